@@ -15,7 +15,7 @@ from zse.formats.convert import convert
 from zse.formats.opening import open_model
 from zse.formats.source import rope_row_order
 from zse.models import registry
-from zse.models.load import Copy, load_model, merge, plan_model
+from zse.models.load import FileCopy, load_model, merge, plan_model
 from zse.quant.pack import bf16_to_f32, dequantize_fp8, e4m3_to_f32, unpack, unpack_dense
 from zse.runtime.cpu import CPUDevice
 from zse.tensor import Tensor
@@ -200,7 +200,7 @@ def test_merge_joins_neighbours_only():
     one, two = File(3), File(4)
 
     def copy(at, nbytes, source):
-        return Copy(Tensor(None, (nbytes,), "u8", at), source, "t")
+        return FileCopy(Tensor(None, (nbytes,), "u8", at), source, "t")
 
     def spans(copies):
         return [(job.fd, job.offset, job.args[0].offset, job.nbytes) for job in merge(copies)]

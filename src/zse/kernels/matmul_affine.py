@@ -227,15 +227,15 @@ def multiply_pass(p, planes, tile, first_part, groups, token, token_last, TOKENS
 def matmul_int8(p: Int8Product):
     """A grid block is (tile, group of TOKENS_PER_BLOCK tokens). Tokens that are left take passes of half as many where they fit."""
     tile = zl.block_index(0)
-    tokens = block_tokens(p.tokens)
+    token_first, token_last = block_tokens(p.tokens)
     groups = p.blocks * 2 if p.GROUP == 16 else p.blocks if p.GROUP == 32 else p.blocks // p.group_blocks
     planes = tile_planes(p, tile, groups)
     for first_part in range(0, TILE // zl.target.lanes, p.PARTS):
-        for token in range(tokens.first, tokens.last, p.TOKENS):
-            if p.TOKENS > 1 and tokens.last - token <= p.TOKENS // 2:
-                multiply_pass(p, planes, tile, first_part, groups, token, tokens.last, max(p.TOKENS // 2, 1))
+        for token in range(token_first, token_last, p.TOKENS):
+            if p.TOKENS > 1 and token_last - token <= p.TOKENS // 2:
+                multiply_pass(p, planes, tile, first_part, groups, token, token_last, max(p.TOKENS // 2, 1))
             else:
-                multiply_pass(p, planes, tile, first_part, groups, token, tokens.last, p.TOKENS)
+                multiply_pass(p, planes, tile, first_part, groups, token, token_last, p.TOKENS)
 
 
 class F32Product(zl.Record):
@@ -295,7 +295,7 @@ def matmul_f32(p: F32Product):
     """f32 activations: every weight is dequantized once per TOKENS tokens, then multiplied in f32. A grid block is as matmul_int8's."""
     lanes, TOKENS = zl.target.lanes, p.TOKENS
     tile = zl.block_index(0)
-    tokens = block_tokens(p.tokens)
+    token_first, token_last = block_tokens(p.tokens)
     planes = tile_planes(p, tile, p.blocks * 2 if p.HALVES == 2 else p.blocks // p.group_blocks)
     # Independent sums hide the latency of a multiply-add where one token gives one chain only: two over k (even, odd) where a
     # register is a tile, else the tile's parts side by side. How many sums over k there are must not depend on TOKENS: a
@@ -304,8 +304,8 @@ def matmul_f32(p: F32Product):
     parts_at_once = TILE // lanes if TOKENS == 1 else 1
     for first_part in range(0, TILE // lanes, parts_at_once):
         parts = [first_part + i for i in zl.static(range(parts_at_once))]
-        for token in range(tokens.first, tokens.last, TOKENS):
-            at = [min(token + t, tokens.last - 1) for t in zl.static(range(TOKENS))]
+        for token in range(token_first, token_last, TOKENS):
+            at = [min(token + t, token_last - 1) for t in zl.static(range(TOKENS))]
             a_rows = [p.a + at[t] * (p.blocks * 32) for t in zl.static(range(TOKENS))]
             acc = [zl.f32.x(lanes)(0) for _ in zl.static(range(parts_at_once * TOKENS * chains))]
             for block in range(p.blocks):
@@ -319,7 +319,7 @@ def matmul_f32(p: F32Product):
                                 i = (place * TOKENS + t) * chains + k % chains
                                 acc[i] = zl.fma(w, zl.f32.x(lanes)(a_rows[t][block * 32 + k]), acc[i])
             for t in zl.static(range(TOKENS)):
-                if token + t < tokens.last:
+                if token + t < token_last:
                     for place, part in enumerate(parts):
                         first = (place * TOKENS + t) * chains
                         total = acc[first] + acc[first + 1] if chains == 2 else acc[first]

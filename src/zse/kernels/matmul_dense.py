@@ -30,11 +30,11 @@ def matmul_dense(p: DenseProduct):
     """A grid block is (tile, group of TOKENS_PER_BLOCK tokens)."""
     lanes, TOKENS, UNROLL = zl.target.lanes, p.TOKENS, p.UNROLL
     tile = zl.block_index(0)
-    tokens = block_tokens(p.tokens)
+    token_first, token_last = block_tokens(p.tokens)
     w_tile = p.w + tile * p.width * TILE
     for part in range(TILE // lanes):
-        for token in range(tokens.first, tokens.last, TOKENS):
-            at = [min(token + t, tokens.last - 1) for t in zl.static(range(TOKENS))]
+        for token in range(token_first, token_last, TOKENS):
+            at = [min(token + t, token_last - 1) for t in zl.static(range(TOKENS))]
             a_rows = [p.a + at[t] * p.width for t in zl.static(range(TOKENS))]
             acc = [zl.f32.x(lanes)(0) for _ in zl.static(range(UNROLL * TOKENS))]
             main = p.width // UNROLL * UNROLL
@@ -49,7 +49,7 @@ def matmul_dense(p: DenseProduct):
                 for t in zl.static(range(TOKENS)):
                     acc[t] = zl.fma(column, zl.f32.x(lanes)(a_rows[t][k]), acc[t])
             for t in zl.static(range(TOKENS)):
-                if token + t < tokens.last:
+                if token + t < token_last:
                     total = acc[t]
                     for u in zl.static(range(1, UNROLL)):
                         total = total + acc[u * TOKENS + t]

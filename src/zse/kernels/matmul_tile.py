@@ -1,24 +1,16 @@
 """What all products of a CPU share: a block computes one tile of 16 rows for up to TOKENS_PER_BLOCK tokens."""
 
-from typing import Any, NamedTuple
-
 from zse import kernel as zl
 
 TILE = 16  # rows of a tile, the r16 layout's
 TOKENS_PER_BLOCK = 64  # 64 tokens * 2,048 bytes of int8 activations stay in a 256 KiB L2 while a column of tiles passes
 
 
-class Tokens(NamedTuple):
-    """A block's tokens in a kernel: first .. last - 1."""
-
-    first: Any
-    last: Any
-
-
 @zl.inline
 def block_tokens(tokens):
+    """(first, behind the last) token of this block."""
     first = zl.block_index(1) * TOKENS_PER_BLOCK
-    return Tokens(first, min(first + TOKENS_PER_BLOCK, tokens))
+    return first, min(first + TOKENS_PER_BLOCK, tokens)
 
 
 @zl.inline

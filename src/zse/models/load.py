@@ -21,9 +21,9 @@ from zse.kernels.repack import vector_job, weight_jobs
 from zse.lazy import logging
 from zse.models import quantize_load, registry
 from zse.models.weight_plan import (
+    FileTensor,
     MatrixPlan,
     ModelPlan,
-    Part,
     VectorPlan,
     place,
     plan_model,
@@ -36,7 +36,7 @@ from zse.runtime.load import LoadJob
 from zse.runtime.opening import open_device
 from zse.tensor import Tensor, Weight
 
-__all__ = ["Copy", "Model", "load_model", "merge", "place", "plan_model", "read_config", "require_memory"]
+__all__ = ["FileCopy", "Model", "load_model", "merge", "place", "plan_model", "read_config", "require_memory"]
 MERGE_GAP = 256  # bytes of padding between two copies that may be copied with them: no plane fits in
 
 
@@ -105,7 +105,7 @@ def load_model(device, plan: ModelPlan, *, max_memory: int | None = None, start:
     return model
 
 
-class Copy(NamedTuple):
+class FileCopy(NamedTuple):
     """Bytes that go from the file to `destination` (a u8 Tensor) as they are; source None: written otherwise."""
 
     destination: Tensor
@@ -141,7 +141,7 @@ class Loader:
 
     def load_cpu(self):
         jobs: list[LoadJob] = []
-        for_numpy: list[tuple[Part, MatrixPlan, Weight]] = []
+        for_numpy: list[tuple[FileTensor, MatrixPlan, Weight]] = []
         for vector in self.plan.vectors:
             jobs += self._vector_jobs(vector)
         for matrix in self.plan.matrices:
@@ -168,7 +168,7 @@ class Loader:
     def _matrix_jobs(self, matrix: MatrixPlan, weight: Weight):
         """(jobs of the load threads, parts that NumPy has to convert) of a matrix in host memory."""
         jobs: list[LoadJob] = []
-        for_numpy: list[tuple[Part, MatrixPlan, Weight]] = []
+        for_numpy: list[tuple[FileTensor, MatrixPlan, Weight]] = []
         for part in matrix.parts:
             info = part.info
             if self._is_stored(part, matrix):
@@ -179,14 +179,14 @@ class Loader:
                 for_numpy.append((part, matrix, weight))
         return jobs, for_numpy
 
-    def _is_permuted(self, part: Part) -> bool:
+    def _is_permuted(self, part: FileTensor) -> bool:
         return bool(self.order and part.role.heads)
 
-    def _order_of(self, part: Part) -> dict:
+    def _order_of(self, part: FileTensor) -> dict:
         """What the repacking kernels take to put the rows of heads in order."""
         return {"order": self.order, "unit": self.plan.config.head_dim} if self._is_permuted(part) else {}
 
-    def _is_stored(self, part: Part, matrix: MatrixPlan) -> bool:
+    def _is_stored(self, part: FileTensor, matrix: MatrixPlan) -> bool:
         """Whether the file holds the tensor's planes as they are in memory, fp8's scales perhaps excepted."""
         info = part.info
         if info.layout != matrix.layout or self._is_permuted(part) or info.scheme != matrix.scheme:
@@ -196,7 +196,7 @@ class Loader:
     # -- on a GPU
 
     def load_gpu(self):
-        copies: list[Copy] = []
+        copies: list[FileCopy] = []
         repacked: list[LoadJob] = []
         small: list[tuple[Tensor, bytes]] = []
         for_numpy: list[MatrixPlan] = []
@@ -208,7 +208,7 @@ class Loader:
             )
             for part in vector.parts:
                 out = Tensor(tensor.buffer, (4 * part.role.shape[0],), "u8", tensor.offset + 4 * part.first)
-                copies.append(Copy(out, (part.info.file, part.info.offset) if as_stored else None, part.info.name))
+                copies.append(FileCopy(out, (part.info.file, part.info.offset) if as_stored else None, part.info.name))
             if not as_stored:
                 repacked += self._vector_jobs(vector)
         for matrix in self.plan.matrices:
@@ -228,7 +228,7 @@ class Loader:
                 else:
                     repacked += jobs
                 copies += [
-                    Copy(Tensor(plane.buffer, (plane.nbytes,), "u8", plane.offset), None, matrix.name)
+                    FileCopy(Tensor(plane.buffer, (plane.nbytes,), "u8", plane.offset), None, matrix.name)
                     for plane in weight.planes.values()
                 ]
         loading = self.device.load([*repacked, *merge(copies)])
@@ -275,13 +275,13 @@ class Loader:
 LOADS = {"cpu": Loader.load_cpu, "gpu": Loader.load_gpu}
 
 
-def _plane_copies(part: Part, matrix: MatrixPlan, weight: Weight) -> Iterator[Copy]:
-    """A Copy for each plane of a tensor that is stored as planes, or as plain rows."""
+def _plane_copies(part: FileTensor, matrix: MatrixPlan, weight: Weight) -> Iterator[FileCopy]:
+    """A FileCopy for each plane of a tensor that is stored as planes, or as plain rows."""
     for stored, file, offset in part.info.placed():
-        yield Copy(_inside(part, matrix, weight, stored.name, stored.nbytes), (file, offset), part.info.name)
+        yield FileCopy(_inside(part, matrix, weight, stored.name, stored.nbytes), (file, offset), part.info.name)
 
 
-def _inside(part: Part, matrix: MatrixPlan, weight: Weight, name: str, nbytes: int) -> Tensor:
+def _inside(part: FileTensor, matrix: MatrixPlan, weight: Weight, name: str, nbytes: int) -> Tensor:
     """Where `nbytes` of the part's plane lie in that of the whole matrix."""
     plane = next(plane for plane in matrix.planes if plane.name == name)
     line_bytes = plane.nbytes // plane.shape[0]
@@ -289,10 +289,10 @@ def _inside(part: Part, matrix: MatrixPlan, weight: Weight, name: str, nbytes: i
     return Tensor(weight.planes[name].buffer, (nbytes,), "u8", at)
 
 
-def merge(copies: list[Copy]) -> list[LoadJob]:
+def merge(copies: list[FileCopy]) -> list[LoadJob]:
     """As few jobs as there can be: neighbours in memory that are as far apart in the file become one."""
     jobs: list[LoadJob] = []
-    previous: Copy | None = None
+    previous: FileCopy | None = None
     for copy in sorted(copies, key=lambda copy: copy.destination.offset):
         if copy.source is not None:
             file, offset = copy.source
@@ -313,21 +313,21 @@ def merge(copies: list[Copy]) -> list[LoadJob]:
 
 
 def _fp8_part(
-    part: Part, matrix: MatrixPlan, weight: Weight, copies: list[Copy], small: list[tuple[Tensor, bytes]]
+    part: FileTensor, matrix: MatrixPlan, weight: Weight, copies: list[FileCopy], small: list[tuple[Tensor, bytes]]
 ) -> None:
     """The e4m3 numbers as they lie; the scales, where they are not f32 for each row, are made here."""
     info = part.info
     stored = {plane.name: (plane, file, offset) for plane, file, offset in info.placed()}
     plane, file, offset = stored["w"]
-    copies.append(Copy(_inside(part, matrix, weight, "w", plane.nbytes), (file, offset), info.name))
+    copies.append(FileCopy(_inside(part, matrix, weight, "w", plane.nbytes), (file, offset), info.name))
     plane, file, offset = stored["scale"]
     type = info.parts["scale"].type if info.parts is not None else "F32"
     needed = next(p for p in matrix.scheme.planes(*info.shape, matrix.layout) if p.name == "scale")
     destination = _inside(part, matrix, weight, "scale", needed.nbytes)
     if type == "F32" and info.scheme == matrix.scheme:
-        copies.append(Copy(destination, (file, offset), info.name))
+        copies.append(FileCopy(destination, (file, offset), info.name))
         return
-    copies.append(Copy(destination, None, info.name))
+    copies.append(FileCopy(destination, None, info.name))
     values = _as_f32(file.read(offset, plane.nbytes // (1 if type == "F32" else 2), info.name), type)
     if info.scheme == Fp8Scheme("tensor"):
         values = values * needed.shape[0]  # array repeated: every row has the one scale

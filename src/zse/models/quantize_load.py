@@ -14,7 +14,7 @@ CHUNK_ELEMENTS = 1 << 20  # at once and thread: about 30 MB with all temporaries
 
 
 def fill_parts(plan, parts, threads: int | None = None) -> None:
-    """Fill what is written to host memory. plan: zse.models.load.ModelPlan; parts: [(Part, MatrixPlan, Weight)], where
+    """Fill what is written to host memory. plan: zse.models.load.ModelPlan; parts: [(FileTensor, MatrixPlan, Weight)], where
     the Weight's planes lie in memory that has a view(). FormatError names the tensor that cannot be had."""
     dim = plan.config.head_dim
     head_order = rope_row_order(1, dim, plan.config.rope.dims(dim))

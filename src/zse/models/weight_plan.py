@@ -31,7 +31,7 @@ LOAD_GROUPS = {"cpu": None, "gpu": 128}
 FUSED: dict[str, tuple[str, ...]] = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
 
-class Part(NamedTuple):
+class FileTensor(NamedTuple):
     """One tensor of the file and the rows (elements of a vector) of its matrix that it fills, from `first` on."""
 
     role: names.Role
@@ -45,7 +45,7 @@ class MatrixPlan(NamedTuple):
     name: str
     shape: tuple[int, int]
     scheme: Scheme
-    parts: tuple[Part, ...]
+    parts: tuple[FileTensor, ...]
     layout: str = LAYOUT
 
     @property
@@ -58,7 +58,7 @@ class VectorPlan(NamedTuple):
 
     name: str
     size: int
-    parts: tuple[Part, ...]
+    parts: tuple[FileTensor, ...]
 
 
 class ModelPlan(NamedTuple):
@@ -116,7 +116,7 @@ def plan_model(source: ModelSource, *, quantize: str | None = None, family: str 
     family_of_model = registry.architecture(config.architecture)
     prefix = names.hf_prefix(source.path, source.tensors) if source.naming == "hf" else ""
     schemes: dict[str, Scheme] = {}
-    parts: dict[str, Part] = {}
+    parts: dict[str, FileTensor] = {}
     for role in family_of_model.roles(config):
         gguf = source.naming == "gguf"
         name = family_of_model.gguf_name(role.name) if gguf else family_of_model.hf_name(role.name, prefix)
@@ -127,7 +127,7 @@ def plan_model(source: ModelSource, *, quantize: str | None = None, family: str 
             raise FormatError(
                 source.path, info.offset, name, f"has shape {list(info.shape)}, expected {list(role.shape)}"
             )
-        parts[role.name] = Part(role, info, 0)
+        parts[role.name] = FileTensor(role, info, 0)
         if role.kind == "matrix":
             schemes[role.name] = _scheme(role, info, config, policy, family)
         elif info.type not in DENSE_TYPES:
@@ -167,7 +167,7 @@ def _scheme(role: names.Role, info: TensorInfo, config: ModelConfig, policy, fam
 
 
 def _fuse(
-    config: ModelConfig, parts: dict[str, Part], schemes: dict[str, Scheme], family: str
+    config: ModelConfig, parts: dict[str, FileTensor], schemes: dict[str, Scheme], family: str
 ) -> tuple[list[MatrixPlan], list[VectorPlan]]:
     """Matrices and vectors in execution order, with q, k, v and gate, up joined where they can be."""
     member_of: dict[str, tuple[str, list[str]]] = {}  # role → what it is joined into, and all roles of that
