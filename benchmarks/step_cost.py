@@ -113,8 +113,8 @@ def run(scheduler, runner, rows: int, steps: int, prompt_tokens: int = 0) -> Clo
         now += 0.01
         if (
             warm_up
-            and scheduler.num_waiting == 0
-            and all(len(request.tokens) > request.prompt_len + 20 for request in scheduler.running())
+            and scheduler.queue.num_waiting == 0
+            and all(len(request.tokens) > request.prompt_len + 20 for request in scheduler.running)
         ):
             warm_up, clock = False, Clock()
             gc.collect()
@@ -151,13 +151,13 @@ def turns(scheduler, runner, count: int = 20) -> dict[str, float]:
     clock = Clock()
     clock.parts = times
     for number in range(count):
-        request = scheduler.running()[number % scheduler.num_running]
+        request = scheduler.running[number % len(scheduler.running)]
         prompt = request.tokens.tolist()
         clock.time("end", lambda id=request.id: scheduler.cancel(id))
         id = 1_000_000 + number
         scheduler.submit(id, prompt, SamplingParams(max_tokens=200, ignore_eos=True), seed=id)
         batch = clock.time("admit", scheduler.schedule)
-        if scheduler.request(id).computed_len < len(prompt) - 1:
+        if scheduler.requests.get(id).computed_len < len(prompt) - 1:
             raise SystemExit("the next turn was not found in the cache")
         sampler = clock.time("table", lambda batch=batch: runner.fill(batch)).sampler
         scheduler.commit(batch, sampler.read())

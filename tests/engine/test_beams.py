@@ -151,7 +151,7 @@ def test_beside_requests_and_cancelled(engine_of, ahead):
     engine.submit(9, prompt(40), beams)
     engine.step()
     engine.close()
-    assert not engine.feature("beams")._searches and not engine.scheduler.has_work
+    assert not engine.feature("beams")._searches and not engine.scheduler.requests
 
 
 def test_refusals_and_failures(engine_of, tmp_path):

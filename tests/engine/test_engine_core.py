@@ -131,7 +131,7 @@ def test_seeds_are_given_or_drawn():
     engine = make_engine()
     for id, seed in enumerate((7, -1, None, None)):
         engine.submit(id, [1], SamplingParams(max_tokens=1, seed=seed))
-    given, negative, first, second = (engine.scheduler.request(id).seed for id in range(4))
+    given, negative, first, second = (engine.scheduler.requests.get(id).seed for id in range(4))
     assert given == 7 and negative == 2**64 - 1 and first != second
 
 

@@ -205,7 +205,7 @@ def test_a_job_that_gives_numbers_that_are_not_finite_fails_alone(engine_of, tmp
 
 def test_refusals():
     engine = make_engine(max_waiting=2)
-    engine.scheduler.admission.admit_job = lambda count, job: None
+    engine.scheduler.life.admit_job = lambda count, job: None
     for ids, ask, code in (
         ([], Ask("mean"), "invalid_value"),
         ([COUNTED], Ask("mean"), "invalid_token_id"),
@@ -233,7 +233,7 @@ def test_a_deadline_that_passes_in_the_queue():
     now = [0.0]
     engine = make_engine()
     engine.clock = lambda: now[0]
-    engine.scheduler.admission.admit_job = lambda count, job: None
+    engine.scheduler.life.admit_job = lambda count, job: None
     engine.submit(1, [1], Ask("mean"), RequestOptions(deadline_ms=100))
     engine.step()
     assert engine.take_completed() == []
@@ -261,7 +261,7 @@ def test_a_flood_of_one_tenant_does_not_keep_back_anothers_job(engine_of):
         order += [job.id for job in engine.take_completed()]
         assert engine.feature("jobs").check_integrity() == []
     assert sorted(order) == list(range(31)) and order.index(30) < 12
-    assert not engine.scheduler.life.tenants
+    assert not engine.scheduler.queue.tenants
 
 
 def test_a_long_job_leaves_room_in_a_chunk_for_another_tenant():

@@ -102,7 +102,7 @@ def test_choices_and_forks_say_the_same(engine_of, size, ahead):
     said = Said(engine)
     while len(said.tokens.get(0, ())) < 8:
         said.step()
-    known = engine.scheduler.request(0).tokens.tolist()
+    known = engine.scheduler.requests.get(0).tokens.tolist()
     begins = [(None, ()), (len(known) - 1, (5,)), (151, (6, 7))]
     for id, (length, append) in enumerate(begins, 1):
         engine.scheduler.fork(0, id, seed=id, length=length, append=append)

@@ -168,7 +168,7 @@ def test_rows_of_a_whole_context_each_say_the_same(engine_of):
         engine.submit(id, tokens, params)
     said = Said(engine)
     said.step()
-    assert engine.scheduler.num_running == 2  # of seven pages each
+    assert len(engine.scheduler.running) == 2  # of seven pages each
     assert said.drain().tokens == expected.tokens and set(said.cached.values()) == {0}
     counters = engine.counters()
     assert counters["preemptions"] == 0 == counters["reserved_pages"] and "prefix_hits" not in counters
@@ -203,7 +203,7 @@ def test_forks_go_on_from_where_their_source_is(engine_of, prefix_cache):
     said = Said(engine)
     while len(said.tokens.get(0, ())) < 8:
         said.step()
-    known = engine.scheduler.request(0).tokens.tolist()
+    known = engine.scheduler.requests.get(0).tokens.tolist()
     for id, (length, append) in enumerate([(None, ()), (len(known) - 1, (5,)), (40, (6, 7))], 1):
         engine.scheduler.fork(0, id, seed=id, length=length, append=append)
     computed = engine.scheduler.counters.scheduled_tokens

@@ -256,7 +256,7 @@ def test_masks_between_the_forward_and_the_sampler(kept_kernels, tmp_path):
         for id in ids:
             options = RequestOptions(structure=Structure(kind="text")) if id == 1 else RequestOptions()
             scheduler.submit(id, prompt, params, seed=1, options=options)
-        while scheduler.has_work:
+        while scheduler.requests:
             for output in engine.step():
                 replies[output.id] += output.tokens
         return replies

@@ -36,9 +36,8 @@ from zse.cache.pages import BLOCK, HostPool, PageAllocator
 from zse.cache.prefix import PrefixCache
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
-from zse.scheduler.admission import MAX_PREEMPTIONS
 from zse.scheduler.batch import Batch, Output
-from zse.scheduler.lifecycle import MAX_RECOMPUTED
+from zse.scheduler.lifecycle import MAX_PREEMPTIONS, MAX_RECOMPUTED
 from zse.scheduler.options import RequestOptions, SchedulingPolicy
 from zse.scheduler.scheduler import Scheduler
 
@@ -273,10 +272,10 @@ class Simulation:
         if self.num_checks % self.checks_every == 0:
             assert scheduler.check_integrity() == []
         assert self.flight or not scheduler.life.retired, "what was cancelled is held although nothing is in flight"
-        assert len(scheduler.running()) <= self.max_rows
+        assert len(scheduler.running) <= self.max_rows
         # A pinned request's windowed pages come as it goes on: one that is refused for no reason can cost it its row again.
         most = MAX_PREEMPTIONS + (self.allocator.num_refused if scheduler.cache.num_groups > 1 else 0)
-        for request in scheduler.running():
+        for request in scheduler.running:
             if request.preemptions >= MAX_PREEMPTIONS:
                 assert request.preemptions <= most and request.is_pinned, (
                     f"{request} was preempted {request.preemptions} times and is not pinned"
@@ -301,7 +300,7 @@ class Simulation:
 
     def inspect(self, batch: Batch) -> None:
         """What must be true of a batch beside what the device sees."""
-        assert batch.num_tokens == sum(entry.count for entry in batch.entries) <= self.scheduler.max_tokens
+        assert batch.num_tokens == sum(entry.count for entry in batch.entries) <= self.scheduler.budget.max_tokens
         assert batch.num_samples == sum(entry.samples for entry in batch.entries)
         requests = {entry.request for entry in batch.entries}
         assert len(requests) == len(batch.entries), "a request stands twice in a batch"
@@ -320,7 +319,7 @@ class Simulation:
                     )
 
     def submit(self) -> None:
-        rng, chunk, page = self.rng, self.scheduler.max_tokens, self.page_size
+        rng, chunk, page = self.rng, self.scheduler.budget.max_tokens, self.page_size
         length = rng.choice(
             (
                 1,
@@ -374,7 +373,7 @@ class Simulation:
         if options.deadline_ms is not None:
             self.deadlines[id] = self.scheduler.life.now + options.deadline_ms / 1000
         if rng.random() < 0.1:
-            self.scheduler.request(id).stepwise = True
+            self.scheduler.requests.get(id).stepwise = True
 
     def cancel(self) -> None:
         rng = self.rng
@@ -386,11 +385,11 @@ class Simulation:
             self.ended[id] = "cancelled"
         ignored = self.scheduler.counters.ignored_cancels
         assert self.scheduler.cancel(id) is False and self.scheduler.counters.ignored_cancels == ignored + 1
-        assert self.scheduler.request(id) is None and id not in self.scheduler.cache.tables
+        assert self.scheduler.requests.get(id) is None and id not in self.scheduler.cache.tables
 
     def preempt(self) -> None:
         """As when another request needs its pages."""
-        running = [request for request in self.scheduler.running() if not request.is_pinned]
+        running = [request for request in self.scheduler.running if not request.is_pinned]
         if running and not self.flight:
             self.scheduler.life.preempt(self.rng.choice(running))
             self.num_preempted += 1
@@ -399,7 +398,7 @@ class Simulation:
         """Deadlines that passed before their requests ran end these, and no others."""
         now = max(self.now, self.scheduler.life.now)
         for id in list(self.deadlines):
-            request = self.scheduler.request(id)
+            request = self.scheduler.requests.get(id)
             if request is None or request.residency:
                 del self.deadlines[id]
         late = {id for id, deadline_at in self.deadlines.items() if deadline_at < now}
@@ -422,7 +421,7 @@ class Simulation:
         live = [id for id in self.expected if id not in self.ended]
         if not live:
             return
-        request = scheduler.request(rng.choice(live))
+        request = scheduler.requests.get(rng.choice(live))
         length = rng.randint(request.prompt_len, len(request.tokens))
         append = tuple(rng.randrange(VOCAB) for _ in range(rng.choice((0, 0, 1, 2))))
         if length + len(append) >= request.max_len:
@@ -462,9 +461,8 @@ class Simulation:
         if self.rng.random() < self.ahead_rate:
             self.num_ahead += self.submit_step(nan_rate)
         batch, sampled = self.flight.pop(0)
-        self.scheduler.observe(batch, self.rng.random() / 10)
         cached = {entry.request.id: entry.request.cached_len for entry in batch.entries}
-        for output in self.scheduler.commit(batch, sampled):
+        for output in self.scheduler.commit(batch, sampled, self.rng.random() / 10):
             self.take(output, cached[output.id])
         self.check()
         return True
@@ -523,7 +521,7 @@ class Simulation:
         scheduler = self.scheduler
         self.checks_every = 1
         assert set(self.ended) == set(self.expected), "a request never ended"
-        assert not scheduler.has_work and scheduler.num_running == scheduler.num_waiting == 0
+        assert not scheduler.requests and len(scheduler.running) == scheduler.queue.num_waiting == 0
         assert self.allocator.num_free == self.num_pages and not scheduler.cache.tables
         scheduler.cache.clear()
         assert scheduler.cache.host.num_free == scheduler.cache.host.num_slots

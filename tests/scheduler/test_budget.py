@@ -2,11 +2,12 @@
 
 import random
 from array import array
+from types import SimpleNamespace
 
 import pytest
 from test_scheduler import greedy, make
 
-from zse.scheduler.budget import ChunkBudget
+from zse.scheduler.budget import StepBudget
 from zse.scheduler.options import SchedulingPolicy
 
 
@@ -25,19 +26,34 @@ def walk(machine, ratio=3.0, rows=4, prompt=4096, context_cost=0.0, noise=0.0):
         num_prompt = batch.num_tokens - batch.num_decode
         done = max((entry.start for entry in batch.entries[batch.num_decode :]), default=0)
         seconds = machine(batch.num_decode, num_prompt) + context_cost * num_prompt * done
-        scheduler.observe(batch, seconds * (1 + noise * rng.random()))
-        scheduler.commit(batch, [(1, None)] * batch.num_samples)
+        scheduler.commit(batch, [(1, None)] * batch.num_samples, seconds * (1 + noise * rng.random()))
         return seconds
 
     for _ in range(50):
         idle = step()
     scheduler.submit(9, [2] * prompt, greedy(9), seed=9)
     times = []
-    while scheduler.request(9) is None or scheduler.request(9).computed_len < prompt:
+    while scheduler.requests.get(9) is None or scheduler.requests.get(9).computed_len < prompt:
         times.append(step())
     chunks = range(0, prompt, 256)
     alone = sum(machine(0, 256) + context_cost * 256 * start for start in chunks)
     return sorted(times)[int(0.99 * len(times))] / idle, sum(times) / alone
+
+
+DEFAULT = 77  # prompt tokens of a step beside four replies, before times are measured
+
+
+def beside_replies(default):
+    return StepBudget(max_tokens=256, mixed_tokens=4 + default, max_rows=8, ratio=3.0)
+
+
+def observe(budget, num_decode, num_prompt, seconds, num_drafts=0):
+    """A step that decoded so many rows, with so many drafts, beside so many prompt tokens took `seconds`."""
+    lines = num_decode + num_drafts
+    budget.observe(
+        SimpleNamespace(num_decode=lines, num_drafts=num_drafts, num_tokens=lines + num_prompt, num_samples=lines),
+        seconds,
+    )
 
 
 def linear(num_decode, num_prompt):
@@ -63,8 +79,8 @@ def test_replies_and_the_prompt_share_the_machine_as_the_ratio_says(machine, con
 
 def test_nobody_decodes_full_chunks():
     scheduler = make(max_tokens=64, num_pages=100, policy=SchedulingPolicy(mixed_ratio=3.0))
-    scheduler.budget.chunks.observe(2, 0, 0.001)
-    scheduler.budget.chunks.observe(2, 8, 0.1)
+    observe(scheduler.budget, 2, 0, 0.001)
+    observe(scheduler.budget, 2, 8, 0.1)
     scheduler.submit(1, [1] * 150, greedy(2), seed=0)
     for count in (64, 64, 22):
         batch = scheduler.schedule()
@@ -76,40 +92,40 @@ def test_nobody_decodes_full_chunks():
 
 
 def test_one_late_step_changes_little():
-    budget = ChunkBudget(3.0)
+    budget = beside_replies(DEFAULT)
     for _ in range(30):
-        budget.observe(4, 0, 0.010)
+        observe(budget, 4, 0, 0.010)
     for _ in range(10):
-        budget.observe(4, 20, 0.030)
-    assert budget.tokens(4, 99) == 20
-    budget.observe(4, 0, 1.0)
-    assert 20 <= budget.tokens(4, 99) <= 30
-    budget.observe(4, 20, 1.0)
-    assert budget.tokens(4, 99) >= 8
+        observe(budget, 4, 20, 0.030)
+    assert budget.prefill(4) == 20
+    observe(budget, 4, 0, 1.0)
+    assert 20 <= budget.prefill(4) <= 30
+    observe(budget, 4, 20, 1.0)
+    assert budget.prefill(4) >= 8
 
 
 def test_replies_wait_as_for_their_slow_steps():
     """Steps with drafts, and every fifth step that something held up, are what the bound is a multiple of."""
-    even, drafting, uneven = ChunkBudget(3.0), ChunkBudget(3.0), ChunkBudget(3.0)
+    even, drafting, uneven = (beside_replies(DEFAULT) for _ in range(3))
     for number in range(300):
-        even.observe(4, 0, 0.010)
-        drafting.observe(4, 0, 0.010 if number < 20 else 0.030, num_drafts=0 if number < 20 else 20)
-        uneven.observe(4, 0, 0.010 if number % 5 else 0.020)
+        observe(even, 4, 0, 0.010)
+        observe(drafting, 4, 0, 0.010 if number < 20 else 0.030, num_drafts=0 if number < 20 else 20)
+        observe(uneven, 4, 0, 0.010 if number % 5 else 0.020)
     for budget in (even, drafting, uneven):
         for _ in range(10):
-            budget.observe(4, 20, 0.030)
-    assert even.tokens(4, 99) == 20
-    assert 78 <= drafting.tokens(4, 99) <= 80
-    assert 25 <= uneven.tokens(4, 99) <= 40
+            observe(budget, 4, 20, 0.030)
+    assert even.prefill(4) == 20
+    assert 78 <= drafting.prefill(4) <= 80
+    assert 25 <= uneven.prefill(4) <= 40
 
 
 def test_what_is_not_measured_yet_is_the_default():
-    budget = ChunkBudget(3.0)
-    assert budget.tokens(4, 77) == 77
-    budget.observe(4, 0, 0.010)
-    assert budget.tokens(4, 77) == 77
-    budget.observe(0, 100, 0.100)  # a prompt alone: a first guess at what a token costs
-    assert budget.tokens(4, 77) == 20 and budget.tokens(100, 77) == 20
+    budget = beside_replies(DEFAULT)
+    assert budget.prefill(4) == DEFAULT
+    observe(budget, 4, 0, 0.010)
+    assert budget.prefill(4) == DEFAULT
+    observe(budget, 0, 100, 0.100)  # a prompt alone: a first guess at what a token costs
+    assert budget.prefill(4) == 20 and budget.prefill(100) == 20
 
 
 def test_prompts_come_before_drafts():
@@ -130,8 +146,9 @@ def test_prompts_come_before_drafts():
             scheduler.submit(9, [2] * 4096, greedy(9), seed=9)
             assert scheduler.prompts_share_time()
         batch = scheduler.schedule()
-        scheduler.observe(batch, linear(batch.num_decode, batch.num_tokens - batch.num_decode))
-        scheduler.commit(batch, [(1, None)] * batch.num_samples)
+        scheduler.commit(
+            batch, [(1, None)] * batch.num_samples, linear(batch.num_decode, batch.num_tokens - batch.num_decode)
+        )
         sizes.append(batch.num_tokens)
     assert scheduler.prompts_share_time()
     assert set(sizes[80:]) <= {19, 20}  # 3 x 8 ms: 16 prompt tokens fit
@@ -156,9 +173,10 @@ def test_steps_with_drafts_are_what_replies_waited_for():
         if number == 200:
             scheduler.submit(9, [2] * 4096, greedy(9), seed=9)
         batch = scheduler.schedule()
-        scheduler.observe(batch, linear(batch.num_decode, batch.num_tokens - batch.num_decode))
-        scheduler.commit(batch, [(1, None)] * batch.num_samples)
+        scheduler.commit(
+            batch, [(1, None)] * batch.num_samples, linear(batch.num_decode, batch.num_tokens - batch.num_decode)
+        )
         sizes.append(batch.num_tokens)
-    assert sizes[100] == 20 and scheduler.budget.chunks.token_s == pytest.approx(0.001, rel=0.02)
+    assert sizes[100] == 20 and scheduler.budget.token_s == pytest.approx(0.001, rel=0.02)
     # 3 x 24 ms, of which the replies without drafts take 8 and a prompt token one.
     assert set(sizes[-40:]) <= {67, 68}

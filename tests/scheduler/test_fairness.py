@@ -28,8 +28,7 @@ def latencies(flood, max_rows=16, weight=1.0, **policy):
         while batch := scheduler.schedule(now):
             seconds = machine(batch.num_decode, batch.num_tokens - batch.num_decode)
             now += seconds
-            scheduler.observe(batch, seconds)
-            scheduler.commit(batch, [(1, None)] * batch.num_samples)
+            scheduler.commit(batch, [(1, None)] * batch.num_samples, seconds)
     for id in range(flood):
         scheduler.submit(1000 + id, [1] * 64, greedy(100), seed=0, now=now, options=RequestOptions(tenant="a"))
     start = now + (5.0 if flood else 0.0)  # the first chunks of the flood are over
@@ -43,8 +42,7 @@ def latencies(flood, max_rows=16, weight=1.0, **policy):
             continue
         seconds = machine(batch.num_decode, batch.num_tokens - batch.num_decode)
         now += seconds
-        scheduler.observe(batch, seconds)
-        for output in scheduler.commit(batch, [(1, None)] * batch.num_samples):
+        for output in scheduler.commit(batch, [(1, None)] * batch.num_samples, seconds):
             flood_tokens += output.id >= 1000
             if output.finish and output.id < 1000:
                 done[output.id] = now - sent[output.id]
@@ -75,6 +73,5 @@ def test_one_tenant_alone_is_never_held_back():
     for id in range(6):
         scheduler.submit(id, [1] * 8, greedy(20), seed=0, options=RequestOptions(tenant="a"))
     while batch := scheduler.schedule():
-        assert scheduler.builder.left_out is None and len(batch.entries) == scheduler.num_running
-        scheduler.observe(batch, 1.0)
-        scheduler.commit(batch, [(1, None)] * batch.num_samples)
+        assert not scheduler.pace.debts and len(batch.entries) == len(scheduler.running)
+        scheduler.commit(batch, [(1, None)] * batch.num_samples, 1.0)

@@ -30,16 +30,16 @@ def first_rows(scheduler, count):
 
 def test_a_tenants_jobs_count_against_its_requests():
     scheduler = make(max_rows=1)
-    tenants, job = scheduler.life.tenants, Job("a")
-    tenants.job_entered(job)
-    tenants.job_started(job, 5000)
+    queue, job = scheduler.queue, Job("a")
+    queue.enter_job(job)
+    queue.start_job(job, 5000)
     for id in range(20):
         submit(scheduler, id, "a" if id < 10 else "b")
     assert first_rows(scheduler, 10) == list(range(10, 20))
-    tenants.job_ended(job, unused=5000)  # cancelled before it ran
-    while scheduler.request(19):
+    queue.end_job(job, unused=5000)  # cancelled before it ran
+    while scheduler.requests.get(19):
         step(scheduler)
-    assert first_rows(scheduler, 1) == [0] and tenants["a"].jobs == 0
+    assert first_rows(scheduler, 1) == [0] and queue.tenants["a"].jobs == 0
 
 
 @pytest.mark.parametrize(("fair_share", "first"), [(True, True), (False, False)])
@@ -47,30 +47,30 @@ def test_a_flood_of_requests_does_not_keep_pages_from_another_tenants_job(fair_s
     scheduler = make(num_pages=4, max_tokens=64, policy=SchedulingPolicy(fair_share=fair_share))
     for id in range(30):
         submit(scheduler, id, "a", prompt_len=2 * PAGE, max_tokens=8)
-    scheduler.admission.check_job([1] * 3 * PAGE)
+    scheduler.limits.check_job([1] * 3 * PAGE)
     job = Job("b", scheduler.num_arrivals)
-    scheduler.life.tenants.job_entered(job)
+    scheduler.queue.enter_job(job)
     for _ in range(60):
         step(scheduler)
-        pages = scheduler.admission.admit_job(3, job)
+        pages = scheduler.life.admit_job(3, job)
         if pages is not None:
             break
     assert (pages is not None) is first
-    assert scheduler.num_waiting > 15
+    assert scheduler.queue.num_waiting > 15
 
 
 def test_a_flood_of_jobs_does_not_keep_pages_from_another_tenants_requests():
     scheduler = make(num_pages=4, max_tokens=64)
     job = Job("a")
-    scheduler.life.tenants.job_entered(job)
-    pages = scheduler.admission.admit_job(3, job)
-    scheduler.life.tenants.job_started(job, 3 * PAGE)
+    scheduler.queue.enter_job(job)
+    pages = scheduler.life.admit_job(3, job)
+    scheduler.queue.start_job(job, 3 * PAGE)
     late = Job("a")
-    scheduler.life.tenants.job_entered(late)
+    scheduler.queue.enter_job(late)
     submit(scheduler, 1, "b", prompt_len=2 * PAGE)
     assert scheduler.schedule() is None
-    assert scheduler.admission.admit_job(1, late) is None  # it came first, but its tenant has had its share
-    scheduler.admission.release_job(job, pages)
+    assert scheduler.life.admit_job(1, late) is None  # it came first, but its tenant has had its share
+    scheduler.life.release_job(job, pages)
     assert step(scheduler)[0][0][0] == 1 and scheduler.check_integrity() == []
 
 
@@ -80,7 +80,7 @@ def times(tenants, steps, step_s, chunk_s):
     for id, (tenant, weight) in enumerate(tenants):
         scheduler.submit(id, [1], greedy(60), seed=0, options=RequestOptions(tenant=tenant, weight=weight))
     job, share_of_jobs = Job("a"), scheduler.job_share
-    scheduler.life.tenants.job_entered(job)
+    scheduler.queue.enter_job(job)
     step(scheduler)
     ran = chunks = longest = gap = 0.0
     for _ in range(steps):
@@ -116,7 +116,7 @@ def test_beside_other_tenants_requests_jobs_have_their_share_of_the_time(tenants
 def test_jobs_run_where_no_step_can():
     scheduler = make()
     submit(scheduler, 1, "b")
-    scheduler.life.tenants.job_entered(Job("a"))
+    scheduler.queue.enter_job(Job("a"))
     share_of_jobs = scheduler.job_share
     share_of_jobs.observe_step(0.01)
     share_of_jobs.observe_chunk(10.0)

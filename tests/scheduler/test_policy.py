@@ -20,7 +20,7 @@ def order(scheduler, steps=200):
     """Ids in the order in which they are admitted."""
     seen = []
     for _ in range(steps):
-        if not scheduler.has_work:
+        if not scheduler.requests:
             return seen
         for row in step(scheduler)[0]:
             if row[0] not in seen:
@@ -70,7 +70,7 @@ def test_a_deadline_that_passes_in_the_queue_ends_the_request_and_one_that_passe
     assert scheduler.expire(1.1) == []
     expired = scheduler.expire(1.2)
     assert [(output.id, output.tokens, output.finish) for output in expired] == [(2, [], "timeout")]
-    assert scheduler.check_integrity() == [] and scheduler.request(2) is None and scheduler.expire(9.0) == []
+    assert scheduler.check_integrity() == [] and scheduler.requests.get(2) is None and scheduler.expire(9.0) == []
     assert order(scheduler) == [1, 3]
     counters = scheduler.counters
     assert (counters.timed_out, counters.deadlines_met, counters.deadlines_missed) == (1, 0, 1)
@@ -91,7 +91,7 @@ def test_tenants_take_turns_whatever_one_of_them_asks():
     submit(scheduler, 10, tenant="b")
     submit(scheduler, 11, tenant="b")
     assert order(scheduler)[:4] == [0, 10, 1, 11]
-    assert not scheduler.life.tenants
+    assert not scheduler.queue.tenants
 
 
 def test_shares_go_by_weight():
@@ -162,7 +162,7 @@ def test_admission_keeps_room_for_the_expected_reply():
         scheduler = make(num_pages=12, max_rows=8, max_tokens=64, policy=SchedulingPolicy(**changes))
         for id in range(30):
             submit(scheduler, id, prompt_len=PAGE - 1, max_tokens=40)
-        while scheduler.has_work:
+        while scheduler.requests:
             step(scheduler)
         return scheduler.counters.preemptions
 
@@ -174,11 +174,11 @@ def test_the_expected_reply_follows_the_replies():
     scheduler = make(num_pages=64, max_rows=8, max_tokens=64)
     for id in range(200):
         submit(scheduler, id, prompt_len=2, max_tokens=3)
-    while scheduler.has_work:
+    while scheduler.requests:
         step(scheduler)
-    assert scheduler.life.lengths.mean < 4
+    assert scheduler.life.mean_reply < 4
     request = submit(scheduler, 300, prompt_len=PAGE, max_tokens=None)
-    assert scheduler.life.lengths.expected(request) == 2 * PAGE  # a page more at least
+    assert scheduler.life.expected_len(request) == 2 * PAGE  # a page more at least
 
 
 def test_a_static_batch_runs_to_its_end_before_the_next():
@@ -186,7 +186,7 @@ def test_a_static_batch_runs_to_its_end_before_the_next():
     for id, tokens in ((1, 1), (2, 5), (3, 3), (4, 2), (5, 2)):
         submit(scheduler, id, max_tokens=tokens)
     rows = []
-    while scheduler.has_work:
+    while scheduler.requests:
         rows.append([row[0] for row in step(scheduler)[0]])
         if len(rows) == 1:
             submit(scheduler, 6, max_tokens=2)
@@ -235,7 +235,7 @@ def test_what_preemption_does(preemption, token_s, page_s, swaps):
     scheduler = make(
         host=HostPool(10), policy=SchedulingPolicy(preemption=preemption, page_transfer_s=page_s, mixed_ratio=3.0)
     )
-    scheduler.budget.chunks.token_s = token_s
+    scheduler.budget.token_s = token_s
     submit(scheduler, 1, prompt_len=30, max_tokens=5)
     step(scheduler)
     scheduler.preempt(1)
@@ -255,7 +255,7 @@ def test_a_swapped_prompt_that_is_not_finite_is_not_cached():
         step(scheduler)
         scheduler.preempt(1)
         assert 1 in scheduler.cache.swapped and scheduler.cache.prefix.num_nodes == 0
-    while scheduler.request(1):
+    while scheduler.requests.get(1):
         batch = scheduler.schedule()
         scheduler.commit(batch, [(-1, None)] * batch.num_samples)
     assert scheduler.counters.failed == 1 and scheduler.cache.prefix.num_nodes == 0

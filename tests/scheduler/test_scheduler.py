@@ -5,7 +5,7 @@ from zse.cache.pages import BLOCK as PAGE
 from zse.cache.prefix import PrefixCache
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
-from zse.scheduler.admission import MAX_PREEMPTIONS
+from zse.scheduler.lifecycle import MAX_PREEMPTIONS
 from zse.scheduler.options import SchedulingPolicy
 from zse.scheduler.scheduler import Scheduler
 
@@ -64,7 +64,7 @@ def test_rows_run_out_first_come_first_served():
     for id in range(4):
         scheduler.submit(id, [1, 2], greedy(2), seed=0)
     assert [row[0] for row in step(scheduler)[0]] == [0, 1]
-    assert (scheduler.num_running, scheduler.num_waiting) == (2, 2)
+    assert (len(scheduler.running), scheduler.queue.num_waiting) == (2, 2)
     _, outputs = step(scheduler)
     assert [(output.id, output.finish) for output in outputs] == [(0, "length"), (1, "length")]
     assert [row[0] for row in step(scheduler)[0]] == [2, 3]
@@ -99,7 +99,7 @@ def test_the_context_limits_an_open_ended_request():
     scheduler = make(max_context=12)
     scheduler.submit(1, [1] * 10, SamplingParams(ignore_eos=True), seed=0)
     finishes = [step(scheduler)[1][0].finish for _ in range(2)]
-    assert finishes == [None, "length"] and not scheduler.has_work
+    assert finishes == [None, "length"] and not scheduler.requests
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_the_context_limit_at_admission(prompt, max_tokens, fits):
     with pytest.raises(RequestError, match=f"context is 12 tokens; the request has {prompt} prompt") as caught:
         scheduler.submit(1, [1] * prompt, params, seed=0)
     assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
-    assert scheduler.counters.refused == 1 and not scheduler.has_work
+    assert scheduler.counters.refused == 1 and not scheduler.requests
 
 
 def test_what_can_never_fit_the_cache_is_refused():
@@ -176,7 +176,7 @@ def test_cancel_frees_everything_at_once_in_every_state(state):
             batch = scheduler.schedule()
     assert scheduler.cancel(1) is (state != "finished")
     assert scheduler.cancel(1) is False
-    assert not scheduler.has_work and scheduler.check_integrity() == []
+    assert not scheduler.requests and scheduler.check_integrity() == []
     if batch:
         assert scheduler.cache.allocator.num_free < 4, "pages in flight must not be reused before the step is over"
         assert scheduler.commit(batch, [(1, None)] * batch.num_samples) == []
@@ -212,13 +212,13 @@ def test_preemption_takes_the_youngest_and_it_comes_back_first():
     scheduler.submit(2, [2] * 15, greedy(30), seed=0)
     scheduler.submit(3, [3] * 10, greedy(1), seed=0)
     step(scheduler)  # 1 and 2 take a page each; one page a running row stays free, so 3 waits
-    assert (scheduler.num_running, scheduler.num_waiting) == (2, 1)
+    assert (len(scheduler.running), scheduler.queue.num_waiting) == (2, 1)
     step(scheduler)  # both fill their page
     ran, _ = step(scheduler)  # 1 takes the last page, 2 must yield
     assert ran == [(1, 16, 1, True)]
-    assert (scheduler.num_running, scheduler.num_waiting) == (1, 2)
-    assert scheduler.request(2).preemptions == 1 and scheduler.request(2).computed_len == 0
-    while scheduler.request(1):
+    assert (len(scheduler.running), scheduler.queue.num_waiting) == (1, 2)
+    assert scheduler.requests.get(2).preemptions == 1 and scheduler.requests.get(2).computed_len == 0
+    while scheduler.requests.get(1):
         step(scheduler)
     assert step(scheduler)[0][0] == (2, 0, 17, True)
 
@@ -232,7 +232,7 @@ def test_after_three_preemptions_a_request_is_pinned():
     step(scheduler)
     assert len(scheduler.cache.table(1)) == 5  # 20 + 60 - 1 tokens
     scheduler.submit(2, [2] * 20, greedy(60), seed=0)
-    while scheduler.request(1):
+    while scheduler.requests.get(1):
         step(scheduler)
     assert scheduler.counters.preemptions > MAX_PREEMPTIONS  # 2 had to yield, 1 no more
 
@@ -245,7 +245,7 @@ def test_a_row_that_is_not_finite_fails_alone():
     first, second = scheduler.commit(batch, [(-1, None), (4, None)])
     assert (first.id, first.tokens, first.finish) == (1, [], "error")
     assert (second.id, second.tokens, second.finish) == (2, [4], None)
-    assert scheduler.request(1) is None and scheduler.check_integrity() == []
+    assert scheduler.requests.get(1) is None and scheduler.check_integrity() == []
     batch = scheduler.schedule()
     assert scheduler.commit(batch, [(VOCAB, None)])[0].finish == "error"
 
@@ -287,9 +287,9 @@ def test_a_batch_can_be_scheduled_before_the_tokens_of_the_one_before_are_known(
     outputs = scheduler.commit(second, [(4, None), (5, None), (6, None)])
     assert [(o.id, o.tokens, o.finish) for o in outputs] == [(1, [4], None), (2, [5], "length")]
     assert scheduler.counters.late_results == 1 and scheduler.cache.allocator.num_free == 15
-    assert scheduler.schedule() is None and scheduler.has_work
+    assert scheduler.schedule() is None and scheduler.requests
     assert scheduler.commit(third, [(4, None)])[0].finish == "length"
-    assert not scheduler.has_work and scheduler.cache.allocator.num_free == 16 and scheduler.check_integrity() == []
+    assert not scheduler.requests and scheduler.cache.allocator.num_free == 16 and scheduler.check_integrity() == []
 
 
 def test_nothing_is_preempted_while_a_batch_is_in_flight():
@@ -333,9 +333,9 @@ def test_steps_can_be_made_shorter():
     scheduler.budget.limit(20)
     assert step(scheduler)[0] == [(1, 64, 16, False)]
     scheduler.budget.limit(0)
-    assert scheduler.max_tokens == PAGE and scheduler.budget.is_limited
+    assert scheduler.budget.max_tokens == PAGE and scheduler.budget.is_limited
     scheduler.budget.limit(1000)
-    assert scheduler.max_tokens == 64 and not scheduler.budget.is_limited
+    assert scheduler.budget.max_tokens == 64 and not scheduler.budget.is_limited
 
 
 def test_queue_wait_is_counted():
@@ -360,7 +360,7 @@ def test_a_prompt_that_is_not_finite_is_not_cached_when_drafts_come_with_its_las
     scheduler = make(max_tokens=11, max_drafts=4, prefix_cache=PrefixCache(16, "lru"))
     batch = last_prompt_token_with_drafts(scheduler, 1, [1] * 12)
     assert scheduler.commit(batch, [(-1, None)] * 3) == []
-    assert scheduler.request(1).committed_len == 0 and scheduler.preempt(1)
+    assert scheduler.requests.get(1).committed_len == 0 and scheduler.preempt(1)
     assert scheduler.cache.prefix.num_nodes == 0
 
 
@@ -370,5 +370,5 @@ def test_cached_tokens_are_told_with_the_first_token_when_drafts_come_with_it():
         batch = last_prompt_token_with_drafts(scheduler, id, [1] * length)
         (output,) = scheduler.commit(batch, [(1, None), (1, None), (2, None)])
         assert (output.tokens, output.cached_tokens) == ([1, 1, 2], cached)
-        while scheduler.request(id):
+        while scheduler.requests.get(id):
             step(scheduler)

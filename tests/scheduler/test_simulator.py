@@ -8,10 +8,9 @@ from simulator import Simulation
 from zse.cache.manager import CacheManager
 from zse.cache.pages import PageAllocator
 from zse.cache.prefix import PrefixCache
-from zse.scheduler import admission, lifecycle
+from zse.scheduler import lifecycle
 from zse.scheduler.lifecycle import Lifecycle
-from zse.scheduler.queue import WaitingQueue
-from zse.scheduler.results import BatchResults
+from zse.scheduler.queue import FairQueue
 from zse.scheduler.scheduler import Scheduler
 
 SEEDS = int(os.environ.get("ZSE_TEST_SEEDS", "500"))
@@ -165,7 +164,9 @@ def _lost_finish(patch):
     patch.setattr(
         Scheduler,
         "commit",
-        lambda self, batch, sampled: [output for output in commit(self, batch, sampled) if output.finish != "stop"],
+        lambda self, batch, sampled, seconds: [
+            output for output in commit(self, batch, sampled, seconds) if output.finish != "stop"
+        ],
     )
 
 
@@ -174,20 +175,20 @@ def _two_ends(patch):
     patch.setattr(
         Scheduler,
         "commit",
-        lambda self, batch, sampled: [
-            output for output in commit(self, batch, sampled) for _ in range(2 if output.finish else 1)
+        lambda self, batch, sampled, seconds: [
+            output for output in commit(self, batch, sampled, seconds) for _ in range(2 if output.finish else 1)
         ],
     )
 
 
 def _numbers_that_are_not_finite_are_cached(patch):
-    fail = BatchResults._fail
+    fail = Scheduler._fail
 
     def trusts(self, request):
         request.committed_len = request.computed_len
         return fail(self, request)
 
-    patch.setattr(BatchResults, "_fail", trusts)
+    patch.setattr(Scheduler, "_fail", trusts)
     patch.setattr(CacheManager, "distrust", lambda self, sequence: None)
     patch.setattr(Simulation, "nan_chance", 0.3)
 
@@ -208,7 +209,7 @@ def _running_requests_time_out(patch):
 
 
 def _preempted_for_ever(patch):
-    patch.setattr(admission, "MAX_PREEMPTIONS", 1 << 30)
+    patch.setattr(lifecycle, "MAX_PREEMPTIONS", 1 << 30)
     patch.setattr(Simulation, "cancel", Simulation.preempt)
     patch.setattr(Simulation, "fork", Simulation.preempt)
     patch.setattr(lifecycle, "choose_victim", lambda requests: requests[-1] if requests else None)
@@ -220,20 +221,29 @@ def _recomputed_for_ever(patch):
 
 
 def _the_queue_is_not_bounded(patch):
-    patch.setattr(WaitingQueue, "__len__", lambda self: min(self._length, 2))
+    check = Scheduler.check_room
+    patch.setattr(Scheduler, "check_room", lambda self, id, others, waiting: check(self, id, others, min(waiting, 2)))
 
 
 def _a_tenant_never_comes(patch):
-    head = WaitingQueue.head
+    head = FairQueue.head
 
-    def skips(self, must_wait=lambda request: False):
-        return head(self, lambda request: request.options.tenant == "b" or must_wait(request))
+    def skips(self, *arguments):
+        request = head(self, *arguments)
+        return None if request is not None and request.options.tenant == "b" else request
 
-    patch.setattr(WaitingQueue, "head", skips)
+    patch.setattr(FairQueue, "head", skips)
 
 
 def _one_token_too_many(patch):
-    patch.setattr(BatchResults, "_is_last", staticmethod(lambda request, token: len(request.tokens) >= request.max_len))
+    submit = Scheduler.submit
+
+    def keeps_on(self, *arguments, **options):
+        request = submit(self, *arguments, **options)
+        request.stop_ids = frozenset()
+        return request
+
+    patch.setattr(Scheduler, "submit", keeps_on)
 
 
 @pytest.mark.parametrize(

@@ -239,5 +239,5 @@ def test_it_costs_microseconds_at_256_rows():
 def test_the_oracle_of_these_tests_can_be_wrong():
     scheduler = Scheduler(num_pages=10, max_rows=1, max_tokens=32, max_context=100, vocab_size=VOCAB, max_drafts=8)
     scheduler.submit(0, [1, 2], SamplingParams(max_tokens=20), seed=0)
-    request = scheduler.request(0)
+    request = scheduler.requests.get(0)
     assert Oracle({(1, 2): [5, 6, 7, 8]}, 3, lambda: 1, VOCAB).drafts(request).tolist() == [5, 7, 7]

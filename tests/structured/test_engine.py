@@ -44,7 +44,7 @@ def loaded(model):
 @pytest.fixture
 def engine(loaded):
     yield loaded.engine
-    for id in loaded.engine.scheduler.live_ids():
+    for id in list(loaded.engine.scheduler.requests):
         loaded.engine.cancel(id)
     drain(loaded.engine)
     assert loaded.engine.feature("grammars").num_live == 0 and loaded.engine.scheduler.check_integrity() == []
@@ -189,7 +189,7 @@ def test_a_hostile_grammar_is_refused_while_others_run(engine):
             error = output.error or error
         gaps.append(time.monotonic() - last)
         last = time.monotonic()
-        if engine.scheduler.request(1) is None:
+        if engine.scheduler.requests.get(1) is None:
             engine.submit(1, [5], params(ignore_eos=True, max_tokens=200))
     assert error.code == "schema_too_complex" and error.status == 400 and time.monotonic() - started < 2.5
     assert sorted(gaps)[len(gaps) * 99 // 100] < 0.2, "the engine goes on stepping"

@@ -301,7 +301,7 @@ def tokenizer(model):
 def lazy(engines):
     engine = engines[True]
     yield engine
-    for id in engine.scheduler.live_ids():
+    for id in list(engine.scheduler.requests):
         engine.cancel(id)
     drain(engine)
     assert engine.feature("grammars").num_live == 0 and engine.scheduler.check_integrity() == []
@@ -484,7 +484,11 @@ def test_a_process_that_does_not_come_back_fails_its_requests_alone(model, alway
         for number in range(400):
             if not engine.has_work:
                 break
-            if number and engine.scheduler.request(1) is not None and len(engine.scheduler.request(1).tokens) == 6:
+            if (
+                number
+                and engine.scheduler.requests.get(1) is not None
+                and len(engine.scheduler.requests.get(1).tokens) == 6
+            ):
                 os.kill(engine.feature("grammars")._grammars._pid, signal.SIGKILL)
             for output in engine.step():
                 replies.setdefault(output.id, []).append(output)
@@ -499,7 +503,7 @@ def test_a_process_that_does_not_come_back_fails_its_requests_alone(model, alway
 def test_cancelled_between_two_checks(lazy, always):
     for id in range(4):
         lazy.submit(id, [5 + id], params(id), options({"regex": "[a-z]{90}"}))
-    while lazy.scheduler.num_running < 4:
+    while len(lazy.scheduler.running) < 4:
         lazy.step()
     lazy.cancel(1)
     lazy.step()

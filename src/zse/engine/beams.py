@@ -58,9 +58,9 @@ class BeamQueue(Feature):
     def submit(self, id: int, prompt: list[int], params: BeamParams, options: RequestOptions, now: float) -> None:
         """Start a search. Raises RequestError when it is refused."""
         scheduler = self._scheduler
-        scheduler.admission.check_room(id, self._searches, 0)
+        scheduler.check_room(id, self._searches, 0)
         stop_ids = frozenset(params.stop_token_ids)
-        scheduler.admission.check_ids("stop_token_ids", params.stop_token_ids)
+        scheduler.limits.check_ids("stop_token_ids", params.stop_token_ids)
         if not params.ignore_eos:
             stop_ids |= scheduler.eos_ids
         check_beams(params, len(stop_ids))
@@ -151,7 +151,7 @@ class BeamQueue(Feature):
                 kept.add(source)
                 ids[place] = source
                 continue
-            request = scheduler.request(source)
+            request = scheduler.requests.get(source)
             assert request is not None
             child = scheduler.fork(source, self._new_id(), seed=0, length=len(request.tokens) - 1, append=(token,))
             child.drafts = None

@@ -90,7 +90,7 @@ class Engine:
     @property
     def is_running(self) -> bool:
         """Whether requests wait or run."""
-        return self.scheduler.has_work or self._flight is not None
+        return bool(self.scheduler.requests) or self._flight is not None
 
     @property
     def has_work(self) -> bool:
@@ -134,8 +134,7 @@ class Engine:
         # What was submitted ahead began when the step before it ended.
         seconds = now - max(flight.submitted_at, self._collected_at)
         self._collected_at = now
-        self.scheduler.observe(batch, seconds)
-        outputs = self.scheduler.commit(batch, sampled)
+        outputs = self.scheduler.commit(batch, sampled, seconds)
         self.integrity.stepped()
         self.metrics.record_step(batch, outputs, seconds)
         for feature in self._live:
@@ -184,7 +183,7 @@ class Engine:
 
     def close(self) -> None:
         """Drop every request and free the device."""
-        for id in self.scheduler.live_ids():
+        for id in list(self.scheduler.requests):
             self.scheduler.cancel(id)
         for feature in self._features.values():
             feature.close()

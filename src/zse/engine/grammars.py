@@ -79,7 +79,7 @@ class GrammarQueue(Feature):
 
     def submit(self, id: int, prompt: list[int], params: SamplingParams, options: RequestOptions, now: float) -> None:
         """Queue a request until its grammar is compiled. Raises RequestError."""
-        self._scheduler.admission.check_room(id, self._waiting, len(self._waiting))
+        self._scheduler.check_room(id, self._waiting, len(self._waiting))
         self.start()
         self._grammars.open(id, options.structure)
         self._waiting[id] = prompt, params, options, now

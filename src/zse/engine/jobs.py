@@ -2,7 +2,7 @@
 
 A chunk of the jobs at the head of the queue runs between two steps, as long as a chunk of a prompt would be, on pages
 of the requests' pool. What a job uses counts as its tenant's: the tenant that is furthest behind goes first, a job and the
-requests get pages in one order (scheduler/admission.py), and beside other tenants' requests chunks have their tenants' share
+requests get pages in one order (scheduler/lifecycle.py), and beside other tenants' requests chunks have their tenants' share
 of the time (scheduler/fairness.py).
 
 Jobs compute all of their tokens: what they want of most of them, a hidden state or a line of logits, is in no cache. But
@@ -24,6 +24,8 @@ from zse.errors import RequestError
 from zse.lazy import numpy as np
 from zse.scheduler.batch import numerical_error, timeout_error
 from zse.scheduler.options import DEFAULT, RequestOptions
+from zse.scheduler.queue import Tenant
+from zse.scheduler.request import salt_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ PAGE_SHARE = 0.25
 class Job:
     """One sequence. computed_len: how much of it has run. result: its Measured once it ended well; error: the
     RequestError that ended it. keeps_logits: chunks yields (start, log-probabilities, likeliest tokens, logits)."""
+
+    tenant: Tenant  # the queue's
 
     def __init__(
         self,
@@ -74,7 +78,7 @@ class JobQueue(Feature):
 
     def __init__(self, engine: "Engine"):
         self._engine, self._scheduler = engine, engine.scheduler
-        self._tenants = engine.scheduler.life.tenants
+        self._queue = engine.scheduler.queue
         self._jobs: dict[int, Job] = {}
         self._waiting: list[Job] = []
         self._active: list[Job] = []
@@ -94,16 +98,15 @@ class JobQueue(Feature):
     ) -> Job:
         """Queue a job. Raises RequestError when it can never run or the queue is full."""
         try:
-            admission = self._scheduler.admission
-            admission.check_room(id, self._jobs, len(self._waiting))
-            admission.check_ids("targets", ask.targets)
-            admission.check_job(tokens)
+            self._scheduler.check_room(id, self._jobs, len(self._waiting))
+            self._scheduler.limits.check_ids("targets", ask.targets)
+            self._scheduler.limits.check_job(tokens)
         except RequestError:
             self._counters["jobs_refused"] += 1
             raise
         job = self._jobs[id] = Job(id, tokens, ask, options, self._scheduler.num_arrivals, now, keeps_logits)
         insort(self._waiting, job, key=Job.order)
-        self._tenants.job_entered(job)
+        self._queue.enter_job(job)
         self._counters["jobs_submitted"] += 1
         return job
 
@@ -197,23 +200,23 @@ class JobQueue(Feature):
             held = sum(len(active.pages) for active in self._active)
             if self._active and held + count > PAGE_SHARE * scheduler.cache.allocator.num_pages:
                 return
-            pages = scheduler.admission.admit_job(count, job)
+            pages = scheduler.life.admit_job(count, job)
             if pages is None:
                 return
             job.pages, job.row = pages, self._free_rows.pop()
             self._waiting.remove(job)
             self._active.append(job)
-            self._tenants.job_started(job, len(job.tokens))
+            self._queue.start_job(job, len(job.tokens))
 
     def _next(self) -> Job:
         """Of the tenant that is furthest behind, its first."""
-        if len(self._tenants) == 1:
+        if len(self._queue.tenants) == 1:
             return self._waiting[0]
-        return min(self._waiting, key=lambda job: (self._tenants.of(job).virtual, job.order()))
+        return min(self._waiting, key=lambda job: (job.tenant.virtual, job.order()))
 
     def _pieces(self, only: Job | None) -> list[tuple[Job, Piece]]:
         scheduler = self._scheduler
-        budget = min(scheduler.max_tokens, scheduler.budget.prefill(scheduler.num_running))
+        budget = min(scheduler.budget.max_tokens, scheduler.budget.prefill(len(scheduler.running)))
         if only is not None:
             # Its lines are read in one pass: see score().
             budget = min(budget, self._engine.runner.forwards.max_lines)
@@ -227,13 +230,13 @@ class JobQueue(Feature):
 
     def _share_out(self, jobs: list[Job], budget: int) -> list[int]:
         """Tokens of a chunk for each job: its tenant's part, oldest first, then what others leave of theirs."""
-        tenants = {tenant.name: tenant for tenant in map(self._tenants.of, jobs)}
+        tenants = {job.tenant.name: job.tenant for job in jobs}
         weights = sum(tenant.weight for tenant in tenants.values())
         parts = {name: math.ceil(budget * tenant.weight / weights) for name, tenant in tenants.items()}
         counts = [0] * len(jobs)
         for is_rest in (False, True):
             for index, job in enumerate(jobs):
-                name = self._tenants.name_of(job)
+                name = job.tenant.name
                 most = budget if is_rest else min(budget, parts[name])
                 count = min(len(job.tokens) - job.computed_len - counts[index], most)
                 counts[index] += count
@@ -307,7 +310,7 @@ class JobQueue(Feature):
             vector = total.astype("<f4").tobytes()
         if ask.what == "logprobs" and not ask.first and not job.keeps_logits:
             # Nothing was read of the last token: it is not known to be sound.
-            self._scheduler.cache.adopt(job.tokens, len(job.tokens) - 1, job.pages, job.options.salt)
+            self._scheduler.cache.adopt(job.tokens, len(job.tokens) - 1, job.pages, salt_of(job.options))
         job.result = Measured(
             job.id, len(job.tokens), vector, None if vector is not None or job.keeps_logits else job.logprobs
         )
@@ -331,14 +334,14 @@ class JobQueue(Feature):
         else:
             self._active.remove(job)
             self._free_rows.append(job.row)
-        self._scheduler.admission.release_job(job, job.pages)
-        self._tenants.job_ended(job, 0 if job.row < 0 else len(job.tokens) - job.computed_len)
+        self._scheduler.life.release_job(job, job.pages)
+        self._queue.end_job(job, 0 if job.row < 0 else len(job.tokens) - job.computed_len)
         job.row = -1
 
     def check_integrity(self) -> list[str]:
         """What is wrong, one line each."""
         problems = []
-        if sum(tenant.jobs for tenant in self._tenants.values()) != len(self._jobs):
+        if sum(tenant.jobs for tenant in self._queue.tenants.values()) != len(self._jobs):
             problems.append("tenants have not as many jobs as there are")
         if sorted([job.row for job in self._active] + self._free_rows) != list(range(JOB_ROWS)):
             problems.append("a job's row is lost or shared")

@@ -20,6 +20,7 @@ from zse.engine.feature import Feature
 from zse.errors import DeviceError
 from zse.scheduler.batch import Batch
 from zse.scheduler.options import RequestOptions
+from zse.scheduler.request import salt_of
 
 # Content that waits to be written: beyond it pages are left out (they can be computed again).
 MAX_PENDING_BYTES = 64 << 20
@@ -149,10 +150,10 @@ class DiskTier(Feature):
 
     def before_queue(self, prompt: list[int], options: RequestOptions) -> None:
         """Bring what files have of the prompt's beginning, behind what is in memory, to the host."""
-        self._scheduler.admission.check_ids("prompt", prompt)
+        self._scheduler.limits.check_ids("prompt", prompt)
         if not len(self._files):
             return
-        salt, prefix, host = options.salt, self._cache.prefix, self._cache.host
+        salt, prefix, host = salt_of(options), self._cache.prefix, self._cache.host
         page_bytes = prefix.page_bytes
         tokens = array("i", prompt).tobytes()
         match = prefix.match(salt, tokens, whole=True)

@@ -99,8 +99,8 @@ def heartbeat(engine):
     scheduler = engine.scheduler
     return Heartbeat(
         steps=engine.metrics.steps,
-        running=scheduler.num_running,
-        waiting=scheduler.num_waiting,
+        running=len(scheduler.running),
+        waiting=scheduler.queue.num_waiting,
         free_pages=scheduler.cache.allocator.num_free,
         counters=engine.counters(),
     )

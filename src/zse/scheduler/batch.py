@@ -6,10 +6,9 @@ from collections.abc import Sequence
 import msgspec
 
 from zse.errors import RequestError
-from zse.scheduler.admission import Admission
 from zse.scheduler.budget import StepBudget
-from zse.scheduler.fairness import Pace
 from zse.scheduler.lifecycle import Lifecycle, choose_victim
+from zse.scheduler.queue import Tenant
 from zse.scheduler.request import Request
 
 TYPE_CHECKING = False
@@ -52,8 +51,6 @@ class Batch:
 
     def by_entry(self, sampled: list) -> list:
         """The results of each entry: a result where there is one, a list of them where drafts are verified, else None."""
-        if not self.num_drafts and self.num_samples == len(self.entries):
-            return sampled
         results, at = [], 0
         for entry in self.entries:
             first, at = at, at + entry.samples
@@ -96,52 +93,35 @@ def timeout_error() -> RequestError:
 
 
 class BatchBuilder:
-    """Makes batches. `ahead` stands for a batch in flight, which forbids preemptions.
+    """Makes batches.
 
     Args:
-        life, admission, budget: who runs, who may begin to, and how many tokens a step has.
-        pace: which tenant a step leaves out (left_out); None: none.
+        life, budget: who runs and may begin to, and how many tokens a step has.
         chunked_prefill: whether replies run beside prompts.
         max_drafts: draft tokens that all requests of one step may verify together.
     """
 
-    def __init__(
-        self,
-        life: Lifecycle,
-        admission: Admission,
-        budget: StepBudget,
-        pace: Pace | None,
-        chunked_prefill: bool,
-        max_drafts: int,
-    ):
-        self._life, self._admission, self._budget, self._pace = life, admission, budget, pace
+    def __init__(self, life: Lifecycle, budget: StepBudget, chunked_prefill: bool, max_drafts: int):
+        self._life, self._budget = life, budget
         self._chunked_prefill, self._max_drafts = chunked_prefill, max_drafts
         self._cache = cache = life.cache
         self._page_size, self._grouped = cache.page_size, cache.grouped
-        self.left_out: str | None = None
-
-    def build(self, ahead: bool) -> Batch | None:
-        """The next batch, or None when nothing can run, or nothing without a preemption that `ahead` forbids."""
-        self.left_out = self._pace.left_out() if self._pace is not None else None
-        batch = self._build(ahead)
-        if batch is None and self.left_out is not None:
-            self.left_out = None  # the others have nothing to run now
-            batch = self._build(ahead)
-        return batch
 
     def has_prompts(self) -> bool:
         """Whether prompts are to be computed: those of running requests, or of one that there is a row for."""
         life = self._life
-        return bool(life.queue and life.free_rows) or any(
+        return bool(life.queue.num_waiting and life.free_rows) or any(
             len(request.tokens) - request.computed_len > 1 for request in life.running
         )
 
-    def _build(self, ahead: bool) -> Batch | None:
+    def build(self, ahead: bool, left_out: Tenant | None) -> Batch | None:
+        """The next batch, or None when nothing can run, or nothing without a preemption. ahead: there is a batch in flight,
+        which forbids preemptions. left_out: a tenant of which nothing runs in this step."""
         life, counters = self._life, self._life.counters
         preemptions = counters.preemptions
         decoding: tuple[list[Entry], int] | None = [], 0
         if self._chunked_prefill or not self.has_prompts():
-            decoding = self._decode_entries(ahead)
+            decoding = self._decode_entries(ahead, left_out)
         if decoding is None:
             return None
         entries, num_drafts = decoding
@@ -149,39 +129,32 @@ class BatchBuilder:
         lines = num_decode + num_drafts
         budget = min(self._budget.max_tokens - lines, self._budget.prefill(lines))
         if num_decode < len(life.running):
-            for request in life.tenants.by_share(life.running):
-                if budget and len(request.tokens) - request.computed_len > 1 and not self._is_left_out(request):
+            for request in life.queue.by_share(life.running):
+                if budget and len(request.tokens) - request.computed_len > 1 and request.tenant is not left_out:
                     budget -= self._add_chunk(entries, request, budget)
         # Pages that a preemption has just freed are for the decode rows: admitting now would take them back.
         if preemptions == counters.preemptions:
-            while budget and (admitted := self._admission.admit(self._must_wait)):
+            while budget and (admitted := life.admit(left_out)):
                 budget -= self._add_chunk(entries, admitted, budget)
         if not entries and not self._chunked_prefill:
-            entries, num_drafts = self._decode_entries(ahead) or ([], 0)  # nobody could be admitted
+            entries, num_drafts = self._decode_entries(ahead, left_out) or ([], 0)  # nobody could be admitted
             num_decode = len(entries)
         if not entries:
-            if self._grouped is not None and life.running and not ahead and self.left_out is None:
+            if self._grouped is not None and life.running and not ahead and left_out is None:
                 # Chunks wait for windowed pages that others share and nobody else gives.
                 life.preempt(choose_victim(life.running) or life.running[-1])
-                return self._build(ahead)
+                return self.build(ahead, None)
             return None
         if self._grouped is not None:
             for entry in entries:
                 entry.windows = self._grouped.windows(entry.request.id)
         return Batch(entries, num_decode, self._cache.take_transfers(), num_drafts)
 
-    def _is_left_out(self, request: Request) -> bool:
-        """Whether its tenant is left out of this step."""
-        return self.left_out is not None and self._life.tenants.name_of(request) == self.left_out
-
-    def _must_wait(self, request: Request) -> bool:
-        return request.held or self._is_left_out(request) or self._life.prompts.must_wait(request)
-
-    def _decode_entries(self, ahead: bool) -> tuple[list[Entry], int] | None:
+    def _decode_entries(self, ahead: bool, left_out: Tenant | None) -> tuple[list[Entry], int] | None:
         """An entry for each running request that has one token to run, and how many drafts they have; None when that
         needs pages that only a preemption gives, which the batch in flight forbids (`ahead`)."""
         entries: list[Entry] = []
-        running, cache, left_out = self._life.running, self._cache, self.left_out
+        running, cache = self._life.running, self._cache
         tables, page_size = cache.tables, self._page_size
         num_drafts = 0
         # Every running request can have its token beside the drafts.
@@ -189,7 +162,7 @@ class BatchBuilder:
         index = 0
         while index < len(running):  # preemption takes from the far end of this list, or this request itself
             request = running[index]
-            if left_out is not None and self._is_left_out(request):
+            if left_out is not None and request.tenant is left_out:
                 index += 1
                 continue
             start, pending = request.computed_len, request.pending
@@ -230,7 +203,7 @@ class BatchBuilder:
         ):
             count = cache.covered(request.id) - length
         count = max(count, 0)
-        entries.append(Entry(request, length - 1, 1 + count, cache.table(request.id), 1 + count, drafts[:count]))
+        entries.append(Entry(request, length - 1, 1 + count, cache.tables[request.id], 1 + count, drafts[:count]))
         request.computed_len = length + count
         request.pending += 1 + count
         return count
@@ -249,5 +222,5 @@ class BatchBuilder:
         samples = int(end == len(request.tokens))
         request.pending += samples
         request.chunks_in_flight += not samples
-        entries.append(Entry(request, start, count, cache.table(request.id), samples))
+        entries.append(Entry(request, start, count, cache.tables[request.id], samples))
         return count

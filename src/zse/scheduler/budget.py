@@ -27,26 +27,70 @@ SLOWER_STEP, FASTER_STEP = 1 / 8, 1 / 32
 MAX_GROWTH = 2.0
 
 
-class ChunkBudget:
-    """ratio: what a step with prompt tokens may take, in decode steps. Until both kinds of steps have been seen, tokens()
-    gives what it is told as `default`. token_s: seconds of a prompt token beside replies, 0 when not measured."""
+class StepBudget:
+    """max_tokens: of one step, at least max_rows. mixed_tokens: of a step that decodes and prefills (None: a quarter of
+    max_tokens). ratio: SchedulingPolicy.mixed_ratio; 0: times are not measured. token_s: seconds of a prompt token beside
+    replies, 0 when not measured. is_limited: whether steps are shorter than configured."""
 
-    def __init__(self, ratio: float):
-        self.ratio = ratio
+    def __init__(self, max_tokens: int, mixed_tokens: int | None, max_rows: int, ratio: float):
+        self.max_tokens = self._configured_tokens = max_tokens
+        self._mixed_tokens, self._max_rows = mixed_tokens, max_rows
+        self.ratio, self.token_s, self.is_limited = ratio, 0.0, False
         self._decode_s: dict[int, float] = {}  # by the number of rows that decode, in powers of two
         self._slow_s: dict[int, float] = {}
-        self.token_s = 0.0
-        self._last = 0
+        self._last = 0  # prompt tokens of the last step that had some
 
-    def observe(self, num_decode: int, num_prompt: int, seconds: float, num_drafts: int = 0) -> None:
-        """A step that decoded `num_decode` rows, with `num_drafts` drafts, beside `num_prompt` prompt tokens took
-        `seconds`."""
+    def limit(self, tokens: int) -> None:
+        """From now on at most `tokens` in a step: whole blocks, at least one and one token of each row, at most what
+        was configured."""
+        self.max_tokens = min(self._configured_tokens, max(tokens // BLOCK * BLOCK, BLOCK, self._max_rows))
+        self.is_limited = self.max_tokens < self._configured_tokens
+
+    def prefill(self, num_decode: int) -> int:
+        """Prompt tokens of a step that decodes `num_decode` lines.
+
+        A step takes as long as its prompt tokens: beside running replies at most `mixed_tokens` in all, so that their
+        next tokens are not held up for a whole chunk (256 tokens of a 135M model are about 0.3 s on two cores). Where both
+        kinds of steps were measured, as many as the ratio allows."""
+        most = self.max_tokens
+        if not num_decode:
+            return most
+        mixed = most // 4 if self._mixed_tokens is None else min(self._mixed_tokens, most)
+        tokens = max(1, int(most * LEAST_PREFILL_SHARE), mixed - num_decode)
+        if not self.ratio:
+            return tokens
+        size = num_decode.bit_length()
+        decode_s, slow_s = _nearest(self._decode_s, size), _nearest(self._slow_s, size)
+        if decode_s is not None and slow_s is not None and self.token_s:
+            wanted = (max(slow_s, decode_s) * self.ratio - decode_s) / self.token_s + 1e-6  # 20, not 19.999
+            if self._last:
+                wanted = min(wanted, MAX_GROWTH * max(self._last, tokens))
+            tokens = int(wanted)
+        return max(tokens, int(most * LEAST_MEASURED_SHARE), 1)
+
+    def alone_s(self, num_decode: int, num_prompt: int) -> float:
+        """What a step of these alone is likely to take."""
+        seconds = 0.0
+        if num_decode and self._decode_s:
+            size = num_decode.bit_length()
+            known = min(self._decode_s, key=lambda other: abs(other - size))
+            # Between flat and proportional, until it is measured: a step reads the weights once whatever its rows.
+            seconds = self._decode_s[known] * 2 ** ((size - known) / 2)
+        return seconds + self.token_s * num_prompt
+
+    def observe(self, batch: "Batch", seconds: float) -> None:
+        """The batch took `seconds`."""
+        if seconds > STEP_TARGET_S or self.is_limited and batch.num_tokens > batch.num_samples:
+            self.limit(int(batch.num_tokens * STEP_TARGET_S / max(seconds, 1e-6)))
+        if not self.ratio:
+            return
+        num_decode, num_prompt = batch.num_decode - batch.num_drafts, batch.num_tokens - batch.num_decode
         size = num_decode.bit_length()
         if not num_prompt:
             slow = self._slow_s.get(size, seconds)
             weight = SLOWER_STEP if seconds > slow else FASTER_STEP
             self._slow_s[size] = slow + (min(seconds, 2 * slow) - slow) * weight
-            if not num_drafts:
+            if not batch.num_drafts:
                 known = self._decode_s.get(size, seconds)
                 # One late step (another process had the core) must not count for many.
                 self._decode_s[size] = known + (min(seconds, 4 * known) - known) * DECODE_STEP
@@ -62,78 +106,9 @@ class ChunkBudget:
         self.token_s = token_s
         self._last = num_prompt
 
-    def alone_s(self, num_decode: int, num_prompt: int) -> float:
-        """What a step of these alone is likely to take."""
-        seconds = 0.0
-        if num_decode and self._decode_s:
-            size = num_decode.bit_length()
-            known = _nearest_size(self._decode_s, size)
-            # Between flat and proportional, until it is measured: a step reads the weights once whatever its rows.
-            seconds = self._decode_s[known] * 2 ** ((size - known) / 2)
-        return seconds + self.token_s * num_prompt
-
-    def tokens(self, num_decode: int, default: int) -> int:
-        """Prompt tokens for a step that decodes `num_decode` rows."""
-        size = num_decode.bit_length()
-        decode_s, slow_s = _nearest(self._decode_s, size), _nearest(self._slow_s, size)
-        if decode_s is None or slow_s is None or not self.token_s:
-            return default
-        wanted = (max(slow_s, decode_s) * self.ratio - decode_s) / self.token_s + 1e-6  # 20, not 19.999
-        if self._last:
-            wanted = min(wanted, MAX_GROWTH * max(self._last, default))
-        return int(wanted)
-
-
-class StepBudget:
-    """max_tokens: of one step, at least max_rows. mixed_tokens: of a step that decodes and prefills (None: a quarter of
-    max_tokens). ratio: SchedulingPolicy.mixed_ratio; chunks: what was measured for it, None where it is 0."""
-
-    def __init__(self, max_tokens: int, mixed_tokens: int | None, max_rows: int, ratio: float):
-        self.max_tokens = self._configured_tokens = max_tokens
-        self._mixed_tokens, self._max_rows = mixed_tokens, max_rows
-        self.chunks = ChunkBudget(ratio) if ratio else None
-
-    @property
-    def is_limited(self) -> bool:
-        return self.max_tokens < self._configured_tokens
-
-    @property
-    def token_s(self) -> float:
-        """Seconds of a prompt token beside replies, 0 when not measured."""
-        return self.chunks.token_s if self.chunks is not None else 0.0
-
-    def limit(self, tokens: int) -> None:
-        """From now on at most `tokens` in a step: whole blocks, at least one and one token of each row, at most what
-        was configured."""
-        self.max_tokens = min(self._configured_tokens, max(tokens // BLOCK * BLOCK, BLOCK, self._max_rows))
-
-    def prefill(self, num_decode: int) -> int:
-        """Prompt tokens of a step that decodes `num_decode` lines.
-
-        A step takes as long as its prompt tokens: beside running replies at most `mixed_tokens` in all, so that their
-        next tokens are not held up for a whole chunk (256 tokens of a 135M model are about 0.3 s on two cores)."""
-        most = self.max_tokens
-        if not num_decode:
-            return most
-        mixed = most // 4 if self._mixed_tokens is None else min(self._mixed_tokens, most)
-        tokens = max(1, int(most * LEAST_PREFILL_SHARE), mixed - num_decode)
-        if self.chunks is not None:
-            tokens = max(self.chunks.tokens(num_decode, tokens), int(most * LEAST_MEASURED_SHARE), 1)
-        return tokens
-
-    def observe(self, batch: "Batch", seconds: float) -> None:
-        """The batch took `seconds`."""
-        if seconds > STEP_TARGET_S or self.is_limited and batch.num_tokens > batch.num_samples:
-            self.limit(int(batch.num_tokens * STEP_TARGET_S / max(seconds, 1e-6)))
-        if self.chunks is not None:
-            drafts = batch.num_drafts
-            self.chunks.observe(batch.num_decode - drafts, batch.num_tokens - batch.num_decode, seconds, drafts)
-
-
-def _nearest_size(times: dict[int, float], size: int) -> int:
-    return min(times, key=lambda other: abs(other - size))
-
 
 def _nearest(times: dict[int, float], size: int) -> float | None:
     """The seconds of this size, or of the nearest that is known."""
-    return times[size] if size in times else times[_nearest_size(times, size)] if times else None
+    if not times or size in times:
+        return times.get(size)
+    return times[min(times, key=lambda other: abs(other - size))]

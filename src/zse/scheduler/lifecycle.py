@@ -1,54 +1,129 @@
 """Where each request stands: it waits, runs in a row with pages, or has ended. The one place where that changes.
 
-What a batch in flight still uses when its request ends (row, pages) is kept apart until that batch is done.
+Requests and jobs are admitted in one order: the tenant that is furthest behind its share goes first, and what was
+submitted first within a tenant (FairQueue.goes_first). What a batch in flight still uses when its request ends (row,
+pages) is kept apart until that batch is done.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable
-from heapq import heappop, heappush
 
 from zse.cache.manager import CacheManager
-from zse.scheduler.counters import Counters, QueueWaits, ReplyLengths
-from zse.scheduler.fairness import TenantShares
+from zse.scheduler.counters import BOUNDS, NAMES, Counters
 from zse.scheduler.options import SchedulingPolicy
-from zse.scheduler.queue import SharedPrompts, WaitingQueue
+from zse.scheduler.queue import LEAST_SHARED, Claimant, FairQueue, SharedPrompts, Tenant
 from zse.scheduler.request import FINISHED, RUNNING, WAITING, Request, age_order
 
+# A request that was preempted this often is admitted again only with all the pages that it can ever need, and is
+# never chosen again (it is pinned): the request finishes.
+MAX_PREEMPTIONS = 3
 # While preemptions have thrown away more than this share of all tokens that ran, nobody is admitted who could be
 # preempted.
 MAX_RECOMPUTED = 1 / 4
+# With so many rows one is kept for a tenant that has none.
+LEAST_ROWS_TO_KEEP = 4
+FIRST_MEAN = 64.0  # tokens of a reply, until replies have ended
+LEAST_REST = 16  # tokens that a reply is expected to have left, however long it is
+MEAN_STEP = 1 / 32  # weight of the newest reply in the running mean
 
 
 class Lifecycle:
     """by_id: requests that have not ended. queue: those that wait. running: those that have a row and pages, in
     age_order. free_rows: of rows 0..max_rows-1. retired: (row, pages) of requests that ended in flight.
-    num_lost: tokens that preemptions threw away, of requests that wait. now: the latest time that was told.
+    num_lost: tokens that preemptions threw away, of requests that wait. now: the latest time that was told. waits: how many
+    requests waited so long for their first row, by the buckets of counters.NAMES. mean_reply: tokens of replies, a running
+    mean. job_pages: pages of the requests' pool that jobs hold now, one list a job.
     should_swap: whether a request that is preempted goes to host slots, as far as there are any, instead of being
     recomputed."""
 
     def __init__(
         self, cache: CacheManager, policy: SchedulingPolicy, max_rows: int, should_swap: Callable[[Request], bool]
     ):
-        self.cache, self.max_rows, self.should_swap = cache, max_rows, should_swap
-        self.counters, self.waits, self.lengths = Counters(), QueueWaits(), ReplyLengths()
+        self.cache, self.policy, self.max_rows, self.should_swap = cache, policy, max_rows, should_swap
+        self.counters, self.waits, self.mean_reply = Counters(), [0] * len(NAMES), FIRST_MEAN
         self.by_id: dict[int, Request] = {}
-        self.tenants = TenantShares(policy.tenant_weights, policy.fair_share)
-        self.queue = WaitingQueue(self.tenants)
-        self.prompts = SharedPrompts(cache.prefix is not None)
+        self.queue, self.prompts = FairQueue(policy.tenant_weights, policy.fair_share), SharedPrompts()
         self.running: list[Request] = []
         self.free_rows = list(range(max_rows - 1, -1, -1))
         self.retired: dict[Request, tuple[int, list[int]]] = {}
         self.now, self.num_lost = 0.0, 0
-        self._deadlines: list[tuple[float, int]] = []  # a heap of (deadline_at, id), of those that ended too
+        self.job_pages: list[list[int]] = []
+        self._next_job: tuple[Claimant, int] | None = None  # a job that waits for so many pages
+        self._batch_left = 0  # requests that a static batch may still admit
+        self._blocked: tuple = ()  # the first waiting request, and what it found too few pages with
 
-    def enqueue(self, request: Request) -> None:
-        """A new request waits."""
-        self.by_id[request.id] = request
-        self.queue.add(request)
-        self.tenants.submitted(request, self.now)
-        self.counters.submitted += 1
-        if request.options.deadline_ms is not None:
-            heappush(self._deadlines, (request.deadline_at, request.id))
+    # -- a waiting request begins
+
+    def admit(self, left_out: Tenant | None = None) -> Request | None:
+        """Give the request that is next, of those that need not wait for something else, a row and pages for all its
+        tokens; None when it has to wait. left_out: a tenant whose requests have to."""
+        queue, running, cache = self.queue, self.running, self.cache
+        if not queue.num_waiting or not self.free_rows:
+            return None
+        request = queue.head(self.prompts, left_out)
+        if request is None or not self._has_row(request):
+            return None
+        awaited = 0  # pages that the request must leave to a job which goes ahead of it
+        if self._next_job is not None and not queue.goes_first(request, self._next_job[0]):
+            awaited = self._next_job[1]
+        is_pinned = request.preemptions >= MAX_PREEMPTIONS or self.recomputes_too_much()
+        state = request, cache.allocator.num_free, len(running), awaited, is_pinned
+        if running and state == self._blocked:
+            return None
+        length = request.max_cached_len if is_pinned else len(request.tokens)
+        is_swapped = request.id in cache.swapped
+        spare = awaited + cache.num_groups * (self._spare_pages(request, length) if running else 0)
+        cached = cache.admit(request.id, length, request.tokens, request.salt, spare=spare)
+        if cached is None:
+            self._blocked = state
+            return None
+        self._batch_left -= 1
+        # What comes back from the host is as sound as it was: of a prompt half computed nobody knows yet.
+        self._start(request, cached, request.committed_len if is_swapped else cached)
+        request.is_pinned = is_pinned
+        if request.cached_len < 0:
+            request.cached_len = cached
+        if cache.prefix is not None and len(request.tokens) - cached >= LEAST_SHARED:
+            self.prompts.begin(request)
+        return request
+
+    def _has_row(self, request: Request) -> bool:
+        """Whether one of the free rows is for the request: the last one is for a tenant that has none, and a static
+        batch admits those that waited when it began."""
+        if len(self.free_rows) == 1 and self.max_rows >= LEAST_ROWS_TO_KEEP and self.policy.fair_share:
+            tenant = request.tenant
+            if tenant.rows and self.queue.others_may_come(tenant, self.now):
+                return False
+        if self.policy.batching == "static":
+            if not self.running:
+                self._batch_left = min(self.queue.num_waiting, self.max_rows)
+            return self._batch_left > 0
+        return True
+
+    def _spare_pages(self, request: Request, length: int) -> int:
+        """Pages that stay free beside those that run when the request is admitted with pages for `length` tokens."""
+        if not self.policy.reserve_output:
+            # One page a running row: admitting into the last pages would preempt at the next page border.
+            return len(self.running)
+        # What the others and this one are going to need if their replies are as long as others were.
+        pages_for = self.cache.pages_for
+        spare = pages_for(max(length, self.expected_len(request))) - pages_for(length)
+        for other in self.running:
+            spare += max(pages_for(other.first_len + other.expected_tokens) - len(self.cache.tables[other.id]), 1)
+        return spare
+
+    def expected_len(self, request: Request) -> int:
+        """Tokens that are likely to have K and V in the end: the reply is as long as replies are, at most max_tokens."""
+        rest = max(self.mean_reply - (len(request.tokens) - request.prompt_len), LEAST_REST)
+        return min(len(request.tokens) + int(rest), request.max_cached_len)
+
+    def recomputes_too_much(self) -> bool:
+        """Whether preemptions throw away too many tokens.
+
+        Counted are those that were computed again, those that wait for it, and those that the pages in use hold, which
+        could be lost next. Together they may be MAX_RECOMPUTED of the tokens that ran, and once what all pages hold."""
+        free = self.cache.page_size * self.cache.allocator.num_free // self.cache.num_groups
+        return self.counters.recomputed_tokens + self.num_lost > MAX_RECOMPUTED * self.counters.scheduled_tokens + free
 
     def fork(self, source: Request, request: Request, shared: int) -> None:
         """A new request continues another one's first `shared` tokens: on its pages where a row and pages are free, else
@@ -56,36 +131,38 @@ class Lifecycle:
         self.by_id[request.id] = request
         self.counters.submitted += 1
         self.counters.forks += 1
-        can_start = self.free_rows and source.state is RUNNING and not self.recomputes_too_much
+        self.queue.add(request)
+        can_start = self.free_rows and source.state is RUNNING and not self.recomputes_too_much()
         if can_start and self.cache.fork(source.id, request.id, shared, len(request.tokens)):
-            self.admit(request, shared, shared)
+            self._start(request, shared, shared)
         else:
             self.cache.commit(source.id, source.tokens, source.committed_len, partial=True)
-            self.queue.add(request)
 
-    def admit(self, request: Request, computed_len: int, committed_len: int) -> None:
-        """The request has pages, with K and V of `computed_len` tokens, the first `committed_len` of which are known to
-        be sound: give it a row."""
+    def _start(self, request: Request, computed_len: int, committed_len: int) -> None:
+        """The waiting request has pages, with K and V of `computed_len` tokens, the first `committed_len` of which are
+        known to be sound: give it a row."""
         insort(self.running, request, key=age_order)
         request.row, request.state = self.free_rows.pop(), RUNNING
         if not request.residency:
-            self.counters.queue_wait_s += self.now - request.submitted_at
-            self.waits.add(self.now - request.submitted_at)
+            waited = self.now - request.submitted_at
+            self.counters.queue_wait_s += waited
+            self.waits[bisect_left(BOUNDS, waited)] += 1
         request.residency += 1
         request.computed_len = request.first_len = computed_len
         request.committed_len = committed_len
         request.checkpoint = 0
-        request.expected_tokens = self.lengths.expected(request) - computed_len
-        self.tenants.started(request, request.expected_tokens)
+        request.expected_tokens = self.expected_len(request) - computed_len
+        self.queue.start(request, request.expected_tokens)
         # Of what it lost, if anything, the rest is computed again.
         self.counters.recomputed_tokens += max(0, request.lost_len - computed_len)
         self.num_lost -= request.lost_len
         request.lost_len = 0
 
+    # -- a running request gives up its row
+
     def preempt(self, request: Request) -> None:
         """The running request loses its row and pages, and waits again. Nothing of it may be in flight."""
         self._stop(request)
-        self.prompts.end(request)
         self.cache.commit(request.id, request.tokens, request.committed_len, partial=True)
         if not (self.should_swap(request) and self.cache.swap_out(request.id, request.computed_len)):
             self.cache.release(request.id)
@@ -111,20 +188,19 @@ class Lifecycle:
                 return False
         return True
 
-    @property
-    def recomputes_too_much(self) -> bool:
-        """Whether preemptions throw away too many tokens.
+    def _stop(self, request: Request) -> None:
+        self.running.remove(request)
+        self.queue.stop(request, request.computed_len - request.first_len - request.expected_tokens)
+        if request.leads:
+            self.prompts.end(request)
 
-        Counted are those that were computed again, those that wait for it, and those that the pages in use hold, which
-        could be lost next. Together they may be MAX_RECOMPUTED of the tokens that ran, and once what all pages hold."""
-        free = self.cache.page_size * self.cache.allocator.num_free // self.cache.num_groups
-        return self.counters.recomputed_tokens + self.num_lost > MAX_RECOMPUTED * self.counters.scheduled_tokens + free
+    # -- the end
 
     def finish(self, request: Request) -> None:
         """The request has its last token."""
         counters = self.counters
         counters.finished += 1
-        self.lengths.observe(len(request.tokens) - request.prompt_len)
+        self.mean_reply += (len(request.tokens) - request.prompt_len - self.mean_reply) * MEAN_STEP
         if request.options.deadline_ms is not None:
             if self.now <= request.deadline_at:
                 counters.deadlines_met += 1
@@ -132,33 +208,20 @@ class Lifecycle:
                 counters.deadlines_missed += 1
         self.end(request)
 
-    def expire(self) -> list[Request]:
-        """End the requests whose deadline has passed before they ever ran."""
-        late = []
-        while self._deadlines and self._deadlines[0][0] < self.now:
-            deadline_at, id = heappop(self._deadlines)
-            request = self.by_id.get(id)
-            if request is not None and request.deadline_at == deadline_at and not request.residency:
-                self.counters.timed_out += 1
-                self.end(request)
-                late.append(request)
-        return late
-
     def end(self, request: Request) -> None:
         """The one place where a request ends: out of every table, row and pages back (after its last step)."""
         del self.by_id[request.id]
         self.num_lost -= request.lost_len
-        tenant = self.tenants.of(request)
         if request.state is RUNNING:
             self._stop(request)
         else:
             self.queue.remove(request)
-        self.tenants.leave(tenant)
-        self.prompts.end(request)
-        self.cache.commit(request.id, request.tokens, request.committed_len, partial=True)
-        pages = self.cache.detach(request.id)
-        if request.id in self.cache.swapped:
-            self.cache.drop_swapped(request.id)
+        self.queue.leave(request.tenant)
+        cache = self.cache
+        cache.commit(request.id, request.tokens, request.committed_len, partial=True)
+        pages = cache.detach(request.id)
+        if request.id in cache.swapped:
+            cache.drop_swapped(request.id)
         if request.row >= 0:
             self.retired[request] = request.row, pages
             if not request.in_flight:
@@ -171,9 +234,30 @@ class Lifecycle:
         self.free_rows.append(row)
         self.cache.allocator.release(pages)
 
-    def _stop(self, request: Request) -> None:
-        self.running.remove(request)
-        self.tenants.stopped(request, request.computed_len - request.first_len - request.expected_tokens)
+    # -- jobs
+
+    def admit_job(self, count: int, job: Claimant) -> list[int] | None:
+        """`count` pages for a job, until release_job(). None while too few are free: then requests that it goes ahead of
+        leave the pages alone, as it leaves alone what others wait for that go ahead of it."""
+        allocator, keep = self.cache.allocator, len(self.running)
+        head = self.queue.head()
+        if head is not None and self.queue.goes_first(head, job):
+            keep += self.cache.pages_needed(len(head.tokens))
+        pages = allocator.allocate(count) if count + keep <= allocator.num_free else None
+        if pages is None:
+            self._next_job = job, count
+            return None
+        self._next_job = None
+        self.job_pages.append(pages)
+        return pages
+
+    def release_job(self, job: Claimant, pages: list[int]) -> None:
+        """The job ended, with these pages, or while it waited for some."""
+        if pages:
+            self.job_pages.remove(pages)
+            self.cache.allocator.release(pages)
+        elif self._next_job is not None and self._next_job[0] is job:
+            self._next_job = None
 
     def check_integrity(self, is_flying: bool) -> list[str]:
         """What is wrong, one line each. is_flying: whether a batch is in flight."""

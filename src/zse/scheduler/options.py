@@ -50,11 +50,6 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ] = True
     structure: Structure | None = None
 
-    @property
-    def salt(self) -> tuple[str, ...]:
-        """What must be equal beside the tokens for two requests to share a KV page."""
-        return self.tenant, self.cache_salt
-
 
 DEFAULT = RequestOptions()
 
@@ -103,16 +98,6 @@ class SchedulingPolicy(msgspec.Struct, frozen=True, kw_only=True):
     mixed_ratio: float = 0.0
     preemption: str = "auto"
     page_transfer_s: float = 0.0
-
-    def due_time(self, options: RequestOptions, now: float) -> float:
-        """When a request that is submitted now should be done, for the order only: a level of priority counts like
-        `ageing_s` earlier.
-
-        The value is fixed (earliest virtual deadline first), so a request is overtaken only by those that are submitted
-        within PATIENCE_S + ageing_s * (levels above it) after it: every wait is bounded.
-        """
-        patience = PATIENCE_S if options.deadline_ms is None else min(options.deadline_ms / 1000, PATIENCE_S)
-        return now + patience - self.ageing_s * options.priority
 
     def swap_is_quicker(self, length: int, num_pages: int, token_s: float) -> bool:
         """Whether a preempted request with `length` tokens in `num_pages` pages should go to the host and back.

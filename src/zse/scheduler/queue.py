@@ -1,75 +1,192 @@
-"""Requests that wait: in which order, and which of them had better wait for another's prompt."""
+"""Requests that wait: in which order, and which of them had better wait for another's prompt.
+
+Between tenants: start-time fair queueing (Goyal, Vin, Cheng 1996). Each has a virtual time, which an admission advances
+by tokens / weight, and the one that is furthest behind goes next. A tenant that comes back starts at the present, so
+that idling earns nothing. What jobs (engine/jobs.py) use counts as their tenants', like what requests use.
+"""
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 from zse.cache.prefix import common_tokens
-from zse.scheduler.fairness import Tenant, TenantShares
+from zse.scheduler.options import RequestOptions
 from zse.scheduler.request import Request, age_order
 
+RECENT_S = 60.0  # so long a row is kept for a tenant that was there
+MAX_REMEMBERED = 256  # tenants that have left, before those whose time has passed are forgotten
 # Requests with fewer tokens in common than this do not wait for each other: computing them in one step is as fast.
 LEAST_SHARED = 32
 
 
-class WaitingQueue:
-    """The waiting requests of all tenants, which keep them in age_order. num_tokens: that they have."""
+class Tenant:
+    """virtual: tokens had / weight. waiting: requests in age_order. rows: that its requests run in. jobs: that wait or
+    run."""
 
-    def __init__(self, tenants: TenantShares):
-        self._tenants = tenants
-        self._length = self.num_tokens = 0
+    __slots__ = ("jobs", "name", "rows", "virtual", "waiting", "weight")
 
-    def __len__(self) -> int:
-        return self._length
+    def __init__(self, name: str, weight: float, virtual: float):
+        self.name, self.weight, self.virtual = name, weight, virtual
+        self.waiting: list[Request] = []
+        self.rows = self.jobs = 0
+
+
+class Claimant(Protocol):
+    """A Request, or a job beside the requests. tenant: whom it counts for, as long as the queue knows it."""
+
+    options: RequestOptions
+    arrival: int
+    tenant: Tenant
+
+
+class FairQueue:
+    """The waiting requests of all tenants. weights: by tenant, 1 for others; is_fair: False treats all as one.
+
+    tenants: by name, that have a request or job, waiting or running. num_waiting, num_tokens: requests that wait, and
+    the tokens that they have. num_jobs: of all tenants."""
+
+    def __init__(self, weights: dict[str, float], is_fair: bool):
+        self._weights, self._is_fair = weights, is_fair
+        self.tenants: dict[str, Tenant] = {}
+        self.num_waiting = self.num_tokens = self.num_jobs = 0
+        self._virtual_now = 0.0  # of the admission last made
+        self._ahead: dict[str, float] = {}  # virtual times of tenants that left ahead of it
+        self._submitted_at: dict[str, float] = {}  # when a tenant's last request was submitted
 
     def __iter__(self) -> Iterator[Request]:
-        for tenant in self._tenants.values():
+        for tenant in self.tenants.values():
             yield from tenant.waiting
+
+    # -- requests
 
     def add(self, request: Request) -> None:
         """A request waits, new or again."""
-        insort(self._tenants.enter(request).waiting, request, key=age_order)
-        self._length += 1
+        tenant, now = self._enter(request), request.submitted_at
+        insort(tenant.waiting, request, key=age_order)
+        self.num_waiting += 1
         self.num_tokens += len(request.tokens)
+        self._submitted_at[tenant.name] = max(self._submitted_at.get(tenant.name, now), now)
+        if len(self._submitted_at) > MAX_REMEMBERED:
+            self._submitted_at = {name: at for name, at in self._submitted_at.items() if at > now - RECENT_S}
 
     def remove(self, request: Request) -> None:
         """The request waits no more."""
-        waiting = self._tenants.of(request).waiting
+        waiting = request.tenant.waiting
         index = bisect_left(waiting, age_order(request), key=age_order)
         if waiting[index] is not request:
             raise ValueError(f"{request} does not wait")
         del waiting[index]
-        self._length -= 1
+        self.num_waiting -= 1
         self.num_tokens -= len(request.tokens)
 
-    def head(self, must_wait: Callable[[Request], bool] = lambda request: False) -> Request | None:
-        """Who is next: of the tenant that is furthest behind, its first that need not wait for something else."""
-        tenants: Iterable[Tenant] = self._tenants.values()
-        if len(self._tenants) > 1:
+    def start(self, request: Request, tokens: float) -> None:
+        """The waiting request got a row, and is going to use about `tokens` tokens of the engine."""
+        self.remove(request)
+        tenant = request.tenant
+        tenant.rows += 1
+        self._virtual_now = max(self._virtual_now, tenant.virtual)
+        tenant.virtual += tokens / tenant.weight
+
+    def stop(self, request: Request, tokens: float) -> None:
+        """It gave its row back after `tokens` more tokens than start() was told (negative: fewer)."""
+        tenant = request.tenant
+        tenant.rows -= 1
+        tenant.virtual += tokens / tenant.weight
+
+    def leave(self, tenant: Tenant) -> None:
+        """A request or job of the tenant ended: its last, perhaps."""
+        if tenant.waiting or tenant.rows or tenant.jobs:
+            return
+        del self.tenants[tenant.name]
+        if tenant.virtual > self._virtual_now and self._is_fair:
+            self._ahead[tenant.name] = tenant.virtual
+            if len(self._ahead) > MAX_REMEMBERED:
+                now = self._virtual_now
+                self._ahead = {name: virtual for name, virtual in self._ahead.items() if virtual > now}
+
+    def _enter(self, claimant: Claimant) -> Tenant:
+        """The tenant of a request or job that begins to wait: its first, perhaps."""
+        name, weight = claimant.options.tenant if self._is_fair else "", claimant.options.weight
+        tenant = self.tenants.get(name)
+        if tenant is None:
+            virtual = max(self._virtual_now, self._ahead.pop(name, 0.0))
+            tenant = self.tenants[name] = Tenant(name, weight or self._weights.get(name, 1.0), virtual)
+        elif weight is not None:
+            tenant.weight = weight
+        claimant.tenant = tenant
+        return tenant
+
+    # -- jobs
+
+    def enter_job(self, job: Claimant) -> None:
+        """A job waits beside the requests."""
+        self._enter(job).jobs += 1
+        self.num_jobs += 1
+
+    def start_job(self, job: Claimant, tokens: int) -> None:
+        """It is going to use `tokens` tokens of the engine."""
+        # Jobs have rows of their own, and may start while others are further behind: the present is where those are.
+        self._virtual_now = max(self._virtual_now, min(other.virtual for other in self.tenants.values()))
+        job.tenant.virtual += tokens / job.tenant.weight
+
+    def end_job(self, job: Claimant, unused: int) -> None:
+        """It ended, and left `unused` of the tokens that it was started with."""
+        tenant = job.tenant
+        tenant.jobs -= 1
+        self.num_jobs -= 1
+        tenant.virtual -= unused / tenant.weight
+        self.leave(tenant)
+
+    # -- who is next
+
+    def head(self, prompts: "SharedPrompts | None" = None, left_out: Tenant | None = None) -> Request | None:
+        """Who is next: of the tenant that is furthest behind, but not `left_out`, its first. prompts: where given, a
+        request that is held or gains by waiting for one of them is passed over."""
+        tenants: Iterable[Tenant] = self.tenants.values()
+        if len(self.tenants) > 1:
             tenants = sorted(
-                (tenant for tenant in tenants if tenant.waiting),
+                (tenant for tenant in tenants if tenant.waiting and tenant is not left_out),
                 key=lambda tenant: (tenant.virtual, *age_order(tenant.waiting[0])),
             )
         for tenant in tenants:
             for request in tenant.waiting:
-                if not must_wait(request):
+                if prompts is None or not (request.held or prompts.leaders and prompts.must_wait(request)):
                     return request
         return None
+
+    @staticmethod
+    def goes_first(first: Claimant, second: Claimant) -> bool:
+        """Whether `first` goes ahead of `second`: its tenant is further behind, or the same and it was submitted before."""
+        mine, other = first.tenant.virtual, second.tenant.virtual
+        return first.arrival < second.arrival if mine == other else mine < other
+
+    def by_share(self, running: list[Request]) -> list[Request]:
+        """Running requests, those of tenants with the fewest rows for their weight first."""
+        if len(self.tenants) < 2:
+            return running
+        return sorted(running, key=lambda request: request.tenant.rows / request.tenant.weight)
+
+    def others_may_come(self, tenant: Tenant, now: float) -> bool:
+        """Whether another tenant without a row submitted something within RECENT_S."""
+        return len(self._submitted_at) > 1 and any(
+            at > now - RECENT_S and name != tenant.name and (name not in self.tenants or not self.tenants[name].rows)
+            for name, at in self._submitted_at.items()
+        )
 
     def check_integrity(self, running: list[Request]) -> list[str]:
         """What is wrong, one line each."""
         problems = []
-        if self._length != sum(len(tenant.waiting) for tenant in self._tenants.values()):
+        if self.num_waiting != sum(len(tenant.waiting) for tenant in self.tenants.values()):
             problems.append("the queue's length is wrong")
         if self.num_tokens != sum(len(request.tokens) for request in self):
             problems.append("the queue's number of tokens is wrong")
-        rows: dict[str, int] = {}
-        for request in running:
-            name = self._tenants.of(request).name
-            rows[name] = rows.get(name, 0) + 1
-        for name, tenant in self._tenants.items():
+        if any(self.tenants.get(request.tenant.name) is not request.tenant for request in (*running, *self)):
+            problems.append("a request's tenant is not in the queue")
+        for name, tenant in self.tenants.items():
+            held = sum(request.tenant is tenant for request in running)
             is_idle = not (tenant.waiting or tenant.rows or tenant.jobs)
-            if tenant.rows != rows.get(name, 0) or is_idle or tenant.name != name:
-                problems.append(f"tenant {name!r}: {tenant.rows} rows counted, {rows.get(name, 0)} held")
+            if tenant.rows != held or is_idle or tenant.name != name:
+                problems.append(f"tenant {name!r}: {tenant.rows} rows counted, {held} held")
             if tenant.waiting != sorted(tenant.waiting, key=age_order):
                 problems.append(f"tenant {name!r}: waiting requests out of order")
         return problems
@@ -77,35 +194,30 @@ class WaitingQueue:
 
 class SharedPrompts:
     """The running requests whose prompts others wait for, instead of computing them again: those that compute
-    LEAST_SHARED or more tokens, by salt and first tokens.
+    LEAST_SHARED or more tokens, by salt and first tokens (leaders).
 
     So the choices of one prompt (n, best_of), and a burst of requests with one long system prompt, compute it once."""
 
-    def __init__(self, enabled: bool):
-        self._enabled = enabled
-        self._leaders: dict[tuple, list[Request]] = {}
+    def __init__(self) -> None:
+        self.leaders: dict[tuple, list[Request]] = {}
 
     def begin(self, request: Request) -> None:
-        """The request was admitted."""
-        if self._enabled and len(request.tokens) - request.computed_len >= LEAST_SHARED:
-            request.leads = True
-            self._leaders.setdefault(_beginning(request), []).append(request)
+        """The request was admitted, and computes at least LEAST_SHARED tokens."""
+        request.leads = True
+        self.leaders.setdefault(_beginning(request), []).append(request)
 
     def end(self, request: Request) -> None:
-        """The request's prompt is computed, or it lost its pages."""
-        if request.leads:
-            request.leads = False
-            key = _beginning(request)
-            self._leaders[key].remove(request)
-            if not self._leaders[key]:
-                del self._leaders[key]
+        """The prompt of a request that leads is computed, or it lost its pages."""
+        request.leads = False
+        key = _beginning(request)
+        self.leaders[key].remove(request)
+        if not self.leaders[key]:
+            del self.leaders[key]
 
     def must_wait(self, request: Request) -> bool:
         """Whether the waiting request gains by waiting: it would share at least half of what its leader has left to
         compute."""
-        if not self._leaders:
-            return False
-        leaders = self._leaders.get(_beginning(request))
+        leaders = self.leaders.get(_beginning(request))
         if leaders is None:
             return False
         if request.leader in leaders:

@@ -1,10 +1,11 @@
-"""A request as the scheduler knows it. The scheduler is its only writer; the runner reads."""
+"""A request as the scheduler knows it, which is its only writer (the runner reads), and what it must be to be served."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
+from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
 from zse.scheduler.options import DEFAULT, RequestOptions
 
@@ -19,11 +20,14 @@ class Request:
     prompt_len: int
     params: SamplingParams
     options: RequestOptions
+    tenant: Any  # the queue's Tenant that it counts for, once it was there
+    salt: tuple[str, ...]  # see salt_of()
     seed: int
     stop_ids: frozenset[int]
     max_len: int  # prompt plus the most tokens that may be sampled
+    max_cached_len: int  # whose K and V are needed at most: the last sampled token is never fed back
     arrival: int  # order of submission (not a time)
-    due: float  # with arrival: the order of requests, see SchedulingPolicy.due_time
+    due: float  # with arrival: the order of requests, see Scheduler.submit
     submitted_at: float  # seconds on schedule()'s clock, as deadline_at
     deadline_at: float  # infinity: none
     state: str
@@ -64,7 +68,8 @@ class Request:
     ):
         self.id, self.params, self.options, self.seed, self.stop_ids = id, params, options, seed, stop_ids
         self.tokens = array("i", prompt)
-        self.prompt_len, self.max_len = len(prompt), max_len
+        self.tenant, self.salt = None, salt_of(options)
+        self.prompt_len, self.max_len, self.max_cached_len = len(prompt), max_len, max(max_len - 1, len(prompt))
         self.arrival, self.due, self.submitted_at = arrival, due, now
         self.deadline_at = float("inf") if options.deadline_ms is None else now + options.deadline_ms / 1000
         self.state, self.row, self.cached_len = WAITING, -1, -1
@@ -80,16 +85,6 @@ class Request:
         """Whether it is in a submitted batch."""
         return self.pending > 0 or self.chunks_in_flight > 0
 
-    @property
-    def salt(self) -> tuple[str, ...]:
-        """What must be equal beside the tokens for two requests to share a page."""
-        return self.options.salt
-
-    @property
-    def max_cached_len(self) -> int:
-        """Tokens whose K and V are needed at most: the last sampled token is never fed back."""
-        return max(self.max_len - 1, self.prompt_len)
-
     def __repr__(self) -> str:
         return (
             f"<Request {self.id} {self.state} row={self.row} computed={self.computed_len} "
@@ -99,3 +94,67 @@ class Request:
 
 # Sort key: each tenant's waiting requests and the running list are kept in this order.
 age_order = attrgetter("due", "arrival")
+
+
+def salt_of(options: RequestOptions) -> tuple[str, ...]:
+    """What must be equal beside the tokens for two requests or jobs to share a KV page."""
+    return options.tenant, options.cache_salt
+
+
+class Limits(NamedTuple):
+    """What requests and jobs must stay within to be served at all. max_context: tokens of one request. capacity: tokens of
+    the longest sequence that all KV pages together hold. vocab_size: what token ids are below."""
+
+    vocab_size: int
+    max_context: int
+    capacity: int
+
+    def max_len(self, prompt: list[int], params: SamplingParams) -> int:
+        """Most tokens, prompt included, that a request may reach: one beyond the context, or beyond all pages together,
+        would wait for ever. Raises RequestError when it cannot be served."""
+        if not prompt:
+            raise _no_tokens()
+        for param, ids in (
+            ("prompt", prompt),
+            ("stop_token_ids", params.stop_token_ids),
+            ("logit_bias", params.logit_bias),
+        ):
+            if ids:
+                self.check_ids(param, ids)
+        max_tokens = params.max_tokens
+        most = min(self.max_context, self.capacity + 1)  # the last sampled token needs no page
+        wanted = len(prompt) + (max_tokens or 1)
+        if wanted > most:
+            why = f"this model's context is {self.max_context} tokens"
+            if most < self.max_context:
+                why = f"the KV cache of this engine holds {self.capacity} tokens"
+            asked = f"{len(prompt)} prompt tokens" + (f" and max_tokens {max_tokens}" if max_tokens else "")
+            raise RequestError(f"{why}; the request has {asked}", code="context_length_exceeded")
+        return wanted if max_tokens is not None else most
+
+    def check_job(self, token_ids: list[int]) -> None:
+        """Raises RequestError for a sequence that can never run beside the requests: nothing is sampled of it."""
+        if not token_ids:
+            raise _no_tokens()
+        self.check_ids("prompt", token_ids)
+        most = min(self.max_context, self.capacity)
+        if len(token_ids) > most:
+            raise RequestError(
+                f"{len(token_ids)} tokens are more than the context of {most}",
+                code="context_length_exceeded",
+                param="prompt",
+            )
+
+    def check_ids(self, param: str, ids: Collection[int]) -> None:
+        """Raises RequestError for an id outside the vocabulary."""
+        if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
+            bad = next(id for id in ids if not 0 <= id < self.vocab_size)
+            raise RequestError(
+                f"token id {bad} is outside this model's vocabulary of {self.vocab_size}",
+                code="invalid_token_id",
+                param=param,
+            )
+
+
+def _no_tokens() -> RequestError:
+    return RequestError("the prompt has no tokens", code="invalid_value", param="prompt")

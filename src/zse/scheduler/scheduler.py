@@ -7,10 +7,15 @@ One batch more may be scheduled while another is in flight (a GPU is given step 
 advance when a batch is scheduled, the ids of its tokens come with the commit. What the ids decide waits for them: a
 request that turns out to have ended is dropped one step late, and nothing is preempted while a batch is in flight.
 
-This file is what others call. admission.py says who may enter and who is admitted, lifecycle.py where each request
-stands, queue.py and fairness.py who is next, budget.py how much a step runs; batch.py makes a batch of that, and
-results.py takes what came out.
+This file is what others call: requests enter, and results of a batch are taken. request.py says what a request must be,
+lifecycle.py where each stands, queue.py and fairness.py who is next, budget.py how much a step runs; batch.py makes a
+batch of that.
 """
+
+from collections.abc import Container, Sequence
+from heapq import heappop, heappush
+
+import msgspec
 
 from zse.cache import contiguous, grouped
 from zse.cache.groups import ONE_GROUP, PageGeometry
@@ -19,15 +24,13 @@ from zse.cache.pages import HostPool, PageAllocator
 from zse.cache.prefix import PrefixCache
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
-from zse.scheduler.admission import Admission
-from zse.scheduler.batch import Batch, BatchBuilder, Output, timeout_error
+from zse.scheduler.batch import Batch, BatchBuilder, Entry, Output, numerical_error, timeout_error
 from zse.scheduler.budget import STEP_TARGET_S, StepBudget
-from zse.scheduler.counters import Counters
+from zse.scheduler.counters import NAMES
 from zse.scheduler.fairness import JobShare, Pace
 from zse.scheduler.lifecycle import Lifecycle
-from zse.scheduler.options import DEFAULT, RequestOptions, SchedulingPolicy
-from zse.scheduler.request import RUNNING, Request
-from zse.scheduler.results import BatchResults
+from zse.scheduler.options import DEFAULT, PATIENCE_S, RequestOptions, SchedulingPolicy
+from zse.scheduler.request import FINISHED, RUNNING, Limits, Request
 
 MAX_IN_FLIGHT = 2
 
@@ -47,6 +50,9 @@ class Scheduler:
         max_drafts: draft tokens that all requests of one step may verify together (Request.drafts).
         policy: how requests are chosen.
         geometry: how many tokens a page has, as prefix_cache's, and which groups the layers are in.
+
+    requests: by id, that were accepted and have not ended. running: those that have a row, oldest first. queue: those that
+    wait. Others must not change them.
     """
 
     def __init__(
@@ -80,14 +86,13 @@ class Scheduler:
             return policy.swap_is_quicker(length, cache.pages_for(length), budget.token_s)
 
         self.life = life = Lifecycle(cache, policy, max_rows, should_swap)
-        self.admission = Admission(
-            life, policy, vocab_size=vocab_size, max_context=max_context, max_waiting=max_waiting
-        )
-        self.job_share = JobShare(life.tenants)
-        self._pace = Pace(life.tenants, budget.chunks) if budget.chunks is not None and policy.fair_share else None
-        self.builder = BatchBuilder(life, self.admission, budget, self._pace, policy.chunked_prefill, max_drafts)
-        self._results = BatchResults(life, vocab_size)
+        self.requests, self.running, self.queue, self.counters = life.by_id, life.running, life.queue, life.counters
+        self.limits = Limits(vocab_size, max_context, cache.capacity)
+        self.job_share = JobShare(life.queue)
+        self.pace = Pace(life.queue, budget) if budget.ratio and policy.fair_share else None
+        self.builder = BatchBuilder(life, budget, policy.chunked_prefill, max_drafts)
         self.num_arrivals = 0
+        self._deadlines: list[tuple[float, int]] = []  # a heap of (deadline_at, id), of those that ended too
         self._in_flight: list[Batch] = []  # oldest first
 
     # -- requests
@@ -102,13 +107,23 @@ class Scheduler:
         now: float = 0.0,
         options: RequestOptions = DEFAULT,
     ) -> Request:
-        """Queue a request. Raises RequestError, and keeps nothing, when it cannot be served: see Admission."""
+        """Queue a request. Raises RequestError, and keeps nothing, when it cannot be served, or the queue is full.
+
+        Its place in the queue is fixed (earliest virtual deadline first): a level of priority counts like `ageing_s` earlier.
+        So it is overtaken only by those that are submitted within PATIENCE_S + ageing_s * (levels above it) after it:
+        every wait is bounded.
+        """
+        life, queue, policy = self.life, self.queue, self.policy
         try:
-            max_len = self.admission.check_request(id, prompt, params)
+            self.check_room(id, (), queue.num_waiting)
+            if queue.num_waiting and queue.num_tokens + len(prompt) > policy.max_waiting_tokens:
+                raise _overloaded(f"{queue.num_tokens} prompt tokens")
+            max_len = self.limits.max_len(prompt, params)
         except RequestError:
             self.counters.refused += 1
             raise
-        now = self._tell_time(now)
+        life.now = now = max(life.now, now)
+        patience = PATIENCE_S if options.deadline_ms is None else min(options.deadline_ms / 1000, PATIENCE_S)
         stop_ids = frozenset(params.stop_token_ids)
         request = Request(
             id,
@@ -119,12 +134,23 @@ class Scheduler:
             max_len=max_len,
             arrival=self.num_arrivals,
             now=now,
-            due=self.policy.due_time(options, now),
+            due=now + patience - policy.ageing_s * options.priority,
             options=options,
         )
         self.num_arrivals += 1
-        self.life.enqueue(request)
+        self.requests[id] = request
+        queue.add(request)
+        self.counters.submitted += 1
+        if options.deadline_ms is not None:
+            heappush(self._deadlines, (request.deadline_at, id))
         return request
+
+    def check_room(self, id: int, others: Container[int], num_waiting: int) -> None:
+        """Raises RequestError when the scheduler or `others` know the id, or where max_waiting wait already."""
+        if id in self.requests or id in others:
+            raise RequestError(f"request id {id} is in use", status=409, code="conflict")
+        if num_waiting >= self.max_waiting:
+            raise _overloaded(f"{self.max_waiting} requests")
 
     def fork(
         self,
@@ -152,7 +178,7 @@ class Scheduler:
         tokens = [*parent.tokens[:length], *append]
         if not parent.prompt_len <= length <= len(parent.tokens) or len(tokens) >= parent.max_len:
             raise ValueError(f"{parent} cannot be forked at {length} tokens and {len(append)} more")
-        self.admission.check_ids("append", append)
+        self.limits.check_ids("append", append)
         child = Request(
             id,
             tokens,
@@ -181,38 +207,41 @@ class Scheduler:
 
     def drop(self, id: int) -> bool:
         """cancel() of a request that nobody asked for by this id: it does not count."""
-        request = self.life.by_id.get(id)
+        request = self.requests.get(id)
         if request is not None:
             self.life.end(request)
         return request is not None
 
     def expire(self, now: float) -> list[Output]:
         """End the requests whose deadline has passed before they ever ran."""
-        self._tell_time(now)
-        return [Output(request.id, [], None, "timeout", error=timeout_error()) for request in self.life.expire()]
+        self.life.now = now = max(self.life.now, now)
+        late: list[Output] = []
+        while self._deadlines and self._deadlines[0][0] < now:
+            deadline_at, id = heappop(self._deadlines)
+            request = self.requests.get(id)
+            if request is not None and request.deadline_at == deadline_at and not request.residency:
+                self.counters.timed_out += 1
+                self.life.end(request)
+                late.append(Output(id, [], None, "timeout", error=timeout_error()))
+        return late
 
     def hold(self, id: int) -> None:
         """The request, which is stepwise, does not run until resume()."""
-        self.life.by_id[id].held = True
+        self.requests[id].held = True
 
     def resume(self, id: int, token: int) -> None:
         """The request may run again, with `token` in place of its last one, which has no K and V yet."""
-        request = self.life.by_id[id]
+        request = self.requests[id]
         request.held = False
         request.tokens[-1] = token
 
     def preempt(self, id: int) -> bool:
         """Take the row and pages of a request, as when others need them; False when it has none, or is in flight."""
-        request = self.life.by_id.get(id)
+        request = self.requests.get(id)
         if request is None or request.state is not RUNNING or request.in_flight:
             return False
         self.life.preempt(request)
         return True
-
-    def _tell_time(self, now: float) -> float:
-        """Clocks may go back; the scheduler's does not."""
-        self.life.now = now = max(self.life.now, now)
-        return now
 
     # -- a step
 
@@ -226,34 +255,129 @@ class Scheduler:
             raise RuntimeError("schedule() before commit() of the batches in flight")
         if in_flight and in_flight[0].num_drafts:
             return None  # its requests' lengths are not known, and without them others would run in smaller steps
-        self._tell_time(now)
-        batch = self.builder.build(ahead=bool(in_flight))
+        self.life.now = max(self.life.now, now)
+        left_out = self.pace.left_out() if self.pace is not None and self.pace.debts else None
+        batch = self.builder.build(bool(in_flight), left_out)
+        if batch is None and left_out is not None:
+            batch = self.builder.build(bool(in_flight), None)  # the others have nothing to run now
         if batch is not None:
             in_flight.append(batch)
             self.counters.scheduled_tokens += batch.num_tokens
         return batch
 
-    def commit(self, batch: Batch, sampled: list[tuple[int, object]]) -> list[Output]:
+    def commit(self, batch: Batch, sampled: list, seconds: float = 0.0) -> list[Output]:
         """Take the results of the oldest batch in flight: (token, logprobs or None) for each entry that samples, in
         the batch's order; 1 + k of them for an entry with k drafts. Drafts are accepted while they equal what was
-        sampled in their place; the first sampled token that differs is the last one taken.
+        sampled in their place; the first sampled token that differs is the last one taken. seconds: what the batch took on
+        the device, which the next ones go by; 0: not measured.
 
         A token outside the vocabulary (the runner gives -1 for a row whose logits were not finite) fails that request
-        alone. BatchResults of requests that ended meanwhile are dropped and counted.
+        alone. Results of requests that ended meanwhile are dropped and counted.
         """
         if not self._in_flight or batch is not self._in_flight[0]:
             raise RuntimeError("commit() of a batch that is not the oldest in flight")
         if len(sampled) != batch.num_samples:
             raise ValueError(f"{len(sampled)} results for {batch.num_samples} sampling rows")
         del self._in_flight[0]
-        return self._results.take(batch, sampled)
+        if seconds:
+            self._observe(batch, seconds)
+        if batch.num_drafts or batch.num_samples != len(batch.entries):
+            sampled = batch.by_entry(sampled)
+        outputs: list[Output] = []
+        life, grouped, vocab_size = self.life, self.cache.grouped, self.vocab_size
+        tell, has_drafts = outputs.append, batch.num_drafts > 0
+        for entry, results in zip(batch.entries, sampled, strict=True):
+            request = entry.request
+            if request.state is FINISHED:
+                life.counters.late_results += 1
+                request.pending -= entry.samples
+                request.chunks_in_flight -= not entry.samples
+                if not request.in_flight:
+                    life.release(request)
+            elif has_drafts and entry.drafts:
+                outputs += self._take_run(entry, results)
+            elif results is not None:
+                request.pending -= 1
+                token, logprob = results
+                if not 0 <= token < vocab_size:
+                    tell(self._fail(request))
+                    continue
+                tokens = request.tokens
+                length = request.committed_len = len(tokens)  # all that was known is computed now, and sound
+                tokens.append(token)
+                cached, finish = 0, None
+                if length >= request.checkpoint or token in request.stop_ids:
+                    cached = self._pass_checkpoint(request, length, length)
+                    finish = self._ended(request, token)
+                tell(Output(request.id, [token], None if logprob is None else [logprob], finish, cached))
+            else:
+                request.chunks_in_flight -= 1
+            if grouped is not None and request.state is RUNNING:
+                # What is in flight of this request continues from here.
+                grouped.trim(request.id, request.committed_len if entry.drafts else entry.start + entry.count)
+        return outputs
 
-    def observe(self, batch: Batch, seconds: float) -> None:
-        """The batch, which is not committed yet, took `seconds` on the device: what the next ones go by."""
+    def _observe(self, batch: Batch, seconds: float) -> None:
+        """The batch took `seconds`: those who share something, and what a step may take, go by it."""
         self.budget.observe(batch, seconds)
-        self.job_share.observe_step(seconds)
-        if self._pace is not None:
-            self._pace.observe(batch, seconds)
+        if self.queue.num_jobs:
+            self.job_share.observe_step(seconds)
+        if self.pace is not None and (len(self.queue.tenants) > 1 or self.pace.debts):
+            self.pace.observe(batch, seconds)
+
+    def _pass_checkpoint(self, request: Request, first: int, length: int) -> int:
+        """`length` tokens of the request are computed and sound, and those from place `first` on were sampled in this
+        step: what need not be done after each. How many of the prompt were cached, when its first token is among them."""
+        is_first, page_size = first == request.prompt_len, self.cache.page_size
+        if request.leads:
+            self.life.prompts.end(request)
+        self.cache.commit(request.id, request.tokens, length, partial=is_first)
+        request.checkpoint = min(length + page_size - length % page_size, request.max_len - 1)
+        return request.cached_len if is_first else 0
+
+    def _take_run(self, entry: Entry, sampled: Sequence[tuple[int, object]]) -> list[Output]:
+        """Take the results of an entry with drafts: line i was sampled behind draft i - 1."""
+        request, drafts = entry.request, entry.drafts
+        request.pending -= entry.samples
+        accepted: list[int] = []
+        logprobs = []
+        for line, (token, logprob) in enumerate(sampled):
+            if not 0 <= token < self.vocab_size:
+                # A draft may be the cause, also of what stands before it (a kernel multiplies what it masks by 0): the
+                # request continues from here without drafts, and the next step finds out.
+                request.drafts = None
+                break
+            accepted.append(token)
+            logprobs.append(logprob)
+            request.tokens.append(token)
+            is_last = token in request.stop_ids or len(request.tokens) >= request.max_len
+            if is_last or line < len(drafts) and token != drafts[line]:
+                break
+        counters = self.counters
+        counters.verified_runs += 1
+        counters.drafted_tokens += len(drafts)
+        # Behind these stand K and V of drafts that were not accepted: the next step writes over them before it reads.
+        request.computed_len = end = entry.start + len(accepted)
+        if not accepted:
+            return []  # what is committed stays as it is: this may be the end of a prompt that is not finite
+        counters.accepted_tokens += len(accepted) - 1
+        request.committed_len = end
+        cached = self._pass_checkpoint(request, entry.start + 1, end) if end >= request.checkpoint else 0
+        finish = self._ended(request, accepted[-1])
+        return [Output(request.id, accepted, None if logprobs[0] is None else logprobs, finish, cached)]
+
+    def _ended(self, request: Request, token: int) -> str | None:
+        """Why the token, which the request has now, is its last, or None; the request has ended then."""
+        finish = "stop" if token in request.stop_ids else "length" if len(request.tokens) >= request.max_len else None
+        if finish is not None:
+            self.life.finish(request)
+        return finish
+
+    def _fail(self, request: Request) -> Output:
+        self.counters.failed += 1
+        self.cache.distrust(request.id)
+        self.life.end(request)
+        return Output(request.id, [], None, "error", error=numerical_error())
 
     def observe_jobs(self, tokens: int, seconds: float) -> None:
         """A chunk of the jobs of `tokens` tokens took `seconds`."""
@@ -263,37 +387,12 @@ class Scheduler:
 
     # -- what others may know
 
-    @property
-    def counters(self) -> Counters:
-        return self.life.counters
-
-    @property
-    def max_tokens(self) -> int:
-        """Tokens of one step now."""
-        return self.budget.max_tokens
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self.life.running or self.life.queue)
-
-    @property
-    def num_running(self) -> int:
-        return len(self.life.running)
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self.life.queue)
-
-    def running(self) -> list[Request]:
-        """Requests that have a row, oldest first; the caller must not change the list."""
-        return self.life.running
-
     def decoding(self) -> list[Request]:
         """Running requests whose tokens are all known and whose next step runs the last of them: those that can have
         drafts now."""
         return [
             request
-            for request in self.life.running
+            for request in self.running
             if not request.pending
             and len(request.tokens) - request.computed_len == 1
             and not request.in_flight
@@ -301,25 +400,19 @@ class Scheduler:
         ]
 
     def prompts_share_time(self) -> bool:
-        """Whether the next step computes prompts for as long as its replies may wait (SchedulingSchedulingPolicy.mixed_ratio): then the
+        """Whether the next step computes prompts for as long as its replies may wait (SchedulingPolicy.mixed_ratio): then the
         time is theirs, and drafts would only make the chunks smaller."""
-        return self.budget.chunks is not None and self.builder.has_prompts()
-
-    def request(self, id: int) -> Request | None:
-        return self.life.by_id.get(id)
-
-    def live_ids(self) -> list[int]:
-        """Ids that have been accepted and have not ended."""
-        return list(self.life.by_id)
+        return bool(self.budget.ratio) and self.builder.has_prompts()
 
     def snapshot(self) -> dict[str, float]:
         """Totals since the start, of the scheduler and the cache, by name."""
-        return self.counters.snapshot() | self.life.waits.snapshot() | self.cache.snapshot()
+        waits = dict(zip(NAMES, self.life.waits, strict=True))
+        return msgspec.structs.asdict(self.counters) | waits | self.cache.snapshot()
 
     def check_integrity(self) -> list[str]:
         """What is wrong, one line each; empty when every invariant holds. Cheap enough for tests after every step."""
         life = self.life
-        pages = [*(pages for _, pages in life.retired.values()), *self.admission.job_pages]
+        pages = [*(pages for _, pages in life.retired.values()), *life.job_pages]
         return self.cache.check_integrity(pages) + life.check_integrity(is_flying=bool(self._in_flight))
 
 
@@ -332,3 +425,9 @@ def cache_manager(
     if geometry.windowed:
         return grouped.GroupedCacheManager(allocator, prefix, host, geometry)
     return CacheManager(allocator, prefix, host, geometry)
+
+
+def _overloaded(what: str) -> RequestError:
+    return RequestError(
+        f"{what} are waiting already; try again later", status=503, type="server_error", code="overloaded"
+    )

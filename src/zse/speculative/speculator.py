@@ -102,12 +102,12 @@ class Speculator:
             self._lost_s = max(self._lost_s, -SAVED_STEPS * plain)
         self.acceptance.rest()
         # Only a device that is given steps ahead asks; the step ahead may have all but the last token.
-        self.waits = self.runs_ahead and any(self._plan(scheduler, scheduler.running)[1])
+        self.waits = self.runs_ahead and any(self._plan(scheduler, lambda: scheduler.running)[1])
 
     def _plan(self, scheduler: Scheduler, requests: Callable[[], list[Request]]) -> tuple[list[Candidate], list[int]]:
         """Which of the requests could have drafts in the next step, and how many each gets."""
-        rows = scheduler.num_running
-        most = min(scheduler.max_drafts, scheduler.max_tokens - rows)
+        rows = len(scheduler.running)
+        most = min(scheduler.max_drafts, scheduler.budget.max_tokens - rows)
         room = self.room(rows, most) if rows else 0
         if not room or scheduler.prompts_share_time():
             return [], []
