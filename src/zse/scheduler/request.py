@@ -101,7 +101,7 @@ def salt_of(options: RequestOptions) -> tuple[str, ...]:
     return options.tenant, options.cache_salt
 
 
-class Limits(NamedTuple):
+class TokenLimits(NamedTuple):
     """What requests and jobs must stay within to be served at all. max_context: tokens of one request. capacity: tokens of
     the longest sequence that all KV pages together hold. vocab_size: what token ids are below."""
 

@@ -30,7 +30,7 @@ from zse.scheduler.counters import NAMES
 from zse.scheduler.fairness import JobShare, Pace
 from zse.scheduler.lifecycle import Lifecycle
 from zse.scheduler.options import DEFAULT, PATIENCE_S, RequestOptions, SchedulingPolicy
-from zse.scheduler.request import FINISHED, RUNNING, Limits, Request
+from zse.scheduler.request import FINISHED, RUNNING, TokenLimits, Request
 
 MAX_IN_FLIGHT = 2
 
@@ -87,7 +87,7 @@ class Scheduler:
 
         self.life = life = Lifecycle(cache, policy, max_rows, should_swap)
         self.requests, self.running, self.queue, self.counters = life.by_id, life.running, life.queue, life.counters
-        self.limits = Limits(vocab_size, max_context, cache.capacity)
+        self.limits = TokenLimits(vocab_size, max_context, cache.capacity)
         self.job_share = JobShare(life.queue)
         self.pace = Pace(life.queue, budget) if budget.ratio and policy.fair_share else None
         self.builder = BatchBuilder(life, budget, policy.chunked_prefill, max_drafts)
