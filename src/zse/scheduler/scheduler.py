@@ -30,7 +30,7 @@ from zse.scheduler.counters import NAMES
 from zse.scheduler.fairness import JobShare, Pace
 from zse.scheduler.lifecycle import Lifecycle
 from zse.scheduler.options import DEFAULT, PATIENCE_S, RequestOptions, SchedulingPolicy
-from zse.scheduler.request import FINISHED, RUNNING, TokenLimits, Request
+from zse.scheduler.request import FINISHED, RUNNING, Request, TokenLimits
 
 MAX_IN_FLIGHT = 2
 
