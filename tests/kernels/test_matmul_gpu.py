@@ -39,7 +39,7 @@ def product(device, weight, a, kernel):
     )
     arguments, found = {name: place(device, value) for name, value in case.inputs.items()}, outputs(device, case)
     recorder = device.record()
-    gpu_matmul.record(recorder, arguments["a"], arguments["weight"], found["out"], None, len(a), kernel=kernel)
+    gpu_matmul.record(recorder, arguments["a"], arguments["weight"], found["out"], max_tokens=len(a), kernel=kernel)
     graph = recorder.finish()
     graph.run()
     result = read(device, found["out"], case.outputs["out"])
