@@ -16,6 +16,7 @@ from zse.errors import RequestError
 class EchoLLM:
     has_chat_template = True
     vocab_size = 5000
+    recommended: dict = {}
 
     def __init__(self, path, **options):
         self.path, self.options, self.phases_ms = path, options, {"model opened": 12.0}

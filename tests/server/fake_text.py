@@ -35,6 +35,7 @@ class Detokenizer:
 class TextModel:
     vocab_size = 260
     has_chat_template = True
+    sampling: dict = {}
 
     def __init__(self, template: str = ""):
         """template: the text that parsers are chosen by; one that ends in "<think>" opens the reasoning itself."""

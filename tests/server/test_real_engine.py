@@ -82,6 +82,34 @@ def test_seeds(client):
     assert first != texts(seed=1234)
 
 
+def test_sampling_is_the_models_where_a_request_names_none(client, real_models):
+    def text(client, **options):
+        reply = client.chat.completions.create(
+            model="smollm2",
+            messages=[{"role": "user", "content": "Tell me a story."}],
+            max_tokens=24,
+            seed=3,
+            **options,
+        )
+        return reply.choices[0].message.content
+
+    own = text(client)
+    assert own == text(client, temperature=0.2, top_p=0.9) == text(client, top_p=0.9)
+    openais = text(client, temperature=1, top_p=1)
+    assert openais != own
+    options = "--model-name", "smollm2", "--generation-config", "none"
+    process = subprocess.Popen(
+        command(str(real_models["smollm2"]), *options), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        url = process.stdout.readline().split(" on ")[1].split()[0]
+        with openai.OpenAI(base_url=url + "/v1", api_key="x", max_retries=0) as other:
+            assert text(other) == openais
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=20)
+
+
 def test_logprobs_are_probabilities(client):
     content = ask(client, "Hello", logprobs=True, top_logprobs=5, max_tokens=5).choices[0].logprobs.content
     for entry in content:
@@ -165,9 +193,8 @@ def test_every_way_of_sampling_arrives(client, real_models):
             "echo",
         )
         known = {name: options.pop(name) for name in names if name in options}
-        return client.completions.create(
-            model="smollm2", prompt=PROMPT, seed=11, extra_body=options, **{"max_tokens": 12} | known
-        ).choices
+        known = {"max_tokens": 12, "temperature": 1, "top_p": 1} | known  # not what the model recommends
+        return client.completions.create(model="smollm2", prompt=PROMPT, seed=11, extra_body=options, **known).choices
 
     def offline(seed=11, **options):
         if "logit_bias" in options:

@@ -32,12 +32,12 @@ ARGUMENTS = (
 
 
 def run(args) -> int:
-    params = sampling_params(args)
+    sampling_params(args)  # what it refuses, it refuses before the model is read
     llm = open_llm(args, max_rows=1, prepare_chat=True)
     try:
         if not llm.has_chat_template:
             raise ConfigError(f"{args.model} is a base model without a chat template; use: zse run {args.model} TEXT")
-        session = Session(llm, args.model, params, args.system)
+        session = Session(llm, args.model, sampling_params(args, llm.recommended), args.system)
         if args.load:
             session.load(args.load)
         if sys.stdin.isatty():

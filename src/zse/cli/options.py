@@ -10,9 +10,9 @@ from zse.errors import ConfigError, ModelNotFoundError, RequestError, one_line
 from zse.formats import hub, store
 from zse.sampling import fields, params
 
-# Chosen for chat with small models: a little randomness, no far tail. The API's own defaults (temperature 1) are
-# OpenAI's.
-TEMPERATURE, TOP_P = 0.7, 0.95
+# Where a model recommends nothing. Chosen for chat with small models: a little randomness, no far tail. The API's own
+# defaults (temperature 1) are OpenAI's.
+DEFAULTS = {"temperature": 0.7, "top_p": 0.95}
 
 
 def _page_size(text: str) -> int:
@@ -282,10 +282,12 @@ def sampling_fields() -> dict:
 def add_sampling_options(parser, max_tokens: int) -> None:
     """An option for each of sampling_fields(), with its range and meaning. max_tokens: its default here."""
     group = parser.add_argument_group("sampling")
-    own = {"max_tokens": max_tokens, "temperature": TEMPERATURE, "top_p": TOP_P}
+    own = {"max_tokens": max_tokens, **DEFAULTS}
     for name, field in sampling_fields().items():
         default, action = own.get(name, field.default), {}
         told = "" if default in (None, ()) else f" (default: {default})"
+        if name in params.RECOMMENDED:
+            default, told = None, f" (default: the model's, else {default})"
         if isinstance(default, tuple):
             default, action, told = [], {"action": "append"}, "; may be repeated"
         group.add_argument(
@@ -307,10 +309,13 @@ def _parser_of(kind):
     return str
 
 
-def sampling_params(values):
-    """SamplingParams from an object that has the attributes sampling_fields(). Raises ConfigError."""
+def sampling_params(values, recommended: "dict[str, float] | None" = None):
+    """SamplingParams from an object that has the attributes sampling_fields(). recommended: what the model's authors set, for
+    what is None there; else DEFAULTS. Raises ConfigError."""
+    given = {name: value for name in sampling_fields() if (value := getattr(values, name)) is not None}
+    given = (recommended or DEFAULTS) | given
     try:
-        return fields.checked(params.SamplingParams(**{name: getattr(values, name) for name in sampling_fields()}))
+        return fields.checked(params.SamplingParams(**given))
     except RequestError as error:
         raise ConfigError(str(error)) from None
 

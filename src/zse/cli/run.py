@@ -49,12 +49,13 @@ ARGUMENTS = (
 
 
 def run(args) -> int:
-    params = sampling_params(args)
+    sampling_params(args)  # what it refuses, it refuses before the model is read
     structure = _structure(args)
     llm = open_llm(args, max_rows=1, prepare_chat=not args.raw)
     try:
         if structure is not None:
             llm.prepare_structure()  # while the prompt is read
+        params = sampling_params(args, llm.recommended)
         prompt = _prompt(args.prompt)
         if not prompt:
             raise ConfigError('the prompt is empty: zse run MODEL "your question"')

@@ -1,5 +1,6 @@
 """zse serve: models behind an OpenAI-compatible HTTP API."""
 
+import functools
 import gc
 import os
 
@@ -15,6 +16,7 @@ from zse.scheduler import options as scheduling
 from zse.server import auth, pool
 from zse.server import keys as key_files
 from zse.server import main as server
+from zse.server import models as text_models
 
 EPILOG = """examples:
   zse serve                                  the default model on http://127.0.0.1:8000
@@ -81,6 +83,13 @@ ARGUMENTS = (
         type=Amount(int, 1024, shown="BYTES"),
         default=2 << 20,
         help="largest request body (default: 2 MiB)",
+    ),
+    arg(
+        "--generation-config",
+        choices=("auto", "none"),
+        default="auto",
+        help="sampling where a request names none: auto, what the model's authors recommend (`zse show`), else OpenAI's "
+        "defaults; none, always those (default: auto)",
     ),
     arg(
         "--tool-parser",
@@ -173,7 +182,12 @@ def run(args) -> int:
             since_exec=since_exec,
         )
         return server.serve(
-            options, sock, process, engine_process.spawn, lambda: engine_process.spawn(_park_arguments(args))
+            options,
+            sock,
+            process,
+            engine_process.spawn,
+            lambda: engine_process.spawn(_park_arguments(args)),
+            functools.partial(text_models.load, generation_config=args.generation_config),
         )
     finally:
         process.kill()

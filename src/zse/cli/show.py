@@ -2,11 +2,14 @@
 
 import json
 import sys
+from contextlib import suppress
 
 from zse.cli.parser import JSON, arg
 from zse.cli.terminal import size, table
-from zse.formats import store
+from zse.errors import FormatError, UnsupportedError
+from zse.formats import opening, store
 from zse.formats.catalog import CATALOG
+from zse.formats.recommended import recommended
 
 ARGUMENTS = (arg("model", metavar="MODEL", help="a stored or catalog name"), JSON)
 
@@ -37,6 +40,12 @@ def _facts(name: str) -> dict:
     facts: dict = {"name": name, "state": "stored" if stored else "in the catalog, not pulled"}
     if entry:
         facts |= {"summary": entry.summary, "licence": entry.licence, "source": entry.source}
+    values, place = (entry.sampling, "the catalog") if entry else ({}, "")
+    if stored:
+        with suppress(FormatError, UnsupportedError), opening.open_model(store.resolve(name)) as file:
+            values, place = recommended(file)
+    if values:
+        facts["sampling"] = f"{', '.join(f'{name} {value:g}' for name, value in values.items())} (by {place})"
     if stored:
         facts |= {key: value for key, value in stored.items() if value is not None}
     elif entry:

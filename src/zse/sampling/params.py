@@ -5,10 +5,12 @@ checks of the HTTP API (zse.server.requests), of `zse run`, `zse chat` and `zse.
 made of it. The engine trusts what crossed one of these edges.
 """
 
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 import msgspec
 
+from zse.errors import RequestError
 from zse.sampling.fields import (
     Array,
     Boolean,
@@ -146,6 +148,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def is_filtered(self) -> bool:
         """Whether a draw is from some of the likeliest tokens only."""
         return any(getattr(self, name) != fields_of(SamplingParams)[name].default for name in FILTERS)
+
+
+RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # fields that a model's authors may set
+
+
+def recommended_params(values: dict[str, float]) -> dict[str, Any]:
+    """Those of a model's recommended values that are fields in range: {name: value}. What a file says beside is dropped."""
+    found = {}
+    for name in RECOMMENDED:
+        if name in values:
+            with suppress(RequestError):
+                check = fields_of(SamplingParams)[name].kind
+                assert check is not None
+                found[name] = check(values[name], name)
+    return found
 
 
 class BeamParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

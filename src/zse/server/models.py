@@ -1,14 +1,17 @@
 """A served model as the server sees it: text ↔ token ids, and the chat template. The weights are the engine's."""
 
-from zse.formats import opening
+from zse.formats import opening, recommended
+from zse.sampling.params import recommended_params
 from zse.tokenizer import chat_template, detokenize
 from zse.tokenizer import load as tokenizer_load
 
 
 class ServedModel:
-    """Tokenizer and chat template (or None) of one model; constant, used from several threads."""
+    """Tokenizer and chat template (or None) of one model; constant, used from several threads. sampling: the values of
+    sampling fields that its authors recommend."""
 
-    def __init__(self, tokenizer, template, detokenizer: type, name: str):
+    def __init__(self, tokenizer, template, detokenizer: type, name: str, sampling: dict[str, float]):
+        self.sampling = sampling
         self._tokenizer, self._template, self._detokenizer, self._name = tokenizer, template, detokenizer, name
         self.vocab_size: int = tokenizer.vocab_size
         self.has_chat_template = template is not None
@@ -49,10 +52,11 @@ class ServedModel:
         return self._detokenizer(self._tokenizer, stop=stop, keep=keep)
 
 
-def load(path: str, name: str) -> ServedModel:
-    """Read tokenizer and template of a model file or folder; `name` for messages. Raises FormatError or
-    UnsupportedError."""
+def load(path: str, name: str, generation_config: str = "auto") -> ServedModel:
+    """Read tokenizer, template and, unless generation_config is "none", the recommended sampling of a model file or folder;
+    `name` for messages. Raises FormatError or UnsupportedError."""
     with opening.open_model(path) as file:
         tokenizer = tokenizer_load.load_tokenizer(file)
         template = chat_template.load_chat_template(file, tokenizer)
-        return ServedModel(tokenizer, template, detokenize.IncrementalDetokenizer, name)
+        sampling = {} if generation_config == "none" else recommended_params(recommended.recommended(file)[0])
+        return ServedModel(tokenizer, template, detokenize.IncrementalDetokenizer, name, sampling)

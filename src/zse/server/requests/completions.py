@@ -22,7 +22,7 @@ from zse.sampling.fields import (
     too_long,
     wrong_type,
 )
-from zse.sampling.params import MAX_LOGPROBS, TOKEN_ID, BeamParams, SamplingParams
+from zse.sampling.params import MAX_LOGPROBS, RECOMMENDED, TOKEN_ID, BeamParams, SamplingParams
 from zse.scheduler.options import DEFAULT, RequestOptions
 from zse.server.errors import APIError
 from zse.server.requests.conversation import CONVERSATION, ToolChoice
@@ -38,12 +38,14 @@ _SEEDS = 1 << 63
 class Completion(msgspec.Struct):
     """A checked request of either route. prompts: text or token ids (completions); messages: role/content (chat).
     tools: what may be called, None when nothing may. structure: the form that structure_field asks for. thinking_budget:
-    tokens of reasoning, by thinking_field. template_variables: for the chat template. num_choices: generations that the
-    engine has to make; of best_of > n answers the n likeliest are given. prompt_top: alternatives for each token of the
-    prompt, None where its log-probabilities are not wanted."""
+    tokens of reasoning, by thinking_field. left_out: sampling fields that the request leaves to the model's own
+    recommendation. template_variables: for the chat template. num_choices: generations that the engine has to make; of
+    best_of > n answers the n likeliest are given. prompt_top: alternatives for each token of the prompt, None where its
+    log-probabilities are not wanted."""
 
     model: str | None
     params: SamplingParams
+    left_out: frozenset[str] = frozenset()
     options: RequestOptions = DEFAULT
     n: int = 1
     best_of: int = 1
@@ -202,6 +204,7 @@ def read_chat(body: dict) -> Completion:
     strict = frozenset(tool["function"]["name"] for tool in tools or () if tool["function"].pop("strict", False))
     budget, thinking_field, variables = _thinking_of(values)
     completion = _completion(
+        body,
         values,
         messages=values["messages"],
         best_of=values["n"],
@@ -244,10 +247,10 @@ def read_completions(body: dict) -> Completion:
         raise refused(
             "out_of_range", "'max_tokens' 0 needs 'echo' and goes without 'stream' and 'best_of'.", "max_tokens"
         )
-    return _completion(values, prompts=values["prompt"], echo=values["echo"], best_of=best_of)
+    return _completion(body, values, prompts=values["prompt"], echo=values["echo"], best_of=best_of)
 
 
-def _completion(values: dict, **more: Any) -> Completion:
+def _completion(body: dict, values: dict, **more: Any) -> Completion:
     """The request of checked values: those of a table become the Struct that declares it, whatever it has."""
     if values["stream_options"] is not None and not values["stream"]:
         raise refused("invalid_value", "'stream_options' needs 'stream': true.", "stream_options")
@@ -268,6 +271,7 @@ def _completion(values: dict, **more: Any) -> Completion:
     return Completion(
         model=values["model"],
         params=SamplingParams(**{name: values[name] for name in _SAMPLING}),
+        left_out=frozenset(name for name in RECOMMENDED if body.get(name) is None),
         options=RequestOptions(**{name: values[name] for name in _OPTIONS if name in values}),
         n=values["n"],
         stream=values["stream"],

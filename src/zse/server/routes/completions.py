@@ -101,6 +101,8 @@ async def _begin(app, job: CompletionRun) -> None:
     """From text to the engine: tokenize, check what depends on the model, submit."""
     work, completion = job.work, job.completion
     model = job.model = await app.pool.text(work.served)
+    own = {name: model.sampling[name] for name in completion.left_out & model.sampling.keys()}
+    completion.params = msgspec.structs.replace(completion.params, **own)
     check_token_ids(completion, model.vocab_size)
     if job.is_chat:
         parsers = app.tool_parser, app.reasoning_parser

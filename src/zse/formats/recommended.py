@@ -1,0 +1,36 @@
+"""The sampling that a model's authors recommend, for requests that name none."""
+
+import os
+from typing import Any
+
+from zse.formats.catalog import CATALOG
+from zse.formats.source import ModelSource
+
+# Sampling field → its key in a GGUF file, as llama.cpp writes and reads them (gguf-py's Keys.General.SAMPLING_*).
+GGUF_KEYS = {
+    "temperature": "general.sampling.temp",
+    "top_p": "general.sampling.top_p",
+    "top_k": "general.sampling.top_k",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
+
+
+def recommended(source: ModelSource) -> tuple[dict[str, Any], str]:
+    """(sampling field → value, where they stand): of generation_config.json, of GGUF metadata, or of the catalog when the file
+    is a catalog model's; ({}, "") without any. Only numbers; whether they are in range is the caller's to check.
+
+    `do_sample` is not looked at: many files leave it out and recommend a temperature all the same, as vLLM has it
+    (ModelConfig.get_diff_sampling_param)."""
+    entry = next(
+        (e for e in CATALOG.values() if e.filename == os.path.basename(source.path) and e.size == source.nbytes), None
+    )
+    for values, place in (
+        ({name: (source.generation_config or {}).get(name) for name in GGUF_KEYS}, "generation_config.json"),
+        ({name: source.metadata.get(key) for name, key in GGUF_KEYS.items()}, "the file's metadata"),
+        (entry.sampling if entry else {}, "the catalog"),
+    ):
+        found = {name: value for name, value in values.items() if type(value) in (int, float)}
+        if found:
+            return found, place
+    return {}, ""
