@@ -17,7 +17,7 @@ from zse import kernel as zl
 from zse.bench.startup import drop_page_cache
 from zse.runtime import gpu_graph, gpu_load
 from zse.runtime.args import Args
-from zse.runtime.gpu import Kernels
+from zse.runtime.gpu import CompiledKernels
 from zse.runtime.load import LoadJob
 from zse.tensor import Tensor
 
@@ -255,7 +255,7 @@ def main() -> int:
     driver = CUDADriver()
     driver.start(0)
     compiled = {variant.symbol: compile_variant(variant, driver.isa) for variant in VARIANTS}
-    kernels = Kernels(
+    kernels = CompiledKernels(
         {symbol: one.manifest() | {"image": symbol} for symbol, one in compiled.items()},
         lambda symbol: compiled[symbol].cubin,
     )

@@ -18,7 +18,7 @@ from zse.errors import CompileError, DeviceError
 from zse.kernel import cache
 from zse.kernel.archs import features_of
 from zse.kernel.emit import emit_for
-from zse.runtime.buffer import Account, Buffer
+from zse.runtime.buffer import Buffer
 from zse.runtime.device import Copy, GPUCapabilities, Graph, Program, Recorder, Staging
 from zse.runtime.symbol import Sym
 from zse_emulator.target import EmulateTarget
@@ -183,16 +183,11 @@ class EmulatedMap:
 class EmulatedProgram(Program):
     """address: of the kernel's description in its library."""
 
-    __slots__ = ("library", "threads", "cluster", "shared_bytes")
+    __slots__ = ("library",)
 
     def __init__(self, symbol: str, library: ctypes.CDLL, entry: dict):
-        super().__init__(symbol, ctypes.addressof(c_int.in_dll(library, "zse_kernel")), entry["params"])
-        self.library, self.threads, self.cluster, self.shared_bytes = (
-            library,
-            entry["threads"],
-            entry["cluster"],
-            entry["shared_bytes"],
-        )
+        super().__init__(symbol, ctypes.addressof(c_int.in_dll(library, "zse_kernel")), entry)
+        self.library = library
 
 
 class EmulatedGraph(Graph):
@@ -267,15 +262,14 @@ class EmulateDevice(GPUCapabilities):
         dependent: bool = True,
         initialised: bool = True,
     ):
+        super().__init__()
         core()
         self.like, self.isa, self.rules = like, f"emulate-{like}", dependent + 2 * initialised
         self.arch, features = features_of(like)
         self.simt = "simt" in features
         self.product = f"emulated {like}"
         self.seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
-        self._variants = variants if variants is not None else cache.package_variants(like)
-        self._programs: dict[str, EmulatedProgram] = {}
-        self._account = Account()
+        self._manifest = variants if variants is not None else cache.package_variants(like)
         self._lock = threading.Lock()
         self.closed = False
 
@@ -289,20 +283,10 @@ class EmulateDevice(GPUCapabilities):
     def staging(self, nbytes: int, label: str = "staging", mapped: bool = False) -> EmulatedStaging:
         return EmulatedStaging(self, nbytes, label, mapped)
 
-    def symbols(self) -> list[str]:
-        return sorted(self._variants)
-
-    def program(self, symbol: str) -> EmulatedProgram:
-        found = self._programs.get(symbol)
-        if found is None:
-            variant = self._variants.get(symbol)
-            if variant is None:
-                raise self.no_kernel(symbol, self._variants)
-            target = EmulateTarget(self.like, variant.threads, variant.min_blocks, variant.cluster)
-            text, entry = emit_for(variant, target)
-            library = ctypes.CDLL(str(compiled([], text, symbol, "-O1")))
-            found = self._programs[symbol] = EmulatedProgram(symbol, library, entry)
-        return found
+    def _load_program(self, symbol: str, variant: "Variant") -> EmulatedProgram:  # type: ignore[override]
+        target = EmulateTarget(self.like, variant.threads, variant.min_blocks, variant.cluster)
+        text, entry = emit_for(variant, target)
+        return EmulatedProgram(symbol, ctypes.CDLL(str(compiled([], text, symbol, "-O1"))), entry)
 
     def launch(self, symbol: str, slots: "list[int]", grid: "list[int]") -> None:
         """Run a kernel. DeviceError for a broken rule."""
@@ -359,20 +343,7 @@ class EmulateDevice(GPUCapabilities):
         return EmulatedMap(getattr(tensor, "buffer", tensor), fields)
 
     def synchronize(self) -> None:
-        """What was launched is done."""
         core().zse_emulate_synchronize()
-
-    def read(self, tensor: "Any") -> bytes:
-        self.synchronize()
-        return super().read(tensor)
-
-    def write(self, tensor: "Any", data: "bytes | bytearray | memoryview") -> None:
-        self.synchronize()
-        super().write(tensor, data)
-
-    def copy(self, destination: int, source: int, nbytes: int) -> None:
-        self.synchronize()
-        super().copy(destination, source, nbytes)
 
     def _build(self, recorder: Recorder) -> EmulatedGraph:
         return EmulatedGraph(self, recorder)

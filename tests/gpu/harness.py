@@ -12,7 +12,6 @@ from zse.kernels.op import EXACT, HostActivation, HostArray, HostFp8Activation
 from zse.kernels.table import all_ops, all_variants
 from zse.quant.pack import bf16_to_f32, e4m3_to_f32
 from zse.runtime.cuda import CUDADevice
-from zse.runtime.gpu import Kernels
 from zse.tensor import Activation, Fp8Activation, Tensor, Weight
 
 DTYPES = {
@@ -30,25 +29,19 @@ DTYPES = {
 BITS = {"bf16": "uint16", "e4m3": "uint8"}
 
 
-class LazyKernels(Kernels):
-    """Variants of the table, staged and compiled when a launch first asks for them."""
+class LazyKernels:
+    """CompiledKernels that are its own manifest: variants of the table, staged and compiled when a launch first asks for them."""
 
     def __init__(self, arch: str):
         self.arch, self.images = arch, {}
         self.variants = {variant.symbol: variant for variant in all_variants(CudaTarget(arch))}
-        super().__init__(self, self.images.__getitem__)
+        self.manifest, self.image = self, self.images.__getitem__
 
     def __iter__(self):
         return iter(self.variants)
 
     def __contains__(self, symbol):
         return symbol in self.variants
-
-    def keys(self):
-        return self.variants.keys()
-
-    def get(self, symbol, default=None):
-        return self[symbol] if symbol in self.variants else default
 
     def __getitem__(self, symbol):
         compiled = compile_variant(self.variants[symbol], self.arch)

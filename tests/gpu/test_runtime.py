@@ -15,7 +15,7 @@ from zse.errors import DeviceError
 from zse.kernel.nvrtc import compile_variant
 from zse.runtime.args import Args
 from zse.runtime.cuda import CUDADevice, list_devices
-from zse.runtime.gpu import Kernels
+from zse.runtime.gpu import CompiledKernels
 from zse.runtime.load import LoadJob
 from zse.tensor import Tensor
 
@@ -99,7 +99,7 @@ def opened() -> CUDADevice:
     ]
     compiled = {variant.symbol: compile_variant(variant, isa()) for variant in known}
     manifest = {symbol: one.manifest() | {"image": symbol} for symbol, one in compiled.items()}
-    return CUDADevice(kernels=Kernels(manifest, lambda symbol: compiled[symbol].cubin))
+    return CUDADevice(kernels=CompiledKernels(manifest, lambda symbol: compiled[symbol].cubin))
 
 
 GPU = opened()

@@ -11,7 +11,7 @@ import numpy as np
 from zse.kernel import cache, nvrtc
 from zse.kernel.archs import features_of
 from zse.runtime.cuda import CUDADevice
-from zse.runtime.gpu import Kernels
+from zse.runtime.gpu import CompiledKernels
 
 from . import gpu_cases
 
@@ -40,10 +40,10 @@ def main() -> int:
         return 0
     if options.pack:
         pack = cache.Pack(options.pack)
-        device = CUDADevice(kernels=Kernels(pack.manifest, pack.image))
+        device = CUDADevice(kernels=CompiledKernels(pack.manifest, pack.image))
     else:
         compiled: dict = {}
-        device = CUDADevice(kernels=Kernels(compiled, lambda image: image))
+        device = CUDADevice(kernels=CompiledKernels(compiled, lambda image: image))
         compiled.update(
             {one.symbol: one.manifest() | {"image": one.cubin} for one in compile_cases(cache.resolve_arch(device.isa))}
         )

@@ -101,13 +101,9 @@ def test_missing_forms_are_named():
 class MetalInEmulator(EmulateDevice):
     """The emulator with Metal text as its kernels' code: plain memory accesses are not checked, results and progress are."""
 
-    def program(self, symbol):
-        found = self._programs.get(symbol)
-        if found is None:
-            text, entry = emit_gpu(self._variants[symbol], ARCH)
-            library = ctypes.CDLL(str(self._build_library(symbol, text, entry)))
-            found = self._programs[symbol] = EmulatedProgram(symbol, library, entry)
-        return found
+    def _load_program(self, symbol, variant):
+        text, entry = emit_gpu(variant, ARCH)
+        return EmulatedProgram(symbol, ctypes.CDLL(str(self._build_library(symbol, text, entry))), entry)
 
     def _build_library(self, symbol, text, entry):
         args = [

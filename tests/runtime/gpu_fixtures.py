@@ -5,7 +5,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from zse.runtime.gpu import Kernels
+from zse.runtime.gpu import CompiledKernels
 
 MANIFEST = {
     name: {"params": params, "threads": 64, "image": "all"}
@@ -18,10 +18,10 @@ MANIFEST = {
 }
 
 
-def kernels(**changes: dict) -> Kernels:
+def kernels(**changes: dict) -> CompiledKernels:
     """The fake driver's kernels; `changes`: symbol → entries that differ."""
     manifest = {name: entry | changes.get(name, {}) for name, entry in MANIFEST.items()}
-    return Kernels(manifest, lambda image: b"FAKEIMG" if image == "all" else b"damaged")
+    return CompiledKernels(manifest, lambda image: b"FAKEIMG" if image == "all" else b"damaged")
 
 
 def compile_driver(folder: Path, flags: tuple[str, ...] = ()) -> Path:

@@ -11,7 +11,7 @@ import pytest
 from zse.errors import DeviceError, DeviceLost
 from zse.runtime.args import Args
 from zse.runtime.bindings.objc import METHODS
-from zse.runtime.gpu import Kernels
+from zse.runtime.gpu import CompiledKernels
 from zse.runtime.load import LoadJob
 from zse.runtime.metal import MetalDevice, product_name
 from zse.runtime.opening import open_device
@@ -223,7 +223,7 @@ FakeObjC.release = lambda self, number, found=None: _helper(self, number)
 
 @pytest.fixture
 def device():
-    made = MetalDevice(FakeObjC(), Kernels(MANIFEST, lambda image: b"good" if image == "a" else b"bad"))
+    made = MetalDevice(FakeObjC(), CompiledKernels(MANIFEST, lambda image: b"good" if image == "a" else b"bad"))
     yield made
     made.close()
     assert not made.objc.pools
@@ -320,10 +320,10 @@ def test_its_kernels_are_those_of_its_pack(tmp_path, monkeypatch):
     """Without a compiler: a pack of Metal is source, which the system compiles."""
     monkeypatch.setenv("ZSE_HOME", str(tmp_path))
     device = MetalDevice(FakeObjC())
-    kernels = device._found()
+    kernels = device.pack
     assert {"sample_scan", "sample_row", "attention_simple_bf16_d64"} <= set(device.symbols())
     assert all(entry.get("shared_bytes", 0) <= 32 << 10 for entry in kernels.manifest.values())
-    source = kernels.load(kernels.manifest["sample_row"]["image"])
+    source = kernels.image(kernels.manifest["sample_row"]["image"])
     assert source.startswith(b"#include <metal_stdlib>") and b"void sample_row(" in source
     device.close()
 

@@ -74,7 +74,7 @@ def cuda_device(op: Op, ordinal: int = 0) -> Any:
     variants = [*(op.gpu_variants(target) if op.gpu_variants else ()), *probe.variants(target)]
     compiled = {variant.symbol: nvrtc.compile_variant(variant, driver.isa) for variant in variants}
     manifest = {symbol: one.manifest() | {"image": symbol} for symbol, one in compiled.items()}
-    return cuda.CUDADevice(ordinal, driver, gpu_device.Kernels(manifest, lambda symbol: compiled[symbol].cubin))
+    return cuda.CUDADevice(ordinal, driver, gpu_device.CompiledKernels(manifest, lambda symbol: compiled[symbol].cubin))
 
 
 def device_for(op: Op, name: str | None) -> Any:

@@ -34,18 +34,18 @@ class Account:
 class DeviceBuffer:
     """Zero-filled memory, counted under its label. `free` gives it back; so does losing the last reference.
 
-    address: of its first byte. A device says how memory is got (`_allocate`) and given back (`_release`).
+    address: of its first byte; freed: whether it was given back. A device says how memory is got (`_allocate`) and given back (`_release`).
     """
 
-    __slots__ = ("address", "nbytes", "label", "_account", "_pins", "_freed", "__weakref__")
+    __slots__ = ("address", "nbytes", "label", "freed", "_account", "_pins", "__weakref__")
 
     def __init__(self, nbytes: int, label: str, account: Account):
-        self._freed = True  # first: __del__ runs even when this fails
+        self.freed = True  # first: __del__ runs even when this fails
         if nbytes < 0:
             raise ValueError(f"a buffer of {nbytes} bytes")
         self.nbytes, self.label, self._account, self._pins = nbytes, label, account, 0
         self.address = self._allocate()
-        self._freed = False
+        self.freed = False
         account.add(label, self.nbytes)
 
     def _allocate(self) -> int:
@@ -64,10 +64,6 @@ class DeviceBuffer:
         if nbytes > self.nbytes:
             raise ValueError(f"{self.label}: {nbytes} bytes of at most {self.nbytes}")
 
-    @property
-    def freed(self) -> bool:
-        return self._freed
-
     def pin(self, count: int) -> None:
         """Graphs that use the buffer: while there is one, it cannot be freed."""
         self._pins += count
@@ -75,22 +71,27 @@ class DeviceBuffer:
     def free(self) -> None:
         """Give the memory back once the device is done with it. DeviceError while a graph or a view uses it. Freeing
         twice does nothing."""
-        if self._freed:
+        if self.freed:
             return
         if self._pins:
             raise DeviceError(f"{self.label}: the buffer is used by {self._pins} recorded graph(s); close them first")
         self._release()
-        self._freed = True
+        self.freed = True
         self._account.add(self.label, -self.nbytes)
 
     def __del__(self) -> None:
-        if not self._freed:
+        if not self.freed:
             self._pins = 0
             with suppress(DeviceLost):  # found out while waiting
                 self.free()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.label!r}, {self.nbytes} bytes{', freed' if self._freed else ''})"
+        return f"{type(self).__name__}({self.label!r}, {self.nbytes} bytes{', freed' if self.freed else ''})"
+
+
+def view_of(address: int, nbytes: int) -> memoryview:
+    """Memory of the host as a writable memoryview of bytes. The caller keeps it alive."""
+    return memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")
 
 
 class Buffer(DeviceBuffer):
@@ -117,7 +118,7 @@ class Buffer(DeviceBuffer):
         return base + self._start
 
     def view(self, format: str = "B") -> memoryview:
-        if self._freed:
+        if self.freed:
             raise DeviceError(f"{self.label}: the buffer was freed")
         return memoryview(self._map)[self._start : self._start + self.nbytes].cast(format)  # type: ignore[call-overload]
 
@@ -128,8 +129,8 @@ class Buffer(DeviceBuffer):
             raise DeviceError(f"{self.label}: a view of the buffer is still in use") from None
 
     def __del__(self) -> None:
-        if not self._freed:  # the mapping goes with its own last reference (a view may outlive us)
-            self._freed = True
+        if not self.freed:  # the mapping goes with its own last reference (a view may outlive us)
+            self.freed = True
             self._account.add(self.label, -self.nbytes)
 
 

@@ -45,9 +45,9 @@ class CountingDevice(Device):
     """like: the device whose allocations are counted, by label, in memory(). Buffers that grow count in full."""
 
     def __init__(self, like: Device):
+        super().__init__()
         for name in FACTS:
             setattr(self, name, getattr(like, name))
-        self._account = Account()
 
     def alloc(self, nbytes: int, label: str = "other") -> "Any":
         return Nothing(nbytes, label, self._account)

@@ -5,7 +5,8 @@ import ctypes
 from ctypes import byref, c_char, c_size_t, c_uint32, c_uint64
 
 from zse.runtime.bindings import cuda
-from zse.runtime.gpu import GPUDevice, GPUProgram, Kernels
+from zse.runtime.device import Program
+from zse.runtime.gpu import CompiledKernels, GPUDevice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,7 +58,9 @@ class CUDADevice(GPUDevice):
 
     name, loads_modules = "cuda", True
 
-    def __init__(self, ordinal: int = 0, driver: "cuda.CUDADriver | None" = None, kernels: Kernels | None = None):
+    def __init__(
+        self, ordinal: int = 0, driver: "cuda.CUDADriver | None" = None, kernels: CompiledKernels | None = None
+    ):
         self.driver = driver = driver or cuda.CUDADriver()
         context = driver.start(ordinal)
         try:
@@ -79,7 +82,7 @@ class CUDADevice(GPUDevice):
             driver.stop()
             raise
 
-    def _prepare_function(self, program: GPUProgram) -> None:
+    def _prepare_function(self, program: Program) -> None:
         # Always: static and dynamic shared memory share the default limit of 48 KiB.
         if program.shared_bytes:
             self.driver.function_set_attribute(program.address, cuda.MAX_DYNAMIC_SHARED_BYTES, program.shared_bytes)

@@ -28,7 +28,7 @@ from zse.runtime.symbol import Sym
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from zse.runtime.load import Load, LoadJob
@@ -69,13 +69,15 @@ class Copy:
 
 
 class Program:
-    """A kernel of the device. address: of its entry point (0 on a device that runs nothing); params: [[name, type],
-    ...]."""
+    """A kernel of the device. address: of its entry point (0 on a device that runs nothing); params: [[name, type], ...],
+    None: unknown (null device). On a GPU threads of a block, bytes of dynamic shared memory, blocks of a cluster."""
 
-    __slots__ = ("symbol", "address", "params")
+    __slots__ = ("symbol", "address", "params", "threads", "shared_bytes", "cluster")
 
-    def __init__(self, symbol: str, address: int, params: list | None):
-        self.symbol, self.address, self.params = symbol, address, params
+    def __init__(self, symbol: str, address: int, entry: dict):
+        self.symbol, self.address, self.params = symbol, address, entry.get("params")
+        self.threads, self.shared_bytes = entry.get("threads", 1), entry.get("shared_bytes", 0)
+        self.cluster = entry.get("cluster", 1)
 
 
 class Recorder:
@@ -100,12 +102,16 @@ class Recorder:
         independent: bool = False,
         min_chunk: int = 1,
     ) -> None:
-        """Record kernel `symbol` over `grid` (one to three dimensions).
+        """Record a launch, after those before it.
 
-        args: one for every parameter of the kernel, by its name (see Args).
-        independent: may overlap with the launch just before (and with what that one overlaps with); else it waits for
-        everything before. min_chunk: fewest blocks that a thread takes at once. Raises DeviceError (no such kernel),
-        TypeError or ValueError with the parameter's name.
+        Args:
+            symbol: the kernel's name.
+            args: one for every parameter of the kernel, by its name (see Args).
+            grid: blocks, in one to three dimensions of 0 to 2^28 - 1.
+            independent: may overlap with the launch just before (and with what that one overlaps with); else it waits
+                for everything before.
+            min_chunk: fewest blocks that a thread of a CPU takes at once.
+        Raises DeviceError (no such kernel), TypeError or ValueError with the parameter's name.
         """
         dims = tuple(grid) if isinstance(grid, tuple | list) else (grid,)
         if not 1 <= len(dims) <= 3:
@@ -163,7 +169,7 @@ class Staging:
 
     __slots__ = ("host", "buffer", "nbytes", "shared")
 
-    def __init__(self, buffer: "Buffer", shared: bool = True):
+    def __init__(self, buffer: DeviceBuffer, shared: bool = True):
         self.buffer, self.nbytes, self.shared = buffer, buffer.nbytes, shared
         self.host: memoryview = buffer.view()
 
@@ -190,11 +196,14 @@ class Ticket:
 class Graph:
     """Launches that run together. `run(**symbols)` gives every symbol a value and returns when all of them are done."""
 
+    device: "Any"  # a Device; each kind of graph knows more of its own
+
     def __init__(self, device: "Device", recorder: Recorder):
         self.device = device
         self.launches = recorder.launches
         self.symbols = tuple(recorder.maxima)
         self.maxima = tuple(recorder.maxima.values())
+        self._values_type = ctypes.c_int64 * len(self.symbols)
         self._buffers: list[DeviceBuffer] = []
         for buffer in buffers_of(launch.args.values() for launch in recorder.launches):
             if buffer.freed:
@@ -237,6 +246,16 @@ class Graph:
         ):
             raise self.symbol_error(symbols)
 
+    def values_of(self, symbols: "dict[str, int]") -> "ctypes.Array[ctypes.c_int64]":
+        """The symbols' values in their order, for C, which checks their range. TypeError as of `run`."""
+        try:
+            values = self._values_type(*[symbols[name] for name in self.symbols])
+        except (KeyError, TypeError):
+            raise self.symbol_error(symbols) from None
+        if len(symbols) != len(self.symbols):
+            raise self.symbol_error(symbols)
+        return values
+
     def describe(self) -> str:
         """What it is, for an error."""
         kernels = list(dict.fromkeys(launch.symbol for launch in self.launches))
@@ -265,6 +284,10 @@ class Graph:
             buffer.pin(-1)
         self._buffers.clear()
 
+    def __del__(self) -> None:
+        if hasattr(self, "_buffers"):
+            self.close()
+
 
 class Device:
     """Memory, kernels and graphs of one processor.
@@ -273,7 +296,7 @@ class Device:
     for the device's name or class.
     """
 
-    _account: Account
+    _manifest: "Mapping[str, Any]"  # symbol → {"params": [[name, type], ...], ...}
     _sources: str | None = (
         None  # zse.kernel.cache.fingerprint() of what the kernels were compiled from; None: no matter
     )
@@ -312,12 +335,17 @@ class Device:
     supports_capture: bool = False
     """Of graphs, which are replayed as such; may be set to False before any is recorded."""
 
+    def __init__(self) -> None:
+        self._account = Account()
+        self._programs: dict[str, Program] = {}
+        self._scratch: dict[str, DeviceBuffer] = {}
+
     @property
     def steps_in_flight(self) -> int:
         """Batches that are submitted and not collected, at most."""
         return 2 if self.runs_ahead else 1
 
-    def alloc(self, nbytes: int, label: str = "other") -> "Buffer":
+    def alloc(self, nbytes: int, label: str = "other") -> DeviceBuffer:
         """Zero-filled memory, counted under `label`. Raises DeviceError when there is not enough."""
         raise NotImplementedError
 
@@ -326,13 +354,13 @@ class Device:
         at once where memory becomes resident when it is first touched (CPU) or cannot grow."""
         return self.alloc(maximum, label)
 
-    def scratch(self, name: str, nbytes: int) -> "Buffer":
+    def scratch(self, name: str, nbytes: int) -> DeviceBuffer:
         """Zeroed memory called `name` that launches of this device use one after another (partial sums, their counters):
         allocated when first asked for, and anew when more is wanted; what was recorded keeps the outgrown one."""
-        kept = self.__dict__.setdefault("_scratch", {})
-        if name not in kept or kept[name].nbytes < nbytes:
-            kept[name] = self.alloc(nbytes, "scratch")
-        return kept[name]
+        kept = self._scratch.get(name)
+        if kept is None or kept.nbytes < nbytes:
+            kept = self._scratch[name] = self.alloc(nbytes, "scratch")
+        return kept
 
     def memory(self) -> "dict[str, int]":
         """Bytes in use by label."""
@@ -361,8 +389,12 @@ class Device:
         kernels reach over the bus; nothing is copied. For few bytes that kernels write once, as sampled tokens are."""
         return Staging(self.alloc(nbytes, label), self.shares_memory)
 
+    def synchronize(self) -> None:
+        """Until everything that was submitted has run. DeviceError or DeviceLost when it failed."""
+
     def read(self, tensor: "Any") -> bytes:
         """The bytes of a Tensor or Buffer, after all that was submitted. Synchronous: for tests and loading."""
+        self.synchronize()
         return ctypes.string_at(tensor.address, tensor.nbytes)
 
     def write(self, tensor: "Any", data: "bytes | bytearray | memoryview") -> None:
@@ -370,11 +402,13 @@ class Device:
         behind a tensor is as long."""
         data = memoryview(data).cast("B")
         check_write(tensor, data.nbytes)
+        self.synchronize()
         ctypes.memmove(tensor.address, data.tobytes(), data.nbytes)
 
     def copy(self, destination: int, source: int, nbytes: int) -> None:
         """Copy within device memory, by address, after all that was submitted and before what will be. On a GPU it may
         run later; the ranges must not overlap."""
+        self.synchronize()
         ctypes.memmove(destination, source, nbytes)
 
     def host_memory(self, nbytes: int, label: str) -> "Any":
@@ -393,17 +427,24 @@ class Device:
 
     def program(self, symbol: str) -> Program:
         """The kernel called `symbol`. Raises DeviceError, naming near ones, when there is none."""
+        found = self._programs.get(symbol)
+        if found is None:
+            try:
+                entry = self._manifest[symbol]
+            except KeyError:
+                known = self.symbols()
+                near = difflib.get_close_matches(symbol, known, 3)
+                hint = f"; near: {', '.join(near)}" if near else f" of {len(known)} kernels"
+                raise DeviceError(f"no kernel {symbol!r} for {self.isa}{hint}") from None
+            found = self._programs[symbol] = self._load_program(symbol, entry)
+        return found
+
+    def _load_program(self, symbol: str, entry: dict) -> Program:
         raise NotImplementedError
 
     def symbols(self) -> "list[str]":
         """The kernels that this device has."""
-        raise NotImplementedError
-
-    def no_kernel(self, symbol: str, known: "Collection[str]") -> DeviceError:
-        """The error for a kernel that is not among `known`: it names near ones."""
-        near = difflib.get_close_matches(symbol, known, 3)
-        hint = f"; near: {', '.join(near)}" if near else f" of {len(known)} kernels"
-        return DeviceError(f"no kernel {symbol!r} for {self.isa}{hint}")
+        return sorted(self._manifest)
 
     def check_sources(self) -> None:
         """DeviceError when the kernels were compiled from other sources than those that are here. Asked once a launch does

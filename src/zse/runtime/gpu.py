@@ -10,30 +10,20 @@ import threading
 import weakref
 from collections import OrderedDict
 from ctypes import byref
+from typing import Any, NamedTuple
 
 from zse import env
 from zse.errors import DeviceError, DeviceLost, DeviceMemoryError
 from zse.kernel import cache
 from zse.runtime import cpu, gpu_graph, gpu_load, native, probe
 from zse.runtime.bindings.driver import OUT_OF_MEMORY, Driver, DriverError
-from zse.runtime.buffer import Account, check_write
+from zse.runtime.buffer import check_write
 from zse.runtime.device import GPUCapabilities, Program, Recorder
-from zse.runtime.gpu_memory import (
-    DEVICE_LOCATION,
-    PINNED,
-    PORTABLE,
-    AllocationProperties,
-    GPUBuffer,
-    GPUStaging,
-    GrowingBuffer,
-    MappedStaging,
-    PinnedMemory,
-)
+from zse.runtime.gpu_memory import PORTABLE, GPUBuffer, GPUStaging, GrowingBuffer, PinnedMemory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
 
     from zse.runtime.cpu import CPUDevice
     from zse.runtime.gpu_graph import GPUGraph
@@ -44,33 +34,54 @@ NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: no hidden order with the legacy stre
 EVENT_BLOCKING_SYNC, EVENT_NO_TIMING = 1, 2
 
 
-class GPUProgram(Program):
-    """A kernel in the driver. threads: of a block; shared_bytes: dynamic shared memory; cluster: blocks of one
-    cluster."""
+class CompiledKernels(NamedTuple):
+    """Kernels other than a pack's. manifest: {symbol: {"params": [[name, type], ...], "threads", "shared_bytes",
+    "cluster", "image"}}; image(entry["image"]) → the bytes of that module."""
 
-    __slots__ = ("threads", "shared_bytes", "cluster")
-
-    def __init__(self, symbol: str, address: int, entry: dict):
-        super().__init__(symbol, address, entry["params"])
-        self.threads, self.shared_bytes = entry["threads"], entry.get("shared_bytes", 0)
-        self.cluster = entry.get("cluster", 1)
+    manifest: "Mapping[str, dict]"
+    image: "Callable[[Any], bytes]"
 
 
-class Kernels:
-    """Compiled kernels. manifest: {symbol: {"params": [[name, type], ...], "threads", "shared_bytes", "cluster",
-    "image"}}; load(image) → the bytes of that module."""
+class PackedGPU(GPUCapabilities):
+    """What GPUs have in common besides their drivers: kernels out of a pack, the CPU that repacks weights for them."""
 
-    def __init__(self, manifest: "Mapping[str, dict]", load: "Callable[[Any], bytes]"):
-        self.manifest, self.load = manifest, load
+    closed = False
+    _host: "CPUDevice | None" = None
 
-    @classmethod
-    def of(cls, isa: str) -> "Kernels":
-        """The pack of an architecture."""
-        pack = cache.open_pack(isa)
-        return cls(pack.manifest, pack.image)
+    def __init__(self, kernels: CompiledKernels | None):
+        super().__init__()
+        self._kernels: CompiledKernels | cache.Kernels | None = kernels
+        # Held while something is submitted: lists patch their arguments in place. Reentrant: the garbage collector may
+        # close a graph at any moment.
+        self.submit_lock = threading.RLock()
+
+    @property
+    def pack(self) -> "CompiledKernels | cache.Kernels":
+        """Its compiled kernels, opened when first asked for. ConfigError where there are none for its architecture."""
+        if self._kernels is None:
+            self._kernels = cache.open_pack(self.isa)
+        return self._kernels
+
+    @property
+    def _manifest(self) -> "Mapping[str, dict]":  # type: ignore[override]
+        return self.pack.manifest
+
+    def _check_shared(self, symbol: str, entry: dict) -> None:
+        if entry.get("shared_bytes", 0) > self.shared_bytes:
+            raise DeviceError(
+                f"{symbol} needs {entry['shared_bytes']:,} bytes of shared memory; {self.product} has "
+                f"{self.shared_bytes:,} a block"
+            )
+
+    @property
+    def host(self) -> "CPUDevice":
+        """The CPU whose kernels repack weights before they are copied."""
+        if self._host is None:
+            self._host = cpu.CPUDevice(1)
+        return self._host
 
 
-class GPUDevice(GPUCapabilities):
+class GPUDevice(PackedGPU):
     """Base of the devices behind a CUDA-like driver. The subclass opens the context before it calls __init__.
 
     ordinal: which GPU; current: what `set_current` takes (the context).
@@ -80,26 +91,20 @@ class GPUDevice(GPUCapabilities):
     supports_capture = True
     supports_growth = False
     can_register = True  # file mappings, read-only
-    closed = False
     _device: int  # as the driver numbers it
 
-    def __init__(self, driver: Driver, ordinal: int, current: int, kernels: Kernels | None):
+    def __init__(self, driver: Driver, ordinal: int, current: int, kernels: CompiledKernels | None):
+        super().__init__(kernels)
         self.driver, self.ordinal, self._current = driver, ordinal, current
         self._runtime = native.runtime()
         self._local = threading.local()
-        self._account = Account()
-        self._kernels_found = kernels
         self._modules: dict[Any, int] = {}
-        self._programs: dict[str, GPUProgram] = {}
         self._program_lock = threading.Lock()
-        # Held while a list is put into the compute stream: lists patch their arguments in place. Reentrant: the garbage
-        # collector may close a graph at any moment.
-        self.submit_lock = threading.RLock()
-        self.captured: OrderedDict[tuple[int, tuple[int, ...]], GPUGraph] = OrderedDict()
+        # Captured graphs, the one that was replayed last at the end.
+        self.captured: OrderedDict[tuple[GPUGraph, tuple[int, ...]], None] = OrderedDict()
         self._events: list[int] = []
         self._loads: weakref.WeakSet[GPULoad] = weakref.WeakSet()
         self._tidying: list[tuple[int, list[int]]] = []  # loads that are done but for giving back what they used
-        self._host: CPUDevice | None = None
         self._graphs: weakref.WeakSet[GPUGraph] = weakref.WeakSet()
         self.use()
         self.stream = driver.pointer("stream_create", NON_BLOCKING)
@@ -110,24 +115,14 @@ class GPUDevice(GPUCapabilities):
     def _driver_table(self) -> native.GPUDriverTable:
         """The driver's functions as the C runtime calls them."""
         table = native.GPUDriverTable(current=self._current)
-        for field, role in (
-            ("set_current", "set_current"),
-            ("launch", "launch"),
-            ("to_device", "to_device_async"),
-            ("to_host", "to_host_async"),
-            ("event_record", "event_record"),
-            ("event_wait", "event_wait"),
-            ("event_query", "event_query"),
-            ("graph_launch", "graph_launch"),
-            ("host_register", "host_register"),
-            ("host_unregister", "host_unregister"),
-        ):
-            setattr(table, field, self.driver.address(role))
-        if self.driver.has("launch_ex"):
-            table.launch_ex = self.driver.address("launch_ex")
-        if env.get("ZSE_GPU_CHECK") == "1":
-            table.stream_wait = self.driver.address("stream_wait")
-            self.supports_capture = False
+        check = env.get("ZSE_GPU_CHECK") == "1"  # waits after every launch, so that a failure has a name
+        self.supports_capture = self.supports_capture and not check
+        unused = {"current"} if check else {"current", "stream_wait"}
+        if not self.driver.has("launch_ex"):
+            unused.add("launch_ex")
+        for role, _ in native.GPUDriverTable._fields_:
+            if role not in unused:
+                setattr(table, role, self.driver.address(role))
         return table
 
     def _attribute(self, attribute: int) -> int:
@@ -171,19 +166,12 @@ class GPUDevice(GPUCapabilities):
         cannot."""
         return GrowingBuffer(self, nbytes, maximum, label) if self.supports_growth else GPUBuffer(self, maximum, label)
 
-    def granularity(self) -> int:
-        """The step in which memory is mapped, in bytes."""
-        properties = AllocationProperties(type=PINNED, location_type=DEVICE_LOCATION, location_id=self.ordinal)
-        size = ctypes.c_size_t()
-        self.driver.vmm_granularity(byref(size), byref(properties), 0)
-        return size.value
-
     def fill_zero(self, address: int, nbytes: int) -> None:
         """Zero device memory, in the order of the compute stream."""
         self.driver.memset_async(address, 0, nbytes, self.stream)
 
-    def staging(self, nbytes: int, label: str = "staging", mapped: bool = False) -> "GPUStaging | MappedStaging":
-        return (MappedStaging if mapped else GPUStaging)(self, nbytes, label)
+    def staging(self, nbytes: int, label: str = "staging", mapped: bool = False) -> GPUStaging:
+        return GPUStaging(self, nbytes, label, mapped)
 
     def alloc_pinned(self, nbytes: int, label: str) -> int:
         """Zeroed page-locked host memory: its address. DeviceError when there is not enough."""
@@ -257,43 +245,22 @@ class GPUDevice(GPUCapabilities):
 
     # -- kernels
 
-    def _kernels(self) -> Kernels:
-        if self._kernels_found is None:
-            self._kernels_found = Kernels.of(self.isa)
-        return self._kernels_found
+    def _load_program(self, symbol: str, entry: dict) -> Program:
+        with self._program_lock:
+            if symbol in self._programs:
+                return self._programs[symbol]
+            self.use()
+            self._check_shared(symbol, entry)
+            image = entry["image"]
+            if image not in self._modules:
+                self._modules[image] = self.driver.pointer("module_load", self.pack.image(image))
+            function = self.driver.pointer("module_function", self._modules[image], symbol.encode())
+            program = Program(symbol, function, entry)
+            self._prepare_function(program)
+            self._programs[symbol] = program
+            return program
 
-    def symbols(self) -> list[str]:
-        return sorted(self._kernels().manifest)
-
-    def program(self, symbol: str) -> GPUProgram:
-        found = self._programs.get(symbol)
-        if found is None:
-            with self._program_lock:
-                found = self._programs.get(symbol) or self._load_program(symbol)
-        return found
-
-    def _load_program(self, symbol: str) -> GPUProgram:
-        kernels = self._kernels()
-        entry = kernels.manifest.get(symbol)
-        if entry is None:
-            raise self.no_kernel(symbol, kernels.manifest)
-        self.use()
-        image = entry["image"]
-        module = self._modules.get(image)
-        if module is None:
-            module = self._modules[image] = self.driver.pointer("module_load", kernels.load(image))
-        function = self.driver.pointer("module_function", module, symbol.encode())
-        program = GPUProgram(symbol, function, entry)
-        if program.shared_bytes > self.shared_bytes:
-            raise DeviceError(
-                f"{symbol} needs {program.shared_bytes:,} bytes of shared memory; {self.product} has "
-                f"{self.shared_bytes:,} a block"
-            )
-        self._prepare_function(program)
-        self._programs[symbol] = program
-        return program
-
-    def _prepare_function(self, program: GPUProgram) -> None:
+    def _prepare_function(self, program: Program) -> None:
         """Attributes that a function needs before its first launch."""
 
     def _build(self, recorder: Recorder) -> "GPUGraph":
@@ -316,13 +283,6 @@ class GPUDevice(GPUCapabilities):
                 self._tidying.remove(entry)
                 self._runtime.zse_load_close(handle)
                 self._events += events
-
-    @property
-    def host(self) -> "CPUDevice":
-        """The CPU whose kernels repack weights before they are copied."""
-        if self._host is None:
-            self._host = cpu.CPUDevice(1)
-        return self._host
 
     def register_window(self) -> int:
         """Most bytes of file mappings that are registered at once: pages of the page cache, which stay where they
@@ -381,7 +341,7 @@ class GPUDevice(GPUCapabilities):
             self._programs.clear()
 
     def _release_context(self) -> None:
-        raise NotImplementedError
+        """Where it is this object's: give the context back."""
 
     def __del__(self) -> None:
         # At the interpreter's end the driver gives everything back; a device dropped before is closed here.

@@ -1,7 +1,6 @@
 """Recorded launch lists on a GPU: walked in C, or replayed as a captured graph once the same numbers come again."""
 
 import ctypes
-from collections import OrderedDict
 from ctypes import byref, c_int64
 
 from zse.errors import DeviceError
@@ -75,8 +74,10 @@ class GPUGraph(Graph):
     """A launch list. `submit` puts it into the compute stream: by walking it in C, or, when the same symbol values were
     submitted before, as a captured graph (a device keeps MAX_CAPTURED, the least recently used goes first)."""
 
+    device: "GPUDevice"
+    _list: int | None = None
+
     def __init__(self, device: "GPUDevice", recorder: Recorder):
-        self._list: int | None = None
         super().__init__(device, recorder)
         self._runtime = device._runtime
         recorded = LaunchList(self, native.GPULaunch)
@@ -94,11 +95,8 @@ class GPUGraph(Graph):
             into.function, into.overlaps = program.address, device.overlaps
             into.threads, into.shared_bytes, into.cluster = program.threads, program.shared_bytes, program.cluster
             into.wide = sum(1 << place for place, (_, kind) in enumerate(launch.params or ()) if kind == "tensormap")
-        self._values_type = c_int64 * len(self.symbols)
         self._where = c_int64()
-        # None: seen once; else the captured graph.
-        self._captured: OrderedDict[tuple[int, ...], int | None] = OrderedDict()
-        self._num_captured = 0
+        self._captured: dict[tuple[int, ...], int | None] = {}  # values → the captured graph; None: seen once
         self.can_capture = device.supports_capture and len(self.launches) > 1
         self._list = recorded.create("zse_gpu_list_create")
         device._graphs.add(self)
@@ -108,36 +106,24 @@ class GPUGraph(Graph):
 
     def prepare(self, **symbols: int) -> None:
         """Capture the graph for these values now (about 3 µs a launch), not at their second replay."""
-        key, values = self._values(symbols)
-        device: GPUDevice = self.device  # type: ignore[assignment]
+        values, device = self.values_of(symbols), self.device
         with device.submit_lock:
             if self._list is None:
                 raise DeviceError("the graph or its device was closed")
             device.use()
             if self.can_capture:
-                self._captured.setdefault(key, None)
-                self._executable(key, values, symbols)
-
-    def _values(self, symbols: "dict[str, int]") -> tuple[tuple[int, ...], ctypes.Array]:
-        try:
-            key = tuple([symbols[name] for name in self.symbols])
-            values = self._values_type(*key)
-        except (KeyError, TypeError):
-            raise self.symbol_error(symbols) from None
-        if len(symbols) != len(self.symbols):
-            raise self.symbol_error(symbols)
-        return key, values
+                self._captured.setdefault(tuple(values), None)
+                self._executable(values, symbols)
 
     def submit(self, **symbols: int) -> GPUTicket:
-        key, values = self._values(symbols)
-        device: GPUDevice = self.device  # type: ignore[assignment]
+        values, device = self.values_of(symbols), self.device
         with device.submit_lock:  # close() takes it too
             if self._list is None:
                 raise DeviceError("the graph or its device was closed")
             if device.closed or device.driver.lost is not None:
                 device.use()
             event = device.take_event()
-            executable = self._executable(key, values, symbols) if self.can_capture else None
+            executable = self._executable(values, symbols) if self.can_capture else None
             status = self._runtime.zse_gpu_list_submit(
                 device.table, self._list, device.stream, values, executable, event, None, self._where
             )
@@ -154,23 +140,23 @@ class GPUGraph(Graph):
                 if where >= 0
                 else DeviceError("a grid of the graph is negative or too large")
             )
+        driver = self.device.driver
         if where >= len(self.launches):
-            return self.device.driver.error("graph_launch", status, self.describe())  # type: ignore[attr-defined]
+            return driver.error("graph_launch", status, self.describe())
         launch = self.launches[where]
         role = {"upload": "to_device_async", "download": "to_host_async"}.get(launch.symbol, "launch_ex")
-        driver = self.device.driver  # type: ignore[attr-defined]
         return driver.error(
             role if driver.has(role) else "launch", status, f"{launch.symbol}, launch {where}, grid {launch.grid}"
         )
 
     # -- captured graphs
 
-    def _executable(self, key: tuple[int, ...], values: ctypes.Array, symbols: "dict[str, int]") -> int | None:
+    def _executable(self, values: "ctypes.Array[c_int64]", symbols: "dict[str, int]") -> int | None:
         """The captured graph for these values: None the first time, made the second time."""
-        device: GPUDevice = self.device  # type: ignore[assignment]
+        captured, key = self.device.captured, tuple(values)
         found = self._captured.get(key, 0)
         if found:
-            device.captured.move_to_end((id(self), key))
+            captured.move_to_end((self, key))
             return found
         if found == 0:
             self._captured[key] = None
@@ -178,27 +164,23 @@ class GPUGraph(Graph):
                 self._forget(next(iter(self._captured)))
             return None
         executable = self._capture(values, symbols)
-        if executable is None:
-            return None
-        if len(device.captured) >= MAX_CAPTURED:
-            (_, oldest), owner = next(iter(device.captured.items()))
-            owner._forget(oldest)
-        self._captured[key] = executable
-        device.captured[id(self), key] = self
-        self._num_captured += 1
+        if executable is not None:
+            if len(captured) >= MAX_CAPTURED:
+                graph, oldest = next(iter(captured))
+                graph._forget(oldest)
+            self._captured[key] = executable
+            captured[self, key] = None
         return executable
 
     def _forget(self, key: tuple[int, ...]) -> None:
         executable = self._captured.pop(key)
         if executable:
-            device: GPUDevice = self.device  # type: ignore[assignment]
-            self._num_captured -= 1
-            del device.captured[id(self), key]
-            device.driver.executable_destroy(executable)
+            del self.device.captured[self, key]
+            self.device.driver.executable_destroy(executable)
 
-    def _capture(self, values: ctypes.Array, symbols: "dict[str, int]") -> int | None:
+    def _capture(self, values: "ctypes.Array[c_int64]", symbols: "dict[str, int]") -> int | None:
         """Walk the list into a capture. None when this driver cannot capture it: it is walked from then on."""
-        device: GPUDevice = self.device  # type: ignore[assignment]
+        device = self.device
         driver = device.driver
         device.use()
         stream = device.capture_stream()
@@ -227,14 +209,14 @@ class GPUGraph(Graph):
     @property
     def num_captured(self) -> int:
         """Captured graphs that are kept."""
-        return self._num_captured
+        return sum(map(bool, self._captured.values()))
 
     def profile(self, **symbols: int) -> "list[tuple[str, int]]":
         """As Graph's; the event's own cost of about 2 µs is in each time."""
-        device: GPUDevice = self.device  # type: ignore[assignment]
+        device = self.device
         device.use()
         driver = device.driver
-        _, values = self._values(symbols)
+        values = self.values_of(symbols)
         if self._list is None:
             raise DeviceError("the graph or its device was closed")
         marks: list[int] = []
@@ -258,24 +240,19 @@ class GPUGraph(Graph):
                 driver.event_destroy(event)
 
     def close(self) -> None:
-        device: GPUDevice = self.device  # type: ignore[assignment]
+        device = self.device
         with device.submit_lock:
             handle, self._list = self._list, None
             if handle:
                 device._graphs.discard(self)
                 alive = not device.closed and device.driver.lost is None
-                if alive and self._num_captured:
+                if alive and self.num_captured:
                     device.synchronize()
                 for key, executable in self._captured.items():
                     if executable:
-                        del device.captured[id(self), key]
+                        del device.captured[self, key]
                         if alive:
                             device.driver.executable_destroy(executable)
                 self._captured.clear()
-                self._num_captured = 0
                 self._runtime.zse_gpu_list_destroy(handle)
         super().close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_buffers"):
-            self.close()

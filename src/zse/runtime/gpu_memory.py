@@ -1,11 +1,11 @@
-"""Memory of a GPU: zeroed buffers counted by label, buffers that grow in place, pinned staging."""
+"""Memory of a GPU: zeroed buffers counted by label, buffers that grow in place, pinned memory of the host."""
 
 import ctypes
 from ctypes import byref, c_uint64
 
 from zse.errors import DeviceError
 from zse.runtime.bindings.driver import AccessDescription, Address, AllocationProperties, DriverError
-from zse.runtime.buffer import DeviceBuffer
+from zse.runtime.buffer import Account, DeviceBuffer, view_of
 from zse.runtime.device import Staging
 
 TYPE_CHECKING = False
@@ -24,7 +24,10 @@ class GPUBuffer(DeviceBuffer):
 
     def __init__(self, device: "GPUDevice", nbytes: int, label: str):
         self.device = device
-        super().__init__(nbytes, label, device._account)
+        super().__init__(nbytes, label, self._account_of(device))
+
+    def _account_of(self, device: "GPUDevice") -> Account:
+        return device._account
 
     def _allocate(self) -> int:
         device, size = self.device, max(self.nbytes, 1)
@@ -50,7 +53,7 @@ class GrowingBuffer(GPUBuffer):
     """A range of addresses for `maximum` bytes of which the first `nbytes` have memory; `grow` adds more in place, so
     that recorded graphs stay valid. In steps of the driver's granularity (2 MiB on CUDA)."""
 
-    __slots__ = ("maximum", "_reserved", "_mapped", "_pieces", "_granularity")
+    __slots__ = ("maximum", "_reserved", "_mapped", "_pieces", "_granularity", "_properties")
 
     def __init__(self, device: "GPUDevice", nbytes: int, maximum: int, label: str):
         if not 0 <= nbytes <= maximum:
@@ -59,15 +62,19 @@ class GrowingBuffer(GPUBuffer):
         self._pieces: list[tuple[int, int, int]] = []  # address, bytes, handle
         super().__init__(device, nbytes, label)
 
-    def _properties(self) -> AllocationProperties:
-        return AllocationProperties(type=PINNED, location_type=DEVICE_LOCATION, location_id=self.device.ordinal)
+    def _round_up(self, nbytes: int) -> int:
+        return -(-nbytes // self._granularity) * self._granularity
 
     def _allocate(self) -> int:
         device = self.device
         device.use()
-        self._granularity = device.granularity()
-        self._reserved = _round_up(max(self.maximum, 1), self._granularity)
-        address = Address()
+        self._properties = AllocationProperties(
+            type=PINNED, location_type=DEVICE_LOCATION, location_id=self.device.ordinal
+        )
+        step, address = ctypes.c_size_t(), Address()
+        device.driver.vmm_granularity(byref(step), byref(self._properties), 0)
+        self._granularity = step.value
+        self._reserved = self._round_up(max(self.maximum, 1))
         device.driver.vmm_reserve(byref(address), self._reserved, 0, 0, 0)
         self.address = address.value
         try:
@@ -80,12 +87,12 @@ class GrowingBuffer(GPUBuffer):
     def _map(self, nbytes: int) -> None:
         """Memory for the first `nbytes`."""
         device, driver = self.device, self.device.driver
-        more = _round_up(nbytes, self._granularity) - self._mapped
+        more = self._round_up(nbytes) - self._mapped
         if more <= 0:
             return
         handle, at = c_uint64(), self.address + self._mapped
         try:
-            driver.vmm_create(byref(handle), more, byref(self._properties()), 0)
+            driver.vmm_create(byref(handle), more, byref(self._properties), 0)
         except DriverError as error:
             raise device.memory_error(error, more, self.label) from None
         try:
@@ -104,12 +111,12 @@ class GrowingBuffer(GPUBuffer):
         enough."""
         if nbytes > self.maximum:
             raise ValueError(f"{self.label}: {nbytes} bytes of at most {self.maximum}")
-        if self._freed:
+        if self.freed:
             raise DeviceError(f"{self.label}: the buffer was freed")
         if nbytes > self.nbytes:
             self.device.use()
             self._map(nbytes)
-            self.device._account.add(self.label, nbytes - self.nbytes)
+            self._account.add(self.label, nbytes - self.nbytes)
             self.nbytes = nbytes
 
     def _give_back(self) -> None:
@@ -121,41 +128,19 @@ class GrowingBuffer(GPUBuffer):
         driver.vmm_unreserve(self.address, self._reserved)
 
 
-class GPUStaging(Staging):
-    """Pinned host memory and device memory of one size."""
+class PinnedMemory(GPUBuffer):
+    """Zeroed page-locked memory of the host at `address`: not the device's, so not counted there."""
 
-    __slots__ = ("host_address", "_device")
+    __slots__ = ()
 
-    def __init__(self, device: "GPUDevice", nbytes: int, label: str):
-        self._device = device
-        self.nbytes, self.shared = nbytes, False
-        self.buffer = GPUBuffer(device, nbytes, label)  # type: ignore[assignment]
-        self.host_address = device.alloc_pinned(nbytes, label)
-        self.host = memoryview((ctypes.c_ubyte * nbytes).from_address(self.host_address)).cast("B")
+    def _account_of(self, device: "GPUDevice") -> Account:
+        return Account()
 
-    def free(self) -> None:
-        if self.buffer.freed:
-            return
-        self.buffer.free()
-        self.host.release()
-        self._device.free_pinned(self.host_address)
+    def _allocate(self) -> int:
+        return self.device.alloc_pinned(self.nbytes, self.label)
 
-
-class PinnedMemory:
-    """Zeroed page-locked memory of the host at `address`."""
-
-    __slots__ = ("address", "nbytes", "_device")
-
-    def __init__(self, device: "GPUDevice", nbytes: int, label: str):
-        self.nbytes, self._device = nbytes, device
-        self.address = device.alloc_pinned(nbytes, label)
-
-    def free(self) -> None:
-        """Give the memory back once the device is done with it. Twice does nothing."""
-        address, self.address = self.address, 0
-        if address and not self._device.closed and self._device.driver.lost is None:
-            self._device.synchronize()
-            self._device.free_pinned(address)
+    def _give_back(self) -> None:
+        self.device.free_pinned(self.address)
 
 
 class MappedBuffer(GPUBuffer):
@@ -173,22 +158,26 @@ class MappedBuffer(GPUBuffer):
         self.device.free_pinned(self.host_address)
 
 
-class MappedStaging(Staging):
-    """Pinned host memory that is its own buffer: kernels write results of some bytes where the host reads them, without
-    a copy in the stream (5 µs a step on an H200). What kernels read more than once belongs in a GPUStaging."""
+class GPUStaging(Staging):
+    """Pinned host memory and device memory of one size. mapped: the pinned memory is its own buffer: kernels write results
+    of some bytes where the host reads them, without a copy in the stream (5 µs a step on an H200)."""
 
-    __slots__ = ()
+    __slots__ = ("host_address", "_device")
 
-    def __init__(self, device: "GPUDevice", nbytes: int, label: str):
-        buffer = MappedBuffer(device, nbytes, label)
-        self.buffer, self.nbytes, self.shared = buffer, nbytes, True  # type: ignore[assignment]
-        self.host = memoryview((ctypes.c_ubyte * nbytes).from_address(buffer.host_address)).cast("B")
+    def __init__(self, device: "GPUDevice", nbytes: int, label: str, mapped: bool):
+        self._device, self.nbytes, self.shared = device, nbytes, mapped
+        if mapped:
+            self.buffer = buffer = MappedBuffer(device, nbytes, label)
+            self.host_address = buffer.host_address
+        else:
+            self.buffer = GPUBuffer(device, nbytes, label)
+            self.host_address = device.alloc_pinned(nbytes, label)
+        self.host = view_of(self.host_address, nbytes)
 
     def free(self) -> None:
-        if not self.buffer.freed:
-            self.buffer.free()
-            self.host.release()
-
-
-def _round_up(nbytes: int, unit: int) -> int:
-    return -(-nbytes // unit) * unit
+        if self.buffer.freed:
+            return
+        self.buffer.free()
+        self.host.release()
+        if not self.shared:
+            self._device.free_pinned(self.host_address)

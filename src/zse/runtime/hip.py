@@ -9,7 +9,7 @@ import ctypes
 from zse.errors import DeviceError
 from zse.kernel import cache
 from zse.runtime.bindings import hip
-from zse.runtime.gpu import GPUDevice, Kernels
+from zse.runtime.gpu import CompiledKernels, GPUDevice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class HIPDevice(GPUDevice):
     name = "hip"
     simt = True
 
-    def __init__(self, ordinal: int = 0, driver: "hip.HIPDriver | None" = None, kernels: Kernels | None = None):
+    def __init__(self, ordinal: int = 0, driver: "hip.HIPDriver | None" = None, kernels: CompiledKernels | None = None):
         self.driver = driver = driver or hip.HIPDriver()
         driver.init(0)
         self.driver_version = driver.integer("driver_version")
@@ -54,10 +54,6 @@ class HIPDevice(GPUDevice):
         self.supports_growth = bool(self._attribute(hip.VMM_SUPPORTED))
         self.can_register = bool(self._attribute(hip.HOST_REGISTER))
         super().__init__(driver, ordinal, ordinal, kernels)
-
-    def _release_context(self) -> None:
-        # HIP's primary context is the process's: it ends with the process, and other devices of it may be in use.
-        return
 
 
 def _properties(driver: "hip.HIPDriver", device: int) -> dict[str, str]:

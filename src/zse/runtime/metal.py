@@ -7,15 +7,15 @@ dynamic shared memory is threadgroup memory 0.
 """
 
 import ctypes
-import threading
 from ctypes import byref, c_void_p
 
+from zse.dtypes import ITEM_BYTES
 from zse.errors import DeviceError, DeviceLost
 from zse.runtime import cpu
 from zse.runtime.bindings.objc import ObjC, Size
-from zse.runtime.buffer import Account, DeviceBuffer
-from zse.runtime.device import GPUCapabilities, Graph, Program, Recorder, Ticket
-from zse.runtime.gpu import Kernels
+from zse.runtime.buffer import DeviceBuffer, view_of
+from zse.runtime.device import Graph, Program, Recorder, Ticket
+from zse.runtime.gpu import CompiledKernels, PackedGPU
 from zse.runtime.load import Load
 from zse.runtime.symbol import Sym
 
@@ -24,26 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from zse.runtime.cpu import CPUDevice
     from zse.runtime.load import LoadJob
 
 STORAGE_SHARED = 0  # MTLResourceStorageModeShared
 STATUS_ERROR = 5  # MTLCommandBufferStatusError
 MAX_BUFFERS = 31  # of a kernel's argument table
-_BYTES = {
-    "f32": 4,
-    "f64": 8,
-    "i8": 1,
-    "u8": 1,
-    "i16": 2,
-    "u16": 2,
-    "i32": 4,
-    "u32": 4,
-    "i64": 8,
-    "u64": 8,
-    "bool": 1,
-    "bool_": 1,
-}
 
 
 class MetalBuffer(DeviceBuffer):
@@ -69,23 +54,12 @@ class MetalBuffer(DeviceBuffer):
         return address
 
     def view(self, format: str = "B") -> memoryview:
-        if self._freed:
+        if self.freed:
             raise DeviceError(f"{self.label}: the buffer was freed")
-        memory = memoryview((ctypes.c_ubyte * self.nbytes).from_address(self.address)).cast("B")
-        return memory.cast(format)  # type: ignore[call-overload]
+        return view_of(self.address, self.nbytes).cast(format)  # type: ignore[call-overload]
 
     def _release(self) -> None:
         self.device.objc.send(self.handle, "release")
-
-
-class MetalProgram(Program):
-    """A pipeline state. threads: of a threadgroup; shared_bytes: dynamic threadgroup memory."""
-
-    __slots__ = ("threads", "shared_bytes")
-
-    def __init__(self, symbol: str, address: int, entry: dict):
-        super().__init__(symbol, address, entry["params"])
-        self.threads, self.shared_bytes = entry["threads"], entry.get("shared_bytes", 0)
 
 
 class MetalTicket(Ticket):
@@ -123,10 +97,12 @@ class MetalTicket(Ticket):
 class MetalGraph(Graph):
     """A launch list that is encoded anew at each submit: one command buffer, one serial encoder."""
 
+    device: "MetalDevice"
+    _closed = False
+
     def __init__(self, device: "MetalDevice", recorder: Recorder):
         super().__init__(device, recorder)
-        self._closed = False
-        self._steps: list[tuple[MetalProgram, list, tuple]] = []
+        self._steps: list[tuple[Program, list, tuple]] = []
         for launch in self.launches:
             program = device.program(launch.symbol)
             if len(launch.args) > MAX_BUFFERS:
@@ -144,7 +120,7 @@ class MetalGraph(Graph):
                         raise TypeError(f"{launch.symbol}: {name} is an address; on Metal its Tensor is needed")
                     arguments.append((handle, slot - buffer.address if slot else 0))
                 else:
-                    arguments.append((syms.get(place), slot.to_bytes(8, "little")[: _BYTES[kind]]))
+                    arguments.append((syms.get(place), slot.to_bytes(8, "little")[: ITEM_BYTES[kind.rstrip("_")]]))
             self._steps.append((program, arguments, (*launch.grid, 1, 1)[:3]))
 
     def run(self, **symbols: int) -> None:
@@ -152,7 +128,7 @@ class MetalGraph(Graph):
 
     def submit(self, **symbols: int) -> MetalTicket:
         self.check_symbols(symbols)
-        device: MetalDevice = self.device  # type: ignore[assignment]
+        device = self.device
         if self._closed or device.closed:
             raise DeviceError("the graph or its device was closed")
         if device.lost is not None:
@@ -171,9 +147,7 @@ class MetalGraph(Graph):
                 objc.pop_pool(pool)
         return MetalTicket(device, buffer, self)
 
-    def _encode(
-        self, objc: ObjC, encoder: int, program: MetalProgram, arguments: list, grid: tuple, symbols: dict
-    ) -> None:
+    def _encode(self, objc: ObjC, encoder: int, program: Program, arguments: list, grid: tuple, symbols: dict) -> None:
         size = Size(*[dim.value(symbols) if isinstance(dim, Sym) else dim for dim in grid])
         if not size.width or not size.height or not size.depth:
             return
@@ -196,18 +170,14 @@ class MetalGraph(Graph):
         self._closed = True
         super().close()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_buffers"):
-            self.close()
 
-
-class MetalDevice(GPUCapabilities):
-    """The system's default GPU. objc, kernels: others (tests); default: the pack of `isa`. `kernels.load(image)` gives MSL source."""
+class MetalDevice(PackedGPU):
+    """The system's default GPU. objc, kernels: others (tests); default: the pack of `isa`, whose images are MSL source."""
 
     name, isa, simt, shares_memory = "metal", "metal3.1", True, True
-    closed = False
 
-    def __init__(self, objc: ObjC | None = None, kernels: Kernels | None = None):
+    def __init__(self, objc: ObjC | None = None, kernels: CompiledKernels | None = None):
+        super().__init__(kernels)
         self.objc = objc or ObjC()
         self.handle = self.objc.default_device()
         if not self.handle:
@@ -216,14 +186,9 @@ class MetalDevice(GPUCapabilities):
         self.shared_bytes = self.objc.send(self.handle, "maxThreadgroupMemoryLength")
         self.queue = self.objc.send(self.handle, "newCommandQueue")
         self.lost: DeviceLost | None = None
-        self.submit_lock = threading.RLock()  # the garbage collector may come in between
-        self._account = Account()
-        self._kernels = kernels
-        self._programs: dict[str, MetalProgram] = {}
         self._libraries: dict[Any, int] = {}
-        self._host: CPUDevice | None = None
 
-    def alloc(self, nbytes: int, label: str = "other") -> MetalBuffer:  # type: ignore[override]
+    def alloc(self, nbytes: int, label: str = "other") -> MetalBuffer:
         if self.closed:
             raise DeviceError("the metal device was closed")
         return MetalBuffer(self, nbytes, label)
@@ -238,7 +203,6 @@ class MetalDevice(GPUCapabilities):
         return max(0, self.memory_total - self.objc.send(self.handle, "currentAllocatedSize"))
 
     def synchronize(self) -> None:
-        """Until everything that was submitted has run."""
         if self.lost is not None:
             raise self.lost
         pool = self.objc.push_pool()
@@ -249,52 +213,19 @@ class MetalDevice(GPUCapabilities):
         finally:
             self.objc.pop_pool(pool)
 
-    def read(self, tensor: "Any") -> bytes:
-        self.synchronize()
-        return super().read(tensor)
+    def _load_program(self, symbol: str, entry: dict) -> Program:
+        self._check_shared(symbol, entry)
+        pool = self.objc.push_pool()
+        try:
+            return Program(symbol, self._pipeline(symbol, entry["image"]), entry)
+        finally:
+            self.objc.pop_pool(pool)
 
-    def write(self, tensor: "Any", data: "bytes | bytearray | memoryview") -> None:
-        self.synchronize()
-        super().write(tensor, data)
-
-    def copy(self, destination: int, source: int, nbytes: int) -> None:
-        self.synchronize()
-        super().copy(destination, source, nbytes)
-
-    def symbols(self) -> list[str]:
-        return sorted(self._found().manifest)
-
-    def _found(self) -> Kernels:
-        if self._kernels is None:
-            self._kernels = Kernels.of(self.isa)
-        return self._kernels
-
-    def program(self, symbol: str) -> MetalProgram:
-        found = self._programs.get(symbol)
-        if found is None:
-            kernels = self._found()
-            entry = kernels.manifest.get(symbol)
-            if entry is None:
-                raise self.no_kernel(symbol, kernels.manifest)
-            if entry.get("shared_bytes", 0) > self.shared_bytes:
-                raise DeviceError(
-                    f"{symbol} needs {entry['shared_bytes']:,} bytes of threadgroup memory; {self.product} has "
-                    f"{self.shared_bytes:,}"
-                )
-            pool = self.objc.push_pool()
-            try:
-                found = self._programs[symbol] = MetalProgram(
-                    symbol, self._pipeline(symbol, entry["image"], kernels), entry
-                )
-            finally:
-                self.objc.pop_pool(pool)
-        return found
-
-    def _pipeline(self, symbol: str, image: "Any", kernels: Kernels) -> int:
+    def _pipeline(self, symbol: str, image: "Any") -> int:
         objc, error = self.objc, c_void_p()
         library = self._libraries.get(image)
         if library is None:
-            source = objc.string(kernels.load(image).decode())
+            source = objc.string(self.pack.image(image).decode())
             # Without fast math: it drops infinities and NaN, and rounds differently.
             options = objc.make("MTLCompileOptions")
             objc.send(options, "setFastMathEnabled:", False)

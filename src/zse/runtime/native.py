@@ -47,10 +47,10 @@ GPU_KERNEL, GPU_UPLOAD, GPU_DOWNLOAD = 0, 1, 2
 
 
 class GPUDriverTable(ctypes.Structure):
-    """zse_gpu_driver: the driver's functions, and what set_current takes."""
+    """zse_gpu_driver: the driver's functions by their role (bindings/driver.py), and what set_current takes."""
 
     _fields_ = _fields(
-        "pointer set_current launch_ex launch to_device to_host event_record event_wait event_query graph_launch",
+        "pointer set_current launch_ex launch to_device_async to_host_async event_record event_wait event_query graph_launch",
         "pointer host_register host_unregister stream_wait current",
     )
 
