@@ -1,0 +1,409 @@
+"""Causal attention over paged keys and values: one kernel for decode, prefill, chunked and mixed batches.
+
+A block takes one key/value head and one *tile*: neighbouring tokens of one sequence whose positions share a multiple of
+the tile length (the first token of a run leads its tile; the blocks of the others return at once). Tiles, key blocks
+and segments lie at fixed positions, and every query row goes through the same instructions whatever else is in the
+batch, so a row's result is bit for bit the same alone, batched, chunked or whole.
+
+Keys are walked in segments of 256: scores (lanes are tokens), softmax, then P·V (lanes are dimensions) with the sums in
+registers; segments are merged with running maxima (Milakov and Gimelshein 2018; Dao et al. 2022, and 2023 for the split
+over keys). With several splits every segment is a block of its own, and attention_combine merges them in the same order
+with the same arithmetic.
+"""
+
+from typing import Any, NamedTuple
+
+from zse import kernel as zl
+from zse.kernels.kv_pages import BLOCK, PACKED, SCALE_BYTES, unit_of, widen
+from zse.kernels.quantize import GROUP, quantize_group
+
+SEGMENT = 256
+KEY_ALIGN = 64  # key blocks start at multiples of this
+MAX_HEAD_DIM = 256
+MAX_ROWS = 32  # query rows (tokens of the tile x query heads of the group) of one block
+MASKED = -3.0e38  # the score of a key that must not be seen
+FLOOR = -1.0e30  # the running maximum before any key
+KV_DTYPES = {"f16": zl.f16, "f32": zl.f32, **PACKED}
+
+
+@zl.inline
+def weight_of(difference):
+    """exp(score - maximum), at most 1: the polynomial of kernel/mathlib.py (Cephes expf) with a lower bound at which
+    the power of two is exactly 0, so that masked keys weigh nothing. exp(0) is exactly 1."""
+    x = max(difference, -88.3)
+    n = zl.round_even(x * 1.44269504088896341)
+    r = zl.fma(n, 2.12194440e-4, zl.fma(n, -0.693359375, x))
+    p = zl.fma(r, 1.9875691500e-4, 1.3981999507e-3)
+    p = zl.fma(p, r, 8.3334519073e-3)
+    p = zl.fma(p, r, 4.1665795894e-2)
+    p = zl.fma(p, r, 1.6666665459e-1)
+    p = zl.fma(p, r, 5.0000001201e-1)
+    p = zl.fma(p, r * r, r) + 1.0
+    return p * zl.bitcast((zl.convert(n, zl.i32) + 127) << 23, zl.f32)
+
+
+class TileParams(zl.Record):
+    """Parameters of attention_tile. splits: 1, or at least the number of segments. R: query rows in registers at once."""
+
+    q: zl.Ptr[zl.f32, "const"]
+    k_pages: zl.Ptr[zl.u8, "const"]
+    v_pages: zl.Ptr[zl.u8, "const"]
+    page_table: zl.Ptr[zl.i32, "const"]
+    token_row: zl.Ptr[zl.i32, "const"]
+    positions: zl.Ptr[zl.i32, "const"]
+    out: zl.Ptr[zl.f32]
+    oq: zl.Ptr[zl.i8]
+    oscale: zl.Ptr[zl.f32]
+    osum: zl.Ptr[zl.f32]
+    partial: zl.Ptr[zl.f32]
+    tokens: zl.i64
+    max_pages: zl.i64
+    max_segments: zl.i64
+    splits: zl.i64
+    kv_heads: zl.i64
+    group: zl.i64
+    head_dim: zl.i64
+    scale: zl.f32
+    window: zl.i64
+    softcap: zl.f32
+    R: zl.static
+    KV: zl.static
+    INT8: zl.static
+
+
+class HeadPages(NamedTuple):
+    """A sequence's pages for one head: their ids, those that are seen (first .. last), where the head's keys and values begin,
+    and how far two pages are apart."""
+
+    ids: Any
+    first: Any
+    last: Any
+    keys: Any
+    values: Any
+    stride: Any
+
+
+class KeySegment(NamedTuple):
+    """Keys begin .. stop - 1 of the segment from `start` on; padded: up to where there are scores; value_begin: whose values
+    are read first."""
+
+    start: Any
+    begin: Any
+    stop: Any
+    padded: Any
+    value_begin: Any
+
+
+class Work(NamedTuple):
+    """A block's memory: scores of a segment [R, SEGMENT]; of each query row the sum of P·V [head_dim], the running maximum and the
+    sum of weights."""
+
+    scores: Any
+    state: Any
+    maxima: Any
+    totals: Any
+
+
+def is_scaled(KV) -> bool:
+    """Whether stored numbers have a scale for each token."""
+    return KV is zl.i8 or KV is zl.e4m3
+
+
+@zl.inline
+def head_pages(p, head, row, first_key, num_keys):
+    STORED = zl.u8 if p.KV is zl.e4m3 else p.KV
+    head_size = p.head_dim * BLOCK + (SCALE_BYTES if is_scaled(p.KV) else 0)
+    return HeadPages(
+        p.page_table + zl.i64(row) * p.max_pages,
+        first_key // BLOCK,
+        (num_keys - 1) // BLOCK,
+        zl.cast_ptr(p.k_pages, STORED) + head * head_size,
+        zl.cast_ptr(p.v_pages, STORED) + head * head_size,
+        p.kv_heads * head_size,
+    )
+
+
+@zl.inline
+def segment_of(index, first_key, num_keys, pages):
+    start = index * SEGMENT
+    stop = min(start + SEGMENT, num_keys)
+    begin = max(start, first_key // KEY_ALIGN * KEY_ALIGN)
+    value_begin = max(start, pages.first * BLOCK)
+    return KeySegment(start, begin, stop, begin + (stop - begin + KEY_ALIGN - 1) // KEY_ALIGN * KEY_ALIGN, value_begin)
+
+
+@zl.inline
+def key_pages_at(key, count, pages):
+    """Pointers at the keys of `count` pages from `key` on; beyond those that are seen, the nearest."""
+    return [
+        pages.keys + zl.i64(pages.ids[min(max(key // BLOCK + i, pages.first), pages.last)]) * pages.stride
+        for i in zl.static(range(count))
+    ]
+
+
+@zl.inline
+def key_block(queries, key_pages, next_pages, acc, p, VECTORS):
+    """acc[r][v] = q_r · K of VECTORS * lanes neighbouring keys; key_pages[i] points at [head_dim, 16] of a page.
+    next_pages: of the next block, brought near meanwhile: a page is too short for the processor to foresee it."""
+    L, KV = zl.target.lanes, p.KV
+    per_page = BLOCK // L
+    LINE = 1 if KV is zl.f32 else 2 if KV is zl.f16 else 4  # dimensions in 64 bytes
+    for line in range(0, p.head_dim, max(LINE, 2)):
+        for page in next_pages:
+            for d in zl.static(range(0, max(LINE, 2), LINE)):
+                zl.prefetch(page + (line + d) * BLOCK)
+        for d in zl.static(range(max(LINE, 2))):
+            keys = [
+                widen(zl.load(key_pages[v // per_page] + (line + d) * BLOCK + v % per_page * L, L), KV)
+                for v in range(VECTORS)
+            ]
+            for r in zl.static(range(p.R)):
+                query = zl.splat(queries[r][line + d], L)
+                for v in zl.static(range(VECTORS)):
+                    acc[r][v] = zl.fma(query, keys[v], acc[r][v])
+
+
+@zl.inline
+def score_keys(p, pages, segment, queries, scores, VECTORS):
+    """The scores of a segment's keys for R query rows."""
+    L = zl.target.lanes
+    KEYS = VECTORS * L
+    for key in range(segment.begin, segment.stop, KEYS):
+        key_pages = key_pages_at(key, KEYS // BLOCK, pages)
+        next_pages = key_pages_at(key + KEYS, KEYS // BLOCK, pages)
+        acc = [[zl.f32.x(L)(0) for v in range(VECTORS)] for r in range(p.R)]
+        key_block(queries, key_pages, next_pages, acc, p, VECTORS)
+        scales = [zl.splat(p.scale, L) for _ in range(VECTORS)]
+        if is_scaled(p.KV):
+            scales = [
+                zl.load(zl.cast_ptr(key_pages[v * L // BLOCK] + p.head_dim * BLOCK, zl.f32) + v * L % BLOCK, L)
+                * (p.scale * unit_of(p.KV))
+                for v in range(VECTORS)
+            ]
+        for r in zl.static(range(p.R)):
+            for v in zl.static(range(VECTORS)):
+                score = acc[r][v] * scales[v]
+                if p.softcap > 0.0:
+                    score = zl.tanh(score / p.softcap) * p.softcap
+                zl.store(scores + r * SEGMENT + (key - segment.start) + v * L, score)
+
+
+@zl.inline
+def hide_keys(p, segment, limits, scores):
+    """Keys from a row's limit on, and those before its window, are not seen."""
+    for r in zl.static(range(p.R)):
+        for hidden in range(max(limits[r], segment.begin), segment.padded):
+            scores[r * SEGMENT + hidden - segment.start] = MASKED
+        if p.window > 0:
+            for gone in range(segment.begin, min(limits[r] - p.window, segment.padded)):
+                scores[r * SEGMENT + gone - segment.start] = MASKED
+
+
+@zl.inline
+def weigh_keys(p, segment, sub, work):
+    """Scores become weights, of the rows from `sub` on. Returns what their states are to be multiplied with, and the segment's
+    sums."""
+    L = zl.target.lanes
+    rescale = [zl.f32(0) for r in range(p.R)]
+    factors = [zl.f32(0) for r in range(p.R)]
+    for r in zl.static(range(p.R)):
+        high = [zl.f32.x(L)(FLOOR) for _ in range(2)]
+        mine = work.scores + r * SEGMENT - segment.start
+        for key in range(segment.begin, segment.padded, 2 * L):
+            for u in zl.static(range(2)):
+                high[u] = max(high[u], zl.load(mine + key + u * L, L))
+        peak = zl.reduce_max(max(high[0], high[1]))
+        sums = [zl.f32.x(L)(0) for _ in range(2)]
+        for key in range(segment.begin, segment.padded, 2 * L):
+            for u in zl.static(range(2)):
+                weight = weight_of(zl.load(mine + key + u * L, L) - peak)
+                sums[u] += weight
+                zl.store(mine + key + u * L, weight)
+        old = work.maxima[sub + r]
+        new = max(old, peak)
+        rescale[r] = weight_of(old - new)
+        factors[r] = weight_of(peak - new)
+        total = zl.reduce_add(sums[0] + sums[1]) * factors[r]
+        work.totals[sub + r] = zl.fma(work.totals[sub + r], rescale[r], total)
+        work.maxima[sub + r] = new
+    return rescale, factors
+
+
+@zl.inline
+def scale_weights(p, pages, segment, scores):
+    """Weights times the scales of the values that they will be multiplied with."""
+    L = zl.target.lanes
+    for page in range(segment.value_begin // BLOCK, (segment.stop + BLOCK - 1) // BLOCK):
+        lines = zl.cast_ptr(pages.values + zl.i64(pages.ids[page]) * pages.stride + p.head_dim * BLOCK, zl.f32)
+        for part in zl.static(range(0, BLOCK, L)):
+            units = zl.load(lines + part, L) * unit_of(p.KV)
+            for r in zl.static(range(p.R)):
+                place = scores + (r * SEGMENT + page * BLOCK - segment.start + part)
+                zl.store(place, zl.load(place, L) * units)
+
+
+@zl.inline
+def mix_values(p, pages, segment, scores, states, rescale, factors, column, VECTORS):
+    """Columns column .. column + VECTORS * lanes of state rows: state * rescale + factor * sum over keys of p * V."""
+    L, KV = zl.target.lanes, p.KV
+    LINE = 16 if KV is zl.f32 else 32 if KV is zl.f16 else 64  # values in 64 bytes
+    acc = [[zl.f32.x(L)(0) for v in range(VECTORS)] for r in range(p.R)]
+    for page in range(segment.value_begin // BLOCK, (segment.stop + BLOCK - 1) // BLOCK):
+        values = pages.values + zl.i64(pages.ids[page]) * pages.stride + column
+        coming = pages.values + zl.i64(pages.ids[min(page + 1, pages.last)]) * pages.stride + column
+        weights = scores + (page * BLOCK - segment.start)
+        for t in range(min(BLOCK, segment.stop - page * BLOCK)):
+            for line in zl.static(range(0, VECTORS * L, LINE)):
+                zl.prefetch(coming + t * p.head_dim + line)
+            row = [widen(zl.load(values + t * p.head_dim + v * L, L), KV) for v in range(VECTORS)]
+            for r in zl.static(range(p.R)):
+                weight = zl.splat(weights[r * SEGMENT + t], L)
+                for v in zl.static(range(VECTORS)):
+                    acc[r][v] = zl.fma(weight, row[v], acc[r][v])
+    for r in zl.static(range(p.R)):
+        for v in zl.static(range(VECTORS)):
+            place = states[r] + column + v * L
+            zl.store(place, zl.fma(zl.load(place, L), rescale[r], acc[r][v] * factors[r]))
+
+
+@zl.inline
+def write_row(p, state, total, at):
+    """The finished row state / total, at element `at` of the output."""
+    L = zl.target.lanes
+    inverse = 1.0 / total
+    if p.INT8:
+        for d in range(0, p.head_dim, GROUP):
+            values = [zl.load(state + d + i, L) * inverse for i in zl.static(range(0, GROUP, L))]
+            quantize_group(values, p.oq + at + d, p.oscale + (at + d) // GROUP, p.osum + (at + d) // GROUP)
+    else:
+        for d in range(0, p.head_dim, L):
+            zl.store(p.out + at + d, zl.load(state + d, L) * inverse)
+
+
+@zl.inline
+def attend(p, pages, segment, token, head, rows, sub, work):
+    """Query rows sub .. sub + R - 1 of a tile over a segment; beyond the last one the last is computed again and its copies are
+    dropped."""
+    L, R = zl.target.lanes, p.R
+    VECTORS = 2 if L == 8 and R == 4 else 4  # sums in registers: AVX2 has 16, the others 32
+    which = [min(sub + r, rows - 1) for r in zl.static(range(R))]
+    queries = [
+        p.q
+        + (token + which[r] // p.group) * (p.kv_heads * p.group * p.head_dim)
+        + (head * p.group + which[r] % p.group) * p.head_dim
+        for r in zl.static(range(R))
+    ]
+    limits = [zl.i64(p.positions[token + which[r] // p.group]) + 1 for r in zl.static(range(R))]
+    score_keys(p, pages, segment, queries, work.scores, VECTORS)
+    hide_keys(p, segment, limits, work.scores)
+    rescale, factors = weigh_keys(p, segment, sub, work)
+    if is_scaled(p.KV):
+        scale_weights(p, pages, segment, work.scores)
+    states = [work.state + (sub + r) * p.head_dim for r in zl.static(range(R))]
+    first = zl.i64(0)
+    for vectors in zl.static((VECTORS, 1)):
+        stop = p.head_dim // (vectors * L) * (vectors * L)
+        for column in range(first, stop, vectors * L):
+            mix_values(p, pages, segment, work.scores, states, rescale, factors, column, vectors)
+        first = stop
+
+
+@zl.kernel
+def attention_tile(p: TileParams):
+    """Grid (kv heads, tokens, splits)."""
+    L = zl.target.lanes
+    head = zl.block_index(0)
+    token = zl.block_index(1)
+    row = p.token_row[token]
+    position = zl.i64(p.positions[token])
+    tile = MAX_ROWS // p.group
+    if token > 0 and position % tile != 0:
+        if p.token_row[token - 1] == row:
+            return  # another token leads this tile
+    count = zl.i64(1)
+    room = min(tile - position % tile, p.tokens - token)
+    while count < room and p.token_row[token + count] == row:
+        count += 1
+
+    num_keys = zl.i64(p.positions[token + count - 1]) + 1
+    first_key = max(position + 1 - p.window, 0) if p.window > 0 else zl.i64(0)
+    first_segment = first_key // SEGMENT
+    last_segment = (num_keys - 1) // SEGMENT
+    if p.splits > 1:
+        if zl.block_index(2) < first_segment or zl.block_index(2) > last_segment:
+            return
+        first_segment = zl.block_index(2)
+        last_segment = zl.block_index(2)
+
+    rows = count * p.group
+    pages = head_pages(p, head, row, first_key, num_keys)
+    work = Work(
+        zl.local_array(zl.f32, 4 * SEGMENT),
+        zl.local_array(zl.f32, (MAX_ROWS + 4) * MAX_HEAD_DIM),
+        zl.local_array(zl.f32, MAX_ROWS + 4),
+        zl.local_array(zl.f32, MAX_ROWS + 4),
+    )
+    for i in range(0, (rows + p.R - 1) // p.R * p.R):
+        work.maxima[i] = FLOOR
+        work.totals[i] = 0.0
+        for d in range(0, p.head_dim, L):
+            zl.store(work.state + i * p.head_dim + d, zl.f32.x(L)(0))
+    for index in range(first_segment, last_segment + 1):
+        segment = segment_of(index, first_key, num_keys, pages)
+        for sub in range(0, rows, p.R):
+            attend(p, pages, segment, token, head, rows, sub, work)
+
+    for i in range(rows):
+        place = (token + i // p.group) * p.kv_heads * p.group + head * p.group + i % p.group
+        if p.splits > 1:
+            record = p.partial + (place * p.max_segments + first_segment) * (p.head_dim + BLOCK)
+            for d in range(0, p.head_dim, L):
+                zl.store(record + d, zl.load(work.state + i * p.head_dim + d, L))
+            record[p.head_dim] = work.maxima[i]
+            record[p.head_dim + 1] = work.totals[i]
+        else:
+            write_row(p, work.state + i * p.head_dim, work.totals[i], place * p.head_dim)
+
+
+class CombineParams(zl.Record):
+    """Parameters of attention_combine."""
+
+    positions: zl.Ptr[zl.i32, "const"]
+    out: zl.Ptr[zl.f32]
+    oq: zl.Ptr[zl.i8]
+    oscale: zl.Ptr[zl.f32]
+    osum: zl.Ptr[zl.f32]
+    partial: zl.Ptr[zl.f32, "const"]
+    max_segments: zl.i64
+    splits: zl.i64
+    heads: zl.i64
+    head_dim: zl.i64
+    window: zl.i64
+    INT8: zl.static
+
+
+@zl.kernel
+def attention_combine(p: CombineParams):
+    """Grid (query heads, tokens): merge the segments of one query row, in order. Nothing to do when splits is 1."""
+    if p.splits == 1:
+        return
+    L = zl.target.lanes
+    num_keys = zl.i64(p.positions[zl.block_index(1)]) + 1
+    first = max(num_keys - p.window, 0) // SEGMENT if p.window > 0 else zl.i64(0)
+    place = zl.block_index(1) * p.heads + zl.block_index(0)
+    state = zl.local_array(zl.f32, MAX_HEAD_DIM)
+    for d in range(0, p.head_dim, L):
+        zl.store(state + d, zl.f32.x(L)(0))
+    maximum_ = zl.f32(FLOOR)
+    total = zl.f32(0)
+    for index in range(first, (num_keys - 1) // SEGMENT + 1):
+        record = p.partial + (place * p.max_segments + index) * (p.head_dim + BLOCK)
+        peak = record[p.head_dim]
+        new = max(maximum_, peak)
+        rescale = weight_of(maximum_ - new)
+        factor = weight_of(peak - new)
+        total = zl.fma(total, rescale, record[p.head_dim + 1] * factor)
+        for d in range(0, p.head_dim, L):
+            zl.store(state + d, zl.fma(zl.load(state + d, L), rescale, zl.load(record + d, L) * factor))
+        maximum_ = new
+    write_row(p, state, total, place * p.head_dim)
