@@ -18,7 +18,7 @@ from zse.formats.convert import convert
 from zse.formats.ggml import AFFINE, EXACT
 from zse.formats.gguf_blocks import dequantize, to_affine
 from zse.formats.info import info
-from zse.formats.matrix import rows_affine, rows_f32
+from zse.formats.matrix import Rows
 from zse.formats.opening import open_model
 from zse.formats.source import rope_row_order
 from zse.formats.verify import verify
@@ -65,7 +65,7 @@ def values(source, name, order=None):
     tensor = source.tensors[name]
     if not tensor.shape:
         return np.frombuffer(source.read(tensor), np.float32)
-    return rows_f32(source, tensor, 0, tensor.shape[0], order, len(order) if order else 1)
+    return Rows(source, tensor, 0, tensor.shape[0], order, len(order) if order else 1).f32()
 
 
 def test_a_gguf_is_kept_as_it_is(llama, tmp_path):
@@ -150,7 +150,7 @@ def test_quantizing_a_directory(llama_dir, tmp_path, quant, group, expected, hea
         if quant and quant.startswith("int"):
             assert types["model.layers.0.odd.weight"] == "f16" and types["model.layers.0.tiny.weight"] == "F32"
             name = "model.layers.0.mlp.up_proj.weight"
-            whole = rows_affine(after, after.tensors[name], 0, 192)
+            whole = Rows(after, after.tensors[name], 0, 192).affine()
             assert np.array_equal(whole.q, quantize(values(before, name), after.tensors[name].scheme).q)
         for name in before.tensors:
             if name != "position_ids":

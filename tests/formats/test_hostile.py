@@ -407,7 +407,7 @@ def test_version_1_is_still_read(attempt, small_zse, tmp_path):
     """Its planes follow one another, and the padding between them belongs to the tensor."""
     import zlib
 
-    from zse.formats.matrix import rows_affine
+    from zse.formats.matrix import Rows
     from zse.quant.scheme import parse_scheme, placed_planes
 
     index = section_json(small_zse, "index")
@@ -415,7 +415,7 @@ def test_version_1_is_still_read(attempt, small_zse, tmp_path):
         start = source.tensors["b.weight"].offset - next(
             entry["offset"] for entry in index["tensors"] if entry["name"] == "b.weight"
         )
-        expected = rows_affine(source, source.tensors["b.weight"], 0, 2)
+        expected = Rows(source, source.tensors["b.weight"], 0, 2).affine()
     for entry in index["tensors"]:
         if entry.pop("planes", None) is not None:
             entry["nbytes"] = placed_planes(parse_scheme(entry["type"]), *entry["shape"])[1]
@@ -428,7 +428,7 @@ def test_version_1_is_still_read(attempt, small_zse, tmp_path):
     with open_model(_written(tmp_path / "old", data)) as source:
         info = source.tensors["b.weight"]
         assert info.planes is None and info.layout == "r16"
-        old = rows_affine(source, info, 0, 2)
+        old = Rows(source, info, 0, 2).affine()
     assert (old.q == expected.q).all() and (old.scale == expected.scale).all() and old.q.any()
 
 

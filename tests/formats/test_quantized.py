@@ -8,7 +8,7 @@ from formats_build import safetensors
 
 from zse.errors import FormatError, UnsupportedError
 from zse.formats.convert import convert
-from zse.formats.matrix import planes_of_rows, prepare, rows_affine, rows_f32
+from zse.formats.matrix import Rows, planes_of_rows, prepare
 from zse.formats.opening import open_model
 from zse.formats.source import rope_row_order
 from zse.formats.verify import verify
@@ -103,7 +103,7 @@ def read(folder):
     with open_model(folder) as source:
         info = source.tensors[NAME + ".weight"]
         assert set(source.tensors) == {NAME + ".weight", "model.norm.weight"}
-        return info, rows_f32(source, info, 0, N)
+        return info, Rows(source, info, 0, N).f32()
 
 
 def check_rounded(got, n, zero) -> None:
@@ -227,13 +227,13 @@ def test_fp8(scale_name, shape, expected, type, tmp_path):
     with open_model(folder) as source:
         info = source.tensors[NAME + ".weight"]
         assert info.type == expected
-        assert np.array_equal(rows_f32(source, info, 0, n), e4m3_to_f32(codes) * wide)
+        assert np.array_equal(Rows(source, info, 0, n).f32(), e4m3_to_f32(codes) * wide)
     verify(folder)
     convert(folder, tmp_path / "m.zse")
     with open_model(tmp_path / "m.zse") as source:
         info = source.tensors[NAME + ".weight"]
         assert info.type == expected.replace("tensor", "row") and info.layout == "rows"
-        assert np.array_equal(rows_f32(source, info, 0, n), e4m3_to_f32(codes) * wide)
+        assert np.array_equal(Rows(source, info, 0, n).f32(), e4m3_to_f32(codes) * wide)
     verify(tmp_path / "m.zse")
 
 
@@ -262,12 +262,12 @@ def test_rows_in_another_order(make, converted, tmp_path, numbers):
         info = source.tensors[NAME + ".weight"]
         rows, scheme = info.shape[0], info.scheme
         order = rope_row_order(rows // 16, 16, 8)
-        kept = dict(order=order, order_span=16, prepared=prepare(source, info))
+        prepared = prepare(source, info)
         layout = info.layout if info.layout in ("r16", "rows") else "r16"
-        expected = rows_f32(source, info, 0, rows)[order]
+        expected = Rows(source, info, 0, rows).f32()[order]
         for start in range(0, rows, 128):
             stop = min(start + 128, rows)
-            planes = planes_of_rows(source, info, scheme, layout, start, stop, **kept)
+            planes = planes_of_rows(Rows(source, info, start, stop, order, 16), scheme, layout, prepared=prepared)
             shape = stop - start, info.shape[1]
             got = (
                 dequantize_fp8(scheme, planes, *shape) if "w" in planes else unpack(scheme, planes, *shape).dequantize()
@@ -280,7 +280,7 @@ def test_heads_across_fp8_blocks_cannot_be_put_in_order(tmp_path, numbers):
         info = source.tensors[NAME + ".weight"]
         order = rope_row_order(1, 272)
         with pytest.raises(ValueError, match="cannot be put in order"):
-            planes_of_rows(source, info, info.scheme, "rows", 0, 128, order=order, order_span=len(order))
+            planes_of_rows(Rows(source, info, 0, 128, order, len(order)), info.scheme, "rows")
 
 
 @pytest.mark.parametrize("make", [awq, gptq])
@@ -289,7 +289,7 @@ def test_converting_keeps_the_quantization(make, tmp_path, numbers):
     report = convert(folder, tmp_path / "m.zse")
     assert "int4-g64" in report.schemes
     with open_model(folder) as before, open_model(tmp_path / "m.zse") as after:
-        a, b = (rows_affine(source, source.tensors[NAME + ".weight"], 0, N) for source in (before, after))
+        a, b = (Rows(source, source.tensors[NAME + ".weight"], 0, N).affine() for source in (before, after))
         for part in ("q", "scale", "offset"):
             assert np.array_equal(getattr(a, part), getattr(b, part)), part
     verify(tmp_path / "m.zse")
@@ -370,7 +370,7 @@ def test_the_head_that_a_checkpoint_left_dense(tmp_path, numbers):
     convert(folder, tmp_path / "m.zse", head="int8", group_size=128)
     with open_model(tmp_path / "m.zse") as source:
         types = {name: info.type for name, info in source.tensors.items()}
-        got = rows_f32(source, source.tensors["lm_head.weight"], 0, 512)
+        got = Rows(source, source.tensors["lm_head.weight"], 0, 512).f32()
     assert types == {
         NAME + ".weight": "int4-g64",
         "lm_head.weight": "int8-g128-sym",

@@ -52,9 +52,9 @@ def test_sizes_of_matmul_are_checked(device, monkeypatch):
 def test_nan_agrees_with_nan_only():
     output = Output((2,), "float32", Tolerance(0.1, 0.0, "a test"))
     nan = float("nan")
-    assert kernels.agrees(np.array([1.05, nan]), np.array([1.0, nan]), output)
-    assert not kernels.agrees(np.array([1.05, nan]), np.array([1.0, 2.0]), output)
-    assert not kernels.agrees(np.array([1.05, 2.0]), np.array([1.0, nan]), output)
+    assert not kernels.difference(np.array([1.05, nan]), np.array([1.0, nan]), output)
+    assert kernels.difference(np.array([1.05, nan]), np.array([1.0, 2.0]), output)
+    assert kernels.difference(np.array([1.05, 2.0]), np.array([1.0, nan]), output)
 
 
 def test_unknown_operation():

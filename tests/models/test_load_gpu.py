@@ -150,7 +150,7 @@ def test_gguf_is_repacked_on_the_host(type, gpu, tmp_path):
     from formats_build import Tensor as GGUFTensor
     from formats_build import gguf, llama_metadata
 
-    from zse.formats.matrix import rows_f32
+    from zse.formats.matrix import Rows
 
     hidden = 256
     shapes = {
@@ -180,13 +180,13 @@ def test_gguf_is_repacked_on_the_host(type, gpu, tmp_path):
                 expected[role.name] = np.frombuffer(raw, np.float32)
                 continue
             order = rope_row_order(role.heads, config.head_dim) if role.heads else None
-            expected[role.name] = rows_f32(source, info, 0, info.shape[0], order, len(order) if order else 1)
+            expected[role.name] = Rows(source, info, 0, info.shape[0], order, len(order) if order else 1).f32()
             if type in ("Q6_K",):  # its scales are rounded to f16 in memory
-                from zse.formats.matrix import rows_affine
+                from zse.formats.matrix import Rows
 
-                expected[role.name] = rows_affine(
-                    source, info, 0, info.shape[0], order, len(order) if order else 1
-                ).dequantize()
+                expected[role.name] = (
+                    Rows(source, info, 0, info.shape[0], order, len(order) if order else 1).affine().dequantize()
+                )
     check(gpu, load(gpu, path), expected)
 
 

@@ -170,11 +170,6 @@ def difference(got, wanted, output) -> str:
     return f"{(~right).sum()} of {right.size} values are wrong, first {at}: {got[at]}, expected {wanted[at]}"
 
 
-def agrees(got, wanted, output) -> bool:
-    """Whether a result is what its Output allows."""
-    return not difference(got, wanted, output)
-
-
 def problem(device, op, case, expected=None) -> str:
     """Launch once and compare what can be read as numbers: what is wrong, "" for nothing. expected: name → (index, array)
     of the parts that are compared; default: all of the reference."""

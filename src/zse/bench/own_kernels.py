@@ -20,8 +20,6 @@ from zse.runtime import compiler, cpu, cuda, native
 from zse.runtime import gpu as gpu_device
 from zse.runtime.bindings import cuda as cuda_driver
 
-EMULATED = "sm_90a"
-
 
 def load(path: str, names: "list[str] | tuple[str, ...]" = ()) -> list[Op]:
     """The Ops that a file defines, in its order, or those of these names. ConfigError for a file that cannot be read,

@@ -11,24 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from zse import env
-from zse.errors import FormatError
 from zse.formats.file import ModelFile
 from zse.lazy import ctypes
 
-# name -> (struct letter, bytes)
-SCALARS = {
-    "u8": ("B", 1),
-    "i8": ("b", 1),
-    "u16": ("H", 2),
-    "i16": ("h", 2),
-    "u32": ("I", 4),
-    "i32": ("i", 4),
-    "f32": ("f", 4),
-    "bool": ("?", 1),
-    "u64": ("Q", 8),
-    "i64": ("q", 8),
-    "f64": ("d", 8),
-}
+_LETTERS = {"u8": "B", "i8": "b", "u16": "H", "i16": "h", "u32": "I", "i32": "i", "f32": "f", "bool": "?"}
+_LETTERS |= {"u64": "Q", "i64": "q", "f64": "d"}
+SCALARS = {name: (letter, struct.calcsize(letter)) for name, letter in _LETTERS.items()}  # struct's letter, bytes
 
 MAX_STRINGS = 1 << 24  # 64 times the largest public vocabulary
 _WINDOW_BYTES = 1 << 20
@@ -73,9 +61,7 @@ class StringArray:
         data = read_checked(self.file, self.offset, self.nbytes, self.crc32, "array")
         strings, consumed = scan_strings(data, self.count, self.nbytes)
         if strings != self.count or consumed != self.nbytes:
-            raise FormatError(
-                self.file.path, self.offset, "array", f"is not {self.count} strings in {self.nbytes} bytes"
-            )
+            raise self.file.wrong(self.offset, "array", f"is not {self.count} strings in {self.nbytes} bytes")
         return memoryview(data)
 
     def __iter__(self) -> Iterator[bytes]:
@@ -97,7 +83,7 @@ def read_checked(file: ModelFile, offset: int, nbytes: int, crc32: int | None, f
     data = file.read(offset, nbytes, field)
     if crc32 is not None:
         if zlib.crc32(data) != crc32:
-            raise FormatError(file.path, offset, field, "does not match its checksum: the file is damaged")
+            raise file.wrong(offset, field, "does not match its checksum: the file is damaged")
     return data
 
 
@@ -130,14 +116,14 @@ def _scan_strings_python(data: bytes, count: int, limit: int) -> tuple[int, int]
 def find_string_array(file: ModelFile, offset: int, count: int, field: str) -> StringArray:
     """The array of `count` strings that starts at `offset`. FormatError if it does not fit in the file."""
     if count > MAX_STRINGS:
-        raise FormatError(file.path, offset, field, f"{count} strings; at most {MAX_STRINGS} are read")
+        raise file.wrong(offset, field, f"{count} strings; at most {MAX_STRINGS} are read")
     file.check(offset, 8 * count, field)
     at, left = offset, count
     while left:
         data = file.read(at, min(_WINDOW_BYTES, file.size - at), field)
         walked, consumed = scan_strings(data, left, file.size - at)
         if not walked:
-            raise FormatError(file.path, at, field, f"string {count - left} of {count} does not fit in the file")
+            raise file.wrong(at, field, f"string {count - left} of {count} does not fit in the file")
         at, left = at + consumed, left - walked
     return StringArray(file, offset, count, at - offset)
 

@@ -55,8 +55,6 @@ def _gemma_part(number: int, size: int, member_bytes: int, sha256: str) -> Wheel
     )
 
 
-DEFAULT_MODEL = "smollm2"
-
 CATALOG = {
     "smollm2": CatalogEntry(
         name="smollm2",

@@ -14,7 +14,7 @@ import zse
 from zse.errors import FormatError, ZSEError
 from zse.formats.arrays import ScalarArray, StringArray
 from zse.formats.gguf_blocks import dequantize
-from zse.formats.matrix import planes_of_rows, prepare, read_raw_rows, rows_f32
+from zse.formats.matrix import Rows, planes_of_rows, prepare
 from zse.formats.opening import open_model
 from zse.formats.recommended import recommended
 from zse.formats.source import DENSE_TYPES, INTERLEAVED_ROPE, ModelSource, TensorInfo, rope_row_order
@@ -33,27 +33,8 @@ _MEMBER = re.compile(
 )
 
 # The order in which a step reads a layer, as parts of the names in use; only locality depends on it.
-_STEPS = (
-    "attn_norm",
-    "input_layernorm",
-    "attn_q",
-    "q_proj",
-    "attn_k",
-    "k_proj",
-    "attn_v",
-    "v_proj",
-    "q_norm",
-    "k_norm",
-    "attn_output",
-    "o_proj",
-    "post_attention",
-    "ffn_norm",
-    "pre_feedforward",
-    "gate",
-    "up",
-    "down",
-    "post_f",
-)
+_STEPS = """attn_norm input_layernorm attn_q q_proj attn_k k_proj attn_v v_proj q_norm k_norm attn_output o_proj
+    post_attention ffn_norm pre_feedforward gate up down post_f""".split()
 
 
 class ConvertReport(
@@ -118,16 +99,9 @@ def convert(
     schemes: dict[str, int] = {}
     for job in jobs:
         schemes[job.planned.type] = schemes.get(job.planned.type, 0) + job.planned.nbytes
-    return ConvertReport(
-        out,
-        source_bytes,
-        writer.file_bytes,
-        len(jobs),
-        schemes,
-        writer.resumed_bytes,
-        evaluate(os.fspath(source)) if evaluate else None,
-        evaluate(out) if evaluate else None,
-    )
+    before, after = (evaluate(os.fspath(path)) if evaluate else None for path in (source, out))
+    sizes = source_bytes, writer.file_bytes
+    return ConvertReport(out, *sizes, len(jobs), schemes, writer.resumed_bytes, before, after)
 
 
 def _policy_for(model: ModelSource, info: TensorInfo, policy: Policy | None, head: Policy | None) -> Policy | None:
@@ -151,7 +125,7 @@ def _write(writer: ZseWriter, jobs: list["_Job"], clip_search: bool, threads: in
             job.chunks_left -= 1
             is_last = job.chunks_left == 0
         if is_last:
-            job.release()
+            job.prepared = None
             writer.end_tensor(number)
         return written
 
@@ -198,19 +172,17 @@ class _Job:
         self.order, self.order_span = _row_order(model, info)
         self.scheme = self._scheme(policy)
         self.chunks_left = 0
-        self._prepared: Any = None  # CheckpointRows, or False when there is nothing to prepare
+        self.prepared: Any = None  # CheckpointRows, or False when there is nothing to prepare
         self._lock = threading.Lock()
+        stored, name = ROWS, info.type
         if self.scheme is not None:
             stored = layout if layout in self.scheme.layouts else self.scheme.layouts[0]
             name = self.scheme.name
             if self.scheme.kind == "dense" and stored == ROWS:
                 name = name.upper()  # plain numbers, under their usual name
-            self.planned = PlannedTensor(info.name, stored, name, info.shape)
-        elif len(info.shape) == 1 and (info.layout != "rows" or info.type in DENSE_TYPES):
-            # Norms and biases: kernels read f32, so that a loader has nothing to do.
-            self.planned = PlannedTensor(info.name, "rows", "F32", info.shape)
-        else:
-            self.planned = PlannedTensor(info.name, "rows", info.type if info.layout == "rows" else "F32", info.shape)
+        elif info.layout != "rows" or (len(info.shape) == 1 and info.type in DENSE_TYPES):
+            name = "F32"  # norms and biases: kernels read f32, so that a loader has nothing to do
+        self.planned = PlannedTensor(info.name, stored, name, info.shape)
 
     def _scheme(self, policy: Policy | None) -> Scheme | None:
         info = self.info
@@ -238,28 +210,20 @@ class _Job:
             yield self._row_piece(start, stop)
             return
         with self._lock:
-            if self._prepared is None:
-                self._prepared = prepare(self.model, self.info) or False
+            if self.prepared is None:
+                self.prepared = prepare(self.model, self.info) or False
         info, scheme, layout = self.info, self.scheme, self.planned.layout
+        rows, prepared = self._rows(start, stop), self.prepared or None
         try:
-            arrays = planes_of_rows(
-                self.model,
-                info,
-                scheme,
-                layout,
-                start,
-                stop,
-                order=self.order,
-                order_span=self.order_span,
-                search=clip_search,
-                prepared=self._prepared or None,
-                threads=threads,
-            )
+            arrays = planes_of_rows(rows, scheme, layout, search=clip_search, prepared=prepared, threads=threads)
         except ValueError as error:
-            raise FormatError(info.file.path, info.offset, info.name, f"cannot become {scheme}: {error}") from None
+            raise info.wrong(f"cannot become {scheme}: {error}") from None
         for number, plane in enumerate(scheme.planes(*info.shape, layout)):
             line = start // rows_per_line(plane, layout, info.shape[0])
             yield number, line * (plane.nbytes // plane.shape[0]), arrays[plane.name].tobytes()
+
+    def _rows(self, start: int, stop: int) -> Rows:
+        return Rows(self.model, self.info, start, stop, self.order, self.order_span)
 
     def _row_piece(self, start: int, stop: int) -> tuple[int, int, bytes]:
         info = self.info
@@ -268,14 +232,10 @@ class _Job:
         if info.layout == "ggml" and len(info.shape) == 1:
             return 0, 0, dequantize(info.type, self.model.read(info), info.shape).tobytes()
         if info.type == self.planned.type:
-            data = read_raw_rows(self.model, info, start, stop, self.order, self.order_span)
+            data = self._rows(start, stop).raw()
         else:
-            data = rows_f32(self.model, info, start, stop, self.order, self.order_span).tobytes()
+            data = self._rows(start, stop).f32().tobytes()
         return 0, start * (self.planned.nbytes // info.shape[0]), data
-
-    def release(self) -> None:
-        """All chunks are made."""
-        self._prepared = None
 
 
 def _set_groups(jobs: list[_Job]) -> None:
@@ -314,14 +274,11 @@ def _execution_order(model: ModelSource) -> list[TensorInfo]:
         layer = re.search(r"\.(\d{1,6})\.", info.name)
         if layer:
             step = next((rank for rank, part in enumerate(_STEPS) if part in info.name), len(_STEPS))
-            return is_matrix, 1, int(layer[1]), _is_bias(info), step, position
+            is_bias = info.name.endswith(".bias")  # q's, k's and v's stand together
+            return is_matrix, 1, int(layer[1]), is_bias, step, position
         return is_matrix, 0 if "emb" in info.name else 2, 0, False, 0, position
 
     return [info for _, info in sorted(enumerate(model.tensors.values()), key=key)]
-
-
-def _is_bias(info: TensorInfo) -> bool:
-    return info.name.endswith(".bias")  # q's, k's and v's stand together
 
 
 def _row_order(model: ModelSource, info: TensorInfo) -> tuple[list[int] | None, int]:
@@ -342,9 +299,7 @@ def _row_order(model: ModelSource, info: TensorInfo) -> tuple[list[int] | None, 
         layer = int(match[1])
         heads = heads[layer] if layer < len(heads) else None
     if type(heads) is not int or heads <= 0 or info.shape[0] % (2 * heads):
-        raise FormatError(
-            model.path, info.offset, info.name, f"{info.shape[0]} rows are not {heads!r} heads of even size"
-        )
+        raise info.wrong(f"{info.shape[0]} rows are not {heads!r} heads of even size")
     head_dim = info.shape[0] // heads
     if model.naming == "hf":
         rope = settings.get("rope_parameters") or settings
@@ -354,7 +309,7 @@ def _row_order(model: ModelSource, info: TensorInfo) -> tuple[list[int] | None, 
     else:
         turn = settings.get(f"{arch}.rope.dimension_count", head_dim)
     if type(turn) is not int or turn % 2 or not 0 < turn <= head_dim:
-        raise FormatError(model.path, info.offset, info.name, f"{turn!r} of {head_dim} dimensions cannot turn in pairs")
+        raise info.wrong(f"{turn!r} of {head_dim} dimensions cannot turn in pairs")
     return rope_row_order(heads, head_dim, turn), head_dim
 
 
@@ -379,24 +334,17 @@ def _describe(
             if not key.startswith("tokenizer.") and key != "general.alignment"
         }
     else:
-        config |= {
-            "metadata": dict(model.metadata),
-            "hf_config": model.hf_config,
-            "generation_config": model.generation_config or recommended(model)[0] or None,
-        }
-    provenance = (
-        model.provenance
-        if model.kind == "zse" and policy is None
-        else {
-            "made_by": f"zse {zse.__version__}",
-            "source": {
-                "kind": model.kind,
-                "files": [{"name": os.path.basename(file.path), "nbytes": file.size} for file in model.files],
-            },
-            "quantization": {"quant": quant, "group_size": policy.group, "head": policy.head} if policy else None,
-            "source_provenance": model.provenance or None,
-        }
-    )
+        generation = model.generation_config or recommended(model)[0] or None
+        config |= {"metadata": model.metadata, "hf_config": model.hf_config, "generation_config": generation}
+    files = [{"name": os.path.basename(file.path), "nbytes": file.size} for file in model.files]
+    provenance = {
+        "made_by": f"zse {zse.__version__}",
+        "source": {"kind": model.kind, "files": files},
+        "quantization": {"quant": quant, "group_size": policy.group, "head": policy.head} if policy else None,
+        "source_provenance": model.provenance or None,
+    }
+    if model.kind == "zse" and policy is None:
+        provenance = model.provenance
     tokenizer, vocabulary = _describe_tokenizer(model, image)
     sections = {"config": config, "tokenizer": tokenizer, "provenance": provenance}
     small = {name: _section(model, name, value) for name, value in sections.items() if value is not None}
@@ -409,34 +357,20 @@ def _describe_tokenizer(model: ModelSource, image: bytes | None) -> tuple[dict |
     source = model.tokenizer
     if source is None:
         return None, []
+    items: list[tuple[str, str, int, bytes]] = []  # key, type, count, bytes
     if source.kind == "hf":
-        items: list[tuple[str, str, int, bytes]] = [("tokenizer.json", "bytes", -1, source.json)]
+        items.append(("tokenizer.json", "bytes", len(source.json), source.json))
         value: dict[str, object] = {"kind": "hf", "config": source.config, "special_tokens": source.special_tokens}
     else:
-        items = [
-            (key, array.type, array.count, bytes(array.raw))
-            for key, array in source.fields.items()
-            if isinstance(array, StringArray | ScalarArray)
-        ]
-        value = {
-            "kind": "gguf",
-            "fields": {
-                key: _plain(model, key, field)
-                for key, field in source.fields.items()
-                if not isinstance(field, StringArray | ScalarArray)
-            },
-        }
+        arrays = {key: field for key, field in source.fields.items() if isinstance(field, StringArray | ScalarArray)}
+        items += [(key, array.type, array.count, bytes(array.raw)) for key, array in arrays.items()]
+        fields = {key: field for key, field in source.fields.items() if key not in arrays}
+        value = {"kind": "gguf", "fields": fields}
     if image is not None:
-        items.append((TOKENIZER_IMAGE, "bytes", -1, image))
+        items.append((TOKENIZER_IMAGE, "bytes", len(image), image))
     blobs = [data for *_, data in items]
     value["arrays"] = {
-        key: {
-            "type": type,
-            "count": len(data) if count < 0 else count,
-            "offset": offset,
-            "nbytes": len(data),
-            "crc32": zlib.crc32(data),
-        }
+        key: {"type": type, "count": count, "offset": offset, "nbytes": len(data), "crc32": zlib.crc32(data)}
         for (key, type, count, data), offset in zip(items, place_blobs(blobs)[0], strict=True)
     }
     return value, blobs

@@ -5,6 +5,7 @@ program to open it may run them.
 """
 
 import os
+from functools import partial
 
 from zse.errors import FormatError
 from zse.formats import quantized
@@ -28,28 +29,21 @@ def open_directory(path: str) -> ModelSource:
         raise FormatError(path, 0, "directory", f"cannot be read: {error.strerror}") from None
     for name in names:
         if name.lower().endswith(REFUSED_ENDINGS):
-            raise FormatError(
-                os.path.join(path, name),
-                0,
-                "file",
-                "is code or a pickle; a model directory holds data only: remove it, and use the *.safetensors files",
+            reason = (
+                "is code or a pickle; a model directory holds data only: remove it, and use the *.safetensors files"
             )
+            raise FormatError(os.path.join(path, name), 0, "file", reason)
     if "config.json" not in names:
         raise FormatError(path, 0, "config.json", "is missing; a model directory has config.json and *.safetensors")
-    config = read_object(os.path.join(path, "config.json"), "config.json")
+    config_path = os.path.join(path, "config.json")
+    config = read_object(config_path, "config.json")
     if "auto_map" in config:
-        raise FormatError(
-            os.path.join(path, "config.json"),
-            0,
-            "auto_map",
-            "asks to run code from the model; remove it if the architecture is a supported one",
-        )
+        reason = "asks to run code from the model; remove it if the architecture is a supported one"
+        raise FormatError(config_path, 0, "auto_map", reason)
     scheme = config.get("quantization_config") or config.get("compression_config")
-    method = None
-    if scheme is not None:
-        if not isinstance(scheme, dict):
-            raise FormatError(os.path.join(path, "config.json"), 0, "quantization_config", "is not an object")
-        method = quantized.read_method(path, scheme)
+    if not isinstance(scheme, dict | None):
+        raise FormatError(config_path, 0, "quantization_config", "is not an object")
+    method = None if scheme is None else quantized.read_method(path, scheme)
     generation = _optional_object(path, names, "generation_config.json")
     tokenizer, template = _tokenizer(path, names)
     files: list[ModelFile] = []
@@ -111,7 +105,7 @@ def _open_tensors(path: str, names: list[str], files: list[ModelFile]) -> tuple[
         metadata.update(extra)
         for name, info in found.items():
             if name in tensors:
-                raise FormatError(file.path, info.offset, name, f"stands also in {tensors[name].file.path}")
+                raise file.wrong(info.offset, name, f"stands also in {tensors[name].file.path}")
             tensors[name] = info
     for name, shard in (weight_map or {}).items():
         if name not in tensors or os.path.basename(tensors[name].file.path) != shard:
@@ -139,22 +133,18 @@ def _tokenizer(path: str, names: list[str]) -> tuple[TokenizerSource | None, str
         raise FormatError(os.path.join(path, "tokenizer_config.json"), 0, "auto_map", "asks to run code from the model")
     template = None
     if "chat_template.jinja" in names:
-        template = _read_text(os.path.join(path, "chat_template.jinja"))
+        template_path = os.path.join(path, "chat_template.jinja")
+        try:
+            template = read_whole(template_path, "chat template", MAX_TEMPLATE_BYTES).decode()
+        except UnicodeDecodeError:
+            raise FormatError(template_path, 0, "chat template", "is not UTF-8") from None
     elif config:
         template = _default_template(config.get("chat_template"))
     if "tokenizer.json" not in names:
         return None, template
-    tokenizer_path = os.path.join(path, "tokenizer.json")
-
-    def read_json() -> bytes:
-        return read_whole(tokenizer_path, "tokenizer", MAX_TOKENIZER_BYTES)
-
-    return TokenizerSource(
-        "hf",
-        read_json=read_json,
-        config=config,
-        special_tokens=_optional_object(path, names, "special_tokens_map.json"),
-    ), template
+    read_json = partial(read_whole, os.path.join(path, "tokenizer.json"), "tokenizer", MAX_TOKENIZER_BYTES)
+    special_tokens = _optional_object(path, names, "special_tokens_map.json")
+    return TokenizerSource("hf", read_json=read_json, config=config, special_tokens=special_tokens), template
 
 
 def _default_template(template: object) -> str | None:
@@ -163,10 +153,3 @@ def _default_template(template: object) -> str | None:
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = named.get("default")
     return template if isinstance(template, str) else None
-
-
-def _read_text(path: str) -> str:
-    try:
-        return read_whole(path, "chat template", MAX_TEMPLATE_BYTES).decode()
-    except UnicodeDecodeError:
-        raise FormatError(path, 0, "chat template", "is not UTF-8") from None

@@ -9,6 +9,7 @@ import json
 import os
 import stat
 import threading
+from collections import Counter
 
 from zse.errors import FormatError
 
@@ -43,6 +44,10 @@ class ModelFile:
         self.size = status.st_size
         self._stamp = (status.st_size, status.st_mtime_ns)
 
+    def wrong(self, offset: int, field: str, reason: str) -> FormatError:
+        """What is raised for `field`, which stands at `offset`."""
+        return FormatError(self.path, offset, field, reason)
+
     def read(self, offset: int, nbytes: int, field: str = "data") -> bytes:
         """`nbytes` bytes at `offset`."""
         self.check(offset, nbytes, field)
@@ -60,21 +65,21 @@ class ModelFile:
             try:
                 got = os.preadv(self.fd, [view[done:]], offset + done)
             except OSError as error:
-                raise FormatError(self.path, offset + done, field, f"cannot be read: {error.strerror}") from None
+                raise self.wrong(offset + done, field, f"cannot be read: {error.strerror}") from None
             if not got:
-                raise FormatError(self.path, offset + done, field, "the file shrank while it was read")
+                raise self.wrong(offset + done, field, "the file shrank while it was read")
             done += got
 
     def check(self, offset: int, nbytes: int, field: str) -> None:
         """FormatError unless [offset, offset + nbytes) lies inside the file."""
         if offset < 0 or nbytes < 0 or offset > self.size or nbytes > self.size - offset:
-            raise FormatError(self.path, offset, field, f"needs {nbytes} bytes, but the file ends at {self.size}")
+            raise self.wrong(offset, field, f"needs {nbytes} bytes, but the file ends at {self.size}")
 
     def check_unchanged(self) -> None:
         """FormatError if the file was written to since it was opened."""
         status = os.fstat(self.fd)
         if (status.st_size, status.st_mtime_ns) != self._stamp:
-            raise FormatError(self.path, 0, "file", "changed while it was in use; load it again")
+            raise self.wrong(0, "file", "changed while it was in use; load it again")
 
     def read_ahead(self) -> None:
         """Have the system read the whole file in the background, for who will need it later; nothing where it is in the
@@ -102,9 +107,9 @@ class ModelFile:
         try:
             data = os.pread(self.fd, nbytes, offset)
         except OSError as error:
-            raise FormatError(self.path, offset, field, f"cannot be read: {error.strerror}") from None
+            raise self.wrong(offset, field, f"cannot be read: {error.strerror}") from None
         if not data and nbytes:
-            raise FormatError(self.path, offset, field, "the file shrank while it was read")
+            raise self.wrong(offset, field, "the file shrank while it was read")
         return data
 
 
@@ -122,11 +127,7 @@ def read_whole(path: str, field: str, most: int) -> bytes:
 def _unique(pairs: list[tuple[str, object]]) -> dict:
     result = dict(pairs)
     if len(result) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise ValueError(f"key {key!r} stands twice")
-            seen.add(key)
+        raise ValueError(f"key {Counter(key for key, _ in pairs).most_common(1)[0][0]!r} stands twice")
     return result
 
 
@@ -160,17 +161,10 @@ def _will_need(fd: int) -> None:
 
 def _check_regular(path: str, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        kinds = (
-            (stat.S_ISDIR, "a directory"),
-            (stat.S_ISFIFO, "a pipe"),
-            (stat.S_ISCHR, "a device"),
-            (stat.S_ISBLK, "a device"),
-            (stat.S_ISSOCK, "a socket"),
-        )
-        kind = next((name for test, name in kinds if test(status.st_mode)), "a special file")
+        kinds = {"d": "a directory", "p": "a pipe", "c": "a device", "b": "a device", "s": "a socket"}
+        kind = kinds.get(stat.filemode(status.st_mode)[0], "a special file")
         raise FormatError(path, 0, "file", f"is {kind}, not a regular file")
     allocated = getattr(status, "st_blocks", 0) * 512
     if status.st_size > SPARSE_BYTES and 0 < allocated < status.st_size // SPARSE_RATIO:
-        raise FormatError(
-            path, 0, "file", f"is sparse: {allocated} of {status.st_size} bytes are on disk; fetch it again"
-        )
+        reason = f"is sparse: {allocated} of {status.st_size} bytes are on disk; fetch it again"
+        raise FormatError(path, 0, "file", reason)

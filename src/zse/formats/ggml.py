@@ -29,28 +29,7 @@ AFFINE = {
     "Q6_K": AffineScheme(6, 16, True),
 }
 EXACT = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
-# Only for messages: a type we do not read is named, not numbered.
-OTHER_TYPES = {
-    9: "Q8_1",
-    10: "Q2_K",
-    11: "Q3_K",
-    15: "Q8_K",
-    16: "IQ2_XXS",
-    17: "IQ2_XS",
-    18: "IQ3_XXS",
-    19: "IQ1_S",
-    20: "IQ4_NL",
-    21: "IQ3_S",
-    22: "IQ2_S",
-    23: "IQ4_XS",
-    24: "I8",
-    25: "I16",
-    26: "I32",
-    27: "I64",
-    28: "F64",
-    29: "IQ1_M",
-    34: "TQ1_0",
-    35: "TQ2_0",
-    39: "MXFP4",
-    40: "NVFP4",
-}
+# All types by their numbers, "-" for one that was given up. Only for messages: a type we do not read is named, not numbered.
+_NAMES = """F32 F16 Q4_0 Q4_1 - - Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K IQ2_XXS IQ2_XS IQ3_XXS IQ1_S IQ4_NL IQ3_S
+    IQ2_S IQ4_XS I8 I16 I32 I64 F64 IQ1_M BF16 - - - TQ1_0 TQ2_0 - - - MXFP4 NVFP4""".split()
+OTHER_TYPES = {number: name for number, name in enumerate(_NAMES) if number not in TYPES and name != "-"}

@@ -6,28 +6,17 @@ Row order: converters to GGUF permute the rows of attn_q and attn_k of the `llam
 rotate neighbours (2i, 2i + 1) of a head; kernels here rotate halves (i, i + head_dim/2). source.rope_row_order() undoes it.
 """
 
+import math
 import struct
 
-from zse.errors import FormatError, UnsupportedError
+from zse.errors import UnsupportedError
 from zse.formats.arrays import SCALARS, ScalarArray, StringArray, find_string_array
 from zse.formats.file import ModelFile
 from zse.formats.ggml import BLOCKS, OTHER_TYPES, TYPES
 from zse.formats.source import INTERLEAVED_ROPE, ModelSource, TensorInfo, TokenizerSource
 
-VALUE_TYPES = {
-    0: "u8",
-    1: "i8",
-    2: "u16",
-    3: "i16",
-    4: "u32",
-    5: "i32",
-    6: "f32",
-    7: "bool",
-    10: "u64",
-    11: "i64",
-    12: "f64",
-}
 STRING, ARRAY = 8, 9
+VALUE_TYPES = dict(enumerate("u8 i8 u16 i16 u32 i32 f32 bool - - u64 i64 f64".split()))  # "-": STRING and ARRAY
 
 # Far above every public model, and low enough that a hostile header costs little.
 MAX_KEYS = 1 << 14
@@ -75,12 +64,12 @@ class _Cursor:
         offset = self.at
         nbytes = self.u64(field)
         if nbytes > max_bytes:
-            raise FormatError(self.file.path, offset, field, f"{nbytes} bytes of text; at most {max_bytes} are read")
+            raise self.file.wrong(offset, field, f"{nbytes} bytes of text; at most {max_bytes} are read")
         window, start = self.take(nbytes, field)
         try:
             return window[start : start + nbytes].decode()
         except UnicodeDecodeError:
-            raise FormatError(self.file.path, offset + 8, field, "is not UTF-8") from None
+            raise self.file.wrong(offset + 8, field, "is not UTF-8") from None
 
 
 def open_gguf(file: ModelFile) -> ModelSource:
@@ -88,7 +77,7 @@ def open_gguf(file: ModelFile) -> ModelSource:
     cursor = _Cursor(file)
     magic, _ = cursor.take(4, "magic")
     if magic[:4] != b"GGUF":
-        raise FormatError(file.path, 0, "magic", "is not GGUF")
+        raise file.wrong(0, "magic", "is not GGUF")
     version = cursor.u32("version")
     if version not in (2, 3):
         if version >> 16 and not version & 0xFFFF:
@@ -101,9 +90,9 @@ def open_gguf(file: ModelFile) -> ModelSource:
         offset = cursor.at
         key = cursor.text("metadata key", MAX_KEY_BYTES)
         if not key:
-            raise FormatError(file.path, offset, "metadata key", "is empty")
+            raise file.wrong(offset, "metadata key", "is empty")
         if key in metadata:
-            raise FormatError(file.path, offset, key, "stands twice in the metadata")
+            raise file.wrong(offset, key, "stands twice in the metadata")
         metadata[key] = _value(cursor, key)
     tensors = _tensor_index(cursor, num_tensors, _alignment(file, metadata))
     split = metadata.get("split.count", 0)
@@ -129,7 +118,7 @@ def _check_metadata(file: ModelFile, metadata: dict) -> None:
     """FormatError where the metadata contradicts itself in ways that a loader would trip over."""
     tokens = metadata.get("tokenizer.ggml.tokens")
     if tokens is not None and not isinstance(tokens, StringArray):
-        raise FormatError(file.path, 0, "tokenizer.ggml.tokens", "is not an array of strings")
+        raise file.wrong(0, "tokenizer.ggml.tokens", "is not an array of strings")
     for key, kind in (
         ("tokenizer.ggml.scores", ScalarArray),
         ("tokenizer.ggml.token_type", ScalarArray),
@@ -139,26 +128,22 @@ def _check_metadata(file: ModelFile, metadata: dict) -> None:
         if array is None:
             continue
         if not isinstance(array, kind):
-            raise FormatError(file.path, 0, key, "is not an array of its kind")
+            raise file.wrong(0, key, "is not an array of its kind")
         if kind is ScalarArray and (tokens is None or array.count != tokens.count):
-            raise FormatError(
-                file.path,
-                array.offset,
-                key,
-                f"{array.count} entries for a vocabulary of {tokens.count if tokens else 0}",
-            )
+            size = tokens.count if tokens else 0
+            raise file.wrong(array.offset, key, f"{array.count} entries for a vocabulary of {size}")
     layers = metadata.get(f"{metadata.get('general.architecture')}.block_count", 1)
     if type(layers) is not int or not 0 < layers <= MAX_LAYERS:
-        raise FormatError(file.path, 0, "block_count", f"{str(layers)[:40]} is not a number from 1 to {MAX_LAYERS}")
+        raise file.wrong(0, "block_count", f"{str(layers)[:40]} is not a number from 1 to {MAX_LAYERS}")
 
 
 def _count(cursor: _Cursor, field: str, most: int, item_bytes: int) -> int:
     offset = cursor.at
     count = cursor.u64(field)
     if count > most:
-        raise FormatError(cursor.file.path, offset, field, f"{count}; at most {most} are read")
+        raise cursor.file.wrong(offset, field, f"{count}; at most {most} are read")
     if count * item_bytes > cursor.file.size:
-        raise FormatError(cursor.file.path, offset, field, f"{count} do not fit in {cursor.file.size} bytes")
+        raise cursor.file.wrong(offset, field, f"{count} do not fit in {cursor.file.size} bytes")
     return count
 
 
@@ -173,10 +158,9 @@ def _value(cursor: _Cursor, key: str) -> object:
 
 
 def _value_type(file: ModelFile, offset: int, key: str, number: int) -> str:
-    name = VALUE_TYPES.get(number)
-    if name is None:
-        raise FormatError(file.path, offset, key, f"value type {number} is not known")
-    return name
+    if number not in VALUE_TYPES:
+        raise file.wrong(offset, key, f"value type {number} is not known")
+    return VALUE_TYPES[number]
 
 
 def _scalars(cursor: _Cursor, key: str, type: str, count: int) -> tuple:
@@ -185,7 +169,7 @@ def _scalars(cursor: _Cursor, key: str, type: str, count: int) -> tuple:
     window, start = cursor.take(nbytes * count, key)
     if type == "bool":
         if any(byte > 1 for byte in window[start : start + count]):
-            raise FormatError(cursor.file.path, offset, key, "a bool is neither 0 nor 1")
+            raise cursor.file.wrong(offset, key, "a bool is neither 0 nor 1")
     return struct.unpack_from(f"<{count}{letter}", window, start)
 
 
@@ -201,7 +185,7 @@ def _array(cursor: _Cursor, key: str) -> "list | StringArray | ScalarArray":
         file.check(cursor.at, 8 * count, key)
         return [cursor.text(key, MAX_TEXT_BYTES) for _ in range(count)]
     if number == ARRAY:
-        raise FormatError(file.path, offset, key, "an array of arrays is not read")
+        raise file.wrong(offset, key, "an array of arrays is not read")
     type = _value_type(file, offset, key, number)
     if not lazy:
         return list(_scalars(cursor, key, type, count))
@@ -214,9 +198,7 @@ def _array(cursor: _Cursor, key: str) -> "list | StringArray | ScalarArray":
 def _alignment(file: ModelFile, metadata: dict) -> int:
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 8 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
-        raise FormatError(
-            file.path, 0, "general.alignment", f"{alignment!r} is not a power of two between 8 and {MAX_ALIGNMENT}"
-        )
+        raise file.wrong(0, "general.alignment", f"{alignment!r} is not a power of two between 8 and {MAX_ALIGNMENT}")
     return alignment
 
 
@@ -227,11 +209,11 @@ def _tensor_index(cursor: _Cursor, count: int, alignment: int) -> dict[str, Tens
         start = cursor.at
         name = cursor.text("tensor name", MAX_TENSOR_NAME_BYTES)
         if not name:
-            raise FormatError(file.path, start, "tensor name", "is empty")
+            raise file.wrong(start, "tensor name", "is empty")
         offset = cursor.at
         rank = cursor.u32(name)
         if not 1 <= rank <= MAX_DIMENSIONS:
-            raise FormatError(file.path, offset, name, f"rank {rank}; 1 to {MAX_DIMENSIONS} are read")
+            raise file.wrong(offset, name, f"rank {rank}; 1 to {MAX_DIMENSIONS} are read")
         window, at = cursor.take(8 * rank + 12, name)
         *sizes, number, place = struct.unpack_from(f"<{rank}QIQ", window, at)
         entries.append((start, name, tuple(reversed(sizes)), number, place))
@@ -239,26 +221,21 @@ def _tensor_index(cursor: _Cursor, count: int, alignment: int) -> dict[str, Tens
     tensors: dict[str, TensorInfo] = {}
     for start, name, shape, number, place in entries:  # shape: outermost first
         if name in tensors:
-            raise FormatError(file.path, start, name, "stands twice in the tensor index")
+            raise file.wrong(start, name, "stands twice in the tensor index")
         if number not in TYPES:
             raise UnsupportedError(f"tensor {name}: type", OTHER_TYPES.get(number, number), BLOCKS)
         type, elements, block_bytes = TYPES[number]
-        total = 1
-        for size in shape:
-            total *= size
+        total = math.prod(shape)
         if not 0 < total <= MAX_ELEMENTS:
-            raise FormatError(file.path, start, name, f"shape {shape}: {total} elements; 1 to {MAX_ELEMENTS} are read")
+            raise file.wrong(start, name, f"shape {shape}: {total} elements; 1 to {MAX_ELEMENTS} are read")
         if shape[-1] % elements:
-            raise FormatError(file.path, start, name, f"rows of {shape[-1]} are not a multiple of {type}'s {elements}")
+            raise file.wrong(start, name, f"rows of {shape[-1]} are not a multiple of {type}'s {elements}")
         if place % alignment:
-            raise FormatError(file.path, start, name, f"data offset {place} is not a multiple of {alignment}")
+            raise file.wrong(start, name, f"data offset {place} is not a multiple of {alignment}")
         nbytes = total // elements * block_bytes
         if data + place > file.size or nbytes > file.size - data - place:
-            raise FormatError(
-                file.path,
-                start,
-                name,
-                f"bytes [{data + place}, {data + place + nbytes}) end beyond the file's {file.size}",
+            raise file.wrong(
+                start, name, f"bytes [{data + place}, {data + place + nbytes}) end beyond the file's {file.size}"
             )
         tensors[name] = TensorInfo(name, type, shape, file, data + place, nbytes, "rows" if elements == 1 else "ggml")
     check_overlap(tensors.values())
@@ -270,5 +247,5 @@ def check_overlap(infos) -> None:
     end, before = 0, ""
     for info in sorted(infos, key=lambda info: info.offset):
         if info.offset < end:
-            raise FormatError(info.file.path, info.offset, info.name, f"overlaps tensor {before}")
+            raise info.file.wrong(info.offset, info.name, f"overlaps tensor {before}")
         end, before = info.offset + info.nbytes, info.name

@@ -27,7 +27,6 @@ from zse.formats.ggml import AFFINE, BLOCKS
 from zse.quant.pack import AffineArrays, bf16_to_f32
 
 _LOW = np.uint8(15)
-_SUBBLOCK_COLUMNS = {"Q6_K": 16}
 
 
 def _f16(blocks: NDArray, start: int) -> NDArray:

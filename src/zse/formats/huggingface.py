@@ -6,28 +6,22 @@ others against their git object id.
 """
 
 import hashlib
-import json
 import os
 import sys
 import time
 from pathlib import Path
 
-from zse.errors import FormatError, ModelNotFoundError, UnsupportedError, ZSEError
+from zse.errors import ModelNotFoundError, UnsupportedError, ZSEError
 from zse.formats import store
 from zse.formats.download import Notice, Progress, sha256_file
+from zse.formats.file import parse_object, read_whole
 from zse.lazy import hub_errors, hub_utils, huggingface_hub
 
 _LICENCES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "NOTICE.md", "USE_POLICY.md", "README.md")
 _SIDE_FILES = (
-    *(
-        "config.json",
-        "generation_config.json",
-        "model.safetensors.index.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    ),
-    *("tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
-    *("chat_template.jinja", "chat_template.json"),
+    *"config.json generation_config.json model.safetensors.index.json tokenizer.json tokenizer_config.json".split(),
+    *"tokenizer.model special_tokens_map.json added_tokens.json vocab.json merges.txt".split(),
+    *"chat_template.jinja chat_template.json".split(),
     *_LICENCES,
 )
 _CODE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".py")
@@ -171,9 +165,8 @@ def _download(session, http_error, repo: str, commit: str, record, path: str, re
             # Compressed transfer would make the byte positions meaningless.
             headers = {**hub_utils.build_hf_headers(), "Accept-Encoding": "identity", "Range": f"bytes={start}-"}
             try:
-                with session.stream(
-                    "GET", url, headers=headers, timeout=_TIMEOUT_SECONDS, follow_redirects=True
-                ) as response:
+                options = {"headers": headers, "timeout": _TIMEOUT_SECONDS, "follow_redirects": True}
+                with session.stream("GET", url, **options) as response:
                     hub_utils.hf_raise_for_status(response)
                     if start and response.status_code != 206:
                         out.truncate(0)
@@ -200,15 +193,7 @@ def _download(session, http_error, repo: str, commit: str, record, path: str, re
 
 
 def _refuse_code(repo: str, path: str) -> None:
-    with open(path, "rb") as file:
-        text = file.read(_CONFIG_LIMIT_BYTES + 1)
-    try:
-        config = json.loads(text) if len(text) <= _CONFIG_LIMIT_BYTES else None
-    except (ValueError, RecursionError):
-        config = None
-    if not isinstance(config, dict):
-        raise FormatError(path, 0, "config.json", "not a JSON object of at most 1 MiB")
-    if "auto_map" in config:
+    if "auto_map" in parse_object(read_whole(path, "config.json", _CONFIG_LIMIT_BYTES), path, 0, "config.json"):
         raise ZSEError(f"hf:{repo}: refused: its config.json asks to run the repository's own Python code (auto_map)")
 
 

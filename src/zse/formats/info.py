@@ -24,17 +24,8 @@ def info(path: str | os.PathLike) -> dict:
             entry["tensors"] += 1
             entry["parameters"] += tensor.num_elements
             entry["nbytes"] += tensor.nbytes
-            tensors.append(
-                {
-                    "name": tensor.name,
-                    "type": tensor.type,
-                    "layout": tensor.layout,
-                    "shape": list(tensor.shape),
-                    "nbytes": tensor.nbytes,
-                    "offset": tensor.offset,
-                    "file": tensor.file.path,
-                }
-            )
+            facts = {name: getattr(tensor, name) for name in ("name", "type", "layout", "shape", "nbytes", "offset")}
+            tensors.append(facts | {"shape": list(tensor.shape), "file": tensor.file.path})
         parameters = sum(entry["parameters"] for entry in types.values())
         metadata = dict(model.metadata)
         if model.naming == "hf":
@@ -44,14 +35,10 @@ def info(path: str | os.PathLike) -> dict:
         if model.tokenizer is not None:
             tokenizer = {"kind": model.tokenizer.kind, "vocab_size": model.vocab_size}
             if model.tokenizer.kind == "gguf":
-                tokenizer["model"] = _shown(model.tokenizer.fields.get("tokenizer.ggml.model"))
-                tokenizer["pre"] = _shown(model.tokenizer.fields.get("tokenizer.ggml.pre"))
+                fields = model.tokenizer.fields
+                tokenizer |= {name: _shown(fields.get(f"tokenizer.ggml.{name}")) for name in ("model", "pre")}
         return {
-            "path": model.path,
-            "kind": model.kind,
-            "naming": model.naming,
-            "architecture": model.architecture,
-            "nbytes": model.nbytes,
+            **{name: getattr(model, name) for name in ("path", "kind", "naming", "architecture", "nbytes")},
             "files": [{"path": file.path, "nbytes": file.size} for file in model.files],
             "num_parameters": parameters,
             "vocab_size": model.vocab_size,

@@ -6,6 +6,7 @@ Reads only the rows that are asked for, so that a conversion's memory does not d
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,109 +47,85 @@ STORED_AS = {"e4m3": "F8_E4M3", "f32": "F32"}  # safetensors' names of the types
 FLOATS = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 
 
-def row_bytes(info: TensorInfo) -> int:
-    """Bytes of one row (layouts "rows" and "ggml")."""
-    return info.nbytes // info.shape[0]
+class Rows(NamedTuple):
+    """Rows [start, stop) of a matrix. order: row i is the stored row order[i]; it maps every aligned run of `order_span` rows
+    onto itself (a head of attn_q), which bounds what is read."""
 
+    source: ModelSource
+    info: TensorInfo
+    start: int
+    stop: int
+    order: Sequence[int] | None = None
+    order_span: int = 1
 
-def read_raw_rows(
-    source: ModelSource,
-    info: TensorInfo,
-    start: int,
-    stop: int,
-    order: Sequence[int] | None = None,
-    order_span: int = 1,
-) -> bytes:
-    """The stored bytes of rows [start, stop). With `order`, row i is the stored row order[i]; order maps every
-    aligned run of `order_span` rows onto itself (a head of attn_q), which bounds what is read."""
-    if order is None:
-        return source.read(info, start * row_bytes(info), (stop - start) * row_bytes(info))
-    low, high = start // order_span * order_span, min(-(-stop // order_span) * order_span, info.shape[0])
-    rows = np.frombuffer(read_raw_rows(source, info, low, high), np.uint8).reshape(high - low, -1)
-    return rows[np.asarray(order[start:stop]) - low].tobytes()
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.stop - self.start, *self.info.shape[1:])
 
+    def raw(self) -> bytes:
+        """The stored bytes (layouts "rows" and "ggml")."""
+        info, span = self.info, self.order_span
+        row_bytes = info.nbytes // info.shape[0]
+        if self.order is None:
+            return self.source.read(info, self.start * row_bytes, (self.stop - self.start) * row_bytes)
+        low, high = self.start // span * span, min(-(-self.stop // span) * span, info.shape[0])
+        rows = np.frombuffer(Rows(self.source, info, low, high).raw(), np.uint8).reshape(high - low, -1)
+        return rows[np.asarray(self.order[self.start : self.stop]) - low].tobytes()
 
-def read_planes(source: ModelSource, info: TensorInfo, start: int, stop: int) -> dict[str, NDArray]:
-    """The parts of a tensor's planes that hold rows [start, stop). start is a multiple of 16 (r16) or 128 (fp8)."""
-    planes = {}
-    for plane, file, offset in info.placed():
-        rows = rows_per_line(plane, info.layout, info.shape[0])
-        line_bytes = plane.nbytes // plane.shape[0]
-        first, last = start // rows, -(-stop // rows)
-        dtype = np.dtype(NUMPY_DTYPE[plane.dtype])
-        if info.parts is not None and info.parts[plane.name].type != STORED_AS.get(plane.dtype):
-            planes[plane.name] = _narrow_scale(source, info.parts[plane.name], plane)[first:last]
-            continue
-        data = file.read(offset + first * line_bytes, (last - first) * line_bytes, info.name)
-        planes[plane.name] = np.frombuffer(data, dtype).reshape(last - first, *plane.shape[1:])
-    return planes
+    def planes(self) -> dict[str, NDArray]:
+        """The parts of the planes that hold the rows. start is a multiple of 16 (r16) or 128 (fp8)."""
+        info, planes = self.info, {}
+        for plane, file, offset in info.placed():
+            rows = rows_per_line(plane, info.layout, info.shape[0])
+            line_bytes = plane.nbytes // plane.shape[0]
+            first, last = self.start // rows, -(-self.stop // rows)
+            if info.parts is not None and info.parts[plane.name].type != STORED_AS.get(plane.dtype):
+                planes[plane.name] = _narrow_scale(self.source, info.parts[plane.name], plane)[first:last]
+                continue
+            data = file.read(offset + first * line_bytes, (last - first) * line_bytes, info.name)
+            values = np.frombuffer(data, np.dtype(NUMPY_DTYPE[plane.dtype]))
+            planes[plane.name] = values.reshape(last - first, *plane.shape[1:])
+        return planes
+
+    def affine(self) -> AffineArrays:
+        """As the affine groups that the tensor has or maps onto. r16: start is a multiple of 16."""
+        info = self.info
+        if info.layout in CHECKPOINTS:
+            return CheckpointRows(self.source, info).affine(self.start, self.stop)
+        if info.layout == "r16":
+            assert isinstance(info.scheme, AffineScheme)
+            return unpack(info.scheme, self.planes(), self.stop - self.start, info.shape[1])
+        return to_affine(info.type, self.raw(), (self.stop - self.start, info.shape[1]))
+
+    def f32(self) -> NDArray:
+        """As f32, exactly what the file means. UnsupportedError for types that are no weights."""
+        info = self.info
+        if info.layout in CHECKPOINTS:
+            return self.affine().dequantize()
+        if info.layout == "rows" and not info.is_dense and info.type in FP8_TYPES:
+            assert isinstance(info.scheme, Fp8Scheme)
+            return dequantize_fp8(info.scheme, self.planes(), self.stop - self.start, info.shape[1])
+        if info.layout == "r16":
+            if not isinstance(info.scheme, DenseScheme):
+                return self.affine().dequantize()
+            return widen(self.dense(), info.scheme.dtype)
+        if info.type not in FLOATS and info.type not in BLOCKS:
+            raise UnsupportedError(f"tensor {info.name}: type", info.type, BLOCKS)
+        return dequantize(info.type, self.raw(), self.shape)
+
+    def dense(self) -> NDArray:
+        """Of a tensor of floating-point numbers in its own dtype (bf16 as u16), bit for bit."""
+        info = self.info
+        if info.layout == "r16":
+            assert isinstance(info.scheme, DenseScheme)
+            return unpack_dense(info.scheme, self.planes(), self.stop - self.start, info.shape[1])
+        return np.frombuffer(self.raw(), NUMPY_DTYPE[FLOATS[info.type]]).reshape(self.shape)
 
 
 def _narrow_scale(source: ModelSource, part: TensorInfo, plane: Plane) -> NDArray:
     """The f32 plane of scales that a checkpoint stores in another type."""
     values = np.frombuffer(source.read(part), NUMPY_DTYPE[FLOATS[part.type]])
     return widen(values, FLOATS[part.type]).reshape(plane.shape)
-
-
-def rows_affine(
-    source: ModelSource,
-    info: TensorInfo,
-    start: int,
-    stop: int,
-    order: Sequence[int] | None = None,
-    order_span: int = 1,
-) -> AffineArrays:
-    """Rows [start, stop) as the affine groups that the tensor has or maps onto. r16: start is a multiple of 16."""
-    if info.layout in CHECKPOINTS:
-        return CheckpointRows(source, info).affine(start, stop)
-    if info.layout == "r16":
-        scheme = info.scheme
-        assert isinstance(scheme, AffineScheme)
-        planes = read_planes(source, info, start, stop)
-        return unpack(scheme, planes, stop - start, info.shape[1])
-    raw = read_raw_rows(source, info, start, stop, order, order_span)
-    return to_affine(info.type, raw, (stop - start, info.shape[1]))
-
-
-def rows_f32(
-    source: ModelSource,
-    info: TensorInfo,
-    start: int,
-    stop: int,
-    order: Sequence[int] | None = None,
-    order_span: int = 1,
-) -> NDArray:
-    """Rows [start, stop) as f32, exactly what the file means. UnsupportedError for types that are no weights."""
-    if info.layout in CHECKPOINTS:
-        return rows_affine(source, info, start, stop).dequantize()
-    if info.layout == "rows" and not info.is_dense and info.type in FP8_TYPES:
-        planes = read_planes(source, info, start, stop)
-        scheme = info.scheme
-        assert isinstance(scheme, Fp8Scheme)
-        return dequantize_fp8(scheme, planes, stop - start, info.shape[1])
-    if info.layout == "r16":
-        stored = info.scheme
-        if not isinstance(stored, DenseScheme):
-            return rows_affine(source, info, start, stop).dequantize()
-        planes = read_planes(source, info, start, stop)
-        return widen(unpack_dense(stored, planes, stop - start, info.shape[1]), stored.dtype)
-    if info.type not in FLOATS and info.type not in BLOCKS:
-        raise UnsupportedError(f"tensor {info.name}: type", info.type, BLOCKS)
-    shape = (stop - start, *info.shape[1:])
-    return dequantize(info.type, read_raw_rows(source, info, start, stop, order, order_span), shape)
-
-
-def rows_dense(
-    source: ModelSource,
-    info: TensorInfo,
-    start: int,
-    stop: int,
-    order: Sequence[int] | None = None,
-    order_span: int = 1,
-) -> NDArray:
-    """Rows [start, stop) of an F32, F16 or BF16 tensor in its own dtype (bf16 as u16), bit for bit."""
-    raw = read_raw_rows(source, info, start, stop, order, order_span)
-    return np.frombuffer(raw, NUMPY_DTYPE[FLOATS[info.type]]).reshape(stop - start, *info.shape[1:])
 
 
 def widen(values: NDArray, dtype: str) -> NDArray:
@@ -193,50 +170,42 @@ def prepare(source: ModelSource, info: TensorInfo) -> "CheckpointRows | None":
 
 
 def planes_of_rows(
-    source: ModelSource,
-    info: TensorInfo,
+    rows: Rows,
     scheme: Scheme,
     layout: str,
-    start: int,
-    stop: int,
     *,
-    order: Sequence[int] | None = None,
-    order_span: int = 1,
     search: bool = True,
     prepared: CheckpointRows | None = None,
     threads: int = 1,
 ) -> dict[str, NDArray]:
-    """The planes of rows [start, stop) in `scheme` and `layout`, whatever the file stores: copied where it has them,
-    packed where it has the numbers, rounded or quantized where it has others.
+    """The planes of the rows in `scheme` and `layout`, whatever the file stores: copied where it has them, packed where it
+    has the numbers, rounded or quantized where it has others.
 
     start: a multiple of 16, of 128 for fp8. search: for the best clipping (zse.quant.quantize). prepared: prepare() of
     the tensor. threads: how many call this at once. ValueError for values that the scheme cannot hold.
     """
+    info, start, stop, order = rows.info, rows.start, rows.stop, rows.order
     if order is not None and (prepared is not None or info.layout == LAYOUT or info.type in FP8_TYPES):
         # Their rows do not lie apart: whole heads are made, and put in order in memory.
-        unit = math.lcm(order_span, ROW_UNIT)
+        unit = math.lcm(rows.order_span, ROW_UNIT)
         low, high = start // unit * unit, min(-(-stop // unit) * unit, info.shape[0])
-        options: dict = dict(search=search, prepared=prepared, threads=threads)
-        planes = planes_of_rows(source, info, scheme, layout, low, high, **options)
-        rows = np.asarray(order[start:stop]) - low
-        return take_rows(planes, scheme, layout, rows, (high - low, info.shape[1]), start - low)
-    where = (source, info, start, stop, order, order_span)
+        heads = Rows(rows.source, info, low, high)
+        planes = planes_of_rows(heads, scheme, layout, search=search, prepared=prepared, threads=threads)
+        places = np.asarray(order[start:stop]) - low
+        return take_rows(planes, scheme, layout, places, (high - low, info.shape[1]), start - low)
     if info.layout == layout and order is None and not info.is_dense and info.scheme == scheme:
-        return read_planes(source, info, start, stop)
+        return rows.planes()
     if prepared is not None and info.scheme == scheme:
         return pack(prepared.affine(start, stop))
     if info.layout == "ggml" and info.scheme == scheme:
-        return pack(rows_affine(*where))
-    if isinstance(scheme, DenseScheme) and info.is_dense and info.type == scheme.dtype.upper():
-        return pack_dense(scheme, rows_dense(*where), layout)
-    if isinstance(scheme, DenseScheme) and info.layout == LAYOUT and info.scheme == scheme:
-        stored = unpack_dense(scheme, read_planes(source, info, start, stop), stop - start, info.shape[1])
-        return pack_dense(scheme, stored, layout)
+        return pack(rows.affine())
+    if isinstance(scheme, DenseScheme) and (info.is_dense or info.layout == LAYOUT) and info.scheme == scheme:
+        return pack_dense(scheme, rows.dense(), layout)
     if isinstance(scheme, Fp8Scheme) and scheme.scaling == "row" and info.type == "fp8-tensor":
         # Every row has the scale of all: the numbers are the same.
-        planes = read_planes(source, info, start, stop)
+        planes = rows.planes()
         return {"w": planes["w"], "scale": np.full(stop - start, planes["scale"][0], np.float32)}
-    values = rows_f32(*where) if prepared is None else prepared.affine(start, stop).dequantize()
+    values = rows.f32() if prepared is None else prepared.affine(start, stop).dequantize()
     if isinstance(scheme, DenseScheme):
         return pack_dense(scheme, narrow(values, scheme), layout)
     if isinstance(scheme, Fp8Scheme):

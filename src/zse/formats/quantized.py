@@ -159,9 +159,9 @@ def _fp8(path: str, name: str, parts: dict[str, TensorInfo]) -> TensorInfo:
     weight = parts["weight"]
     scale = parts.get("weight_scale_inv") or parts.get("weight_scale")
     if scale is None:
-        raise _wrong(weight, "has no weight_scale or weight_scale_inv beside it")
+        raise weight.wrong("has no weight_scale or weight_scale_inv beside it")
     if scale.type not in _FLOAT_SCALES or len(weight.shape) != 2:
-        raise _wrong(weight, f"{list(weight.shape)} with a scale of type {scale.type}")
+        raise weight.wrong(f"{list(weight.shape)} with a scale of type {scale.type}")
     n, k = weight.shape
     shape = tuple(size for size in scale.shape if size != 1) or (1,)
     by_shape = {(n,): "row", (1,): "tensor"}
@@ -171,7 +171,7 @@ def _fp8(path: str, name: str, parts: dict[str, TensorInfo]) -> TensorInfo:
     if scaling is None and scale.shape == Fp8Scheme("block").scale_shape(n, k):
         scaling = "block"
     if scaling is None:
-        raise _wrong(scale, f"has shape {list(scale.shape)} for a weight of {[n, k]}")
+        raise scale.wrong(f"has shape {list(scale.shape)} for a weight of {[n, k]}")
     return _combined(name, Fp8Scheme(scaling), (n, k), "rows", {"w": weight, "scale": scale})
 
 
@@ -182,9 +182,9 @@ def _integers(path: str, name: str, parts: dict[str, TensorInfo], method: Method
     zeros = parts.get("weight_zero_point" if layout == "packed" else "qzeros")
     per_word = 32 // method.bits
     if scale is None or scale.type not in _FLOAT_SCALES or len(scale.shape) != 2:
-        raise _wrong(packed, "has no matrix of scales beside it")
+        raise packed.wrong("has no matrix of scales beside it")
     if packed.type not in ("I32", "U32") or len(packed.shape) != 2:
-        raise _wrong(packed, f"is {packed.type} {list(packed.shape)}, expected I32 words")
+        raise packed.wrong(f"is {packed.type} {list(packed.shape)}, expected I32 words")
     if layout == "awq":  # [K, N / 8]
         k, n = packed.shape[0], packed.shape[1] * per_word
     elif layout == "gptq":  # [K / 8, N]
@@ -199,15 +199,15 @@ def _integers(path: str, name: str, parts: dict[str, TensorInfo], method: Method
     groups = scheme.groups(k)
     expected = (n, groups) if layout == "packed" else (groups, n)
     if scale.shape != expected:
-        raise _wrong(scale, f"has shape {list(scale.shape)}, expected {list(expected)}")
+        raise scale.wrong(f"has shape {list(scale.shape)}, expected {list(expected)}")
     if layout != "packed" or not method.symmetric:
         wanted = (n // per_word, groups) if layout == "packed" else (groups, n // per_word)
         if zeros is None or zeros.type not in ("I32", "U32") or zeros.shape != wanted:
-            raise _wrong(packed, f"has no zero points {list(wanted)} beside it")
+            raise packed.wrong(f"has no zero points {list(wanted)} beside it")
     order = parts.get("weight_g_idx") or parts.get("g_idx")
     if order is not None:
         if order.type != "I32" or order.shape != (k,):
-            raise _wrong(order, f"is {order.type} {list(order.shape)}, expected I32 [{k}]")
+            raise order.wrong(f"is {order.type} {list(order.shape)}, expected I32 [{k}]")
         _check_order(order, k // groups)
     stored = {"q": packed, "scale": scale}
     if zeros is not None:
@@ -224,19 +224,8 @@ def _integers(path: str, name: str, parts: dict[str, TensorInfo], method: Method
 def _combined(
     name: str, scheme: Scheme, shape: tuple[int, int], layout: str, parts: dict[str, TensorInfo]
 ) -> TensorInfo:
-    first = next(iter(parts.values()))
-    return TensorInfo(
-        name,
-        scheme.name,
-        shape,
-        first.file,
-        first.offset,
-        sum(part.nbytes for part in parts.values()),
-        layout,
-        None,
-        None,
-        parts,
-    )
+    first, nbytes = next(iter(parts.values())), sum(part.nbytes for part in parts.values())
+    return TensorInfo(name, scheme.name, shape, first.file, first.offset, nbytes, layout, parts=parts)
 
 
 def _check_order(order: TensorInfo, group: int) -> None:
@@ -252,8 +241,4 @@ def _check_symmetric(zeros: TensorInfo, method: Method) -> None:
     nibble = (1 << (method.bits - 1)) - method.zero_offset
     word = sum(nibble << (method.bits * place) for place in range(32 // method.bits)).to_bytes(4, "little")
     if zeros.file.read(zeros.offset, zeros.nbytes, zeros.name) != word * (zeros.nbytes // 4):
-        raise _wrong(zeros, "the checkpoint calls itself symmetric, but its zero points are not in the middle")
-
-
-def _wrong(info: TensorInfo, reason: str) -> FormatError:
-    return FormatError(info.file.path, info.offset, info.name, reason)
+        raise zeros.wrong("the checkpoint calls itself symmetric, but its zero points are not in the middle")

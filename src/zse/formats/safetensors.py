@@ -15,17 +15,14 @@ def read_header(file: ModelFile) -> tuple[dict[str, TensorInfo], dict[str, str]]
     """The tensors of one file, in the order of their data, and its `__metadata__`."""
     length = int.from_bytes(file.read(0, 8, "header length"), "little")
     if length > MAX_HEADER_BYTES or length > file.size - 8:
-        raise FormatError(
-            file.path,
-            0,
-            "header length",
-            f"{length}; the file has {file.size} bytes and at most {MAX_HEADER_BYTES} are read",
+        raise file.wrong(
+            0, "header length", f"{length}; the file has {file.size} bytes and at most {MAX_HEADER_BYTES} are read"
         )
     header = parse_object(file.read(8, length, "header"), file.path, 8, "header")
     data = 8 + length
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise FormatError(file.path, 8, "__metadata__", "is not an object of strings")
+        raise file.wrong(8, "__metadata__", "is not an object of strings")
     infos = sorted(
         (_tensor(file, name, entry, data) for name, entry in header.items()),
         key=lambda info: (info.offset, info.nbytes),
@@ -34,16 +31,16 @@ def read_header(file: ModelFile) -> tuple[dict[str, TensorInfo], dict[str, str]]
     for info in infos:  # the format allows neither overlaps nor holes
         if info.offset != end:
             relation = "overlaps" if info.offset < end else "leaves a hole after"
-            raise FormatError(file.path, info.offset, info.name, f"{relation} the tensor that ends at {end}")
+            raise file.wrong(info.offset, info.name, f"{relation} the tensor that ends at {end}")
         end = info.offset + info.nbytes
     if end != file.size:
-        raise FormatError(file.path, end, "data", f"the tensors end at {end}, the file at {file.size}")
+        raise file.wrong(end, "data", f"the tensors end at {end}, the file at {file.size}")
     return {info.name: info for info in infos}, metadata
 
 
 def _tensor(file: ModelFile, name: str, entry: object, data: int) -> TensorInfo:
     def wrong(reason: str) -> FormatError:
-        return FormatError(file.path, 8, name[:MAX_NAME_BYTES] or "tensor name", reason)
+        return file.wrong(8, name[:MAX_NAME_BYTES] or "tensor name", reason)
 
     if not name or len(name) > MAX_NAME_BYTES:
         raise wrong(f"the name has {len(name)} characters; 1 to {MAX_NAME_BYTES} are read")

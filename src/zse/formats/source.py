@@ -15,23 +15,8 @@ from zse.quant.scheme import Plane, Scheme, parse_scheme, placed_planes
 DENSE_TYPES = ("F32", "F16", "BF16")
 # Bytes of an element, by safetensors' names. Weights are F32, F16 or BF16; the others occur in checkpoints that others quantized
 # (zse.formats.quantized), and as buffers (position ids) that no model reads.
-ELEMENT_BYTES = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U64": 8,
-    "U32": 4,
-    "U16": 2,
-    "U8": 1,
-    "BOOL": 1,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-}
+ELEMENT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1}
+ELEMENT_BYTES |= {"U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
 
 # Whose rows of q and k stand so that RoPE turns neighbours (2i, 2i + 1) of a head, with the part of a head that turns where
 # the file does not say: GGUF architectures whose converter permutes them (llama.cpp: LlamaModel.permute), and those that
@@ -121,6 +106,10 @@ class TensorInfo(
     @property
     def num_elements(self) -> int:
         return math.prod(self.shape)
+
+    def wrong(self, reason: str) -> FormatError:
+        """What is raised for this tensor."""
+        return self.file.wrong(self.offset, self.name, reason)
 
 
 class TokenizerSource:

@@ -234,13 +234,9 @@ class PartialFolder:
 
     def __exit__(self, kind, error, traceback) -> None:
         if os.path.isdir(self.path) and os.listdir(self.path) == [".name"]:
-            self._remove_empty()
+            shutil.rmtree(self.path)
         os.close(self.lock_fd)
         _explain(error)
-
-    def _remove_empty(self) -> None:
-        os.unlink(os.path.join(self.path, ".name"))
-        os.rmdir(self.path)
 
     def discard(self) -> None:
         """Delete what has been downloaded so far (it is known to be bad)."""
@@ -350,8 +346,7 @@ def _explain(error: BaseException | None) -> None:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         raise ZSEError(
             f"the disk under {home()} is full ({error.strerror}); what has been downloaded is kept: free some space "
-            "and run "
-            "the same command again to resume, or set ZSE_HOME to a folder on another disk"
+            "and run the same command again to resume, or set ZSE_HOME to a folder on another disk"
         ) from error
     if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
         raise ZSEError(f"cannot write to {home()}: {error.strerror}; set ZSE_HOME to a folder you own") from error

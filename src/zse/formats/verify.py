@@ -5,11 +5,10 @@ import zlib
 from collections import namedtuple
 from collections.abc import Callable
 
-from zse.errors import FormatError
 from zse.formats.arrays import ScalarArray, StringArray
 from zse.formats.file import parse_object
 from zse.formats.gguf_blocks import unpack_blocks
-from zse.formats.matrix import FLOATS, FP8_TYPES, read_planes, widen
+from zse.formats.matrix import FLOATS, FP8_TYPES, Rows, widen
 from zse.formats.opening import open_model
 from zse.formats.source import ModelSource, TensorInfo
 from zse.formats.zse import ENTRY, HEADER, read_sections
@@ -63,12 +62,7 @@ def _verify_bytes(model: ModelSource, info: TensorInfo) -> None:
     for start in range(0, info.nbytes, _CHUNK_BYTES):
         crc32 = zlib.crc32(model.read(info, start, min(_CHUNK_BYTES, info.nbytes - start)), crc32)
     if info.crc32 is not None and crc32 != info.crc32:
-        raise FormatError(
-            info.file.path,
-            info.offset,
-            info.name,
-            f"checksum is {crc32:08x}, the index says {info.crc32:08x}: the weights are damaged",
-        )
+        raise info.wrong(f"checksum is {crc32:08x}, the index says {info.crc32:08x}: the weights are damaged")
 
 
 def _verify_tokenizer(model: ModelSource) -> bool:
@@ -101,7 +95,7 @@ def _verify_numbers(model: ModelSource, info: TensorInfo) -> bool:
         parts = [(start, min(start + rows, info.shape[0])) for start in range(0, info.shape[0], rows)]
     for start, stop in parts:
         if info.layout == "r16" or is_fp8:
-            planes = read_planes(model, info, start, stop)
+            planes = Rows(model, info, start, stop).planes()
             arrays: dict[str, np.ndarray] = {name: planes[name] for name in ("scale", "offset") if name in planes}
             if "w" in planes:
                 arrays["w"] = e4m3_to_f32(planes["w"]) if is_fp8 else widen(planes["w"], info.type)
@@ -117,9 +111,7 @@ def _verify_numbers(model: ModelSource, info: TensorInfo) -> bool:
         for name, array in arrays.items():
             if not np.isfinite(array).all():
                 what = {"w": "weight"}.get(name, name)
-                raise FormatError(
-                    info.file.path, info.offset, info.name, f"a {what} in rows [{start}, {stop}) is NaN or infinite"
-                )
+                raise info.wrong(f"a {what} in rows [{start}, {stop}) is NaN or infinite")
     return True
 
 
@@ -138,6 +130,6 @@ def _verify_gaps(model: ModelSource) -> None:
         while end < start:
             data = file.read(end, min(_CHUNK_BYTES, start - end), "padding")
             if data.count(0) != len(data):
-                raise FormatError(file.path, end, "padding", f"bytes [{end}, {start}) are not zero")
+                raise file.wrong(end, "padding", f"bytes [{end}, {start}) are not zero")
             end += len(data)
         end = max(end, stop)

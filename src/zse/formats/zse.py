@@ -82,18 +82,18 @@ def read_sections(file: ModelFile) -> dict[str, Section]:
     """The section table, checked: each section inside the file, page-aligned, in order, without overlap."""
     head = file.read(0, min(PAGE, file.size), "header")
     if len(head) < HEADER.size:
-        raise FormatError(file.path, 0, "header", f"needs {HEADER.size} bytes, but the file ends at {file.size}")
+        raise file.wrong(0, "header", f"needs {HEADER.size} bytes, but the file ends at {file.size}")
     magic, version, count, file_bytes, crc32 = HEADER.unpack_from(head)
     if magic != MAGIC:
-        raise FormatError(file.path, 0, "magic", "is not that of a .zse file (changed by a text-mode transfer?)")
+        raise file.wrong(0, "magic", "is not that of a .zse file (changed by a text-mode transfer?)")
     if version not in VERSIONS:
         raise UnsupportedError(".zse version", version, VERSIONS)
     if not 0 < count <= MAX_SECTIONS or HEADER.size + count * ENTRY.size > len(head):
-        raise FormatError(file.path, 12, "section count", f"{count}; 1 to {MAX_SECTIONS} are read")
+        raise file.wrong(12, "section count", f"{count}; 1 to {MAX_SECTIONS} are read")
     if file_bytes != file.size:
-        raise FormatError(file.path, 16, "file bytes", f"the header says {file_bytes}, the file has {file.size}")
+        raise file.wrong(16, "file bytes", f"the header says {file_bytes}, the file has {file.size}")
     if table_crc32(head[: HEADER.size + count * ENTRY.size]) != crc32:
-        raise FormatError(file.path, 24, "header checksum", "does not match: the header is damaged")
+        raise file.wrong(24, "header checksum", "does not match: the header is damaged")
     sections: dict[str, Section] = {}
     end = HEADER.size + count * ENTRY.size
     for number in range(count):
@@ -101,22 +101,17 @@ def read_sections(file: ModelFile) -> dict[str, Section]:
         raw_name, offset, nbytes, section_crc32, flags = ENTRY.unpack_from(head, place)
         name = raw_name.rstrip(b"\0").decode("ascii", "replace")
         if not name.isidentifier() or name in sections:
-            raise FormatError(file.path, place, "section name", f"{name!r} is not a new name")
+            raise file.wrong(place, "section name", f"{name!r} is not a new name")
         if offset % PAGE or offset < end or offset > file.size or nbytes > file.size - offset:
-            raise FormatError(
-                file.path,
-                place + 24,
-                f"section {name}",
-                f"bytes [{offset}, {offset + nbytes}) are "
-                f"not a page-aligned range between {end} and the file's end at {file.size}",
-            )
+            reason = f"are not a page-aligned range between {end} and the file's end at {file.size}"
+            raise file.wrong(place + 24, f"section {name}", f"bytes [{offset}, {offset + nbytes}) {reason}")
         if flags != SECTIONS.get(name, flags):
-            raise FormatError(file.path, place + 44, f"section {name}", f"flags {flags:#x} are not {SECTIONS[name]:#x}")
+            raise file.wrong(place + 44, f"section {name}", f"flags {flags:#x} are not {SECTIONS[name]:#x}")
         end = offset + nbytes
         sections[name] = Section(name, offset, nbytes, section_crc32, flags)
     for name in REQUIRED:
         if name not in sections:
-            raise FormatError(file.path, HEADER.size, "section table", f"section {name} is missing")
+            raise file.wrong(HEADER.size, "section table", f"section {name} is missing")
     return sections
 
 
@@ -128,12 +123,8 @@ def table_crc32(head: bytes) -> int:
 def read_small(file: ModelFile, section: Section) -> bytes:
     """The bytes of a section that has its own checksum, checked."""
     if section.nbytes > MAX_SMALL_BYTES:
-        raise FormatError(
-            file.path,
-            section.offset,
-            f"section {section.name}",
-            f"{section.nbytes} bytes; at most {MAX_SMALL_BYTES} are read",
-        )
+        reason = f"{section.nbytes} bytes; at most {MAX_SMALL_BYTES} are read"
+        raise file.wrong(section.offset, f"section {section.name}", reason)
     return read_checked(file, section.offset, section.nbytes, section.crc32, f"section {section.name}")
 
 
@@ -148,10 +139,10 @@ def open_zse(file: ModelFile) -> ModelSource:
     config = _read_object(file, section)
     naming = config.get("naming")
     if naming not in ("gguf", "hf"):
-        raise FormatError(file.path, section.offset, "naming", f"{str(naming)[:40]!r} is neither gguf nor hf")
+        raise file.wrong(section.offset, "naming", f"{str(naming)[:40]!r} is neither gguf nor hf")
     for key in ("metadata", "hf_config", "generation_config"):
         if not isinstance(config.get(key), dict | None):
-            raise FormatError(file.path, section.offset, key, "is not an object")
+            raise file.wrong(section.offset, key, "is not an object")
     provenance = _read_object(file, sections["provenance"])
     version = int.from_bytes(file.read(len(MAGIC), 4), "little")
     tensors = _read_index(file, sections["index"], sections["weights"], version)
@@ -163,7 +154,7 @@ def open_zse(file: ModelFile) -> ModelSource:
         try:
             template = read_small(file, sections["template"]).decode()
         except UnicodeDecodeError:
-            raise FormatError(file.path, sections["template"].offset, "section template", "is not UTF-8") from None
+            raise file.wrong(sections["template"].offset, "section template", "is not UTF-8") from None
     metadata = config.get("metadata") or {}
     if naming == "gguf" and tokenizer is not None:
         metadata = metadata | tokenizer.fields
@@ -189,19 +180,19 @@ def _whole(value: object) -> bool:
 def _read_index(file: ModelFile, section: Section, weights: Section, version: int) -> dict[str, TensorInfo]:
     entries = _read_object(file, section).get("tensors")
     if not isinstance(entries, list) or len(entries) > MAX_TENSORS:
-        raise FormatError(file.path, section.offset, "tensors", f"is not a list of at most {MAX_TENSORS}")
+        raise file.wrong(section.offset, "tensors", f"is not a list of at most {MAX_TENSORS}")
     tensors: dict[str, TensorInfo] = {}
     taken: list[tuple[int, int, str]] = []
     for number, entry in enumerate(entries):
         info = _index_entry(file, section, weights, number, entry, version)
         if info.name in tensors:
-            raise FormatError(file.path, section.offset, info.name, "stands twice in the tensor index")
+            raise file.wrong(section.offset, info.name, "stands twice in the tensor index")
         tensors[info.name] = info
         taken += [(offset, nbytes, info.name) for _, offset, nbytes in info.ranges()]
     end = 0
     for offset, nbytes, name in sorted(taken):
         if offset < end:
-            raise FormatError(file.path, offset, name, "overlaps the tensor before it")
+            raise file.wrong(offset, name, "overlaps the tensor before it")
         end = offset + nbytes
     return tensors
 
@@ -210,7 +201,7 @@ def _index_entry(
     file: ModelFile, section: Section, weights: Section, number: int, entry: object, version: int
 ) -> TensorInfo:
     def wrong(reason: str) -> FormatError:
-        return FormatError(file.path, section.offset, f"tensor {number}", reason)
+        return file.wrong(section.offset, f"tensor {number}", reason)
 
     if not isinstance(entry, dict):
         raise wrong("is not an object")
@@ -239,46 +230,31 @@ def _index_entry(
     if nbytes != expected:
         raise wrong(f"{name}: {type} {shape} takes {expected} bytes, the index says {nbytes}")
 
-    def inside(at: int, size: int, align: int) -> bool:
-        return at % align == 0 and at <= weights.nbytes and size <= weights.nbytes - at
+    def check_inside(at: int, size: int, align: int, what: str = "") -> None:
+        if at % align or at > weights.nbytes or size > weights.nbytes - at:
+            reason = f"are not an aligned range within the {weights.nbytes} bytes of weights"
+            raise wrong(f"{name}: bytes [{at}, {at + size}){what} {reason}")
 
     if (places is not None) != bool(planes and version > 1):
         raise wrong(f"{name}: planes is {'missing' if places is None else 'not expected'}")
     if places is None:
-        if not inside(offset, nbytes, OFFSET_ALIGN if layout == ROWS else PLANE_ALIGN):
-            raise wrong(
-                f"{name}: bytes [{offset}, {offset + nbytes}) are not an aligned range within the "
-                f"{weights.nbytes} bytes of weights"
-            )
+        check_inside(offset, nbytes, OFFSET_ALIGN if layout == ROWS else PLANE_ALIGN)
         return TensorInfo(name, type, tuple(shape), file, weights.offset + offset, nbytes, layout, checksum)
     if not isinstance(places, list) or len(places) != len(planes) or not all(map(_whole, places)):
         raise wrong(f"{name}: planes is not a list of {len(planes)} offsets")
     for plane, at in zip(planes, places, strict=True):
-        if not inside(at, plane.nbytes, OFFSET_ALIGN):
-            raise wrong(
-                f"{name}: bytes [{at}, {at + plane.nbytes}) of plane {plane.name} are not an aligned range "
-                f"within the {weights.nbytes} bytes of weights"
-            )
+        check_inside(at, plane.nbytes, OFFSET_ALIGN, f" of plane {plane.name}")
     if offset != places[0]:
         raise wrong(f"{name}: offset {offset} is not that of its first plane, {places[0]}")
-    return TensorInfo(
-        name,
-        type,
-        tuple(shape),
-        file,
-        weights.offset + offset,
-        nbytes,
-        layout,
-        checksum,
-        tuple(weights.offset + at for at in places),
-    )
+    starts = tuple(weights.offset + at for at in places)
+    return TensorInfo(name, type, tuple(shape), file, starts[0], nbytes, layout, checksum, starts)
 
 
 def _read_tokenizer(file: ModelFile, section: Section, vocabulary: Section | None) -> TokenizerSource:
     value = _read_object(file, section)
 
     def wrong(field: str, reason: str) -> FormatError:
-        return FormatError(file.path, section.offset, field, reason)
+        return file.wrong(section.offset, field, reason)
 
     kind = value.get("kind")
     if kind not in ("gguf", "hf"):

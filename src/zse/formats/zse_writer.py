@@ -66,6 +66,12 @@ class PlannedTensor:
         """Bytes of each piece of `places`."""
         return [plane.nbytes for plane in self.planes] or [self.nbytes]
 
+    def entry(self) -> dict:
+        """What the index says. The checksum has a fixed width, so that the section's size does not depend on it."""
+        entry: dict = {name: getattr(self, name) for name in ("name", "layout", "type", "shape")}
+        entry |= {"offset": self.places[0], "nbytes": self.nbytes, "crc32": f"{self.crc32 or 0:08x}"}
+        return entry | ({"planes": self.places} if self.planes else {})
+
 
 def place_tensors(tensors: list[PlannedTensor]) -> int:
     """Sets the places of all tensors and returns where the last one ends. A piece begins at a multiple of 256, or, in
@@ -225,24 +231,7 @@ class ZseWriter:
             os.fsync(self._fd)
 
     def _index(self) -> bytes:
-        # Checksums have a fixed width, so that the section's size does not depend on them.
-        return to_json(
-            {
-                "tensors": [
-                    {
-                        "name": tensor.name,
-                        "layout": tensor.layout,
-                        "type": tensor.type,
-                        "shape": tensor.shape,
-                        "offset": tensor.places[0],
-                        "nbytes": tensor.nbytes,
-                        "crc32": f"{tensor.crc32 or 0:08x}",
-                    }
-                    | ({"planes": tensor.places} if tensor.planes else {})
-                    for tensor in self.tensors
-                ]
-            }
-        )
+        return to_json({"tensors": [tensor.entry() for tensor in self.tensors]})
 
     def _resume(self) -> None:
         head = os.pread(self._fd, len(_JOURNAL_MAGIC) + len(self._identity), self.file_bytes)

@@ -6,7 +6,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 
 from zse.errors import FormatError
-from zse.formats.matrix import ROW_UNIT, planes_of_rows, prepare
+from zse.formats.matrix import ROW_UNIT, Rows, planes_of_rows, prepare
 from zse.formats.source import rope_row_order
 from zse.quant.scheme import rows_per_line
 
@@ -35,18 +35,8 @@ def _fill_part(pool, threads: int, source, part, matrix, weight, head_order) -> 
 
     def fill(start: int) -> None:
         stop = min(start + step, rows)
-        arrays = planes_of_rows(
-            source,
-            info,
-            matrix.scheme,
-            matrix.layout,
-            start,
-            stop,
-            order=order,
-            order_span=len(head_order or (0,)),
-            prepared=prepared,
-            threads=threads,
-        )
+        taken = Rows(source, info, start, stop, order, len(head_order or (0,)))
+        arrays = planes_of_rows(taken, matrix.scheme, matrix.layout, prepared=prepared, threads=threads)
         for plane in matrix.scheme.planes(*matrix.shape, matrix.layout):
             tensor, data = weight.planes[plane.name], memoryview(arrays[plane.name].data).cast("B")
             line_bytes = plane.nbytes // plane.shape[0]

@@ -321,21 +321,6 @@ def from_section(section: bytes | bytearray | memoryview, path: str = "tokenizer
     return tokenizer
 
 
-def pretokenize(pre: int, text: str) -> list[str]:
-    """The pieces of `text` that one of the patterns above cuts; for tests and curiosity."""
-    data = text.encode("utf-8", "surrogatepass")
-    ends = array("q", bytes(8 * len(data)))
-    count = native.library().zt_pretokenize(pre, data, len(data), ends.buffer_info()[0], len(ends))
-    return (
-        [
-            data[start:end].decode("utf-8", "surrogatepass")
-            for start, end in zip([0, *ends[: count - 1]], ends[:count], strict=True)
-        ]
-        if count
-        else []
-    )
-
-
 def _normalized(data: bytes, barriers: Sequence[int]) -> tuple[bytes, list[int]]:
     """UTF-8 in normal form C, part by part between the barriers, and where the barriers are then."""
     parts, moved, at = [], [], 0
