@@ -104,7 +104,7 @@ def run(scheduler, runner, rows: int, steps: int, prompt_tokens: int = 0) -> Clo
         return scheduler.schedule(now)
 
     def submit(batch):
-        return runner.fill(batch).sampler, batch
+        return runner.fill(batch).buffers.sampler, batch
 
     flight = None
     clock = Clock()

@@ -1,4 +1,4 @@
-"""What plug-ins of the step are held to: see engine/feature.py."""
+"""What plug-ins of the step are held to: see scheduler/feature.py."""
 
 import ast
 import inspect
@@ -9,14 +9,14 @@ from fake_engine import make_engine
 
 from zse.engine import core
 from zse.engine.beams import BeamQueue
-from zse.engine.feature import Feature
-from zse.engine.features import FEATURES, name_of
+from zse.engine.features import FEATURES
 from zse.engine.grammars import GrammarQueue
 from zse.engine.jobs import JobQueue
 from zse.engine.messages import Ask
 from zse.engine.offload import DiskTier
 from zse.engine.speculation import Speculation
 from zse.sampling.params import BeamParams, SamplingParams
+from zse.scheduler.feature import Feature
 from zse.scheduler.options import DEFAULT, RequestOptions
 from zse.structured.options import Structure
 
@@ -53,7 +53,7 @@ def test_the_core_names_no_feature():
     ],
 )
 def test_who_takes_a_request(params, options, name):
-    assert name_of(params, options) == name
+    assert next((name for name, row in FEATURES.items() if row.takes(params, options)), None) == name
 
 
 def test_a_feature_is_made_with_its_first_request_and_then_costs_steps_nothing(monkeypatch):

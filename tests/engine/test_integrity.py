@@ -6,6 +6,7 @@ from zse.cache.pages import PageAllocator
 from zse.cache.prefix import PrefixCache
 from zse.engine import integrity
 from zse.engine.integrity import EVERY_STEPS, IDLE_S, LEAST_STEPS, MAX_SHARE, IntegrityWatch
+from zse.scheduler.counters import StepTotals
 
 
 class Books:
@@ -13,6 +14,7 @@ class Books:
 
     def __init__(self):
         self.now, self.checks, self.problems = 100.0, 0, []
+        self.totals = StepTotals()
 
     def check_integrity(self):
         self.checks += 1
@@ -20,25 +22,32 @@ class Books:
         return self.problems
 
 
+def step(watch, books):
+    """What the engine does after each step."""
+    books.totals.steps += 1
+    if books.totals.steps >= watch.due:
+        watch.look()
+
+
 def test_when_it_looks():
     books = Books()
     watch = IntegrityWatch(books, lambda: books.now)
     watch.idle()
     for _ in range(EVERY_STEPS - 1):
-        watch.stepped()
+        step(watch, books)
     watch.idle()
     assert books.checks == 0
-    watch.stepped()
+    step(watch, books)
     assert books.checks == 1 and watch.counters["integrity_check_ms"] == pytest.approx(10)
     for _ in range(2 * EVERY_STEPS):
-        watch.stepped()
+        step(watch, books)
     assert books.checks == 1  # it would be more than its share of the time
     books.now += 0.011 / MAX_SHARE
-    watch.stepped()
+    step(watch, books)
     assert books.checks == 2
     books.now += 0.011 / MAX_SHARE
     for _ in range(LEAST_STEPS):
-        watch.stepped()
+        step(watch, books)
     watch.idle()
     assert books.checks == 2  # somebody's next request may be on its way
     books.now += IDLE_S
@@ -52,7 +61,7 @@ def test_what_is_wrong_is_told_and_ends_nothing(caplog):
     books.problems = [f"page {page} is lost" for page in range(8)]
     watch = IntegrityWatch(books, lambda: books.now)
     for _ in range(EVERY_STEPS):
-        watch.stepped()
+        step(watch, books)
     assert watch.counters["integrity_problems"] == 8
     assert "page 4 is lost (and 3 more)" in caplog.text and "page 5" not in caplog.text and caplog.text.count("\n") == 1
 

@@ -21,7 +21,6 @@ from zse.cache.pages import HostPool
 from zse.cache.prefix import PrefixCache
 from zse.engine.config import EngineConfig
 from zse.engine.core import Engine
-from zse.engine.feature import Feature
 from zse.engine.memory import plan_memory
 from zse.engine.messages import Ask
 from zse.engine.runner import Runner
@@ -31,6 +30,7 @@ from zse.kernel import cache
 from zse.models.load import Model, load_model, place, plan_model
 from zse.runtime.cpu import CPUDevice
 from zse.sampling.params import BeamParams, SamplingParams
+from zse.scheduler.feature import Feature
 from zse.scheduler.options import RequestOptions
 from zse.scheduler.scheduler import Scheduler
 from zse.speculative.speculator import Speculator

@@ -157,7 +157,7 @@ def _run_step(engine) -> _Step:
     ticket.wait()
     clocks.append(time.perf_counter())
     context = max(entry.start + entry.count for entry in batch.entries)
-    outputs = scheduler.commit(batch, runner.collect((ticket, filled.sampler)))
+    outputs = scheduler.commit(batch, runner.collect((ticket, filled.buffers.sampler)))
     clocks.append(time.perf_counter())
     phases = [
         (name, 1e6 * (end - start))

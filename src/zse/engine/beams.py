@@ -7,13 +7,13 @@ the rows or pages that others of their search wait for, nothing can run; then th
 
 from typing import Any, NamedTuple
 
-from zse.engine.feature import Feature
 from zse.engine.messages import Searched, SearchedReply, TokenLogprob
 from zse.engine.metrics import BEAM_COUNTERS
 from zse.errors import RequestError
 from zse.sampling.beam import BeamParams, BeamSearch, check_beams
 from zse.sampling.params import SamplingParams
 from zse.scheduler.batch import Output
+from zse.scheduler.feature import Feature
 from zse.scheduler.options import RequestOptions
 
 TYPE_CHECKING = False

@@ -8,12 +8,11 @@ import os
 import time
 from typing import Any, NamedTuple
 
-from zse.engine.feature import Feature
-from zse.engine.features import FEATURES, name_of
+from zse.engine.features import FEATURES
 from zse.engine.integrity import IntegrityWatch
-from zse.engine.metrics import EngineMetrics
 from zse.sampling.params import SamplingParams
 from zse.scheduler.batch import Batch, Output
+from zse.scheduler.feature import Feature
 from zse.scheduler.options import DEFAULT, RequestOptions
 from zse.scheduler.request import Request
 from zse.scheduler.scheduler import Scheduler
@@ -50,11 +49,12 @@ class Engine:
     ):
         self.scheduler, self.runner, self.clock = scheduler, runner, clock
         self.model, self.warm = model, warm
-        self.metrics, self.integrity = EngineMetrics(), IntegrityWatch(scheduler)
+        self.integrity = IntegrityWatch(scheduler)
         self._features: dict[str, Feature] = {}  # that were made, in the table's order
         self._live: list[Feature] = []  # those that a request uses in this step
         self._flight: Flight | None = None
-        self._outputs: list[Output] = []  # that step() has not returned yet
+        self._outputs: list[Output] = []  # of this step
+        self._kept: list[Output] = []  # of steps between, for the next one to return
         self._collected_at = 0.0
 
     # -- requests
@@ -64,7 +64,7 @@ class Engine:
 
         params: SamplingParams of a reply, which step() tells; or, of what take_completed() gives, Ask (a forward without
         sampling) or BeamParams (a beam search)."""
-        name = name_of(params, options)
+        name = next((name for name, row in FEATURES.items() if row.takes(params, options)), None)
         if name is None:
             self.queue(id, prompt, params, options, self.clock())
         else:
@@ -73,7 +73,8 @@ class Engine:
     def queue(self, id: int, prompt: list[int], params: SamplingParams, options: RequestOptions, now: float) -> Request:
         """Give the scheduler a request that was submitted at `now`. Raises RequestError when it is refused."""
         for feature in self._features.values():
-            feature.before_queue(prompt, options)
+            if "before_queue" in feature.hooks:
+                feature.before_queue(prompt, options)
         seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(8), "little")
         return self.scheduler.submit(id, prompt, params, seed=seed & 0xFFFFFFFFFFFFFFFF, now=now, options=options)
 
@@ -88,13 +89,9 @@ class Engine:
     # -- a step
 
     @property
-    def is_running(self) -> bool:
-        """Whether requests wait or run."""
-        return bool(self.scheduler.requests) or self._flight is not None
-
-    @property
     def has_work(self) -> bool:
-        return self.is_running or bool(self._outputs) or any(feature.has_work for feature in self._features.values())
+        is_running = bool(self.scheduler.requests or self._flight)
+        return is_running or bool(self._kept) or any(feature.has_work for feature in self._features.values())
 
     def step(self) -> list[Output]:
         """Finish one batch, having started the next where the device runs ahead; what became of the requests."""
@@ -106,25 +103,31 @@ class Engine:
             ahead = None if waits else self._start()
             self._finish(flight)
             self._flight = ahead
-        if any([feature.after_step(flight is not None) for feature in live]):
-            self._collected_at = time.perf_counter()
         outputs, self._outputs = self._outputs, []
-        return outputs
+        for feature in live:
+            if "filter_outputs" in feature.hooks:
+                outputs = feature.filter_outputs(outputs)
+        if any([feature.after_step(flight is not None) for feature in live if "after_step" in feature.hooks]):
+            self._collected_at = time.perf_counter()
+        kept, self._kept = self._kept, []
+        return kept + outputs
 
     def step_between(self) -> None:
         """A step whose outputs the next step() returns: for features that are not done within one."""
-        self._outputs = self.step()
+        self._kept = self.step()
 
     def _start(self) -> Flight | None:
         now = self.clock()
         for feature in self._live:
-            self._outputs += feature.before_schedule(now)
-        self._tell(self.scheduler.expire(now))
+            if "before_schedule" in feature.hooks:
+                self._outputs += feature.before_schedule(now)
+        self._outputs += self.scheduler.expire(now)
         batch = self.scheduler.schedule(now)
         if batch is None:
             return None
         started = time.perf_counter()  # a CPU runs the batch in submit()
-        masks = [masks for feature in self._live if (masks := feature.before_run(batch)) is not None]
+        asked = [feature.before_run(batch) for feature in self._live if "before_run" in feature.hooks]
+        masks = [masks for masks in asked if masks is not None]
         return Flight(batch, self.runner.submit(batch, *masks), started)
 
     def _finish(self, flight: Flight) -> None:
@@ -134,17 +137,12 @@ class Engine:
         # What was submitted ahead began when the step before it ended.
         seconds = now - max(flight.submitted_at, self._collected_at)
         self._collected_at = now
-        outputs = self.scheduler.commit(batch, sampled, seconds)
-        self.integrity.stepped()
-        self.metrics.record_step(batch, outputs, seconds)
+        self._outputs += self.scheduler.commit(batch, sampled, seconds)
+        if self.scheduler.totals.steps >= self.integrity.due:
+            self.integrity.look()
         for feature in self._live:
-            feature.after_commit(batch, seconds)
-        self._tell(outputs)
-
-    def _tell(self, outputs: list[Output]) -> None:
-        for feature in self._live:
-            outputs = feature.filter_outputs(outputs)
-        self._outputs += outputs
+            if "after_commit" in feature.hooks:
+                feature.after_commit(batch, seconds)
 
     # -- features, and beside the steps
 

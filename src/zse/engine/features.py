@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from zse.engine import beams, grammars, jobs
-from zse.engine.feature import Feature
 from zse.engine.messages import Ask
 from zse.engine.metrics import BEAM_COUNTERS, JOB_COUNTERS
 from zse.sampling.params import BeamParams
+from zse.scheduler.feature import Feature
 from zse.scheduler.options import RequestOptions
 
 
@@ -41,8 +41,3 @@ FEATURES = {
     ),
     "disk": FeatureRow(),
 }
-
-
-def name_of(params: Any, options: RequestOptions) -> str | None:
-    """The feature that takes a request with these; None: the scheduler does."""
-    return next((name for name, row in FEATURES.items() if row.takes(params, options)), None)

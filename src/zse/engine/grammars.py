@@ -3,13 +3,13 @@
 from importlib.util import find_spec
 from typing import Any
 
-from zse.engine.feature import Feature
 from zse.engine.masking import StepMasks
 from zse.engine.runner import logit_rows
 from zse.errors import RequestError
 from zse.lazy import logging
 from zse.sampling.params import SamplingParams
 from zse.scheduler.batch import Batch, Output
+from zse.scheduler.feature import Feature
 from zse.scheduler.options import RequestOptions
 from zse.structured.service import Grammars
 
@@ -63,7 +63,7 @@ class GrammarQueue(Feature):
         """Start the process where the engine has made no step for WARM_AFTER_S."""
         if not self._warm or self._grammars is not None:
             return False
-        steps = self._engine.metrics.steps
+        steps = self._scheduler.totals.steps
         if steps != self._idle_steps:
             self._idle_steps, self._idle_since = steps, now
         elif now - self._idle_since >= WARM_AFTER_S:
@@ -99,7 +99,8 @@ class GrammarQueue(Feature):
         """Hand requests whose grammar is compiled to the scheduler; the outputs of those that are refused."""
         outputs = []
         # Nothing else is to be done: it may wait a moment.
-        for id, error in self._grammars.poll(IDLE_WAIT_S if self._waiting and not self._engine.is_running else 0.0):
+        wait = self._waiting and not self._scheduler.requests
+        for id, error in self._grammars.poll(IDLE_WAIT_S if wait else 0.0):
             waiting = self._waiting.pop(id, None)
             if waiting is not None and error is None:
                 try:
@@ -120,7 +121,7 @@ class GrammarQueue(Feature):
         """Forget requests that ended; end those whose grammar cannot go on."""
         if self._failures:
             failures, self._failures = self._failures, {}
-            outputs = [output for output in outputs if output.id not in failures]
+            outputs = [output for output in outputs if output.error is not None or output.id not in failures]
             for id, error in failures.items():
                 if self._scheduler.cancel(id):
                     outputs.append(self._failed(id, error))

@@ -17,30 +17,34 @@ MAX_LINES = 5  # of a check in the log
 
 
 class IntegrityWatch:
-    """counters: integrity_checks, integrity_problems (lines that checks found), integrity_check_ms of the last one."""
+    """due: look() when the scheduler has made so many steps. counters: integrity_checks, integrity_problems (lines that checks
+    found), integrity_check_ms of the last one."""
 
     def __init__(self, scheduler: Any, clock=time.perf_counter):
         self._scheduler, self._clock = scheduler, clock
-        self._steps = 0  # since the last check
-        self._not_before = self._stepped_at = 0.0
+        self.due = EVERY_STEPS
+        self._not_before = self._idle_since = 0.0
+        self._idle_steps = 0  # when idle() was called last
         self.counters: dict[str, float] = {"integrity_checks": 0, "integrity_problems": 0, "integrity_check_ms": 0.0}
 
-    def stepped(self) -> None:
-        """The engine made a step."""
-        self._steps += 1
-        self._stepped_at = now = self._clock()
-        if self._steps >= EVERY_STEPS and now >= self._not_before:
+    def look(self) -> None:
+        """Check, unless that takes more than its share of the time."""
+        if self._clock() >= self._not_before:
             self._check()
 
     def idle(self) -> None:
         """The engine has nothing to do."""
-        if self._steps >= LEAST_STEPS and self._clock() >= max(self._not_before, self._stepped_at + IDLE_S):
+        steps, now = self._scheduler.totals.steps, self._clock()
+        if steps != self._idle_steps:
+            self._idle_steps, self._idle_since = steps, now
+        if steps - (self.due - EVERY_STEPS) >= LEAST_STEPS and now >= max(self._not_before, self._idle_since + IDLE_S):
             self._check()
 
     def _check(self) -> None:
-        started, self._steps = self._clock(), 0
+        started = self._clock()
         problems = self._scheduler.check_integrity()
         ended = self._clock()
+        self.due = self._scheduler.totals.steps + EVERY_STEPS
         self._not_before = ended + (ended - started) / MAX_SHARE
         self.counters["integrity_checks"] += 1
         self.counters["integrity_check_ms"] = 1000 * (ended - started)

@@ -15,7 +15,6 @@ from array import array
 from bisect import insort
 from typing import Any
 
-from zse.engine.feature import Feature
 from zse.engine.forwards import Line, Piece
 from zse.engine.messages import Ask, Measured, TokenLogprob
 from zse.engine.metrics import JOB_COUNTERS
@@ -23,6 +22,7 @@ from zse.engine.step import JOB_ROWS
 from zse.errors import RequestError
 from zse.lazy import numpy as np
 from zse.scheduler.batch import numerical_error, timeout_error
+from zse.scheduler.feature import Feature
 from zse.scheduler.options import DEFAULT, RequestOptions
 from zse.scheduler.queue import Tenant
 from zse.scheduler.request import salt_of
@@ -169,7 +169,7 @@ class JobQueue(Feature):
         runner = self._engine.runner
         forwards = runner.forwards
         if transfers := self._scheduler.cache.take_transfers():
-            runner.transfer(transfers)  # of what was cached in the pages that the jobs borrowed
+            runner.pages.run(transfers)  # of what was cached in the pages that the jobs borrowed
         started = time.perf_counter()
         forwards.run([piece for _, piece in pieces])
         self._read(forwards, pieces)

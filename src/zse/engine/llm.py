@@ -7,6 +7,8 @@ from collections import deque
 from math import exp, fsum
 from typing import Any, NamedTuple
 
+import msgspec
+
 from zse.engine import config as engine_config
 from zse.engine import load, messages
 from zse.engine.metrics import Phases, since_exec_clock
@@ -172,7 +174,7 @@ class LLM:
 
     def metrics(self) -> dict[str, float]:
         """Totals since the start: steps, tokens, seconds in steps, and the scheduler's counters."""
-        return {**self._engine.metrics.snapshot(), **self._engine.counters()}
+        return {**msgspec.structs.asdict(self._engine.scheduler.totals), **self._engine.counters()}
 
     @property
     def tokenizer(self):

@@ -16,9 +16,9 @@ from typing import Any
 from zse import __version__
 from zse.cache.eviction import Node
 from zse.cache.files import PageFiles, key_of
-from zse.engine.feature import Feature
 from zse.errors import DeviceError
 from zse.scheduler.batch import Batch
+from zse.scheduler.feature import Feature
 from zse.scheduler.options import RequestOptions
 from zse.scheduler.request import salt_of
 

@@ -61,11 +61,6 @@ class FilledStep(NamedTuple):
     symbols: dict[str, int]
     buffers: StepSet
 
-    @property
-    def sampler(self) -> SamplerState:
-        """It has the results."""
-        return self.buffers.sampler
-
 
 class Runner:
     """model: zse.models.load.Model, whose weights need not be loaded yet; submit() must not be called before they are.
@@ -199,12 +194,12 @@ class Runner:
         """Start a batch, behind what was submitted before; collect() takes what this returns. masks: StepMasks of
         requests with a grammar (engine/masking.py), None without."""
         if batch.transfers:
-            self.transfer(batch.transfers)
+            self.pages.run(batch.transfers)
         step = self.fill(batch, masked=masks is not None and masks.come_first)
         ticket = self.launch(step)
         if masks is not None:
             ticket = self._submit_masked(step, ticket, batch.num_samples, masks)
-        return ticket, step.sampler
+        return ticket, step.buffers.sampler
 
     def _submit_masked(self, step: FilledStep, ticket, rows: int, masks) -> Any:
         if masks.come_first:
@@ -213,10 +208,6 @@ class Runner:
             ticket.wait()
             self.masking.settle(step.buffers, rows, masks)
         return ticket
-
-    def transfer(self, transfers: list[tuple[str, int, int]]) -> None:
-        """Do a Batch's transfers, behind what was submitted before."""
-        self.pages.run(transfers)
 
     def launch(self, step: FilledStep) -> Any:
         """Start what fill() prepared; its Ticket."""
@@ -253,7 +244,9 @@ class Runner:
         buffers.sampler.prepare(requests, lengths, drafts)
         if masked:
             kind += " forward"
-        return self._recording(kind, size, buffers, batch.num_tokens, batch.num_samples, context)
+        graph = self._graphs.get((kind, size, buffers.number)) or self._graph(kind, size, buffers.number)
+        symbols = self.planner.symbols(batch.num_tokens, batch.num_samples, context, max_tokens=size)
+        return FilledStep(graph, {name: symbols[name] for name in graph.symbols}, buffers)
 
     def collect(self, submitted: tuple[Any, Any]) -> list[tuple[int, object]]:
         """Wait for a batch; (token, TokenLogprob | None) for each entry that samples, in order. Token -1: the logits
@@ -357,11 +350,6 @@ class Runner:
         return context
 
     # -- graphs
-
-    def _recording(self, kind: str, size: int, buffers: StepSet, tokens: int, rows: int, context: int) -> FilledStep:
-        graph = self._graphs.get((kind, size, buffers.number)) or self._graph(kind, size, buffers.number)
-        symbols = self.planner.symbols(tokens, rows, context, max_tokens=size)
-        return FilledStep(graph, {name: symbols[name] for name in graph.symbols}, buffers)
 
     def _size_for(self, kind: str, tokens: int) -> int:
         """The smallest recording that a batch of `tokens` fits."""

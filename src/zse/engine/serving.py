@@ -98,7 +98,7 @@ def failed(id: int, error):
 def heartbeat(engine):
     scheduler = engine.scheduler
     return Heartbeat(
-        steps=engine.metrics.steps,
+        steps=scheduler.totals.steps,
         running=len(scheduler.running),
         waiting=scheduler.queue.num_waiting,
         free_pages=scheduler.cache.allocator.num_free,

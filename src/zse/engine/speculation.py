@@ -1,7 +1,7 @@
 """Drafts as a feature of the step: a Speculator (zse.speculative) proposes before each batch and learns from it."""
 
-from zse.engine.feature import Feature
 from zse.scheduler.batch import Batch, Output
+from zse.scheduler.feature import Feature
 from zse.scheduler.scheduler import Scheduler
 from zse.speculative.speculator import Speculator
 

@@ -118,7 +118,7 @@ class PageTable:
         resident, residency, written = self.residents[row]
         if resident is not request or residency != request.residency:
             written = 0
-        end = blocks_for(length)
+        end = -(-length // BLOCK)
         if end <= written:
             return
         self._update(inputs, row, entry.pages, written, end)

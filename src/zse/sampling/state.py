@@ -118,11 +118,19 @@ class SamplerState:
             for line, request in enumerate(requests):
                 if mine[line] is not request:
                     self._write_parameters(line, request)
-            self._penalized = [line for line, request in enumerate(requests) if _penalties(request.params) != _NEUTRAL]
-            self._wants_logprobs = any(request.params.logprobs is not None for request in requests)
-            self._write_biases(requests)
+            all_params = [request.params for request in requests]
+            self._penalized = [
+                line
+                for line, params in enumerate(all_params)
+                if (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != _NEUTRAL
+            ]
+            self._wants_logprobs = any(params.logprobs is not None for params in all_params)
+            # None now and none before: the lists are empty.
+            if self._biased != requests and (self._biased or any(params.logit_bias for params in all_params)):
+                self._write_biases(requests)
         if not self._reads_history:
-            self._write_seen(requests, lengths, drafts)
+            if self._penalized or self._num_seen or self._histories:
+                self._write_seen(requests, lengths, drafts)
             return
         for line in self._penalized:
             self._views["history_row"][line], self._views["history_len"][line] = requests[line].row, lengths[line]
@@ -178,10 +186,6 @@ class SamplerState:
         self._requests[line] = request
 
     def _write_biases(self, requests: list) -> None:
-        if not self._biased and not any(request.params.logit_bias for request in requests):
-            return  # none now and none before: the lists are empty
-        if self._biased == requests:
-            return
         starts, ids, values = array("i", [0]), array("i"), array("f")
         for request in requests:
             for token, bias in (request.params.logit_bias or {}).items():
@@ -197,17 +201,16 @@ class SamplerState:
 
     def _write_seen(self, requests: list, lengths, drafts) -> None:
         if not self._penalized:
-            if self._num_seen or self._histories:
-                starts = self._views["seen_start"]
-                starts[:] = array("i", bytes(4 * len(starts)))
-                self._num_seen = 0
-                self._histories.clear()
+            starts = self._views["seen_start"]
+            starts[:] = array("i", bytes(4 * len(starts)))
+            self._num_seen = 0
+            self._histories.clear()
             return
-        before, self._histories = self._histories, {}
+        before, self._histories, penalized = self._histories, {}, set(self._penalized)
         starts, ids, counts = self._views["seen_start"], self._views["seen_ids"], self._views["seen_counts"]
         at = 0
         for line, request in enumerate(requests):
-            if _penalties(request.params) != _NEUTRAL:
+            if line in penalized:
                 history = self._histories.get(request.arrival)
                 if history is None:
                     history = self._histories[request.arrival] = before.get(request.arrival) or _History(request)
@@ -268,10 +271,6 @@ def _from_line(tensor: Tensor, first: int) -> Tensor:
     return Tensor(
         tensor.buffer, (tensor.shape[0] - first, *tensor.shape[1:]), tensor.dtype, tensor.offset + first * nbytes
     )
-
-
-def _penalties(params) -> tuple[float, float, float]:
-    return params.repetition_penalty, params.presence_penalty, params.frequency_penalty
 
 
 def _new(device, dtype: str, shape: tuple[int, ...]) -> Tensor:

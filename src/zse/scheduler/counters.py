@@ -1,4 +1,4 @@
-"""What the scheduler counts of requests."""
+"""What the scheduler counts of requests and steps."""
 
 import msgspec
 
@@ -29,3 +29,13 @@ class Counters(msgspec.Struct):
     accepted_tokens: int = 0
     verified_runs: int = 0
     queue_wait_s: float = 0.0
+
+
+class StepTotals(msgspec.Struct):
+    """Of all steps since the start. prompt_tokens: prefilled (recomputed ones again); sampled_tokens: of replies."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    sampled_tokens: int = 0
+    step_s: float = 0.0
+    longest_step_s: float = 0.0

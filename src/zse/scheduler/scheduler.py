@@ -26,7 +26,7 @@ from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
 from zse.scheduler.batch import Batch, BatchBuilder, Entry, Output, numerical_error, timeout_error
 from zse.scheduler.budget import STEP_TARGET_S, StepBudget
-from zse.scheduler.counters import NAMES
+from zse.scheduler.counters import NAMES, StepTotals
 from zse.scheduler.fairness import JobShare, Pace
 from zse.scheduler.lifecycle import Lifecycle
 from zse.scheduler.options import DEFAULT, PATIENCE_S, RequestOptions, SchedulingPolicy
@@ -52,7 +52,7 @@ class Scheduler:
         geometry: how many tokens a page has, as prefix_cache's, and which groups the layers are in.
 
     requests: by id, that were accepted and have not ended. running: those that have a row, oldest first. queue: those that
-    wait. Others must not change them.
+    wait. Others must not change them. counters, totals: of requests and of steps.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Scheduler:
         self.job_share = JobShare(life.queue)
         self.pace = Pace(life.queue, budget) if budget.ratio and policy.fair_share else None
         self.builder = BatchBuilder(life, budget, policy.chunked_prefill, max_drafts)
-        self.num_arrivals = 0
+        self.totals, self.num_arrivals = StepTotals(), 0
         self._deadlines: list[tuple[float, int]] = []  # a heap of (deadline_at, id), of those that ended too
         self._in_flight: list[Batch] = []  # oldest first
 
@@ -279,8 +279,7 @@ class Scheduler:
         if len(sampled) != batch.num_samples:
             raise ValueError(f"{len(sampled)} results for {batch.num_samples} sampling rows")
         del self._in_flight[0]
-        if seconds:
-            self._observe(batch, seconds)
+        self._observe(batch, seconds)
         if batch.num_drafts or batch.num_samples != len(batch.entries):
             sampled = batch.by_entry(sampled)
         outputs: list[Output] = []
@@ -315,10 +314,18 @@ class Scheduler:
             if grouped is not None and request.state is RUNNING:
                 # What is in flight of this request continues from here.
                 grouped.trim(request.id, request.committed_len if entry.drafts else entry.start + entry.count)
+        self.totals.sampled_tokens += sum([len(output.tokens) for output in outputs])
         return outputs
 
     def _observe(self, batch: Batch, seconds: float) -> None:
-        """The batch took `seconds`: those who share something, and what a step may take, go by it."""
+        """The batch took `seconds`: what a step may take, and who shares something, go by it."""
+        totals = self.totals
+        totals.steps += 1
+        totals.prompt_tokens += batch.num_tokens - batch.num_samples
+        totals.step_s += seconds
+        totals.longest_step_s = max(totals.longest_step_s, seconds)
+        if not seconds:
+            return
         self.budget.observe(batch, seconds)
         if self.queue.num_jobs:
             self.job_share.observe_step(seconds)

@@ -1,4 +1,4 @@
-"""What a plug-in of the step is. The table of them is in features.py, who calls them in core.py."""
+"""What a plug-in of the engine's step is. The table of them is in engine/features.py, who calls them in engine/core.py."""
 
 from typing import Any
 
@@ -12,12 +12,18 @@ if TYPE_CHECKING:
 class Feature:
     """Everything that only some requests need. A subclass overrides what it takes part in; the rest does nothing.
 
-    The engine calls these methods in the order in which they stand here, those of a step only while `is_live`.
+    The engine calls these methods in the order in which they stand here, those of a step only while `is_live` and where the
+    subclass has them (`hooks`).
     """
+
+    hooks: frozenset[str] = frozenset()
 
     is_live: bool = True  # whether a request uses it now
     has_work: bool = False  # whether a step would do something for it although no request runs
     reads_tokens: bool = False  # whether the next batch must wait for the tokens of the one in flight
+
+    def __init_subclass__(cls) -> None:
+        cls.hooks = frozenset(name for name, inherited in vars(Feature).items() if getattr(cls, name) is not inherited)
 
     def before_queue(self, prompt: list[int], options: "RequestOptions") -> None:
         """The scheduler is about to be given a prompt. Raises RequestError to refuse it."""
