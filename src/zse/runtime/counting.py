@@ -7,24 +7,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# What allocations and the choice of launches depend on.
-FACTS = (
-    "name",
-    "isa",
-    "kernels",
-    "arch",
-    "simt",
-    "threads",
-    "num_sms",
-    "shared_bytes",
-    "l2_bytes",
-    "shares_memory",
-    "runs_ahead",
-    "inner",
-    "activations",
-    "fuses",
-)
-
 
 class Nothing(DeviceBuffer):
     """Counted, and not there: its views are empty."""
@@ -42,12 +24,14 @@ class Nothing(DeviceBuffer):
 
 
 class CountingDevice(Device):
-    """like: the device whose allocations are counted, by label, in memory(). Buffers that grow count in full."""
+    """like: the device whose allocations are counted, by label, in memory(); it can do what that one can. Buffers that grow
+    count in full."""
 
     def __init__(self, like: Device):
         super().__init__()
-        for name in FACTS:
-            setattr(self, name, getattr(like, name))
+        for name in Device.__annotations__:
+            if name[0] != "_":
+                setattr(self, name, getattr(like, name))
 
     def alloc(self, nbytes: int, label: str = "other") -> "Any":
         return Nothing(nbytes, label, self._account)

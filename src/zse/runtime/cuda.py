@@ -2,8 +2,9 @@
 compute."""
 
 import ctypes
-from ctypes import byref, c_char, c_size_t, c_uint32, c_uint64
+from ctypes import c_char, c_uint32, c_uint64
 
+from zse.dtypes import ITEM_BYTES
 from zse.runtime.bindings import cuda
 from zse.runtime.device import Program
 from zse.runtime.gpu import CompiledKernels, GPUDevice
@@ -15,23 +16,14 @@ if TYPE_CHECKING:
 
 PORTABLE_CLUSTER = 8
 DEFAULT_SHARED_BYTES = 48 << 10
+# CUtensorMapDataType
 _TENSOR_TYPES = {
-    "u8": 0,
-    "i8": 0,
-    "e4m3": 0,
-    "bool": 0,
-    "u16": 1,
-    "i16": 1,
-    "u32": 2,
-    "i32": 3,
-    "u64": 4,
-    "i64": 5,
-    "f16": 6,
-    "f32": 7,
-    "f64": 8,
-    "bf16": 9,
+    dtype: number
+    for number, dtypes in enumerate(
+        ("u8 i8 e4m3 bool", "u16 i16", "u32", "i32", "u64", "i64", "f16", "f32", "f64", "bf16")
+    )
+    for dtype in dtypes.split()
 }
-_TENSOR_BYTES = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2}
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 _PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 
@@ -99,20 +91,25 @@ class CUDADevice(GPUDevice):
         dims: "Sequence[int] | None" = None,
         strides: "Sequence[int] | None" = None,
     ) -> TensorMap:
-        """A map of `tensor` for TMA copies of `box` elements (outermost first, as shapes are; at most 256 a dimension).
+        """A map of `tensor` for TMA copies of boxes. What lies outside of dims reads as zero and is not written.
 
-        swizzle: 0, 32, 64 or 128 bytes, the width of the pattern in shared memory; then the box's innermost dimension
-        is at most that many bytes. l2_promotion: 0, 64, 128 or 256 bytes fetched into L2 at once. dims: other sizes
-        than the tensor's shape (outermost first); strides: bytes between elements of every dimension but the innermost
-        (outermost first; multiples of 16), default: row-major. What lies outside of dims reads as zero and is not
-        written. Raises ValueError, TypeError.
+        Args:
+            tensor: in this device's memory, 16-byte aligned.
+            box: elements of a copy, outermost first, as shapes are; at most 256 a dimension.
+            swizzle: 0, 32, 64 or 128 bytes, the width of the pattern in shared memory; then the box's innermost
+                dimension is at most that many bytes.
+            l2_promotion: 0, 64, 128 or 256 bytes fetched into L2 at once.
+            dims: other sizes than the tensor's shape, outermost first.
+            strides: bytes between elements of every dimension but the innermost, outermost first, multiples of 16;
+                default: row-major.
+        Raises ValueError, TypeError.
         """
         shape = tuple(dims if dims is not None else tensor.shape)
         box = tuple(box)
         kind = _TENSOR_TYPES.get(tensor.dtype)
         if kind is None:
             raise TypeError(f"tensor_map: dtype {tensor.dtype}; supported: {', '.join(_TENSOR_TYPES)}")
-        rank, item = len(shape), _TENSOR_BYTES[kind]
+        rank, item = len(shape), ITEM_BYTES[tensor.dtype]
         if not 1 <= rank <= 5 or len(box) != rank:
             raise ValueError(f"tensor_map: shape {shape} and box {box} must have the same 1 to 5 dimensions")
         if any(not isinstance(size, int) or not 1 <= size <= 1 << 32 for size in shape):
@@ -168,27 +165,5 @@ class CUDADevice(GPUDevice):
 
 
 def list_devices(driver: "cuda.CUDADriver | None" = None) -> "list[dict[str, Any]]":
-    """The GPUs that could be opened: ordinal, name, arch, memory_bytes, driver_version. Makes no context.
-    DeviceError."""
-    driver = driver or cuda.CUDADriver()
-    version = driver.integer("driver_version")
-    driver.init(0)
-    found = []
-    for ordinal in range(driver.integer("device_count")):
-        device = driver.integer("device_get", ordinal)
-        major, minor = (
-            driver.integer("device_attribute", attribute, device)
-            for attribute in (cuda.CAPABILITY_MAJOR, cuda.CAPABILITY_MINOR)
-        )
-        total = c_size_t()
-        driver.device_total_memory(byref(total), device)
-        found.append(
-            {
-                "ordinal": ordinal,
-                "name": driver.name_of(device),
-                "arch": 10 * major + minor,
-                "memory_bytes": total.value,
-                "driver_version": version,
-            }
-        )
-    return found
+    """As of Driver.list_devices. DeviceError without a driver."""
+    return (driver or cuda.CUDADriver()).list_devices()

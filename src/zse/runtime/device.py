@@ -128,8 +128,8 @@ class Recorder:
         try:
             params = self.device.program(symbol).params
             launch = Launch(symbol, args, dims, independent, max(1, min_chunk), params)
-        except (DeviceError, TypeError, ValueError):
-            self.device.check_sources()
+        except (DeviceError, TypeError, ValueError) as error:
+            self.device.check_sources(error)
             raise
         for _, sym in launch.syms:
             self._check_symbol(symbol, sym)
@@ -446,11 +446,12 @@ class Device:
         """The kernels that this device has."""
         return sorted(self._manifest)
 
-    def check_sources(self) -> None:
-        """DeviceError when the kernels were compiled from other sources than those that are here. Asked once a launch does
-        not fit: reading the sources takes 30 ms, which no start has to spare."""
+    def check_sources(self, error: Exception) -> None:
+        """Why a launch does not fit, if that is why: DeviceError when the kernels were compiled from other sources than
+        those that are here. Asked then only: reading the sources takes 30 ms, which no start has to spare."""
         if self._sources is not None and self._sources != cache.fingerprint():
-            raise DeviceError("the compiled kernels are older than their sources: run `python -m zse.build`") from None
+            old = "the compiled kernels are older than their sources: run `python -m zse.build`"
+            raise DeviceError(f"{old} ({error})") from None
 
     def record(self) -> Recorder:
         """A new recording."""

@@ -92,6 +92,7 @@ class GPUDevice(PackedGPU):
     supports_growth = False
     can_register = True  # file mappings, read-only
     _device: int  # as the driver numbers it
+    table: native.GPUDriverTable | None = None  # the driver for C, once the device is open
 
     def __init__(self, driver: Driver, ordinal: int, current: int, kernels: CompiledKernels | None):
         super().__init__(kernels)
@@ -345,6 +346,5 @@ class GPUDevice(PackedGPU):
 
     def __del__(self) -> None:
         # At the interpreter's end the driver gives everything back; a device dropped before is closed here.
-        if getattr(self, "table", None) is not None and not self.closed:
-            if not sys.is_finalizing():
-                self.close()
+        if self.table is not None and not self.closed and not sys.is_finalizing():
+            self.close()

@@ -4,8 +4,6 @@ It has not run on hardware yet: it is tested over a driver without a GPU (tests/
 (kernel/amd.py) and run in the emulator.
 """
 
-import ctypes
-
 from zse.errors import DeviceError
 from zse.kernel import cache
 from zse.runtime.bindings import hip
@@ -37,8 +35,7 @@ class HIPDevice(GPUDevice):
                 f"there is no hip:{ordinal}: {count} GPU(s) are visible (HIP_VISIBLE_DEVICES, `rocminfo`)"
             )
         self._device = device = driver.integer("device_get", ordinal)
-        properties = _properties(driver, device)
-        self.product, self.isa = properties["name"], properties["isa"]
+        self.product, self.isa = driver.identify(device).values()
         if not self.isa.startswith(SUPPORTED):
             raise DeviceError(
                 f"{self.product} is {self.isa}; kernels are written for {', '.join(SUPPORTED)}: use --device cpu"
@@ -56,25 +53,6 @@ class HIPDevice(GPUDevice):
         super().__init__(driver, ordinal, ordinal, kernels)
 
 
-def _properties(driver: "hip.HIPDriver", device: int) -> dict[str, str]:
-    """name and isa ("gfx942") of a device."""
-    memory = (ctypes.c_char * hip.PROPERTIES_BYTES)()
-    driver.device_properties(ctypes.addressof(memory), device)
-    raw = memory.raw
-    name, arch = (raw[at : raw.index(b"\0", at)].decode("utf-8", "replace") for at in (0, hip.ARCH_NAME_AT))
-    return {"name": name, "isa": arch.partition(":")[0]}
-
-
 def list_devices(driver: "hip.HIPDriver | None" = None) -> "list[dict[str, Any]]":
-    """The GPUs that could be opened: ordinal, name, isa, memory_bytes, driver_version. DeviceError without a driver."""
-    driver = driver or hip.HIPDriver()
-    driver.init(0)
-    version = driver.integer("driver_version")
-    found = []
-    for ordinal in range(driver.integer("device_count")):
-        device, total = driver.integer("device_get", ordinal), ctypes.c_size_t()
-        driver.device_total_memory(ctypes.byref(total), device)
-        found.append(
-            {"ordinal": ordinal, **_properties(driver, device), "memory_bytes": total.value, "driver_version": version}
-        )
-    return found
+    """As of Driver.list_devices. DeviceError without a driver."""
+    return (driver or hip.HIPDriver()).list_devices()

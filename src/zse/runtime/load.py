@@ -50,6 +50,7 @@ class Load:
     _gpu: "GPUDevice | None" = None  # in whose memory the destinations lie; None: in the host's
     _handle: int | None = None
     _cancelled = False
+    _result = native.LoadResult(job=-1)
 
     def __init__(self, device: "CPUDevice | GPUDevice", jobs: "Sequence[LoadJob]", threads: int):
         self._jobs, self._runtime = list(jobs), device._runtime
@@ -98,8 +99,8 @@ class Load:
         else:
             try:
                 self._add_kernel(job, job.symbol, into, device.host)
-            except (DeviceError, TypeError, ValueError):
-                device.host.check_sources()
+            except (DeviceError, TypeError, ValueError) as error:
+                device.host.check_sources(error)
                 raise
         into.num_outputs = len(self._outputs) - into.first_output
 

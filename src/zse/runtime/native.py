@@ -29,17 +29,17 @@ NO_LIBRARY = (
 _TYPES = {"pointer": c_void_p, "i32": c_int32, "u32": c_uint32, "i64": c_int64, "u64": c_uint64, "grid": c_int64 * 3}
 
 
-def _fields(*rows: str) -> "list[tuple[str, Any]]":
+def fields(*rows: str) -> "list[tuple[str, Any]]":
     """Fields of a C structure from rows as they stand in its header: "u32 kind first_arg"."""
     return [(name, _TYPES[row.split()[0]]) for row in rows for name in row.split()[1:]]
 
 
 class LaunchDesc(ctypes.Structure):
-    _fields_ = _fields("pointer fn", "u32 first_arg num_args", "grid grid", "i32 depends min_chunk")
+    _fields_ = fields("pointer fn", "u32 first_arg num_args", "grid grid", "i32 depends min_chunk")
 
 
 class Patch(ctypes.Structure):
-    _fields_ = _fields("u32 symbol is_grid target reserved", "i64 divisor factor")
+    _fields_ = fields("u32 symbol is_grid target reserved", "i64 divisor factor")
 
 
 GPU_NOT_READY = 600  # a driver's answer about an event that is still to come
@@ -49,20 +49,20 @@ GPU_KERNEL, GPU_UPLOAD, GPU_DOWNLOAD = 0, 1, 2
 class GPUDriverTable(ctypes.Structure):
     """zse_gpu_driver: the driver's functions by their role (bindings/driver.py), and what set_current takes."""
 
-    _fields_ = _fields(
+    _fields_ = fields(
         "pointer set_current launch_ex launch to_device_async to_host_async event_record event_wait event_query graph_launch",
         "pointer host_register host_unregister stream_wait current",
     )
 
 
 class GPULaunch(ctypes.Structure):
-    _fields_ = _fields(
+    _fields_ = fields(
         "pointer function", "u32 kind first_arg num_args wide", "grid grid", "u32 threads shared_bytes cluster overlaps"
     )
 
 
 class LoadJobDesc(ctypes.Structure):
-    _fields_ = _fields(
+    _fields_ = fields(
         "pointer fn",
         "i64 offset nbytes",
         "i32 fd",
@@ -72,11 +72,11 @@ class LoadJobDesc(ctypes.Structure):
 
 
 class LoadOutput(ctypes.Structure):
-    _fields_ = _fields("u64 address", "i64 nbytes", "u32 slot reserved")
+    _fields_ = fields("u64 address", "i64 nbytes", "u32 slot reserved")
 
 
 class LoadOptions(ctypes.Structure):
-    _fields_ = _fields(
+    _fields_ = fields(
         "i64 chunk_bytes window_bytes slot_bytes",
         "pointer pin unpin stream events",
         "i32 threads warm_percent",
@@ -85,7 +85,7 @@ class LoadOptions(ctypes.Structure):
 
 
 class LoadResult(ctypes.Structure):
-    _fields_ = _fields("i64 job got", "i32 from_driver code mapped reserved")
+    _fields_ = fields("i64 job got", "i32 from_driver code mapped reserved")
 
 
 _SIGNATURES = {

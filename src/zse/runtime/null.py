@@ -3,6 +3,8 @@
 Its memory is real, so the host writes inputs and a test's `on_run` writes outputs.
 """
 
+from types import SimpleNamespace
+
 from zse.kernel import archs
 from zse.runtime.buffer import Buffer
 from zse.runtime.device import Device, GPUCapabilities, Graph, Program, Recorder
@@ -30,22 +32,10 @@ class NullGraph(Graph):
             self.device.on_run(self, symbols)
 
 
-class NullMap:
-    """A tensor map that says whose memory it describes."""
-
-    host_address = 64
-
-    def __init__(self, buffer: Buffer):
-        self.buffer = buffer
-
-
 class NullLoad(Load):
     """Done at once."""
 
     def __init__(self) -> None:
-        return
-
-    def wait(self) -> None:
         return
 
 
@@ -108,8 +98,8 @@ class NullGPU(GPUCapabilities, NullDevice):
         self.simt = "simt" in features
         self.arch = 0 if self.simt else number
 
-    def tensor_map(self, tensor: "Any", box: "Sequence[int]", **options: "Any") -> NullMap:
+    def tensor_map(self, tensor: "Any", box: "Sequence[int]", **options: "Any") -> SimpleNamespace:
         """As of CUDADevice, with only the number of dimensions checked."""
         if len(box) != len(options.get("dims") or tensor.shape):
             raise ValueError(f"tensor_map: box {tuple(box)} of a tensor of shape {tensor.shape}")
-        return NullMap(tensor.buffer)
+        return SimpleNamespace(host_address=64, buffer=tensor.buffer)

@@ -5,14 +5,15 @@ import os
 from ctypes import byref, c_char, c_char_p, c_int
 
 from zse.errors import DeviceError
-from zse.runtime import native
 from zse.runtime.bindings.driver import CUDA, Driver
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 # cuda.h: CUdevice_attribute
 MULTIPROCESSORS = 16
-INTEGRATED = 18
 COMPUTE_MODE = 20
-PCI_BUS_ID = 33
 L2_BYTES = 38
 CAPABILITY_MAJOR = 75
 CAPABILITY_MINOR = 76
@@ -85,28 +86,18 @@ class CUDADriver(Driver):
 
     context = 0  # after start()
     device = version = arch = 0
-    _retained = False
     product = isa = ""
-
-    @classmethod
-    def opening(cls, ordinal: int) -> native.GPUOpening:
-        """Let a C thread open the context of GPU `ordinal`; start() finds it then, or what was wrong."""
-        os.environ.setdefault(*CONNECTIONS)
-        return native.GPUOpening(cls.libraries[0], ordinal)
 
     def start(self, ordinal: int, retained: bool = False) -> int:
         """cuInit and the primary context of GPU `ordinal`, once: what takes long (0.15 to 0.3 s, outside Python), with
-        nothing imported but this. retained: the context was retained before, for us (native.GPUOpening). Returns the
-        context. DeviceError for what cannot be used."""
-        if self.context:
-            return self.context
-        try:
-            self._start(ordinal)
-        except BaseException:
-            if retained:
-                self.context_release(self.integer("device_get", ordinal))
-            raise
-        self._retained = retained
+        nothing imported but this. retained: the context was retained before, for us (native.GPUOpening): that is given
+        back. Returns the context. DeviceError for what cannot be used."""
+        if not self.context:
+            try:
+                self._start(ordinal)
+            finally:
+                if retained:
+                    self.context_release(self.integer("device_get", ordinal))
         return self.context
 
     def _start(self, ordinal: int) -> None:
@@ -126,10 +117,7 @@ class CUDADriver(Driver):
                 f"there is no cuda:{ordinal}: {count} GPU(s) are visible (CUDA_VISIBLE_DEVICES, `nvidia-smi -L`)"
             )
         self.device = device = self.integer("device_get", ordinal)
-        self.product = self.name_of(device)
-        self.arch = 10 * self.integer("device_attribute", CAPABILITY_MAJOR, device) + self.integer(
-            "device_attribute", CAPABILITY_MINOR, device
-        )
+        self.product, self.arch = self.identify(device).values()
         if self.arch < LEAST_ARCH:
             raise DeviceError(
                 f"{self.product} is sm_{self.arch}; sm_{LEAST_ARCH} (Ampere) or later is needed: use --device cpu"
@@ -147,14 +135,14 @@ class CUDADriver(Driver):
         context, self.context = self.context, 0
         if context:
             self.context_release(self.device)
-            if self._retained:
-                self.context_release(self.device)
 
-    def name_of(self, device: int) -> str:
-        """The product's name."""
+    def identify(self, device: int) -> "dict[str, Any]":
         name = (c_char * 256)()
         self.device_name(ctypes.cast(name, c_char_p), 256, device)
-        return name.value.decode("utf-8", "replace")
+        major, minor = (
+            self.integer("device_attribute", attribute, device) for attribute in (CAPABILITY_MAJOR, CAPABILITY_MINOR)
+        )
+        return {"name": name.value.decode("utf-8", "replace"), "arch": 10 * major + minor}
 
     def describe(self, code: int) -> tuple[str, str]:
         found: list[str] = []

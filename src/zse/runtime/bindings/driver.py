@@ -1,9 +1,10 @@
 """A GPU driver behind ctypes: functions by role, bound when first used, every status checked."""
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint32, c_uint64, c_ulonglong, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_ubyte, c_uint, c_uint32, c_uint64, c_void_p
 
 from zse.errors import DeviceError, DeviceLost, DeviceMemoryError
+from zse.runtime.native import fields
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,79 +15,75 @@ Address = c_uint64  # CUdeviceptr, hipDeviceptr_t
 NOT_READY = 600
 OUT_OF_MEMORY = 2
 
-# Role → (CUDA's symbol, HIP's, arguments). The two are one interface with two spellings; "" where one has no such call.
-# Calls of VMM and tensor maps may be missing from a driver.
-ROLES: "dict[str, tuple[str, str, Any]]" = {
-    "init": ("cuInit", "hipInit", [c_uint]),
-    "driver_version": ("cuDriverGetVersion", "hipDriverGetVersion", [POINTER(c_int)]),
-    "device_count": ("cuDeviceGetCount", "hipGetDeviceCount", [POINTER(c_int)]),
-    "device_get": ("cuDeviceGet", "hipDeviceGet", [POINTER(c_int), c_int]),
-    "device_name": ("cuDeviceGetName", "hipDeviceGetName", [c_char_p, c_int, c_int]),
-    "device_attribute": ("cuDeviceGetAttribute", "hipDeviceGetAttribute", [POINTER(c_int), c_int, c_int]),
-    "device_total_memory": ("cuDeviceTotalMem_v2", "hipDeviceTotalMem", [POINTER(c_size_t), c_int]),
-    "context_retain": ("cuDevicePrimaryCtxRetain", "", [POINTER(c_void_p), c_int]),
-    "context_release": ("cuDevicePrimaryCtxRelease_v2", "hipDeviceReset", [c_int]),
-    "set_current": ("cuCtxSetCurrent", "hipSetDevice", [c_void_p]),
-    "memory_info": ("cuMemGetInfo_v2", "hipMemGetInfo", [POINTER(c_size_t), POINTER(c_size_t)]),
-    "alloc": ("cuMemAlloc_v2", "hipMalloc", [POINTER(Address), c_size_t]),
-    "free": ("cuMemFree_v2", "hipFree", [Address]),
-    "memset_async": ("cuMemsetD8Async", "hipMemsetD8Async", [Address, c_ubyte, c_size_t, c_void_p]),
-    "to_device_async": ("cuMemcpyHtoDAsync_v2", "hipMemcpyHtoDAsync", [Address, c_void_p, c_size_t, c_void_p]),
-    "to_host_async": ("cuMemcpyDtoHAsync_v2", "hipMemcpyDtoHAsync", [c_void_p, Address, c_size_t, c_void_p]),
-    "copy_async": ("cuMemcpyDtoDAsync_v2", "hipMemcpyDtoDAsync", [Address, Address, c_size_t, c_void_p]),
-    "stream_create": ("cuStreamCreate", "hipStreamCreateWithFlags", [POINTER(c_void_p), c_uint]),
-    "stream_destroy": ("cuStreamDestroy_v2", "hipStreamDestroy", [c_void_p]),
-    "stream_wait": ("cuStreamSynchronize", "hipStreamSynchronize", [c_void_p]),
-    "stream_wait_event": ("cuStreamWaitEvent", "hipStreamWaitEvent", [c_void_p, c_void_p, c_uint]),
-    "event_create": ("cuEventCreate", "hipEventCreateWithFlags", [POINTER(c_void_p), c_uint]),
-    "event_destroy": ("cuEventDestroy_v2", "hipEventDestroy", [c_void_p]),
-    "event_record": ("cuEventRecord", "hipEventRecord", [c_void_p, c_void_p]),
-    "event_wait": ("cuEventSynchronize", "hipEventSynchronize", [c_void_p]),
-    "event_query": ("cuEventQuery", "hipEventQuery", [c_void_p]),
-    "event_elapsed": ("cuEventElapsedTime", "hipEventElapsedTime", [POINTER(ctypes.c_float), c_void_p, c_void_p]),
-    "module_load": ("cuModuleLoadData", "hipModuleLoadData", [POINTER(c_void_p), c_void_p]),
-    "module_unload": ("cuModuleUnload", "hipModuleUnload", [c_void_p]),
-    "module_function": ("cuModuleGetFunction", "hipModuleGetFunction", [POINTER(c_void_p), c_void_p, c_char_p]),
-    "function_set_attribute": ("cuFuncSetAttribute", "", [c_void_p, c_int, c_int]),
-    "host_alloc": ("cuMemHostAlloc", "hipHostMalloc", [POINTER(c_void_p), c_size_t, c_uint]),
-    "host_free": ("cuMemFreeHost", "hipHostFree", [c_void_p]),
-    "host_device_address": (
-        "cuMemHostGetDevicePointer_v2",
-        "hipHostGetDevicePointer",
-        [POINTER(Address), c_void_p, c_uint],
-    ),
-    "host_register": ("cuMemHostRegister_v2", "hipHostRegister", [c_void_p, c_size_t, c_uint]),
-    "host_unregister": ("cuMemHostUnregister", "hipHostUnregister", [c_void_p]),
-    "begin_capture": ("cuStreamBeginCapture_v2", "hipStreamBeginCapture", [c_void_p, c_int]),
-    "end_capture": ("cuStreamEndCapture", "hipStreamEndCapture", [c_void_p, POINTER(c_void_p)]),
-    "graph_instantiate": (
-        "cuGraphInstantiateWithFlags",
-        "hipGraphInstantiateWithFlags",
-        [POINTER(c_void_p), c_void_p, c_ulonglong],
-    ),
-    "graph_destroy": ("cuGraphDestroy", "hipGraphDestroy", [c_void_p]),
-    "executable_destroy": ("cuGraphExecDestroy", "hipGraphExecDestroy", [c_void_p]),
-    "graph_launch": ("cuGraphLaunch", "hipGraphLaunch", [c_void_p, c_void_p]),
-    "launch": ("cuLaunchKernel", "hipModuleLaunchKernel", [c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p]),
-    "launch_ex": ("cuLaunchKernelEx", "", None),
-    "tensor_map": ("cuTensorMapEncodeTiled", "", [c_void_p, c_int, c_uint32, c_uint64, *[c_void_p] * 4, *[c_int] * 4]),
-    "vmm_granularity": (
-        "cuMemGetAllocationGranularity",
-        "hipMemGetAllocationGranularity",
-        [POINTER(c_size_t), c_void_p, c_int],
-    ),
-    "vmm_reserve": (
-        "cuMemAddressReserve",
-        "hipMemAddressReserve",
-        [POINTER(Address), c_size_t, c_size_t, Address, c_ulonglong],
-    ),
-    "vmm_unreserve": ("cuMemAddressFree", "hipMemAddressFree", [Address, c_size_t]),
-    "vmm_create": ("cuMemCreate", "hipMemCreate", [POINTER(c_uint64), c_size_t, c_void_p, c_ulonglong]),
-    "vmm_release": ("cuMemRelease", "hipMemRelease", [c_uint64]),
-    "vmm_map": ("cuMemMap", "hipMemMap", [Address, c_size_t, c_size_t, c_uint64, c_ulonglong]),
-    "vmm_unmap": ("cuMemUnmap", "hipMemUnmap", [Address, c_size_t]),
-    "vmm_set_access": ("cuMemSetAccess", "hipMemSetAccess", [Address, c_size_t, c_void_p, c_size_t]),
-    "device_properties": ("", "hipGetDevicePropertiesR0600", [c_void_p, c_int]),
+_TYPES: "dict[str, Any]" = {
+    "address": Address,
+    "byte": c_ubyte,
+    "float": c_float,
+    "int": c_int,
+    "pointer": c_void_p,
+    "size": c_size_t,
+    "text": c_char_p,
+    "u32": c_uint32,
+    "u64": c_uint64,
+    "uint": c_uint,
+}
+# Role → (CUDA's symbol, HIP's, arguments: words of _TYPES, "*word" where the call writes one). The two are one interface
+# with two spellings; "" where one has no such call. Calls of VMM and tensor maps may be missing from a driver.
+ROLES = {
+    "init": ("cuInit", "hipInit", "uint"),
+    "driver_version": ("cuDriverGetVersion", "hipDriverGetVersion", "*int"),
+    "device_count": ("cuDeviceGetCount", "hipGetDeviceCount", "*int"),
+    "device_get": ("cuDeviceGet", "hipDeviceGet", "*int int"),
+    "device_name": ("cuDeviceGetName", "hipDeviceGetName", "text int int"),
+    "device_attribute": ("cuDeviceGetAttribute", "hipDeviceGetAttribute", "*int int int"),
+    "device_total_memory": ("cuDeviceTotalMem_v2", "hipDeviceTotalMem", "*size int"),
+    "context_retain": ("cuDevicePrimaryCtxRetain", "", "*pointer int"),
+    "context_release": ("cuDevicePrimaryCtxRelease_v2", "hipDeviceReset", "int"),
+    "set_current": ("cuCtxSetCurrent", "hipSetDevice", "pointer"),
+    "memory_info": ("cuMemGetInfo_v2", "hipMemGetInfo", "*size *size"),
+    "alloc": ("cuMemAlloc_v2", "hipMalloc", "*address size"),
+    "free": ("cuMemFree_v2", "hipFree", "address"),
+    "memset_async": ("cuMemsetD8Async", "hipMemsetD8Async", "address byte size pointer"),
+    "to_device_async": ("cuMemcpyHtoDAsync_v2", "hipMemcpyHtoDAsync", "address pointer size pointer"),
+    "to_host_async": ("cuMemcpyDtoHAsync_v2", "hipMemcpyDtoHAsync", "pointer address size pointer"),
+    "copy_async": ("cuMemcpyDtoDAsync_v2", "hipMemcpyDtoDAsync", "address address size pointer"),
+    "stream_create": ("cuStreamCreate", "hipStreamCreateWithFlags", "*pointer uint"),
+    "stream_destroy": ("cuStreamDestroy_v2", "hipStreamDestroy", "pointer"),
+    "stream_wait": ("cuStreamSynchronize", "hipStreamSynchronize", "pointer"),
+    "stream_wait_event": ("cuStreamWaitEvent", "hipStreamWaitEvent", "pointer pointer uint"),
+    "event_create": ("cuEventCreate", "hipEventCreateWithFlags", "*pointer uint"),
+    "event_destroy": ("cuEventDestroy_v2", "hipEventDestroy", "pointer"),
+    "event_record": ("cuEventRecord", "hipEventRecord", "pointer pointer"),
+    "event_wait": ("cuEventSynchronize", "hipEventSynchronize", "pointer"),
+    "event_query": ("cuEventQuery", "hipEventQuery", "pointer"),
+    "event_elapsed": ("cuEventElapsedTime", "hipEventElapsedTime", "*float pointer pointer"),
+    "module_load": ("cuModuleLoadData", "hipModuleLoadData", "*pointer pointer"),
+    "module_unload": ("cuModuleUnload", "hipModuleUnload", "pointer"),
+    "module_function": ("cuModuleGetFunction", "hipModuleGetFunction", "*pointer pointer text"),
+    "function_set_attribute": ("cuFuncSetAttribute", "", "pointer int int"),
+    "host_alloc": ("cuMemHostAlloc", "hipHostMalloc", "*pointer size uint"),
+    "host_free": ("cuMemFreeHost", "hipHostFree", "pointer"),
+    "host_device_address": ("cuMemHostGetDevicePointer_v2", "hipHostGetDevicePointer", "*address pointer uint"),
+    "host_register": ("cuMemHostRegister_v2", "hipHostRegister", "pointer size uint"),
+    "host_unregister": ("cuMemHostUnregister", "hipHostUnregister", "pointer"),
+    "begin_capture": ("cuStreamBeginCapture_v2", "hipStreamBeginCapture", "pointer int"),
+    "end_capture": ("cuStreamEndCapture", "hipStreamEndCapture", "pointer *pointer"),
+    "graph_instantiate": ("cuGraphInstantiateWithFlags", "hipGraphInstantiateWithFlags", "*pointer pointer u64"),
+    "graph_destroy": ("cuGraphDestroy", "hipGraphDestroy", "pointer"),
+    "executable_destroy": ("cuGraphExecDestroy", "hipGraphExecDestroy", "pointer"),
+    "graph_launch": ("cuGraphLaunch", "hipGraphLaunch", "pointer pointer"),
+    "launch": ("cuLaunchKernel", "hipModuleLaunchKernel", "pointer" + 7 * " uint" + 3 * " pointer"),
+    "launch_ex": ("cuLaunchKernelEx", "", ""),
+    "tensor_map": ("cuTensorMapEncodeTiled", "", "pointer int u32 u64 pointer pointer pointer pointer int int int int"),
+    "vmm_granularity": ("cuMemGetAllocationGranularity", "hipMemGetAllocationGranularity", "*size pointer int"),
+    "vmm_reserve": ("cuMemAddressReserve", "hipMemAddressReserve", "*address size size address u64"),
+    "vmm_unreserve": ("cuMemAddressFree", "hipMemAddressFree", "address size"),
+    "vmm_create": ("cuMemCreate", "hipMemCreate", "*u64 size pointer u64"),
+    "vmm_release": ("cuMemRelease", "hipMemRelease", "u64"),
+    "vmm_map": ("cuMemMap", "hipMemMap", "address size size u64 u64"),
+    "vmm_unmap": ("cuMemUnmap", "hipMemUnmap", "address size"),
+    "vmm_set_access": ("cuMemSetAccess", "hipMemSetAccess", "address size pointer size"),
+    "device_properties": ("", "hipGetDevicePropertiesR0600", "pointer int"),
 }
 CUDA, HIP = 0, 1  # columns of ROLES
 
@@ -110,29 +107,15 @@ class Driver:
     vendor = ""  # as it stands in messages
     libraries: tuple[str, ...] = ()  # names for dlopen, in order
     column: int  # of ROLES
-    arguments: dict[str, list] = {}  # of roles that differ from ROLES
+    arguments: dict[str, str] = {}  # of roles that differ from ROLES
     hints: dict[str, str] = {}  # error name → what to do
     sticky: frozenset[int] = frozenset()  # errors after which every call of the process fails
     missing_hint = ""  # what to do without a library
     # Calls that return at once: the interpreter's lock is kept, which takes up to 5 ms to get back while others import.
     quick = frozenset(
-        (
-            "driver_version",
-            "device_count",
-            "device_get",
-            "device_name",
-            "device_attribute",
-            "device_total_memory",
-            "set_current",
-            "memory_info",
-            "stream_create",
-            "event_create",
-            "event_query",
-            "module_function",
-            "function_set_attribute",
-            "vmm_granularity",
-            "host_device_address",
-        )
+        "driver_version device_count device_get device_name device_attribute device_total_memory set_current memory_info "
+        "stream_create event_create event_query module_function function_set_attribute vmm_granularity "
+        "host_device_address".split()
     )
 
     def __init__(self, path: str | None = None):
@@ -162,7 +145,9 @@ class Driver:
                 raise DeviceError(
                     f"the {self.vendor} driver lacks {symbol}: it is too old; {self.missing_hint}"
                 ) from None
-            found.restype, found.argtypes = c_int, self.arguments.get(role, ROLES[role][2])
+            words = self.arguments.get(role, ROLES[role][2]).split()
+            found.argtypes = [POINTER(_TYPES[word[1:]]) if word[0] == "*" else _TYPES[word] for word in words]
+            found.restype = c_int
             self._functions[role] = found
         return found
 
@@ -204,6 +189,21 @@ class Driver:
         """(name, sentence) of an error code."""
         raise NotImplementedError
 
+    def identify(self, device: int) -> "dict[str, Any]":
+        """ "name" of a device as the driver numbers it, and its "arch" (CUDA: 90 for sm_90) or "isa" (HIP: "gfx942")."""
+        raise NotImplementedError
+
+    def list_devices(self) -> "list[dict[str, Any]]":
+        """The GPUs that could be opened: ordinal, what `identify` says, memory_bytes, driver_version. Makes no context."""
+        self.init(0)
+        version, found = self.integer("driver_version"), []
+        for ordinal in range(self.integer("device_count")):
+            device, total = self.integer("device_get", ordinal), c_size_t()
+            self.device_total_memory(ctypes.byref(total), device)
+            facts = {"memory_bytes": total.value, "driver_version": version}
+            found.append({"ordinal": ordinal, **self.identify(device), **facts})
+        return found
+
     def integer(self, role: str, *args: object) -> int:
         """The int that the role writes to its first argument."""
         value = c_int()
@@ -225,17 +225,10 @@ def pointer_array(values: list[int]) -> "ctypes.Array[c_void_p]":
 class AllocationProperties(ctypes.Structure):
     """CUmemAllocationProp; hipMemAllocationProp is laid out the same."""
 
-    _fields_ = [
-        ("type", c_int),
-        ("handle_types", c_int),
-        ("location_type", c_int),
-        ("location_id", c_int),
-        ("win32", c_void_p),
-        ("flags", ctypes.c_ubyte * 8),
-    ]
+    _fields_ = [*fields("i32 type handle_types location_type location_id", "pointer win32"), ("flags", c_ubyte * 8)]
 
 
 class AccessDescription(ctypes.Structure):
     """CUmemAccessDesc."""
 
-    _fields_ = [("location_type", c_int), ("location_id", c_int), ("flags", c_int)]
+    _fields_ = fields("i32 location_type location_id flags")

@@ -5,6 +5,10 @@ from ctypes import c_int
 
 from zse.runtime.bindings.driver import HIP, Driver
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 # hip_runtime_api.h: hipDeviceAttribute_t
 COMPUTE_MODE = 6
 L2_BYTES = 19
@@ -34,7 +38,7 @@ class HIPDriver(Driver):
     missing_hint = _HINT
     sticky = frozenset({4, 214, 700, 702, 709, 710, 719, 999})
     column = HIP
-    arguments = {"set_current": [c_int], "context_release": []}
+    arguments = {"set_current": "int", "context_release": ""}
     hints = {
         "hipErrorNoDevice": (
             "no AMD GPU is visible: check `rocminfo`, HIP_VISIBLE_DEVICES and that you may open /dev/kfd (groups "
@@ -47,6 +51,13 @@ class HIPDriver(Driver):
         "hipErrorIllegalAddress": "a kernel touched memory that is not its own; ZSE_GPU_CHECK=1 names the kernel",
         "hipErrorLaunchFailure": "a kernel failed; ZSE_GPU_CHECK=1 names it",
     }
+
+    def identify(self, device: int) -> "dict[str, Any]":
+        memory = (ctypes.c_char * PROPERTIES_BYTES)()
+        self.device_properties(ctypes.addressof(memory), device)
+        raw = memory.raw
+        name, arch = (raw[at : raw.index(b"\0", at)].decode("utf-8", "replace") for at in (0, ARCH_NAME_AT))
+        return {"name": name, "isa": arch.partition(":")[0]}
 
     def describe(self, code: int) -> tuple[str, str]:
         texts = []
