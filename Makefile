@@ -8,7 +8,7 @@ INSTALLED := .venv/.installed
 TESTED := .venv/.test-installed
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: serve test test-all test-rest models lint types build clean
+.PHONY: serve test test-all test-rest models lint types build wheel clean
 
 serve: build
 	$(BIN)/zse serve --port $(PORT)
@@ -48,6 +48,17 @@ $(TESTED): $(INSTALLED)
 	$(BIN)/pip install --quiet torch==2.13.0 && $(BIN)/pip install --quiet transformers \
 		|| echo "torch or transformers cannot be installed: tests compare with the committed reference tensors"
 	touch $@
+
+# Wheels for other machines into dist/, all CPU levels in them: x86-64's (or this machine's), arm64's where there is a cross
+# compiler, and with GPU_ARCHS="sm_90a sm_80" one with GPU kernels.
+CROSS ?= aarch64-linux-gnu-gcc
+wheel: $(INSTALLED)
+	rm -rf dist build/lib* build/bdist*
+	ZSE_BUILD_ISA=all $(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+	! command -v $(CROSS) >/dev/null || \
+		{ rm -rf build/lib* && ZSE_BUILD_MACHINE=arm64 CC=$(CROSS) $(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .; }
+	[ -z "$(GPU_ARCHS)" ] || $(BIN)/python scripts/make_gpu_wheel.py $(GPU_ARCHS) --out dist
+	ls -l dist
 
 clean:
 	rm -rf .venv build src/zse/_native src/*.egg-info

@@ -202,22 +202,25 @@ def build(
     isas: Iterable[str] | None = None,
     *,
     force: bool = False,
+    machine: str | None = None,
     keep_c: Path | None = None,
     jobs: int | None = None,
     quiet: bool = False,
 ) -> Path:
-    """Compile what is missing or changed. isas: levels; default: the one that this CPU runs best.
+    """Compile what is missing or changed. isas: levels; default: the one that this CPU runs best. machine: another architecture
+    than this one's, for all levels of which CC has to be a compiler.
 
     Returns the folder. CompileError when there is no compiler or it fails, ConfigError for an unknown level.
     """
     folder = Path(folder or native.native_dir())
-    here = levels.levels_of_machine()
+    here = levels.levels_of_machine(machine)
+    isas = here if isas is None and machine not in (None, levels.machine()) else isas
     for level in isas or ():
         if level not in here:
             raise ConfigError(f"ISA level {level!r} is not one of this machine's: {', '.join(here) or 'none'}")
     if not here:
         raise CompileError(
-            f"no kernels for {levels.machine()}; supported: "
+            f"no kernels for {machine or levels.machine()}; supported: "
             f"{', '.join(sorted({family for family, _ in levels.LEVELS.values()}))}"
         )
     builder = Builder(folder, jobs or len(probe.allowed_cpus()), force, keep_c, quiet)

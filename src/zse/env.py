@@ -9,6 +9,10 @@ SWITCHES = {
         "",
         "the CPU kernels that an installation compiles: none, all, or levels with commas (default: this CPU's best)",
     ),
+    "ZSE_BUILD_MACHINE": (
+        "",
+        "the architecture that a wheel is compiled for, all its levels, by the compiler that CC names: x86_64, arm64",
+    ),
     "ZSE_NATIVE_DIR": ("", "load the compiled CPU libraries from this folder instead of the installed one"),
     "ZSE_THREADS": ("", "number of CPU threads (default: physical cores); --threads wins"),
     "ZSE_API_KEY": (

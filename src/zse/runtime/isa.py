@@ -37,9 +37,9 @@ def machine() -> str:
     return {"amd64": "x86_64", "aarch64": "arm64"}.get(name, name)
 
 
-def levels_of_machine() -> list[str]:
-    """The levels that belong to this machine's architecture, best first, whether or not this CPU can run them."""
-    here = machine()
+def levels_of_machine(family: str | None = None) -> list[str]:
+    """The levels that belong to an architecture (default: this machine's), best first, whether or not this CPU can run them."""
+    here = family or machine()
     return [name for name, (family, _) in LEVELS.items() if family == here]
 
 
