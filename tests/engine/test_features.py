@@ -14,13 +14,13 @@ from zse.engine.grammars import GrammarQueue
 from zse.engine.jobs import JobQueue
 from zse.engine.messages import Ask
 from zse.engine.offload import DiskTier
-from zse.engine.speculation import Speculation
 from zse.sampling.params import BeamParams, SamplingParams
 from zse.scheduler.feature import Feature
 from zse.scheduler.options import DEFAULT, RequestOptions
+from zse.speculative.speculator import Speculator
 from zse.structured.options import Structure
 
-CLASSES = {"speculation": Speculation, "beams": BeamQueue, "jobs": JobQueue, "grammars": GrammarQueue, "disk": DiskTier}
+CLASSES = {"speculation": Speculator, "beams": BeamQueue, "jobs": JobQueue, "grammars": GrammarQueue, "disk": DiskTier}
 
 
 def test_every_feature_overrides_what_the_interface_has():

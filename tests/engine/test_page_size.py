@@ -11,7 +11,6 @@ from zse.engine.load import load_engine
 from zse.engine.messages import Ask
 from zse.engine.metrics import Phases
 from zse.engine.runner import Runner
-from zse.engine.speculation import Speculation
 from zse.sampling.beam import BeamParams
 from zse.sampling.params import SamplingParams
 from zse.speculative.speculator import Speculator
@@ -22,15 +21,16 @@ class Knowing(Speculator):
 
     replies: dict[int, list[int]]
 
-    def propose(self, scheduler):
-        for request in scheduler.decoding():
+    def before_schedule(self, now):
+        for request in self.scheduler.decoding():
             said = len(request.tokens) - request.prompt_len
             request.drafts = [
                 draft ^ ((said + at) % 9 == 8) for at, draft in enumerate(self.replies[request.id][said : said + 4])
             ]
+        return []
 
-    def observe(self, batch, scheduler, seconds):
-        self.waits = not self.waits
+    def after_commit(self, batch, seconds):
+        self.reads_tokens = not self.reads_tokens
 
 
 SIZES = pytest.mark.parametrize(("size", "ahead"), [(32, True), (64, False)], ids=["32 ahead", "64"])
@@ -138,9 +138,9 @@ def test_drafts_and_contiguous_rows_say_the_same(engine_of, size, ahead):
     requests = [(ids, greedy(100)), (ids[:70], greedy(60)), (prompt(33, 13), sampled(9, 60))]
     plain = run(engine_of(prefix_cache=False, speculation="none"), *requests)
     engine = engine_of(size, ahead)
-    speculator = Knowing(4, "cpu", runs_ahead=ahead)
+    speculator = Knowing(engine.scheduler, 4, "cpu", runs_ahead=ahead)
     speculator.replies = plain.tokens
-    engine.use("speculation", Speculation(engine.scheduler, speculator))
+    engine.use("speculation", speculator)
     assert run(engine, *requests).tokens == plain.tokens
     counters = engine.scheduler.counters
     assert 50 < counters.accepted_tokens < counters.drafted_tokens
@@ -219,7 +219,7 @@ def test_a_draft_model_has_pages_of_the_same_size(model, engine_of):
     requests = [(prompt(70, 3), greedy(80)), (prompt(5, 4), SamplingParams(max_tokens=60, seed=1, ignore_eos=True))]
     expected = run(engine_of(speculation="none"), *requests)
     engine = engine_of(32, draft_model=str(model), draft_tokens=3)
-    speculator = engine.feature("speculation").speculator
+    speculator = engine.feature("speculation")
     speculator.room = lambda rows, most: most
     speculator.choose = lambda candidates, rows, most, round_s=0.0: [min(3, each.room) for each in candidates]
     assert run(engine, *requests).tokens == expected.tokens

@@ -24,7 +24,6 @@ from zse.engine.core import Engine
 from zse.engine.memory import plan_memory
 from zse.engine.messages import Ask
 from zse.engine.runner import Runner
-from zse.engine.speculation import Speculation
 from zse.formats.opening import open_model
 from zse.kernel import cache
 from zse.models.load import Model, load_model, place, plan_model
@@ -271,14 +270,15 @@ class Knowing(Speculator):
 
     replies: dict[int, list[int]] = {}
 
-    def propose(self, scheduler):
-        for request in scheduler.decoding():
+    def before_schedule(self, now):
+        for request in self.scheduler.decoding():
             said = len(request.tokens) - request.prompt_len
             drafts = self.replies[request.id][said : said + 3]
             request.drafts = [draft ^ ((said + at) % 3 == 2) for at, draft in enumerate(drafts)]
+        return []
 
-    def observe(self, batch, scheduler, seconds):
-        self.waits = not self.waits
+    def after_commit(self, batch, seconds):
+        self.reads_tokens = not self.reads_tokens
 
 
 def test_drafts_are_verified_on_a_gpu(kept_kernels, tmp_path):
@@ -299,7 +299,7 @@ def test_drafts_are_verified_on_a_gpu(kept_kernels, tmp_path):
         (ids[3:9], msgspec.structs.replace(params, max_tokens=2, frequency_penalty=0.0)),
     ]
 
-    def run(speculator):
+    def run(known):
         scheduler = Scheduler(
             num_pages=config.num_pages,
             max_rows=2,
@@ -309,8 +309,10 @@ def test_drafts_are_verified_on_a_gpu(kept_kernels, tmp_path):
             max_drafts=config.max_drafts,
         )
         engine = Engine(scheduler, runner)
-        if speculator is not None:
-            engine.use("speculation", Speculation(scheduler, speculator))
+        if known is not None:
+            speculator = Knowing(scheduler, 3, "gpu", runs_ahead=True)
+            speculator.replies = known
+            engine.use("speculation", speculator)
         replies = {id: [] for id in range(3)}
         for id, request in enumerate(requests):
             engine.submit(id, *request)
@@ -320,9 +322,7 @@ def test_drafts_are_verified_on_a_gpu(kept_kernels, tmp_path):
         return replies, scheduler.counters
 
     told, _ = run(None)
-    speculator = Knowing(3, "gpu", runs_ahead=True)
-    speculator.replies = {id: [token for token, _ in reply] for id, reply in told.items()}
-    again, counters = run(speculator)
+    again, counters = run({id: [token for token, _ in reply] for id, reply in told.items()})
     assert again == told
     assert 0 < counters.accepted_tokens < counters.drafted_tokens
 

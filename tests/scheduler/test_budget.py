@@ -142,15 +142,15 @@ def test_prompts_come_before_drafts():
     sizes = []
     for number in range(120):
         if number == 60:
-            assert not scheduler.prompts_share_time()
+            assert not scheduler.builder.has_prompts()
             scheduler.submit(9, [2] * 4096, greedy(9), seed=9)
-            assert scheduler.prompts_share_time()
+            assert scheduler.builder.has_prompts()
         batch = scheduler.schedule()
         scheduler.commit(
             batch, [(1, None)] * batch.num_samples, linear(batch.num_decode, batch.num_tokens - batch.num_decode)
         )
         sizes.append(batch.num_tokens)
-    assert scheduler.prompts_share_time()
+    assert scheduler.builder.has_prompts()
     assert set(sizes[80:]) <= {19, 20}  # 3 x 8 ms: 16 prompt tokens fit
 
 

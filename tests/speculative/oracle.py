@@ -2,22 +2,21 @@
 
 from array import array
 
-from zse.speculative.speculator import may_draft, without_ends
+from zse.scheduler.feature import Feature
+from zse.speculative.speculator import without_ends
 
 
-class Oracle:
+class Oracle(Feature):
     """replies: prompt → the tokens that follow it. right(rng): how many drafts are right; then one is wrong. count:
     drafts of a request in a step."""
 
-    waits = False  # every other step is not given ahead, so that both orders happen
+    def __init__(self, scheduler, replies: dict[tuple[int, ...], list[int]], count: int, right, vocab: int):
+        self.scheduler, self.replies, self.count, self.right, self.vocab = scheduler, replies, count, right, vocab
 
-    def __init__(self, replies: dict[tuple[int, ...], list[int]], count: int, right, vocab: int):
-        self.replies, self.count, self.right, self.vocab = replies, count, right, vocab
-
-    def propose(self, scheduler) -> None:
-        for request in scheduler.decoding():
-            if may_draft(request):
-                request.drafts = without_ends(request, array("i", self.drafts(request)), scheduler.eos_ids)
+    def before_schedule(self, now) -> list:
+        for request in self.scheduler.decoding():
+            request.drafts = without_ends(request, array("i", self.drafts(request)), self.scheduler.eos_ids)
+        return []
 
     def drafts(self, request) -> array:
         prompt, said = tuple(request.tokens[: request.prompt_len]), len(request.tokens) - request.prompt_len
@@ -27,11 +26,5 @@ class Oracle:
             drafts[right] = (drafts[right] + 1) % self.vocab
         return drafts
 
-    def observe(self, batch, scheduler, seconds) -> None:
-        self.waits = not self.waits
-
-    def close(self) -> None:
-        pass
-
-    def counters(self, totals) -> dict:
-        return {}
+    def after_commit(self, batch, seconds) -> None:
+        self.reads_tokens = not self.reads_tokens  # every other step is not given ahead, so that both orders happen

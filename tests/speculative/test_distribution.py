@@ -83,7 +83,7 @@ def test_distribution(model, tmp_path, source):  # noqa: F811
     engine = loaded.engine
     expected = probabilities(engine)
     assert sum(expected.values()) == pytest.approx(1.0, abs=1e-9)
-    always(engine.feature("speculation").speculator)
+    always(engine.feature("speculation"))
     said = replies(engine)
     counters = engine.scheduler.counters
     assert 0.1 < counters.accepted_tokens / counters.drafted_tokens < 0.9

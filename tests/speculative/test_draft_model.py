@@ -39,8 +39,8 @@ def drafting(model):  # noqa: F811
         loaded.append((item, engine.runner))
         if ahead:
             engine.runner = Runner(item.device, engine.runner.model, item.config, runs_ahead=True)
-            engine.feature("speculation").speculator.runs_ahead = True
-        always(engine.feature("speculation").speculator)
+            engine.feature("speculation").runs_ahead = True
+        always(engine.feature("speculation"))
         return engine
 
     yield make
@@ -70,10 +70,10 @@ def test_replies_are_the_same(engine_of, drafting, model, other, options, ahead)
         assert run(engine, requests) == told
         counters = engine.scheduler.counters
         rates[draft] = counters.accepted_tokens / counters.drafted_tokens
-        engine.feature("speculation").speculator.propose(engine.scheduler)  # forgets what has ended
+        engine.feature("speculation").before_schedule(0.0)  # forgets what has ended
         assert (
-            engine.feature("speculation").speculator.cache.allocator.num_free
-            == engine.feature("speculation").speculator.cache.allocator.num_pages
+            engine.feature("speculation").cache.allocator.num_free
+            == engine.feature("speculation").cache.allocator.num_pages
         )
     # The model itself as its draft model is right but for what its drafts' history of penalties lacks, and at the end.
     assert rates[model] > 0.9 > rates[other]

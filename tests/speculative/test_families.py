@@ -10,7 +10,6 @@ from oracle import Oracle
 from schemas import SCHEMAS
 from test_verify import COUNT, engine_of, model, params, run  # noqa: F401
 
-from zse.engine.speculation import Speculation
 from zse.sampling.params import SamplingParams
 from zse.scheduler.options import RequestOptions
 from zse.structured.options import read_structure
@@ -32,12 +31,13 @@ def test_replies_are_the_same(engine_of, family, tmp_path):  # noqa: F811
     told = run(engine, requests)
     rng = random.Random(1)
     oracle = Oracle(
+        engine.scheduler,
         {tuple(ids): reply[0] for (ids, _), reply in zip(requests, told, strict=True)},
         COUNT,
         lambda: rng.randint(0, COUNT),
         tiny.config(family)["vocab_size"],
     )
-    engine.use("speculation", Speculation(engine.scheduler, oracle))
+    engine.use("speculation", oracle)
     assert run(engine, requests) == told
     assert engine.scheduler.counters.accepted_tokens > 10
 
@@ -63,12 +63,13 @@ def test_masks_hold_behind_drafts(engine_of, tmp_path):  # noqa: F811
     told = replies()
     rng = random.Random(2)
     oracle = Oracle(
+        engine.scheduler,
         {(5 + id, 6, 7): told[name] for id, name in enumerate(names)},
         COUNT,
         lambda: rng.randint(0, COUNT),
         tiny_model.VOCAB,
     )
-    engine.use("speculation", Speculation(engine.scheduler, oracle))
+    engine.use("speculation", oracle)
     assert replies() == told
     counters = engine.scheduler.counters
     assert 0 < counters.accepted_tokens < counters.drafted_tokens

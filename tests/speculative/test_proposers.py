@@ -9,14 +9,12 @@ from oracle import Oracle
 from simulator import VOCAB, next_token
 
 from zse.engine.core import Engine
-from zse.engine.speculation import Speculation
 from zse.sampling.params import SamplingParams
 from zse.scheduler.options import RequestOptions
 from zse.scheduler.scheduler import Scheduler
-from zse.speculative.acceptance import PRIOR, Acceptance, RequestAcceptance, kind_of
-from zse.speculative.cost import EDGES, SHAPES, StepCost
-from zse.speculative.ngram import LEAST, MOST, NgramIndex, continuation
-from zse.speculative.speculator import Candidate, NgramSpeculator
+from zse.speculative.estimates import EDGES, PRIOR, SHAPES, Acceptance, RequestAcceptance, StepCost, kind_of
+from zse.speculative.ngram import LEAST, MOST, NgramIndex, NgramSpeculator, continuation
+from zse.speculative.speculator import Candidate
 
 
 def longest_match(tokens) -> tuple[int, int]:
@@ -64,9 +62,9 @@ def test_continuation_goes_round_at_the_end():
 
 def test_costs_come_from_the_shape_until_they_are_measured():
     cost = StepCost("cpu")
-    assert not cost.is_known
+    assert not cost.num_steps
     cost.record(1, 0.010)
-    assert cost.is_known and cost.seconds(1) == pytest.approx(0.010)
+    assert cost.num_steps and cost.seconds(1) == pytest.approx(0.010)
     assert cost.seconds(8) == pytest.approx(0.010 * SHAPES["cpu"][EDGES.index(8)])
     for _ in range(30):
         cost.record(8, 0.030)
@@ -97,7 +95,7 @@ def candidates(*rates, room=100):
 
 
 def test_as_many_drafts_as_pay():
-    speculator = NgramSpeculator(7, "cpu")
+    speculator = NgramSpeculator(None, 7, "cpu")
     speculator.cost.record(1, 1.0)
     choose = speculator.choose
     assert choose(candidates(0.95), 1, 7) == [7]  # eight tokens cost 1.92
@@ -150,25 +148,26 @@ def drive(engine, costs) -> float:
     """Seconds that the engine's decode steps would take with these costs of a step."""
     total = 0.0
     scheduler = engine.scheduler
-    speculator = engine.feature("speculation").speculator
+    speculator = engine.feature("speculation")
     while engine.has_work:
-        speculator.propose(scheduler)
+        speculator.before_schedule(0.0)
         batch = scheduler.schedule()
         scheduler.commit(batch, engine.runner.submit(batch))
         seconds = costs(batch.num_tokens)
         if batch.num_tokens == batch.num_samples:
             total += seconds
-        speculator.observe(batch, scheduler, seconds)
+        speculator.after_commit(batch, seconds)
     return total
 
 
-def steps(runner, speculator, rows, options=None, **params):
-    """(seconds, scheduler counters) of `rows` requests of 200 tokens."""
+def steps(runner, rows, options=None, **params):
+    """(seconds, the proposer) of `rows` requests of 200 tokens."""
     scheduler = Scheduler(
         num_pages=1000, max_rows=rows, max_tokens=256, max_context=1000, vocab_size=VOCAB, max_drafts=24
     )
     engine = Engine(scheduler, runner)
-    engine.use("speculation", Speculation(scheduler, speculator))
+    speculator = NgramSpeculator(scheduler, 7, "cpu")
+    engine.use("speculation", speculator)
     rng = random.Random(3)
     for id in range(rows):
         engine.submit(
@@ -177,32 +176,33 @@ def steps(runner, speculator, rows, options=None, **params):
             SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True, **params),
             options or RequestOptions(),
         )
-    return drive(engine, lambda tokens: StepCost("cpu").seconds(tokens)), scheduler.counters
+    return drive(engine, lambda tokens: StepCost("cpu").seconds(tokens)), speculator
 
 
 @pytest.mark.parametrize("rows", [1, 4, 8, 16, 64])
 def test_what_does_not_pay_ends(rows):
     """Text whose matches say nothing of what follows: at most 3 % are lost. A copy gains, where anything can."""
     plain = 199 * StepCost("cpu").seconds(rows)
-    lost, counters = steps(FakeRunner(), NgramSpeculator(7, "cpu"), rows)
+    lost, _ = steps(FakeRunner(), rows)
     assert lost <= plain / 0.97
-    gained, counters = steps(Copying(), NgramSpeculator(7, "cpu"), rows)
+    gained, speculator = steps(Copying(), rows)
+    counters = speculator.scheduler.counters
     assert gained <= plain / (3.0 if rows == 1 else 1.5 if rows == 4 else 0.97)
     assert rows > 4 or counters.accepted_tokens > 0.9 * counters.drafted_tokens > 0
 
 
 def test_a_request_can_do_without():
-    _, counters = steps(Copying(), NgramSpeculator(7, "cpu"), 2, RequestOptions(speculation=False))
-    assert counters.drafted_tokens == 0
+    _, speculator = steps(Copying(), 2, RequestOptions(speculation=False))
+    assert speculator.scheduler.counters.drafted_tokens == 0
 
 
 def test_counters():
-    speculator = NgramSpeculator(7, "cpu")
-    _, counters = steps(Copying(), speculator, 1)
-    shown = speculator.counters(counters)
+    _, speculator = steps(Copying(), 1)
+    counters, shown = speculator.scheduler.counters, speculator.counters()
     assert shown["draft_acceptance"] == counters.accepted_tokens / counters.drafted_tokens > 0.9
     assert shown["tokens_per_verified_run"] == 1 + counters.accepted_tokens / counters.verified_runs > 4
-    assert set(NgramSpeculator.counters(type(counters)()).values()) == {0.0}
+    speculator.scheduler.counters = type(counters)()
+    assert set(speculator.counters().values()) == {0.0}
 
 
 def test_it_costs_microseconds_at_256_rows():
@@ -221,15 +221,15 @@ def test_it_costs_microseconds_at_256_rows():
                 SamplingParams(max_tokens=300, ignore_eos=True),
                 seed=0,
             )
-        speculator, runner, taken = NgramSpeculator(7, family), Copying(), []
+        speculator, runner, taken = NgramSpeculator(scheduler, 7, family), Copying(), []
         for _ in range(60):
             started = time.perf_counter()
-            speculator.propose(scheduler)
+            speculator.before_schedule(0.0)
             taken.append(time.perf_counter() - started)
             batch = scheduler.schedule()
             scheduler.commit(batch, runner.submit(batch))
             started = time.perf_counter()
-            speculator.observe(batch, scheduler, 0.02)
+            speculator.after_commit(batch, 0.02)
             taken[-1] += time.perf_counter() - started
         times[family] = sorted(taken)[len(taken) // 2]
     assert times["cpu"] < 0.0003 and times["gpu"] < 0.005  # an order of magnitude of slack for busy machines
@@ -240,4 +240,4 @@ def test_the_oracle_of_these_tests_can_be_wrong():
     scheduler = Scheduler(num_pages=10, max_rows=1, max_tokens=32, max_context=100, vocab_size=VOCAB, max_drafts=8)
     scheduler.submit(0, [1, 2], SamplingParams(max_tokens=20), seed=0)
     request = scheduler.requests.get(0)
-    assert Oracle({(1, 2): [5, 6, 7, 8]}, 3, lambda: 1, VOCAB).drafts(request).tolist() == [5, 7, 7]
+    assert Oracle(scheduler, {(1, 2): [5, 6, 7, 8]}, 3, lambda: 1, VOCAB).drafts(request).tolist() == [5, 7, 7]

@@ -12,7 +12,6 @@ from zse.engine.config import EngineConfig
 from zse.engine.load import load_engine
 from zse.engine.metrics import Phases
 from zse.engine.runner import Runner
-from zse.engine.speculation import Speculation
 from zse.sampling.params import SamplingParams
 
 COUNT = 4  # drafts of a request in a step
@@ -93,7 +92,7 @@ def run(engine, requests):
 
 def speculate(engine, requests, told, right, count=COUNT):
     replies = {tuple(ids): reply[0] for (ids, _), reply in zip(requests, told, strict=True)}
-    engine.use("speculation", Speculation(engine.scheduler, Oracle(replies, count, right, VOCAB)))
+    engine.use("speculation", Oracle(engine.scheduler, replies, count, right, VOCAB))
     return run(engine, requests)
 
 
@@ -154,9 +153,13 @@ def test_a_draft_whose_logits_are_not_finite_ends_nobody(engine_of, tmp_path):
     requests = [(prompt(20), params(12)), (prompt(21), params(12))]
     told = run(engine, requests)
     speculator = Oracle(
-        {tuple(ids): reply[0] for (ids, _), reply in zip(requests, told, strict=True)}, COUNT, lambda: COUNT, VOCAB
+        engine.scheduler,
+        {tuple(ids): reply[0] for (ids, _), reply in zip(requests, told, strict=True)},
+        COUNT,
+        lambda: COUNT,
+        VOCAB,
     )
-    engine.use("speculation", Speculation(engine.scheduler, speculator))
+    engine.use("speculation", speculator)
     drafts = speculator.drafts
 
     def poisoned(request):
@@ -180,9 +183,13 @@ def test_a_cancelled_request_leaves_from_within_a_run(engine_of):
     requests = [(prompt(20), params(30)), (prompt(21), params(30))]
     told = run(engine, requests)
     oracle = Oracle(
-        {tuple(ids): reply[0] for (ids, _), reply in zip(requests, told, strict=True)}, COUNT, lambda: 2, VOCAB
+        engine.scheduler,
+        {tuple(ids): reply[0] for (ids, _), reply in zip(requests, told, strict=True)},
+        COUNT,
+        lambda: 2,
+        VOCAB,
     )
-    engine.use("speculation", Speculation(engine.scheduler, oracle))
+    engine.use("speculation", oracle)
     for id, (ids, some) in enumerate(requests):
         engine.submit(id, ids, some)
     for _ in range(3):

@@ -130,7 +130,7 @@ def test_drafts_are_verified_under_masks(model, tokenizer):
             Phases(lambda: 0.0),
         ).engine
         if speculation != "none":  # whether they pay is not what this is about
-            speculator = engine.feature("speculation").speculator
+            speculator = engine.feature("speculation")
             speculator.room = lambda rows, most: most
             speculator.choose = lambda candidates, *_: [min(candidate.room, 4) for candidate in candidates]
         try:

@@ -401,7 +401,7 @@ def test_drafts_are_verified_without_masks(model, tokenizer, monkeypatch, often)
         loaded = make(model, speculation=speculation)
         engine = loaded.engine
         if speculation != "none":  # whether they pay is not what this is about
-            speculator = engine.feature("speculation").speculator
+            speculator = engine.feature("speculation")
             speculator.room = lambda rows, most: most
             speculator.choose = lambda candidates, *_: [min(candidate.room, 4) for candidate in candidates]
         try:

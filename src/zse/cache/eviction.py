@@ -7,6 +7,7 @@ has not been seen for IDLE_TURNS times as many new pages as the cache holds is n
 
 from collections import OrderedDict
 from heapq import heapify, heappop, heappush
+from typing import Any
 
 import msgspec
 
@@ -115,14 +116,12 @@ class Eviction:
             heapify(heap)
         self._sequence += 1
         node.version += 1
-        heappush(heap, (self._priority(node), self._sequence, node, node.version))
-
-    def _priority(self, node: Node):
-        if self.policy == "lru":
-            return node.used
+        priority: Any = node.used  # lru
         if self.policy == "lfu":
-            return node.uses, node.used
-        return node.account.inflation + node.uses * (1.0 + self._depth_cost * node.depth)
+            priority = node.uses, node.used
+        elif self.policy == "smart":
+            priority = node.account.inflation + node.uses * (1.0 + self._depth_cost * node.depth)
+        heappush(heap, (priority, self._sequence, node, node.version))
 
     def choose(self) -> Node:
         """The next to go. It has no children in device memory, unless every idle page of its tenant has."""

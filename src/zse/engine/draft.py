@@ -65,13 +65,14 @@ def draft_config(config: ResolvedConfig, plan: Any) -> ResolvedConfig:
     )
 
 
-def build_draft(config: ResolvedConfig, device, draft: DraftPlan, target_plan: Any, *, runs_ahead: bool):
+def build_draft(config: ResolvedConfig, device, draft: DraftPlan, target_plan: Any, scheduler, *, runs_ahead: bool):
     """(the draft model, whose weights are being read, its DraftModelSpeculator)."""
     model = load_model(device, draft.plan)
     own = draft_config(config, draft.plan)
     runner = Runner(device, model, own, grouped=False)
     nbytes, target_nbytes = (sum(plan.memory_bytes.values()) for plan in (draft.plan, target_plan))
     return model, DraftModelSpeculator(
+        scheduler,
         runner,
         draft_tokens=config.draft_tokens,
         family=device.kernels,

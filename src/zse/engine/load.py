@@ -8,7 +8,7 @@ from importlib import import_module
 from zse import env, lazy
 from zse.cache import groups, prefix
 from zse.cache import pages as cache_pages
-from zse.engine import core, memory, messages, offload, speculation
+from zse.engine import core, memory, messages, offload
 from zse.engine import draft as draft_model
 from zse.engine import runner as engine_runner
 from zse.engine.config import GPU_MIXED_TOKENS, EngineConfig, ResolvedConfig
@@ -20,7 +20,7 @@ from zse.models import load as model_load
 from zse.models import registry
 from zse.runtime import opening as device_opening
 from zse.scheduler import scheduler as schedulers
-from zse.speculative import speculator as speculators
+from zse.speculative import ngram
 
 
 class Loaded:
@@ -83,9 +83,9 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
             phases.mark("weights reading")
         if draft is not None:
             drafting, speculator = draft_model.build_draft(
-                planned.config, device, draft, plan, runs_ahead=engine.runner.runs_ahead
+                planned.config, device, draft, plan, engine.scheduler, runs_ahead=engine.runner.runs_ahead
             )
-            engine.use("speculation", speculation.Speculation(engine.scheduler, speculator))
+            engine.use("speculation", speculator)
         engine.runner.record_ahead()
         phases.mark("prefill recorded")
         while not model.is_loaded and engine.runner.record_ahead():
@@ -162,8 +162,8 @@ def _build(config: ResolvedConfig, device, model, plan):
     runner = engine_runner.Runner(device, model, config)
     engine = core.Engine(scheduler, runner, model=config.model, warm=("grammars",) if config.warm_grammars else ())
     if config.speculation == "ngram":
-        speculator = speculators.NgramSpeculator(config.draft_tokens, device.kernels, runner.runs_ahead)
-        engine.use("speculation", speculation.Speculation(scheduler, speculator))
+        speculator = ngram.NgramSpeculator(scheduler, config.draft_tokens, device.kernels, runner.runs_ahead)
+        engine.use("speculation", speculator)
     return engine
 
 

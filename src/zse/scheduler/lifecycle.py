@@ -24,7 +24,6 @@ MAX_RECOMPUTED = 1 / 4
 LEAST_ROWS_TO_KEEP = 4
 FIRST_MEAN = 64.0  # tokens of a reply, until replies have ended
 LEAST_REST = 16  # tokens that a reply is expected to have left, however long it is
-MEAN_STEP = 1 / 32  # weight of the newest reply in the running mean
 
 
 class Lifecycle:
@@ -61,7 +60,8 @@ class Lifecycle:
         if not queue.num_waiting or not self.free_rows:
             return None
         request = queue.head(self.prompts, left_out)
-        if request is None or not self._has_row(request):
+        is_scarce = len(self.free_rows) == 1 or self.policy.batching == "static"
+        if request is None or is_scarce and not self._has_row(request):
             return None
         awaited = 0  # pages that the request must leave to a job which goes ahead of it
         if self._next_job is not None and not queue.goes_first(request, self._next_job[0]):
@@ -195,18 +195,6 @@ class Lifecycle:
             self.prompts.end(request)
 
     # -- the end
-
-    def finish(self, request: Request) -> None:
-        """The request has its last token."""
-        counters = self.counters
-        counters.finished += 1
-        self.mean_reply += (len(request.tokens) - request.prompt_len - self.mean_reply) * MEAN_STEP
-        if request.options.deadline_ms is not None:
-            if self.now <= request.deadline_at:
-                counters.deadlines_met += 1
-            else:
-                counters.deadlines_missed += 1
-        self.end(request)
 
     def end(self, request: Request) -> None:
         """The one place where a request ends: out of every table, row and pages back (after its last step)."""

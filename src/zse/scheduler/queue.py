@@ -9,6 +9,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+import msgspec
+
 from zse.cache.prefix import common_tokens
 from zse.scheduler.options import RequestOptions
 from zse.scheduler.request import Request, age_order
@@ -19,16 +21,16 @@ MAX_REMEMBERED = 256  # tenants that have left, before those whose time has pass
 LEAST_SHARED = 32
 
 
-class Tenant:
+class Tenant(msgspec.Struct, eq=False):
     """virtual: tokens had / weight. waiting: requests in age_order. rows: that its requests run in. jobs: that wait or
     run."""
 
-    __slots__ = ("jobs", "name", "rows", "virtual", "waiting", "weight")
-
-    def __init__(self, name: str, weight: float, virtual: float):
-        self.name, self.weight, self.virtual = name, weight, virtual
-        self.waiting: list[Request] = []
-        self.rows = self.jobs = 0
+    name: str
+    weight: float
+    virtual: float
+    waiting: list[Request] = []
+    rows: int = 0
+    jobs: int = 0
 
 
 class Claimant(Protocol):

@@ -77,8 +77,11 @@ class Request:
         self.computed_len = self.committed_len = self.lost_len = self.checkpoint = 0
         self.first_len = self.expected_tokens = 0
         self.is_pinned = self.held = self.leads = False
-        self.stepwise = options.structure is not None  # its mask depends on the last token
-        self.leader, self.drafts, self.drafting = None, (), None
+        structure = options.structure
+        self.stepwise = structure is not None  # its mask depends on the last token
+        # Masks of an answer that reasons first do not look ahead.
+        may_draft = options.speculation and (structure is None or structure.thinking is None)
+        self.leader, self.drafts, self.drafting = None, () if may_draft else None, None
 
     @property
     def in_flight(self) -> bool:

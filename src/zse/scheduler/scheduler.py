@@ -33,6 +33,7 @@ from zse.scheduler.options import DEFAULT, PATIENCE_S, RequestOptions, Schedulin
 from zse.scheduler.request import FINISHED, RUNNING, Request, TokenLimits
 
 MAX_IN_FLIGHT = 2
+MEAN_STEP = 1 / 32  # weight of the newest reply in the running mean
 
 
 class Scheduler:
@@ -376,8 +377,17 @@ class Scheduler:
     def _ended(self, request: Request, token: int) -> str | None:
         """Why the token, which the request has now, is its last, or None; the request has ended then."""
         finish = "stop" if token in request.stop_ids else "length" if len(request.tokens) >= request.max_len else None
-        if finish is not None:
-            self.life.finish(request)
+        if finish is None:
+            return None
+        life, counters = self.life, self.counters
+        counters.finished += 1
+        life.mean_reply += (len(request.tokens) - request.prompt_len - life.mean_reply) * MEAN_STEP
+        if request.options.deadline_ms is not None:
+            if life.now <= request.deadline_at:
+                counters.deadlines_met += 1
+            else:
+                counters.deadlines_missed += 1
+        life.end(request)
         return finish
 
     def _fail(self, request: Request) -> Output:
@@ -405,11 +415,6 @@ class Scheduler:
             and not request.in_flight
             and request.drafts is not None
         ]
-
-    def prompts_share_time(self) -> bool:
-        """Whether the next step computes prompts for as long as its replies may wait (SchedulingPolicy.mixed_ratio): then the
-        time is theirs, and drafts would only make the chunks smaller."""
-        return bool(self.budget.ratio) and self.builder.has_prompts()
 
     def snapshot(self) -> dict[str, float]:
         """Totals since the start, of the scheduler and the cache, by name."""

@@ -11,27 +11,25 @@ from typing import Any
 from zse.cache.groups import PageGeometry
 from zse.cache.manager import CacheManager
 from zse.cache.pages import PageAllocator
-from zse.scheduler.batch import Batch, Entry
+from zse.scheduler.batch import Batch, Entry, Output
 from zse.scheduler.request import RUNNING, Request
 from zse.scheduler.scheduler import Scheduler
-from zse.speculative.acceptance import DRAFT_MODEL, RequestAcceptance
-from zse.speculative.cost import StepCost
+from zse.speculative.estimates import DRAFT_MODEL, RequestAcceptance, StepCost
 from zse.speculative.speculator import Candidate, Speculator, without_ends
 
 # A request that lacks more tokens than this is brought up to date before it has drafts; less where a step is shorter.
 LAG = 32
 
 
-class _Followed:
-    """What the draft model knows of a request (Request.drafting). computed: tokens whose K and V stand in its pages;
-    fed: drafts behind `base` tokens that were computed too, right or not."""
+class _Followed(RequestAcceptance):
+    """What the draft model knows of a request (Request.drafting) in one residency. computed: tokens whose K and V stand in
+    its pages; fed: drafts behind `base` tokens that were computed too, right or not."""
 
-    __slots__ = ("base", "computed", "fed", "kind", "record", "residency")
-
-    def __init__(self, residency: int):
-        self.record, self.kind, self.residency = RequestAcceptance(), DRAFT_MODEL, residency
-        self.computed = self.base = 0
-        self.fed = array("i")
+    residency: int = 0
+    kind: int = DRAFT_MODEL
+    computed: int = 0
+    base: int = 0
+    fed: Any = ()
 
 
 class DraftModelSpeculator(Speculator):
@@ -43,6 +41,7 @@ class DraftModelSpeculator(Speculator):
 
     def __init__(
         self,
+        scheduler: Scheduler,
         runner: Any,
         *,
         draft_tokens: int,
@@ -56,7 +55,7 @@ class DraftModelSpeculator(Speculator):
         target_vocab: int,
         share: float,
     ):
-        super().__init__(draft_tokens, family, runs_ahead)
+        super().__init__(scheduler, draft_tokens, family, runs_ahead)
         self.runner = runner
         self.cache = CacheManager(PageAllocator(num_pages), geometry=PageGeometry(page_size=page_size))
         self._max_tokens, self._max_context = max_tokens, max_context
@@ -67,17 +66,18 @@ class DraftModelSpeculator(Speculator):
 
     # -- the engine's side
 
-    def propose(self, scheduler: Scheduler) -> None:
+    def before_schedule(self, now: float) -> list[Output]:
         self._forget()
-        candidates, counts = self._plan(scheduler, scheduler.decoding)
+        candidates, counts = self._plan(self.scheduler.decoding)
         wanted = {candidate.request: count for candidate, count in zip(candidates, counts, strict=True) if count}
         if not wanted:
-            return
+            return []
         ready = self._catch_up(list(wanted))
         started = time.perf_counter()
         for request, drafts in self._draft({request: wanted[request] for request in ready}).items():
-            request.drafts = without_ends(request, drafts, scheduler.eos_ids)
+            request.drafts = without_ends(request, drafts, self.scheduler.eos_ids)
         self._lost_s += time.perf_counter() - started
+        return []
 
     def close(self) -> None:
         """Drop the draft model's graphs. Its device is the target's."""
@@ -92,10 +92,10 @@ class DraftModelSpeculator(Speculator):
         if room < 1:
             return None
         rate, followed = self.acceptance.rate(DRAFT_MODEL), request.drafting
-        return Candidate(request, rate if followed is None else followed.record.rate(rate), DRAFT_MODEL, 0, room)
+        return Candidate(request, rate if followed is None else followed.rate(rate), DRAFT_MODEL, 0, room)
 
     def _round_s(self, rows: int) -> float:
-        if self._draft_cost.is_known:
+        if self._draft_cost.num_steps:
             return self._draft_cost.seconds(rows)
         return self._share * self.cost.seconds(rows)
 
@@ -135,10 +135,8 @@ class DraftModelSpeculator(Speculator):
         followed = self._followed.get(request)
         tokens = request.tokens
         if followed is None:
-            old = request.drafting
-            followed = _Followed(request.residency)
-            if old is not None:
-                followed.record = old.record
+            old = request.drafting or RequestAcceptance()
+            followed = _Followed(old.tested, old.accepted, request.residency)
         else:
             new = tokens[followed.base :]
             agreed = 0

@@ -5,6 +5,13 @@ After Saxena, "Prompt Lookup Decoding" (2023). The longest match wins, the lates
 
 from array import array
 
+import msgspec
+
+from zse.scheduler.batch import Output
+from zse.scheduler.request import Request
+from zse.speculative.estimates import RequestAcceptance, kind_of
+from zse.speculative.speculator import Candidate, Speculator, without_ends
+
 LEAST = 3  # tokens that must match: two are too often chance
 MOST = 16  # longer matches are not told apart
 CANDIDATES = 8  # earlier places of the same three tokens that are looked at, latest first
@@ -76,3 +83,42 @@ def continuation(tokens: array, place: int, count: int) -> array:
     while len(some) < count:
         some += some[: count - len(some)]
     return some
+
+
+class _Lookup(RequestAcceptance):
+    """What prompt lookup keeps of a request (Request.drafting): kind of its last drafts."""
+
+    index: NgramIndex = msgspec.field(default_factory=NgramIndex)
+    kind: int = 0
+
+
+class NgramSpeculator(Speculator):
+    """Drafts from prompt lookup."""
+
+    most_requests = 64
+
+    def before_schedule(self, now: float) -> list[Output]:
+        candidates, counts = self._plan(self.scheduler.decoding)
+        for candidate, count in zip(candidates, counts, strict=True):
+            if count:
+                request = candidate.request
+                request.drafting.kind = candidate.kind
+                drafts = continuation(request.tokens, candidate.place, count)
+                request.drafts = without_ends(request, drafts, self.scheduler.eos_ids)
+        return []
+
+    def _candidate(self, request: Request) -> Candidate | None:
+        state: _Lookup | None = request.drafting
+        if state is None:
+            state = request.drafting = _Lookup()
+        tokens = request.tokens
+        room = request.max_len - len(tokens) - 1
+        if room < 1:
+            return None
+        match, place = state.index.find(tokens)
+        if match < LEAST:
+            state.rest()
+            return None
+        kind = kind_of(match)
+        rate = state.rate(self.acceptance.rate(kind))
+        return Candidate(request, rate, kind, place, room)

@@ -1,6 +1,6 @@
 """Who gets drafts, and how many: as many as make the next step give more tokens a second, and none where none do.
 
-The engine calls propose() before a step is scheduled and observe() when it is committed. A draft is accepted while it
+A proposer is a feature of the step: it proposes before a batch is scheduled and learns when it is committed. A draft is accepted while it
 equals the token that the sampler draws in its place, with the (seed, position) that this token has anyway, so the
 tokens are those of a run without drafts, greedy or sampled. For a draft that is a point mass this *is* rejection
 sampling (Leviathan et al. 2023; Chen et al. 2023): it is accepted with p(x), and what takes its place is drawn from p
@@ -13,12 +13,11 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import NamedTuple
 
-from zse.scheduler.batch import Batch
+from zse.scheduler.batch import Batch, Output
+from zse.scheduler.feature import Feature
 from zse.scheduler.request import Request
 from zse.scheduler.scheduler import Scheduler
-from zse.speculative.acceptance import Acceptance, RequestAcceptance, kind_of
-from zse.speculative.cost import StepCost
-from zse.speculative.ngram import LEAST, NgramIndex, continuation
+from zse.speculative.estimates import Acceptance, StepCost
 
 # What wrong drafts may cost: this share of all the time spent decoding, beside first_steps. Time that accepted drafts
 # saved may be spent too, up to SAVED_STEPS.
@@ -43,14 +42,6 @@ class Candidate(NamedTuple):
     room: int
 
 
-def may_draft(request: Request) -> bool:
-    """Whether the request can have drafts at all. Masks of an answer that reasons first do not look ahead."""
-    structure = request.options.structure
-    return (
-        request.options.speculation and request.drafts is not None and (structure is None or structure.thinking is None)
-    )
-
-
 def without_ends(request: Request, drafts: array, eos_ids: frozenset[int]) -> array:
     """The drafts up to where the request would end. With a mask before that: there are no masks behind an end."""
     if request.options.structure is not None:
@@ -58,36 +49,31 @@ def without_ends(request: Request, drafts: array, eos_ids: frozenset[int]) -> ar
     return next((drafts[: at + 1] for at, token in enumerate(drafts) if token in request.stop_ids), drafts)
 
 
-class Speculator:
+class Speculator(Feature):
     """What all proposers share: the account of time spent and saved, and the choice of how many drafts.
 
-    draft_tokens: most of one request. family: of the device. runs_ahead: whether it is given steps ahead. waits:
+    draft_tokens: most of one request. family: of the device. runs_ahead: whether it is given steps ahead. reads_tokens:
     whether the next step should wait for the tokens of the one before, because there will be drafts behind them.
     """
 
     first_steps = 1.0  # steps that wrong drafts may cost before anything was saved
     most_requests: int | None = None  # that are weighed for one step
 
-    def __init__(self, draft_tokens: int, family: str, runs_ahead: bool = False):
-        self.draft_tokens, self.runs_ahead = draft_tokens, runs_ahead
+    def __init__(self, scheduler: Scheduler, draft_tokens: int, family: str, runs_ahead: bool = False):
+        self.scheduler, self.draft_tokens, self.runs_ahead = scheduler, draft_tokens, runs_ahead
         self.cost = StepCost(family)
         self.acceptance = Acceptance()
-        self.waits = False
         self._lost_s = 0.0  # by wrong drafts, less what right ones saved
         self._spent_s = 0.0  # decoding
         self._room = 0, 0, 0, 0  # of room(): rows, most, when, and what came out
 
     # -- the engine's side
 
-    def propose(self, scheduler: Scheduler) -> None:
+    def before_schedule(self, now: float) -> list[Output]:
         """Give drafts to requests that can have some now (Request.drafts)."""
         raise NotImplementedError
 
-    def close(self) -> None:
-        """Give back what the proposer has on the device."""
-
-    def observe(self, batch: Batch, scheduler: Scheduler, seconds: float) -> None:
-        """A batch was committed. seconds: what it took on the device."""
+    def after_commit(self, batch: Batch, seconds: float) -> None:
         if batch.num_tokens == batch.num_samples:
             self.cost.record(batch.num_tokens, seconds)
             self._spent_s += seconds
@@ -102,16 +88,30 @@ class Speculator:
             self._lost_s = max(self._lost_s, -SAVED_STEPS * plain)
         self.acceptance.rest()
         # Only a device that is given steps ahead asks; the step ahead may have all but the last token.
-        self.waits = self.runs_ahead and any(self._plan(scheduler, lambda: scheduler.running)[1])
+        self.reads_tokens = self.runs_ahead and any(self._plan(lambda: self.scheduler.running)[1])
 
-    def _plan(self, scheduler: Scheduler, requests: Callable[[], list[Request]]) -> tuple[list[Candidate], list[int]]:
+    def counters(self) -> dict[str, float]:
+        """Beside the scheduler's totals: the share of drafts accepted, and tokens that a verified run gave; 0 before
+        any."""
+        totals = self.scheduler.counters
+        drafted, runs = totals.drafted_tokens, totals.verified_runs
+        return {
+            "draft_acceptance": totals.accepted_tokens / drafted if drafted else 0.0,
+            "tokens_per_verified_run": 1 + totals.accepted_tokens / runs if runs else 0.0,
+        }
+
+    # -- inside
+
+    def _plan(self, requests: Callable[[], list[Request]]) -> tuple[list[Candidate], list[int]]:
         """Which of the requests could have drafts in the next step, and how many each gets."""
+        scheduler = self.scheduler
         rows = len(scheduler.running)
         most = min(scheduler.max_drafts, scheduler.budget.max_tokens - rows)
         room = self.room(rows, most) if rows else 0
-        if not room or scheduler.prompts_share_time():
+        # A step that computes prompts for as long as its replies may wait has no time for drafts: chunks would be smaller.
+        if not room or scheduler.budget.ratio and scheduler.builder.has_prompts():
             return [], []
-        found = (self._candidate(request) for request in requests() if may_draft(request))
+        found = (self._candidate(request) for request in requests() if request.drafts is not None)
         candidates = list(islice((candidate for candidate in found if candidate is not None), self.most_requests))
         return candidates, self.choose(candidates, rows, room, self._round_s(len(candidates))) if candidates else []
 
@@ -131,28 +131,15 @@ class Speculator:
         if accepted < 0:
             return 0  # cancelled meanwhile, or its logits were not finite
         state = request.drafting
-        state.record.record(tested, accepted)
+        state.record(tested, accepted)
         self.acceptance.record(state.kind, tested, accepted)
         return accepted
 
-    @staticmethod
-    def counters(totals) -> dict[str, float]:
-        """Beside the scheduler's totals: the share of drafts accepted, and tokens that a verified run gave; 0 before
-        any."""
-        drafted, runs = totals.drafted_tokens, totals.verified_runs
-        return {
-            "draft_acceptance": totals.accepted_tokens / drafted if drafted else 0.0,
-            "tokens_per_verified_run": 1 + totals.accepted_tokens / runs if runs else 0.0,
-        }
-
-    @property
-    def may_lose(self) -> bool:
-        """Whether the account allows drafts that may turn out wrong."""
-        return self._lost_s < LOSS_SHARE * self._spent_s + self.first_steps * self.cost.seconds(1)
-
     def room(self, rows: int, most: int) -> int:
         """Drafts that a step of `rows` rows can have before even right ones would cost more than they give."""
-        if not self.cost.is_known or not self.may_lose:
+        # The account must allow drafts that may turn out wrong.
+        may_lose = self._lost_s < LOSS_SHARE * self._spent_s + self.first_steps * self.cost.seconds(1)
+        if not self.cost.num_steps or not may_lose:
             return 0
         if (rows, most) == self._room[:2] and self.cost.num_steps - self._room[2] < ROOM_STEPS:
             return self._room[3]
@@ -189,43 +176,3 @@ class Speculator:
             if counts[number] < min(candidates[number].room, self.draft_tokens):
                 heappush(alive, (negative * candidates[number].rate, number))
         return best_counts
-
-
-class NgramSpeculator(Speculator):
-    """Drafts from prompt lookup."""
-
-    most_requests = 64
-
-    def propose(self, scheduler: Scheduler) -> None:
-        candidates, counts = self._plan(scheduler, scheduler.decoding)
-        for candidate, count in zip(candidates, counts, strict=True):
-            if count:
-                request = candidate.request
-                request.drafting.kind = candidate.kind
-                drafts = continuation(request.tokens, candidate.place, count)
-                request.drafts = without_ends(request, drafts, scheduler.eos_ids)
-
-    def _candidate(self, request: Request) -> Candidate | None:
-        state: _Lookup | None = request.drafting
-        if state is None:
-            state = request.drafting = _Lookup()
-        tokens = request.tokens
-        room = request.max_len - len(tokens) - 1
-        if room < 1:
-            return None
-        match, place = state.index.find(tokens)
-        if match < LEAST:
-            state.record.rest()
-            return None
-        kind = kind_of(match)
-        rate = state.record.rate(self.acceptance.rate(kind))
-        return Candidate(request, rate, kind, place, room)
-
-
-class _Lookup:
-    """What prompt lookup keeps of a request (Request.drafting)."""
-
-    __slots__ = ("index", "kind", "record")
-
-    def __init__(self) -> None:
-        self.index, self.record, self.kind = NgramIndex(), RequestAcceptance(), 0
