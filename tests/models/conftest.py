@@ -1,11 +1,6 @@
-"""The device that the model tests run on, and the builders of tests/formats."""
-
-import sys
-from pathlib import Path
+"""The device that the model tests run on."""
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "formats"))
 
 
 @pytest.fixture(scope="session")

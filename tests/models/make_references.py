@@ -1,4 +1,4 @@
-"""Makes references.npz: logits of the tiny models of tiny.py and tiny_families.py by transformers (PyTorch, CPU, float32).
+"""Makes references.npz: logits of the tiny models of tiny_configs.py by transformers (PyTorch, CPU, float32).
 
     PYTHONPATH=src:tests/formats python tests/models/make_references.py [FAMILY...]
 

@@ -5,122 +5,19 @@ references.npz (made by make_references.py with transformers) stay valid.
 """
 
 import json
-import struct
+import sys
 import zlib
 from pathlib import Path
 
 import numpy as np
+import tiny_configs
 
-_BASE = dict(
-    vocab_size=160,
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=32,
-    max_position_embeddings=256,
-    rms_norm_eps=1e-6,
-    hidden_act="silu",
-    bos_token_id=1,
-    eos_token_id=2,
-    pad_token_id=0,
-    tie_word_embeddings=False,
-    rope_theta=10000.0,
-)
-_LLAMA3 = dict(
-    rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
-)
-_GEMMA = {name: value for name, value in _BASE.items() if name not in ("hidden_act", "rope_theta")} | dict(
-    architectures=["Gemma3ForCausalLM"],
-    model_type="gemma3_text",
-    num_hidden_layers=7,
-    sliding_window=8,
-    head_dim=64,
-    query_pre_attn_scalar=48,
-    hidden_activation="gelu_pytorch_tanh",
-    tie_word_embeddings=True,
-    num_key_value_heads=1,
-)
+sys.path.insert(0, str(Path(__file__).parents[1] / "formats"))
 
-# Both spellings of RoPE appear: transformers 4 (rope_theta, rope_scaling, ...) and 5 (rope_parameters).
-CONFIGS = {
-    "llama": _BASE | dict(architectures=["LlamaForCausalLM"], model_type="llama", head_dim=64),
-    "llama3": _BASE
-    | dict(
-        architectures=["LlamaForCausalLM"],
-        model_type="llama",
-        attention_bias=True,
-        tie_word_embeddings=True,
-        rope_scaling=_LLAMA3,
-        rope_theta=500000.0,
-    ),
-    "llama_yarn": _BASE
-    | dict(
-        architectures=["LlamaForCausalLM"],
-        model_type="llama",
-        rope_parameters=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64, rope_theta=10000.0),
-    ),
-    "mistral": _BASE
-    | dict(
-        architectures=["MistralForCausalLM"],
-        model_type="mistral",
-        sliding_window=None,
-        head_dim=128,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-    ),
-    "mistral_window": _BASE | dict(architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=9),
-    "qwen2": {name: value for name, value in _BASE.items() if name != "head_dim"}
-    | dict(
-        architectures=["Qwen2ForCausalLM"],
-        model_type="qwen2",
-        hidden_size=128,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        tie_word_embeddings=True,
-        use_sliding_window=False,
-    ),
-    "qwen2_window": _BASE
-    | dict(
-        architectures=["Qwen2ForCausalLM"],
-        model_type="qwen2",
-        hidden_size=128,
-        num_hidden_layers=3,
-        use_sliding_window=True,
-        sliding_window=7,
-        max_window_layers=1,
-    ),
-    "qwen3": _BASE
-    | dict(
-        architectures=["Qwen3ForCausalLM"],
-        model_type="qwen3",
-        head_dim=128,
-        rope_parameters=dict(rope_type="linear", factor=2.0, rope_theta=1000000.0),
-    ),
-    "gemma3": _GEMMA | dict(rope_theta=1000000.0, rope_local_base_freq=10000.0, sliding_window_pattern=6),
-    "gemma3_linear": _GEMMA
-    | dict(
-        head_dim=32,
-        num_hidden_layers=3,
-        num_key_value_heads=2,
-        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-        rope_parameters=dict(
-            full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1000000.0),
-            sliding_attention=dict(rope_type="default", rope_theta=10000.0),
-        ),
-    ),
-}
-FAMILIES = tuple(CONFIGS)
-# Large enough to be quantized; has no committed reference.
-CONFIGS["wide"] = _BASE | dict(
-    architectures=["LlamaForCausalLM"],
-    model_type="llama",
-    hidden_size=256,
-    intermediate_size=320,
-    num_attention_heads=4,
-    head_dim=64,
-)
+from formats_build import safetensors  # noqa: E402
+
+FAMILIES = tuple(tiny_configs.LLAMA_LIKE)
+CONFIGS = tiny_configs.LLAMA_LIKE | dict(wide=tiny_configs.WIDE)
 TOKENS = 40  # of the reference sequence: longer than every window, more than two KV pages
 
 
@@ -192,21 +89,20 @@ def to_bf16(values: np.ndarray) -> np.ndarray:
 
 
 def write(family: str, folder: Path, dtype: str = "F32", prefix: str = "model.") -> Path:
-    """A model directory: config.json and model.safetensors. dtype: F32, F16 or BF16."""
-    (folder / "config.json").write_text(json.dumps(config(family)))
-    header, blobs, at = {"__metadata__": {"format": "pt"}}, [], 0
-    for name, values in weights(family).items():
-        data = {"F32": lambda v: v, "F16": lambda v: v.astype(np.float16), "BF16": to_bf16}[dtype](values).tobytes()
-        header[name.replace("model.", prefix, 1)] = {
-            "dtype": dtype,
-            "shape": list(values.shape),
-            "data_offsets": [at, at + len(data)],
-        }
-        blobs.append(data)
-        at += len(data)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
+    """A model directory. dtype: F32, F16 or BF16. prefix: what the tensors' names begin with."""
+    named = {name.replace("model.", prefix, 1): values for name, values in weights(family).items()}
+    return save(folder, config(family), named, dtype)
+
+
+def save(folder: Path, config: dict, weights: dict[str, np.ndarray], dtype: str) -> Path:
+    """A directory with config.json and model.safetensors."""
+    convert = {"F32": np.float32, "F16": np.float16}.get(dtype)
+    tensors = {
+        name: (dtype, values.shape, (values.astype(convert) if convert else to_bf16(values)).tobytes())
+        for name, values in weights.items()
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(safetensors(tensors, {"format": "pt"}))
     return folder
 
 

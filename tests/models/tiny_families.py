@@ -1,142 +1,18 @@
 """Tiny random models of the families whose forward is not Llama's: their configs, their weights by the roles of
 zse.models, and GGUF files of them whose tensor names come from the `gguf` package."""
 
-import json
-import struct
 from pathlib import Path
 
 import gguf
 import numpy as np
 import tiny
+import tiny_configs
 from formats_build import Tensor as GGUFTensor
 from formats_build import gguf as build_gguf
 
 from zse.models import registry
 
-_BASE = {name: value for name, value in tiny._BASE.items() if name != "rope_theta"} | dict(head_dim=64)
-_YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16, rope_theta=10000.0)
-# Families whose heads are as wide as the hidden size says.
-_NO_HEAD_DIM = {name: value for name, value in _BASE.items() if name != "head_dim"} | dict(
-    hidden_size=128, num_attention_heads=2, num_key_value_heads=1
-)
-
-
-def _factors(pairs: int, start: float) -> list[float]:
-    return [start + i / 4 for i in range(pairs)]
-
-
-CONFIGS = {
-    "gemma2": {name: value for name, value in _BASE.items() if name != "hidden_act"}
-    | dict(
-        architectures=["Gemma2ForCausalLM"],
-        model_type="gemma2",
-        num_hidden_layers=3,
-        hidden_activation="gelu_pytorch_tanh",
-        query_pre_attn_scalar=64,
-        sliding_window=8,
-        attn_logit_softcapping=2.0,
-        final_logit_softcapping=5.0,
-        tie_word_embeddings=True,
-    ),
-    "phi3": _NO_HEAD_DIM | dict(architectures=["Phi3ForCausalLM"], model_type="phi3", sliding_window=9),
-    "phi4_mini": _NO_HEAD_DIM
-    | dict(
-        architectures=["Phi3ForCausalLM"],
-        model_type="phi3",
-        tie_word_embeddings=True,
-        original_max_position_embeddings=16,
-        partial_rotary_factor=0.75,
-        rope_scaling=dict(type="longrope", short_factor=_factors(24, 1.0), long_factor=_factors(24, 1.5)),
-    ),
-    "olmo2": _NO_HEAD_DIM
-    | dict(
-        architectures=["Olmo2ForCausalLM"],
-        model_type="olmo2",
-        hidden_size=256,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    ),
-    "olmo3": _NO_HEAD_DIM
-    | dict(
-        architectures=["Olmo3ForCausalLM"],
-        model_type="olmo3",
-        num_hidden_layers=4,
-        sliding_window=8,
-        rope_parameters=dict(full_attention=_YARN, sliding_attention=dict(rope_type="default", rope_theta=10000.0)),
-    ),
-    "smollm3": _BASE
-    | dict(
-        architectures=["SmolLM3ForCausalLM"],
-        model_type="smollm3",
-        num_hidden_layers=4,
-        tie_word_embeddings=True,
-        rope_theta=50000.0,
-    ),
-    "smollm3_window": _BASE
-    | dict(
-        architectures=["SmolLM3ForCausalLM"],
-        model_type="smollm3",
-        rope_theta=50000.0,
-        attention_bias=True,
-        use_sliding_window=True,
-        sliding_window=9,
-        no_rope_layers=[0, 1],
-    ),
-    "granite": _BASE
-    | dict(
-        architectures=["GraniteForCausalLM"],
-        model_type="granite",
-        attention_bias=True,
-        embedding_multiplier=6.0,
-        residual_multiplier=0.22,
-        attention_multiplier=0.0625,
-        logits_scaling=8.0,
-    ),
-    "ministral3": _BASE
-    | dict(
-        architectures=["Ministral3ForCausalLM"],
-        model_type="ministral3",
-        rope_parameters=_YARN | dict(mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.5),
-    ),
-    "glm4": _BASE | dict(architectures=["Glm4ForCausalLM"], model_type="glm4", attention_bias=True),
-    "minicpm": _NO_HEAD_DIM
-    | dict(
-        architectures=["MiniCPMForCausalLM"],
-        model_type="minicpm",
-        scale_emb=12,
-        scale_depth=1.4,
-        dim_model_base=32,
-        tie_word_embeddings=True,
-        rope_scaling=dict(
-            rope_type="longrope",
-            original_max_position_embeddings=16,
-            short_factor=_factors(32, 1.0),
-            long_factor=_factors(32, 1.5),
-        ),
-    ),
-    "cohere": {name: value for name, value in _NO_HEAD_DIM.items() if name != "rms_norm_eps"}
-    | dict(
-        architectures=["CohereForCausalLM"],
-        model_type="cohere",
-        rope_theta=50000.0,
-        layer_norm_eps=1e-5,
-        logit_scale=0.25,
-        tie_word_embeddings=True,
-        attention_bias=True,
-    ),
-    "cohere2": {name: value for name, value in _NO_HEAD_DIM.items() if name != "rms_norm_eps"}
-    | dict(
-        architectures=["Cohere2ForCausalLM"],
-        model_type="cohere2",
-        rope_theta=50000.0,
-        num_hidden_layers=4,
-        layer_norm_eps=1e-5,
-        logit_scale=0.25,
-        sliding_window=8,
-        tie_word_embeddings=True,
-    ),
-}
-CONFIGS["gemma2_scale"] = CONFIGS["gemma2"] | dict(query_pre_attn_scalar=48)
+CONFIGS = tiny_configs.OTHERS
 FAMILIES = tuple(CONFIGS)
 # What GGUF metadata have no word for: another query scale of Gemma 2, other patterns of SmolLM3.
 IN_GGUF = tuple(family for family in FAMILIES if family not in ("gemma2_scale", "smollm3_window"))
@@ -186,20 +62,12 @@ def write(
 ) -> Path:
     """A model directory. dtype: F32 or BF16. prefix: what the tensors' names begin with; wrapper: the outer config.json."""
     config = CONFIGS[family] if wrapper is None else wrapper | {"text_config": CONFIGS[family]}
-    (folder / "config.json").write_text(json.dumps(config))
-    header, blobs, at = {}, [], 0
-    for name, values in weights(family).items():
-        name = name.replace("model.", prefix, 1)
-        if name == "lm_head.weight":
-            name = prefix.removesuffix("model.") + name if prefix.endswith(".model.") else name
-        data = values.tobytes() if dtype == "F32" else tiny.to_bf16(values).tobytes()
-        header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": [at, at + len(data)]}
-        blobs.append(data)
-        at += len(data)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
-    return folder
+    head = prefix.removesuffix("model.") + "lm_head.weight" if prefix.endswith(".model.") else "lm_head.weight"
+    named = {
+        head if name == "lm_head.weight" else name.replace("model.", prefix, 1): values
+        for name, values in weights(family).items()
+    }
+    return tiny.save(folder, config, named, dtype)
 
 
 def _metadata(family: str, arch: str) -> list[tuple]:

@@ -1,0 +1,185 @@
+"""config.json of every tiny model, one table: what a family says beside what all say."""
+
+
+def hf(architecture: str, model_type: str, without: str = "", **fields) -> dict:
+    """The config of an `architecture` (without its ForCausalLM): BASE less the names in `without`, and `fields`."""
+    base = {name: value for name, value in BASE.items() if name not in without.split()}
+    return base | dict(architectures=[f"{architecture}ForCausalLM"], model_type=model_type) | fields
+
+
+def factors(pairs: int, start: float) -> list[float]:
+    """longrope's, growing from pair to pair."""
+    return [start + i / 4 for i in range(pairs)]
+
+
+BASE = dict(
+    vocab_size=160,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    max_position_embeddings=256,
+    rms_norm_eps=1e-6,
+    hidden_act="silu",
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+    tie_word_embeddings=False,
+    rope_theta=10000.0,
+)
+TIED = dict(tie_word_embeddings=True)
+ONE_KV_HEAD = dict(num_attention_heads=2, num_key_value_heads=1)
+LLAMA3 = dict(
+    rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
+)
+GEMMA3 = dict(
+    without="hidden_act rope_theta",
+    head_dim=64,
+    num_key_value_heads=1,
+    sliding_window=8,
+    query_pre_attn_scalar=48,
+    hidden_activation="gelu_pytorch_tanh",
+    **TIED,
+)
+DEFAULT_ROPE = dict(rope_type="default", rope_theta=10000.0)
+LINEAR_ROPE = dict(rope_type="linear", factor=8.0, rope_theta=1000000.0)
+
+# Models that numpy_model.py computes, too. Both spellings of RoPE appear: transformers 4 (rope_theta, rope_scaling, ...)
+# and 5 (rope_parameters).
+LLAMA_LIKE = {
+    "llama": hf("Llama", "llama", head_dim=64),
+    "llama3": hf("Llama", "llama", attention_bias=True, rope_scaling=LLAMA3, rope_theta=500000.0, **TIED),
+    "llama_yarn": hf(
+        "Llama",
+        "llama",
+        rope_parameters=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64, rope_theta=10000.0),
+    ),
+    "mistral": hf("Mistral", "mistral", sliding_window=None, head_dim=128, **ONE_KV_HEAD),
+    "mistral_window": hf("Mistral", "mistral", sliding_window=9),
+    "qwen2": hf("Qwen2", "qwen2", "head_dim", hidden_size=128, use_sliding_window=False, **ONE_KV_HEAD, **TIED),
+    "qwen2_window": hf(
+        "Qwen2",
+        "qwen2",
+        hidden_size=128,
+        num_hidden_layers=3,
+        use_sliding_window=True,
+        sliding_window=7,
+        max_window_layers=1,
+    ),
+    "qwen3": hf("Qwen3", "qwen3", head_dim=128, rope_parameters=LINEAR_ROPE | dict(factor=2.0)),
+    "gemma3": hf(
+        "Gemma3",
+        "gemma3_text",
+        **GEMMA3,
+        num_hidden_layers=7,
+        rope_theta=1000000.0,
+        rope_local_base_freq=10000.0,
+        sliding_window_pattern=6,
+    ),
+    "gemma3_linear": hf(
+        "Gemma3",
+        "gemma3_text",
+        **GEMMA3
+        | dict(
+            head_dim=32,
+            num_hidden_layers=3,
+            num_key_value_heads=2,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            rope_parameters=dict(full_attention=LINEAR_ROPE, sliding_attention=DEFAULT_ROPE),
+        ),
+    ),
+}
+# Large enough to be quantized; has no committed reference.
+WIDE = hf("Llama", "llama", hidden_size=256, intermediate_size=320, head_dim=64)
+
+YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16, rope_theta=10000.0)
+# Heads of 64, and of families whose heads are as wide as the hidden size says.
+HEADS_64 = dict(without="rope_theta", head_dim=64)
+NO_HEAD_DIM = dict(without="rope_theta head_dim", hidden_size=128, **ONE_KV_HEAD)
+COHERE = NO_HEAD_DIM | dict(
+    without="rope_theta head_dim rms_norm_eps", rope_theta=50000.0, layer_norm_eps=1e-5, logit_scale=0.25, **TIED
+)
+GEMMA2 = hf(
+    "Gemma2",
+    "gemma2",
+    "rope_theta hidden_act",
+    head_dim=64,
+    num_hidden_layers=3,
+    hidden_activation="gelu_pytorch_tanh",
+    query_pre_attn_scalar=64,
+    sliding_window=8,
+    attn_logit_softcapping=2.0,
+    final_logit_softcapping=5.0,
+    **TIED,
+)
+# Models whose forward is not Llama's.
+OTHERS = {
+    "gemma2": GEMMA2,
+    "phi3": hf("Phi3", "phi3", **NO_HEAD_DIM, sliding_window=9),
+    "phi4_mini": hf(
+        "Phi3",
+        "phi3",
+        **NO_HEAD_DIM,
+        **TIED,
+        original_max_position_embeddings=16,
+        partial_rotary_factor=0.75,
+        rope_scaling=dict(type="longrope", short_factor=factors(24, 1.0), long_factor=factors(24, 1.5)),
+    ),
+    "olmo2": hf("Olmo2", "olmo2", "rope_theta head_dim", hidden_size=256),
+    "olmo3": hf(
+        "Olmo3",
+        "olmo3",
+        **NO_HEAD_DIM,
+        num_hidden_layers=4,
+        sliding_window=8,
+        rope_parameters=dict(full_attention=YARN, sliding_attention=DEFAULT_ROPE),
+    ),
+    "smollm3": hf("SmolLM3", "smollm3", head_dim=64, num_hidden_layers=4, rope_theta=50000.0, **TIED),
+    "smollm3_window": hf(
+        "SmolLM3",
+        "smollm3",
+        head_dim=64,
+        rope_theta=50000.0,
+        attention_bias=True,
+        use_sliding_window=True,
+        sliding_window=9,
+        no_rope_layers=[0, 1],
+    ),
+    "granite": hf(
+        "Granite",
+        "granite",
+        **HEADS_64,
+        attention_bias=True,
+        embedding_multiplier=6.0,
+        residual_multiplier=0.22,
+        attention_multiplier=0.0625,
+        logits_scaling=8.0,
+    ),
+    "ministral3": hf(
+        "Ministral3",
+        "ministral3",
+        **HEADS_64,
+        rope_parameters=YARN | dict(mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.5),
+    ),
+    "glm4": hf("Glm4", "glm4", **HEADS_64, attention_bias=True),
+    "minicpm": hf(
+        "MiniCPM",
+        "minicpm",
+        **NO_HEAD_DIM,
+        **TIED,
+        scale_emb=12,
+        scale_depth=1.4,
+        dim_model_base=32,
+        rope_scaling=dict(
+            rope_type="longrope",
+            original_max_position_embeddings=16,
+            short_factor=factors(32, 1.0),
+            long_factor=factors(32, 1.5),
+        ),
+    ),
+    "cohere": hf("Cohere", "cohere", **COHERE, attention_bias=True),
+    "cohere2": hf("Cohere2", "cohere2", **COHERE, num_hidden_layers=4, sliding_window=8),
+    "gemma2_scale": GEMMA2 | dict(query_pre_attn_scalar=48),
+}
