@@ -5,6 +5,7 @@ The token arrays stand at the inputs' end, closely packed for each recording's s
 bytes of them, a prompt chunk 16 bytes a token.
 """
 
+import functools
 from array import array
 from typing import Any, NamedTuple
 
@@ -64,19 +65,14 @@ class StepInputs:
         self.logit_rows, self.page_count, self.page_index, self.page_value = (
             self._view(start, count) for start, count in places.values()
         )
-        self._arrays: dict[int, StepArrays] = {}
+        self.arrays = functools.cache(self._arrays_of)
 
     def _view(self, start: int, count: int) -> memoryview:
         return self.staging.host[start : start + 4 * count].cast("i")
 
-    def arrays(self, size: int) -> StepArrays:
+    def _arrays_of(self, size: int) -> StepArrays:
         """The host's token arrays of recordings for up to `size` tokens."""
-        found = self._arrays.get(size)
-        if found is None:
-            found = self._arrays[size] = StepArrays(
-                *(self._view(self._tokens_at + 4 * size * index, size) for index in range(4))
-            )
-        return found
+        return StepArrays(*(self._view(self._tokens_at + 4 * size * index, size) for index in range(4)))
 
     def buffers(self, size: int, page_table: Tensor, logits: Tensor) -> tuple[StepBuffers, Tensor]:
         """The same arrays as the kernels see them, and `source`."""

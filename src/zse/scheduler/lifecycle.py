@@ -66,7 +66,9 @@ class Lifecycle:
         awaited = 0  # pages that the request must leave to a job which goes ahead of it
         if self._next_job is not None and not queue.goes_first(request, self._next_job[0]):
             awaited = self._next_job[1]
-        is_pinned = request.preemptions >= MAX_PREEMPTIONS or self.recomputes_too_much()
+        is_pinned = (
+            request.preemptions >= MAX_PREEMPTIONS or bool(self.counters.preemptions) and self.recomputes_too_much()
+        )
         state = request, cache.allocator.num_free, len(running), awaited, is_pinned
         if running and state == self._blocked:
             return None

@@ -307,8 +307,7 @@ class Scheduler:
                 tokens.append(token)
                 cached, finish = 0, None
                 if length >= request.checkpoint or token in request.stop_ids:
-                    cached = self._pass_checkpoint(request, length, length)
-                    finish = self._ended(request, token)
+                    cached, finish = self._pass_checkpoint(request, length, length, token)
                 tell(Output(request.id, [token], None if logprob is None else [logprob], finish, cached))
             else:
                 request.chunks_in_flight -= 1
@@ -333,15 +332,19 @@ class Scheduler:
         if self.pace is not None and (len(self.queue.tenants) > 1 or self.pace.debts):
             self.pace.observe(batch, seconds)
 
-    def _pass_checkpoint(self, request: Request, first: int, length: int) -> int:
+    def _pass_checkpoint(self, request: Request, first: int, length: int, token: int) -> tuple[int, str | None]:
         """`length` tokens of the request are computed and sound, and those from place `first` on were sampled in this
-        step: what need not be done after each. How many of the prompt were cached, when its first token is among them."""
+        step, the last of them `token`: what need not be done after each. How many of the prompt were cached, when its first
+        token is among them; and why the token is its last, or None: the request has ended then."""
         is_first, page_size = first == request.prompt_len, self.cache.page_size
         if request.leads:
             self.life.prompts.end(request)
         self.cache.commit(request.id, request.tokens, length, partial=is_first)
         request.checkpoint = min(length + page_size - length % page_size, request.max_len - 1)
-        return request.cached_len if is_first else 0
+        finish = "stop" if token in request.stop_ids else "length" if len(request.tokens) >= request.max_len else None
+        if finish is not None:
+            self._finish(request)
+        return request.cached_len if is_first else 0, finish
 
     def _take_run(self, entry: Entry, sampled: Sequence[tuple[int, object]]) -> list[Output]:
         """Take the results of an entry with drafts: line i was sampled behind draft i - 1."""
@@ -370,15 +373,13 @@ class Scheduler:
             return []  # what is committed stays as it is: this may be the end of a prompt that is not finite
         counters.accepted_tokens += len(accepted) - 1
         request.committed_len = end
-        cached = self._pass_checkpoint(request, entry.start + 1, end) if end >= request.checkpoint else 0
-        finish = self._ended(request, accepted[-1])
+        cached, finish = 0, None
+        if end >= request.checkpoint or accepted[-1] in request.stop_ids:
+            cached, finish = self._pass_checkpoint(request, entry.start + 1, end, accepted[-1])
         return [Output(request.id, accepted, None if logprobs[0] is None else logprobs, finish, cached)]
 
-    def _ended(self, request: Request, token: int) -> str | None:
-        """Why the token, which the request has now, is its last, or None; the request has ended then."""
-        finish = "stop" if token in request.stop_ids else "length" if len(request.tokens) >= request.max_len else None
-        if finish is None:
-            return None
+    def _finish(self, request: Request) -> None:
+        """The request has its last token."""
         life, counters = self.life, self.counters
         counters.finished += 1
         life.mean_reply += (len(request.tokens) - request.prompt_len - life.mean_reply) * MEAN_STEP
@@ -388,7 +389,6 @@ class Scheduler:
             else:
                 counters.deadlines_missed += 1
         life.end(request)
-        return finish
 
     def _fail(self, request: Request) -> Output:
         self.counters.failed += 1
