@@ -67,7 +67,7 @@ class Calls(Values):
         if dimension not in (0, 1, 2):
             raise StageError(f"{name}(): the grid dimension is 0, 1 or 2")
         INTRINSICS[name].body_for(self.target)
-        return ir.Call(ir.I64 if self.target.family == "cpu" else ir.I32, name, (ir.Const(ir.I64, dimension),))
+        return ir.Call(self.target.index_type, name, (ir.Const(ir.I64, dimension),))
 
     def call_block_index(self, dimension):
         return self.grid_index("block_index", dimension)
@@ -76,7 +76,7 @@ class Calls(Values):
         return self.grid_index("num_blocks", dimension)
 
     def call_shared_array(self, dtype, count, align=16):
-        if self.target.family == "cpu":
+        if not self.target.shared_limit:
             raise StageError("shared_array() on the CPU: a block is one thread, use local_array()")
         if align not in (4, 8, 16, 32, 64, 128, 256, 512, 1024):
             raise StageError("shared_array(): align is a power of two of 4 to 1024 bytes")
@@ -113,7 +113,7 @@ class Calls(Values):
     def check_hint(self, hint: object, pointer: ir.Expr) -> str:
         if hint not in ("", "readonly", "stream"):
             raise StageError('the hint is "readonly" or "stream"')
-        return "" if self.target.family == "cpu" or pointer.type.space != "global" else hint
+        return hint if self.target.takes_hints and pointer.type.space == "global" else ""
 
     def call_load(self, pointer, lanes=1, hint=""):
         if not is_runtime(pointer) or not isinstance(pointer.type, ir.Pointer):

@@ -396,7 +396,7 @@ class Stager(Calls):
             raise StageError("a run-time loop has one loop variable")
         start, stop, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
         types = [value.type for value in (start, stop, step) if is_runtime(value)]
-        wide = max(types, key=lambda type: type.bits, default=ir.I64 if self.target.family == "cpu" else ir.I32)
+        wide = max(types, key=lambda type: type.bits, default=self.target.index_type)
         if not isinstance(wide, ir.Scalar) or wide.kind not in ("int", "uint"):
             raise StageError(f"range() of {wide}")
         if not is_runtime(step) and step <= 0:

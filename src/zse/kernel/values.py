@@ -186,7 +186,7 @@ class Values:
         if is_runtime(left) and isinstance(left.type, ir.Pointer):
             if op not in ("+", "-"):
                 raise StageError(f"{left.type} {op} is not defined")
-            narrow = self.target.family != "cpu" and is_runtime(right) and right.type in (ir.I32, ir.U32) and op == "+"
+            narrow = op == "+" and is_runtime(right) and right.type in self.target.offset_types
             index = right if narrow else self.coerce(right, ir.I64, "a pointer offset is an integer")
             if op == "-":
                 index = ir.Unary(ir.I64, "-", index)

@@ -1,6 +1,6 @@
 """Where a block stands in its grid, and hints to the memory system."""
 
-from zse.kernel import ir
+import zse.kernel.ir as ir
 from zse.kernel.intrinsics.row import Intrinsic
 
 
@@ -12,14 +12,26 @@ def _pointer(pointer: object) -> ir.Type | str:
     return ir.VOID if isinstance(pointer, ir.Pointer) else "needs a pointer"
 
 
+def _position(text: str):
+    """{number}, {axis}: the dimension as 0, 1, 2 or x, y, z; {threads}: of a block in this dimension."""
+
+    def body(t, result, types, args):
+        number = int(args[0][:1])
+        return text.format(number=number, axis="xyz"[number], threads=1 if number else t.threads)
+
+    return body
+
+
 TABLE = (
     Intrinsic(
         "block_index",
         _dimension,
         "index of this work item",
         {
-            "cpu": lambda t, r, types, a: f"block_{a[0][:1]}",
-            "cuda": lambda t, r, types, a: f"(i32)blockIdx.{'xyz'[int(a[0][:1])]}",
+            "cpu": _position("block_{number}"),
+            "cuda": _position("(i32)blockIdx.{axis}"),
+            "hip": _position("(i32)__builtin_amdgcn_workgroup_id_{axis}()"),
+            "metal": _position("(i32)zse_block.{axis}"),
         },
     ),
     Intrinsic(
@@ -27,8 +39,10 @@ TABLE = (
         _dimension,
         "size of the grid",
         {
-            "cpu": lambda t, r, types, a: f"grid[{a[0][:1]}]",
-            "cuda": lambda t, r, types, a: f"(i32)gridDim.{'xyz'[int(a[0][:1])]}",
+            "cpu": _position("grid[{number}]"),
+            "cuda": _position("(i32)gridDim.{axis}"),
+            "hip": _position("(i32)(__builtin_amdgcn_grid_size_{axis}() / {threads}u)"),
+            "metal": _position("(i32)zse_grid.{axis}"),
         },
     ),
     Intrinsic(
@@ -36,14 +50,15 @@ TABLE = (
         _pointer,
         "bring a cache line nearer",
         {
-            "cpu": lambda t, r, types, a: f"__builtin_prefetch({a[0]})",
-            "cuda": lambda t, r, types, a: f'asm volatile("prefetch.global.L1 [%0];" :: "l"({a[0]}))',
+            "cpu": "__builtin_prefetch({0})",
+            "cuda": 'asm volatile("prefetch.global.L1 [%0];" :: "l"({0}))',
+            "simt": "(void)0",
         },
     ),
     Intrinsic(
         "prefetch_l2",
         _pointer,
         "bring a cache line into the device's L2",
-        {"cuda": lambda t, r, types, a: f'asm volatile("prefetch.global.L2 [%0];" :: "l"({a[0]}))'},
+        {"cuda": 'asm volatile("prefetch.global.L2 [%0];" :: "l"({0}))', "simt": "(void)0"},
     ),
 )

@@ -1,23 +1,31 @@
 """Copies that run beside the threads: cp.async, mbarriers, bulk copies and tensor maps (TMA). PTX ISA, chapters on these."""
 
-from zse.kernel import ir
-from zse.kernel.intrinsics.row import Effect, Plan, StageError
+import zse.kernel.ir as ir
+from zse.kernel.intrinsics.row import Effect, Plan, StageError, nothing
 from zse.kernel.intrinsics.threads import number, pointer_of
 
 # L2 policies as createpolicy makes them for whole accesses.
 POLICIES = {"evict_first": "0x12F0000000000000ull", "evict_last": "0x14F0000000000000ull"}
 
 
-def _asm(text: str, *operands: str) -> list[str]:
-    return [
-        f'asm volatile("{text}" :: {", ".join(operands)} : "memory");'
-        if operands
-        else f'asm volatile("{text}" ::: "memory");'
-    ]
+def _asm(text: str, *operands: str) -> str:
+    inputs = f":: {', '.join(operands)} :" if operands else ":::"
+    return f'asm volatile("{text}" {inputs} "memory");'
 
 
 def _shared(t, text: str) -> str:
     return f'"r"({t.shared_address(text)})'
+
+
+def _on(text: str, kinds: str = ""):
+    """An instruction on its arguments. kinds: a letter for each: s an address in shared memory, m a tensor map, else its register's."""
+
+    def body(t, stmt, outs, args):
+        operands = {"s": _shared, "m": lambda t, arg: f'"l"(&{arg})'}
+        texts = [operands[k](t, arg) if k in operands else f'"{k}"({arg})' for k, arg in zip(kinds, args, strict=True)]
+        return _asm(text.format(attr=stmt.attrs), *texts)
+
+    return {"cuda": body}
 
 
 def _copy_async(stager, dst, src, size, valid_bytes=None, hint="") -> Plan:
@@ -33,16 +41,10 @@ def _copy_async(stager, dst, src, size, valid_bytes=None, hint="") -> Plan:
 
 def _copy_async_cuda(t, stmt, outs, args):
     size, hint = stmt.attrs
-    cache = "cg" if size == 16 else "ca"
-    sectors = ".L2::256B" if hint else ""
+    cache, sectors = "cg" if size == 16 else "ca", ".L2::256B" if hint else ""
     tail = ", %2" if len(args) == 3 else ""
-    extra = [f'"r"({args[2]})'] if len(args) == 3 else []
-    return _asm(
-        f"cp.async.{cache}.shared.global{sectors} [%0], [%1], {size}{tail};",
-        _shared(t, args[0]),
-        f'"l"({args[1]})',
-        *extra,
-    )
+    text = f"cp.async.{cache}.shared.global{sectors} [%0], [%1], {size}{tail};"
+    return _asm(text, _shared(t, args[0]), f'"l"({args[1]})', *(f'"r"({arg})' for arg in args[2:]))
 
 
 def _count(name: str, high: int):
@@ -77,15 +79,12 @@ def _barrier_plan(name: str, *extra: tuple[str, ir.Type]):
 
 
 def _wait_cuda(t, stmt, outs, args):
-    helper = t.helper(
-        "mbarrier_wait",
-        (
-            '{device} bool {name}(u32 barrier, u32 parity) {{ u32 done; asm volatile("{{ .reg .pred p; '
-            'mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }}" '
-            ': "=r"(done) : "r"(barrier), "r"(parity) : "memory"); return done != 0; }}'
-        ),
+    body = (
+        'u32 done; asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }" '
+        ': "=r"(done) : "r"(barrier), "r"(parity) : "memory"); return done != 0;'
     )
-    return [f"while (!{helper}({t.shared_address(args[0])}, (u32){args[1]})) {{}}"]
+    helper = t.helper("mbarrier_wait", "bool", "u32 barrier, u32 parity", body)
+    return f"while (!{helper}({t.shared_address(args[0])}, (u32){args[1]})) {{}}"
 
 
 def _bulk_copy(stager, dst, src, size, barrier, hint="") -> Plan:
@@ -197,96 +196,58 @@ def _bulk_wait(stager, n, read=True) -> Plan:
     return Plan(attrs=(number(n, "bulk_wait(): n", 0, 63), bool(read)))
 
 
-def _plain(text: str):
-    return {"cuda": lambda t, stmt, outs, args: _asm(text)}
-
-
-def _on_barrier(text: str, *registers: str):
-    """An instruction on an mbarrier; registers: constraint of each further argument."""
-    return {
-        "cuda": lambda t, stmt, outs, args: _asm(
-            text, _shared(t, args[0]), *(f'"{kind}"({arg})' for kind, arg in zip(registers, args[1:], strict=True))
-        )
-    }
-
-
 _REMOTE = (
-    "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; "
-    "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote]; }"
+    "{{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; "
+    "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote]; }}"
 )
+
+
+def _barrier_effect(name: str, meaning: str, bodies: dict, *extra: tuple[str, ir.Type]) -> Effect:
+    return Effect(name, _barrier_plan(name, *extra), meaning, bodies, "tma")
+
 
 EFFECTS = (
     Effect("copy_async", _copy_async, "global to shared, in a group", {"cuda": _copy_async_cuda}, "cp_async"),
-    Effect("copy_commit", lambda stager: Plan(), "close the group", _plain("cp.async.commit_group;"), "cp_async"),
+    Effect("copy_commit", nothing, "close the group", _on("cp.async.commit_group;"), "cp_async"),
     Effect(
         "copy_wait",
         _count("copy_wait", 63),
         "until n groups are in flight",
-        {"cuda": lambda t, stmt, outs, args: _asm(f"cp.async.wait_group {stmt.attrs[0]};")},
+        _on("cp.async.wait_group {attr[0]};"),
         "cp_async",
     ),
-    Effect(
-        "mbarrier_init",
-        _barrier_plan("mbarrier_init", ("count", ir.I32)),
-        "expected arrivals",
-        _on_barrier("mbarrier.init.shared::cta.b64 [%0], %1;", "r"),
-        "tma",
+    _barrier_effect(
+        "mbarrier_init", "expected arrivals", _on("mbarrier.init.shared::cta.b64 [%0], %1;", "sr"), ("count", ir.I32)
     ),
     Effect(
         "mbarrier_init_fence",
-        lambda stager: Plan(),
+        nothing,
         "make inits visible to the copy engine",
-        _plain("fence.mbarrier_init.release.cluster;\\nfence.proxy.async.shared::cta;"),
+        _on("fence.mbarrier_init.release.cluster;\\nfence.proxy.async.shared::cta;"),
         "tma",
     ),
-    Effect(
-        "mbarrier_arrive",
-        _barrier_plan("mbarrier_arrive"),
-        "one arrival",
-        _on_barrier("mbarrier.arrive.shared::cta.b64 _, [%0];"),
-        "tma",
-    ),
-    Effect(
-        "mbarrier_arrive_remote",
-        _barrier_plan("mbarrier_arrive_remote", ("rank", ir.I32)),
-        "at a block of the cluster",
-        _on_barrier(_REMOTE, "r"),
-        "tma",
-    ),
-    Effect(
+    _barrier_effect("mbarrier_arrive", "one arrival", _on("mbarrier.arrive.shared::cta.b64 _, [%0];", "s")),
+    _barrier_effect("mbarrier_arrive_remote", "at a block of the cluster", _on(_REMOTE, "sr"), ("rank", ir.I32)),
+    _barrier_effect(
         "mbarrier_expect",
-        _barrier_plan("mbarrier_expect", ("bytes", ir.I32)),
         "one arrival that expects bytes",
-        _on_barrier("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;", "r"),
-        "tma",
+        _on("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;", "sr"),
+        ("bytes", ir.I32),
     ),
-    Effect(
-        "mbarrier_wait",
-        _barrier_plan("mbarrier_wait", ("parity", ir.I32)),
-        "until the phase of this parity is over",
-        {"cuda": _wait_cuda},
-        "tma",
+    _barrier_effect(
+        "mbarrier_wait", "until the phase of this parity is over", {"cuda": _wait_cuda}, ("parity", ir.I32)
     ),
-    Effect(
+    _barrier_effect(
         "copy_arrive",
-        _barrier_plan("copy_arrive"),
         "arrive when this thread's copy_async are done",
-        _on_barrier("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];"),
-        "tma",
+        _on("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];", "s"),
     ),
     Effect("bulk_copy", _bulk_copy, "contiguous global to shared", {"cuda": _bulk_copy_cuda}, "tma"),
     Effect(
         "bulk_store",
         _bulk_store,
         "contiguous shared to global",
-        {
-            "cuda": lambda t, stmt, outs, args: _asm(
-                "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;",
-                f'"l"({args[0]})',
-                _shared(t, args[1]),
-                f'"r"({args[2]})',
-            )
-        },
+        _on("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;", "lsr"),
         "tma",
     ),
     Effect("tma_load", _tma_load, "a box of a tensor", {"cuda": _tma_load_cuda}, "tma"),
@@ -295,12 +256,10 @@ EFFECTS = (
         "tma_prefetch",
         lambda stager, map: Plan((_map(map, "tma_prefetch"),)),
         "the tensor map",
-        {"cuda": lambda t, stmt, outs, args: _asm("prefetch.tensormap [%0];", f'"l"(&{args[0]})')},
+        _on("prefetch.tensormap [%0];", "m"),
         "tma",
     ),
-    Effect(
-        "bulk_commit", lambda stager: Plan(), "close the group of stores", _plain("cp.async.bulk.commit_group;"), "tma"
-    ),
+    Effect("bulk_commit", nothing, "close the group of stores", _on("cp.async.bulk.commit_group;"), "tma"),
     Effect(
         "bulk_wait",
         _bulk_wait,
@@ -314,9 +273,9 @@ EFFECTS = (
     ),
     Effect(
         "fence_async",
-        lambda stager: Plan(),
+        nothing,
         "ordinary shared stores before the copy engine and wgmma",
-        _plain("fence.proxy.async.shared::cta;"),
+        _on("fence.proxy.async.shared::cta;"),
         "tma",
     ),
 )

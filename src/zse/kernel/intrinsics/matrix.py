@@ -1,7 +1,7 @@
 """Matrix units: mma.sync, ldmatrix, wgmma. Which element a register of a lane holds stands in fragments.py."""
 
-from zse.kernel import ir
-from zse.kernel.intrinsics.row import Effect, Intrinsic, Plan, StageError
+import zse.kernel.ir as ir
+from zse.kernel.intrinsics.row import Effect, Intrinsic, Plan, StageError, nothing
 from zse.kernel.intrinsics.threads import number, pointer_of
 
 # name → (instruction, registers of a, registers of b, type of the sums, feature)
@@ -43,18 +43,13 @@ def _mma(name: str) -> Effect:
 
     def cuda(t, stmt, outs, args):
         sources = [f"a{i}" for i in range(num_a)] + [f"b{i}" for i in range(num_b)]
-        params = ", ".join([f"{t.c_type(sums)} &c{i}" for i in range(4)] + [f"u32 {source}" for source in sources])
+        params = ", ".join([f"{sums} &c{i}" for i in range(4)] + [f"u32 {source}" for source in sources])
         held = ", ".join(f'"+{letter}"(c{i})' for i in range(4))
         values = ", ".join(f'"r"({source})' for source in sources)
-        helper = t.helper(
-            name,
-            (
-                f"{{device}} void {{name}}({params}) {{{{\n"
-                f'  asm("{instruction} {{{{%0, %1, %2, %3}}}}, {{{{%4, %5, %6, %7}}}}, {{{{%8, %9}}}}, {{{{%0, %1, %2, %3}}}};"\n'
-                f"    : {held}\n    : {values});\n}}}}"
-            ),
-        )
-        return [f"{helper}({', '.join(outs + args)});"]
+        text = f"{instruction} {{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
+        lines = f'{{\n  asm("{text}"\n    : {held}\n    : {values});\n}}'
+        t.helpers.setdefault(f"zse_{name}", f"{t.device} void zse_{name}({params}) {lines}")
+        return f"zse_{name}({', '.join(outs + args)});"
 
     return Effect(name, plan, "acc += a b", {"cuda": cuda}, feature)
 
@@ -69,18 +64,14 @@ def _ldmatrix_cuda(t, stmt, outs, args):
     count = len(outs)
     places = ", ".join(f"%{i}" for i in range(count))
     results = ", ".join(f'"=r"({out})' for out in outs)
-    return [
+    return (
         f'asm volatile("ldmatrix.sync.aligned.m8n8.x{count}{".trans" if stmt.attrs[0] else ""}.shared.b16 {{{places}}}, '
         f'[%{count}];" : {results} : "r"({t.shared_address(args[0])}) : "memory");'
-    ]
+    )
 
 
 def _transpose(stager, word) -> Plan:
     return Plan((stager.coerce(word, ir.U32, "transpose_8x8() of a u32"),), results=(ir.U32,))
-
-
-def _transpose_cuda(t, stmt, outs, args):
-    return [f'asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"({outs[0]}) : "r"({args[0]}));']
 
 
 def _stmatrix(stager, pointer, values, trans=False) -> Plan:
@@ -99,10 +90,10 @@ def _stmatrix_cuda(t, stmt, outs, args):
     count = len(args) - 1
     places = ", ".join(f"%{i + 1}" for i in range(count))
     values = ", ".join(f'"r"({arg})' for arg in args[1:])
-    return [
+    return (
         f'asm volatile("stmatrix.sync.aligned.m8n8.x{count}{".trans" if stmt.attrs[0] else ""}.shared.b16 [%0], '
         f'{{{places}}};" :: "r"({t.shared_address(args[0])}), {values} : "memory");'
-    ]
+    )
 
 
 # name → (type in the instruction, k of one instruction, may operands be transposed)
@@ -150,7 +141,7 @@ def _wgmma(name: str) -> Effect:
             f'"r"((i32){args[-1]})',
         ]
         held = ", ".join(f'"+f"({out})' for out in outs)
-        return [f'asm volatile("{text}"', f"  : {held}", f"  : {', '.join(operands)});"]
+        return f'asm volatile("{text}"\n  : {held}\n  : {", ".join(operands)});'
 
     return Effect(name, plan, "acc = a b [+ acc], 64 rows", {"cuda": cuda}, "wgmma")
 
@@ -170,11 +161,15 @@ def _wgmma_wait(stager, n, *accs) -> Plan:
     return Plan(attrs=(number(n, "wgmma_wait(): n", 0, 7),), places=_accumulators(accs, "wgmma_wait()"))
 
 
-def _ordered(text: str, stmt: ir.Invoke, outs: list[str]) -> list[str]:
+def _ordered(text: str):
     """The accumulators pass through the statement, so that no use of theirs is moved across it."""
-    letters = ["f" if var.type == ir.F32 else "r" for var in stmt.outs]
-    held = ", ".join(f'"+{letter}"({out})' for letter, out in zip(letters, outs, strict=True))
-    return [f'asm volatile("{text}" : {held} :: "memory");']
+
+    def body(t, stmt, outs, args):
+        letters = ["f" if var.type == ir.F32 else "r" for var in stmt.outs]
+        held = ", ".join(f'"+{letter}"({out})' for letter, out in zip(letters, outs, strict=True))
+        return f'asm volatile("{text.format(attr=stmt.attrs)}" : {held} :: "memory");'
+
+    return {"cuda": body}
 
 
 def _desc_signature(
@@ -205,27 +200,27 @@ TABLE = (Intrinsic("smem_desc", _desc_signature, "matrix descriptor of wgmma", {
 EFFECTS = (
     *(_mma(name) for name in MMA),
     Effect("ldmatrix", _ldmatrix, "8x8 matrices of 16 bits", {"cuda": _ldmatrix_cuda}, "mma_sync"),
-    Effect("transpose_8x8", _transpose, "an 8x8 matrix of 16 bits in registers", {"cuda": _transpose_cuda}, "mma_sync"),
-    Effect("stmatrix", _stmatrix, "8x8 matrices of 16 bits", {"cuda": _stmatrix_cuda}, "wgmma"),
     Effect(
-        "wgmma_fence",
-        _wgmma_fence,
-        "registers are ready",
-        {"cuda": lambda t, stmt, outs, args: _ordered("wgmma.fence.sync.aligned;", stmt, outs)},
-        "wgmma",
+        "transpose_8x8",
+        _transpose,
+        "an 8x8 matrix of 16 bits in registers",
+        {"cuda": 'asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"({out[0]}) : "r"({0}));'},
+        "mma_sync",
     ),
+    Effect("stmatrix", _stmatrix, "8x8 matrices of 16 bits", {"cuda": _stmatrix_cuda}, "wgmma"),
+    Effect("wgmma_fence", _wgmma_fence, "registers are ready", _ordered("wgmma.fence.sync.aligned;"), "wgmma"),
     Effect(
         "wgmma_commit",
-        lambda stager: Plan(),
+        nothing,
         "close the group",
-        {"cuda": lambda t, stmt, outs, args: ['asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");']},
+        {"cuda": 'asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");'},
         "wgmma",
     ),
     Effect(
         "wgmma_wait",
         _wgmma_wait,
         "until n groups are in flight",
-        {"cuda": lambda t, stmt, outs, args: _ordered(f"wgmma.wait_group.sync.aligned {stmt.attrs[0]};", stmt, outs)},
+        _ordered("wgmma.wait_group.sync.aligned {attr[0]};"),
         "wgmma",
     ),
     *(_wgmma(name) for name in WGMMA),

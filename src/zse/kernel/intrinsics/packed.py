@@ -1,6 +1,6 @@
 """Bits and packed pairs: lop3, prmt, two 16-bit floats in a u32; and the escape to a target's own assembly."""
 
-from zse.kernel import ir
+import zse.kernel.ir as ir
 from zse.kernel.intrinsics.row import Effect, Intrinsic, Plan, StageError
 
 
@@ -12,12 +12,8 @@ def _lop3_signature(a: object, b: object, c: object, table: object) -> ir.Type |
 
 def _lop3_cuda(t, result, types, args):
     table = int(args[3])
-    helper = t.helper(
-        f"lop3_{table:02x}",
-        f"{{device}} u32 {{name}}(u32 a, u32 b, u32 c) {{{{ u32 r; "
-        f'asm("lop3.b32 %0, %1, %2, %3, {table:#04x};" : "=r"(r) : "r"(a), "r"(b), "r"(c)); return r; }}}}',
-    )
-    return f"{helper}({', '.join(args[:3])})"
+    body = f'u32 r; asm("lop3.b32 %0, %1, %2, %3, {table:#04x};" : "=r"(r) : "r"(a), "r"(b), "r"(c)); return r;'
+    return t.call(f"lop3_{table:02x}", "u32", "u32 a, u32 b, u32 c", body, args[:3])
 
 
 def _words(count: int):
@@ -52,12 +48,8 @@ def _pair(name: str) -> Intrinsic:
         places = ", ".join(f"%{i + 1}" for i in range(len(values)))
         operands = ", ".join(f'"r"({value})' for value in values)
         params = ", ".join(f"u32 {value}" for value in "abc"[:count])
-        helper = t.helper(
-            name,
-            f'{{device}} u32 {{name}}({params}) {{{{ u32 r; asm("{text} %0, {places};" : "=r"(r) : {operands}); '
-            "return r; }}",
-        )
-        return f"{helper}({', '.join(args)})"
+        body = f'u32 r; asm("{text} %0, {places};" : "=r"(r) : {operands}); return r;'
+        return t.call(name, "u32", params, body, args)
 
     return Intrinsic(name, _words(count), "two at once", {"cuda": cuda}, unify=True)
 
@@ -111,18 +103,12 @@ def _asm_cuda(t, stmt, outs, args):
         operands.append(f'"{_letter(value.type)}"({t.shared_address(arg) if shared else arg})')
     escaped = text.replace("\n", "\\n")
     tail = ");" if pure else ' : "memory");'
-    return [f'asm{"" if pure else " volatile"}("{escaped}" : {results} : {", ".join(operands)}{tail}']
+    return f'asm{"" if pure else " volatile"}("{escaped}" : {results} : {", ".join(operands)}{tail}'
 
 
 TABLE = (
     Intrinsic("lop3", _lop3_signature, "any function of three bits", {"cuda": _lop3_cuda}),
-    Intrinsic(
-        "prmt",
-        _words(3),
-        "four of eight bytes",
-        {"cuda": lambda t, r, types, a: f"__byte_perm({', '.join(a)})"},
-        unify=True,
-    ),
+    Intrinsic("prmt", _words(3), "four of eight bytes", {"cuda": "__byte_perm({0}, {1}, {2})"}, unify=True),
     *(_pair(name) for name in PAIRS),
 )
 

@@ -1,6 +1,6 @@
 """One row of an intrinsic table: values (`Intrinsic`) and statements (`Effect`)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,30 +12,39 @@ class StageError(Exception):
     """A compile error without its place; the innermost statement or expression of the author adds it."""
 
 
-# A body prints the call as an expression of the target's text: (target, result type, argument types, argument texts) -> text.
-Body = Callable[[object, ir.Type, list[ir.Type], list[str]], str]
+# What prints the call as an expression of the target's text: a template with the arguments' texts as {0}, {1}, or a function
+# (target, result type, argument types, argument texts) -> text.
+Body = str | Callable[[Any, ir.Type, list[ir.Type], list[str]], str]
+
+
+class Row:
+    """name; meaning, for readers; bodies: family of targets → text. "gpu" are all but the CPU, "simt" those that have threads, warps,
+    shared memory and atomics only. feature: what `target.has` must know."""
+
+    name: str
+    bodies: Mapping[str, Any]
+    feature: str | None = None
+
+    def body_for(self, target) -> Any:
+        """The target's own body, else that of its nearest family. CompileError where there is none."""
+        if self.feature and not target.has(self.feature):
+            raise CompileError(f"intrinsic {self.name} needs {self.feature}, which target {target.name} does not have")
+        found = [self.bodies[family] for family in target.families if family in self.bodies]
+        if self.name not in target.own and not found:
+            raise CompileError(f"intrinsic {self.name} has no body for target {target.name}")
+        return target.own.get(self.name, found[0] if found else None)
 
 
 @dataclass(frozen=True)
-class Intrinsic:
+class Intrinsic(Row):
     """signature: argument types (or compile-time values) → result type, or a sentence that says what is wrong.
-    unify: numbers and scalars among the arguments take the type of the vector among them.
-    bodies: target family ("cpu", "cuda", "hip", "metal", "emulate"), or "gpu" for all but the CPU → how it is printed there; a
-    target's own table `values` comes before "gpu"."""
+    unify: numbers and scalars among the arguments take the type of the vector among them."""
 
     name: str
     signature: Callable[..., ir.Type | str]
     meaning: str
-    bodies: dict[str, Body]
+    bodies: Mapping[str, Body]
     unify: bool = False
-
-    def body_for(self, target) -> Body:
-        body = self.bodies.get(target.family) or target.values.get(self.name)
-        if body is None and target.family != "cpu":
-            body = self.bodies.get("gpu")
-        if body is None:
-            raise CompileError(f"intrinsic {self.name} has no body for target {target.name}")
-        return body
 
 
 @dataclass(frozen=True)
@@ -48,31 +57,28 @@ class Plan:
     places: tuple[ir.Var, ...] = ()
 
 
-# An effect's body gives the statement's text: (target, statement, texts of the results, texts of the arguments) -> lines, or an
-# expression for the one result.
-EffectBody = Callable[[Any, ir.Invoke, list[str], list[str]], "list[str] | str"]
+# An effect's body gives statements (";" last, lines apart by newlines), nothing, or an expression for the one result: a template with
+# the arguments {0}, {1}, the results {out[0]} and the compile-time arguments {attr[0]}, or a function
+# (target, statement, texts of the results, texts of the arguments) -> text.
+EffectBody = str | Callable[[Any, ir.Invoke, list[str], list[str]], str]
 
 
 @dataclass(frozen=True)
-class Effect:
+class Effect(Row):
     """An intrinsic that changes something, needs the other threads, or has several results.
 
-    plan: (stager, *author's arguments) → Plan; raises StageError with what is wrong. feature: what `target.has` must know.
-    bodies: target family → text; a target's own table `effects` stands for a family that is not among them."""
+    plan: (stager, *author's arguments) → Plan; raises StageError with what is wrong."""
 
     name: str
     plan: Callable[..., Plan]
     meaning: str
-    bodies: dict[str, EffectBody]
+    bodies: Mapping[str, EffectBody]
     feature: str | None = None
 
-    def body_for(self, target) -> EffectBody:
-        if self.feature and not target.has(self.feature):
-            raise CompileError(f"intrinsic {self.name} needs {self.feature}, which target {target.name} does not have")
-        body = self.bodies.get(target.family) or target.effects.get(self.name)
-        if body is None:
-            raise CompileError(f"intrinsic {self.name} has no body for target {target.name}")
-        return body
+
+def nothing(stager) -> Plan:
+    """The plan of an effect without arguments."""
+    return Plan()
 
 
 def elem_of(type: object) -> ir.Scalar | None:

@@ -1,6 +1,6 @@
 """Reductions over the lanes of a vector, and vectors from parts of vectors."""
 
-from zse.kernel import ir
+import zse.kernel.ir as ir
 from zse.kernel.intrinsics import arithmetic
 from zse.kernel.intrinsics.row import Intrinsic
 
@@ -17,7 +17,7 @@ def _reduce(type: object) -> ir.Type | str:
     )
 
 
-def _any(type: object) -> ir.Type | str:
+def _needs_mask(type: object) -> ir.Type | str:
     return ir.BOOL if isinstance(type, ir.Mask) else "needs a mask"
 
 
@@ -33,6 +33,13 @@ def _narrow(type: object) -> ir.Type | str:
     return ir.Vector(I8, type.lanes) if isinstance(type, ir.Vector) and type.elem.name == "i32" else "needs i32 lanes"
 
 
+_NAMES = {"+": "add", "maximum": "max", "minimum": "min"}
+
+
+def _both(op: str, target, type: ir.Type, a: str, b: str) -> str:
+    return f"{a} + {b}" if op == "+" else ROWS[op].body_for(target)(target, type, [type, type], [a, b])
+
+
 def _reduce_cpu(op: str):
     """A tree of halves: the same order of additions on every ISA with the same number of lanes."""
 
@@ -40,29 +47,19 @@ def _reduce_cpu(op: str):
         vector = types[0]
         lines, current, lanes = [], "v", vector.lanes
         while lanes > 2:
-            half = ir.Vector(vector.elem, lanes // 2)
-            ctype, n = target.c_type(half), lanes // 2
-            low, high = ", ".join(map(str, range(n))), ", ".join(map(str, range(n, lanes)))
-            lines.append(
-                f"{ctype} a{n} = __builtin_shufflevector({current}, {current}, {low}), "
-                f"b{n} = __builtin_shufflevector({current}, {current}, {high});"
-            )
-            if op == "+":
-                text = f"a{n} + b{n}"
-            else:
-                text = ROWS[op].body_for(target)(target, half, [half, half], [f"a{n}", f"b{n}"])
-            lines.append(f"{ctype} r{n} = {text};")
+            n = lanes // 2
+            half = ir.Vector(vector.elem, n)
+            ctype = target.c_type(half)
+            low, high = _shuffle(current, current, range(n)), _shuffle(current, current, range(n, lanes))
+            lines.append(f"{ctype} a{n} = {low}, b{n} = {high};")
+            lines.append(f"{ctype} r{n} = {_both(op, target, half, f'a{n}', f'b{n}')};")
             current, lanes = f"r{n}", n
         x, y = f"{current}[0]", f"{current}[1]"
         last = f"{x} + {y}" if op == "+" else f"{x} {'<' if op == 'minimum' else '>'} {y} ? {x} : {y}"
-        text = " ".join(lines).replace("{", "{{").replace("}", "}}")
-        name = {"+": "add", "maximum": "max", "minimum": "min"}[op]
-        helper = target.helper(
-            f"reduce_{name}_{vector}",
-            f"static inline {target.c_type(result)} {{name}}({target.c_type(vector)} v) "
-            f"{{{{ {text} return {last}; }}}}",
+        text = f"{' '.join(lines)} return {last};"
+        return target.call(
+            f"reduce_{_NAMES[op]}_{vector}", target.c_type(result), f"{target.c_type(vector)} v", text, args
         )
-        return f"{helper}({args[0]})"
 
     return body
 
@@ -81,30 +78,22 @@ def _reduce_gpu(op: str):
         items = [target.lane_text("v", vector, i) for i in range(vector.lanes)]
         while len(items) > 1:
             half = len(items) // 2
-            pairs = list(zip(items[:half], items[half:], strict=True))
-            if op == "+":
-                items = [f"({a} + {b})" for a, b in pairs]
-            else:
-                row = ROWS[op].body_for(target)
-                items = [row(target, vector.elem, [vector.elem] * 2, [a, b]) for a, b in pairs]
-        name = {"+": "add", "maximum": "max", "minimum": "min"}[op]
-        helper = target.helper(
-            f"reduce_{name}_{vector}",
-            f"{{device}} {target.c_type(result)} {{name}}({target.c_type(vector)} v) {{{{ return {items[0]}; }}}}",
+            pairs = zip(items[:half], items[half:], strict=True)
+            both = [_both(op, target, vector.elem, a, b) for a, b in pairs]
+            items = [f"({text})" for text in both] if op == "+" else both
+        return target.call(
+            f"reduce_{_NAMES[op]}_{vector}", str(result), f"{target.c_type(vector)} v", f"return {items[0]};", args
         )
-        return f"{helper}({args[0]})"
 
     return body
 
 
-def _any_gpu(target, result, types, args):
-    tests = " | ".join(target.lane_text("m", types[0], i) for i in range(types[0].lanes))
-    return (
-        target.helper(
-            f"any_{types[0]}", f"{{device}} bool {{name}}({target.c_type(types[0])} m) {{{{ return ({tests}) != 0; }}}}"
-        )
-        + f"({args[0]})"
-    )
+def _any(boolean: str):
+    def body(target, result, types, args):
+        tests = " | ".join(target.lane_text("m", types[0], i) for i in range(types[0].lanes))
+        return target.call(f"any_{types[0]}", boolean, f"{target.c_type(types[0])} m", f"return ({tests}) != 0;", args)
+
+    return body
 
 
 def _pick_gpu(name: str, first: int):
@@ -121,61 +110,37 @@ def _pick_gpu(name: str, first: int):
     return body
 
 
-def _make_gpu(target, result, types, args):
-    return target.make(result, args)
-
-
-def _make_cpu(target, result, types, args):
-    return f"(({target.c_type(result)}){{{', '.join(args)}}})"
+_CLAMP = "({0} < -128 ? -128 : {0} > 127 ? 127 : {0})"
 
 
 def _narrow_gpu(target, result, types, args):
-    def clamp(lanes):
-        return f"(i8)({lanes[0]} < -128 ? -128 : {lanes[0]} > 127 ? 127 : {lanes[0]})"
-
-    return target.lanewise("narrow_s8", result, types, clamp, args)
+    return target.lanewise("narrow_s8", result, types, lambda lanes: f"(i8){_CLAMP.format(lanes[0])}", args)
 
 
 def _shuffle(first: str, second: str, indices) -> str:
     return f"__builtin_shufflevector({first}, {second}, {', '.join(map(str, indices))})"
 
 
-def _any_cpu(target, result, types, args):
-    ctype = target.c_type(types[0])
-    lanes = types[0].lanes
-    tests = " | ".join(f"m[{lane}]" for lane in range(lanes))
-    helper = target.helper(
-        f"any_{types[0]}", f"static inline _Bool {{name}}({ctype} m) {{{{ return ({tests}) != 0; }}}}"
-    )
-    return f"{helper}({args[0]})"
-
-
 def _narrow_cpu(target, result, types, args):
-    source, lanes = target.c_type(types[0]), types[0].lanes
+    source, ctype, lanes = target.c_type(types[0]), target.c_type(result), types[0].lanes
     if target.x86 and lanes == 16 and target.has("avx512"):
-        return f"(({target.c_type(result)})_mm512_cvtsepi32_epi8((__m512i){args[0]}))"
+        return f"(({ctype})_mm512_cvtsepi32_epi8((__m512i){args[0]}))"
     if target.x86 and lanes == 8:
         text = (
             "__m128i p = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1)); "
-            "p = _mm_packs_epi16(p, p); int64_t bits = _mm_cvtsi128_si64(p); "
-            f"return ({target.c_type(result)})bits;"
+            f"p = _mm_packs_epi16(p, p); int64_t bits = _mm_cvtsi128_si64(p); return ({ctype})bits;"
         )
     else:
-        text = (
-            f"{target.c_type(result)} r; for (int i = 0; i < {lanes}; ++i) "
-            "r[i] = (int8_t)(v[i] < -128 ? -128 : v[i] > 127 ? 127 : v[i]); return r;"
-        )
-    helper = target.helper(
-        f"narrow_s8_{lanes}", f"static inline {target.c_type(result)} {{name}}({source} v) {{{{ {text} }}}}"
-    )
-    return f"{helper}({args[0]})"
+        loop = f"for (int i = 0; i < {lanes}; ++i) r[i] = (int8_t){_CLAMP.format('v[i]')};"
+        text = f"{ctype} r; {loop} return r;"
+    return target.call(f"narrow_s8_{lanes}", ctype, f"{source} v", text, args)
 
 
 TABLE = (
     Intrinsic("reduce_add", _reduce, "sum of the lanes", {"cpu": _reduce_cpu("+"), "gpu": _reduce_gpu("+")}),
     Intrinsic("reduce_max", _reduce, "largest lane", {"cpu": _reduce_cpu("maximum"), "gpu": _reduce_gpu("maximum")}),
     Intrinsic("reduce_min", _reduce, "smallest lane", {"cpu": _reduce_cpu("minimum"), "gpu": _reduce_gpu("minimum")}),
-    Intrinsic("any_lane", _any, "is a lane set", {"cpu": _any_cpu, "gpu": _any_gpu}),
+    Intrinsic("any_lane", _needs_mask, "is a lane set", {"cpu": _any("_Bool"), "gpu": _any("bool")}),
     Intrinsic(
         "widen_low",
         _half,
@@ -194,6 +159,14 @@ TABLE = (
         "both vectors, one after the other",
         {"cpu": lambda t, r, types, a: _shuffle(a[0], a[1], range(r.lanes)), "gpu": _pick_gpu("concat", 2)},
     ),
-    Intrinsic("make_vector", _make, "a vector of these lanes", {"cpu": _make_cpu, "gpu": _make_gpu}),
+    Intrinsic(
+        "make_vector",
+        _make,
+        "a vector of these lanes",
+        {
+            "cpu": lambda t, r, types, a: f"(({t.c_type(r)}){{{', '.join(a)}}})",
+            "gpu": lambda t, r, types, a: t.make(r, a),
+        },
+    ),
     Intrinsic("narrow_s8", _narrow, "i32 to i8 with saturation", {"cpu": _narrow_cpu, "gpu": _narrow_gpu}),
 )

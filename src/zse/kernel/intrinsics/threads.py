@@ -1,7 +1,7 @@
 """The threads of a block: where they stand, barriers, warp exchange and votes, atomics, order of memory. GPU families."""
 
-from zse.kernel import ir
-from zse.kernel.intrinsics.row import Effect, EffectBody, Intrinsic, Plan, StageError
+import zse.kernel.ir as ir
+from zse.kernel.intrinsics.row import Effect, Intrinsic, Plan, StageError, nothing
 
 FULL = "0xffffffffu"  # every lane of a CUDA warp takes part
 
@@ -25,11 +25,7 @@ def number(value: object, what: str, low: int, high: int) -> int:
     return value
 
 
-def _index(text: str):
-    return {"cuda": lambda t, r, types, a: text}
-
-
-def _nothing(*args: object) -> ir.Type | str:
+def _no_arguments(*args: object) -> ir.Type | str:
     return ir.I32 if not args else "takes no arguments"
 
 
@@ -40,21 +36,20 @@ def _scalar(value: object, what: str) -> ir.Expr:
     return value  # type: ignore[return-value]
 
 
-def _shuffle_plan(name: str):
+def _shuffle(name: str, function: str, meaning: str) -> Effect:
     def plan(stager, value, lane) -> Plan:
         value = _scalar(value, f"{name}()")
         return Plan((value, stager.coerce(lane, ir.I32, f"{name}() counts lanes in i32")), results=(value.type,))
 
-    return plan
+    def cuda(t, stmt, outs, args):
+        type = stmt.outs[0].type
+        narrow, wide = (f"({type})", "(u32)") if type.bits == 16 else ("", "")
+        return f"{narrow}{function}({FULL}, {wide}{args[0]}, {args[1]})"
 
+    def simt(t, stmt, outs, args):
+        return t.exchange(name, stmt.outs[0].type, args)
 
-def _shuffle_cuda(function: str):
-    def body(t, stmt, outs, args):
-        if stmt.outs[0].type.bits == 16:
-            return f"({t.c_type(stmt.outs[0].type)}){function}({FULL}, (u32){args[0]}, {args[1]})"
-        return f"{function}({FULL}, {args[0]}, {args[1]})"
-
-    return {"cuda": body}
+    return Effect(name, plan, meaning, {"cuda": cuda, "simt": simt})
 
 
 def _vote(result: ir.Type):
@@ -62,10 +57,6 @@ def _vote(result: ir.Type):
         return Plan((stager.condition(condition, "a vote"),), results=(result,))
 
     return plan
-
-
-def _none(stager) -> Plan:
-    return Plan()
 
 
 def _named(name: str):
@@ -86,31 +77,30 @@ _ATOMIC_TYPES = {
 }
 
 
-def _atomic(name: str):
+def _atomic(name: str, function: str) -> Effect:
+    needed, count = ("the expected and the new value", 2) if name == "atomic_cas" else ("one value", 1)
+
     def plan(stager, pointer, *values) -> Plan:
         pointer = pointer_of(pointer, f"{name}()", writable=True)
         elem = pointer.type.elem
         if elem.name not in _ATOMIC_TYPES[name]:
             raise StageError(f"{name}() of {elem}: {', '.join(_ATOMIC_TYPES[name])}")
-        if len(values) != (2 if name == "atomic_cas" else 1):
-            raise StageError(
-                f"{name}() takes {'the expected and the new value' if name == 'atomic_cas' else 'one value'}"
-            )
+        if len(values) != count:
+            raise StageError(f"{name}() takes {needed}")
         return Plan((pointer, *(stager.coerce(value, elem, f"{name}()") for value in values)), results=(elem,))
 
-    return plan
-
-
-def _atomic_cuda(function: str):
-    def body(t, stmt, outs, args):
-        name = stmt.outs[0].type.name
-        if name != "i64":
+    def cuda(t, stmt, outs, args):
+        if stmt.outs[0].type.name != "i64":
             return f"{function}({', '.join(args)})"
-        wide = "(unsigned long long *)" if function in ("atomicAdd", "atomicCAS") else "(long long *)"
-        values = [f"(u64){arg}" if function in ("atomicAdd", "atomicCAS") else arg for arg in args[1:]]
+        unsigned = function in ("atomicAdd", "atomicCAS")
+        wide = "(unsigned long long *)" if unsigned else "(long long *)"
+        values = [f"(u64){arg}" if unsigned else arg for arg in args[1:]]
         return f"(i64){function}({wide}{args[0]}, {', '.join(values)})"
 
-    return {"cuda": body}
+    def simt(t, stmt, outs, args):
+        return t.atomic(name, stmt.outs[0].type, stmt.args[0].type.space, args)
+
+    return Effect(name, plan, "old value", {"cuda": cuda, "simt": simt})
 
 
 def _accumulate(stager, pointer, value) -> Plan:
@@ -129,7 +119,7 @@ def _accumulate_cuda(t, stmt, outs, args):
     type = stmt.args[1].type
     if not isinstance(type, ir.Vector):
         wide = type.name == "i64"
-        return [f"atomicAdd({'(unsigned long long *)' if wide else ''}{args[0]}, {'(u64)' if wide else ''}{args[1]});"]
+        return f"atomicAdd({'(unsigned long long *)' if wide else ''}{args[0]}, {'(u64)' if wide else ''}{args[1]});"
     lanes = [t.lane_text("a", type, i) for i in range(type.lanes)]
     if t.arch >= 90:
         places = ", ".join(f"%{i + 1}" for i in range(type.lanes))
@@ -137,9 +127,11 @@ def _accumulate_cuda(t, stmt, outs, args):
         body = f'asm volatile("red.global.add.v{type.lanes}.f32 [%0], {{{places}}};" :: "l"(p), {values} : "memory");'
     else:
         body = " ".join(f"atomicAdd(p + {i}, {lane});" for i, lane in enumerate(lanes))
-    body = body.replace("{", "{{").replace("}", "}}")
-    helper = t.helper(f"accumulate_{type}", f"{{device}} void {{name}}(f32 *p, {t.c_type(type)} a) {{{{ {body} }}}}")
-    return [f"{helper}({', '.join(args)});"]
+    return t.call(f"accumulate_{type}", "void", f"f32 *p, {t.c_type(type)} a", body, args) + ";"
+
+
+def _accumulate_simt(t, stmt, outs, args):
+    return t.accumulate(stmt.args[1].type, stmt.args[0].type.space, args)
 
 
 def _acquire(stager, pointer) -> Plan:
@@ -159,29 +151,36 @@ def _release(stager, pointer, value) -> Plan:
 def _acquire_cuda(t, stmt, outs, args):
     bits = stmt.outs[0].type.bits
     letter = "r" if bits == 32 else "l"
-    return [f'asm volatile("ld.acquire.gpu.b{bits} %0, [%1];" : "={letter}"({outs[0]}) : "l"({args[0]}) : "memory");']
+    return f'asm volatile("ld.acquire.gpu.b{bits} %0, [%1];" : "={letter}"({outs[0]}) : "l"({args[0]}) : "memory");'
 
 
 def _release_cuda(t, stmt, outs, args):
     bits = stmt.args[1].type.bits
     letter = "r" if bits == 32 else "l"
-    return [f'asm volatile("st.release.gpu.b{bits} [%0], %1;" :: "l"({args[0]}), "{letter}"({args[1]}) : "memory");']
+    return f'asm volatile("st.release.gpu.b{bits} [%0], %1;" :: "l"({args[0]}), "{letter}"({args[1]}) : "memory");'
 
 
-def _cuda_text(text: str) -> dict[str, EffectBody]:
-    return {"cuda": lambda t, stmt, outs, args: [text]}
+def _if_has(feature: str, text: str):
+    """Nothing on a target without the feature."""
+    return {"cuda": lambda t, stmt, outs, args: text.format(attr=stmt.attrs) if t.has(feature) else "", "simt": ""}
 
 
-def _if_has(feature: str, text: str) -> dict[str, EffectBody]:
-    return {"cuda": lambda t, stmt, outs, args: [text] if t.has(feature) else []}
+def _hip_fences(scope: str, between: str) -> str:
+    fence = f'__builtin_amdgcn_fence({{}}, "{scope}");'
+    return "\n".join([fence.format("__ATOMIC_RELEASE"), between, fence.format("__ATOMIC_ACQUIRE")])
 
 
-def _named_cuda(instruction: str):
-    return {
-        "cuda": lambda t, stmt, outs, args: [
-            f'asm volatile("{instruction} %0, {stmt.attrs[0]};" :: "r"({args[0]}) : "memory");'
-        ]
-    }
+def _hip_vote(text: str):
+    """{0}: the lanes that say yes, {1}: all that vote."""
+    return lambda t, stmt, outs, args: text.format(t.ballot(args[0]), t.ballot("true"))
+
+
+def _cluster_rank(t, result, types, args):
+    body = 'u32 r; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return (i32)r;'
+    return t.call("cluster_rank", "i32", "", body, []) if t.has("tma") else "0"
+
+
+_METAL_MEMORY = "mem_flags::mem_device | mem_flags::mem_threadgroup"
 
 
 def _registers(stager, direction, count) -> Plan:
@@ -192,96 +191,144 @@ def _registers(stager, direction, count) -> Plan:
     return Plan(attrs=(direction, count))
 
 
-def _registers_cuda(t, stmt, outs, args):
-    return [f'asm volatile("setmaxnreg.{stmt.attrs[0]}.sync.aligned.u32 {stmt.attrs[1]};");'] if t.has("wgmma") else []
-
-
 TABLE = (
-    Intrinsic("thread_index", _nothing, "index in the block", _index("(i32)threadIdx.x")),
-    Intrinsic("lane_index", _nothing, "index in the warp", _index("(i32)(threadIdx.x & 31)")),
-    Intrinsic("warp_index", _nothing, "index of the warp in the block", _index("(i32)(threadIdx.x >> 5)")),
+    Intrinsic("thread_index", _no_arguments, "index in the block", {"cuda": "(i32)threadIdx.x", "simt": "zse_thread"}),
     Intrinsic(
-        "cluster_rank",
-        _nothing,
-        "index of the block in its cluster",
-        {
-            "cuda": lambda t, r, types, a: (
-                t.helper(
-                    "cluster_rank",
-                    '{device} i32 {name}() {{ u32 r; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); '
-                    "return (i32)r; }}",
-                )
-                + "()"
-                if t.has("tma")
-                else "0"
-            )
-        },
+        "lane_index",
+        _no_arguments,
+        "index in the warp",
+        {"cuda": "(i32)(threadIdx.x & 31)", "simt": "(zse_thread & 31)"},
     ),
+    Intrinsic(
+        "warp_index",
+        _no_arguments,
+        "index of the warp in the block",
+        {"cuda": "(i32)(threadIdx.x >> 5)", "simt": "(zse_thread >> 5)"},
+    ),
+    Intrinsic("cluster_rank", _no_arguments, "index of the block in its cluster", {"cuda": _cluster_rank, "simt": "0"}),
 )
 
 EFFECTS = (
-    Effect("barrier", _none, "all threads of the block", _cuda_text("__syncthreads();")),
-    Effect("warp_barrier", _none, "all lanes of the warp", _cuda_text("__syncwarp();")),
-    Effect("named_barrier", _named("named_barrier"), "these threads", _named_cuda("bar.sync")),
-    Effect("named_arrive", _named("named_arrive"), "arrive without waiting", _named_cuda("bar.arrive")),
+    Effect(
+        "barrier",
+        nothing,
+        "all threads of the block",
+        {
+            "cuda": "__syncthreads();",
+            "hip": _hip_fences("workgroup", "__builtin_amdgcn_s_barrier();"),
+            "metal": f"threadgroup_barrier({_METAL_MEMORY});",
+        },
+    ),
+    Effect(
+        "warp_barrier",
+        nothing,
+        "all lanes of the warp",
+        {
+            "cuda": "__syncwarp();",
+            "hip": _hip_fences("wavefront", "__builtin_amdgcn_wave_barrier();"),
+            "metal": f"simdgroup_barrier({_METAL_MEMORY});",
+        },
+    ),
+    Effect(
+        "named_barrier",
+        _named("named_barrier"),
+        "these threads",
+        {"cuda": 'asm volatile("bar.sync %0, {attr[0]};" :: "r"({0}) : "memory");'},
+    ),
+    Effect(
+        "named_arrive",
+        _named("named_arrive"),
+        "arrive without waiting",
+        {"cuda": 'asm volatile("bar.arrive %0, {attr[0]};" :: "r"({0}) : "memory");'},
+    ),
     Effect(
         "cluster_barrier",
-        _none,
+        nothing,
         "all threads of the cluster",
         {
-            "cuda": lambda t, stmt, outs, args: [
-                'asm volatile("barrier.cluster.arrive.release.aligned;\\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");'
-            ]
+            "cuda": 'asm volatile("barrier.cluster.arrive.release.aligned;\\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");'
         },
         "tma",
     ),
-    Effect("fence", _none, "order of this thread's accesses for the device", _cuda_text("__threadfence();")),
-    Effect("load_acquire", _acquire, "a load that later accesses stay behind", {"cuda": _acquire_cuda}),
-    Effect("store_release", _release, "a store that earlier accesses stay before", {"cuda": _release_cuda}),
-    Effect("shuffle", _shuffle_plan("shuffle"), "the value of another lane", _shuffle_cuda("__shfl_sync")),
-    Effect("shuffle_xor", _shuffle_plan("shuffle_xor"), "of lane ^ mask", _shuffle_cuda("__shfl_xor_sync")),
-    Effect("shuffle_up", _shuffle_plan("shuffle_up"), "of lane - n", _shuffle_cuda("__shfl_up_sync")),
-    Effect("shuffle_down", _shuffle_plan("shuffle_down"), "of lane + n", _shuffle_cuda("__shfl_down_sync")),
+    Effect(
+        "fence",
+        nothing,
+        "order of this thread's accesses for the device",
+        {"cuda": "__threadfence();", "hip": '__builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent");'},
+    ),
+    Effect(
+        "load_acquire",
+        _acquire,
+        "a load that later accesses stay behind",
+        {"cuda": _acquire_cuda, "hip": "__hip_atomic_load({0}, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT)"},
+    ),
+    Effect(
+        "store_release",
+        _release,
+        "a store that earlier accesses stay before",
+        {"cuda": _release_cuda, "hip": "__hip_atomic_store({0}, {1}, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT);"},
+    ),
+    _shuffle("shuffle", "__shfl_sync", "the value of another lane"),
+    _shuffle("shuffle_xor", "__shfl_xor_sync", "of lane ^ mask"),
+    _shuffle("shuffle_up", "__shfl_up_sync", "of lane - n"),
+    _shuffle("shuffle_down", "__shfl_down_sync", "of lane + n"),
     Effect(
         "ballot",
         _vote(ir.U64),
         "one bit per lane",
-        {"cuda": lambda t, stmt, outs, args: f"(u64)__ballot_sync({FULL}, {args[0]})"},
+        {
+            "cuda": f"(u64)__ballot_sync({FULL}, {{0}})",
+            "hip": _hip_vote("(u64){0}"),
+            "metal": "(u64)(simd_vote::vote_t)simd_ballot({0})",
+        },
     ),
     Effect(
         "any_thread",
         _vote(ir.BOOL),
         "in the warp",
-        {"cuda": lambda t, stmt, outs, args: f"(__any_sync({FULL}, {args[0]}) != 0)"},
+        {"cuda": f"(__any_sync({FULL}, {{0}}) != 0)", "hip": _hip_vote("({0} != 0)"), "metal": "simd_any({0})"},
     ),
     Effect(
         "all_threads",
         _vote(ir.BOOL),
         "in the warp",
-        {"cuda": lambda t, stmt, outs, args: f"(__all_sync({FULL}, {args[0]}) != 0)"},
+        {"cuda": f"(__all_sync({FULL}, {{0}}) != 0)", "hip": _hip_vote("({0} == {1})"), "metal": "simd_all({0})"},
     ),
-    Effect("atomic_add", _atomic("atomic_add"), "old value", _atomic_cuda("atomicAdd")),
-    Effect("atomic_accumulate", _accumulate, "atomic_add without the old value", {"cuda": _accumulate_cuda}),
-    Effect("atomic_max", _atomic("atomic_max"), "old value", _atomic_cuda("atomicMax")),
-    Effect("atomic_min", _atomic("atomic_min"), "old value", _atomic_cuda("atomicMin")),
-    Effect("atomic_cas", _atomic("atomic_cas"), "old value", _atomic_cuda("atomicCAS")),
+    _atomic("atomic_add", "atomicAdd"),
+    Effect(
+        "atomic_accumulate",
+        _accumulate,
+        "atomic_add without the old value",
+        {"cuda": _accumulate_cuda, "simt": _accumulate_simt},
+    ),
+    _atomic("atomic_max", "atomicMax"),
+    _atomic("atomic_min", "atomicMin"),
+    _atomic("atomic_cas", "atomicCAS"),
     Effect(
         "grid_wait",
-        _none,
+        nothing,
         "the kernels before are done",
         _if_has("pdl", 'asm volatile("griddepcontrol.wait;" ::: "memory");'),
     ),
     Effect(
         "grid_launch_dependents",
-        _none,
+        nothing,
         "the kernel after may start",
         _if_has("pdl", 'asm volatile("griddepcontrol.launch_dependents;" ::: "memory");'),
     ),
-    Effect("set_max_registers", _registers, "of the warpgroup", {"cuda": _registers_cuda}),
+    Effect(
+        "set_max_registers",
+        _registers,
+        "of the warpgroup",
+        _if_has("wgmma", 'asm volatile("setmaxnreg.{attr[0]}.sync.aligned.u32 {attr[1]};");'),
+    ),
     Effect(
         "clock",
         lambda stager: Plan(results=(ir.I64,)),
         "cycles",
-        {"cuda": lambda t, stmt, outs, args: [f'asm volatile("mov.u64 %0, %%clock64;" : "=l"({outs[0]}));']},
+        {
+            "cuda": 'asm volatile("mov.u64 %0, %%clock64;" : "=l"({out[0]}));',
+            "hip": "(i64)__builtin_readcyclecounter()",
+        },
     ),
 )

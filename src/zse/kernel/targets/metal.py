@@ -6,9 +6,9 @@ without fast math: what the kernel says is what is computed.
 
 import struct
 
+import zse.kernel.ir as ir
 from zse.errors import CompileError
-from zse.kernel import ir
-from zse.kernel.targets.simt import EFFECTS, VALUES, SimtTarget
+from zse.kernel.targets.simt import ATOMICS, SimtTarget
 
 PRELUDE = """#include <metal_stdlib>
 using namespace metal;
@@ -45,53 +45,31 @@ static inline bool operator!=(f64 a, f64 b) { return !(a == b); }
 static inline bool operator<=(f64 a, f64 b) { return a < b || a == b; }
 static inline bool operator>=(f64 a, f64 b) { return b <= a; }"""
 
-_MATH = {
-    "sqrt": "precise::sqrt",
-    "floor": "floor",
-    "round_even": "rint",
-    "fma": "fma",
-    "absolute": "fabs",
-    "minimum": "fmin",
-    "maximum": "fmax",
-    "exp2": "precise::exp2",
-    "rsqrt": "precise::rsqrt",
-}
-_EVERYTHING = "mem_flags::mem_device | mem_flags::mem_threadgroup"
 _ATOMIC_TYPES = {"i32": "atomic_int", "u32": "atomic_uint", "f32": "atomic_float"}
-_ATOMICS = {"atomic_add": "add", "atomic_max": "max", "atomic_min": "min"}
-
-
-def _lines(*lines: str):
-    return lambda t, stmt, outs, args: list(lines)
-
-
-def _text(text: str):
-    return lambda t, stmt, outs, args: text.format(*args)
-
-
-def _position(name: str):
-    return lambda t, result, types, args: f"(i32){name}.{'xyz'[int(args[0][:1])]}"
+_RELAXED = "memory_order_relaxed"
 
 
 class MetalTarget(SimtTarget):
     """One variant as Metal Shading Language."""
 
-    family = "metal"
-    device = "static inline"
+    families = ("metal", "simt", "gpu")
     prelude = PRELUDE
     spaces = {"global": "device ", "shared": "threadgroup ", "local": "thread "}
-    lane_param, lane_argument = ", i32 lane", ", (zse_thread & 31)"
-    effects = EFFECTS | {
-        "barrier": _lines(f"threadgroup_barrier({_EVERYTHING});"),
-        "warp_barrier": _lines(f"simdgroup_barrier({_EVERYTHING});"),
-        "ballot": _text("(u64)(simd_vote::vote_t)simd_ballot({})"),
-        "any_thread": _text("simd_any({})"),
-        "all_threads": _text("simd_all({})"),
-    }
-    values = VALUES | {
-        "block_index": _position("zse_block"),
-        "num_blocks": _position("zse_grid"),
-        "popcount": lambda t, result, types, args: f"(({t.c_type(result)})popcount({args[0]}))",
+    lane, lane_param, lane_argument = "lane", ", i32 lane", ", (zse_thread & 31)"
+    float_bits, float_of_bits = "as_type<u32>((f32){})", "as_type<f32>((u32){})"
+    double_bits, double_of_bits = "zse_f64_bits({})", "zse_f64_of_bits({})"
+    f32_of_f16, f16_of_f32 = "(f32)as_type<half>((u16){})", "as_type<u16>((half){})"
+    math = {
+        "sqrt": "precise::sqrt",
+        "floor": "floor",
+        "round_even": "rint",
+        "fma": "fma",
+        "absolute": "fabs",
+        "minimum": "fmin",
+        "maximum": "fmax",
+        "exp2": "precise::exp2",
+        "rsqrt": "precise::rsqrt",
+        "reciprocal": "(1.0f / {})",
     }
 
     def c_type(self, type: ir.Type) -> str:
@@ -99,24 +77,6 @@ class MetalTarget(SimtTarget):
         if isinstance(of, ir.Scalar) and of.name == "f64":
             self.types.setdefault("f64", F64)
         return super().c_type(type)
-
-    def float_bits(self, text: str) -> str:
-        return f"as_type<u32>((f32){text})"
-
-    def float_of_bits(self, text: str) -> str:
-        return f"as_type<f32>((u32){text})"
-
-    def double_bits(self, text: str) -> str:
-        return f"zse_f64_bits({text})"
-
-    def double_of_bits(self, text: str) -> str:
-        return f"zse_f64_of_bits({text})"
-
-    def f32_of_f16(self, text: str) -> str:
-        return f"(f32)as_type<half>((u16){text})"
-
-    def f16_of_f32(self, text: str) -> str:
-        return f"as_type<u16>((half){text})"
 
     def constant(self, type: ir.Type, value) -> str:
         if type.kind == "float" and type.bits == 64:
@@ -143,13 +103,7 @@ class MetalTarget(SimtTarget):
             return f"({to.name})zse_f64_truncated({text})"
         return super().numeric(to, of, text)
 
-    def exchanged(self, kind: str, word: str, argument: str) -> str:
-        source = {
-            "shuffle": f"({argument} & 31)",
-            "shuffle_xor": f"((lane ^ {argument}) & 31)",
-            "shuffle_up": f"(lane >= {argument} ? lane - {argument} : lane)",
-            "shuffle_down": f"(lane + {argument} < 32 ? lane + {argument} : lane)",
-        }[kind]
+    def exchanged(self, word: str, source: str) -> str:
         return f"simd_shuffle((u32){word}, (u16){source})"
 
     def atomic(self, name: str, type: ir.Scalar, space: str, args: list[str]) -> str:
@@ -158,48 +112,27 @@ class MetalTarget(SimtTarget):
             raise CompileError(f"intrinsic {name} of {type} in {space} memory has no body for target {self.name}")
         words = self.spaces[space]
         if name == "atomic_cas":
-            helper = self.helper(
-                f"cas_{space}_{type}",
-                (
-                    f"{{device}} {type} {{name}}({words}{type} *p, {type} expected, {type} value) {{{{ {type} found = expected; "
-                    f"while (!atomic_compare_exchange_weak_explicit(({words}{atomic} *)p, &found, value, memory_order_relaxed, memory_order_relaxed) "
-                    "&& found == expected) {{}} return found; }}"
-                ),
+            exchange = (
+                f"atomic_compare_exchange_weak_explicit(({words}{atomic} *)p, &found, value, {_RELAXED}, {_RELAXED})"
             )
-            return f"{helper}({', '.join(args)})"
-        return f"atomic_fetch_{_ATOMICS[name]}_explicit(({words}{atomic} *){args[0]}, ({type}){args[1]}, memory_order_relaxed)"
-
-    def scalar_math(self, name: str, elem: ir.Scalar, args: list[str]) -> str:
-        if elem.name == "f32" and name in _MATH:
-            return f"{_MATH[name]}({', '.join(args)})"
-        if elem.name == "f32" and name == "reciprocal":
-            return f"(1.0f / {args[0]})"
-        if elem.kind == "float":
-            raise CompileError(f"intrinsic {name} of {elem} has no body for target {self.name}")
-        return super().scalar_math(name, elem, args)
+            params = f"{words}{type} *p, {type} expected, {type} value"
+            body = f"{type} found = expected; while (!{exchange} && found == expected) {{}} return found;"
+            return self.call(f"cas_{space}_{type}", str(type), params, body, args)
+        return f"atomic_fetch_{ATOMICS[name]}_explicit(({words}{atomic} *){args[0]}, ({type}){args[1]}, {_RELAXED})"
 
     def load_scalar(self, type: ir.Scalar, space: str, pointer: str) -> str:
         if type.name != "f64":
             return super().load_scalar(type, space, pointer)
-        words = self.spaces[space]
-        self.c_type(type)
-        helper = self.helper(
-            f"load_{space}_f64",
-            f"{{device}} f64 {{name}}(const {words}void *p) {{{{ return zse_f64(((const {words}f32 *)p)[0], "
-            f"((const {words}f32 *)p)[1]); }}}}",
-        )
-        return f"{helper}({pointer})"
+        ctype, words = self.c_type(type), self.spaces[space]
+        body = f"return zse_f64(((const {words}f32 *)p)[0], ((const {words}f32 *)p)[1]);"
+        return self.call(f"load_{space}_f64", ctype, f"const {words}void *p", body, [pointer])
 
     def store_scalar(self, type: ir.Scalar, space: str, pointer: str, value: str) -> str:
         if type.name != "f64":
             return super().store_scalar(type, space, pointer, value)
         words = self.spaces[space]
-        helper = self.helper(
-            f"store_{space}_f64",
-            f"{{device}} void {{name}}({words}void *p, f64 a) {{{{ (({words}f32 *)p)[0] = a.hi; "
-            f"(({words}f32 *)p)[1] = a.lo; }}}}",
-        )
-        return f"{helper}({pointer}, {value})"
+        body = f"(({words}f32 *)p)[0] = a.hi; (({words}f32 *)p)[1] = a.lo;"
+        return self.call(f"store_{space}_f64", "void", f"{words}void *p, f64 a", body, [pointer, value])
 
     # one variant
 
