@@ -140,8 +140,8 @@ def static(items):
 
 
 class _TargetProxy:
-    """Stands for the target that is being compiled for; the front end replaces it. Attributes: `name`, `kernels` ("cpu" or "gpu"), `lanes` (CPU: f32
-    values of a register), `warp`, `threads`, `arch` (CUDA: 80, 90, 100; else 0), `shared_limit` (bytes a block can
+    """Stands for the target that is being compiled for; the front end replaces it. Attributes: `name`, `kernels` ("cpu" or "gpu"),
+    `lanes` (CPU: f32 values of a register), `warp`, `threads`, `arch` (CUDA: 80, 90, 100; else 0), `shared_limit` (bytes a block can
     have), `has(feature)`."""
 
     def __repr__(self) -> str:
