@@ -12,7 +12,7 @@ import pytest
 import tiny_model
 
 from zse.engine.framing import FrameReader, encode
-from zse.engine.messages import Fatal, FromEngine, Heartbeat, Load, Parked, Ready, Shutdown, Submit, Tokens
+from zse.engine.messages import Fatal, FromEngine, Heartbeat, LoadModel, Parked, Ready, Shutdown, Submit, Tokens
 from zse.engine.process import spawn
 from zse.sampling.params import SamplingParams
 
@@ -44,7 +44,7 @@ class Parking:
         self.process.sock.sendall(b"".join(map(encode, messages)))
 
     def load(self, model, *arguments):
-        self.send(Load(["--model", str(model), "--device", "cpu", "--threads", "1", *arguments]))
+        self.send(LoadModel(["--model", str(model), "--device", "cpu", "--threads", "1", *arguments]))
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_a_parked_engine_becomes_that_of_a_model(park, model):
     parking.load(model, "--max-context", "64", "--max-rows", "2")
     ready = parking.receive()
     assert isinstance(ready, Ready) and (ready.max_context, ready.max_rows) == (64, 2)
-    assert 0 <= ready.phases_ms["file open"] < ready.phases_ms["ready"] < 10_000, "counted from the Load"
+    assert 0 <= ready.phases_ms["file open"] < ready.phases_ms["ready"] < 10_000, "counted from the LoadModel"
     parking.send(Submit(1, [5, 6, 7], SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)))
     tokens = []
     while True:

@@ -20,7 +20,7 @@ from zse.engine.messages import (
     Failed,
     Fatal,
     Heartbeat,
-    Load,
+    LoadModel,
     Measure,
     Measured,
     Parked,
@@ -174,7 +174,7 @@ def main(arguments: list[str]) -> int:
             messages = sock.receive(None)
             if messages is None:
                 return 0
-            load = next((message for message in messages if isinstance(message, Load)), None)
+            load = next((message for message in messages if isinstance(message, LoadModel)), None)
         options |= dict(zip(load.arguments[::2], load.arguments[1::2], strict=True))
     if "--fits-beside" in options and os.path.exists(options["--fits-beside"]):
         sock.send(Fatal("it does not fit", 2, "out_of_memory"))

@@ -13,7 +13,7 @@ from test_masks import Walk
 from zse.errors import RequestError
 from zse.server.errors import APIError
 from zse.server.tools.answer import Format, Splitter
-from zse.server.tools.calls import Call
+from zse.server.tools.calls import ToolCall
 from zse.server.tools.grammars import structure_of
 from zse.server.tools.parsers import PARSERS, Functions
 from zse.server.tools.patterns import FORMATS, whole
@@ -92,7 +92,7 @@ def read(form, text, functions=FUNCTIONS):
 
 def check_calls(pieces, functions=FUNCTIONS):
     for piece in pieces:
-        assert isinstance(piece, Call), pieces
+        assert isinstance(piece, ToolCall), pieces
         found = problem(json.loads(piece.arguments), functions[piece.name])
         assert found is None, (found, piece)
     return pieces
@@ -150,8 +150,8 @@ def test_streamed_parts_make_the_calls(tokenizer, vocabulary, form, template, st
         pieces += splitter.finish()
         calls, longest = [], 0
         for piece in pieces:
-            assert isinstance(piece, Call | CallPart)
-            if isinstance(piece, Call):
+            assert isinstance(piece, ToolCall | CallPart)
+            if isinstance(piece, ToolCall):
                 if not piece.is_streamed:
                     calls.append([piece.name, piece.arguments])
             elif piece.name:
@@ -163,7 +163,7 @@ def test_streamed_parts_make_the_calls(tokenizer, vocabulary, form, template, st
         assert [(name, json.loads(arguments)) for name, arguments in calls] == [
             (call.name, json.loads(call.arguments)) for call in whole
         ]
-        assert len([piece for piece in pieces if isinstance(piece, Call)]) == len(whole)
+        assert len([piece for piece in pieces if isinstance(piece, ToolCall)]) == len(whole)
         if step == 1 and form not in ("qwen3_coder", "pythonic") and "tool_code" not in template:
             assert longest == 1, "arguments come as they are written"
 
@@ -340,7 +340,7 @@ def test_a_call_or_the_json_of_a_schema(tokenizer, vocabulary):
         for piece in read("hermes", Walk(vocabulary, structure, seed).run(2000)):
             seen.add(type(piece))
             assert problem(json.loads(piece), schema) is None if isinstance(piece, str) else check_calls([piece])
-    assert seen == {str, Call}
+    assert seen == {str, ToolCall}
 
 
 def test_schemas_of_128_functions_that_are_too_long_are_refused(tokenizer):

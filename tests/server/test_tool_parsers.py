@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from zse.cli import serve
 from zse.server.tools import parsers, reasoning
 from zse.server.tools.answer import Format, Splitter, format_of
-from zse.server.tools.calls import Call
+from zse.server.tools.calls import ToolCall
 from zse.server.tools.reasoning import Reasoning
 
 FUNCTIONS = parsers.Functions(
@@ -193,7 +193,7 @@ def split(name, pieces, thinking="none", is_open=False, functions=FUNCTIONS, par
     return (
         "".join(part for part in out if isinstance(part, str)),
         "".join(part.text for part in out if isinstance(part, Reasoning)),
-        [(part.name, json.loads(part.arguments)) for part in out if isinstance(part, Call)],
+        [(part.name, json.loads(part.arguments)) for part in out if isinstance(part, ToolCall)],
     )
 
 

@@ -19,7 +19,7 @@ ATTENTION_EVEN_TOKENS = 4096
 
 
 # A struct: one is made for each page of each reply, in C.
-class Node(msgspec.Struct, eq=False):
+class TreeNode(msgspec.Struct, eq=False):
     """A cached page: `tokens` (i32 bytes, a page of them or, of a leaf that is not full, fewer) behind those of `parent`.
 
     page: its number, -1 when it is not in device memory (a root never is). depth: 0 of a root, else one more than its
@@ -29,13 +29,13 @@ class Node(msgspec.Struct, eq=False):
     the name of its file, once that was asked for; is_filed: there is such a file.
     """
 
-    parent: "Node | None"
+    parent: "TreeNode | None"
     tokens: bytes
     page: int
     account: "SaltAccount"
     depth: int
     salt: tuple = ()
-    children: "dict[bytes, Node]" = {}
+    children: "dict[bytes, TreeNode]" = {}
     resident: int = 0
     used: int = 0
     version: int = 0
@@ -47,7 +47,7 @@ class Node(msgspec.Struct, eq=False):
     key: bytes = b""
 
     def __repr__(self) -> str:
-        return f"<Node depth={self.depth} page={self.page} idle={self.is_idle} children={len(self.children)}>"
+        return f"<TreeNode depth={self.depth} page={self.page} idle={self.is_idle} children={len(self.children)}>"
 
 
 class SaltAccount:
@@ -58,8 +58,8 @@ class SaltAccount:
 
     def __init__(self, name: str):
         self.name = name
-        self.idle: dict[Node, None] = {}
-        self.on_host: dict[Node, None] = {}
+        self.idle: dict[TreeNode, None] = {}
+        self.on_host: dict[TreeNode, None] = {}
         self.heap: list[tuple] = []
         self.num_nodes = self.seen = 0
         self.inflation = 0.0
@@ -85,7 +85,7 @@ class Eviction:
         self._by_count: dict[int, dict[SaltAccount, None]] = {}  # accounts with so many idle pages
         self._most = 0
 
-    def add(self, node: Node) -> None:
+    def add(self, node: TreeNode) -> None:
         """No table holds the node's page any more."""
         account = node.account
         self._clock += 1
@@ -95,7 +95,7 @@ class Eviction:
         if not node.resident:
             self.offer(node)
 
-    def remove(self, node: Node) -> None:
+    def remove(self, node: TreeNode) -> None:
         """The node's page is held again, or leaves."""
         node.is_idle = False
         node.version += 1
@@ -108,7 +108,7 @@ class Eviction:
         if account in self._seen:
             self._seen.move_to_end(account)
 
-    def offer(self, node: Node) -> None:
+    def offer(self, node: TreeNode) -> None:
         """An idle node became a leaf."""
         heap = node.account.heap
         if len(heap) > 2 * len(node.account.idle) + 64:
@@ -123,7 +123,7 @@ class Eviction:
             priority = node.account.inflation + node.uses * (1.0 + self._depth_cost * node.depth)
         heappush(heap, (priority, self._sequence, node, node.version))
 
-    def choose(self) -> Node:
+    def choose(self) -> TreeNode:
         """The next to go. It has no children in device memory, unless every idle page of its tenant has."""
         account = self._victim()
         heap = account.heap

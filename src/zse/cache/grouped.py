@@ -10,7 +10,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from zse.cache.eviction import Node
+from zse.cache.eviction import TreeNode
 from zse.cache.groups import PageGeometry
 from zse.cache.manager import CacheManager
 from zse.cache.pages import HostPool, PageAllocator
@@ -68,15 +68,15 @@ class WindowPages:
 
     def __init__(self, geometry: PageGeometry):
         self.geometry, self.windowed = geometry, geometry.windowed
-        self._pages: dict[Node, list[int]] = {}
-        self._node_of: dict[int, Node] = {}
+        self._pages: dict[TreeNode, list[int]] = {}
+        self._node_of: dict[int, TreeNode] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()  # oldest first
 
     @property
     def num_idle(self) -> int:
         return len(self._idle)
 
-    def pages(self, node: Node) -> list[int] | None:
+    def pages(self, node: TreeNode) -> list[int] | None:
         """The node's pages, None when it has none (any more)."""
         return self._pages.get(node)
 
@@ -95,7 +95,7 @@ class WindowPages:
             count -= 1
         return Match(match.nodes[:count], None, count * page_size)
 
-    def attach(self, node: Node, pages: list[int]) -> None:
+    def attach(self, node: TreeNode, pages: list[int]) -> None:
         """`pages`, which a table holds, have what belongs to `node`. Nothing changes where it has some already."""
         if node not in self._pages and not any(page in self._node_of for page in pages):
             self._pages[node] = pages
@@ -119,11 +119,11 @@ class WindowPages:
         del self._idle[page]
         return True
 
-    def oldest(self) -> Node:
+    def oldest(self) -> TreeNode:
         """The node whose pages have been idle longest."""
         return self._node_of[next(iter(self._idle))]
 
-    def drop(self, node: Node) -> list[int]:
+    def drop(self, node: TreeNode) -> list[int]:
         """Forget the node's pages; those that nobody holds, which are free now."""
         pages = self._pages.pop(node, [])
         for page in pages:
@@ -203,7 +203,7 @@ class GroupedCacheManager(CacheManager):
 
     # -- sequences with a past
 
-    def _beside_slots(self, nodes: list[Node], length: int) -> tuple[Match, int]:
+    def _beside_slots(self, nodes: list[TreeNode], length: int) -> tuple[Match, int]:
         full = nodes[: length // self.page_size]
         return Match(full, None, self.page_size * len(full)), length
 

@@ -8,7 +8,7 @@ from array import array
 
 import msgspec
 
-from zse.cache.eviction import Node
+from zse.cache.eviction import TreeNode
 from zse.cache.groups import ONE_GROUP, PageGeometry
 from zse.cache.pages import HostPool, PageAllocator, check_page_size
 from zse.cache.prefix import Match, PrefixCache
@@ -29,7 +29,7 @@ class Entered(msgspec.Struct, eq=False):
     that were there when it was admitted."""
 
     salt: "Salt"
-    last: Node | None = None
+    last: TreeNode | None = None
     num_shared: int = 0
 
 
@@ -117,7 +117,7 @@ class CacheManager:
             self._swap_in(sequence, len(match.nodes))
         return computed
 
-    def _beside_slots(self, nodes: list[Node], length: int) -> tuple[Match, int]:
+    def _beside_slots(self, nodes: list[TreeNode], length: int) -> tuple[Match, int]:
         """What of a match goes with the slots of a sequence that has `length` tokens there; its tokens then."""
         matched = self.page_size * len(nodes)
         return Match(nodes, None, matched), max(matched, length)
@@ -240,7 +240,7 @@ class CacheManager:
         if node.depth:
             entered.last = node
 
-    def _enter(self, node: Node, data: bytes, table: list[int], partial: bool) -> Node:
+    def _enter(self, node: TreeNode, data: bytes, table: list[int], partial: bool) -> TreeNode:
         """Enter the pages of a table that have the tokens in `data`, behind those of `node`; the last full page's node."""
         prefix: PrefixCache = self.prefix  # type: ignore[assignment]
         at, end, page_bytes = 0, len(data), prefix.page_bytes

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import NamedTuple
 
-from zse.cache.eviction import Eviction, Node, SaltAccount
+from zse.cache.eviction import Eviction, SaltAccount, TreeNode
 from zse.cache.pages import BLOCK, HostPool, check_page_size
 
 TYPE_CHECKING = False
@@ -39,8 +39,8 @@ class Match(NamedTuple):
     """What of a prompt is cached, `length` tokens: `nodes` in full, the others at the beginning of `source`, whose page is
     copied."""
 
-    nodes: list[Node]
-    source: Node | None
+    nodes: list[TreeNode]
+    source: TreeNode | None
     length: int
 
 
@@ -53,14 +53,14 @@ class PrefixCache:
         self.page_size, self.page_bytes = page_size, 4 * page_size
         self.eviction = Eviction(policy, num_pages, page_size)
         self.num_nodes = self.num_evicted = self.num_entered = 0
-        self.roots: dict[Salt, Node] = {}
+        self.roots: dict[Salt, TreeNode] = {}
         self._accounts: dict[str, SaltAccount] = {}
-        self._node_of: list[Node | None] = [None] * num_pages
+        self._node_of: list[TreeNode | None] = [None] * num_pages
         self._allocator: PageAllocator | None = None
         self._host = HostPool(0)
         self._transfer: Callable[[tuple[str, int, int]], object] = lambda transfer: None
         self._host_accounts: dict[SaltAccount, None] = {}
-        self.by_slot: dict[int, Node] = {}
+        self.by_slot: dict[int, TreeNode] = {}
         self.windows: WindowPages | None = None  # of models with layers that see a window only
 
     def attach(
@@ -84,7 +84,7 @@ class PrefixCache:
         node, page_bytes = self.roots.get(salt), self.page_bytes
         if node is None:
             return Match([], None, 0)
-        nodes: list[Node] = []
+        nodes: list[TreeNode] = []
         end = len(tokens) - 4  # the last token is computed in any case
         at = 0
         while at + page_bytes <= end:
@@ -118,17 +118,17 @@ class PrefixCache:
 
     # -- entering
 
-    def root(self, salt: "Salt") -> Node:
+    def root(self, salt: "Salt") -> TreeNode:
         """The root of a salt, made when there is none."""
         node = self.roots.get(salt)
         if node is None:
             account = self._accounts.get(salt[0])
             if account is None:
                 account = self._accounts[salt[0]] = SaltAccount(salt[0])
-            node = self.roots[salt] = Node(None, b"", -1, account, 0, salt)
+            node = self.roots[salt] = TreeNode(None, b"", -1, account, 0, salt)
         return node
 
-    def enter(self, parent: Node, tokens: bytes, page: int) -> Node | None:
+    def enter(self, parent: TreeNode, tokens: bytes, page: int) -> TreeNode | None:
         """`page`, which a table holds, has `tokens` behind those of `parent`. The node that stands for them: another
         page's when these tokens are cached already. None when the page is in the tree in another place."""
         if not parent.alive:
@@ -150,7 +150,7 @@ class PrefixCache:
             self.num_entered += 1
             parent.children[tokens] = before
             return before
-        node = Node(parent, tokens, page, parent.account, parent.depth + 1)
+        node = TreeNode(parent, tokens, page, parent.account, parent.depth + 1)
         parent.children[tokens] = node
         parent.resident += 1
         node.account.num_nodes += 1
@@ -166,7 +166,7 @@ class PrefixCache:
             if node is not None:
                 self._drop(node)
 
-    def full_nodes(self) -> "Iterator[Node]":
+    def full_nodes(self) -> "Iterator[TreeNode]":
         """Every page that is full, those in front first. The tree must not change meanwhile."""
         stack = list(self.roots.values())
         while stack:
@@ -177,18 +177,18 @@ class PrefixCache:
 
     # -- on the host
 
-    def claim(self, nodes: "Iterable[Node]") -> None:
+    def claim(self, nodes: "Iterable[TreeNode]") -> None:
         """What is on the host of these stays there until it is promoted or disclaimed."""
         for node in nodes:
             del node.account.on_host[node]
 
-    def disclaim(self, nodes: "Iterable[Node]") -> None:
+    def disclaim(self, nodes: "Iterable[TreeNode]") -> None:
         """Claimed nodes may go again, after all others of their tenant."""
         for node in nodes:
             node.account.on_host[node] = None
             self._host_accounts[node.account] = None
 
-    def promote(self, node: Node, page: int) -> None:
+    def promote(self, node: TreeNode, page: int) -> None:
         """What the node had on the host stands in `page` now, or will once the transfers so far are done."""
         node.account.on_host.pop(node, None)
         del self.by_slot[node.slot]
@@ -197,7 +197,7 @@ class PrefixCache:
         self._node_of[page] = node
         node.parent.resident += 1  # type: ignore[union-attr]
 
-    def _demote(self, node: Node) -> bool:
+    def _demote(self, node: TreeNode) -> bool:
         """Move an idle page to the host. False when it has no place there."""
         if node.resident or len(node.tokens) < self.page_bytes or not self.make_room(1):
             return False
@@ -211,14 +211,14 @@ class PrefixCache:
         self._child_left(node)
         return True
 
-    def _put(self, node: Node, slot: int) -> None:
+    def _put(self, node: TreeNode, slot: int) -> None:
         node.slot = slot
         self.by_slot[slot] = node
         self.disclaim((node,))
 
-    def enter_host(self, parent: Node, tokens: bytes, slot: int) -> Node:
+    def enter_host(self, parent: TreeNode, tokens: bytes, slot: int) -> TreeNode:
         """`slot`, which the caller took, has full `tokens` behind those of `parent`, which has no such child."""
-        node = Node(parent, tokens, -1, parent.account, parent.depth + 1)
+        node = TreeNode(parent, tokens, -1, parent.account, parent.depth + 1)
         parent.children[tokens] = node
         node.account.num_nodes += 1
         self.num_nodes += 1
@@ -280,7 +280,7 @@ class PrefixCache:
             if not self._demote(node):
                 self._drop(node)
 
-    def _drop_windows(self, node: Node) -> int:
+    def _drop_windows(self, node: TreeNode) -> int:
         """Take what stands beside a node from it; how many pages are free for it."""
         if self.windows is None:
             return 0
@@ -295,7 +295,7 @@ class PrefixCache:
             for node in list(root.children.values()):
                 self._drop(node)
 
-    def _drop(self, node: Node) -> None:
+    def _drop(self, node: TreeNode) -> None:
         """Take a node and all behind it out of the tree."""
         stack = [node]
         while stack:
@@ -316,14 +316,14 @@ class PrefixCache:
         if parent.parent is None and not parent.children:
             self._drop_root(parent)
 
-    def _child_left(self, node: Node) -> None:
+    def _child_left(self, node: TreeNode) -> None:
         """The node is no longer in device memory."""
-        parent: Node = node.parent  # type: ignore[assignment]
+        parent: TreeNode = node.parent  # type: ignore[assignment]
         parent.resident -= 1
         if parent.is_idle and not parent.resident:
             self.eviction.offer(parent)
 
-    def _forget(self, node: Node) -> None:
+    def _forget(self, node: TreeNode) -> None:
         node.alive = False
         self.num_nodes -= 1
         node.account.num_nodes -= 1
@@ -339,7 +339,7 @@ class PrefixCache:
             self.eviction.remove(node)
             self._allocator.free(node.page)  # type: ignore[union-attr]
 
-    def _drop_root(self, root: Node) -> None:
+    def _drop_root(self, root: TreeNode) -> None:
         root.alive = False
         del self.roots[root.salt]
         if not root.account.num_nodes:
@@ -350,8 +350,8 @@ class PrefixCache:
     def check_integrity(self, references) -> list[str]:
         """What is wrong, one line each. references(page): how many tables hold it."""
         problems = self.eviction.check_integrity()
-        found: dict[int, Node] = {}
-        on_host: dict[int, Node] = {}
+        found: dict[int, TreeNode] = {}
+        on_host: dict[int, TreeNode] = {}
         stack = list(self.roots.values())
         while stack:
             node = stack.pop()

@@ -20,7 +20,7 @@ from zse.engine.messages import (
     Fatal,
     FromEngine,
     Heartbeat,
-    Load,
+    LoadModel,
     Measure,
     Measured,
     Ready,
@@ -238,7 +238,7 @@ class EngineClient:
             self._last_frame = self._last_step = time.monotonic()
             _, self._link = await loop.create_connection(lambda: _Link(self._receive), sock=process.sock)
             if process.load is not None:
-                self._link.send(Load(process.load))
+                self._link.send(LoadModel(process.load))
             watchdog = loop.create_task(self._watch(process))
             fault = await self._link.lost
             watchdog.cancel()

@@ -66,7 +66,7 @@ class Cancel(msgspec.Struct, tag_field="kind", tag=True):
     id: int
 
 
-class Load(msgspec.Struct, tag_field="kind", tag=True):
+class LoadModel(msgspec.Struct, tag_field="kind", tag=True):
     """server → a parked engine, once: become the engine of this model. arguments: as on a worker's command line.
     Answered by Ready or Fatal; Ready.phases_ms count from here."""
 
@@ -91,7 +91,7 @@ class Ready(msgspec.Struct, tag_field="kind", tag=True):
 
 
 class Parked(msgspec.Struct, tag_field="kind", tag=True):
-    """engine → server, once: started without a model, the device is open, waiting for Load."""
+    """engine → server, once: started without a model, the device is open, waiting for LoadModel."""
 
     phases_ms: dict[str, float]
 
@@ -216,5 +216,5 @@ class Heartbeat(msgspec.Struct, tag_field="kind", tag=True):
     counters: dict[str, float] = {}
 
 
-ToEngine = Submit | Measure | Search | Cancel | Load | Shutdown
+ToEngine = Submit | Measure | Search | Cancel | LoadModel | Shutdown
 FromEngine = Ready | Parked | Tokens | StepTokens | Measured | Searched | Failed | Fatal | Heartbeat

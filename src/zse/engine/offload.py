@@ -14,7 +14,7 @@ from collections import deque
 from typing import Any
 
 from zse import __version__
-from zse.cache.eviction import Node
+from zse.cache.eviction import TreeNode
 from zse.cache.files import PageFiles, key_of
 from zse.errors import DeviceError
 from zse.scheduler.batch import Batch
@@ -43,8 +43,8 @@ class DiskTier(Feature):
         self._pending: deque[tuple[bytes, bytes, bytes]] = deque()
         self._pending_bytes = 0
         self._wake = threading.Condition()
-        self._watched: deque[tuple[Any, list[tuple[int, Node]]]] = deque()
-        self._walk: list[Node] = []
+        self._watched: deque[tuple[Any, list[tuple[int, TreeNode]]]] = deque()
+        self._walk: list[TreeNode] = []
         self._walked_at = 0
         self._closing = False
         self._failed = False
@@ -100,10 +100,10 @@ class DiskTier(Feature):
         self._mover.run(self._cache.take_transfers())
         self._mover.settle()
 
-    def _queue_any(self, node: Node) -> None:
+    def _queue_any(self, node: TreeNode) -> None:
         self._queue(node, self._mover.read_slot(node.slot) if node.page < 0 else self._mover.read_page(node.page))
 
-    def _queue(self, node: Node, content: bytes) -> None:
+    def _queue(self, node: TreeNode, content: bytes) -> None:
         if self._failed or self._pending_bytes > MAX_PENDING_BYTES:
             return
         key = self._key(node)
@@ -115,7 +115,7 @@ class DiskTier(Feature):
             self._pending_bytes += len(content)
             self._wake.notify()
 
-    def _key(self, node: Node) -> bytes:
+    def _key(self, node: TreeNode) -> bytes:
         chain = []
         while not node.key:
             chain.append(node)
@@ -173,7 +173,7 @@ class DiskTier(Feature):
         self._settle()
         on_host = [inner for inner in match.nodes if inner.page < 0]
         prefix.claim(on_host)
-        fetched: list[Node] = []
+        fetched: list[TreeNode] = []
         for key, page_tokens in keys[: host.num_slots - len(on_host)]:
             content = self._files.read(key, page_tokens, self._mover.page_nbytes)
             if content is None or not prefix.make_room(1):

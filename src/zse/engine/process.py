@@ -19,7 +19,7 @@ WORKER = ("-S", "-P", "-m", "zse.engine.worker")
 class EngineProcess:
     """A started engine: its pid and the server's end of the socket pair. `started`: time.monotonic().
 
-    load: for a parked engine that is taken into use, the arguments of the Load message that it gets first.
+    load: for a parked engine that is taken into use, the arguments of the LoadModel message that it gets first.
     """
 
     def __init__(self, pid: int, sock: socket.socket):

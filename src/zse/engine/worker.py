@@ -1,5 +1,5 @@
 """The engine process: `python -m zse.engine.worker --fd N --model PATH [--max-rows 8 ...]`, or parked:
-`--fd N --park [--device D]`, which opens its device and waits for Load to become the engine of a model.
+`--fd N --park [--device D]`, which opens its device and waits for LoadModel to become the engine of a model.
 
 Speaks engine/messages.py over the inherited socket N: first Ready (or Fatal), then Tokens and Failed of requests, and
 Heartbeat. It exits when the server closes the socket or sends Shutdown. SIGINT is ignored: the server decides.
@@ -95,7 +95,7 @@ def _start_device(options: list[str]) -> tuple:
 
 
 def _wait_for_load(socket, options: list[str], phases):
-    """Park. When Load arrives: (its arguments, Phases that count from then, (PendingDevice,)). None when the server
+    """Park. When LoadModel arrives: (its arguments, Phases that count from then, (PendingDevice,)). None when the server
     went."""
     device = load.park(options)
     phases.mark("parked")
@@ -108,7 +108,7 @@ def _wait_for_load(socket, options: list[str], phases):
             break
         start = perf_counter()
         for message in received:
-            if isinstance(message, messages.Load):
+            if isinstance(message, messages.LoadModel):
                 return message.arguments, Phases(lambda: perf_counter() - start), (device,)
         if received:
             break  # Shutdown

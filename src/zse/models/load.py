@@ -47,7 +47,7 @@ class Model:
     def __init__(
         self, plan: ModelPlan, weights: dict[str, Weight], vectors: dict[str, Tensor], buffer, loading, begin=None
     ):
-        """loading: the device's Load. begin: () → Load, for start()."""
+        """loading: the device's BackgroundLoad. begin: () → BackgroundLoad, for start()."""
         self.config, self.weights, self.vectors, self.buffer = plan.config, weights, vectors, buffer
         self.memory_bytes = plan.memory_bytes
         self._source, self._loading, self._begin = plan.source, loading, begin

@@ -9,7 +9,7 @@ from zse.runtime import native, probe
 from zse.runtime.buffer import Buffer
 from zse.runtime.device import Device, Graph, Program, Recorder
 from zse.runtime.launch_list import LaunchList
-from zse.runtime.load import Load
+from zse.runtime.load import BackgroundLoad
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ class CPUDevice(Device):
     def _build(self, recorder: Recorder) -> "CPUGraph":
         return CPUGraph(self, recorder)
 
-    def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None) -> Load:
-        return Load(self, jobs, threads or self.threads)
+    def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None) -> BackgroundLoad:
+        return BackgroundLoad(self, jobs, threads or self.threads)
 
     @property
     def host(self) -> "CPUDevice":

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from zse.runtime.load import Load, LoadJob
+    from zse.runtime.load import BackgroundLoad, LoadJob
 
 MAX_SYMBOL = (1 << 31) - 1
 MAX_BLOCKS = (1 << 28) - 1  # of one launch, and of one group of independent launches (csrc/pool.c)
@@ -470,7 +470,7 @@ class Device:
     def _build(self, recorder: Recorder) -> Graph:
         raise NotImplementedError
 
-    def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None) -> "Load":
+    def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None) -> "BackgroundLoad":
         """Start the jobs in the background, about in order. Keep files and destinations until `wait` returned."""
         raise NotImplementedError
 

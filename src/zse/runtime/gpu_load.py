@@ -4,7 +4,7 @@ import ctypes
 
 from zse.runtime import native
 from zse.runtime.bindings.driver import pointer_array
-from zse.runtime.load import Load, path_of
+from zse.runtime.load import BackgroundLoad, path_of
 from zse.runtime.probe import allowed_cpus
 
 TYPE_CHECKING = False
@@ -28,8 +28,8 @@ SLOW_US = 2000
 REGISTER_READ_ONLY = 8  # CU_MEMHOSTREGISTER_READ_ONLY, hipHostRegisterReadOnly
 
 
-class GPULoad(Load):
-    """A Load that copies in the device's copy stream. Its destinations are Tensors in the device's memory."""
+class GPULoad(BackgroundLoad):
+    """A BackgroundLoad that copies in the device's copy stream. Its destinations are Tensors in the device's memory."""
 
     def __init__(self, device: "GPUDevice", jobs: "Sequence[LoadJob]", threads: int):
         self._gpu = device

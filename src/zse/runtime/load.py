@@ -41,7 +41,7 @@ class LoadJob(NamedTuple):
     field: str = "data"
 
 
-class Load:
+class BackgroundLoad:
     """Jobs that run in the background, on threads of their own. Their buffers are kept alive until they are done.
 
     Raises TypeError or ValueError for a job that is wrong, DeviceError for a kernel that is not there.

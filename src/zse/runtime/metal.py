@@ -16,7 +16,7 @@ from zse.runtime.bindings.objc import ObjC, Size
 from zse.runtime.buffer import DeviceBuffer, view_of
 from zse.runtime.device import Graph, Program, Recorder, Ticket
 from zse.runtime.gpu import CompiledKernels, PackedGPU
-from zse.runtime.load import Load
+from zse.runtime.load import BackgroundLoad
 from zse.runtime.symbol import Sym
 
 TYPE_CHECKING = False
@@ -250,7 +250,7 @@ class MetalDevice(PackedGPU):
     def _build(self, recorder: Recorder) -> MetalGraph:
         return MetalGraph(self, recorder)
 
-    def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None) -> Load:
+    def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None) -> BackgroundLoad:
         """The CPU's loader: the memory is the host's as well."""
         if self._host is None:
             self._host = cpu.CPUDevice()

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from zse.kernel import archs
 from zse.runtime.buffer import Buffer
 from zse.runtime.device import Device, GPUCapabilities, Graph, Program, Recorder
-from zse.runtime.load import Load
+from zse.runtime.load import BackgroundLoad
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class NullGraph(Graph):
             self.device.on_run(self, symbols)
 
 
-class NullLoad(Load):
+class NullLoad(BackgroundLoad):
     """Done at once."""
 
     def __init__(self) -> None:

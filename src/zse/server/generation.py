@@ -6,7 +6,7 @@ import msgspec
 
 from zse.engine.messages import TokenLogprob, Tokens
 from zse.sampling.params import SamplingParams
-from zse.server.tools.calls import Call
+from zse.server.tools.calls import ToolCall
 from zse.server.tools.reasoning import Reasoning
 from zse.server.tools.streaming import CallPart
 
@@ -32,7 +32,7 @@ class ChoiceDelta(msgspec.Struct):
 
     text: str = ""
     reasoning: str = ""
-    calls: list[tuple[int, Call | CallPart]] = []
+    calls: list[tuple[int, ToolCall | CallPart]] = []
     scores: list[TokenScore] = []
     finish_reason: str | None = None
 
@@ -48,7 +48,7 @@ class Choice:
         self.index = index
         self.parts: list[str] = []
         self.reasoning_parts: list[str] = []
-        self.calls: list[Call] = []
+        self.calls: list[ToolCall] = []
         self._num_begun = 0  # calls of which parts have come out
         self.reasoning_tokens = 0  # the marks around it included
         self._undecided = 0  # tokens that may be the opening mark of reasoning
@@ -118,14 +118,14 @@ class Choice:
         if not splitter.is_undecided:
             self._undecided = 0
 
-    def _put(self, delta: ChoiceDelta, pieces: list[str | Reasoning | Call | CallPart]) -> None:
+    def _put(self, delta: ChoiceDelta, pieces: list[str | Reasoning | ToolCall | CallPart]) -> None:
         for piece in pieces:
             if isinstance(piece, Reasoning):
                 delta.reasoning += piece.text
             elif isinstance(piece, CallPart):
                 self._num_begun += bool(piece.name)
                 delta.calls.append((self._num_begun - 1, piece))
-            elif isinstance(piece, Call):
+            elif isinstance(piece, ToolCall):
                 if not piece.is_streamed:
                     delta.calls.append((self._num_begun, piece))
                     self._num_begun += 1

@@ -17,7 +17,7 @@ class StageError(Exception):
 Body = str | Callable[[Any, ir.Type, list[ir.Type], list[str]], str]
 
 
-class Row:
+class Spelled:
     """name; meaning, for readers; bodies: family of targets → text. "gpu" are all but the CPU, "simt" those that have threads, warps,
     shared memory and atomics only. feature: what `target.has` must know."""
 
@@ -36,7 +36,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Intrinsic(Row):
+class Intrinsic(Spelled):
     """signature: argument types (or compile-time values) → result type, or a sentence that says what is wrong.
     unify: numbers and scalars among the arguments take the type of the vector among them."""
 
@@ -64,7 +64,7 @@ EffectBody = str | Callable[[Any, ir.Invoke, list[str], list[str]], str]
 
 
 @dataclass(frozen=True)
-class Effect(Row):
+class Effect(Spelled):
     """An intrinsic that changes something, needs the other threads, or has several results.
 
     plan: (stager, *author's arguments) → Plan; raises StageError with what is wrong."""

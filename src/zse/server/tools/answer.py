@@ -10,7 +10,7 @@ import msgspec
 
 import zse.server.tools.parsers as parsers
 import zse.server.tools.reasoning as reasoning
-from zse.server.tools.calls import Call
+from zse.server.tools.calls import ToolCall
 from zse.server.tools.reasoning import Reasoning, ReasoningParser
 from zse.server.tools.streaming import CallPart, Watch
 
@@ -48,8 +48,8 @@ def format_of(template: str | None, tools: str | None = None, thinking: str | No
 
 class Splitter:
     """One answer. functions: what the request offers, None without tools. parallel: whether more than one call may come.
-    push() and finish() give str (content), Reasoning and Call; `done` once the only call allowed is there. streams: also
-    CallParts, before the Call that they make, which is marked then."""
+    push() and finish() give str (content), Reasoning and ToolCall; `done` once the only call allowed is there. streams: also
+    CallParts, before the ToolCall that they make, which is marked then."""
 
     def __init__(
         self,
@@ -78,10 +78,10 @@ class Splitter:
         """Whether the text so far may be the beginning of the mark that opens reasoning."""
         return self._reasoning is not None and self._reasoning.is_undecided
 
-    def push(self, text: str) -> list[str | Reasoning | Call | CallPart]:
+    def push(self, text: str) -> list[str | Reasoning | ToolCall | CallPart]:
         return self._take(self._reasoning.push(text) if self._reasoning is not None else [text])
 
-    def finish(self) -> list[str | Reasoning | Call | CallPart]:
+    def finish(self) -> list[str | Reasoning | ToolCall | CallPart]:
         if self.done:
             return []
         out = self._take(self._reasoning.finish()) if self._reasoning is not None else []
@@ -89,8 +89,8 @@ class Splitter:
             out += self._checked(self._tools.finish())
         return out
 
-    def _take(self, pieces: list[str | Reasoning]) -> list[str | Reasoning | Call | CallPart]:
-        out: list[str | Reasoning | Call | CallPart] = []
+    def _take(self, pieces: list[str | Reasoning]) -> list[str | Reasoning | ToolCall | CallPart]:
+        out: list[str | Reasoning | ToolCall | CallPart] = []
         for piece in pieces:
             if isinstance(piece, Reasoning) or self._tools is None:
                 out.append(piece)
@@ -98,13 +98,13 @@ class Splitter:
                 out += self._checked(self._tools.push(piece))
         return [piece for piece in out if piece != ""]
 
-    def _checked(self, pieces: Sequence[str | Call | CallPart]) -> list[str | Call | CallPart]:
-        out: list[str | Call | CallPart] = []
+    def _checked(self, pieces: Sequence[str | ToolCall | CallPart]) -> list[str | ToolCall | CallPart]:
+        out: list[str | ToolCall | CallPart] = []
         for piece in pieces:
-            if isinstance(piece, Call) or isinstance(piece, CallPart) and piece.name:
+            if isinstance(piece, ToolCall) or isinstance(piece, CallPart) and piece.name:
                 piece = msgspec.structs.replace(piece, id=self._new_id())
             out.append(piece)
-            if isinstance(piece, Call) and not self._parallel:
+            if isinstance(piece, ToolCall) and not self._parallel:
                 self.done = True
                 break
         return out

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from zse.server.tools.calls import Call
+from zse.server.tools.calls import ToolCall
 from zse.server.tools.streaming import broken_off
 
 SPACE = " \t\r\n"
@@ -81,7 +81,7 @@ class Block(msgspec.Struct, frozen=True):
 
     opening: str
     end: Callable[[], Until | Balanced]
-    read: Callable[[str], list[Call] | None]
+    read: Callable[[str], list[ToolCall] | None]
     closing: str = ""
     bare: bool = False
     known: bool = False
@@ -105,9 +105,9 @@ class BlockParser:
         self._called = False
         self._is_space = True
 
-    def push(self, text: str) -> list[str | Call]:
+    def push(self, text: str) -> list[str | ToolCall]:
         self._text += text
-        out: list[str | Call] = []
+        out: list[str | ToolCall] = []
         if self._is_space and not text.strip(SPACE):
             return out  # a long run of it is not searched again and again
         while self._in_block(out) if self._block is not None else self._outside(out):
@@ -115,9 +115,9 @@ class BlockParser:
         self._is_space = self._block is None and not self._text.strip(SPACE)
         return out
 
-    def finish(self) -> list[str | Call]:
+    def finish(self) -> list[str | ToolCall]:
         """What is left when no more text comes: a last block without its closing mark is read as if it had it."""
-        out: list[str | Call] = []
+        out: list[str | ToolCall] = []
         if self._block is not None:
             body = self._text if self._block.bare else self._text[len(self._block.opening) :]
             self._settle(out, self._read(self._block, body), len(self._text))
@@ -203,13 +203,13 @@ class BlockParser:
         self._settle(out, calls, end)
         return True
 
-    def _read(self, block: Block, body: str) -> list[Call] | None:
+    def _read(self, block: Block, body: str) -> list[ToolCall] | None:
         calls = block.read(body)
         if calls is not None and block.known and not all(call.name in self._names for call in calls):
             return None
         return calls
 
-    def _settle(self, out: list, calls: list[Call] | None, end: int) -> None:
+    def _settle(self, out: list, calls: list[ToolCall] | None, end: int) -> None:
         """Leave the block, which ends at `end` of the text."""
         watch, self._watch = self._watch, None
         if watch is not None and watch.begun:

@@ -11,7 +11,7 @@ MAX_PYTHON = 64 << 10  # characters of Python that are parsed
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
-class Call(msgspec.Struct, frozen=True):
+class ToolCall(msgspec.Struct, frozen=True):
     """A complete call. arguments: a JSON object as text. id: what its result is to refer to; "" until it is given.
     is_streamed: its parts came out before (streaming.py)."""
 
@@ -45,7 +45,7 @@ def load_object(text: str) -> dict:
     return value
 
 
-def make_call(name: object, arguments: object) -> Call | None:
+def make_call(name: object, arguments: object) -> ToolCall | None:
     """A call of checked parts; None when they make none. arguments: an object, its JSON as text, or None for {}."""
     try:
         if isinstance(arguments, str):
@@ -57,10 +57,10 @@ def make_call(name: object, arguments: object) -> Call | None:
         text.encode()  # a lone surrogate is no text that an answer could hold
     except (ValueError, TypeError, RecursionError):
         return None
-    return Call(str(name), text)
+    return ToolCall(str(name), text)
 
 
-def from_json(value: object) -> list[Call] | None:
+def from_json(value: object) -> list[ToolCall] | None:
     """Calls of a decoded {"name", "arguments" | "parameters"} or a list of them; None when any of them is none."""
     entries = value if isinstance(value, list) else [value]
     calls = []
@@ -76,7 +76,7 @@ def from_json(value: object) -> list[Call] | None:
     return calls or None
 
 
-def read_json(text: str) -> list[Call] | None:
+def read_json(text: str) -> list[ToolCall] | None:
     """Calls of JSON text, or None."""
     try:
         return from_json(load_json(text))
@@ -84,7 +84,7 @@ def read_json(text: str) -> list[Call] | None:
         return None
 
 
-def read_python(text: str) -> list[Call] | None:
+def read_python(text: str) -> list[ToolCall] | None:
     """Calls of `[f(a=1), g()]`, of one call or of several lines of them: keyword arguments that are literals, parsed and
     never run. `print(f())` is f(). None for any other code."""
     if len(text) > MAX_PYTHON:
@@ -105,7 +105,7 @@ def _python_nodes(statement: ast.stmt) -> list[ast.expr]:
     return statement.value.elts if isinstance(statement.value, ast.List) else [statement.value]
 
 
-def _python_call(node: ast.expr) -> Call:
+def _python_call(node: ast.expr) -> ToolCall:
     if not isinstance(node, ast.Call):
         raise ValueError
     name = ast.unparse(node.func)

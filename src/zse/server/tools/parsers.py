@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 
 from zse.server.tools.blocks import Balanced, Block, BlockParser, Until
-from zse.server.tools.calls import Call, load_json, make_call, read_json, read_python
+from zse.server.tools.calls import ToolCall, load_json, make_call, read_json, read_python
 
 NONE = "none"
 
@@ -122,14 +122,14 @@ def choose(template: str) -> str:
     return next((name for marker, name in MARKERS if marker in template), NONE)
 
 
-def _read_either(text: str) -> list[Call] | None:
+def _read_either(text: str) -> list[ToolCall] | None:
     return read_json(text) or read_python(text)
 
 
 _MISTRAL = r"\s*([A-Za-z0-9_.-]{1,64})\s*(?:\[CALL_ID\]\w*)?\s*(?:\[ARGS\])?\s*"
 
 
-def _read_mistral(text: str) -> list[Call] | None:
+def _read_mistral(text: str) -> list[ToolCall] | None:
     head = re.match(_MISTRAL, text)
     if head is None:
         return read_json(text)
@@ -138,7 +138,7 @@ def _read_mistral(text: str) -> list[Call] | None:
     return None if call is None else [call]
 
 
-def _read_deepseek(text: str) -> list[Call] | None:
+def _read_deepseek(text: str) -> list[ToolCall] | None:
     calls = []
     first, *entries = text.split(CALL_BEGIN)
     if first.strip():
@@ -160,7 +160,7 @@ def _read_deepseek(text: str) -> list[Call] | None:
 _FUNCTION = r"\s*<function=([^>\s]{1,64})>(.*)</function>\s*"
 
 
-def _read_xml(text: str, functions: Functions) -> list[Call] | None:
+def _read_xml(text: str, functions: Functions) -> list[ToolCall] | None:
     match = re.fullmatch(_FUNCTION, text, re.DOTALL)
     if match is None:
         return None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from zse.server.tools.calls import Call
+from zse.server.tools.calls import ToolCall
 
 
 class CallPart(msgspec.Struct, frozen=True):
@@ -42,7 +42,9 @@ class Watch:
     """One block. form: a name of PARSERS; functions: name → schema; most: calls that may come. read: as of the block, for
     formats whose arguments are not JSON."""
 
-    def __init__(self, form: str, functions: Mapping[str, dict], most: int, read: Callable[[str], list[Call] | None]):
+    def __init__(
+        self, form: str, functions: Mapping[str, dict], most: int, read: Callable[[str], list[ToolCall] | None]
+    ):
         self._head = re.compile(_HEADS[form])
         self._form, self._functions, self._most, self._read = form, functions, most, read
         self._at = 0  # what has been looked at
@@ -64,7 +66,7 @@ class Watch:
                 break
         return out
 
-    def finish(self, calls: list[Call] | None) -> list[CallPart]:
+    def finish(self, calls: list[ToolCall] | None) -> list[CallPart]:
         """The block is over, and was `calls`: what of the arguments of a begun call has not come out yet."""
         out: list[CallPart] = []
         if calls and self.begun and self._form in ("qwen3_coder", "pythonic"):
@@ -136,8 +138,9 @@ class Watch:
         out.append(CallPart("", arguments))
 
 
-def broken_off(watch: Watch) -> list[Call]:
+def broken_off(watch: Watch) -> list[ToolCall]:
     """The calls of a block that was none in the end, as far as they came out."""
     return [
-        Call(name, arguments, is_streamed=True) for name, arguments in zip(watch.begun, watch.arguments, strict=True)
+        ToolCall(name, arguments, is_streamed=True)
+        for name, arguments in zip(watch.begun, watch.arguments, strict=True)
     ]
