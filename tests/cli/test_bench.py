@@ -90,13 +90,14 @@ def server():
 
 
 def test_clients_count_the_pieces_and_report_failures(server):
-    assert len(serving.stream(server, "x", 7)) == 7
-    load = serving._load(server, 3, 5)
+    url = f"http://127.0.0.1:{server}/v1"
+    assert [len(outcome.clocks_s) for outcome in serving.ask(url, ["x"], 7)] == [7]
+    load = serving.load(url, 3, 5)
     assert load["clients"] == 3 and load["tok_per_s"] > 0 and load["ttft_ms"] > 0 and load["itl_ms"] is not None
-    with pytest.raises(EngineError, match="answered 400"):
-        serving.stream(server, "x", 99)
+    with pytest.raises(EngineError, match="1 of 1 clients failed: 400"):
+        serving.ask(url, ["x"], 99)
     with pytest.raises(EngineError, match="3 of 3 clients failed: .*broken"):
-        serving._load(server, 3, 98)
+        serving.load(url, 3, 98)
 
 
 def test_a_server_that_does_not_start_is_one_line(home, monkeypatch):

@@ -221,25 +221,25 @@ async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncI
                 raise AnswerError(f"a chunk's length is {size[:20]!r}")
             if not int(size, 16):
                 return
-            left = int(size, 16)
-            while left:
-                piece = await reader.read(min(left, 1 << 16))
-                if not piece:
-                    raise asyncio.IncompleteReadError(b"", left)
-                left -= len(piece)
+            async for piece in _pieces(reader, int(size, 16)):
                 yield piece
             await reader.readexactly(2)
     elif "content-length" in headers:
-        left = int(headers["content-length"])
-        while left > 0:
-            piece = await reader.read(min(left, 1 << 16))
-            if not piece:
-                raise asyncio.IncompleteReadError(b"", left)
-            left -= len(piece)
+        async for piece in _pieces(reader, int(headers["content-length"])):
             yield piece
     else:
         while piece := await reader.read(1 << 16):
             yield piece
+
+
+async def _pieces(reader: asyncio.StreamReader, left: int) -> AsyncIterator[bytes]:
+    """`left` bytes as they come."""
+    while left > 0:
+        piece = await reader.read(min(left, 1 << 16))
+        if not piece:
+            raise asyncio.IncompleteReadError(b"", left)
+        left -= len(piece)
+        yield piece
 
 
 async def _first_bytes(pieces: AsyncIterator[bytes], limit: int = _ERROR_BYTES) -> bytes:

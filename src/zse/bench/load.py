@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from time import perf_counter
 
 from zse.bench.client import Outcome, Target, get_json, stream
@@ -29,18 +29,17 @@ def measure(target: Target, model: str | None, workloads: list[Workload], settin
             rates: list[float] | None = None, tell: Callable[[str, dict], None] | None = None) -> dict:  # fmt: skip
     """{"model": its name, "workloads": {name: figures}}; tell(name, figures) is called as they come. model: None for
     the first that the server lists. ConfigError: no server there; EngineError: a workload's warm-up fails."""
-    return asyncio.run(_measure(target, model, workloads, settings, rates, tell))
 
+    async def run_all() -> dict:
+        named, found = model or await _first_model(target), {}
+        for workload in workloads:
+            for run in runs(workload, rates):
+                found[run.name] = await run_workload(target, named, run, settings)
+                if tell is not None:
+                    tell(run.name, found[run.name])
+        return {"model": named, "workloads": found}
 
-async def _measure(target, model, workloads, settings, rates, tell) -> dict:
-    model = model or await _first_model(target)
-    found = {}
-    for workload in workloads:
-        for run in runs(workload, rates):
-            found[run.name] = await run_workload(target, model, run, settings)
-            if tell is not None:
-                tell(run.name, found[run.name])
-    return {"model": model, "workloads": found}
+    return asyncio.run(run_all())
 
 
 async def _first_model(target: Target) -> str:
@@ -62,12 +61,10 @@ async def run_workload(target: Target, model: str, workload: Workload, settings:
         outcomes = [await _send(target, model, request, settings) for request in requests]
     else:
         outcomes = await asyncio.gather(*(_send_at(start, target, model, request, settings) for request in requests))
-    return {**_described(workload), **figures(requests, outcomes, start)}
-
-
-def _described(workload: Workload) -> dict:
-    fields = asdict(workload)
-    return {"workload": {name: fields[name] for name in ("arrival", "rate", "prompt", "output", "prefix", "measures")}}
+    described = {
+        name: getattr(workload, name) for name in ("arrival", "rate", "prompt", "output", "prefix", "measures")
+    }
+    return {"workload": described, **figures(requests, outcomes, start)}
 
 
 async def _send_at(start: float, target: Target, model: str, request: LoadRequest, settings: LoadSettings) -> Outcome:
@@ -94,8 +91,8 @@ async def _send(target: Target, model: str, request: LoadRequest, settings: Load
 
 def figures(requests: list[LoadRequest], outcomes: list[Outcome], start_s: float) -> dict:
     """Throughputs over the wall clock from the start to the last answer, and times in ms, of the requests that did not
-    fail; failures with their reasons and counts. itl_ms is over all gaps of all requests, the others are a value each.
-    """
+    fail; failures with their reasons and counts. itl_ms is over all gaps of all requests, the others are a value each;
+    prompt_tokens are as the server counts them, else as they were made."""
     good = [outcome for outcome in outcomes if outcome.error is None]
     reasons = Counter(outcome.error for outcome in outcomes if outcome.error is not None)
     seconds = max(outcome.done_s for outcome in outcomes) - start_s
@@ -107,7 +104,11 @@ def figures(requests: list[LoadRequest], outcomes: list[Outcome], start_s: float
         "seconds": seconds,
         "output_tok_per_s": tokens / seconds,
         "requests_per_s": len(good) / seconds,
-        "prompt_tokens": _total(good, requests, outcomes),
+        "prompt_tokens": sum(
+            request.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens
+            for request, outcome in zip(requests, outcomes)
+            if outcome.error is None
+        ),
         "cached_tokens": sum(outcome.cached_tokens or 0 for outcome in good),
         "output_tokens": tokens,
         "ttft_ms": summary([outcome.ttft_ms for outcome in good if outcome.ttft_ms is not None]),
@@ -126,9 +127,3 @@ def figures(requests: list[LoadRequest], outcomes: list[Outcome], start_s: float
             for request, outcome in zip(requests, outcomes)
         ],
     }
-
-
-def _total(good: list[Outcome], requests: list[LoadRequest], outcomes: list[Outcome]) -> int:
-    """Prompt tokens of the requests that did not fail: as the server counts them, else as they were made."""
-    made = {id(outcome): request.prompt_tokens for request, outcome in zip(requests, outcomes)}
-    return sum(made[id(each)] if each.prompt_tokens is None else each.prompt_tokens for each in good)

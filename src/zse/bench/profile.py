@@ -123,9 +123,8 @@ def _prefill(engine, prompts: list[list[int]], repeats: int) -> StepProfile:
 def _decode(engine, prompts: list[list[int]], steps: int, repeats: int) -> StepProfile:
     ids = [-1 - row for row in range(len(prompts))]  # of no prefill request
     for id, prompt in zip(ids, prompts, strict=True):
-        engine.submit(
-            id, prompt, greedy(None), _uncached()
-        )  # as long as the context, so that none ends before the others
+        # As long as the context, so that none ends before the others.
+        engine.submit(id, prompt, greedy(None), _uncached())
     found: list[_Step] = []
     while len(found) < WARM_UP + steps:
         step = _run_step(engine)
@@ -145,24 +144,22 @@ def _too_long(prompt_tokens: int, steps: int, context: int) -> ConfigError:
 
 def _run_step(engine) -> _Step:
     scheduler, runner = engine.scheduler, engine.runner
-    clocks = [time.perf_counter()]
-    batch = scheduler.schedule(time.monotonic())
+    phases: list[tuple[str, float]] = []
+
+    def timed(name: str, call, *args):
+        start = time.perf_counter()
+        result = call(*args)
+        phases.append((name, 1e6 * (time.perf_counter() - start)))
+        return result
+
+    batch = timed("schedule", scheduler.schedule, time.monotonic())
     if batch is None:
         raise EngineError("the engine has requests and runs none of them")
-    clocks.append(time.perf_counter())
-    filled = runner.fill(batch)
-    clocks.append(time.perf_counter())
-    ticket = runner.launch(filled)
-    clocks.append(time.perf_counter())
-    ticket.wait()
-    clocks.append(time.perf_counter())
+    filled = timed("fill", runner.fill, batch)
+    ticket = timed("submit", runner.launch, filled)
+    timed("wait", ticket.wait)
     context = max(entry.start + entry.count for entry in batch.entries)
-    outputs = scheduler.commit(batch, runner.collect((ticket, filled.buffers.sampler)))
-    clocks.append(time.perf_counter())
-    phases = [
-        (name, 1e6 * (end - start))
-        for name, start, end in zip(("schedule", "fill", "submit", "wait", "commit"), clocks, clocks[1:], strict=False)
-    ]
+    outputs = timed("commit", lambda: scheduler.commit(batch, runner.collect((ticket, filled.buffers.sampler))))
     return _Step(batch.num_tokens, len(batch.entries), context, phases, (filled.graph, filled.symbols), outputs)
 
 
@@ -213,18 +210,8 @@ def trace(steps: list[StepProfile], about: dict) -> dict:
             events.append({"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}})
 
         def add(tid: int, start: float, us: float, name: str, args: dict, pid: int = pid) -> float:
-            events.append(
-                {
-                    "ph": "X",
-                    "pid": pid,
-                    "tid": tid,
-                    "ts": round(start, 3),
-                    "dur": round(us, 3),
-                    "name": name,
-                    "cat": "host" if tid == 1 else "kernel",
-                    "args": args,
-                }
-            )
+            place = {"ph": "X", "pid": pid, "tid": tid, "ts": round(start, 3), "dur": round(us, 3)}
+            events.append(place | {"name": name, "cat": "host" if tid == 1 else "kernel", "args": args})
             return start + us
 
         host = kernels = at

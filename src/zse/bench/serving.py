@@ -1,19 +1,19 @@
 """`zse serve` under load: exec → ready → first streamed token over HTTP, then N clients at once."""
 
+import asyncio
 import http.client
-import json
 import statistics
 import subprocess
 import sys
-import threading
 import time
-from itertools import pairwise
 from time import perf_counter
 
 from zse.bench import process
+from zse.bench.client import Outcome, Target, stream
 from zse.errors import EngineError
 
 _START_TIMEOUT_SECONDS = 120
+_TIMEOUT_S = 300.0  # of a request
 _NAME = "bench"
 
 
@@ -61,24 +61,22 @@ class RunningServer:
         process.stop(self.process, 30)
 
 
-def stream(port: int, prompt: str, max_tokens: int) -> list[float]:
-    """One streamed completion; returns perf_counter at each piece of text. EngineError for any answer but 200."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
-    body = {"model": _NAME, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True}
-    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    if response.status != 200:
-        raise EngineError(f"the server answered {response.status}: {response.read(500).decode(errors='replace')}")
-    clocks = []
-    for line in response:
-        if line.startswith(b"data: {"):
-            event = json.loads(line[6:])
-            if "error" in event:
-                raise EngineError(f"the server ended the stream: {event['error'].get('message')}")
-            if event["choices"] and event["choices"][0]["text"]:
-                clocks.append(perf_counter())
-    connection.close()
-    return clocks
+def ask(url: str, prompts: list[str], max_tokens: int) -> list[Outcome]:
+    """A streamed completion of each prompt, all at once. EngineError: one has failed."""
+
+    async def send() -> list[Outcome]:
+        target = Target.of(url)
+        bodies = (
+            {"model": _NAME, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True}
+            for prompt in prompts
+        )
+        return await asyncio.gather(*(stream(target, "/completions", body, _TIMEOUT_S) for body in bodies))
+
+    outcomes = asyncio.run(send())
+    errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+    if errors:
+        raise EngineError(f"{len(errors)} of {len(prompts)} clients failed: {errors[0]}")
+    return outcomes
 
 
 def serving(model: str, clients: list[int], max_tokens: int, options: list[str]) -> dict:
@@ -87,50 +85,24 @@ def serving(model: str, clients: list[int], max_tokens: int, options: list[str])
     A piece of text is counted as one token; a token that is no whole character is joined with the next one.
     """
     with RunningServer(model, options) as server:
-        first = stream(server.port, "Hello", 4)
-        result = {
+        (first,) = ask(server.url, ["Hello"], 4)
+        return {
             "exec_to_ready_ms": server.ready_ms,
-            "exec_to_first_token_ms": 1000 * (first[0] - server.start),
-            "load": [],
+            "exec_to_first_token_ms": 1000 * (first.clocks_s[0] - server.start),
+            "load": [load(server.url, count, max_tokens) for count in clients],
         }
-        for count in clients:
-            result["load"].append(_load(server.port, count, max_tokens))
-    return result
 
 
-def _load(port: int, count: int, max_tokens: int) -> dict:
-    runs: list[tuple[float, list[float]]] = []
-    errors: list[str] = []
-
-    def client(number: int) -> None:
-        start = perf_counter()
-        try:
-            runs.append(
-                (
-                    start,
-                    stream(
-                        port,
-                        f"Client {number} asks: tell a long story about the number {count * 100 + number}.",
-                        max_tokens,
-                    ),
-                )
-            )
-        except (EngineError, OSError, http.client.HTTPException) as error:
-            errors.append(str(error))
-
-    threads = [threading.Thread(target=client, args=(number,)) for number in range(count)]
+def load(url: str, count: int, max_tokens: int) -> dict:
+    """What so many clients see that ask at once."""
+    story = "Client {} asks: tell a long story about the number {}."
     start = perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise EngineError(f"{len(errors)} of {count} clients failed: {errors[0]}")
+    outcomes = ask(url, [story.format(number, count * 100 + number) for number in range(count)], max_tokens)
     seconds = perf_counter() - start
-    gaps = [1000 * (after - before) for _, clocks in runs for before, after in pairwise(clocks)]
+    gaps = [gap for outcome in outcomes for gap in outcome.itl_ms]
     return {
         "clients": count,
-        "tok_per_s": sum(len(clocks) for _, clocks in runs) / seconds,
-        "ttft_ms": statistics.median(1000 * (clocks[0] - begin) for begin, clocks in runs if clocks),
+        "tok_per_s": sum(len(outcome.clocks_s) for outcome in outcomes) / seconds,
+        "ttft_ms": statistics.median(1000 * (outcome.clocks_s[0] - outcome.sent_s) for outcome in outcomes),
         "itl_ms": statistics.median(gaps) if gaps else None,
     }

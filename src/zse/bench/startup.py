@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
+from http.client import HTTPConnection
 from time import perf_counter
 
 from zse.bench.process import free_port, stop
@@ -137,13 +138,12 @@ def _ask(sock: socket.socket) -> None:
 
 def _phases(port: int) -> dict[str, dict[str, float]]:
     """What /metrics says of the start: milliseconds by process and phase."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
-        sock.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-        text = b""
-        while piece := sock.recv(1 << 16):
-            text += piece
+    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
     found: dict[str, dict[str, float]] = {name: {} for name in _METRICS}
-    for line in text.decode().splitlines():
+    for line in text.splitlines():
         for name, start in _METRICS.items():
             if line.startswith(start):
                 labels, _, value = line.rpartition(" ")

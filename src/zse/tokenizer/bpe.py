@@ -22,68 +22,33 @@ MODELS = {"gpt2": BPE, "llama": SPM}
 NONE, GPT2, SMOLLM, LLAMA3, QWEN2, TEKKEN, DEFAULT = range(7)
 # tokenizer.ggml.pre -> (pattern, whole pieces that are tokens are not merged, BOS unless the file says otherwise).
 PRE_TOKENIZERS = {
-    "default": (DEFAULT, False, False),
-    "gpt-2": (GPT2, False, False),
-    "phi-2": (GPT2, False, False),
-    "mpt": (GPT2, False, False),
-    "olmo": (GPT2, False, False),
-    "smollm": (SMOLLM, False, False),
-    "starcoder": (SMOLLM, False, False),
-    "refact": (SMOLLM, False, False),
-    "command-r": (SMOLLM, False, False),
-    "codeshell": (SMOLLM, False, False),
-    "llama-bpe": (LLAMA3, True, True),
-    "llama3": (LLAMA3, True, True),
-    "llama-v3": (LLAMA3, True, True),
-    "falcon3": (LLAMA3, True, True),
-    "dbrx": (LLAMA3, False, False),
-    "smaug-bpe": (LLAMA3, False, False),
-    "qwen2": (QWEN2, False, False),
-    "deepseek-r1-qwen": (QWEN2, False, False),
-    "stablelm2": (QWEN2, False, False),
-    "tekken": (TEKKEN, True, True),
+    name: (pattern, is_whole, has_bos)
+    for names, pattern, is_whole, has_bos in (
+        ("default", DEFAULT, False, False),
+        ("gpt-2 phi-2 mpt olmo", GPT2, False, False),
+        ("smollm starcoder refact command-r codeshell", SMOLLM, False, False),
+        ("llama-bpe llama3 llama-v3 falcon3", LLAMA3, True, True),
+        ("dbrx smaug-bpe", LLAMA3, False, False),
+        ("qwen2 deepseek-r1-qwen stablelm2", QWEN2, False, False),
+        ("tekken", TEKKEN, True, True),
+    )
+    for name in names.split()
 }
 
 # Tokens that end a turn or a text, whatever eos_token_id says (the names that published chat models use).
-END_TEXTS = (
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|end|>",
-    "<|return|>",
-    "<|call|>",
-    "<end_of_turn>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<|end_of_sentence|>",
-    "<｜end▁of▁sentence｜>",
-    "<EOT>",
-    "_<EOT>",
-    "<end_of_utterance>",
-)
+END_TEXTS = """<|im_end|> <|eot_id|> <|eom_id|> <|end|> <|return|> <|call|> <end_of_turn> <|endoftext|> <|end_of_text|>
+    <|end_of_sentence|> <｜end▁of▁sentence｜> <EOT> _<EOT> <end_of_utterance>""".split()
 # Files exist that mark these as ordinary text; from user text they would forge a turn.
 CONTROL_TEXTS = (
-    *END_TEXTS,
-    "<|im_start|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|begin_of_text|>",
-    "<start_of_turn>",
-    "<|user|>",
-    "<|assistant|>",
-    "<|system|>",
+    """<|im_start|> <|start_header_id|> <|end_header_id|> <|begin_of_text|> <start_of_turn> <|user|> <|assistant|>
+    <|system|>""".split()
+    + END_TEXTS
 )
 
 UNKNOWN, CONTROL = 2, 3
 _SPECIAL = (UNKNOWN, CONTROL)
 _IGNORE_MERGES, _ADD_SPACE_PREFIX = 2, 1
-_FIELDS = {
-    0: "tokenizer.ggml.tokens",
-    1: "tokenizer.ggml.scores",
-    2: "tokenizer.ggml.token_type",
-    3: "tokenizer.ggml.merges",
-    4: "tokenizer",
-}
+_ARRAYS = ("tokens", "scores", "token_type", "merges")  # by the numbers that zt_error calls them; 4 is an image
 # magic, vocab_size, bos, eos, unknown, pad, adds_bos, adds_eos, strips_space, is_nfc, number of eos_ids; then those ids
 _SECTION = struct.Struct("<8s10i")
 _SECTION_MAGIC = b"ZSETOK\x01\n"
@@ -179,23 +144,9 @@ class BPETokenizer(Tokenizer):
 
     def to_section(self) -> bytes:
         """The tokenizer as bytes from which from_section() starts without building anything: tables and all."""
-
-        def word(id):
-            return -1 if id is None else id
-
-        head = _SECTION.pack(
-            _SECTION_MAGIC,
-            self.vocab_size,
-            word(self.bos_id),
-            word(self.eos_id),
-            word(self.unknown_id),
-            word(self.pad_id),
-            self.adds_bos,
-            self.adds_eos,
-            self.strips_space,
-            self.is_nfc,
-            len(self.eos_ids),
-        )
+        ids = (-1 if id is None else id for id in (self.bos_id, self.eos_id, self.unknown_id, self.pad_id))
+        flags = self.adds_bos, self.adds_eos, self.strips_space, self.is_nfc
+        head = _SECTION.pack(_SECTION_MAGIC, self.vocab_size, *ids, *flags, len(self.eos_ids))
         head += struct.pack(f"<{len(self.eos_ids)}i", *sorted(self.eos_ids))
         head += bytes(-len(head) % 64)
         size = self._library.zt_image(self._handle, None, 0)
@@ -226,16 +177,17 @@ def from_gguf(fields: dict, path: str = "GGUF", pre_tokenizer: tuple[int, bool, 
         pre, ignore_merges, default_bos = PRE_TOKENIZERS[pre_name]
     strips_space = bool(fields.get("tokenizer.ggml.add_space_prefix", model == SPM)) and model == SPM
     arrays: dict[str, Any] = {}
-    for field in ("tokens", "scores", "token_type", "merges"):
-        arrays[field] = fields.get("tokenizer.ggml." + field)
-        wanted = {"tokens": True, "scores": model == SPM, "merges": model == BPE}.get(field, False)
-        if arrays[field] is None and wanted:
-            raise FormatError(path, 0, "tokenizer.ggml." + field, "is missing")
+    for field in _ARRAYS:
+        key = "tokenizer.ggml." + field
+        array = arrays[field] = fields.get(key)
         kind = {"scores": "f32", "token_type": "i32"}.get(field, "string")
-        if arrays[field] is not None and getattr(arrays[field], "type", None) != kind:
-            raise FormatError(path, 0, "tokenizer.ggml." + field, f"is not an array of {kind}")
-        if arrays[field] is not None and kind != "string" and len(arrays[field].raw) != 4 * arrays[field].count:
-            raise FormatError(path, 0, "tokenizer.ggml." + field, "are not numbers of 4 bytes each")
+        if array is None:
+            if field == "tokens" or field == ("scores" if model == SPM else "merges"):
+                raise FormatError(path, 0, key, "is missing")
+        elif getattr(array, "type", None) != kind:
+            raise FormatError(path, 0, key, f"is not an array of {kind}")
+        elif kind != "string" and len(array.raw) != 4 * array.count:
+            raise FormatError(path, 0, key, "are not numbers of 4 bytes each")
 
     count = arrays["tokens"].count
     ids = {key: _id(fields, key, count, path) for key in ("bos", "eos", "eot", "eom", "unknown", "padding")}
@@ -250,13 +202,9 @@ def from_gguf(fields: dict, path: str = "GGUF", pre_tokenizer: tuple[int, bool, 
         if field + "_bytes" in words:
             words[field + "_bytes"] = len(data)
 
-    put("tokens", arrays["tokens"].raw, count)
-    if arrays["token_type"] is not None:
-        put("types", arrays["token_type"].raw, arrays["token_type"].count)
-    if model == SPM:
-        put("scores", arrays["scores"].raw, arrays["scores"].count)
-    else:
-        put("merges", arrays["merges"].raw, arrays["merges"].count)
+    for field in ("tokens", "token_type", "scores" if model == SPM else "merges"):
+        if arrays[field] is not None:
+            put({"token_type": "types"}.get(field, field), arrays[field].raw, arrays[field].count)
     put("control", control, len(CONTROL_TEXTS))
     put("control_ids", control_ids, 4)
     words["model"], words["pre"] = model, pre
@@ -267,16 +215,11 @@ def from_gguf(fields: dict, path: str = "GGUF", pre_tokenizer: tuple[int, bool, 
     packed = (ctypes.c_uint64 * len(words))(*words.values())
     handle = native.library().zt_new(packed, ctypes.byref(error))
     if not handle:
-        refused = {0: "tokens", 1: "scores", 2: "token_type", 3: "merges"}.get(error.field, "")
-        offset = getattr(arrays.get(refused), "offset", 0) + error.offset
-        raise _refused(error, path, offset)
+        refused = arrays[_ARRAYS[error.field]] if error.field in range(len(_ARRAYS)) else None
+        raise _refused(error, path, getattr(refused, "offset", 0) + error.offset)
     tokenizer = BPETokenizer(handle)
-    tokenizer.bos_id, tokenizer.eos_id, tokenizer.unknown_id, tokenizer.pad_id = (
-        ids["bos"],
-        ids["eos"],
-        ids["unknown"],
-        ids["padding"],
-    )
+    tokenizer.bos_id, tokenizer.eos_id = ids["bos"], ids["eos"]
+    tokenizer.unknown_id, tokenizer.pad_id = ids["unknown"], ids["padding"]
     tokenizer.adds_bos = bool(fields.get("tokenizer.ggml.add_bos_token", default_bos)) and ids["bos"] is not None
     tokenizer.adds_eos = bool(fields.get("tokenizer.ggml.add_eos_token", False)) and ids["eos"] is not None
     tokenizer.strips_space = strips_space
@@ -346,4 +289,5 @@ def _id(fields: dict, key: str, count: int, path: str) -> int | None:
 def _refused(error: native.Error, path: str, offset: int) -> Exception:
     if error.field < 0:
         return MemoryError("not enough memory for the tokenizer")
-    return FormatError(path, offset, _FIELDS[error.field], error.reason.decode())
+    field = "tokenizer.ggml." + _ARRAYS[error.field] if error.field < len(_ARRAYS) else "tokenizer"
+    return FormatError(path, offset, field, error.reason.decode())

@@ -11,27 +11,8 @@ LIBRARY = "libzse_tokenizer.so"
 _library = None
 
 # Members of zt_source in csrc/tokenizer.h, in order; all are 8 bytes.
-SOURCE_FIELDS = (
-    "model",
-    "pre",
-    "flags",
-    "tokens",
-    "tokens_bytes",
-    "num_tokens",
-    "scores",
-    "num_scores",
-    "types",
-    "num_types",
-    "merges",
-    "merges_bytes",
-    "num_merges",
-    "control",
-    "control_bytes",
-    "num_control",
-    "control_ids",
-    "num_control_ids",
-    "unknown_id",
-)
+SOURCE_FIELDS = """model pre flags tokens tokens_bytes num_tokens scores num_scores types num_types merges merges_bytes num_merges
+    control control_bytes num_control control_ids num_control_ids unknown_id""".split()
 
 
 class Error(ctypes.Structure):

@@ -1,7 +1,6 @@
 /* Text -> token ids. Special tokens are cut out first; what is between them is merged pair by pair, the best pair
  * first, with a linked list of symbols and a heap of pairs: O(n log n) in the longest piece. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "tokenizer.h"
 

@@ -1,8 +1,6 @@
 /* A zt as one block of bytes (little-endian, every part 64-byte aligned) that is used where it lies: for files that
  * are mapped. Data only; every index in it is checked before it is used. */
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "tokenizer.h"
 
@@ -43,13 +41,7 @@ int64_t zt_image(const zt *t, uint8_t *out, uint64_t capacity)
     return (int64_t)total;
 }
 
-static int refuse(zt_error *e, uint64_t offset, const char *reason)
-{
-    e->field = 4;
-    e->offset = (int64_t)offset;
-    snprintf(e->reason, sizeof e->reason, "%s", reason);
-    return 0;
-}
+static int refuse(zt_error *e, uint64_t offset, const char *reason) { return zt_fail(e, 4, offset, reason); }
 
 static int is_size(uint64_t size, uint64_t most) { return size >= 64 && size <= most && (size & (size - 1)) == 0; }
 

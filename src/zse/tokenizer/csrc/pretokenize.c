@@ -1,7 +1,5 @@
 /* Pre-tokenizers: the patterns of published tokenizers as hand-written scanners that look at each character a
  * bounded number of times. Bytes that are not UTF-8 count as one character each, of no class. */
-#include <string.h>
-
 #include "tokenizer.h"
 #include "unicode_table.h"
 

@@ -1,14 +1,16 @@
 /* The tables of a zt once they stand: text -> token, pair -> merge rank, the trie of special tokens, token -> text. */
+#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "tokenizer.h"
 
-static uint64_t word_at(const uint8_t *p)
+/* Fills `error` and returns 0. */
+int zt_fail(zt_error *error, int64_t field, uint64_t offset, const char *reason)
 {
-    uint64_t v;
-    memcpy(&v, p, 8);
-    return v;
+    error->field = field;
+    error->offset = (int64_t)offset;
+    snprintf(error->reason, sizeof error->reason, "%s", reason);
+    return 0;
 }
 
 static uint32_t half_at(const uint8_t *p)
@@ -30,8 +32,8 @@ uint64_t zt_mix(uint64_t h)
 uint64_t zt_hash(const uint8_t *p, size_t n)
 {
     uint64_t h = n * 0x9E3779B97F4A7C15u;
-    for (; n > 16; p += 8, n -= 8) h = zt_mix(h ^ word_at(p));
-    if (n >= 8) return zt_mix(zt_mix(h ^ word_at(p)) ^ word_at(p + n - 8));
+    for (; n > 16; p += 8, n -= 8) h = zt_mix(h ^ zt_word_at(p));
+    if (n >= 8) return zt_mix(zt_mix(h ^ zt_word_at(p)) ^ zt_word_at(p + n - 8));
     if (n >= 4) return zt_mix(h ^ ((uint64_t)half_at(p) << 32 | half_at(p + n - 4)));
     if (n > 0) return zt_mix(h ^ ((uint32_t)p[0] << 16 | (uint32_t)p[n >> 1] << 8 | p[n - 1]));
     return zt_mix(h);

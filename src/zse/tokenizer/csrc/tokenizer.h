@@ -5,6 +5,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #define ZT_EXPORT __attribute__((visibility("default")))
 
@@ -74,7 +75,15 @@ typedef struct zt {
 ZT_EXPORT zt *zt_new(const zt_source *source, zt_error *error);
 ZT_EXPORT void zt_free(zt *t);
 
+static inline uint64_t zt_word_at(const uint8_t *p)
+{
+    uint64_t v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
 /* tables.c */
+int zt_fail(zt_error *error, int64_t field, uint64_t offset, const char *reason);
 ZT_EXPORT int64_t zt_find(const zt *t, const char *text, uint64_t bytes);
 ZT_EXPORT int64_t zt_token_bytes(const zt *t, int64_t id, uint8_t *out, uint64_t capacity);
 ZT_EXPORT int64_t zt_token_type(const zt *t, int64_t id);

@@ -1,16 +1,7 @@
 /* Reading a vocabulary: GGUF's arrays -> the tables of a zt. */
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "tokenizer.h"
-
-static uint64_t read_length(const uint8_t *p)
-{
-    uint64_t v;
-    memcpy(&v, p, 8);
-    return v;
-}
 
 static uint64_t power_of_two(uint64_t least)
 {
@@ -26,21 +17,13 @@ static unsigned bits_for(uint64_t count)
     return bits;
 }
 
-static int fail(zt_error *e, int64_t field, uint64_t offset, const char *reason)
-{
-    e->field = field;
-    e->offset = (int64_t)offset;
-    snprintf(e->reason, sizeof e->reason, "%s", reason);
-    return 0;
-}
-
-static int no_memory(zt_error *e) { return fail(e, -1, 0, "out of memory"); }
+static int no_memory(zt_error *e) { return zt_fail(e, -1, 0, "out of memory"); }
 
 /* The next string of a GGUF array; 0 when its length leaves the array. */
 static int next_string(const uint8_t *array, uint64_t bytes, uint64_t *offset, const uint8_t **text, uint64_t *length)
 {
     if (bytes - *offset < 8) return 0;
-    *length = read_length(array + *offset);
+    *length = zt_word_at(array + *offset);
     if (*length > bytes - *offset - 8) return 0;
     *text = array + *offset + 8;
     *offset += 8 + *length;
@@ -88,7 +71,7 @@ static int64_t from_escaped(zt *t, const uint8_t *text, uint64_t bytes, uint64_t
     int64_t n = 0;
     for (uint64_t i = 0; i < bytes;) {
         if (readable - i >= 8) {  /* eight bytes at once where none of them can be a space */
-            uint64_t word = read_length(text + i);
+            uint64_t word = zt_word_at(text + i);
             if (!(has_byte(word, 0xE2) | has_byte(word, ' '))) {
                 uint64_t step = bytes - i < 8 ? bytes - i : 8;
                 memcpy(out + n, &word, 8);
@@ -131,7 +114,7 @@ static int read_names(const zt_source *s, zt_names *names, zt_error *e)
     *names = (zt_names){0};
     for (uint64_t i = 0; i < s->num_control; i++) {
         if (i == 64 || !next_string(s->control, s->control_bytes, &offset, &text, &length))
-            return fail(e, -1, 0, "bad list of control tokens");
+            return zt_fail(e, -1, 0, "bad list of control tokens");
         if (!length) continue;
         names->hashes[names->count++] = zt_hash(text, length);
         names->first[text[0] >> 3] |= (uint8_t)(1 << (text[0] & 7));
@@ -199,12 +182,12 @@ static int read_tokens(zt *t, const zt_source *s, zt_error *e)
     for (uint64_t id = 0; id < n; id++) {
         uint64_t begin = offset;
         if (!next_string(s->tokens, s->tokens_bytes, &offset, &text, &length))
-            return fail(e, 0, begin, "the length of a token's text leaves the array");
+            return zt_fail(e, 0, begin, "the length of a token's text leaves the array");
         int32_t type = ZT_NORMAL;
         if (s->types) {
             memcpy(&type, s->types + 4 * id, 4);
             if (type == 0) type = ZT_NORMAL;  /* "undefined", which old converters write */
-            if (type < ZT_NORMAL || type > ZT_BYTE) return fail(e, 2, 4 * id, "not a token type (0 to 6)");
+            if (type < ZT_NORMAL || type > ZT_BYTE) return zt_fail(e, 2, 4 * id, "not a token type (0 to 6)");
         }
         if (type != ZT_CONTROL && is_named(&names, text, length)) type = ZT_CONTROL;
         if (t->types[id] && type != ZT_UNKNOWN) type = ZT_CONTROL;
@@ -214,7 +197,7 @@ static int read_tokens(zt *t, const zt_source *s, zt_error *e)
         int in_table = type == ZT_NORMAL || type == ZT_UNUSED;
         if (type == ZT_BYTE) {
             int byte = named_byte(text, length);
-            if (byte < 0) return fail(e, 0, begin, "a byte token is not of the form <0xNN>");
+            if (byte < 0) return zt_fail(e, 0, begin, "a byte token is not of the form <0xNN>");
             t->head.byte_ids[byte] = (uint32_t)id;
             out[0] = (uint8_t)byte;
             written = 1;
@@ -232,30 +215,30 @@ static int read_tokens(zt *t, const zt_source *s, zt_error *e)
         t->offsets[id] = (uint32_t)used;
         t->offsets[id + 1] = (uint32_t)(used + (uint64_t)written);
         if (type == ZT_CONTROL || type == ZT_UNKNOWN || type == ZT_USER_DEFINED) {
-            if (length > ZT_MAX_SPECIAL_BYTES) return fail(e, 0, begin, "a special token is longer than 1024 bytes");
-            if (!zt_add_special(t, (uint32_t)id, text, length)) return fail(e, 0, begin, "too many special tokens");
+            if (length > ZT_MAX_SPECIAL_BYTES) return zt_fail(e, 0, begin, "a special token is longer than 1024 bytes");
+            if (!zt_add_special(t, (uint32_t)id, text, length)) return zt_fail(e, 0, begin, "too many special tokens");
         } else if (in_table && written > 0) {
             if (!insert_later(t, &pending, (uint32_t)id, zt_hash(out, (size_t)written)))
-                return fail(e, 0, begin, collide);
+                return zt_fail(e, 0, begin, collide);
             if ((uint64_t)written > t->head.max_token_bytes) t->head.max_token_bytes = (uint64_t)written;
             if (written == 1 && s->model == ZT_MODEL_BPE) t->head.byte_ids[out[0]] = (uint32_t)id;
         }
         used += (uint64_t)written;
     }
-    if (!insert_pending(t, &pending)) return fail(e, 0, 0, collide);
-    if (offset != s->tokens_bytes) return fail(e, 0, offset, "bytes after the last token");
+    if (!insert_pending(t, &pending)) return zt_fail(e, 0, 0, collide);
+    if (offset != s->tokens_bytes) return zt_fail(e, 0, offset, "bytes after the last token");
     t->head.text_bytes = used;
     return 1;
 }
 
 static int read_scores(zt *t, const zt_source *s, zt_error *e)
 {
-    if (s->num_scores != s->num_tokens) return fail(e, 1, 0, "there is not one score for each token");
+    if (s->num_scores != s->num_tokens) return zt_fail(e, 1, 0, "there is not one score for each token");
     for (uint64_t id = 0; id < s->num_tokens; id++) {
         float score;
         uint32_t bits;
         memcpy(&score, s->scores + 4 * id, 4);
-        if (score != score) return fail(e, 1, 4 * id, "a score is not a number");
+        if (score != score) return zt_fail(e, 1, 4 * id, "a score is not a number");
         score += 0.0f;  /* -0 and 0 are one score */
         memcpy(&bits, &score, 4);
         t->ranks[id] = bits & 0x80000000u ? bits : ~(bits | 0x80000000u);  /* the higher score, the smaller rank */
@@ -287,12 +270,12 @@ static int read_merges(zt *t, const zt_source *s, zt_error *e)
         uint64_t begin = offset;
         t->merges[rank] = (zt_merge){ZT_NONE, ZT_NONE, 0};
         if (!next_string(s->merges, s->merges_bytes, &offset, &text, &length)) {
-            ok = fail(e, 3, begin, "the length of a merge leaves the array");
+            ok = zt_fail(e, 3, begin, "the length of a merge leaves the array");
             break;
         }
         const uint8_t *space = length > 1 ? memchr(text + 1, ' ', length - 1) : NULL;
         if (!space || space == text + length - 1) {
-            ok = fail(e, 3, begin, "a merge is not two texts with a space between them");
+            ok = zt_fail(e, 3, begin, "a merge is not two texts with a space between them");
             break;
         }
         size_t left_length = (size_t)(space - text), right_length = length - left_length - 1;
@@ -310,14 +293,14 @@ static int read_merges(zt *t, const zt_source *s, zt_error *e)
             merge.result = last;
         else merge.result = merge_token(t, raw, (size_t)(a + b), joined, left_length + right_length, &special);
         if (merge.left == ZT_NONE || merge.right == ZT_NONE || merge.result == ZT_NONE) {
-            ok = fail(e, 3, begin, "a merge names a text that is not in the vocabulary");
+            ok = zt_fail(e, 3, begin, "a merge names a text that is not in the vocabulary");
             break;
         }
         last = merge.result;
         if (special) continue;  /* special tokens are found in the text, never merged into being */
         uint64_t slot = zt_pair_slot(t, merge.left, merge.right);
         if (slot == ZT_NONE) {
-            ok = fail(e, 3, begin, "merges that collide in the hash table");
+            ok = zt_fail(e, 3, begin, "merges that collide in the hash table");
             break;
         }
         if (t->pairs[slot]) continue;  /* the first of two equal merges counts */
@@ -325,7 +308,7 @@ static int read_merges(zt *t, const zt_source *s, zt_error *e)
         uint64_t hash = zt_mix((uint64_t)merge.left << 32 | merge.right);
         t->pairs[slot] = ((uint32_t)(hash >> 32) & ~((1u << t->head.rank_bits) - 1)) | (uint32_t)(rank + 1);
     }
-    if (ok && offset != s->merges_bytes) ok = fail(e, 3, offset, "bytes after the last merge");
+    if (ok && offset != s->merges_bytes) ok = zt_fail(e, 3, offset, "bytes after the last merge");
     free(raw);
     free(joined);
     return ok;
@@ -358,12 +341,12 @@ static int allocate(zt *t, const zt_source *s)
 static int build(zt *t, const zt_source *s, zt_error *e)
 {
     if (s->num_tokens == 0 || s->num_tokens > ZT_MAX_TOKENS)
-        return fail(e, 0, 0, "the number of tokens is not in 1 to 4194304");
+        return zt_fail(e, 0, 0, "the number of tokens is not in 1 to 4194304");
     if (s->tokens_bytes > UINT32_MAX || s->num_tokens > s->tokens_bytes / 8)
-        return fail(e, 0, 0, "more tokens than the array can hold");
-    if (s->types && s->num_types != s->num_tokens) return fail(e, 2, 0, "there is not one type for each token");
+        return zt_fail(e, 0, 0, "more tokens than the array can hold");
+    if (s->types && s->num_types != s->num_tokens) return zt_fail(e, 2, 0, "there is not one type for each token");
     if (s->model == ZT_MODEL_BPE && (s->num_merges > ZT_MAX_TOKENS || s->num_merges > s->merges_bytes / 8))
-        return fail(e, 3, 0, "more merges than the array can hold");
+        return zt_fail(e, 3, 0, "more merges than the array can hold");
     t->head.model = s->model;
     t->head.pre = s->pre;
     t->head.flags = s->flags;
