@@ -94,7 +94,7 @@ class KeySegment(NamedTuple):
     value_begin: Any
 
 
-class Work(NamedTuple):
+class TileWork(NamedTuple):
     """A block's memory: scores of a segment [R, SEGMENT]; of each query row the sum of P·V [head_dim], the running maximum and the
     sum of weights."""
 
@@ -337,7 +337,7 @@ def attention_tile(p: TileParams):
 
     rows = count * p.group
     pages = head_pages(p, head, row, first_key, num_keys)
-    work = Work(
+    work = TileWork(
         zl.local_array(zl.f32, 4 * SEGMENT),
         zl.local_array(zl.f32, (MAX_ROWS + 4) * MAX_HEAD_DIM),
         zl.local_array(zl.f32, MAX_ROWS + 4),
