@@ -22,8 +22,7 @@ from zse.formats.matrix import Rows
 from zse.formats.opening import open_model
 from zse.formats.source import rope_row_order
 from zse.formats.verify import verify
-from zse.quant.pack import pack, planes_from_bytes
-from zse.quant.quantize import quantize
+from zse.quant.pack import planes_from_bytes
 
 
 @pytest.fixture
@@ -105,7 +104,7 @@ def test_planes_in_the_file_are_those_of_pack(llama, tmp_path):
     with open_model(llama) as before, open_model(out) as after:
         for name in ("blk.0.attn_v.weight", "blk.0.attn_output.weight", "token_embd.weight", "blk.0.extra_b.weight"):
             tensor = before.tensors[name]
-            expected = pack(to_affine(tensor.type, before.read(tensor), tensor.shape))
+            expected = to_affine(tensor.type, before.read(tensor), tensor.shape).pack()
             got = planes_from_bytes(AFFINE[tensor.type], after.read(name), *tensor.shape)
             assert set(got) == set(expected)
             for plane, array in expected.items():
@@ -151,7 +150,7 @@ def test_quantizing_a_directory(llama_dir, tmp_path, quant, group, expected, hea
             assert types["model.layers.0.odd.weight"] == "f16" and types["model.layers.0.tiny.weight"] == "F32"
             name = "model.layers.0.mlp.up_proj.weight"
             whole = Rows(after, after.tensors[name], 0, 192).affine()
-            assert np.array_equal(whole.q, quantize(values(before, name), after.tensors[name].scheme).q)
+            assert np.array_equal(whole.q, after.tensors[name].scheme.nearest(values(before, name)).q)
         for name in before.tensors:
             if name != "position_ids":
                 error = np.abs(values(after, name) - values(before, name)).max()

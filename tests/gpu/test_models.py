@@ -165,7 +165,6 @@ def random_model(folder, kind: str, layers: int, shape: str = "qwen2.5-7b") -> s
 
 def dequantized(model) -> dict[str, np.ndarray]:
     """What the planes on the GPU stand for, by role, f32."""
-    from zse.quant import pack
 
     dtypes = {"u8": np.uint8, "e4m3": np.uint8, "f16": np.float16, "f32": np.float32, "bf16": np.uint16}
     config = model.config
@@ -176,13 +175,7 @@ def dequantized(model) -> dict[str, np.ndarray]:
             plane: np.frombuffer(GPU.read(tensor), dtypes[tensor.dtype]).reshape(tensor.shape)
             for plane, tensor in weight.planes.items()
         }
-        if weight.scheme.kind == "affine":
-            values = pack.unpack(weight.scheme, planes, *weight.shape).dequantize()
-        elif weight.scheme.kind == "fp8":
-            values = pack.dequantize_fp8(weight.scheme, planes, *weight.shape)
-        else:
-            values = pack.unpack_dense(weight.scheme, planes, *weight.shape, "rows")
-            values = pack.bf16_to_f32(values) if weight.scheme.dtype == "bf16" else values.astype(np.float32)
+        values = weight.scheme.dequantize(planes, *weight.shape, weight.layout)
         at, _, stem = name.rpartition(".")
         cuts = {"qkv": (("q", q), ("k", kv), ("v", kv)), "gate_up": (("gate", inner), ("up", inner))}.get(stem)
         first = 0

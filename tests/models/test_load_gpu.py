@@ -16,7 +16,7 @@ from zse.formats.opening import open_model
 from zse.formats.source import rope_row_order
 from zse.models import registry
 from zse.models.load import FileCopy, load_model, merge, plan_model
-from zse.quant.pack import bf16_to_f32, dequantize_fp8, e4m3_to_f32, unpack, unpack_dense
+from zse.quant.pack import bf16_to_f32, e4m3_to_f32
 from zse.runtime.cpu import CPUDevice
 from zse.tensor import Tensor
 
@@ -56,14 +56,8 @@ def values_of(device, weight) -> np.ndarray:
     planes = {}
     for name, tensor in weight.planes.items():
         planes[name] = np.frombuffer(device.read(tensor), dtypes[tensor.dtype]).reshape(tensor.shape)
-    if weight.scheme.kind == "affine":
-        assert weight.layout == "r16"
-        return unpack(weight.scheme, planes, *weight.shape).dequantize()
-    assert weight.layout == "rows"
-    if weight.scheme.kind == "fp8":
-        return dequantize_fp8(weight.scheme, planes, *weight.shape)
-    w = unpack_dense(weight.scheme, planes, *weight.shape, "rows")
-    return bf16_to_f32(w) if weight.scheme.dtype == "bf16" else w.astype(np.float32)
+    assert weight.layout == ("r16" if weight.scheme.kind == "affine" else "rows")
+    return weight.scheme.dequantize(planes, *weight.shape, weight.layout)
 
 
 def load(device, path, **options):

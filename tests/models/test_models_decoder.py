@@ -88,7 +88,7 @@ def dequantized(model, weights):
             plane: np.frombuffer(tensor.view(), pack.NUMPY_DTYPE[tensor.dtype]).reshape(tensor.shape)
             for plane, tensor in weight.planes.items()
         }
-        values = pack.unpack(weight.scheme, planes, *weight.shape).dequantize()
+        values = weight.scheme.dequantize(planes, *weight.shape)
         layer, _, stem = name.rpartition(".")
         at = 0
         for role in members.get(stem, (stem,)):

@@ -6,7 +6,6 @@ import pytest
 from zse.errors import UnsupportedError
 from zse.kernels.host import random_weight
 from zse.quant import pack
-from zse.quant.quantize import quantize_fp8
 from zse.quant.scheme import DenseScheme, Fp8Scheme, memory_layout, parse_scheme, placed_planes
 
 
@@ -46,8 +45,8 @@ def test_quantize_error_is_half_a_step(scaling, n, k):
     rng = np.random.default_rng(n + k)
     w = (rng.standard_normal((n, k)) * rng.uniform(0.01, 3, (n, 1))).astype(np.float32)
     scheme = Fp8Scheme(scaling)
-    planes = quantize_fp8(w, scheme)
-    back = pack.dequantize_fp8(scheme, planes, n, k)
+    planes = scheme.quantize(w)
+    back = scheme.dequantize(planes, n, k)
     scale = planes["scale"]
     is_block = scaling == "block"
     wide = np.kron(scale, np.ones((128, 128)))[:n, :k] if is_block else np.broadcast_to(scale[:, None], (n, k))
@@ -58,7 +57,7 @@ def test_quantize_error_is_half_a_step(scaling, n, k):
 
 def test_quantize_refuses_nan():
     with pytest.raises(ValueError, match="NaN"):
-        quantize_fp8(np.float32([[np.nan] * 16]), Fp8Scheme("row"))
+        Fp8Scheme("row").quantize(np.float32([[np.nan] * 16]))
 
 
 def test_names_layouts_and_planes():
@@ -93,6 +92,6 @@ def test_layout_of_a_family():
 def test_dense_rows_are_the_matrix(dtype):
     weight = random_weight(np.random.default_rng(1), 20, 48, DenseScheme(dtype), "rows")
     assert weight.planes["w"].shape == (20, 48)
-    tiled = pack.pack_dense(weight.scheme, weight.planes["w"])
-    assert np.array_equal(pack.unpack_dense(weight.scheme, tiled, 20, 48), weight.planes["w"])
+    tiled = weight.scheme.pack(weight.planes["w"])
+    assert np.array_equal(weight.scheme.unpack(tiled, 20, 48), weight.planes["w"])
     assert weight.dequantize().shape == (20, 48)

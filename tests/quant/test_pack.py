@@ -6,16 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zse.errors import UnsupportedError
-from zse.quant.pack import (
-    AffineArrays,
-    bf16_to_f32,
-    f32_to_bf16,
-    pack,
-    pack_dense,
-    planes_from_bytes,
-    unpack,
-    unpack_dense,
-)
+from zse.quant.affine import AffineArrays
+from zse.quant.pack import bf16_to_f32, f32_to_bf16, planes_from_bytes
 from zse.quant.scheme import BITS, GROUPS, SCHEME_NAMES, AffineScheme, DenseScheme, parse_scheme
 
 
@@ -50,7 +42,7 @@ def test_pack_and_back(scheme, n, blocks, seed):
     rng = np.random.default_rng(seed)
     k = blocks * max(scheme.group, 32)
     arrays = random_arrays(rng, scheme, n, k)
-    planes = pack(arrays)
+    planes = arrays.pack()
     for plane in scheme.planes(n, k):
         array = planes[plane.name]
         assert (array.shape, array.nbytes) == (plane.shape, plane.nbytes)
@@ -64,14 +56,14 @@ def test_pack_and_back(scheme, n, blocks, seed):
         assert planes["scale"][row // 16, group, row % 16] == arrays.scale[row, group]
         if not scheme.symmetric:
             assert planes["offset"][row // 16, group, row % 16] == arrays.offset[row, group]
-    again = unpack(scheme, planes, n, k)
+    again = scheme.unpack(planes, n, k)
     assert np.array_equal(again.q, arrays.q) and np.array_equal(again.scale, arrays.scale)
     assert scheme.symmetric or np.array_equal(again.offset, arrays.offset)
 
 
 def test_padding_rows_are_zero():
     arrays = random_arrays(np.random.default_rng(1), AffineScheme(5, 32, False), 3, 64)
-    for array in pack(arrays).values():
+    for array in arrays.pack().values():
         assert not array[..., 3:, :].any() if array.dtype == np.uint8 else not array[..., 3:].any()
 
 
@@ -94,16 +86,16 @@ def test_dense(dtype, n, k):
     w = rng.normal(size=(n, k)).astype(np.float32)
     w = f32_to_bf16(w) if dtype == "bf16" else w.astype({"f32": "f4", "f16": "f2"}[dtype])
     scheme = DenseScheme(dtype)
-    planes = pack_dense(scheme, w)
+    planes = scheme.pack(w)
     assert planes["w"].shape == scheme.planes(n, k)[0].shape and planes["w"].nbytes == scheme.nbytes(n, k)
     for row in range(n):
         assert np.array_equal(planes["w"][row // 16, :, row % 16], w[row])
-    assert np.array_equal(unpack_dense(scheme, planes, n, k), w)
+    assert np.array_equal(scheme.unpack(planes, n, k), w)
 
 
 def test_planes_from_bytes_honours_alignment():
     scheme = AffineScheme(6, 16, False)
-    planes = pack(random_arrays(np.random.default_rng(3), scheme, 20, 96))
+    planes = random_arrays(np.random.default_rng(3), scheme, 20, 96).pack()
     data = b""
     for plane in scheme.planes(20, 96):
         data += bytes(-len(data) % 256) + planes[plane.name].tobytes()
@@ -156,8 +148,8 @@ def test_wrong_arrays_are_refused():
         AffineArrays(scheme, q, scale, scale)
     with pytest.raises(ValueError, match="scale"):
         AffineArrays(scheme, q, scale[:1])
-    planes = pack(AffineArrays(scheme, q, scale))
+    planes = AffineArrays(scheme, q, scale).pack()
     with pytest.raises(ValueError, match="plane q is missing"):
-        unpack(scheme, {"scale": planes["scale"]}, 2, 32)
+        scheme.unpack({"scale": planes["scale"]}, 2, 32)
     with pytest.raises(ValueError, match="expected u8"):
-        unpack(scheme, planes, 17, 32)
+        scheme.unpack(planes, 17, 32)

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from zse.errors import ConfigError, UnsupportedError
 from zse.quant.policy import QUANTS, Policy
-from zse.quant.quantize import quantize
 from zse.quant.scheme import BITS, AffineScheme, DenseScheme
 
 schemes = st.builds(AffineScheme, st.sampled_from(BITS), st.sampled_from((16, 32, 64, 0)), st.booleans())
@@ -23,7 +22,7 @@ def group_errors(arrays, w):
 def test_min_max_rounds_to_the_nearest_step(scheme, seed, size):
     rng = np.random.default_rng(seed)
     w = (rng.normal(size=(7, 128)) * size).astype(np.float32)
-    arrays = quantize(w, scheme, search=False)
+    arrays = scheme.nearest(w, search=False)
     groups = scheme.groups(128)
     by_group = w.reshape(7, groups, -1)
     if scheme.symmetric:
@@ -41,14 +40,14 @@ def test_min_max_rounds_to_the_nearest_step(scheme, seed, size):
 def test_the_search_is_never_worse_than_min_max(scheme, seed):
     rng = np.random.default_rng(seed)
     w = rng.standard_t(3, size=(5, 128)).astype(np.float32)
-    plain, searched = (group_errors(quantize(w, scheme, search=search), w) for search in (False, True))
+    plain, searched = (group_errors(scheme.nearest(w, search=search), w) for search in (False, True))
     assert (searched <= plain * (1 + 1e-5) + 1e-9).all()
 
 
 def test_the_search_gains_at_four_bits():
     w = np.random.default_rng(0).standard_t(5, size=(64, 512)).astype(np.float32)
     for scheme, gain in ((AffineScheme(4, 32, False), 0.9), (AffineScheme(4, 32, True), 0.8)):
-        plain, searched = (group_errors(quantize(w, scheme, search=search), w).sum() for search in (False, True))
+        plain, searched = (group_errors(scheme.nearest(w, search=search), w).sum() for search in (False, True))
         assert searched < gain * plain  # squared error; 0.87 and 0.71 measured
 
 
@@ -58,13 +57,13 @@ def test_better_than_q4_1_of_ggml():
     w = np.random.default_rng(0).normal(size=(64, 512)).astype(np.float32)
     kind = gguf.GGMLQuantizationType.Q4_1
     theirs = np.square(gguf.quants.dequantize(gguf.quants.quantize(w, kind), kind) - w).sum()
-    assert group_errors(quantize(w, AffineScheme(4, 32, False)), w).sum() < theirs
+    assert group_errors(AffineScheme(4, 32, False).nearest(w), w).sum() < theirs
 
 
 @pytest.mark.parametrize("scheme", [AffineScheme(4, 32, False), AffineScheme(4, 32, True), AffineScheme(8, 32, True)])
 @pytest.mark.parametrize("value", [0.0, 1.0, -1.0, 0.5, -65504.0, 1e-8])
 def test_constant_groups(scheme, value):
-    got = quantize(np.full((3, 64), value, np.float32), scheme).dequantize()
+    got = scheme.nearest(np.full((3, 64), value, np.float32)).dequantize()
     assert np.abs(got - value).max() <= max(abs(value) * 2e-3, 3e-8)
 
 
@@ -74,7 +73,7 @@ def test_values_on_the_grid_come_back_exactly():
         q = rng.integers(0, 2**scheme.bits, (4, 64))
         q[:, ::32], q[:, 1::32] = 2**scheme.bits - 1, 0 if not scheme.symmetric else 1
         w = ((q - 2 ** (scheme.bits - 1)) * 0.25).astype(np.float32)
-        assert np.array_equal(quantize(w, scheme).dequantize(), w)
+        assert np.array_equal(scheme.nearest(w).dequantize(), w)
 
 
 @pytest.mark.parametrize("value,reason", [(np.nan, "NaN"), (np.inf, "infinite"), (-np.inf, "infinite"), (7e4, "f16")])
@@ -82,14 +81,14 @@ def test_numbers_that_cannot_be_stored(value, reason):
     w = np.ones((2, 32), np.float32)
     w[1, 7] = value
     with pytest.raises(ValueError, match=reason):
-        quantize(w, AffineScheme(4, 32, False))
+        AffineScheme(4, 32, False).nearest(w)
 
 
 def test_rows_do_not_influence_each_other(monkeypatch):
     w = np.random.default_rng(2).normal(size=(40, 96)).astype(np.float32)
-    whole = quantize(w, AffineScheme(5, 32, False))
+    whole = AffineScheme(5, 32, False).nearest(w)
     monkeypatch.setattr("zse.quant.quantize._CHUNK_ELEMENTS", 1)
-    rows = quantize(w, AffineScheme(5, 32, False))
+    rows = AffineScheme(5, 32, False).nearest(w)
     assert np.array_equal(whole.q, rows.q) and np.array_equal(whole.scale, rows.scale)
 
 

@@ -177,9 +177,7 @@ class _Job:
         stored, name = ROWS, info.type
         if self.scheme is not None:
             stored = layout if layout in self.scheme.layouts else self.scheme.layouts[0]
-            name = self.scheme.name
-            if self.scheme.kind == "dense" and stored == ROWS:
-                name = name.upper()  # plain numbers, under their usual name
+            name = self.scheme.type_name(stored)
         elif info.layout != "rows" or (len(info.shape) == 1 and info.type in DENSE_TYPES):
             name = "F32"  # norms and biases: kernels read f32, so that a loader has nothing to do
         self.planned = PlannedTensor(info.name, stored, name, info.shape)

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from zse.errors import UnsupportedError
 from zse.formats.ggml import AFFINE, BLOCKS
-from zse.quant.pack import AffineArrays, bf16_to_f32
+from zse.quant.affine import AffineArrays
+from zse.quant.pack import bf16_to_f32
 
 _LOW = np.uint8(15)
 

@@ -17,29 +17,10 @@ from zse.formats.gguf_blocks import dequantize, to_affine
 from zse.formats.quantized_rows import LAYOUTS as CHECKPOINTS
 from zse.formats.quantized_rows import CheckpointRows
 from zse.formats.source import ModelSource, TensorInfo
-from zse.quant.pack import (
-    NUMPY_DTYPE,
-    AffineArrays,
-    bf16_to_f32,
-    dequantize_fp8,
-    f32_to_bf16,
-    pack,
-    pack_dense,
-    unpack,
-    unpack_dense,
-)
-from zse.quant.quantize import MANY_THREADS_ELEMENTS, quantize, quantize_fp8
-from zse.quant.scheme import (
-    FP8_BLOCK,
-    FP8_SCALINGS,
-    LAYOUT,
-    AffineScheme,
-    DenseScheme,
-    Fp8Scheme,
-    Plane,
-    Scheme,
-    rows_per_line,
-)
+from zse.quant.affine import AffineArrays, AffineScheme
+from zse.quant.pack import NUMPY_DTYPE, widen
+from zse.quant.quantize import MANY_THREADS_ELEMENTS
+from zse.quant.scheme import FP8_SCALINGS, LAYOUT, DenseScheme, Fp8Scheme, Plane, Scheme, rows_per_line
 
 ROW_UNIT = 128  # whole tiles, and whole blocks of fp8
 FP8_TYPES = tuple(Fp8Scheme(scaling).name for scaling in FP8_SCALINGS)
@@ -94,7 +75,7 @@ class Rows(NamedTuple):
             return CheckpointRows(self.source, info).affine(self.start, self.stop)
         if info.layout == "r16":
             assert isinstance(info.scheme, AffineScheme)
-            return unpack(info.scheme, self.planes(), self.stop - self.start, info.shape[1])
+            return info.scheme.unpack(self.planes(), self.stop - self.start, info.shape[1])
         return to_affine(info.type, self.raw(), (self.stop - self.start, info.shape[1]))
 
     def f32(self) -> NDArray:
@@ -102,13 +83,8 @@ class Rows(NamedTuple):
         info = self.info
         if info.layout in CHECKPOINTS:
             return self.affine().dequantize()
-        if info.layout == "rows" and not info.is_dense and info.type in FP8_TYPES:
-            assert isinstance(info.scheme, Fp8Scheme)
-            return dequantize_fp8(info.scheme, self.planes(), self.stop - self.start, info.shape[1])
-        if info.layout == "r16":
-            if not isinstance(info.scheme, DenseScheme):
-                return self.affine().dequantize()
-            return widen(self.dense(), info.scheme.dtype)
+        if info.layout == LAYOUT or info.type in FP8_TYPES:
+            return info.scheme.dequantize(self.planes(), self.stop - self.start, info.shape[1], info.layout)
         if info.type not in FLOATS and info.type not in BLOCKS:
             raise UnsupportedError(f"tensor {info.name}: type", info.type, BLOCKS)
         return dequantize(info.type, self.raw(), self.shape)
@@ -118,7 +94,7 @@ class Rows(NamedTuple):
         info = self.info
         if info.layout == "r16":
             assert isinstance(info.scheme, DenseScheme)
-            return unpack_dense(info.scheme, self.planes(), self.stop - self.start, info.shape[1])
+            return info.scheme.unpack(self.planes(), self.stop - self.start, info.shape[1])
         return np.frombuffer(self.raw(), NUMPY_DTYPE[FLOATS[info.type]]).reshape(self.shape)
 
 
@@ -126,42 +102,6 @@ def _narrow_scale(source: ModelSource, part: TensorInfo, plane: Plane) -> NDArra
     """The f32 plane of scales that a checkpoint stores in another type."""
     values = np.frombuffer(source.read(part), NUMPY_DTYPE[FLOATS[part.type]])
     return widen(values, FLOATS[part.type]).reshape(plane.shape)
-
-
-def widen(values: NDArray, dtype: str) -> NDArray:
-    """Values of a dense dtype (bf16 as u16 bit patterns) -> f32."""
-    return bf16_to_f32(values) if dtype == "bf16" else values.astype(np.float32)
-
-
-def narrow(values: NDArray, scheme: DenseScheme) -> NDArray:
-    """f32 -> values of the scheme's dtype, rounded to nearest; ValueError where a finite value overflows f16."""
-    if scheme.dtype == "bf16":
-        return f32_to_bf16(values)
-    if scheme.dtype == "f16" and np.abs(values).max(initial=0) > 65504:
-        raise ValueError("a value does not fit in f16; use bf16")
-    return values.astype(NUMPY_DTYPE[scheme.dtype])
-
-
-def take_rows(
-    planes: dict[str, NDArray], scheme: Scheme, layout: str, rows: NDArray, shape: tuple[int, int], start: int
-) -> dict[str, NDArray]:
-    """The planes of `rows` of a matrix of `shape` that `planes` are. start: where they would stand in it; for fp8 in blocks
-    they are of the same blocks. ValueError where they are not."""
-    if isinstance(scheme, AffineScheme):
-        arrays = unpack(scheme, planes, *shape)
-        offset = None if arrays.offset is None else arrays.offset[rows]
-        return pack(AffineArrays(scheme, arrays.q[rows], arrays.scale[rows], offset))
-    if isinstance(scheme, DenseScheme):
-        return pack_dense(scheme, unpack_dense(scheme, planes, *shape, layout)[rows], layout)
-    scale = planes["scale"]
-    if scheme.scaling == "row":
-        scale = scale[rows]
-    if scheme.scaling == "block":
-        blocks = rows // FP8_BLOCK
-        if not np.array_equal(blocks, np.arange(start, start + len(rows)) // FP8_BLOCK):
-            raise ValueError("rows of a head that lie in several blocks with a scale each cannot be put in order")
-        scale = scale[start // FP8_BLOCK : -(-(start + len(rows)) // FP8_BLOCK)]
-    return {"w": planes["w"][rows], "scale": scale}
 
 
 def prepare(source: ModelSource, info: TensorInfo) -> "CheckpointRows | None":
@@ -192,23 +132,19 @@ def planes_of_rows(
         heads = Rows(rows.source, info, low, high)
         planes = planes_of_rows(heads, scheme, layout, search=search, prepared=prepared, threads=threads)
         places = np.asarray(order[start:stop]) - low
-        return take_rows(planes, scheme, layout, places, (high - low, info.shape[1]), start - low)
+        return scheme.take(planes, places, high - low, info.shape[1], layout, start - low)
     if info.layout == layout and order is None and not info.is_dense and info.scheme == scheme:
         return rows.planes()
     if prepared is not None and info.scheme == scheme:
-        return pack(prepared.affine(start, stop))
+        return prepared.affine(start, stop).pack()
     if info.layout == "ggml" and info.scheme == scheme:
-        return pack(rows.affine())
+        return rows.affine().pack()
     if isinstance(scheme, DenseScheme) and (info.is_dense or info.layout == LAYOUT) and info.scheme == scheme:
-        return pack_dense(scheme, rows.dense(), layout)
+        return scheme.pack(rows.dense(), layout)
     if isinstance(scheme, Fp8Scheme) and scheme.scaling == "row" and info.type == "fp8-tensor":
         # Every row has the scale of all: the numbers are the same.
         planes = rows.planes()
         return {"w": planes["w"], "scale": np.full(stop - start, planes["scale"][0], np.float32)}
     values = rows.f32() if prepared is None else prepared.affine(start, stop).dequantize()
-    if isinstance(scheme, DenseScheme):
-        return pack_dense(scheme, narrow(values, scheme), layout)
-    if isinstance(scheme, Fp8Scheme):
-        return quantize_fp8(values, scheme)
     pieces = {"at_once": MANY_THREADS_ELEMENTS} if threads > 4 else {}
-    return pack(quantize(values, scheme, search=search, **pieces))
+    return scheme.quantize(values, layout, search=search, **pieces)

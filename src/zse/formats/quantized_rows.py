@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from zse.formats.quantized import AWQ_ORDER
 from zse.formats.source import ModelSource, TensorInfo
-from zse.quant.pack import AffineArrays, bf16_to_f32
+from zse.quant.affine import AffineArrays
+from zse.quant.pack import bf16_to_f32
 from zse.quant.scheme import AffineScheme
 
 _DTYPE = {"I32": np.uint32, "U32": np.uint32, "F16": np.float16, "BF16": np.uint16, "F32": np.float32}

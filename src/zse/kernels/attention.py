@@ -2,11 +2,15 @@
 (attention_kernels.py; kernels/gpu/attention.py)."""
 
 from zse import kernel as zl
-from zse.kernels.attention_kernels import KV_DTYPES, MAX_HEAD_DIM, MAX_ROWS, SEGMENT, attention_combine, attention_tile
-from zse.kernels.kv_pages import BLOCK, head_dim_of, pages_shape
+from zse.kernels.kv_pages import BLOCK, PACKED, head_dim_of, pages_shape
 from zse.kernels.op import Op, cases_of, check, later, launcher, require
 from zse.kernels.quantize import GROUP
 from zse.runtime.args import Args
+
+SEGMENT = 256
+MAX_HEAD_DIM = 256
+MAX_ROWS = 32  # query rows (tokens of the tile x query heads of the group) of one block
+KV_DTYPES = {"f16": zl.f16, "f32": zl.f32, **PACKED}
 
 
 def rows_in_registers(group: int) -> int:
@@ -114,20 +118,9 @@ def _check(q, k_pages, v_pages, page_table, token_row, positions, out) -> None:
 attention = launcher(cpu=_attention, gpu=later("gpu.attention", "record_attention"))
 
 
-def _variants(target):
-    return [
-        zl.Variant(f"attention_{name}_r{rows}_{form}", attention_tile, {"R": rows, "KV": dtype, "INT8": form == "int8"})
-        for name, dtype in KV_DTYPES.items()
-        for rows in (2, 3, 4)
-        for form in ("f32", "int8")
-    ] + [
-        zl.Variant(f"attention_combine_{form}", attention_combine, {"INT8": form == "int8"}) for form in ("f32", "int8")
-    ]
-
-
 ATTENTION = Op(
     "attention",
-    _variants,
+    later("attention_kernels", "variants"),
     attention,
     later("attention_cases", "attention_reference"),
     cases_of(cpu=later("attention_cases", "make_cpu_cases"), gpu=later("attention_cases", "make_gpu_cases")),

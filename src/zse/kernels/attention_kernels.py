@@ -14,16 +14,13 @@ with the same arithmetic.
 from typing import Any, NamedTuple
 
 from zse import kernel as zl
-from zse.kernels.kv_pages import BLOCK, PACKED, SCALE_BYTES, unit_of, widen
+from zse.kernels.attention import KV_DTYPES, MAX_HEAD_DIM, MAX_ROWS, SEGMENT
+from zse.kernels.kv_pages import BLOCK, SCALE_BYTES, unit_of, widen
 from zse.kernels.quantize import GROUP, quantize_group
 
-SEGMENT = 256
 KEY_ALIGN = 64  # key blocks start at multiples of this
-MAX_HEAD_DIM = 256
-MAX_ROWS = 32  # query rows (tokens of the tile x query heads of the group) of one block
 MASKED = -3.0e38  # the score of a key that must not be seen
 FLOOR = -1.0e30  # the running maximum before any key
-KV_DTYPES = {"f16": zl.f16, "f32": zl.f32, **PACKED}
 
 
 @zl.inline
@@ -407,3 +404,14 @@ def attention_combine(p: CombineParams):
             zl.store(state + d, zl.fma(zl.load(state + d, L), rescale, zl.load(record + d, L) * factor))
         maximum_ = new
     write_row(p, state, total, place * p.head_dim)
+
+
+def variants(target):
+    return [
+        zl.Variant(f"attention_{name}_r{rows}_{form}", attention_tile, {"R": rows, "KV": dtype, "INT8": form == "int8"})
+        for name, dtype in KV_DTYPES.items()
+        for rows in (2, 3, 4)
+        for form in ("f32", "int8")
+    ] + [
+        zl.Variant(f"attention_combine_{form}", attention_combine, {"INT8": form == "int8"}) for form in ("f32", "int8")
+    ]

@@ -3,7 +3,6 @@
 from typing import Any
 
 from zse.kernel.language import Record
-from zse.quant import pack
 
 
 class HostWeight(Record):
@@ -20,11 +19,10 @@ class HostWeight(Record):
 
     def dequantize(self):
         """f32 [N, K]."""
-        return pack.DEQUANTIZE[self.scheme.kind](self.scheme, self.planes, *self.shape, self.layout)
+        return self.scheme.dequantize(self.planes, *self.shape, self.layout)
 
 
 def random_weight(rng, rows: int, width: int, scheme, layout: str | None = None) -> HostWeight:
     """A weight with values near a unit normal's, in `layout` (the scheme's first one by default)."""
     layout = layout or scheme.layouts[0]
-    planes = pack.RANDOM[scheme.kind](scheme, rng, rows, width, layout)
-    return HostWeight((rows, width), scheme, planes, layout)
+    return HostWeight((rows, width), scheme, scheme.random(rng, rows, width, layout), layout)

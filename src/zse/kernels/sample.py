@@ -12,13 +12,14 @@ reaches p.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from zse import kernel as zl
 from zse.kernels import gpu
 from zse.kernels.op import Op, check, later, launcher, require
-from zse.kernels.sample_kernels import CHUNK, MAX_LOGPROBS, RECORD, logprob_row, sample_row, sample_scan_chunk
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
 
+CHUNK = 8192  # logits of one block of the scan: 32 KiB
+MAX_LOGPROBS = 20  # alternatives, the API's limit
+RECORD = 48  # words of a chunk's record: max, argmax, raw sum, tempered sum, top values (20), top ids (20)
 MAX_VOCAB = 4096 * 1024  # of a row: the blocks that sample_parts.pick keeps sums of
 
 
@@ -175,7 +176,7 @@ def logprob_rows(recorder, logits, targets, logprob, argmax) -> None:
 
 SAMPLE = Op(
     "sample",
-    lambda target: [zl.Variant("sample_scan", sample_scan_chunk), zl.Variant("sample_row", sample_row)],
+    later("sample_kernels", "sample_variants"),
     sample,
     later("sample_cases", "sample_reference"),
     later("sample_cases", "sample_cases"),
@@ -184,7 +185,7 @@ SAMPLE = Op(
 )
 LOGPROB_ROWS = Op(
     "logprob_rows",
-    lambda target: [zl.Variant("logprob_rows", logprob_row)],
+    later("sample_kernels", "logprob_variants"),
     logprob_rows,
     later("sample_cases", "logprob_rows_reference"),
     later("sample_cases", "logprob_rows_cases"),

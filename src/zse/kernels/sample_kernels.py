@@ -5,12 +5,10 @@ from typing import Any, NamedTuple
 
 from zse import kernel as zl
 from zse.kernels import sample_parts
+from zse.kernels.sample import CHUNK, MAX_LOGPROBS, RECORD
 
 BLOCK = 1024  # logits of one f32 sum of the standard deviation
-CHUNK = 8192  # logits of one block of the scan: 32 KiB
-MAX_LOGPROBS = 20  # alternatives, the API's limit
-RECORD = 48  # words of a chunk's record: max, argmax, raw sum, tempered sum, top values (20), top ids (20)
-TOP_VALUES, TOP_IDS = 4, 24
+TOP_VALUES, TOP_IDS = 4, 24  # of a chunk's record
 OK, NUMERICAL = 0, 1  # status: a row with NaN, +infinity or no finite logit is NUMERICAL
 
 
@@ -375,3 +373,11 @@ def logprob_row(
         total += zl.f64(sum_exp(x, first, min(first + CHUNK, vocab), high, zl.f32(1.0)))
     argmax[row] = index
     logprob[row] = x[min(max(zl.i64(targets[row]), 0), vocab - 1)] - high - zl.log(zl.f32(total))
+
+
+def sample_variants(target):
+    return [zl.Variant("sample_scan", sample_scan_chunk), zl.Variant("sample_row", sample_row)]
+
+
+def logprob_variants(target):
+    return [zl.Variant("logprob_rows", logprob_row)]

@@ -18,7 +18,7 @@ from zse.models import names, registry
 from zse.models.config import ModelConfig
 from zse.models.names import ROPE_TENSORS
 from zse.quant import policy as policies
-from zse.quant.scheme import FP8_BLOCK, LAYOUT, TILE_ROWS, Fp8Scheme, Plane, Scheme, memory_layout
+from zse.quant.scheme import LAYOUT, TILE_ROWS, Plane, Scheme, memory_layout
 from zse.tensor import Tensor, Weight
 
 # Bytes that planes start at multiples of: a cache line; on a GPU what tensor maps and large copies want, as in a .zse.
@@ -177,7 +177,7 @@ def _fuse(
             if roles[0] not in schemes:
                 continue  # the file has them joined
             same = len({schemes[role] for role in roles}) == 1
-            unit = FP8_BLOCK if schemes[roles[0]] == Fp8Scheme("block") else TILE_ROWS
+            unit = schemes[roles[0]].row_unit
             whole_tiles = all(parts[role].role.shape[0] % unit == 0 for role in roles[:-1])
             if same and whole_tiles:
                 for suffix in ("", "_bias"):

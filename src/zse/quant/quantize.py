@@ -1,4 +1,4 @@
-"""Round-to-nearest quantization onto affine groups, with clipping chosen by squared error; and onto fp8.
+"""Round-to-nearest quantization onto affine groups, with clipping chosen by squared error.
 
 Per group: start from the range [min, max]; try the range shrunk by each of SHRINK and keep the one with the smallest
 squared error (rounding of scale and offset to f16 included); then refit scale and offset to the chosen integers by
@@ -6,11 +6,10 @@ least squares, as ggml's make_qkx2_quants does, and keep what is better. 8-bit g
 cannot pay when a step is 1/255 of it.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
-
-from zse.quant.pack import AffineArrays, f32_to_e4m3
-from zse.quant.scheme import FP8_BLOCK, AffineScheme, Fp8Scheme
 
 SHRINK = (1.0, 0.93, 0.86, 0.78)  # eight steps are 0.1 % better and cost twice the time
 REFITS = 2
@@ -23,8 +22,10 @@ _CHUNK_ELEMENTS = 1 << 17  # about 5 f32 temporaries of this stay in a 2-4 MB L2
 MANY_THREADS_ELEMENTS = 1 << 20
 
 
-def quantize(w: NDArray, scheme: AffineScheme, *, search: bool = True, at_once: int = _CHUNK_ELEMENTS) -> AffineArrays:
-    """f32 [N, K] -> the nearest AffineArrays. search False: plain min-max ranges. at_once: elements that NumPy gets in
+def quantize(
+    w: NDArray, scheme: Any, *, search: bool = True, at_once: int = _CHUNK_ELEMENTS
+) -> tuple[NDArray, NDArray, NDArray | None]:
+    """f32 [N, K] -> what the nearest AffineArrays of an AffineScheme are made of: (q, scale, offset). search False: plain min-max ranges. at_once: elements that NumPy gets in
     one call (see MANY_THREADS_ELEMENTS). ValueError for NaN, infinities, or values whose scale or offset does not fit
     in f16."""
     n, k = w.shape
@@ -44,10 +45,10 @@ def quantize(w: NDArray, scheme: AffineScheme, *, search: bool = True, at_once: 
         q[rows], scale[rows] = got_q.reshape(-1, k), got_scale[..., 0]
         if offset is not None and got_offset is not None:
             offset[rows] = got_offset[..., 0]
-    return AffineArrays(scheme, q, scale, offset)
+    return q, scale, offset
 
 
-def _quantize_groups(w: NDArray, scheme: AffineScheme, search: bool) -> _Trial:
+def _quantize_groups(w: NDArray, scheme: Any, search: bool) -> _Trial:
     """The best trial for w f32 [n, groups, size]."""
     steps = np.float32((1 << scheme.bits) - 1)
     half = np.float32(1 << (scheme.bits - 1))
@@ -112,29 +113,3 @@ def _better(best: _Trial, new: _Trial) -> _Trial:
     take = new[3] < best[3]
     offset = None if best[2] is None or new[2] is None else np.where(take, new[2], best[2])
     return np.where(take, new[0], best[0]), np.where(take, new[1], best[1]), offset, np.where(take, new[3], best[3])
-
-
-E4M3_MAX = 448.0
-
-
-def quantize_fp8(w: NDArray, scheme: Fp8Scheme) -> dict[str, NDArray]:
-    """f32 [N, K] -> the planes w (e4m3) and scale of `scheme`, the largest magnitude of a scale's range at 448.
-
-    ValueError for NaN and infinities.
-    """
-    n, k = w.shape
-    w = np.ascontiguousarray(w, np.float32)
-    peak = np.abs(w).max(axis=1, initial=0)
-    if not np.isfinite(peak).all():
-        raise ValueError("a value is NaN or infinite")
-    if scheme.scaling == "block":
-        rows, columns = scheme.scale_shape(n, k)
-        padded = np.zeros((rows * FP8_BLOCK, columns * FP8_BLOCK), np.float32)
-        padded[:n, :k] = np.abs(w)
-        peak = padded.reshape(rows, FP8_BLOCK, columns, FP8_BLOCK).max(axis=(1, 3))
-    elif scheme.scaling == "tensor":
-        peak = peak.max(initial=0, keepdims=True)
-    # A range of zeros takes any scale; the smallest normal one keeps the division finite.
-    scale = np.maximum(peak / np.float32(E4M3_MAX), np.float32(2**-126)).astype(np.float32)
-    wide = np.repeat(np.repeat(scale, FP8_BLOCK, 0)[:n], FP8_BLOCK, 1)[:, :k] if scale.ndim == 2 else scale[:, None]
-    return {"w": f32_to_e4m3(w / wide), "scale": scale}

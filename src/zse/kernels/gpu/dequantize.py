@@ -117,28 +117,35 @@ def variants(target) -> list[zl.Variant]:
 
 def launch(recorder, weight, first_row: int, rows: int, out: Tensor) -> None:
     """Record: `rows` rows of the weight from first_row (integers: a multiple of 16), to out bf16 [rows, K]."""
+    args, grid = LAUNCHES[weight.scheme.kind](weight, first_row, rows)
+    recorder.launch(f"dequantize_{weight.scheme.element}", Args(**args, out=out), grid)
+
+
+def _of_groups(weight, first_row: int, rows: int) -> tuple[dict, tuple[int, int]]:
     scheme, planes, width = weight.scheme, weight.planes, weight.shape[1]
-    if scheme.kind == "affine":
-        blocks = width // 32
-        group = scheme.group or width
-        args = Args(
-            q=planes["q"],
-            high=planes.get("high"),
-            scale=planes["scale"],
-            offset=planes.get("offset"),
-            out=out,
-            first_tile=first_row // TILE_ROWS,
-            rows=rows,
-            blocks=blocks,
-            groups=scheme.groups(width),
-            group_blocks=max(1, group // 32),
-            half_step=16 if group == 16 else 0,
-            has_offset=int(not scheme.symmetric),
-            center=center(scheme),
-        )
-        grid = -(-blocks // (WARP_BLOCKS * THREADS // 32)), -(-rows // TILE_ROWS)
-        recorder.launch(f"dequantize_int{scheme.bits}", args, grid)
-        return
-    scaling = scheme.scale_code
-    args = Args(w=planes["w"], scale=planes.get("scale"), out=out, first_row=first_row, width=width, scaling=scaling)
-    recorder.launch(f"dequantize_{scheme.element}", args, (-(-width // ROW_COLUMNS), rows))
+    blocks, group = width // 32, scheme.group or width
+    args = dict(
+        q=planes["q"],
+        high=planes.get("high"),
+        scale=planes["scale"],
+        offset=planes.get("offset"),
+        first_tile=first_row // TILE_ROWS,
+        rows=rows,
+        blocks=blocks,
+        groups=scheme.groups(width),
+        group_blocks=max(1, group // 32),
+        half_step=16 if group == 16 else 0,
+        has_offset=int(not scheme.symmetric),
+        center=center(scheme),
+    )
+    return args, (-(-blocks // (WARP_BLOCKS * THREADS // 32)), -(-rows // TILE_ROWS))
+
+
+def _of_rows(weight, first_row: int, rows: int) -> tuple[dict, tuple[int, int]]:
+    planes, width, scaling = weight.planes, weight.shape[1], weight.scheme.scale_code
+    args = dict(w=planes["w"], scale=planes.get("scale"), first_row=first_row, width=width, scaling=scaling)
+    return args, (-(-width // ROW_COLUMNS), rows)
+
+
+# By a scheme's kind: (weight, first row, rows) → the kernel's arguments but `out`, and the grid.
+LAUNCHES = {"affine": _of_groups, "dense": _of_rows, "fp8": _of_rows}

@@ -11,6 +11,7 @@ Elsewhere, and for weights that these kernels have no form for (f16, f32), piece
 cache are turned into bf16 (dequantize) and multiplied (gemm_wgmma, gemm_portable).
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from zse.kernel import Variant
@@ -83,11 +84,14 @@ def has_wgmma(device) -> bool:
 def kind_of(scheme) -> object:
     """Of the operands on Hopper: bits of an integer, "bf16", "e4m3", "block", or None where those kernels have no
     form."""
-    if scheme.kind == "affine":
-        return scheme.bits
-    if scheme.kind == "fp8":
-        return "block" if scheme.scaling == "block" else "e4m3"
-    return "bf16" if scheme.dtype == "bf16" else None
+    return KINDS.get(scheme.kind, lambda scheme: None)(scheme)
+
+
+KINDS: dict[str, Callable] = {
+    "affine": lambda scheme: scheme.bits,
+    "fp8": lambda scheme: "block" if scheme.scaling == "block" else "e4m3",
+    "dense": lambda scheme: "bf16" if scheme.dtype == "bf16" else None,
+}
 
 
 def is_fp8(kind: object) -> bool:

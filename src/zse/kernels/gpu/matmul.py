@@ -180,13 +180,9 @@ def record(
         check(f"{what} bias", bias, "f32", rows)
     layout = scheme.in_memory["gpu"]
     require(weight.layout == layout, f"{what}: {scheme} weights are in layout {layout} on a GPU, not {weight.layout}")
-    if scheme.kind == "dense":
-        multiple = COLUMNS[scheme.dtype]
-        require(
-            width % multiple == 0, f"{what}: {scheme.dtype} weights need a multiple of {multiple} columns, got {width}"
-        )
-    else:
-        require(scheme.fits(width), f"{what}: {width} columns do not fit {scheme}")
+    multiple = COLUMNS.get(scheme.element, 1)
+    require(width % multiple == 0, f"{what}: {scheme} weights need a multiple of {multiple} columns, got {width}")
+    require(scheme.fits(width), f"{what}: {width} columns do not fit {scheme}")
     if tiled:
         gemm_launch.launch(recorder, a, weight, out, bias, accumulate=accumulate, gated=gate, max_tokens=max_tokens)
         return

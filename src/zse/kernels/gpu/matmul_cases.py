@@ -54,10 +54,10 @@ def tolerance(scheme, values, largest: float, gated: bool, narrow: bool) -> Tole
     same way for a whole group. The tensor cores keep about 14 bits of a sum of fp8 products (DeepSeek-V3 report, section
     3.3.2), and what is cut off adds up as the root of the number of columns: at 18,944 the largest of 65,000 results is off
     by 4.5 times 2**-9 on an H200, at 3,584 by twice."""
-    rounded = scheme.kind == "affine" or scheme.kind == "dense" and scheme.dtype != "bf16"
+    rounded = scheme.element not in ("bf16", "e4m3")
     length = float(np.sqrt((values.astype(np.float64) ** 2).sum(axis=1).max()))
     cut = 2**-9 * max(1.0, values.shape[1] / 512) ** 0.5
-    absolute = length * largest * (2**-7 if rounded else cut if scheme.kind == "fp8" else 2**-16)
+    absolute = length * largest * (2**-7 if rounded else cut if scheme.element == "e4m3" else 2**-16)
     return Tolerance(
         absolute * (60 if gated else 1),
         (1e-5, 2**-8, 2**-7)[rounded + narrow],
@@ -81,11 +81,11 @@ def case_of(name: str, weight, a, epilogue: str, near: Tolerance, rng, options: 
 def small_cases(rng):
     """Every scheme, with few and more tokens, odd sizes, and every epilogue, on matmul_small and matmul_few."""
     for scheme in SCHEMES:
-        affine = scheme.kind == "affine"
-        step = scheme.group or 32 if affine else 16
+        integer = scheme.numbers == "q"
+        step = scheme.group or 32 if integer else 16
         for epilogue in EPILOGUES:
             tokens, rows, width = SMALL_SHAPES[int(rng.integers(len(SMALL_SHAPES)))]
-            width += -width % max(step, 32) + max(step, 32 if affine else 16) * int(rng.integers(3))
+            width += -width % max(step, 32) + max(step, 32 if integer else 16) * int(rng.integers(3))
             gated = epilogue in GATES
             rows = (rows + 31) // 32 * 32 if gated else rows
             weight = random_weight(rng, rows, width, scheme, scheme.in_memory["gpu"])
@@ -103,15 +103,15 @@ def small_cases(rng):
 
 def make_case(rng, scheme, epilogue: str, tokens: int, rows: int, width: int) -> Case:
     """A product of gemm.py with random operands; rows and width become what the scheme and the epilogue need."""
-    integer, gated = scheme.kind == "affine", epilogue in GATES
+    integer, fp8, gated = scheme.numbers == "q", scheme.element == "e4m3", epilogue in GATES
     width += -width % (scheme.group or 32 if integer else 16)
     rows += -rows % 128 if gated and scheme == Fp8Scheme("block") else 0 if gated else int(rng.integers(16)) * 2
-    if scheme.kind == "dense" and scheme.dtype != "bf16":
+    if scheme.element in ("f32", "f16"):
         tokens = max(tokens, 33)  # fewer are matmul_small's
     weight = random_weight(rng, rows, width, scheme, scheme.in_memory["gpu"])
     x = rng.standard_normal((tokens, width)).astype(np.float32)
-    a = HostFp8Activation.quantize(x) if scheme.kind == "fp8" else HostArray("bf16", f32_to_bf16(x))
-    values = a.dequantize() if scheme.kind == "fp8" else a.wide()
+    a = HostFp8Activation.quantize(x) if fp8 else HostArray("bf16", f32_to_bf16(x))
+    values = a.dequantize() if fp8 else a.wide()
     near = tolerance(scheme, values, float(np.abs(weight.dequantize()).max()), gated, gated or epilogue == "bf16")
     options = {"max_tokens": tokens, "bias": bool(rng.integers(2)) and not gated}
     return case_of(f"gemm {scheme} {epilogue} {tokens}x{rows}x{width}", weight, a, epilogue, near, rng, options)

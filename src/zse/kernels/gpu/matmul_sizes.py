@@ -55,7 +55,7 @@ def some_rows(weight, first: int, count: int):
     step = 16 if weight.layout == "r16" else 1
     planes = {}
     for name, plane in weight.planes.items():
-        whole = weight.scheme.kind == "fp8" and name == "scale" and weight.scheme.scaling != "row"
+        whole = weight.scheme in (Fp8Scheme("tensor"), Fp8Scheme("block")) and name == "scale"
         planes[name] = plane if whole else plane[first // step : (first + count) // step]
     return HostWeight((count, weight.shape[1]), weight.scheme, planes, weight.layout)
 
@@ -64,7 +64,7 @@ def sizes(rng):
     """(case, expected) for every scheme, shape and number of tokens; the head only for one token."""
     for scheme in SCHEMES:
         for name, (rows, width, epilogue) in SHAPES.items():
-            if name == "head" and scheme.kind == "affine" and scheme.bits == 4:
+            if name == "head" and scheme.element == "int4":
                 continue  # heads are not stored in 4 bits
             weight = random_planes(rng, rows, width, scheme)
             numbers = some_rows(weight, 0, COMPARED).dequantize()
@@ -73,7 +73,7 @@ def sizes(rng):
                 # So that the results are near 2, as a model's are.
                 x = (rng.standard_normal((tokens, width)) * (2 / spread)).astype(np.float32)
                 # What the engine does: above 8 tokens fp8 weights get fp8 activations.
-                fp8 = scheme.kind == "fp8" and tokens > 8
+                fp8 = scheme.element == "e4m3" and tokens > 8
                 a = HostFp8Activation.quantize(x) if fp8 else HostArray("bf16", f32_to_bf16(x))
                 gated = epilogue == "silu"
                 # Up to 8 tokens nothing but the result is rounded.
