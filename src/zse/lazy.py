@@ -70,7 +70,7 @@ GPU_ENGINE = (
     "zse.kernels.gpu.r16",
     "zse.kernels.gpu.dequantize",
     "zse.engine.core",
-    "zse.engine.speculation",
+    "zse.speculative.ngram",
     "zse.runtime.gpu_load",
     "zse.runtime.gpu_graph",
     "zse.kernels.page_table",

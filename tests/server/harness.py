@@ -17,7 +17,7 @@ from zse.engine.client import EngineClient
 from zse.engine.process import spawn
 from zse.http import bind
 from zse.http.listener import Limits, Server
-from zse.server.admission import AdmissionControl
+from zse.server.admission import AdmissionControl, QueueBounds
 from zse.server.app import App
 from zse.server.auth import HostCheck, KeyCheck
 from zse.server.keys import Key, quotas, single, weights
@@ -26,6 +26,12 @@ from zse.server.pool import ModelPool, ModelSpec, Served
 FAKE_ENGINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fake_engine.py")
 SCHEDULED_ENGINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "scheduled_engine.py")
 JSON = {"content-type": "application/json"}
+
+
+def fixed_bounds(max_choices: int, max_tokens: int) -> QueueBounds:
+    bounds = QueueBounds(0, max_tokens)
+    bounds.set_engine(max_choices, max_tokens)
+    return bounds
 
 
 class Harness:
@@ -75,7 +81,7 @@ class Harness:
         self.app = App(
             self.pool,
             weights=weights(keys),
-            admission=AdmissionControl(max_choices, max_queue_tokens, weights(keys), quotas(keys)),
+            admission=AdmissionControl(fixed_bounds(max_choices, max_queue_tokens), weights(keys), quotas(keys)),
             key=KeyCheck(keys),
             hosts=HostCheck(hosts),
             **self._parsers,

@@ -26,7 +26,7 @@ def main() -> int:
     real_spawn, real_serve = process.spawn, server_main.serve
     process.spawn = lambda arguments: real_spawn([*arguments, *extra], (FAKE_ENGINE,))
     process.fork = lambda arguments, clock, close: process.spawn(arguments)
-    server_main.serve = lambda *given: real_serve(*given, load_model=fake_text.load)
+    server_main.serve = lambda *given: real_serve(*given[:-1], fake_text.load)
     serve._models = lambda args: [(name, (name,)) for name in args.models or [args.model_name or "fake"]]
     try:
         return serve.run(args)

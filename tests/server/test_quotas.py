@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import openai
 import pytest
-from harness import chat_body, request, wait_for
+from harness import chat_body, fixed_bounds, request, wait_for
 from test_errors import check
 
 from zse.server.admission import AdmissionControl, Admitted
@@ -25,7 +25,7 @@ class Clock:
 def limiter(**quota) -> tuple[AdmissionControl, Clock, SimpleNamespace]:
     clock = Clock()
     return (
-        AdmissionControl(1 << 20, 1 << 20, {}, {"a": Quota(**quota)}, clock),
+        AdmissionControl(fixed_bounds(1 << 20, 1 << 20), {}, {"a": Quota(**quota)}, clock),
         clock,
         SimpleNamespace(tenant="a", more_headers=[]),
     )

@@ -4,7 +4,7 @@ import os
 from types import SimpleNamespace
 
 import pytest
-from harness import chat_body, read_reply, request, wait_for
+from harness import chat_body, fixed_bounds, read_reply, request, wait_for
 
 from zse.errors import ConfigError
 from zse.server.admission import AdmissionControl, Admitted
@@ -245,7 +245,7 @@ def reserve(queue: AdmissionControl, choices: int, tokens: int, tenant: str):
 
 def test_shares_of_the_queue():
     """Half is kept by weight (a 1, b 3: 10 and 30 of 80), the rest is for whoever comes."""
-    queue = AdmissionControl(80, 8000, {"a": 1.0, "b": 3.0})
+    queue = AdmissionControl(fixed_bounds(80, 8000), {"a": 1.0, "b": 3.0})
 
     def fill(tenant: str) -> int:
         count = 0
@@ -258,9 +258,9 @@ def test_shares_of_the_queue():
             count += 1
 
     assert fill("a") == 80 - 30 and fill("b") == 30 and fill("a") == 0
-    queue = AdmissionControl(80, 8000, {"a": 1.0, "b": 3.0})
+    queue = AdmissionControl(fixed_bounds(80, 8000), {"a": 1.0, "b": 3.0})
     assert fill("b") == 70 and fill("a") == 10 and queue.choices == 80
-    alone = AdmissionControl(80, 8000, {"a": 1.0})
+    alone = AdmissionControl(fixed_bounds(80, 8000), {"a": 1.0})
     for _ in range(80):
         reserve(alone, 1, 1, "a")
     with pytest.raises(APIError):
@@ -268,7 +268,7 @@ def test_shares_of_the_queue():
 
 
 def test_shares_of_the_queued_tokens():
-    queue = AdmissionControl(1000, 1000, {"a": 1.0, "b": 1.0})
+    queue = AdmissionControl(fixed_bounds(1000, 1000), {"a": 1.0, "b": 1.0})
     first = reserve(queue, 1, 700, "a")
     with pytest.raises(APIError):
         reserve(queue, 1, 100, "a")  # 250 are kept for b

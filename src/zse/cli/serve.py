@@ -65,18 +65,27 @@ ARGUMENTS = (
     arg("--max-loaded", type=Amount(int, 1), help="models that may be loaded at once (default: what memory holds)"),
     ENGINE_OPTIONS,
     SERVING_OPTIONS,
-    arg("--max-rows", "--max-concurrency", type=Amount(int, 1, 1024), help="requests that run at once (default: 64)"),
+    arg(
+        "--max-rows",
+        "--max-concurrency",
+        type=Amount(int, 1, 1024),
+        help="requests that run at once (default: 64, on a GPU 256 where memory allows)",
+    ),
     arg(
         "--max-queue",
         type=Amount(int, 0, 65536),
-        default=256,
-        help="requests that may wait; more are answered 503 (default: 256)",
+        help="requests that may wait; more are answered 503 (default: one for each 1,024 waiting prompt tokens)",
     ),
     arg(
         "--max-queue-tokens",
         type=Amount(int, 1, shown="TOKENS"),
-        default=262144,
-        help="prompt tokens that may wait (default: 262144)",
+        help="prompt tokens that may wait (default: what is begun within --queue-timeout, from 262,144 to 4,194,304)",
+    ),
+    arg(
+        "--queue-timeout",
+        type=Amount(float, 0.1, 86400.0, shown="SECONDS"),
+        default=60.0,
+        help="how long a request may be expected to wait, by the rate at which prompts begin (default: 60)",
     ),
     arg(
         "--max-body-bytes",
@@ -162,9 +171,9 @@ def run(args) -> int:
                 for (path, names), words in zip(models, arguments, strict=True)
             ),
             host=args.host,
-            max_choices=(args.max_rows or 64) + args.max_queue,
             max_queue=args.max_queue,
             max_queue_tokens=args.max_queue_tokens,
+            queue_timeout_s=args.queue_timeout,
             drain_s=args.drain_timeout,
             keys=keys,
             key_file=args.api_key_file,
@@ -220,8 +229,8 @@ def _park_arguments(args) -> list[str]:
 
 
 def _engine_arguments(args, path: str) -> list[str]:
-    # 64: the most of zse.engine.config.MAX_ROWS, whose import would delay the engine's start.
-    waiting = max(1, args.max_queue + (args.max_rows or 64))
+    # 256: the most of zse.engine.config.MAX_ROWS, whose import would delay the engine's start. 4,096: of QueueBounds.
+    waiting = max(1, (4096 if args.max_queue is None else args.max_queue) + (args.max_rows or 256))
     values = {"model": path, "max_rows": args.max_rows, "max_waiting": waiting}
     values |= values_of(args, ENGINE_OPTIONS) | values_of(args, SERVING_OPTIONS)
     if args.draft_model is not None:

@@ -18,7 +18,12 @@ DEVICES = ("auto", "cpu", "cuda", "hip", "metal")
 ACTIVATIONS = {"cpu": ("int8", "f32"), "gpu": ("bf16",)}
 KV_LAYOUTS = ("paged", "contiguous")
 KV_DTYPES = {"cpu": ("f16", "f32", "int8", "fp8"), "gpu": ("bf16", "int8", "fp8")}
-MAX_ROWS = {"cpu": 64, "gpu": 64}
+# Requests at once: the fewest, and the most where their logits (ROW_BYTES a token of the vocabulary: the f32 and what the
+# sampler keeps of them) take no more than ROWS_SHARE of the memory. Qwen2.5's 152,064 tokens: 311 MB for 256 rows.
+MAX_ROWS = {"cpu": (64, 64), "gpu": (64, 256)}
+ROW_BYTES, ROWS_SHARE = 8, 0.01
+# Prompt tokens that may wait before it is known how fast they drain: what a CPU computes in minutes, a GPU in one.
+QUEUE_TOKENS = {"cpu": 1 << 18, "gpu": 1 << 22}
 # Whether a token may be drawn again when its step is over: a GPU runs the next one by then.
 LAZY_MASKS = {"cpu": True, "gpu": False}
 
@@ -258,11 +263,26 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def settle(
-    config: EngineConfig, family: str, *, weight_bytes: int = 0, token_bytes: Callable[[], int] = lambda: 1
+    config: EngineConfig,
+    family: str,
+    *,
+    weight_bytes: int = 0,
+    token_bytes: Callable[[], int] = lambda: 1,
+    vocab_size: int = 0,
+    memory_bytes: int = 0,
 ) -> Settings:
-    """The settings for a device of `family`. weight_bytes: of the model; token_bytes(): scratch that one token of a step
-    takes. Raises ConfigError for a type that the device does not compute with."""
-    max_rows = config.max_rows or MAX_ROWS[family]
+    """The settings for a device of `family`.
+
+    Args:
+        weight_bytes: of the model.
+        token_bytes: scratch that one token of a step takes; asked for when it matters.
+        vocab_size: of the model.
+        memory_bytes: what the engine may take.
+
+    Raises ConfigError for a type that the device does not compute with."""
+    fewest, most_rows = MAX_ROWS[family]
+    fitting = int(ROWS_SHARE * memory_bytes / (ROW_BYTES * max(vocab_size, 1)))
+    max_rows = config.max_rows or next((rows for rows in (256, 128) if rows <= min(fitting, most_rows)), fewest)
     tokens = config.max_tokens_per_step
     if tokens is None:
         tokens, most = STEP_TOKENS[family]

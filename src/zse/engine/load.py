@@ -11,7 +11,7 @@ from zse.cache import pages as cache_pages
 from zse.engine import core, memory, messages, offload
 from zse.engine import draft as draft_model
 from zse.engine import runner as engine_runner
-from zse.engine.config import GPU_MIXED_TOKENS, EngineConfig, ResolvedConfig
+from zse.engine.config import GPU_MIXED_TOKENS, QUEUE_TOKENS, EngineConfig, ResolvedConfig
 from zse.errors import DeviceError, UnsupportedError, ZSEError
 from zse.formats import opening as model_files
 from zse.kernel import cache as kernel_cache
@@ -191,6 +191,7 @@ def build_from_arguments(arguments: list[str], phases, opening=None):
         max_rows=used.max_rows,
         num_pages=used.num_pages,
         page_size=used.page_size,
+        queue_tokens=QUEUE_TOKENS[loaded.engine.runner.device.kernels],
         memory_bytes=loaded.memory_bytes,
         phases_ms=phases.ms,
     )

@@ -66,6 +66,8 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
         config,
         device.kernels,
         weight_bytes=weight_bytes,
+        vocab_size=model.vocab_size,
+        memory_bytes=limit or 0,
         token_bytes=lambda: (_scratch(plan, device, 2048) - _scratch(plan, device, 1024)) // 1024,
     )
     # A row that has a whole context anyway gives nothing back.

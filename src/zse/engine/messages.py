@@ -79,7 +79,7 @@ class Shutdown(msgspec.Struct, tag_field="kind", tag=True):
 
 class Ready(msgspec.Struct, tag_field="kind", tag=True):
     """engine → server, once: the model is loaded. num_pages: of page_size tokens. phases_ms: name → milliseconds since
-    exec."""
+    exec. queue_tokens: of prompts that may wait before it is known how fast they drain."""
 
     model: str
     max_context: int
@@ -88,6 +88,7 @@ class Ready(msgspec.Struct, tag_field="kind", tag=True):
     memory_bytes: dict[str, int]
     phases_ms: dict[str, float]
     page_size: int = 16
+    queue_tokens: int = 1 << 18
 
 
 class Parked(msgspec.Struct, tag_field="kind", tag=True):

@@ -20,6 +20,9 @@ BYTES_PER_TOKEN = 3  # of text, for the estimate before tokenising; English has 
 # Of the queue: kept for tenants by their weights, even while others ask for more. The rest is first come, first served:
 # a tenant that is alone may use all but what is kept for the others, one that floods cannot keep them out.
 KEPT_SHARE = 0.5
+LEAST_TOKENS, MOST_TOKENS = 1 << 18, 1 << 22  # of a queue whose bounds follow the engine
+TOKENS_PER_CHOICE = 1 << 10  # of such a queue: it holds an answer for so many of its tokens
+DRAIN_S = 2.0  # over which the rate is taken
 
 
 class Bucket:
@@ -73,13 +76,51 @@ class TenantLoad:
                 self.buckets[name] = Bucket(per_minute, now) if bucket is None else bucket.resized(per_minute, now)
 
 
+class QueueBounds:
+    """How much may wait: what was set, or what the engine is expected to begin within timeout_s, by the rate at which prompts
+    left a queue that stood.
+
+    Args:
+        max_queue: answers that wait; None: by the tokens.
+        max_tokens: prompt tokens that wait; None: by the rate, from LEAST_TOKENS to MOST_TOKENS.
+        timeout_s: how long a request may be expected to wait."""
+
+    def __init__(self, max_queue: int | None, max_tokens: int | None, timeout_s: float = 60.0):
+        self._max_queue, self._max_tokens, self._timeout_s = max_queue, max_tokens, timeout_s
+        self._since, self._drained = 0.0, 0
+        self.set_engine(64, MOST_TOKENS)  # until the engine is known: nothing is refused while it loads
+
+    def set_engine(self, num_rows: int, queue_tokens: int) -> None:
+        """What an engine that is ready says of itself: answers that it runs, tokens that may wait until a rate is known."""
+        self.num_rows = num_rows
+        self._set(queue_tokens)
+
+    def _set(self, tokens: int) -> None:
+        self.max_tokens = tokens if self._max_tokens is None else self._max_tokens
+        queued = self.max_tokens // TOKENS_PER_CHOICE if self._max_queue is None else self._max_queue
+        self.max_choices = self.num_rows + queued  # those that run, too
+
+    def drained(self, tokens: int, left: int, now: float) -> None:
+        """A prompt of so many tokens got its first token, others of `left` tokens wait still."""
+        if left <= 0:
+            self._since = 0.0  # the engine had nothing more to do: how fast it is shows while a queue stands
+        elif not self._since:
+            self._since, self._drained = now, 0
+        else:
+            self._drained += tokens
+            if now - self._since >= DRAIN_S:
+                expected = int(self._timeout_s * self._drained / (now - self._since))
+                self._set(min(max(expected, LEAST_TOKENS), MOST_TOKENS))
+                self._since, self._drained = now, 0
+
+
 class AdmissionControl:
     """Bounds of the queue, and quotas.
 
     Args:
-        max_choices: answers that run or wait; a request with n = 4 counts four times.
-        max_tokens: prompt tokens of requests without a first token. A request that is its tenant's only one needs no room for
-            its tokens, only that the bound is not reached yet: it may be longer than the bound.
+        bounds: of answers that run or wait (a request with n = 4 counts four times) and of the prompt tokens of requests without
+            a first token. A request that is its tenant's only one needs no room for its tokens, only that the bound is not
+            reached yet: it may be longer than the bound.
         weights: of the tenants that share the queue.
         quotas: of the tenants that have one.
         clock: monotonic seconds.
@@ -87,13 +128,12 @@ class AdmissionControl:
 
     def __init__(
         self,
-        max_choices: int,
-        max_tokens: int,
+        bounds: QueueBounds,
         weights: Mapping[str, float] | None = None,
         quotas: Mapping[str, Quota] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self.max_choices, self.max_tokens, self.clock = max_choices, max_tokens, clock
+        self.bounds, self.clock = bounds, clock
         self.choices = self.queued_tokens = 0
         self.num_refused = self.num_limited = 0
         self.tenants: defaultdict[str, TenantLoad] = defaultdict(TenantLoad)
@@ -108,11 +148,12 @@ class AdmissionControl:
     def check_room(self, name: str, choices: int, tokens: int) -> None:
         """Raises APIError overloaded."""
         kept_choices, kept_tokens = self._kept_from(name) if len(self.weights) > 1 else (0, 0)
-        if self.choices + choices > self.max_choices - kept_choices:
-            raise self._full(f"{self.max_choices - kept_choices} requests")
-        room = self.max_tokens - kept_tokens - self.queued_tokens
-        if tokens > room and (self.tenants[name].queued or self.queued_tokens >= self.max_tokens):
-            raise self._full(f"{self.max_tokens - kept_tokens} prompt tokens")
+        max_choices, max_tokens = self.bounds.max_choices - kept_choices, self.bounds.max_tokens
+        if self.choices + choices > max_choices:
+            raise self._full(f"{max_choices} requests")
+        room = max_tokens - kept_tokens - self.queued_tokens
+        if tokens > room and (self.tenants[name].queued or self.queued_tokens >= max_tokens):
+            raise self._full(f"{max_tokens - kept_tokens} prompt tokens")
 
     def _kept_from(self, name: str) -> tuple[int, int]:
         """Choices and tokens that are kept for the other tenants and not used by them."""
@@ -121,8 +162,8 @@ class AdmissionControl:
         for other, weight in self.weights.items():
             if other != name:
                 used = self.tenants[other]
-                kept_choices += max(0, int(self.max_choices * share * weight) - used.choices)
-                kept_tokens += max(0, int(self.max_tokens * share * weight) - used.queued)
+                kept_choices += max(0, int(self.bounds.max_choices * share * weight) - used.choices)
+                kept_tokens += max(0, int(self.bounds.max_tokens * share * weight) - used.queued)
         return kept_choices, kept_tokens
 
     def _full(self, bound: str) -> APIError:

@@ -21,7 +21,7 @@ from zse.errors import ConfigError, ZSEError
 from zse.http import bind
 from zse.http.listener import Limits, Server
 from zse.server import models
-from zse.server.admission import AdmissionControl
+from zse.server.admission import AdmissionControl, QueueBounds
 from zse.server.app import App
 from zse.server.auth import CacheSalts, HostCheck, KeyCheck
 from zse.server.keys import Key, quotas, read_file, weights
@@ -40,9 +40,8 @@ class ServeOptions(msgspec.Struct, frozen=True):
         spare_engines: parked engines to keep.
         idle_timeout_s: a model without requests for so long is evicted; None: never.
         max_loaded: models that may be loaded at once; None: what memory holds.
-        max_choices: answers that run or wait, until the engine says how many it runs.
-        max_queue: from then on, answers that may wait; None: max_choices stays.
-        max_queue_tokens: prompt tokens that may wait.
+        max_queue: answers that may wait; None: by what the engine does.
+        max_queue_tokens: prompt tokens that may wait; None: by what the engine begins within queue_timeout_s.
         drain_s: time that running requests have after the first signal.
         key_file: where `keys` came from; SIGHUP reads it again.
         tenant_weights: of tenants whose key has none.
@@ -57,9 +56,9 @@ class ServeOptions(msgspec.Struct, frozen=True):
     spare_engines: int = 0
     idle_timeout_s: float | None = None
     max_loaded: int | None = None
-    max_choices: int = 264
     max_queue: int | None = None
-    max_queue_tokens: int = 262144
+    max_queue_tokens: int | None = None
+    queue_timeout_s: float = 60.0
     drain_s: float = 30.0
     keys: tuple[Key, ...] = ()
     key_file: str | None = None
@@ -150,7 +149,11 @@ class _Serving:
         shares = weights(options.keys, options.tenant_weights)
         self._app = App(
             self._pool,
-            admission=AdmissionControl(options.max_choices, options.max_queue_tokens, shares, quotas(options.keys)),
+            admission=AdmissionControl(
+                QueueBounds(options.max_queue, options.max_queue_tokens, options.queue_timeout_s),
+                shares,
+                quotas(options.keys),
+            ),
             weights=shares,
             salts=CacheSalts(options.cache_secret),
             key=KeyCheck(options.keys),
@@ -192,8 +195,7 @@ class _Serving:
             self._app.draining = self._pool.draining = True
             return False
         info = ready.result()
-        if self._options.max_queue is not None:
-            self._app.admission.max_choices = info.max_rows + self._options.max_queue
+        self._app.admission.bounds.set_engine(info.max_rows, info.queue_tokens)
         self._announce(info, text_model.result())
         gc.freeze()  # what stays is looked at no more
         gc.enable()

@@ -45,11 +45,20 @@ class Work(AbstractContextManager):
         self._last: dict[int, float] = {}  # choice → time of its last tokens
         self.admitted = Admitted(app.admission, request)
 
-    def start(self, model: str | None, choices: int = 1, answer_tokens: int = 0) -> None:
-        """Take the request into the house. choices: of the engine; answer_tokens: the most that they have together. Raises
-        APIError."""
+    def start(
+        self, model: str | None, choices: int = 1, answer_tokens: int = 0, prompt_tokens: int | None = None
+    ) -> None:
+        """Take the request into the house. Raises APIError.
+
+        Args:
+            model: the name that the request gives, or None.
+            choices: of the engine.
+            answer_tokens: the most that they have together.
+            prompt_tokens: None where the prompt is text: estimated."""
         served = self.app.find_model(self.request, model, "model")
-        self.admitted.reserve(choices, len(self.request.body) // BYTES_PER_TOKEN, answer_tokens)
+        if prompt_tokens is None:
+            prompt_tokens = len(self.request.body) // BYTES_PER_TOKEN
+        self.admitted.reserve(choices, prompt_tokens, answer_tokens)
         self.served, self.channel = served, Channel(served.engine)
         self.app.pool.enter(served)  # the engine loads while the prompt becomes tokens
 
@@ -61,8 +70,10 @@ class Work(AbstractContextManager):
     def count(self, choice: int, event: Tokens) -> None:
         """Count an event of a choice. Tokens that came together share the time since the last ones."""
         self.computed = self.submitted
-        if self.admitted.queued:  # the prompt waits no more
+        if queued := self.admitted.queued:  # the prompt waits no more
             self.admitted.hold(self.admitted.choices, 0)
+            control = self.app.admission
+            control.bounds.drained(queued, control.queued_tokens, control.clock())
         count, statistics = len(event.tokens), self.served.statistics
         if not count:
             return

@@ -40,7 +40,8 @@ class Completion(msgspec.Struct):
     tools: what may be called, None when nothing may. structure: the form that structure_field asks for. thinking_budget:
     tokens of reasoning, by thinking_field. left_out: sampling fields that the request leaves to the model's own
     recommendation. template_variables: for the chat template. num_choices: generations that the engine has to make; of
-    best_of > n answers the n likeliest are given. prompt_top: alternatives for each token of the prompt, None where its
+    best_of > n answers the n likeliest are given. num_ids: tokens of prompts that are token ids, None where one is text.
+    prompt_top: alternatives for each token of the prompt, None where its
     log-probabilities are not wanted."""
 
     model: str | None
@@ -66,6 +67,7 @@ class Completion(msgspec.Struct):
     service_tier: str | None = None
     beams: BeamParams | None = None
     num_choices: int = 1
+    num_ids: int | None = None
     prompt_top: int | None = None
 
 
@@ -280,6 +282,9 @@ def _completion(body: dict, values: dict, **more: Any) -> Completion:
         structure_field=field,
         beams=beams,
         num_choices=more["best_of"] * (len(more["prompts"]) if "prompts" in more else 1),
+        num_ids=None
+        if any(type(prompt) is str for prompt in more.get("prompts", [""]))
+        else sum(map(len, more["prompts"])),
         prompt_top=max((top for top in tops if top is not None), default=None),
         **more,
     )

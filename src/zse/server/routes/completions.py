@@ -66,6 +66,7 @@ async def _serve(app, request: APIRequest, *, read: Callable[[dict], Completion]
             completion.model,
             completion.num_choices,
             completion.num_choices * (UNBOUNDED_TOKENS if most is None else most),
+            completion.num_ids,
         )
         envelope = {
             "id": ("chatcmpl-" if is_chat else "cmpl-") + request.id.removeprefix("req_"),
