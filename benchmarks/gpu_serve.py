@@ -8,6 +8,7 @@ For each type a model of Qwen2.5-7B's shape with random weights is made (make_ra
     memory  GPU memory in use after the start, for one sequence of 8k tokens
     ttft    one client, 128, 1,024 and 7,000 tokens in
     load    --clients at once, 512 tokens in, 256 out (--client is the script that plays them)
+    default the same with no option of zse serve at all, and a burst: 1,000 requests of 1,024 tokens at once, none refused
     swap    two models of which one fits (--max-loaded 1): request for the other one → first token, with a parked engine
 
 Every server is ended by its pid. A server that dies, or a part that is over its share of --budget-seconds, ends the
@@ -68,7 +69,7 @@ VLLM: dict[str, dict[str, float]] = {
         "out 256": 9924,
     },
 }
-PARTS = ("start", "memory", "ttft", "load", "swap")
+PARTS = ("start", "memory", "ttft", "load", "default", "swap")
 
 
 class Failed(Exception):
@@ -96,15 +97,15 @@ def main() -> int:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     types, parts = own.types.split(","), own.parts.split(",")
     unknown = set(parts) - set(PARTS)
-    if unknown or ("load" in parts or "ttft" in parts) and not own.client:
-        parser.error(f"no such part: {', '.join(unknown)}" if unknown else "ttft and load need --client")
+    if unknown or {"load", "ttft", "default"} & {*parts} and not own.client:
+        parser.error(f"no such part: {', '.join(unknown)}" if unknown else "ttft, load and default need --client")
     os.makedirs(own.folder, exist_ok=True)
     end = time.monotonic() + own.budget_seconds
     figures: dict[str, dict[str, float]] = {}
     steps = [(type, part) for type in types for part in parts]
     for number, (type, part) in enumerate(steps):
         # What is left is shared by the parts that are left; load takes three shares.
-        weights = [3 if name == "load" else 1 for _, name in steps[number:]]
+        weights = [3 if name in ("load", "default") else 1 for _, name in steps[number:]]
         share = (end - time.monotonic()) * weights[0] / sum(weights)
         try:
             if share < 3:
@@ -156,17 +157,23 @@ def measure(part: str, path: str, own, deadline: float, into: dict[str, float]) 
     else:
         counts = [int(word) for word in own.clients.split(",")]
         cases = [f"1:{size}:8:6" for size in (128, 1024, 7000)]
-        if part == "load":
+        options = "--max-context", "8192", "--max-rows", str(max(64, *counts))
+        if part != "ttft":
             # As few requests as give a steady figure: at least two rounds.
             cases = [
                 f"{count}:{128 if count == 1 else 512}:256:{4 if count == 1 else max(8, 2 * count)}" for count in counts
             ]
-        with Server([path], own, "--max-context", "8192", "--max-rows", str(max(64, *counts))) as server:
+        if part == "default":
+            options = ()
+            cases.append("1000:1024:16:1000")
+        with Server([path], own, *options) as server:
             server.first_token(deadline)
             for case in cases:
                 row = play(own.client, server, case, deadline)
                 print(f"{os.path.basename(path)}: {json.dumps(row)}", flush=True)
-                if part == "ttft":
+                if part == "default":
+                    into[f"default out {row['clients']}"] = row["out_tok_s"]
+                elif part == "ttft":
                     into[f"ttft {row['in']}"] = row["ttft_p50_ms"]
                 elif row["clients"] == 1:
                     into["decode 1"] = row["decode_tok_s_per_client"]
