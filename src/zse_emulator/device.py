@@ -148,17 +148,14 @@ class EmulatedBuffer:
 
 
 class EmulatedStaging(Staging):
-    """Host memory and device memory of one size; mapped: the kernels reach the host's."""
+    """Host memory and device memory of one size."""
 
-    __slots__ = ("_host",)
+    __slots__ = ()
 
-    def __init__(self, device: "EmulateDevice", nbytes: int, label: str, mapped: bool):
-        self.nbytes, self.shared = nbytes, mapped
+    def __init__(self, device: "EmulateDevice", nbytes: int, label: str):
+        self.nbytes, self.shared = nbytes, False
         self.buffer = EmulatedBuffer(device, nbytes, label)  # type: ignore[assignment]
-        if mapped:
-            self.host = memoryview((ctypes.c_ubyte * nbytes).from_address(self.buffer.address)).cast("B")
-        else:
-            self.host = memoryview(bytearray(nbytes))
+        self.host = memoryview(bytearray(nbytes))
 
 
 class EmulatedMap:
@@ -280,8 +277,8 @@ class EmulateDevice(GPUCapabilities):
         """`maximum` bytes."""
         return EmulatedBuffer(self, maximum, label)
 
-    def staging(self, nbytes: int, label: str = "staging", mapped: bool = False) -> EmulatedStaging:
-        return EmulatedStaging(self, nbytes, label, mapped)
+    def staging(self, nbytes: int, label: str = "staging") -> EmulatedStaging:
+        return EmulatedStaging(self, nbytes, label)
 
     def _load_program(self, symbol: str, variant: "Variant") -> EmulatedProgram:  # type: ignore[override]
         target = EmulateTarget(self.like, variant.threads, variant.min_blocks, variant.cluster)

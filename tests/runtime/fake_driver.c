@@ -491,15 +491,6 @@ int NAME(cuMemFreeHost, hipHostFree)(void *host) {
     LEAVE;
 }
 
-/* Another address than the host's: what mixes them up faults. */
-int NAME(cuMemHostGetDevicePointer_v2, hipHostGetDevicePointer)(address_t *address, void *host, unsigned flags) {
-    (void)flags;
-    ENTER("host_device_address");
-    if (!find((uintptr_t)host, 1, PINNED)) status = INVALID_VALUE;
-    else *address = (uintptr_t)host | DEVICE_BIT;
-    LEAVE;
-}
-
 int NAME(cuMemHostRegister_v2, hipHostRegister)(void *host, size_t nbytes, unsigned flags) {
     ENTER("host_register");
     uintptr_t start = (uintptr_t)host & ~4095ull, end = ((uintptr_t)host + nbytes + 4095) & ~4095ull;

@@ -23,7 +23,7 @@ def test_the_benchmark_of_the_runtime_runs(tmp_path, monkeypatch, capsys):
         "alloc 0.0625 GiB",
         "grow by",
         "captured in",
-        "out over the bus",
+        "copied in and out",
         "not in the page cache",
         "giving the",
     ):

@@ -11,24 +11,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-ALIGNMENT = 64  # bytes: one cache line, one AVX-512 register
 HUGE_PAGE = 2 << 20  # x86-64 and arm64 (4 KiB granule)
 
 
 class Account:
-    """Bytes in use by label, and the most that were in use at once."""
+    """Bytes in use, by label and together."""
 
     def __init__(self) -> None:
         self.by_label: dict[str, int] = {}
         self.total = 0
-        self.peak = 0
 
     def add(self, label: str, nbytes: int) -> None:
         self.by_label[label] = self.by_label.get(label, 0) + nbytes
         if not self.by_label[label]:
             del self.by_label[label]
         self.total += nbytes
-        self.peak = max(self.peak, self.total)
 
 
 class DeviceBuffer:

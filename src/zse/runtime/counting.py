@@ -36,7 +36,7 @@ class CountingDevice(Device):
     def alloc(self, nbytes: int, label: str = "other") -> "Any":
         return Nothing(nbytes, label, self._account)
 
-    def staging(self, nbytes: int, label: str = "staging", mapped: bool = False) -> Staging:
+    def staging(self, nbytes: int, label: str = "staging") -> Staging:
         return Staging(self.alloc(nbytes, label), self.shares_memory)
 
     def host_memory(self, nbytes: int, label: str) -> "Any":

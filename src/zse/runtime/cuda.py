@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 PORTABLE_CLUSTER = 8
-DEFAULT_SHARED_BYTES = 48 << 10
 # CUtensorMapDataType
 _TENSOR_TYPES = {
     dtype: number

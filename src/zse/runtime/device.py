@@ -367,11 +367,6 @@ class Device:
         return dict(self._account.by_label)
 
     @property
-    def peak_memory(self) -> int:
-        """Most bytes that were allocated at once."""
-        return self._account.peak
-
-    @property
     def memory_total(self) -> int:
         """Bytes of memory that the device has."""
         facts = probe.memory_bytes()
@@ -384,9 +379,8 @@ class Device:
         free = facts["available"]
         return min(free, self.memory_total) if free is not None else self.memory_total
 
-    def staging(self, nbytes: int, label: str = "staging", mapped: bool = False) -> Staging:
-        """Zeroed memory that host and device exchange a step's data through. mapped: on a GPU, memory of the host that
-        kernels reach over the bus; nothing is copied. For few bytes that kernels write once, as sampled tokens are."""
+    def staging(self, nbytes: int, label: str = "staging") -> Staging:
+        """Zeroed memory that host and device exchange a step's data through."""
         return Staging(self.alloc(nbytes, label), self.shares_memory)
 
     def synchronize(self) -> None:

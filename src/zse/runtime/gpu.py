@@ -171,8 +171,8 @@ class GPUDevice(PackedGPU):
         """Zero device memory, in the order of the compute stream."""
         self.driver.memset_async(address, 0, nbytes, self.stream)
 
-    def staging(self, nbytes: int, label: str = "staging", mapped: bool = False) -> GPUStaging:
-        return GPUStaging(self, nbytes, label, mapped)
+    def staging(self, nbytes: int, label: str = "staging") -> GPUStaging:
+        return GPUStaging(self, nbytes, label)
 
     def alloc_pinned(self, nbytes: int, label: str) -> int:
         """Zeroed page-locked host memory: its address. DeviceError when there is not enough."""

@@ -143,35 +143,15 @@ class PinnedMemory(GPUBuffer):
         self.device.free_pinned(self.address)
 
 
-class MappedBuffer(GPUBuffer):
-    """Pinned host memory that kernels reach over the bus. host_address: where the host sees the same bytes."""
-
-    __slots__ = ("host_address",)
-
-    def _allocate(self) -> int:
-        self.host_address = self.device.alloc_pinned(self.nbytes, self.label)
-        address = Address()
-        self.device.driver.host_device_address(byref(address), self.host_address, 0)
-        return address.value
-
-    def _give_back(self) -> None:
-        self.device.free_pinned(self.host_address)
-
-
 class GPUStaging(Staging):
-    """Pinned host memory and device memory of one size. mapped: the pinned memory is its own buffer: kernels write results
-    of some bytes where the host reads them, without a copy in the stream (5 µs a step on an H200)."""
+    """Pinned host memory and device memory of one size."""
 
     __slots__ = ("host_address", "_device")
 
-    def __init__(self, device: "GPUDevice", nbytes: int, label: str, mapped: bool):
-        self._device, self.nbytes, self.shared = device, nbytes, mapped
-        if mapped:
-            self.buffer = buffer = MappedBuffer(device, nbytes, label)
-            self.host_address = buffer.host_address
-        else:
-            self.buffer = GPUBuffer(device, nbytes, label)
-            self.host_address = device.alloc_pinned(nbytes, label)
+    def __init__(self, device: "GPUDevice", nbytes: int, label: str):
+        self._device, self.nbytes, self.shared = device, nbytes, False
+        self.buffer = GPUBuffer(device, nbytes, label)
+        self.host_address = device.alloc_pinned(nbytes, label)
         self.host = view_of(self.host_address, nbytes)
 
     def free(self) -> None:
@@ -179,5 +159,4 @@ class GPUStaging(Staging):
             return
         self.buffer.free()
         self.host.release()
-        if not self.shared:
-            self._device.free_pinned(self.host_address)
+        self._device.free_pinned(self.host_address)

@@ -43,7 +43,7 @@ class Patch(ctypes.Structure):
 
 
 GPU_NOT_READY = 600  # a driver's answer about an event that is still to come
-GPU_KERNEL, GPU_UPLOAD, GPU_DOWNLOAD = 0, 1, 2
+GPU_UPLOAD, GPU_DOWNLOAD = 1, 2  # kinds of a GPULaunch; 0: a kernel
 
 
 class GPUDriverTable(ctypes.Structure):

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 Address = c_uint64  # CUdeviceptr, hipDeviceptr_t
-NOT_READY = 600
 OUT_OF_MEMORY = 2
 
 _TYPES: "dict[str, Any]" = {
@@ -63,7 +62,6 @@ ROLES = {
     "function_set_attribute": ("cuFuncSetAttribute", "", "pointer int int"),
     "host_alloc": ("cuMemHostAlloc", "hipHostMalloc", "*pointer size uint"),
     "host_free": ("cuMemFreeHost", "hipHostFree", "pointer"),
-    "host_device_address": ("cuMemHostGetDevicePointer_v2", "hipHostGetDevicePointer", "*address pointer uint"),
     "host_register": ("cuMemHostRegister_v2", "hipHostRegister", "pointer size uint"),
     "host_unregister": ("cuMemHostUnregister", "hipHostUnregister", "pointer"),
     "begin_capture": ("cuStreamBeginCapture_v2", "hipStreamBeginCapture", "pointer int"),
@@ -114,8 +112,7 @@ class Driver:
     # Calls that return at once: the interpreter's lock is kept, which takes up to 5 ms to get back while others import.
     quick = frozenset(
         "driver_version device_count device_get device_name device_attribute device_total_memory set_current memory_info "
-        "stream_create event_create event_query module_function function_set_attribute vmm_granularity "
-        "host_device_address".split()
+        "stream_create event_create event_query module_function function_set_attribute vmm_granularity".split()
     )
 
     def __init__(self, path: str | None = None):
