@@ -196,7 +196,7 @@ def loading(device, path: str, nbytes: int) -> None:
     def load(label: str) -> None:
         fd = os.open(path, os.O_RDONLY)
         start = time.perf_counter()
-        loading = device.load([LoadJob(fd, 0, nbytes, None, [Tensor(buffer, (nbytes,), "u8")])])
+        loading = device.load([LoadJob(fd, 0, nbytes, None, {"destination": Tensor(buffer, (nbytes,), "u8")})])
         loading.wait()
         seconds = time.perf_counter() - start
         last = min(nbytes, 1 << 20)

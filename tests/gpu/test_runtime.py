@@ -264,7 +264,7 @@ def test_loading(way, tmp_path, monkeypatch):
         cuts = [0, 5, 1 << 20, 99_999_999, len(content)]
         load = GPU.load(
             [
-                LoadJob(fd, start, end - start, None, [Tensor(buffer, (end - start,), "u8", start)])
+                LoadJob(fd, start, end - start, None, {"destination": Tensor(buffer, (end - start,), "u8", start)})
                 for start, end in zip(cuts, cuts[1:], strict=False)
             ],
             8,

@@ -197,7 +197,7 @@ def test_merge_joins_neighbours_only():
         return FileCopy(Tensor(None, (nbytes,), "u8", at), source, "t")
 
     def spans(copies):
-        return [(job.fd, job.offset, job.args[0].offset, job.nbytes) for job in merge(copies)]
+        return [(job.fd, job.offset, job.args["destination"].offset, job.nbytes) for job in merge(copies)]
 
     three = [copy(0, 100, (one, 4096)), copy(256, 50, (one, 4352)), copy(306, 10, (one, 4402))]
     assert spans(three) == [(3, 4096, 0, 316)]

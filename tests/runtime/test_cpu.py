@@ -113,10 +113,10 @@ def test_a_launch_that_does_not_fit_asks_whether_the_kernels_are_old(library, tm
     (tmp_path / "weights").write_bytes(bytes(100))
     with CPUDevice(threads=1) as device, open(tmp_path / "weights", "rb") as file:
         out = device.alloc(8)
-        job = LoadJob(file.fileno(), 0, 8, "copy_piece", [out, 8, 8])
+        job = LoadJob(file.fileno(), 0, 8, "copy_piece", Args(out=out, count=8, more=8))
         with pytest.raises(TypeError, match="unknown more"):
             device.record().launch("count_blocks", Args(out=out, more=1), 1)
-        with pytest.raises(TypeError, match="takes 2 arguments after the piece"):
+        with pytest.raises(TypeError, match="unknown more"):
             device.load([job])
         monkeypatch.setattr(cache, "fingerprint", lambda: "of newer sources")
         old = pytest.raises(
@@ -154,9 +154,11 @@ def test_load_runs_every_job(device, tmp_path):
         for start in range(0, len(data), 7001):
             count = min(7001, len(data) - start)
             if start % 2:
-                jobs.append(LoadJob(file.fileno(), start, count, "copy_piece", [out.address + start, count]))
+                jobs.append(
+                    LoadJob(file.fileno(), start, count, "copy_piece", Args(out=out.address + start, count=count))
+                )
             else:
-                jobs.append(LoadJob(file.fileno(), start, count, None, [out.address + start]))
+                jobs.append(LoadJob(file.fileno(), start, count, None, {"destination": out.address + start}))
         load = device.load(jobs)
         load.wait()
     assert bytes(out.view()) == data and load.finished
@@ -169,8 +171,10 @@ def test_a_file_that_is_too_short_is_named(device, tmp_path):
     with open(path, "rb") as file:
         load = device.load(
             [
-                LoadJob(file.fileno(), 0, 500, "copy_piece", [out, 500], path=str(path), field="first"),
-                LoadJob(file.fileno(), 500, 2000, "copy_piece", [out, 2000], path=str(path), field="second"),
+                LoadJob(file.fileno(), 0, 500, "copy_piece", Args(out=out, count=500), path=str(path), field="first"),
+                LoadJob(
+                    file.fileno(), 500, 2000, "copy_piece", Args(out=out, count=2000), path=str(path), field="second"
+                ),
             ]
         )
         with pytest.raises(FormatError) as caught:

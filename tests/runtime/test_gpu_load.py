@@ -55,7 +55,11 @@ def copies(device, fd, ranges, buffer=None):
     buffer = buffer or device.alloc(total, "weights")
     jobs, at = [], 0
     for number, (offset, nbytes) in enumerate(ranges):
-        jobs.append(LoadJob(fd, offset, nbytes, None, [Tensor(buffer, (nbytes,), "u8", at)], field=f"tensor {number}"))
+        jobs.append(
+            LoadJob(
+                fd, offset, nbytes, None, {"destination": Tensor(buffer, (nbytes,), "u8", at)}, field=f"tensor {number}"
+            )
+        )
         at += nbytes
     return jobs, buffer
 
@@ -177,7 +181,13 @@ def test_kernels_of_the_cpu_repack_on_the_way(device, fake, file, mapped, refuse
                 out = Tensor(buffer, (size,), "f32", at)
                 jobs.append(
                     LoadJob(
-                        fd, 64 * number, 2 * size, "convert_bf16", [out, order, size, 1.0, 1, 16], (1,), field="norm"
+                        fd,
+                        64 * number,
+                        2 * size,
+                        "convert_bf16",
+                        {"out": out, "order": order, "count": size, "add": 1.0, "has_order": 1, "unit": 16},
+                        (1,),
+                        field="norm",
                     )
                 )
                 jobs.append(
@@ -186,7 +196,7 @@ def test_kernels_of_the_cpu_repack_on_the_way(device, fake, file, mapped, refuse
                         1000 * number,
                         100_000,
                         None,
-                        [Tensor(buffer, (100_000,), "u8", 4 * sum(sizes) + 100_000 * number)],
+                        {"destination": Tensor(buffer, (100_000,), "u8", 4 * sum(sizes) + 100_000 * number)},
                         field="copy",
                     )
                 )
@@ -200,18 +210,19 @@ def test_kernels_of_the_cpu_repack_on_the_way(device, fake, file, mapped, refuse
 def test_jobs_with_kernels_are_checked(device, file):
     _, fd = file
     out = Tensor(device.alloc(64, "out"), (16,), "f32")
-    for args, error, message in (
-        ([out, 0, 16, 0.0, 0], TypeError, "convert_f32 takes 6 arguments after the piece"),
-        ([out.address, 0, 16, 0.0, 0, 1], TypeError, "out is an address"),
-        ([0, 0, 16, 0.0, 0, 1], ValueError, "no argument of convert_f32 lies in the memory of cuda"),
-        ([out, 0, "16", 0.0, 0, 1], TypeError, "count is i64, got str"),
+    good = {"out": out, "order": None, "count": 16, "add": 0.0, "has_order": 0, "unit": 1}
+    for changes, error, message in (
+        ({"units": 1}, TypeError, "convert_f32: unknown units; it takes out, order"),
+        ({"out": out.address}, TypeError, "out is an address"),
+        ({"out": None}, ValueError, "no argument of convert_f32 lies in the memory of cuda"),
+        ({"count": "16"}, TypeError, "count is i64, got str"),
     ):
         with pytest.raises(error, match=message):
-            device.load([LoadJob(fd, 0, 64, "convert_f32", args, field="norm")])
+            device.load([LoadJob(fd, 0, 64, "convert_f32", good | changes, field="norm")])
     with pytest.raises(ValueError, match="100 bytes into 64"):
-        device.load([LoadJob(fd, 0, 100, None, [out], field="norm")])
+        device.load([LoadJob(fd, 0, 100, None, {"destination": out}, field="norm")])
     with pytest.raises(DeviceError, match="no kernel 'convert_f23'"):
-        device.load([LoadJob(fd, 0, 64, "convert_f23", [out], field="norm")])
+        device.load([LoadJob(fd, 0, 64, "convert_f23", {"out": out}, field="norm")])
 
 
 @pytest.mark.parametrize("mapped", [True, False])

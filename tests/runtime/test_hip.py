@@ -80,7 +80,7 @@ def test_loading_reads_where_files_cannot_be_registered(device, fake, tmp_path):
     (tmp_path / "w").write_bytes(content)
     fd = os.open(tmp_path / "w", os.O_RDONLY)
     buffer = device.alloc(200_000, "weights")
-    load = device.load([LoadJob(fd, 0, 200_000, None, [Tensor(buffer, (200_000,), "u8")])])
+    load = device.load([LoadJob(fd, 0, 200_000, None, {"destination": Tensor(buffer, (200_000,), "u8")})])
     load.wait()
     os.close(fd)
     assert not load.mapped and device.read(buffer) == content

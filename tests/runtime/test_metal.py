@@ -337,7 +337,7 @@ def test_loading_is_the_cpus(device, tmp_path):
     (tmp_path / "w").write_bytes(content)
     fd = os.open(tmp_path / "w", os.O_RDONLY)
     buffer = device.alloc(100_000, "weights")
-    device.load([LoadJob(fd, 0, 100_000, None, [Tensor(buffer, (100_000,), "u8")])]).wait()
+    device.load([LoadJob(fd, 0, 100_000, None, {"destination": Tensor(buffer, (100_000,), "u8")})]).wait()
     os.close(fd)
     assert device.read(buffer) == content
 

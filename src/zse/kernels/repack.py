@@ -268,50 +268,29 @@ def weight_jobs(info, weight, *, first_row: int = 0, order=None, unit: int = TIL
         raise ValueError(f"{info.name}: row {first_row} does not start a tile")
     row_bytes = info.nbytes // rows
     step = max(unit, PIECE_BYTES // row_bytes // unit * unit)
-    planes = weight.planes
     for start in range(0, rows, step):
         count = min(step, rows - start)
-        tile = (first_row + start) // TILE
-        grid = (-(-count // TILE),)
-        extra = [order if order is not None else 0]
-        place = (info.fd, info.offset + start * row_bytes, count * row_bytes)
+        tiles = -(-count // TILE)
+        planes = {name: _tiles(plane, (first_row + start) // TILE, tiles) for name, plane in weight.planes.items()}
+        args = planes | {"order": order, "has_order": int(order is not None), "unit": unit, "rows": count}
         if info.layout == "ggml":
-            args = [_tiles(planes.get(name), tile, grid[0]) for name in ("q", "high", "scale", "offset")]
-            yield LoadJob(
-                *place,
-                f"repack_{info.type.lower()}",
-                [*args, *extra, row_bytes, count, width // 32, int(order is not None), unit],
-                grid,
-                field=info.name,
-            )
+            symbol = f"repack_{info.type.lower()}"
+            args = {"high": None, "offset": None} | args | {"row_bytes": row_bytes, "blocks": width // 32}
         else:
-            yield LoadJob(
-                *place,
-                f"repack_dense_{8 * DENSE_BYTES[info.type]}",
-                [_tiles(planes["w"], tile, grid[0]), *extra, count, width, int(order is not None), unit],
-                grid,
-                field=info.name,
-            )
+            symbol = f"repack_dense_{8 * DENSE_BYTES[info.type]}"
+            args["width"] = width
+        place = info.offset + start * row_bytes, count * row_bytes
+        yield LoadJob(info.fd, *place, symbol, args, (tiles,), field=info.name)
 
 
 def _tiles(plane, first: int, count: int):
-    """`count` tiles of a plane [T, ...] as a Tensor: exactly the bytes that a job writes. 0 for a plane that the scheme
-    does not have."""
-    if plane is None:
-        return 0
+    """`count` tiles of a plane [T, ...] as a Tensor: exactly the bytes that a job writes."""
     tile_bytes = plane.nbytes // plane.shape[0]
     return Tensor(plane.buffer, (count * tile_bytes,), "u8", plane.offset + first * tile_bytes)
 
 
 def vector_job(info, out, add: float = 0.0, order=None, unit: int = 1) -> LoadJob:
     """The job that loads a 1-D tensor as f32 into `out`, with `add` on every element."""
-    count = info.shape[0]
-    return LoadJob(
-        info.fd,
-        info.offset,
-        info.nbytes,
-        f"convert_{info.type.lower()}",
-        [out, order if order is not None else 0, count, float(add), int(order is not None), unit],
-        (1,),
-        field=info.name,
-    )
+    args = {"out": out, "count": info.shape[0], "add": float(add)}
+    args |= {"order": order, "has_order": int(order is not None), "unit": unit}
+    return LoadJob(info.fd, info.offset, info.nbytes, f"convert_{info.type.lower()}", args, field=info.name)

@@ -4,6 +4,8 @@ A kept set is {value > threshold, or value == threshold at an index <= tie}: a p
 (logit descending, id ascending).
 """
 
+from typing import Any, NamedTuple
+
 from zse import kernel as zl
 
 PICK = 1024  # logits of a step of the draw
@@ -96,12 +98,65 @@ def choose_floor(x, vocab, cut, high, inverse, temperature, limit, MODE):
     return floor
 
 
+class Kept(NamedTuple):
+    """A kept set of a row in a kernel: {value > threshold, or == threshold at an index <= tie}."""
+
+    threshold: Any
+    tie: Any
+
+
+@zl.inline
+def fill_histogram(x, vocab, low, top, kept, high, inverse, shift, width, counts, masses, powers):
+    """Into counts and masses [2**width]: the kept values of low .. top by `width` bits of their keys. powers: room for 16."""
+    L = zl.target.lanes
+    for b in range(1 << width):
+        counts[b] = 0
+        masses[b] = 0.0
+    for i in range(0, vocab, L):
+        near = zl.i32(1)
+        if i + L <= vocab:
+            value = zl.load(x + i, L)
+            near = zl.reduce_max(
+                zl.where(value >= low, zl.i32.x(L)(1), zl.i32.x(L)(0))
+                & zl.where(value <= top, zl.i32.x(L)(1), zl.i32.x(L)(0))
+            )
+            if near != 0:
+                zl.store(powers, zl.exp((value - high) * inverse))
+        if near != 0:
+            for j in range(i, min(i + L, vocab)):
+                element = x[j]
+                if (
+                    element >= low
+                    and element <= top
+                    and (element > kept.threshold or (element == kept.threshold and zl.i32(j) <= kept.tie))
+                ):
+                    place = zl.i64((key_of(element) >> shift) & ((1 << width) - 1))
+                    counts[place] = counts[place] + 1
+                    if i + L <= vocab:
+                        masses[place] = masses[place] + zl.f64(powers[j - i])
+                    else:
+                        masses[place] = masses[place] + zl.f64(zl.exp((element - high) * inverse))
+
+
+@zl.inline
+def nth_equal(x, vocab, edge, n, otherwise):
+    """The index of the nth logit that is `edge`."""
+    found = otherwise
+    left = n
+    for j in range(vocab):
+        if x[j] == edge:
+            left -= 1
+            if left == 0:
+                found = zl.i32(j)
+                break
+    return found
+
+
 @zl.inline
 def cut_prefix(x, vocab, floor, threshold, tie, high, inverse, limit, MODE):
     """Shorten the kept set {value > threshold, or == threshold at an index <= tie} to its shortest prefix with `limit`
     tokens (MODE "count", i64) or of mass `limit` (MODE "mass", f64). Only values >= floor are looked at.
     Returns (threshold, tie, mass); everything from floor on stays if the limit is not reached."""
-    L = zl.target.lanes
     counts = zl.local_array(zl.i32, 2048)
     masses = zl.local_array(zl.f64, 2048)
     powers = zl.local_array(zl.f32, 16)
@@ -110,40 +165,15 @@ def cut_prefix(x, vocab, floor, threshold, tie, high, inverse, limit, MODE):
     mass_above_ = zl.f64(0)
     bin = zl.i64(0)
     reached = zl.i32(1)
+    kept = Kept(threshold, tie)
     for shift, width in zl.static(((21, 11), (10, 11), (0, 10))):
         if reached != 0:
-            for b in range(1 << width):
-                counts[b] = 0
-                masses[b] = 0.0
             # Values that share the bits found so far lie between these two; registers without one are passed over.
             low = floor if shift == 21 else max(floor, value_of(prefix))
             top = (
                 zl.f32(-LOWEST) if shift == 21 else value_of(prefix | ((1 << (shift + width if shift < 21 else 0)) - 1))
             )
-            for i in range(0, vocab, L):
-                near = zl.i32(1)
-                if i + L <= vocab:
-                    value = zl.load(x + i, L)
-                    near = zl.reduce_max(
-                        zl.where(value >= low, zl.i32.x(L)(1), zl.i32.x(L)(0))
-                        & zl.where(value <= top, zl.i32.x(L)(1), zl.i32.x(L)(0))
-                    )
-                    if near != 0:
-                        zl.store(powers, zl.exp((value - high) * inverse))
-                if near != 0:
-                    for j in range(i, min(i + L, vocab)):
-                        element = x[j]
-                        if (
-                            element >= low
-                            and element <= top
-                            and (element > threshold or (element == threshold and zl.i32(j) <= tie))
-                        ):
-                            place = zl.i64((key_of(element) >> shift) & ((1 << width) - 1))
-                            counts[place] = counts[place] + 1
-                            if i + L <= vocab:
-                                masses[place] = masses[place] + zl.f64(powers[j - i])
-                            else:
-                                masses[place] = masses[place] + zl.f64(zl.exp((element - high) * inverse))
+            fill_histogram(x, vocab, low, top, kept, high, inverse, shift, width, counts, masses, powers)
             bin = (1 << width) - 1
             while bin > 0 and (
                 (count_above + zl.i64(counts[bin]) < limit) if MODE == "count" else (mass_above_ + masses[bin] < limit)
@@ -179,13 +209,7 @@ def cut_prefix(x, vocab, floor, threshold, tie, high, inverse, limit, MODE):
         out_tie = tie if edge == threshold else zl.i32(vocab)
         out_threshold = edge
         if keep < equal:
-            left = keep
-            for j in range(vocab):
-                if x[j] == edge:
-                    left -= 1
-                    if left == 0:
-                        out_tie = zl.i32(j)
-                        break
+            out_tie = nth_equal(x, vocab, edge, keep, out_tie)
     return out_threshold, out_tie, out_mass
 
 

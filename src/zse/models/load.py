@@ -116,7 +116,9 @@ class FileCopy(NamedTuple):
     def job(self) -> LoadJob:
         file, offset = self.source  # type: ignore[misc]
         destination = self.destination
-        return LoadJob(file.fd, offset, destination.nbytes, None, [destination], (1,), file.path, self.field)
+        return LoadJob(
+            file.fd, offset, destination.nbytes, None, {"destination": destination}, (1,), file.path, self.field
+        )
 
 
 class Loader:
@@ -298,13 +300,13 @@ def merge(copies: list[FileCopy]) -> list[LoadJob]:
             file, offset = copy.source
             if jobs and previous is not None and previous.source is not None:
                 last = jobs[-1]
-                start: Tensor = last.args[0]
+                start: Tensor = last.args["destination"]
                 distance = copy.destination.offset - start.offset
                 gap = distance - last.nbytes
                 if last.fd == file.fd and offset - last.offset == distance and 0 <= gap < MERGE_GAP:
                     nbytes = distance + copy.destination.nbytes
                     joined = Tensor(start.buffer, (nbytes,), "u8", start.offset)
-                    jobs[-1] = last._replace(nbytes=nbytes, field="weights", args=[joined])
+                    jobs[-1] = last._replace(nbytes=nbytes, field="weights", args={"destination": joined})
                     previous = copy
                     continue
             jobs.append(copy.job)

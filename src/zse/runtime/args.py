@@ -37,14 +37,14 @@ def slots_of(
     not fit; both name the kernel and the parameter.
     """
     if len(args) != len(params):
-        raise _names_error(symbol, params, args)
+        raise names_error(symbol, params, args)
     slots: list[int] = []
     syms: list[tuple[int, Sym]] = []
     for name, kind in params:
         try:
             arg = args[name]
         except KeyError:
-            raise _names_error(symbol, params, args) from None
+            raise names_error(symbol, params, args) from None
         if arg.__class__ is int and 0 <= arg < _SMALL and kind in _TAKE_SMALL:
             slots.append(arg)
             continue
@@ -61,7 +61,7 @@ def slots_of(
     return slots, syms
 
 
-def _names_error(symbol: str, params: "Sequence[Sequence[str]]", args: "dict[str, Any]") -> TypeError:
+def names_error(symbol: str, params: "Sequence[Sequence[str]]", args: "dict[str, Any]") -> TypeError:
     names = [name for name, _ in params]
     missing = [name for name in names if name not in args]
     unknown = [name for name in args if name not in names]

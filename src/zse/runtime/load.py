@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from zse.errors import DeviceError, FormatError
 from zse.runtime import native
-from zse.runtime.args import encode
+from zse.runtime.args import encode, names_error
 from zse.runtime.buffer import buffers_of
 
 TYPE_CHECKING = False
@@ -25,17 +25,17 @@ class LoadJob(NamedTuple):
     """One piece of a file and the kernel that repacks it.
 
     fd, offset, nbytes: the piece (at most 8 MiB with a kernel). symbol, args, grid: the kernel, one of the CPU's, whose
-    first parameter is the pointer to the piece (64-byte aligned, valid during the call); args are the other parameters.
+    first parameter is the pointer to the piece (64-byte aligned, valid during the call); args are the others by name.
     For a GPU those of args that are Tensors in its memory are the kernel's outputs, exactly their bytes, which it makes
-    in pinned host memory; other pointers are Tensors or Buffers of the host, or 0. Without a symbol, args is
-    [destination] and the bytes go there as they are. path and field name the piece in an error.
+    in pinned host memory; other pointers are Tensors or Buffers of the host, or None. Without a symbol, the bytes go to
+    args["destination"] as they are. path and field name the piece in an error.
     """
 
     fd: int
     offset: int
     nbytes: int
     symbol: str | None
-    args: list[Any]
+    args: dict[str, Any]
     grid: tuple[int, ...] = (1,)
     path: str = ""
     field: str = "data"
@@ -60,7 +60,7 @@ class BackgroundLoad:
         self._outputs: list[native.LoadOutput] = []
         for job, into in zip(self._jobs, descriptions, strict=True):
             self._describe(job, into, device)
-        self._buffers = buffers_of(job.args for job in self._jobs)
+        self._buffers = buffers_of(job.args.values() for job in self._jobs)
         error, slots, outputs = c_int32(), self._slots, self._outputs
         self._handle = self._runtime.zse_load_start(
             None if self._gpu is None else self._gpu.table,
@@ -89,12 +89,13 @@ class BackgroundLoad:
         into.fd, into.offset, into.nbytes, into.grid[:] = job.fd, job.offset, job.nbytes, grid
         into.first_arg, into.first_output = len(self._slots), len(self._outputs)
         if job.symbol is None:
-            if len(job.args) != 1:
-                raise TypeError(f"load job {job.field}: without a kernel, args is [destination]")
-            room = getattr(job.args[0], "nbytes", job.nbytes)
+            if job.args.keys() != {"destination"}:
+                raise TypeError(f"load job {job.field}: without a kernel, args is the destination alone")
+            destination = job.args["destination"]
+            room = getattr(destination, "nbytes", job.nbytes)
             if room < job.nbytes:
                 raise ValueError(f"load job {job.field}: {job.nbytes} bytes into {room}")
-            address = encode("load", "destination", "ptr", job.args[0])
+            address = encode("load", "destination", "ptr", destination)
             self._outputs.append(native.LoadOutput(address, job.nbytes))
         else:
             try:
@@ -109,13 +110,13 @@ class BackgroundLoad:
             raise ValueError(f"load job {job.field}: {job.nbytes} bytes in one piece, at most {MAX_STAGING}")
         program = host.program(symbol)
         params = (program.params or [])[1:]
-        if len(job.args) != len(params):
-            names = ", ".join(name for name, _ in params)
-            raise TypeError(f"{symbol} takes {len(params)} arguments after the piece ({names}), got {len(job.args)}")
+        if job.args.keys() != {name for name, _ in params}:
+            raise names_error(symbol, params, job.args)
         into.fn, into.num_args = program.address, len(params) + 1
         self._slots.append(0)  # the piece
-        for place, (arg, (name, kind)) in enumerate(zip(job.args, params, strict=True), 1):
-            is_memory = self._gpu is not None and kind == "ptr" and arg != 0
+        for place, (name, kind) in enumerate(params, 1):
+            arg = job.args[name]
+            is_memory = self._gpu is not None and kind == "ptr" and arg is not None
             if is_memory and getattr(getattr(arg, "buffer", arg), "device", None) is self._gpu:
                 self._outputs.append(native.LoadOutput(arg.address, arg.nbytes, place))
                 self._slots.append(0)
