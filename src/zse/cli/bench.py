@@ -39,10 +39,10 @@ def _lengths(text: str) -> list[int]:
 
 
 def _tokens(flag: str, default: int, text: str):
-    return arg(flag, type=Amount(int, 1), default=default, help=f"{text} (default: %(default)s)")
+    return arg(flag, type=Amount(int, 1), default=default, help=text)
 
 
-_REPEATS = arg("--repeats", type=Amount(int, 1, 100), default=3, help="runs that count (default: %(default)s)")
+_REPEATS = arg("--repeats", type=Amount(int, 1, 100), default=3, help="runs that count")
 _COMMON = (MODEL, _REPEATS, JSON, ENGINE_OPTIONS)
 _KINDS = {
     "decode": (

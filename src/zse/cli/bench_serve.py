@@ -28,17 +28,12 @@ _SCALE = arg(
     "--scale",
     type=Amount(float, above=0, high=1, shown="S"),
     default=1.0,
-    help="multiply numbers of requests and lengths, for small machines (default: 1)",
+    help="multiply numbers of requests and lengths, for small machines",
 )
-_SEED = arg("--seed", type=Amount(int, 0), default=42, help="of lengths, arrivals and prompts (default: 42)")
+_SEED = arg("--seed", type=Amount(int, 0), default=42, help="of lengths, arrivals and prompts")
 _GATE = (
     arg("--compare", metavar="FILE", help="fail if a figure is worse than in this report"),
-    arg(
-        "--tolerance",
-        type=Amount(float, 0, shown="PERCENT"),
-        default=5.0,
-        help="how much worse --compare lets it be (default: 5)",
-    ),
+    arg("--tolerance", type=Amount(float, 0, shown="PERCENT"), default=5.0, help="how much worse --compare lets it be"),
     arg("--page", metavar="FILE", help="draw the reports as one HTML page"),
 )
 # What `zse bench serve` takes beside MODEL and the engine's options.
@@ -72,7 +67,7 @@ WORKLOADS = Group(
             "--timeout",
             type=Amount(float, above=0, shown="SECONDS"),
             default=300.0,
-            help="of one request; longer ones have failed (default: 300)",
+            help="of one request; longer ones have failed",
         ),
         arg(
             "--server-options",
@@ -99,7 +94,7 @@ ABLATION = (
             "--output",
             metavar="DIR",
             default="ablation",
-            help="folder for a report of each row and ablation.html, made if need be (default: ablation)",
+            help="folder for a report of each row and ablation.html, made if need be",
         ),
         _SCALE,
         _SEED,

@@ -21,9 +21,7 @@ _QUOTES = '"""'
 
 
 ARGUMENTS = (
-    arg(
-        "model", metavar="MODEL", nargs="?", default="smollm2", help="a name, hf:ORG/NAME, or a path (default: smollm2)"
-    ),
+    arg("model", metavar="MODEL", nargs="?", default="smollm2", help="a name, hf:ORG/NAME, or a path"),
     arg("--system", metavar="TEXT", help="system message (default: the model's own, if its template has one)"),
     arg("--load", metavar="FILE", help="go on with a conversation that /save wrote"),
     lambda parser: add_sampling_options(parser, DEFAULT_MAX_TOKENS),

@@ -40,8 +40,8 @@ ARGUMENTS = (
         "--layout",
         choices=("auto", "r16", "rows"),
         default="auto",
-        help="order of floating-point matrices: r16 for the CPU, rows for GPUs, auto by what this machine has "
-        "(integers have one order for both)",
+        help="order of floating-point matrices: r16 for the CPU, rows for GPUs, auto by what this machine has"
+        "; integers have one order for both",
     ),
     arg("--threads", type=Amount(int, 1, 1024), help="(default: all processors)"),
     arg("--no-clip-search", action="store_true", help="quantize faster and less well: no search for the best clipping"),

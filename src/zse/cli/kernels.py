@@ -83,12 +83,7 @@ _KINDS = {
         (
             arg("file", metavar="FILE", help="a file as `zse kernels new` writes it"),
             arg("--seed", type=Amount(int, low=0), help="of the inputs (default: a fresh one, shown)"),
-            arg(
-                "--arch",
-                default="sm_90a",
-                metavar="ARCH",
-                help="the GPU architecture that is emulated (default: sm_90a)",
-            ),
+            arg("--arch", default="sm_90a", metavar="ARCH", help="the GPU architecture that is emulated"),
         ),
     ),
 }

@@ -127,7 +127,7 @@ SERVING = (
         choices=("paged", "contiguous"),
         default="paged",
         help="contiguous: each request reserves the KV memory of a whole context in a row and shares nothing, so without "
-        "a prefix cache; for comparison (default: paged)",
+        "a prefix cache; for comparison",
     ),
     arg(
         "--graphs",
@@ -159,7 +159,7 @@ SERVING = (
         choices=("lru", "lfu", "smart"),
         default="lru",
         help="which cached pages go first: the least recently or least frequently used, or those that were worth the "
-        "least (default: lru)",
+        "least",
     ),
     arg(
         "--cache-host-memory",
@@ -206,7 +206,7 @@ SERVING = (
         "--batching",
         choices=("continuous", "static"),
         default="continuous",
-        help="static: a batch runs to its end before the next begins (default: continuous)",
+        help="static: a batch runs to its end before the next begins",
     ),
     arg(
         "--chunked-prefill",

@@ -66,9 +66,13 @@ def hint(word: str, known: "Iterable[str]") -> str:
 
 
 def arg(*names: str, **settings: "Any") -> "tuple[tuple[str, ...], dict[str, Any]]":
-    """A row of a command's table of arguments: what add_argument() takes."""
+    """A row of a command's table of arguments: what add_argument() takes. A default is told behind the help that does not."""
     if isinstance(settings.get("type"), Amount):
         settings.setdefault("metavar", settings["type"].shown)
+    default, help = settings.get("default"), settings.get("help", "")
+    if default and isinstance(default, int | float | str) and default is not True and "(default" not in help:
+        told = f"{default:g}" if isinstance(default, float) else default
+        settings["help"] = f"{help} (default: {told})"
     return names, settings
 
 

@@ -19,16 +19,9 @@ each reads about 2 us too long); `replay` is the time of the step's kernels as t
 
 ARGUMENTS = (
     MODEL,
-    arg("--rows", type=Amount(int, 1, 1024), default=1, help="sequences that decode together (default: %(default)s)"),
-    arg(
-        "--prompt-tokens", type=Amount(int, 1), default=512, help="random tokens of each prompt (default: %(default)s)"
-    ),
-    arg(
-        "--steps",
-        type=Amount(int, 1, 10_000),
-        default=16,
-        help="decode steps, of which the median is shown (default: %(default)s)",
-    ),
+    arg("--rows", type=Amount(int, 1, 1024), default=1, help="sequences that decode together"),
+    arg("--prompt-tokens", type=Amount(int, 1), default=512, help="random tokens of each prompt"),
+    arg("--steps", type=Amount(int, 1, 10_000), default=16, help="decode steps, of which the median is shown"),
     arg("-o", "--output", metavar="FILE", help="write both steps to FILE as a Chrome trace"),
     ENGINE_OPTIONS,
 )

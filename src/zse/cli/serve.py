@@ -85,7 +85,7 @@ ARGUMENTS = (
         "--queue-timeout",
         type=Amount(float, 0.1, 86400.0, shown="SECONDS"),
         default=60.0,
-        help="how long a request may be expected to wait, by the rate at which prompts begin (default: 60)",
+        help="how long a request may be expected to wait, by the rate at which prompts begin",
     ),
     arg(
         "--max-body-bytes",
@@ -98,7 +98,7 @@ ARGUMENTS = (
         choices=("auto", "none"),
         default="auto",
         help="sampling where a request names none: auto, what the model's authors recommend (`zse show`), else OpenAI's "
-        "defaults; none, always those (default: auto)",
+        "defaults; none, always those",
     ),
     arg(
         "--tool-parser",
@@ -134,7 +134,7 @@ ARGUMENTS = (
         "--drain-timeout",
         type=Amount(float, 0, shown="SECONDS"),
         default=30.0,
-        help="time for running requests at shutdown (default: 30)",
+        help="time for running requests at shutdown",
     ),
     arg("--log-level", choices=("debug", "info", "warning", "error"), default=None, help="(default: ZSE_LOG, info)"),
 )

@@ -19,6 +19,7 @@ activations that a checkpoint brings are not used: activations get their scales 
 """
 
 from array import array
+from typing import Any
 
 from zse.errors import FormatError, UnsupportedError
 from zse.formats.source import TensorInfo
@@ -51,27 +52,17 @@ def read_method(path: str, config: dict) -> Method:
     if name is None and config.get("format"):
         name = "compressed-tensors"  # early files of that library
     if name == "awq":
-        version = str(config.get("version", "gemm")).lower()
-        if version != "gemm":
-            raise UnsupportedError(f"{path}: AWQ version", version, ("gemm",))
-        bits = _bits(path, config, "bits", (4,))
+        _one_of(path, "AWQ version", str(config.get("version", "gemm")).lower(), ("gemm",))
+        bits = _one_of(path, "bits", config.get("bits"), (4,))
         return Method("awq", bits, _group(path, config.get("group_size", 128)), False)
     if name == "gptq":
-        bits = _bits(path, config, "bits", (4, 8))
+        bits = _one_of(path, "bits", config.get("bits"), (4, 8))
         kind = str(config.get("checkpoint_format", "gptq")).lower()
-        if kind not in ("gptq", "gptq_v2"):
-            raise UnsupportedError(f"{path}: GPTQ checkpoint_format", kind, ("gptq", "gptq_v2"))
-        return Method(
-            "gptq",
-            bits,
-            _group(path, config.get("group_size", 128)),
-            bool(config.get("sym", True)),
-            1 if kind == "gptq" else 0,
-        )
+        _one_of(path, "GPTQ checkpoint_format", kind, ("gptq", "gptq_v2"))
+        group, symmetric = _group(path, config.get("group_size", 128)), bool(config.get("sym", True))
+        return Method("gptq", bits, group, symmetric, 1 if kind == "gptq" else 0)
     if name == "fp8":
-        block = config.get("weight_block_size")
-        if block not in (None, [FP8_BLOCK, FP8_BLOCK]):
-            raise UnsupportedError(f"{path}: weight_block_size", block, ([FP8_BLOCK, FP8_BLOCK],))
+        _one_of(path, "weight_block_size", config.get("weight_block_size"), ([FP8_BLOCK, FP8_BLOCK], None))
         return Method("rows", 8, 0, True)
     if name == "compressed-tensors":
         return _compressed(path, config)
@@ -90,16 +81,13 @@ def _compressed(path: str, config: dict) -> Method:
         weights = group.get("weights") if isinstance(group, dict) else None
         if not isinstance(weights, dict):
             raise FormatError(path, 0, "config_groups", "a group has no weights")
-        kind = group.get("format") or config.get("format")
-        if kind not in kinds:
-            raise UnsupportedError(f"{path}: compressed-tensors format", str(kind)[:80], kinds)
+        kind = _one_of(path, "compressed-tensors format", group.get("format") or config.get("format"), kinds)
         if kind == "float-quantized":
-            _bits(path, weights, "num_bits", (8,))
+            _one_of(path, "num_bits", weights.get("num_bits"), (8,))
             methods.append(("rows", 8, 0, True))
             continue
-        bits = _bits(path, weights, "num_bits", (4, 8))
-        if weights.get("actorder") not in (None, "weight", "static", False):
-            raise UnsupportedError(f"{path}: actorder", weights["actorder"], ("none", "weight"))
+        bits = _one_of(path, "num_bits", weights.get("num_bits"), (4, 8))
+        _one_of(path, "actorder", weights.get("actorder"), (None, "weight", "static", False))
         size = weights.get("group_size") if weights.get("strategy") == "group" else 0
         methods.append(("packed", bits, _group(path, size), bool(weights.get("symmetric", True))))
     if len(set(methods)) != 1:
@@ -107,18 +95,14 @@ def _compressed(path: str, config: dict) -> Method:
     return Method(*methods[0])
 
 
-def _bits(path: str, config: dict, key: str, known: tuple[int, ...]) -> int:
-    bits = config.get(key)
-    if bits not in known:
-        raise UnsupportedError(f"{path}: {key}", bits, known)
-    return bits
+def _one_of(path: str, key: str, value: Any, known: tuple) -> Any:
+    if value not in known:
+        raise UnsupportedError(f"{path}: {key}", value if isinstance(value, int) else str(value)[:80], known)
+    return value
 
 
 def _group(path: str, size: object) -> int:
-    size = 0 if size in (-1, None) else size
-    if size not in GROUPS:
-        raise UnsupportedError(f"{path}: group_size", size, GROUPS)
-    return int(size)  # type: ignore[call-overload]
+    return int(_one_of(path, "group_size", 0 if size in (-1, None) else size, GROUPS))
 
 
 def combine(path: str, tensors: dict[str, TensorInfo], method: Method) -> dict[str, TensorInfo]:
@@ -138,7 +122,8 @@ def combine(path: str, tensors: dict[str, TensorInfo], method: Method) -> dict[s
     for stem in stems:
         parts = {part: tensors[f"{stem}.{part}"] for part in known if f"{stem}.{part}" in tensors}
         used |= {f"{stem}.{part}" for part in parts}
-        taken[f"{stem}.weight"] = _weight(path, f"{stem}.weight", parts, method)
+        make = _fp8 if method.layout == "rows" else _integers
+        taken[f"{stem}.weight"] = make(f"{stem}.weight", parts, method)
     result: dict[str, TensorInfo] = {}
     for name, info in tensors.items():
         stem = name.rpartition(".")[0]
@@ -149,13 +134,7 @@ def combine(path: str, tensors: dict[str, TensorInfo], method: Method) -> dict[s
     return result
 
 
-def _weight(path: str, name: str, parts: dict[str, TensorInfo], method: Method) -> TensorInfo:
-    if method.layout == "rows":
-        return _fp8(path, name, parts)
-    return _integers(path, name, parts, method)
-
-
-def _fp8(path: str, name: str, parts: dict[str, TensorInfo]) -> TensorInfo:
+def _fp8(name: str, parts: dict[str, TensorInfo], method: Method) -> TensorInfo:
     weight = parts["weight"]
     scale = parts.get("weight_scale_inv") or parts.get("weight_scale")
     if scale is None:
@@ -175,7 +154,7 @@ def _fp8(path: str, name: str, parts: dict[str, TensorInfo]) -> TensorInfo:
     return _combined(name, Fp8Scheme(scaling), (n, k), "rows", {"w": weight, "scale": scale})
 
 
-def _integers(path: str, name: str, parts: dict[str, TensorInfo], method: Method) -> TensorInfo:
+def _integers(name: str, parts: dict[str, TensorInfo], method: Method) -> TensorInfo:
     layout = method.layout
     packed = parts["weight_packed" if layout == "packed" else "qweight"]
     scale = parts.get("weight_scale" if layout == "packed" else "scales")
@@ -193,9 +172,8 @@ def _integers(path: str, name: str, parts: dict[str, TensorInfo], method: Method
         n, k = packed.shape[0], packed.shape[1] * per_word
     scheme = AffineScheme(method.bits, method.group, method.symmetric)
     if not scheme.fits(k) or n % per_word:
-        raise UnsupportedError(
-            f"{name}: shape of a weight with groups of {method.group}", [n, k], ["multiples of the group"]
-        )
+        what = f"{name}: shape of a weight with groups of {method.group}"
+        raise UnsupportedError(what, [n, k], ["multiples of the group"])
     groups = scheme.groups(k)
     expected = (n, groups) if layout == "packed" else (groups, n)
     if scale.shape != expected:
@@ -232,9 +210,8 @@ def _check_order(order: TensorInfo, group: int) -> None:
     """GPTQ's act-order: columns of a group may lie anywhere. Then no group is a range of columns."""
     values = array("i", order.file.read(order.offset, order.nbytes, order.name))
     if any(value != column // group for column, value in enumerate(values)):
-        raise UnsupportedError(
-            f"{order.name}: order of the columns", "act-order (desc_act)", ("groups of consecutive columns",)
-        )
+        known = ("groups of consecutive columns",)
+        raise UnsupportedError(f"{order.name}: order of the columns", "act-order (desc_act)", known)
 
 
 def _check_symmetric(zeros: TensorInfo, method: Method) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from zse.formats.arrays import ScalarArray, StringArray
 from zse.formats.file import parse_object
-from zse.formats.gguf_blocks import unpack_blocks
+from zse.formats.gguf_blocks import dequantize, unpack_blocks
 from zse.formats.matrix import FLOATS, FP8_TYPES, Rows, widen
 from zse.formats.opening import open_model
 from zse.formats.source import ModelSource, TensorInfo
@@ -102,9 +102,7 @@ def _verify_numbers(model: ModelSource, info: TensorInfo) -> bool:
         else:
             raw = model.read(info, start * row_bytes, (stop - start) * row_bytes)
             if info.layout == "rows":
-                dtype = FLOATS[info.type]
-                values = np.frombuffer(raw, {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}[dtype])
-                arrays = {"w": widen(values, dtype)}
+                arrays = {"w": dequantize(info.type, raw, (-1,))}
             else:
                 _, scale, offset = unpack_blocks(info.type, raw)
                 arrays = {"scale": scale} if offset is None else {"scale": scale, "offset": offset}

@@ -14,7 +14,8 @@ import os
 import struct
 import threading
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from zse.errors import UnsupportedError, ZSEError
 from zse.formats.zse import (
@@ -145,15 +146,13 @@ class ZseWriter:
 
     def __enter__(self) -> "ZseWriter":
         try:
-            self._fd = os.open(self.part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise ZSEError(f"{self.part}: another process is writing it; wait for that one to end") from None
-            self._resume()
-        except OSError as error:
-            self._close()
-            raise self._explain(error) from None
+            with self._explained():
+                self._fd = os.open(self.part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+                try:
+                    fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    raise ZSEError(f"{self.part}: another process is writing it; wait for that one to end") from None
+                self._resume()
         except BaseException:
             self._close()
             raise
@@ -177,27 +176,23 @@ class ZseWriter:
         tensor, view = self.tensors[number], memoryview(data).cast("B")
         if offset < 0 or offset + len(view) > tensor.sizes[plane]:
             raise ValueError(f"{tensor.name}: bytes [{offset}, {offset + len(view)}) of {tensor.sizes[plane]}")
-        try:
+        with self._explained():
             self._pwrite(self.weights_offset + tensor.places[plane] + offset, view)
-        except OSError as error:
-            raise self._explain(error) from None
 
     def end_tensor(self, number: int) -> None:
         """Every piece of the tensor is written: takes its checksum and notes it in the journal. Any thread."""
         tensor = self.tensors[number]
-        try:
+        with self._explained():
             crc32 = self._crc32(tensor)
             record = struct.pack("<II", number, crc32)
             with self._lock:
                 self._pwrite(self._journal, record + struct.pack("<I", zlib.crc32(record)))
                 self._journal += _RECORD.size
                 tensor.crc32 = crc32
-        except OSError as error:
-            raise self._explain(error) from None
 
     def finish(self) -> None:
         """Writes the other sections and the header, and gives the file its name."""
-        try:
+        with self._explained():
             crcs = {}
             contents = dict(self._small)
             contents["index"] = self._index()
@@ -223,8 +218,6 @@ class ZseWriter:
                 os.fsync(folder)
             finally:
                 os.close(folder)
-        except OSError as error:
-            raise self._explain(error) from None
 
     def _sync(self) -> None:
         if self._is_durable:
@@ -273,13 +266,19 @@ class ZseWriter:
             done = os.pwrite(self._fd, view, offset)
             view, offset = view[done:], offset + done
 
-    def _explain(self, error: OSError) -> ZSEError:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return ZSEError(
-                f"{self.out}: the disk is full ({self.file_bytes} bytes are needed); nothing was replaced. "
-                "Free some space and run the same command again: it goes on where it stopped"
-            )
-        return ZSEError(f"{self.part}: cannot be written: {error.strerror}")
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """An error of the system as one line with what to do."""
+        try:
+            yield
+        except OSError as error:
+            reason = f"{self.part}: cannot be written: {error.strerror}"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                reason = (
+                    f"{self.out}: the disk is full ({self.file_bytes} bytes are needed); nothing was replaced. "
+                    "Free some space and run the same command again: it goes on where it stopped"
+                )
+            raise ZSEError(reason) from None
 
     def _close(self) -> None:
         if self._fd >= 0:

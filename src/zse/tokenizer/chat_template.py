@@ -34,12 +34,8 @@ class ChatTemplate:
         if size > MAX_SOURCE_BYTES:
             raise FormatError(path, 0, "chat_template", f"{size} bytes; at most {MAX_SOURCE_BYTES} are accepted")
         self._tokenizer, self.source = tokenizer, source
-        self._variables = {
-            "bos_token": tokenizer.text_of(tokenizer.bos_id),
-            "eos_token": tokenizer.text_of(tokenizer.eos_id),
-            "pad_token": tokenizer.text_of(tokenizer.pad_id),
-            "unk_token": tokenizer.text_of(tokenizer.unknown_id),
-        }
+        ids = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "pad": tokenizer.pad_id, "unk": tokenizer.unknown_id}
+        self._variables = {f"{role}_token": tokenizer.text_of(id) for role, id in ids.items()}
         try:
             self._template = _compile(source)
         except ValueError as error:
@@ -97,28 +93,14 @@ class ChatTemplate:
             param="messages",
         )
 
-    def encode(
-        self,
-        messages: Sequence[dict],
-        *,
-        tools: Sequence[dict] | None = None,
-        add_generation_prompt: bool = True,
-        **variables,
-    ) -> list[int]:
+    def encode(self, messages: Sequence[dict], **given) -> list[int]:
         """The prompt as token ids. Arguments and errors as render()."""
-        text, barriers = self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables)
+        text, barriers = self.render(messages, **given)
         return self._tokenizer.encode(text, special=True, add_bos=False, barriers=barriers)
 
     def _render(self, given: dict, add_generation_prompt: bool) -> str:
-        return self._template.render(
-            {
-                **self._variables,
-                **given["variables"],
-                "messages": given["messages"],
-                "tools": given["tools"],
-                "add_generation_prompt": add_generation_prompt,
-            }
-        )
+        own = {"messages": given["messages"], "tools": given["tools"], "add_generation_prompt": add_generation_prompt}
+        return self._template.render({**self._variables, **given["variables"], **own})
 
     def _count_controls(self, marked_text: str, mark: str) -> int:
         ids = self._tokenizer.encode(

@@ -14,6 +14,7 @@ from jinja2.runtime import LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from zse.lazy import json
 from zse.tokenizer.template_limits import (
     HIDDEN_ATTRIBUTES,
     MAX_INTEGER,
@@ -21,7 +22,6 @@ from zse.tokenizer.template_limits import (
     METHODS,
     Budget,
     cannot_render,
-    from_json,
     raise_exception,
     rendered,
     strftime_now,
@@ -105,7 +105,7 @@ class Environment(ImmutableSandboxedEnvironment):
             "join": self._join,
             "replace": self.budget.replace,
             "tojson": tojson,
-            "from_json": from_json,
+            "from_json": lambda text: json.loads(text),
             "indent": self._indent,
         }
         filters = {name: bounded.get(name) or self.filters.get(name) for name in FILTERS}

@@ -149,10 +149,6 @@ def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=Fa
     )
 
 
-def from_json(text):
-    return json.loads(text)
-
-
 def raise_exception(message=""):
     raise RequestError(
         f"the model's chat template refuses these messages: {message}", code="chat_template_refused", param="messages"
