@@ -183,9 +183,9 @@ def test_a_server_imports_no_route_before_it_is_asked_for(imported):
 def test_every_route_has_its_handler():
     from zse.server.routes import table
 
-    assert all(callable(table.found("routes", route.function)) for route in table.ROUTES)
+    assert all(callable(table.resolve("routes", route.function)) for route in table.ROUTES)
     with pytest.raises(AttributeError):
-        table.found("routes", "info.nothing")
+        table.resolve("routes", "info.nothing")
 
 
 @linux

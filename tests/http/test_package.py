@@ -47,7 +47,7 @@ class Echo:
                 raise RequestError("it fails", status=500, code="failed")
             stream.send(b"data: " + word.encode() + b"\n\n")
             await stream.drain()
-        stream.finish()
+        stream.send(b"", is_last=True)
         return None
 
     def error_response(self, error: RequestError) -> Response:

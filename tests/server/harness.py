@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import fake_text
 
-from zse.engine.client import EngineClient
 from zse.engine.process import spawn
 from zse.http import bind
 from zse.http.listener import Limits, Server
@@ -21,7 +20,7 @@ from zse.server.admission import AdmissionControl, QueueBounds
 from zse.server.app import App
 from zse.server.auth import HostCheck, KeyCheck
 from zse.server.keys import Key, quotas, single, weights
-from zse.server.pool import ModelPool, ModelSpec, Served
+from zse.server.pool import ModelPool, ModelSpec
 
 FAKE_ENGINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fake_engine.py")
 SCHEDULED_ENGINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "scheduled_engine.py")
@@ -66,18 +65,22 @@ class Harness:
     def spawn(self):
         return spawn(self.engine_options, (self.engine_path,))
 
-    def make_pool(self, text: asyncio.Future) -> ModelPool:
-        return ModelPool([Served(ModelSpec(("fake",), "fake"), self.engine, text)])
+    def text_model(self):
+        """Tokenizer and template."""
+        return fake_text.TextModel(self._template)
+
+    def make_pool(self) -> ModelPool:
+        return ModelPool([ModelSpec(("fake",), "fake")], spawn=lambda arguments: self.spawn())
 
     async def _main(self, started: threading.Event) -> None:
         limits, key, max_choices, max_queue_tokens, hosts = self._options
         keys = single(key) if isinstance(key, str) else key
         self.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        self.engine = EngineClient(self.spawn)
         model = self.loop.create_future()
-        model.set_result(fake_text.TextModel(self._template))
-        self.pool = self.make_pool(model)
+        model.set_result(self.text_model())
+        self.pool = self.make_pool()
+        self.engine = self.pool.default.engine
         self.app = App(
             self.pool,
             weights=weights(keys),
@@ -89,7 +92,7 @@ class Harness:
         self.server = Server(self.app, limits)
         sock = bind.listen("127.0.0.1", 0)
         self.port = sock.getsockname()[1]
-        self.engine.start(self.spawn())
+        self.pool.adopt(self.spawn(), model)
         await self.server.listen(sock)
         probe = asyncio.create_task(self._probe())
         started.set()

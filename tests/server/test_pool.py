@@ -10,7 +10,6 @@ import fake_text
 import pytest
 from harness import FAKE_ENGINE, Harness, chat_body, wait_for
 
-from zse.engine.client import STARTING, UNLOADED, EngineClient
 from zse.engine.process import spawn
 from zse.server import pool as pools
 from zse.server.pool import ModelPool, ModelSpec, Served
@@ -36,21 +35,12 @@ class Models(Harness):
     def park(self):
         return self.spawn(["--park", *self.pool_options.get("park", "").split()])
 
-    def make_pool(self, text):
-        served = []
-        for number, (name, options) in enumerate(self.models.items()):
-            arguments = tuple(options.split())
-            engine = (
-                self.engine
-                if not number
-                else EngineClient(lambda arguments=arguments: pool.take_process(list(arguments)), UNLOADED)
-            )
-            served.append(Served(ModelSpec((name,), name, arguments), engine, None if number else text))
+    def make_pool(self):
+        specs = [ModelSpec((name,), name, tuple(options.split())) for name, options in self.models.items()]
         options = {key: value for key, value in self.pool_options.items() if key != "park"}
         pool = ModelPool(
-            served, lambda path, name: fake_text.load(path, name), spawn=self.spawn, park=self.park, **options
+            specs, lambda path, name: fake_text.load(path, name), spawn=self.spawn, park=self.park, **options
         )
-        assert self.engine.state == STARTING
         pool.start()
         return pool
 

@@ -51,13 +51,11 @@ class TinyHarness(Harness):
             ]
         )
 
-    def make_pool(self, text):
-        made = self.loop.create_future()
+    def text_model(self):
         model = load(str(self.folder), "fake")
         if self._template:  # what the parsers are chosen by
             model.template_source += self._template
-        made.set_result(model)
-        return super().make_pool(made)
+        return model
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from zse.server.errors import APIError
 from zse.server.tools.answer import Format, Splitter
 from zse.server.tools.calls import ToolCall
 from zse.server.tools.grammars import structure_of
-from zse.server.tools.parsers import PARSERS, Functions
+from zse.server.tools.parsers import FORMATS as TOOL_FORMATS
 from zse.server.tools.patterns import FORMATS, whole
 from zse.server.tools.streaming import CallPart
 from zse.structured.compile import Vocabulary
@@ -86,7 +86,7 @@ def grammar(tokenizer, form, template, functions=FUNCTIONS, calls="required", se
 
 
 def read(form, text, functions=FUNCTIONS):
-    splitter = Splitter(Format(form), Functions(functions), False)
+    splitter = Splitter(Format(form), functions, False)
     return splitter.push(text) + splitter.finish()
 
 
@@ -145,7 +145,7 @@ def test_streamed_parts_make_the_calls(tokenizer, vocabulary, form, template, st
     for seed in range(3):
         text = Walk(vocabulary, grammar(tokenizer, form, template), seed).run(2000)
         whole = check_calls(read(form, text))
-        splitter = Splitter(Format(form), Functions(FUNCTIONS), False, streams=True)
+        splitter = Splitter(Format(form), FUNCTIONS, False, streams=True)
         pieces = [piece for at in range(0, len(text), step) for piece in splitter.push(text[at : at + step])]
         pieces += splitter.finish()
         calls, longest = [], 0
@@ -359,4 +359,4 @@ def test_python_knows_no_such_name(tokenizer):
 
 
 def test_every_format_has_a_grammar():
-    assert {form for form, _ in FORMS} == set(PARSERS)
+    assert {form for form, _ in FORMS} == set(TOOL_FORMATS)

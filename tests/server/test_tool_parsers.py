@@ -13,20 +13,18 @@ from zse.server.tools.answer import Format, Splitter, format_of
 from zse.server.tools.calls import ToolCall
 from zse.server.tools.reasoning import Reasoning
 
-FUNCTIONS = parsers.Functions(
-    {
-        "weather": {
-            "type": "object",
-            "properties": {
-                "place": {"type": "string"},
-                "days": {"type": "integer"},
-                "exact": {"type": "boolean"},
-                "at": {"type": "array"},
-            },
+FUNCTIONS = {
+    "weather": {
+        "type": "object",
+        "properties": {
+            "place": {"type": "string"},
+            "days": {"type": "integer"},
+            "exact": {"type": "boolean"},
+            "at": {"type": "array"},
         },
-        "stop": {"type": "object", "properties": {}},
-    }
-)
+    },
+    "stop": {"type": "object", "properties": {}},
+}
 HARD = {"place": 'São "Paulo" </tool_call> {[', "days": 3}
 _DS = (
     "<｜tool▁calls▁begin｜>",
@@ -121,7 +119,7 @@ GOOD = [
 BAD = [
     *[
         (name, text)
-        for name in parsers.PARSERS
+        for name in parsers.FORMATS
         for text in [
             "",
             " \n",
@@ -232,7 +230,7 @@ def test_a_cut_off_call_is_a_call_or_content(name, text, content, calls):
             assert found[0] == text[:at]
 
 
-WORDS = [word for name in parsers.PARSERS for word in parsers.CONTROLS[name]] + [
+WORDS = [word for name in parsers.FORMATS for word in parsers.FORMATS[name].controls] + [
     "<function=stop>",
     "</function>",
     "<parameter=a>",
@@ -264,7 +262,7 @@ WORDS = [word for name in parsers.PARSERS for word in parsers.CONTROLS[name]] + 
 
 @settings(max_examples=400, deadline=None)
 @given(
-    name=st.sampled_from(sorted(parsers.PARSERS)),
+    name=st.sampled_from(sorted(parsers.FORMATS)),
     words=st.lists(st.sampled_from(WORDS), max_size=25),
     thinking=st.sampled_from(["none", "think"]),
     is_open=st.booleans(),
@@ -332,7 +330,7 @@ def test_text_is_not_held_longer_than_needed():
 def test_hostile_text_takes_linear_time(text):
     import time
 
-    for name in parsers.PARSERS:
+    for name in parsers.FORMATS:
         start = time.process_time()
         assert split(name, [text[at : at + 5] for at in range(0, len(text), 5)])[0] == text
         assert time.process_time() - start < 3
@@ -350,7 +348,7 @@ def test_ids():
 
 
 def test_names_of_the_command_line():
-    assert {*serve._TOOL_PARSERS} == {*parsers.PARSERS, "none"} and {*parsers.CONTROLS} == {*parsers.PARSERS}
+    assert {*serve._TOOL_PARSERS} == {*parsers.FORMATS, "none"}
     assert {*serve._REASONING_PARSERS} == {*reasoning.PARSERS, "none"}
     assert format_of("<tool_call> </think>") == Format("hermes", "think", takes_tools=False)
     assert format_of("<tool_call> </think>", "mistral", "none") == Format("mistral", "none", takes_tools=False)

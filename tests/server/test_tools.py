@@ -8,6 +8,7 @@ import pytest
 from zse.server.requests.conversation import CONVERSATION
 from zse.server.tools import parsers
 from zse.server.tools.answer import format_of
+from zse.server.tools.blocks import BlockParser
 from zse.tokenizer.chat_template import ChatTemplate
 
 TEMPLATE = "{{ tools }} <tool_call> </think>"
@@ -276,9 +277,9 @@ def test_history_round_trip_through_template_texts(name):
     source = TEMPLATES[name]
     form = format_of(source)
     assert form.tools == name and form.takes_tools
-    tools = CONVERSATION["tools"].kind([WEATHER], "tools")
+    tools = CONVERSATION["tools"].kind.check([WEATHER], "tools")
     arguments = {"place": "Rome"}
-    history = CONVERSATION["messages"].kind(
+    history = CONVERSATION["messages"].kind.check(
         [
             *user("Weather?"),
             {
@@ -309,7 +310,8 @@ def test_history_round_trip_through_template_texts(name):
     turn = ChatTemplate(source, Characters()).render(history[:2], add_generation_prompt=False).text[len(bare) :]
     start = {"llama3_json": "{", "pythonic": "["}.get(name)
     turn = turn[turn.index(start) :] if start else turn
-    functions = parsers.Functions({"weather": WEATHER["function"]["parameters"]})
-    parser = parsers.PARSERS[name](functions)
+    functions = {"weather": WEATHER["function"]["parameters"]}
+    form = parsers.FORMATS[name]
+    parser = BlockParser(form.blocks, functions, form.separators)
     found = [part for part in parser.push(turn) + parser.finish() if not isinstance(part, str)]
     assert [(call.name, json.loads(call.arguments)) for call in found] == [("weather", arguments)]

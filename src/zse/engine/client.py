@@ -181,9 +181,9 @@ class EngineClient:
     respawn: starts a new process. After RESTART_BUDGET restarts within RESTART_WINDOW_S it stays down and says why.
     """
 
-    def __init__(self, respawn: Callable[[], EngineProcess], state: str = STARTING):
+    def __init__(self, respawn: Callable[[], EngineProcess]):
         self._respawn = respawn
-        self.state = state
+        self.state = UNLOADED
         self.reason = ""  # why it is not ready, in words for a user
         self.info: Ready | None = None
         self.heartbeat = Heartbeat(0, 0, 0, 0)

@@ -4,6 +4,8 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from zse.errors import RequestError
 
 if TYPE_CHECKING:
@@ -108,14 +110,19 @@ class Response:
         self.status, self.body, self.close = status, body, close
         self.headers = [("content-type", media_type), *(headers or [])]
 
+    @classmethod
+    def json(cls, value: object, status: int = 200) -> "Response":
+        """The answer that holds `value` as JSON."""
+        return cls(status, msgspec.json.encode(value))
+
 
 def new_request_id() -> str:
     return "req_" + os.urandom(12).hex()
 
 
 class EventStream:
-    """The response to a request as server-sent events: send…, then finish or fail, exactly one of them. Nothing is sent
-    before the first of these. From its making on, a client that waits for long gets comments.
+    """The response to a request as server-sent events: send… until is_last, or fail. Nothing is sent before the first of
+    these. From its making on, a client that waits for long gets comments.
 
     drain: awaited before more is made, returns when the peer has taken what was written. is_stalled: whether it has yet to.
     """
@@ -128,7 +135,7 @@ class EventStream:
         request.stream = self
 
     def send(self, data: bytes, is_last: bool = False) -> None:
-        """Write `data`, whole events, now."""
+        """Write `data`, whole events, now; is_last: and the end of the stream."""
         self.last_write = time.monotonic()
         http_10, out = self._request.http_10, b""
         if not self.started:
@@ -152,11 +159,7 @@ class EventStream:
         """A line that clients ignore: shows proxies and the kernel that the connection is alive."""
         self.send(b": keep-alive\n\n")
 
-    def finish(self, data: bytes = b"") -> None:
-        """Write the last events, if any, and the end of the stream."""
-        self.send(data, is_last=True)
-
     def fail(self, body: bytes) -> None:
         """One event with the body of an error, then the end of the stream; the connection closes."""
         self._request.keep_alive = False
-        self.finish(b"data: " + body + b"\n\n")
+        self.send(b"data: " + body + b"\n\n", is_last=True)

@@ -91,8 +91,8 @@ class RequestReader:
 
     def on_message_begin(self) -> None:
         self.phase = HEAD  # also of a pipelined request within one read
-        self._url, self._header_bytes = b"", 0
-        self._headers: list[tuple[bytes, bytes]] = []
+        self._url, self._num_headers, self._header_bytes = b"", 0, 0
+        self._headers: dict[str, str] = {}
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -101,11 +101,18 @@ class RequestReader:
             self.refusal = HTTPError("uri_too_long", message, close=True)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Names in lower case; values of a name that comes again are joined, except where two would be an attack."""
         self._header_bytes += len(name) + len(value) + 4
         if self.request is None:  # else a trailer: counted, otherwise ignored
-            self._headers.append((name, value))
+            self._num_headers += 1
+            key, text = name.decode("ascii").lower(), value.decode("latin-1").strip(" \t")
+            if key in self._headers:
+                if key in ("host", "authorization", "content-type", "transfer-encoding") and self.refusal is None:
+                    self.refusal = _invalid(f"two {key} headers")
+                text = f"{self._headers[key]}, {text}"
+            self._headers[key] = text
         if self.refusal is None and (
-            len(self._headers) > self._limits.num_headers or self._header_bytes > self._limits.header_bytes
+            self._num_headers > self._limits.num_headers or self._header_bytes > self._limits.header_bytes
         ):
             self.refusal = self._too_many_headers()
 
@@ -159,7 +166,7 @@ class RequestReader:
         version = self._parser.get_http_version()
         if version not in ("1.1", "1.0"):
             raise _invalid("only HTTP/1.1 and HTTP/1.0 are spoken here")
-        headers = _headers(self._headers)
+        headers = self._headers
         if headers.get("transfer-encoding", "chunked").lower() != "chunked":
             raise _invalid("the only transfer coding is chunked")
         if version == "1.0" and "transfer-encoding" in headers:
@@ -188,19 +195,6 @@ def _invalid(reason: str) -> HTTPError:
 
 def _too_slow(what: str) -> HTTPError:
     return HTTPError("request_timeout", f"The request's {what} did not arrive in time.", close=True)
-
-
-def _headers(pairs: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Names in lower case; values of a name that comes again are joined, except where two would be an attack."""
-    headers: dict[str, str] = {}
-    for name_bytes, value_bytes in pairs:
-        name, value = name_bytes.decode("ascii").lower(), value_bytes.decode("latin-1").strip(" \t")
-        if name in headers:
-            if name in ("host", "authorization", "content-type", "transfer-encoding"):
-                raise _invalid(f"two {name} headers")
-            value = f"{headers[name]}, {value}"
-        headers[name] = value
-    return headers
 
 
 def split_target(target: bytes) -> tuple[str, str]:

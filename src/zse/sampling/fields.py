@@ -1,7 +1,7 @@
 """Fields of requests. One declaration of a field is its check, its row in docs/api.md, its JSON schema in the OpenAPI document
 and its command-line option.
 
-A kind (Integer, Number, …) is called with a value and its JSON path. It returns the value to use, or raises a RequestError of
+A kind's (Integer, Number, …) `check` takes a value and its JSON path. It returns the value to use, or raises a RequestError of
 the API's contract. `schema` describes the same values as JSON Schema (2020-12).
 """
 
@@ -37,6 +37,13 @@ def wrong_type(path: str, wanted: str, value: object) -> RequestError:
     return refused("invalid_type", f"'{path}' must be {wanted}, not {name}.", path)
 
 
+def expect(kind: type, value: Any, path: str) -> Any:
+    """The value, which must be of this JSON type."""
+    if type(value) is not kind:
+        raise wrong_type(path, _TYPE_NAMES[kind], value)
+    return value
+
+
 def too_long(path: str, bound: str) -> RequestError:
     return refused("array_above_max_length", f"'{path}' must have {bound}.", path)
 
@@ -49,7 +56,7 @@ def shown(name: str) -> str:
 class Kind(msgspec.Struct, frozen=True):
     """What values a field takes."""
 
-    def __call__(self, value: Any, path: str) -> Any:
+    def check(self, value: Any, path: str) -> Any:
         raise NotImplementedError
 
     @property
@@ -65,7 +72,7 @@ class Integer(Kind, frozen=True):
     high: int | None = None
     floor: int | None = None
 
-    def __call__(self, value, path):
+    def check(self, value, path):
         if isinstance(value, bool) or not hasattr(value, "__index__"):
             raise wrong_type(path, "an integer", value)
         value = value.__index__()
@@ -86,7 +93,7 @@ class Number(Kind, frozen=True):
     high: float
     above_low: bool = False
 
-    def __call__(self, value, path):
+    def check(self, value, path):
         if isinstance(value, bool) or not hasattr(value, "__float__"):
             raise wrong_type(path, "a number", value)
         if not self.low <= value <= self.high or self.above_low and value == self.low:
@@ -105,10 +112,8 @@ def _out_of_range(path: str, low, high, above_low: bool = False) -> RequestError
 
 
 class Boolean(Kind, frozen=True):
-    def __call__(self, value, path):
-        if type(value) is not bool:
-            raise wrong_type(path, "a boolean", value)
-        return value
+    def check(self, value, path):
+        return expect(bool, value, path)
 
     @property
     def schema(self):
@@ -121,9 +126,8 @@ class String(Kind, frozen=True):
     max_length: int = 1 << 30
     empty: bool = True
 
-    def __call__(self, value, path):
-        if type(value) is not str:
-            raise wrong_type(path, "a string", value)
+    def check(self, value, path):
+        expect(str, value, path)
         if not value and not self.empty:
             raise refused("invalid_value", f"'{path}' must not be empty.", path)
         if len(value) > self.max_length:
@@ -141,9 +145,8 @@ class OneOf(Kind, frozen=True):
 
     choices: tuple[str, ...]
 
-    def __call__(self, value, path):
-        if type(value) is not str:
-            raise wrong_type(path, "a string", value)
+    def check(self, value, path):
+        expect(str, value, path)
         if value not in self.choices:
             raise refused("invalid_value", f"'{path}' must be one of: {', '.join(self.choices)}.", path)
         return value
@@ -158,14 +161,14 @@ class Array(Kind, frozen=True):
     max_length: int
     min_length: int = 0
 
-    def __call__(self, value, path):
+    def check(self, value, path):
         if type(value) not in (list, tuple):
             raise wrong_type(path, "an array", value)
         if len(value) > self.max_length:
             raise too_long(path, f"at most {self.max_length} items")
         if len(value) < self.min_length:
             raise refused("invalid_value", f"'{path}' must hold at least {self.min_length} item(s).", path)
-        check = self.item
+        check = self.item.check
         return [check(item, f"{path}[{index}]") for index, item in enumerate(value)]
 
     @property
@@ -175,13 +178,10 @@ class Array(Kind, frozen=True):
 
 
 class Custom(Kind, frozen=True):
-    """Values that a function checks and converts."""
+    """Values that a function checks and converts: (value, path) → the value to use."""
 
-    check: Callable[[Any, str], Any]
+    check: Callable[[Any, str], Any]  # type: ignore[assignment]  # a function takes the place of the method
     described: Any
-
-    def __call__(self, value, path):
-        return self.check(value, path)
 
     @property
     def schema(self):
@@ -229,14 +229,31 @@ Fields = dict[str, Field]
 
 
 class Object(Kind, frozen=True):
-    """An object with these fields and no others; the value is a dict of all of them."""
+    """An object with these fields and no others; the value is a dict of all of them, with defaults for those that are left
+    out or null. Its path is "" where it is the whole body. Raises unknown_parameter, unsupported_parameter,
+    missing_required_parameter, and what the kinds raise."""
 
     fields: Fields
 
-    def __call__(self, value, path):
-        if type(value) is not dict:
-            raise wrong_type(path, "an object", value)
-        return read_fields(self.fields, value, path + ".")
+    def check(self, value, path):
+        expect(dict, value, path)
+        prefix, values = path and path + ".", {}
+        for name in value:
+            if name not in self.fields:
+                here = prefix + shown(name)
+                raise refused("unknown_parameter", f"Unknown field '{here}'.", here)
+        for name, field in self.fields.items():
+            item, here = value.get(name), prefix + name
+            if field.kind is None:
+                if item not in field.harmless:
+                    raise refused("unsupported_parameter", f"'{here}' is not supported by this server.", here)
+            elif item is not None:
+                values[name] = field.kind.check(item, here)
+            elif field.required:
+                raise refused("missing_required_parameter", f"'{here}' is required.", here)
+            else:
+                values[name] = field.default
+        return values
 
     @property
     def schema(self):
@@ -244,30 +261,6 @@ class Object(Kind, frozen=True):
         properties = {name: field.schema for name, field in self.fields.items()}
         schema = {"type": "object", "properties": properties, "additionalProperties": False}
         return schema | ({"required": required} if required else {})
-
-
-def read_fields(fields: Fields, body: dict, prefix: str = "") -> dict[str, Any]:
-    """The checked values of all fields, with defaults for those that are left out or null.
-
-    Raises RequestError with the path: unknown_parameter, unsupported_parameter, missing_required_parameter, and what the kinds
-    raise."""
-    for name in body:
-        if name not in fields:
-            path = prefix + shown(name)
-            raise refused("unknown_parameter", f"Unknown field '{path}'.", path)
-    values = {}
-    for name, field in fields.items():
-        value, path = body.get(name), prefix + name
-        if field.kind is None:
-            if value not in field.harmless:
-                raise refused("unsupported_parameter", f"'{path}' is not supported by this server.", path)
-        elif value is not None:
-            values[name] = field.kind(value, path)
-        elif field.required:
-            raise refused("missing_required_parameter", f"'{path}' is required.", path)
-        else:
-            values[name] = field.default
-    return values
 
 
 @cache
@@ -289,7 +282,7 @@ def checked(params: Params) -> Params:
     for name, field in fields_of(type(params)).items():
         value = getattr(params, name)
         if value != field.default and field.kind is not None:
-            changes[name] = field.kind(value, name)
+            changes[name] = field.kind.check(value, name)
     return msgspec.structs.replace(params, **changes) if changes else params
 
 

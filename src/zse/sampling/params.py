@@ -19,6 +19,7 @@ from zse.sampling.fields import (
     Integer,
     Number,
     String,
+    expect,
     fields_of,
     refused,
     too_long,
@@ -32,8 +33,7 @@ MAX_BEAM_WIDTH = 16
 
 def token_id(value: Any, path: str) -> int:
     """A token id; it is compared with the vocabulary later."""
-    if type(value) is not int:
-        raise wrong_type(path, "an integer", value)
+    expect(int, value, path)
     if not 0 <= value < 1 << 31:
         raise refused("invalid_token_id", f"'{path}' is not a token id.", path)
     return value
@@ -47,24 +47,23 @@ _BIAS = Number(-100, 100)
 
 def _stop(value: Any, path: str) -> tuple[str, ...]:
     """A string or up to four of them."""
-    return (_STOP.item(value, path),) if type(value) is str else tuple(_STOP(value, path))
+    return (_STOP.item.check(value, path),) if type(value) is str else tuple(_STOP.check(value, path))
 
 
 def _stop_token_ids(value: Any, path: str) -> tuple[int, ...]:
-    return tuple(_IDS(value, path))
+    return tuple(_IDS.check(value, path))
 
 
 def _logit_bias(value: Any, path: str) -> dict[int, float]:
     """Keys are token ids, in JSON as strings; they are compared with the vocabulary later."""
-    if type(value) is not dict:
-        raise wrong_type(path, "an object", value)
+    expect(dict, value, path)
     if len(value) > MAX_LOGIT_BIAS_ENTRIES:
         raise too_long(path, f"at most {MAX_LOGIT_BIAS_ENTRIES} entries")
     biases = {}
     for key, bias in value.items():
         if type(key) is str and not (key.isascii() and key.isdigit() and len(key) <= 9):
             raise refused("invalid_token_id", f"A key of '{path}' is not a token id.", path)
-        biases[token_id(int(key), path)] = _BIAS(bias, f"{path}.{key}")
+        biases[token_id(int(key), path)] = _BIAS.check(bias, f"{path}.{key}")
     return biases
 
 

@@ -15,7 +15,7 @@ from zse.server.auth import CacheSalts, HostCheck, KeyCheck
 from zse.server.errors import APIError
 from zse.server.keys import Key, quotas
 from zse.server.pool import ModelPool, Served
-from zse.server.routes import table
+from zse.server.routes.table import ADMIN, PUBLIC, USER, allowed, find, resolve
 from zse.server.statistics import Tenants
 
 
@@ -65,23 +65,23 @@ class App:
     def check_head(self, request: APIRequest) -> None:
         """Everything that can be decided before the body is read. Raises APIError."""
         self._hosts.check(request.headers.get("host"), request.http_10)
-        found = table.find(request.path)
+        found = find(request.path)
         if found is None:
             raise APIError("not_found", "There is no such route; the API's paths begin with /v1/.")
         methods, request.parameters = found
-        if any(route.scope != table.PUBLIC for route in methods.values()):
+        if self.needs_key and any(route.scope != PUBLIC for route in methods.values()):
             request.tenant, request.access = self._key.check(request.headers.get("authorization"))
             request.connection.authenticated = True
         route = methods.get("GET" if request.method == "HEAD" else request.method)
         if route is None:
-            allow = table.allowed(methods)
+            allow = allowed(methods)
             raise APIError("method_not_allowed", f"This route takes {allow}.", headers=(("allow", allow),))
         request.route = route
-        routes = request.access.routes if route.scope == table.USER else None
-        is_closed = route.scope == table.ADMIN and not request.access.admin
+        routes = request.access.routes if route.scope == USER else None
+        is_closed = route.scope == ADMIN and not request.access.admin
         if is_closed or routes is not None and route.path not in routes:
             raise APIError("insufficient_permissions", "This key may not use this route.")
-        if route.method == "POST":
+        if route.fields:
             self._check_body_headers(request)
 
     def _check_body_headers(self, request: APIRequest) -> None:
@@ -95,7 +95,7 @@ class App:
             raise APIError("length_required", "Give the body's length in Content-Length.")
 
     async def handle(self, request: APIRequest) -> Response | None:
-        return await table.found("routes", request.route.function)(self, request)
+        return await resolve("routes", request.route.function)(self, request)
 
     def finished(self, request: APIRequest | None, status: int) -> None:
         """An answer was given; status 0: the client left before it began."""
@@ -131,6 +131,3 @@ class App:
             weight=self._weights.get(request.tenant),
             cache_salt=self.salts.salt(request.tenant, options.cache_salt),
         )
-
-    def health(self) -> tuple[bool, str]:
-        return self.pool.health()

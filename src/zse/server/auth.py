@@ -6,7 +6,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 from zse.errors import ConfigError
 from zse.http.bind import is_ip
@@ -14,13 +13,6 @@ from zse.server.errors import APIError
 from zse.server.keys import OWNER, Access, Key
 
 SECRET_FILE, SECRET_BYTES = "salts.secret", 32
-
-
-class Caller(NamedTuple):
-    """Who sent a request: the tenant, "" where no key is needed, and what its key may do."""
-
-    tenant: str = ""
-    access: Access = OWNER
 
 
 class KeyCheck:
@@ -37,16 +29,16 @@ class KeyCheck:
             (
                 hashlib.sha256(key.key.encode()).digest(),
                 math.inf if key.expires is None else key.expires,
-                Caller(key.tenant, key.access),
+                (key.tenant, key.access),
             )
             for key in keys
         ]
         self.is_needed = bool(self._digests)
 
-    def check(self, authorization: str | None) -> Caller:
-        """Whose key it is. Raises APIError 401; text and time are the same whatever is wrong."""
+    def check(self, authorization: str | None) -> tuple[str, Access]:
+        """Whose key it is, a tenant ("" where no key is needed), and what the key may do. Raises APIError 401; text and time are the same whatever is wrong."""
         if not self._digests:
-            return Caller()
+            return "", OWNER
         scheme, _, key = (authorization or "").partition(" ")
         digest = hashlib.sha256(key.strip().encode("latin-1")).digest()
         now = self._clock()

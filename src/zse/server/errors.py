@@ -76,11 +76,14 @@ class APIError(RequestError):
         self.headers, self.close = headers, close
 
 
-def body(error: RequestError) -> bytes:
-    """The JSON body, without a final newline."""
-    return msgspec.json.encode(
-        {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
-    )
+def unsupported(field: str, reason: str) -> APIError:
+    """The 400 of a field that the model cannot honour."""
+    return APIError("unsupported_parameter", f"'{field}': {reason}.", field)
+
+
+def contents(error: RequestError) -> dict:
+    """What the JSON body of an error holds."""
+    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
 
 
 def headers(error: RequestError) -> list[tuple[str, str]]:
@@ -99,4 +102,4 @@ def headers(error: RequestError) -> list[tuple[str, str]]:
 
 def response(error: RequestError) -> Response:
     """The answer of an error."""
-    return Response(error.status, body(error), headers(error), error.close)
+    return Response(error.status, msgspec.json.encode(contents(error)), headers(error), error.close)

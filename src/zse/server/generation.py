@@ -25,6 +25,11 @@ class TokenScore(msgspec.Struct):
     top: list[tuple[int, float]]
     offset: int
 
+    @classmethod
+    def of(cls, token: int, entry: TokenLogprob, offset: int) -> "TokenScore":
+        top = [(other, max(value, MIN_LOGPROB)) for other, value in entry.top]
+        return cls(token, max(entry.logprob, MIN_LOGPROB), top, offset)
+
 
 class ChoiceDelta(msgspec.Struct):
     """What one engine event adds to an answer. text: of its content; calls: (position among the answer's calls, a call or
@@ -78,7 +83,7 @@ class Choice:
         visible = event.tokens[:-1] if event.finish == "stop" else event.tokens
         for position, token in enumerate(visible):
             if self._want_scores and position < len(logprobs):
-                delta.scores.append(_score(token, logprobs[position], self._num_chars + len(delta.text)))
+                delta.scores.append(TokenScore.of(token, logprobs[position], self._num_chars + len(delta.text)))
             self._add(delta, self._detokenizer.push(token))
             if self._detokenizer.stopped or self._splitter is not None and self._splitter.done:
                 self.num_tokens -= len(event.tokens) - position - 1
@@ -137,12 +142,6 @@ class Choice:
     def rank(self) -> tuple[float, int]:
         """For best_of: higher mean log-probability first, then the earlier index."""
         return (-self.total_logprob / max(1, self.num_tokens), self.index)
-
-
-def _score(token: int, entry: TokenLogprob, offset: int) -> TokenScore:
-    return TokenScore(
-        token, max(entry.logprob, MIN_LOGPROB), [(other, max(value, MIN_LOGPROB)) for other, value in entry.top], offset
-    )
 
 
 def chat_logprobs(scores: list[TokenScore], token_bytes) -> dict:

@@ -2,10 +2,12 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 from zse.errors import ConfigError
+from zse.lazy import datetime
 
 DEFAULT_TENANT = "default"  # of a key that came without a name
 MAX_KEYS, MAX_FILE_BYTES, MAX_WEIGHT = 4096, 1 << 20, 1000.0
@@ -109,45 +111,40 @@ def _read_line(words: Sequence[str]) -> Key:
         raise ValueError("a key must be 1 to 4096 printable ASCII characters")
     if not _NAME.fullmatch(name):
         raise ValueError("the name must be 1 to 64 letters, digits, '.', '_' and '-'")
-    weight, quota, access, expires = None, Quota(), Access(), None
+    given: dict[str, Any] = {}
     for word in words[2:]:
         field, equals, value = word.partition("=")
-        if word == "admin" and not access.admin:
-            access = access._replace(admin=True)
-        elif not equals and weight is None and word != "admin":
-            weight = _weight(word)
-        elif equals and field in Quota._fields and not getattr(quota, field):
-            if not (value.isascii() and value.isdigit() and 0 < int(value[:12]) <= MAX_QUOTA and len(value) <= 10):
-                raise ValueError(f"{field} must be a whole number from 1 to {MAX_QUOTA}")
-            quota = quota._replace(**{field: int(value)})
-        elif equals and field == "models" and access.models is None:
-            access = access._replace(models=_names(field, value))
-        elif equals and field == "routes" and access.routes is None:
-            access = access._replace(routes=_names(field, value))
-        elif equals and field == "expires" and expires is None:
-            expires = _time(value)
-        else:
+        read = _WORDS.get(field)
+        if not equals:
+            field, value, read = ("admin", word, bool) if word == "admin" else ("weight", word, _weight)
+        if read is None or field in given:
             raise ValueError(f"not {FORMAT}")
-    return Key(name, key, weight, quota, access, expires)
+        given[field] = read(value)
+    quota = Quota(**{field: given[field] for field in Quota._fields if field in given})
+    access = Access("admin" in given, given.get("models"), given.get("routes"))
+    return Key(name, key, given.get("weight"), quota, access, given.get("expires"))
+
+
+def _count(field: str, value: str) -> int:
+    if not (value.isascii() and value.isdigit() and 0 < int(value[:12]) <= MAX_QUOTA and len(value) <= 10):
+        raise ValueError(f"{field} must be a whole number from 1 to {MAX_QUOTA}")
+    return int(value)
 
 
 def _names(field: str, value: str) -> frozenset[str]:
     names = frozenset(value.split(","))
     if "" in names:
         raise ValueError(f"{field} must be names with commas between")
-    if field == "routes":
-        if not names <= {*USER_ROUTES}:
-            raise ValueError(f"routes must be of {', '.join(USER_ROUTES)}")
+    if field == "routes" and not names <= {*USER_ROUTES}:
+        raise ValueError(f"routes must be of {', '.join(USER_ROUTES)}")
     return names
 
 
 def _time(text: str) -> float:
     """Seconds since 1970 of a day's beginning or of a time, in UTC."""
-    from datetime import UTC, datetime  # 2 ms of a start, for the keys that end
-
     for form in ("%Y-%m-%d", "%Y-%m-%dT%H:%MZ", "%Y-%m-%dT%H:%M:%SZ"):
         try:
-            return datetime.strptime(text, form).replace(tzinfo=UTC).timestamp()
+            return datetime.datetime.strptime(text, form).replace(tzinfo=datetime.UTC).timestamp()
         except ValueError:
             continue
     raise ValueError("expires must be YYYY-MM-DD or YYYY-MM-DDTHH:MMZ, in UTC")
@@ -161,6 +158,14 @@ def _weight(word: str) -> float:
     if not 0 < weight <= MAX_WEIGHT:
         raise ValueError(f"the weight must be a number above 0, at most {MAX_WEIGHT:g}")
     return weight
+
+
+# FIELD=VALUE of a line: what reads the value.
+_WORDS: dict[str, Callable[[str], Any]] = {
+    **{field: partial(_count, field) for field in Quota._fields},
+    **{field: partial(_names, field) for field in ("models", "routes")},
+    "expires": _time,
+}
 
 
 def _is_key(key: str) -> bool:

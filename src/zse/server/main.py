@@ -1,7 +1,6 @@
 """The server process from its first import to its exit code: start, signals, drain."""
 
 import asyncio
-import functools
 import gc
 import logging
 import os
@@ -15,7 +14,7 @@ from collections.abc import Callable
 import msgspec
 
 from zse import __version__
-from zse.engine.client import STARTING, UNLOADED, EngineClient, shutting_down_error
+from zse.engine.client import shutting_down_error
 from zse.engine.process import EngineProcess
 from zse.errors import ConfigError, ZSEError
 from zse.http import bind
@@ -25,7 +24,7 @@ from zse.server.admission import AdmissionControl, QueueBounds
 from zse.server.app import App
 from zse.server.auth import CacheSalts, HostCheck, KeyCheck
 from zse.server.keys import Key, quotas, read_file, weights
-from zse.server.pool import ModelPool, ModelSpec, Served
+from zse.server.pool import ModelPool, ModelSpec
 
 log = logging.getLogger("zse.server")
 
@@ -113,26 +112,6 @@ class _Serving:
         self._phases = dict(options.phases_ms)
         self._signals = 0
 
-    def _make_pool(self, text_model: asyncio.Future) -> ModelPool:
-        options, served = self._options, []
-        for number, spec in enumerate(options.models):
-            arguments = list(spec.arguments)
-            respawn = functools.partial(self._respawn, arguments)
-            engine = EngineClient(respawn, UNLOADED if number else STARTING)
-            served.append(Served(spec, engine, None if number else text_model))
-        return ModelPool(
-            served,
-            self._load_model,
-            spawn=self._spawn,
-            park=self._park,
-            spares=options.spare_engines,
-            idle_s=options.idle_timeout_s,
-            max_loaded=options.max_loaded,
-        )
-
-    def _respawn(self, arguments: list[str]) -> EngineProcess:
-        return self._pool.take_process(arguments)
-
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         stopped = loop.create_future()
@@ -144,7 +123,15 @@ class _Serving:
         first = options.models[0]
         text_model = loop.run_in_executor(None, self._load_model, first.path, first.names[0])
         text_model.add_done_callback(self._text_model_loaded)
-        self._pool = self._make_pool(text_model)
+        self._pool = ModelPool(
+            options.models,
+            self._load_model,
+            spawn=self._spawn,
+            park=self._park,
+            spares=options.spare_engines,
+            idle_s=options.idle_timeout_s,
+            max_loaded=options.max_loaded,
+        )
         self._engine = self._pool.default.engine
         shares = weights(options.keys, options.tenant_weights)
         self._app = App(
@@ -162,7 +149,7 @@ class _Serving:
             reasoning_parser=options.reasoning_parser,
         )
         self._server = Server(self._app, options.limits)
-        self._engine.start(self._process)
+        self._pool.adopt(self._process, text_model)
         await self._server.listen(self._sock)
         self._mark("listening")
         try:

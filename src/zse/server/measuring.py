@@ -23,6 +23,10 @@ class Results(msgspec.Struct):
     results: list[Measured]
     num_tokens: int
 
+    @property
+    def usage(self) -> dict[str, int]:
+        return {"prompt_tokens": self.num_tokens, "total_tokens": self.num_tokens}
+
 
 async def measure(app, request: APIRequest, read: Callable, prepare: Callable, check: Callable | None = None):
     """(what read() made of the body, Results). prepare: (asked, model) → Measurements, in a thread when the body is
@@ -46,17 +50,11 @@ async def measure(app, request: APIRequest, read: Callable, prepare: Callable, c
 def _check(measurements: list[Measurement], vocab_size: int, max_context: int) -> None:
     for item in measurements:
         if len(item.ids) > max_context:
-            raise APIError(
-                "context_length_exceeded",
-                f"'{item.source}' has {len(item.ids)} tokens; this model's context is {max_context} tokens.",
-                item.source,
-            )
+            message = f"'{item.source}' has {len(item.ids)} tokens; this model's context is {max_context} tokens."
+            raise APIError("context_length_exceeded", message, item.source)
         if max(item.ids) >= vocab_size:
-            raise APIError(
-                "invalid_token_id",
-                f"'{item.source}' holds a token id outside the vocabulary of {vocab_size}.",
-                item.source,
-            )
+            message = f"'{item.source}' holds a token id outside the vocabulary of {vocab_size}."
+            raise APIError("invalid_token_id", message, item.source)
 
 
 async def _run(

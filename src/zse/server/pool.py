@@ -6,10 +6,11 @@ parked processes has this one writer; all of it lives on the server's event loop
 """
 
 import asyncio
+import functools
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -42,8 +43,9 @@ class Served:
     """One model. engine: the client of its engine process, also while it is not loaded. text: tokenizer and template, once
     somebody needed them. users: requests that hold it. changing: the load or eviction that is under way."""
 
-    def __init__(self, spec: ModelSpec, engine: EngineClient, text: asyncio.Future | None = None):
-        self.spec, self.engine, self.text = spec, engine, text
+    def __init__(self, spec: ModelSpec, engine: EngineClient):
+        self.spec, self.engine = spec, engine
+        self.text: asyncio.Future | None = None
         self.users = self.num_loads = self.num_evictions = self.num_requests = 0
         self.load_ms = 0.0  # of the last load, from the request to Ready
         self.last_used = time.monotonic()
@@ -81,7 +83,7 @@ class ModelPool:
 
     def __init__(
         self,
-        models: list[Served],
+        models: Sequence[ModelSpec],
         load_text: Callable[[str, str], object] | None = None,
         *,
         spawn: Callable[[list[str]], EngineProcess] | None = None,
@@ -90,14 +92,16 @@ class ModelPool:
         idle_s: float | None = None,
         max_loaded: int | None = None,
     ):
-        self.models = models
+        self.models = [
+            Served(spec, EngineClient(functools.partial(self.take_process, list(spec.arguments)))) for spec in models
+        ]
         self.draining = False
         self.num_spare_loads = 0
         self._load_text, self._spawn, self._park = load_text, spawn, park
         self._num_spares, self._idle_s, self._max_loaded = spares, idle_s, max_loaded
         self._spares: list[EngineProcess] = []
         self._spare_deaths: list[float] = []
-        self.by_name = {name: model for model in models for name in model.spec.names}
+        self.by_name = {name: model for model in self.models for name in model.spec.names}
         self._task: asyncio.Task | None = None
         self._memory = asyncio.Lock()  # one load at a time decides who has to go
         self._unloading: list[Served] = []  # those that are being evicted
@@ -110,6 +114,11 @@ class ModelPool:
     def spares_ready(self) -> int:
         """Parked engines that are up."""
         return sum(spare.is_parked for spare in self._spares)
+
+    def adopt(self, process: EngineProcess, text: asyncio.Future) -> None:
+        """The default model's engine and text are being loaded already."""
+        self.default.text = text
+        self.default.engine.start(process)
 
     # -- requests
 

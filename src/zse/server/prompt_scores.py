@@ -4,10 +4,8 @@ import codecs
 
 import msgspec
 
-from zse.engine.messages import Measured
+from zse.engine.messages import Measured, TokenLogprob
 from zse.server.generation import MIN_LOGPROB, TokenScore, completion_logprobs
-
-_encode = msgspec.json.encode
 
 
 def echoed_logprobs(
@@ -18,15 +16,7 @@ def echoed_logprobs(
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     before, at = [], 0
     for token, entry in zip(prompt, measured.scores(), strict=True):
-        logprob, top = (0.0, []) if entry is None else (entry.logprob, entry.top)
-        before.append(
-            TokenScore(
-                token,
-                max(logprob, MIN_LOGPROB),
-                [(other, max(value, MIN_LOGPROB)) for other, value in top],
-                min(at, text_length),
-            )
-        )
+        before.append(TokenScore.of(token, entry or TokenLogprob(0.0, []), min(at, text_length)))
         at += len(decoder.decode(token_bytes(token)))
     after = [TokenScore(score.token, score.logprob, score.top, score.offset + text_length) for score in scores]
     out = completion_logprobs(before + after, token_bytes)
@@ -42,23 +32,18 @@ def prompt_logprobs(prompt: list[int], measured: Measured, token_bytes) -> list[
         if entry is None:
             found.append(None)
             continue
-        ranked: dict[int, tuple[float, int | None]] = {}
-        for rank, (other, value) in enumerate(entry.top, 1):
-            ranked[other] = value, rank
+        ranked: dict[int, tuple[float, int | None]] = {
+            other: (value, rank) for rank, (other, value) in enumerate(entry.top, 1)
+        }
         ranked.setdefault(token, (entry.logprob, None))
+        shown = {
+            str(other): {
+                "logprob": max(value, MIN_LOGPROB),
+                "rank": rank,
+                "decoded_token": token_bytes(other).decode("utf-8", "replace"),
+            }
+            for other, (value, rank) in ranked.items()
+        }
         # As text at once: all of them together would be encoded in one call, which holds the interpreter lock.
-        found.append(
-            msgspec.Raw(
-                _encode(
-                    {
-                        str(other): {
-                            "logprob": max(value, MIN_LOGPROB),
-                            "rank": rank,
-                            "decoded_token": token_bytes(other).decode("utf-8", "replace"),
-                        }
-                        for other, (value, rank) in ranked.items()
-                    }
-                )
-            )
-        )
+        found.append(msgspec.Raw(msgspec.json.encode(shown)))
     return found

@@ -41,11 +41,8 @@ class Judge:
         if method == YES_NO:
             self._yes, self._no = answer_tokens(model)
             if not self._yes or not self._no:
-                raise APIError(
-                    "unsupported_parameter",
-                    "'method' yes_no: this model has no tokens that begin yes and no.",
-                    "method",
-                )
+                message = "'method' yes_no: this model has no tokens that begin yes and no."
+                raise APIError("unsupported_parameter", message, "method")
 
     def sequence(self, query: str, document: str, source: str) -> Measurement:
         if self._method == LIKELIHOOD:

@@ -3,7 +3,6 @@
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
 
 # Upper bounds of buckets, in seconds: a GPU's token takes milliseconds, a queue may hold somebody for minutes.
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -52,28 +51,6 @@ class Usage:
     def __init__(self) -> None:
         self.requests = self.refused = self.limited = 0
         self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
-
-
-class Metric(NamedTuple):
-    """A field of Usage in /metrics."""
-
-    name: str
-    field: str
-    help: str
-
-
-METRICS = (
-    Metric(
-        "zse_tenant_requests_total", "requests", "Requests of a tenant, by the name of its keys, that were answered."
-    ),
-    Metric("zse_tenant_requests_refused_total", "refused", "Of those, the ones that the full queue refused (503)."),
-    Metric("zse_tenant_requests_limited_total", "limited", "Of those, the ones beyond the quota (429)."),
-    Metric("zse_tenant_prompt_tokens_total", "prompt_tokens", "Tokens of a tenant's prompts."),
-    Metric(
-        "zse_tenant_cached_prompt_tokens_total", "cached_tokens", "Of those, the ones that were in the prefix cache."
-    ),
-    Metric("zse_tenant_completion_tokens_total", "completion_tokens", "Tokens of a tenant's answers."),
-)
 
 
 class Tenants(dict[str, Usage]):

@@ -16,8 +16,8 @@ from zse.sampling.fields import (
     Object,
     OneOf,
     String,
+    expect,
     fields_of,
-    read_fields,
     refused,
     too_long,
     wrong_type,
@@ -78,29 +78,28 @@ def texts_or_ids(most: int, empty: bool = True) -> Custom:
 
     def check(value: Any, path: str) -> list:
         if type(value) is str:
-            return [text(value, path)]
+            return [text.check(value, path)]
         if type(value) is not list:
             raise wrong_type(path, "a string or an array", value)
         if not value:
             raise refused("invalid_value", f"'{path}' must not be empty.", path)
         first = type(value[0])
         if first is int:
-            return [ids(value, path)]
+            return [ids.check(value, path)]
         if first not in (str, list):
             raise wrong_type(path + "[0]", "a string, an integer or an array of integers", value[0])
-        return (texts if first is str else lists)(value, path)
+        return (texts if first is str else lists).check(value, path)
 
     return Custom(check, {"anyOf": [kind.schema for kind in (text, texts, ids, lists)]})
 
 
 def _metadata(value: Any, path: str) -> dict:
-    if type(value) is not dict:
-        raise wrong_type(path, "an object", value)
+    expect(dict, value, path)
     if len(value) > 16:
         raise too_long(path, "at most 16 entries")
     for key, item in value.items():
-        String(64)(key, path)
-        String(512)(item, f"{path}.{key}" if len(key) <= 64 else path)
+        String(64).check(key, path)
+        String(512).check(item, f"{path}.{key}" if len(key) <= 64 else path)
     return value
 
 
@@ -186,7 +185,7 @@ COMPLETIONS_FIELDS: Fields = _common(COMPLETIONS) | {
 
 def read_chat(body: dict) -> Completion:
     """Check the body of POST /v1/chat/completions. Raises RequestError."""
-    values = read_fields(CHAT_FIELDS, body)
+    values = Object(CHAT_FIELDS).check(body, "")
     limit, other = values["max_tokens"], values["max_completion_tokens"]
     if limit is not None and other is not None and limit != other:
         raise refused(
@@ -239,7 +238,7 @@ def _thinking_of(values: dict) -> tuple[int | None, str, dict]:
 
 def read_completions(body: dict) -> Completion:
     """Check the body of POST /v1/completions. Raises RequestError."""
-    values = read_fields(COMPLETIONS_FIELDS, body)
+    values = Object(COMPLETIONS_FIELDS).check(body, "")
     n, best_of = values["n"], values["best_of"] or values["n"]
     if best_of < n:
         raise refused("out_of_range", "'best_of' must be at least 'n'.", "best_of")

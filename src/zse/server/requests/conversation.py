@@ -13,7 +13,7 @@ from zse.sampling.fields import (
     Object,
     OneOf,
     String,
-    read_fields,
+    expect,
     refused,
     shown,
     too_long,
@@ -28,6 +28,12 @@ MAX_SCHEMA_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 32
 _TYPES = OneOf(("string", "number", "integer", "boolean", "array", "object", "null"))
 _REQUIRED = Array(String(), 4096)
+# Keys of a schema below which schemas stand: by name, in a list, or one.
+_PARTS = (
+    dict.fromkeys(("properties", "$defs", "definitions", "patternProperties"), dict)
+    | dict.fromkeys(("anyOf", "oneOf", "allOf"), list)
+    | dict.fromkeys(("items", "additionalProperties", "not"), object)
+)
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
@@ -45,7 +51,7 @@ class ToolChoice(msgspec.Struct, frozen=True):
 
 
 def _name(value: Any, path: str) -> str:
-    String(64, empty=False)(value, path)
+    String(64, empty=False).check(value, path)
     if not is_name(value):
         raise refused("invalid_value", f"'{path}' must be letters, digits, '_', '-' and '.'.", path)
     return value
@@ -53,8 +59,7 @@ def _name(value: Any, path: str) -> str:
 
 def _parameters(value: Any, path: str) -> dict:
     """A JSON schema of an object: its shape is checked where templates and parsers read it."""
-    if type(value) is not dict:
-        raise wrong_type(path, "an object", value)
+    expect(dict, value, path)
     if len(msgspec.json.encode(value)) > MAX_SCHEMA_BYTES:
         raise too_long(path, f"at most {MAX_SCHEMA_BYTES} bytes")
     if value.get("type", "object") != "object":
@@ -73,26 +78,21 @@ def _check_schema(value: Any, path: str, depth: int) -> None:
     kinds = value.get("type")
     if kinds is not None:
         for kind in kinds if isinstance(kinds, list) else [kinds]:
-            _TYPES(kind, path + ".type")
-    for key in ("properties", "$defs", "definitions", "patternProperties"):
-        if key in value:
-            if type(value[key]) is not dict:
-                raise wrong_type(f"{path}.{key}", "an object", value[key])
-            for name, item in value[key].items():
-                _check_schema(item, f"{path}.{key}.{shown(name)}", depth + 1)
-    for key in ("anyOf", "oneOf", "allOf"):
-        if key in value:
-            if type(value[key]) is not list:
-                raise wrong_type(f"{path}.{key}", "an array", value[key])
-            for index, item in enumerate(value[key]):
-                _check_schema(item, f"{path}.{key}[{index}]", depth + 1)
-    for key in ("items", "additionalProperties", "not"):
-        if key in value and not (key == "items" and type(value[key]) is list):
-            _check_schema(value[key], f"{path}.{key}", depth + 1)
+            _TYPES.check(kind, path + ".type")
+    for key in filter(_PARTS.__contains__, value):
+        here, below = f"{path}.{key}", value[key]
+        if _PARTS[key] is dict:
+            parts = [(f"{here}.{shown(name)}", part) for name, part in expect(dict, below, here).items()]
+        elif _PARTS[key] is list:
+            parts = [(f"{here}[{index}]", part) for index, part in enumerate(expect(list, below, here))]
+        else:  # items may be a list of schemas, which is not looked into
+            parts = [] if key == "items" and type(below) is list else [(here, below)]
+        for where, part in parts:
+            _check_schema(part, where, depth + 1)
     if "required" in value:
-        _REQUIRED(value["required"], path + ".required")
-    if "enum" in value and type(value["enum"]) is not list:
-        raise wrong_type(path + ".enum", "an array", value["enum"])
+        _REQUIRED.check(value["required"], path + ".required")
+    if "enum" in value:
+        expect(list, value["enum"], path + ".enum")
 
 
 NAME = Custom(_name, {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,64}$"})
@@ -118,7 +118,7 @@ _TOOLS = Array(_TOOL, MAX_TOOLS)
 def _tools(value: Any, path: str) -> list[dict]:
     """The tools as templates expect them: description only where one was given, parameters always."""
     out: list[dict] = []
-    for index, tool in enumerate(_TOOLS(value, path)):
+    for index, tool in enumerate(_TOOLS.check(value, path)):
         given = tool["function"]
         if any(given["name"] == other["function"]["name"] for other in out):
             path = f"{path}[{index}].function.name"
@@ -144,8 +144,8 @@ _NAMED = Object(
 
 def _tool_choice(value: Any, path: str) -> ToolChoice:
     if type(value) is dict:
-        return ToolChoice("named", _NAMED(value, path)["function"]["name"], True)
-    return ToolChoice(_MODES(value, path), is_given=True)
+        return ToolChoice("named", _NAMED.check(value, path)["function"]["name"], True)
+    return ToolChoice(_MODES.check(value, path), is_given=True)
 
 
 # -- messages
@@ -154,7 +154,7 @@ def _tool_choice(value: Any, path: str) -> ToolChoice:
 def _arguments(value: Any, path: str) -> dict:
     """A JSON object as text → the object, as templates expect it."""
     try:
-        return load_object(String()(value, path))
+        return load_object(String().check(value, path))
     except ValueError:
         raise refused("invalid_value", f"'{path}' must be a JSON object as a string.", path) from None
 
@@ -178,10 +178,10 @@ _CALLS = Array(
 
 def _tool_calls(value: Any, path: str) -> list[dict]:
     """Calls that an assistant message of the history holds."""
-    return [{"id": call["id"], "type": "function", "function": call["function"]} for call in _CALLS(value, path)]
+    return [{"id": call["id"], "type": "function", "function": call["function"]} for call in _CALLS.check(value, path)]
 
 
-_TEXT_PART: Fields = {"type": Field(OneOf(("text",)), required=True), "text": Field(String(), required=True)}
+_TEXT_PART = Object({"type": Field(OneOf(("text",)), required=True), "text": Field(String(), required=True)})
 
 
 def _content(value: Any, path: str) -> str:
@@ -193,15 +193,13 @@ def _content(value: Any, path: str) -> str:
     texts = []
     for index, part in enumerate(value):
         here = f"{path}[{index}]"
-        if type(part) is not dict:
-            raise wrong_type(here, "an object", part)
-        if part.get("type") in ("image_url", "input_audio", "file", "refusal"):
+        if expect(dict, part, here).get("type") in ("image_url", "input_audio", "file", "refusal"):
             raise refused("unsupported_parameter", f"'{here}.type': only text parts are supported.", here + ".type")
-        texts.append(read_fields(_TEXT_PART, part, here + ".")["text"])
+        texts.append(_TEXT_PART.check(part, here)["text"])
     return "".join(texts)
 
 
-CONTENT = Custom(_content, {"anyOf": [{"type": "string"}, Array(Object(_TEXT_PART), 1 << 16).schema]})
+CONTENT = Custom(_content, {"anyOf": [{"type": "string"}, Array(_TEXT_PART, 1 << 16).schema]})
 _MESSAGE = Object(
     {
         "role": Field(OneOf(("system", "developer", "user", "assistant", "tool")), required=True),
@@ -225,7 +223,7 @@ _NEEDED = {"assistant": (), "tool": ("content", "tool_call_id")}
 def _message(value: Any, path: str) -> dict:
     if type(value) is dict and value.get("role") == "function":
         raise refused("unsupported_parameter", f"'{path}.role': function is not supported, use tool.", path + ".role")
-    message = _MESSAGE(value, path)
+    message = _MESSAGE.check(value, path)
     role = "system" if message["role"] == "developer" else message["role"]
     for field, owner in _ONLY.items():
         if message[field] and role != owner:
@@ -249,7 +247,7 @@ _MESSAGES = Array(Custom(_message, _MESSAGE.schema), MAX_MESSAGES, 1)
 
 def _messages(value: Any, path: str) -> list[dict]:
     """Messages for the template. A tool's result gets the name of the function, which some templates write."""
-    out = _MESSAGES(value, path)
+    out = _MESSAGES.check(value, path)
     names = {}
     for message in out:
         for call in message.get("tool_calls", ()):

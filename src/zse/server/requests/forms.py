@@ -14,7 +14,7 @@ from zse.sampling.fields import (
     Object,
     OneOf,
     String,
-    read_fields,
+    expect,
     refused,
     too_long,
     wrong_type,
@@ -29,7 +29,7 @@ _RESERVED = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_tok
 
 
 def _json_schema(value: Any, path: str) -> Structure:
-    values = _JSON_SCHEMA(value, path)
+    values = _JSON_SCHEMA.check(value, path)
     schema, path = values["schema"], path + ".schema"
     if schema is None:
         return Structure(kind=JSON_OBJECT)
@@ -54,16 +54,16 @@ _JSON_SCHEMA = Object(
     }
 )
 _KINDS = OneOf(("text", JSON_OBJECT, JSON_SCHEMA))
-_FORMAT: Fields = {"type": Field(_KINDS, required=True)}
-_SCHEMA_FORMAT: Fields = _FORMAT | {"json_schema": Field(Custom(_json_schema, _JSON_SCHEMA.schema), required=True)}
+_FORMAT = Object({"type": Field(_KINDS, required=True)})
+_SCHEMA_FORMAT = Object(
+    _FORMAT.fields | {"json_schema": Field(Custom(_json_schema, _JSON_SCHEMA.schema), required=True)}
+)
 
 
 def _response_format(value: Any, path: str) -> Structure | None:
     """OpenAI's {"type": "text" | "json_object" | "json_schema", ...}."""
-    if type(value) is not dict:
-        raise wrong_type(path, "an object", value)
-    kind = value.get("type")
-    values = read_fields(_SCHEMA_FORMAT if kind == JSON_SCHEMA else _FORMAT, value, path + ".")
+    kind = expect(dict, value, path).get("type")
+    values = (_SCHEMA_FORMAT if kind == JSON_SCHEMA else _FORMAT).check(value, path)
     return (
         values["json_schema"] if kind == JSON_SCHEMA else Structure(kind=JSON_OBJECT) if kind == JSON_OBJECT else None
     )
@@ -71,15 +71,12 @@ def _response_format(value: Any, path: str) -> Structure | None:
 
 def _structured_outputs(value: Any, path: str) -> Structure:
     """{"json" | "regex" | "choice" | "grammar": …}, as vLLM names them."""
-    if type(value) is not dict:
-        raise wrong_type(path, "an object", value)
-    return read_structure(value, path)
+    return read_structure(expect(dict, value, path), path)
 
 
 def _template_variables(value: Any, path: str) -> dict:
     """What the chat template may read beside the messages: JSON by name."""
-    if type(value) is not dict:
-        raise wrong_type(path, "an object", value)
+    expect(dict, value, path)
     if len(value) > MAX_VARIABLES:
         raise too_long(path, f"at most {MAX_VARIABLES} entries")
     for name, item in value.items():
@@ -111,7 +108,7 @@ STRUCTURED_OUTPUTS = Field(
 )
 FORMS: Fields = {
     "response_format": Field(
-        Custom(_response_format, {"anyOf": [Object(_SCHEMA_FORMAT).schema, Object(_FORMAT).schema]}),
+        Custom(_response_format, {"anyOf": [_SCHEMA_FORMAT.schema, _FORMAT.schema]}),
         "text, json_object, or json_schema with name, schema and strict; see Structured output.",
     ),
     "thinking_budget": Field(Integer(0, 1 << 24), "Most tokens of reasoning; then the model has to answer."),

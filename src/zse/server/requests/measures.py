@@ -18,7 +18,6 @@ from zse.sampling.fields import (
     OneOf,
     String,
     fields_of,
-    read_fields,
     refused,
     wrong_type,
 )
@@ -58,21 +57,21 @@ class Pairs(msgspec.Struct):
 
 
 TEXT = String(empty=False)
-_DOCUMENT: Fields = {"text": Field(TEXT, required=True)}
+_DOCUMENT = Object({"text": Field(TEXT, required=True)})
 
 
 def _document(value: Any, path: str) -> str:
     if type(value) is dict:
-        return read_fields(_DOCUMENT, value, path + ".")["text"]
+        return _DOCUMENT.check(value, path)["text"]
     if type(value) is not str:
         raise wrong_type(path, "a string or an object with a text", value)
-    return TEXT(value, path)
+    return TEXT.check(value, path)
 
 
-_DOCUMENTS = Array(Custom(_document, {"anyOf": [TEXT.schema, Object(_DOCUMENT).schema]}), MAX_DOCUMENTS, 1)
+_DOCUMENTS = Array(Custom(_document, {"anyOf": [TEXT.schema, _DOCUMENT.schema]}), MAX_DOCUMENTS, 1)
 _TEXTS = Array(TEXT, MAX_DOCUMENTS, 1)
 TEXTS = Custom(
-    lambda value, path: [TEXT(value, path)] if type(value) is str else _TEXTS(value, path),
+    lambda value, path: [TEXT.check(value, path)] if type(value) is str else _TEXTS.check(value, path),
     {"anyOf": [TEXT.schema, _TEXTS.schema]},
 )
 _OPTIONS = of_route(fields_of(RequestOptions), EMBEDDINGS)
@@ -137,7 +136,7 @@ SCORE_FIELDS: Fields = (
 
 def _read(fields: Fields, body: dict) -> dict[str, Any]:
     """The checked values, those of RequestOptions as one under "options"."""
-    values = read_fields(fields, body)
+    values = Object(fields).check(body, "")
     return values | {"options": RequestOptions(**{name: values[name] for name in _OPTIONS})}
 
 

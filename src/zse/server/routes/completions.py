@@ -297,7 +297,7 @@ async def _stream(stream: EventStream, job: CompletionRun) -> None:
     data = b"data: [DONE]\n\n"
     if job.completion.include_usage:
         data = b"data: " + _encode(envelope | {"choices": [], "usage": usage}) + b"\n\n" + data
-    stream.finish(data)
+    stream.send(data, is_last=True)
 
 
 def _echo_part(job: CompletionRun, choice: Choice) -> list[dict]:

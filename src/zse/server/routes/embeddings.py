@@ -47,8 +47,7 @@ def _body(asked: Embeddings, results: measuring.Results) -> bytes:
         {"object": "embedding", "index": index, "embedding": _vector(asked, result.vector)}
         for index, result in enumerate(results.results)
     ]
-    usage = {"prompt_tokens": results.num_tokens, "total_tokens": results.num_tokens}
-    return msgspec.json.encode({"object": "list", "data": data, "model": results.model, "usage": usage})
+    return msgspec.json.encode({"object": "list", "data": data, "model": results.model, "usage": results.usage})
 
 
 def _vector(asked: Embeddings, data: bytes | None) -> str | list[float]:

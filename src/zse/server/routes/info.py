@@ -4,12 +4,9 @@ import msgspec
 
 from zse import __version__
 from zse.http.exchange import Response
+from zse.server import errors
 from zse.server.api_request import APIRequest
 from zse.server.errors import APIError
-
-
-def json_response(value: object, status: int = 200) -> Response:
-    return Response(status, msgspec.json.encode(value))
 
 
 def _card(app, served) -> dict:
@@ -21,24 +18,23 @@ def _card(app, served) -> dict:
 
 async def models(app, request: APIRequest) -> Response:
     """GET /v1/models"""
-    return json_response({"object": "list", "data": [_card(app, served) for served in app.models(request)]})
+    return Response.json({"object": "list", "data": [_card(app, served) for served in app.models(request)]})
 
 
 async def model(app, request: APIRequest) -> Response:
     """GET /v1/models/{model}"""
-    return json_response(
-        _card(app, app.find_model(request, request.parameters["model"], None)) | {"id": request.parameters["model"]}
-    )
+    name = request.parameters["model"]
+    return Response.json(_card(app, app.find_model(request, name, None)) | {"id": name})
 
 
 async def live(app, request: APIRequest) -> Response:
     """GET /health/live: the server process answers."""
-    return json_response({"status": "ok"})
+    return Response.json({"status": "ok"})
 
 
 async def ready(app, request: APIRequest) -> Response:
     """GET /health/ready: 200 when a request sent now would be answered, else 503 and why."""
-    ok, reason = (False, "the server is shutting down") if app.draining else app.health()
+    ok, reason = (False, "the server is shutting down") if app.draining else app.pool.health()
     engines = [served.engine for served in app.pool.models]
     beats = [engine.heartbeat for engine in engines]
     body = {
@@ -54,18 +50,12 @@ async def ready(app, request: APIRequest) -> Response:
         "last_step_age_s": round(max(engine.last_step_age_s for engine in engines), 3),
     }
     if ok:
-        return json_response(body)
+        return Response.json(body)
     code = "shutting_down" if app.draining else "engine_restarting"
-    error = APIError(code, f"Not ready: {reason}.")
-    return Response(
-        503,
-        msgspec.json.encode(
-            body | {"error": {"message": error.message, "type": error.type, "param": None, "code": code}}
-        ),
-        [("retry-after", "1")],
-    )
+    error = errors.contents(APIError(code, f"Not ready: {reason}."))
+    return Response(503, msgspec.json.encode(body | error), [("retry-after", "1")])
 
 
 async def version(app, request: APIRequest) -> Response:
     """GET /version"""
-    return json_response({"version": __version__})
+    return Response.json({"version": __version__})

@@ -2,8 +2,6 @@
 
 import time
 
-import msgspec
-
 from zse.engine.messages import Ask
 from zse.http.exchange import Response
 from zse.server import measuring
@@ -18,46 +16,26 @@ async def rerank(app, request: APIRequest) -> Response:
     """POST /v1/rerank"""
     scores, asked, results = await _compare(app, request, read_rerank, ("query", "documents"))
     order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: asked.top_n]
-    rows = []
-    for index in order:
-        row = {"index": index, "relevance_score": scores[index]}
-        if asked.return_documents:
-            row["document"] = {"text": asked.documents[index]}
-        rows.append(row)
-    return Response(
-        200,
-        msgspec.json.encode(
-            {
-                "id": "rerank-" + request.id.removeprefix("req_"),
-                "model": results.model,
-                "results": rows,
-                "usage": {"prompt_tokens": results.num_tokens, "total_tokens": results.num_tokens},
-            }
-        ),
-    )
+    rows: list[dict] = [{"index": index, "relevance_score": scores[index]} for index in order]
+    if asked.return_documents:
+        for row in rows:
+            row["document"] = {"text": asked.documents[row["index"]]}
+    id = "rerank-" + request.id.removeprefix("req_")
+    return Response.json({"id": id, "model": results.model, "results": rows, "usage": results.usage})
 
 
 async def score(app, request: APIRequest) -> Response:
     """POST /v1/score"""
     scores, asked, results = await _compare(app, request, read_score, ("text_1", "text_2"))
-    rows = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
-    return Response(
-        200,
-        msgspec.json.encode(
-            {
-                "id": "score-" + request.id.removeprefix("req_"),
-                "object": "list",
-                "created": int(time.time()),
-                "model": results.model,
-                "data": rows,
-                "usage": {
-                    "prompt_tokens": results.num_tokens,
-                    "completion_tokens": 0,
-                    "total_tokens": results.num_tokens,
-                },
-            }
-        ),
-    )
+    body = {
+        "id": "score-" + request.id.removeprefix("req_"),
+        "object": "list",
+        "created": int(time.time()),
+        "model": results.model,
+        "data": [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)],
+        "usage": results.usage | {"completion_tokens": 0},
+    }
+    return Response.json(body)
 
 
 async def _compare(app, request: APIRequest, read, fields: tuple[str, str]):

@@ -24,9 +24,9 @@ Handler = Callable[[object, APIRequest], Awaitable[Response | None]]
 
 class Route(msgspec.Struct, frozen=True):
     """function: "MODULE.NAME" in zse.server.routes. doc: what it answers, in docs/api.md and the OpenAPI document. fields:
-    "MODULE.NAME" in zse.server.requests, the table of what a body may hold; "": the route takes none."""
+    "MODULE.NAME" in zse.server.requests, the table of what a body may hold; "": the route takes none, and its method is
+    GET."""
 
-    method: str
     path: str
     scope: str
     function: str
@@ -34,90 +34,60 @@ class Route(msgspec.Struct, frozen=True):
     fields: str = ""
 
     @property
+    def method(self) -> str:
+        return "POST" if self.fields else "GET"
+
+    @property
     def body(self) -> Fields:
         """The table that `fields` names."""
-        return found("requests", self.fields)
+        return resolve("requests", self.fields)
 
 
 @cache
-def found(package: str, name: str) -> Any:
+def resolve(package: str, name: str) -> Any:
     """What MODULE.NAME is in zse.server.PACKAGE."""
     module, _, attribute = name.partition(".")
     return getattr(import_module(f"zse.server.{package}.{module}"), attribute)
 
 
+_CHAT, _COMPLETIONS, _EMBEDDINGS = (
+    "completions.CHAT_FIELDS",
+    "completions.COMPLETIONS_FIELDS",
+    "measures.EMBEDDINGS_FIELDS",
+)
+_RERANK, _SCORE = "measures.RERANK_FIELDS", "measures.SCORE_FIELDS"
+_READY = "200 when a request sent now would be answered, else 503 with the reason"
+_METRICS = "counts and times in Prometheus' text format; needs an admin's key, if there are keys"
+
 ROUTES = (
-    Route(
-        "POST",
-        "/v1/chat/completions",
-        USER,
-        "completions.chat",
-        "an answer to a conversation",
-        "completions.CHAT_FIELDS",
-    ),
-    Route(
-        "POST",
-        "/v1/completions",
-        USER,
-        "completions.text",
-        "a continuation of text or token ids",
-        "completions.COMPLETIONS_FIELDS",
-    ),
-    Route("POST", "/v1/embeddings", USER, "embeddings.embeddings", "vectors of texts", "measures.EMBEDDINGS_FIELDS"),
-    Route(
-        "POST",
-        "/v1/rerank",
-        USER,
-        "relevance.rerank",
-        "documents in the order in which they fit a query",
-        "measures.RERANK_FIELDS",
-    ),
-    Route("POST", "/v2/rerank", USER, "relevance.rerank", "the same, for Cohere's clients", "measures.RERANK_FIELDS"),
-    Route("POST", "/v1/score", USER, "relevance.score", "how well texts fit each other", "measures.SCORE_FIELDS"),
-    Route("GET", "/v1/models", USER, "info.models", "the models that are served, each with its `state`"),
-    Route("GET", "/v1/models/{model}", USER, "info.model", "one model"),
-    Route("GET", "/health/live", PUBLIC, "info.live", "200 while the server process answers"),
-    Route(
-        "GET",
-        "/health/ready",
-        PUBLIC,
-        "info.ready",
-        "200 when a request sent now would be answered, else 503 with the reason",
-    ),
-    Route("GET", "/version", PUBLIC, "info.version", "the version"),
-    Route(
-        "GET",
-        "/metrics",
-        ADMIN,
-        "metrics.metrics",
-        "counts and times in Prometheus' text format; needs an admin's key, if there are keys",
-    ),
-    Route("GET", "/openapi.json", PUBLIC, "openapi.openapi", "this API as an OpenAPI 3.1 document"),
+    Route("/v1/chat/completions", USER, "completions.chat", "an answer to a conversation", _CHAT),
+    Route("/v1/completions", USER, "completions.text", "a continuation of text or token ids", _COMPLETIONS),
+    Route("/v1/embeddings", USER, "embeddings.embeddings", "vectors of texts", _EMBEDDINGS),
+    Route("/v1/rerank", USER, "relevance.rerank", "documents in the order in which they fit a query", _RERANK),
+    Route("/v2/rerank", USER, "relevance.rerank", "the same, for Cohere's clients", _RERANK),
+    Route("/v1/score", USER, "relevance.score", "how well texts fit each other", _SCORE),
+    Route("/v1/models", USER, "info.models", "the models that are served, each with its `state`"),
+    Route("/v1/models/{model}", USER, "info.model", "one model"),
+    Route("/health/live", PUBLIC, "info.live", "200 while the server process answers"),
+    Route("/health/ready", PUBLIC, "info.ready", _READY),
+    Route("/version", PUBLIC, "info.version", "the version"),
+    Route("/metrics", ADMIN, "metrics.metrics", _METRICS),
+    Route("/openapi.json", PUBLIC, "openapi.openapi", "this API as an OpenAPI 3.1 document"),
 )
 
-_exact: dict[str, dict[str, Route]] = {}
-_prefixed: list[tuple[str, str, dict[str, Route]]] = []
+_BY_PATH: dict[str, dict[str, Route]] = {}
 for _route in ROUTES:
-    _prefix, _brace, _name = _route.path.partition("{")
-    if _brace:
-        _methods = next((methods for prefix, _, methods in _prefixed if prefix == _prefix), None)
-        if _methods is None:
-            _methods = {}
-            _prefixed.append((_prefix, _name.rstrip("}"), _methods))
-        _methods[_route.method] = _route
-    else:
-        _exact.setdefault(_route.path, {})[_route.method] = _route
+    _BY_PATH.setdefault(_route.path, {})[_route.method] = _route
+_WITH_NAME = [path.partition("{") for path in _BY_PATH if "{" in path]
 
 
 def find(path: str) -> tuple[dict[str, Route], dict[str, str]] | None:
     """Routes by method and path parameters for a percent-decoded path; None when it is unknown."""
-    methods = _exact.get(path)
-    if methods is not None:
-        return methods, {}
-    for prefix, name, methods in _prefixed:
+    for prefix, brace, name in _WITH_NAME:
         if path.startswith(prefix) and len(path) > len(prefix):
-            return methods, {name: path[len(prefix) :]}
-    return None
+            return _BY_PATH[prefix + brace + name], {name.rstrip("}"): path[len(prefix) :]}
+    methods = _BY_PATH.get(path)
+    return None if methods is None else (methods, {})
 
 
 def allowed(methods: dict[str, Route]) -> str:

@@ -10,15 +10,16 @@ import msgspec
 
 import zse.server.tools.parsers as parsers
 import zse.server.tools.reasoning as reasoning
-from zse.server.tools.calls import ToolCall
-from zse.server.tools.reasoning import Reasoning, ReasoningParser
+from zse.server.tools.blocks import BlockParser
+from zse.server.tools.calls import Call
+from zse.server.tools.reasoning import Marks, Reasoning, ReasoningParser
 from zse.server.tools.streaming import CallPart, Watch
 
 _LETTERS = string.ascii_letters + string.digits
 
 
 class Format(msgspec.Struct, frozen=True):
-    """How a model writes: names of PARSERS (parsers.py, reasoning.py) or "none". takes_tools: whether its chat template reads
+    """How a model writes: names of FORMATS (parsers.py) and PARSERS (reasoning.py), or "none". takes_tools: whether its chat template reads
     `tools` at all; names_tools: whether it knows of calls and results."""
 
     tools: str = "none"
@@ -26,11 +27,15 @@ class Format(msgspec.Struct, frozen=True):
     takes_tools: bool = True
     names_tools: bool = True
 
+    @property
+    def marks(self) -> Marks | None:
+        return reasoning.PARSERS.get(self.reasoning)
+
     def controls(self, with_tools: bool) -> tuple[str, ...]:
         """Texts of control tokens that have to be seen in the answer."""
-        marks = reasoning.PARSERS.get(self.reasoning)
+        marks = self.marks
         texts = (marks.opening, marks.closing) if marks else ()
-        return texts + (parsers.CONTROLS.get(self.tools, ()) if with_tools else ())
+        return texts + (parsers.FORMATS[self.tools].controls if with_tools and self.tools in parsers.FORMATS else ())
 
 
 @functools.cache
@@ -54,17 +59,17 @@ class Splitter:
     def __init__(
         self,
         form: Format,
-        functions: parsers.Functions | None,
+        functions: dict[str, dict] | None,
         is_open: bool,
         parallel: bool = True,
         streams: bool = False,
     ):
-        marks = reasoning.PARSERS.get(form.reasoning)
-        self._reasoning = ReasoningParser(marks, is_open) if marks else None
-        make = parsers.PARSERS.get(form.tools)
-        self._tools = make(functions) if make is not None and functions is not None else None
-        if self._tools is not None and streams:
-            self._tools.make_watch = lambda read: Watch(form.tools, functions or {}, 128 if parallel else 1, read)
+        self._reasoning = ReasoningParser(form.marks, is_open) if form.marks else None
+        tools = None if functions is None else parsers.FORMATS.get(form.tools)
+        self._tools = None
+        if tools is not None and functions is not None:
+            watch = functools.partial(Watch, tools, functions, 128 if parallel else 1) if streams else None
+            self._tools = BlockParser(tools.blocks, functions, tools.separators, watch)
         self._short_ids = form.tools == "mistral"
         self._parallel = parallel
         self.done = False

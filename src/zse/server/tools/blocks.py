@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from zse.server.tools.calls import ToolCall
-from zse.server.tools.streaming import broken_off
+from zse.server.tools.calls import Call
 
 SPACE = " \t\r\n"
 MORE, NEVER = None, -1
@@ -75,29 +74,40 @@ class Balanced:
 
 
 class Block(msgspec.Struct, frozen=True):
-    """opening: begins it. end: makes what finds its end. read: the text between opening and closing → calls, or None.
-    closing: "" when the end has no mark. bare: the opening is a part of what is read, and counts only where the answer
-    begins or behind a call. known: only calls of functions that the request names are calls."""
+    """opening: begins it. read: (the text between opening and closing, functions) → calls, or None. closing: "" when the end
+    is that of a bracket, with the quotes and head of Balanced. bare: the opening is a part of what is read, and counts only
+    where the answer begins or behind a call. known: only calls of functions that the request names are calls."""
 
     opening: str
-    end: Callable[[], Until | Balanced]
-    read: Callable[[str], list[ToolCall] | None]
+    read: Callable[[str, dict], list[Call] | None]
     closing: str = ""
+    quotes: str = '"'
+    head: bool = False
     bare: bool = False
     known: bool = False
 
+    def end(self) -> Until | Balanced:
+        """What finds its end."""
+        return Until(self.closing) if self.closing else Balanced(self.quotes, self.head)
+
 
 class BlockParser:
-    """push() pieces of text, then finish(); both give strings (content) and Calls. separators: characters that may stand
-    between calls."""
+    """push() pieces of text, then finish(); both give strings (content) and Calls. functions: what the request offers, name →
+    JSON schema of its parameters. separators: characters that may stand between calls. make_watch: (function that reads a
+    block's text) → a Watch (streaming.py), which gives parts of calls before the block is complete."""
 
-    def __init__(self, blocks: Sequence[Block], names: frozenset[str], separators: str = ""):
-        self._blocks, self._names, self._separators = blocks, names, separators
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        functions: dict[str, dict],
+        separators: str = "",
+        make_watch: Callable[[Callable], Any] | None = None,
+    ):
+        self._blocks, self._functions, self._separators = blocks, functions, separators
+        self._make_watch = make_watch
         self._text = ""  # not yet decided
         self._lead = ""  # space before the block, which goes if the block is calls
         self._block: Block | None = None
-        # (the block's read) → a Watch (streaming.py) that gives parts of calls before the block is complete.
-        self.make_watch: Callable[[Callable], Any] | None = None
         self._watch: Any = None
         self._end: Until | Balanced | None = None
         self._tries = 0
@@ -146,7 +156,8 @@ class BlockParser:
         self._lead, self._text = text[len(before) : at], text[at:]
         self._emit(out, before)
         self._block, self._end, self._tries = block, block.end(), 0
-        self._watch = None if self.make_watch is None else self.make_watch(block.read)
+        if self._make_watch is not None:
+            self._watch = self._make_watch(lambda body: block.read(body, self._functions))
         return True
 
     def _spaces(self) -> str:
@@ -203,9 +214,9 @@ class BlockParser:
         self._settle(out, calls, end)
         return True
 
-    def _read(self, block: Block, body: str) -> list[ToolCall] | None:
-        calls = block.read(body)
-        if calls is not None and block.known and not all(call.name in self._names for call in calls):
+    def _read(self, block: Block, body: str) -> list[Call] | None:
+        calls = block.read(body, self._functions)
+        if calls is not None and block.known and not all(call.name in self._functions for call in calls):
             return None
         return calls
 
@@ -217,7 +228,7 @@ class BlockParser:
             begun = len(watch.begun)
             # What came out cannot be taken back: a block that is no call in the end is a call that broke off.
             calls = (
-                broken_off(watch)
+                watch.broken_off()
                 if calls is None
                 else [msgspec.structs.replace(call, is_streamed=index < begun) for index, call in enumerate(calls)]
             )

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 import zse.server.tools.parsers as parsers
-import zse.server.tools.reasoning as reasoning
-from zse.server.errors import APIError
+from zse.server.errors import APIError, unsupported
 from zse.server.tools import grammars
 from zse.server.tools.answer import Format, Splitter, format_of
 from zse.structured.options import JSON_OBJECT, JSON_SCHEMA, TEXT, Structure, Thinking
@@ -22,22 +21,20 @@ class Answers:
 
     def __init__(self, form: Format, tools: list[dict] | None, parallel: bool, grammar: Structure | None = None):
         self._format, self._parallel, self.grammar = form, parallel, grammar
-        self._functions = (
-            None
-            if tools is None
-            else parsers.Functions({tool["function"]["name"]: tool["function"]["parameters"] for tool in tools})
-        )
+        self._functions: dict[str, dict] | None = None
+        if tools is not None:
+            self._functions = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
         self.is_open = False
         self.controls = form.controls(tools is not None)
 
     def opens_reasoning(self, prompt_end: str) -> bool:
         """Whether the template has begun the reasoning in the prompt, of which `prompt_end` is the end."""
-        marks = reasoning.PARSERS.get(self._format.reasoning)
+        marks = self._format.marks
         return marks is not None and prompt_end.rstrip().endswith(marks.opening)
 
     def thinking(self, budget: int | None) -> Thinking | None:
         """The reasoning that stands before what a grammar is about; None for models that do not reason."""
-        marks = reasoning.PARSERS.get(self._format.reasoning)
+        marks = self._format.marks
         if marks is None:
             return None
         return Thinking(opening=marks.opening, closing=marks.closing, is_open=self.is_open, budget=budget)
@@ -55,21 +52,14 @@ def prepare(completion: "Completion", model, tool_parser: str | None, reasoning_
     form = format_of(template, tool_parser, reasoning_parser)
     if completion.tools is not None:
         if not form.takes_tools:
-            raise APIError("unsupported_parameter", "'tools': this model's chat template has no tool support.", "tools")
+            raise unsupported("tools", "this model's chat template has no tool support")
         if form.tools == parsers.NONE:
-            raise APIError(
-                "unsupported_parameter",
-                "'tools': the format of this model's tool calls is not known; start the server with --tool-parser.",
-                "tools",
-            )
+            reason = "the format of this model's tool calls is not known; start the server with --tool-parser"
+            raise unsupported("tools", reason)
     if not form.names_tools:
         _check_history(completion.messages or [])
     if completion.thinking_budget and form.reasoning == parsers.NONE:
-        raise APIError(
-            "unsupported_parameter",
-            f"'{completion.thinking_field}': this model's chat template has no reasoning.",
-            completion.thinking_field,
-        )
+        raise unsupported(completion.thinking_field, "this model's chat template has no reasoning")
     if completion.tools is None and form.reasoning == parsers.NONE:
         return None
     grammar = None if completion.tools is None else _grammar(completion, form, model)
@@ -85,11 +75,8 @@ def _grammar(completion: "Completion", form: Format, model) -> Structure | None:
     if not must and not strict and content is None:
         return None
     if content is not None and content.kind not in (JSON_OBJECT, JSON_SCHEMA):
-        raise APIError(
-            "invalid_value",
-            f"'{completion.structure_field}' beside 'tools' must be a JSON schema.",
-            completion.structure_field,
-        )
+        field = completion.structure_field
+        raise APIError("invalid_value", f"'{field}' beside 'tools' must be a JSON schema.", field)
     functions = {
         tool["function"]["name"]: tool["function"]["parameters"]
         for tool in completion.tools or ()
@@ -127,11 +114,7 @@ def _check_history(messages: list[dict]) -> None:
     for index, message in enumerate(messages):
         field = "role" if message["role"] == "tool" else "tool_calls" if "tool_calls" in message else None
         if field is not None:
-            raise APIError(
-                "unsupported_parameter",
-                f"'messages[{index}].{field}': this model's chat template has no tool support.",
-                f"messages[{index}].{field}",
-            )
+            raise unsupported(f"messages[{index}].{field}", "this model's chat template has no tool support")
 
 
 def message(choice: "Choice") -> dict:
@@ -156,18 +139,8 @@ def deltas(delta: "ChoiceDelta") -> list[dict]:
         out.append({"content": delta.text})
     for index, call in delta.calls:
         if call.name:
-            out.append(
-                {
-                    "tool_calls": [
-                        {
-                            "index": index,
-                            "id": call.id,
-                            "type": "function",
-                            "function": {"name": call.name, "arguments": ""},
-                        }
-                    ]
-                }
-            )
+            function = {"name": call.name, "arguments": ""}
+            out.append({"tool_calls": [{"index": index, "id": call.id, "type": "function", "function": function}]})
         if call.arguments:
             out.append({"tool_calls": [{"index": index, "function": {"arguments": call.arguments}}]})
     return out

@@ -7,24 +7,13 @@ by id, since their text can come from users' words too. Arguments follow the fun
 import json
 from collections.abc import Callable
 
-from zse.server.errors import APIError
+from zse.server.errors import APIError, unsupported
 from zse.server.tools import parsers
 from zse.server.tools.patterns import ANYTHING, FORMATS, whole
 from zse.structured.options import LARK, WHITESPACE, Structure, checked
 
 # Keys of a schema that say nothing about what is valid.
-_SILENT = (
-    "title",
-    "description",
-    "examples",
-    "default",
-    "$schema",
-    "$id",
-    "$comment",
-    "deprecated",
-    "readOnly",
-    "writeOnly",
-)
+_SILENT = frozenset("title description examples default $schema $id $comment deprecated readOnly writeOnly".split())
 _SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # Python reads \/ and \u in strings otherwise than JSON does.
 _PYTHON_ESCAPES = {"json_allowed_escapes": 'nrbtf\\"'}
@@ -43,10 +32,14 @@ class Grammar:
         self._num_rules = 0
 
     def source(self, form: str, calls: str, several: bool, content: Structure | None = None) -> str:
-        """The grammar's text. form: of PARSERS. calls: "required": the answer is calls; "free": text, and where it calls
+        """The grammar's text. form: of FORMATS. calls: "required": the answer is calls; "free": text, and where it calls
         a function, the call is right; "either": calls, or the JSON that `content` describes. several: more than one call
         may come."""
-        opening, block, between = getattr(self, f"_{form}")(several)
+        mark, call, between = getattr(self, f"_{form}")(several)
+        block = call
+        if mark is not None:
+            call = self._rule(call)
+            block = f"{self._mark(mark)} {call}"
         start = f"{block} ({between} {block})*" if several and between is not None else block
         lead = "LEAD: /[ \\n]{0,2}/\n"
         if calls == "required":
@@ -56,7 +49,7 @@ class Grammar:
             guidance = {"whitespace_pattern": WHITESPACE, "lenient": content.lenient}
             other = self._rule("%json " + json.dumps({"x-guidance": guidance, **schema}, ensure_ascii=False))
             head = f"%llguidance {{}}\nstart: LEAD (answer | {other})\nanswer: {start}\n{lead}"
-        elif opening is None:  # a bare bracket begins a call, or the answer is text
+        elif mark is None:  # a bare bracket begins a call, or the answer is text
             head = (
                 f"%llguidance {{}}\nstart: LEAD (answer | TEXT)?\nanswer: {start}\n{lead}"
                 f"TEXT: /[^\\x7b\\x5b \\n](.|\\n)*/\n"
@@ -64,10 +57,7 @@ class Grammar:
         else:
             # In free text the mark is a part of what comes before: the rule of the call goes on behind it.
             again = "*" if several else "?"
-            head = (
-                f"%llguidance {{}}\nstart: called{again} TEXT\ncalled: {self._lazy(opening)} {block.call}\n"
-                f"TEXT: /(.|\\n)*/\n"
-            )
+            head = f"%llguidance {{}}\nstart: called{again} TEXT\ncalled: {self._lazy(mark)} {call}\nTEXT: /(.|\\n)*/\n"
         return head + "".join(rule + "\n" for rule in self._rules)
 
     # -- parts
@@ -118,19 +108,12 @@ class Grammar:
             ]
         )
 
-    # -- formats: (mark that begins a call or None, the call behind it or with it, what stands between calls)
+    # -- formats: (mark that begins a call or None, the call behind it, what stands between calls)
 
     def _hermes(self, several: bool):
-        opening, closing = self._mark("<tool_call>"), self._mark("</tool_call>")
-        body = f'"\\n" {self._objects("arguments")} "\\n" {closing}'
-        return self._marked("<tool_call>", opening, body, '"\\n"')
-
-    def _marked(self, text: str, opening: str, body: str, between: str | None):
-        call = self._rule(body)
-        return text, _Block(opening, call), between
+        return "<tool_call>", f'"\\n" {self._objects("arguments")} "\\n" {self._mark("</tool_call>")}', '"\\n"'
 
     def _qwen3_coder(self, several: bool):
-        opening, closing = self._mark("<tool_call>"), self._mark("</tool_call>")
         bodies = []
         for name, schema in self._functions.items():
             parts = [_quoted(f"\n<function={name}>\n")]
@@ -138,8 +121,8 @@ class Grammar:
             for key, of in (schema.get("properties") or {}).items():
                 part = f"{_quoted(f'<parameter={key}>' + chr(10))} {self._xml_value(name, of)}"
                 parts.append(part if key in required else f"({part})?")
-            bodies.append(self._rule(" ".join([*parts, _quoted("</function>\n"), closing])))
-        return self._marked("<tool_call>", opening, self._either(bodies), '"\\n"')
+            bodies.append(self._rule(" ".join([*parts, _quoted("</function>\n"), self._mark("</tool_call>")])))
+        return "<tool_call>", self._either(bodies), '"\\n"'
 
     def _xml_value(self, name: str, schema: object) -> str:
         end = "\n</parameter>\n"
@@ -182,62 +165,43 @@ class Grammar:
             if form is not None:
                 found.append(form)
             elif name in self._strict:
-                raise APIError(
-                    "invalid_schema",
-                    f"'tools': the {key} of a parameter of {name!r} is not implemented for texts "
-                    "in this model's calls.",
-                    "tools",
-                )
+                reason = f"the {key} of a parameter of {name!r} is not implemented for texts in this model's calls"
+                raise APIError("invalid_schema", f"'tools': {reason}.", "tools")
         return found
 
     def _llama3_json(self, several: bool):
         return None, self._objects("parameters"), '"; "'
 
     def _mistral(self, several: bool):
-        opening = self._mark("[TOOL_CALLS]")
         if "[ARGS]" in self._template:
-            bodies = [
-                self._rule(f"{_quoted(name)} {self._mark('[ARGS]')} {self._arguments(name)}")
-                for name in self._functions
-            ]
-            return self._marked("[TOOL_CALLS]", opening, self._either(bodies), "")
-        call = self._objects("arguments")
-        body = f'"[" {call} (", " {call})* "]"' if several else f'"[" {call} "]"'
-        return self._marked("[TOOL_CALLS]", opening, body, None)
+            arguments = self._mark("[ARGS]")
+            bodies = [self._rule(f"{_quoted(name)} {arguments} {self._arguments(name)}") for name in self._functions]
+            return "[TOOL_CALLS]", self._either(bodies), ""
+        return "[TOOL_CALLS]", _list(self._objects("arguments"), several), None
 
     def _pythonic(self, several: bool):
-        call = self._either([self._python(name) for name in self._functions])
-        body = f'"[" {call} (", " {call})* "]"' if several else f'"[" {call} "]"'
+        calls = _list(self._either([self._python(name) for name in self._functions]), several)
         if "<|python_start|>" in self._template:
-            return self._marked(
-                "<|python_start|>", self._mark("<|python_start|>"), f"{body} {self._mark('<|python_end|>')}", None
-            )
-        return None, self._rule(body), None
+            return "<|python_start|>", f"{calls} {self._mark('<|python_end|>')}", None
+        return None, self._rule(calls), None
 
     def _gemma(self, several: bool):
         if "```tool_code" not in self._template:
             return None, self._objects("parameters"), '"\\n"'
         call = self._either([self._python(name) for name in self._functions])
-        return self._marked("```tool_code\n", '"```tool_code\\n"', f'{call} "\\n```"', '"\\n"')
+        return "```tool_code\n", f'{call} "\\n```"', '"\\n"'
 
     def _deepseek(self, several: bool):
-        begin, end = self._mark(parsers.CALLS_BEGIN), self._mark(parsers.CALLS_END)
+        end = self._mark(parsers.CALLS_END)
         first, last, separator = map(self._mark, (parsers.CALL_BEGIN, parsers.CALL_END, parsers.SEPARATOR))
         bodies = []
         for name in self._functions:
-            arguments = self._arguments(name)
+            head, arguments, tail = f"{_quoted(name)} {separator}", self._arguments(name), ""
             if "```json" in self._template:
-                bodies.append(
-                    self._rule(
-                        f'{first} "function" {separator} {_quoted(name + chr(10) + "```json" + chr(10))} '
-                        f'{arguments} "\\n```" {last}'
-                    )
-                )
-            else:
-                bodies.append(self._rule(f"{first} {_quoted(name)} {separator} {arguments} {last}"))
+                head, tail = f'"function" {separator} {_quoted(name + chr(10) + "```json" + chr(10))}', '"\\n```"'
+            bodies.append(self._rule(f"{first} {head} {arguments} {tail} {last}"))
         call = self._either(bodies)
-        body = f'{call} ("\\n"? {call})* {end}' if several else f"{call} {end}"
-        return self._marked(parsers.CALLS_BEGIN, begin, body, None)
+        return parsers.CALLS_BEGIN, f'{call} ("\\n"? {call})* {end}' if several else f"{call} {end}", None
 
     # -- Python calls
 
@@ -246,7 +210,8 @@ class Grammar:
         schema = self._functions[name]
         properties = schema.get("properties") or {}
         if not all(word.isidentifier() for word in (*properties, *name.split("."))):
-            raise _refuse(f"the calls of this model are Python: {name!r} has a name that Python does not know")
+            reason = f"the calls of this model are Python: {name!r} has a name that Python does not know"
+            raise unsupported("tools", reason)
         required = schema.get("required") or ()
         # first: nothing stands before; rest: something does. From the last property to the first.
         first = rest = '""'
@@ -266,15 +231,8 @@ class Grammar:
         return {**shared, **schema} if isinstance(schema, dict) else schema
 
 
-class _Block(str):
-    """A call with its opening mark: as text the whole of it; `call` is what stands behind the mark."""
-
-    call: str
-
-    def __new__(cls, opening: str, call: str):
-        made = super().__new__(cls, f"{opening} {call}")
-        made.call = call
-        return made
+def _list(call: str, several: bool) -> str:
+    return f'"[" {call} (", " {call})* "]"' if several else f'"[" {call} "]"'
 
 
 def structure_of(
@@ -293,23 +251,20 @@ def structure_of(
     return checked(Structure(kind=LARK, source=source), "tools")
 
 
-def _refuse(reason: str) -> APIError:
-    return APIError("unsupported_parameter", f"'tools': {reason}.", "tools")
-
-
-def _clean(schema: dict) -> dict:
+def _clean(schema):
     """Without what says nothing about validity, which may be most of a schema."""
+    if not isinstance(schema, dict):
+        return schema
     out = {}
     for key, value in schema.items():
-        if key in _SILENT:
-            continue
         if key in ("properties", "$defs", "definitions", "patternProperties") and isinstance(value, dict):
-            value = {name: _clean(item) if isinstance(item, dict) else item for name, item in value.items()}
+            value = {name: _clean(item) for name, item in value.items()}
         elif key in ("anyOf", "oneOf", "allOf", "prefixItems") and isinstance(value, list):
-            value = [_clean(item) if isinstance(item, dict) else item for item in value]
-        elif key in ("items", "additionalProperties", "not") and isinstance(value, dict):
+            value = [_clean(item) for item in value]
+        elif key in ("items", "additionalProperties", "not"):
             value = _clean(value)
-        out[key] = value
+        if key not in _SILENT:
+            out[key] = value
     return out
 
 
@@ -329,12 +284,7 @@ def _pair(key: str, value: str) -> str:
 
 def _regex(text: str) -> str:
     """A text as a regular expression between slashes."""
-    escaped = "".join(
-        "\\n"
-        if character == "\n"
-        else character
-        if character.isalnum() or ord(character) > 127
-        else f"\\x{ord(character):02x}"
-        for character in text
+    return "".join(
+        "\\n" if letter == "\n" else letter if letter.isalnum() or ord(letter) > 127 else f"\\x{ord(letter):02x}"
+        for letter in text
     )
-    return escaped

@@ -1,135 +1,48 @@
-"""The tool formats of model families: name → parser, and which one a chat template asks for."""
+"""The tool formats of model families, one table: how each writes its calls, and by what a chat template shows it."""
 
 import json
 import re
-from collections.abc import Callable
 
-from zse.server.tools.blocks import Balanced, Block, BlockParser, Until
-from zse.server.tools.calls import ToolCall, load_json, make_call, read_json, read_python
+import msgspec
+
+from zse.server.tools.blocks import Block
+from zse.server.tools.calls import Call, load_json, make_call, read_json, read_python
 
 NONE = "none"
-
-
-class Functions(dict):
-    """What a request offers: function name → its JSON schema of parameters."""
-
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(self)
-
-
-def hermes(functions: Functions) -> BlockParser:
-    """Hermes 2/3, Qwen 2.5 and 3: <tool_call>{"name": …, "arguments": {…}}</tool_call>"""
-    return BlockParser(
-        [Block("<tool_call>", lambda: Until("</tool_call>"), read_json, "</tool_call>")], functions.names
-    )
-
-
-def qwen3_coder(functions: Functions) -> BlockParser:
-    """Qwen3-Coder: <tool_call><function=NAME><parameter=KEY>value</parameter>…</function></tool_call>"""
-    return BlockParser(
-        [Block("<tool_call>", lambda: Until("</tool_call>"), lambda text: _read_xml(text, functions), "</tool_call>")],
-        functions.names,
-    )
-
-
-def llama3_json(functions: Functions) -> BlockParser:
-    """Llama 3.1 to 3.3: the answer is {"name": …, "parameters": {…}}, several with `;` between them; <|python_tag|> may
-    stand before."""
-    return BlockParser(
-        [Block("<|python_tag|>", Balanced, read_json), Block("{", Balanced, read_json, bare=True, known=True)],
-        functions.names,
-        ";,",
-    )
-
-
-def pythonic(functions: Functions) -> BlockParser:
-    """Llama 3.2 and 4: the answer is [f(a=1), g(b="x")], which <|python_start|> and <|python_end|> may enclose."""
-    return BlockParser(
-        [
-            Block("<|python_start|>", lambda: Until("<|python_end|>"), read_python, "<|python_end|>"),
-            Block("[", lambda: Balanced("\"'"), read_python, bare=True, known=True),
-        ],
-        functions.names,
-    )
-
-
-def mistral(functions: Functions) -> BlockParser:
-    """Mistral: [TOOL_CALLS][{"name": …, "arguments": {…}}, …], and since v11 [TOOL_CALLS]NAME[ARGS]{…}"""
-    return BlockParser([Block("[TOOL_CALLS]", lambda: Balanced(head=True), _read_mistral)], functions.names)
-
-
-def gemma(functions: Functions) -> BlockParser:
-    """Gemma: ```tool_code with Python calls, ```json with {"name": …, "parameters": {…}}, or either as the answer."""
-    return BlockParser(
-        [
-            Block("```tool_code\n", lambda: Until("```"), read_python, "```", known=True),
-            Block("```json\n", lambda: Until("```"), read_json, "```", known=True),
-            Block("{", Balanced, read_json, bare=True, known=True),
-            Block("[", lambda: Balanced("\"'"), _read_either, bare=True, known=True),
-        ],
-        functions.names,
-    )
-
-
-def deepseek(functions: Functions) -> BlockParser:
-    """DeepSeek V3, R1 (a JSON code block behind the name) and V3.1 (plain JSON)."""
-    return BlockParser([Block(CALLS_BEGIN, lambda: Until(CALLS_END), _read_deepseek, CALLS_END)], functions.names)
-
-
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
 
-PARSERS: dict[str, Callable[[Functions], BlockParser]] = {
-    "deepseek": deepseek,
-    "gemma": gemma,
-    "hermes": hermes,
-    "llama3_json": llama3_json,
-    "mistral": mistral,
-    "pythonic": pythonic,
-    "qwen3_coder": qwen3_coder,
-}
-
-# The first row with a marker that the template's text holds decides.
-MARKERS: tuple[tuple[str, str], ...] = (
-    ("<function=", "qwen3_coder"),
-    ("<tool_call>", "hermes"),
-    (CALLS_BEGIN, "deepseek"),
-    ("[TOOL_CALLS]", "mistral"),
-    ("[AVAILABLE_TOOLS]", "mistral"),
-    ("```tool_code", "gemma"),
-    ("<start_of_turn>", "gemma"),
-    ("<|python_start|>", "pythonic"),
-    ("[func_name1(", "pythonic"),
-    ('"parameters": dictionary', "llama3_json"),
-    ("<|python_tag|>", "llama3_json"),
-)
-
-# Control tokens of some vocabularies that a parser has to see in the text.
-CONTROLS: dict[str, tuple[str, ...]] = {
-    "deepseek": (CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR),
-    "hermes": ("<tool_call>", "</tool_call>"),
-    "qwen3_coder": ("<tool_call>", "</tool_call>"),
-    "llama3_json": ("<|python_tag|>",),
-    "mistral": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
-    "pythonic": ("<|python_start|>", "<|python_end|>"),
-    "gemma": (),
-}
+_KEY = r'\s*"(?:arguments|parameters)"\s*:\s*'
+_OBJECT = r'[\s,;\[\]}]*\{\s*"name"\s*:\s*"([A-Za-z0-9_.-]{1,64})"\s*,' + _KEY
+_MISTRAL = r"\s*([A-Za-z0-9_.-]{1,64})\s*(?:\[CALL_ID\]\w*)?\s*(?:\[ARGS\])?\s*"
+_FUNCTION = r"\s*<function=([^>\s]{1,64})>(.*)</function>\s*"
 
 
-def choose(template: str) -> str:
-    """The parser for a chat template's text; NONE when it shows no format that is known."""
-    return next((name for marker, name in MARKERS if marker in template), NONE)
+class ToolFormat(msgspec.Struct, frozen=True):
+    """How a family of models writes calls.
+
+    Args:
+        markers: a chat template whose text holds one is of this format.
+        blocks: what calls stand in; of two that begin at one place the first counts.
+        head: a regular expression of what stands before a call's arguments; its group is the name.
+        controls: control tokens of some vocabularies that have to be seen in the text.
+        arguments: written as "json", "xml" or "python".
+        separators: characters that may stand between calls.
+    """
+
+    markers: tuple[str, ...]
+    blocks: tuple[Block, ...]
+    head: str
+    controls: tuple[str, ...] = ()
+    arguments: str = "json"
+    separators: str = ""
 
 
-def _read_either(text: str) -> list[ToolCall] | None:
+def _read_either(text: str, functions: dict) -> list[Call] | None:
     return read_json(text) or read_python(text)
 
 
-_MISTRAL = r"\s*([A-Za-z0-9_.-]{1,64})\s*(?:\[CALL_ID\]\w*)?\s*(?:\[ARGS\])?\s*"
-
-
-def _read_mistral(text: str) -> list[ToolCall] | None:
+def _read_mistral(text: str, functions: dict) -> list[Call] | None:
     head = re.match(_MISTRAL, text)
     if head is None:
         return read_json(text)
@@ -138,7 +51,7 @@ def _read_mistral(text: str) -> list[ToolCall] | None:
     return None if call is None else [call]
 
 
-def _read_deepseek(text: str) -> list[ToolCall] | None:
+def _read_deepseek(text: str, functions: dict) -> list[Call] | None:
     calls = []
     first, *entries = text.split(CALL_BEGIN)
     if first.strip():
@@ -157,17 +70,13 @@ def _read_deepseek(text: str) -> list[ToolCall] | None:
     return calls or None
 
 
-_FUNCTION = r"\s*<function=([^>\s]{1,64})>(.*)</function>\s*"
-
-
-def _read_xml(text: str, functions: Functions) -> list[ToolCall] | None:
+def _read_xml(text: str, functions: dict) -> list[Call] | None:
     match = re.fullmatch(_FUNCTION, text, re.DOTALL)
     if match is None:
         return None
     properties = (functions.get(match[1]) or {}).get("properties")
     arguments = {}
-    body = match[2]
-    first, *entries = re.split(r"(?:^|(?<=</parameter>))\s*<parameter=", body.strip())
+    first, *entries = re.split(r"(?:^|(?<=</parameter>))\s*<parameter=", match[2].strip())
     if first.strip():
         return None
     for entry in entries:
@@ -193,3 +102,71 @@ def _typed(text: str, schema: object):
         return value
     except (ValueError, RecursionError):
         return text
+
+
+# The first format with a marker that a template holds is the template's.
+FORMATS: dict[str, ToolFormat] = {
+    # Qwen3-Coder: <tool_call><function=NAME><parameter=KEY>value</parameter>…</function></tool_call>
+    "qwen3_coder": ToolFormat(
+        ("<function=",),
+        (Block("<tool_call>", _read_xml, "</tool_call>"),),
+        r"\s*<function=([^>\s]{1,64})>",
+        ("<tool_call>", "</tool_call>"),
+        arguments="xml",
+    ),
+    # Hermes 2/3, Qwen 2.5 and 3: <tool_call>{"name": …, "arguments": {…}}</tool_call>
+    "hermes": ToolFormat(
+        ("<tool_call>",), (Block("<tool_call>", read_json, "</tool_call>"),), _OBJECT, ("<tool_call>", "</tool_call>")
+    ),
+    # DeepSeek V3, R1 (a JSON code block behind the name) and V3.1 (plain JSON).
+    "deepseek": ToolFormat(
+        (CALLS_BEGIN,),
+        (Block(CALLS_BEGIN, _read_deepseek, CALLS_END),),
+        rf"(?:\s|```)*(?:{CALL_END})?\s*{CALL_BEGIN}\s*(?:function{SEPARATOR}([A-Za-z0-9_.-]{{1,64}})"
+        rf"\n```json\s*|([A-Za-z0-9_.-]{{1,64}}){SEPARATOR}\s*)",
+        (CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR),
+    ),
+    # Mistral: [TOOL_CALLS][{"name": …, "arguments": {…}}, …], and since v11 [TOOL_CALLS]NAME[ARGS]{…}
+    "mistral": ToolFormat(
+        ("[TOOL_CALLS]", "[AVAILABLE_TOOLS]"),
+        (Block("[TOOL_CALLS]", _read_mistral, head=True),),
+        rf"(?:{_OBJECT})|\s*([A-Za-z0-9_.-]{{1,64}})\s*(?:\[CALL_ID\]\w*)?\s*\[ARGS\]\s*",
+        ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    ),
+    # Gemma: ```tool_code with Python calls, ```json with {"name": …, "parameters": {…}}, or either as the answer.
+    "gemma": ToolFormat(
+        ("```tool_code", "<start_of_turn>"),
+        (
+            Block("```tool_code\n", read_python, "```", known=True),
+            Block("```json\n", read_json, "```", known=True),
+            Block("{", read_json, bare=True, known=True),
+            Block("[", _read_either, quotes="\"'", bare=True, known=True),
+        ),
+        _OBJECT,
+    ),
+    # Llama 3.2 and 4: the answer is [f(a=1), g(b="x")], which <|python_start|> and <|python_end|> may enclose.
+    "pythonic": ToolFormat(
+        ("<|python_start|>", "[func_name1("),
+        (
+            Block("<|python_start|>", read_python, "<|python_end|>"),
+            Block("[", read_python, quotes="\"'", bare=True, known=True),
+        ),
+        r"\s*\[?\s*([A-Za-z0-9_.]{1,64})\(",
+        ("<|python_start|>", "<|python_end|>"),
+        arguments="python",
+    ),
+    # Llama 3.1 to 3.3: the answer is {"name": …, "parameters": {…}}, several with `;` between them; <|python_tag|> may
+    # stand before.
+    "llama3_json": ToolFormat(
+        ('"parameters": dictionary', "<|python_tag|>"),
+        (Block("<|python_tag|>", read_json), Block("{", read_json, bare=True, known=True)),
+        _OBJECT,
+        ("<|python_tag|>",),
+        separators=";,",
+    ),
+}
+
+
+def choose(template: str) -> str:
+    """The format of a chat template's text; NONE when it shows none that is known."""
+    return next((name for name, form in FORMATS.items() if any(marker in template for marker in form.markers)), NONE)

@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from zse.server.tools.calls import ToolCall
+from zse.server.tools.blocks import MORE, NEVER, Balanced
+from zse.server.tools.calls import Call
+from zse.server.tools.parsers import ToolFormat
 
 
 class CallPart(msgspec.Struct, frozen=True):
@@ -22,36 +24,21 @@ class CallPart(msgspec.Struct, frozen=True):
     id: str = ""
 
 
-_KEY = r'\s*"(?:arguments|parameters)"\s*:\s*'
-_OBJECT = r'[\s,;\[\]}]*\{\s*"name"\s*:\s*"([A-Za-z0-9_.-]{1,64})"\s*,' + _KEY
-# What stands before a call's arguments, by format; the group is its name. Compiled when a Watch needs one: re keeps it.
-_HEADS = {
-    "hermes": _OBJECT,
-    "llama3_json": _OBJECT,
-    "gemma": _OBJECT,
-    "mistral": rf"(?:{_OBJECT})|\s*([A-Za-z0-9_.-]{{1,64}})\s*(?:\[CALL_ID\]\w*)?\s*\[ARGS\]\s*",
-    "deepseek": r"(?:\s|```)*(?:<｜tool▁call▁end｜>)?\s*<｜tool▁call▁begin｜>\s*(?:function<｜tool▁sep｜>([A-Za-z0-9_.-]{1,64})"
-    r"\n```json\s*|([A-Za-z0-9_.-]{1,64})<｜tool▁sep｜>\s*)",
-    "qwen3_coder": r"\s*<function=([^>\s]{1,64})>",
-    "pythonic": r"\s*\[?\s*([A-Za-z0-9_.]{1,64})\(",
-}
 _BEGINNING = 512  # characters in which a head has to have matched
 
 
 class Watch:
-    """One block. form: a name of PARSERS; functions: name → schema; most: calls that may come. read: as of the block, for
-    formats whose arguments are not JSON."""
+    """One block. functions: name → schema; most: calls that may come. read: as of the block, for formats whose arguments are
+    not JSON."""
 
     def __init__(
-        self, form: str, functions: Mapping[str, dict], most: int, read: Callable[[str], list[ToolCall] | None]
+        self, form: ToolFormat, functions: Mapping[str, dict], most: int, read: Callable[[str], list[Call] | None]
     ):
-        self._head = re.compile(_HEADS[form])
-        self._form, self._functions, self._most, self._read = form, functions, most, read
+        self._head, self._kind = re.compile(form.head), form.arguments
+        self._functions, self._most, self._read = functions, most, read
         self._at = 0  # what has been looked at
-        self._sent = 0  # of the arguments, in the text (JSON), or of their JSON (XML)
-        self._inside = False
-        self._depth = 0
-        self._quoted = self._escaped = self._dead = False
+        self._end = Balanced()  # of the arguments, where they are JSON
+        self._inside = self._dead = False
         self.begun: list[str] = []  # names of calls that came out
         self.arguments: list[str] = []  # what of each came out
 
@@ -69,16 +56,14 @@ class Watch:
     def finish(self, calls: list[ToolCall] | None) -> list[CallPart]:
         """The block is over, and was `calls`: what of the arguments of a begun call has not come out yet."""
         out: list[CallPart] = []
-        if calls and self.begun and self._form in ("qwen3_coder", "pythonic"):
-            rest = calls[0].arguments[len(self.arguments[0]) :]
-            if rest and calls[0].arguments.startswith(self.arguments[0]):
-                self._put(rest, out)
+        if calls and self.begun and self._kind != "json":
+            self._put_rest(calls[0].arguments, out)
         return out
 
     def _begin(self, text: str, out: list[CallPart]) -> bool:
         head = self._head.match(text, self._at) if len(self.begun) < self._most else None
         name = next(group for group in head.groups() if group) if head is not None else ""
-        is_json = self._form not in ("qwen3_coder", "pythonic")
+        is_json = self._kind == "json"
         if head is None or name not in self._functions or is_json and text[head.end() : head.end() + 1] != "{":
             # More text may make it one: "function<sep>" is the head of the function called so, or of another.
             self._dead = len(self.begun) >= self._most or len(text) - self._at > _BEGINNING
@@ -86,41 +71,24 @@ class Watch:
         self.begun.append(name)
         self.arguments.append("")
         out.append(CallPart(name, ""))
-        self._at = self._sent = head.end()
-        self._inside, self._depth = True, 0
+        self._at, self._end, self._inside = head.end(), Balanced(), True
         return True
 
     def _continue_arguments(self, text: str, out: list[CallPart]) -> bool:
         """More of the arguments; whether they ended."""
-        if self._form == "pythonic":
+        if self._kind == "python":
             self._dead = True
             return False
-        if self._form == "qwen3_coder":
+        if self._kind == "xml":
             self._parameters(text, out)
             return False
-        at, ended = self._at, False
-        while at < len(text) and not ended:
-            character = text[at]
-            at += 1
-            if self._quoted:
-                if self._escaped:
-                    self._escaped = False
-                elif character == "\\":
-                    self._escaped = True
-                elif character == '"':
-                    self._quoted = False
-            elif character == '"':
-                self._quoted = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
-                ended = not self._depth
-        if at > self._sent:
-            self._put(text[self._sent : at], out)
-        self._at = self._sent = at
-        self._inside = not ended
-        return ended
+        end = self._end.find(text, self._at)
+        self._dead, self._inside = end == NEVER, end is MORE
+        if self._dead:
+            return False
+        self._put(text[self._at : end], out)
+        self._at = len(text) if end is MORE else end
+        return end is not MORE
 
     def _parameters(self, text: str, out: list[CallPart]) -> None:
         end = text.rfind("</parameter>") + len("</parameter>")
@@ -129,18 +97,20 @@ class Watch:
         self._at = end
         calls = self._read(text[:end] + "\n</function>")
         if calls:
-            whole = calls[0].arguments[:-1]
-            if whole.startswith(self.arguments[0]) and len(whole) > len(self.arguments[0]):
-                self._put(whole[len(self.arguments[0]) :], out)
+            self._put_rest(calls[0].arguments[:-1], out)
 
     def _put(self, arguments: str, out: list[CallPart]) -> None:
-        self.arguments[-1] += arguments
-        out.append(CallPart("", arguments))
+        if arguments:
+            self.arguments[-1] += arguments
+            out.append(CallPart("", arguments))
 
+    def _put_rest(self, arguments: str, out: list[CallPart]) -> None:
+        """Of the first call's arguments so far, what has not come out yet."""
+        if arguments.startswith(self.arguments[0]):
+            self._put(arguments[len(self.arguments[0]) :], out)
 
-def broken_off(watch: Watch) -> list[ToolCall]:
-    """The calls of a block that was none in the end, as far as they came out."""
-    return [
-        ToolCall(name, arguments, is_streamed=True)
-        for name, arguments in zip(watch.begun, watch.arguments, strict=True)
-    ]
+    def broken_off(self) -> list[Call]:
+        """The calls of a block that was none in the end, as far as they came out."""
+        return [
+            Call(name, arguments, is_streamed=True) for name, arguments in zip(self.begun, self.arguments, strict=True)
+        ]
