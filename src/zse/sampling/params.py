@@ -158,9 +158,9 @@ def recommended_params(values: dict[str, float]) -> dict[str, Any]:
     for name in RECOMMENDED:
         if name in values:
             with suppress(RequestError):
-                check = fields_of(SamplingParams)[name].kind
-                assert check is not None
-                found[name] = check(values[name], name)
+                kind = fields_of(SamplingParams)[name].kind
+                assert kind is not None
+                found[name] = kind.check(values[name], name)
     return found
 
 

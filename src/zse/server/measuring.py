@@ -10,7 +10,7 @@ from zse.scheduler.options import RequestOptions
 from zse.server.api_request import APIRequest
 from zse.server.errors import APIError
 from zse.server.relevance import Measurement
-from zse.server.work import Work, maybe_in_thread
+from zse.server.work import RequestRun, maybe_in_thread
 
 # Of one request: in the engine at once. A request of 2,048 texts must not stand before everybody else's.
 AT_ONCE = 8
@@ -31,7 +31,7 @@ class Results(msgspec.Struct):
 async def measure(app, request: APIRequest, read: Callable, prepare: Callable, check: Callable | None = None):
     """(what read() made of the body, Results). prepare: (asked, model) → Measurements, in a thread when the body is
     long; check: (asked, Measured), as soon as each is there. Raises RequestError."""
-    with Work(app, request) as work:
+    with RequestRun(app, request) as work:
         asked = await maybe_in_thread(work.is_long, lambda: read(parse(bytes(request.body))))
         work.start(asked.model)
         model = await app.pool.text(work.served)
@@ -58,7 +58,7 @@ def _check(measurements: list[Measurement], vocab_size: int, max_context: int) -
 
 
 async def _run(
-    work: Work, measurements: list[Measurement], options: RequestOptions, check: Callable[[Measured], object]
+    work: RequestRun, measurements: list[Measurement], options: RequestOptions, check: Callable[[Measured], object]
 ) -> list[Measured]:
     channel = work.channel
     results: dict[int, Measured] = {}

@@ -25,7 +25,7 @@ async def maybe_in_thread(long: bool, work: Callable[[], Result]) -> Result:
     return await asyncio.get_running_loop().run_in_executor(None, work) if long else work()
 
 
-class Work(AbstractContextManager):
+class RequestRun(AbstractContextManager):
     """Making it asks the first questions of admission; leaving it frees the queue, the quota, the model and the engine, charges
     what was computed, and counts the request in its model's Statistics and its tenant's Usage.
 

@@ -20,7 +20,7 @@ from zse.server.prompt_scores import echoed_logprobs, prompt_logprobs
 from zse.server.requests.completions import Completion, check_token_ids, choice_params, read_chat, read_completions
 from zse.server.requests.forms import named
 from zse.server.tools.chat import Answers, deltas, message, prepare, structure_for
-from zse.server.work import ON_LOOP_ENTRIES, Work, maybe_in_thread
+from zse.server.work import ON_LOOP_ENTRIES, RequestRun, maybe_in_thread
 
 _encode = msgspec.json.encode
 
@@ -37,7 +37,7 @@ class CompletionRun(msgspec.Struct):
     completion: Completion
     is_chat: bool
     envelope: dict
-    work: Work
+    work: RequestRun
     model: Any = None
     prompts: list[list[int]] = []
     choices: list[Choice] = []
@@ -59,7 +59,7 @@ class CompletionRun(msgspec.Struct):
 
 
 async def _serve(app, request: APIRequest, *, read: Callable[[dict], Completion], is_chat: bool) -> Response | None:
-    with Work(app, request) as work:
+    with RequestRun(app, request) as work:
         completion = await maybe_in_thread(work.is_long, lambda: read(parse(bytes(request.body))))
         most = completion.params.max_tokens
         work.start(

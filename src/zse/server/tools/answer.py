@@ -11,7 +11,7 @@ import msgspec
 import zse.server.tools.parsers as parsers
 import zse.server.tools.reasoning as reasoning
 from zse.server.tools.blocks import BlockParser
-from zse.server.tools.calls import Call
+from zse.server.tools.calls import ToolCall
 from zse.server.tools.reasoning import Marks, Reasoning, ReasoningParser
 from zse.server.tools.streaming import CallPart, Watch
 

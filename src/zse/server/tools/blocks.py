@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from zse.server.tools.calls import Call
+from zse.server.tools.calls import ToolCall
 
 SPACE = " \t\r\n"
 MORE, NEVER = None, -1
@@ -79,7 +79,7 @@ class Block(msgspec.Struct, frozen=True):
     where the answer begins or behind a call. known: only calls of functions that the request names are calls."""
 
     opening: str
-    read: Callable[[str, dict], list[Call] | None]
+    read: Callable[[str, dict], list[ToolCall] | None]
     closing: str = ""
     quotes: str = '"'
     head: bool = False
@@ -214,7 +214,7 @@ class BlockParser:
         self._settle(out, calls, end)
         return True
 
-    def _read(self, block: Block, body: str) -> list[Call] | None:
+    def _read(self, block: Block, body: str) -> list[ToolCall] | None:
         calls = block.read(body, self._functions)
         if calls is not None and block.known and not all(call.name in self._functions for call in calls):
             return None

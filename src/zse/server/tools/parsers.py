@@ -6,7 +6,7 @@ import re
 import msgspec
 
 from zse.server.tools.blocks import Block
-from zse.server.tools.calls import Call, load_json, make_call, read_json, read_python
+from zse.server.tools.calls import ToolCall, load_json, make_call, read_json, read_python
 
 NONE = "none"
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -38,11 +38,11 @@ class ToolFormat(msgspec.Struct, frozen=True):
     separators: str = ""
 
 
-def _read_either(text: str, functions: dict) -> list[Call] | None:
+def _read_either(text: str, functions: dict) -> list[ToolCall] | None:
     return read_json(text) or read_python(text)
 
 
-def _read_mistral(text: str, functions: dict) -> list[Call] | None:
+def _read_mistral(text: str, functions: dict) -> list[ToolCall] | None:
     head = re.match(_MISTRAL, text)
     if head is None:
         return read_json(text)
@@ -51,7 +51,7 @@ def _read_mistral(text: str, functions: dict) -> list[Call] | None:
     return None if call is None else [call]
 
 
-def _read_deepseek(text: str, functions: dict) -> list[Call] | None:
+def _read_deepseek(text: str, functions: dict) -> list[ToolCall] | None:
     calls = []
     first, *entries = text.split(CALL_BEGIN)
     if first.strip():
@@ -70,7 +70,7 @@ def _read_deepseek(text: str, functions: dict) -> list[Call] | None:
     return calls or None
 
 
-def _read_xml(text: str, functions: dict) -> list[Call] | None:
+def _read_xml(text: str, functions: dict) -> list[ToolCall] | None:
     match = re.fullmatch(_FUNCTION, text, re.DOTALL)
     if match is None:
         return None

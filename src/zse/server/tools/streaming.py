@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from zse.server.tools.blocks import MORE, NEVER, Balanced
-from zse.server.tools.calls import Call
+from zse.server.tools.calls import ToolCall
 from zse.server.tools.parsers import ToolFormat
 
 
@@ -32,7 +32,7 @@ class Watch:
     not JSON."""
 
     def __init__(
-        self, form: ToolFormat, functions: Mapping[str, dict], most: int, read: Callable[[str], list[Call] | None]
+        self, form: ToolFormat, functions: Mapping[str, dict], most: int, read: Callable[[str], list[ToolCall] | None]
     ):
         self._head, self._kind = re.compile(form.head), form.arguments
         self._functions, self._most, self._read = functions, most, read
@@ -109,8 +109,9 @@ class Watch:
         if arguments.startswith(self.arguments[0]):
             self._put(arguments[len(self.arguments[0]) :], out)
 
-    def broken_off(self) -> list[Call]:
+    def broken_off(self) -> list[ToolCall]:
         """The calls of a block that was none in the end, as far as they came out."""
         return [
-            Call(name, arguments, is_streamed=True) for name, arguments in zip(self.begun, self.arguments, strict=True)
+            ToolCall(name, arguments, is_streamed=True)
+            for name, arguments in zip(self.begun, self.arguments, strict=True)
         ]
