@@ -177,6 +177,17 @@ class Array(Kind, frozen=True):
         return {"type": "array", "items": self.item.schema, "maxItems": self.max_length} | least
 
 
+class OneOrMore(Array, frozen=True):
+    """A text alone, or an array of them; the value is a list."""
+
+    def check(self, value, path):
+        return [self.item.check(value, path)] if type(value) is str else Array.check(self, value, path)
+
+    @property
+    def schema(self):
+        return {"anyOf": [self.item.schema, Array(self.item, self.max_length, self.min_length).schema]}
+
+
 class Custom(Kind, frozen=True):
     """Values that a function checks and converts: (value, path) → the value to use."""
 

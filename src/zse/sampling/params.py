@@ -18,6 +18,7 @@ from zse.sampling.fields import (
     Field,
     Integer,
     Number,
+    OneOrMore,
     String,
     expect,
     fields_of,
@@ -40,14 +41,14 @@ def token_id(value: Any, path: str) -> int:
 
 
 TOKEN_ID = Custom(token_id, {"type": "integer", "minimum": 0, "maximum": (1 << 31) - 1})
-_STOP = Array(String(256, empty=False), 4)
+_STOP = OneOrMore(String(256, empty=False), 4)
 _IDS = Array(TOKEN_ID, 128)
 _BIAS = Number(-100, 100)
 
 
 def _stop(value: Any, path: str) -> tuple[str, ...]:
     """A string or up to four of them."""
-    return (_STOP.item.check(value, path),) if type(value) is str else tuple(_STOP.check(value, path))
+    return tuple(_STOP.check(value, path))
 
 
 def _stop_token_ids(value: Any, path: str) -> tuple[int, ...]:
@@ -73,7 +74,7 @@ def _early_stopping(value: Any, path: str) -> bool | str:
     return value
 
 
-STOP = Custom(_stop, {"anyOf": [_STOP.item.schema, _STOP.schema]})
+STOP = Custom(_stop, _STOP.schema)
 STOP_TOKEN_IDS = Custom(_stop_token_ids, _IDS.schema)
 LOGIT_BIAS = Custom(
     _logit_bias, {"type": "object", "additionalProperties": _BIAS.schema, "maxProperties": MAX_LOGIT_BIAS_ENTRIES}

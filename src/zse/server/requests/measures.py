@@ -16,6 +16,7 @@ from zse.sampling.fields import (
     Integer,
     Object,
     OneOf,
+    OneOrMore,
     String,
     fields_of,
     refused,
@@ -69,11 +70,7 @@ def _document(value: Any, path: str) -> str:
 
 
 _DOCUMENTS = Array(Custom(_document, {"anyOf": [TEXT.schema, _DOCUMENT.schema]}), MAX_DOCUMENTS, 1)
-_TEXTS = Array(TEXT, MAX_DOCUMENTS, 1)
-TEXTS = Custom(
-    lambda value, path: [TEXT.check(value, path)] if type(value) is str else _TEXTS.check(value, path),
-    {"anyOf": [TEXT.schema, _TEXTS.schema]},
-)
+TEXTS = OneOrMore(TEXT, MAX_DOCUMENTS, 1)
 _OPTIONS = of_route(fields_of(RequestOptions), EMBEDDINGS)
 _POOLING = Field(
     OneOf(("last", "mean")), "Of which hidden states the vector is made: the last token's, or the mean.", "last"
