@@ -97,16 +97,4 @@ def compile_text(text: str, entry: dict, symbol: str, arch: str) -> Compiled:
     }
     if len(figures) != 2 or not code.startswith(b"\x7fELF"):
         raise CompileError(f"{symbol} for {arch}: {compiler} gave no code object with a report of resources")
-    return Compiled(
-        symbol,
-        arch,
-        code,
-        entry["params"],
-        entry["threads"],
-        entry["shared_bytes"],
-        figures["VGPRs"],
-        figures["ScratchSize [bytes/lane]"],
-        text,
-        entry["cluster"],
-        entry["origin"],
-    )
+    return Compiled(symbol, arch, code, figures["VGPRs"], figures["ScratchSize [bytes/lane]"], text, **entry)

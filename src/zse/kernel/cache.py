@@ -119,19 +119,7 @@ def compile_cached(variant: "Variant", arch: str, force: bool = False) -> "Compi
     text, entry = emit.emit_gpu(variant, arch)
     maker = archs.maker_of(arch)
     if maker == "metal":
-        return nvrtc.Compiled(
-            variant.symbol,
-            arch,
-            text.encode(),
-            entry["params"],
-            entry["threads"],
-            entry["shared_bytes"],
-            0,
-            0,
-            text,
-            entry["cluster"],
-            entry["origin"],
-        )
+        return nvrtc.Compiled(variant.symbol, arch, text.encode(), 0, 0, text, **entry)
     if maker == "hip":
         key = key_of(text, amd.OPTIONS, amd.version(amd.find_compiler(arch)), arch)
         compile_text = amd.compile_text
@@ -145,19 +133,7 @@ def compile_cached(variant: "Variant", arch: str, force: bool = False) -> "Compi
         write_cubin(path, compiled.manifest(), compiled.cubin)
         return compiled
     stored, cubin = found
-    return nvrtc.Compiled(
-        variant.symbol,
-        arch,
-        cubin,
-        entry["params"],
-        entry["threads"],
-        entry["shared_bytes"],
-        stored["registers"],
-        stored["spills"],
-        text,
-        entry["cluster"],
-        entry["origin"],
-    )
+    return nvrtc.Compiled(variant.symbol, arch, cubin, stored["registers"], stored["spills"], text, **entry)
 
 
 # packs ---------------------------------------------------------------------------------------------------------------
@@ -221,48 +197,30 @@ class Pack:
         return cubin
 
 
-class _Manifest(Mapping):
-    """Entries of the pack; of symbols that it lacks, entries that are compiled when they are asked for."""
-
-    def __init__(self, kernels: "Kernels"):
-        self._kernels = kernels
-
-    def __getitem__(self, symbol: str) -> dict:
-        entry = self._kernels.entry(symbol)
-        if entry is None:
-            raise KeyError(symbol)
-        return entry
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._kernels.symbols())
-
-    def __len__(self) -> int:
-        return len(self._kernels.symbols())
-
-
-class Kernels:
-    """Where a device finds its compiled kernels. `manifest`: {symbol: {"params": [[name, type], ...], "threads", "cluster",
-    "shared_bytes", "registers", "spills", "origin", "image"}}; `image(entry["image"])` → cubin; calling it with a symbol gives both."""
+class Kernels(Mapping):
+    """Where a device finds its compiled kernels: symbol → manifest entry, {"params": [[name, type], ...], "threads", "cluster",
+    "shared_bytes", "registers", "spills", "origin", "image"}; `image(entry["image"])` → cubin; calling it with a symbol gives both.
+    What the pack lacks is compiled when it is asked for."""
 
     def __init__(self, arch: str, pack: Pack | None, variants: "Callable[[str], Mapping[str, Variant]]"):
         self.arch, self.pack, self._variants = arch, pack, variants
         self._compiled: dict[str, Compiled] = {}
-        self.manifest: Mapping[str, dict] = _Manifest(self)
+        self.manifest: Mapping[str, dict] = self
 
-    def symbols(self) -> list[str]:
-        """Every kernel there is."""
-        return sorted(self.pack.manifest if self.pack else self._variants(self.arch))
+    def _known(self) -> "Mapping[str, object]":
+        return self.pack.manifest if self.pack else self._variants(self.arch)
 
-    def entry(self, symbol: str) -> dict | None:
-        """The manifest entry, or None if there is no such kernel. CompileError or ConfigError where it must be compiled and cannot."""
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._known()))
+
+    def __len__(self) -> int:
+        return len(self._known())
+
+    def __getitem__(self, symbol: str) -> dict:
+        """KeyError for an unknown symbol. CompileError or ConfigError where the kernel must be compiled and cannot."""
         if self.pack is not None:
-            return self.pack.manifest.get(symbol)
-        known = self._compiled.get(symbol)
-        if known is None:
-            variant = self._variants(self.arch).get(symbol)
-            if variant is None:
-                return None
-            known = self._compile(variant)
+            return self.pack.manifest[symbol]
+        known = self._compiled.get(symbol) or self._compile(self._variants(self.arch)[symbol])
         return {**known.manifest(), "image": symbol}
 
     def _compile(self, variant: "Variant") -> "Compiled":

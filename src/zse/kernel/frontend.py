@@ -7,6 +7,7 @@ value is a variable of the generated code; a name bound to a Python object exist
 import ast
 import builtins
 import operator
+from collections.abc import Callable
 
 import zse.kernel.ir as ir
 from zse.errors import CompileError
@@ -29,45 +30,39 @@ from zse.kernel.language import (
 from zse.kernel.source import Scope, closure_of, source_of
 from zse.kernel.values import is_runtime
 
-ARITHMETIC = {
-    ast.Add: "+",
-    ast.Sub: "-",
-    ast.Mult: "*",
-    ast.Div: "/",
-    ast.FloorDiv: "/",
-    ast.Mod: "%",
-    ast.BitAnd: "&",
-    ast.BitOr: "|",
-    ast.BitXor: "^",
-    ast.LShift: "<<",
-    ast.RShift: ">>",
+# How Python's AST calls an operator → the operator of the IR, or None, and what computes it at compile time.
+ARITHMETIC: dict[type, tuple[str | None, Callable]] = {
+    ast.Add: ("+", operator.add),
+    ast.Sub: ("-", operator.sub),
+    ast.Mult: ("*", operator.mul),
+    ast.Div: ("/", operator.truediv),
+    ast.FloorDiv: ("/", operator.floordiv),
+    ast.Mod: ("%", operator.mod),
+    ast.Pow: (None, operator.pow),
+    ast.MatMult: (None, operator.matmul),
+    ast.BitAnd: ("&", operator.and_),
+    ast.BitOr: ("|", operator.or_),
+    ast.BitXor: ("^", operator.xor),
+    ast.LShift: ("<<", operator.lshift),
+    ast.RShift: (">>", operator.rshift),
 }
-PYTHON_OPS = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-    ast.BitAnd: operator.and_,
-    ast.BitOr: operator.or_,
-    ast.BitXor: operator.xor,
-    ast.LShift: operator.lshift,
-    ast.RShift: operator.rshift,
+UNARY: dict[type, tuple[str | None, Callable]] = {
+    ast.USub: ("-", operator.neg),
+    ast.UAdd: (None, operator.pos),
+    ast.Invert: ("~", operator.invert),
+    ast.Not: ("!", operator.not_),
 }
-COMPARES = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
-PYTHON_COMPARES = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Is: operator.is_,
-    ast.IsNot: operator.is_not,
-    ast.In: lambda a, b: a in b,
-    ast.NotIn: lambda a, b: a not in b,
+COMPARES: dict[type, tuple[str | None, Callable]] = {
+    ast.Eq: ("==", operator.eq),
+    ast.NotEq: ("!=", operator.ne),
+    ast.Lt: ("<", operator.lt),
+    ast.LtE: ("<=", operator.le),
+    ast.Gt: (">", operator.gt),
+    ast.GtE: (">=", operator.ge),
+    ast.Is: (None, operator.is_),
+    ast.IsNot: (None, operator.is_not),
+    ast.In: (None, lambda a, b: a in b),
+    ast.NotIn: (None, lambda a, b: a not in b),
 }
 PYTHON_TO_BUILTIN = {builtins.min: "minimum", builtins.max: "maximum", builtins.abs: "absolute"}
 
@@ -170,37 +165,36 @@ class Stager(Calls):
 
     def expr_BinOp(self, node):
         left, right = self.expression(node.left), self.expression(node.right)
-        if is_runtime(left) or is_runtime(right):
-            if type(node.op) not in ARITHMETIC:
-                raise StageError(f"{type(node.op).__name__} on run-time values")
-            return self.binary(ARITHMETIC[type(node.op)], left, right)
-        return PYTHON_OPS[type(node.op)](left, right)
+        op, compute = ARITHMETIC[type(node.op)]
+        if not (is_runtime(left) or is_runtime(right)):
+            return compute(left, right)
+        if op is None:
+            raise StageError(f"{type(node.op).__name__} on run-time values")
+        return self.binary(op, left, right)
 
     def expr_UnaryOp(self, node):
         value = self.expression(node.operand)
+        op, compute = UNARY[type(node.op)]
         if not is_runtime(value):
-            return {
-                ast.USub: operator.neg,
-                ast.UAdd: operator.pos,
-                ast.Invert: operator.invert,
-                ast.Not: operator.not_,
-            }[type(node.op)](value)
-        if isinstance(node.op, ast.Not):
-            return ir.Unary(ir.BOOL, "!", self.condition(value, "not"))
-        return ir.Unary(value.type, {ast.USub: "-", ast.Invert: "~"}[type(node.op)], value)
+            return compute(value)
+        if op is None:
+            raise StageError(f"{type(node.op).__name__} on run-time values")
+        if op == "!":
+            return ir.Unary(ir.BOOL, op, self.condition(value, "not"))
+        return ir.Unary(value.type, op, value)
 
     def expr_Compare(self, node):
         values = [self.expression(item) for item in (node.left, *node.comparators)]
         result: object = None
-        for op, left, right in zip(node.ops, values, values[1:], strict=False):
-            if isinstance(op, ast.Is | ast.IsNot):  # `x is None` asks about the compile-time side of a value
-                part: object = PYTHON_COMPARES[type(op)](left, right)
-            elif is_runtime(left) or is_runtime(right):
-                if type(op) not in COMPARES:
-                    raise StageError(f"{type(op).__name__} on run-time values")
-                part = self.compare(COMPARES[type(op)], left, right)
+        for kind, left, right in zip(node.ops, values, values[1:], strict=False):
+            op, compute = COMPARES[type(kind)]
+            # `x is None` asks about the compile-time side of a value.
+            if isinstance(kind, ast.Is | ast.IsNot) or not (is_runtime(left) or is_runtime(right)):
+                part: object = compute(left, right)
+            elif op is None:
+                raise StageError(f"{type(kind).__name__} on run-time values")
             else:
-                part = PYTHON_COMPARES[type(op)](left, right)
+                part = self.compare(op, left, right)
             result = part if result is None else self.logical("&&", result, part)
         return result
 

@@ -4,6 +4,7 @@ A kernel is written as a Python function and never called: `specialize` stages i
 """
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, dataclass_transform
 
 from zse.kernel import ir
@@ -51,7 +52,7 @@ class DType:
     def __init__(self, name: str, kind: str, bits: int):
         self.name, self.kind, self.bits = name, kind, bits
 
-    @property
+    @cached_property
     def ir(self) -> "ir.Scalar":
         return ir.Scalar(self.name, self.kind, self.bits)
 

@@ -27,26 +27,19 @@ class Compiled:
     symbol: str
     arch: str
     cubin: bytes
-    params: list[list[str]]
-    threads: int
-    shared_bytes: int
     registers: int
     spills: int
     text: str
+    params: list[list[str]]
+    threads: int
+    shared_bytes: int
     cluster: int = 1
     origin: str = ""
 
     def manifest(self) -> dict:
         """What a launcher needs to know, as JSON."""
-        return {
-            "params": self.params,
-            "threads": self.threads,
-            "cluster": self.cluster,
-            "shared_bytes": self.shared_bytes,
-            "registers": self.registers,
-            "spills": self.spills,
-            "origin": self.origin,
-        }
+        names = ("params", "threads", "cluster", "shared_bytes", "registers", "spills", "origin")
+        return {name: getattr(self, name) for name in names}
 
 
 def library_folders() -> list[Path]:
@@ -169,20 +162,7 @@ def compile_text(text: str, entry: dict, symbol: str, arch: str) -> Compiled:
     if f"'{symbol}'" not in log:
         # NVRTC 13 keeps cubins on disk beside a driver, and gives such a one without its resource report.
         cubin, log = nvrtc().compile(text, f"{symbol}.cu", arch, (*OPTIONS, "--no-cache"))
-    registers, spills = resources_of(log, symbol)
-    return Compiled(
-        symbol,
-        arch,
-        cubin,
-        entry["params"],
-        entry["threads"],
-        entry["shared_bytes"],
-        registers,
-        spills,
-        text,
-        entry["cluster"],
-        entry["origin"],
-    )
+    return Compiled(symbol, arch, cubin, *resources_of(log, symbol), text, **entry)
 
 
 def main() -> None:

@@ -95,8 +95,8 @@ def _gpu(name: str):
     return body
 
 
-def _row(name: str, meaning: str, signature=_same_floats) -> Intrinsic:
-    return Intrinsic(name, signature, meaning, {"cpu": _cpu(name), "gpu": _gpu(name)}, unify=True)
+def _row(name: str, signature) -> Intrinsic:
+    return Intrinsic(name, signature, {"cpu": _cpu(name), "gpu": _gpu(name)}, unify=True)
 
 
 def _popcount(type: object) -> ir.Type | str:
@@ -108,25 +108,27 @@ def _count(function: str):
 
 
 TABLE = (
-    _row("fma", "a * b + c, one rounding"),
-    _row("sqrt", "square root"),
-    _row("exp", "e**v"),
-    _row("log", "natural logarithm"),
-    _row("sin", "sine"),
-    _row("cos", "cosine"),
-    _row("tanh", "hyperbolic tangent"),
-    _row("floor", "round down"),
-    _row("round_even", "nearest integer, ties to even"),
-    _row("minimum", "the smaller one", _same_numbers),
-    _row("maximum", "the larger one", _same_numbers),
-    _row("absolute", "without the sign", _same_numbers),
-    _row("exp2", "2**v"),
-    _row("rsqrt", "1 / sqrt(v)"),
-    _row("reciprocal", "1 / v"),
+    *(
+        _row(name, _same_floats)
+        for name in (
+            "fma",
+            "sqrt",
+            "exp",
+            "log",
+            "sin",
+            "cos",
+            "tanh",
+            "floor",
+            "round_even",
+            "exp2",
+            "rsqrt",
+            "reciprocal",
+        )
+    ),
+    *(_row(name, _same_numbers) for name in ("minimum", "maximum", "absolute")),
     Intrinsic(
         "popcount",
         _popcount,
-        "set bits",
         {
             "cpu": _count("__builtin_popcountll"),
             "cuda": _count("__popcll"),

@@ -26,7 +26,6 @@ TABLE = (
     Intrinsic(
         "block_index",
         _dimension,
-        "index of this work item",
         {
             "cpu": _position("block_{number}"),
             "cuda": _position("(i32)blockIdx.{axis}"),
@@ -37,7 +36,6 @@ TABLE = (
     Intrinsic(
         "num_blocks",
         _dimension,
-        "size of the grid",
         {
             "cpu": _position("grid[{number}]"),
             "cuda": _position("(i32)gridDim.{axis}"),
@@ -48,7 +46,6 @@ TABLE = (
     Intrinsic(
         "prefetch",
         _pointer,
-        "bring a cache line nearer",
         {
             "cpu": "__builtin_prefetch({0})",
             "cuda": 'asm volatile("prefetch.global.L1 [%0];" :: "l"({0}))',
@@ -56,9 +53,6 @@ TABLE = (
         },
     ),
     Intrinsic(
-        "prefetch_l2",
-        _pointer,
-        "bring a cache line into the device's L2",
-        {"cuda": 'asm volatile("prefetch.global.L2 [%0];" :: "l"({0}))', "simt": "(void)0"},
+        "prefetch_l2", _pointer, {"cuda": 'asm volatile("prefetch.global.L2 [%0];" :: "l"({0}))', "simt": "(void)0"}
     ),
 )

@@ -202,68 +202,42 @@ _REMOTE = (
 )
 
 
-def _barrier_effect(name: str, meaning: str, bodies: dict, *extra: tuple[str, ir.Type]) -> Effect:
-    return Effect(name, _barrier_plan(name, *extra), meaning, bodies, "tma")
+def _barrier_effect(name: str, bodies: dict, *extra: tuple[str, ir.Type]) -> Effect:
+    return Effect(name, _barrier_plan(name, *extra), bodies, "tma")
 
 
 EFFECTS = (
-    Effect("copy_async", _copy_async, "global to shared, in a group", {"cuda": _copy_async_cuda}, "cp_async"),
-    Effect("copy_commit", nothing, "close the group", _on("cp.async.commit_group;"), "cp_async"),
-    Effect(
-        "copy_wait",
-        _count("copy_wait", 63),
-        "until n groups are in flight",
-        _on("cp.async.wait_group {attr[0]};"),
-        "cp_async",
-    ),
-    _barrier_effect(
-        "mbarrier_init", "expected arrivals", _on("mbarrier.init.shared::cta.b64 [%0], %1;", "sr"), ("count", ir.I32)
-    ),
+    Effect("copy_async", _copy_async, {"cuda": _copy_async_cuda}, "cp_async"),
+    Effect("copy_commit", nothing, _on("cp.async.commit_group;"), "cp_async"),
+    Effect("copy_wait", _count("copy_wait", 63), _on("cp.async.wait_group {attr[0]};"), "cp_async"),
+    _barrier_effect("mbarrier_init", _on("mbarrier.init.shared::cta.b64 [%0], %1;", "sr"), ("count", ir.I32)),
     Effect(
         "mbarrier_init_fence",
         nothing,
-        "make inits visible to the copy engine",
         _on("fence.mbarrier_init.release.cluster;\\nfence.proxy.async.shared::cta;"),
         "tma",
     ),
-    _barrier_effect("mbarrier_arrive", "one arrival", _on("mbarrier.arrive.shared::cta.b64 _, [%0];", "s")),
-    _barrier_effect("mbarrier_arrive_remote", "at a block of the cluster", _on(_REMOTE, "sr"), ("rank", ir.I32)),
+    _barrier_effect("mbarrier_arrive", _on("mbarrier.arrive.shared::cta.b64 _, [%0];", "s")),
+    _barrier_effect("mbarrier_arrive_remote", _on(_REMOTE, "sr"), ("rank", ir.I32)),
     _barrier_effect(
-        "mbarrier_expect",
-        "one arrival that expects bytes",
-        _on("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;", "sr"),
-        ("bytes", ir.I32),
+        "mbarrier_expect", _on("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;", "sr"), ("bytes", ir.I32)
     ),
-    _barrier_effect(
-        "mbarrier_wait", "until the phase of this parity is over", {"cuda": _wait_cuda}, ("parity", ir.I32)
-    ),
-    _barrier_effect(
-        "copy_arrive",
-        "arrive when this thread's copy_async are done",
-        _on("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];", "s"),
-    ),
-    Effect("bulk_copy", _bulk_copy, "contiguous global to shared", {"cuda": _bulk_copy_cuda}, "tma"),
-    Effect(
-        "bulk_store",
-        _bulk_store,
-        "contiguous shared to global",
-        _on("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;", "lsr"),
-        "tma",
-    ),
-    Effect("tma_load", _tma_load, "a box of a tensor", {"cuda": _tma_load_cuda}, "tma"),
-    Effect("tma_store", _tma_store, "a box of a tensor", {"cuda": _tma_store_cuda}, "tma"),
+    _barrier_effect("mbarrier_wait", {"cuda": _wait_cuda}, ("parity", ir.I32)),
+    _barrier_effect("copy_arrive", _on("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];", "s")),
+    Effect("bulk_copy", _bulk_copy, {"cuda": _bulk_copy_cuda}, "tma"),
+    Effect("bulk_store", _bulk_store, _on("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;", "lsr"), "tma"),
+    Effect("tma_load", _tma_load, {"cuda": _tma_load_cuda}, "tma"),
+    Effect("tma_store", _tma_store, {"cuda": _tma_store_cuda}, "tma"),
     Effect(
         "tma_prefetch",
         lambda stager, map: Plan((_map(map, "tma_prefetch"),)),
-        "the tensor map",
         _on("prefetch.tensormap [%0];", "m"),
         "tma",
     ),
-    Effect("bulk_commit", nothing, "close the group of stores", _on("cp.async.bulk.commit_group;"), "tma"),
+    Effect("bulk_commit", nothing, _on("cp.async.bulk.commit_group;"), "tma"),
     Effect(
         "bulk_wait",
         _bulk_wait,
-        "until n groups of stores are in flight",
         {
             "cuda": lambda t, stmt, outs, args: _asm(
                 f"cp.async.bulk.wait_group{'.read' if stmt.attrs[1] else ''} {stmt.attrs[0]};"
@@ -271,11 +245,5 @@ EFFECTS = (
         },
         "tma",
     ),
-    Effect(
-        "fence_async",
-        nothing,
-        "ordinary shared stores before the copy engine and wgmma",
-        _on("fence.proxy.async.shared::cta;"),
-        "tma",
-    ),
+    Effect("fence_async", nothing, _on("fence.proxy.async.shared::cta;"), "tma"),
 )

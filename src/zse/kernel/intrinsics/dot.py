@@ -53,7 +53,6 @@ TABLE = (
     Intrinsic(
         "dot4_u8s8",
         _lanes,
-        "acc + four u8*s8 products per lane",
         _packed(
             "dot4_u8s8",
             "acc w a",
@@ -66,7 +65,6 @@ TABLE = (
     Intrinsic(
         "pairs_u8s8",
         _lanes,
-        "i16 sums of two u8*s8 products, saturating",
         _packed(
             "pairs_u8s8",
             "w a",
@@ -79,7 +77,6 @@ TABLE = (
     Intrinsic(
         "pairs_i16",
         _lanes,
-        "i32 sums of two i16",
         _packed(
             "pairs_i16",
             "v",
@@ -89,11 +86,10 @@ TABLE = (
             last="_set1_epi16(1)",
         ),
     ),
-    Intrinsic("add_i16", _lanes, "lane-wise sum of packed i16", {"cpu": _add_i16}),
+    Intrinsic("add_i16", _lanes, {"cpu": _add_i16}),
     Intrinsic(
         "sign_s8",
         _lanes,
-        "a * sign(w) per byte",
         _packed(
             "sign_s8",
             "a w",
@@ -106,7 +102,6 @@ TABLE = (
     Intrinsic(
         "abs_s8",
         _lanes,
-        "absolute value per byte",
         _packed(
             "abs_s8",
             "v",

@@ -51,7 +51,7 @@ def _mma(name: str) -> Effect:
         t.helpers.setdefault(f"zse_{name}", f"{t.device} void zse_{name}({params}) {lines}")
         return f"zse_{name}({', '.join(outs + args)});"
 
-    return Effect(name, plan, "acc += a b", {"cuda": cuda}, feature)
+    return Effect(name, plan, {"cuda": cuda}, feature)
 
 
 def _ldmatrix(stager, pointer, count, trans=False) -> Plan:
@@ -143,7 +143,7 @@ def _wgmma(name: str) -> Effect:
         held = ", ".join(f'"+f"({out})' for out in outs)
         return f'asm volatile("{text}"\n  : {held}\n  : {", ".join(operands)});'
 
-    return Effect(name, plan, "acc = a b [+ acc], 64 rows", {"cuda": cuda}, "wgmma")
+    return Effect(name, plan, {"cuda": cuda}, "wgmma")
 
 
 def _accumulators(accs: tuple, what: str) -> tuple[ir.Var, ...]:
@@ -195,33 +195,22 @@ def _desc_cuda(t, result, types, args):
     return f"({descriptor_bits(swizzle, stride, leading):#x}ull | (u64)(({t.shared_address(args[0])} & 0x3ffff) >> 4))"
 
 
-TABLE = (Intrinsic("smem_desc", _desc_signature, "matrix descriptor of wgmma", {"cuda": _desc_cuda}),)
+TABLE = (Intrinsic("smem_desc", _desc_signature, {"cuda": _desc_cuda}),)
 
 EFFECTS = (
     *(_mma(name) for name in MMA),
-    Effect("ldmatrix", _ldmatrix, "8x8 matrices of 16 bits", {"cuda": _ldmatrix_cuda}, "mma_sync"),
+    Effect("ldmatrix", _ldmatrix, {"cuda": _ldmatrix_cuda}, "mma_sync"),
     Effect(
         "transpose_8x8",
         _transpose,
-        "an 8x8 matrix of 16 bits in registers",
         {"cuda": 'asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"({out[0]}) : "r"({0}));'},
         "mma_sync",
     ),
-    Effect("stmatrix", _stmatrix, "8x8 matrices of 16 bits", {"cuda": _stmatrix_cuda}, "wgmma"),
-    Effect("wgmma_fence", _wgmma_fence, "registers are ready", _ordered("wgmma.fence.sync.aligned;"), "wgmma"),
+    Effect("stmatrix", _stmatrix, {"cuda": _stmatrix_cuda}, "wgmma"),
+    Effect("wgmma_fence", _wgmma_fence, _ordered("wgmma.fence.sync.aligned;"), "wgmma"),
     Effect(
-        "wgmma_commit",
-        nothing,
-        "close the group",
-        {"cuda": 'asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");'},
-        "wgmma",
+        "wgmma_commit", nothing, {"cuda": 'asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");'}, "wgmma"
     ),
-    Effect(
-        "wgmma_wait",
-        _wgmma_wait,
-        "until n groups are in flight",
-        _ordered("wgmma.wait_group.sync.aligned {attr[0]};"),
-        "wgmma",
-    ),
+    Effect("wgmma_wait", _wgmma_wait, _ordered("wgmma.wait_group.sync.aligned {attr[0]};"), "wgmma"),
     *(_wgmma(name) for name in WGMMA),
 )

@@ -51,7 +51,7 @@ def _pair(name: str) -> Intrinsic:
         body = f'u32 r; asm("{text} %0, {places};" : "=r"(r) : {operands}); return r;'
         return t.call(name, "u32", params, body, args)
 
-    return Intrinsic(name, _words(count), "two at once", {"cuda": cuda}, unify=True)
+    return Intrinsic(name, _words(count), {"cuda": cuda}, unify=True)
 
 
 _LETTERS = {
@@ -107,9 +107,9 @@ def _asm_cuda(t, stmt, outs, args):
 
 
 TABLE = (
-    Intrinsic("lop3", _lop3_signature, "any function of three bits", {"cuda": _lop3_cuda}),
-    Intrinsic("prmt", _words(3), "four of eight bytes", {"cuda": "__byte_perm({0}, {1}, {2})"}, unify=True),
+    Intrinsic("lop3", _lop3_signature, {"cuda": _lop3_cuda}),
+    Intrinsic("prmt", _words(3), {"cuda": "__byte_perm({0}, {1}, {2})"}, unify=True),
     *(_pair(name) for name in PAIRS),
 )
 
-EFFECTS = (Effect("asm", _asm_plan, "the target's own instruction", {"cuda": _asm_cuda}),)
+EFFECTS = (Effect("asm", _asm_plan, {"cuda": _asm_cuda}),)

@@ -18,7 +18,7 @@ Body = str | Callable[[Any, ir.Type, list[ir.Type], list[str]], str]
 
 
 class Spelled:
-    """name; meaning, for readers; bodies: family of targets → text. "gpu" are all but the CPU, "simt" those that have threads, warps,
+    """bodies: family of targets → text. "gpu" are all but the CPU, "simt" those that have threads, warps,
     shared memory and atomics only. feature: what `target.has` must know."""
 
     name: str
@@ -42,7 +42,6 @@ class Intrinsic(Spelled):
 
     name: str
     signature: Callable[..., ir.Type | str]
-    meaning: str
     bodies: Mapping[str, Body]
     unify: bool = False
 
@@ -71,7 +70,6 @@ class Effect(Spelled):
 
     name: str
     plan: Callable[..., Plan]
-    meaning: str
     bodies: Mapping[str, EffectBody]
     feature: str | None = None
 

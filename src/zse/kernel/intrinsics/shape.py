@@ -137,36 +137,32 @@ def _narrow_cpu(target, result, types, args):
 
 
 TABLE = (
-    Intrinsic("reduce_add", _reduce, "sum of the lanes", {"cpu": _reduce_cpu("+"), "gpu": _reduce_gpu("+")}),
-    Intrinsic("reduce_max", _reduce, "largest lane", {"cpu": _reduce_cpu("maximum"), "gpu": _reduce_gpu("maximum")}),
-    Intrinsic("reduce_min", _reduce, "smallest lane", {"cpu": _reduce_cpu("minimum"), "gpu": _reduce_gpu("minimum")}),
-    Intrinsic("any_lane", _needs_mask, "is a lane set", {"cpu": _any("_Bool"), "gpu": _any("bool")}),
+    Intrinsic("reduce_add", _reduce, {"cpu": _reduce_cpu("+"), "gpu": _reduce_gpu("+")}),
+    Intrinsic("reduce_max", _reduce, {"cpu": _reduce_cpu("maximum"), "gpu": _reduce_gpu("maximum")}),
+    Intrinsic("reduce_min", _reduce, {"cpu": _reduce_cpu("minimum"), "gpu": _reduce_gpu("minimum")}),
+    Intrinsic("any_lane", _needs_mask, {"cpu": _any("_Bool"), "gpu": _any("bool")}),
     Intrinsic(
         "widen_low",
         _half,
-        "first half of the lanes",
         {"cpu": lambda t, r, types, a: _shuffle(a[0], a[0], range(r.lanes)), "gpu": _pick_gpu("low", 0)},
     ),
     Intrinsic(
         "widen_high",
         _half,
-        "second half of the lanes",
         {"cpu": lambda t, r, types, a: _shuffle(a[0], a[0], range(r.lanes, 2 * r.lanes)), "gpu": _pick_gpu("high", 1)},
     ),
     Intrinsic(
         "concat",
         _concat,
-        "both vectors, one after the other",
         {"cpu": lambda t, r, types, a: _shuffle(a[0], a[1], range(r.lanes)), "gpu": _pick_gpu("concat", 2)},
     ),
     Intrinsic(
         "make_vector",
         _make,
-        "a vector of these lanes",
         {
             "cpu": lambda t, r, types, a: f"(({t.c_type(r)}){{{', '.join(a)}}})",
             "gpu": lambda t, r, types, a: t.make(r, a),
         },
     ),
-    Intrinsic("narrow_s8", _narrow, "i32 to i8 with saturation", {"cpu": _narrow_cpu, "gpu": _narrow_gpu}),
+    Intrinsic("narrow_s8", _narrow, {"cpu": _narrow_cpu, "gpu": _narrow_gpu}),
 )

@@ -36,7 +36,7 @@ def _scalar(value: object, what: str) -> ir.Expr:
     return value  # type: ignore[return-value]
 
 
-def _shuffle(name: str, function: str, meaning: str) -> Effect:
+def _shuffle(name: str, function: str) -> Effect:
     def plan(stager, value, lane) -> Plan:
         value = _scalar(value, f"{name}()")
         return Plan((value, stager.coerce(lane, ir.I32, f"{name}() counts lanes in i32")), results=(value.type,))
@@ -49,7 +49,7 @@ def _shuffle(name: str, function: str, meaning: str) -> Effect:
     def simt(t, stmt, outs, args):
         return t.exchange(name, stmt.outs[0].type, args)
 
-    return Effect(name, plan, meaning, {"cuda": cuda, "simt": simt})
+    return Effect(name, plan, {"cuda": cuda, "simt": simt})
 
 
 def _vote(result: ir.Type):
@@ -100,7 +100,7 @@ def _atomic(name: str, function: str) -> Effect:
     def simt(t, stmt, outs, args):
         return t.atomic(name, stmt.outs[0].type, stmt.args[0].type.space, args)
 
-    return Effect(name, plan, "old value", {"cuda": cuda, "simt": simt})
+    return Effect(name, plan, {"cuda": cuda, "simt": simt})
 
 
 def _accumulate(stager, pointer, value) -> Plan:
@@ -192,27 +192,16 @@ def _registers(stager, direction, count) -> Plan:
 
 
 TABLE = (
-    Intrinsic("thread_index", _no_arguments, "index in the block", {"cuda": "(i32)threadIdx.x", "simt": "zse_thread"}),
-    Intrinsic(
-        "lane_index",
-        _no_arguments,
-        "index in the warp",
-        {"cuda": "(i32)(threadIdx.x & 31)", "simt": "(zse_thread & 31)"},
-    ),
-    Intrinsic(
-        "warp_index",
-        _no_arguments,
-        "index of the warp in the block",
-        {"cuda": "(i32)(threadIdx.x >> 5)", "simt": "(zse_thread >> 5)"},
-    ),
-    Intrinsic("cluster_rank", _no_arguments, "index of the block in its cluster", {"cuda": _cluster_rank, "simt": "0"}),
+    Intrinsic("thread_index", _no_arguments, {"cuda": "(i32)threadIdx.x", "simt": "zse_thread"}),
+    Intrinsic("lane_index", _no_arguments, {"cuda": "(i32)(threadIdx.x & 31)", "simt": "(zse_thread & 31)"}),
+    Intrinsic("warp_index", _no_arguments, {"cuda": "(i32)(threadIdx.x >> 5)", "simt": "(zse_thread >> 5)"}),
+    Intrinsic("cluster_rank", _no_arguments, {"cuda": _cluster_rank, "simt": "0"}),
 )
 
 EFFECTS = (
     Effect(
         "barrier",
         nothing,
-        "all threads of the block",
         {
             "cuda": "__syncthreads();",
             "hip": _hip_fences("workgroup", "__builtin_amdgcn_s_barrier();"),
@@ -222,7 +211,6 @@ EFFECTS = (
     Effect(
         "warp_barrier",
         nothing,
-        "all lanes of the warp",
         {
             "cuda": "__syncwarp();",
             "hip": _hip_fences("wavefront", "__builtin_amdgcn_wave_barrier();"),
@@ -232,50 +220,39 @@ EFFECTS = (
     Effect(
         "named_barrier",
         _named("named_barrier"),
-        "these threads",
         {"cuda": 'asm volatile("bar.sync %0, {attr[0]};" :: "r"({0}) : "memory");'},
     ),
     Effect(
         "named_arrive",
         _named("named_arrive"),
-        "arrive without waiting",
         {"cuda": 'asm volatile("bar.arrive %0, {attr[0]};" :: "r"({0}) : "memory");'},
     ),
     Effect(
         "cluster_barrier",
         nothing,
-        "all threads of the cluster",
         {
             "cuda": 'asm volatile("barrier.cluster.arrive.release.aligned;\\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");'
         },
         "tma",
     ),
-    Effect(
-        "fence",
-        nothing,
-        "order of this thread's accesses for the device",
-        {"cuda": "__threadfence();", "hip": '__builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent");'},
-    ),
+    Effect("fence", nothing, {"cuda": "__threadfence();", "hip": '__builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent");'}),
     Effect(
         "load_acquire",
         _acquire,
-        "a load that later accesses stay behind",
         {"cuda": _acquire_cuda, "hip": "__hip_atomic_load({0}, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT)"},
     ),
     Effect(
         "store_release",
         _release,
-        "a store that earlier accesses stay before",
         {"cuda": _release_cuda, "hip": "__hip_atomic_store({0}, {1}, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT);"},
     ),
-    _shuffle("shuffle", "__shfl_sync", "the value of another lane"),
-    _shuffle("shuffle_xor", "__shfl_xor_sync", "of lane ^ mask"),
-    _shuffle("shuffle_up", "__shfl_up_sync", "of lane - n"),
-    _shuffle("shuffle_down", "__shfl_down_sync", "of lane + n"),
+    _shuffle("shuffle", "__shfl_sync"),
+    _shuffle("shuffle_xor", "__shfl_xor_sync"),
+    _shuffle("shuffle_up", "__shfl_up_sync"),
+    _shuffle("shuffle_down", "__shfl_down_sync"),
     Effect(
         "ballot",
         _vote(ir.U64),
-        "one bit per lane",
         {
             "cuda": f"(u64)__ballot_sync({FULL}, {{0}})",
             "hip": _hip_vote("(u64){0}"),
@@ -285,47 +262,32 @@ EFFECTS = (
     Effect(
         "any_thread",
         _vote(ir.BOOL),
-        "in the warp",
         {"cuda": f"(__any_sync({FULL}, {{0}}) != 0)", "hip": _hip_vote("({0} != 0)"), "metal": "simd_any({0})"},
     ),
     Effect(
         "all_threads",
         _vote(ir.BOOL),
-        "in the warp",
         {"cuda": f"(__all_sync({FULL}, {{0}}) != 0)", "hip": _hip_vote("({0} == {1})"), "metal": "simd_all({0})"},
     ),
     _atomic("atomic_add", "atomicAdd"),
-    Effect(
-        "atomic_accumulate",
-        _accumulate,
-        "atomic_add without the old value",
-        {"cuda": _accumulate_cuda, "simt": _accumulate_simt},
-    ),
+    Effect("atomic_accumulate", _accumulate, {"cuda": _accumulate_cuda, "simt": _accumulate_simt}),
     _atomic("atomic_max", "atomicMax"),
     _atomic("atomic_min", "atomicMin"),
     _atomic("atomic_cas", "atomicCAS"),
-    Effect(
-        "grid_wait",
-        nothing,
-        "the kernels before are done",
-        _if_has("pdl", 'asm volatile("griddepcontrol.wait;" ::: "memory");'),
-    ),
+    Effect("grid_wait", nothing, _if_has("pdl", 'asm volatile("griddepcontrol.wait;" ::: "memory");')),
     Effect(
         "grid_launch_dependents",
         nothing,
-        "the kernel after may start",
         _if_has("pdl", 'asm volatile("griddepcontrol.launch_dependents;" ::: "memory");'),
     ),
     Effect(
         "set_max_registers",
         _registers,
-        "of the warpgroup",
         _if_has("wgmma", 'asm volatile("setmaxnreg.{attr[0]}.sync.aligned.u32 {attr[1]};");'),
     ),
     Effect(
         "clock",
         lambda stager: Plan(results=(ir.I64,)),
-        "cycles",
         {
             "cuda": 'asm volatile("mov.u64 %0, %%clock64;" : "=l"({out[0]}));',
             "hip": "(i64)__builtin_readcyclecounter()",
