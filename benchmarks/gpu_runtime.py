@@ -45,8 +45,8 @@ OPENING = """
 import time
 start = time.perf_counter()
 def ms(): return (time.perf_counter() - start) * 1e3
-from zse.runtime.opening import open_device_async
-opening = open_device_async("cuda")
+from zse.runtime.opening import PendingDevice
+opening = PendingDevice("cuda")
 asked = ms()
 {beside}
 beside = ms()

@@ -282,7 +282,7 @@ def opened(name, threads=None):
     os._exit(0)
 
 
-zse.runtime.opening.open_device_async = opened
+zse.runtime.opening.PendingDevice = opened
 from zse.engine.worker import main
 main(["--fd", "0", "--model", "m", "--device", "cuda:1"])
 """

@@ -13,7 +13,7 @@ from zse.runtime.args import Args
 from zse.runtime.bindings.cuda import CUDADriver
 from zse.runtime.bindings.driver import ROLES
 from zse.runtime.cuda import CUDADevice, list_devices
-from zse.runtime.opening import open_device, open_device_async
+from zse.runtime.opening import PendingDevice, open_device
 from zse.tensor import Tensor
 
 
@@ -107,7 +107,7 @@ def test_names(fake):
 
 
 def test_opening_in_the_background(fake):
-    pending = open_device_async("cuda")
+    pending = PendingDevice("cuda")
     with pending.result() as device:
         assert pending.done and device.name == "cuda"
         assert pending.result() is device
@@ -115,14 +115,14 @@ def test_opening_in_the_background(fake):
     assert fake.contexts == 0
     for trouble, message in (({"major": 7}, "sm_70"), ({"devices": 0}, "NO_DEVICE")):
         fake.set(**trouble)
-        pending = open_device_async("cuda")
+        pending = PendingDevice("cuda")
         for _ in range(2):
             with pytest.raises(DeviceError, match=message):
                 pending.result()
-        assert fake.contexts == 0 and open_device_async("auto").result().name == "cpu"
-    assert open_device_async("cpu").result().name == "cpu"
+        assert fake.contexts == 0 and PendingDevice("auto").result().name == "cpu"
+    assert PendingDevice("cpu").result().name == "cpu"
     with pytest.raises(UnsupportedError):
-        open_device_async("cuda:x").result()
+        PendingDevice("cuda:x").result()
 
 
 @pytest.mark.parametrize("name", ["auto", "cpu", "cuda"])
@@ -132,7 +132,7 @@ def test_a_library_that_is_older_than_its_signatures(fake, monkeypatch, name):
     monkeypatch.setattr(native, "_runtime", None)
     monkeypatch.setitem(native._SIGNATURES, "zse_gpu_of_later", (None, []))
     with pytest.raises(DeviceError, match="libzse_runtime.so lacks zse_gpu_of_later; run `python -m zse.build`"):
-        open_device_async(name).result()
+        PendingDevice(name).result()
     assert fake.contexts == 0
 
 
@@ -141,7 +141,7 @@ def test_other_threads_go_on_while_a_device_opens(fake):
     """The C thread needs nothing from Python: what opening takes passes while this thread computes."""
     fake.set(init_us=200_000)
     started = time.monotonic()
-    pending = open_device_async("cuda")
+    pending = PendingDevice("cuda")
     assert time.monotonic() - started < 0.1 and not pending.done
     while not pending.done:
         sum(range(1000))

@@ -41,7 +41,7 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
     tokenizer can load meanwhile). on_plan(MemoryPlan): called before anything but a CPU's weights is allocated. opening: the PendingDevice to
     load onto, if one was started. Raises FormatError, UnsupportedError, ConfigError, DeviceError."""
     if opening is None:
-        opening = device_opening.open_device_async(config.device)
+        opening = device_opening.PendingDevice(config.device)
     opening.threads = config.threads
     device = model = source = draft = drafting = None
     try:
@@ -203,7 +203,7 @@ def park(arguments: list[str]):
     arguments: --device and --threads of a worker's command line. Returns the PendingDevice. Raises ZSEError.
     """
     config = EngineConfig.from_arguments(["--model", "", *arguments])
-    opening = device_opening.open_device_async(config.device, config.threads)
+    opening = device_opening.PendingDevice(config.device, config.threads)
     for name in lazy.PARKED_ENGINE:
         import_module(name)
     for name in registry.ARCHITECTURES:

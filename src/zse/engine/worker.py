@@ -91,7 +91,7 @@ def _start_device(options: list[str]) -> tuple:
     """(the PendingDevice that --device names,); () for an engine that parks."""
     if options[:1] == ["--park"]:
         return ()
-    return (opening.open_device_async(dict(zip(options[::2], options[1::2])).get("--device", "auto")),)
+    return (opening.PendingDevice(dict(zip(options[::2], options[1::2])).get("--device", "auto")),)
 
 
 def _wait_for_load(socket, options: list[str], phases):

@@ -99,7 +99,7 @@ class CPUGraph(Graph):
     def _replay(self, graph: int | None, symbols: "dict[str, int]", times: "ctypes.Array | None") -> None:
         values = self.values_of(symbols)
         if graph is None or self.device._pool is None:
-            raise DeviceError("the graph or its device was closed")
+            raise self.closed_error()
         # It returns 0 or the caller looks for the reason: the common path is one call.
         if self._run(self.device._pool, graph, values, times):
             raise self.symbol_error(symbols)

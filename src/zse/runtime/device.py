@@ -194,9 +194,15 @@ class Ticket:
 
 
 class Graph:
-    """Launches that run together. `run(**symbols)` gives every symbol a value and returns when all of them are done."""
+    """Launches that run together. `run(**symbols)` gives every symbol a value and returns when all of them are done.
+
+    launches: in the order in which they were recorded; symbols, maxima: what every run takes a value from 0 to its
+    maximum for. Buffers of a graph cannot be freed before close(). Every replay raises TypeError for a missing or unknown
+    symbol, ValueError for one out of range, DeviceError for a grid that is or after close(), DeviceLost after a fault.
+    """
 
     device: "Any"  # a Device; each kind of graph knows more of its own
+    closed = False
 
     def __init__(self, device: "Device", recorder: Recorder):
         self.device = device
@@ -204,35 +210,33 @@ class Graph:
         self.symbols = tuple(recorder.maxima)
         self.maxima = tuple(recorder.maxima.values())
         self._values_type = ctypes.c_int64 * len(self.symbols)
-        self._buffers: list[DeviceBuffer] = []
-        for buffer in buffers_of(launch.args.values() for launch in recorder.launches):
+        buffers = buffers_of(launch.args.values() for launch in recorder.launches)
+        for buffer in buffers:
             if buffer.freed:
                 raise DeviceError(f"{buffer!r} is an argument of a recorded launch")
-            self._buffers.append(buffer)
-        for buffer in self._buffers:
+        for buffer in buffers:
             buffer.pin(1)
+        self._buffers = buffers
 
     def run(self, **symbols: int) -> None:
-        """Replay. Raises TypeError for a missing or unknown symbol, ValueError for one out of range."""
+        """Replay, and wait until it is done. Returns nothing: results lie in buffers."""
         raise NotImplementedError
 
     def submit(self, **symbols: int) -> Ticket:
-        """Start a replay, after everything submitted to the device before; `run` is submit and wait. Raises like
-        run."""
+        """Start a replay, after everything submitted to the device before; `run` is submit and wait."""
         self.run(**symbols)
         return Ticket()
 
     def prepare(self, **symbols: int) -> None:
-        """Do now what the first replays with these symbols would do besides replaying. Runs nothing. Raises like
-        run."""
+        """Do now what the first replays with these symbols would do besides replaying (capture). Runs nothing."""
 
     def profile(self, **symbols: int) -> "list[tuple[str, int]]":
         """Replay with every launch waiting for the one before. Returns (kernel, nanoseconds) for each of `launches`, in
-        order; a copy is called "upload" or "download". Raises like run."""
+        order; a copy is called "upload" or "download"."""
         raise NotImplementedError
 
     def grids(self, **symbols: int) -> list[tuple[int, ...]]:
-        """The grid of each of `launches` in a replay with these symbols."""
+        """The grid of each of `launches` in a replay with these symbols: blocks in one to three dimensions."""
         return [
             tuple(size.value(symbols) if isinstance(size, Sym) else size for size in launch.grid)
             for launch in self.launches
@@ -255,6 +259,9 @@ class Graph:
         if len(symbols) != len(self.symbols):
             raise self.symbol_error(symbols)
         return values
+
+    def closed_error(self) -> DeviceError:
+        return DeviceError("the graph or its device was closed")
 
     def describe(self) -> str:
         """What it is, for an error."""
@@ -280,6 +287,7 @@ class Graph:
 
     def close(self) -> None:
         """Release the graph; its buffers may be freed then. Closing twice does nothing."""
+        self.closed = True
         for buffer in self._buffers:
             buffer.pin(-1)
         self._buffers.clear()
@@ -297,9 +305,7 @@ class Device:
     """
 
     _manifest: "Mapping[str, Any]"  # symbol → {"params": [[name, type], ...], ...}
-    _sources: str | None = (
-        None  # zse.kernel.cache.fingerprint() of what the kernels were compiled from; None: no matter
-    )
+    _sources: str | None = None  # cache.fingerprint() of what the kernels were compiled from; None: no matter
     name: str
     """ "cpu", "cuda", "hip", "metal", "emulate" or "null"."""
     product: str = ""
@@ -317,9 +323,9 @@ class Device:
     num_sms: int = 1
     """Multiprocessors: groups of blocks that run side by side."""
     shared_bytes: int = 0
-    """Most shared memory of one block."""
+    """Most shared memory of one block, in bytes."""
     l2_bytes: int = 0
-    """Of the last cache before memory; 0: unknown."""
+    """Bytes of the last cache before memory; 0: unknown."""
     shares_memory: bool = True
     """Device memory is the host's: buffers have views, and a Staging is one memory."""
     runs_ahead: bool = False
@@ -346,12 +352,14 @@ class Device:
         return 2 if self.runs_ahead else 1
 
     def alloc(self, nbytes: int, label: str = "other") -> DeviceBuffer:
-        """Zero-filled memory, counted under `label`. Raises DeviceError when there is not enough."""
+        """`nbytes` bytes, zeroed and counted under `label`; aligned to 64 bytes, on a GPU to 256. DeviceMemoryError or
+        DeviceError when there is not enough."""
         raise NotImplementedError
 
     def alloc_growing(self, nbytes: int, maximum: int, label: str = "other") -> "Any":
         """A buffer of `nbytes` whose `grow(nbytes)` makes it up to `maximum` bytes at the same address; of `maximum` bytes
-        at once where memory becomes resident when it is first touched (CPU) or cannot grow."""
+        at once where memory becomes resident when it is first touched (CPU) or cannot grow. Errors as of alloc, and
+        ValueError for more than `maximum`."""
         return self.alloc(maximum, label)
 
     def scratch(self, name: str, nbytes: int) -> DeviceBuffer:
@@ -369,39 +377,38 @@ class Device:
     @property
     def memory_total(self) -> int:
         """Bytes of memory that the device has."""
-        facts = probe.memory_bytes()
-        return facts["limit"] or facts["total"] or 0
+        return probe.usable_bytes()
 
     @property
     def memory_free(self) -> int:
-        """Bytes that could be allocated now, other processes considered."""
-        facts = probe.memory_bytes()
-        free = facts["available"]
-        return min(free, self.memory_total) if free is not None else self.memory_total
+        """Bytes that could be allocated now, other processes considered; at most memory_total."""
+        free = probe.memory_bytes()["available"]
+        return self.memory_total if free is None else min(free, self.memory_total)
 
     def staging(self, nbytes: int, label: str = "staging") -> Staging:
-        """Zeroed memory that host and device exchange a step's data through."""
+        """`nbytes` bytes, zeroed, that host and device exchange a step's data through. Errors as of alloc."""
         return Staging(self.alloc(nbytes, label), self.shares_memory)
 
     def synchronize(self) -> None:
         """Until everything that was submitted has run. DeviceError or DeviceLost when it failed."""
 
     def read(self, tensor: "Any") -> bytes:
-        """The bytes of a Tensor or Buffer, after all that was submitted. Synchronous: for tests and loading."""
+        """The bytes of a Tensor or Buffer, after all that was submitted. Synchronous: for tests and loading. DeviceError or
+        DeviceLost when what was submitted failed."""
         self.synchronize()
         return ctypes.string_at(tensor.address, tensor.nbytes)
 
     def write(self, tensor: "Any", data: "bytes | bytearray | memoryview") -> None:
-        """Fill a Tensor or Buffer with `data`, after all that was submitted. ValueError unless the sizes agree and the buffer
-        behind a tensor is as long."""
+        """Fill a Tensor or Buffer with `data`, after all that was submitted. Errors as of read, and ValueError unless the
+        sizes agree and the buffer behind a tensor is as long."""
         data = memoryview(data).cast("B")
         check_write(tensor, data.nbytes)
         self.synchronize()
         ctypes.memmove(tensor.address, data.tobytes(), data.nbytes)
 
     def copy(self, destination: int, source: int, nbytes: int) -> None:
-        """Copy within device memory, by address, after all that was submitted and before what will be. On a GPU it may
-        run later; the ranges must not overlap."""
+        """Copy `nbytes` within device memory, by address, after all that was submitted and before what will be. On a GPU
+        it may run later; the ranges must not overlap."""
         self.synchronize()
         ctypes.memmove(destination, source, nbytes)
 
@@ -452,7 +459,7 @@ class Device:
         return Recorder(self)
 
     def run(self, record: "Callable[[Recorder], None]", **symbols: int) -> None:
-        """Record, run once, and drop: for tests and one-off work."""
+        """Record what `record` launches, run it once, and drop it: for tests and one-off work."""
         recorder = self.record()
         record(recorder)
         graph = recorder.finish()
@@ -465,11 +472,12 @@ class Device:
         raise NotImplementedError
 
     def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None) -> "BackgroundLoad":
-        """Start the jobs in the background, about in order. Keep files and destinations until `wait` returned."""
+        """Start the jobs in the background, about in order. Keep files and destinations until `wait` returned.
+        threads: that read; default: the device's way. Raises as Load does."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Stop the device's threads. Its graphs and loads must be done."""
+        """Stop the device's threads. Its graphs and loads must be done. Closing twice does nothing."""
         raise NotImplementedError
 
     def __enter__(self) -> "Device":

@@ -163,8 +163,6 @@ class GPUDevice(PackedGPU):
         return GPUBuffer(self, nbytes, label)
 
     def alloc_growing(self, nbytes: int, maximum: int, label: str = "other") -> GPUBuffer:
-        """`nbytes` of memory now, up to `maximum` at the same address by `grow`; all at once where the driver
-        cannot."""
         return GrowingBuffer(self, nbytes, maximum, label) if self.supports_growth else GPUBuffer(self, maximum, label)
 
     def fill_zero(self, address: int, nbytes: int) -> None:
@@ -207,11 +205,9 @@ class GPUDevice(PackedGPU):
         return self._memory_info()[0]
 
     def read(self, tensor: "Any") -> bytes:
-        self.use()
-        size = tensor.nbytes
-        host = (ctypes.c_char * size)()
-        if size:
-            self.driver.to_host_async(ctypes.addressof(host), tensor.address, size, self.stream)
+        host = (ctypes.c_char * tensor.nbytes)()
+        if tensor.nbytes:
+            self.copy_out(ctypes.addressof(host), tensor.address, tensor.nbytes)
         self.synchronize()
         return host.raw
 
@@ -240,7 +236,6 @@ class GPUDevice(PackedGPU):
         self.driver.to_device_async(destination, host, nbytes, self.stream)
 
     def synchronize(self) -> None:
-        """Until everything that was submitted has run. DeviceError or DeviceLost when it failed."""
         self.use()
         self.driver.stream_wait(self.stream)
 
@@ -288,8 +283,7 @@ class GPUDevice(PackedGPU):
     def register_window(self) -> int:
         """Most bytes of file mappings that are registered at once: pages of the page cache, which stay where they
         are."""
-        facts = probe.memory_bytes()
-        return max(1 << 30, (facts["limit"] or facts["total"] or 0) // 2)
+        return max(1 << 30, probe.usable_bytes() // 2)
 
     # -- events
 

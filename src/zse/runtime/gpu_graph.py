@@ -109,7 +109,7 @@ class GPUGraph(Graph):
         values, device = self.values_of(symbols), self.device
         with device.submit_lock:
             if self._list is None:
-                raise DeviceError("the graph or its device was closed")
+                raise self.closed_error()
             device.use()
             if self.can_capture:
                 self._captured.setdefault(tuple(values), None)
@@ -119,7 +119,7 @@ class GPUGraph(Graph):
         values, device = self.values_of(symbols), self.device
         with device.submit_lock:  # close() takes it too
             if self._list is None:
-                raise DeviceError("the graph or its device was closed")
+                raise self.closed_error()
             if device.closed or device.driver.lost is not None:
                 device.use()
             event = device.take_event()
@@ -218,7 +218,7 @@ class GPUGraph(Graph):
         driver = device.driver
         values = self.values_of(symbols)
         if self._list is None:
-            raise DeviceError("the graph or its device was closed")
+            raise self.closed_error()
         marks: list[int] = []
         try:
             for _ in range(len(self.launches) + 1):

@@ -98,7 +98,6 @@ class MetalGraph(Graph):
     """A launch list that is encoded anew at each submit: one command buffer, one serial encoder."""
 
     device: "MetalDevice"
-    _closed = False
 
     def __init__(self, device: "MetalDevice", recorder: Recorder):
         super().__init__(device, recorder)
@@ -129,8 +128,8 @@ class MetalGraph(Graph):
     def submit(self, **symbols: int) -> MetalTicket:
         self.check_symbols(symbols)
         device = self.device
-        if self._closed or device.closed:
-            raise DeviceError("the graph or its device was closed")
+        if self.closed or device.closed:
+            raise self.closed_error()
         if device.lost is not None:
             raise device.lost
         objc = device.objc
@@ -165,10 +164,6 @@ class MetalGraph(Graph):
         if program.shared_bytes:
             objc.send(encoder, "setThreadgroupMemoryLength:atIndex:", -(-program.shared_bytes // 16) * 16, 0)
         objc.send(encoder, "dispatchThreadgroups:threadsPerThreadgroup:", size, Size(program.threads, 1, 1))
-
-    def close(self) -> None:
-        self._closed = True
-        super().close()
 
 
 class MetalDevice(PackedGPU):

@@ -57,7 +57,8 @@ def open_device(name: str = "cpu", threads: int | None = None, opening: "GPUOpen
 
 class PendingDevice:
     """A device that is being opened. For CUDA a C thread does what takes long (the driver and a context: 0.15 to 0.3
-    s), so that imports go on undisturbed; the rest, and other devices whole, are made by result()."""
+    s), so that imports go on undisturbed; the rest, and other devices whole, are made by result(). Arguments and errors
+    as of open_device."""
 
     def __init__(self, name: str, threads: int | None = None):
         self._name, self.threads = name, threads  # threads may be set until result() is called
@@ -79,8 +80,3 @@ class PendingDevice:
         if self._device is None:
             self._device = open_device(self._name, self.threads, self._opening)
         return self._device
-
-
-def open_device_async(name: str = "cpu", threads: int | None = None) -> PendingDevice:
-    """Start to open a device; `.result()` waits for it. Arguments and errors as of open_device."""
-    return PendingDevice(name, threads)

@@ -99,6 +99,12 @@ def memory_bytes() -> dict[str, int | None]:
     }
 
 
+def usable_bytes() -> int:
+    """Memory that this process may use: the control group's limit, else all there is."""
+    facts = memory_bytes()
+    return facts["limit"] or facts["total"] or 0
+
+
 def compiler() -> tuple[str, str] | None:
     """(path, version line) of the C compiler that the build would use, or None."""
     for name in (os.environ.get("CC"), "gcc", "clang", "cc"):
@@ -122,14 +128,8 @@ def cuda_driver() -> dict[str, str | None]:
         "/usr/lib/wsl/lib",
         "/usr/local/nvidia/lib64",
     ]
-    library = next(
-        (
-            os.path.join(folder, "libcuda.so.1")
-            for folder in folders
-            if folder and os.path.exists(os.path.join(folder, "libcuda.so.1"))
-        ),
-        None,
-    )
+    places = [os.path.join(folder, "libcuda.so.1") for folder in folders if folder]
+    library = next(filter(os.path.exists, places), None)
     version = _read("/sys/module/nvidia/version") or None
     if version is None and library:
         tail = os.path.realpath(library).rpartition(".so.")[2]
@@ -154,14 +154,11 @@ def facts() -> "dict[str, Any]":
         "compiler": compiler(),
         "native_dir": native.native_dir(),
         "cuda": cuda_driver(),
-        "error": None,
+        "compiled": [name for name in isa.LEVELS if os.path.exists(native.kernel_library(name))],
         "features": [],
-        "isa": None,
         "runnable": [],
-        "compiled": [],
-        "threads": None,
+        **dict.fromkeys(("isa", "threads", "error")),
     }
-    found["compiled"] = [name for name in isa.LEVELS if os.path.exists(native.kernel_library(name))]
     try:
         bits = native.runtime().zse_cpu_features()
         found["features"], found["runnable"] = isa.feature_names(bits), isa.runnable_levels(bits)
