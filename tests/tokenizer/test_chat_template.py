@@ -179,6 +179,7 @@ IDIOMS = r"""
 {% for x in nothing %}{{ x }}{% endfor %}{% for x in 'abc' %}{{ x }}{% endfor %}{% for x in {'a': 1} %}{{ x }}{% endfor %}
 {% for a, b in [[1, 2], [3]] %}{{ a }}{% endfor %}
 {% set n.x = 1 %}
+{{ [nothing, 1] }}{{ {'a': messages[0].missing} }}
 {{ messages[0].content.items() }}
 {{ 'a'|list }}{{ 'abc'|first }}{{ 'abc'|last }}{{ []|first }}{{ [3, 1]|reverse|list }}{{ 'abc'|reverse }}
 {{ 5|string + 'a' }}

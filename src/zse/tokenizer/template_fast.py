@@ -116,7 +116,6 @@ def _python(source: str) -> str:
             lines.append(f"{indent}({_expression(content)})")
         elif kind == "%":
             (word, _), *tokens = content
-            head = ""
             match word:
                 case "if" | "elif":
                     head = f"{word} {_expression(tokens)}:"
@@ -126,15 +125,15 @@ def _python(source: str) -> str:
                 case "else" if not tokens:
                     head = "else:"
                 case "endif" | "endfor" if not tokens and blocks.pop() == word[3:]:
-                    pass
+                    continue
                 case "set":
                     target, value = _split(tokens, "=")
                     lines.append(f"{indent}{_operands(target)} = ({_expression(value)})")
+                    continue
                 case _:
                     raise Unknown
-            if head:
-                blocks += [word] if word in ("if", "for") else []
-                lines += [" " * (len(blocks) - 1) + head, " " * len(blocks) + "pass"]
+            blocks += [word] if word in ("if", "for") else []
+            lines += [" " * (len(blocks) - 1) + head, " " * len(blocks) + "pass"]
     if blocks:
         raise Unknown
     return "\n".join(lines)
@@ -174,10 +173,6 @@ def _operands(tokens: list[Token]) -> str:
 
 
 # --- from Python to functions
-
-
-def _variable(name: str) -> Expression:
-    return lambda scope: scope[name] if name in scope else Undefined(name)
 
 
 class FastTemplate:
@@ -259,7 +254,7 @@ class FastTemplate:
             case ast.Constant(bool() | int() | None as value) if value is None or value <= MAX_INTEGER:
                 return lambda scope: value
             case ast.Name(name) if name not in _OTHER_NAMES:
-                return _variable(name)
+                return lambda scope: scope[name] if name in scope else Undefined(name)
             case ast.List(items) | ast.Tuple(items):
                 kind, parts = list if isinstance(node, ast.List) else tuple, [build(item) for item in items]
                 return lambda scope: kind([part(scope) for part in parts])
@@ -306,7 +301,7 @@ class FastTemplate:
             case ast.Attribute(_, name) if name in METHOD_NAMES:
                 called = self._expression(function)
             case ast.Name(name) if name in FUNCTIONS:
-                called = _variable(name)
+                called = lambda scope: scope[name]  # noqa: E731
             case _:
                 raise Unknown
         given = [self._expression(arg) for arg in args]

@@ -25,6 +25,9 @@ class Undefined:
     def __str__(self):
         return ""
 
+    def __repr__(self):
+        return "Undefined"
+
     def __iter__(self):
         return iter(())
 
