@@ -16,7 +16,6 @@ AUTO = "auto"
 DEVICES = ("auto", "cpu", "cuda", "hip", "metal")
 # What each family of devices computes with; the first is what "auto" means.
 ACTIVATIONS = {"cpu": ("int8", "f32"), "gpu": ("bf16",)}
-KV_LAYOUTS = ("paged", "contiguous")
 KV_DTYPES = {"cpu": ("f16", "f32", "int8", "fp8"), "gpu": ("bf16", "int8", "fp8")}
 # Requests at once: the fewest, and the most where their logits (ROW_BYTES a token of the vocabulary: the f32 and what the
 # sampler keeps of them) take no more than ROWS_SHARE of the memory. Qwen2.5's 152,064 tokens: 311 MB for 256 rows.
@@ -55,6 +54,41 @@ DRAFT_TOKENS = {"ngram": 7, "draft": 4}
 MAX_DRAFT_TOKENS = 31
 # Drafts of all requests in one step: each is a line of logits, and beyond this many a step is bound by arithmetic.
 STEP_DRAFTS = {"cpu": 24, "gpu": 128}
+# What an EngineConfig may have: whole numbers, from and to; words.
+RANGES = {
+    "threads": (1, 1024),
+    "max_context": (2, 1 << 24),
+    "max_rows": (1, 1024),
+    "max_tokens_per_step": (1, 65536),
+    "num_pages": (1, 1 << 22),
+    "max_memory": (1, 1 << 50),
+    "max_waiting": (1, 1 << 20),
+    "max_waiting_tokens": (1, 1 << 30),
+    "ageing_ms": (0, 3_600_000),
+    "cache_host_memory": (0, 1 << 50),
+    "cache_disk_size": (1, 1 << 60),
+    "draft_tokens": (1, MAX_DRAFT_TOKENS),
+}
+CHOICES = {
+    "preemption": ("recompute", "swap", "auto"),
+    "batching": ("continuous", "static"),
+    "activations": (AUTO, *ACTIVATIONS["cpu"], *ACTIVATIONS["gpu"]),
+    "kv_dtype": (AUTO, *dict.fromkeys(KV_DTYPES["cpu"] + KV_DTYPES["gpu"])),
+    "cache_policy": CACHE_POLICIES,
+    "kv_layout": ("paged", "contiguous"),
+    "speculation": SPECULATION,
+}
+# What a ResolvedConfig has as the EngineConfig does.
+UNCHANGED = (
+    "model",
+    "max_waiting",
+    "kv_layout",
+    "graphs",
+    "cache_policy",
+    "cache_disk",
+    "cache_disk_size",
+    "deterministic",
+)
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -132,37 +166,25 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     preemption: str = "auto"
 
     def __post_init__(self):
-        _range("threads", self.threads, 1, 1024)
-        _range("max_context", self.max_context, 2, 1 << 24)
-        _range("max_rows", self.max_rows, 1, 1024)
-        _range("max_tokens_per_step", self.max_tokens_per_step, 1, 65536)
-        _range("num_pages", self.num_pages, 1, 1 << 22)
+        for name, (low, high) in RANGES.items():
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or not low <= value <= high):
+                raise ConfigError(f"{name} {value!r} is not a whole number from {low} to {high}")
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"{name} {getattr(self, name)!r} is not one of {', '.join(choices)}")
         if isinstance(self.page_size, bool) or self.page_size not in (0, *PAGE_SIZES):
             raise ConfigError(
                 f"page_size {self.page_size!r} is neither 0 (auto) nor one of {', '.join(map(str, PAGE_SIZES))}"
             )
-        _range("max_memory", self.max_memory, 1, 1 << 50)
-        share = self.gpu_memory_utilization
+        share, ratio = self.gpu_memory_utilization, self.mixed_ratio
         if share is not None and (isinstance(share, bool) or not 0.01 <= share <= 1.0):
             raise ConfigError(f"gpu_memory_utilization {share!r} is not a number from 0.01 to 1")
-        _range("max_waiting", self.max_waiting, 1, 1 << 20)
-        _range("max_waiting_tokens", self.max_waiting_tokens, 1, 1 << 30)
-        _range("ageing_ms", self.ageing_ms, 0, 3_600_000)
-        if self.mixed_ratio is not None and (self.mixed_ratio != 0.0 and not 1.1 <= self.mixed_ratio <= 1000.0):
-            raise ConfigError(f"mixed_ratio {self.mixed_ratio!r} is neither 0 nor a number from 1.1 to 1000")
-        _choice("preemption", self.preemption, ("recompute", "swap", "auto"))
-        _choice("batching", self.batching, ("continuous", "static"))
+        if ratio is not None and ratio != 0.0 and not 1.1 <= ratio <= 1000.0:
+            raise ConfigError(f"mixed_ratio {ratio!r} is neither 0 nor a number from 1.1 to 1000")
         parse_weights(self.tenant_weights)
-        _choice("activations", self.activations, (AUTO, *ACTIVATIONS["cpu"], *ACTIVATIONS["gpu"]))
-        _choice("kv_dtype", self.kv_dtype, (AUTO, *dict.fromkeys(KV_DTYPES["cpu"] + KV_DTYPES["gpu"])))
-        _choice("cache_policy", self.cache_policy, CACHE_POLICIES)
-        _range("cache_host_memory", self.cache_host_memory, 0, 1 << 50)
-        _range("cache_disk_size", self.cache_disk_size, 1, 1 << 60)
-        _choice("kv_layout", self.kv_layout, KV_LAYOUTS)
         if self.cache_disk is not None and not self.keeps_prefixes:
             raise ConfigError("cache_disk keeps the prefix cache, which is switched off")
-        _choice("speculation", self.speculation, SPECULATION)
-        _range("draft_tokens", self.draft_tokens, 1, MAX_DRAFT_TOKENS)
         if self.speculation == "draft" and self.draft_model is None:
             raise ConfigError("speculation draft needs a draft_model: the path of a smaller model")
         if self.speculation in ("none", "ngram") and self.draft_model is not None:
@@ -205,13 +227,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What depends on the kind of device alone, settled before any memory is counted."""
+    """What depends on the kind of device alone, settled before any memory is counted.
 
-    family: str
+    draft_tokens: of a request in one step; max_drafts: of all requests together; both 0 without speculation."""
+
     max_rows: int
     max_tokens_per_step: int
     activations: str
     kv_dtype: str
+    mixed_ratio: float = 0.0
     speculation: str = "none"
     draft_tokens: int = 0
     max_drafts: int = 0
@@ -219,37 +243,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     lazy_masks: bool = False
 
 
-class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
+class ResolvedConfig(Settings, frozen=True, kw_only=True):
     """An EngineConfig whose every value is the one in use; num_pages: of page_size tokens; kv_bytes: the address space of
-    them all.
-
-    draft_tokens: of a request in one step; max_drafts: of all requests together; both 0 without speculation."""
+    them all."""
 
     model: str
     device: str
     threads: int
     max_context: int
-    max_rows: int
-    max_tokens_per_step: int
     num_pages: int
     page_size: int
-    activations: str
-    kv_dtype: str
     max_waiting: int
     kv_bytes: int
     deterministic: bool
     kv_layout: str
     graphs: bool
-    warm_grammars: bool
-    lazy_masks: bool
     prefix_cache: bool
     cache_policy: str
     host_slots: int
     cache_disk: str | None
     cache_disk_size: int
-    speculation: str = "none"
-    draft_tokens: int = 0
-    max_drafts: int = 0
     policy: SchedulingPolicy = SchedulingPolicy()
 
     @property
@@ -303,7 +316,6 @@ def settle(
         speculation = "ngram" if config.draft_model is None else "draft"
     drafts = 0 if speculation == "none" else config.draft_tokens or DRAFT_TOKENS[speculation]
     return Settings(
-        family=family,
         max_rows=max_rows,
         max_tokens_per_step=tokens,
         speculation=speculation,
@@ -311,6 +323,7 @@ def settle(
         max_drafts=min(max_rows * drafts, STEP_DRAFTS[family], tokens - max_rows),
         activations=_auto("activations", config.activations, ACTIVATIONS, family),
         kv_dtype=_auto("kv_dtype", config.kv_dtype, KV_DTYPES, family),
+        mixed_ratio=MIXED_RATIO[family] if config.mixed_ratio is None else config.mixed_ratio,
         warm_grammars=weight_bytes >= WARM_GRAMMARS_FROM if config.warm_grammars is None else config.warm_grammars,
         lazy_masks=LAZY_MASKS[family] if config.lazy_masks is None else config.lazy_masks,
     )
@@ -370,40 +383,31 @@ def resolve(
             f"a KV cache of {num_pages} pages takes {kv_bytes >> 20} MiB, this machine has "
             f"{memory >> 20} MiB; lower max_context or num_pages"
         )
+    slots = config.cache_host_memory // page_bytes
     return ResolvedConfig(
-        model=config.model,
+        **msgspec.structs.asdict(settings),
+        **{name: getattr(config, name) for name in UNCHANGED},
         device=device,
         threads=threads,
         max_context=max_context,
-        max_rows=settings.max_rows,
-        max_tokens_per_step=settings.max_tokens_per_step,
         num_pages=num_pages,
         page_size=page_size,
-        activations=settings.activations,
-        kv_dtype=settings.kv_dtype,
-        max_waiting=config.max_waiting,
         kv_bytes=kv_bytes,
-        kv_layout=config.kv_layout,
-        graphs=config.graphs,
-        warm_grammars=settings.warm_grammars,
-        lazy_masks=settings.lazy_masks,
         prefix_cache=config.keeps_prefixes,
-        cache_policy=config.cache_policy,
-        host_slots=host_slots(config, page_bytes, page_size),
-        cache_disk=config.cache_disk,
-        cache_disk_size=config.cache_disk_size,
-        deterministic=config.deterministic,
-        speculation=settings.speculation,
-        draft_tokens=settings.draft_tokens,
-        max_drafts=settings.max_drafts,
-        policy=policy_of(config, settings.family, page_bytes),
+        host_slots=slots if config.cache_disk is None else max(slots, LEAST_HOST_TOKENS // page_size),
+        policy=SchedulingPolicy(
+            batching=config.batching,
+            chunked_prefill=config.chunked_prefill,
+            fair_share=config.fair_share,
+            tenant_weights=parse_weights(config.tenant_weights),
+            ageing_s=config.ageing_ms / 1000,
+            max_waiting_tokens=config.max_waiting_tokens,
+            reserve_output=config.reserve_output and config.kv_layout == "paged",  # else it has its pages
+            mixed_ratio=settings.mixed_ratio,
+            preemption=config.preemption,
+            page_transfer_s=page_bytes / HOST_BYTES_PER_S,
+        ),
     )
-
-
-def host_slots(config: EngineConfig, page_bytes: int, page_size: int) -> int:
-    """KV pages of page_size tokens that host memory is given for."""
-    slots = config.cache_host_memory // page_bytes
-    return slots if config.cache_disk is None else max(slots, LEAST_HOST_TOKENS // page_size)
 
 
 def _rows_fit(max_tokens_per_step: int, max_rows: int) -> None:
@@ -412,23 +416,6 @@ def _rows_fit(max_tokens_per_step: int, max_rows: int) -> None:
             f"max_tokens_per_step {max_tokens_per_step} is below max_rows {max_rows}: "
             "one token of each running request must fit a step"
         )
-
-
-def policy_of(config: EngineConfig, family: str, page_bytes: int) -> SchedulingPolicy:
-    """The Scheduler's policy."""
-    ratio = MIXED_RATIO[family] if config.mixed_ratio is None else config.mixed_ratio
-    return SchedulingPolicy(
-        batching=config.batching,
-        chunked_prefill=config.chunked_prefill,
-        fair_share=config.fair_share,
-        tenant_weights=parse_weights(config.tenant_weights),
-        ageing_s=config.ageing_ms / 1000,
-        max_waiting_tokens=config.max_waiting_tokens,
-        reserve_output=config.reserve_output and config.kv_layout == "paged",  # else it has its pages
-        mixed_ratio=ratio,
-        preemption=config.preemption,
-        page_transfer_s=page_bytes / HOST_BYTES_PER_S,
-    )
 
 
 def _value(name: str, text: str, kind) -> Any:
@@ -443,15 +430,3 @@ def _value(name: str, text: str, kind) -> Any:
     except (KeyError, ValueError):
         what = "True or False" if bool in kinds else "a whole number" if int in kinds else "a number"
         raise ConfigError(f"{name} {text!r} is not {what}") from None
-
-
-def _range(name: str, value: int | None, low: int, high: int) -> None:
-    if value is None:
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ConfigError(f"{name} {value!r} is not a whole number from {low} to {high}")
-
-
-def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{name} {value!r} is not one of {', '.join(choices)}")

@@ -208,14 +208,6 @@ class LLM:
         if thread is not None:
             thread.join()
 
-    def _chat_template(self):
-        tokenizer = self.tokenizer
-        if self._template is None:
-            self._template = chat_template.load_chat_template(self._loaded.source, tokenizer)
-        if self._template is None:
-            raise ConfigError(f"{self.config.model} is a base model without a chat template: use generate()")
-        return self._template
-
     # -- replies
 
     def generate(
@@ -228,10 +220,8 @@ class LLM:
         """A reply to each prompt (text, or token ids), run as one batch. params: one for all, or one for each prompt.
         structure: the form of the replies: {"json": schema, or True for any object}, {"regex": …}, {"choice": [texts]},
         {"grammar": Lark or GBNF} or a zse.structured.options.Structure. Raises RequestError for a prompt or parameter that is refused; nothing of the call runs on then."""
-        single = isinstance(prompts, str) or (prompts and isinstance(prompts[0], int))
-        several: Any = [prompts] if single else prompts
-        params = self._params_of(params, len(several))
-        ids = [self._encode(prompt) for prompt in several]
+        ids = self._several(prompts)
+        params = self._params_of(params, len(ids))
         options = self._options_of(structure)
         # First: the replies find in the prefix cache what this computes.
         measured = self._measure_prompts(ids, params)
@@ -285,7 +275,11 @@ class LLM:
         """Token ids of a conversation, up to where the reply begins. Control tokens in a message stay plain text.
         variables: what else the template may read, such as enable_thinking=False. Raises ConfigError for a base model,
         RequestError for messages that the template refuses."""
-        return self._chat_template().encode(messages, add_generation_prompt=True, **variables)
+        tokenizer = self.tokenizer
+        self._template = self._template or chat_template.load_chat_template(self._loaded.source, tokenizer)
+        if self._template is None:
+            raise ConfigError(f"{self.config.model} is a base model without a chat template: use generate()")
+        return self._template.encode(messages, add_generation_prompt=True, **variables)
 
     def _stream(self, prompt: list[int], params, structure: "Form" = None) -> "Iterator[Delta]":
         if params is not None and params.prompt_logprobs is not None:
@@ -325,13 +319,6 @@ class LLM:
         if not isinstance(structure, structured.Structure):
             structure = structured.read_structure(structure)
         return scheduling.RequestOptions(structure=structure)
-
-    def _submit(self, prompt: list[int], params, options) -> int:
-        id = self._next_id
-        self._engine.submit(id, prompt, params, options)
-        self._next_id += 1
-        self._streams[id] = deque()
-        return id
 
     def _step(self) -> None:
         for output in self._engine.step():
@@ -454,8 +441,10 @@ class _Reply:
     """One request: its tokens and text so far. take() turns the engine's outputs into deltas."""
 
     def __init__(self, llm: LLM, prompt: list[int], params, options):
-        self._llm, self._params, self._prompt = llm, params, prompt
-        self.id = llm._submit(prompt, params, options)
+        self._llm, self._params, self._prompt, self.id = llm, params, prompt, llm._next_id
+        llm._engine.submit(self.id, prompt, params, options)
+        llm._next_id += 1
+        llm._streams[self.id] = deque()
         self.finish_reason: str | None = None
         self._tokens: list[int] = []
         self._logprobs: list | None = None if params.logprobs is None else []

@@ -1,6 +1,6 @@
 """One request's place in its grammar: takes sampled tokens, gives masks of the vocabulary."""
 
-from zse.structured.compile import GrammarError, Vocabulary, refusal
+from zse.structured.compile import Vocabulary, refusal
 from zse.structured.messages import FREE, MASKED
 from zse.structured.options import Thinking
 
@@ -14,7 +14,7 @@ class Guide:
     """
 
     def __init__(self, vocabulary: Vocabulary, matcher, thinking: Thinking | None):
-        self._vocabulary, self._matcher = vocabulary, matcher
+        self._vocabulary, self.matcher = vocabulary, matcher
         self._budget: int | None = None
         self._closing: list[int] = []
         self._opening: list[int] = []
@@ -40,19 +40,15 @@ class Guide:
     @property
     def only_matches(self) -> bool:
         """Whether the next mask is the grammar's, nothing more: it may be computed beside those of others."""
-        return self._matcher is not None and not self._reasons and (self._begun or not self._opening)
-
-    @property
-    def matcher(self):
-        return self._matcher
+        return self.matcher is not None and not self._reasons and (self._begun or not self._opening)
 
     def masks(self, buffer: memoryview, line: int, nbytes: int, address: int, drafts: list[int]) -> list[int]:
         """Write the masks of the next token and of those after each draft; FREE or MASKED for each. Lines behind a draft
         that its mask forbids are FREE: nothing that is sampled there is kept."""
-        kinds = [self._write(buffer, line, nbytes, address)]
+        kinds = [self.write_mask(buffer, line, nbytes, address)]
         if not drafts:
             return kinds
-        matcher = self._matcher
+        matcher = self.matcher
         if self._reasons or matcher is None or self._vocabulary.eos_ids.intersection(drafts):
             return kinds + [FREE] * len(drafts)
         taken = 0
@@ -60,7 +56,7 @@ class Guide:
             if matcher.is_stopped() or matcher.validate_tokens([draft]) != 1 or not matcher.consume_token(draft):
                 break
             taken += 1
-            kinds.append(self._write(buffer, line + index + 1, nbytes, address))
+            kinds.append(self.write_mask(buffer, line + index + 1, nbytes, address))
         if taken:
             matcher.rollback(taken)
         return kinds + [FREE] * (len(drafts) + 1 - len(kinds))
@@ -82,11 +78,11 @@ class Guide:
         """The tokens that must come next, empty where there is a choice. Where the text is forced, a mask allows the
         tokens that the tokenizer makes of it, while the grammar would take others with the same text."""
         if self._only is None:
-            self._only = self._matcher.compute_ff_tokens()
+            self._only = self.matcher.compute_ff_tokens()
         return self._only
 
     def _take_if_allowed(self, token: int) -> bool:
-        matcher = self._matcher
+        matcher = self.matcher
         if self.only_matches and not matcher.is_stopped():
             forced = self._next_is_forced()
             if forced and forced[0] != token:
@@ -118,10 +114,6 @@ class Guide:
         """Whether the answer may begin with the mark that opens the reasoning."""
         return not self._begun and len(self._opening) == 1 and self._budget != 0
 
-    def write_mask(self, buffer: memoryview, line: int, nbytes: int, address: int) -> int:
-        """Write the mask of the next token; FREE or MASKED. Raises GrammarError."""
-        return self._write(buffer, line, nbytes, address)
-
     def _take(self, token: int) -> None:
         self._only = None
         if self._reasons:
@@ -133,7 +125,7 @@ class Guide:
                 self._reasons = True
                 self._spend(0)
                 return
-        matcher = self._matcher
+        matcher = self.matcher
         if matcher is not None and not matcher.is_stopped() and not matcher.consume_token(token):
             raise refusal(matcher.get_error() or "a token outside the grammar")
 
@@ -153,11 +145,12 @@ class Guide:
             if self._budget <= 0:
                 self._forced = list(self._closing)
 
-    def _write(self, buffer: memoryview, line: int, nbytes: int, address: int) -> int:
+    def write_mask(self, buffer: memoryview, line: int, nbytes: int, address: int) -> int:
+        """Write the mask of the next token; FREE or MASKED. Raises GrammarError."""
         place = buffer[line * nbytes : (line + 1) * nbytes]
         if self._reasons:
             return self._write_reasoning(place)
-        matcher = self._matcher
+        matcher = self.matcher
         if matcher is None:
             return FREE
         matcher.unsafe_compute_mask_ptr(address + line * nbytes, nbytes)
@@ -172,7 +165,7 @@ class Guide:
             place[:] = bytes(len(place))
             _set(place, self._forced[0])
             return MASKED
-        if self._matcher is None:
+        if self.matcher is None:
             return FREE
         place[:] = b"\xff" * len(place)  # the sampler looks at no bit behind the vocabulary
         for id in self._vocabulary.eos_ids:
@@ -182,6 +175,3 @@ class Guide:
 
 def _set(place: memoryview, id: int) -> None:
     place[id >> 3] |= 1 << (id & 7)
-
-
-__all__ = ["GrammarError", "Guide"]

@@ -137,7 +137,7 @@ class Grammars:
             )
         self.start()
         self._live[id] = _Live(structure)
-        self._send_open(id)
+        self._send(Open(id, structure))
 
     def close(self, id: int) -> None:
         """The request ended, in whatever state. Unknown ids are ignored."""
@@ -303,12 +303,9 @@ class Grammars:
         self._spawn()
         for id, live in self._live.items():
             live.sent = live.start
-            self._send_open(id)
+            self._send(Open(id, live.structure))
         if self._asked is not None:
             self._send_step()
-
-    def _send_open(self, id: int) -> None:
-        self._send(Open(id, self._live[id].structure))
 
     def _send_step(self) -> None:
         jobs = []
