@@ -195,8 +195,8 @@ class Checked(Walk):
         other = copy.copy(self.guide)
         for name in ("_closing", "_opening", "_forced"):
             setattr(other, name, list(getattr(other, name)))
-        if other._matcher is not None:
-            other._matcher = other._matcher.deep_copy()
+        if other.matcher is not None:
+            other.matcher = other.matcher.deep_copy()
         return other
 
 
