@@ -1,5 +1,5 @@
 """A GGUF and the `.zse` made of it become the same bytes in memory: the kernels that repack GGUF blocks on load agree
-with quant/pack.py, which `zse convert` uses, for every type."""
+with quant/affine.py, which `zse convert` uses, for every type."""
 
 import numpy as np
 import pytest

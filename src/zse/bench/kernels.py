@@ -6,7 +6,7 @@ exceed the caches twice. The ceiling is what a kernel that only reads reaches on
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from zse.errors import ConfigError
@@ -227,28 +227,48 @@ def time_case(device, op, case) -> float:
             device,
             lambda recorder, i: op.launch(recorder, **calls[i], **case.options),
             copies,
-            (cost.bytes / 2e6 + cost.flops / 3e8 + 3) * (1 if device.kernels == "gpu" else 100),
+            (cost.bytes / 2e6 + cost.flops / 3e8 + 3) * CEILINGS[device.kernels].slowness,
         )
     finally:
         release(sets)
 
 
+def _read(device) -> tuple[Any, tuple, int]:
+    source, out = device.alloc(CEILING_BYTES, label="bench"), device.alloc(256, label="bench")
+    args = Args(src=source, out=out, count=CEILING_BYTES // 4)
+    return ("probe_read", args, (device.num_sms * 4,)), (source, out), CEILING_BYTES
+
+
+def _copy(device) -> tuple[Any, tuple, int]:
+    nbytes = CEILING_BYTES // 4
+    source, out = device.alloc(nbytes, label="bench"), device.alloc(nbytes, label="bench")
+    rows = upload(device, np.arange(nbytes >> 16, dtype=np.int32))
+    args = Args(x=source, rows=rows, out=out, words=1 << 14)
+    return ("gather_rows", args, (nbytes >> 16,)), (source, out, rows), 2 * nbytes
+
+
+class Ceiling(NamedTuple):
+    """How fast a kind of device moves memory. moved: what is done; launch: device → what does it, its memory, bytes that it reads and
+    writes; slowness: how much longer launches take than an H200's, which many are to be timed at once."""
+
+    moved: str
+    launch: Callable[[Any], tuple[Any, tuple, int]]
+    slowness: int
+
+
+CEILINGS = {"cpu": Ceiling("copied", _copy, 100), "gpu": Ceiling("read", _read, 1)}
+
+
 def read_ceiling(device) -> float:
     """GB/s: on a GPU of reading CEILING_BYTES of memory, on a CPU of copying a quarter as much, read
     and written bytes counted."""
-    on_gpu = device.kernels == "gpu"
-    nbytes = CEILING_BYTES if on_gpu else CEILING_BYTES // 4
-    source, out = device.alloc(nbytes, label="bench"), device.alloc(256 if on_gpu else nbytes, label="bench")
-    rows = upload(device, np.arange(nbytes >> 16, dtype=np.int32))
-    if on_gpu:
-        launch = ("probe_read", Args(src=source, out=out, count=nbytes // 4), (device.num_sms * 4,))
-    else:
-        launch = ("gather_rows", Args(x=source, rows=rows, out=out, words=1 << 14), (nbytes >> 16,))
+    ceiling = CEILINGS[device.kernels]
+    launch, memory, nbytes = ceiling.launch(device)
     try:
-        us = measure(device, lambda recorder, i: recorder.launch(*launch), 1, nbytes / (4e6 if on_gpu else 1e4))
+        us = measure(device, lambda recorder, i: recorder.launch(*launch), 1, nbytes / 4e6 * ceiling.slowness)
     finally:
-        release((source, out, rows))
-    return nbytes * (1 if on_gpu else 2) / us / 1e3
+        release(memory)
+    return nbytes / us / 1e3
 
 
 def cases_of(op, device, rng) -> Iterator[Any]:

@@ -202,8 +202,8 @@ def _bench(args) -> int:
         ceiling, lines = kernels.time_ops(device, ops, report, args.only)
         right = right and all(line.checked for line in lines)
         rows += [line._asdict() | {"gigabytes": line.gigabytes, "ceiling": ceiling} for line in lines]
-        name, moved = (device.product, "read") if device.kernels == "gpu" else (f"{device.threads} threads", "copied")
-        print(f"{name}: {ceiling:.0f} GB/s {moved}")
+        name = device.product or f"{device.threads} threads"
+        print(f"{name}: {ceiling:.0f} GB/s {kernels.CEILINGS[device.kernels].moved}")
     if args.json:
         reports.write(args.json, json.dumps(rows, indent=1) + "\n")
     return 0 if right else 1

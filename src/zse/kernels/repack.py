@@ -1,7 +1,7 @@
 """From the bytes of a model file to layout r16: one kernel per source format, run by the loader on pieces of the file as they arrive.
 
 A piece holds whole source rows; a block of the grid makes one tile of 16 rows. Bit layouts of the source blocks: the GGUF
-specification (ggml, MIT). The truth they are tested against is zse.formats.gguf's NumPy mapping with quant/pack.py.
+specification (ggml, MIT). The truth they are tested against is zse.formats.gguf's NumPy mapping with quant/affine.py.
 Scales of Q4_K, Q5_K and Q6_K are products and are rounded to f16; everything else is moved bit for bit.
 """
 

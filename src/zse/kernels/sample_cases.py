@@ -220,9 +220,12 @@ def settle(rng, logits, params, least: float = 3e-6) -> None:
                         params[name][r] *= 0.99
 
 
+VOCABULARIES = {"cpu": (1003, 20011), "gpu": (1003, 20011, 40000)}
+
+
 def sample_cases(rng, family="cpu"):
-    pages = rng if family == "gpu" else None
-    for vocab in (1003, 20011) if family == "cpu" else (1003, 20011, 40000):
+    pages = {"gpu": rng}.get(family)
+    for vocab in VOCABULARIES[family]:
         rows = 12
         logits = (rng.standard_normal((rows, vocab)) * 4).astype(np.float32)
         logits[3] = np.round(logits[3] * 2) / 2  # many ties
