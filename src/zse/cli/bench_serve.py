@@ -142,18 +142,7 @@ def _command(args) -> str:
     return shlex.join(["zse", *args.command_line])
 
 
-_WORKLOAD_ONLY = (
-    "url",
-    "served_model",
-    "qps",
-    "prompt_ids",
-    "chat",
-    "no_ignore_eos",
-    "server_options",
-    "label",
-    "compare",
-    "page",
-)
+_WORKLOAD_ONLY = "url served_model qps prompt_ids chat no_ignore_eos server_options label compare page".split()
 
 
 def check(args) -> None:

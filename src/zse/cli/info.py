@@ -32,22 +32,13 @@ def run(args) -> int:
 
 def _config(path) -> tuple[dict | None, str | None]:
     """The numbers of the architecture, or why this model cannot be served: the file can still be looked at."""
-    names = (
-        "architecture",
-        "num_layers",
-        "hidden_size",
-        "num_heads",
-        "num_kv_heads",
-        "head_dim",
-        "intermediate_size",
-        "max_context",
-    )
+    names = "architecture num_layers hidden_size num_heads num_kv_heads head_dim intermediate_size max_context"
     try:
         with open_model(path) as source:
             config = read_config(source)
     except (FormatError, UnsupportedError) as error:
         return None, str(error)
-    return {name: getattr(config, name) for name in names}, None
+    return {name: getattr(config, name) for name in names.split()}, None
 
 
 def _print(facts: dict, with_tensors: bool, with_metadata: bool) -> None:

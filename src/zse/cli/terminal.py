@@ -93,17 +93,10 @@ def printable(text: str) -> str:
 def reply_writer(stream):
     """A function that writes a model's text and flushes. On a terminal control characters are shown, not obeyed:
     a model (or who wrote its prompt) must not be able to move the cursor, set the title or fill the clipboard."""
-    write, flush = stream.write, stream.flush
-    if not stream.isatty():
+    shown = _VISIBLE if stream.isatty() else {}
 
-        def plain(text: str) -> None:
-            write(text)
-            flush()
+    def write(text: str) -> None:
+        stream.write(text.translate(shown))
+        stream.flush()
 
-        return plain
-
-    def guarded(text: str) -> None:
-        write(text.translate(_VISIBLE))
-        flush()
-
-    return guarded
+    return write
