@@ -55,13 +55,8 @@ class CUDADevice(GPUDevice):
         self.driver = driver = driver or cuda.CUDADriver()
         context = driver.start(ordinal)
         try:
-            self._device, self.driver_version, self.product, self.arch = (
-                driver.device,
-                driver.version,
-                driver.product,
-                driver.arch,
-            )
-            self.isa = driver.isa
+            self._device, self.driver_version = driver.device, driver.version
+            self.product, self.arch, self.isa = driver.product, driver.arch, driver.isa
             self.num_sms = self._attribute(cuda.MULTIPROCESSORS)
             self.shared_bytes = self._attribute(cuda.SHARED_BYTES_OPTIN)
             self.l2_bytes = self._attribute(cuda.L2_BYTES)

@@ -21,13 +21,11 @@ class GPUBuffer(DeviceBuffer):
     `device.write`."""
 
     __slots__ = ("device",)
+    _is_counted = True
 
     def __init__(self, device: "GPUDevice", nbytes: int, label: str):
         self.device = device
-        super().__init__(nbytes, label, self._account_of(device))
-
-    def _account_of(self, device: "GPUDevice") -> Account:
-        return device._account
+        super().__init__(nbytes, label, device._account if self._is_counted else Account())
 
     def _allocate(self) -> int:
         device, size = self.device, max(self.nbytes, 1)
@@ -132,9 +130,7 @@ class PinnedMemory(GPUBuffer):
     """Zeroed page-locked memory of the host at `address`: not the device's, so not counted there."""
 
     __slots__ = ()
-
-    def _account_of(self, device: "GPUDevice") -> Account:
-        return Account()
+    _is_counted = False
 
     def _allocate(self) -> int:
         return self.device.alloc_pinned(self.nbytes, self.label)

@@ -139,26 +139,24 @@ class MetalGraph(Graph):
                 buffer = objc.send(objc.send(device.queue, "commandBuffer"), "retain")
                 encoder = objc.send(buffer, "computeCommandEncoder")
                 for program, arguments, grid in self._steps:
-                    self._encode(objc, encoder, program, arguments, grid, symbols)
+                    self._encode(encoder, program, arguments, grid, symbols)
                 objc.send(encoder, "endEncoding")
                 objc.send(buffer, "commit")
             finally:
                 objc.pop_pool(pool)
         return MetalTicket(device, buffer, self)
 
-    def _encode(self, objc: ObjC, encoder: int, program: Program, arguments: list, grid: tuple, symbols: dict) -> None:
+    def _encode(self, encoder: int, program: Program, arguments: list, grid: tuple, symbols: dict) -> None:
+        objc = self.device.objc
         size = Size(*[dim.value(symbols) if isinstance(dim, Sym) else dim for dim in grid])
         if not size.width or not size.height or not size.depth:
             return
         objc.send(encoder, "setComputePipelineState:", program.address)
         for place, (first, second) in enumerate(arguments):
             if isinstance(second, bytes):
-                content = (
-                    first.value(symbols).to_bytes(8, "little", signed=True)[: len(second)]
-                    if first is not None
-                    else second
-                )
-                objc.send(encoder, "setBytes:length:atIndex:", content, len(content), place)
+                if first is not None:
+                    second = first.value(symbols).to_bytes(8, "little", signed=True)[: len(second)]
+                objc.send(encoder, "setBytes:length:atIndex:", second, len(second), place)
             else:
                 objc.send(encoder, "setBuffer:offset:atIndex:", first, second, place)
         if program.shared_bytes:

@@ -1,7 +1,6 @@
 /* Walks a launch list into a stream: one call from Python for a step of hundreds of kernels. */
 #include "zse_gpu.h"
 
-#include <time.h>
 
 #define MAX_GRID_X 0x7fffffffll
 #define MAX_GRID_YZ 65535ll
@@ -131,21 +130,15 @@ int32_t zse_gpu_list_submit(const zse_gpu_driver *driver, zse_gpu_list *list, vo
     return event ? driver->event_record(event, stream) : 0;
 }
 
-static int64_t now_us(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec * 1000000ll + time.tv_nsec / 1000;
-}
-
 int32_t zse_gpu_wait(const zse_gpu_driver *driver, void *event, int64_t spin_us) {
     int32_t status = driver->set_current(driver->current);
     if (status) return status;
     if (spin_us > 0) {
-        int64_t end = now_us() + spin_us;
+        int64_t end = zse_now_us() + spin_us;
         do {
             status = driver->event_query(event);
             if (status != NOT_READY) return status;
-        } while (now_us() < end);
+        } while (zse_now_us() < end);
     }
     return driver->event_wait(event);
 }

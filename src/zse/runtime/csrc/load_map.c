@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #define SLOW_CHUNKS 4 /* the first is not counted: it is slow anyway */
@@ -107,12 +106,6 @@ void load_unregister(zse_load *load) {
     }
 }
 
-static int64_t now_us(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec * 1000000ll + time.tv_nsec / 1000;
-}
-
 /* All direct jobs, in order. Returns where it stopped: a chunk that cannot be registered ends it, and so do
  * chunks that take too long. Registering moves pages that lie where the kernel wants none pinned, and costs more for small
  * pages of the cache: 190 ms for 4 GiB, where reading takes 100 (H200). */
@@ -145,9 +138,9 @@ struct piece load_copy_mapped(zse_load *load) {
                 const struct piece here = {.job = i, .offset = start - first};
                 if (load->options.slow_us && full_chunks == SLOW_CHUNKS && spent_us > (SLOW_CHUNKS - 1) * (int64_t)load->options.slow_us)
                     return here;
-                int64_t started = now_us();
+                int64_t started = zse_now_us();
                 if (load->driver.host_register(file->map + low, (size_t)(high - low), load->options.register_flags)) return here;
-                if (high - low == chunk && full_chunks < SLOW_CHUNKS && full_chunks++) spent_us += now_us() - started;
+                if (high - low == chunk && full_chunks < SLOW_CHUNKS && full_chunks++) spent_us += zse_now_us() - started;
                 load->pinned[load->num_pinned++] = (struct pinned){file, c, low, high};
                 held += high - low;
                 file->low[c] = -1;

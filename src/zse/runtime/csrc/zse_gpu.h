@@ -5,6 +5,13 @@
 
 #include "zse_runtime.h"
 #include <stddef.h>
+#include <time.h>
+
+static inline int64_t zse_now_us(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * 1000000ll + time.tv_nsec / 1000;
+}
 
 /* CUlaunchConfig and CUlaunchAttribute of cuda.h (CUDA 12 and 13). */
 typedef struct {
