@@ -3,15 +3,10 @@ the logits."""
 
 from zse.models.common import gguf_values, hf_values, scaled_residual
 from zse.models.config import Fields, ModelConfig
-from zse.models.decoder import Decoder
+from zse.models.llama import Llama
 
 
-class Granite(Decoder):
-    def layer(self, x, i):
-        q, k, v = self.qkv(self.norm(x, "attn_norm", i), i)
-        x = x + self.linear(self.attention(q, k, v, i), "o", i)
-        return x + self.mlp(self.norm(x, "mlp_norm", i), i)
-
+class Granite(Llama):
     @staticmethod
     def from_hf(fields: Fields, generation: Fields | None) -> ModelConfig:
         values = hf_values(fields, generation)

@@ -6,15 +6,10 @@ import math
 from zse.errors import UnsupportedError
 from zse.models.common import gguf_values, hf_values, scaled_residual
 from zse.models.config import Fields, ModelConfig
-from zse.models.decoder import Decoder
+from zse.models.llama import Llama
 
 
-class MiniCPM(Decoder):
-    def layer(self, x, i):
-        q, k, v = self.qkv(self.norm(x, "attn_norm", i), i)
-        x = x + self.linear(self.attention(q, k, v, i), "o", i)
-        return x + self.mlp(self.norm(x, "mlp_norm", i), i)
-
+class MiniCPM(Llama):
     @staticmethod
     def from_hf(fields: Fields, generation: Fields | None) -> ModelConfig:
         if fields.integer("num_experts", 0, low=0):

@@ -5,15 +5,10 @@ import msgspec
 
 from zse.models.common import gguf_values, hf_values
 from zse.models.config import Fields, ModelConfig
-from zse.models.decoder import Decoder
+from zse.models.llama import Llama
 
 
-class Mistral(Decoder):
-    def layer(self, x, i):
-        q, k, v = self.qkv(self.norm(x, "attn_norm", i), i)
-        x = x + self.linear(self.attention(q, k, v, i), "o", i)
-        return x + self.mlp(self.norm(x, "mlp_norm", i), i)
-
+class Mistral(Llama):
     @staticmethod
     def from_hf(fields: Fields, generation: Fields | None) -> ModelConfig:
         return fields.build(architecture="mistral", **_values(fields, generation))

@@ -3,17 +3,12 @@ longrope, and in Phi-4-mini a rotation of three quarters of each head."""
 
 from zse.models.common import gguf_values, hf_values
 from zse.models.config import Fields, ModelConfig
-from zse.models.decoder import Decoder
+from zse.models.llama import Llama
 from zse.models.names import ATTN_NORM, FUSED_ATTENTION, FUSED_MLP, MLP_NORM
 
 
-class Phi3(Decoder):
+class Phi3(Llama):
     names = ATTN_NORM | FUSED_ATTENTION | MLP_NORM | FUSED_MLP
-
-    def layer(self, x, i):
-        q, k, v = self.qkv(self.norm(x, "attn_norm", i), i)
-        x = x + self.linear(self.attention(q, k, v, i), "o", i)
-        return x + self.mlp(self.norm(x, "mlp_norm", i), i)
 
     @staticmethod
     def from_hf(fields: Fields, generation: Fields | None) -> ModelConfig:

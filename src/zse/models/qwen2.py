@@ -2,15 +2,10 @@
 
 from zse.models.common import gguf_values, hf_values, hf_windows
 from zse.models.config import Fields, ModelConfig
-from zse.models.decoder import Decoder
+from zse.models.llama import Llama
 
 
-class Qwen2(Decoder):
-    def layer(self, x, i):
-        q, k, v = self.qkv(self.norm(x, "attn_norm", i), i)
-        x = x + self.linear(self.attention(q, k, v, i), "o", i)
-        return x + self.mlp(self.norm(x, "mlp_norm", i), i)
-
+class Qwen2(Llama):
     @staticmethod
     def from_hf(fields: Fields, generation: Fields | None) -> ModelConfig:
         values = hf_values(fields, generation) | dict(qkv_bias=True, o_bias=False)

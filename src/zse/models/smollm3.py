@@ -2,17 +2,12 @@
 
 from zse.models.common import gguf_values, hf_values, hf_windows, pattern_layers
 from zse.models.config import Fields, ModelConfig
-from zse.models.decoder import Decoder
+from zse.models.llama import Llama
 
 INTERVAL = 4  # GGUF metadata does not say
 
 
-class SmolLM3(Decoder):
-    def layer(self, x, i):
-        q, k, v = self.qkv(self.norm(x, "attn_norm", i), i)
-        x = x + self.linear(self.attention(q, k, v, i), "o", i)
-        return x + self.mlp(self.norm(x, "mlp_norm", i), i)
-
+class SmolLM3(Llama):
     @staticmethod
     def from_hf(fields: Fields, generation: Fields | None) -> ModelConfig:
         values = hf_values(fields, generation, tied_default=True, default_theta=2000000.0)
