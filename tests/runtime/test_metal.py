@@ -5,6 +5,7 @@ import gc
 import os
 import struct
 import sys
+from contextlib import contextmanager
 
 import pytest
 
@@ -62,14 +63,16 @@ class FakeObjC:
     def default_device(self):
         return self.new(kind="device")
 
-    def push_pool(self):
+    @contextmanager
+    def pool(self):
         self.pools.append([])
-        return len(self.pools)
-
-    def pop_pool(self, pool):
-        assert len(self.pools) == pool
-        for number in self.pools.pop():
-            self.release(number)
+        depth = len(self.pools)
+        try:
+            yield
+        finally:
+            assert len(self.pools) == depth
+            for number in self.pools.pop():
+                self.release(number)
 
     def release(self, number):
         found = self.objects[number]

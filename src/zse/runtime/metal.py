@@ -133,17 +133,13 @@ class MetalGraph(Graph):
         if device.lost is not None:
             raise device.lost
         objc = device.objc
-        with device.submit_lock:
-            pool = objc.push_pool()
-            try:
-                buffer = objc.send(objc.send(device.queue, "commandBuffer"), "retain")
-                encoder = objc.send(buffer, "computeCommandEncoder")
-                for program, arguments, grid in self._steps:
-                    self._encode(encoder, program, arguments, grid, symbols)
-                objc.send(encoder, "endEncoding")
-                objc.send(buffer, "commit")
-            finally:
-                objc.pop_pool(pool)
+        with device.submit_lock, objc.pool():
+            buffer = objc.send(objc.send(device.queue, "commandBuffer"), "retain")
+            encoder = objc.send(buffer, "computeCommandEncoder")
+            for program, arguments, grid in self._steps:
+                self._encode(encoder, program, arguments, grid, symbols)
+            objc.send(encoder, "endEncoding")
+            objc.send(buffer, "commit")
         return MetalTicket(device, buffer, self)
 
     def _encode(self, encoder: int, program: Program, arguments: list, grid: tuple, symbols: dict) -> None:
@@ -198,21 +194,15 @@ class MetalDevice(PackedGPU):
     def synchronize(self) -> None:
         if self.lost is not None:
             raise self.lost
-        pool = self.objc.push_pool()
-        try:
+        with self.objc.pool():
             buffer = self.objc.send(self.queue, "commandBuffer")
             self.objc.send(buffer, "commit")
             self.objc.send(buffer, "waitUntilCompleted")
-        finally:
-            self.objc.pop_pool(pool)
 
     def _load_program(self, symbol: str, entry: dict) -> Program:
         self._check_shared(symbol, entry)
-        pool = self.objc.push_pool()
-        try:
+        with self.objc.pool():
             return Program(symbol, self._pipeline(symbol, entry["image"]), entry)
-        finally:
-            self.objc.pop_pool(pool)
 
     def _pipeline(self, symbol: str, image: "Any") -> int:
         objc, error = self.objc, c_void_p()

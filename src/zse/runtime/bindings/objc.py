@@ -1,12 +1,14 @@
 """The Objective-C runtime through ctypes: classes, selectors and messages, as Metal's interface needs them."""
 
 import ctypes
+from contextlib import contextmanager
 from ctypes import c_char_p, c_ulong, c_void_p
 
 from zse.errors import DeviceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 METAL = "/System/Library/Frameworks/Metal.framework/Metal"
@@ -97,10 +99,11 @@ class ObjC:
         found = self.send(string, "UTF8String") if string else None
         return (found or b"").decode("utf-8", "replace")
 
-    def push_pool(self) -> int:
-        """Begin an autorelease pool."""
-        return self._runtime.objc_autoreleasePoolPush()
-
-    def pop_pool(self, pool: int) -> None:
-        """End it: what was autoreleased since is released."""
-        self._runtime.objc_autoreleasePoolPop(pool)
+    @contextmanager
+    def pool(self) -> "Iterator[None]":
+        """An autorelease pool: what is autoreleased inside is released at the end."""
+        pool = self._runtime.objc_autoreleasePoolPush()
+        try:
+            yield
+        finally:
+            self._runtime.objc_autoreleasePoolPop(pool)
