@@ -32,10 +32,10 @@ def notice(line: str) -> None:
 
 
 class ProgressBar:
-    """Callable as progress(label, done, total). On a terminal a bar that redraws itself; elsewhere a line every 5 s."""
+    """Callable as progress(label, done, total), in bytes. On a terminal a bar that redraws itself; elsewhere a line every 5 s."""
 
-    def __init__(self, subject: str, unit: str = "bytes"):
-        self._subject, self._bytes = subject, unit == "bytes"
+    def __init__(self, subject: str):
+        self._subject = subject
         self._tty = sys.stderr.isatty()
         self._label, self._start, self._last_draw, self._drawn = "", 0.0, 0.0, False
         self._is_complete = False
@@ -55,14 +55,13 @@ class ProgressBar:
             notice(f"{self._subject}: {label} {self._amount(done, total)}")
 
     def _amount(self, done: int, total: int) -> str:
-        percent = f"{100 * done / total if total else 100:3.0f} %"
-        return f"{percent}  {size(done)} of {size(total)}" if self._bytes else f"{percent}  {done} of {total}"
+        return f"{100 * done / total if total else 100:3.0f} %  {size(done)} of {size(total)}"
 
     def _draw(self, done: int, total: int, now: float) -> None:
         filled = 24 * done // total if total else 24
         seconds = now - self._start
         rate = (done - self._first) / seconds if seconds > 0.5 else 0
-        speed = f"  {size(rate)}/s" if rate and self._bytes else ""
+        speed = f"  {size(rate)}/s" if rate else ""
         left = f"  {(total - done) / rate:.0f} s left" if rate and done < total else ""
         bar = "█" * filled + "░" * (24 - filled)
         sys.stderr.write(f"\r\x1b[K{self._subject}: {self._label} {bar} {self._amount(done, total)}{speed}{left}")

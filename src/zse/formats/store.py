@@ -194,10 +194,9 @@ def check_space(needed_bytes: int) -> None:
     stats = os.statvfs(path)
     free_bytes = stats.f_bavail * stats.f_frsize
     if free_bytes < needed_bytes:
+        sizes = f"{needed_bytes / 2**20:.0f} MiB needed, {free_bytes / 2**20:.0f} MiB free"
         raise ZSEError(
-            f"not enough disk space under {home()}: {needed_bytes / 2**20:.0f} MiB needed, {free_bytes / 2**20:.0f} "
-            "MiB "
-            "free; free some, or set ZSE_HOME to a folder on another disk"
+            f"not enough disk space under {home()}: {sizes}; free some, or set ZSE_HOME to a folder on another disk"
         )
 
 
