@@ -3,7 +3,6 @@
 A route names its handler, whose module is imported with its first request: a start waits for those of completions only.
 """
 
-from collections.abc import Awaitable, Callable
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -12,20 +11,16 @@ import msgspec
 
 import zse.server.routes.completions
 import zse.server.routes.info  # noqa: F401
-from zse.http.exchange import Response
 from zse.sampling.fields import Fields
-from zse.server.api_request import APIRequest
 
 # Who may call: anybody; when the server has keys, the holder of one; or of one whose line says admin (--api-key is one).
 PUBLIC, USER, ADMIN = "public", "user", "admin"
 
-Handler = Callable[[object, APIRequest], Awaitable[Response | None]]
-
 
 class Route(msgspec.Struct, frozen=True):
-    """function: "MODULE.NAME" in zse.server.routes. doc: what it answers, in docs/api.md and the OpenAPI document. fields:
-    "MODULE.NAME" in zse.server.requests, the table of what a body may hold; "": the route takes none, and its method is
-    GET."""
+    """function: "MODULE.NAME" in zse.server.routes, a coroutine function of the App and the APIRequest. doc: what it answers,
+    in docs/api.md and the OpenAPI document. fields: "MODULE.NAME" in zse.server.requests, the table of what a body may hold;
+    "": the route takes none, and its method is GET."""
 
     path: str
     scope: str
