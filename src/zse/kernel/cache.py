@@ -77,7 +77,9 @@ def resolve_arch(arch: str) -> str:
     if number:
         wanted = int(number.group(1))
         found = [
-            (value, name) for name, (value, _) in archs.ARCHS.items() if value // 10 == wanted // 10 and value <= wanted
+            (value, name)
+            for name, (value, *_) in archs.ARCHS.items()
+            if value // 10 == wanted // 10 and value <= wanted
         ]
         if found:
             return max(found)[1]

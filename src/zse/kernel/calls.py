@@ -39,15 +39,21 @@ class Calls(Values):
         if row.unify and runtime:
             widest = max((value.type for value in runtime), key=lambda type: isinstance(type, ir.Vector))
             args = [self.coerce(value, widest, f"{name}()") for value in args]
-        result = row.signature(*[value.type if is_runtime(value) else value for value in args])
-        if isinstance(result, str):
-            raise StageError(f"{name}(): {result}")
-        row.body_for(self.target)
+        result = self.result_of(name, [value.type if is_runtime(value) else value for value in args])
         call = ir.Call(result, name, tuple(value if is_runtime(value) else ir.Const(ir.I64, value) for value in args))
         if isinstance(result, ir.Void):
             self.emit(ir.Eval(call))
             return None
         return call
+
+    def result_of(self, name: str, types: list) -> ir.Type:
+        """What an intrinsic gives for these types and compile-time values, if the target has it."""
+        row = INTRINSICS[name]
+        result = row.signature(*types)
+        if isinstance(result, str):
+            raise StageError(f"{name}(): {result}")
+        row.body_for(self.target)
+        return result
 
     def effect(self, name: str, args: list, kwargs: dict) -> object:
         """An intrinsic that becomes a statement; its results are variables."""
@@ -90,20 +96,13 @@ class Calls(Values):
         return self.call_shared_array(DTYPES["u64"], count, 8)
 
     def call_smem_desc(self, pointer, swizzle=128, stride=1024, leading=16):
-        row = INTRINSICS["smem_desc"]
-        result = row.signature(pointer.type if is_runtime(pointer) else pointer, swizzle, stride, leading)
-        if isinstance(result, str):
-            raise StageError(f"smem_desc(): {result}")
-        row.body_for(self.target)
-        return ir.Call(
-            result, "smem_desc", (pointer, *(ir.Const(ir.I32, value) for value in (swizzle, stride, leading)))
-        )
+        type = pointer.type if is_runtime(pointer) else pointer
+        result = self.result_of("smem_desc", [type, swizzle, stride, leading])
+        numbers = (ir.Const(ir.I32, value) for value in (swizzle, stride, leading))
+        return ir.Call(result, "smem_desc", (pointer, *numbers))
 
     def call_lop3(self, a, b, c, table):
-        result = INTRINSICS["lop3"].signature(ir.U32, ir.U32, ir.U32, table)
-        if isinstance(result, str):
-            raise StageError(f"lop3(): {result}")
-        INTRINSICS["lop3"].body_for(self.target)
+        result = self.result_of("lop3", [ir.U32, ir.U32, ir.U32, table])
         values = tuple(self.coerce(value, ir.U32, "lop3() of u32") for value in (a, b, c))
         return ir.Call(result, "lop3", (*values, ir.Const(ir.I32, table)))
 

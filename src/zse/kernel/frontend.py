@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import zse.kernel.ir as ir
 from zse.errors import CompileError
-from zse.kernel import passes
 from zse.kernel.calls import Calls, InlineReturn
+from zse.kernel.dead import remove_dead_variables
 from zse.kernel.intrinsics.row import StageError
 from zse.kernel.language import (
     BUILTINS,
@@ -467,6 +467,6 @@ def _width(node: ast.AST) -> int:
 
 def stage(kernel: Kernel, statics: dict[str, object], symbol: str, target) -> ir.Function:
     """Compile a kernel variant to verified IR. Raises CompileError with the author's line and a caret."""
-    function = passes.run(Stager(target).run(kernel, statics, symbol))
+    function = remove_dead_variables(Stager(target).run(kernel, statics, symbol))
     ir.verify(function)
     return function

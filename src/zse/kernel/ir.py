@@ -9,7 +9,7 @@ A look-up in a module that came lazily costs 1 µs, and generating a level's C m
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, dataclass_transform
 
 from zse.errors import CompileError
 
@@ -78,28 +78,27 @@ COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 TENSOR_MAP = Scalar("tensormap", "opaque", 1024)
 
 
+@dataclass_transform(frozen_default=True)
 @dataclass(frozen=True)
 class Expr:
-    """operands: names of the fields that are expressions."""
+    """An expression; subclasses are dataclasses. operands: names of the fields that are expressions."""
 
     type: Type
     operands: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
         cls.operands = tuple(name for name, kind in cls.__annotations__.items() if kind is Expr)
+        dataclass(frozen=True)(cls)
 
 
-@dataclass(frozen=True)
 class Const(Expr):
     value: int | float | bool
 
 
-@dataclass(frozen=True)
 class Var(Expr):
     name: str
 
 
-@dataclass(frozen=True)
 class Binary(Expr):
     """op: + - * / % & | ^ << >> (arithmetic) or == != < <= > >= (type is bool or Mask) or && || (bool)."""
 
@@ -108,7 +107,6 @@ class Binary(Expr):
     right: Expr
 
 
-@dataclass(frozen=True)
 class Unary(Expr):
     """op: - ~ !"""
 
@@ -116,7 +114,6 @@ class Unary(Expr):
     operand: Expr
 
 
-@dataclass(frozen=True)
 class Select(Expr):
     """condition ? left : right; a Mask condition selects lane by lane."""
 
@@ -125,25 +122,21 @@ class Select(Expr):
     right: Expr
 
 
-@dataclass(frozen=True)
 class Convert(Expr):
     """Numeric conversion, lane-wise; f32 → integer truncates."""
 
     operand: Expr
 
 
-@dataclass(frozen=True)
 class Bitcast(Expr):
     operand: Expr
 
 
-@dataclass(frozen=True)
 class Splat(Expr):
     type: Vector
     operand: Expr
 
 
-@dataclass(frozen=True)
 class Lane(Expr):
     """One element of a vector, at a compile-time index."""
 
@@ -152,7 +145,6 @@ class Lane(Expr):
     index: int
 
 
-@dataclass(frozen=True)
 class Offset(Expr):
     """pointer + index elements."""
 
@@ -161,7 +153,6 @@ class Offset(Expr):
     index: Expr
 
 
-@dataclass(frozen=True)
 class Load(Expr):
     """A scalar, or a vector of consecutive elements. CPU: no alignment requirement; GPU: natural alignment up to 16 bytes.
     hint: "" | "readonly" | "stream", global memory only."""
@@ -170,7 +161,6 @@ class Load(Expr):
     hint: str = ""
 
 
-@dataclass(frozen=True)
 class Call(Expr):
     """An intrinsic: a row of the tables in kernel/intrinsics."""
 
@@ -178,9 +168,10 @@ class Call(Expr):
     args: tuple[Expr, ...]
 
 
+@dataclass_transform(field_specifiers=(field,))
 @dataclass
 class Stmt:
-    """line, path: its place in its author's source, the file as the package names it. operands, blocks: names of the fields that
+    """A statement; subclasses are dataclasses. line, path: its place in its author's source, the file as the package names it. operands, blocks: names of the fields that
     are expressions, and of those that are lists of statements."""
 
     line: int = field(default=0, kw_only=True)
@@ -191,21 +182,19 @@ class Stmt:
     def __init_subclass__(cls) -> None:
         cls.operands = tuple(name for name, kind in cls.__annotations__.items() if kind is Expr)
         cls.blocks = tuple(name for name, kind in cls.__annotations__.items() if kind == list[Stmt])
+        dataclass(cls)
 
 
-@dataclass
 class Declare(Stmt):
     var: Var
     value: Expr
 
 
-@dataclass
 class Assign(Stmt):
     var: Var
     value: Expr
 
 
-@dataclass
 class Store(Stmt):
     """hint: "" | "stream"."""
 
@@ -214,7 +203,6 @@ class Store(Stmt):
     hint: str = ""
 
 
-@dataclass
 class LocalArray(Stmt):
     """64-byte aligned scratch of the block; var has a Pointer type of space local or shared."""
 
@@ -222,7 +210,6 @@ class LocalArray(Stmt):
     count: int
 
 
-@dataclass
 class SharedArray(Stmt):
     """Memory of the whole block (GPU targets): count elements at an address that is a multiple of align bytes."""
 
@@ -231,14 +218,12 @@ class SharedArray(Stmt):
     align: int
 
 
-@dataclass
 class Eval(Stmt):
     """A call for its effect (prefetch, barrier)."""
 
     value: Expr
 
 
-@dataclass
 class Invoke(Stmt):
     """An intrinsic with an effect, several results or results in place: a row of the effect tables in kernel/intrinsics.
 
@@ -252,7 +237,6 @@ class Invoke(Stmt):
     in_place: bool = False
 
 
-@dataclass
 class For(Stmt):
     """for (var = start; var < stop; var += step); step is positive. unroll: how often to repeat the body (0: all of it), or
     None: the compiler decides."""
@@ -265,7 +249,6 @@ class For(Stmt):
     unroll: int | None = None
 
 
-@dataclass
 class While(Stmt):
     """prepare: statements that run before each test of the condition."""
 
@@ -274,24 +257,20 @@ class While(Stmt):
     prepare: list[Stmt] = field(default_factory=list)
 
 
-@dataclass
 class If(Stmt):
     condition: Expr
     then: list[Stmt] = field(default_factory=list)
     otherwise: list[Stmt] = field(default_factory=list)
 
 
-@dataclass
 class Break(Stmt):
     pass
 
 
-@dataclass
 class Continue(Stmt):
     pass
 
 
-@dataclass
 class Return(Stmt):
     """Ends the block's work."""
 
