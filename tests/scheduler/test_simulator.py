@@ -201,7 +201,7 @@ def _running_requests_time_out(patch):
     expire = Scheduler.expire
 
     def forgets_that_they_ran(self, now):
-        for request in self.running():
+        for request in self.running:
             request.residency = 0
         return expire(self, now)
 
