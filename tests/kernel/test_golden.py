@@ -1,10 +1,12 @@
 """The emitted C of a few kernels, reviewed by diff: `python -m pytest tests/kernel/test_golden.py --update-golden` rewrites the files."""
 
 import re
+import time
 from pathlib import Path
 
 import pytest
 
+from zse import build
 from zse.kernel.emit import emit_unit
 from zse.kernel.targets.cpu import ISAS, CpuTarget
 from zse.kernels.table import all_variants
@@ -30,3 +32,12 @@ def test_emitted_c(symbol, isa, request):
     if request.config.getoption("--update-golden"):
         path.write_text(text)
     assert text == path.read_text(), f"the C of {symbol} changed; look at the diff, then --update-golden"
+
+
+@pytest.mark.timed
+def test_the_c_of_a_level_is_generated_in_seconds():
+    """All kernels of one level take 5 s of one core at most: 1 to 4 s, as busy as the machine is."""
+    start = time.process_time()
+    for _, variants in build.kernel_units("x86-64-v4-vnni"):
+        emit_unit(variants, "x86-64-v4-vnni")
+    assert time.process_time() - start <= 5
