@@ -9,6 +9,8 @@ import time
 import pytest
 from harness import chat_body, read_reply, request, wait_for
 
+from zse.server.requests.completions import choice_seed
+
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
@@ -154,15 +156,19 @@ def test_n_and_seeds(server):
     assert len(set(texts)) == 3 and [choice["index"] for choice in reply["choices"]] == [0, 1, 2]
     assert reply["usage"]["prompt_tokens"] == 7 and reply["usage"]["completion_tokens"] == 39
     assert [choice["text"] for choice in server.complete("!random", n=3, seed=5).json["choices"]] == texts
-    assert server.complete("!random", seed=6).json["choices"][0]["text"] == texts[1]
+    assert server.complete("!random", seed=choice_seed(5, 1)).json["choices"][0]["text"] == texts[1]
+    neighbours = {choice["text"] for choice in server.complete("!random", n=16, seed=6).json["choices"]}
+    assert len(neighbours) == 16 and neighbours.isdisjoint(texts)
     events = server.complete("!random", n=3, seed=5, stream=True).events
     check_grammar(events, 3, False, False)
     assert [joined(events, index) for index in range(3)] == texts
 
 
 def test_best_of_returns_the_most_likely(server):
-    """The fake's tokens have log-probability -0.5 - seed: the first seed is the best."""
-    texts = [choice["text"] for choice in server.complete("!random", n=3, seed=5).json["choices"]]
+    """The fake's tokens have log-probability -0.5 - seed: the smallest seed is the best."""
+    texts = [choice["text"] for choice in server.complete("!random", n=4, seed=5).json["choices"]]
+    seeds = [5, *(choice_seed(5, index) for index in range(1, 4))]
+    texts = [text for _, text in sorted(zip(seeds, texts, strict=True))]
     reply = server.complete("!random", n=2, best_of=4, seed=5).json
     assert [choice["text"] for choice in reply["choices"]] == texts[:2]
     assert reply["choices"][0]["logprobs"] is None and reply["usage"]["completion_tokens"] == 52

@@ -402,7 +402,7 @@ def test_model_routes(server):
     assert server.get("/v1/models/fake").json["id"] == "fake"
     assert server.get("/v1/models/f%61ke").json["id"] == "fake"
     check(server.get("/v1/models/org/other"), 404, "model_not_found")
-    check(server.get("/v1/models/"), 404, "not_found", None)
+    assert server.get("/v1/models/").json == listed
     assert server.get("/health/live").json == {"status": "ok"}
     assert server.get("/version").json["version"]
 

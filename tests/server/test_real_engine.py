@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from zse import LLM, BeamParams, SamplingParams
+from zse.server.requests.completions import choice_seed
 
 
 def command(model: str, *options: str) -> list[str]:
@@ -180,6 +181,7 @@ def test_every_way_of_sampling_arrives(client, real_models):
 
     def complete(**options):
         names = (
+            "seed",
             "temperature",
             "top_p",
             "presence_penalty",
@@ -193,8 +195,8 @@ def test_every_way_of_sampling_arrives(client, real_models):
             "echo",
         )
         known = {name: options.pop(name) for name in names if name in options}
-        known = {"max_tokens": 12, "temperature": 1, "top_p": 1} | known  # not what the model recommends
-        return client.completions.create(model="smollm2", prompt=PROMPT, seed=11, extra_body=options, **known).choices
+        known = {"max_tokens": 12, "seed": 11, "temperature": 1, "top_p": 1} | known  # not what the model recommends
+        return client.completions.create(model="smollm2", prompt=PROMPT, extra_body=options, **known).choices
 
     def offline(seed=11, **options):
         if "logit_bias" in options:
@@ -212,7 +214,8 @@ def test_every_way_of_sampling_arrives(client, real_models):
                 said = [entry.logprob for entry in reply.logprobs]
                 assert choice.logprobs.token_logprobs == pytest.approx(said[: len(choice.logprobs.tokens)], abs=1e-5)
         assert len({reply.text for reply in replies}) >= len(replies) - 2  # each of them changes something
-        several = llm.generate([PROMPT] * 4, [offline(seed=11 + index, logprobs=0) for index in range(4)])
+        seeds = [11, *(choice_seed(11, index) for index in range(1, 4))]
+        several = llm.generate([PROMPT] * 4, [offline(seed=seed, logprobs=0) for seed in seeds])
         assert [choice.text for choice in complete(n=4)] == [reply.text for reply in several]
 
         def rank(reply):
@@ -229,7 +232,7 @@ def test_every_way_of_sampling_arrives(client, real_models):
         expected = llm.logprobs_of(llm.tokenizer.encode(PROMPT)).logprobs
         assert echoed.logprobs.token_logprobs[1:-1] == pytest.approx(expected, abs=1e-4)
         assert echoed.logprobs.token_logprobs[0] is None and len(echoed.logprobs.top_logprobs[1]) in (2, 3)
-        found = complete(use_beam_search=True, beam_width=4, n=3, length_penalty=0.5)
+        found = complete(use_beam_search=True, beam_width=4, n=3, length_penalty=0.5, seed=None, top_p=1)
         (searched,) = llm.beam_search(PROMPT, BeamParams(beam_width=4, max_tokens=12, length_penalty=0.5))
         assert [choice.text for choice in found] == [reply.text for reply in searched[:3]]
 

@@ -240,17 +240,18 @@ Fields = dict[str, Field]
 
 
 class Object(Kind, frozen=True):
-    """An object with these fields and no others; the value is a dict of all of them, with defaults for those that are left
-    out or null. Its path is "" where it is the whole body. Raises unknown_parameter, unsupported_parameter,
-    missing_required_parameter, and what the kinds raise."""
+    """An object with these fields; the value is a dict of all of them, with defaults for those that are left out or null. Its
+    path is "" where it is the whole body. ignored: other keys that may stand in it and say nothing here. Raises
+    unknown_parameter, unsupported_parameter, missing_required_parameter, and what the kinds raise."""
 
     fields: Fields
+    ignored: tuple[str, ...] = ()
 
     def check(self, value, path):
         expect(dict, value, path)
         prefix, values = path and path + ".", {}
         for name in value:
-            if name not in self.fields:
+            if name not in self.fields and name not in self.ignored:
                 here = prefix + shown(name)
                 raise refused("unknown_parameter", f"Unknown field '{here}'.", here)
         for name, field in self.fields.items():
@@ -269,7 +270,7 @@ class Object(Kind, frozen=True):
     @property
     def schema(self):
         required = [name for name, field in self.fields.items() if field.required]
-        properties = {name: field.schema for name, field in self.fields.items()}
+        properties = dict.fromkeys(self.ignored, {}) | {name: field.schema for name, field in self.fields.items()}
         schema = {"type": "object", "properties": properties, "additionalProperties": False}
         return schema | ({"required": required} if required else {})
 

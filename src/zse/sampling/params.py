@@ -124,7 +124,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         int | None,
         Field(
             Integer(-1 << 63, (1 << 64) - 1),
-            "Same seed, same request, same answer; choice i uses seed + i.",
+            "Same seed, same request, same answer; further choices have seeds of their own, made of it.",
             option="N",
         ),
     ] = None

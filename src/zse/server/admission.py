@@ -196,6 +196,12 @@ class Admitted:
         """Room in the queue for so many answers to a prompt, and the most tokens that they can take all together of the
         quota. Raises APIError and holds nothing then."""
         control, tenant, total = self._control, self._tenant, prompt_tokens + answer_tokens
+        if choices > control.bounds.max_choices:
+            raise APIError(
+                "invalid_value",
+                f"The request asks for {choices} answers (n or best_of, times prompts); this server's queue holds "
+                f"{control.bounds.max_choices}.",
+            )
         control.check_room(self._request.tenant, choices, prompt_tokens)
         if tenant.max_choices and tenant.choices + choices > tenant.max_choices:
             raise control.limited("requests", f"This key may have {tenant.max_choices} answers at once.", 1.0)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from zse.http.exchange import Response
+from zse.sampling.fields import shown
 from zse.scheduler.options import RequestOptions
 from zse.server import errors
 from zse.server.admission import AdmissionControl
@@ -120,7 +121,10 @@ class App:
         if allowed is not None and name not in allowed and (model is None or allowed.isdisjoint(model.spec.names)):
             raise APIError("insufficient_permissions", "This key may not use this model.", param)
         if model is None:
-            raise APIError("model_not_found", "This model is not served here; GET /v1/models lists what is.", param)
+            names = ", ".join(model.name for model in self.models(request)) or "none"
+            raise APIError(
+                "model_not_found", f"The model '{shown(name or '')}' is not served here; served: {names}.", param
+            )
         return model
 
     def request_options(self, request: APIRequest, options: RequestOptions) -> RequestOptions:

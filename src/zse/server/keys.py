@@ -14,6 +14,8 @@ MAX_KEYS, MAX_FILE_BYTES, MAX_WEIGHT = 4096, 1 << 20, 1000.0
 MAX_QUOTA = 1_000_000_000
 # Of zse.server.routes.table, whose import would delay the engine's start; a test holds them to it.
 USER_ROUTES = (
+    "/detokenize",
+    "/tokenize",
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",

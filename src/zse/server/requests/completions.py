@@ -1,5 +1,6 @@
 """What the completion routes accept: a table of fields each, and the typed request that comes out of it."""
 
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -32,7 +33,6 @@ from zse.structured.options import Structure
 MAX_PROMPTS = 128
 MAX_CHOICES = 16
 MAX_IDS = 1 << 20
-_SEEDS = 1 << 63
 
 
 class Completion(msgspec.Struct):
@@ -159,6 +159,7 @@ CHAT_FIELDS: Fields = (
         ),
         "safety_identifier": Field(String(512), "As user."),
         "prompt_cache_key": Field(String(512), "Accepted; prompts are matched by content, no key is needed."),
+        "prompt_cache_retention": Field(String(64), "Accepted; cached prompts stay as long as there is room."),
         "modalities": Field(None, "Text only.", harmless=(None, ["text"])),
         "store": Field(None, "Nothing is stored.", harmless=(None, False)),
         "service_tier": Field(OneOf(("auto", "default")), "There is one tier; the answer says default."),
@@ -292,7 +293,8 @@ def _completion(body: dict, values: dict, **more: Any) -> Completion:
 _BEAM_FIELDS = tuple(of_route(_BEAMS, CHAT))
 # Fields that a search would have to ignore.
 _NOT_SEARCHED = (
-    *("stop", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "tools", "thinking_budget"),
+    *("top_p", "top_k", "min_p", "top_n_sigma", "seed", "stop", "repetition_penalty", "presence_penalty"),
+    *("frequency_penalty", "logit_bias", "tools", "thinking_budget", "reasoning_effort"),
 )
 
 
@@ -308,6 +310,8 @@ def _read_beams(values: dict, best_of: int, structure_field: str) -> BeamParams 
     for name in _NOT_SEARCHED:
         if values.get(name) not in ([], {}, None, CHAT_FIELDS[name].default):
             raise refused("invalid_value", f"'{name}' does not go with 'use_beam_search'.", name)
+    if values["temperature"] not in (0, CHAT_FIELDS["temperature"].default):
+        raise refused("invalid_value", "'temperature' does not go with 'use_beam_search'.", "temperature")
     if structure_field:
         raise refused("invalid_value", f"'{structure_field}' does not go with 'use_beam_search'.", structure_field)
     width = values["beam_width"] or best_of
@@ -332,10 +336,15 @@ def check_token_ids(completion: Completion, vocab_size: int) -> None:
             raise APIError("invalid_token_id", message, path)
 
 
+def choice_seed(seed: int, index: int) -> int:
+    """The seed of a further choice: hashed, so that requests with neighbouring seeds have no answer in common."""
+    return int.from_bytes(blake2b(f"{seed} {index}".encode(), digest_size=8).digest(), "little") >> 1
+
+
 def choice_params(completion: Completion, index: int, max_tokens: int) -> SamplingParams:
     """Parameters of choice `index`, for the engine: its own seed; log-probabilities too when answers are to be ranked."""
     params = completion.params
-    seed = None if params.seed is None else (params.seed + index) % _SEEDS
+    seed = params.seed if params.seed is None or not index else choice_seed(params.seed, index)
     logprobs = 0 if completion.best_of > completion.n and params.logprobs is None else params.logprobs
     return msgspec.structs.replace(
         params, max_tokens=max_tokens, seed=seed, logprobs=logprobs, stop=(), prompt_logprobs=None

@@ -26,6 +26,29 @@ MAX_TOOLS = 128
 MAX_CALLS = 128
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 32
+# Keys that clients leave in messages, parts, tools and calls that they got from other servers, or mean for them: accepted, unused.
+# litellm, LangChain, the Vercel AI SDK, OpenRouter and Anthropic's SDK write these. Unknown keys of the request itself are refused.
+FOREIGN_KEYS = (
+    *(
+        "provider_specific_fields",
+        "cache_control",
+        "reasoning_details",
+        "thinking_blocks",
+        "id",
+        "timestamp",
+        "created_at",
+    ),
+    *(
+        "status",
+        "metadata",
+        "additional_kwargs",
+        "response_metadata",
+        "usage_metadata",
+        "providerOptions",
+        "provider_options",
+    ),
+    *("experimental_providerMetadata", "citations", "signature", "phase"),
+)
 _TYPES = OneOf(("string", "number", "integer", "boolean", "array", "object", "null"))
 _REQUIRED = Array(String(), 4096)
 # Keys of a schema below which schemas stand: by name, in a list, or one.
@@ -106,11 +129,13 @@ _TOOL = Object(
                     "description": Field(String(16384)),
                     "parameters": Field(Custom(_parameters, {"type": "object"})),
                     "strict": Field(Boolean(), default=False),
-                }
+                },
+                FOREIGN_KEYS,
             ),
             required=True,
         ),
-    }
+    },
+    FOREIGN_KEYS,
 )
 _TOOLS = Array(_TOOL, MAX_TOOLS)
 
@@ -169,8 +194,9 @@ _CALLS = Array(
             "id": Field(String(256, empty=False), required=True),
             "type": Field(OneOf(("function",)), default="function"),
             "index": Field(Custom(lambda value, path: value, {})),
-            "function": Field(Object(_CALLED), required=True),
-        }
+            "function": Field(Object(_CALLED, FOREIGN_KEYS), required=True),
+        },
+        FOREIGN_KEYS,
     ),
     MAX_CALLS,
 )
@@ -181,7 +207,9 @@ def _tool_calls(value: Any, path: str) -> list[dict]:
     return [{"id": call["id"], "type": "function", "function": call["function"]} for call in _CALLS.check(value, path)]
 
 
-_TEXT_PART = Object({"type": Field(OneOf(("text",)), required=True), "text": Field(String(), required=True)})
+_TEXT_PART = Object(
+    {"type": Field(OneOf(("text",)), required=True), "text": Field(String(), required=True)}, FOREIGN_KEYS
+)
 
 
 def _content(value: Any, path: str) -> str:
@@ -214,7 +242,8 @@ _MESSAGE = Object(
         "audio": Field(None),
         "annotations": Field(None, harmless=(None, [])),
         "function_call": Field(None),
-    }
+    },
+    FOREIGN_KEYS,
 )
 _ONLY = {"tool_calls": "assistant", "reasoning_content": "assistant", "reasoning": "assistant", "tool_call_id": "tool"}
 _NEEDED = {"assistant": (), "tool": ("content", "tool_call_id")}

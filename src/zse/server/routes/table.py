@@ -50,6 +50,7 @@ _CHAT, _COMPLETIONS, _EMBEDDINGS = (
     "completions.COMPLETIONS_FIELDS",
     "measures.EMBEDDINGS_FIELDS",
 )
+_TOKENIZE = "tokenize.TOKENIZE_FIELDS"
 _RERANK, _SCORE = "measures.RERANK_FIELDS", "measures.SCORE_FIELDS"
 _READY = "200 when a request sent now would be answered, else 503 with the reason"
 _METRICS = "counts and times in Prometheus' text format; needs an admin's key, if there are keys"
@@ -63,6 +64,9 @@ ROUTES = (
     Route("/v1/score", USER, "relevance.score", "how well texts fit each other", _SCORE),
     Route("/v1/models", USER, "info.models", "the models that are served, each with its `state`"),
     Route("/v1/models/{model}", USER, "info.model", "one model"),
+    Route("/tokenize", USER, "tokenize.tokenize", "the token ids of a text or conversation, as vLLM has it", _TOKENIZE),
+    Route("/detokenize", USER, "tokenize.detokenize", "the text of token ids", "tokenize.DETOKENIZE_FIELDS"),
+    Route("/health", PUBLIC, "info.ready", "as /health/ready"),
     Route("/health/live", PUBLIC, "info.live", "200 while the server process answers"),
     Route("/health/ready", PUBLIC, "info.ready", _READY),
     Route("/version", PUBLIC, "info.version", "the version"),
@@ -77,11 +81,13 @@ _WITH_NAME = [path.partition("{") for path in _BY_PATH if "{" in path]
 
 
 def find(path: str) -> tuple[dict[str, Route], dict[str, str]] | None:
-    """Routes by method and path parameters for a percent-decoded path; None when it is unknown."""
+    """Routes by method and path parameters for a percent-decoded path; None when it is unknown. A slash at the end and a /v1 that
+    is left out are forgiven: clients differ in what they take for the base URL."""
     for prefix, brace, name in _WITH_NAME:
         if path.startswith(prefix) and len(path) > len(prefix):
             return _BY_PATH[prefix + brace + name], {name.rstrip("}"): path[len(prefix) :]}
-    methods = _BY_PATH.get(path)
+    bare = path.rstrip("/")
+    methods = _BY_PATH.get(path) or _BY_PATH.get(bare) or _BY_PATH.get("/v1" + bare)
     return None if methods is None else (methods, {})
 
 

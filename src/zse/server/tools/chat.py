@@ -58,7 +58,7 @@ def prepare(completion: "Completion", model, tool_parser: str | None, reasoning_
             raise unsupported("tools", reason)
     if not form.names_tools:
         _check_history(completion.messages or [])
-    if completion.thinking_budget and form.reasoning == parsers.NONE:
+    if completion.thinking_field and completion.thinking_budget != 0 and form.reasoning == parsers.NONE:
         raise unsupported(completion.thinking_field, "this model's chat template has no reasoning")
     if completion.tools is None and form.reasoning == parsers.NONE:
         return None
