@@ -1,7 +1,7 @@
 """Log-probabilities of given tokens: one block is one row of logits."""
 
 from zse import kernel as zl
-from zse.kernels.gpu.sample_parts import block_best, four_at, id_of, inverse_of, order_of, relative_mass, warp_sum_f64
+from zse.kernels.gpu import sample_parts as parts
 from zse.kernels.sample_parts import LOWEST, value_of
 
 THREADS = 1024
@@ -28,23 +28,23 @@ def logprob_row_gpu(
     for at in range(t * 4, vocab, THREADS * 4 * UNROLL):
         values = []
         for u in zl.static(range(UNROLL)):
-            values += four_at(x, at + u * THREADS * 4, vocab, aligned)
+            values += parts.four_at(x, at + u * THREADS * 4, vocab, aligned)
         for j in zl.static(range(4 * UNROLL)):
             better = values[j] > best
             best = zl.where(better, values[j], best)
             index = zl.where(better, at + j // 4 * THREADS * 4 + j % 4, index)
-    order = block_best(order_of(best, index), zl.shared_array(zl.u64, THREADS // zl.target.warp))
+    order = parts.block_best(parts.order_of(best, index), zl.shared_array(zl.u64, THREADS // zl.target.warp))
     high = value_of(zl.u32(order >> 32))
     mass = zl.f64(0)
     for at in range(t * 4, vocab, THREADS * 4 * UNROLL):
         values = []
         for u in zl.static(range(UNROLL)):
-            values += four_at(x, at + u * THREADS * 4, vocab, aligned)
+            values += parts.four_at(x, at + u * THREADS * 4, vocab, aligned)
         part = zl.f32(0)
         for j in zl.static(range(4 * UNROLL)):
-            part += relative_mass(values[j], high, inverse_of(zl.f32(1)))
+            part += parts.relative_mass(values[j], high, parts.inverse_of(zl.f32(1)))
         mass += zl.f64(part)
-    mass = warp_sum_f64(mass)
+    mass = parts.warp_sum_f64(mass)
     masses = zl.shared_array(zl.f64, THREADS // zl.target.warp)
     if zl.lane_index() == 0:
         masses[zl.warp_index()] = mass
@@ -53,7 +53,7 @@ def logprob_row_gpu(
         total = zl.f64(0)
         for w in range(THREADS // zl.target.warp):
             total += masses[w]
-        argmax[row] = id_of(order)
+        argmax[row] = parts.id_of(order)
         logprob[row] = x[min(max(targets[row], 0), vocab - 1)] - high - zl.log(zl.f32(total))
 
 

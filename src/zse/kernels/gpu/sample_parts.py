@@ -9,8 +9,6 @@ integers do not depend on the order in which threads come): exp((v - largest) / 
 leaves 20 bits, whichever the bin.
 """
 
-from typing import Any, NamedTuple
-
 from zse import kernel as zl
 from zse.kernels.kv_pages import BLOCK
 from zse.kernels.sample_parts import key_of, value_of
@@ -203,31 +201,11 @@ def first_key(bin, inverse):
     return key
 
 
-class Penalties(NamedTuple):
-    """What changes logits before they are sampled, for all rows: parameters of the kernels of the same names. The tokens of
-    a row lie in the history by its line of the page table; bias_start [rows + 1]."""
-
-    repetition: Any
-    presence: Any
-    frequency: Any
-    history_row: Any
-    history_len: Any
-    prompt_len: Any
-    bias_start: Any
-    bias_ids: Any
-    bias_values: Any
-    history: Any
-    page_table: Any
-    vocab: Any
-    max_pages: Any
-    blocks_per_page: Any
-
-
 @zl.inline
-def history_at(penalties, line, position):
-    """Where the token at `position` of the sequence in this line of the page table lies in the history."""
-    block = penalties.page_table[line * penalties.max_pages + position // BLOCK]
-    return penalties.history + (block // penalties.blocks_per_page * BLOCK + position % BLOCK)
+def history_at(p, line, position):
+    """Where the token at `position` of the sequence in this line of the page table lies in the history. p: parameters."""
+    block = p.page_table[line * p.max_pages + position // BLOCK]
+    return p.history + (block // p.blocks_per_page * BLOCK + position % BLOCK)
 
 
 @zl.inline
