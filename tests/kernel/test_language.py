@@ -263,16 +263,20 @@ class Vectors(zl.Record):
         return 2 * self.T.bits
 
 
+class Widened(Vectors):
+    scratch: object
+
+
 @zl.inline
-def widened(vectors, scratch):
-    for i in range(vectors.n):
-        scratch[i] = zl.f32(vectors.x[i])
+def widen(p):
+    for i in range(p.n):
+        p.scratch[i] = zl.f32(p.x[i])
 
 
 @zl.kernel
 def structured(p: Vectors, factor: zl.f32):
     scratch = zl.local_array(zl.f32, p.room)
-    widened(p, scratch)
+    widen(Widened(**vars(p), scratch=scratch))
     for i in range(p.n):
         p.out[i] = zl.f64(scratch[i] * factor)
 

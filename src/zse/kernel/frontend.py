@@ -246,7 +246,10 @@ class Stager(Calls):
                 args.append([self.expression(part) for part in item.elts])
             else:
                 args.append(self.expression(item))
-        kwargs = {item.arg: self.expression(item.value) for item in node.keywords}
+        kwargs: dict[str, object] = {}
+        for item in node.keywords:
+            value = self.expression(item.value)
+            kwargs.update({item.arg: value} if item.arg else value)  # type: ignore[call-overload]
         runtime = any(is_runtime(value) for value in (*args, *kwargs.values()))
         if isinstance(function, DType | VectorType):
             return self.convert(args[0], function)

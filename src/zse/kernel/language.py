@@ -14,13 +14,13 @@ from zse.kernel import ir
 class Record:
     """A class that only holds values, without the module dataclasses, which costs a starting engine 3 to 10 ms.
 
-    A subclass's annotations are its fields, values of the class their defaults; two are equal if all fields are. Not to be
+    A subclass's annotations are its fields, behind those of its base, values of the class their defaults; two are equal if all fields are. Not to be
     changed once it is in a set or a key."""
 
     _fields: tuple[str, ...] = ()
 
     def __init_subclass__(cls) -> None:
-        cls._fields = tuple(cls.__annotations__)
+        cls._fields = tuple(dict.fromkeys((*cls._fields, *cls.__annotations__)))
 
     def __init__(self, *values: Any, **named: Any) -> None:
         fields = self._fields
@@ -190,7 +190,12 @@ def kernel(function: Callable) -> Kernel:
         annotation = function.__annotations__[name]
         if isinstance(annotation, type) and issubclass(annotation, Record):
             structures[name] = annotation
-            params += annotation.__annotations__.items()
+            types = {
+                field: type
+                for base in reversed(annotation.__mro__)
+                for field, type in vars(base).get("__annotations__", {}).items()
+            }
+            params += [(field, types[field]) for field in annotation._fields]
         else:
             params.append((name, annotation))
     if len(dict(params)) < len(params):

@@ -11,23 +11,13 @@ from zse.kernels.gpu import gemm, gemm_launch
 from zse.kernels.gpu import matmul_few as few
 from zse.kernels.gpu import matmul_simple as simple
 from zse.kernels.gpu import matmul_small as small
-from zse.kernels.gpu.matmul_tiles import (
-    ACCUMULATE,
-    GATED_GELU,
-    GATED_SILU,
-    INTEGERS,
-    STORE,
-    STORE_BF16,
-    UNIT,
-    slot_bytes,
-    sums_bytes,
-)
+from zse.kernels.gpu import matmul_tiles as tiles
 from zse.kernels.op import check, require
 from zse.runtime.args import Args
 from zse.runtime.symbol import ceil_div
 
 SMALL_TOKENS = 64  # up to here the weights bound a product; above, the GEMM
-GATES = {"silu": GATED_SILU, "gelu_tanh": GATED_GELU}
+GATES = {"silu": tiles.GATED_SILU, "gelu_tanh": tiles.GATED_GELU}
 CHUNK = few.CHUNK
 TOKENS = {"few": few.TOKENS, "small": small.TOKENS}  # of a block
 COLUMNS = {"bf16": 8, "f16": 8, "f32": 4}  # of the 16-byte pieces of rows: K is a multiple
@@ -85,13 +75,15 @@ def few_ring(form: tuple[str, int], arch: int) -> tuple[int, int] | None:
     """The ring of matmul_few, or None where the shared memory is too small."""
     kind, group = form
     fixed = {warps: few.fixed_bytes(group, warps) for warps in (16, 12, 8)}
-    return ring(shared_bytes(arch), fixed, slot_bytes(kind, group, few.CHUNK))
+    return ring(shared_bytes(arch), fixed, tiles.slot_bytes(kind, group, few.CHUNK))
 
 
 def small_ring(form: tuple[str, int], arch: int) -> tuple[int, int]:
     kind, group = form
     found = ring(
-        shared_bytes(arch), {n: sums_bytes(n, small.TOKENS) for n in (16, 8, 4)}, slot_bytes(kind, group, FORMS[form])
+        shared_bytes(arch),
+        {n: tiles.sums_bytes(n, small.TOKENS) for n in (16, 8, 4)},
+        tiles.slot_bytes(kind, group, FORMS[form]),
     )
     assert found, form
     return found
@@ -111,17 +103,22 @@ def variants(target) -> list[Variant]:
                 symbol_of(form), small.matmul_small, statics | {"CHUNK": chunk, "STAGES": stages}, threads=32 * warps
             )
         )
-        found = few_ring(form, target.arch) if form[0] in INTEGERS else None
+        found = few_ring(form, target.arch) if form[0] in tiles.INTEGERS else None
         if found:
             made.append(
-                Variant(symbol_of(form, "few"), few.matmul_few, statics | {"STAGES": found[1]}, threads=32 * found[0])
+                Variant(
+                    symbol_of(form, "few"),
+                    few.matmul_few,
+                    statics | {"CHUNK": few.CHUNK, "STAGES": found[1]},
+                    threads=32 * found[0],
+                )
             )
     return made + gemm.variants(target)
 
 
 def blocks_of(device, weight, gated: bool) -> tuple[int, int]:
     """(units of rows, blocks that share them)."""
-    units = weight.shape[0] // UNIT if gated else -(-weight.shape[0] // UNIT)
+    units = weight.shape[0] // tiles.UNIT if gated else -(-weight.shape[0] // tiles.UNIT)
     return units, min(units, device.num_sms)
 
 
@@ -133,7 +130,7 @@ def pick(device, weight, gated: bool, max_tokens: int, kernel: str | None = None
     # Preparing the activations pays from two units a block on: 4 bits, 37888 x 3584 in 18.8 us instead of 23.9, but
     # 3584 x 18944 in 16.0 instead of 13.0 (H200, one token).
     takes_few = (
-        form[0] in INTEGERS
+        form[0] in tiles.INTEGERS
         and max_tokens <= few.TOKENS
         and max_tokens * columns <= few.ELEMENTS
         and (kernel == "few" or kernel is None and units >= 2 * blocks)
@@ -201,7 +198,13 @@ def record(
         symmetric=int(scheme.symmetric),
         scaling=scheme.scale_code,
         has_bias=int(bias is not None),
-        mode=GATES[gate] if gate else ACCUMULATE if accumulate else STORE_BF16 if out.dtype == "bf16" else STORE,
+        mode=GATES[gate]
+        if gate
+        else tiles.ACCUMULATE
+        if accumulate
+        else tiles.STORE_BF16
+        if out.dtype == "bf16"
+        else tiles.STORE,
     )
     if device.simt:
         blocks = rows // 2 // simple.ROWS if gate else -(-rows // simple.ROWS)

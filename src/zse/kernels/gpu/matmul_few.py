@@ -13,7 +13,7 @@ result does not depend on the other tokens.
 """
 
 from zse import kernel as zl
-from zse.kernels.gpu.matmul_tiles import PITCH, load_scales, low_bits, pieces, product_of, start, stream, sums_bytes
+from zse.kernels.gpu import matmul_tiles as tiles
 
 TOKENS = 4
 CHUNK = 128
@@ -24,7 +24,7 @@ MAGIC = 12582912.0  # 1.5 * 2**23: adding it leaves the rounded integer in the l
 
 def fixed_bytes(group: int, warps: int) -> int:
     """Shared memory beside the ring."""
-    return ELEMENTS * 2 + ELEMENTS // CHUNK * (4 + 4 * totals(group)) + sums_bytes(warps, TOKENS)
+    return ELEMENTS * 2 + ELEMENTS // CHUNK * (4 + 4 * totals(group)) + tiles.sums_bytes(warps, TOKENS)
 
 
 def group_size(group: int) -> int:
@@ -89,7 +89,7 @@ def weight_bytes(words, i, KIND, t):
             [words[2 * i][2 * r], words[2 * i][2 * r + 1], words[2 * i + 1][2 * r], words[2 * i + 1][2 * r + 1]]
             for r in zl.static(range(2))
         ]
-    n = [[low_bits(words[i][q], s) for s in zl.static(range(2))] for q in zl.static(range(4))]
+    n = [[tiles.low_bits(words[i][q], s) for s in zl.static(range(2))] for q in zl.static(range(4))]
     if KIND == "int5":
         bits = [words[per + i][q] >> zl.u32(t) for q in zl.static(range(4))]
         n = [
@@ -112,7 +112,7 @@ def multiply(acc, slot, chunk, columns, facts, token, product):
     facts = facts + (chunk * here + min(lane % 4, here - 1)) * (1 + totals(GROUP))
     t = lane % 4
     place = slot + ((lane // 16) * 256 + t * 64 + ((lane // 4 % 4) ^ (t & 2)) * 16)
-    words = [zl.load(zl.cast_ptr(place + i * 512, zl.u32), 4) for i in zl.static(range(pieces(KIND, CHUNK)))]
+    words = [zl.load(zl.cast_ptr(place + i * 512, zl.u32), 4) for i in zl.static(range(tiles.pieces(KIND, CHUNK)))]
     fb = [zl.load(zl.cast_ptr(at + h * 128, zl.u32), 4) for h in zl.static(range(2))]
     size = group_size(GROUP)
     for p in zl.static(range(CHUNK // size)):
@@ -125,7 +125,7 @@ def multiply(acc, slot, chunk, columns, facts, token, product):
                 if size == 16:  # a mma has two groups: the other one's weights are zero
                     w = [w[0], w[1], zl.u32(0), zl.u32(0)] if p % 2 == 0 else [zl.u32(0), zl.u32(0), w[2], w[3]]
                 zl.mma_u8s8(part[4 * r : 4 * r + 4], w, b)
-        scales, offsets = load_scales(slot, p, product)
+        scales, offsets = tiles.load_scales(slot, p, product)
         s, total = facts[0], facts[1 + p]
         for j in zl.static(range(4)):
             dot = zl.f32(part[2 * j] * 256 + part[2 * j + 1]) * s
@@ -155,43 +155,22 @@ def prepare_chunk(unit, chunk, x, a_lane, columns, facts, p):
 def leave(acc, sums, p):
     """This warp's sums: lane (g, t) has four rows of token t."""
     if p.lane % 4 < p.here:
-        zl.store(sums + (p.lane % 4 * PITCH + 4 * (p.lane // 4)), zl.make_vector(acc[0], acc[1], acc[2], acc[3]))
+        zl.store(sums + (p.lane % 4 * tiles.PITCH + 4 * (p.lane // 4)), zl.make_vector(acc[0], acc[1], acc[2], acc[3]))
 
 
 @zl.kernel
-def matmul_few(
-    w: zl.Ptr[zl.u8, "const"],
-    high: zl.Ptr[zl.u8, "const"],
-    scale: zl.Ptr[zl.u8, "const"],
-    offset: zl.Ptr[zl.u8, "const"],
-    a: zl.Ptr[zl.bf16, "const"],
-    bias: zl.Ptr[zl.f32, "const"],
-    out: zl.Ptr[zl.f32],
-    tokens: zl.i32,
-    rows: zl.i32,
-    width: zl.i32,
-    groups: zl.i32,
-    shift: zl.i32,
-    symmetric: zl.i32,
-    scaling: zl.i32,
-    has_bias: zl.i32,
-    mode: zl.i32,
-    KIND: zl.static,
-    GROUP: zl.static,
-    STAGES: zl.static,
-):
+def matmul_few(params: tiles.ProductParams):
     """Grid (blocks that share the units, groups of 4 tokens). tokens of a block times width rounded up to CHUNK: at
-    most ELEMENTS. The parameters are matmul_small's."""
-    shape = (rows, width, groups, shift, symmetric, scaling)
-    p = product_of(w, high, scale, offset, bias, out, tokens, shape, has_bias, mode, KIND, GROUP, CHUNK, STAGES, TOKENS)
+    most ELEMENTS."""
+    p = tiles.product_of(params, TOKENS)
     columns = zl.shared_array(zl.u8, ELEMENTS * 2, align=128)  # [chunk][token][64 columns][high, low][64]
-    facts = zl.shared_array(zl.f32, ELEMENTS // CHUNK * (1 + totals(GROUP)))  # [chunk][token]
-    following, at = start(p)
+    facts = zl.shared_array(zl.f32, ELEMENTS // CHUNK * (1 + totals(p.GROUP)))  # [chunk][token]
+    following, at = tiles.start(p)
     zl.grid_wait()
-    a_lane = a + (zl.i64(p.first_token) * width + p.lane * 4)
+    a_lane = p.a + (zl.i64(p.first_token) * p.width + p.lane * 4)
     x = [zl.u32(0) for _ in zl.static(range(2 * TOKENS))]  # the activations of the chunk that is prepared next
     token = min(p.lane // 4 // 2, p.here - 1)  # whose activations are this lane's column
-    stream(
+    tiles.stream(
         p,
         following,
         at,

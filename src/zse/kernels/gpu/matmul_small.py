@@ -17,7 +17,7 @@ The accumulation is f32 of exact products. What a token gets does not depend on 
 """
 
 from zse import kernel as zl
-from zse.kernels.gpu.matmul_tiles import INTEGERS, ITEM, PITCH, load_scales, low_bits, pieces, product_of, start, stream
+from zse.kernels.gpu import matmul_tiles as tiles
 
 TOKENS = 8  # columns of one mma
 ONES = 0x3F803F80  # two bf16 ones
@@ -73,7 +73,7 @@ def multiply_integers(acc, slot, b, product):
     g, t = lane // 4, lane % 4
     per = CHUNK // 32
     place = slot + ((lane // 16) * 256 + t * 64 + ((g % 4) ^ (t & 2)) * 16)
-    words = [zl.load(zl.cast_ptr(place + i * 512, zl.u32), 4) for i in zl.static(range(pieces(KIND, CHUNK)))]
+    words = [zl.load(zl.cast_ptr(place + i * 512, zl.u32), 4) for i in zl.static(range(tiles.pieces(KIND, CHUNK)))]
     num_groups = 1 if GROUP == 0 else CHUNK // GROUP
     steps = CHUNK // 16 // num_groups
     # 128 q's are 128 + q; 8 bits: (128 + low) + (2048 + 16 high)
@@ -86,12 +86,12 @@ def multiply_integers(acc, slot, b, product):
             fb = [b[2 * s], b[2 * s + 1]]
             if KIND == "int8":
                 for high in zl.static(range(2)):
-                    n = [low_bits(words[2 * i + h][q], high) for q in zl.static(range(4))]
+                    n = [tiles.low_bits(words[2 * i + h][q], high) for q in zl.static(range(4))]
                     f = [pair(n[q], c, high) for q in zl.static(range(4)) for c in zl.static(range(2))]
                     zl.mma_bf16(part[0:4], [f[0], f[2], f[1], f[3]], fb)
                     zl.mma_bf16(part[4:8], [f[4], f[6], f[5], f[7]], fb)
             else:
-                n = [low_bits(words[i][q], h) for q in zl.static(range(4))]
+                n = [tiles.low_bits(words[i][q], h) for q in zl.static(range(4))]
                 if KIND == "int5":
                     bits = [words[per + i][q] >> zl.u32(t) for q in zl.static(range(4))]
                     n = [n[q] | ((bits[q] if h else bits[q] << 4) & 0x10101010) for q in zl.static(range(4))]
@@ -102,7 +102,7 @@ def multiply_integers(acc, slot, b, product):
                 zl.mma_bf16(part[0:4], [f[0], f[2], f[1], f[3]], fb)
                 zl.mma_bf16(part[4:8], [f[4], f[6], f[5], f[7]], fb)
             zl.mma_bf16(total, [zl.u32(ONES), zl.u32(ONES), zl.u32(ONES), zl.u32(ONES)], fb)
-        scales, offsets = load_scales(slot, p, product)
+        scales, offsets = tiles.load_scales(slot, p, product)
         for q in zl.static(range(4)):
             base = zl.fma(scales[q], -constant, offsets[q])
             for c in zl.static(range(2)):
@@ -123,7 +123,7 @@ def split_bf16(v):
 def multiply_dense(acc, slot, b, product):
     """acc += a chunk of dense or fp8 weights in a slot, times the tokens."""
     lane, scaling, KIND, CHUNK = product.lane, product.scaling, product.KIND, product.CHUNK
-    item = ITEM[KIND]
+    item = tiles.ITEM[KIND]
     per = CHUNK * item // 64
     place = slot + lane * 16
     if KIND == "e4m3":
@@ -136,7 +136,7 @@ def multiply_dense(acc, slot, b, product):
                 zl.mma_bf16(part[0:4], [f[0][0], f[1][0], f[0][1], f[1][1]], [b[2 * s], b[2 * s + 1]])
                 zl.mma_bf16(part[4:8], [f[2][0], f[3][0], f[2][1], f[3][1]], [b[2 * s], b[2 * s + 1]])
         factor = (
-            zl.load(zl.cast_ptr(slot + (pieces(KIND, CHUNK) * 512 + lane * 4), zl.f32), 1)
+            zl.load(zl.cast_ptr(slot + (tiles.pieces(KIND, CHUNK) * 512 + lane * 4), zl.f32), 1)
             if scaling == 2
             else zl.f32(1)
         )
@@ -175,7 +175,7 @@ def nothing(unit):
 
 @zl.inline
 def multiply(acc, slot, chunk, b, product):
-    if product.KIND in INTEGERS:
+    if product.KIND in tiles.INTEGERS:
         multiply_integers(acc, slot, b, product)
     else:
         multiply_dense(acc, slot, b, product)
@@ -188,39 +188,15 @@ def leave(acc, sums, product):
     for c in zl.static(range(2)):
         if 2 * t + c < product.here:
             four = zl.make_vector(acc[c], acc[2 + c], acc[4 + c], acc[6 + c])
-            zl.store(sums + ((2 * t + c) * PITCH + 4 * g), four)
+            zl.store(sums + ((2 * t + c) * tiles.PITCH + 4 * g), four)
 
 
 @zl.kernel
-def matmul_small(
-    w: zl.Ptr[zl.u8, "const"],
-    high: zl.Ptr[zl.u8, "const"],
-    scale: zl.Ptr[zl.u8, "const"],
-    offset: zl.Ptr[zl.u8, "const"],
-    a: zl.Ptr[zl.bf16, "const"],
-    bias: zl.Ptr[zl.f32, "const"],
-    out: zl.Ptr[zl.f32],
-    tokens: zl.i32,
-    rows: zl.i32,
-    width: zl.i32,
-    groups: zl.i32,
-    shift: zl.i32,
-    symmetric: zl.i32,
-    scaling: zl.i32,
-    has_bias: zl.i32,
-    mode: zl.i32,
-    KIND: zl.static,
-    GROUP: zl.static,
-    CHUNK: zl.static,
-    STAGES: zl.static,
-):
-    """Grid (blocks that share the units, groups of 8 tokens). groups: scales of a row; shift: of class 32 and 0, log2
-    of a group in multiples of 32 or of the chunk (31: the row); scaling (e4m3): 0 a scale per row, 1 one, 2 one per
-    128 x 128; mode: STORE, ..."""
-    shape = (rows, width, groups, shift, symmetric, scaling)
-    p = product_of(w, high, scale, offset, bias, out, tokens, shape, has_bias, mode, KIND, GROUP, CHUNK, STAGES, TOKENS)
-    following, at = start(p)
+def matmul_small(params: tiles.ProductParams):
+    """Grid (blocks that share the units, groups of 8 tokens)."""
+    p = tiles.product_of(params, TOKENS)
+    following, at = tiles.start(p)
     zl.grid_wait()
-    a_row = a + zl.i64(p.first_token + min(p.lane // 4, p.here - 1)) * width
-    b = [zl.u32(0) for _ in zl.static(range(CHUNK // 8))]
-    stream(p, following, at, 8, (nothing,), (load_tokens, b, a_row, p), (multiply, b, p), (leave, p))
+    a_row = p.a + zl.i64(p.first_token + min(p.lane // 4, p.here - 1)) * p.width
+    b = [zl.u32(0) for _ in zl.static(range(p.CHUNK // 8))]
+    tiles.stream(p, following, at, 8, (nothing,), (load_tokens, b, a_row, p), (multiply, b, p), (leave, p))

@@ -7,7 +7,7 @@ their scales. The order of k inside a mma is a permutation, the same for both op
 contiguous in memory.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from zse import kernel as zl
 from zse.kernels.activation import activate
@@ -46,23 +46,36 @@ def sums_bytes(warps: int, tokens: int) -> int:
     return 2 * warps * tokens * PITCH * 4
 
 
-class BlockProduct(NamedTuple):
-    """What a block computes: the kernel's parameters (see matmul_small), its tokens, and where it works."""
+class ProductParams(zl.Record):
+    """The parameters of matmul_small and matmul_few. groups: scales of a row; shift: of class 32 and 0, log2 of a group in
+    multiples of 32 or of the chunk (31: the row); scaling (e4m3): 0 a scale per row, 1 one, 2 one per 128 x 128; mode:
+    STORE, ..."""
 
-    w: Any
-    high: Any
-    scale: Any
-    offset: Any
-    bias: Any
-    out: Any
-    rows: Any
-    width: Any
-    groups: Any
-    shift: Any
-    symmetric: Any
-    scaling: Any
-    has_bias: Any
-    mode: Any
+    w: zl.Ptr[zl.u8, "const"]
+    high: zl.Ptr[zl.u8, "const"]
+    scale: zl.Ptr[zl.u8, "const"]
+    offset: zl.Ptr[zl.u8, "const"]
+    a: zl.Ptr[zl.bf16, "const"]
+    bias: zl.Ptr[zl.f32, "const"]
+    out: zl.Ptr[zl.f32]
+    tokens: zl.i32
+    rows: zl.i32
+    width: zl.i32
+    groups: zl.i32
+    shift: zl.i32
+    symmetric: zl.i32
+    scaling: zl.i32
+    has_bias: zl.i32
+    mode: zl.i32
+    KIND: zl.static
+    GROUP: zl.static
+    CHUNK: zl.static
+    STAGES: zl.static
+
+
+class BlockProduct(ProductParams):
+    """What a block computes: the kernel's parameters, its tokens, and where it works."""
+
     gated: Any  # whether the weights are gates and ups
     first_token: Any
     here: Any  # tokens
@@ -72,10 +85,6 @@ class BlockProduct(NamedTuple):
     units: Any
     ring: Any  # this warp's slots
     sums: Any  # of all warps
-    KIND: str
-    GROUP: int
-    CHUNK: int
-    STAGES: int
     WARPS: int
     TOKENS: int  # most of a block
 
@@ -85,23 +94,22 @@ class BlockProduct(NamedTuple):
 
 
 @zl.inline
-def product_of(w, high, scale, offset, bias, out, tokens, shape, has_bias, mode, KIND, GROUP, CHUNK, STAGES, TOKENS):
-    """The BlockProduct of this block, with its shared memory. shape: (rows, width, groups, shift, symmetric, scaling)."""
-    rows, width, groups, shift, symmetric, scaling = shape
+def product_of(p, TOKENS):
+    """The BlockProduct of this block, with its shared memory."""
     WARPS = zl.target.threads // 32
-    nbytes = slot_bytes(KIND, GROUP, CHUNK)
+    nbytes = slot_bytes(p.KIND, p.GROUP, p.CHUNK)
     lane, warp = zl.lane_index(), zl.warp_index()
-    chunks = (width + (CHUNK - 1)) // CHUNK
-    gated = zl.i32(mode >= GATED_SILU)
-    units = (rows // 2 + 15) // 16 if gated != 0 else (rows + (UNIT - 1)) // UNIT
-    ring = zl.shared_array(zl.u8, WARPS * STAGES * nbytes, align=128)
+    chunks = (p.width + (p.CHUNK - 1)) // p.CHUNK
+    gated = zl.i32(p.mode >= GATED_SILU)
+    units = (p.rows // 2 + 15) // 16 if gated != 0 else (p.rows + (UNIT - 1)) // UNIT
+    ring = zl.shared_array(zl.u8, WARPS * p.STAGES * nbytes, align=128)
     sums = zl.shared_array(zl.f32, sums_bytes(WARPS, TOKENS) // 4)
-    mine = ring + warp * (STAGES * nbytes)
+    mine = ring + warp * (p.STAGES * nbytes)
     first_token = zl.block_index(1) * TOKENS
-    here = min(tokens - first_token, TOKENS)
-    weights = (w, high, scale, offset, bias, out, rows, width, groups, shift, symmetric, scaling, has_bias, mode, gated)
-    places = (first_token, here, lane, warp, chunks, units, mine, sums)
-    return BlockProduct(*weights, *places, KIND, GROUP, CHUNK, STAGES, WARPS, TOKENS)
+    here = min(p.tokens - first_token, TOKENS)
+    return BlockProduct(
+        *vars(p).values(), gated, first_token, here, lane, warp, chunks, units, mine, sums, WARPS, TOKENS
+    )
 
 
 @zl.inline
