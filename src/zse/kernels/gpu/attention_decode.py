@@ -8,10 +8,10 @@ After every chunk the warps' sums are merged in shared memory and folded into th
 what a task leaves of a tile that is not whole is a record, and the block that comes last folds the records in the same order.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from zse import kernel as zl
-from zse.kernels.gpu.attention_pages import NUM_VARIABLES, WAITED, WORK, PageSource, load_page, read_entry, shift_entry
+from zse.kernels.gpu.attention_pages import NUM_VARIABLES, WAITED, WORK, load_page, read_entry, shift_entry
 from zse.kernels.gpu.attention_parts import (
     FLOOR,
     KV_TYPES,
@@ -32,10 +32,84 @@ SMALL_BYTES = 2 << 10  # at most, of the other arrays
 MERGE = 8  # chunks whose records are in flight while they are merged
 
 
+class DecodeParams(zl.Record):
+    """The parameters of attention_decode. NT: parts of 8 query rows. kv_heads, group: where a group is larger than a tile its
+    parts count as kv heads of their own; page_heads: of the pages. fresh_before: tokens before a tile that this step may
+    write."""
+
+    q: zl.Ptr[zl.bf16, "const"]
+    k_pages: zl.Ptr[zl.u8, "const"]
+    v_pages: zl.Ptr[zl.u8, "const"]
+    page_table: zl.Ptr[zl.i32, "const"]
+    plan: zl.Ptr[zl.i32, "const"]
+    counters: zl.Ptr[zl.i32]
+    records: zl.Ptr[zl.f32]
+    totals: zl.Ptr[zl.f32]
+    out: zl.Ptr[zl.bf16]
+    max_pages: zl.i32
+    page_heads: zl.i32
+    by_share: zl.u32
+    kv_heads: zl.i32
+    by_heads: zl.u32
+    group: zl.i32
+    by_group: zl.u32
+    tasks_room: zl.i32
+    fresh_before: zl.i32
+    scale: zl.f32
+    window: zl.i32
+    softcap: zl.f32
+    D: zl.static
+    NT: zl.static
+    KV: zl.static
+    STAGES: zl.static
+
+    @property
+    def item(self) -> int:
+        """Bytes of a stored number."""
+        return item_nbytes(self.KV)
+
+    @property
+    def stride(self) -> int:
+        """Bytes of a row in the ring; the padding keeps ldmatrix free of bank conflicts."""
+        return self.D * self.item + 16
+
+    @property
+    def slot_bytes(self) -> int:
+        """Keys, then values, then their scales."""
+        return 2 * BLOCK * self.stride + scales_nbytes(self.item)
+
+    @property
+    def F(self):
+        """What is multiplied."""
+        return zl.f16 if self.KV is zl.f16 else zl.bf16
+
+
+class DecodeBlock(DecodeParams):
+    """What a block works on, and where."""
+
+    total: Any  # work items
+    width: Any  # of a row of q and out
+    factor: Any  # of scores before exp2
+    W: int  # warps
+    mine: int  # groups of four results of a part that a thread keeps
+    memory: Any  # the rings of the warps
+    ring: Any  # this warp's
+    peaks: Any
+    places: Any
+
+
+class Sums(zl.Record):
+    """A warp's part of a chunk: unnormalised values by dimension, maxima and sums of the columns."""
+
+    acc: Any
+    high: Any
+    sums: Any
+
+
 @zl.inline
-def read_item(item, work, source):
+def read_item(item, work, p):
     """The task of a work item, into eight variables."""
-    place = source.plan + (HEADER + min(divide(work, source.by_heads), source.tasks_room - 1) * TASK)
+    place = p.plan + (HEADER + min(divide(work, p.by_heads), p.tasks_room - 1) * TASK)
     who = zl.load(place, 4)
     keys = zl.load(place + 4, 4)
     for i in zl.static(range(4)):
@@ -43,67 +117,18 @@ def read_item(item, work, source):
         item[4 + i] = keys[i] + 0
 
 
-class DecodeForm(NamedTuple):
-    """A variant: NT parts of 8 query rows of D numbers, pages of type KV."""
-
-    D: int
-    NT: int
-    KV: object
-    threads: int
-
-    @property
-    def item(self) -> int:
-        return item_nbytes(self.KV)
-
-    @property
-    def stride(self) -> int:
-        """Bytes of a row in the ring."""
-        return self.D * self.item + 16
-
-    @property
-    def F(self):
-        """What is multiplied."""
-        return zl.f16 if self.KV is zl.f16 else zl.bf16
-
-    @property
-    def mine(self) -> int:
-        """Groups of four results of a part that a thread keeps."""
-        return (8 * (self.D // 4) + self.threads - 1) // self.threads
-
-
-class QueryRows(NamedTuple):
-    """Query rows and where they stand. group: heads of a kv head; width: of a row of q and out; see attention_decode."""
-
-    q: Any
-    out: Any
-    kv_heads: Any
-    by_heads: Any
-    group: Any
-    by_group: Any
-    width: Any
-
-
-class ScoreMask(NamedTuple):
-    """What becomes of scores. factor: of scores before exp2."""
-
-    factor: Any
-    scale: Any
-    softcap: Any
-    window: Any
-
-
 @zl.inline
-def load_queries(out, item, work, rows, form):
+def load_queries(out, item, work, p):
     """Starts the loads of the queries as B operands: column g of part nt is query row 8 nt + g of the tile (tokens x heads).
     Columns that are none repeat one: nobody looks at their results."""
-    lane, D, group = zl.lane_index(), form.D, rows.group
-    head = work - divide(work, rows.by_heads) * rows.kv_heads
-    for nt in zl.static(range(form.NT)):
+    lane, D, group = zl.lane_index(), p.D, p.group
+    head = work - divide(work, p.by_heads) * p.kv_heads
+    for nt in zl.static(range(p.NT)):
         which = min(nt * 8 + lane // 4, item[1] * group - 1)
-        which_token = divide(which, rows.by_group)
-        row = rows.q + (zl.i64(item[0] + which_token) * rows.width + ((head - which_token) * group + which) * D)
+        which_token = divide(which, p.by_group)
+        row = p.q + (zl.i64(item[0] + which_token) * p.width + ((head - which_token) * group + which) * D)
         for kd in zl.static(range(D // 16)):
-            if form.item == 2:
+            if p.item == 2:
                 for u in zl.static(range(2)):
                     out[kd][nt][u] = zl.bitcast(zl.load(row + (kd * 16 + u * 8 + lane % 4 * 2), 2), zl.u32)
             else:
@@ -113,10 +138,10 @@ def load_queries(out, item, work, rows, form):
 
 
 @zl.inline
-def attend_page(slot, key, end, position, limits, queries, acc, high, sums, mask, form):
+def attend_page(slot, key, item, limits, queries, found, p):
     """One page: scores, online softmax, and the product with the values."""
-    D, NT, STRIDE, KV, F = form.D, form.NT, form.stride, form.KV, form.F
-    factor, scale, softcap, window = mask
+    D, NT, STRIDE, KV, F = p.D, p.NT, p.stride, p.KV, p.F
+    acc, high, sums = found.acc, found.high, found.sums
     lane = zl.lane_index()
     g = lane // 4
     scores = [[zl.f32(0) for u in zl.static(range(4))] for nt in zl.static(range(NT))]
@@ -136,16 +161,16 @@ def attend_page(slot, key, end, position, limits, queries, acc, high, sums, mask
         for nt in zl.static(range(NT)):
             for u in zl.static(range(4)):
                 scores[nt][u] = scores[nt][u] * key_scales[u // 2]
-    if softcap > 0.0:
+    if p.softcap > 0.0:
         for nt in zl.static(range(NT)):
             for u in zl.static(range(4)):
-                scores[nt][u] = zl.tanh(scores[nt][u] * scale / softcap) * softcap
-    if key + BLOCK - 1 > position or window > 0:
+                scores[nt][u] = zl.tanh(scores[nt][u] * p.scale / p.softcap) * p.softcap
+    if key + BLOCK - 1 > item[3] or p.window > 0:
         for nt in zl.static(range(NT)):
             for u in zl.static(range(4)):
                 mine = key + g + u // 2 * 8
                 limit = limits[nt][u % 2]
-                hidden = mine > limit or mine >= end or (window > 0 and mine <= limit - window)
+                hidden = mine > limit or mine >= item[5] or (p.window > 0 and mine <= limit - p.window)
                 scores[nt][u] = zl.f32(MASKED) if hidden else scores[nt][u]
     weights = [[zl.u32(0) for u in zl.static(range(2))] for nt in zl.static(range(NT))]
     for nt in zl.static(range(NT)):
@@ -154,11 +179,11 @@ def attend_page(slot, key, end, position, limits, queries, acc, high, sums, mask
             peak = max(scores[nt][u], scores[nt][u + 2])
             for lanes in zl.static((4, 8, 16)):
                 peak = max(peak, zl.shuffle_xor(peak, lanes))
-            new = max(high[nt][u], peak * factor)
+            new = max(high[nt][u], peak * p.factor)
             shrink[u] = zl.exp2(high[nt][u] - new)
             high[nt][u] = new
-            scores[nt][u] = zl.exp2(zl.fma(scores[nt][u], factor, -new))
-            scores[nt][u + 2] = zl.exp2(zl.fma(scores[nt][u + 2], factor, -new))
+            scores[nt][u] = zl.exp2(zl.fma(scores[nt][u], p.factor, -new))
+            scores[nt][u + 2] = zl.exp2(zl.fma(scores[nt][u + 2], p.factor, -new))
             sums[nt][u] = zl.fma(sums[nt][u], shrink[u], scores[nt][u] + scores[nt][u + 2])
         for d in zl.static(range(D // 16)):
             for u in zl.static(range(4)):
@@ -220,16 +245,16 @@ def clear(state):
 
 
 @zl.inline
-def merge_records(head, item, records, totals, rows, D):
+def merge_records(head, item, p):
     """The records of one tile and head become its result."""
-    out, group, width = rows.out, rows.group, rows.width
+    D, group = p.D, p.group
     parts = item[7] & 4095
-    heads = rows.kv_heads * group
+    heads = p.kv_heads * group
     fan = zl.i32(1) if item[7] >> 24 == 1 else zl.i32(SEGMENT // CHUNK)  # records of a segment
     for e in zl.unroll(range(zl.thread_index(), item[1] * group * (D // 4), zl.target.threads), 1):
         column = e // (D // 4)
         x = e % (D // 4) * 4
-        column_token = divide(column, rows.by_group)
+        column_token = divide(column, p.by_group)
         query_head = (head - column_token) * group + column
         record = zl.i64(item[6] + column_token * parts) * heads + query_head
         segment = [zl.f32(0) for _ in zl.static(range(6))]
@@ -238,10 +263,10 @@ def merge_records(head, item, records, totals, rows, D):
         clear(result)
         for begin in zl.unroll(range(0, parts, MERGE), 1):
             pairs = [
-                zl.load(totals + (record + min(begin + u, parts - 1) * heads) * 2, 2) for u in zl.static(range(MERGE))
+                zl.load(p.totals + (record + min(begin + u, parts - 1) * heads) * 2, 2) for u in zl.static(range(MERGE))
             ]
             values = [
-                zl.load(records + ((record + min(begin + u, parts - 1) * heads) * D + x), 4)
+                zl.load(p.records + ((record + min(begin + u, parts - 1) * heads) * D + x), 4)
                 for u in zl.static(range(MERGE))
             ]
             for u in zl.static(range(MERGE)):
@@ -250,36 +275,35 @@ def merge_records(head, item, records, totals, rows, D):
                     if fan == 1 or u % (SEGMENT // CHUNK) == SEGMENT // CHUNK - 1 or begin + u == parts - 1:
                         fold(result, segment[0], segment[1], segment[2:])
                         clear(segment)
-        finish(out, zl.i64(item[0] + column_token) * width + query_head * D + x, result[2:], result[1])
+        finish(p.out, zl.i64(item[0] + column_token) * p.width + query_head * D + x, result[2:], result[1])
 
 
 @zl.inline
-def leave_sums(mine, peaks, acc, high, sums, nt, form):
+def leave_sums(mine, found, nt, p):
     """A warp's sums of part nt where the block's threads find them: [column][D + 4] f32, and (maximum, sum) of each."""
-    D, item = form.D, form.item
+    D, item = p.D, p.item
     lane = zl.lane_index()
     g = lane // 4
     for u in zl.static(range(2)):
         column = lane % 4 * 2 + u
         for d in zl.static(range(D // 16)):
             low = d * 16 + (g if item == 2 else 2 * g)
-            mine[column * (D + 4) + low] = acc[d][nt][u]
-            mine[column * (D + 4) + low + (8 if item == 2 else 1)] = acc[d][nt][u + 2]
+            mine[column * (D + 4) + low] = found.acc[d][nt][u]
+            mine[column * (D + 4) + low + (8 if item == 2 else 1)] = found.acc[d][nt][u + 2]
         if g == 0:
-            peaks[(zl.warp_index() * 8 + column) * 2] = high[nt][u]
-            peaks[(zl.warp_index() * 8 + column) * 2 + 1] = sums[nt][u]
+            p.peaks[(zl.warp_index() * 8 + column) * 2] = found.high[nt][u]
+            p.peaks[(zl.warp_index() * 8 + column) * 2 + 1] = found.sums[nt][u]
 
 
 @zl.inline
-def merge_warps(memory, peaks, places, segment, result, columns, closes, nt, form):
+def merge_warps(segment, result, columns, closes, nt, p):
     """The warps' sums of part nt, chunk by chunk, are added to the segment's, and a complete segment to the result."""
-    D = form.D
-    W = zl.target.threads // zl.target.warp
-    for m in zl.static(range(form.mine)):
+    D, W = p.D, p.W
+    for m in zl.static(range(p.mine)):
         e = zl.thread_index() + m * zl.target.threads
         column = e // (D // 4)
         if column < 8 and nt * 8 + column < columns:
-            highs = [zl.load(peaks + (w * 8 + column) * 2, 2) for w in zl.static(range(W))]
+            highs = [zl.load(p.peaks + (w * 8 + column) * 2, 2) for w in zl.static(range(W))]
             peak = highs[0][0]
             for w in zl.static(range(1, W)):
                 peak = max(peak, highs[w][0])
@@ -288,7 +312,7 @@ def merge_warps(memory, peaks, places, segment, result, columns, closes, nt, for
             for w in zl.static(range(W)):
                 weight = zl.exp2(highs[w][0] - peak)
                 whole = zl.fma(highs[w][1], weight, whole)
-                part = zl.load(zl.cast_ptr(memory + places[w], zl.f32) + (column * (D + 4) + e % (D // 4) * 4), 4)
+                part = zl.load(zl.cast_ptr(p.memory + p.places[w], zl.f32) + (column * (D + 4) + e % (D // 4) * 4), 4)
                 for i in zl.static(range(4)):
                     merged[i] = zl.fma(part[i], weight, merged[i])
             fold(segment[nt][m], peak, whole, merged)
@@ -298,41 +322,41 @@ def merge_warps(memory, peaks, places, segment, result, columns, closes, nt, for
 
 
 @zl.inline
-def leave_results(result, item, head, columns, parts, records, totals, rows, form):
+def leave_results(result, item, head, p):
     """The task's results: finished elements where it is the only one of its tile, else records."""
-    D, group = form.D, rows.group
-    for nt in zl.static(range(form.NT)):
-        for m in zl.static(range(form.mine)):
+    D, group = p.D, p.group
+    columns, parts = item[1] * group, item[7] & 4095
+    for nt in zl.static(range(p.NT)):
+        for m in zl.static(range(p.mine)):
             e = zl.thread_index() + m * zl.target.threads
             column = e // (D // 4)
             which = nt * 8 + column
             if column < 8 and which < columns:
                 x = e % (D // 4) * 4
-                which_token = divide(which, rows.by_group)
+                which_token = divide(which, p.by_group)
                 query_head = (head - which_token) * group + which
                 done = result[nt][m]
                 if parts == 1:
-                    at = zl.i64(item[0] + which_token) * rows.width + query_head * D + x
-                    finish(rows.out, at, done[2:], done[1])
+                    at = zl.i64(item[0] + which_token) * p.width + query_head * D + x
+                    finish(p.out, at, done[2:], done[1])
                 else:
                     first = zl.i64(item[6] + which_token * parts + (item[7] >> 12 & 4095))
-                    record = first * (rows.kv_heads * group) + query_head
-                    zl.store(records + (record * D + x), zl.make_vector(done[2], done[3], done[4], done[5]))
+                    record = first * (p.kv_heads * group) + query_head
+                    zl.store(p.records + (record * D + x), zl.make_vector(done[2], done[3], done[4], done[5]))
                     if x == 0:
-                        zl.store(totals + record * 2, zl.make_vector(done[0], done[1]))
+                        zl.store(p.totals + record * 2, zl.make_vector(done[0], done[1]))
 
 
 @zl.inline
-def attend_task(state, ring, slot, places, item, queries, coming, work, segment, result, mask, rows, source, form):
-    """The chunks of a task, into `result`. slot: [of the ring]; places: (memory, peaks, places) of the block; coming, work:
-    the next task, whose queries are loaded at the end. Columns are the task's query rows."""
-    memory, peaks, spots = places
-    D, NT, W = form.D, form.NT, source.W
+def attend_task(state, slot, item, queries, coming, work, segment, result, p):
+    """The chunks of a task, into `result`. slot: [of the ring]; coming, work: the next task, whose queries are loaded at the
+    end. Columns are the task's query rows."""
+    D, NT, W = p.D, p.NT, p.W
     lane, warp = zl.lane_index(), zl.warp_index()
-    columns = item[1] * rows.group
-    position, begin, end = item[3], item[4], item[5]
+    columns = item[1] * p.group
+    begin, end = item[4], item[5]
     limits = [
-        [position + divide(min(nt * 8 + lane % 4 * 2 + u, columns - 1), rows.by_group) for u in zl.static(range(2))]
+        [item[3] + divide(min(nt * 8 + lane % 4 * 2 + u, columns - 1), p.by_group) for u in zl.static(range(2))]
         for nt in zl.static(range(NT))
     ]
     for chunk in zl.unroll(range(begin, end, CHUNK), 1):
@@ -342,129 +366,109 @@ def attend_task(state, ring, slot, places, item, queries, coming, work, segment,
         ]
         high = [[zl.f32(FLOOR) for u in zl.static(range(2))] for nt in zl.static(range(NT))]
         sums = [[zl.f32(0) for u in zl.static(range(2))] for nt in zl.static(range(NT))]
+        found = Sums(acc, high, sums)
         for page in zl.unroll(range(chunk // BLOCK + warp, (stop + BLOCK - 1) // BLOCK, W), 1):
-            zl.copy_wait(source.STAGES - 2)
+            zl.copy_wait(p.STAGES - 2)
             zl.warp_barrier()  # the page is there for all lanes, and all have read the one before
-            load_page(state, ring, source)
-            at = ring + slot[0] * source.slot_bytes
-            attend_page(at, page * BLOCK, end, position, limits, queries, acc, high, sums, mask, form)
-            slot[0] = 0 if slot[0] == source.STAGES - 1 else slot[0] + 1
-        if stop == end and work < source.total:
-            load_queries(queries, coming, work, rows, form)
+            load_page(state, p)
+            attend_page(p.ring + slot[0] * p.slot_bytes, page * BLOCK, item, limits, queries, found, p)
+            slot[0] = 0 if slot[0] == p.STAGES - 1 else slot[0] + 1
+        if stop == end and work < p.total:
+            load_queries(queries, coming, work, p)
         for nt in zl.static(range(NT)):
             for u in zl.static(range(2)):
                 for lanes in zl.static((4, 8, 16)):
                     sums[nt][u] += zl.shuffle_xor(sums[nt][u], lanes)
         # The slot that was read last stays free until this warp's next load: it takes the warp's sums.
-        free = (source.STAGES - 1 if slot[0] == 0 else slot[0] - 1) * source.slot_bytes
+        free = (p.STAGES - 1 if slot[0] == 0 else slot[0] - 1) * p.slot_bytes
         closes = stop == end or (stop - begin) % SEGMENT == 0
         zl.warp_barrier()
         for nt in zl.static(range(NT)):
-            leave_sums(zl.cast_ptr(ring + free, zl.f32), peaks, acc, high, sums, nt, form)
+            leave_sums(zl.cast_ptr(p.ring + free, zl.f32), found, nt, p)
             if lane == 0:
-                spots[warp] = warp * (source.STAGES * source.slot_bytes) + free
+                p.places[warp] = warp * (p.STAGES * p.slot_bytes) + free
             zl.barrier()
-            merge_warps(memory, peaks, spots, segment, result, columns, closes, nt, form)
+            merge_warps(segment, result, columns, closes, nt, p)
             zl.barrier()  # the slots may be filled again
 
 
-@zl.kernel
-def attention_decode(
-    q: zl.Ptr[zl.bf16, "const"],
-    k_pages: zl.Ptr[zl.u8, "const"],
-    v_pages: zl.Ptr[zl.u8, "const"],
-    page_table: zl.Ptr[zl.i32, "const"],
-    plan: zl.Ptr[zl.i32, "const"],
-    counters: zl.Ptr[zl.i32],
-    records: zl.Ptr[zl.f32],
-    totals: zl.Ptr[zl.f32],
-    out: zl.Ptr[zl.bf16],
-    max_pages: zl.i32,
-    page_heads: zl.i32,
-    by_share: zl.u32,
-    kv_heads: zl.i32,
-    by_heads: zl.u32,
-    group: zl.i32,
-    by_group: zl.u32,
-    tasks_room: zl.i32,
-    fresh_before: zl.i32,
-    scale: zl.f32,
-    window: zl.i32,
-    softcap: zl.f32,
-    D: zl.static,
-    NT: zl.static,
-    KV: zl.static,
-    STAGES: zl.static,
-):
-    """A persistent grid over the plan's tasks x kv heads. NT: parts of 8 query rows.
-    kv_heads, group: where a group is larger than a tile its parts count as kv heads of their own; page_heads: of the pages.
-    fresh_before: tokens before a tile that this step may write."""
-    W = zl.target.threads // zl.target.warp
-    form = DecodeForm(D, NT, KV, zl.target.threads)
-    zl.grid_launch_dependents()
-    memory = zl.shared_array(zl.u8, W * STAGES * (2 * BLOCK * form.stride + scales_nbytes(form.item)), align=128)
-    peaks = zl.shared_array(zl.f32, W * 16)
-    places = zl.shared_array(zl.i32, W)
-    arrived = zl.shared_array(zl.i32, 4)
-    total = plan[0] * kv_heads
-    begin, step = zl.block_index(0), zl.num_blocks(0)
-    where = (plan, page_table, max_pages, kv_heads, by_heads, tasks_room, total, fresh_before, page_heads, by_share)
-    source = PageSource(k_pages, v_pages, *where, D, form.item, STAGES, W)
-    rows = QueryRows(q, out, kv_heads, by_heads, group, by_group, kv_heads * group * D)
-    ring = memory + zl.warp_index() * (STAGES * source.slot_bytes)
-    state = [zl.i32(0) for _ in zl.static(range(NUM_VARIABLES))]
+@zl.inline
+def start_loading(state, begin, step, p):
+    """The first pages of this block's work. The plan, the page table and pages that earlier steps wrote are read before
+    grid_wait(): attention_plan lets later kernels start only when it is done, and so is all that stands before it."""
     state[WORK] = begin - step
-    # The plan, the page table and pages that earlier steps wrote are read before grid_wait(): attention_plan lets later kernels
-    # start only when it is done, and so is all that stands before it.
-    read_entry(state, begin, source)
-    shift_entry(state, begin, source)
-    read_entry(state, begin + step, source)
-    for _ in zl.static(range(STAGES - 1)):
-        load_page(state, ring, source)
+    read_entry(state, begin, p)
+    shift_entry(state, begin, p)
+    read_entry(state, begin + step, p)
+    for _ in zl.static(range(p.STAGES - 1)):
+        load_page(state, p)
     if state[WAITED] == 0:
         zl.grid_wait()
         state[WAITED] = 1
+
+
+@zl.inline
+def block_of(p):
+    """The DecodeBlock, with its shared memory."""
+    W = zl.target.threads // zl.target.warp
+    memory = zl.shared_array(zl.u8, W * p.STAGES * p.slot_bytes, align=128)
+    peaks = zl.shared_array(zl.f32, W * 16)
+    places = zl.shared_array(zl.i32, W)
+    total = p.plan[0] * p.kv_heads
+    width = p.kv_heads * p.group * p.D
+    ring = memory + zl.warp_index() * (p.STAGES * p.slot_bytes)
+    factor = zl.f32(LOG2E) if p.softcap > 0.0 else p.scale * LOG2E
+    mine = (8 * (p.D // 4) + zl.target.threads - 1) // zl.target.threads
+    return DecodeBlock(*vars(p).values(), total, width, factor, W, mine, memory, ring, peaks, places)
+
+
+@zl.kernel
+def attention_decode(params: DecodeParams):
+    """A persistent grid over the plan's tasks x kv heads."""
+    zl.grid_launch_dependents()
+    p = block_of(params)
+    arrived = zl.shared_array(zl.i32, 4)
+    begin, step = zl.block_index(0), zl.num_blocks(0)
+    state = [zl.i32(0) for _ in zl.static(range(NUM_VARIABLES))]
+    start_loading(state, begin, step, p)
     slot = [zl.i32(0) for _ in zl.static(range(1))]
     item = [zl.i32(0) for _ in zl.static(range(TASK))]
     coming = [zl.i32(0) for _ in zl.static(range(TASK))]
-    read_item(coming, begin, source)
+    read_item(coming, begin, p)
     queries = [
-        [[zl.u32(0) for u in zl.static(range(2))] for nt in zl.static(range(NT))] for kd in zl.static(range(D // 16))
+        [[zl.u32(0) for u in zl.static(range(2))] for nt in zl.static(range(p.NT))]
+        for kd in zl.static(range(p.D // 16))
     ]
-    if begin < total:
-        load_queries(queries, coming, begin, rows, form)
-    mask = ScoreMask(zl.f32(LOG2E) if softcap > 0.0 else scale * LOG2E, scale, softcap, window)
-    for work in range(begin, total, step):
-        head = work - divide(work, by_heads) * kv_heads
+    if begin < p.total:
+        load_queries(queries, coming, begin, p)
+    for work in range(begin, p.total, step):
+        head = work - divide(work, p.by_heads) * p.kv_heads
         for i in zl.static(range(TASK)):
             item[i] = coming[i] + 0
-        read_item(coming, work + step, source)
-        if form.F is not zl.bf16:
+        read_item(coming, work + step, p)
+        if p.F is not zl.bf16:
             as_f16(queries)
         segment, result = [
             [
-                [[zl.f32(0) for _ in zl.static(range(6))] for m in zl.static(range(form.mine))]
-                for nt in zl.static(range(NT))
+                [[zl.f32(0) for _ in zl.static(range(6))] for m in zl.static(range(p.mine))]
+                for nt in zl.static(range(p.NT))
             ]
             for each in zl.static(range(2))
         ]
-        for nt in zl.static(range(NT)):
-            for m in zl.static(range(form.mine)):
+        for nt in zl.static(range(p.NT)):
+            for m in zl.static(range(p.mine)):
                 clear(segment[nt][m])
                 clear(result[nt][m])
-        block = (memory, peaks, places)
-        attend_task(
-            state, ring, slot, block, item, queries, coming, work + step, segment, result, mask, rows, source, form
-        )
+        attend_task(state, slot, item, queries, coming, work + step, segment, result, p)
+        leave_results(result, item, head, p)
         parts = item[7] & 4095
-        leave_results(result, item, head, item[1] * group, parts, records, totals, rows, form)
         if parts > 1:
             zl.barrier()
             if zl.thread_index() == 0:
-                arrived[0] = is_last(counters + (item[6] * kv_heads + head), parts)
+                arrived[0] = is_last(p.counters + (item[6] * p.kv_heads + head), parts)
             zl.barrier()
             if arrived[0] == 1:
-                merge_records(head, item, records, totals, rows, D)
+                merge_records(head, item, p)
 
 
 def decode_symbol(kv: str, head_dim: int, parts: int) -> str:

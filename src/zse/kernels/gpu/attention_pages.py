@@ -5,11 +5,9 @@ one and the page numbers of the next one are loaded while pages of this one are 
 another.
 """
 
-from typing import Any, NamedTuple
-
 from zse import kernel as zl
 from zse.kernels.gpu.attention_plan import HEADER, TASK, divide
-from zse.kernels.gpu.kv8 import page_nbytes, scales_nbytes
+from zse.kernels.gpu.kv8 import page_nbytes
 from zse.kernels.kv_pages import BLOCK
 
 # Variables of the loading side: the work item, its next page, pages, end, first page, place in the page table, head,
@@ -20,42 +18,11 @@ IDS2, BEGIN2, END2, ROW2, FRESH2, BEGIN3, END3, ROW3, FRESH3 = range(11, 20)
 NUM_VARIABLES = 20
 
 
-class PageSource(NamedTuple):
-    """What the loading side reads: pages, page table, plan (see attention_decode's parameters), and the warps' ring."""
-
-    keys: Any
-    values: Any
-    plan: Any
-    page_table: Any
-    max_pages: Any
-    kv_heads: Any
-    by_heads: Any
-    tasks_room: Any
-    total: Any  # work items
-    fresh_before: Any
-    page_heads: Any
-    by_share: Any
-    D: int
-    ITEM: int  # bytes of a number
-    STAGES: int
-    W: int  # warps
-
-    @property
-    def stride(self) -> int:
-        """Bytes of a row in the ring; the padding keeps ldmatrix free of bank conflicts."""
-        return self.D * self.ITEM + 16
-
-    @property
-    def slot_bytes(self) -> int:
-        """Keys, then values, then their scales."""
-        return 2 * BLOCK * self.stride + scales_nbytes(self.ITEM)
-
-
 @zl.inline
-def read_entry(state, work, source):
+def read_entry(state, work, p):
     """What the loading side needs of a work item, into the places of the third: loads that nothing waits for yet, not
     even the number of items (behind the last there is whatever an earlier step left)."""
-    item = source.plan + (HEADER + min(divide(work, source.by_heads), source.tasks_room - 1) * TASK)
+    item = p.plan + (HEADER + min(divide(work, p.by_heads), p.tasks_room - 1) * TASK)
     who = zl.load(item, 4)
     keys = zl.load(item + 4, 2)
     state[ROW3] = who[2] + 0
@@ -65,65 +32,65 @@ def read_entry(state, work, source):
 
 
 @zl.inline
-def page_ids(table, count, first, source):
+def page_ids(table, count, first, p):
     """Page numbers of this warp's pages first … first + 31, one a lane."""
     mine = first + zl.lane_index()
-    return source.page_table[table + (mine if mine < count else 0) * source.W]
+    return p.page_table[table + (mine if mine < count else 0) * p.W]
 
 
 @zl.inline
-def shift_entry(state, work, source):
+def shift_entry(state, work, p):
     """The third work item becomes the second, whose page numbers start to come."""
     state[BEGIN2] = state[BEGIN3] + 0
     state[END2] = state[END3] + 0
     state[ROW2] = state[ROW3] + 0
     state[FRESH2] = state[FRESH3] + 0
-    W = source.W
-    if work < source.total:
+    W = p.W
+    if work < p.total:
         first = state[BEGIN2] // BLOCK + zl.warp_index()
         last = (state[END2] - 1) // BLOCK
-        state[IDS2] = page_ids(state[ROW2] * source.max_pages + min(first, last), (last - first + W) // W, 0, source)
+        state[IDS2] = page_ids(state[ROW2] * p.max_pages + min(first, last), (last - first + W) // W, 0, p)
 
 
 @zl.inline
-def next_item(state, source):
+def next_item(state, p):
     """Moves the loading side to the second work item."""
-    W = source.W
+    W = p.W
     state[WORK] += zl.num_blocks(0)
-    state[HEAD] = state[WORK] - divide(state[WORK], source.by_heads) * source.kv_heads
+    state[HEAD] = state[WORK] - divide(state[WORK], p.by_heads) * p.kv_heads
     state[FIRST] = state[BEGIN2] // BLOCK + zl.warp_index()
     state[END] = state[END2] + 0
     state[COUNT] = ((state[END2] + BLOCK - 1) // BLOCK - state[FIRST] + W - 1) // W
-    state[TABLE] = state[ROW2] * source.max_pages + state[FIRST]
+    state[TABLE] = state[ROW2] * p.max_pages + state[FIRST]
     state[FRESH] = state[FRESH2] + 0
     state[IDS] = state[IDS2] + 0
     state[NEXT] = 0
-    shift_entry(state, state[WORK] + zl.num_blocks(0), source)
-    read_entry(state, state[WORK] + zl.num_blocks(0) * 2, source)
+    shift_entry(state, state[WORK] + zl.num_blocks(0), p)
+    read_entry(state, state[WORK] + zl.num_blocks(0) * 2, p)
 
 
 @zl.inline
-def load_page(state, ring, source):
+def load_page(state, p):
     """Starts the copy of this warp's next page, if there is one, into the ring's next slot: keys, values, and in 8 bits
     their scales."""
     lane = zl.lane_index()
-    D, ITEM, STRIDE = source.D, source.ITEM, source.stride
-    while state[NEXT] >= state[COUNT] and state[WORK] < source.total:
-        next_item(state, source)
-    if state[WORK] < source.total:
+    D, ITEM, STRIDE = p.D, p.item, p.stride
+    while state[NEXT] >= state[COUNT] and state[WORK] < p.total:
+        next_item(state, p)
+    if state[WORK] < p.total:
         if state[NEXT] % 32 == 0 and state[NEXT] > 0:
-            state[IDS] = page_ids(state[TABLE], state[COUNT], state[NEXT], source)
-        page = state[FIRST] + state[NEXT] * source.W
-        if state[WAITED] == 0 and (page + 1) * BLOCK > state[FRESH] - source.fresh_before:
+            state[IDS] = page_ids(state[TABLE], state[COUNT], state[NEXT], p)
+        page = state[FIRST] + state[NEXT] * p.W
+        if state[WAITED] == 0 and (page + 1) * BLOCK > state[FRESH] - p.fresh_before:
             zl.grid_wait()
             state[WAITED] = 1
         valid = state[END] - page * BLOCK
         number = zl.shuffle(state[IDS], state[NEXT] % 32)
-        at = (zl.i64(number) * source.page_heads + divide(state[HEAD], source.by_share)) * page_nbytes(D, ITEM)
-        slot = ring + state[SLOT] * source.slot_bytes
+        at = (zl.i64(number) * p.page_heads + divide(state[HEAD], p.by_share)) * page_nbytes(D, ITEM)
+        slot = p.ring + state[SLOT] * p.slot_bytes
         pieces = D * ITEM // 16  # of a row
         for part in zl.static(range(2)):
-            pages = source.values if part else source.keys
+            pages = p.v_pages if part else p.k_pages
             lines = pages + (at + lane * 16)
             whole = slot + (part * BLOCK * STRIDE + lane // pieces * STRIDE + lane % pieces * 16)
             for e in zl.static(range(BLOCK * pieces // 32)):
@@ -139,5 +106,5 @@ def load_page(state, ring, source):
                 to = slot + (2 * BLOCK * STRIDE + lane * 4)
                 zl.copy_async(to, scales, 4, zl.i32(4) if lane % BLOCK < valid else zl.i32(0))
         state[NEXT] += 1
-        state[SLOT] = 0 if state[SLOT] == source.STAGES - 1 else state[SLOT] + 1
+        state[SLOT] = 0 if state[SLOT] == p.STAGES - 1 else state[SLOT] + 1
     zl.copy_commit()

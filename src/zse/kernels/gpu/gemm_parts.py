@@ -12,23 +12,6 @@ STORE, ACCUMULATE, STORE_BF16 = range(3)  # what becomes of a product: out f32 =
 PARTIAL_BYTES = 2 * 128 * 256 * 2  # of scratch per multiprocessor: two f32 tiles of 128 x 128, or one of 128 x 256
 
 
-class Ends(NamedTuple):
-    """The epilogue: where a product goes, and what is done to it on the way. Fields as in the kernels' parameters."""
-
-    out: Any
-    bias: Any
-    tokens: Any
-    cols: Any
-    has_bias: Any
-    mode: Any
-    linear: Any
-    cubic: Any
-    a_scale: Any = None
-    w_scale: Any = None
-    per_row: Any = None
-    stride: Any = None  # elements between rows of out
-
-
 class Ring(NamedTuple):
     """Stages of shared memory that one thread fills and others read."""
 
@@ -161,85 +144,102 @@ def put_one(out, at, value, mode):
 
 
 @zl.inline
-def put_column(total, half, col, first_token, ends, j, g, BT):
+def put_column(total, half, col, first_token, p, j, g, BT):
     """Of a transposed product (see gemm_r16), the weight row `half` (0, 1) of a thread: column `col` of out, all
     tokens, with the bias. bf16 goes out in pairs of columns: the 8 x 8 elements of a warp are transposed."""
-    out, tokens, cols, mode = ends.out, ends.tokens, ends.cols, ends.mode
     shift = zl.f32(0)
-    if ends.has_bias != 0:
-        shift = ends.bias[min(col, cols - 1)]
-    if mode == STORE_BF16:
+    if p.has_bias != 0:
+        shift = p.bias[min(col, p.cols - 1)]
+    if p.mode == STORE_BF16:
         for i in zl.static(range(BT // 8)):
             pair = zl.make_vector(total[i * 4 + half * 2] + shift, total[i * 4 + half * 2 + 1] + shift)
             mine = transposed(zl.bitcast(zl.convert(pair, zl.bf16), zl.u32))
             token = first_token + i * 8 + g
-            if token < tokens:
+            if token < p.tokens:
                 at = col - g + j * 2
-                if at < cols:
-                    zl.store(zl.cast_ptr(out, zl.u32) + (zl.i64(token) * cols + at) // 2, mine)
+                if at < p.cols:
+                    zl.store(zl.cast_ptr(p.out, zl.u32) + (zl.i64(token) * p.cols + at) // 2, mine)
     else:
-        if col < cols:
+        if col < p.cols:
             for i in zl.static(range(BT // 8)):
                 for e in zl.static(range(2)):
                     token = first_token + i * 8 + j * 2 + e
-                    if token < tokens:
-                        put_one(out, zl.i64(token) * cols + col, total[i * 4 + half * 2 + e] + shift, mode)
+                    if token < p.tokens:
+                        put_one(p.out, zl.i64(token) * p.cols + col, total[i * 4 + half * 2 + e] + shift, p.mode)
 
 
 @zl.inline
-def put_gated(total, col, first_token, ends, j, g, BT):
+def put_gated(total, col, first_token, p, j, g, BT):
     """Of a transposed product, eight columns of out from `col`, all tokens: a thread has a gate's sums and its up's."""
     mine = col + j * 2
     for i in zl.static(range(BT // 8)):
         both = zl.make_vector(
-            activated(total[i * 4], total[i * 4 + 2], ends.linear, ends.cubic),
-            activated(total[i * 4 + 1], total[i * 4 + 3], ends.linear, ends.cubic),
+            activated(total[i * 4], total[i * 4 + 2], p.linear, p.cubic),
+            activated(total[i * 4 + 1], total[i * 4 + 3], p.linear, p.cubic),
         )
         pair = transposed(zl.bitcast(zl.convert(both, zl.bf16), zl.u32))
         token = first_token + i * 8 + g
-        if token < ends.tokens:
-            if mine < ends.cols:
-                zl.store(zl.cast_ptr(ends.out, zl.u32) + (zl.i64(token) * ends.cols + mine) // 2, pair)
+        if token < p.tokens:
+            if mine < p.cols:
+                zl.store(zl.cast_ptr(p.out, zl.u32) + (zl.i64(token) * p.cols + mine) // 2, pair)
 
 
 @zl.inline
-def sum_parts(accs, unit, tile, splits, scratch, thread, threads, BN):
-    """Leave this part's sums where the others of its tile find them. The block that comes last adds all parts in their
-    order and returns true. Every thread reads only what the same thread of other blocks wrote, 16 bytes a lane.
-    scratch: (partial, counters, last)."""
-    partial, counters, last = scratch
-    count = len(accs) * BN // 8
-    mine = partial + (zl.i64(unit) * count * threads + thread) * 4
+def leave_part(accs, mine, counter, number, last, thread, threads):
+    """Leave this block's sums at `mine`; true in the block that comes last of the `number` parts of a tile: then it can read
+    them, and the counter is 0 again. Every thread reads only what the same thread of other blocks wrote, 16 bytes a lane.
+    last: i32 [1] of the block."""
+    each = len(accs[0]) // 4
     for x, acc in enumerate(accs):
-        for j in zl.static(range(BN // 8)):
-            zl.store(
-                mine + (x * (BN // 8) + j) * (threads * 4),
-                zl.make_vector(acc[j * 4], acc[j * 4 + 1], acc[j * 4 + 2], acc[j * 4 + 3]),
-            )
+        for j in zl.static(range(each)):
+            four = zl.make_vector(acc[j * 4], acc[j * 4 + 1], acc[j * 4 + 2], acc[j * 4 + 3])
+            zl.store(mine + (x * each + j) * (threads * 4), four)
     zl.fence()
     zl.named_barrier(CONSUMERS, threads)
     if thread == 0:
-        before = zl.atomic_add(counters + tile, 1)
-        if before == splits - 1:
-            counters[tile] = 0
+        before = zl.atomic_add(counter, 1)
+        if before == number - 1:
+            counter[0] = 0
         last[0] = before
     zl.named_barrier(CONSUMERS, threads)
-    is_last = last[0] == splits - 1
+    is_last = last[0] == number - 1
     zl.named_barrier(CONSUMERS, threads)
+    return is_last
+
+
+@zl.inline
+def clear_sums(accs):
+    zl.fence()
+    for acc in accs:
+        for i in zl.static(range(len(acc))):
+            acc[i] = zl.f32(0)
+
+
+@zl.inline
+def add_part(accs, part, threads, PAUSE):
+    """accs += what a block left at `part`. PAUSE: the compiler would ask for all of it at once, with registers that are not
+    there."""
+    each = len(accs[0]) // 4
+    for x, acc in enumerate(accs):
+        for j in zl.static(range(each)):
+            v = zl.load(part + (x * each + j) * (threads * 4), 4)
+            for e in zl.static(range(4)):
+                acc[j * 4 + e] += v[e]
+            if PAUSE and j % 8 == 7:
+                zl.warp_barrier()
+
+
+@zl.inline
+def sum_parts(accs, unit, tile, last, thread, threads, p):
+    """Leave this part's sums where the others of its tile find them. The block that comes last adds all parts in their
+    order and returns true."""
+    count = len(accs) * len(accs[0]) // 4
+    mine = p.partial + (zl.i64(unit) * count * threads + thread) * 4
+    is_last = leave_part(accs, mine, p.counters + tile, p.splits, last, thread, threads)
     if is_last:
-        zl.fence()
-        part = partial + (zl.i64(tile) * splits * count * threads + thread) * 4
-        for acc in accs:
-            for i in zl.static(range(BN // 2)):
-                acc[i] = zl.f32(0)
-        for p in range(splits):
-            for x, acc in enumerate(accs):
-                for j in zl.static(range(BN // 8)):
-                    v = zl.load(part + (x * (BN // 8) + j) * (threads * 4), 4)
-                    for e in zl.static(range(4)):
-                        acc[j * 4 + e] += v[e]
-                    if j % 8 == 7:
-                        # the compiler would ask for all of it at once, with registers that are not there
-                        zl.warp_barrier()
+        part = p.partial + (zl.i64(tile) * p.splits * count * threads + thread) * 4
+        clear_sums(accs)
+        for _ in range(p.splits):
+            add_part(accs, part, threads, True)
             part = part + count * (threads * 4)
     return is_last

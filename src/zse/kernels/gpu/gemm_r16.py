@@ -14,10 +14,10 @@ A gated tile gives rows 0 .. 7 of a warp to gates and 8 .. 15 to the same rows' 
 ring and split k are those of gemm_wgmma. The idea of feeding wgmma from registers is Machete's (vLLM, 2024).
 """
 
-from typing import NamedTuple
+from typing import Any
 
 from zse import kernel as zl
-from zse.kernels.gpu.gemm_parts import Ends, put_column, put_gated, release, ring_of, sum_parts, unit_place, units_of
+from zse.kernels.gpu.gemm_parts import put_column, put_gated, release, ring_of, sum_parts, unit_place, units_of
 from zse.kernels.gpu.r16 import HIGH_BYTES, factors, pair_bf16, q_bytes, read_scales, selector
 
 DEPTH = 64  # k of a stage: 128 bytes of bf16, the width of the swizzle
@@ -61,15 +61,43 @@ def load_high(at, row_step, BITS):
     return [at[h * 16 + y * row_step] for h in zl.static(range(words)) for y in zl.static(range(2))]
 
 
-class R16Form(NamedTuple):
-    """A variant: BT tokens x WG warpgroups of 64 weight rows (GATED: half gates, half ups)."""
+class R16Params(zl.Record):
+    """The parameters of gemm_r16. cols: columns of out; the weights have as many rows, or twice as many when GATED. blocks =
+    K / 32; groups: scales of a row. A tile is BT tokens x WG warpgroups of 64 weight rows (GATED: half gates, half ups).
+    WIDE: groups of 64 columns and more, with one scale a step; else there are HALVES scales a block. group_span: blocks, or
+    steps if WIDE, of a group (1 for groups of 16). half_step: with two, from the scale of a block's first 16 columns to that
+    of the others: 16 for groups of 16, else 0. center: what multiplies the scale so that it can be added to the offset, see
+    r16.py. mode, linear, cubic, partial, counters: as in gemm_wgmma."""
 
-    BITS: int
-    WIDE: bool
-    HALVES: int
-    BT: int
-    WG: int
-    GATED: bool
+    a_map: zl.TensorMap
+    q_map: zl.TensorMap
+    high_map: zl.TensorMap
+    scale: zl.Ptr[zl.f16, "const"]
+    offset: zl.Ptr[zl.f16, "const"]
+    bias: zl.Ptr[zl.f32, "const"]
+    out: zl.Ptr[zl.u8]
+    partial: zl.Ptr[zl.f32]
+    counters: zl.Ptr[zl.i32]
+    tokens: zl.i32
+    cols: zl.i32
+    blocks: zl.i32
+    groups: zl.i32
+    group_span: zl.i32
+    half_step: zl.i32
+    splits: zl.i32
+    has_offset: zl.i32
+    has_bias: zl.i32
+    mode: zl.i32
+    center: zl.f32
+    linear: zl.f32
+    cubic: zl.f32
+    BITS: zl.static
+    WIDE: zl.static
+    HALVES: zl.static
+    BT: zl.static
+    WG: zl.static
+    STAGES: zl.static
+    GATED: zl.static
 
     @property
     def token_bytes(self) -> int:
@@ -95,141 +123,179 @@ class R16Form(NamedTuple):
 
 
 @zl.inline
-def load_weights(at, bar, q_map, high_map, step, row_tile, cols, form):
+def load_weights(at, bar, step, row_tile, p):
     """Ask for one stage's weights: gates, then ups."""
-    halves = 2 if form.GATED else 1
-    count = form.tiles // halves
+    halves = 2 if p.GATED else 1
+    count = p.tiles // halves
     for half in zl.static(range(halves)):
-        row = row_tile + half * (cols // 16)
-        zl.tma_load(at + half * (count * form.q_size), q_map, (step * (form.q_size // 4), row), bar)
-        if form.high_size > 0:
-            to = at + form.tiles * form.q_size + half * (count * form.high_size)
-            zl.tma_load(to, high_map, (step * (form.high_size // 4), row), bar)
+        row = row_tile + half * (p.cols // 16)
+        zl.tma_load(at + half * (count * p.q_size), p.q_map, (step * (p.q_size // 4), row), bar)
+        if p.high_size > 0:
+            to = at + p.tiles * p.q_size + half * (count * p.high_size)
+            zl.tma_load(to, p.high_map, (step * (p.high_size // 4), row), bar)
 
 
 @zl.inline
-def produce(a_map, q_map, high_map, ring, units, cols, stage_bytes, form):
+def produce(ring, units, p):
     """The thread that fills the ring."""
     slot = zl.i32(0)
     parity = zl.i32(1)
     waited = zl.i32(0)
     for unit in range(zl.block_index(0), units.count, zl.num_blocks(0)):
         tile, m, n, first, end = unit_place(unit, units)
-        row_tile = n * (form.tile_cols // 16)
+        row_tile = n * (p.tile_cols // 16)
         for step in range(first, end):
             stage = ring.memory + slot * ring.stride
             zl.mbarrier_wait(ring.empty + slot, parity)
-            zl.mbarrier_expect(ring.full + slot, stage_bytes)
-            load_weights(stage + form.token_bytes, ring.full + slot, q_map, high_map, step, row_tile, cols, form)
+            zl.mbarrier_expect(ring.full + slot, stage_size(p.BITS, p.BT, p.WG))
+            load_weights(stage + p.token_bytes, ring.full + slot, step, row_tile, p)
             if waited == 0:
                 zl.grid_wait()
                 waited = 1
-            zl.tma_load(stage, a_map, (step * DEPTH, m * form.BT), ring.full + slot)
+            zl.tma_load(stage, p.a_map, (step * DEPTH, m * p.BT), ring.full + slot)
             slot += 1
             if slot == ring.stages:
                 slot = 0
                 parity = parity ^ 1
 
 
-@zl.inline
-def dequantized(a, words, high, factor, shift, s, pick, form):
-    """a: the operands of 32 columns, two times four registers, from a lane's words."""
-    for i in zl.static(range(4)):
-        for half in zl.static(range(2)):
-            at = (half if form.HALVES == 2 else 0) * 2 + i % 2
-            a[half][i] = pair_bf16(
-                words[4 + i if form.BITS == 8 and half == 1 else i],
-                high[(half if form.BITS == 6 else 0) * 2 + i % 2] if form.BITS in (5, 6) else None,
-                s + zl.u32(i // 2 * 2),
-                half == 1,
-                pick,
-                factor[at],
-                shift[at],
-                form.BITS,
-            )
+class LanePlace(zl.Record):
+    """Where a lane's words stand in a stage, and which bytes of them are its own."""
+
+    own: Any  # the warp's 16 rows, or those of gates (8 of the 16 rows of a tile)
+    own_row: Any
+    word: Any
+    high_word: Any
+    row_step: int  # to the words of the second row
+    high_step: int
+    s: Any
+    pick: Any
 
 
 @zl.inline
-def scale_places(n, own, own_row, group, cols, groups, form):
-    """Where the scales of a lane's two rows begin."""
-    last_tile = (cols * (2 if form.GATED else 1) + 15) // 16 - 1
-    scale_tile = min(n * (form.tile_cols // 16) + own, last_tile)
-    up_tile = min(n * (form.tile_cols // 16) + own + cols // 16, last_tile)
-    return [
-        zl.i64(scale_tile) * groups * 16 + (group * 16 + own_row),
-        zl.i64(up_tile) * groups * 16 + (group * 16 + own_row)
-        if form.GATED
-        else zl.i64(scale_tile) * groups * 16 + (group * 16 + own_row + 8),
-    ]
-
-
-@zl.inline
-def store_tile(acc, m, n, warp, ends, form):
-    """A warp's part of a tile."""
-    lane = zl.lane_index()
-    j, g, BT = lane % 4, lane // 4, form.BT
-    if form.GATED:
-        put_gated(acc, n * form.tile_cols + warp * 8, m * BT, ends, j, g, BT)
-    else:
-        for y in zl.static(range(2)):
-            put_column(acc, y, n * form.tile_cols + warp * 16 + y * 8 + g, m * BT, ends, j, g, BT)
-
-
-@zl.inline
-def consume(ring, units, ends, scratch, scaling, form):
-    """The warpgroups that multiply: their weights pass through registers. scaling: (scale, offset, has_offset, groups,
-    group_span, half_step, center, blocks)."""
-    scale, offset, has_offset, groups, group_span, half_step, center, blocks = scaling
-    BITS, BT, GATED, WIDE, HALVES = form.BITS, form.BT, form.GATED, form.WIDE, form.HALVES
-    q_size, high_size, tiles = form.q_size, form.high_size, form.tiles
-    thread = zl.thread_index() - 128
-    warp = thread // 32
+def place_of(warp, p):
     lane = zl.lane_index()
     g = lane // 4
     s = zl.u32(lane % 4 // 2)
-    pick = selector(zl.u32(lane % 4 % 2 * 2), BITS)
+    pick = selector(zl.u32(lane % 4 % 2 * 2), p.BITS)
+    own = warp // 2 if p.GATED else warp
+    own_row = warp % 2 * 8 + g if p.GATED else g
+    row_step = p.tiles // 2 * p.q_size // 4 if p.GATED else 8
+    high_step = p.tiles // 2 * p.high_size // 4 if p.GATED else 8
+    word = own * (p.q_size // 4) + lane % 4 // 2 * 16 + own_row
+    high_word = p.tiles * p.q_size // 4 + (own * (p.high_size // 4) + own_row)
+    return LanePlace(own, own_row, word, high_word, row_step, high_step, s, pick)
+
+
+@zl.inline
+def read_words(words, high, weights, half, place, p):
+    """A lane's words of the first or second 32 columns of a stage."""
+    assign(words, load_words(weights + (place.word + half * (p.q_size // 8)), place.row_step, p.BITS))
+    assign(high, load_high(weights + (place.high_word + half * (p.high_size // 8)), place.high_step, p.BITS))
+
+
+@zl.inline
+def dequantized(a, words, high, factor, shift, place, p):
+    """a: the operands of 32 columns, two times four registers, from a lane's words."""
+    for i in zl.static(range(4)):
+        for half in zl.static(range(2)):
+            at = (half if p.HALVES == 2 else 0) * 2 + i % 2
+            a[half][i] = pair_bf16(
+                words[4 + i if p.BITS == 8 and half == 1 else i],
+                high[(half if p.BITS == 6 else 0) * 2 + i % 2] if p.BITS in (5, 6) else None,
+                place.s + zl.u32(i // 2 * 2),
+                half == 1,
+                place.pick,
+                factor[at],
+                shift[at],
+                p.BITS,
+            )
+
+
+class GroupScales(zl.Record):
+    """Scales and offsets of a lane's rows for one group, and where they stand."""
+
+    scales: Any
+    offsets: Any
+    at: Any
+    in_group: Any  # [steps, or blocks, of the group so far]
+
+
+@zl.inline
+def scales_at(n, first, place, p):
+    """The scales with which a tile begins at step `first`."""
+    per_step = 1 if p.WIDE else 2
+    in_group = [first * per_step % p.group_span for _ in zl.static(range(1))]
+    group = first * per_step // p.group_span * (1 + p.half_step // 16)
+    last_tile = (p.cols * (2 if p.GATED else 1) + 15) // 16 - 1
+    scale_tile = min(n * (p.tile_cols // 16) + place.own, last_tile)
+    up_tile = min(n * (p.tile_cols // 16) + place.own + p.cols // 16, last_tile)
+    inside = group * 16 + place.own_row
+    second = up_tile if p.GATED else scale_tile
+    at = [
+        zl.i64(scale_tile) * p.groups * 16 + inside,
+        zl.i64(second) * p.groups * 16 + (inside if p.GATED else inside + 8),
+    ]
+    scales, offsets = read_scales(p.scale, p.offset, at, p.has_offset, p.half_step, p.HALVES)
+    return GroupScales(scales, offsets, at, in_group)
+
+
+@zl.inline
+def next_scales(now, p):
+    now.in_group[0] += 1
+    if now.in_group[0] == p.group_span:
+        now.in_group[0] = 0
+        for y in zl.static(range(2)):
+            now.at[y] += 16 + p.half_step
+    fresh = read_scales(p.scale, p.offset, now.at, p.has_offset, p.half_step, p.HALVES)
+    assign(now.scales, fresh[0])
+    assign(now.offsets, fresh[1])
+
+
+@zl.inline
+def store_tile(acc, m, n, warp, p):
+    """A warp's part of a tile."""
+    lane = zl.lane_index()
+    j, g, BT = lane % 4, lane // 4, p.BT
+    if p.GATED:
+        put_gated(acc, n * p.tile_cols + warp * 8, m * BT, p, j, g, BT)
+    else:
+        for y in zl.static(range(2)):
+            put_column(acc, y, n * p.tile_cols + warp * 16 + y * 8 + g, m * BT, p, j, g, BT)
+
+
+@zl.inline
+def consume(ring, units, last, p):
+    """The warpgroups that multiply: their weights pass through registers."""
+    BT = p.BT
+    thread = zl.thread_index() - 128
+    warp = thread // 32
+    lane = zl.lane_index()
+    place = place_of(warp, p)
     base = zl.smem_desc(ring.memory)
-    # Of the warp's 16 rows, or of gates (8 of the 16 rows of a tile).
-    own = warp // 2 if GATED else warp
-    own_row = warp % 2 * 8 + g if GATED else g
-    row_step = tiles // 2 * q_size // 4 if GATED else 8
-    high_step = tiles // 2 * high_size // 4 if GATED else 8
-    word = own * (q_size // 4) + lane % 4 // 2 * 16 + own_row
-    high_word = tiles * q_size // 4 + (own * (high_size // 4) + own_row)
     slot = zl.i32(0)
     parity = zl.i32(0)
     accs = [[zl.f32(0) for _ in zl.static(range(BT // 2))] for x in zl.static(range(1))]
     acc = accs[0]
     a = [[zl.u32(0) for _ in zl.static(range(4))] for i in zl.static(range(4))]
-    per_step = 1 if WIDE else 2
     for unit in range(zl.block_index(0), units.count, zl.num_blocks(0)):
         tile, m, n, first, end = unit_place(unit, units)
-        in_group = first * per_step % group_span
-        group = first * per_step // group_span * (1 + half_step // 16)
-        scale_at = scale_places(n, own, own_row, group, ends.cols, groups, form)
-        scales, offsets = read_scales(scale, offset, scale_at, has_offset, half_step, HALVES)
+        now = scales_at(n, first, place, p)
         zl.mbarrier_wait(ring.full + slot, parity)
-        weights = zl.cast_ptr(ring.memory + slot * ring.stride + form.token_bytes, zl.u32)
-        words = load_words(weights + word, row_step, BITS)
-        high = load_high(weights + high_word, high_step, BITS)
+        weights = zl.cast_ptr(ring.memory + slot * ring.stride + p.token_bytes, zl.u32)
+        words = load_words(weights + place.word, place.row_step, p.BITS)
+        high = load_high(weights + place.high_word, place.high_step, p.BITS)
         previous = zl.i32(-1)
         for step in range(first, end):
             tokens_desc = base + zl.u64(slot * ring.stride // 16)
             next_slot = slot + 1 if slot + 1 < ring.stages else 0
             for b in zl.static(range(2)):
-                if b == 0 or not WIDE:
-                    factor, shift = factors(scales, offsets, center, BITS)
+                if b == 0 or not p.WIDE:
+                    factor, shift = factors(now.scales, now.offsets, p.center, p.BITS)
                     # The next scales are on their way while these are used; the last ones are not read again.
-                    if step * per_step + b + 1 < (units.steps if WIDE else blocks):
-                        in_group += 1
-                        if in_group == group_span:
-                            in_group = 0
-                            for y in zl.static(range(2)):
-                                scale_at[y] += 16 + half_step
-                        fresh = read_scales(scale, offset, scale_at, has_offset, half_step, HALVES)
-                        assign(scales, fresh[0])
-                        assign(offsets, fresh[1])
-                dequantized(a[b * 2 : b * 2 + 2], words, high, factor, shift, s, pick, form)
+                    if step + 1 < units.steps if p.WIDE else step * 2 + b + 1 < p.blocks:
+                        next_scales(now, p)
+                dequantized(a[b * 2 : b * 2 + 2], words, high, factor, shift, place, p)
                 zl.wgmma_fence()
                 for half in zl.static(range(2)):
                     onto = True if b + half > 0 else step > first
@@ -237,14 +303,12 @@ def consume(ring, units, ends, scratch, scaling, form):
                 zl.wgmma_commit()
                 # The next words arrive while the products run.
                 if b == 0:
-                    assign(words, load_words(weights + (word + q_size // 8), row_step, BITS))
-                    assign(high, load_high(weights + (high_word + high_size // 8), high_step, BITS))
+                    read_words(words, high, weights, 1, place, p)
                 else:
                     if step + 1 < end:
                         zl.mbarrier_wait(ring.full + next_slot, parity ^ 1 if next_slot == 0 else parity)
-                        weights = zl.cast_ptr(ring.memory + next_slot * ring.stride + form.token_bytes, zl.u32)
-                        assign(words, load_words(weights + word, row_step, BITS))
-                        assign(high, load_high(weights + high_word, high_step, BITS))
+                        weights = zl.cast_ptr(ring.memory + next_slot * ring.stride + p.token_bytes, zl.u32)
+                        read_words(words, high, weights, 0, place, p)
                 # Named here, the other block's operands keep their registers until the products that read them are
                 # done.
                 zl.wgmma_wait(1, *a[2 - b * 2 : 4 - b * 2])
@@ -260,58 +324,20 @@ def consume(ring, units, ends, scratch, scaling, form):
             zl.grid_wait()
         complete = units.splits <= 1
         if units.splits > 1:
-            complete = sum_parts(accs, unit, tile, units.splits, scratch, thread, form.WG * 128, BT)
+            complete = sum_parts(accs, unit, tile, last, thread, p.WG * 128, p)
         if complete:
-            store_tile(acc, m, n, warp, ends, form)
+            store_tile(acc, m, n, warp, p)
 
 
 @zl.kernel
-def gemm_r16(
-    a_map: zl.TensorMap,
-    q_map: zl.TensorMap,
-    high_map: zl.TensorMap,
-    scale: zl.Ptr[zl.f16, "const"],
-    offset: zl.Ptr[zl.f16, "const"],
-    bias: zl.Ptr[zl.f32, "const"],
-    out: zl.Ptr[zl.u8],
-    partial: zl.Ptr[zl.f32],
-    counters: zl.Ptr[zl.i32],
-    tokens: zl.i32,
-    cols: zl.i32,
-    blocks: zl.i32,
-    groups: zl.i32,
-    group_span: zl.i32,
-    half_step: zl.i32,
-    splits: zl.i32,
-    has_offset: zl.i32,
-    has_bias: zl.i32,
-    mode: zl.i32,
-    center: zl.f32,
-    linear: zl.f32,
-    cubic: zl.f32,
-    BITS: zl.static,
-    WIDE: zl.static,
-    HALVES: zl.static,
-    BT: zl.static,
-    WG: zl.static,
-    STAGES: zl.static,
-    GATED: zl.static,
-):
-    """cols: columns of out; the weights have as many rows, or twice as many when GATED. blocks = K / 32; groups: scales
-    of a row. WIDE: groups of 64 columns and more, with one scale a step; else there are HALVES scales a block.
-    group_span: blocks, or steps if WIDE, of a group (1 for groups of 16). half_step: with two, from the scale of a
-    block's first 16 columns to that of the others: 16 for groups of 16, else 0. center: what multiplies the scale so
-    that it can be added to the offset, see r16.py. mode, linear, cubic, partial, counters: as in gemm_wgmma."""
-    form = R16Form(BITS, WIDE, HALVES, BT, WG, GATED)
-    stage_bytes = stage_size(BITS, BT, WG)
-    ring, last = ring_of(-(-stage_bytes // 1024) * 1024, STAGES, WG * 4)
-    units = units_of(tokens, cols, (blocks + 1) // 2, splits, BT, form.tile_cols)
+def gemm_r16(p: R16Params):
+    stage_bytes = stage_size(p.BITS, p.BT, p.WG)
+    ring, last = ring_of(-(-stage_bytes // 1024) * 1024, p.STAGES, p.WG * 4)
+    units = units_of(p.tokens, p.cols, (p.blocks + 1) // 2, p.splits, p.BT, p.tile_cols)
     if zl.warp_index() < 4:
-        zl.set_max_registers("dec", 24 if WG > 2 else 40)
+        zl.set_max_registers("dec", 24 if p.WG > 2 else 40)
         if zl.thread_index() == 0:
-            produce(a_map, q_map, high_map, ring, units, cols, stage_bytes, form)
+            produce(ring, units, p)
     else:
-        zl.set_max_registers("inc", 112 if WG > 2 else 232)
-        ends = Ends(out, bias, tokens, cols, has_bias, mode, linear, cubic)
-        scaling = (scale, offset, has_offset, groups, group_span, half_step, center, blocks)
-        consume(ring, units, ends, (partial, counters, last), scaling, form)
+        zl.set_max_registers("inc", 112 if p.WG > 2 else 232)
+        consume(ring, units, last, p)

@@ -16,18 +16,24 @@ order, so a result depends neither on which block that is nor on the other token
 A gated tile gives rows 0 .. 7 of every 16 to gates and 8 .. 15 to the same rows' ups, so both meet in a thread.
 """
 
-from typing import NamedTuple
-
 from zse import kernel as zl
-from zse.kernels.gpu.gemm_parts import CONSUMERS, Ends, put_column, put_gated, release, ring_of
-from zse.kernels.gpu.gemm_skinny_groups import BLOCKS, Groups, close_group, first_group, fold, operands, read_words
+from zse.kernels.gpu.gemm_parts import add_part, clear_sums, leave_part, put_column, put_gated, release, ring_of
+from zse.kernels.gpu.gemm_skinny_groups import (
+    BLOCKS,
+    close_group,
+    first_group,
+    fold,
+    operands,
+    read_words,
+    sums_of,
+    words_of,
+)
 from zse.kernels.gpu.r16 import HIGH_BYTES, q_bytes
 
 ROW_BYTES = 128  # of k in a stage of bf16 or e4m3
 SCALE_BLOCK = 128  # rows and columns that share a scale of "block"
 SHARED_BYTES = 230_000
 MAX_STAGES = 16
-ONES = 0x3F803F80  # two bf16
 # of the copying and of the multiplying warpgroups, by how many multiply
 REGISTERS = {2: (40, 232), 3: (24, 160), 4: (24, 112)}
 
@@ -52,13 +58,43 @@ def stages(kind: object, bt: int, wg: int) -> int:
     return min(MAX_STAGES, SHARED_BYTES // stage_size(kind, bt, wg))
 
 
-class SkinnyForm(NamedTuple):
-    """A variant: BT tokens x WG warpgroups of 64 weight rows (GATED: half gates, half ups)."""
+class SkinnyParams(zl.Record):
+    """The parameters of gemm_skinny. tokens <= BT. cols: columns of out; the weights have as many rows, or twice as many when
+    GATED. KIND: bits of an integer, "bf16", "e4m3", or "block": e4m3 with w_scale [rows / 128, K / 128]. A tile is BT tokens x
+    WG warpgroups of 64 weight rows (GATED: half gates, half ups). steps: stages of k. blocks = K / 32, groups: scales of a
+    row, group_blocks: blocks of a group (integers; groups of 32 columns and more). center: what multiplies the scale so that
+    it can be added to the offset. partial f32 [2 * grid, WG * 64, BT], counters i32 [grid], zero before and after."""
 
-    KIND: object
-    BT: int
-    WG: int
-    GATED: bool
+    a_map: zl.TensorMap
+    w_map: zl.TensorMap
+    high_map: zl.TensorMap
+    scale: zl.Ptr[zl.f16, "const"]
+    offset: zl.Ptr[zl.f16, "const"]
+    a_scale: zl.Ptr[zl.f32, "const"]
+    w_scale: zl.Ptr[zl.f32, "const"]
+    bias: zl.Ptr[zl.f32, "const"]
+    out: zl.Ptr[zl.u8]
+    partial: zl.Ptr[zl.f32]
+    counters: zl.Ptr[zl.i32]
+    tokens: zl.i32
+    cols: zl.i32
+    steps: zl.i32
+    blocks: zl.i32
+    groups: zl.i32
+    group_blocks: zl.i32
+    share: zl.i32
+    per_row: zl.i32
+    has_offset: zl.i32
+    has_bias: zl.i32
+    mode: zl.i32
+    center: zl.f32
+    linear: zl.f32
+    cubic: zl.f32
+    KIND: zl.static
+    BT: zl.static
+    WG: zl.static
+    STAGES: zl.static
+    GATED: zl.static
 
     @property
     def integer(self) -> bool:
@@ -93,48 +129,48 @@ class SkinnyForm(NamedTuple):
 
 
 @zl.inline
-def load_weights(ring, slot, w_map, high_map, step, tile, cols, form):
+def load_weights(ring, slot, step, tile, p):
     """Ask for one stage's weights: for every warp its 16 rows."""
-    zl.mbarrier_expect(ring.full + slot, form.stage_bytes)
-    at, bar = ring.memory + (slot * ring.stride + form.token_bytes), ring.full + slot
-    tiles = form.WG * 4
-    if form.integer:
-        halves = 2 if form.GATED else 1
+    zl.mbarrier_expect(ring.full + slot, p.stage_bytes)
+    at, bar = ring.memory + (slot * ring.stride + p.token_bytes), ring.full + slot
+    tiles = p.WG * 4
+    if p.integer:
+        halves = 2 if p.GATED else 1
         count = tiles // halves
         for half in zl.static(range(halves)):
-            row = tile * count + half * (cols // 16)
-            place = (step * (form.q_size // 4), row)
-            zl.tma_load(at + half * count * form.q_size, w_map, place, bar, None, "evict_first")
-            if form.high_size > 0:
-                to = at + (tiles * form.q_size + half * count * form.high_size)
-                zl.tma_load(to, high_map, (step * (form.high_size // 4), row), bar, None, "evict_first")
-    elif form.GATED:  # dimensions: k, 8 rows, gate or up, groups of 8 rows
-        zl.tma_load(at, w_map, (step * form.depth, 0, 0, tile * tiles), bar, None, "evict_first")
+            row = tile * count + half * (p.cols // 16)
+            place = (step * (p.q_size // 4), row)
+            zl.tma_load(at + half * count * p.q_size, p.w_map, place, bar, None, "evict_first")
+            if p.high_size > 0:
+                to = at + (tiles * p.q_size + half * count * p.high_size)
+                zl.tma_load(to, p.high_map, (step * (p.high_size // 4), row), bar, None, "evict_first")
+    elif p.GATED:  # dimensions: k, 8 rows, gate or up, groups of 8 rows
+        zl.tma_load(at, p.w_map, (step * p.depth, 0, 0, tile * tiles), bar, None, "evict_first")
     else:
-        zl.tma_load(at, w_map, (step * form.depth, tile * (form.WG * 64)), bar, None, "evict_first")
+        zl.tma_load(at, p.w_map, (step * p.depth, tile * (p.WG * 64)), bar, None, "evict_first")
 
 
 @zl.inline
-def load_tokens(ring, slot, a_map, step, form):
-    zl.tma_load(ring.memory + slot * ring.stride, a_map, (step * form.depth, 0), ring.full + slot, None, "evict_last")
+def load_tokens(ring, slot, step, p):
+    zl.tma_load(ring.memory + slot * ring.stride, p.a_map, (step * p.depth, 0), ring.full + slot, None, "evict_last")
 
 
 @zl.inline
-def produce(a_map, w_map, high_map, ring, begin, finish, steps, cols, form):
+def produce(ring, begin, finish, p):
     """The thread that fills the ring. Nobody writes weights: the first stages' are on their way while the kernels
     before this one end."""
     ahead = min(finish - begin, ring.stages)
     for i in range(ahead):
-        load_weights(ring, i, w_map, high_map, (begin + i) % steps, (begin + i) // steps, cols, form)
+        load_weights(ring, i, (begin + i) % p.steps, (begin + i) // p.steps, p)
     zl.grid_wait()
     for i in range(ahead):
-        load_tokens(ring, i, a_map, (begin + i) % steps, form)
+        load_tokens(ring, i, (begin + i) % p.steps, p)
     slot = zl.i32(0)
     parity = zl.i32(0)
     for at in range(begin + ring.stages, finish):
         zl.mbarrier_wait(ring.empty + slot, parity)
-        load_weights(ring, slot, w_map, high_map, at % steps, at // steps, cols, form)
-        load_tokens(ring, slot, a_map, at % steps, form)
+        load_weights(ring, slot, at % p.steps, at // p.steps, p)
+        load_tokens(ring, slot, at % p.steps, p)
         slot += 1
         if slot == ring.stages:
             slot = 0
@@ -142,116 +178,87 @@ def produce(a_map, w_map, high_map, ring, begin, finish, steps, cols, form):
 
 
 @zl.inline
-def gather_parts(total, scratch, tile, steps, share, late, thread, threads, BT):
+def gather_parts(total, tile, late, last, thread, p):
     """Leave this block's part of a tile; true in the block that comes last, which then has the sum of all parts in
-    their order. late: this part is not the block's first piece of work (a block has at most one part of each kind).
-    scratch: (partial, counters, last)."""
-    partial, counters, last = scratch
-    count = BT // 8
-    mine = partial + (zl.i64(zl.block_index(0) * 2 + (zl.i32(1) if late else 0)) * (count * threads) + thread) * 4
-    for j in zl.static(range(count)):
-        zl.store(
-            mine + j * (threads * 4), zl.make_vector(total[j * 4], total[j * 4 + 1], total[j * 4 + 2], total[j * 4 + 3])
-        )
-    first = tile * steps // share
-    end = ((tile + 1) * steps - 1) // share + 1
-    zl.fence()
-    zl.named_barrier(CONSUMERS, threads)
-    if thread == 0:
-        # Counted where the tile begins: only one of a block's tiles goes on in the next block.
-        before = zl.atomic_add(counters + first, 1)
-        if before == end - first - 1:
-            counters[first] = 0
-        last[0] = before
-    zl.named_barrier(CONSUMERS, threads)
-    is_last = last[0] == end - first - 1
-    zl.named_barrier(CONSUMERS, threads)
+    their order. late: this part is not the block's first piece of work (a block has at most one part of each kind)."""
+    threads = p.WG * 128
+    size = p.BT // 8 * threads
+    mine = p.partial + (zl.i64(zl.block_index(0) * 2 + (zl.i32(1) if late else 0)) * size + thread) * 4
+    first = tile * p.steps // p.share
+    end = ((tile + 1) * p.steps - 1) // p.share + 1
+    # Counted where the tile begins: only one of a block's tiles goes on in the next block.
+    is_last = leave_part((total,), mine, p.counters + first, end - first, last, thread, threads)
     if is_last:
-        zl.fence()
-        for i in zl.static(range(BT // 2)):
-            total[i] = zl.f32(0)
+        clear_sums((total,))
         for block in range(first, end):
-            part = (
-                partial
-                + (zl.i64(block * 2 + (zl.i32(1) if block * share < tile * steps else 0)) * (count * threads) + thread)
-                * 4
-            )
-            for j in zl.static(range(count)):
-                v = zl.load(part + j * (threads * 4), 4)
-                for e in zl.static(range(4)):
-                    total[j * 4 + e] += v[e]
+            place = zl.i64(block * 2 + (zl.i32(1) if block * p.share < tile * p.steps else 0))
+            add_part((total,), p.partial + (place * size + thread) * 4, threads, False)
     return is_last
 
 
 @zl.inline
-def store_tile(total, first_col, ends, warp, lane, form):
+def store_tile(total, first_col, warp, lane, p):
     """A warp's 16 rows (gated: 8 columns of out) of all tokens."""
-    KIND, BT, cols, per_row = form.KIND, form.BT, ends.cols, ends.per_row
-    last_token = ends.tokens - 1
+    KIND, BT = p.KIND, p.BT
+    last_token = p.tokens - 1
     j = lane % 4
     g = lane // 4
-    if form.GATED:
+    if p.GATED:
         col = first_col + warp * 8
-        gate_scale = ends.w_scale[min(col + g, cols - 1) * per_row] if KIND == "e4m3" else 1.0
-        up_scale = ends.w_scale[(cols + min(col + g, cols - 1)) * per_row] if KIND == "e4m3" else 1.0
+        gate_scale = p.w_scale[min(col + g, p.cols - 1) * p.per_row] if KIND == "e4m3" else 1.0
+        up_scale = p.w_scale[(p.cols + min(col + g, p.cols - 1)) * p.per_row] if KIND == "e4m3" else 1.0
         if KIND in ("e4m3", "block"):
             for i in zl.static(range(BT // 8)):
                 for e in zl.static(range(4)):
-                    token_scale = ends.a_scale[min(i * 8 + j * 2 + e % 2, last_token)]
+                    token_scale = p.a_scale[min(i * 8 + j * 2 + e % 2, last_token)]
                     total[i * 4 + e] *= token_scale * (gate_scale if e < 2 else up_scale)
-        put_gated(total, col, 0, ends, j, g, BT)
+        put_gated(total, col, 0, p, j, g, BT)
     else:
         for y in zl.static(range(2)):
             col = first_col + warp * 16 + y * 8 + g
             if KIND in ("e4m3", "block"):
-                row_scale = ends.w_scale[min(col, cols - 1) * per_row] if KIND == "e4m3" else 1.0
+                row_scale = p.w_scale[min(col, p.cols - 1) * p.per_row] if KIND == "e4m3" else 1.0
                 for i in zl.static(range(BT // 8)):
                     for e in zl.static(range(2)):
-                        total[i * 4 + y * 2 + e] *= row_scale * ends.a_scale[min(i * 8 + j * 2 + e, last_token)]
-            put_column(total, y, col, 0, ends, j, g, BT)
+                        total[i * 4 + y * 2 + e] *= row_scale * p.a_scale[min(i * 8 + j * 2 + e, last_token)]
+            put_column(total, y, col, 0, p, j, g, BT)
 
 
 @zl.inline
-def multiply_integers(sums, step, here, tokens_desc, lanes, groups, ring, slot, parity, previous, form):
-    """One stage of quantized weights. lanes: (operands, ones, words, high, where the lane's words stand in a stage)."""
-    total, acc, ones = sums
-    a, unit, words, high, place = lanes
-    word, high_word, row_step, high_step, step_of_lane, pick = place
-    KIND, BT = form.KIND, form.BT
-    count = 4 if KIND == 8 else 2  # operands of a block
-    words_at = zl.cast_ptr(here + form.token_bytes, zl.u32)
+def multiply_integers(sums, step, lane, here, tokens_desc, ring, previous, p):
+    """One stage of quantized weights, which begins at `here`. sums: GroupSums; lane: LaneWords."""
+    count = 4 if p.KIND == 8 else 2  # operands of a block
+    words_at = zl.cast_ptr(here + p.token_bytes, zl.u32)
     for b in zl.static(range(BLOCKS)):
-        if b == 0:
-            zl.mbarrier_wait(ring.full + slot, parity)
-        at, high_at = words_at + (word + b * (form.q_size // 8)), words_at + (high_word + b * (form.high_size // 8))
-        read_words(words, high, at, high_at, row_step, high_step, KIND)
-        operands(a[b * count : (b + 1) * count], words, high, pick, step_of_lane, KIND)
-        if groups.state[0] == groups.group_blocks:
-            close_group(sums, groups, step * BLOCKS + b, BT)
+        at = words_at + (lane.word + b * (p.q_size // 8))
+        high_at = words_at + (lane.high_word + b * (p.high_size // 8))
+        read_words(lane.words, lane.high, at, high_at, lane.row_step, lane.high_step, p.KIND)
+        operands(lane.a[b * count : (b + 1) * count], lane.words, lane.high, lane.pick, lane.step, p.KIND)
+        if sums.state[0] == p.group_blocks:
+            close_group(sums, step * BLOCKS + b, p)
         zl.wgmma_fence()
         for half in zl.static(range(2)):
             k = b * 4 + half * 2
-            onto = groups.state[1] == 0 if half == 0 else True
-            zl.wgmma_bf16(acc, a[b * count + half], tokens_desc + k, BT, onto)
-            if KIND == 8:
-                zl.wgmma_bf16(acc, a[b * count + 2 + half], tokens_desc + k, BT, True)
-            zl.wgmma_bf16(ones, unit, tokens_desc + k, BT, onto)
+            onto = sums.state[1] == 0 if half == 0 else True
+            zl.wgmma_bf16(sums.acc, lane.a[b * count + half], tokens_desc + k, p.BT, onto)
+            if p.KIND == 8:
+                zl.wgmma_bf16(sums.acc, lane.a[b * count + 2 + half], tokens_desc + k, p.BT, True)
+            zl.wgmma_bf16(sums.ones, lane.unit, tokens_desc + k, p.BT, onto)
         zl.wgmma_commit()
-        groups.state[1] = 0
-        groups.state[0] += 1
+        sums.state[1] = 0
+        sums.state[0] += 1
         # Named here, the other block's operands keep their registers until the products that read them are done.
-        zl.wgmma_wait(1, *a[(1 - b) * count : (2 - b) * count])
+        zl.wgmma_wait(1, *lane.a[(1 - b) * count : (2 - b) * count])
         if b == 0:
             if previous >= 0:
                 release(ring.empty + previous, zl.lane_index())
 
 
 @zl.inline
-def multiply_rows(sums, step, first, tile, steps, tokens_desc, warp, ends, form):
+def multiply_rows(total, acc, step, first, tile, tokens_desc, warp, p):
     """One stage of bf16 or e4m3 weights."""
-    total, acc, ones = sums
-    KIND, BT = form.KIND, form.BT
-    rows_desc = tokens_desc + zl.u64((form.token_bytes + warp // 4 * (64 * ROW_BYTES)) // 16)
+    KIND, BT = p.KIND, p.BT
+    rows_desc = tokens_desc + zl.u64((p.token_bytes + warp // 4 * (64 * ROW_BYTES)) // 16)
     zl.wgmma_fence()
     for k in zl.static(range(4)):
         onto = k > 0 if KIND == "block" else True if k > 0 else step > first
@@ -262,9 +269,9 @@ def multiply_rows(sums, step, first, tile, steps, tokens_desc, warp, ends, form)
     zl.wgmma_commit()
     if KIND == "block":
         # k of a stage is that of a block of scales; a warpgroup's rows are within one, or two if gated.
-        row = tile * form.tile_cols + warp // 4 * (32 if form.GATED else 64)
-        second = (ends.cols if form.GATED else 0) + row
-        scales = [ends.w_scale[row // SCALE_BLOCK * steps + step], ends.w_scale[second // SCALE_BLOCK * steps + step]]
+        row = tile * p.tile_cols + warp // 4 * (32 if p.GATED else 64)
+        second = (p.cols if p.GATED else 0) + row
+        scales = [p.w_scale[r // SCALE_BLOCK * p.steps + step] for r in (row, second)]
         zl.wgmma_wait(0, acc)
         for i in zl.static(range(BT // 2)):
             total[i] = zl.fma(acc[i], scales[i % 4 // 2], total[i])
@@ -273,29 +280,9 @@ def multiply_rows(sums, step, first, tile, steps, tokens_desc, warp, ends, form)
 
 
 @zl.inline
-def lane_words(warp, lane, form):
-    """(operands, ones, words, high, place) of a lane; place: (word, high_word, row_step, high_step, step, selector)."""
-    KIND, GATED = form.KIND, form.GATED
-    tiles = form.WG * 4
-    row = warp % 2 * 8 + lane // 4 if GATED else lane // 4
-    own = warp // 2 if GATED else warp
-    row_step = tiles // 2 * form.q_size // 4 if GATED else 8
-    high_step = tiles // 2 * form.high_size // 4 if GATED else 8
-    word = own * (form.q_size // 4) + lane % 4 // 2 * 16 + row
-    high_word = tiles * form.q_size // 4 + own * (form.high_size // 4) + row
-    step_of_lane = zl.u32(lane % 4 // 2)
-    pick = zl.u32(0x4140) + zl.u32(lane % 2) * 0x0202  # bytes 0, -, 1, - of a word, or 2, -, 3, -
-    a = [[zl.u32(0) for _ in zl.static(range(4))] for x in zl.static(range(8 if KIND == 8 else 4))]
-    unit = [zl.u32(ONES) for _ in zl.static(range(4))]
-    words = [zl.u32(0) for _ in zl.static(range(8 if KIND == 8 else 4))]
-    high = [zl.u32(0) for _ in zl.static(range({5: 2, 6: 4}.get(KIND, 0)))]
-    return (a, unit, words, high, (word, high_word, row_step, high_step, step_of_lane, pick)), own, row
-
-
-@zl.inline
-def consume(ring, begin, finish, steps, share, ends, scratch, scaling, form):
-    """The warpgroups that multiply. scaling: (scale, offset, has_offset, center, groups, blocks, group_blocks)."""
-    integer, BT, threads = form.integer, form.BT, form.WG * 128
+def consume(ring, begin, finish, last, p):
+    """The warpgroups that multiply."""
+    integer, BT, steps = p.integer, p.BT, p.steps
     thread = zl.thread_index() - 128
     warp = thread // 32
     lane = zl.lane_index()
@@ -304,44 +291,29 @@ def consume(ring, begin, finish, steps, share, ends, scratch, scaling, form):
     parity = zl.i32(0)
     at = begin + 0
     total = [zl.f32(0) for _ in zl.static(range(BT // 2))]
-    acc = [zl.f32(0) for _ in zl.static(range(BT // 2))] if integer or form.KIND == "block" else total
+    acc = [zl.f32(0) for _ in zl.static(range(BT // 2))] if integer or p.KIND == "block" else total
     ones = [zl.f32(0) for _ in zl.static(range(BT // 2))] if integer else total
     if integer:
-        lanes, own, row = lane_words(warp, lane, form)
-        scales = [zl.f32(0) for _ in zl.static(range(2))]
-        shifts = [zl.f32(0) for _ in zl.static(range(2))]
-        rows_at = [zl.i64(0) for _ in zl.static(range(2))]
-        state = [zl.i32(0) for _ in zl.static(range(2))]
+        words = words_of(warp, lane, p)
+        sums = sums_of(total, acc, ones)
     while at < finish:
         tile = at // steps
         first = at % steps
         end = min(steps, first + (finish - at))
         previous = zl.i32(-1)
         if integer:
-            first_group(Groups(*scaling, scales, shifts, rows_at, state), tile, first, own, row, ends.cols, form)
-        if integer or form.KIND == "block":
+            first_group(sums, tile, first, words, p)
+        if integer or p.KIND == "block":
             for i in zl.static(range(BT // 2)):
                 total[i] = zl.f32(0)
         for step in range(first, end):
             here = ring.memory + slot * ring.stride
             tokens_desc = base + zl.u64(slot * ring.stride // 16)
+            zl.mbarrier_wait(ring.full + slot, parity)
             if integer:
-                multiply_integers(
-                    (total, acc, ones),
-                    step,
-                    here,
-                    tokens_desc,
-                    lanes,
-                    Groups(*scaling, scales, shifts, rows_at, state),
-                    ring,
-                    slot,
-                    parity,
-                    previous,
-                    form,
-                )
+                multiply_integers(sums, step, words, here, tokens_desc, ring, previous, p)
             else:
-                zl.mbarrier_wait(ring.full + slot, parity)
-                multiply_rows((total, acc, ones), step, first, tile, steps, tokens_desc, warp, ends, form)
+                multiply_rows(total, acc, step, first, tile, tokens_desc, warp, p)
                 if previous >= 0:
                     release(ring.empty + previous, lane)
             previous = slot
@@ -351,7 +323,7 @@ def consume(ring, begin, finish, steps, share, ends, scratch, scaling, form):
                 parity = parity ^ 1
         if integer:
             zl.wgmma_wait(0, acc, ones)
-            fold(total, acc, ones, scales, shifts, BT)
+            fold(sums)
         else:
             zl.wgmma_wait(0, total)
         release(ring.empty + previous, lane)
@@ -359,60 +331,21 @@ def consume(ring, begin, finish, steps, share, ends, scratch, scaling, form):
             zl.grid_wait()
         complete = end - first == steps
         if end - first < steps:
-            complete = gather_parts(total, scratch, tile, steps, share, at > begin, thread, threads, BT)
+            complete = gather_parts(total, tile, at > begin, last, thread, p)
         if complete:
-            store_tile(total, tile * form.tile_cols, ends, warp, lane, form)
+            store_tile(total, tile * p.tile_cols, warp, lane, p)
         at += end - first
 
 
 @zl.kernel
-def gemm_skinny(
-    a_map: zl.TensorMap,
-    w_map: zl.TensorMap,
-    high_map: zl.TensorMap,
-    scale: zl.Ptr[zl.f16, "const"],
-    offset: zl.Ptr[zl.f16, "const"],
-    a_scale: zl.Ptr[zl.f32, "const"],
-    w_scale: zl.Ptr[zl.f32, "const"],
-    bias: zl.Ptr[zl.f32, "const"],
-    out: zl.Ptr[zl.u8],
-    partial: zl.Ptr[zl.f32],
-    counters: zl.Ptr[zl.i32],
-    tokens: zl.i32,
-    cols: zl.i32,
-    steps: zl.i32,
-    blocks: zl.i32,
-    groups: zl.i32,
-    group_blocks: zl.i32,
-    share: zl.i32,
-    per_row: zl.i32,
-    has_offset: zl.i32,
-    has_bias: zl.i32,
-    mode: zl.i32,
-    center: zl.f32,
-    linear: zl.f32,
-    cubic: zl.f32,
-    KIND: zl.static,
-    BT: zl.static,
-    WG: zl.static,
-    STAGES: zl.static,
-    GATED: zl.static,
-):
-    """tokens <= BT. cols: columns of out; the weights have as many rows, or twice as many when GATED. KIND: bits of an
-    integer, "bf16", "e4m3", or "block": e4m3 with w_scale [rows / 128, K / 128]. steps: stages of k. blocks = K / 32,
-    groups: scales of a row, group_blocks: blocks of a group (integers; groups of 32 columns and more). center: what
-    multiplies the scale so that it can be added to the offset. partial f32 [2 * grid, WG * 64, BT], counters i32
-    [grid], zero before and after."""
-    form = SkinnyForm(KIND, BT, WG, GATED)
-    ring, last = ring_of(stage_size(KIND, BT, WG), STAGES, WG * 4)
-    begin = zl.block_index(0) * share
-    finish = min(begin + share, (cols + (form.tile_cols - 1)) // form.tile_cols * steps)
+def gemm_skinny(p: SkinnyParams):
+    ring, last = ring_of(stage_size(p.KIND, p.BT, p.WG), p.STAGES, p.WG * 4)
+    begin = zl.block_index(0) * p.share
+    finish = min(begin + p.share, (p.cols + (p.tile_cols - 1)) // p.tile_cols * p.steps)
     if zl.warp_index() < 4:
-        zl.set_max_registers("dec", REGISTERS[WG][0])
+        zl.set_max_registers("dec", REGISTERS[p.WG][0])
         if zl.thread_index() == 0:
-            produce(a_map, w_map, high_map, ring, begin, finish, steps, cols, form)
+            produce(ring, begin, finish, p)
     else:
-        zl.set_max_registers("inc", REGISTERS[WG][1])
-        ends = Ends(out, bias, tokens, cols, has_bias, mode, linear, cubic, a_scale, w_scale, per_row)
-        scaling = (scale, offset, has_offset, center, groups, blocks, group_blocks)
-        consume(ring, begin, finish, steps, share, ends, (partial, counters, last), scaling, form)
+        zl.set_max_registers("inc", REGISTERS[p.WG][1])
+        consume(ring, begin, finish, last, p)

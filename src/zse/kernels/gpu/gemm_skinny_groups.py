@@ -1,6 +1,6 @@
 """The integer weights of gemm_skinny: words become operands 128 + q, and a group's sums are scaled when it is complete."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from zse import kernel as zl
 
@@ -9,6 +9,7 @@ NIBBLES = 0x000F000F
 # The bits of 128.0 and of 2048.0, twice; a nibble in their lowest bits counts 1 and 16.
 MAGIC_LOW = 0x43004300
 MAGIC_HIGH = 0x45004500
+ONES = 0x3F803F80  # two bf16
 
 
 @zl.inline
@@ -46,71 +47,109 @@ def operands(a, words, high, pick, s, KIND):
             a[1][i] = second
 
 
-@zl.inline
-def fold(total, acc, ones, scale, shift, BT):
-    """A complete group: total += scale * acc + shift * ones."""
-    for i in zl.static(range(BT // 2)):
-        total[i] = zl.fma(acc[i], scale[i % 4 // 2], zl.fma(ones[i], shift[i % 4 // 2], total[i]))
+class LaneWords(zl.Record):
+    """Of a lane: its operands, and where its words of two rows stand in a stage and in the matrix."""
+
+    a: Any  # operands
+    unit: Any  # the operand of ones
+    words: Any
+    high: Any
+    word: Any
+    high_word: Any
+    row_step: int  # to the words of the second row
+    high_step: int
+    step: Any
+    pick: Any  # selector
+    own: Any  # tile of 16 rows
+    row: Any
 
 
 @zl.inline
-def read_group(scales, shifts, scale, offset, at, has_offset, center):
-    """f32 scale and shift of the lane's two rows."""
-    for y in zl.static(range(2)):
-        s = zl.convert(scale[at[y]], zl.f32)
-        shifts[y] = s * center
-        if has_offset != 0:
-            shifts[y] += zl.convert(offset[at[y]], zl.f32)
-        scales[y] = s
+def words_of(warp, lane, p):
+    KIND, GATED = p.KIND, p.GATED
+    tiles = p.WG * 4
+    row = warp % 2 * 8 + lane // 4 if GATED else lane // 4
+    own = warp // 2 if GATED else warp
+    row_step = tiles // 2 * p.q_size // 4 if GATED else 8
+    high_step = tiles // 2 * p.high_size // 4 if GATED else 8
+    word = own * (p.q_size // 4) + lane % 4 // 2 * 16 + row
+    high_word = tiles * p.q_size // 4 + own * (p.high_size // 4) + row
+    step = zl.u32(lane % 4 // 2)
+    pick = zl.u32(0x4140) + zl.u32(lane % 2) * 0x0202  # bytes 0, -, 1, - of a word, or 2, -, 3, -
+    a = [[zl.u32(0) for _ in zl.static(range(4))] for x in zl.static(range(8 if KIND == 8 else 4))]
+    unit = [zl.u32(ONES) for _ in zl.static(range(4))]
+    words = [zl.u32(0) for _ in zl.static(range(8 if KIND == 8 else 4))]
+    high = [zl.u32(0) for _ in zl.static(range({5: 2, 6: 4}.get(KIND, 0)))]
+    return LaneWords(a, unit, words, high, word, high_word, row_step, high_step, step, pick, own, row)
 
 
-class Groups(NamedTuple):
-    """Scales of integers: of the lane's two rows, now and where they stand, and how far the group has come."""
+class GroupSums(zl.Record):
+    """Sums of a tile and of a group, with the scales of the lane's two rows, and how far the group has come."""
 
-    scale: Any
-    offset: Any
-    has_offset: Any
-    center: Any
-    groups: Any  # scales of a row
-    blocks: Any  # of 32 columns of a row
-    group_blocks: Any
+    total: Any
+    acc: Any
+    ones: Any
     scales: Any
     shifts: Any
-    at: Any
+    at: Any  # where the scales stand
     state: Any  # [blocks of the group so far, 1 if nothing was added to its sums yet]
 
-    def read(self):
-        return (self.scales, self.shifts, self.scale, self.offset, self.at, self.has_offset, self.center)
+
+@zl.inline
+def sums_of(total, acc, ones):
+    scales = [zl.f32(0) for _ in zl.static(range(2))]
+    shifts = [zl.f32(0) for _ in zl.static(range(2))]
+    rows_at = [zl.i64(0) for _ in zl.static(range(2))]
+    state = [zl.i32(0) for _ in zl.static(range(2))]
+    return GroupSums(total, acc, ones, scales, shifts, rows_at, state)
 
 
 @zl.inline
-def first_group(groups, tile, first, own, row, cols, form):
+def fold(sums):
+    """A complete group: total += scale * acc + shift * ones."""
+    for i in zl.static(range(len(sums.total))):
+        y = i % 4 // 2
+        sums.total[i] = zl.fma(sums.acc[i], sums.scales[y], zl.fma(sums.ones[i], sums.shifts[y], sums.total[i]))
+
+
+@zl.inline
+def read_group(sums, p):
+    """f32 scale and shift of the lane's two rows."""
+    for y in zl.static(range(2)):
+        s = zl.convert(p.scale[sums.at[y]], zl.f32)
+        sums.shifts[y] = s * p.center
+        if p.has_offset != 0:
+            sums.shifts[y] += zl.convert(p.offset[sums.at[y]], zl.f32)
+        sums.scales[y] = s
+
+
+@zl.inline
+def first_group(sums, tile, first, lane, p):
     """Start a tile at step `first`: the scales of its first group."""
-    tiles = form.WG * 4
-    last_tile = (cols * (2 if form.GATED else 1) + 15) // 16 - 1
-    group = first * BLOCKS // groups.group_blocks
-    groups.state[0] = first * BLOCKS % groups.group_blocks
-    groups.state[1] = 1
-    row_tile = min(tile * (tiles // 2 if form.GATED else tiles) + own, last_tile)
-    up_tile = min(tile * (tiles // 2) + own + cols // 16, last_tile)
-    inside = group * 16 + row
-    groups.at[0] = zl.i64(row_tile) * groups.groups * 16 + inside
-    if form.GATED:
-        groups.at[1] = zl.i64(up_tile) * groups.groups * 16 + inside
+    tiles = p.WG * 4
+    last_tile = (p.cols * (2 if p.GATED else 1) + 15) // 16 - 1
+    group = first * BLOCKS // p.group_blocks
+    sums.state[0] = first * BLOCKS % p.group_blocks
+    sums.state[1] = 1
+    row_tile = min(tile * (tiles // 2 if p.GATED else tiles) + lane.own, last_tile)
+    up_tile = min(tile * (tiles // 2) + lane.own + p.cols // 16, last_tile)
+    inside = group * 16 + lane.row
+    sums.at[0] = zl.i64(row_tile) * p.groups * 16 + inside
+    if p.GATED:
+        sums.at[1] = zl.i64(up_tile) * p.groups * 16 + inside
     else:
-        groups.at[1] = zl.i64(row_tile) * groups.groups * 16 + (inside + 8)
-    read_group(*groups.read())
+        sums.at[1] = zl.i64(row_tile) * p.groups * 16 + (inside + 8)
+    read_group(sums, p)
 
 
 @zl.inline
-def close_group(sums, groups, block, BT):
+def close_group(sums, block, p):
     """The group is complete: scale it, and start the next."""
-    total, acc, ones = sums
-    zl.wgmma_wait(0, acc, ones)
-    fold(total, acc, ones, groups.scales, groups.shifts, BT)
-    groups.state[0] = 0
-    groups.state[1] = 1
-    if block < groups.blocks:
+    zl.wgmma_wait(0, sums.acc, sums.ones)
+    fold(sums)
+    sums.state[0] = 0
+    sums.state[1] = 1
+    if block < p.blocks:
         for y in zl.static(range(2)):
-            groups.at[y] += 16
-        read_group(*groups.read())
+            sums.at[y] += 16
+        read_group(sums, p)

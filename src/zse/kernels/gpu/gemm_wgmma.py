@@ -11,10 +11,8 @@ Sources of the method: the CUTLASS documentation of warp-specialised persistent 
 benchmarks/LOG.md.
 """
 
-from typing import NamedTuple
-
 from zse import kernel as zl
-from zse.kernels.gpu.gemm_parts import Ends, activated, put_pair, ring_of, sum_parts, unit_place, units_of
+from zse.kernels.gpu.gemm_parts import activated, put_pair, ring_of, sum_parts, unit_place, units_of
 
 THREADS = 384  # one warpgroup that copies, two that multiply
 ROW_BYTES = 128  # of k in a stage: the width of the swizzle
@@ -27,13 +25,38 @@ def stages(bm: int, bn: int) -> int:
     return min(8, SHARED_BYTES // ((bm + bn) * ROW_BYTES))
 
 
-class WgmmaForm(NamedTuple):
-    """A variant: tile of BM tokens x BN rows (GATED: half gates, half ups), and the type of its operands."""
+class WgmmaParams(zl.Record):
+    """The parameters of gemm_wgmma. cols: columns that this launch computes, of rows of out that are `stride` elements apart;
+    the weights have as many rows, or twice as many when GATED (all gates first, then all ups). width = K. KIND: "bf16",
+    "e4m3", or "block": e4m3 with w_scale [rows / 128, K / 128]. A tile is BM tokens x BN rows (GATED: half gates, half ups).
+    early: whether the weights may be read before the kernels before this one are done. per_row: 1 if w_scale is [rows], 0 if
+    [1]. mode: STORE, ACCUMULATE or STORE_BF16; GATED writes bf16. linear, cubic: see activated(). partial f32
+    [units, BM, BN] and counters i32 [tiles] (zero before and after) are used when splits > 1."""
 
-    BM: int
-    BN: int
-    GATED: bool
-    KIND: str
+    a_map: zl.TensorMap
+    w_map: zl.TensorMap
+    a_scale: zl.Ptr[zl.f32, "const"]
+    w_scale: zl.Ptr[zl.f32, "const"]
+    bias: zl.Ptr[zl.f32, "const"]
+    out: zl.Ptr[zl.u8]
+    partial: zl.Ptr[zl.f32]
+    counters: zl.Ptr[zl.i32]
+    tokens: zl.i32
+    cols: zl.i32
+    stride: zl.i32
+    width: zl.i32
+    splits: zl.i32
+    early: zl.i32
+    per_row: zl.i32
+    has_bias: zl.i32
+    mode: zl.i32
+    linear: zl.f32
+    cubic: zl.f32
+    BM: zl.static
+    BN: zl.static
+    STAGES: zl.static
+    GATED: zl.static
+    KIND: zl.static
 
     @property
     def tile_cols(self) -> int:
@@ -50,25 +73,25 @@ class WgmmaForm(NamedTuple):
 
 
 @zl.inline
-def load_tokens(ring, slot, a_map, step, m, form):
-    zl.tma_load(ring.memory + slot * ring.stride, a_map, (step * form.depth, m * form.BM), ring.full + slot)
+def load_tokens(ring, slot, step, m, p):
+    zl.tma_load(ring.memory + slot * ring.stride, p.a_map, (step * p.depth, m * p.BM), ring.full + slot)
 
 
 @zl.inline
-def load_weights(ring, slot, w_map, step, n, cols, form):
+def load_weights(ring, slot, step, n, p):
     """A gated tile is half gate rows and half up rows."""
-    k, row, bar = step * form.depth, n * form.tile_cols, ring.full + slot
-    to = ring.memory + (slot * ring.stride + form.BM * ROW_BYTES)
-    zl.tma_load(to, w_map, (k, row), bar)
-    if form.GATED:
-        zl.tma_load(to + form.BN // 2 * ROW_BYTES, w_map, (k, cols + row), bar)
+    k, row, bar = step * p.depth, n * p.tile_cols, ring.full + slot
+    to = ring.memory + (slot * ring.stride + p.BM * ROW_BYTES)
+    zl.tma_load(to, p.w_map, (k, row), bar)
+    if p.GATED:
+        zl.tma_load(to + p.BN // 2 * ROW_BYTES, p.w_map, (k, p.cols + row), bar)
 
 
 @zl.inline
-def pair_of(ends, at, KIND):
+def pair_of(at, p):
     """The scales of two neighbouring weight rows."""
-    if KIND == "e4m3":
-        pair = [ends.w_scale[at * ends.per_row], ends.w_scale[(at + 1) * ends.per_row]]
+    if p.KIND == "e4m3":
+        pair = [p.w_scale[at * p.per_row], p.w_scale[(at + 1) * p.per_row]]
     else:
         pair = [1.0, 1.0]
     return pair
@@ -86,66 +109,66 @@ def scaled(acc, first, scales, row_scale, KIND):
 
 
 @zl.inline
-def store_tile(accs, row, col, ends, BN, GATED, KIND):
+def store_tile(accs, row, col, p):
     """A thread's part of a tile: rows row + 64 x + 8 half, two of every eight columns. What belongs to a column is read
     once for all rows."""
-    out, tokens, cols, linear, cubic = ends.out, ends.tokens, ends.cols, ends.linear, ends.cubic
     parts = [(x, half) for x in zl.static(range(len(accs))) for half in zl.static(range(2))]
     rows = [row + (x * 64 + half * 8) for x, half in zl.static(parts)]
-    places = [zl.i64(r) * ends.stride + col for r in zl.static(rows)]
-    row_scales = [ends.a_scale[min(r, tokens - 1)] if KIND != "bf16" else 1.0 for r in zl.static(rows)]
-    for j in zl.static(range(BN // 16 if GATED else BN // 8)):
+    places = [zl.i64(r) * p.stride + col for r in zl.static(rows)]
+    row_scales = [p.a_scale[min(r, p.tokens - 1)] if p.KIND != "bf16" else 1.0 for r in zl.static(rows)]
+    for j in zl.static(range(p.BN // 16 if p.GATED else p.BN // 8)):
         at = col + j * 8
-        if at < cols:
-            scales = pair_of(ends, at, KIND)
-            if GATED:
-                up_scales = pair_of(ends, cols + at, KIND)
+        if at < p.cols:
+            scales = pair_of(at, p)
+            if p.GATED:
+                up_scales = pair_of(p.cols + at, p)
                 for i in zl.static(range(len(parts))):
-                    if rows[i] < tokens:
+                    if rows[i] < p.tokens:
                         acc, first = accs[parts[i][0]], j * 4 + parts[i][1] * 2
-                        gates = scaled(acc, first, scales, row_scales[i], KIND)
-                        ups = scaled(acc, BN // 4 + first, up_scales, row_scales[i], KIND)
+                        gates = scaled(acc, first, scales, row_scales[i], p.KIND)
+                        ups = scaled(acc, p.BN // 4 + first, up_scales, row_scales[i], p.KIND)
                         both = zl.make_vector(
-                            activated(gates[0], ups[0], linear, cubic), activated(gates[1], ups[1], linear, cubic)
+                            activated(gates[0], ups[0], p.linear, p.cubic),
+                            activated(gates[1], ups[1], p.linear, p.cubic),
                         )
-                        zl.store(zl.cast_ptr(out, zl.bf16) + (places[i] + j * 8), zl.convert(both, zl.bf16))
+                        zl.store(zl.cast_ptr(p.out, zl.bf16) + (places[i] + j * 8), zl.convert(both, zl.bf16))
             else:
                 shift = [zl.f32(0), zl.f32(0)]
-                if ends.has_bias != 0:
-                    both = zl.load(ends.bias + at, 2)
+                if p.has_bias != 0:
+                    both = zl.load(p.bias + at, 2)
                     shift[0] = both[0]
                     shift[1] = both[1]
                 for i in zl.static(range(len(parts))):
-                    if rows[i] < tokens:
-                        low, high = scaled(accs[parts[i][0]], j * 4 + parts[i][1] * 2, scales, row_scales[i], KIND)
-                        put_pair(out, places[i] + j * 8, low + shift[0], high + shift[1], ends.mode)
+                    if rows[i] < p.tokens:
+                        low, high = scaled(accs[parts[i][0]], j * 4 + parts[i][1] * 2, scales, row_scales[i], p.KIND)
+                        put_pair(p.out, places[i] + j * 8, low + shift[0], high + shift[1], p.mode)
 
 
 @zl.inline
-def produce(a_map, w_map, ring, units, cols, early, form):
+def produce(ring, units, p):
     """The thread that fills the ring."""
     slot = zl.i32(0)
     parity = zl.i32(1)
     ahead = zl.i32(0)
     # Where nobody writes the weights, the first stages' are on their way while the kernels before this one end.
-    if early != 0 and zl.block_index(0) < units.count:
+    if p.early != 0 and zl.block_index(0) < units.count:
         tile, m, n, first, end = unit_place(zl.block_index(0), units)
         ahead = min(end - first, ring.stages)
         for i in range(ahead):
-            zl.mbarrier_expect(ring.full + i, form.stage_bytes)
-            load_weights(ring, i, w_map, first + i, n, cols, form)
+            zl.mbarrier_expect(ring.full + i, p.stage_bytes)
+            load_weights(ring, i, first + i, n, p)
     zl.grid_wait()
     for unit in range(zl.block_index(0), units.count, zl.num_blocks(0)):
         tile, m, n, first, end = unit_place(unit, units)
         for step in range(first, end):
             if ahead > 0:
                 ahead -= 1
-                load_tokens(ring, slot, a_map, step, m, form)
+                load_tokens(ring, slot, step, m, p)
             else:
                 zl.mbarrier_wait(ring.empty + slot, parity)
-                zl.mbarrier_expect(ring.full + slot, form.stage_bytes)
-                load_tokens(ring, slot, a_map, step, m, form)
-                load_weights(ring, slot, w_map, step, n, cols, form)
+                zl.mbarrier_expect(ring.full + slot, p.stage_bytes)
+                load_tokens(ring, slot, step, m, p)
+                load_weights(ring, slot, step, n, p)
             slot += 1
             if slot == ring.stages:
                 slot = 0
@@ -185,10 +208,9 @@ def multiply(accs, a_desc, w_desc, is_first, BN, KIND):
 
 
 @zl.inline
-def consume(ring, units, ends, scratch, form):
+def consume(ring, units, last, p):
     """The warpgroups that multiply, each half of a tile's tokens."""
-    BN, KIND, parts = form.BN, form.KIND, form.BM // 128  # blocks of 64 rows of one warpgroup
-    cols, w_scale, steps = ends.cols, ends.w_scale, units.steps
+    BN, KIND, parts = p.BN, p.KIND, p.BM // 128  # blocks of 64 rows of one warpgroup
     group = zl.warp_index() // 4 - 1
     thread = zl.thread_index() - 128
     lane = zl.lane_index()
@@ -199,15 +221,15 @@ def consume(ring, units, ends, scratch, form):
     product = [zl.f32(0) for _ in zl.static(range(BN // 2))] if KIND == "block" else accs[0]
     for unit in range(zl.block_index(0), units.count, zl.num_blocks(0)):
         tile, m, n, first, end = unit_place(unit, units)
-        first_col = n * form.tile_cols
+        first_col = n * p.tile_cols
         previous = zl.i32(-1)
         for step in range(first, end):
             zl.mbarrier_wait(ring.full + slot, parity)
             a_desc = base + zl.u64((slot * ring.stride + group * (parts * 64 * ROW_BYTES)) // 16)
-            w_desc = base + zl.u64((slot * ring.stride + form.BM * ROW_BYTES) // 16)
+            w_desc = base + zl.u64((slot * ring.stride + p.BM * ROW_BYTES) // 16)
             if KIND == "block":
-                gate = w_scale[first_col // SCALE_BLOCK * steps + step]
-                up = w_scale[(cols + first_col) // SCALE_BLOCK * steps + step] if form.GATED else gate
+                gate = p.w_scale[first_col // SCALE_BLOCK * units.steps + step]
+                up = p.w_scale[(p.cols + first_col) // SCALE_BLOCK * units.steps + step] if p.GATED else gate
                 multiply_blocks(accs, product, a_desc, w_desc, (gate, up), step == first, BN)
             else:
                 multiply(accs, a_desc, w_desc, step == first, BN, KIND)
@@ -226,53 +248,20 @@ def consume(ring, units, ends, scratch, form):
             zl.grid_wait()
         complete = units.splits <= 1
         if units.splits > 1:
-            complete = sum_parts(accs, unit, tile, units.splits, scratch, thread, THREADS - 128, BN)
+            complete = sum_parts(accs, unit, tile, last, thread, THREADS - 128, p)
         if complete:
-            row = m * form.BM + group * (parts * 64) + zl.warp_index() % 4 * 16 + lane // 4
-            store_tile(accs, row, first_col + lane % 4 * 2, ends, BN, form.GATED, KIND)
+            row = m * p.BM + group * (parts * 64) + zl.warp_index() % 4 * 16 + lane // 4
+            store_tile(accs, row, first_col + lane % 4 * 2, p)
 
 
 @zl.kernel
-def gemm_wgmma(
-    a_map: zl.TensorMap,
-    w_map: zl.TensorMap,
-    a_scale: zl.Ptr[zl.f32, "const"],
-    w_scale: zl.Ptr[zl.f32, "const"],
-    bias: zl.Ptr[zl.f32, "const"],
-    out: zl.Ptr[zl.u8],
-    partial: zl.Ptr[zl.f32],
-    counters: zl.Ptr[zl.i32],
-    tokens: zl.i32,
-    cols: zl.i32,
-    stride: zl.i32,
-    width: zl.i32,
-    splits: zl.i32,
-    early: zl.i32,
-    per_row: zl.i32,
-    has_bias: zl.i32,
-    mode: zl.i32,
-    linear: zl.f32,
-    cubic: zl.f32,
-    BM: zl.static,
-    BN: zl.static,
-    STAGES: zl.static,
-    GATED: zl.static,
-    KIND: zl.static,
-):
-    """cols: columns that this launch computes, of rows of out that are `stride` elements apart; the weights have as
-    many rows, or twice as many when GATED (all gates first, then all ups). width = K. KIND: "bf16", "e4m3", or "block":
-    e4m3 with w_scale [rows / 128, K / 128]. early: whether the weights may be read before the kernels before this one
-    are done. per_row: 1 if w_scale is [rows], 0 if [1]. mode: STORE, ACCUMULATE or STORE_BF16; GATED writes bf16.
-    linear, cubic: see activated(). partial f32 [units, BM, BN] and counters i32 [tiles] (zero before and after) are
-    used when splits > 1."""
-    form = WgmmaForm(BM, BN, GATED, KIND)
-    ring, last = ring_of(form.stage_bytes, STAGES, 2)
-    units = units_of(tokens, cols, (width + (form.depth - 1)) // form.depth, splits, BM, form.tile_cols)
+def gemm_wgmma(p: WgmmaParams):
+    ring, last = ring_of(p.stage_bytes, p.STAGES, 2)
+    units = units_of(p.tokens, p.cols, (p.width + (p.depth - 1)) // p.depth, p.splits, p.BM, p.tile_cols)
     if zl.warp_index() < 4:
         zl.set_max_registers("dec", 40)
         if zl.thread_index() == 0:
-            produce(a_map, w_map, ring, units, cols, early, form)
+            produce(ring, units, p)
     else:
         zl.set_max_registers("inc", 232)
-        ends = Ends(out, bias, tokens, cols, has_bias, mode, linear, cubic, a_scale, w_scale, per_row, stride)
-        consume(ring, units, ends, (partial, counters, last), form)
+        consume(ring, units, last, p)

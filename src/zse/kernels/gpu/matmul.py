@@ -209,7 +209,7 @@ def record(
     if device.simt:
         blocks = rows // 2 // simple.ROWS if gate else -(-rows // simple.ROWS)
         args["group_blocks"] = (scheme.group or width) // 32 if scheme.groups(width) else 1
-        symbol = simple.symbol_of(simple.kind_of(scheme), gate is not None)
+        symbol = simple.symbol_of(scheme.element, gate is not None)
         recorder.launch(symbol, args, (blocks, ceil_div(tokens, simple.TOKENS)))
         return
     form, name = form_of(scheme, width), pick(device, weight, gate is not None, max_tokens, kernel)

@@ -1,7 +1,7 @@
 """Matrix products for GPUs without matrix instructions in the language (HIP, Metal): any weight, any number of tokens, f32 arithmetic.
 
 A block computes 16 rows (gated: 16 of the gate and the same 16 of the up projection) for up to TOKENS tokens. Its warps take the blocks of
-32 columns in turn; lane (r = lane / 2, p = lane % 2) has row r and columns 8p .. 8p + 7 and 16 + 8p .. of a block, as four pieces of 4
+32 columns in turn; lane (r = lane / 2, side = lane % 2) has row r and columns 8 side .. 8 side + 7 and 16 + 8 side .. of a block, as four pieces of 4
 columns: in layout r16 a word of the plane has 4 (8 bits) or twice 4 of them. The order of additions is that of the columns whatever else
 is in the batch, so that a token's result is the same bits alone and in a batch.
 """
@@ -20,6 +20,35 @@ LOW = 0x0F0F0F0F
 DENSE = {"bf16": zl.bf16, "f16": zl.f16, "f32": zl.f32, "e4m3": zl.e4m3}
 
 
+class SimpleParams(zl.Record):
+    """The parameters of matmul_simple. groups: scales of a row; group_blocks: blocks of 32 columns of a group, 0 for groups of
+    16; scaling (e4m3): 0 a scale per row, 1 one, 2 one per 128 x 128; mode: as of matmul_small."""
+
+    w: zl.Ptr[zl.u8, "const"]
+    high: zl.Ptr[zl.u8, "const"]
+    scale: zl.Ptr[zl.u8, "const"]
+    offset: zl.Ptr[zl.u8, "const"]
+    a: zl.Ptr[zl.bf16, "const"]
+    bias: zl.Ptr[zl.f32, "const"]
+    out: zl.Ptr[zl.f32]
+    tokens: zl.i32
+    rows: zl.i32
+    width: zl.i32
+    groups: zl.i32
+    group_blocks: zl.i32
+    symmetric: zl.i32
+    scaling: zl.i32
+    has_bias: zl.i32
+    mode: zl.i32
+    KIND: zl.static
+    GATED: zl.static
+
+    @property
+    def parts(self) -> int:
+        """Of a unit: gates and ups."""
+        return 2 if self.GATED else 1
+
+
 @zl.inline
 def step_bytes(word, high, step, second, bits):
     """Four weights as bytes of a u32: of step `step` (0 .. 3, run time), or of step + 4 if `second`. word: of that step (8 bits) or of
@@ -35,58 +64,55 @@ def step_bytes(word, high, step, second, bits):
 
 
 @zl.inline
-def integer_pieces(planes, tile, block, sizes, r, p, KIND):
-    """The four pieces of a lane in a block of 32 columns: lists of 4 f32."""
-    q, high, scale, offset = planes
-    blocks, groups, group_blocks, symmetric = sizes
-    bits = BITS[KIND]
+def integer_pieces(tile, block, blocks, r, side, p):
+    """The four pieces of lane (r, side) in a block of 32 columns: lists of 4 f32."""
+    bits = BITS[p.KIND]
     place = zl.i64(tile * blocks + block)
-    at = zl.cast_ptr(q, zl.u32) + (place * (q_bytes(bits) // 4) + (p * 32 + r))
-    high_at = zl.cast_ptr(high, zl.u32) + (place * (HIGH_BYTES[bits] // 4) + r)
+    at = zl.cast_ptr(p.w, zl.u32) + (place * (q_bytes(bits) // 4) + (side * 32 + r))
+    high_at = zl.cast_ptr(p.high, zl.u32) + (place * (HIGH_BYTES[bits] // 4) + r)
     pieces = []
     for half in zl.static(range(2)):
         # Groups of 16 columns have two scales a block: group_blocks is 0.
-        group = block * 2 + half if group_blocks == 0 else block // max(group_blocks, 1)
-        scale_at = zl.i64(tile * groups + group) * ROWS + r
-        step = zl.f32(zl.cast_ptr(scale, zl.f16)[scale_at])
-        base = step * -MIDDLE[KIND]
-        if symmetric == 0:
-            base = zl.f32(zl.cast_ptr(offset, zl.f16)[scale_at])
+        group = block * 2 + half if p.group_blocks == 0 else block // max(p.group_blocks, 1)
+        scale_at = zl.i64(tile * p.groups + group) * ROWS + r
+        step = zl.f32(zl.cast_ptr(p.scale, zl.f16)[scale_at])
+        base = step * -MIDDLE[p.KIND]
+        if p.symmetric == 0:
+            base = zl.f32(zl.cast_ptr(p.offset, zl.f16)[scale_at])
         for i in zl.static(range(2)):
             word = at[half * 64 + i * 16] if bits == 8 else at[i * 16]
             extra = high_at[half * 16 if bits == 6 else 0] if bits in (5, 6) else None
-            four = step_bytes(word, extra, zl.u32(p * 2 + i), half == 1, bits)
+            four = step_bytes(word, extra, zl.u32(side * 2 + i), half == 1, bits)
             pieces.append([zl.fma(zl.f32((four >> (8 * e)) & 255), step, base) for e in zl.static(range(4))])
     return pieces
 
 
 @zl.inline
-def dense_pieces(planes, row, block, width, scaling, p, KIND):
+def dense_pieces(row, block, side, p):
     """Likewise of a row-major weight; columns that are none become zeros."""
-    w, _, scale, _ = planes
     unit = zl.f32(1)
-    if KIND == "e4m3":
-        if scaling == 2:
-            unit = zl.cast_ptr(scale, zl.f32)[
-                row // FP8_BLOCK * ((width + (FP8_BLOCK - 1)) // FP8_BLOCK) + block * 32 // FP8_BLOCK
+    if p.KIND == "e4m3":
+        if p.scaling == 2:
+            unit = zl.cast_ptr(p.scale, zl.f32)[
+                row // FP8_BLOCK * ((p.width + (FP8_BLOCK - 1)) // FP8_BLOCK) + block * 32 // FP8_BLOCK
             ]
-    at = zl.cast_ptr(w, DENSE[KIND]) + zl.i64(row) * width
+    at = zl.cast_ptr(p.w, DENSE[p.KIND]) + zl.i64(row) * p.width
     pieces = []
     for half in zl.static(range(2)):
         for i in zl.static(range(2)):
-            column = block * 32 + half * 16 + p * 8 + i * 4
+            column = block * 32 + half * 16 + side * 8 + i * 4
             values = zl.f32.x(4)(0)
-            if column < width:
+            if column < p.width:
                 values = zl.convert(zl.load(at + column, 4), zl.f32)
             pieces.append([values[e] * unit for e in zl.static(range(4))])
     return pieces
 
 
 @zl.inline
-def multiply(acc, pieces, a_rows, block, width, p):
+def multiply(acc, pieces, a_rows, block, width, side):
     """acc[t] += the lane's columns of a block times token t's activations."""
     for x in zl.static(range(4)):
-        column = block * 32 + x // 2 * 16 + p * 8 + x % 2 * 4
+        column = block * 32 + x // 2 * 16 + side * 8 + x % 2 * 4
         if column < width:
             for t in zl.static(range(TOKENS)):
                 values = zl.convert(zl.load(a_rows[t] + column, 4), zl.f32)
@@ -102,69 +128,11 @@ def factor_of(scale, row, scaling, KIND):
     return zl.f32(1)
 
 
-@zl.kernel
-def matmul_simple(
-    w: zl.Ptr[zl.u8, "const"],
-    high: zl.Ptr[zl.u8, "const"],
-    scale: zl.Ptr[zl.u8, "const"],
-    offset: zl.Ptr[zl.u8, "const"],
-    a: zl.Ptr[zl.bf16, "const"],
-    bias: zl.Ptr[zl.f32, "const"],
-    out: zl.Ptr[zl.f32],
-    tokens: zl.i32,
-    rows: zl.i32,
-    width: zl.i32,
-    groups: zl.i32,
-    group_blocks: zl.i32,
-    symmetric: zl.i32,
-    scaling: zl.i32,
-    has_bias: zl.i32,
-    mode: zl.i32,
-    KIND: zl.static,
-    GATED: zl.static,
-):
-    """Grid (units of 16 rows, groups of TOKENS tokens). groups: scales of a row; group_blocks: blocks of 32 columns of a group, 0 for
-    groups of 16; scaling (e4m3): 0 a scale per row, 1 one, 2 one per 128 x 128; mode: as of matmul_small."""
+@zl.inline
+def finish_unit(sums, unit, first, here, num_rows, p):
+    """Add the warps' sums [warps][parts][TOKENS][ROWS] in their order, and write the unit's rows."""
     warps = zl.target.threads // zl.target.warp
-    parts = 2 if GATED else 1
-    sums = zl.shared_array(zl.f32, warps * parts * TOKENS * ROWS)
-    lane = zl.lane_index()
-    warp = zl.warp_index()
-    r = lane // 2
-    p = lane % 2
-    unit = zl.block_index(0)
-    first = zl.block_index(1) * TOKENS
-    here = min(tokens - first, TOKENS)
-    blocks = (width + 31) // 32
-    num_rows = rows // 2 if GATED else rows
-    planes = (w, high, scale, offset)
-    zl.grid_launch_dependents()
-    zl.grid_wait()
-    a_rows = [a + zl.i64(first + min(t, here - 1)) * width for t in zl.static(range(TOKENS))]
-    acc = [[zl.f32(0) for t in zl.static(range(TOKENS))] for part in zl.static(range(parts))]
-    for block in range(warp, blocks, warps):
-        for part in zl.static(range(parts)):
-            if KIND in BITS:
-                pieces = integer_pieces(
-                    planes,
-                    unit + part * (num_rows // ROWS),
-                    block,
-                    (blocks, groups, group_blocks, symmetric),
-                    r,
-                    p,
-                    KIND,
-                )
-            else:
-                pieces = dense_pieces(
-                    planes, min(unit * ROWS + r, num_rows - 1) + part * num_rows, block, width, scaling, p, KIND
-                )
-            multiply(acc[part], pieces, a_rows, block, width, p)
-    for part in zl.static(range(parts)):
-        for t in zl.static(range(TOKENS)):
-            total = acc[part][t] + zl.shuffle_xor(acc[part][t], 1)
-            if p == 0:
-                sums[((warp * parts + part) * TOKENS + t) * ROWS + r] = total
-    zl.barrier()
+    parts = p.parts
     for i in range(zl.thread_index(), here * ROWS, zl.target.threads):
         token = i // ROWS
         row = unit * ROWS + i % ROWS
@@ -173,25 +141,56 @@ def matmul_simple(
             for part in zl.static(range(parts)):
                 for n in zl.static(range(warps)):
                     totals[part] += sums[(n * parts + part) * (TOKENS * ROWS) + i]
-                totals[part] = totals[part] * factor_of(scale, row + part * num_rows, scaling, KIND)
-                if has_bias != 0:
-                    totals[part] += bias[row + part * num_rows]
+                totals[part] = totals[part] * factor_of(p.scale, row + part * num_rows, p.scaling, p.KIND)
+                if p.has_bias != 0:
+                    totals[part] += p.bias[row + part * num_rows]
             at = zl.i64(first + token) * num_rows + row
-            to = zl.cast_ptr(out, zl.bf16)
-            if GATED:
-                act = activate(totals[0], "gelu_tanh") if mode == GATED_GELU else activate(totals[0], "silu")
+            to = zl.cast_ptr(p.out, zl.bf16)
+            if p.GATED:
+                act = activate(totals[0], "gelu_tanh") if p.mode == GATED_GELU else activate(totals[0], "silu")
                 to[at] = zl.convert(act * totals[1], zl.bf16)
-            elif mode == STORE:
-                out[at] = totals[0]
-            elif mode == ACCUMULATE:
-                out[at] = out[at] + totals[0]
+            elif p.mode == STORE:
+                p.out[at] = totals[0]
+            elif p.mode == ACCUMULATE:
+                p.out[at] = p.out[at] + totals[0]
             else:
                 to[at] = zl.convert(totals[0], zl.bf16)
 
 
-def kind_of(scheme) -> str:
-    """The KIND of a weight's scheme."""
-    return scheme.element
+@zl.kernel
+def matmul_simple(p: SimpleParams):
+    """Grid (units of 16 rows, groups of TOKENS tokens)."""
+    warps = zl.target.threads // zl.target.warp
+    parts = p.parts
+    sums = zl.shared_array(zl.f32, warps * parts * TOKENS * ROWS)
+    lane = zl.lane_index()
+    warp = zl.warp_index()
+    r = lane // 2
+    side = lane % 2
+    unit = zl.block_index(0)
+    first = zl.block_index(1) * TOKENS
+    here = min(p.tokens - first, TOKENS)
+    blocks = (p.width + 31) // 32
+    num_rows = p.rows // 2 if p.GATED else p.rows
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    a_rows = [p.a + zl.i64(first + min(t, here - 1)) * p.width for t in zl.static(range(TOKENS))]
+    acc = [[zl.f32(0) for t in zl.static(range(TOKENS))] for part in zl.static(range(parts))]
+    for block in range(warp, blocks, warps):
+        for part in zl.static(range(parts)):
+            if p.KIND in BITS:
+                pieces = integer_pieces(unit + part * (num_rows // ROWS), block, blocks, r, side, p)
+            else:
+                row = min(unit * ROWS + r, num_rows - 1) + part * num_rows
+                pieces = dense_pieces(row, block, side, p)
+            multiply(acc[part], pieces, a_rows, block, p.width, side)
+    for part in zl.static(range(parts)):
+        for t in zl.static(range(TOKENS)):
+            total = acc[part][t] + zl.shuffle_xor(acc[part][t], 1)
+            if side == 0:
+                sums[((warp * parts + part) * TOKENS + t) * ROWS + r] = total
+    zl.barrier()
+    finish_unit(sums, unit, first, here, num_rows, p)
 
 
 def symbol_of(kind: str, gated: bool) -> str:
