@@ -145,9 +145,8 @@ def attend_page(slot, key, item, limits, queries, found, p):
     lane = zl.lane_index()
     g = lane // 4
     scores = [[zl.f32(0) for u in zl.static(range(4))] for nt in zl.static(range(NT))]
-    more = [
-        [zl.f32(0) for u in zl.static(range(4))] for nt in zl.static(range(NT))
-    ]  # two chains of products instead of one
+    # Two chains of products instead of one.
+    more = [[zl.f32(0) for u in zl.static(range(4))] for nt in zl.static(range(NT))]
     for kd in zl.static(range(D // 16)):
         a = key_fragments(slot, kd, STRIDE, KV)
         for nt in zl.static(range(NT)):

@@ -5,12 +5,19 @@ share blocks of 64 keys that cp.async brings; while one block's scores are compu
 the next keys under P V.
 """
 
-from typing import NamedTuple
-
 from zse import kernel as zl
-from zse.kernels.gpu.attention_parts import FLOOR, KV_TYPES, LOG2E, MASKED, multiply, pack_pair
+from zse.kernels.gpu.attention_parts import FLOOR, KV_TYPES, multiply, pack_pair
 from zse.kernels.gpu.attention_plan import HEAD_DIMS, PREFILL_ROWS, divide
-from zse.kernels.gpu.attention_prefill import batch_of, query_place, row_sum, tile_at, work_of
+from zse.kernels.gpu.attention_prefill import (
+    TileBatch,
+    TileParams,
+    batch_of,
+    query_place,
+    row_sum,
+    softmax,
+    tile_at,
+    work_of,
+)
 from zse.kernels.gpu.kv8 import is_packed, item_nbytes, page_nbytes, scales_of_columns, two_pairs
 from zse.kernels.kv_pages import BLOCK, PACKED
 
@@ -18,11 +25,9 @@ THREADS = 2 * PREFILL_ROWS  # a warp has 16 rows
 BLOCK_KEYS = 64
 
 
-class MmaForm(NamedTuple):
-    """A variant: KEYS keys of D numbers of type KV are in shared memory at once."""
+class MmaBatch(TileBatch):
+    """The tiles, and the variant: KEYS keys are in shared memory at once."""
 
-    D: int
-    KV: object
     KEYS: int
 
     @property
@@ -45,28 +50,27 @@ class MmaForm(NamedTuple):
 
 
 @zl.inline
-def load_queries(q, place, token, head, rows, batch, form):
+def load_queries(q, place, token, head, rows, p):
     """The tile's rows of Q into shared memory as F; rows that are none become zeros."""
-    D, STRIDE = form.D, form.query_stride
-    pieces = D // 8
+    pieces = p.D // 8
     for e in zl.unroll(range(zl.thread_index(), PREFILL_ROWS * pieces, THREADS), 2):
         row = e // pieces
         x = e % pieces
         which = row if row < rows else 0
-        line = q + query_place(which, token, head, batch, D)
+        line = q + query_place(which, token, head, p)
         words = zl.bitcast(zl.load(line + x * 8, 8), zl.u32.x(4))
-        if form.F is zl.f16:
+        if p.F is zl.f16:
             words = zl.bitcast(zl.convert(zl.convert(zl.bitcast(words, zl.bf16.x(8)), zl.f32), zl.f16), zl.u32.x(4))
         if row >= rows:
             words = zl.u32.x(4)(0)
-        zl.store(zl.cast_ptr(place + (row * STRIDE + x * 16), zl.u32), words)
+        zl.store(zl.cast_ptr(place + (row * p.query_stride + x * 16), zl.u32), words)
 
 
 @zl.inline
-def load_block(pages, place, table, block, seen, last, head, kv_heads, form):
+def load_block(pages, place, table, block, seen, last, head, p):
     """Starts the copy of one block of keys or values, in 8 bits with their scales behind them; rows behind the last key
     become zeros, and so do those before page `seen`: what a window has passed may be another sequence's by now."""
-    D, KEYS, item = form.D, form.KEYS, form.item
+    D, KEYS, item = p.D, p.KEYS, p.item
     pieces = D * item // 16
     for e in zl.static(range(0, KEYS * pieces, THREADS)):
         piece = e + zl.thread_index()
@@ -75,15 +79,15 @@ def load_block(pages, place, table, block, seen, last, head, kv_heads, form):
         page = table[max(min(key, last) // BLOCK, seen)]
         if e + THREADS <= KEYS * pieces or piece < KEYS * pieces:
             inside = r % BLOCK * (D * item) + piece % pieces * 16
-            source = pages + ((zl.i64(page) * kv_heads + head) * page_nbytes(D, item) + inside)
+            source = pages + ((zl.i64(page) * p.kv_heads + head) * page_nbytes(D, item) + inside)
             count = zl.i32(16) if key <= last and key >= seen * BLOCK else zl.i32(0)
-            zl.copy_async(place + (r * form.stride + piece % pieces * 16), source, 16, count)
+            zl.copy_async(place + (r * p.stride + piece % pieces * 16), source, 16, count)
     if item == 1 and zl.thread_index() < KEYS:
         one = block * KEYS + zl.thread_index()
         its_page = table[max(min(one, last) // BLOCK, seen)]
-        source = pages + ((zl.i64(its_page) * kv_heads + head) * page_nbytes(D, item) + BLOCK * D + one % BLOCK * 4)
+        source = pages + ((zl.i64(its_page) * p.kv_heads + head) * page_nbytes(D, item) + BLOCK * D + one % BLOCK * 4)
         count = zl.i32(4) if one <= last and one >= seen * BLOCK else zl.i32(0)
-        zl.copy_async(place + (KEYS * form.stride + zl.thread_index() * 4), source, 4, count)
+        zl.copy_async(place + (KEYS * p.stride + zl.thread_index() * 4), source, 4, count)
     zl.copy_commit()
 
 
@@ -138,93 +142,57 @@ def value_operands(place, d, STRIDE, KV):
 
 
 @zl.inline
-def compute_scores(queries, keys, form):
+def compute_scores(queries, keys, p):
     """Of this warp's 16 rows with the block's keys: [8 keys][4] f32."""
-    N, STRIDE = form.KEYS // 8, form.stride
+    N, STRIDE = p.KEYS // 8, p.stride
     scores = [[zl.f32(0) for u in zl.static(range(4))] for n in zl.static(range(N))]
-    for kd in zl.static(range(form.D // 16)):
-        a = query_fragments(queries, kd, form.query_stride, form.item)
+    for kd in zl.static(range(p.D // 16)):
+        a = query_fragments(queries, kd, p.query_stride, p.item)
         for n in zl.static(range(N // 2)):
-            first, second = key_operands(keys + n * 16 * STRIDE, kd, STRIDE, form.KV)
-            multiply(scores[2 * n], a, first, form.F)
-            multiply(scores[2 * n + 1], a, second, form.F)
-    scale_columns(scores, keys, form)
+            first, second = key_operands(keys + n * 16 * STRIDE, kd, STRIDE, p.KV)
+            multiply(scores[2 * n], a, first, p.F)
+            multiply(scores[2 * n + 1], a, second, p.F)
+    scale_columns(scores, keys, p)
     return scores
 
 
 @zl.inline
-def scale_columns(scores, block, form):
+def scale_columns(scores, block, p):
     """In 8 bits: scores or weights times the scales of the block's keys or values."""
-    if is_packed(form.KV):
-        for n in zl.static(range(form.KEYS // 8)):
-            scales = scales_of_columns(block + form.KEYS * form.stride, n * 8)
+    if is_packed(p.KV):
+        for n in zl.static(range(p.KEYS // 8)):
+            scales = scales_of_columns(block + p.KEYS * p.stride, n * 8)
             for u in zl.static(range(4)):
                 scores[n][u] = scores[n][u] * scales[u % 2]
 
 
 @zl.inline
-def softmax(scores, acc, limits, high, sums, key, position, mask, N):
-    """Scores become weights; running maximum and sum of two rows a thread, and what was summed before shrinks."""
-    factor, scale, softcap, window = mask
-    j = zl.lane_index() % 4
-    if softcap > 0.0:
-        for n in zl.static(range(N)):
-            for u in zl.static(range(4)):
-                scores[n][u] = zl.tanh(scores[n][u] * scale / softcap) * softcap
-    if key + N * 8 - 1 > position or window > 0:
-        for n in zl.static(range(N)):
-            for u in zl.static(range(4)):
-                mine = key + n * 8 + j * 2 + u % 2
-                limit = limits[u // 2]
-                hidden = mine > limit or (window > 0 and mine <= limit - window)
-                scores[n][u] = zl.f32(MASKED) if hidden else scores[n][u]
-    for h in zl.static(range(2)):
-        peak = max(scores[0][2 * h], scores[0][2 * h + 1])
-        for n in zl.static(range(1, N)):
-            peak = max(peak, max(scores[n][2 * h], scores[n][2 * h + 1]))
-        for lanes in zl.static((1, 2)):
-            peak = max(peak, zl.shuffle_xor(peak, lanes))
-        new = max(high[h], peak * factor)
-        shrink = zl.exp2(high[h] - new)
-        high[h] = new + 0.0
-        whole = zl.f32(0)
-        for n in zl.static(range(N)):
-            for u in zl.static(range(2)):
-                scores[n][2 * h + u] = zl.exp2(zl.fma(scores[n][2 * h + u], factor, -new))
-                whole += scores[n][2 * h + u]
-        sums[h] = zl.fma(sums[h], shrink, whole)
-        for row in acc:
-            for u in zl.static(range(2)):
-                row[2 * h + u] = row[2 * h + u] * shrink
-
-
-@zl.inline
-def add_values(acc, scores, values, form):
+def add_values(acc, scores, values, p):
     """acc += P V."""
-    scale_columns(scores, values, form)
-    for n in zl.static(range(form.KEYS // 16)):
+    scale_columns(scores, values, p)
+    for n in zl.static(range(p.KEYS // 16)):
         weights = [
-            pack_pair(scores[2 * n + u // 2][u % 2 * 2], scores[2 * n + u // 2][u % 2 * 2 + 1], form.F)
+            pack_pair(scores[2 * n + u // 2][u % 2 * 2], scores[2 * n + u // 2][u % 2 * 2 + 1], p.F)
             for u in zl.static(range(4))
         ]
-        for d in zl.static(range(form.D // 16)):
-            first, second = value_operands(values + n * 16 * form.stride, d, form.stride, form.KV)
-            multiply(acc[2 * d], weights, first, form.F)
-            multiply(acc[2 * d + 1], weights, second, form.F)
+        for d in zl.static(range(p.D // 16)):
+            first, second = value_operands(values + n * 16 * p.stride, d, p.stride, p.KV)
+            multiply(acc[2 * d], weights, first, p.F)
+            multiply(acc[2 * d + 1], weights, second, p.F)
 
 
 @zl.inline
-def write_rows(out, acc, sums, first, rows, token, head, batch, form):
+def write_rows(acc, sums, first, rows, token, head, p):
     """The two rows of a thread, from row `first` on."""
     j = zl.lane_index() % 4
     for h in zl.static(range(2)):
         inverse = 1.0 / row_sum(sums[h])
         r = first + 8 * h
         if r < rows:
-            place = out + query_place(r, token, head, batch, form.D)
-            for d in zl.static(range(form.D // 16)):
+            place = p.out + query_place(r, token, head, p)
+            for d in zl.static(range(p.D // 16)):
                 c = [acc[2 * d + u // 2][2 * h + u % 2] * inverse for u in zl.static(range(4))]
-                if form.item == 2:
+                if p.item == 2:
                     zl.store(place + d * 16 + j * 2, zl.convert(zl.make_vector(c[0], c[1]), zl.bf16))
                     zl.store(place + d * 16 + 8 + j * 2, zl.convert(zl.make_vector(c[2], c[3]), zl.bf16))
                 else:
@@ -236,68 +204,59 @@ def attention_prefill_mma(
     q: zl.Ptr[zl.bf16, "const"],
     k_pages: zl.Ptr[zl.u8, "const"],
     v_pages: zl.Ptr[zl.u8, "const"],
-    page_table: zl.Ptr[zl.i32, "const"],
-    plan: zl.Ptr[zl.i32, "const"],
-    out: zl.Ptr[zl.bf16],
-    max_pages: zl.i32,
-    kv_heads: zl.i32,
-    by_heads: zl.u32,
-    group: zl.i32,
-    by_group: zl.u32,
-    tasks_room: zl.i32,
-    scale: zl.f32,
-    window: zl.i32,
-    softcap: zl.f32,
-    D: zl.static,
-    KV: zl.static,
+    params: TileParams,
     KEYS: zl.static,
 ):
     """A persistent grid over the plan's tiles x kv heads."""
-    form = MmaForm(D, KV, KEYS)
     zl.grid_launch_dependents()
-    queries = zl.shared_array(zl.u8, PREFILL_ROWS * form.query_stride, align=128)
-    keys = zl.shared_array(zl.u8, block_nbytes(D, form.item, KEYS), align=128)
-    values = zl.shared_array(zl.u8, block_nbytes(D, form.item, KEYS), align=128)
+    stride = params.D * 2 + 16
+    item = item_nbytes(params.KV)
+    queries = zl.shared_array(zl.u8, PREFILL_ROWS * stride, align=128)
+    keys = zl.shared_array(zl.u8, block_nbytes(params.D, item, KEYS), align=128)
+    values = zl.shared_array(zl.u8, block_nbytes(params.D, item, KEYS), align=128)
     warp = zl.warp_index()
     mine = warp * 16 + zl.lane_index() // 4
     zl.grid_wait()
-    batch = batch_of(plan, page_table, max_pages, kv_heads, by_heads, group, by_group, tasks_room, window, D)
-    for turn in range(0, batch.total, zl.num_blocks(0)):
+    p = MmaBatch(**vars(batch_of(params)), KEYS=KEYS)
+    for turn in range(0, p.total, zl.num_blocks(0)):
         work = work_of(turn)
-        if work >= batch.total:
+        if work >= p.total:
             break
-        token, rows, position, last, table, head = tile_at(work, batch)
-        seen = (max(position + 1 - window, 0) if window > 0 else zl.i32(0)) // BLOCK
+        token, rows, position, last, table, head = tile_at(work, p)
+        seen = (max(position + 1 - p.window, 0) if p.window > 0 else zl.i32(0)) // BLOCK
         begin = seen * BLOCK // KEYS
         end = last // KEYS
-        load_block(k_pages, keys, table, begin, seen, last, head, kv_heads, form)
-        load_block(v_pages, values, table, begin, seen, last, head, kv_heads, form)
-        load_queries(q, queries, token, head, rows, batch, form)
-        mask = (zl.f32(LOG2E) if softcap > 0.0 else scale * LOG2E, scale, softcap, window)
-        limits = [position + divide(min(mine + 8 * h, rows - 1), by_group) for h in zl.static(range(2))]
-        acc = [[zl.f32(0) for u in zl.static(range(4))] for d in zl.static(range(D // 8))]
+        load_block(k_pages, keys, table, begin, seen, last, head, p)
+        load_block(v_pages, values, table, begin, seen, last, head, p)
+        load_queries(q, queries, token, head, rows, p)
+        limits = [position + divide(min(mine + 8 * h, rows - 1), p.by_group) for h in zl.static(range(2))]
+        acc = [[zl.f32(0) for u in zl.static(range(4))] for d in zl.static(range(p.D // 8))]
         high = [zl.f32(FLOOR) for h in zl.static(range(2))]
         sums = [zl.f32(0) for h in zl.static(range(2))]
+        shrink = [zl.f32(0) for h in zl.static(range(2))]
         for block in zl.unroll(range(begin, end + 1), 1):
             zl.copy_wait(1)
             zl.barrier()
-            scores = compute_scores(queries + warp * 16 * form.query_stride, keys, form)
+            scores = compute_scores(queries + warp * 16 * p.query_stride, keys, p)
             zl.barrier()
             if block < end:
-                load_block(k_pages, keys, table, block + 1, seen, last, head, kv_heads, form)
+                load_block(k_pages, keys, table, block + 1, seen, last, head, p)
             else:
                 zl.copy_commit()
-            softmax(scores, acc, limits, high, sums, block * KEYS, position, mask, KEYS // 8)
+            softmax(sum(scores, []), limits, (high, sums, shrink), block * KEYS, position, p, KEYS)
+            for row in acc:
+                for u in zl.static(range(4)):
+                    row[u] = row[u] * shrink[u // 2]
             zl.copy_wait(1)
             zl.barrier()
-            add_values(acc, scores, values, form)
+            add_values(acc, scores, values, p)
             zl.barrier()
             if block < end:
-                load_block(v_pages, values, table, block + 1, seen, last, head, kv_heads, form)
+                load_block(v_pages, values, table, block + 1, seen, last, head, p)
             else:
                 zl.copy_commit()
         zl.copy_wait(0)
-        write_rows(out, acc, sums, mine, rows, token, head, batch, form)
+        write_rows(acc, sums, mine, rows, token, head, p)
         zl.barrier()
 
 

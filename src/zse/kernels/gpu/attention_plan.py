@@ -68,27 +68,51 @@ def block_scan(value, scratch):
     return mine + inclusive - value, total
 
 
+class PlanParams(zl.Record):
+    """The parameters of attention_plan. plan: header; from HEADER on `tasks_room` tasks (token, count, row, position, first key,
+    end, first record, tasks of the tile | which << 12 | records are of segments << 24); then prefill tiles (token, count, row,
+    position), those with the most keys first. Records are counted in tokens x tasks. heads: key/value heads, blocks: of the
+    decode kernel."""
+
+    token_row: zl.Ptr[zl.i32, "const"]
+    positions: zl.Ptr[zl.i32, "const"]
+    plan: zl.Ptr[zl.i32]
+    tokens: zl.i32
+    window: zl.i32
+    heads: zl.i32
+    decode_tokens: zl.i32
+    prefill_tokens: zl.i32
+    max_run: zl.i32
+    blocks: zl.i32
+    capacity: zl.i32
+    tasks_room: zl.i32
+
+
 @zl.inline
-def tile_at(token_row, positions, tokens, token, max_run, decode_tokens, prefill_tokens):
+def tile_at(token, p):
     """(token's row, position, tokens of the tile that it leads or 0, whether the row is decoded)."""
-    row = token_row[token]
-    position = positions[token]
+    row = p.token_row[token]
+    position = p.positions[token]
     before = zl.i32(0)
-    while before <= max_run and token - before > 0 and token_row[max(token - before - 1, 0)] == row:
+    while before <= p.max_run and token - before > 0 and p.token_row[max(token - before - 1, 0)] == row:
         before += 1
     after = zl.i32(1)
-    while after + before <= max_run and token + after < tokens and token_row[min(token + after, tokens - 1)] == row:
+    while (
+        after + before <= p.max_run
+        and token + after < p.tokens
+        and p.token_row[min(token + after, p.tokens - 1)] == row
+    ):
         after += 1
-    decoded = after + before <= max_run
-    length = decode_tokens if decoded else prefill_tokens
+    decoded = after + before <= p.max_run
+    length = p.decode_tokens if decoded else p.prefill_tokens
     count = zl.i32(0)
     if before == 0 or position % length == 0:
-        room = min(length - position % length, tokens - token)
+        room = min(length - position % length, p.tokens - token)
         count = zl.i32(1)
-        if token_row[token + room - 1] == row:  # tokens of a row stand together
+        if p.token_row[token + room - 1] == row:  # tokens of a row stand together
             count = room + 0
         else:
-            while token_row[token + count] == row:
+            while p.token_row[token + count] == row:
                 count += 1
     return row, position, count, decoded
 
@@ -115,44 +139,27 @@ def time_of(tasks, keys, longest, blocks):
 
 
 @zl.inline
+def wanted_parts(begin, end, span):
+    """Tasks of a tile whose records all find room. span: keys of a task, 0 for all."""
+    return ceil_divide(end - begin, span) if span > 0 else zl.i32(1)
+
+
+@zl.inline
 def parts_of(begin, end, count, span, at, capacity):
     """Tasks of a tile: 1 (whole) where its records find no room."""
-    parts = ceil_divide(end - begin, span) if span > 0 else zl.i32(1)
+    parts = wanted_parts(begin, end, span)
     return parts if parts <= MAX_PARTS and at + parts * count <= capacity else 1
 
 
-@zl.kernel
-def attention_plan(
-    token_row: zl.Ptr[zl.i32, "const"],
-    positions: zl.Ptr[zl.i32, "const"],
-    plan: zl.Ptr[zl.i32],
-    tokens: zl.i32,
-    window: zl.i32,
-    heads: zl.i32,
-    decode_tokens: zl.i32,
-    prefill_tokens: zl.i32,
-    max_run: zl.i32,
-    blocks: zl.i32,
-    capacity: zl.i32,
-    tasks_room: zl.i32,
-):
-    """One block. plan: header; from HEADER on `tasks_room` tasks (token, count, row, position, first key, end, first
-    record, tasks of the tile | which << 12 | records are of segments << 24); then prefill tiles (token, count, row,
-    position), those with the most keys first. Records are counted in tokens x tasks. heads: key/value heads, blocks:
-    of the decode kernel."""
-    zl.grid_wait()
-    scratch = zl.shared_array(zl.i32, 32)
-    each = (tokens + zl.target.threads - 1) // zl.target.threads
-    start = zl.thread_index() * each
-    stop = min(start + each, tokens)
+@zl.inline
+def span_of(start, stop, scratch, p):
+    """Keys of a task: those of a chunk or a segment, or 0 for a whole tile, whatever is fastest for the whole batch."""
     totals = [zl.i32(0) for _ in zl.static(range(4))]  # keys, tiles, chunks, segments
     longest = zl.i32(0)
     for token in range(start, stop):
-        row, position, count, decoded = tile_at(
-            token_row, positions, tokens, token, max_run, decode_tokens, prefill_tokens
-        )
+        row, position, count, decoded = tile_at(token, p)
         if decoded and count > 0:
-            begin, end = key_range(position, count, window)
+            begin, end = key_range(position, count, p.window)
             totals[0] += end - begin
             totals[1] += 1
             totals[2] += ceil_divide(end - begin, CHUNK)
@@ -166,56 +173,76 @@ def attention_plan(
     zl.barrier()
     for warp in zl.static(range(zl.target.threads // zl.target.warp)):
         high = max(high, scratch[warp])
-    keys = sums[0] * heads
-    whole = time_of(sums[1] * heads, keys, high, blocks)
-    by_segment = time_of(sums[3] * heads, keys, min(high, SEGMENT), blocks)
-    by_chunk = time_of(sums[2] * heads, keys, min(high, CHUNK), blocks)
+    keys = sums[0] * p.heads
+    whole = time_of(sums[1] * p.heads, keys, high, p.blocks)
+    by_segment = time_of(sums[3] * p.heads, keys, min(high, SEGMENT), p.blocks)
+    by_chunk = time_of(sums[2] * p.heads, keys, min(high, CHUNK), p.blocks)
     span = zl.i32(0)
     if by_segment < whole:
         span = zl.i32(SEGMENT)
     if by_chunk < min(by_segment, whole):
         span = zl.i32(CHUNK)
+    return span
+
+
+@zl.inline
+def first_record(start, stop, span, scratch, p):
+    """Where this thread's tiles have their records: behind those that the threads before it want."""
     wanted = zl.i32(0)
     for token in range(start, stop):
-        row, position, count, decoded = tile_at(
-            token_row, positions, tokens, token, max_run, decode_tokens, prefill_tokens
-        )
+        row, position, count, decoded = tile_at(token, p)
         if decoded and count > 0:
-            begin, end = key_range(position, count, window)
-            parts = ceil_divide(end - begin, span) if span > 0 else zl.i32(1)
+            begin, end = key_range(position, count, p.window)
+            parts = wanted_parts(begin, end, span)
             wanted += parts * count if parts > 1 else 0
     record, _ = block_scan(wanted, scratch)
+    return record
+
+
+@zl.inline
+def count_work(start, stop, record, span, scratch, p):
+    """(tasks before this thread's, all, prefill tiles before this thread's, all)."""
     tasks = zl.i32(0)
     tiles = zl.i32(0)
     at = record + 0
     for token in range(start, stop):
-        row, position, count, decoded = tile_at(
-            token_row, positions, tokens, token, max_run, decode_tokens, prefill_tokens
-        )
+        row, position, count, decoded = tile_at(token, p)
         if count > 0:
             if decoded:
-                begin, end = key_range(position, count, window)
-                tasks += parts_of(begin, end, count, span, at, capacity)
-                parts = ceil_divide(end - begin, span) if span > 0 else zl.i32(1)
+                begin, end = key_range(position, count, p.window)
+                tasks += parts_of(begin, end, count, span, at, p.capacity)
+                parts = wanted_parts(begin, end, span)
                 at += parts * count if parts > 1 else 0
             else:
                 tiles += 1
     task, all_tasks = block_scan(tasks, scratch)
     tile, all_tiles = block_scan(tiles, scratch)
+    return task, all_tasks, tile, all_tiles
+
+
+@zl.kernel
+def attention_plan(p: PlanParams):
+    """One block."""
+    zl.grid_wait()
+    scratch = zl.shared_array(zl.i32, 32)
+    each = (p.tokens + zl.target.threads - 1) // zl.target.threads
+    start = zl.thread_index() * each
+    stop = min(start + each, p.tokens)
+    span = span_of(start, stop, scratch, p)
+    record = first_record(start, stop, span, scratch, p)
+    task, all_tasks, tile, all_tiles = count_work(start, stop, record, span, scratch, p)
     if zl.thread_index() == 0:
-        plan[0] = all_tasks
-        plan[1] = all_tiles
-    task_out = plan + HEADER
-    tile_out = plan + HEADER + tasks_room * TASK
+        p.plan[0] = all_tasks
+        p.plan[1] = all_tiles
+    task_out = p.plan + HEADER
+    tile_out = p.plan + HEADER + p.tasks_room * TASK
     at = record + 0
     for token in range(start, stop):
-        row, position, count, decoded = tile_at(
-            token_row, positions, tokens, token, max_run, decode_tokens, prefill_tokens
-        )
+        row, position, count, decoded = tile_at(token, p)
         if count > 0:
             if decoded:
-                begin, end = key_range(position, count, window)
-                parts = parts_of(begin, end, count, span, at, capacity)
+                begin, end = key_range(position, count, p.window)
+                parts = parts_of(begin, end, count, span, at, p.capacity)
                 length = span if parts > 1 else end - begin
                 for which in range(parts):
                     here = task_out + (task + which) * TASK
@@ -230,7 +257,7 @@ def attention_plan(
                         ),
                     )
                 task += parts
-                parts = ceil_divide(end - begin, span) if span > 0 else zl.i32(1)
+                parts = wanted_parts(begin, end, span)
                 at += parts * count if parts > 1 else 0
             else:
                 # Later tiles of a prompt see more keys: reversed, the longest start first.

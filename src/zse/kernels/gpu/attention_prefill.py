@@ -10,21 +10,13 @@ of the next block of keys are computed beside the product of the last one's weig
 from typing import Any, NamedTuple
 
 from zse import kernel as zl
+from zse.kernels.gpu.attention_parts import FLOOR, LOG2E, MASKED, pack_pair
 from zse.kernels.gpu.attention_plan import HEAD_DIMS, HEADER, PREFILL_ROWS, TASK, TILE, divide
 from zse.kernels.kv_pages import BLOCK
 
-LOG2E = 1.4426950408889634
-MASKED = -3.0e38  # the score of a key that must not be seen
-FLOOR = -1.0e30  # the running maximum before any key
 GROUPS = 2  # warpgroups that compute
 THREADS = 128 * (GROUPS + 1)
 STAGES = 2  # blocks of keys (and of values) in shared memory
-
-
-@zl.inline
-def pack_pair(a, b, F):
-    """Two f32 as one u32 of two F, the first in the low half."""
-    return zl.bitcast(zl.convert(zl.make_vector(a, b), F), zl.u32)
 
 
 @zl.inline
@@ -43,27 +35,41 @@ def product(acc, a, b, n, accumulate, transposed, F):
         zl.wgmma_f16(acc, a, b, n, accumulate, False, transposed)
 
 
-class TileBatch(NamedTuple):
-    """The prefill tiles of a plan and the query rows that they name; fields as in the kernels' parameters."""
+class TileParams(zl.Record):
+    """What the prefill kernels have in common."""
+
+    page_table: zl.Ptr[zl.i32, "const"]
+    plan: zl.Ptr[zl.i32, "const"]
+    out: zl.Ptr[zl.bf16]
+    max_pages: zl.i32
+    kv_heads: zl.i32
+    by_heads: zl.u32
+    group: zl.i32
+    by_group: zl.u32
+    tasks_room: zl.i32
+    scale: zl.f32
+    window: zl.i32
+    softcap: zl.f32
+    D: zl.static
+    KV: zl.static
+
+
+class TileBatch(TileParams):
+    """The prefill tiles of a plan and the query rows that they name."""
 
     tiles: Any
     total: Any  # work items: tiles x kv heads
-    page_table: Any
-    max_pages: Any
-    kv_heads: Any
-    by_heads: Any
-    group: Any
-    by_group: Any
     width: Any  # of a row of q and out
-    window: Any
+    factor: Any  # of scores before exp2
 
 
 @zl.inline
-def batch_of(plan, page_table, max_pages, kv_heads, by_heads, group, by_group, tasks_room, window, D):
-    total = plan[1] * kv_heads
-    tiles = plan + (HEADER + tasks_room * TASK)
-    width = kv_heads * group * D
-    return TileBatch(tiles, total, page_table, max_pages, kv_heads, by_heads, group, by_group, width, window)
+def batch_of(p):
+    total = p.plan[1] * p.kv_heads
+    tiles = p.plan + (HEADER + p.tasks_room * TASK)
+    width = p.kv_heads * p.group * p.D
+    factor = zl.f32(LOG2E) if p.softcap > 0.0 else p.scale * LOG2E
+    return TileBatch(*vars(p).values(), tiles, total, width, factor)
 
 
 @zl.inline
@@ -76,10 +82,10 @@ def tile_at(work, batch):
 
 
 @zl.inline
-def query_place(row, token, head, batch, D):
+def query_place(row, token, head, batch):
     """Element of q and out where a tile's row begins."""
     its_token = divide(row, batch.by_group)
-    return zl.i64(token + its_token) * batch.width + ((head - its_token) * batch.group + row) * D
+    return zl.i64(token + its_token) * batch.width + ((head - its_token) * batch.group + row) * batch.D
 
 
 @zl.inline
@@ -120,18 +126,18 @@ def add_values(acc, weights, values, D, BN, SW, F):
 
 
 @zl.inline
-def softmax(scores, limits, high, sums, shrink, key, position, mask, BN):
-    """Scores become weights; running maximum and sum of two rows a thread. shrink: factor of earlier sums."""
-    factor, scale, softcap, window = mask
+def softmax(scores, limits, running, key, position, batch, BN):
+    """Scores become weights; running: (maximum and sum of two rows a thread, factor of earlier sums)."""
+    high, sums, shrink = running
     j = zl.lane_index() % 4
-    if softcap > 0.0:
+    if batch.softcap > 0.0:
         for i in zl.static(range(BN // 2)):
-            scores[i] = zl.tanh(scores[i] * scale / softcap) * softcap
-    if key + BN - 1 > position or window > 0:
+            scores[i] = zl.tanh(scores[i] * batch.scale / batch.softcap) * batch.softcap
+    if key + BN - 1 > position or batch.window > 0:
         for i in zl.static(range(BN // 2)):
             mine = key + i // 4 * 8 + j * 2 + i % 2
             limit = limits[i // 2 % 2]
-            hidden = mine > limit or (window > 0 and mine <= limit - window)
+            hidden = mine > limit or (batch.window > 0 and mine <= limit - batch.window)
             scores[i] = zl.f32(MASKED) if hidden else scores[i]
     for h in zl.static(range(2)):
         peak = max(scores[2 * h], scores[2 * h + 1])
@@ -139,13 +145,13 @@ def softmax(scores, limits, high, sums, shrink, key, position, mask, BN):
             peak = max(peak, max(scores[n * 4 + 2 * h], scores[n * 4 + 2 * h + 1]))
         for lanes in zl.static((1, 2)):
             peak = max(peak, zl.shuffle_xor(peak, lanes))
-        new = max(high[h], peak * factor)
+        new = max(high[h], peak * batch.factor)
         shrink[h] = zl.exp2(high[h] - new)
         high[h] = new
         total = zl.f32(0)
         for n in zl.static(range(BN // 8)):
             for u in zl.static(range(2)):
-                scores[n * 4 + 2 * h + u] = zl.exp2(zl.fma(scores[n * 4 + 2 * h + u], factor, -new))
+                scores[n * 4 + 2 * h + u] = zl.exp2(zl.fma(scores[n * 4 + 2 * h + u], batch.factor, -new))
                 total += scores[n * 4 + 2 * h + u]
         sums[h] = zl.fma(sums[h], shrink[h], total)
 
@@ -160,19 +166,19 @@ def pack_weights(scores, weights, BN, F):
 
 
 @zl.inline
-def write_queries(q, place, token, head, rows, batch, D, SW, F):
+def write_queries(q, place, token, head, rows, batch, SW):
     """This warpgroup's rows of Q into shared memory, swizzled; rows that are none become zeros. place: of its row 0."""
     thread = zl.thread_index() % 128
     first = zl.thread_index() // 128 * 64 - 64
-    pieces = D * 2 // 16
+    pieces = batch.D * 2 // 16
     for e in zl.unroll(range(thread, 64 * pieces, 128), 4):
         r = e // pieces
         x = e % pieces
         row = first + r
         which = row if row < rows else 0
-        line = q + query_place(which, token, head, batch, D)
+        line = q + query_place(which, token, head, batch)
         words = zl.bitcast(zl.load(line + x * 8, 8), zl.u32.x(4))
-        if F is zl.f16:
+        if batch.KV is zl.f16:
             words = zl.bitcast(zl.convert(zl.convert(zl.bitcast(words, zl.bf16.x(8)), zl.f32), zl.f16), zl.u32.x(4))
         if row >= rows:
             words = zl.u32.x(4)(0)
@@ -267,22 +273,22 @@ def clear_rows(values, first, stages):
 
 
 @zl.inline
-def write_rows(out, acc, sums, first, rows, token, head, batch, D):
+def write_rows(acc, sums, first, rows, token, head, batch):
     """The two rows of a thread, from row `first` on."""
     for h in zl.static(range(2)):
         inverse = 1.0 / row_sum(sums[h])
         r = first + 8 * h
         if r < rows:
-            place = out + (query_place(r, token, head, batch, D) + zl.lane_index() % 4 * 2)
-            for d in zl.static(range(D // 8)):
+            place = batch.out + (query_place(r, token, head, batch) + zl.lane_index() % 4 * 2)
+            for d in zl.static(range(batch.D // 8)):
                 both = zl.make_vector(acc[d * 4 + 2 * h] * inverse, acc[d * 4 + 2 * h + 1] * inverse)
                 zl.store(place + d * 8, zl.convert(both, zl.bf16))
 
 
 @zl.inline
-def consume(q, out, batch, stages, mask, KV):
+def consume(q, batch, stages):
     """The warpgroups that compute, 64 rows of a tile each."""
-    D, BN, SW, BLOCK_BYTES = stages.D, stages.BN, stages.swizzle, stages.block
+    D, BN, KV, SW, BLOCK_BYTES = batch.D, stages.BN, batch.KV, stages.swizzle, stages.block
     lane, warp = zl.lane_index(), zl.warp_index()
     mine = (warp - 4) * 16 + lane // 4  # first row of this thread
     my_queries = stages.queries + (warp // 4 - 1) * 64 * SW
@@ -296,7 +302,7 @@ def consume(q, out, batch, stages, mask, KV):
         begin = (max(position + 1 - batch.window, 0) if batch.window > 0 else zl.i32(0)) // BN
         end = last // BN
         zl.named_barrier(warp // 4, 128)  # the last tile's scores were computed from Q
-        write_queries(q, my_queries, token, head, rows, batch, D, SW, KV)
+        write_queries(q, my_queries, token, head, rows, batch, SW)
         zl.fence_async()
         zl.named_barrier(warp // 4, 128)
         limits = [position + divide(min(mine + 8 * h, rows - 1), batch.by_group) for h in zl.static(range(2))]
@@ -312,7 +318,7 @@ def consume(q, out, batch, stages, mask, KV):
         if lane == 0:
             zl.mbarrier_arrive(stages.k_empty + k_at[0])
         advance(k_at)
-        softmax(scores, limits, high, sums, shrink, begin * BN, position, mask, BN)
+        softmax(scores, limits, (high, sums, shrink), begin * BN, position, batch, BN)
         pack_weights(scores, weights, BN, KV)
         for block in zl.unroll(range(begin, end), 1):
             zl.mbarrier_wait(stages.k_full + k_at[0], k_at[1])
@@ -322,7 +328,7 @@ def consume(q, out, batch, stages, mask, KV):
             zl.wgmma_wait(1, scores)
             if lane == 0:
                 zl.mbarrier_arrive(stages.k_empty + k_at[0])
-            softmax(scores, limits, high, sums, shrink, (block + 1) * BN, position, mask, BN)
+            softmax(scores, limits, (high, sums, shrink), (block + 1) * BN, position, batch, BN)
             zl.wgmma_wait(0, acc, *weights)
             if lane == 0:
                 zl.mbarrier_arrive(stages.v_empty + v_at[0])
@@ -341,33 +347,16 @@ def consume(q, out, batch, stages, mask, KV):
         if lane == 0:
             zl.mbarrier_arrive(stages.v_empty + v_at[0])
         advance(v_at)
-        write_rows(out, acc, sums, mine, rows, token, head, batch, D)
+        write_rows(acc, sums, mine, rows, token, head, batch)
 
 
 @zl.kernel
 def attention_prefill_wgmma(
-    q: zl.Ptr[zl.bf16, "const"],
-    k_map: zl.TensorMap,
-    v_map: zl.TensorMap,
-    page_table: zl.Ptr[zl.i32, "const"],
-    plan: zl.Ptr[zl.i32, "const"],
-    out: zl.Ptr[zl.bf16],
-    max_pages: zl.i32,
-    kv_heads: zl.i32,
-    by_heads: zl.u32,
-    group: zl.i32,
-    by_group: zl.u32,
-    tasks_room: zl.i32,
-    scale: zl.f32,
-    window: zl.i32,
-    softcap: zl.f32,
-    D: zl.static,
-    KV: zl.static,
-    BN: zl.static,
+    q: zl.Ptr[zl.bf16, "const"], k_map: zl.TensorMap, v_map: zl.TensorMap, p: TileParams, BN: zl.static
 ):
     """A persistent grid over the plan's tiles x kv heads. k_map, v_map: pages as [blocks * kv_heads * 16, D], boxes of
     16 rows x SW bytes with that swizzle (prefill_swizzle)."""
-    block = BN * D * 2  # bytes of a block of keys
+    D, block = p.D, BN * p.D * 2  # bytes of a block of keys
     zl.grid_launch_dependents()
     queries = zl.shared_array(zl.u8, PREFILL_ROWS * D * 2, align=1024)
     keys = zl.shared_array(zl.u8, STAGES * block, align=1024)
@@ -386,15 +375,14 @@ def attention_prefill_wgmma(
         zl.mbarrier_init_fence()
     zl.barrier()
     zl.grid_wait()
-    batch = batch_of(plan, page_table, max_pages, kv_heads, by_heads, group, by_group, tasks_room, window, D)
+    batch = batch_of(p)
     if zl.warp_index() < 4:
         zl.set_max_registers("dec", 40)
         if zl.warp_index() == 0:
             produce(k_map, v_map, batch, stages)
     else:
         zl.set_max_registers("inc", 232)
-        mask = (zl.f32(LOG2E) if softcap > 0.0 else scale * LOG2E, scale, softcap, window)
-        consume(q, out, batch, stages, mask, KV)
+        consume(q, batch, stages)
 
 
 def prefill_swizzle(head_dim: int) -> int:

@@ -6,104 +6,88 @@ row gets depends on its own position only, so that it is the same bits alone, ba
 """
 
 from zse import kernel as zl
+from zse.kernels.gpu.attention_parts import FLOOR, KV_TYPES, LOG2E
 from zse.kernels.gpu.attention_plan import HEAD_DIMS
 from zse.kernels.gpu.kv8 import is_packed, page_nbytes
-from zse.kernels.kv_pages import BLOCK, PACKED
+from zse.kernels.kv_pages import BLOCK
 
 THREADS = 128
-LOG2E = 1.4426950408889634
-FLOOR = -1.0e30  # the running maximum before any key
-KV_TYPES = {"bf16": zl.bf16, "f16": zl.f16, **PACKED}
 
 
-@zl.kernel
-def attention_simple(
-    q: zl.Ptr[zl.bf16, "const"],
-    k_pages: zl.Ptr["KV", "const"],
-    v_pages: zl.Ptr["KV", "const"],
-    page_table: zl.Ptr[zl.i32, "const"],
-    token_row: zl.Ptr[zl.i32, "const"],
-    positions: zl.Ptr[zl.i32, "const"],
-    out: zl.Ptr[zl.bf16],
-    max_pages: zl.i32,
-    kv_heads: zl.i32,
-    group: zl.i32,
-    scale: zl.f32,
-    window: zl.i32,
-    softcap: zl.f32,
-    D: zl.static,
-    KV: zl.static,
-):
-    """Grid (query heads, tokens)."""
+class SimpleParams(zl.Record):
+    """The parameters of attention_simple."""
+
+    q: zl.Ptr[zl.bf16, "const"]
+    k_pages: zl.Ptr["KV", "const"]
+    v_pages: zl.Ptr["KV", "const"]
+    page_table: zl.Ptr[zl.i32, "const"]
+    token_row: zl.Ptr[zl.i32, "const"]
+    positions: zl.Ptr[zl.i32, "const"]
+    out: zl.Ptr[zl.bf16]
+    max_pages: zl.i32
+    kv_heads: zl.i32
+    group: zl.i32
+    scale: zl.f32
+    window: zl.i32
+    softcap: zl.f32
+    D: zl.static
+    KV: zl.static
+
+
+@zl.inline
+def score_of(query, slot, p):
+    """(score of the key in `slot` before its mask, scale of its value)."""
+    value_scale = None
+    if is_packed(p.KV):
+        at = zl.i64(slot // BLOCK) * page_nbytes(p.D, 1)
+        keys = p.k_pages + (at + slot % BLOCK * p.D)
+        key_scale = p.scale * zl.cast_ptr(p.k_pages + (at + BLOCK * p.D), zl.f32)[slot % BLOCK]
+        value_scale = zl.cast_ptr(p.v_pages + (at + BLOCK * p.D), zl.f32)[slot % BLOCK]
+    else:
+        keys = p.k_pages + zl.i64(slot) * p.D
+        key_scale = p.scale
+    score = zl.f32(0)
+    for d in zl.unroll(range(0, p.D, 8), 4):
+        values = zl.convert(zl.load(keys + d, 8), zl.f32)
+        for half in zl.static(range(2)):
+            wanted = zl.load(query + d + half * 4, 4)
+            for e in zl.static(range(4)):
+                score = zl.fma(values[half * 4 + e], wanted[e], score)
+    score = score * key_scale
+    if p.softcap > 0.0:
+        score = zl.tanh(score / p.softcap) * p.softcap
+    return score, value_scale
+
+
+@zl.inline
+def add_values(acc, weight, slot, count, p):
+    """acc += the values of the warp's `count` keys, lane by lane, times their weights."""
+    for k in range(0, count):
+        share = zl.shuffle(weight, k)
+        its_slot = zl.shuffle(slot, k)
+        if is_packed(p.KV):
+            place = zl.i64(its_slot // BLOCK) * page_nbytes(p.D, 1) + (its_slot % BLOCK * p.D + zl.lane_index())
+            row = p.v_pages + place
+        else:
+            row = p.v_pages + (zl.i64(its_slot) * p.D + zl.lane_index())
+        for c in zl.static(range(p.D // 32)):
+            acc[c] = zl.fma(share, zl.f32(row[c * 32]), acc[c])
+
+
+@zl.inline
+def merge_warps(acc, high, mass, place, p):
+    """The warps' parts, in their order, become the row of out."""
     warps = zl.target.threads // zl.target.warp
-    columns = D // 32
-    query = zl.shared_array(zl.f32, D)
-    parts = zl.shared_array(zl.f32, warps * D)
+    parts = zl.shared_array(zl.f32, warps * p.D)
     maxima = zl.shared_array(zl.f32, warps)
     masses = zl.shared_array(zl.f32, warps)
-    zl.grid_launch_dependents()
-    zl.grid_wait()
-    lane = zl.lane_index()
     warp = zl.warp_index()
-    head = zl.block_index(0) // group
-    token = zl.block_index(1)
-    place = (zl.i64(token) * (kv_heads * group) + zl.block_index(0)) * D
-    position = positions[token]
-    begin = max(position + 1 - window, 0) if window > 0 else zl.i32(0)
-    table = page_table + zl.i64(token_row[token]) * max_pages
-    for d in range(zl.thread_index(), D, zl.target.threads):
-        query[d] = zl.f32(q[place + d])
-    zl.barrier()
-
-    high = zl.f32(FLOOR)
-    mass = zl.f32(0)
-    acc = [zl.f32(0) for c in zl.static(range(columns))]
-    for base in range(begin + warp * 32, position + 1, warps * 32):
-        key = min(base + lane, position)
-        slot = (table[key // BLOCK] * kv_heads + head) * BLOCK + key % BLOCK
-        if is_packed(KV):
-            at = zl.i64(slot // BLOCK) * page_nbytes(D, 1)
-            keys = k_pages + (at + slot % BLOCK * D)
-            key_scale = scale * zl.cast_ptr(k_pages + (at + BLOCK * D), zl.f32)[slot % BLOCK]
-            value_scale = zl.cast_ptr(v_pages + (at + BLOCK * D), zl.f32)[slot % BLOCK]
-        else:
-            keys = k_pages + zl.i64(slot) * D
-            key_scale = scale
-        score = zl.f32(0)
-        for d in zl.unroll(range(0, D, 8), 4):
-            values = zl.convert(zl.load(keys + d, 8), zl.f32)
-            for half in zl.static(range(2)):
-                wanted = zl.load(query + d + half * 4, 4)
-                for e in zl.static(range(4)):
-                    score = zl.fma(values[half * 4 + e], wanted[e], score)
-        score = score * key_scale
-        if softcap > 0.0:
-            score = zl.tanh(score / softcap) * softcap
-        score = score * LOG2E if base + lane <= position else zl.f32(FLOOR)
-        new = max(high, zl.warp_max(score))
-        shrink = zl.exp2(high - new)
-        weight = zl.exp2(score - new) if base + lane <= position else zl.f32(0)
-        high = new + 0.0
-        mass = zl.fma(mass, shrink, weight)
-        for c in zl.static(range(columns)):
-            acc[c] = acc[c] * shrink
-        if is_packed(KV):
-            weight = weight * value_scale
-        for k in range(0, min(32, position + 1 - base)):
-            share = zl.shuffle(weight, k)
-            its_slot = zl.shuffle(slot, k)
-            if is_packed(KV):
-                row = v_pages + (zl.i64(its_slot // BLOCK) * page_nbytes(D, 1) + (its_slot % BLOCK * D + lane))
-            else:
-                row = v_pages + (zl.i64(its_slot) * D + lane)
-            for c in zl.static(range(columns)):
-                acc[c] = zl.fma(share, zl.f32(row[c * 32]), acc[c])
     mass = zl.warp_sum(mass)
-    if lane == 0:
+    if zl.lane_index() == 0:
         maxima[warp] = high
         masses[warp] = mass
-    for c in zl.static(range(columns)):
-        parts[warp * D + c * 32 + lane] = acc[c]
+    for c in zl.static(range(p.D // 32)):
+        parts[warp * p.D + c * 32 + zl.lane_index()] = acc[c]
     zl.barrier()
     top = maxima[0]
     for n in zl.static(range(1, warps)):
@@ -112,11 +96,50 @@ def attention_simple(
     factors = [zl.exp2(maxima[n] - top) for n in zl.static(range(warps))]
     for n in zl.static(range(warps)):
         total = zl.fma(masses[n], factors[n], total)
-    for d in range(zl.thread_index(), D, zl.target.threads):
+    for d in range(zl.thread_index(), p.D, zl.target.threads):
         value = zl.f32(0)
         for n in zl.static(range(warps)):
-            value = zl.fma(parts[n * D + d], factors[n], value)
-        out[place + d] = zl.convert(value / total, zl.bf16)
+            value = zl.fma(parts[n * p.D + d], factors[n], value)
+        p.out[place + d] = zl.convert(value / total, zl.bf16)
+
+
+@zl.kernel
+def attention_simple(p: SimpleParams):
+    """Grid (query heads, tokens)."""
+    warps = zl.target.threads // zl.target.warp
+    query = zl.shared_array(zl.f32, p.D)
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    lane = zl.lane_index()
+    head = zl.block_index(0) // p.group
+    token = zl.block_index(1)
+    place = (zl.i64(token) * (p.kv_heads * p.group) + zl.block_index(0)) * p.D
+    position = p.positions[token]
+    begin = max(position + 1 - p.window, 0) if p.window > 0 else zl.i32(0)
+    table = p.page_table + zl.i64(p.token_row[token]) * p.max_pages
+    for d in range(zl.thread_index(), p.D, zl.target.threads):
+        query[d] = zl.f32(p.q[place + d])
+    zl.barrier()
+
+    high = zl.f32(FLOOR)
+    mass = zl.f32(0)
+    acc = [zl.f32(0) for c in zl.static(range(p.D // 32))]
+    for base in range(begin + zl.warp_index() * 32, position + 1, warps * 32):
+        key = min(base + lane, position)
+        slot = (table[key // BLOCK] * p.kv_heads + head) * BLOCK + key % BLOCK
+        score, value_scale = score_of(query, slot, p)
+        score = score * LOG2E if base + lane <= position else zl.f32(FLOOR)
+        new = max(high, zl.warp_max(score))
+        shrink = zl.exp2(high - new)
+        weight = zl.exp2(score - new) if base + lane <= position else zl.f32(0)
+        high = new + 0.0
+        mass = zl.fma(mass, shrink, weight)
+        for c in zl.static(range(p.D // 32)):
+            acc[c] = acc[c] * shrink
+        if is_packed(p.KV):
+            weight = weight * value_scale
+        add_values(acc, weight, slot, min(32, position + 1 - base), p)
+    merge_warps(acc, high, mass, place, p)
 
 
 def symbol_of(kv: str, head_dim: int) -> str:

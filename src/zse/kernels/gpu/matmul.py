@@ -138,6 +138,27 @@ def pick(device, weight, gated: bool, max_tokens: int, kernel: str | None = None
     return "few" if takes_few and few_ring(form, device.arch) else "small"
 
 
+def _check(a, weight, out, bias, accumulate: bool, gate: str | None, tiled: bool) -> None:
+    """ValueError or TypeError for what record() does not take. tiled: the product is gemm.py's."""
+    rows, width = weight.shape
+    scheme, tokens, made = weight.scheme, out.shape[0], rows // 2 if gate else rows
+    what = "matmul_gated" if gate else "matmul"
+    if gate:
+        require(gate in GATES, f"matmul_gated: kind {gate!r}; supported: {', '.join(GATES)}")
+        require(
+            rows % 32 == 0, f"matmul_gated: {rows} rows are no two halves of whole tiles of 16; record matmul and gated"
+        )
+    check(f"{what} out", out, "bf16" if gate else "f32" if accumulate else ("f32", "bf16"), tokens, made)
+    check(f"{what} a", a, ("bf16", "fp8") if tiled else "bf16", tokens, width)
+    if bias is not None:
+        check(f"{what} bias", bias, "f32", rows)
+    layout = scheme.in_memory["gpu"]
+    require(weight.layout == layout, f"{what}: {scheme} weights are in layout {layout} on a GPU, not {weight.layout}")
+    multiple = COLUMNS.get(scheme.element, 1)
+    require(width % multiple == 0, f"{what}: {scheme} weights need a multiple of {multiple} columns, got {width}")
+    require(scheme.fits(width), f"{what}: {width} columns do not fit {scheme}")
+
+
 def record(
     recorder,
     a,
@@ -155,34 +176,13 @@ def record(
     second half, N a multiple of 16; checked. a: bf16, or above 64 tokens with fp8 weights an Fp8Activation; out f32 or bf16, f32 where
     it accumulates. max_tokens, independent: as on a CPU (matmul.py); launches overlap without the latter. kernel: "small" or "few" instead of the one that the shape would get (tests)."""
     rows, width = weight.shape
-    scheme, planes = weight.scheme, weight.planes
-    tokens = out.shape[0]
-    what = "matmul_gated" if gate else "matmul"
-    if gate:
-        require(gate in GATES, f"matmul_gated: kind {gate!r}; supported: {', '.join(GATES)}")
-        require(
-            rows % 32 == 0, f"matmul_gated: {rows} rows are no two halves of whole tiles of 16; record matmul and gated"
-        )
-    check(
-        f"{what} out",
-        out,
-        "bf16" if gate else "f32" if accumulate else ("f32", "bf16"),
-        tokens,
-        rows // 2 if gate else rows,
-    )
-    device = recorder.device
+    scheme, planes, tokens, device = weight.scheme, weight.planes, out.shape[0], recorder.device
     tiled = kernel is None and gemm.takes(device, weight, a.dtype, gate is not None, max_tokens)
-    check(f"{what} a", a, ("bf16", "fp8") if tiled else "bf16", tokens, width)
-    if bias is not None:
-        check(f"{what} bias", bias, "f32", rows)
-    layout = scheme.in_memory["gpu"]
-    require(weight.layout == layout, f"{what}: {scheme} weights are in layout {layout} on a GPU, not {weight.layout}")
-    multiple = COLUMNS.get(scheme.element, 1)
-    require(width % multiple == 0, f"{what}: {scheme} weights need a multiple of {multiple} columns, got {width}")
-    require(scheme.fits(width), f"{what}: {width} columns do not fit {scheme}")
+    _check(a, weight, out, bias, accumulate, gate, tiled)
     if tiled:
         gemm_launch.launch(recorder, a, weight, out, bias, accumulate=accumulate, gated=gate, max_tokens=max_tokens)
         return
+    stored = tiles.STORE_BF16 if out.dtype == "bf16" else tiles.STORE
     args = Args(
         w=planes[scheme.numbers],
         high=planes.get("high"),
@@ -198,13 +198,7 @@ def record(
         symmetric=int(scheme.symmetric),
         scaling=scheme.scale_code,
         has_bias=int(bias is not None),
-        mode=GATES[gate]
-        if gate
-        else tiles.ACCUMULATE
-        if accumulate
-        else tiles.STORE_BF16
-        if out.dtype == "bf16"
-        else tiles.STORE,
+        mode=GATES[gate] if gate else tiles.ACCUMULATE if accumulate else stored,
     )
     if device.simt:
         blocks = rows // 2 // simple.ROWS if gate else -(-rows // simple.ROWS)

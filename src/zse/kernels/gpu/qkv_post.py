@@ -1,12 +1,12 @@
 """QK-norm, rotation and the writing of keys and values to their pages, on a GPU: a warp is one head of one token."""
 
 from zse import kernel as zl
+from zse.kernels.gpu.attention_parts import KV_TYPES
 from zse.kernels.gpu.kv8 import is_packed
-from zse.kernels.kv_pages import BLOCK, LARGEST, PACKED, SCALE_BYTES
+from zse.kernels.kv_pages import BLOCK, LARGEST, SCALE_BYTES
 from zse.kernels.qkv_post import GPU_THREADS, NORMS
 
 MAX_HEAD_DIM = 256
-KV_TYPES = {"bf16": zl.bf16, "f16": zl.f16, **PACKED}
 PAIRS = MAX_HEAD_DIM // 128  # pairs of two neighbours a lane has of half a head
 REST = MAX_HEAD_DIM // 64  # of what is not rotated
 
@@ -52,178 +52,176 @@ def whole_factor(x, width, eps):
     return zl.rsqrt(zl.warp_sum((sums[0] + sums[1]) + (sums[2] + sums[3])) / zl.f32(width) + eps)
 
 
+class PostParams(zl.Record):
+    """The parameters of qkv_post_gpu."""
+
+    q: zl.Ptr[zl.f32, "const"]
+    k: zl.Ptr[zl.f32, "const"]
+    v: zl.Ptr[zl.f32, "const"]
+    q_stride: zl.i32
+    k_stride: zl.i32
+    v_stride: zl.i32
+    q_norm: zl.Ptr[zl.f32, "const"]
+    k_norm: zl.Ptr[zl.f32, "const"]
+    q_table: zl.Ptr[zl.f32, "const"]
+    table: zl.Ptr[zl.f32, "const"]
+    q_out: zl.Ptr[zl.bf16]
+    k_pages: zl.Ptr[zl.u8]
+    v_pages: zl.Ptr[zl.u8]
+    page_table: zl.Ptr[zl.i32, "const"]
+    max_pages: zl.i32
+    token_row: zl.Ptr[zl.i32, "const"]
+    positions: zl.Ptr[zl.i32, "const"]
+    heads: zl.i32
+    kv_heads: zl.i32
+    head_dim: zl.i32
+    rotary: zl.i32
+    eps: zl.f32
+    KV: zl.static
+    NORM: zl.static
+
+
 @zl.inline
-def rotate(x, weight, whole, table, out, scale, head_dim, rotary, eps, T, NORM):
+def rotate(x, weight, whole, table, out, scale, T, p):
     """out = rope(x), or rope(rmsnorm(x) * weight), as T: one head, two neighbours of each half a lane. whole: the factor
     of a norm over all heads. scale: where that of a T in 8 bits goes, else None."""
     lane = zl.lane_index()
-    half = rotary // 2
-    at = [lane * 2 + p * 64 for p in zl.static(range(PAIRS))]
-    low = [[zl.f32(0) for u in zl.static(range(2))] for p in zl.static(range(PAIRS))]
-    high = [[zl.f32(0) for u in zl.static(range(2))] for p in zl.static(range(PAIRS))]
-    rest = [[zl.f32(0) for u in zl.static(range(2))] for p in zl.static(range(REST))]
-    for p in zl.static(range(PAIRS)):
-        if at[p] < half:
-            a = zl.load(x + at[p], 2)
-            b = zl.load(x + half + at[p], 2)
+    half = p.rotary // 2
+    at = [lane * 2 + n * 64 for n in zl.static(range(PAIRS))]
+    low = [[zl.f32(0) for u in zl.static(range(2))] for n in zl.static(range(PAIRS))]
+    high = [[zl.f32(0) for u in zl.static(range(2))] for n in zl.static(range(PAIRS))]
+    rest = [[zl.f32(0) for u in zl.static(range(2))] for n in zl.static(range(REST))]
+    for n in zl.static(range(PAIRS)):
+        if at[n] < half:
+            a = zl.load(x + at[n], 2)
+            b = zl.load(x + half + at[n], 2)
             for u in zl.static(range(2)):
-                low[p][u] = a[u] + 0.0
-                high[p][u] = b[u] + 0.0
-    if rotary < head_dim:
-        for p in zl.static(range(REST)):
-            if rotary + lane * 2 + p * 64 < head_dim:
-                a = zl.load(x + (rotary + lane * 2 + p * 64), 2)
+                low[n][u] = a[u] + 0.0
+                high[n][u] = b[u] + 0.0
+    if p.rotary < p.head_dim:
+        for n in zl.static(range(REST)):
+            if p.rotary + lane * 2 + n * 64 < p.head_dim:
+                a = zl.load(x + (p.rotary + lane * 2 + n * 64), 2)
                 for u in zl.static(range(2)):
-                    rest[p][u] = a[u] + 0.0
-    if NORM == "whole":
+                    rest[n][u] = a[u] + 0.0
+    if p.NORM == "whole":
         factor = whole
-    if NORM == "norm":
+    if p.NORM == "norm":
         squares = zl.f32(0)
         for values in zl.static(low + high + rest):
             for u in zl.static(range(2)):
                 squares = zl.fma(values[u], values[u], squares)
-        factor = zl.rsqrt(zl.warp_sum(squares) / zl.f32(head_dim) + eps)
-    for p in zl.static(range(PAIRS)):
-        if at[p] < half:
-            c = zl.load(table + at[p], 2)
-            s = zl.load(table + half + at[p], 2)
-            if NORM != "plain":
-                first = zl.load(weight + at[p], 2)
-                second = zl.load(weight + half + at[p], 2)
+        factor = zl.rsqrt(zl.warp_sum(squares) / zl.f32(p.head_dim) + p.eps)
+    for n in zl.static(range(PAIRS)):
+        if at[n] < half:
+            c = zl.load(table + at[n], 2)
+            s = zl.load(table + half + at[n], 2)
+            if p.NORM != "plain":
+                first = zl.load(weight + at[n], 2)
+                second = zl.load(weight + half + at[n], 2)
                 for u in zl.static(range(2)):
-                    low[p][u] = low[p][u] * factor * first[u]
-                    high[p][u] = high[p][u] * factor * second[u]
+                    low[n][u] = low[n][u] * factor * first[u]
+                    high[n][u] = high[n][u] * factor * second[u]
             if is_packed(T):
                 for u in zl.static(range(2)):
-                    turned = low[p][u] * c[u] - high[p][u] * s[u]
-                    high[p][u] = high[p][u] * c[u] + low[p][u] * s[u]
-                    low[p][u] = turned
+                    turned = low[n][u] * c[u] - high[n][u] * s[u]
+                    high[n][u] = high[n][u] * c[u] + low[n][u] * s[u]
+                    low[n][u] = turned
             else:
-                put(out + at[p], low[p][0] * c[0] - high[p][0] * s[0], low[p][1] * c[1] - high[p][1] * s[1], T)
-                put(out + half + at[p], high[p][0] * c[0] + low[p][0] * s[0], high[p][1] * c[1] + low[p][1] * s[1], T)
-    if rotary < head_dim:
-        for p in zl.static(range(REST)):
-            place = rotary + lane * 2 + p * 64
-            if place < head_dim:
-                if NORM != "plain":
+                put(out + at[n], low[n][0] * c[0] - high[n][0] * s[0], low[n][1] * c[1] - high[n][1] * s[1], T)
+                put(out + half + at[n], high[n][0] * c[0] + low[n][0] * s[0], high[n][1] * c[1] + low[n][1] * s[1], T)
+    if p.rotary < p.head_dim:
+        for n in zl.static(range(REST)):
+            place = p.rotary + lane * 2 + n * 64
+            if place < p.head_dim:
+                if p.NORM != "plain":
                     first = zl.load(weight + place, 2)
                     for u in zl.static(range(2)):
-                        rest[p][u] = rest[p][u] * factor * first[u]
+                        rest[n][u] = rest[n][u] * factor * first[u]
                 if not is_packed(T):
-                    put(out + place, rest[p][0], rest[p][1], T)
+                    put(out + place, rest[n][0], rest[n][1], T)
     if is_packed(T):
         inverse = begin_packed(low + high + rest, scale, T)
-        for p in zl.static(range(PAIRS)):
-            if at[p] < half:
-                put_packed(out + at[p], low[p], inverse, T)
-                put_packed(out + half + at[p], high[p], inverse, T)
-        for p in zl.static(range(REST)):
-            if rotary + lane * 2 + p * 64 < head_dim:
-                put_packed(out + (rotary + lane * 2 + p * 64), rest[p], inverse, T)
+        for n in zl.static(range(PAIRS)):
+            if at[n] < half:
+                put_packed(out + at[n], low[n], inverse, T)
+                put_packed(out + half + at[n], high[n], inverse, T)
+        for n in zl.static(range(REST)):
+            if p.rotary + lane * 2 + n * 64 < p.head_dim:
+                put_packed(out + (p.rotary + lane * 2 + n * 64), rest[n], inverse, T)
 
 
 @zl.inline
-def places_of(pages, page, head, slot, kv_heads, head_dim, KV):
+def places_of(pages, page, head, slot, p):
     """Where a token's keys or values of one head stand, and their scale; None without one."""
-    if is_packed(KV):
-        begin = pages + (zl.i64(page) * kv_heads + head) * (BLOCK * head_dim + SCALE_BYTES)
-        scale = zl.cast_ptr(begin + BLOCK * head_dim, zl.f32) + slot
-        place = zl.cast_ptr(begin + slot * head_dim, KV)
+    if is_packed(p.KV):
+        begin = pages + (zl.i64(page) * p.kv_heads + head) * (BLOCK * p.head_dim + SCALE_BYTES)
+        scale = zl.cast_ptr(begin + BLOCK * p.head_dim, zl.f32) + slot
+        place = zl.cast_ptr(begin + slot * p.head_dim, p.KV)
     else:
         scale = None
-        place = zl.cast_ptr(pages, KV) + ((zl.i64(page) * kv_heads + head) * BLOCK + slot) * head_dim
+        place = zl.cast_ptr(pages, p.KV) + ((zl.i64(page) * p.kv_heads + head) * BLOCK + slot) * p.head_dim
     return place, scale
 
 
+@zl.inline
+def write_value(row, out, scale, p):
+    """A token's values of one head, as they are."""
+    lane, KV = zl.lane_index(), p.KV
+    if is_packed(KV):
+        pairs = [[zl.f32(0) for u in zl.static(range(2))] for _ in zl.static(range(REST))]
+        for n in zl.static(range(REST)):
+            if lane * 2 + n * 64 < p.head_dim:
+                a = zl.load(row + (lane * 2 + n * 64), 2)
+                for u in zl.static(range(2)):
+                    pairs[n][u] = a[u] + 0.0
+        inverse = begin_packed(pairs, scale, KV)
+        for n in zl.static(range(REST)):
+            if lane * 2 + n * 64 < p.head_dim:
+                put_packed(out + (lane * 2 + n * 64), pairs[n], inverse, KV)
+    else:
+        for n in zl.static(range(REST)):
+            place = lane * 2 + n * 64
+            if place < p.head_dim:
+                a = zl.load(row + place, 2)
+                put(out + place, a[0], a[1], KV)
+
+
 @zl.kernel
-def qkv_post_gpu(
-    q: zl.Ptr[zl.f32, "const"],
-    k: zl.Ptr[zl.f32, "const"],
-    v: zl.Ptr[zl.f32, "const"],
-    q_stride: zl.i32,
-    k_stride: zl.i32,
-    v_stride: zl.i32,
-    q_norm: zl.Ptr[zl.f32, "const"],
-    k_norm: zl.Ptr[zl.f32, "const"],
-    q_table: zl.Ptr[zl.f32, "const"],
-    table: zl.Ptr[zl.f32, "const"],
-    q_out: zl.Ptr[zl.bf16],
-    k_pages: zl.Ptr[zl.u8],
-    v_pages: zl.Ptr[zl.u8],
-    page_table: zl.Ptr[zl.i32, "const"],
-    max_pages: zl.i32,
-    token_row: zl.Ptr[zl.i32, "const"],
-    positions: zl.Ptr[zl.i32, "const"],
-    heads: zl.i32,
-    kv_heads: zl.i32,
-    head_dim: zl.i32,
-    rotary: zl.i32,
-    eps: zl.f32,
-    KV: zl.static,
-    NORM: zl.static,
-):
+def qkv_post_gpu(p: PostParams):
     """Grid (tokens, heads of q, k and v / warps of a block)."""
     # In this order as measured: attention reads the plan and the pages of earlier steps before its grid_wait().
     zl.grid_wait()
     zl.grid_launch_dependents()
     token = zl.block_index(0)
     head = zl.block_index(1) * (zl.target.threads // zl.target.warp) + zl.warp_index()
-    if head >= heads + 2 * kv_heads:
+    if head >= p.heads + 2 * p.kv_heads:
         return
     whole = None
-    weight = q_norm
-    if head < heads:
-        if NORM == "whole":
-            whole = whole_factor(q + zl.i64(token) * q_stride, heads * head_dim, eps)
-            weight = q_norm + head * head_dim
-        rotate(
-            q + zl.i64(token) * q_stride + head * head_dim,
-            weight,
-            whole,
-            q_table + zl.i64(token) * rotary,
-            q_out + (zl.i64(token) * heads + head) * head_dim,
-            None,
-            head_dim,
-            rotary,
-            eps,
-            zl.bf16,
-            NORM,
-        )
+    weight = p.q_norm
+    if head < p.heads:
+        row = p.q + zl.i64(token) * p.q_stride
+        if p.NORM == "whole":
+            whole = whole_factor(row, p.heads * p.head_dim, p.eps)
+            weight = p.q_norm + head * p.head_dim
+        out = p.q_out + (zl.i64(token) * p.heads + head) * p.head_dim
+        rotate(row + head * p.head_dim, weight, whole, p.q_table + zl.i64(token) * p.rotary, out, None, zl.bf16, p)
         return
-    position = positions[token]
-    page = page_table[zl.i64(token_row[token]) * max_pages + position // BLOCK]
-    lane = zl.lane_index()
-    if head < heads + kv_heads:
-        at = head - heads
-        out, scale = places_of(k_pages, page, at, position % BLOCK, kv_heads, head_dim, KV)
-        key = k + zl.i64(token) * k_stride + at * head_dim
-        cosines = table + zl.i64(token) * rotary
-        weight = k_norm
-        if NORM == "whole":
-            whole = whole_factor(k + zl.i64(token) * k_stride, kv_heads * head_dim, eps)
-            weight = k_norm + at * head_dim
-        rotate(key, weight, whole, cosines, out, scale, head_dim, rotary, eps, KV, NORM)
+    position = p.positions[token]
+    page = p.page_table[zl.i64(p.token_row[token]) * p.max_pages + position // BLOCK]
+    if head < p.heads + p.kv_heads:
+        at = head - p.heads
+        out, scale = places_of(p.k_pages, page, at, position % BLOCK, p)
+        key = p.k + zl.i64(token) * p.k_stride + at * p.head_dim
+        weight = p.k_norm
+        if p.NORM == "whole":
+            whole = whole_factor(p.k + zl.i64(token) * p.k_stride, p.kv_heads * p.head_dim, p.eps)
+            weight = p.k_norm + at * p.head_dim
+        rotate(key, weight, whole, p.table + zl.i64(token) * p.rotary, out, scale, p.KV, p)
     else:
-        at = head - heads - kv_heads
-        out, scale = places_of(v_pages, page, at, position % BLOCK, kv_heads, head_dim, KV)
-        row = v + zl.i64(token) * v_stride + at * head_dim
-        if is_packed(KV):
-            pairs = [[zl.f32(0) for u in zl.static(range(2))] for p in zl.static(range(REST))]
-            for p in zl.static(range(REST)):
-                if lane * 2 + p * 64 < head_dim:
-                    a = zl.load(row + (lane * 2 + p * 64), 2)
-                    for u in zl.static(range(2)):
-                        pairs[p][u] = a[u] + 0.0
-            inverse = begin_packed(pairs, scale, KV)
-            for p in zl.static(range(REST)):
-                if lane * 2 + p * 64 < head_dim:
-                    put_packed(out + (lane * 2 + p * 64), pairs[p], inverse, KV)
-        else:
-            for p in zl.static(range(REST)):
-                place = lane * 2 + p * 64
-                if place < head_dim:
-                    a = zl.load(row + place, 2)
-                    put(out + place, a[0], a[1], KV)
+        at = head - p.heads - p.kv_heads
+        out, scale = places_of(p.v_pages, page, at, position % BLOCK, p)
+        write_value(p.v + zl.i64(token) * p.v_stride + at * p.head_dim, out, scale, p)
 
 
 def qkv_post_variants(target) -> list[zl.Variant]:
