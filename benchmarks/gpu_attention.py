@@ -81,7 +81,7 @@ class Batch:
             num_layers=1,
             window=lambda layer: args.window,
         )
-        self.scratch = AttentionScratch.allocate(device, config, self.tokens, rows, self.context)
+        self.scratch = AttentionScratch.allocate(device, config, self.tokens, self.context)
 
     def new(self, dtype, item, shape):
         count = item

@@ -311,7 +311,7 @@ class Planner:
         self.attention_scratch = None
         if self.traits.own_scratch:
             self.attention_scratch = gpu.attention_plan.AttentionScratch.allocate(
-                self.device, self.config, self.max_tokens, self.max_lines, self.buffers.page_table.shape[1] * BLOCK
+                self.device, self.config, self.max_tokens, self.buffers.page_table.shape[1] * BLOCK
             )
 
     def _reserve(self, part: Part, room: int, prefix: str) -> None:

@@ -11,7 +11,7 @@ what a task leaves of a tile that is not whole is a record, and the block that c
 from typing import Any
 
 from zse import kernel as zl
-from zse.kernels.gpu.attention_pages import NUM_VARIABLES, WAITED, WORK, load_page, read_entry, shift_entry
+from zse.kernels.gpu.attention_pages import NUM_VARIABLES, WAITED, WORK, load_page, read_entry, read_item, shift_entry
 from zse.kernels.gpu.attention_parts import (
     FLOOR,
     KV_TYPES,
@@ -23,7 +23,7 @@ from zse.kernels.gpu.attention_parts import (
     pack_pair,
     value_fragments,
 )
-from zse.kernels.gpu.attention_plan import CHUNK, HEAD_DIMS, HEADER, SEGMENT, TASK, decode_columns, divide
+from zse.kernels.gpu.attention_plan import CHUNK, HEAD_DIMS, SEGMENT, TASK, decode_columns, divide
 from zse.kernels.gpu.kv8 import is_packed, item_nbytes, scales_nbytes, scales_of
 from zse.kernels.kv_pages import BLOCK, SCALE_BYTES
 
@@ -104,17 +104,6 @@ class Sums(zl.Record):
     acc: Any
     high: Any
     sums: Any
-
-
-@zl.inline
-def read_item(item, work, p):
-    """The task of a work item, into eight variables."""
-    place = p.plan + (HEADER + min(divide(work, p.by_heads), p.tasks_room - 1) * TASK)
-    who = zl.load(place, 4)
-    keys = zl.load(place + 4, 4)
-    for i in zl.static(range(4)):
-        item[i] = who[i] + 0
-        item[4 + i] = keys[i] + 0
 
 
 @zl.inline
@@ -347,9 +336,9 @@ def leave_results(result, item, head, p):
 
 
 @zl.inline
-def attend_task(state, slot, item, queries, coming, work, segment, result, p):
-    """The chunks of a task, into `result`. slot: [of the ring]; coming, work: the next task, whose queries are loaded at the
-    end. Columns are the task's query rows."""
+def attend_task(state, slot, item, queries, coming, work, into, p):
+    """The chunks of a task. into: (segment, result); slot: [of the ring]; coming, work: the next task, whose queries are loaded
+    at the end. Columns are the task's query rows."""
     D, NT, W = p.D, p.NT, p.W
     lane, warp = zl.lane_index(), zl.warp_index()
     columns = item[1] * p.group
@@ -387,7 +376,7 @@ def attend_task(state, slot, item, queries, coming, work, segment, result, p):
             if lane == 0:
                 p.places[warp] = warp * (p.STAGES * p.slot_bytes) + free
             zl.barrier()
-            merge_warps(segment, result, columns, closes, nt, p)
+            merge_warps(*into, columns, closes, nt, p)
             zl.barrier()  # the slots may be filled again
 
 
@@ -458,7 +447,7 @@ def attention_decode(params: DecodeParams):
             for m in zl.static(range(p.mine)):
                 clear(segment[nt][m])
                 clear(result[nt][m])
-        attend_task(state, slot, item, queries, coming, work + step, segment, result, p)
+        attend_task(state, slot, item, queries, coming, work + step, (segment, result), p)
         leave_results(result, item, head, p)
         parts = item[7] & 4095
         if parts > 1:

@@ -19,6 +19,17 @@ NUM_VARIABLES = 20
 
 
 @zl.inline
+def read_item(item, work, p):
+    """The task of a work item, into eight variables."""
+    place = p.plan + (HEADER + min(divide(work, p.by_heads), p.tasks_room - 1) * TASK)
+    who = zl.load(place, 4)
+    keys = zl.load(place + 4, 4)
+    for i in zl.static(range(4)):
+        item[i] = who[i] + 0
+        item[4 + i] = keys[i] + 0
+
+
+@zl.inline
 def read_entry(state, work, p):
     """What the loading side needs of a work item, into the places of the third: loads that nothing waits for yet, not
     even the number of items (behind the last there is whatever an earlier step left)."""

@@ -327,19 +327,10 @@ class AttentionScratch(NamedTuple):
         return sorted({config.window(layer) for layer in range(config.num_layers)})
 
     @classmethod
-    def nbytes(cls, config, max_tokens: int, max_rows: int, max_context: int) -> int:
-        """Bytes that allocate() takes."""
-        total = 0
-        for name, shape in cls.shapes(config.num_heads, config.head_dim, max_tokens, max_context).items():
-            total += prod(shape) * 4 * (len(cls.windows(config)) if name == "plan" else 1)
-        return total
-
-    @classmethod
-    def allocate(cls, device, config, max_tokens: int, max_rows: int, max_context: int) -> "AttentionScratch":
+    def allocate(cls, device, config, max_tokens: int, max_context: int) -> "AttentionScratch":
         """Scratch for a ModelConfig's steps of up to max_tokens tokens, of sequences of up to max_context tokens."""
-        return cls.make(
-            device, config.num_heads, config.num_kv_heads, config.head_dim, cls.windows(config), max_tokens, max_context
-        )
+        heads = config.num_heads, config.num_kv_heads, config.head_dim
+        return cls.make(device, *heads, cls.windows(config), max_tokens, max_context)
 
     @classmethod
     def make(

@@ -188,6 +188,14 @@ def write_queries(q, place, token, head, rows, batch, SW):
         zl.store(zl.cast_ptr(place + (x // (SW // 16) * (PREFILL_ROWS * SW) + r * SW + mixed * 16), zl.u32), words)
 
 
+class BlockRing(zl.Record):
+    """Blocks of keys, or of values, in shared memory, with the barriers of their stages."""
+
+    memory: Any
+    full: Any
+    empty: Any
+
+
 class KeyStages(NamedTuple):
     """Blocks of keys and of values in shared memory, with the barriers of their stages."""
 
@@ -216,22 +224,24 @@ class KeyStages(NamedTuple):
 
 
 @zl.inline
-def load_block(memory, full, empty, page_map, stage, phase, row, count, present, stages):
+def load_block(ring, page_map, stage, phase, row, count, present, stages):
     """Ask for a block of keys or of values, `count` pages of which this lane's begins at row `row` of the map."""
     lane, SW = zl.lane_index(), stages.swizzle
-    zl.mbarrier_wait(empty + stage, phase)
+    zl.mbarrier_wait(ring.empty + stage, phase)
     if lane == 0:
-        zl.mbarrier_expect(full + stage, count * (BLOCK * stages.D * 2))
+        zl.mbarrier_expect(ring.full + stage, count * (BLOCK * stages.D * 2))
     if lane < stages.BN // BLOCK and present:
         for column in zl.static(range(stages.columns)):
-            to = memory + (stage * stages.block + column * stages.BN * SW + lane * (BLOCK * SW))
-            zl.tma_load(to, page_map, [column * (SW // 2), row], full + stage)
+            to = ring.memory + (stage * stages.block + column * stages.BN * SW + lane * (BLOCK * SW))
+            zl.tma_load(to, page_map, [column * (SW // 2), row], ring.full + stage)
 
 
 @zl.inline
 def produce(k_map, v_map, batch, stages):
     """The warp that loads keys and values."""
     BN, window = stages.BN, batch.window
+    keys = BlockRing(stages.keys, stages.k_full, stages.k_empty)
+    values = BlockRing(stages.values, stages.v_full, stages.v_empty)
     pages = BN // BLOCK
     lane = zl.lane_index()
     stage = zl.i32(0)
@@ -248,8 +258,8 @@ def produce(k_map, v_map, batch, stages):
             # What a window has passed may be another sequence's by now: its rows are a page that is seen.
             row = (table[max(page, first // BLOCK) if present else 0] * batch.kv_heads + head) * BLOCK
             count = min(pages, last // BLOCK + 1 - block * pages)
-            load_block(stages.keys, stages.k_full, stages.k_empty, k_map, stage, phase, row, count, present, stages)
-            load_block(stages.values, stages.v_full, stages.v_empty, v_map, stage, phase, row, count, present, stages)
+            load_block(keys, k_map, stage, phase, row, count, present, stages)
+            load_block(values, v_map, stage, phase, row, count, present, stages)
             phase = 1 - phase if stage == STAGES - 1 else phase
             stage = 0 if stage == STAGES - 1 else stage + 1
 

@@ -14,7 +14,7 @@ from zse.kernels.kv_pages import BLOCK
 THREADS = 128
 
 
-class SimpleParams(zl.Record):
+class SimpleAttentionParams(zl.Record):
     """The parameters of attention_simple."""
 
     q: zl.Ptr[zl.bf16, "const"]
@@ -104,7 +104,7 @@ def merge_warps(acc, high, mass, place, p):
 
 
 @zl.kernel
-def attention_simple(p: SimpleParams):
+def attention_simple(p: SimpleAttentionParams):
     """Grid (query heads, tokens)."""
     warps = zl.target.threads // zl.target.warp
     query = zl.shared_array(zl.f32, p.D)

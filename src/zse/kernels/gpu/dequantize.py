@@ -5,7 +5,7 @@ memory: an int4 weight of 0.5 bytes is read, 2 bytes are written.
 """
 
 from zse import kernel as zl
-from zse.kernels.gpu.r16 import HIGH_BYTES, center, factors, pair_bf16, q_bytes, read_scales, selector
+from zse.kernels.gpu.r16 import HIGH_BYTES, arguments, center, factors, pair_bf16, q_bytes, read_scales, selector
 from zse.quant.scheme import FP8_BLOCK, TILE_ROWS
 from zse.runtime.args import Args
 from zse.tensor import Tensor
@@ -123,22 +123,17 @@ def launch(recorder, weight, first_row: int, rows: int, out: Tensor) -> None:
 
 def _of_groups(weight, first_row: int, rows: int) -> tuple[dict, tuple[int, int]]:
     scheme, planes, width = weight.scheme, weight.planes, weight.shape[1]
-    blocks, group = width // 32, scheme.group or width
-    args = dict(
+    group = scheme.group or width
+    args = arguments(weight) | dict(
         q=planes["q"],
         high=planes.get("high"),
-        scale=planes["scale"],
-        offset=planes.get("offset"),
         first_tile=first_row // TILE_ROWS,
         rows=rows,
-        blocks=blocks,
-        groups=scheme.groups(width),
         group_blocks=max(1, group // 32),
         half_step=16 if group == 16 else 0,
-        has_offset=int(not scheme.symmetric),
         center=center(scheme),
     )
-    return args, (-(-blocks // (WARP_BLOCKS * THREADS // 32)), -(-rows // TILE_ROWS))
+    return args, (-(-(width // 32) // (WARP_BLOCKS * THREADS // 32)), -(-rows // TILE_ROWS))
 
 
 def _of_rows(weight, first_row: int, rows: int) -> tuple[dict, tuple[int, int]]:

@@ -198,20 +198,7 @@ def variants(target) -> list[Variant]:
                     if tile.tokens == 256 or (bits == 4 and group != "fine")
                 ]
             else:
-                made.append(
-                    Variant(
-                        symbol_of("gemm", kind, tile.tokens, tile.rows, gated),
-                        gemm_wgmma.gemm_wgmma,
-                        {
-                            "BM": tile.tokens,
-                            "BN": tile.rows,
-                            "STAGES": gemm_wgmma.stages(tile.tokens, tile.rows),
-                            "GATED": gated,
-                            "KIND": kind,
-                        },
-                        threads=gemm_wgmma.THREADS,
-                    )
-                )
+                made.append(_wgmma_variant(kind, tile, gated))
     for kind, forms in SKINNY.items():
         made += [
             Variant(
@@ -230,19 +217,16 @@ def portable(gated: bool) -> str:
     return f"gemm_portable{'_gated' if gated else ''}"
 
 
+def _wgmma_variant(kind: object, tile: Tile, gated: bool) -> Variant:
+    tokens, rows = tile.tokens, tile.rows
+    statics = dict(BM=tokens, BN=rows, STAGES=gemm_wgmma.stages(tokens, rows), GATED=gated, KIND=kind)
+    symbol = symbol_of("gemm", kind, tokens, rows, gated)
+    return Variant(symbol, gemm_wgmma.gemm_wgmma, statics, threads=gemm_wgmma.THREADS)
+
+
 def _r16_variant(bits: int, group: str, tile: Tile, gated: bool) -> Variant:
-    wg = tile.rows // 64
-    return Variant(
-        symbol_of("gemm", bits, tile.tokens, tile.rows, gated, group),
-        gemm_r16.gemm_r16,
-        {
-            "BITS": bits,
-            "WIDE": group == "wide",
-            "HALVES": 2 if group == "fine" else 1,
-            "BT": tile.tokens,
-            "WG": wg,
-            "STAGES": gemm_r16.stages(bits, tile.tokens, wg),
-            "GATED": gated,
-        },
-        threads=128 * (wg + 1),
-    )
+    tokens, wg = tile.tokens, tile.rows // 64
+    statics = dict(BITS=bits, WIDE=group == "wide", HALVES=2 if group == "fine" else 1)
+    statics |= dict(BT=tokens, WG=wg, STAGES=gemm_r16.stages(bits, tokens, wg), GATED=gated)
+    symbol = symbol_of("gemm", bits, tokens, tile.rows, gated, group)
+    return Variant(symbol, gemm_r16.gemm_r16, statics, threads=128 * (wg + 1))

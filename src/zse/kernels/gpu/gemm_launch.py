@@ -3,21 +3,7 @@
 from typing import Any, NamedTuple
 
 from zse.dtypes import ITEM_BYTES
-from zse.kernels.gpu import dequantize, gemm_portable, gemm_skinny, r16
-from zse.kernels.gpu.gemm import (
-    SKINNY,
-    SKINNY_TOKENS,
-    TileChoice,
-    choose,
-    direct,
-    group_class,
-    has_wgmma,
-    is_fp8,
-    kind_of,
-    portable,
-    symbol_of,
-    takes,
-)
+from zse.kernels.gpu import dequantize, gemm, gemm_portable, gemm_skinny, r16
 from zse.kernels.gpu.gemm_parts import ACCUMULATE, PARTIAL_BYTES, STORE, STORE_BF16
 from zse.kernels.op import require
 from zse.quant.scheme import DenseScheme
@@ -55,7 +41,7 @@ class Product(NamedTuple):
 
     @property
     def kind(self) -> object:
-        return kind_of(self.weight.scheme)
+        return gemm.kind_of(self.weight.scheme)
 
     def common(self, first: int = 0) -> dict[str, Any]:
         """The arguments of every kernel, which writes columns of out from `first` on."""
@@ -71,12 +57,18 @@ class Product(NamedTuple):
             cubic=cubic,
         )
 
-    def scratch(self) -> dict[str, Any]:
-        return scratch_of(self.device)
+    def fp8_scales(self) -> dict[str, Any]:
+        """Scales of the activations and of the weights, where these are fp8."""
+        fp8 = gemm.is_fp8(self.kind)
+        return dict(
+            a_scale=self.a.scale if fp8 else None,
+            w_scale=self.weight.planes["scale"] if fp8 else None,
+            per_row=int(fp8 and self.weight.scheme.scaling == "row"),
+        )
 
     def token_map(self, box: int):
         """The tensor map of the activations, as many rows as the recording may use."""
-        fp8 = is_fp8(self.kind)
+        fp8 = gemm.is_fp8(self.kind)
         q = self.a.q if fp8 else self.a
         return self.device.tensor_map(q, (box, 128 if fp8 else 64), swizzle=128, dims=(self.max_tokens, q.shape[1]))
 
@@ -93,11 +85,11 @@ class Product(NamedTuple):
         q = words(planes["q"], r16.q_bytes(bits))
         return q, words(planes["high"], r16.HIGH_BYTES[bits]) if "high" in planes else q
 
-    def choice(self) -> tuple[TileChoice, int]:
+    def choice(self) -> tuple[gemm.TileChoice, int]:
         """The tile with the parts of k, and the grid."""
         scheme, sms = self.weight.scheme, self.device.num_sms
         group = scheme.group if isinstance(self.kind, int) else 0
-        found = choose(self.kind, bool(self.gated), self.max_tokens, self.cols, self.weight.shape[1], sms, group)
+        found = gemm.choose(self.kind, bool(self.gated), self.max_tokens, self.cols, self.weight.shape[1], sms, group)
         made = found.tile.rows // 2 if self.gated else found.tile.rows
         return found, min(sms, -(-self.max_tokens // found.tile.tokens) * -(-self.cols // made) * found.splits)
 
@@ -113,11 +105,11 @@ def scratch_of(device) -> dict[str, Any]:
 def reserve(device, weight, activation: str, gated: bool, max_tokens: int) -> None:
     """Allocate what launch() works in for products with this weight of up to `max_tokens` tokens. activation: "bf16" or
     "fp8"."""
-    if not takes(device, weight, activation, gated, max_tokens):
+    if not gemm.takes(device, weight, activation, gated, max_tokens):
         return
-    if has_wgmma(device):
+    if gemm.has_wgmma(device):
         scratch_of(device)
-    if not direct(device, weight, activation, gated, max_tokens) and weight.scheme.element != "bf16":
+    if not gemm.direct(device, weight, activation, gated, max_tokens) and weight.scheme.element != "bf16":
         _piece_of(device, weight, gated)
 
 
@@ -136,9 +128,9 @@ def launch(
     require(gated is None or gated in GATES, f"matmul_gated: kind {gated!r}; supported: {', '.join(GATES)}")
     product = Product(recorder.device, a, weight, out, bias, accumulate, gated, max_tokens)
     integer = isinstance(product.kind, int)
-    if not direct(product.device, weight, a.dtype, gated is not None, max_tokens):
+    if not gemm.direct(product.device, weight, a.dtype, gated is not None, max_tokens):
         _launch_pieces(recorder, product)
-    elif max_tokens <= SKINNY_TOKENS and not (integer and weight.scheme.group == 16):
+    elif max_tokens <= gemm.SKINNY_TOKENS and not (integer and weight.scheme.group == 16):
         _launch_skinny(recorder, product)
     elif integer:
         _launch_r16(recorder, product)
@@ -147,49 +139,42 @@ def launch(
 
 
 def _launch_r16(recorder, product: Product) -> None:
-    scheme, planes, width = product.weight.scheme, product.weight.planes, product.weight.shape[1]
+    scheme, width = product.weight.scheme, product.weight.shape[1]
     (tile, splits, _), grid = product.choice()
     q_map, high_map = product.integer_maps(tile.rows // 16 // (2 if product.gated else 1))
-    group, span = scheme.group or width, group_class(scheme)
+    group, span = scheme.group or width, gemm.group_class(scheme)
     args = Args(
         **product.common(),
-        **product.scratch(),
+        **scratch_of(product.device),
+        **r16.arguments(product.weight),
         a_map=product.token_map(tile.tokens),
         q_map=q_map,
         high_map=high_map,
-        scale=planes["scale"],
-        offset=planes.get("offset"),
-        blocks=width // 32,
-        groups=scheme.groups(width),
         group_span=-(-group // 64) if span == "wide" else max(1, group // 32),
         half_step=16 if group == 16 else 0,
         splits=splits,
-        has_offset=int(not scheme.symmetric),
         center=r16.center(scheme),
     )
-    recorder.launch(symbol_of("gemm", scheme.bits, tile.tokens, tile.rows, bool(product.gated), span), args, grid)
+    recorder.launch(gemm.symbol_of("gemm", scheme.bits, tile.tokens, tile.rows, bool(product.gated), span), args, grid)
 
 
 def _launch_wgmma(recorder, product: Product, first: int = 0, early: bool = True) -> None:
     """Columns of out from `first`, as many as the weight makes. early: nobody writes the weight while this runs."""
     weight = product.weight
-    fp8 = is_fp8(product.kind)
     (tile, splits, _), grid = product.choice()
-    box = (tile.rows // 2 if product.gated else tile.rows, 128 if fp8 else 64)
+    box = (tile.rows // 2 if product.gated else tile.rows, 128 if gemm.is_fp8(product.kind) else 64)
     args = Args(
         **product.common(first),
-        **product.scratch(),
+        **scratch_of(product.device),
+        **product.fp8_scales(),
         a_map=product.token_map(tile.tokens),
         w_map=product.device.tensor_map(weight.planes["w"], box, swizzle=128),
-        a_scale=product.a.scale if fp8 else None,
-        w_scale=weight.planes["scale"] if fp8 else None,
         stride=product.out.shape[1],
         width=weight.shape[1],
         splits=splits,
         early=int(early),
-        per_row=int(fp8 and weight.scheme.scaling == "row"),
     )
-    recorder.launch(symbol_of("gemm", product.kind, tile.tokens, tile.rows, bool(product.gated)), args, grid)
+    recorder.launch(gemm.symbol_of("gemm", product.kind, tile.tokens, tile.rows, bool(product.gated)), args, grid)
 
 
 def _launch_pieces(recorder, product: Product) -> None:
@@ -208,48 +193,34 @@ def _launch_pieces(recorder, product: Product) -> None:
                 part = Tensor(place, (made, width), "bf16", half * 2 * width * made)
                 dequantize.launch(recorder, weight, half * cols + first, made, part)
         piece = product._replace(weight=Weight(w.shape, DenseScheme("bf16"), {"w": w}, "rows"))
-        if has_wgmma(device) and made % 2 == 0 and out.shape[1] % 2 == 0:
+        if gemm.has_wgmma(device) and made % 2 == 0 and out.shape[1] % 2 == 0:
             _launch_wgmma(recorder, piece, first, early=whole)
             continue
         tile = gemm_portable.TILE
         args = Args(**piece.common(first), a=product.a, w=w, stride=out.shape[1], width=width)
-        recorder.launch(portable(bool(gated)), args, (ceil_div(out.shape[0], tile), -(-made // (tile // halves))))
+        recorder.launch(gemm.portable(bool(gated)), args, (ceil_div(out.shape[0], tile), -(-made // (tile // halves))))
 
 
 def _launch_skinny(recorder, product: Product) -> None:
     device, weight, kind, gated = product.device, product.weight, product.kind, product.gated
-    scheme, planes, width, cols = weight.scheme, weight.planes, weight.shape[1], product.cols
-    fp8 = is_fp8(kind)
-    box, wg = next(form for form in SKINNY[kind] if form[0] >= product.max_tokens)
+    scheme, width, cols = weight.scheme, weight.shape[1], product.cols
+    fp8 = gemm.is_fp8(kind)
+    box, wg = next(form for form in gemm.SKINNY[kind] if form[0] >= product.max_tokens)
     steps = -(-width // (128 if fp8 else 64))
     total = steps * -(-cols // (wg * (32 if gated else 64)))
     share = ceil_div(total, device.num_sms)
     args = Args(
         **product.common(),
-        **product.scratch(),
+        **scratch_of(device),
+        **product.fp8_scales(),
         a_map=product.token_map(box),
         steps=steps,
         share=share,
-        per_row=int(fp8 and scheme.scaling == "row"),
-        scale=None,
-        offset=None,
-        a_scale=product.a.scale if fp8 else None,
-        w_scale=planes["scale"] if fp8 else None,
-        blocks=0,
-        groups=0,
-        group_blocks=1,
-        has_offset=0,
-        center=0.0,
     )
     if isinstance(kind, int):
         args["w_map"], args["high_map"] = product.integer_maps(wg * (2 if gated else 4))
-        args |= dict(
-            scale=planes["scale"],
-            offset=planes.get("offset"),
-            blocks=width // 32,
-            groups=scheme.groups(width),
+        args |= r16.arguments(weight) | dict(
             group_blocks=(scheme.group or width) // 32,
-            has_offset=int(not scheme.symmetric),
             center=-gemm_skinny.magic(kind) - (2 ** (kind - 1) if scheme.symmetric else 0),
         )
     else:
@@ -259,8 +230,9 @@ def _launch_skinny(recorder, product: Product) -> None:
             box_of = (wg * 4, 2, 8, depth)
             strides = (8 * width * item, cols * width * item, width * item)
             options = dict(dims=(cols // 8, 2, 8, width), strides=strides)
-        args["w_map"] = args["high_map"] = device.tensor_map(planes["w"], box_of, swizzle=128, **options)
-    recorder.launch(symbol_of("gemm_skinny", kind, box, wg * 64, bool(gated)), args, -(-total // share))
+        args["w_map"] = args["high_map"] = device.tensor_map(weight.planes["w"], box_of, swizzle=128, **options)
+        args |= dict(scale=None, offset=None, blocks=0, groups=0, group_blocks=1, has_offset=0, center=0.0)
+    recorder.launch(gemm.symbol_of("gemm_skinny", kind, box, wg * 64, bool(gated)), args, -(-total // share))
 
 
 def _from(tensor: Tensor, first: int) -> Tensor:

@@ -20,7 +20,7 @@ LOW = 0x0F0F0F0F
 DENSE = {"bf16": zl.bf16, "f16": zl.f16, "f32": zl.f32, "e4m3": zl.e4m3}
 
 
-class SimpleParams(zl.Record):
+class SimpleProductParams(zl.Record):
     """The parameters of matmul_simple. groups: scales of a row; group_blocks: blocks of 32 columns of a group, 0 for groups of
     16; scaling (e4m3): 0 a scale per row, 1 one, 2 one per 128 x 128; mode: as of matmul_small."""
 
@@ -158,7 +158,7 @@ def finish_unit(sums, unit, first, here, num_rows, p):
 
 
 @zl.kernel
-def matmul_simple(p: SimpleParams):
+def matmul_simple(p: SimpleProductParams):
     """Grid (units of 16 rows, groups of TOKENS tokens)."""
     warps = zl.target.threads // zl.target.warp
     parts = p.parts

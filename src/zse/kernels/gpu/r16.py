@@ -13,6 +13,8 @@ away together with applying scale and offset: w = scale * (2**15 + q) + (offset 
 last term is below 2**-9 of a step.
 """
 
+from typing import Any
+
 from zse import kernel as zl
 
 NIBBLES = 0x000F000F  # of two halves of a u32
@@ -32,6 +34,18 @@ def center(scheme) -> float:
     if scheme.bits == 8:
         return -MAGIC - (middle if scheme.symmetric else 0.0)
     return 0.0 if scheme.symmetric else middle
+
+
+def arguments(weight) -> dict[str, Any]:
+    """What the kernels of integer weights are given of one."""
+    scheme, planes, width = weight.scheme, weight.planes, weight.shape[1]
+    return dict(
+        scale=planes["scale"],
+        offset=planes.get("offset"),
+        blocks=width // 32,
+        groups=scheme.groups(width),
+        has_offset=int(not scheme.symmetric),
+    )
 
 
 @zl.inline
