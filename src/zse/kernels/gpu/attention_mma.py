@@ -9,8 +9,8 @@ from zse import kernel as zl
 from zse.kernels.gpu.attention_parts import FLOOR, KV_TYPES, multiply, pack_pair
 from zse.kernels.gpu.attention_plan import HEAD_DIMS, PREFILL_ROWS, divide
 from zse.kernels.gpu.attention_prefill import (
+    PrefillParams,
     TileBatch,
-    TileParams,
     batch_of,
     query_place,
     row_sum,
@@ -204,7 +204,7 @@ def attention_prefill_mma(
     q: zl.Ptr[zl.bf16, "const"],
     k_pages: zl.Ptr[zl.u8, "const"],
     v_pages: zl.Ptr[zl.u8, "const"],
-    params: TileParams,
+    params: PrefillParams,
     KEYS: zl.static,
 ):
     """A persistent grid over the plan's tiles x kv heads."""

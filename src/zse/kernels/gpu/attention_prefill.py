@@ -35,7 +35,7 @@ def product(acc, a, b, n, accumulate, transposed, F):
         zl.wgmma_f16(acc, a, b, n, accumulate, False, transposed)
 
 
-class TileParams(zl.Record):
+class PrefillParams(zl.Record):
     """What the prefill kernels have in common."""
 
     page_table: zl.Ptr[zl.i32, "const"]
@@ -54,7 +54,7 @@ class TileParams(zl.Record):
     KV: zl.static
 
 
-class TileBatch(TileParams):
+class TileBatch(PrefillParams):
     """The prefill tiles of a plan and the query rows that they name."""
 
     tiles: Any
@@ -362,7 +362,7 @@ def consume(q, batch, stages):
 
 @zl.kernel
 def attention_prefill_wgmma(
-    q: zl.Ptr[zl.bf16, "const"], k_map: zl.TensorMap, v_map: zl.TensorMap, p: TileParams, BN: zl.static
+    q: zl.Ptr[zl.bf16, "const"], k_map: zl.TensorMap, v_map: zl.TensorMap, p: PrefillParams, BN: zl.static
 ):
     """A persistent grid over the plan's tiles x kv heads. k_map, v_map: pages as [blocks * kv_heads * 16, D], boxes of
     16 rows x SW bytes with that swizzle (prefill_swizzle)."""
