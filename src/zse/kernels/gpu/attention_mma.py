@@ -243,10 +243,7 @@ def attention_prefill_mma(
                 load_block(k_pages, keys, table, block + 1, seen, last, head, p)
             else:
                 zl.copy_commit()
-            softmax(sum(scores, []), limits, (high, sums, shrink), block * KEYS, position, p, KEYS)
-            for row in acc:
-                for u in zl.static(range(4)):
-                    row[u] = row[u] * shrink[u // 2]
+            softmax(sum(scores, []), limits, (high, sums, shrink), block * KEYS, position, p, acc)
             zl.copy_wait(1)
             zl.barrier()
             add_values(acc, scores, values, p)

@@ -126,8 +126,10 @@ def add_values(acc, weights, values, D, BN, SW, F):
 
 
 @zl.inline
-def softmax(scores, limits, running, key, position, batch, BN):
-    """Scores become weights; running: (maximum and sum of two rows a thread, factor of earlier sums)."""
+def softmax(scores, limits, running, key, position, batch, acc=()):
+    """Scores become weights; running: (maximum and sum of two rows a thread, factor of earlier sums). acc: what was summed
+    before and shrinks at once, four numbers of the rows each."""
+    BN = len(scores) * 2
     high, sums, shrink = running
     j = zl.lane_index() % 4
     if batch.softcap > 0.0:
@@ -154,6 +156,9 @@ def softmax(scores, limits, running, key, position, batch, BN):
                 scores[n * 4 + 2 * h + u] = zl.exp2(zl.fma(scores[n * 4 + 2 * h + u], batch.factor, -new))
                 total += scores[n * 4 + 2 * h + u]
         sums[h] = zl.fma(sums[h], shrink[h], total)
+        for row in zl.static(acc):
+            for u in zl.static(range(2)):
+                row[2 * h + u] = row[2 * h + u] * shrink[h]
 
 
 @zl.inline
@@ -328,7 +333,7 @@ def consume(q, batch, stages):
         if lane == 0:
             zl.mbarrier_arrive(stages.k_empty + k_at[0])
         advance(k_at)
-        softmax(scores, limits, (high, sums, shrink), begin * BN, position, batch, BN)
+        softmax(scores, limits, (high, sums, shrink), begin * BN, position, batch)
         pack_weights(scores, weights, BN, KV)
         for block in zl.unroll(range(begin, end), 1):
             zl.mbarrier_wait(stages.k_full + k_at[0], k_at[1])
@@ -338,7 +343,7 @@ def consume(q, batch, stages):
             zl.wgmma_wait(1, scores)
             if lane == 0:
                 zl.mbarrier_arrive(stages.k_empty + k_at[0])
-            softmax(scores, limits, (high, sums, shrink), (block + 1) * BN, position, batch, BN)
+            softmax(scores, limits, (high, sums, shrink), (block + 1) * BN, position, batch)
             zl.wgmma_wait(0, acc, *weights)
             if lane == 0:
                 zl.mbarrier_arrive(stages.v_empty + v_at[0])

@@ -165,9 +165,9 @@ def places_of(pages, page, head, slot, p):
 
 
 @zl.inline
-def write_value(row, out, scale, p):
+def write_value(lane, row, out, scale, p):
     """A token's values of one head, as they are."""
-    lane, KV = zl.lane_index(), p.KV
+    KV = p.KV
     if is_packed(KV):
         pairs = [[zl.f32(0) for u in zl.static(range(2))] for _ in zl.static(range(REST))]
         for n in zl.static(range(REST)):
@@ -200,28 +200,38 @@ def qkv_post_gpu(p: PostParams):
     whole = None
     weight = p.q_norm
     if head < p.heads:
-        row = p.q + zl.i64(token) * p.q_stride
         if p.NORM == "whole":
-            whole = whole_factor(row, p.heads * p.head_dim, p.eps)
+            whole = whole_factor(p.q + zl.i64(token) * p.q_stride, p.heads * p.head_dim, p.eps)
             weight = p.q_norm + head * p.head_dim
-        out = p.q_out + (zl.i64(token) * p.heads + head) * p.head_dim
-        rotate(row + head * p.head_dim, weight, whole, p.q_table + zl.i64(token) * p.rotary, out, None, zl.bf16, p)
+        rotate(
+            p.q + zl.i64(token) * p.q_stride + head * p.head_dim,
+            weight,
+            whole,
+            p.q_table + zl.i64(token) * p.rotary,
+            p.q_out + (zl.i64(token) * p.heads + head) * p.head_dim,
+            None,
+            zl.bf16,
+            p,
+        )
         return
     position = p.positions[token]
     page = p.page_table[zl.i64(p.token_row[token]) * p.max_pages + position // BLOCK]
+    lane = zl.lane_index()
     if head < p.heads + p.kv_heads:
         at = head - p.heads
         out, scale = places_of(p.k_pages, page, at, position % BLOCK, p)
         key = p.k + zl.i64(token) * p.k_stride + at * p.head_dim
+        cosines = p.table + zl.i64(token) * p.rotary
         weight = p.k_norm
         if p.NORM == "whole":
             whole = whole_factor(p.k + zl.i64(token) * p.k_stride, p.kv_heads * p.head_dim, p.eps)
             weight = p.k_norm + at * p.head_dim
-        rotate(key, weight, whole, p.table + zl.i64(token) * p.rotary, out, scale, p.KV, p)
+        rotate(key, weight, whole, cosines, out, scale, p.KV, p)
     else:
         at = head - p.heads - p.kv_heads
         out, scale = places_of(p.v_pages, page, at, position % BLOCK, p)
-        write_value(p.v + zl.i64(token) * p.v_stride + at * p.head_dim, out, scale, p)
+        row = p.v + zl.i64(token) * p.v_stride + at * p.head_dim
+        write_value(lane, row, out, scale, p)
 
 
 def qkv_post_variants(target) -> list[zl.Variant]:
