@@ -12,6 +12,7 @@ from zse.kernels.gpu.attention_prefill import (
     PrefillParams,
     TileBatch,
     batch_of,
+    factor_of,
     query_place,
     row_sum,
     softmax,
@@ -229,6 +230,7 @@ def attention_prefill_mma(
         load_block(k_pages, keys, table, begin, seen, last, head, p)
         load_block(v_pages, values, table, begin, seen, last, head, p)
         load_queries(q, queries, token, head, rows, p)
+        factor = factor_of(p)
         limits = [position + divide(min(mine + 8 * h, rows - 1), p.by_group) for h in zl.static(range(2))]
         acc = [[zl.f32(0) for u in zl.static(range(4))] for d in zl.static(range(p.D // 8))]
         high = [zl.f32(FLOOR) for h in zl.static(range(2))]
@@ -243,7 +245,7 @@ def attention_prefill_mma(
                 load_block(k_pages, keys, table, block + 1, seen, last, head, p)
             else:
                 zl.copy_commit()
-            softmax(sum(scores, []), limits, (high, sums, shrink), block * KEYS, position, p, acc)
+            softmax(sum(scores, []), limits, (high, sums, shrink), block * KEYS, position, factor, p, acc)
             zl.copy_wait(1)
             zl.barrier()
             add_values(acc, scores, values, p)

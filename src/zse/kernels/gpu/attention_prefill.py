@@ -60,7 +60,6 @@ class TileBatch(PrefillParams):
     tiles: Any
     total: Any  # work items: tiles x kv heads
     width: Any  # of a row of q and out
-    factor: Any  # of scores before exp2
 
 
 @zl.inline
@@ -68,8 +67,13 @@ def batch_of(p):
     total = p.plan[1] * p.kv_heads
     tiles = p.plan + (HEADER + p.tasks_room * TASK)
     width = p.kv_heads * p.group * p.D
-    factor = zl.f32(LOG2E) if p.softcap > 0.0 else p.scale * LOG2E
-    return TileBatch(*vars(p).values(), tiles, total, width, factor)
+    return TileBatch(*vars(p).values(), tiles, total, width)
+
+
+@zl.inline
+def factor_of(p):
+    """What scores are multiplied with before exp2."""
+    return zl.f32(LOG2E) if p.softcap > 0.0 else p.scale * LOG2E
 
 
 @zl.inline
@@ -126,7 +130,7 @@ def add_values(acc, weights, values, D, BN, SW, F):
 
 
 @zl.inline
-def softmax(scores, limits, running, key, position, batch, acc=()):
+def softmax(scores, limits, running, key, position, factor, batch, acc=()):
     """Scores become weights; running: (maximum and sum of two rows a thread, factor of earlier sums). acc: what was summed
     before and shrinks at once, four numbers of the rows each."""
     BN = len(scores) * 2
@@ -147,13 +151,13 @@ def softmax(scores, limits, running, key, position, batch, acc=()):
             peak = max(peak, max(scores[n * 4 + 2 * h], scores[n * 4 + 2 * h + 1]))
         for lanes in zl.static((1, 2)):
             peak = max(peak, zl.shuffle_xor(peak, lanes))
-        new = max(high[h], peak * batch.factor)
+        new = max(high[h], peak * factor)
         shrink[h] = zl.exp2(high[h] - new)
         high[h] = new
         total = zl.f32(0)
         for n in zl.static(range(BN // 8)):
             for u in zl.static(range(2)):
-                scores[n * 4 + 2 * h + u] = zl.exp2(zl.fma(scores[n * 4 + 2 * h + u], batch.factor, -new))
+                scores[n * 4 + 2 * h + u] = zl.exp2(zl.fma(scores[n * 4 + 2 * h + u], factor, -new))
                 total += scores[n * 4 + 2 * h + u]
         sums[h] = zl.fma(sums[h], shrink[h], total)
         for row in zl.static(acc):
@@ -301,7 +305,7 @@ def write_rows(acc, sums, first, rows, token, head, batch):
 
 
 @zl.inline
-def consume(q, batch, stages):
+def consume(q, factor, batch, stages):
     """The warpgroups that compute, 64 rows of a tile each."""
     D, BN, KV, SW, BLOCK_BYTES = batch.D, stages.BN, batch.KV, stages.swizzle, stages.block
     lane, warp = zl.lane_index(), zl.warp_index()
@@ -333,7 +337,7 @@ def consume(q, batch, stages):
         if lane == 0:
             zl.mbarrier_arrive(stages.k_empty + k_at[0])
         advance(k_at)
-        softmax(scores, limits, (high, sums, shrink), begin * BN, position, batch)
+        softmax(scores, limits, (high, sums, shrink), begin * BN, position, factor, batch)
         pack_weights(scores, weights, BN, KV)
         for block in zl.unroll(range(begin, end), 1):
             zl.mbarrier_wait(stages.k_full + k_at[0], k_at[1])
@@ -343,7 +347,7 @@ def consume(q, batch, stages):
             zl.wgmma_wait(1, scores)
             if lane == 0:
                 zl.mbarrier_arrive(stages.k_empty + k_at[0])
-            softmax(scores, limits, (high, sums, shrink), (block + 1) * BN, position, batch)
+            softmax(scores, limits, (high, sums, shrink), (block + 1) * BN, position, factor, batch)
             zl.wgmma_wait(0, acc, *weights)
             if lane == 0:
                 zl.mbarrier_arrive(stages.v_empty + v_at[0])
@@ -397,7 +401,7 @@ def attention_prefill_wgmma(
             produce(k_map, v_map, batch, stages)
     else:
         zl.set_max_registers("inc", 232)
-        consume(q, batch, stages)
+        consume(q, factor_of(p), batch, stages)
 
 
 def prefill_swizzle(head_dim: int) -> int:
