@@ -29,7 +29,7 @@ class Account:
 
 
 class DeviceBuffer:
-    """Zero-filled memory, counted under its label. `free` gives it back; so does losing the last reference.
+    """Zero-filled memory, counted under its label. `free` gives it back.
 
     address: of its first byte; freed: whether it was given back. A device says how memory is got (`_allocate`) and given back (`_release`).
     """
@@ -76,12 +76,6 @@ class DeviceBuffer:
         self.freed = True
         self._account.add(self.label, -self.nbytes)
 
-    def __del__(self) -> None:
-        if not self.freed:
-            self._pins = 0
-            with suppress(DeviceLost):  # found out while waiting
-                self.free()
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.label!r}, {self.nbytes} bytes{', freed' if self.freed else ''})"
 
@@ -89,6 +83,19 @@ class DeviceBuffer:
 def view_of(address: int, nbytes: int) -> memoryview:
     """Memory of the host as a writable memoryview of bytes. The caller keeps it alive."""
     return memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")
+
+
+class OwningBuffer(DeviceBuffer):
+    """Memory that goes with its last reference. What only counts has no such hook: a Ctrl+C that arrives while many are
+    dropped is raised inside one, where Python prints it and goes on."""
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        if not self.freed:
+            self._pins = 0
+            with suppress(DeviceLost):  # found out while waiting
+                self.free()
 
 
 class Buffer(DeviceBuffer):

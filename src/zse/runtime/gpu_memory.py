@@ -5,7 +5,7 @@ from ctypes import byref, c_uint64
 
 from zse.errors import DeviceError
 from zse.runtime.bindings.driver import AccessDescription, Address, AllocationProperties, DriverError
-from zse.runtime.buffer import Account, DeviceBuffer, view_of
+from zse.runtime.buffer import Account, OwningBuffer, view_of
 from zse.runtime.device import Staging
 
 TYPE_CHECKING = False
@@ -16,7 +16,7 @@ PINNED, DEVICE_LOCATION, READ_WRITE = 1, 1, 3  # CUmemAllocationType, CUmemLocat
 PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
 
 
-class GPUBuffer(DeviceBuffer):
+class GPUBuffer(OwningBuffer):
     """Device memory: address is a device pointer, 256-byte aligned at least. The host cannot see into it: `device.read`,
     `device.write`."""
 

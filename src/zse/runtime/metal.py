@@ -13,7 +13,7 @@ from zse.dtypes import ITEM_BYTES
 from zse.errors import DeviceError, DeviceLost
 from zse.runtime import cpu
 from zse.runtime.bindings.objc import ObjC, Size
-from zse.runtime.buffer import DeviceBuffer, view_of
+from zse.runtime.buffer import OwningBuffer, view_of
 from zse.runtime.device import Graph, Program, Recorder, Ticket
 from zse.runtime.gpu import CompiledKernels, PackedGPU
 from zse.runtime.load import BackgroundLoad
@@ -31,7 +31,7 @@ STATUS_ERROR = 5  # MTLCommandBufferStatusError
 MAX_BUFFERS = 31  # of a kernel's argument table
 
 
-class MetalBuffer(DeviceBuffer):
+class MetalBuffer(OwningBuffer):
     """Memory that host and GPU share. address: of its first byte on the host. What was submitted must have been waited
     for before the host looks into a view."""
 
