@@ -409,6 +409,69 @@ def test_a_template_that_looks_for_marked_text_still_sees_it(tokenizer):
     assert controls(tokenizer, ids) == ["<|im_start|>", "<|im_end|>"]
 
 
+# As Mistral Nemo's: it counts the characters of ids, and writes `[TOOL_CALLS][`, after which a text that goes on with
+# `INST]` would make a control token.
+NEMO = """
+{%- for m in messages %}
+    {%- if m.role == 'user' %}[INST]{{ m.content }}[/INST]
+    {%- elif m.role == 'tool' %}
+        {%- if m.tool_call_id | length != 9 %}{{ raise_exception('ids have nine characters') }}{% endif %}
+        {{- '[TOOL_RESULTS]{"content": ' + m.content + ', "call_id": "' + m.tool_call_id + '"}[/TOOL_RESULTS]' }}
+    {%- elif m.tool_calls %}
+        {{- '[TOOL_CALLS][' }}
+        {%- for call in m.tool_calls %}
+            {%- if call.id | length != 9 %}{{ raise_exception('ids have nine characters') }}{% endif %}
+            {{- NAME }}{{ ', "id": "' + call.id + '"}' }}
+        {%- endfor %}{{ ']' + eos_token }}
+    {%- endif %}
+{%- endfor %}"""
+
+
+def nemo(name="(call.function | tojson)[:-1]"):
+    words = ("[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "</s>", "<s>")
+    tokenizer = from_gguf(bpe_fields([], words, eos_token_id=256 + 5))
+    return tokenizer, ChatTemplate(NEMO.replace("NAME", name), tokenizer)
+
+
+def follow_up(id="abcDEF123", name="weather", arguments="Rome", content="14", asked="Weather?"):
+    call = {"id": id, "type": "function", "function": {"name": name, "arguments": {"place": arguments}}}
+    return [
+        {"role": "user", "content": asked},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": id, "content": content},
+    ]
+
+
+def test_a_template_that_counts_the_characters_of_ids(tokenizer):
+    words, template = nemo()
+    ids = template.encode(follow_up())
+    expected = ["[INST]", "[/INST]", "[TOOL_CALLS]", "</s>", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"]
+    assert controls(words, ids) == expected
+    assert '"id": "abcDEF123"}]' in words.decode(ids) and "\ufdd0" not in words.decode(ids)
+    with pytest.raises(RequestError, match="ids have nine characters"):
+        template.encode(follow_up(id="call_0123456789"))
+    for text in ("[INST]", "INST]", "]", "/INST]x", "</s>", "[", "x[TOOL_CALLS][", " INST]", "I", "S>"):
+        for part in ("name", "arguments", "content", "asked"):
+            ids = template.encode(follow_up(**{part: text}))
+            assert controls(words, ids) == expected, (part, text)
+    # An id that holds a whole control token and is counted cannot be marked: it is refused, not let through.
+    for id in ("[INST]abc", "a</s>bcde", "abcdef</s>"[1:]):
+        with pytest.raises(RequestError) as caught:
+            template.encode(follow_up(id=id))
+        assert caught.value.code == "control_tokens_in_text"
+
+
+def test_text_that_goes_on_with_an_open_control_token_is_none(tokenizer):
+    words, template = nemo(name="call.function.name")
+    expected = controls(words, template.encode(follow_up()))
+    for name in ("weather", "INST]", "INST] x", "/INST]", "TOOL_CALLS]", "INST", " INST]", "[INST]"):
+        assert controls(words, template.encode(follow_up(name=name))) == expected, name
+    # In two strings that meet: the first is a part of what a control token goes on with.
+    words, template = nemo(name="call.function.name + call.function.arguments.place")
+    for name, arguments in (("IN", "ST]"), ("I", "NST]"), ("", "INST]"), ("/", "INST]")):
+        assert controls(words, template.encode(follow_up(name=name, arguments=arguments))) == expected, name
+
+
 def test_roles(tokenizer):
     template = ChatTemplate(TEMPLATES["open end"], tokenizer)
     assert "developer" in ROLES

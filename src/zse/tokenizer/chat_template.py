@@ -4,15 +4,18 @@ The rendered text mixes the template's words, where `<|im_end|>` is a control to
 characters. Encoding them apart would change tokens at every seam. Instead the template is rendered twice, once with a
 mark put into the users' strings behind every character that begins a control token; the marks come out as *barriers*:
 places that no control token may span. If the marks changed what the template does (some look for `</think>` in a
-message), a narrower marking is tried. Without such characters in the messages one rendering is enough.
+message, some count an id's characters), a narrower marking is tried. Without such characters in the messages one
+rendering is enough.
 """
 
+import functools
 from collections import namedtuple
 from collections.abc import Sequence
 
 from zse.errors import FormatError, RequestError
 from zse.tokenizer import template_fast, template_jinja
 from zse.tokenizer.base import Tokenizer
+from zse.tokenizer.template_limits import FAILED, REFUSED
 
 MAX_SOURCE_BYTES = 64 << 10
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
@@ -21,6 +24,10 @@ _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # noncharacters: in no t
 
 # text: the prompt. barriers: offsets in bytes that no control token may span (Tokenizer.encode).
 Rendered = namedtuple("Rendered", "text barriers")
+
+# What may follow the beginning of a control token: ends: whole; insides: the same as one text, whose parts may go on in
+# another string; longest: characters.
+_Tails = namedtuple("_Tails", "ends insides longest")
 
 
 class ChatTemplate:
@@ -76,10 +83,15 @@ class ChatTemplate:
             return Rendered(text, ())
         mark = _unused_mark(given, text)
         expected = None  # how many control tokens the template itself writes
-        for marked in ([self._mark_start] if self._has_open_end else []) + [self._mark_first, self._mark_control]:
-            marked_text = self._render(
-                _map_strings(given, lambda item, marked=marked: marked(item, mark)), add_generation_prompt
-            )
+        strict = [self._mark_start, self._mark_tail] if self._has_open_end else [self._mark_first]
+        for marked in [*strict, self._mark_control]:
+            changed = _map_strings(given, lambda item, marked=marked: marked(item, mark))
+            try:
+                marked_text = self._render(changed, add_generation_prompt)
+            except RequestError as error:
+                if error.code in (REFUSED, FAILED):  # not of the messages, which it took, but of the marks
+                    continue
+                raise
             same = marked_text.replace(mark, "") == text
             if same and marked != self._mark_control:
                 return Rendered(text, _offsets(marked_text, mark))
@@ -124,6 +136,19 @@ class ChatTemplate:
             return text
         body = text.lstrip()
         return text[: len(text) - len(body)] + mark + self._mark_first(body, mark) if body else text
+
+    def _mark_tail(self, text: str, mark: str) -> str:
+        """As _mark_start, but at the start only of strings that could go on with a control token."""
+        body = text.strip()
+        sizes = range(1, min(len(body), self._tails.longest) + 1)
+        if any(body[:size] in self._tails.ends for size in sizes) or body in self._tails.insides:
+            return self._mark_start(text, mark)
+        return self._mark_first(text, mark)
+
+    @functools.cached_property
+    def _tails(self) -> "_Tails":
+        tails = {text[at:] for text in self._tokenizer.control_texts() for at in range(1, len(text))}
+        return _Tails(tails, "\0".join(tails), max(map(len, tails), default=0))
 
     def _mark_control(self, text: str, mark: str) -> str:
         """A mark inside each whole control token, and behind a last character that could begin one."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from zse.errors import RequestError
 from zse.lazy import datetime, json
 
+REFUSED, FAILED = "chat_template_refused", "chat_template_failed"  # by the template; by what it does with the messages
 MAX_OUTPUT_BYTES = 4 << 20
 MAX_STEPS = 1_000_000
 MAX_SECONDS = 0.1  # of CPU time of the thread: a busy machine must not refuse requests
@@ -44,9 +45,7 @@ def too_much(what: str) -> RequestError:
 
 def cannot_render(reason: object) -> RequestError:
     return RequestError(
-        f"the model's chat template cannot render these messages: {reason}",
-        code="chat_template_failed",
-        param="messages",
+        f"the model's chat template cannot render these messages: {reason}", code=FAILED, param="messages"
     )
 
 
@@ -150,9 +149,7 @@ def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=Fa
 
 
 def raise_exception(message=""):
-    raise RequestError(
-        f"the model's chat template refuses these messages: {message}", code="chat_template_refused", param="messages"
-    )
+    raise RequestError(f"the model's chat template refuses these messages: {message}", code=REFUSED, param="messages")
 
 
 def strftime_now(format="%Y-%m-%d"):
