@@ -239,6 +239,35 @@ def test_the_restart_budget(own_server, monkeypatch):
     assert server.get("/health/live").status == 200
 
 
+def crash_often(process, times):
+    for number in range(times):
+        wait_for(lambda: process.get("/health/ready").status == 200, 20)
+        assert process.chat("!crash=0").error["code"] == "engine_restarting", number
+
+
+@pytest.mark.timed
+def test_an_engine_that_dies_too_often_ends_the_process(start):
+    process = start("--log-level", "error")
+    crash_often(process, engine_client.RESTART_BUDGET + 1)
+    code, stderr = process.finish(20)
+    assert code == 1
+    assert "zse: error: the engine failed for good: 5 restarts within 600 s; last: the engine process" in stderr
+    assert "Traceback" not in stderr
+
+
+@pytest.mark.timed
+def test_the_server_may_wait_for_an_engine_that_dies_too_often(start):
+    process = start("--log-level", "error", "--on-engine-failure", "wait")
+    crash_often(process, engine_client.RESTART_BUDGET + 1)
+    wait_for(lambda: process.get("/health/ready").json["reason"] == "the engine is down")
+    assert process.get("/health/live").status == 200 and process.get("/health/ready").status == 503
+    reply = process.chat("hi")
+    assert (reply.status, reply.error["code"]) == (503, "engine_unavailable")
+    assert "tried again every minute" in reply.error["message"]
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.finish()[0] == 0
+
+
 def test_a_frozen_engine_is_not_ready_and_is_killed(own_server, monkeypatch):
     monkeypatch.setattr(engine_client, "SILENT_S", 0.5)
     monkeypatch.setattr(engine_client, "KILL_S", 1.5)

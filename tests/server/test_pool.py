@@ -1,5 +1,6 @@
 """Several models in one server: loaded on demand, evicted, parked engines, failures; over the fake engine."""
 
+import asyncio
 import os
 import signal
 import threading
@@ -10,6 +11,7 @@ import fake_text
 import pytest
 from harness import FAKE_ENGINE, Harness, chat_body, wait_for
 
+from zse.engine import client as engine_client
 from zse.engine.process import spawn
 from zse.server import pool as pools
 from zse.server.pool import ModelPool, ModelSpec, Served
@@ -113,6 +115,39 @@ def test_clients_that_leave_while_it_loads_leave_nothing(start):
     wait_for(lambda: server.states()["b"] == "loaded")
     server.assert_quiet()
     assert server.served("b").users == 0 and said(server.ask("b")) == "hi"
+
+
+def test_a_model_whose_engine_dies_too_often_fails_alone(start, monkeypatch):
+    monkeypatch.setattr(engine_client, "RESTART_BUDGET", 0)
+    failures = []
+    server = start({"one": "", "two": ""}, on_failure=failures.append)
+    said(server.ask("two"))
+    server.ask("two", "!crash=0")
+    wait_for(lambda: server.states()["two"] == "failed")
+    reply = server.ask("two")
+    assert (reply.status, reply.error["code"]) == (503, "engine_unavailable")
+    assert said(server.ask("one")) == "hi"
+    assert server.get("/health/ready").status == 200 and not failures
+    server.ask("one", "!crash=0")
+    wait_for(lambda: failures)
+    assert "the engine failed for good" in str(failures[0]) and server.get("/health/ready").status == 503
+
+
+def test_a_model_that_failed_is_tried_again_later_and_may_be_evicted_before(start, monkeypatch):
+    monkeypatch.setattr(engine_client, "RESTART_BUDGET", 0)
+    monkeypatch.setattr(engine_client, "RETRY_DOWN_S", 0.3)
+    server = start({"one": "", "two": ""}, tries_again=True)
+    said(server.ask("two"))
+    server.ask("two", "!crash=0")
+    assert server.ask("two").status == 503
+    wait_for(lambda: server.states()["two"] == "loaded")
+    assert said(server.ask("two")) == "hi"
+    monkeypatch.setattr(engine_client, "RETRY_DOWN_S", 60.0)
+    server.ask("two", "!crash=0")
+    wait_for(lambda: server.served("two").engine.state == "down")
+    unload = server.served("two").engine.unload()
+    asyncio.run_coroutine_threadsafe(unload, server.loop).result(5)  # ends its waiting
+    assert server.states()["two"] == "unloaded"
 
 
 def test_a_failed_load_is_an_answer_and_may_succeed_later(start, monkeypatch, tmp_path):

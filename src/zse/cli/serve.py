@@ -136,6 +136,14 @@ ARGUMENTS = (
         default=30.0,
         help="time for running requests at shutdown",
     ),
+    arg(
+        "--on-engine-failure",
+        choices=("exit", "wait"),
+        default="exit",
+        help="when the engine of every model has been started again five times in ten minutes and dies once more: exit "
+        "with code 1, or wait: /health/live stays 200, /health/ready is 503, and it is tried every minute "
+        "(default: exit)",
+    ),
     arg("--log-level", choices=("debug", "info", "warning", "error"), default=None, help="(default: ZSE_LOG, info)"),
 )
 
@@ -184,6 +192,7 @@ def run(args) -> int:
             idle_timeout_s=args.idle_timeout,
             max_loaded=args.max_loaded,
             allowed_hosts=_allowed_hosts(args, bool(keys)),
+            exits_on_failure=args.on_engine_failure == "exit",
             tool_parser=args.tool_parser,
             reasoning_parser=args.reasoning_parser,
             limits=server.Limits(body_bytes=args.max_body_bytes),

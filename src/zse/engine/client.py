@@ -41,6 +41,7 @@ log = logging.getLogger("zse.engine")
 STARTING, READY, RESTARTING, DOWN, STOPPING = "starting", "ready", "restarting", "down", "stopping"
 UNLOADED = "unloaded"  # no process: nobody has asked for the model yet, or it was evicted
 RESTART_BUDGET, RESTART_WINDOW_S = 5, 600.0
+RETRY_DOWN_S = 60.0  # where an engine that is down is tried again
 SILENT_S = 8.0  # without a frame (a heartbeat is due each second) the engine counts as frozen: not ready
 STUCK_S = 30.0  # without a step while rows run: not ready
 KILL_S = 60.0  # silent this long with work to do: killed and restarted
@@ -178,11 +179,17 @@ class _Link(asyncio.Protocol):
 class EngineClient:
     """Supervises one engine process and multiplexes requests onto it. Used from one event loop.
 
-    respawn: starts a new process. After RESTART_BUDGET restarts within RESTART_WINDOW_S it stays down and says why.
+    respawn: starts a new process. After RESTART_BUDGET restarts within RESTART_WINDOW_S it is down and says why.
+    tries_again: every RETRY_DOWN_S from then on. on_down: called when it is down.
     """
 
-    def __init__(self, respawn: Callable[[], EngineProcess]):
-        self._respawn = respawn
+    def __init__(
+        self,
+        respawn: Callable[[], EngineProcess],
+        tries_again: bool = False,
+        on_down: Callable[[], None] = lambda: None,
+    ):
+        self._respawn, self._tries_again, self._on_down = respawn, tries_again, on_down
         self.state = UNLOADED
         self.reason = ""  # why it is not ready, in words for a user
         self.info: Ready | None = None
@@ -228,7 +235,8 @@ class EngineClient:
         if self.state == STOPPING:
             return shutting_down_error()
         if self.state == DOWN:
-            return _error("engine_unavailable", "The engine failed and is not started again.")
+            later = "is tried again every minute" if self._tries_again else "is not started again"
+            return _error("engine_unavailable", f"The engine failed and {later}.")
         return restarting_error()
 
     async def _supervise(self, process: EngineProcess) -> None:
@@ -261,8 +269,11 @@ class EngineClient:
             if delay is None:
                 self.state = DOWN
                 self.reason = f"{RESTART_BUDGET} restarts within {RESTART_WINDOW_S:.0f} s; last: {self.reason}"
-                log.error("the engine stays down: %s", self.reason)
-                return
+                log.error("the engine is down: %s", self.reason)
+                self._on_down()
+                if not self._tries_again:
+                    return
+                delay = RETRY_DOWN_S
             await asyncio.sleep(delay)
             self.num_restarts += 1
             log.warning(
@@ -332,6 +343,8 @@ class EngineClient:
             while self._process.poll() is None:
                 await asyncio.sleep(0.002)
         if self._task is not None:
+            if self._link is None:  # it waits for its next try
+                self._task.cancel()
             await asyncio.wait([self._task])
         self._fail_all(restarting_error())
         self.state = UNLOADED
@@ -414,7 +427,7 @@ class EngineClient:
             self.heartbeat = message
         elif isinstance(message, Ready):
             self.info, self.reason = message, ""
-            if self.state in (STARTING, RESTARTING):
+            if self.state in (STARTING, RESTARTING, DOWN):
                 self.state = READY
             if self._ready is not None and not self._ready.done():
                 self._ready.set_result(message)

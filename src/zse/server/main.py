@@ -16,7 +16,7 @@ import msgspec
 from zse import __version__
 from zse.engine.client import shutting_down_error
 from zse.engine.process import EngineProcess
-from zse.errors import ConfigError, ZSEError
+from zse.errors import ConfigError, EngineError, ZSEError
 from zse.http import bind
 from zse.http.listener import Limits, Server
 from zse.server import models
@@ -46,6 +46,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
         tenant_weights: of tenants whose key has none.
         cache_secret: of the salts of cached prompts; None: a new one.
         allowed_hosts: Host names that are answered; None: any.
+        exits_on_failure: the process ends when the engines of all models have died too often; else they are tried again.
         tool_parser, reasoning_parser: names of zse.server.tools; None: what the chat template shows.
         phases_ms: what happened so far, name → milliseconds since exec.
         since_exec: the clock of phases_ms, in seconds."""
@@ -64,6 +65,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     tenant_weights: dict[str, float] = {}
     cache_secret: bytes | None = None
     allowed_hosts: frozenset[str] | None = None
+    exits_on_failure: bool = True
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     limits: Limits = Limits()
@@ -115,6 +117,11 @@ class _Serving:
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         stopped = loop.create_future()
+
+        def end(error: EngineError) -> None:
+            if options.exits_on_failure and not stopped.done():
+                stopped.set_exception(error)
+
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal, number, stopped)
         options = self._options
@@ -131,6 +138,8 @@ class _Serving:
             spares=options.spare_engines,
             idle_s=options.idle_timeout_s,
             max_loaded=options.max_loaded,
+            tries_again=not options.exits_on_failure,
+            on_failure=end,
         )
         self._engine = self._pool.default.engine
         shares = weights(options.keys, options.tenant_weights)

@@ -79,7 +79,9 @@ class ModelPool:
         park: starts a parked engine.
         spares: parked engines to keep.
         idle_s: a model without requests for so long is evicted; None: never.
-        max_loaded: models that may be loaded at once; None: what memory holds."""
+        max_loaded: models that may be loaded at once; None: what memory holds.
+        tries_again: an engine that died too often is tried again later.
+        on_failure: called with an error that says why when every model's engine has died too often."""
 
     def __init__(
         self,
@@ -91,10 +93,19 @@ class ModelPool:
         spares: int = 0,
         idle_s: float | None = None,
         max_loaded: int | None = None,
+        tries_again: bool = False,
+        on_failure: Callable[[EngineError], None] = lambda error: None,
     ):
         self.models = [
-            Served(spec, EngineClient(functools.partial(self.take_process, list(spec.arguments)))) for spec in models
+            Served(
+                spec,
+                EngineClient(
+                    functools.partial(self.take_process, list(spec.arguments)), tries_again, self._on_engine_down
+                ),
+            )
+            for spec in models
         ]
+        self._on_failure = on_failure
         self.draining = False
         self.num_spare_loads = 0
         self._load_text, self._spawn, self._park = load_text, spawn, park
@@ -337,15 +348,22 @@ class ModelPool:
 
     # -- health and the end
 
+    def _on_engine_down(self) -> None:
+        # One that could not be loaded is tried again when somebody asks for it.
+        if all(model.engine.state == DOWN and model.failure is None for model in self.models):
+            reasons = dict.fromkeys(model.engine.reason for model in self.models)
+            self._on_failure(EngineError(f"the engine failed for good: {'; '.join(reasons)}"))
+
     def health(self) -> tuple[bool, str]:
         """(would a request for any model be answered, why not)."""
+        is_failed = all(model.engine.state == DOWN for model in self.models)
         for model in self.models:
             if model.text is not None and not model.text.done():
                 return False, "the tokenizer is loading"
             if model.engine.state == UNLOADED or (model.changing is not None and model is not self.default):
                 continue
-            if model.engine.state == DOWN and model.failure is not None and model is not self.default:
-                continue  # tried again when somebody asks for it
+            if model.engine.state == DOWN and not is_failed:
+                continue  # its requests fail, others' do not
             ok, reason = model.engine.health()
             if not ok:
                 return ok, reason if len(self.models) == 1 else f"{model.name}: {reason}"
