@@ -251,9 +251,67 @@ Answer calls as <tool_call>
 }
 TEMPLATES["pythonic"] = """
 {%- if tools %}Call as [func_name1(params_name1=params_value1)]: {{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role }}:
-{% if m.tool_calls %}[{% for call in m.tool_calls %}{{ call.function.name }}({% for key, value in call.function.arguments | items %}{{ key }}={{ value | tojson }}{% endfor %})
+{% if m.tool_calls %}[{% for call in m.tool_calls %}{{ call.function.name }}({% for key, value in call.function.arguments | items %}{{ key }}={{ value | tojson }}{{ ', ' if not loop.last }}{% endfor %})
 {%- endfor %}]{% else %}{{ m.content }}{% endif %}
 {% endfor %}"""
+
+
+# Formats that no parser knows, in templates whose text looks as if they were hermes, qwen3_coder or llama3_json.
+_BEFORE = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+_AFTER = "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+UNKNOWN = {
+    "a name and pairs": """{% for call in m.tool_calls or [] %}<tool_call>{{ call.function.name }}
+{% for key, value in call.function.arguments | items %}<arg_key>{{ key }}</arg_key>
+<arg_value>{{ value if value is string else value | tojson }}</arg_value>
+{% endfor %}</tool_call>{% endfor %}""",
+    "other marks": """{% for call in m.tool_calls or [] %}<seed:tool_call><function={{ call.function.name }}>
+{% for key, value in call.function.arguments | items %}<parameter={{ key }}>{{ value }}</parameter>
+{% endfor %}</function></seed:tool_call>{% endfor %}""",
+    "name, then object": """{% for call in m.tool_calls or [] %}<function={{ call.function.name }}>{{ call.function.arguments | tojson }}</function>
+{%- endfor %}{# <|python_tag|> #}""",
+    "an unknown mark": """{% if m.tool_calls %}<|tool_list|>[{% for call in m.tool_calls %}{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+{%- endfor %}]<|/tool_list|>{% endif %}{# <tool_call> #}""",
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_format_that_no_parser_reads_is_none(name):
+    assert format_of(_BEFORE + UNKNOWN[name] + _AFTER).tools == parsers.NONE
+
+
+def test_tools_of_an_unknown_format_are_refused(own_server):
+    template = _BEFORE + UNKNOWN["a name and pairs"] + _AFTER
+    reply = own_server(template=template).post(CHAT, {"messages": user(CALL), "tools": [WEATHER]})
+    assert (reply.status, reply.error["param"]) == (400, "tools")
+    assert "--tool-parser NAME (one of qwen3_coder, hermes" in reply.error["message"]
+    named = own_server(template=template, tool_parser="hermes").post(CHAT, {"messages": user(CALL), "tools": [WEATHER]})
+    assert named.json["choices"][0]["finish_reason"] == "tool_calls"
+
+
+# What resembles another format, is described nowhere in the text, or needs more than the first conversation.
+HERMES = """{% for call in m.tool_calls or [] %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": CALL_ARGUMENTS}
+</tool_call>{% endfor %}"""
+KNOWN = [
+    ("hermes", HERMES.replace("CALL_ARGUMENTS", "{{ call.function.arguments | tojson }}") + "{# <function= #}"),
+    ("hermes", HERMES.replace("CALL_ARGUMENTS", "{{ '' + call.function.arguments }}")),
+    (
+        "hermes",
+        HERMES.replace("CALL_ARGUMENTS", "{{ call.function.arguments | tojson }}")
+        + "{% if m.tool_calls and loop.last %}{{ raise_exception('a result has to follow') }}{% endif %}",
+    ),
+    (
+        "llama3_json",
+        """{% if m.tool_calls %}<|python_start|><|python_end|>{% for call in m.tool_calls %}{"name": "{{ call.function.name }}", "parameters": {{ call.function.arguments | tojson }}}
+{%- endfor %}{% endif %}""",
+    ),
+    ("hermes", "{# <tool_call> #}"),
+]
+
+
+@pytest.mark.parametrize("expected,body", KNOWN)
+def test_a_format_is_known_by_what_it_writes(expected, body):
+    assert format_of(_BEFORE + body + _AFTER).tools == expected
 
 
 class Characters:

@@ -44,7 +44,7 @@ class ChatTemplate:
         ids = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "pad": tokenizer.pad_id, "unk": tokenizer.unknown_id}
         self._variables = {f"{role}_token": tokenizer.text_of(id) for role, id in ids.items()}
         try:
-            self._template = _compile(source)
+            self._template = compile_template(source)
         except ValueError as error:
             raise FormatError(path, 0, "chat_template", f"{error}; serve the model with /v1/completions") from None
         self._first = tokenizer.control_first_characters()
@@ -184,7 +184,7 @@ def no_chat_template(model: str) -> RequestError:
     )
 
 
-def _compile(source: str):
+def compile_template(source: str):
     """An object with render(variables) and literals: all that the rest of this module knows of who runs a template.
     ValueError when it is refused."""
     return template_fast.compile_fast(source) or template_jinja.JinjaTemplate(source)

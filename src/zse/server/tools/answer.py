@@ -10,6 +10,7 @@ import msgspec
 
 import zse.server.tools.parsers as parsers
 import zse.server.tools.reasoning as reasoning
+from zse.server.tools import choosing
 from zse.server.tools.blocks import BlockParser
 from zse.server.tools.calls import ToolCall
 from zse.server.tools.reasoning import Marks, Reasoning, ReasoningParser
@@ -40,11 +41,11 @@ class Format(msgspec.Struct, frozen=True):
 
 @functools.cache
 def format_of(template: str | None, tools: str | None = None, thinking: str | None = None) -> Format:
-    """By the chat template's text; `tools` and `thinking` override it."""
+    """By what the chat template writes and its text; `tools` and `thinking` override it."""
     if template is None:
         return Format()
     return Format(
-        tools or parsers.choose(template),
+        tools or choosing.choose(template),
         thinking or reasoning.choose(template),
         takes_tools=re.search(r"\btools\b", template) is not None,
         names_tools="tool" in template,

@@ -49,12 +49,16 @@ def prepare(completion: "Completion", model, tool_parser: str | None, reasoning_
     template = model.template_source
     if template is None:
         return None  # encode_chat() refuses
-    form = format_of(template, tool_parser, reasoning_parser)
+    # What calls look like is found by rendering one: only for requests that can have some.
+    form = format_of(template, parsers.NONE if completion.tools is None else tool_parser, reasoning_parser)
     if completion.tools is not None:
         if not form.takes_tools:
             raise unsupported("tools", "this model's chat template has no tool support")
         if form.tools == parsers.NONE:
-            reason = "the format of this model's tool calls is not known; start the server with --tool-parser"
+            reason = (
+                "no known format reads the calls that this model's chat template writes; start the server with "
+                f"--tool-parser NAME (one of {', '.join(parsers.FORMATS)})"
+            )
             raise unsupported("tools", reason)
     if not form.names_tools:
         _check_history(completion.messages or [])

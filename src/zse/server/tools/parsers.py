@@ -22,7 +22,7 @@ class ToolFormat(msgspec.Struct, frozen=True):
     """How a family of models writes calls.
 
     Args:
-        markers: a chat template whose text holds one is of this format.
+        markers: a chat template whose text holds one may be of this format; those formats are tried first.
         blocks: what calls stand in; of two that begin at one place the first counts.
         head: a regular expression of what stands before a call's arguments; its group is the name.
         controls: control tokens of some vocabularies that have to be seen in the text.
@@ -104,7 +104,7 @@ def _typed(text: str, schema: object):
         return text
 
 
-# The first format with a marker that a template holds is the template's.
+# In the order in which they are tried (choosing.py).
 FORMATS: dict[str, ToolFormat] = {
     # Qwen3-Coder: <tool_call><function=NAME><parameter=KEY>value</parameter>…</function></tool_call>
     "qwen3_coder": ToolFormat(
@@ -156,17 +156,16 @@ FORMATS: dict[str, ToolFormat] = {
         arguments="python",
     ),
     # Llama 3.1 to 3.3: the answer is {"name": …, "parameters": {…}}, several with `;` between them; <|python_tag|> may
-    # stand before.
+    # stand before. Llama 4's template writes it behind an empty block of Python.
     "llama3_json": ToolFormat(
         ('"parameters": dictionary', "<|python_tag|>"),
-        (Block("<|python_tag|>", read_json), Block("{", read_json, bare=True, known=True)),
+        (
+            Block("<|python_tag|>", read_json),
+            Block("<|python_start|><|python_end|>", read_json),
+            Block("{", read_json, bare=True, known=True),
+        ),
         _OBJECT,
-        ("<|python_tag|>",),
+        ("<|python_tag|>", "<|python_start|>", "<|python_end|>"),
         separators=";,",
     ),
 }
-
-
-def choose(template: str) -> str:
-    """The format of a chat template's text; NONE when it shows none that is known."""
-    return next((name for name, form in FORMATS.items() if any(marker in template for marker in form.markers)), NONE)
