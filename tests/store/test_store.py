@@ -43,7 +43,15 @@ def test_resolve_serves_a_path_in_place(home, tmp_path):
     [
         ("smollm2", "zse pull smollm2"),
         ("hf:org/name", "zse pull hf:org/name"),
-        ("nothing", "the catalog has: smollm2, gemma3-270m; the store has: mine"),
+        ("nothing", "the catalog has: smollm2, gemma3-270m and "),
+        ("nothing", " more (`zse ls --available`); the store has: mine"),
+        ("qwen3-8b", "zse pull qwen3-8b"),
+        ("qwen3-8b:Q8_0", "zse pull qwen3-8b:Q8_0"),
+        ("hf:foo", "'hf:foo' names no repository: the form is hf:ORG/NAME[@REV][:FILE]"),
+        ("Qwen/Qwen3-8B", "no such file or folder (a Hugging Face repository is hf:Qwen/Qwen3-8B)"),
+        ("qwen3-0.6", "unknown model 'qwen3-0.6'; did you mean qwen3-0.6b"),
+        ("Llama-3.2-1B", "; did you mean llama3.2-1b"),
+        ("mins", "; did you mean mine?"),
         ("./no.gguf", "./no.gguf: no such file or folder"),
         ("no.gguf", "no.gguf: no such file or folder"),
         ("", "unknown model ''"),
@@ -65,6 +73,7 @@ def test_resolve_says_what_to_do(home, name, words):
         ("hf:org/name@refs/pr/1", "hf--org--name@refs--pr--1"),
         ("hf:org/name:Q4_K_M", "hf--org--name=Q4_K_M"),
         ("hf:org/name@main:a.gguf", "hf--org--name@main=a.gguf"),
+        ("qwen3-8b:Q4_K_M", "qwen3-8b=Q4_K_M"),
     ],
 )
 def test_folder_name(name, folder):
@@ -79,6 +88,31 @@ def test_folder_name(name, folder):
 )  # fmt: skip
 def test_hostile_names_have_no_folder(name):
     assert store.folder_name(name) is None
+
+
+def test_a_name_finds_the_quantization_that_is_stored(home):
+    put(home, "m=Q8_0", "a.gguf")
+    assert store.resolve("m") == store.resolve("m:Q8_0") == home / "models/m=Q8_0/a.gguf"
+    assert store.stored_name(str(store.resolve("m"))) == "m:Q8_0" and store.stored_name("/tmp/a.gguf") is None
+    assert store.describe("m")["path"].endswith("m=Q8_0/a.gguf")
+    with pytest.raises(ModelNotFoundError):
+        store.resolve("m:Q4_K_M")
+    put(home, "m=Q4_K_M", "a.gguf")
+    put(home, "hf--org--name=Q8_0", "a.gguf")
+    with pytest.raises(ModelNotFoundError):
+        store.resolve("hf:org/name")  # a repository and one of its files are two models
+    assert store.resolve("m") == home / "models/m=Q4_K_M/a.gguf"
+    with pytest.raises(ModelNotFoundError, match="the store has: .*m=Q4_K_M, m=Q8_0"):
+        store.remove("m")  # which of them is for the user to say
+    assert store.remove("m:Q8_0") == 4
+
+
+def test_a_model_that_is_half_there_is_said(home):
+    with pytest.raises(RuntimeError), store.PartialFolder("qwen3-8b:Q8_0") as stage:
+        open(os.path.join(stage.path, "m.gguf"), "wb").close()
+        raise RuntimeError
+    with pytest.raises(ModelNotFoundError, match="was not fetched to its end; go on with: zse pull qwen3-8b:Q8_0"):
+        store.resolve("qwen3-8b:Q8_0")
 
 
 def test_resolve_is_cheap_and_imports_nothing(home):

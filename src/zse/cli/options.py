@@ -7,7 +7,7 @@ from zse.cli import terminal
 from zse.cli.parser import Amount, Group, arg
 from zse.engine import llm
 from zse.errors import ConfigError, ModelNotFoundError, RequestError, one_line
-from zse.formats import hub, store
+from zse.formats import catalog, hub, store
 from zse.sampling import fields, params
 
 # Where a model recommends nothing. Chosen for chat with small models: a little randomness, no far tail. The API's own
@@ -329,17 +329,20 @@ def text_of(path: str) -> str:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or 'is not UTF-8 text'}") from None
 
 
-def locate(model: str) -> str:
-    """The path of a model, fetched first when it is a catalog or hf: name that is not stored yet."""
+def locate(model: str, quantize: str | None = None, device: str = "auto") -> str:
+    """The path of a model, fetched first when it is a catalog or hf: name that is not stored yet: of a catalog model the file
+    that fits the memory of `device`, or, to be quantized while loading, the original weights."""
+    if quantize and not store.is_path(model) and model in catalog.HUB_MODELS:
+        model = f"{model}:{catalog.ORIGINAL}"
     try:
         return store.locate(model)
     except ModelNotFoundError:
         with terminal.ProgressBar(model) as bar:
-            return str(hub.ensure(model, progress=bar, notice=terminal.notice))
+            return str(hub.ensure(model, progress=bar, notice=terminal.notice, device=device))
 
 
 def open_llm(args, **extra):
     """The LLM of args.model, fetched first if need be."""
-    path = locate(args.model)
+    path = locate(args.model, args.quantize, args.device)
     lazy.import_lean("msgspec")
     return llm.LLM(path, **values_of(args, ENGINE_OPTIONS), **extra)

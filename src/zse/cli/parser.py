@@ -4,6 +4,7 @@ import argparse
 import os
 from collections import namedtuple
 
+from zse.cli import aliases
 from zse.errors import ConfigError
 from zse.lazy import difflib
 
@@ -24,7 +25,11 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def parse_strict(self, argv: list[str]) -> argparse.Namespace:
-        """parse_args(), with a hint for what is not known."""
+        """parse_args(), with the names of zse.cli.aliases, and a hint for what is not known."""
+        known = {name for action in self._all_actions() for name in action.option_strings}
+        has_others = any(word[:1] == "-" and word.partition("=")[0] not in known for word in argv)
+        if has_others and self._subparsers is None:
+            argv = aliases.translate(argv, known)
         if self._subparsers is None:
             # Intermixed: otherwise PROMPT after an option (`zse run MODEL --raw PROMPT`) is an error of argparse's.
             args, unknown = self.parse_known_intermixed_args(argv)
@@ -34,8 +39,8 @@ class Parser(argparse.ArgumentParser):
             option = next((word for word in unknown if word.startswith("-") and word != "-"), None)
             if option is None:
                 self.error(f"unexpected argument {unknown[0]!r}")
-            known = [name for action in self._all_actions() for name in action.option_strings]
-            self.error(f"unknown option {option.partition('=')[0]}{hint(option.partition('=')[0], known)}")
+            name = option.partition("=")[0]
+            self.error(f"unknown option {name}{hint(name, [*known, *aliases.names(known)])}")
         return args
 
     def _all_actions(self):
@@ -60,9 +65,11 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 
 
 def hint(word: str, known: "Iterable[str]") -> str:
-    """The known word that is most like `word`, as a question; or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    """The known word that is most like `word`, as a question; or nothing. The dashes that all options begin with do not
+    count: --bogus is not like --host."""
+    bare = {name.lstrip("-"): name for name in known}
+    close = difflib.get_close_matches(word.lstrip("-"), bare, n=1)
+    return f"; did you mean {bare[close[0]]}?" if close else ""
 
 
 def arg(*names: str, **settings: "Any") -> "tuple[tuple[str, ...], dict[str, Any]]":
@@ -128,6 +135,12 @@ class Amount:
         raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}{told}")
 
 
+DEVICE = arg(
+    "--device",
+    default="auto",
+    metavar="auto|cpu|cuda",
+    help="whose memory a file of a catalog model should fit (default: the first usable GPU's, else RAM)",
+)
 JSON = arg("--json", action="store_true", help="print JSON")
 MODEL = arg("model", metavar="MODEL", help="a name, hf:ORG/NAME, or a path")
 MODEL_FILE = arg(

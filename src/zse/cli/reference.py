@@ -3,7 +3,7 @@
 import argparse
 
 from zse import env
-from zse.cli import main
+from zse.cli import aliases, main
 
 _HEAD = """# Command line
 
@@ -31,7 +31,16 @@ def text() -> str:
             page += f"\n### zse {name} {sub_name}\n\n{_sentence(sub.description or '')}\n\n{_options(sub)}"
         if parser.epilog:
             page += f"\n```\n{parser.epilog}\n```\n"
-    return page + "\n" + _switches()
+    return page + "\n" + _aliases() + "\n" + _switches()
+
+
+def _aliases() -> str:
+    same = ", ".join(f"`{name}`" for name in aliases.SAME)
+    return (
+        "## Names from other programs\n\n"
+        "`zse serve`, `run` and `chat` take what people type for vLLM, llama.cpp and infer, where they have an option for it.\n"
+        f"The same as in vLLM: {same}.\n\n| name | of | here |\n|---|---|---|\n{aliases.table()}"
+    )
 
 
 def _switches() -> str:

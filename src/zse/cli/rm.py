@@ -14,6 +14,8 @@ ARGUMENTS = (
 
 
 def run(args) -> int:
+    for name in args.models:
+        store.removable(name)  # before the question
     if not args.yes:
         if not sys.stdin.isatty():
             raise ConfigError("zse rm asks before it deletes, and stdin is not a terminal; pass -y")

@@ -21,6 +21,8 @@ from zse.server import models as text_models
 EPILOG = """examples:
   zse serve                                  the default model on http://127.0.0.1:8000
   zse serve gemma3-270m --port 9000
+  zse serve qwen3-4b                         of its files the one that fits; all names: zse ls --available
+  zse serve qwen3-8b --quantize int4         the original weights, quantized while they are loaded
   zse serve ./model.gguf --max-context 4096 --threads 8
   zse serve qwen.zse llama.zse --idle-timeout 300     the first at once, the other when a request names it
   ZSE_API_KEY=secret zse serve --host 0.0.0.0
@@ -213,7 +215,7 @@ def run(args) -> int:
 
 def _models(args) -> list[tuple[str, tuple[str, ...]]]:
     """(path, names that requests may use) of each model, fetched if need be."""
-    found = [_model(name) for name in args.models or ["smollm2"]]
+    found = [_model(name, args) for name in args.models or ["smollm2"]]
     if args.model_name:
         found[0] = found[0][0], (args.model_name,)
     names = [names[0] for _, names in found]
@@ -223,13 +225,13 @@ def _models(args) -> list[tuple[str, tuple[str, ...]]]:
     return found
 
 
-def _model(name: str) -> tuple[str, tuple[str, ...]]:
+def _model(name: str, args) -> tuple[str, tuple[str, ...]]:
     short = name
     if store.is_path(name):
         short = os.path.basename(os.path.abspath(name))
         for suffix in (".gguf", ".zse"):
             short = short.removesuffix(suffix)
-    return locate(name), (short,)
+    return locate(name, args.quantize, args.device), (short,)
 
 
 def _park_arguments(args) -> list[str]:

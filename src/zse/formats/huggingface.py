@@ -50,7 +50,12 @@ def select(repo: str, names: list[str], file: str | None) -> list[str]:
     weights = [name for name in names if name.endswith(".safetensors")]
     weights = [name for name in weights if name.startswith("model")] or weights
     if file is not None:
-        matching = [name for name in ggufs if name == file] or [name for name in ggufs if file.lower() in name.lower()]
+        ends = (f"-{file}.gguf".lower(), f".{file}.gguf".lower())  # Q6_K is not Q6_K_L
+        matching = (
+            [name for name in ggufs if name == file]
+            or [name for name in ggufs if name.lower().endswith(ends) and "-UD-" not in name]
+            or [name for name in ggufs if file.lower() in name.lower()]
+        )
         if len(matching) != 1:
             raise ModelNotFoundError(
                 f"hf:{repo}: {file!r} fits {len(matching)} files; the repository has: {', '.join(ggufs) or 'no GGUF'}"
@@ -83,8 +88,9 @@ def _whole(name: str) -> str:
     return name
 
 
-def pull(name: str, stage: store.PartialFolder, progress: Progress, notice: Notice) -> Path:
-    """Fetch into `stage` and commit. Errors: ZSEError in one line for everything that the hub or the network can do."""
+def pull(name: str, stage: store.PartialFolder, progress: Progress, notice: Notice, licence: str | None = None) -> Path:
+    """Fetch into `stage` and commit. licence: where the repository's card names none. Errors: ZSEError in one line for
+    everything that the hub or the network can do."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
         session = hub_utils.get_session()
@@ -97,7 +103,7 @@ def pull(name: str, stage: store.PartialFolder, progress: Progress, notice: Noti
     # use.
     http_error = sys.modules[type(session).__module__.partition(".")[0]].HTTPError
     try:
-        return _pull(session, http_error, repo, revision, file, stage, progress, notice)
+        return _pull(session, http_error, repo, revision, file, stage, progress, notice, licence)
     except hub_errors.GatedRepoError:
         raise ZSEError(
             f"hf:{repo}: the owner asks for a login and accepted terms; do that on its page, then set HF_TOKEN"
@@ -108,10 +114,18 @@ def pull(name: str, stage: store.PartialFolder, progress: Progress, notice: Noti
         raise ModelNotFoundError(f"hf:{repo}: no revision {revision!r}") from None
     except (hub_errors.HfHubHTTPError, http_error, ConnectionError, TimeoutError) as error:
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ZSEError(f"hf:{repo}: the download failed: {line}; run the same command again to resume") from None
+        raise ZSEError(
+            f"hf:{repo}: the download failed: {line}; check the network and its proxy (HTTPS_PROXY, HF_ENDPOINT), then run "
+            "the same command again to resume"
+        ) from None
+    except ValueError:  # of a JSON parser, or ours for a page in the place of a file
+        raise ZSEError(
+            f"hf:{repo}: what answers is not a Hugging Face hub but a web page, of a proxy or a login: check HTTPS_PROXY and "
+            "HF_ENDPOINT, then run the same command again"
+        ) from None
 
 
-def _pull(session, http_error, repo, revision, file, stage, progress, notice) -> Path:
+def _pull(session, http_error, repo, revision, file, stage, progress, notice, licence) -> Path:
     info = huggingface_hub.HfApi().model_info(repo, revision=revision, files_metadata=True)
     records = {sibling.rfilename: sibling for sibling in info.siblings or ()}
     chosen = select(repo, list(records), file)
@@ -143,8 +157,8 @@ def _pull(session, http_error, repo, revision, file, stage, progress, notice) ->
         if filename == "config.json":
             _refuse_code(repo, path)
         base += files[-1]["size"]
-    licence = getattr(info.card_data, "license", None) if info.card_data else None
-    return stage.commit(files, licence=licence, source=f"Hugging Face {repo} at {info.sha}", revision=info.sha)
+    said = getattr(info.card_data, "license", None) if info.card_data else None
+    return stage.commit(files, licence=said or licence, source=f"Hugging Face {repo} at {info.sha}", revision=info.sha)
 
 
 def _download(session, http_error, repo: str, commit: str, record, path: str, report) -> None:
@@ -157,7 +171,7 @@ def _download(session, http_error, repo: str, commit: str, record, path: str, re
     content_id = record.lfs.sha256 if record.lfs else record.blob_id or commit
     partial = f"{path}.{content_id[:16]}.download"
     url = huggingface_hub.hf_hub_url(repo, record.rfilename, revision=commit)
-    failures = 0
+    what, failures = f"hf:{repo}: {record.rfilename}", 0
     with open(partial, "ab") as out:
         if out.tell() > record.size:
             out.truncate(0)
@@ -168,20 +182,23 @@ def _download(session, http_error, repo: str, commit: str, record, path: str, re
                 options = {"headers": headers, "timeout": _TIMEOUT_SECONDS, "follow_redirects": True}
                 with session.stream("GET", url, **options) as response:
                     hub_utils.hf_raise_for_status(response)
+                    if response.headers.get("Content-Type", "").startswith("text/html"):
+                        raise ValueError("a web page")
                     if start and response.status_code != 206:
                         out.truncate(0)
-                    done = os.fstat(out.fileno()).st_size
+                    done = begun = os.fstat(out.fileno()).st_size
                     for block in response.iter_raw(1 << 18):
                         done += len(block)
                         if done > record.size:
-                            raise ZSEError(
-                                f"hf:{repo}: {record.rfilename}: the server sends more than the {record.size} bytes "
-                                "announced"
-                            )
+                            raise ZSEError(f"{what}: the server sends more than the {record.size} bytes announced")
                         out.write(block)
                         failures = 0
                         report("downloading", done)
                 out.flush()
+                if done == begun or (response.status_code == 200 and done < record.size):
+                    raise ZSEError(
+                        f"{what}: the server sends {done} of {record.size} bytes and no more; try again later"
+                    )
             except http_error as error:
                 out.flush()
                 failures += 1
@@ -212,8 +229,6 @@ def _check(repo: str, path: str, record, report) -> dict:
         expected = record.blob_id
     if got != expected:
         os.unlink(path)
-        raise ZSEError(
-            f"hf:{repo}: {filename} is damaged ({got} instead of {expected}); it was deleted, pull again to fetch it "
-            "anew"
-        )
+        wrong = f"{filename} is damaged ({got} instead of {expected})"
+        raise ZSEError(f"hf:{repo}: {wrong}; it was deleted, pull again to fetch it anew")
     return {"name": filename, "size": size, "sha256": sha256}

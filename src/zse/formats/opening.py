@@ -11,7 +11,7 @@ import os
 
 from zse.errors import UnsupportedError
 from zse.formats import directory, gguf, zse
-from zse.formats.file import ModelFile
+from zse.formats.file import INCOMPLETE, ModelFile
 from zse.formats.source import ModelSource
 
 SUPPORTED_FILES = ("*.gguf", "*.safetensors", "*.zse", "a directory with config.json and *.safetensors")
@@ -35,7 +35,22 @@ def open_model(path: str | os.PathLike) -> ModelSource:
             return zse.open_zse(file)
         if start[8:9] == b"{":
             return directory.open_single(file)
-        raise UnsupportedError("model file", path, SUPPORTED_FILES)
+        raise _unknown(file, start)
     except Exception:
         file.close()
         raise
+
+
+def _unknown(file: ModelFile, start: bytes) -> Exception:
+    """What to raise for a file that does not begin as a model does."""
+    if not start:
+        return file.wrong(0, "file", f"is empty{INCOMPLETE}")
+    if start.lstrip()[:1] == b"<":
+        return file.wrong(
+            0, "file", "is a web page, not a model: what was to fetch it met a login or an error; fetch it again"
+        )
+    if start == b"version https://":
+        return file.wrong(0, "file", "is a pointer of Git LFS, not a model; fetch it with: git lfs pull")
+    if file.path.endswith((".gguf", ".zse", ".safetensors")):
+        return file.wrong(0, "magic", f"does not begin as a model file does{INCOMPLETE}")
+    return UnsupportedError("model file", file.path, SUPPORTED_FILES)

@@ -3,7 +3,7 @@
 import math
 
 from zse.errors import FormatError, UnsupportedError
-from zse.formats.file import ModelFile, parse_object
+from zse.formats.file import INCOMPLETE, ModelFile, parse_object
 from zse.formats.source import ELEMENT_BYTES, TensorInfo
 
 MAX_HEADER_BYTES = 1 << 24  # 60,000 tensors take 8 MB; the format allows 100 MB, which Python would make 1 GB
@@ -15,9 +15,8 @@ def read_header(file: ModelFile) -> tuple[dict[str, TensorInfo], dict[str, str]]
     """The tensors of one file, in the order of their data, and its `__metadata__`."""
     length = int.from_bytes(file.read(0, 8, "header length"), "little")
     if length > MAX_HEADER_BYTES or length > file.size - 8:
-        raise file.wrong(
-            0, "header length", f"{length}; the file has {file.size} bytes and at most {MAX_HEADER_BYTES} are read"
-        )
+        limits = f"the file has {file.size} bytes and at most {MAX_HEADER_BYTES} are read"
+        raise file.wrong(0, "header length", f"{length}; {limits}{INCOMPLETE}")
     header = parse_object(file.read(8, length, "header"), file.path, 8, "header")
     data = 8 + length
     metadata = header.pop("__metadata__", {})
@@ -34,7 +33,7 @@ def read_header(file: ModelFile) -> tuple[dict[str, TensorInfo], dict[str, str]]
             raise file.wrong(info.offset, info.name, f"{relation} the tensor that ends at {end}")
         end = info.offset + info.nbytes
     if end != file.size:
-        raise file.wrong(end, "data", f"the tensors end at {end}, the file at {file.size}")
+        raise file.wrong(end, "data", f"the tensors end at {end}, the file at {file.size}{INCOMPLETE}")
     return {info.name: info for info in infos}, metadata
 
 
@@ -59,7 +58,7 @@ def _tensor(file: ModelFile, name: str, entry: object, data: int) -> TensorInfo:
     nbytes = math.prod(shape, start=ELEMENT_BYTES[dtype])
     begin, end = place
     if end > file.size - data or begin > end:
-        raise wrong(f"data_offsets {place} lie outside the {file.size - data} bytes of data")
+        raise wrong(f"data_offsets {place} lie outside the {file.size - data} bytes of data{INCOMPLETE}")
     if end - begin != nbytes:
         raise wrong(f"{dtype} {shape} takes {nbytes} bytes, data_offsets give {end - begin}")
     return TensorInfo(name, dtype, tuple(shape), file, data + begin, nbytes)

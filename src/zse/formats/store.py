@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 import time
+from contextlib import suppress
 
 from zse import env
 from zse.errors import ModelNotFoundError, ZSEError
@@ -44,12 +45,16 @@ def is_path(name: str) -> bool:
 def folder_name(name: str) -> str | None:
     """The store's folder for a model name, or None when the text cannot be a name.
 
-    A short name is letters, digits, '.', '_', '-'. `hf:ORG/NAME[@REV][:FILE]` becomes `hf--ORG--NAME[@REV][=FILE]`:
-    Hugging Face allows no '--' in names, so two names never share a folder.
+    A short name is letters, digits, '.', '_', '-'; `NAME:TAG` becomes `NAME=TAG`. `hf:ORG/NAME[@REV][:FILE]` becomes
+    `hf--ORG--NAME[@REV][=FILE]`: Hugging Face allows no '--' in names, so two names never share a folder.
     """
     if not name.startswith("hf:"):
-        legal = 0 < len(name) <= 128 and name[0] not in "._-" and _NAME_CHARACTERS.issuperset(name) and "--" not in name
-        return name if legal else None
+        base, colon, tag = name.partition(":")
+        legal = all(
+            0 < len(part) <= 128 and part[0] not in "._-" and _NAME_CHARACTERS.issuperset(part) and "--" not in part
+            for part in ((base, tag) if colon else (base,))
+        )
+        return name.replace(":", "=") if legal else None
     repo, _, file = name[3:].partition(":")
     repo, at, revision = repo.partition("@")
     if repo.count("/") != 1 or (at and not revision) or (":" in name[3:] and not file) or len(name) > 200:
@@ -74,6 +79,23 @@ def _find(folder: str) -> str | None:
     return os.path.join(path, files[0]) if len(files) == 1 else path
 
 
+def _stored(name: str) -> str | None:
+    """The folder of a stored model; it need not exist. NAME also finds NAME:TAG, of several the first by name."""
+    folder = None if is_path(name) else folder_name(name)
+    if folder is not None and not name.startswith("hf:") and not os.path.isdir(os.path.join(models_dir(), folder)):
+        with suppress(OSError):
+            tagged = (entry for entry in os.listdir(models_dir()) if entry.startswith(folder + "="))
+            return min(tagged, default=folder)
+    return folder
+
+
+def stored_name(path: str) -> str | None:
+    """The name under which the model at `path` is stored; None when it lies elsewhere."""
+    root, path = models_dir(), os.path.abspath(path)
+    folder = path if os.path.isdir(path) else os.path.dirname(path)
+    return os.path.basename(folder).replace("=", ":") if os.path.dirname(folder) == root else None
+
+
 def resolve(name_or_path: "str | os.PathLike") -> "Path":
     """locate() as a Path."""
     return pathlib.Path(locate(name_or_path))
@@ -86,24 +108,35 @@ def locate(name_or_path: "str | os.PathLike") -> str:
     Errors: ModelNotFoundError that says how to get the model, or lists what there is.
     """
     name = os.fspath(name_or_path)
-    folder = None if is_path(name) else folder_name(name)
+    folder = _stored(name)
     if folder is not None and (found := _find(folder)) is not None:
         return found
     path = os.path.expanduser(name)
     if os.path.exists(path):
         return path
-    raise _not_found(name, folder)
+    raise _not_found(name)
 
 
-def _not_found(name: str, folder: str | None) -> ModelNotFoundError:
-    if folder is not None and (name in catalog.CATALOG or name.startswith("hf:")):
+def can_be_pulled(name: str) -> bool:
+    """Whether the text is a name of the catalog or of a Hugging Face repository."""
+    return folder_name(name) is not None and (name.startswith("hf:") or catalog.find(name) is not None)
+
+
+def _not_found(name: str) -> ModelNotFoundError:
+    if can_be_pulled(name):
+        if any(part["name"] == name for part in partials()):
+            return ModelNotFoundError(f"model {name} was not fetched to its end; go on with: zse pull {name}")
         return ModelNotFoundError(f"model {name} is not in the store yet; fetch it with: zse pull {name}")
+    if name.startswith("hf:"):
+        return ModelNotFoundError(f"{name!r} names no repository: the form is hf:ORG/NAME[@REV][:FILE]")
     if is_path(name) or "/" in name or name.endswith(_MODEL_SUFFIXES):
-        return ModelNotFoundError(f"{name}: no such file or folder")
-    known = ", ".join(catalog.CATALOG)
-    stored = ", ".join(model["name"] for model in entries()) or "nothing"
+        is_repository = not is_path(name) and name.count("/") == 1 and folder_name(f"hf:{name}")
+        hint = f" (a Hugging Face repository is hf:{name})" if is_repository else ""
+        return ModelNotFoundError(f"{name}: no such file or folder{hint}")
+    stored = [model["name"] for model in entries()]
     return ModelNotFoundError(
-        f"unknown model {name!r}; the catalog has: {known}; the store has: {stored}; "
+        f"unknown model {name!r}{catalog.did_you_mean(name, stored)}; the catalog has: {catalog.summary()}; "
+        f"the store has: {', '.join(stored) or 'nothing'}; "
         "others: hf:ORG/NAME, or the path of a .zse or .gguf file or a Hugging Face folder"
     )
 
@@ -135,7 +168,7 @@ def entries() -> list[dict]:
 
 def describe(name: str) -> dict | None:
     """The entry (as in entries()) of one stored model, with its `files`; None when it is not stored."""
-    folder = folder_name(name)
+    folder = _stored(name)
     if folder is None or _find(folder) is None:
         return None
     return {**_describe(folder), "files": (manifest(folder) or {}).get("files", [])}
@@ -269,15 +302,22 @@ class PartialFolder:
         return resolve(self.name)
 
 
+def removable(name: str) -> tuple[str, list[str]]:
+    """(the folder, what remove() deletes). ModelNotFoundError when there is neither a model nor a partial download."""
+    folder = folder_name(name)
+    if folder is not None:
+        root = models_dir()
+        paths = [os.path.join(root, folder), os.path.join(root, ".partial", folder)]
+        if any(map(os.path.isdir, paths)):
+            return folder, paths
+    stored = ", ".join(model["name"] for model in [*entries(), *partials()]) or "nothing"
+    raise ModelNotFoundError(f"model {name!r} is not in the store; the store has: {stored}")
+
+
 def remove(name: str) -> int:
     """Delete a stored model and any partial download of it; returns the bytes freed. ModelNotFoundError when neither is
     there."""
-    folder = folder_name(name)
-    root = models_dir()
-    paths = [os.path.join(root, folder), os.path.join(root, ".partial", folder)] if folder else []
-    if folder is None or not any(map(os.path.isdir, paths)):
-        stored = ", ".join(model["name"] for model in entries()) or "nothing"
-        raise ModelNotFoundError(f"model {name!r} is not in the store; the store has: {stored}")
+    folder, paths = removable(name)
     lock_fd = _lock(folder, name, lambda line: None, wait=False)
     try:
         freed = sum(tree_bytes(path) for path in paths)

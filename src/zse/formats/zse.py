@@ -13,7 +13,7 @@ from collections import namedtuple
 
 from zse.errors import FormatError, UnsupportedError
 from zse.formats.arrays import SCALARS, ScalarArray, StringArray, read_checked
-from zse.formats.file import ModelFile, parse_object
+from zse.formats.file import INCOMPLETE, ModelFile, parse_object
 from zse.formats.source import ELEMENT_BYTES, ModelSource, TensorInfo, TokenizerSource
 from zse.quant.scheme import LAYOUT, PLANE_ALIGN, ROWS, SCHEMES, Plane, parse_scheme, placed_planes
 
@@ -82,7 +82,7 @@ def read_sections(file: ModelFile) -> dict[str, Section]:
     """The section table, checked: each section inside the file, page-aligned, in order, without overlap."""
     head = file.read(0, min(PAGE, file.size), "header")
     if len(head) < HEADER.size:
-        raise file.wrong(0, "header", f"needs {HEADER.size} bytes, but the file ends at {file.size}")
+        raise file.wrong(0, "header", f"needs {HEADER.size} bytes, but the file ends at {file.size}{INCOMPLETE}")
     magic, version, count, file_bytes, crc32 = HEADER.unpack_from(head)
     if magic != MAGIC:
         raise file.wrong(0, "magic", "is not that of a .zse file (changed by a text-mode transfer?)")
@@ -91,7 +91,7 @@ def read_sections(file: ModelFile) -> dict[str, Section]:
     if not 0 < count <= MAX_SECTIONS or HEADER.size + count * ENTRY.size > len(head):
         raise file.wrong(12, "section count", f"{count}; 1 to {MAX_SECTIONS} are read")
     if file_bytes != file.size:
-        raise file.wrong(16, "file bytes", f"the header says {file_bytes}, the file has {file.size}")
+        raise file.wrong(16, "file bytes", f"the header says {file_bytes}, the file has {file.size}{INCOMPLETE}")
     if table_crc32(head[: HEADER.size + count * ENTRY.size]) != crc32:
         raise file.wrong(24, "header checksum", "does not match: the header is damaged")
     sections: dict[str, Section] = {}
