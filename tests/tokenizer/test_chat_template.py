@@ -656,5 +656,37 @@ def test_a_long_conversation_fits_the_budget(tokenizer):
     assert len(ChatTemplate(CHATML, tokenizer).encode(messages)) > 200_000
 
 
+# Goes through all messages for each message, as some do to find the last question.
+AGENTS = """{% set ns = namespace(last=0) %}{% for m in messages %}{% for n in messages %}
+{%- if n.role == 'user' and n.content is string and not n.content.startswith('<tool_response>') %}{% set ns.last = loop.index0 %}{% endif %}
+{%- if n.tool_calls is defined and n.tool_calls is iterable and loop.index0 > ns.last %}{% set ns.last = ns.last %}{% endif %}
+{%- endfor %}{{ '<|im_start|>' ~ m.role ~ m.content ~ (m.tool_calls | tojson if m.tool_calls else '') ~ '<|im_end|>' }}{% endfor %}"""
+
+
+def history(num_calls):
+    messages = [{"role": "user", "content": "Mend it"}]
+    for number in range(num_calls):
+        messages += follow_up(id=f"call{number:05}", arguments=f"file {number}", content="text " * 100)[1:]
+    return messages
+
+
+def test_a_long_history_of_calls_fits_the_budget(tokenizer):
+    template = ChatTemplate(AGENTS, tokenizer)
+    assert template.render(history(100), tools=[TOOL] * 64).text.count("file 9") == 11
+
+
+@pytest.mark.parametrize("compile", [compile_fast, JinjaTemplate])
+def test_what_to_leave_out_is_said(compile):
+    template = compile(
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% if messages == tools %}{% endif %}{% endfor %}{% endfor %}"
+    )
+    for messages, seconds in ((history(10), r"0\.\d+"), (history(3000), r"2\.1")):
+        words = rf"{seconds} s for {len(messages)} messages and 2 tools; leave out the oldest messages with their tool calls"
+        start = time.thread_time()
+        with pytest.raises(RequestError, match=words):
+            template.render({"messages": messages, "tools": [TOOL, TOOL]})
+        assert time.thread_time() - start < 4
+
+
 def test_time(tokenizer):
     assert ChatTemplate("{{ strftime_now('%Y') }}", tokenizer).render([]).text == time.strftime("%Y")

@@ -185,7 +185,7 @@ class FastTemplate:
 
     def render(self, variables: dict) -> str:
         """The text. RequestError (400) when the template refuses, fails, or takes too much."""
-        return rendered(self._body({**FUNCTIONS, **variables}), BUDGET)
+        return rendered(self._body({**FUNCTIONS, **variables}), BUDGET, variables)
 
     def _statements(self, nodes: list) -> Statement:
         steps = [self._statement(node) for node in nodes if not isinstance(node, ast.Pass)]

@@ -283,6 +283,6 @@ class JinjaTemplate:
     def render(self, variables: dict) -> str:
         """The text. RequestError (400) when the template refuses, fails, or takes too much."""
         try:
-            return rendered(self._template.generate(variables), self._environment.budget)
+            return rendered(self._template.generate(variables), self._environment.budget, variables)
         except TemplateError as error:
             raise cannot_render(error) from None

@@ -13,6 +13,10 @@ REFUSED, FAILED = "chat_template_refused", "chat_template_failed"  # by the temp
 MAX_OUTPUT_BYTES = 4 << 20
 MAX_STEPS = 1_000_000
 MAX_SECONDS = 0.1  # of CPU time of the thread: a busy machine must not refuse requests
+# More for what the request brings: public templates take 10 to 100 us for each value of a history, and some go through
+# all messages again for each one. An agent's 100 calls with their results are 2,000 values.
+SECONDS_A_VALUE, STEPS_A_VALUE = 0.0005, 5000
+MOST_VALUES = 4000  # that count: 2.1 s and 21 million steps
 MAX_INTEGER = 1_000_000  # of literals
 MAX_RANGE = 100_000
 # Names of Python's inner workings; no chat template has a reason to write them.
@@ -35,9 +39,9 @@ METHODS: dict[type, frozenset[str]] = {
 METHOD_NAMES = frozenset().union(*METHODS.values())
 
 
-def too_much(what: str) -> RequestError:
+def too_much(what: str, advice: str = "send shorter messages") -> RequestError:
     return RequestError(
-        f"rendering the model's chat template takes too much: {what}; send shorter messages",
+        f"rendering the model's chat template takes too much: {what}; {advice}",
         code="chat_template_limit",
         param="messages",
     )
@@ -52,16 +56,24 @@ def cannot_render(reason: object) -> RequestError:
 class Budget(threading.local):
     """What the render in progress on this thread may still do. Its methods raise RequestError (400)."""
 
-    steps = 0
-    deadline = 0.0
+    steps = most_steps = num_messages = num_tools = 0
+    seconds = deadline = 0.0
 
-    def start(self) -> None:
-        self.steps, self.deadline = MAX_STEPS, time.thread_time() + MAX_SECONDS
+    def start(self, variables: dict) -> None:
+        messages, tools = variables.get("messages") or (), variables.get("tools") or ()
+        self.num_messages, self.num_tools = len(messages), len(tools)
+        count = num_values([messages, tools])
+        self.seconds, self.most_steps = MAX_SECONDS + SECONDS_A_VALUE * count, MAX_STEPS + STEPS_A_VALUE * count
+        self.steps, self.deadline = self.most_steps, time.thread_time() + self.seconds
 
     def spend(self, steps: int = 1) -> None:
         self.steps -= steps
         if self.steps < 0 or (self.steps & 63 == 0 or steps > 8) and time.thread_time() > self.deadline:
-            raise too_much(f"more than {MAX_STEPS} steps or {MAX_SECONDS:g} s")
+            raise too_much(
+                f"more than {self.most_steps} steps or {self.seconds:.2g} s for {self.num_messages} messages and "
+                f"{self.num_tools} tools",
+                "leave out the oldest messages with their tool calls, or tools that are not needed",
+            )
 
     def check_size(self, size: int) -> None:
         if size > MAX_OUTPUT_BYTES:
@@ -119,10 +131,23 @@ class Budget(threading.local):
         return numbers
 
 
-def rendered(parts: Iterable[str], budget: Budget) -> str:
-    """The text that a template makes part by part. RequestError (400) when it refuses, fails, or takes too much."""
+def num_values(value) -> int:
+    """How many strings, numbers, lists and dicts a value is made of; at most MOST_VALUES."""
+    count, rest = 0, [value]
+    while rest and count < MOST_VALUES:
+        item = rest.pop()
+        count += 1
+        if isinstance(item, dict):
+            rest += item.values()
+        elif isinstance(item, (list, tuple)):
+            rest += item
+    return count
+
+
+def rendered(parts: Iterable[str], budget: Budget, variables: dict) -> str:
+    """The text that a template makes part by part of `variables`. RequestError (400) when it refuses, fails, or takes too much."""
     texts, size = [], 0
-    budget.start()
+    budget.start(variables)
     try:
         for text in parts:
             budget.spend()
