@@ -39,7 +39,7 @@ def test_the_first_kilobyte_of_a_large_file(tmp_path, real_models):
     [
         (b"", f"is empty; {AGAIN}"),
         (os.urandom(8) + bytes(1016), f"does not begin as a model file does; {AGAIN}"),
-        (b"<!DOCTYPE html><html>Log in</html>", "is a web page, not a model"),
+        (b"<!DOCTYPE html><html>Log in</html>", "is a web page (of a login or an error), not a model"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"),
     ],
 )

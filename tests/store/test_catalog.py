@@ -105,9 +105,9 @@ def test_a_quantization_and_the_original_weights(zse, qwen, home):
 
 def test_names_that_cannot_be_pulled(home):
     for name, words in {
-        "qwen3-8": "not in the catalog; did you mean qwen3-8b",
+        "qwen3-8": "cannot pull 'qwen3-8'; did you mean qwen3-8b",
         "smollm2:Q8_0": "has no quantizations to choose from: zse pull smollm2",
-        "hf:foo": "'hf:foo': the form of a repository is hf:ORG/NAME",
+        "hf:foo": "'hf:foo'; the form of a repository is hf:ORG/NAME",
     }.items():
         with pytest.raises(ModelNotFoundError, match=words):
             hub.pull(name)

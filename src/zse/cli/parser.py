@@ -27,10 +27,9 @@ class Parser(argparse.ArgumentParser):
     def parse_strict(self, argv: list[str]) -> argparse.Namespace:
         """parse_args(), with the names of zse.cli.aliases, and a hint for what is not known."""
         known = {name for action in self._all_actions() for name in action.option_strings}
-        has_others = any(word[:1] == "-" and word.partition("=")[0] not in known for word in argv)
-        if has_others and self._subparsers is None:
-            argv = aliases.translate(argv, known)
         if self._subparsers is None:
+            if any(word[:1] == "-" and word.partition("=")[0] not in known for word in argv):
+                argv = aliases.translate(argv, known)
             # Intermixed: otherwise PROMPT after an option (`zse run MODEL --raw PROMPT`) is an error of argparse's.
             args, unknown = self.parse_known_intermixed_args(argv)
         else:

@@ -9,7 +9,7 @@ from zse.cli.parser import DEVICE, JSON, arg
 from zse.cli.terminal import size, table
 from zse.errors import FormatError, UnsupportedError
 from zse.formats import catalog, fit, opening, store
-from zse.formats.catalog import CatalogEntry, HubModel
+from zse.formats.catalog import CatalogEntry
 from zse.formats.recommended import recommended
 
 ARGUMENTS = (arg("model", metavar="MODEL", help="a stored or catalog name"), DEVICE, JSON)
@@ -58,17 +58,12 @@ def _facts(name: str, device: str) -> dict:
             "files": [{"name": entry.filename, "size": entry.size, "sha256": entry.sha256}],
         }
     elif entry:
-        facts |= _choices(entry, device)
+        memory = fit.memory_for(device)
+        facts |= {
+            "repository": f"hf:{entry.gguf}",
+            "weights": entry.weights and f"hf:{entry.weights}",
+            "files to choose": ", ".join(f"{tag} ≈ {size(entry.nbytes(tag))}" for tag in entry.tags),
+            "zse pull takes": f"{fit.best(entry, memory) or 'none: none fits'} ({memory})",
+            "files": [],
+        }
     return facts
-
-
-def _choices(model: HubModel, device: str) -> dict:
-    """Where the model comes from, its files, and the one that `zse pull` would take."""
-    memory = fit.memory_for(device)
-    return {
-        "repository": f"hf:{model.gguf}",
-        "weights": model.weights and f"hf:{model.weights}",
-        "files to choose": ", ".join(f"{tag} ≈ {size(model.nbytes(tag))}" for tag in model.tags),
-        "zse pull takes": f"{fit.best(model, memory) or 'none: none fits'} ({memory})",
-        "files": [],
-    }

@@ -90,6 +90,7 @@ CATALOG = {
     for entry in _data["pinned"]
 }
 HUB_MODELS = {row[0]: HubModel._make([*row[:-1], _data["sampling"].get(row[-1], {})]) for row in _data["models"]}
+SUMMARY = f"{', '.join(CATALOG)} and {len(HUB_MODELS)} more (`zse ls --available`)"  # for error messages
 
 
 def find(name: str) -> CatalogEntry | HubModel | None:
@@ -104,8 +105,3 @@ def did_you_mean(name: str, others: Iterable[str] = ()) -> str:
     base, colon, tag = name.rpartition("/")[2].lower().partition(":")
     close = difflib.get_close_matches(base, known, n=3, cutoff=0.75)
     return f"; did you mean {' or '.join(found + colon + tag for found in close)}?" if close else ""
-
-
-def summary() -> str:
-    """The catalog's names for an error message."""
-    return f"{', '.join(CATALOG)} and {len(HUB_MODELS)} more (`zse ls --available`)"

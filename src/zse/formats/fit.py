@@ -5,7 +5,7 @@ import sys
 from typing import NamedTuple
 
 from zse.errors import ConfigError
-from zse.formats.catalog import ORIGINAL, HubModel
+from zse.formats.catalog import HubModel
 from zse.lazy import json, subprocess
 from zse.runtime import probe
 
@@ -76,8 +76,3 @@ def choose(model: HubModel, memory: Memory) -> tuple[str, str]:
     if size > memory.share * memory.nbytes:
         why = f"its smallest file, which fits {memory}"
     return tag, f"{model.name}:{tag} (≈ {size / 1e9:.1f} GB): {why}"
-
-
-def tag_of(model: HubModel, text: str) -> str:
-    """A tag that a user typed, in the table's spelling where it is in the table."""
-    return next((tag for tag in [*model.tags, ORIGINAL] if tag.lower() == text.lower()), text)

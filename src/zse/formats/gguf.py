@@ -234,10 +234,8 @@ def _tensor_index(cursor: _Cursor, count: int, alignment: int) -> dict[str, Tens
             raise file.wrong(start, name, f"data offset {place} is not a multiple of {alignment}")
         nbytes = total // elements * block_bytes
         if data + place > file.size or nbytes > file.size - data - place:
-            end = data + place + nbytes
-            raise file.wrong(
-                start, name, f"bytes [{data + place}, {end}) end beyond the file's {file.size}{INCOMPLETE}"
-            )
+            reason = f"bytes [{data + place}, {data + place + nbytes}) end beyond the file's {file.size}{INCOMPLETE}"
+            raise file.wrong(start, name, reason)
         tensors[name] = TensorInfo(name, type, shape, file, data + place, nbytes, "rows" if elements == 1 else "ggml")
     check_overlap(tensors.values())
     return tensors

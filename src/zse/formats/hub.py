@@ -40,14 +40,14 @@ def pull(
     notice = notice or (lambda line: None)
     entry = catalog.find(name)
     if not store.can_be_pulled(name):
-        why = f"not in the catalog{catalog.did_you_mean(name)}; it has {catalog.summary()}; "
-        why = "" if name.startswith("hf:") else why
-        raise ModelNotFoundError(f"cannot pull {name!r}: {why}the form of a repository is hf:ORG/NAME[@REV][:FILE]")
+        names = "" if name.startswith("hf:") else f"{catalog.did_you_mean(name)}; the catalog has {catalog.SUMMARY}"
+        raise ModelNotFoundError(f"cannot pull {name!r}{names}; the form of a repository is hf:ORG/NAME[@REV][:FILE]")
     source, licence = name, None
     if isinstance(entry, CatalogEntry) and name != entry.name:
         raise ModelNotFoundError(f"{entry.name} has no quantizations to choose from: zse pull {entry.name}")
     if isinstance(entry, HubModel):
-        tag = fit.tag_of(entry, name.partition(":")[2])
+        typed = name.partition(":")[2]
+        tag = next((tag for tag in [*entry.tags, ORIGINAL] if tag.lower() == typed.lower()), typed)
         if not tag:
             if not force and store.describe(name) is not None:
                 return store.resolve(name)
@@ -67,16 +67,13 @@ def pull(
 
 
 def ensure(
-    name_or_path: str | os.PathLike,
-    progress: Progress | None = None,
-    notice: Notice | None = None,
-    device: str = "auto",
+    model: str | os.PathLike, progress: Progress | None = None, notice: Notice | None = None, device: str = "auto"
 ) -> Path:
     """store.resolve(), but a catalog or hf: name that is not stored yet is fetched first, as pull() does."""
     try:
-        return store.resolve(name_or_path)
+        return store.resolve(model)
     except ModelNotFoundError:
-        name = os.fspath(name_or_path)
+        name = os.fspath(model)
         if not store.can_be_pulled(name):
             raise
         return pull(name, progress=progress, notice=notice, device=device)

@@ -46,9 +46,7 @@ def _unknown(file: ModelFile, start: bytes) -> Exception:
     if not start:
         return file.wrong(0, "file", f"is empty{INCOMPLETE}")
     if start.lstrip()[:1] == b"<":
-        return file.wrong(
-            0, "file", "is a web page, not a model: what was to fetch it met a login or an error; fetch it again"
-        )
+        return file.wrong(0, "file", "is a web page (of a login or an error), not a model: fetch it again")
     if start == b"version https://":
         return file.wrong(0, "file", "is a pointer of Git LFS, not a model; fetch it with: git lfs pull")
     if file.path.endswith((".gguf", ".zse", ".safetensors")):

@@ -49,10 +49,9 @@ def folder_name(name: str) -> str | None:
     `hf--ORG--NAME[@REV][=FILE]`: Hugging Face allows no '--' in names, so two names never share a folder.
     """
     if not name.startswith("hf:"):
-        base, colon, tag = name.partition(":")
-        legal = all(
+        legal = name.count(":") <= 1 and all(
             0 < len(part) <= 128 and part[0] not in "._-" and _NAME_CHARACTERS.issuperset(part) and "--" not in part
-            for part in ((base, tag) if colon else (base,))
+            for part in name.split(":")
         )
         return name.replace(":", "=") if legal else None
     repo, _, file = name[3:].partition(":")
@@ -135,7 +134,7 @@ def _not_found(name: str) -> ModelNotFoundError:
         return ModelNotFoundError(f"{name}: no such file or folder{hint}")
     stored = [model["name"] for model in entries()]
     return ModelNotFoundError(
-        f"unknown model {name!r}{catalog.did_you_mean(name, stored)}; the catalog has: {catalog.summary()}; "
+        f"unknown model {name!r}{catalog.did_you_mean(name, stored)}; the catalog has: {catalog.SUMMARY}; "
         f"the store has: {', '.join(stored) or 'nothing'}; "
         "others: hf:ORG/NAME, or the path of a .zse or .gguf file or a Hugging Face folder"
     )
