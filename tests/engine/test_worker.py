@@ -31,7 +31,7 @@ from zse.engine.process import spawn
 from zse.engine.serving import told
 from zse.errors import EngineError
 from zse.sampling.params import SamplingParams
-from zse.scheduler.batch import Output, numerical_error
+from zse.scheduler.batch import StepOutput, numerical_error
 
 FAKE = ("-P", str(Path(__file__).parent / "fake_engine.py"))
 
@@ -96,11 +96,11 @@ def start():
 
 def test_a_step_of_several_requests_is_one_message():
     outputs = [
-        Output(1, [5], None, None),
-        Output(2, [6], None, "stop"),
-        Output(3, [7], None, None),
-        Output(4, [8], [TokenLogprob(-1.0, [])], None),
-        Output(5, [], None, "error", error=numerical_error()),
+        StepOutput(1, [5], None, None),
+        StepOutput(2, [6], None, "stop"),
+        StepOutput(3, [7], None, None),
+        StepOutput(4, [8], [TokenLogprob(-1.0, [])], None),
+        StepOutput(5, [], None, "error", error=numerical_error()),
     ]
     messages = told(outputs)
     assert messages[:3] == [

@@ -7,7 +7,7 @@ from zse.bench import kernels
 from zse.errors import ConfigError
 from zse.kernels import matmul as matmul_op
 from zse.kernels.gpu import matmul_sizes
-from zse.kernels.op import Output, Tolerance
+from zse.kernels.op import OutputSpec, Tolerance
 from zse.kernels.table import all_ops
 from zse_emulator import EmulateDevice
 
@@ -50,7 +50,7 @@ def test_sizes_of_matmul_are_checked(device, monkeypatch):
 
 
 def test_nan_agrees_with_nan_only():
-    output = Output((2,), "float32", Tolerance(0.1, 0.0, "a test"))
+    output = OutputSpec((2,), "float32", Tolerance(0.1, 0.0, "a test"))
     nan = float("nan")
     assert not kernels.difference(np.array([1.05, nan]), np.array([1.0, nan]), output)
     assert kernels.difference(np.array([1.05, nan]), np.array([1.0, 2.0]), output)

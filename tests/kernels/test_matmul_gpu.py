@@ -9,7 +9,7 @@ from zse.kernels.gpu import matmul as gpu_matmul
 from zse.kernels.gpu import matmul_cases
 from zse.kernels.host import random_weight
 from zse.kernels.matmul import MATMUL
-from zse.kernels.op import Case, HostArray, Output, Tolerance
+from zse.kernels.op import Case, HostArray, OutputSpec, Tolerance
 from zse.quant.pack import f32_to_bf16
 from zse.quant.scheme import AffineScheme, DenseScheme, Fp8Scheme
 from zse_emulator import EmulateDevice
@@ -35,7 +35,7 @@ def product(device, weight, a, kernel):
     """The kernel's result for rows of bf16 bit patterns, f32."""
     shape = (len(a), weight.shape[0])
     case = Case(
-        "", {"a": HostArray("bf16", a), "weight": weight}, {"out": Output(shape, "float32", Tolerance(0, 0, ""))}
+        "", {"a": HostArray("bf16", a), "weight": weight}, {"out": OutputSpec(shape, "float32", Tolerance(0, 0, ""))}
     )
     arguments, found = {name: place(device, value) for name, value in case.inputs.items()}, outputs(device, case)
     recorder = device.record()

@@ -6,7 +6,7 @@ import pytest
 from kernels.harness import host_isas, run_case
 from zse.kernels.host import random_weight
 from zse.kernels.matmul import MATMUL
-from zse.kernels.op import EXACT, Case, HostActivation, Output
+from zse.kernels.op import EXACT, Case, HostActivation, OutputSpec
 from zse.quant.scheme import AffineScheme, DenseScheme
 
 SCHEMES = [
@@ -33,7 +33,7 @@ def test_a_token_alone_and_in_a_batch(isa, kind):
         case = Case(
             str(scheme),
             {"a": a, "weight": random_weight(rng, rows, width, scheme), "bias": None},
-            {"out": Output((tokens, rows), "float32", EXACT)},
+            {"out": OutputSpec((tokens, rows), "float32", EXACT)},
             {"max_tokens": tokens},
         )
         whole = run_case(MATMUL, case, isa)["out"]
@@ -52,7 +52,7 @@ def test_a_token_alone_and_in_a_batch(isa, kind):
                 Case(
                     case.name,
                     case.inputs | {"a": part},
-                    {"out": Output((count, rows), "float32", EXACT)},
+                    {"out": OutputSpec((count, rows), "float32", EXACT)},
                     {"max_tokens": size},
                 ),
                 isa,

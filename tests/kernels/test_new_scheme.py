@@ -16,7 +16,7 @@ from zse.bench import own_kernels
 from zse.kernels.host import random_weight
 from zse.kernels.matmul import MATMUL
 from zse.kernels.matmul_tile import TILE, block_tokens, store_tile
-from zse.kernels.op import Case, Op, Output, Tolerance
+from zse.kernels.op import Case, Op, OutputSpec, Tolerance
 from zse.plan.forms import form_of
 from zse.quant import pack, scheme
 from zse.quant.plane import BLOCK_COLUMNS, LAYOUT, TILE_ROWS, StoredScheme, cached, plane, tiles
@@ -114,7 +114,7 @@ def cases(rng, family="cpu"):
         inputs = {"a": rng.standard_normal((tokens, width)).astype(np.float32), "weight": weight}
         inputs["bias"] = rng.standard_normal(rows).astype(np.float32) if has_bias else None
         near = Tolerance(1e-4, 1e-5, "f32 sums in another order than float64")
-        yield Case(f"{tokens}x{rows}x{width}", inputs, {"out": Output((tokens, rows), "float32", near)})
+        yield Case(f"{tokens}x{rows}x{width}", inputs, {"out": OutputSpec((tokens, rows), "float32", near)})
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from zse.cache.pages import BLOCK, HostPool, PageAllocator
 from zse.cache.prefix import PrefixCache
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
-from zse.scheduler.batch import Batch, Output
+from zse.scheduler.batch import Batch, StepOutput
 from zse.scheduler.lifecycle import MAX_PREEMPTIONS, MAX_RECOMPUTED
 from zse.scheduler.options import RequestOptions, SchedulingPolicy
 from zse.scheduler.scheduler import Scheduler
@@ -467,7 +467,7 @@ class Simulation:
         self.check()
         return True
 
-    def take(self, output: Output, cached: int) -> None:
+    def take(self, output: StepOutput, cached: int) -> None:
         assert output.id in self.expected and output.id not in self.ended, "output after the end"
         reply, finish = self.expected[output.id]
         if output.finish == "error":

@@ -12,7 +12,7 @@ from zse.engine.metrics import BEAM_COUNTERS
 from zse.errors import RequestError
 from zse.sampling.beam import BeamParams, BeamSearch, check_beams
 from zse.sampling.params import SamplingParams
-from zse.scheduler.batch import Output
+from zse.scheduler.batch import StepOutput
 from zse.scheduler.feature import Feature
 from zse.scheduler.options import RequestOptions
 
@@ -94,7 +94,7 @@ class BeamQueue(Feature):
         completed, self._completed = self._completed, []
         return completed
 
-    def filter_outputs(self, outputs: list[Output]) -> list[Output]:
+    def filter_outputs(self, outputs: list[StepOutput]) -> list[StepOutput]:
         """Take the outputs of beams, and advance the searches that have those of all their beams."""
         others, ready = [], []
         for output in outputs:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from zse.engine.features import FEATURES
 from zse.engine.integrity import IntegrityWatch
 from zse.sampling.params import SamplingParams
-from zse.scheduler.batch import Batch, Output
+from zse.scheduler.batch import Batch, StepOutput
 from zse.scheduler.feature import Feature
 from zse.scheduler.options import DEFAULT, RequestOptions
 from zse.scheduler.request import Request
@@ -53,8 +53,8 @@ class Engine:
         self._features: dict[str, Feature] = {}  # that were made, in the table's order
         self._live: list[Feature] = []  # those that a request uses in this step
         self._flight: Flight | None = None
-        self._outputs: list[Output] = []  # of this step
-        self._kept: list[Output] = []  # of steps between, for the next one to return
+        self._outputs: list[StepOutput] = []  # of this step
+        self._kept: list[StepOutput] = []  # of steps between, for the next one to return
         self._collected_at = 0.0
 
     # -- requests
@@ -93,7 +93,7 @@ class Engine:
         is_running = bool(self.scheduler.requests or self._flight)
         return is_running or bool(self._kept) or any(feature.has_work for feature in self._features.values())
 
-    def step(self) -> list[Output]:
+    def step(self) -> list[StepOutput]:
         """Finish one batch, having started the next where the device runs ahead; what became of the requests."""
         self._live = live = [feature for feature in self._features.values() if feature.is_live]
         flight = self._flight or self._start()

@@ -8,7 +8,7 @@ from zse.engine.runner import logit_rows
 from zse.errors import RequestError
 from zse.lazy import logging
 from zse.sampling.params import SamplingParams
-from zse.scheduler.batch import Batch, Output
+from zse.scheduler.batch import Batch, StepOutput
 from zse.scheduler.feature import Feature
 from zse.scheduler.options import RequestOptions
 from zse.structured.service import Grammars
@@ -95,7 +95,7 @@ class GrammarQueue(Feature):
             self._scheduler.counters.cancelled += 1
         return waited
 
-    def before_schedule(self, now: float) -> list[Output]:
+    def before_schedule(self, now: float) -> list[StepOutput]:
         """Hand requests whose grammar is compiled to the scheduler; the outputs of those that are refused."""
         outputs = []
         # Nothing else is to be done: it may wait a moment.
@@ -117,7 +117,7 @@ class GrammarQueue(Feature):
         """Ask for the masks of the batch; None when no request in it has a grammar."""
         return StepMasks.of_batch(batch, self._grammars, self._failures, self._engine.runner.lazy_masks)
 
-    def filter_outputs(self, outputs: list[Output]) -> list[Output]:
+    def filter_outputs(self, outputs: list[StepOutput]) -> list[StepOutput]:
         """Forget requests that ended; end those whose grammar cannot go on."""
         if self._failures:
             failures, self._failures = self._failures, {}
@@ -145,9 +145,9 @@ class GrammarQueue(Feature):
             self._grammars.stop()
             self.num_live = 0
 
-    def _failed(self, id: int, error: RequestError) -> Output:
+    def _failed(self, id: int, error: RequestError) -> StepOutput:
         self._close(id)
-        return Output(id, [], None, "error", error=error)
+        return StepOutput(id, [], None, "error", error=error)
 
     def _close(self, id: int) -> None:
         self._grammars.close(id)

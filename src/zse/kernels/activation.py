@@ -3,7 +3,7 @@
 from zse import kernel as zl
 from zse.dtypes import ITEM_BYTES
 from zse.kernels import gpu
-from zse.kernels.op import Case, Cost, HostArray, Op, Output, Tolerance, cases_of, check, later, launcher, require
+from zse.kernels.op import Case, Cost, HostArray, Op, OutputSpec, Tolerance, cases_of, check, later, launcher, require
 from zse.kernels.quantize import GROUP, fp8_output, int8_output, quantize_group
 from zse.lazy import numpy as np
 from zse.quant import pack
@@ -133,7 +133,7 @@ def _gpu_cases(rng):
         ):
             x = (rng.standard_normal((rows, 2 * width)) * 3).astype(np.float32)
             x[0, 0], x[-1, 1] = -100.0, 100.0
-            out = Output((rows, width), "bf16", near) if form == "bf16" else fp8_output(rows, width, 2e-5)
+            out = OutputSpec((rows, width), "bf16", near) if form == "bf16" else fp8_output(rows, width, 2e-5)
             narrow = HostArray("bf16", pack.f32_to_bf16(x))
             pair = tuple(np.ascontiguousarray(part) for part in np.split(x, 2, axis=1))
             for name, gate_up in (("f32", x), ("bf16", narrow), ("pair", pair)):
@@ -149,7 +149,7 @@ def _cpu_cases(rng):
             yield Case(
                 f"{kind} f32 {rows}x{width}",
                 {"gate_up": x},
-                {"out": Output((rows, width), "float32", near)},
+                {"out": OutputSpec((rows, width), "float32", near)},
                 {"kind": kind},
             )
         x = (rng.standard_normal((3, 2 * 288)) * 3).astype(np.float32)

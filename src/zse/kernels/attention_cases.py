@@ -1,7 +1,7 @@
 """Reference, cases and cost of attention over paged keys and values."""
 
 from zse.kernels.kv_pages import BLOCK, PACKED, TRANSPOSED, head_dim_of, pack_pages, unpack_pages
-from zse.kernels.op import Case, Cost, HostArray, Output, Tolerance
+from zse.kernels.op import Case, Cost, HostArray, OutputSpec, Tolerance
 from zse.kernels.quantize import int8_output
 from zse.lazy import numpy as np
 from zse.quant import pack
@@ -145,7 +145,7 @@ def make_gpu_cases(rng):
             yield Case(
                 f"{name} {dtype} {heads}/{kv_heads} D={head_dim}",
                 batch,
-                {"out": Output((tokens, heads * head_dim), "bf16", near)},
+                {"out": OutputSpec((tokens, heads * head_dim), "bf16", near)},
                 {"scale": head_dim**-0.5} | options,
             )
 
@@ -177,7 +177,7 @@ def make_cpu_cases(rng):
                     scratch["partial"] = np.full((tokens, heads, segments, head_dim + BLOCK), np.nan, np.float32)
                 int8 = dtype == "float16" and splits != 1 or dtype == "float32" and name == "prefill"
                 int8 = int8 and head_dim % 32 == 0
-                out = int8_output(tokens, width, 4e-6) if int8 else Output((tokens, width), "float32", near)
+                out = int8_output(tokens, width, 4e-6) if int8 else OutputSpec((tokens, width), "float32", near)
                 yield Case(
                     f"{name} {dtype} splits={splits}{' int8' if int8 else ''}",
                     batch | scratch,

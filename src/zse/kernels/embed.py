@@ -2,7 +2,7 @@
 
 from zse import kernel as zl
 from zse.kernels import host
-from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, later, require
+from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, check, later, require
 from zse.lazy import numpy as np
 from zse.quant.scheme import FP8_SCALINGS, AffineScheme, DenseScheme, Fp8Scheme, Scheme, memory_layout
 from zse.runtime.args import Args
@@ -150,7 +150,7 @@ def _cases(rng, family="cpu"):
         yield Case(
             scheme.name,
             {"ids": ids, "table": host.random_weight(rng, rows, width, scheme, memory_layout(scheme, family))},
-            {"out": Output((count, width), "float32", near)},
+            {"out": OutputSpec((count, width), "float32", near)},
             {"scale": 1.0 if scheme.numbers == "q" else 25.25},
         )
 

@@ -11,7 +11,7 @@ docs/kernel-language.md describes the language. A model's own operations are fil
 import numpy as np
 
 from zse import kernel as zl
-from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, require
+from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, check, require
 from zse.runtime.args import Args
 
 
@@ -61,7 +61,7 @@ def cases(rng, family="cpu"):
     """Fresh random inputs, odd numbers of rows among them; the largest is what bench times."""
     for rows, width in ((1, 32), (7, 96), (1024, 4096)):
         x = rng.normal(0, 5, (rows, width)).astype(np.float32)
-        yield Case(f"{rows} x {width}", {"x": x}, {"out": Output((rows, width), "float32", ROUNDING)})
+        yield Case(f"{rows} x {width}", {"x": x}, {"out": OutputSpec((rows, width), "float32", ROUNDING)})
 
 
 def cost(case):

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from zse import kernel as zl
 from zse.kernels.kv_pages import BLOCK
-from zse.kernels.op import EXACT, Case, Cost, Op, Output, check, later, require
+from zse.kernels.op import EXACT, Case, Cost, Op, OutputSpec, check, later, require
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
 from zse.runtime.symbol import ceil_div
@@ -125,12 +125,12 @@ def _cases(rng, family="cpu"):
             "positions": positions.astype(np.int32),
             "token_row": token_row,
         }
-        output = {"token_ids": Output((count,), "int32", EXACT, inout=ids)}
+        output = {"token_ids": OutputSpec((count,), "int32", EXACT, inout=ids)}
         yield Case(f"{count} of {rows}", common | {"history": None}, output)
         yield Case(
             f"{count} of {rows} with history",
             common | {"history": TokenHistory(tokens, table, 6)},
-            output | {"history.tokens": Output(tokens.shape, "int32", EXACT, inout=tokens)},
+            output | {"history.tokens": OutputSpec(tokens.shape, "int32", EXACT, inout=tokens)},
         )
 
 

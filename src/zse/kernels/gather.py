@@ -1,7 +1,7 @@
 """Copies the rows whose logits are wanted out of the flat batch."""
 
 from zse import kernel as zl
-from zse.kernels.op import EXACT, Case, Cost, Op, Output, check, later
+from zse.kernels.op import EXACT, Case, Cost, Op, OutputSpec, check, later
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
 
@@ -37,7 +37,7 @@ def _cases(rng, family="cpu"):
     for count, total, width in ((1, 5, 576), (4, 9, 37), (3, 5, 3584)):
         x = rng.standard_normal((total, width)).astype(np.float32)
         rows = rng.integers(0, total, count).astype(np.int32)
-        yield Case(f"{count} of {total}", {"x": x, "rows": rows}, {"out": Output((count, width), "float32", EXACT)})
+        yield Case(f"{count} of {total}", {"x": x, "rows": rows}, {"out": OutputSpec((count, width), "float32", EXACT)})
 
 
 def _cost(case: Case) -> Cost:

@@ -1,7 +1,7 @@
 """What some models do to their logits: a factor (Granite, Cohere, MiniCPM), a soft cap (Gemma 2)."""
 
 from zse import kernel as zl
-from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, later, require
+from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, check, later, require
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
 
@@ -47,7 +47,7 @@ def _cases(rng, family="cpu"):
     for rows, width, scale, cap in ((1, 32000, 0.0625, 0.0), (3, 5003, 1.0, 30.0), (2, 37, 0.25, 5.0)):
         logits = (rng.standard_normal((rows, width)) * 40).astype(np.float32)
         near = Tolerance(1e-6 * cap, 1e-6, "tanh within 3e-7, then the rounding of the product")
-        output = Output((rows, width), "float32", near, inout=logits)
+        output = OutputSpec((rows, width), "float32", near, inout=logits)
         yield Case(f"{rows}x{width} cap {cap}", {}, {"logits": output}, {"scale": scale, "cap": cap})
 
 

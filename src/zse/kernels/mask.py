@@ -1,7 +1,7 @@
 """Masks of the vocabulary: what a grammar forbids becomes minus infinity, in place."""
 
 from zse import kernel as zl
-from zse.kernels.op import EXACT, Case, Cost, Op, Output, check, later
+from zse.kernels.op import EXACT, Case, Cost, Op, OutputSpec, check, later
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
 from zse.runtime.symbol import ceil_div
@@ -65,7 +65,7 @@ def _cases(rng, family="cpu"):
         yield Case(
             f"{rows} x {vocab}",
             {"mask": mask, "line_of_row": line_of_row},
-            {"logits": Output((rows, vocab), "float32", EXACT, inout=logits)},
+            {"logits": OutputSpec((rows, vocab), "float32", EXACT, inout=logits)},
         )
 
 

@@ -20,7 +20,7 @@ from zse.kernels.op import (
     HostArray,
     HostFp8Activation,
     Op,
-    Output,
+    OutputSpec,
     Tolerance,
     cases_of,
     check,
@@ -114,7 +114,7 @@ def _cpu_cases(rng) -> Iterator[Case]:
             yield Case(
                 f"{scheme} {kind} {tokens}x{rows}x{width}",
                 {"a": a, "weight": weight, "bias": bias},
-                {"out": Output((tokens, rows), "float32", near)},
+                {"out": OutputSpec((tokens, rows), "float32", near)},
                 {"max_tokens": tokens},
             )
 

@@ -4,7 +4,7 @@ a bias (Cohere), or no norm where a product only wants the stream in its own for
 from itertools import product
 
 from zse import kernel as zl
-from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, later, require
+from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, check, later, require
 from zse.kernels.quantize import GROUP, fp8_output, int8_output, quantize_group
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
@@ -268,13 +268,13 @@ def _cases(rng, family="cpu"):
         # A mean that is not near 0 shows in a LayerNorm.
         x, delta = (rng.standard_normal((rows, width)).astype(np.float32) * 4 + 1 for _ in range(2))
         weights = [(1 + rng.standard_normal(width) / 4).astype(np.float32) for _ in range(2)]
-        outputs = {"x": Output((rows, width), "float32", near, inout=x)}
+        outputs = {"x": OutputSpec((rows, width), "float32", near, inout=x)}
         if form in ("int8", "int16"):
             outputs["out"] = int8_output(rows, width, 4e-6, dtype=form)
         elif form == "fp8":
             outputs["out"] = fp8_output(rows, width, 4e-6)
         elif form != "none":
-            outputs["out"] = Output((rows, width), *(("float32", near) if form == "f32" else ("bf16", rounded)))
+            outputs["out"] = OutputSpec((rows, width), *(("float32", near) if form == "f32" else ("bf16", rounded)))
         yield Case(
             f"{norm} {adds} {form} {rows}x{width}",
             {

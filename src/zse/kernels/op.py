@@ -105,7 +105,7 @@ class HostArray(Record):
         return pack.bf16_to_f32(self.array) if self.dtype == "bf16" else pack.e4m3_to_f32(self.array)
 
 
-class Output(Record):
+class OutputSpec(Record):
     """A tensor that the launcher fills: NumPy dtype name, shape, and what a fresh result may differ by. dtype "bf16" or
     "e4m3": bit patterns as in HostArray, compared by value.
 
@@ -127,7 +127,7 @@ class Case(Record):
 
     name: str
     inputs: dict[str, Any]
-    outputs: dict[str, Output]
+    outputs: dict[str, OutputSpec]
     options: dict[str, Any] = {}
 
 

@@ -2,7 +2,7 @@
 write the table itself.)"""
 
 from zse import kernel as zl
-from zse.kernels.op import EXACT, Case, Cost, Op, Output, check
+from zse.kernels.op import EXACT, Case, Cost, Op, OutputSpec, check
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
 
@@ -72,7 +72,7 @@ def _cases(rng, family="cpu"):
         yield Case(
             f"{count} of {most}",
             {"count": np.array([count], np.int32), "index": index, "value": value},
-            {"table": Output(table.shape, "int32", EXACT, inout=table)},
+            {"table": OutputSpec(table.shape, "int32", EXACT, inout=table)},
         )
 
 

@@ -17,7 +17,7 @@ from zse.kernels.kv_pages import (
     packed_error,
     pages_shape,
 )
-from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, later, require
+from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, check, later, require
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
 from zse.tensor import Tensor
@@ -353,10 +353,10 @@ def _cases(rng, family="cpu"):
                 "token_row": np.array([0, 0, 1, 2, 2], np.int32),
                 "positions": np.array([15, 16, 0, 62, 63], np.int32),
             }
-            outputs = {"q_out": Output((tokens, width), "float32", near)}
+            outputs = {"q_out": OutputSpec((tokens, width), "float32", near)}
             if kind.q_out == "bf16":
                 q_near = Tolerance(*rounding["bf16"], "rounded once to bf16")
-                outputs = {"q_out": Output((tokens, width), "bf16", q_near)}
+                outputs = {"q_out": OutputSpec((tokens, width), "bf16", q_near)}
             for name, array in zip(("k_pages", "v_pages"), kv, strict=True):
                 error = None
                 if packed:
@@ -369,7 +369,7 @@ def _cases(rng, family="cpu"):
                         pages=page_table[inputs["token_row"], inputs["positions"] // BLOCK],
                         slots=inputs["positions"] % BLOCK,
                     )
-                outputs[name] = Output(
+                outputs[name] = OutputSpec(
                     array.shape,
                     dtype if dtype in ("bf16", "e4m3") else str(array.dtype),
                     stored,

@@ -3,7 +3,7 @@ fp8 rows, one scale a row."""
 
 from zse import kernel as zl
 from zse.kernels import gpu
-from zse.kernels.op import Case, Cost, HostArray, Op, Output, Tolerance, cases_of, check, later, launcher, require
+from zse.kernels.op import Case, Cost, HostArray, Op, OutputSpec, Tolerance, cases_of, check, later, launcher, require
 from zse.lazy import numpy as np
 from zse.quant import pack
 from zse.runtime.args import Args
@@ -98,16 +98,18 @@ def int8_rows(x):
 
 def int8_output(
     rows: int, width: int, relative: float = 2e-6, cause: str = "f32 arithmetic before rounding", dtype: str = "int8"
-) -> Output:
+) -> OutputSpec:
     """An int8 (or int16) output; `relative` bounds the error of the values before they are rounded, as a part of the
     group's scale * 127."""
-    return Output((rows, width), dtype, Tolerance(0.0, relative, cause), int8=True)
+    return OutputSpec((rows, width), dtype, Tolerance(0.0, relative, cause), int8=True)
 
 
-def fp8_output(rows: int, width: int, relative: float = 2e-6, cause: str = "f32 arithmetic before rounding") -> Output:
+def fp8_output(
+    rows: int, width: int, relative: float = 2e-6, cause: str = "f32 arithmetic before rounding"
+) -> OutputSpec:
     """An fp8 output; `relative` bounds the error of the values before they are rounded, as a part of the row's largest
     magnitude."""
-    return Output((rows, width), "e4m3", Tolerance(0.0, relative, cause), fp8=True)
+    return OutputSpec((rows, width), "e4m3", Tolerance(0.0, relative, cause), fp8=True)
 
 
 def _reference(x, out=None):

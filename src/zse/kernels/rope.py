@@ -1,7 +1,7 @@
 """Rotary position embedding (Su et al. 2021): the cosines and sines of a batch's positions, made once a step."""
 
 from zse import kernel as zl
-from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, later, require
+from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, check, later, require
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
 
@@ -69,7 +69,7 @@ def _cases(rng, family="cpu"):
         yield Case(
             f"rotary {rotary}",
             {"positions": positions, "inv_freq": inv_freq},
-            {"out": Output((len(positions), rotary), "float32", near)},
+            {"out": OutputSpec((len(positions), rotary), "float32", near)},
             {"mscale": 1.25 if rotary == 80 else 1.0, "temperature": (0.1, 16384) if rotary == 256 else (0.0, 1)},
         )
 

@@ -2,7 +2,7 @@
 
 from zse.kernels import feed
 from zse.kernels.gpu.sample_parts import RECORD as GPU_RECORD
-from zse.kernels.op import EXACT, Case, Cost, Output, Tolerance
+from zse.kernels.op import EXACT, Case, Cost, OutputSpec, Tolerance
 from zse.kernels.sample import MAX_LOGPROBS, PARAMETERS
 from zse.lazy import numpy as np
 
@@ -195,12 +195,12 @@ def make_sample_case(name, logits, params, rng=None) -> Case:
         near = Tolerance(1e-5, 1e-6, "as on the CPU; a penalized token's logit is worked back from the penalized one")
         changed = Tolerance(1e-6, 1e-6, "one rounding for each penalty")
     outputs = {
-        "logits": Output(logits.shape, "float32", changed, inout=logits),
-        "tokens": Output((rows,), "int32", EXACT),
-        "status": Output((rows,), "int32", EXACT),
-        "logprob": Output((rows,), "float32", near),
-        "top_ids": Output((rows, MAX_LOGPROBS), "int32", EXACT),
-        "top_logprobs": Output((rows, MAX_LOGPROBS), "float32", near),
+        "logits": OutputSpec(logits.shape, "float32", changed, inout=logits),
+        "tokens": OutputSpec((rows,), "int32", EXACT),
+        "status": OutputSpec((rows,), "int32", EXACT),
+        "logprob": OutputSpec((rows,), "float32", near),
+        "top_ids": OutputSpec((rows, MAX_LOGPROBS), "int32", EXACT),
+        "top_logprobs": OutputSpec((rows, MAX_LOGPROBS), "float32", near),
     }
     return Case(name, params | scratch, outputs)
 
@@ -265,7 +265,7 @@ def logprob_rows_cases(rng, family="cpu"):
         yield Case(
             f"{rows}x{vocab}",
             {"logits": logits, "targets": rng.integers(0, vocab, rows).astype(np.int32)},
-            {"logprob": Output((rows,), "float32", near), "argmax": Output((rows,), "int32", EXACT)},
+            {"logprob": OutputSpec((rows,), "float32", near), "argmax": OutputSpec((rows,), "int32", EXACT)},
         )
 
 

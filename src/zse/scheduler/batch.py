@@ -58,7 +58,7 @@ class Batch:
         return results
 
 
-class Output(msgspec.Struct, eq=False, gc=False):
+class StepOutput(msgspec.Struct, eq=False, gc=False):
     """What a step says of a request: sampled tokens, and how it ended if it did.
 
     finish: None while running, "stop" (a stop id, which is the last of `tokens`), "length", "error" or "timeout" (no

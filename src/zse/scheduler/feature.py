@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from zse.scheduler.batch import Batch, Output
+from zse.scheduler.batch import Batch, StepOutput
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Feature:
         """Take a request of this feature's. Raises RequestError, and keeps nothing, when it is refused."""
         raise NotImplementedError
 
-    def before_schedule(self, now: float) -> list[Output]:
+    def before_schedule(self, now: float) -> list[StepOutput]:
         """A batch is about to be scheduled; what there is to tell of requests that never ran."""
         return []
 
@@ -42,7 +42,7 @@ class Feature:
     def after_commit(self, batch: Batch, seconds: float) -> None:
         """The scheduler has the batch's tokens. seconds: what it took on the device."""
 
-    def filter_outputs(self, outputs: list[Output]) -> list[Output]:
+    def filter_outputs(self, outputs: list[StepOutput]) -> list[StepOutput]:
         """What the engine may tell of `outputs`, and what this feature has to add."""
         return outputs
 

@@ -24,7 +24,7 @@ from zse.cache.pages import HostPool, PageAllocator
 from zse.cache.prefix import PrefixCache
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
-from zse.scheduler.batch import Batch, BatchBuilder, Entry, Output, numerical_error, timeout_error
+from zse.scheduler.batch import Batch, BatchBuilder, Entry, StepOutput, numerical_error, timeout_error
 from zse.scheduler.budget import STEP_TARGET_S, StepBudget
 from zse.scheduler.counters import NAMES, StepTotals
 from zse.scheduler.fairness import JobShare, Pace
@@ -213,17 +213,17 @@ class Scheduler:
             self.life.end(request)
         return request is not None
 
-    def expire(self, now: float) -> list[Output]:
+    def expire(self, now: float) -> list[StepOutput]:
         """End the requests whose deadline has passed before they ever ran."""
         self.life.now = now = max(self.life.now, now)
-        late: list[Output] = []
+        late: list[StepOutput] = []
         while self._deadlines and self._deadlines[0][0] < now:
             deadline_at, id = heappop(self._deadlines)
             request = self.requests.get(id)
             if request is not None and request.deadline_at == deadline_at and not request.residency:
                 self.counters.timed_out += 1
                 self.life.end(request)
-                late.append(Output(id, [], None, "timeout", error=timeout_error()))
+                late.append(StepOutput(id, [], None, "timeout", error=timeout_error()))
         return late
 
     def hold(self, id: int) -> None:
@@ -266,7 +266,7 @@ class Scheduler:
             self.counters.scheduled_tokens += batch.num_tokens
         return batch
 
-    def commit(self, batch: Batch, sampled: list, seconds: float = 0.0) -> list[Output]:
+    def commit(self, batch: Batch, sampled: list, seconds: float = 0.0) -> list[StepOutput]:
         """Take the results of the oldest batch in flight: (token, logprobs or None) for each entry that samples, in
         the batch's order; 1 + k of them for an entry with k drafts. Drafts are accepted while they equal what was
         sampled in their place; the first sampled token that differs is the last one taken. seconds: what the batch took on
@@ -283,7 +283,7 @@ class Scheduler:
         self._observe(batch, seconds)
         if batch.num_drafts or batch.num_samples != len(batch.entries):
             sampled = batch.by_entry(sampled)
-        outputs: list[Output] = []
+        outputs: list[StepOutput] = []
         life, grouped, vocab_size = self.life, self.cache.grouped, self.vocab_size
         tell, has_drafts = outputs.append, batch.num_drafts > 0
         for entry, results in zip(batch.entries, sampled, strict=True):
@@ -308,7 +308,7 @@ class Scheduler:
                 cached, finish = 0, None
                 if length >= request.checkpoint or token in request.stop_ids:
                     cached, finish = self._pass_checkpoint(request, length, length, token)
-                tell(Output(request.id, [token], None if logprob is None else [logprob], finish, cached))
+                tell(StepOutput(request.id, [token], None if logprob is None else [logprob], finish, cached))
             else:
                 request.chunks_in_flight -= 1
             if grouped is not None and request.state is RUNNING:
@@ -346,7 +346,7 @@ class Scheduler:
             self._finish(request)
         return request.cached_len if is_first else 0, finish
 
-    def _take_run(self, entry: Entry, sampled: Sequence[tuple[int, object]]) -> list[Output]:
+    def _take_run(self, entry: Entry, sampled: Sequence[tuple[int, object]]) -> list[StepOutput]:
         """Take the results of an entry with drafts: line i was sampled behind draft i - 1."""
         request, drafts = entry.request, entry.drafts
         request.pending -= entry.samples
@@ -376,7 +376,7 @@ class Scheduler:
         cached, finish = 0, None
         if end >= request.checkpoint or accepted[-1] in request.stop_ids:
             cached, finish = self._pass_checkpoint(request, entry.start + 1, end, accepted[-1])
-        return [Output(request.id, accepted, None if logprobs[0] is None else logprobs, finish, cached)]
+        return [StepOutput(request.id, accepted, None if logprobs[0] is None else logprobs, finish, cached)]
 
     def _finish(self, request: Request) -> None:
         """The request has its last token."""
@@ -390,11 +390,11 @@ class Scheduler:
                 counters.deadlines_missed += 1
         life.end(request)
 
-    def _fail(self, request: Request) -> Output:
+    def _fail(self, request: Request) -> StepOutput:
         self.counters.failed += 1
         self.cache.distrust(request.id)
         self.life.end(request)
-        return Output(request.id, [], None, "error", error=numerical_error())
+        return StepOutput(request.id, [], None, "error", error=numerical_error())
 
     def observe_jobs(self, tokens: int, seconds: float) -> None:
         """A chunk of the jobs of `tokens` tokens took `seconds`."""

@@ -11,7 +11,7 @@ from typing import Any
 from zse.cache.groups import PageGeometry
 from zse.cache.manager import CacheManager
 from zse.cache.pages import PageAllocator
-from zse.scheduler.batch import Batch, Entry, Output
+from zse.scheduler.batch import Batch, Entry, StepOutput
 from zse.scheduler.request import RUNNING, Request
 from zse.scheduler.scheduler import Scheduler
 from zse.speculative.estimates import DRAFT_MODEL, RequestAcceptance, StepCost
@@ -66,7 +66,7 @@ class DraftModelSpeculator(Speculator):
 
     # -- the engine's side
 
-    def before_schedule(self, now: float) -> list[Output]:
+    def before_schedule(self, now: float) -> list[StepOutput]:
         self._forget()
         candidates, counts = self._plan(self.scheduler.decoding)
         wanted = {candidate.request: count for candidate, count in zip(candidates, counts, strict=True) if count}

@@ -7,7 +7,7 @@ from array import array
 
 import msgspec
 
-from zse.scheduler.batch import Output
+from zse.scheduler.batch import StepOutput
 from zse.scheduler.request import Request
 from zse.speculative.estimates import RequestAcceptance, kind_of
 from zse.speculative.speculator import Candidate, Speculator, without_ends
@@ -97,7 +97,7 @@ class NgramSpeculator(Speculator):
 
     most_requests = 64
 
-    def before_schedule(self, now: float) -> list[Output]:
+    def before_schedule(self, now: float) -> list[StepOutput]:
         candidates, counts = self._plan(self.scheduler.decoding)
         for candidate, count in zip(candidates, counts, strict=True):
             if count:

@@ -13,7 +13,7 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import NamedTuple
 
-from zse.scheduler.batch import Batch, Output
+from zse.scheduler.batch import Batch, StepOutput
 from zse.scheduler.feature import Feature
 from zse.scheduler.request import Request
 from zse.scheduler.scheduler import Scheduler
@@ -69,7 +69,7 @@ class Speculator(Feature):
 
     # -- the engine's side
 
-    def before_schedule(self, now: float) -> list[Output]:
+    def before_schedule(self, now: float) -> list[StepOutput]:
         """Give drafts to requests that can have some now (Request.drafts)."""
         raise NotImplementedError
 

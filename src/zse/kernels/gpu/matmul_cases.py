@@ -1,7 +1,7 @@
 """Cases of the matrix product on a GPU, for the tests: every scheme, epilogue and form, odd sizes, split k."""
 
 from zse.kernels.host import random_weight
-from zse.kernels.op import Case, HostArray, HostFp8Activation, Output, Tolerance
+from zse.kernels.op import Case, HostArray, HostFp8Activation, OutputSpec, Tolerance
 from zse.lazy import numpy as np
 from zse.quant.pack import f32_to_bf16
 from zse.quant.scheme import FP8_SCALINGS, AffineScheme, DenseScheme, Fp8Scheme
@@ -75,7 +75,7 @@ def case_of(name: str, weight, a, epilogue: str, near: Tolerance, rng, options: 
     if options.pop("bias", False):
         inputs["bias"] = rng.standard_normal(shape[1]).astype(np.float32)
     options |= {"gate": epilogue} if gated else {"accumulate": True} if before is not None else {}
-    return Case(name, inputs, {"out": Output(shape, dtype, near, before)}, options)
+    return Case(name, inputs, {"out": OutputSpec(shape, dtype, near, before)}, options)
 
 
 def small_cases(rng):
