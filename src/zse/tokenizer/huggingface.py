@@ -47,12 +47,10 @@ def from_json(
     FormatError: damaged. UnsupportedError: a kind of decoder whose tokens cannot be told apart in bytes.
     """
     try:
-        parsed = msgspec.json.decode(data)
+        parsed = _parsed(data)
         model = parsed["model"]
         added = parsed.get("added_tokens") or []
         ids = {token["content"]: int(token["id"]) for token in added}
-        if not isinstance(model, dict):
-            raise TypeError("model is not an object")
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(path, 0, "tokenizer.json", f"not a tokenizer: {error}") from None
     roles = special_roles(config or {}, special_tokens or {}, ids, model, generation_config or {})
@@ -60,7 +58,7 @@ def from_json(
     try:
         pre = scanner_of(parsed)
         tokenizer: Tokenizer | None = None if pre is None else _native(parsed, pre, roles, path)
-    except (KeyError, TypeError, ValueError, AttributeError, struct.error) as error:
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError, struct.error) as error:
         raise FormatError(path, 0, "tokenizer.json", f"damaged: {type(error).__name__}: {error}") from None
     if tokenizer is None:
         tokenizer = wrapped.WrappedTokenizer(data, parsed, path)
@@ -70,6 +68,16 @@ def from_json(
     tokenizer.adds_bos, tokenizer.adds_eos = adds_bos, adds_eos
     tokenizer.eos_ids |= {id for id in roles["ends"] if 0 <= id < tokenizer.vocab_size}
     return tokenizer
+
+
+def _parsed(data: bytes) -> dict:
+    """The JSON of a tokenizer.json but for the merges, which stay text: half of the file, and `tokenizers` reads them
+    itself."""
+    parts = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    model = msgspec.json.decode(parts.pop("model"), type=dict[str, msgspec.Raw])
+    parsed = {key: msgspec.json.decode(part) for key, part in parts.items()}
+    parsed["model"] = {key: part if key == "merges" else msgspec.json.decode(part) for key, part in model.items()}
+    return parsed
 
 
 def special_roles(
@@ -154,7 +162,7 @@ def _native(parsed: dict, pre: int, roles: dict, path: str) -> bpe.BPETokenizer:
     for token in added:
         tokens[token["id"]] = token["content"].encode("utf-8", "surrogatepass")
         types[token["id"]] = CONTROL if token.get("special") else USER_DEFINED
-    merges = model["merges"]
+    merges = msgspec.json.decode(model["merges"])
     if merges and not isinstance(merges[0], str):
         merges = [f"{left} {right}" for left, right in merges]
     fields = {

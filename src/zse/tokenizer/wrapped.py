@@ -3,6 +3,8 @@
 import re
 from collections.abc import Sequence
 
+import msgspec
+
 from zse.errors import FormatError, UnsupportedError
 from zse.lazy import tokenizers
 from zse.tokenizer.base import Tokenizer
@@ -14,46 +16,53 @@ class WrappedTokenizer(Tokenizer):
     """A tokenizer.json in the `tokenizers` library. Constant after loading: special tokens are cut out here, because
     the library's switch for that is a property of the whole tokenizer.
 
-    data: the file; parsed: its JSON. FormatError: damaged. UnsupportedError: an unknown kind of decoder.
+    data: the file; parsed: its JSON, parts of which may be msgspec.Raw. FormatError: damaged. UnsupportedError: an
+    unknown kind of decoder.
     """
 
     def __init__(self, data: bytes, parsed: dict, path: str = "tokenizer.json"):
-        from_str = tokenizers.Tokenizer.from_str
+        # Metaspace may add its space before the first piece only; `inner` encodes the pieces after a special token.
+        steps = msgspec.json.encode(parsed.get("pre_tokenizer"))
+        inner_steps = steps.replace(b'"prepend_scheme":"first"', b'"prepend_scheme":"never"')
         try:
-            self._library = from_str(data.decode("utf-8"))
+            self._library = self._inner = tokenizers.Tokenizer.from_buffer(data)
+            if inner_steps != steps:
+                inner = parsed | {"pre_tokenizer": msgspec.Raw(inner_steps)}
+                self._inner = tokenizers.Tokenizer.from_buffer(msgspec.json.encode(inner))
         except Exception as error:  # the library raises plain Exception
             raise FormatError(path, 0, "tokenizer.json", f"refused by the tokenizers library: {error}") from None
         self._library.encode_special_tokens = True  # special tokens in a text are text
+        self._inner.encode_special_tokens = True
         self._library.no_truncation()
         self._library.no_padding()
-        self.vocab_size = 1 + max(self._library.get_vocab(with_added_tokens=True).values(), default=-1)
+        vocabulary = parsed["model"].get("vocab")
+        if not isinstance(vocabulary, dict):
+            vocabulary = self._library.get_vocab(with_added_tokens=False)
+        added = parsed.get("added_tokens") or []
+        ids = (self._library.token_to_id(token["content"]) for token in added)
+        self.vocab_size = 1 + max((*vocabulary.values(), *(id for id in ids if id is not None)), default=-1)
         kinds = _kinds(parsed.get("decoder"))
         if not kinds & set(DECODERS):
             raise UnsupportedError("tokenizer decoder", ", ".join(sorted(kinds)) or None, DECODERS)
         self._is_byte_level = "ByteLevel" in kinds
         self.strips_space = not self._is_byte_level and _adds_space(parsed)
-        added = parsed.get("added_tokens") or []
         self._added = {int(token["id"]): token["content"] for token in added}
         self._control = {int(token["id"]): token for token in added if token.get("special")}
         self._control_pattern = _pattern(self._control)
-        # Metaspace may add its space before the first piece only; this one encodes the pieces after a special token.
-        self._inner = self._library
-        if '"prepend_scheme":"first"' in re.sub(rb"\s", b"", data).decode("utf-8", "replace"):
-            inner = re.sub(r'("prepend_scheme"\s*:\s*)"first"', r'\1"never"', data.decode("utf-8"))
-            self._inner = from_str(inner)
-            self._inner.encode_special_tokens = True
         self._bytes_of: dict[str, int] = {}
 
     def token_bytes(self, id: int) -> bytes:
         text = self._added.get(id)
+        # The decoder of pieces sees added tokens too: Gemma's indentation is added tokens of U+2581.
+        if text is not None and (self._is_byte_level or id in self._control):
+            return text.encode("utf-8", "surrogatepass")
         if text is None:
             text = self._library.id_to_token(id) if 0 <= id < self.vocab_size else None
-            if text is None:
-                if 0 <= id < self.vocab_size:
-                    return b""  # a hole in the vocabulary
-                raise IndexError(f"token id {id} is not in 0..{self.vocab_size - 1}")
-            return self._from_alphabet(text) if self._is_byte_level else _from_pieces(text)
-        return text.encode("utf-8", "surrogatepass")
+        if text is None:
+            if 0 <= id < self.vocab_size:
+                return b""  # a hole in the vocabulary
+            raise IndexError(f"token id {id} is not in 0..{self.vocab_size - 1}")
+        return self._from_alphabet(text) if self._is_byte_level else _from_pieces(text)
 
     def is_special(self, id: int) -> bool:
         return id in self._control
