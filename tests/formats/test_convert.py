@@ -443,6 +443,22 @@ def test_verify_names_the_damaged_tensor(llama, tmp_path):
         verify(out)
 
 
+@pytest.mark.parametrize("quant", [None, "int8"])
+def test_a_damaged_zse_is_not_converted(llama, tmp_path, quant):
+    """Its weights would get checksums that fit them; a second try does not go on behind the damage either."""
+    source, out = tmp_path / "m.zse", tmp_path / "again.zse"
+    convert(llama, source)
+    with open_model(source) as model:
+        place = model.tensors["blk.0.ffn_up.weight"].offset
+    data = bytearray(source.read_bytes())
+    data[place + 5] ^= 1
+    source.write_bytes(data)
+    for _ in range(2):
+        with pytest.raises(FormatError, match="blk.0.ffn_up.weight: checksum is"):
+            convert(source, out, quant)
+        assert not out.exists()
+
+
 def test_info(llama, llama_dir, tmp_path):
     convert(llama, tmp_path / "m.zse")
     for path, kind in ((llama, "gguf"), (tmp_path / "m.zse", "zse")):

@@ -126,6 +126,8 @@ def _write(writer: ZseWriter, jobs: list["_Job"], clip_search: bool, threads: in
             is_last = job.chunks_left == 0
         if is_last:
             job.prepared = None
+            if job.info.crc32 is not None:
+                job.model.check_sum(job.info)  # before the writer gives damaged weights a checksum that fits
             writer.end_tensor(number)
         return written
 

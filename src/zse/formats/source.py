@@ -5,6 +5,7 @@ origin.
 """
 
 import math
+import zlib
 from collections import namedtuple
 
 from zse.errors import FormatError
@@ -12,6 +13,7 @@ from zse.formats import ggml
 from zse.formats.file import ModelFile
 from zse.quant.scheme import Plane, Scheme, parse_scheme, placed_planes
 
+CHECKED_BYTES = 1 << 22  # are read at once for a checksum
 DENSE_TYPES = ("F32", "F16", "BF16")
 # Bytes of an element, by safetensors' names. Weights are F32, F16 or BF16; the others occur in checkpoints that others quantized
 # (zse.formats.quantized), and as buffers (position ids) that no model reads.
@@ -229,6 +231,14 @@ class ModelSource:
                 pieces.append(file.read(offset + low, high - low, info.name))
             start, end = start - size, end - size
         return b"".join(pieces)
+
+    def check_sum(self, tensor: str | TensorInfo) -> None:
+        """Reads the whole tensor; FormatError where the file has a checksum of it that differs."""
+        info, crc32 = self.info(tensor), 0
+        for start in range(0, info.nbytes, CHECKED_BYTES):
+            crc32 = zlib.crc32(self.read(info, start, min(CHECKED_BYTES, info.nbytes - start)), crc32)
+        if info.crc32 is not None and crc32 != info.crc32:
+            raise info.wrong(f"checksum is {crc32:08x}, the index says {info.crc32:08x}: the weights are damaged")
 
     def readinto(self, tensor: str | TensorInfo, buffer, start: int = 0) -> None:
         """Fills a writable buffer with the tensor's bytes from `start` on. ValueError for scattered planes."""
