@@ -4,12 +4,13 @@
 
 Run with the Python that has zse; OTHER_ENV has llama-cpp-python (`pip install llama-cpp-python`, compiled for this machine). llama.cpp
 is measured with flash attention on, off and automatic in every round, and the best of the three counts for each figure. Figures are
-medians over the rounds; each engine runs alone. `--llama-cli PATH` adds a native binary to the start-up row.
+medians over the rounds; each engine runs alone, without prefix cache and drafts, on random prompts that are new in every round. `--llama-cli PATH` adds a native binary to the start-up row.
 """
 
 import argparse
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -30,12 +31,13 @@ for part in llm.create_completion(sys.argv[3], max_tokens=1, temperature=0.0, st
 """
 
 
-def zse_worker(model: str, threads: int, only_memory: bool) -> dict:
+def zse_worker(model: str, threads: int, only_memory: bool, seed: int) -> dict:
     """Runs in its own process: the figures of llamacpp_worker.py, measured through zse.LLM with the same prompts."""
     from zse import LLM, SamplingParams
 
     def ids(length: int, sequence: int = 0) -> list[int]:
-        return [(7 * i + 11 * sequence) % 4000 + 5 for i in range(length)]
+        draw = random.Random(f"{seed} {length} {sequence}")
+        return [draw.randrange(5, 4005) for _ in range(length)]
 
     def greedy(count: int) -> SamplingParams:
         return SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
@@ -52,7 +54,7 @@ def zse_worker(model: str, threads: int, only_memory: bool) -> dict:
         with LLM(model, threads=threads, max_context=2048, max_rows=1) as llm:
             decode(llm, 16, 16)
             return {"peak_mib": peak_mib()}
-    with LLM(model, threads=threads, max_context=2048, max_rows=8) as llm:
+    with LLM(model, threads=threads, max_context=2048, max_rows=8, prefix_cache=False, speculation="none") as llm:
         decode(llm, 16, 8)
         result = {"decode_16": decode(llm, 16, 128), "decode_1024": decode(llm, 1024, 128)}
         start = time.perf_counter()
@@ -61,7 +63,8 @@ def zse_worker(model: str, threads: int, only_memory: bool) -> dict:
         prompts, seconds = [ids(16, sequence) for sequence in range(8)], []
         for count in (1, 65):
             start = time.perf_counter()
-            llm.generate(prompts, greedy(count))
+            replies = llm.generate(prompts, greedy(count))
+            assert not any(reply.cached_tokens for reply in replies)
             seconds.append(time.perf_counter() - start)
         result["batch_8"] = 8 * 64 / (seconds[1] - seconds[0])
         return result
@@ -144,9 +147,10 @@ def measure(model: str, args) -> dict:
             into.setdefault(name, []).append(value)
 
     for number in range(args.rounds):
-        add(ours, **{name: value for name, value in worker(me).items() if name in FIGURES})
+        add(ours, **{name: value for name, value in worker([*me, "--seed", str(number)]).items() if name in FIGURES})
         runs = [
-            worker([*peer, "--flash", flash]) for flash in (("-1", "0", "1") if number == 0 else (args.best_flash,))
+            worker([*peer, "--flash", flash, "--seed", str(number)])
+            for flash in (("-1", "0", "1") if number == 0 else (args.best_flash,))
         ]
         if number == 0:
             args.best_flash = max(zip(runs, ("-1", "0", "1"), strict=True), key=lambda pair: pair[0]["decode_1024"])[1]
@@ -208,11 +212,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", help="write all runs to this file")
+    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--worker", metavar="MODEL", help=argparse.SUPPRESS)
     parser.add_argument("--only-memory", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        print(json.dumps(zse_worker(args.worker, args.threads, args.only_memory)))
+        print(json.dumps(zse_worker(args.worker, args.threads, args.only_memory, args.seed)))
         return
     if not args.models or not args.llama_python:
         parser.error("needs MODEL.gguf and --llama-python")

@@ -9,6 +9,7 @@ import argparse
 import ctypes
 import json
 import os
+import random
 import time
 
 import llama_cpp as ll
@@ -24,7 +25,8 @@ SILENT = ll.llama_log_callback(lambda level, text, data: None)  # kept alive: C 
 
 
 class Engine:
-    def __init__(self, path: str, threads: int, flash: int, context: int, sequences: int):
+    def __init__(self, path: str, threads: int, flash: int, context: int, sequences: int, seed: int):
+        self.seed = seed
         ll.llama_log_set(SILENT, ctypes.c_void_p(0))
         ll.llama_backend_init()
         self.model = ll.llama_model_load_from_file(path.encode(), ll.llama_model_default_params())
@@ -48,11 +50,11 @@ class Engine:
         assert ll.llama_decode(self.ctx, self.batch) == 0
 
     def prompt(self, length: int, sequence: int = 0) -> None:
+        draw = random.Random(f"{self.seed} {length} {sequence}")  # as cpu_vs_llamacpp.py has them
+        ids = [draw.randrange(5, 4005) for _ in range(length)]
         for start in range(0, length, 512):
             stop = min(start + 512, length)
-            self.decode(
-                [((7 * i + 11 * sequence) % 4000 + 5, i, sequence, i == length - 1) for i in range(start, stop)]
-            )
+            self.decode([(ids[i], i, sequence, i == length - 1) for i in range(start, stop)])
 
     def best(self, index: int) -> int:
         """Greedy token of logits row `index`, by the C sampler."""
@@ -78,16 +80,17 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--flash", type=int, default=-1)
+    parser.add_argument("--seed", type=int, default=0, help="of the prompts")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument(
         "--only-memory", action="store_true", help="load, 16 tokens of prompt, 16 of decode; then the peak"
     )
     args = parser.parse_args()
     if args.only_memory:
-        Engine(args.model, args.threads, args.flash, 2048, 1).generate(16, 16)
+        Engine(args.model, args.threads, args.flash, 2048, 1, args.seed).generate(16, 16)
         print(json.dumps({"peak_mib": peak_mib()}))
         return
-    engine = Engine(args.model, args.threads, args.flash, 8 * 1024, 8)
+    engine = Engine(args.model, args.threads, args.flash, 8 * 1024, 8, args.seed)
     engine.generate(16, 8)
     result = {}
     result["decode_16"] = args.tokens / engine.generate(16, args.tokens)

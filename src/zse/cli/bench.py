@@ -126,7 +126,9 @@ def _measure(args) -> dict:
         if args.kind == "startup":
             return startup.startup(args.model, args.repeats, options, cold=not args.warm_only)
         return serving.serving(args.model, args.clients, args.tokens, options)
-    llm = open_llm(args, max_rows=args.sequences if args.kind == "batch" else 1)
+    # Neither cached prompts nor drafts: random prompts make greedy replies repeat themselves, which drafts would flatter.
+    plain = {"prefix_cache": False, "speculation": "none"}
+    llm = open_llm(args, max_rows=args.sequences if args.kind == "batch" else 1, **plain)
     try:
         result = _IN_PROCESS[args.kind](llm, args)
     finally:
