@@ -11,10 +11,11 @@ import tiny_text
 from schemas import SCHEMAS, check_text
 
 from zse.errors import RequestError
-from zse.structured.compile import GrammarError, Vocabulary
+from zse.structured.compile import GrammarError, Vocabulary, refusal
 from zse.structured.mask import Guide
 from zse.structured.messages import FREE
 from zse.structured.options import MAX_SOURCE_BYTES, TEXT, Structure, Thinking, read_structure
+from zse.structured.schema import expressed
 from zse.structured.worker import line_nbytes, load_tokenizer
 
 THINKING = Thinking(opening="<think>", closing="</think>")
@@ -220,3 +221,83 @@ def test_unknown_keywords_are_refused_unless_lenient(vocabulary):
     with pytest.raises(GrammarError):
         vocabulary.compile(json_structure(schema))
     assert Walk(vocabulary, json_structure(schema, lenient=True)).run()
+
+
+def fits(vocabulary, schema, text):
+    """Whether the grammar of a strict schema takes a text to its end."""
+    matcher = vocabulary.compile(json_structure(schema))
+    ids = [vocabulary.tokens.index(bytes([byte])) for byte in text.encode()]
+    return matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("schema", [None, {"type": "object"}])
+def test_white_space_is_a_space_or_a_line(vocabulary, schema):
+    schema = schema or {"type": "object", "properties": {"a": {"type": "array"}}, "required": ["a"]}
+    for text in ('{"a":[1,2]}', '{"a": [1, 2]}', '{\n  "a": [\n    1,\n    2\n  ]\n}'):
+        assert fits(vocabulary, schema, text), text
+    for text in ('{\n\n"a":[]}', '{"a":  []}', '{"a":[]\n\n}', '{"a":[\n \n1]}'):
+        assert not fits(vocabulary, schema, text), text
+
+
+CAT, DOG = (
+    {"type": "object", "properties": {"kind": {"const": kind}, sound: {"type": "integer"}}, "required": ["kind"]}
+    for kind, sound in (("cat", "meow"), ("dog", "bark"))
+)
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        (
+            {"oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}], "$defs": {"cat": CAT, "dog": DOG}},
+            ['{"kind":"cat","meow":3}', '{"kind":"dog"}'],
+            ['{"kind":"cow"}', "{}"],
+        ),
+        (
+            {"type": "object", "oneOf": [CAT, {**DOG, "type": ["object"]}], "properties": {"format": {"const": 1}}},
+            ['{"format":1,"kind":"dog"}'],
+            ['{"format":2,"kind":"dog"}'],
+        ),
+        ({"oneOf": [{"type": ["string", "null"]}, {"type": "integer"}]}, ["7", "null", '"a"'], ["[]"]),
+        *(
+            (
+                {
+                    "type": "object",
+                    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+                    "additionalProperties": False,
+                    **rule,
+                },
+                ["{}", '{"b":1}', '{"a":1,"b":2}'],
+                ['{"a":1}', '{"c":1}'],
+            )
+            for rule in (
+                {"dependencies": {"a": ["b"]}},
+                {"dependentRequired": {"a": ["b"]}},
+                {"dependentSchemas": {"a": {"required": ["b"]}}},
+            )
+        ),
+        ({"type": "string", "format": "int-or-string"}, ['"x"'], ["1"]),
+        ({"type": "string", "format": "date"}, ['"2026-01-31"'], ['"x"']),
+    ],
+)
+def test_what_generated_schemas_carry_compiles_strictly(vocabulary, schema, good, bad):
+    assert all(fits(vocabulary, schema, text) for text in good)
+    assert not any(fits(vocabulary, schema, text) for text in bad)
+
+
+@pytest.mark.parametrize(
+    "branches", [[{"type": "number"}, {"type": "integer"}], [{"required": ["a"]}, {"required": ["b"]}], [CAT, CAT]]
+)
+def test_a_one_of_whose_branches_overlap_is_refused_in_words_of_the_schema(vocabulary, branches):
+    with pytest.raises(GrammarError, match="oneOf needs branches that differ"):
+        vocabulary.compile(json_structure({"oneOf": branches}))
+
+
+def test_what_is_no_schema_is_left_to_the_compiler():
+    branches = [{"type": "object", "required": 3}, {"type": {}, "properties": 4}, 7]
+    for schema in ({"oneOf": branches}, {"allOf": 3, "oneOf": branches}, {"oneOf": {}, "format": [], "type": 3}):
+        assert expressed(schema) == schema
+
+
+def test_messages_have_no_words_of_the_compiler():
+    assert str(refusal("stopped: NoExtensionBias")) == "no token can follow"

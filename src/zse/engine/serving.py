@@ -4,18 +4,7 @@ import gc
 import sys
 from time import monotonic
 
-from zse.engine.messages import (
-    Cancel,
-    Failed,
-    Heartbeat,
-    Measure,
-    Measured,
-    Search,
-    Shutdown,
-    StepTokens,
-    Submit,
-    Tokens,
-)
+from zse.engine import messages
 from zse.errors import RequestError
 
 # The server calls an engine stuck after several silent seconds; idle engines wake this often, which costs nothing.
@@ -41,15 +30,15 @@ def serve(engine, socket) -> int:
         if received is None:
             return 0
         for message in received:
-            if isinstance(message, Submit | Measure | Search):
-                asked = message.ask if isinstance(message, Measure) else message.params
+            if isinstance(message, messages.Submit | messages.Measure | messages.Search):
+                asked = message.ask if isinstance(message, messages.Measure) else message.params
                 try:
                     engine.submit(message.id, message.prompt, asked, message.options)
                 except RequestError as error:
                     replies.append(failed(message.id, error))
-            elif isinstance(message, Cancel):
+            elif isinstance(message, messages.Cancel):
                 engine.cancel(message.id)
-            elif isinstance(message, Shutdown):
+            elif isinstance(message, messages.Shutdown):
                 return 0
         replies += told(engine.step())
         replies += map(completed, engine.take_completed())
@@ -70,7 +59,7 @@ def told(outputs) -> list:
             others.append(failed(output.id, output.error))
         else:
             others.append(
-                Tokens(
+                messages.Tokens(
                     id=output.id,
                     tokens=output.tokens,
                     logprobs=output.logprobs,
@@ -78,26 +67,26 @@ def told(outputs) -> list:
                     cached_tokens=output.cached_tokens,
                 )
             )
-    return [StepTokens(ids=ids, tokens=tokens), *others] if ids else others
+    return [messages.StepTokens(ids=ids, tokens=tokens), *others] if ids else others
 
 
 def completed(job):
     """The message that gives the result of a completed job or search."""
     if job.result is None:
         return failed(job.id, job.error)
-    return job.result.to_send() if isinstance(job.result, Measured) else job.result
+    return job.result.to_send() if isinstance(job.result, messages.Measured) else job.result
 
 
 def failed(id: int, error):
     """The Failed that tells of a RequestError."""
-    return Failed(
+    return messages.Failed(
         id=id, message=error.message, status=error.status, type=error.type, code=error.code, param=error.param
     )
 
 
 def heartbeat(engine):
     scheduler = engine.scheduler
-    return Heartbeat(
+    return messages.Heartbeat(
         steps=scheduler.totals.steps,
         running=len(scheduler.running),
         waiting=scheduler.queue.num_waiting,

@@ -8,6 +8,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from zse.structured.options import CHOICE, GBNF, JSON_OBJECT, JSON_SCHEMA, LARK, REGEX, WHITESPACE, Structure
+from zse.structured.schema import expressed
 
 MAX_CACHED = 64
 # Lexer states take 1 to 2 kB each (llguidance's figure); a mask may take some 15 ms at most.
@@ -21,6 +22,11 @@ LIMITS: dict[str, Any] = dict(
 )
 _COMPLEX = ("too large", "too complex", "too many", "fuel", "limit", "exceeded")
 
+_WORDS = {
+    "coerce_one_of": "oneOf needs branches that differ in type or in the const or enum of a required property; use anyOf",
+    "NoExtension": "no token can follow",
+}
+
 
 class GrammarError(ValueError):
     """A grammar that is refused. code: invalid_schema or schema_too_complex."""
@@ -31,8 +37,9 @@ class GrammarError(ValueError):
 
 
 def refusal(reason: str) -> GrammarError:
-    """llguidance's words, shortened to one line."""
+    """llguidance's words on one line, without those for who programs it."""
     line = " ".join(reason.split())
+    line = next((words for mark, words in _WORDS.items() if mark in line), line)
     line = line if len(line) <= 300 else line[:300] + "…"
     is_complex = any(word in line.lower() for word in _COMPLEX)
     return GrammarError(line, "schema_too_complex" if is_complex else "invalid_schema")
@@ -43,7 +50,7 @@ def grammar_of(structure: Structure) -> str:
     kind, source = structure.kind, structure.source
     try:
         if kind in (JSON_OBJECT, JSON_SCHEMA):
-            schema = source if kind == JSON_SCHEMA else '{"type":"object"}'
+            schema = json.dumps(expressed(json.loads(source))) if kind == JSON_SCHEMA else '{"type":"object"}'
             options: Any = {"whitespace_pattern": WHITESPACE, "lenient": structure.lenient}
             return LLMatcher.grammar_from_json_schema(schema, defaults=options)
         if kind == REGEX:

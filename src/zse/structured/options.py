@@ -18,8 +18,8 @@ JSON_OBJECT, JSON_SCHEMA, REGEX, CHOICE, LARK, GBNF, TEXT = (
 )
 KINDS = (JSON_OBJECT, JSON_SCHEMA, REGEX, CHOICE, LARK, GBNF, TEXT)
 MAX_SOURCE_BYTES = 64 << 10
-# White space between the parts of JSON: enough for lines and their indentation, an end to models that only indent.
-WHITESPACE = r"[\x20\x0A\x09]{1,24}"
+# White space between the parts of JSON: a space, or a line and its indentation; an end to models that only write lines.
+WHITESPACE = r"\x20|\x0A[\x20\x09]{0,24}"
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

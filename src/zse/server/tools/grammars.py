@@ -11,6 +11,7 @@ from zse.server.errors import APIError, unsupported
 from zse.server.tools import parsers
 from zse.server.tools.patterns import ANYTHING, FORMATS, whole
 from zse.structured.options import LARK, WHITESPACE, Structure, checked
+from zse.structured.schema import expressed, rewritten
 
 # Keys of a schema that say nothing about what is valid.
 _SILENT = frozenset("title description examples default $schema $id $comment deprecated readOnly writeOnly".split())
@@ -47,7 +48,7 @@ class Grammar:
         elif content is not None:
             schema = json.loads(content.source or '{"type": "object"}')
             guidance = {"whitespace_pattern": WHITESPACE, "lenient": content.lenient}
-            other = self._rule("%json " + json.dumps({"x-guidance": guidance, **schema}, ensure_ascii=False))
+            other = self._rule("%json " + json.dumps({"x-guidance": guidance, **expressed(schema)}, ensure_ascii=False))
             head = f"%llguidance {{}}\nstart: LEAD (answer | {other})\nanswer: {start}\n{lead}"
         elif mark is None:  # a bare bracket begins a call, or the answer is text
             head = (
@@ -253,19 +254,7 @@ def structure_of(
 
 def _clean(schema):
     """Without what says nothing about validity, which may be most of a schema."""
-    if not isinstance(schema, dict):
-        return schema
-    out = {}
-    for key, value in schema.items():
-        if key in ("properties", "$defs", "definitions", "patternProperties") and isinstance(value, dict):
-            value = {name: _clean(item) for name, item in value.items()}
-        elif key in ("anyOf", "oneOf", "allOf", "prefixItems") and isinstance(value, list):
-            value = [_clean(item) for item in value]
-        elif key in ("items", "additionalProperties", "not"):
-            value = _clean(value)
-        if key not in _SILENT:
-            out[key] = value
-    return out
+    return rewritten(expressed(schema), lambda part: {key: part[key] for key in part if key not in _SILENT})
 
 
 def _words(schema: object) -> list[str]:
