@@ -1,6 +1,8 @@
 """The names of the catalog that come from Hugging Face: the table, which file fits, and how they are pulled, from a fake hub."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -133,3 +135,35 @@ def test_show_before_the_pull(zse):
     for words in ("not pulled", "8.19 B", "Apache-2.0", "temperature 0.6", "hf:Qwen/Qwen3-8B-GGUF", "Q4_K_M ≈ 5.0 GB"):
         assert words in text
     assert json.loads(zse("show", "qwen3-8b", "--json").stdout)["repository"] == "hf:Qwen/Qwen3-8B-GGUF"
+
+
+def test_run_fetches_what_fits_and_answers(zse, fake, real_models):
+    fake.repos["Qwen/Qwen3-0.6B-GGUF"] = {"Qwen3-0.6B-Q8_0.gguf": real_models["smollm2"].read_bytes()}
+    arguments = (
+        "run",
+        "qwen3-0.6b",
+        "What is two plus two?",
+        "--device",
+        "cpu",
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "8",
+    )
+    first = zse(*arguments)
+    assert first.stdout.strip() and first.stderr.startswith("qwen3-0.6b:Q8_0 (≈ 0.6 GB): ")
+    fake.close()
+    again = zse(*arguments)
+    assert again.stdout == first.stdout and again.stderr == ""
+
+
+def test_a_stored_model_starts_without_the_table(home):
+    path = home / "models" / "qwen3-8b=Q8_0" / "m.gguf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"GGUF")
+    script = (
+        "import sys\nfrom zse.cli import options\n"
+        "assert options.locate('qwen3-8b').endswith('m.gguf')\n"
+        "assert not {'zse.formats.catalog', 'zse.formats.fit', 'zse.formats.hub', 'subprocess'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
