@@ -22,7 +22,30 @@ from zse.formats.matrix import Rows
 from zse.formats.opening import open_model
 from zse.formats.source import rope_row_order
 from zse.formats.verify import verify
-from zse.quant.pack import planes_from_bytes
+from zse.quant.pack import NUMPY_DTYPE
+from zse.quant.scheme import AffineScheme
+
+
+def planes_from_bytes(scheme, data, n, k, align=1, layout=None):
+    """Views of the planes of N x K that lie one after another in `data`, each at a multiple of `align` bytes."""
+    planes, at = {}, 0
+    for plane in scheme.planes(n, k, layout or scheme.layouts[0]):
+        at += -at % align
+        planes[plane.name] = np.frombuffer(
+            data, NUMPY_DTYPE[plane.dtype], plane.nbytes // np.dtype(NUMPY_DTYPE[plane.dtype]).itemsize, at
+        ).reshape(plane.shape)
+        at += plane.nbytes
+    return planes
+
+
+def test_planes_from_bytes_honours_alignment():
+    scheme, rng = AffineScheme(6, 16, False), np.random.default_rng(3)
+    planes = {plane.name: rng.bytes(plane.nbytes) for plane in scheme.planes(20, 96)}
+    data = b""
+    for plane in planes.values():
+        data += bytes(-len(data) % 256) + plane
+    for name, array in planes_from_bytes(scheme, data, 20, 96, align=256).items():
+        assert array.tobytes() == planes[name]
 
 
 @pytest.fixture

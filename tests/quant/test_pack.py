@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from zse.errors import UnsupportedError
 from zse.quant.affine import AffineArrays
-from zse.quant.pack import bf16_to_f32, f32_to_bf16, planes_from_bytes
+from zse.quant.pack import bf16_to_f32, f32_to_bf16
 from zse.quant.scheme import BITS, GROUPS, SCHEME_NAMES, AffineScheme, DenseScheme, parse_scheme
 
 
@@ -91,16 +91,6 @@ def test_dense(dtype, n, k):
     for row in range(n):
         assert np.array_equal(planes["w"][row // 16, :, row % 16], w[row])
     assert np.array_equal(scheme.unpack(planes, n, k), w)
-
-
-def test_planes_from_bytes_honours_alignment():
-    scheme = AffineScheme(6, 16, False)
-    planes = random_arrays(np.random.default_rng(3), scheme, 20, 96).pack()
-    data = b""
-    for plane in scheme.planes(20, 96):
-        data += bytes(-len(data) % 256) + planes[plane.name].tobytes()
-    for name, array in planes_from_bytes(scheme, data, 20, 96, align=256).items():
-        assert np.array_equal(array, planes[name])
 
 
 def test_bf16_rounds_to_nearest_even():

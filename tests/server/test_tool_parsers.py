@@ -12,6 +12,7 @@ from zse.server.tools import parsers, reasoning
 from zse.server.tools.answer import Format, Splitter, format_of
 from zse.server.tools.calls import ToolCall
 from zse.server.tools.reasoning import Reasoning
+from zse.server.tools.streaming import CallPart
 
 FUNCTIONS = {
     "weather": {
@@ -115,6 +116,44 @@ GOOD = [
     ),
     ("deepseek", f"{_DS[0]}{_DS[1]}weather{_DS[2]}{json.dumps(HARD)}{_DS[3]}{_DS[4]}", "", [("weather", HARD)]),
 ]
+# Arguments that hold the marks of their own format, and a mark that was forgotten.
+_FILE = 'a </parameter> b\n</tool_call>\n<tool_call>\n<function=stop>\n</function>\n</tool_call> "c'
+_WRITTEN = (
+    f"<function=weather>\n<parameter=place>\n{_FILE}\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>"
+)
+_STOPPED = "<tool_call>\n<function=stop>\n</function>\n</tool_call>"
+_PAGE = '<b>"x"</tool_call> </parameter>'
+GOOD += [
+    ("qwen3_coder", f"<tool_call>\n{_WRITTEN}\n</tool_call>", "", [("weather", {"place": _FILE, "days": 3})]),
+    (
+        "qwen3_coder",
+        f"<tool_call>\n{_WRITTEN}\n</tool_call>\n{_STOPPED}",
+        "",
+        [("weather", {"place": _FILE, "days": 3}), ("stop", {})],
+    ),
+    (
+        "qwen3_coder",
+        f"<tool_call><function=weather><parameter=place>{_PAGE}</parameter></function></tool_call>",
+        "",
+        [("weather", {"place": _PAGE})],
+    ),
+    (
+        "qwen3_coder",
+        "Well.\n<function=weather>\n<parameter=place>\nRome\n</parameter>\n</function>",
+        "Well.",
+        [("weather", {"place": "Rome"})],
+    ),
+]
+# Without </parameter>: neither lost, nor two in one, nor the next call in a value.
+_FORGOTTEN = (
+    "<tool_call>\n<function=weather>\n<parameter=place>\nRome\n{}<parameter=days>\n3\n{}</function>\n</tool_call>"
+)
+_ROME = ("weather", {"place": "Rome", "days": 3})
+GOOD += [
+    ("qwen3_coder", _FORGOTTEN.format("", "") + "\n" + _STOPPED, "", [_ROME, ("stop", {})]),
+    ("qwen3_coder", _FORGOTTEN.format("", "</parameter>\n") + _STOPPED, "", [_ROME, ("stop", {})]),
+    ("qwen3_coder", _STOPPED + _FORGOTTEN.format("</parameter>\n", ""), "", [("stop", {}), _ROME]),
+]
 # Text that holds no call of the format, or a malformed one: all of it is content.
 BAD = [
     *[
@@ -159,6 +198,7 @@ BAD = [
     ("qwen3_coder", "<tool_call><function=stop><parameter=a>1</function></tool_call>"),
     ("qwen3_coder", "<tool_call><function=stop>words</function></tool_call>!"),
     ("qwen3_coder", "<tool_call>{}</tool_call>"),
+    ("qwen3_coder", "the mark <function=name>, <function=other></function> and <function=stop"),
     ("llama3_json", '<|python_tag|>brave.call(query="x")'),
     ("llama3_json", 'See {"name": "stop", "parameters": {}}'),
     ("pythonic", "[stop(1)]"),
@@ -212,6 +252,19 @@ def cuts(text, seed=0):
 def test_calls_at_every_cut(name, text, content, calls):
     for pieces in cuts(text):
         assert split(name, pieces) == (content, "", calls), pieces
+
+
+@pytest.mark.parametrize("name,text,content,calls", [case for case in GOOD if case[0] == "qwen3_coder"])
+def test_parameters_streamed_at_every_cut(name, text, content, calls):
+    for pieces in cuts(text):
+        splitter = Splitter(Format(name), FUNCTIONS, False, streams=True)
+        found = []
+        for part in [part for piece in pieces for part in splitter.push(piece)] + splitter.finish():
+            if isinstance(part, CallPart) and part.name or isinstance(part, ToolCall) and not part.is_streamed:
+                found.append([part.name, part.arguments])
+            elif isinstance(part, CallPart):
+                found[-1][1] += part.arguments
+        assert [(name, json.loads(arguments)) for name, arguments in found] == calls, pieces
 
 
 @pytest.mark.parametrize("name,text", BAD, ids=lambda value: value[:30])

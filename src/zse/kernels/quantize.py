@@ -86,16 +86,6 @@ def _to_fp8(recorder, x, out) -> None:
 quantize = launcher(cpu=_to_int8, gpu=_to_fp8)
 
 
-def int8_rows(x):
-    """NumPy truth of the int8 form: (q i8 [M, K], scale f64 [M, K/32], sum f64 [M, K/32])."""
-
-    groups = np.asarray(x, np.float64).reshape(len(x), -1, GROUP)
-    scale = np.abs(groups).max(axis=2) / 127
-    inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 1e-30 / 127)
-    q = np.rint(groups * inverse[:, :, None])
-    return q.reshape(len(x), -1).astype(np.int8), scale, scale * q.sum(axis=2)
-
-
 def int8_output(
     rows: int, width: int, relative: float = 2e-6, cause: str = "f32 arithmetic before rounding", dtype: str = "int8"
 ) -> OutputSpec:

@@ -49,20 +49,6 @@ def check_planes(
     return checked
 
 
-def planes_from_bytes(
-    scheme: Any, data, n: int, k: int, align: int = 1, layout: str | None = None
-) -> dict[str, NDArray]:
-    """Views of the planes of N x K that lie one after another in `data`, each at a multiple of `align` bytes."""
-    planes, at = {}, 0
-    for plane in scheme.planes(n, k, layout or scheme.layouts[0]):
-        at += -at % align
-        planes[plane.name] = np.frombuffer(
-            data, NUMPY_DTYPE[plane.dtype], plane.nbytes // np.dtype(NUMPY_DTYPE[plane.dtype]).itemsize, at
-        ).reshape(plane.shape)
-        at += plane.nbytes
-    return planes
-
-
 def widen(values: NDArray, dtype: str) -> NDArray:
     """Values of a dense dtype (bf16 as u16 bit patterns) -> f32."""
     return bf16_to_f32(values) if dtype == "bf16" else values.astype(np.float32)

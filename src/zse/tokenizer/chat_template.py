@@ -4,8 +4,7 @@ The rendered text mixes the template's words, where `<|im_end|>` is a control to
 characters. Encoding them apart would change tokens at every seam. Instead the template is rendered twice, once with a
 mark put into the users' strings behind every character that begins a control token; the marks come out as *barriers*:
 places that no control token may span. If the marks changed what the template does (some look for `</think>` in a
-message, some count an id's characters), a narrower marking is tried. Without such characters in the messages one
-rendering is enough.
+message, some count an id's characters), a narrower marking is tried. Without such characters one rendering is enough.
 """
 
 import functools
@@ -24,10 +23,6 @@ _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # noncharacters: in no t
 
 # text: the prompt. barriers: offsets in bytes that no control token may span (Tokenizer.encode).
 Rendered = namedtuple("Rendered", "text barriers")
-
-# What may follow the beginning of a control token: ends: whole; insides: the same as one text, whose parts may go on in
-# another string; longest: characters.
-_Tails = namedtuple("_Tails", "ends insides longest")
 
 
 class ChatTemplate:
@@ -140,15 +135,16 @@ class ChatTemplate:
     def _mark_tail(self, text: str, mark: str) -> str:
         """As _mark_start, but at the start only of strings that could go on with a control token."""
         body = text.strip()
-        sizes = range(1, min(len(body), self._tails.longest) + 1)
-        if any(body[:size] in self._tails.ends for size in sizes) or body in self._tails.insides:
+        tails, inside = self._tails
+        if body in inside or any(body[:size] in tails for size in range(1, min(len(body), 256) + 1)):
             return self._mark_start(text, mark)
         return self._mark_first(text, mark)
 
     @functools.cached_property
-    def _tails(self) -> "_Tails":
+    def _tails(self) -> tuple[set[str], str]:
+        """What may follow the beginning of a control token; all of it as one text, whose parts may go on in another string."""
         tails = {text[at:] for text in self._tokenizer.control_texts() for at in range(1, len(text))}
-        return _Tails(tails, "\0".join(tails), max(map(len, tails), default=0))
+        return tails, "\0".join(tails)
 
     def _mark_control(self, text: str, mark: str) -> str:
         """A mark inside each whole control token, and behind a last character that could begin one."""

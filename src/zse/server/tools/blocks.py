@@ -73,10 +73,17 @@ class Balanced:
         return MORE
 
 
+def _is_in_string(body: str, calls: list[ToolCall] | None) -> bool:
+    """Whether what is no call yet ends in a string that is open: by the quotes that no backslash precedes."""
+    return calls is None and bool(body.count('"') - body.count('\\"') & 1)
+
+
 class Block(msgspec.Struct, frozen=True):
     """opening: begins it. read: (the text between opening and closing, functions) → calls, or None. closing: "" when the end
     is that of a bracket, with the quotes and head of Balanced. bare: the opening is a part of what is read, and counts only
-    where the answer begins or behind a call. known: only calls of functions that the request names are calls."""
+    where the answer begins or behind a call. known: only calls of functions that the request names are calls. is_inside:
+    (the text before a closing mark, its calls) → whether the mark stands in an argument, so that the block goes on. whole:
+    without its closing mark it holds no call."""
 
     opening: str
     read: Callable[[str, dict], list[ToolCall] | None]
@@ -85,6 +92,8 @@ class Block(msgspec.Struct, frozen=True):
     head: bool = False
     bare: bool = False
     known: bool = False
+    is_inside: Callable[[str, list[ToolCall] | None], bool] = _is_in_string
+    whole: bool = False
 
     def end(self) -> Until | Balanced:
         """What finds its end."""
@@ -130,7 +139,9 @@ class BlockParser:
         out: list[str | ToolCall] = []
         if self._block is not None:
             body = self._text if self._block.bare else self._text[len(self._block.opening) :]
-            self._settle(out, self._read(self._block, body), len(self._text))
+            calls = self._read(self._block, body)
+            cut_off = self._block.whole or self._block.is_inside(body, calls)
+            self._settle(out, None if cut_off else calls, len(self._text))
         rest, self._text = self._text, ""
         if rest and not (self._fresh and self._called and not rest.strip(SPACE + self._separators)):
             out.append(rest)
@@ -202,15 +213,11 @@ class BlockParser:
         if end == NEVER:
             self._settle(out, None, len(block.opening))
             return True
-        calls = self._read(block, text[start : end - len(block.closing)])
+        body = text[start : end - len(block.closing)]
         self._tries += 1
-        if (
-            calls is None
-            and block.closing
-            and self._tries < _MAX_CLOSINGS
-            and text.count('"', start, end) - text.count('\\"', start, end) & 1
-        ):
-            return True  # the mark stands in a string, it seems
+        calls = self._read(block, body)
+        if block.closing and self._tries < _MAX_CLOSINGS and block.is_inside(body, calls):
+            return True
         self._settle(out, calls, end)
         return True
 

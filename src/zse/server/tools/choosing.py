@@ -27,8 +27,8 @@ def choose(source: str) -> str:
     turns = _turns(source)
     if not turns:
         return alike[0] if alike else NONE
-    others = [name for name in FORMATS if name not in alike]
-    return next((name for name in alike + others if any(_reads(FORMATS[name], turn) for turn in turns)), NONE)
+    tried = dict.fromkeys([*alike, *FORMATS])
+    return next((name for name in tried if any(_reads(FORMATS[name], turn) for turn in turns)), NONE)
 
 
 def _turns(source: str) -> list[str]:
@@ -61,5 +61,8 @@ def _turns(source: str) -> list[str]:
 
 def _reads(form: ToolFormat, turn: str) -> bool:
     parser = BlockParser(form.blocks, {_NAME: _SCHEMA}, form.separators)
-    calls = [part for part in parser.push(turn) + parser.finish() if isinstance(part, ToolCall)]
+    parts = parser.push(turn) + parser.finish()
+    if any("call" in part for part in parts if isinstance(part, str)):
+        return False  # marks around the call that it does not know
+    calls = [part for part in parts if isinstance(part, ToolCall)]
     return [(call.name, json.loads(call.arguments)) for call in calls] == [(_NAME, _ARGUMENTS)]

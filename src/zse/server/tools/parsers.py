@@ -15,6 +15,7 @@ CALL_BEGIN, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁cal
 _KEY = r'\s*"(?:arguments|parameters)"\s*:\s*'
 _OBJECT = r'[\s,;\[\]}]*\{\s*"name"\s*:\s*"([A-Za-z0-9_.-]{1,64})"\s*,' + _KEY
 _MISTRAL = r"\s*([A-Za-z0-9_.-]{1,64})\s*(?:\[CALL_ID\]\w*)?\s*(?:\[ARGS\])?\s*"
+_NEXT_PARAMETER = r"(?:^|(?<=</parameter>))\s*<parameter="
 _FUNCTION = r"\s*<function=([^>\s]{1,64})>(.*)</function>\s*"
 
 
@@ -75,20 +76,43 @@ def _read_xml(text: str, functions: dict) -> list[ToolCall] | None:
     if match is None:
         return None
     properties = (functions.get(match[1]) or {}).get("properties")
-    arguments = {}
-    first, *entries = re.split(r"(?:^|(?<=</parameter>))\s*<parameter=", match[2].strip())
-    if first.strip():
+    properties = properties if isinstance(properties, dict) else {}
+    texts = _parameters(match[2], _NEXT_PARAMETER)
+    if texts is None and properties:  # a </parameter> is missing: only parameters that the function has are taken
+        known = "|".join(map(re.escape, properties))
+        texts = _parameters(match[2], rf"(?:^|(?<=</parameter>)|\n)\s*<parameter=(?=(?:{known})>)", is_strict=False)
+    if texts is None:
         return None
+    call = make_call(match[1], {key: _typed(text, properties.get(key)) for key, text in texts.items()})
+    return None if call is None else [call]
+
+
+def _parameters(text: str, begin: str, is_strict: bool = True) -> dict[str, str] | None:
+    """The texts of a call's parameters, None when they are not well formed. begin: a regular expression of where one
+    begins. is_strict: each has its closing mark, and so has each that stands in a value."""
+    texts: dict[str, str] = {}
+    first, *entries = re.split(begin, text.strip())
     for entry in entries:
         key, bracket, value = entry.partition(">")
         value = value.rstrip()
-        if not bracket or not key or key in arguments or not value.endswith("</parameter>"):
-            return None
+        is_closed = value.endswith("</parameter>")
         value = value.removesuffix("</parameter>").removeprefix("\n").removesuffix("\n")
-        schema = properties.get(key) if isinstance(properties, dict) else None
-        arguments[key] = _typed(value, schema)
-    call = make_call(match[1], arguments)
-    return None if call is None else [call]
+        is_open = is_strict and (not is_closed or value.count("<parameter=") > value.count("</parameter>"))
+        if not bracket or not key or key in texts or is_open:
+            return None
+        texts[key] = value
+    return None if first.strip() else texts
+
+
+def _is_in_parameter(body: str, calls: object) -> bool:
+    """Whether a call's XML ends in an argument: a file that is written may hold the marks, or a whole call."""
+    if body.count("<function=") > body.count("</function>"):
+        return True
+    return body.lstrip().startswith("<function=") and not body.rstrip().endswith("</function>")
+
+
+def _read_function(text: str, functions: dict) -> list[ToolCall] | None:
+    return _read_xml(f"<function={text}</function>", functions)
 
 
 def _typed(text: str, schema: object):
@@ -106,10 +130,14 @@ def _typed(text: str, schema: object):
 
 # In the order in which they are tried (choosing.py).
 FORMATS: dict[str, ToolFormat] = {
-    # Qwen3-Coder: <tool_call><function=NAME><parameter=KEY>value</parameter>…</function></tool_call>
+    # Qwen3-Coder: <tool_call><function=NAME><parameter=KEY>value</parameter>…</function></tool_call>. It forgets
+    # <tool_call> and </parameter> at times.
     "qwen3_coder": ToolFormat(
         ("<function=",),
-        (Block("<tool_call>", _read_xml, "</tool_call>"),),
+        (
+            Block("<tool_call>", _read_xml, "</tool_call>", is_inside=_is_in_parameter),
+            Block("<function=", _read_function, "</function>", known=True, is_inside=_is_in_parameter, whole=True),
+        ),
         r"\s*<function=([^>\s]{1,64})>",
         ("<tool_call>", "</tool_call>"),
         arguments="xml",

@@ -91,8 +91,10 @@ class Watch:
         return end is not MORE
 
     def _parameters(self, text: str, out: list[CallPart]) -> None:
-        end = text.rfind("</parameter>") + len("</parameter>")
-        if end <= self._at:
+        """Those that another one follows: before that the mark may stand in the value."""
+        last = text.rfind("<parameter=", self._at)
+        end = len(text[:last].rstrip()) if last >= 0 else 0
+        if end <= self._at or not text.endswith("</parameter>", 0, end):
             return
         self._at = end
         calls = self._read(text[:end] + "\n</function>")
