@@ -336,6 +336,17 @@ def test_attn_factor_multiplies_what_yarn_says():
     assert config.rope.mscale == pytest.approx(default / 2)
 
 
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+def test_sliding_window_of_a_gguf(arch):
+    def windows(**changes):
+        values = metadata(arch, **{f"{arch}__attention__{key}": value for key, value in changes.items()})
+        config = registry.config_from_gguf("m.gguf", values, SHAPES)
+        return [config.window(layer) for layer in range(config.num_layers)]
+
+    assert windows() == windows(sliding_window=0) == windows(sliding_window=128) == [0, 0]
+    assert windows(sliding_window=32) == [32, 32]
+
+
 def test_freq_factors_divide():
     assert RopeConfig(freq_factors=(2.0, 4.0)).inv_freq(4) == pytest.approx((0.5, 0.01 / 4))
     with pytest.raises(ValueError, match="2 values for 8 dimensions"):

@@ -246,6 +246,15 @@ def hf_windows(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     return tuple(table[name] for name in types)
 
 
+def gguf_windowed_values(fields: Fields, tensors) -> dict:
+    """gguf_values() where only the file knows of a window (Mistral 7B 0.1 calls itself llama): of all layers, if shorter
+    than the context."""
+    values = gguf_values(fields, tensors)
+    window = fields.integer(".attention.sliding_window", 0, low=0)
+    layers = (True,) * values["num_layers"] if 0 < window < values["max_context"] else ()
+    return values | dict(sliding_window=window if layers else 0, sliding_layers=layers)
+
+
 def _size(shape) -> int:
     total = 1
     for extent in shape:

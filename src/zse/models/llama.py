@@ -1,6 +1,6 @@
 """Llama 2 and 3 (arXiv 2307.09288, 2407.21783): pre-norm, RMSNorm, GQA, SwiGLU, RoPE; the base of the others here."""
 
-from zse.models.common import gguf_values, hf_values
+from zse.models.common import gguf_windowed_values, hf_values
 from zse.models.config import Fields, ModelConfig
 from zse.models.decoder import Decoder
 
@@ -17,4 +17,4 @@ class Llama(Decoder):
 
     @staticmethod
     def from_gguf(fields: Fields, tensors) -> ModelConfig:
-        return fields.build(architecture="llama", **gguf_values(fields, tensors))
+        return fields.build(architecture="llama", **gguf_windowed_values(fields, tensors))

@@ -1,6 +1,6 @@
 """Qwen2 and Qwen2.5 (arXiv 2407.10671): Llama with biases on q, k and v."""
 
-from zse.models.common import gguf_values, hf_values, hf_windows
+from zse.models.common import gguf_windowed_values, hf_values, hf_windows
 from zse.models.config import Fields, ModelConfig
 from zse.models.llama import Llama
 
@@ -13,7 +13,7 @@ class Qwen2(Llama):
 
     @staticmethod
     def from_gguf(fields: Fields, tensors) -> ModelConfig:
-        return fields.build(architecture="qwen2", **gguf_values(fields, tensors))
+        return fields.build(architecture="qwen2", **gguf_windowed_values(fields, tensors))
 
 
 def windows(fields: Fields, num_layers: int) -> dict:

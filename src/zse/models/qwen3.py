@@ -1,6 +1,6 @@
 """Qwen3 dense (arXiv 2505.09388): Llama with RMSNorm on each head of q and k; no biases unless attention_bias."""
 
-from zse.models.common import gguf_values, hf_values
+from zse.models.common import gguf_windowed_values, hf_values
 from zse.models.config import Fields, ModelConfig
 from zse.models.decoder import Decoder
 from zse.models.names import ATTENTION, ATTN_NORM, MLP, MLP_NORM, QK_NORM
@@ -22,4 +22,4 @@ class Qwen3(Decoder):
 
     @staticmethod
     def from_gguf(fields: Fields, tensors) -> ModelConfig:
-        return fields.build(architecture="qwen3", qk_norm=True, **gguf_values(fields, tensors))
+        return fields.build(architecture="qwen3", qk_norm=True, **gguf_windowed_values(fields, tensors))
