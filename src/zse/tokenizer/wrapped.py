@@ -128,12 +128,8 @@ def _characters(text: str, offsets: Sequence[int]) -> list[int]:
 
 
 def _from_pieces(text: str) -> bytes:
-    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
-        try:
-            return bytes([int(text[3:5], 16)])
-        except ValueError:
-            pass
-    return text.replace("▁", " ").encode("utf-8", "surrogatepass")
+    byte = re.fullmatch("<0x([0-9A-Fa-f]{2})>", text)
+    return bytes([int(byte[1], 16)]) if byte else text.replace("▁", " ").encode("utf-8", "surrogatepass")
 
 
 def _kinds(decoder: dict | None) -> set[str]:
