@@ -11,6 +11,7 @@ from zse.engine import core
 from zse.engine.beams import BeamQueue
 from zse.engine.features import FEATURES
 from zse.engine.grammars import GrammarQueue
+from zse.engine.idle_memory import IdleMemory
 from zse.engine.jobs import JobQueue
 from zse.engine.messages import Ask
 from zse.engine.offload import DiskTier
@@ -20,7 +21,14 @@ from zse.scheduler.options import DEFAULT, RequestOptions
 from zse.speculative.speculator import Speculator
 from zse.structured.options import Structure
 
-CLASSES = {"speculation": Speculator, "beams": BeamQueue, "jobs": JobQueue, "grammars": GrammarQueue, "disk": DiskTier}
+CLASSES = {
+    "speculation": Speculator,
+    "beams": BeamQueue,
+    "jobs": JobQueue,
+    "grammars": GrammarQueue,
+    "disk": DiskTier,
+    "idle memory": IdleMemory,
+}
 
 
 def test_every_feature_overrides_what_the_interface_has():

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from zse.cache.prefix import PrefixCache
 
 BLOCK = 16
@@ -107,6 +109,22 @@ class PageAllocator:
     def free(self, page: int) -> None:
         """The prefix cache has forgotten `page`, which nobody holds."""
         self._free.append(page)
+
+    @property
+    def num_empty(self) -> int:
+        """Pages that nobody holds and that are not cached: nothing in them is needed."""
+        return len(self._free)
+
+    def empty_runs(self, first: int, end: int) -> "Iterator[tuple[int, int]]":
+        """(page, count) of such pages that follow one another, of those from `first` to `end` - 1."""
+        prefix, start = self.prefix, first
+        for page in range(first, end):
+            if self._refs[page] or prefix is not None and prefix.holds(page):
+                if page > start:
+                    yield start, page - start
+                start = page + 1
+        if end > start:
+            yield start, end - start
 
     def references(self, page: int) -> int:
         return self._refs[page]

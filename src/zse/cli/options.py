@@ -169,6 +169,13 @@ SERVING = (
         help="host memory for KV pages that leave the device, cold prefixes and preempted requests (default: none)",
     ),
     arg(
+        "--cache-idle-memory",
+        type=memory_size,
+        metavar="SIZE",
+        help="cached KV pages that an engine on a CPU keeps when it has been idle for 10 s; the rest goes back to the "
+        "system (default: twice the weights, at least 256M)",
+    ),
+    arg(
         "--cache-disk",
         metavar="FOLDER",
         help="keep cold prefixes in files of this private folder, where the next start of the model finds them; whoever "

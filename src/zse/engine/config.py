@@ -40,6 +40,7 @@ STEP_TOKENS = {"cpu": (256, 256), "gpu": (512, 2048)}
 GPU_MIXED_TOKENS = 1024
 # Of KV pages between a device and host memory; a guess for "auto" that errs towards computing.
 HOST_BYTES_PER_S = 8e9
+LEAST_IDLE_BYTES = 256 << 20  # of cached KV pages that an idle engine keeps, beside small weights
 WARM_GRAMMARS_FROM = 1 << 30  # bytes of weights
 # What a step with prompts may take, in decode steps (0: no such bound). On a GPU the number of tokens above does it: a
 # step's time hardly depends on fewer.
@@ -66,6 +67,7 @@ RANGES = {
     "max_waiting_tokens": (1, 1 << 30),
     "ageing_ms": (0, 3_600_000),
     "cache_host_memory": (0, 1 << 50),
+    "cache_idle_memory": (0, 1 << 50),
     "cache_disk_size": (1, 1 << 60),
     "draft_tokens": (1, MAX_DRAFT_TOKENS),
 }
@@ -117,7 +119,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_layout: "paged", or "contiguous": each request reserves a whole context in a row, and nothing is shared (so there is
     no prefix cache).
     prefix_cache: keep the KV pages of prompts and replies for requests that begin alike. cache_policy: which of them go
-    first, "lru", "lfu" or "smart". cache_host_memory: bytes of the host for KV pages that leave the device. cache_disk: a
+    first, "lru", "lfu" or "smart". cache_host_memory: bytes of the host for KV pages that leave the device.
+    cache_idle_memory: bytes of KV pages that an engine on a CPU keeps when it has been idle for 10 s (auto: twice the
+    weights, at least 256 MiB). cache_disk: a
     private folder where they are kept for the next engine of the model, as far as cache_disk_size bytes go.
     graphs: on a GPU, replay steps as captured graphs; else their launches go one by one (a CPU has no other way).
     deterministic: on a GPU, only forms whose sums do not depend on the batch, so that a request's tokens and
@@ -149,6 +153,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prefix_cache: bool = True
     cache_policy: str = "lru"
     cache_host_memory: int = 0
+    cache_idle_memory: int | None = None
     cache_disk: str | None = None
     cache_disk_size: int = 4 << 30
     deterministic: bool = False
@@ -241,6 +246,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_drafts: int = 0
     warm_grammars: bool = False
     lazy_masks: bool = False
+    cache_idle_memory: int = 0
 
 
 class ResolvedConfig(Settings, frozen=True, kw_only=True):
@@ -326,6 +332,9 @@ def settle(
         mixed_ratio=MIXED_RATIO[family] if config.mixed_ratio is None else config.mixed_ratio,
         warm_grammars=weight_bytes >= WARM_GRAMMARS_FROM if config.warm_grammars is None else config.warm_grammars,
         lazy_masks=LAZY_MASKS[family] if config.lazy_masks is None else config.lazy_masks,
+        cache_idle_memory=(
+            max(LEAST_IDLE_BYTES, 2 * weight_bytes) if config.cache_idle_memory is None else config.cache_idle_memory
+        ),
     )
 
 

@@ -7,7 +7,7 @@ asks, by load.py (Engine.use). The order is that in which the engine calls them.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from zse.engine import beams, grammars, jobs
+from zse.engine import beams, grammars, idle_memory, jobs
 from zse.engine.messages import Ask
 from zse.engine.metrics import BEAM_COUNTERS, JOB_COUNTERS
 from zse.sampling.params import BeamParams
@@ -40,4 +40,5 @@ FEATURES = {
         make=lambda engine: grammars.GrammarQueue(engine), takes=lambda params, options: options.structure is not None
     ),
     "disk": FeatureRow(),
+    "idle memory": FeatureRow(make=lambda engine: idle_memory.IdleMemory(engine), counters={"idle_evicted_pages": 0}),
 }

@@ -160,7 +160,9 @@ def _build(config: ResolvedConfig, device, model, plan):
             "while these pages are still in the cache (preempted requests are swapped in full)"
         )
     runner = engine_runner.Runner(device, model, config)
-    engine = core.Engine(scheduler, runner, model=config.model, warm=("grammars",) if config.warm_grammars else ())
+    wanted = {"grammars": config.warm_grammars, "idle memory": device.takes_back}
+    warm = tuple(name for name, is_wanted in wanted.items() if is_wanted)
+    engine = core.Engine(scheduler, runner, model=config.model, warm=warm)
     if config.speculation == "ngram":
         speculator = ngram.NgramSpeculator(scheduler, config.draft_tokens, device.kernels, runner.runs_ahead)
         engine.use("speculation", speculator)

@@ -47,6 +47,7 @@ class MemoryPlan(NamedTuple):
                 f"memory: {_mib(self.first_bytes)} at the start, {_mib(self.total)} when all is in use{bound}",
                 *(f"  {label:{width}} {_mib(nbytes):>12}" for label, nbytes in self.parts.items()),
                 f"  {config.num_pages} pages of {config.page_size} tokens, reserved, resident once written; "
+                f"on a CPU {_mib(config.cache_idle_memory)} of them when idle (--cache-idle-memory); "
                 f"--max-context {config.max_context}, --max-concurrency {config.max_rows}, "
                 f"{config.max_tokens_per_step} tokens a step",
             )

@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+import sys
 from contextlib import suppress
 
 from zse.errors import DeviceError, DeviceLost
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 HUGE_PAGE = 2 << 20  # x86-64 and arm64 (4 KiB granule)
+# Elsewhere the advice that frees memory at once is another, and leaves what stood there until the system takes it.
+_NOT_NEEDED = mmap.MADV_DONTNEED if sys.platform == "linux" else getattr(mmap, "MADV_FREE", None)
 
 
 class Account:
@@ -125,6 +128,14 @@ class Buffer(DeviceBuffer):
         if self.freed:
             raise DeviceError(f"{self.label}: the buffer was freed")
         return memoryview(self._map)[self._start : self._start + self.nbytes].cast(format)  # type: ignore[call-overload]
+
+    def discard(self, start: int, nbytes: int) -> None:
+        """Nothing in these bytes is needed any more: what whole pages of the system they cover goes back to it, and is
+        zero, or what it was, when it is next touched."""
+        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = (start + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
+        if size > 0 and _NOT_NEEDED is not None:
+            self._map.madvise(_NOT_NEEDED, self._start + first, size)
 
     def _release(self) -> None:
         try:

@@ -29,6 +29,7 @@ COUNTERS: dict[str, tuple[str, str]] = {
     "prefix_evicted_pages": (TOTAL, "Cached pages that made room."),
     "prefix_copied_pages": (TOTAL, "Pages copied for a hit that ends within a page, or for a fork."),
     "prefix_onloaded_pages": (TOTAL, "Cached pages that came back from host memory."),
+    "idle_evicted_pages": (TOTAL, "Cached pages that an idle engine gave back (--cache-idle-memory)."),
     "prefix_pages": (NOW, "Pages in the prefix cache."),
     "prefix_idle_pages": (NOW, "Of those, the ones that nobody uses now."),
     "prefix_host_pages": (NOW, "Of those, the ones in host memory."),
