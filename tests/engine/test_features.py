@@ -76,7 +76,7 @@ def test_a_feature_is_made_with_its_first_request_and_then_costs_steps_nothing(m
 
     assert reply(1) == [2, 3, 4] and not engine._features
     zeros = {name: 0 for row in FEATURES.values() for name in row.counters}
-    assert engine.counters().items() >= zeros.items() and len(zeros) == 8
+    assert engine.counters().items() >= zeros.items() and len(zeros) == 9
     engine.submit(2, [1], BeamParams(beam_width=2, max_tokens=2))
     while engine.has_work:
         assert engine.step() == []
