@@ -13,7 +13,7 @@ PIECE_BYTES = 64 << 20  # at once, in about 10 ms: a request may come meanwhile
 
 
 class IdleMemory(Feature):
-    """engine: one whose device takes memory back (Device.takes_back)."""
+    """engine: one whose KV pages lie in a buffer that takes memory back (Buffer.discard)."""
 
     is_live = False  # no step has to do with it
 

@@ -160,7 +160,7 @@ def _build(config: ResolvedConfig, device, model, plan):
             "while these pages are still in the cache (preempted requests are swapped in full)"
         )
     runner = engine_runner.Runner(device, model, config)
-    wanted = {"grammars": config.warm_grammars, "idle memory": device.takes_back}
+    wanted = {"grammars": config.warm_grammars, "idle memory": hasattr(runner.kv.buffer, "discard")}
     warm = tuple(name for name, is_wanted in wanted.items() if is_wanted)
     engine = core.Engine(scheduler, runner, model=config.model, warm=warm)
     if config.speculation == "ngram":

@@ -22,7 +22,7 @@ class CPUDevice(Device):
     """threads: of the pool, the caller among them (default: ZSE_THREADS or the physical cores). library, manifest: a
     kernel library and its {symbol: {"params": [[name, type], ...]}} other than the installed ones (tests)."""
 
-    name, takes_back = "cpu", True
+    name = "cpu"
     _pool: int | None = None
 
     def __init__(self, threads: int | None = None, library: str | None = None, manifest: dict | None = None):

@@ -340,8 +340,6 @@ class Device:
     """Each kernel of its pack is loaded into the driver, which can be done before a model asks for it (CUDA)."""
     supports_capture: bool = False
     """Of graphs, which are replayed as such; may be set to False before any is recorded."""
-    takes_back: bool = False
-    """Its buffers can discard() parts, whose memory goes back to the system until it is written again."""
 
     def __init__(self) -> None:
         self._account = Account()
