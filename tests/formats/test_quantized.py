@@ -141,6 +141,26 @@ def test_gptq_that_is_not_symmetric_after_all(tmp_path, numbers):
         read(gptq(tmp_path, numbers, sym=True))
 
 
+@pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
+def test_gptq_that_names_the_wrong_version(tmp_path, version):
+    """Asymmetric weights as GPTQ rounds them, written as one version and named as the other: off by one step."""
+    n = 1024
+    weights = np.random.default_rng(7).normal(size=(n, K // GROUP, GROUP))
+    low, high = weights.min(axis=2), weights.max(axis=2)
+    scale = ((high - low) / 15).astype(np.float16)
+    zero = np.rint(-low / scale).clip(0, 15).astype(np.int64)
+    q = np.rint(weights / scale[:, :, None] + zero[:, :, None]).clip(0, 15).astype(np.int64).reshape(n, K)
+    folder = gptq(tmp_path, {"q": q, "zero": zero, "scale": scale}, version=version)
+    with open_model(folder):
+        pass  # the right name is believed
+    other = {"gptq": "gptq_v2", "gptq_v2": "gptq"}[version]
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["checkpoint_format"] = other
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(FormatError, match=f"zero points of checkpoint_format {version}, the config says {other}"):
+        open_model(folder)
+
+
 def test_act_order_is_refused(tmp_path, numbers):
     order = np.random.default_rng(1).permutation(np.arange(K, dtype=np.int32) // GROUP)
     with pytest.raises(UnsupportedError, match="act-order"):

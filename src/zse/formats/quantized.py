@@ -19,6 +19,7 @@ activations that a checkpoint brings are not used: activations get their scales 
 """
 
 from array import array
+from collections import Counter
 from typing import Any
 
 from zse.errors import FormatError, UnsupportedError
@@ -34,6 +35,7 @@ _PARTS = {
     "packed": ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
     "fp8": ("weight", "weight_scale", "weight_scale_inv", "activation_scale", "input_scale", "output_scale"),
 }
+SAMPLED_WEIGHTS, SAMPLED_GROUPS = 4, 1024  # matrices that are looked at, and groups that say something of zero points
 _FLOAT_SCALES = ("F32", "F16", "BF16")
 
 
@@ -124,6 +126,7 @@ def combine(path: str, tensors: dict[str, TensorInfo], method: Method) -> dict[s
         used |= {f"{stem}.{part}" for part in parts}
         make = _fp8 if method.layout == "rows" else _integers
         taken[f"{stem}.weight"] = make(f"{stem}.weight", parts, method)
+    _check_zero_offset([info for info in taken.values() if info.layout.startswith("gptq")], method)
     result: dict[str, TensorInfo] = {}
     for name, info in tensors.items():
         stem = name.rpartition(".")[0]
@@ -212,6 +215,42 @@ def _check_order(order: TensorInfo, group: int) -> None:
     if any(value != column // group for column, value in enumerate(values)):
         known = ("groups of consecutive columns",)
         raise UnsupportedError(f"{order.name}: order of the columns", "act-order (desc_act)", known)
+
+
+def _check_zero_offset(weights: list[TensorInfo], method: Method) -> None:
+    """FormatError where asymmetric 4-bit zero points are those of the other checkpoint_format. Weights have no mean to speak
+    of: with the right zero points the mean of q - zero over the first groups of some matrices is near 0 steps, with the
+    others near 1 or -1. Few groups, or 8 bits, whose steps are too small, say nothing."""
+    weights = [info for info in weights if "zero" in info.parts][:SAMPLED_WEIGHTS]
+    if method.bits != 4 or not weights:
+        return
+    codes, stored = bytearray(), bytearray()
+    for info in weights:
+        q, zero = info.parts["q"], info.parts["zero"]
+        group_rows = q.shape[0] // zero.shape[0]
+        codes += q.file.read(q.offset, 4 * q.shape[1] * group_rows, q.name)
+        stored += zero.file.read(zero.offset, 4 * zero.shape[1], zero.name)
+    if 2 * len(stored) < SAMPLED_GROUPS:
+        return
+    mean = _mean_nibble(codes, 0)
+    declared, other = (mean - _mean_nibble(stored, offset) for offset in (method.zero_offset, 1 - method.zero_offset))
+    if abs(declared) > 0.6 and abs(other) < 0.4:
+        names = ("gptq_v2", "gptq")
+        raise (
+            weights[0]
+            .parts["zero"]
+            .wrong(
+                f"these are zero points of checkpoint_format {names[1 - method.zero_offset]}, the config says "
+                f"{names[method.zero_offset]}: every weight would be off by one step; mend checkpoint_format in config.json"
+            )
+        )
+
+
+def _mean_nibble(data: bytes | bytearray, offset: int) -> float:
+    """The mean of the 4-bit numbers, each plus `offset` modulo 16."""
+    values = [(value + offset) % 16 for value in range(16)]
+    total = sum(count * (values[byte & 15] + values[byte >> 4]) for byte, count in Counter(data).items())
+    return total / (2 * len(data))
 
 
 def _check_symmetric(zeros: TensorInfo, method: Method) -> None:
