@@ -32,6 +32,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("archs", nargs="+", metavar="ARCH")
     parser.add_argument("--out", type=Path, default=Path("dist"), metavar="DIR")
+    parser.add_argument("--op", action="append", default=[], metavar="NAME", help="only kernels whose names begin so")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N")
     args = parser.parse_args()
     info = f"{NAME}-{__version__}.dist-info"
@@ -49,7 +50,7 @@ def main() -> int:
                 if done[0] % 25 == 0:
                     print(f"{arch} ({number} of {len(args.archs)}): {done[0]} kernels", file=sys.stderr)
 
-            cache.build(arch, path, jobs=args.jobs, say=say)
+            cache.build(arch, path, args.op, jobs=args.jobs, say=say)
             files[f"zse/_native/{path.name}"] = path.read_bytes()
     record = [f"{name},{_digest(data)},{len(data)}" for name, data in files.items()]
     files[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,", ""]).encode()

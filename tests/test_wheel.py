@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from zse.formats import store
+from zse.kernel import cache
 from zse.runtime import isa
 
 ROOT = Path(__file__).parents[1]
@@ -94,3 +95,20 @@ def test_it_serves_where_there_is_no_compiler(wheel, tmp_path, real_models):
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=20)
     assert process.returncode == 0
+
+
+def test_gpu_kernels_come_in_a_wheel_of_their_own(tmp_path):
+    """Made with one kernel of two architectures; pip checks its record, and a start finds the packs."""
+    script = [sys.executable, ROOT / "scripts" / "make_gpu_wheel.py", "sm_80", "sm_90a", "--op", "rope_table"]
+    environment = {**os.environ, "ZSE_HOME": str(tmp_path / "home")}
+    done = subprocess.run([*script, "--out", tmp_path], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("zse_gpu_kernels-*-py3-none-any.whl")
+    target = tmp_path / "site"
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", target, path]
+    done = subprocess.run(install, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    packs = sorted((target / "zse" / "_native").glob("*.pack"))
+    assert [pack.name for pack in packs] == [cache.pack_path(arch).name for arch in ("sm_80", "sm_90a")]
+    for pack in packs:
+        assert set(cache.Pack(pack).manifest) == {"rope_table"}
