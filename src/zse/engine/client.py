@@ -45,7 +45,9 @@ RETRY_DOWN_S = 60.0  # where an engine that is down is tried again
 SILENT_S = 8.0  # without a frame (a heartbeat is due each second) the engine counts as frozen: not ready
 STUCK_S = 30.0  # without a step while rows run: not ready
 KILL_S = 60.0  # silent this long with work to do: killed and restarted
-STREAM_BYTES = 256 << 10  # events a request may have waiting for a slow reader
+# Events that a request may have waiting for a reader that has been behind for STALL_S, and for one that is behind at all: a step of
+# 64 answers with log-probabilities is 30 KB, and a reader is behind for some ms now and then.
+STREAM_BYTES, MOST_STREAM_BYTES, STALL_S = 256 << 10, 1 << 20, 0.25
 
 Asked = SamplingParams | Ask | BeamParams
 MESSAGES: dict[type, Callable] = {SamplingParams: Submit, Ask: Measure, BeamParams: Search}  # by what is asked
@@ -75,8 +77,8 @@ def shutting_down_error() -> RequestError:
 class Channel:
     """The events of one HTTP request's engine requests, in order of arrival, each under the caller's key.
 
-    is_stalled: whether the reader of a stream takes less than is written. Then not more than STREAM_BYTES wait here: a
-    reader that is slower than that is cut off, the engine never waits. What waits because this process is behind, or for
+    stalled_s: for how long the reader of a stream has been behind. Then not more than STREAM_BYTES (MOST_STREAM_BYTES) wait here:
+    a reader that is slower than that is cut off, the engine never waits. What waits because this process is behind, or for
     an answer that is not streamed, is bounded by the answer's length.
     """
 
@@ -87,7 +89,7 @@ class Channel:
         self._waiter: asyncio.Future | None = None
         self.ids: dict[int, int] = {}  # key → engine request id, while running
         self._overflow: RequestError | None = None
-        self.is_stalled: Callable[[], bool] = lambda: False
+        self.stalled_s: Callable[[], float] = lambda: 0.0
 
     async def complete(
         self, prompts: list[list[int]], params: Sequence[Ask | BeamParams], options: RequestOptions = DEFAULT
@@ -130,7 +132,9 @@ class Channel:
         size = 0
         if isinstance(event, Tokens):
             size = 64 + 16 * len(event.tokens) + sum(64 + 64 * len(entry.top) for entry in event.logprobs or ())
-            if self._bytes + size > STREAM_BYTES and self._overflow is None and self.is_stalled():
+            waiting = self._bytes + size
+            patience_s = STALL_S if waiting <= MOST_STREAM_BYTES else 0.0
+            if waiting > STREAM_BYTES and self._overflow is None and self.stalled_s() > patience_s:
                 self.close()
                 size = self._bytes = 0
                 event = self._overflow = _error(

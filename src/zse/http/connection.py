@@ -70,9 +70,9 @@ class Connection(asyncio.Protocol):
         if self._writable is not None and not self._writable.done():
             self._writable.set_result(None)
 
-    def is_stalled(self) -> bool:
-        """Whether the peer takes what is written more slowly than it is written."""
-        return self._paused_at is not None
+    def stalled_s(self) -> float:
+        """Seconds for which the peer has been behind what is written, 0 when it is not."""
+        return 0.0 if self._paused_at is None else time.monotonic() - self._paused_at
 
     async def drain(self) -> None:
         """Wait until the peer has taken what was written (down to the transport's low-water mark)."""

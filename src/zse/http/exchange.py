@@ -124,12 +124,12 @@ class EventStream:
     """The response to a request as server-sent events: send… until is_last, or fail. Nothing is sent before the first of
     these. From its making on, a client that waits for long gets comments.
 
-    drain: awaited before more is made, returns when the peer has taken what was written. is_stalled: whether it has yet to.
+    drain: awaited before more is made, returns when the peer has taken what was written. stalled_s: for how long it has yet to.
     """
 
     def __init__(self, request: HTTPRequest):
         self._connection, self._request = request.connection, request
-        self.drain, self.is_stalled = self._connection.drain, self._connection.is_stalled
+        self.drain, self.stalled_s = self._connection.drain, self._connection.stalled_s
         self.started = False
         self.last_write = time.monotonic()
         request.stream = self

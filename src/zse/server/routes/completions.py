@@ -80,7 +80,7 @@ async def _serve(app, request: APIRequest, *, read: Callable[[dict], Completion]
         job = CompletionRun(completion, is_chat, envelope, work)
         stream = EventStream(request) if completion.stream else None
         if stream is not None:
-            work.channel.is_stalled = stream.is_stalled
+            work.channel.stalled_s = stream.stalled_s
         try:
             await _begin(app, job)
             if stream is None:
