@@ -1,17 +1,27 @@
-# make serve: install into .venv, fetch the default model, serve it.   make test: the tests of every change, nine minutes
-# on two cores.   make test-all: the tests that it leaves out as well.   JOBS=N: processes that run tests.
+# make serve: install into .venv, fetch the default model (or MODEL=NAME), serve it.   make test: the tests of every change, nine minutes
+# on two cores.   make test-all: the tests that it leaves out as well.   make soak: the long forms, hours.   JOBS=N: processes that
+# run tests.
 PYTHON ?= python3
 PORT ?= 8000
+MODEL ?= smollm2
 JOBS ?= 2
+# What is installed, by version and SHA-256 (scripts/make_lock.py). make serve LOCK=: what the package index has now, unchecked, for
+# a platform that the lock does not know.
+LOCK ?= requirements.lock
+TEST_LOCK ?= requirements-test.lock
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 TESTED := .venv/.test-installed
+LOCKED := install --quiet --require-hashes --only-binary :all: --requirement
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: serve test test-all test-rest models lint types build wheel clean
+.PHONY: serve test test-all test-rest soak models lint types build wheel clean
 
-serve: build
-	$(BIN)/zse serve --port $(PORT)
+# Kernels that the model needs first; the others beside, when nothing else wants the CPU, or on demand.
+serve: $(INSTALLED)
+	[ -e "$(MODEL)" ] || $(BIN)/zse pull $(MODEL)
+	$(BIN)/python -m zse.build --model $(MODEL)
+	($(BIN)/python -m zse.build --idle &); exec $(BIN)/zse serve $(MODEL) --port $(PORT)
 
 test: $(TESTED) build models
 	$(PYTEST)
@@ -21,6 +31,12 @@ test-all: test test-rest
 # What `make test` leaves out.
 test-rest: $(TESTED) build
 	$(PYTEST) --exhaustive=only
+
+# Floods, leaks and random walks, as long as tests/conftest.py's table SOAK says. One at a time: they watch memory and times.
+soak: $(TESTED) build models
+	$(BIN)/python -m pytest --soak --exhaustive=all tests/reliability tests/scheduler/test_simulator.py tests/formats/test_hostile.py \
+		tests/http/test_disconnect.py tests/http/test_streams.py tests/server/test_isolation.py tests/server/test_overload.py \
+		tests/server/test_soak.py
 
 # The models that tests need come with `zse pull`; torch and transformers are the reference where they can be installed.
 models: $(TESTED)
@@ -37,26 +53,33 @@ types: $(TESTED)
 build: $(INSTALLED)
 	$(BIN)/python -m zse.build
 
-$(INSTALLED): pyproject.toml setup.py
+$(INSTALLED): pyproject.toml setup.py $(LOCK)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "zse needs Python 3.11 or later: make $(MAKECMDGOALS) PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
 	@echo "installing the package and what it needs"
-	ZSE_BUILD_ISA=none $(BIN)/pip install --quiet --editable .
+	@export ZSE_BUILD_ISA=none; if [ -n "$(LOCK)" ]; then \
+		$(BIN)/pip $(LOCKED) $(LOCK) && $(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .; \
+		else $(BIN)/pip install --quiet --editable '.[tokenizers]'; fi || { echo "the packages were not installed (pip says \
+	why): check the network and its proxy, or set PIP_INDEX_URL or PIP_FIND_LINKS, and run the same command again; for a platform \
+	that requirements.lock does not know, add LOCK="; exit 1; }
 	touch $@
 
-$(TESTED): $(INSTALLED)
-	ZSE_BUILD_ISA=none $(BIN)/pip install --quiet --editable '.[test,lint]'
-	$(BIN)/pip install --quiet torch==2.13.0 && $(BIN)/pip install --quiet transformers \
-		|| echo "torch or transformers cannot be installed: tests compare with the committed reference tensors"
+# torch computes references where it can be installed. By version, not by hash: indexes have different wheels of one version (PyPI's needs
+# 3 GB of CUDA, those of a CPU are +cpu). Nothing of the package needs it, and transformers is in the lock.
+$(TESTED): $(INSTALLED) $(TEST_LOCK)
+	if [ -n "$(TEST_LOCK)" ]; then $(BIN)/pip $(LOCKED) $(TEST_LOCK); \
+		else ZSE_BUILD_ISA=none $(BIN)/pip install --quiet --editable '.[test,reference,lint]'; fi
+	$(BIN)/pip install --quiet torch==2.13.0 || echo "torch cannot be installed: tests compare with the committed reference tensors"
 	touch $@
 
 # Wheels for other machines into dist/, all CPU levels in them: x86-64's (or this machine's), arm64's where there is a cross
-# compiler, and with GPU_ARCHS="sm_90a sm_80" one with GPU kernels.
+# compiler, and with GPU_ARCHS="sm_90a sm_80" one with GPU kernels. The same tree, compiler and lock give the same bytes.
 CROSS ?= aarch64-linux-gnu-gcc
 wheel: $(INSTALLED)
 	rm -rf dist build/lib* build/bdist*
-	ZSE_BUILD_ISA=all $(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+	ZSE_BUILD_ISA=all $(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	! command -v $(CROSS) >/dev/null || \
-		{ rm -rf build/lib* && ZSE_BUILD_MACHINE=arm64 CC=$(CROSS) $(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .; }
+		{ rm -rf build/lib* && ZSE_BUILD_MACHINE=arm64 CC=$(CROSS) $(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .; }
 	[ -z "$(GPU_ARCHS)" ] || $(BIN)/python scripts/make_gpu_wheel.py $(GPU_ARCHS) --out dist
 	ls -l dist
 

@@ -2,6 +2,7 @@
 
 ZSE_BUILD_ISA says which kernels, ZSE_BUILD_MACHINE and CC another architecture (`make wheel`)."""
 
+import os
 import re
 import shutil
 import sys
@@ -18,6 +19,9 @@ except ImportError:  # setuptools before 70.1
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "src"))
+# The same sources and compiler give the same bytes, whoever builds, when and where: times are these, modes those below.
+os.environ.setdefault("SOURCE_DATE_EPOCH", "1577836800")
+os.umask(0o022)
 
 
 def libraries() -> list[Path]:
@@ -58,6 +62,12 @@ class BuildWithKernels(build_py):
 
 class PlatformWheel(bdist_wheel):
     """The libraries are loaded with ctypes: any Python 3 on a platform that has the C library they were linked with."""
+
+    def write_wheelfile(self, *args, **named):
+        """The last step before the archive: modes come from whoever checked the tree out."""
+        super().write_wheelfile(*args, **named)
+        for path in Path(self.bdist_dir).rglob("*"):
+            path.chmod(0o755 if path.is_dir() or path.suffix == ".so" else 0o644)
 
     def get_tag(self):
         platform = super().get_tag()[2]

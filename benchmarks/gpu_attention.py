@@ -1,6 +1,7 @@
 """Attention and qkv_post on a GPU: microseconds of one layer beside their floors.
 
     PYTHONPATH=src python benchmarks/gpu_attention.py [--heads 28 --kv-heads 4 --head-dim 128 --kv bf16] [--layers 28]
+    PYTHONPATH=src python benchmarks/gpu_attention.py --compare bf16 i8 e4m3
 
 Every figure is a graph of `--layers` layers, each with pages of its own in the cache's layout (pages in random order),
 replayed until 50 ms have passed; decode reads its context once, so the floor is KV bytes / 4.3 TB/s, prefill's is
@@ -11,6 +12,7 @@ import argparse
 import random
 import time
 from array import array
+from functools import cache
 from types import SimpleNamespace
 
 from zse.kernels.attention import attention
@@ -25,20 +27,34 @@ DECODE = {
     "1 x 1k": [1024],
     "1 x 4k": [4096],
     "1 x 32k": [32768],
+    "1 x 8k": [8192],
     "4 x 1k": [1024] * 4,
     "16 x 1k": [1024] * 16,
     "16 x 4k": [4096] * 16,
+    "16 x 8k": [8192] * 16,
     "64 x 1k": [1024] * 64,
+    "64 x 8k": [8192] * 64,
     "256 x 1k": [1024] * 256,
     "64, 50 to 8k": [50 + 126 * i for i in range(64)],
 }
 PREFILL = {
     "128": [(0, 128)],
+    "512": [(0, 512)],
     "1,024": [(0, 1024)],
+    "2,048": [(0, 2048)],
     "7,000": [(0, 7000)],
     "8 x 512": [(0, 512)] * 8,
     "512 after 6.5k": [(6488, 512)],
+    "512 after 4k": [(4096, 512)],
+    "2,048 after 4k": [(4096, 2048)],
 }
+
+
+@cache
+def moderate_bytes() -> bytes:
+    """16 MiB of random bytes whose bf16, f32, i8 and e4m3 values are of moderate size."""
+    piece = bytes(byte if i % 2 == 0 else 0x3C | byte & 0x83 for i, byte in enumerate(random.randbytes(1 << 20)))
+    return piece * 16
 
 
 class Batch:
@@ -95,8 +111,8 @@ class Batch:
         return tensor
 
     def fill(self, buffer):
-        """Random bytes whose bf16, f32, i8 and e4m3 values are of moderate size."""
-        piece = bytes(byte if i % 2 == 0 else 0x3C | byte & 0x83 for i, byte in enumerate(random.randbytes(1 << 20)))
+        """moderate_bytes() all over."""
+        piece = moderate_bytes()
         for at in range(0, buffer.nbytes, len(piece)):
             size = min(len(piece), buffer.nbytes - at)
             self.device.write(Tensor(buffer, (size,), "u8", at), piece[:size])
@@ -191,14 +207,50 @@ def measure_layer(device, batch: Batch, longest: int | None) -> tuple[float, flo
     return of_layers(attend), of_layers(batch.record_qkv_post), of_layers(batch.record_qkv_post, attend), plan
 
 
+def compare(device, args) -> None:
+    """Microseconds of a layer's attention for each type of pages, and what it is of the first one's; measured in turn, twice."""
+    first = args.compare[0]
+    for kind, batches, longest in (("decode", DECODE, 1), ("prefill", PREFILL, None)):
+        print(f"{kind:>14} | {first} | " + " | ".join(f"{kv}, of {first}'s" for kv in args.compare[1:]))
+        for name, shape in batches.items():
+            runs = [(length - 1, 1) for length in shape] if longest else shape
+            least = 2 * args.kv_heads * args.head_dim * 2 * sum(first + count for first, count in runs)
+            layers = min(args.layers if longest else 8, max(2, int(2e9 / least)))
+            best = dict.fromkeys(args.compare, float("inf"))
+            for kv in args.compare * 2:
+                args.kv = kv
+                batch = Batch(device, args, runs, layers)
+                best[kv] = min(best[kv], attention_us(device, batch, longest))
+                batch.free()
+            others = [f"{best[kv]:9.2f} {best[kv] / best[first]:.2f}" for kv in args.compare[1:]]
+            print(f"{name:>14} | {best[first]:9.2f} | " + " | ".join(others), flush=True)
+
+
+def attention_us(device, batch: Batch, longest: int | None) -> float:
+    """Microseconds of a layer's attention; the plan, once for all layers, is counted."""
+
+    def record(recorder):
+        batch.record_plan(recorder, longest)
+        for layer in range(batch.layers):
+            batch.record_attention(recorder, layer, longest)
+
+    return measure(device, record) / batch.layers
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     for name, value in (("heads", 28), ("kv-heads", 4), ("head-dim", 128), ("window", 0), ("layers", 28)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--kv", choices=("bf16", "f16", "i8", "e4m3"), default="bf16")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument(
+        "--compare", nargs="+", choices=("bf16", "f16", "i8", "e4m3"), help="types of pages beside each other"
+    )
     args = parser.parse_args()
     device = open_device(args.device)
+    if args.compare:
+        compare(device, args)
+        return
     token_bytes = 2 * args.kv_heads * head_nbytes(args.head_dim, args.kv) // BLOCK
     print(
         f"{args.heads}/{args.kv_heads} heads of {args.head_dim}, {args.kv} pages, window {args.window or 'none'}; "

@@ -28,7 +28,10 @@ SCHEMES = {
     "fp8-block": Fp8Scheme("block"),
     "int4": AffineScheme(4, 128, False),
     "int4-g32": AffineScheme(4, 32, False),
+    "int5-g32": AffineScheme(5, 32, False),
+    "int6-g16": AffineScheme(6, 16, True),
     "int8": AffineScheme(8, 128, True),
+    "int8-g32": AffineScheme(8, 32, True),
     "f16": DenseScheme("f16"),
 }
 PRODUCTS = (("qkv", QKV, HIDDEN), ("o", HIDDEN, HIDDEN), ("gate_up", 2 * INNER, HIDDEN), ("down", HIDDEN, INNER))

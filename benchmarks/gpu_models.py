@@ -2,9 +2,10 @@
 the host's share of a step.
 
     python benchmarks/gpu_models.py MODEL... [--rows 1,4,16] [--prompts 128,1024,7000] [--tokens 256] [--context 8192]
-                                    [--fuse-norm 0]
+                                    [--graphs both]
 
-One line a figure, and the floor beside decode: weights and KV read once a step at 4.3 TB/s.
+One line a figure, and the floor beside decode: weights and KV read once a step at 4.3 TB/s. Neither cached prompts nor drafts.
+--graphs both: each figure with steps replayed as captured graphs, then with their launches one by one.
 """
 
 import argparse
@@ -83,7 +84,7 @@ def decode(engine, rows: int, prompt_len: int, tokens: int, rng, vocab: int, fir
     }
 
 
-def measure(path: str, args) -> None:
+def measure(path: str, args, graphs: bool) -> None:
     rows, prompts = ([int(word) for word in text.split(",")] for text in (args.rows, args.prompts))
     start = time.perf_counter()
     phases = Phases(lambda: time.perf_counter() - start)
@@ -95,11 +96,15 @@ def measure(path: str, args) -> None:
             max_context=args.context,
             max_rows=max(rows),
             max_tokens_per_step=args.step_tokens,
+            graphs=graphs,
+            prefix_cache=False,
+            speculation="none",
         ),
         phases,
         on_plan=plans.append,
     )
-    name, engine, device, config = Path(path).name, loaded.engine, loaded.device, loaded.model_config
+    name = Path(path).name + ("" if graphs else " without graphs")
+    engine, device, config = loaded.engine, loaded.device, loaded.model_config
     taken = device.memory_total - device.memory_free
     print(f"== {name}\n{plans[0].describe()}\nphases ms: {phases.ms}\nGPU memory in use: {taken / 1e9:.2f} GB")
     rng, vocab, number = random.Random(1), config.vocab_size, 0
@@ -142,9 +147,11 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--step-tokens", type=int)
+    parser.add_argument("--graphs", choices=("on", "off", "both"), default="on")
     args = parser.parse_args()
     for path in args.models:
-        measure(path, args)
+        for graphs in {"on": (True,), "off": (False,), "both": (True, False)}[args.graphs]:
+            measure(path, args, graphs)
     return 0
 
 

@@ -9,6 +9,7 @@ For each type a model of Qwen2.5-7B's shape with random weights is made (make_ra
     ttft    one client, 128, 1,024 and 7,000 tokens in
     load    --clients at once, 512 tokens in, 256 out (--client is the script that plays them)
     default the same with no option of zse serve at all, and a burst: 1,000 requests of 1,024 tokens at once, none refused
+    checkpoints  starts of an AWQ directory, and of a bf16 directory as it is and with --quantize fp8, int4, int8; not by type
     swap    two models of which one fits (--max-loaded 1): request for the other one → first token, with a parked engine
 
 Every server is ended by its pid. A server that dies, or a part that is over its share of --budget-seconds, ends the
@@ -16,6 +17,7 @@ part with a line that says so. vLLM's figures are those of vLLM 0.26.0 on an H20
 """
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -24,7 +26,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from zse.bench.process import free_port
 from zse.bench.startup import drop_page_cache
@@ -69,7 +73,18 @@ VLLM: dict[str, dict[str, float]] = {
         "out 256": 9924,
     },
 }
-PARTS = ("start", "memory", "ttft", "load", "default", "swap")
+UNCACHED = ("--no-prefix-cache", "--speculation", "none")  # of all parts but `default`
+# Of the prompts, another for each case: with one seed the 512 prompts of 256 clients began with the 128 of 64 clients before them,
+# which the prefix cache of default settings then had.
+SEEDS = itertools.count(1)
+PARTS = ("start", "memory", "ttft", "load", "default", "checkpoints", "swap")
+# What the part checkpoints starts: name → the directory's type of make_random_model.py, options of zse serve.
+CHECKPOINTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "awq": ("hf-awq", ()),
+    "as it is": ("hf-bf16", ()),
+    **{f"to {quant}": ("hf-bf16", ("--quantize", quant)) for quant in ("fp8", "int4", "int8")},
+}
+READERS, READ_BYTES = 8, 2 << 20  # of the disk's speed: as the loader reads
 
 
 class Failed(Exception):
@@ -87,6 +102,7 @@ def main() -> int:
     parser.add_argument("--client", help="the script that plays the clients (serve_bench.py)")
     parser.add_argument("--clients", default="1,4,16,64,256")
     parser.add_argument("--starts", type=int, default=5)
+    parser.add_argument("--checkpoints", default=",".join(CHECKPOINTS), help="which starts of the part of that name")
     parser.add_argument("--cold", action="store_true", help="also with the page cache dropped")
     parser.add_argument("--budget-seconds", type=float, default=600.0)
     parser.add_argument("--device", default="cuda")
@@ -102,7 +118,8 @@ def main() -> int:
     os.makedirs(own.folder, exist_ok=True)
     end = time.monotonic() + own.budget_seconds
     figures: dict[str, dict[str, float]] = {}
-    steps = [(type, part) for type in types for part in parts]
+    steps = [(type, part) for type in types for part in parts if part != "checkpoints"]
+    steps += [(name, "checkpoints") for name in own.checkpoints.split(",") if "checkpoints" in parts]
     for number, (type, part) in enumerate(steps):
         # What is left is shared by the parts that are left; load takes three shares.
         weights = [3 if name in ("load", "default") else 1 for _, name in steps[number:]]
@@ -110,7 +127,12 @@ def main() -> int:
         try:
             if share < 3:
                 raise Failed("no time left")
-            measure(part, model_path(own, type), own, time.monotonic() + share, figures.setdefault(type, {}))
+            into, deadline = figures.setdefault(type, {}), time.monotonic() + share
+            if part == "checkpoints":
+                made, options = CHECKPOINTS[type]
+                measure_starts(model_path(own, made), own, deadline, into, type, options)
+            else:
+                measure(part, model_path(own, type), own, deadline, into)
         except Failed as error:
             print(f"{type} {part}: {error}", flush=True)
     print(table(figures))
@@ -123,7 +145,8 @@ def main() -> int:
 def model_path(own, type: str) -> str:
     if os.path.exists(type):
         return type
-    path = os.path.join(own.folder, f"{own.shape}-{own.layers or 'all'}-{type}.zse")
+    path = os.path.join(own.folder, f"{own.shape}-{own.layers or 'all'}-{type}")
+    path += "" if type.startswith("hf-") else ".zse"
     if not os.path.exists(path):
         command = [
             sys.executable,
@@ -157,7 +180,7 @@ def measure(part: str, path: str, own, deadline: float, into: dict[str, float]) 
     else:
         counts = [int(word) for word in own.clients.split(",")]
         cases = [f"1:{size}:8:6" for size in (128, 1024, 7000)]
-        options = "--max-context", "8192", "--max-rows", str(max(64, *counts))
+        options = "--max-context", "8192", "--max-rows", str(max(64, *counts)), *UNCACHED
         if part != "ttft":
             # As few requests as give a steady figure: at least two rounds.
             cases = [
@@ -179,17 +202,52 @@ def measure(part: str, path: str, own, deadline: float, into: dict[str, float]) 
                     into["decode 1"] = row["decode_tok_s_per_client"]
                 else:
                     into[f"out {row['clients']}"] = row["out_tok_s"]
+            cached = server.metric("zse_cached_prompt_tokens_total", 1)
+            if cached and not cached.endswith(" 0"):
+                raise SystemExit(f"{os.path.basename(path)}: prompts came from the cache, tokens by model: {cached}")
 
 
-def measure_starts(path: str, own, deadline: float, into: dict[str, float]) -> None:
+def files_of(path: str) -> list[str]:
+    return [path] if os.path.isfile(path) else [entry.path for entry in os.scandir(path) if entry.is_file()]
+
+
+def disk_seconds(path: str) -> tuple[int, float]:
+    """(bytes, seconds) of plain reads of a model's files, not in the page cache, by READERS threads in order."""
+    drop_page_cache(path)
+    files = [(os.open(name, os.O_RDONLY), os.path.getsize(name)) for name in files_of(path)]
+    pieces = [(fd, at) for fd, size in files for at in range(0, size, READ_BYTES)]
+    local = threading.local()
+
+    def read(piece: tuple[int, int]) -> int:
+        if not hasattr(local, "buffer"):
+            local.buffer = bytearray(READ_BYTES)
+        return os.preadv(piece[0], [local.buffer], piece[1])
+
+    with ThreadPoolExecutor(READERS) as pool:
+        start = time.perf_counter()
+        total = sum(pool.map(read, pieces))
+        seconds = time.perf_counter() - start
+    for fd, _ in files:
+        os.close(fd)
+    return total, seconds
+
+
+def measure_starts(
+    path: str, own, deadline: float, into: dict[str, float], name: str = "", options: tuple[str, ...] = ()
+) -> None:
+    """Starts of a model; name: of what is printed, the file's by default."""
+    name = name or os.path.basename(path)
     for cold in (False, True) if own.cold else (False,):
         seconds = []
         for number in range(own.starts if not cold else 2):
             if time.monotonic() > deadline:
                 break
             if cold:
+                nbytes, disk_s = disk_seconds(path)
+                into["disk s"] = min(disk_s, into.get("disk s", disk_s))
+                print(f"{name}: plain reads {nbytes / 1e9:.2f} GB in {disk_s:.2f} s, {nbytes / disk_s / 1e9:.2f} GB/s")
                 drop_page_cache(path)
-            with Server([path], own, "--max-context", "8192", "--max-rows", "1") as server:
+            with Server([path], own, "--max-context", "8192", "--max-rows", "1", *options) as server:
                 seconds.append(server.first_token(deadline))
                 if not number:  # the first start also fills the caches of bytecode and kernels
                     if not cold:
@@ -197,16 +255,16 @@ def measure_starts(path: str, own, deadline: float, into: dict[str, float]) -> N
                     continue
                 if number == 1:
                     print(
-                        f"{os.path.basename(path)}: {'cold' if cold else 'warm'} start, phases in ms: server "
+                        f"{name}: {'cold' if cold else 'warm'} start, phases in ms: server "
                         f"{server.metric('zse_start_phase_seconds', 1000)}; engine "
                         f"{server.metric('zse_engine_phase_seconds', 1000)}",
                         flush=True,
                     )
         if not seconds:
             raise Failed("no time for a second start")
-        name = "start s, page cache dropped" if cold else "start s"
-        into[name] = statistics.median(seconds)
-        print(f"{os.path.basename(path)}: {name}: {', '.join(f'{value:.3f}' for value in sorted(seconds))}", flush=True)
+        figure = "start s, page cache dropped" if cold else "start s"
+        into[figure] = statistics.median(seconds)
+        print(f"{name}: {figure}: {', '.join(f'{value:.3f}' for value in sorted(seconds))}", flush=True)
 
 
 def measure_swap(path: str, own, deadline: float, into: dict[str, float]) -> None:
@@ -355,7 +413,7 @@ def play(client: str, server: Server, case: str, deadline: float) -> dict:
     """The figures that the client script prints for one case."""
     server.check(deadline)
     process = subprocess.Popen(
-        [sys.executable, client, "load", "--url", server.url, "--case", case],
+        [sys.executable, client, "load", "--url", server.url, "--case", case, "--seed", str(next(SEEDS))],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

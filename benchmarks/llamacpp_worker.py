@@ -8,7 +8,6 @@ Figures are as in `zse bench`: decode of N tokens after a context, prefill of 51
 import argparse
 import ctypes
 import json
-import os
 import random
 import time
 
@@ -51,7 +50,7 @@ class Engine:
 
     def prompt(self, length: int, sequence: int = 0) -> None:
         draw = random.Random(f"{self.seed} {length} {sequence}")  # as cpu_vs_llamacpp.py has them
-        ids = [draw.randrange(5, 4005) for _ in range(length)]
+        ids = [draw.randrange(5, 2005) for _ in range(length)]
         for start in range(0, length, 512):
             stop = min(start + 512, length)
             self.decode([(ids[i], i, sequence, i == length - 1) for i in range(start, stop)])
@@ -81,27 +80,31 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--flash", type=int, default=-1)
     parser.add_argument("--seed", type=int, default=0, help="of the prompts")
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument(
-        "--only-memory", action="store_true", help="load, 16 tokens of prompt, 16 of decode; then the peak"
-    )
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--only", help="one figure of them")
+    parser.add_argument("--only-memory", action="store_true", help="the peak after a context of 2,048 tokens is full")
     args = parser.parse_args()
     if args.only_memory:
-        Engine(args.model, args.threads, args.flash, 2048, 1, args.seed).generate(16, 16)
+        Engine(args.model, args.threads, args.flash, 2048, 1, args.seed).generate(2048 - 17, 16)
         print(json.dumps({"peak_mib": peak_mib()}))
         return
     engine = Engine(args.model, args.threads, args.flash, 8 * 1024, 8, args.seed)
     engine.generate(16, 8)
-    result = {}
-    result["decode_16"] = args.tokens / engine.generate(16, args.tokens)
-    result["decode_1024"] = args.tokens / engine.generate(1024, args.tokens)
-    engine.clear()
-    start = time.perf_counter()
-    engine.prompt(512)
-    result["prefill_512"] = 512 / (time.perf_counter() - start)
-    result["batch_8"] = 8 * 64 / engine.generate(16, 64, 8)
-    result["llama_cpp"] = ll.__version__
-    result["pid"] = os.getpid()
+
+    def prefill() -> float:
+        engine.clear()
+        start = time.perf_counter()
+        engine.prompt(512)
+        return 512 / (time.perf_counter() - start)
+
+    figures = {
+        "decode_16": lambda: args.tokens / engine.generate(16, args.tokens),
+        "decode_1024": lambda: args.tokens / engine.generate(1024, args.tokens),
+        "decode_4096": lambda: args.tokens / engine.generate(4096, args.tokens),
+        "prefill_512": prefill,
+        "batch_8": lambda: 8 * args.tokens / engine.generate(16, args.tokens, 8),
+    }
+    result = {name: figures[name]() for name in ([args.only] if args.only else figures)}
     print(json.dumps(result))
 
 

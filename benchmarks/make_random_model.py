@@ -3,7 +3,8 @@
     python benchmarks/make_random_model.py OUT [--shape qwen2.5-7b] [--type int4] [--layers N] [--tokenizer FILE]
 
 --type int4 | int8 | fp8 | bf16 writes a `.zse` file straight in the layout that GPU kernels read (int4: groups of 128,
-embedding and head int8); hf-bf16 | hf-fp8 | hf-awq write a Hugging Face directory (safetensors). Numbers have a
+embedding and head int8); hf-bf16 | hf-fp8 | hf-awq | hf-gptq write a Hugging Face directory (safetensors; GPTQ with
+act-order, which is one order for modules that read the same). Numbers have a
 standard deviation of 0.02, norms are 1. Weights are cut at random places from a block of random bytes, so that writing
 is as fast as the page cache. Unless --tokenizer names a tokenizer.json, a byte-level BPE vocabulary of the shape's size
 is made up.
@@ -88,7 +89,7 @@ SHAPES = {
     | _sizes(256, 512, 2, 4, 2)
     | {"head_dim": 64, "vocab_size": 2048, "bos_token_id": 2000, "eos_token_id": 2002},
 }
-TYPES = ("int4", "int8", "fp8", "bf16", "hf-bf16", "hf-fp8", "hf-awq")
+TYPES = ("int4", "int8", "fp8", "bf16", "hf-bf16", "hf-fp8", "hf-awq", "hf-gptq")
 STD = 0.02
 GROUP = 128
 BLOCK_BYTES = 32 << 20
@@ -276,11 +277,19 @@ def write_directory(out: str, config: dict, type: str, tokenizer: bytes, blocks:
     entries: list[tuple[str, str, tuple[int, ...], str]] = []  # name, dtype, shape, kind of content
     for name, shape, _ in tensors(config):
         stem, is_linear = name.removesuffix(".weight"), "_proj.weight" in name
-        plain = ("F16", "f16") if type == "awq" else ("BF16", "bf16")
+        plain = ("F16", "f16") if type in ("awq", "gptq") else ("BF16", "bf16")
         if not is_linear or type == "bf16":
             entries.append((name, plain[0], shape, "ones" if "norm" in name else plain[1]))
         elif type == "fp8":
             entries += [(name, "F8_E4M3", shape, "e4m3"), (stem + ".weight_scale", "F32", (shape[0], 1), "scale")]
+        elif type == "gptq":
+            n, k = shape
+            entries += [
+                (stem + ".qweight", "I32", (k // 8, n), "bits"),
+                (stem + ".qzeros", "I32", (k // GROUP, n // 8), "sevens"),
+                (stem + ".scales", "F16", (k // GROUP, n), "scales"),
+                (stem + ".g_idx", "I32", (k,), "groups"),
+            ]
         else:
             n, k = shape
             entries += [
@@ -326,6 +335,9 @@ def write_directory(out: str, config: dict, type: str, tokenizer: bytes, blocks:
             },
         }
         assert AWQ_ORDER[1] == 2
+    if type == "gptq":
+        method = {"bits": 4, "group_size": GROUP, "quant_method": "gptq", "sym": True, "desc_act": True}
+        config |= {"torch_dtype": "float16", "quantization_config": method}
     for name, value in (
         ("config.json", config),
         ("tokenizer_config.json", TOKENIZER_CONFIG | {"chat_template": TEMPLATE}),
@@ -396,6 +408,12 @@ def shard_content(entry, blocks: Blocks):
     elif kind == "zeros":  # zero points 7 or 8, so that the mean is 0
         words = np.random.default_rng(count).integers(0, 1 << 32, count, dtype=np.uint64).astype(np.uint32)
         yield 0, ((words & np.uint32(0x11111111)) + np.uint32(0x77777777)).tobytes()
+    elif kind == "sevens":  # stored zero points of 8
+        yield 0, np.full(count, 0x77777777, np.uint32).tobytes()
+    elif kind == "groups":
+        module = name.split(".")[-2].translate(str.maketrans({"k": "q", "v": "q"})).replace("up", "gate")
+        rng = np.random.default_rng([*name.split(".")[2].encode(), *module.encode()])
+        yield 0, rng.permutation(np.arange(count, dtype=np.int32) // GROUP).tobytes()
     elif kind == "scales":
         yield 0, np.full(count, STD / 4.61, np.float16).tobytes()
     else:

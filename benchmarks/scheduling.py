@@ -21,7 +21,7 @@ class Load:
     def __init__(self, model, **options):
         from zse.engine.llm import LLM
 
-        self.llm = LLM(model, prefix_cache=False, **options)
+        self.llm = LLM(model, prefix_cache=False, speculation="none", **options)
         self.engine = self.llm._engine
         self.rng = random.Random(1)
         self.times: dict[int, list[float]] = {}

@@ -43,6 +43,7 @@ LLAMA_FORMS = {
 }
 VOCABULARY = 30_000  # ids below it are in every model's vocabulary
 START_TIMEOUT_S = 120
+UNCACHED = ("--no-prefix-cache", "--speculation", "none")
 
 
 class LlamaServer:
@@ -107,6 +108,8 @@ def measure(port: int, workload: Workload, seed: int, scale: float = 1.0) -> dic
             f"{workload.name}: {figures['failures']} of {figures['requests']} requests failed: "
             f"{figures['errors'][0]['message']}"
         )
+    if figures["cached_tokens"]:
+        raise SystemExit(f"{workload.name}: {figures['cached_tokens']} tokens of the prompts came from a cache")
     del figures["each"]
     return figures
 
@@ -152,7 +155,14 @@ def main() -> int:
     workloads += [(workload, args.infer) for workload in INFER if args.infer]
     form = args.form or best_form(args)
     print(f"llama-server form: {form}; {process.machine()}", flush=True)
-    zse_options = ["--threads", str(args.threads), "--max-context", str(SLOT_TOKENS), *shlex.split(args.zse_options)]
+    zse_options = [
+        "--threads",
+        str(args.threads),
+        "--max-context",
+        str(SLOT_TOKENS),
+        *UNCACHED,
+        *shlex.split(args.zse_options),
+    ]
     found: dict[str, dict[str, list[dict]]] = {}
     for number in range(args.rounds):
         for engine in ("zse", "llama-server"):

@@ -108,9 +108,10 @@ async def ask(
     prompt=None,
     chat: str | None = None,
     outcome: Outcome | None = None,
+    may_hit: bool = False,
     **fields,
 ) -> Outcome:
-    """One streamed greedy request. SystemExit when it fails."""
+    """One streamed greedy request. SystemExit when it fails, and when it finds cached tokens that it may not."""
     target = Target.of(f"http://127.0.0.1:{server.port}/v1")
     body = {
         "model": "bench",
@@ -127,6 +128,8 @@ async def ask(
     outcome = await stream(target, "/completions" if chat is None else "/chat/completions", body, TIMEOUT_S, outcome)
     if outcome.error is not None:
         raise SystemExit(f"a request failed: {outcome.error}")
+    if outcome.cached_tokens and not may_hit:
+        raise SystemExit(f"{outcome.cached_tokens} tokens of a prompt came from the cache")
     return outcome
 
 
@@ -182,8 +185,8 @@ async def _burst(server: RunningServer, workload: Workload, seed: int) -> float:
             workload,
             LoadSettings(scale=0.5, vocab_size=VOCABULARY, timeout_s=TIMEOUT_S),
         )
-        if figures["failures"]:
-            raise SystemExit(f"{workload.name}: {figures['errors'][0]['message']}")
+        if figures["failures"] or figures["cached_tokens"]:
+            raise SystemExit(f"{workload.name}: {figures['errors'] or 'cached tokens'}")
         return figures["output_tok_per_s"]
     await ask(server, 4, prompt=ids(16, 1))
     rng = random.Random(seed)
@@ -249,7 +252,11 @@ def prefix(args):
         for number in range(max(3, args.rounds)):
             shared = ids(1024, 40 + number)
             miss, hit = (
-                asyncio.run(ask(server, 2, prompt=shared + ids(16, 50 + 2 * number + which), ignore_eos=True))
+                asyncio.run(
+                    ask(
+                        server, 2, prompt=shared + ids(16, 50 + 2 * number + which), ignore_eos=True, may_hit=which == 1
+                    )
+                )
                 for which in (0, 1)
             )
             if not hit.cached_tokens:
@@ -291,7 +298,7 @@ async def _together(server: RunningServer, request: dict, count: int) -> float:
 def structured(args):
     schema = {"type": "json_schema", "json_schema": {"name": "people", "strict": True, "schema": SCHEMA}}
     chat = "List forty people with name, age and city as JSON."
-    with serve(args, "--max-context", "2048") as server:
+    with serve(args, "--max-context", "2048", "--no-prefix-cache", "--speculation", "none") as server:
         asyncio.run(ask(server, 8, chat=chat, response_format=schema))  # compiles the grammar
         for count in (1, 8):
             ratios = []

@@ -95,6 +95,7 @@ def main() -> None:
         device=args.device,
         threads=args.threads,
         max_context=2048,
+        prefix_cache=False,
         draft_tokens=args.draft_tokens,
         speculation="ngram" if args.draft_model is None else "draft",
         **options,

@@ -4,13 +4,19 @@
 
 Each pair is one process with one engine: `--rows` requests together, greedy, first free (ignore_eos), then under each
 grammar, in turns, so that whatever else the machine does hits both. The grammars cannot end before `--tokens` tokens.
+"short record" and "fresh records" are runs of eight rounds of replies that end by themselves, against free replies as long as
+their mean: what a request costs beside its tokens counts. Each round of "fresh records" has a random schema that no round had
+before, of three to six fields: what compiling it costs counts too.
 Printed: tokens a second of both, their ratio (median of the pairs; the bar is 0.95), what masks and checks took, and the share
 of tokens drawn without a mask that the grammar refused.
 """
 
 import argparse
+import random
 import statistics
 import time
+
+from msgspec.structs import replace
 
 from zse import LLM, SamplingParams
 
@@ -34,14 +40,69 @@ GRAMMARS = {
         }
     },
     "any json": {"json": {"type": "array", "minItems": 500}},
+    "short record": {
+        "json": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["name", "age", "member"],
+            "properties": {
+                "name": {"type": "string", "maxLength": 12},
+                "age": {"type": "integer", "minimum": 0, "maximum": 120},
+                "member": {"type": "boolean"},
+            },
+        }
+    },
+    "fresh records": {},
     "regex": {"regex": "([A-Z][a-z]+ [0-9]{1,3}, ){300}"},
 }
+ROUNDS = {"short record": 8, "fresh records": 8}
+WORDS = (
+    "city color count date email height id is_active item level name note owner price rating size state title unit year"
+)
+TYPES = (
+    {"type": "string", "maxLength": 12},
+    {"type": "integer", "minimum": 0, "maximum": 120},
+    {"type": "boolean"},
+    {"enum": ["low", "medium", "high"]},
+)
 
 
 def seconds_of(llm: LLM, prompts: list[list[int]], params: SamplingParams, structure) -> tuple[float, int]:
     start = time.perf_counter()
     outputs = llm.generate(prompts, params, structure=structure)
     return time.perf_counter() - start, sum(len(output.token_ids) for output in outputs)
+
+
+def structure_of(name: str, chance: random.Random) -> dict:
+    """The grammar of a round."""
+    if name != "fresh records":
+        return GRAMMARS[name]
+    fields = chance.sample(WORDS.split(), chance.randint(3, 6))
+    number = chance.randint(0, 99999)  # no two schemas are equal
+    properties = {f"{field}_{number}" if field == "id" else field: chance.choice(TYPES) for field in fields}
+    return {
+        "json": {
+            "title": f"record {number}",
+            "type": "object",
+            "additionalProperties": False,
+            "required": list(properties),
+            "properties": properties,
+        }
+    }
+
+
+def pair(
+    llm: LLM, prompts: list[list[int]], params: SamplingParams, name: str, chance: random.Random
+) -> tuple[float, float]:
+    """Tokens a second of free text and under the grammar, in turns."""
+    rounds = ROUNDS.get(name, 1)
+    bound_params = replace(params, ignore_eos=rounds == 1)
+    bound = [seconds_of(llm, prompts, bound_params, structure_of(name, chance)) for _ in range(rounds)]
+    num_tokens = sum(tokens for _, tokens in bound)
+    each = round(num_tokens / rounds / len(prompts))
+    free = [seconds_of(llm, prompts, replace(params, max_tokens=each), None) for _ in range(rounds)]
+    assert rounds > 1 or num_tokens == len(prompts) * params.max_tokens, "a reply ended early: not the same work"
+    return sum(tokens for _, tokens in free) / sum(s for s, _ in free), num_tokens / sum(s for s, _ in bound)
 
 
 def refused(before: dict, after: dict) -> str:
@@ -59,7 +120,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--lazy-masks", action=argparse.BooleanOptionalAction)
-    parser.add_argument("--speculation", default="auto")
+    parser.add_argument("--speculation", default="none")
     parser.add_argument("--grammars", nargs="+", choices=GRAMMARS, default=list(GRAMMARS), metavar="NAME")
     given = parser.parse_args()
     params = SamplingParams(max_tokens=given.tokens, temperature=0.0, ignore_eos=True)
@@ -71,6 +132,7 @@ def main() -> None:
         max_context=1024,
         lazy_masks=given.lazy_masks,
         speculation=given.speculation,
+        prefix_cache=False,
     ) as llm:
         print(
             "| rows | grammar | free tok/s | structured tok/s | ratio | mask µs p50 | p99 | wait µs p50 | p99 | refused |"
@@ -82,15 +144,13 @@ def main() -> None:
                 llm.encode_chat([{"role": "user", "content": f"Write record number {number} as JSON."}])
                 for number in range(rows)
             ]
-            for name, structure in ((name, GRAMMARS[name]) for name in given.grammars):
-                for form in (None, structure):  # recordings, the grammar, the prefix cache
-                    seconds_of(llm, prompts, params, form)
-                free, bound, before = [], [], llm.metrics()
-                for _ in range(given.repeats):
-                    for form, speeds in ((None, free), (structure, bound)):
-                        seconds, tokens = seconds_of(llm, prompts, params, form)
-                        assert tokens == rows * given.tokens, "a reply ended early: not the same work"
-                        speeds.append(tokens / seconds)
+            for name in given.grammars:
+                chance = random.Random(rows)
+                pair(llm, prompts, params, name, chance)  # recordings, the grammar
+                before = llm.metrics()
+                free, bound = zip(
+                    *(pair(llm, prompts, params, name, chance) for _ in range(given.repeats)), strict=True
+                )
                 ratio = statistics.median(b / f for f, b in zip(free, bound, strict=True))
                 counts = llm.metrics()
                 print(

@@ -58,7 +58,9 @@ def main() -> int:
     target = args.out / f"{NAME}-{__version__}-py3-none-any.whl"
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as wheel:
         for name, data in files.items():
-            wheel.writestr(name, data)
+            entry = zipfile.ZipInfo(name)  # of 1980: the same kernels give the same wheel
+            entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o100644 << 16
+            wheel.writestr(entry, data)
     print(target)
     return 0
 

@@ -89,7 +89,28 @@ def pytest_collect_directory(path: Path, parent):
     return None
 
 
+# What `make soak` (pytest --soak) asks of tests whose size is a variable; set by hand, a variable keeps its value.
+SOAK = {
+    "ZSE_TEST_CANARIES": 20_000,
+    "ZSE_TEST_CHARGES": 1_000,
+    "ZSE_TEST_DISCONNECTS": 10_000,
+    "ZSE_TEST_LORIS_S": 30,
+    "ZSE_TEST_MUTANTS": 100_000,
+    "ZSE_TEST_OVERLOAD_S": 60,
+    "ZSE_TEST_RAW_MUTANTS": 100_000,
+    "ZSE_TEST_SEEDS": 10_000,
+    "ZSE_TEST_SOAK": 1_000_000,
+    "ZSE_TEST_STREAM_TOKENS": 200,
+    "ZSE_TEST_TEMPLATES": 20_000,
+    "ZSE_TEST_TIMINGS": 1_000,
+    "ZSE_TEST_WORLDS": 20_000,
+}
+
+
 def pytest_addoption(parser):
+    parser.addoption(
+        "--soak", action="store_true", help="the long form of tests: hours (the table SOAK of tests/conftest.py)"
+    )
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden files of emitted C")
     parser.addoption(
         "--exhaustive",
@@ -100,6 +121,9 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    if config.getoption("--soak"):
+        for name, size in SOAK.items():
+            os.environ.setdefault(name, str(size))
     config.pluginmanager.register(Gate(config))
 
 

@@ -2,9 +2,11 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,15 +29,15 @@ TYPES = {
 }
 
 
-def make(path, type: str) -> Path:
+def run(script: str, *arguments) -> str:
+    """What a script of benchmarks/ prints."""
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    script = ROOT / "benchmarks" / "make_random_model.py"
-    subprocess.run(
-        [sys.executable, script, path, "--shape", "tiny", "--type", type],
-        check=True,
-        stdout=subprocess.PIPE,
-        env=environment,
-    )
+    command = [sys.executable, ROOT / "benchmarks" / script, *arguments]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment, text=True).stdout
+
+
+def make(path, type: str) -> Path:
+    run("make_random_model.py", path, "--shape", "tiny", "--type", type)
     return path
 
 
@@ -54,6 +56,17 @@ def test_random_models_are_sound(type, tmp_path):
         assert (source.tokenizer.image is not None) == (source.kind == "zse")
 
 
+def test_products_take_turns():
+    printed = run(
+        "cpu_matmul.py", "int4-g32", "lut4-fp4-g32-e8m0", "--shape", "32", "256", "--tokens", "3", "--seconds", "0.1"
+    )
+    rows = [line.split("|")[1:4] for line in printed.splitlines()[2:]]
+    assert [[cell.strip() for cell in row] for row in rows] == [
+        ["3", "int4-g32", "5.00"],
+        ["3", "lut4-fp4-g32-e8m0", "4.25"],
+    ]
+
+
 def test_a_start_is_measured_from_outside(tmp_path):
     path = make(tmp_path / "m.zse", "int4")
     result = startup.startup(str(path), 1, ["--device", "cpu", "--threads", "1"])
@@ -65,9 +78,38 @@ def test_a_start_is_measured_from_outside(tmp_path):
     assert json.dumps(result)
 
 
+def test_the_figures_of_a_cpu_stand_beside_its_floors(tmp_path):
+    """Each but that of drafts has its share of the floor; drafts have a row of their own; memory stands beside what cannot be less."""
+    path = make(tmp_path / "m.zse", "int4")
+    found = json.loads(run("cpu_vs_llamacpp.py", "--worker", path, "--tokens", "48", "--threads", "1"))
+    figures = {"decode_16", "decode_1024", "decode_4096", "prefill_512", "batch_8"}
+    assert {name.removesuffix(" floor") for name in found if name.endswith(" floor")} == figures
+    assert set(found) - figures - {f"{name} floor" for name in figures} == {
+        "floor read",
+        "floor int8",
+        "floor f32",
+        "drafts_16",
+    }
+    assert all(0 < found[f"{name} floor"] <= 1.1 and found[name] > 0 for name in figures)
+    memory = json.loads(run("cpu_vs_llamacpp.py", "--worker", path, "--only-memory", "--threads", "1"))
+    layer = 2 * 2 * 64 * 2  # bytes of a token: keys and values of two heads of 64 in f16
+    assert memory["kv_mib"] == 2048 * 2 * layer / 2**20, memory
+    assert memory["kv_mib"] < memory["needs_mib"] < memory["peak_mib"]
+
+
 def test_what_does_not_start_is_one_line(tmp_path):
     (tmp_path / "bad.zse").write_bytes(b"\x89ZSE\r\n\x1a\n" + bytes(100))
     with pytest.raises(EngineError, match="zse serve failed with exit code 2: .zse version 0 is not supported"):
         startup._serve(str(tmp_path / "bad.zse"), ["--device", "cpu"])
     with pytest.raises(EngineError, match="zse run failed with exit code 2: .zse version 0 is not supported"):
         startup._run(str(tmp_path / "bad.zse"), ["--device", "cpu"])
+
+
+def test_each_case_on_a_gpu_has_prompts_of_its_own(tmp_path):
+    """With one seed the prompts of many clients began with those of the few before them, which default settings had cached."""
+    client = tmp_path / "client.py"
+    client.write_text("import json, sys\nprint(json.dumps({'seed': sys.argv[sys.argv.index('--seed') + 1]}))")
+    script = runpy.run_path(str(ROOT / "benchmarks" / "gpu_serve.py"))
+    server = SimpleNamespace(url="http://127.0.0.1:1", check=lambda deadline: None)
+    seeds = [script["play"](str(client), server, "64:512:256", 1e9)["seed"] for _ in range(3)]
+    assert len(set(seeds)) == 3

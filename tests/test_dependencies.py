@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import zse
+from zse import lazy
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 FRAMEWORKS = (
@@ -28,15 +29,12 @@ FRAMEWORKS = (
     "pydantic",
     "fastapi",
 )
-MAX_BYTES, MAX_PACKAGES = 110_000_000, 30  # as the packages ship: without the bytecode that pip may write beside it
+MAX_BYTES, MAX_PACKAGES = 75_000_000, 8  # as the packages ship: without the bytecode that pip may write beside it
 
 
 def core_requirements() -> list[Requirement]:
-    """Of the installed distribution (those of extras carry a marker), else of pyproject.toml."""
-    try:
-        lines = metadata.requires("zse") or []
-    except metadata.PackageNotFoundError:
-        lines = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]["dependencies"]
+    """Of pyproject.toml: an editable installation may be older."""
+    lines = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]["dependencies"]
     return [Requirement(line) for line in lines]
 
 
@@ -127,7 +125,8 @@ def test_every_import_is_a_core_dependency(imported_everything):
     """What is imported beside the standard library comes with an installation."""
     bare = set(run_python("import sys\nprint(*sorted({name.partition('.')[0] for name in sys.modules}))").split())
     packages = metadata.packages_distributions()
-    allowed = set(closure()) | {"zse"}
+    optional = {canonicalize_name(name) for name, _ in lazy.LEAN.values()}  # imported only because it is there
+    allowed = set(closure()) | {"zse"} | optional
     foreign = {
         name: packages.get(name, [])
         for name in imported_everything - bare - set(sys.stdlib_module_names)

@@ -16,6 +16,7 @@ ORDER = (
     "env",
     "log",
     "lazy",
+    "trust",
     "kernel",
     "runtime",
     "tensor",

@@ -8,17 +8,24 @@ them, and each that has no bytecode costs it 1 to 8 ms.
 Into `zse/_native` (or --dir): libzse_runtime.so, libzse_formats.so, libzse_tokenizer.so, and per ISA level libzse_kernels_<isa>.so with its
 manifest <isa>.json. What did not change is not compiled again: the manifest keeps a hash of the sources, the flags and the
 compiler, and object files are kept by content. Needs the standard library and a C compiler only.
+
+`--model MODEL` compiles only the kernels that serving MODEL needs, a tenth of them, where not all are there already; a build
+with `--idle` makes the rest beside, and a kernel that is asked for before is compiled on demand (`--kernel`, which
+zse.runtime.on_demand runs). These parts of a level stand in `_native/objects/<isa>`; the whole library replaces them.
 """
 
 import argparse
 import compileall
 import ctypes
 import fcntl
+import gc
 import hashlib
 import importlib
 import json
 import os
 import re
+import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -26,14 +33,15 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
-from zse import env
-from zse.errors import CompileError, ConfigError
+from zse import env, trust
+from zse.errors import CompileError, ConfigError, ZSEError
 from zse.kernel import cache, emit
 from zse.kernel.targets.cpu import ISAS
 from zse.runtime import isa as levels
-from zse.runtime import native, probe
+from zse.runtime import native, on_demand, probe
 from zse.runtime.compiler import KERNEL_FLAGS, find_compiler, link, run
 
 TYPE_CHECKING = False
@@ -89,9 +97,9 @@ class Progress:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One build at a time in a folder."""
-    with open(folder / ".lock", "w") as file:
+def _locked(path: Path) -> Iterator[None]:
+    """One build at a time of what this file stands for."""
+    with open(path, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -109,19 +117,20 @@ class Builder:
             print(line, file=sys.stderr, flush=True)
 
     def compiled(self, name: str, source: Path, flags: tuple[str, ...]) -> Path:
-        """The object of a C file; one that is there already is kept."""
+        """The object of a C file; one that is there already, and whole, is kept."""
         headers = b"".join(path.read_bytes() for path in sorted(source.parent.glob("*.h")))
         text = _SOURCE_LINES.sub(b"", source.read_bytes())
         key = _digest(text, headers, " ".join(flags), self.compiler, self.version)
         target = self.objects / f"{name}-{key}.o"
-        if self.force or not target.exists():
+        if self.force or not trust.is_whole(str(target)):
             target.parent.mkdir(parents=True, exist_ok=True)
             half = target.with_suffix(f".{os.getpid()}.tmp")
             run([self.compiler, *flags, "-c", str(source), "-o", str(half)], name)
             half.replace(target)
+            trust.put_sum(str(target))
             for stale in target.parent.glob(f"{target.name[: -len(key) - 3]}-{'[0-9a-f]' * len(key)}.o"):
                 if stale != target:
-                    stale.unlink()
+                    trust.remove(str(stale), str(stale) + trust.SUM)
         return target
 
     def host_library(self, name: str, sources: list[Path]) -> None:
@@ -130,25 +139,58 @@ class Builder:
         with ThreadPoolExecutor(self.jobs) as pool:
             objects = list(pool.map(lambda path: self.compiled(f"{name}-{path.stem}", path, HOST_FLAGS), sources))
         stamp, linked = self.objects / f"{name}.linked", "\n".join(path.name for path in objects)
-        if self.force or not target.exists() or not stamp.exists() or stamp.read_text(encoding="utf-8") != linked:
+
+        def done() -> str:
+            return f"{linked}\n{trust.sum_of(str(target))}"
+
+        if self.force or not target.exists() or not stamp.exists() or stamp.read_text(encoding="utf-8") != done():
             link(self.compiler, objects, target)
-            stamp.write_text(linked, encoding="utf-8")
+            stamp.write_text(done(), encoding="utf-8")
             self.say(f"{target.name}: {len(sources)} files")
 
-    def kernel_library(self, level: str) -> None:
-        """The kernels of an ISA level and their manifest."""
-        flags = (*KERNEL_FLAGS, *ISAS[level].flags)
-        target, manifest_path = self.folder / f"libzse_kernels_{level}.so", self.folder / f"{level}.json"
+    def first_kernels(self, level: str, model: str) -> None:
+        """The kernels of a level that serving `model` needs, a name or a path; all, where its needs cannot be told. Nothing
+        is done where all are there; a whole library that is older than the sources goes, for a start takes the part then."""
+        library, manifest = map(Path, native.kernel_files(str(self.folder), level))
+        key = self._key(level, cache.fingerprint())
+        if _made_for(manifest, library) == key:
+            return
+        try:
+            path = str(importlib.import_module("zse.formats.store").resolve(model))
+            threads = probe.default_threads()
+            needed = importlib.import_module("zse.engine.needed").kernels_of(path, level, threads)
+        except ZSEError as error:
+            self.say(f"{error}; all kernels are compiled")
+            self.kernel_library(level)
+            return
+        self.kernel_library(level, needed, native.FIRST)
+        if _made_for(manifest, library) != key:
+            trust.remove(str(manifest), str(library))
+
+    def _key(self, level: str, sources: str, symbols: Iterable[str] = ()) -> str:
+        """What a level's kernels depend on. sources: cache.fingerprint()."""
+        return _digest(sources, level, " ".join(_flags(level)), self.compiler, self.version, *sorted(symbols))
+
+    def kernel_library(self, level: str, symbols: Iterable[str] = (), part: str = "") -> None:
+        """The kernels of an ISA level and their manifest; with `symbols` these of them, as the level's part of that name. One
+        process at a time: who waited for it finds what it made."""
+        folder = self.objects / level
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder / f"{part}.lock"):
+            self._make_kernels(level, symbols, part)
+
+    def _make_kernels(self, level: str, symbols: Iterable[str], part: str) -> None:
+        target, manifest_path = map(Path, native.kernel_files(str(self.folder), level, part))
         sources = cache.fingerprint()
-        key = _digest(sources, level, " ".join(flags), self.compiler, self.version)
-        if not self.force and self.keep_c is None and target.exists() and _manifest_key(manifest_path) == key:
+        key = self._key(level, sources, symbols)
+        if not self.force and self.keep_c is None and _made_for(manifest_path, target, part) == key:
             return
         manifest: dict[str, dict] = {}
         progress = Progress(f"kernels for {level}", self.quiet)
         with tempfile.TemporaryDirectory(prefix="zse-build-") as folder, ThreadPoolExecutor(self.jobs) as pool:
             where = Path(folder) if self.keep_c is None else self.keep_c / level
             where.mkdir(parents=True, exist_ok=True)
-            units, objects = kernel_units(level), []
+            units, objects = _part_units(level, set(symbols), part, self.jobs) if part else kernel_units(level), []
             progress.total = len(units)
             try:
                 for name, variants in units:  # the compilers work while the next unit's text is made
@@ -156,29 +198,78 @@ class Builder:
                     manifest.update(entries)
                     source = where / f"{name}.c"
                     source.write_text(text, encoding="utf-8")
-                    objects.append(pool.submit(self.compiled, f"{level}/{name}", source, flags))
+                    objects.append(pool.submit(self.compiled, f"{level}/{name}", source, _flags(level)))
                     objects[-1].add_done_callback(lambda _: progress.step())
-                link(self.compiler, [each.result() for each in objects], target)
+                compiled = [each.result() for each in objects]
             finally:
                 pool.shutdown(cancel_futures=True)  # after an error nothing more is begun
-        half = manifest_path.with_suffix(f".{os.getpid()}.tmp")
-        half.write_text(
-            json.dumps(
-                {"isa": level, "key": key, "sources": sources, "compiler": self.version, "kernels": manifest},
-                separators=(",", ":"),
-                sort_keys=True,
-            ),
-            encoding="utf-8",
-        )
-        half.replace(manifest_path)
-        progress.end(f"{target.name}: {len(manifest)} kernels in {progress.seconds:.1f} s, by {self.version}")
+        if not part:
+            self._check(level, compiled, manifest)
+        link(self.compiler, compiled, target)
+        described = {"isa": level, "key": key, "sources": sources, "compiler": self.version, "kernels": manifest}
+        described["library"] = trust.sum_of(str(target))
+        if part:
+            described["part"] = part
+        text = json.dumps(described, separators=(",", ":"), sort_keys=True)
+        trust.write_whole(str(manifest_path), text.encode(), 0o644)
+        if part:
+            trust.put_sum(str(manifest_path))
+        which = " that are needed first" if part else ""
+        progress.end(f"{target.name}: {len(manifest)} kernels{which} in {progress.seconds:.1f} s, by {self.version}")
+
+    def _check(self, level: str, objects: list[Path], manifest: dict[str, dict]) -> None:
+        """Compare the kernels with their references (bench/self_check.py) before they are put in place, where there is NumPy and a
+        CPU of the level. CompileError that names what a compiler got wrong."""
+        runtime = self.folder / "libzse_runtime.so"
+        if (
+            find_spec("numpy") is None
+            or not runtime.exists()
+            or level not in levels.runnable_levels(_cpu_bits(self.folder))
+        ):
+            return
+        with tempfile.TemporaryDirectory(prefix="check-", dir=self.folder) as place:
+            library, described = native.kernel_files(place, level)
+            link(self.compiler, objects, Path(library))
+            Path(described).write_text(json.dumps({"kernels": manifest}), encoding="utf-8")
+            shutil.copy2(runtime, place)
+            path = str(PACKAGE.parent) + os.pathsep + os.environ.get("PYTHONPATH", "")
+            done = subprocess.run(
+                [sys.executable, "-P", "-m", "zse.bench.self_check"],
+                env={**os.environ, "PYTHONPATH": path, "ZSE_NATIVE_DIR": place, "ZSE_ISA": level},
+                capture_output=True,
+                text=True,
+            )
+        if done.returncode:
+            lines = [*done.stdout.splitlines()[:1], *done.stderr.splitlines()[-1:], f"exit code {done.returncode}"]
+            raise CompileError(
+                f"{level}: what {self.version} made of a kernel computes wrong numbers ({lines[0]}); nothing was installed: use "
+                "another C compiler (CC=clang, or another version), or run `python -m zse.build --force` if the disk may be at fault"
+            )
 
 
-def _manifest_key(path: Path) -> str | None:
+def _flags(level: str) -> tuple[str, ...]:
+    return (*KERNEL_FLAGS, *ISAS[level].flags)
+
+
+def _made_for(manifest: Path, library: Path, part: str = "") -> str | None:
+    """The key in the manifest; None where the two do not belong together, are not there, or are damaged."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))["key"]
-    except (OSError, ValueError, KeyError):
+        described = json.loads(manifest.read_bytes())
+        is_whole = described["library"] == trust.sum_of(str(library)) and (not part or trust.is_whole(str(manifest)))
+        return described["key"] if is_whole else None
+    except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _part_units(level: str, symbols: set[str], part: str, jobs: int) -> "list[tuple[str, list[Variant]]]":
+    """As kernel_units(), of a part: of as many variants as give each compiler two. ConfigError for a name of no kernel."""
+    table = importlib.import_module("zse.kernels.table")
+    variants = [variant for variant in table.all_variants(ISAS[level]) if variant.symbol in symbols]
+    unknown = symbols - {variant.symbol for variant in variants}
+    if unknown:
+        raise ConfigError(f"no kernel is called {', '.join(sorted(unknown))}")
+    size = min(UNIT_VARIANTS, -(-len(variants) // (2 * jobs)))
+    return [(f"{part}_{at // size}", variants[at : at + size]) for at in range(0, len(variants), size)]
 
 
 def kernel_units(level: str) -> "list[tuple[str, list[Variant]]]":
@@ -206,9 +297,10 @@ def build(
     keep_c: Path | None = None,
     jobs: int | None = None,
     quiet: bool = False,
+    model: str | None = None,
 ) -> Path:
     """Compile what is missing or changed. isas: levels; default: the one that this CPU runs best. machine: another architecture
-    than this one's, for all levels of which CC has to be a compiler.
+    than this one's, for all levels of which CC has to be a compiler. model: of the kernels only what serving it needs.
 
     Returns the folder. CompileError when there is no compiler or it fails, ConfigError for an unknown level.
     """
@@ -225,22 +317,31 @@ def build(
         )
     builder = Builder(folder, jobs or len(probe.allowed_cpus()), force, keep_c, quiet)
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder):
+    with _locked(folder / ".lock"):
         for part in ("runtime", "formats", "tokenizer"):
             sources = sorted((PACKAGE / part / "csrc").glob("*.c"))
             if sources:
                 builder.host_library(f"libzse_{part}", sources)
-        for level in _best_level(folder) if isas is None else isas:
-            builder.kernel_library(level)
+    for level in _best_level(folder, for_others=model is None) if isas is None else isas:
+        builder.kernel_library(level) if model is None else builder.first_kernels(level, model)
     return folder
 
 
-def _best_level(folder: Path) -> list[str]:
-    """The level that this CPU runs best; every level of its architecture where it can run none, as in a build for others."""
+def _cpu_bits(folder: Path) -> int:
+    """What this CPU can do, as zse_cpu_features() says."""
     features = native.open_library(str(folder / "libzse_runtime.so")).zse_cpu_features
     features.restype = ctypes.c_uint64
-    bits = features()
-    return levels.runnable_levels(bits)[:1] or levels.levels_of_machine()
+    return features()
+
+
+def _best_level(folder: Path, for_others: bool = True) -> list[str]:
+    """The level that this CPU runs best. Where it can run none, every level of its architecture, as in a build for others, or
+    a DeviceError."""
+    bits = _cpu_bits(folder)
+    best = levels.runnable_levels(bits)[:1]
+    if not best and not for_others:
+        raise native.unsupported_cpu(bits)
+    return best or levels.levels_of_machine()
 
 
 def isas_to_install() -> list[str] | None:
@@ -273,16 +374,50 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--force", action="store_true", help="compile everything again")
     parser.add_argument("--keep-c", type=Path, metavar="DIR", help="keep the generated C files in DIR")
     parser.add_argument("--jobs", type=int, metavar="N", help="compilers at once (default: CPUs)")
+    parser.add_argument(
+        "--model", metavar="MODEL", help="only the kernels that serving this model needs, a name or a path"
+    )
+    parser.add_argument("--kernel", metavar="SYMBOL", help="only this kernel, of the level that --isa names")
+    parser.add_argument("--idle", action="store_true", help="in time that nothing else wants; say nothing but errors")
     options = parser.parse_args(arguments)
     try:
+        if options.kernel is not None:
+            one = Builder(options.dir or Path(native.native_dir()), 1, quiet=True)
+            for level in options.isa or ():
+                one.kernel_library(level, [options.kernel], options.kernel)
+            return 0
+        if options.idle:
+            _yield_to_others()
         isas = levels.levels_of_machine() if options.isa == ["all"] else options.isa
-        print(build(options.dir, isas, force=options.force, keep_c=options.keep_c, jobs=options.jobs))
-        compile_modules()
-    except (CompileError, ConfigError) as error:
+        folder = build(
+            options.dir, isas, force=options.force, keep_c=options.keep_c, jobs=options.jobs, quiet=options.idle,
+            model=options.model,
+        )  # fmt: skip
+        if not options.idle:
+            print(folder)
+        if options.model is None:
+            compile_modules()
+    except OSError as error:
+        place = f": {error.filename}" if error.filename else ""
+        print(
+            f"zse: {error.strerror}{place}; the build needs about 20 MB here and in TMPDIR, or --dir DIR",
+            file=sys.stderr,
+        )
+        return 1
+    except ZSEError as error:
         print(f"zse: {error}", file=sys.stderr)
-        return error.exit_code
+        unknown = options.kernel is not None and isinstance(error, ConfigError)
+        return on_demand.UNKNOWN_KERNEL if unknown else error.exit_code
     return 0
 
 
+def _yield_to_others() -> None:
+    """The lowest priority for this process and the compilers that it starts."""
+    os.nice(19)
+    if hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
 if __name__ == "__main__":
+    gc.disable()  # 5 % of generating the text; 120 MB at most without
     sys.exit(main())

@@ -1,10 +1,25 @@
 """Errors that reach a user: one line that says what is wrong and what to do, an exit code, an API status."""
 
+import sys
+
 
 def one_line(text: object) -> str:
     """`text` on one line of printable characters: names come from files, and go to terminals and logs."""
     line = str(text)
     return line if line.isprintable() else line.encode("unicode_escape").decode("ascii")
+
+
+def missing_package(error: ModuleNotFoundError) -> str | None:
+    """What to do about an import of a package that this Python lacks; None for a module of zse's own, which is a bug."""
+    name = (error.name or "").partition(".")[0]
+    if name in ("", "zse", "zse_emulator"):
+        return None
+    if name in sys.stdlib_module_names:
+        return f"Python {sys.version.split()[0]} at {sys.executable} was built without its module {name}: use another Python"
+    return (
+        f"the Python package {name} is not installed beside {sys.executable}: run `{sys.executable} -m pip install {name}`, "
+        "or use the Python that zse was installed with; `zse doctor` lists what is missing"
+    )
 
 
 class ZSEError(Exception):

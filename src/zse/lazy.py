@@ -26,15 +26,15 @@ OUTSIDE = {
     "ctypes": ("ctypes", "3 ms"),
     "datetime": ("datetime", "1 ms"),
     "difflib": ("difflib", "3 ms"),
-    "hub_errors": ("huggingface_hub.errors", "0.3 s"),
-    "hub_utils": ("huggingface_hub.utils", "0.3 s"),
-    "huggingface_hub": ("huggingface_hub", "0.3 s"),
+    "hashlib": ("hashlib", "2 ms with libcrypto"),
     "json": ("json", "2 ms"),
     "logging": ("logging", "6 ms with what it brings"),
     "numpy": ("numpy", "70 to 250 ms"),
     "pathlib": ("pathlib", "4 ms with urllib"),
     "platform": ("platform", "2 ms"),
+    "select": ("select", "1 ms"),
     "shutil": ("shutil", "3 ms"),
+    "socket": ("socket", "8 ms with selectors"),
     "subprocess": ("subprocess", "5 ms"),
     "tempfile": ("tempfile", "4 ms with random and shutil"),
     "tokenizers": ("tokenizers", "60 ms"),
@@ -82,6 +82,7 @@ GPU_ENGINE = (
     "zse.kernels.gpu.attention",
     "zse.kernels.gpu.attention_prefill",
     "zse.kernels.gpu.quantize",
+    "zse.engine.serving",
 )
 # What an engine that is parked imports before it knows its model.
 PARKED_ENGINE = (
@@ -150,21 +151,21 @@ if TYPE_CHECKING:
     import ctypes as ctypes
     import datetime as datetime
     import difflib as difflib
+    import hashlib as hashlib
     import json as json
     import logging as logging
     import pathlib as pathlib
     import platform as platform
+    import select as select
     import shutil as shutil
+    import socket as socket
     import subprocess as subprocess
     import tempfile as tempfile
     import unicodedata as unicodedata
     from concurrent import futures as futures
 
-    import huggingface_hub as huggingface_hub
     import numpy as numpy
     import tokenizers as tokenizers
-    from huggingface_hub import errors as hub_errors  # noqa: F401
-    from huggingface_hub import utils as hub_utils  # noqa: F401
 else:
 
     def __getattr__(name: str) -> ModuleType:

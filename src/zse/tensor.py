@@ -5,6 +5,11 @@ from typing import Any, NamedTuple
 from zse.dtypes import ITEM_BYTES, VIEW_FORMAT
 from zse.runtime.symbol import Sym
 
+# What makes probabilities of a router's logits (zse.kernels.route): softmax over all experts, sigmoid of each, softmax over the
+# chosen, sqrt(softplus) of each.
+GATINGS = ("softmax", "sigmoid", "softmax_chosen", "sqrt_softplus")
+MAX_EXPERTS, MAX_EXPERT_GROUPS = 1024, 64
+
 
 class Tensor(NamedTuple):
     """A row-major array inside a device buffer.
@@ -88,13 +93,30 @@ class Fp8Activation(NamedTuple):
         return Fp8Activation(self.q.with_rows(rows), self.scale.with_rows(rows))
 
 
+class Routing(NamedTuple):
+    """Which experts compute which tokens, k of them each (zse.kernels.route). A pair is a token and one of its experts.
+
+    ids i32, weights f32 [M, k]: a token's experts, the best first, and what their results are multiplied with. source i32
+    [M * k]: the tokens of the pairs sorted by expert; place i32 [M * k]: where a token's pairs stand among these. tasks i32
+    [N, 3]: an expert and a range of sorted pairs, which one block of a product computes; empty ones at the end.
+    """
+
+    ids: Tensor
+    weights: Tensor
+    source: Tensor
+    place: Tensor
+    tasks: Tensor
+
+
 class Weight(NamedTuple):
     """A matrix of N outputs and K inputs. planes: name → Tensor, as `scheme.planes(N, K, layout)` lists them.
 
-    layout: "r16" (tiles of 16 rows) or "rows" (row-major), see zse.quant.scheme.
+    layout: "r16" (tiles of 16 rows) or "rows" (row-major), see zse.quant.scheme. order: i32 [K], the input that each column
+    belongs to, which the product's inputs are gathered by (zse.kernels.reorder); None: the columns are the inputs.
     """
 
     shape: tuple
     scheme: Any
     planes: dict
     layout: str = "r16"
+    order: "Tensor | None" = None

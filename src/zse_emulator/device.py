@@ -14,6 +14,7 @@ import threading
 from ctypes import c_char_p, c_int, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
+from zse import trust
 from zse.errors import CompileError, DeviceError
 from zse.kernel import cache
 from zse.kernel.archs import features_of
@@ -54,8 +55,13 @@ def compiled(sources: "list[Path]", text: str, name: str, optimize: str) -> Path
         total.update(path.read_bytes())
     folder = cache.folder() / "emulate"
     target = folder / f"{name}-{total.hexdigest()[:32]}.so"
-    if not target.exists():
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not _is_ours(target):
+        try:
+            trust.make_private(str(folder), str(cache.folder()))
+        except OSError as error:
+            raise CompileError(
+                f"{error.filename or folder}: {error.strerror}; set ZSE_HOME to a folder you own"
+            ) from None
         half = target.with_suffix(f".{os.getpid()}-{threading.get_ident()}.tmp")
         done = subprocess.run(
             [
@@ -73,8 +79,19 @@ def compiled(sources: "list[Path]", text: str, name: str, optimize: str) -> Path
         )
         if done.returncode:
             raise CompileError(f"{name}: {compiler} failed: {'; '.join(done.stderr.splitlines()[:3])}")
+        half.chmod(0o700)
         half.replace(target)
+        trust.put_sum(str(target))
     return target
+
+
+def _is_ours(library: Path) -> bool:
+    """Whether it is there, whole, and nobody else can have written it."""
+    try:
+        trust.open_kept(str(library), str(cache.folder())).close()
+    except OSError:
+        return False
+    return trust.is_whole(str(library))
 
 
 _core_lock = threading.Lock()

@@ -14,10 +14,9 @@ import pytest
 
 from zse.bench import ablation, reports
 from zse.bench.page import page
-from zse.cli import main, serve
+from zse.cli import bench_serve, main, serve
 from zse.cli import parser as parsers
 from zse.errors import ConfigError
-from zse.formats import hub
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -219,7 +218,7 @@ def test_an_ablation_switches_one_thing_on_at_a_time(fake, tmp_path, capsys, mon
             pass
 
     monkeypatch.setattr(ablation, "RunningServer", Started)
-    monkeypatch.setattr(hub, "ensure", lambda name: name)
+    monkeypatch.setattr(bench_serve, "locate", lambda name: name)
     assert zse("ablation", "m.gguf", "--workload", "baseline", "--scale", "0.05", "-o", tmp_path / "out") == 0
     assert "+ prefix cache          baseline" in capsys.readouterr().out
     assert len(asked) == len(ablation.STEPS)

@@ -14,11 +14,32 @@ from zse.cache.prefix import PrefixCache
 SALT = ("", "")
 
 
-def model(pattern: str, window: int = 512):
-    """s: a layer with a window, f: one without."""
+def model(pattern: str, window: int = 512, small: int = 256, large: int = 256, shared: int = 0):
+    """s: a layer with a window and keys of `small` numbers, f: one without and of `large`. shared: last layers without any."""
     return SimpleNamespace(
-        num_layers=len(pattern), sliding_window=window, window=lambda layer: window if pattern[layer] == "s" else 0
+        num_layers=len(pattern),
+        sliding_window=window,
+        window=lambda layer: window if pattern[layer] == "s" else 0,
+        kv_heads_of=lambda layer: 1,
+        head_dim_of=lambda layer: small if pattern[layer] == "s" else large,
+        kv_layer=lambda layer: layer if layer < len(pattern) - shared else pattern.index(pattern[layer]),
     )
+
+
+@pytest.mark.parametrize(
+    "pattern, options, groups",
+    [
+        ("ssssf" * 7, dict(large=512, shared=20), [3, 6, 6]),  # Gemma 4 E2B
+        ("sssssf" * 7, dict(large=512, shared=18), [4, 8, 8, 4]),  # E4B
+        ("sssssf" * 10, dict(small=4096, large=2048), [10, *[5] * 10]),  # 31B
+        ("sf", dict(small=512, large=256), [1, 1]),
+    ],
+)
+def test_layers_of_two_sizes_are_in_groups_of_as_many_bytes(pattern, options, groups):
+    found = group_layers(model(pattern, **options))
+    assert [len(layers) for layers in found] == groups
+    assert sorted(layer for layers in found for layer in layers) == list(range(len(pattern) - options.get("shared", 0)))
+    assert all(len({pattern[layer] for layer in layers}) == 1 for layers in found)
 
 
 @pytest.mark.parametrize(

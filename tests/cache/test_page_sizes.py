@@ -89,7 +89,13 @@ def test_what_a_sequence_needs(size):
 
 @pytest.mark.parametrize("size", PAGE_SIZES)
 def test_tables_of_kernels_list_blocks(size):
-    config = SimpleNamespace(num_layers=3, num_kv_heads=2, head_dim=32)
+    config = SimpleNamespace(
+        num_layers=3,
+        kv_heads_of=lambda layer: 2,
+        head_dim_of=lambda layer: 32,
+        kv_layer=lambda layer: layer,
+        latent=None,
+    )
     kv, count = KVCache(NullDevice(), config, 6, page_size=size), size // BLOCK
     assert kv.nbytes == 6 * kv.page_nbytes == kv.num_blocks * 2 * 3 * 2 * 32 * BLOCK * 2
     pages, every = [4, 0, 5], []

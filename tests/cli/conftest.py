@@ -10,8 +10,6 @@ from cli_process import ENVIRONMENT
 def home(tmp_path, monkeypatch, kernel_cache):
     path = tmp_path / "home"
     (path / "kernels").mkdir(parents=True, mode=0o700)
-    (path / "kernels" / "emulate").symlink_to(kernel_cache / "kernels" / "emulate")  # compiled once, for all tests
-    (kernel_cache / "kernels" / "emulate").mkdir(parents=True, exist_ok=True, mode=0o700)
     for folder in ("echo", "base"):
         (path / "models" / folder).mkdir(parents=True)
         (path / "models" / folder / "m.gguf").write_bytes(b"not read by the fake")
@@ -20,12 +18,13 @@ def home(tmp_path, monkeypatch, kernel_cache):
 
 
 @pytest.fixture
-def zse(home):
+def zse(home, kernel_cache):
     """Run `zse ARGUMENTS` in a process of its own; fake=True: with the echoing LLM."""
 
     def run(*arguments, code=0, input="", fake=False, **options):
         program = [str(Path(__file__).parent / "fake_llm.py")] if fake else ["-m", "zse"]
-        environment = {**ENVIRONMENT, "ZSE_HOME": str(home)}
+        emulates = arguments[:2] == ("kernels", "check")  # compiled once, for all tests
+        environment = {**ENVIRONMENT, "ZSE_HOME": str(kernel_cache if emulates else home)}
         done = subprocess.run(
             [sys.executable, *program, *arguments],
             input=input,

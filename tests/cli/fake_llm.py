@@ -29,6 +29,10 @@ class EchoLLM:
             kv_bytes=7 * 16 * 20,
             num_pages=7,
         )
+        memory = {"layers": 3 << 20, "kv cache": 2 << 20}
+        self.device = SimpleNamespace(
+            kernels="gpu", shares_memory=False, memory=lambda: memory, memory_total=80 << 30, memory_free=73 << 30
+        )
         self.tokenizer = SimpleNamespace(encode=lambda text: list(text.encode()))
         if "base" in str(path):
             self.has_chat_template = False
@@ -62,6 +66,9 @@ class EchoLLM:
             yield SimpleNamespace(
                 text=word + ("" if is_last else " "), token_ids=[index], finish_reason="stop" if is_last else None
             )
+
+    def metrics(self):
+        return {"prefix_hit_tokens": 0}
 
     def perplexity(self, token_ids):
         return float(len(token_ids))

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from zse.bench import process, serving, speed
-from zse.errors import EngineError
+from zse.cli import bench as cli_bench
+from zse.errors import ConfigError, EngineError
 
 
 class CountingLLM:
@@ -116,6 +117,7 @@ def test_the_command_prints_text_and_json(zse, tmp_path):
     assert "tok per s" in text and "peak memory" in text and "load average" in text
     data = json.loads(zse("bench", "prefill", "echo", "--json", "--tokens", "5", fake=True).stdout)
     assert data["bench"] == "prefill" and data["machine"]["zse"] and data["tok_per_s"] > 0
+    assert data["gpu_allocated_bytes"] == 5 << 20 and data["gpu_taken_bytes"] == 7 << 30
     text = zse("bench", "latency", "echo", "--repeats", "1", "--tokens", "5", fake=True).stdout
     assert "16 prompt tokens" in text and "128 prompt tokens" in text and "1024" not in text, "those that fit 512"
     words = ("bench", "latency", "echo", "--prompts", "9,30", "--repeats", "2", "--json")
@@ -134,3 +136,24 @@ def test_the_command_prints_text_and_json(zse, tmp_path):
     assert "128,1024" in zse("bench", "latency", "echo", "--prompts", "x", code=2).stderr
     assert "1,4,8" in zse("bench", "serve", "echo", "--clients", "0", code=2).stderr
     assert "required: KIND" in zse("bench", code=2).stderr
+
+
+def test_graphs_and_no_graphs_take_turns(monkeypatch):
+    opened = []
+
+    def open_llm(args, **options):
+        opened.append(options["graphs"])
+        assert options["prefix_cache"] is False and options["speculation"] == "none"
+        device = SimpleNamespace(kernels="gpu" if args.device == "cuda" else "cpu")
+        return SimpleNamespace(device=device, metrics=dict, close=lambda: None)
+
+    monkeypatch.setattr(cli_bench, "open_llm", open_llm)
+    monkeypatch.setattr(cli_bench.speed, "decode", lambda llm, *rest: {"runs": [40.0 if opened[-1] else 10.0]})
+    args = SimpleNamespace(device="cuda", repeats=2, context=16, tokens=8)
+    found = cli_bench._graphs(args)
+    assert (
+        opened == [True, False, True, False] and found["graphs_ratio"] == 4.0 and found["no_graphs_tok_per_s"] == 10.0
+    )
+    args.device = "cpu"
+    with pytest.raises(ConfigError, match="give a GPU"):
+        cli_bench._graphs(args)

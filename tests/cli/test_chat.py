@@ -1,8 +1,12 @@
+import fcntl
+import itertools
 import json
 import os
 import pty
+import re
 import select
 import signal
+import struct
 import subprocess
 import sys
 import termios
@@ -11,6 +15,10 @@ from pathlib import Path
 
 import pytest
 from cli_process import ENVIRONMENT
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zse.cli import terminal as terminals
 
 
 class Terminal:
@@ -86,7 +94,9 @@ def test_a_conversation_with_commands(terminal, home):
     chat.type("/regenerate\n")
     chat.expect("<be kind> turn 1, you said: hi [t=0.25")
     chat.type("/nonsense\n")
-    chat.expect("unknown command /nonsense")
+    chat.expect("unknown command /nonsense; /help lists them")
+    chat.type("/rest\n")
+    chat.expect("unknown command /rest; did you mean /reset?; /help lists them")
     chat.type('"""\nline one\nline two\n"""\n')
     chat.expect("you said: line one\r\nline two [")
     chat.type("first\\\nsecond\n")
@@ -103,7 +113,7 @@ def test_ctrl_c_stops_the_reply_and_not_the_program(terminal):
     chat.type("slow please\n")
     chat.expect("on on on")
     chat.type("\x03")
-    chat.expect("(stopped)")
+    assert "^C" not in chat.expect("(stopped)")
     chat.expect("> ")
     chat.type("still there?\n")
     chat.expect("turn 2, you said: still there?")
@@ -112,7 +122,7 @@ def test_ctrl_c_stops_the_reply_and_not_the_program(terminal):
     chat.expect("half a line")
     time.sleep(0.3)  # a signal that comes while readline takes in a key is seen at the next key only (CPython's loop)
     chat.type("\x03")
-    chat.expect("(/exit or Ctrl-D leaves)")
+    assert "^C" not in chat.expect("(/exit or Ctrl-D leaves)")
     chat.expect("> ")
     chat.type("\x04")
     assert chat.process.wait(20) == 0
@@ -165,3 +175,57 @@ def test_the_model_cannot_send_escape_sequences_to_the_terminal(terminal):
     chat.expect("you said: ")
     assert "\\x1b]0;title" in chat.expect("[t=")
     chat.process.send_signal(signal.SIGTERM)
+
+
+def test_a_reply_wraps_at_words(terminal):
+    chat = terminal("chat", "echo")
+    fcntl.ioctl(chat.master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 30, 0, 0))
+    chat.expect("> ")
+    chat.type("a conversation about nothing in particular\n")
+    chat.expect("about nothing in\r\nparticular [t=")
+
+
+class Screen:
+    """A terminal's lines, as far as WordWrap needs one."""
+
+    def __init__(self):
+        self.lines = [""]
+
+    def show(self, text: str) -> "Screen":
+        for part in re.findall(r"\x1b\[\d+D\x1b\[K|\n|[^\x1b\n]", text):
+            if part == "\n":
+                self.lines.append("")
+            elif part[0] == "\x1b":
+                columns = int(part[2 : part.index("D")])
+                while columns > 0:
+                    columns -= terminals._columns(self.lines[-1][-1])
+                    self.lines[-1] = self.lines[-1][:-1]
+            else:
+                self.lines[-1] += part
+        return self
+
+
+def wrapped(width: int, *pieces: str) -> list[str]:
+    wrap = terminals.WordWrap(width)
+    return Screen().show("".join(map(wrap.feed, pieces))).lines
+
+
+def test_words_go_to_the_next_line_whole():
+    assert wrapped(10, "one two", " thr", "ee four") == ["one two ", "three four"]
+    assert wrapped(10, "a ", "incomprehensibilities b") == ["a ", "incomprehe", "nsibilitie", "s b"]
+    assert wrapped(4, "caf", "e\u0301s e") == ["cafe\u0301", "s e"]
+    assert wrapped(6, "日本語の文字 x") == ["日本語", "の文字", "x"]
+    assert wrapped(8, "a\n  b c d e\n") == ["a", "  b c d ", "e", ""]
+    code = "```\nx = [1, 2, 3, 4]\n```"
+    assert wrapped(8, code + "\nand so on") == [*code.split("\n"), "and so ", "on"]
+
+
+@given(st.text(st.sampled_from("ab日é \n`"), max_size=80), st.lists(st.integers(0, 80), max_size=6), st.integers(1, 12))
+def test_wrapping_loses_nothing_and_does_not_depend_on_the_pieces(text, cuts, width):
+    places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    pieces = [text[a:b] for a, b in itertools.pairwise(places)]
+    lines = wrapped(width, *pieces)
+    assert lines == wrapped(width, text)
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "").replace("\n", "")
+    if "```" not in text:
+        assert all(sum(map(terminals._columns, line)) <= max(width, 2) for line in lines)

@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -140,3 +141,32 @@ def test_number_refuses_what_is_not_finite_or_outside():
     for convert, text in refused:
         with pytest.raises(argparse.ArgumentTypeError):
             convert(text)
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "class Finder:\n def find_spec(self, name, *rest):\n  if name == 'zse.cli.main': interrupt()\n"
+        "sys.meta_path.insert(0, Finder())",
+        "import argparse\nargparse.ArgumentParser.format_usage = interrupt",
+        "from zse.cli import run\nrun.run = interrupt",
+    ],
+    ids=["importing", "parsing", "running"],
+)
+def test_ctrl_c_is_quiet_from_the_first_import_on(moment):
+    script = (
+        "import os, signal, sys\ndef interrupt(*_):\n os.kill(os.getpid(), signal.SIGINT)\n for _ in range(9999): pass\n"
+        f"{moment}\nsys.argv = ['zse', 'run', 'm', 'hello']\nfrom zse.__main__ import main\nsys.exit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_the_command_begins_where_the_module_does():
+    scripts = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"zse": "zse.__main__:main"}
+
+
+@pytest.mark.parametrize("command", ["serve", "pull"])
+def test_every_device_is_in_the_help(zse, command):
+    assert "--device auto|cpu|cuda|hip|metal" in zse(command, "--help").stdout

@@ -1,12 +1,13 @@
 """zse profile and the code behind it, with a tiny random model on the CPU: which launches, at which time, in which step."""
 
+import functools
 import json
 import sys
 from pathlib import Path
 
 import pytest
 
-from zse.bench import profile
+from zse.bench import floors, profile, roofline
 from zse.engine.config import EngineConfig
 from zse.engine.load import load_engine
 from zse.engine.metrics import Phases
@@ -93,6 +94,34 @@ def test_what_does_not_fit_is_told(load):
         profile.profile(load(max_rows=4, num_pages=4), rows=4, prompt_tokens=30, steps=4, repeats=1)
 
 
+def test_a_step_does_what_its_model_must(load):
+    """What the launches do, by their arguments, is what a step of the model is known to take."""
+    loaded = load(max_rows=2)
+    runner = loaded.engine.runner
+    for step in profile.profile(loaded, rows=2, prompt_tokens=40, steps=2, repeats=1):
+        mean = step.context - (step.tokens / step.rows - 1) / 2
+        least = roofline.step_work(runner, step.tokens, step.rows, mean)
+        products = [kernel.work for kernel in step.kernels if kernel.name.startswith(("matmul", "attention"))]
+        total = functools.reduce(roofline.Work.plus, products)
+        if step.kind == "decode":  # a prompt's last step has one line of logits
+            assert total.int8 + total.f32 == pytest.approx(least.int8 + least.f32, rel=0.02)
+        assert least.bytes <= total.bytes < 2 * least.bytes
+        assert all(kernel.work.bytes > 0 for kernel in step.kernels if kernel.name.startswith(("add_", "qkv", "embed")))
+
+
+def test_the_roofline_stands_beside_each_kernel():
+    machine = floors.Floors(read=10.0, int8=100.0, f32=50.0)
+    kernels = [
+        profile.LaunchTime("reads", (1,), 200.0, roofline.Work(bytes=10**6)),
+        profile.LaunchTime("multiplies", (1,), 40.0, roofline.Work(bytes=1, int8=10**6)),
+        profile.LaunchTime("near", (1,), 1.0, roofline.Work(bytes=10**6)),
+        profile.LaunchTime("nothing", (1,), 0.5),
+    ]
+    text = profile.describe(profile.StepProfile("decode", 1, 1, 8, [("fill", 1.0)], 400.0, kernels), machine)
+    shares = ("50 % reading  reads", "25 % multiplying  multiplies", "cached  near", "-  nothing")
+    assert all(share in text for share in (*shares, "roofline 50 % reading of the replay; read 10.0 GB/s"))
+
+
 def test_a_trace_has_two_tracks_for_each_step():
     kernels = [
         profile.LaunchTime("a", (3,), 5.0),
@@ -132,6 +161,7 @@ def test_the_command_prints_a_table_and_writes_a_trace(zse, tiny, tmp_path):
     words = ("profile", tiny, "--device", "cpu", "--prompt-tokens", "32", "--steps", "2", "--rows", "2")
     text = zse(*words, "-o", str(out)).stdout
     assert "prefill: tokens 32, sequences 1, context 32" in text and "decode: tokens 2, sequences 2" in text
+    assert " % reading" in text and "roofline" in text and "multiply-adds 8-bit" in text
     assert "launches one by one" in text and "device cpu" in text and "load average" in text
     data = json.loads(out.read_text())
     kernels = [event for event in data["traceEvents"] if event.get("cat") == "kernel"]

@@ -49,7 +49,8 @@ def test_ctrl_c_at_any_moment_is_quiet(home, smollm2, seconds_after_first_byte):
         time.sleep(seconds_after_first_byte)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=20)
-    assert process.returncode == 130 and stderr == b""
+    # -SIGINT: before the interpreter itself is ready for signals, on a busy machine; a shell says 130 of both.
+    assert process.returncode in (130, -signal.SIGINT) and stderr == b""
 
 
 def test_a_reader_that_leaves_ends_the_reply(home, smollm2):
@@ -110,6 +111,23 @@ def test_convert_prints_size_and_perplexity_and_the_result_runs(zse, smollm2, tm
     assert "exists; pass --force" in zse("convert", smollm2, out, code=2).stderr
     assert "checksums" in zse("verify", out).stdout
     assert "made by" in zse("info", out).stdout
+
+
+def test_the_gate_of_a_conversion_measures_as_the_target_computes(zse, smollm2, tmp_path):
+    """Q4_1 as 4 bits with a scale for a whole row loses far more than a percent, 8 bits do not."""
+    text = tmp_path / "text.txt"
+    text.write_text(
+        "The harbour lies at the mouth of a slow river, and for most of the year nothing much happens. " * 4
+    )
+    out, gate = tmp_path / "s.zse", ("--max-perplexity-change", "1%", "--perplexity-text", str(text))
+    done = zse("convert", smollm2, str(out), "--quant", "int4", "--group-size", "0", "--no-clip-search", *gate, code=1)
+    assert "was not written: its perplexity is" in done.stderr and "1.00% were allowed" in done.stderr
+    assert done.stderr.count("with the activations of a CPU") == 2 and not list(tmp_path.glob("s.zse*"))
+    done = zse("convert", smollm2, str(out), "--quant", "int8", "--target-device", "cpu", *gate)
+    assert "perplexity" in done.stdout and out.exists()
+    done = zse("convert", smollm2, str(tmp_path / "o.zse"), "--no-perplexity", *gate, code=2)
+    assert "--no-perplexity" in done.stderr
+    assert "is not a share" in zse("convert", smollm2, "o.zse", "--max-perplexity-change", "lots", code=2).stderr
 
 
 def test_a_damaged_file_is_one_line_with_the_offset(zse, smollm2, tmp_path):

@@ -1,6 +1,8 @@
+import msgspec
 import pytest
 
 from zse.cache.groups import PageGeometry
+from zse.cli.options import words_of
 from zse.engine.config import EngineConfig, resolve, settle
 from zse.errors import ConfigError
 
@@ -200,7 +202,7 @@ def test_arguments_round_trip():
         EngineConfig(model="m", threads=3, max_context=77, num_pages=9, activations="f32", kv_dtype="f32"),
         EngineConfig(model="m", device="cuda:1", max_memory=5 << 30, page_size=64),
     ):
-        assert EngineConfig.from_arguments(config.to_arguments()) == config
+        assert EngineConfig.from_arguments(words_of(msgspec.structs.asdict(config))) == config
 
 
 @pytest.mark.parametrize(

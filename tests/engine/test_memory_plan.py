@@ -8,6 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 import tiny  # noqa: E402
+import tiny_families  # noqa: E402
 
 from zse.engine.config import EngineConfig  # noqa: E402
 from zse.engine.load import load_engine  # noqa: E402
@@ -43,7 +44,7 @@ def record_everything(runner):
     runner.forwards.logprobs([])
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3", "minicpm3"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -54,7 +55,8 @@ def record_everything(runner):
     ],
 )
 def test_a_cpu_allocates_what_was_planned(family, options, tmp_path):
-    config = EngineConfig(model=str(tiny.write(family, tmp_path)), device="cpu", threads=2, **options)
+    write = tiny.write if family in tiny.FAMILIES else tiny_families.write
+    config = EngineConfig(model=str(write(family, tmp_path)), device="cpu", threads=2, **options)
     loaded = load_engine(config, Phases(lambda: 0.0))
     try:
         runner = loaded.engine.runner
@@ -109,6 +111,30 @@ def test_a_gpu_allocates_what_was_planned(like, family, kv_dtype, context, size,
     record_everything(runner)
     assert gpu.memory() == counted(memory.parts)
     assert memory.total == sum(gpu.memory().values()) + memory.parts["context"]
+
+
+class PackingGPU(SmallGPU):
+    repacks = True
+
+    def read(self, tensor):
+        return bytes(tensor.view().cast("B"))
+
+
+@pytest.mark.parametrize("quantize", ["int4", "int8", "fp8"])
+def test_what_a_load_needs_is_planned_and_given_back(quantize, tmp_path):
+    gpu = PackingGPU()
+    plan = plan_model(open_model(str(tiny.write("wide", tmp_path, "BF16"))), family="gpu", quantize=quantize)
+    memory = plan_memory(EngineConfig(model="m", max_rows=4), plan, gpu)
+    model = load_model(gpu, plan, start=False)
+    runner = Runner(gpu, model, memory.config)
+    assert sum(gpu.memory().values()) <= memory.first_bytes + memory.config.kv_bytes + memory.parts["load staging"]
+    record_everything(runner)
+    assert gpu.memory() == counted(memory.parts)
+    model.wait()
+    assert {job.step.symbol for job in gpu.loads[0] if job.step} >= {
+        {"int4": "quantize_int4_bf16", "int8": "quantize_int8_bf16", "fp8": "quantize_e4m3_bf16"}[quantize]
+    }
+    assert gpu.memory() == counted({label: size for label, size in memory.parts.items() if label != "load staging"})
 
 
 @pytest.mark.parametrize(

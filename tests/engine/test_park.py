@@ -11,8 +11,19 @@ from pathlib import Path
 import pytest
 import tiny_model
 
-from zse.engine.framing import FrameReader, encode
-from zse.engine.messages import Fatal, FromEngine, Heartbeat, LoadModel, Parked, Ready, Shutdown, Submit, Tokens
+from zse.engine.messages import (
+    Fatal,
+    FrameReader,
+    FromEngine,
+    Heartbeat,
+    LoadModel,
+    Parked,
+    Ready,
+    Shutdown,
+    Submit,
+    Tokens,
+    encode,
+)
 from zse.engine.process import spawn
 from zse.sampling.params import SamplingParams
 
@@ -132,7 +143,7 @@ listening = socket.socket(); listening.bind(("127.0.0.1", 0)); listening.listen(
 os.environ["ZSE_API_KEY"] = "secret"
 process = fork(["--model", sys.argv[1], "--device", "cpu", "--threads", "1"], lambda: time.perf_counter() - start,
                close=(listening.fileno(),))
-from zse.engine.framing import FrameReader
+from zse.engine.messages import FrameReader
 from zse.engine.messages import FromEngine, Heartbeat
 assert os.getpgid(process.pid) == process.pid
 environment = open(f"/proc/{process.pid}/environ", "rb").read()

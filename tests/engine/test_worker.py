@@ -11,21 +11,22 @@ import pytest
 import tiny_model
 from fake_engine import EOS
 
-from zse.engine.framing import FrameReader, encode
 from zse.engine.messages import (
     Ask,
     Cancel,
+    Cancelled,
     Failed,
     Fatal,
+    FrameReader,
     FromEngine,
     Heartbeat,
-    Measure,
     Ready,
     Shutdown,
     StepTokens,
     Submit,
     TokenLogprob,
     Tokens,
+    encode,
 )
 from zse.engine.process import spawn
 from zse.engine.serving import told
@@ -165,7 +166,10 @@ def test_cancel_stops_a_request_and_unknown_ids_are_ignored(start):
     seen = []
     while not seen or seen[-1].id != 2 or not seen[-1].finish:
         seen.append(client.receive())
-    assert sum(message.id == 1 for message in seen) <= 2 and not any(m.id == 1 and m.finish for m in seen)
+    told = [message for message in seen if not isinstance(message, Cancelled)]
+    assert sum(message.id == 1 for message in told) <= 2 and not any(m.id == 1 and m.finish for m in told)
+    words = [message for message in seen if isinstance(message, Cancelled)]
+    assert [word.id for word in words] == [1, 1, 77] and words[0].computed >= 2 and not words[1].computed
 
 
 def test_heartbeats_come_while_idle_and_while_busy(start):
@@ -217,17 +221,17 @@ def test_sigint_is_left_to_the_server(start):
 
 
 @pytest.mark.parametrize(
-    ("failure", "message", "code"),
+    ("failure", "message", "exit_code", "code"),
     [
-        ("format", "model.gguf: offset 17: version: is 99", 2),
-        ("bug", "internal error in the engine: KeyError", 1),
-        ("memory", "out of memory; lower max_context or max_rows", 1),
+        ("format", "model.gguf: offset 17: version: is 99", 2, ""),
+        ("bug", "internal error in the engine: KeyError", 1, ""),
+        ("memory", "out of memory; lower max_context or max_rows", 1, "out_of_memory"),
     ],
 )
-def test_load_errors_are_fatal_and_say_why(start, failure, message, code):
+def test_load_errors_are_fatal_and_say_why(start, failure, message, exit_code, code):
     client = start("--fail", failure, ready=False)
-    assert client.receive() == Fatal(message=message, exit_code=code)
-    assert client.receive() is None and client.process.wait(5) == code
+    assert client.receive() == Fatal(message=message, exit_code=exit_code, code=code)
+    assert client.receive() is None and client.process.wait(5) == exit_code
 
 
 def test_a_bug_in_a_step_is_fatal(start):
@@ -277,14 +281,14 @@ def test_bad_options_are_fatal(start):
 
 
 def test_a_job_is_answered_once_or_refused(start, tmp_path):
-    """With a real model: the frames of Measure, Measured and Failed."""
+    """With a real model: the frames of Submit with an Ask, Measured and Failed."""
     client = start(
         "--model", str(tiny_model.write(tmp_path / "tiny")), "--device", "cpu", worker=("-m", "zse.engine.worker")
     )
     client.send(
-        Measure(1, [5, 6, 7], Ask("last", normalize=True)),
-        Measure(2, [5, 6, 7], Ask("logprobs", top=2)),
-        Measure(3, [1 << 20], Ask("mean")),
+        Submit(1, [5, 6, 7], Ask("last", normalize=True)),
+        Submit(2, [5, 6, 7], Ask("logprobs", top=2)),
+        Submit(3, [1 << 20], Ask("mean")),
         Submit(4, [5, 6, 7], SamplingParams(max_tokens=2)),
     )
     answers = {}

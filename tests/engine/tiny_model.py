@@ -8,8 +8,8 @@ VOCAB, HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, INNER, CONTEXT, EOS = 160, 64,
 NAN_TOKEN = 150  # its embedding is NaN: whoever has it in the prompt gets logits that are not finite
 
 
-def write(folder, seed: int = 0, nan: bool = False, head_dim: int = HEAD_DIM):
-    """Write the model into `folder` and return its path. head_dim: a GPU's attention starts at 64."""
+def write(folder, seed: int = 0, nan: bool = False, head_dim: int = HEAD_DIM, context: int = CONTEXT):
+    """Write the model into `folder` and return its path. head_dim: a GPU's attention starts at 64. context: tokens."""
     rng = np.random.default_rng(seed)
     tensors = {
         "model.embed_tokens.weight": rng.normal(0, 1, (VOCAB, HIDDEN)),
@@ -50,7 +50,7 @@ def write(folder, seed: int = 0, nan: bool = False, head_dim: int = HEAD_DIM):
         num_attention_heads=HEADS,
         num_key_value_heads=KV_HEADS,
         head_dim=head_dim,
-        max_position_embeddings=CONTEXT,
+        max_position_embeddings=context,
         rms_norm_eps=1e-5,
         rope_theta=10000.0,
         hidden_act="silu",

@@ -17,6 +17,23 @@ GGUF_TYPES = {
     "Q5_K": 13,
     "Q6_K": 14,
     "BF16": 30,
+    "Q2_K": 10,
+    "Q3_K": 11,
+    "IQ2_XXS": 16,
+    "IQ2_XS": 17,
+    "IQ3_XXS": 18,
+    "IQ1_S": 19,
+    "IQ4_NL": 20,
+    "IQ3_S": 21,
+    "IQ2_S": 22,
+    "IQ4_XS": 23,
+    "IQ1_M": 29,
+    "TQ1_0": 34,
+    "TQ2_0": 35,
+    "MXFP4": 39,
+    "NVFP4": 40,
+    "Q1_0": 41,
+    "Q2_0": 42,
 }
 BLOCKS = {
     "F32": (1, 4),
@@ -30,7 +47,41 @@ BLOCKS = {
     "Q4_K": (256, 144),
     "Q5_K": (256, 176),
     "Q6_K": (256, 210),
+    "Q2_K": (256, 84),
+    "Q3_K": (256, 110),
+    "IQ2_XXS": (256, 66),
+    "IQ2_XS": (256, 74),
+    "IQ3_XXS": (256, 98),
+    "IQ1_S": (256, 50),
+    "IQ4_NL": (32, 18),
+    "IQ3_S": (256, 110),
+    "IQ2_S": (256, 82),
+    "IQ4_XS": (256, 136),
+    "IQ1_M": (256, 56),
+    "TQ1_0": (256, 54),
+    "TQ2_0": (256, 66),
+    "MXFP4": (32, 17),
+    "NVFP4": (64, 36),
+    "Q1_0": (128, 18),
+    "Q2_0": (64, 18),
 }
+F16_FIELDS = {
+    "Q4_0": [0],
+    "Q4_1": [0, 2],
+    "Q5_0": [0],
+    "Q5_1": [0, 2],
+    "Q8_0": [0],
+    "Q4_K": [0, 2],
+    "Q5_K": [0, 2],
+    "Q6_K": [208],
+    "Q2_K": [80, 82],
+    "Q3_K": [108],
+    "TQ1_0": [52],
+    "TQ2_0": [64],
+    "MXFP4": [],
+    "NVFP4": [],
+    "IQ1_M": [],
+} | dict.fromkeys(("Q1_0", "Q2_0", "IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S"), [0])
 VALUE_TYPES = {
     "u8": (0, "B"),
     "i8": (1, "b"),
@@ -44,6 +95,26 @@ VALUE_TYPES = {
     "i64": (11, "q"),
     "f64": (12, "d"),
 }
+
+
+def random_blocks(rng, type: str, count: int, size: float | None = None) -> bytes:
+    """Random bits, with finite f16 fields: zeros and subnormals among them, or about `size`."""
+    raw = rng.integers(0, 256, (count, BLOCKS[type][1]), dtype=np.uint8)
+
+    def fields() -> np.ndarray:
+        spread = 10.0 ** rng.integers(-8, 2, count) if size is None else size
+        return (rng.normal(size=count) * spread).astype(np.float16)
+
+    for start in F16_FIELDS[type]:
+        raw[:, start : start + 2] = fields()[:, None].view(np.uint8)
+    if type == "MXFP4":  # from 250 on, twelve times the scale is infinite
+        raw[:, 0] = raw[:, 0] % 250 if size is None else 127 + np.rint(np.log2(size)) + raw[:, 0] % 4
+    if type == "NVFP4":
+        raw[:, :4] = raw[:, :4] & 127 if size is None else raw[:, :4] % 8 + 8  # without a sign; 2**-6 to 2**-5
+    if type == "IQ1_M":  # its factor is the top quarters of four words
+        quarters = fields().view(np.uint16)[:, None] >> np.array([0, 4, 8, 12], np.uint16) & 15
+        raw[:, 49:56:2] = raw[:, 49:56:2] & 15 | quarters.astype(np.uint8) << 4
+    return raw.tobytes()
 
 
 class Bytes(bytearray):
@@ -176,8 +247,29 @@ def llama_tensors():
         Tensor("blk.0.ffn_down.weight", "Q4_K", (64, 256)),
         Tensor("blk.0.extra_a.weight", "Q5_K", (20, 256)),
         Tensor("blk.0.extra_b.weight", "Q6_K", (20, 256)),
+        Tensor("blk.0.extra_c.weight", "IQ1_M", (20, 256)),
+        Tensor("blk.0.extra_d.weight", "MXFP4", (20, 32)),
+        Tensor("blk.0.extra_e.weight", "NVFP4", (20, 64)),
+        Tensor("blk.0.extra_e.scale", "F32", (1,)),
+        Tensor("blk.0.extra_f.weight", "IQ4_NL", (20, 32)),
         Tensor("output_norm.weight", "F32", (64,)),
     ]
+
+
+def split_keys(index, count, total):
+    """What llama.cpp's gguf-split puts into a part."""
+    return [("split.no", "u16", index), ("split.count", "u16", count), ("split.tensors.count", "i32", total)]
+
+
+def split_gguf(count, first=1, metadata=None, tensors=None):
+    """A model, the tiny llama unless another is given, in parts. first: tensors of the first one, which alone has the metadata."""
+    metadata, tensors = metadata or llama_metadata(), tensors or llama_tensors()
+    each = -(-(len(tensors) - first) // (count - 1))
+    parts = [gguf([*metadata, *split_keys(0, count, len(tensors))], tensors[:first])]
+    for index in range(1, count):
+        start = first + each * (index - 1)
+        parts.append(gguf(split_keys(index, count, len(tensors)), tensors[start : start + each]))
+    return parts
 
 
 def small_gguf() -> Bytes:

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from formats_build import Tensor, gguf, llama_metadata, llama_tensors, safetenso
 from zse.errors import ConfigError, FormatError, UnsupportedError, ZSEError
 from zse.formats import zse_writer
 from zse.formats.convert import convert
-from zse.formats.ggml import AFFINE, EXACT
+from zse.formats.ggml import EXACT, SCHEMES
 from zse.formats.gguf_blocks import dequantize, to_affine
 from zse.formats.info import info
 from zse.formats.matrix import Rows
@@ -100,7 +101,8 @@ def test_a_gguf_is_kept_as_it_is(llama, tmp_path):
         for name, tensor in before.tensors.items():
             heads = {"blk.0.attn_q.weight": 4, "blk.0.attn_k.weight": 2}.get(name)
             order = rope_row_order(heads, 16) if heads else list(range(tensor.shape[0]))
-            expected = dequantize(tensor.type, before.read(tensor), tensor.shape)[order]
+            factor = np.frombuffer(before.read(tensor.factor), np.float32)[0] if tensor.factor else 1
+            expected = dequantize(tensor.type, before.read(tensor), tensor.shape, factor)[order]
             if tensor.layout == "ggml" and tensor.type not in EXACT:
                 expected = to_affine(tensor.type, before.read(tensor), tensor.shape).dequantize()
             assert np.array_equal(values(after, name), expected), name
@@ -128,7 +130,7 @@ def test_planes_in_the_file_are_those_of_pack(llama, tmp_path):
         for name in ("blk.0.attn_v.weight", "blk.0.attn_output.weight", "token_embd.weight", "blk.0.extra_b.weight"):
             tensor = before.tensors[name]
             expected = to_affine(tensor.type, before.read(tensor), tensor.shape).pack()
-            got = planes_from_bytes(AFFINE[tensor.type], after.read(name), *tensor.shape)
+            got = planes_from_bytes(SCHEMES[tensor.type], after.read(name), *tensor.shape)
             assert set(got) == set(expected)
             for plane, array in expected.items():
                 assert np.array_equal(got[plane], array), (name, plane)
@@ -172,7 +174,7 @@ def test_quantizing_a_directory(llama_dir, tmp_path, quant, group, expected, hea
         if quant and quant.startswith("int"):
             assert types["model.layers.0.odd.weight"] == "f16" and types["model.layers.0.tiny.weight"] == "F32"
             name = "model.layers.0.mlp.up_proj.weight"
-            whole = Rows(after, after.tensors[name], 0, 192).affine()
+            whole = Rows(after, after.tensors[name], 0, 192).arrays()
             assert np.array_equal(whole.q, after.tensors[name].scheme.nearest(values(before, name)).q)
         for name in before.tensors:
             if name != "position_ids":
@@ -222,7 +224,7 @@ def test_interleaved_rows_in_chunks(tmp_path, monkeypatch):
 
 
 def test_blocks_that_are_no_matrix(tmp_path):
-    tensors = [Tensor("v", "Q8_0", (64,)), Tensor("cube", "Q5_1", (3, 2, 64)), Tensor("k", "Q6_K", (256,))]
+    tensors = [Tensor("v", "Q8_0", (64,)), Tensor("cube", "Q5_1", (2, 3, 2, 64)), Tensor("k", "Q6_K", (256,))]
     (tmp_path / "a.gguf").write_bytes(gguf([], tensors))
     verify(tmp_path / "a.gguf")
     convert(tmp_path / "a.gguf", tmp_path / "a.zse")
@@ -231,6 +233,19 @@ def test_blocks_that_are_no_matrix(tmp_path):
             assert (source.tensors[tensor.name].type, source.tensors[tensor.name].shape) == ("F32", tensor.shape)
             expected = dequantize(tensor.type, tensor.data, tensor.shape)
             assert source.read(tensor.name) == expected.tobytes()
+
+
+def test_a_stack_of_matrices_becomes_one(tmp_path):
+    """Experts: all rows of one behind those of the other."""
+    tensors = [Tensor("blocks", "Q5_1", (3, 16, 64)), Tensor("plain", "F32", (2, 16, 32))]
+    (tmp_path / "a.gguf").write_bytes(gguf([], tensors))
+    convert(tmp_path / "a.gguf", tmp_path / "a.zse")
+    with open_model(tmp_path / "a.zse") as source:
+        for tensor, type in zip(tensors, ("int5-g32", "f32"), strict=True):
+            found = source.tensors[tensor.name]
+            expected = dequantize(tensor.type, tensor.data, tensor.shape).reshape(-1, tensor.shape[-1])
+            assert (found.type, found.layout, found.shape) == (type, "r16", expected.shape)
+            np.testing.assert_array_equal(values(source, tensor.name), expected)
 
 
 def test_rows_that_are_no_heads_are_refused(tmp_path):
@@ -250,9 +265,34 @@ def test_progress_and_perplexities(llama, tmp_path):
     report = convert(llama, tmp_path / "m.zse", "int4", progress=lambda *call: calls.append(call), evaluate=evaluate)
     done = [call[0] for call in calls]
     assert done == sorted(done) and done[-1] == calls[0][1] and len({call[2] for call in calls}) == report.num_tensors
-    assert evaluated == [str(llama), str(tmp_path / "m.zse")]
+    assert evaluated == [str(llama), str(tmp_path / "m.zse.part")]
     assert (report.perplexity_before, report.perplexity_after) == (11.0, 12.0)
     assert sum(report.schemes.values()) == done[-1]
+
+
+@pytest.mark.parametrize(
+    "after, is_written", [(10.0, True), (10.1, True), (10.2, False), (9.0, True), (math.nan, False)]
+)
+def test_a_result_that_is_too_far_from_its_source_is_not_written(llama, tmp_path, after, is_written):
+    out = tmp_path / "m.zse"
+    out.write_bytes(b"the one before")
+
+    def evaluate(path):
+        if str(path) == str(llama):
+            return 10.0
+        with open_model(path) as made:  # a whole file, under another name
+            assert made.kind == "zse"
+        assert out.read_bytes() == b"the one before"
+        return after
+
+    if is_written:
+        assert convert(llama, out, "int4", evaluate=evaluate, max_change=0.015).perplexity_after == after
+        assert out.read_bytes()[1:4] == b"ZSE"
+    else:
+        with pytest.raises(ZSEError, match="was not written: its perplexity is .* 1.50% were allowed") as caught:
+            convert(llama, out, "int4", evaluate=evaluate, max_change=0.015)
+        assert caught.value.exit_code == 1 and out.read_bytes() == b"the one before"
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("m.zse")) == ["m.zse"]
 
 
 @pytest.mark.parametrize(
@@ -490,7 +530,7 @@ def test_info(llama, llama_dir, tmp_path):
         assert (result["kind"], result["architecture"], result["vocab_size"]) == (kind, "llama", 64)
         assert result["num_parameters"] == sum(int(np.prod(tensor.shape)) for tensor in llama_tensors())
         assert result["metadata"]["tokenizer.ggml.tokens"] == "64 x string" and result["chat_template"]
-        assert sum(entry["tensors"] for entry in result["types"].values()) == result["num_tensors"] == 13
+        assert sum(entry["tensors"] for entry in result["types"].values()) == result["num_tensors"] == 18
     result = info(llama_dir)
     assert result["kind"] == "safetensors" and result["metadata"]["config.vocab_size"] == 512
     assert result["tokenizer"] == {"kind": "hf", "vocab_size": 512}

@@ -4,7 +4,7 @@ import struct
 
 import numpy as np
 import pytest
-from formats_build import Tensor, gguf, llama_metadata, llama_tensors, small_gguf
+from formats_build import Tensor, gguf, llama_metadata, llama_tensors, small_gguf, split_gguf, split_keys
 
 from zse.errors import FormatError, UnsupportedError
 from zse.formats import arrays
@@ -196,15 +196,65 @@ def test_other_alignments(opened, alignment):
         (gguf([], [], version=1), "version 1 is not supported"),
         (gguf([], [], version=4), "version 4"),
         (gguf([], [], version=3 << 24), "big endian"),
-        (gguf([], [Tensor("blk.3.x", "F32", (4,), number=16)]), "tensor blk.3.x: type 'IQ2_XXS'"),
+        (gguf([], [Tensor("blk.3.x", "F32", (4,), number=15)]), "tensor blk.3.x: type 'Q8_K'"),
         (gguf([], [Tensor("a", "F32", (4,), number=999)]), "type 999"),
-        (gguf([("split.count", "u16", 3)], []), "split.count"),
     ],
 )
 def test_unsupported_is_named_with_what_is_supported(opened, data, reason):
     refused(opened, data, "", reason, UnsupportedError)
     with pytest.raises(UnsupportedError, match="supported: "):
         opened(data)
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """Three parts of a tiny model, the first without a tensor; a call writes them, with `changes` to some: number → bytes."""
+
+    def write(changes=None, name="model"):
+        for number, data in enumerate(split_gguf(3, first=0), 1):
+            data = (changes or {}).get(number, data)
+            if data is not None:
+                (tmp_path / f"{name}-0000{number}-of-00003.gguf").write_bytes(data)
+        return tmp_path / f"{name}-00001-of-00003.gguf"
+
+    return write
+
+
+def test_a_model_in_parts_is_the_model(opened, parts):
+    whole = opened(gguf(llama_metadata(), llama_tensors()))
+    with open_model(parts()) as source:
+        assert list(source.tensors) == list(whole.tensors) and len(source.files) == 3
+        for name, info in source.tensors.items():
+            assert source.read(name) == whole.read(name) and info.shape == whole.tensors[name].shape
+        assert {key for key in source.metadata if not key.startswith("split.")} == set(whole.metadata)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({2: None}, "model-00002-of-00003.gguf: offset 0: file: is missing: part 2 of 3"),
+        ({2: split_gguf(3, first=0)[2]}, "is not part 2 of 3"),
+        ({2: split_gguf(4)[1]}, "is not part 2 of 3"),
+        ({3: split_gguf(3, first=0)[2][:-200]}, "model-00003-of-00003.gguf"),
+        ({3: gguf(split_keys(2, 3, 0), llama_tensors())}, "stands also in"),
+        ({3: gguf(split_keys(2, 3, 0), [])}, "but the parts hold"),
+        ({1: gguf([*llama_metadata(), *split_keys(1, 3, 9)], [])}, "open model-00001-of-00003.gguf"),
+        ({1: gguf([*llama_metadata(), ("split.count", "i32", -1)], [])}, "split.count: -1"),
+        ({1: gguf([*llama_metadata(), ("split.count", "u32", 60_000)], [])}, "split.count: 60000"),
+        ({1: gguf([*llama_metadata(), ("split.count", "string", "3")], [])}, "split.count: 3"),
+    ],
+)
+def test_parts_that_do_not_belong_together(parts, changes, reason):
+    with pytest.raises(FormatError, match=reason):
+        open_model(parts(changes))
+
+
+def test_a_part_under_another_name(parts, tmp_path):
+    parts().rename(tmp_path / "other.gguf")
+    with pytest.raises(FormatError, match="does not end with -00001-of-00003.gguf"):
+        open_model(tmp_path / "other.gguf")
+    with pytest.raises(FormatError, match="open model-00001-of-00003.gguf"):
+        open_model(tmp_path / "model-00003-of-00003.gguf")
 
 
 def test_names_cannot_break_the_line(opened):
@@ -226,9 +276,9 @@ def test_small_file_is_valid(opened):
 def test_reading_ahead_brings_a_file_into_the_page_cache(tmp_path):
     """Where the system can tell (RWF_NOWAIT) and lets go of pages when asked (not on tmpfs)."""
     import os
-    import time
 
     from zse.formats.file import ModelFile
+    from zse.runtime.load import ReadAhead
 
     path = tmp_path / "big"
     path.write_bytes(os.urandom(1 << 20) * 8)
@@ -244,10 +294,14 @@ def test_reading_ahead_brings_a_file_into_the_page_cache(tmp_path):
     os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
     if is_cached():
         pytest.skip("this file system keeps its pages")
-    file.read_ahead()
-    deadline = time.monotonic() + 5
-    while not is_cached() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert is_cached()
-    file.read_ahead()
+    assert file.is_cold
+    ReadAhead([file]).wait()
+    assert is_cached() and not file.is_cold
+    stopped = ReadAhead([file])
+    stopped.stop()
+    stopped.wait()
+    os.truncate(path, 1 << 20)  # what it cannot read is the load's to tell
+    shorter = ReadAhead([file])
+    shorter.stop()
+    shorter.wait()
     file.close()

@@ -172,7 +172,7 @@ def test_every_zse_number_in_json_at_its_extremes(section, harmless, attempt, sm
         for new in (*WRONG, len(small_zse) - 1, len(small_zse), len(small_zse) + 1):
             changed = with_value(good, path, new)
             result = attempt(rebuilt(small_zse, section, changed))
-            if path[-2:] == ("shape", 0) and path[1] == 1 and type(new) is int and 0 < new <= 16:
+            if path[-2:] == ("shape", 0) and path[1] in (1, 2) and type(new) is int and 0 < new <= 16:
                 assert result == "accepted"  # rows of the same tile: as many bytes, the rest is padding
                 continue
             assert (result == "accepted") == (changed == good and type(new) is int), (path, new, result)
@@ -289,7 +289,7 @@ def test_safetensors_headers(header, attempt):
     assert isinstance(result, FormatError | UnsupportedError)
 
 
-@pytest.mark.parametrize("dtype", ["F8_E8M0", "F4", "C64"])
+@pytest.mark.parametrize("dtype", ["F6_E3M2", "F4", "C64"])
 def test_safetensors_dtypes_are_named(dtype, attempt):
     result = attempt(safetensors({"w": (dtype, (4,), bytes(4))}))
     assert isinstance(result, UnsupportedError)
@@ -415,7 +415,7 @@ def test_version_1_is_still_read(attempt, small_zse, tmp_path):
         start = source.tensors["b.weight"].offset - next(
             entry["offset"] for entry in index["tensors"] if entry["name"] == "b.weight"
         )
-        expected = Rows(source, source.tensors["b.weight"], 0, 2).affine()
+        expected = Rows(source, source.tensors["b.weight"], 0, 2).arrays()
     for entry in index["tensors"]:
         if entry.pop("planes", None) is not None:
             entry["nbytes"] = placed_planes(parse_scheme(entry["type"]), *entry["shape"])[1]
@@ -428,7 +428,7 @@ def test_version_1_is_still_read(attempt, small_zse, tmp_path):
     with open_model(_written(tmp_path / "old", data)) as source:
         info = source.tensors["b.weight"]
         assert info.planes is None and info.layout == "r16"
-        old = Rows(source, info, 0, 2).affine()
+        old = Rows(source, info, 0, 2).arrays()
     assert (old.q == expected.q).all() and (old.scale == expected.scale).all() and old.q.any()
 
 

@@ -3,10 +3,12 @@
 import os
 
 import pytest
-from formats_build import small_gguf, small_safetensors
+from formats_build import gguf, llama_metadata, llama_tensors, small_gguf, small_safetensors
 
 from zse.errors import FormatError, UnsupportedError
+from zse.formats.convert import convert
 from zse.formats.opening import open_model
+from zse.tokenizer.huggingface import from_json
 
 AGAIN = "it is incomplete or damaged: fetch it again"
 
@@ -53,3 +55,30 @@ def test_another_file_is_not_supported(tmp_path):
     path = tmp_path / "x.txt"
     path.write_bytes(b"some text")
     assert "is not supported; supported: *.gguf" in refused(path)
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "generation_config.json"])
+def test_a_web_page_in_the_place_of_a_folder_s_file(tmp_path, file):
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (tmp_path / "model.safetensors").write_bytes(small_safetensors())
+    (tmp_path / file).write_text("<!DOCTYPE html><html>Log in</html>")
+    assert f"{file}: offset 0: " in refused(tmp_path) and "is a web page (of a login" in refused(tmp_path)
+
+
+def test_json_that_was_cut_off(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(small_safetensors())
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaFor')
+    assert AGAIN in refused(tmp_path)
+    with pytest.raises(FormatError, match=AGAIN):
+        from_json(b'{"model": {"type": "BPE", "vocab": {"a')
+
+
+def test_a_zse_file_that_was_cut_off(tmp_path):
+    """In its weights, in its section table, in its header."""
+    source, whole = tmp_path / "a.gguf", tmp_path / "a.zse"
+    source.write_bytes(gguf(llama_metadata(), llama_tensors()))
+    convert(source, whole)
+    data = whole.read_bytes()
+    for length in (len(data) - 1, 100, 20):
+        whole.write_bytes(data[:length])
+        assert AGAIN in refused(whole)

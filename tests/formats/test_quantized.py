@@ -161,12 +161,6 @@ def test_gptq_that_names_the_wrong_version(tmp_path, version):
         open_model(folder)
 
 
-def test_act_order_is_refused(tmp_path, numbers):
-    order = np.random.default_rng(1).permutation(np.arange(K, dtype=np.int32) // GROUP)
-    with pytest.raises(UnsupportedError, match="act-order"):
-        read(gptq(tmp_path, numbers, g_idx=order))
-
-
 def packed_config(**weights):
     values = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP, "symmetric": True} | weights
     return {
@@ -207,6 +201,173 @@ def test_compressed_tensors_with_zero_points(tmp_path, numbers):
     )
     assert info.type == "int4-g64"
     check_rounded(got, numbers, numbers["zero"])
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_compressed_tensors_of_any_width(bits, symmetric, tmp_path, numbers):
+    """A row is one line of bits, also where words end within a number. Widths without a scheme take the next one's room."""
+    rng = np.random.default_rng(bits)
+    numbers["q"], numbers["zero"] = rng.integers(0, 1 << bits, (N, K)), rng.integers(0, 1 << bits, (N, K // GROUP))
+    stored = {
+        NAME + ".weight_packed": ("I32", line_of_bits(numbers["q"], bits)),
+        NAME + ".weight_scale": ("F16", numbers["scale"]),
+        NAME + ".weight_shape": ("I64", np.array([N, K])),
+    }
+    if not symmetric:
+        stored[NAME + ".weight_zero_point"] = ("I32", np.ascontiguousarray(line_of_bits(numbers["zero"].T, bits).T))
+    info, got = read(folder_of(tmp_path, stored, packed_config(num_bits=bits, symmetric=symmetric)))
+    width = next(width for width in (4, 5, 6, 8) if width >= bits)
+    assert info.type == f"int{width}-g64" + "-sym" * symmetric
+    if symmetric:
+        middle = np.full((N, K // GROUP), 1 << (bits - 1))
+        assert np.array_equal(got, meant(numbers, middle).astype(np.float32))
+    else:
+        check_rounded(got, numbers, numbers["zero"])
+
+
+def line_of_bits(values: np.ndarray, bits: int) -> np.ndarray:
+    """[R, C] → I32 [R, ceil(C * bits / 32)], bit by bit."""
+    out = np.zeros((values.shape[0], -(-values.shape[1] * bits // 32)), np.uint32)
+    for column in range(values.shape[1]):
+        for bit in range(bits):
+            at = column * bits + bit
+            out[:, at // 32] |= (values[:, column] >> bit & 1).astype(np.uint32) << np.uint32(at % 32)
+    return out.view(np.int32)
+
+
+def int8_config(bits=8, **weights):
+    values = {"num_bits": bits, "type": "int", "strategy": "channel", "symmetric": True} | weights
+    activations = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+    group = {"targets": ["Linear"], "weights": values, "input_activations": activations}
+    return {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"group_0": group}}
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    "strategy, shape", [("channel", (N, 1)), ("channel", (N,)), ("tensor", (1,)), ("group", (N, 2))]
+)
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_compressed_tensors_int8(strategy, shape, bits, symmetric, tmp_path):
+    """W8A8: a byte for each number, in two's complement, also where it has 4 bits."""
+    rng, half = np.random.default_rng(4), 1 << (bits - 1)
+    q = rng.integers(-half, half, (N, K)).astype(np.int8)
+    scale = (0.01 + rng.random(shape)).astype(np.float16)
+    groups = shape[1] if len(shape) == 2 else 1
+    zero = rng.integers(-half, half, (N, groups)).astype(np.int8)
+    stored = {
+        NAME + ".weight": ("I8", q),
+        NAME + ".weight_scale": ("BF16", f32_to_bf16(scale.astype(np.float32))),
+        NAME + ".input_scale": ("F32", np.ones(1, np.float32)),
+    }
+    if not symmetric:
+        stored[NAME + ".weight_zero_point"] = ("I8", zero)
+    options = {"strategy": strategy, "symmetric": symmetric} | ({"group_size": GROUP} if strategy == "group" else {})
+    info, got = read(folder_of(tmp_path, stored, int8_config(bits, **options)))
+    assert info.type == f"int{bits}-" + ("g64" if strategy == "group" else "row") + "-sym" * symmetric
+    wide = (f32_to_bf16(scale.astype(np.float32)).astype(np.uint32) << 16).view(np.float32).reshape(-1, groups)
+    wide = np.broadcast_to(wide, (N, groups)).astype(np.float64)
+    steps = (q - (0 if symmetric else zero.astype(np.float64).repeat(K // groups, axis=1))) * wide.repeat(
+        K // groups, axis=1
+    )
+    room = 0 if symmetric else 2.0**-11 * 256 * wide.max()
+    assert np.abs(got - steps).max() <= room
+    convert(tmp_path / "hf", tmp_path / "m.zse")
+    with open_model(tmp_path / "m.zse") as source:
+        assert np.array_equal(Rows(source, source.tensors[NAME + ".weight"], 0, N).f32(), got)
+    verify(tmp_path / "hf")
+
+
+def test_compressed_tensors_of_several_kinds(tmp_path, numbers):
+    """Which of the groups a weight belongs to shows in what it is stored as: no pattern of names is run."""
+    rng = np.random.default_rng(9)
+    eight, codes = rng.integers(0, 256, (N, K)), rng.integers(0, 0x70, (N, K)).astype(np.uint8)
+    four = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP, "symmetric": True}
+    config = packed_config() | {"format": "mixed-precision"}
+    config["config_groups"] = {
+        "a": {"targets": ["re:.*up_proj"], "format": "pack-quantized", "weights": four},
+        "b": {
+            "targets": ["re:.*down_proj"],
+            "format": "pack-quantized",
+            "weights": four | {"num_bits": 8, "group_size": 32},
+        },
+        "c": {"targets": ["Linear"], "format": "float-quantized", "weights": {"num_bits": 8, "type": "float"}},
+    }
+    down, gate, out = (NAME.replace("up", part) for part in ("down", "gate", "out"))
+    scale8, row = (0.01 + rng.random((N, K // 32))).astype(np.float16), (0.5 + rng.random((N, 1))).astype(np.float32)
+    folder = folder_of(
+        tmp_path,
+        {
+            NAME + ".weight_packed": ("I32", words(numbers["q"], 1)),
+            NAME + ".weight_scale": ("F16", numbers["scale"]),
+            NAME + ".weight_shape": ("I64", np.array([N, K])),
+            down + ".weight_packed": ("I32", words(eight, 1, 8)),
+            down + ".weight_scale": ("F16", scale8),
+            down + ".weight_shape": ("I64", np.array([N, K])),
+            gate + ".weight": ("F8_E4M3", codes),
+            gate + ".weight_scale": ("F32", row),
+            out + ".weight": ("F16", numbers["scale"]),
+        },
+        config,
+    )
+    with open_model(folder) as source:
+        types = {name.split(".")[-2]: info.type for name, info in source.tensors.items()}
+        assert types == {
+            "norm": "F32",
+            "up_proj": "int4-g64-sym",
+            "down_proj": "int8-g32-sym",
+            "gate_proj": "fp8-row",
+            "out_proj": "F16",
+        }
+        got = {name: Rows(source, source.tensors[name + ".weight"], 0, N).f32() for name in (NAME, down, gate)}
+    assert np.array_equal(got[NAME], meant(numbers, np.full((N, K // GROUP), 8)).astype(np.float32))
+    wide = scale8.astype(np.float64).repeat(32, axis=1)
+    assert np.array_equal(got[down], ((eight - 128.0) * wide).astype(np.float32))
+    assert np.array_equal(got[gate], e4m3_to_f32(codes) * row)
+
+
+@pytest.mark.parametrize("type", ["U8", "F8_E8M0"])
+def test_mxfp8_becomes_bf16(type, tmp_path):
+    """A byte of scale, a power of two, for 32 columns: every product is a number of bf16."""
+    rng = np.random.default_rng(2)
+    codes = rng.integers(0, 256, (N, K)).astype(np.uint8)
+    codes[codes & 0x7F == 0x7F] = 0x30
+    scale = rng.integers(97, 157, (N, K // 32)).astype(np.uint8)
+    config = packed_config(num_bits=8, type="float", group_size=32) | {"format": "mxfp8-quantized"}
+    folder = folder_of(tmp_path, {NAME + ".weight": ("F8_E4M3", codes), NAME + ".weight_scale": (type, scale)}, config)
+    wanted = e4m3_to_f32(codes).astype(np.float64) * np.exp2(scale.astype(np.float64) - 127).repeat(32, axis=1)
+    info, got = read(folder)
+    assert info.type == "BF16" and np.array_equal(got, wanted)
+    verify(folder)
+    convert(folder, tmp_path / "m.zse")
+    with open_model(tmp_path / "m.zse") as source:
+        info = source.tensors[NAME + ".weight"]
+        assert info.type == "bf16" and np.array_equal(Rows(source, info, 0, N).f32(), wanted)
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_awq_gemv(group, tmp_path):
+    """Words along the inputs in plain order; lines of scales and zero points are filled up to whole words, and to 4 words in groups
+    of 32, 2 in groups of 64."""
+    rng, k = np.random.default_rng(group), 384
+    q, zero = rng.integers(0, 16, (N, k)), rng.integers(0, 16, (N, k // group))
+    scale = (0.01 + rng.random(zero.shape)).astype(np.float16)
+    width = {32: 4, 64: 2, 128: 1}[group]  # words, as AutoAWQ's calculate_zeros_width says for 384 inputs
+    filled = [np.pad(array, ((0, 0), (0, 8 * width - k // group)), constant_values=7) for array in (zero, scale)]
+    folder = folder_of(
+        tmp_path,
+        {
+            NAME + ".qweight": ("I32", words(q, 1)),
+            NAME + ".qzeros": ("I32", words(filled[0], 1)),
+            NAME + ".scales": ("F16", filled[1]),
+        },
+        {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemv", "zero_point": True},
+    )
+    info, got = read(folder)
+    assert info.type == f"int4-g{group}" and info.shape == (N, k)
+    wide = scale.astype(np.float64).repeat(group, axis=1)
+    wanted = (q - zero.astype(np.float64).repeat(group, axis=1)) * wide
+    assert (np.abs(got - wanted) <= 2.0**-11 * 15 * wide + 1e-9).all()
 
 
 @pytest.mark.parametrize(
@@ -307,7 +468,7 @@ def test_converting_keeps_the_quantization(make, tmp_path, numbers):
     report = convert(folder, tmp_path / "m.zse")
     assert "int4-g64" in report.schemes
     with open_model(folder) as before, open_model(tmp_path / "m.zse") as after:
-        a, b = (Rows(source, source.tensors[NAME + ".weight"], 0, N).affine() for source in (before, after))
+        a, b = (Rows(source, source.tensors[NAME + ".weight"], 0, N).arrays() for source in (before, after))
         for part in ("q", "scale", "offset"):
             assert np.array_equal(getattr(a, part), getattr(b, part)), part
     verify(tmp_path / "m.zse")
@@ -318,11 +479,12 @@ def test_converting_keeps_the_quantization(make, tmp_path, numbers):
     [
         ({"quant_method": "bitsandbytes"}, "bitsandbytes"),
         ({"quant_method": "awq", "version": "marlin"}, "marlin"),
-        ({"quant_method": "gptq", "bits": 3}, "bits 3"),
+        ({"quant_method": "gptq", "bits": 5}, "bits 5"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 100}, "100"),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "weight_block_size"),
-        (packed_config(num_bits=2), "num_bits 2"),
-        (packed_config(actorder="group"), "actorder"),
+        (packed_config(num_bits=9), "num_bits 9"),
+        (packed_config(actorder="rows"), "actorder"),
+        (packed_config(strategy="block"), "strategy 'block'"),
         (
             {"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": {"a": {"weights": {}}}},
             "marlin-24",

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from zse.formats import zse
-from zse.formats.ggml import AFFINE, EXACT
+from zse.formats.ggml import EXACT, SCHEMES
 from zse.quant.policy import MIN_ELEMENTS, MIN_ROWS
 from zse.quant.scheme import AffineScheme, DenseScheme
 
@@ -25,9 +25,9 @@ def test_sections():
 
 
 def test_mappings():
-    rows = re.findall(r"^\| (Q\w+) \| .* \| `([\w-]+)` \| (.*) \|$", TEXT, re.M)
-    assert {type: scheme for type, scheme, _ in rows} == {type: scheme.name for type, scheme in AFFINE.items()}
-    assert tuple(type for type, _, equal in rows if equal == "bit for bit") == EXACT
+    rows = re.findall(r"^\| ([IT]?Q\w+|MXFP4|NVFP4) \| .* \| `([\w-]+)` \| (.*) \|$", TEXT, re.M)
+    assert {type: scheme for type, scheme, _ in rows} == {type: scheme.name for type, scheme in SCHEMES.items()}
+    assert sorted(type for type, _, equal in rows if equal == "bit for bit") == sorted(EXACT)
 
 
 def test_plane_shapes():

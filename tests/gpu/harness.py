@@ -60,6 +60,13 @@ def gpu_ops():
     return [op for op in all_ops() if op.gpu_variants]
 
 
+def ops_of(arch: str):
+    """Those that have kernels for an architecture: HIP and Metal have none of latent attention."""
+    from zse.kernel.emit import gpu_target
+
+    return [op for op in gpu_ops() if op.gpu_variants(gpu_target(arch))]
+
+
 def upload(gpu, array: np.ndarray, dtype: str | None = None) -> Tensor:
     """A copy of the array in device memory (an empty one has one byte)."""
     data = np.ascontiguousarray(array)

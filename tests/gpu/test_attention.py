@@ -5,9 +5,10 @@ import pytest
 
 from gpu.harness import device, read_back, to_tensor, upload
 from zse.kernels.attention import attention
-from zse.kernels.attention_cases import gpu_batch
+from zse.kernels.attention_cases import attention_reference, gpu_batch
 from zse.kernels.gpu.attention_plan import HEADER, TASK, AttentionScratch, plan_attention
 from zse.kernels.op import HostArray
+from zse.quant import pack
 
 GPU = device()
 
@@ -63,6 +64,22 @@ def test_decoded_rows_are_the_same_however_they_are_cut(dtype, heads, kv_heads, 
     for size in (1, 1, 3, 7):
         chosen = np.sort(rng.choice(everything, size, replace=False))
         np.testing.assert_array_equal(run(batch, chosen, *shape, 1)[0], results[0][chosen])
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "i8", "e4m3"])
+@pytest.mark.parametrize("first, page_size", [(0, 16), (29_999, 128)])
+def test_prompts_of_32k_tokens(dtype, first, page_size):
+    """Whole, and what is left of one behind a chunk that ends within a page; some tokens against the reference."""
+    rng = np.random.default_rng()
+    heads, kv_heads, head_dim = 7, 1, 128
+    count = 32_768 - first
+    batch = gpu_batch(rng, [(first, count)], heads, kv_heads, head_dim, dtype, page_size)
+    bits, tasks = run(batch, np.arange(count), heads, kv_heads, head_dim, 0, None)
+    assert len(tasks) == 0 and (bits != 0x7FFF).all()
+    chosen = np.unique([0, 1, 127, 128, count - 1, *rng.integers(0, count, 12)])
+    part = batch | {name: batch[name][chosen] for name in ("token_row", "positions")}
+    wanted = attention_reference(**part | {"q": HostArray("bf16", batch["q"].array[chosen])}, scale=0.1)["out"]
+    np.testing.assert_allclose(pack.bf16_to_f32(bits[chosen]), wanted, rtol=6e-3, atol=6e-3)
 
 
 def test_a_plan_without_room_for_records_takes_tiles_whole():

@@ -9,8 +9,8 @@ import pytest
 from harness import read_reply, request
 
 from zse.errors import RequestError
-from zse.http import bind, json_body
-from zse.http.exchange import CODES, EventStream, HTTPError, HTTPRequest, Response
+from zse.http import bind
+from zse.http.exchange import CODES, HTTPError, HTTPRequest, Response
 from zse.http.listener import Limits, Server
 from zse.server import errors
 
@@ -18,7 +18,7 @@ from zse.server import errors
 class Noted(HTTPRequest):
     """A request to which the application adds what it knows."""
 
-    user = "nobody"
+    user: str = "nobody"
 
 
 class Echo:
@@ -38,16 +38,15 @@ class Echo:
     async def handle(self, request: Noted) -> Response | None:
         if request.path == "/broken":
             raise ZeroDivisionError
-        text = json_body.parse(request.body)["text"]
+        text = request.json()["text"]
         if request.path == "/echo":
             return Response(200, text.encode(), [("user", request.user)], media_type="text/plain")
-        stream = EventStream(request)
         for word in text.split():
             if word == "fail":
                 raise RequestError("it fails", status=500, code="failed")
-            stream.send(b"data: " + word.encode() + b"\n\n")
-            await stream.drain()
-        stream.send(b"", is_last=True)
+            request.send_events(b"data: " + word.encode() + b"\n\n")
+            await request.connection.drain()
+        request.send_events(b"", is_last=True)
         return None
 
     def error_response(self, error: RequestError) -> Response:

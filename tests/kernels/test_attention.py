@@ -5,7 +5,7 @@ import pytest
 
 from kernels.harness import DirectRecorder, host_isas, poisoned, to_tensor
 from zse.kernels.attention import SEGMENT, attention, num_splits, partial_shape, rows_in_registers
-from zse.kernels.attention_cases import BLOCK, attention_batch
+from zse.kernels.attention_cases import BLOCK, attention_batch, attention_reference
 from zse.kernels.kv_pages import head_dim_of
 
 
@@ -36,6 +36,8 @@ def part(batch, chosen):
         (7, 1, 48, 0, "float16"),
         (2, 2, 32, 300, "float16"),
         (9, 3, 64, 0, "i8"),
+        (9, 3, 64, 0, "e4m3"),
+        (8, 1, 80, 0, "e4m3"),
         (4, 1, 128, 100, "e4m3"),
     ],
 )
@@ -58,6 +60,22 @@ def test_rows_are_the_same_alone_batched_chunked_and_split(isa, heads, kv_heads,
         if len(chunk):
             np.testing.assert_array_equal(run(isa, part(batch, chunk), width, window=window), whole[chunk])
     np.testing.assert_array_equal(run(isa, batch, width, window=window, splits=4), whole)
+
+
+@pytest.mark.parametrize("isa", host_isas())
+@pytest.mark.parametrize("count", [1, 24])
+def test_every_e4m3_is_read_exactly(isa, count):
+    """Subnormal numbers too, where pages are read as they are (one token) and where they become f16 first."""
+    rng = np.random.default_rng()
+    batch = attention_batch(rng, [(250, count)], 2, 1, 64, "e4m3")
+    codes = np.array([code for code in range(256) if code & 127 != 127], np.uint8)
+    for name in ("k_pages", "v_pages"):
+        array = batch[name].array
+        array[..., : 16 * 64] = rng.choice(codes, array[..., : 16 * 64].shape)
+        small = array[..., : 8 * 64]
+        small[:] = small & 0x80 | rng.integers(0, 9, small.shape)
+    want = attention_reference(**batch, scale=0.125)["out"]
+    np.testing.assert_allclose(run(isa, batch, 128), want, rtol=2e-5, atol=2e-5 * np.abs(want).max())
 
 
 def test_splits_fill_the_threads_only_when_needed():

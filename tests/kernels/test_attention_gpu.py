@@ -47,8 +47,8 @@ def test_a_recording_for_one_token_a_row_has_one_launch_a_layer():
     assert record(heads=4, kv_heads=1, head_dim=256, longest_run=4)[1:] == ["attention_decode_bf16_d256_n1"]
 
 
-def test_pages_in_8_bits_have_no_kernel_of_their_own_on_hopper():
-    assert record(arch=90, dtype="i8")[1:] == ["attention_decode_i8_d128_n2", "attention_mma_i8_d128"]
+def test_prompts_over_pages_in_8_bits_use_wgmma_on_hopper():
+    assert record(arch=90, dtype="i8")[1:] == ["attention_decode_i8_d128_n2", "attention_prefill_i8_d128"]
     assert record(arch=90, dtype="e4m3", longest_run=1)[1:] == ["attention_decode_e4m3_d128_n1"]
     assert record(arch=80, dtype="e4m3")[1:] == ["attention_decode_e4m3_d128_n2", "attention_mma_e4m3_d128"]
 

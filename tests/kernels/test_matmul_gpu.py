@@ -65,6 +65,35 @@ def test_token_alone_and_in_a_batch(device, scheme, kernel):
     assert np.isfinite(whole[[0, 3]]).all() and not np.isfinite(whole[1:3]).any()
 
 
+@pytest.mark.parametrize(
+    "scheme", [AffineScheme(4, 128, False), AffineScheme(8, 64, True), DenseScheme("bf16")], ids=str
+)
+def test_a_tile_of_many_blocks(scheme):
+    """All six of the emulated GPU's blocks have a part of the only tile, so each adds a slice: a token's bits depend
+    neither on the batch nor on the run before, which leaves the counters at zero."""
+    rng, device = np.random.default_rng(), EmulateDevice("sm_90a")
+    weight = random_weight(rng, 64, 1536, scheme, scheme.in_memory["gpu"])
+    a = f32_to_bf16(rng.standard_normal((16, 1536)).astype(np.float32))
+    wanted = HostArray("bf16", a).wide().astype(np.float64) @ weight.dequantize().astype(np.float64).T
+    output = OutputSpec((16, 64), "float32", Tolerance(0, 0, ""))
+    case = Case("", {"a": HostArray("bf16", a), "weight": weight}, {"out": output})
+    arguments, found = {name: place(device, value) for name, value in case.inputs.items()}, outputs(device, case)
+    recorder = device.record()
+    tokens = recorder.symbol("tokens", 16)
+    gpu_matmul.record(
+        recorder, arguments["a"].with_rows(tokens), arguments["weight"], found["out"].with_rows(tokens), max_tokens=16
+    )
+    graph, results = recorder.finish(), []
+    for count in (16, 9, 16):
+        graph.run(tokens=count)
+        results.append(read(device, found["out"], output)[:count].copy())
+    graph.close()
+    release(arguments), release(found)
+    np.testing.assert_allclose(results[0], wanted, rtol=0.02, atol=0.02 * np.abs(wanted).max())
+    np.testing.assert_array_equal(results[0], results[2])
+    np.testing.assert_array_equal(results[0][:9], results[1])
+
+
 def test_tiny_and_huge_activations(device):
     """Scales of the prepared activations at the ends of the range of bf16."""
     rng = np.random.default_rng()

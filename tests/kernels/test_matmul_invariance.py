@@ -7,6 +7,7 @@ from kernels.harness import host_isas, run_case
 from zse.kernels.host import random_weight
 from zse.kernels.matmul import MATMUL
 from zse.kernels.op import EXACT, Case, HostActivation, OutputSpec
+from zse.kernels.route import sorted_pairs
 from zse.quant.scheme import AffineScheme, DenseScheme
 
 SCHEMES = [
@@ -21,9 +22,10 @@ SCHEMES = [
 
 @pytest.mark.parametrize("isa", host_isas())
 @pytest.mark.parametrize("kind", ["f32", "int8", "int16"])
-def test_a_token_alone_and_in_a_batch(isa, kind):
+@pytest.mark.parametrize("tokens,rows,width", [(21, 40, 192), (71, 150, 576)])
+def test_a_token_alone_and_in_a_batch(isa, kind, tokens, rows, width):
+    """The second shape: more than one block of tokens and of tiles and one piece of columns, with a rest of each."""
     rng = np.random.default_rng(5)
-    tokens, rows, width = 21, 40, 192
     for scheme in SCHEMES:
         if kind != "f32" and scheme.kind == "dense":
             continue
@@ -38,7 +40,7 @@ def test_a_token_alone_and_in_a_batch(isa, kind):
         )
         whole = run_case(MATMUL, case, isa)["out"]
         assert np.isfinite(whole).all()
-        for first, count, size in ((0, 1, 1), (20, 1, 1), (7, 1, 16), (3, 4, 4), (5, 11, 256)):
+        for first, count, size in ((0, 1, 1), (20, 1, 1), (7, 1, 16), (3, 4, 4), (5, 11, 256), (2, 3, 256)):
             some = slice(first, first + count)
             part = (
                 a[some]
@@ -58,3 +60,33 @@ def test_a_token_alone_and_in_a_batch(isa, kind):
                 isa,
             )["out"]
             np.testing.assert_array_equal(got, whole[some], err_msg=f"{scheme} {kind} {first} {count} {size}")
+
+
+@pytest.mark.parametrize("isa", host_isas())
+@pytest.mark.parametrize("kind", ["f32", "int8"])
+def test_a_token_alone_and_in_a_batch_with_experts(isa, kind):
+    """Of each token what its experts give is the same, whatever else is sent to them: 150 tokens are more than a task takes."""
+    rng = np.random.default_rng(6)
+    tokens, chosen, experts, rows, width = 150, 2, 3, 32, 320
+    ids = np.argsort(rng.random((tokens, experts)), axis=1)[:, :chosen].astype(np.int32)
+    for scheme in SCHEMES:
+        if kind != "f32" and scheme.kind == "dense":
+            continue
+        a = rng.standard_normal((tokens, width)).astype(np.float32)
+        weight = random_weight(rng, experts * rows, width, scheme)
+        found = {}
+        for some in (slice(0, tokens), slice(20, 21), slice(3, 7), slice(5, 25)):
+            routing = sorted_pairs(ids[some], experts)
+            some_a = a[some] if kind == "f32" else HostActivation.quantize(a[some], kind)
+            case = Case(
+                str(scheme),
+                {"a": some_a, "weight": weight, "routing": routing},
+                {"out": OutputSpec((len(routing.source), rows), "float32", EXACT)},
+                {"max_tokens": len(routing.ids), "gather": True},
+            )
+            got = run_case(MATMUL, case, isa)["out"][routing.place].reshape(-1, chosen, rows)
+            found[some.start, some.stop] = got
+        whole = found.pop((0, tokens))
+        assert np.isfinite(whole).all()
+        for (start, stop), got in found.items():
+            np.testing.assert_array_equal(got, whole[start:stop], err_msg=f"{scheme} {kind} {start}")

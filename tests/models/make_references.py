@@ -7,6 +7,7 @@ Without names all are made anew.
 """
 
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,8 @@ def load(family: str):
     names = raw.pop("architectures")
     config = transformers.AutoConfig.for_model(kind, **raw)
     config._attn_implementation = "eager"
+    if hasattr(config, "num_experts_per_tok"):
+        return published(getattr(transformers, names[0]), family)
     model = getattr(transformers, names[0])(config).eval()
     weights = tiny_families.weights(family) if new else tiny.weights(family)
     state = {name: torch.from_numpy(values.copy()) for name, values in weights.items()}
@@ -35,6 +38,15 @@ def load(family: str):
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     model.load_state_dict(state, strict=True)
     return model
+
+
+def published(kind, family: str):
+    """A model with experts from a directory with the names of published files, which transformers stores otherwise."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(tiny_families.write(family, Path(folder)))
+        model, found = kind.from_pretrained(path, output_loading_info=True, attn_implementation="eager")
+    assert not any(found[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), found
+    return model.eval().float()
 
 
 def logits(family: str) -> np.ndarray:

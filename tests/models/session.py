@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from zse.cache.groups import group_layers
 from zse.cache.layout import KVCache
 from zse.formats.opening import open_model
 from zse.models.load import load_model, plan_model
@@ -27,9 +28,13 @@ class Session:
         gpu = device.kernels == "gpu"
         activations, kv_dtype = activations or ("bf16" if gpu else "f32"), kv_dtype or ("bf16" if gpu else "f32")
         pages = -(-context // 16)
-        self.kv = KVCache(device, model.config, rows * pages, kv_dtype)
+        groups = group_layers(model.config)
+        if not model.config.global_head_dim:
+            groups = (tuple(range(model.config.num_layers)),)  # all layers in every page
+        every = len(groups) * rows * pages
+        self.kv = KVCache(device, model.config, every, kv_dtype, groups)
         self.buffers = StepBuffers.allocate(
-            device, model.config, max_tokens=max_tokens, max_rows=max_tokens, max_pages=pages
+            device, model.config, max_tokens=max_tokens, max_rows=max_tokens, max_pages=pages, groups=len(groups)
         )
         self.decoder = Planner(
             device,
@@ -40,12 +45,15 @@ class Session:
             activations=activations,
             deterministic=deterministic,
         )
-        order = np.random.default_rng(7).permutation(rows * pages)
-        self.kv.map_to(rows * pages - 1)
-        self._put(
-            self.buffers.page_table.with_rows(rows),
-            self.kv.table_entries([int(page) for page in order], 0, rows * pages),
-        )
+        order = [int(page) for page in np.random.default_rng(7).permutation(every)]
+        self.kv.map_to(every - 1)
+        table = self.buffers.page_table
+        for group in range(len(groups)):
+            mine = order[group * rows * pages : (group + 1) * rows * pages]
+            at = table.offset + 4 * group * max_tokens * pages
+            self._put(
+                table._replace(shape=(rows, pages), offset=at), self.kv.table_entries(mine, 0, rows * pages, group)
+            )
         self.lengths = [0] * rows
         self._graphs = {}
 

@@ -11,7 +11,7 @@ import numpy_model
 import pytest
 import tiny
 import tiny_families
-from session import Session
+from session import Session, load
 
 from zse.bench.profile import profile
 from zse.bench.speed import greedy
@@ -24,6 +24,7 @@ from zse.engine.core import Engine
 from zse.engine.memory import plan_memory
 from zse.engine.messages import Ask
 from zse.engine.runner import Runner
+from zse.errors import UnsupportedError
 from zse.formats.opening import open_model
 from zse.kernel import cache
 from zse.models.load import Model, load_model, place, plan_model
@@ -72,11 +73,22 @@ def test_logits_and_order(like, sizes, family, kept_kernels, tmp_path):
 
 
 # Those that use the kernels' forms that others do not have; the others with --exhaustive.
-WITH_FORMS_OF_THEIR_OWN = ("gemma2", "olmo2", "ministral3", "cohere2")
+WITH_FORMS_OF_THEIR_OWN = ("gemma2", "olmo2", "ministral3", "cohere2", "qwen2_moe", "glm4_moe")
 FAMILIES = [
     pytest.param(family, marks=() if family in WITH_FORMS_OF_THEIR_OWN else pytest.mark.exhaustive)
     for family in tiny_families.FAMILIES
 ]
+# What has no kernels on a GPU: two sizes of heads, and latents of these tiny ones' sizes (test_latent_attention has real ones).
+ON_A_CPU = (
+    "gemma4",
+    "gemma4_large",
+    "minicpm3",
+    "deepseek_v2",
+    "deepseek_v2_lite",
+    "deepseek_v3",
+    "glm4_moe_lite",
+    "mistral4",
+)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -84,10 +96,31 @@ def test_families_equal_transformers(family, kept_kernels, tmp_path):
     """A prompt longer than the windows, then a token."""
     like = "sm_80" if family in ("gemma2", "olmo2", "cohere") else "sm_90a"
     device = EmulateDevice(like, cache.package_variants(like))
-    model, _ = load_emulated(device, str(tiny_families.write(family, tmp_path, "BF16")))
+    path = str(tiny_families.write(family, tmp_path, "BF16"))
+    if family in ON_A_CPU:
+        with pytest.raises(UnsupportedError, match="on a GPU .*--device cpu takes"):
+            load_emulated(device, path)
+        return
+    model, _ = load_emulated(device, path)
     reference = REFERENCES[family][:18]
     logits = Session(device, model, rows=1, max_tokens=32, context=32).run(tiny.tokens(family)[:18], [17, 1])
     assert np.abs(logits - reference).max() < 0.05 * np.abs(reference).max()
+
+
+@pytest.mark.parametrize("like, kv_dtype, limit", [("sm_90a", "bf16", 0.05), ("sm_80", "int8", 0.1)])
+def test_latent_attention(like, kv_dtype, limit, device, kept_kernels, monkeypatch, tmp_path):
+    """A prompt, then tokens whose keys two blocks share, against the CPU's logits."""
+    factors = dict(short_factor=[1.0] * 16, long_factor=[1.0 + i / 8 for i in range(16)])
+    config = tiny_families.CONFIGS["minicpm3"] | dict(kv_lora_rank=256, qk_rope_head_dim=32, num_hidden_layers=1)
+    config["rope_scaling"] = config["rope_scaling"] | factors
+    monkeypatch.setitem(tiny_families.CONFIGS, "minicpm3", config)
+    path = str(tiny_families.write("minicpm3", tmp_path, "BF16"))
+    ids, emulated = np.resize(tiny.tokens("minicpm3"), 70), EmulateDevice(like, cache.package_variants(like))
+    reference = Session(device, load(device, path), max_tokens=80, context=160).run(ids)[-2:]
+    model, _ = load_emulated(emulated, path)
+    session = Session(emulated, model, rows=1, max_tokens=80, context=160, kv_dtype=kv_dtype)
+    logits = np.concatenate([session.step([(0, part)])[-1:] for part in (ids[:69], ids[69:])])
+    assert np.abs(logits - reference).max() < limit * np.abs(reference).max()
 
 
 @pytest.mark.parametrize("like, kv_dtype", [("sm_80", "fp8"), ("sm_90a", "int8")])

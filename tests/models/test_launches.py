@@ -40,9 +40,13 @@ CONFIGS = {
 # Their heads are as wide as the hidden size says, which their longrope and windows fit.
 for family in ("phi4_mini", "minicpm"):
     CONFIGS[family] = tiny_families.CONFIGS[family] | dict(intermediate_size=512, num_hidden_layers=3)
+for family in ("qwen3_moe", "glm4_moe"):
+    CONFIGS[family] |= dict(moe_intermediate_size=128)
 # Scheme of the weights by a part of their name. Mixed as GGUF files mix them: v and down, and in part gate, differ.
 INT4 = {"embed": "int8-g32-sym", "lm_head": "int8-g32-sym", "": "int4-g32"}
+LATENT = {"k_b_proj": "f16", "v_b_proj": "f16", **INT4}
 MIXED = {"v_proj": "int6-g16", "1.mlp.gate": "int8-g32-sym", "down": "int6-g16", **INT4}
+MOE = {"mlp.gate.weight": "f32", "shared_expert_gate": "f32", **INT4}
 PARTLY_DENSE = {"o_proj": "f16", "gate": "bf16", "up": "bf16", **INT4}
 GPU_INT4 = {"embed": "int8-g32-sym", "lm_head": "int8-g32-sym", "": "int4-g128"}
 GPU_MIXED = {
@@ -70,6 +74,9 @@ CPU = {
     "gemma3-int4": ("gemma3", INT4, {}),
     "gemma3-mixed": ("gemma3", MIXED, {}),
     **{f"{family}-int4": (family, INT4, {}) for family in ("olmo2", "granite", "cohere2")},
+    "minicpm3-int4": ("minicpm3", LATENT, {}),
+    **{f"{family}-int4": (family, MOE, {}) for family in ("qwen3_moe", "qwen2_moe", "glm4_moe")},
+    "qwen3_moe-bf16": ("qwen3_moe", BF16, {}),
 }
 GPU = {
     "llama-int4": ("llama", GPU_INT4, {}),
@@ -92,6 +99,8 @@ GPU = {
         for family in ("gemma2", "phi4_mini", "olmo3", "smollm3", "ministral3", "glm4", "cohere2")
     },
     **{f"{family}-fp8": (family, FP8, {}) for family in ("olmo2", "cohere")},
+    "qwen3_moe-int4": ("qwen3_moe", {"mlp.gate.weight": "f32", **GPU_INT4}, {}),
+    "glm4_moe-fp8": ("glm4_moe", {"mlp.gate.weight": "f32", **FP8}, {}),
 }
 # The inner width is no multiple of 16: gate and up are not joined, and the products do not gate.
 ODD = {"cpu": ("odd", BF16, {}), "gpu": ("odd", BF16, {})}

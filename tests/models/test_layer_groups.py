@@ -6,6 +6,7 @@ Pages that were given back are filled with NaN at once: whoever still reads one 
 import numpy as np
 import pytest
 import tiny
+import tiny_families
 
 from zse.bench.speed import greedy
 from zse.cache import groups
@@ -15,6 +16,7 @@ from zse.engine.core import Engine
 from zse.engine.load import load_engine
 from zse.engine.metrics import Phases
 from zse.engine.runner import Runner
+from zse.errors import ConfigError
 from zse.sampling.params import SamplingParams
 
 WINDOW = 8
@@ -121,6 +123,30 @@ def test_larger_pages_change_nothing(model, size, prefix_cache, pages, monkeypat
     assert said == whole
     np.testing.assert_array_equal(again, scores)
     assert (poisoned > 0) == (not prefix_cache)
+
+
+@pytest.mark.parametrize("family", ["gemma4", "gemma4_large"])
+def test_heads_of_two_sizes_share_a_pool(family, tmp_path, monkeypatch):
+    """Pages of layers with large heads and of those with small ones, given back and shared: the same tokens in every way."""
+    path = str(tiny_families.write(family, tmp_path))
+    said, scores, _, poisoned = replies(path, monkeypatch, grouped=True, prefix_cache=False)
+    assert poisoned and all(said.values())
+    for options in (
+        dict(prefix_cache=True),
+        dict(prefix_cache=True, ahead=True, page_size=32),
+        dict(prefix_cache=True, max_context=208, num_pages=42),
+    ):
+        again, other, _, _ = replies(path, monkeypatch, grouped=True, **options)
+        assert again == said
+        np.testing.assert_array_equal(other, scores)
+
+
+def test_heads_of_two_sizes_want_tables_of_their_own(tmp_path):
+    """Where they do not fit in each other's pages, and where every row has all of them."""
+    path = str(tiny_families.write("gemma4", tmp_path))
+    for options in (dict(kv_layout="contiguous"), dict(kv_dtype="int8")):
+        with pytest.raises(ConfigError, match="two sizes"):
+            load_engine(EngineConfig(model=path, device="cpu", threads=1, **options), Phases(lambda: 0.0))
 
 
 def test_rows_of_a_whole_context_give_nothing_back(model, monkeypatch):

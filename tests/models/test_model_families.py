@@ -53,7 +53,7 @@ def test_gguf_gives_the_logits_of_transformers(family, device, tmp_path):
     np.testing.assert_allclose(Session(device, model).run(tiny.tokens(family)), REFERENCES[family], **NEAR)
 
 
-@pytest.mark.parametrize("family", ["glm4", "cohere", "phi4_mini"])
+@pytest.mark.parametrize("family", ["glm4", "cohere", "phi4_mini", "minicpm3", "deepseek_v2_lite", "gemma4"])
 @pytest.mark.parametrize("write", [tiny_families.write, tiny_families.write_gguf], ids=["hf", "gguf"])
 def test_a_converted_file_gives_the_same(family, write, device, tmp_path):
     """Rows that stand in pairs are put in order once, by the conversion."""
@@ -71,7 +71,9 @@ def test_quantized_on_load(activations, family, device, tmp_path):
     assert np.abs(logits - REFERENCES[family]).mean() < 0.05 * np.abs(REFERENCES[family]).mean()
 
 
-@pytest.mark.parametrize("family", ["gemma2", "olmo3", "smollm3_window", "ministral3", "cohere2"])
+@pytest.mark.parametrize(
+    "family", ["gemma2", "olmo3", "smollm3_window", "ministral3", "cohere2", "gemma4", "gemma4_large"]
+)
 def test_an_engine_gives_the_tokens_of_a_session(family, device, tmp_path):
     """Windows that give pages back, layers without positions, a second request beside the first."""
     path = str(tiny_families.write(family, tmp_path))
@@ -111,6 +113,94 @@ def test_text_part_of_a_model_that_sees(prefix, device, tmp_path):
     path = tiny_families.write("ministral3", tmp_path, prefix=prefix, wrapper=wrapper)
     logits = Session(device, load(device, str(path))).run(tiny.tokens("ministral3"))
     np.testing.assert_allclose(logits, REFERENCES["ministral3"], **NEAR)
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "kind"),
+    [("gemma4", "Gemma4", "gemma4_text"), ("gemma4_large", "Gemma4Unified", "gemma4_unified_text")],
+)
+def test_gemma4_as_it_is_published(family, name, kind, device, tmp_path):
+    """A wrapper whose text_config leaves out what is usual, and, as transformers 5.23 saves it, has the large heads by layer."""
+    text = dict(tiny_families.CONFIGS[family]) | {"model_type": kind}
+    large = {"head_dim": text.pop("global_head_dim")}
+    if "num_global_key_value_heads" in text:
+        large["num_key_value_heads"] = text.pop("num_global_key_value_heads")
+    kinds = text["layer_types"]
+    text["per_layer_config"] = {str(i): large for i, each in enumerate(kinds) if each == "full_attention"}
+    usual = {"architectures", "hidden_activation"}
+    if kind == "gemma4_unified_text":
+        usual |= {"vocab_size_per_layer_input", "hidden_size_per_layer_input"}
+    text = {key: value for key, value in text.items() if key not in usual}
+    outer = dict(architectures=[f"{name}ForConditionalGeneration"], vision_config={}, text_config=text)
+    named = {each.replace("model.", TEXT, 1): values for each, values in tiny_families.weights(family).items()} | {
+        "model.embed_vision.embedding_projection.weight": np.zeros((2, 2), np.float32)
+    }
+    model = load(device, str(tiny.save(tmp_path, outer, named, "F32")))
+    np.testing.assert_allclose(Session(device, model).run(tiny.tokens(family)), REFERENCES[family], **NEAR)
+
+
+TEXT = "model.language_model."
+MROPE = {"type": "mrope", "mrope_section": [8, 12, 12]}
+SEEING = [
+    ("Qwen3VLForConditionalGeneration", "qwen3_vl_text", "qwen3", TEXT, {}),
+    ("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text", "qwen2", TEXT, {"rope_scaling": MROPE}),
+    ("Qwen2VLForConditionalGeneration", "qwen2_vl_text", "qwen2", TEXT, {"rope_scaling": MROPE}),
+    ("InternVLForConditionalGeneration", "qwen2", "qwen2", TEXT, {}),
+    ("LlavaOnevisionForConditionalGeneration", "qwen2", "qwen2", "language_model.model.", {}),
+    ("Idefics3ForConditionalGeneration", "llama", "llama", "model.text_model.", {}),
+    ("SmolVLMForConditionalGeneration", "llama", "llama", "model.text_model.", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "family", "prefix", "changes"), SEEING, ids=[case[0] for case in SEEING])
+def test_text_part_of_other_models_that_see(name, kind, family, prefix, changes, device, tmp_path):
+    """Its text is the family's; transformers says so below."""
+    text = {key: value for key, value in tiny.config(family).items() if key != "architectures"}
+    outer = dict(architectures=[name], vision_config={}, text_config=text | changes | {"model_type": kind})
+    model = load(device, str(tiny.write(family, tmp_path, prefix=prefix, outer=outer)))
+    np.testing.assert_allclose(Session(device, model).run(tiny.tokens(family)), REFERENCES[family], **NEAR)
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl"])
+def test_a_model_that_sees_without_a_text_config(kind, device, tmp_path):
+    """As these two were published: the text's numbers stand in config.json itself, its names begin as Qwen2's."""
+    name = {"qwen2_vl": "Qwen2VLForConditionalGeneration", "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration"}[kind]
+    outer = tiny.config("qwen2") | dict(architectures=[name], model_type=kind, rope_scaling=MROPE, vision_config={})
+    model = load(device, str(tiny.write("qwen2", tmp_path, outer=outer)))
+    np.testing.assert_allclose(Session(device, model).run(tiny.tokens("qwen2")), REFERENCES["qwen2"], **NEAR)
+
+
+EYES = dict(
+    hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=28, patch_size=14
+)
+VISION = {
+    "qwen3_vl_text": dict(depth=1, hidden_size=32, num_heads=2, out_hidden_size=64, deepstack_visual_indexes=[0]),
+    "qwen2_5_vl_text": dict(depth=1, hidden_size=32, num_heads=2, out_hidden_size=64),
+    "qwen2_vl_text": dict(depth=1, embed_dim=32, hidden_size=64, num_heads=2),
+}
+
+
+@pytest.mark.parametrize(("name", "kind", "family", "prefix", "changes"), SEEING, ids=[case[0] for case in SEEING])
+def test_transformers_gives_the_same_for_a_text(name, kind, family, prefix, changes):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    kinds = getattr(transformers, name)
+    text = {key: value for key, value in tiny.config(family).items() if key != "architectures"}
+    eyes = VISION.get(kind, EYES) | ({"model_type": "siglip_vision_model"} if "Llava" in name else {})
+    config = kinds.config_class(text_config=text | changes | {"model_type": kind}, vision_config=eyes)
+    model = kinds(config).eval()
+    start = next(key for key in model.state_dict() if key.endswith("embed_tokens.weight")).removesuffix(
+        "embed_tokens.weight"
+    )
+    state = {
+        key.replace("model.", start, 1): torch.from_numpy(value.copy()) for key, value in tiny.weights(family).items()
+    }
+    left = model.load_state_dict(state, strict=False)
+    assert not left.unexpected_keys and not [key for key in left.missing_keys if key.startswith(start)]
+    model.lm_head.weight.data = state.get("lm_head.weight", state[start + "embed_tokens.weight"])
+    with torch.no_grad():
+        logits = model(input_ids=torch.from_numpy(tiny.tokens(family).astype(np.int64))[None]).logits[0].numpy()
+    np.testing.assert_allclose(logits, REFERENCES[family], rtol=1e-5, atol=1e-5)
 
 
 def test_short_contexts_take_the_short_factors(device, tmp_path):

@@ -5,7 +5,7 @@ import numpy_model
 import pytest
 import tiny
 from formats_build import Tensor as GGUFTensor
-from formats_build import gguf
+from formats_build import gguf, split_gguf
 from session import Session, load
 
 from zse.errors import ConfigError, FormatError, UnsupportedError
@@ -19,12 +19,13 @@ ROPE_FREQS = "rope_freqs.weight"
 TYPES = {"gemma3": {"q": "Q5_0", "k": "Q5_0", "v": "Q8_0", "o": "Q4_1", "gate": "Q4_0", "up": "Q5_1", "down": "Q8_0"}}
 
 
-def gguf_of(family: str, tmp_path, types=None, extra=(), drop=(), metadata=()):
-    """A GGUF file of a tiny model as llama.cpp's converter writes it, and its weights by role as stored in it.
+def gguf_of(family: str, tmp_path, types=None, extra=(), drop=(), metadata=(), parts=1, arch=None):
+    """A GGUF file of a tiny model as llama.cpp's converter writes it (of several parts the first), and its weights by role as
+    stored in it.
 
     types: role → tensor type; quantized tensors get random blocks instead of the model's weights."""
     config = config_from_hf("config.json", tiny.config(family))
-    arch = {"mistral": "llama"}.get(config.architecture, config.architecture)
+    arch = arch or {"mistral": "llama"}.get(config.architecture, config.architecture)
     by_role, tensors = tiny.by_role(family, config), []
     model = registry.architecture(config.architecture)
     for role in model.roles(config):
@@ -60,20 +61,35 @@ def gguf_of(family: str, tmp_path, types=None, extra=(), drop=(), metadata=()):
         )
     ]
     keys += [("tokenizer.ggml.bos_token_id", "u32", 1), ("tokenizer.ggml.eos_token_id", "u32", 2), *metadata]
-    path = tmp_path / f"{family}.gguf"
-    path.write_bytes(bytes(gguf(keys, [*tensors, *extra])))
-    return str(path), config, by_role
+    paths = [tmp_path / f"{family}-{number:05d}-of-{parts:05d}.gguf" for number in range(1, parts + 1)]
+    made = split_gguf(parts, 1, keys, [*tensors, *extra]) if parts > 1 else [gguf(keys, [*tensors, *extra])]
+    for path, data in zip(paths, made, strict=True):
+        path.write_bytes(bytes(data))
+    return str(paths[0]), config, by_role
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "mistral", "gemma3"])
-def test_gguf_gives_the_logits_of_safetensors(family, device, tmp_path):
+@pytest.mark.parametrize(
+    ("family", "arch"),
+    [("llama", None), ("qwen2", None), ("mistral", None), ("gemma3", None), ("qwen2", "qwen2vl"), ("qwen3", "qwen3vl")],
+)
+def test_gguf_gives_the_logits_of_safetensors(family, arch, device, tmp_path):
     """Permuted q and k rows (llama), norms that hold their +1 (gemma3), biases (qwen2), the window pattern (gemma3).
     query_pre_attn_scalar is not in a GGUF, so Gemma's differs from the directory's."""
-    path, config, by_role = gguf_of(family, tmp_path)
+    path, config, by_role = gguf_of(family, tmp_path, arch=arch)
     model = load(device, path)
     assert model.config.sliding_layers == config.sliding_layers and model.config.local_rope == config.local_rope
     expected = numpy_model.forward(model.config, by_role, tiny.tokens(family))
     np.testing.assert_allclose(Session(device, model).run(tiny.tokens(family)), expected, rtol=2e-5, atol=5e-5)
+
+
+def test_a_matrix_may_be_made_of_several_parts_of_a_gguf(device, tmp_path):
+    path, config, by_role = gguf_of("qwen2", tmp_path, parts=7)
+    model = load(device, path)
+    with open_model(path) as source:
+        plan = plan_model(source)
+        assert any(len({part.info.file.path for part in matrix.parts}) > 1 for matrix in plan.matrices)
+    expected = numpy_model.forward(model.config, by_role, tiny.tokens("qwen2"))
+    np.testing.assert_allclose(Session(device, model).run(tiny.tokens("qwen2")), expected, rtol=2e-5, atol=5e-5)
 
 
 def test_rope_freqs_tensor_is_llama3_scaling(device, tmp_path):

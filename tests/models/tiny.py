@@ -88,10 +88,10 @@ def to_bf16(values: np.ndarray) -> np.ndarray:
     return (np.ascontiguousarray(values).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
 
 
-def write(family: str, folder: Path, dtype: str = "F32", prefix: str = "model.") -> Path:
-    """A model directory. dtype: F32, F16 or BF16. prefix: what the tensors' names begin with."""
+def write(family: str, folder: Path, dtype: str = "F32", prefix: str = "model.", outer: dict | None = None) -> Path:
+    """A model directory. dtype: F32, F16 or BF16. prefix: what the tensors' names begin with. outer: the config.json instead."""
     named = {name.replace("model.", prefix, 1): values for name, values in weights(family).items()}
-    return save(folder, config(family), named, dtype)
+    return save(folder, outer or config(family), named, dtype)
 
 
 def save(folder: Path, config: dict, weights: dict[str, np.ndarray], dtype: str) -> Path:

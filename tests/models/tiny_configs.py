@@ -101,6 +101,10 @@ NO_HEAD_DIM = dict(without="rope_theta head_dim", hidden_size=128, **ONE_KV_HEAD
 COHERE = NO_HEAD_DIM | dict(
     without="rope_theta head_dim rms_norm_eps", rope_theta=50000.0, layer_norm_eps=1e-5, logit_scale=0.25, **TIED
 )
+# Of multi-head latent attention.
+LATENT = dict(
+    num_key_value_heads=4, q_lora_rank=64, kv_lora_rank=64, qk_nope_head_dim=64, qk_rope_head_dim=16, v_head_dim=96
+)
 GEMMA2 = hf(
     "Gemma2",
     "gemma2",
@@ -112,6 +116,114 @@ GEMMA2 = hf(
     sliding_window=8,
     attn_logit_softcapping=2.0,
     final_logit_softcapping=5.0,
+    **TIED,
+)
+EIGHT = dict(num_experts_per_tok=3, norm_topk_prob=True, moe_intermediate_size=32)
+DEEPSEEK = LATENT | dict(
+    n_routed_experts=8,
+    n_shared_experts=2,
+    num_experts_per_tok=3,
+    moe_intermediate_size=32,
+    first_k_dense_replace=1,
+    n_group=1,
+    topk_group=1,
+    routed_scaling_factor=1.5,
+    rope_scaling=dict(type="yarn", factor=4.0, original_max_position_embeddings=16, mscale=0.707, mscale_all_dim=0.707),
+    num_hidden_layers=3,
+)
+GROUPS = dict(n_group=4, topk_group=2)
+MIXTURES = {
+    "deepseek_v2_lite": hf(
+        "DeepseekV2", "deepseek_v2", "head_dim", **DEEPSEEK | dict(q_lora_rank=None), topk_method="greedy"
+    ),
+    "deepseek_v2": hf("DeepseekV2", "deepseek_v2", "head_dim", **DEEPSEEK | GROUPS, topk_method="group_limited_greedy"),
+    "deepseek_v3": hf("DeepseekV3", "deepseek_v3", "head_dim", **DEEPSEEK | GROUPS | dict(n_shared_experts=1)),
+    "mistral4": hf(
+        "Mistral4",
+        "mistral4",
+        "head_dim rope_theta",
+        **DEEPSEEK | GROUPS | dict(n_shared_experts=1, first_k_dense_replace=0, rope_scaling=None),
+        rope_parameters=YARN
+        | dict(mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.5, partial_rotary_factor=0.2),
+    ),
+    "glm4_moe_lite": hf(
+        "Glm4MoeLite",
+        "glm4_moe_lite",
+        "head_dim rope_theta first_k_dense_replace",
+        **DEEPSEEK | dict(rope_scaling=None, rms_norm_eps=1e-5),
+        mlp_layer_types=["dense", "sparse", "sparse"],
+        rope_parameters=DEFAULT_ROPE,
+    ),
+    "qwen3_moe": hf("Qwen3Moe", "qwen3_moe", "rope_theta", head_dim=64, num_experts=8, mlp_only_layers=[], **EIGHT),
+    "qwen3_moe_dense": hf(
+        "Qwen3Moe", "qwen3_moe", **HEADS_64, num_experts=8, mlp_only_layers=[1], num_hidden_layers=3, **EIGHT
+    ),
+    "qwen2_moe": hf(
+        "Qwen2Moe",
+        "qwen2_moe",
+        **NO_HEAD_DIM,
+        num_experts=6,
+        shared_expert_intermediate_size=96,
+        **EIGHT | dict(norm_topk_prob=False),
+    ),
+    "mixtral": hf("Mixtral", "mixtral", head_dim=64, num_local_experts=4, num_experts_per_tok=2, sliding_window=9),
+    "olmoe": hf("Olmoe", "olmoe", **NO_HEAD_DIM, num_experts=8, num_experts_per_tok=3),
+    "granitemoe": hf(
+        "GraniteMoe",
+        "granitemoe",
+        **NO_HEAD_DIM,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+        embedding_multiplier=6.0,
+        residual_multiplier=0.22,
+        attention_multiplier=0.0625,
+        logits_scaling=8.0,
+    ),
+    "glm4_moe": hf(
+        "Glm4Moe",
+        "glm4_moe",
+        **HEADS_64,
+        attention_bias=True,
+        use_qk_norm=True,
+        num_hidden_layers=3,
+        first_k_dense_replace=1,
+        n_routed_experts=8,
+        n_shared_experts=1,
+        n_group=4,
+        topk_group=2,
+        routed_scaling_factor=1.5,
+        rope_parameters=DEFAULT_ROPE | dict(partial_rotary_factor=0.5),
+        **EIGHT,
+    ),
+    "minimax_m2": hf(
+        "MiniMaxM2",
+        "minimax_m2",
+        "rope_theta",
+        head_dim=64,
+        rotary_dim=32,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+        rope_parameters=DEFAULT_ROPE,
+    ),
+}
+# Heads of two sizes; "gemma4" as E2B is made, "gemma4_large" as 31B.
+GEMMA4 = hf(
+    "Gemma4",
+    "gemma4_text",
+    "rope_theta hidden_act",
+    head_dim=32,
+    global_head_dim=64,
+    num_hidden_layers=7,
+    layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2 + ["full_attention"],
+    hidden_activation="gelu_pytorch_tanh",
+    sliding_window=8,
+    vocab_size_per_layer_input=160,
+    hidden_size_per_layer_input=0,
+    final_logit_softcapping=5.0,
+    rope_parameters=dict(
+        full_attention=dict(rope_type="proportional", rope_theta=1000.0, partial_rotary_factor=0.25),
+        sliding_attention=DEFAULT_ROPE,
+    ),
     **TIED,
 )
 # Models whose forward is not Llama's.
@@ -179,7 +291,25 @@ OTHERS = {
             long_factor=factors(32, 1.5),
         ),
     ),
+    "minicpm3": hf(
+        "MiniCPM3",
+        "minicpm3",
+        "rope_theta head_dim",
+        **LATENT | TIED,
+        scale_emb=12,
+        scale_depth=1.4,
+        dim_model_base=256,
+        rope_scaling=dict(
+            rope_type="longrope",
+            original_max_position_embeddings=16,
+            short_factor=factors(8, 1.0),
+            long_factor=factors(8, 1.5),
+        ),
+    ),
     "cohere": hf("Cohere", "cohere", **COHERE, attention_bias=True),
     "cohere2": hf("Cohere2", "cohere2", **COHERE, num_hidden_layers=4, sliding_window=8),
+    **MIXTURES,
+    "gemma4": GEMMA4 | dict(num_kv_shared_layers=3, use_double_wide_mlp=True, hidden_size_per_layer_input=32),
+    "gemma4_large": GEMMA4 | dict(attention_k_eq_v=True, num_global_key_value_heads=1, num_attention_heads=4),
     "gemma2_scale": GEMMA2 | dict(query_pre_attn_scalar=48),
 }

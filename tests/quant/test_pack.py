@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from zse.errors import UnsupportedError
 from zse.quant.affine import AffineArrays
 from zse.quant.pack import bf16_to_f32, f32_to_bf16
-from zse.quant.scheme import BITS, GROUPS, SCHEME_NAMES, AffineScheme, DenseScheme, parse_scheme
+from zse.quant.scheme import BITS, GROUPS, LUT4_SCHEMES, SCHEME_NAMES, AffineScheme, DenseScheme, parse_scheme
 
 
 def random_arrays(rng, scheme, n, k):
@@ -105,7 +105,7 @@ def test_bf16_rounds_to_nearest_even():
 
 
 def test_names_read_back():
-    assert len(set(SCHEME_NAMES)) == len(SCHEME_NAMES) == 6 + len(BITS) * len(GROUPS) * 2
+    assert len(set(SCHEME_NAMES)) == len(SCHEME_NAMES) == 6 + len(BITS) * len(GROUPS) * 2 + len(LUT4_SCHEMES)
     for name in SCHEME_NAMES:
         assert parse_scheme(name).name == name
     assert AffineScheme(4, 32, False).name == "int4-g32" and AffineScheme(8, 0, True).name == "int8-row-sym"

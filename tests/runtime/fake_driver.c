@@ -895,6 +895,17 @@ KERNEL(describe_map) {
     out[6] = words[1], out[7] = 1;
 }
 
+/* out[i] = src[i] + 1, bytes */
+SIZES(next_bytes, 8, 8, 8);
+KERNEL(next_bytes) {
+    (void)grid, (void)threads;
+    size_t count = (size_t)ARG(int64_t, 2);
+    const unsigned char *src = device_bytes(ARG(address_t, 0), count);
+    unsigned char *out = device_bytes(ARG(address_t, 1), count);
+    if (src == (void *)nowhere || out == (void *)nowhere) return;
+    for (size_t i = 0; i < count; i++) out[i] = (unsigned char)(src[i] + 1);
+}
+
 /* writes past its buffer when told to */
 SIZES(poke, 8, 8);
 KERNEL(poke) {

@@ -13,6 +13,7 @@ MANIFEST = {
         "scale_rows": [["x", "ptr"], ["out", "ptr"], ["width", "i32"], ["factor", "f32"], ["add", "f32"]],
         "append": [["out", "ptr"], ["value", "i64"]],
         "describe_map": [["map", "tensormap"], ["out", "ptr"]],
+        "next_bytes": [["src", "ptr"], ["out", "ptr"], ["count", "i64"]],
         "poke": [["out", "ptr"], ["at", "u64"]],
     }.items()
 }

@@ -41,6 +41,16 @@ static int32_t launch(void *function, uint32_t gx, uint32_t gy, uint32_t gz, uin
     return 0;
 }
 
+/* Of a step: the bytes of a slot, inverted, to where they belong. */
+static int32_t launch_step(void *function, uint32_t gx, uint32_t gy, uint32_t gz, uint32_t bx, uint32_t by, uint32_t bz, uint32_t shared,
+                           void *stream, void **params, void **extra) {
+    (void)function, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)stream, (void)extra;
+    unsigned char *src = *(unsigned char **)params[0], *out = *(unsigned char **)params[1];
+    if (step()) return 1;
+    for (int64_t i = 0; i < *(int64_t *)params[2]; i++) out[i] = (unsigned char)~src[i];
+    return 0;
+}
+
 static void invert(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
     (void)grid;
     for (int64_t i = first; i < last; i++) ((unsigned char *)(uintptr_t)args[1])[i] = (unsigned char)~((unsigned char *)(uintptr_t)args[0])[i];
@@ -60,7 +70,9 @@ int main(int count, char **arguments) {
     int64_t jobs = (size + part - 1) / part;
     zse_load_job *job = calloc((size_t)jobs, sizeof *job);
     zse_load_output *output = calloc((size_t)jobs, sizeof *output);
-    uint64_t *args = calloc((size_t)jobs * 2, sizeof *args);
+    uint64_t *args = calloc((size_t)jobs * 4 + 8, sizeof *args);
+    zse_load_step *steps = calloc((size_t)jobs, sizeof *steps);
+    unsigned char *slots_of_steps = malloc((size_t)(6 * part));
     void *events[64] = {0};
     for (int round = 0; round < rounds; round++) {
         int threads = 1 + round % 7, with_kernels = round & 1, mapped = round >> 1 & 1, fails = round % 5 == 4;
@@ -68,7 +80,7 @@ int main(int count, char **arguments) {
         for (int64_t i = 0; i < jobs; i++) {
             int64_t nbytes = i + 1 < jobs ? part : size - part * i;
             job[i] = (zse_load_job){.offset = part * i, .nbytes = nbytes, .fd = fd, .first_output = (uint32_t)i, .num_outputs = 1,
-                                        .first_arg = (uint32_t)(2 * i), .num_args = 2, .grid = {nbytes, 1, 1}};
+                                        .first_arg = (uint32_t)(2 * i), .num_args = 2, .grid = {nbytes, 1, 1}, .step = -1};
             if (with_kernels && i % 3 == 1) job[i].fn = invert;
             output[i] = (zse_load_output){.address = (uint64_t)(uintptr_t)(device + part * i), .nbytes = nbytes, .slot = 1};
         }
@@ -84,7 +96,25 @@ int main(int count, char **arguments) {
             }
             options = (zse_load_options){.slot_bytes = round % 4 ? 4096 : 1ll << 40, .threads = threads};
         }
-        zse_load *load = zse_load_start(round % 6 == 5 ? NULL : &driver, &options, job, jobs, args, 2 * jobs, output, jobs, &error);
+        int64_t num_steps = 0;
+        if (round % 6 == 3) { /* two jobs a step, by way of three slots */
+            driver.launch = launch_step;
+            for (int64_t i = 0; i < jobs; i++) {
+                int64_t number = i / 2, slot = number % 3 * 2 * part;
+                job[i].fn = NULL, job[i].step = number, output[i].address = (uint64_t)(uintptr_t)(slots_of_steps + slot + i % 2 * part);
+                if (i % 2 == 0) {
+                    uint64_t *slot_args = args + 2 * jobs + 3 * number;
+                    slot_args[0] = output[i].address, slot_args[1] = (uint64_t)(uintptr_t)(device + part * i), slot_args[2] = 0;
+                    steps[number] = (zse_load_step){.launch = {.first_arg = (uint32_t)(2 * jobs + 3 * number), .num_args = 3, .grid = {1, 1, 1}, .threads = 1},
+                                                    .after = number > 2 ? number - 2 : 0};
+                }
+                steps[number].nbytes += job[i].nbytes, args[2 * jobs + 3 * number + 2] += (uint64_t)job[i].nbytes;
+            }
+            num_steps = (jobs + 1) / 2;
+        }
+        zse_load *load = zse_load_start(round % 6 == 5 ? NULL : &driver, &options, job, jobs, args, 2 * jobs + 3 * num_steps, output, jobs, steps,
+                                        num_steps, &error);
+        driver.launch = launch;
         if (!load) return 3;
         zse_load_result result;
         if (round % 11 == 10) zse_load_cancel(load);
@@ -92,7 +122,7 @@ int main(int count, char **arguments) {
         zse_load_close(load);
         if (round % 11 == 10 || result.job >= 0) continue;
         for (int64_t i = 0; i < size; i++)
-            if (device[i] != (unsigned char)(job[i / part].fn ? ~content[i] : content[i])) {
+            if (device[i] != (unsigned char)(job[i / part].fn || num_steps ? ~content[i] : content[i])) {
                 fprintf(stderr, "round %d: byte %lld\n", round, (long long)i);
                 return 1;
             }
@@ -110,7 +140,7 @@ int main(int count, char **arguments) {
     }
     if (total != expected || zse_gpu_list_submit(&driver, made, NULL, symbols, NULL, NULL, NULL, &where) != ZSE_ERANGE) return 5;
     zse_gpu_list_destroy(made);
-    free(content), free(device), free(job), free(output), free(args);
+    free(content), free(device), free(job), free(output), free(args), free(steps), free(slots_of_steps);
     close(fd);
     return 0;
 }

@@ -54,7 +54,7 @@ def counter(device):
 def test_facts(device):
     assert (device.name, device.kernels, device.isa, device.arch) == ("cuda", "gpu", "sm_90a", 90)
     assert device.product == "Fake GPU 0" and device.num_sms == 132 and device.threads == 0
-    assert device.symbols() == ["append", "describe_map", "poke", "scale_rows"]
+    assert device.symbols() == ["append", "describe_map", "next_bytes", "poke", "scale_rows"]
 
 
 def test_memory_is_zeroed_counted_and_given_back(device, fake):

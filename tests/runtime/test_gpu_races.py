@@ -32,6 +32,8 @@ def test_no_race_and_no_stray_access(tmp_path, sanitizer):
             str(HERE / "gpu_stress.c"),
             str(CSRC / "load.c"),
             str(CSRC / "load_map.c"),
+            str(CSRC / "load_step.c"),
+            str(CSRC / "checksum.c"),
             str(CSRC / "gpu_launch.c"),
             "-o",
             str(program),

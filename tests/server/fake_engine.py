@@ -14,18 +14,18 @@ import sys
 import time
 from array import array
 
-from zse.engine.framing import FrameSocket
 from zse.engine.messages import (
+    Ask,
     Cancel,
+    Cancelled,
     Failed,
     Fatal,
+    FrameSocket,
     Heartbeat,
     LoadModel,
-    Measure,
     Measured,
     Parked,
     Ready,
-    Search,
     Searched,
     SearchedReply,
     Shutdown,
@@ -34,6 +34,7 @@ from zse.engine.messages import (
     Tokens,
 )
 from zse.engine.worker import die_with_parent
+from zse.sampling.params import BeamParams
 
 EOS = 256
 
@@ -42,7 +43,7 @@ class Row:
     """One running request: its reply and when the next token is due."""
 
     def __init__(self, submit: Submit):
-        self.id, self.params = submit.id, submit.params
+        self.id, self.params, self.num_prompt = submit.id, submit.params, len(submit.prompt)
         text = bytes(token for token in submit.prompt if token < 256).decode("utf-8", "replace")
         last = (
             text.rsplit("user:", 1)[-1].removesuffix("<think>").removesuffix("assistant:").strip("\n")
@@ -64,6 +65,11 @@ class Row:
         self.pause = self.directives.get("ms", 0) / 1000
         self.due = time.monotonic() + self.pause
 
+    @property
+    def computed(self) -> int:
+        """Tokens; the prompt is computed with the first one."""
+        return self.num_prompt - self.cached + self.sent if self.sent else 0
+
     def step(self) -> list:
         reached = {
             name
@@ -82,6 +88,7 @@ class Row:
                     500,
                     "server_error",
                     "numerical_error",
+                    computed=self.computed,
                 )
             ]
         if "garbage" in reached:
@@ -109,10 +116,10 @@ class Row:
         return scores
 
 
-def measured(message: Measure) -> Measured | Failed:
+def measured(message: Submit) -> Measured | Failed:
     """A vector counts the prompt's vowels, [a, e, i, o, u, 1], mean: divided by the prompt's length, normalize: to
     length 1. The log-probability of a token is -0.5, of a target -(1 + id) / 256, alternatives as a Row's."""
-    ask, prompt = message.ask, message.prompt
+    ask, prompt = message.params, message.prompt
     if b"!nan" in bytes(token for token in prompt if token < 256):
         return Failed(
             message.id,
@@ -136,7 +143,7 @@ def measured(message: Measure) -> Measured | Failed:
     return Measured(message.id, len(prompt), None, found).to_send()
 
 
-def searched(message: Search) -> Searched:
+def searched(message: Submit) -> Searched:
     """Reply i is the prompt's letter i beam_width times, -(i + 1) each; the last one is cut at max_tokens."""
     params, replies = message.params, []
     for index in range(params.beam_width):
@@ -154,7 +161,8 @@ def searched(message: Search) -> Searched:
                 "stop" if tokens[-1] == EOS else "length",
             )
         )
-    return Searched(message.id, len(message.prompt), replies)
+    computed = len(message.prompt) + sum(len(reply.tokens) for reply in replies)
+    return Searched(message.id, len(message.prompt), replies, computed=computed)
 
 
 def main(arguments: list[str]) -> int:
@@ -190,7 +198,18 @@ def main(arguments: list[str]) -> int:
     if "--die" in options:
         return int(options["--die"])
     max_context = int(options.get("--max-context", 4096))
-    sock.send(Ready("fake", max_context, 8, 100, {"weights": 1 << 20, "kv": 2 << 20}, {"ready": 1.0}, page_size=64))
+    sock.send(
+        Ready(
+            "fake",
+            max_context,
+            8,
+            100,
+            {"weights": 1 << 20, "kv": 2 << 20},
+            {"ready": 1.0},
+            page_size=64,
+            hidden_size=6,
+        )
+    )
     rows: dict[int, Row] = {}
     steps, beat = 0, 0.0
     while True:
@@ -200,16 +219,17 @@ def main(arguments: list[str]) -> int:
         if messages is None:
             return 0
         for message in messages:
-            if isinstance(message, Submit):
+            if isinstance(message, Submit) and isinstance(message.params, Ask):
+                sock.send(measured(message))
+            elif isinstance(message, Submit) and isinstance(message.params, BeamParams):
+                sock.send(searched(message))
+            elif isinstance(message, Submit):
                 rows[message.id] = Row(message)
                 if "freeze" in rows[message.id].directives:
                     time.sleep(3600)
-            elif isinstance(message, Measure):
-                sock.send(measured(message))
-            elif isinstance(message, Search):
-                sock.send(searched(message))
             elif isinstance(message, Cancel):
-                rows.pop(message.id, None)
+                row = rows.pop(message.id, None)
+                sock.send(Cancelled(message.id, row.computed if row is not None else 0))
             elif isinstance(message, Shutdown):
                 return 0
         replies, now = [], time.monotonic()

@@ -36,6 +36,8 @@ class TextModel:
     vocab_size = 260
     has_chat_template = True
     sampling: dict = {}
+    prompts = {"query": "Q:"}
+    method = None
 
     def __init__(self, template: str = ""):
         """template: the text that parsers are chosen by; one that ends in "<think>" opens the reasoning itself."""
@@ -46,6 +48,13 @@ class TextModel:
 
     def encode_part(self, text: str, control: bool = False) -> list[int]:
         return list(text.encode())
+
+    def encode_pair(self, one: str, other: str, most: int | None = None) -> tuple[list[int], int]:
+        ids = [*one.encode(), 0]
+        return [*ids, *other.encode()][:most], len(ids)
+
+    def cut(self, ids: list[int], most: int) -> list[int]:
+        return ids[:most]
 
     def encode_chat(
         self, messages: list[dict], tools: list[dict] | None = None, variables: dict | None = None

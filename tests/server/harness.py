@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import fake_text
 
@@ -21,6 +22,8 @@ from zse.server.app import App
 from zse.server.auth import HostCheck, KeyCheck
 from zse.server.keys import Key, quotas, single, weights
 from zse.server.pool import ModelPool, ModelSpec
+from zse.server.threads import FairThreads
+from zse.server.work import RequestRun, Statistics, Tenants
 
 FAKE_ENGINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fake_engine.py")
 SCHEDULED_ENGINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "scheduled_engine.py")
@@ -31,6 +34,31 @@ def fixed_bounds(max_choices: int, max_tokens: int) -> QueueBounds:
     bounds = QueueBounds(0, max_tokens)
     bounds.set_engine(max_choices, max_tokens)
     return bounds
+
+
+class Admitted(RequestRun):
+    """A request of a tenant that a queue has admitted, without a server around it."""
+
+    def __init__(self, control: AdmissionControl, tenant: str):
+        served = SimpleNamespace(engine=None, statistics=Statistics())
+        pool = SimpleNamespace(enter=lambda served: None, leave=lambda served: None)
+        app = SimpleNamespace(
+            draining=False, admission=control, pool=pool, tenants=Tenants(), threads=FairThreads(), running={}
+        )
+        app.find_model = lambda request, name, param: served
+        self.request = SimpleNamespace(tenant=tenant, body=b"", started=0.0, more_headers=[])
+        control.admit(self.request, needs_room=True)
+        super().__init__(app, self.request)
+
+    def reserve(self, choices: int, prompt_tokens: int, answer_tokens: int = 0) -> "Admitted":
+        self.start(None, choices, answer_tokens, prompt_tokens)
+        return self
+
+    def leave(self, tokens: int) -> None:
+        if self.served is not None:
+            self.channel.owed += 1
+            self.channel.end(tokens)
+        self.__exit__(None, None, None)
 
 
 class Harness:
@@ -48,11 +76,17 @@ class Harness:
         hosts: frozenset | None = frozenset({"localhost"}),
         wait: bool = True,
         template: str = "",
+        any_model_name: bool = False,
         tool_parser: str | None = None,
         reasoning_parser: str | None = None,
     ):
         self.engine_options = engine.split()
-        self._template, self._parsers = template, {"tool_parser": tool_parser, "reasoning_parser": reasoning_parser}
+        self._template = template
+        self._parsers = {
+            "tool_parser": tool_parser,
+            "reasoning_parser": reasoning_parser,
+            "any_model_name": any_model_name,
+        }
         self.lag_s = 0.0
         self._options = (limits, key, max_choices, max_queue_tokens, hosts)
         started = threading.Event()
@@ -155,9 +189,10 @@ class Harness:
             return {
                 "connections": len(self.server.connections),
                 "requests": len(self.engine.requests),
+                "cancelled": len(self.engine.cancelled),
                 "choices": self.app.admission.choices,
                 "queued_tokens": self.app.admission.queued_tokens,
-                "body_bytes": self.server.body_bytes,
+                "body_bytes": self.server.bodies.total,
                 "tasks": len(asyncio.all_tasks()),
                 "engine_rows": self.engine.heartbeat.running,
             }

@@ -4,12 +4,16 @@ The device keeps the token that was written to each KV slot, and what it says is
 by token, then EOS. A request that reads a slot that is not its own says what somebody else sent.
 
 Options: --rows, --pages, --context, --step-tokens, --step-ms and --token-us (what a step takes), --log FILE (a line
-"cancel ID TIME" for each cancel, time.monotonic()), and EngineConfig's --fair-share, --reserve-output and
---ageing-ms.
+"cancel ID TIME" for each cancel, time.monotonic()), --drafts N (of prompt lookup, for one request), --computed FILE (a line "TOKEN
+COUNT" for each part of a step without drafts: tokens of a prompt that begins with TOKEN that were computed for the first time,
+and tokens said), and EngineConfig's --fair-share, --reserve-output and --ageing-ms.
 """
 
 import sys
 import time
+from types import SimpleNamespace
+
+import numpy as np
 
 from zse.cache.pages import BLOCK as PAGE
 from zse.cache.prefix import PrefixCache
@@ -17,8 +21,10 @@ from zse.engine.core import Engine
 from zse.engine.messages import Ready, TokenLogprob
 from zse.scheduler.options import SchedulingPolicy
 from zse.scheduler.scheduler import Scheduler
+from zse.speculative.ngram import NgramSpeculator
 
-VOCAB, EOS = 257, 256
+VOCAB, EOS, WIDTH = 257, 256, 8
+JOB = -1
 
 
 class EchoRunner:
@@ -26,9 +32,24 @@ class EchoRunner:
 
     runs_ahead = False
 
-    def __init__(self, num_pages: int, step_s: float, token_s: float):
+    def __init__(self, num_pages: int, step_s: float, token_s: float, computed: str = ""):
         self._slots = [0] * (num_pages * PAGE)
         self._step_s, self._token_s = step_s, token_s
+        self._computed = open(computed, "a", buffering=1) if computed else None
+        self._reached: dict[object, int] = {}  # of prompts
+        self.forwards = Measures(self)
+        self.pages = SimpleNamespace(run=lambda transfers: None)
+
+    def count(self, request, start: int, end: int, said: int) -> None:
+        """Positions of a request were computed. Beams of one search have one prompt."""
+        if self._computed is None:
+            return
+        first, key = request.tokens[0], request.id
+        if key < 0:
+            key = key == JOB, tuple(request.tokens[: request.prompt_len])
+        fresh = max(0, min(end, request.prompt_len) - max(start, self._reached.get(key, 0)))
+        self._reached[key] = max(self._reached.get(key, 0), end)
+        self._computed.write(f"{first} {fresh + said}\n")
 
     def submit(self, batch):
         for _, source, page in batch.transfers:
@@ -37,17 +58,21 @@ class EchoRunner:
         for entry in batch.entries:
             tokens, pages = entry.request.tokens, entry.pages
             for position in range(entry.start, entry.start + entry.count):
-                self._slots[pages[position // PAGE] * PAGE + position % PAGE] = tokens[position]
-            if entry.samples:
-                sampled.append(self._say(entry.request, pages))
+                known = position < len(tokens)
+                token = tokens[position] if known else entry.drafts[position - len(tokens)]
+                self._slots[pages[position // PAGE] * PAGE + position % PAGE] = token
+            end = entry.start + entry.count
+            sampled += [self._say(entry.request, pages, length) for length in range(end - entry.samples + 1, end + 1)]
+            self.count(entry.request, entry.start, end, entry.samples)
         time.sleep(self._step_s + self._token_s * batch.num_tokens)
         return sampled
 
     def collect(self, sampled):
         return sampled
 
-    def _say(self, request, pages):
-        position = len(request.tokens) - request.prompt_len
+    def _say(self, request, pages, length):
+        """What follows the first `length` tokens."""
+        position = length - request.prompt_len
         if position >= request.prompt_len and not request.params.ignore_eos:
             token = EOS
         else:
@@ -64,6 +89,29 @@ class EchoRunner:
         pass
 
 
+class Measures:
+    """What JobQueue asks of a runner's forwards."""
+
+    max_lines = 64
+
+    def __init__(self, runner: EchoRunner):
+        self._runner = runner
+
+    def run(self, pieces) -> None:
+        for piece in pieces:
+            sequence = SimpleNamespace(id=JOB, tokens=piece.tokens, prompt_len=len(piece.tokens))
+            self._runner.count(sequence, piece.start, piece.start + piece.num_tokens, 0)
+
+    def hidden(self, place: int, count: int):
+        return np.ones((count, WIDTH))
+
+    def logprobs(self, lines) -> list:
+        return [TokenLogprob(-0.5, [(line.target, -0.5)][: line.top]) for line in lines]
+
+    def logits(self, count: int):
+        return np.zeros(count * VOCAB, np.float32).data
+
+
 def build(arguments: list[str], phases):
     options = {
         "--rows": "4",
@@ -73,12 +121,16 @@ def build(arguments: list[str], phases):
         "--step-ms": "1",
         "--token-us": "0",
         "--log": "",
+        "--drafts": "0",
+        "--computed": "",
         "--fair-share": "True",
         "--ageing-ms": "10000",
         "--reserve-output": "True",
     } | dict(zip(arguments[::2], arguments[1::2], strict=True))
     pages, rows, context = (int(options[name]) for name in ("--pages", "--rows", "--context"))
-    runner = EchoRunner(pages, float(options["--step-ms"]) / 1000, float(options["--token-us"]) / 1e6)
+    runner = EchoRunner(
+        pages, float(options["--step-ms"]) / 1000, float(options["--token-us"]) / 1e6, options["--computed"]
+    )
     scheduler = Scheduler(
         num_pages=pages,
         max_rows=rows,
@@ -88,6 +140,7 @@ def build(arguments: list[str], phases):
         eos_ids=frozenset((EOS,)),
         max_waiting=1 << 16,
         prefix_cache=PrefixCache(pages, "lru"),
+        max_drafts=int(options["--drafts"]) * rows,
         policy=SchedulingPolicy(
             fair_share=options["--fair-share"] == "True",
             reserve_output=options["--reserve-output"] == "True",
@@ -95,6 +148,8 @@ def build(arguments: list[str], phases):
         ),
     )
     engine = Engine(scheduler, runner)
+    if drafts := int(options["--drafts"]):
+        engine.use("speculation", NgramSpeculator(scheduler, drafts, "cpu"))
     if options["--log"]:
         log, cancel = open(options["--log"], "a", buffering=1), engine.cancel
 
@@ -111,6 +166,7 @@ def build(arguments: list[str], phases):
         num_pages=pages,
         memory_bytes={"kv": 1},
         phases_ms=phases.ms,
+        hidden_size=WIDTH,
     )
 
 

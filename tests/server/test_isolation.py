@@ -1,4 +1,4 @@
-"""Nothing of a tenant reaches another: a canary in every prompt, through cache hits, preemption, aborts and a crash.
+"""Nothing of a tenant reaches another: a canary in every prompt, through cache hits, preemption, aborts, drafts and a crash.
 
 The device says what stands in the KV slots that the scheduler gave it (scheduled_engine.py): a wrong page shows.
 """
@@ -61,11 +61,11 @@ def test_nobody_hits_what_others_have_cached(scheduled):
 
 
 def test_no_canary_is_seen_by_others(scheduled, caplog):
-    """Few pages, none kept free for replies, so that requests are preempted and cached prefixes evicted; a third leave; the
-    engine dies once."""
+    """Few pages, none kept free for replies, so that requests are preempted and cached prefixes evicted; replies repeat their
+    prompts, so that drafts are verified; a third leave; the engine dies once."""
     caplog.set_level(logging.DEBUG)
     server = scheduled(
-        "--pages 40 --context 512 --rows 6 --step-ms 0.5 --reserve-output False",
+        "--pages 40 --context 512 --rows 6 --step-ms 0.5 --reserve-output False --drafts 4",
         key=(*TENANTS, OWNER_KEY),
         max_choices=1 << 10,
     )
@@ -116,7 +116,7 @@ def test_no_canary_is_seen_by_others(scheduled, caplog):
     assert answered > len(seen) / 2
     server.assert_quiet()
     counters = server.engine.heartbeat.counters
-    assert counters["preemptions"] and counters["cancelled"]
+    assert counters["preemptions"] and counters["cancelled"] and counters["accepted_tokens"]
     said = caplog.text + server.get("/metrics", bearer(OWNER_KEY)).body.decode()
     assert not any(secret in said for secret in secrets.values()) and "sk-" not in said
 

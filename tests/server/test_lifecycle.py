@@ -366,6 +366,7 @@ def test_options_that_are_refused(start, options, part):
 
 @pytest.mark.parametrize("how", ["option", "file", "environment"])
 def test_api_key_sources(start, how, tmp_path):
+    (tmp_path / "key").touch(0o600)
     (tmp_path / "key").write_text("s3cret\n")
     options = {"option": ("--api-key", "s3cret"), "file": ("--api-key-file", str(tmp_path / "key")), "environment": ()}
     process = start("--host", "0.0.0.0", *options[how], env={"ZSE_API_KEY": "s3cret"} if how == "environment" else None)
@@ -381,6 +382,7 @@ def test_api_key_sources(start, how, tmp_path):
 
 def test_sighup_reads_the_keys_again(start, tmp_path):
     path = tmp_path / "keys"
+    path.touch(0o600)
     path.write_text("alice sk-old\nbob sk-bob rpm=100\n")
     process = start("--api-key-file", str(path), "--log-level", "warning")
 

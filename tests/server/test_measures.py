@@ -82,7 +82,7 @@ def test_rerank_by_likelihood_measures_the_query_only(server):
     finally:
         link.send = send
     assert [row["relevance_score"] for row in reply["results"]] == pytest.approx([math.exp(-0.5)] * 2)
-    asked = {bytes(message.prompt): message.ask for message in seen if hasattr(message, "ask")}
+    asked = {bytes(message.prompt): message.params for message in seen if hasattr(message, "params")}
     assert set(asked) == {b"Document: b\n\nQuery: why", b"Document: cc\n\nQuery: why"}
     assert all(ask.what == "logprobs" and prompt[ask.first :] == b" why" for prompt, ask in asked.items())
 
@@ -131,7 +131,7 @@ FIELDS = {
             ({"input": ["b", "a" * 4097]}, "context_length_exceeded", "input[1]"),
             ({"encoding_format": "int8"}, "invalid_value", "encoding_format"),
             ({"dimensions": 0}, "out_of_range", "dimensions"),
-            ({"pooling": "cls"}, "invalid_value", "pooling"),
+            ({"pooling": "middle"}, "invalid_value", "pooling"),
             ({"normalize": 1}, "invalid_type", "normalize"),
             ({"input": "!nan"}, "numerical_error", None),
         ],

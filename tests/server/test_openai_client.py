@@ -137,11 +137,11 @@ def test_pairs_of_parameters(client, row, chat):
     ],
 )
 def test_errors_are_raised_and_not_retried(server, client, fields, error):
-    before = server.call(lambda: server.server.body_bytes)
+    before = server.call(lambda: server.server.bodies.total)
     with pytest.raises(error) as caught:
         client.chat.completions.create(**{"model": "fake", "messages": [{"role": "user", "content": "a"}], **fields})
     assert caught.value.type == "invalid_request_error" and caught.value.code and caught.value.request_id
-    assert server.call(lambda: server.server.body_bytes) == before
+    assert server.call(lambda: server.server.bodies.total) == before
 
 
 def test_a_500_is_not_retried_and_a_stream_error_is_raised(server, client):

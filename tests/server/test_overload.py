@@ -6,6 +6,9 @@ import asyncio
 import json
 import os
 import random
+import statistics
+import subprocess
+import sys
 import time
 
 import pytest
@@ -60,6 +63,43 @@ def run(*loops) -> None:
     asyncio.run(together())
 
 
+class Metronome:
+    """What the machine takes from everybody: another process that does as an engine does for one request, TOKENS steps of
+    4 ms, again and again. What slows it slows the server, though the server has no part in it."""
+
+    SCRIPT = (
+        "import time\nwhile True:\n start = time.monotonic()\n"
+        f" for _ in range({TOKENS}): time.sleep(0.004)\n"
+        " print(start, time.monotonic(), flush=True)"
+    )
+
+    def __enter__(self) -> "Metronome":
+        self._process = subprocess.Popen([sys.executable, "-c", self.SCRIPT], stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self._process.stdout.readline()  # it runs
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self._process.kill()
+        self.beats = [
+            tuple(map(float, line.split())) for line in self._process.communicate()[0].splitlines() if " " in line
+        ]
+
+    def beat(self, part: tuple[float, float]) -> float:
+        """Median seconds of a beat that lay in a part of the run, by the monotonic clock."""
+        return statistics.median(end - start for start, end in self.beats if part[0] <= start and end <= part[1])
+
+
+def run_and_wait_ns(thread) -> tuple[int, int]:
+    """Nanoseconds that a thread of this process ran, and those that it could have and had no processor."""
+    try:
+        with open(f"/proc/self/task/{thread.native_id}/schedstat") as file:
+            ran, waited, _ = map(int, file.read().split())
+    except OSError:  # not Linux
+        return 1, 0
+    return ran, waited
+
+
 def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
@@ -69,51 +109,71 @@ def test_ten_times_the_capacity(scheduled):
     """8 run, 16 may wait, 240 ask: the rest is refused at once, before its prompt is looked at."""
     server = scheduled("--rows 8 --pages 512 --step-ms 4", max_choices=24)
     model, tokenized, handled = server.pool.default.text.result(), [], []
-    encode, finished = model.encode_text, server.server.finished
+    encode, finished = model.encode_text, server.app.finished
 
     def counted(text):
         tokenized.append(text)
         return encode(text)
 
-    def timed(request):
-        handled.append((request.status, time.monotonic() - request.started))
-        finished(request)
+    def timed(request, status):
+        handled.append((status, time.monotonic() - request.started))
+        finished(request, status)
 
-    model.encode_text, server.server.finished = counted, timed
+    model.encode_text, server.app.finished = counted, timed
     idle, peak, burst, after = (Clients(server.port) for _ in range(4))
-    run(idle.loop("one", time.monotonic() + SECONDS / 4))
-    start = time.monotonic()
-    run(*(peak.loop("peak", start + SECONDS / 2) for _ in range(20)))
-    at_peak = len(peak.latencies["peak"]) / (time.monotonic() - start)
-    server.assert_quiet()
-    del handled[:], tokenized[:]
-    start = time.monotonic()
-    run(*(burst.loop("burst", start + SECONDS) for _ in range(240)))
-    in_burst = len(burst.latencies["burst"]) / (time.monotonic() - start)
-    server.assert_quiet()
+    parts: dict[Clients, tuple[float, float]] = {}
+
+    def run_for(clients: Clients, name: str, count: int, seconds: float) -> None:
+        start = time.monotonic()
+        run(*(clients.loop(name, start + seconds) for _ in range(count)))
+        parts[clients] = start, time.monotonic()
+        server.assert_quiet()
+
+    with Metronome() as metronome:
+        run_for(idle, "one", 1, SECONDS / 2)
+        run_for(peak, "peak", 20, SECONDS / 2)
+        del handled[:], tokenized[:]
+        before = run_and_wait_ns(server._thread)
+        run_for(burst, "burst", 240, SECONDS)
+        ran, waited = (now - then for now, then in zip(run_and_wait_ns(server._thread), before, strict=True))
+        handled_in_burst = list(handled)
+        run_for(after, "one", 1, SECONDS / 2)
+
+    def slowed(part: Clients, by: Clients) -> float:
+        """How much slower the machine was in a part than in another: 1 on one that nobody else uses."""
+        return max(1.0, metronome.beat(parts[part]) / metronome.beat(parts[by]))
+
+    def rate(clients: Clients, name: str) -> float:
+        return len(clients.latencies[name]) / (parts[clients][1] - parts[clients][0])
+
     assert not burst.lost and burst.refused
     assert all(reply["retry-after"] and reply["retry-after-ms"] for reply in burst.refused)
     accepted = len(burst.latencies["burst"])
-    assert len(tokenized) == accepted and sum(status == 200 for status, _ in handled) == accepted
-    refusals = [seconds for status, seconds in handled if status == 503]
-    run(after.loop("one", time.monotonic() + SECONDS / 4))
+    assert sum(status == 200 for status, _ in handled_in_burst) == accepted
+    assert len(tokenized) == accepted + len(after.latencies["one"])
+    refusals = [seconds for status, seconds in handled_in_burst if status == 503]
+    alone = percentile(idle.latencies["one"], 0.5)
+    at_peak, in_burst = rate(peak, "peak"), rate(burst, "burst")
     print(
-        f"idle {1000 * percentile(idle.latencies['one'], 0.5):.0f} ms, after the burst "
+        f"idle {1000 * alone:.0f} ms, after the burst "
         f"{1000 * percentile(after.latencies['one'], 0.5):.0f} ms; requests a second: {at_peak:.0f} at peak, "
         f"{in_burst:.0f} in the burst; {len(refusals)} refused within {1000 * percentile(refusals, 0.5):.1f} ms (median), "
         f"{1000 * percentile(refusals, 0.99):.1f} ms (P99); "
-        f"accepted: P99 {1000 * percentile(burst.latencies['burst'], 0.99):.0f} ms"
+        f"accepted: P99 {1000 * percentile(burst.latencies['burst'], 0.99):.0f} ms; the machine's beat, ms: "
+        + ", ".join(f"{1000 * metronome.beat(part):.0f}" for part in parts.values())
+        + f"; the server waited {waited / max(ran, 1):.2f} of the time that it ran"
     )
     # The bar is 20 ms; here the 240 clients take half of the interpreter's time.
-    assert percentile(refusals, 0.5) < 0.02 and percentile(refusals, 0.95) < 0.08
+    # A server that waits for a processor as long as it has one takes twice as long.
+    slower = 1 + waited / max(ran, 1)
+    assert percentile(refusals, 0.5) < 0.02 * slower and percentile(refusals, 0.95) < 0.08 * slower
     # A short run is mostly the clients' connecting; 0.9 where they do not take the server's processor.
-    assert in_burst > (0.6 if SECONDS >= 5 else 0.2) * at_peak
+    assert in_burst * slowed(burst, peak) > (0.6 if SECONDS >= 5 else 0.2) * at_peak
     # 24 requests at most stand before one: three rounds of 20 steps, of 24 with their prompts; 4 x on
     # a quiet machine.
-    assert percentile(burst.latencies["burst"], 0.99) < 15 * percentile(idle.latencies["one"], 0.5)
+    assert percentile(burst.latencies["burst"], 0.99) < 15 * alone * slowed(burst, idle)
     # Back to normal at once, not within 5 s only.
-    assert percentile(after.latencies["one"], 0.5) < 2 * percentile(idle.latencies["one"], 0.5)
-    server.assert_quiet()
+    assert percentile(after.latencies["one"], 0.5) < 2 * alone * slowed(after, idle)
 
 
 KEYS = (Key("flood", "sk-flood"), Key("calm", "sk-calm"))

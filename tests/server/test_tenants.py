@@ -1,18 +1,20 @@
 """Keys of several tenants: who is who, whose share of the queue is whose, and that nobody learns of the others."""
 
+import json
 import os
-from types import SimpleNamespace
+import select
 
 import pytest
-from harness import chat_body, fixed_bounds, read_reply, request, wait_for
+from harness import Admitted, chat_body, fixed_bounds, read_reply, request, wait_for
 
 from zse.errors import ConfigError
-from zse.server.admission import AdmissionControl, Admitted
+from zse.http.listener import Limits
+from zse.server.admission import AdmissionControl
 from zse.server.auth import SECRET_FILE, CacheSalts, KeyCheck, kept_secret
 from zse.server.errors import APIError
 from zse.server.keys import OWNER, USER_ROUTES, Access, Key, Quota, quotas, read_file, weights
 from zse.server.routes.table import ROUTES
-from zse.server.statistics import OTHERS, Tenants
+from zse.server.work import OTHERS, Tenants
 
 CHAT = "/v1/chat/completions"
 KEYS = (Key("alice", "sk-alice"), Key("bob", "sk-bob"), Key("alice", "sk-new"))
@@ -24,6 +26,7 @@ def bearer(key: str) -> dict[str, str]:
 
 def test_a_key_file(tmp_path):
     path = tmp_path / "keys"
+    path.touch(0o600)
     path.write_text("# who may\n\nalice sk-a\nbob\tsk-b 2.5\n  alice sk-c\nc k 2 rpm=60 tpm=9\nd j concurrency=4\n")
     keys = read_file(str(path))
     assert keys == (
@@ -93,6 +96,7 @@ def test_a_key_file(tmp_path):
 )
 def test_a_bad_key_file_is_one_line_without_the_key(tmp_path, text, part):
     path = tmp_path / "keys"
+    path.touch(0o600)
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
         read_file(str(path))
@@ -238,9 +242,7 @@ def test_each_request_reaches_the_engine_with_its_tenant(own_server):
 
 
 def reserve(queue: AdmissionControl, choices: int, tokens: int, tenant: str):
-    admitted = Admitted(queue, SimpleNamespace(tenant=tenant, more_headers=[]))
-    admitted.reserve(choices, tokens)
-    return admitted
+    return Admitted(queue, tenant).reserve(choices, tokens)
 
 
 def test_shares_of_the_queue():
@@ -305,6 +307,35 @@ def test_a_flood_leaves_room_for_others(own_server):
     assert "zse_requests_refused_total 3\n" in page and "sk-" not in page
     assert 'zse_tenant_requests_refused_total{tenant="alice"} 3\n' in page
     assert 'zse_tenant_requests_refused_total{tenant="bob"} 0\n' in page
+
+
+def test_one_key_s_bodies_leave_room_for_the_others(own_server):
+    """36 connections that each trickled a body of 2 MiB gave everybody else 503 for a minute."""
+    keys = (KEYS[0], KEYS[1])
+    server = own_server(key=keys, limits=Limits(body_bytes=1 << 16, all_bodies_bytes=1 << 18))
+    head = request("POST", CHAT, b" " * (1 << 16), bearer("sk-alice"))[: -(1 << 16)]
+    held = []
+    for _ in range(12):
+        held.append(server.connect())
+        held[-1].sendall(head + b" " * 60_000)
+    wait_for(lambda: len(server.call(lambda: set(server.server.connections))) == 12)
+    wait_for(lambda: server.server.bodies.total >= 2 * 60_000)
+    refused = [sock for sock in held if select.select([sock], [], [], 0.5)[0]]
+    assert len(refused) >= 8 and all(read_reply(sock).status == 503 for sock in refused)
+    assert server.post(CHAT, json.dumps(chat_body("hi")).encode() + b" " * 20_000, bearer("sk-bob")).status == 200
+    for sock in held:
+        sock.close()
+    server.assert_quiet()
+
+
+def test_a_large_body_is_not_read_for_a_request_that_is_refused(own_server):
+    server = own_server(key=(Key("alice", "sk-alice", quota=Quota(rpm=1)),))
+    assert server.post(CHAT, chat_body("hi"), bearer("sk-alice")).status == 200
+    with server.connect() as sock:
+        sock.sendall(request("POST", CHAT, b" " * (1 << 20), bearer("sk-alice"))[: -(1 << 20)])
+        reply = read_reply(sock)
+        assert reply.status == 429 and reply.headers["retry-after"] and reply.headers["connection"] == "close"
+    server.assert_quiet()
 
 
 def metrics(server) -> dict[str, float]:

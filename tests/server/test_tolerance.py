@@ -1,8 +1,13 @@
 """What clients are known to send that others would refuse, and what no client means."""
 
+import threading
+
+import fake_text
 import pytest
 
 from zse.sampling.params import SamplingParams
+from zse.server.admission import Quota
+from zse.server.keys import Access, Key
 from zse.server.requests.completions import choice_params, choice_seed, read_chat, read_completions
 from zse.server.requests.conversation import FOREIGN_KEYS
 
@@ -52,6 +57,45 @@ def test_paths_as_clients_write_them(server, path):
     assert server.get(path).status == 200
 
 
+@pytest.mark.parametrize(
+    "path", ["/rerank", "/v1/rerank/", "/v2/rerank/", "/v1/v1/rerank", "/score", "/embeddings/", "/detokenize/"]
+)
+def test_paths_of_posts(server, path):
+    reply = server.post(path, {})
+    assert reply.status == 400 and reply.error["code"] != "not_found"
+    assert server.get(path).status == 405
+
+
+@pytest.mark.parametrize("path", ["/v1/models/fake", "/models/fake", "/v1/models/fake/"])
+def test_one_model(server, path):
+    assert server.get(path).json["id"] == "fake"
+
+
+def test_a_path_that_is_unknown_is_told_what_there_is(server):
+    message = server.post("/v1/responses", {}).error["message"]
+    assert message.startswith("There is no route /v1/responses.") and "POST /v1/chat/completions" in message
+    assert "Did you mean /v1/chat/completions?" in server.post("/v1/chat/completion", {}).error["message"]
+    assert "Did you mean" not in server.get("/").error["message"]
+
+
+def test_tokenizing_counts_as_a_request_and_takes_no_tokens(own_server):
+    server = own_server(key=(Key("a", "ka", None, Quota(rpm=2, tpm=1000)),))
+    headers = {"authorization": "Bearer ka"}
+    for path in ("/tokenize", "/v1/tokenize"):
+        reply = server.post(path, {"prompt": "a" * 4000}, headers)
+        assert reply.status == 200 and reply.headers["x-ratelimit-remaining-tokens"] == "1000"
+    assert server.post("/tokenize", {"prompt": "a"}, headers).status == 429
+
+
+def test_any_model_name(own_server):
+    server = own_server(any_model_name=True)
+    body = {"model": "gpt-4o", "messages": [{"role": "user", "content": "hi"}]}
+    assert server.post(CHAT, body).json["model"] == "gpt-4o"
+    assert server.post("/tokenize", {"model": "gpt-4o", "prompt": "a"}).status == 200
+    bound = own_server(any_model_name=True, key=(Key("a", "ka", access=Access(models=frozenset({"other"}))),))
+    assert bound.post(CHAT, body, {"authorization": "Bearer ka"}).status == 403
+
+
 @pytest.mark.parametrize("path", ["/chat/completions", "/v1/chat/completions/"])
 def test_the_base_url_may_lack_v1(server, path):
     assert server.post(path, {"messages": [{"role": "user", "content": "hi"}]}).status == 200
@@ -62,10 +106,9 @@ def test_tokenize_and_back(server):
     reply = server.post("/tokenize", {"prompt": "aé", "return_token_strs": True}).json
     assert reply["tokens"] == list("aé".encode()) and reply["count"] == 3 and reply["max_model_len"] > 0
     assert reply["token_strs"][0] == "a"
-    chat = server.post("/v1/tokenize", {"messages": [{"role": "user", "content": "x"}]})
-    assert chat.status in (200, 404)
-    chat = server.post("/tokenize", {"messages": [{"role": "user", "content": "x"}]}).json
-    assert bytes(chat["tokens"]).decode().startswith("user:x")
+    for path in ("/tokenize", "/v1/tokenize", "/tokenize/"):
+        chat = server.post(path, {"messages": [{"role": "user", "content": "x"}]}).json
+        assert bytes(chat["tokens"]).decode().startswith("user:x")
     assert server.post("/detokenize", {"tokens": list(b"abc")}).json == {"prompt": "abc"}
     for body in ({}, {"prompt": "a", "messages": [{"role": "user", "content": "x"}]}, {"prompt": 3}):
         assert server.post("/tokenize", body).status == 400
@@ -106,3 +149,25 @@ def test_choices_have_seeds_of_their_own():
     others = [choice_seed(8, index) for index in range(16)]
     assert seeds[0] == 7 and len(set(seeds)) == 16 and not set(seeds) & {8, *others}
     assert all(SamplingParams(seed=seed) and 0 <= seed < 1 << 63 for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    "path, body",
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/tokenize", {"messages": [{"role": "user", "content": "hi"}]}),
+    ],
+)
+def test_the_loop_does_not_wait_for_a_template(server, monkeypatch, path, body):
+    """A chat template is a stranger's program: also a short chat is rendered beside the event loop."""
+    render = fake_text.TextModel.encode_chat
+    loop_thread = server.call(threading.get_ident)
+    rendered_by = []
+
+    def noted(*args, **kwargs):
+        rendered_by.append(threading.get_ident())
+        return render(*args, **kwargs)
+
+    monkeypatch.setattr(fake_text.TextModel, "encode_chat", noted)
+    assert server.post(path, body).status == 200
+    assert rendered_by and loop_thread not in rendered_by

@@ -13,11 +13,11 @@ from test_masks import Walk
 from zse.errors import RequestError
 from zse.server.errors import APIError
 from zse.server.tools.answer import Format, Splitter
-from zse.server.tools.calls import ToolCall
-from zse.server.tools.grammars import structure_of
+from zse.server.tools.calls import CallPart, fold
+from zse.server.tools.grammars import _XML, structure_of
 from zse.server.tools.parsers import FORMATS as TOOL_FORMATS
 from zse.server.tools.patterns import FORMATS, whole
-from zse.server.tools.streaming import CallPart
+from zse.server.tools.reasoning import Reasoning
 from zse.structured.compile import Vocabulary
 from zse.structured.options import Structure
 from zse.structured.worker import load_tokenizer
@@ -59,6 +59,17 @@ FORMS = [
     ("gemma", ""),
     ("deepseek", "```json"),
     ("deepseek", ""),
+    ("seed_oss", ""),
+    ("glm4", ""),
+    ("minimax_m2", ""),
+    ("granite", ""),
+    ("nemotron", ""),
+    ("tool_calls", ""),
+    ("command_r", ""),
+    ("functionary", ""),
+    ("kimi_k2", ""),
+    ("lfm2", ""),
+    ("gemma4", ""),
 ]
 _NAMES = [f"{form} {template}".strip() for form, template in FORMS]
 
@@ -91,11 +102,12 @@ def read(form, text, functions=FUNCTIONS):
 
 
 def check_calls(pieces, functions=FUNCTIONS):
-    for piece in pieces:
-        assert isinstance(piece, ToolCall), pieces
+    assert all(isinstance(piece, CallPart) for piece in pieces), pieces
+    calls = fold(pieces)
+    for piece in calls:
         found = problem(json.loads(piece.arguments), functions[piece.name])
         assert found is None, (found, piece)
-    return pieces
+    return calls
 
 
 @pytest.mark.parametrize(("form", "template"), FORMS, ids=_NAMES)
@@ -145,27 +157,15 @@ def test_streamed_parts_make_the_calls(tokenizer, vocabulary, form, template, st
     for seed in range(3):
         text = Walk(vocabulary, grammar(tokenizer, form, template), seed).run(2000)
         whole = check_calls(read(form, text))
-        splitter = Splitter(Format(form), FUNCTIONS, False, streams=True)
+        splitter = Splitter(Format(form), FUNCTIONS, False)
         pieces = [piece for at in range(0, len(text), step) for piece in splitter.push(text[at : at + step])]
         pieces += splitter.finish()
-        calls, longest = [], 0
-        for piece in pieces:
-            assert isinstance(piece, ToolCall | CallPart)
-            if isinstance(piece, ToolCall):
-                if not piece.is_streamed:
-                    calls.append([piece.name, piece.arguments])
-            elif piece.name:
-                assert piece.id
-                calls.append([piece.name, piece.arguments])
-            else:
-                longest = max(longest, len(piece.arguments))
-                calls[-1][1] += piece.arguments
-        assert [(name, json.loads(arguments)) for name, arguments in calls] == [
-            (call.name, json.loads(call.arguments)) for call in whole
-        ]
-        assert len([piece for piece in pieces if isinstance(piece, ToolCall)]) == len(whole)
-        if step == 1 and form not in ("qwen3_coder", "pythonic") and "tool_code" not in template:
-            assert longest == 1, "arguments come as they are written"
+        assert [(call.name, call.arguments) for call in fold(pieces)] == [(call.name, call.arguments) for call in whole]
+        assert all(piece.id for piece in pieces if piece.name)
+        assert len([piece for piece in pieces if piece.is_last]) == len(whole)
+        if step == 1 and form not in (*_XML, "pythonic", "lfm2", "gemma4") and "tool_code" not in template:
+            # No longer than an escape: arguments come as they are written.
+            assert max(len(piece.arguments) for piece in pieces) <= 12
 
 
 TICKET = {
@@ -184,7 +184,7 @@ def test_texts_that_are_no_json_follow_pattern_and_format(tokenizer, vocabulary)
     ticket = {"ticket": TICKET}
     structure = grammar(tokenizer, "qwen3_coder", "", ticket, several=False)
     for seed in range(6):
-        (call,) = read("qwen3_coder", Walk(vocabulary, structure, seed).run(2000), ticket)
+        (call,) = fold(read("qwen3_coder", Walk(vocabulary, structure, seed).run(2000), ticket))
         given = json.loads(call.arguments)
         assert re.fullmatch(r"[A-C]{2}-[0-9]{1,3}", given["code"]) and re.fullmatch(r"[^x]{0,8}b", given["free"])
         assert re.fullmatch(r"\d{4}-\d\d-\d\d", given["day"])
@@ -340,7 +340,7 @@ def test_a_call_or_the_json_of_a_schema(tokenizer, vocabulary):
         for piece in read("hermes", Walk(vocabulary, structure, seed).run(2000)):
             seen.add(type(piece))
             assert problem(json.loads(piece), schema) is None if isinstance(piece, str) else check_calls([piece])
-    assert seen == {str, ToolCall}
+    assert seen == {str, CallPart}
 
 
 def test_schemas_of_128_functions_that_are_too_long_are_refused(tokenizer):
@@ -359,4 +359,26 @@ def test_python_knows_no_such_name(tokenizer):
 
 
 def test_every_format_has_a_grammar():
-    assert {form for form, _ in FORMS} == set(TOOL_FORMATS)
+    """Harmony's is of the whole answer: the next test has it."""
+    assert {form for form, _ in FORMS} | {"harmony"} == set(TOOL_FORMATS)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_harmony_is_enforced(tokenizer, vocabulary, several):
+    """Its grammar is of the whole answer, the thought before the calls included."""
+    structure = grammar(tokenizer, "harmony", "", several=several)
+    for seed in range(8):
+        walk, thought = Walk(vocabulary, structure, seed), "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+        begun = (thought if seed % 2 else "") + "<|channel|>commentary"
+        walk.take(*walk.ids(begun))
+        splitter = Splitter(Format("harmony", "harmony"), FUNCTIONS, False)
+        pieces = splitter.push(begun + walk.run(2000).removeprefix(begun)) + splitter.finish()
+        assert [piece.text for piece in pieces if isinstance(piece, Reasoning)] == ["hm"] * (seed % 2)
+        calls = check_calls([piece for piece in pieces if not isinstance(piece, Reasoning)])
+        assert calls and (several or len(calls) == 1)
+    refused = Walk(vocabulary, structure)
+    refused.take(*refused.ids("<|channel|>"))
+    assert not set(refused.ids("final")[:1]) & set(refused.masks()[0]), "a call has to come"
+    free = Walk(vocabulary, grammar(tokenizer, "harmony", "", calls="free"))
+    free.take(*free.ids("<|channel|>final<|message|>Just text."))
+    assert tiny_model.EOS in free.masks()[0]

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from zse.cli import serve
 from zse.server.tools import parsers, reasoning
 from zse.server.tools.answer import Format, Splitter, format_of
-from zse.server.tools.calls import ToolCall
+from zse.server.tools.calls import fold
 from zse.server.tools.reasoning import Reasoning
-from zse.server.tools.streaming import CallPart
 
 FUNCTIONS = {
     "weather": {
@@ -154,6 +153,134 @@ GOOD += [
     ("qwen3_coder", _FORGOTTEN.format("", "</parameter>\n") + _STOPPED, "", [_ROME, ("stop", {})]),
     ("qwen3_coder", _STOPPED + _FORGOTTEN.format("</parameter>\n", ""), "", [("stop", {}), _ROME]),
 ]
+_KIMI = parsers.KIMI
+_FIRST, _SECOND = dump("weather", HARD), dump("stop", {})
+_INVOKED = f'<invoke name="weather">\n<parameter name="place">{_FILE}</parameter>\n<parameter name="days">3</parameter>\n</invoke>'
+_BOTH = [("weather", HARD), ("stop", {})]
+GOOD += [
+    (
+        "glm4",
+        f"Hm.\n<tool_call>weather\n<arg_key>place</arg_key>\n<arg_value>{_PAGE}</arg_value>\n<arg_key>days</arg_key>"
+        "\n<arg_value>3</arg_value>\n</tool_call><tool_call>stop</tool_call>",
+        "Hm.",
+        [("weather", {"place": _PAGE, "days": 3}), ("stop", {})],
+    ),
+    (
+        "seed_oss",
+        _FORGOTTEN.replace("tool_call>", "seed:tool_call>").format("</parameter>\n", "</parameter>\n"),
+        "",
+        [_ROME],
+    ),
+    (
+        "minimax_m2",
+        f'<minimax:tool_call>\n{_INVOKED}\n<invoke name="stop">\n</invoke>\n</minimax:tool_call>',
+        "",
+        [("weather", {"place": _FILE, "days": 3}), ("stop", {})],
+    ),
+    (
+        "kimi_k2",
+        f"Hm.{_KIMI[0]}{_KIMI[1]}functions.weather:0{_KIMI[2]}{json.dumps(HARD)}{_KIMI[3]}"
+        f"{_KIMI[1]}functions.stop:1{_KIMI[2]}{{}}{_KIMI[3]}{_KIMI[4]}",
+        "Hm.",
+        _BOTH,
+    ),
+    ("granite", f"<|tool_call|>[{_FIRST}, {_SECOND}]", "", _BOTH),
+    ("granite", f"<|tool_call|>[{_FIRST}, {_SECOND}]<|/tool_call|>", "", _BOTH),
+    ("nemotron", f"<TOOLCALL>[{_FIRST}, {_SECOND}]</TOOLCALL>", "", _BOTH),
+    ("tool_calls", f"<tool_calls>\n[\n{_FIRST},\n{_SECOND}\n]\n</tool_calls> then", " then", _BOTH),
+    (
+        "command_r",
+        '<|START_ACTION|>[\n{"tool_call_id": "0", "tool_name": "weather", "parameters": {"days": 1}}\n]<|END_ACTION|>',
+        "",
+        [("weather", {"days": 1})],
+    ),
+    (
+        "harmony",
+        '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"place": "<|call|>"}<|call|>',
+        "",
+        [("weather", {"place": "<|call|>"})],
+    ),
+    ("harmony", "Well. to=functions.stop<|channel|>commentary json<|message|>{}<|call|>", "Well.", [("stop", {})]),
+    (
+        "gemma4",
+        'Well.\n<|tool_call>call:weather{at:[1,{a:<|"|>b<|"|>}, null],days:2,exact:true,place:<|"|>a, "b}<tool_call|>\n<|"|>}'
+        "<tool_call|><|tool_call>call:stop{}<tool_call|>",
+        "Well.",
+        [
+            ("weather", {"at": [1, {"a": "b"}, None], "days": 2, "exact": True, "place": 'a, "b}<tool_call|>\n'}),
+            ("stop", {}),
+        ],
+    ),
+    (
+        "gemma4",
+        '<|tool_call>call:weather{"days": 1.5, "at": {"x": ["y"]}}',
+        "",
+        [("weather", {"days": 1.5, "at": {"x": ["y"]}})],
+    ),
+    (
+        "lfm2",
+        "<|tool_call_start|>[weather(place='<|tool_call_end|>'), stop()]<|tool_call_end|>Well.",
+        "Well.",
+        [("weather", {"place": "<|tool_call_end|>"}), ("stop", {})],
+    ),
+    ("functionary", f"<function=weather>{json.dumps(HARD)}</function><function=stop>{{}}</function>", "", _BOTH),
+]
+# What models are known to write: a bracket too many or missing, a closing mark missing, raw line ends in strings, keys in
+# another order.
+GOOD += [
+    ("hermes", f"<tool_call>{_FIRST}}}\n</tool_call> x", " x", _BOTH[:1]),
+    ("hermes", f"<tool_call>\n{_FIRST[:-1]}\n</tool_call>", "", _BOTH[:1]),
+    ("hermes", f"<tool_call>{_FIRST}\n<tool_call>{_SECOND}</tool_call>", "", _BOTH),
+    (
+        "hermes",
+        '<tool_call>{"name": "weather", "arguments": {"place": "a\n\tb"}}</tool_call>',
+        "",
+        [("weather", {"place": "a\n\tb"})],
+    ),
+    ("hermes", '<tool_call>{"arguments": {"days": 1}, "name": "weather"}</tool_call>', "", [("weather", {"days": 1})]),
+    ("hermes", '<tool_call>{"name": "other", "arguments": {"a": 1}}</tool_call>', "", [("other", {"a": 1})]),
+    (
+        "mistral",
+        '[TOOL_CALLS][{"name": "weather", "arguments": {"days": 1}, "id": "abcdef123"}, {"name": "stop", "arguments": {}}]',
+        "",
+        [("weather", {"days": 1}), ("stop", {})],
+    ),
+    (
+        "qwen3_coder",
+        f"{_STOPPED.removesuffix('</tool_call>')}<tool_call>\n{_WRITTEN}\n</tool_call>",
+        "",
+        [("stop", {}), ("weather", {"place": _FILE, "days": 3})],
+    ),
+]
+# Calls that break off: what of the arguments is certain, and content where the text goes on in another way.
+BROKEN = [
+    ("hermes", '<tool_call>{"name": "weather", "arguments": {"pla', "", '{"pla'),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": {"days": 1, "exact": tr', "", '{"days": 1, "exact": '),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": {"place": "a\\ud83d', "", '{"place": "a'),
+    (
+        "hermes",
+        'a <tool_call>{"name": "weather", "arguments": {"days": NaN}}</tool_call> b',
+        "aNaN}}</tool_call> b",
+        '{"days": ',
+    ),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": {"days": 1e999}}', "1e999}}", '{"days": '),
+    ("mistral", "[TOOL_CALLS]stop[ARGS]{]}", "]}", "{"),
+    ("deepseek", f'{_DS[0]}{_DS[1]}weather{_DS[2]}{{"days": 1', "", '{"days": '),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=weather>\n<parameter=days>\n3\n</parameter>\n<parameter=place>\nRo",
+        "",
+        '{"days": 3',
+    ),
+    ("glm4", "<tool_call>weather<arg_key>days</arg_key><arg_value>3</arg_value>", "", '{"days": 3'),
+    (
+        "minimax_m2",
+        '<minimax:tool_call><invoke name="weather"><parameter name="days">3</parameter><parameter name="days">'
+        "4</parameter></invoke></minimax:tool_call>",
+        "</invoke></minimax:tool_call>",
+        '{"days": 3',
+    ),
+]
 # Text that holds no call of the format, or a malformed one: all of it is content.
 BAD = [
     *[
@@ -194,7 +321,13 @@ BAD = [
             '"' * 31,
         ]
     ],
-    ("hermes", '<tool_call>{"name": "weather", "arguments": {"pla'),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": '),
+    ("hermes", '<tool_call>{"name": "unknown", "arguments": {"pla'),
+    ("glm4", "<tool_call>weather\n<arg_key>place</arg_key>\n<arg_value>Rome"),
+    ("glm4", '<tool_call>{"name": "weather", "arguments": {}}</tool_call>'),
+    ("minimax_m2", "<minimax:tool_call>words</minimax:tool_call>"),
+    ("functionary", "<function=unknown>{}</function>"),
+    ("kimi_k2", f"{_KIMI[0]}{_KIMI[1]}functions.stop:0{_KIMI[4]}"),
     ("qwen3_coder", "<tool_call><function=stop><parameter=a>1</function></tool_call>"),
     ("qwen3_coder", "<tool_call><function=stop>words</function></tool_call>!"),
     ("qwen3_coder", "<tool_call>{}</tool_call>"),
@@ -216,12 +349,25 @@ BAD = [
     ("mistral", '[TOOL_CALLS][{"name": "stop"}'),
     ("mistral", "[TOOL_CALLS]f[ARGS]{]}"),
     ("gemma", "```tool_code\nimport os\n```"),
+    ("gemma4", "<|tool_call>call:weather{days:soon}<tool_call|>"),
+    ("gemma4", "<|tool_call>call:weather{days:1,days:2}<tool_call|>"),
+    ("gemma4", '<|tool_call>weather{place:<|"|>x<|"|>}<tool_call|>'),
+    ("gemma4", '<|tool_call>call:weather{place:<|"|>x<tool_call|>'),
+    ("gemma4", "<|tool_call>call:weather{at:" + "[" * 99 + "]" * 99 + "}<tool_call|>"),
     ("gemma", "```tool_code\nother()\n```"),
     ("gemma", "```python\nstop()\n```"),
     ("deepseek", f"{_DS[0]}{_DS[4]}"),
-    ("deepseek", f"{_DS[0]}{_DS[1]}function{_DS[2]}stop\n```json\n{{}}"),
     ("deepseek", f"{_DS[0]}x{_DS[1]}stop{_DS[2]}{{}}{_DS[3]}{_DS[4]}"),
 ]
+
+
+def read(arguments):
+    """Arguments as a value; those of a call that broke off as the text that they are."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        assert arguments.startswith("{")
+        return arguments
 
 
 def split(name, pieces, thinking="none", is_open=False, functions=FUNCTIONS, parallel=True):
@@ -231,7 +377,7 @@ def split(name, pieces, thinking="none", is_open=False, functions=FUNCTIONS, par
     return (
         "".join(part for part in out if isinstance(part, str)),
         "".join(part.text for part in out if isinstance(part, Reasoning)),
-        [(part.name, json.loads(part.arguments)) for part in out if isinstance(part, ToolCall)],
+        [(call.name, read(call.arguments)) for call in fold(out)],
     )
 
 
@@ -254,33 +400,61 @@ def test_calls_at_every_cut(name, text, content, calls):
         assert split(name, pieces) == (content, "", calls), pieces
 
 
-@pytest.mark.parametrize("name,text,content,calls", [case for case in GOOD if case[0] == "qwen3_coder"])
-def test_parameters_streamed_at_every_cut(name, text, content, calls):
-    for pieces in cuts(text):
-        splitter = Splitter(Format(name), FUNCTIONS, False, streams=True)
-        found = []
-        for part in [part for piece in pieces for part in splitter.push(piece)] + splitter.finish():
-            if isinstance(part, CallPart) and part.name or isinstance(part, ToolCall) and not part.is_streamed:
-                found.append([part.name, part.arguments])
-            elif isinstance(part, CallPart):
-                found[-1][1] += part.arguments
-        assert [(name, json.loads(arguments)) for name, arguments in found] == calls, pieces
-
-
 @pytest.mark.parametrize("name,text", BAD, ids=lambda value: value[:30])
 def test_malformed_is_content_and_nothing_is_lost(name, text):
     for pieces in cuts(text):
         assert split(name, pieces) == (text, "", []), pieces
 
 
+@pytest.mark.parametrize("name,text,content,arguments", BROKEN, ids=lambda value: value[:30])
+def test_a_call_that_breaks_off_keeps_what_is_certain(name, text, content, arguments):
+    for pieces in cuts(text):
+        found, _, calls = split(name, pieces)
+        assert (found, [call[1] for call in calls]) == (content, [arguments]), pieces
+
+
 @pytest.mark.parametrize("name,text,content,calls", GOOD)
-def test_a_cut_off_call_is_a_call_or_content(name, text, content, calls):
-    """max_tokens may end the answer anywhere: the calls are then a prefix of the calls."""
+def test_an_answer_that_ends_anywhere(name, text, content, calls):
+    """max_tokens may end the answer anywhere: then the calls are the first of the calls, and perhaps the beginning of one,
+    which nobody can take for a call; and every cut of the text gives the same."""
     for at in range(len(text)):
-        found = split(name, [text[:at]])
-        assert found[2] == calls[: len(found[2])]
-        if not found[2]:
-            assert found[0] == text[:at]
+        found, _, parts = split(name, [text[:at]])
+        assert split(name, list(text[:at])) == (found, "", parts)
+        whole = [call for call in parts if not isinstance(call[1], str)]
+        assert whole == calls[: len(whole)] and parts[: len(whole)] == whole and len(parts) <= len(whole) + 1
+        if len(parts) > len(whole):
+            assert parts[-1][0] == calls[len(whole)][0]
+            keys = json.loads(_closed(parts[-1][1]))
+            assert all(key in calls[len(whole)][1] for key in list(keys)[:-1])
+        if not parts:
+            assert found == text[:at]
+
+
+def _closed(text):
+    """The beginning of an object, made an object: brackets and quotes closed, a half pair taken away."""
+    while text:
+        for end in (
+            "}",
+            '"}',
+            '": 0}',
+            ": 0}",
+            "0}",
+            "]}",
+            '"]}',
+            "}]}",
+            ": 0}]}",
+            '"}]}',
+            '": 0}]}',
+            '"": 0}',
+            " 0}]}",
+        ):
+            try:
+                json.loads(text + end)
+                return text + end
+            except ValueError:
+                pass
+        text = text[:-1]
+    return "{}"
 
 
 WORDS = [word for name in parsers.FORMATS for word in parsers.FORMATS[name].controls] + [
@@ -304,6 +478,19 @@ WORDS = [word for name in parsers.FORMATS for word in parsers.FORMATS[name].cont
     "```json\n",
     "```",
     "stop()",
+    "<function=weather>",
+    "<parameter=place>",
+    "<arg_key>place</arg_key><arg_value>",
+    "</arg_value>",
+    '<invoke name="weather">',
+    '<parameter name="days">',
+    "</invoke>",
+    '{"name": "weather", "arguments": {"days": 1',
+    "weather>{",
+    "functions.weather:0",
+    "stop[ARGS]{",
+    "\\ud83d",
+    "1e",
     '{"name": "stop", "parameters": {}}',
     "function",
     "stop",
@@ -355,6 +542,63 @@ def test_reasoning_at_every_cut(text, is_open, content, thought):
         assert split("none", pieces, "think", is_open, None) == (content, thought, []), pieces
 
 
+@pytest.mark.parametrize(
+    "text,is_open,content,thought",
+    [
+        ("<|channel>thought\nhm <b> \n<channel|>Yes", False, "Yes", "hm <b>"),
+        ("<|channel>thought\n<channel|>Yes", False, "Yes", ""),
+        ("thoughts\n<channel|>Yes", True, "Yes", "thoughts"),
+        ("<|channel>hm<channel|>Yes", False, "Yes", "hm"),
+        ("<|channel>thou", False, "", ""),
+        ("Yes <|channel>", False, "Yes <|channel>", ""),
+    ],
+)
+def test_reasoning_behind_a_label(text, is_open, content, thought):
+    for pieces in cuts(text):
+        assert split("none", pieces, "gemma4", is_open, None) == (content, thought, []), pieces
+
+
+_THOUGHT = "<|channel|>analysis<|message|>hm <b><|end|>"
+_CALLED = "commentary to=functions.weather <|constrain|>json<|message|>"
+
+
+@pytest.mark.parametrize(
+    "text,is_open,content,thought,calls",
+    [
+        (_THOUGHT + "<|start|>assistant<|channel|>final<|message|>Yes<|return|>", False, "Yes", "hm <b>", []),
+        (
+            _THOUGHT + "<|start|>assistant<|channel|>commentary<|message|>Let me see.<|end|>"
+            f'<|start|>assistant<|channel|>{_CALLED}{{"days": 2}}<|call|>',
+            False,
+            "Let me see.",
+            "hm <b>",
+            [("weather", {"days": 2})],
+        ),
+        (
+            _THOUGHT + '<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{"days": 2}',
+            False,
+            "",
+            "hm <b>",
+            [("weather", {"days": 2})],
+        ),
+        (f'<|channel|>{_CALLED}{{"days": 2}}<|call|>', False, "", "", [("weather", {"days": 2})]),
+        ("hm<|end|><|start|>assistant<|channel|>final<|message|>Yes", True, "Yes", "hm", []),
+        # What it should not write: no header, ends that are missing, unknown channels and recipients, a header of words.
+        ("Yes, no header", False, "Yes, no header", "", []),
+        ("<|channel|>analysis<|message|>hm<|channel|>final<|message|>Yes", False, "Yes", "hm", []),
+        ("<|channel|>other<|message|>Yes<|end|>and no", False, "Yesand no", "", []),
+        ("<|channel|>analysis to=browser.search<|message|>{}<|call|>Yes", False, "Yes", "{}", []),
+        ("<|channel|>" + "x" * 600 + "<|message|>y", False, "<|channel|>" + "x" * 600 + "<|message|>y", "", []),
+        ("<|channel|>final", False, "<|channel|>final", "", []),
+        ("<|end|>Yes", False, "Yes", "", []),
+        ("", False, "", "", []),
+    ],
+)
+def test_harmony_at_every_cut(text, is_open, content, thought, calls):
+    for pieces in cuts(text) if text else [[]]:
+        assert split("harmony", pieces, "harmony", is_open) == (content, thought, calls), pieces
+
+
 def test_calls_in_reasoning_are_no_calls_and_one_call_may_be_all():
     call = f"<tool_call>{dump('stop', {})}</tool_call>"
     text = f"<think>{call}</think>{call}{call}"
@@ -365,7 +609,7 @@ def test_calls_in_reasoning_are_no_calls_and_one_call_may_be_all():
 def test_text_is_not_held_longer_than_needed():
     splitter = Splitter(Format("hermes", "think"), FUNCTIONS, False)
     assert splitter.push("Hello") == ["Hello"] and splitter.push(" a<") == [" a"] and splitter.push("b") == ["<b"]
-    assert splitter.push("<tool_call>{}") == [] and splitter.push("</tool_call>.") == ["<tool_call>{}</tool_call>", "."]
+    assert splitter.push("<tool_call>{") == [] and splitter.push("}.") == ["<tool_call>{}", "."]
 
 
 @pytest.mark.parametrize(
@@ -402,8 +646,52 @@ def test_ids():
 
 def test_names_of_the_command_line():
     assert {*serve._TOOL_PARSERS} == {*parsers.FORMATS, "none"}
-    assert {*serve._REASONING_PARSERS} == {*reasoning.PARSERS, "none"}
+    assert {*serve._REASONING_PARSERS} == {*reasoning.NAMES, "none"}
     assert format_of("<tool_call> </think>") == Format("hermes", "think", takes_tools=False)
     assert format_of("<tool_call> </think>", "mistral", "none") == Format("mistral", "none", takes_tools=False)
     assert format_of("tools") == Format() and not format_of("messages").names_tools
     assert format_of(None, "mistral") == Format()
+
+
+GEMMA4 = """{%- macro value(x) -%}
+{%- if x is string -%}<|"|>{{ x }}<|"|>{%- elif x is boolean -%}{{ 'true' if x else 'false' }}{%- else -%}{{ x }}{%- endif -%}
+{%- endmacro -%}
+{%- if tools %}<|turn>system
+{% for tool in tools %}<|tool>{{ tool['function']['name'] }}<tool|>{% endfor %}<turn|>
+{% endif -%}
+{%- for message in messages %}<|turn>{{ 'model' if message['role'] == 'assistant' else message['role'] }}
+{% for call in message['tool_calls'] or [] %}<|tool_call>call:{{ call['function']['name'] }}{
+{%- for key, x in call['function']['arguments'] | dictsort %}{{ key }}:{{ value(x) }}{{ ',' if not loop.last }}{% endfor -%}
+}<tool_call|>{% endfor %}{{ message['content'] }}<turn|>
+{% endfor -%}
+{%- if add_generation_prompt %}<|turn>model
+<|channel>thought
+<channel|>{% endif %}"""
+
+
+def test_a_template_like_gemma_4s_chooses_its_format():
+    form = format_of(GEMMA4)
+    assert (form.tools, form.reasoning) == ("gemma4", "gemma4")
+    assert set(form.controls(True)) >= {"<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"}
+
+
+GPT_OSS = """{%- if tools %}<|start|>developer<|message|>{% for tool in tools %}type {{ tool['function']['name'] }};{% endfor %}<|end|>
+{%- endif -%}
+{%- for message in messages %}
+{%- if message['tool_calls'] -%}
+{%- set call = message['tool_calls'][0]['function'] -%}
+<|start|>assistant to=functions.{{ call['name'] }}<|channel|>commentary json<|message|>{{ call['arguments'] | tojson }}<|call|>
+{%- elif message['role'] == 'assistant' -%}
+{%- if message['thinking'] %}<|start|>assistant<|channel|>analysis<|message|>{{ message['thinking'] }}<|end|>{% endif -%}
+<|start|>assistant<|channel|>final<|message|>{{ message['content'] }}<|end|>
+{%- else -%}
+<|start|>{{ message['role'] }}<|message|>{{ message['content'] }}<|end|>
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
+
+
+def test_a_template_like_gpt_oss_chooses_harmony():
+    form = format_of(GPT_OSS)
+    assert (form.tools, form.reasoning) == ("harmony", "harmony")
+    assert set(form.controls(False)) >= {"<|start|>", "<|channel|>", "<|message|>", "<|end|>"}

@@ -9,6 +9,7 @@ from zse.server.requests.conversation import CONVERSATION
 from zse.server.tools import parsers
 from zse.server.tools.answer import format_of
 from zse.server.tools.blocks import BlockParser
+from zse.server.tools.calls import fold
 from zse.tokenizer.chat_template import ChatTemplate
 
 TEMPLATE = "{{ tools }} <tool_call> </think>"
@@ -120,7 +121,7 @@ def test_no_parallel_calls_ends_the_answer(client, tool_server):
         model="fake", messages=user(CALL + CALL), tools=[WEATHER], parallel_tool_calls=False
     )
     assert len(reply.choices[0].message.tool_calls) == 1 and reply.choices[0].finish_reason == "tool_calls"
-    assert reply.usage.completion_tokens == len(CALL)
+    assert reply.usage.completion_tokens == CALL.index("}}") + 1  # nothing can change the call behind its arguments
     message, finishes, _ = collect(
         client.chat.completions.create(
             model="fake", messages=user(CALL + CALL), tools=[WEATHER], parallel_tool_calls=False, stream=True
@@ -130,26 +131,24 @@ def test_no_parallel_calls_ends_the_answer(client, tool_server):
     tool_server.assert_quiet()
 
 
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    "text,limit,finish",
-    [(CALL[:-20], None, "stop"), (CALL, 20, "length"), ("<tool_call>{</tool_call> x", None, "stop")],
+    "text,limit,finish,content,arguments",
+    [
+        (CALL[:-18], None, "tool_calls", None, '{"place": "Ro'),  # ended by the model
+        (CALL, 53, "length", None, '{"place"'),
+        (CALL, 20, "length", CALL[:20], None),
+        ("<tool_call>{</tool_call> x", None, "stop", "<tool_call>{</tool_call> x", None),
+    ],
 )
-def test_malformed_calls_are_content(client, text, limit, finish, stream):
-    """Unless parts of the call have been streamed already: then it is a call that broke off."""
-    reply = client.chat.completions.create(
-        model="fake", messages=user(text), tools=[WEATHER], max_tokens=limit, stream=stream
-    )
-    if stream:
-        message, finishes, _ = collect(reply)
-        if '"arguments": {' in text[:limit]:
-            (call,) = message["calls"]
-            assert message["content"] == "" and text[:limit].endswith(call[-1]), call
-        else:
-            assert (message["content"], finishes, message["calls"]) == (text[:limit], [finish], [])
-    else:
-        choice = reply.choices[0]
-        assert (choice.message.content, choice.finish_reason, choice.message.tool_calls) == (text[:limit], finish, None)
+def test_calls_that_break_off(client, text, limit, finish, content, arguments):
+    """Streamed and whole are the same: what is certain of the arguments, which is no complete object; else content."""
+    options = {"model": "fake", "messages": user(text), "tools": [WEATHER], "max_tokens": limit}
+    choice = client.chat.completions.create(**options).choices[0]
+    assert (choice.message.content, choice.finish_reason) == (content, finish)
+    assert [call.function.arguments for call in choice.message.tool_calls or []] == [arguments] * (content is None)
+    message, finishes, _ = collect(client.chat.completions.create(**options, stream=True))
+    assert (message["content"], finishes) == (content or "", [finish])
+    assert [call[2] for call in message["calls"]] == [arguments] * (content is None)
 
 
 def test_without_tools_or_with_none_the_text_stays(client):
@@ -260,15 +259,8 @@ TEMPLATES["pythonic"] = """
 _BEFORE = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
 _AFTER = "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 UNKNOWN = {
-    "a name and pairs": """{% for call in m.tool_calls or [] %}<tool_call>{{ call.function.name }}
-{% for key, value in call.function.arguments | items %}<arg_key>{{ key }}</arg_key>
-<arg_value>{{ value if value is string else value | tojson }}</arg_value>
-{% endfor %}</tool_call>{% endfor %}""",
-    "other marks": """{% for call in m.tool_calls or [] %}<seed:tool_call><function={{ call.function.name }}>
-{% for key, value in call.function.arguments | items %}<parameter={{ key }}>{{ value }}</parameter>
-{% endfor %}</function></seed:tool_call>{% endfor %}""",
-    "name, then object": """{% for call in m.tool_calls or [] %}<function={{ call.function.name }}>{{ call.function.arguments | tojson }}</function>
-{%- endfor %}{# <|python_tag|> #}""",
+    "a name on a line": """{% for call in m.tool_calls or [] %}>>>{{ call.function.name }}
+{{ call.function.arguments | tojson }}{% endfor %}{# <|python_tag|> #}""",
     "an unknown mark": """{% if m.tool_calls %}<|tool_list|>[{% for call in m.tool_calls %}{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
 {%- endfor %}]<|/tool_list|>{% endif %}{# <tool_call> #}""",
 }
@@ -280,10 +272,13 @@ def test_a_format_that_no_parser_reads_is_none(name):
 
 
 def test_tools_of_an_unknown_format_are_refused(own_server):
-    template = _BEFORE + UNKNOWN["a name and pairs"] + _AFTER
+    template = _BEFORE + UNKNOWN["an unknown mark"] + _AFTER
     reply = own_server(template=template).post(CHAT, {"messages": user(CALL), "tools": [WEATHER]})
     assert (reply.status, reply.error["param"]) == (400, "tools")
     assert "--tool-parser NAME (one of qwen3_coder, hermes" in reply.error["message"]
+    line = own_server(template=_BEFORE + UNKNOWN["a name on a line"] + _AFTER)
+    reply = line.post(CHAT, {"messages": user(CALL), "tools": [WEATHER]})
+    assert reply.status == 400 and "(Functionary 3.2's format)" in reply.error["message"]
     named = own_server(template=template, tool_parser="hermes").post(CHAT, {"messages": user(CALL), "tools": [WEATHER]})
     assert named.json["choices"][0]["finish_reason"] == "tool_calls"
 
@@ -292,7 +287,53 @@ def test_tools_of_an_unknown_format_are_refused(own_server):
 HERMES = """{% for call in m.tool_calls or [] %}<tool_call>
 {"name": "{{ call.function.name }}", "arguments": CALL_ARGUMENTS}
 </tool_call>{% endfor %}"""
+_LIST = """{% if m.tool_calls %}OPEN[{% for call in m.tool_calls %}{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+{%- endfor %}]CLOSE{% endif %}"""
+_INVOKE = """{% if m.tool_calls %}<OPEN>{% for call in m.tool_calls %}<invoke name="{{ call.function.name }}">
+{% for key, value in call.function.arguments | items %}<parameter name="{{ key }}">{{ value if value is string else value | tojson }}</parameter>
+{% endfor %}</invoke>{% endfor %}</OPEN>{% endif %}"""
 KNOWN = [
+    (
+        "glm4",
+        """{% for call in m.tool_calls or [] %}<tool_call>{{ call.function.name }}
+{% for key, value in call.function.arguments | items %}<arg_key>{{ key }}</arg_key>
+<arg_value>{{ value if value is string else value | tojson }}</arg_value>
+{% endfor %}</tool_call>{% endfor %}""",
+    ),
+    (
+        "seed_oss",
+        """{% for call in m.tool_calls or [] %}<seed:tool_call><function={{ call.function.name }}>
+{% for key, value in call.function.arguments | items %}<parameter={{ key }}>{{ value }}</parameter>
+{% endfor %}</function></seed:tool_call>{% endfor %}""",
+    ),
+    (
+        "functionary",
+        """{% for call in m.tool_calls or [] %}<function={{ call.function.name }}>{{ call.function.arguments | tojson }}</function>
+{%- endfor %}{# <|python_tag|> #}""",
+    ),
+    ("granite", _LIST.replace("OPEN", "<|tool_call|>").replace("CLOSE", "")),
+    ("granite", _LIST.replace("OPEN", "<|tool_call|>").replace("CLOSE", "<|/tool_call|>")),
+    ("nemotron", _LIST.replace("OPEN", "<TOOLCALL>").replace("CLOSE", "</TOOLCALL>")),
+    ("tool_calls", _LIST.replace("OPEN", "<tool_calls>").replace("CLOSE", "</tool_calls>")),
+    (
+        "command_r",
+        _LIST.replace("OPEN", "<|START_ACTION|>")
+        .replace("CLOSE", "<|END_ACTION|>")
+        .replace('"name"', '"tool_call_id": "0", "tool_name"')
+        .replace('"arguments"', '"parameters"'),
+    ),
+    ("minimax_m2", _INVOKE.replace("OPEN", "minimax:tool_call")),
+    (
+        "kimi_k2",
+        """{% if m.tool_calls %}<|tool_calls_section_begin|>{% for call in m.tool_calls %}<|tool_call_begin|>{{ call.id }}
+{#- -#} <|tool_call_argument_begin|>{{ call.function.arguments | tojson }}<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>{% endif %}""",
+    ),
+    (
+        "lfm2",
+        """{% if m.tool_calls %}<|tool_call_start|>[{% for call in m.tool_calls %}{{ call.function.name }}(
+{%- for key, value in call.function.arguments | items %}{{ key }}={{ value | tojson }}{{ ', ' if not loop.last }}{% endfor %})
+{%- endfor %}]<|tool_call_end|>{% endif %}""",
+    ),
     ("hermes", HERMES.replace("CALL_ARGUMENTS", "{{ call.function.arguments | tojson }}") + "{# <function= #}"),
     ("hermes", HERMES.replace("CALL_ARGUMENTS", "{{ '' + call.function.arguments }}")),
     (
@@ -371,5 +412,5 @@ def test_history_round_trip_through_template_texts(name):
     functions = {"weather": WEATHER["function"]["parameters"]}
     form = parsers.FORMATS[name]
     parser = BlockParser(form.blocks, functions, form.separators)
-    found = [part for part in parser.push(turn) + parser.finish() if not isinstance(part, str)]
+    found = fold(parser.push(turn) + parser.finish())
     assert [(call.name, json.loads(call.arguments)) for call in found] == [("weather", arguments)]

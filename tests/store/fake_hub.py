@@ -1,4 +1,4 @@
-"""The few routes of a Hugging Face hub that huggingface_hub uses to download a model, on loopback."""
+"""The few routes of a Hugging Face hub that downloading a model takes, on loopback."""
 
 import hashlib
 import json
@@ -18,12 +18,12 @@ def blob_id(data: bytes) -> str:
 class FakeHub:
     """repos: {"org/name": {file: bytes}}. served: {file: bytes sent}. cut: {file: bytes to send before the connection
     drops, once}. wrong: {file: other content of the same size that is served instead}. sizes: {file: the size to announce}.
-    pages_for: parts of the paths that are answered with a web page, as a proxy does."""
+    without_hash: files of which no hash is told (of one in LFS, only its pointer's). pages_for: parts of the paths that are answered with a web page, as a proxy does."""
 
     def __init__(self):
         self.repos, self.served, self.cut, self.wrong, self.ranges = {}, {}, {}, {}, []
         self.gated, self.has_ranges = set(), True
-        self.sizes, self.pages_for = {}, ()
+        self.sizes, self.pages_for, self.without_hash = {}, (), set()
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -61,6 +61,9 @@ class FakeHub:
                             "size": len(data),
                             "pointerSize": 130,
                         }
+                    if file in hub.without_hash:
+                        record.get("lfs", {}).pop("sha256", None)
+                        record["blobId"] = record["blobId"] if "lfs" in record else None
                     siblings.append(record)
                 facts = {"id": repo, "modelId": repo, "sha": COMMIT, "siblings": siblings, "tags": [], "downloads": 0,
                          "likes": 0, "private": False, "cardData": {"license": "mit"}}  # fmt: skip

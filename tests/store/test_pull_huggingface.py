@@ -1,4 +1,4 @@
-"""zse pull hf:… as a user runs it, a process per pull: huggingface_hub reads HF_ENDPOINT when it is imported."""
+"""zse pull hf:… as a user runs it, a process per pull."""
 
 import json
 import os
@@ -6,12 +6,15 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from fake_hub import COMMIT, WEIGHTS
+from formats_build import llama_tensors, split_gguf
 
 from zse.errors import ModelNotFoundError, UnsupportedError, ZSEError
-from zse.formats import huggingface, store
+from zse.formats import huggingface, sentence, store
+from zse.formats.opening import open_model
 
 PROMPT = ("What is two plus two?", "--temperature", "0", "--max-tokens", "8")
 
@@ -33,6 +36,15 @@ def test_pull_takes_the_data_files_and_nothing_else(zse, fake, home):
     assert entry["name"] == "hf:org/name" and entry["revision"] == COMMIT and entry["licence"] == "mit"
     assert not (home.parent / "hf" / "hub").exists(), "one copy, in our store"
     assert zse("pull", "hf:org/name").stderr == ""  # nothing to do
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "README.md"])
+def test_a_file_without_a_hash_is_refused(zse, fake, file):
+    """A size is no check: nothing is fetched. The git object of a file in LFS is its pointer, which checks nothing either."""
+    fake.without_hash.add(file)
+    said = zse("pull", "hf:org/name", code=1).stderr
+    assert f"does not give the size and hash of {file}, so the files cannot be checked" in said
+    assert store.entries() == [] and set(fake.served) == {None}  # the question alone
 
 
 def test_a_revision_is_its_own_model(zse, home):
@@ -101,10 +113,18 @@ def test_other_bytes_than_the_hub_published_are_refused(zse, fake, file):
     zse("pull", "hf:org/name")
 
 
-def test_a_repository_that_wants_its_own_code_is_refused_before_the_weights(zse, fake):
-    fake.repos["org/name"]["config.json"] = json.dumps({"auto_map": {"AutoModel": "modeling_x.X"}}).encode()
-    assert "auto_map" in zse("pull", "hf:org/name", code=1).stderr
+def test_an_architecture_that_is_not_served_is_refused_before_the_weights(zse, fake):
+    auto_map = {"AutoModel": "modeling_x.X"}
+    fake.repos["org/name"]["config.json"] = json.dumps({"architectures": ["OwnLM"], "auto_map": auto_map}).encode()
+    assert "hf:org/name: architecture 'OwnLM' is not supported" in zse("pull", "hf:org/name", code=2).stderr
     assert "model.safetensors" not in fake.served
+
+
+def test_code_of_an_architecture_that_is_served_stays_where_it_is(zse, fake, home):
+    config = {"architectures": ["LlamaForCausalLM"], "auto_map": {"AutoModel": "modeling_x.X"}}
+    fake.repos["org/name"]["config.json"] = json.dumps(config).encode()
+    assert "left out" in zse("pull", "hf:org/name").stderr
+    assert "modeling_x.py" not in fake.served and not list((home / "models/hf--org--name").glob("*.py"))
 
 
 def test_a_repository_of_pickles_is_refused(zse, fake):
@@ -162,6 +182,39 @@ def test_a_quantization_is_the_end_of_a_name():
     assert huggingface.select("o/n", names, "Q8_0") == ["m.Q8_0.gguf"]
 
 
+PUBLISHED = """m-Q4_K_M.gguf m-Q4_K_S.gguf m-UD-Q4_K_M.gguf m-BF16.gguf m-F16.gguf mmproj-F16.gguf mmproj-BF16.gguf m.imatrix.gguf
+    Q8_0/m-Q8_0-00001-of-00002.gguf Q8_0/m-Q8_0-00002-of-00002.gguf UD-Q2_K_XL/m-UD-Q2_K_XL.gguf MTP-m-Q4_K_M.gguf
+    m-assistant-Q4_K_M.gguf""".split()
+
+
+@pytest.mark.parametrize(
+    ("file", "chosen"),
+    [
+        ("Q4_K_M", ["m-Q4_K_M.gguf"]),
+        ("ud-q4_k_m", ["m-UD-Q4_K_M.gguf"]),
+        ("F16", ["m-F16.gguf"]),
+        ("q8_0", ["Q8_0/m-Q8_0-00001-of-00002.gguf", "Q8_0/m-Q8_0-00002-of-00002.gguf"]),
+        ("Q8_0/m-Q8_0-00001-of-00002.gguf", ["Q8_0/m-Q8_0-00001-of-00002.gguf", "Q8_0/m-Q8_0-00002-of-00002.gguf"]),
+        ("Q2_K_XL", ["UD-Q2_K_XL/m-UD-Q2_K_XL.gguf"]),
+    ],
+)
+def test_a_tag_is_what_people_type_for_a_file(file, chosen):
+    """Folders, parts, and what lies beside models: as the large publishers of quantizations lay out their repositories."""
+    assert huggingface.select("o/n", PUBLISHED, file) == chosen
+
+
+def test_all_parts_of_a_gguf_come_to_lie_beside_one_another(zse, fake, home):
+    parts = split_gguf(2)
+    names = [f"Q8_0/m-0000{number}-of-00002.gguf" for number in (1, 2)]
+    fake.repos["org/parts"] = dict(zip(names, parts, strict=True))
+    zse("pull", "hf:org/parts")
+    folder = home / "models/hf--org--parts"
+    assert store.resolve("hf:org/parts") == folder / "m-00001-of-00002.gguf"
+    assert (folder / "m-00002-of-00002.gguf").read_bytes() == parts[1]
+    with open_model(store.resolve("hf:org/parts")) as source:
+        assert len(source.tensors) == len(llama_tensors())
+
+
 NAMES = [
     "config.json",
     "model-00001-of-00002.safetensors",
@@ -193,7 +246,9 @@ def test_select_prefers_the_transformers_shards():
         (["a.gguf", "b.gguf"], "c", ModelNotFoundError, "fits 0 files"),
         (["a-Q4.gguf", "b-Q4.gguf"], "Q4", ModelNotFoundError, "fits 2 files"),
         (["model.safetensors"], None, ZSEError, "no config.json"),
-        (["a-00001-of-00002.gguf"], None, UnsupportedError, "split GGUF"),
+        (["a-00001-of-00002.gguf"], None, ZSEError, "has 2 parts"),
+        (["a-00001-of-00002.gguf", "a-00002-of-00003.gguf"], None, ZSEError, "has 2 parts"),
+        (["../a.gguf", "/b.gguf", ".c/d.gguf", "e//f.gguf", "g\\h.gguf"], None, UnsupportedError, "empty repository"),
         (["README.md"], None, UnsupportedError, "README.md"),
         ([], None, UnsupportedError, "empty repository"),
     ],
@@ -201,3 +256,23 @@ def test_select_prefers_the_transformers_shards():
 def test_select_refuses(names, file, error, words):
     with pytest.raises(error, match=words):
         huggingface.select("o/n", names, file)
+
+
+def test_an_embedding_model_brings_what_its_vectors_are_made_by(zse, fake, home):
+    modules = b'[{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]'
+    fake.repos["org/embeds"] = fake.repos["org/name"] | {
+        "modules.json": modules,
+        "1_Pooling/config.json": b'{"pooling_mode_cls_token": true}',
+        "sentence_bert_config.json": b'{"max_seq_length": 256}',
+        "2_Dense/config.json": b"{}",
+    }
+    folder = Path(zse("pull", "hf:org/embeds").stdout.strip())
+    assert (folder / "1_Pooling_config.json").is_file() and not (folder / "2_Dense").exists()
+    assert json.loads((folder / "config.json").read_text())["architectures"], (
+        "a folder's config.json is not the model's"
+    )
+    assert sentence.settings(str(folder), os.listdir(folder)) == {
+        "modules": ["Pooling"],
+        "pooling": "cls",
+        "max_seq_length": 256,
+    }

@@ -195,6 +195,26 @@ def test_a_hostile_grammar_is_refused_while_others_run(engine):
     assert sorted(gaps)[len(gaps) * 99 // 100] < 0.2, "the engine goes on stepping"
 
 
+@pytest.mark.timed
+def test_a_tenant_s_slow_grammars_hold_up_nobody_else_s(engine):
+    """Sixty of them took 45 s of two compilers, and another tenant's trivial one waited for all."""
+    slow = [SLOW | {"multipleOf": 9999991 + number} for number in range(12)]
+    for id, schema in enumerate(slow):
+        engine.submit(id, [5], params(), RequestOptions(tenant="a", structure=read_structure({"json": schema})))
+    engine.submit(99, [5], params(), RequestOptions(tenant="b", structure=read_structure({"choice": ["on"]})))
+    started, ended = time.monotonic(), {}
+    while 99 not in ended:
+        ended |= {output.id: output.error for output in engine.step() if output.finish or output.error}
+    assert time.monotonic() - started < 1.7, "no later than when the first of the others is given up"
+    for id in range(6, 12):  # never checked: their requests are gone
+        engine.cancel(id)
+    errors = ended | {id: error for id, (_, error) in drain(engine).items()}
+    assert all(errors[id].code == "schema_too_complex" for id in range(6))
+    again = time.monotonic()
+    engine.submit(1, [5], params(), RequestOptions(tenant="b", structure=read_structure({"json": slow[0]})))
+    assert drain(engine)[1][1].code == "schema_too_complex" and time.monotonic() - again < 0.5, "refused from memory"
+
+
 @pytest.mark.parametrize(
     ("fields", "code"),
     [

@@ -311,6 +311,7 @@ def lazy(engines):
 def always(monkeypatch):
     """Grammars are asked about every token, however many they refuse: the tiny model knows none of them."""
     monkeypatch.setattr(Grammars, "refuses_often", lambda self, id: False)
+    monkeypatch.setattr(masking, "MOST_AHEAD", 0)
 
 
 GRAMMARS = {name: {"json": SCHEMAS[name]} for name in ("person", "array", "enum", "one of")} | {
@@ -420,7 +421,64 @@ def test_drafts_are_verified_without_masks(model, tokenizer, monkeypatch, often)
         assert re.fullmatch(pattern, text_of(tokenizer, reply))
 
 
+def test_few_requests_have_their_masks_beside_the_forward(lazy, monkeypatch):
+    kinds = []
+    begin = Grammars.begin
+    monkeypatch.setattr(Grammars, "begin", lambda self, asks: (kinds.append(len(asks[0].drawn)), begin(self, asks)))
+    wanted = [(seed, {"regex": "(.|\\n){60}"}, {}) for seed in range(3)]
+    replies = [replies_of(lazy, wanted[:count]) for count in (1, 2)]
+    assert not any(kinds)
+    kinds.clear()
+    monkeypatch.setattr(Grammars, "refuses_often", lambda self, id: False)
+    many = replies_of(lazy, wanted)
+    assert any(kinds) and [{id: many[id] for id in few} for few in replies] == replies
+
+
+RECORD = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["name", "street number", "is_member"],
+    "properties": {"name": {"enum": ["a", "b"]}, "street number": {"enum": [1, 2]}, "is_member": {"type": "boolean"}},
+}
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_names_of_fields_are_drafts(model, tokenizer, rows):
+    """Tokens that a grammar leaves no choice about are drafted and accepted; the replies are those without drafts."""
+    replies, steps = {}, {}
+    for speculation in ("none", "ngram"):
+        loaded = make(model, speculation=speculation)
+        engine = loaded.engine
+        if speculation != "none":
+            speculator = engine.feature("speculation")
+            speculator.room = lambda rows, most: most
+            speculator.choose = lambda candidates, *_: [min(candidate.room, 7) for candidate in candidates]
+        try:
+            wanted = [(seed, {"json": RECORD}, {"temperature": 0.7 * seed}) for seed in range(rows)]
+            replies[speculation] = replies_of(engine, wanted, max_tokens=150)
+            steps[speculation] = engine.scheduler.totals.steps
+            if speculation != "none":
+                drafted, accepted = (engine.counters()[f"{name}_tokens"] for name in ("drafted", "accepted"))
+                assert accepted > 20 * rows and accepted >= 0.8 * drafted
+        finally:
+            engine.close()
+            loaded.source.close()
+    assert replies["none"] == replies["ngram"] and steps["ngram"] < 0.7 * steps["none"]
+    for reply in replies["ngram"].values():
+        check_text(text_of(tokenizer, reply), RECORD)
+
+
+def test_the_only_token_that_may_come_is_not_drawn_again(lazy, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        type(lazy.runner._sets[0].sampler), "draw_again", lambda self, line, more: drawn.append(line), raising=True
+    )
+    reply = replies_of(lazy, [(1, {"regex": "abcdefgh"}, {})], temperature=0.0, max_tokens=20)[0]
+    assert len(reply[0]) >= 8 and not drawn
+
+
 def test_a_request_that_is_refused_often_has_its_masks_ahead(lazy, monkeypatch):
+    monkeypatch.setattr(masking, "MOST_AHEAD", 0)
     kinds = []
     begin = Grammars.begin
     monkeypatch.setattr(
@@ -452,6 +510,59 @@ def test_the_grammar_process_dies_while_it_is_asked(lazy, always, tokenizer, mon
     restarts = lazy.counters()["grammar_process_restarts"]
     assert replies_of(lazy, wanted) == whole
     assert lazy.counters()["grammar_process_restarts"] == restarts + 1
+
+
+def test_a_mask_that_ends_the_process_twice_ends_its_request_alone(lazy, monkeypatch):
+    """It ended the process four times, for which everybody waited, and then every request with a grammar was lost."""
+    begin, restarts = Grammars.begin, lazy.counters()["grammar_process_restarts"]
+    whole = replies_of(lazy, [(12, GRAMMARS["regex"], {})])[0]
+    deadly = []
+
+    def begin_and_die(self, asks):
+        asks = list(asks)
+        begin(self, asks)
+        if any(ask.request.id == deadly[0] for ask in asks):
+            os.kill(self._pid, signal.SIGKILL)
+            self._whose[0] = deadly[0]
+
+    send_step = Grammars._send_step
+
+    def send_and_die(self):
+        send_step(self)
+        if self._suspect == deadly[0] in self._live:
+            os.kill(self._pid, signal.SIGKILL)
+            self._whose[0] = deadly[0]
+
+    deadly.append(1)
+    monkeypatch.setattr(service, "MAX_RESTARTS", 100)
+    monkeypatch.setattr(Grammars, "begin", begin_and_die)
+    monkeypatch.setattr(Grammars, "_send_step", send_and_die)
+    lazy.submit(0, [10, 9, 4], params(12), options(GRAMMARS["regex"]))
+    lazy.submit(1, [5], params(1), options(GRAMMARS["person"]))
+    replies = {0: [], 1: []}
+    for _ in range(400):
+        for output in lazy.step() if lazy.has_work else ():
+            replies[output.id].append(output)
+    error = replies[1][-1].error
+    assert (error.status, error.code) == (400, "schema_too_complex") and "takes too long" in error.message
+    assert replies[0][-1].finish in ("stop", "length") and len(whole[0]) > 3
+    assert lazy.counters()["grammar_process_restarts"] == restarts + 2
+
+
+def test_a_mask_that_takes_long_ends_its_request(model):
+    """All requests of a step wait for its masks."""
+    script = "import sys\nfrom zse.structured import worker\nworker.MASK_S = -1\nsys.exit(worker.main(sys.argv[1:]))"
+    grammars = Grammars(str(model), tiny_model.VOCAB, frozenset({tiny_model.EOS}), 4, command=("-c", script))
+    try:
+        grammars.open(1, read_structure({"regex": "[a-z]{9}"}))
+        while not (found := grammars.poll(1.0)):
+            pass
+        assert found == [(1, None)]
+        request = SimpleNamespace(id=1, prompt_len=1, tokens=[5])
+        grammars.begin([service.MaskAsk(request, 0)])
+        assert "takes longer than" in grammars.finish().failures[1].message
+    finally:
+        grammars.stop()
 
 
 def test_a_check_that_takes_too_long_ends_the_process(lazy, always, monkeypatch):

@@ -5,9 +5,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import CONTROL, Array, alphabet, bpe_fields, numbers, strings
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vocabularies import CONTROL, Array, alphabet, bpe_fields, numbers, strings
 
 from zse.errors import FormatError, UnsupportedError
 from zse.tokenizer.bpe import from_gguf, from_section
@@ -357,3 +357,73 @@ def test_damaged_section_never_crashes(small, data):
         return
     ids = tokenizer.encode("hello world <|im_start|> aaaa  \n<think>", special=True)
     tokenizer.decode([id for id in ids if 0 <= id < tokenizer.vocab_size])
+
+
+@pytest.mark.parametrize("text", ["he", "hello hello", "h", "x hex"])
+def test_a_section_gives_no_plain_text_a_control_tokens_id(text):
+    """Its author may write any id into its tables: here pieces that the tables find become control tokens."""
+    tokenizer = from_gguf(bpe_fields(["h e", "l l", "he ll", "hell o"], CONTROLS))
+    ids = set(tokenizer.encode("hello he ll h"))
+    section = bytearray(tokenizer.to_section())
+    types = section.index(bytes([1] * 256), section.index(b"ZSE tokenizer 1"))
+    for id in ids:
+        section[types + id] = CONTROL
+    crafted = from_section(section)
+    assert all(map(crafted.is_special, ids))
+    assert not any(map(crafted.is_special, crafted.encode(text)))
+
+
+PIECES = ["▁ab", "▁a", "ab", "bc", "abc", "▁▁", "▁▁▁▁", "aa", "\n\n", "\n\n\n", "éa", "日本"]
+
+
+def gemma4(pieces, user=()):
+    """The fields of a Gemma 4 GGUF: every way in which a piece falls into two others is a merge, pieces in their order."""
+    letters = list("▁abcé日本\n")
+    known = {*letters, *pieces}
+    merges = [
+        f"{piece[:at]} {piece[at:]}"
+        for piece in pieces
+        for at in range(1, len(piece))
+        if piece[:at] in known and piece[at:] in known
+    ]
+    named = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    types = [3, 3, 3, 2] + [6] * 256 + [1] * (len(letters) + len(pieces)) + [4] * len(user)
+    fields = {
+        "model": "gemma4",
+        "tokens": strings([*named, *letters, *pieces, *user]),
+        "token_type": numbers("i", types),
+        "merges": strings(merges),
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+        "unknown_token_id": 3,
+        "add_space_prefix": False,
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in fields.items()}, merges, [*named, *letters, *pieces]
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text(st.sampled_from("aabbc  é日本x\n\n"), max_size=24))
+def test_gemma4_equals_the_tokenizers_package(text):
+    tokenizers = pytest.importorskip("tokenizers")
+    fields, merges, tokens = gemma4(PIECES)
+    vocab = {token: id for id, token in enumerate(tokens)}
+    model = tokenizers.models.BPE(
+        vocab, [tuple(merge.split(" ")) for merge in merges], byte_fallback=True, unk_token="<unk>", fuse_unk=True
+    )
+    expected = tokenizers.Tokenizer(model)
+    expected.normalizer = tokenizers.normalizers.Replace(" ", "▁")
+    ours = from_gguf(fields)
+    ids = ours.encode(text)
+    assert ids[0] == 2 and ids[1:] == expected.encode(text, add_special_tokens=False).ids
+    assert ours.decode(ids[1:]) == text
+
+
+def test_gemma4_keeps_runs_of_newlines_and_marks():
+    fields, _, tokens = gemma4([*PIECES, "\n\n\n\n\n"], user=["<|tool_call>"])
+    del fields["tokenizer.ggml.merges"]
+    fields["tokenizer.ggml.merges"] = strings(["a b"])
+    tokenizer = from_gguf(fields)
+    # No merge leads to a run of five: it is looked up whole, as llama.cpp does; one of four is not in the vocabulary.
+    assert tokenizer.encode("\n" * 5)[1:] == [tokens.index("\n" * 5)]
+    assert tokenizer.encode("\n" * 4)[1:] == [tokens.index("\n")] * 4
+    assert tokenizer.decode(tokenizer.encode("ab<|tool_call>\nß")[1:]) == "ab<|tool_call>\nß"

@@ -5,9 +5,9 @@ import sys
 import time
 
 import pytest
-from conftest import bpe_fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vocabularies import bpe_fields
 
 from zse.errors import FormatError, RequestError
 from zse.formats.opening import open_model

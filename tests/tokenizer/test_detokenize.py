@@ -1,9 +1,9 @@
 """Incremental text: equal to decoding all at once, whole characters only, no part of a stop string ever shown."""
 
 import pytest
-from conftest import bpe_fields, spm_fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vocabularies import bpe_fields, spm_fields
 
 from zse.tokenizer.bpe import from_gguf
 from zse.tokenizer.detokenize import IncrementalDetokenizer

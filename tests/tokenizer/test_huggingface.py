@@ -9,10 +9,11 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_pretokenize import CASELESS, GPT2, TEKKEN
+from test_pretokenize import CASELESS, GPT2, O200K, TEKKEN
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from zse.errors import FormatError, UnsupportedError
+from zse import lazy
+from zse.errors import ConfigError, FormatError, UnsupportedError
 from zse.formats.source import TokenizerSource
 from zse.tokenizer import bpe
 from zse.tokenizer.bpe import BPETokenizer, from_section
@@ -69,6 +70,7 @@ BYTE_LEVEL = {
     "llama3": (split(CASELESS % "{1,3}"), bpe.LLAMA3),
     "qwen2": (split(CASELESS % ""), bpe.QWEN2),
     "tekken": (split(TEKKEN), bpe.TEKKEN),
+    "o200k": (split(O200K), bpe.O200K),
     "split gpt2": (split(GPT2), bpe.GPT2),
 }
 
@@ -101,8 +103,8 @@ def test_native_equals_the_library(pair, text, special):
 
 
 def test_every_known_pattern_has_its_scanner():
-    assert set(PATTERNS.values()) == {bpe.GPT2, bpe.LLAMA3, bpe.QWEN2, bpe.TEKKEN}
-    assert set(PATTERNS) == {GPT2, CASELESS % "{1,3}", CASELESS % "", TEKKEN}
+    assert set(PATTERNS.values()) == {bpe.GPT2, bpe.LLAMA3, bpe.QWEN2, bpe.TEKKEN, bpe.O200K}
+    assert set(PATTERNS) == {GPT2, CASELESS % "{1,3}", CASELESS % "", TEKKEN, O200K}
 
 
 def test_roles_and_ends():
@@ -308,3 +310,55 @@ def test_a_large_vocabulary_costs_what_the_library_takes():
     taken = time.process_time() - start
     assert ours.vocab_size > 260000
     assert taken < 1.8 * library, f"{taken:.2f} s, of which the library takes {library:.2f} s"
+
+
+def test_a_kind_that_needs_the_library_says_what_to_type(monkeypatch):
+    monkeypatch.setattr("zse.tokenizer.wrapped.tokenizers", lazy.LazyModule("a_library_that_is_not_there"))
+    parts = {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "decoder": {"type": "Metaspace"}}
+    with pytest.raises(ConfigError, match="^m/tokenizer.json: this kind .* -m pip install tokenizers "):
+        from_json(json.dumps(parts).encode(), path="m/tokenizer.json")
+
+
+# --- a user's text never becomes a control token ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["native", "wrapped"])
+def test_two_texts_with_one_id_are_refused(kind):
+    library = byte_level(BYTE_LEVEL["gpt2"][0]) if kind == "native" else pieces("never")
+    parsed = json.loads(library.to_str())
+    vocabulary = parsed["model"]["vocab"]
+    end = next(token for token in parsed["added_tokens"] if token["content"] in ("<|im_end|>", "</s>"))
+    vocabulary[end["content"]] = end["id"]
+    from_json(json.dumps(parsed).encode())
+    vocabulary["the"] = end["id"]
+    with pytest.raises(FormatError, match=rf"vocab: .*'the'.* have the same id {end['id']}"):
+        from_json(json.dumps(parsed).encode())
+
+
+def test_an_added_token_with_the_id_of_a_piece_is_refused():
+    parsed = json.loads(pieces("never").to_str())
+    vocabulary = parsed["model"]["vocab"]
+    parsed["added_tokens"][2] |= {"content": "<|turn|>", "id": vocabulary["the"]}
+    with pytest.raises(FormatError, match=r"added_tokens: '<|turn|>' has id \d+, which the vocabulary gives to 'the'"):
+        from_json(json.dumps(parsed).encode())
+
+
+@pytest.mark.parametrize("text", ["</s>", "a</s></s>b", "</s", "the</s> </s>the<s>", "x<"])
+def test_a_unigram_vocabulary_has_control_tokens_among_its_pieces(text):
+    scored = [("<unk>", -9.0), ("<s>", 0.0), ("</s>", 0.0), *((letter, -3.0) for letter in "▁the<>/sab"), ("the", -1.0)]
+    library = Tokenizer(models.Unigram(scored, unk_id=0))
+    library.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+    library.decoder = decoders.Metaspace(prepend_scheme="never")
+    library.add_special_tokens([AddedToken(name, normalized=False) for name, _ in scored[:3]])
+    ours = from_json(library.to_str().encode(), {"eos_token": "</s>", "unk_token": "<unk>"})
+    ids = ours.encode(text, add_bos=False)
+    assert not {1, 2}.intersection(ids) and ours.decode(ids) == text.replace("x", "<unk>")
+    assert 2 in ours.encode("a</s>", special=True, add_bos=False)
+
+
+def test_no_control_token_stands_in_for_what_a_vocabulary_lacks():
+    parsed = json.loads(pieces("never").to_str())
+    parsed["model"] |= {"unk_token": "</s>", "byte_fallback": False}
+    ours = from_json(json.dumps(parsed).encode(), {"eos_token": "</s>", "unk_token": "</s>"})
+    ids = ours.encode("the 日 é日e", add_bos=False)
+    assert ours.eos_id == 2 and 2 not in ids and ours.decode(ids) == "the  ée"

@@ -1,9 +1,9 @@
 """SentencePiece BPE by scores, against its definition written out in Python."""
 
 import pytest
-from conftest import Array, numbers, spm_fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vocabularies import Array, numbers, spm_fields
 
 from zse.errors import FormatError
 from zse.tokenizer.bpe import from_gguf
@@ -120,3 +120,12 @@ def test_damaged_scores():
         from_gguf({key: value for key, value in good.items() if key != "tokenizer.ggml.scores"})
     with pytest.raises(FormatError, match="4 bytes each"):
         from_gguf(good | {"tokenizer.ggml.token_type": Array("i32", count, b"1234")})
+
+
+def test_no_control_token_stands_in_for_what_a_vocabulary_lacks():
+    """A file may name its end token as the unknown one, whatever that token's type says."""
+    for types in ({}, {"token_type": numbers("i", [2, 3, 2] + [1] * len(PIECES))}):
+        fields = spm_fields(PIECES, with_bytes=False, add_space_prefix=False, unknown_token_id=2, **types)
+        tokenizer = from_gguf(fields)
+        ids = tokenizer.encode("aüb", add_bos=False)
+        assert 2 in tokenizer.eos_ids and [tokenizer.token_bytes(id) for id in ids] == [b"a", b"b"]

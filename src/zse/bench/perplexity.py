@@ -1,6 +1,7 @@
 """Perplexity of a model on a short fixed text: enough to see what quantizing costs, not to rank models."""
 
 import os
+from typing import Any
 
 from zse.engine import llm as engine
 from zse.errors import ConfigError
@@ -52,11 +53,23 @@ the gulls forgot to be afraid of the dogs.
 """
 
 
-def perplexity(path: str | os.PathLike, max_tokens: int = 768) -> float:
-    """exp of the mean negative log-probability of the first `max_tokens` tokens of TEXT, with f32 activations so that
-    the weights alone make the difference. Loads the model at `path` and unloads it. Errors: those of LLM()."""
-    with engine.LLM(path, device="cpu", max_rows=1, activations="f32", kv_dtype="f32", max_context=max_tokens) as llm:
-        return llm.perplexity(llm.tokenizer.encode(TEXT)[:max_tokens])
+# What a device computes with, by kind: what an engine on it would be started with. "weights": f32, so that the weights alone
+# make the difference.
+ACTIVATIONS: dict[str, dict[str, Any]] = {
+    "weights": {"device": "cpu", "activations": "f32", "kv_dtype": "f32"},
+    "cpu": {"device": "cpu", "activations": "int8", "kv_dtype": "f16"},
+    "gpu": {"device": "cuda", "activations": "bf16", "kv_dtype": "bf16"},
+}
+
+
+def perplexity(
+    path: str | os.PathLike, max_tokens: int = 768, target: str = "weights", text: str | None = None
+) -> float:
+    """exp of the mean negative log-probability of the first `max_tokens` tokens of `text` (default: TEXT), with the
+    activations and the KV type of ACTIVATIONS. Loads the model at `path` and unloads it. Errors: those of LLM();
+    ConfigError for a text of fewer than two tokens."""
+    with engine.LLM(path, max_rows=1, max_context=max_tokens, **ACTIVATIONS[target]) as llm:
+        return measure(llm, max_tokens, text)["perplexity"]
 
 
 def measure(llm, max_tokens: int, text: str | None = None) -> dict:

@@ -10,11 +10,25 @@ import time
 import zse
 from zse.lazy import platform
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 
 def peak_memory_bytes() -> int:
     """Largest resident size of this process so far, mapped files included."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def memory_bytes(device: "Any") -> dict[str, int]:
+    """What this process takes now, as it goes beside a figure: its largest resident size; on a GPU what the engine has allocated
+    there, and what is taken of the GPU in all, contexts and other processes included."""
+    found = {"peak_memory_bytes": peak_memory_bytes()}
+    if not device.shares_memory:
+        found["gpu_allocated_bytes"] = sum(device.memory().values())
+        found["gpu_taken_bytes"] = device.memory_total - device.memory_free
+    return found
 
 
 def machine() -> dict:

@@ -7,8 +7,11 @@ the time of a replay, in which they may overlap, stands beside their sum.
 
 import os
 import time
+from functools import reduce
 from typing import Any, NamedTuple
 
+from zse.bench.floors import Floors
+from zse.bench.roofline import Launches, Work
 from zse.bench.speed import greedy, prompt_ids
 from zse.errors import ConfigError, EngineError
 from zse.scheduler.options import RequestOptions
@@ -24,11 +27,12 @@ TRACE_GAP_US = 100.0  # between the steps of a trace
 
 
 class LaunchTime(NamedTuple):
-    """One launch: the kernel's name ("upload" and "download" are copies), its grid, microseconds."""
+    """One launch: the kernel's name ("upload" and "download" are copies), its grid, microseconds, what it must do."""
 
     name: str
     grid: tuple[int, ...]
     us: float
+    work: Work = Work()
 
 
 class StepProfile(NamedTuple):
@@ -53,6 +57,10 @@ class StepProfile(NamedTuple):
         """Of all launches, one by one."""
         return sum(kernel.us for kernel in self.kernels)
 
+    def work(self, name: str = "") -> Work:
+        """Of all launches of a kernel, or of all."""
+        return reduce(Work.plus, (kernel.work for kernel in self.kernels if name in ("", kernel.name)), Work())
+
     def totals(self) -> list[tuple[str, int, float]]:
         """(kernel, launches, microseconds) by name, the longest first."""
         times: dict[str, list[float]] = {}
@@ -70,6 +78,7 @@ class _Step(NamedTuple):
     phases: list[tuple[str, float]]
     replay: tuple[Any, dict[str, int]]
     outputs: list
+    runner: Any
 
     @property
     def us(self) -> float:
@@ -160,14 +169,18 @@ def _run_step(engine) -> _Step:
     timed("wait", ticket.wait)
     context = max(entry.start + entry.count for entry in batch.entries)
     outputs = timed("commit", lambda: scheduler.commit(batch, runner.collect((ticket, filled.buffers.sampler))))
-    return _Step(batch.num_tokens, len(batch.entries), context, phases, (filled.graph, filled.symbols), outputs)
+    return _Step(batch.num_tokens, len(batch.entries), context, phases, (filled.graph, filled.symbols), outputs, runner)
 
 
 def _measure(step: _Step, repeats: int) -> tuple[float, list[LaunchTime]]:
     """(replay_us, kernels) of the step that ran last: its inputs are still there, so each replay computes the same."""
     graph, symbols = step.replay
     best = min((graph.profile(**symbols) for _ in range(repeats)), key=lambda run: sum(ns for _, ns in run))
-    kernels = [LaunchTime(name, grid, ns / 1e3) for (name, ns), grid in zip(best, graph.grids(**symbols), strict=True)]
+    does = Launches(step.runner)
+    kernels = [
+        LaunchTime(name, grid, ns / 1e3, does.work(launch, symbols, step.rows, step.context))
+        for (name, ns), grid, launch in zip(best, graph.grids(**symbols), graph.launches, strict=True)
+    ]
     for _ in range(2):  # a GPU captures the list at the second
         graph.run(**symbols)
     start = time.perf_counter()
@@ -184,17 +197,32 @@ def _profile(kind: str, steps: list[_Step], replay_us: float, kernels: list[Laun
     return StepProfile(kind, step.tokens, step.rows, steps[-1].context, step.phases, replay_us, kernels)
 
 
-def describe(step: StepProfile) -> str:
-    """The step as a table: microseconds, share and launches of each kernel."""
+def describe(step: StepProfile, floors: Floors | None = None) -> str:
+    """The step as a table: microseconds, share and launches of each kernel. floors: of the machine; then also how much of the
+    roofline each reaches, the least time for what it must read and multiply over its own, and by which of the two."""
     lines = [
         f"{step.kind}: tokens {step.tokens}, sequences {step.rows}, context {step.context}",
         "  host     " + ", ".join(f"{name} {us:.0f}" for name, us in step.phases) + f": {step.host_us:.0f} us",
         f"  kernels  replay {step.replay_us:.0f} us; {len(step.kernels)} launches one by one {step.kernels_us:.0f} us",
     ]
+    if floors:
+        lines.append(f"  roofline {_of_roofline(step.work(), step.replay_us, floors)} of the replay; {floors.line()}")
     for name, count, us in step.totals():
         share = 100 * us / max(step.kernels_us, 1e-9)
-        lines.append(f"  {us:10.1f} us {share:5.1f} %  {count:4} x {us / count:9.2f} us  {name}")
+        line = f"  {us:10.1f} us {share:5.1f} %  {count:4} x {us / count:9.2f} us  "
+        if floors:
+            line += f"{_of_roofline(step.work(name), us, floors):>15}  "
+        lines.append(line + name)
     return "\n".join(lines)
+
+
+def _of_roofline(work: Work, us: float, floors: Floors) -> str:
+    """ "87 % reading"; "cached" for what moves faster than memory can: the kernel before has left it near."""
+    least = 1e6 * work.seconds(floors)
+    if not least:
+        return "-"
+    by = "reading" if work.bytes / floors.read / 1e3 >= least else "multiplying"
+    return f"{100 * least / us:.0f} % {by}" if least <= 1.1 * us else "cached"
 
 
 def trace(steps: list[StepProfile], about: dict) -> dict:

@@ -1,18 +1,23 @@
 """Which cached page goes when one is needed: a policy within a tenant, equal shares between tenants.
 
-Shares: the tenant with the most unreferenced cached pages gives one up. So a tenant that floods the cache evicts its own
-pages as soon as it has more than the others, and one that keeps few pages keeps them (max-min fairness). A tenant that
+Shares: of the tenants with pages that nobody uses the one with the most pages, used ones included, gives one up. So a tenant that
+floods the cache evicts its own pages as soon as it has more than the others, and one that keeps few keeps them (max-min fairness). A tenant that
 has not been seen for IDLE_TURNS times as many new pages as the cache holds is no longer protected and goes first.
 """
 
 from collections import OrderedDict
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import Any
 
 import msgspec
 
 POLICIES = ("lru", "lfu", "smart")
 IDLE_TURNS = 4
+# Tenants, those seen last, that are looked at for what they have cached.
+MAX_TENANTS = 64
+# Of all pages, what idle ones of others may keep from a tenant that runs already: more, and batches get small.
+MOST_KEPT = 1 / 2
 # The context at which attending to what stands before a page costs as much as its matrix products; of models from 0.1
 # to 8 billion weights it is 2,000 to 16,000 tokens. The smart policy only needs its order of magnitude.
 ATTENTION_EVEN_TOKENS = 4096
@@ -52,16 +57,16 @@ class TreeNode(msgspec.Struct, eq=False):
 
 class SaltAccount:
     """A tenant's idle pages. heap: (priority, sequence, node, its version) of leaves; entries may be out of date. on_host:
-    nodes that have a slot of the host, the coldest first."""
+    nodes that have a slot of the host, the coldest first. num_pages: of device memory that are its, idle or in a table."""
 
-    __slots__ = ("heap", "idle", "inflation", "name", "num_nodes", "on_host", "seen")
+    __slots__ = ("heap", "idle", "inflation", "name", "num_nodes", "num_pages", "on_host", "seen")
 
     def __init__(self, name: str):
         self.name = name
         self.idle: dict[TreeNode, None] = {}
         self.on_host: dict[TreeNode, None] = {}
         self.heap: list[tuple] = []
-        self.num_nodes = self.seen = 0
+        self.num_nodes = self.num_pages = self.seen = 0
         self.inflation = 0.0
 
 
@@ -82,16 +87,15 @@ class Eviction:
         self._clock = 0  # pages that became idle
         self._sequence = 0
         self._seen: OrderedDict[SaltAccount, None] = OrderedDict()  # with idle pages, the longest unseen first
-        self._by_count: dict[int, dict[SaltAccount, None]] = {}  # accounts with so many idle pages
-        self._most = 0
 
     def add(self, node: TreeNode) -> None:
         """No table holds the node's page any more."""
         account = node.account
         self._clock += 1
         node.is_idle, node.used = True, self._clock
-        self._count(account, 1)
-        account.idle[node] = None
+        self.num_idle += 1
+        self._seen[account] = account.idle[node] = None
+        self.touch(account)
         if not node.resident:
             self.offer(node)
 
@@ -99,8 +103,10 @@ class Eviction:
         """The node's page is held again, or leaves."""
         node.is_idle = False
         node.version += 1
+        self.num_idle -= 1
         del node.account.idle[node]
-        self._count(node.account, -1)
+        if not node.account.idle:
+            del self._seen[node.account]
 
     def touch(self, account: SaltAccount) -> None:
         """The tenant has been seen."""
@@ -141,32 +147,27 @@ class Eviction:
         node = entry[2]
         return node.version == entry[3] and node.is_idle and not node.resident
 
+    def shares_of_others(self, own: SaltAccount | None) -> int:
+        """Idle pages that a tenant's further requests leave alone: of each other tenant (of those seen last) what it has within an
+        equal share of the cache, of all together up to MOST_KEPT of it; none of tenants that are no longer protected."""
+        num_tenants = len(self._seen) + (own not in self._seen)
+        share, most, kept = self._capacity // num_tenants, int(MOST_KEPT * self._capacity), 0
+        for account in islice(reversed(self._seen), MAX_TENANTS if num_tenants > 1 else 0):
+            if kept >= most or self._is_gone(account):
+                break
+            num_idle = len(account.idle)
+            if account is not own:
+                kept += max(0, min(num_idle, share - account.num_pages + num_idle))
+        return min(kept, most)
+
+    def _is_gone(self, account: SaltAccount) -> bool:
+        return self._clock - account.seen > IDLE_TURNS * self._capacity
+
     def _victim(self) -> SaltAccount:
         longest_unseen = next(iter(self._seen))
-        if self._clock - longest_unseen.seen > IDLE_TURNS * self._capacity:
+        if self._is_gone(longest_unseen):
             return longest_unseen
-        return next(iter(self._by_count[self._most]))
-
-    def _count(self, account: SaltAccount, change: int) -> None:
-        before = len(account.idle) if change > 0 else len(account.idle) + 1
-        after = before + change
-        self.num_idle += change
-        if before:
-            same = self._by_count[before]
-            del same[account]
-            if not same:
-                del self._by_count[before]
-        if after:
-            self._by_count.setdefault(after, {})[account] = None
-            if not before:
-                self._seen[account] = None
-                account.seen = self._clock
-        else:
-            del self._seen[account]
-        if after > self._most:
-            self._most = after
-        elif before == self._most and before not in self._by_count:
-            self._most = after
+        return max(islice(reversed(self._seen), MAX_TENANTS), key=lambda account: account.num_pages)
 
     def check_integrity(self) -> list[str]:
         """What is wrong, one line each."""
@@ -174,8 +175,6 @@ class Eviction:
         counted = sum(len(account.idle) for account in self._seen)
         if counted != self.num_idle:
             problems.append(f"{self.num_idle} idle pages counted, {counted} listed")
-        if self._most != max((len(account.idle) for account in self._seen), default=0):
-            problems.append("the largest share of idle pages is out of date")
         for account in self._seen:
             offered = {entry[2] for entry in account.heap if self._is_true(entry)}
             problems += [

@@ -13,6 +13,7 @@ import re
 import stat
 import struct
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from zse.cache.pages import BLOCK
@@ -142,12 +143,18 @@ class PageFiles:
 
     def _make_secret(self) -> bytes:
         path = self._folder / _SECRET
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            with open(descriptor, "wb") as file:
-                file.write(os.urandom(32))
-        except FileExistsError:
-            pass  # of an engine before this one
+        if not path.exists():  # whole or not at all: an engine that dies here, or starts beside, finds no half of it
+            half = path.with_name(f".{_SECRET}.{os.urandom(8).hex()}.tmp")
+            try:
+                descriptor = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                with open(descriptor, "wb") as file:
+                    file.write(os.urandom(32))
+                    file.flush()
+                    os.fsync(descriptor)
+                with suppress(FileExistsError):  # of an engine that starts beside
+                    os.link(half, path)
+            finally:
+                half.unlink(missing_ok=True)
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
             secret = file.read(33)

@@ -1,14 +1,15 @@
 """Groups of layers with a page table each: layers that see all tokens keep all pages, those with a sliding window give
 theirs back when the window has passed.
 
-One pool serves all groups, so groups have equally many layers (the last may have fewer): a page holds tokens of one group's
-layers. The idea is vLLM's hybrid KV cache manager ("Jenga", arXiv 2503.18292). The first group has the layers
+One pool serves all groups, so groups have equally many layers (the last may have fewer), or, where heads differ in size,
+layers of about as many bytes: a page holds tokens of one group's layers. The idea is vLLM's hybrid KV cache manager ("Jenga", arXiv 2503.18292). The first group has the layers
 without a window. A model with one kind of layer has one group, and a page of it holds all layers.
 """
 
 from typing import NamedTuple
 
 from zse.cache.pages import BLOCK
+from zse.errors import ConfigError
 
 # Of a pool with groups, this part may be places of layers that do not exist: beyond it there is one group.
 MAX_WASTE = 0.2
@@ -68,17 +69,33 @@ def rows_of(max_context: int, num_pages: int, page_size: int = BLOCK) -> PageGeo
     return PageGeometry(run=min(-(-max_context // page_size), num_pages), page_size=page_size)
 
 
+def kv_width(config, layer: int) -> int:
+    """Numbers of a token's keys in layer `layer` of a ModelConfig."""
+    return config.kv_heads_of(layer) * config.head_dim_of(layer)
+
+
+def one_group(config) -> Layers:
+    """All layers that have K and V of their own. ConfigError where they differ in size: they have no page table in common."""
+    every = tuple(layer for layer in range(config.num_layers) if config.kv_layer(layer) == layer)
+    if len({(config.kv_heads_of(layer), config.head_dim_of(layer)) for layer in every}) > 1:
+        raise ConfigError("the layers of this model have heads of two sizes, which takes --kv-layout paged")
+    return (every,)
+
+
 def group_layers(config) -> Layers:
-    """The layers of each group of a ModelConfig: those without a window, then those with one, in equal groups."""
-    every = tuple(range(config.num_layers))
+    """The layers of each group of a ModelConfig: those without a window, then those with one, in groups that take about as many
+    bytes. Layers that read another's K and V are in none."""
+    every = [layer for layer in range(config.num_layers) if config.kv_layer(layer) == layer]
     whole = [layer for layer in every if not config.window(layer)]
     sliding = [layer for layer in every if config.window(layer)]
     if not whole or not sliding:
-        return (every,)
-    size = len(whole)
+        return (tuple(every),)
+    first, other = kv_width(config, whole[0]), kv_width(config, sliding[0])
+    size = max(1, len(whole) * first // other)
     groups = (tuple(whole), *(tuple(sliding[at : at + size]) for at in range(0, len(sliding), size)))
-    if len(groups) * size > config.num_layers / (1 - MAX_WASTE):
-        return (every,)
+    same = config.head_dim_of(whole[0]) == config.head_dim_of(sliding[0]) and first == other
+    if same and len(groups) * size > len(every) / (1 - MAX_WASTE):
+        return (tuple(every),)
     return groups
 
 

@@ -3,22 +3,24 @@
 A page is one or several blocks (pages.py), one behind the other. A block holds BLOCK tokens of every layer (of a group,
 in models with windowed layers: groups.py): its parts are K of layer 0, V of layer 0, K of layer 1, ..., each of
 num_kv_heads * head_dim * BLOCK elements, and in 8 bits BLOCK scales a head (kernels/kv_pages.py, where a block is
-called a page). Memory is touched page by page, so what is resident follows what is in use (one array a layer would touch 2 *
+called a page). Of multi-head latent attention a layer has one part: its values are the beginnings of its keys. Memory is touched page by page, so what is resident follows what is in use (one array a layer would touch 2 *
 num_layers places, with huge pages 2 MiB each, for the first token).
 
 Kernels see layer l's keys as an array [parts, num_kv_heads, head_dim, BLOCK] (on a GPU [parts, num_kv_heads, BLOCK,
 head_dim], like the values everywhere) that starts at the layer's first part, and find block b at index
-b * parts_per_block: page tables hold these numbers, one for each BLOCK tokens, not page numbers (`table_entries`).
+b * parts_of[group]: page tables hold these numbers, one for each BLOCK tokens, not page numbers (`table_entries`).
 """
 
 import ctypes
 from array import array
+from math import lcm, prod
 from typing import Any, NamedTuple
 
-from zse.cache.groups import Layers
+from zse.cache.groups import MAX_WASTE, Layers, one_group
 from zse.cache.pages import BLOCK, check_page_size
+from zse.dtypes import ITEM_BYTES
 from zse.errors import ConfigError
-from zse.kernels.kv_pages import head_nbytes, pages_shape
+from zse.kernels.kv_pages import latent_shape, pages_shape
 from zse.tensor import Tensor
 
 # What a cache can be made of → the dtype of its Tensors.
@@ -29,19 +31,44 @@ CHUNK_BYTES = 32 << 20
 
 
 def block_nbytes(config, dtype: str = "f16", groups: Layers | None = None) -> int:
-    """Bytes of one block: K and V of BLOCK tokens in all layers of a ModelConfig, or in a group of them."""
+    """Bytes of one block: K and V of BLOCK tokens in all layers of a ModelConfig, or in a group of them. ConfigError."""
     if dtype not in KV_DTYPES:
         raise ConfigError(f"KV cache dtype {dtype!r}: expected one of {', '.join(KV_DTYPES)}")
-    return 2 * _block_layers(config, groups) * config.num_kv_heads * head_nbytes(config.head_dim, KV_DTYPES[dtype])
+    groups = groups or one_group(config)
+    sizes = [layer_nbytes(config, dtype, layers[0]) for layers in groups]
+    most = max(len(layers) * size for layers, size in zip(groups, sizes, strict=True))
+    # Every group finds its blocks at multiples of its own parts.
+    whole = lcm(*(_part_nbytes(config, dtype, layers[0]) for layers in groups))
+    nbytes = -(-most // whole) * whole
+    if nbytes > most / (1 - MAX_WASTE):
+        raise ConfigError(
+            f"KV cache dtype {dtype!r}: heads of this model's two sizes do not share pages in it; use f16"
+        )
+    return nbytes
 
 
-def _block_layers(config, groups: Layers | None) -> int:
-    return max(map(len, groups)) if groups else config.num_layers
+def layer_nbytes(config, dtype: str, layer: int) -> int:
+    """Bytes of what a layer has in a block."""
+    return len(layer_parts(config, KV_DTYPES[dtype], layer)) * _part_nbytes(config, dtype, layer)
+
+
+def _part_nbytes(config, dtype: str, layer: int) -> int:
+    kind = KV_DTYPES[dtype]
+    return prod(layer_parts(config, kind, layer)[0]) * ITEM_BYTES[kind]
+
+
+def layer_parts(config, kind: str, layer: int, kernels: str = "cpu") -> tuple[tuple[int, ...], ...]:
+    """Shapes of what a layer has in a block, of equal sizes: its keys first, its values last. kind: dtype of the Tensors; kernels:
+    of the device."""
+    if config.latent is not None:
+        return (latent_shape(config.latent.width, kind),)
+    heads, dim = config.kv_heads_of(layer), config.head_dim_of(layer)
+    return tuple((heads, *pages_shape(dim, kind, keys, kernels)) for keys in (True, False))
 
 
 class KVCache:
-    """`num_pages` pages of `page_size` tokens in one buffer. keys[l] and values[l]: Tensors of layer l for the kernels;
-    see the module for their numbering. groups: layers with a page table of their own (default: all have one); group_of[l]:
+    """`num_pages` pages of `page_size` tokens in one buffer. keys[l] and values[l]: Tensors of layer l for the kernels
+    (those of an earlier layer where it has none); see the module for their numbering. groups: layers with a page table of their own (default: all have one); group_of[l]:
     which. Buffers are zero-filled. What is not written costs no memory: on a CPU pages become resident when first
     written, on a GPU `map_to` maps more of the buffer's addresses."""
 
@@ -54,21 +81,26 @@ class KVCache:
         self.num_pages, self.dtype = num_pages, dtype
         self.blocks_per_page = page_size // BLOCK
         self.num_blocks = num_pages * self.blocks_per_page
-        groups = groups or (tuple(range(config.num_layers)),)
+        groups = groups or one_group(config)
         self.num_groups = len(groups)
         nbytes = block_nbytes(config, dtype, groups)
         self.page_nbytes = nbytes * self.blocks_per_page
-        self.parts_per_block = 2 * _block_layers(config, groups)
+        kind = KV_DTYPES[dtype]
+        self.parts_of = [nbytes // _part_nbytes(config, dtype, layers[0]) for layers in groups]
+        self.parts_per_block = self.parts_of[0]
         self.buffer = device.alloc_growing(first_nbytes(self.nbytes), self.nbytes, label="kv cache")
-        part = nbytes // self.parts_per_block
-        count = (self.num_blocks - 1) * self.parts_per_block + 1  # the last block's part is the last index
-        heads, dim, kind = config.num_kv_heads, config.head_dim, KV_DTYPES[dtype]
-        keys, values = (pages_shape(dim, kind, keys, device.kernels) for keys in (True, False))
         places = {layer: (group, place) for group, layers in enumerate(groups) for place, layer in enumerate(layers)}
-        self.group_of = [places[layer][0] for layer in range(config.num_layers)]
-        at = [2 * places[layer][1] * part for layer in range(config.num_layers)]
-        self.keys = [Tensor(self.buffer, (count, heads, *keys), kind, offset) for offset in at]
-        self.values = [Tensor(self.buffer, (count, heads, *values), kind, offset + part) for offset in at]
+        self.group_of: list[int] = []
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        for layer in range(config.num_layers):
+            group, place = places[config.kv_layer(layer)]
+            part, parts = nbytes // self.parts_of[group], layer_parts(config, kind, layer, device.kernels)
+            count = (self.num_blocks - 1) * self.parts_of[group] + 1  # the last block's part is the last index
+            first, last = len(parts) * place, len(parts) * (place + 1) - 1
+            self.group_of.append(group)
+            self.keys.append(Tensor(self.buffer, (count, *parts[0]), kind, first * part))
+            self.values.append(Tensor(self.buffer, (count, *parts[-1]), kind, last * part))
 
     def map_to(self, page: int) -> None:
         """Have memory for pages up to number `page`. DeviceError when there is none."""
@@ -76,14 +108,14 @@ class KVCache:
         if end > self.buffer.nbytes:
             self.buffer.grow(min(-(-end // GROW_BYTES) * GROW_BYTES, self.nbytes))
 
-    def table_entry(self, pages: list[int], block: int) -> int:
-        """What a page table holds for one block of a sequence that has `pages`."""
+    def table_entry(self, pages: list[int], block: int, group: int = 0) -> int:
+        """What a group's page table holds for one block of a sequence that has `pages`."""
         count = self.blocks_per_page
-        return (pages[block // count] * count + block % count) * self.parts_per_block
+        return (pages[block // count] * count + block % count) * self.parts_of[group]
 
-    def table_entries(self, pages: list[int], first: int, end: int) -> array:
-        """What a page table holds for the blocks first .. end - 1 of a sequence that has `pages`: an array of i32."""
-        count, parts = self.blocks_per_page, self.parts_per_block
+    def table_entries(self, pages: list[int], first: int, end: int, group: int = 0) -> array:
+        """What a group's page table holds for the blocks first .. end - 1 of a sequence that has `pages`: an array of i32."""
+        count, parts = self.blocks_per_page, self.parts_of[group]
         if count == 1:
             return array("i", [page * parts for page in pages[first:end]])
         start = first // count

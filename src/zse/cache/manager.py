@@ -89,6 +89,8 @@ class CacheManager:
         if pages is None:
             return False
         self.tables.setdefault(sequence, []).extend(pages)
+        if sequence in self._entered:
+            self.prefix.own(self._entered[sequence].salt, pages)  # type: ignore[union-attr]
         return True
 
     def admit(self, sequence: int, length: int, tokens: array, salt: "Salt", spare: int = 0) -> int | None:
@@ -109,6 +111,7 @@ class CacheManager:
             return None
         if prefix is not None:
             self._entered[sequence] = Entered(salt, match.nodes[-1] if match.nodes else None, len(match.nodes))
+            prefix.own(salt, self.tables[sequence])
             if match.length:
                 self.num_hits += 1
                 self.num_hit_tokens += match.length

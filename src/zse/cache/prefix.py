@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import NamedTuple
 
-from zse.cache.eviction import Eviction, SaltAccount, TreeNode
+from zse.cache.eviction import MAX_TENANTS, Eviction, SaltAccount, TreeNode
 from zse.cache.pages import BLOCK, HostPool, check_page_size
 
 TYPE_CHECKING = False
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 # Children that are looked at for a page to copy: a shared beginning may have thousands of continuations.
 MAX_COMPARED = 16
-# Tenants that are looked at for the one with the most slots of the host.
-MAX_TENANTS = 64
 
 
 class Match(NamedTuple):
@@ -56,6 +54,7 @@ class PrefixCache:
         self.roots: dict[Salt, TreeNode] = {}
         self._accounts: dict[str, SaltAccount] = {}
         self._node_of: list[TreeNode | None] = [None] * num_pages
+        self._owner_of: list[SaltAccount | None] = [None] * num_pages
         self._allocator: PageAllocator | None = None
         self._host = HostPool(0)
         self._transfer: Callable[[tuple[str, int, int]], object] = lambda transfer: None
@@ -116,17 +115,38 @@ class PrefixCache:
                 match.source.uses += 1
             self.eviction.touch(last.account)
 
+    def shares_of_others(self, tenant: str) -> int:
+        """Idle pages that a tenant which runs already leaves to others when it begins more (Eviction.shares_of_others)."""
+        return self.eviction.shares_of_others(self._accounts.get(tenant))
+
     # -- entering
 
     def root(self, salt: "Salt") -> TreeNode:
         """The root of a salt, made when there is none."""
         node = self.roots.get(salt)
         if node is None:
-            account = self._accounts.get(salt[0])
-            if account is None:
-                account = self._accounts[salt[0]] = SaltAccount(salt[0])
+            account = self._accounts.get(salt[0]) or self._accounts.setdefault(salt[0], SaltAccount(salt[0]))
             node = self.roots[salt] = TreeNode(None, b"", -1, account, 0, salt)
         return node
+
+    def own(self, salt: "Salt", pages: "Iterable[int]") -> None:
+        """These pages, which a sequence of this salt was given, count as its tenant's until they are free."""
+        account = self._accounts.get(salt[0]) or self._accounts.setdefault(salt[0], SaltAccount(salt[0]))
+        for page in pages:
+            if self._owner_of[page] is None:
+                self._owner_of[page] = account
+                account.num_pages += 1
+
+    def _free(self, page: int) -> None:
+        self._disown(page)
+        self._allocator.free(page)  # type: ignore[union-attr]
+
+    def _disown(self, page: int) -> None:
+        account, self._owner_of[page] = self._owner_of[page], None
+        if account is not None:
+            account.num_pages -= 1
+            if not account.num_pages:
+                self._drop_account(account)
 
     def enter(self, parent: TreeNode, tokens: bytes, page: int) -> TreeNode | None:
         """`page`, which a table holds, has `tokens` behind those of `parent`. The node that stands for them: another
@@ -155,6 +175,7 @@ class PrefixCache:
         parent.resident += 1
         node.account.num_nodes += 1
         self._node_of[page] = node
+        self.own((node.account.name,), (page,))
         self.num_nodes += 1
         self.num_entered += 1
         return node
@@ -205,7 +226,7 @@ class PrefixCache:
         self._transfer(("out", node.page, slot))
         self.eviction.remove(node)
         self._node_of[node.page] = None
-        self._allocator.free(node.page)  # type: ignore[union-attr]
+        self._free(node.page)
         node.page = -1
         self._put(node, slot)
         self._child_left(node)
@@ -249,7 +270,10 @@ class PrefixCache:
         """Nobody holds the page any more. False when it is not cached: it is free then."""
         node = self._node_of[page]
         if node is None:
-            return self.windows is not None and self.windows.release(page)
+            if self.windows is not None and self.windows.release(page):
+                return True
+            self._disown(page)
+            return False
         self.eviction.add(node)
         return True
 
@@ -286,7 +310,7 @@ class PrefixCache:
             return 0
         free = self.windows.drop(node)
         for page in free:
-            self._allocator.free(page)  # type: ignore[union-attr]
+            self._free(page)
         return len(free)
 
     def clear(self) -> None:
@@ -337,13 +361,16 @@ class PrefixCache:
         self._node_of[node.page] = None
         if node.is_idle:
             self.eviction.remove(node)
-            self._allocator.free(node.page)  # type: ignore[union-attr]
+            self._free(node.page)
 
     def _drop_root(self, root: TreeNode) -> None:
         root.alive = False
         del self.roots[root.salt]
-        if not root.account.num_nodes:
-            self._accounts.pop(root.account.name, None)
+        self._drop_account(root.account)
+
+    def _drop_account(self, account: SaltAccount) -> None:
+        if not account.num_nodes and not account.num_pages and self._accounts.get(account.name) is account:
+            del self._accounts[account.name]
 
     # -- checks
 
@@ -392,6 +419,10 @@ class PrefixCache:
             elif listed is not None and listed.is_idle != (references(page) == 0):
                 problems.append(f"{listed}: {references(page)} references")
         idle = sum(node.is_idle for node in found.values())
+        owners = [account for account in self._owner_of if account is not None]
+        for account in {*owners, *self._accounts.values()}:
+            if account.num_pages != owners.count(account):
+                problems.append(f"{account.num_pages} pages of {account.name!r} counted, {owners.count(account)} found")
         if idle != self.eviction.num_idle:
             problems.append(f"{self.eviction.num_idle} idle pages counted, {idle} found")
         return problems + (self.windows.check_integrity(references) if self.windows is not None else [])

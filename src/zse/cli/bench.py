@@ -2,12 +2,14 @@
 
 import argparse
 import json
+from statistics import median
 
-from zse.bench import perplexity, process, reports, serving, speed, startup
+from zse.bench import perplexity, process, reports, roofline, serving, speed, startup
+from zse.bench.floors import Floors
 from zse.cli import bench_serve
-from zse.cli.options import ENGINE_OPTIONS, open_llm, text_of, values_of, words_of
+from zse.cli.options import ENGINE_OPTIONS, locate, open_llm, text_of, values_of, words_of
 from zse.cli.parser import JSON, MODEL, Amount, Kinds, arg
-from zse.formats import hub
+from zse.errors import ConfigError
 
 EPILOG = """examples:
   zse bench decode smollm2 --context 1024
@@ -15,6 +17,7 @@ EPILOG = """examples:
   zse bench latency smollm2 --prompts 128,1024 --tokens 64
   zse bench perplexity smollm2 --kv-dtype int8
   zse bench startup smollm2
+  zse bench graphs qwen.zse --device cuda
   zse bench serve smollm2 --clients 1,4,8
   zse bench serve smollm2 --workload infer --scale 0.25 --json now.json --compare before.json
   zse bench serve --url http://127.0.0.1:8000/v1 --workload chunked_prefill
@@ -23,6 +26,8 @@ EPILOG = """examples:
 
 Figures are medians over --repeats, after a warm-up. Measure on a quiet machine: the load average is printed too."""
 
+# Neither cached prompts nor drafts: random prompts make greedy replies repeat themselves, which drafts would flatter.
+PLAIN = {"prefix_cache": False, "speculation": "none"}
 PROMPTS = (16, 128, 1024)  # of `latency`
 
 
@@ -80,6 +85,10 @@ _KINDS = {
             arg("--text", metavar="FILE", help="a text of your own (default: a short fixed one)"),
         ),
     ),
+    "graphs": (
+        "on a GPU, tokens a second of one sequence with captured graphs and launch by launch, in turns",
+        (*_COMMON, _tokens("--context", 16, "tokens before the first new one"), _tokens("--tokens", 128, "new tokens")),
+    ),
     "startup": (
         "from exec to the first token of `zse run` and `zse serve`, page cache warm and dropped",
         (*_COMMON, arg("--warm-only", action="store_true", help="leave the page cache alone")),
@@ -121,16 +130,20 @@ def run(args) -> int:
 
 def _measure(args) -> dict:
     if args.kind in ("startup", "serve"):
-        hub.ensure(args.model)  # fetching must not be measured
+        locate(args.model)  # fetching must not be measured
         options = words_of(values_of(args, ENGINE_OPTIONS))
         if args.kind == "startup":
             return startup.startup(args.model, args.repeats, options, cold=not args.warm_only)
         return serving.serving(args.model, args.clients, args.tokens, options)
-    # Neither cached prompts nor drafts: random prompts make greedy replies repeat themselves, which drafts would flatter.
-    plain = {"prefix_cache": False, "speculation": "none"}
-    llm = open_llm(args, max_rows=args.sequences if args.kind == "batch" else 1, **plain)
+    if args.kind == "graphs":
+        return _graphs(args)
+    llm = open_llm(args, max_rows=args.sequences if args.kind == "batch" else 1, **PLAIN)
     try:
         result = _IN_PROCESS[args.kind](llm, args)
+        roofline.check_uncached(llm.metrics())
+        memory = process.memory_bytes(llm.device)  # the floors take some of their own
+        if args.kind in _STEPS:
+            result |= roofline.of_floor(llm, args.kind, result["tok_per_s"], *_STEPS[args.kind](args))
     finally:
         llm.close()
     return {
@@ -139,8 +152,26 @@ def _measure(args) -> dict:
         "activations": llm.config.activations,
         "kv_dtype": llm.config.kv_dtype,
         "kv_page_bytes": llm.config.kv_bytes // llm.config.num_pages,
-        "peak_memory_bytes": process.peak_memory_bytes(),
+        **memory,
     }
+
+
+def _graphs(args) -> dict:
+    """Decode with captured graphs and without, an engine each, in turns; the ratio of the medians."""
+    runs: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(args.repeats):
+        for graphs in runs:
+            llm = open_llm(args, max_rows=1, graphs=graphs, **PLAIN)
+            try:
+                if llm.device.kernels == "cpu":
+                    raise ConfigError("a CPU has one way to run a step: give a GPU with --device")
+                runs[graphs] += speed.decode(llm, args.context, args.tokens, 1)["runs"]
+                roofline.check_uncached(llm.metrics())
+            finally:
+                llm.close()
+    captured, launches = (median(runs[on]) for on in runs)
+    return {"context": args.context, "tokens": args.tokens, "graphs_tok_per_s": captured, "no_graphs_tok_per_s": launches,
+            "graphs_ratio": captured / launches}  # fmt: skip
 
 
 def _latency(llm, args) -> dict:
@@ -163,9 +194,21 @@ _IN_PROCESS = {
 }
 
 
+# Tokens and sequences of a step, and the keys that a token sees on average.
+_STEPS = {
+    "decode": lambda args: (1, 1, args.context + args.tokens / 2),
+    "prefill": lambda args: (args.tokens, 1, args.tokens / 2),
+    "batch": lambda args: (args.sequences, args.sequences, args.context + args.tokens / 2),
+}
+
+
 def _text(result: dict) -> str:
     lines = []
     for name, value in result.items():
+        if name == "floors":
+            value = Floors(**value).line()
+        if name == "share_of_floor":
+            value = f"{100 * value:.0f} %"
         if name in ("runs", "machine", "load", "phases_ms", "latency"):
             continue
         if name.endswith("_bytes"):

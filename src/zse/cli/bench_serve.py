@@ -9,10 +9,9 @@ import sys
 from zse import env
 from zse.bench import ablation as ablations
 from zse.bench import client, load, page, reports, serving, workloads
-from zse.cli.options import ENGINE_OPTIONS
+from zse.cli.options import ENGINE_OPTIONS, locate
 from zse.cli.parser import MODEL, Amount, Group, arg
 from zse.errors import ConfigError
-from zse.formats import hub
 
 
 def _rates(text: str) -> list[float]:
@@ -116,7 +115,7 @@ def ablation(args, options: list[str]) -> int:
         os.makedirs(args.output, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--output {args.output}: {error.strerror}") from None
-    hub.ensure(args.model)  # fetching must not be measured
+    locate(args.model)  # fetching must not be measured
 
     def tell(label: str, name: str, figures: dict) -> None:
         print(f"{label}\n{reports.text(name, figures)}", flush=True)
@@ -185,7 +184,7 @@ def run(args, options: list[str]) -> int:
         target = client.Target.of(args.url, env.get("ZSE_API_KEY"))
         found = load.measure(target, args.served_model, chosen, settings, args.qps, tell)
     else:
-        hub.ensure(args.model)  # fetching must not be measured
+        locate(args.model)  # fetching must not be measured
         with serving.RunningServer(args.model, options) as server:
             target = client.Target.of(server.url, env.get("ZSE_API_KEY"))
             found = load.measure(target, None, chosen, settings, args.qps, tell)

@@ -3,6 +3,7 @@ keyboard."""
 
 import os
 import sys
+import termios
 
 from zse.cli.chat_session import Session
 from zse.cli.options import ENGINE_OPTIONS, add_sampling_options, open_llm, sampling_params
@@ -76,7 +77,11 @@ def _interactive(session) -> None:
     readline.set_completer(
         lambda text, state: ([name for name in commands if text and name.startswith(text)] + [None])[state]
     )
+    readline.parse_and_bind("set echo-control-characters off")
     print(f"{session.model}: /help lists the commands, Ctrl-C stops a reply, Ctrl-D leaves")
+    modes = termios.tcgetattr(0)
+    # A Ctrl-C in the middle of a reply shows as the end of the reply, not as ^C.
+    termios.tcsetattr(0, termios.TCSADRAIN, [*modes[:3], modes[3] & ~termios.ECHOCTL, *modes[4:]])
     try:
         while True:
             try:
@@ -90,6 +95,7 @@ def _interactive(session) -> None:
             if text.strip() and not session.handle(text):
                 return
     finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, modes)
         _write_history(readline, history)
 
 

@@ -6,7 +6,7 @@ import sys
 
 from zse.bench import reports
 from zse.cli.options import add_sampling_options, sampling_fields, sampling_params
-from zse.cli.parser import Parser
+from zse.cli.parser import Parser, hint
 from zse.cli.terminal import reply_writer
 from zse.errors import RequestError, ZSEError
 
@@ -41,7 +41,7 @@ class Session:
         if name in ("/exit", "/quit", "/bye"):
             return False
         if name not in self._commands:
-            self._say(f"unknown command {name}; /help lists them")
+            self._say(f"unknown command {name}{hint(name, self._commands)}; /help lists them")
             return True
         command = self._commands[name][0]
         assert command is not None
@@ -142,7 +142,7 @@ class Session:
             self._say("(cut at max_tokens or the context's end; /params max_tokens N allows more)")
 
     def _stream(self, messages: list[dict]) -> tuple[str, bool, str | None]:
-        write = reply_writer(sys.stdout)
+        write = reply_writer(sys.stdout, wraps=True)
         pieces: list[str] = []
         finish = None
         with _StopOnInterrupt() as stop:

@@ -1,8 +1,11 @@
 """zse convert: any readable model into one .zse file, quantized anew or kept as it is."""
 
+import argparse
+import math
 import os
 
 from zse.bench import perplexity
+from zse.cli.options import text_of
 from zse.cli.parser import Amount, arg
 from zse.cli.terminal import ProgressBar, notice, size
 from zse.errors import ConfigError, UnsupportedError
@@ -18,8 +21,20 @@ EPILOG = """examples:
   zse convert ./Qwen2.5-7B-Instruct-AWQ qwen.zse --head int8        AWQ, GPTQ and fp8 checkpoints stay as they are,
                                                       except for what they left in 16 bits
   zse convert ./Qwen2.5-7B-Instruct qwen.zse --quant int4 --group-size 128          for a GPU
+  zse convert ./Qwen3-0.6B qwen3.zse --quant int4 --max-perplexity-change 2%         no file where it costs more
 
 An interrupted conversion goes on with the same command; OUT appears only when it is complete."""
+
+
+def _share(text: str) -> float:
+    """argparse type: "1%" or "0.01"."""
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        if 0 <= share < math.inf:
+            return share
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is not a share such as 1% or 0.01")
 
 
 ARGUMENTS = (
@@ -46,6 +61,19 @@ ARGUMENTS = (
     arg("--threads", type=Amount(int, 1, 1024), help="(default: all processors)"),
     arg("--no-clip-search", action="store_true", help="quantize faster and less well: no search for the best clipping"),
     arg("--no-perplexity", action="store_true", help="do not measure what quantizing costs"),
+    arg(
+        "--max-perplexity-change",
+        type=_share,
+        metavar="PERCENT",
+        help="write no file, and end with exit code 1, where the perplexity rises by more, for example 1%%",
+    ),
+    arg(
+        "--target-device",
+        choices=("cpu", "gpu"),
+        help="measure with the activations of this device: int8 of a CPU, bf16 (fp8 beside fp8 weights) of a GPU, which must be "
+        "here (default: f32, where the weights alone make the difference; with --max-perplexity-change by --layout)",
+    ),
+    arg("--perplexity-text", metavar="FILE", help="measure on a text of your own (default: a short fixed one)"),
     arg("--force", action="store_true", help="replace OUT if it is there"),
     arg("-q", "--quiet", action="store_true", help="no progress, no report"),
 )
@@ -59,7 +87,10 @@ def run(args) -> int:
         raise ConfigError(f"{args.out} exists; pass --force to replace it")
     if args.group_size is not None and not (args.quant or args.head or "").startswith("int"):
         raise ConfigError("--group-size goes with --quant int4, int5, int6 or int8")
-    evaluate = _evaluator(source, args) if args.quant and not args.no_perplexity else None
+    gate = args.max_perplexity_change
+    if gate is not None and args.no_perplexity:
+        raise ConfigError("--max-perplexity-change measures the perplexity; leave --no-perplexity out")
+    evaluate = _evaluator(source, args) if gate is not None or args.quant and not args.no_perplexity else None
     with ProgressBar("convert") as bar:
         progress = None if args.quiet else lambda done, total, name: bar("writing", done, total)
         report = convert(
@@ -74,6 +105,7 @@ def run(args) -> int:
             tokenizer_image=tokenizer_image,
             progress=progress,
             evaluate=evaluate,
+            max_change=gate,
         )
     if not args.quiet:
         _print(report)
@@ -89,18 +121,30 @@ def _layout(wanted: str) -> str:
 
 
 def _evaluator(source, args):
-    """A function path → perplexity, or None (said once) when this version cannot run the model but can convert it."""
+    """A function path → perplexity, or None (said once) when this version cannot run the model but can convert it.
+    UnsupportedError where a gate needs it."""
     try:
         with open_model(source) as opened:
             read_config(opened)
     except UnsupportedError as error:
+        if args.max_perplexity_change is not None:
+            raise
         notice(f"the perplexity is not measured: {error}")
         return None
+
+    target = args.target_device
+    if target is None:
+        gpu = args.max_perplexity_change is not None and _layout(args.layout) == "rows"
+        target = "weights" if args.max_perplexity_change is None else "gpu" if gpu else "cpu"
+    text = None if args.perplexity_text is None else text_of(args.perplexity_text)
 
     def evaluate(path: str) -> float:
         if not args.quiet:
             notice(f"measuring the perplexity of {path}")
-        return perplexity.perplexity(path)
+        found = perplexity.perplexity(path, target=target, text=text)
+        if args.max_perplexity_change is not None:
+            notice(f"perplexity of {path}: {found:.4f}, with the activations of a {target.upper()}")
+        return found
 
     return evaluate
 

@@ -23,9 +23,9 @@ _LEAST_FREE_BYTES = 1 << 30
 _OF_TESTS = ("ZSE_TEST_MODELS", "ZSE_GOLDENS", "ZSE_REQUIRE_MODELS", "ZSE_REQUIRE_CLANG")
 _NEEDED = ("msgspec", "jinja2", "httptools")
 _OPTIONAL = {
-    "huggingface_hub": "zse pull hf:ORG/NAME",
-    "numpy": "zse convert and quantizing on load",
-    "tokenizers": "some tokenizers",
+    "numpy": "zse convert",
+    "llguidance": "structured output (response_format, guided decoding, strict tools)",
+    "tokenizers": "Gemma's tokenizer.json and rare kinds; GGUF files and most folders do without",
 }
 
 
@@ -79,6 +79,9 @@ def _cpu(facts: dict):
         yield "cpu kernels", BAD, f"compiled: {compiled}", facts["error"]
         return
     yield "cpu kernels", OK, f"using {facts['isa']}; compiled: {compiled}", ""
+    if os.path.dirname(native.manifest_path(facts["isa"])) != facts["native_dir"]:
+        found = f"{facts['isa']} in part: what a first model needs; another kernel is compiled when it is asked for"
+        yield "cpu kernels", NOTE, found, "run `python -m zse.build` to compile all"
     best = facts["runnable"][0]
     if best != facts["isa"]:
         mend = "unset ZSE_ISA" if os.environ.get("ZSE_ISA") else "run `python -m zse.build` to compile it"

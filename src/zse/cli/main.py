@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or unusable input, 130 interrupted, 
 
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
 
 from zse.cli import parser
@@ -23,6 +24,7 @@ COMMANDS = {
     "convert": "make a .zse file from a GGUF, safetensors or .zse model",
     "info": "show what is inside a model: architecture, sizes, tensor types",
     "verify": "check a model from end to end: structure, checksums, numbers",
+    "check": "see whether a model does here what its authors mean: tensors, tokenizer, an answer, perplexity, logits",
     "bench": "measure decode, prefill, batch, latency, perplexity, startup or serve on this machine; an ablation",
     "profile": "show where a step of a model spends its time, kernel by kernel",
     "kernels": "compile the GPU kernels, list or time them",
@@ -31,11 +33,12 @@ COMMANDS = {
 }
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run one command line (default: sys.argv) and return its exit code. Never raises for a user's mistake."""
+def main(argv: list[str] | None = None, begin: Callable[[], None] = lambda: None) -> int:
+    """Run one command line (default: sys.argv) and return its exit code. Never raises for a user's mistake. begin: called when
+    the line is read and its command about to run."""
     argv = sys.argv[1:] if argv is None else argv
     try:
-        code = _dispatch(argv)
+        code = _dispatch(argv, begin)
         sys.stdout.flush()
         return code
     except ZSEError as error:
@@ -55,10 +58,10 @@ def fail(message: str, exit_code: int) -> int:
     return exit_code
 
 
-def _dispatch(argv: list[str]) -> int:
+def _dispatch(argv: list[str], begin: Callable[[], None]) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         if len(argv) > 1 and argv[0] == "help" and argv[1] in COMMANDS:
-            return _dispatch([argv[1], "--help"])
+            return _dispatch([argv[1], "--help"], begin)
         sys.stdout.write(usage())
         return 0 if argv else 2
     if argv[0] in ("-V", "--version"):
@@ -72,6 +75,7 @@ def _dispatch(argv: list[str]) -> int:
     except SystemExit:  # argparse leaves this way after --help
         return 0
     args.command_line = argv
+    begin()
     return load(name).run(args)
 
 

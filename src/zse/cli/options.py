@@ -8,6 +8,7 @@ from zse.cli.parser import Amount, Group, arg
 from zse.engine import llm
 from zse.errors import ConfigError, ModelNotFoundError, RequestError, one_line
 from zse.formats import catalog, hub, store
+from zse.models import registry
 from zse.sampling import fields, params
 
 # Where a model recommends nothing. Chosen for chat with small models: a little randomness, no far tail. The API's own
@@ -63,8 +64,8 @@ ENGINE = (
     arg(
         "--device",
         default="auto",
-        metavar="auto|cpu|cuda",
-        help="where to compute; cuda:1 is the second GPU (default: the first usable GPU, else the CPU)",
+        metavar="auto|cpu|cuda|hip|metal",
+        help="where to compute; cuda:1 is the second GPU (default: the first usable NVIDIA GPU, else the CPU); hip, an AMD GPU, and metal, an Apple GPU, have never run on hardware",
     ),
     arg("--threads", type=Amount(int, 1, 1024), help="CPU threads (default: ZSE_THREADS, else physical cores)"),
     arg(
@@ -100,6 +101,13 @@ ENGINE = (
         "--quantize",
         choices=("int4", "int8", "fp8"),
         help="quantize 16- and 32-bit weights while loading (`zse convert` does it once for all; fp8 is for GPUs)",
+    ),
+    arg(
+        "--verify",
+        dest="verify_weights",
+        action=BooleanOptionalAction,
+        help="compare the checksums of all weights of a .zse before the first token, on every device; one that differs ends "
+        "the start (default: on a CPU those that are stored as they are computed with, which costs no time; on a GPU none)",
     ),
 )
 SERVING = (
@@ -345,7 +353,7 @@ def locate(model: str, quantize: str | None = None, device: str = "auto") -> str
         return store.locate(model)
     except ModelNotFoundError:
         with terminal.ProgressBar(model) as bar:
-            return str(hub.ensure(model, progress=bar, notice=terminal.notice, device=device))
+            return str(hub.ensure(model, bar, terminal.notice, device, registry.name_of))
 
 
 def open_llm(args, **extra):

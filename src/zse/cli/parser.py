@@ -137,7 +137,7 @@ class Amount:
 DEVICE = arg(
     "--device",
     default="auto",
-    metavar="auto|cpu|cuda",
+    metavar="auto|cpu|cuda|hip|metal",
     help="whose memory a file of a catalog model should fit (default: the first usable GPU's, else RAM)",
 )
 JSON = arg("--json", action="store_true", help="print JSON")

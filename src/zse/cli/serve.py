@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import sys
 
 from zse import env, lazy
 from zse.cli.options import ENGINE_OPTIONS, SERVING_OPTIONS, locate, values_of, words_of
@@ -10,8 +11,9 @@ from zse.cli.parser import Amount, arg
 from zse.engine import process as engine_process
 from zse.engine.metrics import since_exec_clock
 from zse.errors import ConfigError
-from zse.formats import store
+from zse.formats import converted, store
 from zse.http import bind
+from zse.lazy import subprocess
 from zse.scheduler import options as scheduling
 from zse.server import auth, pool
 from zse.server import keys as key_files
@@ -33,8 +35,11 @@ fit in memory takes the place of the one that has been idle for longest.
 Ctrl-C lets running requests finish (--drain-timeout), a second one stops at once."""
 
 # The names of zse.server.tools.parsers and .reasoning, whose import would delay the engine's start.
-_TOOL_PARSERS = ("deepseek", "gemma", "hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder", "none")
-_REASONING_PARSERS = ("think", "mistral", "none")
+_TOOL_PARSERS = (
+    "command_r deepseek functionary gemma gemma4 glm4 granite harmony hermes kimi_k2 "
+    "lfm2 llama3_json minimax_m2 mistral nemotron pythonic qwen3_coder seed_oss tool_calls none"
+).split()
+_REASONING_PARSERS = ("think", "mistral", "seed", "command_r", "gemma4", "harmony", "none")
 
 
 ARGUMENTS = (
@@ -54,6 +59,11 @@ ARGUMENTS = (
     ),
     arg("--model-name", metavar="NAME", help="what the API calls the (first) model (default: its short name)"),
     arg(
+        "--any-model-name",
+        action="store_true",
+        help="requests may give any name: one that no model has means the first model, for clients whose names are fixed",
+    ),
+    arg(
         "--spare-engines",
         type=Amount(int, 0, 16),
         help="engine processes kept ready without a model, so that the next load is quick; each holds "
@@ -67,6 +77,12 @@ ARGUMENTS = (
     arg("--max-loaded", type=Amount(int, 1), help="models that may be loaded at once (default: what memory holds)"),
     ENGINE_OPTIONS,
     SERVING_OPTIONS,
+    arg(
+        "--cache-converted",
+        action="store_true",
+        help="keep a copy of what is packed or quantized while it is loaded in the store, made beside the first requests; the "
+        "next start copies it (`zse ls` lists it, `zse rm` deletes it; one of a model that has changed is not used)",
+    ),
     arg(
         "--max-rows",
         "--max-concurrency",
@@ -104,7 +120,7 @@ ARGUMENTS = (
     ),
     arg(
         "--tool-parser",
-        choices=_TOOL_PARSERS,
+        choices=tuple(_TOOL_PARSERS),
         help="the format of the models' tool calls (default: by the chat template)",
     ),
     arg(
@@ -195,11 +211,13 @@ def run(args) -> int:
             max_loaded=args.max_loaded,
             allowed_hosts=_allowed_hosts(args, bool(keys)),
             exits_on_failure=args.on_engine_failure == "exit",
+            any_model_name=args.any_model_name,
             tool_parser=args.tool_parser,
             reasoning_parser=args.reasoning_parser,
             limits=server.Limits(body_bytes=args.max_body_bytes),
             phases_ms=phases,
             since_exec=since_exec,
+            when_ready=functools.partial(_keep_converted, args, models) if args.cache_converted else None,
         )
         return server.serve(
             options,
@@ -244,9 +262,21 @@ def _engine_arguments(args, path: str) -> list[str]:
     waiting = max(1, (4096 if args.max_queue is None else args.max_queue) + (args.max_rows or 256))
     values = {"model": path, "max_rows": args.max_rows, "max_waiting": waiting}
     values |= values_of(args, ENGINE_OPTIONS) | values_of(args, SERVING_OPTIONS)
+    if args.cache_converted:
+        kept = converted.find(path, args.quantize, converted.family_of(args.device))
+        values |= {"model": kept, "quantize": None} if kept is not None else {}
     if args.draft_model is not None:
         values["draft_model"] = store.locate(args.draft_model)
     return words_of(values)
+
+
+def _keep_converted(args, models) -> None:
+    """A process that keeps what the next start can copy; it goes on when this one ends, and ends by itself."""
+    family = converted.family_of(args.device)
+    left = [path for path, _ in models if converted.find(path, args.quantize, family) is None]
+    if left:
+        command = [sys.executable, "-m", "zse.cli.keep_converted", family, args.quantize or "-", *left]
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
 
 
 def _api_keys(args):

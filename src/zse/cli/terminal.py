@@ -1,7 +1,10 @@
 """What the commands write on a terminal: progress bars, tables, sizes."""
 
+import os
 import sys
 import time
+
+from zse.lazy import unicodedata
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,13 +92,71 @@ def printable(text: str) -> str:
     return text.translate(_VISIBLE).replace("\n", "\\n").replace("\t", "\\t")
 
 
-def reply_writer(stream):
+def reply_writer(stream, wraps: bool = False):
     """A function that writes a model's text and flushes. On a terminal control characters are shown, not obeyed:
-    a model (or who wrote its prompt) must not be able to move the cursor, set the title or fill the clipboard."""
-    shown = _VISIBLE if stream.isatty() else {}
+    a model (or who wrote its prompt) must not be able to move the cursor, set the title or fill the clipboard. wraps: lines are
+    broken between words there."""
+    is_terminal = stream.isatty()
+    shown = _VISIBLE if is_terminal else {}
+    columns = os.get_terminal_size(stream.fileno()).columns if wraps and is_terminal else 0  # 0: it does not say
+    # The last column stays free: a character there leaves the cursor before or behind it, as the terminal likes.
+    wrap = WordWrap(columns - 1) if columns else None
 
     def write(text: str) -> None:
-        stream.write(text.translate(shown))
+        text = text.translate(shown)
+        stream.write(text if wrap is None else wrap.feed(text))
         stream.flush()
 
     return write
+
+
+class WordWrap:
+    """Breaks the lines of a text that comes piece by piece between words, at `width` columns. Of a word that reaches the edge
+    what stands there is taken back and written on the next line; code between lines of ``` is left alone."""
+
+    def __init__(self, width: int):
+        self._width = max(width, 1)
+        self._column, self._line, self._word, self._in_code = 0, "", "", False
+
+    def feed(self, text: str) -> str:
+        """What to write for the next piece."""
+        return "".join(map(self._put, text))
+
+    def _put(self, char: str) -> str:
+        if char == "\n":
+            self._in_code ^= self._line.lstrip().startswith("```")
+            return self._new_line()
+        self._line += char
+        if self._in_code or self._line.lstrip().startswith("```"):
+            return char
+        columns = 8 - self._column % 8 if char == "\t" else _columns(char)
+        before = ""
+        if self._column + columns > self._width:
+            taken_back = sum(map(_columns, self._word))
+            if (
+                char in " \t" or not taken_back or taken_back == self._column
+            ):  # between words, or a word as long as the line
+                before = self._new_line(self._line)
+            else:
+                word = self._word
+                before = f"\x1b[{taken_back}D\x1b[K" + self._new_line(self._line) + word
+                self._column, self._word = taken_back, word
+            if char in " \t":
+                return before
+        self._column += columns
+        # Chinese and Japanese have no spaces: a line may end behind each character.
+        self._word = "" if char in " \t" or columns == 2 else self._word + char
+        return before + char
+
+    def _new_line(self, line: str = "") -> str:
+        self._column, self._word, self._line = 0, "", line
+        return "\n"
+
+
+def _columns(char: str) -> int:
+    """How many columns a character takes on a terminal."""
+    if char < "\x7f":
+        return 1
+    if unicodedata.category(char) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1

@@ -24,19 +24,21 @@ FIRST_ID = -(1 << 62)  # of the beams' requests: no other request has such an id
 
 
 class CompletedSearch(NamedTuple):
-    """A search that completed: its Searched, or the RequestError that ended it."""
+    """A search that completed: its Searched, or the RequestError that ended it, after so many tokens."""
 
     id: int
     result: Searched | None
     error: RequestError | None
+    computed_len: int
 
 
 class _Search:
-    """ids: of the beams' requests, in the order of search.beams; lines: candidates of those that have them."""
+    """ids: of the beams' requests, in the order of search.beams; lines: candidates of those that have them. num_made: tokens
+    that were sampled for any of them."""
 
     def __init__(self, id: int, search: BeamSearch, first: int, num_prompt: int):
         self.id, self.search, self.ids = id, search, [first]
-        self.num_prompt, self.cached_tokens = num_prompt, 0
+        self.num_prompt, self.cached_tokens, self.num_made = num_prompt, 0, 0
         self.lines: dict[int, list[tuple[int, float]]] = {}
 
 
@@ -90,6 +92,18 @@ class BeamQueue(Feature):
         self._end(search)
         return True
 
+    def num_computed(self, id: int) -> int | None:
+        search = self._searches.get(id)
+        return None if search is None else self._computed(search)
+
+    def _computed(self, search: _Search) -> int:
+        """Tokens of the prompt that were not cached, and of all beams; before the first of these, of the one that begins."""
+        if not search.num_made:
+            return self._scheduler.num_computed(search.ids[0])
+        requests = self._scheduler.requests
+        flying = sum(requests[id].pending for id in search.ids if id in requests)
+        return search.num_prompt - search.cached_tokens + search.num_made + flying
+
     def take_completed(self) -> list[CompletedSearch]:
         completed, self._completed = self._completed, []
         return completed
@@ -103,12 +117,14 @@ class BeamQueue(Feature):
                 others.append(output)
                 continue
             if output.finish not in (None, "length"):
-                self._completed.append(CompletedSearch(search.id, None, output.error))
+                computed = self._computed(search) + 1 if search.num_made else output.computed
+                self._completed.append(CompletedSearch(search.id, None, output.error, computed))
                 self._end(search)
                 continue
             logprobs: Any = output.logprobs
             search.lines[output.id] = logprobs[0].top
             search.cached_tokens = max(search.cached_tokens, output.cached_tokens)
+            search.num_made += len(output.tokens)
             if len(search.lines) == len(search.ids):
                 ready.append(search)
             elif output.finish is None:
@@ -139,7 +155,8 @@ class BeamQueue(Feature):
         parents = state.advance([search.lines[id] for id in search.ids])
         self._counters["beam_steps"] += 1
         if state.is_completed:
-            self._completed.append(CompletedSearch(search.id, self._result(search), None))
+            computed = self._computed(search)
+            self._completed.append(CompletedSearch(search.id, self._result(search, computed), None, computed))
             self._end(search)
             return
         ids = [0] * len(parents)
@@ -172,14 +189,14 @@ class BeamQueue(Feature):
             del self._search_of[id]
             self._scheduler.drop(id)
 
-    def _result(self, search: _Search) -> Searched:
+    def _result(self, search: _Search, computed: int) -> Searched:
         replies = [
             SearchedReply(
                 found.tokens, [TokenLogprob(*entry) for entry in found.entries], found.total, found.score, found.finish
             )
             for found in search.search.finished
         ]
-        return Searched(search.id, search.num_prompt, replies, search.cached_tokens)
+        return Searched(search.id, search.num_prompt, replies, search.cached_tokens, computed)
 
     def _new_id(self) -> int:
         self._next_id += 1

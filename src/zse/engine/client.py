@@ -9,27 +9,27 @@ import logging
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
-from zse.engine.framing import FrameReader, encode
+from zse.engine.channel import Channel, Owed
 from zse.engine.messages import (
     Ask,
     Cancel,
+    Cancelled,
     Failed,
     Fatal,
+    FrameReader,
     FromEngine,
     Heartbeat,
     LoadModel,
-    Measure,
     Measured,
     Ready,
-    Search,
     Searched,
     Shutdown,
     StepTokens,
     Submit,
     Tokens,
+    encode,
 )
 from zse.engine.process import EngineProcess
 from zse.errors import EngineError, RequestError
@@ -45,12 +45,6 @@ RETRY_DOWN_S = 60.0  # where an engine that is down is tried again
 SILENT_S = 8.0  # without a frame (a heartbeat is due each second) the engine counts as frozen: not ready
 STUCK_S = 30.0  # without a step while rows run: not ready
 KILL_S = 60.0  # silent this long with work to do: killed and restarted
-# Events that a request may have waiting for a reader that has been behind for STALL_S, and for one that is behind at all: a step of
-# 64 answers with log-probabilities is 30 KB, and a reader is behind for some ms now and then.
-STREAM_BYTES, MOST_STREAM_BYTES, STALL_S = 256 << 10, 1 << 20, 0.25
-
-Asked = SamplingParams | Ask | BeamParams
-MESSAGES: dict[type, Callable] = {SamplingParams: Submit, Ask: Measure, BeamParams: Search}  # by what is asked
 
 
 class EngineStartError(EngineError):
@@ -72,78 +66,6 @@ def restarting_error() -> RequestError:
 
 def shutting_down_error() -> RequestError:
     return _error("shutting_down", "The server is shutting down.")
-
-
-class Channel:
-    """The events of one HTTP request's engine requests, in order of arrival, each under the caller's key.
-
-    stalled_s: for how long the reader of a stream has been behind. Then not more than STREAM_BYTES (MOST_STREAM_BYTES) wait here:
-    a reader that is slower than that is cut off, the engine never waits. What waits because this process is behind, or for
-    an answer that is not streamed, is bounded by the answer's length.
-    """
-
-    def __init__(self, client: "EngineClient"):
-        self._client = client
-        self._events: deque[tuple[int, Tokens | Measured | Searched | RequestError, int]] = deque()  # and bytes
-        self._bytes = 0
-        self._waiter: asyncio.Future | None = None
-        self.ids: dict[int, int] = {}  # key → engine request id, while running
-        self._overflow: RequestError | None = None
-        self.stalled_s: Callable[[], float] = lambda: 0.0
-
-    async def complete(
-        self, prompts: list[list[int]], params: Sequence[Ask | BeamParams], options: RequestOptions = DEFAULT
-    ) -> list[Any]:
-        """The Measured or Searched of each prompt, in their order. The channel must have no other request. Raises the
-        RequestError of the first that failed; close() cancels what is left, as always."""
-        for key, (prompt, wanted) in enumerate(zip(prompts, params, strict=True)):
-            self._client.submit(self, key, prompt, wanted, options)
-        results = dict([await self.next() for _ in prompts])
-        return [results[key] for key in range(len(prompts))]
-
-    def cancel(self, key: int) -> None:
-        """Stop one request (a stop string was found). Idempotent; events of it that are on the way are dropped."""
-        request_id = self.ids.pop(key, None)
-        if request_id is not None:
-            self._client.cancel(request_id)
-
-    def close(self) -> None:
-        """Cancel whatever still runs. Call it in a `finally`."""
-        for key in list(self.ids):
-            self.cancel(key)
-        self._events.clear()
-
-    async def next(self) -> tuple[int, Any]:
-        """The next event (Tokens, or Measured of a job) and its key. Raises the RequestError that the engine or the
-        supervisor gave instead."""
-        while not self._events:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        key, event, size = self._events.popleft()
-        self._bytes -= size
-        if isinstance(event, RequestError):
-            raise event
-        return key, event
-
-    def push(self, key: int, event: Tokens | Measured | Searched | RequestError) -> None:
-        """Called by the client only."""
-        if not isinstance(event, Tokens) or event.finish is not None:
-            self.ids.pop(key, None)
-        size = 0
-        if isinstance(event, Tokens):
-            size = 64 + 16 * len(event.tokens) + sum(64 + 64 * len(entry.top) for entry in event.logprobs or ())
-            waiting = self._bytes + size
-            patience_s = STALL_S if waiting <= MOST_STREAM_BYTES else 0.0
-            if waiting > STREAM_BYTES and self._overflow is None and self.stalled_s() > patience_s:
-                self.close()
-                size = self._bytes = 0
-                event = self._overflow = _error(
-                    "request_timeout", "The client reads too slowly.", 408, "invalid_request_error"
-                )
-        self._bytes += size
-        self._events.append((key, event, size))
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 class _Link(asyncio.Protocol):
@@ -200,7 +122,8 @@ class EngineClient:
         self.heartbeat = Heartbeat(0, 0, 0, 0)
         self.num_restarts = 0
         self.num_late_events = 0
-        self.requests: dict[int, tuple[Channel, int]] = {}
+        self.requests: dict[int, Owed] = {}
+        self.cancelled: dict[int, Owed] = {}  # the engine has yet to say what it computed for them
         self._next_id = 1
         self._link: _Link | None = None
         self._process: EngineProcess | None = None
@@ -252,8 +175,10 @@ class EngineClient:
             if process.load is not None:
                 self._link.send(LoadModel(process.load))
             watchdog = loop.create_task(self._watch(process))
-            fault = await self._link.lost
-            watchdog.cancel()
+            try:
+                fault = await self._link.lost
+            finally:
+                watchdog.cancel()
             self._link = None
             description = await self._reap(process, fault)
             self.reason = self._fatal.message if self._fatal else description
@@ -313,10 +238,11 @@ class EngineClient:
         return f"the engine process exited with code {code}"
 
     async def _watch(self, process: EngineProcess) -> None:
-        """Kill an engine that owes events and has been silent for KILL_S."""
+        """Kill an engine that owes anything and has been silent for KILL_S: no quota is reserved for longer."""
         while True:
             await asyncio.sleep(1.0)
-            if self.state == READY and self.requests and time.monotonic() - self._last_frame > KILL_S:
+            is_owing = self.requests or self.cancelled
+            if self.state == READY and is_owing and time.monotonic() - self._last_frame > KILL_S:
                 log.error("the engine has been silent for %.0f s with work to do: killing it", KILL_S)
                 process.kill()
                 return
@@ -361,70 +287,62 @@ class EngineClient:
     # Requests
 
     def submit(
-        self, channel: Channel, key: int, prompt: list[int], params: Asked, options: RequestOptions = DEFAULT
+        self,
+        channel: Channel,
+        key: int,
+        prompt: list[int],
+        params: SamplingParams | Ask | BeamParams,
+        options: RequestOptions = DEFAULT,
     ) -> None:
         """Send a request: its events come from the channel's next(), under `key`. Raises RequestError when the engine is
         not ready."""
+        if channel.failure is not None:
+            raise channel.failure
         if self.state != READY or self._link is None:
             raise self._unavailable()
         request_id = channel.ids[key] = self._next_id
         self._next_id += 1
-        self.requests[request_id] = (channel, key)
+        self.requests[request_id] = Owed(channel, key, len(prompt))
+        channel.owed += 1
         if len(self.requests) == 1:
             self._last_step = time.monotonic()  # the age of the last step counts from when there is work
-        self._link.send(MESSAGES[type(params)](request_id, prompt, params, options))
+        self._link.send(Submit(request_id, prompt, params, options))
 
     def cancel(self, request_id: int) -> None:
-        """Forget a request and tell the engine. Events that are on the way are counted and dropped."""
-        if self.requests.pop(request_id, None) is not None and self._link is not None:
-            self._link.send(Cancel(request_id))
+        """Tell the engine to drop a request. Events that are on the way are counted and dropped."""
+        request = self.requests.pop(request_id, None)
+        if request is not None:
+            self.cancelled[request_id] = request
+            if self._link is not None:  # else the engine has just died: _fail_all() follows
+                self._link.send(Cancel(request_id))
 
     def fail_requests(self, error: RequestError) -> None:
         """Cancel every request; each channel gets `error`."""
-        if self._link is not None:
-            for request_id in self.requests:
-                self._link.send(Cancel(request_id))
-        self._fail_all(error)
+        for request_id, request in list(self.requests.items()):
+            self.cancel(request_id)
+            request.channel.push(request.key, error)
 
     def _fail_all(self, error: RequestError) -> None:
-        requests, self.requests = self.requests, {}
-        for channel, key in requests.values():
-            channel.push(key, error)
+        """The engine is gone: nothing is known of its requests but what it told."""
+        requests, cancelled, self.requests, self.cancelled = self.requests, self.cancelled, {}, {}
+        for request in requests.values():
+            request.channel.push(request.key, error)
+        for request in (*requests.values(), *cancelled.values()):
+            request.channel.end(request.computed)
 
     def _receive(self, message: object) -> None:
         self._last_frame = time.monotonic()
         if isinstance(message, StepTokens):
             self._last_step = self._last_frame
-            requests = self.requests
             for request_id, token in zip(message.ids, message.tokens, strict=True):
-                request = requests.get(request_id)
+                request = self.requests.get(request_id)
                 if request is None:
-                    self.num_late_events += 1
+                    self._receive_event(Tokens(request_id, [token]))
                 else:
-                    request[0].push(request[1], Tokens(request_id, [token]))
-        elif isinstance(message, Tokens | Measured | Searched | Failed):
-            request = self.requests.get(message.id)
-            if request is None:
-                self.num_late_events += 1
-                return
-            channel, key = request
-            if isinstance(message, Failed):
-                del self.requests[message.id]
-                channel.push(
-                    key,
-                    RequestError(
-                        message.message,
-                        status=message.status,
-                        type=message.type,
-                        code=message.code,
-                        param=message.param,
-                    ),
-                )
-                return
-            self._last_step = self._last_frame
-            if not isinstance(message, Tokens) or message.finish is not None:
-                del self.requests[message.id]
-            channel.push(key, message)
+                    request.computed = (request.computed or request.num_prompt) + 1
+                    request.channel.push(request.key, Tokens(request_id, [token]))
+        elif isinstance(message, Tokens | Measured | Searched | Failed | Cancelled):
+            self._receive_event(message)
         elif isinstance(message, Heartbeat):
             if message.steps != self.heartbeat.steps or not (message.running or message.waiting):
                 self._last_step = self._last_frame
@@ -437,6 +355,33 @@ class EngineClient:
                 self._ready.set_result(message)
         elif isinstance(message, Fatal):
             self._fatal = message
+
+    def _receive_event(self, event: Tokens | Measured | Searched | Failed | Cancelled) -> None:
+        """What the engine says of one request. What it cost counts also where nobody listens any more."""
+        request = self.requests.get(event.id)
+        owed = request or self.cancelled.get(event.id)
+        if isinstance(event, Tokens):
+            is_last, cost = event.finish is not None, len(event.tokens)
+            if owed is not None and not owed.computed:
+                cost += owed.num_prompt - event.cached_tokens
+        else:
+            is_last, cost = True, event.num_tokens if isinstance(event, Measured) else event.computed
+            cost -= owed.computed if owed is not None else 0
+        if owed is not None:  # else it had its last word before
+            owed.computed += max(cost, 0)
+            if is_last:
+                (self.cancelled if request is None else self.requests).pop(event.id)
+                owed.channel.end(owed.computed)
+        if isinstance(event, Cancelled):
+            return
+        if request is None:
+            self.num_late_events += 1
+        elif isinstance(event, Failed):
+            fields = {name: getattr(event, name) for name in ("status", "type", "code", "param")}
+            request.channel.push(request.key, RequestError(event.message, **fields))
+        else:
+            self._last_step = self._last_frame
+            request.channel.push(request.key, event)
 
     # Health
 

@@ -96,8 +96,8 @@ UNCHANGED = (
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """model: path of a file or directory. None and "auto" mean auto: see settle() and resolve().
 
-    device: "auto" (the first GPU that can be used, else the CPU), "cpu", "cuda", "cuda:1". ("hip" and "metal"
-    have no kernels yet: opening them says so.)
+    device: "auto" (the first NVIDIA GPU that can be used, else the CPU), "cpu", "cuda", "cuda:1"; "hip", "hip:1" (AMD) and
+    "metal" (Apple), whose kernels have run in an emulator only.
     threads: CPU threads (auto: ZSE_THREADS, else physical cores). max_context: prompt and reply together, in tokens.
     max_rows: requests that run at once.
     max_tokens_per_step: tokens of one forward; longer prompts run in chunks of this. page_size: tokens of a
@@ -116,6 +116,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     (auto: beside weights of a GiB or more, of which its 50 to 150 MB are a small part).
     lazy_masks: draw tokens of requests with a grammar without its mask, which is computed where the grammar refuses the
     token; the distribution is the same (auto: where steps are not submitted ahead: on a CPU. A GPU cannot).
+    verify_weights: compare the checksums of all weights, on every device, where the file has them; False: of none (auto: of those that
+    are read by the CPU anyway).
     kv_layout: "paged", or "contiguous": each request reserves a whole context in a row, and nothing is shared (so there is
     no prefix cache).
     prefix_cache: keep the KV pages of prompts and replies for requests that begin alike. cache_policy: which of them go
@@ -143,6 +145,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     activations: str = AUTO
     kv_dtype: str = AUTO
     quantize: str | None = None
+    verify_weights: bool | None = None
     max_memory: int | None = None
     gpu_memory_utilization: float | None = None
     max_waiting: int = 1024
@@ -205,18 +208,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Whether there is a prefix cache."""
         return self.prefix_cache and self.kv_layout == "paged"
 
-    def to_arguments(self) -> list[str]:
-        """The worker's command line: `--model PATH --max-rows 8 ...`, values that are None left out."""
-        arguments = []
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if value is not None:
-                arguments += ["--" + name.replace("_", "-"), str(value)]
-        return arguments
-
     @classmethod
     def from_arguments(cls, arguments: list[str]) -> "EngineConfig":
-        """The inverse of to_arguments(). Raises ConfigError."""
+        """Of a worker's command line: `--model PATH --max-rows 8 ...`. Raises ConfigError."""
         values: dict[str, Any] = {}
         if len(arguments) % 2:
             raise ConfigError(f"{arguments[-1]} needs a value")
@@ -279,6 +273,31 @@ class ResolvedConfig(Settings, frozen=True, kw_only=True):
     def describe(self) -> str:
         """One line for logs and `--verbose`."""
         return ", ".join(f"{name}={getattr(self, name)}" for name in self.__struct_fields__ if name != "model")
+
+
+# Tokens of an encoder's step, at least: enough texts for a product's tiles.
+ENCODER_TOKENS = {"cpu": 1024, "gpu": 8192}
+
+
+def for_encoder(config: EngineConfig, model_context: int, family: str) -> EngineConfig:
+    """The configuration of a model that only embeds: a text in one step, nothing kept between steps, nothing sampled.
+    ConfigError for what needs a decoder."""
+    if config.draft_model is not None or config.speculation not in (AUTO, "none"):
+        raise ConfigError("an encoder writes no text: drafts have no use (leave --draft-model and --speculation out)")
+    tokens = config.max_tokens_per_step or max(config.max_context or model_context, ENCODER_TOKENS[family])
+    return msgspec.structs.replace(
+        config,
+        max_rows=1,
+        max_tokens_per_step=tokens,
+        # Twice a step's, and what is left over in the last page of each text.
+        num_pages=config.num_pages or 2 * -(-tokens // BLOCK) + 64,
+        page_size=config.page_size or BLOCK,
+        speculation="none",
+        prefix_cache=False,
+        warm_grammars=False,
+        lazy_masks=False,
+        kv_layout="paged",
+    )
 
 
 def settle(

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from zse.engine.features import FEATURES
 from zse.engine.integrity import IntegrityWatch
+from zse.engine.messages import Ask
+from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
 from zse.scheduler.batch import Batch, StepOutput
 from zse.scheduler.feature import Feature
@@ -37,6 +39,7 @@ class Engine:
         clock: () → seconds, for deadlines and waits in the queue only.
         model: path of the model, whose tokenizer grammars need; without it requests with a grammar are refused.
         warm: names of features that are made in idle time, before a request asks for them.
+        encoder: the ModelConfig of an encoder, which takes Asks alone; None of what writes text.
     """
 
     def __init__(
@@ -46,10 +49,12 @@ class Engine:
         clock=time.monotonic,
         model: str | None = None,
         warm: tuple[str, ...] = (),
+        encoder: Any = None,
     ):
         self.scheduler, self.runner, self.clock = scheduler, runner, clock
         self.model, self.warm = model, warm
         self.integrity = IntegrityWatch(scheduler)
+        self.encoder = encoder
         self._features: dict[str, Feature] = {}  # that were made, in the table's order
         self._live: list[Feature] = []  # those that a request uses in this step
         self._flight: Flight | None = None
@@ -65,6 +70,9 @@ class Engine:
         params: SamplingParams of a reply, which step() tells; or, of what take_completed() gives, Ask (a forward without
         sampling) or BeamParams (a beam search)."""
         name = next((name for name, row in FEATURES.items() if row.takes(params, options)), None)
+        if self.encoder is not None and not isinstance(params, Ask):
+            message = "this model is an encoder and writes no text: it has /v1/embeddings, /v1/rerank and /v1/score"
+            raise RequestError(message, code="unsupported_parameter", param="model")
         if name is None:
             self.queue(id, prompt, params, options, self.clock())
         else:
@@ -81,6 +89,12 @@ class Engine:
     def cancel(self, id: int) -> bool:
         """Drop a request in any state; False for an unknown id."""
         return any(feature.cancel(id) for feature in self._features.values()) or self.scheduler.cancel(id)
+
+    def num_computed(self, id: int) -> int:
+        """Tokens computed so far for a request that has not ended: of its prompt without what was cached, and made. 0 for an
+        unknown id."""
+        found = [count for feature in self._features.values() if (count := feature.num_computed(id)) is not None]
+        return found[0] if found else self.scheduler.num_computed(id)
 
     def take_completed(self) -> list[Any]:
         """The Asks and beam searches that completed since last time: each has id, and result or error."""

@@ -65,9 +65,18 @@ def draft_config(config: ResolvedConfig, plan: Any) -> ResolvedConfig:
     )
 
 
-def build_draft(config: ResolvedConfig, device, draft: DraftPlan, target_plan: Any, scheduler, *, runs_ahead: bool):
+def build_draft(
+    config: ResolvedConfig,
+    device,
+    draft: DraftPlan,
+    target_plan: Any,
+    scheduler,
+    *,
+    runs_ahead: bool,
+    verify_weights: bool | None = None,
+):
     """(the draft model, whose weights are being read, its DraftModelSpeculator)."""
-    model = load_model(device, draft.plan)
+    model = load_model(device, draft.plan, verify_weights=verify_weights)
     own = draft_config(config, draft.plan)
     runner = Runner(device, model, own, grouped=False)
     nbytes, target_nbytes = (sum(plan.memory_bytes.values()) for plan in (draft.plan, target_plan))

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from zse.cache.pages import blocks_for
+from zse.engine import pooling
 from zse.engine.messages import TokenLogprob
-from zse.engine.step import PageTable, StepInputs, job_inputs, job_sampler
+from zse.engine.step import PageTable, StepInputs, job_inputs, job_rows, job_sampler
 from zse.kernels import page_table as page_tables
 from zse.kernels.sample import logprob_rows
 from zse.lazy import numpy as np
@@ -20,13 +21,15 @@ from zse.tensor import Tensor
 
 
 class Piece(NamedTuple):
-    """Part of a sequence: all of its tokens, which of them run, its pages, and its line (0 .. JOB_ROWS - 1)."""
+    """Part of a sequence: all of its tokens, which of them run, its pages, and its line, one of job_rows(). second: where a
+    second text begins, whose tokens are of type 1 to an encoder; 0: nowhere."""
 
     tokens: array
     start: int
     num_tokens: int
     pages: list[int]
     row: int
+    second: int = 0
 
 
 class Line(NamedTuple):
@@ -60,6 +63,7 @@ class Forwards:
         self._sampler: Any = None
         self._top_of: dict[int, _TopRequest] = {}
         self._final_norm: Any = None
+        self._classifier: pooling.Classifier | None = None
 
     def run(self, pieces: list[Piece]) -> None:
         """Run a chunk. Its hidden states stay readable until anything else runs; K and V are in the pages."""
@@ -75,7 +79,7 @@ class Forwards:
                 inputs, piece.row, piece.pages, len(piece.tokens), blocks_for(piece.start), blocks_for(end)
             )
             arrays.token_ids[at:last] = piece.tokens[piece.start : end]
-            arrays.source[at:last] = array("i", [-1]) * piece.num_tokens
+            arrays.source[at:last] = self._sources(piece)
             arrays.positions[at:last] = array("i", range(piece.start, end))
             arrays.token_row[at:last] = array("i", [row]) * piece.num_tokens
             at, context = last, max(context, end)
@@ -118,18 +122,37 @@ class Forwards:
         return memoryview(data).cast("f")
 
     def hidden(self, place: int, count: int):
-        """Hidden states after the final norm, float64 NumPy [count, hidden_size], of the chunk's tokens from `place`
-        on. The norm is computed here: on no device is its f32 output needed otherwise."""
+        """Hidden states after the final norm, NumPy [count, hidden_size], of the chunk's tokens from `place` on: of an encoder as they
+        are, f32, until anything else runs; else float64, the norm computed here: on no device is its f32 output needed otherwise."""
         planner = self._planner
         tensor = planner.hidden
         width = tensor.shape[1]
         part = Tensor(tensor.buffer, (count, width), "f32", tensor.offset + 4 * width * place)
-        lines = np.frombuffer(self._device.read(part), np.float32).reshape(count, width).astype(np.float64)
+        lines = np.frombuffer(self._device.read(part), np.float32).reshape(count, width)
+        if not planner.config.causal:
+            return lines
+        lines = lines.astype(np.float64)
         if self._final_norm is None:
-            self._final_norm = np.frombuffer(self._device.read(planner.model.vectors["final_norm"]), np.float32).astype(
-                np.float64
-            )
+            self._final_norm = self._vector("final_norm")
         return lines / np.sqrt((lines * lines).mean(axis=1, keepdims=True) + planner.config.norm_eps) * self._final_norm
+
+    def classify(self, pooled):
+        """A cross-encoder's logits, float64 NumPy [num_labels], of a pooled state."""
+        if self._classifier is None:
+            self._classifier = pooling.Classifier(self._planner.forward, self._vector)
+        return self._classifier(pooled)
+
+    def _vector(self, name: str):
+        """A vector of the model in float64, None where there is none."""
+        vector = self._planner.model.vectors.get(name)
+        return None if vector is None else np.frombuffer(self._device.read(vector), np.float32).astype(np.float64)
+
+    def _sources(self, piece: Piece) -> array:
+        """For each token -1: its id is known; to an encoder its type."""
+        if self._planner.config.causal:
+            return array("i", [-1]) * piece.num_tokens
+        second = piece.second or piece.num_tokens
+        return array("i", [0]) * second + array("i", [1]) * (piece.num_tokens - second)
 
     def close(self) -> None:
         for graph in self._graphs.values():
@@ -144,7 +167,9 @@ class Forwards:
     # -- recordings
 
     def _make_inputs(self) -> StepInputs:
-        inputs, self._head_words = job_inputs(self._device, self._config, self.max_lines, self._planner.kv.num_groups)
+        inputs, self._head_words = job_inputs(
+            self._device, self._config, self.max_lines, self._planner.kv.num_groups, job_rows(self._planner.config)
+        )
         return inputs
 
     def _make_sampler(self) -> SamplerState:
@@ -168,14 +193,14 @@ class Forwards:
         inputs = self._inputs
         assert inputs is not None
         recorder = self._device.record()
-        step, _ = inputs.buffers(size, self._table.tensor, self._logits)
+        step, types = inputs.buffers(size, self._table.tensor, self._logits)
         inputs.upload(recorder, size)
         if not self._table.in_place:
             tensors = inputs.tensors
             page_tables.update_pages(
                 recorder, tensors["page_count"], tensors["page_index"], tensors["page_value"], step.page_table
             )
-        self._planner.record_hidden(recorder, step=step, max_tokens=size)
+        self._planner.record_hidden(recorder, step=step, max_tokens=size, types=types)
         graph = self._graphs["hidden", size] = recorder.finish()
         return graph
 

@@ -54,9 +54,19 @@ class GrammarQueue(Feature):
                     code="unsupported_parameter",
                     param="structure",
                 )
+            if find_spec("llguidance") is None:
+                raise RequestError(
+                    "structured output needs the Python package llguidance, which this server lacks: "
+                    "install it there (`zse doctor` shows the command) and start the server again",
+                    code="unsupported_parameter",
+                    param="structure",
+                )
             config = engine.runner.config
             lines = logit_rows(config.max_lines, config.max_tokens_per_step)
-            self._grammars = Grammars(engine.model, self._scheduler.vocab_size, self._scheduler.eos_ids, lines)
+            looks_ahead = self._scheduler.max_drafts > 0 and not engine.runner.runs_ahead
+            self._grammars = Grammars(
+                engine.model, self._scheduler.vocab_size, self._scheduler.eos_ids, lines, looks_ahead
+            )
         self._grammars.start()
 
     def idle(self, now: float) -> bool:
@@ -81,7 +91,7 @@ class GrammarQueue(Feature):
         """Queue a request until its grammar is compiled. Raises RequestError."""
         self._scheduler.check_room(id, self._waiting, len(self._waiting))
         self.start()
-        self._grammars.open(id, options.structure)
+        self._grammars.open(id, options.structure, options.tenant)
         self._waiting[id] = prompt, params, options, now
         self.num_live = self._grammars.num_live
 
@@ -108,9 +118,10 @@ class GrammarQueue(Feature):
                 except RequestError as refused:
                     error = refused
             if error is not None:
+                computed = self._scheduler.num_computed(id)
                 if waiting is None:
                     self._scheduler.cancel(id)
-                outputs.append(self._failed(id, error))
+                outputs.append(self._failed(id, error, computed))
         return outputs
 
     def before_run(self, batch: Batch) -> StepMasks | None:
@@ -121,10 +132,14 @@ class GrammarQueue(Feature):
         """Forget requests that ended; end those whose grammar cannot go on."""
         if self._failures:
             failures, self._failures = self._failures, {}
+            dropped = [output for output in outputs if output.error is None and output.id in failures]
             outputs = [output for output in outputs if output.error is not None or output.id not in failures]
+            # The scheduler knows no more of a request whose last token is of this step.
+            ended = {output.id: output.computed for output in dropped if output.finish is not None}
             for id, error in failures.items():
-                if self._scheduler.cancel(id):
-                    outputs.append(self._failed(id, error))
+                computed = ended[id] if id in ended else self._scheduler.num_computed(id)
+                if id in ended or self._scheduler.cancel(id):
+                    outputs.append(self._failed(id, error, computed))
         for output in outputs:
             if output.finish is not None:
                 self._close(output.id)
@@ -145,9 +160,9 @@ class GrammarQueue(Feature):
             self._grammars.stop()
             self.num_live = 0
 
-    def _failed(self, id: int, error: RequestError) -> StepOutput:
+    def _failed(self, id: int, error: RequestError, computed: int) -> StepOutput:
         self._close(id)
-        return StepOutput(id, [], None, "error", error=error)
+        return StepOutput(id, [], None, "error", error=error, computed=computed)
 
     def _close(self, id: int) -> None:
         self._grammars.close(id)

@@ -15,10 +15,11 @@ from array import array
 from bisect import insort
 from typing import Any
 
+from zse.engine import pooling
 from zse.engine.forwards import Line, Piece
-from zse.engine.messages import Ask, Measured, TokenLogprob
+from zse.engine.messages import POOLINGS, Ask, Measured, TokenLogprob
 from zse.engine.metrics import JOB_COUNTERS
-from zse.engine.step import JOB_ROWS
+from zse.engine.step import ENCODER_ROWS, JOB_ROWS
 from zse.errors import RequestError
 from zse.lazy import numpy as np
 from zse.scheduler.batch import numerical_error, timeout_error
@@ -62,7 +63,8 @@ class Job:
         self.result: Measured | None = None
         self.error: RequestError | None = None
         self.logprobs: list[TokenLogprob | None] = [] if ask.first else [None]
-        self.total: Any = None  # sum of the hidden states so far
+        # Of hidden states; a classifier's are pooled as the model's files say.
+        self.pool: pooling.StatePool | None = None
         self.chunk: Any = None
 
     @property
@@ -71,6 +73,19 @@ class Job:
 
     def order(self) -> tuple[int, int]:
         return -self.options.priority, self.arrival
+
+
+def check_ask(ask: Ask, encoder: Any, tokens: list[int], max_tokens: int) -> None:
+    """RequestError where the model cannot answer, or a text does not fit a step of an encoder. encoder: its ModelConfig, or None."""
+    if ask.what == "labels" and not (encoder and encoder.num_labels):
+        raise RequestError("this model is no cross-encoder: it has no classifier", code="unsupported_parameter")
+    if encoder and ask.what in ("logprobs", "targets"):
+        raise RequestError("this model is an encoder: it has no next token", code="unsupported_parameter")
+    if encoder and len(tokens) > max_tokens:
+        message = (
+            f"a text of {len(tokens)} tokens: an encoder takes it in one step, of {max_tokens} (--max-tokens-per-step)"
+        )
+        raise RequestError(message, code="context_length_exceeded")
 
 
 class JobQueue(Feature):
@@ -82,7 +97,9 @@ class JobQueue(Feature):
         self._jobs: dict[int, Job] = {}
         self._waiting: list[Job] = []
         self._active: list[Job] = []
-        self._free_rows = list(range(JOB_ROWS - 1, -1, -1))
+        self._encoder = engine.encoder
+        self._num_rows = JOB_ROWS if self._encoder is None else ENCODER_ROWS
+        self._free_rows = list(range(self._num_rows - 1, -1, -1))
         self._completed: list[Job] = []
         self._num_scores = 0
         self._counters = dict(JOB_COUNTERS)
@@ -104,7 +121,11 @@ class JobQueue(Feature):
         except RequestError:
             self._counters["jobs_refused"] += 1
             raise
+        check_ask(ask, self._encoder, tokens, self._scheduler.budget.max_tokens)
         job = self._jobs[id] = Job(id, tokens, ask, options, self._scheduler.num_arrivals, now, keeps_logits)
+        kind = (self._encoder.pooling or "cls") if ask.what == "labels" else ask.what
+        if kind in POOLINGS:
+            job.pool = pooling.StatePool(kind)
         insort(self._waiting, job, key=Job.order)
         self._queue.enter_job(job)
         self._counters["jobs_submitted"] += 1
@@ -118,6 +139,10 @@ class JobQueue(Feature):
         self._counters["jobs_cancelled"] += 1
         self._remove(job)
         return True
+
+    def num_computed(self, id: int) -> int | None:
+        job = self._jobs.get(id)
+        return None if job is None else job.computed_len
 
     def take_completed(self) -> list[Job]:
         completed, self._completed = self._completed, []
@@ -178,10 +203,9 @@ class JobQueue(Feature):
         self._scheduler.observe_jobs(count, seconds)
         self._counters["job_tokens"] += count
         for job, piece in pieces:
-            if not job.is_completed:
-                job.computed_len += piece.num_tokens
-                if job.computed_len == len(job.tokens):
-                    self._finish(job)
+            job.computed_len += piece.num_tokens
+            if not job.is_completed and job.computed_len == len(job.tokens):
+                self._finish(job)
         return True
 
     # -- inside a chunk
@@ -198,7 +222,8 @@ class JobQueue(Feature):
             job = self._next()
             count = scheduler.cache.pages_needed(len(job.tokens))
             held = sum(len(active.pages) for active in self._active)
-            if self._active and held + count > PAGE_SHARE * scheduler.cache.allocator.num_pages:
+            share = PAGE_SHARE if self._encoder is None else 1.0
+            if self._active and held + count > share * scheduler.cache.allocator.num_pages:
                 return
             pages = scheduler.life.admit_job(count, job)
             if pages is None:
@@ -221,12 +246,24 @@ class JobQueue(Feature):
             # Its lines are read in one pass: see score().
             budget = min(budget, self._engine.runner.forwards.max_lines)
         jobs = [job for job in self._active if (job is only if only is not None else not job.keeps_logits)]
+        if self._encoder is not None:
+            return self._whole(jobs)
         counts = self._share_out(jobs, budget)
         return [
             (job, Piece(job.tokens, job.computed_len, count, job.pages, job.row))
             for job, count in zip(jobs, counts, strict=True)
             if count
         ]
+
+    def _whole(self, jobs: list[Job]) -> list[tuple[Job, Piece]]:
+        """An encoder's tokens see all of their sequence: as many sequences as fit into a step, oldest first."""
+        pieces, room = [], self._scheduler.budget.max_tokens
+        for job in jobs:
+            count = len(job.tokens)
+            if count <= room:
+                room -= count
+                pieces.append((job, Piece(job.tokens, 0, count, job.pages, job.row, job.ask.second)))
+        return pieces
 
     def _share_out(self, jobs: list[Job], budget: int) -> list[int]:
         """Tokens of a chunk for each job: its tenant's part, oldest first, then what others leave of theirs."""
@@ -250,10 +287,10 @@ class JobQueue(Feature):
         wanted: list[tuple[Job, Line]] = []
         for job, piece in pieces:
             ask, last = job.ask, piece.start + piece.num_tokens == len(job.tokens)
-            if ask.what == "mean":
-                self._take_hidden(job, forwards.hidden(place, piece.num_tokens))
-            elif ask.what == "last" and last:
-                self._take_hidden(job, forwards.hidden(place + piece.num_tokens - 1, 1))
+            if job.pool is not None:
+                first, count = job.pool.wants(piece.start, piece.num_tokens, len(job.tokens))
+                if count:
+                    job.pool.add(forwards.hidden(place + first, count))
             elif ask.what == "targets" and last:
                 wanted.append((job, Line(place + piece.num_tokens - 1, 0)))
             elif ask.what == "logprobs":
@@ -287,10 +324,6 @@ class JobQueue(Feature):
                 else:
                     job.logprobs.append(result)
 
-    def _take_hidden(self, job: Job, lines) -> None:
-        total = lines.sum(axis=0)
-        job.total = total if job.total is None else job.total + total
-
     def _take_targets(self, job: Job, logits: "memoryview[float]", line: int) -> None:
         lines = np.asarray(logits, np.float32).reshape(-1, self._scheduler.vocab_size)
         values = lines[line].astype(np.float64)
@@ -300,8 +333,10 @@ class JobQueue(Feature):
 
     def _finish(self, job: Job) -> None:
         ask, vector = job.ask, None
-        if ask.what in ("last", "mean"):
-            total = job.total / len(job.tokens) if ask.what == "mean" else job.total
+        if job.pool is not None:
+            total = job.pool.result()
+            if ask.what == "labels":
+                total = self._engine.runner.forwards.classify(total)
             if ask.normalize:
                 total = total / max(float(np.sqrt((total * total).sum())), 1e-12)
             if not np.isfinite(total).all():
@@ -343,7 +378,7 @@ class JobQueue(Feature):
         problems = []
         if sum(tenant.jobs for tenant in self._queue.tenants.values()) != len(self._jobs):
             problems.append("tenants have not as many jobs as there are")
-        if sorted([job.row for job in self._active] + self._free_rows) != list(range(JOB_ROWS)):
+        if sorted([job.row for job in self._active] + self._free_rows) != list(range(self._num_rows)):
             problems.append("a job's row is lost or shared")
         if {*self._waiting, *self._active} != set(self._jobs.values()):
             problems.append("a job stands in no list")

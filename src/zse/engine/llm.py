@@ -142,7 +142,7 @@ class LLM:
         finally:
             if collects:
                 gc.enable()
-        self._engine = self._loaded.engine
+        self._engine, self.device = self._loaded.engine, self._loaded.device
         self._next_id = 0
         self._streams: dict[int, deque] = {}  # id → scheduler outputs that its stream has not taken yet
 
@@ -350,14 +350,15 @@ class LLM:
 
     # -- forwards without sampling
 
-    def embed(self, prompts: "Prompt | Sequence[Prompt]", *, pooling: str = "last", normalize: bool = True):
-        """The model's hidden state of each prompt after the final norm, f32 NumPy [prompts, hidden_size]. pooling: of
-        the "last" token, or their "mean". normalize: each line brought to length 1. Raises RequestError for a prompt
-        that is refused."""
-        if pooling not in ("last", "mean"):
-            raise ValueError(f"pooling {pooling!r}: expected last or mean")
+    def embed(self, prompts: "Prompt | Sequence[Prompt]", *, pooling: str | None = None, normalize: bool = True):
+        """The model's vector of each prompt, f32 NumPy [prompts, hidden_size]. pooling: of the hidden states after the final norm,
+        "last", "mean", "cls" (the first) or "max"; None: what the model's files say, else the last. normalize: each line brought to
+        length 1. Raises RequestError for a prompt that is refused."""
+        pooling = pooling or self._loaded.model_config.pooling or "last"
+        if pooling not in messages.POOLINGS:
+            raise ValueError(f"pooling {pooling!r}: expected one of {', '.join(messages.POOLINGS)}")
         several = self._several(prompts)
-        ask = messages.Ask("last" if pooling == "last" else "mean", normalize=normalize)
+        ask = messages.Ask(pooling, normalize=normalize)  # type: ignore[arg-type]
         results = self._complete(several, [ask] * len(several))
         lines = [numpy.frombuffer(result.vector, "<f4") for result in results]
         return numpy.array(lines, numpy.float32).reshape(len(lines), -1)

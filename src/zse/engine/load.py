@@ -18,6 +18,7 @@ from zse.kernel import cache as kernel_cache
 from zse.lazy import logging
 from zse.models import load as model_load
 from zse.models import registry
+from zse.runtime import load as loads
 from zse.runtime import opening as device_opening
 from zse.scheduler import scheduler as schedulers
 from zse.speculative import ngram
@@ -40,16 +41,13 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
     """Open, load and make ready. phases: Phases to mark. on_source(source): called as soon as the file is open (the
     tokenizer can load meanwhile). on_plan(MemoryPlan): called before anything but a CPU's weights is allocated. opening: the PendingDevice to
     load onto, if one was started. Raises FormatError, UnsupportedError, ConfigError, DeviceError."""
-    if opening is None:
-        opening = device_opening.PendingDevice(config.device)
+    opening = opening or device_opening.PendingDevice(config.device)
     opening.threads = config.threads
-    device = model = source = draft = drafting = None
+    device = model = source = draft = drafting = ahead = None
     try:
         source = model_files.open_model(config.model)
         phases.mark("file open")
-        if config.device != "cpu":
-            for file in source.files:  # the disk need not wait for the device
-                file.read_ahead()
+        ahead = _read_ahead(config.device, source.files)
         if on_source is not None:
             on_source(source)
         plan = _plan_beside(opening, source, config)
@@ -65,7 +63,8 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
         # it registers a file's pages (90 ms for 4 GB): memory comes first there.
         early = device.shares_memory and sum(plan.memory_bytes.values()) <= (config.max_memory or device.memory_total)
         if early:
-            model = model_load.load_model(device, plan)
+            ahead.stop()
+            model = model_load.load_model(device, plan, verify_weights=config.verify_weights)
             phases.mark("weights reading")
         planned = memory.plan_memory(config, plan, device, None if draft is None else draft.plan)
         if on_plan is not None:
@@ -73,17 +72,24 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
         if not planned.config.graphs:
             device.supports_capture = False
         if model is None:
-            model = model_load.load_model(device, plan, start=False)
+            model = model_load.load_model(device, plan, start=False, verify_weights=config.verify_weights)
         engine = _build(planned.config, device, model, plan)
         if planned.config.cache_disk is not None:
             engine.use("disk", offload.open_disk_tier(engine, planned.config, source, config.quantize))
         phases.mark("engine built")
         if not early:
+            ahead.stop()  # the loader's threads read from here on
             model.start()
             phases.mark("weights reading")
         if draft is not None:
             drafting, speculator = draft_model.build_draft(
-                planned.config, device, draft, plan, engine.scheduler, runs_ahead=engine.runner.runs_ahead
+                planned.config,
+                device,
+                draft,
+                plan,
+                engine.scheduler,
+                runs_ahead=engine.runner.runs_ahead,
+                verify_weights=config.verify_weights,
             )
             engine.use("speculation", speculator)
         engine.runner.record_ahead()
@@ -91,12 +97,13 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
         while not model.is_loaded and engine.runner.record_ahead():
             pass
         model.wait()
+        ahead.wait()
         if draft is not None and drafting is not None:
             drafting.wait()
             draft.source.close()
         phases.mark("weights loaded")
     except BaseException:
-        for loading in (model, drafting):
+        for loading in (model, drafting, ahead):
             if loading is not None:
                 loading.cancel()  # its threads read the file that is closed next
         if draft is not None:
@@ -110,6 +117,11 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
             device.close()
         raise
     return Loaded(engine, planned.config, plan.config, source, device, planned)
+
+
+def _read_ahead(device: str, files) -> loads.ReadAhead:
+    """What reads the files that are not in the page cache, none for a CPU: its loader begins at once."""
+    return loads.ReadAhead([file for file in files if device != "cpu" and file.is_cold])
 
 
 def _plan_beside(opening, source, config: EngineConfig):
@@ -162,7 +174,8 @@ def _build(config: ResolvedConfig, device, model, plan):
     runner = engine_runner.Runner(device, model, config)
     wanted = {"grammars": config.warm_grammars, "idle memory": hasattr(runner.kv.buffer, "discard")}
     warm = tuple(name for name, is_wanted in wanted.items() if is_wanted)
-    engine = core.Engine(scheduler, runner, model=config.model, warm=warm)
+    encoder = None if plan.config.causal else plan.config
+    engine = core.Engine(scheduler, runner, model=config.model, warm=warm, encoder=encoder)
     if config.speculation == "ngram":
         speculator = ngram.NgramSpeculator(scheduler, config.draft_tokens, device.kernels, runner.runs_ahead)
         engine.use("speculation", speculator)
@@ -194,6 +207,10 @@ def build_from_arguments(arguments: list[str], phases, opening=None):
         num_pages=used.num_pages,
         page_size=used.page_size,
         queue_tokens=QUEUE_TOKENS[loaded.engine.runner.device.kernels],
+        hidden_size=loaded.model_config.hidden_size,
+        generates=loaded.model_config.causal,
+        pooling=loaded.model_config.pooling,
+        num_labels=loaded.model_config.num_labels,
         memory_bytes=loaded.memory_bytes,
         phases_ms=phases.ms,
     )

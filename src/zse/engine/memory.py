@@ -7,11 +7,12 @@ from typing import NamedTuple
 from zse.cache import groups, layout
 from zse.cache.pages import BLOCK
 from zse.engine import draft as draft_model
-from zse.engine.config import GPU_MEMORY_SHARE, EngineConfig, ResolvedConfig, resolve, settle
+from zse.engine.config import GPU_MEMORY_SHARE, EngineConfig, ResolvedConfig, for_encoder, resolve, settle
 from zse.engine.runner import Runner
 from zse.errors import ConfigError, MemoryPlanError
 from zse.models.load import load_model
 from zse.models.registry import forward_of
+from zse.models.weight_plan import STAGING_LABEL
 from zse.plan.record import Planner, StepBuffers
 from zse.runtime.counting import CountingDevice
 
@@ -23,9 +24,9 @@ CONTEXT_BYTES = 530 * MIB
 
 class MemoryPlan(NamedTuple):
     """config: every value settled. parts: what it is for → bytes of device memory, the KV pages in full, and what features
-    take when the first request asks for them. limit: what the parts must stay within, None when nothing says so; option:
-    what says so. first_bytes: what is taken once the model is loaded: KV pages get memory as they are written, on a GPU some
-    at once; features with their first request."""
+    take when the first request asks for them; "load staging" is given back when the model is loaded. limit: what the parts must
+    stay within, None when nothing says so; option: what says so. first_bytes: what is taken once the model is loaded: KV
+    pages get memory as they are written, on a GPU some at once; features with their first request."""
 
     config: ResolvedConfig
     parts: dict[str, int]
@@ -61,6 +62,8 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
     Raises MemoryPlanError that names what does not fit, in bytes, and the option that shrinks it.
     """
     model = plan.config
+    if not model.causal:
+        config = for_encoder(config, model.max_context, device.kernels)
     limit, option = _limit(config, device)
     weight_bytes = sum(plan.memory_bytes.values())
     settings = settle(
@@ -72,7 +75,7 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
         token_bytes=lambda: (_scratch(plan, device, 2048) - _scratch(plan, device, 1024)) // 1024,
     )
     # A row that has a whole context anyway gives nothing back.
-    layers = groups.group_layers(model) if config.kv_layout == "paged" else (tuple(range(model.num_layers)),)
+    layers = groups.group_layers(model) if config.kv_layout == "paged" else groups.one_group(model)
     block_bytes = layout.block_nbytes(model, settings.kv_dtype, layers)
     if draft is not None:
         block_bytes += layout.block_nbytes(draft.config, settings.kv_dtype)  # it has as many pages
@@ -105,7 +108,7 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
             pages = max(0, limit - total + found[0].kv_bytes) // page_bytes
             raise MemoryPlanError(_does_not_fit(found[1], limit, option, pages_of(found[0].page_size).capacity(pages)))
     resolved, parts, later = found
-    first = sum(parts.values()) - resolved.kv_bytes - later
+    first = sum(parts.values()) - resolved.kv_bytes - later - parts.get(STAGING_LABEL, 0)
     if not device.shares_memory:
         first += layout.first_nbytes(resolved.kv_bytes)
     return MemoryPlan(resolved, parts, limit, option, first)

@@ -1,67 +1,54 @@
 """Frames between the server process and its engine process: msgpack, typed, each behind a 4-byte little-endian length.
 
-The tag field is `kind`: Failed has a `type` of its own.
+The tag field is `kind`: Failed has a `type` of its own. Shared by both ends: `encode` and `FrameReader` are pure, `FrameSocket` is the
+engine's blocking end.
 """
 
 from typing import Annotated, Literal
 
 import msgspec
 
+from zse.errors import EngineError
+from zse.lazy import select, socket
 from zse.sampling.fields import Array, Field, Integer
-from zse.sampling.params import MAX_LOGPROBS, TOKEN_ID, BeamParams, SamplingParams
+from zse.sampling.params import MAX_LOGPROBS, TOKEN_ID, Asked, BeamParams, SamplingParams
 from zse.scheduler.options import DEFAULT, RequestOptions
-
-
-class Submit(msgspec.Struct, tag_field="kind", tag=True):
-    """server → engine. `id` is unique for the life of the engine. prompt: token ids, at least one."""
-
-    id: int
-    prompt: list[int]
-    params: SamplingParams
-    options: RequestOptions = DEFAULT
-
 
 _TARGETS = Array(TOKEN_ID, 1024)
 
+POOLINGS = ("last", "mean", "cls", "max")  # of hidden states
 
-class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
+
+class Ask(Asked, frozen=True):
     """What is measured of a sequence that is run without sampling (engine/jobs.py).
 
     "logprobs": the log-probability of each token given those before it, with `top` alternatives (0..20), of those at
-    position `first` and behind. "last", "mean":
-    the hidden state after the final norm, of the last token or their mean; normalize: brought to length 1. "targets":
-    the log-probability of each of `targets` as the next token (at most 1,024).
+    position `first` and behind. "last", "mean", "cls", "max": the hidden state after the final norm, of the last token, their mean,
+    the first token's, their greatest numbers; normalize: brought to length 1. "labels": a cross-encoder's logits. "targets":
+    the log-probability of each of `targets` as the next token (at most 1,024). second: where the second text of a pair begins,
+    for encoders that tell the two apart; 0: there is one.
     """
 
-    what: Literal["logprobs", "last", "mean", "targets"]
+    what: Literal["logprobs", "last", "mean", "cls", "max", "labels", "targets"]
     top: Annotated[int, Field(Integer(0, MAX_LOGPROBS), routes=())] = 0
     targets: Annotated[tuple[int, ...], Field(_TARGETS, routes=())] = ()
     normalize: bool = False
     first: int = 0
+    second: int = 0
 
 
-class Measure(msgspec.Struct, tag_field="kind", tag=True):
-    """server → engine: a forward without sampling. id: as of Submit, and from the same numbers. Answered by one
-    Measured, or Failed. prompt: token ids, at least one."""
-
-    id: int
-    prompt: list[int]
-    ask: Ask
-    options: RequestOptions = DEFAULT
-
-
-class Search(msgspec.Struct, tag_field="kind", tag=True):
-    """server → engine: a beam search. id: as of Submit, and from the same numbers. Answered by one Searched, or
-    Failed."""
+class Submit(msgspec.Struct, tag_field="kind", tag=True):
+    """server → engine. `id` is unique for the life of the engine. prompt: token ids, at least one. params: SamplingParams of a reply,
+    which Tokens tell; an Ask, answered by one Measured; BeamParams of a beam search, answered by one Searched. Or Failed."""
 
     id: int
     prompt: list[int]
-    params: BeamParams
+    params: SamplingParams | Ask | BeamParams
     options: RequestOptions = DEFAULT
 
 
 class Cancel(msgspec.Struct, tag_field="kind", tag=True):
-    """server → engine. An unknown or finished id is ignored and counted."""
+    """server → engine, answered by Cancelled. An unknown or finished id is counted."""
 
     id: int
 
@@ -79,7 +66,8 @@ class Shutdown(msgspec.Struct, tag_field="kind", tag=True):
 
 class Ready(msgspec.Struct, tag_field="kind", tag=True):
     """engine → server, once: the model is loaded. num_pages: of page_size tokens. phases_ms: name → milliseconds since
-    exec. queue_tokens: of prompts that may wait before it is known how fast they drain."""
+    exec. queue_tokens: of prompts that may wait before it is known how fast they drain. hidden_size: numbers of a vector. generates: False of
+    encoders. pooling: what the model's files say of its vectors, "": nothing. num_labels: of a cross-encoder, 0: it is none."""
 
     model: str
     max_context: int
@@ -89,6 +77,10 @@ class Ready(msgspec.Struct, tag_field="kind", tag=True):
     phases_ms: dict[str, float]
     page_size: int = 16
     queue_tokens: int = 1 << 18
+    hidden_size: int = 0
+    generates: bool = True
+    pooling: str = ""
+    num_labels: int = 0
 
 
 class Parked(msgspec.Struct, tag_field="kind", tag=True):
@@ -119,7 +111,7 @@ PACKED_TOKENS = 256
 
 
 class Measured(msgspec.Struct, tag_field="kind", tag=True):
-    """engine → server: the one answer to Measure. vector: f32 little-endian [hidden_size] ("last", "mean"). logprobs:
+    """engine → server: the one answer to an Ask. vector: f32 little-endian [hidden_size] ("last", "mean"). logprobs:
     of "logprobs" one for each token of the prompt from Ask.first on, None for the very first, which nothing stands
     before; of "targets" one for each target, in order. packed: the same as bytes, as the server gets them."""
 
@@ -166,12 +158,14 @@ class SearchedReply(msgspec.Struct, array_like=True):
 
 
 class Searched(msgspec.Struct, tag_field="kind", tag=True):
-    """engine → server: the one answer to Search: at most beam_width replies, best first."""
+    """engine → server: the one answer to BeamParams: at most beam_width replies, best first. computed: tokens of the prompt
+    that were not cached, and those of all beams, kept or not."""
 
     id: int
     num_tokens: int
     replies: list[SearchedReply]
     cached_tokens: int = 0
+    computed: int = 0
 
 
 class StepTokens(msgspec.Struct, tag_field="kind", tag=True):
@@ -187,7 +181,7 @@ class StepTokens(msgspec.Struct, tag_field="kind", tag=True):
 
 
 class Failed(msgspec.Struct, tag_field="kind", tag=True):
-    """engine → server: the request's only and last event. Fields as in RequestError."""
+    """engine → server: the request's only and last event. Fields as in RequestError. computed: as of Cancelled."""
 
     id: int
     message: str
@@ -195,6 +189,15 @@ class Failed(msgspec.Struct, tag_field="kind", tag=True):
     type: str
     code: str | None = None
     param: str | None = None
+    computed: int = 0
+
+
+class Cancelled(msgspec.Struct, tag_field="kind", tag=True):
+    """engine → server: the last word about a request, unless there was one already. computed: tokens that were computed for
+    it: of the prompt without what was cached, and made, those that nobody was told of included."""
+
+    id: int
+    computed: int
 
 
 class Fatal(msgspec.Struct, tag_field="kind", tag=True):
@@ -217,5 +220,100 @@ class Heartbeat(msgspec.Struct, tag_field="kind", tag=True):
     counters: dict[str, float] = {}
 
 
-ToEngine = Submit | Measure | Search | Cancel | LoadModel | Shutdown
-FromEngine = Ready | Parked | Tokens | StepTokens | Measured | Searched | Failed | Fatal | Heartbeat
+ToEngine = Submit | Cancel | LoadModel | Shutdown
+FromEngine = Ready | Parked | Tokens | StepTokens | Measured | Searched | Failed | Cancelled | Fatal | Heartbeat
+
+HEADER_BYTES = 4
+MAX_FRAME_BYTES = 64 << 20  # a prompt of 1 M token ids is 5 MB; anything near this is a broken peer
+_READ_BYTES = 1 << 18
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: object) -> bytes:
+    """One message as one frame. Raises EngineError when it is larger than MAX_FRAME_BYTES."""
+    payload = _encoder.encode(message)
+    if len(payload) > MAX_FRAME_BYTES:
+        raise EngineError(f"a {type(message).__name__} message of {len(payload)} bytes is over the frame limit")
+    return len(payload).to_bytes(HEADER_BYTES, "little") + payload
+
+
+class ServerGone(EngineError):
+    """The server has closed its end: the engine has nobody left to work for and ends."""
+
+
+class FrameReader:
+    """Turns a byte stream, however it is cut, into messages. `kind`: the union of messages this end may receive."""
+
+    def __init__(self, kind: object):
+        self._decoder = msgspec.msgpack.Decoder(kind)
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list:
+        """Add received bytes; returns the messages completed by them.
+
+        Raises EngineError for an oversized frame or one that is no message: the stream cannot be trusted after that.
+        """
+        buffer = self._buffer
+        buffer += data
+        messages, start = [], 0
+        while len(buffer) - start >= HEADER_BYTES:
+            size = int.from_bytes(buffer[start : start + HEADER_BYTES], "little")
+            if size > MAX_FRAME_BYTES:
+                raise EngineError(f"a frame of {size} bytes is over the limit of {MAX_FRAME_BYTES}")
+            end = start + HEADER_BYTES + size
+            if len(buffer) < end:
+                break
+            try:
+                messages.append(self._decoder.decode(bytes(buffer[start + HEADER_BYTES : end])))
+            except msgspec.MsgspecError as error:
+                raise EngineError(f"a frame that is no message: {error}") from error
+            start = end
+        del buffer[:start]
+        return messages
+
+
+class FrameSocket:
+    """The engine's end: blocking sends, receives with a timeout. One thread receives; sends are atomic per call
+    only if the caller serialises them."""
+
+    def __init__(self, sock: "socket.socket"):
+        sock.setblocking(True)
+        self._sock = sock
+        self._reader = FrameReader(ToEngine)
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+
+    @classmethod
+    def from_fd(cls, fd: int) -> "FrameSocket":
+        """Adopt an inherited descriptor (`--fd N` of the worker)."""
+        return cls(socket.socket(fileno=fd))
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def send(self, *messages: FromEngine) -> None:
+        """Write the messages in one call. Raises ServerGone when the server has closed its end."""
+        try:
+            self._sock.sendall(b"".join([encode(message) for message in messages]))
+        except OSError as error:
+            raise ServerGone(f"the server process is gone: {error.strerror}") from error
+
+    def receive(self, timeout: float | None = 0.0) -> list[ToEngine] | None:
+        """The messages that are there, waiting up to `timeout` seconds (None: for ever, 0: not at all) for the first
+        byte. Returns [] when nothing came and None when the server closed its end: then the engine must exit."""
+        messages: list[ToEngine] = []
+        wait_ms = None if timeout is None else max(0, int(timeout * 1000 + 0.999))
+        while self._poll.poll(wait_ms):
+            try:
+                data = self._sock.recv(_READ_BYTES)
+            except ConnectionError:
+                data = b""
+            if not data:
+                return None
+            messages += self._reader.feed(data)
+            wait_ms = 0
+        return messages
+
+    def close(self) -> None:
+        self._sock.close()

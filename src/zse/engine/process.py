@@ -10,6 +10,7 @@ import sys
 import time
 
 from zse.engine import worker
+from zse.errors import missing_package
 
 # -P: a file in the working directory must not shadow a module. -S: without site, whose .pth files cost up to 30 ms; the
 # folders of packages are handed over in PYTHONPATH instead.
@@ -123,7 +124,8 @@ def fork(arguments: list[str], clock, close: tuple[int, ...] = ()) -> EngineProc
         os.environ.pop("ZSE_API_KEY", None)
         code = worker.main(["--fd", str(theirs.detach()), *arguments], clock=clock)
     except BaseException as error:  # the child must end here, whatever happens
-        sys.stderr.write(f"zse engine: {type(error).__name__}: {error}\n")
+        missing = missing_package(error) if isinstance(error, ModuleNotFoundError) else None
+        sys.stderr.write(f"zse engine: {missing or f'{type(error).__name__}: {error}'}\n")
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

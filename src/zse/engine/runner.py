@@ -18,7 +18,7 @@ from zse.cache.pages import BLOCK
 from zse.engine import forwards, masking
 from zse.engine.config import ResolvedConfig
 from zse.engine.messages import TokenLogprob
-from zse.engine.step import PageTable, StepInputs, job_inputs, job_sampler, masks_staging, new_blocks
+from zse.engine.step import PageTable, StepInputs, job_inputs, job_rows, job_sampler, masks_staging, new_blocks
 from zse.kernels import feed, page_table
 from zse.models.registry import forward_of
 from zse.plan.record import Planner, new_tensor
@@ -93,6 +93,7 @@ class Runner:
             self.kv,
             pages,
             max_rows=config.max_rows,
+            jobs=job_rows(model.config),
             max_context=config.max_context,
             in_place=not self.runs_ahead,
         )
@@ -157,6 +158,8 @@ class Runner:
     def _first_recordings(self) -> list[tuple[str, int, int]]:
         """(kind, size, number of the StepSet) of the graphs to record when there is time, in this order: a first request's first."""
         config = self.config
+        if not self.model.config.causal:
+            return []
         if self.runs_ahead:
             numbers = range(len(self._sets))
             prompts = [size for size in self._sizes if size > 1]
@@ -433,7 +436,7 @@ class Runner:
         self.pages.slots.reserve(config.host_slots)
         return [
             *(masks_staging(device, self._logits) for _ in self._sets),
-            job_inputs(device, config, self._lines, self.kv.num_groups),
+            job_inputs(device, config, self._lines, self.kv.num_groups, job_rows(self.model.config)),
             job_sampler(device, self._logits, self._sets[0].sampler.history),
         ]
 

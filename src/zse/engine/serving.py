@@ -2,10 +2,14 @@
 
 import gc
 import sys
-from time import monotonic
+import time
 
 from zse.engine import messages
 from zse.errors import RequestError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # The server calls an engine stuck after several silent seconds; idle engines wake this often, which costs nothing.
 HEARTBEAT_S = 0.5
@@ -17,33 +21,41 @@ def serve(engine, socket) -> int:
     gc.freeze()
     gc.enable()
     sys.setswitchinterval(0.005)
-    next_beat = monotonic()
+    for _ in turns(engine, socket):
+        pass
+    return 0
+
+
+def turns(engine, socket) -> "Iterator[None]":
+    """The loop of serve(), which a test takes turn by turn. It ends when the server goes."""
+    next_beat = time.monotonic()
     while True:
-        now = monotonic()
+        now = time.monotonic()
         replies = []
         if now >= next_beat:
             replies.append(heartbeat(engine))
             next_beat = now + HEARTBEAT_S
         # Idle time goes into graphs that a first request would otherwise wait for.
         is_idle = not engine.has_work and not replies and not engine.use_idle_time()
-        received = socket.receive(max(0.0, next_beat - monotonic()) if is_idle else 0.0)
+        received = socket.receive(max(0.0, next_beat - time.monotonic()) if is_idle else 0.0)
         if received is None:
-            return 0
+            return
         for message in received:
-            if isinstance(message, messages.Submit | messages.Measure | messages.Search):
-                asked = message.ask if isinstance(message, messages.Measure) else message.params
+            if isinstance(message, messages.Submit):
                 try:
-                    engine.submit(message.id, message.prompt, asked, message.options)
+                    engine.submit(message.id, message.prompt, message.params, message.options)
                 except RequestError as error:
-                    replies.append(failed(message.id, error))
+                    replies.append(failed(message.id, error, 0))
             elif isinstance(message, messages.Cancel):
+                replies.append(messages.Cancelled(id=message.id, computed=engine.num_computed(message.id)))
                 engine.cancel(message.id)
             elif isinstance(message, messages.Shutdown):
-                return 0
+                return
         replies += told(engine.step())
         replies += map(completed, engine.take_completed())
         if replies:
             socket.send(*replies)
+        yield
 
 
 def told(outputs) -> list:
@@ -56,7 +68,7 @@ def told(outputs) -> list:
             ids.append(output.id)
             tokens.append(output.tokens[0])
         elif output.error is not None:
-            others.append(failed(output.id, output.error))
+            others.append(failed(output.id, output.error, output.computed))
         else:
             others.append(
                 messages.Tokens(
@@ -73,14 +85,20 @@ def told(outputs) -> list:
 def completed(job):
     """The message that gives the result of a completed job or search."""
     if job.result is None:
-        return failed(job.id, job.error)
+        return failed(job.id, job.error, job.computed_len)
     return job.result.to_send() if isinstance(job.result, messages.Measured) else job.result
 
 
-def failed(id: int, error):
-    """The Failed that tells of a RequestError."""
+def failed(id: int, error, computed: int):
+    """The Failed that tells of a RequestError, after which so many tokens were computed."""
     return messages.Failed(
-        id=id, message=error.message, status=error.status, type=error.type, code=error.code, param=error.param
+        id=id,
+        message=error.message,
+        status=error.status,
+        type=error.type,
+        code=error.code,
+        param=error.param,
+        computed=computed,
     )
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from zse.runtime.device import Staging
 
 ALIGN = 256
-# Lines of the page table behind the requests', for jobs (engine/forwards.py).
-JOB_ROWS = 8
+# Lines of the page table behind the requests', for jobs (engine/forwards.py). An encoder's texts are short, and all of its work.
+JOB_ROWS, ENCODER_ROWS = 8, 32
 
 
 class StepArrays(NamedTuple):
@@ -86,22 +86,29 @@ class StepInputs:
         recorder.upload(self.staging, 0, self._tokens_at + 16 * size)
 
 
+def job_rows(model: Any) -> int:
+    """Jobs at once of a ModelConfig."""
+    return JOB_ROWS if model.causal else ENCODER_ROWS
+
+
 def _align(nbytes: int) -> int:
     return -(-nbytes // ALIGN) * ALIGN
 
 
 class PageTable:
-    """tensor: i32 [groups * (max_rows + JOB_ROWS), blocks of max_context]: of each group of layers one table behind the
+    """tensor: i32 [groups * (max_rows + jobs), blocks of max_context]: of each group of layers one table behind the
     other, whose last rows no request gets: jobs write their pages there.
 
     in_place: the host writes entries itself; else they go with a step's inputs. residents: for each row of requests which
     residency it describes (request, its number), and how many of its blocks are written.
     """
 
-    def __init__(self, device, kv: KVCache, pages: PageGeometry, *, max_rows: int, max_context: int, in_place: bool):
+    def __init__(
+        self, device, kv: KVCache, pages: PageGeometry, *, max_rows: int, jobs: int, max_context: int, in_place: bool
+    ):
         self._device, self._kv, self._pages = device, kv, pages
         self.max_rows, self.max_blocks = max_rows, blocks_for(max_context)
-        self._rows = max_rows + JOB_ROWS
+        self._rows = max_rows + jobs
         self.tensor = new_tensor(device, "step", "i32", self._rows * kv.num_groups, self.max_blocks)
         self.in_place = in_place
         self._view: Any = self.tensor.view() if in_place else None
@@ -122,21 +129,21 @@ class PageTable:
             assert windows is not None, "the scheduler was made without this model's PageGeometry"
             first = max(written, windows.first * self._kv.blocks_per_page)
             for group, pages in enumerate(windows.pages, 1):
-                self._update(inputs, row + group * self._rows, pages, first, end)
+                self._update(inputs, row + group * self._rows, pages, first, end, group)
         self.residents[row] = (request, request.residency, end)
 
     def write_job(self, inputs: StepInputs, row: int, pages: list[int], length: int, first: int, end: int) -> None:
         """The entries of blocks first .. end - 1 of a sequence of `length` tokens that runs beside the requests, in row
-        0 .. JOB_ROWS - 1, in all groups."""
+        0 .. jobs - 1, in all groups."""
         for group, table in enumerate(self._pages.tables(pages, length)):
-            self._update(inputs, self.max_rows + row + group * self._rows, table, first, end)
+            self._update(inputs, self.max_rows + row + group * self._rows, table, first, end, group)
 
-    def _update(self, inputs: StepInputs, row: int, pages: list[int], first: int, end: int) -> None:
-        """The entries of blocks first .. end - 1 of a sequence that has `pages`."""
+    def _update(self, inputs: StepInputs, row: int, pages: list[int], first: int, end: int, group: int = 0) -> None:
+        """A group's entries of blocks first .. end - 1 of a sequence that has `pages`."""
         kv, view = self._kv, self._view
         at, count = row * self.max_blocks + first, inputs.page_count[0]
         if end - first == 1 and count < inputs.max_updates:  # as in most steps
-            entry = kv.table_entry(pages, first)
+            entry = kv.table_entry(pages, first, group)
             if view is not None:
                 view[at] = entry
                 return
@@ -144,7 +151,7 @@ class PageTable:
             inputs.page_count[0] = count + 1
             kv.map_to(pages[first // kv.blocks_per_page])
             return
-        entries = kv.table_entries(pages, first, end)
+        entries = kv.table_entries(pages, first, end, group)
         new = len(entries)
         if view is not None:
             view[at : at + new] = entries
@@ -171,12 +178,10 @@ def masks_staging(device, logits: Tensor) -> "Staging":
     return device.staging(masks_at(lines) + 4 * lines * ((vocab + 31) // 32), label="masks")
 
 
-def job_inputs(device, config: ResolvedConfig, lines: int, num_groups: int) -> tuple[StepInputs, "Staging"]:
+def job_inputs(device, config: ResolvedConfig, lines: int, num_groups: int, jobs: int) -> tuple[StepInputs, "Staging"]:
     """Inputs of jobs (engine/forwards.py), and four words for each line of logits."""
     tokens = config.max_tokens_per_step
-    inputs = StepInputs(
-        device, max_tokens=tokens, max_rows=lines, max_updates=num_groups * new_blocks(tokens, JOB_ROWS)
-    )
+    inputs = StepInputs(device, max_tokens=tokens, max_rows=lines, max_updates=num_groups * new_blocks(tokens, jobs))
     return inputs, device.staging(16 * lines, label="step")
 
 

@@ -13,9 +13,9 @@ import sys
 from time import perf_counter
 
 from zse import lazy
-from zse.engine import framing, load, messages, serving
+from zse.engine import load, messages, serving
 from zse.engine.metrics import Phases, since_exec_clock
-from zse.errors import DeviceLost, EngineError, ZSEError
+from zse.errors import DeviceLost, DeviceMemoryError, EngineError, ZSEError, missing_package
 from zse.lazy import logging
 from zse.runtime import opening
 
@@ -43,7 +43,7 @@ def main(arguments: list[str], build=None, clock=None) -> int:
         lazy.import_lean("msgspec")
         build = load.build_from_arguments
     die_with_parent(parent)
-    socket = framing.FrameSocket.from_fd(int(arguments[1]))
+    socket = messages.FrameSocket.from_fd(int(arguments[1]))
     engine = None
     try:
         options, parked = arguments[2:], ()
@@ -55,7 +55,7 @@ def main(arguments: list[str], build=None, clock=None) -> int:
         engine, ready = build(options, phases, *(parked or early))
         socket.send(ready)
         return serving.serve(engine, socket)
-    except framing.ServerGone:
+    except messages.ServerGone:
         return 0  # as when a receive meets the closed socket: which of the two comes first is chance
     except EngineError as error:  # a frame that cannot be trusted: nobody is left to tell
         sys.stderr.write(f"zse engine: {error}\n")
@@ -68,8 +68,12 @@ def main(arguments: list[str], build=None, clock=None) -> int:
     except ZSEError as error:
         return _fatal(socket, messages.Fatal(message=str(error), exit_code=error.exit_code, code=error.code or ""))
     except MemoryError:
-        return _fatal(socket, messages.Fatal(message="out of memory; lower max_context or max_rows"))
+        told = "out of memory; lower max_context or max_rows"
+        return _fatal(socket, messages.Fatal(message=told, code=DeviceMemoryError.code or ""))
     except Exception as error:
+        missing = missing_package(error) if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None:
+            return _fatal(socket, messages.Fatal(message=missing))
         logging.getLogger("zse.engine").exception("engine stopped by a bug")
         return _fatal(socket, messages.Fatal(message=f"internal error in the engine: {type(error).__name__}"))
     finally:
@@ -119,7 +123,7 @@ def _wait_for_load(socket, options: list[str], phases):
 def _fatal(socket, message) -> int:
     try:
         socket.send(message)
-    except framing.ServerGone:
+    except messages.ServerGone:
         pass  # the server is gone too; the exit code still says it
     return message.exit_code
 

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-from zse import env
+from zse import env, trust
 from zse.formats.file import INCOMPLETE, ModelFile
 from zse.lazy import ctypes
 
@@ -133,7 +133,7 @@ def _load_native():
     if _native is None:
         folder = env.get("ZSE_NATIVE_DIR") or os.path.join(os.path.dirname(os.path.dirname(__file__)), "_native")
         try:
-            _native = ctypes.CDLL(os.path.join(folder, "libzse_formats.so"))
+            _native = trust.installed_library(os.path.join(folder, "libzse_formats.so"))
         except OSError:
             _native = False
         else:

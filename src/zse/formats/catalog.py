@@ -101,7 +101,7 @@ def find(name: str) -> CatalogEntry | HubModel | None:
 
 def did_you_mean(name: str, others: Iterable[str] = ()) -> str:
     """The catalog's names and `others` that are most like `name`, as a question; or nothing."""
-    known = [*CATALOG, *HUB_MODELS, *others]
+    known = dict.fromkeys([*CATALOG, *HUB_MODELS, *others])
     base, colon, tag = name.rpartition("/")[2].lower().partition(":")
     close = difflib.get_close_matches(base, known, n=3, cutoff=0.75)
     return f"; did you mean {' or '.join(found + colon + tag for found in close)}?" if close else ""

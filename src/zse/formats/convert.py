@@ -13,12 +13,15 @@ from typing import Any
 import zse
 from zse.errors import FormatError, ZSEError
 from zse.formats.arrays import ScalarArray, StringArray
+from zse.formats.column_order import order_of
 from zse.formats.gguf_blocks import dequantize
+from zse.formats.latent import stays_dense
 from zse.formats.matrix import Rows, planes_of_rows, prepare
 from zse.formats.opening import open_model
 from zse.formats.recommended import recommended
+from zse.formats.sentence import stays_plain
 from zse.formats.source import DENSE_TYPES, INTERLEAVED_ROPE, ModelSource, TensorInfo, rope_row_order
-from zse.formats.zse import OFFSET_ALIGN, PLANE_TYPES, TOKENIZER_IMAGE
+from zse.formats.zse import OFFSET_ALIGN, ORDERED, PLANE_TYPES, TOKENIZER_IMAGE
 from zse.formats.zse_writer import PlannedTensor, ZseWriter, place_blobs, to_json
 from zse.quant.policy import Policy
 from zse.quant.scheme import LAYOUT, ROWS, TILE_ROWS, Scheme, parse_scheme, rows_per_line
@@ -60,6 +63,7 @@ def convert(
     threads: int | None = None,
     progress: Progress | None = None,
     evaluate: Callable[[str], float] | None = None,
+    max_change: float | None = None,
     tokenizer_image: Callable[[ModelSource], bytes | None] | None = None,
 ) -> ConvertReport:
     """Writes the model `source` as the `.zse` file `out`.
@@ -69,7 +73,8 @@ def convert(
     group_size: columns per scale (16 ... 256, 0 for a row; 32 by default). head: what the embedding and the LM head
     become (without quant: only these, where they are not quantized yet). layout: of floating-point matrices, "r16" for the CPU's kernels or "rows" for a GPU's. threads: of NumPy
     (default: the processors). progress(done_bytes, total_bytes, tensor) is called after every piece.
-    evaluate(path) -> perplexity is called for both files. tokenizer_image(source): the tokenizer's tables to be stored
+    evaluate(path) -> perplexity is called for both files. max_change: ZSEError when that of the result is higher than the
+    source's by more than this part of it; then `out` is not made. tokenizer_image(source): the tokenizer's tables to be stored
     ready-made, or None. An interrupted run is continued by the same call; `out` appears only when it is complete.
     Raises FormatError, UnsupportedError, ConfigError, and ZSEError when the disk is full.
     """
@@ -90,16 +95,28 @@ def convert(
         _set_groups(jobs)
         image = tokenizer_image(model) if tokenizer_image is not None else None
         small, vocabulary = _describe(model, quant, policy, image)
+        before = evaluate(os.fspath(source)) if evaluate else None
+        after: float | None = None
         writer = ZseWriter(out, [job.planned for job in jobs], small, vocabulary, _identity(model, clip_search))
         with writer:
             _write(writer, jobs, clip_search, threads or os.cpu_count() or 1, progress)
             model.check_unchanged()
-            writer.finish()
+
+            def accept(part: str) -> None:
+                nonlocal after
+                after = evaluate(part) if evaluate else None
+                if after is None or before is None or max_change is None or after <= before * (1 + max_change):
+                    return
+                raise ZSEError(
+                    f"{out} was not written: its perplexity is {after:.4g}, {after / before - 1:+.2%} from the source's "
+                    f"{before:.4g}, and {max_change:.2%} were allowed"
+                )
+
+            writer.finish(accept if evaluate else None)
         source_bytes = model.nbytes
     schemes: dict[str, int] = {}
     for job in jobs:
         schemes[job.planned.type] = schemes.get(job.planned.type, 0) + job.planned.nbytes
-    before, after = (evaluate(os.fspath(path)) if evaluate else None for path in (source, out))
     sizes = source_bytes, writer.file_bytes
     return ConvertReport(out, *sizes, len(jobs), schemes, writer.resumed_bytes, before, after)
 
@@ -170,9 +187,13 @@ class _Job:
     """One tensor: what it is, what it becomes (`planned`), and the pieces of that."""
 
     def __init__(self, model: ModelSource, info: TensorInfo, policy: Policy | None, layout: str):
+        if len(info.shape) == 3 and info.is_plain:  # experts: one matrix of all their rows
+            info = info._replace(shape=(info.shape[0] * info.shape[1], info.shape[2]))
+        if len(info.shape) == 2 and info.name.endswith(("_exps.bias", "_proj_bias")):  # of experts: one vector
+            info = info._replace(shape=(info.num_elements,))
         self.model, self.info = model, info
         self.order, self.order_span = _row_order(model, info)
-        self.scheme = self._scheme(policy)
+        self.scheme = self._scheme(policy, layout)
         self.chunks_left = 0
         self.prepared: Any = None  # CheckpointRows, or False when there is nothing to prepare
         self._lock = threading.Lock()
@@ -180,17 +201,26 @@ class _Job:
         if self.scheme is not None:
             stored = layout if layout in self.scheme.layouts else self.scheme.layouts[0]
             name = self.scheme.type_name(stored)
+            if info.order is not None and self.scheme == info.scheme:
+                name += ORDERED
         elif info.layout != "rows" or (len(info.shape) == 1 and info.type in DENSE_TYPES):
             name = "F32"  # norms and biases: kernels read f32, so that a loader has nothing to do
         self.planned = PlannedTensor(info.name, stored, name, info.shape)
 
-    def _scheme(self, policy: Policy | None) -> Scheme | None:
+    def _scheme(self, policy: Policy | None, layout: str) -> Scheme | None:
         info = self.info
         is_weight = info.layout != "rows" or info.is_dense or info.type in PLANE_TYPES[ROWS]
-        if not is_weight or len(info.shape) != 2:
+        if not is_weight or len(info.shape) != 2 or stays_plain(info.name):
             return None
         stored = parse_scheme("fp8-row") if info.type == "fp8-tensor" else info.scheme
-        wanted = policy.scheme(info.shape, self.model.vocab_size) if policy else stored
+        if layout == ROWS:  # for a GPU
+            stored = stored.loaded("gpu")
+        experts = self.model.num_experts
+        wanted = (
+            policy.scheme(info.shape, self.model.vocab_size, experts)
+            if policy and not stays_dense(info.name)
+            else stored
+        )
         if wanted is None and not info.is_dense:
             return stored  # tiny, and already in a scheme
         return wanted if wanted is not None and wanted.fits(info.shape[1]) else None
@@ -221,6 +251,8 @@ class _Job:
         for number, plane in enumerate(scheme.planes(*info.shape, layout)):
             line = start // rows_per_line(plane, layout, info.shape[0])
             yield number, line * (plane.nbytes // plane.shape[0]), arrays[plane.name].tobytes()
+        if start == 0 and self.planned.type.endswith(ORDERED):
+            yield number + 1, 0, order_of(info.order).tobytes()
 
     def _rows(self, start: int, stop: int) -> Rows:
         return Rows(self.model, self.info, start, stop, self.order, self.order_span)

@@ -1,24 +1,29 @@
 """Model directories in the Hugging Face layout: config.json, *.safetensors, tokenizer.json, chat template.
 
-Data only: a directory that brings code (*.py, `auto_map`) or pickles (*.bin, *.pt, ...) is refused, because the next
-program to open it may run them.
+Data only: code (*.py, what `auto_map` names) and pickles (*.bin, *.pt, ...) that lie beside the weights are not read. A
+directory whose weights are pickles is refused.
 """
 
 import os
 from functools import partial
 
 from zse.errors import FormatError
-from zse.formats import quantized
-from zse.formats.file import ModelFile, read_object, read_whole
+from zse.formats import quantized, sentence, vocabulary
+from zse.formats.file import INCOMPLETE, ModelFile, read_object, read_whole
 from zse.formats.safetensors import read_header
 from zse.formats.source import INTERLEAVED_ROPE, ModelSource, TensorInfo, TokenizerSource
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-REFUSED_ENDINGS = (".py", ".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 MAX_TOKENIZER_BYTES = 1 << 28
 MAX_TEMPLATE_BYTES = 1 << 20
 MAX_SHARDS = 1024
+SENTENCE_FILES = {
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+}  # zse.formats.sentence's
 
 
 def open_directory(path: str) -> ModelSource:
@@ -27,25 +32,18 @@ def open_directory(path: str) -> ModelSource:
         names = sorted(os.listdir(path))
     except OSError as error:
         raise FormatError(path, 0, "directory", f"cannot be read: {error.strerror}") from None
-    for name in names:
-        if name.lower().endswith(REFUSED_ENDINGS):
-            reason = (
-                "is code or a pickle; a model directory holds data only: remove it, and use the *.safetensors files"
-            )
-            raise FormatError(os.path.join(path, name), 0, "file", reason)
     if "config.json" not in names:
         raise FormatError(path, 0, "config.json", "is missing; a model directory has config.json and *.safetensors")
     config_path = os.path.join(path, "config.json")
     config = read_object(config_path, "config.json")
-    if "auto_map" in config:
-        reason = "asks to run code from the model; remove it if the architecture is a supported one"
-        raise FormatError(config_path, 0, "auto_map", reason)
-    scheme = config.get("quantization_config") or config.get("compression_config")
+    scheme = config.get("quantization_config") or config.get("compression_config") or _modelopt(path, names)
     if not isinstance(scheme, dict | None):
         raise FormatError(config_path, 0, "quantization_config", "is not an object")
     method = None if scheme is None else quantized.read_method(path, scheme)
     generation = _optional_object(path, names, "generation_config.json")
     tokenizer, template = _tokenizer(path, names)
+    if SENTENCE_FILES.intersection(names) and (beside := sentence.settings(path, names)) is not None:
+        config = config | {"sentence_transformers": beside}
     files: list[ModelFile] = []
     try:
         tensors, metadata = _open_tensors(path, names, files)
@@ -84,6 +82,14 @@ def open_single(file: ModelFile) -> ModelSource:
     return ModelSource("safetensors", file.path, "hf", [file], tensors, metadata=metadata)
 
 
+def _modelopt(path: str, names: list[str]) -> dict | None:
+    """What ModelOpt's older exports say in a file of their own."""
+    found = (_optional_object(path, names, "hf_quant_config.json") or {}).get("quantization")
+    if not isinstance(found, dict) or not found.get("quant_algo"):
+        return None
+    return {"quant_method": "modelopt"} | found
+
+
 def _open_tensors(path: str, names: list[str], files: list[ModelFile]) -> tuple[dict[str, TensorInfo], dict]:
     """Tensors and metadata of all shards; appends every opened file to `files`, also when it raises."""
     weight_map = None
@@ -93,12 +99,18 @@ def _open_tensors(path: str, names: list[str], files: list[ModelFile]) -> tuple[
     else:
         shards = [SINGLE] if SINGLE in names else [name for name in names if name.endswith(".safetensors")]
     if not shards:
+        for name in names:
+            if name.lower().endswith(PICKLES):
+                reason = "is a pickle, which can run code when it is read; only *.safetensors weights are"
+                raise FormatError(os.path.join(path, name), 0, "file", reason)
         raise FormatError(path, 0, SINGLE, "is missing; a model directory has config.json and *.safetensors")
     if len(shards) > MAX_SHARDS:
         raise FormatError(path, 0, INDEX, f"{len(shards)} files; at most {MAX_SHARDS} are read")
     tensors: dict[str, TensorInfo] = {}
     metadata: dict[str, str] = {}
     for shard in shards:
+        if shard not in names:
+            raise FormatError(os.path.join(path, shard), 0, "file", f"is missing: {INDEX} names it{INCOMPLETE}")
         file = ModelFile(os.path.join(path, shard))
         files.append(file)
         found, extra = read_header(file)
@@ -129,8 +141,6 @@ def _optional_object(path: str, names: list[str], name: str) -> dict | None:
 
 def _tokenizer(path: str, names: list[str]) -> tuple[TokenizerSource | None, str | None]:
     config = _optional_object(path, names, "tokenizer_config.json")
-    if config and "auto_map" in config:
-        raise FormatError(os.path.join(path, "tokenizer_config.json"), 0, "auto_map", "asks to run code from the model")
     template = None
     if "chat_template.jinja" in names:
         template_path = os.path.join(path, "chat_template.jinja")
@@ -140,11 +150,18 @@ def _tokenizer(path: str, names: list[str]) -> tuple[TokenizerSource | None, str
             raise FormatError(template_path, 0, "chat template", "is not UTF-8") from None
     elif config:
         template = _default_template(config.get("chat_template"))
-    if "tokenizer.json" not in names:
+    if "tokenizer.json" in names:
+        read_json = partial(read_whole, os.path.join(path, "tokenizer.json"), "tokenizer", MAX_TOKENIZER_BYTES)
+    elif "vocab.txt" in names:
+        read_json = partial(_read_vocabulary, os.path.join(path, "vocab.txt"), config)
+    else:
         return None, template
-    read_json = partial(read_whole, os.path.join(path, "tokenizer.json"), "tokenizer", MAX_TOKENIZER_BYTES)
     special_tokens = _optional_object(path, names, "special_tokens_map.json")
     return TokenizerSource("hf", read_json=read_json, config=config, special_tokens=special_tokens), template
+
+
+def _read_vocabulary(path: str, config: dict | None) -> bytes:
+    return vocabulary.tokenizer_json(read_whole(path, "vocab.txt", MAX_TOKENIZER_BYTES), config, path)
 
 
 def _default_template(template: object) -> str | None:

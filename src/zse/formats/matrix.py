@@ -12,13 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zse.errors import UnsupportedError
+from zse.formats import column_order, quantized_fp4
 from zse.formats.ggml import BLOCKS
-from zse.formats.gguf_blocks import dequantize, to_affine
-from zse.formats.quantized_rows import LAYOUTS as CHECKPOINTS
+from zse.formats.gguf_blocks import dequantize, to_scheme
+from zse.formats.latent import LATENT
+from zse.formats.quantized import INTEGERS
 from zse.formats.quantized_rows import CheckpointRows
 from zse.formats.source import ModelSource, TensorInfo
 from zse.quant.affine import AffineArrays, AffineScheme
-from zse.quant.pack import NUMPY_DTYPE, widen
+from zse.quant.lut4 import Lut4Arrays, Lut4Scheme
+from zse.quant.pack import NUMPY_DTYPE, e4m3_to_f32, widen
 from zse.quant.quantize import MANY_THREADS_ELEMENTS
 from zse.quant.scheme import FP8_SCALINGS, LAYOUT, DenseScheme, Fp8Scheme, Plane, Scheme, rows_per_line
 
@@ -68,26 +71,69 @@ class Rows(NamedTuple):
             planes[plane.name] = values.reshape(last - first, *plane.shape[1:])
         return planes
 
-    def affine(self) -> AffineArrays:
-        """As the affine groups that the tensor has or maps onto. r16: start is a multiple of 16."""
+    def arrays(self) -> AffineArrays | Lut4Arrays:
+        """As the groups that the tensor has or maps onto. r16: start is a multiple of 16."""
         info = self.info
-        if info.layout in CHECKPOINTS:
-            return CheckpointRows(self.source, info).affine(self.start, self.stop)
+        if info.layout in INTEGERS:
+            return CheckpointRows(self.source, info).arrays(self.start, self.stop)
+        if info.layout in quantized_fp4.LAYOUTS:
+            q, scale = (self._replace(info=info.parts[role]).raw() for role in ("q", "scale"))
+            factor = self.source.read(info.parts["factor"]) if "factor" in info.parts else b""
+            return quantized_fp4.to_lut4(info, q, scale, factor)
         if info.layout == "r16":
-            assert isinstance(info.scheme, AffineScheme)
+            assert isinstance(info.scheme, AffineScheme | Lut4Scheme)
             return info.scheme.unpack(self.planes(), self.stop - self.start, info.shape[1])
-        return to_affine(info.type, self.raw(), (self.stop - self.start, info.shape[1]))
+        return to_scheme(info.type, self.raw(), (self.stop - self.start, info.shape[1]), self._factor())
+
+    def _factor(self) -> NDArray:
+        """f32 [rows]: what multiplies them beside the blocks' own scales."""
+        factor, count = self.info.factor, self.stop - self.start
+        if factor is None:
+            return np.ones(count, np.float32)
+        values = np.frombuffer(self.source.read(factor), np.float32)
+        return values[np.arange(self.start, self.stop) * len(values) // self.info.shape[0]]
 
     def f32(self) -> NDArray:
         """As f32, exactly what the file means. UnsupportedError for types that are no weights."""
         info = self.info
-        if info.layout in CHECKPOINTS:
-            return self.affine().dequantize()
+        if info.layout == LATENT:
+            return self._latent()
+        if info.layout in INTEGERS:
+            return inputs_of(info, self.arrays().dequantize())
+        if info.layout in quantized_fp4.LAYOUTS:
+            return self.arrays().dequantize()
         if info.layout == LAYOUT or info.type in FP8_TYPES:
-            return info.scheme.dequantize(self.planes(), self.stop - self.start, info.shape[1], info.layout)
+            values = info.scheme.dequantize(self.planes(), self.stop - self.start, info.shape[1], info.layout)
+            return inputs_of(info, values)
+        if info.layout == "mxfp8":
+            return self._powers_of_two()
         if info.type not in FLOATS and info.type not in BLOCKS:
             raise UnsupportedError(f"tensor {info.name}: type", info.type, BLOCKS)
-        return dequantize(info.type, self.raw(), self.shape)
+        return dequantize(info.type, self.raw(), self.shape, self._factor())
+
+    def _powers_of_two(self) -> NDArray:
+        """mxfp8: e4m3 numbers with a factor 2**(byte - 127) for some columns."""
+        parts, (_, k) = self.info.parts, self.info.shape
+        codes, factors = (
+            np.frombuffer(
+                Rows(self.source, parts[role], self.start, self.stop, self.order, self.order_span).raw(), np.uint8
+            )
+            for role in ("w", "scale")
+        )
+        wide = e4m3_to_f32(codes).reshape(len(factors), -1)
+        return np.ldexp(wide, factors.astype(np.int32)[:, None] - 127).reshape(-1, k)
+
+    def _latent(self) -> NDArray:
+        """f32 rows of a matrix that latent.py takes out of a stored one, made of whole heads of that."""
+        cut = self.info.planes
+        first, last = self.start // cut.rows, -(-self.stop // cut.rows)
+        stored = self.info.parts["stored"]
+        low = first * cut.stored // ROW_UNIT * ROW_UNIT
+        high = min(-(-last * cut.stored // ROW_UNIT) * ROW_UNIT, stored.shape[0])
+        rows = Rows(self.source, stored, low, high).f32()[first * cut.stored - low :][: (last - first) * cut.stored]
+        heads = rows.reshape(last - first, cut.stored, -1)[:, cut.begin : cut.end]
+        matrix = (heads.swapaxes(1, 2) if cut.turned else heads).reshape(-1, self.info.shape[1])
+        return np.ascontiguousarray(matrix[self.start - first * cut.rows :][: self.stop - self.start])
 
     def dense(self) -> NDArray:
         """Of a tensor of floating-point numbers in its own dtype (bf16 as u16), bit for bit."""
@@ -98,6 +144,15 @@ class Rows(NamedTuple):
         return np.frombuffer(self.raw(), NUMPY_DTYPE[FLOATS[info.type]]).reshape(self.shape)
 
 
+def inputs_of(info: TensorInfo, values: NDArray) -> NDArray:
+    """[R, K] with its columns as they are stored → in the order of the layer's inputs."""
+    if info.order is None:
+        return values
+    found = np.empty_like(values)
+    found[:, column_order.order_of(info.order)] = values
+    return found
+
+
 def _narrow_scale(source: ModelSource, part: TensorInfo, plane: Plane) -> NDArray:
     """The f32 plane of scales that a checkpoint stores in another type."""
     values = np.frombuffer(source.read(part), NUMPY_DTYPE[FLOATS[part.type]])
@@ -106,7 +161,7 @@ def _narrow_scale(source: ModelSource, part: TensorInfo, plane: Plane) -> NDArra
 
 def prepare(source: ModelSource, info: TensorInfo) -> "CheckpointRows | None":
     """What planes_of_rows() wants to have been read once, or None."""
-    return CheckpointRows(source, info) if info.layout in CHECKPOINTS else None
+    return CheckpointRows(source, info) if info.layout in INTEGERS else None
 
 
 def planes_of_rows(
@@ -136,15 +191,19 @@ def planes_of_rows(
     if info.layout == layout and order is None and not info.is_dense and info.scheme == scheme:
         return rows.planes()
     if prepared is not None and info.scheme == scheme:
-        return prepared.affine(start, stop).pack()
+        return prepared.arrays(start, stop).pack()
     if info.layout == "ggml" and info.scheme == scheme:
-        return rows.affine().pack()
+        return rows.arrays().pack()
+    if isinstance(scheme, Lut4Scheme) and scheme in (info.scheme, info.scheme.loaded("gpu")):
+        arrays = rows.arrays() if prepared is None else prepared.arrays(start, stop)
+        assert isinstance(arrays, Lut4Arrays)
+        return (arrays if arrays.scheme == scheme else arrays.narrowed()).pack()
     if isinstance(scheme, DenseScheme) and (info.is_dense or info.layout == LAYOUT) and info.scheme == scheme:
         return scheme.pack(rows.dense(), layout)
     if isinstance(scheme, Fp8Scheme) and scheme.scaling == "row" and info.type == "fp8-tensor":
         # Every row has the scale of all: the numbers are the same.
         planes = rows.planes()
         return {"w": planes["w"], "scale": np.full(stop - start, planes["scale"][0], np.float32)}
-    values = rows.f32() if prepared is None else prepared.affine(start, stop).dequantize()
+    values = rows.f32() if prepared is None else inputs_of(info, prepared.arrays(start, stop).dequantize())
     pieces = {"at_once": MANY_THREADS_ELEMENTS} if threads > 4 else {}
     return scheme.quantize(values, layout, search=search, **pieces)

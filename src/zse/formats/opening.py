@@ -10,8 +10,8 @@ Opening reads headers only, never numpy, and checks every number against the siz
 import os
 
 from zse.errors import UnsupportedError
-from zse.formats import directory, gguf, zse
-from zse.formats.file import INCOMPLETE, ModelFile
+from zse.formats import directory, gguf, latent, zse
+from zse.formats.file import INCOMPLETE, WEB_PAGE, ModelFile
 from zse.formats.source import ModelSource
 
 SUPPORTED_FILES = ("*.gguf", "*.safetensors", "*.zse", "a directory with config.json and *.safetensors")
@@ -23,7 +23,17 @@ def open_model(path: str | os.PathLike) -> ModelSource:
     Files are told apart by their first bytes, not by their name. FormatError for a file that is damaged or not a
     model; UnsupportedError for a tensor type or version that is not known.
     """
-    path = os.fspath(path)
+    source = _open(os.fspath(path))
+    try:
+        if any("kv_b" in name or "attn_k_b" in name or "attn_v_b" in name for name in source.tensors):
+            source.tensors = latent.split(source)
+    except Exception:
+        source.close()
+        raise
+    return source
+
+
+def _open(path: str) -> ModelSource:
     if os.path.isdir(path):
         return directory.open_directory(path)
     file = ModelFile(path)
@@ -46,7 +56,7 @@ def _unknown(file: ModelFile, start: bytes) -> Exception:
     if not start:
         return file.wrong(0, "file", f"is empty{INCOMPLETE}")
     if start.lstrip()[:1] == b"<":
-        return file.wrong(0, "file", "is a web page (of a login or an error), not a model: fetch it again")
+        return file.wrong(0, "file", WEB_PAGE)
     if start == b"version https://":
         return file.wrong(0, "file", "is a pointer of Git LFS, not a model; fetch it with: git lfs pull")
     if file.path.endswith((".gguf", ".zse", ".safetensors")):

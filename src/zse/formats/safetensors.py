@@ -3,7 +3,7 @@
 import math
 
 from zse.errors import FormatError, UnsupportedError
-from zse.formats.file import INCOMPLETE, ModelFile, parse_object
+from zse.formats.file import INCOMPLETE, WEB_PAGE, ModelFile, parse_object
 from zse.formats.source import ELEMENT_BYTES, TensorInfo
 
 MAX_HEADER_BYTES = 1 << 24  # 60,000 tensors take 8 MB; the format allows 100 MB, which Python would make 1 GB
@@ -15,6 +15,8 @@ def read_header(file: ModelFile) -> tuple[dict[str, TensorInfo], dict[str, str]]
     """The tensors of one file, in the order of their data, and its `__metadata__`."""
     length = int.from_bytes(file.read(0, 8, "header length"), "little")
     if length > MAX_HEADER_BYTES or length > file.size - 8:
+        if file.read(0, 1) == b"<":
+            raise file.wrong(0, "file", WEB_PAGE)
         limits = f"the file has {file.size} bytes and at most {MAX_HEADER_BYTES} are read"
         raise file.wrong(0, "header length", f"{length}; {limits}{INCOMPLETE}")
     header = parse_object(file.read(8, length, "header"), file.path, 8, "header")

@@ -11,21 +11,23 @@ from collections import namedtuple
 from zse.errors import FormatError
 from zse.formats import ggml
 from zse.formats.file import ModelFile
-from zse.quant.scheme import Plane, Scheme, parse_scheme, placed_planes
+from zse.quant.scheme import Plane, Scheme, parse_scheme, placed_planes, rows_per_line
 
 CHECKED_BYTES = 1 << 22  # are read at once for a checksum
 DENSE_TYPES = ("F32", "F16", "BF16")
+FP4_LAYOUTS = ("fp4", "fp4-inverse")  # of zse.formats.quantized_fp4; inverse: the factor divides
 # Bytes of an element, by safetensors' names. Weights are F32, F16 or BF16; the others occur in checkpoints that others quantized
 # (zse.formats.quantized), and as buffers (position ids) that no model reads.
 ELEMENT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1}
-ELEMENT_BYTES |= {"U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
+ELEMENT_BYTES |= {"U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
 
 # Whose rows of q and k stand so that RoPE turns neighbours (2i, 2i + 1) of a head, with the part of a head that turns where
 # the file does not say: GGUF architectures whose converter permutes them (llama.cpp: LlamaModel.permute), and those that
 # were trained so.
 INTERLEAVED_ROPE = {
     "gguf": {
-        name: 1.0 for name in ("llama", "mistral3", "granite", "smollm3", "minicpm", "glm4", "command-r", "cohere2")
+        name: 1.0
+        for name in ("llama", "mistral3", "granite", "smollm3", "minicpm", "glm4", "command-r", "cohere2", "granitemoe")
     },
     "hf": {"Glm4ForCausalLM": 0.5, "CohereForCausalLM": 1.0, "Cohere2ForCausalLM": 1.0},
 }
@@ -48,8 +50,8 @@ def rope_row_order(num_heads: int, head_dim: int, rotary_dim: int | None = None)
 class TensorInfo(
     namedtuple(
         "TensorInfo",
-        "name type shape file offset nbytes layout crc32 planes parts",
-        defaults=("rows", None, None, None),
+        "name type shape file offset nbytes layout crc32 planes parts factor order",
+        defaults=("rows", None, None, None, None, None),
     )
 ):
     """Where a tensor lies.
@@ -58,10 +60,14 @@ class TensorInfo(
     shape: outermost first, so a weight is (outputs, inputs) and row-major; GGUF's reversed order is undone.
     file: the ModelFile; offset: absolute, in bytes; nbytes: exactly the tensor's bytes.
     layout: "rows" (row-major, dense or fp8), "ggml" (rows of quantized blocks), "r16" (planes, zse.quant.scheme), or
-    the kind of a checkpoint that others quantized (zse.formats.quantized): "awq", "gptq", "packed".
+    the kind of a checkpoint that others quantized (zse.formats.quantized): "awq", "gptq", "packed", "int8", ..., or "latent"
+    (zse.formats.latent: `planes` is a Cut of the tensor in `parts`).
     crc32: of the bytes, where the file has one (`.zse`).
     planes: absolute offsets of the scheme's planes where they do not simply follow one another.
-    parts: for a weight that a checkpoint stores as several tensors: their TensorInfo by role ("w", "scale", ...).
+    factor: of GGUF's NVFP4, the tensor of the F32 that multiplies the weight, one for each expert of a stack.
+    parts: for a weight that a checkpoint stores as several tensors: their TensorInfo by role ("w", "scale", ...; "columns",
+    "rows": the group of each input by which columns or rows are sorted when they are read).
+    order: i32 [K]: the input that each column belongs to (zse.formats.column_order); None: the columns are the inputs.
     """
 
     __slots__ = ()
@@ -75,13 +81,18 @@ class TensorInfo(
         """The scheme that the tensor has or takes in memory without being quantized anew.
         UnsupportedError for element types that are no weights, such as I64."""
         if self.layout == "ggml":
-            return ggml.AFFINE[self.type]
+            return ggml.SCHEMES[self.type]
         return parse_scheme(self.type.lower())
 
     @property
     def is_dense(self) -> bool:
         """Floating-point numbers one after another: what can be quantized without loss upon loss."""
         return self.layout == "rows" and self.parts is None and self.type in DENSE_TYPES
+
+    @property
+    def was_dense(self) -> bool:
+        """Whether the numbers are what was trained: is_dense, or taken out of what is."""
+        return self.is_dense or bool(self.parts and "stored" in self.parts and self.parts["stored"].is_dense)
 
     def placed(self) -> list[tuple[Plane, "ModelFile", int]]:
         """Planes of a matrix in layout r16 or rows with the file and the absolute offset of each."""
@@ -100,10 +111,48 @@ class TensorInfo(
     def ranges(self) -> list[tuple["ModelFile", int, int]]:
         """(file, offset, bytes) of everything that belongs to the tensor, in the order of its bytes."""
         if self.parts is not None:
-            return [(part.file, part.offset, part.nbytes) for part in self.parts.values()]
+            return [place for part in self.parts.values() for place in part.ranges()]
         if self.planes is not None:
-            return [(file, offset, plane.nbytes) for plane, file, offset in self.placed()]
+            order = [] if self.order is None else [(self.order.file, self.order.offset, self.order.nbytes)]
+            return [(file, offset, plane.nbytes) for plane, file, offset in self.placed()] + order
         return [(self.file, self.offset, self.nbytes)]
+
+    def rows(self, first: int, count: int) -> "TensorInfo":
+        """Rows [first, first + count) as a tensor of their own, without a checksum: of plain numbers, GGUF's blocks, 4-bit floats, or
+        planes whose lines begin and end there (ValueError)."""
+        n, k = self.shape
+        if self.layout in FP4_LAYOUTS:
+            parts = {role: part.range_of(n, first, count) for role, part in self.parts.items()}
+            nbytes = sum(part.nbytes for part in parts.values())
+            return self._replace(shape=(count, k), offset=parts["q"].offset, nbytes=nbytes, parts=parts)
+        if self.is_plain:
+            factor = self.factor and self.factor.range_of(n, first, count)
+            return self.range_of(n, first, count)._replace(shape=(count, k), factor=factor)
+        starts = []
+        for plane, _, offset in self.placed():
+            rows = rows_per_line(plane, self.layout, n)
+            if (first % rows or count % rows) and first + count != n:
+                raise ValueError(f"{self.name}: rows {first} to {first + count} share plane {plane.name} with others")
+            starts.append(offset + first // rows * (plane.nbytes // plane.shape[0]))
+        nbytes = sum(plane.nbytes for plane in self.scheme.planes(count, k, self.layout))
+        return self._replace(shape=(count, k), offset=starts[0], nbytes=nbytes, crc32=None, planes=tuple(starts))
+
+    def range_of(self, n: int, first: int, count: int) -> "TensorInfo":
+        """The bytes of rows [first, first + count) of a matrix of n rows, without a checksum: of a tensor of numbers for each of
+        its rows, or with one for as many rows in a row as they belong to (an expert's)."""
+        lines = self.shape[0] if self.shape else 1
+        if n % lines or self.nbytes % lines:
+            raise ValueError(f"{self.name}: {list(self.shape)} for {n} rows")
+        per, line_bytes = n // lines, self.nbytes // lines
+        start, stop = first // per, -(-(first + count) // per)
+        size = (stop - start) * line_bytes
+        shape = (stop - start, *self.shape[1:])
+        return self._replace(shape=shape, offset=self.offset + start * line_bytes, nbytes=size, crc32=None)
+
+    @property
+    def is_plain(self) -> bool:
+        """Rows one after the other, whatever they are made of."""
+        return self.layout == "ggml" or self.is_dense
 
     @property
     def num_elements(self) -> int:
@@ -112,6 +161,10 @@ class TensorInfo(
     def wrong(self, reason: str) -> FormatError:
         """What is raised for this tensor."""
         return self.file.wrong(self.offset, self.name, reason)
+
+    def damaged(self, crc32: int) -> FormatError:
+        """What is raised when the tensor's bytes have this checksum and not the index's."""
+        return self.wrong(f"checksum is {crc32:08x}, the index says {self.crc32:08x}: the weights are damaged")
 
 
 class TokenizerSource:
@@ -203,6 +256,17 @@ class ModelSource:
             size = getattr(tokens, "count", None) or self.metadata.get(f"{self.architecture}.vocab_size")
         return size if type(size) is int else None
 
+    def matrix(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
+        """The tensor of that name, which has that shape; [1, K] may be stored as [K]. FormatError."""
+        info = self.tensors.get(name)
+        if info is None:
+            raise FormatError(self.path, 0, name, "the tensor is missing")
+        if shape[0] == 1 and tuple(info.shape) == shape[1:]:
+            info = info._replace(shape=shape)
+        if tuple(info.shape) != shape:
+            raise FormatError(self.path, info.offset, name, f"has shape {list(info.shape)}, expected {list(shape)}")
+        return info
+
     def info(self, tensor: str | TensorInfo) -> TensorInfo:
         """The tensor of that name. FormatError if the model has none."""
         if isinstance(tensor, TensorInfo):
@@ -211,6 +275,23 @@ class ModelSource:
         if info is None:
             raise FormatError(self.path, 0, tensor, "the model has no such tensor")
         return info
+
+    @property
+    def num_experts(self) -> int | None:
+        """Experts of a layer, which is how many rows a router has. None: not known, or there are none."""
+        if self.naming == "gguf":
+            return self._number(self.metadata.get(f"{self.architecture}.expert_count"))
+        config = self.hf_config or {}
+        nested = config.get("text_config")
+        for values in (config, nested if isinstance(nested, dict) else {}):
+            for key in ("num_experts", "num_local_experts", "n_routed_experts"):
+                if self._number(values.get(key)):
+                    return self._number(values.get(key))
+        return None
+
+    @staticmethod
+    def _number(value: object) -> int | None:
+        return value if type(value) is int and value > 0 else None
 
     def fd(self, tensor: str | TensorInfo) -> int:
         """The file descriptor to pread the tensor from."""
@@ -238,7 +319,7 @@ class ModelSource:
         for start in range(0, info.nbytes, CHECKED_BYTES):
             crc32 = zlib.crc32(self.read(info, start, min(CHECKED_BYTES, info.nbytes - start)), crc32)
         if info.crc32 is not None and crc32 != info.crc32:
-            raise info.wrong(f"checksum is {crc32:08x}, the index says {info.crc32:08x}: the weights are damaged")
+            raise info.damaged(crc32)
 
     def readinto(self, tensor: str | TensorInfo, buffer, start: int = 0) -> None:
         """Fills a writable buffer with the tensor's bytes from `start` on. ValueError for scattered planes."""

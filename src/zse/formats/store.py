@@ -17,7 +17,7 @@ from contextlib import suppress
 from zse import env
 from zse.errors import ModelNotFoundError, ZSEError
 from zse.formats import catalog
-from zse.lazy import json, pathlib, shutil
+from zse.lazy import ctypes, json, pathlib, shutil
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,10 +69,12 @@ def folder_name(name: str) -> str | None:
 
 
 def _find(folder: str) -> str | None:
-    """The stored model's path: its single .gguf or .zse file, else the folder itself (safetensors)."""
+    """The stored model's path: its .gguf or .zse file, of several parts the first; else the folder itself (safetensors)."""
     path = os.path.join(models_dir(), folder)
     try:
         files = [entry for entry in os.listdir(path) if entry.endswith(_MODEL_SUFFIXES)]
+        if len(files) > 1:  # a GGUF in parts is opened by the first
+            files = [entry for entry in files if entry[-20:-10] == "-00001-of-"] or files
     except OSError:
         return None
     return os.path.join(path, files[0]) if len(files) == 1 else path
@@ -294,8 +296,7 @@ class PartialFolder:
         for folder, _, names in os.walk(self.path):
             for path in (*(os.path.join(folder, name) for name in names), folder):
                 _fsync(path)
-        _move_to_trash(self.final)
-        os.rename(self.path, self.final)
+        _put_in_place(self.path, self.final)
         _fsync(models_dir())
         _empty_trash()
         return resolve(self.name)
@@ -354,6 +355,19 @@ def _lock(folder: str, name: str, notice, wait: bool = True) -> int:
 def _delete(path: str) -> None:
     _move_to_trash(path)
     _empty_trash()
+
+
+def _put_in_place(new: str, path: str) -> None:
+    """Give a complete folder its name. Where there is one of that name, the two are exchanged in one step, so that who dies
+    here leaves the one or the other; only where the system cannot do that (Linux can), the old one goes first."""
+    if os.path.lexists(path):
+        exchange = getattr(ctypes.CDLL(None), "renameat2", None)
+        at_cwd, rename_exchange = -100, 2
+        if exchange is not None and not exchange(at_cwd, os.fsencode(new), at_cwd, os.fsencode(path), rename_exchange):
+            _move_to_trash(new)
+            return
+        _move_to_trash(path)
+    os.rename(new, path)
 
 
 def _move_to_trash(path: str) -> None:

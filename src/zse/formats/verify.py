@@ -4,14 +4,17 @@ import os
 from collections import namedtuple
 from collections.abc import Callable
 
+from zse.formats import quantized_fp4
 from zse.formats.arrays import ScalarArray, StringArray
 from zse.formats.file import parse_object
-from zse.formats.gguf_blocks import dequantize, unpack_blocks
+from zse.formats.gguf_blocks import dequantize, scales_of
 from zse.formats.matrix import FLOATS, FP8_TYPES, Rows, widen
 from zse.formats.opening import open_model
+from zse.formats.quantized import INTEGERS
 from zse.formats.source import ModelSource, TensorInfo
 from zse.formats.zse import ENTRY, HEADER, read_sections
 from zse.lazy import numpy as np
+from zse.quant.lut4 import Lut4Arrays, Lut4Scheme
 from zse.quant.pack import e4m3_to_f32
 
 _CHUNK_BYTES = 1 << 22
@@ -73,7 +76,7 @@ def _verify_tokenizer(model: ModelSource) -> bool:
 
 def _verify_numbers(model: ModelSource, info: TensorInfo) -> bool:
     """FormatError for NaN and infinities; False if the tensor is not of numbers that could be such."""
-    if info.layout in ("awq", "gptq", "gptq+1", "packed"):
+    if info.layout in INTEGERS:
         return _verify_numbers(model, info.parts["scale"])
     is_fp8 = info.type in FP8_TYPES
     if info.layout == "rows" and info.type not in FLOATS and not is_fp8:
@@ -84,10 +87,21 @@ def _verify_numbers(model: ModelSource, info: TensorInfo) -> bool:
         row_bytes = info.nbytes // info.shape[0]
         rows = max(128, _CHUNK_ELEMENTS * info.shape[0] // info.num_elements // 128 * 128)
         parts = [(start, min(start + rows, info.shape[0])) for start in range(0, info.shape[0], rows)]
+    arrays: dict[str, np.ndarray]
     for start, stop in parts:
-        if info.layout == "r16" or is_fp8:
+        if info.layout == "mxfp8":
+            arrays = {"w": Rows(model, info, start, stop).f32()}
+        elif info.layout in quantized_fp4.LAYOUTS:
+            try:
+                found = Rows(model, info, start, stop).arrays()
+                arrays = {"scale": found.steps() if isinstance(found, Lut4Arrays) else found.scale}
+            except ValueError as error:
+                raise info.wrong(str(error)) from None
+        elif info.layout == "r16" or is_fp8:
             planes = Rows(model, info, start, stop).planes()
-            arrays: dict[str, np.ndarray] = {name: planes[name] for name in ("scale", "offset") if name in planes}
+            arrays = {name: planes[name] for name in ("scale", "offset") if name in planes}
+            if isinstance(info.scheme, Lut4Scheme):
+                arrays = {"scale": info.scheme.unpack(planes, stop - start, info.shape[1]).steps()}
             if "w" in planes:
                 arrays["w"] = e4m3_to_f32(planes["w"]) if is_fp8 else widen(planes["w"], info.type)
         else:
@@ -95,8 +109,7 @@ def _verify_numbers(model: ModelSource, info: TensorInfo) -> bool:
             if info.layout == "rows":
                 arrays = {"w": dequantize(info.type, raw, (-1,))}
             else:
-                _, scale, offset = unpack_blocks(info.type, raw)
-                arrays = {"scale": scale} if offset is None else {"scale": scale, "offset": offset}
+                arrays = {"scale": scales_of(info.type, raw)}
         for name, array in arrays.items():
             if not np.isfinite(array).all():
                 what = {"w": "weight"}.get(name, name)

@@ -52,9 +52,11 @@ def pages(offset: int) -> int:
     return offset + -offset % PAGE
 
 
+ORDERED = "-order"  # ends the type of an integer weight with a plane "order" behind its scheme's
 # Names of the types that are stored as planes, by layout.
 PLANE_TYPES = {
-    LAYOUT: tuple(scheme.name for scheme in SCHEMES if LAYOUT in scheme.layouts),
+    LAYOUT: tuple(scheme.name for scheme in SCHEMES if LAYOUT in scheme.layouts)
+    + tuple(scheme.name + ORDERED for scheme in SCHEMES if scheme.kind == "affine"),
     ROWS: tuple(scheme.name for scheme in SCHEMES if scheme.layouts == (ROWS,)),
 }
 
@@ -66,7 +68,8 @@ def tensor_planes(layout: str, type: str, shape: tuple[int, ...]) -> tuple[Plane
         return ()
     if len(shape) != 2:
         raise ValueError(f"rank {len(shape)} as {type}")
-    return parse_scheme(type).planes(*shape, layout)
+    planes = parse_scheme(type.removesuffix(ORDERED)).planes(*shape, layout)
+    return (*planes, Plane("order", "i32", shape[1:], 4 * shape[1])) if type.endswith(ORDERED) else planes
 
 
 def tensor_bytes(layout: str, type: str, shape: tuple[int, ...]) -> int:
@@ -88,10 +91,10 @@ def read_sections(file: ModelFile) -> dict[str, Section]:
         raise file.wrong(0, "magic", "is not that of a .zse file (changed by a text-mode transfer?)")
     if version not in VERSIONS:
         raise UnsupportedError(".zse version", version, VERSIONS)
-    if not 0 < count <= MAX_SECTIONS or HEADER.size + count * ENTRY.size > len(head):
-        raise file.wrong(12, "section count", f"{count}; 1 to {MAX_SECTIONS} are read")
     if file_bytes != file.size:
         raise file.wrong(16, "file bytes", f"the header says {file_bytes}, the file has {file.size}{INCOMPLETE}")
+    if not 0 < count <= MAX_SECTIONS or HEADER.size + count * ENTRY.size > len(head):
+        raise file.wrong(12, "section count", f"{count}; 1 to {MAX_SECTIONS} are read")
     if table_crc32(head[: HEADER.size + count * ENTRY.size]) != crc32:
         raise file.wrong(24, "header checksum", "does not match: the header is damaged")
     sections: dict[str, Section] = {}
@@ -210,7 +213,7 @@ def _index_entry(
     )
     if not isinstance(name, str) or not 0 < len(name.encode("utf-8", "replace")) <= MAX_NAME_BYTES:
         raise wrong(f"name is not text of 1 to {MAX_NAME_BYTES} bytes")
-    if layout not in PLANE_TYPES:
+    if not isinstance(layout, str) or layout not in PLANE_TYPES:
         raise UnsupportedError(f"tensor {name}: layout", layout if isinstance(layout, str) else "?", PLANE_TYPES)
     types = PLANE_TYPES[layout] + (tuple(DENSE_BYTES) if layout == ROWS else ())
     if type not in types:
@@ -246,8 +249,12 @@ def _index_entry(
         check_inside(at, plane.nbytes, OFFSET_ALIGN, f" of plane {plane.name}")
     if offset != places[0]:
         raise wrong(f"{name}: offset {offset} is not that of its first plane, {places[0]}")
-    starts = tuple(weights.offset + at for at in places)
-    return TensorInfo(name, type, tuple(shape), file, starts[0], nbytes, layout, checksum, starts)
+    starts, order = [weights.offset + at for at in places], None
+    if type.endswith(ORDERED):
+        order = TensorInfo(f"{name}{ORDERED}", "I32", (shape[1],), file, starts.pop(), planes[-1].nbytes)
+        type = type.removesuffix(ORDERED)
+    where = file, starts[0], nbytes, layout, checksum, tuple(starts)
+    return TensorInfo(name, type, tuple(shape), *where, order=order)
 
 
 def _read_tokenizer(file: ModelFile, section: Section, vocabulary: Section | None) -> TokenizerSource:

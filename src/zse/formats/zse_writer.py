@@ -14,7 +14,7 @@ import os
 import struct
 import threading
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from zse.errors import UnsupportedError, ZSEError
@@ -190,8 +190,9 @@ class ZseWriter:
                 self._journal += _RECORD.size
                 tensor.crc32 = crc32
 
-    def finish(self) -> None:
-        """Writes the other sections and the header, and gives the file its name."""
+    def finish(self, accept: Callable[[str], None] | None = None) -> None:
+        """Writes the other sections and the header, and gives the file its name. accept(path) reads the complete file before
+        that; where it raises, nothing is left of it."""
         with self._explained():
             crcs = {}
             contents = dict(self._small)
@@ -212,6 +213,13 @@ class ZseWriter:
             self._pwrite(0, head)
             os.ftruncate(self._fd, self.file_bytes)
             self._sync()
+        if accept is not None:
+            try:
+                accept(self.part)
+            except BaseException:
+                os.unlink(self.part)
+                raise
+        with self._explained():
             os.replace(self.part, self.out)
             folder = os.open(os.path.dirname(self.out) or ".", os.O_RDONLY | os.O_DIRECTORY)
             try:

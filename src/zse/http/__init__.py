@@ -4,14 +4,13 @@ Nothing here knows models or the API. An `Application` (listener.py) decides wha
 errors; a request that the protocol itself refuses reaches it as an `HTTPError` (exchange.py). From the socket inwards:
 
     bind.py        opens the listening socket, before anything heavy is imported
-    listener.py    Server: accepts connections, holds the Limits, checks all deadlines with one timer
-    connection.py  Connection: one client; runs one request at a time, writes answers, notices when the client leaves
+    listener.py    Server: accepts connections, holds the Limits, checks all deadlines with one timer; Connection: one client;
+                   runs one request at a time, writes answers, notices when the client leaves
     reader.py      RequestReader: bytes to Requests (httptools parses), with bounds on heads and bodies
-    exchange.py    HTTPRequest, Response, EventStream (server-sent events), HTTPError
-    json_body.py   request bodies as strict JSON
+    exchange.py    HTTPRequest and its strict JSON, Response, HTTPError
 
 Life of a request: Connection.data_received → RequestReader.feed → Application.check_head (the body is not read yet) →
-Application.handle → a Response, or an EventStream that the handler writes itself → Application.finished.
+Application.handle → a Response, or events that the handler sends itself → Application.finished.
 """
 
 from zse import lazy

@@ -1,6 +1,7 @@
-"""One exchange: the request that was read, the response that is written, whole or as server-sent events."""
+"""One exchange: the request that was read, its JSON, the response that is written, whole or as server-sent events."""
 
 import os
+import re
 import time
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import msgspec
 from zse.errors import RequestError
 
 if TYPE_CHECKING:
-    from zse.http.connection import Connection
+    from zse.http.listener import Connection
 
 REASONS = {
     200: "OK",
@@ -42,6 +43,17 @@ CODES = {
     "overloaded": 503,
 }
 
+# Of a JSON body.
+MAX_DEPTH = 64
+MAX_STRINGS = 200_000
+MAX_CONTAINERS = 50_000  # the API's largest request (2,048 messages of many parts) has fewer; each costs Python time
+_LONG_NUMBER = re.compile(rb"-?\d{19,}(?![\d.eE])")
+_DEPTH_STEP = {ord("{"): 1, ord("["): 1, ord("}"): -1, ord("]"): -1}
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b"{}[]"))
+_DIGITS_TO_ZERO = bytes(ord("0") if ord("0") <= byte <= ord("9") else ord(" ") for byte in range(256))
+
+_decoder = msgspec.json.Decoder()
+
 
 class HTTPError(RequestError):
     """A request that this package refuses, whatever it asks for. code: of CODES. close: the connection cannot be used
@@ -54,7 +66,11 @@ class HTTPError(RequestError):
         self.close = close
 
 
-class HTTPRequest:
+def new_request_id() -> str:
+    return "req_" + os.urandom(12).hex()
+
+
+class HTTPRequest(msgspec.Struct, eq=False):
     """A request whose head has been read.
 
     Args:
@@ -67,30 +83,109 @@ class HTTPRequest:
 
     body: bytes, complete when a handler sees it. status: of the answer, 0 until there is one."""
 
-    def __init__(
-        self,
-        method: str,
-        path: str,
-        query: str,
-        headers: dict[str, str],
-        http_10: bool,
-        keep_alive: bool,
-        connection: "Connection",
-    ):
-        self.method, self.path, self.query, self.headers = method, path, query, headers
-        self.http_10, self.keep_alive, self.connection = http_10, keep_alive, connection
-        self.body: bytes | bytearray = bytearray()
-        self.id = new_request_id()
-        self.started = time.monotonic()
-        self.more_headers: list[tuple[str, str]] = []  # of the answer, whatever it is
-        self.status = 0
-        self.note = ""  # what the access log says beside the status
-        self.refusal: RequestError | None = None  # decided by the head; answered when its turn comes
-        self.stream: EventStream | None = None
+    method: str
+    path: str
+    query: str
+    headers: dict[str, str]
+    http_10: bool
+    keep_alive: bool
+    connection: "Connection"
+    body: bytes | bytearray = msgspec.field(default_factory=bytearray)
+    id: str = msgspec.field(default_factory=new_request_id)
+    started: float = msgspec.field(default_factory=time.monotonic)
+    more_headers: list[tuple[str, str]] = []  # of the answer, whatever it is
+    status: int = 0
+    note: str = ""  # what the access log says beside the status
+    refusal: RequestError | None = None  # decided by the head; answered when its turn comes
+    last_write: float | None = None  # monotonic seconds, of an answer that is a stream of events
+
+    def send_events(self, data: bytes, is_last: bool = False) -> None:
+        """Write `data`, whole server-sent events, now; is_last: and the end of the answer. Nothing is sent before the first."""
+        self.last_write, http_10, out = time.monotonic(), self.http_10, b""
+        if not self.status:
+            headers = [
+                ("content-type", "text/event-stream; charset=utf-8"),
+                ("cache-control", "no-cache"),
+                ("x-accel-buffering", "no"),
+            ]
+            out = self.connection.head(self, 200, headers if http_10 else [*headers, ("transfer-encoding", "chunked")])
+        if http_10:
+            out += data
+        else:
+            out += b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+            out += b"0\r\n\r\n" if is_last else b""
+        self.connection.write(out)
+
+    @property
+    def payer(self) -> str:
+        """Whose bodies are counted together: the address, unless the application knows better."""
+        return self.connection.client
 
     @property
     def has_body(self) -> bool:
         return "transfer-encoding" in self.headers or self.headers.get("content-length", "0").strip("0") != ""
+
+    def json(self) -> dict:
+        """The object in the body, stricter than JSON parsers are: no duplicate keys, no depth above 64, no integer beyond 64 bits,
+        no NaN or Infinity, valid UTF-8. Only C-speed passes over the bytes. Raises HTTPError invalid_json, or invalid_type
+        when it is JSON but no object."""
+        data = bytes(self.body)
+        if not data.strip():
+            raise _refuse("it is empty")
+        try:
+            data.decode("utf-8")
+            value = _decoder.decode(data)
+        except UnicodeDecodeError as error:
+            raise _refuse(f"invalid UTF-8 at byte {error.start}") from None
+        except RecursionError:
+            raise _refuse(f"it is nested deeper than {MAX_DEPTH} levels") from None
+        except msgspec.DecodeError as error:
+            raise _refuse(str(error).removeprefix("JSON is malformed: ").split(" - at ")[0].rstrip(".")) from None
+        if b"\\" in data:  # escapes go first, so every quote is a border
+            data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+        if data.count(b'"') > 2 * MAX_STRINGS:
+            raise _refuse(f"it holds more than {MAX_STRINGS} strings")
+        bare = b"".join(data.split(b'"')[::2])  # without string literals: numbers and structure
+        opened = bare.count(b"{") + bare.count(b"[")
+        if opened > MAX_CONTAINERS:
+            raise _refuse(f"it holds more than {MAX_CONTAINERS} objects and arrays")
+        if opened > MAX_DEPTH:
+            _check_depth(bare)
+        if b"0" * 19 in bare.translate(_DIGITS_TO_ZERO):
+            _check_integers(bare)
+        if bare.count(b":") != _count_members(value):
+            raise _refuse("a key occurs twice in one object")
+        if type(value) is not dict:
+            raise HTTPError("invalid_type", "The request body must be a JSON object.")
+        return value
+
+
+def _refuse(reason: str) -> HTTPError:
+    return HTTPError("invalid_json", f"The request body is not valid JSON: {reason}.")
+
+
+def _count_members(value: object) -> int:
+    """Object members below `value`, by containers only (depth is bounded before this runs)."""
+    if type(value) is dict:
+        return len(value) + sum(_count_members(item) for item in value.values() if type(item) in (dict, list))
+    return sum(_count_members(item) for item in value if type(item) in (dict, list)) if type(value) is list else 0
+
+
+def _check_depth(bare: bytes) -> None:
+    depth = 0
+    for byte in bare.translate(None, _NOT_STRUCTURE):
+        depth += _DEPTH_STEP[byte]
+        if depth > MAX_DEPTH:
+            raise _refuse(f"it is nested deeper than {MAX_DEPTH} levels")
+
+
+def _check_integers(bare: bytes) -> None:
+    for match in _LONG_NUMBER.finditer(bare):
+        if match.start() and bare[match.start() - 1] in b".eE+0123456789":  # the fraction of a float
+            continue
+        digits = match.group().lstrip(b"-").lstrip(b"0")  # compared as text: int() refuses thousands of digits
+        if len(digits) > 19 or len(digits) == 19 and digits > b"9223372036854775808":
+            raise _refuse("an integer is beyond 2^63")
 
 
 class Response:
@@ -114,52 +209,3 @@ class Response:
     def json(cls, value: object, status: int = 200) -> "Response":
         """The answer that holds `value` as JSON."""
         return cls(status, msgspec.json.encode(value))
-
-
-def new_request_id() -> str:
-    return "req_" + os.urandom(12).hex()
-
-
-class EventStream:
-    """The response to a request as server-sent events: send… until is_last, or fail. Nothing is sent before the first of
-    these. From its making on, a client that waits for long gets comments.
-
-    drain: awaited before more is made, returns when the peer has taken what was written. stalled_s: for how long it has yet to.
-    """
-
-    def __init__(self, request: HTTPRequest):
-        self._connection, self._request = request.connection, request
-        self.drain, self.stalled_s = self._connection.drain, self._connection.stalled_s
-        self.started = False
-        self.last_write = time.monotonic()
-        request.stream = self
-
-    def send(self, data: bytes, is_last: bool = False) -> None:
-        """Write `data`, whole events, now; is_last: and the end of the stream."""
-        self.last_write = time.monotonic()
-        http_10, out = self._request.http_10, b""
-        if not self.started:
-            self.started = True
-            headers = [
-                ("content-type", "text/event-stream; charset=utf-8"),
-                ("cache-control", "no-cache"),
-                ("x-accel-buffering", "no"),
-            ]
-            out = self._connection.head(
-                self._request, 200, headers if http_10 else [*headers, ("transfer-encoding", "chunked")]
-            )
-        if http_10:
-            out += data
-        else:
-            out += b"%x\r\n%b\r\n" % (len(data), data) if data else b""
-            out += b"0\r\n\r\n" if is_last else b""
-        self._connection.write(out)
-
-    def comment(self) -> None:
-        """A line that clients ignore: shows proxies and the kernel that the connection is alive."""
-        self.send(b": keep-alive\n\n")
-
-    def fail(self, body: bytes) -> None:
-        """One event with the body of an error, then the end of the stream; the connection closes."""
-        self._request.keep_alive = False
-        self.send(b"data: " + body + b"\n\n", is_last=True)

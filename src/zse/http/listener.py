@@ -1,4 +1,5 @@
-"""The listening side: what an application is, the limits, open connections, and the one timer that checks deadlines."""
+"""What an application is, the limits, the listening side with the one timer that checks deadlines, and its clients: a Connection
+reads requests, runs one at a time, writes the answers, notices when the client leaves."""
 
 import asyncio
 import logging
@@ -9,13 +10,25 @@ from typing import Any, Protocol
 import msgspec
 
 from zse.errors import RequestError
-from zse.http.connection import Connection
-from zse.http.exchange import HTTPError, HTTPRequest, Response
+from zse.http.bodies import Bodies
+from zse.http.exchange import REASONS, HTTPError, HTTPRequest, Response, new_request_id
+from zse.http.reader import IDLE, RequestReader
 
 log = logging.getLogger("zse.server")
 
 TICK_S = 0.5
 _DATE = "%a, %d %b %Y %H:%M:%S GMT"
+_HELD_BYTES = 1 << 16  # bytes of a next request that are kept while one is being answered
+_LINGER_BYTES, _LINGER_S = 16 << 20, 2.0  # what is read and dropped after an early answer, so that it is not lost
+# Notice a peer that vanished without a FIN: probe an idle connection, give up on unacknowledged data (None: after
+# Limits.write_stall_s); and one that reads slowly: the kernel would take megabytes of a stream before it says so.
+_PEER_OPTIONS = {
+    "TCP_KEEPIDLE": 15,
+    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": None,
+    "TCP_NOTSENT_LOWAT": 1 << 16,
+}
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -51,18 +64,257 @@ class Application(Protocol):
         """Decides what can be decided before the body is read. Raises RequestError."""
 
     async def handle(self, request: Any) -> Response | None:
-        """Answers; None: through an EventStream. Raises RequestError."""
+        """Answers; None: through send_events(). Raises RequestError."""
 
     def error_response(self, error: RequestError) -> Response:
         """The answer that says `error`; its body is also the data of an event where a stream has begun."""
 
     def finished(self, request: Any | None, status: int) -> None:
-        """An answer was given; status 0: the client left before it began. request None: nobody could read it."""
+        """An answer was given, which the access log tells; status 0: the client left before it began. request None: nobody could
+        read it."""
+
+
+class Connection(asyncio.Protocol):
+    """One client. At most one request is handled at a time; a client that closes its side is gone (its handler is
+    cancelled at once, whatever it waits for)."""
+
+    def __init__(self, server: "Server"):
+        self._server, self._limits = server, server.limits
+        self.client = ""
+        self.authenticated = False  # a key of the application was seen
+        self._transport: asyncio.Transport  # from connection_made() on, before anything else happens
+        self._reader = RequestReader(server, self)
+        self._active: HTTPRequest | None = None
+        self._task: asyncio.Task | None = None
+        self._held = b""  # received and not parsed yet
+        self._paused_at: float | None = None
+        self._writable: asyncio.Future | None = None
+        self._lingers_since: float | None = None  # our side is closed; what still arrives is dropped
+        self._lingered = 0
+
+    # Transport events
+
+    def connection_made(self, transport) -> None:
+        self._transport = transport
+        peer = transport.get_extra_info("peername")
+        if isinstance(peer, tuple):
+            self.client = peer[0]
+            sock = transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _PEER_OPTIONS.items():
+                option = getattr(socket, name, None)  # macOS has other names
+                if option is not None:
+                    sock.setsockopt(socket.IPPROTO_TCP, option, value or int(self._limits.write_stall_s * 1000))
+        connections = self._server.connections
+        connections.add(self)
+        if len(connections) > self._limits.connections:
+            self._refuse(HTTPError("overloaded", "Too many connections.", close=True))
+        elif self._server.app.needs_key:
+            same = sum(1 for other in connections if other.client == self.client and not other.authenticated)
+            if same > self._limits.unauthenticated_per_ip:
+                message = "Too many connections without a key from this address."
+                self._refuse(HTTPError("overloaded", message, close=True))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.connections.discard(self)
+        self.eof_received()
+
+    def eof_received(self) -> None:
+        """The client has left: a half-close counts as that. None closes the transport once its buffer is flushed."""
+        if self._task is not None:
+            self._task.cancel()
+        for request in (*self._reader.ready, self._reader.request, self._active):
+            self._server.release_body(request)
+        self._held = b""
+
+    def pause_writing(self) -> None:
+        self._paused_at = time.monotonic()
+
+    def resume_writing(self) -> None:
+        self._paused_at = None
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+
+    def stalled_s(self) -> float:
+        """Seconds for which the peer has been behind what is written, 0 when it is not."""
+        return 0.0 if self._paused_at is None else time.monotonic() - self._paused_at
+
+    async def drain(self) -> None:
+        """Wait until the peer has taken what was written (down to the transport's low-water mark)."""
+        if self._paused_at is not None:
+            self._writable = asyncio.get_running_loop().create_future()
+            await self._writable
+
+    def write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    # Reading
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingers_since is None:
+            self._held += data
+            self._go_on()
+            return
+        self._lingered += len(data)
+        if self._lingered > _LINGER_BYTES:
+            self._transport.abort()
+
+    def _go_on(self) -> None:
+        """Without a request to answer, parse what was received until there is one; what follows it waits for its answer."""
+        while self._active is None and self._lingers_since is None:
+            if self._reader.ready:
+                self._active = self._reader.ready.popleft()
+                self._task = asyncio.get_running_loop().create_task(self._run(self._active))
+            elif self._reader.refusal is not None:
+                self._refuse(self._reader.refusal)
+                return
+            elif self._held:
+                self._held = self._reader.feed(self._held)
+            else:
+                break
+        if len(self._held) > _HELD_BYTES:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def expect_continue(self) -> None:
+        """Tell a client that waits for it to send the body (RFC 9110 10.1.1)."""
+        if self._active is None and not self._reader.ready:
+            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    # Answering
+
+    async def _run(self, request: HTTPRequest) -> None:
+        response: Response | None = None
+        request.body = bytes(request.body)
+        try:
+            if request.refusal is not None:
+                raise request.refusal
+            response = await self._server.app.handle(request)
+        except RequestError as error:
+            response = self._failed(request, error)
+        except asyncio.CancelledError:
+            request.note = request.note or "client left"
+            self._transport.abort()
+            raise
+        except Exception:
+            log.exception("request %s failed", request.id)
+            # Of a bug of ours a client sees nothing but the request id.
+            message = "The server failed to answer this request. Quote the x-request-id header when you report it."
+            response = self._failed(request, HTTPError("internal_error", message))
+        finally:
+            self._server.release_body(request)
+            if response is not None:
+                self.respond(request, response)
+            self._task = self._active = None
+            self._server.app.finished(request, request.status)
+        if not request.keep_alive or self._server.draining or self._transport.is_closing():
+            self._close_gently()
+            return
+        self._reader.since = self._server.now
+        self._go_on()
+
+    def _failed(self, request: HTTPRequest, error: RequestError) -> Response | None:
+        """The answer that says `error`; None where it became the last event of a stream."""
+        response = self._server.app.error_response(error)
+        if not request.status:
+            return response
+        request.note = request.note or (error.code or "")
+        request.keep_alive = False
+        request.send_events(b"data: " + response.body + b"\n\n", is_last=True)
+        return None
+
+    def head(self, request: HTTPRequest | None, status: int, headers: list[tuple[str, str]]) -> bytes:
+        """Status line and headers; adds date, x-request-id and connection."""
+        lines = [
+            f"HTTP/1.1 {status} {REASONS.get(status, '')}",
+            f"date: {self._server.date}",
+            f"x-request-id: {request.id if request else new_request_id()}",
+            "x-content-type-options: nosniff",
+        ]
+        lines += [f"{name}: {value}" for name, value in [*headers, *(request.more_headers if request else ())]]
+        if request is None or not request.keep_alive or self._server.draining:
+            lines.append("connection: close")
+        elif request.http_10:
+            lines.append("connection: keep-alive")
+        if request is not None:
+            request.status = status
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+    def respond(self, request: HTTPRequest | None, response: Response) -> None:
+        if request is not None and response.close:
+            request.keep_alive = False
+        headers = [*response.headers, ("content-length", str(len(response.body)))]
+        body = b"" if request is not None and request.method == "HEAD" else response.body
+        self.write(self.head(request, response.status, headers) + body)
+
+    def _refuse(self, refusal: RequestError) -> None:
+        """Answer a request that will not be handled; nothing more is read from this connection."""
+        request, self._reader.request = self._reader.request, None
+        if request is not None:
+            request.keep_alive = False
+        self.respond(request, self._server.app.error_response(refusal))
+        self._server.release_body(request)
+        self._server.app.finished(request, refusal.status)
+        if request is None:
+            log.info("refused a request from %s: %s %s", self.client, refusal.status, refusal.code)
+        self._close_gently()
+
+    def _close_gently(self) -> None:
+        """Flush and close our side, then drop what still arrives: an immediate close would reset the connection and
+        could take the answer with it."""
+        if self._transport.is_closing():
+            return
+        self._lingers_since, self._held = self._server.now, b""
+        self._transport.resume_reading()
+        try:
+            self._transport.write_eof()
+        except OSError:
+            self._transport.abort()
+
+    # Called by the server
+
+    def abandon(self) -> None:
+        """Drop the connection now."""
+        self._transport.abort()
+
+    def close_if_idle(self) -> None:
+        if self._active is None and self._lingers_since is None and self._reader.phase == IDLE:
+            self._close_gently()
+
+    @property
+    def busy(self) -> bool:
+        return self._active is not None
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    def check_deadlines(self, now: float) -> None:
+        limits = self._limits
+        if self._paused_at is not None and now - self._paused_at > limits.write_stall_s:
+            log.info("dropped a client that has not read for %d s", limits.write_stall_s)
+            self.abandon()
+        elif self._active is not None:
+            since = self._active.last_write
+            if since is not None and now - since >= limits.comment_s:
+                # A line that clients ignore shows proxies and the kernel that the connection is alive.
+                self._active.send_events(b": keep-alive\n\n")
+        elif self._lingers_since is not None:
+            if now - self._lingers_since > _LINGER_S:
+                self.abandon()
+        elif self._reader.phase == IDLE:
+            if now - self._reader.since > limits.keep_alive_s:
+                self._close_gently()
+        else:
+            self._reader.refuse_if_slow(now)
+            if self._reader.refusal is not None:
+                self._refuse(self._reader.refusal)
 
 
 class Server:
-    """Listeners, connections, the timer. draining: connections close after their answer. body_bytes: of all requests
-    whose bodies are held."""
+    """Listeners, connections, the timer. draining: connections close after their answer. bodies: those that are held."""
 
     def __init__(self, app: Application, limits: Limits | None = None):
         self.app = app
@@ -70,7 +322,7 @@ class Server:
         self.connections: set[Connection] = set()
         self.now = time.monotonic()
         self.date = time.strftime(_DATE, time.gmtime())
-        self.body_bytes = 0
+        self.bodies = Bodies(self.limits.all_bodies_bytes)
         self.draining = False
         self._listeners: list[asyncio.Server] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -89,41 +341,11 @@ class Server:
             connection.check_deadlines(self.now)
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
-    def add(self, connection: Connection) -> HTTPError | None:
-        """Register a new connection; returns the refusal when there are too many."""
-        self.connections.add(connection)
-        if len(self.connections) > self.limits.connections:
-            return HTTPError("overloaded", "Too many connections.", close=True)
-        if self.app.needs_key:
-            same = sum(1 for other in self.connections if other.client == connection.client and not other.authenticated)
-            if same > self.limits.unauthenticated_per_ip:
-                return HTTPError("overloaded", "Too many connections without a key from this address.", close=True)
-        return None
-
     def release_body(self, request: HTTPRequest | None) -> None:
         """The body of a request is needed no more."""
         if request is not None:
-            self.body_bytes -= len(request.body)
+            self.bodies.remove(request.payer, len(request.body))
             request.body = b""
-
-    def finished(self, request: HTTPRequest) -> None:
-        self.app.finished(request, request.status)
-        log.info(
-            "%s %s %s %s %.0f ms %s",
-            request.method,
-            request.path,
-            request.status or "-",
-            request.note,
-            (time.monotonic() - request.started) * 1000,
-            request.id,
-        )
-
-    def refused(self, connection: Connection, request: HTTPRequest | None, refusal: RequestError) -> None:
-        if request is not None:
-            self.finished(request)
-        else:
-            self.app.finished(None, refusal.status)
-            log.info("refused a request from %s: %s %s", connection.client, refusal.status, refusal.code)
 
     def stop_listening(self) -> None:
         """Close the listeners and the idle connections; running requests go on, their connections close after."""

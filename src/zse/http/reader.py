@@ -10,8 +10,7 @@ from zse.errors import RequestError
 from zse.http.exchange import HTTPError, HTTPRequest
 
 if TYPE_CHECKING:
-    from zse.http.connection import Connection
-    from zse.http.listener import Server
+    from zse.http.listener import Connection, Server
 
 IDLE, HEAD, BODY = "idle", "head", "body"
 _ESCAPE = re.compile(rb"%([0-9a-fA-F]{2})")
@@ -141,11 +140,10 @@ class RequestReader:
         self._last_body = self._server.now
         if len(request.body) + len(data) > self._limits.body_bytes:
             self.refusal = self._too_large()
-        elif self._server.body_bytes + len(data) > self._limits.all_bodies_bytes:
-            self.refusal = HTTPError("overloaded", "The server is holding too many request bodies.", close=True)
-        else:
-            self._server.body_bytes += len(data)
+        elif self._server.bodies.add(request.payer, len(data)):
             request.body += data
+        else:
+            self.refusal = HTTPError("overloaded", "The server is holding too many request bodies.", close=True)
 
     def on_message_complete(self) -> None:
         if self.refusal is not None or self.request is None or self._raw_left is not None:

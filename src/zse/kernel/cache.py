@@ -1,13 +1,14 @@
 """Compiled GPU kernels on disk: a cache of single cubins by content, and packs that a start reads instead of compiling.
 
-Both lie in ZSE_HOME/kernels (0700: what is loaded onto the device comes from there). A file is written beside its place and renamed.
-Every cubin is covered by a SHA-256: a damaged one is compiled again, never loaded.
+Both lie in ZSE_HOME/kernels; zse.trust says when a file there, or a pack in the installation, may be loaded. What is damaged, of
+another key or of another architecture is compiled again, never loaded; where nothing can be written, it is kept in memory.
 
-cubins/<key>.cubin   magic, SHA-256 of the rest, u32 length of a JSON entry, the entry, the cubin. key = SHA-256 of the text without
-                     comments, the options, the compiler's version and the architecture. AMD: a code object, likewise.
-<arch>-<fingerprint>.pack   magic, u64 length of a JSON head, SHA-256 of the head, the head, the cubins. The head has the architecture,
-                     the fingerprint (a hash of the package's kernel sources), and per symbol its manifest entry with "place":
-                     [offset, length, SHA-256].
+cubins/<key>.cubin   magic, the key, u64 length and SHA-256 of the rest, the rest: u32 length of a JSON entry, the entry, the cubin.
+                     key = SHA-256 of the text without comments, the options, the compiler's version, the architecture and zse's
+                     version. AMD: a code object, likewise.
+<arch>-<fingerprint>.pack   magic, the key, u64 length and SHA-256 of a JSON head, the head, the cubins. key = SHA-256 of the
+                     architecture, the fingerprint (a hash of the package's kernel sources) and zse's version. The head has these,
+                     and per symbol its manifest entry with "place": [offset, length, SHA-256].
 """
 
 import hashlib
@@ -17,15 +18,19 @@ import mmap
 import os
 import re
 import struct
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from zse import env
+from zse import __version__, env, trust
 from zse.errors import CompileError, ConfigError
 from zse.kernel import amd, archs, emit, nvrtc
 
-CUBIN_MAGIC = b"ZSECUBN1"
-PACK_MAGIC = b"ZSEPACK1"
+CUBIN_MAGIC = b"ZSECUBN2"
+PACK_MAGIC = b"ZSEPACK2"
+_HEAD = struct.Struct("<8s32sQ32s")  # magic, key, length of what is covered, its SHA-256
+MOST_BYTES = 1 << 30  # of ZSE_HOME/kernels
+_PRUNE_EVERY = 64  # files that a process writes there
 PACKAGE = Path(__file__).resolve().parents[1]
 TABLE = "zse.kernels.table"  # the list of operations stands above this package: it is named, not imported
 BUILD_HINT = "run `zse kernels build`"
@@ -41,21 +46,21 @@ def folder() -> Path:
     return Path(os.path.abspath(os.path.expanduser(env.get("ZSE_HOME")))) / "kernels"
 
 
-def _private(path: Path) -> Path:
-    """The folder, made with mode 0700."""
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.chmod(0o700)
-    return path
+_written = 0
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all."""
-    half = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        half.write_bytes(data)
-        half.replace(path)
-    finally:
-        half.unlink(missing_ok=True)
+def _keep(path: Path, data: bytes) -> None:
+    """Write a file of ZSE_HOME/kernels and hold the folder to its size. OSError where that cannot be."""
+    global _written
+    trust.write_kept(str(path), data, str(folder()))
+    if _written % _PRUNE_EVERY == 0:
+        trust.prune(str(folder()), MOST_BYTES, time.time())
+    _written += 1
+
+
+def _sealed(magic: bytes, key: str, covered: bytes) -> bytes:
+    """A file's beginning and what its hash covers."""
+    return _HEAD.pack(magic, bytes.fromhex(key), len(covered), hashlib.sha256(covered).digest()) + covered
 
 
 def fingerprint() -> str:
@@ -89,31 +94,45 @@ def resolve_arch(arch: str) -> str:
 def key_of(text: str, options: Iterable[str], version: tuple[int, ...], arch: str) -> str:
     """The name of a cubin in the cache. Comments do not count: they hold line numbers."""
     bare = re.sub(r"[ ]*//[^\n]*", "", text)
-    return hashlib.sha256(repr((bare, tuple(options), tuple(version), arch)).encode()).hexdigest()[:40]
+    return _key("cubin", bare, tuple(options), tuple(version), arch)
+
+
+def _key(*parts: object) -> str:
+    return hashlib.sha256(repr((*parts, __version__)).encode()).hexdigest()
 
 
 # one cubin -----------------------------------------------------------------------------------------------------------
 
 
-def read_cubin(path: Path) -> tuple[dict, bytes] | None:
-    """(entry, cubin), or None if the file is not there or not whole."""
+def cubin_path(key: str) -> Path:
+    """Where the cubin with this key stands."""
+    return folder() / "cubins" / f"{key}.cubin"
+
+
+def read_cubin(key: str) -> tuple[dict, bytes] | None:
+    """(entry, cubin), or None if the file is not there, not whole, not of this key, or perhaps another user's work."""
     try:
-        data = path.read_bytes()
+        with trust.open_kept(str(cubin_path(key)), str(folder())) as file:
+            data = file.read()
+    except PermissionError as error:
+        trust.warn_once("compiled kernels are not read from %s: %s", error.filename, error.strerror)
+        return None
     except OSError:
         return None
-    if len(data) < 44 or data[:8] != CUBIN_MAGIC or hashlib.sha256(data[40:]).digest() != data[8:40]:
+    covered = data[_HEAD.size :]
+    if len(covered) < 4 or data != _sealed(CUBIN_MAGIC, key, covered):
         return None
-    (size,) = struct.unpack_from("<I", data, 40)
-    return json.loads(data[44 : 44 + size]), data[44 + size :]
+    (size,) = struct.unpack_from("<I", covered)
+    return json.loads(covered[4 : 4 + size]), covered[4 + size :]
 
 
-def write_cubin(path: Path, entry: dict, cubin: bytes) -> None:
-    """Put a cubin and its manifest entry into the cache."""
+def write_cubin(key: str, entry: dict, cubin: bytes) -> None:
+    """Put a cubin and its manifest entry into the cache, where that can be written."""
     head = json.dumps(entry, separators=(",", ":"), sort_keys=True).encode()
-    payload = struct.pack("<I", len(head)) + head + cubin
-    _private(folder())
-    _private(path.parent)
-    _write(path, CUBIN_MAGIC + hashlib.sha256(payload).digest() + payload)
+    try:
+        _keep(cubin_path(key), _sealed(CUBIN_MAGIC, key, struct.pack("<I", len(head)) + head + cubin))
+    except OSError as error:
+        trust.warn_once("compiled kernels are kept in memory only: %s: %s", error.filename or folder(), error.strerror)
 
 
 def compile_cached(variant: "Variant", arch: str, force: bool = False) -> "Compiled":
@@ -128,11 +147,10 @@ def compile_cached(variant: "Variant", arch: str, force: bool = False) -> "Compi
     else:
         key = key_of(text, nvrtc.OPTIONS, nvrtc.nvrtc().version, arch)
         compile_text = nvrtc.compile_text
-    path = folder() / "cubins" / f"{key}.cubin"
-    found = None if force else read_cubin(path)
+    found = None if force else read_cubin(key)
     if found is None:
         compiled = compile_text(text, entry, variant.symbol, arch)
-        write_cubin(path, compiled.manifest(), compiled.cubin)
+        write_cubin(key, compiled.manifest(), compiled.cubin)
         return compiled
     stored, cubin = found
     return nvrtc.Compiled(variant.symbol, arch, cubin, stored["registers"], stored["spills"], text, **entry)
@@ -146,8 +164,13 @@ def pack_path(arch: str) -> Path:
     return folder() / f"{arch}-{fingerprint()}.pack"
 
 
+def pack_key(arch: str, sources: str | None = None) -> str:
+    """What a pack for the architecture must have been made for. sources: fingerprint(), if the caller has it."""
+    return _key("pack", arch, sources or fingerprint())
+
+
 def write_pack(path: Path, arch: str, compiled: "Iterable[Compiled]") -> int:
-    """Write a pack; returns its size in bytes."""
+    """Write a pack; returns its size in bytes. ConfigError where it cannot be written."""
     blobs: list[bytes] = []
     kernels: dict[str, dict] = {}
     offset = 0
@@ -160,35 +183,47 @@ def write_pack(path: Path, arch: str, compiled: "Iterable[Compiled]") -> int:
         padded = one.cubin + bytes(-len(one.cubin) % 64)
         blobs.append(padded)
         offset += len(padded)
+    sources = fingerprint()
     head = json.dumps(
-        {"arch": arch, "fingerprint": fingerprint(), "kernels": kernels}, separators=(",", ":"), sort_keys=True
+        {"arch": arch, "fingerprint": sources, "kernels": kernels}, separators=(",", ":"), sort_keys=True
     ).encode()
-    head += b" " * (-(len(PACK_MAGIC) + 40 + len(head)) % 64)
-    data = b"".join([PACK_MAGIC, struct.pack("<Q", len(head)), hashlib.sha256(head).digest(), head, *blobs])
-    if path.parent == folder():
-        _private(path.parent)
-    _write(path, data)
+    head += b" " * (-(_HEAD.size + len(head)) % 64)
+    data = b"".join([_sealed(PACK_MAGIC, pack_key(arch, sources), head), *blobs])
+    try:
+        if path.parent == folder():
+            _keep(path, data)
+        else:
+            trust.write_whole(str(path), data, 0o644)
+    except OSError as error:
+        where = error.filename or path
+        raise ConfigError(f"{where} cannot be written: {error.strerror}; set ZSE_HOME to a folder you own") from None
     return len(data)
 
 
 class Pack:
-    """An open pack: `manifest` by symbol, `image()` gives the bytes. CompileError for a file that is not whole."""
+    """An open pack: `manifest` by symbol, `image()` gives the bytes. CompileError for a file that is not whole or not made
+    for `key` (pack_key(); default: any). PermissionError where others could have written it: a file below `root` is held to what is
+    kept, another one to what is installed."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, key: str | None = None, root: Path | None = None):
         self.path = path
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size < 64:
+        if root is None:
+            trust.check_installed(str(path))
+        with trust.open_kept(str(path), str(root)) if root is not None else open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size < _HEAD.size:
                 raise CompileError(f"{path}: not a pack of kernels; {BUILD_HINT}")
             self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        (size,) = struct.unpack_from("<Q", self._data, 8)
-        head = self._data[48 : 48 + size]
-        if self._data[:8] != PACK_MAGIC or len(head) != size or hashlib.sha256(head).digest() != self._data[16:48]:
+        magic, made_for, size, digest = _HEAD.unpack_from(self._data)
+        self._start = _HEAD.size + size
+        head = self._data[_HEAD.size : self._start]
+        if magic != PACK_MAGIC or len(head) != size or hashlib.sha256(head).digest() != digest:
             raise CompileError(f"{path}: damaged; {BUILD_HINT}")
-        self._start = 48 + size
         described = json.loads(head)
         self.arch: str = described["arch"]
         self.fingerprint: str = described["fingerprint"]
         self.manifest: dict[str, dict] = described["kernels"]
+        if made_for.hex() != pack_key(self.arch, self.fingerprint) or key not in (None, made_for.hex()):
+            raise CompileError(f"{path}: made for other kernels or another architecture; {BUILD_HINT}")
 
     def image(self, symbol: str) -> bytes:
         """A kernel's cubin. CompileError if it is damaged."""
@@ -260,15 +295,16 @@ def open_pack(arch: str) -> Kernels:
     """The kernels for an architecture: the pack of this version in ZSE_HOME/kernels or beside the native libraries; without one (or
     with a damaged one), kernels compiled one by one where NVRTC is there."""
     arch = resolve_arch(arch)
-    name = pack_path(arch).name
+    sources = fingerprint()
+    key, name = pack_key(arch, sources), f"{arch}-{sources}.pack"
     pack = None
-    for place in (folder() / name, PACKAGE / "_native" / name):
+    for place, root in ((folder(), folder()), (PACKAGE / "_native", None)):
         try:
-            pack = Pack(place)
+            pack = Pack(place / name, key, root)
             break
-        except FileNotFoundError:
-            continue
-        except CompileError:
+        except PermissionError as error:
+            trust.warn_once("compiled kernels are not read from %s: %s", error.filename, error.strerror)
+        except (OSError, CompileError):
             continue
     return Kernels(arch, pack, package_variants)
 

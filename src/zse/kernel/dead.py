@@ -12,8 +12,9 @@ def walk(body: list[ir.Stmt]) -> Iterator[ir.Stmt]:
     """Every statement, inner ones included."""
     for stmt in body:
         yield stmt
-        for block in ir.blocks(stmt):
-            yield from walk(block)
+        if stmt.blocks:
+            for block in ir.blocks(stmt):
+                yield from walk(block)
 
 
 def reads_of(stmt: ir.Stmt) -> list[str]:
@@ -24,7 +25,7 @@ def reads_of(stmt: ir.Stmt) -> list[str]:
         expr = todo.pop()
         if isinstance(expr, ir.Var):
             names.append(expr.name)
-        else:
+        elif not isinstance(expr, ir.Const):
             todo += ir.children(expr)
     return names
 

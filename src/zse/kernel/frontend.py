@@ -80,8 +80,11 @@ class Stager(Calls):
         return CompileError(f"{source.path}:{source.first_line + index}: {error}\n{text}\n{caret}")
 
     def expression(self, node: ast.expr) -> object:
+        kind = type(node)
+        if kind is ast.Constant:
+            return node.value  # type: ignore[attr-defined]
         try:
-            return getattr(self, f"expr_{type(node).__name__}", self.unknown)(node)
+            return EXPRESSIONS.get(kind, Stager.unknown)(self, node)
         except (CompileError, InlineReturn):
             raise
         except Exception as error:  # also what the author's compile-time Python raised
@@ -91,16 +94,16 @@ class Stager(Calls):
     def unknown(self, node: ast.AST):
         raise StageError(f"{type(node).__name__} is not part of the kernel language")
 
-    def expr_Constant(self, node):
-        return node.value
-
     def expr_Name(self, node):
-        scope, _ = self.scope.find(node.id)
-        if scope:
-            return scope.names[node.id]
+        name: str = node.id
+        scope: Scope | None = self.scope
+        while scope is not None:
+            if name in scope.names:
+                return scope.names[name]
+            scope = scope.parent
         for table in (closure_of(self.function), self.function.__globals__, vars(builtins)):
-            if node.id in table:
-                return self.of_target(table[node.id])
+            if name in table:
+                return self.of_target(table[name])
         raise StageError(
             f"{node.id} is not defined here (a name first assigned inside a run-time block is local to it)"
         )
@@ -240,9 +243,7 @@ class Stager(Calls):
         for item in node.args:
             if isinstance(item, ast.Starred):
                 args += self.expression(item.value)
-            elif isinstance(item, ast.List) and isinstance(
-                function, Builtin
-            ):  # variables to change in place: no copies
+            elif type(item) is ast.List and isinstance(function, Builtin):  # variables to change in place: no copies
                 args.append([self.expression(part) for part in item.elts])
             else:
                 args.append(self.expression(item))
@@ -250,15 +251,14 @@ class Stager(Calls):
         for item in node.keywords:
             value = self.expression(item.value)
             kwargs.update({item.arg: value} if item.arg else value)  # type: ignore[call-overload]
-        runtime = any(is_runtime(value) for value in (*args, *kwargs.values()))
-        if isinstance(function, DType | VectorType):
-            return self.convert(args[0], function)
-        if runtime and isinstance(function, type(min)) and function in PYTHON_TO_BUILTIN:
-            return self.builtin(PYTHON_TO_BUILTIN[function], args, kwargs)
         if isinstance(function, Builtin):
             return self.builtin(function.name, args, kwargs)
         if isinstance(function, Inline):
             return self.inline(function, args, kwargs)
+        if isinstance(function, (DType, VectorType)):
+            return self.convert(args[0], function)
+        if isinstance(function, type(min)) and function in PYTHON_TO_BUILTIN and any(map(is_runtime, args)):
+            return self.builtin(PYTHON_TO_BUILTIN[function], args, kwargs)
         return function(*args, **kwargs)
 
     def lazily(self, node: ast.expr) -> object:
@@ -473,3 +473,7 @@ def stage(kernel: Kernel, statics: dict[str, object], symbol: str, target) -> ir
     function = remove_dead_variables(Stager(target).run(kernel, statics, symbol))
     ir.verify(function)
     return function
+
+
+# By the type of a node: a level's kernels have 1.5 million of them.
+EXPRESSIONS = {getattr(ast, name[5:]): method for name, method in vars(Stager).items() if name.startswith("expr_")}

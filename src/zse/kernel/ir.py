@@ -81,12 +81,15 @@ TENSOR_MAP = Scalar("tensormap", "opaque", 1024)
 @dataclass_transform(frozen_default=True)
 @dataclass(frozen=True)
 class Expr:
-    """An expression; subclasses are dataclasses. operands: names of the fields that are expressions."""
+    """An expression; subclasses are dataclasses. operands: names of the fields that are expressions. printer: the printers' method
+    for it."""
 
     type: Type
     operands: ClassVar[tuple[str, ...]] = ()
+    printer: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
+        cls.printer = f"expr_{cls.__name__}"
         cls.operands = tuple(name for name, kind in cls.__annotations__.items() if kind is Expr)
         dataclass(frozen=True)(cls)
 
@@ -311,12 +314,13 @@ def verify(function: Function) -> None:
         raise CompileError(f"{function.origin}: IR of {function.symbol}, line {line}: {reason}")
 
     def check_expr(expr: Expr, scope: dict[str, Type], line: int) -> None:
+        if isinstance(expr, Var) and scope.get(expr.name) != expr.type:
+            fail(line, f"{expr.name} is used as {expr.type} but is {scope.get(expr.name, 'not declared here')}")
+        if isinstance(expr, (Const, Var)):
+            return
         for child in children(expr):
             check_expr(child, scope, line)
         match expr:
-            case Var(type, name):
-                if scope.get(name) != type:
-                    fail(line, f"{name} is used as {type} but is {scope.get(name, 'not declared here')}")
             case Binary(type, op, a, b):
                 if op not in ("<<", ">>") and a.type != b.type:
                     fail(line, f"{a.type} {op} {b.type}")

@@ -262,6 +262,7 @@ BUILTINS = _builtins(
     add_i16="add_i16(a, b): lane-wise sum of packed i16",
     sign_s8="sign_s8(a, w): per byte a * sign(w)",
     abs_s8="abs_s8(v): per byte absolute value",
+    lookup_s8="lookup_s8(table, index): per byte table[index], indices 0 to 15; table: 16 bytes, the same in every four lanes",
     narrow_s8="narrow_s8(v): i32 lanes to i8 lanes, saturating",
     thread_index="thread_index(): which thread of the block this is, i32",
     lane_index="lane_index(): which lane of the warp, i32",

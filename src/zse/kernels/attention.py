@@ -1,4 +1,4 @@
-"""Causal attention over paged keys and values: one kernel for decode, prefill, chunked and mixed batches
+"""Attention over paged keys and values: one kernel for decode, prefill, chunked and mixed batches
 (attention_kernels.py; kernels/gpu/attention.py)."""
 
 from zse import kernel as zl
@@ -8,7 +8,8 @@ from zse.kernels.quantize import GROUP
 from zse.runtime.args import Args
 
 SEGMENT = 256
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
+MAX_RANK = 512  # numbers of a latent
 MAX_ROWS = 32  # query rows (tokens of the tile x query heads of the group) of one block
 KV_DTYPES = {"f16": zl.f16, "f32": zl.f32, **PACKED}
 
@@ -46,15 +47,19 @@ def _attention(
     softcap: float = 0.0,
     splits=1,
     partial=None,
+    ahead: int = 0,
+    sinks=None,
 ) -> None:
-    """Causal attention of M tokens, whose keys and values are already in their pages.
+    """Attention of M tokens, whose keys and values are already in their pages.
 
     q f32 [M, Hq * D]; k_pages [P, Hk, D, 16] and v_pages [P, Hk, 16, D], f16 or f32, or both packed i8 or e4m3
     (kv_pages.py); page_table i32 [rows, max_pages];
     token_row, positions i32 [M] (tokens of a row stand together, positions ascending by one); out [M, Hq * D], f32
     Tensor or int8 Activation (D a multiple of 32). scale: of the scores. window: keys that a token sees, itself
-    included (0: all). softcap: c of c * tanh(score / c) (0: none). splits: int or Sym, from num_splits(); other than
-    1 it needs partial, f32 of partial_shape(). D is a multiple of 16 up to 256, Hq a multiple of Hk, Hq / Hk at most
+    included (0: all). softcap: c of c * tanh(score / c) (0: none). sinks: f32 [Hq], a score of each head
+    that weighs in the softmax's sum and has no value (gpt-oss, arXiv 2508.10925; None: none). splits: int or Sym, from num_splits(); other than
+    1 it needs partial, f32 of partial_shape(). ahead: keys behind itself that a token sees: 0 is causal attention; an encoder's
+    sees its sequence's, all of which is in the batch, and has splits 1. D is a multiple of 16 up to 512, Hq a multiple of Hk, Hq / Hk at most
     32."""
     tokens, width = q.shape
     kv_heads, head_dim = v_pages.shape[1], head_dim_of(v_pages)
@@ -62,7 +67,9 @@ def _attention(
     heads, group = width // head_dim, width // (kv_heads * head_dim)
     form = "int8" if out.dtype == "int8" else "f32"
     require(form == "f32" or head_dim % GROUP == 0, f"attention: head_dim {head_dim} is not a multiple of {GROUP}")
-    common = Args(out=None, oq=None, oscale=None, osum=None)
+    if sinks is not None:
+        check("attention sinks", sinks, "f32", heads)
+    common = Args(sinks=sinks, has_sinks=int(sinks is not None), out=None, oq=None, oscale=None, osum=None)
     common |= {"oq": out.q, "oscale": out.scale, "osum": out.sum} if form == "int8" else {"out": out}
     common |= dict(positions=positions, partial=None, max_segments=1, splits=splits, head_dim=head_dim, window=window)
     if splits != 1:
@@ -74,8 +81,10 @@ def _attention(
             f"attention: partial holds {max_segments} segments, the page table {page_table.shape[1]} pages",
         )
         common |= dict(partial=partial, max_segments=max_segments)
+    require(not ahead or splits == 1, "attention: keys ahead are not split")
     args = Args(
         **common,
+        ahead=ahead,
         q=q,
         k_pages=k_pages,
         v_pages=v_pages,
@@ -100,7 +109,7 @@ def _check(q, k_pages, v_pages, page_table, token_row, positions, out) -> None:
     tokens, width = q.shape
     require(
         head_dim % 16 == 0 and head_dim <= MAX_HEAD_DIM,
-        f"attention: head_dim {head_dim} is not a multiple of 16 up to 256",
+        f"attention: head_dim {head_dim} is not a multiple of 16 up to 512",
     )
     require(width % (kv_heads * head_dim) == 0, f"attention: q is {width} wide, {kv_heads} kv heads of {head_dim}")
     group = width // (kv_heads * head_dim)

@@ -48,6 +48,8 @@ def attention_reference(
     partial=None,
     out=None,
     longest_run=None,
+    ahead=0,
+    sinks=None,
 ):
     """Softmax attention in float64, one token at a time."""
 
@@ -59,28 +61,34 @@ def attention_reference(
     queries = queries.astype(np.float64).reshape(tokens, kv_heads, -1, head_dim)
     result = np.zeros_like(queries)
     for m, (row, position) in enumerate(zip(token_row, positions, strict=True)):
-        pages = page_table[row, : position // BLOCK + 1]
+        end = min(position + 1 + ahead, int(positions[token_row == row].max()) + 1)
+        pages = page_table[row, : (end - 1) // BLOCK + 1]
         first = max(0, position + 1 - window) if window else 0
         keys = k_pages[pages].transpose(1, 0, 2, 3).reshape(kv_heads, -1, head_dim)
         values = v_pages[pages].transpose(1, 0, 2, 3).reshape(kv_heads, -1, head_dim)
-        keys, values = keys[:, first : position + 1], values[:, first : position + 1]
+        keys, values = keys[:, first:end], values[:, first:end]
         scores = np.einsum("hgd,htd->hgt", queries[m], keys) * scale
         if softcap:
             scores = softcap * np.tanh(scores / softcap)
-        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
-        result[m] = np.einsum("hgt,htd->hgd", weights / weights.sum(axis=2, keepdims=True), values)
+        sink = None if sinks is None else sinks.astype(np.float64).reshape(*scores.shape[:2], 1)
+        top = scores.max(axis=2, keepdims=True)
+        top = top if sink is None else np.maximum(top, sink)
+        weights = np.exp(scores - top)
+        total = weights.sum(axis=2, keepdims=True) + (0 if sink is None else np.exp(sink - top))
+        result[m] = np.einsum("hgt,htd->hgd", weights / total, values)
     return {"out": result.reshape(tokens, width)}
 
 
-def attention_batch(rng, runs, heads, kv_heads, head_dim, dtype="float16"):
+def attention_batch(rng, runs, heads, kv_heads, head_dim, dtype="float16", page_size=BLOCK):
     """A flat batch for `runs` [(first position, number of tokens), …], one sequence each: the launcher's arrays of a CPU.
-    dtype: of the pages, a NumPy name, or "i8" or "e4m3" for packed ones.
+    dtype: of the pages, a NumPy name, or "i8" or "e4m3" for packed ones. page_size: tokens whose blocks lie in a row.
     Slots of the pages that no token owns hold NaN: nothing may read them into a result."""
 
-    context = max(first + count for first, count in runs)
-    max_pages = -(-context // BLOCK) + 1
-    pages = len(runs) * max_pages + 3
-    page_table = rng.permutation(pages)[: len(runs) * max_pages].reshape(len(runs), max_pages).astype(np.int32)
+    context, together = max(first + count for first, count in runs), page_size // BLOCK
+    max_pages = (-(-context // page_size) + 1) * together
+    pages = len(runs) * max_pages + 3 * together
+    first_blocks = rng.permutation(pages // together)[: len(runs) * max_pages // together] * together
+    page_table = (first_blocks[:, None] + np.arange(together)).reshape(len(runs), max_pages).astype(np.int32)
     numbers = "float32" if dtype in PACKED else dtype
     k = rng.standard_normal((pages, kv_heads, head_dim, BLOCK)).astype(numbers)
     v = rng.standard_normal((pages, kv_heads, BLOCK, head_dim)).astype(numbers)
@@ -105,10 +113,10 @@ def attention_batch(rng, runs, heads, kv_heads, head_dim, dtype="float16"):
     }
 
 
-def gpu_batch(rng, runs, heads, kv_heads, head_dim, dtype):
+def gpu_batch(rng, runs, heads, kv_heads, head_dim, dtype, page_size=BLOCK):
     """attention_batch() as a GPU has it: q bf16, pages [P, Hk, 16, D] of `dtype`, or packed ones."""
 
-    batch = attention_batch(rng, runs, heads, kv_heads, head_dim, "float32")
+    batch = attention_batch(rng, runs, heads, kv_heads, head_dim, "float32", page_size)
     pages = {"k_pages": batch["k_pages"].swapaxes(2, 3), "v_pages": batch["v_pages"]}
     for name, values in pages.items():
         if dtype in PACKED:
@@ -134,13 +142,17 @@ def make_gpu_cases(rng):
         ("verification", [(40, 4), (600, 8)], 4, 1, 256, {"longest_run": 8, "window": 100}),
         ("prompt", [(0, 71)], 9, 3, 64, {}),
         ("chunks, mixed", [(250, 40), (3, 1), (17, 9), (700, 150)], 28, 4, 128, {}),
+        ("chunks, pages of 128", [(309, 60), (0, 9), (130, 1)], 8, 2, 128, {"page_size": 128}),
         ("chunks, window", [(600, 20), (0, 130)], 4, 1, 256, {"window": 50}),
         ("chunks, softcap", [(40, 200), (5, 2)], 2, 2, 96, {"softcap": 20.0}),
         ("chunks, group of 32", [(100, 33)], 32, 1, 64, {}),
+        ("encoder", [(0, 37), (0, 1), (0, 150)], 3, 3, 32, {"ahead": 1 << 20}),
+        ("encoder, window", [(0, 150), (0, 40)], 2, 2, 64, {"ahead": 20, "window": 21}),
     ]
     for name, runs, heads, kv_heads, head_dim, options in shapes:
-        for dtype in ("bf16", "f16", *PACKED):
-            batch = gpu_batch(rng, runs, heads, kv_heads, head_dim, dtype)
+        page_size = options.pop("page_size", BLOCK)
+        for dtype in ("bf16", "f16", *PACKED)[: 2 if "ahead" in options else None]:
+            batch = gpu_batch(rng, runs, heads, kv_heads, head_dim, dtype, page_size)
             tokens = sum(count for _, count in runs)
             yield Case(
                 f"{name} {dtype} {heads}/{kv_heads} D={head_dim}",
@@ -162,15 +174,24 @@ def make_cpu_cases(rng):
         ("group of 7", [(5, 9), (64, 1)], 7, 1, 96, {}),
         ("group of 8", [(130, 5)], 16, 2, 16, {}),
         ("group of 5", [(13, 9)], 5, 1, 48, {}),
+        ("sinks", [(0, 1), (300, 1), (600, 9)], 8, 2, 64, {"sinks": True}),
+        ("sinks, window", [(17, 40), (700, 2)], 6, 2, 48, {"sinks": True, "window": 50}),
+        ("wide heads", [(250, 12), (0, 1), (30, 5)], 8, 1, 512, {}),
+        ("pages of 64", [(250, 40), (3, 1), (17, 9)], 8, 2, 128, {"page_size": 64}),
+        ("encoder", [(0, 37), (0, 1), (0, 333), (0, 33)], 3, 3, 32, {"ahead": 1 << 20}),
+        ("encoder, window", [(0, 400), (0, 70)], 2, 2, 64, {"ahead": 64, "window": 65}),
     ]
     for name, runs, heads, kv_heads, head_dim, options in shapes:
+        page_size, has_sinks = options.pop("page_size", BLOCK), options.pop("sinks", False)
         for dtype in ("float16", "float32", *PACKED):
-            batch = attention_batch(rng, runs, heads, kv_heads, head_dim, dtype)
+            batch = attention_batch(rng, runs, heads, kv_heads, head_dim, dtype, page_size)
+            if has_sinks:
+                batch["sinks"] = (rng.standard_normal(heads) * 3).astype(np.float32)
             tokens, width = batch["q"].shape
             context = int(batch["positions"].max()) + 1
             segments = -(-batch["page_table"].shape[1] * BLOCK // 256)
-            for splits in (1, -(-context // 256)):
-                if splits == 1 and dtype != "float16" and name != "prefill":
+            for splits in (1,) if "ahead" in options else (1, -(-context // 256)):
+                if splits == 1 and "ahead" not in options and dtype != "float16" and name != "prefill":
                     continue
                 scratch = {}
                 if splits != 1:
@@ -195,6 +216,7 @@ def attention_cost(case: Case) -> Cost:
     tokens, width = q.shape
     positions = case.inputs["positions"]
     window = case.options.get("window", 0)
-    seen = sum(min(int(p) + 1, window) if window else int(p) + 1 for p in positions)
+    ahead = case.options.get("ahead", 0)
+    seen = sum(min(int(p) + 1, window) + min(ahead, window) if window else int(p) + 1 for p in positions)
     last = {int(row): int(p) + 1 for row, p in zip(case.inputs["token_row"], positions, strict=True)}
     return Cost(sum(last.values()) * 2 * kv_heads * head_dim * pages.itemsize + tokens * width * 8, seen * width * 4)

@@ -1,4 +1,4 @@
-"""Causal attention over paged keys and values: one kernel for decode, prefill, chunked and mixed batches.
+"""Attention over paged keys and values: one kernel for decode, prefill, chunked and mixed batches, and for encoders.
 
 A block takes one key/value head and one *tile*: neighbouring tokens of one sequence whose positions share a multiple of
 the tile length (the first token of a run leads its tile; the blocks of the others return at once). Tiles, key blocks
@@ -14,33 +14,18 @@ with the same arithmetic.
 from typing import Any, NamedTuple
 
 from zse import kernel as zl
-from zse.kernels.attention import KV_DTYPES, MAX_HEAD_DIM, MAX_ROWS, SEGMENT
-from zse.kernels.kv_pages import BLOCK, SCALE_BYTES, unit_of, widen
+from zse.kernels.attention import KV_DTYPES, MAX_HEAD_DIM, MAX_RANK, MAX_ROWS, SEGMENT
+from zse.kernels.kv_pages import BLOCK, E4M3_IN_F16, E4M3_IN_F32, SCALE_BYTES, narrow_e4m3, widen
 from zse.kernels.quantize import GROUP, quantize_group
+from zse.kernels.softmax import weight_of
 
 KEY_ALIGN = 64  # key blocks start at multiples of this
 MASKED = -3.0e38  # the score of a key that must not be seen
 FLOOR = -1.0e30  # the running maximum before any key
 
 
-@zl.inline
-def weight_of(difference):
-    """exp(score - maximum), at most 1: the polynomial of kernel/mathlib.py (Cephes expf) with a lower bound at which
-    the power of two is exactly 0, so that masked keys weigh nothing. exp(0) is exactly 1."""
-    x = max(difference, -88.3)
-    n = zl.round_even(x * 1.44269504088896341)
-    r = zl.fma(n, 2.12194440e-4, zl.fma(n, -0.693359375, x))
-    p = zl.fma(r, 1.9875691500e-4, 1.3981999507e-3)
-    p = zl.fma(p, r, 8.3334519073e-3)
-    p = zl.fma(p, r, 4.1665795894e-2)
-    p = zl.fma(p, r, 1.6666665459e-1)
-    p = zl.fma(p, r, 5.0000001201e-1)
-    p = zl.fma(p, r * r, r) + 1.0
-    return p * zl.bitcast((zl.convert(n, zl.i32) + 127) << 23, zl.f32)
-
-
 class TileParams(zl.Record):
-    """Parameters of attention_tile. splits: 1, or at least the number of segments. R: query rows in registers at once."""
+    """Parameters of attention_tile. sinks: see attention(), null where has_sinks is 0. splits: 1, or at least the number of segments. R: query rows in registers at once."""
 
     q: zl.Ptr[zl.f32, "const"]
     k_pages: zl.Ptr[zl.u8, "const"]
@@ -48,11 +33,13 @@ class TileParams(zl.Record):
     page_table: zl.Ptr[zl.i32, "const"]
     token_row: zl.Ptr[zl.i32, "const"]
     positions: zl.Ptr[zl.i32, "const"]
+    sinks: zl.Ptr[zl.f32, "const"]
     out: zl.Ptr[zl.f32]
     oq: zl.Ptr[zl.i8]
     oscale: zl.Ptr[zl.f32]
     osum: zl.Ptr[zl.f32]
     partial: zl.Ptr[zl.f32]
+    has_sinks: zl.i64
     tokens: zl.i64
     max_pages: zl.i64
     max_segments: zl.i64
@@ -62,6 +49,7 @@ class TileParams(zl.Record):
     head_dim: zl.i64
     scale: zl.f32
     window: zl.i64
+    ahead: zl.i64
     softcap: zl.f32
     R: zl.static
     KV: zl.static
@@ -69,8 +57,8 @@ class TileParams(zl.Record):
 
 
 class HeadPages(NamedTuple):
-    """A sequence's pages for one head: their ids, those that are seen (first .. last), where the head's keys and values begin,
-    and how far two pages are apart."""
+    """A sequence's pages for one head: their ids (None: page i is the i-th), those that are seen (first .. last), where the
+    head's keys and values begin, how far two pages are apart, and two tokens' values, the type of their numbers."""
 
     ids: Any
     first: Any
@@ -78,17 +66,20 @@ class HeadPages(NamedTuple):
     keys: Any
     values: Any
     stride: Any
+    line: Any
+    KV: Any
 
 
 class KeySegment(NamedTuple):
     """Keys begin .. stop - 1 of the segment from `start` on; padded: up to where there are scores; value_begin: whose values
-    are read first."""
+    are read first; keys: that the tile sees."""
 
     start: Any
     begin: Any
     stop: Any
     padded: Any
     value_begin: Any
+    keys: Any
 
 
 class TileWork(NamedTuple):
@@ -117,7 +108,49 @@ def head_pages(p, head, row, first_key, num_keys):
         zl.cast_ptr(p.k_pages, STORED) + head * head_size,
         zl.cast_ptr(p.v_pages, STORED) + head * head_size,
         p.kv_heads * head_size,
+        p.head_dim,
+        p.KV,
     )
+
+
+@zl.inline
+def page_offset(pages, index):
+    """How far page `index` is from where the head's pages begin."""
+    return zl.i64(index if pages.ids is None else pages.ids[index]) * pages.stride
+
+
+def units_of(p, pages) -> tuple[float, float]:
+    """What products with stored numbers are to be multiplied with before they are summed, and after."""
+    if p.KV is not zl.e4m3:
+        return 1.0, 1.0
+    # In two parts: neither products nor weights times a scale leave the range of f32.
+    return (E4M3_IN_F32 / 2.0**24, 2.0**24) if pages.KV is zl.e4m3 else (E4M3_IN_F16, 1.0)
+
+
+@zl.inline
+def convert_pages(p, pages, segment, scratch):
+    """A segment's pages of e4m3 as pages of f16 in the block's memory, their scales behind them: each number is converted once
+    for all rows of a tile, which takes 2 instructions instead of 3 for each R of them."""
+    WIDTH = 2 * zl.target.lanes
+    size = p.head_dim * BLOCK
+    stride = size + SCALE_BYTES // 2
+    half = SEGMENT // BLOCK * stride
+    first = segment.start // BLOCK
+    for page in range(segment.value_begin // BLOCK, (segment.stop + BLOCK - 1) // BLOCK):
+        here = page_offset(pages, page)
+        coming = page_offset(pages, min(page + 1, pages.last))
+        for part in zl.static(range(2)):
+            stored = pages.values if part else pages.keys
+            to = scratch + (part * half + (page - first) * stride)
+            for at in range(0, size, 2 * WIDTH):
+                zl.prefetch(stored + coming + at)
+                for i in zl.static(range(0, 2 * WIDTH, WIDTH)):
+                    zl.store(to + at + i, narrow_e4m3(zl.load(stored + here + at + i, WIDTH)))
+            for i in zl.static(range(0, SCALE_BYTES, WIDTH)):
+                scales = zl.load(stored + here + size + i, WIDTH)
+                zl.store(zl.cast_ptr(to + size, zl.u8) + i, scales)
+    keys = scratch - first * stride
+    return HeadPages(None, pages.first, pages.last, keys, keys + half, stride, p.head_dim, zl.f16)
 
 
 @zl.inline
@@ -126,23 +159,24 @@ def segment_of(index, first_key, num_keys, pages):
     stop = min(start + SEGMENT, num_keys)
     begin = max(start, first_key // KEY_ALIGN * KEY_ALIGN)
     value_begin = max(start, pages.first * BLOCK)
-    return KeySegment(start, begin, stop, begin + (stop - begin + KEY_ALIGN - 1) // KEY_ALIGN * KEY_ALIGN, value_begin)
+    padded = begin + (stop - begin + KEY_ALIGN - 1) // KEY_ALIGN * KEY_ALIGN
+    return KeySegment(start, begin, stop, padded, value_begin, num_keys)
 
 
 @zl.inline
 def key_pages_at(key, count, pages):
     """Pointers at the keys of `count` pages from `key` on; beyond those that are seen, the nearest."""
     return [
-        pages.keys + zl.i64(pages.ids[min(max(key // BLOCK + i, pages.first), pages.last)]) * pages.stride
+        pages.keys + page_offset(pages, min(max(key // BLOCK + i, pages.first), pages.last))
         for i in zl.static(range(count))
     ]
 
 
 @zl.inline
-def key_block(queries, key_pages, next_pages, acc, p, VECTORS):
+def key_block(queries, key_pages, next_pages, acc, p, KV, VECTORS):
     """acc[r][v] = q_r · K of VECTORS * lanes neighbouring keys; key_pages[i] points at [head_dim, 16] of a page.
     next_pages: of the next block, brought near meanwhile: a page is too short for the processor to foresee it."""
-    L, KV = zl.target.lanes, p.KV
+    L = zl.target.lanes
     per_page = BLOCK // L
     LINE = 1 if KV is zl.f32 else 2 if KV is zl.f16 else 4  # dimensions in 64 bytes
     for line in range(0, p.head_dim, max(LINE, 2)):
@@ -165,34 +199,50 @@ def score_keys(p, pages, segment, queries, scores, VECTORS):
     """The scores of a segment's keys for R query rows."""
     L = zl.target.lanes
     KEYS = VECTORS * L
+    before, after = units_of(p, pages)
     for key in range(segment.begin, segment.stop, KEYS):
         key_pages = key_pages_at(key, KEYS // BLOCK, pages)
         next_pages = key_pages_at(key + KEYS, KEYS // BLOCK, pages)
         acc = [[zl.f32.x(L)(0) for v in range(VECTORS)] for r in range(p.R)]
-        key_block(queries, key_pages, next_pages, acc, p, VECTORS)
+        key_block(queries, key_pages, next_pages, acc, p, pages.KV, VECTORS)
         scales = [zl.splat(p.scale, L) for _ in range(VECTORS)]
         if is_scaled(p.KV):
             scales = [
                 zl.load(zl.cast_ptr(key_pages[v * L // BLOCK] + p.head_dim * BLOCK, zl.f32) + v * L % BLOCK, L)
-                * (p.scale * unit_of(p.KV))
+                * p.scale
                 for v in range(VECTORS)
             ]
         for r in zl.static(range(p.R)):
             for v in zl.static(range(VECTORS)):
-                score = acc[r][v] * scales[v]
+                score = (acc[r][v] * before * after if p.KV is zl.e4m3 else acc[r][v]) * scales[v]
                 if p.softcap > 0.0:
                     score = zl.tanh(score / p.softcap) * p.softcap
                 zl.store(scores + r * SEGMENT + (key - segment.start) + v * L, score)
 
 
 @zl.inline
-def hide_keys(p, segment, limits, scores):
-    """Keys from a row's limit on, and those before its window, are not seen."""
+def keys_of_row(p, token, position):
+    """How many keys the sequence of `token` has: up to its last token in the batch, whose tokens stand together. By bisection."""
+    row = p.token_row[token]
+    low = zl.i64(token)
+    high = zl.i64(p.tokens)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if p.token_row[middle] == row:
+            low = middle + 0
+        else:
+            high = middle + 0
+    return position + 1 + low - token
+
+
+@zl.inline
+def hide_keys(p, segment, limits, own, scores):
+    """Keys from a row's limit on, and those before its window, which ends with its own key, are not seen."""
     for r in zl.static(range(p.R)):
         for hidden in range(max(limits[r], segment.begin), segment.padded):
             scores[r * SEGMENT + hidden - segment.start] = MASKED
         if p.window > 0:
-            for gone in range(segment.begin, min(limits[r] - p.window, segment.padded)):
+            for gone in range(segment.begin, min(own[r] + 1 - p.window, segment.padded)):
                 scores[r * SEGMENT + gone - segment.start] = MASKED
 
 
@@ -230,10 +280,11 @@ def weigh_keys(p, segment, sub, work):
 def scale_weights(p, pages, segment, scores):
     """Weights times the scales of the values that they will be multiplied with."""
     L = zl.target.lanes
+    before, _ = units_of(p, pages)
     for page in range(segment.value_begin // BLOCK, (segment.stop + BLOCK - 1) // BLOCK):
-        lines = zl.cast_ptr(pages.values + zl.i64(pages.ids[page]) * pages.stride + p.head_dim * BLOCK, zl.f32)
+        lines = zl.cast_ptr(pages.values + page_offset(pages, page) + pages.line * BLOCK, zl.f32)
         for part in zl.static(range(0, BLOCK, L)):
-            units = zl.load(lines + part, L) * unit_of(p.KV)
+            units = zl.load(lines + part, L) * before
             for r in zl.static(range(p.R)):
                 place = scores + (r * SEGMENT + page * BLOCK - segment.start + part)
                 zl.store(place, zl.load(place, L) * units)
@@ -242,17 +293,18 @@ def scale_weights(p, pages, segment, scores):
 @zl.inline
 def mix_values(p, pages, segment, scores, states, rescale, factors, column, VECTORS):
     """Columns column .. column + VECTORS * lanes of state rows: state * rescale + factor * sum over keys of p * V."""
-    L, KV = zl.target.lanes, p.KV
+    L, KV = zl.target.lanes, pages.KV
+    _, after = units_of(p, pages)
     LINE = 16 if KV is zl.f32 else 32 if KV is zl.f16 else 64  # values in 64 bytes
     acc = [[zl.f32.x(L)(0) for v in range(VECTORS)] for r in range(p.R)]
     for page in range(segment.value_begin // BLOCK, (segment.stop + BLOCK - 1) // BLOCK):
-        values = pages.values + zl.i64(pages.ids[page]) * pages.stride + column
-        coming = pages.values + zl.i64(pages.ids[min(page + 1, pages.last)]) * pages.stride + column
+        values = pages.values + page_offset(pages, page) + column
+        coming = pages.values + page_offset(pages, min(page + 1, pages.last)) + column
         weights = scores + (page * BLOCK - segment.start)
         for t in range(min(BLOCK, segment.stop - page * BLOCK)):
             for line in zl.static(range(0, VECTORS * L, LINE)):
-                zl.prefetch(coming + t * p.head_dim + line)
-            row = [widen(zl.load(values + t * p.head_dim + v * L, L), KV) for v in range(VECTORS)]
+                zl.prefetch(coming + t * pages.line + line)
+            row = [widen(zl.load(values + t * pages.line + v * L, L), KV) for v in range(VECTORS)]
             for r in zl.static(range(p.R)):
                 weight = zl.splat(weights[r * SEGMENT + t], L)
                 for v in zl.static(range(VECTORS)):
@@ -260,7 +312,16 @@ def mix_values(p, pages, segment, scores, states, rescale, factors, column, VECT
     for r in zl.static(range(p.R)):
         for v in zl.static(range(VECTORS)):
             place = states[r] + column + v * L
-            zl.store(place, zl.fma(zl.load(place, L), rescale[r], acc[r][v] * factors[r]))
+            zl.store(place, zl.fma(zl.load(place, L), rescale[r], acc[r][v] * (factors[r] * after)))
+
+
+@zl.inline
+def with_sink(p, head, maximum_, total):
+    """What a query row's state is to be divided by: its weights' sum and its head's sink, in units of the largest weight. A sink far
+    above every score makes it infinite, the row 0."""
+    if p.has_sinks > 0:
+        total += zl.exp(min(p.sinks[head] - maximum_, 88.0))
+    return total
 
 
 @zl.inline
@@ -290,9 +351,10 @@ def attend(p, pages, segment, token, head, rows, sub, work):
         + (head * p.group + which[r] % p.group) * p.head_dim
         for r in zl.static(range(R))
     ]
-    limits = [zl.i64(p.positions[token + which[r] // p.group]) + 1 for r in zl.static(range(R))]
+    own = [zl.i64(p.positions[token + which[r] // p.group]) for r in zl.static(range(R))]
+    limits = [min(own[r] + 1 + p.ahead, segment.keys) for r in zl.static(range(R))]
     score_keys(p, pages, segment, queries, work.scores, VECTORS)
-    hide_keys(p, segment, limits, work.scores)
+    hide_keys(p, segment, limits, own, work.scores)
     rescale, factors = weigh_keys(p, segment, sub, work)
     if is_scaled(p.KV):
         scale_weights(p, pages, segment, work.scores)
@@ -323,6 +385,8 @@ def attention_tile(p: TileParams):
         count += 1
 
     num_keys = zl.i64(p.positions[token + count - 1]) + 1
+    if p.ahead > 0:
+        num_keys = min(num_keys + p.ahead, keys_of_row(p, token, position))
     first_key = max(position + 1 - p.window, 0) if p.window > 0 else zl.i64(0)
     first_segment = first_key // SEGMENT
     last_segment = (num_keys - 1) // SEGMENT
@@ -340,6 +404,8 @@ def attention_tile(p: TileParams):
         zl.local_array(zl.f32, MAX_ROWS + 4),
         zl.local_array(zl.f32, MAX_ROWS + 4),
     )
+    if p.KV is zl.e4m3:
+        scratch = zl.local_array(zl.f16, 2 * SEGMENT // BLOCK * (MAX_HEAD_DIM * BLOCK + SCALE_BYTES // 2))
     for i in range(0, (rows + p.R - 1) // p.R * p.R):
         work.maxima[i] = FLOOR
         work.totals[i] = 0.0
@@ -347,8 +413,17 @@ def attention_tile(p: TileParams):
             zl.store(work.state + i * p.head_dim + d, zl.f32.x(L)(0))
     for index in range(first_segment, last_segment + 1):
         segment = segment_of(index, first_key, num_keys, pages)
-        for sub in range(0, rows, p.R):
-            attend(p, pages, segment, token, head, rows, sub, work)
+        if p.KV is zl.e4m3:
+            if rows > 2 * p.R:
+                converted = convert_pages(p, pages, segment, scratch)
+                for sub in range(0, rows, p.R):
+                    attend(p, converted, segment, token, head, rows, sub, work)
+            else:
+                for sub in range(0, rows, p.R):
+                    attend(p, pages, segment, token, head, rows, sub, work)
+        else:
+            for sub in range(0, rows, p.R):
+                attend(p, pages, segment, token, head, rows, sub, work)
 
     for i in range(rows):
         place = (token + i // p.group) * p.kv_heads * p.group + head * p.group + i % p.group
@@ -359,18 +434,21 @@ def attention_tile(p: TileParams):
             record[p.head_dim] = work.maxima[i]
             record[p.head_dim + 1] = work.totals[i]
         else:
-            write_row(p, work.state + i * p.head_dim, work.totals[i], place * p.head_dim)
+            divisor = with_sink(p, head * p.group + i % p.group, work.maxima[i], work.totals[i])
+            write_row(p, work.state + i * p.head_dim, divisor, place * p.head_dim)
 
 
 class CombineParams(zl.Record):
     """Parameters of attention_combine."""
 
     positions: zl.Ptr[zl.i32, "const"]
+    sinks: zl.Ptr[zl.f32, "const"]
     out: zl.Ptr[zl.f32]
     oq: zl.Ptr[zl.i8]
     oscale: zl.Ptr[zl.f32]
     osum: zl.Ptr[zl.f32]
     partial: zl.Ptr[zl.f32, "const"]
+    has_sinks: zl.i64
     max_segments: zl.i64
     splits: zl.i64
     heads: zl.i64
@@ -388,7 +466,7 @@ def attention_combine(p: CombineParams):
     num_keys = zl.i64(p.positions[zl.block_index(1)]) + 1
     first = max(num_keys - p.window, 0) // SEGMENT if p.window > 0 else zl.i64(0)
     place = zl.block_index(1) * p.heads + zl.block_index(0)
-    state = zl.local_array(zl.f32, MAX_HEAD_DIM)
+    state = zl.local_array(zl.f32, MAX_RANK)  # what latent_attention.py leaves is merged here, too
     for d in range(0, p.head_dim, L):
         zl.store(state + d, zl.f32.x(L)(0))
     maximum_ = zl.f32(FLOOR)
@@ -403,7 +481,7 @@ def attention_combine(p: CombineParams):
         for d in range(0, p.head_dim, L):
             zl.store(state + d, zl.fma(zl.load(state + d, L), rescale, zl.load(record + d, L) * factor))
         maximum_ = new
-    write_row(p, state, total, place * p.head_dim)
+    write_row(p, state, with_sink(p, zl.block_index(0), maximum_, total), place * p.head_dim)
 
 
 def variants(target):

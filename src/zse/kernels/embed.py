@@ -4,7 +4,8 @@ from zse import kernel as zl
 from zse.kernels import host
 from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, check, later, require
 from zse.lazy import numpy as np
-from zse.quant.scheme import FP8_SCALINGS, AffineScheme, DenseScheme, Fp8Scheme, Scheme, memory_layout
+from zse.quant.lut4 import CODES
+from zse.quant.scheme import FP8_SCALINGS, LUT4_SCHEMES, AffineScheme, DenseScheme, Fp8Scheme, Scheme, memory_layout
 from zse.runtime.args import Args
 
 TILE = 16
@@ -13,9 +14,9 @@ BITS = (4, 5, 6, 8)
 
 
 @zl.inline
-def token_row(ids, rows):
-    """The id of this block's token, inside the table whatever it holds: the host checks ids, this keeps memory safe."""
-    return min(max(zl.i64(ids[zl.block_index(0)]), 0), rows - 1)
+def token_row(ids, shift, rows):
+    """The row of this block's token, inside the table whatever it holds: the host checks ids, this keeps memory safe."""
+    return min(max(zl.i64(ids[zl.block_index(0)]) + shift, 0), rows - 1)
 
 
 @zl.kernel
@@ -26,14 +27,17 @@ def embed_dense(
     rows: zl.i64,
     width: zl.i64,
     factor: zl.f32,
+    shift: zl.i64,
     DTYPE: zl.static,
+    ADD: zl.static,
 ):
     """One block is one token. A row of w [T, K, 16] has stride 16."""
-    row = token_row(ids, rows)
+    row = token_row(ids, shift, rows)
     source = zl.cast_ptr(w, DTYPE) + row // TILE * width * TILE + row % TILE
     destination = out + zl.block_index(0) * width
     for k in range(width):
-        destination[k] = zl.f32(source[k * TILE]) * factor
+        value = zl.f32(source[k * TILE]) * factor
+        destination[k] = destination[k] + value if ADD else value
 
 
 @zl.inline
@@ -68,7 +72,7 @@ def embed_affine(
     SYMMETRIC: zl.static,
 ):
     """One block is one token; group is in columns (the width for one group a row)."""
-    row = token_row(ids, rows)
+    row = token_row(ids, 0, rows)
     tile = row // TILE
     r = row % TILE
     blocks = width // 32
@@ -85,8 +89,63 @@ def embed_affine(
                 zl.store(destination + block * 32 + s * 4, value * factor)
 
 
-def embed(recorder, ids, table, out, scale: float = 1.0) -> None:
-    """ids i32 [M], table Weight [N, K] of any scheme → out f32 [M, K] = scale * row ids[m]. GPU: K a multiple of 8."""
+@zl.inline
+def table_step(scale, factor, code, unit, tile, block, half, r, blocks, group):
+    """What multiplies the table's numbers for row r of a tile, in half a block of 32 columns."""
+    place = (tile * (blocks * 32 // group) + (block * 32 + half * 16) // group) * TILE + r
+    if code == "f16":
+        return zl.f32(zl.cast_ptr(scale, zl.f16)[place])
+    if code == "i8":
+        wide = zl.f32(zl.cast_ptr(factor, zl.f16)[(tile * (blocks // 8) + block // 8) * TILE + r]) * unit
+        return zl.f32(zl.i32(zl.cast_ptr(scale, zl.i8)[place])) * wide
+    if code == "e8m0":
+        return zl.bitcast(zl.i32(scale[place]) << 23, zl.f32) * unit
+    value = zl.bitcast((zl.i32(scale[place]) & 127) << 20, zl.f32) * 2.0**120
+    return value * (zl.cast_ptr(factor, zl.f32)[tile * TILE + r] * unit)
+
+
+class Lut4Embedding(zl.Record):
+    """table0 .. 3: the 16 numbers as bytes; unit: what multiplies them (zse.quant.lut4)."""
+
+    ids: zl.Ptr[zl.i32, "const"]
+    q: zl.Ptr[zl.u8, "const"]
+    scale: zl.Ptr[zl.u8, "const"]
+    scale_factor: zl.Ptr[zl.u8, "const"]
+    out: zl.Ptr[zl.f32]
+    rows: zl.i64
+    width: zl.i64
+    group: zl.i64
+    factor: zl.f32
+    table0: zl.i32
+    table1: zl.i32
+    table2: zl.i32
+    table3: zl.i32
+    unit: zl.f32
+    CODE: zl.static
+
+
+@zl.kernel
+def embed_lut4(p: Lut4Embedding):
+    """One block is one token."""
+    row = token_row(p.ids, 0, p.rows)
+    tile = row // TILE
+    r = row % TILE
+    blocks = p.width // 32
+    table = zl.make_vector(p.table0, p.table1, p.table2, p.table3) ^ -2139062144  # 0x80808080: plus 128
+    destination = p.out + zl.block_index(0) * p.width
+    for block in range(blocks):
+        for half in zl.static(range(2)):
+            step = table_step(p.scale, p.scale_factor, p.CODE, p.unit, tile, block, half, r, blocks, p.group)
+            for s in zl.static(range(half * 4, half * 4 + 4)):
+                index = quarter(p.q, p.q, tile * blocks + block, r, s, 4)
+                value = zl.convert((zl.lookup_s8(table, index) & 255) - 128, zl.f32) * step
+                zl.store(destination + block * 32 + s * 4, value * p.factor)
+
+
+def embed(recorder, ids, table, out, scale: float = 1.0, add: bool = False, first: int = 0) -> None:
+    """ids i32 [M], table Weight [N, K] of any scheme → out f32 [M, K] = scale * row ids[m]. GPU: K a multiple of 8.
+
+    add: out += that, and first: row first + ids[m]; both of dense tables (learned positions, token types)."""
     count = ids.shape[0]
     rows, width = table.shape
     check("embed ids", ids, "i32", count)
@@ -94,8 +153,11 @@ def embed(recorder, ids, table, out, scale: float = 1.0) -> None:
     key = recorder.device.kernels, table.scheme.kind
     require(key in TABLES, f"embed: no kernel of the {key[0].upper()} reads {table.scheme}")
     symbol, planes = TABLES[key](table.scheme, table.planes, width, table.layout)
+    if key[1] == "dense":
+        planes["shift"] = first
+    require(key[1] == "dense" or not (add or first), f"embed: {table.scheme} rows are not added")
     args = Args(ids=ids, out=out, rows=rows, width=width, factor=float(scale), **planes)
-    recorder.launch(symbol, args, (count,))
+    recorder.launch(f"{symbol}_add" if add else symbol, args, (count,))
 
 
 def _tiles(scheme, planes, width: int, layout: str) -> tuple[str, dict]:
@@ -119,18 +181,33 @@ def _groups(scheme, planes, width: int, layout: str) -> tuple[str, dict]:
     return f"embed_int{scheme.bits}_{'sym' if scheme.symmetric else 'asym'}", args | {"group": scheme.group or width}
 
 
+def _tables(scheme, planes, width: int, layout: str) -> tuple[str, dict]:
+    require(scheme.fits(width), f"embed: {scheme.name} does not fit {width} columns")
+    args = {"q": planes["q"], "scale": planes["scale"], "scale_factor": planes.get("factor"), "group": scheme.group}
+    return f"embed_lut4_{scheme.code}", args | scheme.table_args(signed=True) | {"unit": scheme.unit}
+
+
+def _narrow_tables(scheme, planes, width: int, layout: str) -> tuple[str, dict]:
+    require(scheme.fits(width), f"embed: {scheme.name} does not fit {width} columns")
+    args = {"q": planes["q"], "scale": planes["scale"], "group": scheme.group}
+    return "embed_lut4_rows", args | scheme.table_args()
+
+
 # By kind of device and of scheme: (scheme, planes, width, layout) → the kernel, and the arguments that only it takes.
 TABLES = {
     ("cpu", "dense"): _tiles,
     ("cpu", "affine"): _groups,
+    ("cpu", "lut4"): _tables,
     ("gpu", "dense"): _rows,
     ("gpu", "fp8"): _scaled_rows,
     ("gpu", "affine"): _groups,
+    ("gpu", "lut4"): _narrow_tables,
 }
 
 
-def _reference(ids, table, scale=1.0, out=None):
-    return {"out": table.dequantize()[ids].astype(np.float64) * scale}
+def _reference(ids, table, scale=1.0, add=False, first=0, out=None):
+    rows = table.dequantize()[ids + first].astype(np.float64) * scale
+    return {"out": rows + out if add else rows}
 
 
 def _cases(rng, family="cpu"):
@@ -142,10 +219,10 @@ def _cases(rng, family="cpu"):
         for bits, group in zip((4, 5, 6, 8), (32, 64, 16, 0), strict=True)
         for symmetric in (False, True)
     ]
-    for scheme in schemes:
-        if (family, scheme.kind) not in TABLES:
+    for scheme in (*schemes, *LUT4_SCHEMES):
+        if (family, scheme.kind) not in TABLES or scheme.loaded(family) != scheme:
             continue
-        rows, width, count = (300, 208, 5) if scheme.numbers == "w" else (37, 128, 5)
+        rows, width, count = (300, 208, 5) if scheme.numbers == "w" else (37, max(128, 2 * scheme.step), 5)
         ids = np.concatenate([[0, rows - 1], rng.integers(0, rows, count - 2)]).astype(np.int32)
         yield Case(
             scheme.name,
@@ -153,6 +230,17 @@ def _cases(rng, family="cpu"):
             {"out": OutputSpec((count, width), "float32", near)},
             {"scale": 1.0 if scheme.numbers == "q" else 25.25},
         )
+        if scheme.kind == "dense":
+            before = rng.standard_normal((count, width)).astype(np.float32)
+            yield Case(
+                f"{scheme.name} added",
+                {
+                    "ids": np.maximum(ids - 2, 0),
+                    "table": host.random_weight(rng, rows, width, scheme, memory_layout(scheme, family)),
+                },
+                {"out": OutputSpec((count, width), "float32", near, inout=before)},
+                {"add": True, "first": 2},
+            )
 
 
 def _cost(case: Case) -> Cost:
@@ -163,11 +251,19 @@ def _cost(case: Case) -> Cost:
 
 
 def _variants(target):
-    return [zl.Variant(f"embed_{name}", embed_dense, {"DTYPE": dtype}) for name, dtype in DENSE.items()] + [
-        zl.Variant(f"embed_int{bits}_{form}", embed_affine, {"BITS": bits, "SYMMETRIC": form == "sym"})
-        for bits in BITS
-        for form in ("sym", "asym")
-    ]
+    return (
+        [
+            zl.Variant(f"embed_{name}{'_add' if add else ''}", embed_dense, {"DTYPE": dtype, "ADD": add})
+            for name, dtype in DENSE.items()
+            for add in (False, True)
+        ]
+        + [
+            zl.Variant(f"embed_int{bits}_{form}", embed_affine, {"BITS": bits, "SYMMETRIC": form == "sym"})
+            for bits in BITS
+            for form in ("sym", "asym")
+        ]
+        + [zl.Variant(f"embed_lut4_{code}", embed_lut4, {"CODE": code}) for code in CODES]
+    )
 
 
 EMBED = Op("embed", _variants, embed, _reference, _cases, _cost, later("gpu.embed", "embed_variants"))

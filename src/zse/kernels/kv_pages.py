@@ -5,6 +5,10 @@ token, so that a token is written once and never rescaled, and a page stays one 
 int8: scale = peak / 127. e4m3 (OCP 8-bit floating point): scale = peak / 448, its largest number.
 
 A Tensor of packed pages is [pages, kv_heads, 16 * head_dim + 64] of dtype "i8" or "e4m3".
+
+Of multi-head latent attention a page has 16 latents, each rank numbers and the rotary numbers of the key that turns: a key whole, a
+value without the latter. Its Tensor is [pages, 16, rank + rotary] on every device, or packed [pages, 16 * (rank + rotary) + 128]:
+the scales of the latents, then those of the keys that turn, whose sizes differ.
 """
 
 from typing import Any
@@ -19,24 +23,27 @@ SCALE_BYTES = 4 * BLOCK
 PACKED = {"i8": zl.i8, "e4m3": zl.e4m3}
 LARGEST = {"i8": 127.0, "e4m3": 448.0}
 TRANSPOSED = {"cpu": True, "gpu": False}  # whether a page's keys are [head_dim, BLOCK], by kind of device
-# An e4m3's bits moved into an f16's give 2**-8 of its value: the exponents' biases are 7 and 15. Subnormal numbers too.
-E4M3_IN_F16 = 256.0
+# What widen() and narrow_e4m3() give is smaller by these powers of two: an e4m3's bits stand where an f32 and an f16, whose
+# exponents are biased by 127 and 15 instead of 7, have sign, exponent and fraction. Exact, subnormal numbers too.
+E4M3_IN_F32 = 2.0**120
+E4M3_IN_F16 = 2.0**8
 
 
 @zl.inline
 def widen(values, KV):
-    """Stored values as f32; e4m3: as 1 / E4M3_IN_F16 of them (see unit_of)."""
+    """Stored values as f32; e4m3: as 1 / E4M3_IN_F32 of them."""
     if KV is zl.e4m3:
-        bits = zl.convert(values, zl.u16)
-        wide = zl.convert(zl.bitcast((bits & 0x7F) << 7 | (bits & 0x80) << 8, zl.f16), zl.f32)
+        bits = zl.convert(zl.bitcast(values, zl.i8), zl.i32) << 20
+        wide = zl.bitcast(bits & -0x78100000, zl.f32)
     else:
         wide = zl.convert(values, zl.f32)
     return wide
 
 
-def unit_of(dtype) -> float:
-    """What scale * widen(stored) is multiplied with to be the value."""
-    return E4M3_IN_F16 if dtype is zl.e4m3 else 1.0
+@zl.inline
+def narrow_e4m3(values):
+    """e4m3 as f16, 1 / E4M3_IN_F16 of them."""
+    return zl.bitcast(zl.convert(zl.bitcast(values, zl.i8), zl.i16) << 7 & -0x4001, zl.f16)
 
 
 @zl.inline
@@ -74,6 +81,11 @@ def pages_shape(head_dim: int, dtype: str, keys: bool, family: str) -> tuple[int
     if dtype in PACKED:
         return (head_nbytes(head_dim, dtype),)
     return (head_dim, BLOCK) if keys and TRANSPOSED[family] else (BLOCK, head_dim)
+
+
+def latent_shape(width: int, dtype: str) -> tuple[int, ...]:
+    """What stands behind [pages] in the shape of a Tensor of latents of `width` numbers a token."""
+    return (BLOCK * width + 2 * SCALE_BYTES,) if dtype in PACKED else (BLOCK, width)
 
 
 def head_dim_of(values: Any) -> int:

@@ -4,7 +4,7 @@ On a CPU weights are in the r16 layout (docs/design/0001-cpu-engine.md): a regis
 and one broadcast of activations serves all rows of a tile. A scheme names the module of its kernels (`products`), which has
 
     variants(target)                    the kernels
-    launch_of(weight, a, max_tokens)    the one for these activations, and the arguments that only it takes
+    launch_of(weight, a, max_tokens)    the one for these activations, the arguments that only it takes, tiles of a grid block
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from importlib import import_module
 
 from zse import kernel as zl
 from zse.kernels import activation, host
-from zse.kernels.matmul_tile import TILE, TOKENS_PER_BLOCK
+from zse.kernels.matmul_tile import DENSE, GATHERED, PAIRS, TILE, TOKENS_PER_BLOCK
 from zse.kernels.op import (
     Case,
     Cost,
@@ -29,7 +29,7 @@ from zse.kernels.op import (
     require,
 )
 from zse.lazy import numpy as np
-from zse.quant.scheme import BITS, DENSE_DTYPES, SCHEMES, AffineScheme, DenseScheme
+from zse.quant.scheme import BITS, DENSE_DTYPES, LUT4_SCHEMES, SCHEMES, AffineScheme, DenseScheme
 from zse.runtime.args import Args
 from zse.runtime.symbol import ceil_div
 
@@ -45,8 +45,13 @@ def _matmul(
     max_tokens: int = TOKENS_PER_BLOCK,
     accumulate: bool = False,
     gate: str | None = None,
+    routing=None,
+    gather: bool = False,
 ) -> None:
     """out [M, N] = a [M, K] @ weight [N, K].T + bias f32 [N].
+
+    With a `routing` (zse.tensor.Routing) of M tokens and P pairs the weight is a stack of experts [E * N, K], bias [E, N]:
+    out [P, N], sorted by expert, of a [P, K], sorted likewise, or with `gather` of the tokens' a [M, K].
 
     a: f32 Tensor, int8 or int16 Activation, as the weight's scheme takes them; out f32. max_tokens: the most tokens this
     recording will run with; it picks the kernel and how many tokens share a pass over the weights. independent: may overlap with the
@@ -54,21 +59,44 @@ def _matmul(
     """
     require(not accumulate, "matmul: accumulate is the GPU's; add_rmsnorm adds on the CPU")
     require(gate is None, "matmul: gate is the GPU's; on the CPU record matmul and gated")
-    rows, width = weight.shape
-    tokens, scheme = out.shape[0], weight.scheme
+    (rows, width), scheme = weight.shape, weight.scheme
+    tokens = out.shape[0]
+    stack, sharing = Args(tasks=None, source=None, experts=DENSE), max_tokens
+    if routing is not None:
+        rows, stack, num_tasks, sharing = _stack(a, weight, out, routing, gather, max_tokens)
+    else:
+        num_tasks = ceil_div(tokens, TOKENS_PER_BLOCK)
+        check("matmul a", a, ("f32", "int8", "int16"), tokens, width)
     check("matmul out", out, "f32", tokens, rows)
-    check("matmul a", a, ("f32", "int8", "int16"), tokens, width)
     if bias is not None:
-        check("matmul bias", bias, "f32", rows)
+        check("matmul bias", bias, "f32", weight.shape[0])
     require(scheme.fits(width), f"matmul: {width} columns do not fit {scheme}")
     require(
         a.dtype in scheme.forms,
         f"matmul: {scheme.kind} weights take {' or '.join(scheme.forms) or 'no'} activations on a CPU",
     )
-    symbol, args = import_module(scheme.products).launch_of(weight, a, max_tokens)
-    common = Args(bias=bias, out=out, tokens=tokens, rows=rows, has_bias=int(bias is not None))
-    grid = (-(-rows // TILE), ceil_div(tokens, TOKENS_PER_BLOCK))
+    symbol, args, tiles = import_module(scheme.products).launch_of(weight, a, sharing)
+    common = Args(bias=bias, out=out, tokens=tokens, rows=rows, has_bias=int(bias is not None), **stack)
+    grid = (-(-rows // (TILE * tiles)), num_tasks)
+    if tiles > 1:
+        grid = grid[::-1]
     recorder.launch(symbol, Args(**args, **common), grid, independent=independent)
+
+
+def _stack(a, weight, out, routing, gather: bool, max_tokens: int):
+    """(rows of an expert, the arguments that name them, tasks, about how many tokens share one) of a product with a stack."""
+    (tokens, chosen), (pairs, rows) = routing.ids.shape, out.shape
+    experts = weight.shape[0] // rows
+    require(
+        rows % TILE == 0 and rows * experts == weight.shape[0], f"matmul: {weight.shape[0]} rows of {rows} an expert"
+    )
+    check("matmul source", routing.source, "i32", pairs)
+    check("matmul tasks", routing.tasks, "i32", None, 3)
+    check("matmul a", a, ("f32", "int8", "int16"), tokens if gather else pairs, weight.shape[1])
+    args = Args(tasks=routing.tasks, source=routing.source, experts=GATHERED if gather else PAIRS)
+    # Twice the mean: what the kernels that share weights between tokens gain is more than what they lose for few.
+    sharing = min(max_tokens, 2 * -(-max_tokens * chosen // experts))
+    return rows, args, routing.tasks.shape[0], sharing
 
 
 matmul = launcher(cpu=_matmul, gpu=later("gpu.matmul", "record"))
@@ -101,9 +129,10 @@ def _cpu_cases(rng) -> Iterator[Case]:
         for symmetric in (False, True)
     ]
     shapes = [(1, 32, 64), (3, 40, 128), (8, 16, 192), (67, 24, 64), (1, 1, 256), (5, 33, 320)]
-    for scheme in [*schemes, *(DenseScheme(dtype) for dtype in DENSE_DTYPES)]:
+    for scheme in [*schemes, *LUT4_SCHEMES, *(DenseScheme(dtype) for dtype in DENSE_DTYPES)]:
         for kind in sorted(scheme.forms):
             tokens, rows, width = shapes[int(rng.integers(len(shapes)))]
+            width = -(-width // scheme.step) * scheme.step
             weight = host.random_weight(rng, rows, width, scheme)
             a = rng.standard_normal((tokens, width)).astype(np.float32)
             if kind != "f32":

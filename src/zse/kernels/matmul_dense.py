@@ -1,7 +1,7 @@
 """Products of a CPU with f32, f16 or bf16 weights and f32 activations."""
 
 from zse import kernel as zl
-from zse.kernels.matmul_tile import TILE, block_tokens, store_tile, tile_for
+from zse.kernels.matmul_tile import TILE, block_tokens, source_row, stacked_tile, store_tile, tile_for
 
 DTYPES = {"f32": zl.f32, "f16": zl.f16, "bf16": zl.bf16}
 # Tokens that share a pass over the weights → UNROLL: one for all, or a token's sum would depend on its batch.
@@ -20,6 +20,9 @@ class DenseProduct(zl.Record):
     rows: zl.i64
     width: zl.i64
     has_bias: zl.i64
+    tasks: zl.Ptr[zl.i32, "const"]
+    source: zl.Ptr[zl.i32, "const"]
+    experts: zl.i64
     W: zl.static
     TOKENS: zl.static
     UNROLL: zl.static
@@ -30,12 +33,12 @@ def matmul_dense(p: DenseProduct):
     """A grid block is (tile, group of TOKENS_PER_BLOCK tokens)."""
     lanes, TOKENS, UNROLL = zl.target.lanes, p.TOKENS, p.UNROLL
     tile = zl.block_index(0)
-    token_first, token_last = block_tokens(p.tokens)
-    w_tile = p.w + tile * p.width * TILE
+    expert, token_first, token_last = block_tokens(p)
+    w_tile = p.w + stacked_tile(p, expert, tile) * p.width * TILE
     for part in range(TILE // lanes):
         for token in range(token_first, token_last, TOKENS):
             at = [min(token + t, token_last - 1) for t in zl.static(range(TOKENS))]
-            a_rows = [p.a + at[t] * p.width for t in zl.static(range(TOKENS))]
+            a_rows = [p.a + source_row(p, at[t]) * p.width for t in zl.static(range(TOKENS))]
             acc = [zl.f32.x(lanes)(0) for _ in zl.static(range(UNROLL * TOKENS))]
             main = p.width // UNROLL * UNROLL
             for k in range(0, main, UNROLL):
@@ -53,13 +56,13 @@ def matmul_dense(p: DenseProduct):
                     total = acc[t]
                     for u in zl.static(range(1, UNROLL)):
                         total = total + acc[u * TOKENS + t]
-                    store_tile(p, at[t], total, tile, part)
+                    store_tile(p, at[t], total, tile, part, expert)
 
 
-def launch_of(weight, a, max_tokens: int) -> tuple[str, dict]:
-    """(variant, the arguments that only these kernels take) for activations a."""
+def launch_of(weight, a, max_tokens: int) -> tuple[str, dict, int]:
+    """(variant, the arguments that only these kernels take, tiles of a block) for activations a."""
     symbol = f"matmul_{weight.scheme.dtype}_t{tile_for(max_tokens, TILES)}"
-    return symbol, {"w": weight.planes["w"], "a": a, "width": weight.shape[1]}
+    return symbol, {"w": weight.planes["w"], "a": a, "width": weight.shape[1]}, 1
 
 
 def variants(target) -> list[zl.Variant]:

@@ -1,5 +1,5 @@
 """Residual add and norm: RMSNorm (Zhang and Sennrich 2019) with the post-norm of Gemma 3 on the addend, LayerNorm without
-a bias (Cohere), or no norm where a product only wants the stream in its own form (OLMo 2)."""
+a bias (Cohere) or with one (BERT), or no norm where a product only wants the stream in its own form (OLMo 2)."""
 
 from itertools import product
 
@@ -10,13 +10,16 @@ from zse.lazy import numpy as np
 from zse.runtime.args import Args
 
 DELTAS = ("none", "add", "norm")
-OUTS = {"cpu": ("none", "f32", "int8", "int16"), "gpu": ("none", "bf16", "fp8")}
+# stream: back to x itself.
+OUTS = {"cpu": ("none", "f32", "int8", "int16", "stream"), "gpu": ("none", "bf16", "fp8", "stream")}
 # norm → what its symbols are called, and which DELTAS stand before it.
 NORMS = {
     "rms": ("add_rmsnorm", DELTAS),
     "layer": ("add_layernorm", ("none", "add")),
+    "layer_bias": ("add_layernorm_bias", ("none", "add")),
     "none": ("add_convert", DELTAS[::2]),
 }
+STREAM_NORMS = ("layer", "layer_bias")  # that are made in place
 GPU_THREADS = 512
 VECTORS = (2, 4, 8)  # f32x4 per thread of a GPU: rows of up to 4,096, 8,192 and 16,384 values
 
@@ -78,13 +81,15 @@ def inverse_deviation(x, width, eps, mean):
 
 
 @zl.inline
-def normed(x, at, lanes, mean, inverse, weight, NORM):
+def normed(x, at, lanes, mean, inverse, weight, bias, NORM):
     """`lanes` values of the row x from `at` on, normalized."""
     value = zl.load(x + at, lanes)
     if NORM == "none":
         return value
     if NORM == "layer":
         return (value - mean) * inverse * zl.load(weight + at, lanes)
+    if NORM == "layer_bias":
+        return zl.fma((value - mean) * inverse, zl.load(weight + at, lanes), zl.load(bias + at, lanes))
     return value * inverse * zl.load(weight + at, lanes)
 
 
@@ -94,6 +99,7 @@ def add_rmsnorm_row(
     delta: zl.Ptr[zl.f32, "const"],
     delta_weight: zl.Ptr[zl.f32, "const"],
     weight: zl.Ptr[zl.f32, "const"],
+    bias: zl.Ptr[zl.f32, "const"],
     out: zl.Ptr[zl.f32],
     q: zl.Ptr[zl.i8],
     scale: zl.Ptr[zl.f32],
@@ -129,22 +135,22 @@ def add_rmsnorm_row(
     inverse = None
     if OUT != "none" and NORM == "rms":
         inverse = inverse_rms(xs, width, eps)
-    if NORM == "layer":
+    if NORM == "layer" or NORM == "layer_bias":
         mean = row_mean(xs, width)
         inverse = inverse_deviation(xs, width, eps, mean)
-    if OUT == "f32":
-        outs = out + row * width
+    if OUT == "f32" or OUT == "stream":
+        outs = xs if OUT == "stream" else out + row * width
         begin = zl.i64(0)
         for unroll, lanes in zl.static(spans(L)):
             end = begin + (width - begin) // (unroll * lanes) * (unroll * lanes)
             for i in range(begin, end, unroll * lanes):
                 for u in zl.static(range(unroll)):
                     at = i + u * lanes
-                    zl.store(outs + at, normed(xs, at, lanes, mean, inverse, weight, NORM))
+                    zl.store(outs + at, normed(xs, at, lanes, mean, inverse, weight, bias, NORM))
             begin = end
     if OUT == "int8" or OUT == "int16":
         for k in range(0, width, GROUP):
-            values = [normed(xs, k + i, L, mean, inverse, weight, NORM) for i in zl.static(range(0, GROUP, L))]
+            values = [normed(xs, k + i, L, mean, inverse, weight, bias, NORM) for i in zl.static(range(0, GROUP, L))]
             place = row * width + k
             quantize_group(
                 values,
@@ -155,7 +161,9 @@ def add_rmsnorm_row(
             )
 
 
-def add_rmsnorm(recorder, x, delta, delta_weight, weight, out, eps: float, norm: str = "rms") -> None:
+def add_rmsnorm(
+    recorder, x, delta, delta_weight, weight, out, eps: float, norm: str = "rms", bias=None, in_place=False
+) -> None:
     """x f32 [M, H] += delta f32 [M, H] (or rmsnorm(delta) * delta_weight f32 [H]); out = norm(x) * weight f32 [H].
 
     Args:
@@ -163,12 +171,20 @@ def add_rmsnorm(recorder, x, delta, delta_weight, weight, out, eps: float, norm:
         weight, out: both None: no norm follows. out is an f32 Tensor, an int8 or int16 Activation [M, H] (H a multiple of
             32); on a GPU a bf16 Tensor or Fp8Activation (H a multiple of 16, at most 16,384).
         norm: "rms"; "layer": (x - mean) / deviation, delta is only added; "none": out = x in its form, weight is None.
+        bias: f32 [H], added at the end; of norm "layer" alone.
+        in_place: x = norm(x) * weight, of norm "layer" alone; out is None.
     """
     rows, width = x.shape
     check("add_rmsnorm x", x, "f32", rows, width)
+    if bias is not None:
+        require(norm == "layer" and weight is not None, "add_rmsnorm: only a LayerNorm has a bias")
+        check("add_rmsnorm bias", bias, "f32", width)
+        norm = "layer_bias"
     name, deltas = NORMS[norm]
-    require((weight is None) == (out is None or norm == "none"), "add_rmsnorm: weight and out go together")
-    require(delta is not None or out is not None, "add_rmsnorm: nothing to do without delta and out")
+    wants = in_place or out is not None
+    require(not in_place or (out is None and norm in STREAM_NORMS), "add_rmsnorm: only a LayerNorm is made in place")
+    require((weight is None) == (not wants or norm == "none"), "add_rmsnorm: weight and out go together")
+    require(delta is not None or wants, "add_rmsnorm: nothing to do without delta and out")
     require(delta_weight is None or delta is not None, "add_rmsnorm: delta_weight without delta")
     adds = "none"
     if delta is not None:
@@ -181,11 +197,13 @@ def add_rmsnorm(recorder, x, delta, delta_weight, weight, out, eps: float, norm:
         check("add_rmsnorm weight", weight, "f32", width)
     if out is not None:
         require(tuple(out.shape) == (rows, width), f"add_rmsnorm: out has shape {tuple(out.shape)}, x {(rows, width)}")
-        require(adds in deltas, f"{name}: delta {adds}, expected {' or '.join(deltas)}")
-    else:
+    require(not wants or adds in deltas, f"{name}: delta {adds}, expected {' or '.join(deltas)}")
+    if not wants:
         name = "add_rmsnorm"
-    args = Args(x=x, delta=delta, delta_weight=delta_weight, weight=weight, width=width, eps=float(eps))
+    args = Args(x=x, delta=delta, delta_weight=delta_weight, weight=weight, bias=bias, width=width, eps=float(eps))
     form, targets = TARGETS[recorder.device.kernels](out, rows, width, norm)
+    if in_place:
+        form = form.replace("none", "stream")
     recorder.launch(f"{name}_{adds}_{form}", Args(**args, **targets), (rows,))
 
 
@@ -209,6 +227,7 @@ def _gpu_target(out, rows: int, width: int, norm: str) -> tuple[str, dict]:
     if out is None:
         return f"none_v{vectors}", targets
     form = "fp8" if out.dtype == "fp8" else "bf16"
+    require((norm, form) != ("layer_bias", "fp8"), "add_rmsnorm: a LayerNorm with a bias is not written as fp8")
     check("add_rmsnorm out", out, form, rows, width)
     return f"{form}_v{vectors}", targets | ({"q": out.q, "scale": out.scale} if form == "fp8" else {"out": out})
 
@@ -228,10 +247,13 @@ def forms(outs: tuple[str, ...]):
             # Nothing to do; only an addition, which is one without a norm; x itself.
             if form == "none" and (adds == "none" or norm != "rms") or (norm, form) == ("none", "f32"):
                 continue
+            # In place a LayerNorm alone; with a bias not as fp8, whose scale is found before the row's factor is known.
+            if form == "stream" and norm not in STREAM_NORMS or (norm, form) == ("layer_bias", "fp8"):
+                continue
             yield f"{name}_{adds}_{form}", {"DELTA": adds, "OUT": form, "NORM": norm}
 
 
-def _reference(x, delta, delta_weight, weight, eps, norm="rms", out=None):
+def _reference(x, delta, delta_weight, weight, eps, norm="rms", bias=None, in_place=False, out=None):
     def rms(v):
         return v / np.sqrt((v * v).mean(axis=1, keepdims=True) + eps)
 
@@ -244,15 +266,24 @@ def _reference(x, delta, delta_weight, weight, eps, norm="rms", out=None):
         result["out"] = total
     elif weight is not None:
         centred = total - (total.mean(axis=1, keepdims=True) if norm == "layer" else 0)
-        result["out"] = rms(centred) * weight.astype(np.float64)
+        result["out"] = rms(centred) * weight.astype(np.float64) + (0 if bias is None else bias)
+        if in_place:
+            result = {"x": result["out"]}
     return result
 
 
 # By kind of device: form → (rows, width) of cases.
 SHAPES = {
-    "cpu": {"none": ((2, 40),), "f32": ((1, 576), (3, 83), (2, 5)), "int8": ((1, 576), (5, 96)), "int16": ((3, 576),)},
+    "cpu": {
+        "none": ((2, 40),),
+        "f32": ((1, 576), (3, 83), (2, 5)),
+        "stream": ((1, 384), (3, 83)),
+        "int8": ((1, 576), (5, 96)),
+        "int16": ((3, 576),),
+    },
     "gpu": {
         "none": ((2, 40),),
+        "stream": ((1, 384), (5, 96)),
         "bf16": ((1, 3584), (5, 96), (3, 5128), (2, 16384)),
         "fp8": ((1, 3584), (4, 640), (2, 8192), (2, 12304)),
     },
@@ -273,17 +304,21 @@ def _cases(rng, family="cpu"):
             outputs["out"] = int8_output(rows, width, 4e-6, dtype=form)
         elif form == "fp8":
             outputs["out"] = fp8_output(rows, width, 4e-6)
-        elif form != "none":
+        elif form not in ("none", "stream"):
             outputs["out"] = OutputSpec((rows, width), *(("float32", near) if form == "f32" else ("bf16", rounded)))
+        options = {"eps": 1e-5, "norm": "layer" if norm == "layer_bias" else norm}
+        if form in ("none", "stream"):
+            options = {"eps": 1e-6, "out": None} | ({"in_place": True, "norm": "layer"} if form == "stream" else {})
         yield Case(
             f"{norm} {adds} {form} {rows}x{width}",
             {
                 "delta": None if adds == "none" else delta,
                 "delta_weight": weights[0] if adds == "norm" else None,
                 "weight": None if "none" in (form, norm) else weights[1],
+                "bias": rng.standard_normal(width).astype(np.float32) if norm == "layer_bias" else None,
             },
             outputs,
-            {"eps": 1e-5, "norm": norm} if form != "none" else {"eps": 1e-6, "out": None},
+            options,
         )
 
 

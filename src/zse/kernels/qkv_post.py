@@ -1,5 +1,5 @@
-"""What stands between the q, k, v projections and attention: QK-norm (of a head, or of the whole vector as in OLMo 2),
-RoPE (rotate-half), and writing K and V to pages."""
+"""What stands between the q, k, v projections and attention: QK-norm (of a head, or of the whole vector as in OLMo 2), V's norm
+(Gemma 4), RoPE (rotate-half), and writing K and V to pages."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,40 +17,50 @@ from zse.kernels.kv_pages import (
     packed_error,
     pages_shape,
 )
-from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, check, later, require
+from zse.kernels.op import Case, Cost, HostArray, Op, OutputSpec, Tolerance, check, later, require
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
 from zse.tensor import Tensor
 
 LANES = 8  # head dimensions and halves of rotary dimensions are multiples of 8
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 KV_DTYPES = {"f16": zl.f16, "f32": zl.f32, **PACKED}
 GPU_WARP, GPU_THREADS = 32, 128
 
 
 class Form(NamedTuple):
-    """What differs by kind of device. pages: dtypes of pages. q_out: dtype of the queries. walk: (query heads, KV heads, tokens) →
-    the argument that tells the kernel which heads a block does, and the grid."""
+    """What differs by kind of device. pages: dtypes of pages. q_out: dtype of the queries. head_dim: the largest. walk: (query
+    heads, KV heads, tokens, whether K and V are written) → the arguments that tell the kernel which heads a block does, and the
+    grid."""
 
     pages: tuple[str, ...]
     q_out: str
-    walk: Callable[[int, int, Any], tuple[dict[str, int], tuple]]
+    head_dim: int
+    walk: Callable[[int, int, Any, bool], tuple[dict[str, int], tuple]]
 
 
 FORMS = {
     "cpu": Form(
-        tuple(KV_DTYPES), "f32", lambda heads, kv_heads, tokens: ({"group": heads // kv_heads}, (kv_heads, tokens))
+        tuple(KV_DTYPES),
+        "f32",
+        MAX_HEAD_DIM,
+        lambda heads, kv_heads, tokens, writes: (
+            {"kv_heads": kv_heads, "group": heads // kv_heads, "writes": int(writes)},
+            (kv_heads, tokens),
+        ),
     ),
     "gpu": Form(
         ("bf16", "f16", *PACKED),
         "bf16",
-        lambda heads, kv_heads, tokens: (
-            {"heads": heads},
-            (tokens, -(-(heads + 2 * kv_heads) * GPU_WARP // GPU_THREADS)),
+        256,
+        lambda heads, kv_heads, tokens, writes: (
+            {"heads": heads, "kv_heads": kv_heads if writes else 0},
+            (tokens, -(-(heads + 2 * kv_heads * writes) * GPU_WARP // GPU_THREADS)),
         ),
     ),
 }
-NORMS = ("plain", "norm", "whole")  # none, of every head, of all heads together
+# None, of every head of q and k, of all heads together, of every head of q and k and, without a weight, of v.
+NORMS = ("plain", "norm", "whole", "values")
 
 
 @zl.inline
@@ -136,13 +146,15 @@ def qkv_post_heads(
     positions: zl.Ptr[zl.i32, "const"],
     kv_heads: zl.i64,
     group: zl.i64,
+    writes: zl.i64,
     head_dim: zl.i64,
     rotary: zl.i64,
     eps: zl.f32,
     KV: zl.static,
     NORM: zl.static,
 ):
-    """Grid (kv heads, tokens): a block does one key/value head and the query heads that share it."""
+    """Grid (kv heads, tokens): a block does one key/value head and the query heads that share it. writes: 0 for the query heads
+    alone."""
     head = zl.block_index(0)
     token = zl.block_index(1)
     factor = None
@@ -151,12 +163,14 @@ def qkv_post_heads(
         factor = head_factor(q + token * q_stride, kv_heads * group * head_dim, eps)
     for j in range(head * group, (head + 1) * group):
         x = q + token * q_stride + j * head_dim
-        if NORM == "norm":
+        if NORM == "norm" or NORM == "values":
             factor = head_factor(x, head_dim, eps)
         if NORM == "whole":
             q_weight = q_norm + j * head_dim
         out = q_out + (token * kv_heads * group + j) * head_dim
         rotate(x, q_weight, factor, q_table + token * rotary, out, head_dim, rotary, NORM != "plain")
+    if writes == 0:
+        return
     position = zl.i64(positions[token])
     slot = position % BLOCK
     page = zl.i64(page_table[zl.i64(token_row[token]) * max_pages + position // BLOCK])
@@ -164,13 +178,20 @@ def qkv_post_heads(
     key = k + token * k_stride + head * head_dim
     k_weight = k_norm
     k_factor = None
-    if NORM == "norm":
+    if NORM == "norm" or NORM == "values":
         k_factor = head_factor(key, head_dim, eps)
     if NORM == "whole":
         k_factor = head_factor(k + token * k_stride, kv_heads * head_dim, eps)
         k_weight = k_norm + head * head_dim
     rotate(key, k_weight, k_factor, table + token * rotary, rotated, head_dim, rotary, NORM != "plain")
     row = v + token * v_stride + head * head_dim
+    if NORM == "values":
+        normed = zl.local_array(zl.f32, MAX_HEAD_DIM)
+        v_factor = head_factor(row, head_dim, eps)
+        for d in range(0, head_dim, LANES):
+            zl.store(normed + d, zl.load(row + d, LANES) * v_factor)
+        write_pages(rotated, normed, k_pages, v_pages, page * kv_heads + head, slot, head_dim, KV)
+        return
     write_pages(rotated, row, k_pages, v_pages, page * kv_heads + head, slot, head_dim, KV)
 
 
@@ -188,11 +209,13 @@ def qkv_post(
     positions,
     eps: float = 0.0,
     q_table=None,
+    v_norm: bool = False,
 ) -> None:
     """Writes q_out [M, Hq * D] (f32, on a GPU bf16) and the K and V of M tokens into their pages.
 
     Args:
-        qkv: one f32 Tensor [M, (Hq + 2 Hk) * D], or a tuple of three: [M, Hq * D], [M, Hk * D], [M, Hk * D].
+        qkv: one f32 Tensor [M, (Hq + 2 Hk) * D], or a tuple of three: [M, Hq * D], [M, Hk * D], [M, Hk * D], of which the
+            last two may be the same, or None: nothing is written.
         q_norm, k_norm: RMSNorm before the rotation: f32 [D] of every head, or f32 [Hq * D] and [Hk * D] of all heads
             together; both None: none.
         table: f32 [M, R] of rope_table, R <= D; None: nothing is turned.
@@ -200,22 +223,19 @@ def qkv_post(
             both packed i8 or e4m3 (kv_pages.py).
         page_table: i32 [rows, max_pages].
         token_row, positions: i32 [M].
+        v_norm: RMSNorm of each head of v, without a weight; beside norms of each head of q and k.
         q_table: what q is turned by, if not by `table`: a factor on all of q, where R = D.
     """
     family = recorder.device.kernels
     kind = FORMS[family]
-    pages, kv_heads = v_pages.shape[:2]
-    head_dim = head_dim_of(v_pages)
+    kv_heads, head_dim = v_pages.shape[1], head_dim_of(v_pages)
     tokens, q_width = q_out.shape
     rotary = 0 if table is None else table.shape[1]
     kv_width = kv_heads * head_dim
-    for name, size, most in (("head_dim", head_dim, MAX_HEAD_DIM), ("rotary dimension", rotary, head_dim)):
+    for name, size, most in (("head_dim", head_dim, kind.head_dim), ("rotary dimension", rotary, head_dim)):
         require(size % 16 == 0 and size <= most, f"qkv_post: {name} {size} is not a multiple of 16 up to {most}")
     require(q_width % kv_width == 0, f"qkv_post: q_out is {q_width} wide, {kv_heads} kv heads of {head_dim}")
-    for name, tensor in (("k_pages", k_pages), ("v_pages", v_pages)):
-        shape = pages_shape(head_dim, k_pages.dtype, tensor is k_pages, family)
-        dtypes = kind.pages if tensor is k_pages else k_pages.dtype
-        check(f"qkv_post {name}", tensor, dtypes, pages, kv_heads, *shape)
+    _check_pages(k_pages, v_pages, head_dim, family)
     check("qkv_post q_out", q_out, kind.q_out, tokens, q_width)
     for one in (table, q_table):
         if one is not None:
@@ -223,12 +243,15 @@ def qkv_post(
     check("qkv_post page_table", page_table, "i32", None, None)
     for name, tensor in (("token_row", token_row), ("positions", positions)):
         check(f"qkv_post {name}", tensor, "i32", tokens)
-    require((q_norm is None) == (k_norm is None), "qkv_post: q_norm and k_norm go together")
+    writes = isinstance(qkv, Tensor) or qkv[1] is not None
+    require(not writes or (q_norm is None) == (k_norm is None), "qkv_post: q_norm and k_norm go together")
     form = "plain" if q_norm is None else "norm" if q_norm.shape == (head_dim,) else "whole"
-    for norm, width in ((q_norm, q_width), (k_norm, kv_width)) if q_norm is not None else ():
-        check("qkv_post q_norm, k_norm", norm, "f32", width if form == "whole" else head_dim)
+    require(not v_norm or form == "norm", "qkv_post: v_norm goes with norms of each head of q and k")
+    for norm, width in ((q_norm, q_width), (k_norm, kv_width)):
+        if norm is not None:
+            check("qkv_post q_norm, k_norm", norm, "f32", width if form == "whole" else head_dim)
     q, k, v, strides = _sources(qkv, tokens, q_width, kv_width)
-    which, grid = kind.walk(q_width // head_dim, kv_heads, tokens)
+    which, grid = kind.walk(q_width // head_dim, kv_heads, tokens, writes)
     args = Args(
         q=q,
         k=k,
@@ -245,13 +268,20 @@ def qkv_post(
         max_pages=page_table.shape[1],
         token_row=token_row,
         positions=positions,
-        kv_heads=kv_heads,
         **which,
         head_dim=head_dim,
         rotary=rotary,
         eps=float(eps),
     )
-    recorder.launch(f"qkv_post_{k_pages.dtype}_{form}", args, grid)
+    recorder.launch(f"qkv_post_{k_pages.dtype}_{'values' if v_norm else form}", args, grid)
+
+
+def _check_pages(k_pages, v_pages, head_dim: int, family: str) -> None:
+    pages, kv_heads = v_pages.shape[:2]
+    for name, tensor in (("k_pages", k_pages), ("v_pages", v_pages)):
+        shape = pages_shape(head_dim, k_pages.dtype, tensor is k_pages, family)
+        dtypes = FORMS[family].pages if tensor is k_pages else k_pages.dtype
+        check(f"qkv_post {name}", tensor, dtypes, pages, kv_heads, *shape)
 
 
 def _sources(qkv, tokens, q_width: int, kv_width: int):
@@ -259,7 +289,8 @@ def _sources(qkv, tokens, q_width: int, kv_width: int):
     widths = q_width, kv_width, kv_width
     if not isinstance(qkv, Tensor):
         for name, part, width in zip("qkv", qkv, widths, strict=True):
-            check(f"qkv_post {name}", part, "f32", tokens, width)
+            if part is not None:
+                check(f"qkv_post {name}", part, "f32", tokens, width)
         return *qkv, widths
     total = sum(widths)
     check("qkv_post qkv", qkv, "f32", tokens, total)
@@ -268,14 +299,30 @@ def _sources(qkv, tokens, q_width: int, kv_width: int):
 
 
 def _reference(
-    qkv, q_norm, k_norm, table, k_pages, v_pages, page_table, token_row, positions, eps=0.0, q_table=None, q_out=None
+    qkv,
+    q_norm,
+    k_norm,
+    table,
+    k_pages,
+    v_pages,
+    page_table,
+    token_row,
+    positions,
+    eps=0.0,
+    q_table=None,
+    v_norm=False,
+    q_out=None,
 ):
+    k_pages, v_pages = (pages.array if isinstance(pages, HostArray) else pages for pages in (k_pages, v_pages))
     kv_heads, head_dim = v_pages.shape[1], head_dim_of(v_pages)
     token_major = k_pages.shape == v_pages.shape and head_dim != BLOCK
     kv_width = kv_heads * head_dim
     if not isinstance(qkv, tuple):
         qkv = np.split(qkv, [qkv.shape[1] - 2 * kv_width, qkv.shape[1] - kv_width], axis=1)
-    q, k, v = (np.asarray(part, np.float64).reshape(len(part), -1, head_dim) for part in qkv)
+    alone = qkv[1] is None
+    q, k, v = (
+        np.asarray(part, np.float64).reshape(len(part), -1, head_dim) for part in (qkv[:1] * 3 if alone else qkv)
+    )
 
     def post(x, norm, turns):
         if norm is not None:
@@ -291,7 +338,10 @@ def _reference(
         return np.concatenate([a * c - b * s, b * c + a * s, rest], axis=2)
 
     turned = post(q, q_norm, table if q_table is None else q_table).reshape(len(q), -1)
+    if alone:
+        return {"q_out": turned}
     rotated = post(k, k_norm, table)
+    v = post(v, np.ones(head_dim), None) if v_norm else v
     if k_pages.ndim == 3:  # packed: what is written, without its places
         return {"q_out": turned, "k_pages": rotated, "v_pages": v}
     keys, values = attention_cases.wide_pages(k_pages), attention_cases.wide_pages(v_pages)
@@ -303,6 +353,13 @@ def _reference(
             keys[page, :, :, position % BLOCK] = rotated[m]
         values[page, :, position % BLOCK] = v[m]
     return {"q_out": turned, "k_pages": keys, "v_pages": values}
+
+
+def _random_pages(rng, shape: tuple[int, int], head_dim: int, dtype: str, keys: bool, family: str):
+    if dtype in PACKED:
+        return pack_pages(rng.standard_normal((*shape, BLOCK, head_dim)), dtype, keys, family)
+    numbers = rng.standard_normal((*shape, *pages_shape(head_dim, "f16", keys, family)))
+    return attention_cases.narrow_pages(numbers, dtype)
 
 
 def _cases(rng, family="cpu"):
@@ -318,6 +375,9 @@ def _cases(rng, family="cpu"):
             (48, 0, 3, 3, ""),
             (112, 96, 5, 5, "whole"),
             (64, 64, 6, 2, "whole"),
+            (kind.head_dim, kind.head_dim, 4, 2, "values"),
+            (48, 48, 6, 2, "values"),
+            (kind.head_dim, 64, 6, 3, "alone"),
         ):
             tokens, rows, max_pages, pages = 5, 3, 4, 13
             width, kv_width = heads * head_dim, kv_heads * head_dim
@@ -327,24 +387,15 @@ def _cases(rng, family="cpu"):
             factors = rng.uniform(0.5, 2, (tokens, 1)).astype(np.float32)
             page_table = rng.permutation(pages)[: rows * max_pages].reshape(rows, max_pages).astype(np.int32)
             packed = dtype in PACKED
-            if packed:
-                kv = [
-                    pack_pages(rng.standard_normal((pages, kv_heads, BLOCK, head_dim)), dtype, keys, family)
-                    for keys in (True, False)
-                ]
-            else:
-                kv = [
-                    attention_cases.narrow_pages(
-                        rng.standard_normal((pages, kv_heads, *pages_shape(head_dim, "f16", keys, family))), dtype
-                    )
-                    for keys in (True, False)
-                ]
+            kv = [_random_pages(rng, (pages, kv_heads), head_dim, dtype, keys, family) for keys in (True, False)]
             near = Tolerance(1e-6, 2e-6, "norm and rotation in f32")
             stored = near if dtype == "f32" or packed else Tolerance(*rounding[dtype], f"rounded once to {dtype}")
-            widths = {"norm": (head_dim, head_dim), "whole": (width, kv_width)}.get(norm)
+            widths = {"": None, "q_table": None, "whole": (width, kv_width)}.get(norm, (head_dim, head_dim))
             weights = [(1 + rng.standard_normal(w) / 4).astype(np.float32) for w in widths or ()] or [None, None]
             inputs = {
                 "qkv": tuple(parts) if head_dim == 64 else np.concatenate(parts, axis=1),
+                **({"qkv": (parts[0], parts[1], parts[1])} if norm == "values" and head_dim > 48 else {}),
+                **({"qkv": (parts[0], None, None)} if norm == "alone" else {}),
                 "q_norm": weights[0],
                 "k_norm": weights[1],
                 "table": table if rotary else None,
@@ -358,6 +409,9 @@ def _cases(rng, family="cpu"):
                 q_near = Tolerance(*rounding["bf16"], "rounded once to bf16")
                 outputs = {"q_out": OutputSpec((tokens, width), "bf16", q_near)}
             for name, array in zip(("k_pages", "v_pages"), kv, strict=True):
+                if norm == "alone":
+                    inputs[name] = array if dtype not in ("bf16", "e4m3") else HostArray(dtype, array)
+                    continue
                 error = None
                 if packed:
                     error = partial(
@@ -380,12 +434,14 @@ def _cases(rng, family="cpu"):
                 f"{dtype} D={head_dim} R={rotary} {heads}/{kv_heads}{norm and ' ' + norm}",
                 inputs,
                 outputs,
-                {"eps": 1e-6},
+                {"eps": 1e-6, "v_norm": norm == "values"},
             )
 
 
 def _cost(case: Case) -> Cost:
     tokens, width = case.outputs["q_out"].shape
+    if "v_pages" not in case.outputs:
+        return Cost(tokens * width * 8, tokens * width * 3)
     kv_heads, head_dim = case.outputs["v_pages"].shape[1], head_dim_of(case.outputs["v_pages"])
     item = {"e4m3": 1, "int8": 1, "bf16": 2, "float16": 2}.get(case.outputs["k_pages"].dtype, 4)
     return Cost(tokens * (width * 8 + 2 * kv_heads * head_dim * (4 + item)), tokens * (width + kv_heads * head_dim) * 3)

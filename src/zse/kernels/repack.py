@@ -257,6 +257,11 @@ def variants(target) -> list[zl.Variant]:
     return found
 
 
+def takes(info, scheme) -> bool:
+    """Whether a kernel makes `scheme` of a tensor of a file (TensorInfo)."""
+    return info.scheme == scheme and (info.is_dense or (info.layout == "ggml" and info.type in FORMATS))
+
+
 def weight_jobs(info, weight, *, first_row: int = 0, order=None, unit: int = TILE) -> Iterator[LoadJob]:
     """Jobs that fill rows [first_row, first_row + info's rows) of `weight` from one tensor of a file.
 
@@ -290,7 +295,7 @@ def _tiles(plane, first: int, count: int):
 
 
 def vector_job(info, out, add: float = 0.0, order=None, unit: int = 1) -> LoadJob:
-    """The job that loads a 1-D tensor as f32 into `out`, with `add` on every element."""
-    args = {"out": out, "count": info.shape[0], "add": float(add)}
+    """The job that loads a dense tensor as f32 into `out`, with `add` on every element."""
+    args = {"out": out, "count": info.num_elements, "add": float(add)}
     args |= {"order": order, "has_order": int(order is not None), "unit": unit}
     return LoadJob(info.fd, info.offset, info.nbytes, f"convert_{info.type.lower()}", args, field=info.name)

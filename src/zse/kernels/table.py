@@ -8,23 +8,31 @@ from zse.kernels.op import Op, Variant
 MODULES: dict[str, tuple[str, ...]] = {
     "feed": ("FEED_TOKENS",),
     "matmul": ("MATMUL",),
+    "experts": ("EXPERTS",),
+    "route": ("ROUTE",),
+    "combine": ("COMBINE",),
     "embed": ("EMBED",),
     "norm": ("ADD_RMSNORM",),
     "rope": ("ROPE_TABLE",),
     "qkv_post": ("QKV_POST",),
     "attention": ("ATTENTION",),
+    "latent_post": ("LATENT_POST",),
+    "latent_attention": ("LATENT_ATTENTION",),
+    "head_product": ("HEAD_PRODUCT",),
     "activation": ("GATED",),
     "quantize": ("QUANTIZE",),
     "gather": ("GATHER_ROWS",),
+    "reorder": ("REORDER",),
     "page_table": ("UPDATE_PAGES",),
     "logits": ("SCALE_LOGITS",),
+    "layer_inputs": ("LAYER_INPUTS", "SCALE_ROWS"),
     "mask": ("MASK_LOGITS",),
     "sample": ("SAMPLE", "LOGPROB_ROWS"),
 }
 
 
 # Modules of kernels that belong to no operation, by kind of device: each has variants(target).
-EXTRAS = {"cpu": ("repack",), "gpu": ("gpu.probe",)}
+EXTRAS = {"cpu": ("floor", "repack", "repack_checkpoint"), "gpu": ("gpu.probe", "gpu.repack")}
 
 
 def all_ops() -> list[Op]:

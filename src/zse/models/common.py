@@ -3,13 +3,15 @@
 import math
 
 from zse.errors import UnsupportedError
-from zse.models.config import MAX_LAYERS, MAX_VOCAB, MAX_WIDTH, Fields, RopeConfig
+from zse.models.config import MAX_LAYERS, MAX_VOCAB, MAX_WIDTH, MISSING, Fields, MoeConfig, RopeConfig
 from zse.models.names import ROPE_TENSORS
 
 ACTIVATION_NAMES = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _GGUF_ROPE = {"none": "none", "linear": "linear", "yarn": "yarn", "longrope": "longrope"}
+STANDS_STILL = 1e30  # the divisor of a frequency that does not turn, as GGUF files have it
 _HF_ROPE = {
     "default": "none",
+    "mrope": "none",  # of a text all parts of a position are one number
     "linear": "linear",
     "dynamic": "dynamic",
     "llama3": "llama3",
@@ -19,7 +21,7 @@ _HF_ROPE = {
 }
 
 
-def gguf_values(fields: Fields, tensors, *, partial: bool = False, norm: str = "rms") -> dict:
+def gguf_values(fields: Fields, tensors, *, partial: bool = False, norm: str = "rms", experts: bool = False) -> dict:
     """ModelConfig fields from GGUF metadata (prefix = architecture).
 
     Args:
@@ -27,6 +29,7 @@ def gguf_values(fields: Fields, tensors, *, partial: bool = False, norm: str = "
             the metadata leaves out.
         partial: the architecture may turn a part of each head only.
         norm: "rms" or "layer": whose epsilon to read.
+        experts: the architecture has some, which gguf_moe() reads.
     """
     hidden = fields.integer(".embedding_length", high=MAX_WIDTH)
     heads = fields.per_layer(".attention.head_count", high=MAX_WIDTH)
@@ -43,7 +46,7 @@ def gguf_values(fields: Fields, tensors, *, partial: bool = False, norm: str = "
         raise UnsupportedError(
             f"{fields.path}: partial rotation, {fields.key('.rope.dimension_count')}", rope_dim, [head_dim]
         )
-    if fields.integer(".expert_count", 0, low=0):
+    if fields.integer(".expert_count", 0, low=0) and not experts:
         raise UnsupportedError(f"{fields.path}: {fields.key('.expert_count')}", fields.get(".expert_count"), [0])
     shape = tensors.get("token_embd.weight")
     if shape is None:
@@ -170,13 +173,24 @@ def hf_values(
 
 
 def hf_rope(
-    fields: Fields, *, layer_type: str | None = None, default_theta: float = 10000.0, rotary_dim: int = 0
+    fields: Fields,
+    *,
+    layer_type: str | None = None,
+    default_theta: float = 10000.0,
+    rotary_dim: int = 0,
+    head_dim: int = 0,
 ) -> RopeConfig:
     """RoPE of a config.json: `rope_parameters` (transformers 5, optionally one entry per layer type), or `rope_theta`
-    and `rope_scaling` (transformers 4)."""
+    and `rope_scaling` (transformers 4). head_dim: of layers whose RoPE may be "proportional", Gemma 4's: frequencies of a
+    whole head, of which all but the first stand still."""
     section = fields.section("rope_parameters")
     if section is not None and layer_type is not None and section.get(layer_type) is not None:
         section = section.section(layer_type)
+    if head_dim and section is not None and section.get("rope_type") == "proportional":
+        turned = int(section.number("partial_rotary_factor", 1.0, high=1.0) * head_dim // 2)
+        divisors = (section.number("factor", 1.0, low=1.0),) * turned + (STANDS_STILL,) * (head_dim // 2 - turned)
+        theta = section.number("rope_theta", default_theta, low=1.0)
+        return fields.build_rope(theta=theta, rotary_dim=head_dim, freq_factors=divisors)
     scaling = section or fields.section("rope_scaling")
     theta = fields.number("rope_theta", default_theta, low=1.0)
     if scaling is None:
@@ -241,15 +255,87 @@ def hf_windows(fields: Fields, num_layers: int) -> tuple[bool, ...]:
         raise fields.fail("layer_types", f"is not a list of {num_layers} names")
     table = {"sliding_attention": True, "full_attention": False}
     for name in types:
-        if name not in table:
-            raise UnsupportedError(f"{fields.path}: layer type", name, sorted(table))
+        if not isinstance(name, str) or name not in table:
+            raise UnsupportedError(f"{fields.path}: layer type", str(name)[:60], sorted(table))
     return tuple(table[name] for name in types)
 
 
-def gguf_windowed_values(fields: Fields, tensors) -> dict:
+def full_heads(fields: Fields, sliding: tuple[bool, ...]) -> tuple[int, int]:
+    """head_dim and KV heads (0: as many as others have) of the layers without a window, of a Gemma 4 config.json.
+    transformers 5.23 saves them layer by layer."""
+    section, full = fields.section("per_layer_config"), [str(i) for i, slides in enumerate(sliding) if not slides]
+    one, names = fields, ("global_head_dim", "num_global_key_value_heads")
+    if section is not None:
+        if set(section.values) != set(full) or any(section.values[i] != section.values[full[0]] for i in full):
+            raise UnsupportedError(
+                f"{section.path}: layers", sorted(section.values), ["all of full attention, and alike"]
+            )
+        one, names = section.section(full[0]) or section, ("head_dim", "num_key_value_heads")
+    elif not fields.boolean("attention_k_eq_v", False):
+        return fields.integer(names[0], high=MAX_WIDTH), 0
+    return one.integer(names[0], high=MAX_WIDTH), one.integer(names[1], 0, high=MAX_WIDTH)
+
+
+def hf_moe(fields: Fields, num_layers: int, **fixed) -> MoeConfig:
+    """The experts of a config.json, by the names that families share. fixed: what this family does not say, or means otherwise."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    name = next((name for name in names if fields.get(name) is not None), names[0])
+    step = fields.integer("decoder_sparse_step", 1)
+    first = fields.integer("first_k_dense_replace", 0, low=0)
+    listed = fields.get("mlp_only_layers", [])
+    if not isinstance(listed, list) or not all(type(layer) is int for layer in listed):
+        raise fields.fail("mlp_only_layers", "is not a list of layers")
+    dense = tuple(layer < first or layer in listed or (layer + 1) % step > 0 for layer in range(num_layers))
+    inner = fields.integer("moe_intermediate_size", None, high=MAX_WIDTH)
+    values = dict(
+        num_experts=fields.integer(name, high=MAX_WIDTH),
+        experts_per_token=fields.integer("num_experts_per_tok", high=MAX_WIDTH),
+        intermediate_size=inner,
+        normalize=fields.boolean("norm_topk_prob", False),
+        scale=fields.number("routed_scaling_factor", 1.0),
+        groups=fields.integer("n_group", 1),
+        groups_used=fields.integer("topk_group", 1),
+        shared_size=fields.integer("n_shared_experts", 0, low=0) * (inner or 0),
+        dense_layers=dense if any(dense) else (),
+    )
+    return fields.build_moe(**values | fixed)
+
+
+_GGUF_GATINGS = {1: "softmax", 2: "sigmoid", 3: "softmax_chosen", 4: "sqrt_softplus"}
+
+
+def gguf_moe(fields: Fields, num_layers: int, **defaults) -> MoeConfig:
+    """The experts of GGUF metadata. defaults: what the metadata may leave out, or never say."""
+    count = fields.integer(".expert_count", high=MAX_WIDTH)
+    values: dict = defaults | dict(
+        num_experts=count,
+        experts_per_token=fields.integer(".expert_used_count", high=count),
+        intermediate_size=fields.integer(
+            ".expert_feed_forward_length", defaults.get("intermediate_size", MISSING), high=MAX_WIDTH
+        ),
+        shared_size=fields.integer(
+            ".expert_shared_feed_forward_length", defaults.get("shared_size", 0), low=0, high=MAX_WIDTH
+        ),
+        normalize=fields.boolean(".expert_weights_norm", defaults.get("normalize", True)),
+        scale=fields.number(".expert_weights_scale", 0.0) or defaults.get("scale", 1.0),
+        groups=fields.integer(".expert_group_count", 0, low=0) or 1,
+        groups_used=fields.integer(".expert_group_used_count", 0, low=0) or 1,
+    )
+    gating = fields.integer(".expert_gating_func", 0, low=0)
+    if gating:
+        if gating not in _GGUF_GATINGS:
+            raise UnsupportedError(f"{fields.path}: {fields.key('.expert_gating_func')}", gating, _GGUF_GATINGS)
+        values["gating"] = _GGUF_GATINGS[gating]
+    dense = fields.integer(".leading_dense_block_count", 0, low=0, high=num_layers)
+    if dense:
+        values["dense_layers"] = tuple(layer < dense for layer in range(num_layers))
+    return fields.build_moe(**values)
+
+
+def gguf_windowed_values(fields: Fields, tensors, *, experts: bool = False) -> dict:
     """gguf_values() where only the file knows of a window (Mistral 7B 0.1 calls itself llama): of all layers, if shorter
     than the context."""
-    values = gguf_values(fields, tensors)
+    values = gguf_values(fields, tensors, experts=experts)
     window = fields.integer(".attention.sliding_window", 0, low=0)
     layers = (True,) * values["num_layers"] if 0 < window < values["max_context"] else ()
     return values | dict(sliding_window=window if layers else 0, sliding_layers=layers)

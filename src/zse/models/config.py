@@ -4,132 +4,99 @@ Parsers live with each architecture (`llama.py`, `gemma3.py`, ...); this module 
 metadata of files (`Fields`), and the parsing that all architectures share.
 """
 
-import math
-
 import msgspec
 
 from zse.errors import FormatError, UnsupportedError
+from zse.models.rope import MAX_CONTEXT, MAX_WIDTH, RopeConfig, choice, number
+from zse.tensor import GATINGS, MAX_EXPERT_GROUPS, MAX_EXPERTS
 
 MAX_LAYERS = 4096
-MAX_WIDTH = 1 << 20  # hidden size, intermediate size, heads * head_dim
 MAX_VOCAB = 1 << 23
-MAX_CONTEXT = 1 << 30
 WIDTH_MULTIPLE = 32  # weights are stored in blocks of 32 columns
-ACTIVATIONS = ("silu", "gelu_tanh")
-ROPE_SCALINGS = ("none", "linear", "dynamic", "llama3", "yarn", "longrope")
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "clamped")
+POOLINGS = ("", "mean", "cls", "last", "max")
 
 
-class RopeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rotary position embedding (arXiv 2104.09864), rotate-half form.
+class LatentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): keys and values of all heads are made of a latent of a token
+    and of one key that turns, which all heads share.
 
-    rotary_dim: how many dimensions of a head turn, from the first on; 0: all.
-    scaling: none; linear (positions / factor); dynamic (NTK: theta grows with the context over original_context);
-    llama3 (Llama 3.1 report: long wavelengths / factor, a smooth ramp between original_context / low_freq_factor and
-    original_context / high_freq_factor); yarn (arXiv 2309.00071); longrope (arXiv 2402.13753: frequencies / long_factors
-    for a context over original_context, else / short_factors).
-    freq_factors: a divisor for each of the frequencies, from a file that carries them; () for none.
-    attention_factor: multiplies cos and sin; None: what the method says (1 except for yarn and longrope).
-    temperature_beta, temperature_length: q is multiplied with 1 + beta * ln(1 + position // length) (Ministral 3).
+    rank: numbers of a latent; rotary: of the key that turns. nope: numbers of a head's key that are made of the latent, and of
+    its query that meet them; value: of a head's values. query_rank: of the latent that queries are made of; 0: of none.
+    pairs: neighbours (2i, 2i + 1) turn together, not halves. norm_eps: of the norms of both latents.
+    temperature_beta, temperature_length: scores are multiplied with 1 + beta * ln(1 + position // length) of the query.
     """
 
-    theta: float = 10000.0
-    rotary_dim: int = 0
-    scaling: str = "none"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_context: int = 0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None
-    truncate: bool = True
-    freq_factors: tuple[float, ...] = ()
-    short_factors: tuple[float, ...] = ()
-    long_factors: tuple[float, ...] = ()
+    rank: int
+    rotary: int
+    nope: int
+    value: int
+    query_rank: int = 0
+    pairs: bool = False
+    norm_eps: float = 1e-6
     temperature_beta: float = 0.0
     temperature_length: int = 1
 
     def __post_init__(self):
-        _choice("rope scaling", self.scaling, ROPE_SCALINGS)
-        for name in ("theta", "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
-            _number("rope " + name, getattr(self, name), 1e-9, 1e15)
-        _number("rope rotary_dim", self.rotary_dim, 0, MAX_WIDTH)
-        _number("rope temperature_beta", self.temperature_beta, 0, 1e9)
-        _number("rope temperature_length", self.temperature_length, 1, MAX_CONTEXT)
-        if self.scaling not in ("none", "linear"):
-            _number("rope original_context", self.original_context, 1, MAX_CONTEXT)
-        if self.scaling == "llama3" and self.high_freq_factor <= self.low_freq_factor:
-            raise ValueError("rope high_freq_factor: must be above low_freq_factor")
-        if self.scaling == "yarn" and self.theta == 1:
-            raise ValueError("rope theta: 1 cannot be scaled by yarn")
-        if self.scaling == "longrope" and not (self.short_factors and self.long_factors):
-            raise ValueError("rope long_factors: longrope needs long and short factors")
-        for value in (*self.freq_factors, *self.short_factors, *self.long_factors):
-            _number("rope freq_factors", value, 1e-9, 1e15)
-
-    def dims(self, head_dim: int) -> int:
-        """How many dimensions of a head of `head_dim` turn."""
-        return self.rotary_dim or head_dim
-
-    def inv_freq(self, head_dim: int, context: int = 0) -> tuple[float, ...]:
-        """The rotation speeds in radians per position, one for two dimensions that turn. context: the longest sequence
-        in tokens that will be computed, which dynamic and longrope depend on; 0: no longer than the original."""
-        dim = self.dims(head_dim)
-        theta = self.theta
-        if self.scaling == "dynamic" and dim > 2:
-            stretch = self.factor * max(context, self.original_context) / self.original_context - (self.factor - 1)
-            theta *= stretch ** (dim / (dim - 2))
-        plain = [theta ** (-2.0 * i / dim) for i in range(dim // 2)]
-        divisors = self.freq_factors
-        if self.scaling == "linear":
-            plain = [f / self.factor for f in plain]
-        elif self.scaling == "llama3":
-            plain = [self._llama3(f) for f in plain]
-        elif self.scaling == "yarn":
-            plain = self._yarn(plain, dim)
-        elif self.scaling == "longrope":
-            divisors = self.long_factors if context > self.original_context else self.short_factors
-        if divisors:
-            if len(divisors) != dim // 2:
-                raise ValueError(f"rope freq_factors: {len(divisors)} values for {dim} dimensions that turn")
-            plain = [f / divisor for f, divisor in zip(plain, divisors, strict=True)]
-        return tuple(plain)
-
-    def _llama3(self, freq: float) -> float:
-        wavelength = 2 * math.pi / freq
-        # How far between "long" (0) and "short" (1) this wavelength lies.
-        ramp = (self.original_context / wavelength - self.low_freq_factor) / (
-            self.high_freq_factor - self.low_freq_factor
-        )
-        ramp = min(1.0, max(0.0, ramp))
-        return freq * (ramp + (1 - ramp) / self.factor)
-
-    def _yarn(self, plain: list[float], head_dim: int) -> list[float]:
-        def dimension_of(rotations: float) -> float:
-            """The (fractional) index whose frequency turns `rotations` times within the original context."""
-            return head_dim * math.log(self.original_context / (rotations * 2 * math.pi)) / (2 * math.log(self.theta))
-
-        low, high = dimension_of(self.beta_fast), dimension_of(self.beta_slow)
-        if self.truncate:
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, head_dim - 1)
-        span = high - low if high != low else 0.001
-        out = []
-        for i, freq in enumerate(plain):
-            interpolate = min(1.0, max(0.0, (i - low) / span))
-            out.append(freq * (1 - interpolate) + freq / self.factor * interpolate)
-        return out
+        number("latent temperature_beta", self.temperature_beta, 0, 1e9)
+        number("latent temperature_length", self.temperature_length, 1, MAX_CONTEXT)
+        number("latent norm_eps", self.norm_eps, 0, 1)
+        for name in ("rank", "rotary", "nope", "value"):
+            number(f"latent {name}", getattr(self, name), 1, MAX_WIDTH)
+        number("latent query_rank", self.query_rank, 0, MAX_WIDTH)
 
     @property
-    def mscale(self) -> float:
-        """What cos and sin are multiplied with."""
-        if self.attention_factor is not None:
-            return self.attention_factor
-        if self.scaling == "yarn" and self.factor > 1:
-            return 0.1 * math.log(self.factor) + 1.0
-        if self.scaling == "longrope" and self.factor > 1:
-            return math.sqrt(1 + math.log(self.factor) / math.log(self.original_context))
-        return 1.0
+    def width(self) -> int:
+        """Numbers that are kept of a token."""
+        return self.rank + self.rotary
+
+
+class MoeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A mixture of experts in the place of the MLP (zse.kernels.route says what is chosen).
+
+    intermediate_size: of an expert. gating: one of zse.tensor.GATINGS. normalize: weights are divided by their sum +
+    normalize_eps. scale multiplies them. selection_bias: experts are chosen by probability + bias. groups_used of `groups`
+    groups of experts are chosen from, by the sum of the group_best best scores. shared_size: inner width of the expert that computes every token, 0: there is none;
+    shared_gate: it is weighted, too. dense_layers: for each layer whether it has an MLP instead; (): none has.
+    """
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    gating: str = "softmax"
+    normalize: bool = True
+    normalize_eps: float = 0.0
+    scale: float = 1.0
+    selection_bias: bool = False
+    groups: int = 1
+    groups_used: int = 1
+    group_best: int = 2
+    shared_size: int = 0
+    shared_gate: bool = False
+    dense_layers: tuple[bool, ...] = ()
+
+    def __post_init__(self):
+        number("num_experts", self.num_experts, 1, MAX_EXPERTS)
+        number("experts_per_token", self.experts_per_token, 1, self.num_experts)
+        number("expert intermediate_size", self.intermediate_size, 1, MAX_WIDTH)
+        number("shared_size", self.shared_size, 0, MAX_WIDTH)
+        for name in ("intermediate_size", "shared_size"):
+            if getattr(self, name) % WIDTH_MULTIPLE:
+                raise ValueError(f"expert {name}: {getattr(self, name)} is not a multiple of {WIDTH_MULTIPLE}")
+        choice("expert gating", self.gating, GATINGS)
+        number("expert scale", self.scale, 1e-9, 1e9)
+        number("normalize_eps", self.normalize_eps, 0, 1)
+        number("expert groups", self.groups, 1, MAX_EXPERT_GROUPS)
+        number("expert groups_used", self.groups_used, 1, self.groups)
+        number("expert group_best", self.group_best, 1, 2)
+        if self.num_experts % self.groups:
+            raise ValueError(f"expert groups: {self.groups} do not divide {self.num_experts} experts")
+        if self.num_experts // self.groups * self.groups_used < self.experts_per_token:
+            raise ValueError(f"expert groups_used: {self.groups_used} have fewer than {self.experts_per_token} experts")
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether layer `layer` has experts."""
+        return not (self.dense_layers and self.dense_layers[layer])
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -139,7 +106,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     rotate by `local_rope` where that is set. nope_layers: for each layer whether nothing is rotated. query_scale multiplies
     q·k. embed_scale multiplies the embedding, logit_scale the logits. softcaps: cap * tanh(x / cap), 0 = off. A uniform
     factor r on what joins the residual stream is in embed_scale / r and norm_eps / r²: the stream is then x / r, which a
-    norm does not see. eos_ids end a generation. bos_id: None where the model has none. Raises ValueError naming the field.
+    norm does not see. Layers without a window have heads of global_head_dim and global_kv_heads of them where these are set;
+    the last num_shared_kv layers read K and V of the last layer before them of their kind; values_are_keys: layers without a
+    window have no v, k's product is normalized as such. intermediate_sizes: of each layer, where they differ; ple_width:
+    columns of each layer's own embedding (Gemma 4), 0: none; layer_scale: each layer's output has a factor; sinks: attention has a
+    score without a value for each head. latent: of multi-head
+    latent attention, whose head_dim is that of queries and whose num_kv_heads is 1; None for keys and values of heads. eos_ids end
+    a generation. bos_id: None where the model has none. Raises ValueError naming the field.
+
+    causal: False of encoders, whose window is to both sides, own token included. Theirs are also: positions, rows of the table of
+    learned positions (0: none), of which the first token's is position_first; token_types, rows of theirs; pooling, of the hidden
+    states, as the model's files say ("": they do not); num_labels of a cross-encoder's classifier (0: none).
     """
 
     architecture: str
@@ -155,6 +132,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     rope: RopeConfig
     query_scale: float
     local_rope: RopeConfig | None = None
+    latent: LatentConfig | None = None
     sliding_window: int = 0
     sliding_layers: tuple[bool, ...] = ()
     nope_layers: tuple[bool, ...] = ()
@@ -168,19 +146,34 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     attn_softcap: float = 0.0
     logit_softcap: float = 0.0
     tied_head: bool = False
+    moe: MoeConfig | None = None
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
+    global_head_dim: int = 0
+    global_kv_heads: int = 0
+    num_shared_kv: int = 0
+    values_are_keys: bool = False
+    intermediate_sizes: tuple[int, ...] = ()
+    ple_width: int = 0
+    layer_scale: bool = False
+    causal: bool = True
+    positions: int = 0
+    position_first: int = 0
+    token_types: int = 0
+    pooling: str = ""
+    num_labels: int = 0
+    sinks: bool = False
 
     def __post_init__(self):
-        _number("num_layers", self.num_layers, 1, MAX_LAYERS)
-        _number("vocab_size", self.vocab_size, 1, MAX_VOCAB)
+        number("num_layers", self.num_layers, 1, MAX_LAYERS)
+        number("vocab_size", self.vocab_size, 1, MAX_VOCAB)
         for name in ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim"):
-            _number(name, getattr(self, name), 1, MAX_WIDTH)
-        _number("num_heads * head_dim", self.num_heads * self.head_dim, 1, MAX_WIDTH)
+            number(name, getattr(self, name), 1, MAX_WIDTH)
+        number("num_heads * head_dim", self.num_heads * self.head_dim, 1, MAX_WIDTH)
         for name, value in (
             ("hidden_size", self.hidden_size),
-            ("intermediate_size", self.intermediate_size),
             ("num_heads * head_dim", self.num_heads * self.head_dim),
+            *(("intermediate_size", size) for size in (self.intermediate_size, *self.intermediate_sizes)),
         ):
             if value % WIDTH_MULTIPLE:
                 raise ValueError(f"{name}: {value} is not a multiple of {WIDTH_MULTIPLE}")
@@ -188,23 +181,33 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError(f"num_heads: {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim: {self.head_dim} is odd, RoPE turns pairs")
-        _number("max_context", self.max_context, 1, MAX_CONTEXT)
-        _number("norm_eps", self.norm_eps, 0, 1)
-        _number("query_scale", self.query_scale, 1e-9, 1e9)
-        _number("embed_scale", self.embed_scale, 1e-9, 1e9)
-        _number("logit_scale", self.logit_scale, 1e-9, 1e9)
-        _number("attn_softcap", self.attn_softcap, 0, 1e9)
-        _number("logit_softcap", self.logit_softcap, 0, 1e9)
-        _number("sliding_window", self.sliding_window, 0, MAX_CONTEXT)
-        _choice("activation", self.activation, ACTIVATIONS)
+        if self.latent is not None and self.latent.nope + self.latent.rotary != self.head_dim:
+            raise ValueError(
+                f"head_dim: {self.head_dim} is not {self.latent.nope} + {self.latent.rotary} of the latent"
+            )
+        self._check_kinds()
+        number("max_context", self.max_context, 1, MAX_CONTEXT)
+        number("norm_eps", self.norm_eps, 0, 1)
+        number("query_scale", self.query_scale, 1e-9, 1e9)
+        number("embed_scale", self.embed_scale, 1e-9, 1e9)
+        number("logit_scale", self.logit_scale, 1e-9, 1e9)
+        number("attn_softcap", self.attn_softcap, 0, 1e9)
+        number("logit_softcap", self.logit_softcap, 0, 1e9)
+        number("sliding_window", self.sliding_window, 0, MAX_CONTEXT)
+        choice("activation", self.activation, ACTIVATIONS)
+        choice("pooling", self.pooling, POOLINGS)
+        if self.positions and self.max_context > self.positions - self.position_first:
+            raise ValueError(f"max_context: {self.max_context} tokens, but {self.positions} learned positions")
         if self.sliding_layers and len(self.sliding_layers) != self.num_layers:
             raise ValueError(f"sliding_layers: {len(self.sliding_layers)} entries for {self.num_layers} layers")
         if self.nope_layers and len(self.nope_layers) != self.num_layers:
             raise ValueError(f"nope_layers: {len(self.nope_layers)} entries for {self.num_layers} layers")
-        for rope in (self.rope, self.local_rope):
-            dims = rope.dims(self.head_dim) if rope else 0
-            if dims > self.head_dim or dims % 2:
-                raise ValueError(f"rope rotary_dim: {dims} of {self.head_dim} dimensions cannot turn in pairs")
+        if self.moe is not None and self.moe.dense_layers and len(self.moe.dense_layers) != self.num_layers:
+            raise ValueError(f"dense_layers: {len(self.moe.dense_layers)} entries for {self.num_layers} layers")
+        for rope, head_dim in ((self.rope, self.max_head_dim), (self.local_rope, self.head_dim)):
+            dims = rope.dims(head_dim) if rope else 0
+            if dims > head_dim or dims % 2:
+                raise ValueError(f"rope rotary_dim: {dims} of {head_dim} dimensions cannot turn in pairs")
             for name in ("freq_factors", "short_factors", "long_factors") if rope else ():
                 values = getattr(rope, name)
                 if values and len(values) != dims // 2:
@@ -214,6 +217,54 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for token in (*self.eos_ids, *(() if self.bos_id is None else (self.bos_id,))):
             if not 0 <= token < self.vocab_size:
                 raise ValueError(f"bos_id, eos_ids: token id {token} is outside the vocabulary of {self.vocab_size}")
+
+    @property
+    def attended(self) -> tuple[int, int]:
+        """Numbers of a key, and of a value, that attention multiplies for each query head, at most."""
+        return (self.max_head_dim, self.max_head_dim) if self.latent is None else (self.latent.width, self.latent.rank)
+
+    def _check_kinds(self) -> None:
+        """Numbers in which layers may differ."""
+        for name in ("global_head_dim", "global_kv_heads", "ple_width"):
+            number(name, getattr(self, name), 0, MAX_WIDTH)
+        number("num_shared_kv", self.num_shared_kv, 0, self.num_layers - 1)
+        if self.global_head_dim % 2 or self.num_heads * self.global_head_dim % WIDTH_MULTIPLE:
+            raise ValueError(f"global_head_dim: {self.num_heads} heads of {self.global_head_dim} dimensions do not fit")
+        if self.global_kv_heads and self.num_heads % self.global_kv_heads:
+            raise ValueError(f"global_kv_heads: {self.global_kv_heads} KV heads for {self.num_heads} heads")
+        if self.ple_width % WIDTH_MULTIPLE:
+            raise ValueError(f"ple_width: {self.ple_width} is not a multiple of {WIDTH_MULTIPLE}")
+        if self.intermediate_sizes and len(self.intermediate_sizes) != self.num_layers:
+            raise ValueError(f"intermediate_sizes: {len(self.intermediate_sizes)} entries for {self.num_layers} layers")
+        for layer in range(self.num_layers - self.num_shared_kv, self.num_layers):
+            if self.kv_layer(layer) == layer:
+                raise ValueError(f"num_shared_kv: no layer before layer {layer} has K and V for it")
+
+    def head_dim_of(self, layer: int) -> int:
+        """Columns of a head of layer `layer`."""
+        return self.head_dim if self.window(layer) else self.global_head_dim or self.head_dim
+
+    @property
+    def max_head_dim(self) -> int:
+        """Columns of the largest head of any layer."""
+        return max(self.head_dim, self.global_head_dim)
+
+    def kv_heads_of(self, layer: int) -> int:
+        """KV heads of layer `layer`."""
+        return self.num_kv_heads if self.window(layer) else self.global_kv_heads or self.num_kv_heads
+
+    def kv_layer(self, layer: int) -> int:
+        """Whose K and V layer `layer` reads: its own, or those of the last layer of its kind that has some."""
+        if not self.causal:
+            return 0  # an encoder's keys and values live within a layer
+        last = self.num_layers - self.num_shared_kv
+        if layer < last:
+            return layer
+        return next((i for i in reversed(range(last)) if self.window(i) == self.window(layer)), layer)
+
+    def intermediate_of(self, layer: int) -> int:
+        """Rows of gate and up of layer `layer`."""
+        return self.intermediate_sizes[layer] if self.intermediate_sizes else self.intermediate_size
 
     def window(self, layer: int) -> int:
         """How many last tokens layer `layer` sees, its own included; 0: all."""
@@ -242,17 +293,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise FormatError(path, 0, "config", str(error)) from None
 
 
-def _number(name: str, value: float, low: float, high: float) -> None:
-    if not (isinstance(value, (int, float)) and low <= value <= high):  # NaN fails both comparisons
-        raise ValueError(f"{name}: {value!r} is outside {low}..{high}")
-
-
-def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name}: {value!r} is not one of {', '.join(choices)}")
-
-
-_MISSING = object()
+MISSING = object()
 
 
 class Fields:
@@ -268,6 +309,10 @@ class Fields:
     def key(self, name: str) -> str:
         return self.prefix + name if name.startswith(".") else name
 
+    def changed(self, **values) -> "Fields":
+        """The same with other values; None: as if missing."""
+        return Fields(self.path, {**self.values, **values}, self.prefix)
+
     def fail(self, name: str, reason: str) -> FormatError:
         return FormatError(self.path, 0, self.key(name), reason)
 
@@ -278,11 +323,11 @@ class Fields:
 
     def _required(self, name: str, default):
         value = self.get(name, default)
-        if value is _MISSING:
+        if value is MISSING:
             raise self.fail(name, "is missing")
         return value
 
-    def integer(self, name: str, default=_MISSING, low: int = 1, high: int = MAX_CONTEXT) -> int:
+    def integer(self, name: str, default=MISSING, low: int = 1, high: int = MAX_CONTEXT) -> int:
         value = self._required(name, default)
         if value is default:
             return value
@@ -294,13 +339,16 @@ class Fields:
             raise self.fail(name, f"{value} is outside {low}..{high}")
         return value
 
-    def per_layer(self, name: str, default=_MISSING, high: int = MAX_CONTEXT) -> int:
+    def per_layer(self, name: str, default=MISSING, high: int = MAX_CONTEXT) -> int:
         """A number that a file may give once or for each layer: layers that differ are not supported."""
         value = self.get(name)
         if isinstance(value, (list, tuple)) or (
             value is not None and hasattr(value, "__len__") and not isinstance(value, (str, bytes))
         ):
-            distinct = set(value)
+            values = list(value)
+            if not all(type(each) is int for each in values):
+                raise self.fail(name, f"{_short(values)} is not a list of whole numbers")
+            distinct = set(values)
             if len(distinct) != 1:
                 raise UnsupportedError(
                     f"{self.path}: {self.key(name)} that differs between layers",
@@ -310,7 +358,19 @@ class Fields:
             return Fields(self.path, {self.key(name): distinct.pop()}).integer(self.key(name), high=high)
         return self.integer(name, default, high=high)
 
-    def number(self, name: str, default=_MISSING, low: float = 0.0, high: float = 1e15) -> float:
+    def each_layer(self, name: str, layers: int, low: int = 1, high: int = MAX_WIDTH) -> tuple[int, ...]:
+        """A number (or truth) of each of `layers` layers that a file may give once or as a list."""
+        value = self._required(name, MISSING)
+        values = list(value) if hasattr(value, "__len__") and not isinstance(value, (str, bytes)) else [value] * layers
+        if len(values) != layers:
+            raise self.fail(name, f"has {len(values)} entries for {layers} layers")
+        key = self.key(name)
+        return tuple(
+            Fields(self.path, {key: int(each) if isinstance(each, bool) else each}).integer(key, low=low, high=high)
+            for each in values
+        )
+
+    def number(self, name: str, default=MISSING, low: float = 0.0, high: float = 1e15) -> float:
         value = self._required(name, default)
         if value is default:
             return value
@@ -324,7 +384,7 @@ class Fields:
         """A list of numbers; () when missing."""
         value = self.get(name, ())
         if not isinstance(value, (list, tuple)) or any(
-            isinstance(v, bool) or not isinstance(v, (int, float)) for v in value
+            isinstance(v, bool) or not isinstance(v, (int, float)) or not -1e300 < v < 1e300 for v in value
         ):
             raise self.fail(name, "is not a list of numbers")
         return tuple(float(v) for v in value)
@@ -335,13 +395,13 @@ class Fields:
             raise self.fail(name, f"{_short(value)} is not true or false")
         return value
 
-    def text(self, name: str, default=_MISSING) -> str:
+    def text(self, name: str, default=MISSING) -> str:
         value = self._required(name, default)
         if value is not default and not isinstance(value, str):
             raise self.fail(name, f"{_short(value)} is not text")
         return value
 
-    def choice(self, name: str, table: dict, default=_MISSING):
+    def choice(self, name: str, table: dict, default=MISSING):
         """The table's entry for the value; an unknown value is named with what is supported."""
         value = self.text(name, default)
         if value not in table:
@@ -380,6 +440,14 @@ class Fields:
         """RopeConfig(**values), likewise."""
         try:
             return RopeConfig(**values)
+        except ValueError as error:
+            field, _, reason = str(error).partition(": ")
+            raise FormatError(self.path, 0, field, reason or "is refused") from None
+
+    def build_moe(self, **values) -> MoeConfig:
+        """MoeConfig(**values), likewise."""
+        try:
+            return MoeConfig(**values)
         except ValueError as error:
             field, _, reason = str(error).partition(": ")
             raise FormatError(self.path, 0, field, reason or "is refused") from None

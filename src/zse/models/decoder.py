@@ -17,11 +17,11 @@ nothing here knows a device, a dtype or a weight's scheme. The contract:
 - A new operation is a method here that adds a node, a launch in zse.plan.record, and a rule where it fuses.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Container, Hashable, Iterator
 from typing import Any, ClassVar
 
 from zse.models.config import Fields, ModelConfig, RopeConfig
-from zse.models.names import HF_PREFIXES, LLAMA, MODEL, Names, Role, layer_roles
+from zse.models.names import HF_PREFIXES, LLAMA, MIXTURE, MLP, MODEL, Names, Role, hf_prefix, layer_roles
 from zse.plan.trace import Trace, Value
 
 
@@ -31,13 +31,14 @@ class Decoder:
 
     names: a layer's roles with their names. hf_norm_plus_one: a Hugging Face file stores norm weights as their distance
     from 1. whole_qk_norm: q and k are normalized over all heads together. norm_kind: of `norm`: "rms", or "layer"
-    (LayerNorm without a bias).
+    (LayerNorm without a bias). model_names: of the tensors that are no layer's.
     """
 
     names: ClassVar[Names] = LLAMA
     hf_norm_plus_one: ClassVar[bool] = False
     whole_qk_norm: ClassVar[bool] = False
     norm_kind: ClassVar[str] = "rms"
+    model_names: ClassVar[Names] = MODEL
 
     def __init__(self, config: ModelConfig):
         self.config = config
@@ -59,29 +60,46 @@ class Decoder:
     def roles(cls, config: ModelConfig) -> Iterator[Role]:
         """Every tensor of the model in execution order; a tied head is not a tensor of its own."""
         yield Role("embed", (config.vocab_size, config.hidden_size), "matrix")
-        roles = layer_roles(config, cls.names, cls.whole_qk_norm)
+        if config.ple_width:
+            width = config.num_layers * config.ple_width
+            yield Role("ple_embed", (config.vocab_size, width), "matrix")
+            yield Role("ple_proj", (width, config.hidden_size), "matrix")
+            yield Role("ple_norm", (config.ple_width,), "norm")
         for layer in range(config.num_layers):
-            for role in roles:
-                yield Role(f"layers.{layer}.{role.name}", role.shape, role.kind, role.heads)
+            for role in layer_roles(config, cls.layer_names(config, layer), layer, cls.whole_qk_norm):
+                yield Role(f"layers.{layer}.{role.name}", role.shape, role.kind, role.heads, role.experts)
         yield Role("final_norm", (config.hidden_size,), "norm")
         if not config.tied_head:
             yield Role("head", (config.vocab_size, config.hidden_size), "matrix")
 
     @classmethod
+    def layer_names(cls, config: ModelConfig, layer: int) -> Names:
+        """Those of `names` that layer `layer` has: a dense MLP or experts."""
+        if config.moe is None:
+            return cls.names
+        left_out = MLP if config.moe.is_sparse(layer) else MIXTURE
+        return {name: found for name, found in cls.names.items() if name not in left_out}
+
+    @classmethod
     def gguf_name(cls, role: str) -> str:
-        """ "layers.3.q" → "blk.3.attn_q.weight"."""
+        """ "layers.3.q" → "blk.3.attn_q.weight"; of a stack of experts see zse.models.experts."""
         if not role.startswith("layers."):
-            return MODEL[role][0]
+            return cls.model_names[role][0]
         _, layer, name = role.split(".")
-        return f"blk.{layer}.{cls.names[name][0]}"
+        return "|".join(f"blk.{layer}.{way}" for way in cls.names[name][0].split("|"))
 
     @classmethod
     def hf_name(cls, role: str, prefix: str = "model.") -> str:
         """ "layers.3.q" → "model.layers.3.self_attn.q_proj.weight"; the head has a prefix of its own."""
         if not role.startswith("layers."):
-            return (HF_PREFIXES[prefix] if role == "head" else prefix) + MODEL[role][1]
+            return (HF_PREFIXES[prefix] if role == "head" else prefix) + cls.model_names[role][1]
         _, layer, name = role.split(".")
-        return f"{prefix}layers.{layer}.{cls.names[name][1]}"
+        return "|".join(f"{prefix}layers.{layer}.{way}" for way in cls.names[name][1].split("|"))
+
+    @classmethod
+    def hf_prefix(cls, path: object, names: Container[str]) -> str:
+        """What stands before a Hugging Face file's names, told by where its embedding is. Raises FormatError."""
+        return hf_prefix(path, names)
 
     # -- the forward: begin, each layer, end
 
@@ -99,6 +117,10 @@ class Decoder:
         logits = self.head(self.norm(self.wanted(x), "final_norm"))
         return self.softcap(logits * self.config.logit_scale, self.config.logit_softcap)
 
+    def finish(self, x: Value) -> Value:
+        """The hidden states that an encoder gives, after its last layer."""
+        raise NotImplementedError
+
     def kind(self, i: int) -> Hashable:
         """What layer i differs by from others, beside its weights."""
         return self.config.window(i), self.rope(i, "q"), self.rope(i, "k")
@@ -113,11 +135,15 @@ class Decoder:
         """The rotations that layers choose from; those that are used have a table."""
         return {"global": self.config.rope, "local": self.config.local_rope}
 
-    def rows(self, name: str) -> int:
-        """Rows of a weight that may lie joined with others."""
+    def rows(self, name: str, i: int) -> int:
+        """Rows of a weight of layer i that may lie joined with others."""
         config = self.config
-        heads = {"q": config.num_heads, "k": config.num_kv_heads, "v": config.num_kv_heads}
-        return heads[name] * config.head_dim if name in heads else config.intermediate_size
+        heads = {"q": config.num_heads, "k": config.kv_heads_of(i), "v": config.kv_heads_of(i)}
+        if config.moe is not None and name.endswith("_exps"):
+            return config.moe.num_experts * config.moe.intermediate_size
+        if config.moe is not None and name.startswith("shared_"):
+            return config.moe.shared_size
+        return heads[name] * config.head_dim_of(i) if name in heads else config.intermediate_of(i)
 
     # -- operations
 
@@ -149,29 +175,113 @@ class Decoder:
             q, k = self.head_norm(q, "q_norm", i), self.head_norm(k, "k_norm", i)
         return self.rotate(q, i, "q"), self.rotate(k, i, "k"), v
 
-    def head_norm(self, x: Value, name: str, i: int) -> Value:
-        """RMSNorm of q or k."""
-        self.trace.shape(name)
-        return self.trace.add("head_norm", (x,), x.width, {"weight": name}, eps=self.config.norm_eps)
+    def head_norm(self, x: Value, name: str | None, i: int) -> Value:
+        """RMSNorm of q, k or v, times the vector `name`."""
+        if name is not None:
+            self.trace.shape(name)
+        weights = {} if name is None else {"weight": name}
+        return self.trace.add("head_norm", (x,), x.width, weights, eps=self.config.norm_eps)
 
     def rotate(self, x: Value, i: int, name: str) -> Value:
         """`name`, q or k, turned by the layer's rope."""
         return self.trace.add("rotate", (x,), x.width, rope=self.rope(i, name))
 
-    def attention(self, q: Value, k: Value, v: Value, i: int) -> Value:
-        """Causal attention, k and v of this step's tokens written to the cache before."""
+    def attention(self, q: Value, k: Value | None, v: Value | None, i: int) -> Value:
+        """Causal attention, k and v of this step's tokens written to the cache before; None: an earlier layer wrote its own."""
         config = self.config
         options: dict[str, Any] = dict(window=config.window(i), softcap=config.attn_softcap, scale=config.query_scale)
-        return self.trace.add("attend", (q, k, v), q.width, **options)
+        inputs = (q,) if k is None or v is None else (q, k, v)
+        weights = {"sinks": "sinks"} if "sinks" in self.trace.shapes else {}
+        return self.trace.add("attend", inputs, q.width, weights, **options)
+
+    def layer_inputs(self, x: Value) -> None:
+        """Each layer's own embeddings of the step's tokens, for `gate_inputs`: (norm of x's product with "ple_proj" + the rows
+        of "ple_embed") / sqrt(2). x: the stream as it was embedded."""
+        config = self.config
+        width = self.trace.shape("ple_embed")[1]
+        scale = config.ple_width**0.5
+        rows = self.trace.add("embed", (), width, {"weight": "ple_embed"}, scale=scale)
+        # The product is to be multiplied with hidden_size ** -0.5 first: the norm does not see it but by its eps.
+        eps = config.norm_eps * config.hidden_size
+        inputs = self.linear(x, "ple_proj"), rows
+        self.trace.add("layer_inputs", inputs, 0, {"norm": "ple_norm"}, eps=eps)
+
+    def gate_inputs(self, gate: Value, i: int) -> Value:
+        """act(gate) * the layer's own embeddings."""
+        return self.trace.add("gate_inputs", (gate,), gate.width, activation=self.config.activation)
+
+    def scale_stream(self, x: Value, name: str, i: int) -> Value:
+        """The stream times the one number of the vector `name`."""
+        self.trace.shape(name)
+        return self.trace.add("scale_stream", (x,), x.width, {"weight": name}, is_stream=True)
+
+    def latent_attention(self, x: Value, i: int) -> Value:
+        """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) in its absorbed form, before "o": queries come into the space
+        of the latents, results out of it; the latent and the key that turns of this step's tokens are written to the cache."""
+        config, latent = self.config, self.config.latent
+        assert latent is not None, "a configuration without latents"
+        options: dict[str, Any] = dict(heads=config.num_heads)
+        post: dict[str, Any] = options | dict(rope=self.rope(i, "q"), eps=latent.norm_eps, pairs=latent.pairs)
+        q = self.linear(x, "q_a" if latent.query_rank else "q_whole", i, exact=True)
+        new = self.linear(x, "kv_a", i, exact=True)
+        if latent.query_rank:
+            q = self.trace.add("norm", (q,), q.width, {"weight": "q_a_norm"}, eps=latent.norm_eps, kind="rms")
+            q = self.linear(q, "q_b", i, exact=True)
+        turned = self.trace.add("latent", (q, new), config.num_heads * latent.rotary, {"norm": "kv_a_norm"}, **post)
+        queries = self._head_linear(q, "k_b")
+        options |= dict(scale=config.query_scale, temperature=(latent.temperature_beta, latent.temperature_length))
+        attended = self.trace.add("attend_latent", (queries, turned), queries.width, **options)
+        return self._head_linear(attended, "v_b")
+
+    def _head_linear(self, x: Value, name: str) -> Value:
+        """Each head's own matrix times its first numbers in x."""
+        rows, _ = self.trace.shape(name)
+        return self.trace.add("head_linear", (x,), rows, {"weight": name}, heads=self.config.num_heads)
 
     def mlp(self, x: Value, i: int) -> Value:
-        """down(act(gate(x)) * up(x))."""
+        """down(act(gate(x)) * up(x)), or what the layer's experts give."""
+        if "router" in self.trace.shapes:
+            return self.mixture(x, i)
         gate, up = self.linear(x, "gate", i), self.linear(x, "up", i)
         return self.linear(self.gate(gate, up), "down", i)
 
+    def mixture(self, x: Value, i: int) -> Value:
+        """What the experts of "gate_exps", "up_exps", "down_exps" that "router" chooses give, weighted and added, with what
+        the shared expert of "shared_gate", ... gives, times sigmoid of "shared_router" where there is one."""
+        routing = self.route(self.linear(x, "router", i))
+        gate, up = (self.experts(x, name, routing, gather=True) for name in ("gate_exps", "up_exps"))
+        inputs = [self.experts(self.gate(gate, up), "down_exps", routing), routing]
+        if "shared_down" in self.trace.shapes:
+            gate, up = self.linear(x, "shared_gate", i), self.linear(x, "shared_up", i)
+            inputs.append(self.linear(self.gate(gate, up), "shared_down", i))
+            if "shared_router" in self.trace.shapes:
+                inputs.append(self.linear(x, "shared_router", i))
+        return self.trace.add("combine", tuple(inputs), x.width)
+
+    def route(self, logits: Value) -> Value:
+        """Which experts compute each token, by the configuration's `moe`; "router_select" is added to choose."""
+        moe = self.config.moe
+        assert moe is not None
+        weights = {"bias": "router_select"} if "router_select" in self.trace.shapes else {}
+        options: dict[str, Any] = dict(
+            gating=moe.gating, normalize=moe.normalize, eps=moe.normalize_eps, scale=moe.scale
+        )
+        options |= dict(groups=moe.groups, groups_used=moe.groups_used, group_best=moe.group_best)
+        return self.trace.add("route", (logits,), moe.experts_per_token, weights, **options)
+
+    def experts(self, x: Value, name: str, routing: Value, *, gather: bool = False) -> Value:
+        """x @ weight.T + bias with each pair's expert of the stack `name`. gather: x is a row a token, not a row a pair."""
+        weights = {"weight": name} | ({"bias": f"{name}_bias"} if f"{name}_bias" in self.trace.shapes else {})
+        moe, (rows, columns) = self.config.moe, self.trace.shape(name)
+        assert moe is not None
+        if columns != x.width or rows % moe.num_experts:
+            raise ValueError(f"experts {name}: [{rows}, {columns}] for {moe.num_experts} and inputs {x.width} wide")
+        width, chosen = rows // moe.num_experts, moe.experts_per_token
+        return self.trace.add("experts", (x, routing), width, weights, per_token=chosen, gather=gather)
+
     def gate(self, gate: Value, up: Value) -> Value:
         """act(gate) * up with the configuration's activation."""
-        return self.trace.add("gate", (gate, up), up.width, activation=self.config.activation)
+        return self.trace.add("gate", (gate, up), up.width, per_token=up.per_token, activation=self.config.activation)
 
     def wanted(self, x: Value) -> Value:
         """The rows of the stream whose logits are wanted."""

@@ -9,22 +9,28 @@ from zse.models.llama import Llama
 class Granite(Llama):
     @staticmethod
     def from_hf(fields: Fields, generation: Fields | None) -> ModelConfig:
-        values = hf_values(fields, generation)
-        values |= dict(
-            embed_scale=fields.number("embedding_multiplier", 1.0),
-            query_scale=fields.number("attention_multiplier", 1.0),
-            logit_scale=1 / fields.number("logits_scaling", 1.0, low=1e-9),
-        )
-        residual = fields.number("residual_multiplier", 1.0, low=1e-6)
-        return fields.build(architecture="granite", **scaled_residual(values, residual))
+        return fields.build(architecture="granite", **hf_factors(fields, hf_values(fields, generation)))
 
     @staticmethod
     def from_gguf(fields: Fields, tensors) -> ModelConfig:
-        values = gguf_values(fields, tensors)
-        values |= dict(
-            embed_scale=fields.number(".embedding_scale", 1.0),
-            query_scale=fields.number(".attention.scale", values["query_scale"]),
-            logit_scale=1 / fields.number(".logit_scale", 1.0, low=1e-9),
-        )
-        residual = fields.number(".residual_scale", 1.0, low=1e-6)
-        return fields.build(architecture="granite", **scaled_residual(values, residual))
+        return fields.build(architecture="granite", **gguf_factors(fields, gguf_values(fields, tensors)))
+
+
+def hf_factors(fields: Fields, values: dict) -> dict:
+    """`values` with the factors of a config.json."""
+    values |= dict(
+        embed_scale=fields.number("embedding_multiplier", 1.0),
+        query_scale=fields.number("attention_multiplier", 1.0),
+        logit_scale=1 / fields.number("logits_scaling", 1.0, low=1e-9),
+    )
+    return scaled_residual(values, fields.number("residual_multiplier", 1.0, low=1e-6))
+
+
+def gguf_factors(fields: Fields, values: dict) -> dict:
+    """`values` with the factors of GGUF metadata."""
+    values |= dict(
+        embed_scale=fields.number(".embedding_scale", 1.0),
+        query_scale=fields.number(".attention.scale", values["query_scale"]),
+        logit_scale=1 / fields.number(".logit_scale", 1.0, low=1e-9),
+    )
+    return scaled_residual(values, fields.number(".residual_scale", 1.0, low=1e-6))

@@ -1,6 +1,5 @@
-"""Matrices whose numbers NumPy has to make while a model is loaded: quantized on load (`--quantize`), stored by others
-in formats of their own (AWQ, GPTQ, compressed-tensors), or in a layout or type that the device does not read. The only
-part of loading that needs NumPy."""
+"""Matrices that no kernel makes while a model is loaded (repack_load.py says of which there is one): numbers in another
+floating-point type, fp8 on a CPU, checkpoints whose heads' rows change places. The only part of loading that needs NumPy."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor

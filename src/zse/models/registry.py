@@ -14,16 +14,31 @@ ARCHITECTURES = {
     "ministral3": ("mistral", "Ministral3"),
     "qwen2": ("qwen2", "Qwen2"),
     "qwen3": ("qwen3", "Qwen3"),
+    "qwen2_moe": ("qwen2_moe", "Qwen2Moe"),
+    "qwen3_moe": ("qwen3_moe", "Qwen3Moe"),
+    "mixtral": ("mixtral", "Mixtral"),
+    "olmoe": ("olmoe", "Olmoe"),
+    "granite_moe": ("granite_moe", "GraniteMoe"),
+    "glm4_moe": ("glm4_moe", "Glm4Moe"),
+    "minimax_m2": ("minimax_m2", "MiniMaxM2"),
     "gemma2": ("gemma2", "Gemma2"),
     "gemma3": ("gemma3", "Gemma3"),
+    "gemma4": ("gemma4", "Gemma4"),
+    "gpt_oss": ("gpt_oss", "GptOss"),
     "phi3": ("phi3", "Phi3"),
     "olmo2": ("olmo2", "Olmo2"),
     "smollm3": ("smollm3", "SmolLM3"),
     "granite": ("granite", "Granite"),
     "glm4": ("glm4", "Glm4"),
     "minicpm": ("minicpm", "MiniCPM"),
+    "minicpm3": ("minicpm3", "MiniCPM3"),
+    "deepseek": ("deepseek", "DeepSeek"),
     "cohere": ("cohere", "Cohere"),
     "cohere2": ("cohere", "Cohere2"),
+    "bert": ("bert", "Bert"),
+    "roberta": ("bert", "Roberta"),
+    "modernbert": ("modernbert", "ModernBert"),
+    "nomic_bert": ("nomic_bert", "NomicBert"),
 }
 # `architectures[0]` of config.json.
 HF_NAMES = {
@@ -32,9 +47,18 @@ HF_NAMES = {
     "Ministral3ForCausalLM": "ministral3",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen2MoeForCausalLM": "qwen2_moe",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "MixtralForCausalLM": "mixtral",
+    "OlmoeForCausalLM": "olmoe",
+    "GraniteMoeForCausalLM": "granite_moe",
+    "Glm4MoeForCausalLM": "glm4_moe",
+    "MiniMaxM2ForCausalLM": "minimax_m2",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3TextModel": "gemma3",
+    "Gemma4ForCausalLM": "gemma4",
+    "GptOssForCausalLM": "gpt_oss",
     "Phi3ForCausalLM": "phi3",
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo2",
@@ -42,13 +66,40 @@ HF_NAMES = {
     "GraniteForCausalLM": "granite",
     "Glm4ForCausalLM": "glm4",
     "MiniCPMForCausalLM": "minicpm",
+    "MiniCPM3ForCausalLM": "minicpm3",
+    "DeepseekV2ForCausalLM": "deepseek",
+    "DeepseekV3ForCausalLM": "deepseek",
+    "Glm4MoeLiteForCausalLM": "deepseek",
+    "Mistral4ForCausalLM": "deepseek",
     "CohereForCausalLM": "cohere",
     "Cohere2ForCausalLM": "cohere2",
+    "BertModel": "bert",
+    "BertForSequenceClassification": "bert",
+    "RobertaModel": "roberta",
+    "RobertaForSequenceClassification": "roberta",
+    "XLMRobertaModel": "roberta",
+    "XLMRobertaForSequenceClassification": "roberta",
+    "ModernBertModel": "modernbert",
+    "ModernBertForSequenceClassification": "modernbert",
+    "NomicBertModel": "nomic_bert",
 }
-# Models whose text part is one of ours, by `model_type` of their `text_config`; what they see with is not read.
+# Models whose text part is one of ours, by `model_type` of their `text_config`, or of the whole config.json where it has none
+# (Qwen2-VL's and Qwen2.5-VL's own files); what they see with is not read. Qwen's turn in three parts (time, height, width),
+# which of a text are one number: what Qwen2 and Qwen3 do.
+_QWEN2_LLAMA = {"qwen2": "qwen2", "qwen3": "qwen3", "llama": "llama"}
 WRAPPERS = {
-    "Mistral3ForConditionalGeneration": {"mistral": "mistral", "ministral3": "ministral3"},
+    "KimiK25ForConditionalGeneration": {"kimi_k2": "deepseek", "deepseek_v3": "deepseek"},
+    "Mistral3ForConditionalGeneration": {"mistral": "mistral", "ministral3": "ministral3", "mistral4": "deepseek"},
     "Gemma3ForConditionalGeneration": {"gemma3_text": "gemma3"},
+    "Gemma4ForConditionalGeneration": {"gemma4_text": "gemma4"},
+    "Gemma4UnifiedForConditionalGeneration": {"gemma4_unified_text": "gemma4"},
+    "Qwen2VLForConditionalGeneration": {"qwen2_vl_text": "qwen2", "qwen2_vl": "qwen2"},
+    "Qwen2_5_VLForConditionalGeneration": {"qwen2_5_vl_text": "qwen2", "qwen2_5_vl": "qwen2"},
+    "Qwen3VLForConditionalGeneration": {"qwen3_vl_text": "qwen3"},
+    "InternVLForConditionalGeneration": _QWEN2_LLAMA,
+    "LlavaOnevisionForConditionalGeneration": _QWEN2_LLAMA,
+    "Idefics3ForConditionalGeneration": {"llama": "llama"},
+    "SmolVLMForConditionalGeneration": {"llama": "llama"},
 }
 # `general.architecture` of a GGUF file. Mistral's files say llama, OLMo 3's say olmo2.
 GGUF_NAMES = {
@@ -56,17 +107,34 @@ GGUF_NAMES = {
     "mistral3": "ministral3",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "qwen2moe": "qwen2_moe",
+    "qwen3moe": "qwen3_moe",
+    "olmoe": "olmoe",
+    "granitemoe": "granite_moe",
+    "glm4moe": "glm4_moe",
+    "minimax-m2": "minimax_m2",
+    "qwen2vl": "qwen2",
+    "qwen3vl": "qwen3",
     "gemma2": "gemma2",
     "gemma3": "gemma3",
+    "gemma4": "gemma4",
+    "gpt-oss": "gpt_oss",
     "phi3": "phi3",
     "olmo2": "olmo2",
     "smollm3": "smollm3",
     "granite": "granite",
     "glm4": "glm4",
     "minicpm": "minicpm",
+    "minicpm3": "minicpm3",
+    "deepseek2": "deepseek",
     "command-r": "cohere",
     "cohere2": "cohere2",
+    "bert": "bert",
+    "modern-bert": "modernbert",
+    "nomic-bert": "nomic_bert",
 }
+# What those are that have experts and no name of their own.
+GGUF_WITH_EXPERTS = {"llama": "mixtral"}
 
 
 def architecture(name: str) -> type[Decoder]:
@@ -91,7 +159,22 @@ def config_from_gguf(path: object, metadata, tensors) -> ModelConfig:
     name = Fields(path, metadata).text("general.architecture")
     if name not in GGUF_NAMES:
         raise UnsupportedError(f"{path}: architecture", name, GGUF_NAMES)
-    return architecture(GGUF_NAMES[name]).from_gguf(Fields(path, metadata, name), tensors)
+    fields, family = Fields(path, metadata, name), GGUF_NAMES[name]
+    if fields.integer(".expert_count", 0, low=0):
+        family = GGUF_WITH_EXPERTS.get(family, family)
+    return architecture(family).from_gguf(fields, tensors)
+
+
+def name_of(path: object, config: dict) -> str:
+    """The architecture that a config.json names, which is one that can be served. What it may say of code of its own
+    (`auto_map`) is for other programs. FormatError, UnsupportedError."""
+    fields = Fields(path, config)
+    names = fields.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise fields.fail("architectures", "is not a list of names")
+    if names[0] not in HF_NAMES and names[0] not in WRAPPERS:
+        raise UnsupportedError(f"{path}: architecture", names[0], [*HF_NAMES, *WRAPPERS])
+    return names[0]
 
 
 def config_from_hf(path: object, config: dict, generation_config: dict | None = None) -> ModelConfig:
@@ -100,21 +183,13 @@ def config_from_hf(path: object, config: dict, generation_config: dict | None = 
     Raises FormatError for missing or impossible values, UnsupportedError for what this version does not know.
     """
     fields = Fields(path, config)
-    names = fields.get("architectures")
-    if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        raise fields.fail("architectures", "is not a list of names")
-    if config.get("auto_map"):
-        raise fields.fail("auto_map", "the model asks to run code from its directory, which is never done")
-    family = HF_NAMES.get(names[0])
-    if names[0] in WRAPPERS:
-        text = fields.section("text_config")
-        if text is None:
-            raise fields.fail("text_config", "is missing")
-        family = text.choice("model_type", WRAPPERS[names[0]])
+    name = name_of(path, config)
+    family = HF_NAMES.get(name)
+    if family is None:
+        text = fields.section("text_config") or fields
+        family = text.choice("model_type", WRAPPERS[name])
         # Some of a model's own settings stand outside of its text part.
         outer = {key: config[key] for key in ("tie_word_embeddings", "eos_token_id", "bos_token_id") if key in config}
         fields = Fields(text.path, outer | text.values)
-    if family is None:
-        raise UnsupportedError(f"{path}: architecture", names[0], [*HF_NAMES, *WRAPPERS])
     generation = None if generation_config is None else Fields("generation_config.json", generation_config)
     return architecture(family).from_hf(fields, generation)

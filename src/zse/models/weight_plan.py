@@ -13,26 +13,32 @@ from typing import Any, NamedTuple
 import msgspec
 
 from zse.errors import ConfigError, FormatError, UnsupportedError
+from zse.formats import column_order, latent
 from zse.formats.source import DENSE_TYPES, ModelSource, TensorInfo
-from zse.models import names, registry
-from zse.models.config import ModelConfig
+from zse.models import experts, names, registry
+from zse.models.config import LatentConfig, ModelConfig
 from zse.models.names import ROPE_TENSORS
+from zse.plan.rules import JOINED
 from zse.quant import policy as policies
 from zse.quant.scheme import LAYOUT, TILE_ROWS, Plane, Scheme, memory_layout
 from zse.tensor import Tensor, Weight
 
 # Bytes that planes start at multiples of: a cache line; on a GPU what tensor maps and large copies want, as in a .zse.
 ALIGN = {"cpu": 64, "gpu": 256}
-MAX_HEAD_DIM = 256  # of the attention kernels
+MAX_RANK = 512  # of latents, of the same
+LATENT_SIZES = {"gpu": ((512, 64), (256, 64), (256, 32))}  # rank and rotary, where only some have kernels
+MAX_HEAD_DIM = {"cpu": 512, "gpu": 256}  # of the attention kernels
 MAX_GROUP = 32  # query heads that share a KV head, of the attention kernels
 # Columns that share a scale where integer weights are quantized on load; None: the policy's. On a GPU half the scales' bytes, and
 # its activations have no groups of their own to match.
 LOAD_GROUPS = {"cpu": None, "gpu": 128}
-FUSED: dict[str, tuple[str, ...]] = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
+STAGING_LABEL = "load staging"  # memory that a load needs and gives back
+MATRICES = ("matrix", "table")  # kinds of roles
 
 
 class FileTensor(NamedTuple):
-    """One tensor of the file and the rows (elements of a vector) of its matrix that it fills, from `first` on."""
+    """One tensor of the file, or a part of one, and the rows (elements of a vector) of its matrix that it fills, from `first`
+    on."""
 
     role: names.Role
     info: TensorInfo
@@ -40,13 +46,15 @@ class FileTensor(NamedTuple):
 
 
 class MatrixPlan(NamedTuple):
-    """A weight in memory: [rows, columns] in `scheme` and `layout`, made of one or more tensors."""
+    """A weight in memory: [rows, columns] in `scheme` and `layout`, made of one or more tensors. order: of its columns, a name in
+    the plan's `orders`, or None."""
 
     name: str
     shape: tuple[int, int]
     scheme: Scheme
     parts: tuple[FileTensor, ...]
     layout: str = LAYOUT
+    order: str | None = None
 
     @property
     def planes(self) -> tuple[Plane, ...]:
@@ -63,7 +71,8 @@ class VectorPlan(NamedTuple):
 
 class ModelPlan(NamedTuple):
     """What will be loaded. policy: how dense matrices are quantized while loading, or None. memory_bytes: device memory
-    by label: embedding, layers, head. family: of the device ("cpu", "gpu"), which decides layouts and alignment."""
+    by label: embedding, layers, head. family: of the device ("cpu", "gpu"), which decides layouts and alignment. orders: name →
+    i32 [K], the input at each column of the matrices that say so; those of a layer that have the same one share it."""
 
     source: ModelSource
     config: ModelConfig
@@ -72,6 +81,7 @@ class ModelPlan(NamedTuple):
     policy: Any
     memory_bytes: dict[str, int]
     family: str = "cpu"
+    orders: dict[str, array] = {}
 
 
 def read_config(source: ModelSource) -> ModelConfig:
@@ -92,7 +102,7 @@ def read_config(source: ModelSource) -> ModelConfig:
 
 
 def _small_vector(source: ModelSource, info: TensorInfo) -> tuple[float, ...]:
-    if info.type != "F32" or len(info.shape) != 1 or info.num_elements > MAX_HEAD_DIM // 2:
+    if info.type != "F32" or len(info.shape) != 1 or info.num_elements > max(MAX_HEAD_DIM.values()) // 2:
         what = f"is {info.type} {list(info.shape)}, expected F32 [half a head]"
         raise FormatError(source.path, info.offset, info.name, what)
     values = tuple(array("f", source.read(info)))
@@ -109,92 +119,159 @@ def plan_model(source: ModelSource, *, quantize: str | None = None, family: str 
     ConfigError.
     """
     config = read_config(source)
-    _check_kernels(source.path, config)
+    _check_kernels(source.path, config, family)
     policy = None
     if quantize is not None:
         policy = policies.Policy(quantize, LOAD_GROUPS[family] if quantize.startswith("int") else None)
     family_of_model = registry.architecture(config.architecture)
-    prefix = names.hf_prefix(source.path, source.tensors) if source.naming == "hf" else ""
+    prefix = family_of_model.hf_prefix(source.path, source.tensors) if source.naming == "hf" else ""
     schemes: dict[str, Scheme] = {}
-    parts: dict[str, FileTensor] = {}
+    parts: dict[str, list[FileTensor]] = {}
     for role in family_of_model.roles(config):
         gguf = source.naming == "gguf"
         name = family_of_model.gguf_name(role.name) if gguf else family_of_model.hf_name(role.name, prefix)
-        info = source.tensors.get(name)
-        if info is None:
-            raise FormatError(source.path, 0, name, "the tensor is missing")
-        if tuple(info.shape) != role.shape:
-            raise FormatError(
-                source.path, info.offset, name, f"has shape {list(info.shape)}, expected {list(role.shape)}"
-            )
-        parts[role.name] = FileTensor(role, info, 0)
-        if role.kind == "matrix":
+        stored = experts.stored_experts if role.experts else _stored
+        infos = stored(source, role, name)
+        parts[role.name], info = [FileTensor(role, each, 0) for each in infos], infos[0]
+        if role.kind in MATRICES:
             schemes[role.name] = _scheme(role, info, config, policy, family)
         elif info.type not in DENSE_TYPES:
             raise UnsupportedError(f"{source.path}: type of {name}", info.type, DENSE_TYPES)
-    if policy is not None and not any(parts[role].info.is_dense for role in schemes):
+    if policy is not None and not any(parts[role][0].info.is_dense for role in schemes):
         raise ConfigError(
             f"{source.path} is quantized already ({schemes[next(role for role in schemes if role != 'embed')]}): leave --quantize out"
         )
-    matrices, vectors = _fuse(config, parts, schemes, family)
-    memory = _memory_bytes(matrices, vectors, ALIGN[family])
-    return ModelPlan(source, config, tuple(matrices), tuple(vectors), policy, memory, family)
+    orders, order_names = _orders(source.path, parts)
+    matrices, vectors = _fuse(config, parts, schemes, order_names, family)
+    memory = _memory_bytes(matrices, vectors, orders, ALIGN[family])
+    return ModelPlan(source, config, tuple(matrices), tuple(vectors), policy, memory, family, orders)
 
 
-def _check_kernels(path: object, config: ModelConfig) -> None:
+def _orders(path: object, parts: dict[str, list[FileTensor]]) -> tuple[dict[str, array], dict[str, str]]:
+    """Orders of columns by name, and the name of each role's."""
+    orders: dict[str, array] = {}
+    names_of: dict[str, str] = {}
+    known: dict[tuple[str, bytes], str] = {}  # layer and content → name
+    for role, stored in parts.items():
+        info = next((part.info for part in stored if part.info.order is not None), None)
+        if info is None or stored[0].role.kind != "matrix":
+            continue
+        if role == "embed" or len(stored) > 1:
+            raise UnsupportedError(
+                f"{path}: an embedding or experts with ordered columns", info.name, ["plain columns"]
+            )
+        order = column_order.order_of(info.order, info.scheme.groups(info.shape[1]))
+        names_of[role] = name = known.setdefault((role.rpartition(".")[0], order.tobytes()), role)
+        orders.setdefault(name, order)
+    return orders, names_of
+
+
+def _stored(source: ModelSource, role: names.Role, name: str) -> list[TensorInfo]:
+    return [source.matrix(name, role.shape)]
+
+
+def _check_kernels(path: object, config: ModelConfig, family: str) -> None:
     """Refuse what the kernels do not compute."""
-    if config.head_dim % TILE_ROWS or config.head_dim > MAX_HEAD_DIM:
-        raise UnsupportedError(f"{path}: head_dim", config.head_dim, range(TILE_ROWS, MAX_HEAD_DIM + 1, TILE_ROWS))
-    if config.num_heads // config.num_kv_heads > MAX_GROUP:
-        raise UnsupportedError(
-            f"{path}: query heads for each KV head", config.num_heads // config.num_kv_heads, [f"1 to {MAX_GROUP}"]
-        )
+    if config.latent is not None:
+        _check_latent(path, config.latent, family)
+    else:
+        _check_heads(path, config, family)
     for rope in (config.rope, config.local_rope):
         dims = rope.dims(config.head_dim) if rope else 0
         if dims % TILE_ROWS:
             raise UnsupportedError(f"{path}: dimensions of a head that turn", dims, [f"multiples of {TILE_ROWS}"])
 
 
+def _check_heads(path: object, config: ModelConfig, family: str) -> None:
+    most = MAX_HEAD_DIM[family]
+    for head_dim in (config.head_dim, config.max_head_dim):
+        if head_dim % TILE_ROWS or head_dim > most:
+            what = "head_dim" if family == "cpu" else "head_dim on a GPU (--device cpu takes more)"
+            raise UnsupportedError(f"{path}: {what}", head_dim, range(TILE_ROWS, most + 1, TILE_ROWS))
+    kinds = {(config.kv_heads_of(layer), config.head_dim_of(layer)) for layer in range(config.num_layers)}
+    if family == "gpu" and (
+        len(kinds) > 1 or config.num_shared_kv or config.ple_width or config.layer_scale or config.sinks
+    ):
+        raise UnsupportedError(
+            f"{path}: on a GPU (--device cpu takes it)",
+            config.architecture,
+            ["layers of one kind of heads, attention without sinks"],
+        )
+    for kv_heads, _ in kinds:
+        if config.num_heads // kv_heads > MAX_GROUP:
+            raise UnsupportedError(
+                f"{path}: query heads for each KV head", config.num_heads // kv_heads, [f"1 to {MAX_GROUP}"]
+            )
+
+
+def _check_latent(path: object, latent: LatentConfig, family: str) -> None:
+    unit = TILE_ROWS
+    sizes = LATENT_SIZES.get(family)
+    if sizes and (latent.rank, latent.rotary) not in sizes:
+        found = latent.rank, latent.rotary
+        raise UnsupportedError(
+            f"{path}: kv_lora_rank and qk_rope_head_dim on a GPU (--device cpu takes more)", found, sizes
+        )
+    for name, size, most in (
+        ("kv_lora_rank", latent.rank, MAX_RANK),
+        ("qk_rope_head_dim", latent.rotary, MAX_RANK // 4),
+        ("qk_nope_head_dim", latent.nope, MAX_RANK),
+        ("v_head_dim", latent.value, MAX_RANK),
+    ):
+        if size % unit or not 0 < size <= most:
+            raise UnsupportedError(f"{path}: {name}", size, [f"multiples of {unit} up to {most}"])
+
+
 def _scheme(role: names.Role, info: TensorInfo, config: ModelConfig, policy, family: str) -> Scheme:
     """The scheme that a matrix has in memory."""
     scheme = info.scheme
-    if policy is not None and info.is_dense:
-        scheme = policy.scheme(role.shape, config.vocab_size) or scheme
+    if policy is not None and info.is_dense and role.kind == "matrix" and not latent.stays_dense(info.name):
+        scheme = policy.scheme(info.shape, config.vocab_size, config.moe and config.moe.num_experts) or scheme
     scheme = scheme.loaded(family)
+    if role.experts and info.shape[0] % scheme.row_unit:
+        unit = [f"multiples of {scheme.row_unit}"]
+        raise UnsupportedError(f"{info.name} as {scheme}: number of an expert's rows", info.shape[0], unit)
     if not scheme.fits(role.shape[1]):
         raise UnsupportedError(f"{info.name} as {scheme}: number of columns", role.shape[1], ["multiples of the group"])
     return scheme
 
 
 def _fuse(
-    config: ModelConfig, parts: dict[str, FileTensor], schemes: dict[str, Scheme], family: str
+    config: ModelConfig,
+    parts: dict[str, list[FileTensor]],
+    schemes: dict[str, Scheme],
+    orders: dict[str, str],
+    family: str,
 ) -> tuple[list[MatrixPlan], list[VectorPlan]]:
     """Matrices and vectors in execution order, with q, k, v and gate, up joined where they can be."""
     member_of: dict[str, tuple[str, list[str]]] = {}  # role → what it is joined into, and all roles of that
     for layer in range(config.num_layers):
-        for fused, members in FUSED.items():
+        for fused, members in JOINED.items():
             roles = [f"layers.{layer}.{member}" for member in members]
-            if roles[0] not in schemes:
-                continue  # the file has them joined
-            same = len({schemes[role] for role in roles}) == 1
+            if not all(role in schemes for role in roles):
+                continue  # the file has them joined, or not all of them
+            same = len({(schemes[role], orders.get(role)) for role in roles}) == 1
             unit = schemes[roles[0]].row_unit
-            whole_tiles = all(parts[role].role.shape[0] % unit == 0 for role in roles[:-1])
+            whole_tiles = all(parts[role][0].info.shape[0] % unit == 0 for role in roles[:-1])
             if same and whole_tiles:
                 for suffix in ("", "_bias"):
                     joined = [role + suffix for role in roles]
                     member_of |= {role: (f"layers.{layer}.{fused}{suffix}", joined) for role in joined}
     matrices, vectors = [], []
-    for role, part in parts.items():
+    for role, (part, *others) in parts.items():
         name, joined = member_of.get(role, (role, [role]))
         if role != joined[0]:
             continue  # came with the first
         first, placed = 0, []
-        for member in joined:
-            placed.append(parts[member]._replace(first=first))
-            first += parts[member].role.shape[0]
-        if part.role.kind == "matrix":
+        # Of experts the first one's members, then the second one's.
+        for expert in range(1 + len(others)):
+            for member in joined:
+                placed.append(parts[member][expert]._replace(first=first))
+                first += placed[-1].role.size if part.role.kind == "flat" else placed[-1].info.shape[0]
+        if part.role.kind in MATRICES:
             layout = memory_layout(schemes[role], family)
-            matrices.append(MatrixPlan(name, (first, part.role.shape[1]), schemes[role], tuple(placed), layout))
+            shape = first, part.role.shape[1]
+            matrices.append(MatrixPlan(name, shape, schemes[role], tuple(placed), layout, orders.get(role)))
         else:
             vectors.append(VectorPlan(name, first, tuple(placed)))
     # As in a .zse: in each layer the norms, then the biases.
@@ -206,12 +283,15 @@ def _layer(name: str, config: ModelConfig) -> int:
     return int(name.split(".")[1]) if name.startswith("layers.") else config.num_layers
 
 
-def _memory_bytes(matrices: list[MatrixPlan], vectors: list[VectorPlan], align: int) -> dict[str, int]:
+def _memory_bytes(
+    matrices: list[MatrixPlan], vectors: list[VectorPlan], orders: dict[str, array], align: int
+) -> dict[str, int]:
     total = {"embedding": 0, "layers": 0, "head": 0}
     for matrix in matrices:
         label = {"embed": "embedding", "head": "head"}.get(matrix.name, "layers")
         total[label] += sum(_aligned(plane.nbytes, align) for plane in matrix.planes)
     total["layers"] += sum(_aligned(4 * vector.size, align) for vector in vectors)
+    total["layers"] += sum(_aligned(4 * len(order), align) for order in orders.values())
     return {label: nbytes for label, nbytes in total.items() if nbytes}
 
 
@@ -234,12 +314,16 @@ def place(plan: ModelPlan, buffer, base: int = 0) -> tuple[dict[str, Weight], di
     for vector in plan.vectors:
         vectors[vector.name] = Tensor(buffer, (vector.size,), "f32", offset)
         offset += _aligned(4 * vector.size, align)
+    orders: dict[str | None, Tensor] = {}
+    for name, order in plan.orders.items():
+        orders[name] = Tensor(buffer, (len(order),), "i32", offset)
+        offset += _aligned(4 * len(order), align)
     for matrix in plan.matrices:
         planes = {}
         for plane in matrix.planes:
             planes[plane.name] = Tensor(buffer, plane.shape, plane.dtype, offset)
             offset += _aligned(plane.nbytes, align)
-        weights[matrix.name] = Weight(matrix.shape, matrix.scheme, planes, matrix.layout)
+        weights[matrix.name] = Weight(matrix.shape, matrix.scheme, planes, matrix.layout, orders.get(matrix.order))
     return weights, vectors
 
 

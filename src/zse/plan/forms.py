@@ -13,17 +13,31 @@ from typing import Any
 from zse.dtypes import ITEM_BYTES
 from zse.kernels import gpu
 from zse.plan.trace import Node, PlanError, Value
-from zse.tensor import Activation, Fp8Activation, Tensor
+from zse.tensor import Activation, Fp8Activation, Routing, Tensor
 
 # Numbers of tokens up to which a recording's forms and launches are alike; the step's largest comes on top. CPU: the tokens
 # for which attention may split a sequence's keys between threads. GPU: up to 8 tokens fp8 weights take bf16.
 BREAKS = {"cpu": (16,), "gpu": (8,)}
 # What an operation can write; all others' results, and what is not a product's input, are f32 or the device's `inner`.
 EMITS: dict[str, dict[str, tuple[str, ...]]] = {
-    "cpu": {"add_norm": ("f32", "int8", "int16"), "attend": ("f32", "int8"), "gated": ("f32", "int8")},
-    "gpu": {"add_norm": ("bf16", "fp8"), "attend": ("bf16",), "gated": ("bf16",), "gated_product": ("bf16",)},
+    "cpu": {
+        "add_norm": ("f32", "int8", "int16"),
+        "attend": ("f32", "int8"),
+        "gated": ("f32", "int8"),
+        "act": ("f32", "int8"),
+        "reorder": ("f32", "int8", "int16"),
+    },
+    "gpu": {
+        "add_norm": ("bf16", "fp8"),
+        "attend": ("bf16",),
+        "gated": ("bf16",),
+        "act": ("bf16",),
+        "gated_product": ("bf16",),
+        "reorder": ("bf16",),
+        "head_linear": ("bf16",),
+    },
 }
-PRODUCTS = ("linear", "gated_product")
+PRODUCTS = ("linear", "gated_product", "experts")
 
 
 def form_of(device: Any, activations: str, schemes: Iterable[Any], tokens: int, exact: bool) -> str:
@@ -44,23 +58,31 @@ def choose_forms(
     """The nodes with conversions where a producer cannot write what its products take, and every value's form."""
     emits = EMITS[device.kernels]
     users: dict[Value, list[Node]] = {}
+    routed = [node.inputs[0].node for node in nodes if node.op == "route"]
+    wide = {node.inputs[0] for node in routed if node}  # a router reads what no product has rounded
     for node in nodes:
-        if node.op in PRODUCTS:
+        if node.op in PRODUCTS and node not in routed:
             users.setdefault(node.inputs[0], []).append(node)
-    forms: dict[Value, str] = {}
+    # What is reordered first is taken as it is, and so are the inputs of other products that read it.
+    forms: dict[Value, str] = {node.inputs[0]: device.inner for node in nodes if node.op == "reorder"}
     changed: dict[Node, Value] = {}
     before: dict[Node, Node] = {}
     for value, products in users.items():
+        if value in forms:
+            continue
         exact = any(node.options.get("exact") for node in products)
+        if device.inner == "bf16" and any(node.op == "experts" for node in products):
+            forms[value] = "bf16"  # a GPU's products with stacks of experts take no other
+            continue
         form = form_of(device, activations, (schemes[node.weights["weight"]] for node in products), tokens, exact)
-        able = emits.get(value.node.op if value.node else "", ())
+        able = emits.get(value.node.op if value.node and value not in wide else "", ())
         if form in able:
             forms[value] = form
             continue
         forms[value] = device.inner
         if form == device.inner:
             continue
-        forms[converted := Value(value.trace, value.width)] = form
+        forms[converted := Value(value.trace, value.width, per_token=value.per_token)] = form
         before[products[0]] = Node("convert", (value,), converted, {}, {})
         changed |= {node: converted for node in products}
     found = []
@@ -70,6 +92,7 @@ def choose_forms(
         if node.op == "add_norm" and node.options["kind"] == "none" and forms.get(node.output) == "f32":
             # The products take the stream as it is.
             changed |= {user: node.inputs[0] for user in users[node.output]}
+            changed |= {user: node.inputs[0] for user in routed if user and user.inputs[0] is node.output}
             if len(node.inputs) > 1:
                 found.append(Node("add_norm", node.inputs, node.inputs[0], {}, node.options))
             continue
@@ -83,9 +106,22 @@ def choose_forms(
 
 def row_bytes(form: str, width: int) -> int:
     """Bytes of one row."""
+    if form == "routing":
+        return 28 * width  # four numbers a pair, and three of a task, of which there are fewer
     if form in ("int8", "int16"):
         return width * (2 if form == "int16" else 1) + width // 32 * 8
     return width + 4 if form == "fp8" else width * ITEM_BYTES[form]
+
+
+def routing_of(buffer: Any, offset: int, room: int, tokens: Any, chosen: int, tasks: Any) -> Routing:
+    """A Routing of `tokens` tokens at `offset`, where there is room for `room`."""
+
+    def part(dtype: str, number: int, *shape: Any) -> Tensor:
+        return Tensor(buffer, shape, dtype, offset + number * 4 * room * chosen)
+
+    pairs = tokens * chosen
+    ids, weights = part("i32", 0, tokens, chosen), part("f32", 1, tokens, chosen)
+    return Routing(ids, weights, part("i32", 2, pairs), part("i32", 3, pairs), part("i32", 4, tasks, 3))
 
 
 def tensor_of(form: str, buffer: Any, offset: int, room: int, rows: Any, width: int) -> Any:

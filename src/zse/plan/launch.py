@@ -1,8 +1,9 @@
 """A launch for each kind of node (see zse.plan.rules), by the names of operations."""
 
 from collections.abc import Callable
+from typing import Any
 
-from zse.kernels import logits
+from zse.kernels import combine, head_product, latent_attention, latent_post, layer_inputs, logits, reorder, route
 from zse.kernels.activation import gated
 from zse.kernels.attention import attention
 from zse.kernels.embed import embed
@@ -18,7 +19,26 @@ if TYPE_CHECKING:
 
 
 def _embed(run: "Run", node: Node) -> None:
-    embed(run.recorder, run.of(run.step.token_ids), run.weight(node), run.t[node.output], node.options["scale"])
+    step, options = run.step, node.options
+    ids: Any = {"tokens": step.token_ids, "positions": step.positions, "types": run.types}[options.get("ids", "tokens")]
+    is_added = bool(node.inputs)
+    rows = run.of(ids), run.weight(node), run.t[node.output]
+    embed(run.recorder, *rows, options["scale"], is_added, options.get("first", 0))
+
+
+def _layer_inputs(run: "Run", node: Node) -> None:
+    product, rows = (run.t[value] for value in node.inputs)
+    norm = run.vector(node, "norm")
+    layer_inputs.layer_inputs(run.recorder, product, rows, norm, run.planner.layer_inputs, node.options["eps"])
+
+
+def _gate_inputs(run: "Run", node: Node) -> None:
+    sources = run.t[node.inputs[0]], run.layer_inputs()
+    gated(run.recorder, sources, run.t[node.output], node.options["activation"])
+
+
+def _scale_stream(run: "Run", node: Node) -> None:
+    layer_inputs.scale_rows(run.recorder, run.t[node.inputs[0]], run.vector(node, "weight"))
 
 
 def _linear(run: "Run", node: Node) -> None:
@@ -36,6 +56,29 @@ def _linear(run: "Run", node: Node) -> None:
     )
 
 
+def _route(run: "Run", node: Node) -> None:
+    route.route(run.recorder, run.t[node.inputs[0]], run.t[node.output], run.vector(node, "bias"), **node.options)
+
+
+def _experts(run: "Run", node: Node) -> None:
+    matmul(
+        run.recorder,
+        run.t[node.inputs[0]],
+        run.weight(node),
+        run.t[node.output],
+        bias=run.vector(node, "bias"),
+        independent=node.options.get("independent", False),
+        max_tokens=run.form_tokens,
+        routing=run.t[node.inputs[1]],
+        gather=node.options["gather"],
+    )
+
+
+def _combine(run: "Run", node: Node) -> None:
+    y, routing, *shared = (run.t[value] for value in node.inputs)
+    combine.combine(run.recorder, y, routing, run.t[node.output], *shared)
+
+
 def _gated_product(run: "Run", node: Node) -> None:
     a, out = run.t[node.inputs[0]], run.t[node.output]
     matmul(run.recorder, a, run.weight(node), out, gate=node.options["activation"], max_tokens=run.form_tokens)
@@ -46,16 +89,22 @@ def _gated(run: "Run", node: Node) -> None:
     gated(run.recorder, inputs if len(inputs) > 1 else inputs[0], run.t[node.output], node.options["activation"])
 
 
+def _act(run: "Run", node: Node) -> None:
+    gated(run.recorder, (run.t[node.inputs[0]],), run.t[node.output], node.options["activation"])
+
+
 def _add_norm(run: "Run", node: Node) -> None:
     x, delta = run.t[node.inputs[0]], run.t[node.inputs[1]] if len(node.inputs) > 1 else None
     prefix = run.before if node.options.get("carried") else run.prefix
     out = None if node.output.is_stream else run.t[node.output]
-    run.add(x, delta, prefix, node.options, run.vector(node, "norm"), out)
+    run.add(x, delta, prefix, node.options, run.vector(node, "norm"), out, run.vector(node, "bias"))
 
 
 def _heads(run: "Run", node: Node) -> None:
     kv, layer = run.planner.kv, run.layer
     sources = tuple(run.t[value] for value in node.inputs)
+    if node.options["shared"]:
+        sources = (sources[0], None, None)
     qkv_post(
         run.recorder,
         sources if len(sources) > 1 else sources[0],
@@ -70,12 +119,16 @@ def _heads(run: "Run", node: Node) -> None:
         run.positions,
         node.options.get("eps", run.planner.config.norm_eps),
         run.tables.get(node.options["q_rope"]),
+        node.options["v_norm"],
     )
 
 
 def _attend(run: "Run", node: Node) -> None:
     kv, layer, options = run.planner.kv, run.layer, node.options
     work = {"partial": run.t[node]} if node in run.t else {}
+    work = {"ahead": options["ahead"]} if options.get("ahead") else work | run.sharing
+    if node.weights:
+        work["sinks"] = run.vector(node, "sinks")
     attention(
         run.recorder,
         run.t[node.inputs[0]],
@@ -88,6 +141,51 @@ def _attend(run: "Run", node: Node) -> None:
         options["scale"],
         options["window"],
         options["softcap"],
+        **work,
+    )
+
+
+def _latent(run: "Run", node: Node) -> None:
+    kv, layer, options = run.planner.kv, run.layer, node.options
+    q, new = (run.t[value] for value in node.inputs)
+    latent_post.latent_post(
+        run.recorder,
+        q,
+        new,
+        run.vector(node, "norm"),
+        run.tables[options["rope"]],
+        run.t[node.output],
+        kv.keys[layer],
+        run.page_tables[kv.group_of[layer]],
+        run.token_row,
+        run.positions,
+        options["heads"],
+        options["eps"],
+        options["pairs"],
+    )
+
+
+def _head_linear(run: "Run", node: Node) -> None:
+    a, out = run.t[node.inputs[0]], run.t[node.output]
+    head_product.head_product(run.recorder, a, run.weight(node), out, node.options["heads"], max_tokens=run.form_tokens)
+
+
+def _attend_latent(run: "Run", node: Node) -> None:
+    kv, layer, options = run.planner.kv, run.layer, node.options
+    work = {"partial": run.t[node]} if node in run.t else {}
+    q, turned = (run.t[value] for value in node.inputs)
+    latent_attention.latent_attention(
+        run.recorder,
+        q,
+        turned,
+        kv.keys[layer],
+        run.page_tables[kv.group_of[layer]],
+        run.token_row,
+        run.positions,
+        run.t[node.output],
+        options["heads"],
+        options["scale"],
+        temperature=options["temperature"],
         **work,
         **run.sharing,
     )
@@ -102,6 +200,10 @@ def _scale_logits(run: "Run", node: Node) -> None:
     logits.scale_logits(run.recorder, run.t[node.inputs[0]], options.get("factor", 1.0), options.get("cap", 0.0))
 
 
+def _reorder(run: "Run", node: Node) -> None:
+    reorder.reorder(run.recorder, run.t[node.inputs[0]], run.weight(node).order, run.t[node.output])
+
+
 def _convert(run: "Run", node: Node) -> None:
     quantize(run.recorder, run.t[node.inputs[0]], run.t[node.output])
 
@@ -110,11 +212,22 @@ LAUNCHES: dict[str, "Callable[[Run, Node], None]"] = {
     "embed": _embed,
     "linear": _linear,
     "gated_product": _gated_product,
+    "route": _route,
+    "experts": _experts,
+    "combine": _combine,
     "gated": _gated,
+    "act": _act,
     "add_norm": _add_norm,
     "heads": _heads,
     "attend": _attend,
+    "latent": _latent,
+    "head_linear": _head_linear,
+    "attend_latent": _attend_latent,
     "wanted": _wanted,
     "scale_logits": _scale_logits,
+    "reorder": _reorder,
     "convert": _convert,
+    "layer_inputs": _layer_inputs,
+    "gate_inputs": _gate_inputs,
+    "scale_stream": _scale_stream,
 }

@@ -6,6 +6,7 @@ from zse.plan.forms import choose_forms, row_bytes
 from zse.plan.rules import Part
 from zse.plan.trace import Node, Value
 
+SPLIT = ("attend", "attend_latent")  # may leave parts of their sums for one another
 ALIGN = 256  # bytes; tensor maps and 16-byte copies want less
 
 
@@ -67,10 +68,14 @@ def place_part(part: Part, device: Any, activations: str, room: int, work_bytes:
             if value.is_stream or value in elsewhere:
                 continue
             if value not in lives:
-                forms.setdefault(value, device.inner if node.op == "heads" and value is node.output else "f32")
-                lives[value], sizes[value] = [at, at], room * row_bytes(forms[value], value.width)
+                kind = {"heads": device.inner, "route": "routing"}.get(node.op) if value is node.output else None
+                forms.setdefault(value, kind or "f32")
+                lives[value], sizes[value] = (
+                    [at, at],
+                    room * (value.per_token or 1) * row_bytes(forms[value], value.width),
+                )
             lives[value][1] = at
-        if node.op == "attend" and work_bytes:
+        if node.op in SPLIT and work_bytes:
             work[node] = value = Value(node.output.trace, 0)
             lives[value], sizes[value] = [at, at], work_bytes
     offsets, total = place([Life(sizes[value], *life) for value, life in lives.items()])

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from zse.dtypes import ITEM_BYTES
 from zse.errors import ConfigError
-from zse.kernels import gpu
+from zse.kernels import gpu, route
 from zse.kernels.attention import num_splits, partial_shape
 from zse.kernels.norm import add_rmsnorm
 from zse.kernels.rope import rope_table
-from zse.plan.forms import BREAKS, PRODUCTS, tensor_of
+from zse.plan.forms import BREAKS, PRODUCTS, routing_of, tensor_of
 from zse.plan.launch import LAUNCHES
 from zse.plan.place import Placed, aligned, place_part
 from zse.plan.rules import JOINED, Part, Pending, fuse
@@ -41,7 +41,7 @@ TRAITS = {
     "cpu": Traits((1, 16), 16, False, False),
     "gpu": Traits((1, 4, 8, 16, 64, 128, 256, 512, 1024, 2048, 4096), 0, True, True),
 }
-ROPES = ("rope", "q_rope")  # options of "heads"
+ROPES = ("rope", "q_rope")  # options of nodes that turn
 BLOCK = 16  # tokens of an entry of the page table
 
 
@@ -147,12 +147,19 @@ class Planner:
         rows = run.tokens if every_token else recorder.symbol("rows", max_rows)
         return self._record_end(run, run.step.logits.with_rows(rows), run.step.logit_rows, max_rows, every_token)
 
-    def record_hidden(self, recorder, *, step: StepBuffers | None = None, max_tokens: int | None = None) -> Tensor:
-        """Record one step without the head and return the hidden states before the final norm, f32 [tokens, hidden]:
-        `hidden`, whole until the next step of any recording. step, max_tokens: as of record()."""
-        run, x = self._record_layers(recorder, step, max_tokens, None), self.hidden
+    def record_hidden(
+        self, recorder, *, step: StepBuffers | None = None, max_tokens: int | None = None, types: Tensor | None = None
+    ) -> Tensor:
+        """Record one step without the head and return the hidden states before the final norm, of an encoder those that are
+        pooled, f32 [tokens, hidden]: `hidden`, whole until the next step of any recording. step, max_tokens: as of record().
+        types: i32 [max_tokens], of tokens, where an encoder has a table of them."""
+        run, x = self._record_layers(recorder, step, max_tokens, None, types), self.hidden
         pending = self._layers[-1].pending
-        if pending is not None:
+        if self._finish is not None:
+            run.play(
+                self._finish, self._place(self._finish, self._room(run.max_tokens, self.max_tokens)), "", run.tokens
+            )
+        elif pending is not None:
             run.add(run.of(x), run.of(self._carry), run.prefix, pending.options)
         return run.of(x)
 
@@ -179,7 +186,12 @@ class Planner:
         return symbols
 
     def _record_layers(
-        self, recorder, step: StepBuffers | None, max_tokens: int | None, longest_run: int | None
+        self,
+        recorder,
+        step: StepBuffers | None,
+        max_tokens: int | None,
+        longest_run: int | None,
+        types: Tensor | None = None,
     ) -> "Run":
         """After the last layer, which may leave what is still to be added to the stream."""
         step = step or self.buffers
@@ -188,6 +200,7 @@ class Planner:
         if not 0 < max_tokens <= capacity:
             raise ConfigError(f"a step of {max_tokens} tokens: the buffers hold {capacity}")
         run = Run(self, recorder, step, recorder.symbol("tokens", max_tokens), max_tokens)
+        run.types = types
         run.share_attention(longest_run)
         room = self._room(max_tokens, self.max_tokens)
         run.play(self._begin, self._place(self._begin, room), "", run.tokens)
@@ -226,16 +239,20 @@ class Planner:
             mine = weights[f"layers.{layer}"]
             kind = forward.kind(layer), None if pending is None else (*pending.options.items(),), _kind(mine)
             if kind not in known:
-                known[kind] = self._traced(mine, partial(forward.layer, i=layer), pending)
+                known[kind] = self._traced(mine, partial(forward.layer, i=layer), pending, layer=layer)
             self._layers.append(known[kind])
             pending = known[kind].pending
-        # The end of a step, by whether every token has logits, and over hidden states that are there already.
+        # The end of a step, by whether every token has logits, and over hidden states that are there already; of an encoder what
+        # follows its layers.
         self._ends: dict[bool | None, Part] = {
             every: self._traced(weights[""], forward.end, None if every is None else pending, every or False)
-            for every in (False, True, None)
+            for every in ((False, True, None) if self.config.causal else ())
         }
+        self._finish: Part | None = None
+        if not self.config.causal:
+            self._finish = self._traced(weights[""], forward.finish, pending)
         used = {
-            node.options[key] for part in known.values() for node in part.nodes if node.op == "heads" for key in ROPES
+            node.options[key] for part in known.values() for node in part.nodes for key in ROPES if key in node.options
         }
         self._ropes = {name: rope for name, rope in forward.ropes().items() if name in used}
 
@@ -245,16 +262,17 @@ class Planner:
         run: Callable[[Value], Value],
         before: Pending | None = None,
         all_rows: bool = False,
+        layer: int = 0,
     ) -> Part:
-        """A part of the forward with these weights. before: what the part before leaves to be added."""
+        """A part of the forward with these weights. before: what the part before leaves to be added; layer: a layer's number."""
         shapes = {name: weight.shape for name, weight in weights.items()}
         for joined, names in JOINED.items():
             if joined in weights:
                 for name in names:
-                    shapes[name] = (self.forward.rows(name), weights[joined].shape[1])
+                    shapes[name] = (self.forward.rows(name, layer), weights[joined].shape[1])
                     if f"{joined}_bias" in weights:
                         shapes[f"{name}_bias"] = shapes[name][:1]
-        trace = self.forward.trace = Trace(shapes, all_rows)
+        trace = self.forward.trace = Trace(shapes, all_rows, _orders(weights))
         start = Value(trace, self.config.hidden_size, True)
         schemes = {name: getattr(weight, "scheme", None) for name, weight in weights.items()}
         return fuse(trace, start, run(start), before, self.device, schemes)
@@ -270,16 +288,17 @@ class Planner:
         found = part.placed.get(room)
         if found is not None:
             return found
-        work = 4 * prod(self._partial_shape(room)) if room <= self.traits.split_tokens else 0
+        work = 4 * prod(self._partial_shape(room, self.config.attended[1])) if room <= self.traits.split_tokens else 0
         found = part.placed[room] = place_part(part, self.device, self.activations, room, work)
         return found
 
-    def _partial_shape(self, tokens: int) -> tuple[int, ...]:
+    def _partial_shape(self, tokens: int, head_dim: int) -> tuple[int, ...]:
         context = self.buffers.page_table.shape[1] * BLOCK
-        return partial_shape(tokens, self.config.num_heads, self.config.head_dim, context)
+        return partial_shape(tokens, self.config.num_heads, head_dim, context)
 
     def _allocate(self) -> None:
-        """One piece of memory: the stream, what layers hand on, the tables of rotations, then what lives within a part."""
+        """One piece of memory: the stream, what layers hand on, the tables of rotations, layers' own embeddings, then what
+        lives within a part."""
         at = aligned(4 * self.max_tokens * self.config.hidden_size)
         carry_at = at
         if any(part.pending for part in self._layers):
@@ -289,15 +308,19 @@ class Planner:
             values = array("f", rope.inv_freq(self.config.head_dim, self.buffers.page_table.shape[1] * BLOCK))
             tables[name] = values, at
             at += aligned(8 * self.max_tokens * len(values)) + aligned(4 * len(values))
+        inputs_at = at
+        at += aligned(4 * self.max_tokens * self.config.num_layers * self.config.ple_width)
         self._scratch_at = at
-        parts = [self._begin, *dict.fromkeys(self._layers)]
+        parts = [self._begin, *dict.fromkeys(self._layers), *([self._finish] if self._finish else [])]
         rooms = {self._room(size, self.max_tokens) for size in (*BREAKS[self.device.kernels], self.max_tokens)}
         at += max(self._place(part, room).nbytes for part in parts for room in rooms)
         rooms = {self._room(size, self.max_lines) for size in (*BREAKS[self.device.kernels], self.max_lines)}
-        end = max(self._place(part, room).nbytes for part in self._ends.values() for room in rooms)
+        end = max((self._place(part, room).nbytes for part in self._ends.values() for room in rooms), default=0)
         at = max(at, self._scratch_at + end)
         self.scratch = self.device.alloc(at, label="scratch")
         self._carry = Tensor(self.scratch, self.hidden.shape, "f32", carry_at)
+        shape = self.config.num_layers, self.max_tokens, self.config.ple_width
+        self.layer_inputs = Tensor(self.scratch, shape, "f32", inputs_at)
         self._tables = {}
         for name, (values, start) in tables.items():
             table = Tensor(self.scratch, (self.max_tokens, 2 * len(values)), "f32", start)
@@ -307,18 +330,20 @@ class Planner:
         for layer, part in enumerate(self._layers):
             if part not in self._layers[:layer]:
                 self._reserve(part, self.max_tokens, f"layers.{layer}.")
-        self._reserve(self._ends[None], self.max_lines, "")
+        if None in self._ends:
+            self._reserve(self._ends[None], self.max_lines, "")
         self.attention_scratch = None
-        if self.traits.own_scratch:
-            self.attention_scratch = gpu.attention_plan.AttentionScratch.allocate(
-                self.device, self.config, self.max_tokens, self.buffers.page_table.shape[1] * BLOCK
-            )
+        if self.traits.own_scratch and self.config.causal:
+            latent = self.config.latent is not None
+            kind = gpu.latent_attention.LatentScratch if latent else gpu.attention_plan.AttentionScratch
+            context = self.buffers.page_table.shape[1] * BLOCK
+            self.attention_scratch = kind.allocate(self.device, self.config, self.max_tokens, context)
 
     def _reserve(self, part: Part, room: int, prefix: str) -> None:
         """Have the device allocate what the kernels of the part's products work in."""
         placed = self._place(part, room)
         for node in placed.nodes:
-            if node.op in PRODUCTS and self.traits.own_scratch:
+            if node.op in PRODUCTS and node.op != "experts" and self.traits.own_scratch:
                 weight, form = (
                     self.model.weights[prefix + node.weights["weight"]],
                     placed.forms.get(node.inputs[0], "f32"),
@@ -328,10 +353,18 @@ class Planner:
 
 def _kind(weights: dict[str, Any]) -> Hashable:
     """What the launches of a layer depend on: the shapes and schemes of its weights, which vectors it has."""
+    orders = _orders(weights)
     return tuple(
-        (name, weight.shape, getattr(weight, "scheme", None), getattr(weight, "layout", None))
+        (name, weight.shape, getattr(weight, "scheme", None), getattr(weight, "layout", None), orders.get(name))
         for name, weight in weights.items()
     )
+
+
+def _orders(weights: dict[str, Any]) -> dict[str, str]:
+    """Weights whose columns are ordered → the first weight with the same order."""
+    first: dict[int, str] = {}
+    found = ((name, getattr(weight, "order", None)) for name, weight in weights.items())
+    return {name: first.setdefault(order.offset, name) for name, order in found if order is not None}
 
 
 class Run:
@@ -360,6 +393,7 @@ class Run:
         self.positions, self.token_row = self.of(step.positions), self.of(step.token_row)
         self.tables: dict[str | None, Any] = {name: self.of(table) for name, (table, _) in planner._tables.items()}
         self.sharing: dict[str, Any] = {}
+        self.types: Tensor | None = None
         self._tensors: dict[Part, dict[Value | Node, Any]] = {}
         self.prefix = self.before = ""  # of the weights' names, in this part and in the one before
 
@@ -371,8 +405,11 @@ class Run:
         layers."""
         planner, scratch = self.planner, self.planner.attention_scratch
         if scratch is None:
-            if self.max_tokens <= planner.traits.split_tokens:
+            if self.max_tokens <= planner.traits.split_tokens and planner.config.causal:
                 self.sharing = {"splits": self.recorder.symbol("splits")}
+            return
+        if planner.config.latent is not None:
+            self.sharing = scratch.sharing(self.form_tokens)
             return
         plan = gpu.attention_plan
         if planner.pins_forms:
@@ -396,12 +433,18 @@ class Run:
         """The tensor of each value."""
         planner, scratch = self.planner, self.planner.scratch
         first = planner._scratch_at
-        tensors: dict[Value | Node, Any] = {
-            value: tensor_of(form, scratch, first + offset, placed.room, rows, value.width)
-            for value, (form, offset) in placed.places.items()
-        }
+        tensors: dict[Value | Node, Any] = {}
+        for value, (form, offset) in placed.places.items():
+            if form == "routing":
+                tasks = route.num_tasks(rows, self.max_tokens, value.width, planner.config.moe.num_experts)
+                tensors[value] = routing_of(scratch, first + offset, placed.room, rows, value.width, tasks)
+            else:
+                many = value.per_token or 1
+                where = scratch, first + offset, placed.room * many, rows * many if many > 1 else rows
+                tensors[value] = tensor_of(form, *where, value.width)
         for attend, offset in placed.work.items():
-            tensors[attend] = Tensor(scratch, planner._partial_shape(placed.room), "f32", first + offset)
+            head_dim = attend.output.width // planner.config.num_heads
+            tensors[attend] = Tensor(scratch, planner._partial_shape(placed.room, head_dim), "f32", first + offset)
         stream = self.of(planner.hidden)
         for node in placed.nodes:
             for value in (*node.inputs, node.output):
@@ -416,16 +459,25 @@ class Run:
             tensors[part.end] = self.logits
         return tensors
 
-    def add(self, x: Tensor, delta: Tensor | None, prefix: str, options: dict[str, Any], norm=None, out=None) -> None:
+    def add(
+        self, x: Tensor, delta: Tensor | None, prefix: str, options: dict[str, Any], norm=None, out=None, bias=None
+    ) -> None:
         """x += delta, or its norm by the vector prefix + options["delta_norm"]; then out = norm of x."""
         planner, delta_norm = self.planner, options.get("delta_norm")
         if delta_norm is not None:
             delta_norm = planner.model.vectors[prefix + delta_norm]
         eps, kind = options.get("eps", planner.config.norm_eps), options.get("kind", "rms")
-        add_rmsnorm(self.recorder, x, delta, delta_norm, norm, out, eps, kind)
+        in_place = options.get("in_place", False)
+        add_rmsnorm(self.recorder, x, delta, delta_norm, norm, out, eps, kind, bias, in_place)
 
     def weight(self, node: Node, role: str = "weight") -> Any:
         return self.planner.model.weights[self.prefix + node.weights[role]]
+
+    def layer_inputs(self) -> Tensor:
+        """f32 [tokens, ple_width]: the layer's own embeddings."""
+        whole = self.planner.layer_inputs
+        _, most, width = whole.shape
+        return Tensor(whole.buffer, (self.tokens, width), "f32", whole.offset + 4 * self.layer * most * width)
 
     def vector(self, node: Node, role: str) -> Tensor | None:
         name = node.weights.get(role)

@@ -2,11 +2,16 @@
 
 Launchable (zse.plan.record has a launch for each):
 
-    embed, linear, wanted, attend                  as traced; linear with accumulate: added to the stream
-    add_norm        (x[, delta]) → norm of x       x += delta, or x += norm(delta); then normalized, converted or neither
+    embed, linear, wanted, attend, LATENTS         as traced; linear with accumulate: added to the stream
+    layer_inputs, gate_inputs, scale_stream        as traced
+    add_norm        (x[, delta]) → norm of x       x += delta, or x += norm(delta); then normalized (in_place: x itself),
+                                                   converted or neither
     gated_product   (x) → act(gate) * up           of joined weights
     gated           (gate, up) → act(gate) * up    of one joined value or two
-    heads           (q, k, v) → q                  q/k-norm, RoPE, K and V to the cache; of one joined value or three
+    act             (x) → act(x)
+    heads           (q, k, v) → q                  norms, RoPE, K and V to the cache; of one joined value or three, or of q alone
+    reorder         (x) → x, columns reordered     by the order of a weight's columns
+    route, experts, combine                        as traced; weights of gate and up perhaps joined
     convert         (x) → x in another form        zse.plan.forms
     scale_logits    (x) → factor, soft cap         in place
 """
@@ -17,10 +22,24 @@ from typing import Any, NamedTuple
 from zse.plan.trace import Node, PlanError, Trace, Value
 
 # Weights that may lie joined by rows → their parts.
-JOINED: dict[str, tuple[str, ...]] = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
+JOINED: dict[str, tuple[str, ...]] = {
+    "qkv": ("q", "k", "v"),
+    "gate_up": ("gate", "up"),
+    "shared_gate_up": ("shared_gate", "shared_up"),
+    "gate_up_exps": ("gate_exps", "up_exps"),
+}
+GATED_PRODUCTS = ("silu", "gelu_tanh")  # activations that products compute
 # What add_norm's kernels add before they normalize, by kind of norm; "none" converts.
 ADDS = {"rms": ("none", "add", "norm"), "layer": ("none", "add"), "none": ("none", "norm")}
-LAUNCHES = ("embed", "linear", "wanted", "attend", "add_norm", "gated_product", "gated", "heads", "scale_logits")
+LATENTS = ("latent", "head_linear", "attend_latent")
+LAUNCHES = (
+    *("embed", "linear", "wanted", "attend", "add_norm", "gated_product", "gated", "heads", "scale_logits", "reorder"),
+    *("route", "experts", "combine", "act"),
+    *LATENTS,
+    "layer_inputs",
+    "gate_inputs",
+    "scale_stream",
+)
 
 
 class Pending(NamedTuple):
@@ -55,7 +74,7 @@ def fuse(trace: Trace, start: Value, end: Value, before: Pending | None, device:
     if nodes and nodes[-1].op == "add" and nodes[-1].output is end and not nodes[-1].options.get("carried"):
         last = nodes.pop()
         pending, end = Pending(last.inputs[1], last.options), last.inputs[0]
-    if nodes[-1].op == "scale_logits" and nodes[-1].output is end:
+    if nodes and nodes[-1].op == "scale_logits" and nodes[-1].output is end:
         nodes[-1].output = end = nodes[-1].inputs[0]
     nodes = [_plain_add(node) if node.op == "add" else node for node in nodes]
     for node in nodes:
@@ -73,19 +92,19 @@ def join_products(nodes: list[Node], trace: Trace) -> list[Node]:
     for joined, names in JOINED.items():
         if joined not in trace.shapes:
             continue
-        parts = [node for node in nodes if node.op == "linear" and node.weights["weight"] in names]
+        parts = [node for node in nodes if node.op in ("linear", "experts") and node.weights["weight"] in names]
         for at in range(0, len(parts), len(names)):
             group = parts[at : at + len(names)]
             if len({node.inputs for node in group}) > 1 or tuple(node.weights["weight"] for node in group) != names:
                 raise PlanError(f"{joined}: the weights of {', '.join(names)} lie joined, but are not used together")
             weights = {"weight": joined} | ({"bias": f"{joined}_bias"} if "bias" in group[0].weights else {})
-            whole = Value(trace, sum(node.output.width for node in group))
-            found = Node("linear", group[0].inputs, whole, weights, group[0].options)
+            whole = Value(trace, sum(node.output.width for node in group), per_token=group[0].output.per_token)
+            found = Node(group[0].op, group[0].inputs, whole, weights, group[0].options)
             nodes = [found if node is group[0] else node for node in nodes if node not in group[1:]]
             trace.split[whole] = tuple(node.output for node in group)
     last = None
     for node in nodes:
-        if last is not None and node.op == last.op == "linear" and node.inputs == last.inputs:
+        if last is not None and node.op == last.op in ("linear", "experts") and node.inputs == last.inputs:
             node.options["independent"] = True
         last = node
     return nodes
@@ -97,11 +116,11 @@ def _sources(inputs: tuple[Value, ...], trace: Trace) -> tuple[Value, ...]:
 
 
 def heads(nodes: list[Node], trace: Trace) -> list[Node]:
-    """q/k-norm, rotation and the write to the cache are one launch before attention."""
+    """Norms of heads, rotation and the write to the cache are one launch before attention."""
     for attend in [node for node in nodes if node.op == "attend"]:
-        q, k, v = attend.inputs
+        q, *written = attend.inputs
         weights, sources, ropes, gone, eps = {}, [], [], [], {}
-        for name, value in (("q", q), ("k", k)):
+        for name, value in zip("qk", (q, *written[:1]), strict=False):
             node = _made_by(value, "rotate")
             ropes.append(node.options["rope"])
             gone.append(node)
@@ -111,10 +130,17 @@ def heads(nodes: list[Node], trace: Trace) -> list[Node]:
                 weights[f"{name}_norm"], eps = value.node.weights["weight"], value.node.options
                 value = value.node.inputs[0]
             sources.append(value)
+        v_norm = False
+        for value in written[1:]:
+            if value.node is not None and value.node.op == "head_norm":
+                v_norm = True
+                gone.append(value.node)
+                value = value.node.inputs[0]
+            sources.append(value)
         turned = Value(trace, q.width)
-        options = eps | {"rope": ropes[1], "q_rope": ropes[0]}
-        found = Node("heads", _sources((*sources, v), trace), turned, weights, options)
-        replaced = Node("attend", (turned,), attend.output, {}, attend.options)
+        options = eps | {"rope": ropes[-1], "q_rope": ropes[0], "v_norm": v_norm, "shared": not written}
+        found = Node("heads", _sources(tuple(sources), trace), turned, weights, options)
+        replaced = Node("attend", (turned,), attend.output, attend.weights, attend.options)
         at = nodes.index(attend)
         nodes = [*(node for node in nodes[:at] if node not in gone), found, replaced, *nodes[at + 1 :]]
     return nodes
@@ -131,7 +157,15 @@ def gated_product(nodes: list[Node], trace: Trace) -> list[Node]:
     for gate in [node for node in nodes if node.op == "gate"]:
         (whole, *others) = _sources(gate.inputs, trace)
         product = whole.node
-        if others or product is None or whole.width % 32 or _uses(nodes, trace.split[whole]) != 2:
+        if (
+            others
+            or product is None
+            or product.op != "linear"
+            or whole.width % 32
+            or _uses(nodes, trace.split[whole]) != 2
+        ):
+            continue
+        if gate.options["activation"] not in GATED_PRODUCTS:
             continue
         found = Node("gated_product", product.inputs, gate.output, product.weights, gate.options)
         nodes = [found if node is product else node for node in nodes if node is not gate]
@@ -172,12 +206,29 @@ def post_norm(nodes: list[Node], trace: Trace) -> list[Node]:
     return nodes
 
 
+def reorder(nodes: list[Node], trace: Trace) -> list[Node]:
+    """Products with weights whose columns are ordered: their input is brought into that order, once for all that share both."""
+    made: dict[tuple[Value, str], Value] = {}
+    found = []
+    for node in nodes:
+        order = trace.orders.get(node.weights["weight"]) if node.op in ("linear", "gated_product") else None
+        if order is not None:
+            x = node.inputs[0]
+            if (x, order) not in made:
+                made[x, order] = Value(trace, x.width)
+                found.append(Node("reorder", (x,), made[x, order], {"weight": order}, {}))
+                node.options = node.options | {"independent": False}  # of what comes just before it now
+            node.inputs = (made[x, order], *node.inputs[1:])
+        found.append(node)
+    return found
+
+
 def convert_stream(nodes: list[Node], trace: Trace) -> list[Node]:
     """Products that read the stream as it is: it is brought into their form once."""
     made: dict[Value, Value] = {}
     found = []
     for node in nodes:
-        if node.op in ("linear", "gated_product") and node.inputs[0].is_stream:
+        if node.op in ("linear", "gated_product", "experts") and node.inputs[0].is_stream:
             x = node.inputs[0]
             if x not in made:
                 made[x] = Value(trace, x.width)
@@ -197,6 +248,8 @@ def add_norm(nodes: list[Node], trace: Trace) -> list[Node]:
         options, weights = dict(node.options), {}
         if node.weights:
             weights = {"norm": node.weights["weight"]}
+        if "bias" in node.weights:
+            weights["bias"] = node.weights["bias"]
         inputs, add = node.inputs, node.inputs[0].node
         if found and add is not None and add is found[-1] and add.op == "add":
             deltas = "norm" if "delta_norm" in add.options else "add"
@@ -238,13 +291,19 @@ def _check_stream(nodes: list[Node]) -> None:
         for value in node.inputs:
             if value in old:
                 raise PlanError(f"{node} reads the stream as it was before an addition; use what `+` gave")
-        if node.op == "add_norm" and len(node.inputs) > 1 or node.options.get("accumulate"):
+        changes = len(node.inputs) > 1 or node.options.get("in_place")
+        if node.op == "add_norm" and changes or node.options.get("accumulate"):
             old.add(node.inputs[0] if node.op == "add_norm" else node.inputs[1])
+        elif node.op == "scale_stream":
+            old.add(node.inputs[0])
 
 
 Rule = Callable[[list[Node], Trace], list[Node]]
 # In this order. A device with `fuses` adds and gates in its products.
 RULES: dict[str, tuple[Rule, ...]] = {
-    "cpu": (join_products, heads, gated, post_norm, convert_stream, add_norm, scale_logits),
-    "gpu": (join_products, heads, gated_product, gated, accumulate, post_norm, convert_stream, add_norm, scale_logits),
+    "cpu": (join_products, heads, gated, post_norm, reorder, convert_stream, add_norm, scale_logits),
+    "gpu": (
+        *(join_products, heads, gated_product, gated, accumulate, post_norm, reorder),
+        *(convert_stream, add_norm, scale_logits),
+    ),
 }

@@ -2,13 +2,23 @@
 
 A Value stands for [tokens, width] numbers, a Node for one operation. The operations of a trace:
 
-    embed       () → stream                     weight: the table; scale
-    norm        (x) → x normalized              weight; eps, kind ("rms", "layer")
+    embed       () → stream, (x) → x + rows     weight: the table; scale; ids: "tokens", "positions", "types"; first row
+    norm        (x) → x normalized              weight, bias; eps, kind ("rms", "layer"); in_place: x is the stream
     linear      (x) → x @ weight.T + bias       weight, bias; exact: see `forms`
-    head_norm   (q or k) → RMSNorm of heads     weight; eps
+    head_norm   (q, k or v) → RMSNorm of heads  weight; eps
     rotate      (q or k) → RoPE                 rope: a name of the model's tables, None: not turned
-    attend      (q, k, v) → attention           window, softcap, scale; K and V go to the cache
+    latent      (q, kv) → turned parts of q     weight: a norm; rope, eps, heads, pairs; the latents go to the cache
+    head_linear (x) → each head's matrix @ x    weight; heads
+    attend      (q[, k, v]) → attention         window, softcap, scale, ahead; K and V go to the cache
+    attend_latent (q, turned) → attention       heads, scale, temperature; among the latents
     gate        (gate, up) → act(gate) * up     activation
+    act         (x) → act(x)                    activation
+    route       (logits) → which experts        bias; what zse.kernels.route takes
+    experts     (x, routing) → a row a pair     weight, bias: stacks of experts'; gather: x has a row a token
+    combine     (pairs, routing[, shared[, gate]]) → a token's experts, weighted and added
+    layer_inputs (product, rows)                norm; each layer's own embeddings
+    gate_inputs (gate) → act(gate) * the layer's own embeddings
+    scale_stream (stream) → times a number      weight
     add         (x, y), scale (x) by factor, cap (x): cap * tanh(x / cap)
     wanted      (x) → its rows whose logits are wanted
 
@@ -26,12 +36,12 @@ class PlanError(ConfigError):
 
 class Value:
     """[tokens, width] numbers that a node gives. node: None for what comes into a trace. The stream is the residual
-    stream: f32, and an addition to it is made in place."""
+    stream: f32, and an addition to it is made in place. per_token: [tokens * per_token, width], a row for each expert of a token."""
 
-    __slots__ = ("is_stream", "node", "trace", "width")
+    __slots__ = ("is_stream", "node", "per_token", "trace", "width")
 
-    def __init__(self, trace: "Trace", width: int, is_stream: bool = False):
-        self.trace, self.width, self.is_stream = trace, width, is_stream
+    def __init__(self, trace: "Trace", width: int, is_stream: bool = False, per_token: int = 0):
+        self.trace, self.width, self.is_stream, self.per_token = trace, width, is_stream, per_token
         self.node: Node | None = None
 
     def __add__(self, other: "Value") -> "Value":
@@ -63,11 +73,14 @@ class Node:
 
 class Trace:
     """The operations of one part of a forward, in order. shapes: of the part's weights and vectors by name; what is not in
-    it the part does not have (a bias, say). all_rows: every token's logits are wanted. split: values of joined products →
+    it the part does not have (a bias, say). orders: of weights whose columns stand in another order, by the name of one that has the
+    same. all_rows: every token's logits are wanted. split: values of joined products →
     the values that they consist of."""
 
-    def __init__(self, shapes: dict[str, tuple[int, ...]], all_rows: bool = False):
-        self.shapes, self.all_rows = shapes, all_rows
+    def __init__(
+        self, shapes: dict[str, tuple[int, ...]], all_rows: bool = False, orders: dict[str, str] | None = None
+    ):
+        self.shapes, self.all_rows, self.orders = shapes, all_rows, orders or {}
         self.nodes: list[Node] = []
         self.split: dict[Value, tuple[Value, ...]] = {}
 
@@ -78,10 +91,11 @@ class Trace:
         width: int,
         weights: dict[str, str] | None = None,
         is_stream: bool = False,
+        per_token: int = 0,
         **options: Any,
     ) -> Value:
         """A node of this trace; what it gives."""
-        output = Value(self, width, is_stream)
+        output = Value(self, width, is_stream, per_token)
         self.nodes.append(Node(op, inputs, output, weights or {}, options))
         return output
 

@@ -5,7 +5,7 @@ import mmap
 import sys
 from contextlib import suppress
 
-from zse.errors import DeviceError, DeviceLost
+from zse.errors import DeviceError, DeviceLost, DeviceMemoryError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Buffer(DeviceBuffer):
                 -1, max(self.nbytes, 1) + (HUGE_PAGE if large else 0), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
             )
         except (OSError, OverflowError) as error:
-            raise DeviceError(f"cannot allocate {self.nbytes:,} bytes for {self.label}: {error}") from None
+            raise DeviceMemoryError(f"cannot allocate {self.nbytes:,} bytes for {self.label}: {error}") from None
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._start = -base % HUGE_PAGE if large else 0
         if large and hasattr(mmap, "MADV_HUGEPAGE"):
@@ -154,7 +154,7 @@ def buffers_of(arguments: "Iterable[Iterable[Any]]") -> "list[DeviceBuffer]":
     found: dict[int, DeviceBuffer] = {}
     for args in arguments:
         for arg in args:
-            if arg.__class__ is int or arg.__class__ is float:
+            if arg is None or arg.__class__ is int or arg.__class__ is float:
                 continue
             buffer = getattr(arg, "buffer", arg)
             if id(buffer) not in found and hasattr(buffer, "pin"):

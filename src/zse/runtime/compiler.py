@@ -1,6 +1,7 @@
 """The C compiler: which one there is, and what the CPU's kernels are compiled with."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,10 @@ KERNEL_FLAGS = (
 
 
 def find_compiler() -> tuple[str, str]:
-    """(path, version line) of CC, gcc, clang or cc. CompileError names the package to install."""
+    """(path, version line) of CC, gcc, clang or cc. CompileError names the package to install, or a CC that is none."""
+    named = os.environ.get("CC", "").split()
+    if named and shutil.which(named[0]) is None:
+        raise CompileError(f"CC={named[0]} is no program: unset CC, or set it to a C compiler")
     found = probe.compiler()
     if found is None:
         raise CompileError(
@@ -40,9 +44,12 @@ def run(command: list[str], what: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if "error" in line.lower()] or done.stderr.splitlines()
-        raise CompileError(
-            f"{what}: {command[0]} failed with {done.returncode}: {'; '.join(errors[:3]) or 'no message'}"
-        )
+        told = "; ".join(errors[:3]) or "no message"
+        if ".h: No such file" in told or "file not found" in told:
+            told += f"; the C library's headers are missing: install {native.compiler_hint()}"
+        elif "No space left" in told:
+            told += "; free some space, there or where TMPDIR points"
+        raise CompileError(f"{what}: {command[0]} failed with {done.returncode}: {told}")
     if done.stderr.strip():
         print(done.stderr.rstrip(), file=sys.stderr)
 
@@ -51,4 +58,6 @@ def link(compiler: str, parts: list[Path], target: Path, flags: tuple[str, ...] 
     """A shared library of objects or C files, put in place whole: a process that has the old one open keeps it."""
     half = target.with_suffix(f".{os.getpid()}.tmp")
     run([compiler, *flags, "-shared", "-pthread", *map(str, parts), "-o", str(half), "-lm", "-ldl"], target.name)
+    with open(half, "rb") as file:
+        os.fsync(file.fileno())
     half.replace(target)

@@ -5,9 +5,9 @@ from ctypes import byref, c_int32, c_int64
 
 from zse.errors import DeviceError
 from zse.lazy import json
-from zse.runtime import native, probe
+from zse.runtime import native, on_demand, probe
 from zse.runtime.buffer import Buffer
-from zse.runtime.device import Device, Graph, Program, Recorder
+from zse.runtime.device import Device, Graph, Program, Recorder, Ticket
 from zse.runtime.launch_list import LaunchList
 from zse.runtime.load import BackgroundLoad
 
@@ -23,6 +23,7 @@ class CPUDevice(Device):
     kernel library and its {symbol: {"params": [[name, type], ...]}} other than the installed ones (tests)."""
 
     name = "cpu"
+    repacks = True
     _pool: int | None = None
 
     def __init__(self, threads: int | None = None, library: str | None = None, manifest: dict | None = None):
@@ -31,7 +32,12 @@ class CPUDevice(Device):
         if threads is None:
             threads = probe.default_threads()
         self.isa = native.choose_level() if library is None else "custom"
-        self._kernels = native.open_library(library or native.kernel_library(self.isa))
+        self._libraries: dict[str, ctypes.CDLL] = {}  # by path, those of parts
+        if manifest is None and native.is_part(self.isa):
+            manifest = on_demand.KernelsOnDemand(self.isa)
+            self._sources = manifest.sources
+        else:
+            self._kernels = native.open_library(library or native.kernel_library(self.isa))
         if manifest is None:
             path = native.manifest_path(self.isa)
             try:
@@ -51,16 +57,21 @@ class CPUDevice(Device):
 
     def _load_program(self, symbol: str, entry: dict) -> Program:
         try:
-            function = getattr(self._kernels, symbol)
+            function = getattr(self._library(entry["library"]) if "library" in entry else self._kernels, symbol)
         except AttributeError:
             raise DeviceError(f"the {self.isa} library lacks {symbol!r}; run `python -m zse.build --force`") from None
         return Program(symbol, ctypes.cast(function, ctypes.c_void_p).value or 0, entry)
 
+    def _library(self, path: str) -> ctypes.CDLL:
+        if path not in self._libraries:
+            self._libraries[path] = native.open_library(path)
+        return self._libraries[path]
+
     def _build(self, recorder: Recorder) -> "CPUGraph":
         return CPUGraph(self, recorder)
 
-    def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None) -> BackgroundLoad:
-        return BackgroundLoad(self, jobs, threads or self.threads)
+    def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None, sums: bool = False) -> BackgroundLoad:
+        return BackgroundLoad(self, jobs, threads or self.threads, sums)
 
     @property
     def host(self) -> "CPUDevice":
@@ -74,6 +85,9 @@ class CPUDevice(Device):
 
     def __del__(self) -> None:
         self.close()
+
+
+_DONE = Ticket()
 
 
 class CPUGraph(Graph):
@@ -96,24 +110,26 @@ class CPUGraph(Graph):
             into.depends, into.min_chunk = in_order or not launch.independent, launch.min_chunk
         return recorded.create("zse_graph_create")
 
-    def _replay(self, graph: int | None, symbols: "dict[str, int]", times: "ctypes.Array | None") -> None:
+    def submit(self, **symbols: int) -> Ticket:
+        """As Graph's; what it returns is done."""
         values = self.values_of(symbols)
-        if graph is None or self.device._pool is None:
+        if self._graph is None or self.device._pool is None:
             raise self.closed_error()
         # It returns 0 or the caller looks for the reason: the common path is one call.
-        if self._run(self.device._pool, graph, values, times):
+        if self._run(self.device._pool, self._graph, values, None):
             raise self.symbol_error(symbols)
-
-    def run(self, **symbols: int) -> None:
-        self._replay(self._graph, symbols, None)
+        return _DONE
 
     def profile(self, **symbols: int) -> "list[tuple[str, int]]":
         """As Graph's, through the same threads; the caller looks at the clock, so what it sleeps through on a busy
         machine counts for the launch that it slept in."""
         if self._graph is not None and self._in_order is None:
             self._in_order = self._create(in_order=True)
-        times = (c_int64 * len(self.launches))()
-        self._replay(self._in_order, symbols, times)
+        values, times = self.values_of(symbols), (c_int64 * len(self.launches))()
+        if self._in_order is None or self.device._pool is None:
+            raise self.closed_error()
+        if self._run(self.device._pool, self._in_order, values, times):
+            raise self.symbol_error(symbols)
         return [
             (launch.symbol, end - start) for launch, start, end in zip(self.launches, [0, *times], times, strict=False)
         ]

@@ -27,14 +27,18 @@ _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 _PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 
 
+# From compute capability on: dense bf16 multiply-adds of a multiprocessor in a clock (NVIDIA's architecture white papers).
+PRODUCTS = ((120, 512), (100, 4096), (90, 2048), (86, 512), (80, 1024))
+
+
 class TensorMap:
     """A descriptor of the tensor memory accelerator: how boxes of a tensor in global memory are copied to shared
-    memory. An argument of kernels; made by `device.tensor_map`. buffer: the tensor's."""
+    memory. An argument of kernels; made by `device.tensor_map`. buffer, address: the tensor's."""
 
-    __slots__ = ("buffer", "host_address", "box", "_memory")
+    __slots__ = ("address", "buffer", "host_address", "box", "_memory")
 
-    def __init__(self, buffer: "Any", box: "tuple[int, ...]"):
-        self.buffer, self.box = buffer, box
+    def __init__(self, tensor: "Any", box: "tuple[int, ...]"):
+        self.buffer, self.address, self.box = getattr(tensor, "buffer", tensor), tensor.address, box
         # The driver reads a CUtensorMap at a 64-byte boundary.
         self._memory = (c_char * (cuda.TENSOR_MAP_BYTES + cuda.TENSOR_MAP_ALIGN))()
         start = ctypes.addressof(self._memory)
@@ -67,6 +71,11 @@ class CUDADevice(GPUDevice):
         except BaseException:
             driver.stop()
             raise
+
+    @property
+    def products_per_s(self) -> float:  # type: ignore[override]
+        of_clock = next((count for arch, count in PRODUCTS if self.arch >= arch), 0)
+        return 1e3 * self._attribute(cuda.CLOCK_KHZ) * self.num_sms * of_clock
 
     def _prepare_function(self, program: Program) -> None:
         # Always: static and dynamic shared memory share the default limit of 48 KiB.
@@ -136,7 +145,7 @@ class CUDADevice(GPUDevice):
         room = end if buffer is None else getattr(buffer, "maximum", buffer.nbytes) - getattr(tensor, "offset", 0)
         if end > room:
             raise ValueError(f"tensor_map: {end} bytes of a tensor in {room}")
-        found_map = TensorMap(getattr(tensor, "buffer", tensor), box)
+        found_map = TensorMap(tensor, box)
         self.use()
         self.driver.tensor_map(
             found_map.host_address,

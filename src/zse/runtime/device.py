@@ -220,12 +220,11 @@ class Graph:
 
     def run(self, **symbols: int) -> None:
         """Replay, and wait until it is done. Returns nothing: results lie in buffers."""
-        raise NotImplementedError
+        self.submit(**symbols).wait()
 
     def submit(self, **symbols: int) -> Ticket:
-        """Start a replay, after everything submitted to the device before; `run` is submit and wait."""
-        self.run(**symbols)
-        return Ticket()
+        """Start a replay, after everything submitted to the device before."""
+        raise NotImplementedError
 
     def prepare(self, **symbols: int) -> None:
         """Do now what the first replays with these symbols would do besides replaying (capture). Runs nothing."""
@@ -300,8 +299,7 @@ class Graph:
 class Device:
     """Memory, kernels and graphs of one processor.
 
-    What a device can do stands here as attributes, with a CPU's values: code asks for the one that it depends on, never
-    for the device's name or class.
+    What a device can do stands here as attributes, with a CPU's values: code asks for these, never for its name or class.
     """
 
     _manifest: "Mapping[str, Any]"  # symbol → {"params": [[name, type], ...], ...}
@@ -338,6 +336,8 @@ class Device:
     """matmul adds to the residual stream, and gates, in its epilogue."""
     loads_modules: bool = False
     """Each kernel of its pack is loaded into the driver, which can be done before a model asks for it (CUDA)."""
+    repacks: bool = False
+    """Its own kernels make weights of what files hold otherwise, while they are loaded."""
     supports_capture: bool = False
     """Of graphs, which are replayed as such; may be set to False before any is recorded."""
 
@@ -393,8 +393,7 @@ class Device:
         """Until everything that was submitted has run. DeviceError or DeviceLost when it failed."""
 
     def read(self, tensor: "Any") -> bytes:
-        """The bytes of a Tensor or Buffer, after all that was submitted. Synchronous: for tests and loading. DeviceError or
-        DeviceLost when what was submitted failed."""
+        """The bytes of a Tensor or Buffer, after all that was submitted: synchronous. DeviceError or DeviceLost when that failed."""
         self.synchronize()
         return ctypes.string_at(tensor.address, tensor.nbytes)
 
@@ -413,8 +412,7 @@ class Device:
         ctypes.memmove(destination, source, nbytes)
 
     def host_memory(self, nbytes: int, label: str) -> "Any":
-        """Memory of the host for copy_out and copy_in, page-locked on a GPU: an object with `address`, `nbytes` and
-        `free()`. DeviceError when there is not enough."""
+        """Memory of the host for copy_out and copy_in, page-locked on a GPU: `address`, `nbytes`, `free()`. DeviceError."""
         return Buffer(nbytes, label, self._account)
 
     def copy_out(self, host: int, source: int, nbytes: int) -> None:
@@ -434,8 +432,8 @@ class Device:
                 entry = self._manifest[symbol]
             except KeyError:
                 known = self.symbols()
-                near = difflib.get_close_matches(symbol, known, 3)
-                hint = f"; near: {', '.join(near)}" if near else f" of {len(known)} kernels"
+                near = ", ".join(difflib.get_close_matches(symbol, known, 3))
+                hint = f"; near: {near}" if near else f" of {len(known)} kernels"
                 raise DeviceError(f"no kernel {symbol!r} for {self.isa}{hint}") from None
             found = self._programs[symbol] = self._load_program(symbol, entry)
         return found
@@ -471,9 +469,10 @@ class Device:
     def _build(self, recorder: Recorder) -> Graph:
         raise NotImplementedError
 
-    def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None) -> "BackgroundLoad":
+    def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None, sums: bool = False) -> "BackgroundLoad":
         """Start the jobs in the background, about in order. Keep files and destinations until `wait` returned.
-        threads: that read; default: the device's way. Raises as Load does."""
+        threads: that read; default: the device's way. sums: take checksums too; a device whose copies the host does not see
+        leaves them out. Raises as Load does."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -495,6 +494,7 @@ class GPUCapabilities(Device):
     shares_memory = False
     runs_ahead = True
     num_sms = 132  # an H200's, where a driver does not say
+    products_per_s = 0.0  # multiply-adds of 16-bit floats by the data sheet; 0: unknown
     inner = "bf16"
     activations = ("bf16",)
     fuses = True

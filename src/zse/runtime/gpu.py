@@ -264,7 +264,12 @@ class GPUDevice(PackedGPU):
 
     # -- loading
 
-    def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None) -> "GPULoad":
+    @property
+    def repacks(self) -> bool:  # type: ignore[override]
+        """A pack may be older than these kernels, or of a test."""
+        return "repack_words4" in self._manifest
+
+    def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None, sums: bool = False) -> "GPULoad":
         self.tidy_loads(wait=False)
         if threads is None:
             most = gpu_load.READERS

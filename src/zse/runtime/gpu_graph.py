@@ -101,9 +101,6 @@ class GPUGraph(Graph):
         self._list = recorded.create("zse_gpu_list_create")
         device._graphs.add(self)
 
-    def run(self, **symbols: int) -> None:
-        self.submit(**symbols).wait()
-
     def prepare(self, **symbols: int) -> None:
         """Capture the graph for these values now (about 3 µs a launch), not at their second replay."""
         values, device = self.values_of(symbols), self.device

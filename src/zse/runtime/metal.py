@@ -122,9 +122,6 @@ class MetalGraph(Graph):
                     arguments.append((syms.get(place), slot.to_bytes(8, "little")[: ITEM_BYTES[kind.rstrip("_")]]))
             self._steps.append((program, arguments, (*launch.grid, 1, 1)[:3]))
 
-    def run(self, **symbols: int) -> None:
-        self.submit(**symbols).wait()
-
     def submit(self, **symbols: int) -> MetalTicket:
         self.check_symbols(symbols)
         device = self.device
@@ -233,11 +230,11 @@ class MetalDevice(PackedGPU):
     def _build(self, recorder: Recorder) -> MetalGraph:
         return MetalGraph(self, recorder)
 
-    def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None) -> BackgroundLoad:
+    def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None, sums: bool = False) -> BackgroundLoad:
         """The CPU's loader: the memory is the host's as well."""
         if self._host is None:
             self._host = cpu.CPUDevice()
-        return self._host.load(jobs, threads)
+        return self._host.load(jobs, threads, sums)
 
     def close(self) -> None:
         if self.closed:

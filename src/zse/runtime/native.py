@@ -1,14 +1,15 @@
 """The compiled libraries: where they are, how they are opened, and their C signatures.
 
 Libraries lie in the package's `_native` folder (or ZSE_NATIVE_DIR): `libzse_runtime.so`, and for each ISA level
-`libzse_kernels_<isa>.so` with its manifest `<isa>.json`.
+`libzse_kernels_<isa>.so` with its manifest `<isa>.json`. Until a level is compiled whole, `objects/<isa>` has parts of it:
+`first.so`, what a first model needs, and kernels that were asked for since, each with its manifest.
 """
 
 import ctypes
 import os
 from ctypes import POINTER, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 
-from zse import env
+from zse import env, trust
 from zse.errors import ConfigError, DeviceError
 from zse.runtime import isa
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 STATUS = {-1: "invalid argument", -2: "out of memory", -3: "number out of range", -4: "cannot start a thread"}
 
 ERANGE = -3
+
+FIRST = "first"  # the part of a level that a first model needs
 
 NO_LIBRARY = (
     "{path} is not there: the CPU libraries were not compiled; run `python -m zse.build` "
@@ -64,11 +67,16 @@ class GPULaunch(ctypes.Structure):
 class LoadJobDesc(ctypes.Structure):
     _fields_ = fields(
         "pointer fn",
-        "i64 offset nbytes",
-        "i32 fd",
-        "u32 first_arg num_args first_output num_outputs reserved",
+        "i64 offset nbytes more_offset more_nbytes",
+        "i32 fd more_fd",
+        "u32 first_arg num_args first_output num_outputs",
         "grid grid",
+        "i64 step runs stride",
     )
+
+
+class LoadStepDesc(ctypes.Structure):
+    _fields_ = [("launch", GPULaunch), *fields("i64 nbytes after")]
 
 
 class LoadOutput(ctypes.Structure):
@@ -81,6 +89,7 @@ class LoadOptions(ctypes.Structure):
         "pointer pin unpin stream events",
         "i32 threads warm_percent",
         "u32 register_flags slow_us",
+        "i32 sums ahead",
     )
 
 
@@ -97,12 +106,16 @@ _SIGNATURES = {
     "zse_cpu_features": (c_uint64, []),
     "zse_load_start": (
         c_void_p,
-        [POINTER(GPUDriverTable), POINTER(LoadOptions), *[c_void_p, c_int64] * 3, POINTER(c_int32)],
+        [POINTER(GPUDriverTable), POINTER(LoadOptions), *[c_void_p, c_int64] * 4, POINTER(c_int32)],
     ),
     "zse_load_finished": (c_int32, [c_void_p]),
     "zse_load_tidy": (c_int32, [c_void_p]),
     "zse_load_wait": (None, [c_void_p, POINTER(LoadResult)]),
     "zse_load_cancel": (None, [c_void_p]),
+    "zse_load_sums": (None, [c_void_p, POINTER(c_uint32)]),
+    "zse_crc32": (c_uint32, [c_uint32, c_void_p, c_int64]),
+    "zse_crc32_joined": (c_uint32, [c_uint32, c_uint32, c_int64]),
+    "zse_crc32_is_fast": (c_int32, []),
     "zse_load_close": (None, [c_void_p]),
     "zse_gpu_open_start": (c_void_p, [ctypes.c_char_p, c_int32]),
     "zse_gpu_open_done": (c_int32, [c_void_p]),
@@ -131,11 +144,13 @@ def compiler_hint() -> str:
 
 
 def open_library(path: str) -> ctypes.CDLL:
-    """dlopen with a clear DeviceError."""
+    """dlopen with a clear DeviceError, also for one that another user could have written."""
     if not os.path.exists(path):
         raise DeviceError(NO_LIBRARY.format(path=path, compiler=compiler_hint()))
     try:
-        return ctypes.CDLL(path)
+        return trust.installed_library(path)
+    except PermissionError as error:
+        raise DeviceError(f"{error.filename or path} is not loaded: it {error.strerror}") from None
     except OSError as error:
         raise DeviceError(
             f"cannot load {path}: {error}; run `python -m zse.build --force` to compile it again"
@@ -198,24 +213,49 @@ def choose_level() -> str:
         return forced
     runnable = isa.runnable_levels(bits)
     if not runnable:
-        wanted = (
-            "; ".join(f"{name} needs {', '.join(isa.LEVELS[name][1])}" for name in here) or "supported: x86_64, arm64"
-        )
-        raise DeviceError(
-            f"this CPU ({isa.machine()}: {', '.join(isa.feature_names(bits)) or 'no known feature'}) has no "
-            f"kernel library; {wanted}"
-        )
+        raise unsupported_cpu(bits)
     for name in runnable:
         if os.path.exists(kernel_library(name)):
             return name
     raise DeviceError(NO_LIBRARY.format(path=kernel_library(runnable[0]), compiler=compiler_hint()))
 
 
+def unsupported_cpu(bits: int) -> DeviceError:
+    """What to raise on a CPU that runs none of the levels (`bits` from zse_cpu_features())."""
+    here = isa.levels_of_machine()
+    if not here:
+        return DeviceError(f"this CPU ({isa.machine()}) is not supported: use an x86-64 or arm64 machine")
+    lacks = ", ".join(isa.missing_features(here[-1], bits))
+    return DeviceError(
+        f"this CPU ({isa.machine()}: {', '.join(isa.feature_names(bits)) or 'no known feature'}) cannot run the kernels: it lacks {lacks}; use one that has them (Intel from 2013, AMD from "
+        "2015, arm64 from Armv8.2 on; a virtual machine has them with its host's CPU model)"
+    )
+
+
+def kernel_files(folder: str, level: str, part: str = "") -> tuple[str, str]:
+    """Where the level's kernel library and its manifest stand: of all its kernels, or of a part."""
+    if part:
+        place = os.path.join(folder, "objects", level, part)
+        return place + ".so", place + ".json"
+    return os.path.join(folder, f"libzse_kernels_{level}.so"), os.path.join(folder, f"{level}.json")
+
+
+def _installed(level: str) -> tuple[str, str]:
+    """The whole library, unless only the kernels for a first model are there. A manifest comes after its library."""
+    whole, first = kernel_files(native_dir(), level), kernel_files(native_dir(), level, FIRST)
+    return first if not os.path.exists(whole[1]) and os.path.exists(first[1]) else whole
+
+
+def is_part(level: str) -> bool:
+    """Whether of the level only the kernels for a first model are there."""
+    return _installed(level) != kernel_files(native_dir(), level)
+
+
 def kernel_library(level: str) -> str:
     """Path of the level's kernel library."""
-    return os.path.join(native_dir(), f"libzse_kernels_{level}.so")
+    return _installed(level)[0]
 
 
 def manifest_path(level: str) -> str:
     """Path of the level's manifest."""
-    return os.path.join(native_dir(), f"{level}.json")
+    return _installed(level)[1]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from zse.kernel import archs
 from zse.runtime.buffer import Buffer
-from zse.runtime.device import Device, GPUCapabilities, Graph, Program, Recorder
+from zse.runtime.device import Device, GPUCapabilities, Graph, Program, Recorder, Ticket
 from zse.runtime.load import BackgroundLoad
 
 TYPE_CHECKING = False
@@ -25,11 +25,12 @@ class NullGraph(Graph):
         super().__init__(device, recorder)
         self.runs: list[dict[str, int]] = []
 
-    def run(self, **symbols: int) -> None:
+    def submit(self, **symbols: int) -> Ticket:
         self.check_symbols(symbols)
         self.runs.append(symbols)
         if self.device.on_run is not None:
             self.device.on_run(self, symbols)
+        return Ticket()
 
 
 class NullLoad(BackgroundLoad):
@@ -72,7 +73,7 @@ class NullDevice(Device):
         self.graphs.append(NullGraph(self, recorder))
         return self.graphs[-1]
 
-    def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None) -> NullLoad:
+    def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None, sums: bool = False) -> NullLoad:
         self.loads.append(list(jobs))
         return NullLoad()
 

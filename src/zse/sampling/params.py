@@ -83,7 +83,11 @@ EARLY_STOPPING = Custom(_early_stopping, {"enum": [True, False, "never"]})
 FILTERS = ("top_k", "top_p", "min_p", "top_n_sigma")  # fields that leave some of the likeliest tokens to draw from
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class Asked(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, tag_field="kind", tag=True):
+    """What the engine is asked for with a sequence: its kind is told apart by a tag."""
+
+
+class SamplingParams(Asked, frozen=True, kw_only=True):
     """What a request asks of the sampler. temperature 0 is greedy. top_k 0 or -1 and top_p 1 are off. seed None: the engine
     draws one. logprobs: None for none, else how many alternatives beside the sampled token's own. prompt_logprobs: the same of
     the prompt's tokens, which the LLM and the server measure by a job: the engine's requests do not look at it."""
@@ -165,7 +169,7 @@ def recommended_params(values: dict[str, float]) -> dict[str, Any]:
     return found
 
 
-class BeamParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class BeamParams(Asked, frozen=True, kw_only=True):
     """What a beam search is asked for. beam_width: beams of the search. max_tokens None: the rest of the context.
     length_penalty: above 0 favours longer replies. early_stopping: True ends the search when beam_width hypotheses are there;
     False when no beam is likely to give a better one; "never" when none can. logprobs: None, or how many alternatives are told

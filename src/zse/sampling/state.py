@@ -74,7 +74,7 @@ class SamplerState:
         self._requests: list = [None] * max_rows  # whose parameters each line holds
         self._batch: list = []
         self._penalized: list[int] = []  # lines of the batch
-        self._wants_logprobs = False
+        self.wants_logprobs = False
         self._biased: list = []  # requests that the bias lists hold, in line order
         self._histories: dict[int, _History] = {}  # by arrival, of requests with penalties (CPU)
         self._num_seen = 0
@@ -124,7 +124,7 @@ class SamplerState:
                 for line, params in enumerate(all_params)
                 if (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != _NEUTRAL
             ]
-            self._wants_logprobs = any(params.logprobs is not None for params in all_params)
+            self.wants_logprobs = any(params.logprobs is not None for params in all_params)
             # None now and none before: the lists are empty.
             if self._biased != requests and (self._biased or any(params.logit_bias for params in all_params)):
                 self._write_biases(requests)
@@ -138,7 +138,7 @@ class SamplerState:
     def read(self) -> list[tuple[int, tuple[float, list[tuple[int, float]]] | None]]:
         """(token, None or (logprob, [(token, logprob), ...])) of each line; token -1: the logits were not finite."""
         count = len(self._batch)
-        if not self._wants_logprobs and not any(self._status[:count].tolist()):
+        if not self.wants_logprobs and not any(self._status[:count].tolist()):
             return [(token, None) for token in self._tokens[:count].tolist()]
         results: list[tuple[int, tuple[float, list[tuple[int, float]]] | None]] = []
         for line, request in enumerate(self._batch):
@@ -155,6 +155,11 @@ class SamplerState:
     def token_of(self, line: int) -> int:
         """What the last replay sampled in a line; -1: the logits were not finite."""
         return -1 if self._status[line] else self._tokens[line]
+
+    def put(self, line: int, token: int) -> int:
+        """Let `token` stand, the only one that may. Not where log-probabilities are wanted: they are of another."""
+        self._tokens[line] = token
+        return token
 
     def draw_again(self, line: int, more: int) -> None:
         """The next replay draws this line with the random number of (seed, position + more)."""

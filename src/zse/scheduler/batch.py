@@ -1,14 +1,14 @@
 """What a step runs and what comes of it: the batch that goes to a runner, the outputs that go to who asked; and how a batch is
 made: rows that decode first, then chunks of prompts, then who can be admitted."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
 from zse.errors import RequestError
 from zse.scheduler.budget import StepBudget
+from zse.scheduler.fairness import EVERYBODY, StepPlan
 from zse.scheduler.lifecycle import Lifecycle, choose_victim
-from zse.scheduler.queue import Tenant
 from zse.scheduler.request import Request
 
 TYPE_CHECKING = False
@@ -63,7 +63,8 @@ class StepOutput(msgspec.Struct, eq=False, gc=False):
 
     finish: None while running, "stop" (a stop id, which is the last of `tokens`), "length", "error" or "timeout" (no
     tokens, nothing follows, `error` says why). logprobs: one per token, as the runner gave them, or None. cached_tokens:
-    of the prompt, that were in the prefix cache; told with the first tokens of a request, else 0."""
+    of the prompt, that were in the prefix cache; told with the first tokens of a request, else 0. computed: of a request that
+    ends with an error, tokens computed for it (Request.num_computed)."""
 
     id: int
     tokens: list[int]
@@ -71,6 +72,7 @@ class StepOutput(msgspec.Struct, eq=False, gc=False):
     finish: str | None
     cached_tokens: int = 0
     error: RequestError | None = None
+    computed: int = 0
 
 
 def numerical_error() -> RequestError:
@@ -114,45 +116,56 @@ class BatchBuilder:
             len(request.tokens) - request.computed_len > 1 for request in life.running
         )
 
-    def build(self, ahead: bool, left_out: Tenant | None) -> Batch | None:
+    def build(self, ahead: bool, plan: StepPlan) -> Batch | None:
         """The next batch, or None when nothing can run, or nothing without a preemption. ahead: there is a batch in flight,
-        which forbids preemptions. left_out: a tenant of which nothing runs in this step."""
+        which forbids preemptions. plan: who has to leave this step to others."""
         life, counters = self._life, self._life.counters
         preemptions = counters.preemptions
         decoding: tuple[list[Entry], int] | None = [], 0
         if self._chunked_prefill or not self.has_prompts():
-            decoding = self._decode_entries(ahead, left_out)
+            decoding = self._decode_entries(ahead, plan.resting)
         if decoding is None:
             return None
         entries, num_drafts = decoding
         num_decode = len(entries)
         lines = num_decode + num_drafts
-        budget = min(self._budget.max_tokens - lines, self._budget.prefill(lines))
-        if num_decode < len(life.running):
-            for request in life.queue.by_share(life.running):
-                if budget and len(request.tokens) - request.computed_len > 1 and request.tenant is not left_out:
-                    budget -= self._add_chunk(entries, request, budget)
+        left_out, queue = plan.left_out, life.queue
+        budget = min(self._budget.max_tokens - lines, self._budget.prefill(lines), plan.max_prompt)
         # Pages that a preemption has just freed are for the decode rows: admitting now would take them back.
-        if preemptions == counters.preemptions:
-            while budget and (admitted := life.admit(left_out)):
-                budget -= self._add_chunk(entries, admitted, budget)
+        may_admit = preemptions == counters.preemptions
+        if num_decode < len(life.running):
+            for request in queue.by_share(life.running):
+                if len(request.tokens) - request.computed_len <= 1 or request.tenant in left_out:
+                    continue
+                # Prompts of tenants that have less do not wait until this one is computed.
+                while (
+                    budget
+                    and may_admit
+                    and queue.is_behind(request.tenant)
+                    and (admitted := life.admit((*left_out, request.tenant)))
+                ):
+                    budget -= self._add_chunk(entries, admitted, budget)
+                if budget:
+                    budget -= self._add_chunk(entries, request, budget)
+        while budget and may_admit and (admitted := life.admit(left_out)):
+            budget -= self._add_chunk(entries, admitted, budget)
         if not entries and not self._chunked_prefill:
-            entries, num_drafts = self._decode_entries(ahead, left_out) or ([], 0)  # nobody could be admitted
+            entries, num_drafts = self._decode_entries(ahead, plan.resting) or ([], 0)  # nobody could be admitted
             num_decode = len(entries)
         if not entries:
-            if self._grouped is not None and life.running and not ahead and left_out is None:
+            if self._grouped is not None and life.running and not ahead and plan is EVERYBODY:
                 # Chunks wait for windowed pages that others share and nobody else gives.
                 life.preempt(choose_victim(life.running) or life.running[-1])
-                return self.build(ahead, None)
+                return self.build(ahead, EVERYBODY)
             return None
         if self._grouped is not None:
             for entry in entries:
                 entry.windows = self._grouped.windows(entry.request.id)
         return Batch(entries, num_decode, self._cache.take_transfers(), num_drafts)
 
-    def _decode_entries(self, ahead: bool, left_out: Tenant | None) -> tuple[list[Entry], int] | None:
+    def _decode_entries(self, ahead: bool, resting: Collection[Request]) -> tuple[list[Entry], int] | None:
         """An entry for each running request that has one token to run, and how many drafts they have; None when that
-        needs pages that only a preemption gives, which the batch in flight forbids (`ahead`)."""
+        needs pages that only a preemption gives, which the batch in flight forbids (`ahead`). resting: have none now."""
         entries: list[Entry] = []
         running, cache = self._life.running, self._cache
         tables, page_size = cache.tables, self._page_size
@@ -162,7 +175,7 @@ class BatchBuilder:
         index = 0
         while index < len(running):  # preemption takes from the far end of this list, or this request itself
             request = running[index]
-            if left_out is not None and request.tenant is left_out:
+            if resting and request in resting:
                 index += 1
                 continue
             start, pending = request.computed_len, request.pending

@@ -70,13 +70,8 @@ class StepBudget:
 
     def alone_s(self, num_decode: int, num_prompt: int) -> float:
         """What a step of these alone is likely to take."""
-        seconds = 0.0
-        if num_decode and self._decode_s:
-            size = num_decode.bit_length()
-            known = min(self._decode_s, key=lambda other: abs(other - size))
-            # Between flat and proportional, until it is measured: a step reads the weights once whatever its rows.
-            seconds = self._decode_s[known] * 2 ** ((size - known) / 2)
-        return seconds + self.token_s * num_prompt
+        decode_s = _nearest(self._decode_s, num_decode.bit_length()) if num_decode else None
+        return (decode_s or 0.0) + self.token_s * num_prompt
 
     def observe(self, batch: "Batch", seconds: float) -> None:
         """The batch took `seconds`."""
@@ -108,7 +103,9 @@ class StepBudget:
 
 
 def _nearest(times: dict[int, float], size: int) -> float | None:
-    """The seconds of this size, or of the nearest that is known."""
+    """The seconds of this size, or what those of the nearest that is known make likely: between flat and proportional, for a
+    step reads the weights once whatever its rows."""
     if not times or size in times:
         return times.get(size)
-    return times[min(times, key=lambda other: abs(other - size))]
+    known = min(times, key=lambda other: abs(other - size))
+    return times[known] * 2 ** ((size - known) / 2)

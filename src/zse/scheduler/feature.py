@@ -62,6 +62,10 @@ class Feature:
         """Drop a request. False when it is not this feature's, or is the scheduler's now."""
         return False
 
+    def num_computed(self, id: int) -> int | None:
+        """Tokens computed so far for a request of this feature that has not ended; None when it is not this feature's."""
+        return None
+
     def counters(self) -> dict[str, float]:
         """Totals since the start, by name, for the heartbeat."""
         return {}

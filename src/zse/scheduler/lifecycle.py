@@ -6,7 +6,7 @@ pages) is kept apart until that batch is done.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from zse.cache.manager import CacheManager
 from zse.scheduler.counters import BOUNDS, NAMES, Counters
@@ -53,9 +53,9 @@ class Lifecycle:
 
     # -- a waiting request begins
 
-    def admit(self, left_out: Tenant | None = None) -> Request | None:
+    def admit(self, left_out: Collection[Tenant] = ()) -> Request | None:
         """Give the request that is next, of those that need not wait for something else, a row and pages for all its
-        tokens; None when it has to wait. left_out: a tenant whose requests have to."""
+        tokens; None when it has to wait. left_out: tenants whose requests have to."""
         queue, running, cache = self.queue, self.running, self.cache
         if not queue.num_waiting or not self.free_rows:
             return None
@@ -69,14 +69,19 @@ class Lifecycle:
         is_pinned = (
             request.preemptions >= MAX_PREEMPTIONS or bool(self.counters.preemptions) and self.recomputes_too_much()
         )
-        state = request, cache.allocator.num_free, len(running), awaited, is_pinned
+        kept = 0  # what others have cached, while the tenant's own requests give pages back
+        if cache.prefix is not None and request.tenant.rows and self.policy.fair_share:
+            kept = cache.prefix.shares_of_others(request.tenant.name)
+        state = request, cache.allocator.num_free, len(running), awaited + kept, is_pinned
         if running and state == self._blocked:
             return None
         length = request.max_cached_len if is_pinned else len(request.tokens)
         is_swapped = request.id in cache.swapped
-        spare = awaited + cache.num_groups * (self._spare_pages(request, length) if running else 0)
+        spare = awaited + kept + cache.num_groups * (self._spare_pages(request, length) if running else 0)
         cached = cache.admit(request.id, length, request.tokens, request.salt, spare=spare)
         if cached is None:
+            if kept and request.tenant not in left_out:  # it alone waits: others may begin
+                return self.admit((*left_out, request.tenant))
             self._blocked = state
             return None
         self._batch_left -= 1
@@ -88,6 +93,11 @@ class Lifecycle:
         if cache.prefix is not None and len(request.tokens) - cached >= LEAST_SHARED:
             self.prompts.begin(request)
         return request
+
+    def may_start(self, request: Request) -> bool:
+        """Whether the waiting request would be admitted if it were next, as far as is known without trying."""
+        is_blocked = self._blocked and self._blocked[0] is request
+        return bool(self.free_rows) and not (request.held or is_blocked) and self._has_row(request)
 
     def _has_row(self, request: Request) -> bool:
         """Whether one of the free rows is for the request: the last one is for a tenant that has none, and a static
@@ -165,6 +175,7 @@ class Lifecycle:
     def preempt(self, request: Request) -> None:
         """The running request loses its row and pages, and waits again. Nothing of it may be in flight."""
         self._stop(request)
+        request.reached_len = max(request.reached_len, request.computed_len)
         self.cache.commit(request.id, request.tokens, request.committed_len, partial=True)
         if not (self.should_swap(request) and self.cache.swap_out(request.id, request.computed_len)):
             self.cache.release(request.id)

@@ -6,7 +6,7 @@ that idling earns nothing. What jobs (engine/jobs.py) use counts as their tenant
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Protocol
 
 import msgspec
@@ -33,6 +33,16 @@ class Tenant(msgspec.Struct, eq=False):
     jobs: int = 0
 
 
+class Visitor(msgspec.Struct, eq=False):
+    """What is kept of a tenant, by its name, for RECENT_S after its last request. seen_at: when that was submitted.
+    service_s: time of the engine that it had / weight. prompt_s: what its prompts take alone, a running mean; 0: not
+    known."""
+
+    seen_at: float
+    service_s: float = 0.0
+    prompt_s: float = 0.0
+
+
 class Claimant(Protocol):
     """A Request, or a job beside the requests. tenant: whom it counts for, as long as the queue knows it."""
 
@@ -44,8 +54,8 @@ class Claimant(Protocol):
 class FairQueue:
     """The waiting requests of all tenants. weights: by tenant, 1 for others; is_fair: False treats all as one.
 
-    tenants: by name, that have a request or job, waiting or running. num_waiting, num_tokens: requests that wait, and
-    the tokens that they have. num_jobs: of all tenants."""
+    tenants: by name, that have a request or job, waiting or running. visitors: by name, those with a request and those that
+    left lately. num_waiting, num_tokens: requests that wait, and the tokens that they have. num_jobs: of all tenants."""
 
     def __init__(self, weights: dict[str, float], is_fair: bool):
         self._weights, self._is_fair = weights, is_fair
@@ -53,7 +63,7 @@ class FairQueue:
         self.num_waiting = self.num_tokens = self.num_jobs = 0
         self._virtual_now = 0.0  # of the admission last made
         self._ahead: dict[str, float] = {}  # virtual times of tenants that left ahead of it
-        self._submitted_at: dict[str, float] = {}  # when a tenant's last request was submitted
+        self.visitors: dict[str, Visitor] = {}
 
     def __iter__(self) -> Iterator[Request]:
         for tenant in self.tenants.values():
@@ -67,9 +77,13 @@ class FairQueue:
         insort(tenant.waiting, request, key=age_order)
         self.num_waiting += 1
         self.num_tokens += len(request.tokens)
-        self._submitted_at[tenant.name] = max(self._submitted_at.get(tenant.name, now), now)
-        if len(self._submitted_at) > MAX_REMEMBERED:
-            self._submitted_at = {name: at for name, at in self._submitted_at.items() if at > now - RECENT_S}
+        visitor = self.visitors.get(tenant.name)
+        if visitor is None:
+            self.visitors[tenant.name] = Visitor(now)
+            if len(self.visitors) > MAX_REMEMBERED:
+                self.forget_visitors(now)
+        else:
+            visitor.seen_at = max(visitor.seen_at, now)
 
     def remove(self, request: Request) -> None:
         """The request waits no more."""
@@ -106,6 +120,12 @@ class FairQueue:
                 now = self._virtual_now
                 self._ahead = {name: virtual for name, virtual in self._ahead.items() if virtual > now}
 
+    def forget_visitors(self, now: float) -> None:
+        """Forget those that have nothing here and were not seen within RECENT_S."""
+        for name in [name for name, visitor in self.visitors.items() if visitor.seen_at <= now - RECENT_S]:
+            if name not in self.tenants:
+                del self.visitors[name]
+
     def _enter(self, claimant: Claimant) -> Tenant:
         """The tenant of a request or job that begins to wait: its first, perhaps."""
         name, weight = claimant.options.tenant if self._is_fair else "", claimant.options.weight
@@ -141,13 +161,13 @@ class FairQueue:
 
     # -- who is next
 
-    def head(self, prompts: "SharedPrompts | None" = None, left_out: Tenant | None = None) -> Request | None:
-        """Who is next: of the tenant that is furthest behind, but not `left_out`, its first. prompts: where given, a
+    def head(self, prompts: "SharedPrompts | None" = None, left_out: Collection[Tenant] = ()) -> Request | None:
+        """Who is next: of the tenant that is furthest behind, but none of `left_out`, its first. prompts: where given, a
         request that is held or gains by waiting for one of them is passed over."""
         tenants: Iterable[Tenant] = self.tenants.values()
         if len(self.tenants) > 1:
             tenants = sorted(
-                (tenant for tenant in tenants if tenant.waiting and tenant is not left_out),
+                (tenant for tenant in tenants if tenant.waiting and tenant not in left_out),
                 key=lambda tenant: (tenant.virtual, *age_order(tenant.waiting[0])),
             )
         for tenant in tenants:
@@ -163,16 +183,25 @@ class FairQueue:
         return first.arrival < second.arrival if mine == other else mine < other
 
     def by_share(self, running: list[Request]) -> list[Request]:
-        """Running requests, those of tenants with the fewest rows for their weight first."""
+        """Running requests, those of tenants with the fewest tokens for their weight first: by rows, a tenant with many would
+        get nothing beside others that have a few and never none."""
         if len(self.tenants) < 2:
             return running
-        return sorted(running, key=lambda request: request.tenant.rows / request.tenant.weight)
+        return sorted(running, key=lambda request: request.tenant.virtual)
+
+    def is_behind(self, tenant: Tenant) -> bool:
+        """Whether a request waits of another tenant that has fewer rows for its weight."""
+        return len(self.tenants) > 1 and any(
+            other.waiting and other.rows * tenant.weight < tenant.rows * other.weight for other in self.tenants.values()
+        )
 
     def others_may_come(self, tenant: Tenant, now: float) -> bool:
         """Whether another tenant without a row submitted something within RECENT_S."""
-        return len(self._submitted_at) > 1 and any(
-            at > now - RECENT_S and name != tenant.name and (name not in self.tenants or not self.tenants[name].rows)
-            for name, at in self._submitted_at.items()
+        return len(self.visitors) > 1 and any(
+            visitor.seen_at > now - RECENT_S
+            and name != tenant.name
+            and (name not in self.tenants or not self.tenants[name].rows)
+            for name, visitor in self.visitors.items()
         )
 
     def check_integrity(self, running: list[Request]) -> list[str]:

@@ -39,6 +39,7 @@ class Request:
     committed_len: int  # how many have them for sure, in pages that others may use: logits were finite
     cached_len: int  # of the prompt, found in the prefix cache at the first admission; -1: not admitted yet
     lost_len: int  # how many a preemption threw away, while it waits to be admitted again
+    reached_len: int  # the most that were computed before a preemption
     checkpoint: int  # computed tokens from which on the next sampled one may end it or a page
     first_len: int  # computed_len when this residency began
     expected_tokens: int  # that this residency was expected to run
@@ -50,6 +51,9 @@ class Request:
     leader: "Request | None"  # the request that this one waits for
     drafts: Sequence[int] | None  # ids that may follow `tokens` in the next step; None: there must be no more
     drafting: Any  # what the proposer of drafts keeps of the request
+    forced: (
+        tuple[int, dict[int, list[int]]] | None
+    )  # the place of a token; which one → those its grammar demands behind
     __slots__ = tuple(__annotations__)  # a step reads thousands of them: a Struct's take twice as long
 
     def __init__(
@@ -74,7 +78,7 @@ class Request:
         self.deadline_at = float("inf") if options.deadline_ms is None else now + options.deadline_ms / 1000
         self.state, self.row, self.cached_len = WAITING, -1, -1
         self.residency = self.pending = self.chunks_in_flight = self.preemptions = 0
-        self.computed_len = self.committed_len = self.lost_len = self.checkpoint = 0
+        self.computed_len = self.committed_len = self.lost_len = self.reached_len = self.checkpoint = 0
         self.first_len = self.expected_tokens = 0
         self.is_pinned = self.held = self.leads = False
         structure = options.structure
@@ -82,11 +86,20 @@ class Request:
         # Masks of an answer that reasons first do not look ahead.
         may_draft = options.speculation and (structure is None or structure.thinking is None)
         self.leader, self.drafts, self.drafting = None, () if may_draft else None, None
+        self.forced = None
 
     @property
     def in_flight(self) -> bool:
         """Whether it is in a submitted batch."""
         return self.pending > 0 or self.chunks_in_flight > 0
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens that were computed for it, each once however often it was preempted: of the prompt without what was cached,
+        and sampled ones. Those in flight count: they will be."""
+        made = len(self.tokens) + self.pending - self.prompt_len
+        reached = self.prompt_len if made else max(self.computed_len, self.reached_len)
+        return max(0, reached - max(0, self.cached_len)) + made
 
     def __repr__(self) -> str:
         return (

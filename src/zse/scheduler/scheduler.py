@@ -27,7 +27,7 @@ from zse.sampling.params import SamplingParams
 from zse.scheduler.batch import Batch, BatchBuilder, Entry, StepOutput, numerical_error, timeout_error
 from zse.scheduler.budget import STEP_TARGET_S, StepBudget
 from zse.scheduler.counters import NAMES, StepTotals
-from zse.scheduler.fairness import JobShare, Pace
+from zse.scheduler.fairness import EVERYBODY, JobShare, Pace
 from zse.scheduler.lifecycle import Lifecycle
 from zse.scheduler.options import DEFAULT, PATIENCE_S, RequestOptions, SchedulingPolicy
 from zse.scheduler.request import FINISHED, RUNNING, Request, TokenLimits
@@ -90,7 +90,7 @@ class Scheduler:
         self.requests, self.running, self.queue, self.counters = life.by_id, life.running, life.queue, life.counters
         self.limits = TokenLimits(vocab_size, max_context, cache.capacity)
         self.job_share = JobShare(life.queue)
-        self.pace = Pace(life.queue, budget) if budget.ratio and policy.fair_share else None
+        self.pace = Pace(life, budget) if budget.ratio and policy.fair_share else None
         self.builder = BatchBuilder(life, budget, policy.chunked_prefill, max_drafts)
         self.totals, self.num_arrivals = StepTotals(), 0
         self._deadlines: list[tuple[float, int]] = []  # a heap of (deadline_at, id), of those that ended too
@@ -257,10 +257,10 @@ class Scheduler:
         if in_flight and in_flight[0].num_drafts:
             return None  # its requests' lengths are not known, and without them others would run in smaller steps
         self.life.now = max(self.life.now, now)
-        left_out = self.pace.left_out() if self.pace is not None and self.pace.debts else None
-        batch = self.builder.build(bool(in_flight), left_out)
-        if batch is None and left_out is not None:
-            batch = self.builder.build(bool(in_flight), None)  # the others have nothing to run now
+        plan = self.pace.plan() if self.pace is not None and len(self.queue.visitors) > 1 else EVERYBODY
+        batch = self.builder.build(bool(in_flight), plan)
+        if batch is None and plan is not EVERYBODY:
+            batch = self.builder.build(bool(in_flight), EVERYBODY)  # the others have nothing to run now
         if batch is not None:
             in_flight.append(batch)
             self.counters.scheduled_tokens += batch.num_tokens
@@ -329,7 +329,7 @@ class Scheduler:
         self.budget.observe(batch, seconds)
         if self.queue.num_jobs:
             self.job_share.observe_step(seconds)
-        if self.pace is not None and (len(self.queue.tenants) > 1 or self.pace.debts):
+        if self.pace is not None and len(self.queue.visitors) > 1:
             self.pace.observe(batch, seconds)
 
     def _pass_checkpoint(self, request: Request, first: int, length: int, token: int) -> tuple[int, str | None]:
@@ -343,7 +343,15 @@ class Scheduler:
         request.checkpoint = min(length + page_size - length % page_size, request.max_len - 1)
         finish = "stop" if token in request.stop_ids else "length" if len(request.tokens) >= request.max_len else None
         if finish is not None:
-            self._finish(request)
+            life, counters = self.life, self.counters
+            counters.finished += 1
+            life.mean_reply += (len(request.tokens) - request.prompt_len - life.mean_reply) * MEAN_STEP
+            if request.options.deadline_ms is not None:
+                if life.now <= request.deadline_at:
+                    counters.deadlines_met += 1
+                else:
+                    counters.deadlines_missed += 1
+            life.end(request)
         return request.cached_len if is_first else 0, finish
 
     def _take_run(self, entry: Entry, sampled: Sequence[tuple[int, object]]) -> list[StepOutput]:
@@ -378,23 +386,12 @@ class Scheduler:
             cached, finish = self._pass_checkpoint(request, entry.start + 1, end, accepted[-1])
         return [StepOutput(request.id, accepted, None if logprobs[0] is None else logprobs, finish, cached)]
 
-    def _finish(self, request: Request) -> None:
-        """The request has its last token."""
-        life, counters = self.life, self.counters
-        counters.finished += 1
-        life.mean_reply += (len(request.tokens) - request.prompt_len - life.mean_reply) * MEAN_STEP
-        if request.options.deadline_ms is not None:
-            if life.now <= request.deadline_at:
-                counters.deadlines_met += 1
-            else:
-                counters.deadlines_missed += 1
-        life.end(request)
-
     def _fail(self, request: Request) -> StepOutput:
         self.counters.failed += 1
         self.cache.distrust(request.id)
         self.life.end(request)
-        return StepOutput(request.id, [], None, "error", error=numerical_error())
+        computed = request.num_computed - request.pending + 1  # with the token that is none, without a step ahead
+        return StepOutput(request.id, [], None, "error", error=numerical_error(), computed=computed)
 
     def observe_jobs(self, tokens: int, seconds: float) -> None:
         """A chunk of the jobs of `tokens` tokens took `seconds`."""
@@ -404,6 +401,11 @@ class Scheduler:
 
     # -- what others may know
 
+    def num_computed(self, id: int) -> int:
+        """Tokens computed so far for a request that has not ended (Request.num_computed); 0 for others."""
+        request = self.requests.get(id)
+        return 0 if request is None else request.num_computed
+
     def decoding(self) -> list[Request]:
         """Running requests whose tokens are all known and whose next step runs the last of them: those that can have
         drafts now."""
@@ -412,7 +414,7 @@ class Scheduler:
             for request in self.running
             if not request.pending
             and len(request.tokens) - request.computed_len == 1
-            and not request.in_flight
+            and not request.chunks_in_flight
             and request.drafts is not None
         ]
 

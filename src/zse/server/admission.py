@@ -5,18 +5,18 @@
 3. The engine: its own queue and its KV pages, which it knows alone. It is asked by the submission; its refusal (503
    overloaded, 400 context_length_exceeded) reaches the client as it is, and nothing is charged for it.
 
-Tokens are reserved before any work (the prompt and the longest answer) and settled with what was computed.
+Tokens are reserved before any work (the prompt and the longest answer) and settled once with what the engine computed, however
+the request ended: the engine counts, engine/client.py adds up, work.py: RequestRun._settle takes it.
 """
 
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from zse.server.api_request import APIRequest
-from zse.server.errors import APIError
+from zse.server.errors import APIError, limited
 from zse.server.keys import Quota
 
-BYTES_PER_TOKEN = 3  # of text, for the estimate before tokenising; English has 4, code and CJK about 3
 # Of the queue: kept for tenants by their weights, even while others ask for more. The rest is first come, first served:
 # a tenant that is alone may use all but what is kept for the others, one that floods cannot keep them out.
 KEPT_SHARE = 0.5
@@ -145,6 +145,27 @@ class AdmissionControl:
         for name in {*self.tenants, *quotas}:
             self.tenants[name].set_quota(quotas.get(name, Quota()), self.clock())
 
+    def admit(self, request: Any, needs_room: bool, counts: bool = True) -> None:
+        """Count a request of a tenant, before anything of its body is looked at; not counts: before a large body is read, only
+        ask. needs_room: it would be an answer in the queue. Raises APIError overloaded or rate_limit_exceeded; the answer's
+        x-ratelimit headers are set either way."""
+        if needs_room:
+            self.check_room(request.tenant, 1, 0)
+        if "requests" in self.tenants[request.tenant].buckets:
+            self.spend(request, "requests", 1, "send {} requests a minute.", counts)
+
+    def spend(self, request: Any, kind: str, amount: int, may: str, counts: bool = True) -> None:
+        """Take it from a bucket of the request's tenant, if it counts, and set the answer's headers to what is left of the quota.
+        Raises APIError."""
+        buckets = self.tenants[request.tenant].buckets
+        bucket = buckets[kind]
+        wait_s = bucket.wait_s(amount, self.clock())
+        if wait_s <= 0 and counts:
+            bucket.level -= amount
+        request.more_headers = [pair for name, left in buckets.items() for pair in left.headers(name)]
+        if wait_s > 0:
+            raise self.limited(kind, f"This key may {may.format(bucket.per_minute)}", wait_s)
+
     def check_room(self, name: str, choices: int, tokens: int) -> None:
         """Raises APIError overloaded."""
         kept_choices, kept_tokens = self._kept_from(name) if len(self.weights) > 1 else (0, 0)
@@ -172,71 +193,4 @@ class AdmissionControl:
 
     def limited(self, kind: str, message: str, wait_s: float) -> APIError:
         self.num_limited += 1
-        wait_ms = max(1, round(1000 * wait_s))
-        headers = (("retry-after", str(-(-wait_ms // 1000))), ("retry-after-ms", str(wait_ms)))
-        return APIError("rate_limit_exceeded", message, kind=kind, headers=headers)
-
-
-class Admitted:
-    """What one request holds of the queue and of its tenant's quota. Making it asks whether anything more fits, before the
-    body is even parsed, and counts the request. Raises APIError overloaded or rate_limit_exceeded; the answer's x-ratelimit
-    headers are set either way. leave() in a `finally`."""
-
-    __slots__ = ("_control", "_request", "_reserved", "_tenant", "choices", "queued")
-
-    def __init__(self, control: AdmissionControl, request: APIRequest):
-        self._control, self._request = control, request
-        control.check_room(request.tenant, 1, 0)
-        self._tenant = control.tenants[request.tenant]
-        self.choices = self.queued = self._reserved = 0
-        if "requests" in self._tenant.buckets:
-            self._spend("requests", 1, "send {} requests a minute.")
-
-    def reserve(self, choices: int, prompt_tokens: int, answer_tokens: int = 0) -> None:
-        """Room in the queue for so many answers to a prompt, and the most tokens that they can take all together of the
-        quota. Raises APIError and holds nothing then."""
-        control, tenant, total = self._control, self._tenant, prompt_tokens + answer_tokens
-        if choices > control.bounds.max_choices:
-            raise APIError(
-                "invalid_value",
-                f"The request asks for {choices} answers (n or best_of, times prompts); this server's queue holds "
-                f"{control.bounds.max_choices}.",
-            )
-        control.check_room(self._request.tenant, choices, prompt_tokens)
-        if tenant.max_choices and tenant.choices + choices > tenant.max_choices:
-            raise control.limited("requests", f"This key may have {tenant.max_choices} answers at once.", 1.0)
-        if "tokens" in tenant.buckets:
-            self._spend("tokens", total, f"use {{}} tokens a minute; this request may take {total}.")
-            self._reserved = total
-        self.hold(choices, prompt_tokens)
-
-    def _spend(self, kind: str, amount: int, may: str) -> None:
-        """Take it from a bucket, and set the answer's headers to what is left of the quota. Raises APIError."""
-        bucket = self._tenant.buckets[kind]
-        wait_s = bucket.wait_s(amount, self._control.clock())
-        if wait_s <= 0:
-            bucket.level -= amount
-        self._request.more_headers = [
-            pair for name, left in self._tenant.buckets.items() for pair in left.headers(name)
-        ]
-        if wait_s > 0:
-            raise self._control.limited(kind, f"This key may {may.format(bucket.per_minute)}", wait_s)
-
-    def hold(self, choices: int, queued: int) -> None:
-        """Of the queue, from now on: answers, and prompt tokens that wait (0 once the first token is there)."""
-        more_choices, more_queued = choices - self.choices, queued - self.queued
-        self._control.choices += more_choices
-        self._tenant.choices += more_choices
-        self._control.queued_tokens += more_queued
-        self._tenant.queued += more_queued
-        self.choices, self.queued = choices, queued
-
-    def leave(self, tokens: int) -> None:
-        """The request ended; so many tokens were computed for it."""
-        self.hold(0, 0)
-        bucket = self._tenant.buckets.get("tokens")
-        if bucket is not None:
-            bucket.wait_s(0, self._control.clock())
-            # What was reserved for too long an answer comes back, but never more than fits.
-            bucket.level = min(bucket.per_minute, bucket.level + self._reserved - tokens)
-        self._reserved = 0
+        return limited(kind, message, wait_s)

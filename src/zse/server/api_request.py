@@ -3,7 +3,7 @@
 from typing import Any
 
 from zse.http.exchange import HTTPRequest
-from zse.server.keys import OWNER
+from zse.server.keys import OWNER, Access
 
 
 class APIRequest(HTTPRequest):
@@ -12,5 +12,9 @@ class APIRequest(HTTPRequest):
 
     route: Any = None
     parameters: dict[str, str] = {}
-    tenant = ""
-    access = OWNER
+    tenant: str = ""
+    access: Access = OWNER
+
+    @property
+    def payer(self) -> str:
+        return self.tenant or self.connection.client

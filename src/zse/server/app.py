@@ -1,5 +1,6 @@
 """What a request meets before its route: names, keys, methods, media types; and what the routes share."""
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,12 +13,18 @@ from zse.scheduler.options import RequestOptions
 from zse.server import errors
 from zse.server.admission import AdmissionControl
 from zse.server.api_request import APIRequest
-from zse.server.auth import CacheSalts, HostCheck, KeyCheck
+from zse.server.auth import CacheSalts, HostCheck, KeyCheck, WrongKeys, invalid_key
 from zse.server.errors import APIError
-from zse.server.keys import Key, quotas
+from zse.server.keys import Access, Key, quotas
 from zse.server.pool import ModelPool, Served
-from zse.server.routes.table import ADMIN, PUBLIC, USER, allowed, find, resolve
-from zse.server.statistics import Tenants
+from zse.server.routes.table import ADMIN, PUBLIC, USER, allowed, find, resolve, unknown
+from zse.server.threads import FairThreads
+from zse.server.work import RequestRun, Tenants
+
+log = logging.getLogger("zse.server")
+
+
+LARGE_BODY = 64 << 10  # bytes; admission is asked before it is read
 
 
 class App:
@@ -26,9 +33,10 @@ class App:
     Args:
         pool: the models and their engines.
         weights: of tenants, for the scheduler.
+        any_model_name: a name that no model has means the first one.
         tool_parser, reasoning_parser: for all models, instead of what their chat templates show.
 
-    phases_ms: of the server's start, for /metrics."""
+    running: requests that the engine may be working for. phases_ms: of the server's start, for /metrics."""
 
     request_type = APIRequest
     error_response = staticmethod(errors.response)
@@ -42,36 +50,60 @@ class App:
         hosts: HostCheck,
         weights: Mapping[str, float] | None = None,
         salts: CacheSalts | None = None,
+        any_model_name: bool = False,
         tool_parser: str | None = None,
         reasoning_parser: str | None = None,
     ):
         self.pool, self.admission = pool, admission
         self.salts = salts or CacheSalts()
+        self._any_model_name = any_model_name
         self.tool_parser, self.reasoning_parser = tool_parser, reasoning_parser
         self.created = int(time.time())
         self.draining = False
         self.responses: Counter[tuple[str, int]] = Counter()  # (route, status) → answers; "" is no route of ours
-        self.tenants = Tenants()
+        self.tenants, self.threads = Tenants(), FairThreads()
+        self.running: dict[RequestRun, None] = {}  # a set in order
+        self.wrong_keys = WrongKeys()
         self.phases_ms: dict[str, float] = {}
         self._key, self._hosts, self._weights = key, hosts, dict(weights or {})
         self.needs_key = key.is_needed
 
     def replace_keys(self, keys: Sequence[Key], weights: Mapping[str, float]) -> None:
-        """The key file was read again. Requests that run go on."""
+        """The key file was read again."""
         self._key.replace(keys)
         self.needs_key = self._key.is_needed
         self._weights = dict(weights)
         self.admission.replace(weights, quotas(keys))
+
+    def identify(self, request: APIRequest) -> tuple[str, Access]:
+        """Whose key the request brought, and what that may do. Raises APIError: 401, or 429 where wrong keys keep coming."""
+        authorization = request.headers.get("authorization")
+        try:
+            return self._key.check(authorization)
+        except APIError:
+            if authorization is not None:
+                self.wrong_keys.count(request.connection.client)
+            raise
+
+    def end_invalid(self) -> None:
+        """End the requests whose key has expired or is its tenant's no more: a stream with an error event."""
+        tenants: dict[str | None, str | None] = {}  # by key, each looked up once
+        for run in list(self.running):
+            key = run.request.headers.get("authorization")
+            if key not in tenants:
+                tenants[key] = (self._key.find(key) or (None,))[0]
+            if run.request.tenant not in ("", tenants[key]) and run.channel.failure is None:
+                run.channel.fail(invalid_key())
 
     def check_head(self, request: APIRequest) -> None:
         """Everything that can be decided before the body is read. Raises APIError."""
         self._hosts.check(request.headers.get("host"), request.http_10)
         found = find(request.path)
         if found is None:
-            raise APIError("not_found", "There is no such route; the API's paths begin with /v1/.")
+            raise APIError("not_found", unknown(request.path))
         methods, request.parameters = found
         if self.needs_key and any(route.scope != PUBLIC for route in methods.values()):
-            request.tenant, request.access = self._key.check(request.headers.get("authorization"))
+            request.tenant, request.access = self.identify(request)
             request.connection.authenticated = True
         route = methods.get("GET" if request.method == "HEAD" else request.method)
         if route is None:
@@ -82,10 +114,8 @@ class App:
         is_closed = route.scope == ADMIN and not request.access.admin
         if is_closed or routes is not None and route.path not in routes:
             raise APIError("insufficient_permissions", "This key may not use this route.")
-        if route.fields:
-            self._check_body_headers(request)
-
-    def _check_body_headers(self, request: APIRequest) -> None:
+        if not route.fields:
+            return
         kind, _, parameters = request.headers.get("content-type", "").partition(";")
         charset = parameters.replace(" ", "").replace('"', "").lower()
         if kind.strip().lower() != "application/json" or charset not in ("", "charset=utf-8"):
@@ -94,15 +124,35 @@ class App:
             raise APIError("unsupported_media_type", "Compressed request bodies are not supported.")
         if "content-length" not in request.headers and "transfer-encoding" not in request.headers:
             raise APIError("length_required", "Give the body's length in Content-Length.")
+        if int(request.headers.get("content-length") or LARGE_BODY) >= LARGE_BODY:
+            self.admission.admit(
+                request, needs_room=True, counts=False
+            )  # a small one costs less than the connection that a refusal ends
 
     async def handle(self, request: APIRequest) -> Response | None:
+        if request.route.scope != PUBLIC:
+            self.admission.admit(request, needs_room=bool(request.route.fields))
         return await resolve("routes", request.route.function)(self, request)
 
     def finished(self, request: APIRequest | None, status: int) -> None:
-        """An answer was given; status 0: the client left before it began."""
+        """An answer was given: the access log and the counters; status 0: the client left before it began. request None:
+        nobody could read it."""
         route = request.route.path if request is not None and request.route is not None else ""
         self.responses[route, status] += 1
-        if request is not None and request.tenant:
+        if request is None:
+            return
+        seconds = time.monotonic() - request.started
+        shown_status = status or "-"
+        log.info(
+            "%s %s %s %s %.0f ms %s",
+            request.method,
+            request.path,
+            shown_status,
+            request.note,
+            1000 * seconds,
+            request.id,
+        )
+        if request.tenant:
             usage = self.tenants[request.tenant]
             usage.requests += 1
             usage.refused += status == 503
@@ -114,8 +164,10 @@ class App:
         return [model for model in self.pool.models if allowed is None or not allowed.isdisjoint(model.spec.names)]
 
     def find_model(self, request: APIRequest, name: str | None, param: str | None) -> Served:
-        """The model of that name; for None the first one that the key may use. Raises APIError, of which a key that is bound
+        """The model of that name; for None, and with any_model_name for a name that no model has, the first one that the key may use. Raises APIError, of which a key that is bound
         to some models does not learn whether there are others."""
+        if self._any_model_name and name not in self.pool.by_name:
+            name = None
         model = next(iter(self.models(request)), None) if name is None else self.pool.by_name.get(name)
         allowed = request.access.models
         if allowed is not None and name not in allowed and (model is None or allowed.isdisjoint(model.spec.names)):

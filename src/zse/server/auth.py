@@ -1,53 +1,118 @@
-"""API keys: who may use the API, and as which tenant; which Host names are ours; what keeps tenants' caches apart."""
+"""API keys: who may use the API, and as which tenant; how many wrong ones an address may try; which Host names are ours; what
+keeps tenants' caches apart."""
 
 import hashlib
 import hmac
 import math
 import os
+import socket
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from zse.errors import ConfigError
 from zse.http.bind import is_ip
-from zse.server.errors import APIError
+from zse.server.admission import Bucket
+from zse.server.errors import APIError, limited
 from zse.server.keys import OWNER, Access, Key
 
 SECRET_FILE, SECRET_BYTES = "salts.secret", 32
 
 
+# Wrong keys of one address: so many a minute are told that they are wrong. Addresses of which that is remembered.
+WRONG_KEYS_PER_MINUTE, MAX_ADDRESSES = 200, 4096
+
+
 class KeyCheck:
-    """Compares bearer keys by SHA-256 and in constant time, with every key each time; the keys themselves are not kept.
+    """Looks bearer keys up by their HMAC-SHA-256 with a secret of this process: how long that takes says nothing of the keys,
+    since nobody else knows where theirs lies, and 4,096 keys take no longer than one. The keys themselves are not kept.
     No keys: none is needed. clock: seconds since 1970."""
 
     def __init__(self, keys: Iterable[Key] = (), clock: Callable[[], float] = time.time):
-        self._clock = clock
+        self._clock, self._secret = clock, os.urandom(SECRET_BYTES)
         self.replace(keys)
 
     def replace(self, keys: Iterable[Key]) -> None:
         """From the next request on, on open connections too, these keys and no others are valid."""
-        self._digests = [
-            (
-                hashlib.sha256(key.key.encode()).digest(),
-                math.inf if key.expires is None else key.expires,
-                (key.tenant, key.access),
-            )
+        self._callers = {
+            self._digest(key.key): (math.inf if key.expires is None else key.expires, (key.tenant, key.access))
             for key in keys
-        ]
-        self.is_needed = bool(self._digests)
+        }
+        self.is_needed = bool(self._callers)
+
+    def _digest(self, key: str) -> bytes:
+        return hmac.digest(self._secret, key.encode("latin-1"), "sha256")
+
+    def find(self, authorization: str | None) -> tuple[str, Access] | None:
+        """Whose key the header holds, a tenant, and what it may do; None for one that is not valid now."""
+        scheme, _, key = (authorization or "").partition(" ")
+        expires, caller = self._callers.get(self._digest(key.strip()), (-math.inf, None))
+        return caller if scheme.lower() == "bearer" and self._clock() < expires else None
 
     def check(self, authorization: str | None) -> tuple[str, Access]:
         """Whose key it is, a tenant ("" where no key is needed), and what the key may do. Raises APIError 401; text and time are the same whatever is wrong."""
-        if not self._digests:
+        if not self._callers:
             return "", OWNER
-        scheme, _, key = (authorization or "").partition(" ")
-        digest = hashlib.sha256(key.strip().encode("latin-1")).digest()
-        now = self._clock()
-        found = [
-            caller for known, expires, caller in self._digests if hmac.compare_digest(digest, known) & (now < expires)
-        ]
-        if not (found and scheme.lower() == "bearer"):
-            raise APIError("invalid_api_key", "Give a valid API key in the header 'Authorization: Bearer KEY'.")
-        return found[0]
+        caller = self.find(authorization)
+        if caller is None:
+            raise invalid_key()
+        return caller
+
+
+def invalid_key() -> APIError:
+    return APIError("invalid_api_key", "Give a valid API key in the header 'Authorization: Bearer KEY'.")
+
+
+class WrongKeys:
+    """How many wrong keys came from an address lately; of IPv6 the /64, which one client has to itself. It keeps nobody out who
+    has a key: keys cannot be guessed, and others may sit behind the same address. At most `most` addresses are remembered;
+    those that come while that many have not been quiet for a minute share one allowance.
+
+    clock: monotonic seconds."""
+
+    def __init__(
+        self,
+        per_minute: int = WRONG_KEYS_PER_MINUTE,
+        most: int = MAX_ADDRESSES,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._per_minute, self._most, self._clock = per_minute, most, clock
+        self._others = Bucket(per_minute, clock())
+        self.buckets: OrderedDict[bytes, Bucket] = OrderedDict()  # by address, the latest wrong key last
+        self.num_wrong = 0
+
+    def count(self, address: str) -> None:
+        """A wrong key came from there. Raises APIError rate_limit_exceeded where too many did."""
+        self.num_wrong += 1
+        now, bucket = self._clock(), self._bucket(address)
+        wait_s = bucket.wait_s(1, now)
+        if wait_s > 0:
+            raise limited("requests", "Too many wrong API keys came from this address.", wait_s)
+        bucket.level -= 1
+
+    def _bucket(self, address: str) -> Bucket:
+        name, buckets, now = network(address), self.buckets, self._clock()
+        if name in buckets:
+            buckets.move_to_end(name)
+            return buckets[name]
+        while buckets and next(iter(buckets.values())).wait_s(self._per_minute, now) <= 0:
+            buckets.popitem(last=False)  # full again: as if nothing had come
+        if len(buckets) >= self._most:
+            return self._others
+        return buckets.setdefault(name, Bucket(self._per_minute, now))
+
+
+def network(address: str) -> bytes:
+    """Who is behind an address of a socket: the four bytes of IPv4, also as IPv6 writes it, or the first eight of IPv6; b"" for
+    what is none."""
+    try:
+        if ":" not in address:
+            return socket.inet_pton(socket.AF_INET, address)
+        packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])
+    except OSError:
+        return b""
+    return packed[12:] if packed.startswith(b"\0" * 10 + b"\xff\xff") else packed[:8]
 
 
 class CacheSalts:
@@ -92,17 +157,19 @@ def kept_secret(folder: str) -> bytes:
 
 def _make_secret(path: str) -> None:
     """Whole or not at all, also when two servers start at once."""
-    new = f"{path}.{os.getpid()}"
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(os.urandom(SECRET_BYTES))
-        file.flush()
-        os.fsync(file.fileno())
+    new = (
+        f"{path}.{os.urandom(8).hex()}"  # in a container each start has the same process id, and one may have died here
+    )
     try:
-        os.link(new, path)
-    except FileExistsError:
-        pass  # the other server's
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(os.urandom(SECRET_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileExistsError):  # the other server's
+            os.link(new, path)
     finally:
-        os.unlink(new)
+        with suppress(FileNotFoundError):
+            os.unlink(new)
 
 
 class HostCheck:

@@ -81,6 +81,13 @@ def unsupported(field: str, reason: str) -> APIError:
     return APIError("unsupported_parameter", f"'{field}': {reason}.", field)
 
 
+def limited(kind: str, message: str, wait_s: float) -> APIError:
+    """The 429 that tells how long to wait. kind: "requests" or "tokens"."""
+    wait_ms = max(1, round(1000 * wait_s))
+    headers = (("retry-after", str(-(-wait_ms // 1000))), ("retry-after-ms", str(wait_ms)))
+    return APIError("rate_limit_exceeded", message, kind=kind, headers=headers)
+
+
 def contents(error: RequestError) -> dict:
     """What the JSON body of an error holds."""
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}

@@ -6,9 +6,8 @@ import msgspec
 
 from zse.engine.messages import TokenLogprob, Tokens
 from zse.sampling.params import SamplingParams
-from zse.server.tools.calls import ToolCall
+from zse.server.tools.calls import CallPart, ToolCall, fold
 from zse.server.tools.reasoning import Reasoning
-from zse.server.tools.streaming import CallPart
 
 if TYPE_CHECKING:
     from zse.server.tools.chat import Answers
@@ -32,29 +31,25 @@ class TokenScore(msgspec.Struct):
 
 
 class ChoiceDelta(msgspec.Struct):
-    """What one engine event adds to an answer. text: of its content; calls: (position among the answer's calls, a call or
-    a part of one)."""
+    """What one engine event adds to an answer. text: of its content; calls: (position among the answer's calls, a part)."""
 
     text: str = ""
     reasoning: str = ""
-    calls: list[tuple[int, ToolCall | CallPart]] = []
+    calls: list[tuple[int, CallPart]] = []
     scores: list[TokenScore] = []
     finish_reason: str | None = None
 
 
 class Choice:
     """One answer in the making. feed() takes the engine's events until finish_reason is set. model: its detokenizer is
-    used. answers: how reasoning and tool calls are taken out of the text; None: all of it is content. streams: parts of
-    calls come out before the whole of them."""
+    used. answers: how reasoning and tool calls are taken out of the text; None: all of it is content."""
 
-    def __init__(
-        self, index: int, model, params: SamplingParams, answers: "Answers | None" = None, streams: bool = False
-    ):
+    def __init__(self, index: int, model, params: SamplingParams, answers: "Answers | None" = None):
         self.index = index
         self.parts: list[str] = []
         self.reasoning_parts: list[str] = []
-        self.calls: list[ToolCall] = []
-        self._num_begun = 0  # calls of which parts have come out
+        self.call_parts: list[CallPart] = []
+        self._num_calls = 0
         self.reasoning_tokens = 0  # the marks around it included
         self._undecided = 0  # tokens that may be the opening mark of reasoning
         self.scores: list[TokenScore] = []
@@ -65,11 +60,16 @@ class Choice:
         self._num_chars = 0
         self._want_scores = params.logprobs is not None
         self._detokenizer = model.detokenizer(params.stop, () if answers is None else answers.controls)
-        self._splitter = None if answers is None else answers.splitter(streams)
+        self._splitter = None if answers is None else answers.splitter()
 
     @property
     def text(self) -> str:
         return "".join(self.parts)
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """What the parts so far add up to."""
+        return fold(self.call_parts)
 
     def feed(self, event: Tokens) -> ChoiceDelta:
         """Take an event. finish_reason of the result (and of self) is set by the last one; when a stop string ended
@@ -95,7 +95,7 @@ class Choice:
                 delta.finish_reason = "stop" if self._detokenizer.stopped else event.finish
         if delta.finish_reason is not None and self._splitter is not None:
             self._put(delta, self._splitter.finish())
-            if self.calls and delta.finish_reason == "stop":
+            if self._num_calls and delta.finish_reason == "stop":
                 delta.finish_reason = "tool_calls"
         self._num_chars += len(delta.text)
         self.parts.append(delta.text)
@@ -123,18 +123,14 @@ class Choice:
         if not splitter.is_undecided:
             self._undecided = 0
 
-    def _put(self, delta: ChoiceDelta, pieces: list[str | Reasoning | ToolCall | CallPart]) -> None:
+    def _put(self, delta: ChoiceDelta, pieces: list[str | Reasoning | CallPart]) -> None:
         for piece in pieces:
             if isinstance(piece, Reasoning):
                 delta.reasoning += piece.text
             elif isinstance(piece, CallPart):
-                self._num_begun += bool(piece.name)
-                delta.calls.append((self._num_begun - 1, piece))
-            elif isinstance(piece, ToolCall):
-                if not piece.is_streamed:
-                    delta.calls.append((self._num_begun, piece))
-                    self._num_begun += 1
-                self.calls.append(piece)
+                self._num_calls += bool(piece.name)
+                delta.calls.append((self._num_calls - 1, piece))
+                self.call_parts.append(piece)
             else:
                 delta.text += piece
 

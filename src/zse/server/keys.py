@@ -1,7 +1,9 @@
 """API keys as they are given: on the command line, or in a file with one tenant's key a line."""
 
 import math
+import os
 import re
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -80,6 +82,7 @@ def read_file(path: str) -> tuple[Key, ...]:
     weight and quota. Raises ConfigError, which names the line and never shows a key."""
     try:
         with open(path, encoding="utf-8") as file:
+            _check_mode(path, os.fstat(file.fileno()))
             text = file.read(MAX_FILE_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
@@ -105,6 +108,18 @@ def read_file(path: str) -> tuple[Key, ...]:
     if not keys:
         raise ConfigError(f"--api-key-file {path}: no key in it; one line is {FORMAT}")
     return tuple(keys)
+
+
+def _check_mode(path: str, state: os.stat_result) -> None:
+    """Refuses a file that other users can read, as sshd and PostgreSQL do; symlinks were followed. Like PostgreSQL: what root
+    owns, and a server that is not root reads, may be readable by a group. So Kubernetes mounts a secret of mode 0400 for a
+    pod's fsGroup. A pipe is nobody else's."""
+    of_group = stat.S_IRGRP if state.st_uid == 0 != os.geteuid() else 0
+    if stat.S_ISREG(state.st_mode) and state.st_mode & 0o077 & ~of_group:
+        raise ConfigError(
+            f"--api-key-file {path}: other users can read or change it (mode {state.st_mode & 0o777:04o}); run chmod 600 {path}, "
+            "or mount the secret with mode 0400"
+        )
 
 
 def _read_line(words: Sequence[str]) -> Key:

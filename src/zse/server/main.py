@@ -16,14 +16,15 @@ import msgspec
 from zse import __version__
 from zse.engine.client import shutting_down_error
 from zse.engine.process import EngineProcess
-from zse.errors import ConfigError, EngineError, ZSEError
+from zse.errors import EngineError, ZSEError
 from zse.http import bind
 from zse.http.listener import Limits, Server
 from zse.server import models
 from zse.server.admission import AdmissionControl, QueueBounds
 from zse.server.app import App
 from zse.server.auth import CacheSalts, HostCheck, KeyCheck
-from zse.server.keys import Key, quotas, read_file, weights
+from zse.server.key_watch import KeyWatch
+from zse.server.keys import Key, quotas, weights
 from zse.server.pool import ModelPool, ModelSpec
 
 log = logging.getLogger("zse.server")
@@ -42,14 +43,16 @@ class ServeOptions(msgspec.Struct, frozen=True):
         max_queue: answers that may wait; None: by what the engine does.
         max_queue_tokens: prompt tokens that may wait; None: by what the engine begins within queue_timeout_s.
         drain_s: time that running requests have after the first signal.
-        key_file: where `keys` came from; SIGHUP reads it again.
+        key_file: where `keys` came from; it is read again when it has changed, and on SIGHUP.
         tenant_weights: of tenants whose key has none.
         cache_secret: of the salts of cached prompts; None: a new one.
         allowed_hosts: Host names that are answered; None: any.
         exits_on_failure: the process ends when the engines of all models have died too often; else they are tried again.
+        any_model_name: a name that no model has means the first one.
         tool_parser, reasoning_parser: names of zse.server.tools; None: what the chat template shows.
         phases_ms: what happened so far, name → milliseconds since exec.
-        since_exec: the clock of phases_ms, in seconds."""
+        since_exec: the clock of phases_ms, in seconds.
+        when_ready: called a second after the first model is, when first requests are through."""
 
     models: tuple[ModelSpec, ...]
     host: str = "127.0.0.1"
@@ -66,11 +69,13 @@ class ServeOptions(msgspec.Struct, frozen=True):
     cache_secret: bytes | None = None
     allowed_hosts: frozenset[str] | None = None
     exits_on_failure: bool = True
+    any_model_name: bool = False
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     limits: Limits = Limits()
     phases_ms: dict[str, float] = {}
     since_exec: Callable[[], float] = time.process_time
+    when_ready: Callable[[], None] | None = None
 
 
 def serve(
@@ -125,8 +130,6 @@ class _Serving:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal, number, stopped)
         options = self._options
-        if options.key_file is not None:
-            loop.add_signal_handler(signal.SIGHUP, self._read_keys, options.key_file)
         first = options.models[0]
         text_model = loop.run_in_executor(None, self._load_model, first.path, first.names[0])
         text_model.add_done_callback(self._text_model_loaded)
@@ -154,9 +157,14 @@ class _Serving:
             salts=CacheSalts(options.cache_secret),
             key=KeyCheck(options.keys),
             hosts=HostCheck(options.allowed_hosts),
+            any_model_name=options.any_model_name,
             tool_parser=options.tool_parser,
             reasoning_parser=options.reasoning_parser,
         )
+        watch = KeyWatch(self._app, options.key_file, options.keys, options.tenant_weights)
+        watching = loop.create_task(watch.run()) if options.keys else None
+        if options.key_file is not None:
+            loop.add_signal_handler(signal.SIGHUP, watch.read_now)
         self._server = Server(self._app, options.limits)
         self._pool.adopt(self._process, text_model)
         await self._server.listen(self._sock)
@@ -170,6 +178,8 @@ class _Serving:
             sys.stderr.write(f"zse: error: {' '.join(str(error).split())}\n")
             return error.exit_code
         finally:
+            if watching is not None:
+                watching.cancel()
             await self._pool.stop()
             await self._flush()
             self._server.close()
@@ -208,6 +218,8 @@ class _Serving:
     def _announce(self, info, text_model) -> None:
         """The start block on stdout."""
         self._mark("ready")
+        if self._options.when_ready is not None:
+            asyncio.get_running_loop().call_later(1.0, self._options.when_ready)
         name = self._options.models[0].names[0]
         self._app.phases_ms = self._phases
         log.info(
@@ -247,16 +259,6 @@ class _Serving:
             os._exit(128 + number)
         if not stopped.done():
             stopped.set_result(number)
-
-    def _read_keys(self, path: str) -> None:
-        """SIGHUP. A file that is not right changes nothing."""
-        try:
-            keys = read_file(path)
-        except ConfigError as error:
-            log.error("the keys stay as they were: %s", error)
-            return
-        self._app.replace_keys(keys, weights(keys, self._options.tenant_weights))
-        log.warning("read %d keys of %d tenants", len(keys), len({key.tenant for key in keys}))
 
     async def _drain(self) -> int:
         """Let running requests finish, up to drain_s; then end them with shutting_down."""

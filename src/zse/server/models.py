@@ -1,17 +1,41 @@
 """A served model as the server sees it: text ↔ token ids, and the chat template. The weights are the engine's."""
 
+import os
+
 from zse.formats import opening, recommended
 from zse.sampling.params import recommended_params
 from zse.tokenizer import chat_template, detokenize
 from zse.tokenizer import load as tokenizer_load
 
+QWEN3_RERANKER = "qwen3_reranker"  # a method of zse.server.relevance
+RANK_POOLING = 4  # `pooling_type` of GGUF metadata: of rerankers
+
+
+def trained_for(path: str, metadata: dict) -> str | None:
+    """The method of a reranker among language models: its files are named as its authors named them, or its GGUF metadata say what it
+    is for. A cross-encoder tells by its classifier."""
+    if metadata.get("general.architecture") == "qwen3" and metadata.get("qwen3.pooling_type") == RANK_POOLING:
+        return QWEN3_RERANKER
+    names = os.path.basename(os.path.normpath(path)), str(metadata.get("general.name", "")).replace(" ", "-")
+    return QWEN3_RERANKER if any(name.lower().startswith("qwen3-reranker") for name in names) else None
+
 
 class ServedModel:
     """Tokenizer and chat template (or None) of one model; constant, used from several threads. sampling: the values of
-    sampling fields that its authors recommend."""
+    sampling fields that its authors recommend. prompts: that an embedding model is asked with, by name. method: of
+    relevance.METHODS that it was trained for, where its files tell; None: they do not."""
 
-    def __init__(self, tokenizer, template, detokenizer: type, name: str, sampling: dict[str, float]):
-        self.sampling = sampling
+    def __init__(
+        self,
+        tokenizer,
+        template,
+        detokenizer: type,
+        name: str,
+        sampling: dict[str, float],
+        prompts: dict[str, str] | None = None,
+        method: str | None = None,
+    ):
+        self.sampling, self.prompts, self.method = sampling, prompts or {}, method
         self._tokenizer, self._template, self._detokenizer, self._name = tokenizer, template, detokenizer, name
         self.vocab_size: int = tokenizer.vocab_size
         self.has_chat_template = template is not None
@@ -24,6 +48,25 @@ class ServedModel:
     def encode_part(self, text: str, control: bool = False) -> list[int]:
         """Token ids of text that follows other text: without BOS. control: control tokens in it are such."""
         return self._tokenizer.encode(text, special=control, add_bos=False)
+
+    def encode_pair(self, one: str, other: str, most: int | None = None) -> tuple[list[int], int]:
+        """(token ids, where the second text begins) of a pair as a cross-encoder reads it. most: tokens; the second text is cut to
+        fit, the first one where that is not enough."""
+        tokenizer = self._tokenizer
+        first, second = (tokenizer.encode(text, add_bos=False) for text in (one, other))
+        if most is not None:
+            over = len(tokenizer.join_pair(first, second)[0]) - most
+            cut = min(max(over, 0), len(second))
+            second = second[: len(second) - cut]
+            first = first[: max(len(first) - max(over - cut, 0), 0)]
+        return tokenizer.join_pair(first, second)
+
+    def cut(self, ids: list[int], most: int) -> list[int]:
+        """The first `most` tokens of what encode_text() gave, with its end where it has one."""
+        if len(ids) <= most:
+            return ids
+        end = self._tokenizer.join_pair([], [])[0][-1:] if self._tokenizer.adds_eos else []
+        return ids[: most - len(end)] + end
 
     def encode_chat(
         self, messages: list[dict], tools: list[dict] | None = None, variables: dict | None = None
@@ -59,4 +102,8 @@ def load(path: str, name: str, generation_config: str = "auto") -> ServedModel:
         tokenizer = tokenizer_load.load_tokenizer(file)
         template = chat_template.load_chat_template(file, tokenizer)
         sampling = {} if generation_config == "none" else recommended_params(recommended.recommended(file)[0])
-        return ServedModel(tokenizer, template, detokenize.IncrementalDetokenizer, name, sampling)
+        beside = (file.hf_config or {}).get("sentence_transformers") or {}
+        method = trained_for(path, file.metadata)
+        return ServedModel(
+            tokenizer, template, detokenize.IncrementalDetokenizer, name, sampling, beside.get("prompts"), method
+        )

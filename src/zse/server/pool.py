@@ -16,12 +16,11 @@ import msgspec
 
 from zse import __version__
 from zse.engine.client import DOWN, READY, STARTING, UNLOADED, EngineClient, EngineStartError, shutting_down_error
-from zse.engine.framing import FrameReader
-from zse.engine.messages import Fatal, FromEngine, Ready
+from zse.engine.messages import Fatal, FrameReader, FromEngine, Ready
 from zse.engine.process import EngineProcess
 from zse.errors import EngineError, RequestError, ZSEError
 from zse.server.errors import APIError
-from zse.server.statistics import Statistics
+from zse.server.work import Statistics
 
 log = logging.getLogger("zse.server")
 

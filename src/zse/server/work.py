@@ -1,54 +1,70 @@
-"""A request on its model, from its admission to its end: what it holds is given back in one place, whatever happens."""
+"""A request on its model, from its admission to its end: what it holds is given back in one place, whatever happens; and
+what requests took and gave, by model and by tenant: counts and histograms for /metrics, kept on the server's event loop."""
 
-import asyncio
 import time
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from functools import partial
 from typing import Any, TypeVar
 
-from zse.engine.client import Channel, shutting_down_error
+from zse.engine.channel import Channel
+from zse.engine.client import shutting_down_error
 from zse.engine.messages import Tokens
 from zse.errors import RequestError
-from zse.server.admission import BYTES_PER_TOKEN, Admitted
 from zse.server.api_request import APIRequest
-from zse.server.statistics import CANCELLED, ERROR
+from zse.server.errors import APIError
 
+BYTES_PER_TOKEN = 3  # of text, for the estimate before tokenising; English has 4, code and CJK about 3
 OFF_LOOP_BYTES = 16 << 10  # longer bodies and prompts are parsed and tokenised in a thread (16 KB take some 3 ms)
 ON_LOOP_ENTRIES = 2000  # log-probabilities: answers with more are made in a thread (some 10 µs each)
+# Upper bounds of buckets, in seconds: a GPU's token takes milliseconds, a queue may hold somebody for minutes.
+TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+REQUEST_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0)
+
+CANCELLED, ERROR = "cancelled", "error"  # beside the engine's finish reasons
 
 Result = TypeVar("Result")
 
 
+# Where the work of a request runs that is too long for the event loop: its server's threads, in its tenant's turn.
+_aside: ContextVar[Callable[[Callable[[], Any]], Awaitable[Any]]] = ContextVar("aside")
+
+
 async def maybe_in_thread(long: bool, work: Callable[[], Result]) -> Result:
-    """work(), in a thread when it is long: it would hold up the event loop."""
-    return await asyncio.get_running_loop().run_in_executor(None, work) if long else work()
+    """work() of the request that this task answers, in a thread when it is long: it would hold up the event loop."""
+    return await _aside.get()(work) if long else work()
 
 
 class RequestRun(AbstractContextManager):
-    """Making it asks the first questions of admission; leaving it frees the queue, the quota, the model and the engine, charges
-    what was computed, and counts the request in its model's Statistics and its tenant's Usage.
+    """What a request holds of the queue, its tenant's quota, its model and the engine. Leaving it gives all back and counts the
+    request in its model's Statistics and its tenant's Usage; the tokens of the quota when the engine has said what it computed.
+    Raises APIError shutting_down.
 
-    is_long: the body is parsed and its texts are tokenized in a thread. submitted, cached: prompt tokens. computed: those
-    that the engine has computed; after a client left, those that it was given count instead, because nobody knows how far
-    it came. outcomes: choices by how they ended."""
+    is_long: the body is parsed and its texts are tokenized in a thread. choices: held of the queue, answers; queued: prompt
+    tokens that wait. channel: the only way to the engine. prompt_tokens, cached: of the prompts. outcomes: choices by how they
+    ended."""
 
     def __init__(self, app, request: APIRequest):
         if app.draining:
             raise shutting_down_error()
-        self.app, self.request = app, request
+        self.app, self.request, self._control = app, request, app.admission
+        _aside.set(partial(app.threads.run, request.tenant))
+        self._tenant = self._control.tenants[request.tenant]
         self.is_long = len(request.body) > OFF_LOOP_BYTES
-        self.submitted = self.computed = self.cached = 0
-        self.prompt_tokens = self._completion_tokens = 0
+        self.choices = self.queued = self._reserved = 0
+        self.prompt_tokens = self.cached = self._completion_tokens = 0
         self.served: Any = None
         self.outcomes: Counter[str] = Counter()
         self._last: dict[int, float] = {}  # choice → time of its last tokens
-        self.admitted = Admitted(app.admission, request)
 
     def start(
         self, model: str | None, choices: int = 1, answer_tokens: int = 0, prompt_tokens: int | None = None
     ) -> None:
-        """Take the request into the house. Raises APIError.
+        """Room in the queue for so many answers to a prompt, and the most tokens that they can take all together of the quota;
+        then the model. Raises APIError and holds nothing then.
 
         Args:
             model: the name that the request gives, or None.
@@ -56,23 +72,41 @@ class RequestRun(AbstractContextManager):
             answer_tokens: the most that they have together.
             prompt_tokens: None where the prompt is text: estimated."""
         served = self.app.find_model(self.request, model, "model")
+        control, tenant = self._control, self._tenant
         if prompt_tokens is None:
             prompt_tokens = len(self.request.body) // BYTES_PER_TOKEN
-        self.admitted.reserve(choices, prompt_tokens, answer_tokens)
-        self.served, self.channel = served, Channel(served.engine)
+        if choices > control.bounds.max_choices:
+            raise APIError(
+                "invalid_value",
+                f"The request asks for {choices} answers (n or best_of, times prompts); this server's queue holds "
+                f"{control.bounds.max_choices}.",
+            )
+        control.check_room(self.request.tenant, choices, prompt_tokens)
+        if tenant.max_choices and tenant.choices + choices > tenant.max_choices:
+            raise control.limited("requests", f"This key may have {tenant.max_choices} answers at once.", 1.0)
+        total = prompt_tokens + answer_tokens
+        if "tokens" in tenant.buckets:
+            control.spend(self.request, "tokens", total, f"use {{}} tokens a minute; this request may take {total}.")
+            self._reserved = total
+        self.hold(choices, prompt_tokens)
+        self.served, self.channel = served, Channel(served.engine, self._settle)
+        self.app.running[self] = None
         self.app.pool.enter(served)  # the engine loads while the prompt becomes tokens
 
-    def set_prompt(self, tokens: int) -> None:
-        """The true number of prompt tokens, which replaces the estimate."""
-        self.prompt_tokens = tokens
-        self.admitted.hold(self.admitted.choices, tokens)
+    def hold(self, choices: int, queued: int) -> None:
+        """Of the queue, from now on: answers, and prompt tokens that wait (0 once the first token is there)."""
+        more_choices, more_queued = choices - self.choices, queued - self.queued
+        self._control.choices += more_choices
+        self._tenant.choices += more_choices
+        self._control.queued_tokens += more_queued
+        self._tenant.queued += more_queued
+        self.choices, self.queued = choices, queued
 
     def count(self, choice: int, event: Tokens) -> None:
         """Count an event of a choice. Tokens that came together share the time since the last ones."""
-        self.computed = self.submitted
-        if queued := self.admitted.queued:  # the prompt waits no more
-            self.admitted.hold(self.admitted.choices, 0)
-            control = self.app.admission
+        if queued := self.queued:  # the prompt waits no more
+            self.hold(self.choices, 0)
+            control = self._control
             control.bounds.drained(queued, control.queued_tokens, control.clock())
         count, statistics = len(event.tokens), self.served.statistics
         if not count:
@@ -91,15 +125,14 @@ class RequestRun(AbstractContextManager):
         statistics.completion_tokens += count
 
     def __exit__(self, kind, error, traceback) -> None:
+        left = self.choices - self.outcomes.total()
+        self.hold(0, 0)
         if self.served is None:
-            self.admitted.leave(0)
             return
+        self.app.running.pop(self, None)
         self.channel.close()
-        failed = isinstance(error, RequestError)
-        left = self.admitted.choices - self.outcomes.total()
         if left:
-            self.outcomes[ERROR if failed else CANCELLED] += left
-        self.admitted.leave(self._completion_tokens + (self.computed if failed else self.submitted))
+            self.outcomes[ERROR if isinstance(error, RequestError) else CANCELLED] += left
         statistics, tenant = self.served.statistics, self.request.tenant
         statistics.finished.update(self.outcomes)
         statistics.request_s.observe(time.monotonic() - self.request.started)
@@ -109,3 +142,75 @@ class RequestRun(AbstractContextManager):
         if tenant:
             self.app.tenants[tenant].completion_tokens += self._completion_tokens
         self.app.pool.leave(self.served)
+
+    def _settle(self, computed: int) -> None:
+        """The one place where a request is charged: with the tokens that the engine computed for it, however it ended."""
+        if self.request.tenant:
+            self.app.tenants[self.request.tenant].computed_tokens += computed
+        bucket = self._tenant.buckets.get("tokens")
+        if bucket is not None:
+            bucket.wait_s(0, self._control.clock())
+            # What was reserved for too long an answer comes back, but never more than fits.
+            bucket.level = min(bucket.per_minute, bucket.level + self._reserved - computed)
+        self._reserved = 0
+
+
+class Histogram:
+    """Counts of values by bucket; bounds: upper, ascending. counts has one bucket more, without a bound."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]):
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """`value`, `count` times."""
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.sum += value * count
+
+
+class Statistics:
+    """Totals of one model since the start of the server. Tokens of answers that were cut off count, too."""
+
+    def __init__(self) -> None:
+        self.first_token_s = Histogram(REQUEST_SECONDS)  # from the request's head
+        self.between_tokens_s = Histogram(TOKEN_SECONDS)
+        self.request_s = Histogram(REQUEST_SECONDS)  # from head to end
+        self.finished: Counter[str] = Counter()  # choices by finish reason
+        self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
+
+
+# Tenants with figures of their own; names that come later, by new key files, are counted together.
+MAX_TENANTS = 256
+OTHERS = "(others)"  # no key file can name a tenant so
+
+
+class Usage:
+    """Of one tenant. refused: by the full queue (503); limited: by its quota (429). computed_tokens: what was charged."""
+
+    __slots__ = (
+        "cached_tokens",
+        "completion_tokens",
+        "computed_tokens",
+        "limited",
+        "prompt_tokens",
+        "refused",
+        "requests",
+    )
+
+    def __init__(self) -> None:
+        self.requests = self.refused = self.limited = self.computed_tokens = 0
+        self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
+
+
+class Tenants(dict[str, Usage]):
+    """Usage by tenant, as each is first asked for."""
+
+    def __init__(self, most: int = MAX_TENANTS):
+        super().__init__()
+        self._most = most
+
+    def __missing__(self, tenant: str) -> Usage:
+        return self.setdefault(tenant if len(self) < self._most else OTHERS, Usage())

@@ -1,6 +1,7 @@
 """Prompt lookup: what followed the last tokens where they stood before, in the prompt or the reply.
 
-After Saxena, "Prompt Lookup Decoding" (2023). The longest match wins, the latest among equals.
+After Saxena, "Prompt Lookup Decoding" (2023). The longest match wins, the latest among equals. Before it come the tokens that a
+grammar leaves no choice about (names of fields, punctuation): they are drafts that are always accepted.
 """
 
 from array import array
@@ -9,7 +10,7 @@ import msgspec
 
 from zse.scheduler.batch import StepOutput
 from zse.scheduler.request import Request
-from zse.speculative.estimates import RequestAcceptance, kind_of
+from zse.speculative.estimates import FORCED, RequestAcceptance, kind_of
 from zse.speculative.speculator import Candidate, Speculator, without_ends
 
 LEAST = 3  # tokens that must match: two are too often chance
@@ -85,6 +86,11 @@ def continuation(tokens: array, place: int, count: int) -> array:
     return some
 
 
+def forced_after(tokens: array, forced: tuple[int, dict[int, list[int]]] | None) -> list[int]:
+    """The tokens that must come behind `tokens`, as far as that is known. forced: Request.forced."""
+    return forced[1].get(tokens[-1], []) if forced is not None and forced[0] == len(tokens) - 1 else []
+
+
 class _Lookup(RequestAcceptance):
     """What prompt lookup keeps of a request (Request.drafting): kind of its last drafts."""
 
@@ -103,7 +109,10 @@ class NgramSpeculator(Speculator):
             if count:
                 request = candidate.request
                 request.drafting.kind = candidate.kind
-                drafts = continuation(request.tokens, candidate.place, count)
+                if candidate.kind == FORCED:
+                    drafts = array("i", forced_after(request.tokens, request.forced)[:count])
+                else:
+                    drafts = continuation(request.tokens, candidate.place, count)
                 request.drafts = without_ends(request, drafts, self.scheduler.eos_ids)
         return []
 
@@ -115,6 +124,9 @@ class NgramSpeculator(Speculator):
         room = request.max_len - len(tokens) - 1
         if room < 1:
             return None
+        forced = [] if request.forced is None else forced_after(tokens, request.forced)
+        if forced:
+            return Candidate(request, self.acceptance.rate(FORCED), FORCED, 0, min(room, len(forced)))
         match, place = state.index.find(tokens)
         if match < LEAST:
             state.rest()

@@ -17,7 +17,7 @@ from zse.scheduler.batch import Batch, StepOutput
 from zse.scheduler.feature import Feature
 from zse.scheduler.request import Request
 from zse.scheduler.scheduler import Scheduler
-from zse.speculative.estimates import Acceptance, StepCost
+from zse.speculative.estimates import FORCED, Acceptance, StepCost
 
 # What wrong drafts may cost: this share of all the time spent decoding, beside first_steps. Time that accepted drafts
 # saved may be spent too, up to SAVED_STEPS.
@@ -131,7 +131,8 @@ class Speculator(Feature):
         if accepted < 0:
             return 0  # cancelled meanwhile, or its logits were not finite
         state = request.drafting
-        state.record(tested, accepted)
+        if state.kind != FORCED:
+            state.record(tested, accepted)
         self.acceptance.record(state.kind, tested, accepted)
         return accepted
 

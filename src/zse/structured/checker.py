@@ -2,7 +2,8 @@
 
 A schema of 60 bytes ({"type": "integer", "multipleOf": 9999991, …}) keeps llguidance busy for 40 s, and no thread can be
 stopped. The checker is a fork of the grammar process, made while that has one thread and its vocabulary built, so that
-all of them share its pages; it forks once for each grammar.
+all of them share its pages; it forks once for each grammar, ahead where nothing is checked: a fork of a vocabulary takes
+some milliseconds, compiling a short schema half of one. Who is checked when, turns.py decides.
 """
 
 import contextlib
@@ -11,17 +12,16 @@ import resource
 import select
 import signal
 import time
-from collections import deque
 from multiprocessing.connection import Connection, Pipe
 
 import msgspec
 
-from zse.structured.compile import GrammarError, Vocabulary
+from zse.structured import limits
+from zse.structured.compile import MASK_S, SLOW, GrammarError, Vocabulary
 from zse.structured.options import Structure
 
 CHECK_S = 1.5  # of 2 s: the rest is for the way there and back
 MAX_MEMORY = 256 << 20
-MAX_CHECKS = 2  # at once; more wait
 _TOO_LONG = f"the grammar takes longer than {CHECK_S} s to compile"
 _TOO_LARGE = f"the grammar takes more than {MAX_MEMORY >> 20} MiB to compile"
 
@@ -59,54 +59,67 @@ def start(vocabulary: Vocabulary, others: list[int]) -> Connection:
 
 
 class _Run:
-    """A grammar that is being compiled."""
+    """A fork that compiles one grammar. It waits for begin(), and ends by itself when this process does before that."""
 
-    def __init__(self, check: Check, vocabulary: Vocabulary):
-        self.id = check.id
+    def __init__(self, vocabulary: Vocabulary):
         self.pipe, write = os.pipe()
-        self.deadline = time.monotonic() + CHECK_S
+        source, self._source = os.pipe()
+        self.id, self.deadline = -1, 0.0
         self.pid = os.fork()
         if self.pid:
             os.close(write)
+            os.close(source)
             return
         try:
-            os.write(write, _compile(check.structure, vocabulary)[:4096])
+            os.close(self._source)
+            with open(source, "rb") as file:
+                data = file.read()
+            if data:
+                structure = msgspec.msgpack.decode(data, type=Structure)
+                os.write(write, _compile(structure, vocabulary)[:4096])
         finally:
             os._exit(0)
 
-    def end(self) -> Checked:
-        """Its result: called when the pipe is readable or the deadline has passed."""
+    def begin(self, check: Check) -> None:
+        """Let it compile. `pipe` will be readable."""
+        self.id, self.deadline = check.id, time.monotonic() + CHECK_S
+        with (
+            contextlib.suppress(BrokenPipeError),
+            open(self._source, "wb") as file,
+        ):  # a fork that is gone gives no result
+            file.write(msgspec.msgpack.encode(check.structure))
+
+    def result(self) -> Checked:
+        """Called when the pipe is readable or the deadline has passed; wait() is to follow."""
         late = not select.select([self.pipe], [], [], 0)[0]
         if late:
             os.kill(self.pid, signal.SIGKILL)
         data = b"" if late else os.read(self.pipe, 4096)
         os.close(self.pipe)
-        os.waitpid(self.pid, 0)
         if not data:
             return Checked(self.id, _TOO_LONG if late else _TOO_LARGE, "schema_too_complex")
         code, _, error = data.decode("utf-8", "replace").partition("\n")
         return Checked(self.id, error, code)
 
-
-def limit_memory(more: int) -> None:
-    """From now on this process may have at most `more` bytes of addresses beside those that it has (Linux; elsewhere
-    there is no such limit). A core of it would hold users' words."""
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        with open("/proc/self/statm", encoding="ascii") as file:
-            size = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        resource.setrlimit(resource.RLIMIT_AS, (size + more, size + more))
+    def wait(self) -> None:
+        """Until the process is gone, which takes longer than telling what it found."""
+        os.waitpid(self.pid, 0)
 
 
 def _compile(structure: Structure, vocabulary: Vocabulary) -> bytes:
-    limit_memory(MAX_MEMORY)
+    limits.limit_memory(MAX_MEMORY)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CPU, (4, 4))  # should nobody be left to kill it
     # What a killed or aborted compiler says is for nobody.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    limits.close_in()
     try:
         matcher = vocabulary.compile(structure)
+        compiled = time.process_time()
+        matcher.compute_ff_tokens()
         matcher.compute_bitmask()
+        if time.process_time() - compiled > MASK_S:
+            return f"schema_too_complex\n{SLOW}".encode()
         if matcher.is_error():
             return b"schema_too_complex\n" + " ".join(matcher.get_error().split()).encode()[:400]
     except GrammarError as error:
@@ -118,15 +131,20 @@ def _compile(structure: Structure, vocabulary: Vocabulary) -> bytes:
 
 def _serve(vocabulary: Vocabulary, pipe: Connection) -> None:
     decoder, encode = msgspec.msgpack.Decoder(Check), msgspec.msgpack.encode
-    waiting: deque[Check] = deque()
     runs: list[_Run] = []
+    spare: _Run | None = None
     while True:
+        if spare is None and not runs:
+            spare = _Run(vocabulary)
         timeout = min((run.deadline for run in runs), default=None)
         wait_s = None if timeout is None else max(0.0, timeout - time.monotonic())
         ready = select.select([pipe.fileno(), *(run.pipe for run in runs)], [], [], wait_s)[0]
         if pipe.fileno() in ready:
             try:
-                waiting.append(decoder.decode(pipe.recv_bytes()))
+                check = decoder.decode(pipe.recv_bytes())
+                run, spare = spare or _Run(vocabulary), None
+                run.begin(check)
+                runs.append(run)
             except (EOFError, OSError):
                 for run in runs:
                     os.kill(run.pid, signal.SIGKILL)
@@ -134,6 +152,5 @@ def _serve(vocabulary: Vocabulary, pipe: Connection) -> None:
         now = time.monotonic()
         for run in [run for run in runs if run.pipe in ready or run.deadline <= now]:
             runs.remove(run)
-            pipe.send_bytes(encode(run.end()))
-        while waiting and len(runs) < MAX_CHECKS:
-            runs.append(_Run(waiting.popleft(), vocabulary))
+            pipe.send_bytes(encode(run.result()))
+            run.wait()

@@ -1,6 +1,7 @@
 """From a Structure to llguidance's grammar, and llguidance's view of a vocabulary. Runs in the grammar process only."""
 
 import json
+import re
 from collections import OrderedDict
 from typing import Any
 
@@ -20,10 +21,14 @@ LIMITS: dict[str, Any] = dict(
     max_grammar_size=200_000,
     verbose_errors=False,
 )
+# Processor time that what a token takes may take; more, and the request ends: all requests of a step wait for its masks.
+MASK_S = 0.25
+SLOW = f"a mask of the grammar takes longer than {MASK_S} s"
 _COMPLEX = ("too large", "too complex", "too many", "fuel", "limit", "exceeded")
 
 _WORDS = {
-    "coerce_one_of": "oneOf needs branches that differ in type or in the const or enum of a required property; use anyOf",
+    "coerce_one_of": "oneOf needs branches that differ in type, in the const or enum of a required property, or in what is "
+    'required; use anyOf, or "strict": false',
     "NoExtension": "no token can follow",
 }
 
@@ -40,6 +45,10 @@ def refusal(reason: str) -> GrammarError:
     """llguidance's words on one line, without those for who programs it."""
     line = " ".join(reason.split())
     line = next((words for mark, words in _WORDS.items() if mark in line), line)
+    unread = re.match(r"Unimplemented keys: \[(.*?)\]", line)
+    if unread is not None:
+        words = unread[1].replace('"', "'")
+        line = f"""nothing enforces {words} as this schema has it; leave it out, or say "strict": false, which passes over it"""
     line = line if len(line) <= 300 else line[:300] + "…"
     is_complex = any(word in line.lower() for word in _COMPLEX)
     return GrammarError(line, "schema_too_complex" if is_complex else "invalid_schema")

@@ -1,8 +1,14 @@
 """One request's place in its grammar: takes sampled tokens, gives masks of the vocabulary."""
 
+import time
+
 from zse.structured.compile import Vocabulary, refusal
 from zse.structured.messages import FREE, MASKED
 from zse.structured.options import Thinking
+
+# A mask of so few tokens is looked behind: white space, and quotes, which names of fields follow. A token takes 5 µs, 20 where
+# there is text that must follow, while the model runs. No more than MAX_FORCED_BYTES of that are told.
+NARROW, MAX_FORCED_BYTES, LOOK_S = 64, 64, 0.001
 
 
 class Guide:
@@ -24,6 +30,8 @@ class Guide:
         self._reasons = False
         self._begun = False
         self._only: list[int] | None = None  # what look_ahead() found
+        self.ahead_s = 0.0  # processor time of that
+        self.is_alone = False  # its masks are not computed beside others
         if thinking is not None:
             self._budget = thinking.budget
             self._closing = vocabulary.mark(thinking.closing)
@@ -39,14 +47,28 @@ class Guide:
 
     @property
     def only_matches(self) -> bool:
-        """Whether the next mask is the grammar's, nothing more: it may be computed beside those of others."""
+        """Whether the next mask is the grammar's, nothing more."""
         return self.matcher is not None and not self._reasons and (self._begun or not self._opening)
 
-    def masks(self, buffer: memoryview, line: int, nbytes: int, address: int, drafts: list[int]) -> list[int]:
+    @property
+    def has_choice(self) -> bool:
+        """Whether the next mask is the grammar's and has to be computed, which may be done beside those of others."""
+        return self.only_matches and (self.matcher.is_stopped() or not self._next_is_forced())
+
+    def masks(
+        self,
+        buffer: memoryview,
+        line: int,
+        nbytes: int,
+        address: int,
+        drafts: list[int],
+        forced: dict[int, list[int]] | None = None,
+    ) -> list[int]:
         """Write the masks of the next token and of those after each draft; FREE or MASKED for each. Lines behind a draft
-        that its mask forbids are FREE: nothing that is sampled there is kept."""
+        that its mask forbids are FREE: nothing that is sampled there is kept. forced: filled with tokens that the last
+        mask allows → those that must come behind; None: nobody asks."""
         kinds = [self.write_mask(buffer, line, nbytes, address)]
-        if not drafts:
+        if not drafts and forced is None:
             return kinds
         matcher = self.matcher
         if self._reasons or matcher is None or self._vocabulary.eos_ids.intersection(drafts):
@@ -55,11 +77,32 @@ class Guide:
         for index, draft in enumerate(drafts):
             if matcher.is_stopped() or matcher.validate_tokens([draft]) != 1 or not matcher.consume_token(draft):
                 break
-            taken += 1
+            taken, self._only = taken + 1, None
             kinds.append(self.write_mask(buffer, line + index + 1, nbytes, address))
+        if forced is not None and kinds[-1] == MASKED:
+            self._look_behind(buffer[(line + taken) * nbytes : (line + taken + 1) * nbytes], forced)
         if taken:
             matcher.rollback(taken)
+            self._only = None
         return kinds + [FREE] * (len(drafts) + 1 - len(kinds))
+
+    def _look_behind(self, place: memoryview, forced: dict[int, list[int]]) -> None:
+        matcher, vocabulary = self.matcher, self._vocabulary
+        bits = int.from_bytes(place, "little")
+        if matcher.is_stopped() or bits.bit_count() > NARROW:
+            return
+        end = time.perf_counter() + LOOK_S
+        while bits and time.perf_counter() < end:
+            token = bits.bit_length() - 1
+            bits ^= 1 << token
+            is_text = not vocabulary.tokens[token].isspace() and token not in vocabulary.eos_ids
+            if is_text and matcher.try_consume_tokens([token]) == 1:
+                text = matcher.compute_ff_bytes()[:MAX_FORCED_BYTES]
+                if text:
+                    # What ends a name of JSON is one token with the colon or comma behind it, as models write it.
+                    runs = (vocabulary(text + more) for more in (b":", b",", b""))
+                    forced[token] = next((run for run in runs if matcher.validate_tokens(run) == len(run)), [])
+                matcher.rollback(1)
 
     def take_allowed(self, drawn: list[int]) -> int:
         """Take these tokens up to the first that the next mask would forbid; how many. No mask is computed. Raises
@@ -153,6 +196,10 @@ class Guide:
         matcher = self.matcher
         if matcher is None:
             return FREE
+        if not matcher.is_stopped() and not self._may_reason:
+            forced = self._next_is_forced()
+            if forced:
+                return _write_only(place, forced[0])
         matcher.unsafe_compute_mask_ptr(address + line * nbytes, nbytes)
         if matcher.is_error():
             raise refusal(matcher.get_error())
@@ -162,15 +209,19 @@ class Guide:
 
     def _write_reasoning(self, place: memoryview) -> int:
         if self._forced:
-            place[:] = bytes(len(place))
-            _set(place, self._forced[0])
-            return MASKED
+            return _write_only(place, self._forced[0])
         if self.matcher is None:
             return FREE
         place[:] = b"\xff" * len(place)  # the sampler looks at no bit behind the vocabulary
         for id in self._vocabulary.eos_ids:
             place[id >> 3] &= ~(1 << (id & 7)) & 255
         return MASKED
+
+
+def _write_only(place: memoryview, id: int) -> int:
+    place[:] = bytes(len(place))
+    _set(place, id)
+    return MASKED
 
 
 def _set(place: memoryview, id: int) -> None:

@@ -1,12 +1,15 @@
 """JSON schemas in the keywords that llguidance knows, with the meaning that they had."""
 
+import json
 from collections.abc import Callable
 from typing import Any
+
+from zse.structured.negation import MAX_NEGATED, SILENT, negated, resolved, texts
 
 # Keywords that hold schemas: by name, in a list, one.
 _NAMED = frozenset("properties patternProperties $defs definitions dependencies dependentSchemas".split())
 _LISTED = frozenset("anyOf oneOf allOf prefixItems".split())
-_SINGLE = frozenset("items additionalProperties not".split())
+_SINGLE = frozenset("items additionalProperties not if then else contains propertyNames".split())
 MAX_BRANCHES = 100  # of a oneOf, each compared with each
 # Others are notes for people.
 _FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri".split())
@@ -29,8 +32,8 @@ def rewritten(schema: Any, change: Callable[[dict], dict]) -> Any:
 
 
 def expressed(schema: Any) -> Any:
-    """The schema without formats that are notes, dependencies as anyOf, and oneOf as anyOf where its branches exclude
-    each other."""
+    """The schema without formats that are notes; dependencies, not, if, names of properties and oneOf in other words, where
+    there are some with the same meaning (negation.py)."""
     return rewritten(schema, lambda part: _expressed(part, schema))
 
 
@@ -45,42 +48,102 @@ def _expressed(part: dict, root: dict) -> dict:
                 rules.append({"anyOf": [{"properties": {name: False}}, then]})
     branches = part.get("oneOf")
     if isinstance(branches, list) and len(branches) <= MAX_BRANCHES:
-        known = [{"type": part.get("type")} | _resolved(branch, root) for branch in branches]
-        if all(_exclude(one, other, root) for number, one in enumerate(known) for other in known[:number]):
-            rules.append({"anyOf": part.pop("oneOf")})
+        alternatives = _one_of(branches, part, root)
+        if alternatives is not None:
+            del part["oneOf"]
+            rules.append({"anyOf": alternatives})
+    if isinstance(part.get("not"), dict | bool):
+        denied = negated(part["not"], root)
+        if denied is not None:
+            del part["not"]
+            rules.append(denied)
+    if "if" in part:
+        denied = negated(part["if"], root)
+        if denied is not None:
+            asked, then, other = (part.pop(key, True) for key in ("if", "then", "else"))
+            rules.append({"anyOf": [{"allOf": [asked, then]}, {"allOf": [denied, other]}]})
+    else:  # without an `if` they say nothing
+        part.pop("then", None)
+        part.pop("else", None)
+    _named(part)
+    if "$ref" in part:  # llguidance takes a note beside a reference for a rule
+        part = {key: value for key, value in part.items() if key not in SILENT}
     others = part.get("allOf")
     return part | {"allOf": [*(others if isinstance(others, list) else ()), *rules]} if rules else part
 
 
-def _resolved(schema: Any, root: dict) -> dict:
-    """What a schema refers to within `root`, if it does; {} for what is no object."""
-    for _ in range(8):  # references of references
-        if not isinstance(schema, dict) or not str(schema.get("$ref", "")).startswith("#/"):
-            break
-        target: Any = root
-        for name in schema["$ref"][2:].split("/"):
-            target = target.get(name) if isinstance(target, dict) else None
-        schema = target
-    return schema if isinstance(schema, dict) else {}
+def _one_of(branches: list, part: dict, root: dict) -> list | None:
+    """Branches of which each excludes the others, with the same values as those of oneOf; None when there are none."""
+    known = [{"type": part.get("type")} | resolved(branch, root) for branch in branches]
+    if all(_exclude(one, other, root) for number, one in enumerate(known) for other in known[:number]):
+        return branches
+    if len(branches) > MAX_NEGATED:
+        return None
+    denied = [negated(branch, root) for branch in branches]
+    if any(schema is None for schema in denied):
+        return None
+    return [
+        {"allOf": [branch, *(schema for other, schema in enumerate(denied) if other != number)]}
+        for number, branch in enumerate(branches)
+    ]
+
+
+def _named(part: dict) -> None:
+    """propertyNames as properties or patternProperties, where nothing else says what names there are."""
+    names = part.get("propertyNames")
+    if not isinstance(names, dict) or part.keys() & {"properties", "patternProperties"}:
+        return
+    rules, value = (
+        {key: names[key] for key in names if key not in SILENT | {"type"}},
+        part.get("additionalProperties", {}),
+    )
+    words = rules.get("enum", [rules["const"]] if "const" in rules else None)
+    if not rules:
+        del part["propertyNames"]
+    elif len(rules) > 1:
+        return
+    elif isinstance(words, list) and all(isinstance(word, str) for word in words):
+        del part["propertyNames"]
+        part |= {"properties": dict.fromkeys(words, value), "additionalProperties": False}
+    elif isinstance(rules.get("pattern"), str):
+        del part["propertyNames"]
+        part |= {"patternProperties": {rules["pattern"]: value}, "additionalProperties": False}
 
 
 def _exclude(first: dict, second: dict, root: dict) -> bool:
-    """Whether no value is of both: they have other types, or require a property that has other texts."""
-    kinds = [_texts(part.get("type")) for part in (first, second)]
+    """Whether no value is of both: they have other types or constants, require a property that has other ones, or one
+    requires a property that the other does not have."""
+    kinds = [texts(part.get("type")) for part in (first, second)]
     if all(kinds) and not kinds[0] & kinds[1] and not {"number", "integer"} <= kinds[0] | kinds[1]:
+        return True
+    if _differ(first, second):
         return True
     if {"object"} not in kinds:
         return False
-    properties = [_resolved(part.get("properties"), root) for part in (first, second)]
-    for name in _texts(first.get("required")) & _texts(second.get("required")):
-        found = [_resolved(of.get(name), root) for of in properties]
-        values = [_texts(of.get("enum", of.get("const"))) for of in found]
-        if all(values) and not values[0] & values[1]:
+    properties = [resolved(part.get("properties"), root) for part in (first, second)]
+    required = [texts(part.get("required")) for part in (first, second)]
+    for part, own, others in zip((first, second), properties, required[::-1], strict=True):
+        if part.get("additionalProperties") is False and "patternProperties" not in part and others - own.keys():
             return True
-    return False
+    both = required[0] & required[1]
+    return any(_differ(*(resolved(of.get(name), root) for of in properties)) for name in both)
 
 
-def _texts(value: Any) -> set[str]:
-    """A text, or those of a list; empty for what holds anything else."""
-    values = value if isinstance(value, list) else [value]
-    return set(values) if all(isinstance(item, str) for item in values) else set()
+def _differ(first: dict, second: dict) -> bool:
+    """Whether they are constants, and none of both."""
+    found = []
+    for part in (first, second):
+        values = part.get("enum", [part["const"]] if "const" in part else None)
+        if not isinstance(values, list):
+            return False
+        found.append({json.dumps(_same(item), sort_keys=True) for item in values})
+    return not found[0] & found[1]
+
+
+def _same(value: Any) -> Any:
+    """1 and 1.0 are one value."""
+    if isinstance(value, list):
+        return [_same(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _same(item) for key, item in value.items()}
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 53 else value

@@ -26,7 +26,7 @@ import msgspec
 
 from zse.errors import RequestError, one_line
 from zse.lazy import logging
-from zse.structured.messages import Close, FromProcess, MaskJob, MaskStep, Open, Opened
+from zse.structured.messages import NOBODY, Close, FromProcess, MaskJob, MaskStep, Open, Opened
 from zse.structured.options import Structure, checked
 
 # The process has a vocabulary to build first: 3 s for 262k tokens on a slow core.
@@ -35,6 +35,7 @@ STEP_S = 5.0  # a mask takes some 15 ms at most
 MAX_RESTARTS, WINDOW_S = 3, 60.0
 WATCHED = 16  # tokens of a request that say whether its masks are computed ahead
 IDLE_S = 300.0  # without requests the process ends, and gives its memory back
+MOST_LOOKED_AHEAD = 2  # requests in a step: with more, drafts hardly pay on a CPU
 _KEPT = 1024  # latencies of which percentiles are reported
 
 
@@ -52,11 +53,13 @@ class MaskAsk(NamedTuple):
 
 class Masks(NamedTuple):
     """What finish() gives: lines of `memory` that hold a mask, requests whose grammar cannot go on, and how many of its
-    drawn tokens the grammar of each MaskAsk allows."""
+    drawn tokens the grammar of each MaskAsk allows. forced: request → (position, token that may
+    come there → tokens that must come behind it)."""
 
     lines: list[int]
     failures: dict[int, RequestError]
     num_allowed: list[int]
+    forced: dict[int, tuple[int, dict[int, list[int]]]] = {}
 
 
 class _Live:
@@ -64,16 +67,17 @@ class _Live:
     whether its grammar is compiled, or refused. refusals: of the last 16 tokens that were drawn without a mask, a bit
     each."""
 
-    __slots__ = ("refusals", "sent", "settled", "start", "structure")
+    __slots__ = ("refusals", "sent", "settled", "start", "structure", "tenant")
 
-    def __init__(self, structure: Structure):
-        self.structure, self.sent, self.start, self.settled = structure, -1, -1, False
+    def __init__(self, structure: Structure, tenant: str):
+        self.structure, self.tenant, self.sent, self.start, self.settled = structure, tenant, -1, -1, False
         self.refusals = 0
 
 
 class Grammars:
     """model: path of the model, for its tokenizer. vocab_size: of its head. eos_ids: tokens that end an answer. max_lines:
-    of masks in a step. command: starts the process (tests)."""
+    of masks in a step. looks_ahead: whether tokens that the grammar leaves no choice about are asked for, as drafts. command:
+    starts the process (tests)."""
 
     def __init__(
         self,
@@ -81,13 +85,16 @@ class Grammars:
         vocab_size: int,
         eos_ids: frozenset[int],
         max_lines: int,
+        looks_ahead: bool = False,
         command: tuple[str, ...] = ("-P", "-m", "zse.structured.worker"),
     ):
         self._model, self._vocab_size, self._eos_ids, self._max_lines = model, vocab_size, eos_ids, max_lines
-        self._command = command
+        self._looks_ahead, self._command = looks_ahead, command
         self.line_nbytes = (vocab_size + 31) // 32 * 4
         self.memory: memoryview = memoryview(b"")
         self._map: mmap.mmap | None = None
+        self._whose: memoryview[int] = memoryview(b"")
+        self._suspect = NOBODY  # whose mask was being computed when the process died last
         self._pipe: Connection | None = None
         self._pid = 0
         self._live: dict[int, _Live] = {}
@@ -126,8 +133,8 @@ class Grammars:
         if self._pipe is None:
             self._spawn()
 
-    def open(self, id: int, structure: Structure) -> None:
-        """Begin to compile the grammar of a request. Raises RequestError when it is refused unread."""
+    def open(self, id: int, structure: Structure, tenant: str = "") -> None:
+        """Begin to compile the grammar of a request; tenants take turns. Raises RequestError when it is refused unread."""
         checked(structure)
         if not self._eos_ids:
             raise RequestError(
@@ -136,8 +143,8 @@ class Grammars:
                 param="structure",
             )
         self.start()
-        self._live[id] = _Live(structure)
-        self._send(Open(id, structure))
+        self._live[id] = _Live(structure, tenant)
+        self._send(Open(id, structure, tenant))
 
     def close(self, id: int) -> None:
         """The request ended, in whatever state. Unknown ids are ignored."""
@@ -179,17 +186,20 @@ class Grammars:
         if stepped is None:
             return Masks([], {ask.request.id: _lost() for ask in asked}, [0] * len(asked))
         self._mask_us.append(stepped.us)
-        lines, num_allowed = [], []
+        lines, num_allowed, forced = [], [], {}
         for ask, kinds in zip(asked, stepped.kinds, strict=True):
             lines += [ask.line + index for index, kind in enumerate(kinds) if kind]
             failed = ask.request.id in stepped.failures
             allowed = len(kinds) - kinds[-1] if ask.drawn and not failed else 0
             num_allowed.append(allowed)
+            live = self._live.get(ask.request.id)
             if allowed:
                 self.counts["masks_avoided"] += allowed
-                live = self._live.get(ask.request.id)
                 if live is not None:
                     live.sent += allowed
+            behind = stepped.forced.get(ask.request.id)
+            if behind and live is not None:
+                forced[ask.request.id] = live.sent + sum(kinds) - 1, behind  # behind the drafts that have a mask
         self.counts["masked_lines"] += len(lines)
         failures = {
             id: RequestError(
@@ -197,7 +207,7 @@ class Grammars:
             )
             for id, reason in stepped.failures.items()
         }
-        return Masks(lines, failures, num_allowed)
+        return Masks(lines, failures, num_allowed, forced)
 
     def note(self, id: int, refused: bool) -> None:
         """A token of the request was drawn without a mask, which refused it or not."""
@@ -228,9 +238,12 @@ class Grammars:
     def _spawn(self) -> None:
         self._decoder = self._decoder or msgspec.msgpack.Decoder(FromProcess)
         with tempfile.TemporaryFile() as file:  # no name, gone with the last process that has it
-            file.truncate(self._max_lines * self.line_nbytes)
-            self._map = mmap.mmap(file.fileno(), self._max_lines * self.line_nbytes)
+            nbytes = self._max_lines * self.line_nbytes
+            file.truncate(nbytes + 8)
+            self._map = mmap.mmap(file.fileno(), nbytes + 8)
             self.memory = memoryview(self._map)
+            self._whose = self.memory[nbytes:].cast("q")
+            self._whose[0] = NOBODY
             ours, theirs = socket.socketpair()
             memory = os.dup(file.fileno())
             try:
@@ -288,8 +301,12 @@ class Grammars:
             pass  # somebody else reaped it
 
     def _restart(self, why: str) -> None:
-        """Begin anew after a crash: every open request's grammar again, and all its tokens."""
+        """Begin anew after a crash: every open request's grammar again, and all its tokens; but not of a request whose mask was
+        being computed for the second time, which would end it again."""
         self._end()
+        suspect, self._suspect = self._suspect, self._whose[0]
+        if suspect == self._suspect != NOBODY:
+            self._live.pop(suspect, None)
         now = time.monotonic()
         self._restarts = [at for at in self._restarts if now - at < WINDOW_S] + [now]
         self.counts["grammar_process_restarts"] += 1
@@ -303,7 +320,7 @@ class Grammars:
         self._spawn()
         for id, live in self._live.items():
             live.sent = live.start
-            self._send(Open(id, live.structure))
+            self._send(Open(id, live.structure, live.tenant))
         if self._asked is not None:
             self._send_step()
 
@@ -321,7 +338,7 @@ class Grammars:
                     new = [*tokens[live.sent :], *known[max(0, live.sent - len(tokens)) :]]
                     live.sent = length
             jobs.append(MaskJob(request.id, new, line, list(drafts), list(drawn)))
-        self._send(MaskStep(jobs))
+        self._send(MaskStep(jobs, self._looks_ahead and len(jobs) <= MOST_LOOKED_AHEAD))
 
     def _send(self, message: object) -> None:
         if self._pipe is None:

@@ -3,7 +3,7 @@
 The engine starts it with the first request that has a grammar. It is a process of its own because building llguidance's
 vocabulary holds the interpreter lock for 0.2 s (49k tokens) to 1.7 s (262k), which no step of the engine should wait for,
 because a compilation cannot be stopped from within, and because a crash on a stranger's grammar must not be the engine's.
-Masks go through shared memory M: L lines of V bits, each in whole 4-byte words.
+Masks go through shared memory M: L lines of V bits, each in whole 4-byte words, and 8 bytes that say whose is being computed.
 """
 
 import argparse
@@ -22,15 +22,21 @@ import msgspec
 from llguidance import LLExecutor
 
 from zse.formats.opening import open_model
-from zse.structured import checker
-from zse.structured.compile import Cache, GrammarError, Vocabulary, refusal
+from zse.structured import checker, limits
+from zse.structured.compile import MASK_S, SLOW, Cache, GrammarError, Vocabulary, refusal
 from zse.structured.mask import Guide
-from zse.structured.messages import FREE, MASKED, Close, MaskJob, MaskStep, Open, Opened, Stepped, ToProcess
+from zse.structured.messages import FREE, MASKED, NOBODY, Close, MaskJob, MaskStep, Open, Opened, Stepped, ToProcess
 from zse.structured.options import TEXT, Structure
+from zse.structured.turns import MAX_WAITING, Refusals, Turns
 from zse.tokenizer.load import load_tokenizer as load_tokenizer_of
 
 # All grammars and their lexers' states together; when it is used up the process dies, and begins anew without them.
 MAX_MEMORY = 4 << 30
+# Seconds of processor time, of all threads together, between two looks at the work: a mask takes some 15 ms at most.
+MAX_PROCESSOR_S = 30
+MAX_COMPILE_S = (
+    10.0  # what compiled in CHECK_S before does so again, beside others: longer, and the process may not go on
+)
 # From so many requests with a grammar on their masks, 0.1 ms each, are computed by several threads.
 LEAST_TOGETHER, MAX_THREADS = 4, 16
 
@@ -48,11 +54,13 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe = Connection(given.fd)
     nbytes = line_nbytes(given.vocab)
-    memory = mmap.mmap(given.memory, given.lines * nbytes)
+    memory = mmap.mmap(given.memory, given.lines * nbytes + 8)
     vocabulary = Vocabulary(load_tokenizer(given.model), given.vocab, frozenset(int(id) for id in given.eos.split(",")))
-    checker.limit_memory(MAX_MEMORY)
+    limits.limit_memory(MAX_MEMORY)
     try:
-        _Server(pipe, memory, nbytes, vocabulary).run()
+        server = _Server(pipe, memory, nbytes, vocabulary)  # which forks the checker
+        limits.close_in(may_start_threads=True)
+        server.run()
     except (EOFError, OSError):
         return 0  # the engine is gone
     return 0
@@ -69,10 +77,11 @@ def load_tokenizer(path: str):
 
 
 class _Compilation:
-    """A grammar on its way: the checker first, then a thread of this process. waiting: the requests that want it."""
+    """A grammar on its way: the checker first, then a thread of this process. tenant: who asked first. waiting: the requests
+    that want it."""
 
-    def __init__(self, structure: Structure):
-        self.structure, self.started = structure, time.perf_counter()
+    def __init__(self, structure: Structure, tenant: str):
+        self.structure, self.tenant, self.started = structure, tenant, time.perf_counter()
         self.waiting: dict[int, Open] = {}
         self.matcher = None
         self.error: GrammarError | None = None
@@ -82,7 +91,8 @@ class _Server:
     def __init__(self, pipe: Connection, memory: mmap.mmap, nbytes: int, vocabulary: Vocabulary):
         self._pipe, self._nbytes, self._vocabulary = pipe, nbytes, vocabulary
         self._checker = checker.start(vocabulary, [pipe.fileno()])
-        self._buffer = memoryview(memory)
+        self._buffer, self._whose = memoryview(memory)[:-8], memoryview(memory)[-8:].cast("q")
+        self._whose[0] = NOBODY
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._woken, self._wake = Pipe(duplex=False)
         self._guides: dict[int, Guide] = {}
@@ -90,7 +100,11 @@ class _Server:
         self._compilations: dict[int, _Compilation] = {}  # by number
         self._by_key: dict[tuple, int] = {}  # the choices of one request have one grammar
         self._num_compilations = 0
+        self._compiling: dict[int, float] = {}  # those in a thread of this process, and since when
+        self._allowed_at = 0.0
+        self._turns = Turns()
         self._cache = Cache()
+        self._refused = Refusals()
         self._executor: Any = None
         self._step: MaskStep | None = None  # waits for a grammar: after a restart masks are asked for at once
 
@@ -102,6 +116,7 @@ class _Server:
             poll.register(source.fileno(), select.POLLIN)
         engine, checks = self._pipe.fileno(), self._checker.fileno()
         while True:
+            self._allow()
             for descriptor, _ in poll.poll():
                 if descriptor == engine:
                     self._take(decoder.decode(self._pipe.recv_bytes()))
@@ -109,6 +124,14 @@ class _Server:
                     self._on_checked(checked.decode(self._checker.recv_bytes()))
                 else:
                     self._on_compiled(int.from_bytes(self._woken.recv_bytes(), "little"))
+
+    def _allow(self) -> None:
+        """Once a second the process may compute on, unless a thread compiles for too long: its next seconds are its last."""
+        now = time.monotonic()
+        if now - self._allowed_at < 1.0 or any(now - begun > MAX_COMPILE_S for begun in self._compiling.values()):
+            return
+        self._allowed_at = now
+        limits.limit_processor(MAX_PROCESSOR_S)
 
     def _take(self, message: Open | MaskStep | Close) -> None:
         if isinstance(message, MaskStep):
@@ -124,6 +147,8 @@ class _Server:
                 compilation = self._pending.pop(id, None)
                 if compilation is not None:
                     del compilation.waiting[id]
+                    if not compilation.waiting:
+                        self._forget(compilation)
 
     # -- compiling
 
@@ -134,22 +159,47 @@ class _Server:
         if matcher is not None or structure.kind == TEXT:
             self._begin(message, matcher, 0.0)
             return
+        refused = self._refused.get(key)
+        if refused is not None:
+            self._pipe.send_bytes(_encode(Opened(message.id, str(refused), refused.code)))
+            return
         number = self._by_key.get(key)
         if number is None:
-            number = self._by_key[key] = self._num_compilations
+            number = self._num_compilations
+            if not self._turns.add(message.tenant, number):
+                error = f"{MAX_WAITING} grammars of yours wait to be compiled; send no new ones until some are"
+                self._pipe.send_bytes(_encode(Opened(message.id, error, "rate_limit_exceeded")))
+                return
+            self._by_key[key] = number
             self._num_compilations += 1
-            self._compilations[number] = _Compilation(structure)
-            self._checker.send_bytes(_encode(checker.Check(number, structure)))
+            self._compilations[number] = _Compilation(structure, message.tenant)
         compilation = self._pending[message.id] = self._compilations[number]
         compilation.waiting[message.id] = message
+        self._check_next()
+
+    def _check_next(self) -> None:
+        """Give the checker whoever's turn it is."""
+        while (number := self._turns.next()) is not None:
+            self._checker.send_bytes(_encode(checker.Check(number, self._compilations[number].structure)))
+
+    def _forget(self, compilation: _Compilation) -> None:
+        """Nobody waits for it any more: it is not compiled, unless the checker has it already."""
+        key = Cache.key(compilation.structure)
+        number = self._by_key[key]
+        if self._turns.remove(compilation.tenant, number):
+            del self._by_key[key], self._compilations[number]
 
     def _on_checked(self, result: checker.Checked) -> None:
         compilation = self._compilations[result.id]
+        self._turns.done(compilation.tenant)
+        self._check_next()
         if result.code:
             compilation.error = GrammarError(result.error, result.code)
+            self._refused.put(Cache.key(compilation.structure), compilation.error)
             self._on_compiled(result.id)
         else:
             # Again, in this process: what took the checker less than its limit takes a thread no longer.
+            self._compiling[result.id] = time.monotonic()
             threading.Thread(target=self._compile, args=(result.id, compilation), daemon=True).start()
 
     def _compile(self, number: int, compilation: _Compilation) -> None:
@@ -161,6 +211,7 @@ class _Server:
 
     def _on_compiled(self, number: int) -> None:
         compilation = self._compilations.pop(number)
+        self._compiling.pop(number, None)
         key = Cache.key(compilation.structure)
         del self._by_key[key]
         if compilation.matcher is not None:
@@ -188,29 +239,47 @@ class _Server:
         started = time.perf_counter()
         kinds: list[list[int]] = []
         failures: dict[int, str] = {}
+        forced: dict[int, dict[int, list[int]] | None] = {}
         together: list[tuple] = []  # (matcher, line), computed by several threads
         for job in step.jobs:
+            self._whose[0], began = job.id, time.thread_time()
             try:
-                kinds.append(self._masks(job, together if len(step.jobs) >= LEAST_TOGETHER else None))
+                behind = forced[job.id] = {} if step.looks_ahead else None
+                kinds.append(self._masks(job, together if len(step.jobs) >= LEAST_TOGETHER else None, behind))
+                asked = self._guides[job.id]
+                took, asked.ahead_s = time.thread_time() - began + asked.ahead_s, 0.0
+                if took > MASK_S:
+                    kinds.pop()
+                    raise GrammarError(SLOW)
             except GrammarError as error:
                 failures[job.id] = str(error)
                 kinds.append([FREE] * (1 + len(job.drafts)))
+        self._whose[0] = NOBODY
         if together:
+            began = time.process_time()
             self._compute(together)
+            is_slow = time.process_time() - began > MASK_S  # of one of them: from now on each is computed alone
             computed = {line for _, line in together}
             for index, job in enumerate(step.jobs):
                 guide = self._guides.get(job.id)
-                if job.line + len(kinds[index]) - 1 in computed and guide is not None and guide.matcher.is_error():
-                    failures[job.id] = str(refusal(guide.matcher.get_error()))
-                    kinds[index] = [FREE] * len(kinds[index])
+                if job.line + len(kinds[index]) - 1 in computed and guide is not None:
+                    guide.is_alone = is_slow
+                    if guide.matcher.is_error():
+                        failures[job.id] = str(refusal(guide.matcher.get_error()))
+                        kinds[index] = [FREE] * len(kinds[index])
         us = 1e6 * (time.perf_counter() - started)
-        self._pipe.send_bytes(_encode(Stepped(kinds, failures, us)))
+        self._pipe.send_bytes(
+            _encode(Stepped(kinds, failures, us, {id: behind for id, behind in forced.items() if behind}))
+        )
         # While the engine runs on: 5 µs a request, 70 where the next token is forced.
         for job in step.jobs:
             if job.drawn:
                 guide = self._guides.get(job.id)
                 if guide is not None:
+                    self._whose[0], began = job.id, time.thread_time()
                     guide.look_ahead()
+                    guide.ahead_s = time.thread_time() - began
+        self._whose[0] = NOBODY
 
     def _compute(self, together: list[tuple]) -> None:
         if len(together) < LEAST_TOGETHER:  # of drawn tokens few are refused
@@ -221,24 +290,26 @@ class _Server:
             self._executor = LLExecutor(min(MAX_THREADS, max(1, (os.cpu_count() or 1) // 2)))
         self._executor.unsafe_compute_mask_ptr(together, self._address, self._nbytes, len(self._buffer) // self._nbytes)
 
-    def _masks(self, job: MaskJob, together: list[tuple] | None) -> list[int]:
+    def _masks(self, job: MaskJob, together: list[tuple] | None, forced: dict[int, list[int]] | None) -> list[int]:
         guide = self._guides.get(job.id)
         if guide is None:
-            raise GrammarError("the request has no grammar")
+            raise GrammarError(
+                "a mask of the grammar takes too long, or too much memory"
+            )  # the process before died of it
         guide.take(job.tokens)
         if job.drawn:
             taken = guide.take_allowed(job.drawn)
             if taken == len(job.drawn):
                 return [FREE] * taken
             line = job.line + taken
-            if together is not None and guide.only_matches:
+            if together is not None and not guide.is_alone and guide.has_choice:
                 together.append((guide.matcher, line))
                 return [FREE] * taken + [MASKED]
             return [FREE] * taken + [guide.write_mask(self._buffer, line, self._nbytes, self._address)]
-        if together is not None and not job.drafts and guide.only_matches:
+        if together is not None and not guide.is_alone and not job.drafts and guide.has_choice:
             together.append((guide.matcher, job.line))
             return [MASKED]
-        return guide.masks(self._buffer, job.line, self._nbytes, self._address, job.drafts)
+        return guide.masks(self._buffer, job.line, self._nbytes, self._address, job.drafts, forced)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The interface that every tokenizer has, and what follows from it alone."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 
 
 class Tokenizer:
@@ -10,6 +11,8 @@ class Tokenizer:
     eos_ids: every id that ends a generation: eos_id and the end-of-turn tokens that the vocabulary has.
     adds_bos, adds_eos: what the model wants around a prompt that is not a rendered chat template.
     strips_space: encode() puts a space before the text and decode() takes it away (SentencePiece's dummy prefix).
+    end_id: what adds_eos adds, where it is not EOS (Qwen3-Embedding).
+    pair_separators: how many EOS stand between the texts of a pair (BERT 1, RoBERTa 2).
     """
 
     vocab_size: int
@@ -21,6 +24,8 @@ class Tokenizer:
     adds_bos: bool = False
     adds_eos: bool = False
     strips_space: bool = False
+    end_id: int | None = None
+    pair_separators: int = 1
 
     def encode(
         self, text: str, *, special: bool = False, add_bos: bool | None = None, barriers: Sequence[int] = ()
@@ -35,12 +40,24 @@ class Tokenizer:
                 (chat_template.py)."""
         ids = self._encode(text, special, barriers)
         if add_bos is None:
-            if self.adds_eos and self.eos_id is not None:
-                ids.append(self.eos_id)
+            ids += self._end()
             add_bos = self.adds_bos
         if add_bos and self.bos_id is not None:
             ids.insert(0, self.bos_id)
         return ids
+
+    def _end(self) -> list[int]:
+        """What stands behind a text."""
+        id = self.eos_id if self.end_id is None else self.end_id
+        return [id] if self.adds_eos and id is not None else []
+
+    def join_pair(self, one: list[int], other: list[int]) -> tuple[list[int], int]:
+        """(ids, where the second text begins) of a pair as a cross-encoder reads it: BOS one EOS other EOS. Both without BOS
+        and EOS."""
+        begin = [self.bos_id] if self.adds_bos and self.bos_id is not None else []
+        end = self._end()
+        first = [*begin, *one, *end * self.pair_separators]
+        return [*first, *other, *end], len(first)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = False, continuation: bool = False) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD. skip_special leaves control tokens out.
@@ -87,3 +104,36 @@ class Tokenizer:
 
     def _decode(self, ids: Sequence[int], skip_special: bool) -> bytes:
         raise NotImplementedError
+
+
+def control_pattern(control: dict[int, dict]) -> re.Pattern | None:
+    """Leftmost, longest control token, with the white space that it takes along. control: id → its entry in a
+    tokenizer.json."""
+    longest_first = sorted(control.items(), key=lambda item: -len(item[1]["content"]))
+    parts = [
+        (r"\s*" if token.get("lstrip") else "")
+        + f"(?P<t{id}>{re.escape(token['content'])})"
+        + (r"\s*" if token.get("rstrip") else "")
+        for id, token in longest_first
+        if token["content"]
+    ]
+    return re.compile("|".join(parts)) if parts else None
+
+
+def cut_control(pattern: re.Pattern, text: str, barriers: Sequence[int]) -> Iterator[int | str]:
+    """The ids of the control tokens in `text` that no barrier (in bytes) cuts, and the texts between them."""
+    data = text.encode("utf-8")
+    stops = [len(data[:offset].decode("utf-8", "ignore")) for offset in barriers]
+    start = position = 0
+    while match := pattern.search(text, position):
+        group = match.lastgroup or ""
+        begin, end = match.span(group)
+        if any(begin < stop < end for stop in stops):
+            position = begin + 1
+            continue
+        if match.start() > start:
+            yield text[start : match.start()]
+        yield int(group[1:])
+        start = position = match.end()
+    if start < len(text):
+        yield text[start:]

@@ -17,30 +17,33 @@ from zse.tokenizer import native
 from zse.tokenizer.base import Tokenizer
 
 BPE, SPM = 0, 1
-MODELS = {"gpt2": BPE, "llama": SPM}
+MODELS = {"gpt2": BPE, "llama": SPM, "gemma4": BPE}
 
-NONE, GPT2, SMOLLM, LLAMA3, QWEN2, TEKKEN, DEFAULT = range(7)
+NONE, GPT2, SMOLLM, LLAMA3, QWEN2, TEKKEN, DEFAULT, O200K, TEXT = range(9)
 # tokenizer.ggml.pre -> (pattern, whole pieces that are tokens are not merged, BOS unless the file says otherwise).
 PRE_TOKENIZERS = {
     name: (pattern, is_whole, has_bos)
     for names, pattern, is_whole, has_bos in (
         ("default", DEFAULT, False, False),
         ("gpt-2 phi-2 mpt olmo", GPT2, False, False),
-        ("smollm starcoder refact command-r codeshell", SMOLLM, False, False),
-        ("llama-bpe llama3 llama-v3 falcon3", LLAMA3, True, True),
-        ("dbrx smaug-bpe", LLAMA3, False, False),
+        ("smollm starcoder refact command-r codeshell exaone mellum2", SMOLLM, False, False),
+        ("llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral lfm2", LLAMA3, True, True),
+        ("dbrx smaug-bpe chatglm-bpe", LLAMA3, False, False),
+        ("glm4", LLAMA3, True, False),
         ("qwen2 deepseek-r1-qwen stablelm2", QWEN2, False, False),
         ("tekken", TEKKEN, True, True),
+        ("gpt-4o llama4 minimax-m2", O200K, False, False),
     )
     for name in names.split()
 }
 
 # Tokens that end a turn or a text, whatever eos_token_id says (the names that published chat models use).
 END_TEXTS = """<|im_end|> <|eot_id|> <|eom_id|> <|end|> <|return|> <|call|> <end_of_turn> <|endoftext|> <|end_of_text|>
-    <|end_of_sentence|> <｜end▁of▁sentence｜> <EOT> _<EOT> <end_of_utterance>""".split()
+    <|end_of_sentence|> <turn|> <｜end▁of▁sentence｜> <EOT> _<EOT> <end_of_utterance>""".split()
+HARMONY = "<|return|>", "<|call|>"  # where both are, <|end|> ends a message of several (gpt-oss)
 # Files exist that mark these as ordinary text; from user text they would forge a turn.
 CONTROL_TEXTS = (
-    """<|im_start|> <|start_header_id|> <|end_header_id|> <|begin_of_text|> <start_of_turn> <|user|> <|assistant|>
+    """<|turn> <|im_start|> <|start_header_id|> <|end_header_id|> <|begin_of_text|> <start_of_turn> <|user|> <|assistant|>
     <|system|>""".split()
     + END_TEXTS
 )
@@ -164,15 +167,17 @@ def from_gguf(fields: dict, path: str = "GGUF", pre_tokenizer: tuple[int, bool, 
     FormatError: damaged. UnsupportedError: another kind of tokenizer or pre-tokenizer.
     """
     name = fields.get("tokenizer.ggml.model")
-    if name not in MODELS:
+    if not isinstance(name, str) or name not in MODELS:
         raise UnsupportedError("tokenizer", name, MODELS)
     model = MODELS[name]
     pre, ignore_merges, default_bos = NONE, False, True
     if model == BPE and pre_tokenizer is not None:
         pre, ignore_merges, default_bos = pre_tokenizer
+    elif name == "gemma4":  # merges of text; such files name no pre-tokenizer, and llama.cpp adds BOS whatever they say
+        pre, ignore_merges, default_bos = TEXT, False, True
     elif model == BPE:
         pre_name = fields.get("tokenizer.ggml.pre", "default")
-        if pre_name not in PRE_TOKENIZERS:
+        if not isinstance(pre_name, str) or pre_name not in PRE_TOKENIZERS:
             raise UnsupportedError("pre-tokenizer", pre_name, sorted(PRE_TOKENIZERS))
         pre, ignore_merges, default_bos = PRE_TOKENIZERS[pre_name]
     strips_space = bool(fields.get("tokenizer.ggml.add_space_prefix", model == SPM)) and model == SPM
@@ -223,9 +228,18 @@ def from_gguf(fields: dict, path: str = "GGUF", pre_tokenizer: tuple[int, bool, 
     tokenizer.adds_bos = bool(fields.get("tokenizer.ggml.add_bos_token", default_bos)) and ids["bos"] is not None
     tokenizer.adds_eos = bool(fields.get("tokenizer.ggml.add_eos_token", False)) and ids["eos"] is not None
     tokenizer.strips_space = strips_space
-    ends = {ids["eos"], ids["eot"], ids["eom"], *(tokenizer.find(text) for text in END_TEXTS)}
-    tokenizer.eos_ids = frozenset(id for id in ends if id is not None)
+    tokenizer.eos_ids = frozenset(id for key in ("eos", "eot", "eom") if (id := ids[key]) is not None) | ends_of(
+        tokenizer
+    )
     return tokenizer
+
+
+def ends_of(tokenizer: Tokenizer) -> frozenset[int]:
+    """The tokens of END_TEXTS that a vocabulary has."""
+    found = {text: tokenizer.find(text) for text in END_TEXTS}
+    if all(found[text] is not None for text in HARMONY):
+        found["<|end|>"] = None
+    return frozenset(id for id in found.values() if id is not None)
 
 
 def is_section(section: bytes | bytearray | memoryview) -> bool:
@@ -281,7 +295,7 @@ def _id(fields: dict, key: str, count: int, path: str) -> int | None:
     value = fields.get(field)
     if value is None or value in (-1, 0xFFFFFFFF):
         return None
-    if not isinstance(value, int) or not 0 <= value < count:
+    if type(value) is not int or not 0 <= value < count:
         raise FormatError(path, 0, field, f"{value!r} is not a token id (0 to {count - 1})")
     return value
 

@@ -3,7 +3,7 @@
 import ctypes
 import os
 
-from zse import env
+from zse import env, trust
 from zse.errors import CompileError
 
 LIBRARY = "libzse_tokenizer.so"
@@ -34,13 +34,14 @@ def library(path: str | None = None) -> ctypes.CDLL:
     if _library is None:
         path = path or installed()
         try:
-            loaded = ctypes.CDLL(path)
+            loaded = trust.installed_library(path)
         except OSError as error:
             raise CompileError(
                 f"{path}: {error.strerror or 'cannot be loaded'}; install zse again where a C compiler "
                 "(gcc or clang) is present"
             ) from None
         pointer, size, number = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int64
+        text, double = ctypes.c_char_p, ctypes.c_double
         for name, result, arguments in (
             ("zt_new", pointer, (pointer, pointer)),
             ("zt_free", None, (pointer,)),
@@ -56,6 +57,9 @@ def library(path: str | None = None) -> ctypes.CDLL:
             ("zt_pretokenize", number, (number, ctypes.c_char_p, size, pointer, size)),
             ("zt_image", number, (pointer, pointer, size)),
             ("zt_open_image", pointer, (pointer, size, pointer)),
+            ("zp_new", pointer, (pointer, size, size, pointer, double, number, text, size, number, pointer, pointer)),
+            ("zp_free", None, (pointer,)),
+            ("zp_encode", number, (pointer, text, size, pointer)),
         ):
             function = getattr(loaded, name, None)
             if function is None:

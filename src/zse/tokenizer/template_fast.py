@@ -19,6 +19,7 @@ from zse.tokenizer.template_limits import HIDDEN_ATTRIBUTES, MAX_INTEGER, METHOD
 from zse.tokenizer.template_values import (
     APPLIED,
     BUDGET,
+    CHEAP,
     FUNCTIONS,
     KEYWORDS,
     LOOP,
@@ -26,6 +27,7 @@ from zse.tokenizer.template_values import (
     Namespace,
     Undefined,
     attribute_of,
+    hashed,
     item_of,
     sequence,
 )
@@ -200,7 +202,7 @@ class FastTemplate:
         match node:
             case ast.Expr(value):
                 shown = self._expression(value)
-                return lambda scope: (str(shown(scope)),)
+                return lambda scope: (BUDGET.shown(shown(scope)),)
             case ast.Assign([ast.Name(name)], value) if name != "loop":
                 return self._assign(None, name, self._expression(value))
             case ast.Assign([ast.Attribute(ast.Name(space), name)], value) if not name.startswith("_"):
@@ -257,10 +259,10 @@ class FastTemplate:
                 return lambda scope: scope[name] if name in scope else Undefined(name)
             case ast.List(items) | ast.Tuple(items):
                 kind, parts = list if isinstance(node, ast.List) else tuple, [build(item) for item in items]
-                return lambda scope: kind([part(scope) for part in parts])
+                return lambda scope: BUDGET.made(kind([part(scope) for part in parts]))
             case ast.Dict(keys, values):
                 pairs = [(build(key), build(value)) for key, value in zip(keys, values, strict=True)]
-                return lambda scope: {key(scope): value(scope) for key, value in pairs}
+                return lambda scope: BUDGET.made({hashed(key(scope)): value(scope) for key, value in pairs})
             case ast.IfExp(test, value, other):
                 first, second, third = build(test), build(value), build(other)
                 return lambda scope: second(scope) if first(scope) else third(scope)
@@ -305,6 +307,8 @@ class FastTemplate:
             case _:
                 raise Unknown
         given = [self._expression(arg) for arg in args]
+        if isinstance(function, ast.Attribute) and APPLIED.get(function.attr) in CHEAP:
+            return lambda scope: apply(*[a(scope) for a in given], **{k: v(scope) for k, v in kwargs.items()})
         return lambda scope: BUDGET.call(
             called(scope), [a(scope) for a in given], {k: v(scope) for k, v in kwargs.items()}
         )

@@ -2,17 +2,20 @@
 
 A template comes with a model file, so it is a stranger's program. check() refuses at load whatever no chat template
 needs (an allow-list over the syntax tree: statements, filters, tests, methods, names that may be called); at render
-time values have no attributes beyond short lists, and steps, CPU time and sizes are bounded. Importing this takes 20 to 26 ms
+time values have no attributes beyond short lists, and steps, CPU time and sizes are bounded: instrument() and Environment
+put Budget's questions before every operation. Importing this takes 20 to 26 ms
 of a core, nearly all of it jinja2: it is imported for templates that template_fast.py does not know.
 """
 
 import functools
+from collections.abc import Iterator
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
+from jinja2.filters import do_round, do_sum
 from jinja2.runtime import LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
+from jinja2.utils import Namespace, pass_context
 
 from zse.lazy import json
 from zse.tokenizer.template_limits import (
@@ -25,7 +28,7 @@ from zse.tokenizer.template_limits import (
     raise_exception,
     rendered,
     strftime_now,
-    tojson,
+    too_much,
 )
 
 NODES = frozenset(
@@ -51,6 +54,16 @@ LOOP = frozenset(
 )
 # Values cannot be changed; templates that try in some branch are refused when they get there.
 CHANGING = frozenset(("append", "extend", "insert", "pop", "update"))
+# Filters and tests that look at no more than the value itself, or pay for what they do.
+CHEAP_FILTERS = frozenset("count d default first items join length replace tojson indent safe".split())
+CHEAP_TESTS = frozenset(
+    """boolean callable defined even false float integer iterable lower mapping none number odd sameas sequence string true
+    undefined upper""".split()
+)
+MAX_PRECISION = 100  # digits that a number is rounded to
+SORTS = frozenset(("dictsort", "sort"))
+TITLE_STEPS = 100  # for 64 characters: it runs an expression for each word
+BUFFERED = (nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock)  # the text in them becomes a value
 ALL_METHODS = METHOD_NAMES | CHANGING | {"cycle", "changed"}
 
 
@@ -67,11 +80,12 @@ class Generation(Extension):
 class _Counted:
     """An iterable whose every item costs a step."""
 
-    def __init__(self, budget: Budget, items):
-        self._budget, self._items = budget, items
+    def __init__(self, budget: Budget, items, first: int = 64):
+        """first: what it costs to begin."""
+        self._budget, self._items, self._first = budget, items, first
 
     def __iter__(self):
-        self._budget.spend(64)
+        self._budget.spend(self._first)
         for item in self._items:
             self._budget.spend()
             yield item
@@ -101,18 +115,29 @@ class Environment(ImmutableSandboxedEnvironment):
             "raise_exception": raise_exception,
             "strftime_now": strftime_now,
         }
-        bounded = {
+        own = {
             "join": self._join,
             "replace": self.budget.replace,
-            "tojson": tojson,
-            "from_json": lambda text: json.loads(text),
+            "tojson": self.budget.tojson,
+            "from_json": self._from_json,
             "indent": self._indent,
+            "round": self._round,
+            "sum": self._sum,
+            "trim": self._trim,
         }
-        filters = {name: bounded.get(name) or self.filters.get(name) for name in FILTERS}
-        self.filters = {name: self._counted_filter(function) for name, function in filters.items()}
-        self.filters["_counted"] = lambda items: _Counted(self.budget, items)
-        self.filters["_concat"] = self.budget.concat
-        self.tests = {name: self.tests[name] for name in TESTS}
+        for name in FILTERS:
+            self.filters[name] = self._counted(name, own.get(name) or self.filters[name], CHEAP_FILTERS)
+        self.filters = {name: self.filters[name] for name in FILTERS}
+        self.filters.update(
+            _items=lambda items: _Counted(self.budget, items),
+            _concat=self.budget.concat,
+            _weighed=self._weighed,
+            _member=lambda container: self._weighed(None if isinstance(container, dict) else container) or container,
+            _made=self.budget.made,
+            _text=pass_context(lambda context, value: self.budget.made(self.budget.shown(value))),  # is never folded
+        )
+        self.tests = {name: self._counted(name, self.tests[name], CHEAP_TESTS) for name in TESTS}
+        self.finalize = self.budget.shown
 
     # --- what values have ----------------------------------------------------------------------------------------
 
@@ -124,6 +149,7 @@ class Environment(ImmutableSandboxedEnvironment):
 
     def getitem(self, obj, argument):
         """obj[argument]: an entry, else one of the attributes that templates have."""
+        self.budget.weigh(argument)  # it is hashed, or written into an error
         if isinstance(argument, str):
             if isinstance(obj, dict) and argument in obj:
                 return obj[argument]
@@ -138,7 +164,7 @@ class Environment(ImmutableSandboxedEnvironment):
             return obj[argument]
         elif isinstance(obj, (dict, list, tuple, str)):
             try:
-                return obj[argument]
+                return self.budget.result(obj[argument], obj) if isinstance(argument, slice) else obj[argument]
             except (LookupError, TypeError):
                 pass
         if isinstance(obj, Undefined):
@@ -149,43 +175,78 @@ class Environment(ImmutableSandboxedEnvironment):
 
     def call(self, context, obj, *args, **kwargs):
         owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
-        if isinstance(owner, str) and name in ("replace", "join"):
-            return self.budget.call(obj, args, {})
+        if isinstance(owner, (str, dict, list, tuple)):
+            own = {key: value for key, value in kwargs.items() if key not in ("_loop_vars", "_block_vars")}  # jinja2's
+            return self.budget.call(obj, args, own)
         self.budget.spend()
-        is_method = isinstance(owner, (str, dict, list, tuple, LoopContext))
-        if not is_method and not isinstance(obj, Macro) and obj not in self.globals.values():
+        if isinstance(obj, Macro):
+            return super().call(context, obj, *args, **kwargs)
+        if not isinstance(owner, LoopContext) and obj not in self.globals.values():
             raise cannot_render(f"{name or 'a value'} is called, which is not a function")
-        return super().call(context, obj, *args, **kwargs)
+        self.budget.weigh(*args, *kwargs.values())
+        return self.budget.made(super().call(context, obj, *args, **kwargs))
 
     def is_safe_callable(self, obj) -> bool:
         return True  # call() decided
 
     def call_binop(self, context, operator, left, right):
         self.budget.check_binary(operator, left, right)
-        return super().call_binop(context, operator, left, right)
+        return self.budget.made(super().call_binop(context, operator, left, right))
 
-    def _counted_filter(self, function):
+    def _counted(self, name, function, cheap):
+        """A filter or test that pays for what it goes through and what it makes."""
+
         # functools.wraps copies jinja2's marks (pass_environment, pass_eval_context) along with the name.
         @functools.wraps(function)
         def counted(*args, **kwargs):
-            self.budget.spend(1 + sum(len(value) for value in args if isinstance(value, (list, tuple, dict, range))))
+            self.budget.spend()
+            if name in cheap:
+                return function(*args, **kwargs)
+            steps = self.budget.weigh(*args, *kwargs.values())
+            if name in SORTS:
+                self.budget.spend(steps * steps.bit_length())
+            elif name == "title":
+                self.budget.spend(steps * TITLE_STEPS)
             result = function(*args, **kwargs)
-            if isinstance(result, (str, list, tuple)):
-                self.budget.check_size(len(result))
-            return result
+            if isinstance(result, Iterator):
+                return iter(_Counted(self.budget, result, 1))
+            return self.budget.result(result, *args)
 
         return counted
 
+    def _weighed(self, value):
+        self.budget.weigh(value)
+        return value
+
+    def _trim(self, value, chars=None):
+        return self.budget.check_strip(self.budget.shown(value), chars).strip(chars)
+
+    def _from_json(self, text):
+        self.budget.check_json(text)
+        return json.loads(text)
+
+    def _round(self, value, precision=0, method="common"):
+        if not isinstance(precision, int) or abs(precision) > MAX_PRECISION:
+            raise too_much(f"rounding to {precision} digits")
+        return do_round(value, precision, method)
+
+    def _sum(self, iterable, attribute=None, start=0):
+        if not isinstance(start, (int, float)):
+            raise cannot_render("sum adds numbers only")
+        return do_sum(self, iterable, attribute, start)
+
     def _join(self, value, d="", attribute=None):
-        items = list(_Counted(self.budget, value))
+        items = list(_Counted(self.budget, value, 1))
         return self.budget.join(items if attribute is None else [self.getitem(item, attribute) for item in items], d)
 
     def _indent(self, s, width=4, first=False, blank=False):
         pad = width if isinstance(width, str) else " " * min(int(width), 64)
-        lines = (str(s) + "\n").splitlines()
-        self.budget.check_size(len(s) + len(pad) * (len(lines) + 1))
+        text = self.budget.shown(s)
+        self.budget.spend(1 + text.count("\n"))
+        lines = (text + "\n").splitlines()
+        self.budget.check_size(len(text) + len(pad) * (len(lines) + 1))
         rest = [pad + line if line or blank else line for line in lines[1:]]
-        return (pad if first else "") + "\n".join([*lines[:1], *rest])
+        return self.budget.made((pad if first else "") + "\n".join([*lines[:1], *rest]))
 
 
 def check(tree: nodes.Template) -> None:
@@ -244,24 +305,39 @@ def _check_constant(node, refuse) -> None:
 
 
 def instrument(tree: nodes.Template) -> nodes.Template:
-    """Loops and `~` go through counted filters."""
+    """Loops, `~`, comparisons, values that are written out and text that becomes a value go through Budget's filters."""
 
-    def rewrite(node):
+    def rewrite(node, is_buffered: bool):
+        is_buffered = is_buffered or isinstance(node, BUFFERED)
         for field, value in node.iter_fields():
             if isinstance(value, nodes.Node):
-                setattr(node, field, rewrite(value))
+                setattr(node, field, rewrite(value, is_buffered))
             elif isinstance(value, list):
-                setattr(node, field, [rewrite(item) if isinstance(item, nodes.Node) else item for item in value])
+                items = [rewrite(item, is_buffered) if isinstance(item, nodes.Node) else item for item in value]
+                setattr(node, field, items)
         if isinstance(node, nodes.For):
-            node.iter = _filter("_counted", node.iter)
+            node.iter = _filter("_items", node.iter)
         elif isinstance(node, nodes.Concat):
             return _filter("_concat", nodes.List(node.nodes, lineno=node.lineno))
+        elif isinstance(node, nodes.Compare):
+            node.expr = _filter("_weighed", node.expr)
+        elif isinstance(node, nodes.Operand):
+            node.expr = _filter("_member" if node.op in ("in", "notin") else "_weighed", node.expr)
+        elif isinstance(node, nodes.Pair):
+            node.key = _filter("_weighed", node.key)
+        elif isinstance(node, (nodes.List, nodes.Dict)) or isinstance(node, nodes.Tuple) and node.ctx == "load":
+            return _filter("_made", node)
+        elif isinstance(node, nodes.Output) and is_buffered:
+            node.nodes = [_filter("_text", _constant(item)) for item in node.nodes]
         return node
+
+    def _constant(node):
+        return nodes.Const(node.data, lineno=node.lineno) if isinstance(node, nodes.TemplateData) else node
 
     def _filter(name, argument):
         return nodes.Filter(argument, name, [], [], None, None, lineno=argument.lineno)
 
-    return rewrite(tree)
+    return rewrite(tree, False)
 
 
 class JinjaTemplate:
@@ -277,7 +353,7 @@ class JinjaTemplate:
             self._template = self._environment.from_string(instrument(tree))
         except TemplateError as error:
             raise ValueError(f"line {getattr(error, 'lineno', 1)}: {error.message}") from None
-        except RecursionError:
+        except (RecursionError, SyntaxError, MemoryError):  # the last two from Python's parser
             raise ValueError("line 1: nested too deeply") from None
 
     def render(self, variables: dict) -> str:

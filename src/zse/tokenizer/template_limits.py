@@ -1,16 +1,28 @@
 """What bounds a chat template while it renders, whoever runs it: steps, CPU time, sizes; and the functions it may
-call."""
+call.
+
+No operation escapes: one that goes through values (compares, prints, hashes, sorts) pays for all that is inside them
+before it begins (weigh), as often as it meets them, and what it makes is paid for by its size (made). So a render ends
+soon after its time is over, and holds no more than its bytes.
+"""
 
 import re
+import sys
 import threading
 import time
 from collections.abc import Iterable
+from typing import Any
 
 from zse.errors import RequestError
 from zse.lazy import datetime, json
 
 REFUSED, FAILED = "chat_template_refused", "chat_template_failed"  # by the template; by what it does with the messages
-MAX_OUTPUT_BYTES = 4 << 20
+MAX_OUTPUT_BYTES = 4 << 20  # of a text, and of the output
+MAX_MADE_BYTES = (
+    256 << 20
+)  # of all values that one render makes, and BYTES_A_CHARACTER more for what the request brings
+BYTES_A_CHARACTER = 64
+ENTRY_BYTES = 64  # of a list, tuple or dict, with the small value in it
 MAX_STEPS = 1_000_000
 MAX_SECONDS = 0.1  # of CPU time of the thread: a busy machine must not refuse requests
 # More for what the request brings: public templates take 10 to 100 us for each value of a history, and some go through
@@ -19,6 +31,10 @@ SECONDS_A_VALUE, STEPS_A_VALUE = 0.0005, 5000
 MOST_VALUES = 4000  # that count: 2.1 s and 21 million steps
 MAX_INTEGER = 1_000_000  # of literals
 MAX_RANGE = 100_000
+MAX_DEPTH = 1000  # that json.dumps goes down
+MAX_REASON = 1000  # characters of an error
+MAX_BITS = 1024  # of what `int` makes of a text
+_LISTS: Any = (list, tuple, type({}.keys()), type({}.values()), type({}.items()))
 # Names of Python's inner workings; no chat template has a reason to write them.
 HIDDEN_ATTRIBUTES = frozenset(
     """mro func_globals func_code func_closure im_class im_func im_self gi_frame gi_code
@@ -48,23 +64,26 @@ def too_much(what: str, advice: str = "send shorter messages") -> RequestError:
 
 
 def cannot_render(reason: object) -> RequestError:
+    said = str(reason)[:MAX_REASON]
     return RequestError(
-        f"the model's chat template cannot render these messages: {reason}", code=FAILED, param="messages"
+        f"the model's chat template cannot render these messages: {said}", code=FAILED, param="messages"
     )
 
 
 class Budget(threading.local):
     """What the render in progress on this thread may still do. Its methods raise RequestError (400)."""
 
-    steps = most_steps = num_messages = num_tools = 0
+    steps = most_steps = bytes = num_messages = num_tools = 0
     seconds = deadline = 0.0
 
     def start(self, variables: dict) -> None:
         messages, tools = variables.get("messages") or (), variables.get("tools") or ()
         self.num_messages, self.num_tools = len(messages), len(tools)
-        count = min(str((messages, tools)).count("': "), MOST_VALUES)  # entries of dicts, more or less
+        given = str((messages, tools))
+        count = min(given.count("': "), MOST_VALUES)  # entries of dicts, more or less
         self.seconds, self.most_steps = MAX_SECONDS + SECONDS_A_VALUE * count, MAX_STEPS + STEPS_A_VALUE * count
         self.steps, self.deadline = self.most_steps, time.thread_time() + self.seconds
+        self.bytes = MAX_MADE_BYTES + BYTES_A_CHARACTER * len(given)
 
     def spend(self, steps: int = 1) -> None:
         self.steps -= steps
@@ -75,9 +94,70 @@ class Budget(threading.local):
                 "leave out the oldest messages with their tool calls, or tools that are not needed",
             )
 
+    def weigh(self, *values) -> int:
+        """Pay for all that is inside `values`: a step each, and for 64 characters. What stands in several places counts
+        in each: a comparison meets it in each. Returns the steps."""
+        steps, before, inside = 0, self.steps, []
+        for value in values:
+            if type(value) is str:
+                steps += len(value) >> 6
+            elif value is not None and type(value) is not bool and type(value) is not int:
+                inside.append(value)
+        while inside:
+            value = inside.pop()
+            if isinstance(value, str):
+                steps += 1 + (len(value) >> 6)
+            elif isinstance(value, _LISTS):
+                steps += 1 + len(value)
+                if steps <= self.steps:
+                    inside.extend(value)
+            elif isinstance(value, dict):
+                inside += value.keys(), value.values()
+            elif type(value) is slice:
+                inside += value.start, value.stop, value.step
+            else:
+                steps += len(value) if type(value) is range else 1
+                if type(value).__name__ == "Namespace":  # jinja2's
+                    inside.append(value._Namespace__attrs)
+            if steps > 4096:  # the deadline is looked at
+                self.spend(steps)
+                steps = 0
+        if steps:
+            self.spend(steps)
+        return before - self.steps
+
+    def made(self, value):
+        """The value, which may be new, with its size paid for."""
+        kind = type(value)
+        if kind is bool or value is None:
+            return value
+        if kind is int:
+            if value.bit_length() > MAX_BITS:
+                raise too_much(f"a number of more than {MAX_BITS} bits")
+        elif isinstance(value, str):
+            self.check_size(len(value))
+            self._take(sys.getsizeof(value), len(value) >> 6)
+        elif isinstance(value, (list, tuple, dict)):
+            self._take(ENTRY_BYTES * (1 + len(value)), len(value) >> 1)
+        return value
+
+    def _take(self, size: int, steps: int) -> None:
+        self.bytes -= size
+        if self.bytes < 0:
+            raise too_much(f"more than {MAX_MADE_BYTES >> 20} MiB of values")
+        if steps:
+            self.spend(steps)
+
     def check_size(self, size: int) -> None:
         if size > MAX_OUTPUT_BYTES:
             raise too_much(f"a value of more than {MAX_OUTPUT_BYTES} bytes")
+
+    def _check_length(self, value, length: int) -> None:
+        """Before a text or a sequence like `value` with `length` items is made."""
+        if isinstance(value, str):
+            self.check_size(length)
+        elif ENTRY_BYTES * length > self.bytes:
+            raise too_much(f"more than {MAX_MADE_BYTES >> 20} MiB of values")
 
     def check_binary(self, operator: str, left, right) -> None:
         """Before left `operator` right is computed."""
@@ -85,50 +165,103 @@ class Budget(threading.local):
         if operator == "*":
             value, times = (left, right) if isinstance(right, int) else (right, left)
             if isinstance(value, (str, list, tuple)) and isinstance(times, int):
-                self.check_size(len(value) * max(times, 0))
+                self._check_length(value, len(value) * max(times, 0))
         elif operator == "+" and isinstance(left, (str, list, tuple)):
-            self.check_size(len(left) + (len(right) if isinstance(right, (str, list, tuple)) else 0))
+            self._check_length(left, len(left) + (len(right) if isinstance(right, (str, list, tuple)) else 0))
         elif operator == "%" and not isinstance(left, (int, float)):
             raise cannot_render("formatting with % is not supported")
         if isinstance(left, int) and isinstance(right, int) and max(left.bit_length(), right.bit_length()) > 128:
             raise too_much("a number of more than 128 bits")
 
+    def check_member(self, item, container):
+        """Before `item in container`; the container."""
+        self.weigh(item, None if isinstance(container, dict) else container)
+        return container
+
     def call(self, function, args, kwargs):
-        """A call; the methods of a text that could make much of little are bounded."""
+        """A function or method of FUNCTIONS, METHODS or the filters; those that could make much of little are bounded."""
         self.spend()
         owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
         if isinstance(owner, str) and name == "replace":
             return self.replace(owner, *args)
         if isinstance(owner, str) and name == "join":
             return self.join(list(*args), owner)
-        return function(*args, **kwargs)
+        if isinstance(owner, str) and name in ("strip", "lstrip", "rstrip") and args:
+            self.check_strip(owner, *args)
+        self.weigh(None if isinstance(owner, dict) else owner, *args, *kwargs.values())
+        return self.result(function(*args, **kwargs), owner, *args)
+
+    def result(self, value, *given):
+        """What an operation gives; paid for unless it is one of the values that it was given."""
+        return value if any(value is one for one in given) else self.made(value)
+
+    def check_strip(self, text, characters=None):
+        """Before str.strip: it looks for each character of the text in all of `characters`. The text."""
+        if isinstance(text, str) and isinstance(characters, str):
+            self.spend(1 + len(text) * len(characters) // 4096)
+        return text
+
+    def shown(self, value) -> str:
+        """`{{ value }}`: the value as text."""
+        if type(value) is str:
+            return value
+        self.weigh(value)
+        return self.made(str(value))
 
     def concat(self, parts) -> str:
         """`~`: the values as text, joined."""
-        parts = [part if isinstance(part, str) else str(part) for part in parts]
+        parts = [self.shown(part) for part in parts]
         self.spend()
         self.check_size(sum(map(len, parts)))
-        return "".join(parts)
+        return self.made("".join(parts))
 
     def join(self, items, separator="") -> str:
         self.spend(1 + len(items))
-        items = [item if isinstance(item, str) else str(item) for item in items]
-        self.check_size(sum(map(len, items)) + len(str(separator)) * len(items))
-        return str(separator).join(items)
+        items, separator = [self.shown(item) for item in items], self.shown(separator)
+        self.check_size(sum(map(len, items)) + len(separator) * len(items))
+        return self.made(separator.join(items))
 
     def replace(self, text, old, new, count=-1) -> str:
-        text, old, new = str(text), str(old), str(new)
+        text, old, new = self.shown(text), self.shown(old), self.shown(new)
         count = -1 if count is None else count
-        self.spend()
+        self.spend(1 + (len(text) >> 6))
         found = text.count(old) if old else len(text) + 1
         self.check_size(len(text) + max(0, len(new) - len(old)) * (min(found, count) if count >= 0 else found))
-        return text.replace(old, new, count)
+        return self.result(text.replace(old, new, count), text)
 
     def range(self, *args) -> range:
         numbers = range(*args)
         if len(numbers) > MAX_RANGE:
             raise too_much(f"a range of more than {MAX_RANGE} numbers")
         return numbers
+
+    def check_json(self, text) -> None:
+        """Before json.loads: each character could be a value."""
+        if isinstance(text, str):
+            self._take(ENTRY_BYTES // 2 * len(text), len(text) >> 1)
+
+    def tojson(self, value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
+        """As transformers': no HTML escapes, and text is not escaped to ASCII."""
+        indent = min(indent, 16) if isinstance(indent, int) else indent[:16] if isinstance(indent, str) else None
+        separators = tuple(str(separator)[:16] for separator in separators) if separators else None
+        steps = self.weigh(value) + 1
+        self.spend()
+        if indent:
+            self.spend(steps * min(_depth(value), MAX_DEPTH) // 4)
+        text = json.dumps(
+            value, ensure_ascii=bool(ensure_ascii), indent=indent, separators=separators, sort_keys=bool(sort_keys)
+        )
+        return self.made(text)
+
+
+def _depth(value) -> int:
+    """How many lists and dicts lie in each other. What weigh() let pass is small enough to be gone through."""
+    depth, level = 0, [value]
+    while level:
+        entries = [list(item.values()) if isinstance(item, dict) else item for item in level]
+        level = [item for items in entries if isinstance(items, (list, tuple)) for item in items]
+        depth += 1
+    return depth
 
 
 def rendered(parts: Iterable[str], budget: Budget, variables: dict) -> str:
@@ -141,27 +274,20 @@ def rendered(parts: Iterable[str], budget: Budget, variables: dict) -> str:
             size += len(text)
             budget.check_size(size)
             texts.append(text)
+    except RequestError:
+        raise
     except RecursionError:
         raise too_much("values or macros nested too deeply") from None
-    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+    except MemoryError:
+        raise too_much("more memory than there is") from None
+    except Exception as error:  # jinja2's filters fail with whatever their arguments make them fail with
         raise cannot_render(error) from None
     return "".join(texts)
 
 
-def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
-    """As transformers': no HTML escapes, and text is not escaped to ASCII."""
-    indent = min(indent, 16) if isinstance(indent, int) else indent[:16] if isinstance(indent, str) else None
-    return json.dumps(
-        value,
-        ensure_ascii=bool(ensure_ascii),
-        indent=indent,
-        separators=tuple(separators) if separators else None,
-        sort_keys=bool(sort_keys),
-    )
-
-
 def raise_exception(message=""):
-    raise RequestError(f"the model's chat template refuses these messages: {message}", code=REFUSED, param="messages")
+    said = str(message)[:MAX_REASON]
+    raise RequestError(f"the model's chat template refuses these messages: {said}", code=REFUSED, param="messages")
 
 
 def strftime_now(format="%Y-%m-%d"):

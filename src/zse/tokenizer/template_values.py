@@ -8,7 +8,7 @@ import _ast as ast
 import operator
 from collections.abc import Callable
 
-from zse.tokenizer.template_limits import METHODS, Budget, raise_exception, strftime_now, tojson
+from zse.tokenizer.template_limits import METHODS, Budget, raise_exception, strftime_now
 
 BUDGET = Budget()
 
@@ -54,9 +54,12 @@ def item_of(value, key):
     """value[key], key may be a slice; Undefined when it is not there."""
     if type(value) is Undefined:
         value.fail()
+    BUDGET.weigh(key)  # it is hashed, or written into an error
     if isinstance(value, dict) or type(value) in (list, tuple, str) and type(key) is not str:
-        BUDGET.spend(1 + len(value) // 64 * (type(key) is slice))
+        BUDGET.spend()
         try:
+            if type(key) is slice:
+                return BUDGET.result(value[key], value)
             return value[key]
         except (LookupError, TypeError):
             pass
@@ -65,10 +68,14 @@ def item_of(value, key):
     return Undefined(str(key))
 
 
+def hashed(key):
+    BUDGET.weigh(key)
+    return key
+
+
 def sequence(value) -> list:
-    items = list(value)
-    BUDGET.spend(1 + len(items))
-    return items
+    BUDGET.spend(1 + len(value) if hasattr(value, "__len__") else 1)
+    return list(value)
 
 
 def edge(value, at: int):
@@ -83,6 +90,14 @@ def default(value, default_value="", boolean=False):
 def bounded(symbol: str, compute: Callable) -> Callable:
     def checked(left, right):
         BUDGET.check_binary(symbol, left, right)
+        return BUDGET.made(compute(left, right))
+
+    return checked
+
+
+def weighed(compute: Callable) -> Callable:
+    def checked(left, right):
+        BUDGET.weigh(left, right)
         return compute(left, right)
 
     return checked
@@ -94,19 +109,19 @@ OPERATORS: dict[type, Callable] = {
     ast.Mult: bounded("*", operator.mul),
     ast.Mod: bounded("%", operator.mod),
     ast.MatMult: lambda left, right: BUDGET.concat([left, right]),  # Jinja's ~
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.In: lambda left, right: left in right,
-    ast.NotIn: lambda left, right: left not in right,
+    ast.Eq: weighed(operator.eq),
+    ast.NotEq: weighed(operator.ne),
+    ast.Lt: weighed(operator.lt),
+    ast.LtE: weighed(operator.le),
+    ast.Gt: weighed(operator.gt),
+    ast.GtE: weighed(operator.ge),
+    ast.In: lambda left, right: left in BUDGET.check_member(left, right),
+    ast.NotIn: lambda left, right: left not in BUDGET.check_member(left, right),
     ast.Not: operator.not_,
     ast.USub: operator.neg,
 }
 FILTERS: dict[str, Callable] = {
-    "trim": lambda value, chars=None: str(value).strip(chars),
+    "trim": lambda value, chars=None: BUDGET.check_strip(str(value), chars).strip(chars),
     "upper": lambda value: str(value).upper(),
     "lower": lambda value: str(value).lower(),
     "length": len,
@@ -115,7 +130,7 @@ FILTERS: dict[str, Callable] = {
     "default": default,
     "join": lambda value, d="": BUDGET.join(list(value), d),
     "replace": BUDGET.replace,
-    "tojson": tojson,
+    "tojson": BUDGET.tojson,
     "items": lambda value: [] if type(value) is Undefined else sequence(value.items()),
     "first": lambda value: edge(value, 0),
     "last": lambda value: edge(value, -1),
@@ -139,6 +154,12 @@ APPLIED: dict[str, Callable] = {
     **{f"__is_{name}": test for name, test in TESTS.items()},
     **{f"__not_{name}": lambda *args, test=test: not test(*args) for name, test in TESTS.items()},
 }
+# They look at no more than the value itself, or pay for what they do.
+CHEAP = frozenset(
+    APPLIED[name]
+    for name in APPLIED
+    if name[:4] != "__f_" or name[4:] in ("length", "default", "join", "replace", "tojson")
+)
 KEYWORDS = frozenset(("indent", "boolean"))  # that they take; jinja2 knows more
 # Of the items of a for and the index of one: `loop` there.
 LOOP: dict[str, Callable] = {

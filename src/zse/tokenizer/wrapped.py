@@ -1,15 +1,21 @@
 """Tokenizers that only the `tokenizers` library reads, behind our interface."""
 
 import re
+import sys
 from collections.abc import Sequence
 
 import msgspec
 
-from zse.errors import FormatError, UnsupportedError
+from zse.errors import ConfigError, FormatError, UnsupportedError
 from zse.lazy import tokenizers
-from zse.tokenizer.base import Tokenizer
+from zse.tokenizer.base import Tokenizer, control_pattern, cut_control
 
 DECODERS = ("ByteLevel", "ByteFallback", "Metaspace")
+# Every byte of UTF-8, and characters that few vocabularies have: for an unknown token that is not there the library raises when
+# it needs it.
+_RARE = "".join(
+    map(chr, (*range(0x80), *range(0x80, 0x800, 31), *range(0x800, 0xD800, 1039), *range(0xE000, 0x110000, 4099)))
+)
 
 
 class WrappedTokenizer(Tokenizer):
@@ -17,7 +23,7 @@ class WrappedTokenizer(Tokenizer):
     the library's switch for that is a property of the whole tokenizer.
 
     data: the file; parsed: its JSON, parts of which may be msgspec.Raw. FormatError: damaged. UnsupportedError: an
-    unknown kind of decoder.
+    unknown kind of decoder. ConfigError: the library is not installed.
     """
 
     def __init__(self, data: bytes, parsed: dict, path: str = "tokenizer.json"):
@@ -29,6 +35,12 @@ class WrappedTokenizer(Tokenizer):
             if inner_steps != steps:
                 inner = parsed | {"pre_tokenizer": msgspec.Raw(inner_steps)}
                 self._inner = tokenizers.Tokenizer.from_buffer(msgspec.json.encode(inner))
+            self._library.encode(_RARE, add_special_tokens=False)
+        except ImportError:
+            raise ConfigError(
+                f"{path}: this kind of tokenizer.json is read by the package tokenizers; run: {sys.executable} -m pip install "
+                "tokenizers (or serve a GGUF file of the model)"
+            ) from None
         except Exception as error:  # the library raises plain Exception
             raise FormatError(path, 0, "tokenizer.json", f"refused by the tokenizers library: {error}") from None
         self._library.encode_special_tokens = True  # special tokens in a text are text
@@ -41,6 +53,10 @@ class WrappedTokenizer(Tokenizer):
         added = parsed.get("added_tokens") or []
         ids = (self._library.token_to_id(token["content"]) for token in added)
         self.vocab_size = 1 + max((*vocabulary.values(), *(id for id in ids if id is not None)), default=-1)
+        if not 0 < self.vocab_size <= 4 * (len(vocabulary) + len(added)):
+            raise FormatError(
+                path, 0, "tokenizer.json", f"token id {self.vocab_size - 1} in a vocabulary of {len(vocabulary)}"
+            )
         kinds = _kinds(parsed.get("decoder"))
         if not kinds & set(DECODERS):
             raise UnsupportedError("tokenizer decoder", ", ".join(sorted(kinds)) or None, DECODERS)
@@ -48,8 +64,14 @@ class WrappedTokenizer(Tokenizer):
         self.strips_space = not self._is_byte_level and _adds_space(parsed)
         self._added = {int(token["id"]): token["content"] for token in added}
         self._control = {int(token["id"]): token for token in added if token.get("special")}
-        self._control_pattern = _pattern(self._control)
+        self._control_pattern = control_pattern(self._control)
         self._bytes_of: dict[str, int] = {}
+        for id, content in self._added.items():
+            piece = self._library.id_to_token(id) if 0 <= id < self.vocab_size else content
+            if piece not in (content, None, ""):
+                reason = f"{content!r} has id {id}, which the vocabulary gives to {piece!r}: each text needs its own"
+                raise FormatError(path, 0, "added_tokens", reason)
+        self._never = {id for id, token in self._control.items() if "unk" not in token["content"].lower()}
 
     def token_bytes(self, id: int) -> bytes:
         text = self._added.get(id)
@@ -76,23 +98,36 @@ class WrappedTokenizer(Tokenizer):
     def _encode(self, text: str, special: bool, barriers: Sequence[int]) -> list[int]:
         text = text.encode("utf-8", "replace").decode()  # the library takes no lone surrogates
         if not special or self._control_pattern is None:
-            return self._library.encode(text, add_special_tokens=False).ids
-        ids, start, library, stops = [], 0, self._library, _characters(text, barriers)
-        position = 0
-        while match := self._control_pattern.search(text, position):
-            group = match.lastgroup or ""
-            begin, end = match.span(group)
-            if any(begin < stop < end for stop in stops):
-                position = begin + 1
-                continue
-            if match.start() > start:
-                ids += library.encode(text[start : match.start()], add_special_tokens=False).ids
-            ids.append(int(group[1:]))
-            start = position = match.end()
-            library = self._inner
-        if start < len(text):
-            ids += library.encode(text[start:], add_special_tokens=False).ids
+            return self._plain(self._library, text)
+        ids, library = [], self._library
+        for part in cut_control(self._control_pattern, text, barriers):
+            if isinstance(part, int):
+                ids.append(part)
+                library = self._inner
+            else:
+                ids += self._plain(library, part)
         return ids
+
+    def _plain(self, library, text: str) -> list[int]:
+        """A user's text, which gives no control token (an unknown one where a character has none): Unigram takes "</s>" for one
+        piece, and a file may name any as its unknown token. Such a piece is encoded in two parts, a single character is left out."""
+        encoded = library.encode(text, add_special_tokens=False)
+        ids: list[int] = encoded.ids
+        if self._never.isdisjoint(ids):
+            return ids
+        cuts, gone = {0, len(text)}, set()
+        for id, (begin, end) in zip(ids, encoded.offsets, strict=True):
+            if id in self._never and end > begin:
+                cuts |= {begin, begin + 1, end}
+                if end - begin == 1:
+                    gone.add(begin)
+        if cuts == {0, len(text)}:
+            return [id for id in ids if id not in self._never]
+        places, out = sorted(cuts), []
+        for begin, end in zip(places, places[1:]):
+            if begin not in gone:
+                out += self._plain(library if begin == 0 else self._inner, text[begin:end])
+        return out
 
     def _decode(self, ids: Sequence[int], skip_special: bool) -> bytes:
         return b"".join(self.token_bytes(id) for id in ids if not (skip_special and id in self._control))
@@ -106,25 +141,6 @@ class WrappedTokenizer(Tokenizer):
             return bytes(self._bytes_of[character] for character in text)
         except KeyError:
             return text.encode("utf-8", "surrogatepass")
-
-
-def _pattern(control: dict[int, dict]) -> re.Pattern | None:
-    """Leftmost, longest control token, with the white space that it takes along."""
-    longest_first = sorted(control.items(), key=lambda item: -len(item[1]["content"]))
-    parts = [
-        (r"\s*" if token.get("lstrip") else "")
-        + f"(?P<t{id}>{re.escape(token['content'])})"
-        + (r"\s*" if token.get("rstrip") else "")
-        for id, token in longest_first
-        if token["content"]
-    ]
-    return re.compile("|".join(parts)) if parts else None
-
-
-def _characters(text: str, offsets: Sequence[int]) -> list[int]:
-    """Offsets in bytes as offsets in characters."""
-    data = text.encode("utf-8")
-    return [len(data[:offset].decode("utf-8", "ignore")) for offset in offsets]
 
 
 def _from_pieces(text: str) -> bytes:

@@ -35,11 +35,11 @@ void add_rmsnorm_add_int8(const uint64_t *args, const int64_t *grid, int64_t fir
   float *const x = (float *)(uintptr_t)args[0];
   const float *const delta = (const float *)(uintptr_t)args[1];
   const float *const weight = (const float *)(uintptr_t)args[3];
-  int8_t *const q = (int8_t *)(uintptr_t)args[5];
-  float *const scale = (float *)(uintptr_t)args[6];
-  float *const total = (float *)(uintptr_t)args[7];
-  int64_t const width = (int64_t)args[9];
-  float const eps = ((const zse_slot *)args)[10].f32;
+  int8_t *const q = (int8_t *)(uintptr_t)args[6];
+  float *const scale = (float *)(uintptr_t)args[7];
+  float *const total = (float *)(uintptr_t)args[8];
+  int64_t const width = (int64_t)args[10];
+  float const eps = ((const zse_slot *)args)[11].f32;
   for (int64_t block = first; block < last; ++block) {
     const int64_t block_0 = block % grid[0];
     int64_t row = block_0;

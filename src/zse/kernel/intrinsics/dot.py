@@ -44,6 +44,21 @@ def _packed(
     return {"cpu": body}
 
 
+_LOOKUP = _packed(
+    "lookup_s8",
+    "table index",
+    "int8_t r[%(bytes)d]; for (int i = 0; i < %(bytes)d; ++i) r[i] = btable[i / 16 * 16 + bindex[i]]; "
+    "__builtin_memcpy(&index, r, sizeof index); return index;",
+    "shuffle_epi8",
+)["cpu"]
+
+
+def _lookup(target, result, types, args):
+    if not target.x86 and result.lanes == 4:
+        return f"(({target.c_type(result)})vqtbl1q_s8((int8x16_t){args[0]}, (uint8x16_t){args[1]}))"
+    return _LOOKUP(target, result, types, args)
+
+
 def _add_i16(target, result, types, args):
     half = target.c_type(ir.Vector(ir.Scalar("i16", "int", 16), result.lanes * 2))
     return f"(({target.c_type(result)})(({half}){args[0]} + ({half}){args[1]}))"
@@ -110,4 +125,5 @@ TABLE = (
             "abs_epi8",
         ),
     ),
+    Intrinsic("lookup_s8", _lanes, {"cpu": _lookup}),
 )

@@ -64,7 +64,7 @@ class CTarget:
     # expressions ---------------------------------------------------------------------------------------------------------
 
     def expr(self, expr: ir.Expr) -> str:
-        return getattr(self, f"expr_{type(expr).__name__}")(expr)
+        return getattr(self, expr.printer)(expr)
 
     def expr_Const(self, expr: ir.Const) -> str:
         return self.constant(expr.type, expr.value)

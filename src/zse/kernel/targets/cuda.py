@@ -2,6 +2,7 @@
 
 import zse.kernel.ir as ir
 from zse.kernel.intrinsics.arithmetic import LIBRARY
+from zse.kernel.intrinsics.row import elem_of
 from zse.kernel.targets.gpu import GpuTarget
 
 PRELUDE = """typedef signed char i8; typedef unsigned char u8; typedef short i16; typedef unsigned short u16;
@@ -64,6 +65,15 @@ class CudaTarget(GpuTarget):
                 lanes.append(self.widen_one("f16", f"(u16)({pair} >> {i % 2 * 16})"))
         wide = ir.Vector(ir.F32, source.lanes)
         return self.from_lanes(f"f32_of_{source}", wide, [source], lanes, [text])
+
+    def convert(self, type: ir.Type, source: ir.Type, text: str) -> str:
+        pair = isinstance(source, ir.Vector) and source.elem.name == "e4m3" and self.packed(source)
+        if not pair or elem_of(type).name != "f16":
+            return super().convert(type, source, text)
+        ctype = self.c_type(type)
+        words = [self._e4m3_pair(f"(u16)(a.w[{i // 2}] >> {i % 2 * 16})") for i in range(type.lanes // 2)]
+        body = " ".join([f"{ctype} r;", *(f"r.w[{i}] = {word};" for i, word in enumerate(words)), "return r;"])
+        return self.call(f"f16_of_{source}", ctype, f"{self.c_type(source)} a", body, [text])
 
     def widen_one(self, name: str, text: str) -> str:
         if name == "bf16":

@@ -1,25 +1,44 @@
-"""Gated activations on the GPU: by columns for bf16, by rows where a row's scale is needed (fp8)."""
+"""Activations on the GPU: by columns for bf16, by rows where a row's scale is needed (fp8)."""
 
 from zse import kernel as zl
+from zse.kernels.activation import FORMS
 from zse.kernels.gpu.rows import block_max, fp8_scales, largest_bits, magnitude_bits
 
 COLUMN_THREADS = 256
 ROW_THREADS = 1024
 CHUNK = COLUMN_THREADS * 4  # columns of one block: a single row of 18,944 is spread over 19 blocks
 VECTORS = (2, 5, 0)  # f32x4 per thread kept in registers: up to 8,192 and 20,480 columns; 0: computed twice
-KINDS = ("silu", "gelu_tanh")
+FP8_KINDS = ("silu", "gelu_tanh")  # the planner writes fp8 after none
 INPUTS = {"f32": zl.f32, "bf16": zl.bf16}
 
 
 @zl.inline
-def activated(gate, up, KIND):
-    """act(gate) * up; see zse.kernels.activation for the formulas."""
+def activate(gate, KIND):
+    """act(gate); see zse.kernels.activation for the formulas."""
+    if KIND == "gelu":
+        size = abs(gate)
+        t = zl.reciprocal(1.0 + size * (0.3275911 * 0.7071067811865476))
+        p = t * (t * (t * (t * (t * 1.061405429 + -1.453152027) + 1.421413741) + -0.284496736) + 0.254829592)
+        return max(gate, 0.0) - size * p * zl.exp(gate * gate * -0.5) * 0.5
+    if KIND == "relu":
+        return max(gate, 0.0)
+    if KIND == "tanh":
+        return zl.tanh(gate)
     exponent = (
         gate * -1.0
         if KIND == "silu"
         else gate * (gate * gate * (-2 * 0.7978845608028654 * 0.044715) + -2 * 0.7978845608028654)
     )
-    return gate * zl.reciprocal(1.0 + zl.exp(exponent)) * up
+    return gate * zl.reciprocal(1.0 + zl.exp(exponent))
+
+
+@zl.inline
+def activated_at(gate, up, k, KIND, GATED):
+    """act(gate) of four columns from k on, times `up` where it is gated."""
+    value = activate(zl.convert(zl.load(gate + k, 4), zl.f32), KIND)
+    if GATED:
+        return value * zl.convert(zl.load(up + k, 4), zl.f32)
+    return value
 
 
 @zl.kernel
@@ -30,6 +49,7 @@ def gated_columns(
     out: zl.Ptr[zl.bf16],
     width: zl.i32,
     KIND: zl.static,
+    GATED: zl.static,
     IN: zl.static,
 ):
     """Grid (chunks of columns, rows); width a multiple of 8."""
@@ -38,9 +58,8 @@ def gated_columns(
     k = zl.block_index(0) * CHUNK + zl.thread_index() * 4
     row = zl.i64(zl.block_index(1))
     if k < width:
-        gate = zl.convert(zl.load(gates + row * stride + k, 4), zl.f32)
-        up = zl.convert(zl.load(ups + row * stride + k, 4), zl.f32)
-        zl.store(out + row * width + k, zl.convert(activated(gate, up, KIND), zl.bf16))
+        value = activated_at(gates + row * stride, ups + row * stride if GATED else ups, k, KIND, GATED)
+        zl.store(out + row * width + k, zl.convert(value, zl.bf16))
 
 
 @zl.kernel
@@ -52,6 +71,7 @@ def gated_row(
     scale: zl.Ptr[zl.f32],
     width: zl.i32,
     KIND: zl.static,
+    GATED: zl.static,
     IN: zl.static,
     V: zl.static,
 ):
@@ -61,7 +81,7 @@ def gated_row(
     t = zl.thread_index()
     row = zl.i64(zl.block_index(0))
     gate = gates + row * stride
-    up = ups + row * stride
+    up = ups + row * stride if GATED else ups
     out = q + row * width
     top = zl.i32(0)
     scratch = zl.shared_array(zl.i32, zl.target.threads // zl.target.warp)
@@ -70,9 +90,7 @@ def gated_row(
         for v in zl.static(range(V)):
             k = (t + v * zl.target.threads) * 4
             if k < width:
-                values[v] = activated(
-                    zl.convert(zl.load(gate + k, 4), zl.f32), zl.convert(zl.load(up + k, 4), zl.f32), KIND
-                )
+                values[v] = activated_at(gate, up, k, KIND, GATED)
                 top = max(top, largest_bits(magnitude_bits(values[v])))
         unit, factor = fp8_scales(zl.bitcast(block_max(top, scratch), zl.f32))
         for v in zl.static(range(V)):
@@ -83,11 +101,11 @@ def gated_row(
             scale[row] = unit
     else:
         for k in range(t * 4, width, zl.target.threads * 4):
-            value = activated(zl.convert(zl.load(gate + k, 4), zl.f32), zl.convert(zl.load(up + k, 4), zl.f32), KIND)
+            value = activated_at(gate, up, k, KIND, GATED)
             top = max(top, largest_bits(magnitude_bits(value)))
         unit, factor = fp8_scales(zl.bitcast(block_max(top, scratch), zl.f32))
         for k in range(t * 4, width, zl.target.threads * 4):
-            value = activated(zl.convert(zl.load(gate + k, 4), zl.f32), zl.convert(zl.load(up + k, 4), zl.f32), KIND)
+            value = activated_at(gate, up, k, KIND, GATED)
             zl.store(out + k, zl.convert(value * factor, zl.e4m3))
         if t == 0:
             scale[row] = unit
@@ -100,18 +118,15 @@ def row_vectors(width: int) -> int:
 
 def gated_variants(target):
     """Every form of gated on a GPU."""
-    return [
-        zl.Variant(f"gated_{kind}_{name}_bf16", gated_columns, {"KIND": kind, "IN": dtype}, threads=COLUMN_THREADS)
-        for kind in KINDS
+    fixed = [
+        (f"{symbol}_{name}", {"KIND": kind, "GATED": is_gated, "IN": dtype})
+        for symbol, kind, is_gated in FORMS
         for name, dtype in INPUTS.items()
-    ] + [
-        zl.Variant(
-            f"gated_{kind}_{name}_fp8_v{vectors}",
-            gated_row,
-            {"KIND": kind, "IN": dtype, "V": vectors},
-            threads=ROW_THREADS,
-        )
-        for kind in KINDS
-        for name, dtype in INPUTS.items()
+    ]
+    columns = [zl.Variant(f"{name}_bf16", gated_columns, each, threads=COLUMN_THREADS) for name, each in fixed]
+    return columns + [
+        zl.Variant(f"{name}_fp8_v{vectors}", gated_row, each | {"V": vectors}, threads=ROW_THREADS)
+        for name, each in fixed
         for vectors in VECTORS
+        if each["GATED"] and each["KIND"] in FP8_KINDS
     ]

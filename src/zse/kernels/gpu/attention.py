@@ -2,7 +2,7 @@
 
 from zse.errors import UnsupportedError
 from zse.kernel import Variant
-from zse.kernels.gpu import attention_mma, attention_prefill, attention_simple
+from zse.kernels.gpu import attention_mma, attention_packed, attention_simple
 from zse.kernels.gpu.attention_decode import decode_symbol, decode_variants
 from zse.kernels.gpu.attention_plan import (
     HEAD_DIMS,
@@ -14,6 +14,7 @@ from zse.kernels.gpu.attention_plan import (
     plan_variants,
     reciprocal31,
 )
+from zse.kernels.gpu.attention_prefill import prefill_swizzle, wgmma_symbol, wgmma_variants
 from zse.kernels.kv_pages import BLOCK, PACKED, head_dim_of, pages_shape
 from zse.kernels.op import check, require
 from zse.runtime.args import Args
@@ -22,13 +23,13 @@ KV_DTYPES = ("bf16", "f16", *PACKED)
 MAX_GROUP = 128  # query heads of a kv head: rows of a prefill tile
 
 
-def _check(q, k_pages, v_pages, page_table, token_row, positions, out) -> tuple[int, int]:
+def _check(q, k_pages, v_pages, page_table, token_row, positions, out, dims=HEAD_DIMS) -> tuple[int, int]:
     """(head_dim, query heads of a kv head) of tensors that attention takes. ValueError, TypeError, UnsupportedError."""
     pages, kv_heads = v_pages.shape[:2]
     head_dim = head_dim_of(v_pages)
     tokens, width = q.shape
-    if head_dim not in HEAD_DIMS:
-        raise UnsupportedError("attention on a GPU (--device cpu takes more): head_dim", head_dim, HEAD_DIMS)
+    if head_dim not in dims:
+        raise UnsupportedError("attention on a GPU (--device cpu takes more): head_dim", head_dim, dims)
     require(width % (kv_heads * head_dim) == 0, f"attention: q is {width} wide, {kv_heads} kv heads of {head_dim}")
     group = width // (kv_heads * head_dim)
     if group > MAX_GROUP:
@@ -64,6 +65,7 @@ def record_attention(
     softcap: float = 0.0,
     scratch: AttentionScratch | None = None,
     longest_run: int | None = None,
+    ahead: int = 0,
 ) -> None:
     """attention() on a GPU; what is not said here is said there. q, out bf16; both pages [P, Hk, 16, D], bf16 or f16, or
     packed i8 or e4m3; D 64, 96, 128 or 256, Hq / Hk at most 128.
@@ -71,7 +73,8 @@ def record_attention(
     scratch: AttentionScratch that plan_attention() has filled in this recording with the same longest_run (None: made
     and filled here, for tests); longest_run: the most tokens of one row in any run of the recording (None: unknown)."""
     device = recorder.device
-    head_dim, group = _check(q, k_pages, v_pages, page_table, token_row, positions, out)
+    dims = attention_simple.SIMPLE_DIMS if device.simt or ahead else HEAD_DIMS
+    head_dim, group = _check(q, k_pages, v_pages, page_table, token_row, positions, out, dims)
     (pages, kv_heads), (tokens, width) = v_pages.shape[:2], q.shape
     common = dict(
         q=q,
@@ -85,8 +88,8 @@ def record_attention(
         softcap=float(softcap),
     )
     paged = dict(k_pages=k_pages, v_pages=v_pages)
-    if device.simt:
-        args = Args(**common, **paged, token_row=token_row, positions=positions)
+    if device.simt or ahead:
+        args = Args(**common, **paged, token_row=token_row, positions=positions, tokens=tokens, ahead=ahead)
         recorder.launch(attention_simple.symbol_of(k_pages.dtype, head_dim), args, (kv_heads * group, tokens))
         return
     if scratch is None:
@@ -96,10 +99,8 @@ def record_attention(
         )
         plan_attention(recorder, scratch, token_row, positions, longest_run)
     require(window in scratch.plans, f"attention: scratch was made for windows {sorted(scratch.plans)}, not {window}")
-    require(
-        (scratch.heads, scratch.kv_heads, scratch.head_dim) == (width // head_dim, kv_heads, head_dim),
-        "attention: scratch was made for other heads",
-    )
+    heads = scratch.heads, scratch.kv_heads, scratch.head_dim
+    require(heads == (width // head_dim, kv_heads, head_dim), "attention: scratch was made for other heads")
     plan, kv = scratch.plans[window], k_pages.dtype
     share = decode_share(group, head_dim)
     heads, part = kv_heads * share, group // share
@@ -122,13 +123,14 @@ def record_attention(
         return
     args = Args(**common, by_heads=reciprocal31(kv_heads), by_group=reciprocal31(group))
     if kv not in PACKED and device.arch == 90:
-        swizzle = attention_prefill.prefill_swizzle(head_dim)
+        swizzle = prefill_swizzle(head_dim)
         for name, tensor in (("k_map", k_pages), ("v_map", v_pages)):
             flat = tensor._replace(shape=(pages * kv_heads * BLOCK, head_dim))
             args[name] = device.tensor_map(flat, (BLOCK, swizzle // 2), swizzle=swizzle)
-        recorder.launch(attention_prefill.wgmma_symbol(kv, head_dim), args, scratch.blocks)
+        recorder.launch(wgmma_symbol(kv, head_dim), args, scratch.blocks)
     else:
-        recorder.launch(attention_mma.mma_symbol(kv, head_dim), Args(**args, **paged), scratch.blocks)
+        symbol = attention_packed.packed_symbol if device.arch == 90 else attention_mma.mma_symbol
+        recorder.launch(symbol(kv, head_dim), Args(**args, **paged), scratch.blocks)
 
 
 def attention_variants(target) -> list[Variant]:
@@ -136,8 +138,10 @@ def attention_variants(target) -> list[Variant]:
     if target.has("simt"):
         return attention_simple.simple_variants(target)
     return (
-        plan_variants(target)
+        attention_simple.simple_variants(target)
+        + plan_variants(target)
         + decode_variants(target)
-        + attention_prefill.wgmma_variants(target)
+        + wgmma_variants(target)
+        + attention_packed.packed_variants(target)
         + attention_mma.mma_variants(target)
     )

@@ -11,7 +11,7 @@ what a task leaves of a tile that is not whole is a record, and the block that c
 from typing import Any
 
 from zse import kernel as zl
-from zse.kernels.gpu.attention_pages import NUM_VARIABLES, WAITED, WORK, load_page, read_entry, read_item, shift_entry
+from zse.kernels.gpu.attention_pages import NUM_VARIABLES, load_page, read_item, start_loading
 from zse.kernels.gpu.attention_parts import (
     FLOOR,
     KV_TYPES,
@@ -24,7 +24,7 @@ from zse.kernels.gpu.attention_parts import (
     value_fragments,
 )
 from zse.kernels.gpu.attention_plan import CHUNK, HEAD_DIMS, SEGMENT, TASK, decode_columns, divide
-from zse.kernels.gpu.kv8 import is_packed, item_nbytes, scales_nbytes, scales_of
+from zse.kernels.gpu.kv8 import MINUS_BIAS, UNITS, in_f16, is_packed, item_nbytes, scales_nbytes, scales_of, sum_of
 from zse.kernels.kv_pages import BLOCK, SCALE_BYTES
 
 RING_BYTES = 204 << 10  # of a block's shared memory, for the rings
@@ -81,7 +81,7 @@ class DecodeParams(zl.Record):
     @property
     def F(self):
         """What is multiplied."""
-        return zl.f16 if self.KV is zl.f16 else zl.bf16
+        return zl.bf16 if self.KV is zl.bf16 else zl.f16
 
 
 class DecodeBlock(DecodeParams):
@@ -99,9 +99,11 @@ class DecodeBlock(DecodeParams):
 
 
 class Sums(zl.Record):
-    """A warp's part of a chunk: unnormalised values by dimension, maxima and sums of the columns."""
+    """A warp's part of a chunk: unnormalised values by dimension, and what is to be added to those of a column (of i8: minus the
+    weights times the BIAS of values); maxima and sums of the columns."""
 
     acc: Any
+    bias: Any
     high: Any
     sums: Any
 
@@ -127,13 +129,15 @@ def load_queries(out, item, work, p):
 
 
 @zl.inline
-def attend_page(slot, key, item, limits, queries, found, p):
-    """One page: scores, online softmax, and the product with the values."""
+def attend_page(slot, key, item, limits, queries, bias, found, p):
+    """One page: scores, online softmax, and the product with the values. bias: what scores begin with."""
     D, NT, STRIDE, KV, F = p.D, p.NT, p.stride, p.KV, p.F
     acc, high, sums = found.acc, found.high, found.sums
     lane = zl.lane_index()
     g = lane // 4
-    scores = [[zl.f32(0) for u in zl.static(range(4))] for nt in zl.static(range(NT))]
+    scores = [
+        [bias[nt][u] + 0.0 if KV is zl.i8 else zl.f32(0) for u in zl.static(range(4))] for nt in zl.static(range(NT))
+    ]
     # Two chains of products instead of one.
     more = [[zl.f32(0) for u in zl.static(range(4))] for nt in zl.static(range(NT))]
     for kd in zl.static(range(D // 16)):
@@ -144,8 +148,8 @@ def attend_page(slot, key, item, limits, queries, found, p):
         for u in zl.static(range(4)):
             scores[nt][u] += more[nt][u]
     if is_packed(KV):
-        key_scales = scales_of(slot + 2 * BLOCK * STRIDE)
-        value_scales = scales_of(slot + (2 * BLOCK * STRIDE + SCALE_BYTES))
+        key_scales = scales_of(slot + 2 * BLOCK * STRIDE, in_f16(KV, zl.target))
+        value_scales = scales_of(slot + (2 * BLOCK * STRIDE + SCALE_BYTES), UNITS[KV.name])
         for nt in zl.static(range(NT)):
             for u in zl.static(range(4)):
                 scores[nt][u] = scores[nt][u] * key_scales[u // 2]
@@ -176,6 +180,9 @@ def attend_page(slot, key, item, limits, queries, found, p):
         for d in zl.static(range(D // 16)):
             for u in zl.static(range(4)):
                 acc[d][nt][u] = acc[d][nt][u] * shrink[u % 2]
+        if KV is zl.i8:
+            for u in zl.static(range(4)):
+                found.bias[nt][u] = found.bias[nt][u] * shrink[u % 2]
         for h in zl.static(range(2)):
             # 8 keys x 8 queries from rows (accumulator) to columns (B operand).
             if is_packed(KV):
@@ -185,6 +192,9 @@ def attend_page(slot, key, item, limits, queries, found, p):
             even = zl.shuffle(pair, lane % 4 * 8 + g // 2)
             odd = zl.shuffle(pair, lane % 4 * 8 + 4 + g // 2)
             weights[nt][h] = (even >> 16 | (odd & 0xFFFF0000)) if g % 2 == 1 else (even & 0xFFFF | odd << 16)
+    if KV is zl.i8:
+        for nt in zl.static(range(NT)):
+            multiply(found.bias[nt], [zl.u32(MINUS_BIAS)] * 4, weights[nt], F)
     for d in zl.static(range(D // 16)):
         a = value_fragments(slot + BLOCK * STRIDE, d, STRIDE, KV)
         for nt in zl.static(range(NT)):
@@ -276,8 +286,8 @@ def leave_sums(mine, found, nt, p):
         column = lane % 4 * 2 + u
         for d in zl.static(range(D // 16)):
             low = d * 16 + (g if item == 2 else 2 * g)
-            mine[column * (D + 4) + low] = found.acc[d][nt][u]
-            mine[column * (D + 4) + low + (8 if item == 2 else 1)] = found.acc[d][nt][u + 2]
+            mine[column * (D + 4) + low] = sum_of(found, d, nt, u, p.KV)
+            mine[column * (D + 4) + low + (8 if item == 2 else 1)] = sum_of(found, d, nt, u + 2, p.KV)
         if g == 0:
             p.peaks[(zl.warp_index() * 8 + column) * 2] = found.high[nt][u]
             p.peaks[(zl.warp_index() * 8 + column) * 2 + 1] = found.sums[nt][u]
@@ -347,6 +357,12 @@ def attend_task(state, slot, item, queries, coming, work, into, p):
         [item[3] + divide(min(nt * 8 + lane % 4 * 2 + u, columns - 1), p.by_group) for u in zl.static(range(2))]
         for nt in zl.static(range(NT))
     ]
+    BIASED = NT if p.KV is zl.i8 else 0
+    bias = [[zl.f32(0) for u in zl.static(range(4))] for nt in zl.static(range(BIASED))]
+    if p.KV is zl.i8:
+        for kd in zl.static(range(D // 16)):
+            for nt in zl.static(range(NT)):
+                multiply(bias[nt], [zl.u32(MINUS_BIAS)] * 4, queries[kd][nt], p.F)
     for chunk in zl.unroll(range(begin, end, CHUNK), 1):
         stop = min(chunk + CHUNK, end)
         acc = [
@@ -354,12 +370,13 @@ def attend_task(state, slot, item, queries, coming, work, into, p):
         ]
         high = [[zl.f32(FLOOR) for u in zl.static(range(2))] for nt in zl.static(range(NT))]
         sums = [[zl.f32(0) for u in zl.static(range(2))] for nt in zl.static(range(NT))]
-        found = Sums(acc, high, sums)
+        less = [[zl.f32(0) for u in zl.static(range(4))] for nt in zl.static(range(BIASED))]
+        found = Sums(acc, less, high, sums)
         for page in zl.unroll(range(chunk // BLOCK + warp, (stop + BLOCK - 1) // BLOCK, W), 1):
             zl.copy_wait(p.STAGES - 2)
             zl.warp_barrier()  # the page is there for all lanes, and all have read the one before
             load_page(state, p)
-            attend_page(p.ring + slot[0] * p.slot_bytes, page * BLOCK, item, limits, queries, found, p)
+            attend_page(p.ring + slot[0] * p.slot_bytes, page * BLOCK, item, limits, queries, bias, found, p)
             slot[0] = 0 if slot[0] == p.STAGES - 1 else slot[0] + 1
         if stop == end and work < p.total:
             load_queries(queries, coming, work, p)
@@ -378,21 +395,6 @@ def attend_task(state, slot, item, queries, coming, work, into, p):
             zl.barrier()
             merge_warps(*into, columns, closes, nt, p)
             zl.barrier()  # the slots may be filled again
-
-
-@zl.inline
-def start_loading(state, begin, step, p):
-    """The first pages of this block's work. The plan, the page table and pages that earlier steps wrote are read before
-    grid_wait(): attention_plan lets later kernels start only when it is done, and so is all that stands before it."""
-    state[WORK] = begin - step
-    read_entry(state, begin, p)
-    shift_entry(state, begin, p)
-    read_entry(state, begin + step, p)
-    for _ in zl.static(range(p.STAGES - 1)):
-        load_page(state, p)
-    if state[WAITED] == 0:
-        zl.grid_wait()
-        state[WAITED] = 1
 
 
 @zl.inline

@@ -1,4 +1,4 @@
-"""Attention of many query tokens with mma.sync: where there is no wgmma, and for pages in 8 bits.
+"""Attention of many query tokens with mma.sync, where there is no wgmma.
 
 Tiles, masks and softmax are those of attention_prefill.py (FlashAttention 2, Dao 2023): eight warps of 16 query rows
 share blocks of 64 keys that cp.async brings; while one block's scores are computed its values are on their way, and
@@ -20,7 +20,7 @@ from zse.kernels.gpu.attention_prefill import (
     work_of,
 )
 from zse.kernels.gpu.kv8 import is_packed, item_nbytes, page_nbytes, scales_of_columns, two_pairs
-from zse.kernels.kv_pages import BLOCK, PACKED
+from zse.kernels.kv_pages import BLOCK
 
 THREADS = 2 * PREFILL_ROWS  # a warp has 16 rows
 BLOCK_KEYS = 64
@@ -276,8 +276,8 @@ def keys_of_block(target, kv: str, head_dim: int) -> int:
 
 
 def mma_variants(target) -> list[zl.Variant]:
-    """head_dim x dtype of the pages, less what attention_prefill.py does on this target."""
-    if not target.has("mma_sync"):
+    """head_dim x dtype of the pages, where attention_prefill.py and attention_packed.py have no kernels."""
+    if not target.has("mma_sync") or target.arch == 90:
         return []
     return [
         zl.Variant(
@@ -287,6 +287,5 @@ def mma_variants(target) -> list[zl.Variant]:
             threads=THREADS,
         )
         for name, dtype in KV_TYPES.items()
-        if name in PACKED or target.arch != 90
         for dim in HEAD_DIMS
     ]

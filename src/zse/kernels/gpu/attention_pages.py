@@ -87,7 +87,11 @@ def load_page(state, p):
     lane = zl.lane_index()
     D, ITEM, STRIDE = p.D, p.item, p.stride
     while state[NEXT] >= state[COUNT] and state[WORK] < p.total:
-        next_item(state, p)
+        if ITEM == 1 and state[WORK] + zl.num_blocks(0) >= p.total:
+            # No more: the ring has more slots than a short task has pages, and next_item() waits for loads.
+            state[WORK] += zl.num_blocks(0)
+        else:
+            next_item(state, p)
     if state[WORK] < p.total:
         if state[NEXT] % 32 == 0 and state[NEXT] > 0:
             state[IDS] = page_ids(state[TABLE], state[COUNT], state[NEXT], p)
@@ -119,3 +123,18 @@ def load_page(state, p):
         state[NEXT] += 1
         state[SLOT] = 0 if state[SLOT] == p.STAGES - 1 else state[SLOT] + 1
     zl.copy_commit()
+
+
+@zl.inline
+def start_loading(state, begin, step, p):
+    """The first pages of this block's work. The plan, the page table and pages that earlier steps wrote are read before
+    grid_wait(): attention_plan lets later kernels start only when it is done, and so is all that stands before it."""
+    state[WORK] = begin - step
+    read_entry(state, begin, p)
+    shift_entry(state, begin, p)
+    read_entry(state, begin + step, p)
+    for _ in zl.static(range(p.STAGES - 1)):
+        load_page(state, p)
+    if state[WAITED] == 0:
+        zl.grid_wait()
+        state[WAITED] = 1

@@ -1,7 +1,7 @@
 """What the attention kernels with matrix instructions share: constants, pages as operands, products."""
 
 from zse import kernel as zl
-from zse.kernels.gpu.kv8 import is_packed, two_pairs
+from zse.kernels.gpu.kv8 import is_packed, two_f16
 from zse.kernels.kv_pages import PACKED
 
 LOG2E = 1.4426950408889634
@@ -18,22 +18,24 @@ def pack_pair(a, b, F):
 
 @zl.inline
 def key_fragments(slot, kd, STRIDE, KV):
-    """16 keys x 16 dimensions as an A operand. 8-bit keys: k is permuted, lane j has dimensions 4j … 4j + 3."""
+    """16 keys x 16 dimensions as an A operand. 8-bit keys: f16 as two_f16() has them; k is
+    permuted, lane j has dimensions 4j … 4j + 3."""
     lane = zl.lane_index()
     if not is_packed(KV):
         words = zl.ldmatrix(zl.cast_ptr(slot + lane % 16 * STRIDE + lane // 16 * 16 + kd * 32, zl.u16), 4)
         frags = [words[0], words[1], words[2], words[3]]
     else:
         words = zl.ldmatrix(zl.cast_ptr(slot + lane % 16 * STRIDE + kd * 16, zl.u16), 2)
-        low0, high0 = two_pairs(words[0], KV)
-        low1, high1 = two_pairs(words[1], KV)
+        low0, high0 = two_f16(words[0], KV, (0, 1), (2, 3))
+        low1, high1 = two_f16(words[1], KV, (0, 1), (2, 3))
         frags = [low0, low1, high0, high1]
     return frags
 
 
 @zl.inline
 def value_fragments(slot, d, STRIDE, KV):
-    """16 dimensions x 16 keys as an A operand. 8-bit values: rows g and g + 8 are dimensions 2g and 2g + 1."""
+    """16 dimensions x 16 keys as an A operand. 8-bit values: f16 as two_f16() has them; rows g and g + 8 are
+    dimensions 2g and 2g + 1."""
     lane = zl.lane_index()
     if not is_packed(KV):
         words = zl.ldmatrix(
@@ -42,8 +44,8 @@ def value_fragments(slot, d, STRIDE, KV):
         frags = [words[0], words[1], words[2], words[3]]
     else:
         words = zl.ldmatrix(zl.cast_ptr(slot + lane % 16 * STRIDE + d * 16, zl.u16), 2, True)
-        even0, odd0 = two_pairs(zl.prmt(words[0], words[0], 0x3120), KV)
-        even1, odd1 = two_pairs(zl.prmt(words[1], words[1], 0x3120), KV)
+        even0, odd0 = two_f16(words[0], KV, (0, 2), (1, 3))
+        even1, odd1 = two_f16(words[1], KV, (0, 2), (1, 3))
         frags = [even0, odd0, even1, odd1]
     return frags
 

@@ -1,4 +1,5 @@
-"""Attention for GPUs without matrix instructions in the language (HIP, Metal): one block is one token's query head.
+"""Attention for GPUs without matrix instructions in the language (HIP, Metal), and of encoders on all: one block is one token's
+query head.
 
 The warps take 32 keys in turn. A lane computes one key's score; the weights then go around the warp while the lanes add up 32 neighbouring
 dimensions of the values at a time. Running maxima as in Milakov and Gimelshein 2018; the warps' parts are merged in their order. What a
@@ -12,6 +13,8 @@ from zse.kernels.gpu.kv8 import is_packed, page_nbytes
 from zse.kernels.kv_pages import BLOCK
 
 THREADS = 128
+ENCODER_KV = ("bf16", "f16")
+SIMPLE_DIMS = (32, *HEAD_DIMS)
 
 
 class SimpleAttentionParams(zl.Record):
@@ -29,6 +32,8 @@ class SimpleAttentionParams(zl.Record):
     group: zl.i32
     scale: zl.f32
     window: zl.i32
+    ahead: zl.i32
+    tokens: zl.i32
     softcap: zl.f32
     D: zl.static
     KV: zl.static
@@ -116,6 +121,17 @@ def attention_simple(p: SimpleAttentionParams):
     place = (zl.i64(token) * (p.kv_heads * p.group) + zl.block_index(0)) * p.D
     position = p.positions[token]
     begin = max(position + 1 - p.window, 0) if p.window > 0 else zl.i32(0)
+    end = position + 1
+    if p.ahead > 0:
+        # The last token of the row by bisection: its tokens stand together.
+        low = zl.i32(token)
+        high = p.tokens + 0
+        while high - low > 1:
+            middle = (low + high) // 2
+            same = p.token_row[middle] == p.token_row[token]
+            low = middle if same else low
+            high = high if same else middle
+        end = min(end + p.ahead, position + 1 + low - token)
     table = p.page_table + zl.i64(p.token_row[token]) * p.max_pages
     for d in range(zl.thread_index(), p.D, zl.target.threads):
         query[d] = zl.f32(p.q[place + d])
@@ -124,21 +140,21 @@ def attention_simple(p: SimpleAttentionParams):
     high = zl.f32(FLOOR)
     mass = zl.f32(0)
     acc = [zl.f32(0) for c in zl.static(range(p.D // 32))]
-    for base in range(begin + zl.warp_index() * 32, position + 1, warps * 32):
-        key = min(base + lane, position)
+    for base in range(begin + zl.warp_index() * 32, end, warps * 32):
+        key = min(base + lane, end - 1)
         slot = (table[key // BLOCK] * p.kv_heads + head) * BLOCK + key % BLOCK
         score, value_scale = score_of(query, slot, p)
-        score = score * LOG2E if base + lane <= position else zl.f32(FLOOR)
+        score = score * LOG2E if base + lane < end else zl.f32(FLOOR)
         new = max(high, zl.warp_max(score))
         shrink = zl.exp2(high - new)
-        weight = zl.exp2(score - new) if base + lane <= position else zl.f32(0)
+        weight = zl.exp2(score - new) if base + lane < end else zl.f32(0)
         high = new + 0.0
         mass = zl.fma(mass, shrink, weight)
         for c in zl.static(range(p.D // 32)):
             acc[c] = acc[c] * shrink
         if is_packed(p.KV):
             weight = weight * value_scale
-        add_values(acc, weight, slot, min(32, position + 1 - base), p)
+        add_values(acc, weight, slot, min(32, end - base), p)
     merge_warps(acc, high, mass, place, p)
 
 
@@ -147,9 +163,10 @@ def symbol_of(kv: str, head_dim: int) -> str:
 
 
 def simple_variants(target) -> list[zl.Variant]:
-    """head_dim x dtype of the pages."""
+    """head_dim x dtype of the pages; where there are others for causal attention only what encoders take."""
     return [
         zl.Variant(symbol_of(name, dim), attention_simple, {"D": dim, "KV": dtype}, threads=THREADS)
         for name, dtype in KV_TYPES.items()
-        for dim in HEAD_DIMS
+        for dim in SIMPLE_DIMS
+        if target.has("simt") or name in ENCODER_KV
     ]

@@ -4,8 +4,20 @@ The matrix is made in pieces that stay in the L2 cache until they are multiplied
 memory: an int4 weight of 0.5 bytes is read, 2 bytes are written.
 """
 
+from typing import Any, NamedTuple
+
 from zse import kernel as zl
-from zse.kernels.gpu.r16 import HIGH_BYTES, arguments, center, factors, pair_bf16, q_bytes, read_scales, selector
+from zse.kernels.gpu.r16 import (
+    HIGH_BYTES,
+    arguments,
+    factors,
+    looked_up,
+    pair_bf16,
+    q_bytes,
+    read_scales,
+    selector,
+    table_of,
+)
 from zse.quant.scheme import FP8_BLOCK, TILE_ROWS
 from zse.runtime.args import Args
 from zse.tensor import Tensor
@@ -14,6 +26,40 @@ THREADS = 256
 WARP_BLOCKS = 4  # blocks of 32 columns that a warp makes: enough loads in flight
 ROW_COLUMNS = THREADS * 8
 INPUTS = {"f16": zl.f16, "f32": zl.f32, "e4m3": zl.e4m3}
+
+
+class Destination(NamedTuple):
+    """What the kernels for integers make, and the groups that it has."""
+
+    out: Any
+    first_tile: Any
+    rows: Any
+    blocks: Any
+    groups: Any
+    group_blocks: Any
+    half_step: Any
+
+
+class Lut4Rows(zl.Record):
+    """The parameters of dequantize_lut4: as of dequantize_r16; table0 .. 3: its 16 numbers."""
+
+    q: zl.Ptr[zl.u32, "const"]
+    high: zl.Ptr[zl.u32, "const"]
+    scale: zl.Ptr[zl.f16, "const"]
+    offset: zl.Ptr[zl.f16, "const"]
+    out: zl.Ptr[zl.bf16]
+    first_tile: zl.i32
+    rows: zl.i32
+    blocks: zl.i32
+    groups: zl.i32
+    group_blocks: zl.i32
+    half_step: zl.i32
+    has_offset: zl.i32
+    center: zl.f32
+    table0: zl.u32
+    table1: zl.u32
+    table2: zl.u32
+    table3: zl.u32
 
 
 @zl.kernel
@@ -33,8 +79,23 @@ def dequantize_r16(
     center: zl.f32,
     BITS: zl.static,
 ):
-    """Grid (groups of WARP_BLOCKS * warps blocks, tiles): rows from 16 * first_tile, `rows` of them. A lane has a row's
-    columns 8p .. 8p + 7 and 16 + 8p .., p = lane % 2, of each block: 16 bytes of out each."""
+    """Grid (groups of WARP_BLOCKS * warps blocks, tiles): rows from 16 * first_tile, `rows` of them."""
+    made = Destination(out, first_tile, rows, blocks, groups, group_blocks, half_step)
+    make_rows(q, high, scale, offset, has_offset, center, made, BITS, None)
+
+
+@zl.kernel
+def dequantize_lut4(p: Lut4Rows):
+    """Likewise, of lut4 weights: once looked up, 8-bit ones."""
+    made = Destination(p.out, p.first_tile, p.rows, p.blocks, p.groups, p.group_blocks, p.half_step)
+    make_rows(p.q, p.high, p.scale, p.offset, p.has_offset, p.center, made, 4, table_of(p))
+
+
+@zl.inline
+def make_rows(q, high, scale, offset, has_offset, center, to, BITS, table):
+    """A lane has a row's columns 8p .. 8p + 7 and 16 + 8p .., p = lane % 2, of each block: 16 bytes of out each. BITS: as stored; with a
+    table they become 8."""
+    out, first_tile, rows, blocks, groups, group_blocks, half_step = to
     zl.grid_launch_dependents()
     zl.grid_wait()
     lane = zl.lane_index()
@@ -59,17 +120,20 @@ def dequantize_r16(
         found = read_scales(scale, offset, [(tile * groups + group) * 16 + r], has_offset, half_step, 2)
         scales += [found[0]]
         offsets += [found[1]]
-    picks = [selector(zl.u32(0), BITS), selector(zl.u32(2), BITS)]
+    WIDE = 8 if table is not None else BITS
+    picks = [selector(zl.u32(0), WIDE), selector(zl.u32(2), WIDE)]
     for i in zl.static(range(WARP_BLOCKS)):
         if begin + i < blocks:
-            factor, shift = factors(scales[i], offsets[i], center, BITS)
+            factor, shift = factors(scales[i], offsets[i], center, WIDE)
             for half in zl.static(range(2)):
                 pairs = []
                 for w in zl.static(range(2)):
                     word = words[i][2 + w if BITS == 8 and half == 1 else w]
+                    if table is not None:
+                        word = looked_up(word, half == 1, table)
                     extra = highs[i][half if BITS == 6 else 0] if BITS in (5, 6) else None
                     pairs += [
-                        pair_bf16(word, extra, zl.u32(p * 2 + w), half == 1, pick, factor[half], shift[half], BITS)
+                        pair_bf16(word, extra, zl.u32(p * 2 + w), half == 1, pick, factor[half], shift[half], WIDE)
                         for pick in picks
                     ]
                 if row < rows:
@@ -108,6 +172,7 @@ def variants(target) -> list[zl.Variant]:
     made = [
         zl.Variant(f"dequantize_int{bits}", dequantize_r16, {"BITS": bits}, threads=THREADS) for bits in (4, 5, 6, 8)
     ]
+    made.append(zl.Variant("dequantize_lut4", dequantize_lut4, {}, threads=THREADS))
     made += [
         zl.Variant(f"dequantize_{name}", dequantize_rows, {"IN": dtype}, threads=THREADS)
         for name, dtype in INPUTS.items()
@@ -122,16 +187,9 @@ def launch(recorder, weight, first_row: int, rows: int, out: Tensor) -> None:
 
 
 def _of_groups(weight, first_row: int, rows: int) -> tuple[dict, tuple[int, int]]:
-    scheme, planes, width = weight.scheme, weight.planes, weight.shape[1]
-    group = scheme.group or width
+    planes, width = weight.planes, weight.shape[1]
     args = arguments(weight) | dict(
-        q=planes["q"],
-        high=planes.get("high"),
-        first_tile=first_row // TILE_ROWS,
-        rows=rows,
-        group_blocks=max(1, group // 32),
-        half_step=16 if group == 16 else 0,
-        center=center(scheme),
+        q=planes["q"], high=planes.get("high"), first_tile=first_row // TILE_ROWS, rows=rows
     )
     return args, (-(-(width // 32) // (WARP_BLOCKS * THREADS // 32)), -(-rows // TILE_ROWS))
 
@@ -142,5 +200,10 @@ def _of_rows(weight, first_row: int, rows: int) -> tuple[dict, tuple[int, int]]:
     return args, (-(-width // ROW_COLUMNS), rows)
 
 
+def _of_tables(weight, first_row: int, rows: int) -> tuple[dict, tuple[int, int]]:
+    args, grid = _of_groups(weight, first_row, rows)
+    return args | weight.scheme.table_args(), grid
+
+
 # By a scheme's kind: (weight, first row, rows) → the kernel's arguments but `out`, and the grid.
-LAUNCHES = {"affine": _of_groups, "dense": _of_rows, "fp8": _of_rows}
+LAUNCHES = {"affine": _of_groups, "dense": _of_rows, "fp8": _of_rows, "lut4": _of_tables}

@@ -1,6 +1,7 @@
 """Embedding rows out of a weight of any scheme: one block is one token, 16-byte accesses to the hidden state."""
 
 from zse import kernel as zl
+from zse.kernels.gpu.matmul_simple import number_of
 
 TILE = 16
 THREADS = 256
@@ -10,9 +11,9 @@ FP8_BLOCK = 128
 
 
 @zl.inline
-def token_row(ids, rows):
-    """The id of this block's token, inside the table whatever it holds."""
-    return zl.i64(min(max(ids[zl.block_index(0)], 0), rows - 1))
+def token_row(ids, shift, rows):
+    """The row of this block's token, inside the table whatever it holds."""
+    return zl.i64(min(max(ids[zl.block_index(0)] + shift, 0), rows - 1))
 
 
 @zl.kernel
@@ -23,15 +24,20 @@ def embed_rows(
     rows: zl.i32,
     width: zl.i32,
     factor: zl.f32,
+    shift: zl.i32,
     DTYPE: zl.static,
+    ADD: zl.static,
 ):
     """w [rows, width]; width a multiple of 8."""
     zl.grid_launch_dependents()
     zl.grid_wait()
-    source = zl.cast_ptr(w, DTYPE) + token_row(ids, rows) * width
+    source = zl.cast_ptr(w, DTYPE) + token_row(ids, shift, rows) * width
     destination = out + zl.i64(zl.block_index(0)) * width
     for k in range(zl.thread_index() * 4, width, zl.target.threads * 4):
-        zl.store(destination + k, zl.convert(zl.load(source + k, 4), zl.f32) * factor)
+        value = zl.convert(zl.load(source + k, 4), zl.f32) * factor
+        if ADD:
+            value = value + zl.load(destination + k, 4)
+        zl.store(destination + k, value)
 
 
 @zl.kernel
@@ -48,7 +54,7 @@ def embed_fp8(
     """w [rows, width] in e4m3; width a multiple of 16."""
     zl.grid_launch_dependents()
     zl.grid_wait()
-    row = token_row(ids, rows)
+    row = token_row(ids, 0, rows)
     source = w + row * width
     destination = out + zl.i64(zl.block_index(0)) * width
     for k in range(zl.thread_index() * 4, width, zl.target.threads * 4):
@@ -86,7 +92,7 @@ def embed_affine(
     the row: four columns (8 bits), or four and the four that are 16 further (less)."""
     zl.grid_launch_dependents()
     zl.grid_wait()
-    row = token_row(ids, rows)
+    row = token_row(ids, 0, rows)
     tile = row // TILE
     r = row % TILE
     blocks = zl.i64(width // 32)
@@ -120,6 +126,45 @@ def embed_affine(
             zl.store(destination + column, zl.concat(pairs[0], pairs[1]))
 
 
+class NarrowEmbedding(zl.Record):
+    """table0 .. 3: the 16 numbers of lut4 weights (zse.quant.lut4)."""
+
+    ids: zl.Ptr[zl.i32, "const"]
+    q: zl.Ptr[zl.u32, "const"]
+    scale: zl.Ptr[zl.f16, "const"]
+    out: zl.Ptr[zl.f32]
+    rows: zl.i32
+    width: zl.i32
+    group: zl.i32
+    factor: zl.f32
+    table0: zl.u32
+    table1: zl.u32
+    table2: zl.u32
+    table3: zl.u32
+
+
+@zl.kernel
+def embed_lut4(p: NarrowEmbedding):
+    """As embed_affine of 4 bits."""
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    row = token_row(p.ids, 0, p.rows)
+    tile = row // TILE
+    r = row % TILE
+    blocks = zl.i64(p.width // 32)
+    q_words = p.q + (tile * blocks * 4 * TILE + r)
+    destination = p.out + zl.i64(zl.block_index(0)) * p.width
+    for at in range(zl.thread_index(), p.width // 32 * 4, zl.target.threads):
+        word = q_words[at * TILE]
+        for half in zl.static(range(2)):
+            column = at // 4 * 32 + (at % 4 + half * 4) * 4
+            place = (tile * zl.i64(p.width // p.group) + column // p.group) * TILE + r
+            step = zl.f32(p.scale[place])
+            indices = [word >> (8 * c + 4 * half) & 15 for c in zl.static(range(4))]
+            four = [(zl.f32(number_of(index, p)) - 128.0) * step * p.factor for index in indices]
+            zl.store(destination + column, zl.make_vector(four[0], four[1], four[2], four[3]))
+
+
 @zl.inline
 def concat2(a, b):
     """Two scalars as a vector."""
@@ -130,8 +175,11 @@ def embed_variants(target):
     """Every form of embed on a GPU."""
     return (
         [
-            zl.Variant(f"embed_{name}_rows", embed_rows, {"DTYPE": dtype}, threads=THREADS)
+            zl.Variant(
+                f"embed_{name}_rows{'_add' if add else ''}", embed_rows, {"DTYPE": dtype, "ADD": add}, threads=THREADS
+            )
             for name, dtype in DENSE.items()
+            for add in (False, True)
         ]
         + [
             zl.Variant(f"embed_fp8_{scaling}", embed_fp8, {"SCALING": scaling}, threads=THREADS)
@@ -144,4 +192,5 @@ def embed_variants(target):
             for bits in BITS
             for form in ("sym", "asym")
         ]
+        + [zl.Variant("embed_lut4_rows", embed_lut4, {}, threads=THREADS)]
     )

@@ -1,8 +1,8 @@
 """Matrix products of more than a few tokens: which kernel and which tiles a weight and a number of tokens get
 (gemm_launch records them).
 
-On Hopper, up to SKINNY_TOKENS a product is bound by reading the weights (gemm_skinny); above, by the tensor cores:
-gemm_wgmma for bf16 and fp8, gemm_r16 for integers. With 132 multiprocessors a product of 1,024 tokens and 3,584 rows is
+On Hopper, up to 64 tokens, or 128 with integers, a product is bound by reading the weights (gemm_skinny); above, by the
+tensor cores: gemm_wgmma for bf16 and fp8, gemm_r16 for integers. With 132 multiprocessors a product of 1,024 tokens and 3,584 rows is
 112 tiles of 128 x 256: a sixth of the chip would idle. So there are several tiles, and `choose` takes what a simple
 model of measured times says is fastest: waves of units, each as long as its steps of k and its epilogue, and for few
 tiles their k split into parts. The figures stand in benchmarks/LOG.md.
@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from zse.kernel import Variant
 from zse.kernels.gpu import dequantize, gemm_portable, gemm_r16, gemm_skinny, gemm_wgmma
+from zse.kernels.gpu.r16 import stage_blocks
 
 FEW_TOKENS = 8  # up to here matmul_small is faster
-SKINNY_TOKENS = 64
 # above, a weight that must be made bf16 first is: matmul_small would read it once per 8 tokens
 PREPARED_TOKENS = 32
 # What a unit costs beyond its steps, us: filling the ring and a quarter of it per 8,192 elements to write; more for
@@ -66,14 +66,12 @@ SKINNY = {
     "bf16": ((16, 2), (64, 2)),
     "e4m3": ((16, 2), (64, 2)),
     "block": ((16, 2), (64, 2)),
-    4: ((16, 4), (64, 3)),
-    5: ((64, 3),),
-    6: ((64, 3),),
-    8: ((64, 3),),
+    4: ((16, 4), (64, 4), (128, 3)),
+    5: ((64, 4), (128, 3)),
+    6: ((64, 4), (128, 3)),
+    8: ((16, 4), (64, 4), (128, 3)),
 }
-# gemm_r16: bits -> how many scales: one a step ("wide": groups of 64 and more), one a block of 32 ("block"), or two
-# ("fine").
-CLASSES = {4: ("wide", "block", "fine"), 5: ("block", "fine"), 6: ("fine",), 8: ("wide", "block", "fine")}
+FINE = 16  # columns of a group that needs two scales a block of 32: gemm_r16 has forms for it, gemm_skinny none
 
 
 def has_wgmma(device) -> bool:
@@ -141,7 +139,7 @@ class TileChoice(NamedTuple):
 def choose(kind: object, gated: bool, tokens: int, cols: int, width: int, sms: int, group: int = 0) -> TileChoice:
     """The tile and the number of parts of k for out [tokens, cols], by the model of this module."""
     integer = isinstance(kind, int)
-    only = 256 if integer and (kind != 4 or group == 16) else 0  # other integers have the large tile alone
+    only = 256 if integer and (kind != 4 or group == FINE) else 0  # other integers have the large tile alone
     steps = -(-width // (128 if is_fp8(kind) else 64))
     item = kind / 8 if isinstance(kind, int) else 2.0 if kind == "bf16" else 1.0
     read_us = cols * (2 if gated else 1) * width * item / READ_BYTES_US
@@ -166,15 +164,14 @@ def choose(kind: object, gated: bool, tokens: int, cols: int, width: int, sms: i
     return best
 
 
-def group_class(scheme) -> str:
-    """The key of CLASSES for an integer scheme: the first that fits."""
-    fits = {"wide": scheme.group == 0 or scheme.group % 64 == 0, "block": scheme.group != 16, "fine": True}
-    return next(name for name in CLASSES[scheme.bits] if fits[name])
+def is_skinny(kind: object, max_tokens: int, group: int) -> bool:
+    """Whether gemm_skinny multiplies. group: of an integer, else 0."""
+    return max_tokens <= SKINNY[kind][-1][0] and group != FINE
 
 
-def symbol_of(kernel: str, kind: object, tokens: int, rows: int, gated: bool, group: str = "") -> str:
+def symbol_of(kernel: str, kind: object, tokens: int, rows: int, gated: bool, fine: bool = False) -> str:
     name = f"int{kind}" if isinstance(kind, int) else str(kind)
-    return f"{kernel}_{name}{'_' + group if group else ''}_{tokens}x{rows}{'_gated' if gated else ''}"
+    return f"{kernel}_{name}{'_fine' if fine else ''}_{tokens}x{rows}{'_gated' if gated else ''}"
 
 
 def variants(target) -> list[Variant]:
@@ -192,10 +189,10 @@ def variants(target) -> list[Variant]:
         for tile in tiles:
             if kind == "integer":
                 made += [
-                    _r16_variant(bits, group, tile, gated)
-                    for bits, groups in CLASSES.items()
-                    for group in groups
-                    if tile.tokens == 256 or (bits == 4 and group != "fine")
+                    _r16_variant(bits, fine, tile, gated)
+                    for bits in (4, 5, 6, 8)
+                    for fine in (False, True)
+                    if tile.tokens == 256 or (bits == 4 and not fine)
                 ]
             else:
                 made.append(_wgmma_variant(kind, tile, gated))
@@ -224,9 +221,9 @@ def _wgmma_variant(kind: object, tile: Tile, gated: bool) -> Variant:
     return Variant(symbol, gemm_wgmma.gemm_wgmma, statics, threads=gemm_wgmma.THREADS)
 
 
-def _r16_variant(bits: int, group: str, tile: Tile, gated: bool) -> Variant:
+def _r16_variant(bits: int, fine: bool, tile: Tile, gated: bool) -> Variant:
     tokens, wg = tile.tokens, tile.rows // 64
-    statics = dict(BITS=bits, WIDE=group == "wide", HALVES=2 if group == "fine" else 1)
-    statics |= dict(BT=tokens, WG=wg, STAGES=gemm_r16.stages(bits, tokens, wg), GATED=gated)
-    symbol = symbol_of("gemm", bits, tokens, tile.rows, gated, group)
+    statics = dict(KIND=bits, BLOCKS=stage_blocks(bits, tokens), HALVES=2 if fine else 1, BT=tokens, WG=wg)
+    statics |= dict(STAGES=gemm_r16.stages(bits, tokens, wg), GATED=gated)
+    symbol = symbol_of("gemm", bits, tokens, tile.rows, gated, fine)
     return Variant(symbol, gemm_r16.gemm_r16, statics, threads=128 * (wg + 1))

@@ -3,8 +3,10 @@
 from typing import Any, NamedTuple
 
 from zse.dtypes import ITEM_BYTES
-from zse.kernels.gpu import dequantize, gemm, gemm_portable, gemm_skinny, r16
-from zse.kernels.gpu.gemm_parts import ACCUMULATE, PARTIAL_BYTES, STORE, STORE_BF16
+from zse.kernels.gpu import dequantize, gemm, gemm_portable
+from zse.kernels.gpu.gemm import FINE, SKINNY, direct, is_fp8, is_skinny, kind_of, symbol_of
+from zse.kernels.gpu.gemm_parts import ACCUMULATE, PARTIAL_BYTES, STORE, STORE_BF16, depth_of
+from zse.kernels.gpu.r16 import HIGH_BYTES, arguments, q_bytes, stage_blocks
 from zse.kernels.op import require
 from zse.quant.scheme import DenseScheme
 from zse.runtime.args import Args
@@ -22,7 +24,7 @@ class Product(NamedTuple):
     """out = a @ weight.T + bias (f32 or bf16), out f32 += it, or, gated, out bf16 = act(a @ gates.T) * (a @ ups.T).
 
     a: bf16 [M, K], or Fp8Activation for fp8 weights. gated: None, "silu" or "gelu_tanh"; the weight's first half are the
-    gates. max_tokens: the most tokens this recording will run with.
+    gates. max_tokens: the most tokens this recording will run with. kind: kind_of() of the weight.
     """
 
     device: Any
@@ -33,6 +35,7 @@ class Product(NamedTuple):
     accumulate: bool
     gated: str | None
     max_tokens: int
+    kind: object
 
     @property
     def cols(self) -> int:
@@ -40,8 +43,9 @@ class Product(NamedTuple):
         return self.weight.shape[0] // 2 if self.gated else self.weight.shape[0]
 
     @property
-    def kind(self) -> object:
-        return gemm.kind_of(self.weight.scheme)
+    def group(self) -> int:
+        """Of integers, 0: a row; of others 0."""
+        return self.weight.scheme.group if isinstance(self.kind, int) else 0
 
     def common(self, first: int = 0) -> dict[str, Any]:
         """The arguments of every kernel, which writes columns of out from `first` on."""
@@ -59,7 +63,7 @@ class Product(NamedTuple):
 
     def fp8_scales(self) -> dict[str, Any]:
         """Scales of the activations and of the weights, where these are fp8."""
-        fp8 = gemm.is_fp8(self.kind)
+        fp8 = is_fp8(self.kind)
         return dict(
             a_scale=self.a.scale if fp8 else None,
             w_scale=self.weight.planes["scale"] if fp8 else None,
@@ -68,28 +72,28 @@ class Product(NamedTuple):
 
     def token_map(self, box: int):
         """The tensor map of the activations, as many rows as the recording may use."""
-        fp8 = gemm.is_fp8(self.kind)
+        fp8 = is_fp8(self.kind)
         q = self.a.q if fp8 else self.a
         return self.device.tensor_map(q, (box, 128 if fp8 else 64), swizzle=128, dims=(self.max_tokens, q.shape[1]))
 
-    def integer_maps(self, tiles: int):
-        """Tensor maps of q and of high (q's again where there is none), as u32 words: boxes of `tiles` tiles and 64
-        columns."""
+    def integer_maps(self, tiles: int, bt: int):
+        """Tensor maps of q and of high (q's again where there is none), as u32 words: boxes of `tiles` tiles and a
+        stage's blocks, of products of `bt` tokens a tile."""
         planes, bits = self.weight.planes, self.weight.scheme.bits
+        blocks = stage_blocks(bits, bt)
 
         def words(plane, block_bytes: int):
             count = plane.nbytes // plane.shape[0] // 4
             whole = Tensor(plane.buffer, (plane.shape[0], count), "u32", plane.offset)
-            return self.device.tensor_map(whole, (tiles, block_bytes // 2))
+            return self.device.tensor_map(whole, (tiles, blocks * block_bytes // 4))
 
-        q = words(planes["q"], r16.q_bytes(bits))
-        return q, words(planes["high"], r16.HIGH_BYTES[bits]) if "high" in planes else q
+        q = words(planes["q"], q_bytes(bits))
+        return q, words(planes["high"], HIGH_BYTES[bits]) if "high" in planes else q
 
     def choice(self) -> tuple[gemm.TileChoice, int]:
         """The tile with the parts of k, and the grid."""
-        scheme, sms = self.weight.scheme, self.device.num_sms
-        group = scheme.group if isinstance(self.kind, int) else 0
-        found = gemm.choose(self.kind, bool(self.gated), self.max_tokens, self.cols, self.weight.shape[1], sms, group)
+        sms, width = self.device.num_sms, self.weight.shape[1]
+        found = gemm.choose(self.kind, bool(self.gated), self.max_tokens, self.cols, width, sms, self.group)
         made = found.tile.rows // 2 if self.gated else found.tile.rows
         return found, min(sms, -(-self.max_tokens // found.tile.tokens) * -(-self.cols // made) * found.splits)
 
@@ -109,7 +113,7 @@ def reserve(device, weight, activation: str, gated: bool, max_tokens: int) -> No
         return
     if gemm.has_wgmma(device):
         scratch_of(device)
-    if not gemm.direct(device, weight, activation, gated, max_tokens) and weight.scheme.element != "bf16":
+    if not direct(device, weight, activation, gated, max_tokens) and weight.scheme.element != "bf16":
         _piece_of(device, weight, gated)
 
 
@@ -126,11 +130,12 @@ def launch(
 ) -> None:
     """Record a Product; the arguments are its. gemm.takes() must be true; shapes are the caller's to check."""
     require(gated is None or gated in GATES, f"matmul_gated: kind {gated!r}; supported: {', '.join(GATES)}")
-    product = Product(recorder.device, a, weight, out, bias, accumulate, gated, max_tokens)
-    integer = isinstance(product.kind, int)
-    if not gemm.direct(product.device, weight, a.dtype, gated is not None, max_tokens):
+    kind = kind_of(weight.scheme)
+    product = Product(recorder.device, a, weight, out, bias, accumulate, gated, max_tokens, kind)
+    integer = isinstance(kind, int)
+    if not direct(product.device, weight, a.dtype, gated is not None, max_tokens):
         _launch_pieces(recorder, product)
-    elif max_tokens <= gemm.SKINNY_TOKENS and not (integer and weight.scheme.group == 16):
+    elif is_skinny(kind, max_tokens, product.group):
         _launch_skinny(recorder, product)
     elif integer:
         _launch_r16(recorder, product)
@@ -139,30 +144,26 @@ def launch(
 
 
 def _launch_r16(recorder, product: Product) -> None:
-    scheme, width = product.weight.scheme, product.weight.shape[1]
     (tile, splits, _), grid = product.choice()
-    q_map, high_map = product.integer_maps(tile.rows // 16 // (2 if product.gated else 1))
-    group, span = scheme.group or width, gemm.group_class(scheme)
+    w_map, high_map = product.integer_maps(tile.rows // 16 // (2 if product.gated else 1), tile.tokens)
     args = Args(
         **product.common(),
         **scratch_of(product.device),
-        **r16.arguments(product.weight),
+        **arguments(product.weight),
         a_map=product.token_map(tile.tokens),
-        q_map=q_map,
+        w_map=w_map,
         high_map=high_map,
-        group_span=-(-group // 64) if span == "wide" else max(1, group // 32),
-        half_step=16 if group == 16 else 0,
         splits=splits,
-        center=r16.center(scheme),
     )
-    recorder.launch(gemm.symbol_of("gemm", scheme.bits, tile.tokens, tile.rows, bool(product.gated), span), args, grid)
+    fine = product.group == FINE
+    recorder.launch(symbol_of("gemm", product.kind, tile.tokens, tile.rows, bool(product.gated), fine), args, grid)
 
 
 def _launch_wgmma(recorder, product: Product, first: int = 0, early: bool = True) -> None:
     """Columns of out from `first`, as many as the weight makes. early: nobody writes the weight while this runs."""
     weight = product.weight
     (tile, splits, _), grid = product.choice()
-    box = (tile.rows // 2 if product.gated else tile.rows, 128 if gemm.is_fp8(product.kind) else 64)
+    box = (tile.rows // 2 if product.gated else tile.rows, 128 if is_fp8(product.kind) else 64)
     args = Args(
         **product.common(first),
         **scratch_of(product.device),
@@ -174,7 +175,7 @@ def _launch_wgmma(recorder, product: Product, first: int = 0, early: bool = True
         splits=splits,
         early=int(early),
     )
-    recorder.launch(gemm.symbol_of("gemm", product.kind, tile.tokens, tile.rows, bool(product.gated)), args, grid)
+    recorder.launch(symbol_of("gemm", product.kind, tile.tokens, tile.rows, bool(product.gated)), args, grid)
 
 
 def _launch_pieces(recorder, product: Product) -> None:
@@ -192,7 +193,7 @@ def _launch_pieces(recorder, product: Product) -> None:
             for half in range(halves):
                 part = Tensor(place, (made, width), "bf16", half * 2 * width * made)
                 dequantize.launch(recorder, weight, half * cols + first, made, part)
-        piece = product._replace(weight=Weight(w.shape, DenseScheme("bf16"), {"w": w}, "rows"))
+        piece = product._replace(weight=Weight(w.shape, DenseScheme("bf16"), {"w": w}, "rows"), kind="bf16")
         if gemm.has_wgmma(device) and made % 2 == 0 and out.shape[1] % 2 == 0:
             _launch_wgmma(recorder, piece, first, early=whole)
             continue
@@ -203,10 +204,9 @@ def _launch_pieces(recorder, product: Product) -> None:
 
 def _launch_skinny(recorder, product: Product) -> None:
     device, weight, kind, gated = product.device, product.weight, product.kind, product.gated
-    scheme, width, cols = weight.scheme, weight.shape[1], product.cols
-    fp8 = gemm.is_fp8(kind)
-    box, wg = next(form for form in gemm.SKINNY[kind] if form[0] >= product.max_tokens)
-    steps = -(-width // (128 if fp8 else 64))
+    width, cols = weight.shape[1], product.cols
+    box, wg = next(form for form in SKINNY[kind] if form[0] >= product.max_tokens)
+    steps = -(-width // depth_of(kind, box))
     total = steps * -(-cols // (wg * (32 if gated else 64)))
     share = ceil_div(total, device.num_sms)
     args = Args(
@@ -218,21 +218,18 @@ def _launch_skinny(recorder, product: Product) -> None:
         share=share,
     )
     if isinstance(kind, int):
-        args["w_map"], args["high_map"] = product.integer_maps(wg * (2 if gated else 4))
-        args |= r16.arguments(weight) | dict(
-            group_blocks=(scheme.group or width) // 32,
-            center=-gemm_skinny.magic(kind) - (2 ** (kind - 1) if scheme.symmetric else 0),
-        )
+        args["w_map"], args["high_map"] = product.integer_maps(wg * (2 if gated else 4), box)
+        args |= arguments(weight)
     else:
-        depth, item = (128, 1) if fp8 else (64, 2)
+        depth, item = depth_of(kind, box), 1 if is_fp8(kind) else 2
         box_of, options = (wg * 64, depth), {}
         if gated:  # tiles of 8 gates and their 8 ups in turn
             box_of = (wg * 4, 2, 8, depth)
             strides = (8 * width * item, cols * width * item, width * item)
             options = dict(dims=(cols // 8, 2, 8, width), strides=strides)
         args["w_map"] = args["high_map"] = device.tensor_map(weight.planes["w"], box_of, swizzle=128, **options)
-        args |= dict(scale=None, offset=None, blocks=0, groups=0, group_blocks=1, has_offset=0, center=0.0)
-    recorder.launch(gemm.symbol_of("gemm_skinny", kind, box, wg * 64, bool(gated)), args, -(-total // share))
+        args |= dict(scale=None, offset=None, blocks=0, groups=0, group_blocks=1, half_step=0, has_offset=0, center=0.0)
+    recorder.launch(symbol_of("gemm_skinny", kind, box, wg * 64, bool(gated)), args, -(-total // share))
 
 
 def _from(tensor: Tensor, first: int) -> Tensor:

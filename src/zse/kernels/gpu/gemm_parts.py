@@ -4,12 +4,16 @@ split k."""
 from typing import Any, NamedTuple
 
 from zse import kernel as zl
+from zse.kernels.gpu.r16 import stage_blocks
 
 # tiles of tokens that share a pass over the weights: the running blocks then find both in L2
 GROUP = 16
 CONSUMERS = 1  # named barrier of the multiplying warpgroups
+# of the copying and of the multiplying warpgroups, by how many multiply
+REGISTERS = {2: (40, 232), 3: (24, 160), 4: (24, 112)}
 STORE, ACCUMULATE, STORE_BF16 = range(3)  # what becomes of a product: out f32 =, out f32 +=, out bf16 =
-PARTIAL_BYTES = 2 * 128 * 256 * 2  # of scratch per multiprocessor: two f32 tiles of 128 x 128, or one of 128 x 256
+# of scratch per multiprocessor: two f32 tiles of 128 tokens and 192 rows, or one of 128 x 256
+PARTIAL_BYTES = 2 * 128 * 192 * 4
 
 
 class Ring(NamedTuple):
@@ -30,6 +34,11 @@ class Units(NamedTuple):
     steps: Any  # of k
     splits: Any
     count: Any
+
+
+def depth_of(kind: object, bt: int) -> int:
+    """k of a stage of gemm_skinny. kind: bits of an integer, or "bf16", "e4m3", "block"."""
+    return 32 * stage_blocks(kind, bt) if isinstance(kind, int) else 64 if kind == "bf16" else 128
 
 
 @zl.inline
@@ -144,9 +153,19 @@ def put_one(out, at, value, mode):
 
 
 @zl.inline
+def exchanged(first, second, g):
+    """Of one column's sums of tokens 2j and 2j + 1, and its neighbour's, the two columns of one token: of the first in
+    lanes with an even g, of the second in the others."""
+    odd = g % 2 == 1
+    theirs = zl.shuffle_xor(first if odd else second, 4)
+    return theirs if odd else first, second if odd else theirs
+
+
+@zl.inline
 def put_column(total, half, col, first_token, p, j, g, BT):
     """Of a transposed product (see gemm_r16), the weight row `half` (0, 1) of a thread: column `col` of out, all
-    tokens, with the bias. bf16 goes out in pairs of columns: the 8 x 8 elements of a warp are transposed."""
+    tokens, with the bias. It goes out in pairs of columns: bf16 by transposing the 8 x 8 elements of a warp, f32 by an
+    exchange with the neighbouring column's lane."""
     shift = zl.f32(0)
     if p.has_bias != 0:
         shift = p.bias[min(col, p.cols - 1)]
@@ -160,12 +179,16 @@ def put_column(total, half, col, first_token, p, j, g, BT):
                 if at < p.cols:
                     zl.store(zl.cast_ptr(p.out, zl.u32) + (zl.i64(token) * p.cols + at) // 2, mine)
     else:
-        if col < p.cols:
-            for i in zl.static(range(BT // 8)):
-                for e in zl.static(range(2)):
-                    token = first_token + i * 8 + j * 2 + e
-                    if token < p.tokens:
-                        put_one(p.out, zl.i64(token) * p.cols + col, total[i * 4 + half * 2 + e] + shift, p.mode)
+        for i in zl.static(range(BT // 8)):
+            pair = exchanged(total[i * 4 + half * 2] + shift, total[i * 4 + half * 2 + 1] + shift, g)
+            token = first_token + i * 8 + j * 2 + g % 2
+            if token < p.tokens:
+                if col < p.cols:
+                    place = zl.cast_ptr(p.out, zl.f32) + (zl.i64(token) * p.cols + (col - g % 2))
+                    if p.mode == ACCUMULATE:
+                        add_pair(place, pair[0], pair[1])
+                    else:
+                        zl.store(place, zl.make_vector(pair[0], pair[1]))
 
 
 @zl.inline
@@ -185,16 +208,22 @@ def put_gated(total, col, first_token, p, j, g, BT):
 
 
 @zl.inline
-def leave_part(accs, mine, counter, number, last, thread, threads):
-    """Leave this block's sums at `mine`; true in the block that comes last of the `number` parts of a tile: then it can read
-    them, and the counter is 0 again. Every thread reads only what the same thread of other blocks wrote, 16 bytes a lane.
-    last: i32 [1] of the block."""
+def leave_sums(accs, mine, threads):
+    """A thread's sums, where the same thread of another block finds them, 16 bytes a lane."""
     each = len(accs[0]) // 4
     for x, acc in enumerate(accs):
         for j in zl.static(range(each)):
             four = zl.make_vector(acc[j * 4], acc[j * 4 + 1], acc[j * 4 + 2], acc[j * 4 + 3])
             zl.store(mine + (x * each + j) * (threads * 4), four)
     zl.fence()
+
+
+@zl.inline
+def leave_part(accs, mine, counter, number, last, thread, threads):
+    """Leave this block's sums at `mine`; true in the block that comes last of the `number` parts of a tile: then it can read
+    them, and the counter is 0 again. Every thread reads only what the same thread of other blocks wrote.
+    last: i32 [1] of the block."""
+    leave_sums(accs, mine, threads)
     zl.named_barrier(CONSUMERS, threads)
     if thread == 0:
         before = zl.atomic_add(counter, 1)

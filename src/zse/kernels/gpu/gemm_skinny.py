@@ -2,56 +2,53 @@
 
 The weights are the 64-row operand of wgmma and all tokens are the columns of one tile, so the product is transposed: a
 thread has two weight rows and BT / 4 tokens of each. bf16 and e4m3 weights are multiplied out of shared memory, where
-the copy engine (TMA) puts them. Integer weights (layout r16) go through registers as 128 + q, which is exact in bf16:
-4, 5 and 6 bits in one operand, 8 bits in two, 128 + low nibble and 2048 + 16 * high nibble. A group's sums are scaled
-when the group is complete, and a product with ones gives what the offset multiplies: sum w a = scale * sum (MAGIC + q)
-a + (offset - MAGIC * scale) * sum a. That takes a third of the instructions of dequantizing every weight, which pays as
-long as there are few columns to scale.
+the copy engine (TMA) puts them; integer weights (layout r16) through registers, where they become bf16
+(gemm_integers.py).
 
 Work is shared evenly: the (tile, step of k) pairs stand in one line, and block b takes `share` of them from b * share
-on. A block that has only a part of a tile's steps leaves its sums; the one that comes last adds the parts in their
-order, so a result depends neither on which block that is nor on the other tokens (idea of "stream-K", Osama et al.,
-2023).
+on. A block that has only a part of a tile's steps leaves its sums; of two blocks the one that comes last adds the
+parts, of more each adds a slice (gemm_slices.py), always in the blocks' order, so a result depends neither on which
+block adds nor on the other tokens (idea of "stream-K", Osama et al., 2023).
 
 A gated tile gives rows 0 .. 7 of every 16 to gates and 8 .. 15 to the same rows' ups, so both meet in a thread.
 """
 
 from zse import kernel as zl
-from zse.kernels.gpu.gemm_parts import add_part, clear_sums, leave_part, put_column, put_gated, release, ring_of
-from zse.kernels.gpu.gemm_skinny_groups import (
-    BLOCKS,
-    close_group,
-    first_group,
-    fold,
-    operands,
-    read_words,
-    sums_of,
-    words_of,
+from zse.kernels.gpu import gemm_integers as integers
+from zse.kernels.gpu.gemm_parts import (
+    REGISTERS,
+    add_part,
+    clear_sums,
+    depth_of,
+    leave_part,
+    put_column,
+    put_gated,
+    release,
+    ring_of,
 )
-from zse.kernels.gpu.r16 import HIGH_BYTES, q_bytes
+from zse.kernels.gpu.gemm_slices import add_slices
+from zse.kernels.gpu.r16 import stage_blocks
+from zse.quant.scheme import FP8_BLOCK
 
 ROW_BYTES = 128  # of k in a stage of bf16 or e4m3
-SCALE_BLOCK = 128  # rows and columns that share a scale of "block"
 SHARED_BYTES = 230_000
 MAX_STAGES = 16
-# of the copying and of the multiplying warpgroups, by how many multiply
-REGISTERS = {2: (40, 232), 3: (24, 160), 4: (24, 112)}
 
 
-def magic(bits: int) -> float:
-    """What the operands exceed q by."""
-    return 2048.0 + 128.0 if bits == 8 else 128.0
-
-
-def row_tile_bytes(kind: object) -> int:
+def row_tile_bytes(kind: object, bt: int) -> int:
     """Bytes of 16 weight rows in a stage. kind: bits of an integer, or "bf16", "e4m3", "block" (e4m3 with a scale per
     128 x 128)."""
-    return BLOCKS * (q_bytes(kind) + HIGH_BYTES[kind]) if isinstance(kind, int) else 16 * ROW_BYTES
+    return integers.weight_bytes(kind, bt) if isinstance(kind, int) else 16 * ROW_BYTES
+
+
+def token_size(kind: object, bt: int) -> int:
+    """Bytes of a token in a stage: bf16, or e4m3 for such weights."""
+    return depth_of(kind, bt) * (2 if isinstance(kind, int) or kind == "bf16" else 1)
 
 
 def stage_size(kind: object, bt: int, wg: int) -> int:
     """Bytes of a stage, a multiple of 1024 for the swizzled tiles."""
-    return -(-(bt * ROW_BYTES + wg * 4 * row_tile_bytes(kind)) // 1024) * 1024
+    return -(-(bt * token_size(kind, bt) + wg * 4 * row_tile_bytes(kind, bt)) // 1024) * 1024
 
 
 def stages(kind: object, bt: int, wg: int) -> int:
@@ -62,8 +59,7 @@ class SkinnyParams(zl.Record):
     """The parameters of gemm_skinny. tokens <= BT. cols: columns of out; the weights have as many rows, or twice as many when
     GATED. KIND: bits of an integer, "bf16", "e4m3", or "block": e4m3 with w_scale [rows / 128, K / 128]. A tile is BT tokens x
     WG warpgroups of 64 weight rows (GATED: half gates, half ups). steps: stages of k. blocks = K / 32, groups: scales of a
-    row, group_blocks: blocks of a group (integers; groups of 32 columns and more). center: what multiplies the scale so that
-    it can be added to the offset. partial f32 [2 * grid, WG * 64, BT], counters i32 [grid], zero before and after."""
+    row, group_blocks, half_step, center: as in gemm_r16. partial f32 [2 * grid, WG * 64, BT], counters i32 [grid], zero before and after."""
 
     a_map: zl.TensorMap
     w_map: zl.TensorMap
@@ -82,6 +78,7 @@ class SkinnyParams(zl.Record):
     blocks: zl.i32
     groups: zl.i32
     group_blocks: zl.i32
+    half_step: zl.i32
     share: zl.i32
     per_row: zl.i32
     has_offset: zl.i32
@@ -101,31 +98,36 @@ class SkinnyParams(zl.Record):
         return isinstance(self.KIND, int)
 
     @property
+    def BLOCKS(self) -> int:
+        """Of a stage of integers."""
+        return stage_blocks(self.KIND, self.BT)
+
+    @property
+    def HALVES(self) -> int:
+        """Groups have 32 columns and more."""
+        return 1
+
+    @property
+    def tiles(self) -> int:
+        """Of 16 rows."""
+        return self.WG * 4
+
+    @property
     def token_bytes(self) -> int:
         """Of a stage; the weights follow."""
-        return self.BT * ROW_BYTES
+        return self.BT * token_size(self.KIND, self.BT)
 
     @property
     def stage_bytes(self) -> int:
-        return self.token_bytes + self.WG * 4 * row_tile_bytes(self.KIND)
+        return self.token_bytes + self.WG * 4 * row_tile_bytes(self.KIND, self.BT)
 
     @property
     def depth(self) -> int:
-        """k of a stage."""
-        return 64 if self.integer or self.KIND == "bf16" else 128
+        return depth_of(self.KIND, self.BT)
 
     @property
     def tile_cols(self) -> int:
         return self.WG * 32 if self.GATED else self.WG * 64
-
-    @property
-    def q_size(self) -> int:
-        """Bytes of 16 rows in a stage."""
-        return BLOCKS * q_bytes(self.KIND)
-
-    @property
-    def high_size(self) -> int:
-        return BLOCKS * HIGH_BYTES[self.KIND]
 
 
 @zl.inline
@@ -133,26 +135,22 @@ def load_weights(ring, slot, step, tile, p):
     """Ask for one stage's weights: for every warp its 16 rows."""
     zl.mbarrier_expect(ring.full + slot, p.stage_bytes)
     at, bar = ring.memory + (slot * ring.stride + p.token_bytes), ring.full + slot
-    tiles = p.WG * 4
     if p.integer:
-        halves = 2 if p.GATED else 1
-        count = tiles // halves
-        for half in zl.static(range(halves)):
-            row = tile * count + half * (p.cols // 16)
-            place = (step * (p.q_size // 4), row)
-            zl.tma_load(at + half * count * p.q_size, p.w_map, place, bar, None, "evict_first")
-            if p.high_size > 0:
-                to = at + (tiles * p.q_size + half * count * p.high_size)
-                zl.tma_load(to, p.high_map, (step * (p.high_size // 4), row), bar, None, "evict_first")
+        integers.load_weights(at, bar, step, tile * (p.tile_cols // 16), p)
     elif p.GATED:  # dimensions: k, 8 rows, gate or up, groups of 8 rows
-        zl.tma_load(at, p.w_map, (step * p.depth, 0, 0, tile * tiles), bar, None, "evict_first")
+        zl.tma_load(at, p.w_map, (step * p.depth, 0, 0, tile * p.tiles), bar, None, "evict_first")
     else:
         zl.tma_load(at, p.w_map, (step * p.depth, tile * (p.WG * 64)), bar, None, "evict_first")
 
 
 @zl.inline
 def load_tokens(ring, slot, step, p):
-    zl.tma_load(ring.memory + slot * ring.stride, p.a_map, (step * p.depth, 0), ring.full + slot, None, "evict_last")
+    if p.integer:
+        integers.load_tokens(ring.memory + slot * ring.stride, ring.full + slot, step, 0, p)
+    else:
+        zl.tma_load(
+            ring.memory + slot * ring.stride, p.a_map, (step * p.depth, 0), ring.full + slot, None, "evict_last"
+        )
 
 
 @zl.inline
@@ -178,14 +176,14 @@ def produce(ring, begin, finish, p):
 
 
 @zl.inline
-def gather_parts(total, tile, late, last, thread, p):
+def gather_parts(total, tile, blocks, late, last, thread, p):
     """Leave this block's part of a tile; true in the block that comes last, which then has the sum of all parts in
-    their order. late: this part is not the block's first piece of work (a block has at most one part of each kind)."""
+    their order. late: 1 if this part is not the block's first piece of work (a block has at most one part of each
+    kind)."""
+    first, end = blocks
     threads = p.WG * 128
     size = p.BT // 8 * threads
-    mine = p.partial + (zl.i64(zl.block_index(0) * 2 + (zl.i32(1) if late else 0)) * size + thread) * 4
-    first = tile * p.steps // p.share
-    end = ((tile + 1) * p.steps - 1) // p.share + 1
+    mine = p.partial + (zl.i64(zl.block_index(0) * 2 + late) * size + thread) * 4
     # Counted where the tile begins: only one of a block's tiles goes on in the next block.
     is_last = leave_part((total,), mine, p.counters + first, end - first, last, thread, threads)
     if is_last:
@@ -197,61 +195,50 @@ def gather_parts(total, tile, late, last, thread, p):
 
 
 @zl.inline
-def store_tile(total, first_col, warp, lane, p):
-    """A warp's 16 rows (gated: 8 columns of out) of all tokens."""
-    KIND, BT = p.KIND, p.BT
+def store_sums(total, tile, warp, first_token, p):
+    """A warp's 16 rows (gated: 8 columns of out) of tokens from first_token on, two sums of each row a token pair."""
+    KIND, count = p.KIND, len(total) * 2
     last_token = p.tokens - 1
+    lane = zl.lane_index()
     j = lane % 4
     g = lane // 4
     if p.GATED:
-        col = first_col + warp * 8
+        col = tile * p.tile_cols + warp * 8
         gate_scale = p.w_scale[min(col + g, p.cols - 1) * p.per_row] if KIND == "e4m3" else 1.0
         up_scale = p.w_scale[(p.cols + min(col + g, p.cols - 1)) * p.per_row] if KIND == "e4m3" else 1.0
         if KIND in ("e4m3", "block"):
-            for i in zl.static(range(BT // 8)):
+            for i in zl.static(range(count // 8)):
                 for e in zl.static(range(4)):
-                    token_scale = p.a_scale[min(i * 8 + j * 2 + e % 2, last_token)]
+                    token_scale = p.a_scale[min(first_token + i * 8 + j * 2 + e % 2, last_token)]
                     total[i * 4 + e] *= token_scale * (gate_scale if e < 2 else up_scale)
-        put_gated(total, col, 0, p, j, g, BT)
+        put_gated(total, col, first_token, p, j, g, count)
     else:
         for y in zl.static(range(2)):
-            col = first_col + warp * 16 + y * 8 + g
+            col = tile * p.tile_cols + warp * 16 + y * 8 + g
             if KIND in ("e4m3", "block"):
                 row_scale = p.w_scale[min(col, p.cols - 1) * p.per_row] if KIND == "e4m3" else 1.0
-                for i in zl.static(range(BT // 8)):
+                for i in zl.static(range(count // 8)):
                     for e in zl.static(range(2)):
-                        total[i * 4 + y * 2 + e] *= row_scale * p.a_scale[min(i * 8 + j * 2 + e, last_token)]
-            put_column(total, y, col, 0, p, j, g, BT)
+                        token = min(first_token + i * 8 + j * 2 + e, last_token)
+                        total[i * 4 + y * 2 + e] *= row_scale * p.a_scale[token]
+            put_column(total, y, col, first_token, p, j, g, count)
 
 
 @zl.inline
-def multiply_integers(sums, step, lane, here, tokens_desc, ring, previous, p):
-    """One stage of quantized weights, which begins at `here`. sums: GroupSums; lane: LaneWords."""
-    count = 4 if p.KIND == 8 else 2  # operands of a block
-    words_at = zl.cast_ptr(here + p.token_bytes, zl.u32)
-    for b in zl.static(range(BLOCKS)):
-        at = words_at + (lane.word + b * (p.q_size // 8))
-        high_at = words_at + (lane.high_word + b * (p.high_size // 8))
-        read_words(lane.words, lane.high, at, high_at, lane.row_step, lane.high_step, p.KIND)
-        operands(lane.a[b * count : (b + 1) * count], lane.words, lane.high, lane.pick, lane.step, p.KIND)
-        if sums.state[0] == p.group_blocks:
-            close_group(sums, step * BLOCKS + b, p)
-        zl.wgmma_fence()
-        for half in zl.static(range(2)):
-            k = b * 4 + half * 2
-            onto = sums.state[1] == 0 if half == 0 else True
-            zl.wgmma_bf16(sums.acc, lane.a[b * count + half], tokens_desc + k, p.BT, onto)
-            if p.KIND == 8:
-                zl.wgmma_bf16(sums.acc, lane.a[b * count + 2 + half], tokens_desc + k, p.BT, True)
-            zl.wgmma_bf16(sums.ones, lane.unit, tokens_desc + k, p.BT, onto)
-        zl.wgmma_commit()
-        sums.state[1] = 0
-        sums.state[0] += 1
-        # Named here, the other block's operands keep their registers until the products that read them are done.
-        zl.wgmma_wait(1, *lane.a[(1 - b) * count : (2 - b) * count])
-        if b == 0:
-            if previous >= 0:
-                release(ring.empty + previous, zl.lane_index())
+def finish_tile(total, tile, at, count, begin, tiles, last, thread, p):
+    """`count` steps of a tile from `at` on are done: store them, or add them to what other blocks have."""
+    if count == p.steps:
+        store_sums(total, tile, thread // 32, 0, p)
+    else:
+        late = zl.i32(1) if at > begin else 0
+        first = tile * p.steps // p.share
+        end = ((tile + 1) * p.steps - 1) // p.share + 1
+        if end - first > 2:
+            add_slices(total, tile, (first, end), late, tiles * p.steps, thread, p, store_sums)
+        else:
+            complete = gather_parts(total, tile, (first, end), late, last, thread, p)
+            if complete:
+                store_sums(total, tile, thread // 32, 0, p)
 
 
 @zl.inline
@@ -271,7 +258,7 @@ def multiply_rows(total, acc, step, first, tile, tokens_desc, warp, p):
         # k of a stage is that of a block of scales; a warpgroup's rows are within one, or two if gated.
         row = tile * p.tile_cols + warp // 4 * (32 if p.GATED else 64)
         second = (p.cols if p.GATED else 0) + row
-        scales = [p.w_scale[r // SCALE_BLOCK * p.steps + step] for r in (row, second)]
+        scales = [p.w_scale[r // FP8_BLOCK * p.steps + step] for r in (row, second)]
         zl.wgmma_wait(0, acc)
         for i in zl.static(range(BT // 2)):
             total[i] = zl.fma(acc[i], scales[i % 4 // 2], total[i])
@@ -280,72 +267,66 @@ def multiply_rows(total, acc, step, first, tile, tokens_desc, warp, p):
 
 
 @zl.inline
-def consume(ring, begin, finish, last, p):
+def multiply_tile(total, acc, tile, ring, state, first, end, warp, p):
+    """total = the products of steps first .. end of a tile of bf16 or e4m3 weights. state: [slot, parity] of the ring,
+    moved on."""
+    base = zl.smem_desc(ring.memory)
+    previous = zl.i32(-1)
+    if p.KIND == "block":
+        for i in zl.static(range(p.BT // 2)):
+            total[i] = zl.f32(0)
+    for step in range(first, end):
+        zl.mbarrier_wait(ring.full + state[0], state[1])
+        tokens_desc = base + zl.u64(state[0] * ring.stride // 16)
+        multiply_rows(total, acc, step, first, tile, tokens_desc, warp, p)
+        if previous >= 0:
+            release(ring.empty + previous, zl.lane_index())
+        previous = state[0] + 0
+        state[0] += 1
+        if state[0] == ring.stages:
+            state[0] = 0
+            state[1] = state[1] ^ 1
+    zl.wgmma_wait(0, total)
+    release(ring.empty + previous, zl.lane_index())
+
+
+@zl.inline
+def consume(ring, begin, finish, tiles, last, p):
     """The warpgroups that multiply."""
-    integer, BT, steps = p.integer, p.BT, p.steps
+    BT, steps = p.BT, p.steps
     thread = zl.thread_index() - 128
     warp = thread // 32
-    lane = zl.lane_index()
-    base = zl.smem_desc(ring.memory)
-    slot = zl.i32(0)
-    parity = zl.i32(0)
-    at = begin + 0
+    state = [zl.i32(0) for _ in zl.static(range(2))]
     total = [zl.f32(0) for _ in zl.static(range(BT // 2))]
-    acc = [zl.f32(0) for _ in zl.static(range(BT // 2))] if integer or p.KIND == "block" else total
-    ones = [zl.f32(0) for _ in zl.static(range(BT // 2))] if integer else total
-    if integer:
-        words = words_of(warp, lane, p)
-        sums = sums_of(total, acc, ones)
+    acc = [zl.f32(0) for _ in zl.static(range(BT // 2))] if p.KIND == "block" else total
+    if p.integer:
+        words = integers.lane_words(warp, p)
+        scales = integers.group_scales(p)
+    at = begin + 0
     while at < finish:
         tile = at // steps
         first = at % steps
         end = min(steps, first + (finish - at))
-        previous = zl.i32(-1)
-        if integer:
-            first_group(sums, tile, first, words, p)
-        if integer or p.KIND == "block":
-            for i in zl.static(range(BT // 2)):
-                total[i] = zl.f32(0)
-        for step in range(first, end):
-            here = ring.memory + slot * ring.stride
-            tokens_desc = base + zl.u64(slot * ring.stride // 16)
-            zl.mbarrier_wait(ring.full + slot, parity)
-            if integer:
-                multiply_integers(sums, step, words, here, tokens_desc, ring, previous, p)
-            else:
-                multiply_rows(total, acc, step, first, tile, tokens_desc, warp, p)
-                if previous >= 0:
-                    release(ring.empty + previous, lane)
-            previous = slot
-            slot += 1
-            if slot == ring.stages:
-                slot = 0
-                parity = parity ^ 1
-        if integer:
-            zl.wgmma_wait(0, acc, ones)
-            fold(sums)
+        if p.integer:
+            integers.multiply_tile(total, words, scales, ring, state, tile, first, end, p)
         else:
-            zl.wgmma_wait(0, total)
-        release(ring.empty + previous, lane)
+            multiply_tile(total, acc, tile, ring, state, first, end, warp, p)
         if at == begin:
             zl.grid_wait()
-        complete = end - first == steps
-        if end - first < steps:
-            complete = gather_parts(total, tile, at > begin, last, thread, p)
-        if complete:
-            store_tile(total, tile * p.tile_cols, warp, lane, p)
+        finish_tile(total, tile, at, end - first, begin, tiles, last, thread, p)
         at += end - first
 
 
 @zl.kernel
 def gemm_skinny(p: SkinnyParams):
     ring, last = ring_of(stage_size(p.KIND, p.BT, p.WG), p.STAGES, p.WG * 4)
+    tiles = (p.cols + (p.tile_cols - 1)) // p.tile_cols
     begin = zl.block_index(0) * p.share
-    finish = min(begin + p.share, (p.cols + (p.tile_cols - 1)) // p.tile_cols * p.steps)
+    finish = min(begin + p.share, tiles * p.steps)
     if zl.warp_index() < 4:
         zl.set_max_registers("dec", REGISTERS[p.WG][0])
         if zl.thread_index() == 0:
             produce(ring, begin, finish, p)
     else:
         zl.set_max_registers("inc", REGISTERS[p.WG][1])
-        consume(ring, begin, finish, last, p)
+        consume(ring, begin, finish, tiles, last, p)

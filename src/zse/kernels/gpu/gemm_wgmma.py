@@ -13,10 +13,10 @@ benchmarks/LOG.md.
 
 from zse import kernel as zl
 from zse.kernels.gpu.gemm_parts import activated, put_pair, ring_of, sum_parts, unit_place, units_of
+from zse.quant.scheme import FP8_BLOCK
 
 THREADS = 384  # one warpgroup that copies, two that multiply
 ROW_BYTES = 128  # of k in a stage: the width of the swizzle
-SCALE_BLOCK = 128  # rows and columns that share a scale of "block"
 SHARED_BYTES = 231_000  # of the 232,448 a block may have; the rest is for the barriers
 
 
@@ -228,8 +228,8 @@ def consume(ring, units, last, p):
             a_desc = base + zl.u64((slot * ring.stride + group * (parts * 64 * ROW_BYTES)) // 16)
             w_desc = base + zl.u64((slot * ring.stride + p.BM * ROW_BYTES) // 16)
             if KIND == "block":
-                gate = p.w_scale[first_col // SCALE_BLOCK * units.steps + step]
-                up = p.w_scale[(p.cols + first_col) // SCALE_BLOCK * units.steps + step] if p.GATED else gate
+                gate = p.w_scale[first_col // FP8_BLOCK * units.steps + step]
+                up = p.w_scale[(p.cols + first_col) // FP8_BLOCK * units.steps + step] if p.GATED else gate
                 multiply_blocks(accs, product, a_desc, w_desc, (gate, up), step == first, BN)
             else:
                 multiply(accs, a_desc, w_desc, step == first, BN, KIND)

@@ -1,12 +1,17 @@
-"""Keys and values in 8 bits on a GPU (pages as kv_pages.py has them): bytes as operands of bf16 products, and the scales of a page.
+"""Keys and values in 8 bits on a GPU (pages as kv_pages.py has them): bytes as operands of products, and the scales of a page.
 
-Stored numbers are exact in bf16. Scores are multiplied with their key's scale, weights with their value's scale before they
-are rounded to bf16 (f16 would not do: the weight of one key in a long context times a small scale is below what it has).
+Scores are multiplied with their key's scale, weights with their value's scale before they are rounded. In bf16 stored numbers are
+exact (two_pairs()). f16 takes half the instructions or fewer (two_f16()); there weights are multiplied with UNITS times the scale,
+about the largest number of the token, so that they are subnormal only below 2^-14 of that (and no number above 65,504 is read).
 """
 
 from zse import kernel as zl
 from zse.kernels.gpu.matmul_small import dequantize_e4m3
 from zse.kernels.kv_pages import SCALE_BYTES, head_nbytes
+
+UNITS = {"i8": 128.0, "e4m3": 256.0}
+BIAS = 9.0  # of two_f16()'s i8
+MINUS_BIAS = 0xC880C880  # two f16
 
 
 def is_packed(dtype) -> bool:
@@ -47,12 +52,48 @@ def two_pairs(word, KV):
     return low, high
 
 
+def in_f16(KV, target) -> float:
+    """What two_f16() divides stored numbers by."""
+    return 1.0 if KV is zl.e4m3 and target.has("fp8") else UNITS[KV.name]
+
+
 @zl.inline
-def scales_of(place):
-    """f32 scales of this lane's two of 16 keys in a fragment that has keys as rows: g and g + 8."""
+def split(pairs):
+    """Four f16 as two u32."""
+    words = zl.bitcast(pairs, zl.u32.x(2))
+    return words[0], words[1]
+
+
+@zl.inline
+def two_f16(word, KV, first, second):
+    """Four stored numbers as two u32 of two f16, each an in_f16()-th of itself, in i8 with BIAS added: the byte as the last bits of an
+    f16 from 8 on, whose steps are 1 / 128. e4m3: one instruction for two, or the bits where an f16 has them. first, second:
+    (index of the low half's byte, of the high half's)."""
+    if KV is zl.e4m3 and zl.target.has("fp8"):
+        order = first[0] | first[1] << 4 | second[0] << 8 | second[1] << 12
+        low, high = split(
+            zl.convert(zl.bitcast(word if order == 0x3210 else zl.prmt(word, word, order), zl.e4m3.x(4)), zl.f16)
+        )
+    elif KV is zl.e4m3:
+        low, high = [
+            zl.prmt(word, zl.u32(0), 0x0404 | pair[0] << 4 | pair[1] << 12) for pair in zl.static((first, second))
+        ]
+        low = (low & 0x80008000) | ((low >> 1) & 0x3F803F80)
+        high = (high & 0x80008000) | ((high >> 1) & 0x3F803F80)
+    else:
+        plain = word ^ 0x80808080
+        low, high = [
+            zl.prmt(plain, zl.u32(0x48484848), 0x4040 | pair[0] | pair[1] << 8) for pair in zl.static((first, second))
+        ]
+    return low, high
+
+
+@zl.inline
+def scales_of(place, unit):
+    """f32 scales of this lane's two of 16 keys in a fragment that has keys as rows, g and g + 8, times `unit`."""
     g = zl.lane_index() // 4
     scales = zl.cast_ptr(place, zl.f32)
-    return scales[g], scales[g + 8]
+    return scales[g] * unit, scales[g + 8] * unit
 
 
 @zl.inline
@@ -60,3 +101,13 @@ def scales_of_columns(place, first):
     """f32 scales of this lane's two of 8 keys in a fragment that has keys as columns."""
     both = zl.load(zl.cast_ptr(place, zl.f32) + (first + zl.lane_index() % 4 * 2), 2)
     return both[0], both[1]
+
+
+@zl.inline
+def sum_of(found, d, nt, u, KV):
+    """A warp's sum of weights times values (Sums of attention_decode.py), of 8-bit values less what two_f16() made of them."""
+    if KV is zl.i8:
+        return found.acc[d][nt][u] + found.bias[nt][u]
+    if KV is zl.e4m3:
+        return found.acc[d][nt][u] * (in_f16(KV, zl.target) / UNITS[KV.name])
+    return found.acc[d][nt][u]

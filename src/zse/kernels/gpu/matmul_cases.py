@@ -4,7 +4,7 @@ from zse.kernels.host import random_weight
 from zse.kernels.op import Case, HostArray, HostFp8Activation, OutputSpec, Tolerance
 from zse.lazy import numpy as np
 from zse.quant.pack import f32_to_bf16
-from zse.quant.scheme import FP8_SCALINGS, AffineScheme, DenseScheme, Fp8Scheme
+from zse.quant.scheme import FP8_SCALINGS, AffineScheme, DenseScheme, Fp8Scheme, Lut4Scheme
 
 SCHEMES = (
     *(
@@ -13,6 +13,7 @@ SCHEMES = (
         for group in (16, 32, 64, 128, 0)
         for symmetric in (False, True)
     ),
+    *(Lut4Scheme(table, "f16", group) for table, group in (("iq4", 32), ("fp4", 16), ("fp4", 32), ("iq1", 16))),
     *(DenseScheme(dtype) for dtype in ("bf16", "f16", "f32")),
     *(Fp8Scheme(scaling) for scaling in FP8_SCALINGS),
 )

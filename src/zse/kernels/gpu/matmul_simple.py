@@ -8,15 +8,14 @@ is in the batch, so that a token's result is the same bits alone and in a batch.
 
 from zse import kernel as zl
 from zse.kernels.activation import activate
-from zse.kernels.gpu.matmul_tiles import ACCUMULATE, GATED_GELU, MIDDLE, STORE
+from zse.kernels.gpu.matmul_tiles import ACCUMULATE, GATED_GELU, LOW, MIDDLE, STORE
 from zse.kernels.gpu.r16 import HIGH_BYTES, q_bytes
 from zse.quant.scheme import FP8_BLOCK
 
 THREADS = 128
 TOKENS = 8
 ROWS = 16
-BITS = {"int4": 4, "int5": 5, "int6": 6, "int8": 8}
-LOW = 0x0F0F0F0F
+BITS = {"int4": 4, "int5": 5, "int6": 6, "int8": 8, "lut4": 4}
 DENSE = {"bf16": zl.bf16, "f16": zl.f16, "f32": zl.f32, "e4m3": zl.e4m3}
 
 
@@ -47,6 +46,23 @@ class SimpleProductParams(zl.Record):
     def parts(self) -> int:
         """Of a unit: gates and ups."""
         return 2 if self.GATED else 1
+
+
+class Lut4SimpleParams(SimpleProductParams):
+    """table0 .. 3: the 16 numbers of lut4 weights (zse.quant.lut4)."""
+
+    table0: zl.u32
+    table1: zl.u32
+    table2: zl.u32
+    table3: zl.u32
+
+
+@zl.inline
+def number_of(index, p):
+    """The table's number, plus 128."""
+    low = p.table0 if index < 4 else p.table1
+    high = p.table2 if index < 12 else p.table3
+    return ((low if index < 8 else high) >> (index % 4 * 8) & 255) ^ 128
 
 
 @zl.inline
@@ -83,7 +99,10 @@ def integer_pieces(tile, block, blocks, r, side, p):
             word = at[half * 64 + i * 16] if bits == 8 else at[i * 16]
             extra = high_at[half * 16 if bits == 6 else 0] if bits in (5, 6) else None
             four = step_bytes(word, extra, zl.u32(side * 2 + i), half == 1, bits)
-            pieces.append([zl.fma(zl.f32((four >> (8 * e)) & 255), step, base) for e in zl.static(range(4))])
+            values = [(four >> (8 * e)) & 255 for e in zl.static(range(4))]
+            if p.KIND == "lut4":
+                values = [number_of(value, p) for value in values]
+            pieces.append([zl.fma(zl.f32(value), step, base) for value in values])
     return pieces
 
 
@@ -160,6 +179,29 @@ def finish_unit(sums, unit, first, here, num_rows, p):
 @zl.kernel
 def matmul_simple(p: SimpleProductParams):
     """Grid (units of 16 rows, groups of TOKENS tokens)."""
+    multiply_tokens(p)
+
+
+@zl.kernel
+def matmul_simple_lut4(p: Lut4SimpleParams):
+    """Likewise."""
+    multiply_tokens(p)
+
+
+@zl.inline
+def multiply_tokens(p):
+    """The body of a kernel."""
+    first = zl.block_index(1) * TOKENS
+    here = min(p.tokens - first, TOKENS)
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    a_rows = [p.a + zl.i64(first + min(t, here - 1)) * p.width for t in zl.static(range(TOKENS))]
+    multiply_unit(p, first, here, a_rows)
+
+
+@zl.inline
+def multiply_unit(p, first, here, a_rows):
+    """The unit of rows block_index(0) for tokens first .. first + here - 1, whose activations begin at a_rows."""
     warps = zl.target.threads // zl.target.warp
     parts = p.parts
     sums = zl.shared_array(zl.f32, warps * parts * TOKENS * ROWS)
@@ -168,13 +210,8 @@ def matmul_simple(p: SimpleProductParams):
     r = lane // 2
     side = lane % 2
     unit = zl.block_index(0)
-    first = zl.block_index(1) * TOKENS
-    here = min(p.tokens - first, TOKENS)
     blocks = (p.width + 31) // 32
     num_rows = p.rows // 2 if p.GATED else p.rows
-    zl.grid_launch_dependents()
-    zl.grid_wait()
-    a_rows = [p.a + zl.i64(first + min(t, here - 1)) * p.width for t in zl.static(range(TOKENS))]
     acc = [[zl.f32(0) for t in zl.static(range(TOKENS))] for part in zl.static(range(parts))]
     for block in range(warp, blocks, warps):
         for part in zl.static(range(parts)):
@@ -200,7 +237,12 @@ def symbol_of(kind: str, gated: bool) -> str:
 def variants(target) -> list[zl.Variant]:
     """Every kind of weight, plain and gated."""
     return [
-        zl.Variant(symbol_of(kind, gated), matmul_simple, {"KIND": kind, "GATED": gated}, threads=THREADS)
+        zl.Variant(
+            symbol_of(kind, gated),
+            matmul_simple_lut4 if kind == "lut4" else matmul_simple,
+            {"KIND": kind, "GATED": gated},
+            threads=THREADS,
+        )
         for kind in (*BITS, *DENSE)
         for gated in (False, True)
     ]

@@ -11,13 +11,14 @@ Integers are not scaled one by one: a fragment holds 128 + q, exact in bf16 (the
 mantissa), the group's sum is multiplied by its scale, and a third mma with rows of ones gives the sum of the
 activations for the offset:
 sum w a = scale * sum (128 + q) a + (offset - 128 scale) * sum a.
-8-bit q are two nibbles: 128 + low and 2048 + 16 high.
+8-bit q are two nibbles: 128 + low and 2048 + 16 high. lut4's indices become such bytes, its numbers plus 128, on the way.
 
 The accumulation is f32 of exact products. What a token gets does not depend on how many tokens there are.
 """
 
 from zse import kernel as zl
 from zse.kernels.gpu import matmul_tiles as tiles
+from zse.kernels.gpu.r16 import looked_up, table_of
 
 TOKENS = 8  # columns of one mma
 ONES = 0x3F803F80  # two bf16 ones
@@ -77,7 +78,7 @@ def multiply_integers(acc, slot, b, product):
     num_groups = 1 if GROUP == 0 else CHUNK // GROUP
     steps = CHUNK // 16 // num_groups
     # 128 q's are 128 + q; 8 bits: (128 + low) + (2048 + 16 high)
-    constant = 2176.0 if KIND == "int8" else 128.0
+    constant = 2176.0 if KIND in ("int8", "lut4") else 128.0
     for p in zl.static(range(num_groups)):
         part = [zl.f32(0) for _ in zl.static(range(8))]
         total = [zl.f32(0) for _ in zl.static(range(4))]
@@ -87,6 +88,13 @@ def multiply_integers(acc, slot, b, product):
             if KIND == "int8":
                 for high in zl.static(range(2)):
                     n = [tiles.low_bits(words[2 * i + h][q], high) for q in zl.static(range(4))]
+                    f = [pair(n[q], c, high) for q in zl.static(range(4)) for c in zl.static(range(2))]
+                    zl.mma_bf16(part[0:4], [f[0], f[2], f[1], f[3]], fb)
+                    zl.mma_bf16(part[4:8], [f[4], f[6], f[5], f[7]], fb)
+            elif KIND == "lut4":
+                numbers = [looked_up(words[i][q], h, product.table) for q in zl.static(range(4))]
+                for high in zl.static(range(2)):
+                    n = [tiles.low_bits(numbers[q], high) for q in zl.static(range(4))]
                     f = [pair(n[q], c, high) for q in zl.static(range(4)) for c in zl.static(range(2))]
                     zl.mma_bf16(part[0:4], [f[0], f[2], f[1], f[3]], fb)
                     zl.mma_bf16(part[4:8], [f[4], f[6], f[5], f[7]], fb)
@@ -194,7 +202,18 @@ def leave(acc, sums, product):
 @zl.kernel
 def matmul_small(params: tiles.ProductParams):
     """Grid (blocks that share the units, groups of 8 tokens)."""
-    p = tiles.product_of(params, TOKENS)
+    multiply_units(tiles.product_of(params, TOKENS))
+
+
+@zl.kernel
+def matmul_small_lut4(params: tiles.Lut4ProductParams):
+    """Likewise."""
+    multiply_units(tiles.product_of(params, TOKENS, table_of(params)))
+
+
+@zl.inline
+def multiply_units(p):
+    """The body of a kernel."""
     following, at = tiles.start(p)
     zl.grid_wait()
     a_row = p.a + zl.i64(p.first_token + min(p.lane // 4, p.here - 1)) * p.width

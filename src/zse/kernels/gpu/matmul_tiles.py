@@ -17,8 +17,8 @@ PITCH = 36  # floats between the tokens of a warp's sums: 32 rows, and no bank c
 LOW = 0x0F0F0F0F
 STORE, ACCUMULATE, STORE_BF16, GATED_SILU, GATED_GELU = range(5)  # modes of the epilogue
 
-INTEGERS = ("int4", "int5", "int6", "int8")
-MIDDLE = {"int4": 8.0, "int5": 16.0, "int6": 32.0, "int8": 128.0}  # what symmetric schemes subtract
+INTEGERS = ("int4", "int5", "int6", "int8", "lut4")
+MIDDLE = {"int4": 8.0, "int5": 16.0, "int6": 32.0, "int8": 128.0, "lut4": 128.0}  # what symmetric schemes subtract
 ITEM = {"e4m3": 1, "bf16": 2, "f16": 2, "f32": 4}  # bytes of a dense weight
 
 
@@ -26,7 +26,7 @@ def pieces(kind: str, chunk: int) -> int:
     """16-byte pieces that a lane copies for a chunk of columns: its four rows' weights."""
     if kind in ITEM:
         return chunk * ITEM[kind] // 16
-    return chunk // 32 * {"int4": 1, "int5": 2, "int6": 3, "int8": 2}[kind]
+    return chunk // 32 * {"int4": 1, "int5": 2, "int6": 3, "int8": 2, "lut4": 1}[kind]
 
 
 def scale_bytes(kind: str, group: int, chunk: int) -> int:
@@ -73,6 +73,15 @@ class ProductParams(zl.Record):
     STAGES: zl.static
 
 
+class Lut4ProductParams(ProductParams):
+    """table0 .. 3: the 16 numbers of lut4 weights (zse.quant.lut4)."""
+
+    table0: zl.u32
+    table1: zl.u32
+    table2: zl.u32
+    table3: zl.u32
+
+
 class BlockProduct(ProductParams):
     """What a block computes: the kernel's parameters, its tokens, and where it works."""
 
@@ -87,6 +96,7 @@ class BlockProduct(ProductParams):
     sums: Any  # of all warps
     WARPS: int
     TOKENS: int  # most of a block
+    table: Any = None  # of lut4: its four words, each byte plus 128
 
     @property
     def slot_bytes(self) -> int:
@@ -94,7 +104,7 @@ class BlockProduct(ProductParams):
 
 
 @zl.inline
-def product_of(p, TOKENS):
+def product_of(p, TOKENS, table=None):
     """The BlockProduct of this block, with its shared memory."""
     WARPS = zl.target.threads // 32
     nbytes = slot_bytes(p.KIND, p.GROUP, p.CHUNK)
@@ -108,7 +118,19 @@ def product_of(p, TOKENS):
     first_token = zl.block_index(1) * TOKENS
     here = min(p.tokens - first_token, TOKENS)
     return BlockProduct(
-        *vars(p).values(), gated, first_token, here, lane, warp, chunks, units, mine, sums, WARPS, TOKENS
+        *[getattr(p, name) for name in ProductParams._fields],
+        gated,
+        first_token,
+        here,
+        lane,
+        warp,
+        chunks,
+        units,
+        mine,
+        sums,
+        WARPS,
+        TOKENS,
+        table,
     )
 
 

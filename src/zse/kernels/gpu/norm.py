@@ -12,6 +12,7 @@ class NormParams(zl.Record):
     delta: zl.Ptr[zl.f32, "const"]
     delta_weight: zl.Ptr[zl.f32, "const"]
     weight: zl.Ptr[zl.f32, "const"]
+    bias: zl.Ptr[zl.f32, "const"]
     out: zl.Ptr[zl.bf16]
     q: zl.Ptr[zl.e4m3]
     scale: zl.Ptr[zl.f32]
@@ -24,21 +25,32 @@ class NormParams(zl.Record):
 
 
 @zl.inline
+def shifted(normed, place, p):
+    """Four values with their bias."""
+    if p.NORM == "layer_bias":
+        return normed + zl.load(p.bias + place, 4)
+    return normed
+
+
+@zl.inline
 def write_row(xs, ws, places, row, p):
-    """The normed row as bf16, or as fp8 with its scale."""
+    """The normed row as bf16, as f32 back to the stream, or as fp8 with its scale."""
     t = zl.thread_index()
     NORM, V = p.NORM, p.V
     warps = zl.target.threads // zl.target.warp
     sum = None if NORM == "none" else zl.warp_sum(rows.square_sum(xs))
     scratch = None if NORM == "none" else zl.shared_array(zl.f32, warps)
-    if p.OUT == "bf16":
+    if p.OUT == "bf16" or p.OUT == "stream":
         inverse = (
             None if NORM == "none" else rows.inverse_rms(rows.tree_sum(rows.gathered(sum, scratch)), p.width, p.eps)
         )
         for v in zl.static(range(V)):
             if places[v] < p.width:
-                normed = xs[v] if NORM == "none" else xs[v] * inverse * ws[v]
-                zl.store(p.out + row * p.width + places[v], zl.convert(normed, zl.bf16))
+                normed = shifted(xs[v] if NORM == "none" else xs[v] * inverse * ws[v], places[v], p)
+                if p.OUT == "stream":
+                    zl.store(p.x + row * p.width + places[v], normed)
+                else:
+                    zl.store(p.out + row * p.width + places[v], zl.convert(normed, zl.bf16))
     else:
         # The factor 1 / rms is common to the row, so both reductions share one barrier.
         top = zl.i32(0)
@@ -109,7 +121,7 @@ def add_rmsnorm_row(p: NormParams):
             for v in zl.static(range(V)):
                 if places[v] < p.width:
                     ws[v] = zl.load(p.weight + places[v], 4)
-        if NORM == "layer":
+        if NORM == "layer" or NORM == "layer_bias":
             mean = rows.block_sum(rows.value_sum(xs), zl.shared_array(zl.f32, warps)) / zl.f32(p.width)
             for v in zl.static(range(V)):
                 if places[v] < p.width:

@@ -106,7 +106,7 @@ def rotate(x, weight, whole, table, out, scale, T, p):
                     rest[n][u] = a[u] + 0.0
     if p.NORM == "whole":
         factor = whole
-    if p.NORM == "norm":
+    if p.NORM == "norm" or p.NORM == "values":
         squares = zl.f32(0)
         for values in zl.static(low + high + rest):
             for u in zl.static(range(2)):
@@ -166,15 +166,24 @@ def places_of(pages, page, head, slot, p):
 
 @zl.inline
 def write_value(lane, row, out, scale, p):
-    """A token's values of one head, as they are."""
+    """A token's values of one head, as they are or normalized."""
     KV = p.KV
+    factor = zl.f32(1)
+    if p.NORM == "values":
+        squares = zl.f32(0)
+        for n in zl.static(range(REST)):
+            if lane * 2 + n * 64 < p.head_dim:
+                a = zl.load(row + (lane * 2 + n * 64), 2)
+                for u in zl.static(range(2)):
+                    squares = zl.fma(a[u], a[u], squares)
+        factor = zl.rsqrt(zl.warp_sum(squares) / zl.f32(p.head_dim) + p.eps)
     if is_packed(KV):
         pairs = [[zl.f32(0) for u in zl.static(range(2))] for _ in zl.static(range(REST))]
         for n in zl.static(range(REST)):
             if lane * 2 + n * 64 < p.head_dim:
                 a = zl.load(row + (lane * 2 + n * 64), 2)
                 for u in zl.static(range(2)):
-                    pairs[n][u] = a[u] + 0.0
+                    pairs[n][u] = a[u] * factor
         inverse = begin_packed(pairs, scale, KV)
         for n in zl.static(range(REST)):
             if lane * 2 + n * 64 < p.head_dim:
@@ -184,7 +193,7 @@ def write_value(lane, row, out, scale, p):
             place = lane * 2 + n * 64
             if place < p.head_dim:
                 a = zl.load(row + place, 2)
-                put(out + place, a[0], a[1], KV)
+                put(out + place, a[0] * factor, a[1] * factor, KV)
 
 
 @zl.kernel

@@ -21,6 +21,7 @@ NIBBLES = 0x000F000F  # of two halves of a u32
 BF16_128 = 0x43004300  # two bf16 128.0
 HIGH_BYTES = {4: 0, 5: 64, 6: 128, 8: 0}  # of the `high` plane, per 16 rows and 32 columns
 MAGIC = 32768.0  # of 8 bits
+DEEP_TOKENS = 128  # tiles of more tokens have stages of two blocks, for there to be enough stages
 
 
 def q_bytes(bits: int) -> int:
@@ -28,24 +29,56 @@ def q_bytes(bits: int) -> int:
     return 512 if bits == 8 else 256
 
 
+def stage_blocks(bits: int, bt: int) -> int:
+    """Blocks of 32 columns in a stage of a tile of `bt` tokens. A row of a copy's box has 1,024 bytes at most."""
+    return 2 if bits == 8 or bt > DEEP_TOKENS else 4
+
+
 def center(scheme) -> float:
     """What multiplies the scale so that it can be added to the offset (0 if the scheme is symmetric)."""
-    middle = 2.0 ** (scheme.bits - 1)
-    if scheme.bits == 8:
+    bits = 8 if scheme.kind == "lut4" else scheme.bits  # once looked up
+    middle = 2.0 ** (bits - 1)
+    if bits == 8:
         return -MAGIC - (middle if scheme.symmetric else 0.0)
     return 0.0 if scheme.symmetric else middle
 
 
 def arguments(weight) -> dict[str, Any]:
-    """What the kernels of integer weights are given of one."""
+    """What the kernels of integer weights are given of one beside its numbers. Groups of 16 columns have two scales a block."""
     scheme, planes, width = weight.scheme, weight.planes, weight.shape[1]
+    group = scheme.group or width
     return dict(
         scale=planes["scale"],
         offset=planes.get("offset"),
         blocks=width // 32,
         groups=scheme.groups(width),
+        group_blocks=max(1, group // 32),
+        half_step=16 if group == 16 else 0,
         has_offset=int(not scheme.symmetric),
+        center=center(scheme),
     )
+
+
+@zl.inline
+def table_of(p):
+    """The four words of a lut4 table, each byte plus 128. p: table0 .. 3."""
+    return [word ^ 0x80808080 for word in (p.table0, p.table1, p.table2, p.table3)]
+
+
+@zl.inline
+def looked_up(word, second, table):
+    """The bytes of the table (table_of) that a row's word has indices of: four columns of a step, or of step + 4 if `second`."""
+    first, last = four_of(word, table), four_of(word >> 16, table)
+    return zl.prmt(first, last, zl.u32(0x7531 if second else 0x6420))
+
+
+@zl.inline
+def four_of(index, table):
+    """The bytes for the four lowest indices. prmt takes three bits of each, once from either half of the table; the fourth bit
+    chooses between the two."""
+    places = index & 0x7777
+    low, high = zl.prmt(table[0], table[1], places), zl.prmt(table[2], table[3], places)
+    return zl.prmt(low, high, ((index & 0x8888) >> 1) | 0x3210)
 
 
 @zl.inline
@@ -68,7 +101,8 @@ def pair_bf16(word, high, step, second, pick, scale, shift, BITS):
         b = zl.fma(zl.bitcast(zl.prmt(word, magic, pick[1]), zl.f32), scale, shift)
         return zl.bitcast(zl.convert(zl.make_vector(a, b), zl.bf16), zl.u32)
     both = zl.prmt(word, zl.u32(0), pick[0])
-    q = (both >> 4 if second else both) & NIBBLES | BF16_128
+    # One instruction: of two constants in a row the compiler makes two.
+    q = zl.lop3(both >> 4 if second else both, zl.u32(NIBBLES), zl.u32(BF16_128), 0xEA)
     if BITS == 5:
         more = zl.prmt(high, zl.u32(0), pick[0])
         q = q | (more >> step if second else more << (4 - step)) & 0x00100010

@@ -3,6 +3,7 @@
 from zse import kernel as zl
 from zse.kernels.feed import CHUNKS
 from zse.kernels.kv_pages import BLOCK
+from zse.kernels.layer_inputs import HALF
 
 FEED_THREADS = CHUNKS["gpu"]
 COPY_THREADS = 256
@@ -93,6 +94,51 @@ def scale_logits_gpu(logits: zl.Ptr[zl.f32], width: zl.i32, scale: zl.f32, cap: 
     ):
         value = row[k] * scale
         row[k] = zl.tanh(value) * cap if CAP else value
+
+
+@zl.kernel
+def layer_inputs_gpu(
+    product: zl.Ptr[zl.f32, "const"],
+    rows: zl.Ptr[zl.f32, "const"],
+    norm: zl.Ptr[zl.f32, "const"],
+    out: zl.Ptr[zl.f32],
+    layers: zl.i32,
+    width: zl.i32,
+    stride: zl.i64,
+    eps: zl.f32,
+):
+    """Grid (layers, tokens), of one warp each."""
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    layer, token = zl.block_index(0), zl.i64(zl.block_index(1))
+    at = (token * layers + layer) * width
+    squares = zl.f32(0)
+    for i in range(zl.thread_index(), width, zl.target.threads):
+        squares = zl.fma(product[at + i], product[at + i], squares)
+    factor = zl.rsqrt(zl.warp_sum(squares) / zl.f32(width) + eps)
+    to = out + (layer * stride + token * width)
+    for i in range(zl.thread_index(), width, zl.target.threads):
+        to[i] = (product[at + i] * factor * norm[i] + rows[at + i]) * HALF
+
+
+@zl.kernel
+def scale_rows_gpu(x: zl.Ptr[zl.f32], factor: zl.Ptr[zl.f32, "const"], width: zl.i32):
+    """Grid (chunks of columns, rows)."""
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    row = x + zl.i64(zl.block_index(1)) * width
+    for k in range(
+        zl.block_index(0) * zl.target.threads + zl.thread_index(), width, zl.num_blocks(0) * zl.target.threads
+    ):
+        row[k] = row[k] * factor[0]
+
+
+def layer_input_variants(target):
+    return [zl.Variant("layer_inputs", layer_inputs_gpu, threads=target.warp)]
+
+
+def scale_row_variants(target):
+    return [zl.Variant("scale_rows", scale_rows_gpu, threads=LOGIT_THREADS)]
 
 
 def feed_variants(target):

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 # cuda.h: CUdevice_attribute
+CLOCK_KHZ = 13
 MULTIPROCESSORS = 16
 COMPUTE_MODE = 20
 L2_BYTES = 38

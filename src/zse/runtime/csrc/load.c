@@ -29,19 +29,25 @@ void load_fail(zse_load *load, int64_t job, int32_t from_driver, int32_t code, i
         load->result.got = got;
     }
     atomic_store(&load->cancelled, 1);
+    pthread_cond_broadcast(&load->stepped);
     pthread_mutex_unlock(&load->lock);
 }
 
-static int read_all(zse_load *load, const struct piece *piece, char *to) {
-    const zse_load_job *job = &load->jobs[piece->job];
-    int64_t got = 0;
-    while (got < piece->nbytes) {
-        ssize_t count = pread(job->fd, to + got, (size_t)(piece->nbytes - got), (off_t)(job->offset + piece->offset + got));
+/* nbytes at `offset` of the file; `at`: how many of the job's bytes come before these. to: NULL where the bytes are summed and
+ * forgotten. */
+static int read_all(zse_load *load, int64_t job, int32_t fd, int64_t offset, int64_t nbytes, char *to, int64_t at) {
+    int64_t got = 0, most = load->sums ? SUM_BYTES : nbytes;
+    char scratch[SUM_BYTES];
+    while (got < nbytes) {
+        int64_t left = nbytes - got;
+        char *here = to ? to + got : scratch;
+        ssize_t count = pread(fd, here, (size_t)(left < most ? left : most), (off_t)(offset + got));
         if (count < 0 && errno == EINTR) continue;
         if (count <= 0) {
-            load_fail(load, piece->job, 0, count < 0 ? errno : 0, piece->offset + got);
+            load_fail(load, job, 0, count < 0 ? errno : 0, at + got);
             return 0;
         }
+        if (load->sums) load->sums[job] = zse_crc32(load->sums[job], here, count);
         got += count;
     }
     return 1;
@@ -49,21 +55,30 @@ static int read_all(zse_load *load, const struct piece *piece, char *to) {
 
 static int64_t aligned(int64_t nbytes) { return (nbytes + ALIGN - 1) / ALIGN * ALIGN; }
 
+/* Bytes of a thread's own memory that a job with a kernel is read into. */
+static int64_t staging_bytes(const zse_load_job *job) { return aligned(job->nbytes) + aligned(job->more_nbytes); }
+
 /* Reads a piece, by way of `staging` and the kernel if there is one. slot: pinned memory from which copies are put into the stream;
- * NULL: the memory is the host's own. 0, a driver's status, or -1 when the failure is noted already. */
+ * NULL: the memory is the host's own. 0, a driver's status, or -1 when the failure is noted already, or the load was given up. */
 static int32_t bring(zse_load *load, const struct piece *piece, char *slot, char *staging) {
     const zse_load_job *job = &load->jobs[piece->job];
     const zse_load_output *outputs = load->outputs + job->first_output;
     int32_t status = 0;
     if (!job->fn) {
-        uint64_t address = outputs->address + (uint64_t)piece->offset;
-        if (!read_all(load, piece, slot ? slot : (char *)(uintptr_t)address)) return -1;
-        return slot ? load->driver.to_device(address, slot, (size_t)piece->nbytes, load->options.stream) : 0;
+        uint64_t address = job->num_outputs ? outputs->address + (uint64_t)piece->offset : 0;
+        char *to = slot ? slot : load->options.ahead ? staging : (char *)(uintptr_t)address;
+        if (!read_all(load, piece->job, job->fd, job->offset + piece->offset, piece->nbytes, to, piece->offset)) return -1;
+        return slot ? load_copy(load, piece->job, address, slot, piece->nbytes) : 0;
     }
     uint64_t args[ZSE_MAX_ARGS];
-    if (!read_all(load, piece, staging)) return -1;
+    char *more = staging + aligned(job->nbytes);
+    int64_t runs = job->runs > 1 ? job->runs : 1, nbytes = job->nbytes / runs;
+    for (int64_t i = 0; i < runs; i++)
+        if (!read_all(load, piece->job, job->fd, job->offset + i * job->stride, nbytes, staging + i * nbytes, i * nbytes)) return -1;
+    if (!read_all(load, piece->job, job->more_fd, job->more_offset, job->more_nbytes, more, job->nbytes)) return -1;
     memcpy(args, load->args + job->first_arg, job->num_args * sizeof *args);
     args[0] = (uint64_t)(uintptr_t)staging;
+    if (job->more_nbytes) args[1] = (uint64_t)(uintptr_t)more;
     int64_t at = 0;
     for (uint32_t i = 0; i < job->num_outputs; i++) {
         args[outputs[i].slot] = (uint64_t)(uintptr_t)(slot + at);
@@ -97,9 +112,10 @@ static void *worker_main(void *argument) {
         int64_t index = atomic_fetch_add_explicit(&load->next, 1, memory_order_relaxed);
         if (index >= load->num_pieces) break;
         const struct piece *piece = &load->pieces[index];
-        if (load->jobs[piece->job].fn && piece->nbytes > staged) {
+        int64_t needed = load->jobs[piece->job].fn ? staging_bytes(&load->jobs[piece->job]) : load->options.ahead ? piece->nbytes : 0;
+        if (needed > staged) {
             free(staging);
-            staged = piece->nbytes;
+            staged = needed;
             if (posix_memalign(&staging, 4096, (size_t)staged)) {
                 staging = NULL;
                 load_fail(load, piece->job, 0, ENOMEM, 0);
@@ -111,7 +127,7 @@ static void *worker_main(void *argument) {
         if (!status && slots) status = load->driver.event_record(events[slot], load->options.stream);
         if (status) {
             if (status > 0) load_fail(load, piece->job, 1, status, piece->offset);
-            break;
+            break; /* below 0: said already, or the load was given up */
         }
         used[slot] = slots != NULL;
         slot = (slot + 1) % SLOTS;
@@ -243,39 +259,55 @@ static void release(zse_load *load) {
     }
     pthread_mutex_destroy(&load->lock);
     pthread_cond_destroy(&load->changed);
-    void *owned[] = {load->files, load->jobs, load->args, load->outputs, load->pieces, load->events, load->pinned, load};
+    pthread_cond_destroy(&load->stepped);
+    void *owned[] = {load->files, load->sums, load->jobs, load->args, load->outputs, load->steps, load->pieces, load->events, load->pinned, load};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) free(owned[i]);
 }
 
 zse_load *zse_load_start(const zse_gpu_driver *driver, const zse_load_options *options, const zse_load_job *jobs, int64_t num_jobs,
-                         const uint64_t *args, int64_t num_args, const zse_load_output *outputs, int64_t num_outputs, int32_t *error) {
+                         const uint64_t *args, int64_t num_args, const zse_load_output *outputs, int64_t num_outputs,
+                         const zse_load_step *steps, int64_t num_steps, int32_t *error) {
     *error = ZSE_EINVAL;
-    if (num_jobs < 0 || num_args < 0 || num_outputs < 0 || options->threads < 1 || options->threads > 1024) return NULL;
-    if (!driver != !options->pin || options->slot_bytes < 4096 || options->slot_bytes % ALIGN || options->chunk_bytes % PAGE_MAX) return NULL;
+    if (num_jobs < 0 || num_args < 0 || num_outputs < 0 || num_steps < 0 || options->threads < 1 || options->threads > 1024) return NULL;
+    if ((driver && options->sums) || !driver != !options->pin || options->slot_bytes < 4096 || options->slot_bytes % ALIGN || options->chunk_bytes % PAGE_MAX) return NULL;
     for (int64_t i = 0; i < num_jobs; i++) {
         const zse_load_job *job = &jobs[i];
         if (job->nbytes < 0 || job->offset < 0 || job->num_args > ZSE_MAX_ARGS || (job->fn && !job->num_args)) return NULL;
+        if (job->more_nbytes < 0 || job->more_offset < 0 || (job->more_nbytes && (!job->fn || job->num_args < 2))) return NULL;
+        if (job->runs < 0 || job->stride < 0 || (job->runs > 1 && (!job->fn || job->nbytes % job->runs || job->stride < job->nbytes / job->runs))) return NULL;
+        if (job->step >= num_steps || (job->step >= 0 && (job->fn || !driver))) return NULL;
         if (job->first_arg > num_args || job->num_args > num_args - job->first_arg) return NULL;
         if (job->first_output > num_outputs || job->num_outputs > num_outputs - job->first_output) return NULL;
-        if (job->fn && !driver ? job->num_outputs != 0 : !job->num_outputs) return NULL; /* on the host kernels write by their arguments */
+        /* On the host kernels write by their arguments. */
+        if (job->fn && !driver ? job->num_outputs != 0 : !job->num_outputs && !options->sums && !options->ahead) return NULL;
         for (uint32_t j = 0; j < job->num_outputs; j++)
             if (job->fn && outputs[job->first_output + j].slot >= job->num_args) return NULL;
+    }
+    for (int64_t i = 0; i < num_steps; i++) {
+        const zse_gpu_launch *launch = &steps[i].launch;
+        if (steps[i].nbytes <= 0 || steps[i].after < 0 || steps[i].after > i) return NULL;
+        if (launch->num_args > ZSE_MAX_ARGS || launch->first_arg > num_args || launch->num_args > num_args - launch->first_arg) return NULL;
     }
     *error = ZSE_ENOMEM;
     zse_load *load = calloc(1, sizeof *load + (size_t)options->threads * sizeof *load->workers);
     if (!load) return NULL;
     pthread_mutex_init(&load->lock, NULL);
     pthread_cond_init(&load->changed, NULL);
+    pthread_cond_init(&load->stepped, NULL);
     if (driver) load->driver = *driver;
     load->options = *options;
     load->num_jobs = num_jobs;
     load->jobs = zse_copied(jobs, num_jobs, sizeof *jobs);
     load->args = zse_copied(args, num_args, sizeof *args);
     load->outputs = zse_copied(outputs, num_outputs, sizeof *outputs);
+    load->steps = zse_copied(steps, num_steps, sizeof *steps);
+    load->num_steps = num_steps;
     load->events = zse_copied(options->events, driver ? options->threads * SLOTS + 1 : 0, sizeof *load->events);
     load->files = calloc(num_jobs ? (size_t)num_jobs : 1, sizeof *load->files);
+    load->sums = options->sums ? calloc(num_jobs ? (size_t)num_jobs : 1, sizeof *load->sums) : NULL;
     load->result.job = -1;
-    if (load->jobs && load->args && load->outputs && load->events && load->files) {
+    int has_all = load->jobs && load->args && load->outputs && load->steps && load->events && load->files;
+    if (has_all && (load->sums || !options->sums)) {
         if (!pthread_create(&load->manager, NULL, manager_main, load)) {
             *error = ZSE_OK;
             return load;
@@ -297,7 +329,14 @@ void zse_load_wait(zse_load *load, zse_load_result *result) {
     pthread_mutex_unlock(&load->lock);
 }
 
-void zse_load_cancel(zse_load *load) { atomic_store(&load->cancelled, 1); }
+void zse_load_sums(const zse_load *load, uint32_t *sums) { memcpy(sums, load->sums, (size_t)load->num_jobs * sizeof *sums); }
+
+void zse_load_cancel(zse_load *load) {
+    pthread_mutex_lock(&load->lock);
+    atomic_store(&load->cancelled, 1);
+    pthread_cond_broadcast(&load->stepped); /* who waits for a step to be launched gives up */
+    pthread_mutex_unlock(&load->lock);
+}
 
 void zse_load_close(zse_load *load) {
     pthread_mutex_lock(&load->lock);

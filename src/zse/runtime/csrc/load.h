@@ -1,4 +1,4 @@
-/* What the parts of the weight loader share: load.c (threads, pinned ring) and load_map.c (mappings). */
+/* What the parts of the weight loader share: load.c (threads, pinned ring), load_map.c (mappings), load_step.c (kernels of the GPU). */
 #ifndef LOAD_H
 #define LOAD_H
 
@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 
 #define SLOTS 2
+#define SUM_BYTES 65536 /* read and summed at once: they stay in the second-level cache */
 #define PAGE_MAX 65536 /* arm64 has pages of up to 64 KiB */
 
 /* A file of the load: its mapping, and what of each chunk is needed. */
@@ -36,6 +37,9 @@ struct zse_load {
     uint64_t *args;
     zse_load_output *outputs;
     int64_t num_jobs;
+    uint32_t *sums; /* of each job, or NULL */
+    zse_load_step *steps; /* nbytes: what is still to come */
+    int64_t num_steps, num_launched; /* the steps before num_launched are launched */
     struct file *files;
     int64_t num_files;
     struct pinned *pinned; /* of them those from first_pinned on are registered */
@@ -46,6 +50,7 @@ struct zse_load {
     _Atomic int32_t cancelled, finished, closing, tidy;
     pthread_mutex_t lock;
     pthread_cond_t changed; /* finished or closing */
+    pthread_cond_t stepped; /* num_launched or cancelled */
     zse_load_result result;
     void **events; /* of the ring's slots, then one */
     void *ring;
@@ -64,5 +69,9 @@ int load_map(zse_load *load);
 struct piece load_copy_mapped(zse_load *load);
 /* Gives the registrations back. */
 void load_unregister(zse_load *load);
+
+/* Puts the copy of bytes of a direct job into the stream: before it, waits for the steps that read their destination; after it,
+ * launches the step that has all of its bytes. 0, a driver's status, or -1 when the load was given up meanwhile. */
+int32_t load_copy(zse_load *load, int64_t job, uint64_t device, const void *host, int64_t nbytes);
 
 #endif

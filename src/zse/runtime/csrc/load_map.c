@@ -153,9 +153,9 @@ struct piece load_copy_mapped(zse_load *load) {
                     continue;
                 }
             }
-            int32_t status = load->driver.to_device(device, file->map + start, (size_t)(stop - start), load->options.stream);
+            int32_t status = load_copy(load, i, device, file->map + start, stop - start);
             if (status) {
-                load_fail(load, i, 1, status, start - first);
+                if (status > 0) load_fail(load, i, 1, status, start - first);
                 return all;
             }
             device += (uint64_t)(stop - start);

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from zse.engine.messages import POOLINGS
 from zse.sampling.fields import (
     EMBEDDINGS,
     RERANK,
@@ -23,7 +24,7 @@ from zse.sampling.fields import (
     wrong_type,
 )
 from zse.scheduler.options import RequestOptions
-from zse.server.relevance import EMBEDDING, LIKELIHOOD, METHODS, TASK
+from zse.server.relevance import METHODS, TASK
 from zse.server.requests.completions import MODEL, USER, of_route, texts_or_ids
 
 MAX_INPUTS = 2048
@@ -37,9 +38,11 @@ class Embeddings(msgspec.Struct):
     options: RequestOptions
     input: list[str | list[int]]
     encoding_format: Literal["float", "base64"]
-    pooling: Literal["last", "mean"]
+    pooling: str | None
     normalize: bool
     dimensions: int | None
+    truncate: bool
+    prompt_name: str | None
 
 
 class Pairs(msgspec.Struct):
@@ -49,9 +52,10 @@ class Pairs(msgspec.Struct):
     options: RequestOptions
     queries: list[str]
     documents: list[str]
-    method: str
-    pooling: Literal["last", "mean"]
-    task: str
+    method: str | None
+    pooling: str | None
+    task: str | None
+    truncate: bool
     top_n: int | None = None
     return_documents: bool = False
     max_tokens_per_doc: int | None = None
@@ -73,8 +77,11 @@ _DOCUMENTS = Array(Custom(_document, {"anyOf": [TEXT.schema, _DOCUMENT.schema]})
 TEXTS = OneOrMore(TEXT, MAX_DOCUMENTS, 1)
 _OPTIONS = of_route(fields_of(RequestOptions), EMBEDDINGS)
 _POOLING = Field(
-    OneOf(("last", "mean")), "Of which hidden states the vector is made: the last token's, or the mean.", "last"
+    OneOf(POOLINGS),
+    "Of which hidden states the vector is made: the last token's, their mean, the first token's, their greatest numbers. Default: "
+    "what the model's files say, else mean of an encoder and last.",
 )
+_TRUNCATE = Field(Boolean(), "Cut longer texts to the context instead of refusing them.", False)
 
 EMBEDDINGS_FIELDS: Fields = {
     "model": MODEL,
@@ -89,12 +96,21 @@ EMBEDDINGS_FIELDS: Fields = {
     ),
     "pooling": _POOLING,
     "normalize": Field(Boolean(), "Bring vectors to length 1.", True),
+    "truncate": _TRUNCATE,
+    "prompt_name": Field(
+        String(64, empty=False),
+        "Which of the model's own prompts (config_sentence_transformers.json) stands before each text: query, say.",
+    ),
     "user": USER,
 } | _OPTIONS
 
 _PAIRS: Fields = {
     "pooling": _POOLING,
-    "task": Field(String(1024, empty=False), "The question that method yes_no asks of query and document.", TASK),
+    "truncate": _TRUNCATE,
+    "task": Field(
+        String(1024, empty=False),
+        f"The question that method yes_no asks of query and document (default: {TASK}), or the instruction of qwen3_reranker.",
+    ),
     "user": USER,
 }
 
@@ -109,7 +125,7 @@ RERANK_FIELDS: Fields = (
             Integer(1),
             "Longer documents are cut to so many tokens; without it they are refused where they exceed the context.",
         ),
-        "method": Field(OneOf(METHODS), "likelihood, yes_no or embedding; see below.", LIKELIHOOD),
+        "method": Field(OneOf(METHODS), f"{', '.join(METHODS)}; see below. Default: the model's own, else likelihood."),
         "rank_fields": Field(None, "Documents are texts."),
     }
     | _PAIRS
@@ -122,7 +138,8 @@ SCORE_FIELDS: Fields = (
         "text_1": Field(TEXTS, "A text, or texts.", required=True),
         "text_2": Field(TEXTS, "A text, or texts: as many as text_1, or any number for one text_1.", required=True),
         "method": Field(
-            OneOf(METHODS), "embedding, likelihood or yes_no (text_1 is the query); see rerank.", EMBEDDING
+            OneOf(METHODS),
+            f"{', '.join(METHODS)} (text_1 is the query); see rerank. Default: the model's own, else embedding.",
         ),
         "encoding_format": Field(None, "Scores are numbers.", harmless=(None, "float")),
     }

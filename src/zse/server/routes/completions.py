@@ -9,8 +9,7 @@ import msgspec
 
 from zse.engine.messages import Ask, Measured, Tokens
 from zse.errors import RequestError
-from zse.http.exchange import EventStream, Response
-from zse.http.json_body import parse
+from zse.http.exchange import Response
 from zse.sampling.params import BeamParams
 from zse.scheduler.options import RequestOptions
 from zse.server.api_request import APIRequest
@@ -60,12 +59,15 @@ class CompletionRun(msgspec.Struct):
 
 async def _serve(app, request: APIRequest, *, read: Callable[[dict], Completion], is_chat: bool) -> Response | None:
     with RequestRun(app, request) as work:
-        completion = await maybe_in_thread(work.is_long, lambda: read(parse(bytes(request.body))))
+        completion = await maybe_in_thread(work.is_long, lambda: read(request.json()))
         most = completion.params.max_tokens
+        made = completion.num_choices
+        if completion.beams is not None:
+            made = made // completion.n * completion.beams.beam_width  # the beams that are not answers, too
         work.start(
             completion.model,
             completion.num_choices,
-            completion.num_choices * (UNBOUNDED_TOKENS if most is None else most),
+            made * (UNBOUNDED_TOKENS if most is None else most),
             completion.num_ids,
         )
         envelope = {
@@ -78,15 +80,12 @@ async def _serve(app, request: APIRequest, *, read: Callable[[dict], Completion]
         if completion.service_tier:
             envelope["service_tier"] = "default"
         job = CompletionRun(completion, is_chat, envelope, work)
-        stream = EventStream(request) if completion.stream else None
-        if stream is not None:
-            work.channel.stalled_s = stream.stalled_s
+        if completion.stream:
+            request.last_write = time.monotonic()  # from now on a client that waits for long gets comments
+            work.channel.stalled_s = request.connection.stalled_s
         try:
             await _begin(app, job)
-            if stream is None:
-                return await _collect(job)
-            await _stream(stream, job)
-            return None
+            return await (_stream(job) if completion.stream else _collect(job))
         except RequestError as error:
             raise named(error, job.structure_field) from None
         finally:
@@ -105,26 +104,47 @@ async def _begin(app, job: CompletionRun) -> None:
     own = {name: model.sampling[name] for name in completion.left_out & model.sampling.keys()}
     completion.params = msgspec.structs.replace(completion.params, **own)
     check_token_ids(completion, model.vocab_size)
+    if job.is_chat and not model.has_chat_template:
+        info = await app.pool.ready(work.served)
+        if not info.generates:
+            raise _encoder()  # it has no template either, which is not the reason
     if job.is_chat:
+        # The template is a stranger's program: the event loop does not wait for it, however short the chat is.
         parsers = app.tool_parser, app.reasoning_parser
-        job.answers = await maybe_in_thread(work.is_long, lambda: prepare(completion, model, *parsers))
-    job.prompts = await maybe_in_thread(work.is_long, lambda: _tokenize(model, completion))
-    work.set_prompt(sum(map(len, job.prompts)))
+        job.answers = await maybe_in_thread(True, lambda: prepare(completion, model, *parsers))
+    job.prompts = await maybe_in_thread(work.is_long or job.is_chat, lambda: _tokenize(model, completion))
+    work.prompt_tokens = sum(map(len, job.prompts))
+    work.hold(work.choices, work.prompt_tokens)  # the true number, in place of the estimate
     info = await app.pool.ready(work.served)
+    if not info.generates:
+        raise _encoder()
     limits = [_max_tokens(completion, len(prompt), info.max_context) for prompt in job.prompts]
     if job.answers is not None:
         job.answers.is_open = job.answers.opens_reasoning(model.decode(job.prompts[0][-16:]))
     structure, job.structure_field = structure_for(completion, job.answers)
     options = app.request_options(work.request, completion.options)
-    work.submitted = work.prompt_tokens
     if completion.prompt_top is not None:
         ask = Ask("logprobs", top=completion.prompt_top)
         job.measured = await work.channel.complete(job.prompts, [ask] * len(job.prompts), options)
-        work.computed = work.submitted
     if completion.beams is not None:
         await _search(job, completion.beams, limits, options)
-    else:
-        _submit(job, limits, msgspec.structs.replace(options, structure=structure))
+        return
+    options = msgspec.structs.replace(options, structure=structure)
+    for prompt, limit in zip(job.prompts, limits, strict=True):
+        for answer in range(completion.best_of):  # choice index = prompt index * best_of + answer index
+            choice = Choice(len(job.choices), model, completion.params, job.answers)
+            job.choices.append(choice)
+            if limit:
+                params = choice_params(completion, answer, limit)
+                work.served.engine.submit(work.channel, choice.index, prompt, params, options)
+            else:
+                choice.finish_reason = "length"  # only the prompt was wanted
+                work.outcomes["length"] += 1
+
+
+def _encoder() -> APIError:
+    message = "This model is an encoder and writes no text: it answers /v1/embeddings, /v1/rerank and /v1/score."
+    return APIError("unsupported_parameter", message, "model")
 
 
 def _tokenize(model, completion: Completion) -> list[list[int]]:
@@ -152,22 +172,6 @@ def _max_tokens(completion: Completion, prompt_tokens: int, max_context: int) ->
     raise APIError(
         "context_length_exceeded", f"This model's context is {max_context} tokens, and you asked for {asked}.", field
     )
-
-
-def _submit(job: CompletionRun, limits: list[int], options: RequestOptions) -> None:
-    """One engine request per choice; choice index = prompt index * best_of + answer index."""
-    work, completion = job.work, job.completion
-    for prompt, limit in zip(job.prompts, limits, strict=True):
-        for answer in range(completion.best_of):
-            choice = Choice(len(job.choices), job.model, completion.params, job.answers, completion.stream)
-            job.choices.append(choice)
-            if limit == 0:
-                choice.finish_reason = "length"  # only the prompt was wanted
-                work.outcomes["length"] += 1
-                continue
-            work.served.engine.submit(
-                work.channel, choice.index, prompt, choice_params(completion, answer, limit), options
-            )
 
 
 async def _search(job: CompletionRun, beams: BeamParams, limits: list[int], options: RequestOptions) -> None:
@@ -262,9 +266,9 @@ def _usage(job: CompletionRun) -> dict:
     return usage
 
 
-async def _stream(stream: EventStream, job: CompletionRun) -> None:
+async def _stream(job: CompletionRun) -> None:
     """Server-sent events: role first (chat), deltas, one finish_reason per choice, usage if asked, [DONE]."""
-    choices, envelope = job.choices, job.envelope
+    choices, envelope, request = job.choices, job.envelope, job.work.request
     if job.is_chat:
         envelope["object"] = "chat.completion.chunk"
     if job.completion.include_usage:
@@ -291,13 +295,13 @@ async def _stream(stream: EventStream, job: CompletionRun) -> None:
             for part in parts:
                 part["index"] = index
                 data += b"data: " + _encode(envelope | {"choices": [part]}) + b"\n\n"
-            stream.send(data)
-            await stream.drain()
+            request.send_events(data)
+            await request.connection.drain()
     usage = _usage(job)
     data = b"data: [DONE]\n\n"
     if job.completion.include_usage:
         data = b"data: " + _encode(envelope | {"choices": [], "usage": usage}) + b"\n\n" + data
-    stream.send(data, is_last=True)
+    request.send_events(data, is_last=True)
 
 
 def _echo_part(job: CompletionRun, choice: Choice) -> list[dict]:

@@ -6,7 +6,7 @@ from array import array
 
 import msgspec
 
-from zse.engine.messages import Ask, Measured
+from zse.engine.messages import Ask, Ready
 from zse.http.exchange import Response
 from zse.server import measuring
 from zse.server.api_request import APIRequest
@@ -25,21 +25,38 @@ async def embeddings(app, request: APIRequest) -> Response:
     return Response(200, await maybe_in_thread(long, lambda: _body(asked, results)))
 
 
-def _prepare(asked: Embeddings, model) -> list[Measurement]:
+def _prepare(asked: Embeddings, model, info: Ready) -> list[Measurement]:
     # Of a part of the vector only that part is brought to length 1, once it is there.
-    ask = Ask(asked.pooling, normalize=asked.normalize)
+    ask = Ask(pooling_of(asked.pooling, info), normalize=asked.normalize)
+    prompt = "" if asked.prompt_name is None else _prompt(asked.prompt_name, model.prompts)
     measurements = []
     for index, given in enumerate(asked.input):
         path = "input" if len(asked.input) == 1 else f"input[{index}]"
-        ids = model.encode_text(given) if isinstance(given, str) else given
+        ids = model.encode_text(prompt + given) if isinstance(given, str) else given
+        if asked.truncate and len(ids) > info.max_context:
+            ids = model.cut(ids, info.max_context) if isinstance(given, str) else ids[: info.max_context]
         measurements.append(Measurement(ids, ask, path))
     return measurements
 
 
-def _check(asked: Embeddings, result: Measured) -> None:
-    count = len(result.vector or b"") // 4
-    if asked.dimensions is not None and asked.dimensions > count:
-        raise APIError("out_of_range", f"'dimensions' must be at most {count}, this model's hidden size.", "dimensions")
+def _prompt(name: str, prompts: dict[str, str]) -> str:
+    if name not in prompts:
+        known = f"it has {', '.join(prompts)}" if prompts else "it has none"
+        raise APIError(
+            "invalid_value", f"'prompt_name' {name!r} is not one of this model's prompts: {known}.", "prompt_name"
+        )
+    return prompts[name]
+
+
+def pooling_of(asked: str | None, info: Ready):
+    """What a request asks for, else what the model's files say, else what its kind is mostly pooled by."""
+    return asked or info.pooling or ("last" if info.generates else "mean")
+
+
+def _check(asked: Embeddings, info: Ready) -> None:
+    most = info.hidden_size
+    if asked.dimensions is not None and asked.dimensions > most:
+        raise APIError("out_of_range", f"'dimensions' must be at most {most}, this model's hidden size.", "dimensions")
 
 
 def _body(asked: Embeddings, results: measuring.Results) -> bytes:

@@ -3,10 +3,13 @@
 import msgspec
 
 from zse import __version__
+from zse.http.bind import is_loopback
 from zse.http.exchange import Response
 from zse.server import errors
 from zse.server.api_request import APIRequest
 from zse.server.errors import APIError
+
+FORWARDED = {"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip"}
 
 
 def _card(app, served) -> dict:
@@ -33,8 +36,13 @@ async def live(app, request: APIRequest) -> Response:
 
 
 async def ready(app, request: APIRequest) -> Response:
-    """GET /health/ready: 200 when a request sent now would be answered, else 503 and why."""
+    """GET /health/ready: 200 when a request sent now would be answered, else 503; why, and how much goes on, for those who
+    may know."""
     ok, reason = (False, "the server is shutting down") if app.draining else app.pool.health()
+    code = "shutting_down" if app.draining else "engine_restarting"
+    if not _may_know(app, request):
+        status = {"status": "ready" if ok else "not_ready"}
+        return Response.json(status) if ok else _not_ready(status, code, "Not ready.")
     engines = [served.engine for served in app.pool.models]
     beats = [engine.heartbeat for engine in engines]
     body = {
@@ -51,9 +59,25 @@ async def ready(app, request: APIRequest) -> Response:
     }
     if ok:
         return Response.json(body)
-    code = "shutting_down" if app.draining else "engine_restarting"
-    error = errors.contents(APIError(code, f"Not ready: {reason}."))
+    return _not_ready(body, code, f"Not ready: {reason}.")
+
+
+def _not_ready(body: dict, code: str, message: str) -> Response:
+    error = errors.contents(APIError(code, message))
     return Response(503, msgspec.json.encode(body | error), [("retry-after", "1")])
+
+
+def _may_know(app, request: APIRequest) -> bool:
+    """Whether the activity is told: to an admin's key, or to this machine. A proxy says whom it asks for, and then the address
+    is not the client's."""
+    if not app.needs_key:
+        return True  # as /metrics
+    if is_loopback(request.connection.client.removeprefix("::ffff:")) and not FORWARDED & request.headers.keys():
+        return True
+    try:
+        return app.identify(request)[1].admin
+    except APIError:
+        return False  # a probe with an old key sees the status, too
 
 
 async def version(app, request: APIRequest) -> Response:

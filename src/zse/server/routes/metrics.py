@@ -8,7 +8,7 @@ from zse.http.exchange import Response
 from zse.scheduler.counters import BOUNDS, NAMES
 from zse.server.api_request import APIRequest
 from zse.server.engine_counters import COUNTERS
-from zse.server.statistics import Histogram
+from zse.server.work import Histogram
 
 _MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _STATES = ("unloaded", "loading", "loaded", "restarting", "failed", "stopping")
@@ -19,6 +19,7 @@ OF_SERVER = (
     ("zse_queued_prompt_tokens", "Prompt tokens of requests without a first token.", "admission.queued_tokens"),
     ("zse_requests_refused_total", "Requests that the full queue refused (503).", "admission.num_refused"),
     ("zse_requests_limited_total", "Requests beyond their key's quota (429).", "admission.num_limited"),
+    ("zse_wrong_keys_total", "Requests with a key that is not valid (401, or 429).", "wrong_keys.num_wrong"),
     ("zse_parked_engines", "Engines without a model that are up.", "pool.spares_ready"),
     ("zse_parked_engine_loads_total", "Loads into a parked engine.", "pool.num_spare_loads"),
 )
@@ -30,6 +31,7 @@ OF_TENANT = (
     ("zse_tenant_prompt_tokens_total", "Tokens of a tenant's prompts.", "prompt_tokens"),
     ("zse_tenant_cached_prompt_tokens_total", "Of those, the ones that were in the prefix cache.", "cached_tokens"),
     ("zse_tenant_completion_tokens_total", "Tokens of a tenant's answers.", "completion_tokens"),
+    ("zse_tenant_computed_tokens_total", "Tokens that were computed for a tenant, its charges.", "computed_tokens"),
 )
 # Histograms of a model's Statistics.
 HISTOGRAMS = (

@@ -2,19 +2,20 @@
 
 import time
 
-from zse.engine.messages import Ask
+from zse.engine.messages import Ask, Ready
 from zse.http.exchange import Response
 from zse.server import measuring
 from zse.server.api_request import APIRequest
-from zse.server.relevance import EMBEDDING, Judge, Measurement, cosine
+from zse.server.errors import APIError
+from zse.server.relevance import CROSS_ENCODER, EMBEDDING, LIKELIHOOD, Judge, Measurement, cosine
 from zse.server.requests.measures import Pairs, read_rerank, read_score
-from zse.server.routes.embeddings import floats
+from zse.server.routes.embeddings import floats, pooling_of
 from zse.server.work import ON_LOOP_ENTRIES, maybe_in_thread
 
 
 async def rerank(app, request: APIRequest) -> Response:
     """POST /v1/rerank"""
-    scores, asked, results = await _compare(app, request, read_rerank, ("query", "documents"))
+    scores, asked, results = await _compare(app, request, read_rerank, ("query", "documents"), LIKELIHOOD)
     order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: asked.top_n]
     rows: list[dict] = [{"index": index, "relevance_score": scores[index]} for index in order]
     if asked.return_documents:
@@ -26,7 +27,7 @@ async def rerank(app, request: APIRequest) -> Response:
 
 async def score(app, request: APIRequest) -> Response:
     """POST /v1/score"""
-    scores, asked, results = await _compare(app, request, read_score, ("text_1", "text_2"))
+    scores, asked, results = await _compare(app, request, read_score, ("text_1", "text_2"), EMBEDDING)
     body = {
         "id": "score-" + request.id.removeprefix("req_"),
         "object": "list",
@@ -38,20 +39,27 @@ async def score(app, request: APIRequest) -> Response:
     return Response.json(body)
 
 
-async def _compare(app, request: APIRequest, read, fields: tuple[str, str]):
-    """(score of each pair, the request, measuring.Results)."""
+async def _compare(app, request: APIRequest, read, fields: tuple[str, str], default: str):
+    """(score of each pair, the request, measuring.Results). default: the method of a language model."""
     judges: list[Judge] = []
 
-    def prepare(asked: Pairs, model) -> list[Measurement]:
+    def prepare(asked: Pairs, model, info: Ready) -> list[Measurement]:
         documents = [_cut(model, document, asked.max_tokens_per_doc) for document in asked.documents]
-        if asked.method == EMBEDDING:
-            ask = Ask(asked.pooling, normalize=True)
+        method = asked.method or _method(model, info, default)
+        most = info.max_context if asked.truncate else None
+        if method == EMBEDDING:
+            ask = Ask(pooling_of(asked.pooling, info), normalize=True)
+
+            def ids_of(text: str) -> list[int]:
+                ids = model.encode_text(text)
+                return ids if most is None else model.cut(ids, most)
+
             return [
-                Measurement(model.encode_text(text), ask, _path(name, index, texts))
+                Measurement(ids_of(text), ask, _path(name, index, texts))
                 for name, texts in zip(fields, (asked.queries, documents), strict=True)
                 for index, text in enumerate(texts)
             ]
-        judges.append(Judge(model, asked.method, asked.task))
+        judges.append(Judge(model, method, asked.task, most))
         queries = asked.queries * (len(documents) if len(asked.queries) == 1 else 1)
         return [
             judges[0].sequence(query, document, _path(fields[1], index, documents))
@@ -68,6 +76,16 @@ async def _compare(app, request: APIRequest, read, fields: tuple[str, str]):
     count = len(asked.queries)
     ones = vectors[:count] * (len(asked.documents) if count == 1 else 1)
     return [cosine(*pair) for pair in zip(ones, vectors[count:], strict=True)], asked, results
+
+
+def _method(model, info: Ready, default: str) -> str:
+    """What the model was trained for, where that is known."""
+    if info.num_labels > 1:
+        message = f"This model's classifier has {info.num_labels} labels: how well two texts fit takes one. Give 'method' embedding."
+        raise APIError("unsupported_parameter", message, "method")
+    if info.num_labels:
+        return CROSS_ENCODER
+    return model.method or (default if info.generates else EMBEDDING)
 
 
 def _path(name: str, index: int, texts: list[str]) -> str:

@@ -3,6 +3,7 @@
 A route names its handler, whose module is imported with its first request: a start waits for those of completions only.
 """
 
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -11,7 +12,7 @@ import msgspec
 
 import zse.server.routes.completions
 import zse.server.routes.info  # noqa: F401
-from zse.sampling.fields import Fields
+from zse.sampling.fields import Fields, shown
 
 # Who may call: anybody; when the server has keys, the holder of one; or of one whose line says admin (--api-key is one).
 PUBLIC, USER, ADMIN = "public", "user", "admin"
@@ -52,7 +53,9 @@ _CHAT, _COMPLETIONS, _EMBEDDINGS = (
 )
 _TOKENIZE = "tokenize.TOKENIZE_FIELDS"
 _RERANK, _SCORE = "measures.RERANK_FIELDS", "measures.SCORE_FIELDS"
-_READY = "200 when a request sent now would be answered, else 503 with the reason"
+_READY = (
+    "200 when a request sent now would be answered, else 503; this machine and an admin's key see why, and the activity"
+)
 _METRICS = "counts and times in Prometheus' text format; needs an admin's key, if there are keys"
 
 ROUTES = (
@@ -82,13 +85,25 @@ _WITH_NAME = [path.partition("{") for path in _BY_PATH if "{" in path]
 
 def find(path: str) -> tuple[dict[str, Route], dict[str, str]] | None:
     """Routes by method and path parameters for a percent-decoded path; None when it is unknown. A slash at the end and a /v1 that
-    is left out are forgiven: clients differ in what they take for the base URL."""
-    for prefix, brace, name in _WITH_NAME:
-        if path.startswith(prefix) and len(path) > len(prefix):
-            return _BY_PATH[prefix + brace + name], {name.rstrip("}"): path[len(prefix) :]}
+    is left out, or there twice, are forgiven: clients differ in what they take for the base URL."""
     bare = path.rstrip("/")
-    methods = _BY_PATH.get(path) or _BY_PATH.get(bare) or _BY_PATH.get("/v1" + bare)
-    return None if methods is None else (methods, {})
+    while bare.startswith("/v1/"):
+        bare = bare[3:]
+    for known in (bare, "/v1" + bare):
+        for prefix, brace, name in _WITH_NAME:
+            if known.startswith(prefix) and len(known) > len(prefix):
+                return _BY_PATH[prefix + brace + name], {name.rstrip("}"): known[len(prefix) :]}
+        if known in _BY_PATH:
+            return _BY_PATH[known], {}
+    return None
+
+
+def unknown(path: str) -> str:
+    """What to say of a path that is unknown: those that there are, the one that it resembles first."""
+    near = get_close_matches("/v1" + path.removeprefix("/v1"), _BY_PATH, 1, 0.8)
+    listed = ", ".join(f"{route.method} {route.path}" for route in ROUTES)
+    meant = f"Did you mean {near[0]}? " if near else ""
+    return f"There is no route {shown(path)}. {meant}There are: {listed}. The base URL ends in /v1."
 
 
 def allowed(methods: dict[str, Route]) -> str:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import msgspec
 
 from zse.http.exchange import Response
-from zse.http.json_body import parse
 from zse.server.api_request import APIRequest
 from zse.server.errors import APIError
 from zse.server.requests.tokenize import read_detokenize, read_tokenize
@@ -14,10 +13,11 @@ from zse.server.work import RequestRun, maybe_in_thread
 
 async def _answer(app, request: APIRequest, read: Callable[[dict], dict], make: Callable[[dict, object], dict]):
     with RequestRun(app, request) as run:
-        values = await maybe_in_thread(run.is_long, lambda: read(parse(bytes(request.body))))
+        values = await maybe_in_thread(run.is_long, lambda: read(request.json()))
         served = app.find_model(request, values["model"], "model")
         model = await app.pool.text(served)
-        body = await maybe_in_thread(run.is_long, lambda: make(values, model))
+        renders = values.get("messages") is not None  # as in routes/completions.py
+        body = await maybe_in_thread(run.is_long or renders, lambda: make(values, model))
         if served.engine.info is not None and "count" in body:
             body["max_model_len"] = served.engine.info.max_context
         return Response(200, msgspec.json.encode(body))

@@ -12,9 +12,9 @@ import zse.server.tools.parsers as parsers
 import zse.server.tools.reasoning as reasoning
 from zse.server.tools import choosing
 from zse.server.tools.blocks import BlockParser
-from zse.server.tools.calls import ToolCall
+from zse.server.tools.calls import CallPart
+from zse.server.tools.harmony import MARKS, HarmonyParser
 from zse.server.tools.reasoning import Marks, Reasoning, ReasoningParser
-from zse.server.tools.streaming import CallPart, Watch
 
 _LETTERS = string.ascii_letters + string.digits
 
@@ -35,7 +35,7 @@ class Format(msgspec.Struct, frozen=True):
     def controls(self, with_tools: bool) -> tuple[str, ...]:
         """Texts of control tokens that have to be seen in the answer."""
         marks = self.marks
-        texts = (marks.opening, marks.closing) if marks else ()
+        texts = (marks.opening, marks.closing) if marks else MARKS if self.reasoning == reasoning.HARMONY else ()
         return texts + (parsers.FORMATS[self.tools].controls if with_tools and self.tools in parsers.FORMATS else ())
 
 
@@ -54,25 +54,21 @@ def format_of(template: str | None, tools: str | None = None, thinking: str | No
 
 class Splitter:
     """One answer. functions: what the request offers, None without tools. parallel: whether more than one call may come.
-    push() and finish() give str (content), Reasoning and ToolCall; `done` once the only call allowed is there. streams: also
-    CallParts, before the ToolCall that they make, which is marked then."""
+    push() and finish() give str (content), Reasoning and CallPart, each as soon as it is certain: a whole answer is what a
+    stream of it adds up to. `done` once the only call allowed is there."""
 
-    def __init__(
-        self,
-        form: Format,
-        functions: dict[str, dict] | None,
-        is_open: bool,
-        parallel: bool = True,
-        streams: bool = False,
-    ):
-        self._reasoning = ReasoningParser(form.marks, is_open) if form.marks else None
+    def __init__(self, form: Format, functions: dict[str, dict] | None, is_open: bool, parallel: bool = True):
+        self._reasoning: ReasoningParser | HarmonyParser | None = None
+        if form.reasoning == reasoning.HARMONY:
+            self._reasoning = HarmonyParser(is_open)
+        elif form.marks:
+            self._reasoning = ReasoningParser(form.marks, is_open)
         tools = None if functions is None else parsers.FORMATS.get(form.tools)
         self._tools = None
         if tools is not None and functions is not None:
-            watch = functools.partial(Watch, tools, functions, 128 if parallel else 1) if streams else None
-            self._tools = BlockParser(tools.blocks, functions, tools.separators, watch)
+            self._tools = BlockParser(tools.blocks, functions, tools.separators)
         self._short_ids = form.tools == "mistral"
-        self._parallel = parallel
+        self._parallel, self._num_calls = parallel, 0
         self.done = False
 
     @property
@@ -84,10 +80,10 @@ class Splitter:
         """Whether the text so far may be the beginning of the mark that opens reasoning."""
         return self._reasoning is not None and self._reasoning.is_undecided
 
-    def push(self, text: str) -> list[str | Reasoning | ToolCall | CallPart]:
+    def push(self, text: str) -> list[str | Reasoning | CallPart]:
         return self._take(self._reasoning.push(text) if self._reasoning is not None else [text])
 
-    def finish(self) -> list[str | Reasoning | ToolCall | CallPart]:
+    def finish(self) -> list[str | Reasoning | CallPart]:
         if self.done:
             return []
         out = self._take(self._reasoning.finish()) if self._reasoning is not None else []
@@ -95,8 +91,8 @@ class Splitter:
             out += self._checked(self._tools.finish())
         return out
 
-    def _take(self, pieces: list[str | Reasoning]) -> list[str | Reasoning | ToolCall | CallPart]:
-        out: list[str | Reasoning | ToolCall | CallPart] = []
+    def _take(self, pieces: list[str | Reasoning]) -> list[str | Reasoning | CallPart]:
+        out: list[str | Reasoning | CallPart] = []
         for piece in pieces:
             if isinstance(piece, Reasoning) or self._tools is None:
                 out.append(piece)
@@ -104,15 +100,17 @@ class Splitter:
                 out += self._checked(self._tools.push(piece))
         return [piece for piece in out if piece != ""]
 
-    def _checked(self, pieces: Sequence[str | ToolCall | CallPart]) -> list[str | ToolCall | CallPart]:
-        out: list[str | ToolCall | CallPart] = []
+    def _checked(self, pieces: Sequence[str | CallPart]) -> list[str | CallPart]:
+        out: list[str | CallPart] = []
         for piece in pieces:
-            if isinstance(piece, ToolCall) or isinstance(piece, CallPart) and piece.name:
-                piece = msgspec.structs.replace(piece, id=self._new_id())
-            out.append(piece)
-            if isinstance(piece, ToolCall) and not self._parallel:
-                self.done = True
+            if isinstance(piece, CallPart) and piece.name:
+                self._num_calls += 1
+                self.done = not self._parallel and self._num_calls > 1  # behind one that broke off
+                piece = msgspec.structs.replace(piece, id=piece.id or self._new_id())
+            if self.done:
                 break
+            out.append(piece)
+            self.done = not self._parallel and isinstance(piece, CallPart) and piece.is_last
         return out
 
     def _new_id(self) -> str:

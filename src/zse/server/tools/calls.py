@@ -4,6 +4,7 @@ import ast
 import json
 import re
 import warnings
+from collections.abc import Iterable
 
 import msgspec
 
@@ -12,13 +13,38 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """A complete call. arguments: a JSON object as text. id: what its result is to refer to; "" until it is given.
-    is_streamed: its parts came out before (streaming.py)."""
+    """A call. arguments: a JSON object as text; of a call that broke off its beginning, which is no JSON. id: what its
+    result is to refer to; "" until it is given."""
 
     name: str
     arguments: str
     id: str = ""
-    is_streamed: bool = False
+
+
+class CallPart(msgspec.Struct, frozen=True):
+    """A piece of a call. name: of the call that begins with it, else "". arguments: text that follows what came before; with
+    a name it is not empty. id: of a call that begins; "" until it is given. is_last: the call is complete."""
+
+    name: str
+    arguments: str
+    id: str = ""
+    is_last: bool = False
+
+
+def fold(parts: Iterable[object]) -> list[ToolCall]:
+    """The calls that parts make. What is no CallPart is passed over."""
+    begun: list[tuple[CallPart, list[str]]] = []
+    for part in parts:
+        if isinstance(part, CallPart):
+            if part.name:
+                begun.append((part, []))
+            begun[-1][1].append(part.arguments)
+    return [ToolCall(first.name, "".join(arguments), first.id) for first, arguments in begun]
+
+
+def whole(calls: Iterable[ToolCall]) -> list[CallPart]:
+    """Complete calls as parts."""
+    return [CallPart(call.name, call.arguments, call.id, is_last=True) for call in calls]
 
 
 def is_name(text: object) -> bool:
@@ -26,9 +52,10 @@ def is_name(text: object) -> bool:
 
 
 def load_json(text: str):
-    """The value of strict JSON. ValueError also for NaN and infinities, and for what nests too deeply."""
+    """The value of JSON, in whose strings raw control characters may stand. ValueError also for NaN and infinities, and for
+    what nests too deeply."""
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return json.loads(text, parse_constant=_no_constant, strict=False)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
@@ -69,7 +96,7 @@ def from_json(value: object) -> list[ToolCall] | None:
             return None
         inner = entry.get("function")
         parts: dict = inner if isinstance(inner, dict) else entry
-        call = make_call(parts.get("name"), parts.get("arguments", parts.get("parameters")))
+        call = make_call(parts.get("name", parts.get("tool_name")), parts.get("arguments", parts.get("parameters")))
         if call is None:
             return None
         calls.append(call)

@@ -6,7 +6,7 @@ import msgspec
 
 import zse.server.tools.parsers as parsers
 from zse.server.errors import APIError, unsupported
-from zse.server.tools import grammars
+from zse.server.tools import grammars, reasoning
 from zse.server.tools.answer import Format, Splitter, format_of
 from zse.structured.options import JSON_OBJECT, JSON_SCHEMA, TEXT, Structure, Thinking
 
@@ -30,17 +30,21 @@ class Answers:
     def opens_reasoning(self, prompt_end: str) -> bool:
         """Whether the template has begun the reasoning in the prompt, of which `prompt_end` is the end."""
         marks = self._format.marks
-        return marks is not None and prompt_end.rstrip().endswith(marks.opening)
+        if self._format.reasoning == reasoning.HARMONY:
+            return prompt_end.endswith("<|channel|>analysis<|message|>")
+        return marks is not None and prompt_end.rstrip().endswith((marks.opening, marks.opening + marks.label))
 
     def thinking(self, budget: int | None) -> Thinking | None:
         """The reasoning that stands before what a grammar is about; None for models that do not reason."""
         marks = self._format.marks
+        if self._format.reasoning == reasoning.HARMONY and budget is not None:
+            raise unsupported("thinking_budget", "this model's reasoning has no bound; reasoning_effort shortens it")
         if marks is None:
             return None
         return Thinking(opening=marks.opening, closing=marks.closing, is_open=self.is_open, budget=budget)
 
-    def splitter(self, streams: bool = False) -> Splitter:
-        return Splitter(self._format, self._functions, self.is_open, self._parallel, streams)
+    def splitter(self) -> Splitter:
+        return Splitter(self._format, self._functions, self.is_open, self._parallel)
 
 
 def prepare(completion: "Completion", model, tool_parser: str | None, reasoning_parser: str | None) -> Answers | None:
@@ -55,9 +59,10 @@ def prepare(completion: "Completion", model, tool_parser: str | None, reasoning_
         if not form.takes_tools:
             raise unsupported("tools", "this model's chat template has no tool support")
         if form.tools == parsers.NONE:
+            kind = next((name for mark, name in parsers.UNREAD.items() if mark in template), "")
             reason = (
-                "no known format reads the calls that this model's chat template writes; start the server with "
-                f"--tool-parser NAME (one of {', '.join(parsers.FORMATS)})"
+                f"no known format reads the calls that this model's chat template writes{kind and f' ({kind})'}; start the "
+                f"server with --tool-parser NAME (one of {', '.join(parsers.FORMATS)})"
             )
             raise unsupported("tools", reason)
     if not form.names_tools:

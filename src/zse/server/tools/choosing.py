@@ -1,15 +1,17 @@
 """Which tool format a chat template writes: it renders a call, and the format that reads this call back is its own."""
 
+import itertools
 import json
 import os.path
 
 from zse.errors import RequestError
 from zse.server.tools.blocks import BlockParser
-from zse.server.tools.calls import ToolCall
+from zse.server.tools.calls import fold
 from zse.server.tools.parsers import FORMATS, NONE, ToolFormat
 from zse.tokenizer import chat_template
 
 _NAME, _ARGUMENTS = "find_probe", {"place": "Rome", "days": 3}
+_IDS = "abcDEF123", f"functions.{_NAME}:0"  # Mistral's templates want nine letters, Kimi's write the id for the name
 _SCHEMA = {
     "type": "object",
     "properties": {"place": {"type": "string", "description": "where"}, "days": {"type": "integer"}},
@@ -48,10 +50,10 @@ def _turns(source: str) -> list[str]:
     before, plain = render(), render({"role": "assistant", "content": _ANSWER})
     header = plain[: plain.find(_ANSWER)] if _ANSWER in plain else ""
     turns = []
-    for arguments in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
-        call = {"id": "abcDEF123", "type": "function", "function": {"name": _NAME, "arguments": arguments}}
+    for id, arguments in itertools.product(_IDS, (_ARGUMENTS, json.dumps(_ARGUMENTS))):
+        call = {"id": id, "type": "function", "function": {"name": _NAME, "arguments": arguments}}
         asked = {"role": "assistant", "content": "", "tool_calls": [call]}
-        result = {"role": "tool", "name": _NAME, "tool_call_id": "abcDEF123", "content": "{}"}
+        result = {"role": "tool", "name": _NAME, "tool_call_id": id, "content": "{}"}
         text = render(asked) or render(asked, result)
         start = len(header) if header and text.startswith(header) else len(os.path.commonprefix([before, text]))
         if _NAME in text[start:]:
@@ -64,5 +66,8 @@ def _reads(form: ToolFormat, turn: str) -> bool:
     parts = parser.push(turn) + parser.finish()
     if any("call" in part for part in parts if isinstance(part, str)):
         return False  # marks around the call that it does not know
-    calls = [part for part in parts if isinstance(part, ToolCall)]
-    return [(call.name, json.loads(call.arguments)) for call in calls] == [(_NAME, _ARGUMENTS)]
+    found = [(call.name, call.arguments) for call in fold(parts)]
+    try:
+        return [(name, json.loads(arguments)) for name, arguments in found] == [(_NAME, _ARGUMENTS)]
+    except ValueError:
+        return False

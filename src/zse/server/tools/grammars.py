@@ -8,13 +8,47 @@ import json
 from collections.abc import Callable
 
 from zse.server.errors import APIError, unsupported
-from zse.server.tools import parsers
+from zse.server.tools import gemma4, harmony, parsers
 from zse.server.tools.patterns import ANYTHING, FORMATS, whole
+from zse.structured.negation import SILENT
 from zse.structured.options import LARK, WHITESPACE, Structure, checked
 from zse.structured.schema import expressed, rewritten
 
-# Keys of a schema that say nothing about what is valid.
-_SILENT = frozenset("title description examples default $schema $id $comment deprecated readOnly writeOnly".split())
+# Calls written as XML: the marks around a block; what begins a call and a parameter; what ends a value and a call.
+_XML = {
+    "qwen3_coder": (
+        "<tool_call>",
+        "</tool_call>",
+        "\n<function={}>\n",
+        "<parameter={}>\n",
+        "\n</parameter>\n",
+        "</function>\n",
+    ),
+    "seed_oss": (
+        "<seed:tool_call>",
+        "</seed:tool_call>",
+        "\n<function={}>\n",
+        "<parameter={}>",
+        "</parameter>\n",
+        "</function>\n",
+    ),
+    "glm4": ("<tool_call>", "</tool_call>", "{}\n", "<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n", ""),
+    "minimax_m2": (
+        "<minimax:tool_call>",
+        "</minimax:tool_call>",
+        '\n<invoke name="{}">\n',
+        '<parameter name="{}">',
+        "</parameter>\n",
+        "</invoke>\n",
+    ),
+}
+# Calls as a list of JSON: the marks around it, the second "" where there is none.
+_LISTS = {
+    "granite": ("<|tool_call|>", ""),
+    "nemotron": ("<TOOLCALL>", "</TOOLCALL>"),
+    "tool_calls": ("<tool_calls>", "</tool_calls>"),
+    "command_r": ("<|START_ACTION|>", "<|END_ACTION|>"),
+}
 _SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # Python reads \/ and \u in strings otherwise than JSON does.
 _PYTHON_ESCAPES = {"json_allowed_escapes": 'nrbtf\\"'}
@@ -36,7 +70,14 @@ class Grammar:
         """The grammar's text. form: of FORMATS. calls: "required": the answer is calls; "free": text, and where it calls
         a function, the call is right; "either": calls, or the JSON that `content` describes. several: more than one call
         may come."""
-        mark, call, between = getattr(self, f"_{form}")(several)
+        if form == "harmony":
+            return self._harmony(calls, several, content)
+        if form in _XML:
+            mark, call, between = self._xml(*_XML[form])
+        elif form in _LISTS:
+            mark, call, between = self._marked_list(form, several)
+        else:
+            mark, call, between = getattr(self, f"_{form}")(several)
         block = call
         if mark is not None:
             call = self._rule(call)
@@ -46,9 +87,7 @@ class Grammar:
         if calls == "required":
             head = f"%llguidance {{}}\nstart: LEAD answer\nanswer: {start}\n{lead}"
         elif content is not None:
-            schema = json.loads(content.source or '{"type": "object"}')
-            guidance = {"whitespace_pattern": WHITESPACE, "lenient": content.lenient}
-            other = self._rule("%json " + json.dumps({"x-guidance": guidance, **expressed(schema)}, ensure_ascii=False))
+            other = self._content(content)
             head = f"%llguidance {{}}\nstart: LEAD (answer | {other})\nanswer: {start}\n{lead}"
         elif mark is None:  # a bare bracket begins a call, or the answer is text
             head = (
@@ -61,7 +100,31 @@ class Grammar:
             head = f"%llguidance {{}}\nstart: called{again} TEXT\ncalled: {self._lazy(mark)} {call}\nTEXT: /(.|\\n)*/\n"
         return head + "".join(rule + "\n" for rule in self._rules)
 
+    def _harmony(self, calls: str, several: bool, content: Structure | None) -> str:
+        """gpt-oss: a whole answer, its thought included."""
+        start, channel, message, end, call, _, constrain = (self._mark(mark) for mark in harmony.MARKS)
+        bodies = [
+            self._rule(
+                f'{_quoted(f"commentary to=functions.{name} ")} {constrain} "json" {message} {self._arguments(name)}'
+            )
+            for name in self._functions
+        ]
+        one = self._rule(f"{channel} {self._either(bodies)} {call}")
+        again = f' ({start} "assistant" {one})*' if several else ""
+        answer = f"{one}{again}"
+        if calls != "required":
+            answer += f' | {channel} "final" {message} {"TEXT" if content is None else self._content(content)}'
+        thought = f'{channel} "analysis" {message} {self._lazy(harmony.END)} {start} "assistant"'
+        head = f"%llguidance {{}}\nstart: ({thought})? ({answer})\nTEXT: /(.|\\n)*/\n"
+        return head + "".join(rule + "\n" for rule in self._rules)
+
     # -- parts
+
+    def _content(self, content: Structure) -> str:
+        """A rule of the JSON that an answer may be."""
+        schema = json.loads(content.source or '{"type": "object"}')
+        guidance = {"whitespace_pattern": WHITESPACE, "lenient": content.lenient}
+        return self._rule("%json " + json.dumps({"x-guidance": guidance, **expressed(schema)}, ensure_ascii=False))
 
     def _rule(self, body: str) -> str:
         name = f"r{self._num_rules}"
@@ -98,12 +161,12 @@ class Grammar:
             schema = {"type": "object", **schema}
         return self._json(name, schema)
 
-    def _objects(self, key: str) -> str:
-        """{"name": NAME, KEY: arguments} of any function."""
+    def _objects(self, key: str, opening: str = '"{"', name_key: str = "name") -> str:
+        """{"name": NAME, KEY: arguments} of any function. opening: what stands before the name, in the grammar's words."""
         return self._either(
             [
                 self._rule(
-                    f"{_quoted('{' + _pair('name', name) + f', {json.dumps(key)}: ')} {self._arguments(name)} {_quoted('}')}"
+                    f"{opening} {_quoted(_pair(name_key, name) + f', {json.dumps(key)}: ')} {self._arguments(name)} {_quoted('}')}"
                 )
                 for name in self._functions
             ]
@@ -114,37 +177,34 @@ class Grammar:
     def _hermes(self, several: bool):
         return "<tool_call>", f'"\\n" {self._objects("arguments")} "\\n" {self._mark("</tool_call>")}', '"\\n"'
 
-    def _qwen3_coder(self, several: bool):
+    def _xml(self, opening: str, closing: str, head: str, parameter: str, value_end: str, call_end: str):
         bodies = []
         for name, schema in self._functions.items():
-            parts = [_quoted(f"\n<function={name}>\n")]
+            parts = [_quoted(head.format(name))]
             required = schema.get("required") or ()
             for key, of in (schema.get("properties") or {}).items():
-                part = f"{_quoted(f'<parameter={key}>' + chr(10))} {self._xml_value(name, of)}"
+                part = f"{_quoted(parameter.format(key))} {self._xml_value(name, of, value_end)}"
                 parts.append(part if key in required else f"({part})?")
-            bodies.append(self._rule(" ".join([*parts, _quoted("</function>\n"), self._mark("</tool_call>")])))
-        return "<tool_call>", self._either(bodies), '"\\n"'
+            bodies.append(
+                self._rule(" ".join([*parts, *([_quoted(call_end)] if call_end else []), self._mark(closing)]))
+            )
+        return opening, self._either(bodies), '"\\n"'
 
-    def _xml_value(self, name: str, schema: object) -> str:
-        end = "\n</parameter>\n"
-        kinds = schema.get("type") if isinstance(schema, dict) else "string"
-        kinds = kinds if isinstance(kinds, list) else [kinds]
+    def _xml_value(self, name: str, schema: object, end: str) -> str:
         words = _words(schema)
         if words:
             return f"({' | '.join(_quoted(word) for word in words)}) {_quoted(end)}"
-        if "string" in kinds:
+        if _is_text(schema):
             self._num_rules += 1
             rule = f"t{self._num_rules}"
-            least, most = (schema.get(key) if isinstance(schema, dict) else None for key in ("minLength", "maxLength"))
-            count = f"{{{least or 0},{'' if most is None else most}}}" if least or most is not None else "*"
-            forms = self._text_forms(name, schema)
+            counted, forms = self._text_count(schema), self._text_forms(name, schema)
             # One lexeme with its mark: the value ends where the mark comes first.
             if not forms:
-                self._rules.append(f"{rule}[lazy]: /(.|\\n){count}{_regex(end)}/")
+                self._rules.append(f"{rule}[lazy]: /{counted[0] if counted else ANYTHING}{_regex(end)}/")
                 return rule
             # The mark is not in the value, so that a form which allows it does not make the lexeme longer.
             terminal, mark = rule.upper(), _regex(end)
-            forms += [f"(.|\\n){count}"] if count != "*" else []
+            forms += counted
             self._rules += [
                 f"{rule}[lazy]: {terminal} {terminal}_END",
                 f"{terminal}_END: /{mark}/",
@@ -152,7 +212,13 @@ class Grammar:
                 f"{terminal}: {' & '.join(f'/{form}/' for form in forms)} & ~{terminal}_IN",
             ]
             return rule
-        return f"{self._json(name, self._part(name, schema))} {_quoted(end)}"
+        value = self._json(name, self._part(name, schema))
+        return f"{value} {_quoted(end)}" if end else value
+
+    def _text_count(self, schema: object) -> list[str]:
+        """The regular expression of a text by its schema's lengths."""
+        least, most = (schema.get(key) if isinstance(schema, dict) else None for key in ("minLength", "maxLength"))
+        return [f"(.|\\n){{{least or 0},{'' if most is None else most}}}"] if least or most is not None else []
 
     def _text_forms(self, name: str, schema: object) -> list[str]:
         """Regular expressions of a text by its schema's `pattern` and `format`. Raises APIError for what a strict function
@@ -180,6 +246,33 @@ class Grammar:
             return "[TOOL_CALLS]", self._either(bodies), ""
         return "[TOOL_CALLS]", _list(self._objects("arguments"), several), None
 
+    def _marked_list(self, form: str, several: bool):
+        opening, closing = _LISTS[form]
+        objects = self._objects("arguments")
+        if form == "command_r":
+            objects = self._objects("parameters", r'"{\"tool_call_id\": \"" /[0-9]{1,2}/ "\", "', "tool_name")
+        calls = _list(objects, several)
+        return opening, f"{calls} {self._mark(closing)}" if closing else calls, None
+
+    def _functionary(self, several: bool):
+        bodies = [self._rule(f"{_quoted(name + '>')} {self._arguments(name)}") for name in self._functions]
+        return "<function=", f'{self._either(bodies)} "</function>"', ""
+
+    def _kimi_k2(self, several: bool):
+        _, first, middle, last, end = map(self._mark, parsers.KIMI)
+        bodies = [
+            self._rule(
+                f"{first} {_quoted(f'functions.{name}:')} /[0-9]{{1,2}}/ {middle} {self._arguments(name)} {last}"
+            )
+            for name in self._functions
+        ]
+        call = self._either(bodies)
+        return parsers.KIMI[0], f"{call} ({call})* {end}" if several else f"{call} {end}", None
+
+    def _lfm2(self, several: bool):
+        calls = _list(self._either([self._python(name) for name in self._functions]), several)
+        return "<|tool_call_start|>", f"{calls} {self._mark('<|tool_call_end|>')}", None
+
     def _pythonic(self, several: bool):
         calls = _list(self._either([self._python(name) for name in self._functions]), several)
         if "<|python_start|>" in self._template:
@@ -204,6 +297,28 @@ class Grammar:
         call = self._either(bodies)
         return parsers.CALLS_BEGIN, f'{call} ("\\n"? {call})* {end}' if several else f"{call} {end}", None
 
+    def _gemma4(self, several: bool):
+        bodies = []
+        for name in self._functions:
+            members = self._members(name, lambda key: key + ":", ",", self._gemma4_value)
+            bodies.append(self._rule(f"{_quoted(f'call:{name}' + '{')} {members} {_quoted('}')}"))
+        return gemma4.OPENING, f"{self._either(bodies)} {self._mark(gemma4.CLOSING)}", ""
+
+    def _gemma4_value(self, name: str, schema: object) -> str:
+        """A text between its marks; all else as JSON, which the parser takes as well."""
+        mark, id = self._mark(gemma4.QUOTE), self._token_id(gemma4.QUOTE)
+        if not _is_text(schema):
+            return self._xml_value(name, schema, "")
+        if id is None:
+            return f"{mark} {self._xml_value(name, schema, gemma4.QUOTE)}"
+        words = _words(schema)
+        if words:
+            return f"{mark} ({' | '.join(map(_quoted, words))}) {mark}"
+        forms = self._text_forms(name, schema) + self._text_count(schema)
+        self._num_rules += 1
+        self._rules.append(f"T{self._num_rules}: " + " & ".join(f"/{form}/" for form in forms or [ANYTHING]))
+        return f"{mark} T{self._num_rules} {mark}"
+
     # -- Python calls
 
     def _python(self, name: str) -> str:
@@ -213,17 +328,30 @@ class Grammar:
         if not all(word.isidentifier() for word in (*properties, *name.split("."))):
             reason = f"the calls of this model are Python: {name!r} has a name that Python does not know"
             raise unsupported("tools", reason)
-        required = schema.get("required") or ()
+        members = self._members(
+            name,
+            lambda key: key + "=",
+            ", ",
+            lambda name, of: self._json(name, self._part(name, of), **_PYTHON_ESCAPES),
+        )
+        return self._rule(f"{_quoted(name + '(')} {members} {_quoted(')')}")
+
+    def _members(
+        self, name: str, head: Callable[[str], str], comma: str, value_of: Callable[[str, object], str]
+    ) -> str:
+        """The properties of a function's parameters in the schema's order. head: key → what stands before the value."""
+        schema = self._functions[name]
+        properties, required = schema.get("properties") or {}, schema.get("required") or ()
         # first: nothing stands before; rest: something does. From the last property to the first.
         first = rest = '""'
         for key, of in reversed(list(properties.items())):
-            value = self._json(name, self._part(name, of), **_PYTHON_ESCAPES)
-            opening, following = f"{_quoted(key + '=')} {value} {rest}", f"{_quoted(', ' + key + '=')} {value} {rest}"
+            value = value_of(name, of)
+            opening, following = f"{_quoted(head(key))} {value} {rest}", f"{_quoted(comma + head(key))} {value} {rest}"
             if key in required:
                 first, rest = self._rule(opening), self._rule(following)
             else:
                 first, rest = self._rule(f"{opening} | {first}"), self._rule(f"{following} | {rest}")
-        return self._rule(f"{_quoted(name + '(')} {first} {_quoted(')')}")
+        return first
 
     def _part(self, name: str, schema: object) -> object:
         """A property's schema, with the definitions that it may refer to."""
@@ -254,7 +382,13 @@ def structure_of(
 
 def _clean(schema):
     """Without what says nothing about validity, which may be most of a schema."""
-    return rewritten(expressed(schema), lambda part: {key: part[key] for key in part if key not in _SILENT})
+    return rewritten(expressed(schema), lambda part: {key: part[key] for key in part if key not in SILENT})
+
+
+def _is_text(schema: object) -> bool:
+    """Whether a value by this schema is written as it is, without quotes."""
+    kinds = schema.get("type") if isinstance(schema, dict) else "string"
+    return "string" in (kinds if isinstance(kinds, list) else [kinds]) or bool(_words(schema))
 
 
 def _words(schema: object) -> list[str]:

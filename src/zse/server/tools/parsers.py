@@ -1,22 +1,45 @@
 """The tool formats of model families, one table: how each writes its calls, and by what a chat template shows it."""
 
-import json
-import re
+from functools import partial
 
 import msgspec
 
+from zse.server.tools import gemma4, harmony
 from zse.server.tools.blocks import Block
-from zse.server.tools.calls import ToolCall, load_json, make_call, read_json, read_python
+from zse.server.tools.readers import JsonCalls, PythonCalls
+from zse.server.tools.xml_calls import XmlStyle, reader
 
 NONE = "none"
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+KIMI = tuple(
+    f"<|tool_{word}|>"
+    for word in ("calls_section_begin", "call_begin", "call_argument_begin", "call_end", "calls_section_end")
+)
 
-_KEY = r'\s*"(?:arguments|parameters)"\s*:\s*'
-_OBJECT = r'[\s,;\[\]}]*\{\s*"name"\s*:\s*"([A-Za-z0-9_.-]{1,64})"\s*,' + _KEY
-_MISTRAL = r"\s*([A-Za-z0-9_.-]{1,64})\s*(?:\[CALL_ID\]\w*)?\s*(?:\[ARGS\])?\s*"
-_NEXT_PARAMETER = r"(?:^|(?<=</parameter>))\s*<parameter="
-_FUNCTION = r"\s*<function=([^>\s]{1,64})>(.*)</function>\s*"
+_WORD = r"(?P<name>[A-Za-z0-9_.-]{1,64})"
+_MISTRAL = rf"\s*{_WORD}\s*(?:\[CALL_ID\]\w*)?\s*(?:\[ARGS\])?\s*"
+_DEEPSEEK = rf"\s*{CALL_BEGIN}\s*(?:function{SEPARATOR})?{_WORD}(?:{SEPARATOR}|\n```json)\s*"
+_KIMI = r"\s*<\|tool_call_begin\|>\s*(?P<id>(?:functions\.)?(?P<name>[A-Za-z0-9_-]{1,64})(?::[0-9]+)?)\s*<\|tool_call_argument_begin\|>\s*"
+_FUNCTION, _PARAMETER = r"<function=([^<>\s]{1,64})>", r"<parameter=(?P<key>[^<>\n]{1,128})>"
+_QWEN = XmlStyle(_FUNCTION, _PARAMETER, "</parameter>", "</function>", newline=True)
+_GLM = XmlStyle(
+    r"([A-Za-z0-9_.-]{1,64})\s*(?=<arg_key>|</tool_call>)",
+    r"<arg_key>(?P<key>[^<>\n]{1,128})</arg_key>\s*<arg_value>",
+    "</arg_value>",
+    "</tool_call>",
+    nests=False,
+)
+_INVOKE = XmlStyle(
+    r'<invoke name="([^"<>]{1,64})">', r'<parameter name="(?P<key>[^"<>]{1,128})">', "</parameter>", "</invoke>"
+)
+
+# By what chat templates show formats that are not read.
+UNREAD = {
+    "｜DSML｜": "DeepSeek V3.2's format",
+    ">>>": "Functionary 3.2's format",
+    "<function name=": "MiniCPM's format",
+}
 
 
 class ToolFormat(msgspec.Struct, frozen=True):
@@ -25,175 +48,145 @@ class ToolFormat(msgspec.Struct, frozen=True):
     Args:
         markers: a chat template whose text holds one may be of this format; those formats are tried first.
         blocks: what calls stand in; of two that begin at one place the first counts.
-        head: a regular expression of what stands before a call's arguments; its group is the name.
         controls: control tokens of some vocabularies that have to be seen in the text.
-        arguments: written as "json", "xml" or "python".
         separators: characters that may stand between calls.
     """
 
     markers: tuple[str, ...]
     blocks: tuple[Block, ...]
-    head: str
     controls: tuple[str, ...] = ()
-    arguments: str = "json"
     separators: str = ""
 
 
-def _read_either(text: str, functions: dict) -> list[ToolCall] | None:
-    return read_json(text) or read_python(text)
+def _json(opening: str, closing: str = "", *markers: str) -> ToolFormat:
+    """Calls as JSON between two marks."""
+    return ToolFormat(
+        markers or (opening,),
+        (Block(opening, partial(JsonCalls, closing=closing)),),
+        (opening, closing) if closing else (opening,),
+    )
 
 
-def _read_mistral(text: str, functions: dict) -> list[ToolCall] | None:
-    head = re.match(_MISTRAL, text)
-    if head is None:
-        return read_json(text)
-    arguments = text[head.end() :]
-    call = make_call(head[1], arguments) if arguments.startswith("{") else None
-    return None if call is None else [call]
+def _xml(style: XmlStyle, opening: str, closing: str, *more: Block, markers: tuple[str, ...] = ()) -> ToolFormat:
+    """Calls as XML between two marks."""
+    block = Block(opening, reader(style, opening=opening, closing="" if closing == style.call_end else closing))
+    return ToolFormat(markers or (opening,), (block, *more), (opening, closing))
 
 
-def _read_deepseek(text: str, functions: dict) -> list[ToolCall] | None:
-    calls = []
-    first, *entries = text.split(CALL_BEGIN)
-    if first.strip():
-        return None
-    for entry in entries:
-        body, end, rest = entry.partition(CALL_END)
-        kind, _, words = body.partition(SEPARATOR)
-        name, arguments = kind.strip(), words.strip()
-        if name == "function" and not arguments.startswith("{"):
-            name, _, arguments = arguments.partition("\n")
-            arguments = arguments.strip().removeprefix("```json").removesuffix("```")
-        call = make_call(name.strip(), arguments)
-        if call is None or not end or rest.strip():
-            return None
-        calls.append(call)
-    return calls or None
-
-
-def _read_xml(text: str, functions: dict) -> list[ToolCall] | None:
-    match = re.fullmatch(_FUNCTION, text, re.DOTALL)
-    if match is None:
-        return None
-    properties = (functions.get(match[1]) or {}).get("properties")
-    properties = properties if isinstance(properties, dict) else {}
-    texts = _parameters(match[2], _NEXT_PARAMETER)
-    if texts is None and properties:  # a </parameter> is missing: only parameters that the function has are taken
-        known = "|".join(map(re.escape, properties))
-        texts = _parameters(match[2], rf"(?:^|(?<=</parameter>)|\n)\s*<parameter=(?=(?:{known})>)", is_strict=False)
-    if texts is None:
-        return None
-    call = make_call(match[1], {key: _typed(text, properties.get(key)) for key, text in texts.items()})
-    return None if call is None else [call]
-
-
-def _parameters(text: str, begin: str, is_strict: bool = True) -> dict[str, str] | None:
-    """The texts of a call's parameters, None when they are not well formed. begin: a regular expression of where one
-    begins. is_strict: each has its closing mark, and so has each that stands in a value."""
-    texts: dict[str, str] = {}
-    first, *entries = re.split(begin, text.strip())
-    for entry in entries:
-        key, bracket, value = entry.partition(">")
-        value = value.rstrip()
-        is_closed = value.endswith("</parameter>")
-        value = value.removesuffix("</parameter>").removeprefix("\n").removesuffix("\n")
-        is_open = is_strict and (not is_closed or value.count("<parameter=") > value.count("</parameter>"))
-        if not bracket or not key or key in texts or is_open:
-            return None
-        texts[key] = value
-    return None if first.strip() else texts
-
-
-def _is_in_parameter(body: str, calls: object) -> bool:
-    """Whether a call's XML ends in an argument: a file that is written may hold the marks, or a whole call."""
-    if body.count("<function=") > body.count("</function>"):
-        return True
-    return body.lstrip().startswith("<function=") and not body.rstrip().endswith("</function>")
-
-
-def _read_function(text: str, functions: dict) -> list[ToolCall] | None:
-    return _read_xml(f"<function={text}</function>", functions)
-
-
-def _typed(text: str, schema: object):
-    """The value that a parameter's schema means by its text; text where it means nothing else."""
-    kinds = schema.get("type") if isinstance(schema, dict) else "string"
-    if kinds == "string" or isinstance(kinds, list) and "string" in kinds and text != "null":
-        return text
-    try:
-        value = load_json({"True": "true", "False": "false", "None": "null"}.get(text, text))
-        json.dumps(value, allow_nan=False)
-        return value
-    except (ValueError, RecursionError):
-        return text
-
-
+_KNOWN_JSON = partial(JsonCalls, known=True)
 # In the order in which they are tried (choosing.py).
 FORMATS: dict[str, ToolFormat] = {
-    # Qwen3-Coder: <tool_call><function=NAME><parameter=KEY>value</parameter>…</function></tool_call>. It forgets
-    # <tool_call> and </parameter> at times.
-    "qwen3_coder": ToolFormat(
-        ("<function=",),
-        (
-            Block("<tool_call>", _read_xml, "</tool_call>", is_inside=_is_in_parameter),
-            Block("<function=", _read_function, "</function>", known=True, is_inside=_is_in_parameter, whole=True),
-        ),
-        r"\s*<function=([^>\s]{1,64})>",
-        ("<tool_call>", "</tool_call>"),
-        arguments="xml",
+    # Qwen3-Coder, Qwen3.5, Nemotron 3: <tool_call><function=NAME><parameter=KEY>value</parameter>…</function></tool_call>.
+    # They forget <tool_call> and </parameter> at times.
+    "qwen3_coder": _xml(
+        _QWEN,
+        "<tool_call>",
+        "</tool_call>",
+        Block("<function=", reader(_QWEN, known=True), keeps=True),
+        markers=("<function=",),
     ),
-    # Hermes 2/3, Qwen 2.5 and 3: <tool_call>{"name": …, "arguments": {…}}</tool_call>
-    "hermes": ToolFormat(
-        ("<tool_call>",), (Block("<tool_call>", read_json, "</tool_call>"),), _OBJECT, ("<tool_call>", "</tool_call>")
-    ),
+    # Hermes 2/3, Qwen 2.5 and 3, Granite 4: <tool_call>{"name": …, "arguments": {…}}</tool_call>
+    "hermes": _json("<tool_call>", "</tool_call>"),
+    # GLM 4.5 to 4.7: <tool_call>NAME<arg_key>KEY</arg_key><arg_value>value</arg_value>…</tool_call>
+    "glm4": _xml(_GLM, "<tool_call>", "</tool_call>", markers=("<arg_key>",)),
+    # Seed-OSS: as Qwen3-Coder, with marks of its own.
+    "seed_oss": _xml(_QWEN, "<seed:tool_call>", "</seed:tool_call>"),
+    # MiniMax M2: <minimax:tool_call><invoke name="NAME"><parameter name="KEY">value</parameter>…</invoke></minimax:tool_call>
+    "minimax_m2": _xml(_INVOKE, "<minimax:tool_call>", "</minimax:tool_call>"),
     # DeepSeek V3, R1 (a JSON code block behind the name) and V3.1 (plain JSON).
     "deepseek": ToolFormat(
         (CALLS_BEGIN,),
-        (Block(CALLS_BEGIN, _read_deepseek, CALLS_END),),
-        rf"(?:\s|```)*(?:{CALL_END})?\s*{CALL_BEGIN}\s*(?:function{SEPARATOR}([A-Za-z0-9_.-]{{1,64}})"
-        rf"\n```json\s*|([A-Za-z0-9_.-]{{1,64}}){SEPARATOR}\s*)",
+        (
+            Block(
+                CALLS_BEGIN, partial(JsonCalls, closing=CALLS_END, head=_DEEPSEEK, tail=("```", CALL_END), lists=False)
+            ),
+        ),
         (CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR),
+    ),
+    # Kimi K2: a section of calls, each with its id, functions.NAME:INDEX, before its arguments.
+    "kimi_k2": ToolFormat(
+        (KIMI[0],),
+        (Block(KIMI[0], partial(JsonCalls, closing=KIMI[4], head=_KIMI, tail=(KIMI[3],), lists=False)),),
+        KIMI,
     ),
     # Mistral: [TOOL_CALLS][{"name": …, "arguments": {…}}, …], and since v11 [TOOL_CALLS]NAME[ARGS]{…}
     "mistral": ToolFormat(
         ("[TOOL_CALLS]", "[AVAILABLE_TOOLS]"),
-        (Block("[TOOL_CALLS]", _read_mistral, head=True),),
-        rf"(?:{_OBJECT})|\s*([A-Za-z0-9_.-]{{1,64}})\s*(?:\[CALL_ID\]\w*)?\s*\[ARGS\]\s*",
+        (Block("[TOOL_CALLS]", partial(JsonCalls, head=_MISTRAL)),),
         ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    ),
+    # Granite 3 and Phi-4-mini: <|tool_call|>[{"name": …, "arguments": {…}}, …]<|/tool_call|>, which Granite leaves away.
+    "granite": _json("<|tool_call|>", "<|/tool_call|>"),
+    # Llama-Nemotron: <TOOLCALL>[{"name": …, "arguments": {…}}, …]</TOOLCALL>
+    "nemotron": _json("<TOOLCALL>", "</TOOLCALL>"),
+    # Hunyuan and Jamba: <tool_calls>[{"name": …, "arguments": {…}}, …]</tool_calls>
+    "tool_calls": _json("<tool_calls>", "</tool_calls>"),
+    # Command R7B and A: <|START_ACTION|>[{"tool_call_id": …, "tool_name": …, "parameters": {…}}, …]<|END_ACTION|>
+    "command_r": _json("<|START_ACTION|>", "<|END_ACTION|>"),
+    # LFM2: <|tool_call_start|>[f(a=1), g(b="x")]<|tool_call_end|>
+    "lfm2": ToolFormat(
+        ("<|tool_call_start|>",),
+        (Block("<|tool_call_start|>", partial(PythonCalls, closing="<|tool_call_end|>", json=True)),),
+        ("<|tool_call_start|>", "<|tool_call_end|>"),
     ),
     # Gemma: ```tool_code with Python calls, ```json with {"name": …, "parameters": {…}}, or either as the answer.
     "gemma": ToolFormat(
         ("```tool_code", "<start_of_turn>"),
         (
-            Block("```tool_code\n", read_python, "```", known=True),
-            Block("```json\n", read_json, "```", known=True),
-            Block("{", read_json, bare=True, known=True),
-            Block("[", _read_either, quotes="\"'", bare=True, known=True),
+            Block("```tool_code\n", partial(PythonCalls, closing="```", lines=True, known=True)),
+            Block("```json\n", partial(JsonCalls, closing="```", known=True)),
+            Block("{", _KNOWN_JSON, keeps=True, bare=True),
+            Block("[", partial(PythonCalls, known=True, json=True), keeps=True, bare=True),
         ),
-        _OBJECT,
+    ),
+    # gpt-oss: <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>; its template writes the recipient
+    # before the channel.
+    "harmony": ToolFormat(
+        ("<|channel|>commentary",),
+        (
+            Block(
+                f"{harmony.CHANNEL}commentary to=functions.",
+                partial(JsonCalls, closing=harmony.CALL, head=harmony.HEAD_AFTER, lists=False),
+            ),
+            Block(" to=functions.", partial(JsonCalls, closing=harmony.CALL, head=harmony.HEAD_BEFORE, lists=False)),
+        ),
+        harmony.MARKS,
+    ),
+    # Gemma 4: <|tool_call>call:NAME{KEY:<|"|>text<|"|>,…}<tool_call|>
+    "gemma4": ToolFormat(
+        (gemma4.OPENING,), (Block(gemma4.OPENING, gemma4.Gemma4Calls),), (gemma4.OPENING, gemma4.CLOSING, gemma4.QUOTE)
     ),
     # Llama 3.2 and 4: the answer is [f(a=1), g(b="x")], which <|python_start|> and <|python_end|> may enclose.
     "pythonic": ToolFormat(
         ("<|python_start|>", "[func_name1("),
         (
-            Block("<|python_start|>", read_python, "<|python_end|>"),
-            Block("[", read_python, quotes="\"'", bare=True, known=True),
+            Block("<|python_start|>", partial(PythonCalls, closing="<|python_end|>")),
+            Block("[", partial(PythonCalls, known=True), keeps=True, bare=True),
         ),
-        r"\s*\[?\s*([A-Za-z0-9_.]{1,64})\(",
         ("<|python_start|>", "<|python_end|>"),
-        arguments="python",
     ),
     # Llama 3.1 to 3.3: the answer is {"name": …, "parameters": {…}}, several with `;` between them; <|python_tag|> may
     # stand before. Llama 4's template writes it behind an empty block of Python.
     "llama3_json": ToolFormat(
         ('"parameters": dictionary', "<|python_tag|>"),
         (
-            Block("<|python_tag|>", read_json),
-            Block("<|python_start|><|python_end|>", read_json),
-            Block("{", read_json, bare=True, known=True),
+            Block("<|python_tag|>", JsonCalls),
+            Block("<|python_start|><|python_end|>", JsonCalls),
+            Block("{", _KNOWN_JSON, keeps=True, bare=True),
         ),
-        _OBJECT,
         ("<|python_tag|>", "<|python_start|>", "<|python_end|>"),
         separators=";,",
+    ),
+    # Functionary 3.1: <function=NAME>{…}</function>
+    "functionary": ToolFormat(
+        ("<function=",),
+        (
+            Block(
+                "<function=",
+                partial(
+                    JsonCalls, closing="</function>", head=r"(?P<name>[^<>\s{}]{1,64})>\s*", known=True, lists=False
+                ),
+            ),
+        ),
     ),
 }

@@ -6,17 +6,30 @@ from zse.server.tools.blocks import SPACE
 
 
 class Marks(msgspec.Struct, frozen=True):
-    """What encloses reasoning."""
+    """What encloses reasoning. label: a word behind the opening mark that is none of it."""
 
     opening: str
     closing: str
+    label: str = ""
 
 
-PARSERS: dict[str, Marks] = {"think": Marks("<think>", "</think>"), "mistral": Marks("[THINK]", "[/THINK]")}
+PARSERS: dict[str, Marks] = {
+    "think": Marks("<think>", "</think>"),
+    "mistral": Marks("[THINK]", "[/THINK]"),
+    "seed": Marks("<seed:think>", "</seed:think>"),
+    "command_r": Marks("<|START_THINKING|>", "<|END_THINKING|>"),
+    "gemma4": Marks("<|channel>", "<channel|>", "thought"),
+}
+
+
+HARMONY = "harmony"  # gpt-oss' messages (harmony.py), which no two marks enclose
+NAMES = (*PARSERS, HARMONY)
 
 
 def choose(template: str) -> str:
     """The parser for a chat template's text, or "none"."""
+    if "<|channel|>analysis" in template:
+        return HARMONY
     return next((name for name, marks in PARSERS.items() if marks.closing in template), "none")
 
 
@@ -34,6 +47,7 @@ class ReasoningParser:
         self._marks = marks
         self._state = "inside" if is_open else "before"
         self._text = ""
+        self._label = "" if is_open else marks.label
         self._begun = False  # something of the part that the state names has been given out
 
     @property
@@ -70,13 +84,18 @@ class ReasoningParser:
         """What was held back; reasoning that was never closed is reasoning."""
         text, self._text = self._text, ""
         if self._state == "inside":
-            text = text.rstrip(SPACE)
+            text = "" if self._label else text.rstrip(SPACE)
             return [Reasoning(text)] if text else []
         return [text] if text else []
 
     def _inside(self, out: list) -> None:
         if not self._begun:
             self._text = self._text.lstrip(SPACE)
+            if self._label and self._label.startswith(self._text):
+                return  # no more than the beginning of the label
+            if self._label and self._text.startswith(self._label):
+                self._text = self._text[len(self._label) :].lstrip(SPACE)
+            self._label = ""
         text, closing = self._text, self._marks.closing
         at = text.find(closing)
         if at >= 0:

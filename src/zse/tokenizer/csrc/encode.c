@@ -62,6 +62,25 @@ static zt_pair pop(zt_work *w)
     return top;
 }
 
+/* `id` where a user's text may become it: never a control or unknown token, whatever a crafted table or image says. */
+static uint32_t plain(const zt *t, uint32_t id)
+{
+    return id == ZT_NONE || t->types[id] == ZT_CONTROL || t->types[id] == ZT_UNKNOWN ? ZT_NONE : id;
+}
+
+static uint32_t plain_token(const zt *t, const uint8_t *text, uint64_t bytes) { return plain(t, zt_lookup(t, text, bytes)); }
+
+/* What stands for a character without a token: of type unknown, or of a name that says so; an end of turn never does. */
+static uint32_t unknown_token(const zt *t)
+{
+    uint32_t id = (uint32_t)t->head.unknown_id;
+    if (id == ZT_NONE || t->types[id] != ZT_CONTROL) return id;
+    for (uint32_t i = t->offsets[id]; i + 3 <= t->offsets[id + 1]; i++) {
+        if ((t->text[i] | 32) == 'u' && (t->text[i + 1] | 32) == 'n' && (t->text[i + 2] | 32) == 'k') return id;
+    }
+    return ZT_NONE;
+}
+
 /* Puts the pair of symbol `left` and the one after it into the heap, if they make a token. */
 static void consider(zt_work *w, const uint8_t *text, uint32_t left)
 {
@@ -72,10 +91,11 @@ static void consider(zt_work *w, const uint8_t *text, uint32_t left)
     uint32_t rank, result;
     if (t->head.model == ZT_MODEL_BPE) {
         if (a->id == ZT_NONE || b->id == ZT_NONE || (rank = zt_rank_of(t, a->id, b->id)) == ZT_NONE) return;
-        result = t->merges[rank].result;
+        result = plain(t, t->merges[rank].result);
+        if (result == ZT_NONE) return;
     } else {
         uint64_t length = (uint64_t)a->length + b->length;
-        if (length > t->head.max_token_bytes || (result = zt_lookup(t, text + a->start, length)) == ZT_NONE) return;
+        if (length > t->head.max_token_bytes || (result = plain_token(t, text + a->start, length)) == ZT_NONE) return;
         rank = t->ranks[result];
     }
     push(w, (zt_pair){(uint64_t)rank << 32 | left, result, 0});
@@ -127,11 +147,11 @@ static void encode_word(zt_work *w, const uint8_t *text, uint64_t bytes)
     const zt *t = w->t;
     uint32_t whole;
     if (bytes == 1) {
-        if (t->head.byte_ids[text[0]] != ZT_NONE) emit(w, t->head.byte_ids[text[0]]);
+        if (plain(t, t->head.byte_ids[text[0]]) != ZT_NONE) emit(w, t->head.byte_ids[text[0]]);
         return;
     }
     if (t->head.flags & ZT_IGNORE_MERGES && bytes <= t->head.max_token_bytes
-        && (whole = zt_lookup(t, text, bytes)) != ZT_NONE) {
+        && (whole = plain_token(t, text, bytes)) != ZT_NONE) {
         emit(w, whole);
         return;
     }
@@ -139,7 +159,8 @@ static void encode_word(zt_work *w, const uint8_t *text, uint64_t bytes)
         w->failed = 1;
         return;
     }
-    for (uint64_t i = 0; i < bytes; i++) w->symbols[i] = (zt_symbol){(uint32_t)i, 1, t->head.byte_ids[text[i]], 0, 0};
+    for (uint64_t i = 0; i < bytes; i++)
+        w->symbols[i] = (zt_symbol){(uint32_t)i, 1, plain(t, t->head.byte_ids[text[i]]), 0, 0};
     link(w, bytes);
     merge_all(w, text, bytes);
     for (uint32_t i = 0; i != ZT_NONE && !w->failed; i = w->symbols[i].next) {
@@ -169,7 +190,7 @@ static void encode_part(zt_work *w, const uint8_t *text, uint64_t bytes)
     }
     for (uint64_t i = 0; i < bytes;) {
         uint64_t n = character_bytes(text + i, bytes - i);
-        w->symbols[count++] = (zt_symbol){(uint32_t)i, (uint32_t)n, zt_lookup(t, text + i, n), 0, 0};
+        w->symbols[count++] = (zt_symbol){(uint32_t)i, (uint32_t)n, plain_token(t, text + i, n), 0, 0};
         i += n;
     }
     link(w, count);
@@ -181,9 +202,9 @@ static void encode_part(zt_work *w, const uint8_t *text, uint64_t bytes)
             continue;
         }
         for (uint32_t k = 0; k < symbol->length; k++) {
-            uint32_t id = t->head.byte_ids[text[symbol->start + k]];
-            if (id == ZT_NONE) id = zt_lookup(t, text + symbol->start + k, 1);
-            if (id == ZT_NONE) id = (uint32_t)t->head.unknown_id;
+            uint32_t id = plain(t, t->head.byte_ids[text[symbol->start + k]]);
+            if (id == ZT_NONE) id = plain_token(t, text + symbol->start + k, 1);
+            if (id == ZT_NONE) id = unknown_token(t);
             if (id != ZT_NONE) emit(w, id);
         }
     }
@@ -220,6 +241,16 @@ static void encode_fragment(zt_work *w, const uint8_t *text, uint64_t bytes, int
         memcpy(prefixed + 1, text, bytes);
         encode_parts(w, prefixed, bytes + 1);
         free(prefixed);
+        return;
+    }
+    if (t->head.pre == ZT_PRE_TEXT) {
+        for (uint64_t p = 0, end; p < bytes && !w->failed; p = end) {
+            uint32_t whole = ZT_NONE;
+            for (end = p + 1; end < bytes && (text[end] == '\n') == (text[p] == '\n');) end++;
+            if (text[p] == '\n' && end - p <= t->head.max_token_bytes) whole = plain_token(t, text + p, end - p);
+            if (whole != ZT_NONE) emit(w, whole);
+            else encode_parts(w, text + p, end - p);
+        }
         return;
     }
     zt_scan scan;

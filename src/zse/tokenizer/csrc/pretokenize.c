@@ -181,16 +181,20 @@ static int has_lower_form(zt_scan *s, size_t p, size_t end)
     return c == LOWER;
 }
 
-static size_t tekken(zt_scan *s, size_t p, size_t end)
+/* Tekken (digits alone) and o200k, of GPT-4o (digits by three; a contraction belongs to the word before it). */
+static size_t tekken(zt_scan *s, size_t p, size_t end, int digits, int has_suffix)
 {
     size_t next, after, q;
     int c = at(s, p, end, &next);
     int leads = !IS_LETTER(c) && c != NUMBER && s->text[p] != '\r' && s->text[p] != '\n';
     int following = at(s, next, end, &after);
     int word_follows = IS_LETTER(following) || following == MARK;
-    if (leads && word_follows && (c != MARK || has_lower_form(s, next, end))) return cased_word(s, next, end);
-    if (IS_LETTER(c) || c == MARK) return cased_word(s, p, end);
-    if (c == NUMBER) return next;
+    int is_led = leads && word_follows && (c != MARK || has_lower_form(s, next, end));
+    if (is_led || IS_LETTER(c) || c == MARK) {
+        q = cased_word(s, is_led ? next : p, end);
+        return has_suffix ? contraction(s, q, end, 1) : q;
+    }
+    if (c == NUMBER) return numbers(s, p, end, digits);
     if (IS_SYMBOL(c) || (s->text[p] == ' ' && IS_SYMBOL(following))) {
         q = symbols(s, IS_SYMBOL(c) ? p : next, end);
         while (q < end && (s->text[q] == '\r' || s->text[q] == '\n' || s->text[q] == '/')) q++;
@@ -244,7 +248,8 @@ size_t zt_scan_next(zt_scan *s, size_t p)
     case ZT_PRE_GPT2: return gpt2(s, p, s->end);
     case ZT_PRE_LLAMA3: return llama3(s, p, s->end, 3);
     case ZT_PRE_QWEN2: return llama3(s, p, s->end, 1);
-    case ZT_PRE_TEKKEN: return tekken(s, p, s->end);
+    case ZT_PRE_TEKKEN: return tekken(s, p, s->end, 1, 0);
+    case ZT_PRE_O200K: return tekken(s, p, s->end, 3, 1);
     case ZT_PRE_DEFAULT: return by_default(s, p);
     case ZT_PRE_SMOLLM: /* digits stand alone, and what is between them is a text of its own */
         if (at(s, p, s->end, &next) == NUMBER) return next;

@@ -92,7 +92,7 @@ uint32_t zt_rank_of(const zt *t, uint32_t left, uint32_t right)
 
 /* --- trie of special tokens ---------------------------------------------------------------------------------- */
 
-static zt_edge *edge_of(zt_edge *edges, uint64_t size, uint32_t node, uint8_t byte)
+zt_edge *zt_edge_of(zt_edge *edges, uint64_t size, uint32_t node, uint8_t byte)
 {
     uint32_t key = (node << 8 | byte) + 1;
     uint64_t slot = zt_mix(key) & (size - 1);
@@ -113,7 +113,7 @@ int zt_grow_trie(zt *t, uint64_t size, uint64_t nodes)
     }
     for (uint64_t i = 0; i < t->head.edges_size; i++) {
         if (!t->edges[i].key) continue;
-        zt_edge *edge = edge_of(edges, size, (t->edges[i].key - 1) >> 8, (uint8_t)((t->edges[i].key - 1) & 0xFF));
+        zt_edge *edge = zt_edge_of(edges, size, (t->edges[i].key - 1) >> 8, (uint8_t)((t->edges[i].key - 1) & 0xFF));
         if (!edge) {
             free(edges);
             return 0;
@@ -135,7 +135,7 @@ int zt_add_special(zt *t, uint32_t id, const uint8_t *text, size_t bytes)
             if (t->head.num_nodes >= ZT_MAX_NODES || !zt_grow_trie(t, t->head.edges_size * 2, t->head.edges_size))
                 return 0;
         }
-        zt_edge *edge = edge_of(t->edges, t->head.edges_size, node, text[i]);
+        zt_edge *edge = zt_edge_of(t->edges, t->head.edges_size, node, text[i]);
         if (!edge) return 0;
         if (!edge->key) {
             *edge = (zt_edge){(node << 8 | text[i]) + 1, (uint32_t)t->head.num_nodes};
@@ -157,7 +157,7 @@ uint32_t zt_special_at(const zt *t, const uint8_t *text, size_t bytes, int with_
     if (bytes > max) bytes = max;
     if (bytes > t->head.max_special_bytes) bytes = t->head.max_special_bytes;
     for (size_t i = 0; i < bytes; i++) {
-        const zt_edge *edge = edge_of(t->edges, t->head.edges_size, node, text[i]);
+        const zt_edge *edge = zt_edge_of(t->edges, t->head.edges_size, node, text[i]);
         if (!edge || !edge->key) break;
         node = edge->child;
         uint32_t id = t->node_token[node] - 1;
@@ -219,12 +219,12 @@ int64_t zt_ends_inside(const zt *t, const uint8_t *text, uint64_t bytes)
     for (uint64_t begin = bytes > longest ? bytes - longest : 0; begin < bytes; begin++) {
         uint32_t node = 0;
         uint64_t i = begin;
-        for (const zt_edge *edge; i < bytes && (edge = edge_of(t->edges, t->head.edges_size, node, text[i]))
+        for (const zt_edge *edge; i < bytes && (edge = zt_edge_of(t->edges, t->head.edges_size, node, text[i]))
             && edge->key; i++)
             node = edge->child;
         if (i < bytes) continue;
         for (int byte = 0; byte < 256; byte++) {
-            const zt_edge *edge = edge_of(t->edges, t->head.edges_size, node, (uint8_t)byte);
+            const zt_edge *edge = zt_edge_of(t->edges, t->head.edges_size, node, (uint8_t)byte);
             if (edge && edge->key) return 1;
         }
     }

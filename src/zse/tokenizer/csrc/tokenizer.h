@@ -13,7 +13,9 @@ enum { ZT_MODEL_BPE = 0, ZT_MODEL_SPM = 1 };
 
 /* Pre-tokenizers; the numbers are those of the table in bpe.py. */
 enum {
-    ZT_PRE_NONE, ZT_PRE_GPT2, ZT_PRE_SMOLLM, ZT_PRE_LLAMA3, ZT_PRE_QWEN2, ZT_PRE_TEKKEN, ZT_PRE_DEFAULT, ZT_NUM_PRE
+    ZT_PRE_NONE, ZT_PRE_GPT2, ZT_PRE_SMOLLM, ZT_PRE_LLAMA3, ZT_PRE_QWEN2, ZT_PRE_TEKKEN, ZT_PRE_DEFAULT, ZT_PRE_O200K,
+    ZT_PRE_TEXT, /* merges of UTF-8 text, not of bytes: spaces are U+2581, lines and newlines stand apart (Gemma 4) */
+    ZT_NUM_PRE
 };
 
 /* Token types as GGUF writes them. */
@@ -97,6 +99,7 @@ uint64_t zt_mix(uint64_t hash);
 int zt_has_text(const zt *t, uint32_t id, const uint8_t *text, size_t bytes);
 uint64_t zt_text_slot(const zt *t, const uint8_t *text, size_t bytes, uint64_t hash);
 uint64_t zt_pair_slot(const zt *t, uint32_t left, uint32_t right);
+zt_edge *zt_edge_of(zt_edge *edges, uint64_t size, uint32_t node, uint8_t byte);
 int zt_grow_trie(zt *t, uint64_t size, uint64_t nodes);
 int zt_add_special(zt *t, uint32_t id, const uint8_t *text, size_t bytes);
 uint32_t zt_find_special(const zt *t, const uint8_t *text, size_t bytes);
@@ -111,6 +114,14 @@ ZT_EXPORT zt *zt_open_image(const uint8_t *image, uint64_t bytes, zt_error *erro
 /* encode.c */
 ZT_EXPORT int64_t zt_encode(const zt *t, const uint8_t *text, uint64_t bytes, int64_t flags, const int64_t *barriers,
                             uint64_t num_barriers, int32_t **out);
+
+/* pieces.c */
+typedef struct zp zp;
+ZT_EXPORT zp *zp_new(const uint8_t *tokens, uint64_t tokens_bytes, uint64_t num, const double *scores,
+                     double unknown_score, int64_t unknown, const uint8_t *prefix, uint64_t prefix_bytes,
+                     int64_t max_characters, const int32_t *byte_ids, zt_error *error);
+ZT_EXPORT void zp_free(zp *p);
+ZT_EXPORT int64_t zp_encode(const zp *p, const uint8_t *text, uint64_t bytes, int32_t **out);
 
 /* pretokenize.c */
 typedef struct {

@@ -89,6 +89,9 @@ static int64_t from_escaped(zt *t, const uint8_t *text, uint64_t bytes, uint64_t
     return n;
 }
 
+/* Whether tokens are spelled in the alphabet of bytes. */
+static int is_bytes(uint64_t model, uint64_t pre) { return model == ZT_MODEL_BPE && pre != ZT_PRE_TEXT; }
+
 static int hex(int c)
 {
     if (c >= '0' && c <= '9') return c - '0';
@@ -190,7 +193,7 @@ static int read_tokens(zt *t, const zt_source *s, zt_error *e)
             if (type < ZT_NORMAL || type > ZT_BYTE) return zt_fail(e, 2, 4 * id, "not a token type (0 to 6)");
         }
         if (type != ZT_CONTROL && is_named(&names, text, length)) type = ZT_CONTROL;
-        if (t->types[id] && type != ZT_UNKNOWN) type = ZT_CONTROL;
+        if (t->types[id]) type = ZT_CONTROL;
         if (length == 0 && type != ZT_BYTE) type = ZT_UNUSED;  /* nothing to find in a text */
         uint8_t *out = t->text + used;
         int64_t written = -1;
@@ -201,7 +204,7 @@ static int read_tokens(zt *t, const zt_source *s, zt_error *e)
             t->head.byte_ids[byte] = (uint32_t)id;
             out[0] = (uint8_t)byte;
             written = 1;
-        } else if (in_table && s->model == ZT_MODEL_BPE) {
+        } else if (in_table && is_bytes(s->model, s->pre)) {
             written = from_alphabet(byte_of, text, length, out);
         } else if (in_table) {
             written = from_escaped(t, text, length, s->tokens_bytes - (uint64_t)(text - s->tokens), out);
@@ -221,7 +224,7 @@ static int read_tokens(zt *t, const zt_source *s, zt_error *e)
             if (!insert_later(t, &pending, (uint32_t)id, zt_hash(out, (size_t)written)))
                 return zt_fail(e, 0, begin, collide);
             if ((uint64_t)written > t->head.max_token_bytes) t->head.max_token_bytes = (uint64_t)written;
-            if (written == 1 && s->model == ZT_MODEL_BPE) t->head.byte_ids[out[0]] = (uint32_t)id;
+            if (written == 1 && is_bytes(s->model, s->pre)) t->head.byte_ids[out[0]] = (uint32_t)id;
         }
         used += (uint64_t)written;
     }
@@ -250,7 +253,8 @@ static int read_scores(zt *t, const zt_source *s, zt_error *e)
 static uint32_t merge_token(const zt *t, const uint8_t *raw, size_t raw_bytes, const uint8_t *text, size_t bytes,
                             int *special)
 {
-    uint32_t id = raw_bytes == 1 ? t->head.byte_ids[raw[0]] : zt_lookup(t, raw, raw_bytes);
+    int is_byte = raw_bytes == 1 && is_bytes(t->head.model, t->head.pre);
+    uint32_t id = is_byte ? t->head.byte_ids[raw[0]] : zt_lookup(t, raw, raw_bytes);
     if (id != ZT_NONE) return id;
     id = zt_find_special(t, text, bytes);
     if (id != ZT_NONE) *special = 1;
@@ -279,8 +283,14 @@ static int read_merges(zt *t, const zt_source *s, zt_error *e)
             break;
         }
         size_t left_length = (size_t)(space - text), right_length = length - left_length - 1;
-        int64_t a = from_alphabet(byte_of, text, left_length, raw);
-        int64_t b = a < 0 ? -1 : from_alphabet(byte_of, space + 1, right_length, raw + a);
+        int64_t a, b;
+        if (is_bytes(s->model, s->pre)) {
+            a = from_alphabet(byte_of, text, left_length, raw);
+            b = a < 0 ? -1 : from_alphabet(byte_of, space + 1, right_length, raw + a);
+        } else {
+            a = from_escaped(t, text, left_length, left_length, raw);
+            b = from_escaped(t, space + 1, right_length, right_length, raw + a);
+        }
         if (b < 0) continue;  /* not in the byte alphabet: no text leads there */
         memcpy(joined, text, left_length);
         memcpy(joined + left_length, space + 1, right_length);

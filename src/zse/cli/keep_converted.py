@@ -1,0 +1,41 @@
+"""A process of its own beside `zse serve --cache-converted`: keeps converted copies of models, at the lowest priority.
+
+python -m zse.cli.keep_converted FAMILY QUANTIZE PATH...          (QUANTIZE: - for none)
+"""
+
+import os
+import sys
+
+from zse.cli.convert import tokenizer_image
+from zse.errors import ZSEError
+from zse.formats import converted
+from zse.formats.convert import convert
+from zse.formats.opening import open_model
+from zse.models.load import is_packed, plan_model
+from zse.models.weight_plan import LOAD_GROUPS
+from zse.quant.scheme import LAYOUT, ROWS
+
+
+def main(arguments: list[str]) -> int:
+    family, wanted, *paths = arguments
+    quantize = None if wanted == "-" else wanted
+    group = LOAD_GROUPS[family] if (quantize or "").startswith("int") else None
+    os.nice(19)
+
+    def make(source: str, out: str) -> None:
+        layout = ROWS if family == "gpu" else LAYOUT
+        convert(source, out, quantize, group, layout=layout, tokenizer_image=tokenizer_image)
+
+    for path in paths:
+        try:
+            with open_model(path) as source:
+                plan = plan_model(source, quantize=quantize, family=family)
+            if any(is_packed(part.info, matrix) for matrix in plan.matrices for part in matrix.parts):
+                converted.write(path, quantize, family, make)
+        except ZSEError as error:
+            sys.stderr.write(f"zse: no converted copy of {path}: {error}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

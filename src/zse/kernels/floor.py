@@ -1,0 +1,83 @@
+"""What bounds every kernel of a CPU: reading memory, int8 and f32 multiply-adds, each by a kernel that does nothing else."""
+
+from zse import kernel as zl
+
+READ_BYTES = 1 << 16  # of a block
+WORDS = 1024  # of a: 4 KiB, which the first cache holds
+OUT_BYTES = 12 * 64  # of a block
+PRODUCTS = 12 * 16 * 4 * WORDS  # of a block, a multiple of every target's registers: in lanes
+
+
+@zl.kernel
+def floor_read(src: zl.Ptr[zl.i32, "const"], out: zl.Ptr[zl.i32]):
+    """A block reads READ_BYTES and writes the xor of its words."""
+    lanes = zl.target.lanes
+    words = READ_BYTES // 4
+    mine = src + zl.block_index(0) * words
+    seen = [zl.i32.x(lanes)(0) for _ in zl.static(range(4))]
+    for at in range(0, words, 4 * lanes):
+        for i in zl.static(range(4)):
+            seen[i] = seen[i] ^ zl.load(mine + at + i * lanes, lanes)
+    zl.store(out + zl.block_index(0) * (OUT_BYTES // 4), (seen[0] ^ seen[1]) ^ (seen[2] ^ seen[3]))
+
+
+class Registers(zl.Record):
+    """Parameters of floor_int8 and floor_f32. CHAINS: registers of w, and independent sums, enough for two units of four cycles."""
+
+    w: zl.Ptr["T", "const"]
+    a: zl.Ptr["T", "const"]
+    out: zl.Ptr["T"]
+    T: zl.static
+    CHAINS: zl.static
+
+
+@zl.inline
+def start_registers(p):
+    lanes = zl.target.lanes
+    return [zl.load(p.w + c * lanes, lanes) for c in zl.static(range(p.CHAINS))], [
+        p.T.x(lanes)(0) for _ in zl.static(range(p.CHAINS))
+    ]
+
+
+@zl.kernel
+def floor_int8(p: Registers):
+    """A block multiplies CHAINS registers of w with WORDS words of a, each in all lanes, 4 bytes a lane, until there were PRODUCTS in
+    lanes. Without VNNI the i16 sums of eight steps are widened together, as with 4-bit weights."""
+    lanes = zl.target.lanes
+    weights, totals = start_registers(p)
+    for _ in range(PRODUCTS // (p.CHAINS * lanes * WORDS)):
+        for step in range(0, WORDS, 8):
+            if zl.target.has("vnni"):
+                for s in zl.static(range(8)):
+                    for c in zl.static(range(p.CHAINS)):
+                        totals[c] = zl.dot4_u8s8(totals[c], weights[c], zl.splat(p.a[step + s], lanes))
+            else:
+                for c in zl.static(range(p.CHAINS)):
+                    sums = zl.pairs_u8s8(weights[c], zl.splat(p.a[step], lanes))
+                    for s in zl.static(range(1, 8)):
+                        sums = zl.add_i16(sums, zl.pairs_u8s8(weights[c], zl.splat(p.a[step + s], lanes)))
+                    totals[c] += zl.pairs_i16(sums)
+    for c in zl.static(range(p.CHAINS)):
+        zl.store(p.out + zl.block_index(0) * (OUT_BYTES // 4) + c * lanes, totals[c])
+
+
+@zl.kernel
+def floor_f32(p: Registers):
+    """Likewise in f32, one value a lane."""
+    lanes = zl.target.lanes
+    weights, totals = start_registers(p)
+    for _ in range(PRODUCTS // (p.CHAINS * lanes * WORDS)):
+        for step in range(WORDS):
+            for c in zl.static(range(p.CHAINS)):
+                totals[c] = zl.fma(weights[c], zl.splat(p.a[step], lanes), totals[c])
+    for c in zl.static(range(p.CHAINS)):
+        zl.store(p.out + zl.block_index(0) * (OUT_BYTES // 4) + c * lanes, totals[c])
+
+
+def variants(target) -> list[zl.Variant]:
+    chains = 12 if target.lanes == 16 else 6  # weights and sums fit 32 registers, or 16
+    return [
+        zl.Variant("floor_read", floor_read),
+        zl.Variant("floor_int8", floor_int8, {"T": zl.i32, "CHAINS": chains}),
+        zl.Variant("floor_f32", floor_f32, {"T": zl.f32, "CHAINS": chains}),
+    ]

@@ -1,0 +1,141 @@
+"""What Gemma 4 adds to a decoder: embeddings of each layer's own, and a factor on each layer's output."""
+
+from zse import kernel as zl
+from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, check, later, require
+from zse.kernels.qkv_post import LANES, head_factor
+from zse.lazy import numpy as np
+from zse.runtime.args import Args
+
+HALF = 0.5**0.5
+CHUNK = 4096  # columns of one block of scale_rows
+WALKS: dict[str, dict[str, int]] = {"cpu": {"chunk": CHUNK}, "gpu": {}}  # a GPU's threads share a row as the grid is
+
+
+@zl.kernel
+def layer_inputs_heads(
+    product: zl.Ptr[zl.f32, "const"],
+    rows: zl.Ptr[zl.f32, "const"],
+    norm: zl.Ptr[zl.f32, "const"],
+    out: zl.Ptr[zl.f32],
+    layers: zl.i64,
+    width: zl.i64,
+    stride: zl.i64,
+    eps: zl.f32,
+):
+    """Grid (layers, tokens)."""
+    layer = zl.block_index(0)
+    token = zl.block_index(1)
+    at = (token * layers + layer) * width
+    factor = head_factor(product + at, width, eps)
+    to = out + layer * stride + token * width
+    for i in range(0, width, LANES):
+        value = zl.load(product + at + i, LANES) * factor * zl.load(norm + i, LANES)
+        zl.store(to + i, (value + zl.load(rows + at + i, LANES)) * HALF)
+
+
+@zl.kernel
+def scale_rows_chunk(x: zl.Ptr[zl.f32], factor: zl.Ptr[zl.f32, "const"], width: zl.i64, chunk: zl.i64):
+    """Grid (chunks of columns, rows)."""
+    L = zl.target.lanes
+    row = x + zl.block_index(1) * width
+    begin = zl.block_index(0) * chunk
+    end = min(begin + chunk, width)
+    whole = begin + (end - begin) // L * L
+    for k in range(begin, whole, L):
+        zl.store(row + k, zl.load(row + k, L) * factor[0])
+    for k in range(whole, end):
+        row[k] = row[k] * factor[0]
+
+
+def layer_inputs(recorder, product, rows, norm, out, eps: float) -> None:
+    """out f32 [N, most, W], of which the first M tokens are written = (rmsnorm(product) * norm + rows) / sqrt(2), each layer's
+    W columns normalized alone. product, rows f32 [M, N * W], norm f32 [W]; W a multiple of 8."""
+    tokens, layers = product.shape[0], out.shape[0]
+    most, width = out.shape[1:]
+    require(width % LANES == 0, f"layer_inputs: width {width} is not a multiple of {LANES}")
+    check("layer_inputs product", product, "f32", tokens, layers * width)
+    check("layer_inputs rows", rows, "f32", tokens, layers * width)
+    check("layer_inputs norm", norm, "f32", width)
+    check("layer_inputs out", out, "f32", layers, most, width)
+    args = Args(
+        product=product, rows=rows, norm=norm, out=out, layers=layers, width=width, stride=most * width, eps=float(eps)
+    )
+    recorder.launch("layer_inputs", args, (layers, tokens))
+
+
+def scale_rows(recorder, x, factor) -> None:
+    """x f32 [M, W] = x * factor, in place. factor f32 [1]."""
+    rows, width = x.shape
+    check("scale_rows x", x, "f32", rows, width)
+    check("scale_rows factor", factor, "f32", 1)
+    args = Args(x=x, factor=factor, width=width, **WALKS[recorder.device.kernels])
+    recorder.launch("scale_rows", args, (-(-width // CHUNK), rows))
+
+
+def _reference(product, rows, norm, eps, out=None):
+    layers, _, width = out.shape
+    x, added = (
+        np.asarray(part, np.float64).reshape(len(part), layers, width).swapaxes(0, 1) for part in (product, rows)
+    )
+    normed = x / np.sqrt((x * x).mean(axis=2, keepdims=True) + eps) * norm.astype(np.float64)
+    result = np.asarray(out, np.float64).copy()
+    result[:, : len(product)] = (normed + added) * 0.5**0.5
+    return {"out": result}
+
+
+def _cases(rng, family="cpu"):
+    near = Tolerance(1e-6, 2e-6, "norm and sum in f32")
+    for tokens, layers, width, most in ((1, 3, 256, 4), (5, 7, 32, 5), (3, 2, 40, 9)):
+        product, rows = (rng.standard_normal((tokens, layers * width)).astype(np.float32) for _ in range(2))
+        norm = (1 + rng.standard_normal(width) / 4).astype(np.float32)
+        before = rng.standard_normal((layers, most, width)).astype(np.float32)
+        yield Case(
+            f"{tokens}x{layers}x{width} of {most}",
+            {"product": product, "rows": rows, "norm": norm},
+            {"out": OutputSpec(before.shape, "float32", near, inout=before)},
+            {"eps": 1e-3},
+        )
+
+
+def _scale_reference(factor, x=None):
+    return {"x": np.asarray(x, np.float64) * factor.astype(np.float64)}
+
+
+def _scale_cases(rng, family="cpu"):
+    near = Tolerance(0.0, 1.2e-7, "one rounding")
+    for rows, width in ((1, 5376), (3, 37), (2, 1536)):
+        x = rng.standard_normal((rows, width)).astype(np.float32)
+        factor = rng.uniform(0.1, 2, 1).astype(np.float32)
+        yield Case(f"{rows}x{width}", {"factor": factor}, {"x": OutputSpec(x.shape, "float32", near, inout=x)})
+
+
+def _cost(case: Case) -> Cost:
+    numbers = case.inputs["product"].size
+    return Cost(numbers * 12, numbers * 6)
+
+
+def _scale_cost(case: Case) -> Cost:
+    rows, width = case.outputs["x"].shape
+    return Cost(rows * width * 8, rows * width)
+
+
+def _variants(target):
+    return [zl.Variant("layer_inputs", layer_inputs_heads)]
+
+
+def _scale_variants(target):
+    return [zl.Variant("scale_rows", scale_rows_chunk)]
+
+
+LAYER_INPUTS = Op(
+    "layer_inputs", _variants, layer_inputs, _reference, _cases, _cost, later("gpu.step", "layer_input_variants")
+)
+SCALE_ROWS = Op(
+    "scale_rows",
+    _scale_variants,
+    scale_rows,
+    _scale_reference,
+    _scale_cases,
+    _scale_cost,
+    later("gpu.step", "scale_row_variants"),
+)

@@ -1,0 +1,229 @@
+"""What the products of int8 and int16 activations with affine weights share: planes of a tile, unpacking, dots of 32 columns, scales."""
+
+from typing import Any, NamedTuple
+
+from zse import kernel as zl
+from zse.kernels.matmul_tile import TILE
+
+LOW = 0x0F0F0F0F
+LUT = "lut4"  # as BITS: indices of 4 bits, looked up in a table (zse.kernels.matmul_lut4); then as 8 bits
+HIGH_WORDS = {4: 0, 5: TILE, 6: 2 * TILE, 8: 0, LUT: 0}  # i32 of `high` in a block of a tile, by bits
+MIDDLE = {4: 8.0, 5: 16.0, 6: 32.0, 8: 128.0, LUT: 128.0}  # what a symmetric scheme subtracts
+BLOCK_TILES = 4  # of matmul_int8_many: what is read of the activations stays in the first cache for so many tiles
+
+
+class Planes(NamedTuple):
+    """Pointers at a tile's part of a weight's planes; table: its bytes plus 128, as lookup_s8 takes them, of LUT."""
+
+    q: Any
+    high: Any
+    scale: Any
+    offset: Any
+    factor: Any = None
+    table: Any = None
+
+
+class Int8Product(zl.Record):
+    """Parameters of matmul_int8. a_low: the second byte of int16 activations, which WIDE says they are. blocks: K / 32. GROUP: 16,
+    32, or 0 for any multiple of 32 (group_blocks * 32). PARTS: register parts of a tile computed in one pass over k. TOKENS: of
+    a pass."""
+
+    q: zl.Ptr[zl.i32, "const"]
+    high: zl.Ptr[zl.i32, "const"]
+    scale: zl.Ptr[zl.f16, "const"]
+    offset: zl.Ptr[zl.f16, "const"]
+    aq: zl.Ptr[zl.i8, "const"]
+    a_low: zl.Ptr[zl.i8, "const"]
+    a_scale: zl.Ptr[zl.f32, "const"]
+    a_sum: zl.Ptr[zl.f32, "const"]
+    bias: zl.Ptr[zl.f32, "const"]
+    out: zl.Ptr[zl.f32]
+    tokens: zl.i64
+    rows: zl.i64
+    blocks: zl.i64
+    group_blocks: zl.i64
+    has_bias: zl.i64
+    tasks: zl.Ptr[zl.i32, "const"]
+    source: zl.Ptr[zl.i32, "const"]
+    experts: zl.i64
+    BITS: zl.static
+    SYMMETRIC: zl.static
+    GROUP: zl.static
+    PARTS: zl.static
+    TOKENS: zl.static
+    WIDE: zl.static
+
+
+@zl.inline
+def tile_planes(p, tile, groups):
+    if p.BITS == LUT:
+        q, scale = p.q + tile * p.blocks * 64, p.scale + tile * groups * (TILE * (2 if p.CODE == "f16" else 1))
+        return Planes(q, None, scale, None, tile_factor(p, tile), lookup_table(p))
+    return Planes(
+        p.q + tile * p.blocks * (128 if p.BITS == 8 else 64),
+        p.high + tile * p.blocks * HIGH_WORDS[p.BITS],
+        p.scale + tile * groups * TILE,
+        p.offset + tile * groups * TILE,
+    )
+
+
+@zl.inline
+def tile_factor(p, tile):
+    """A tile's part of the plane `factor`, or None."""
+    if p.CODE == "i8":
+        return zl.cast_ptr(p.factor, zl.f16) + tile * (p.blocks // 8) * TILE
+    return zl.cast_ptr(p.factor, zl.f32) + tile * TILE if p.CODE == "e4m3" else None
+
+
+@zl.inline
+def lookup_table(p):
+    """The 16 numbers, each plus 128, as often as a register holds them."""
+    words = [word ^ -2139062144 for word in (p.table0, p.table1, p.table2, p.table3)]  # 0x80808080
+    return zl.make_vector(*words * (zl.target.lanes // 4))
+
+
+@zl.inline
+def table_step(p, planes, group, part):
+    """What multiplies a group's numbers of the table, f32 (zse.quant.lut4)."""
+    lanes = zl.target.lanes
+    at = group * TILE + part * lanes
+    if p.CODE == "f16":
+        return zl.convert(zl.load(zl.cast_ptr(planes.scale, zl.f16) + at, lanes), zl.f32)
+    if p.CODE == "i8":
+        values = zl.convert(zl.load(zl.cast_ptr(planes.scale, zl.i8) + at, lanes), zl.i32)
+        place = planes.factor + group // (256 // p.GROUP) * TILE + part * lanes
+        return zl.convert(values, zl.f32) * (zl.convert(zl.load(place, lanes), zl.f32) * p.unit)
+    code = zl.convert(zl.load(planes.scale + at, lanes), zl.i32)
+    if p.CODE == "e8m0":
+        return zl.bitcast(code << 23, zl.f32.x(lanes)) * p.unit
+    # Three bits of fraction where f32 has them, the exponent 120 too small: subnormal numbers stay exact, too.
+    value = zl.bitcast((code & 127) << 20, zl.f32.x(lanes)) * 2.0**120
+    return value * (zl.load(planes.factor + part * lanes, lanes) * p.unit)
+
+
+@zl.inline
+def unpack(planes, block, part, BITS):
+    """The 8 steps of one 32-wide block as byte vectors (values 0 .. 2**BITS - 1, of LUT 0 .. 255) for a register of rows, the tile's `part`th."""
+    lanes = zl.target.lanes
+    row = part * lanes
+    if BITS == 8:
+        return [zl.load(planes.q + block * 128 + (s * TILE + row), lanes) for s in zl.static(range(8))]
+    packed = [zl.load(planes.q + block * 64 + (j * TILE + row), lanes) for j in zl.static(range(4))]
+    w = [packed[s] & LOW if s < 4 else (packed[s - 4] >> 4) & LOW for s in zl.static(range(8))]
+    if BITS == 5:
+        bits = zl.load(planes.high + block * TILE + row, lanes)
+        w = [w[s] | ((bits << (4 - s) if s <= 4 else bits >> (s - 4)) & 0x10101010) for s in zl.static(range(8))]
+    if BITS == 6:
+        pairs = [zl.load(planes.high + block * (2 * TILE) + (half * TILE + row), lanes) for half in zl.static(range(2))]
+        w = [
+            w[s] | ((pairs[s // 4] << (4 - 2 * (s % 4)) if s % 4 <= 2 else pairs[s // 4] >> 2) & 0x30303030)
+            for s in zl.static(range(8))
+        ]
+    if BITS == LUT:
+        w = [zl.lookup_s8(planes.table, index) for index in w]
+    return w
+
+
+@zl.inline
+def prefetch_block(p, planes, block):
+    """The lines of 64 bytes of a tile's block of 32 columns."""
+    words = 8 * TILE if p.BITS == 8 else 4 * TILE
+    for line in zl.static(range(0, words, 16)):
+        zl.prefetch(planes.q + block * words + line)
+    for line in zl.static(range(0, HIGH_WORDS[p.BITS], 16)):
+        zl.prefetch(planes.high + block * HIGH_WORDS[p.BITS] + line)
+    if p.GROUP != 0:
+        group = block * 2 if p.GROUP == 16 else block
+        zl.prefetch(planes.scale + group * (TILE * 2 if p.BITS == LUT and p.CODE == "f16" else TILE))
+        if not p.SYMMETRIC:
+            zl.prefetch(planes.offset + group * TILE)
+
+
+@zl.inline
+def dots(w, a, first, count, BITS):
+    """For every token's activations in `a` (i32 pointers): i32 lanes, the sum over steps first .. first + count - 1 of weights times
+    the broadcast activations. Steps outside, tokens inside: the tokens' sums are independent chains that hide the latency of a
+    multiply-add."""
+    lanes = zl.target.lanes
+    totals = [zl.i32.x(lanes)(0) for _ in a]
+    if zl.target.has("vnni"):
+        for s in zl.static(range(first, first + count)):
+            for t, at in enumerate(a):
+                totals[t] = zl.dot4_u8s8(totals[t], w[s], zl.splat(at[s], lanes))
+    elif BITS in (8, LUT):
+        for s in zl.static(range(first, first + count)):
+            weights = w[s] ^ zl.i32.x(lanes)(-2139062144)  # 0x80808080: q - 128 as a signed byte
+            size = zl.abs_s8(weights)
+            for t, at in enumerate(a):
+                totals[t] += zl.pairs_i16(zl.pairs_u8s8(size, zl.sign_s8(zl.splat(at[s], lanes), weights)))
+    else:
+        run = {4: 8, 5: 4, 6: 2}[BITS]  # steps whose i16 sums cannot overflow: run * 2 * (2**BITS - 1) * 127 < 32768
+        for start in zl.static(range(first, first + count, run)):
+            sums = [zl.pairs_u8s8(w[start], zl.splat(at[start], lanes)) for at in a]
+            for s in zl.static(range(start + 1, min(start + run, first + count))):
+                for t, at in enumerate(a):
+                    sums[t] = zl.add_i16(sums[t], zl.pairs_u8s8(w[s], zl.splat(at[s], lanes)))
+            for t in zl.static(range(len(a))):
+                totals[t] += zl.pairs_i16(sums[t])
+    return totals
+
+
+@zl.inline
+def load_scales(p, planes, group, part):
+    """(scale, what multiplies scale_a * sum(q_a)) of a group, f32. The dot product above is of q, or of q - 128 for BITS 8 without VNNI;
+    of int16 activations it is 256 times as large, and the scale as much smaller."""
+    lanes = zl.target.lanes
+    if p.BITS == LUT:
+        s = table_step(p, planes, group, part)
+    else:
+        s = zl.convert(zl.load(planes.scale + group * TILE + part * lanes, lanes), zl.f32)
+    unit = s * (1 / 256) if p.WIDE else s
+    centered = p.BITS in (8, LUT) and not zl.target.has("vnni")
+    if p.SYMMETRIC:
+        return unit, None if centered else s * -MIDDLE[p.BITS]
+    o = zl.convert(zl.load(planes.offset + group * TILE + part * lanes, lanes), zl.f32)
+    return unit, zl.fma(s, 128.0, o) if centered else o
+
+
+@zl.inline
+def sum16(a):
+    """The sum of 16 int8 values at a (i32 pointer), as i32: u8 * s8 products with ones, then across four lanes."""
+    ones, bytes_ = zl.i32.x(4)(0x01010101), zl.load(a, 4)
+    return zl.reduce_add(
+        zl.dot4_u8s8(zl.i32.x(4)(0), ones, bytes_)
+        if zl.target.has("vnni")
+        else zl.pairs_i16(zl.pairs_u8s8(ones, bytes_))
+    )
+
+
+@zl.inline
+def half_sum(a, t, block):
+    """What multiplies the offset of the first 16 values of a block, of token t of the Activations a."""
+    q = zl.cast_ptr(a.q[t] + block * 32, zl.i32)
+    if not a.low:
+        return zl.f32(sum16(q)) * a.scale[t][block]
+    low = zl.cast_ptr(a.low[t] + block * 32, zl.i32)
+    return zl.f32((sum16(q) << 8) + sum16(low)) * (1 / 256) * a.scale[t][block]
+
+
+@zl.inline
+def num_groups(p):
+    """Groups of a row."""
+    return p.blocks * 2 if p.GROUP == 16 else p.blocks if p.GROUP == 32 else p.blocks // p.group_blocks
+
+
+@zl.inline
+def joined_dots(w, a, low, first, count, BITS):
+    """dots() of int8 activations, or 256 * dots() of a + dots() of low: at most 2**28, which i32 holds."""
+    totals = dots(w, a + low, first, count, BITS)
+    tokens = len(a)
+    return [(totals[t] << 8) + totals[tokens + t] for t in range(tokens)] if low else totals
+
+
+class Activations(NamedTuple):
+    """Pointers at each token's row of activations; low: [] of int8."""
+
+    q: Any
+    low: Any
+    scale: Any
+    sum: Any

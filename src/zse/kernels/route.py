@@ -1,0 +1,362 @@
+"""Which experts compute which tokens of a mixture of experts, and in which order.
+
+A token's probabilities are its logits by one of GATINGS; it is sent to the k experts with the best scores: probability plus a
+bias for the selection (DeepSeek-V3, arXiv 2412.19437: weights stay unbiased), and where experts are in groups, only to
+experts of the groups whose best two scores add up to most (in DeepSeek-V2: whose best one is highest). Weights are the probabilities, perhaps divided by their sum, times a
+scale. A pair is a token and one of its experts; pairs are sorted by expert, in the order of tokens, and cut into tasks of up
+to TASK_PAIRS for the products (kernels/matmul.py). What a token gets does not depend on the others.
+"""
+
+from typing import Any
+
+from zse import kernel as zl
+from zse.kernels.matmul_tile import TOKENS_PER_BLOCK
+from zse.kernels.op import EXACT, Case, Cost, Op, OutputSpec, Tolerance, check, later, require
+from zse.lazy import numpy as np
+from zse.runtime.args import Args
+from zse.runtime.symbol import Size
+from zse.tensor import GATINGS, MAX_EXPERT_GROUPS, MAX_EXPERTS, Routing
+
+TASK_PAIRS = TOKENS_PER_BLOCK
+LEAST = -3.0e38  # a score that is never chosen
+
+
+def num_tasks(tokens: Size, max_tokens: int, chosen: int, experts: int) -> Size:
+    """How many tasks the pairs of `tokens` (at most max_tokens) are cut into at most."""
+    most = -(-max_tokens * chosen // TASK_PAIRS) + experts
+    return most if max_tokens * chosen > most else tokens * chosen
+
+
+class RouteParams(zl.Record):
+    """logits f32 [tokens, experts]; bias f32 [experts], for the selection; ids i32, weights f32 [tokens, chosen]. eps is added
+    to the sum that weights are divided by. groups_used of `groups` are searched, by their group_best (1, 2) best scores."""
+
+    logits: zl.Ptr[zl.f32, "const"]
+    bias: zl.Ptr[zl.f32, "const"]
+    ids: zl.Ptr[zl.i32]
+    weights: zl.Ptr[zl.f32]
+    experts: zl.i64
+    chosen: zl.i64
+    groups: zl.i64
+    groups_used: zl.i64
+    group_best: zl.i64
+    has_bias: zl.i64
+    normalize: zl.i64
+    eps: zl.f32
+    scale: zl.f32
+    GATING: zl.static
+
+
+@zl.inline
+def probabilities(p, row, probs):
+    """probs = what the gating makes of the logits `row`."""
+    if p.GATING == "softmax":
+        top = zl.f32(LEAST)
+        for e in range(p.experts):
+            top = max(top, row[e])
+        total = zl.f32(0)
+        for e in range(p.experts):
+            part = zl.exp(row[e] - top)
+            probs[e] = part
+            total += part
+        for e in range(p.experts):
+            probs[e] = probs[e] / total
+    else:
+        for e in range(p.experts):
+            x = row[e]
+            if p.GATING == "sigmoid":
+                probs[e] = 1.0 / (1.0 + zl.exp(x * -1.0))
+            elif p.GATING == "sqrt_softplus":
+                probs[e] = zl.sqrt(max(x, 0.0) + zl.log(1.0 + zl.exp(max(x, x * -1.0) * -1.0)))
+            else:
+                probs[e] = x
+
+
+@zl.inline
+def keep_groups(p, scores, sums):
+    """Give the experts of all but the best groups the score LEAST."""
+    size = p.experts // p.groups
+    for g in range(p.groups):
+        first, second = zl.f32(LEAST), zl.f32(LEAST)
+        for e in range(g * size, (g + 1) * size):
+            value = scores[e]
+            second = max(second, min(first, value))
+            first = max(first, value)
+        sums[g] = first + (second if size > 1 and p.group_best > 1 else 0.0)
+    for n in range(p.groups_used):
+        best, at = zl.f32(LEAST) * 2.0, zl.i64(0)
+        for g in range(p.groups):
+            if sums[g] > best:
+                best = sums[g]
+                at = g
+        sums[at] = zl.f32(LEAST) * 4.0  # minus infinity: kept
+    for g in range(p.groups):
+        if sums[g] > LEAST * 1.1:
+            for e in range(g * size, (g + 1) * size):
+                scores[e] = LEAST
+
+
+@zl.inline
+def choose(p, scores, probs, ids, weights):
+    """The k best scores in descending order, the first of equal ones; expert 0 where none is a number."""
+    total = zl.f32(0)
+    top = zl.f32(LEAST)
+    for j in range(p.chosen):
+        best, at = zl.f32(LEAST), zl.i64(0)
+        for e in range(p.experts):
+            if scores[e] > best:
+                best = scores[e]
+                at = e
+        scores[at] = LEAST
+        ids[j] = zl.i32(at)
+        value = probs[at]
+        weights[j] = value
+        total += value
+        top = max(top, value)
+    if p.GATING == "softmax_chosen":
+        total = zl.f32(0)
+        for j in range(p.chosen):
+            value = zl.exp(weights[j] - top)
+            weights[j] = value
+            total += value
+    for j in range(p.chosen):
+        value = weights[j]
+        if p.GATING == "softmax_chosen":
+            value = value / total
+        elif p.normalize != 0:
+            value = value / (total + p.eps)
+        weights[j] = value * p.scale
+
+
+@zl.kernel
+def route_tokens(p: RouteParams):
+    """Grid (tokens,)."""
+    token = zl.block_index(0)
+    probs, scores = zl.local_array(zl.f32, MAX_EXPERTS), zl.local_array(zl.f32, MAX_EXPERTS)
+    sums = zl.local_array(zl.f32, MAX_EXPERT_GROUPS)
+    probabilities(p, p.logits + token * p.experts, probs)
+    for e in range(p.experts):
+        score = probs[e]
+        if p.has_bias != 0:
+            score = score + p.bias[e]
+        scores[e] = score
+    if p.groups_used < p.groups:
+        keep_groups(p, scores, sums)
+    choose(p, scores, probs, p.ids + token * p.chosen, p.weights + token * p.chosen)
+
+
+@zl.kernel
+def sort_pairs(
+    ids: zl.Ptr[zl.i32, "const"],
+    source: zl.Ptr[zl.i32],
+    place: zl.Ptr[zl.i32],
+    tasks: zl.Ptr[zl.i32],
+    pairs: zl.i64,
+    chosen: zl.i64,
+    experts: zl.i64,
+    num_tasks: zl.i64,
+):
+    """A counting sort by one block: 32,768 pairs of a prompt of 4,096 tokens are microseconds beside its products."""
+    counts = zl.local_array(zl.i32, MAX_EXPERTS)
+    for e in range(experts):
+        counts[e] = 0
+    for pair in range(pairs):
+        expert = zl.i64(ids[pair])
+        counts[expert] = counts[expert] + 1
+    begin, task = zl.i64(0), zl.i64(0)
+    for e in range(experts):
+        end = begin + zl.i64(counts[e])
+        counts[e] = zl.i32(begin)
+        for first in range(begin, end, TASK_PAIRS):
+            tasks[task * 3] = zl.i32(e)
+            tasks[task * 3 + 1] = zl.i32(first)
+            tasks[task * 3 + 2] = zl.i32(min(first + TASK_PAIRS, end))
+            task += 1
+        begin = end
+    for word in range(task * 3, num_tasks * 3):
+        tasks[word] = 0
+    for pair in range(pairs):
+        expert = zl.i64(ids[pair])
+        at = counts[expert]
+        counts[expert] = at + 1
+        source[zl.i64(at)] = zl.i32(pair // chosen)
+        place[pair] = at
+
+
+def _check(logits, routing, bias, groups: int, groups_used: int, gating: str) -> tuple[Size, int, int, Size]:
+    """(tokens, experts, experts of a token, pairs), of arguments that fit."""
+    (tokens, experts), chosen = logits.shape, routing.ids.shape[1]
+    require(gating in GATINGS, f"route: gating {gating!r}, expected one of {', '.join(GATINGS)}")
+    require(
+        0 < chosen <= experts <= MAX_EXPERTS,
+        f"route: {chosen} of {experts} experts; up to {MAX_EXPERTS} are chosen from",
+    )
+    require(
+        0 < groups_used <= groups <= MAX_EXPERT_GROUPS and experts % groups == 0,
+        f"route: {groups_used} of {groups} groups",
+    )
+    require(experts // groups * groups_used >= chosen, f"route: {groups_used} groups have fewer than {chosen} experts")
+    pairs = routing.source.shape[0]
+    require(pairs == tokens * chosen, f"route: {pairs} pairs of {tokens} tokens and {chosen} experts each")
+    check("route logits", logits, "f32", tokens, experts)
+    check("route ids", routing.ids, "i32", tokens, chosen)
+    check("route weights", routing.weights, "f32", tokens, chosen)
+    check("route source", routing.source, "i32", pairs)
+    check("route place", routing.place, "i32", pairs)
+    check("route tasks", routing.tasks, "i32", None, 3)
+    if bias is not None:
+        check("route bias", bias, "f32", experts)
+    return tokens, experts, chosen, pairs
+
+
+def route(
+    recorder,
+    logits,
+    routing,
+    bias=None,
+    *,
+    gating: str = "softmax",
+    normalize: bool = False,
+    eps: float = 0.0,
+    scale: float = 1.0,
+    groups: int = 1,
+    groups_used: int = 1,
+    group_best: int = 2,
+) -> None:
+    """routing (all of its tensors) of logits f32 [M, E]. bias f32 [E]: added for the selection only. normalize: weights are
+    divided by their sum + eps (softmax_chosen: they are always), then multiplied with scale."""
+    tokens, experts, chosen, pairs = _check(logits, routing, bias, groups, groups_used, gating)
+    recorder.launch(
+        f"route_{gating}",
+        Args(
+            logits=logits,
+            bias=bias,
+            ids=routing.ids,
+            weights=routing.weights,
+            experts=experts,
+            chosen=chosen,
+            groups=groups,
+            groups_used=groups_used,
+            group_best=group_best,
+            has_bias=int(bias is not None),
+            normalize=int(normalize),
+            eps=float(eps),
+            scale=float(scale),
+        ),
+        (tokens,),
+    )
+    recorder.launch(
+        "sort_pairs",
+        Args(
+            ids=routing.ids,
+            source=routing.source,
+            place=routing.place,
+            tasks=routing.tasks,
+            pairs=pairs,
+            chosen=chosen,
+            experts=experts,
+            num_tasks=routing.tasks.shape[0],
+        ),
+        (1,),
+    )
+
+
+def sorted_pairs(ids, experts: int, tasks_count: int | None = None) -> Routing:
+    """The Routing of ids [M, k] in NumPy, without weights."""
+    tokens, chosen = ids.shape
+    flat = ids.reshape(-1)
+    order = np.argsort(flat, kind="stable").astype(np.int32)
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order), dtype=np.int32)
+    tasks: Any = np.zeros((tasks_count or num_tasks(tokens, tokens, chosen, experts), 3), np.int32)
+    task = begin = 0
+    for expert, count in enumerate(np.bincount(flat, minlength=experts).tolist()):
+        for first in range(begin, begin + count, TASK_PAIRS):
+            tasks[task] = expert, first, min(first + TASK_PAIRS, begin + count)
+            task += 1
+        begin += count
+    return Routing(ids, None, order // chosen, place, tasks)
+
+
+def _probabilities(logits, gating: str):
+    x = np.asarray(logits, np.float64)
+    if gating == "softmax":
+        parts = np.exp(x - x.max(axis=1, keepdims=True))
+        return parts / parts.sum(axis=1, keepdims=True)
+    if gating == "sigmoid":
+        return 1 / (1 + np.exp(-x))
+    return np.sqrt(np.log1p(np.exp(x))) if gating == "sqrt_softplus" else x
+
+
+def _reference(
+    logits,
+    routing,
+    bias=None,
+    gating="softmax",
+    normalize=False,
+    eps=0.0,
+    scale=1.0,
+    groups=1,
+    groups_used=1,
+    group_best=2,
+):
+    probs = _probabilities(logits, gating)
+    scores = probs if bias is None else probs + bias.astype(np.float64)
+    if groups_used < groups:
+        grouped = scores.reshape(len(scores), groups, -1)
+        sums = np.sort(grouped, axis=2)[:, :, -group_best:].sum(axis=2)
+        kept = np.argsort(-sums, axis=1, kind="stable")[:, :groups_used]
+        mask = np.full(sums.shape, -np.inf)
+        np.put_along_axis(mask, kept, 0.0, axis=1)
+        scores = (grouped + mask[:, :, None]).reshape(scores.shape)
+    ids = np.argsort(-scores, axis=1, kind="stable")[:, : routing.ids.shape[1]].astype(np.int32)
+    weights = np.take_along_axis(probs, ids, axis=1)
+    if gating == "softmax_chosen":
+        weights = np.exp(weights - weights.max(axis=1, keepdims=True))
+        weights = weights / weights.sum(axis=1, keepdims=True)
+    elif normalize:
+        weights = weights / (weights.sum(axis=1, keepdims=True) + eps)
+    found = sorted_pairs(ids, logits.shape[1], routing.tasks.shape[0])._replace(weights=weights * scale)
+    return {f"routing.{name}": value for name, value in found._asdict().items()}
+
+
+def _cases(rng, family="cpu"):
+    """Gatings with all that goes with them, from one token to more pairs of an expert than a task takes."""
+    near = Tolerance(1e-7, 3e-6, "exp within 2 units in the last place, sums of up to 128 values in f32")
+    for tokens, experts, chosen, options, has_bias in (
+        (1, 128, 8, dict(normalize=True), False),
+        (70, 8, 2, dict(normalize=True), False),
+        (5, 60, 4, dict(), False),
+        (3, 32, 4, dict(gating="softmax_chosen"), False),
+        (33, 64, 6, dict(gating="sigmoid", normalize=True, eps=1e-20, scale=2.5, groups=8, groups_used=4), True),
+        (4, 16, 16, dict(gating="sigmoid", scale=1.5), True),
+        (9, 24, 3, dict(gating="sqrt_softplus", normalize=True, scale=1.5), True),
+        (2, 7, 1, dict(gating="softmax", groups=7, groups_used=3), True),
+        (9, 24, 4, dict(gating="softmax", scale=16.0, groups=6, groups_used=2, group_best=1), False),
+    ):
+        logits = (rng.standard_normal((tokens, experts)) * 2).astype(np.float32)
+        bias = (rng.standard_normal(experts) * 0.3).astype(np.float32) if has_bias else None
+        pairs, most = tokens * chosen, num_tasks(tokens, tokens, chosen, experts)
+        shapes = dict(ids=(tokens, chosen), weights=(tokens, chosen), source=(pairs,), place=(pairs,), tasks=(most, 3))
+        outputs = {
+            f"routing.{name}": OutputSpec(
+                shape, "float32" if name == "weights" else "int32", near if name == "weights" else EXACT
+            )
+            for name, shape in shapes.items()
+        }
+        empty = Routing(**{name: np.zeros(shape, np.int32) for name, shape in shapes.items()})
+        name = f"{options.get('gating', 'softmax')} {chosen} of {experts}, {tokens} tokens"
+        yield Case(name, {"logits": logits, "routing": empty, "bias": bias}, outputs, options)
+
+
+def _cost(case: Case) -> Cost:
+    (tokens, experts), pairs = case.inputs["logits"].shape, case.outputs["routing.source"].shape[0]
+    return Cost(tokens * experts * 4 + pairs * 16, tokens * experts * 10 + pairs * experts)
+
+
+def _variants(target) -> list[zl.Variant]:
+    made = [zl.Variant(f"route_{gating}", route_tokens, {"GATING": gating}) for gating in GATINGS]
+    return [*made, zl.Variant("sort_pairs", sort_pairs)]
+
+
+ROUTE = Op("route", _variants, route, _reference, _cases, _cost, later("gpu.route", "route_variants"))
