@@ -6,7 +6,7 @@ mostly. Nothing is read before the routing is there.
 """
 
 from zse import kernel as zl
-from zse.kernels.gpu import matmul
+from zse.kernels.gpu import matmul_forms as forms
 from zse.kernels.gpu import matmul_simple as simple
 from zse.kernels.gpu import matmul_small as small
 from zse.kernels.gpu import matmul_tiles as tiles
@@ -188,11 +188,11 @@ def variants(target) -> list[zl.Variant]:
             for kind in (*simple.BITS, *simple.DENSE)
         ]
     made = []
-    for form, chunk in matmul.FORMS.items():
-        warps, stages = matmul.small_ring(form, target.arch)
+    for form, chunk in forms.FORMS.items():
+        warps, stages = forms.small_ring(form, target.arch)
         statics = {"KIND": form[0], "GROUP": form[1], "CHUNK": chunk, "STAGES": stages}
         kernel = matmul_experts_lut4 if form[0] == "lut4" else matmul_experts
-        made.append(zl.Variant(matmul.symbol_of(form, "experts"), kernel, statics, threads=32 * warps))
+        made.append(zl.Variant(forms.symbol_of(form, "experts"), kernel, statics, threads=32 * warps))
     return made
 
 
@@ -244,11 +244,9 @@ def record(recorder, a, weight, out, routing, bias=None, *, gather: bool, indepe
         symbol = f"matmul_simple_experts_{scheme.element}"
         recorder.launch(symbol, args, (rows // simple.ROWS, tasks * slices), independent=independent)
         return
-    form = matmul.form_of(scheme, width)
-    args["shift"] = 0
-    if scheme.groups(width) and form[1] in (0, 32):
-        args["shift"] = (scheme.group // (form[1] or matmul.CHUNK)).bit_length() - 1 if scheme.group else 31
+    form = forms.form_of(scheme, width)
+    args["shift"] = forms.shift_of(scheme, width, form)
     # About one block a multiprocessor for few tasks; a block of many has all units of its expert.
     most = max_tokens * chosen if isinstance(tasks, Sym) else tasks
     blocks = max(1, min(-(-rows // tiles.UNIT), device.num_sms // most))
-    recorder.launch(matmul.symbol_of(form, "experts"), args, (blocks, tasks * slices), independent=independent)
+    recorder.launch(forms.symbol_of(form, "experts"), args, (blocks, tasks * slices), independent=independent)

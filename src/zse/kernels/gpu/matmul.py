@@ -7,86 +7,20 @@ and 2**-16 of the largest activation of 128 in matmul_few).
 """
 
 from zse.kernel import Variant
-from zse.kernels.gpu import gemm, gemm_launch
+from zse.kernels.gpu import experts, gemm, gemm_launch
 from zse.kernels.gpu import matmul_few as few
 from zse.kernels.gpu import matmul_simple as simple
 from zse.kernels.gpu import matmul_small as small
 from zse.kernels.gpu import matmul_tiles as tiles
+from zse.kernels.gpu.matmul_forms import FORMS, few_ring, form_of, shift_of, small_ring, symbol_of
 from zse.kernels.op import check, require
 from zse.runtime.args import Args
 from zse.runtime.symbol import ceil_div
 
 SMALL_TOKENS = 64  # up to here the weights bound a product; above, the GEMM
 GATES = {"silu": tiles.GATED_SILU, "gelu_tanh": tiles.GATED_GELU}
-CHUNK = few.CHUNK
 TOKENS = {"few": few.TOKENS, "small": small.TOKENS}  # of a block
 COLUMNS = {"bf16": 8, "f16": 8, "f32": 4}  # of the 16-byte pieces of rows: K is a multiple
-
-# (kind, class of groups) -> columns of a chunk. Class 32 is any multiple of 32, class 0 any multiple of the chunk.
-FORMS = {
-    ("int4", 16): 64,
-    ("int4", 32): 128,
-    ("int4", 64): 128,
-    ("int4", 0): 128,
-    ("int5", 16): 64,
-    ("int5", 32): 64,
-    ("int6", 16): 64,
-    ("int6", 32): 64,
-    ("int8", 16): 64,
-    ("int8", 32): 64,
-    ("bf16", 0): 32,
-    ("f16", 0): 32,
-    ("f32", 0): 16,
-    ("e4m3", 0): 128,
-}
-# Shared memory of a block, KiB, of the architectures that have less than Hopper's 227.
-SHARED_KIB = {80: 163, 86: 99, 89: 99, 120: 99}
-
-
-def form_of(scheme, width: int) -> tuple[str, int]:
-    """The key of FORMS for a weight of `width` columns."""
-    kind, group = scheme.element, scheme.group or width
-    if scheme.numbers == "w":
-        return kind, 0
-    if group == 16 or kind != "int4":
-        return kind, 16 if group == 16 else 32
-    return kind, 0 if scheme.group == 0 or group % 128 == 0 else 64 if group == 64 else 32
-
-
-def symbol_of(form: tuple[str, int], kernel: str = "small") -> str:
-    kind, group = form
-    return f"matmul_{kernel}_{kind}" + (f"_g{group}" if group else "_wide" if kind == "int4" else "")
-
-
-def ring(shared: int, fixed: dict[int, int], slot: int, most: int = 5) -> tuple[int, int] | None:
-    """(warps, slots of each one's ring) for `shared` bytes, of which `fixed` [warps] serve for something else. The
-    most warps that get three slots, or else the fewest that get two."""
-    for warps, least in ((16, 3), (12, 3), (16, 2), (8, 3), (8, 2), (4, 2)):
-        if warps in fixed and (stages := (shared - fixed[warps]) // (warps * slot)) >= least:
-            return warps, min(stages, most)
-    return None
-
-
-def shared_bytes(arch: int) -> int:
-    return SHARED_KIB.get(arch, 227) * 1024
-
-
-def few_ring(form: tuple[str, int], arch: int) -> tuple[int, int] | None:
-    """The ring of matmul_few, or None where the shared memory is too small."""
-    kind, group = form
-    fixed = {warps: few.fixed_bytes(group, warps) for warps in (16, 12, 8)}
-    return ring(shared_bytes(arch), fixed, tiles.slot_bytes(kind, group, few.CHUNK))
-
-
-def small_ring(form: tuple[str, int], arch: int) -> tuple[int, int]:
-    kind, group = form
-    found = ring(
-        shared_bytes(arch),
-        {n: tiles.sums_bytes(n, small.TOKENS) for n in (16, 8, 4)},
-        tiles.slot_bytes(kind, group, FORMS[form]),
-    )
-    assert found, form
-    return found
 
 
 def variants(target) -> list[Variant]:
@@ -100,10 +34,13 @@ def variants(target) -> list[Variant]:
         warps, stages = small_ring(form, target.arch)
         made.append(
             Variant(
-                symbol_of(form), small.matmul_small, statics | {"CHUNK": chunk, "STAGES": stages}, threads=32 * warps
+                symbol_of(form),
+                small.matmul_small_lut4 if form[0] == "lut4" else small.matmul_small,
+                statics | {"CHUNK": chunk, "STAGES": stages},
+                threads=32 * warps,
             )
         )
-        found = few_ring(form, target.arch) if form[0] in tiles.INTEGERS else None
+        found = few_ring(form, target.arch)
         if found:
             made.append(
                 Variant(
@@ -130,8 +67,7 @@ def pick(device, weight, gated: bool, max_tokens: int, kernel: str | None = None
     # Preparing the activations pays from two units a block on: 4 bits, 37888 x 3584 in 18.8 us instead of 23.9, but
     # 3584 x 18944 in 16.0 instead of 13.0 (H200, one token).
     takes_few = (
-        form[0] in tiles.INTEGERS
-        and max_tokens <= few.TOKENS
+        max_tokens <= few.TOKENS
         and max_tokens * columns <= few.ELEMENTS
         and (kernel == "few" or kernel is None and units >= 2 * blocks)
     )
@@ -171,10 +107,18 @@ def record(
     accumulate: bool = False,
     gate: str | None = None,
     kernel: str | None = None,
+    routing=None,
+    gather: bool = False,
 ) -> None:
     """Record out (+)= a @ weight.T + bias, or with `gate` ("silu", "gelu_tanh") out bf16 [M, N] = act(first half of the 2N rows) *
     second half, N a multiple of 16; checked. a: bf16, or above 64 tokens with fp8 weights an Fp8Activation; out f32 or bf16, f32 where
-    it accumulates. max_tokens, independent: as on a CPU (matmul.py); launches overlap without the latter. kernel: "small" or "few" instead of the one that the shape would get (tests)."""
+    it accumulates. routing, gather: of a stack of experts, as on a CPU. max_tokens, independent: as on a CPU (matmul.py); launches overlap
+    without the latter. kernel: "small" or "few" instead of the one that the shape would get (tests)."""
+    if routing is not None:
+        require(gate is None and not accumulate, "matmul: experts neither gate nor add")
+        options = dict(gather=gather, independent=independent, max_tokens=max_tokens)
+        experts.record(recorder, a, weight, out, routing, bias, **options)
+        return
     rows, width = weight.shape
     scheme, planes, tokens, device = weight.scheme, weight.planes, out.shape[0], recorder.device
     tiled = kernel is None and gemm.takes(device, weight, a.dtype, gate is not None, max_tokens)
@@ -200,6 +144,8 @@ def record(
         has_bias=int(bias is not None),
         mode=GATES[gate] if gate else tiles.ACCUMULATE if accumulate else stored,
     )
+    if scheme.kind == "lut4":
+        args |= scheme.table_args()
     if device.simt:
         blocks = rows // 2 // simple.ROWS if gate else -(-rows // simple.ROWS)
         args["group_blocks"] = (scheme.group or width) // 32 if scheme.groups(width) else 1
@@ -207,9 +153,7 @@ def record(
         recorder.launch(symbol, args, (blocks, ceil_div(tokens, simple.TOKENS)))
         return
     form, name = form_of(scheme, width), pick(device, weight, gate is not None, max_tokens, kernel)
-    args["shift"] = 0
-    if scheme.groups(width) and form[1] in (0, 32):
-        args["shift"] = (scheme.group // (form[1] or CHUNK)).bit_length() - 1 if scheme.group else 31
+    args["shift"] = shift_of(scheme, width, form)
     recorder.launch(
         symbol_of(form, name), args, (blocks_of(device, weight, gate is not None)[1], ceil_div(tokens, TOKENS[name]))
     )
