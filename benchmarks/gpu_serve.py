@@ -77,6 +77,7 @@ UNCACHED = ("--no-prefix-cache", "--speculation", "none")  # of all parts but `d
 # Of the prompts, another for each case: with one seed the 512 prompts of 256 clients began with the 128 of 64 clients before them,
 # which the prefix cache of default settings then had.
 SEEDS = itertools.count(1)
+CACHED_BY_CHANCE = 50
 PARTS = ("start", "memory", "ttft", "load", "default", "checkpoints", "swap")
 # What the part checkpoints starts: name → the directory's type of make_random_model.py, options of zse serve.
 CHECKPOINTS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -202,9 +203,10 @@ def measure(part: str, path: str, own, deadline: float, into: dict[str, float]) 
                     into["decode 1"] = row["decode_tok_s_per_client"]
                 else:
                     into[f"out {row['clients']}"] = row["out_tok_s"]
-            cached = server.metric("zse_cached_prompt_tokens_total", 1)
-            if cached and not cached.endswith(" 0"):
-                raise SystemExit(f"{os.path.basename(path)}: prompts came from the cache, tokens by model: {cached}")
+            cached = float(server.metric("zse_cached_prompt_tokens_total", 1).rpartition(" ")[2] or 0)
+            # Of 1,770 random prompts about ten begin with a token that another began with: one token each.
+            if cached > CACHED_BY_CHANCE:
+                raise SystemExit(f"{os.path.basename(path)}: {cached:.0f} tokens of prompts came from the cache")
 
 
 def files_of(path: str) -> list[str]:
