@@ -10,7 +10,7 @@ came until then. They are the beginning of a JSON object, never a complete one. 
 is content. So is everything behind a call that broke off: nobody can say what of it is still an argument.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -54,6 +54,11 @@ def ahead(text: str, at: int, word: str, is_last: bool, skipped: str = SPACE) ->
     return MORE if not is_last and word.startswith(text[begin:]) else NEVER
 
 
+def held(text: str, marks: Iterable[str]) -> int:
+    """Characters at the end that may begin one of the marks."""
+    return max((size for mark in marks for size in range(1, len(mark)) if text.endswith(mark[:size])), default=0)
+
+
 class BlockParser:
     """push() pieces of text, then finish(); both give strings (content) and CallParts. functions: what the request offers,
     name → JSON schema of its parameters. separators: characters that may stand between calls."""
@@ -63,7 +68,6 @@ class BlockParser:
         self._text = ""  # not yet decided; in a block what its reader gets
         self._before = ""  # of a block: space before it and its opening, which are content if it is no call
         self._reader: Reader | None = None
-        self._has_begun = False  # parts have come of the block
         self._fresh = True  # nothing but space since the beginning or the last call
         self._called = False
         self._is_off = False  # a call broke off
@@ -115,7 +119,7 @@ class BlockParser:
         behind = at + len(block.opening)
         self._before, self._text = text[len(before) : behind], text[at if block.keeps else behind :]
         self._emit(out, before)
-        self._reader, self._has_begun = block.reader(self._functions), False
+        self._reader = block.reader(self._functions)
         self._num_kept = len(block.opening) if block.keeps else 0
         return True
 
@@ -124,17 +128,7 @@ class BlockParser:
 
     def _num_held(self, text: str) -> int:
         """Characters at the end that may begin a block, and the space before them."""
-        held = max(
-            (
-                size
-                for block in self._blocks
-                if not block.bare
-                for size in range(1, len(block.opening))
-                if text.endswith(block.opening[:size])
-            ),
-            default=0,
-        )
-        rest = text[: len(text) - held]
+        rest = text[: len(text) - held(text, (block.opening for block in self._blocks if not block.bare))]
         # Separators are space only directly behind a call.
         if not rest.strip(self._spaces()):
             return len(text)
@@ -152,7 +146,7 @@ class BlockParser:
         parts, self._reader.parts = self._reader.parts, []
         out += parts
         if parts:
-            self._has_begun, self._is_complete = True, parts[-1].is_last
+            self._is_complete = parts[-1].is_last
         if end is MORE:
             return False
         if end == NEVER:

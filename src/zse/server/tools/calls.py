@@ -103,7 +103,7 @@ def from_json(value: object) -> list[ToolCall] | None:
     return calls or None
 
 
-def read_json(text: str, functions: object = None) -> list[ToolCall] | None:
+def read_json(text: str) -> list[ToolCall] | None:
     """Calls of JSON text, or None."""
     try:
         return from_json(load_json(text))
@@ -111,7 +111,7 @@ def read_json(text: str, functions: object = None) -> list[ToolCall] | None:
         return None
 
 
-def read_python(text: str, functions: object = None) -> list[ToolCall] | None:
+def read_python(text: str) -> list[ToolCall] | None:
     """Calls of `[f(a=1), g()]`, of one call or of several lines of them: keyword arguments that are literals, parsed and
     never run. `print(f())` is f(). None for any other code."""
     if len(text) > MAX_PYTHON:

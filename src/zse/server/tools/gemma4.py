@@ -2,40 +2,28 @@
 
 import json
 
-from zse.server.tools.blocks import MORE, NEVER, SPACE
-from zse.server.tools.calls import CallPart, ToolCall, load_json, make_call, whole
+from zse.server.tools.blocks import SPACE
+from zse.server.tools.calls import ToolCall, load_json, make_call, whole
+from zse.server.tools.readers import ClosedCalls
 
 OPENING, CLOSING, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 MAX_DEPTH = 64  # of objects and lists in each other
-MAX_CLOSINGS = 16  # closing marks tried, when the text before one is no call yet: it may stand in a text
 _DECODER = json.JSONDecoder(strict=False)
 
 
-class Gemma4Calls:
-    """Read when they are complete, and none otherwise. functions: name → schema, of what the request offers."""
+class Gemma4Calls(ClosedCalls):
+    """One call up to its mark."""
 
     def __init__(self, functions: dict[str, dict]):
-        self.parts: list[CallPart] = []
-        self.at = 0
-        self._tries = 0
-
-    def read(self, text: str, is_last: bool) -> int | None:
-        while True:
-            end = text.find(CLOSING, self.at)
-            if end < 0:
-                self.at = max(self.at, len(text) - len(CLOSING) + 1)
-                return MORE if not is_last else len(text) if self._take(text) else NEVER
-            self.at = end + len(CLOSING)
-            if self._take(text[:end]):
-                return self.at
-            self._tries += 1
-            if text.count(QUOTE, 0, end) % 2 == 0 or self._tries == MAX_CLOSINGS:
-                return NEVER
+        super().__init__(functions, CLOSING)
 
     def _take(self, text: str) -> bool:
         call = read_call(text)
         self.parts = whole([call] if call else [])
         return call is not None
+
+    def _is_in_text(self, text: str, at: int) -> bool:
+        return text.count(QUOTE, 0, at) % 2 == 1
 
 
 def read_call(text: str) -> ToolCall | None:

@@ -9,6 +9,7 @@ nothing is lost. Source: openai/harmony, docs/format.md."""
 import re
 from collections.abc import Iterator
 
+from zse.server.tools.blocks import held
 from zse.server.tools.reasoning import Reasoning
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
@@ -59,7 +60,7 @@ class HarmonyParser:
             at, mark = min(
                 ((at, mark) for mark in ENDS if (at := self._text.find(mark, self._literal)) >= 0), default=(-1, "")
             )
-            shown = len(self._text) - (0 if is_last else _held(self._text)) if at < 0 else at
+            shown = len(self._text) - (0 if is_last else held(self._text, ENDS)) if at < 0 else at
             body, self._text, self._literal = self._text[:shown], self._text[shown:], 0
             if body:
                 yield Reasoning(body) if self._channel == "analysis" else body
@@ -93,8 +94,3 @@ class HarmonyParser:
             hidden = recipient is not None or (channel is not None and channel[1] == "analysis")
             self._channel = "analysis" if hidden else "final"
         return True
-
-
-def _held(text: str) -> int:
-    """Characters at the end that may begin a mark that ends the message."""
-    return max((size for mark in ENDS for size in range(1, len(mark)) if text.endswith(mark[:size])), default=0)

@@ -6,7 +6,7 @@ import msgspec
 
 from zse.server.tools import gemma4, harmony
 from zse.server.tools.blocks import Block
-from zse.server.tools.readers import JsonCalls, PythonCalls
+from zse.server.tools.readers import JsonCalls, PythonCalls, PythonLines
 from zse.server.tools.xml_calls import XmlStyle, reader
 
 NONE = "none"
@@ -133,7 +133,7 @@ FORMATS: dict[str, ToolFormat] = {
     "gemma": ToolFormat(
         ("```tool_code", "<start_of_turn>"),
         (
-            Block("```tool_code\n", partial(PythonCalls, closing="```", lines=True, known=True)),
+            Block("```tool_code\n", partial(PythonLines, closing="```")),
             Block("```json\n", partial(JsonCalls, closing="```", known=True)),
             Block("{", _KNOWN_JSON, keeps=True, bare=True),
             Block("[", partial(PythonCalls, known=True, json=True), keeps=True, bare=True),

@@ -130,36 +130,69 @@ class JsonCalls:
         return end != NEVER
 
 
+class ClosedCalls:
+    """Calls up to a closing mark: read when they are complete, and none otherwise. A mark may stand in a text of theirs."""
+
+    def __init__(self, functions: dict[str, dict], closing: str):
+        self._functions, self._closing = functions, closing
+        self.parts: list[CallPart] = []
+        self.at = self._tries = 0
+
+    def read(self, text: str, is_last: bool) -> int | None:
+        while True:
+            end = text.find(self._closing, self.at)
+            if end < 0:
+                self.at = max(self.at, len(text) - len(self._closing) + 1)
+                return MORE if not is_last else len(text) if self._take(text) else NEVER
+            self.at = end + len(self._closing)
+            if self._take(text[:end]):
+                return self.at
+            self._tries += 1
+            if not self._is_in_text(text, end) or self._tries == _MAX_CLOSINGS:
+                return NEVER
+
+    def _take(self, text: str) -> bool:
+        """Whether the text is calls; their parts."""
+        raise NotImplementedError
+
+    def _is_in_text(self, text: str, at: int) -> bool:
+        """Whether a mark that stands at `at` stands in a text."""
+        raise NotImplementedError
+
+
+class PythonLines(ClosedCalls):
+    """Lines of f(a=1), of functions that the request names."""
+
+    def _take(self, text: str) -> bool:
+        calls = read_python(text) or []
+        if not all(call.name in self._functions for call in calls):
+            return False
+        self.parts = whole(calls)
+        return bool(calls)
+
+    def _is_in_text(self, text: str, at: int) -> bool:
+        return (text.count('"', 0, at) - text.count('\\"', 0, at)) % 2 == 1
+
+
 class PythonCalls:
-    """[f(a=1), g()] in brackets, or lines of such calls up to a closing mark: read when they are complete, and none otherwise.
+    """[f(a=1), g()] in brackets: read when they are complete, and none otherwise.
 
     Args:
         functions: name → schema, of what the request offers.
-        closing: ends the block; where `lines` is not set, it may be missing behind the bracket.
-        lines: what stands before the mark are lines of calls.
+        closing: ends the block; it may be missing behind the bracket.
         known: only calls of functions that the request names are calls.
         json: whether the brackets may hold calls as JSON.
     """
 
-    def __init__(
-        self,
-        functions: dict[str, dict],
-        closing: str = "",
-        lines: bool = False,
-        known: bool = False,
-        json: bool = False,
-    ):
-        self._functions, self._closing, self._lines, self._known, self._json = functions, closing, lines, known, json
+    def __init__(self, functions: dict[str, dict], closing: str = "", known: bool = False, json: bool = False):
+        self._functions, self._closing, self._known, self._json = functions, closing, known, json
         self.parts: list[CallPart] = []
         self.at = 0
         self._is_read = False
         self._open: list[str] = []
         self._quote = ""
-        self._tries = 0
 
     def read(self, text: str, is_last: bool) -> int | None:
-        if self._lines:
-            return self._read_lines(text, is_last)
         if not self._is_read:
             end = self._balanced(text)
             if end is MORE:
@@ -179,20 +212,6 @@ class PythonCalls:
             return False
         self.parts = whole(calls)
         return True
-
-    def _read_lines(self, text: str, is_last: bool) -> int | None:
-        while True:
-            end = text.find(self._closing, self.at)
-            if end < 0:
-                self.at = max(self.at, len(text) - len(self._closing) + 1)
-                return MORE if not is_last else len(text) if self._take(text) else NEVER
-            self.at = end + len(self._closing)
-            if self._take(text[:end]):
-                return self.at
-            self._tries += 1
-            in_string = (text.count('"', 0, end) - text.count('\\"', 0, end)) & 1
-            if not in_string or self._tries == _MAX_CLOSINGS:
-                return NEVER
 
     def _balanced(self, text: str) -> int | None:
         """Where the bracket ends that the text begins with."""

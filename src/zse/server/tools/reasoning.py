@@ -2,7 +2,7 @@
 
 import msgspec
 
-from zse.server.tools.blocks import SPACE
+from zse.server.tools.blocks import SPACE, held
 
 
 class Marks(msgspec.Struct, frozen=True):
@@ -102,8 +102,7 @@ class ReasoningParser:
             shown, self._text = text[:at].rstrip(SPACE), text[at + len(closing) :]
             self._state, self._begun = "after", False
         else:
-            held = max((size for size in range(1, len(closing)) if text.endswith(closing[:size])), default=0)
-            shown = text[: len(text) - held].rstrip(SPACE)
+            shown = text[: len(text) - held(text, (closing,))].rstrip(SPACE)
             self._text = text[len(shown) :]
             self._begun = self._begun or bool(shown)
         if shown:
