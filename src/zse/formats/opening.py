@@ -2,7 +2,7 @@
 
     source = open_model("SmolLM2-135M-Instruct.Q4_1.gguf")
     info = source.tensors["blk.0.attn_q.weight"]        # type Q4_1, shape (576, 576), offset, nbytes
-    data = source.read(info)                            # or os.pread(source.fd(info), info.nbytes, info.offset)
+    data = source.read(info)
 
 Opening reads headers only, never numpy, and checks every number against the size of the real file.
 """

@@ -293,10 +293,6 @@ class ModelSource:
     def _number(value: object) -> int | None:
         return value if type(value) is int and value > 0 else None
 
-    def fd(self, tensor: str | TensorInfo) -> int:
-        """The file descriptor to pread the tensor from."""
-        return self.info(tensor).file.fd
-
     def read(self, tensor: str | TensorInfo, start: int = 0, nbytes: int | None = None) -> bytes:
         """The tensor's bytes [start, start + nbytes), or all from `start` on. ValueError outside the tensor."""
         info = self.info(tensor)
@@ -320,14 +316,6 @@ class ModelSource:
             crc32 = zlib.crc32(self.read(info, start, min(CHECKED_BYTES, info.nbytes - start)), crc32)
         if info.crc32 is not None and crc32 != info.crc32:
             raise info.damaged(crc32)
-
-    def readinto(self, tensor: str | TensorInfo, buffer, start: int = 0) -> None:
-        """Fills a writable buffer with the tensor's bytes from `start` on. ValueError for scattered planes."""
-        info = self.info(tensor)
-        self._check_range(info, start, memoryview(buffer).nbytes)
-        if len(info.ranges()) != 1:
-            raise ValueError(f"{info.name}: lies in several pieces")
-        info.file.readinto(info.offset + start, buffer, info.name)
 
     @staticmethod
     def _check_range(info: TensorInfo, start: int, nbytes: int) -> None:
