@@ -9,6 +9,7 @@ import time
 
 import zse
 from zse.lazy import platform
+from zse.runtime import probe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def machine() -> dict:
         "zse": zse.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
-        "cpu": cpu_model() or platform.machine(),
+        "cpu": probe.cpu_model(),
         "logical_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "load_average": [round(load, 2) for load in os.getloadavg()],
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -59,12 +60,3 @@ def stop(process: "subprocess.Popen", seconds: float) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
-
-
-def cpu_model() -> str | None:
-    """The CPU's name from /proc/cpuinfo; None where it is not told."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            return next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), None)
-    except OSError:
-        return None

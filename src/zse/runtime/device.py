@@ -332,8 +332,6 @@ class Device:
     """The dtype between operations (the residual stream is f32 everywhere)."""
     activations: tuple[str, ...] = ("int8", "f32")
     """The forms that matrix products can take their inputs in, the default first."""
-    fuses: bool = False
-    """matmul adds to the residual stream, and gates, in its epilogue."""
     loads_modules: bool = False
     """Each kernel of its pack is loaded into the driver, which can be done before a model asks for it (CUDA)."""
     repacks: bool = False
@@ -497,4 +495,3 @@ class GPUCapabilities(Device):
     products_per_s = 0.0  # multiply-adds of 16-bit floats by the data sheet; 0: unknown
     inner = "bf16"
     activations = ("bf16",)
-    fuses = True
