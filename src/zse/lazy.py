@@ -51,48 +51,15 @@ LEAN = {
 }
 # What an engine on a GPU imports while the driver starts (0.2 s). First what stands between an open device and weights on their way (memory is allocated
 # before), then what recording needs: a driver that is there sooner than all of it does not wait.
-GPU_ENGINE = (
-    "zse.engine.memory",
-    "zse.runtime.cuda",
-    "zse.kernel.cache",
-    "zse.models.load",
-    "zse.engine.runner",
-    "zse.cache.layout",
-    "zse.plan.record",
-    "zse.models.decoder",
-    "zse.sampling.state",
-    "zse.kernels.gpu.sample_parts",
-    "zse.kernels.feed",
-    "zse.kernels.gpu.attention_plan",
-    "zse.kernels.gpu.gemm_parts",
-    "zse.kernels.gpu.gemm",
-    "zse.kernels.gpu.gemm_launch",
-    "zse.kernels.gpu.r16",
-    "zse.kernels.gpu.dequantize",
-    "zse.engine.core",
-    "zse.speculative.ngram",
-    "zse.runtime.gpu_load",
-    "zse.runtime.gpu_graph",
-    "zse.kernels.page_table",
-    "zse.kernels.gpu.step",
-    "zse.kernels.gpu.norm",
-    "zse.kernels.gpu.activation",
-    "zse.kernels.gpu.qkv_post",
-    "zse.kernels.gpu.matmul",
-    "zse.kernels.gpu.attention",
-    "zse.kernels.gpu.attention_prefill",
-    "zse.kernels.gpu.quantize",
-    "zse.engine.serving",
-)
+GPU_ENGINE = """zse.engine.memory zse.runtime.cuda zse.kernel.cache zse.models.load zse.engine.runner zse.cache.layout
+    zse.plan.record zse.models.decoder zse.sampling.state zse.kernels.gpu.sample_parts zse.kernels.feed
+    zse.kernels.gpu.attention_plan zse.kernels.gpu.gemm_parts zse.kernels.gpu.gemm zse.kernels.gpu.gemm_launch
+    zse.kernels.gpu.r16 zse.kernels.gpu.dequantize zse.engine.core zse.speculative.ngram zse.runtime.gpu_load
+    zse.runtime.gpu_graph zse.kernels.page_table zse.kernels.gpu.step zse.kernels.gpu.norm zse.kernels.gpu.activation
+    zse.kernels.gpu.qkv_post zse.kernels.gpu.matmul zse.kernels.gpu.attention zse.kernels.gpu.attention_prefill
+    zse.kernels.gpu.quantize zse.engine.serving""".split()
 # What an engine that is parked imports before it knows its model.
-PARKED_ENGINE = (
-    "zse.engine.core",
-    "zse.engine.memory",
-    "zse.engine.runner",
-    "zse.formats.zse",
-    "zse.models.load",
-    "zse.scheduler.scheduler",
-)
+PARKED_ENGINE = "zse.engine.core zse.engine.memory zse.engine.runner zse.formats.zse zse.models.load zse.scheduler.scheduler".split()
 
 
 def import_lean(name: str) -> None:

@@ -81,57 +81,15 @@ CHOICES = {
     "speculation": SPECULATION,
 }
 # What a ResolvedConfig has as the EngineConfig does.
-UNCHANGED = (
-    "model",
-    "max_waiting",
-    "kv_layout",
-    "graphs",
-    "cache_policy",
-    "cache_disk",
-    "cache_disk_size",
-    "deterministic",
-)
+UNCHANGED = "model max_waiting kv_layout graphs cache_policy cache_disk cache_disk_size deterministic".split()
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """model: path of a file or directory. None and "auto" mean auto: see settle() and resolve().
+    """The options of `zse serve` by their names: docs/cli.md says what each means (sizes are bytes here, page_size 0 is auto). None and
+    "auto" mean auto: see settle() and resolve().
 
-    device: "auto" (the first NVIDIA GPU that can be used, else the CPU), "cpu", "cuda", "cuda:1"; "hip", "hip:1" (AMD) and
-    "metal" (Apple), whose kernels have run in an emulator only.
-    threads: CPU threads (auto: ZSE_THREADS, else physical cores). max_context: prompt and reply together, in tokens.
-    max_rows: requests that run at once.
-    max_tokens_per_step: tokens of one forward; longer prompts run in chunks of this. page_size: tokens of a
-    KV page, 16, 32, 64 or 128; 0 is auto (page_size.py). num_pages: the KV cache in pages of 16 tokens, whatever the page
-    size (of one group of layers, in models of which some see a window only).
-    activations: inputs of matrix products: "int8" or "f32" on a CPU, "bf16" on a GPU. kv_dtype: "f16" or
-    "f32" on a CPU, "bf16" on a GPU, "int8" or "fp8" on both; 8 bits have a scale for each token and head.
-    batching: "continuous" or "static". chunked_prefill: prompts share steps with replies. fair_share: between tenants, by
-    tenant_weights, "name=2,other=0.5" (others: 1). ageing_ms: what a level of priority is worth in the queue.
-    mixed_ratio: a step that also computes prompts may take so many times a decode step; 0: a fixed number of tokens.
-    preemption: what becomes of a request that must give up its pages: "recompute", "swap" to host memory as far as there
-    is any, or "auto". reserve_output: keep pages free for the reply that is expected. max_waiting_tokens: prompt tokens that may queue.
-    quantize: "int4" or "int8": quantize dense matrices while loading. max_memory: bytes that weights, KV pages and
-    scratch may take together. gpu_memory_utilization: the part of a GPU's free memory that they may take (auto: 0.95). max_waiting: requests that may queue behind the running ones.
-    warm_grammars: start the process that structured output needs in idle time, before the first such request, and keep it
-    (auto: beside weights of a GiB or more, of which its 50 to 150 MB are a small part).
-    lazy_masks: draw tokens of requests with a grammar without its mask, which is computed where the grammar refuses the
-    token; the distribution is the same (auto: where steps are not submitted ahead: on a CPU. A GPU cannot).
-    verify_weights: compare the checksums of all weights, on every device, where the file has them; False: of none (auto: of those that
-    are read by the CPU anyway).
-    kv_layout: "paged", or "contiguous": each request reserves a whole context in a row, and nothing is shared (so there is
-    no prefix cache).
-    prefix_cache: keep the KV pages of prompts and replies for requests that begin alike. cache_policy: which of them go
-    first, "lru", "lfu" or "smart". cache_host_memory: bytes of the host for KV pages that leave the device.
-    cache_idle_memory: bytes of KV pages that an engine on a CPU keeps when it has been idle for 10 s (auto: twice the
-    weights, at least 256 MiB). cache_disk: a
-    private folder where they are kept for the next engine of the model, as far as cache_disk_size bytes go.
-    graphs: on a GPU, replay steps as captured graphs; else their launches go one by one (a CPU has no other way).
-    deterministic: on a GPU, only forms whose sums do not depend on the batch, so that a request's tokens and
-    log-probabilities are the same bits alone and among others; a CPU has no other forms.
-    speculation: where drafts come from, which a step verifies together: "none", "ngram" (what followed the same tokens
-    before), "draft" (draft_model, the path of a smaller model with the same vocabulary); auto is "draft" with a
-    draft_model, else "ngram". draft_tokens: the most of them that a request verifies in one step (auto: 7, of a draft
-    model 4).
+    model, draft_model: paths of a file or directory. max_waiting, max_waiting_tokens: requests, and tokens of their prompts, that may
+    queue behind the running ones. tenant_weights: "name=2,other=0.5" (others: 1).
     """
 
     model: str

@@ -17,21 +17,8 @@ from zse.errors import CompileError, ConfigError
 from zse.kernel.nvrtc import Compiled
 
 # What the kernel says is what is computed; -mcode-object-version=4 is read by ROCm 5 and 6. The rest is about reports.
-OPTIONS = (
-    "-x",
-    "hip",
-    "--cuda-device-only",
-    "--no-gpu-bundle-output",
-    "-nogpuinc",
-    "-nogpulib",
-    "-std=c++17",
-    "-O3",
-    "-ffp-contract=off",
-    "-fno-strict-aliasing",
-    "-fwrapv",
-    "-mcode-object-version=4",
-    "-Rpass-analysis=kernel-resource-usage",
-)
+OPTIONS = """-x hip --cuda-device-only --no-gpu-bundle-output -nogpuinc -nogpulib -std=c++17 -O3 -ffp-contract=off
+    -fno-strict-aliasing -fwrapv -mcode-object-version=4 -Rpass-analysis=kernel-resource-usage""".split()
 NAMES = ("amdclang++", "clang++", "clang", *(f"clang-{version}" for version in range(22, 14, -1)))
 FOLDERS = ("/opt/rocm/llvm/bin", "/opt/rocm/lib/llvm/bin")
 HINT = "install ROCm's compiler or clang 15 or later with its lld (Debian: clang-19 lld-19), or set ZSE_HIP_CLANG"

@@ -159,7 +159,6 @@ gated = launcher(cpu=_gated, gpu=_gated_gpu)
 
 
 def _reference(gate_up, kind, out=None):
-
     values = gate_up.wide() if isinstance(gate_up, HostArray) else gate_up
     pair = values if isinstance(values, tuple) else np.split(values, 2, axis=1)
     gate, *up = (np.asarray(part.wide() if isinstance(part, HostArray) else part, np.float64) for part in pair)

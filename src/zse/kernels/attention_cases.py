@@ -9,7 +9,6 @@ from zse.quant import pack
 
 def wide_pages(pages):
     """Values of pages as float64: NumPy arrays, HostArrays, or their bit patterns (u16: bf16, u8: e4m3)."""
-
     if isinstance(pages, HostArray):
         pages = pages.wide()
     elif pages.dtype.kind == "u":
@@ -28,7 +27,6 @@ def token_major(pages, keys: bool, family: str):
 
 def narrow_pages(values, dtype: str):
     """Values as pages of that dtype: f16 and f32 as such, bf16 as bit patterns."""
-
     if dtype == "bf16":
         return pack.f32_to_bf16(values.astype(np.float32))
     return values.astype({"f16": np.float16, "f32": np.float32}[dtype])
@@ -52,7 +50,6 @@ def attention_reference(
     sinks=None,
 ):
     """Softmax attention in float64, one token at a time."""
-
     family = "gpu" if isinstance(q, HostArray) else "cpu"
     k_pages, v_pages = token_major(k_pages, True, family), token_major(v_pages, False, family)
     _, kv_heads, _, head_dim = k_pages.shape
@@ -83,7 +80,6 @@ def attention_batch(rng, runs, heads, kv_heads, head_dim, dtype="float16", page_
     """A flat batch for `runs` [(first position, number of tokens), …], one sequence each: the launcher's arrays of a CPU.
     dtype: of the pages, a NumPy name, or "i8" or "e4m3" for packed ones. page_size: tokens whose blocks lie in a row.
     Slots of the pages that no token owns hold NaN: nothing may read them into a result."""
-
     context, together = max(first + count for first, count in runs), page_size // BLOCK
     max_pages = (-(-context // page_size) + 1) * together
     pages = len(runs) * max_pages + 3 * together
@@ -115,7 +111,6 @@ def attention_batch(rng, runs, heads, kv_heads, head_dim, dtype="float16", page_
 
 def gpu_batch(rng, runs, heads, kv_heads, head_dim, dtype, page_size=BLOCK):
     """attention_batch() as a GPU has it: q bf16, pages [P, Hk, 16, D] of `dtype`, or packed ones."""
-
     batch = attention_batch(rng, runs, heads, kv_heads, head_dim, "float32", page_size)
     pages = {"k_pages": batch["k_pages"].swapaxes(2, 3), "v_pages": batch["v_pages"]}
     for name, values in pages.items():

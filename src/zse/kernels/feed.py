@@ -89,7 +89,6 @@ def feed_tokens(recorder, token_ids, source, sampled, positions, token_row, hist
 def make_history(rng, lengths, max_pages: int, blocks_per_page: int, num_pages: int):
     """(page_table [len(lengths), max_pages], tokens [num_pages, BLOCK]): pages of sequences of these lengths in random
     places, all tokens negative (nothing said)."""
-
     table = np.full((len(lengths), max_pages), -1, np.int32)
     free = rng.permutation(num_pages)
     for row, length in enumerate(lengths):
@@ -99,7 +98,6 @@ def make_history(rng, lengths, max_pages: int, blocks_per_page: int, num_pages: 
 
 
 def _reference(token_ids, source, sampled, positions, token_row, history):
-
     fed = np.where(source >= 0, sampled[np.maximum(source, 0)], token_ids)
     if history is None:
         return {"token_ids": fed}
@@ -110,7 +108,6 @@ def _reference(token_ids, source, sampled, positions, token_row, history):
 
 
 def _cases(rng, family="cpu"):
-
     for count, rows in ((1, 1), (7, 7), (300, 3)):
         ends = rng.integers(count // rows + 1, 90 + count, rows)
         table, tokens = make_history(rng, ends, 40, 6, 80)

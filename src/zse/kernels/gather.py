@@ -33,7 +33,6 @@ def _reference(x, rows, out=None):
 
 
 def _cases(rng, family="cpu"):
-
     for count, total, width in ((1, 5, 576), (4, 9, 37), (3, 5, 3584)):
         x = rng.standard_normal((total, width)).astype(np.float32)
         rows = rng.integers(0, total, count).astype(np.int32)

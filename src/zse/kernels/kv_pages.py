@@ -98,7 +98,6 @@ def head_dim_of(values: Any) -> int:
 
 def pack_pages(values, dtype: str, keys: bool, family: str = "cpu"):
     """f32 [P, Hk, 16, D] as packed pages [P, Hk, bytes], NumPy's int8, or uint8 for e4m3. Tokens with a NaN have a NaN as their scale."""
-
     values = np.asarray(values, np.float32)
     scale = np.abs(values).max(axis=3) / np.float32(LARGEST[dtype])
     stored = values / np.where(scale == 0, np.float32(1), scale)[..., None]
@@ -115,7 +114,6 @@ def pack_pages(values, dtype: str, keys: bool, family: str = "cpu"):
 
 def unpack_pages(packed, dtype: str, keys: bool, family: str = "cpu"):
     """(stored f64 [P, Hk, 16, D], scale f64 [P, Hk, 16]) of packed pages."""
-
     packed = np.ascontiguousarray(packed).view(np.uint8)
     scale = np.ascontiguousarray(packed[..., -SCALE_BYTES:]).view(np.float32).astype(np.float64)
     data = packed[..., :-SCALE_BYTES]
@@ -128,7 +126,6 @@ def unpack_pages(packed, dtype: str, keys: bool, family: str = "cpu"):
 def packed_error(got, initial, pages, slots, wanted, dtype: str, keys: bool, family: str, slack: float = 2e-6) -> str:
     """What is wrong with packed pages `got` where tokens with values f64 [M, Hk, D] were written over `initial` at pages,
     slots [M]; '' when nothing is. slack: error of the values before they are rounded, as a part of the token's peak."""
-
     (stored, scale), before = (unpack_pages(array, dtype, keys, family) for array in (got, initial))
     others = np.ones((len(stored), BLOCK), bool)
     others[pages, slots] = False

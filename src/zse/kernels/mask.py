@@ -42,7 +42,6 @@ def mask_logits(recorder, logits, mask, line_of_row) -> None:
 
 
 def _reference(logits, mask, line_of_row):
-
     out = logits.copy()
     vocab = logits.shape[1]
     allowed = np.unpackbits(mask.view(np.uint8), axis=1, bitorder="little")[:, :vocab].astype(bool)
@@ -53,7 +52,6 @@ def _reference(logits, mask, line_of_row):
 
 
 def _cases(rng, family="cpu"):
-
     for rows, vocab, lines, density in ((1, 5, 1, 0.5), (3, 160, 2, 0.02), (4, 8193, 4, 0.5), (2, 20011, 1, 0.999)):
         logits = rng.standard_normal((rows, vocab)).astype(np.float32)
         words = (vocab + 31) // 32

@@ -52,7 +52,6 @@ class HostActivation(Record):
     @classmethod
     def quantize(cls, x: "numpy.ndarray", kind: str = "int8") -> "HostActivation":
         """f32 [M, K] as the kernels quantize it: scale = absmax / 127 per 32 values, nearest even. kind: "int8", "int16"."""
-
         groups = x.reshape(x.shape[0], -1, 32).astype(np.float32)
         scale = np.abs(groups).max(axis=2) / np.float32(127)
         steps = groups / np.where(scale == 0, np.float32(1), scale)[:, :, None]
@@ -82,14 +81,12 @@ class HostFp8Activation(Record):
     @classmethod
     def quantize(cls, x: "numpy.ndarray") -> "HostFp8Activation":
         """f32 [M, K] as the kernels quantize it: scale = absmax / 448 of a row, nearest even."""
-
         peak = np.abs(x).max(axis=1).astype(np.float32)
         factor = np.divide(np.float32(448), peak, out=np.zeros_like(peak), where=peak > 1e-30)
         return cls(x.shape, pack.f32_to_e4m3(x.astype(np.float32) * factor[:, None]), peak / np.float32(448))
 
     def dequantize(self) -> "numpy.ndarray":
         """float64 [M, K]."""
-
         return pack.e4m3_to_f32(self.q).astype("float64") * self.scale.astype("float64")[:, None]
 
 
@@ -101,7 +98,6 @@ class HostArray(Record):
 
     def wide(self) -> "numpy.ndarray":
         """The values, f32."""
-
         return pack.bf16_to_f32(self.array) if self.dtype == "bf16" else pack.e4m3_to_f32(self.array)
 
 

@@ -63,7 +63,6 @@ def _reference(count, index, value, table):
 
 
 def _cases(rng, family="cpu"):
-
     for rows, pages, most, count in ((3, 7, 9, 0), (4, 64, 300, 200), (2, 40, 20, 20)):
         table = rng.integers(0, 1 << 20, (rows, pages)).astype(np.int32)
         index = rng.permutation(max(rows * pages, most))[:most].astype(np.int32) % (rows * pages)

@@ -89,7 +89,6 @@ def lists_of_history(params):
 
 def history_of_lists(rng, params):
     """The reverse: a CPU case's parameters with its lists of seen tokens as a history that they could come from."""
-
     rows = len(params["temperature"])
     said, prompts = [], []
     for r in range(rows):

@@ -10,19 +10,8 @@ from zse.errors import CompileError
 from zse.runtime import native, probe
 
 # -ffp-contract=off: an ISA level computes what the kernel says, a fused multiply-add only where it is written.
-KERNEL_FLAGS = (
-    "-std=gnu11",
-    "-O2",
-    "-fPIC",
-    "-ffp-contract=off",
-    "-fno-math-errno",
-    "-Wall",
-    "-Wno-psabi",
-    "-Wno-unused-variable",
-    "-Wno-unused-function",
-    "-Wno-unused-but-set-variable",
-    "-Wno-unknown-warning-option",
-)
+KERNEL_FLAGS = """-std=gnu11 -O2 -fPIC -ffp-contract=off -fno-math-errno -Wall -Wno-psabi -Wno-unused-variable -Wno-unused-function
+    -Wno-unused-but-set-variable -Wno-unknown-warning-option""".split()
 
 
 def find_compiler() -> tuple[str, str]:

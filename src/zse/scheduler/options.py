@@ -73,19 +73,11 @@ def parse_weights(text: str) -> dict[str, float]:
 
 
 class SchedulingPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How a Scheduler chooses; EngineConfig has these fields for users. Each can be switched off.
+    """How a Scheduler chooses, as EngineConfig and docs/cli.md have it. Each can be switched off.
 
     Args:
-        batching: "continuous", or "static": nobody is admitted while a batch runs.
-        chunked_prefill: prompts share steps with running replies; without it replies wait until prompts are computed.
-        fair_share: tenants get the engine in proportion to their weights.
-        tenant_weights: by tenant, 1 for others.
         ageing_s: a request of one level of priority more goes ahead of those submitted up to so much earlier.
-        max_waiting_tokens: prompt tokens that may queue.
-        reserve_output: room for an expected reply is kept free at admission.
-        mixed_ratio: a step that also computes prompts may take so many times a decode step; 0: a fixed number of tokens.
-        preemption: "recompute", "swap" to host slots as far as there are any, or "auto": whichever is quicker by
-            measured times, where a page takes page_transfer_s each way.
+        page_transfer_s: what a page takes to host memory, or back.
     """
 
     batching: str = "continuous"

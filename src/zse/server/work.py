@@ -10,6 +10,8 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
+
 from zse.engine.channel import Channel
 from zse.engine.client import shutting_down_error
 from zse.engine.messages import Tokens
@@ -187,22 +189,16 @@ MAX_TENANTS = 256
 OTHERS = "(others)"  # no key file can name a tenant so
 
 
-class Usage:
+class Usage(msgspec.Struct):
     """Of one tenant. refused: by the full queue (503); limited: by its quota (429). computed_tokens: what was charged."""
 
-    __slots__ = (
-        "cached_tokens",
-        "completion_tokens",
-        "computed_tokens",
-        "limited",
-        "prompt_tokens",
-        "refused",
-        "requests",
-    )
-
-    def __init__(self) -> None:
-        self.requests = self.refused = self.limited = self.computed_tokens = 0
-        self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
+    requests: int = 0
+    refused: int = 0
+    limited: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    computed_tokens: int = 0
 
 
 class Tenants(dict[str, Usage]):
