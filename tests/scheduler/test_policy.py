@@ -84,6 +84,24 @@ def test_a_preempted_request_is_not_timed_out():
     assert scheduler.expire(5.0) == [] and order(scheduler) == [1]
 
 
+def test_who_has_not_begun_within_its_patience_is_refused_and_who_shares_a_running_prompt_is_not():
+    scheduler = make(max_rows=2, num_pages=64, max_context=600, prefix_cache=PrefixCache(64, "lru"))
+    long = [id % 40 for id in range(200)]
+    submit(scheduler, 2, max_tokens=400, max_wait_s=1.0)
+    step(scheduler)
+    scheduler.submit(1, long, greedy(400), seed=0, options=RequestOptions(max_wait_s=1.0))
+    step(scheduler)
+    submit(scheduler, 3, max_wait_s=1.0, now=0.5)
+    submit(scheduler, 4, max_wait_s=9.0, now=0.5)
+    submit(scheduler, 5, now=0.5)
+    scheduler.submit(6, long, greedy(2), seed=0, now=0.5, options=RequestOptions(max_wait_s=1.0))
+    assert scheduler.requests[1].leads and scheduler.expire(1.4) == []
+    (tired,) = scheduler.expire(1.7)
+    assert (tired.id, tired.finish, tired.error.status, tired.error.code) == (3, "timeout", 503, "overloaded")
+    assert scheduler.check_integrity() == [] and set(scheduler.requests) == {1, 2, 4, 5, 6}
+    assert scheduler.counters.timed_out == 1
+
+
 def test_tenants_take_turns_whatever_one_of_them_asks():
     scheduler = make(max_rows=1)
     for id in range(10):

@@ -221,6 +221,28 @@ def test_low_priority_goes_on(scheduled):
     assert percentile(low, 0.5) > 1.2 * percentile(high, 0.5)
 
 
+def test_what_does_not_begin_in_time_is_refused_after_all(scheduled):
+    """Nobody is left without an answer. Of a request for several answers the first one counts."""
+    server = scheduled("--rows 1 --step-ms 5")
+    server.app.admission.bounds.max_wait_s = 0.3
+    start, replies = time.monotonic(), {}
+
+    async def ask(name: str, delay: float, **fields) -> None:
+        await asyncio.sleep(delay)
+        body = {"max_tokens": 100, "ignore_eos": True} | fields
+        replies[name] = await asyncio.to_thread(server.complete, "x" * 24, **body), time.monotonic() - start
+
+    run(ask("first", 0), ask("late", 0.1), ask("stream", 0.1, stream=True))
+    assert replies["first"][0].status == 200
+    for name in ("late", "stream"):
+        reply, seconds = replies[name]
+        assert (reply.status, reply.error["code"]) == (503, "overloaded") and seconds < 2
+        assert reply.headers["retry-after"] == "1"
+    run(ask("four", 0, n=4))  # three of them wait for longer than 0.3 s
+    assert len(replies["four"][0].json["choices"]) == 4
+    server.assert_quiet()
+
+
 def test_a_deadline_that_passes_in_the_queue_is_a_504(scheduled):
     server = scheduled("--rows 1 --step-ms 5")
     clients = Clients(server.port)

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from zse.engine.config import QUEUE_TOKENS, EngineConfig, settle
-from zse.server.admission import LEAST_TOKENS, MOST_TOKENS, QueueBounds
+from zse.server.admission import LEAST_CHOICES, LEAST_TOKENS, MOST_TOKENS, QueueBounds
 from zse.server.requests.completions import read_chat, read_completions
 
 
@@ -13,7 +13,7 @@ def drain(bounds: QueueBounds, tokens_per_s: int, seconds: float, start: float, 
     """Prompts of 100 tokens that begin one after the other."""
     count = int(tokens_per_s * seconds / 100)
     for index in range(count + 1):
-        bounds.drained(100, left, start + index * 100 / tokens_per_s)
+        bounds.drained(100, 1, left, start + index * 100 / tokens_per_s)
     return start + count * 100 / tokens_per_s
 
 
@@ -35,7 +35,7 @@ def test_nothing_is_refused_while_a_model_loads_and_then_the_device_counts():
 
 @pytest.mark.parametrize(
     "rate, timeout, expected",
-    [(100, 60, LEAST_TOKENS), (20_000, 60, 1_200_000), (20_000, 30, 600_000), (10**6, 60, MOST_TOKENS)],
+    [(100, 60, LEAST_TOKENS), (1000, 60, 60_000), (20_000, 60, 1_200_000), (20_000, 30, 600_000), (10**6, 60, MOST_TOKENS)],
 )
 def test_they_follow_the_rate_at_which_prompts_begin(rate, timeout, expected):
     bounds = QueueBounds(None, None, timeout)
@@ -44,13 +44,25 @@ def test_they_follow_the_rate_at_which_prompts_begin(rate, timeout, expected):
     assert bounds.max_tokens == pytest.approx(expected, rel=0.02)
 
 
+def test_many_short_prompts_wait_for_rows_not_for_tokens():
+    """3.4 answers a second to prompts of 60 tokens: what is begun in 30 s may wait. By tokens alone 256 did, for 78 s."""
+    bounds = QueueBounds(None, None, 30.0)
+    bounds.set_engine(8, QUEUE_TOKENS["cpu"])
+    for index in range(20):
+        bounds.drained(60, 1, 6000, 1 + index / 3.4)
+    assert bounds.max_choices - 8 == pytest.approx(102, abs=15)
+    for index in range(8):
+        bounds.drained(60, 1, 6000, 100 + 10 * index)
+    assert bounds.max_choices - 8 == LEAST_CHOICES  # a request may ask for sixteen
+
+
 def test_time_without_a_queue_says_nothing_of_the_rate():
     bounds = QueueBounds(None, None)
     bounds.set_engine(64, QUEUE_TOKENS["cpu"])
     for hour in range(1, 20):
         end = drain(bounds, 20_000, 1, 3600 * hour)  # too short to be believed alone
-        bounds.drained(100, 0, end + 0.01)  # the last one: the queue is empty
-    assert bounds.max_tokens == LEAST_TOKENS
+        bounds.drained(100, 1, 0, end + 0.01)  # the last one: the queue is empty
+    assert bounds.max_tokens == QUEUE_TOKENS["cpu"]
     drain(bounds, 20_000, 3, 10**6)
     assert bounds.max_tokens == pytest.approx(1_200_000, rel=0.02)
 

@@ -92,18 +92,24 @@ ARGUMENTS = (
     arg(
         "--max-queue",
         type=Amount(int, 0, 65536),
-        help="requests that may wait; more are answered 503 (default: one for each 1,024 waiting prompt tokens)",
+        help="requests that may wait; more are answered 503 (default: what is begun within --queue-timeout, from 16 to 4,096)",
     ),
     arg(
         "--max-queue-tokens",
         type=Amount(int, 1, shown="TOKENS"),
-        help="prompt tokens that may wait (default: what is begun within --queue-timeout, from 262,144 to 4,194,304)",
+        help="prompt tokens that may wait (default: what is begun within --queue-timeout, from 16,384 to 4,194,304)",
     ),
     arg(
         "--queue-timeout",
         type=Amount(float, 0.1, 86400.0, shown="SECONDS"),
-        default=60.0,
-        help="how long a request may be expected to wait, by the rate at which prompts begin",
+        default=30.0,
+        help="how long a request may be expected to wait, by the rate at which requests begin",
+    ),
+    arg(
+        "--max-wait",
+        type=Amount(float, 0.1, 86400.0, shown="SECONDS"),
+        default=600.0,
+        help="a request that has not begun after so long is answered 503 after all",
     ),
     arg(
         "--max-body-bytes",
@@ -200,6 +206,7 @@ def run(args) -> int:
             max_queue=args.max_queue,
             max_queue_tokens=args.max_queue_tokens,
             queue_timeout_s=args.queue_timeout,
+            max_wait_s=args.max_wait,
             drain_s=args.drain_timeout,
             keys=keys,
             key_file=args.api_key_file,

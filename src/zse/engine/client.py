@@ -11,6 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
+
 from zse.engine.channel import Channel, Owed
 from zse.engine.messages import (
     Ask,
@@ -300,6 +302,8 @@ class EngineClient:
             raise channel.failure
         if self.state != READY or self._link is None:
             raise self._unavailable()
+        if key and options.max_wait_s is not None:  # of several sequences the first says whether they begin in time
+            options = msgspec.structs.replace(options, max_wait_s=None)
         request_id = channel.ids[key] = self._next_id
         self._next_id += 1
         self.requests[request_id] = Owed(channel, key, len(prompt))

@@ -22,7 +22,7 @@ from zse.engine.metrics import JOB_COUNTERS
 from zse.engine.step import ENCODER_ROWS, JOB_ROWS
 from zse.errors import RequestError
 from zse.lazy import numpy as np
-from zse.scheduler.batch import numerical_error, timeout_error
+from zse.scheduler.batch import numerical_error, timeout_error, tired_error
 from zse.scheduler.feature import Feature
 from zse.scheduler.options import DEFAULT, RequestOptions
 from zse.scheduler.queue import Tenant
@@ -211,9 +211,12 @@ class JobQueue(Feature):
     # -- inside a chunk
 
     def _drop_late(self, now: float) -> None:
-        for job in [job for job in self._waiting if job.options.deadline_ms is not None]:
-            if now - job.submitted_at > (job.options.deadline_ms or 0.0) / 1000:
+        for job in list(self._waiting):
+            options, waited_s = job.options, now - job.submitted_at
+            if options.deadline_ms is not None and waited_s > options.deadline_ms / 1000:
                 self._fail(job, timeout_error())
+            elif options.max_wait_s is not None and waited_s > options.max_wait_s:
+                self._fail(job, tired_error())
 
     def _admit(self) -> None:
         """Pages and a row for the jobs at the head of the queue, as far as both are there."""

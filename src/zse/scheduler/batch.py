@@ -94,6 +94,15 @@ def timeout_error() -> RequestError:
     )
 
 
+def tired_error() -> RequestError:
+    return RequestError(
+        "the request did not begin within the time that requests may wait here; try again later",
+        status=503,
+        type="server_error",
+        code="overloaded",
+    )
+
+
 class BatchBuilder:
     """Makes batches.
 

@@ -20,7 +20,8 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     tenant: who pays: shares are counted, and cached prefixes kept apart, by it. weight: of the tenant's share, None: what the
     engine was started with (EngineConfig.tenant_weights, else 1). priority: higher goes first. deadline_ms: from submission to
     the last token, None: none. cache_salt: keeps cached prefixes apart further. speculation: whether drafts may be verified
-    for it (its tokens are the same). structure: the form of the answer, None: any."""
+    for it (its tokens are the same). structure: the form of the answer, None: any. max_wait_s: how long it may wait before it
+    begins, None: any time."""
 
     tenant: str = ""
     weight: Annotated[float | None, Field(Number(0, MAX_WEIGHT, above_low=True), routes=())] = None
@@ -49,6 +50,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         bool, Field(Boolean(), "false verifies no drafts for this request; its answer is the same.")
     ] = True
     structure: Structure | None = None
+    max_wait_s: float | None = None
 
 
 DEFAULT = RequestOptions()

@@ -24,7 +24,7 @@ from zse.cache.pages import HostPool, PageAllocator
 from zse.cache.prefix import PrefixCache
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
-from zse.scheduler.batch import Batch, BatchBuilder, Entry, StepOutput, numerical_error, timeout_error
+from zse.scheduler.batch import Batch, BatchBuilder, Entry, StepOutput, numerical_error, timeout_error, tired_error
 from zse.scheduler.budget import STEP_TARGET_S, StepBudget
 from zse.scheduler.counters import NAMES, StepTotals
 from zse.scheduler.fairness import EVERYBODY, JobShare, Pace
@@ -33,6 +33,7 @@ from zse.scheduler.options import DEFAULT, PATIENCE_S, RequestOptions, Schedulin
 from zse.scheduler.request import FINISHED, RUNNING, Request, TokenLimits
 
 MAX_IN_FLIGHT = 2
+PATIENCE_LOOK_S = 0.25  # between looks at who has waited for too long: a thousand requests take 0.1 ms
 MEAN_STEP = 1 / 32  # weight of the newest reply in the running mean
 
 
@@ -94,6 +95,7 @@ class Scheduler:
         self.builder = BatchBuilder(life, budget, policy.chunked_prefill, max_drafts)
         self.totals, self.num_arrivals = StepTotals(), 0
         self._deadlines: list[tuple[float, int]] = []  # a heap of (deadline_at, id), of those that ended too
+        self._patience_seen_at = 0.0  # when max_wait_s was last looked at
         self._in_flight: list[Batch] = []  # oldest first
 
     # -- requests
@@ -214,17 +216,35 @@ class Scheduler:
         return request is not None
 
     def expire(self, now: float) -> list[StepOutput]:
-        """End the requests whose deadline has passed before they ever ran."""
+        """End the requests whose deadline or patience has passed before they ever ran."""
         self.life.now = now = max(self.life.now, now)
         late: list[StepOutput] = []
+        if self.queue.num_waiting and now - self._patience_seen_at >= PATIENCE_LOOK_S:
+            self._patience_seen_at = now
+            late += [self._expire(request, tired_error()) for request in self._tired(now)]
         while self._deadlines and self._deadlines[0][0] < now:
             deadline_at, id = heappop(self._deadlines)
             request = self.requests.get(id)
             if request is not None and request.deadline_at == deadline_at and not request.residency:
-                self.counters.timed_out += 1
-                self.life.end(request)
-                late.append(StepOutput(id, [], None, "timeout", error=timeout_error()))
+                late.append(self._expire(request, timeout_error()))
         return late
+
+    def _tired(self, now: float) -> list[Request]:
+        """Requests that have waited for longer than their max_wait_s and never ran. Who waits for the prompt of a running one
+        will begin with it."""
+        return [
+            request
+            for request in self.queue
+            if not request.residency
+            and (most := request.options.max_wait_s) is not None
+            and now - request.submitted_at > most
+            and not self.life.prompts.must_wait(request)
+        ]
+
+    def _expire(self, request: Request, error: RequestError) -> StepOutput:
+        self.counters.timed_out += 1
+        self.life.end(request)
+        return StepOutput(request.id, [], None, "timeout", error=error)
 
     def hold(self, id: int) -> None:
         """The request, which is stepwise, does not run until resume()."""

@@ -20,8 +20,10 @@ from zse.server.keys import Quota
 # Of the queue: kept for tenants by their weights, even while others ask for more. The rest is first come, first served:
 # a tenant that is alone may use all but what is kept for the others, one that floods cannot keep them out.
 KEPT_SHARE = 0.5
-LEAST_TOKENS, MOST_TOKENS = 1 << 18, 1 << 22  # of a queue whose bounds follow the engine
-TOKENS_PER_CHOICE = 1 << 10  # of such a queue: it holds an answer for so many of its tokens
+# Of a queue whose bounds follow the engine: tokens, and answers, of which a request may ask for 16 at once.
+LEAST_TOKENS, MOST_TOKENS = 1 << 14, 1 << 22
+LEAST_CHOICES, MOST_CHOICES = 16, 1 << 12
+TOKENS_PER_CHOICE = 1 << 10  # until a rate is known: it holds an answer for so many of its tokens
 DRAIN_S = 2.0  # over which the rate is taken
 
 
@@ -77,41 +79,53 @@ class TenantLoad:
 
 
 class QueueBounds:
-    """How much may wait: what was set, or what the engine is expected to begin within timeout_s, by the rate at which prompts
-    left a queue that stood.
+    """How much may wait: what was set, or what the engine is expected to begin within timeout_s, by the rates at which answers
+    and the tokens of their prompts left a queue that stood. Both are needed: many short prompts wait for rows, few long ones
+    for their tokens.
 
     Args:
-        max_queue: answers that wait; None: by the tokens.
+        max_queue: answers that wait; None: by the rate, from LEAST_CHOICES to MOST_CHOICES.
         max_tokens: prompt tokens that wait; None: by the rate, from LEAST_TOKENS to MOST_TOKENS.
-        timeout_s: how long a request may be expected to wait."""
+        timeout_s: how long a request may be expected to wait.
+        max_wait_s: a request that has not begun after so long is refused after all."""
 
-    def __init__(self, max_queue: int | None, max_tokens: int | None, timeout_s: float = 60.0):
+    def __init__(
+        self, max_queue: int | None, max_tokens: int | None, timeout_s: float = 60.0, max_wait_s: float | None = None
+    ):
         self._max_queue, self._max_tokens, self._timeout_s = max_queue, max_tokens, timeout_s
-        self._since, self._drained = 0.0, 0
+        self.max_wait_s = max_wait_s
+        self._since, self._drained_tokens, self._drained_choices = 0.0, 0, 0
         self.set_engine(64, MOST_TOKENS)  # until the engine is known: nothing is refused while it loads
 
     def set_engine(self, num_rows: int, queue_tokens: int) -> None:
         """What an engine that is ready says of itself: answers that it runs, tokens that may wait until a rate is known."""
         self.num_rows = num_rows
-        self._set(queue_tokens)
+        tokens = queue_tokens if self._max_tokens is None else self._max_tokens
+        self._set(tokens, tokens // TOKENS_PER_CHOICE)
+        self.most_choices = max(self.max_choices, num_rows + MOST_CHOICES if self._max_queue is None else 0)
 
-    def _set(self, tokens: int) -> None:
+    def _set(self, tokens: int, queued: int) -> None:
         self.max_tokens = tokens if self._max_tokens is None else self._max_tokens
-        queued = self.max_tokens // TOKENS_PER_CHOICE if self._max_queue is None else self._max_queue
-        self.max_choices = self.num_rows + queued  # those that run, too
+        # Those that run, too.
+        self.max_choices = self.num_rows + (queued if self._max_queue is None else self._max_queue)
 
-    def drained(self, tokens: int, left: int, now: float) -> None:
-        """A prompt of so many tokens got its first token, others of `left` tokens wait still."""
+    def drained(self, tokens: int, choices: int, left: int, now: float) -> None:
+        """A prompt of so many tokens, of a request for so many answers, got its first token; others of `left` tokens wait
+        still."""
         if left <= 0:
             self._since = 0.0  # the engine had nothing more to do: how fast it is shows while a queue stands
         elif not self._since:
-            self._since, self._drained = now, 0
+            self._since, self._drained_tokens, self._drained_choices = now, 0, 0
         else:
-            self._drained += tokens
+            self._drained_tokens += tokens
+            self._drained_choices += choices
             if now - self._since >= DRAIN_S:
-                expected = int(self._timeout_s * self._drained / (now - self._since))
-                self._set(min(max(expected, LEAST_TOKENS), MOST_TOKENS))
-                self._since, self._drained = now, 0
+                periods = self._timeout_s / (now - self._since)
+                self._set(
+                    min(max(int(periods * self._drained_tokens), LEAST_TOKENS), MOST_TOKENS),
+                    min(max(int(periods * self._drained_choices), LEAST_CHOICES), MOST_CHOICES),
+                )
+                self._since, self._drained_tokens, self._drained_choices = now, 0, 0
 
 
 class AdmissionControl:
@@ -119,8 +133,8 @@ class AdmissionControl:
 
     Args:
         bounds: of answers that run or wait (a request with n = 4 counts four times) and of the prompt tokens of requests without
-            a first token. A request that is its tenant's only one needs no room for its tokens, only that the bound is not
-            reached yet: it may be longer than the bound.
+            a first token. A request that is its tenant's only one needs no room for its tokens and answers, only that the bound
+            is not reached yet: it may be larger than the bound.
         weights: of the tenants that share the queue.
         quotas: of the tenants that have one.
         clock: monotonic seconds.
@@ -170,7 +184,7 @@ class AdmissionControl:
         """Raises APIError overloaded."""
         kept_choices, kept_tokens = self._kept_from(name) if len(self.weights) > 1 else (0, 0)
         max_choices, max_tokens = self.bounds.max_choices - kept_choices, self.bounds.max_tokens
-        if self.choices + choices > max_choices:
+        if self.choices + choices > max_choices and (self.tenants[name].choices or self.choices >= max_choices):
             raise self._full(f"{max_choices} requests")
         room = max_tokens - kept_tokens - self.queued_tokens
         if tokens > room and (self.tenants[name].queued or self.queued_tokens >= max_tokens):

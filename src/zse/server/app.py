@@ -186,4 +186,5 @@ class App:
             tenant=request.tenant,
             weight=self._weights.get(request.tenant),
             cache_salt=self.salts.salt(request.tenant, options.cache_salt),
+            max_wait_s=self.admission.bounds.max_wait_s,
         )

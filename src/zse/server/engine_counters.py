@@ -9,7 +9,7 @@ COUNTERS: dict[str, tuple[str, str]] = {
     "finished": (TOTAL, "Requests that got their last token."),
     "cancelled": (TOTAL, "Requests whose client left or whose stop string came."),
     "failed": (TOTAL, "Requests whose logits were not finite."),
-    "timed_out": (TOTAL, "Requests whose deadline passed before they began."),
+    "timed_out": (TOTAL, "Requests that did not begin before their deadline, or within --max-wait."),
     "deadlines_met": (TOTAL, "Requests that ended before their deadline."),
     "deadlines_missed": (TOTAL, "Requests that ended after it."),
     "ignored_cancels": (TOTAL, "Cancellations of requests that were gone."),

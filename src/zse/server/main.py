@@ -42,6 +42,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
         max_loaded: models that may be loaded at once; None: what memory holds.
         max_queue: answers that may wait; None: by what the engine does.
         max_queue_tokens: prompt tokens that may wait; None: by what the engine begins within queue_timeout_s.
+        max_wait_s: a request that has not begun after so long is refused after all.
         drain_s: time that running requests have after the first signal.
         key_file: where `keys` came from; it is read again when it has changed, and on SIGHUP.
         tenant_weights: of tenants whose key has none.
@@ -61,7 +62,8 @@ class ServeOptions(msgspec.Struct, frozen=True):
     max_loaded: int | None = None
     max_queue: int | None = None
     max_queue_tokens: int | None = None
-    queue_timeout_s: float = 60.0
+    queue_timeout_s: float = 30.0
+    max_wait_s: float = 600.0
     drain_s: float = 30.0
     keys: tuple[Key, ...] = ()
     key_file: str | None = None
@@ -149,7 +151,7 @@ class _Serving:
         self._app = App(
             self._pool,
             admission=AdmissionControl(
-                QueueBounds(options.max_queue, options.max_queue_tokens, options.queue_timeout_s),
+                QueueBounds(options.max_queue, options.max_queue_tokens, options.queue_timeout_s, options.max_wait_s),
                 shares,
                 quotas(options.keys),
             ),

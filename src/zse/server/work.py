@@ -77,11 +77,11 @@ class RequestRun(AbstractContextManager):
         control, tenant = self._control, self._tenant
         if prompt_tokens is None:
             prompt_tokens = len(self.request.body) // BYTES_PER_TOKEN
-        if choices > control.bounds.max_choices:
+        if choices > control.bounds.most_choices:
             raise APIError(
                 "invalid_value",
                 f"The request asks for {choices} answers (n or best_of, times prompts); this server's queue holds "
-                f"{control.bounds.max_choices}.",
+                f"{control.bounds.most_choices}.",
             )
         control.check_room(self.request.tenant, choices, prompt_tokens)
         if tenant.max_choices and tenant.choices + choices > tenant.max_choices:
@@ -109,7 +109,7 @@ class RequestRun(AbstractContextManager):
         if queued := self.queued:  # the prompt waits no more
             self.hold(self.choices, 0)
             control = self._control
-            control.bounds.drained(queued, control.queued_tokens, control.clock())
+            control.bounds.drained(queued, self.choices, control.queued_tokens, control.clock())
         count, statistics = len(event.tokens), self.served.statistics
         if not count:
             return
