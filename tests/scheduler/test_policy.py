@@ -8,6 +8,7 @@ from zse.cache.pages import HostPool
 from zse.cache.prefix import PrefixCache
 from zse.errors import RequestError
 from zse.scheduler.options import PATIENCE_S, RequestOptions, SchedulingPolicy
+from zse.scheduler.queue import MAX_REMEMBERED
 
 
 def submit(scheduler, id, prompt_len=4, max_tokens=2, now=0.0, **options):
@@ -100,6 +101,20 @@ def test_who_has_not_begun_within_its_patience_is_refused_and_who_shares_a_runni
     assert (tired.id, tired.finish, tired.error.status, tired.error.code) == (3, "timeout", 503, "overloaded")
     assert scheduler.check_integrity() == [] and set(scheduler.requests) == {1, 2, 4, 5, 6}
     assert scheduler.counters.timed_out == 1
+
+
+def test_of_many_tenants_that_left_the_last_ones_are_remembered():
+    scheduler = make(max_rows=2)
+    visitors = scheduler.queue.visitors
+    submit(scheduler, 1, tenant="stays", max_tokens=150)
+    for id in range(2, 1000):
+        submit(scheduler, id, tenant=f"t{id}", max_tokens=1, now=id / 1000)
+        while len(scheduler.requests) > 1:
+            step(scheduler)
+        if "stays" not in scheduler.queue.tenants:
+            submit(scheduler, 1, tenant="stays", max_tokens=150, now=id / 1000)
+        assert len(visitors) <= MAX_REMEMBERED and {"stays", f"t{id}"} <= visitors.keys()
+    assert len(visitors) > MAX_REMEMBERED // 2 and "t2" not in visitors
 
 
 def test_tenants_take_turns_whatever_one_of_them_asks():
