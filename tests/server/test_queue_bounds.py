@@ -35,7 +35,13 @@ def test_nothing_is_refused_while_a_model_loads_and_then_the_device_counts():
 
 @pytest.mark.parametrize(
     "rate, timeout, expected",
-    [(100, 60, LEAST_TOKENS), (1000, 60, 60_000), (20_000, 60, 1_200_000), (20_000, 30, 600_000), (10**6, 60, MOST_TOKENS)],
+    [
+        (100, 60, LEAST_TOKENS),
+        (1000, 60, 60_000),
+        (20_000, 60, 1_200_000),
+        (20_000, 30, 600_000),
+        (10**6, 60, MOST_TOKENS),
+    ],
 )
 def test_they_follow_the_rate_at_which_prompts_begin(rate, timeout, expected):
     bounds = QueueBounds(None, None, timeout)
