@@ -3,11 +3,13 @@
 import argparse
 import math
 import os
+from functools import partial
 
 from zse.bench import perplexity
 from zse.cli.options import text_of
 from zse.cli.parser import Amount, arg
 from zse.cli.terminal import ProgressBar, notice, size
+from zse.engine.calibrate import CHUNK, DEFAULT_TOKENS, Calibration
 from zse.errors import ConfigError, UnsupportedError
 from zse.formats import store
 from zse.formats.convert import convert
@@ -22,8 +24,9 @@ EPILOG = """examples:
                                                       except for what they left in 16 bits
   zse convert ./Qwen2.5-7B-Instruct qwen.zse --quant int4 --group-size 128          for a GPU
   zse convert ./Qwen3-0.6B qwen3.zse --quant int4 --max-perplexity-change 2%         no file where it costs more
+  zse convert ./Qwen3-0.6B qwen3.zse --quant int4 --group-size 128 --calibrate prose.txt
 
-An interrupted conversion goes on with the same command; OUT appears only when it is complete."""
+An interrupted conversion goes on with the same command, but for --calibrate; OUT appears only when it is complete."""
 
 
 def _share(text: str) -> float:
@@ -60,6 +63,18 @@ ARGUMENTS = (
     ),
     arg("--threads", type=Amount(int, 1, 1024), help="(default: all processors)"),
     arg("--no-clip-search", action="store_true", help="quantize faster and less well: no search for the best clipping"),
+    arg(
+        "--calibrate",
+        metavar="FILE",
+        help="quantize by what the model's inputs are on this text (GPTQ), which costs minutes; plain text like that "
+        "which the model will see, some 100 KB of it",
+    ),
+    arg(
+        "--calibrate-tokens",
+        type=Amount(int, CHUNK, 1 << 20),
+        default=DEFAULT_TOKENS,
+        help="how much of the text is used (default: %(default)s)",
+    ),
     arg("--no-perplexity", action="store_true", help="do not measure what quantizing costs"),
     arg(
         "--max-perplexity-change",
@@ -90,6 +105,12 @@ def run(args) -> int:
     gate = args.max_perplexity_change
     if gate is not None and args.no_perplexity:
         raise ConfigError("--max-perplexity-change measures the perplexity; leave --no-perplexity out")
+    calibrate = None
+    if args.calibrate is not None:
+        if not (args.quant or args.head or "").startswith("int"):
+            raise ConfigError("--calibrate goes with --quant int4, int5, int6 or int8")
+        text = text_of(args.calibrate)
+        calibrate = partial(Calibration, text=text, tokens=args.calibrate_tokens, threads=args.threads)
     evaluate = _evaluator(source, args) if gate is not None or args.quant and not args.no_perplexity else None
     with ProgressBar("convert") as bar:
         progress = None if args.quiet else lambda done, total, name: bar("writing", done, total)
@@ -106,6 +127,7 @@ def run(args) -> int:
             progress=progress,
             evaluate=evaluate,
             max_change=gate,
+            calibrate=calibrate,
         )
     if not args.quiet:
         _print(report)
@@ -158,6 +180,9 @@ def _print(report) -> None:
         f"  {report.num_tensors} tensors: "
         + ", ".join(f"{name} {size(nbytes)}" for name, nbytes in report.schemes.items())
     )
+    if report.calibration is not None:
+        used = report.calibration
+        print(f"  {len(used.names)} of them calibrated on {used.num_tokens} tokens, in {used.seconds:.0f} s")
     if report.resumed_bytes:
         print(f"  {size(report.resumed_bytes)} of it by an earlier run that was interrupted")
     if report.perplexity_after is not None:

@@ -8,10 +8,11 @@ import zlib
 from collections import deque, namedtuple
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from typing import Any
 
 import zse
-from zse.errors import FormatError, ZSEError
+from zse.errors import ConfigError, FormatError, ZSEError
 from zse.formats.arrays import ScalarArray, StringArray
 from zse.formats.column_order import order_of
 from zse.formats.gguf_blocks import dequantize
@@ -23,6 +24,7 @@ from zse.formats.sentence import stays_plain
 from zse.formats.source import DENSE_TYPES, INTERLEAVED_ROPE, ModelSource, TensorInfo, rope_row_order
 from zse.formats.zse import OFFSET_ALIGN, ORDERED, PLANE_TYPES, TOKENIZER_IMAGE
 from zse.formats.zse_writer import PlannedTensor, ZseWriter, place_blobs, to_json
+from zse.quant.affine import AffineScheme
 from zse.quant.policy import Policy
 from zse.quant.scheme import LAYOUT, ROWS, TILE_ROWS, Scheme, parse_scheme, rows_per_line
 
@@ -42,11 +44,12 @@ _STEPS = """attn_norm input_layernorm attn_q q_proj attn_k k_proj attn_v v_proj 
 
 class ConvertReport(
     namedtuple(
-        "ConvertReport", "path source_bytes nbytes num_tensors schemes resumed_bytes perplexity_before perplexity_after"
+        "ConvertReport",
+        "path source_bytes nbytes num_tensors schemes resumed_bytes perplexity_before perplexity_after calibration",
     )
 ):
     """What a conversion did. source_bytes, nbytes: file sizes; schemes: scheme -> bytes; resumed_bytes: weights that an
-    earlier, interrupted run had written; the perplexities are None unless `evaluate` was given."""
+    earlier, interrupted run had written; the perplexities are None unless `evaluate` was given, and so is what `calibrate` made."""
 
     __slots__ = ()
 
@@ -65,6 +68,7 @@ def convert(
     evaluate: Callable[[str], float] | None = None,
     max_change: float | None = None,
     tokenizer_image: Callable[[ModelSource], bytes | None] | None = None,
+    calibrate: Callable[[ModelSource, set[str]], Any] | None = None,
 ) -> ConvertReport:
     """Writes the model `source` as the `.zse` file `out`.
 
@@ -75,7 +79,9 @@ def convert(
     (default: the processors). progress(done_bytes, total_bytes, tensor) is called after every piece.
     evaluate(path) -> perplexity is called for both files. max_change: ZSEError when that of the result is higher than the
     source's by more than this part of it; then `out` is not made. tokenizer_image(source): the tokenizer's tables to be stored
-    ready-made, or None. An interrupted run is continued by the same call; `out` appears only when it is complete.
+    ready-made, or None. calibrate(source, names) -> zse.engine.calibrate.Calibration: the tensors `names`, matrices that are quantized
+    to integers, are rounded by what it says of their inputs. An interrupted run is continued by the same call, but not one that
+    calibrates: what it knows is lost; `out` appears only when it is complete.
     Raises FormatError, UnsupportedError, ConfigError, and ZSEError when the disk is full.
     """
     out = os.fspath(out)
@@ -88,18 +94,22 @@ def convert(
         raise ZSEError("a group size needs --quant")
     # A checkpoint that is quantized already mostly has left its embedding and head in 16 bits.
     head_policy = Policy(head, group_size) if head is not None and policy is None else None
-    with open_model(source) as model:
+    with open_model(source) as model, ExitStack() as opened:
         jobs = [
             _Job(model, info, _policy_for(model, info, policy, head_policy), layout) for info in _execution_order(model)
         ]
         _set_groups(jobs)
         image = tokenizer_image(model) if tokenizer_image is not None else None
-        small, vocabulary = _describe(model, quant, policy, image)
         before = evaluate(os.fspath(source)) if evaluate else None
         after: float | None = None
-        writer = ZseWriter(out, [job.planned for job in jobs], small, vocabulary, _identity(model, clip_search))
+        calibration = None
+        if calibrate is not None:
+            calibration = opened.enter_context(closing(calibrate(model, _rounded_names(jobs))))
+        small, vocabulary = _describe(model, quant, policy, image, calibration)
+        identity = _identity(model, clip_search) if calibration is None else os.urandom(16)
+        writer = ZseWriter(out, [job.planned for job in jobs], small, vocabulary, identity)
         with writer:
-            _write(writer, jobs, clip_search, threads or os.cpu_count() or 1, progress)
+            _write(writer, jobs, clip_search, threads or os.cpu_count() or 1, progress, calibration)
             model.check_unchanged()
 
             def accept(part: str) -> None:
@@ -118,7 +128,7 @@ def convert(
     for job in jobs:
         schemes[job.planned.type] = schemes.get(job.planned.type, 0) + job.planned.nbytes
     sizes = source_bytes, writer.file_bytes
-    return ConvertReport(out, *sizes, len(jobs), schemes, writer.resumed_bytes, before, after)
+    return ConvertReport(out, *sizes, len(jobs), schemes, writer.resumed_bytes, before, after, calibration)
 
 
 def _policy_for(model: ModelSource, info: TensorInfo, policy: Policy | None, head: Policy | None) -> Policy | None:
@@ -127,15 +137,37 @@ def _policy_for(model: ModelSource, info: TensorInfo, policy: Policy | None, hea
     return head if is_head else policy
 
 
-def _write(writer: ZseWriter, jobs: list["_Job"], clip_search: bool, threads: int, progress: Progress | None) -> None:
-    """Every pending tensor, chunk by chunk on `threads` threads: NumPy computes without the interpreter's lock."""
+def _rounded_names(jobs: list["_Job"]) -> set[str]:
+    """Tensors that become integers of another scheme than they have. Not stacks of experts: each expert has inputs of its own."""
+    found = {
+        job.info.name
+        for job in jobs
+        if isinstance(job.scheme, AffineScheme) and job.scheme != job.info.scheme and "_exps" not in job.info.name
+    }
+    if not found:
+        raise ConfigError(
+            "nothing is quantized to integers here, so there is nothing to calibrate: pass --quant int4, say"
+        )
+    return found
+
+
+def _write(
+    writer: ZseWriter,
+    jobs: list["_Job"],
+    clip_search: bool,
+    threads: int,
+    progress: Progress | None,
+    calibration: Any = None,
+) -> None:
+    """Every pending tensor, chunk by chunk on `threads` threads: NumPy computes without the interpreter's lock. calibration: as of
+    convert(); it goes from layer to layer, each of which is complete before the next one begins."""
     total, done = sum(job.planned.nbytes for job in jobs), writer.resumed_bytes
     lock, running = threading.Lock(), deque[tuple[Future, str]]()
     _keep_freed_memory()
 
     def run(number: int, start: int, stop: int) -> int:
         job, written = jobs[number], 0
-        for plane, offset, data in job.pieces(start, stop, clip_search, threads):
+        for plane, offset, data in job.pieces(start, stop, clip_search, threads, calibration):
             writer.write_piece(number, plane, offset, data)
             written += memoryview(data).nbytes
         with lock:
@@ -158,6 +190,10 @@ def _write(writer: ZseWriter, jobs: list["_Job"], clip_search: bool, threads: in
     with ThreadPoolExecutor(threads) as pool:
         try:
             for number, planned in writer.pending():
+                if calibration is not None and calibration.comes_next(planned.name):
+                    while running:
+                        finish_one()
+                    calibration.enter(planned.name)
                 chunks = jobs[number].chunks()
                 jobs[number].chunks_left = len(chunks)
                 for start, stop in chunks:
@@ -234,7 +270,9 @@ class _Job:
         rows = max(_ROW_UNIT, _CHUNK_ELEMENTS // per_row // _ROW_UNIT * _ROW_UNIT)
         return [(start, min(start + rows, shape[0])) for start in range(0, shape[0], rows)]
 
-    def pieces(self, start: int, stop: int, clip_search: bool, threads: int) -> Iterator[tuple[int, int, bytes]]:
+    def pieces(
+        self, start: int, stop: int, clip_search: bool, threads: int, calibration: Any = None
+    ) -> Iterator[tuple[int, int, bytes]]:
         """(plane number, offset in it, bytes) of rows [start, stop) of the stored tensor."""
         if self.scheme is None:
             yield self._row_piece(start, stop)
@@ -243,11 +281,18 @@ class _Job:
             if self.prepared is None:
                 self.prepared = prepare(self.model, self.info) or False
         info, scheme, layout = self.info, self.scheme, self.planned.layout
-        rows, prepared = self._rows(start, stop), self.prepared or None
+        rows, prepared, options = self._rows(start, stop), self.prepared or None, {}
         try:
-            arrays = planes_of_rows(rows, scheme, layout, search=clip_search, prepared=prepared, threads=threads)
+            inputs = calibration.inputs(info.name) if calibration is not None else None
+            if inputs is not None:
+                options["inputs"] = inputs
+            arrays = planes_of_rows(
+                rows, scheme, layout, search=clip_search, prepared=prepared, threads=threads, **options
+            )
         except ValueError as error:
             raise info.wrong(f"cannot become {scheme}: {error}") from None
+        if options:
+            calibration.rounded(info.name, start, scheme.dequantize(arrays, stop - start, info.shape[1], layout))
         for number, plane in enumerate(scheme.planes(*info.shape, layout)):
             line = start // rows_per_line(plane, layout, info.shape[0])
             yield number, line * (plane.nbytes // plane.shape[0]), arrays[plane.name].tobytes()
@@ -355,7 +400,7 @@ def _identity(model: ModelSource, clip_search: bool) -> bytes:
 
 
 def _describe(
-    model: ModelSource, quant: str | None, policy: Policy | None, image: bytes | None
+    model: ModelSource, quant: str | None, policy: Policy | None, image: bytes | None, calibration: Any = None
 ) -> tuple[dict[str, bytes], list[bytes]]:
     """The sections whose content is known before the weights, and the blobs of the vocabulary."""
     config: dict[str, object] = {"naming": model.naming}
@@ -375,6 +420,8 @@ def _describe(
         "quantization": {"quant": quant, "group_size": policy.group, "head": policy.head} if policy else None,
         "source_provenance": model.provenance or None,
     }
+    if calibration is not None:
+        provenance["calibration"] = calibration.provenance
     if model.kind == "zse" and policy is None:
         provenance = model.provenance
     tokenizer, vocabulary = _describe_tokenizer(model, image)

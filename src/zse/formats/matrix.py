@@ -172,12 +172,13 @@ def planes_of_rows(
     search: bool = True,
     prepared: CheckpointRows | None = None,
     threads: int = 1,
+    **options,
 ) -> dict[str, NDArray]:
     """The planes of the rows in `scheme` and `layout`, whatever the file stores: copied where it has them, packed where it
     has the numbers, rounded or quantized where it has others.
 
     start: a multiple of 16, of 128 for fp8. search: for the best clipping (zse.quant.quantize). prepared: prepare() of
-    the tensor. threads: how many call this at once. ValueError for values that the scheme cannot hold.
+    the tensor. threads: how many call this at once. options: more of the scheme's quantize(). ValueError for values that the scheme cannot hold.
     """
     info, start, stop, order = rows.info, rows.start, rows.stop, rows.order
     if order is not None and (prepared is not None or info.layout == LAYOUT or info.type in FP8_TYPES):
@@ -185,7 +186,7 @@ def planes_of_rows(
         unit = math.lcm(rows.order_span, ROW_UNIT)
         low, high = start // unit * unit, min(-(-stop // unit) * unit, info.shape[0])
         heads = Rows(rows.source, info, low, high)
-        planes = planes_of_rows(heads, scheme, layout, search=search, prepared=prepared, threads=threads)
+        planes = planes_of_rows(heads, scheme, layout, search=search, prepared=prepared, threads=threads, **options)
         places = np.asarray(order[start:stop]) - low
         return scheme.take(planes, places, high - low, info.shape[1], layout, start - low)
     if info.layout == layout and order is None and not info.is_dense and info.scheme == scheme:
@@ -206,4 +207,4 @@ def planes_of_rows(
         return {"w": planes["w"], "scale": np.full(stop - start, planes["scale"][0], np.float32)}
     values = rows.f32() if prepared is None else inputs_of(info, prepared.arrays(start, stop).dequantize())
     pieces = {"at_once": MANY_THREADS_ELEMENTS} if threads > 4 else {}
-    return scheme.quantize(values, layout, search=search, **pieces)
+    return scheme.quantize(values, layout, search=search, **pieces, **options)

@@ -36,12 +36,7 @@ def _fill_part(pool, threads: int, source, part, matrix, weight, head_order) -> 
         stop = min(start + step, rows)
         taken = Rows(source, info, start, stop, order, len(head_order or (0,)))
         arrays = planes_of_rows(taken, matrix.scheme, matrix.layout, prepared=prepared, threads=threads)
-        for plane in matrix.scheme.planes(*matrix.shape, matrix.layout):
-            tensor, data = weight.planes[plane.name], memoryview(arrays[plane.name].data).cast("B")
-            line_bytes = plane.nbytes // plane.shape[0]
-            line = (part.first + start) // rows_per_line(plane, matrix.layout, matrix.shape[0])
-            at = tensor.offset + line * line_bytes
-            memoryview(tensor.buffer.view())[at : at + data.nbytes] = data
+        write_rows(matrix, weight, part.first + start, arrays)
 
     step = max(ROW_UNIT, CHUNK_ELEMENTS // width // ROW_UNIT * ROW_UNIT)
     try:
@@ -49,3 +44,12 @@ def _fill_part(pool, threads: int, source, part, matrix, weight, head_order) -> 
             done.result()
     except ValueError as error:
         raise FormatError(source.path, info.offset, info.name, f"cannot become {matrix.scheme}: {error}") from None
+
+
+def write_rows(matrix, weight, row: int, arrays) -> None:
+    """Write planes of whole tiles (or rows) to the MatrixPlan's Weight, in host memory, from row number `row` on."""
+    for plane in matrix.scheme.planes(*matrix.shape, matrix.layout):
+        tensor, data = weight.planes[plane.name], memoryview(arrays[plane.name].data).cast("B")
+        line = row // rows_per_line(plane, matrix.layout, matrix.shape[0])
+        at = tensor.offset + line * (plane.nbytes // plane.shape[0])
+        memoryview(tensor.buffer.view())[at : at + data.nbytes] = data

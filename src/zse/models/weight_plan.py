@@ -8,6 +8,7 @@ order and distances, so that its load is a few large copies.
 
 import math
 from array import array
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -147,6 +148,14 @@ def plan_model(source: ModelSource, *, quantize: str | None = None, family: str 
     return ModelPlan(source, config, tuple(matrices), tuple(vectors), policy, memory, family, orders)
 
 
+def part_of(plan: ModelPlan, matrices: Sequence[MatrixPlan], vectors: Sequence[VectorPlan] = ()) -> ModelPlan:
+    """The plan of loading these alone."""
+    wanted = {matrix.order for matrix in matrices}
+    orders = {name: order for name, order in plan.orders.items() if name in wanted}
+    memory = _memory_bytes(matrices, vectors, orders, ALIGN[plan.family])
+    return plan._replace(matrices=tuple(matrices), vectors=tuple(vectors), memory_bytes=memory, orders=orders)
+
+
 def _orders(path: object, parts: dict[str, list[FileTensor]]) -> tuple[dict[str, array], dict[str, str]]:
     """Orders of columns by name, and the name of each role's."""
     orders: dict[str, array] = {}
@@ -284,7 +293,7 @@ def _layer(name: str, config: ModelConfig) -> int:
 
 
 def _memory_bytes(
-    matrices: list[MatrixPlan], vectors: list[VectorPlan], orders: dict[str, array], align: int
+    matrices: Sequence[MatrixPlan], vectors: Sequence[VectorPlan], orders: dict[str, array], align: int
 ) -> dict[str, int]:
     total = {"embedding": 0, "layers": 0, "head": 0}
     for matrix in matrices:

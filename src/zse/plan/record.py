@@ -176,6 +176,13 @@ class Planner:
         run = Run(self, recorder, self.buffers, rows, max_rows)
         self._record_end(run, logits.with_rows(rows), wanted, max_rows, None)
 
+    def _record_ropes(self, run: "Run") -> None:
+        for name, (table, inv_freq) in self._tables.items():
+            rope = self._ropes[name]
+            temperature = rope.temperature_beta, rope.temperature_length
+            positions = run.of(run.step.positions)
+            rope_table(run.recorder, positions, inv_freq, run.of(table), rope.mscale, temperature)
+
     def symbols(self, tokens: int, rows: int, context: int, *, max_tokens: int | None = None) -> dict[str, int]:
         """The symbols of one run: graph.run(**symbols). context: tokens of the longest sequence, this step's included.
         max_tokens: as given to record()."""
@@ -204,10 +211,7 @@ class Planner:
         run.share_attention(longest_run)
         room = self._room(max_tokens, self.max_tokens)
         run.play(self._begin, self._place(self._begin, room), "", run.tokens)
-        for name, (table, inv_freq) in self._tables.items():
-            rope = self._ropes[name]
-            temperature = rope.temperature_beta, rope.temperature_length
-            rope_table(recorder, run.of(step.positions), inv_freq, run.of(table), rope.mscale, temperature)
+        self._record_ropes(run)
         for layer, part in enumerate(self._layers):
             run.layer = layer
             run.play(part, self._place(part, room), f"layers.{layer}.", run.tokens)
@@ -303,6 +307,7 @@ class Planner:
         carry_at = at
         if any(part.pending for part in self._layers):
             at += aligned(4 * self.max_tokens * self.config.hidden_size)
+        self._carried_bytes = at
         tables = {}
         for name, rope in self._ropes.items():
             values = array("f", rope.inv_freq(self.config.head_dim, self.buffers.page_table.shape[1] * BLOCK))
@@ -396,6 +401,7 @@ class Run:
         self.types: Tensor | None = None
         self._tensors: dict[Part, dict[Value | Node, Any]] = {}
         self.prefix = self.before = ""  # of the weights' names, in this part and in the one before
+        self.tap: Callable[[Run, Node], None] | None = None
 
     def of(self, tensor: Tensor) -> Tensor:
         return tensor.with_rows(self.tokens)
@@ -427,6 +433,8 @@ class Run:
             tensors = self._tensors[part] = self._bind(part, placed, rows)
         self.t, self.before, self.prefix = tensors, self.prefix, prefix
         for node in placed.nodes:
+            if self.tap is not None and node.op in PRODUCTS:
+                self.tap(self, node)
             LAUNCHES[node.op](self, node)
 
     def _bind(self, part: Part, placed: Placed, rows: Any) -> "dict[Value | Node, Any]":

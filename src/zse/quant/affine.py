@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from zse.errors import UnsupportedError
 from zse.lazy import numpy as np
-from zse.quant import pack, quantize
+from zse.quant import gptq, pack, quantize
 from zse.quant.plane import BLOCK_COLUMNS, LAYOUT, TILE_ROWS, Plane, StoredScheme, cached, plane, tiles
 
 TYPE_CHECKING = False
@@ -107,7 +107,11 @@ class AffineScheme(namedtuple("AffineScheme", "bits group symmetric"), StoredSch
         return AffineArrays(self, np.ascontiguousarray(rows), pack.untile(given["scale"], n), offset)
 
     def nearest(self, w: "NDArray", **options) -> "AffineArrays":
-        """f32 [N, K] as affine groups. options: of zse.quant.quantize.quantize()."""
+        """f32 [N, K] as affine groups. options: of zse.quant.quantize.quantize(); inputs: a gptq.Inputs, what is known of the
+        inputs of the product, which the rounding goes by."""
+        inputs = options.pop("inputs", None)
+        if inputs is not None:
+            return AffineArrays(self, *gptq.round_rows(w, self, inputs, search=options.get("search", True)))
         return AffineArrays(self, *quantize.quantize(w, self, **options))
 
     def quantize(self, w: "NDArray", layout: str = LAYOUT, **options) -> "dict[str, NDArray]":

@@ -56,7 +56,7 @@ def quantize(
         columns = block.reshape(count, k // groups).T
         if count == 1:  # NumPy adds along a single column in another order
             columns = np.repeat(columns, 2, axis=1)
-        best = _quantize_groups(np.ascontiguousarray(columns), scheme, search and scheme.bits < 8)
+        best = quantize_groups(np.ascontiguousarray(columns), scheme, search)
         q[rows] = best.q.T[:count].reshape(-1, k)
         scale[rows] = best.scale[:count].reshape(-1, groups)
         if offset is not None and best.offset is not None:
@@ -69,8 +69,9 @@ def _total(values: NDArray) -> NDArray:
     return np.add.reduce(values, axis=0)
 
 
-def _quantize_groups(w: NDArray, scheme: Any, search: bool) -> _Trial:
-    """The best trial for n groups, w f32 [size, n]."""
+def quantize_groups(w: NDArray, scheme: Any, search: bool, weight: NDArray | None = None) -> _Trial:
+    """The best trial for n groups, w f32 [size, n]. weight: f32 [size], what each column's squared error counts (default: 1)."""
+    search = search and scheme.bits < 8
     steps = np.float32((1 << scheme.bits) - 1)
     half = np.float32(1 << (scheme.bits - 1))
     # + 0: of two zeros that differ in sign either may be the largest.
@@ -89,16 +90,18 @@ def _quantize_groups(w: NDArray, scheme: Any, search: bool) -> _Trial:
         candidates = []
         for shrink in SHRINK if search else SHRINK[:1]:
             candidates.append((np.float32(2 * shrink) * reach / steps, middle - np.float32(shrink) * reach))
-    trials = (_round(w, scale, offset, steps, half, scheme.symmetric, search) for scale, offset in candidates)
+    rows = None if weight is None else weight[:, None]
+    trials = (_round(w, scale, offset, steps, half, scheme.symmetric, search, rows) for scale, offset in candidates)
     best = next(trials)
     for trial in trials:
         best = _better(best, trial)
     for _ in range(REFITS if search else 0):
-        best = _better(best, _round(w, *_refit(w, best.q, half, scheme.symmetric), steps, half, scheme.symmetric))
+        found = _refit(w, best.q, half, scheme.symmetric, rows)
+        best = _better(best, _round(w, *found, steps, half, scheme.symmetric, True, rows))
     return best
 
 
-def _round(w, scale, offset, steps, half, symmetric, with_error=True) -> _Trial:
+def _round(w, scale, offset, steps, half, symmetric, with_error=True, weight=None) -> _Trial:
     """The trial that wanted scales and offsets lead to."""
     scale16 = scale.astype(np.float16)
     wide = scale16.astype(np.float32)
@@ -119,19 +122,25 @@ def _round(w, scale, offset, steps, half, symmetric, with_error=True) -> _Trial:
     np.subtract(w, error, out=error)
     error -= base
     error *= error
+    if weight is not None:
+        error *= weight
     return _Trial(q, scale16, offset16, _total(error))
 
 
-def _refit(w: NDArray, q: NDArray, half, symmetric: bool) -> tuple[NDArray, NDArray]:
+def _refit(w: NDArray, q: NDArray, half, symmetric: bool, weight: NDArray | None = None) -> tuple[NDArray, NDArray]:
     """Scale and offset that fit w to the integers q with the least squared error."""
-    size = np.float32(len(w))
-    mean_q = half if symmetric else _total(q) / size
+    size = np.float32(len(w)) if weight is None else _total(weight)
+
+    def weighted(values: NDArray) -> NDArray:
+        return values if weight is None else values * weight
+
+    mean_q = half if symmetric else _total(weighted(q)) / size
     centred = q - mean_q
-    product = w * centred
-    centred *= centred
+    product = weighted(w * centred)
+    centred = weighted(centred * centred)
     square = _total(centred)
     scale = np.divide(_total(product), square, out=np.zeros_like(square), where=square > 0)
-    return scale, scale if symmetric else _total(w) / size - scale * mean_q
+    return scale, scale if symmetric else _total(weighted(w)) / size - scale * mean_q
 
 
 def _better(best: _Trial, new: _Trial) -> _Trial:

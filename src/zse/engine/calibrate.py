@@ -1,0 +1,215 @@
+"""What the inputs of a model's products are on a text, layer by layer, for a conversion that quantizes by them (zse.quant.gptq).
+
+The forward is the engine's: its trace, launches and kernels on the CPU, in f32, cut where a product reads (plan/layers.py). A layer
+runs twice over the text: as it is, to see its inputs, and with its weights as they were rounded, so that the next layer's inputs
+are those that it will get. One layer is in memory at a time, in f32, with the squares of its inputs, and what the layers hand on
+for the whole text: 4 to 8 bytes for each token and hidden number.
+"""
+
+import hashlib
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zse.cache.layout import KVCache
+from zse.cache.pages import BLOCK
+from zse.errors import ConfigError, UnsupportedError
+from zse.formats.source import ModelSource
+from zse.models.load import load_model, place, plan_model
+from zse.models.quantize_load import fill_parts, write_rows
+from zse.models.registry import forward_of
+from zse.models.weight_plan import MatrixPlan, part_of
+from zse.plan.layers import LayerPlanner
+from zse.plan.record import StepBuffers
+from zse.plan.trace import Value
+from zse.quant import gptq
+from zse.quant.scheme import LAYOUT, DenseScheme
+from zse.runtime.opening import open_device
+from zse.tokenizer.load import load_tokenizer
+
+CHUNK = 512  # tokens of the text that are one sequence
+DEFAULT_TOKENS = 32 * CHUNK  # twice as many change the perplexity of a model of 135M parameters by 0.1 %
+F32 = DenseScheme("f32")
+
+
+class Calibration:
+    """source: an open model; text: what it is run over, up to `tokens` tokens; names: the tensors that will be rounded, in the
+    order of the layers (what others hold goes through the forward as the file has it). Raises as plan_model(), UnsupportedError
+    for models that it does not walk, ConfigError for a text that is too short."""
+
+    def __init__(self, source: ModelSource, names: set[str], text: str, tokens: int = DEFAULT_TOKENS, threads=None):
+        started = time.monotonic()
+        plan = plan_model(source)
+        config = plan.config
+        if not config.causal or config.num_shared_kv or config.ple_width or config.global_head_dim:
+            kinds = ["decoders whose layers have keys and values of their own, of one size"]
+            raise UnsupportedError(f"{source.path}: calibrating", config.architecture, kinds)
+        self._chunk = min(CHUNK, config.max_context)
+        chunks = _chunks(load_tokenizer(source), text, self._chunk, tokens)
+        self._plan = plan = plan._replace(matrices=tuple(_in_f32(matrix, names) for matrix in plan.matrices))
+        self._place_of = {part.info.name: (matrix, part.first) for matrix in plan.matrices for part in matrix.parts}
+        self.names = {name for name in names if self._layer_of(name) is not None}
+        self._device = device = open_device("cpu", threads)
+        begin = [matrix for matrix in plan.matrices if _layer(matrix.name) is None and matrix.name != "head"]
+        self._fixed = load_model(device, part_of(plan, begin, plan.vectors), verify_weights=False)
+        self._fixed.wait()
+        weights, _ = place(plan, None)  # known to the trace, and not there before their layer's turn
+        model = SimpleNamespace(config=config, weights=weights | self._fixed.weights, vectors=self._fixed.vectors)
+        self._weights = model.weights
+        pages = -(-self._chunk // BLOCK)
+        kv = KVCache(device, config, pages, "f32")
+        kv.map_to(pages - 1)
+        buffers = StepBuffers.allocate(device, config, max_tokens=self._chunk, max_rows=1, max_pages=pages)
+        for tensor, values in (
+            (buffers.positions, range(self._chunk)),
+            (buffers.page_table, kv.table_entries(list(range(pages)), 0, pages)),
+        ):
+            device.write(tensor, np.array(values, np.int32))
+        self._planner = LayerPlanner(device, forward_of(config), model, kv, buffers, activations="f32")
+        self._states = self._run_beginning(chunks)
+        self._layer = -1
+        self._parts: list[Any] = []  # models and buffers of the layer
+        self._squares: dict[Value, NDArray] = {}
+        self._inputs: dict[Value, gptq.Inputs] = {}
+        self._value_of: dict[str, Value] = {}  # a matrix → what it multiplies
+        self._lock = threading.Lock()
+        self.num_tokens, self.seconds = len(chunks) * self._chunk, time.monotonic() - started
+        self.provenance = {"tokens": self.num_tokens, "text_sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+    # -- for the conversion
+
+    def comes_next(self, name: str) -> bool:
+        """Whether `name` is of a later layer than what was asked for so far: enter() is to be called."""
+        return name in self.names and (self._layer_of(name) or 0) > self._layer
+
+    def enter(self, name: str) -> None:
+        """Go on to the layer of tensor `name`. All of the layer before has been rounded."""
+        started, layer = time.monotonic(), self._layer_of(name)
+        assert layer is not None
+        while self._layer < layer:
+            if self._layer >= 0:
+                self._run_layer()
+            self._layer += 1
+            self._load_layer()
+        self._collect()
+        self.seconds += time.monotonic() - started
+
+    def inputs(self, name: str) -> gptq.Inputs | None:
+        """What is known of the inputs of tensor `name`; None of one that is not rounded by them. Any thread."""
+        if name not in self.names:
+            return None
+        with self._lock:
+            value = self._value_of[self._place_of[name][0].name]
+            if value not in self._inputs:
+                started = time.monotonic()
+                self._inputs[value] = gptq.inputs_of(self._squares.pop(value))
+                self.seconds += time.monotonic() - started
+            return self._inputs[value]
+
+    def rounded(self, name: str, start: int, values: NDArray) -> None:
+        """Rows from `start` on of tensor `name` as they will be read, f32 [rows, K]. Any thread."""
+        matrix, first = self._place_of[name]
+        write_rows(matrix, self._weights[matrix.name], first + start, F32.quantize(values))
+
+    def close(self) -> None:
+        self._free_layer()
+        self._device.close()
+
+    # -- the walk
+
+    def _layer_of(self, name: str) -> int | None:
+        """The layer that tensor `name` is part of; None for none."""
+        found = self._place_of.get(name)
+        return None if found is None else _layer(found[0].name)
+
+    def _run_beginning(self, chunks: list[list[int]]) -> list[bytes]:
+        """What the first layer gets of each chunk."""
+        planner, device = self._planner, self._device
+        recorder = device.record()
+        planner.record_beginning(recorder)
+        graph, states = recorder.finish(), []
+        for chunk in chunks:
+            device.write(planner.buffers.token_ids, np.array(chunk, np.int32))
+            graph.run()
+            states.append(device.read(planner.carried))
+        graph.close()
+        return states
+
+    def _load_layer(self) -> None:
+        self._free_layer()
+        mine = [matrix for matrix in self._plan.matrices if _layer(matrix.name) == self._layer]
+        stored = part_of(self._plan, [matrix for matrix in mine if matrix.scheme != F32])
+        wide = part_of(self._plan, [matrix for matrix in mine if matrix.scheme == F32])
+        model = load_model(self._device, stored, verify_weights=False)
+        buffer = self._device.alloc(sum(wide.memory_bytes.values()), label="weights")
+        weights, _ = place(wide, buffer)
+        parts = [(part, matrix, weights[matrix.name]) for matrix in wide.matrices for part in matrix.parts]
+        fill_parts(self._plan, parts, self._device.threads)
+        model.wait()
+        self._parts = [model, buffer]
+        self._weights.update(model.weights | weights)
+
+    def _free_layer(self) -> None:
+        for part in self._parts:
+            (part.buffer if hasattr(part, "buffer") else part).free()
+        self._parts = []
+
+    def _collect(self) -> None:
+        """The layer over the text as it is: the squares of what its products read."""
+        device, planner, state = self._device, self._planner, self._planner.carried
+        self._inputs, self._squares, self._value_of = {}, {}, {}
+        graphs: list[tuple[Any, Any, Any]] = []  # what runs, and what it leaves for a product to read
+
+        def tap(run, node) -> None:
+            value = node.inputs[0]
+            self._value_of[run.prefix + node.weights["weight"]] = value
+            if node.op != "experts" and all(value is not other for _, other, _ in graphs):
+                graphs.append((run.recorder.finish(), value, run.t[value]))
+                run.recorder = device.record()
+
+        run = planner.record_layer(device.record(), self._layer, tap)
+        for chunk in self._states:
+            device.write(state, chunk)
+            for graph, value, tensor in graphs:
+                graph.run()
+                x = np.frombuffer(device.read(tensor), np.float32).reshape(tensor.shape)
+                self._squares[value] = x.T @ x + self._squares.get(value, np.float32(0))
+        for graph, _, _ in graphs:
+            graph.close()
+        run.recorder.finish().close()
+
+    def _run_layer(self) -> None:
+        """The layer over the text with its weights as they were rounded: what the next one gets."""
+        device, planner = self._device, self._planner
+        graph = planner.record_layer(device.record(), self._layer).recorder.finish()
+        for number, chunk in enumerate(self._states):
+            device.write(planner.carried, chunk)
+            graph.run()
+            self._states[number] = device.read(planner.carried)
+        graph.close()
+
+
+def _layer(name: str) -> int | None:
+    """Of a matrix: "layers.3.o" → 3."""
+    return int(name.split(".")[1]) if name.startswith("layers.") else None
+
+
+def _in_f32(matrix: MatrixPlan, names: set[str]) -> MatrixPlan:
+    """A matrix of a layer that will be rounded, as the walk has it in memory."""
+    if _layer(matrix.name) is None or not any(part.info.name in names for part in matrix.parts):
+        return matrix
+    return matrix._replace(scheme=F32, layout=LAYOUT, order=None)
+
+
+def _chunks(tokenizer: Any, text: str, length: int, most: int) -> list[list[int]]:
+    """The text's first tokens in sequences of one length, each with the model's first token."""
+    begin = [tokenizer.bos_id] if tokenizer.adds_bos and tokenizer.bos_id is not None else []
+    step = length - len(begin)
+    ids = tokenizer.encode(text, add_bos=False)[: max(1, most // length) * step]
+    if len(ids) < step:
+        raise ConfigError(f"the text to calibrate on has {len(ids)} tokens, and {step} are the least")
+    return [begin + ids[at : at + step] for at in range(0, len(ids) - step + 1, step)]
