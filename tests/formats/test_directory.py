@@ -162,8 +162,8 @@ def test_a_template_that_is_no_text(folder):
 
 
 def test_weights_quantized_by_others_are_named(folder):
-    (folder / "config.json").write_text('{"quantization_config": {"quant_method": "bitsandbytes"}}')
-    with pytest.raises(UnsupportedError, match="quantization method 'bitsandbytes' is not supported"):
+    (folder / "config.json").write_text('{"quantization_config": {"quant_method": "hqq"}}')
+    with pytest.raises(UnsupportedError, match="quantization method 'hqq' is not supported"):
         open_model(folder)
 
 

@@ -477,7 +477,8 @@ def test_converting_keeps_the_quantization(make, tmp_path, numbers):
 @pytest.mark.parametrize(
     "method, reason",
     [
-        ({"quant_method": "bitsandbytes"}, "bitsandbytes"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "bitsandbytes bits 8"),
+        ({"quant_method": "hqq"}, "hqq"),
         ({"quant_method": "awq", "version": "marlin"}, "marlin"),
         ({"quant_method": "gptq", "bits": 5}, "bits 5"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 100}, "100"),

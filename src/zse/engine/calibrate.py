@@ -9,6 +9,7 @@ for the whole text: 4 to 8 bytes for each token and hidden number.
 import hashlib
 import threading
 import time
+from array import array
 from types import SimpleNamespace
 from typing import Any
 
@@ -68,7 +69,7 @@ class Calibration:
             (buffers.positions, range(self._chunk)),
             (buffers.page_table, kv.table_entries(list(range(pages)), 0, pages)),
         ):
-            device.write(tensor, np.array(values, np.int32))
+            device.write(tensor, array("i", values).tobytes())
         self._planner = LayerPlanner(device, forward_of(config), model, kv, buffers, activations="f32")
         self._states = self._run_beginning(chunks)
         self._layer = -1
@@ -133,7 +134,7 @@ class Calibration:
         planner.record_beginning(recorder)
         graph, states = recorder.finish(), []
         for chunk in chunks:
-            device.write(planner.buffers.token_ids, np.array(chunk, np.int32))
+            device.write(planner.buffers.token_ids, array("i", chunk).tobytes())
             graph.run()
             states.append(device.read(planner.carried))
         graph.close()

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zse.errors import UnsupportedError
-from zse.formats import column_order, quantized_fp4
+from zse.formats import bitsandbytes, column_order, quantized_fp4
 from zse.formats.ggml import BLOCKS
 from zse.formats.gguf_blocks import dequantize, to_scheme
 from zse.formats.latent import LATENT
 from zse.formats.quantized import INTEGERS
 from zse.formats.quantized_rows import CheckpointRows
-from zse.formats.source import ModelSource, TensorInfo
+from zse.formats.source import BNB4_LAYOUT, ModelSource, TensorInfo
 from zse.quant.affine import AffineArrays, AffineScheme
 from zse.quant.lut4 import Lut4Arrays, Lut4Scheme
 from zse.quant.pack import NUMPY_DTYPE, e4m3_to_f32, widen
@@ -107,6 +107,8 @@ class Rows(NamedTuple):
             return inputs_of(info, values)
         if info.layout == "mxfp8":
             return self._powers_of_two()
+        if info.layout == BNB4_LAYOUT:
+            return self._tables()
         if info.type not in FLOATS and info.type not in BLOCKS:
             raise UnsupportedError(f"tensor {info.name}: type", info.type, BLOCKS)
         return dequantize(info.type, self.raw(), self.shape, self._factor())
@@ -122,6 +124,15 @@ class Rows(NamedTuple):
         )
         wide = e4m3_to_f32(codes).reshape(len(factors), -1)
         return np.ldexp(wide, factors.astype(np.int32)[:, None] - 127).reshape(-1, k)
+
+    def _tables(self) -> NDArray:
+        """bitsandbytes: whole heads are made, and put in order in memory."""
+        if self.order is None:
+            return bitsandbytes.rows_of(self.source, self.info, self.start, self.stop)
+        span = self.order_span
+        low, high = self.start // span * span, min(-(-self.stop // span) * span, self.info.shape[0])
+        places = np.asarray(self.order[self.start : self.stop]) - low
+        return bitsandbytes.rows_of(self.source, self.info, low, high)[places]
 
     def _latent(self) -> NDArray:
         """f32 rows of a matrix that latent.py takes out of a stored one, made of whole heads of that."""

@@ -16,6 +16,7 @@ the stored tensors:
 | fp8 of one scale a tensor (Mistral) | weight, weight_scale_inv | `fp8-tensor` | bit for bit |
 | compressed-tensors mxfp8 | weight, weight_scale (2**n for 32 columns) | `bf16` | bit for bit |
 | ModelOpt FP8 | weight, weight_scale | `fp8-tensor`, `fp8-row` | bit for bit |
+| bitsandbytes nf4, fp4 | zse.formats.bitsandbytes says | `bf16`, `f16` | bit for bit |
 | 4-bit floats (NVFP4, MXFP4) | zse.formats.quantized_fp4 says | `lut4-fp4-...` | bit for bit |
 
 2 and 3 bits are stored in 4, 7 bits in 8: the numbers are the same. Columns of groups that lie scattered (act-order) are sorted
@@ -31,12 +32,12 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from zse.errors import FormatError, UnsupportedError
-from zse.formats import column_order, quantized_fp4
-from zse.formats.source import TensorInfo
+from zse.formats import bitsandbytes, column_order, quantized_fp4
+from zse.formats.source import BNB4_LAYOUT, TensorInfo
 from zse.quant.affine import BITS
 from zse.quant.scheme import FP8_BLOCK, GROUPS, AffineScheme, Fp8Scheme, Scheme
 
-METHODS = ("awq", "gptq", "compressed-tensors", "fp8", "modelopt", "mxfp4")
+METHODS = ("awq", "gptq", "compressed-tensors", "fp8", "modelopt", "mxfp4", "bitsandbytes")
 # Nibble i of a word of AWQ's "gemm" format is column AWQ_ORDER[i] of its eight.
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 WORDS = ("awq", "gemv", "gptq", "gptq+1", "packed")  # layouts of 32-bit words
@@ -95,6 +96,10 @@ def read_method(path: str, config: dict) -> tuple[Method, ...]:
         return Method("modelopt"), Method("fp8")
     if name == "mxfp4":
         return (Method("mxfp4"),)
+    if name == "bitsandbytes":
+        is_4bit = config.get("load_in_4bit") or config.get("_load_in_4bit")
+        _one_of(path, "bitsandbytes bits", 4 if is_4bit else 8, (4,))
+        return (Method(BNB4_LAYOUT, 4),)
     raise UnsupportedError(
         f"{path}: quantization method", str(name)[:80], (*METHODS, "none (zse convert --quant makes a model small)")
     )
@@ -154,6 +159,8 @@ def combine(path: str, tensors: dict[str, TensorInfo], methods: tuple[Method, ..
     Raises FormatError for parts that are missing or do not fit together.
     """
     for method in methods:
+        if method.layout == BNB4_LAYOUT:
+            return bitsandbytes.combine(tensors)
         if method.layout in quantized_fp4.KINDS:
             tensors = quantized_fp4.combine(tensors, method.layout)
     taken: dict[str, TensorInfo] = {}

@@ -15,6 +15,7 @@ from zse.quant.scheme import Plane, Scheme, parse_scheme, placed_planes, rows_pe
 
 CHECKED_BYTES = 1 << 22  # are read at once for a checksum
 DENSE_TYPES = ("F32", "F16", "BF16")
+BNB4_LAYOUT = "bnb4"  # of zse.formats.bitsandbytes: `planes` is a State
 FP4_LAYOUTS = ("fp4", "fp4-inverse")  # of zse.formats.quantized_fp4; inverse: the factor divides
 # Bytes of an element, by safetensors' names. Weights are F32, F16 or BF16; the others occur in checkpoints that others quantized
 # (zse.formats.quantized), and as buffers (position ids) that no model reads.

@@ -11,7 +11,7 @@ from zse.formats.gguf_blocks import dequantize, scales_of
 from zse.formats.matrix import FLOATS, FP8_TYPES, Rows, widen
 from zse.formats.opening import open_model
 from zse.formats.quantized import INTEGERS
-from zse.formats.source import ModelSource, TensorInfo
+from zse.formats.source import BNB4_LAYOUT, ModelSource, TensorInfo
 from zse.formats.zse import ENTRY, HEADER, read_sections
 from zse.lazy import numpy as np
 from zse.quant.lut4 import Lut4Arrays, Lut4Scheme
@@ -89,7 +89,7 @@ def _verify_numbers(model: ModelSource, info: TensorInfo) -> bool:
         parts = [(start, min(start + rows, info.shape[0])) for start in range(0, info.shape[0], rows)]
     arrays: dict[str, np.ndarray]
     for start, stop in parts:
-        if info.layout == "mxfp8":
+        if info.layout in ("mxfp8", BNB4_LAYOUT):
             arrays = {"w": Rows(model, info, start, stop).f32()}
         elif info.layout in quantized_fp4.LAYOUTS:
             try:

@@ -1,0 +1,147 @@
+"""bitsandbytes' 4-bit weights: what they mean is written out here, number by number, as its own dequantize_4bit gives them.
+
+Compared once with bitsandbytes 0.50.2 itself: nf4 and fp4, with and without double quantization, in bf16, f16 and f32, 160 x 320
+numbers each: all bits equal."""
+
+import json
+
+import numpy as np
+import pytest
+import tiny  # first: it finds tests/formats
+from formats_build import safetensors
+from session import Session, load
+from test_quantized import NAME, folder_of
+
+from zse.errors import FormatError, UnsupportedError
+from zse.formats.convert import convert
+from zse.formats.matrix import Rows
+from zse.formats.opening import open_model
+from zse.formats.verify import verify
+from zse.quant.pack import narrow, widen
+
+# QLoRA (arXiv 2305.14314), appendix E: quantiles of a normal distribution.
+NF4 = np.array(
+    [
+        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
+        *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
+        *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    ],
+    np.float32,
+)
+CONFIG = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+
+
+def stored(rng, shape, dtype="bfloat16", nested=True, kind="nf4", name=NAME + ".weight", size=0.1):
+    """(tensors of a weight, what it means in f32). Factors around `size`."""
+    n, k = shape
+    index, blocks = rng.integers(0, 16, n * k), -(-n * k // 64)
+    state = {"quant_type": kind, "blocksize": 64, "dtype": dtype, "shape": [n, k]}
+    tensors = {
+        name: ("U8", (index[0::2] << 4 | index[1::2]).astype(np.uint8)[:, None]),
+        f"{name}.quant_map": ("F32", NF4),
+    }
+    if nested:
+        levels = np.sort(rng.uniform(-1, 1, 256)).astype(np.float32)
+        code, above = rng.integers(0, 256, blocks), rng.uniform(0.1, 0.5, -(-blocks // 256)).astype(np.float32) * size
+        offset = 0.5 * size
+        factors = [np.float32(levels[code[i]] * above[i // 256]) + np.float32(offset) for i in range(blocks)]
+        tensors |= {
+            f"{name}.absmax": ("U8", code.astype(np.uint8)),
+            f"{name}.nested_absmax": ("F32", above),
+            f"{name}.nested_quant_map": ("F32", levels),
+        }
+        state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}
+    else:
+        factors = rng.uniform(0.5, 1.5, blocks).astype(np.float32) * np.float32(size)
+        tensors[f"{name}.absmax"] = "F32", factors
+    tensors[f"{name}.quant_state.bitsandbytes__{kind}"] = "U8", np.frombuffer(json.dumps(state).encode(), np.uint8)
+    exact = NF4[index] * np.asarray(factors, np.float32)[np.arange(n * k) // 64]
+    return tensors, widen(narrow(exact, DTYPES[dtype]), DTYPES[dtype]).reshape(n, k)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_numbers_are_those_of_the_formula(dtype, nested, tmp_path):
+    """160 x 320: blocks of 64 within rows; more than 256 of them."""
+    tensors, meant = stored(np.random.default_rng(), (160, 320), dtype, nested)
+    folder = folder_of(tmp_path, tensors, CONFIG)
+    with open_model(folder) as source:
+        info = source.tensors[NAME + ".weight"]
+        assert set(source.tensors) == {NAME + ".weight", "model.norm.weight"}
+        assert info.type == DTYPES[dtype].upper() and info.shape == (160, 320)
+        got = Rows(source, info, 0, 160).f32()
+        assert np.array_equal(Rows(source, info, 48, 96).f32(), meant[48:96])
+        order = np.arange(160).reshape(-1, 2, 8).swapaxes(1, 2).reshape(-1)
+        assert np.array_equal(Rows(source, info, 32, 64, order, 16).f32(), meant[order][32:64])
+    assert got.tobytes() == meant.tobytes()
+    verify(folder)
+    convert(folder, tmp_path / "m.zse")
+    with open_model(tmp_path / "m.zse") as source:
+        info = source.tensors[NAME + ".weight"]
+        assert info.type == DTYPES[dtype] and np.array_equal(Rows(source, info, 0, 160).f32(), meant)
+
+
+def test_blocks_that_do_not_end_with_rows(tmp_path):
+    tensors, meant = stored(np.random.default_rng(), (24, 100), nested=False, kind="fp4")
+    with open_model(folder_of(tmp_path, tensors, CONFIG)) as source:
+        info = source.tensors[NAME + ".weight"]
+        parts = [Rows(source, info, start, start + 8).f32() for start in (0, 8, 16)]
+    assert np.array_equal(np.concatenate(parts), meant)
+
+
+def test_a_model_runs(device, tmp_path):
+    """As the same model with the numbers in bf16, bit for bit."""
+    rng, family = np.random.default_rng(4), "llama"
+    entries, dense = {}, {}
+    for name, values in tiny.weights(family).items():
+        if values.ndim == 2 and "proj" in name:
+            tensors, dense[name] = stored(rng, values.shape, name=name, size=0.3)
+            entries |= {key: (type, data.shape, data.tobytes()) for key, (type, data) in tensors.items()}
+        else:
+            dense[name] = widen(narrow(values, "bf16"), "bf16")
+            entries[name] = "BF16", values.shape, tiny.to_bf16(dense[name]).tobytes()
+    tiny.save(tmp_path, tiny.config(family), dense, "BF16")
+    expected = Session(device, load(device, str(tmp_path))).run(tiny.tokens(family))
+    (tmp_path / "config.json").write_text(json.dumps(tiny.config(family) | {"quantization_config": CONFIG}))
+    (tmp_path / "model.safetensors").write_bytes(safetensors(entries, {"format": "pt"}))
+    assert np.array_equal(Session(device, load(device, str(tmp_path))).run(tiny.tokens(family)), expected)
+
+
+@pytest.mark.parametrize(
+    "part, value, reason",
+    [
+        ("absmax", None, "has no absmax beside it"),
+        ("nested_absmax", None, "has no nested_absmax beside it"),
+        ("quant_map", ("F32", np.zeros(15, np.float32)), "expected F32 of 16 numbers"),
+        ("absmax", ("F32", np.zeros(160 * 5, np.float32)), "expected U8 of 800 numbers"),
+        ("", ("U8", np.zeros(7, np.uint8)), "expected U8 of 25600 numbers"),
+        ("", None, "there is no .*weight beside it"),
+        ("quant_state.bitsandbytes__nf4", ("U8", np.frombuffer(b"{", np.uint8)), "is no JSON with shape"),
+        ("quant_state.bitsandbytes__nf4", ("U8", np.frombuffer(b"[1]", np.uint8)), "is no JSON with shape"),
+        (
+            "quant_state.bitsandbytes__nf4",
+            ("U8", np.frombuffer(b'{"shape": [3, -1], "blocksize": 64, "dtype": "float16"}', np.uint8)),
+            "numbers that are none",
+        ),
+        (
+            "quant_state.bitsandbytes__nf4",
+            ("U8", np.frombuffer(b'{"shape": [3, 3], "blocksize": 64, "dtype": "float16"}', np.uint8)),
+            "even number of columns",
+        ),
+        ("quant_state.bitsandbytes__nf4", ("U8", np.zeros(5000, np.uint8)), "expected U8 of JSON"),
+    ],
+)
+def test_parts_that_do_not_fit(part, value, reason, tmp_path):
+    tensors, _ = stored(np.random.default_rng(1), (160, 320))
+    key = f"{NAME}.weight.{part}".rstrip(".")
+    tensors[key] = value
+    folder = folder_of(tmp_path, {name: entry for name, entry in tensors.items() if entry is not None}, CONFIG)
+    with pytest.raises(FormatError, match=reason):
+        open_model(folder)
+
+
+def test_kinds_that_are_not_known(tmp_path):
+    tensors, _ = stored(np.random.default_rng(1), (160, 320), kind="af4")
+    with pytest.raises(UnsupportedError, match="kind of 4-bit weights 'af4'.*nf4"):
+        open_model(folder_of(tmp_path, tensors, CONFIG))
