@@ -21,6 +21,7 @@ from zse.kernel.archs import features_of
 from zse.kernel.emit import emit_for
 from zse.runtime.buffer import Buffer
 from zse.runtime.device import Copy, GPUCapabilities, Graph, Program, Recorder, Staging
+from zse.runtime.fetch import Await, Fetch
 from zse.runtime.symbol import Sym
 from zse_emulator.target import EmulateTarget
 
@@ -235,9 +236,16 @@ class EmulatedGraph(Graph):
     def _replay(self, symbols: dict[str, int], after: "Callable[[], object]" = lambda: None) -> None:
         self.check_symbols(symbols)
         device: EmulateDevice = self.device  # type: ignore[assignment]
+        fetched: dict[int, Fetch] = {}
         for launch in self.launches:
             if isinstance(launch, Copy):
                 self._copy(launch)
+            elif isinstance(launch, Fetch):
+                ctypes.memset(launch.destination.address, 0xFF, launch.source.nbytes)  # NaN until it is awaited
+                fetched[launch.number] = launch
+            elif isinstance(launch, Await):
+                done = fetched.pop(launch.number)
+                ctypes.memmove(done.destination.address, done.source.address, done.source.nbytes)
             else:
                 slots = list(launch.slots)
                 for place, sym in launch.syms:

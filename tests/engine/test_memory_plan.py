@@ -10,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 import tiny  # noqa: E402
 import tiny_families  # noqa: E402
 
+from zse.engine import memory as memory_plans  # noqa: E402
 from zse.engine.config import EngineConfig  # noqa: E402
 from zse.engine.load import load_engine  # noqa: E402
 from zse.engine.memory import plan_memory  # noqa: E402
@@ -18,9 +19,10 @@ from zse.engine.runner import Runner  # noqa: E402
 from zse.errors import ConfigError  # noqa: E402
 from zse.formats.opening import open_model  # noqa: E402
 from zse.models.load import load_model, plan_model  # noqa: E402
+from zse.runtime import probe  # noqa: E402
 from zse.runtime.null import NullGPU  # noqa: E402
 
-WEIGHTS = ("embedding", "layers", "head", "draft model")
+WEIGHTS = ("embedding", "layers", "layer slots", "head", "draft model")
 
 
 class SmallGPU(NullGPU):
@@ -113,6 +115,52 @@ def test_a_gpu_allocates_what_was_planned(like, family, kv_dtype, context, size,
     assert memory.total == sum(gpu.memory().values()) + memory.parts["context"]
 
 
+@pytest.mark.parametrize("like", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("options", [dict(resident_layers=2), dict(max_rows=2, kv_dtype="int8", resident_layers=0), {}])
+def test_layers_in_host_memory_are_planned(like, options, tmp_path, monkeypatch):
+    """As many as are asked for, or (the last) as few as must be: what is allocated is what was planned, byte for byte."""
+    gpu, fewest = SmallGPU(like), dict(model="m", max_rows=2, max_context=64, max_tokens_per_step=16)
+    whole = plan_model(open_model(str(tiny.write("gemma3", tmp_path, "BF16"))), family="gpu")
+    layers = whole.config.num_layers
+    assert layers == 7
+    if not options:  # all but one byte of what four layers take that are in host memory, two of them in slots
+        sizes = whole.layer_bytes
+        total = plan_memory(EngineConfig(**fewest), whole, gpu).total
+        options = dict(max_memory=total - sum(sizes[layer] for layer in (0, 2, 4, 6)) + 2 * max(sizes))
+    memory = plan_memory(EngineConfig(**fewest | options), whole, gpu)
+    plan, kept = memory.model, options.get("resident_layers", 3)
+    assert gpu.memory() == {} and len(plan.host_layers) == layers - kept and whole.host_layers == ()
+    assert plan.host_bytes + memory.parts["layers"] == whole.memory_bytes["layers"]
+    assert f"{layers - kept} of 7 layers stay in host memory (" in memory.describe() and memory.link > 1e6
+    runner = Runner(gpu, load_model(gpu, plan), memory.config)
+    record_everything(runner)
+    assert gpu.memory() == counted(memory.parts)
+    if "max_memory" in options:
+        assert memory.total <= memory.limit == options["max_memory"]
+        with pytest.raises(ConfigError, match="over the .* of --max-memory"):  # not even all of them there
+            plan_memory(EngineConfig(**fewest | dict(max_memory=memory.limit - plan.host_bytes)), whole, gpu)
+    monkeypatch.setattr(probe, "memory_bytes", lambda: {"available": plan.host_bytes - 1})
+    with pytest.raises(ConfigError, match="layers would stay in host memory, .* are available there: use --quantize"):
+        plan_memory(EngineConfig(**fewest | options), whole, gpu)
+
+
+def test_a_short_context_sends_layers_to_host_memory(tmp_path, monkeypatch):
+    """Where nobody asked for it."""
+    plan = plan_model(open_model(str(tiny.write("llama", tmp_path, "BF16"))), family="gpu")
+    plan, wanted = (
+        plan._replace(config=msgspec.structs.replace(plan.config, max_context=1 << 23)),
+        dict(max_memory=1 << 30),
+    )
+    monkeypatch.setattr(memory_plans, "LEAST_CONTEXT", 0)
+    whole = plan_memory(EngineConfig(model="m", max_rows=2, **wanted), plan, SmallGPU())
+    context = whole.config.max_context
+    monkeypatch.setattr(memory_plans, "LEAST_CONTEXT", context + 1)
+    fewer = plan_memory(EngineConfig(model="m", max_rows=2, **wanted), plan, SmallGPU())
+    assert not whole.model.host_layers and fewer.model.host_layers and fewer.total <= 1 << 30
+    asked = plan_memory(EngineConfig(model="m", max_rows=2, max_context=context // 2, **wanted), plan, SmallGPU())
+    assert not asked.model.host_layers and asked.expectation == ""
+
+
 class PackingGPU(SmallGPU):
     repacks = True
 
@@ -175,6 +223,9 @@ def test_limits_are_kept(tmp_path):
 def test_a_cpu_has_no_gpu_memory_to_share(tmp_path):
     config = EngineConfig(model=str(tiny.write("llama", tmp_path)), device="cpu", gpu_memory_utilization=0.5)
     with pytest.raises(ConfigError, match="on a CPU use --max-memory"):
+        load_engine(config, Phases(lambda: 0.0))
+    config = EngineConfig(model=config.model, device="cpu", resident_layers=1)
+    with pytest.raises(ConfigError, match="a CPU computes in host memory .leave --resident-layers out"):
         load_engine(config, Phases(lambda: 0.0))
 
 

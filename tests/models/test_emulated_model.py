@@ -27,6 +27,7 @@ from zse.engine.runner import Runner
 from zse.errors import UnsupportedError
 from zse.formats.opening import open_model
 from zse.kernel import cache
+from zse.models.host_layers import HostLayers
 from zse.models.load import Model, load_model, place, plan_model
 from zse.runtime.cpu import CPUDevice
 from zse.sampling.params import BeamParams, SamplingParams
@@ -42,17 +43,23 @@ TOKENS = 14
 REFERENCES = np.load(Path(__file__).with_name("references.npz"))
 
 
-def load_emulated(device, path, quantize=None):
-    """(Model, its ModelPlan): the host's memory as the loader fills it for a GPU, copied to the emulated one."""
+def load_emulated(device, path, quantize=None, host_layers=0):
+    """(Model, its ModelPlan): the host's memory as the loader fills it for a GPU, copied to the emulated one. host_layers: how many
+    layers stay in the host's memory."""
     with CPUDevice(2) as cpu, open_model(path) as source:
         cpu.kernels = "gpu"
-        plan = plan_model(source, family="gpu", quantize=quantize)
+        plan = plan_model(source, family="gpu", quantize=quantize).with_host_layers(host_layers)
         host = load_model(cpu, plan)
         host.wait()
         data = bytes(host.buffer.view())
+        layers = bytes(host.host_layers.memory.view()) if host_layers else b""
     buffer = device.alloc(len(data), label="weights")
     device.write(buffer, data)
-    return Model(plan, *place(plan, buffer), buffer, None), plan
+    kept = None
+    if host_layers:
+        kept = HostLayers(plan, buffer, device.host_memory(len(layers), "layers"))
+        kept.memory.view()[:] = layers
+    return Model(plan, *place(plan, buffer), buffer, None, host_layers=kept), plan
 
 
 # 12 tokens at once go to the skinny GEMM on Hopper, up to 8 to kernels of their own.
@@ -70,6 +77,27 @@ def test_logits_and_order(like, sizes, family, kept_kernels, tmp_path):
     logits = Session(device, model, rows=1, max_tokens=16, context=32).run(ids, sizes)
     # bf16 between the operations, as in tests/gpu/test_models.py.
     assert np.abs(logits - reference).max() < 0.05 * np.abs(reference).max()
+
+
+@pytest.mark.parametrize("family, count", [("gemma3", 3), ("llama", 1), ("qwen2_moe", 2)])
+def test_layers_in_host_memory_change_no_bit(family, count, kept_kernels, tmp_path):
+    """Slots hold NaN while their next layer is copied. Prompts, single tokens, and hidden states."""
+    write = tiny.write if family in tiny.FAMILIES else tiny_families.write
+    path, logits, hidden = str(write(family, tmp_path, "BF16")), [], []
+    for kept in (0, count):
+        device = EmulateDevice("sm_90a", cache.package_variants("sm_90a"))
+        model, plan = load_emulated(device, path, host_layers=kept)
+        assert len(plan.host_layers) == kept and sum(plan.memory_bytes.values()) == model.buffer.nbytes
+        session = Session(device, model, rows=1, max_tokens=16, context=32)
+        logits.append(session.run(tiny.tokens(family)[:TOKENS], [12, 1, 1]))
+        recorder = device.record()
+        state = session.decoder.record_hidden(recorder)
+        graph = recorder.finish()
+        graph.run(tokens=1)
+        hidden.append(device.read(state.with_rows(1)))
+        graph.close()
+    np.testing.assert_array_equal(logits[1], logits[0])
+    assert hidden[0] == hidden[1] and np.isfinite(logits[0]).all()
 
 
 # Those that use the kernels' forms that others do not have; the others with --exhaustive.

@@ -16,6 +16,7 @@ from zse.formats.opening import open_model
 from zse.formats.source import rope_row_order
 from zse.models import registry
 from zse.models.load import FileCopy, load_model, merge, plan_model
+from zse.models.weight_plan import place_host_layers
 from zse.quant.pack import bf16_to_f32, e4m3_to_f32
 from zse.runtime.cpu import CPUDevice
 from zse.tensor import Tensor
@@ -137,6 +138,28 @@ def test_quantizing_on_load(gpu, tmp_path):
     model = load(gpu, path, quantize="int4")
     assert model.weights["layers.0.qkv"].scheme.name == "int4-g128"
     check(gpu, model, tiny.by_role("wide", model.config), 0.16)
+
+
+@pytest.mark.parametrize("way", ["copied", "repacked", "converted"])
+def test_layers_are_loaded_into_host_memory(way, gpu, tmp_path):
+    """As they lie in the file, by NumPy, and from a `.zse`: what is stored there is what a step copies."""
+    path = tiny.write("wide", tmp_path)
+    if way == "converted":
+        convert(path, tmp_path / "m.zse", "int4", layout="r16")
+        path = tmp_path / "m.zse"
+    with open_model(path) as source:
+        plan = plan_model(source, family="gpu", quantize="int4" if way == "repacked" else None).with_host_layers(1)
+        model = load_model(gpu, plan)
+        model.wait()
+        (layer,) = plan.host_layers
+        assert model.host_layers.memory.nbytes == plan.host_bytes == plan.layer_bytes[layer] == plan.slot_bytes
+        recorder = gpu.record()
+        model.host_layers.begin(recorder)
+        assert [(launch.symbol, launch.source.nbytes) for launch in recorder.launches] == [("fetch", plan.host_bytes)]
+        stored = place_host_layers(plan, model.host_layers.memory, model.weights)
+        assert {name.rpartition(".")[0] for name in stored} == {f"layers.{layer}"}
+        model.weights.update(stored)
+        check(gpu, model, tiny.by_role("wide", plan.config), 0 if way == "copied" else 0.16)
 
 
 @pytest.mark.parametrize("type", ["Q4_1", "Q8_0", "Q6_K", "F16", "BF16"])

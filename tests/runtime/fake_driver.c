@@ -4,7 +4,8 @@
  * stream on its own, so that a missing wait, event or stream order shows as wrong bytes. Device addresses are no host
  * addresses (bit 62 is set): touching device memory from the host faults. Fresh memory is filled with 0xCD. Memory of
  * the host that is not pinned is copied at the call, as drivers do; pinned memory is read when the copy runs.
- * fake_fail() makes a call fail; a sticky failure stays.
+ * fake_fail() makes a call fail; a sticky failure stays. With fake_set("eager_copies", 1) a stream that has copies and no kernels runs
+ * as soon as nothing that it waits for is left: what overwrites too early shows, as lazy streams show what comes too late.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -31,7 +32,7 @@ typedef uint64_t address_t;
 
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400,
        NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, ALREADY_REGISTERED = 712, NOT_REGISTERED = 713,
-       NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900 };
+       NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_UNJOINED = 904 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread uintptr_t current;
@@ -43,7 +44,7 @@ static char context_object;
 /* ---- settings, failures, counters: what a test asks for and looks at ---- */
 
 static int settings_devices = 1, settings_version = 13000, settings_major = 9, settings_minor = 0, settings_vmm = 1;
-static int settings_register_us, settings_init_us, settings_mode, settings_shared = 232448, settings_read_only_register = 1;
+static int settings_eager_copies, settings_register_us, settings_init_us, settings_mode, settings_shared = 232448, settings_read_only_register = 1;
 static size_t memory_limit = 1ull << 30, memory_used;
 
 #define MAX_RULES 64
@@ -60,6 +61,7 @@ void fake_set(const char *name, long long value) {
     else if (!strcmp(name, "shared")) settings_shared = (int)value;
     else if (!strcmp(name, "init_us")) settings_init_us = (int)value;
     else if (!strcmp(name, "register_us")) settings_register_us = (int)value;
+    else if (!strcmp(name, "eager_copies")) settings_eager_copies = (int)value;
     else if (!strcmp(name, "memory")) memory_limit = (size_t)value;
     else if (!strcmp(name, "read_only_register")) settings_read_only_register = (int)value;
     else abort();
@@ -159,7 +161,7 @@ static int is_pinned(uintptr_t start, size_t nbytes) {
 /* Host pointer behind device bytes; NULL when they are not all allocated. */
 static void *behind(address_t address, size_t nbytes) {
     uintptr_t start = address & ~DEVICE_BIT;
-    if (!(address & DEVICE_BIT)) return NULL;
+    if (!(address & DEVICE_BIT)) return find(start, nbytes, PINNED) ? (void *)start : NULL; /* one space of addresses */
     if (find(start, nbytes, DEVICE) || find(start, nbytes, PINNED)) return (void *)start;
     uintptr_t at = start, end = start + nbytes;
     while (at < end) {
@@ -198,9 +200,11 @@ typedef struct op {
     event_t *event;
     struct stream *waited; /* where the event was recorded when the wait was put into its stream */
     long generation;
+    struct stream *lane; /* of a captured op: its stream */
     struct op *next;
 } op_t;
-typedef struct stream { op_t *first, **last; int capturing; } stream_t;
+/* capture: of a capturing stream the stream that the capture began in, which collects the ops of all of them */
+typedef struct stream { op_t *first, **last; int eager; struct stream *capture; } stream_t;
 static float clock_ms;
 static char *launch_log;
 static size_t log_size;
@@ -294,8 +298,19 @@ static void put(stream_t *stream, op_t op) {
     op_t *kept = malloc(sizeof op);
     *kept = op;
     kept->next = NULL;
-    *stream->last = kept;
-    stream->last = &kept->next;
+    kept->lane = stream;
+    if (op.kind == WAIT && op.waited && op.waited->capture) stream->capture = op.waited->capture; /* it joins the capture */
+    stream_t *into = stream->capture ? stream->capture : stream;
+    *into->last = kept;
+    into->last = &kept->next;
+    if (stream->capture || !settings_eager_copies) return;
+    if (op.kind == TO_DEVICE && !stream->eager) stream->eager = 1;
+    if (op.kind == KERNEL) stream->eager = -1;
+    while (stream->eager > 0 && stream->first) {
+        op_t *next = stream->first;
+        if (next->kind == WAIT && next->event->done < next->generation) break;
+        run_one(stream);
+    }
 }
 
 static op_t copy_of(const op_t *op) {
@@ -560,7 +575,7 @@ int NAME(cuStreamDestroy_v2, hipStreamDestroy)(stream_t *stream) {
 
 int NAME(cuStreamSynchronize, hipStreamSynchronize)(stream_t *stream) {
     ENTER("stream_wait");
-    if (stream->capturing) status = CAPTURE_UNSUPPORTED;
+    if (stream->capture) status = CAPTURE_UNSUPPORTED;
     else {
         run_all(stream);
         status = sticky;
@@ -729,7 +744,7 @@ int NAME(cuStreamBeginCapture_v2, hipStreamBeginCapture)(stream_t *stream, int m
     (void)mode;
     ENTER("begin_capture");
     if (stream->first) status = CAPTURE_UNSUPPORTED;
-    else stream->capturing = 1;
+    else stream->capture = stream;
     LEAVE;
 }
 
@@ -737,9 +752,20 @@ int NAME(cuStreamEndCapture, hipStreamEndCapture)(stream_t *stream, op_t **graph
     ENTER("end_capture");
     *graph = calloc(1, sizeof **graph); /* a head before the first op */
     (*graph)->next = stream->first;
+    (*graph)->lane = stream;
+    for (op_t *op = stream->first; op; op = op->next) {
+        if (op->lane == stream) continue;
+        op->lane->capture = NULL;
+        int joined = 0; /* everything in another stream comes before a record that the first one waits for */
+        for (op_t *later = op, *record = NULL; later; later = later->next) {
+            if (later->lane == op->lane && later->kind == RECORD) record = later;
+            if (later->lane == stream && later->kind == WAIT && record && later->event == record->event) joined = 1;
+        }
+        if (!joined) status = CAPTURE_UNJOINED;
+    }
     stream->first = NULL;
     stream->last = &stream->first;
-    stream->capturing = 0;
+    stream->capture = NULL;
     LEAVE;
 }
 
@@ -782,7 +808,28 @@ int NAME(cuGraphExecDestroy, hipGraphExecDestroy)(op_t *executable) {
 
 int NAME(cuGraphLaunch, hipGraphLaunch)(op_t *executable, stream_t *stream) {
     ENTER("graph_launch");
-    for (op_t *op = executable->next; op; op = op->next) put(stream, copy_of(op));
+    /* Streams other than the first become new ones; events are recorded and waited for as they were when captured. */
+    stream_t *from[8] = {executable->lane}, *to[8] = {stream};
+    for (op_t *op = executable->next; op; op = op->next) {
+        int lane = 0;
+        while (lane < 8 && from[lane] && from[lane] != op->lane) lane++;
+        if (lane == 8) abort();
+        if (!from[lane]) {
+            from[lane] = op->lane;
+            to[lane] = calloc(1, sizeof **to);
+            to[lane]->last = &to[lane]->first;
+        }
+        op_t copy = copy_of(op);
+        if (op->kind == RECORD) {
+            copy.event->stream = to[lane];
+            copy.generation = ++copy.event->recorded;
+        }
+        if (op->kind == WAIT) {
+            copy.waited = copy.event->stream;
+            copy.generation = copy.event->recorded;
+        }
+        put(to[lane], copy);
+    }
     LEAVE;
 }
 

@@ -135,10 +135,10 @@ int main(int count, char **arguments) {
     zse_gpu_list *made = zse_gpu_list_create(list, 2, slots, 2, patches, 2, &symbol_max, 1, &error);
     int64_t expected = 0;
     for (symbols[0] = 0; symbols[0] <= 100; symbols[0]++) {
-        if (zse_gpu_list_submit(&driver, made, NULL, symbols, NULL, NULL, NULL, &where)) return 4;
+        if (zse_gpu_list_submit(&driver, made, NULL, NULL, symbols, NULL, NULL, NULL, &where)) return 4;
         expected += 2 * symbols[0] * (1 + (symbols[0] + 3) / 4);
     }
-    if (total != expected || zse_gpu_list_submit(&driver, made, NULL, symbols, NULL, NULL, NULL, &where) != ZSE_ERANGE) return 5;
+    if (total != expected || zse_gpu_list_submit(&driver, made, NULL, NULL, symbols, NULL, NULL, NULL, &where) != ZSE_ERANGE) return 5;
     zse_gpu_list_destroy(made);
     free(content), free(device), free(job), free(output), free(args), free(steps), free(slots_of_steps);
     close(fd);

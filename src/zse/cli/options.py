@@ -98,6 +98,12 @@ ENGINE = (
         help="of the memory that is free on a GPU, the share that they may take together (default: 0.95)",
     ),
     arg(
+        "--resident-layers",
+        type=Amount(int, 0, 1 << 16, shown="LAYERS"),
+        help="layers whose weights stay on a GPU; the others' stay in host memory and are copied in every step, one ahead (default: "
+        "as many as fit)",
+    ),
+    arg(
         "--quantize",
         choices=("int4", "int8", "fp8"),
         help="quantize 16- and 32-bit weights while loading (`zse convert` does it once for all; fp8 is for GPUs)",

@@ -63,6 +63,7 @@ RANGES = {
     "max_tokens_per_step": (1, 65536),
     "num_pages": (1, 1 << 22),
     "max_memory": (1, 1 << 50),
+    "resident_layers": (0, 1 << 16),
     "max_waiting": (1, 1 << 20),
     "max_waiting_tokens": (1, 1 << 30),
     "ageing_ms": (0, 3_600_000),
@@ -106,6 +107,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     verify_weights: bool | None = None
     max_memory: int | None = None
     gpu_memory_utilization: float | None = None
+    resident_layers: int | None = None
     max_waiting: int = 1024
     warm_grammars: bool | None = None
     lazy_masks: bool | None = None

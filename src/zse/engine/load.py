@@ -67,6 +67,9 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
             model = model_load.load_model(device, plan, verify_weights=config.verify_weights)
             phases.mark("weights reading")
         planned = memory.plan_memory(config, plan, device, None if draft is None else draft.plan)
+        plan = planned.model
+        if planned.expectation:
+            logging.getLogger("zse.engine").warning("%s", planned.expectation)
         if on_plan is not None:
             on_plan(planned)
         if not planned.config.graphs:

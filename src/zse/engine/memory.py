@@ -2,41 +2,69 @@
 takes a few milliseconds, so the plan cannot drift from what is allocated."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from zse.cache import groups, layout
 from zse.cache.pages import BLOCK
 from zse.engine import draft as draft_model
-from zse.engine.config import GPU_MEMORY_SHARE, EngineConfig, ResolvedConfig, for_encoder, resolve, settle
+from zse.engine.config import (
+    GPU_MEMORY_SHARE,
+    KV_MEMORY_SHARE,
+    EngineConfig,
+    ResolvedConfig,
+    for_encoder,
+    resolve,
+    settle,
+)
 from zse.engine.runner import Runner
 from zse.errors import ConfigError, MemoryPlanError
 from zse.models.load import load_model
 from zse.models.registry import forward_of
-from zse.models.weight_plan import STAGING_LABEL
+from zse.models.weight_plan import STAGING_LABEL, ModelPlan
 from zse.plan.record import Planner, StepBuffers
+from zse.runtime import probe
 from zse.runtime.counting import CountingDevice
+from zse.runtime.fetch import link_bytes_per_s
 
 Found = tuple[ResolvedConfig, dict[str, int], int]  # a configuration, and what count() says of it
 MIB = 1 << 20
 # A CUDA context with loaded kernels, measured on an H200 (driver 580): 527 MiB before anything is allocated.
 CONTEXT_BYTES = 530 * MIB
+# Tokens of a context, or the model's where that is shorter: where weights leave no room for so many, layers go to host memory.
+LEAST_CONTEXT = 2048
 
 
 class MemoryPlan(NamedTuple):
     """config: every value settled. parts: what it is for → bytes of device memory, the KV pages in full, and what features
     take when the first request asks for them; "load staging" is given back when the model is loaded. limit: what the parts must
     stay within, None when nothing says so; option: what says so. first_bytes: what is taken once the model is loaded: KV
-    pages get memory as they are written, on a GPU some at once; features with their first request."""
+    pages get memory as they are written, on a GPU some at once; features with their first request. model: the ModelPlan, with the
+    layers that stay in host memory. link: bytes a second that a copy to the device was measured at, 0 where there are none."""
 
     config: ResolvedConfig
     parts: dict[str, int]
     limit: int | None
     option: str
     first_bytes: int
+    model: ModelPlan
+    link: float = 0.0
 
     @property
     def total(self) -> int:
         return sum(self.parts.values())
+
+    @property
+    def expectation(self) -> str:
+        """What layers in host memory cost, in one line; empty without any."""
+        model = self.model
+        if not model.host_layers:
+            return ""
+        return (
+            f"{len(model.host_layers)} of {model.config.num_layers} layers stay in host memory ({_mib(model.host_bytes)}) and are "
+            f"copied in every step, at {self.link / 1e9:.1f} GB/s: at most {self.link / model.host_bytes:.3g} steps a second, "
+            "each a token of every running request (--resident-layers, --max-memory)"
+        )
 
     def describe(self) -> str:
         """A table for logs."""
@@ -51,6 +79,7 @@ class MemoryPlan(NamedTuple):
                 f"on a CPU {_mib(config.cache_idle_memory)} of them when idle (--cache-idle-memory); "
                 f"--max-context {config.max_context}, --max-concurrency {config.max_rows}, "
                 f"{config.max_tokens_per_step} tokens a step",
+                *([f"  {self.expectation}"] if self.expectation else []),
             )
         )
 
@@ -58,6 +87,8 @@ class MemoryPlan(NamedTuple):
 def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
     """Settle `config` for `plan` (zse.models.load.ModelPlan) on an open device and count its memory. draft: the
     ModelPlan of a draft model that runs beside.
+
+    Where not all layers fit, as many stay in host memory as must (with resident_layers: as it says).
 
     Raises MemoryPlanError that names what does not fit, in bytes, and the option that shrinks it.
     """
@@ -72,7 +103,7 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
         weight_bytes=weight_bytes,
         vocab_size=model.vocab_size,
         memory_bytes=limit or 0,
-        token_bytes=lambda: (_scratch(plan, device, 2048) - _scratch(plan, device, 1024)) // 1024,
+        token_bytes=partial(_token_bytes, plan, device),
     )
     # A row that has a whole context anyway gives nothing back.
     layers = groups.group_layers(model) if config.kv_layout == "paged" else groups.one_group(model)
@@ -99,19 +130,78 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
         )
         return found, *count(found, plan, device, draft)
 
-    room = None if limit is None else limit - weight_bytes
-    found = resolved_in(room)
-    if limit is not None and sum(found[1].values()) > limit:
-        found = _shrunk(found, resolved_in, limit)
-        if (total := sum(found[1].values())) > limit:
-            page_bytes = found[0].kv_bytes // found[0].num_pages
-            pages = max(0, limit - total + found[0].kv_bytes) // page_bytes
-            raise MemoryPlanError(_does_not_fit(found[1], limit, option, pages_of(found[0].page_size).capacity(pages)))
+    wanted, found = _wanted_host_layers(config, model.num_layers, device), None
+    if not wanted:
+        found = resolved_in(None if limit is None else limit - weight_bytes)
+        if limit is not None and sum(found[1].values()) > limit:
+            found = _shrunk(found, resolved_in, limit)
+    if limit is not None and wanted != 0 and (found is None or _is_tight(found, limit, config, model)):
+        plan, found = _with_host_layers(plan, resolved_in, limit, wanted, found)
+        if plan.host_layers:
+            found = found[0], *count(found[0], plan, device, draft)
+    assert found is not None
     resolved, parts, later = found
+    if limit is not None and (total := sum(parts.values())) > limit:
+        pages = max(0, limit - total + resolved.kv_bytes) // (resolved.kv_bytes // resolved.num_pages)
+        raise MemoryPlanError(_does_not_fit(parts, limit, option, pages_of(resolved.page_size).capacity(pages)))
+    link = _checked_link(plan, device) if plan.host_layers else 0.0
     first = sum(parts.values()) - resolved.kv_bytes - later - parts.get(STAGING_LABEL, 0)
     if not device.shares_memory:
         first += layout.first_nbytes(resolved.kv_bytes)
-    return MemoryPlan(resolved, parts, limit, option, first)
+    return MemoryPlan(resolved, parts, limit, option, first, plan, link)
+
+
+def _wanted_host_layers(config: EngineConfig, layers: int, device) -> int | None:
+    """How many the configuration says; None: as many as must be."""
+    if config.resident_layers is None:
+        return 0 if device.shares_memory else None
+    if device.shares_memory:
+        raise ConfigError("resident_layers is for GPUs: a CPU computes in host memory (leave --resident-layers out)")
+    return max(0, layers - config.resident_layers)
+
+
+def _is_tight(found: Found, limit: int, config: EngineConfig, model) -> bool:
+    """Whether all layers on the device are too many: over the limit, or beside them too short a context that nobody asked for."""
+    is_short = found[0].max_context < min(LEAST_CONTEXT, model.max_context)
+    is_free = config.max_context is None and config.num_pages is None
+    return sum(found[1].values()) > limit or (is_short and is_free)
+
+
+def _with_host_layers(
+    plan: ModelPlan, resolved_in: Callable[[int | None], Found], limit: int, wanted: int | None, otherwise: Found | None
+) -> tuple[ModelPlan, Found]:
+    """The plan with `wanted` layers in host memory, or as few as must be (None); KV pages have a share of the limit then. What
+    was found is counted with all layers on the device. The plan as it is and `otherwise` where nothing fits."""
+    whole = sum(plan.memory_bytes.values())
+
+    def within(count: int) -> tuple[ModelPlan, int]:
+        fewer = plan.with_host_layers(count)
+        return fewer, limit + whole - sum(fewer.memory_bytes.values())
+
+    layers = plan.config.num_layers
+    if wanted is not None:
+        fewer, room = within(wanted)
+        found = resolved_in(room - whole)
+        return fewer, found if sum(found[1].values()) <= room else _shrunk(found, resolved_in, room)
+    found = resolved_in(int(limit * KV_MEMORY_SHARE))
+    for count in range(1, layers + 1):
+        fewer, room = within(count)
+        if sum(found[1].values()) <= room:
+            return fewer, found
+    fewer, room = within(layers)
+    found = _shrunk(found, resolved_in, room)
+    return (fewer, found) if sum(found[1].values()) <= room or otherwise is None else (plan, otherwise)
+
+
+def _checked_link(plan: ModelPlan, device) -> float:
+    """Bytes a second from host memory to the device, where the host has room for the plan's layers. MemoryPlanError."""
+    free = probe.memory_bytes()["available"]
+    if free is not None and plan.host_bytes > free:
+        raise MemoryPlanError(
+            f"{len(plan.host_layers)} layers would stay in host memory, {_mib(plan.host_bytes)}; {_mib(free)} are available there: "
+            "use --quantize int4 or a smaller model"
+        )
+    return link_bytes_per_s(device)
 
 
 def _shrunk(found: Found, resolved_in: Callable[[int | None], Found], limit: int) -> Found:
@@ -153,6 +243,11 @@ def count(config: ResolvedConfig, plan, device, draft=None) -> tuple[dict[str, i
     return parts | found, later
 
 
+def _token_bytes(plan, device) -> int:
+    """Scratch that one more token of a step takes."""
+    return (_scratch(plan, device, 2048) - _scratch(plan, device, 1024)) // 1024
+
+
 def _scratch(plan, device, tokens: int) -> int:
     """Bytes of scratch that steps of so many tokens of one sequence work in."""
     counter = CountingDevice(device)
@@ -192,7 +287,7 @@ def _does_not_fit(parts: dict[str, int], limit: int, option: str, tokens: int) -
 
 
 # Parts that no option of the engine but the model's own makes smaller.
-MODEL_PARTS = ("embedding", "layers", "head", "draft model", "context", "kv host")
+MODEL_PARTS = ("embedding", "layers", "layer slots", "head", "draft model", "context", "kv host")
 
 
 def _mib(nbytes: int) -> str:

@@ -22,12 +22,14 @@ from zse.kernels import repack
 from zse.lazy import logging
 from zse.models import quantize_load, registry, repack_load
 from zse.models.checksums import Checks
+from zse.models.host_layers import HostLayers
 from zse.models.weight_plan import (
     FileTensor,
     MatrixPlan,
     ModelPlan,
     VectorPlan,
     place,
+    place_host_layers,
     plan_model,
     read_config,
     require_memory,
@@ -44,7 +46,7 @@ MERGE_GAP = 256  # bytes of padding between two copies that may be copied with t
 
 class Model:
     """weights: name ("embed", "layers.0.qkv", ...) → Weight. vectors: name ("layers.0.attn_norm", ...) → f32 Tensor.
-    Contents are valid after wait()."""
+    Contents are valid after wait(). host_layers: HostLayers, of layers whose weights are in memory of the host, or None."""
 
     def __init__(
         self,
@@ -55,11 +57,12 @@ class Model:
         begin=None,
         checks=None,
         finish=None,
+        host_layers: HostLayers | None = None,
     ):
         """begin: () → the device's BackgroundLoad, for start(). checks: the Checks of what is loaded. finish: called when it
         is done, or None."""
         self.config, self.weights, self.vectors, self.buffer = plan.config, weights, vectors, buffer
-        self.memory_bytes = plan.memory_bytes
+        self.memory_bytes, self.host_layers = plan.memory_bytes, host_layers
         self._source, self._begin, self._checks, self._finish = plan.source, begin, checks, finish
         self._loading: BackgroundLoad | None = None
 
@@ -121,17 +124,22 @@ def load_model(
         raise ValueError(f"a plan for {plan.family} on a {family}")
     buffer = device.alloc(sum(plan.memory_bytes.values()), label="weights")
     weights, vectors = place(plan, buffer)
+    stored, host_layers = weights, None
+    if plan.host_layers:
+        host_layers = HostLayers(plan, buffer, device.host_memory(plan.host_bytes, "layers"))
+        stored = weights | place_host_layers(plan, host_layers.memory, weights)
     checks = Checks(plan.source, device, verify_weights)
 
     for matrix in plan.matrices:
         if matrix.order is not None:
             device.write(weights[matrix.name].order, plan.orders[matrix.order].tobytes())
-    loader = Loader(device, plan, weights, vectors, checks.sums)
+    loader = Loader(device, plan, stored, vectors, checks.sums)
 
     def begin():
         return LOADS[family](loader)
 
-    model = Model(plan, weights, vectors, buffer, begin, checks, loader.repacking and loader.repacking.finish)
+    finish = loader.repacking and loader.repacking.finish
+    model = Model(plan, weights, vectors, buffer, begin, checks, finish, host_layers)
     if start:
         model.start()
     return model
@@ -357,7 +365,7 @@ def merge(copies: list[FileCopy]) -> list[LoadJob]:
     """As few jobs as there can be: neighbours in memory that are as far apart in the file become one."""
     jobs: list[LoadJob] = []
     previous: FileCopy | None = None
-    for copy in sorted(copies, key=lambda copy: copy.destination.offset):
+    for copy in sorted(copies, key=lambda copy: (id(copy.destination.buffer), copy.destination.offset)):
         if copy.source is not None:
             file, offset = copy.source
             if jobs and previous is not None and previous.source is not None:
@@ -365,7 +373,8 @@ def merge(copies: list[FileCopy]) -> list[LoadJob]:
                 start: Tensor = last.args["destination"]
                 distance = copy.destination.offset - start.offset
                 gap = distance - last.nbytes
-                if last.fd == file.fd and offset - last.offset == distance and 0 <= gap < MERGE_GAP:
+                is_beside = start.buffer is copy.destination.buffer and last.fd == file.fd
+                if is_beside and offset - last.offset == distance and 0 <= gap < MERGE_GAP:
                     nbytes = distance + copy.destination.nbytes
                     joined = Tensor(start.buffer, (nbytes,), "u8", start.offset)
                     jobs[-1] = last._replace(nbytes=nbytes, field="weights", args={"destination": joined})

@@ -35,6 +35,8 @@ MAX_GROUP = 32  # query heads that share a KV head, of the attention kernels
 LOAD_GROUPS = {"cpu": None, "gpu": 128}
 STAGING_LABEL = "load staging"  # memory that a load needs and gives back
 MATRICES = ("matrix", "table")  # kinds of roles
+# Places on the device that the layers of the host's memory take turns in: one is computed with while the next is copied.
+LAYER_SLOTS = 2
 
 
 class FileTensor(NamedTuple):
@@ -72,8 +74,9 @@ class VectorPlan(NamedTuple):
 
 class ModelPlan(NamedTuple):
     """What will be loaded. policy: how dense matrices are quantized while loading, or None. memory_bytes: device memory
-    by label: embedding, layers, head. family: of the device ("cpu", "gpu"), which decides layouts and alignment. orders: name →
-    i32 [K], the input at each column of the matrices that say so; those of a layer that have the same one share it."""
+    by label: embedding, layers, head, layer slots. family: of the device ("cpu", "gpu"), which decides layouts and alignment. orders: name →
+    i32 [K], the input at each column of the matrices that say so; those of a layer that have the same one share it. host_layers: those
+    whose matrices stay in the host's memory and are copied in every step, ascending."""
 
     source: ModelSource
     config: ModelConfig
@@ -83,6 +86,40 @@ class ModelPlan(NamedTuple):
     memory_bytes: dict[str, int]
     family: str = "cpu"
     orders: dict[str, array] = {}
+    host_layers: tuple[int, ...] = ()
+
+    @property
+    def layer_bytes(self) -> list[int]:
+        """Of each layer's matrices, as they lie in memory."""
+        sizes = [0] * self.config.num_layers
+        for matrix in self.matrices:
+            if matrix.name.startswith("layers."):
+                sizes[_layer(matrix.name, self.config)] += _placed_bytes(matrix, ALIGN[self.family])
+        return sizes
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of a layer slot."""
+        sizes = self.layer_bytes
+        return max((sizes[layer] for layer in self.host_layers), default=0)
+
+    @property
+    def host_bytes(self) -> int:
+        """Of the host's memory, and what every step copies."""
+        sizes = self.layer_bytes
+        return sum(sizes[layer] for layer in self.host_layers)
+
+    def with_host_layers(self, count: int) -> "ModelPlan":
+        """The plan with `count` of the layers in the host's memory, evenly among the others: while these are computed, the
+        next is copied."""
+        total = self.config.num_layers
+        layers = tuple((number + 1) * total // count - 1 for number in range(count))
+        plan = self._replace(host_layers=layers)
+        memory = _memory_bytes(self.matrices, self.vectors, self.orders, ALIGN[self.family])
+        if layers:
+            memory["layers"] -= plan.host_bytes
+            memory["layer slots"] = min(LAYER_SLOTS, count) * plan.slot_bytes
+        return plan._replace(memory_bytes=memory)
 
 
 def read_config(source: ModelSource) -> ModelConfig:
@@ -292,13 +329,17 @@ def _layer(name: str, config: ModelConfig) -> int:
     return int(name.split(".")[1]) if name.startswith("layers.") else config.num_layers
 
 
+def _placed_bytes(matrix: MatrixPlan, align: int) -> int:
+    return sum(_aligned(plane.nbytes, align) for plane in matrix.planes)
+
+
 def _memory_bytes(
     matrices: Sequence[MatrixPlan], vectors: Sequence[VectorPlan], orders: dict[str, array], align: int
 ) -> dict[str, int]:
     total = {"embedding": 0, "layers": 0, "head": 0}
     for matrix in matrices:
         label = {"embed": "embedding", "head": "head"}.get(matrix.name, "layers")
-        total[label] += sum(_aligned(plane.nbytes, align) for plane in matrix.planes)
+        total[label] += _placed_bytes(matrix, align)
     total["layers"] += sum(_aligned(4 * vector.size, align) for vector in vectors)
     total["layers"] += sum(_aligned(4 * len(order), align) for order in orders.values())
     return {label: nbytes for label, nbytes in total.items() if nbytes}
@@ -317,7 +358,8 @@ def require_memory(bytes_by_label: dict[str, int], limit: int | None) -> None:
 
 
 def place(plan: ModelPlan, buffer, base: int = 0) -> tuple[dict[str, Weight], dict[str, Tensor]]:
-    """Weights and vectors of the plan in `buffer`, from byte `base` on, in the order of a `.zse` file."""
+    """Weights and vectors of the plan in `buffer`, from byte `base` on, in the order of a `.zse` file; behind them the layer
+    slots, in which the weights of host layers are."""
     align, offset = ALIGN[plan.family], base
     weights, vectors = {}, {}
     for vector in plan.vectors:
@@ -327,13 +369,38 @@ def place(plan: ModelPlan, buffer, base: int = 0) -> tuple[dict[str, Weight], di
     for name, order in plan.orders.items():
         orders[name] = Tensor(buffer, (len(order),), "i32", offset)
         offset += _aligned(4 * len(order), align)
+    later: list[MatrixPlan] = []
     for matrix in plan.matrices:
-        planes = {}
-        for plane in matrix.planes:
-            planes[plane.name] = Tensor(buffer, plane.shape, plane.dtype, offset)
-            offset += _aligned(plane.nbytes, align)
-        weights[matrix.name] = Weight(matrix.shape, matrix.scheme, planes, matrix.layout, orders.get(matrix.order))
+        if _layer(matrix.name, plan.config) in plan.host_layers:
+            later.append(matrix)
+            continue
+        weights[matrix.name] = _weight_at(matrix, buffer, offset, align, orders.get(matrix.order))
+        offset += _placed_bytes(matrix, align)
+    ends: dict[int, int] = {}  # of layers in their slots
+    for matrix in later:
+        layer = _layer(matrix.name, plan.config)
+        at = ends.get(layer, offset + plan.host_layers.index(layer) % LAYER_SLOTS * plan.slot_bytes)
+        weights[matrix.name] = _weight_at(matrix, buffer, at, align, orders.get(matrix.order))
+        ends[layer] = at + _placed_bytes(matrix, align)
     return weights, vectors
+
+
+def place_host_layers(plan: ModelPlan, host, weights: dict[str, Weight]) -> dict[str, Weight]:
+    """The weights of host layers where they are loaded to, one layer behind the other in `host`."""
+    found, offset, align = {}, 0, ALIGN[plan.family]
+    for matrix in plan.matrices:
+        if _layer(matrix.name, plan.config) in plan.host_layers:
+            found[matrix.name] = _weight_at(matrix, host, offset, align, weights[matrix.name].order)
+            offset += _placed_bytes(matrix, align)
+    return found
+
+
+def _weight_at(matrix: MatrixPlan, buffer, offset: int, align: int, order: Tensor | None) -> Weight:
+    planes = {}
+    for plane in matrix.planes:
+        planes[plane.name] = Tensor(buffer, plane.shape, plane.dtype, offset)
+        offset += _aligned(plane.nbytes, align)
+    return Weight(matrix.shape, matrix.scheme, planes, matrix.layout, order)
 
 
 def _aligned(nbytes: int, align: int) -> int:

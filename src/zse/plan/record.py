@@ -208,13 +208,20 @@ class Planner:
             raise ConfigError(f"a step of {max_tokens} tokens: the buffers hold {capacity}")
         run = Run(self, recorder, step, recorder.symbol("tokens", max_tokens), max_tokens)
         run.types = types
+        host_layers = self.model.host_layers
+        if host_layers is not None:
+            host_layers.begin(recorder)
         run.share_attention(longest_run)
         room = self._room(max_tokens, self.max_tokens)
         run.play(self._begin, self._place(self._begin, room), "", run.tokens)
         self._record_ropes(run)
         for layer, part in enumerate(self._layers):
             run.layer = layer
+            if host_layers is not None:
+                host_layers.before(recorder, layer)
             run.play(part, self._place(part, room), f"layers.{layer}.", run.tokens)
+            if host_layers is not None:
+                host_layers.after(recorder, layer)
         return run
 
     def _record_end(

@@ -411,7 +411,7 @@ class Device:
 
     def host_memory(self, nbytes: int, label: str) -> "Any":
         """Memory of the host for copy_out and copy_in, page-locked on a GPU: `address`, `nbytes`, `free()`. DeviceError."""
-        return Buffer(nbytes, label, self._account)
+        return Buffer(nbytes, label, self._account if self.shares_memory else Account())
 
     def copy_out(self, host: int, source: int, nbytes: int) -> None:
         """Copy device memory to an address within host_memory(), in the order of copy(). The host may look once what

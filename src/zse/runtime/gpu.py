@@ -110,7 +110,8 @@ class GPUDevice(PackedGPU):
         self.use()
         self.stream = driver.pointer("stream_create", NON_BLOCKING)
         self.copy_stream = driver.pointer("stream_create", NON_BLOCKING)
-        self._capture_stream = 0
+        self._capture_streams: list[int] = []
+        self._fetch_events: dict[int, int] = {}
         self.table = self._driver_table()
 
     def _driver_table(self) -> native.GPUDriverTable:
@@ -304,11 +305,18 @@ class GPUDevice(PackedGPU):
         """A ticket is done with its event."""
         self._events.append(event)
 
-    def capture_stream(self) -> int:
-        """A stream of its own for captures: the compute stream goes on meanwhile."""
-        if not self._capture_stream:
-            self._capture_stream = self.driver.pointer("stream_create", NON_BLOCKING)
-        return self._capture_stream
+    def fetch_event(self, number: int) -> int:
+        """The event of fetches of this number, recorded anew by each; -1: of what a fetch waits for."""
+        if number not in self._fetch_events:
+            self.use()
+            self._fetch_events[number] = self.driver.pointer("event_create", EVENT_NO_TIMING)
+        return self._fetch_events[number]
+
+    def capture_streams(self) -> list[int]:
+        """Streams for captures, in place of the compute and the copy stream: those go on meanwhile."""
+        while len(self._capture_streams) < 2:
+            self._capture_streams.append(self.driver.pointer("stream_create", NON_BLOCKING))
+        return self._capture_streams
 
     def close(self) -> None:
         """Stop; its memory, graphs and events go with it. Closing twice does nothing."""
@@ -322,11 +330,10 @@ class GPUDevice(PackedGPU):
                 self.synchronize()
                 for graph in list(self._graphs):
                     graph.close()
-                for event in self._events:
+                for event in (*self._events, *self._fetch_events.values()):
                     self.driver.event_destroy(event)
-                for stream in (self.stream, self.copy_stream, self._capture_stream):
-                    if stream:
-                        self.driver.stream_destroy(stream)
+                for stream in (self.stream, self.copy_stream, *self._capture_streams):
+                    self.driver.stream_destroy(stream)
                 for module in self._modules.values():
                     self.driver.module_unload(module)
                 self._release_context()

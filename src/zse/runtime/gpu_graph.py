@@ -8,6 +8,7 @@ from zse.lazy import logging
 from zse.runtime import native
 from zse.runtime.bindings.driver import pointer_array
 from zse.runtime.device import Copy, Graph, Launch, Recorder, Ticket
+from zse.runtime.fetch import Await, Fetch
 from zse.runtime.launch_list import LaunchList
 
 TYPE_CHECKING = False
@@ -22,6 +23,18 @@ MAX_CAPTURED = 96
 # of 1 ms, nothing of longer ones, where a core would be burned.
 SPIN_US = 2_000
 MAX_REMEMBERED = 1024  # numbers seen once
+KINDS = {
+    "upload": native.GPU_UPLOAD,
+    "download": native.GPU_DOWNLOAD,
+    "fetch": native.GPU_FETCH,
+    "await": native.GPU_AWAIT,
+}
+CALLS = {
+    "upload": "to_device_async",
+    "download": "to_host_async",
+    "fetch": "to_device_async",
+    "await": "stream_wait_event",
+}
 
 
 def _check_grid(launch: Launch, cluster: int) -> None:
@@ -82,17 +95,18 @@ class GPUGraph(Graph):
         self._runtime = device._runtime
         recorded = LaunchList(self, native.GPULaunch)
         for number, launch in enumerate(self.launches):
-            if isinstance(launch, Copy):
-                into, slots, staging = recorded.launches[number], recorded.slots, launch.staging
-                into.kind = native.GPU_UPLOAD if launch.symbol == "upload" else native.GPU_DOWNLOAD
-                into.first_arg, into.num_args = len(slots), 3
-                host = staging.host_address  # type: ignore[attr-defined]
-                slots += [staging.buffer.address + launch.offset, host + launch.offset, launch.nbytes]
+            if not isinstance(launch, Launch):
+                into, slots = recorded.launches[number], recorded.slots
+                into.kind, into.first_arg = KINDS[launch.symbol], len(slots)
+                slots += self._slots_of(launch)
+                into.num_args = len(slots) - into.first_arg
                 continue
             program = device.program(launch.symbol)
             _check_grid(launch, program.cluster)
             into = recorded.add(number, launch)
-            into.function, into.overlaps = program.address, device.overlaps
+            # A kernel that overlaps may read weights before the launch before has ended: not those that are awaited.
+            is_behind = number and isinstance(self.launches[number - 1], Await)
+            into.function, into.overlaps = program.address, device.overlaps and not is_behind
             into.threads, into.shared_bytes, into.cluster = program.threads, program.shared_bytes, program.cluster
             into.wide = sum(1 << place for place, (_, kind) in enumerate(launch.params or ()) if kind == "tensormap")
         self._where = c_int64()
@@ -100,6 +114,17 @@ class GPUGraph(Graph):
         self.can_capture = device.supports_capture and len(self.launches) > 1
         self._list = recorded.create("zse_gpu_list_create")
         device._graphs.add(self)
+
+    def _slots_of(self, launch: Copy | Fetch | Await) -> list[int]:
+        """As zse_gpu.h has them."""
+        if isinstance(launch, Copy):
+            host = launch.staging.host_address  # type: ignore[attr-defined]
+            return [launch.staging.buffer.address + launch.offset, host + launch.offset, launch.nbytes]
+        if isinstance(launch, Await):
+            return [self.device.fetch_event(launch.number)]
+        source = launch.source
+        events = [self.device.fetch_event(number) for number in (-1, launch.number)]
+        return [launch.destination.address, source.address, source.nbytes, *events]
 
     def prepare(self, **symbols: int) -> None:
         """Capture the graph for these values now (about 3 µs a launch), not at their second replay."""
@@ -122,7 +147,15 @@ class GPUGraph(Graph):
             event = device.take_event()
             executable = self._executable(values, symbols) if self.can_capture else None
             status = self._runtime.zse_gpu_list_submit(
-                device.table, self._list, device.stream, values, executable, event, None, self._where
+                device.table,
+                self._list,
+                device.stream,
+                device.copy_stream,
+                values,
+                executable,
+                event,
+                None,
+                self._where,
             )
             if status:
                 where = self._where.value
@@ -141,7 +174,7 @@ class GPUGraph(Graph):
         if where >= len(self.launches):
             return driver.error("graph_launch", status, self.describe())
         launch = self.launches[where]
-        role = {"upload": "to_device_async", "download": "to_host_async"}.get(launch.symbol, "launch_ex")
+        role = CALLS.get(launch.symbol, "launch_ex")
         return driver.error(
             role if driver.has(role) else "launch", status, f"{launch.symbol}, launch {where}, grid {launch.grid}"
         )
@@ -180,14 +213,14 @@ class GPUGraph(Graph):
         device = self.device
         driver = device.driver
         device.use()
-        stream = device.capture_stream()
+        streams = device.capture_streams()
         graph = ctypes.c_void_p()
         try:
-            driver.begin_capture(stream, CAPTURE_RELAXED)
+            driver.begin_capture(streams[0], CAPTURE_RELAXED)
             status = self._runtime.zse_gpu_list_submit(
-                device.table, self._list, stream, values, None, None, None, self._where
+                device.table, self._list, *streams, values, None, None, None, self._where
             )
-            driver.end_capture(stream, byref(graph))
+            driver.end_capture(streams[0], byref(graph))
             if status:
                 raise self._error(status, self._where.value, symbols)
             return driver.pointer("graph_instantiate", graph, 0)
@@ -222,7 +255,15 @@ class GPUGraph(Graph):
                 marks.append(driver.pointer("event_create", 0))
             with device.submit_lock:
                 status = self._runtime.zse_gpu_list_submit(
-                    device.table, self._list, device.stream, values, None, None, pointer_array(marks), self._where
+                    device.table,
+                    self._list,
+                    device.stream,
+                    device.copy_stream,
+                    values,
+                    None,
+                    None,
+                    pointer_array(marks),
+                    self._where,
                 )
                 if status:
                     raise self._error(status, self._where.value, symbols)

@@ -47,9 +47,10 @@ zse_gpu_list *zse_gpu_list_create(const zse_gpu_launch *launches, int64_t num_la
     *error = ZSE_EINVAL;
     for (int64_t i = 0; i < num_launches; i++) {
         const zse_gpu_launch *launch = &list->launches[i];
-        if (launch->kind > ZSE_GPU_DOWNLOAD || launch->num_args > ZSE_MAX_ARGS) goto fail;
+        static const uint32_t slots[] = {0, 3, 3, 5, 1}; /* of each kind but kernels */
+        if (launch->kind > ZSE_GPU_AWAIT || launch->num_args > ZSE_MAX_ARGS) goto fail;
         if (launch->first_arg > num_args || launch->num_args > num_args - launch->first_arg) goto fail;
-        if (launch->kind == ZSE_GPU_KERNEL ? !launch->function || !launch->threads : launch->num_args != 3) goto fail;
+        if (launch->kind == ZSE_GPU_KERNEL ? !launch->function || !launch->threads : launch->num_args != slots[launch->kind]) goto fail;
         for (uint32_t j = 0; j < launch->num_args; j++) {
             uint64_t *slot = &list->args[launch->first_arg + j];
             list->params[launch->first_arg + j] = launch->wide >> j & 1 ? (void *)(uintptr_t)*slot : (void *)slot;
@@ -101,7 +102,16 @@ static int32_t prepare(zse_gpu_list *list, const int64_t *symbols, int64_t *wher
     return ZSE_OK;
 }
 
-int32_t zse_gpu_list_submit(const zse_gpu_driver *driver, zse_gpu_list *list, void *stream, const int64_t *symbols,
+/* The copy's stream waits for what `stream` was given so far: what reads the destination has been submitted before. */
+static int32_t fetch(const zse_gpu_driver *driver, const uint64_t *args, void *stream, void *copies) {
+    void *free_event = (void *)(uintptr_t)args[3], *ready = (void *)(uintptr_t)args[4];
+    int32_t status = driver->event_record(free_event, stream);
+    if (!status) status = driver->stream_wait_event(copies, free_event, 0);
+    if (!status) status = driver->to_device(args[0], (const void *)(uintptr_t)args[1], args[2], copies);
+    return status ? status : driver->event_record(ready, copies);
+}
+
+int32_t zse_gpu_list_submit(const zse_gpu_driver *driver, zse_gpu_list *list, void *stream, void *copies, const int64_t *symbols,
                             void *executable, void *event, void *const *marks, int64_t *where) {
     int32_t status = prepare(list, symbols, where);
     if (status) return status;
@@ -120,6 +130,10 @@ int32_t zse_gpu_list_submit(const zse_gpu_driver *driver, zse_gpu_list *list, vo
             status = args[2] ? driver->to_device(args[0], (const void *)(uintptr_t)args[1], args[2], stream) : 0;
         else if (launch->kind == ZSE_GPU_DOWNLOAD)
             status = args[2] ? driver->to_host((void *)(uintptr_t)args[1], args[0], args[2], stream) : 0;
+        else if (launch->kind == ZSE_GPU_FETCH)
+            status = fetch(driver, args, stream, copies);
+        else if (launch->kind == ZSE_GPU_AWAIT)
+            status = driver->stream_wait_event(stream, (void *)(uintptr_t)args[0], 0);
         else if (launch->grid[0] && launch->grid[1] && launch->grid[2]) /* a driver refuses an empty grid */
             status = launch_kernel(driver, launch, list->params + launch->first_arg, stream, launch->overlaps && !marks);
         if (status) return status;

@@ -45,15 +45,18 @@ typedef struct {
     int32_t (*graph_launch)(void *executable, void *stream);
     int32_t (*host_register)(void *host, size_t nbytes, uint32_t flags);
     int32_t (*host_unregister)(void *host);
+    int32_t (*stream_wait_event)(void *stream, void *event, uint32_t flags);
     int32_t (*stream_wait)(void *stream); /* not NULL: called after every entry, so that a failure has a name (slow) */
     uintptr_t current;
 } zse_gpu_driver;
 
-enum { ZSE_GPU_KERNEL = 0, ZSE_GPU_UPLOAD = 1, ZSE_GPU_DOWNLOAD = 2 };
+enum { ZSE_GPU_KERNEL = 0, ZSE_GPU_UPLOAD = 1, ZSE_GPU_DOWNLOAD = 2, ZSE_GPU_FETCH = 3, ZSE_GPU_AWAIT = 4 };
 
 /* One entry of a launch list. Kernel: arguments are 8-byte slots [first_arg, first_arg + num_args); bit i of `wide` says
  * that slot i is the address of the argument's bytes (a tensor map) instead of the argument. Copy: slots are device
- * address, host address, bytes. */
+ * address, host address, bytes. Fetch: a copy to the device in the stream of copies, once all that stands before it is done;
+ * slots are those of a copy, an event of its own use, the event that says it is done. Await: what follows waits for the
+ * event in its slot. */
 typedef struct {
     void *function;
     uint32_t kind, first_arg, num_args, wide;
@@ -76,12 +79,12 @@ zse_gpu_list *zse_gpu_list_create(const zse_gpu_launch *launches, int64_t num_la
                                   int32_t *error);
 void zse_gpu_list_destroy(zse_gpu_list *list);
 
-/* Puts the whole list into `stream`, then records `event` (NULL: none). `executable`: a captured graph to launch instead of
+/* Puts the whole list into `stream`, fetches into `copies` (NULL where there are none), then records `event` (NULL: none). `executable`: a captured graph to launch instead of
  * walking the list. `marks` (NULL: none): num_launches + 1 events, one recorded before each entry and one after the last;
  * launches do not overlap then. Callers serialise calls on one list.
  * Returns 0; ZSE_ERANGE with where = index of the symbol, or -1 for a grid, out of range; or a driver's code with
  * where = index of the entry (num_launches: the graph launch or the event). */
-int32_t zse_gpu_list_submit(const zse_gpu_driver *driver, zse_gpu_list *list, void *stream, const int64_t *symbols,
+int32_t zse_gpu_list_submit(const zse_gpu_driver *driver, zse_gpu_list *list, void *stream, void *copies, const int64_t *symbols,
                             void *executable, void *event, void *const *marks, int64_t *where);
 
 /* Waits for the event: polls for up to spin_us, then blocks in the driver. */
