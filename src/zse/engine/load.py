@@ -68,10 +68,7 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
             phases.mark("weights reading")
         planned = memory.plan_memory(config, plan, device, None if draft is None else draft.plan)
         plan = planned.model
-        if planned.expectation:
-            logging.getLogger("zse.engine").warning("%s", planned.expectation)
-        if on_plan is not None:
-            on_plan(planned)
+        _tell(planned, on_plan)
         if not planned.config.graphs:
             device.supports_capture = False
         if model is None:
@@ -120,6 +117,14 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
             device.close()
         raise
     return Loaded(engine, planned.config, plan.config, source, device, planned)
+
+
+def _tell(planned: memory.MemoryPlan, on_plan) -> None:
+    """The plan to who asked for it, and what layers in host memory cost to everybody."""
+    if planned.expectation:
+        logging.getLogger("zse.engine").warning("%s", planned.expectation)
+    if on_plan is not None:
+        on_plan(planned)
 
 
 def _read_ahead(device: str, files) -> loads.ReadAhead:

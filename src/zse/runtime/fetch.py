@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from typing import Any
 
     from zse.runtime.device import Device, Recorder
-    from zse.tensor import Tensor
 
 MEASURED_BYTES, MEASURED_TIMES = 64 << 20, 3  # 1.2 ms each over PCIe 5
 
 
 class Fetch:
-    """A recorded copy from the host to the device, beside what follows. number: of the fetch among those that run at once."""
+    """A recorded copy from the host to the device, beside what follows. number: of the fetch among those that run at once;
+    destination, source: Tensors."""
 
     __slots__ = ("args", "number", "destination", "source")
 
     symbol, grid = "fetch", (1,)
 
-    def __init__(self, number: int, destination: "Tensor", source: "Tensor"):
+    def __init__(self, number: int, destination: "Any", source: "Any"):
         self.number, self.destination, self.source = number, destination, source
         self.args = Args(destination=destination.buffer, source=source.buffer)
 
@@ -49,7 +49,7 @@ class Await:
         return f"Await({self.number})"
 
 
-def fetch(recorder: "Recorder", number: int, destination: "Tensor", source: "Tensor") -> None:
+def fetch(recorder: "Recorder", number: int, destination: "Any", source: "Any") -> None:
     """Record a copy of `source`, in host_memory() of the device, to `destination`: after everything recorded before, at the same
     time as what is recorded behind it. Fetches of one number are awaited before the next one is recorded."""
     if destination.nbytes != source.nbytes:
