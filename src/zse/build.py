@@ -158,7 +158,7 @@ class Builder:
         try:
             path = str(importlib.import_module("zse.formats.store").resolve(model))
             threads = probe.default_threads()
-            needed = importlib.import_module("zse.engine.needed").kernels_of(path, level, threads)
+            needed = importlib.import_module("zse.engine.load").kernels_of(path, level, threads)
         except ZSEError as error:
             self.say(f"{error}; all kernels are compiled")
             self.kernel_library(level)

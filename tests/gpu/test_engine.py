@@ -1,10 +1,13 @@
 """The engine's own tests (tests/engine/test_runner.py) on the CUDA device: batching, chunks, preemption, cancellation,
 sampling, log-probabilities, scoring, all with a step submitted ahead."""
 
+import time
+
 import pytest
 import tiny_model
 from test_runner import (  # noqa: F401
     alone,
+    greedy,
     run,
     test_bias_and_penalties_do_what_they_say,
     test_cancel_in_the_middle_leaves_the_others_alone,
@@ -18,6 +21,7 @@ from gpu.harness import device
 from zse.engine.config import EngineConfig
 from zse.engine.load import load_engine
 from zse.engine.metrics import Phases
+from zse.kernel import emit, nvrtc
 
 GPU = device()
 TINY_LIMIT = 0.05  # of the largest logit: as in test_models.py
@@ -46,7 +50,7 @@ def engine_of(model):
 
 
 def test_a_row_that_is_not_finite_fails_alone(engine_of, tmp_path):
-    from test_runner import MANY, greedy
+    from test_runner import MANY
 
     path = tiny_model.write(tmp_path / "nan", nan=True, head_dim=64)
     engine = engine_of(model=str(path), max_rows=4)
@@ -130,3 +134,22 @@ def test_log_probabilities_and_scores_are_close_to_the_cpu(engine_of):
     print(f"\nlargest logit {largest:.2f}, allowed {limit:.3f}")
     for got in ([entry.logprob for entry in logprobs], scores):
         assert got == pytest.approx(wanted[len(ids) - 1 : -1], abs=limit)
+
+
+def test_a_first_start_compiles_its_kernels_side_by_side(model, tmp_path, monkeypatch, caplog):
+    """Without a pack and a cache: one line, and nothing is compiled one by one; the next start makes no text."""
+    monkeypatch.setenv("ZSE_HOME", str(tmp_path))
+    config = EngineConfig(model=str(model), device="cuda", max_rows=4)
+    seconds = []
+    for number in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(nvrtc, "compile_text", lambda *args: pytest.fail("compiled one by one"))
+            patch.setattr(emit, "emit_gpu", lambda *args: pytest.fail("text was made"))
+            begin = time.perf_counter()
+            loaded = load_engine(config, Phases(lambda: 0.0))
+            run(loaded.engine, a=([5, 6, 7] * 40, greedy()), b=([5], greedy()))
+            seconds.append(time.perf_counter() - begin)
+            loaded.engine.close()
+            loaded.source.close()
+        assert caplog.text.count("compiling") == 1, number
+    print(f"first start {seconds[0]:.1f} s, second {seconds[1]:.2f} s")

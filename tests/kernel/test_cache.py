@@ -163,3 +163,41 @@ def test_reading_a_pack_imports_no_compiler(tmp_path):
         env={**os.environ, "ZSE_HOME": str(tmp_path)},
     )
     assert done.stdout.strip() == "[]"
+
+
+@needs_nvrtc
+def test_a_kernel_is_found_by_its_symbol_without_its_text(home, monkeypatch):
+    first = cache.Kernels("sm_80", None, lambda arch: VARIANTS, "sources")("scale_2")
+    monkeypatch.setattr(cache.emit, "emit_gpu", lambda *args: pytest.fail("text was made"))
+    monkeypatch.setattr(nvrtc.Nvrtc, "compile", lambda *args: pytest.fail("compiled again"))
+    assert cache.Kernels("sm_80", None, lambda arch: pytest.fail("listed"), "sources")("scale_2") == first
+    assert "scale_2" in cache.Kernels("sm_80", None, lambda arch: {}, "sources")
+    assert "scale_2" not in cache.Kernels("sm_80", None, lambda arch: {}, "other sources")
+    assert cache.read_named("scale_2", "sm_90a", "sources") is None
+
+
+@needs_nvrtc
+def test_what_will_be_asked_for_is_compiled_at_once(tmp_path, monkeypatch):
+    """By `zse kernels build`, when the first of it is not there; a second start has all."""
+    monkeypatch.setenv("ZSE_HOME", str(tmp_path))
+    symbols = ["gather_rows", "update_pages", "feed_tokens"]
+    kernels = cache.open_pack("sm_80")
+    kernels.ahead = lambda: [*symbols, "no_kernel_of_a_gpu"]
+    compiled = kernels("gather_rows")
+    assert kernels.ahead is None
+    monkeypatch.setattr(nvrtc.Nvrtc, "compile", lambda *args: pytest.fail("compiled here"))
+    assert cache.open_pack("sm_80")("gather_rows") == compiled
+    assert all(kernels[symbol]["params"] for symbol in symbols)
+
+
+def test_what_cannot_be_compiled_ahead_is_told_when_it_is_asked_for(home, monkeypatch):
+    monkeypatch.setattr(cache.sys, "executable", "/bin/false")
+
+    def no_compiler():
+        raise ConfigError("NVRTC is not here")
+
+    monkeypatch.setattr(nvrtc, "nvrtc", no_compiler)
+    kernels = cache.Kernels("sm_80", None, lambda arch: VARIANTS, "sources")
+    kernels.ahead = lambda: ["scale_1"]
+    with pytest.raises(ConfigError, match="run `zse kernels build --arch sm_80` .NVRTC is not here"):
+        kernels["scale_1"]

@@ -131,6 +131,14 @@ def test_mutants_of_cubins_and_packs_are_compiled_again(home, compilers):
         assert images() == expected, what
         assert len(compilers) == (changed != whole[path]) and path.read_bytes() == whole[path], what
         del compilers[:]
+    symbols = sorted((home / "kernels" / "symbols").iterdir())
+    whole = {path: path.read_bytes() for path in symbols}
+    assert len(symbols) == len(SYMBOLS)
+    for number, path in zip(range(300), itertools.cycle(symbols)):
+        swapped = whole[symbols[(number + 3) % len(symbols)]]
+        what, changed = next(mutants(whole[path], swapped, SEED + number))
+        path.write_bytes(swapped if number % 2 else changed)
+        assert images() == expected and not compilers and path.read_bytes() == whole[path], what
 
 
 def test_a_pack_of_another_architecture_version_or_source_is_not_read(home, compilers, monkeypatch):
@@ -299,7 +307,7 @@ for number in range({rounds}):
     while len(list(home.glob("ready-*"))) < 8:
         time.sleep(0.001)
     for symbol in here.SYMBOLS:
-        assert cache.compile_cached(here.Variant(symbol), "sm_80").cubin == here.right()[symbol]
+        assert cache.compile_cached(here.Variant(symbol), "sm_80", sources="").cubin == here.right()[symbol]
 assert here.images() == here.right()
 """
 
@@ -310,8 +318,10 @@ def test_eight_processes_fill_the_cache_at_once(home, rounds=50):
     racers = [subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE) for _ in range(8)]
     assert [racer.communicate(timeout=300)[1] for racer in racers] == [b""] * 8
     for number in range(rounds):
-        files = list((home / str(number) / "kernels").rglob("*.*"))
-        assert len(files) == 8 and {path.suffix for path in files} == {".cubin"}
+        kept = home / str(number) / "kernels"
+        assert not list(kept.rglob("*.tmp"))
+        assert len(list((kept / "cubins").iterdir())) == 8
+        assert len(list((kept / "symbols").iterdir())) == (16 if number == rounds - 1 else 8)
 
 
 # kernels of a CPU, compiled on demand ---------------------------------------------------------------------------------

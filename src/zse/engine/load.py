@@ -4,11 +4,14 @@ recording."""
 import sys
 from contextlib import suppress
 from importlib import import_module
+from types import SimpleNamespace
+
+import msgspec
 
 from zse import env, lazy
 from zse.cache import groups, prefix
 from zse.cache import pages as cache_pages
-from zse.engine import core, memory, messages, offload
+from zse.engine import core, memory, messages, metrics, offload
 from zse.engine import draft as draft_model
 from zse.engine import runner as engine_runner
 from zse.engine.config import GPU_MIXED_TOKENS, QUEUE_TOKENS, EngineConfig, ResolvedConfig
@@ -53,6 +56,7 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
         plan = _plan_beside(opening, source, config)
         device = opening.result()
         phases.mark("device open")
+        device.compile_ahead(lambda: gpu_kernels_of(config, device))
         if plan is None or plan.family != device.kernels:
             plan = model_load.plan_model(source, quantize=config.quantize, family=device.kernels)
         if config.draft_model is not None:
@@ -222,6 +226,29 @@ def build_from_arguments(arguments: list[str], phases, opening=None):
         memory_bytes=loaded.memory_bytes,
         phases_ms=phases.ms,
     )
+
+
+def kernels_of(model: str, level: str, threads: int) -> set[str]:
+    """The symbols that a start of `model`, a path, and its first requests ask a CPU for, with default options; features that a
+    request names come on top. Reads the file's head, no weights. Raises as load_engine()."""
+    asking = import_module("zse.engine.needed").AskingDevice(level, threads)
+    return _asked(EngineConfig(model=model, device="cpu"), asking)
+
+
+def gpu_kernels_of(config: EngineConfig, device) -> set[str]:
+    """Those of a start with `config` on a GPU like `device`."""
+    return _asked(
+        msgspec.structs.replace(config, cache_disk=None), import_module("zse.engine.needed").AskingGPU(device)
+    )
+
+
+def _asked(config: EngineConfig, device) -> set[str]:
+    opening = SimpleNamespace(done=True, result=lambda: device)
+    loaded = load_engine(config, metrics.Phases(lambda: 0.0), opening=opening)
+    while loaded.engine.runner.record_ahead():
+        pass
+    loaded.source.close()
+    return device.asked | {job.symbol for jobs in device.loads for job in jobs if job.symbol is not None}
 
 
 def park(arguments: list[str]):

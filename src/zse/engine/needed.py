@@ -1,12 +1,8 @@
-"""Which CPU kernels a model needs to serve: its engine is built, and its steps are recorded, on a device that has none."""
+"""Devices without kernels, that note which ones an engine asks them for (zse.engine.load: kernels_of)."""
 
-from types import SimpleNamespace
-
-from zse.engine.config import EngineConfig
-from zse.engine.load import load_engine
-from zse.engine.metrics import Phases
-from zse.runtime.device import Program
-from zse.runtime.null import NullDevice
+from zse.runtime.buffer import Buffer, DeviceBuffer
+from zse.runtime.device import Program, Staging
+from zse.runtime.null import NullDevice, NullGPU
 
 
 class AskingDevice(NullDevice):
@@ -21,13 +17,43 @@ class AskingDevice(NullDevice):
         return Program(symbol, 0, {})
 
 
-def kernels_of(model: str, level: str, threads: int) -> set[str]:
-    """The symbols that a start of `model`, a path, and its first requests ask for, with default options; features that a
-    request names come on top. Reads the file's head, no weights. Raises as load_engine()."""
-    device = AskingDevice(level, threads)
-    opening = SimpleNamespace(done=True, result=lambda: device)
-    loaded = load_engine(EngineConfig(model=model, device="cpu"), Phases(lambda: 0.0), opening=opening)
-    while loaded.engine.runner.record_ahead():
-        pass
-    loaded.source.close()
-    return device.asked | {job.symbol for jobs in device.loads for job in jobs if job.symbol is not None}
+class NoMemory(DeviceBuffer):
+    """Room that nobody writes to."""
+
+    __slots__ = ()
+
+    def _allocate(self) -> int:
+        return 1 << 20
+
+    def _release(self) -> None:
+        return
+
+
+class AskingGPU(NullGPU):
+    """A GPU like another one, of its memory only the size, that notes the kernels it is asked for."""
+
+    def __init__(self, device):
+        super().__init__(device.isa)
+        self.asked = set[str]()
+        self.num_sms, self.shared_bytes, self.l2_bytes = device.num_sms, device.shared_bytes, device.l2_bytes
+        self.memory_total, self.memory_free = device.memory_total, device.memory_free
+        self.repacks = True
+
+    def program(self, symbol: str) -> Program:
+        self.asked.add(symbol)
+        return Program(symbol, 0, {})
+
+    def alloc(self, nbytes: int, label: str = "other"):
+        return NoMemory(nbytes, label, self._account)
+
+    def staging(self, nbytes: int, label: str = "staging") -> Staging:
+        return Staging(Buffer(nbytes, label, self._account), self.shares_memory)
+
+    def read(self, tensor) -> bytes:
+        return bytes(tensor.nbytes)
+
+    def write(self, tensor, data) -> None:
+        return
+
+    def copy(self, destination: int, source: int, nbytes: int) -> None:
+        return

@@ -6,6 +6,8 @@ another key or of another architecture is compiled again, never loaded; where no
 cubins/<key>.cubin   magic, the key, u64 length and SHA-256 of the rest, the rest: u32 length of a JSON entry, the entry, the cubin.
                      key = SHA-256 of the text without comments, the options, the compiler's version, the architecture and zse's
                      version. AMD: a code object, likewise.
+symbols/<key>.cubin  the same without a cubin: the entry has the key of the one that a symbol stood for. key = SHA-256 of the symbol, the
+                     architecture, the fingerprint and zse's version. A start makes no text then (30 ms a kernel).
 <arch>-<fingerprint>.pack   magic, the key, u64 length and SHA-256 of a JSON head, the head, the cubins. key = SHA-256 of the
                      architecture, the fingerprint (a hash of the package's kernel sources) and zse's version. The head has these,
                      and per symbol its manifest entry with "place": [offset, length, SHA-256].
@@ -18,6 +20,7 @@ import mmap
 import os
 import re
 import struct
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -25,6 +28,7 @@ from pathlib import Path
 from zse import __version__, env, trust
 from zse.errors import CompileError, ConfigError
 from zse.kernel import amd, archs, emit, nvrtc
+from zse.lazy import logging, subprocess
 
 CUBIN_MAGIC = b"ZSECUBN2"
 PACK_MAGIC = b"ZSEPACK2"
@@ -104,15 +108,15 @@ def _key(*parts: object) -> str:
 # one cubin -----------------------------------------------------------------------------------------------------------
 
 
-def cubin_path(key: str) -> Path:
-    """Where the cubin with this key stands."""
-    return folder() / "cubins" / f"{key}.cubin"
+def cubin_path(key: str, kind: str = "cubins") -> Path:
+    """Where the cubin with this key stands. kind: "cubins" or "symbols"."""
+    return folder() / kind / f"{key}.cubin"
 
 
-def read_cubin(key: str) -> tuple[dict, bytes] | None:
+def read_cubin(key: str, kind: str = "cubins") -> tuple[dict, bytes] | None:
     """(entry, cubin), or None if the file is not there, not whole, not of this key, or perhaps another user's work."""
     try:
-        with trust.open_kept(str(cubin_path(key)), str(folder())) as file:
+        with trust.open_kept(str(cubin_path(key, kind)), str(folder())) as file:
             data = file.read()
     except PermissionError as error:
         trust.warn_once("compiled kernels are not read from %s: %s", error.filename, error.strerror)
@@ -126,17 +130,28 @@ def read_cubin(key: str) -> tuple[dict, bytes] | None:
     return json.loads(covered[4 : 4 + size]), covered[4 + size :]
 
 
-def write_cubin(key: str, entry: dict, cubin: bytes) -> None:
+def write_cubin(key: str, entry: dict, cubin: bytes, kind: str = "cubins") -> None:
     """Put a cubin and its manifest entry into the cache, where that can be written."""
     head = json.dumps(entry, separators=(",", ":"), sort_keys=True).encode()
     try:
-        _keep(cubin_path(key), _sealed(CUBIN_MAGIC, key, struct.pack("<I", len(head)) + head + cubin))
+        _keep(cubin_path(key, kind), _sealed(CUBIN_MAGIC, key, struct.pack("<I", len(head)) + head + cubin))
     except OSError as error:
         trust.warn_once("compiled kernels are kept in memory only: %s: %s", error.filename or folder(), error.strerror)
 
 
-def compile_cached(variant: "Variant", arch: str, force: bool = False) -> "Compiled":
-    """compile_variant() unless the cache has it. For Metal the "cubin" is the text itself: the system compiles it."""
+def read_named(symbol: str, arch: str, sources: str) -> "Compiled | None":
+    """The kernel that compile_cached() made of these sources (fingerprint()), if the cache has it."""
+    name = read_cubin(_key("symbol", symbol, arch, sources), "symbols")
+    found = read_cubin(name[0]["key"]) if name is not None else None
+    if found is None:
+        return None
+    entry, cubin = found
+    return nvrtc.Compiled(symbol, arch, cubin, text="", **entry)
+
+
+def compile_cached(variant: "Variant", arch: str, force: bool = False, sources: str | None = None) -> "Compiled":
+    """compile_variant() unless the cache has it. For Metal the "cubin" is the text itself: the system compiles it. sources:
+    fingerprint(), for read_named() to find it."""
     text, entry = emit.emit_gpu(variant, arch)
     maker = archs.maker_of(arch)
     if maker == "metal":
@@ -151,6 +166,9 @@ def compile_cached(variant: "Variant", arch: str, force: bool = False) -> "Compi
     if found is None:
         compiled = compile_text(text, entry, variant.symbol, arch)
         write_cubin(key, compiled.manifest(), compiled.cubin)
+    if sources is not None:
+        write_cubin(_key("symbol", variant.symbol, arch, sources), {"key": key}, b"", "symbols")
+    if found is None:
         return compiled
     stored, cubin = found
     return nvrtc.Compiled(variant.symbol, arch, cubin, stored["registers"], stored["spills"], text, **entry)
@@ -237,10 +255,21 @@ class Pack:
 class Kernels(Mapping):
     """Where a device finds its compiled kernels: symbol → manifest entry, {"params": [[name, type], ...], "threads", "cluster",
     "shared_bytes", "registers", "spills", "origin", "image"}; `image(entry["image"])` → cubin; calling it with a symbol gives both.
-    What the pack lacks is compiled when it is asked for."""
+    What the pack lacks comes out of the cache, or is compiled when it is asked for.
 
-    def __init__(self, arch: str, pack: Pack | None, variants: "Callable[[str], Mapping[str, Variant]]"):
+    sources: fingerprint(), if the caller has it. ahead: gives symbols that are going to be asked for; without a pack the first one that
+    the cache lacks has all of them compiled, by other processes side by side."""
+
+    def __init__(
+        self,
+        arch: str,
+        pack: Pack | None,
+        variants: "Callable[[str], Mapping[str, Variant]]",
+        sources: str | None = None,
+    ):
         self.arch, self.pack, self._variants = arch, pack, variants
+        self._sources = sources or fingerprint()
+        self.ahead: Callable[[], Iterable[str]] | None = None
         self._compiled: dict[str, Compiled] = {}
         self.manifest: Mapping[str, dict] = self
 
@@ -253,22 +282,48 @@ class Kernels(Mapping):
     def __len__(self) -> int:
         return len(self._known())
 
+    def __contains__(self, symbol: object) -> bool:
+        return (
+            symbol in self._compiled
+            or (self.pack is None and read_named(str(symbol), self.arch, self._sources) is not None)
+            or symbol in self._known()
+        )
+
     def __getitem__(self, symbol: str) -> dict:
         """KeyError for an unknown symbol. CompileError or ConfigError where the kernel must be compiled and cannot."""
         if self.pack is not None:
             return self.pack.manifest[symbol]
-        known = self._compiled.get(symbol) or self._compile(self._variants(self.arch)[symbol])
+        known = self._compiled.get(symbol) or self._made(symbol)
         return {**known.manifest(), "image": symbol}
 
-    def _compile(self, variant: "Variant") -> "Compiled":
-        try:
-            compiled = compile_cached(variant, self.arch)
-        except ConfigError as error:
-            raise ConfigError(
-                f"no kernels for {self.arch} are built: run `zse kernels build --arch {self.arch}` ({error})"
-            ) from None
-        self._compiled[variant.symbol] = compiled
+    def _made(self, symbol: str) -> "Compiled":
+        """From the cache, else compiled."""
+        compiled = read_named(symbol, self.arch, self._sources)
+        if compiled is None and self.ahead is not None:
+            ahead, self.ahead = self.ahead, None
+            self._make_ahead(ahead())
+            compiled = read_named(symbol, self.arch, self._sources)
+        if compiled is None:
+            try:
+                compiled = compile_cached(self._variants(self.arch)[symbol], self.arch, sources=self._sources)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"no kernels for {self.arch} are built: run `zse kernels build --arch {self.arch}` ({error})"
+                ) from None
+        self._compiled[symbol] = compiled
         return compiled
+
+    def _make_ahead(self, symbols: Iterable[str]) -> None:
+        """Into the cache, what it lacks of `symbols`, by `zse kernels build`. What cannot be compiled is told when it is asked for."""
+        known = self._variants(self.arch)
+        missing = [name for name in symbols if name in known and not read_named(name, self.arch, self._sources)]
+        logging.getLogger("zse.kernels").warning(
+            "compiling %d kernels for %s, once; `zse kernels build` compiles all", len(missing), self.arch
+        )
+        command = [sys.executable, "-m", "zse", "kernels", "build", "--arch", self.arch]
+        command += [word for name in missing for word in ("--op", name)]
+        nothing = subprocess.DEVNULL
+        subprocess.run(command, stdin=nothing, stdout=nothing, stderr=nothing)
 
     def image(self, symbol: str) -> bytes:
         """The cubin of an entry's "image"."""
@@ -276,7 +331,7 @@ class Kernels(Mapping):
             try:
                 return self.pack.image(symbol)
             except CompileError:
-                return self._compile(self._variants(self.arch)[symbol]).cubin
+                return self._made(symbol).cubin
         return self._compiled[symbol].cubin
 
     def __call__(self, symbol: str) -> tuple[bytes, dict]:
@@ -306,7 +361,7 @@ def open_pack(arch: str) -> Kernels:
             trust.warn_once("compiled kernels are not read from %s: %s", error.filename, error.strerror)
         except (OSError, CompileError):
             continue
-    return Kernels(arch, pack, package_variants)
+    return Kernels(arch, pack, package_variants, sources)
 
 
 def build(
@@ -329,7 +384,7 @@ def build(
     if wanted and not symbols:
         raise ConfigError(f"no kernel's name starts with {' or '.join(wanted)}; `zse kernels list` shows them")
     compiled: list[Compiled] = []
-    for one in _compile_all(arch, symbols, jobs, force):
+    for one in _compile_all(arch, symbols, jobs, force, fingerprint()):
         compiled.append(one)
         say(f"{one.symbol}: {one.registers} registers, {one.spills} bytes spilled, {one.shared_bytes:,} bytes shared")
     if wanted and path is None:
@@ -343,22 +398,23 @@ def build(
     return target, compiled
 
 
-def _compile_all(arch: str, symbols: list[str], jobs: int, force: bool) -> "Iterator[Compiled]":
+def _compile_all(arch: str, symbols: list[str], jobs: int, force: bool, sources: str) -> "Iterator[Compiled]":
     if jobs <= 1 or len(symbols) <= 2:
-        yield from (_compile_one(arch, symbol, force) for symbol in symbols)
+        yield from (_compile_one(arch, symbol, force, sources) for symbol in symbols)
         return
     import multiprocessing  # a start reads packs and compiles nothing: with the next line 9 ms
     from concurrent.futures import ProcessPoolExecutor
 
     # Spawned: NVRTC and a forked process that has threads do not go together.
     with ProcessPoolExecutor(min(jobs, len(symbols)), mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(_compile_one, [arch] * len(symbols), symbols, [force] * len(symbols), chunksize=1)
+        count = len(symbols)
+        yield from pool.map(_compile_one, [arch] * count, symbols, [force] * count, [sources] * count, chunksize=1)
 
 
 _variants_here: dict[str, "dict[str, Variant]"] = {}
 
 
-def _compile_one(arch: str, symbol: str, force: bool) -> "Compiled":
+def _compile_one(arch: str, symbol: str, force: bool, sources: str) -> "Compiled":
     if arch not in _variants_here:
         _variants_here[arch] = package_variants(arch)
-    return compile_cached(_variants_here[arch][symbol], arch, force)
+    return compile_cached(_variants_here[arch][symbol], arch, force, sources)

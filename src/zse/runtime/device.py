@@ -28,7 +28,7 @@ from zse.runtime.symbol import Sym
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
     from zse.runtime.load import BackgroundLoad, LoadJob
@@ -442,6 +442,9 @@ class Device:
     def symbols(self) -> "list[str]":
         """The kernels that this device has."""
         return sorted(self._manifest)
+
+    def compile_ahead(self, symbols: "Callable[[], Iterable[str]]") -> None:
+        """What `symbols` gives will be asked for: a device that compiles kernels when they are, compiles them side by side."""
 
     def check_sources(self, error: Exception) -> None:
         """Why a launch does not fit, if that is why: DeviceError when the kernels were compiled from other sources than

@@ -23,7 +23,7 @@ from zse.runtime.gpu_memory import PORTABLE, GPUBuffer, GPUStaging, GrowingBuffe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from zse.runtime.cpu import CPUDevice
     from zse.runtime.gpu_graph import GPUGraph
@@ -65,6 +65,10 @@ class PackedGPU(GPUCapabilities):
     @property
     def _manifest(self) -> "Mapping[str, dict]":  # type: ignore[override]
         return self.pack.manifest
+
+    def compile_ahead(self, symbols: "Callable[[], Iterable[str]]") -> None:
+        if isinstance(self.pack, cache.Kernels):
+            self.pack.ahead = symbols
 
     def _check_shared(self, symbol: str, entry: dict) -> None:
         if entry.get("shared_bytes", 0) > self.shared_bytes:
