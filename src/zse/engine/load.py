@@ -54,9 +54,8 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
         if on_source is not None:
             on_source(source)
         plan = _plan_beside(opening, source, config)
-        device = opening.result()
+        device = _opened(opening, config)
         phases.mark("device open")
-        device.compile_ahead(lambda: gpu_kernels_of(config, device))
         if plan is None or plan.family != device.kernels:
             plan = model_load.plan_model(source, quantize=config.quantize, family=device.kernels)
         if config.draft_model is not None:
@@ -134,6 +133,13 @@ def _tell(planned: memory.MemoryPlan, on_plan) -> None:
 def _read_ahead(device: str, files) -> loads.ReadAhead:
     """What reads the files that are not in the page cache, none for a CPU: its loader begins at once."""
     return loads.ReadAhead([file for file in files if device != "cpu" and file.is_cold])
+
+
+def _opened(opening, config: EngineConfig):
+    """The device, which knows how to learn what it will be asked for."""
+    device = opening.result()
+    device.compile_ahead(lambda: gpu_kernels_of(config, device))
+    return device
 
 
 def _plan_beside(opening, source, config: EngineConfig):
