@@ -10,6 +10,7 @@ import hashlib
 import threading
 import time
 from array import array
+from contextlib import ExitStack, closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -117,7 +118,10 @@ class Calibration:
         write_rows(matrix, self._weights[matrix.name], first + start, F32.quantize(values))
 
     def close(self) -> None:
+        """Give back all memory; what it says of itself stays. Closing twice does nothing."""
         self._free_layer()
+        self._states, self._squares, self._inputs = [], {}, {}
+        self._fixed.buffer.free()
         self._device.close()
 
     # -- the walk
@@ -132,12 +136,12 @@ class Calibration:
         planner, device = self._planner, self._device
         recorder = device.record()
         planner.record_beginning(recorder)
-        graph, states = recorder.finish(), []
-        for chunk in chunks:
-            device.write(planner.buffers.token_ids, array("i", chunk).tobytes())
-            graph.run()
-            states.append(device.read(planner.carried))
-        graph.close()
+        states = []
+        with closing(recorder.finish()) as graph:
+            for chunk in chunks:
+                device.write(planner.buffers.token_ids, array("i", chunk).tobytes())
+                graph.run()
+                states.append(device.read(planner.carried))
         return states
 
     def _load_layer(self) -> None:
@@ -161,7 +165,7 @@ class Calibration:
 
     def _collect(self) -> None:
         """The layer over the text as it is: the squares of what its products read."""
-        device, planner, state = self._device, self._planner, self._planner.carried
+        device, planner = self._device, self._planner
         self._inputs, self._squares, self._value_of = {}, {}, {}
         graphs: list[tuple[Any, Any, Any]] = []  # what runs, and what it leaves for a product to read
 
@@ -169,29 +173,28 @@ class Calibration:
             value = node.inputs[0]
             self._value_of[run.prefix + node.weights["weight"]] = value
             if node.op != "experts" and all(value is not other for _, other, _ in graphs):
-                graphs.append((run.recorder.finish(), value, run.t[value]))
+                graphs.append((opened.enter_context(closing(run.recorder.finish())), value, run.t[value]))
                 run.recorder = device.record()
 
-        run = planner.record_layer(device.record(), self._layer, tap)
-        for chunk in self._states:
-            device.write(state, chunk)
-            for graph, value, tensor in graphs:
-                graph.run()
-                x = np.frombuffer(device.read(tensor), np.float32).reshape(tensor.shape)
-                self._squares[value] = x.T @ x + self._squares.get(value, np.float32(0))
-        for graph, _, _ in graphs:
-            graph.close()
-        run.recorder.finish().close()
+        with ExitStack() as opened:
+            planner.record_layer(device.record(), self._layer, tap)  # what comes behind the last tap is not run
+            for chunk in self._states:
+                device.write(planner.carried, chunk)
+                for graph, value, tensor in graphs:
+                    graph.run()
+                    x = np.frombuffer(device.read(tensor), np.float32).reshape(tensor.shape)
+                    self._squares[value] = x.T @ x + self._squares.get(value, np.float32(0))
 
     def _run_layer(self) -> None:
         """The layer over the text with its weights as they were rounded: what the next one gets."""
         device, planner = self._device, self._planner
-        graph = planner.record_layer(device.record(), self._layer).recorder.finish()
-        for number, chunk in enumerate(self._states):
-            device.write(planner.carried, chunk)
-            graph.run()
-            self._states[number] = device.read(planner.carried)
-        graph.close()
+        recorder = device.record()
+        planner.record_layer(recorder, self._layer)
+        with closing(recorder.finish()) as graph:
+            for number, chunk in enumerate(self._states):
+                device.write(planner.carried, chunk)
+                graph.run()
+                self._states[number] = device.read(planner.carried)
 
 
 def _layer(name: str) -> int | None:

@@ -110,6 +110,7 @@ def convert(
         writer = ZseWriter(out, [job.planned for job in jobs], small, vocabulary, identity)
         with writer:
             _write(writer, jobs, clip_search, threads or os.cpu_count() or 1, progress, calibration)
+            opened.close()  # its memory is wanted for the perplexity
             model.check_unchanged()
 
             def accept(part: str) -> None:
