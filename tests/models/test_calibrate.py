@@ -75,7 +75,7 @@ def test_inputs_are_those_of_the_forward(family, tmp_path, monkeypatch):
     calibration.close()
 
 
-def test_what_is_refused(tmp_path, monkeypatch):
+def test_what_is_refused(tmp_path, monkeypatch, capsys):
     with pytest.raises(ConfigError, match="to calibrate on has 39 tokens, and 40 are the least"):
         opened(tiny.FAMILIES[0], tmp_path, monkeypatch, range(3, 42))
     source = str(tiny.write(tiny.FAMILIES[0], tmp_path))
@@ -84,7 +84,9 @@ def test_what_is_refused(tmp_path, monkeypatch):
     with pytest.raises(FormatError):  # without a tokenizer there is no text
         monkeypatch.undo()
         convert(source, tmp_path / "o.zse", "int4", calibrate=partial(Calibration, text="x"))
-    assert main(["convert", source, str(tmp_path / "o.zse"), "--quant", "f16", "--calibrate", __file__]) == 2
+    words = ["convert", source, str(tmp_path / "o.zse"), "--quant"]
+    assert main([*words, "f16", "--calibrate", __file__]) == main([*words, "int4", "--calibrate-tokens", "4096"]) == 2
+    assert "goes with --quant int4" in (told := capsys.readouterr().err) and "goes with --calibrate FILE" in told
     monkeypatch.setattr("zse.models.load.plan_model", lambda source: None)
     encoder = SimpleNamespace(path="e", tensors={})
     monkeypatch.setattr(

@@ -72,8 +72,7 @@ ARGUMENTS = (
     arg(
         "--calibrate-tokens",
         type=Amount(int, CHUNK, 1 << 20),
-        default=DEFAULT_TOKENS,
-        help="how much of the text is used (default: %(default)s)",
+        help=f"how much of the text is used (default: {DEFAULT_TOKENS:,})",
     ),
     arg("--no-perplexity", action="store_true", help="do not measure what quantizing costs"),
     arg(
@@ -110,7 +109,10 @@ def run(args) -> int:
         if not (args.quant or args.head or "").startswith("int"):
             raise ConfigError("--calibrate goes with --quant int4, int5, int6 or int8")
         text = text_of(args.calibrate)
-        calibrate = partial(Calibration, text=text, tokens=args.calibrate_tokens, threads=args.threads)
+        tokens = args.calibrate_tokens or DEFAULT_TOKENS
+        calibrate = partial(Calibration, text=text, tokens=tokens, threads=args.threads)
+    elif args.calibrate_tokens is not None:
+        raise ConfigError("--calibrate-tokens goes with --calibrate FILE")
     evaluate = _evaluator(source, args) if gate is not None or args.quant and not args.no_perplexity else None
     with ProgressBar("convert") as bar:
         progress = None if args.quiet else lambda done, total, name: bar("writing", done, total)
