@@ -259,20 +259,28 @@ def test_select_refuses(names, file, error, words):
 
 
 def test_an_embedding_model_brings_what_its_vectors_are_made_by(zse, fake, home):
-    modules = b'[{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]'
+    kinds = (("Pooling", "1_Pooling"), ("Dense", "2_Dense"))
+    modules = json.dumps([{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds])
     fake.repos["org/embeds"] = fake.repos["org/name"] | {
-        "modules.json": modules,
+        "modules.json": modules.encode(),
         "1_Pooling/config.json": b'{"pooling_mode_cls_token": true}',
         "sentence_bert_config.json": b'{"max_seq_length": 256}',
-        "2_Dense/config.json": b"{}",
+        "2_Dense/config.json": b'{"in_features": 4, "out_features": 3, "bias": false}',
+        "2_Dense/model.safetensors": b"weights",
+        "2_Dense/pytorch_model.bin": b"pickle",
+        "3_Other/config.json": b"{}",
     }
     folder = Path(zse("pull", "hf:org/embeds").stdout.strip())
-    assert (folder / "1_Pooling_config.json").is_file() and not (folder / "2_Dense").exists()
+    assert (folder / "1_Pooling_config.json").is_file() and not any(name.is_dir() for name in folder.iterdir())
+    assert not any("Other" in name or "pickle" in name or name.endswith(".bin") for name in os.listdir(folder))
     assert json.loads((folder / "config.json").read_text())["architectures"], (
         "a folder's config.json is not the model's"
     )
-    assert sentence.settings(str(folder), os.listdir(folder)) == {
-        "modules": ["Pooling"],
+    settings, weights = sentence.settings(str(folder), os.listdir(folder))
+    assert settings == {
+        "modules": ["Pooling", "Dense"],
         "pooling": "cls",
+        "dense": [{"inputs": 4, "outputs": 3, "bias": False, "activation": "tanh"}],
         "max_seq_length": 256,
     }
+    assert [os.path.basename(path) for path in weights] == ["2_Dense_model.safetensors"]

@@ -64,6 +64,7 @@ class Forwards:
         self._top_of: dict[int, _TopRequest] = {}
         self._final_norm: Any = None
         self._classifier: pooling.Classifier | None = None
+        self._dense: pooling.DenseModules | None = None
 
     def run(self, pieces: list[Piece]) -> None:
         """Run a chunk. Its hidden states stay readable until anything else runs; K and V are in the pages."""
@@ -123,13 +124,14 @@ class Forwards:
 
     def hidden(self, place: int, count: int):
         """Hidden states after the final norm, NumPy [count, hidden_size], of the chunk's tokens from `place` on: of an encoder as they
-        are, f32, until anything else runs; else float64, the norm computed here: on no device is its f32 output needed otherwise."""
+        are, f32, until anything else runs; of what norms_on_host float64, the norm computed here: on no device is its f32 output
+        needed otherwise."""
         planner = self._planner
         tensor = planner.hidden
         width = tensor.shape[1]
         part = Tensor(tensor.buffer, (count, width), "f32", tensor.offset + 4 * width * place)
         lines = np.frombuffer(self._device.read(part), np.float32).reshape(count, width)
-        if not planner.config.causal:
+        if not planner.forward.norms_on_host:
             return lines
         lines = lines.astype(np.float64)
         if self._final_norm is None:
@@ -141,6 +143,15 @@ class Forwards:
         if self._classifier is None:
             self._classifier = pooling.Classifier(self._planner.forward, self._vector)
         return self._classifier(pooled)
+
+    def dense(self, pooled):
+        """What the model's dense modules make of pooled states, float64 NumPy [texts, embedding_size]; without such modules the
+        states themselves."""
+        if not self._planner.config.dense:
+            return pooled
+        if self._dense is None:
+            self._dense = pooling.DenseModules(self._planner.config.dense, self._vector)
+        return self._dense(pooled)
 
     def _vector(self, name: str):
         """A vector of the model in float64, None where there is none."""

@@ -202,10 +202,14 @@ class JobQueue(Feature):
         count = sum(piece.num_tokens for _, piece in pieces)
         self._scheduler.observe_jobs(count, seconds)
         self._counters["job_tokens"] += count
+        ended = []
         for job, piece in pieces:
             job.computed_len += piece.num_tokens
             if not job.is_completed and job.computed_len == len(job.tokens):
-                self._finish(job)
+                ended.append(job)
+        vectors = self._vectors([job for job in ended if job.pool is not None])
+        for job in ended:
+            self._finish(job, vectors.get(job.id))
         return True
 
     # -- inside a chunk
@@ -334,12 +338,20 @@ class JobQueue(Feature):
         values -= np.log(np.exp(values).sum())
         job.logprobs = [TokenLogprob(float(values[target]), []) for target in job.ask.targets]
 
-    def _finish(self, job: Job) -> None:
+    def _vectors(self, jobs: list[Job]) -> dict[int, Any]:
+        """What each job's pooled states become, f64, by its id. Texts pass dense modules together: their matrices are read once."""
+        forwards = self._engine.runner.forwards
+        found = {job.id: forwards.classify(job.pool.result()) for job in jobs if job.pool and job.ask.what == "labels"}
+        texts = [job for job in jobs if job.id not in found]
+        if texts:
+            pooled = forwards.dense(np.array([job.pool.result() for job in texts if job.pool], np.float64))
+            found |= {job.id: line for job, line in zip(texts, pooled, strict=True)}
+        return found
+
+    def _finish(self, job: Job, total: Any = None) -> None:
+        """total: of a job with a pool, its vector."""
         ask, vector = job.ask, None
-        if job.pool is not None:
-            total = job.pool.result()
-            if ask.what == "labels":
-                total = self._engine.runner.forwards.classify(total)
+        if total is not None:
             if ask.normalize:
                 total = total / max(float(np.sqrt((total * total).sum())), 1e-12)
             if not np.isfinite(total).all():

@@ -111,7 +111,7 @@ PACKED_TOKENS = 256
 
 
 class Measured(msgspec.Struct, tag_field="kind", tag=True):
-    """engine → server: the one answer to an Ask. vector: f32 little-endian [hidden_size] ("last", "mean"). logprobs:
+    """engine → server: the one answer to an Ask. vector: f32 little-endian [hidden_size of Ready] ("last", "mean"). logprobs:
     of "logprobs" one for each token of the prompt from Ask.first on, None for the very first, which nothing stands
     before; of "targets" one for each target, in order. packed: the same as bytes, as the server gets them."""
 

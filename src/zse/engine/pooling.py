@@ -1,7 +1,8 @@
-"""What becomes of an encoder's hidden states, and of a decoder's where a vector is asked for: pooling, and the classifier of a
-cross-encoder. On the host in float64: it is a few numbers a sequence."""
+"""What becomes of an encoder's hidden states, and of a decoder's where a vector is asked for: pooling, dense modules, and the
+classifier of a cross-encoder. On the host in float64: it is a few numbers a sequence."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from zse.lazy import numpy as np
@@ -37,6 +38,34 @@ class StatePool:
         return self._state / self._count if self.kind == "mean" else self._state
 
 
+ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "identity": lambda x: x,
+    "tanh": lambda x: np.tanh(x),
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": lambda x: x * 0.5 * (1 + np.vectorize(math.erf, otypes=[np.float64])(x / math.sqrt(2))),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+}
+
+
+class DenseModules:
+    """Dense modules of sentence-transformers, one behind the other. configs: ModelConfig.dense; read: as of Classifier. Products in
+    f32, as sentence-transformers computes them: a matrix of EmbeddingGemma is 9 MB so."""
+
+    def __init__(self, configs: Any, read: Any):
+        self._layers = []
+        for number, config in enumerate(configs):
+            weight = read(f"dense_{number}").astype(np.float32).reshape(config.outputs, config.inputs)
+            self._layers.append((weight, read(f"dense_{number}_bias"), ACTIVATIONS[config.activation]))
+
+    def __call__(self, pooled: Any) -> Any:
+        """f64 [texts, outputs] of f64 [texts, inputs]."""
+        for weight, bias, act in self._layers:
+            product = (pooled.astype(np.float32) @ weight.T).astype(np.float64)
+            pooled = act(product if bias is None else product + bias)
+        return pooled
+
+
 class Classifier:
     """The head of a cross-encoder: out(norm(act(dense(x)))). read: name → f64 array or None, of the model's vectors."""
 
@@ -51,10 +80,7 @@ class Classifier:
         """Logits f64 [num_labels] of the pooled state f64 [hidden_size]."""
         x = self._dense @ pooled
         x = x if self._dense_bias is None else x + self._dense_bias
-        if self._forward.head_activation == "tanh":
-            x = np.tanh(x)
-        else:
-            x = x * 0.5 * (1 + np.array([math.erf(value / math.sqrt(2)) for value in x]))
+        x = ACTIVATIONS[self._forward.head_activation](x)
         if self._norm is not None:
             x = (x - x.mean()) / np.sqrt(((x - x.mean()) ** 2).mean() + self._eps) * self._norm
         logits = self._out @ x

@@ -42,11 +42,15 @@ def open_directory(path: str) -> ModelSource:
     method = None if scheme is None else quantized.read_method(path, scheme)
     generation = _optional_object(path, names, "generation_config.json")
     tokenizer, template = _tokenizer(path, names)
-    if SENTENCE_FILES.intersection(names) and (beside := sentence.settings(path, names)) is not None:
+    dense_files: list[str] = []
+    if SENTENCE_FILES.intersection(names) and (found := sentence.settings(path, names)) is not None:
+        beside, dense_files = found
         config = config | {"sentence_transformers": beside}
     files: list[ModelFile] = []
     try:
         tensors, metadata = _open_tensors(path, names, files)
+        for number, name in enumerate(dense_files):
+            tensors |= _open_dense(name, number, files)
         if method is not None:
             tensors = quantized.combine(path, tensors, method)
     except Exception:
@@ -98,6 +102,7 @@ def _open_tensors(path: str, names: list[str], files: list[ModelFile]) -> tuple[
         shards = sorted(set(weight_map.values()))
     else:
         shards = [SINGLE] if SINGLE in names else [name for name in names if name.endswith(".safetensors")]
+        shards = [name for name in shards if not sentence.is_module(name)]
     if not shards:
         for name in names:
             if name.lower().endswith(PICKLES):
@@ -123,6 +128,18 @@ def _open_tensors(path: str, names: list[str], files: list[ModelFile]) -> tuple[
         if name not in tensors or os.path.basename(tensors[name].file.path) != shard:
             raise FormatError(os.path.join(path, INDEX), 0, name, f"is not in {shard}, where the index puts it")
     return tensors, metadata
+
+
+def _open_dense(path: str, number: int, files: list[ModelFile]) -> dict[str, TensorInfo]:
+    """Weight and bias of a Dense module, by names of their own."""
+    file = ModelFile(path)
+    files.append(file)
+    parts, _ = read_header(file)
+    return {
+        sentence.dense_name(number, part): info._replace(name=sentence.dense_name(number, part))
+        for part in ("weight", "bias")
+        if (info := parts.get(f"linear.{part}")) is not None
+    }
 
 
 def _weight_map(path: str) -> dict[str, str]:

@@ -30,7 +30,7 @@ _SIDE_FILES = (
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _COMPANION = re.compile(r"(?:^|/)mmproj|imatrix|(?:^|[-./])mtp(?:[-./]|$)|assistant", re.IGNORECASE)
 # What an embedding model's vectors are made of its hidden states by; in the store it has its folder in its name.
-_POOLING = re.compile(r"\d+_Pooling/config\.json")
+_MODULES = re.compile(r"\d+_(Pooling/config\.json|Dense/(config\.json|model\.safetensors))")
 _CODE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".py")
 _CONFIG_LIMIT_BYTES = 1 << 20
 _MAX_FAILURES = 4  # in a row, without one byte arriving
@@ -91,7 +91,7 @@ def select(repo: str, names: list[str], file: str | None) -> list[str]:
     """
     names = [name for name in names if "\\" not in name and not any(part[:1] in ("", ".") for part in name.split("/"))]
     ggufs = ggufs_of(names)
-    pooling = [name for name in names if _POOLING.fullmatch(name)]
+    modules = [name for name in names if _MODULES.fullmatch(name)]
     names = sorted(name for name in names if "/" not in name)
     licences = [name for name in names if name in _LICENCES]
     weights = [name for name in names if name.endswith(".safetensors")]
@@ -101,7 +101,7 @@ def select(repo: str, names: list[str], file: str | None) -> list[str]:
     if weights:
         if "config.json" not in names:
             raise ZSEError(f"hf:{repo}: has safetensors but no config.json, so its architecture is unknown")
-        return [name for name in names if name in _SIDE_FILES] + pooling + weights
+        return [name for name in names if name in _SIDE_FILES] + modules + weights
     if ggufs:
         return [*_choose(repo, ggufs, None), *licences]
     code = [name for name in names if name.endswith(_CODE_SUFFIXES)]
@@ -171,7 +171,7 @@ def _records(info: dict) -> dict[str, dict]:
 
 
 def _stored_name(filename: str) -> str:
-    return filename.replace("/", "_") if _POOLING.fullmatch(filename) else os.path.basename(filename)
+    return filename.replace("/", "_") if _MODULES.fullmatch(filename) else os.path.basename(filename)
 
 
 def _hash_of(record: dict) -> str:

@@ -1,6 +1,7 @@
 """What multi-head latent attention makes keys and values of a latent with (DeepSeek-V2, arXiv 2405.04434): one matrix in most files,
 two where llama.cpp has split it. Here it is two, always, one for each way: `k_b`, of every head [rank, nope], brings queries into the
-space of the latents, `v_b`, of every head [value, rank], results out of it.
+space of the latents, `v_b`, of every head [value, rank], results out of it. In the same way, turned, the experts are read that a file
+has with inputs and outputs exchanged (nomic-embed-text 2).
 
 They are dense in memory: in f32 a product with them loses nothing before the softmax, and they are a few hundredths of a model. What a
 file has in 16 bits stays as it is, what is quantized becomes f16.
@@ -58,6 +59,26 @@ def split(source: ModelSource) -> dict[str, TensorInfo]:
             _, rows, columns = info.shape
             flat = info._replace(shape=(heads * rows, columns))
             found[name] = _taken(name, flat, flat.shape, Cut(rows, 0, rows, False, rows))
+    return found
+
+
+def turn_experts(source: ModelSource) -> dict[str, TensorInfo]:
+    """The tensors of an open model, in place of each stack w2 of experts [experts * inner, hidden], as megablocks keeps the second
+    product of an MLP, a matrix [hidden, inner] for each: "...experts.{e}.w2". FormatError for another shape."""
+    found: dict[str, TensorInfo] = {}
+    for name, info in source.tensors.items():
+        before, ending, _ = name.rpartition("mlp.w2")
+        if not before.endswith(".mlp.experts."):
+            found[name] = info
+            continue
+        count = source.num_experts or 0
+        if len(info.shape) != 2 or not info.is_dense or not count or info.shape[0] % count:
+            raise info.wrong(f"is {info.type} {list(info.shape)}, expected the plain rows of {count} experts")
+        inner, hidden = info.shape[0] // count, info.shape[1]
+        for e in range(count):
+            cut = Cut(inner, 0, inner, True, hidden)
+            whole = f"{before}{e}.w2"
+            found[whole] = _taken(whole, info.rows(e * inner, inner), (hidden, inner), cut)
     return found
 
 

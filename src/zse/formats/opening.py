@@ -27,6 +27,8 @@ def open_model(path: str | os.PathLike) -> ModelSource:
     try:
         if any("kv_b" in name or "attn_k_b" in name or "attn_v_b" in name for name in source.tensors):
             source.tensors = latent.split(source)
+        if any(name.endswith(".mlp.experts.mlp.w2") for name in source.tensors):
+            source.tensors = latent.turn_experts(source)
     except Exception:
         source.close()
         raise

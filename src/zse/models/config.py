@@ -15,6 +15,8 @@ MAX_VOCAB = 1 << 23
 WIDTH_MULTIPLE = 32  # weights are stored in blocks of 32 columns
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "clamped")
 POOLINGS = ("", "mean", "cls", "last", "max")
+DENSE_ACTIVATIONS = ("identity", "tanh", "relu", "gelu", "silu", "sigmoid")
+MAX_DENSE = 8
 
 
 class LatentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,13 +53,28 @@ class LatentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.rank + self.rotary
 
 
+class DenseConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A Dense module of sentence-transformers behind the pooling: act(weight @ x + bias)."""
+
+    inputs: int
+    outputs: int
+    bias: bool = True
+    activation: str = "identity"
+
+    def __post_init__(self):
+        number("dense in_features", self.inputs, 1, MAX_WIDTH)
+        number("dense out_features", self.outputs, 1, MAX_WIDTH)
+        choice("dense activation", self.activation, DENSE_ACTIVATIONS)
+
+
 class MoeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A mixture of experts in the place of the MLP (zse.kernels.route says what is chosen).
 
     intermediate_size: of an expert. gating: one of zse.tensor.GATINGS. normalize: weights are divided by their sum +
     normalize_eps. scale multiplies them. selection_bias: experts are chosen by probability + bias. groups_used of `groups`
     groups of experts are chosen from, by the sum of the group_best best scores. shared_size: inner width of the expert that computes every token, 0: there is none;
-    shared_gate: it is weighted, too. dense_layers: for each layer whether it has an MLP instead; (): none has.
+    shared_gate: it is weighted, too. dense_layers: for each layer whether it has an MLP instead; (): none has. sum_bias: a vector is
+    added to what a layer's experts give together.
     """
 
     num_experts: int
@@ -74,6 +91,7 @@ class MoeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     shared_size: int = 0
     shared_gate: bool = False
     dense_layers: tuple[bool, ...] = ()
+    sum_bias: bool = False
 
     def __post_init__(self):
         number("num_experts", self.num_experts, 1, MAX_EXPERTS)
@@ -116,7 +134,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     causal: False of encoders, whose window is to both sides, own token included. Theirs are also: positions, rows of the table of
     learned positions (0: none), of which the first token's is position_first; token_types, rows of theirs; pooling, of the hidden
-    states, as the model's files say ("": they do not); num_labels of a cross-encoder's classifier (0: none).
+    states, as the model's files say ("": they do not); num_labels of a cross-encoder's classifier (0: none). dense: what a pooled
+    state passes, of any model.
     """
 
     architecture: str
@@ -162,6 +181,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     token_types: int = 0
     pooling: str = ""
     num_labels: int = 0
+    dense: tuple[DenseConfig, ...] = ()
     sinks: bool = False
 
     def __post_init__(self):
@@ -212,11 +232,21 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 values = getattr(rope, name)
                 if values and len(values) != dims // 2:
                     raise ValueError(f"rope {name}: {len(values)} values for {dims} dimensions that turn")
+        number("dense modules", len(self.dense), 0, MAX_DENSE)
+        widths = self.hidden_size, *(dense.outputs for dense in self.dense)
+        for width, dense in zip(widths, self.dense, strict=False):
+            if dense.inputs != width:
+                raise ValueError(f"dense in_features: {dense.inputs}, what comes before gives {width} numbers")
         if any(self.sliding_layers) and not self.sliding_window:
             raise ValueError("sliding_window: missing, but there are sliding layers")
         for token in (*self.eos_ids, *(() if self.bos_id is None else (self.bos_id,))):
             if not 0 <= token < self.vocab_size:
                 raise ValueError(f"bos_id, eos_ids: token id {token} is outside the vocabulary of {self.vocab_size}")
+
+    @property
+    def embedding_size(self) -> int:
+        """Numbers of a vector that is made of a text."""
+        return self.dense[-1].outputs if self.dense else self.hidden_size
 
     @property
     def attended(self) -> tuple[int, int]:
@@ -404,6 +434,13 @@ class Fields:
     def choice(self, name: str, table: dict, default=MISSING):
         """The table's entry for the value; an unknown value is named with what is supported."""
         value = self.text(name, default)
+        if value not in table:
+            raise UnsupportedError(f"{self.path}: {self.key(name)}", value, sorted(table))
+        return table[value]
+
+    def choice_of(self, name: str, table: dict, default: int):
+        """The table's entry for a number, likewise."""
+        value = self.integer(name, default, low=0)
         if value not in table:
             raise UnsupportedError(f"{self.path}: {self.key(name)}", value, sorted(table))
         return table[value]

@@ -31,13 +31,14 @@ class Decoder:
 
     names: a layer's roles with their names. hf_norm_plus_one: a Hugging Face file stores norm weights as their distance
     from 1. whole_qk_norm: q and k are normalized over all heads together. norm_kind: of `norm`: "rms", or "layer"
-    (LayerNorm without a bias). model_names: of the tensors that are no layer's.
+    (LayerNorm without a bias). norms_on_host: "final_norm" of hidden states that are pooled is computed there. model_names: of the tensors that are no layer's.
     """
 
     names: ClassVar[Names] = LLAMA
     hf_norm_plus_one: ClassVar[bool] = False
     whole_qk_norm: ClassVar[bool] = False
     norm_kind: ClassVar[str] = "rms"
+    norms_on_host: ClassVar[bool] = True
     model_names: ClassVar[Names] = MODEL
 
     def __init__(self, config: ModelConfig):

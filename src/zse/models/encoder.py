@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from zse.errors import FormatError, UnsupportedError
 from zse.models.config import MAX_LAYERS, MAX_VOCAB, MAX_WIDTH, Fields, ModelConfig
 from zse.models.decoder import Decoder
-from zse.models.names import Names, Role
+from zse.models.names import MIXTURE, Names, Role, mixture_role
 from zse.plan.trace import Value
 
 ALL = 1 << 20  # keys ahead of a token without a window: more than a sequence has
@@ -25,7 +25,6 @@ ACTIVATIONS = {
 }
 # `pooling_type` of GGUF metadata; 1_Pooling/config.json has a key for each.
 GGUF_POOLING = {0: "", 1: "mean", 2: "cls", 3: "last", 4: "cls"}
-MODULES = ("Transformer", "Pooling", "Normalize")  # of sentence-transformers, that are computed
 LABELS = "ForSequenceClassification"
 HEAD: Names = {
     "cls_dense": ("cls.weight", "classifier.dense.weight"),
@@ -47,6 +46,7 @@ class Encoder(Decoder):
     prefixes: ClassVar[tuple[str, ...]] = ("",)
     layers: ClassVar[str] = "encoder.layer."
     norm_kind: ClassVar[str] = "layer"
+    norms_on_host: ClassVar[bool] = False
     head_activation: ClassVar[str] = "tanh"
 
     # -- the files
@@ -65,6 +65,13 @@ class Encoder(Decoder):
             for name in cls.names:
                 part = name.removesuffix("_bias")
                 if not cls.has(config, layer, part):
+                    continue
+                if name in MIXTURE:
+                    for role in mixture_role(name, config):
+                        yield Role(f"layers.{layer}.{name}", role.shape, role.kind, experts=role.experts)
+                    continue
+                if name == "sum_bias":
+                    yield Role(f"layers.{layer}.{name}", (1, hidden), "table")
                     continue
                 is_norm, size = part.endswith("_norm"), rows.get(part, hidden)
                 if name != part or is_norm:
@@ -87,14 +94,14 @@ class Encoder(Decoder):
     def gguf_name(cls, role: str) -> str:
         if role.startswith("layers."):
             _, layer, name = role.split(".")
-            return f"blk.{layer}.{cls.names[name][0]}"
+            return "|".join(f"blk.{layer}.{way}" for way in cls.names[name][0].split("|"))
         return (cls.model_names | cls.head_names)[role][0]
 
     @classmethod
     def hf_name(cls, role: str, prefix: str = "") -> str:
         if role.startswith("layers."):
             _, layer, name = role.split(".")
-            return f"{prefix}{cls.layers}{layer}.{cls.names[name][1]}"
+            return "|".join(f"{prefix}{cls.layers}{layer}.{way}" for way in cls.names[name][1].split("|"))
         if role in cls.model_names:
             return prefix + cls.model_names[role][1]
         name = cls.head_names[role][1]
@@ -122,11 +129,11 @@ class Encoder(Decoder):
         return self.normalize(x, "embed_norm")
 
     def add_rows(self, x: Value, name: str) -> Value:
-        """x + rows of a table: of "positions" those of the tokens' positions, of "types" those of their types."""
+        """x + rows of a table: of "positions" those of the tokens' positions, of "types" those of their types, of a table of one row
+        that row (an id past a table's end is its last row's)."""
         first = self.config.position_first if name == "positions" else 0
-        return self.trace.add(
-            "embed", (x,), x.width, {"weight": name}, is_stream=True, scale=1.0, ids=name, first=first
-        )
+        ids = name if name in ("positions", "types") else "tokens"
+        return self.trace.add("embed", (x,), x.width, {"weight": name}, is_stream=True, scale=1.0, ids=ids, first=first)
 
     def normalize(self, x: Value, name: str) -> Value:
         """The stream itself becomes LayerNorm of it: what follows adds to that."""
@@ -142,13 +149,13 @@ class Encoder(Decoder):
         """Of all of a sequence, or of `window` - 1 tokens on both sides."""
         assert k is not None and v is not None
         window = self.config.window(i)
-        options: dict[str, Any] = dict(window=window, softcap=0.0, scale=self.config.query_scale)
+        options: dict[str, Any] = dict(window=window, softcap=self.config.attn_softcap, scale=self.config.query_scale)
         options["ahead"] = window - 1 if window else ALL
         return self.trace.add("attend", (q, k, v), q.width, **options)
 
     def activate(self, x: Value) -> Value:
         """act(x) with the configuration's activation."""
-        return self.trace.add("act", (x,), x.width, activation=self.config.activation)
+        return self.trace.add("act", (x,), x.width, per_token=x.per_token, activation=self.config.activation)
 
 
 def _labels(fields: Fields) -> int:
@@ -175,11 +182,6 @@ def hf_encoder(fields: Fields, **names: str) -> dict:
     if hidden % heads:
         raise fields.fail(key["heads"], f"{heads} does not divide {key['hidden']} {hidden}")
     activation = fields.choice(key["activation"], ACTIVATIONS, "gelu")
-    pooling = fields.section("sentence_transformers") or Fields(fields.path, {})
-    for module in pooling.get("modules", []):
-        if module not in MODULES:
-            raise UnsupportedError(f"{fields.path}: module of modules.json", module, MODULES)
-    context = fields.integer(key["context"])
     return dict(
         causal=False,
         vocab_size=fields.integer("vocab_size", high=MAX_VOCAB),
@@ -190,12 +192,11 @@ def hf_encoder(fields: Fields, **names: str) -> dict:
         head_dim=hidden // heads,
         intermediate_size=fields.integer(key["inner"], high=MAX_WIDTH),
         norm_eps=fields.number(key["eps"], 1e-12, high=1.0),
-        max_context=min(context, pooling.integer("max_seq_length", context)),
+        max_context=fields.integer(key["context"]),
         query_scale=(hidden // heads) ** -0.5,
         activation=activation,
         tied_head=True,
         token_types=fields.integer("type_vocab_size", 0, low=0, high=MAX_WIDTH),
-        pooling=pooling.text("pooling", ""),
         num_labels=_labels(fields),
     )
 
@@ -210,9 +211,6 @@ def gguf_encoder(fields: Fields, tensors) -> dict:
     }
     if not shapes["token_embd.weight"]:
         raise fields.fail("token_embd.weight", "the tensor is missing")
-    kind = fields.integer(".pooling_type", 0, low=0, high=100)
-    if kind not in GGUF_POOLING:
-        raise UnsupportedError(f"{fields.path}: {fields.key('.pooling_type')}", kind, sorted(GGUF_POOLING))
     has_head = "cls.weight" in tensors or "cls.output.weight" in tensors
     if has_head and not ("cls.weight" in tensors and "cls.output.weight" in tensors):
         raise UnsupportedError(
@@ -234,6 +232,6 @@ def gguf_encoder(fields: Fields, tensors) -> dict:
         activation="gelu",
         tied_head=True,
         token_types=prod(shapes["token_types.weight"]) // hidden if shapes["token_types.weight"] else 0,
-        pooling=GGUF_POOLING[kind],
+        pooling=fields.choice_of(".pooling_type", GGUF_POOLING, 0),
         num_labels=prod(shapes["cls.output.weight"]) // hidden if has_head else 0,
     )

@@ -208,7 +208,10 @@ class Loader:
         """Norms and biases become f32, with the 1 added and the order of heads undone."""
         tensor = self.vectors[vector.name]
         for part in vector.parts:
-            out = Tensor(tensor.buffer, (part.info.shape[0],), "f32", tensor.offset + 4 * part.first)
+            out = Tensor(tensor.buffer, (part.role.size,), "f32", tensor.offset + 4 * part.first)
+            if part.info.layout == "ggml":  # of the host's, quantized
+                self.device.write(out, quantize_load.numbers_of(self.plan.source, part.info))
+                continue
             add = 1.0 if self.plus_one and part.role.kind == "norm" else 0.0
             yield repack.vector_job(part.info, out, add, **self._order_of(part))
 
@@ -257,7 +260,7 @@ class Loader:
                 part.info.type == "F32" and not self._is_permuted(part) for part in vector.parts
             )
             for part in vector.parts:
-                out = Tensor(tensor.buffer, (4 * part.info.shape[0],), "u8", tensor.offset + 4 * part.first)
+                out = Tensor(tensor.buffer, (4 * part.role.size,), "u8", tensor.offset + 4 * part.first)
                 copies.append(FileCopy(out, (part.info.file, part.info.offset) if as_stored else None, part.info.name))
             if not as_stored:
                 repacked += self._vector_jobs(vector)

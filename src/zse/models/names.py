@@ -5,7 +5,7 @@ multiplies a column vector: q is [num_heads * head_dim, hidden_size]. An archite
 order in which a step reads them, made of the tables here.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from math import prod
 
 import msgspec
@@ -116,6 +116,10 @@ HF_PREFIXES = {
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 
 
+# Modules behind the pooling: GGUF counts them as sentence-transformers numbers its folders, behind Transformer and Pooling.
+GGUF_DENSE, HF_DENSE = 2, "sentence_transformers.dense_"
+
+
 class Role(msgspec.Struct, frozen=True):
     """One tensor of the model. kind: matrix, norm or bias; table: a matrix of rows that are never quantized; flat: a matrix or
     vector that the host reads, its numbers in a row. heads: for rows of q and k (and their biases) the number of
@@ -142,7 +146,7 @@ def layer_roles(config: ModelConfig, names: Names, layer: int, whole_qk_norm: bo
     rows |= {"gate_up": 2 * inner, "ple_gate": config.ple_width, "ple_out": hidden}
     columns = {"o": q, "down": inner, "ple_out": config.ple_width}
     heads = {"q": config.num_heads, "k": config.kv_heads_of(layer)}
-    absent = {"k", "v", "k_norm"} if config.kv_layer(layer) != layer else set()
+    absent = {"k", "v", "k_norm"} if config.causal and config.kv_layer(layer) != layer else set()
     if config.values_are_keys and not config.window(layer):
         absent.add("v")
     if not config.ple_width:
@@ -156,7 +160,7 @@ def layer_roles(config: ModelConfig, names: Names, layer: int, whole_qk_norm: bo
                 roles.append(Role(name, shape, "matrix" if len(shape) == 2 else "norm"))
             continue
         if name in MIXTURE:
-            roles += _mixture_role(name, config)
+            roles += mixture_role(name, config)
             continue
         if name in absent:
             continue
@@ -198,7 +202,16 @@ def latent_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _mixture_role(name: str, config: ModelConfig) -> list[Role]:
+def dense_roles(config: ModelConfig) -> Iterator[tuple[Role, str, str]]:
+    """(role, GGUF name, Hugging Face name) of what the modules behind the pooling are made of."""
+    for number, dense in enumerate(config.dense):
+        for part, shape in (("weight", (dense.outputs, dense.inputs)), ("bias", (dense.outputs,))):
+            if part == "weight" or dense.bias:
+                role = Role(f"dense_{number}" + ("_bias" if part == "bias" else ""), shape, "flat")
+                yield role, f"dense_{number + GGUF_DENSE}.{part}", f"{HF_DENSE}{number}.{part}"
+
+
+def mixture_role(name: str, config: ModelConfig) -> list[Role]:
     """The role of MIXTURE of that name, or none where the model has no such tensor."""
     moe, hidden = config.moe, config.hidden_size
     if moe is None or (name in SHARED and not moe.shared_size):

@@ -16,6 +16,13 @@ OWN_KEYS = dict(
     activation="activation_function",
     context="n_positions",
 )
+SETTINGS = {
+    "activation_function": "swiglu",
+    "qkv_proj_bias": False,
+    "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False,
+    "num_experts": 0,
+}
 
 
 class NomicBert(Encoder):
@@ -50,7 +57,7 @@ class NomicBert(Encoder):
         own = fields.get("n_embd") is not None
         theta = fields.number("rotary_emb_base", THETA, low=1.0)
         if own:
-            _check_own(fields)
+            check_own(fields, SETTINGS)
             fields = Fields(fields.path, fields.values | {"activation_function": "silu", "rope_scaling": None})
         values = hf_encoder(fields, **(OWN_KEYS if own else {})) | dict(activation="silu")
         if values["num_labels"]:
@@ -61,25 +68,15 @@ class NomicBert(Encoder):
 
     @staticmethod
     def from_gguf(fields: Fields, tensors) -> ModelConfig:
-        if fields.integer(".expert_count", 0, low=0):
-            raise UnsupportedError(f"{fields.path}: {fields.key('.expert_count')}", fields.get(".expert_count"), [0])
         values = gguf_encoder(fields, tensors) | dict(activation="silu")
         return fields.build(architecture="nomic_bert", rope=gguf_rope(fields, THETA), **values)
 
 
-def _check_own(fields: Fields) -> None:
-    """What the authors' code can be set to and these models are not."""
-    wanted = {
-        "activation_function": "swiglu",
-        "prenorm": False,
-        "qkv_proj_bias": False,
-        "mlp_fc1_bias": False,
-        "mlp_fc2_bias": False,
-        "rotary_emb_fraction": 1.0,
-        "rotary_emb_interleaved": False,
-        "use_rms_norm": False,
-        "num_experts": 0,
-    }
+def check_own(fields: Fields, settings: dict) -> None:
+    """Refuse what the authors' code can be set to and these models are not. settings: what differs between them."""
+    wanted = settings | {"prenorm": False, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False}
     for name, value in wanted.items():
         if fields.get(name, value) != value:
             raise UnsupportedError(f"{fields.path}: {name}", str(fields.get(name))[:40], [value])
+    if fields.get("use_rms_norm"):
+        raise UnsupportedError(f"{fields.path}: use_rms_norm", str(fields.get("use_rms_norm"))[:40], [False])

@@ -24,6 +24,11 @@ def fill_parts(plan, parts, threads: int | None = None) -> None:
             _fill_part(pool, threads, plan.source, part, matrix, weight, order)
 
 
+def numbers_of(source, info) -> bytes:
+    """A matrix of any type as f32, row after row."""
+    return Rows(source, info, 0, info.shape[0]).f32().tobytes()
+
+
 def _fill_part(pool, threads: int, source, part, matrix, weight, head_order) -> None:
     info, (rows, width) = part.info, part.info.shape
     prepared = prepare(source, info)

@@ -4,6 +4,7 @@ guessed."""
 import importlib
 
 from zse.errors import UnsupportedError
+from zse.models import sentence
 from zse.models.config import Fields, ModelConfig
 from zse.models.decoder import Decoder
 
@@ -23,6 +24,7 @@ ARCHITECTURES = {
     "minimax_m2": ("minimax_m2", "MiniMaxM2"),
     "gemma2": ("gemma2", "Gemma2"),
     "gemma3": ("gemma3", "Gemma3"),
+    "gemma_embedding": ("gemma_embedding", "GemmaEmbedding"),
     "gemma4": ("gemma4", "Gemma4"),
     "gpt_oss": ("gpt_oss", "GptOss"),
     "phi3": ("phi3", "Phi3"),
@@ -39,6 +41,7 @@ ARCHITECTURES = {
     "roberta": ("bert", "Roberta"),
     "modernbert": ("modernbert", "ModernBert"),
     "nomic_bert": ("nomic_bert", "NomicBert"),
+    "nomic_bert_moe": ("nomic_bert_moe", "NomicBertMoe"),
 }
 # `architectures[0]` of config.json.
 HF_NAMES = {
@@ -117,6 +120,7 @@ GGUF_NAMES = {
     "qwen3vl": "qwen3",
     "gemma2": "gemma2",
     "gemma3": "gemma3",
+    "gemma-embedding": "gemma_embedding",
     "gemma4": "gemma4",
     "gpt-oss": "gpt_oss",
     "phi3": "phi3",
@@ -132,9 +136,12 @@ GGUF_NAMES = {
     "bert": "bert",
     "modern-bert": "modernbert",
     "nomic-bert": "nomic_bert",
+    "nomic-bert-moe": "nomic_bert_moe",
 }
-# What those are that have experts and no name of their own.
+# What those are that have experts and no name of their own, and those whose tokens see what comes behind them.
 GGUF_WITH_EXPERTS = {"llama": "mixtral"}
+HF_WITH_EXPERTS = {"nomic_bert": "nomic_bert_moe"}
+BIDIRECTIONAL = {"Gemma3TextModel": "gemma_embedding"}
 
 
 def architecture(name: str) -> type[Decoder]:
@@ -191,5 +198,9 @@ def config_from_hf(path: object, config: dict, generation_config: dict | None = 
         # Some of a model's own settings stand outside of its text part.
         outer = {key: config[key] for key in ("tie_word_embeddings", "eos_token_id", "bos_token_id") if key in config}
         fields = Fields(text.path, outer | text.values)
+    if fields.integer("num_experts", 0, low=0):
+        family = HF_WITH_EXPERTS.get(family, family)
+    if fields.get("use_bidirectional_attention") is True:
+        family = BIDIRECTIONAL.get(name, family)
     generation = None if generation_config is None else Fields("generation_config.json", generation_config)
-    return architecture(family).from_hf(fields, generation)
+    return sentence.with_modules(architecture(family).from_hf(fields, generation), Fields(path, config))

@@ -8,7 +8,7 @@ order and distances, so that its load is a few large copies.
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -165,15 +165,13 @@ def plan_model(source: ModelSource, *, quantize: str | None = None, family: str 
     prefix = family_of_model.hf_prefix(source.path, source.tensors) if source.naming == "hf" else ""
     schemes: dict[str, Scheme] = {}
     parts: dict[str, list[FileTensor]] = {}
-    for role in family_of_model.roles(config):
-        gguf = source.naming == "gguf"
-        name = family_of_model.gguf_name(role.name) if gguf else family_of_model.hf_name(role.name, prefix)
+    for role, name in _named_roles(family_of_model, config, source.naming, prefix):
         stored = experts.stored_experts if role.experts else _stored
         infos = stored(source, role, name)
         parts[role.name], info = [FileTensor(role, each, 0) for each in infos], infos[0]
         if role.kind in MATRICES:
             schemes[role.name] = _scheme(role, info, config, policy, family)
-        elif info.type not in DENSE_TYPES:
+        elif info.type not in DENSE_TYPES and (role.kind != "flat" or info.layout != "ggml"):
             raise UnsupportedError(f"{source.path}: type of {name}", info.type, DENSE_TYPES)
     if policy is not None and not any(parts[role][0].info.is_dense for role in schemes):
         raise ConfigError(
@@ -191,6 +189,14 @@ def part_of(plan: ModelPlan, matrices: Sequence[MatrixPlan], vectors: Sequence[V
     orders = {name: order for name, order in plan.orders.items() if name in wanted}
     memory = _memory_bytes(matrices, vectors, orders, ALIGN[plan.family])
     return plan._replace(matrices=tuple(matrices), vectors=tuple(vectors), memory_bytes=memory, orders=orders)
+
+
+def _named_roles(family, config: ModelConfig, naming: str, prefix: str) -> Iterator[tuple[names.Role, str]]:
+    """The model's roles with what the file calls them."""
+    for role in family.roles(config):
+        yield role, family.gguf_name(role.name) if naming == "gguf" else family.hf_name(role.name, prefix)
+    for role, gguf, hf in names.dense_roles(config):
+        yield role, gguf if naming == "gguf" else hf
 
 
 def _orders(path: object, parts: dict[str, list[FileTensor]]) -> tuple[dict[str, array], dict[str, str]]:
@@ -271,7 +277,7 @@ def _check_latent(path: object, latent: LatentConfig, family: str) -> None:
 def _scheme(role: names.Role, info: TensorInfo, config: ModelConfig, policy, family: str) -> Scheme:
     """The scheme that a matrix has in memory."""
     scheme = info.scheme
-    if policy is not None and info.is_dense and role.kind == "matrix" and not latent.stays_dense(info.name):
+    if policy is not None and info.was_dense and role.kind == "matrix" and not latent.stays_dense(info.name):
         scheme = policy.scheme(info.shape, config.vocab_size, config.moe and config.moe.num_experts) or scheme
     scheme = scheme.loaded(family)
     if role.experts and info.shape[0] % scheme.row_unit:

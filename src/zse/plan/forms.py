@@ -90,9 +90,12 @@ def choose_forms(
         if node in before:
             found.append(before[node])
         if node.op == "add_norm" and node.options["kind"] == "none" and forms.get(node.output) == "f32":
-            # The products take the stream as it is.
-            changed |= {user: node.inputs[0] for user in users[node.output]}
-            changed |= {user: node.inputs[0] for user in routed if user and user.inputs[0] is node.output}
+            # The products take the stream as it is, or what it is converted to.
+            stream, readers = node.inputs[0], [*users[node.output], *(user for user in routed if user)]
+            changed = {user: stream for user in readers if user.inputs[0] is node.output} | changed
+            for convert in before.values():
+                if convert.inputs[0] is node.output:
+                    convert.inputs = (stream,)
             if len(node.inputs) > 1:
                 found.append(Node("add_norm", node.inputs, node.inputs[0], {}, node.options))
             continue

@@ -56,7 +56,9 @@ def pooling_of(asked: str | None, info: Ready):
 def _check(asked: Embeddings, info: Ready) -> None:
     most = info.hidden_size
     if asked.dimensions is not None and asked.dimensions > most:
-        raise APIError("out_of_range", f"'dimensions' must be at most {most}, this model's hidden size.", "dimensions")
+        raise APIError(
+            "out_of_range", f"'dimensions' must be at most {most}, the numbers of this model's vectors.", "dimensions"
+        )
 
 
 def _body(asked: Embeddings, results: measuring.Results) -> bytes:
