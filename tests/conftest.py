@@ -23,6 +23,7 @@ HERE = Path(__file__).parent
 
 
 def _absent(what: str):
+    # Models are 100 MB to 1 GB of other people's weights: a clone has none, and CI, which must not skip, sets the variable.
     line = f"{what} is not here: set ZSE_TEST_MODELS, or fetch models with `zse pull`"
     if os.environ.get("ZSE_REQUIRE_MODELS") == "1":
         pytest.fail(line)
@@ -80,6 +81,7 @@ class LeftOut(pytest.Directory):
     """A folder of tests that this machine cannot run: one skip, with the reason."""
 
     def collect(self):
+        # Without a GPU no test there can be true: kernels and driver calls have tests over the emulator and a fake driver beside.
         pytest.skip(missing())
 
 

@@ -10,6 +10,7 @@ from zse.bench import own_kernels
 from zse.errors import ConfigError
 from zse.kernel import cache, nvrtc
 
+# NVIDIA's compiler is a package of the test extra; there is none for macOS.
 needs_nvrtc = pytest.mark.skipif(nvrtc.find_library() is None, reason="NVRTC is not here")
 
 

@@ -1,9 +1,8 @@
 """Deterministic mode: a request's tokens and log-probabilities are the same bits, whatever ran with it and however.
 
-ZSE_TEST_DETERMINISM=1: the long form, 100 prompts x 5 repeats with 64 at once, on SmolLM2 (some minutes).
+The exhaustive ones, 100 prompts x 5 repeats with 64 at once on SmolLM2, take minutes.
 """
 
-import os
 import sys
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from zse.sampling.params import SamplingParams
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 import tiny
 
-LONG = os.environ.get("ZSE_TEST_DETERMINISM") == "1"
 VOCAB = 157
 REPLY = 16
 
@@ -127,13 +125,13 @@ def test_smollm2(real_models):
     check(real_models["smollm2"], requests, ("in a batch of 64", "in chunks of 17", "with a cache"))
 
 
-@pytest.mark.skipif(not LONG, reason="ZSE_TEST_DETERMINISM=1 runs it: minutes")
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("activations", ["int8", "f32"])
 def test_smollm2_in_every_way(real_models, activations):
     check(real_models["smollm2"], requests_of(100, 40000, 700), activations=activations)
 
 
-@pytest.mark.skipif(not LONG, reason="ZSE_TEST_DETERMINISM=1 runs it: minutes")
+@pytest.mark.exhaustive
 def test_a_hundred_prompts_five_times(real_models):
     requests = requests_of(100, 40000, 400)
     config = EngineConfig(model=str(real_models["smollm2"]), device="cpu", max_rows=64, deterministic=True)

@@ -94,6 +94,7 @@ def test_an_idle_engine_keeps_only_the_warmest_pages(engine_of):
     assert reply(engine, first) == (told[0], 0), "the coldest went, and are computed again"
 
 
+# Resident memory by part is told by /proc alone; what the engine gives back it gives back everywhere.
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("options", [{}, {"prefix_cache": False}, {"kv_layout": "contiguous"}])
 def test_memory_goes_back_to_the_system(engine_of, options):

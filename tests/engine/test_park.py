@@ -159,6 +159,7 @@ print(process.wait(10))
 """
 
 
+# Elsewhere the server starts its engines anew (process.fork asks the platform): there is no fork to test.
 @pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only")
 def test_a_forked_engine_is_one_of_its_own(model):
     source = Path(__file__).parents[2] / "src"

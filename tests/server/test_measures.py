@@ -4,9 +4,11 @@ The fake engine's vector counts vowels ([a, e, i, o, u, 1]); its log-probabiliti
 with the token's id.
 """
 
+import asyncio
 import base64
 import math
 import struct
+import threading
 
 import openai
 import pytest
@@ -192,6 +194,71 @@ def test_every_field_is_checked(server, path, change, code, param):
 def test_long_documents_are_cut(server):
     body = {"query": "a", "documents": ["e" * 5000], "max_tokens_per_doc": 100, "return_documents": False}
     assert server.post(RERANK, body).json["usage"]["prompt_tokens"] < 200
+
+
+class Watched:
+    """A text model that notes in which thread it tokenizes what, and has no chat template."""
+
+    has_chat_template = False
+
+    def __init__(self, model):
+        self._model, self.threads, self.num_parts, self.empty = model, set(), 0, ""
+
+    def __getattr__(self, name):
+        return getattr(self._model, name)
+
+    def encode_text(self, text):
+        self.threads.add(threading.get_ident())
+        return [] if text == self.empty else self._model.encode_text(text)
+
+    def encode_part(self, text, control=False):
+        self.num_parts += 1
+        return self._model.encode_part(text, control)
+
+
+@pytest.fixture
+def watched(own_server):
+    server = own_server(max_choices=4)
+    model = Watched(server.call(lambda: server.pool.default.text.result()))
+    future = asyncio.Future(loop=server.loop)
+    server.call(lambda: (future.set_result(model), setattr(server.pool.default, "text", future)))
+    return server, model
+
+
+def test_a_short_body_that_is_long_to_tokenize_does_not_hold_up_the_event_loop(watched):
+    server, model = watched
+    body = {"query": "q" * 3000, "documents": ["d"] * 100}
+    assert server.post(RERANK, body).status == 200 and model.num_parts == 100
+    assert server.post(EMBED, {"input": "a"}).status == 200
+    assert model.threads and server._thread.ident not in model.threads
+
+
+def test_a_query_that_is_too_long_is_tokenized_once_not_with_each_document(watched):
+    server, model = watched
+    check(
+        server.post(RERANK, {"query": "q" * 5000, "documents": ["d"] * 1000}),
+        400,
+        "context_length_exceeded",
+        "documents[0]",
+    )
+    assert model.num_parts == 1
+
+
+def test_what_a_query_and_a_thousand_documents_have_together_is_bounded(watched):
+    server, model = watched
+    check(
+        server.post(RERANK, {"query": "q" * 4000, "documents": ["d"] * 1024}),
+        413,
+        "request_too_large",
+        "documents[521]",
+    )
+    assert not server.engine.requests and model.num_parts < 530
+
+
+def test_a_text_without_a_token_is_refused(watched):
+    server, model = watched
+    model.empty = "\u200b"
+    check(server.post(EMBED, {"input": ["a", "\u200b"]}), 400, "invalid_value", "input[1]")
 
 
 def test_many_texts_do_not_fill_the_engine_and_stop_with_their_client(own_server):

@@ -170,3 +170,34 @@ def test_parallel_requests_and_clients_that_leave(own_server):
         sock.close()
     server.assert_quiet()
     assert server.post(CHAT, chat_body("hi"), bearer("kc")).status == 200
+
+
+def test_a_query_that_stands_with_each_document_is_reserved_as_often(own_server):
+    """3 KB that are 300,000 tokens: refused by the quota before any of them is computed."""
+    server = own_server(key=(Key("a", "k", quota=Quota(tpm=20_000)),))
+    auth = {"authorization": "Bearer k"}
+    assert server.post("/v1/embeddings", {"input": "a" * 300}, auth).status == 200
+    body = {"query": "q" * 3000, "documents": ["d"] * 100, "return_documents": False}
+    refused = server.post("/v1/rerank", body, auth)
+    assert (refused.status, refused.error["type"]) == (429, "tokens") and "may take 302000" in refused.error["message"]
+    server.assert_quiet()
+    usage = server.app.tenants["a"]
+    assert usage.computed_tokens == 300
+    # What the refused one had reserved is there again.
+    assert server.post("/v1/embeddings", {"input": ["a" * 3000] * 6}, auth).status == 200
+
+
+def test_a_request_beyond_the_bounds_locks_no_other_tenant_out():
+    limits = AdmissionControl(fixed_bounds(10, 1000), {"a": 1.0, "b": 1.0})
+    limits.check_room("a", 50, 5000)  # alone, so it may be larger
+    for name, choices, tokens in (("a", 50, 5000), ("b", 0, 0)):
+        mine = limits.tenants[name]
+        mine.choices, mine.queued = choices, tokens
+    limits.choices, limits.queued_tokens = 50, 5000
+    limits.check_room("b", 1, 100)
+    for name in ("a", "stranger"):
+        with pytest.raises(APIError, match="queue is full"):
+            limits.check_room(name, 1, 100)
+    limits.tenants["b"].choices = limits.tenants["b"].queued = 1
+    with pytest.raises(APIError, match="queue is full"):
+        limits.check_room("b", 1, 100)

@@ -181,13 +181,20 @@ class AdmissionControl:
             raise self.limited(kind, f"This key may {may.format(bucket.per_minute)}", wait_s)
 
     def check_room(self, name: str, choices: int, tokens: int) -> None:
-        """Raises APIError overloaded."""
-        kept_choices, kept_tokens = self._kept_from(name) if len(self.weights) > 1 else (0, 0)
-        max_choices, max_tokens = self.bounds.max_choices - kept_choices, self.bounds.max_tokens
-        if self.choices + choices > max_choices and (self.tenants[name].choices or self.choices >= max_choices):
+        """Raises APIError overloaded. Of several tenants one that has nothing here gets in, whatever a single request of another
+        holds."""
+        is_one_of_many = len(self.weights) > 1
+        kept_choices, kept_tokens = self._kept_from(name) if is_one_of_many else (0, 0)
+        max_choices, max_tokens, mine = (
+            self.bounds.max_choices - kept_choices,
+            self.bounds.max_tokens,
+            self.tenants[name],
+        )
+        gets_in = is_one_of_many and name in self.weights
+        if self.choices + choices > max_choices and (mine.choices or not gets_in and self.choices >= max_choices):
             raise self._full(f"{max_choices} requests")
         room = max_tokens - kept_tokens - self.queued_tokens
-        if tokens > room and (self.tenants[name].queued or self.queued_tokens >= max_tokens):
+        if tokens > room and (mine.queued or not gets_in and self.queued_tokens >= max_tokens):
             raise self._full(f"{max_tokens - kept_tokens} prompt tokens")
 
     def _kept_from(self, name: str) -> tuple[int, int]:

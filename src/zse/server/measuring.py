@@ -1,6 +1,6 @@
 """The common part of the routes that run texts without sampling: from an admitted body to the engine's results."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -14,6 +14,8 @@ from zse.server.work import RequestRun, maybe_in_thread
 # Of one request: in the engine at once. A request of 2,048 texts must not stand before everybody else's.
 AT_ONCE = 8
 ENCODER_AT_ONCE = 64  # which does nothing else, and takes 32 in a step
+# Of all texts of a request: a body of 2 MiB in tokens of a byte. A query counts with each of its documents.
+MOST_TOKENS = 1 << 21
 
 
 class Results(msgspec.Struct):
@@ -29,22 +31,21 @@ class Results(msgspec.Struct):
 
 
 async def measure(app, request: APIRequest, read: Callable, prepare: Callable, check: Callable | None = None):
-    """(what read() made of the body, Results). prepare: (asked, model, the engine's Ready) → Measurements, in a thread when the body
-    is long; check: (asked, Ready), before anything runs. Raises RequestError."""
+    """(what read() made of the body, Results). prepare: (asked, model, the engine's Ready) → Measurements one by one, in a thread: a
+    query of 10 KB with a thousand documents is a short body, and 10 MB to tokenize. check: (asked, Ready), before anything runs.
+    Raises RequestError."""
     with RequestRun(app, request) as work:
         asked = await maybe_in_thread(work.is_long, lambda: read(request.json()))
         work.start(asked.model)
         model = await app.pool.text(work.served)
-        # A question of yes_no goes through the chat template: see routes/completions.py.
-        renders = model.has_chat_template
         info = await app.pool.ready(work.served)
-        measurements = await maybe_in_thread(work.is_long or renders, lambda: prepare(asked, model, info))
-        num_tokens = sum(len(item.ids) for item in measurements)
-        work.prompt_tokens = num_tokens
-        work.hold(work.choices, num_tokens)  # the true number, in place of the estimate
-        _check(measurements, model.vocab_size, info.max_context)
         if check is not None:
             check(asked, info)
+        measurements = await maybe_in_thread(
+            True, lambda: _gather(prepare(asked, model, info), model.vocab_size, info.max_context)
+        )
+        num_tokens = sum(len(item.ids) for item in measurements)
+        work.reserve(num_tokens)
         options = app.request_options(request, asked.options)
         results = await _run(work, measurements, options, AT_ONCE if info.generates else ENCODER_AT_ONCE)
         work.outcomes["measured"] += 1
@@ -52,17 +53,31 @@ async def measure(app, request: APIRequest, read: Callable, prepare: Callable, c
         return asked, Results(asked.model or work.served.name, results, num_tokens)
 
 
-def _check(measurements: list[Measurement], vocab_size: int, max_context: int) -> None:
-    for item in measurements:
-        if len(item.ids) > max_context:
-            message = (
-                f"'{item.source}' has {len(item.ids)} tokens; this model's context is {max_context} tokens. "
-                "Shorten it, or ask for 'truncate'."
-            )
-            raise APIError("context_length_exceeded", message, item.source)
-        if max(item.ids) >= vocab_size:
-            message = f"'{item.source}' holds a token id outside the vocabulary of {vocab_size}."
-            raise APIError("invalid_token_id", message, item.source)
+def _gather(items: Iterable[Measurement], vocab_size: int, max_context: int) -> list[Measurement]:
+    """All of them, each checked when it is made: the first that is wrong ends the work. Raises APIError."""
+    found, total = [], 0
+    for item in items:
+        _check(item, vocab_size, max_context)
+        total += len(item.ids)
+        if total > MOST_TOKENS:
+            message = f"The texts have more than {MOST_TOKENS} tokens, a query counted with each of its documents: send fewer at once."
+            raise APIError("request_too_large", message, item.source)
+        found.append(item)
+    return found
+
+
+def _check(item: Measurement, vocab_size: int, max_context: int) -> None:
+    if not item.ids:
+        raise APIError("invalid_value", f"'{item.source}' is empty: it has no tokens.", item.source)
+    if len(item.ids) > max_context:
+        message = (
+            f"'{item.source}' has {len(item.ids)} tokens; this model's context is {max_context} tokens. "
+            "Shorten it, or ask for 'truncate'."
+        )
+        raise APIError("context_length_exceeded", message, item.source)
+    if max(item.ids) >= vocab_size:
+        message = f"'{item.source}' holds a token id outside the vocabulary of {vocab_size}."
+        raise APIError("invalid_token_id", message, item.source)
 
 
 async def _run(
@@ -70,12 +85,15 @@ async def _run(
 ) -> list[Measured]:
     channel = work.channel
     results: dict[int, Measured] = {}
-    submitted = 0
+    submitted = waiting = 0
     while len(results) < len(measurements):
         while submitted < len(measurements) and submitted - len(results) < at_once:
             item = measurements[submitted]
             work.served.engine.submit(channel, submitted, item.ids, item.ask, options)
             submitted += 1
+            waiting += len(item.ids)
+        work.hold(work.choices, waiting)  # what is not given to the engine yet keeps nobody out of the queue
         key, result = await channel.next()
         results[key] = result
+        waiting -= len(measurements[key].ids)
     return [results[key] for key in range(len(measurements))]

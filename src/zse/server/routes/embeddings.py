@@ -3,6 +3,7 @@
 import base64
 import math
 from array import array
+from collections.abc import Iterator
 
 import msgspec
 
@@ -25,18 +26,16 @@ async def embeddings(app, request: APIRequest) -> Response:
     return Response(200, await maybe_in_thread(long, lambda: _body(asked, results)))
 
 
-def _prepare(asked: Embeddings, model, info: Ready) -> list[Measurement]:
+def _prepare(asked: Embeddings, model, info: Ready) -> Iterator[Measurement]:
     # Of a part of the vector only that part is brought to length 1, once it is there.
     ask = Ask(pooling_of(asked.pooling, info), normalize=asked.normalize)
     prompt = "" if asked.prompt_name is None else _prompt(asked.prompt_name, model.prompts)
-    measurements = []
     for index, given in enumerate(asked.input):
         path = "input" if len(asked.input) == 1 else f"input[{index}]"
         ids = model.encode_text(prompt + given) if isinstance(given, str) else given
         if asked.truncate and len(ids) > info.max_context:
             ids = model.cut(ids, info.max_context) if isinstance(given, str) else ids[: info.max_context]
-        measurements.append(Measurement(ids, ask, path))
-    return measurements
+        yield Measurement(ids, ask, path)
 
 
 def _prompt(name: str, prompts: dict[str, str]) -> str:
