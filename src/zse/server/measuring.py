@@ -45,6 +45,7 @@ async def measure(app, request: APIRequest, read: Callable, prepare: Callable, c
             True, lambda: _gather(prepare(asked, model, info), model.vocab_size, info.max_context)
         )
         num_tokens = sum(len(item.ids) for item in measurements)
+        work.prompt_tokens = num_tokens
         work.reserve(num_tokens)
         options = app.request_options(request, asked.options)
         results = await _run(work, measurements, options, AT_ONCE if info.generates else ENCODER_AT_ONCE)

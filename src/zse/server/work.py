@@ -46,7 +46,7 @@ class RequestRun(AbstractContextManager):
     Raises APIError shutting_down.
 
     is_long: the body is parsed and its texts are tokenized in a thread. choices: held of the queue, answers; queued: prompt
-    tokens that wait. channel: the only way to the engine. prompt_tokens, cached: of the prompts. outcomes: choices by how they
+    tokens that wait. estimated: prompt tokens, by which the quota was asked. channel: the only way to the engine. prompt_tokens, cached: of the prompts. outcomes: choices by how they
     ended."""
 
     def __init__(self, app, request: APIRequest):
@@ -56,7 +56,7 @@ class RequestRun(AbstractContextManager):
         _aside.set(partial(app.threads.run, request.tenant))
         self._tenant = self._control.tenants[request.tenant]
         self.is_long = len(request.body) > OFF_LOOP_BYTES
-        self.choices = self.queued = self._reserved = self._estimated = 0
+        self.choices = self.queued = self._reserved = self.estimated = 0
         self.prompt_tokens = self.cached = self._completion_tokens = 0
         self.served: Any = None
         self.outcomes: Counter[str] = Counter()
@@ -90,7 +90,7 @@ class RequestRun(AbstractContextManager):
         if "tokens" in tenant.buckets:
             control.spend(self.request, "tokens", total, f"use {{}} tokens a minute; this request may take {total}.")
             self._reserved = total
-        self._estimated = prompt_tokens
+        self.estimated = prompt_tokens
         self.hold(choices, prompt_tokens)
         self.served, self.channel = served, Channel(served.engine, self._settle)
         self.app.running[self] = None
@@ -99,14 +99,13 @@ class RequestRun(AbstractContextManager):
     def reserve(self, prompt_tokens: int) -> None:
         """The true number, once it is known, where it is more than the estimate by which the quota was asked: a query that stands
         with each of a thousand documents is a thousand times as much. Raises APIError."""
-        self.prompt_tokens, more = prompt_tokens, prompt_tokens - self._estimated
         bucket = self._tenant.buckets.get("tokens")
-        if more <= 0 or bucket is None:
+        if prompt_tokens <= self.estimated or bucket is None:
             return
-        total = self._reserved + more
+        total = self._reserved + prompt_tokens - self.estimated
         bucket.level, self._reserved = min(bucket.per_minute, bucket.level + self._reserved), 0
         self._control.spend(self.request, "tokens", total, f"use {{}} tokens a minute; this request may take {total}.")
-        self._reserved, self._estimated = total, prompt_tokens
+        self._reserved, self.estimated = total, prompt_tokens
 
     def hold(self, choices: int, queued: int) -> None:
         """Of the queue, from now on: answers, and prompt tokens that wait (0 once the first token is there)."""

@@ -113,8 +113,10 @@ async def _begin(app, job: CompletionRun) -> None:
         parsers = app.tool_parser, app.reasoning_parser
         job.answers = await maybe_in_thread(True, lambda: prepare(completion, model, *parsers))
     job.prompts = await maybe_in_thread(work.is_long or job.is_chat, lambda: _tokenize(model, completion))
-    work.reserve(sum(map(len, job.prompts)))
+    work.prompt_tokens = sum(map(len, job.prompts))
     work.hold(work.choices, work.prompt_tokens)  # the true number, in place of the estimate
+    if work.prompt_tokens > work.estimated:
+        work.reserve(work.prompt_tokens)
     info = await app.pool.ready(work.served)
     if not info.generates:
         raise _encoder()
