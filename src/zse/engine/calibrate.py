@@ -34,7 +34,9 @@ from zse.runtime.opening import open_device
 from zse.tokenizer.load import load_tokenizer
 
 CHUNK = 512  # tokens of the text that are one sequence
-DEFAULT_TOKENS = 32 * CHUNK  # twice as many change the perplexity of a model of 135M parameters by 0.1 %
+DEFAULT_TOKENS = (
+    32 * CHUNK
+)  # four times what benchmarks/LOG.md measured; some minutes with a model of 270M parameters on two cores
 F32 = DenseScheme("f32")
 
 

@@ -146,9 +146,7 @@ def _rounded_names(jobs: list["_Job"]) -> set[str]:
         if isinstance(job.scheme, AffineScheme) and job.scheme != job.info.scheme and "_exps" not in job.info.name
     }
     if not found:
-        raise ConfigError(
-            "nothing is quantized to integers here, so there is nothing to calibrate: pass --quant int4, say"
-        )
+        raise ConfigError("no matrix becomes integers of another scheme than it has, so there is nothing to calibrate")
     return found
 
 
