@@ -8,6 +8,7 @@ For each type a model of Qwen2.5-7B's shape with random weights is made (make_ra
     memory  GPU memory in use after the start, for one sequence of 8k tokens
     ttft    one client, 128, 1,024 and 7,000 tokens in
     load    --clients at once, 512 tokens in, 256 out (--client is the script that plays them)
+            beside both the floor: the bytes that a step must read at 4.35 TB/s, of a mixture's experts those that are chosen
     default the same with no option of zse serve at all, and a burst: 1,000 requests of 1,024 tokens at once, none refused
     checkpoints  starts of an AWQ directory, and of a bf16 directory as it is and with --quantize fp8, int4, int8; not by type
     swap    two models of which one fits (--max-loaded 1): request for the other one → first token, with a parked engine
@@ -29,6 +30,8 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+
+import make_random_model
 
 from zse.bench.process import free_port
 from zse.bench.startup import drop_page_cache
@@ -85,6 +88,7 @@ CHECKPOINTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "as it is": ("hf-bf16", ()),
     **{f"to {quant}": ("hf-bf16", ("--quantize", quant)) for quant in ("fp8", "int4", "int8")},
 }
+READ_BYTES_S = 4.35e12  # of an H200's memory, measured
 READERS, READ_BYTES = 8, 2 << 20  # of the disk's speed: as the loader reads
 
 
@@ -195,6 +199,7 @@ def measure(part: str, path: str, own, deadline: float, into: dict[str, float]) 
             for case in cases:
                 row = play(own.client, server, case, deadline)
                 print(f"{os.path.basename(path)}: {json.dumps(row)}", flush=True)
+                print_floor(own, path, row)
                 if part == "default":
                     into[f"default out {row['clients']}"] = row["out_tok_s"]
                 elif part == "ttft":
@@ -207,6 +212,33 @@ def measure(part: str, path: str, own, deadline: float, into: dict[str, float]) 
             # Of 1,770 random prompts about ten begin with a token that another began with: one token each.
             if cached > CACHED_BY_CHANCE:
                 raise SystemExit(f"{os.path.basename(path)}: {cached:.0f} tokens of prompts came from the cache")
+
+
+def floor_s(own, type: str, rows: int) -> tuple[float, float]:
+    """(bytes, seconds) that the weights of a decode step of `rows` sequences take at least: all but the embedding, of experts as many as
+    so many tokens choose where every choice is as likely."""
+    config = dict(make_random_model.SHAPES[own.shape])
+    if own.layers:
+        config["num_hidden_layers"] = own.layers
+    part = 1.0
+    if "num_experts" in config:
+        part = 1 - (1 - config["num_experts_per_tok"] / config["num_experts"]) ** rows
+    nbytes = 0.0
+    for name, shape, group in make_random_model.tensors(config):
+        if "embed_tokens" not in name or config["tie_word_embeddings"]:
+            planned = make_random_model.planned(name, shape, group, type)
+            nbytes += planned.nbytes * (part if ".experts." in name else 1)
+    return nbytes, nbytes / READ_BYTES_S
+
+
+def print_floor(own, path: str, row: dict) -> None:
+    type = os.path.basename(path).removesuffix(".zse").rpartition("-")[2]
+    if type not in ("int4", "int8", "fp8", "bf16"):
+        return
+    nbytes, seconds = floor_s(own, type, row["clients"])
+    rate = row["clients"] / seconds
+    got = row["decode_tok_s_per_client"] if row["clients"] == 1 else row["out_tok_s"]
+    print(f"  floor: {nbytes / 1e9:.2f} GB a step, {rate:.0f} tok/s; {100 * got / rate:.0f} % of it", flush=True)
 
 
 def files_of(path: str) -> list[str]:

@@ -3,7 +3,7 @@
     python benchmarks/make_random_model.py OUT [--shape qwen2.5-7b] [--type int4] [--layers N] [--tokenizer FILE]
 
 --type int4 | int8 | fp8 | bf16 writes a `.zse` file straight in the layout that GPU kernels read (int4: groups of 128,
-embedding and head int8); hf-bf16 | hf-fp8 | hf-awq | hf-gptq write a Hugging Face directory (safetensors; GPTQ with
+embedding and head int8; a router and its stacks of experts as convert leaves them); hf-bf16 | hf-fp8 | hf-awq | hf-gptq write a Hugging Face directory (safetensors; GPTQ with
 act-order, which is one order for modules that read the same). Numbers have a
 standard deviation of 0.02, norms are 1. Weights are cut at random places from a block of random bytes, so that writing
 is as fast as the page cache. Unless --tokenizer names a tokenizer.json, a byte-level BPE vocabulary of the shape's size
@@ -65,6 +65,26 @@ LLAMA = {
     },
 }
 
+QWEN3_MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-06,
+    "max_position_embeddings": 40960,
+    "rope_theta": 1000000.0,
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 151936,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [],
+}
+
 
 def _sizes(hidden: int, inner: int, layers: int, heads: int, kv_heads: int) -> dict:
     return {
@@ -84,6 +104,7 @@ SHAPES = {
     "qwen2.5-7b": QWEN2 | _sizes(3584, 18944, 28, 28, 4),
     "qwen2.5-14b": QWEN2 | _sizes(5120, 13824, 48, 40, 8) | {"rms_norm_eps": 1e-05},
     "qwen2.5-32b": QWEN2 | _sizes(5120, 27648, 64, 40, 8) | {"rms_norm_eps": 1e-05},
+    "qwen3-30b-a3b": QWEN3_MOE | _sizes(2048, 6144, 48, 32, 4),
     "llama3.1-8b": LLAMA | _sizes(4096, 14336, 32, 32, 8),
     "tiny": QWEN2
     | _sizes(256, 512, 2, 4, 2)
@@ -118,6 +139,8 @@ def main() -> int:
     if own.layers:
         config["num_hidden_layers"] = own.layers
     tokenizer = open(own.tokenizer, "rb").read() if own.tokenizer else made_up_tokenizer(config, own.seed)
+    if "num_experts" in config and own.type.startswith("hf-"):
+        parser.error(f"{own.shape} is written as a .zse: --type int4, int8, fp8 or bf16")
     write = write_directory if own.type.startswith("hf-") else write_zse
     nbytes = write(own.out, config, own.type.removeprefix("hf-"), tokenizer, Blocks(own.seed), own.threads)
     print(f"{own.out}: {own.shape} {own.type}, {nbytes / 1e9:.2f} GB in {time.perf_counter() - start:.1f} s")
@@ -178,8 +201,17 @@ def tensors(config: dict) -> list[tuple[str, tuple[int, ...], str | None]]:
             (f"{at}self_attn.{name}_proj.weight", (rows, hidden), at + "qkv")
             for name, rows in (("q", q), ("k", kv), ("v", kv))
         ]
+        large.append((at + "self_attn.o_proj.weight", (hidden, q), None))
+        if config["model_type"] == "qwen3_moe":
+            small += [(f"{at}self_attn.{name}_norm.weight", (dim,), None) for name in "qk"]
+            experts, inner = config["num_experts"], config["moe_intermediate_size"]
+            large += [  # stacks, each expert's gate before its up
+                (at + "mlp.gate.weight", (experts, hidden), None),
+                (at + "mlp.experts.gate_up_proj", (experts * 2 * inner, hidden), None),
+                (at + "mlp.experts.down_proj", (experts * hidden, inner), None),
+            ]
+            continue
         large += [
-            (at + "self_attn.o_proj.weight", (hidden, q), None),
             (at + "mlp.gate_proj.weight", (inner, hidden), at + "gate_up"),
             (at + "mlp.up_proj.weight", (inner, hidden), at + "gate_up"),
             (at + "mlp.down_proj.weight", (hidden, inner), None),
@@ -216,7 +248,7 @@ def write_zse(out: str, config: dict, type: str, tokenizer: bytes, blocks: Block
     if os.path.exists(out + ".part"):
         os.unlink(out + ".part")
     writer = ZseWriter(out, plan, small, blobs, b"random", is_durable=False)
-    for kind in {"int4": ("bits",), "int8": ("bits",), "fp8": ("e4m3",), "bf16": ("bf16",)}[type]:
+    for kind in {"int4": "bits", "int8": "bits", "fp8": "e4m3"}.get(type, "bf16"), "bf16":
         blocks.block(kind)
     with writer, ThreadPoolExecutor(threads) as pool:
 
@@ -232,7 +264,7 @@ def write_zse(out: str, config: dict, type: str, tokenizer: bytes, blocks: Block
 def planned(name: str, shape: tuple[int, ...], group: str | None, type: str) -> PlannedTensor:
     if len(shape) == 1:
         return PlannedTensor(name, "rows", "F32", shape, group)
-    if type == "bf16":
+    if type == "bf16" or name.endswith("mlp.gate.weight"):  # a router stays as it is
         return PlannedTensor(name, "rows", "BF16", shape, group)
     if type == "fp8":
         return PlannedTensor(name, "rows", "fp8-row", shape, group)

@@ -98,7 +98,7 @@ class Routing(NamedTuple):
 
     ids i32, weights f32 [M, k]: a token's experts, the best first, and what their results are multiplied with. source i32
     [M * k]: the tokens of the pairs sorted by expert; place i32 [M * k]: where a token's pairs stand among these. tasks i32
-    [N, 3]: an expert and a range of sorted pairs, which one block of a product computes; empty ones at the end.
+    [N, 3]: an expert and a range of up to task_pairs sorted pairs, which one block of a product computes; empty ones at the end.
     """
 
     ids: Tensor
@@ -106,6 +106,7 @@ class Routing(NamedTuple):
     source: Tensor
     place: Tensor
     tasks: Tensor
+    task_pairs: int = 64
 
 
 class Weight(NamedTuple):

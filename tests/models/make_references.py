@@ -4,6 +4,10 @@
 
 Run it when a tiny model changes, with transformers and torch installed; the tests compare against the committed file.
 Without names all are made anew.
+
+Roundings to bf16 or to 8 bits make a router choose another expert where two are nearly as good, and then a right model's logits
+differ as a wrong one's do. So the tokens of a family with experts are chosen, one after another, such that noise of CLEAR times the
+router's logits changes no choice in any layer, or else the one that bears most; they stand beside the logits as "FAMILY tokens".
 """
 
 import sys
@@ -14,8 +18,13 @@ import numpy as np
 import tiny
 import tiny_families
 
+from zse.kernels.route import ROUTE, sorted_pairs
+from zse.models import registry
+
 SHORT = 16  # tokens of NAME_short: no more than the original context of the longrope models
-PATH = Path(__file__).with_name("references.npz")
+PATH = tiny.REFERENCES
+CLEAR, LEVELS, DRAWS = 0.3, (0.05, 0.1, 0.15, 0.2, 0.3), 12
+CANDIDATES = 64
 
 
 def load(family: str):
@@ -49,18 +58,83 @@ def published(kind, family: str):
     return model.eval().float()
 
 
-def logits(family: str) -> np.ndarray:
-    """f32 [tokens, vocab] of the family's sequence."""
+class Routers:
+    """What the routers of a model in transformers get: the last token's of each sequence of a batch."""
+
+    def __init__(self, family: str, model):
+        config = registry.config_from_hf("config.json", tiny_families.CONFIGS[family])
+        architecture, weights, moe = registry.architecture(config.architecture), tiny_families.weights(family), config.moe
+        self.inputs: list = []
+        shape = (moe.num_experts, config.hidden_size)
+        for module in model.modules():
+            if tuple(getattr(getattr(module, "weight", None), "shape", ())) == shape:
+                module.register_forward_pre_hook(lambda _, args: self.inputs.append(args[0]))
+        self.options = dict(gating=moe.gating, groups=moe.groups, groups_used=moe.groups_used, group_best=moe.group_best)
+        self.routing = sorted_pairs(np.zeros((1, moe.experts_per_token), np.int32), moe.num_experts)
+        roles = {role.name for role in architecture.roles(config)}
+
+        def named(role: str):
+            names = architecture.hf_name(role).split("|") if role in roles else ()
+            return next((weights[name] for name in names if name in weights), None)
+
+        layers = [f"layers.{i}." for i in range(config.num_layers) if moe.is_sparse(i)]
+        self.layers = [(named(at + "router"), named(at + "router_select")) for at in layers]
+
+    def borne(self, count: int) -> np.ndarray:
+        """For each of `count` sequences the most of LEVELS that changes no choice, or 0."""
+        assert len(self.inputs) == len(self.layers), (len(self.inputs), len(self.layers))
+        rng, levels = np.random.default_rng(5), np.full(count, len(LEVELS))
+        for x, (router, bias) in zip(self.inputs, self.layers, strict=True):
+            clean = x.reshape(count, -1, x.shape[-1])[:, -1].double().numpy() @ router.T.astype(np.float64)
+            wanted = self._chosen(clean, bias)
+            noise = rng.standard_normal((DRAWS, *clean.shape)) * np.sqrt(np.mean(clean**2))
+            for index, level in enumerate(LEVELS):
+                got = self._chosen((clean + level * noise).reshape(-1, clean.shape[1]), bias).reshape(DRAWS, count, -1)
+                levels = np.where((got == wanted).all(axis=(0, 2)), levels, np.minimum(levels, index))
+        self.inputs.clear()
+        return np.array([0.0, *LEVELS])[levels]
+
+    def _chosen(self, logits: np.ndarray, bias) -> np.ndarray:
+        routing = self.routing._replace(ids=np.zeros((len(logits), self.routing.ids.shape[1]), np.int32))
+        rows = sorted_pairs(routing.ids, logits.shape[1])
+        found = ROUTE.reference(logits, rows._replace(ids=routing.ids), bias, **self.options)
+        return np.sort(found["routing.ids"], axis=1)
+
+
+def clear_tokens(family: str, model) -> np.ndarray:
+    """The family's random tokens, each the first from there on whose choices are clear."""
+    import torch
+
+    routers, ids, least = Routers(family, model), np.zeros(0, np.int64), 1.0
+    for first in tiny.random_tokens(family):
+        candidates = (first - 3 + np.arange(CANDIDATES)) % 157 + 3
+        batch = np.concatenate([np.tile(ids, (CANDIDATES, 1)), candidates[:, None]], axis=1)
+        model(torch.from_numpy(batch))
+        borne = routers.borne(CANDIDATES)
+        best = int(np.argmax(borne >= min(CLEAR, borne.max())))
+        ids, least = np.append(ids, candidates[best]), min(least, borne[best])
+    print(f"{family}: choices bear noise of {least} of the router's logits")
+    return ids.astype(np.int32)
+
+
+def logits(family: str) -> dict[str, np.ndarray]:
+    """f32 [tokens, vocab] of the family's sequence, and the sequence where it was chosen."""
     import torch
 
     name = family.removesuffix("_short")
-    ids = tiny.tokens(name)[: SHORT if "_short" in family else None]
     with torch.no_grad():
-        return load(name)(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].numpy()
+        model, made = load(name), {}
+        ids = tiny.random_tokens(name)
+        if "num_experts_per_tok" in tiny_families.CONFIGS.get(name, {}):
+            ids = made[f"{family} tokens"] = clear_tokens(name, model)
+        ids = ids[: SHORT if "_short" in family else None]
+        return made | {family: model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].numpy()}
 
 
 if __name__ == "__main__":
     every = (*tiny.FAMILIES, *tiny_families.FAMILIES, "phi4_mini_short")
     kept = dict(np.load(PATH)) if sys.argv[1:] else {}
-    np.savez_compressed(PATH, **kept | {family: logits(family) for family in sys.argv[1:] or every})
+    for family in sys.argv[1:] or every:
+        kept |= logits(family)
+    np.savez_compressed(PATH, **kept)
     print(PATH, PATH.stat().st_size, "bytes")

@@ -18,6 +18,7 @@ from formats_build import safetensors  # noqa: E402
 
 FAMILIES = tuple(tiny_configs.LLAMA_LIKE)
 CONFIGS = tiny_configs.LLAMA_LIKE | dict(wide=tiny_configs.WIDE)
+REFERENCES = Path(__file__).with_name("references.npz")
 TOKENS = 40  # of the reference sequence: longer than every window, more than two KV pages
 
 
@@ -33,6 +34,12 @@ def uniform(name: str, shape, spread: float) -> np.ndarray:
 
 
 def tokens(family: str) -> np.ndarray:
+    """The reference sequence: random, or of a family with experts the one that make_references.py chose."""
+    chosen = np.load(REFERENCES).get(f"{family} tokens")
+    return random_tokens(family) if chosen is None else chosen
+
+
+def random_tokens(family: str) -> np.ndarray:
     raw = np.random.PCG64(zlib.crc32(b"tokens" + family.encode())).random_raw(TOKENS)
     return (raw % np.uint64(157)).astype(np.int32) + 3
 

@@ -101,9 +101,9 @@ NO_HEAD_DIM = dict(without="rope_theta head_dim", hidden_size=128, **ONE_KV_HEAD
 COHERE = NO_HEAD_DIM | dict(
     without="rope_theta head_dim rms_norm_eps", rope_theta=50000.0, layer_norm_eps=1e-5, logit_scale=0.25, **TIED
 )
-# Of multi-head latent attention.
+# Of multi-head latent attention; the smallest latents and rotary part that a GPU has.
 LATENT = dict(
-    num_key_value_heads=4, q_lora_rank=64, kv_lora_rank=64, qk_nope_head_dim=64, qk_rope_head_dim=16, v_head_dim=96
+    num_key_value_heads=4, q_lora_rank=64, kv_lora_rank=256, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=96
 )
 GEMMA2 = hf(
     "Gemma2",
@@ -144,7 +144,7 @@ MIXTURES = {
         "head_dim rope_theta",
         **DEEPSEEK | GROUPS | dict(n_shared_experts=1, first_k_dense_replace=0, rope_scaling=None),
         rope_parameters=YARN
-        | dict(mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.5, partial_rotary_factor=0.2),
+        | dict(mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.5, partial_rotary_factor=1 / 3),
     ),
     "glm4_moe_lite": hf(
         "Glm4MoeLite",
@@ -302,8 +302,8 @@ OTHERS = {
         rope_scaling=dict(
             rope_type="longrope",
             original_max_position_embeddings=16,
-            short_factor=factors(8, 1.0),
-            long_factor=factors(8, 1.5),
+            short_factor=factors(16, 1.0),
+            long_factor=factors(16, 1.5),
         ),
     ),
     "cohere": hf("Cohere", "cohere", **COHERE, attention_bias=True),

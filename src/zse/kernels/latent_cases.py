@@ -155,7 +155,8 @@ def gpu_cases(rng):
                 f"{name} {dtype} {heads} heads, rank {rank}, splits={splits}",
                 batch | scratch,
                 {"out": OutputSpec((tokens, heads * rank), "float32", near)},
-                {"heads": heads, "scale": (rank / 4 + rotary) ** -0.5, "splits": splits},
+                {"heads": heads, "scale": (rank / 4 + rotary) ** -0.5, "splits": splits}
+                | ({"temperature": (0.1, 16)} if name == "mixed, chunked" else {}),
             )
 
 

@@ -4,26 +4,29 @@ A token's probabilities are its logits by one of GATINGS; it is sent to the k ex
 bias for the selection (DeepSeek-V3, arXiv 2412.19437: weights stay unbiased), and where experts are in groups, only to
 experts of the groups whose best two scores add up to most (in DeepSeek-V2: whose best one is highest). Weights are the probabilities, perhaps divided by their sum, times a
 scale. A pair is a token and one of its experts; pairs are sorted by expert, in the order of tokens, and cut into tasks of up
-to TASK_PAIRS for the products (kernels/matmul.py). What a token gets does not depend on the others.
+to task_pairs for the products (kernels/matmul.py). What a token gets does not depend on the others.
 """
 
 from typing import Any
 
 from zse import kernel as zl
+from zse.kernels import host
 from zse.kernels.matmul_tile import TOKENS_PER_BLOCK
-from zse.kernels.op import EXACT, Case, Cost, Op, OutputSpec, Tolerance, check, later, require
+from zse.kernels.op import EXACT, Case, Cost, HostArray, Op, OutputSpec, Tolerance, check, later, require
 from zse.lazy import numpy as np
+from zse.quant import pack
+from zse.quant.scheme import DenseScheme
 from zse.runtime.args import Args
 from zse.runtime.symbol import Size
 from zse.tensor import GATINGS, MAX_EXPERT_GROUPS, MAX_EXPERTS, Routing
 
-TASK_PAIRS = TOKENS_PER_BLOCK
+TASK_PAIRS = {"cpu": TOKENS_PER_BLOCK, "gpu": 8}  # most of a task
 LEAST = -3.0e38  # a score that is never chosen
 
 
-def num_tasks(tokens: Size, max_tokens: int, chosen: int, experts: int) -> Size:
+def num_tasks(tokens: Size, max_tokens: int, chosen: int, experts: int, task_pairs: int) -> Size:
     """How many tasks the pairs of `tokens` (at most max_tokens) are cut into at most."""
-    most = -(-max_tokens * chosen // TASK_PAIRS) + experts
+    most = -(-max_tokens * chosen // task_pairs) + experts
     return most if max_tokens * chosen > most else tokens * chosen
 
 
@@ -155,6 +158,7 @@ def sort_pairs(
     chosen: zl.i64,
     experts: zl.i64,
     num_tasks: zl.i64,
+    task_pairs: zl.i64,
 ):
     """A counting sort by one block: 32,768 pairs of a prompt of 4,096 tokens are microseconds beside its products."""
     counts = zl.local_array(zl.i32, MAX_EXPERTS)
@@ -167,10 +171,10 @@ def sort_pairs(
     for e in range(experts):
         end = begin + zl.i64(counts[e])
         counts[e] = zl.i32(begin)
-        for first in range(begin, end, TASK_PAIRS):
+        for first in range(begin, end, task_pairs):
             tasks[task * 3] = zl.i32(e)
             tasks[task * 3 + 1] = zl.i32(first)
-            tasks[task * 3 + 2] = zl.i32(min(first + TASK_PAIRS, end))
+            tasks[task * 3 + 2] = zl.i32(min(first + task_pairs, end))
             task += 1
         begin = end
     for word in range(task * 3, num_tasks * 3):
@@ -209,73 +213,116 @@ def _check(logits, routing, bias, groups: int, groups_used: int, gating: str) ->
     return tokens, experts, chosen, pairs
 
 
-def route(
-    recorder,
-    logits,
-    routing,
-    bias=None,
-    *,
-    gating: str = "softmax",
-    normalize: bool = False,
-    eps: float = 0.0,
-    scale: float = 1.0,
-    groups: int = 1,
-    groups_used: int = 1,
-    group_best: int = 2,
-) -> None:
-    """routing (all of its tensors) of logits f32 [M, E]. bias f32 [E]: added for the selection only. normalize: weights are
-    divided by their sum + eps (softmax_chosen: they are always), then multiplied with scale."""
-    tokens, experts, chosen, pairs = _check(logits, routing, bias, groups, groups_used, gating)
-    recorder.launch(
-        f"route_{gating}",
-        Args(
-            logits=logits,
-            bias=bias,
-            ids=routing.ids,
-            weights=routing.weights,
-            experts=experts,
-            chosen=chosen,
-            groups=groups,
-            groups_used=groups_used,
-            group_best=group_best,
-            has_bias=int(bias is not None),
-            normalize=int(normalize),
-            eps=float(eps),
-            scale=float(scale),
-        ),
-        (tokens,),
-    )
-    recorder.launch(
-        "sort_pairs",
-        Args(
-            ids=routing.ids,
-            source=routing.source,
-            place=routing.place,
-            tasks=routing.tasks,
-            pairs=pairs,
-            chosen=chosen,
-            experts=experts,
-            num_tasks=routing.tasks.shape[0],
-        ),
-        (1,),
+def route_args(logits, routing, bias, options: dict[str, Any]) -> Args:
+    """What the kernels of each GATING take."""
+    groups, groups_used = options["groups"], options["groups_used"]
+    _, experts, chosen, _ = _check(logits, routing, bias, groups, groups_used, options["gating"])
+    return Args(
+        logits=logits,
+        bias=bias,
+        ids=routing.ids,
+        weights=routing.weights,
+        experts=experts,
+        chosen=chosen,
+        groups=groups,
+        groups_used=groups_used,
+        group_best=options["group_best"],
+        has_bias=int(bias is not None),
+        normalize=int(options["normalize"]),
+        eps=float(options["eps"]),
+        scale=float(options["scale"]),
     )
 
 
-def sorted_pairs(ids, experts: int, tasks_count: int | None = None) -> Routing:
+def sort_args(logits, routing) -> Args:
+    """What sort_pairs takes."""
+    (_, experts), (tokens, chosen) = logits.shape, routing.ids.shape
+    return Args(
+        ids=routing.ids,
+        source=routing.source,
+        place=routing.place,
+        tasks=routing.tasks,
+        pairs=tokens * chosen,
+        chosen=chosen,
+        experts=experts,
+        num_tasks=routing.tasks.shape[0],
+        task_pairs=routing.task_pairs,
+    )
+
+
+DEFAULTS = dict(gating="softmax", normalize=False, eps=0.0, scale=1.0, groups=1, groups_used=1, group_best=2)
+
+
+def route(recorder, logits, routing, bias=None, *, max_tokens: int, product=None, **options: Any) -> None:
+    """routing (all of its tensors) of logits f32 [M, E]. bias f32 [E]: added for the selection only. options: of DEFAULTS. normalize:
+    weights are divided by their sum + eps (softmax_chosen: they are always), then multiplied with scale. max_tokens: the most
+    tokens this recording will run with. product: the router's (a, weight, bias or None); on a GPU and of up to ROUTED_TOKENS tokens
+    the launch that routes computes the logits as well."""
+    options = DEFAULTS | options
+    args = route_args(logits, routing, bias, options)
+    if product is not None:
+        require(recorder.device.kernels == "gpu", "route: the product is the GPU's; on the CPU record matmul and route")
+        _launch_product(recorder, logits, routing, args, product, options["gating"], max_tokens)
+        if max_tokens == 1:
+            return
+    else:
+        recorder.launch(f"route_{options['gating']}", args, (logits.shape[0],))
+    recorder.launch("sort_pairs", sort_args(logits, routing), (1,))
+
+
+ROUTED_TOKENS = 8
+ROUTER_ROWS = 4  # of the router, a warp each, of one block on a GPU
+ROUTERS = ("bf16", "f16", "f32")  # element types of routers
+
+
+def routes_product(device, weight, max_tokens: int) -> bool:
+    """Whether route() takes this router's product."""
+    fits = weight.scheme.element in ROUTERS and weight.layout == "rows" and weight.shape[1] % 8 == 0
+    return device.kernels == "gpu" and max_tokens <= ROUTED_TOKENS and fits
+
+
+def _launch_product(recorder, logits, routing, args: Args, product, gating: str, max_tokens: int) -> None:
+    """One launch for logits and routing, of one token with its pairs sorted."""
+    a, weight, bias = product
+    tokens, experts = logits.shape
+    require(max_tokens <= ROUTED_TOKENS, f"route: a product of {max_tokens} tokens; up to {ROUTED_TOKENS}")
+    check("route a", a, "bf16", tokens, weight.shape[1])
+    if bias is not None:
+        check("route router bias", bias, "f32", experts)
+    args |= dict(
+        source=routing.source,
+        place=routing.place,
+        tasks=routing.tasks,
+        num_tasks=routing.tasks.shape[0],
+        a=a,
+        w=weight.planes["w"],
+        router_bias=bias,
+        has_router_bias=int(bias is not None),
+        out=logits,
+        counter=recorder.device.scratch("route counter", 4),
+        tokens=tokens,
+        width=weight.shape[1],
+        sorts=int(max_tokens == 1),
+    )
+    symbol = f"route_{weight.scheme.element}_{gating}"
+    recorder.launch(symbol, args, (-(-experts // ROUTER_ROWS),))
+
+
+def sorted_pairs(ids, experts: int, task_pairs: int = TASK_PAIRS["cpu"]) -> Routing:
     """The Routing of ids [M, k] in NumPy, without weights."""
     tokens, chosen = ids.shape
     flat = ids.reshape(-1)
     order = np.argsort(flat, kind="stable").astype(np.int32)
     place = np.empty_like(order)
     place[order] = np.arange(len(order), dtype=np.int32)
-    tasks: Any = np.zeros((tasks_count or num_tasks(tokens, tokens, chosen, experts), 3), np.int32)
+    tasks: Any = np.zeros((num_tasks(tokens, tokens, chosen, experts, task_pairs), 3), np.int32)
     task = begin = 0
     for expert, count in enumerate(np.bincount(flat, minlength=experts).tolist()):
-        for first in range(begin, begin + count, TASK_PAIRS):
-            tasks[task] = expert, first, min(first + TASK_PAIRS, begin + count)
+        for first in range(begin, begin + count, task_pairs):
+            tasks[task] = expert, first, min(first + task_pairs, begin + count)
             task += 1
         begin += count
-    return Routing(ids, None, order // chosen, place, tasks)
+    return Routing(ids, None, order // chosen, place, tasks, task_pairs)
 
 
 def _probabilities(logits, gating: str):
@@ -299,7 +346,13 @@ def _reference(
     groups=1,
     groups_used=1,
     group_best=2,
+    max_tokens=None,
+    product=None,
 ):
+    if product is not None:
+        a, weight, router_bias = product
+        logits = a.wide().astype(np.float64) @ weight.dequantize().astype(np.float64).T
+        logits = logits if router_bias is None else logits + router_bias
     probs = _probabilities(logits, gating)
     scores = probs if bias is None else probs + bias.astype(np.float64)
     if groups_used < groups:
@@ -316,37 +369,59 @@ def _reference(
         weights = weights / weights.sum(axis=1, keepdims=True)
     elif normalize:
         weights = weights / (weights.sum(axis=1, keepdims=True) + eps)
-    found = sorted_pairs(ids, logits.shape[1], routing.tasks.shape[0])._replace(weights=weights * scale)
-    return {f"routing.{name}": value for name, value in found._asdict().items()}
+    found = sorted_pairs(ids, logits.shape[1], routing.task_pairs)._replace(weights=weights * scale)
+    return {f"routing.{name}": value for name, value in found._asdict().items() if name != "task_pairs"}
 
 
 def _cases(rng, family="cpu"):
-    """Gatings with all that goes with them, from one token to more pairs of an expert than a task takes."""
+    """Gatings with all that goes with them, from one token to more pairs of an expert than a task takes; on a GPU, of few tokens,
+    with the router's product too."""
     near = Tolerance(1e-7, 3e-6, "exp within 2 units in the last place, sums of up to 128 values in f32")
-    for tokens, experts, chosen, options, has_bias in (
-        (1, 128, 8, dict(normalize=True), False),
-        (70, 8, 2, dict(normalize=True), False),
-        (5, 60, 4, dict(), False),
-        (3, 32, 4, dict(gating="softmax_chosen"), False),
-        (33, 64, 6, dict(gating="sigmoid", normalize=True, eps=1e-20, scale=2.5, groups=8, groups_used=4), True),
-        (4, 16, 16, dict(gating="sigmoid", scale=1.5), True),
-        (9, 24, 3, dict(gating="sqrt_softplus", normalize=True, scale=1.5), True),
-        (2, 7, 1, dict(gating="softmax", groups=7, groups_used=3), True),
-        (9, 24, 4, dict(gating="softmax", scale=16.0, groups=6, groups_used=2, group_best=1), False),
+    # A logit is a sum of 264 products, whose sizes add up to less than 264: rounded by up to 2**-24 of that 9 + 5 times.
+    summed = Tolerance(1e-7, 14 * 264 * 2**-24, "f32 sums of 264 products, through exp")
+    for number, (tokens, experts, chosen, options, has_bias) in enumerate(
+        (
+            (1, 128, 8, dict(normalize=True), False),
+            (70, 8, 2, dict(normalize=True), False),
+            (5, 60, 4, dict(), False),
+            (3, 32, 4, dict(gating="softmax_chosen"), False),
+            (33, 64, 6, dict(gating="sigmoid", normalize=True, eps=1e-20, scale=2.5, groups=8, groups_used=4), True),
+            (4, 16, 16, dict(gating="sigmoid", scale=1.5), True),
+            (9, 24, 3, dict(gating="sqrt_softplus", normalize=True, scale=1.5), True),
+            (2, 7, 1, dict(gating="softmax", groups=7, groups_used=3), True),
+            (9, 24, 4, dict(gating="softmax", scale=16.0, groups=6, groups_used=2, group_best=1), False),
+            (1, 10, 3, dict(gating="sqrt_softplus"), True),
+        )
     ):
         logits = (rng.standard_normal((tokens, experts)) * 2).astype(np.float32)
         bias = (rng.standard_normal(experts) * 0.3).astype(np.float32) if has_bias else None
-        pairs, most = tokens * chosen, num_tasks(tokens, tokens, chosen, experts)
+        pairs, most = tokens * chosen, num_tasks(tokens, tokens, chosen, experts, TASK_PAIRS[family])
         shapes = dict(ids=(tokens, chosen), weights=(tokens, chosen), source=(pairs,), place=(pairs,), tasks=(most, 3))
-        outputs = {
-            f"routing.{name}": OutputSpec(
-                shape, "float32" if name == "weights" else "int32", near if name == "weights" else EXACT
-            )
-            for name, shape in shapes.items()
-        }
         empty = Routing(**{name: np.zeros(shape, np.int32) for name, shape in shapes.items()})
+        empty = empty._replace(task_pairs=TASK_PAIRS[family])
+        inputs = {"logits": logits, "routing": empty, "bias": bias}
         name = f"{options.get('gating', 'softmax')} {chosen} of {experts}, {tokens} tokens"
-        yield Case(name, {"logits": logits, "routing": empty, "bias": bias}, outputs, options)
+        for product in (None, ROUTERS[number % 3]) if family == "gpu" and tokens <= ROUTED_TOKENS else (None,):
+            if product:
+                inputs = inputs | {"product": random_product(rng, logits, number % 2 == 0, product)}
+            weights = summed if product else near
+            outputs = {
+                f"routing.{name}": OutputSpec(
+                    shape, "float32" if name == "weights" else "int32", weights if name == "weights" else EXACT
+                )
+                for name, shape in shapes.items()
+            }
+            yield Case(f"{name} {product or ''}", inputs, outputs, options | {"max_tokens": tokens})
+
+
+def random_product(rng, logits, has_bias: bool, element: str):
+    """(a, weight, bias) of a router that gives about these logits."""
+    (tokens, experts), width = logits.shape, 264
+    a = HostArray("bf16", pack.f32_to_bf16(rng.standard_normal((tokens, width)).astype(np.float32)))
+    bias = (rng.standard_normal(experts) * 0.1).astype(np.float32) if has_bias else None
+    wide = np.linalg.lstsq(a.wide().astype(np.float64), logits, rcond=None)[0].T.astype(np.float32)
+    plane = pack.f32_to_bf16(wide) if element == "bf16" else wide.astype(np.float16 if element == "f16" else np.float32)
+    return a, host.HostWeight(wide.shape, DenseScheme(element), {"w": plane}, "rows"), bias
 
 
 def _cost(case: Case) -> Cost:

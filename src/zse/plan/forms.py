@@ -116,7 +116,9 @@ def row_bytes(form: str, width: int) -> int:
     return width + 4 if form == "fp8" else width * ITEM_BYTES[form]
 
 
-def routing_of(buffer: Any, offset: int, room: int, tokens: Any, chosen: int, tasks: Any) -> Routing:
+def routing_of(
+    buffer: Any, offset: int, room: int, tokens: Any, chosen: int, tasks: Any, task_pairs: int
+) -> Routing:
     """A Routing of `tokens` tokens at `offset`, where there is room for `room`."""
 
     def part(dtype: str, number: int, *shape: Any) -> Tensor:
@@ -124,7 +126,7 @@ def routing_of(buffer: Any, offset: int, room: int, tokens: Any, chosen: int, ta
 
     pairs = tokens * chosen
     ids, weights = part("i32", 0, tokens, chosen), part("f32", 1, tokens, chosen)
-    return Routing(ids, weights, part("i32", 2, pairs), part("i32", 3, pairs), part("i32", 4, tasks, 3))
+    return Routing(ids, weights, part("i32", 2, pairs), part("i32", 3, pairs), part("i32", 4, tasks, 3), task_pairs)
 
 
 def tensor_of(form: str, buffer: Any, offset: int, room: int, rows: Any, width: int) -> Any:

@@ -42,6 +42,8 @@ def _scale_stream(run: "Run", node: Node) -> None:
 
 
 def _linear(run: "Run", node: Node) -> None:
+    if node.options.get("routes") and _routes(run, node):
+        return  # the launch that routes computes it
     adds = node.options.get("accumulate", False)
     out = run.t[node.inputs[1] if adds else node.output]
     matmul(
@@ -57,7 +59,15 @@ def _linear(run: "Run", node: Node) -> None:
 
 
 def _route(run: "Run", node: Node) -> None:
-    route.route(run.recorder, run.t[node.inputs[0]], run.t[node.output], run.vector(node, "bias"), **node.options)
+    router, product = node.inputs[0].node, None
+    if router is not None and router.options.get("routes") and _routes(run, router):
+        product = run.t[router.inputs[0]], run.weight(router), run.vector(router, "bias")
+    logits, routing, bias = run.t[node.inputs[0]], run.t[node.output], run.vector(node, "bias")
+    route.route(run.recorder, logits, routing, bias, max_tokens=run.form_tokens, product=product, **node.options)
+
+
+def _routes(run: "Run", router: Node) -> bool:
+    return route.routes_product(run.recorder.device, run.weight(router), run.form_tokens)
 
 
 def _experts(run: "Run", node: Node) -> None:
@@ -71,6 +81,7 @@ def _experts(run: "Run", node: Node) -> None:
         max_tokens=run.form_tokens,
         routing=run.t[node.inputs[1]],
         gather=node.options["gather"],
+        gate=node.options.get("gate"),
     )
 
 

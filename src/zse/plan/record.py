@@ -451,8 +451,9 @@ class Run:
         tensors: dict[Value | Node, Any] = {}
         for value, (form, offset) in placed.places.items():
             if form == "routing":
-                tasks = route.num_tasks(rows, self.max_tokens, value.width, planner.config.moe.num_experts)
-                tensors[value] = routing_of(scratch, first + offset, placed.room, rows, value.width, tasks)
+                each = route.TASK_PAIRS[planner.device.kernels]
+                tasks = route.num_tasks(rows, self.max_tokens, value.width, planner.config.moe.num_experts, each)
+                tensors[value] = routing_of(scratch, first + offset, placed.room, rows, value.width, tasks, each)
             else:
                 many = value.per_token or 1
                 where = scratch, first + offset, placed.room * many, rows * many if many > 1 else rows

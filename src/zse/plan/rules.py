@@ -11,7 +11,7 @@ Launchable (zse.plan.record has a launch for each):
     act             (x) → act(x)
     heads           (q, k, v) → q                  norms, RoPE, K and V to the cache; of one joined value or three, or of q alone
     reorder         (x) → x, columns reordered     by the order of a weight's columns
-    route, experts, combine                        as traced; weights of gate and up perhaps joined
+    route, experts, combine                        as traced; weights of gate and up perhaps joined, experts with gate: act(gate) * up
     convert         (x) → x in another form        zse.plan.forms
     scale_logits    (x) → factor, soft cap         in place
 """
@@ -160,15 +160,29 @@ def gated_product(nodes: list[Node], trace: Trace) -> list[Node]:
         if (
             others
             or product is None
-            or product.op != "linear"
+            or product.op not in ("linear", "experts")
             or whole.width % 32
             or _uses(nodes, trace.split[whole]) != 2
         ):
             continue
         if gate.options["activation"] not in GATED_PRODUCTS:
             continue
-        found = Node("gated_product", product.inputs, gate.output, product.weights, gate.options)
+        if product.op == "linear":
+            found = Node("gated_product", product.inputs, gate.output, product.weights, gate.options)
+        else:
+            options = product.options | {"gate": gate.options["activation"]}
+            found = Node("experts", product.inputs, gate.output, product.weights, options)
         nodes = [found if node is product else node for node in nodes if node is not gate]
+    return nodes
+
+
+def routers(nodes: list[Node], trace: Trace) -> list[Node]:
+    """The product that a routing alone reads: of few tokens the launch that routes computes it."""
+    for node in nodes:
+        if node.op == "route":
+            router = node.inputs[0].node
+            if router is not None and router.op == "linear" and _uses(nodes, (router.output,)) == 1:
+                router.options["routes"] = True
     return nodes
 
 
@@ -303,7 +317,7 @@ Rule = Callable[[list[Node], Trace], list[Node]]
 RULES: dict[str, tuple[Rule, ...]] = {
     "cpu": (join_products, heads, gated, post_norm, reorder, convert_stream, add_norm, scale_logits),
     "gpu": (
-        *(join_products, heads, gated_product, gated, accumulate, post_norm, reorder),
+        *(join_products, heads, gated_product, gated, routers, accumulate, post_norm, reorder),
         *(convert_stream, add_norm, scale_logits),
     ),
 }

@@ -1,8 +1,8 @@
 """Products with stacks of experts on a GPU: those of zse.kernels.gpu.matmul_small (on HIP and Metal of matmul_simple) whose blocks find
 their expert, their pairs and the rows of the activations by a task (zse.kernels.route).
 
-A task of up to 64 pairs is computed 8 pairs at a time; prompts read an expert's weights once for every 8 of its pairs, from the L2 cache
-mostly. Nothing is read before the routing is there.
+A task of more than 8 pairs is computed 8 pairs at a time: an expert's weights are then read once for every 8 of its pairs, from the L2
+cache mostly. Nothing is read before the routing is there.
 """
 
 from zse import kernel as zl
@@ -12,14 +12,14 @@ from zse.kernels.gpu import matmul_small as small
 from zse.kernels.gpu import matmul_tiles as tiles
 from zse.kernels.gpu.r16 import table_of
 from zse.kernels.matmul_tile import GATHERED, PAIRS
-from zse.kernels.matmul_tile import TOKENS_PER_BLOCK as TASK_PAIRS
 from zse.kernels.op import check, require
 from zse.quant.scheme import FP8_BLOCK
 from zse.runtime.args import Args
-from zse.runtime.symbol import Sym
 
 TOKENS = small.TOKENS
 assert simple.TOKENS == TOKENS
+GATES = {"silu": tiles.GATED_SILU, "gelu_tanh": tiles.GATED_GELU}
+WAVES = 5  # of blocks, where an expert has units for more: the last one is not full
 
 
 class ExpertParams(tiles.ProductParams):
@@ -120,10 +120,12 @@ def multiply_slice(params, table):
     expert, first, here = slice_of(params)
     w, high, scale, offset, bias = planes_of(params, expert)
     lane, warp = zl.lane_index(), zl.warp_index()
-    units = (params.rows + (tiles.UNIT - 1)) // tiles.UNIT if here > 0 else zl.i32(0)
+    gated = zl.i32(params.mode >= tiles.GATED_SILU)
+    units = params.rows // 32 if gated != 0 else (params.rows + (tiles.UNIT - 1)) // tiles.UNIT
+    units = units if here > 0 else zl.i32(0)
     p = tiles.BlockProduct(
         **shifted(params, tiles.ProductParams, w=w, high=high, scale=scale, offset=offset, bias=bias),
-        gated=zl.i32(0),
+        gated=gated,
         first_token=first,
         here=here,
         lane=lane,
@@ -180,41 +182,57 @@ def variants(target) -> list[zl.Variant]:
     if not target.has("mma_sync"):
         return [
             zl.Variant(
-                f"matmul_simple_experts_{kind}",
+                simple_symbol(kind, gated),
                 matmul_simple_experts_lut4 if kind == "lut4" else matmul_simple_experts,
-                {"KIND": kind, "GATED": False},
+                {"KIND": kind, "GATED": gated},
                 threads=simple.THREADS,
             )
             for kind in (*simple.BITS, *simple.DENSE)
+            for gated in (False, True)
         ]
     made = []
     for form, chunk in forms.FORMS.items():
-        warps, stages = forms.small_ring(form, target.arch)
+        warps, stages, _ = forms.experts_ring(form, target.arch)
         statics = {"KIND": form[0], "GROUP": form[1], "CHUNK": chunk, "STAGES": stages}
         kernel = matmul_experts_lut4 if form[0] == "lut4" else matmul_experts
         made.append(zl.Variant(forms.symbol_of(form, "experts"), kernel, statics, threads=32 * warps))
     return made
 
 
-def record(recorder, a, weight, out, routing, bias=None, *, gather: bool, independent: bool, max_tokens: int) -> None:
-    """As zse.kernels.matmul with a routing: a bf16, out f32 [P, N]."""
+def simple_symbol(kind: str, gated: bool) -> str:
+    return f"matmul_simple_experts_{kind}{'_gated' if gated else ''}"
+
+
+def blocks_of(units: int, tasks: int, slots: int) -> int:
+    """Blocks that share the units of a task, each about as many: WAVES full waves of `slots` blocks, or what there is."""
+    return -(-units // max(1, units * tasks // (WAVES * slots)))
+
+
+def record(
+    recorder, a, weight, out, routing, bias=None, *, gather: bool, independent: bool, max_tokens: int, gate: str | None
+) -> None:
+    """As zse.kernels.matmul with a routing: a bf16, out f32 [P, N]; or with `gate` out bf16 [P, N] = act(first half of an expert's
+    2N rows) * second half, N a multiple of 16."""
     (stacked, width), scheme, device = weight.shape, weight.scheme, recorder.device
-    (tokens, chosen), (pairs, rows) = routing.ids.shape, out.shape
-    unit = max(scheme.row_unit, tiles.UNIT // 2)
+    (tokens, chosen), (pairs, made) = routing.ids.shape, out.shape
+    rows = 2 * made if gate else made
+    unit = max(scheme.row_unit, tiles.UNIT // 2) * (2 if gate else 1)
     require(
         stacked % rows == 0 and rows % unit == 0, f"matmul: {stacked} rows of {rows} an expert; multiples of {unit}"
     )
-    check("matmul out", out, "f32", pairs, rows)
+    check("matmul out", out, "bf16" if gate else "f32", pairs, made)
     check("matmul a", a, "bf16", tokens if gather else pairs, width)
     check("matmul source", routing.source, "i32", pairs)
     check("matmul tasks", routing.tasks, "i32", None, 3)
     if bias is not None:
         check("matmul bias", bias, "f32", stacked)
+    require(gate is None or gate in GATES, f"matmul: gate {gate!r}; supported: {', '.join(GATES)}")
     require(scheme.loaded("gpu") == scheme, f"matmul: a GPU has {scheme.loaded('gpu')} experts, not {scheme}")
     require(
         weight.layout == scheme.in_memory["gpu"] and scheme.fits(width), f"matmul: {scheme} in layout {weight.layout}"
     )
-    slices = -(-min(TASK_PAIRS, max_tokens) // TOKENS)
+    experts = stacked // rows
+    slices = -(-min(routing.task_pairs, max_tokens) // TOKENS)
     args = Args(
         w=weight.planes[scheme.numbers],
         high=weight.planes.get("high"),
@@ -230,7 +248,7 @@ def record(recorder, a, weight, out, routing, bias=None, *, gather: bool, indepe
         symmetric=int(scheme.symmetric),
         scaling=scheme.scale_code,
         has_bias=int(bias is not None),
-        mode=tiles.STORE,
+        mode=GATES[gate] if gate else tiles.STORE,
         tasks=routing.tasks,
         source=routing.source,
         experts=GATHERED if gather else PAIRS,
@@ -241,12 +259,13 @@ def record(recorder, a, weight, out, routing, bias=None, *, gather: bool, indepe
     tasks = routing.tasks.shape[0]
     if device.simt:
         args["group_blocks"] = (scheme.group or width) // 32 if scheme.groups(width) else 1
-        symbol = f"matmul_simple_experts_{scheme.element}"
-        recorder.launch(symbol, args, (rows // simple.ROWS, tasks * slices), independent=independent)
+        grid = (made // simple.ROWS, tasks * slices)
+        recorder.launch(simple_symbol(scheme.element, gate is not None), args, grid, independent=independent)
         return
     form = forms.form_of(scheme, width)
     args["shift"] = forms.shift_of(scheme, width, form)
-    # About one block a multiprocessor for few tasks; a block of many has all units of its expert.
-    most = max_tokens * chosen if isinstance(tasks, Sym) else tasks
-    blocks = max(1, min(-(-rows // tiles.UNIT), device.num_sms // most))
+    slots = device.num_sms * forms.experts_ring(form, device.arch)[2]
+    units = rows // 32 if gate else -(-rows // tiles.UNIT)
+    # Where tokens are spread evenly, most experts have a task, and every eight more pairs another one.
+    blocks = blocks_of(units, min(max_tokens * chosen, experts + max_tokens * chosen // TOKENS), slots)
     recorder.launch(forms.symbol_of(form, "experts"), args, (blocks, tasks * slices), independent=independent)

@@ -31,7 +31,8 @@ SPLIT_KEYS = 64  # a split has a multiple of these
 
 
 class LatentBatch(zl.Record):
-    """The parameters of latent_attention_mma. group: heads of a block. KEYS are in shared memory at once, STAGES times."""
+    """The parameters of latent_attention_mma. group: heads of a block. beta, length: scores are multiplied with 1 + beta * ln(1 +
+    position // length), the query's. KEYS are in shared memory at once, STAGES times."""
 
     q: zl.Ptr[zl.f32, "const"]
     q_rotated: zl.Ptr[zl.f32, "const"]
@@ -47,6 +48,8 @@ class LatentBatch(zl.Record):
     group: zl.i32
     splits: zl.i32
     scale: zl.f32
+    beta: zl.f32
+    length: zl.i32
     RANK: zl.static
     ROTARY: zl.static
     KV: zl.static
@@ -236,6 +239,7 @@ def latent_attention_mma(p: LatentBatch):
     load_queries(queries, token, first_head, group, rows, p, a)
     mine = zl.warp_index() % 4 * 16 + zl.lane_index() // 4
     limits = [position + min(mine + 8 * h, rows - 1) // group for h in zl.static(range(2))]
+    factors = [zl.fma(zl.log(zl.f32(1 + limit // p.length)), p.beta, 1.0) for limit in limits]
     limits = [min(limit, last) for limit in limits]
     acc = [[zl.f32(0) for u in zl.static(range(4))] for d in zl.static(range(p.RANK // 16))]
     high = [zl.f32(FLOOR) for h in zl.static(range(2))]
@@ -252,6 +256,10 @@ def latent_attention_mma(p: LatentBatch):
             zl.copy_wait(0)
         zl.barrier()
         scores = scores_of(queries + zl.warp_index() % 4 * 16 * a.query_stride, here, p, a)
+        if p.beta != 0.0:
+            for n in zl.static(range(p.KEYS // 8)):
+                for u in zl.static(range(4)):
+                    scores[n][u] = scores[n][u] * factors[u // 2]
         softmax(sum(scores, []), limits, (high, sums, shrink), key, min(position, last), p.scale * LOG2E, a, acc)
         add_values(acc, scores, here, p, a)
         zl.barrier()
@@ -336,8 +344,6 @@ def record(
         )
     if recorder.device.simt:
         raise UnsupportedError("latent attention: device", "one without mma.sync", ["an NVIDIA GPU", "--device cpu"])
-    if temperature[0]:
-        raise UnsupportedError("latent attention on a GPU: temperature of queries", temperature[0], [0, "--device cpu"])
     check("latent_attention q", q, "f32", tokens, width)
     check("latent_attention q_rotated", q_rotated, "f32", tokens, heads * (line - rank))
     check("latent_attention out", out, "f32", tokens, width)
@@ -358,6 +364,8 @@ def record(
         group=-(-heads // blocks),
         splits=splits,
         scale=float(scale),
+        beta=float(temperature[0]),
+        length=temperature[1],
     )
     recorder.launch(f"latent_attention_{pages.dtype}_{rank}_{line - rank}", args, (blocks, tokens, splits))
     if splits > 1:

@@ -115,8 +115,8 @@ def record(
     it accumulates. routing, gather: of a stack of experts, as on a CPU. max_tokens, independent: as on a CPU (matmul.py); launches overlap
     without the latter. kernel: "small" or "few" instead of the one that the shape would get (tests)."""
     if routing is not None:
-        require(gate is None and not accumulate, "matmul: experts neither gate nor add")
-        options = dict(gather=gather, independent=independent, max_tokens=max_tokens)
+        require(not accumulate, "matmul: experts do not add")
+        options = dict(gather=gather, independent=independent, max_tokens=max_tokens, gate=gate)
         experts.record(recorder, a, weight, out, routing, bias, **options)
         return
     rows, width = weight.shape

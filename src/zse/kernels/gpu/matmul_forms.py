@@ -26,6 +26,8 @@ FORMS = {
 }
 FEW = ("int4", "int5", "int6", "int8")  # kinds that matmul_few multiplies
 # Shared memory of a block, KiB, of the architectures that have less than Hopper's 227.
+EXPERT_WARPS = 4
+BLOCK_BYTES = 1024  # of shared memory that the system has of each block
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 120: 99}
 
 
@@ -75,6 +77,18 @@ def small_ring(form: tuple[str, int], arch: int) -> tuple[int, int]:
     )
     assert found, form
     return found
+
+
+def experts_ring(form: tuple[str, int], arch: int) -> tuple[int, int, int]:
+    """(warps, slots of a ring, blocks of a multiprocessor) of the products with experts: many small blocks, so that one is computed
+    while another waits for its expert's first weights."""
+    kind, group = form
+    slot, fixed = tiles.slot_bytes(kind, group, FORMS[form]), tiles.sums_bytes(EXPERT_WARPS, small.TOKENS)
+    for blocks in (4, 3, 2, 1):
+        stages = (shared_bytes(arch) // blocks - BLOCK_BYTES - fixed) // (EXPERT_WARPS * slot)
+        if stages >= 3 or blocks == 1:
+            return EXPERT_WARPS, min(stages, 5), blocks
+    raise AssertionError(form)
 
 
 def shift_of(scheme, width: int, form: tuple[str, int]) -> int:
