@@ -355,7 +355,10 @@ class Planner:
         """Have the device allocate what the kernels of the part's products work in."""
         placed = self._place(part, room)
         for node in placed.nodes:
-            if node.op in PRODUCTS and node.op != "experts" and self.traits.own_scratch:
+            if node.op == "experts" and self.traits.own_scratch:
+                moe, weight = self.config.moe, self.model.weights[prefix + node.weights["weight"]]
+                gpu.experts.reserve(self.device, weight, room, moe.experts_per_token, moe.num_experts)
+            elif node.op in PRODUCTS and self.traits.own_scratch:
                 weight, form = (
                     self.model.weights[prefix + node.weights["weight"]],
                     placed.forms.get(node.inputs[0], "f32"),
@@ -451,8 +454,10 @@ class Run:
         tensors: dict[Value | Node, Any] = {}
         for value, (form, offset) in placed.places.items():
             if form == "routing":
-                each = route.TASK_PAIRS[planner.device.kernels]
-                tasks = route.num_tasks(rows, self.max_tokens, value.width, planner.config.moe.num_experts, each)
+                experts, each = planner.config.moe.num_experts, route.TASK_PAIRS[planner.device.kernels]
+                if planner.traits.own_scratch:
+                    each = gpu.experts.task_pairs(planner.device, self.form_tokens, value.width, experts)
+                tasks = route.num_tasks(rows, self.max_tokens, value.width, experts, each)
                 tensors[value] = routing_of(scratch, first + offset, placed.room, rows, value.width, tasks, each)
             else:
                 many = value.per_token or 1

@@ -6,6 +6,7 @@ cache mostly. Nothing is read before the routing is there.
 """
 
 from zse import kernel as zl
+from zse.kernels.gpu import gemm_experts
 from zse.kernels.gpu import matmul_forms as forms
 from zse.kernels.gpu import matmul_simple as simple
 from zse.kernels.gpu import matmul_small as small
@@ -57,11 +58,6 @@ class Lut4SimpleExpertParams(simple.Lut4SimpleParams):
     source: zl.Ptr[zl.i32, "const"]
     experts: zl.i32
     slices: zl.i32
-
-
-def shifted(p, base, **changes):
-    """The fields of `base`, of p or changed."""
-    return {name: changes.get(name, getattr(p, name)) for name in base._fields}
 
 
 @zl.inline
@@ -124,7 +120,7 @@ def multiply_slice(params, table):
     units = params.rows // 32 if gated != 0 else (params.rows + (tiles.UNIT - 1)) // tiles.UNIT
     units = units if here > 0 else zl.i32(0)
     p = tiles.BlockProduct(
-        **shifted(params, tiles.ProductParams, w=w, high=high, scale=scale, offset=offset, bias=bias),
+        **tiles.shifted(params, tiles.ProductParams, w=w, high=high, scale=scale, offset=offset, bias=bias),
         gated=gated,
         first_token=first,
         here=here,
@@ -172,7 +168,7 @@ def multiply_simple_slice(params, kind):
     zl.grid_wait()
     expert, first, here = slice_of(params)
     w, high, scale, offset, bias = planes_of(params, expert)
-    p = kind(**shifted(params, kind, w=w, high=high, scale=scale, offset=offset, bias=bias))
+    p = kind(**tiles.shifted(params, kind, w=w, high=high, scale=scale, offset=offset, bias=bias))
     a_rows = [p.a + source_row(params, first + max(min(t, here - 1), 0)) * p.width for t in zl.static(range(TOKENS))]
     simple.multiply_unit(p, first, here, a_rows)
 
@@ -190,7 +186,7 @@ def variants(target) -> list[zl.Variant]:
             for kind in (*simple.BITS, *simple.DENSE)
             for gated in (False, True)
         ]
-    made = []
+    made = gemm_experts.variants(target)
     for form, chunk in forms.FORMS.items():
         warps, stages, _ = forms.experts_ring(form, target.arch)
         statics = {"KIND": form[0], "GROUP": form[1], "CHUNK": chunk, "STAGES": stages}
@@ -201,6 +197,17 @@ def variants(target) -> list[zl.Variant]:
 
 def simple_symbol(kind: str, gated: bool) -> str:
     return f"matmul_simple_experts_{kind}{'_gated' if gated else ''}"
+
+
+def task_pairs(device, max_tokens: int, chosen: int, experts: int) -> int:
+    """The most pairs of a task of a recording of up to max_tokens tokens."""
+    return gemm_experts.TASK_PAIRS if gemm_experts.pays(device, max_tokens, chosen, experts) else TOKENS
+
+
+def reserve(device, weight, max_tokens: int, chosen: int, experts: int) -> None:
+    """Allocate what record() works in."""
+    if gemm_experts.pays(device, max_tokens, chosen, experts):
+        gemm_experts.reserve(device, weight, max_tokens * chosen)
 
 
 def blocks_of(units: int, tasks: int, slots: int) -> int:
@@ -231,6 +238,11 @@ def record(
     require(
         weight.layout == scheme.in_memory["gpu"] and scheme.fits(width), f"matmul: {scheme} in layout {weight.layout}"
     )
+    if routing.task_pairs == gemm_experts.TASK_PAIRS and gemm_experts.takes(device, weight, rows, gate, bias is not None):
+        gemm_experts.launch(
+            recorder, a, weight, out, routing, bias, gather=gather, gate=gate, max_tokens=max_tokens
+        )
+        return
     experts = stacked // rows
     slices = -(-min(routing.task_pairs, max_tokens) // TOKENS)
     args = Args(

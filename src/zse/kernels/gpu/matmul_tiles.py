@@ -103,6 +103,11 @@ class BlockProduct(ProductParams):
         return slot_bytes(self.KIND, self.GROUP, self.CHUNK)
 
 
+def shifted(p, base, **changes):
+    """The fields of `base`, of p or changed."""
+    return {name: changes.get(name, getattr(p, name)) for name in base._fields}
+
+
 @zl.inline
 def product_of(p, TOKENS, table=None):
     """The BlockProduct of this block, with its shared memory."""
