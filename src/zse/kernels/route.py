@@ -391,6 +391,7 @@ def _cases(rng, family="cpu"):
             (2, 7, 1, dict(gating="softmax", groups=7, groups_used=3), True),
             (9, 24, 4, dict(gating="softmax", scale=16.0, groups=6, groups_used=2, group_best=1), False),
             (1, 10, 3, dict(gating="sqrt_softplus"), True),
+            (150, 12, 4, dict(), False),
         )
     ):
         logits = (rng.standard_normal((tokens, experts)) * 2).astype(np.float32)
