@@ -63,13 +63,19 @@ class Routers:
 
     def __init__(self, family: str, model):
         config = registry.config_from_hf("config.json", tiny_families.CONFIGS[family])
-        architecture, weights, moe = registry.architecture(config.architecture), tiny_families.weights(family), config.moe
+        architecture, weights, moe = (
+            registry.architecture(config.architecture),
+            tiny_families.weights(family),
+            config.moe,
+        )
         self.inputs: list = []
         shape = (moe.num_experts, config.hidden_size)
         for module in model.modules():
             if tuple(getattr(getattr(module, "weight", None), "shape", ())) == shape:
                 module.register_forward_pre_hook(lambda _, args: self.inputs.append(args[0]))
-        self.options = dict(gating=moe.gating, groups=moe.groups, groups_used=moe.groups_used, group_best=moe.group_best)
+        self.options = dict(
+            gating=moe.gating, groups=moe.groups, groups_used=moe.groups_used, group_best=moe.group_best
+        )
         self.routing = sorted_pairs(np.zeros((1, moe.experts_per_token), np.int32), moe.num_experts)
         roles = {role.name for role in architecture.roles(config)}
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from zse.dtypes import ITEM_BYTES
-from zse.kernels import gpu
+from zse.kernels import gpu, route
 from zse.plan.trace import Node, PlanError, Value
 from zse.tensor import Activation, Fp8Activation, Routing, Tensor
 
@@ -116,10 +116,15 @@ def row_bytes(form: str, width: int) -> int:
     return width + 4 if form == "fp8" else width * ITEM_BYTES[form]
 
 
-def routing_of(
-    buffer: Any, offset: int, room: int, tokens: Any, chosen: int, tasks: Any, task_pairs: int
-) -> Routing:
-    """A Routing of `tokens` tokens at `offset`, where there is room for `room`."""
+def routing_of(device: Any, where: tuple[Any, int, int], tokens: Any, moe: Any, sizes: tuple[int, int]) -> Routing:
+    """A Routing of `tokens` tokens. where: buffer, offset, for how many tokens there is room; sizes: the most tokens of the recording, and
+    what kernels of products are chosen for."""
+    buffer, offset, room = where
+    chosen, experts = moe.experts_per_token, moe.num_experts
+    task_pairs = route.TASK_PAIRS[device.kernels]
+    if device.kernels == "gpu":
+        task_pairs = gpu.experts.task_pairs(device, sizes[1], chosen, experts)
+    tasks = route.num_tasks(tokens, sizes[0], chosen, experts, task_pairs)
 
     def part(dtype: str, number: int, *shape: Any) -> Tensor:
         return Tensor(buffer, shape, dtype, offset + number * 4 * room * chosen)

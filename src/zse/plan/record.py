@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from zse.dtypes import ITEM_BYTES
 from zse.errors import ConfigError
-from zse.kernels import gpu, route
+from zse.kernels import gpu
 from zse.kernels.attention import num_splits, partial_shape
 from zse.kernels.norm import add_rmsnorm
 from zse.kernels.rope import rope_table
@@ -355,14 +355,12 @@ class Planner:
         """Have the device allocate what the kernels of the part's products work in."""
         placed = self._place(part, room)
         for node in placed.nodes:
-            if node.op == "experts" and self.traits.own_scratch:
-                moe, weight = self.config.moe, self.model.weights[prefix + node.weights["weight"]]
-                gpu.experts.reserve(self.device, weight, room, moe.experts_per_token, moe.num_experts)
-            elif node.op in PRODUCTS and self.traits.own_scratch:
-                weight, form = (
-                    self.model.weights[prefix + node.weights["weight"]],
-                    placed.forms.get(node.inputs[0], "f32"),
-                )
+            if node.op not in PRODUCTS or not self.traits.own_scratch:
+                continue
+            weight, form = self.model.weights[prefix + node.weights["weight"]], placed.forms.get(node.inputs[0], "f32")
+            if node.op == "experts":
+                gpu.experts.reserve(self.device, weight, room, self.config.moe)
+            else:
                 gpu.gemm_launch.reserve(self.device, weight, form, node.op == "gated_product", room)
 
 
@@ -454,11 +452,8 @@ class Run:
         tensors: dict[Value | Node, Any] = {}
         for value, (form, offset) in placed.places.items():
             if form == "routing":
-                experts, each = planner.config.moe.num_experts, route.TASK_PAIRS[planner.device.kernels]
-                if planner.traits.own_scratch:
-                    each = gpu.experts.task_pairs(planner.device, self.form_tokens, value.width, experts)
-                tasks = route.num_tasks(rows, self.max_tokens, value.width, experts, each)
-                tensors[value] = routing_of(scratch, first + offset, placed.room, rows, value.width, tasks, each)
+                room, sizes = (scratch, first + offset, placed.room), (self.max_tokens, self.form_tokens)
+                tensors[value] = routing_of(planner.device, room, rows, planner.config.moe, sizes)
             else:
                 many = value.per_token or 1
                 where = scratch, first + offset, placed.room * many, rows * many if many > 1 else rows

@@ -48,7 +48,9 @@ def cases(rng):
             near = matmul_cases.tolerance(scheme, a.wide(), largest, bool(gate), bool(gate))
         elif gate:
             # act'(gate) <= 1.13 and |act(gate)| <= |gate|: both factors are off by `sums`, and the result is rounded to bf16.
-            peak = float(np.abs(reference(a, weight, inputs["routing"], inputs.get("bias"), gather=gather)["out"]).max())
+            peak = float(
+                np.abs(reference(a, weight, inputs["routing"], inputs.get("bias"), gather=gather)["out"]).max()
+            )
             near = Tolerance(2.2 * sums * (peak + 1) + 1e-5, 2**-8, "both factors' sums, and a rounding to bf16")
         yield Case(
             f"{scheme} {chosen} of {experts}, {tokens}x{rows}x{width}{' gathered' if gather else ''} {gate or ''}",

@@ -204,10 +204,10 @@ def task_pairs(device, max_tokens: int, chosen: int, experts: int) -> int:
     return gemm_experts.TASK_PAIRS if gemm_experts.pays(device, max_tokens, chosen, experts) else TOKENS
 
 
-def reserve(device, weight, max_tokens: int, chosen: int, experts: int) -> None:
-    """Allocate what record() works in."""
-    if gemm_experts.pays(device, max_tokens, chosen, experts):
-        gemm_experts.reserve(device, weight, max_tokens * chosen)
+def reserve(device, weight, max_tokens: int, moe) -> None:
+    """Allocate what record() works in. moe: the model's MoEConfig."""
+    if gemm_experts.pays(device, max_tokens, moe.experts_per_token, moe.num_experts):
+        gemm_experts.reserve(device, weight, max_tokens * moe.experts_per_token)
 
 
 def blocks_of(units: int, tasks: int, slots: int) -> int:
@@ -238,10 +238,10 @@ def record(
     require(
         weight.layout == scheme.in_memory["gpu"] and scheme.fits(width), f"matmul: {scheme} in layout {weight.layout}"
     )
-    if routing.task_pairs == gemm_experts.TASK_PAIRS and gemm_experts.takes(device, weight, rows, gate, bias is not None):
-        gemm_experts.launch(
-            recorder, a, weight, out, routing, bias, gather=gather, gate=gate, max_tokens=max_tokens
-        )
+    if routing.task_pairs == gemm_experts.TASK_PAIRS and gemm_experts.takes(
+        device, weight, rows, gate, bias is not None
+    ):
+        gemm_experts.launch(recorder, a, weight, out, routing, bias, gather=gather, gate=gate, max_tokens=max_tokens)
         return
     experts = stacked // rows
     slices = -(-min(routing.task_pairs, max_tokens) // TOKENS)

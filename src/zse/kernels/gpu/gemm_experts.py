@@ -139,7 +139,13 @@ def variants(target) -> list[zl.Variant]:
     for kind in SKINNY:
         wg = form_of(kind)
         for gated in (False, True):
-            statics = {"KIND": kind, "BT": TASK_PAIRS, "WG": wg, "STAGES": skinny.stages(kind, TASK_PAIRS, wg), "GATED": gated}
+            statics = {
+                "KIND": kind,
+                "BT": TASK_PAIRS,
+                "WG": wg,
+                "STAGES": skinny.stages(kind, TASK_PAIRS, wg),
+                "GATED": gated,
+            }
             symbol = symbol_of("gemm_experts", kind, TASK_PAIRS, wg * 64, gated)
             made.append(zl.Variant(symbol, gemm_experts, statics, threads=128 * (wg + 1)))
     return made
@@ -199,7 +205,7 @@ def _activations(recorder, a: Tensor, routing, gather: bool, fp8: bool, max_pair
 def launch(recorder, a, weight: Weight, out: Tensor, routing, bias, *, gather: bool, gate: str | None, max_tokens: int):
     """As zse.kernels.gpu.experts.record, where takes() is true and tasks have TASK_PAIRS."""
     device, kind, gated = recorder.device, kind_of(weight.scheme), gate is not None
-    (pairs, cols), (stacked, width), wg = out.shape, weight.shape, form_of(kind)
+    cols, (stacked, width), wg = out.shape[1], weight.shape, form_of(kind)
     max_pairs = max_tokens * routing.ids.shape[1]
     a = _activations(recorder, a, routing, gather, is_fp8(kind), max_pairs)
     product = Product(device, a, weight, out, bias, False, gate, max_pairs, kind)

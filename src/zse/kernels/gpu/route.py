@@ -194,9 +194,7 @@ def write_logits(p, expert, lane):
             if k < p.width:
                 total = zl.fma(held[i], zl.convert(zl.load(a_row + k, 8), zl.f32), total)
         for k in range(HELD * step + lane * 8, p.width, step):
-            total = zl.fma(
-                zl.convert(zl.load(row + k, 8), zl.f32), zl.convert(zl.load(a_row + k, 8), zl.f32), total
-            )
+            total = zl.fma(zl.convert(zl.load(row + k, 8), zl.f32), zl.convert(zl.load(a_row + k, 8), zl.f32), total)
         mine = ((total[0] + total[1]) + (total[2] + total[3])) + ((total[4] + total[5]) + (total[6] + total[7]))
         logit = zl.warp_sum(mine)
         if lane == 0:
