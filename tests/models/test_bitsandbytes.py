@@ -90,6 +90,19 @@ def test_blocks_that_do_not_end_with_rows(tmp_path):
     assert np.array_equal(np.concatenate(parts), meant)
 
 
+def test_a_block_that_is_said_to_be_huge(tmp_path):
+    """It costs no memory: one factor for all numbers."""
+    rng, name = np.random.default_rng(2), NAME + ".weight"
+    tensors, _ = stored(rng, (16, 32), "float32", nested=False)
+    state = {"quant_type": "nf4", "blocksize": 1 << 39, "dtype": "float32", "shape": [16, 32]}
+    tensors[f"{name}.quant_state.bitsandbytes__nf4"] = "U8", np.frombuffer(json.dumps(state).encode(), np.uint8)
+    tensors[f"{name}.absmax"] = "F32", np.array([2], np.float32)
+    words = tensors[name][1].ravel()
+    with open_model(folder_of(tmp_path, tensors, CONFIG)) as source:
+        got = Rows(source, source.tensors[name], 0, 16).f32()
+    assert np.array_equal(got.ravel(), 2 * NF4[np.stack([words >> 4, words & 15], axis=1).ravel()])
+
+
 def test_a_model_runs(device, tmp_path):
     """As the same model with the numbers in bf16, bit for bit."""
     rng, family = np.random.default_rng(4), "llama"

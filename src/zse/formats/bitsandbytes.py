@@ -115,7 +115,7 @@ def rows_of(source: "ModelSource", info: TensorInfo, start: int, stop: int) -> "
         factors = levels[np.frombuffer(raw, np.uint8)] * above + np.float32(state.offset)
     else:
         factors = np.frombuffer(raw, np.float32)
-    each = np.repeat(factors, state.block)[first - low * state.block :][: last - first]
+    each = factors[np.arange(first, last) // state.block - low]  # not repeated: a block may be said to have any size
     values = np.frombuffer(source.read(parts["quant_map"]), np.float32)[index] * each
     dtype = info.type.lower()
     return pack.widen(pack.narrow(values, dtype), dtype).reshape(-1, columns)
