@@ -28,6 +28,7 @@ from zse.sampling.params import SamplingParams
 from zse.sampling.state import SamplerState
 from zse.scheduler.options import RequestOptions
 from zse.structured import service
+from zse.structured.messages import WHOSE
 from zse.structured.options import TEXT, Structure, Thinking, read_structure
 from zse.structured.service import Grammars, Masks
 from zse.tensor import Tensor
@@ -523,7 +524,7 @@ def test_a_mask_that_ends_the_process_twice_ends_its_request_alone(lazy, monkeyp
         begin(self, asks)
         if any(ask.request.id == deadly[0] for ask in asks):
             os.kill(self._pid, signal.SIGKILL)
-            self._whose[0] = deadly[0]
+            self._words[WHOSE] = deadly[0]
 
     send_step = Grammars._send_step
 
@@ -531,7 +532,7 @@ def test_a_mask_that_ends_the_process_twice_ends_its_request_alone(lazy, monkeyp
         send_step(self)
         if self._suspect == deadly[0] in self._live:
             os.kill(self._pid, signal.SIGKILL)
-            self._whose[0] = deadly[0]
+            self._words[WHOSE] = deadly[0]
 
     deadly.append(1)
     monkeypatch.setattr(service, "MAX_RESTARTS", 100)

@@ -107,7 +107,9 @@ class GrammarQueue(Feature):
 
     def before_schedule(self, now: float) -> list[StepOutput]:
         """Hand requests whose grammar is compiled to the scheduler; the outputs of those that are refused."""
-        outputs = []
+        outputs: list[StepOutput] = []
+        if not self._waiting and not self._grammars.has_news:
+            return outputs
         # Nothing else is to be done: it may wait a moment.
         wait = self._waiting and not self._scheduler.requests
         for id, error in self._grammars.poll(IDLE_WAIT_S if wait else 0.0):

@@ -40,17 +40,20 @@ class StepMasks:
         cls, batch, grammars: Grammars, failures: dict[int, RequestError], lazy: bool = False
     ) -> "StepMasks | None":
         """Ask for the masks of a batch; None when it has no request with a grammar. lazy: tokens may be drawn first."""
-        masks = cls(grammars, failures)
-        num_bound = sum(entry.samples > 0 and entry.request.options.structure is not None for entry in batch.entries)
-        line = 0
+        bound, line = [], 0
         for entry in batch.entries:
             if entry.samples:
                 if entry.request.options.structure is not None:
-                    masks._add(entry, line, lazy, num_bound <= MOST_AHEAD)
+                    bound.append((entry, line))
                 line += entry.samples
+        if not bound:
+            return None
+        masks, ahead = cls(grammars, failures), len(bound) <= MOST_AHEAD
+        for entry, line in bound:
+            masks._add(entry, line, lazy, ahead)
         if masks._asked:
             grammars.begin(masks._asked)
-        return masks if masks._asked or masks._lazy else None
+        return masks
 
     def _add(self, entry, line: int, lazy: bool, ahead: bool) -> None:
         request = entry.request
@@ -81,22 +84,45 @@ class StepMasks:
         if self._masked is None:
             self._masked = frozenset()
             if self._asked:
-                found = self._grammars.finish()
-                self._failures.update(found.failures)
-                self._masked = frozenset(found.lines)
+                lines, failures, _, forced = self._grammars.finish()
+                if failures:
+                    self._failures.update(failures)
+                self._masked = frozenset(lines)
                 for ask in self._asked:
-                    ask.request.forced = found.forced.get(ask.request.id)
+                    ask.request.forced = forced.get(ask.request.id) if forced else None
         return self._masked
 
     def first_lines(self) -> frozenset[int]:
         """Those that are to be masked before they are sampled."""
         return self.wait() - self._later_lines
 
+    def stands(self, token_of) -> bool:
+        """Whether nothing is to be done about what was drawn, asked of one request without drafts: most steps. token_of(line)."""
+        if len(self._later) != 1 or self._lazy:
+            return False
+        run = self._later[0]
+        request, line = run.request, run.line
+        if run.drafts or request.params.logprobs is not None:
+            return False
+        masked = self.wait()
+        if self._failures:
+            return False
+        token = token_of(line)
+        if token < 0 or line not in masked:
+            return True
+        grammars = self._grammars
+        if not grammars.memory[line * grammars.line_nbytes + (token >> 3)] >> (token & 7) & 1:
+            return False
+        grammars.note(request.id, False)
+        return True
+
     def check(self, tokens: list[int], draw_again) -> None:
         """Settle what was drawn first. tokens, draw_again: as of check_masked."""
         masked = self.wait()
         if self._later:
-            runs = [run for run in self._later if run.request.id not in self._failures]
+            runs = self._later
+            if self._failures:
+                runs = [run for run in runs if run.request.id not in self._failures]
             check_masked(runs, tokens, masked, self._grammars, draw_again)
         if self._lazy:
             check_drawn(self._lazy, tokens, self._grammars, self._failures, draw_again)
@@ -132,10 +158,12 @@ class Masking:
         """Hold what was sampled without a mask in `rows` lines against the grammars, and sample again what they refuse.
         What was submitted has run. For a device that does not run ahead: its logits are still there, and the host reads
         them."""
-        sampler, logits, vocab = buffers.sampler, self._logits.view(), self._logits.shape[1]
-        nbytes = 4 * self._words
+        sampler = buffers.sampler
+        if masks.stands(sampler.token_of):
+            return
 
         def draw_again(line: int, kept: int | None) -> int:
+            logits, vocab, nbytes = self._logits.view(), self._logits.shape[1], 4 * self._words
             bits = int.from_bytes(masks.memory[line * nbytes : (line + 1) * nbytes], "little")
             if kept is None and not sampler.wants_logprobs and bits.bit_count() == 1:
                 return sampler.put(line, bits.bit_length() - 1)

@@ -1,11 +1,21 @@
-"""Between the engine and its grammar process: msgpack, one message a packet of multiprocessing.connection."""
+"""Between the engine and its grammar process: msgpack, one message a packet of multiprocessing.connection; and words behind the
+masks in the shared memory, in which most steps of one request are answered."""
+
+import platform
 
 import msgspec
 
 from zse.structured.options import Structure
 
-# In the last 8 bytes of the shared memory: whose mask is being computed, should the process die of it.
+# The last words of the shared memory, 8 bytes each. WHOSE: whose mask is being computed, should the process die of it. ANSWERED: the
+# number of the last MaskStep, from 1 on, that is answered here: its one line is KIND (FREE, MASKED) and took US microseconds. IS_AWAITED:
+# the engine has nothing else to do, and is woken by a message. A step has one answer, here or as a message: a message costs
+# the engine 70 µs behind a forward, which has emptied the caches, a word 2 (benchmarks/LOG.md).
+WHOSE, ANSWERED, KIND, US, IS_AWAITED = range(5)
+WORDS_BYTES = 40
 NOBODY = -1
+# A word must not be seen before the mask that was written before it: x86 keeps the order of stores, and of loads.
+ANSWERS_IN_MEMORY = platform.machine().lower() in ("x86_64", "amd64")
 FREE, MASKED = 0, 1  # of a line: no mask, or the one that stands in the shared memory
 
 
@@ -40,7 +50,7 @@ class MaskJob(msgspec.Struct, array_like=True):
 
 
 class MaskStep(msgspec.Struct, tag=True, array_like=True):
-    """engine → process: masks for a step. Answered by Stepped. looks_ahead: whether it tells what is forced."""
+    """engine → process: masks for a step. Answered by Stepped, or in memory. looks_ahead: whether it tells what is forced."""
 
     jobs: list[MaskJob]
     looks_ahead: bool = False

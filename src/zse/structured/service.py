@@ -19,24 +19,42 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import msgspec
 
 from zse.errors import RequestError, one_line
 from zse.lazy import logging
-from zse.structured.messages import NOBODY, Close, FromProcess, MaskJob, MaskStep, Open, Opened
+from zse.structured.messages import (
+    ANSWERED,
+    IS_AWAITED,
+    KIND,
+    NOBODY,
+    US,
+    WHOSE,
+    WORDS_BYTES,
+    Close,
+    FromProcess,
+    MaskJob,
+    MaskStep,
+    Open,
+    Opened,
+)
 from zse.structured.options import Structure, checked
 
 # The process has a vocabulary to build first: 3 s for 262k tokens on a slow core.
 START_S = 30.0
 STEP_S = 5.0  # a mask takes some 15 ms at most
+RECHECK_S = 0.001
 MAX_RESTARTS, WINDOW_S = 3, 60.0
 WATCHED = 16  # tokens of a request that say whether its masks are computed ahead
 IDLE_S = 300.0  # without requests the process ends, and gives its memory back
 MOST_LOOKED_AHEAD = 2  # requests in a step: with more, drafts hardly pay on a CPU
 _KEPT = 1024  # latencies of which percentiles are reported
+# What is read at once; multiprocessing.connection's packets, which the process speaks, begin with their length. Its own reading takes
+# two calls of the system and ten of Python: behind a forward, which has emptied the caches, 60 µs of a step.
+READ_BYTES, LENGTH_BYTES = 1 << 16, 4
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class MaskAsk(NamedTuple):
@@ -93,9 +111,11 @@ class Grammars:
         self.line_nbytes = (vocab_size + 31) // 32 * 4
         self.memory: memoryview = memoryview(b"")
         self._map: mmap.mmap | None = None
-        self._whose: memoryview[int] = memoryview(b"")
+        self._words: memoryview[int] = memoryview(b"")
+        self._num_steps = 0  # that this process was asked for
         self._suspect = NOBODY  # whose mask was being computed when the process died last
-        self._pipe: Connection | None = None
+        self._pipe: socket.socket | None = None
+        self._received = b""  # that was not taken yet
         self._pid = 0
         self._live: dict[int, _Live] = {}
         self._settled: deque[tuple[int, RequestError | None]] = deque()
@@ -123,6 +143,11 @@ class Grammars:
     def num_live(self) -> int:
         """Requests with a grammar, compiled or not."""
         return len(self._live)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether poll() has something to tell of requests that it told of before."""
+        return bool(self._settled)
 
     @property
     def is_compiling(self) -> bool:
@@ -174,18 +199,38 @@ class Grammars:
     def finish(self) -> Masks:
         """Wait for what begin() asked for."""
         started = time.perf_counter()
-        deadline = time.monotonic() + STEP_S
-        while self._stepped is None and self._pipe is not None:
-            self._receive(max(0.0, deadline - time.monotonic()))
-            if self._stepped is None and time.monotonic() > deadline:
-                self._restart("it gave no masks")
-                deadline = time.monotonic() + START_S
+        if self._pipe is not None and self._words[ANSWERED] != self._num_steps:
+            self._wait()
         self._wait_us.append(1e6 * (time.perf_counter() - started))
         asked, stepped = self._asked or [], self._stepped
         self._asked = self._stepped = None
+        if stepped is None and self._pipe is not None:  # answered in memory: one line
+            self._mask_us.append(self._words[US])
+            lines = [asked[0].line] if self._words[KIND] else []
+            self.counts["masked_lines"] += len(lines)
+            return Masks(lines, {}, [0])
         if stepped is None:
             return Masks([], {ask.request.id: _lost() for ask in asked}, [0] * len(asked))
         self._mask_us.append(stepped.us)
+        return self._masks_of(asked, stepped)
+
+    def _wait(self) -> None:
+        """For what begin() asked for, which is not there yet."""
+        deadline = time.monotonic() + STEP_S
+        while self._stepped is None and self._pipe is not None and self._words[ANSWERED] != self._num_steps:
+            left = deadline - time.monotonic()
+            self._words[IS_AWAITED] = (
+                1  # the process may have looked just before: no longer than RECHECK_S without a look
+            )
+            if self._words[ANSWERED] != self._num_steps:
+                self._receive(min(RECHECK_S, max(0.0, left)))
+            if self._pipe is not None:
+                self._words[IS_AWAITED] = 0
+            if self._stepped is None and left <= 0.0 and self._words[ANSWERED] != self._num_steps:
+                self._restart("it gave no masks")
+                deadline = time.monotonic() + START_S
+
+    def _masks_of(self, asked: list[MaskAsk], stepped: Any) -> Masks:
         lines, num_allowed, forced = [], [], {}
         for ask, kinds in zip(asked, stepped.kinds, strict=True):
             lines += [ask.line + index for index, kind in enumerate(kinds) if kind]
@@ -201,13 +246,7 @@ class Grammars:
             if behind and live is not None:
                 forced[ask.request.id] = live.sent + sum(kinds) - 1, behind  # behind the drafts that have a mask
         self.counts["masked_lines"] += len(lines)
-        failures = {
-            id: RequestError(
-                f"the grammar cannot go on: {one_line(reason)}", code="schema_too_complex", param="structure"
-            )
-            for id, reason in stepped.failures.items()
-        }
-        return Masks(lines, failures, num_allowed, forced)
+        return Masks(lines, {id: _stuck(reason) for id, reason in stepped.failures.items()}, num_allowed, forced)
 
     def note(self, id: int, refused: bool) -> None:
         """A token of the request was drawn without a mask, which refused it or not."""
@@ -239,11 +278,11 @@ class Grammars:
         self._decoder = self._decoder or msgspec.msgpack.Decoder(FromProcess)
         with tempfile.TemporaryFile() as file:  # no name, gone with the last process that has it
             nbytes = self._max_lines * self.line_nbytes
-            file.truncate(nbytes + 8)
-            self._map = mmap.mmap(file.fileno(), nbytes + 8)
+            file.truncate(nbytes + WORDS_BYTES)
+            self._map = mmap.mmap(file.fileno(), nbytes + WORDS_BYTES)
             self.memory = memoryview(self._map)
-            self._whose = self.memory[nbytes:].cast("q")
-            self._whose[0] = NOBODY
+            self._words, self._num_steps = self.memory[nbytes:].cast("q"), 0
+            self._words[WHOSE] = NOBODY
             ours, theirs = socket.socketpair()
             memory = os.dup(file.fileno())
             try:
@@ -278,9 +317,9 @@ class Grammars:
             finally:
                 os.close(memory)
                 theirs.close()
-        self._pipe = Connection(ours.detach())
+        self._pipe, self._received = ours, b""
         self._poll = select.poll()
-        self._poll.register(self._pipe.fileno(), select.POLLIN)
+        self._poll.register(ours.fileno(), select.POLLIN)
         self._started_at = self._used_at = time.monotonic()
 
     def stop(self) -> None:
@@ -304,7 +343,7 @@ class Grammars:
         """Begin anew after a crash: every open request's grammar again, and all its tokens; but not of a request whose mask was
         being computed for the second time, which would end it again."""
         self._end()
-        suspect, self._suspect = self._suspect, self._whose[0]
+        suspect, self._suspect = self._suspect, self._words[WHOSE]
         if suspect == self._suspect != NOBODY:
             self._live.pop(suspect, None)
         now = time.monotonic()
@@ -327,41 +366,60 @@ class Grammars:
     def _send_step(self) -> None:
         jobs = []
         for request, line, drafts, drawn, known in self._asked or ():
-            live = self._live.get(request.id)
-            new: list[int] = []
+            live, new = self._live.get(request.id), []
             if live is not None:
-                if live.start < 0:
-                    live.start = live.sent = request.prompt_len
-                tokens = request.tokens
-                length = len(tokens) + len(known)
-                if live.sent < length:
-                    new = [*tokens[live.sent :], *known[max(0, live.sent - len(tokens)) :]]
-                    live.sent = length
+                tokens, sent = request.tokens, live.sent
+                if sent < 0:
+                    live.start = sent = request.prompt_len
+                count = len(tokens)
+                live.sent = max(sent, count + len(known))
+                if sent < count:
+                    new = tokens[sent:].tolist()
+                if known:
+                    new += known[max(0, sent - count) :]
             jobs.append(MaskJob(request.id, new, line, list(drafts), list(drawn)))
+        self._num_steps += 1
         self._send(MaskStep(jobs, self._looks_ahead and len(jobs) <= MOST_LOOKED_AHEAD))
 
     def _send(self, message: object) -> None:
         if self._pipe is None:
             return
+        data = _encode(message)
         try:
-            self._pipe.send_bytes(msgspec.msgpack.encode(message))
-        except (OSError, ValueError):
+            self._pipe.sendall(len(data).to_bytes(LENGTH_BYTES, "big") + data)
+        except OSError:
             pass  # the next receive finds it gone, and restarts it
 
     def _receive(self, timeout: float) -> None:
         """Take what is there; waits for the first message only."""
         try:
-            while self._pipe is not None and self._poll.poll(max(0.0, 1000 * timeout)):
-                message = self._decoder.decode(self._pipe.recv_bytes())
+            while (message := self._next(timeout)) is not None:
                 if isinstance(message, Opened):
                     self._on_opened(message)
                 else:
                     self._stepped = message
-                timeout = 0.0
-                if self._stepped is not None:
                     return
+                timeout = 0.0
         except (EOFError, OSError):
             self._restart("it ended")
+
+    def _next(self, timeout: float) -> Any:
+        """The next message, or None where none comes in `timeout` seconds. Raises EOFError, OSError."""
+        data = self._received
+        while self._pipe is not None:
+            end = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "big") if len(data) >= LENGTH_BYTES else READ_BYTES
+            if len(data) >= end:
+                self._received = data[end:]
+                return self._decoder.decode(memoryview(data)[LENGTH_BYTES:end])
+            try:
+                more = self._pipe.recv(READ_BYTES, socket.MSG_DONTWAIT)
+                if not more:
+                    raise EOFError
+                data = self._received = data + more
+            except BlockingIOError:
+                if timeout <= 0.0 or not self._poll.poll(1000 * timeout):
+                    return None
+        return None
 
     def _on_opened(self, message) -> None:
         live = self._live.get(message.id)
@@ -377,6 +435,10 @@ class Grammars:
         elif not settled:
             self.counts["grammars_compiled" if message.compile_ms else "grammars_cached"] += 1
             self._settled.append((message.id, None))
+
+
+def _stuck(reason: str) -> RequestError:
+    return RequestError(f"the grammar cannot go on: {one_line(reason)}", code="schema_too_complex", param="structure")
 
 
 def _lost() -> RequestError:

@@ -3,7 +3,7 @@
 The engine starts it with the first request that has a grammar. It is a process of its own because building llguidance's
 vocabulary holds the interpreter lock for 0.2 s (49k tokens) to 1.7 s (262k), which no step of the engine should wait for,
 because a compilation cannot be stopped from within, and because a crash on a stranger's grammar must not be the engine's.
-Masks go through shared memory M: L lines of V bits, each in whole 4-byte words, and 8 bytes that say whose is being computed.
+Masks go through shared memory M: L lines of V bits, each in whole 4-byte words, and some words (zse.structured.messages).
 """
 
 import argparse
@@ -25,7 +25,25 @@ from zse.formats.opening import open_model
 from zse.structured import checker, limits
 from zse.structured.compile import MASK_S, SLOW, Cache, GrammarError, Vocabulary, refusal
 from zse.structured.mask import Guide
-from zse.structured.messages import FREE, MASKED, NOBODY, Close, MaskJob, MaskStep, Open, Opened, Stepped, ToProcess
+from zse.structured.messages import (
+    ANSWERED,
+    ANSWERS_IN_MEMORY,
+    FREE,
+    IS_AWAITED,
+    KIND,
+    MASKED,
+    NOBODY,
+    US,
+    WHOSE,
+    WORDS_BYTES,
+    Close,
+    MaskJob,
+    MaskStep,
+    Open,
+    Opened,
+    Stepped,
+    ToProcess,
+)
 from zse.structured.options import TEXT, Structure
 from zse.structured.turns import MAX_WAITING, Refusals, Turns
 from zse.tokenizer.load import load_tokenizer as load_tokenizer_of
@@ -54,7 +72,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe = Connection(given.fd)
     nbytes = line_nbytes(given.vocab)
-    memory = mmap.mmap(given.memory, given.lines * nbytes + 8)
+    memory = mmap.mmap(given.memory, given.lines * nbytes + WORDS_BYTES)
     vocabulary = Vocabulary(load_tokenizer(given.model), given.vocab, frozenset(int(id) for id in given.eos.split(",")))
     limits.limit_memory(MAX_MEMORY)
     try:
@@ -91,8 +109,9 @@ class _Server:
     def __init__(self, pipe: Connection, memory: mmap.mmap, nbytes: int, vocabulary: Vocabulary):
         self._pipe, self._nbytes, self._vocabulary = pipe, nbytes, vocabulary
         self._checker = checker.start(vocabulary, [pipe.fileno()])
-        self._buffer, self._whose = memoryview(memory)[:-8], memoryview(memory)[-8:].cast("q")
-        self._whose[0] = NOBODY
+        self._buffer, self._words = memoryview(memory)[:-WORDS_BYTES], memoryview(memory)[-WORDS_BYTES:].cast("q")
+        self._words[WHOSE] = NOBODY
+        self._num_steps = 0  # that were asked for
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._woken, self._wake = Pipe(duplex=False)
         self._guides: dict[int, Guide] = {}
@@ -135,6 +154,7 @@ class _Server:
 
     def _take(self, message: Open | MaskStep | Close) -> None:
         if isinstance(message, MaskStep):
+            self._num_steps += 1
             if any(job.id in self._pending for job in message.jobs):
                 self._step = message
             else:
@@ -242,7 +262,7 @@ class _Server:
         forced: dict[int, dict[int, list[int]] | None] = {}
         together: list[tuple] = []  # (matcher, line), computed by several threads
         for job in step.jobs:
-            self._whose[0], began = job.id, time.thread_time()
+            self._words[WHOSE], began = job.id, time.thread_time()
             try:
                 behind = forced[job.id] = {} if step.looks_ahead else None
                 kinds.append(self._masks(job, together if len(step.jobs) >= LEAST_TOGETHER else None, behind))
@@ -254,7 +274,7 @@ class _Server:
             except GrammarError as error:
                 failures[job.id] = str(error)
                 kinds.append([FREE] * (1 + len(job.drafts)))
-        self._whose[0] = NOBODY
+        self._words[WHOSE] = NOBODY
         if together:
             began = time.process_time()
             self._compute(together)
@@ -268,18 +288,22 @@ class _Server:
                         failures[job.id] = str(refusal(guide.matcher.get_error()))
                         kinds[index] = [FREE] * len(kinds[index])
         us = 1e6 * (time.perf_counter() - started)
-        self._pipe.send_bytes(
-            _encode(Stepped(kinds, failures, us, {id: behind for id, behind in forced.items() if behind}))
-        )
+        behind_of = {id: behind for id, behind in forced.items() if behind}
+        is_plain = len(kinds) == len(kinds[0]) == 1 and not (failures or behind_of or step.jobs[0].drawn)
+        if ANSWERS_IN_MEMORY and is_plain and not self._words[IS_AWAITED]:
+            self._words[KIND], self._words[US] = kinds[0][0], int(us)
+            self._words[ANSWERED] = self._num_steps
+        else:
+            self._pipe.send_bytes(_encode(Stepped(kinds, failures, us, behind_of)))
         # While the engine runs on: 5 µs a request, 70 where the next token is forced.
         for job in step.jobs:
             if job.drawn:
                 guide = self._guides.get(job.id)
                 if guide is not None:
-                    self._whose[0], began = job.id, time.thread_time()
+                    self._words[WHOSE], began = job.id, time.thread_time()
                     guide.look_ahead()
                     guide.ahead_s = time.thread_time() - began
-        self._whose[0] = NOBODY
+        self._words[WHOSE] = NOBODY
 
     def _compute(self, together: list[tuple]) -> None:
         if len(together) < LEAST_TOGETHER:  # of drawn tokens few are refused
