@@ -203,8 +203,7 @@ class Builder:
                 compiled = [each.result() for each in objects]
             finally:
                 pool.shutdown(cancel_futures=True)  # after an error nothing more is begun
-        if not part:
-            self._check(level, compiled, manifest)
+        self._check(level, compiled, manifest)
         link(self.compiler, compiled, target)
         described = {"isa": level, "key": key, "sources": sources, "compiler": self.version, "kernels": manifest}
         described["library"] = trust.sum_of(str(target))
@@ -220,18 +219,17 @@ class Builder:
     def _check(self, level: str, objects: list[Path], manifest: dict[str, dict]) -> None:
         """Compare the kernels with their references (bench/self_check.py) before they are put in place, where there is NumPy and a
         CPU of the level. CompileError that names what a compiler got wrong."""
-        runtime = self.folder / "libzse_runtime.so"
-        if (
-            find_spec("numpy") is None
-            or not runtime.exists()
-            or level not in levels.runnable_levels(_cpu_bits(self.folder))
-        ):
+        # Parts that are kept in memory only have no runtime of their own.
+        folders = [
+            folder for folder in (self.folder, Path(native.native_dir())) if (folder / "libzse_runtime.so").exists()
+        ]
+        if find_spec("numpy") is None or not folders or level not in levels.runnable_levels(_cpu_bits(folders[0])):
             return
         with tempfile.TemporaryDirectory(prefix="check-", dir=self.folder) as place:
             library, described = native.kernel_files(place, level)
             link(self.compiler, objects, Path(library))
             Path(described).write_text(json.dumps({"kernels": manifest}), encoding="utf-8")
-            shutil.copy2(runtime, place)
+            shutil.copy2(folders[0] / "libzse_runtime.so", place)
             path = str(PACKAGE.parent) + os.pathsep + os.environ.get("PYTHONPATH", "")
             done = subprocess.run(
                 [sys.executable, "-P", "-m", "zse.bench.self_check"],

@@ -12,9 +12,27 @@ def test_a_working_installation_exits_0(zse):
     assert "everything that serving needs is here" in done.stdout
     data = json.loads(zse("doctor", "--json").stdout)
     assert data["ok"] and {item["state"] for item in data["checks"]} <= {"ok", "note"}
-    assert {"python", "cpu", "threads", "cpu kernels", "memory", "c compiler", "gpu", "packages", "pip", "disk"} <= {
-        item["check"] for item in data["checks"]
-    }
+    assert {
+        "python",
+        "cpu",
+        "threads",
+        "cpu kernels",
+        "cpu numbers",
+        "memory",
+        "c compiler",
+        "gpu",
+        "packages",
+        "pip",
+        "disk",
+    } <= {item["check"] for item in data["checks"]}
+
+
+def test_kernels_that_compute_wrong_numbers_are_bad(monkeypatch):
+    assert doctor._numbers("x")[1] == doctor.OK
+    monkeypatch.setattr(
+        doctor.self_check, "problems", lambda device, seed: iter([("matmul, odd sizes", "out: 3 of 9 values")])
+    )
+    assert doctor._numbers("x")[1:3] == (doctor.BAD, "matmul, odd sizes: out: 3 of 9 values")
 
 
 def test_missing_kernels_exit_1_and_say_how_to_mend_it(zse, tmp_path, monkeypatch):

@@ -303,3 +303,25 @@ def test_what_is_not_known_to_be_finite_is_not_cached(engine_of, ask):
     engine = engine_of()
     measure(engine, (prompt(50), ask))
     assert engine.scheduler.cache.prefix.num_nodes == 0
+
+
+def test_pages_that_jobs_hold_count_as_their_tenants(engine_of):
+    """Two tenants have half of the cache each: what the jobs of one take goes from its own half (tests/reliability/test_cache_quota.py)."""
+    engine = engine_of(num_pages=44, max_context=CONTEXT)
+    greedy = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+    prompts = {id: prompt(160, id) for id in range(4)}
+    for id, tokens in prompts.items():
+        engine.submit(id, tokens, greedy, RequestOptions(tenant="ab"[id % 2]))
+        drain(engine)
+    for id in range(10, 50):
+        engine.submit(id, prompt(32, id), Ask("mean"), RequestOptions(tenant="a"))
+    jobs, _ = drain(engine)
+    assert len(jobs) == 40 and all(job.result is not None for job in jobs.values())
+    found = 0
+    for id in (1, 3):
+        engine.submit(id, [*prompts[id], 5], greedy, RequestOptions(tenant="b"))
+        outputs = []
+        while engine.has_work:
+            outputs += engine.step()
+        found += outputs[0].cached_tokens
+    assert found >= 320 - 16

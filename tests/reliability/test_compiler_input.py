@@ -34,10 +34,13 @@ COMPILING = {
 COMPILERS = {"compile_text", "compile_variant", "compile_cached", "emit_unit", "emit_gpu", "emit_metal"}
 
 
+@pytest.mark.parametrize("is_part", [False, True])
 @pytest.mark.parametrize("is_wrong", [False, True])
-def test_a_miscompiled_kernel_is_not_installed(is_wrong, tmp_path, monkeypatch):
-    """The compiler's fault here: a sum in place of a product, in one kernel."""
+def test_a_miscompiled_kernel_is_not_installed(is_wrong, is_part, tmp_path, monkeypatch):
+    """The compiler's fault here: a sum in place of a product, in one kernel; of the whole library, or compiled on demand."""
     op = next(op for op in table.all_ops() if op.name == "scale_rows")
+    symbol = op.variants(ISAS[LEVEL])[0].symbol
+    part = ([symbol], symbol) if is_part else ()
     monkeypatch.setattr(build, "kernel_units", lambda level: [("scale_rows", op.variants(ISAS[level]))])
     real = emit.emit_unit
 
@@ -49,12 +52,12 @@ def test_a_miscompiled_kernel_is_not_installed(is_wrong, tmp_path, monkeypatch):
     monkeypatch.setattr(build.emit, "emit_unit", miscompiled)
     builder = build.Builder(tmp_path, jobs=1, quiet=True)
     builder.host_library("libzse_runtime", sorted((SOURCE / "runtime" / "csrc").glob("*.c")))
-    library, manifest = map(Path, native.kernel_files(str(tmp_path), LEVEL))
+    library, manifest = map(Path, native.kernel_files(str(tmp_path), LEVEL, *part[1:]))
     if is_wrong:
         with pytest.raises(CompileError, match=r"computes wrong numbers \(scale_rows, .*nothing was installed"):
-            builder.kernel_library(LEVEL)
+            builder.kernel_library(LEVEL, *part)
     else:
-        builder.kernel_library(LEVEL)
+        builder.kernel_library(LEVEL, *part)
     assert library.exists() == manifest.exists() == (not is_wrong)
     assert not list(tmp_path.glob("check-*"))
 

@@ -9,11 +9,12 @@ from importlib.util import find_spec
 
 import zse
 from zse import env
+from zse.bench import self_check
 from zse.cli import doctor_gpu, terminal
 from zse.cli.parser import arg
 from zse.errors import ZSEError
 from zse.formats import store
-from zse.runtime import native, probe
+from zse.runtime import cpu, native, probe
 
 EPILOG = "Exit code 0 when models can be served here, 1 when something that is needed is missing."
 
@@ -82,10 +83,28 @@ def _cpu(facts: dict):
     if os.path.dirname(native.manifest_path(facts["isa"])) != facts["native_dir"]:
         found = f"{facts['isa']} in part: what a first model needs; another kernel is compiled when it is asked for"
         yield "cpu kernels", NOTE, found, "run `python -m zse.build` to compile all"
+    else:
+        yield _numbers(facts["isa"])
     best = facts["runnable"][0]
     if best != facts["isa"]:
         mend = "unset ZSE_ISA" if os.environ.get("ZSE_ISA") else "run `python -m zse.build` to compile it"
         yield "cpu kernels", NOTE, f"this CPU could run {best}, which is faster", mend
+
+
+def _numbers(isa: str) -> tuple[str, str, str, str]:
+    """Whether the kernels compute what NumPy computes, in a second: a build looked at its own, a wheel's were built elsewhere."""
+    if find_spec("numpy") is None:
+        return "cpu numbers", NOTE, "not compared: NumPy is missing", f"{sys.executable} -m pip install numpy"
+    wrong = list(self_check.problems(cpu.CPUDevice(1), 1))
+    if not wrong:
+        return "cpu numbers", OK, f"kernels of {isa} compute what NumPy computes", ""
+    place, reason = wrong[0]
+    return (
+        "cpu numbers",
+        BAD,
+        f"{place}: {reason}",
+        "run `python -m zse.build --force`, with another C compiler if that does not help",
+    )
 
 
 def _memory(memory: dict) -> tuple[str, str, str, str]:

@@ -12,7 +12,7 @@ from zse.cache.manager import CacheManager
 from zse.scheduler.counters import BOUNDS, NAMES, Counters
 from zse.scheduler.options import SchedulingPolicy
 from zse.scheduler.queue import LEAST_SHARED, Claimant, FairQueue, SharedPrompts, Tenant
-from zse.scheduler.request import FINISHED, RUNNING, WAITING, Request, age_order
+from zse.scheduler.request import FINISHED, RUNNING, WAITING, Request, age_order, salt_of
 
 # A request that was preempted this often is admitted again only with all the pages that it can ever need, and is
 # never chosen again (it is pinned): the request finishes.
@@ -250,6 +250,10 @@ class Lifecycle:
             return None
         self._next_job = None
         self.job_pages.append(pages)
+        if (
+            self.cache.prefix is not None
+        ):  # jobs hold a quarter of the pages at most (PAGE_SHARE), of their tenant's share
+            self.cache.prefix.own(salt_of(job.options), pages)
         return pages
 
     def release_job(self, job: Claimant, pages: list[int]) -> None:
