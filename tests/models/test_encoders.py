@@ -165,8 +165,9 @@ def test_files_that_say_what_is_not_computed(tmp_path):
         ([{"type": "x.Pooling", "path": "../other"}], FormatError, "not a folder"),
         ([{"path": ""}], FormatError, "modules.json"),
         ({"a": 1}, FormatError, "modules.json"),
+        ("[" * 100_000, FormatError, "modules.json"),
     ):
-        (path / "modules.json").write_text(json.dumps(bad))
+        (path / "modules.json").write_text(bad if isinstance(bad, str) else json.dumps(bad))
         with pytest.raises(error, match=match), open_model(str(path)) as source:
             read_config(source)
 

@@ -277,11 +277,14 @@ def vocabulary() -> Format:
 
 def config() -> Format:
     import tiny_configs
+    import tiny_encoders
+    import tiny_families
 
     from zse.formats.file import parse_object
     from zse.models import registry
 
-    seeds = [json.dumps(each).encode() for each in {**tiny_configs.LLAMA_LIKE, **tiny_configs.OTHERS}.values()]
+    families = {**tiny_configs.LLAMA_LIKE, **tiny_configs.OTHERS, **tiny_families.CONFIGS, **tiny_encoders.CONFIGS}
+    seeds = [json.dumps(each).encode() for each in families.values()]
 
     def attempt(data: bytes) -> str:
         try:

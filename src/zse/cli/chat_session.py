@@ -65,7 +65,7 @@ class Session:
                 raise ValueError("a message without a known role or text")
         except OSError as error:
             raise ZSEError(f"cannot read {path}: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ZSEError(f"{path} is not a conversation saved by /save: {error}") from None
         self.messages, self.system = messages, system
         self._say(f"loaded {len(messages)} messages from {path}")

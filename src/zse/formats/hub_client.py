@@ -54,7 +54,11 @@ def model(repo: str, revision: str | None) -> dict[str, Any]:
     JSON."""
     tail = "" if revision is None else f"/revision/{quote(revision, safe='')}"
     with _ask(f"/api/models/{quote(repo)}{tail}?blobs=true") as response:
-        answer = json.loads(b"".join(iter(lambda: _read(response, _MOST_BYTES), b"")))
+        data = b"".join(iter(lambda: _read(response, _MOST_BYTES), b""))
+    try:
+        answer = json.loads(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     if not isinstance(answer, dict):
         raise ValueError("no object")
     return answer

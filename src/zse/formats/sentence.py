@@ -93,7 +93,7 @@ def _modules(path: str) -> list[tuple[str, str]]:
     try:
         modules = json.loads(read_whole(path, MODULES, MAX_BYTES))
         found = [(module["type"].rpartition(".")[2], module["path"]) for module in modules]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise FormatError(path, 0, MODULES, f"is not a list of modules: {error}") from None
     for _, folder in found:
         if not isinstance(folder, str) or os.path.isabs(folder) or ".." in folder.split("/"):

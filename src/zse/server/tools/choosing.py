@@ -69,5 +69,5 @@ def _reads(form: ToolFormat, turn: str) -> bool:
     found = [(call.name, call.arguments) for call in fold(parts)]
     try:
         return [(name, json.loads(arguments)) for name, arguments in found] == [(_NAME, _ARGUMENTS)]
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
