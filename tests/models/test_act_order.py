@@ -100,13 +100,13 @@ def logits(device, path, family="llama", **options):
 @pytest.fixture
 def gathers(monkeypatch):
     """The orders of what a recording gathers."""
-    found, record = [], launch.reorder
+    found, record = [], launch.reorder.reorder
 
     def count(recorder, x, order, out):
         found.append(order.offset)
         record(recorder, x, order, out)
 
-    monkeypatch.setattr(launch, "reorder", count)
+    monkeypatch.setattr(launch.reorder, "reorder", count)
     return found
 
 

@@ -7,19 +7,24 @@ and 2**-16 of the largest activation of 128 in matmul_few).
 """
 
 from zse.kernel import Variant
-from zse.kernels.gpu import experts, gemm, gemm_launch
+from zse.kernels.gpu import experts, gemm
 from zse.kernels.gpu import matmul_few as few
 from zse.kernels.gpu import matmul_simple as simple
 from zse.kernels.gpu import matmul_small as small
-from zse.kernels.gpu import matmul_tiles as tiles
+from zse.kernels.gpu.gemm import takes
+from zse.kernels.gpu.gemm_launch import launch as launch_gemm
+from zse.kernels.gpu.matmul_few import CHUNK, ELEMENTS
+from zse.kernels.gpu.matmul_few import TOKENS as FEW_TOKENS
 from zse.kernels.gpu.matmul_forms import FORMS, few_ring, form_of, shift_of, small_ring, symbol_of
+from zse.kernels.gpu.matmul_small import TOKENS as SMALL_BLOCK
+from zse.kernels.gpu.matmul_tiles import ACCUMULATE, GATED_GELU, GATED_SILU, STORE, STORE_BF16, UNIT
 from zse.kernels.op import check, require
 from zse.runtime.args import Args
 from zse.runtime.symbol import ceil_div
 
 SMALL_TOKENS = 64  # up to here the weights bound a product; above, the GEMM
-GATES = {"silu": tiles.GATED_SILU, "gelu_tanh": tiles.GATED_GELU}
-TOKENS = {"few": few.TOKENS, "small": small.TOKENS}  # of a block
+GATES = {"silu": GATED_SILU, "gelu_tanh": GATED_GELU}
+TOKENS = {"few": FEW_TOKENS, "small": SMALL_BLOCK}  # of a block
 COLUMNS = {"bf16": 8, "f16": 8, "f32": 4}  # of the 16-byte pieces of rows: K is a multiple
 
 
@@ -46,7 +51,7 @@ def variants(target) -> list[Variant]:
                 Variant(
                     symbol_of(form, "few"),
                     few.matmul_few,
-                    statics | {"CHUNK": few.CHUNK, "STAGES": found[1]},
+                    statics | {"CHUNK": CHUNK, "STAGES": found[1]},
                     threads=32 * found[0],
                 )
             )
@@ -55,7 +60,7 @@ def variants(target) -> list[Variant]:
 
 def blocks_of(device, weight, gated: bool) -> tuple[int, int]:
     """(units of rows, blocks that share them)."""
-    units = weight.shape[0] // tiles.UNIT if gated else -(-weight.shape[0] // tiles.UNIT)
+    units = weight.shape[0] // UNIT if gated else -(-weight.shape[0] // UNIT)
     return units, min(units, device.num_sms)
 
 
@@ -63,12 +68,12 @@ def pick(device, weight, gated: bool, max_tokens: int, kernel: str | None = None
     """ "few" or "small", for a weight that the GEMM does not take. kernel: as of record()."""
     form = form_of(weight.scheme, weight.shape[1])
     units, blocks = blocks_of(device, weight, gated)
-    columns = -(-weight.shape[1] // few.CHUNK) * few.CHUNK
+    columns = -(-weight.shape[1] // CHUNK) * CHUNK
     # Preparing the activations pays from two units a block on: 4 bits, 37888 x 3584 in 18.8 us instead of 23.9, but
     # 3584 x 18944 in 16.0 instead of 13.0 (H200, one token).
     takes_few = (
-        max_tokens <= few.TOKENS
-        and max_tokens * columns <= few.ELEMENTS
+        max_tokens <= FEW_TOKENS
+        and max_tokens * columns <= ELEMENTS
         and (kernel == "few" or kernel is None and units >= 2 * blocks)
     )
     return "few" if takes_few and few_ring(form, device.arch) else "small"
@@ -121,12 +126,12 @@ def record(
         return
     rows, width = weight.shape
     scheme, planes, tokens, device = weight.scheme, weight.planes, out.shape[0], recorder.device
-    tiled = kernel is None and gemm.takes(device, weight, a.dtype, gate is not None, max_tokens)
+    tiled = kernel is None and takes(device, weight, a.dtype, gate is not None, max_tokens)
     _check(a, weight, out, bias, accumulate, gate, tiled)
     if tiled:
-        gemm_launch.launch(recorder, a, weight, out, bias, accumulate=accumulate, gated=gate, max_tokens=max_tokens)
+        launch_gemm(recorder, a, weight, out, bias, accumulate=accumulate, gated=gate, max_tokens=max_tokens)
         return
-    stored = tiles.STORE_BF16 if out.dtype == "bf16" else tiles.STORE
+    stored = STORE_BF16 if out.dtype == "bf16" else STORE
     args = Args(
         w=planes[scheme.numbers],
         high=planes.get("high"),
@@ -142,7 +147,7 @@ def record(
         symmetric=int(scheme.symmetric),
         scaling=scheme.scale_code,
         has_bias=int(bias is not None),
-        mode=GATES[gate] if gate else tiles.ACCUMULATE if accumulate else stored,
+        mode=GATES[gate] if gate else ACCUMULATE if accumulate else stored,
     )
     if scheme.kind == "lut4":
         args |= scheme.table_args()
