@@ -23,9 +23,8 @@ from zse.models.load import load_model
 from zse.models.registry import forward_of
 from zse.models.weight_plan import STAGING_LABEL, ModelPlan
 from zse.plan.record import Planner, StepBuffers
-from zse.runtime import probe
+from zse.runtime import fetch, probe
 from zse.runtime.counting import CountingDevice
-from zse.runtime.fetch import link_bytes_per_s
 
 Found = tuple[ResolvedConfig, dict[str, int], int]  # a configuration, and what count() says of it
 MIB = 1 << 20
@@ -201,7 +200,7 @@ def _checked_link(plan: ModelPlan, device) -> float:
             f"{len(plan.host_layers)} layers would stay in host memory, {_mib(plan.host_bytes)}; {_mib(free)} are available there: "
             "use --quantize int4 or a smaller model"
         )
-    return link_bytes_per_s(device)
+    return fetch.link_bytes_per_s(device)
 
 
 def _shrunk(found: Found, resolved_in: Callable[[int | None], Found], limit: int) -> Found:

@@ -101,8 +101,9 @@ def _open_tensors(path: str, names: list[str], files: list[ModelFile]) -> tuple[
         weight_map = _weight_map(os.path.join(path, INDEX))
         shards = sorted(set(weight_map.values()))
     else:
-        shards = [SINGLE] if SINGLE in names else [name for name in names if name.endswith(".safetensors")]
-        shards = [name for name in shards if not sentence.is_module(name)]
+        shards = [SINGLE]
+        if SINGLE not in names:
+            shards = [name for name in names if name.endswith(".safetensors") and not sentence.is_module(name)]
     if not shards:
         for name in names:
             if name.lower().endswith(PICKLES):

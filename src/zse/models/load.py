@@ -20,9 +20,9 @@ from zse.formats.file import ModelFile
 from zse.formats.source import rope_row_order
 from zse.kernels import repack
 from zse.lazy import logging
+from zse.models import host_layers as layers_of_host
 from zse.models import quantize_load, registry, repack_load
 from zse.models.checksums import Checks
-from zse.models.host_layers import HostLayers
 from zse.models.weight_plan import (
     FileTensor,
     MatrixPlan,
@@ -57,7 +57,7 @@ class Model:
         begin=None,
         checks=None,
         finish=None,
-        host_layers: HostLayers | None = None,
+        host_layers: "layers_of_host.HostLayers | None" = None,
     ):
         """begin: () → the device's BackgroundLoad, for start(). checks: the Checks of what is loaded. finish: called when it
         is done, or None."""
@@ -126,7 +126,7 @@ def load_model(
     weights, vectors = place(plan, buffer)
     stored, host_layers = weights, None
     if plan.host_layers:
-        host_layers = HostLayers(plan, buffer, device.host_memory(plan.host_bytes, "layers"))
+        host_layers = layers_of_host.HostLayers(plan, buffer, device.host_memory(plan.host_bytes, "layers"))
         stored = weights | place_host_layers(plan, host_layers.memory, weights)
     checks = Checks(plan.source, device, verify_weights)
 

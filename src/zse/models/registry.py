@@ -203,4 +203,5 @@ def config_from_hf(path: object, config: dict, generation_config: dict | None = 
     if fields.get("use_bidirectional_attention") is True:
         family = BIDIRECTIONAL.get(name, family)
     generation = None if generation_config is None else Fields("generation_config.json", generation_config)
-    return sentence.with_modules(architecture(family).from_hf(fields, generation), Fields(path, config))
+    found = architecture(family).from_hf(fields, generation)
+    return sentence.with_modules(found, Fields(path, config)) if "sentence_transformers" in config else found
