@@ -10,6 +10,7 @@ import errno
 import os
 import stat
 
+from zse import env
 from zse.lazy import ctypes, hashlib, logging
 
 TYPE_CHECKING = False
@@ -48,6 +49,11 @@ def check_installed(path: str) -> None:
         writers = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         if writers & ~ours.st_mode or (writers & stat.S_IWGRP and found.st_gid != ours.st_gid):
             _refuse(place, found, "others can write it: `chmod go-w` it")
+
+
+def native_dir() -> str:
+    """The folder of the compiled CPU libraries."""
+    return env.get("ZSE_NATIVE_DIR") or os.path.join(PACKAGE, "_native")
 
 
 def installed_library(path: str) -> "ctypes.CDLL":

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-from zse import env, trust
+from zse import trust
 from zse.formats.file import INCOMPLETE, ModelFile
 from zse.lazy import ctypes
 
@@ -131,9 +131,8 @@ def find_string_array(file: ModelFile, offset: int, count: int, field: str) -> S
 def _load_native():
     global _native
     if _native is None:
-        folder = env.get("ZSE_NATIVE_DIR") or os.path.join(os.path.dirname(os.path.dirname(__file__)), "_native")
         try:
-            _native = trust.installed_library(os.path.join(folder, "libzse_formats.so"))
+            _native = trust.installed_library(os.path.join(trust.native_dir(), "libzse_formats.so"))
         except OSError:
             _native = False
         else:

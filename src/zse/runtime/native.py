@@ -12,6 +12,7 @@ from ctypes import POINTER, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from zse import env, trust
 from zse.errors import ConfigError, DeviceError
 from zse.runtime import isa
+from zse.trust import native_dir
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -127,13 +128,6 @@ _SIGNATURES = {
 }
 
 _runtime: ctypes.CDLL | None = None
-
-
-def native_dir() -> str:
-    """The folder that holds the compiled libraries."""
-    return env.get("ZSE_NATIVE_DIR") or os.path.join(
-        os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "_native"
-    )
 
 
 def compiler_hint() -> str:

@@ -3,7 +3,7 @@
 import ctypes
 import os
 
-from zse import env, trust
+from zse import trust
 from zse.errors import CompileError
 
 LIBRARY = "libzse_tokenizer.so"
@@ -23,8 +23,7 @@ class Error(ctypes.Structure):
 
 def installed() -> str:
     """Where the compiled library belongs."""
-    folder = env.get("ZSE_NATIVE_DIR") or os.path.join(os.path.dirname(os.path.dirname(__file__)), "_native")
-    return os.path.join(folder, LIBRARY)
+    return os.path.join(trust.native_dir(), LIBRARY)
 
 
 def library(path: str | None = None) -> ctypes.CDLL:
