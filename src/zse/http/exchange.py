@@ -96,6 +96,7 @@ class HTTPRequest(msgspec.Struct, eq=False):
     more_headers: list[tuple[str, str]] = []  # of the answer, whatever it is
     status: int = 0
     note: str = ""  # what the access log says beside the status
+    payer: str = ""  # whose bodies are counted together: the address, unless the application knows better
     refusal: RequestError | None = None  # decided by the head; answered when its turn comes
     last_write: float | None = None  # monotonic seconds, of an answer that is a stream of events
 
@@ -115,11 +116,6 @@ class HTTPRequest(msgspec.Struct, eq=False):
             out += b"%x\r\n%b\r\n" % (len(data), data) if data else b""
             out += b"0\r\n\r\n" if is_last else b""
         self.connection.write(out)
-
-    @property
-    def payer(self) -> str:
-        """Whose bodies are counted together: the address, unless the application knows better."""
-        return self.connection.client
 
     @property
     def has_body(self) -> bool:

@@ -175,6 +175,7 @@ class RequestReader:
         request = self._server.app.request_type(
             method, path, query, headers, version == "1.0", keep_alive, self._connection
         )
+        request.payer = self._connection.client
         length = int(headers.get("content-length") or 0)
         if length > self._limits.body_bytes:
             raise self._too_large()

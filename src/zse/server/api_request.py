@@ -14,7 +14,3 @@ class APIRequest(HTTPRequest):
     parameters: dict[str, str] = {}
     tenant: str = ""
     access: Access = OWNER
-
-    @property
-    def payer(self) -> str:
-        return self.tenant or self.connection.client

@@ -104,6 +104,7 @@ class App:
         methods, request.parameters = found
         if self.needs_key and any(route.scope != PUBLIC for route in methods.values()):
             request.tenant, request.access = self.identify(request)
+            request.payer = request.tenant
             request.connection.authenticated = True
         route = methods.get("GET" if request.method == "HEAD" else request.method)
         if route is None:
