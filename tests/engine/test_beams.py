@@ -5,15 +5,11 @@ import math
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tiny_model
+from tiny_engines import TinyEngines, prompt
 from tiny_model import CONTEXT, EOS, NAN_TOKEN, VOCAB
 
-from zse.engine.config import EngineConfig
-from zse.engine.load import load_engine
-from zse.engine.metrics import Phases
-from zse.engine.runner import Runner
 from zse.errors import RequestError
 from zse.sampling.beam import BeamParams, BeamSearch
 from zse.sampling.fields import checked
@@ -23,32 +19,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 import tiny
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_model.write(tmp_path_factory.mktemp("models") / "tiny")
-
-
 @pytest.fixture
 def engine_of(model):
-    loaded = []
-
-    def make(ahead=False, **options):
-        config = dict(model=str(model), threads=2, activations="f32", kv_dtype="f32", device="cpu") | options
-        loaded.append(load_engine(EngineConfig(**config), Phases(lambda: 0.0)))
-        engine = loaded[-1].engine
-        if ahead:
-            first = engine.runner
-            engine.runner = Runner(first.device, first.model, first.config, runs_ahead=True)
-        return engine
-
-    yield make
-    for item in loaded:
-        item.engine.close()
-        item.source.close()
-
-
-def prompt(length, seed=0):
-    return np.random.default_rng(seed).integers(3, NAN_TOKEN, length).tolist()
+    with TinyEngines(model, kv_dtype="f32") as engines:
+        yield engines
 
 
 def drain(engine):
@@ -80,7 +54,7 @@ REFERENCES = json.loads((Path(tiny.__file__).parent / "beams.json").read_text())
 @pytest.mark.parametrize("family", sorted({case["family"] for case in REFERENCES}))
 def test_as_transformers(engine_of, family, ahead, tmp_path):
     """beams.json: made by tests/models/make_beams.py. All searches at once, with rows for some of their beams."""
-    engine = engine_of(ahead, model=str(tiny.write(family, tmp_path)), max_rows=32)
+    engine = engine_of(ahead=ahead, model=str(tiny.write(family, tmp_path)), max_rows=32)
     cases = [case for case in REFERENCES if case["family"] == family]
     results = search(
         engine,
@@ -115,7 +89,7 @@ def test_few_rows_and_pages_change_nothing(engine_of, ahead):
         (prompt(30), BeamParams(beam_width=5, max_tokens=20, ignore_eos=True)),
         (prompt(20, 1), BeamParams(beam_width=3, max_tokens=30, ignore_eos=True, logprobs=2)),
     ]
-    expected = search(engine_of(ahead), *asked)
+    expected = search(engine_of(ahead=ahead), *asked)
     assert [len(result.replies) for result in expected] == [5, 3]
     assert all(len(entry.top) == 2 for reply in expected[1].replies for entry in reply.logprobs)
     for options in (
@@ -125,13 +99,13 @@ def test_few_rows_and_pages_change_nothing(engine_of, ahead):
         dict(max_rows=4, num_pages=5, prefix_cache=False, max_context=80),
         dict(max_rows=8, num_pages=40, max_context=96, kv_layout="contiguous"),
     ):
-        engine = engine_of(ahead, **options)
+        engine = engine_of(ahead=ahead, **options)
         assert search(engine, *asked) == expected, options
 
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_beside_requests_and_cancelled(engine_of, ahead):
-    engine = engine_of(ahead, max_rows=8)
+    engine = engine_of(ahead=ahead, max_rows=8)
     params = SamplingParams(max_tokens=30, temperature=0.9, seed=5, ignore_eos=True)
     beams = BeamParams(beam_width=4, max_tokens=15, ignore_eos=True)
     (expected,) = search(engine, (prompt(40), beams))

@@ -3,10 +3,8 @@
 import os
 import random
 
-import numpy as np
 import pytest
-import tiny_model
-from tiny_model import NAN_TOKEN
+from tiny_engines import prompt
 
 from zse.cache.files import PageFiles, key_of
 from zse.engine.config import EngineConfig
@@ -15,11 +13,6 @@ from zse.engine.metrics import Phases
 from zse.errors import ConfigError
 from zse.sampling.params import SamplingParams
 from zse.scheduler.options import RequestOptions
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_model.write(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture
@@ -43,10 +36,6 @@ def close(loaded):
         loaded.engine.close()
         loaded.source.close()
         loaded.engine = None
-
-
-def prompt(length, seed=0):
-    return np.random.default_rng(seed).integers(3, NAN_TOKEN, length).tolist()
 
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)

@@ -3,14 +3,11 @@
 import re
 import sys
 
-import numpy as np
 import pytest
-import tiny_model
+from tiny_engines import TinyEngines, prompt
 
 from zse.engine.config import EngineConfig, settle
 from zse.engine.idle_memory import IDLE_S
-from zse.engine.load import load_engine
-from zse.engine.metrics import Phases
 from zse.sampling.params import SamplingParams
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
@@ -24,25 +21,15 @@ class Clock:
 
 
 @pytest.fixture
-def engine_of(tmp_path):
-    model = str(tiny_model.write(tmp_path / "tiny"))
-    made = []
+def engine_of(model):
+    with TinyEngines(model, threads=1, max_rows=4) as engines:
 
-    def make(**options):
-        config = EngineConfig(model=model, threads=1, activations="f32", device="cpu", max_rows=4, **options)
-        loaded = load_engine(config, Phases(lambda: 0.0))
-        made.append(loaded)
-        loaded.engine.clock = Clock()
-        return loaded.engine
+        def make(**options):
+            engine = engines(**options)
+            engine.clock = Clock()
+            return engine
 
-    yield make
-    for loaded in made:
-        loaded.engine.close()
-        loaded.source.close()
-
-
-def prompt(length, seed):
-    return np.random.default_rng(seed).integers(3, tiny_model.NAN_TOKEN, length).tolist()
+        yield make
 
 
 def reply(engine, ids):

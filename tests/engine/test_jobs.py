@@ -8,45 +8,20 @@ import pytest
 import tiny_model
 from fake_engine import VOCAB as COUNTED
 from fake_engine import make_engine
+from tiny_engines import TinyEngines, prompt
 from tiny_model import CONTEXT, HIDDEN, NAN_TOKEN, VOCAB
 
-from zse.engine.config import EngineConfig
-from zse.engine.load import load_engine
 from zse.engine.messages import Ask
-from zse.engine.metrics import Phases
-from zse.engine.runner import Runner
 from zse.errors import RequestError
 from zse.sampling.fields import checked
 from zse.sampling.params import SamplingParams
 from zse.scheduler.options import RequestOptions
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_model.write(tmp_path_factory.mktemp("models") / "tiny")
-
-
 @pytest.fixture(params=[False, True], ids=["in step", "ahead"])
 def engine_of(model, request):
-    loaded = []
-
-    def make(**options):
-        config = EngineConfig(**dict(model=str(model), threads=2, activations="f32", device="cpu") | options)
-        loaded.append(load_engine(config, Phases(lambda: 0.0)))
-        engine = loaded[-1].engine
-        if request.param:
-            first = engine.runner
-            engine.runner = Runner(first.device, first.model, first.config, runs_ahead=True)
-        return engine
-
-    yield make
-    for item in loaded:
-        item.engine.close()
-        item.source.close()
-
-
-def prompt(length, seed=0):
-    return np.random.default_rng(seed).integers(3, NAN_TOKEN, length).tolist()
+    with TinyEngines(model, ahead=request.param) as engines:
+        yield engines
 
 
 def drain(engine):

@@ -2,15 +2,11 @@
 pages of 16."""
 
 import pytest
-import tiny_model
 from test_prefix_cache import Said, greedy, prompt, run, sampled
+from tiny_engines import TinyEngines, close
 
 from zse.cache.pages import HostPool
-from zse.engine.config import EngineConfig
-from zse.engine.load import load_engine
 from zse.engine.messages import Ask
-from zse.engine.metrics import Phases
-from zse.engine.runner import Runner
 from zse.sampling.beam import BeamParams
 from zse.sampling.params import SamplingParams
 from zse.speculative.speculator import Speculator
@@ -36,39 +32,12 @@ class Knowing(Speculator):
 SIZES = pytest.mark.parametrize(("size", "ahead"), [(32, True), (64, False)], ids=["32 ahead", "64"])
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_model.write(tmp_path_factory.mktemp("models") / "tiny")
-
-
 @pytest.fixture
 def engine_of(model):
-    """Engines on the CPU; ahead: step n + 1 is submitted before n is read."""
-    made = []
-
-    def make(page_size=16, ahead=False, **options):
-        config = EngineConfig(
-            **dict(model=str(model), threads=1, activations="f32", device="cpu", max_rows=4, page_size=page_size)
-            | options
-        )
-        loaded = load_engine(config, Phases(lambda: 0.0))
-        engine, first = loaded.engine, loaded.engine.runner
-        if ahead:
-            engine.runner = Runner(loaded.device, first.model, loaded.config, runs_ahead=True)
-        assert loaded.config.page_size == engine.scheduler.cache.page_size == page_size
-        made.append((loaded, first))
-        return engine
-
-    yield make
-    for loaded, first in made:
-        close(loaded, first)
-
-
-def close(loaded, first):
-    if first is not loaded.engine.runner:
-        first.drop_graphs()
-    loaded.engine.close()
-    loaded.source.close()
+    with TinyEngines(model, threads=1, max_rows=4, page_size=16) as engines:
+        yield engines
+        for loaded, _ in engines.made:
+            assert loaded.config.page_size == loaded.engine.scheduler.cache.page_size
 
 
 @SIZES
@@ -82,7 +51,7 @@ def test_hits_and_copies_say_the_same(engine_of, size, ahead):
         (base, sampled(5, presence_penalty=1.0, repetition_penalty=1.2)),
         (base[:16], greedy()),
     ]
-    plain, engine = engine_of(prefix_cache=False), engine_of(size, ahead)
+    plain, engine = engine_of(prefix_cache=False), engine_of(page_size=size, ahead=ahead)
     for request, cached in zip(requests, (0, 63, 128, 40, 199, 15), strict=True):
         said = run(engine, request)
         assert said.cached[0] == cached  # within a page too: that one is copied
@@ -93,7 +62,11 @@ def test_hits_and_copies_say_the_same(engine_of, size, ahead):
 
 @SIZES
 def test_choices_and_forks_say_the_same(engine_of, size, ahead):
-    engine, plain, ids = engine_of(size, ahead, max_rows=8), engine_of(max_rows=8, prefix_cache=False), prompt(150, 7)
+    engine, plain, ids = (
+        engine_of(page_size=size, ahead=ahead, max_rows=8),
+        engine_of(max_rows=8, prefix_cache=False),
+        prompt(150, 7),
+    )
     requests = [(ids, sampled(seed, 50)) for seed in range(6)]
     said = run(engine, *requests)
     assert [said.cached[id] for id in range(6)] == [0] + 5 * [149]
@@ -119,7 +92,11 @@ def test_preempted_requests_say_the_same(engine_of, size, ahead, how):
     plain = run(engine_of(prefix_cache=False), *requests)
     for prefix_cache in (False, True):
         engine = engine_of(
-            size, ahead, reserve_output=False, num_pages=18 if size == 32 else 20, prefix_cache=prefix_cache
+            page_size=size,
+            ahead=ahead,
+            reserve_output=False,
+            num_pages=18 if size == 32 else 20,
+            prefix_cache=prefix_cache,
         )
         scheduler = engine.scheduler
         scheduler.life.should_swap = lambda request: how == "swap"
@@ -137,14 +114,14 @@ def test_drafts_and_contiguous_rows_say_the_same(engine_of, size, ahead):
     ids = prompt(30, 12) * 3
     requests = [(ids, greedy(100)), (ids[:70], greedy(60)), (prompt(33, 13), sampled(9, 60))]
     plain = run(engine_of(prefix_cache=False, speculation="none"), *requests)
-    engine = engine_of(size, ahead)
+    engine = engine_of(page_size=size, ahead=ahead)
     speculator = Knowing(engine.scheduler, 4, "cpu", runs_ahead=ahead)
     speculator.replies = plain.tokens
     engine.use("speculation", speculator)
     assert run(engine, *requests).tokens == plain.tokens
     counters = engine.scheduler.counters
     assert 50 < counters.accepted_tokens < counters.drafted_tokens
-    engine = engine_of(size, ahead, kv_layout="contiguous", num_pages=32, max_context=200)
+    engine = engine_of(page_size=size, ahead=ahead, kv_layout="contiguous", num_pages=32, max_context=200)
     assert run(engine, *requests).tokens == plain.tokens
 
 
@@ -169,32 +146,17 @@ def test_jobs_and_beams_say_the_same(engine_of, size, ahead):
 
     options = dict(max_rows=5, max_tokens_per_step=48, num_pages=640, kv_dtype="f32")
     expected = story(engine_of(**options))
-    engine = engine_of(size, ahead, **options)
+    engine = engine_of(page_size=size, ahead=ahead, **options)
     assert story(engine) == expected and len(expected[0]) == 3
     assert run(engine, (ids, greedy())).cached[0] == 149  # the job left its prompt
     tight = dict(num_pages=24, max_context=160)
-    assert story(engine_of(size, ahead, **options | tight)) == expected
+    assert story(engine_of(page_size=size, ahead=ahead, **options | tight)) == expected
 
 
 @pytest.mark.parametrize("size", [32, 64])
 def test_pages_come_back_from_the_host_and_from_files(model, tmp_path, size):
-    def start(page_size, **options):
-        config = EngineConfig(
-            **dict(
-                model=str(model),
-                threads=1,
-                activations="f32",
-                device="cpu",
-                max_rows=2,
-                num_pages=32,
-                page_size=page_size,
-            )
-            | options
-        )
-        return load_engine(config, Phases(lambda: 0.0))
-
-    ids, first = prompt(200, 1), start(size, cache_disk=str(tmp_path / "kv"))
-    engine = first.engine
+    engines = TinyEngines(model, threads=1, max_rows=2, num_pages=32, cache_disk=str(tmp_path / "kv"))
+    ids, engine = prompt(200, 1), engines(page_size=size)
     expected = run(engine, (ids, greedy())).tokens
     for seed in range(4):  # others take its place
         run(engine, (prompt(180, 100 + seed), greedy()))
@@ -204,21 +166,21 @@ def test_pages_come_back_from_the_host_and_from_files(model, tmp_path, size):
     assert engine.scheduler.snapshot()["prefix_onloaded_pages"] == 192 // size
     while engine.use_idle_time():
         pass
-    close(first, engine.runner)
+    close(*engines.made[-1])
     # Files of another page size are not this cache's.
     for other, cached in ((16, 0), (size, 192)):
-        second = start(other, cache_disk=str(tmp_path / "kv"))
-        said = run(second.engine, (ids, greedy()))
+        engine = engines(page_size=other)
+        said = run(engine, (ids, greedy()))
         assert said.tokens == expected and said.cached[0] == cached
-        assert second.engine.counters()["prefix_disk_read_pages"] == cached // size
-        assert second.engine.counters()["prefix_disk_damaged_files"] == 0
-        close(second, second.engine.runner)
+        assert engine.counters()["prefix_disk_read_pages"] == cached // size
+        assert engine.counters()["prefix_disk_damaged_files"] == 0
+        close(*engines.made[-1])
 
 
 def test_a_draft_model_has_pages_of_the_same_size(model, engine_of):
     requests = [(prompt(70, 3), greedy(80)), (prompt(5, 4), SamplingParams(max_tokens=60, seed=1, ignore_eos=True))]
     expected = run(engine_of(speculation="none"), *requests)
-    engine = engine_of(32, draft_model=str(model), draft_tokens=3)
+    engine = engine_of(page_size=32, draft_model=str(model), draft_tokens=3)
     speculator = engine.feature("speculation")
     speculator.room = lambda rows, most: most
     speculator.choose = lambda candidates, rows, most, round_s=0.0: [min(3, each.room) for each in candidates]

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-import tiny_model
 
 from zse.engine.messages import (
     Fatal,
@@ -26,11 +25,6 @@ from zse.engine.messages import (
 )
 from zse.engine.process import spawn
 from zse.sampling.params import SamplingParams
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_model.write(tmp_path_factory.mktemp("models") / "tiny")
 
 
 class Parking:

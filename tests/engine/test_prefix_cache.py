@@ -1,22 +1,13 @@
 """What is shared, copied, swapped or found again gives the tokens that computing it gives, on the CPU device."""
 
-import numpy as np
 import pytest
 import tiny_model
+from tiny_engines import TinyEngines, prompt
 from tiny_model import NAN_TOKEN
 
 from zse.cache.pages import HostPool
-from zse.engine.config import EngineConfig
-from zse.engine.load import load_engine
-from zse.engine.metrics import Phases
-from zse.engine.runner import Runner
 from zse.sampling.params import SamplingParams
 from zse.scheduler.options import RequestOptions
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_model.write(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="module")
@@ -26,31 +17,8 @@ def nan_model(tmp_path_factory):
 
 @pytest.fixture(params=[False, True], ids=["in turn", "ahead"])
 def engine_of(model, request):
-    """Engines on the CPU; ahead: step n + 1 is submitted before n is read."""
-    made = []
-
-    def make(**options):
-        config = EngineConfig(
-            **dict(model=str(model), threads=1, activations="f32", device="cpu", max_rows=4) | options
-        )
-        loaded = load_engine(config, Phases(lambda: 0.0))
-        first = loaded.engine.runner
-        if request.param:
-            loaded.engine.runner = Runner(loaded.device, first.model, loaded.config, runs_ahead=True)
-        made.append((loaded, first))
-        return loaded.engine
-
-    yield make
-    for loaded, first in made:
-        if first is not loaded.engine.runner:
-            for graph in first._graphs.values():
-                graph.close()
-        loaded.engine.close()
-        loaded.source.close()
-
-
-def prompt(length, seed=0):
-    return np.random.default_rng(seed).integers(3, NAN_TOKEN, length).tolist()
+    with TinyEngines(model, threads=1, max_rows=4, ahead=request.param) as engines:
+        yield engines
 
 
 def greedy(max_tokens=12):

@@ -6,38 +6,20 @@ import msgspec
 import numpy as np
 import pytest
 import tiny_model
+from tiny_engines import TinyEngines, prompt
 from tiny_model import CONTEXT, EOS, NAN_TOKEN, VOCAB
 
 from zse.engine.config import EngineConfig
 from zse.engine.load import load_engine
 from zse.engine.metrics import Phases
-from zse.engine.runner import Runner
 from zse.errors import ConfigError, RequestError
 from zse.sampling.params import SamplingParams
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_model.write(tmp_path_factory.mktemp("models") / "tiny")
-
-
 @pytest.fixture
 def engine_of(model):
-    loaded = []
-
-    def make(**options):
-        options = dict(model=str(model), threads=2, activations="f32", device="cpu") | options
-        loaded.append(load_engine(EngineConfig(**options), Phases(lambda: 0.0)))
-        return loaded[-1].engine
-
-    yield make
-    for item in loaded:
-        item.engine.close()
-        item.source.close()
-
-
-def prompt(length, seed=0):
-    return np.random.default_rng(seed).integers(3, NAN_TOKEN, length).tolist()
+    with TinyEngines(model) as engines:
+        yield engines
 
 
 def drain(engine):
@@ -114,31 +96,8 @@ def test_preemption_does_not_change_tokens(engine_of):
     assert {name: reply[0] for name, reply in tight.items()} == {name: reply[0] for name, reply in roomy.items()}
 
 
-@pytest.fixture
-def ahead_of(model):
-    """Engines that submit a step before they read the one before, as on a GPU: token ids come from the device, new
-    pages through the kernel."""
-    engines = []
-
-    def make(**options):
-        config = EngineConfig(**dict(model=str(model), threads=2, activations="f32", device="cpu") | options)
-        loaded = load_engine(config, Phases(lambda: 0.0))
-        first = loaded.engine.runner
-        runner = Runner(loaded.device, first.model, loaded.config, runs_ahead=True)
-        loaded.engine.runner = runner
-        engines.append((loaded, first))
-        return loaded.engine
-
-    yield make
-    for loaded, first in engines:
-        for graph in first._graphs.values():
-            graph.close()
-        loaded.engine.close()
-        loaded.source.close()
-
-
 @pytest.mark.parametrize("options", [{}, {"num_pages": 9, "max_tokens_per_step": 24}], ids=["roomy", "tight"])
-def test_running_ahead_says_the_same(engine_of, ahead_of, options):
+def test_running_ahead_says_the_same(engine_of, options):
     """With preemption, chunked prompts, stop ids that are found a step late, and sampled rows."""
     names = [name for name in MANY if name != "penalties"]
     requests = {name: (MANY[name][0], msgspec.structs.replace(MANY[name][1], max_tokens=40)) for name in names}
@@ -146,18 +105,18 @@ def test_running_ahead_says_the_same(engine_of, ahead_of, options):
     stop = told["long"][0][7]
     requests["long"] = (MANY["long"][0], greedy(40, stop_token_ids=(stop,)))
     told["long"] = told["long"][0][: told["long"][0].index(stop) + 1], [], "stop"
-    engine = ahead_of(max_rows=4, reserve_output=False, **options)
+    engine = engine_of(ahead=True, max_rows=4, reserve_output=False, **options)
     assert run(engine, **requests) == told
     assert engine.scheduler.counters.late_results > 0
     assert (engine.scheduler.counters.preemptions > 0) == ("num_pages" in options)
     assert engine.scheduler.cache.allocator.num_free == engine.scheduler.cache.allocator.num_pages
 
 
-def test_scoring_and_cancelling_beside_steps_in_flight(engine_of, ahead_of):
+def test_scoring_and_cancelling_beside_steps_in_flight(engine_of):
     quiet = engine_of(max_rows=2)
     expected = run(quiet, a=MANY["long"])["a"][0]
     scores = [value for _, some, _, _ in quiet.feature("jobs").score(prompt(40)) for value in some]
-    engine = ahead_of(max_rows=2)
+    engine = engine_of(ahead=True, max_rows=2)
     engine.submit(1, *MANY["long"])
     engine.submit(2, *MANY["page"])
     got, scored = [], []

@@ -3,7 +3,7 @@
 from functools import cache
 
 import numpy as np
-from kernels.harness import join_fields
+from kernels.harness import DTYPES, join_fields
 
 from gpu.machine import isa
 from zse.kernel.nvrtc import compile_variant
@@ -14,18 +14,6 @@ from zse.quant.pack import bf16_to_f32, e4m3_to_f32
 from zse.runtime.cuda import CUDADevice
 from zse.tensor import Activation, Fp8Activation, Tensor, Weight
 
-DTYPES = {
-    "float32": "f32",
-    "float16": "f16",
-    "int32": "i32",
-    "int8": "i8",
-    "uint8": "u8",
-    "uint16": "bf16",
-    "int64": "i64",
-    "uint64": "u64",
-    "uint32": "u32",
-    "float64": "f64",
-}
 BITS = {"bf16": "uint16", "e4m3": "uint8"}
 
 

@@ -22,6 +22,7 @@ DTYPES = {
     "uint16": "bf16",
     "int64": "i64",
     "uint64": "u64",
+    "uint32": "u32",
     "float64": "f64",
 }
 

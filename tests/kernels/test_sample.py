@@ -1,9 +1,12 @@
 """The sampler's kept sets, distribution and independence of rows."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from kernels.harness import host_isas, run_case
+from kernels.sample_rows import check_a_row_depends_on_itself_only, check_broken_neighbours_change_nothing
 from zse.kernels.sample import SAMPLE
 from zse.kernels.sample_cases import add_lists, draw, kept_set, make_parameters, make_sample_case, philox, settle
 
@@ -82,39 +85,12 @@ def test_the_deviation_of_top_n_sigma_is_that_of_the_tokens_that_are_possible(is
 
 @pytest.mark.parametrize("isa", host_isas())
 def test_a_row_depends_on_itself_only(isa):
-    rng = np.random.default_rng()
-    rows, vocab = 6, 9001
-    logits = (rng.standard_normal((rows, vocab)) * 3).astype(np.float32)
-    params = make_parameters(
-        rows,
-        temperature=1.2,
-        top_p=[1, 0.9, 1, 0.5, 1, 1],
-        top_k=[0, 0, 9, 20, 0, 0],
-        num_logprobs=3,
-        repetition=1.1,
-        seed=np.arange(rows),
-        counter=7,
-    )
-    together = tokens_of(logits, params, isa)
-    for r in range(rows):
-        alone = {name: value[r : r + 1] for name, value in params.items() if len(value) == rows}
-        single = tokens_of(logits[r : r + 1], make_parameters(1) | alone, isa)
-        for name in ("tokens", "logprob", "top_ids", "top_logprobs"):
-            np.testing.assert_array_equal(single[name][0], together[name][r])
+    check_a_row_depends_on_itself_only(partial(tokens_of, isa=isa))
 
 
 @pytest.mark.parametrize("isa", host_isas())
 def test_broken_neighbours_change_nothing(isa):
-    rng = np.random.default_rng()
-    logits = (rng.standard_normal((3, 2000)) * 3).astype(np.float32)
-    params = make_parameters(3, temperature=[1, 0, 1], num_logprobs=2, seed=5, counter=[1, 2, 3])
-    clean = tokens_of(logits, params, isa)
-    logits[1, 77] = np.nan
-    broken = tokens_of(logits, params, isa)
-    assert broken["status"].tolist() == [0, 1, 0]
-    assert 0 <= broken["tokens"][1] < 2000
-    for name in ("tokens", "logprob", "top_ids"):
-        np.testing.assert_array_equal(clean[name][[0, 2]], broken[name][[0, 2]])
+    check_broken_neighbours_change_nothing(partial(tokens_of, isa=isa), 2000)
 
 
 @pytest.mark.parametrize("isa", host_isas())

@@ -17,7 +17,7 @@ from zse.structured.options import read_structure
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_replies_are_the_same(engine_of, family, tmp_path):  # noqa: F811
-    engine = engine_of(path=tiny.write(family, tmp_path))
+    engine = engine_of(model=str(tiny.write(family, tmp_path)))
     ids = tiny.tokens(family).tolist()
     limit = engine.scheduler.max_context
     requests = [
@@ -46,7 +46,7 @@ def test_masks_hold_behind_drafts(engine_of, tmp_path):  # noqa: F811
     """Right drafts, wrong ones, and such that the grammar forbids, up to the end of the reply."""
     folder = tiny_model.write(tmp_path / "text")
     tiny_text.write(folder)
-    engine = engine_of(path=folder)
+    engine = engine_of(model=str(folder))
     names = ("person", "array", "pattern", "enum")
 
     def replies() -> dict[str, list[int]]:

@@ -6,12 +6,9 @@ import pytest
 import tiny_model
 from msgspec import structs
 from oracle import Oracle
+from tiny_engines import TinyEngines
 from tiny_model import CONTEXT, NAN_TOKEN, VOCAB
 
-from zse.engine.config import EngineConfig
-from zse.engine.load import load_engine
-from zse.engine.metrics import Phases
-from zse.engine.runner import Runner
 from zse.sampling.params import SamplingParams
 
 COUNT = 4  # drafts of a request in a step
@@ -24,36 +21,14 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def engine_of(model):
-    loaded = []
+    with TinyEngines(model, max_rows=4, draft_tokens=COUNT, speculation="ngram") as engines:
 
-    def make(ahead=False, path=model, **options):
-        options = (
-            dict(
-                model=str(path),
-                threads=2,
-                activations="f32",
-                device="cpu",
-                max_rows=4,
-                draft_tokens=COUNT,
-                speculation="ngram",
-            )
-            | options
-        )
-        item = load_engine(EngineConfig(**options), Phases(lambda: 0.0))
-        first = item.engine.runner
-        if ahead:
-            item.engine.runner = Runner(item.device, first.model, item.config, runs_ahead=True)
-        item.engine.use("speculation", None)
-        loaded.append((item, first))
-        return item.engine
+        def make(**options):
+            engine = engines(**options)
+            engine.use("speculation", None)
+            return engine
 
-    yield make
-    for item, first in loaded:
-        if first is not item.engine.runner:
-            for graph in first._graphs.values():
-                graph.close()
-        item.engine.close()
-        item.source.close()
+        yield make
 
 
 def prompt(length, seed=0):
@@ -149,7 +124,7 @@ def test_the_end_inside_an_accepted_run(engine_of):
 def test_a_draft_whose_logits_are_not_finite_ends_nobody(engine_of, tmp_path):
     """A wrong draft can poison its own line and those behind it: they are not taken. A token that was sampled can, too:
     then its request alone ends, behind the tokens that it has."""
-    engine = engine_of(path=tiny_model.write(tmp_path / "nan", nan=True))
+    engine = engine_of(model=str(tiny_model.write(tmp_path / "nan", nan=True)))
     requests = [(prompt(20), params(12)), (prompt(21), params(12))]
     told = run(engine, requests)
     speculator = Oracle(
