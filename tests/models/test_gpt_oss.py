@@ -1,16 +1,22 @@
-"""gpt-oss from GGUF files against transformers on tiny random weights: sinks, windows, yarn whose ramp is not rounded, biases of
+"""gpt-oss from GGUF files and Hugging Face folders against transformers on tiny random weights: sinks, windows, yarn whose ramp is not rounded, biases of
 router and experts, the clamped activation, experts as MXFP4."""
 
+import json
+
 import gguf
+import msgspec
 import numpy as np
 import pytest
 import tiny
 from formats_build import Tensor as GGUFTensor
 from formats_build import gguf as build_gguf
+from formats_build import safetensors
 from session import Session, load
 
-from zse.errors import UnsupportedError
-from zse.models import registry
+from zse.errors import ZSEError
+from zse.formats.convert import convert
+from zse.formats.matrix import Rows
+from zse.formats.opening import open_model
 
 HIDDEN, INNER, LAYERS, EXPERTS, CHOSEN, HEADS, KV_HEADS, DIM, VOCAB = 64, 96, 4, 5, 3, 6, 2, 32, 160
 WINDOW, CONTEXT, ORIGINAL, FACTOR, EPS, THETA = 8, 256, 16, 4.0, 1e-5, 150.0
@@ -41,6 +47,8 @@ def weights() -> dict[str, np.ndarray]:
             found[name] += np.float32(1)
         if "exps.weight" in name:
             found[name] = np.round(found[name] * 12) / np.float32(16)  # 0, 1, 2, 3 sixteenths
+        if "exps.bias" in name:
+            found[name] = np.round(found[name] * 64) / np.float32(64)  # exact in 16 bits
     return found
 
 
@@ -57,7 +65,15 @@ def expected(ids: np.ndarray) -> np.ndarray:
     )
     config._attn_implementation = config._experts_implementation = "eager"
     model = transformers.GptOssForCausalLM(config).eval()
-    w = {name: torch.from_numpy(values.astype(np.float32)) for name, values in weights().items()}
+    state = {name: torch.from_numpy(values) for name, values in folder_weights().items()}
+    model.load_state_dict(state, strict=True)
+    with torch.no_grad():
+        return model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].numpy()
+
+
+def folder_weights() -> dict[str, np.ndarray]:
+    """By Hugging Face name: rows of gate and up in turn, experts' matrices turned."""
+    w = weights()
     state = {"model.embed_tokens.weight": w["token_embd.weight"], "model.norm.weight": w["output_norm.weight"]}
     state["lm_head.weight"] = w["output.weight"]
     for layer in range(LAYERS):
@@ -70,16 +86,56 @@ def expected(ids: np.ndarray) -> np.ndarray:
         state[f"{theirs}post_attention_layernorm.weight"] = w[f"{ours}post_attention_norm.weight"]
         for part in ("weight", "bias"):
             state[f"{theirs}mlp.router.{part}"] = w[f"{ours}ffn_gate_inp.{part}"]
-        gate, up = (w[f"{ours}ffn_{name}_exps.weight"] for name in ("gate", "up"))
-        both = torch.stack([gate, up], dim=2).reshape(EXPERTS, 2 * INNER, HIDDEN)  # rows of gate and up in turn
-        state[f"{theirs}mlp.experts.gate_up_proj"] = both.transpose(1, 2)
-        biases = [w[f"{ours}ffn_{name}_exps.bias"] for name in ("gate", "up")]
-        state[f"{theirs}mlp.experts.gate_up_proj_bias"] = torch.stack(biases, dim=2).reshape(EXPERTS, 2 * INNER)
-        state[f"{theirs}mlp.experts.down_proj"] = w[f"{ours}ffn_down_exps.weight"].transpose(1, 2)
-        state[f"{theirs}mlp.experts.down_proj_bias"] = w[f"{ours}ffn_down_exps.bias"]
-    model.load_state_dict(state, strict=True)
-    with torch.no_grad():
-        return model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].numpy()
+            gate, up = (w[f"{ours}ffn_{name}_exps.{part}"] for name in ("gate", "up"))
+            both = np.stack([gate, up], 2).reshape(EXPERTS, 2 * INNER, *gate.shape[2:])
+            suffix = "_bias" if part == "bias" else ""
+            for name, values in (("gate_up", both), ("down", w[f"{ours}ffn_down_exps.{part}"])):
+                turned = values.swapaxes(1, 2) if part == "weight" else values
+                state[f"{theirs}mlp.experts.{name}_proj{suffix}"] = np.ascontiguousarray(turned)
+    return state
+
+
+def config_json() -> dict:
+    """As the published models have it."""
+    yarn = dict(
+        rope_type="yarn", factor=FACTOR, original_max_position_embeddings=ORIGINAL, beta_fast=32.0, beta_slow=1.0
+    )
+    return dict(
+        **dict(architectures=["GptOssForCausalLM"], model_type="gpt_oss", attention_bias=True, hidden_act="silu"),
+        **dict(vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=INNER, num_hidden_layers=LAYERS, head_dim=DIM),
+        **dict(num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, num_local_experts=EXPERTS),
+        **dict(num_experts_per_tok=CHOSEN, experts_per_token=CHOSEN, rms_norm_eps=EPS, rope_theta=THETA),
+        **dict(sliding_window=WINDOW, max_position_embeddings=CONTEXT, swiglu_limit=7.0, tie_word_embeddings=False),
+        layer_types=["sliding_attention", "full_attention"] * (LAYERS // 2),
+        rope_scaling=yarn | dict(truncate=False),
+    )
+
+
+def blocks_of(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """[..., K] → blocks u8 [..., K / 32, 16] and scales u8 [..., K / 32] as transformers packs MXFP4: the low nibble of a byte is
+    the even column; GGUF's is of the first half."""
+    raw = gguf.quantize(np.ascontiguousarray(values), gguf.GGMLQuantizationType.MXFP4)
+    raw = raw.reshape(*values.shape[:-1], values.shape[-1] // 32, 17)
+    index = np.concatenate([raw[..., 1:] & 15, raw[..., 1:] >> 4], axis=-1)
+    return index[..., 0::2] | index[..., 1::2] << 4, raw[..., 0]
+
+
+def write_folder(folder, experts: str, **config):
+    """A folder of it. experts: their type, but their biases are never blocks."""
+    entries = {}
+    config = config_json() | config
+    for name, values in folder_weights().items():
+        if experts == "MXFP4" and name.endswith(("gate_up_proj", "down_proj")):
+            for part, data in zip(("blocks", "scales"), blocks_of(values.swapaxes(1, 2)), strict=True):
+                entries[f"{name}_{part}"] = ("U8", data.shape, np.ascontiguousarray(data).tobytes())
+        else:
+            dtype = experts if ".experts." in name and experts != "MXFP4" else "F32"
+            entries[name] = (dtype, values.shape, (values if dtype == "F32" else tiny.to_bf16(values)).tobytes())
+    if experts == "MXFP4":
+        config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(safetensors(entries, {"format": "pt"}))
+    return str(folder)
 
 
 def write(folder, experts: str = "F32"):
@@ -129,6 +185,87 @@ def test_logits_equal_transformers(experts, device, tmp_path):
     np.testing.assert_allclose(session.run(ids, [1] * len(ids)), logits, rtol=1e-5, atol=3e-5)
 
 
-def test_a_folder_is_refused_by_name():
-    with pytest.raises(UnsupportedError, match="GptOssForCausalLM.*GGUF"):
-        registry.config_from_hf("config.json", {"architectures": ["GptOssForCausalLM"]})
+def planes(model) -> dict[str, bytes]:
+    """Everything that was loaded, as it lies in memory."""
+    found = {name: bytes(vector.view()) for name, vector in model.vectors.items()}
+    for name, weight in model.weights.items():
+        found |= {f"{name}.{plane}": bytes(tensor.view()) for plane, tensor in weight.planes.items()}
+    return found
+
+
+@pytest.mark.parametrize("experts", ["F32", "BF16", "MXFP4"])
+def test_a_folder_is_the_gguf_file(experts, device, tmp_path):
+    """Bit for bit: rows out of turn, turned matrices, MXFP4's other order of nibbles; and so are what is converted of it, and read
+    from that."""
+    files = write_folder(tmp_path, experts), write(tmp_path, experts)
+    folder, file = (load(device, path) for path in files)
+    near = msgspec.structs.replace(file.config, norm_eps=EPS)  # GGUF has it in f32
+    assert folder.config == near
+    assert {name: weight.scheme for name, weight in folder.weights.items()} == {
+        name: weight.scheme for name, weight in file.weights.items()
+    }
+    found, expected = planes(folder), planes(file)
+    assert found.keys() == expected.keys()
+    assert [name for name in found if found[name] != expected[name]] == []
+    convert(files[0], tmp_path / "m.zse")
+    again = planes(load(device, str(tmp_path / "m.zse")))
+    assert [name for name in found if found[name] != again[name]] == []
+
+
+@pytest.mark.parametrize("experts", ["F32", "MXFP4"])
+def test_a_folder_gives_the_logits_of_transformers(experts, device, tmp_path):
+    session = Session(device, load(device, write_folder(tmp_path, experts)))
+    np.testing.assert_allclose(session.run(tiny.tokens("gpt-oss")), expected(tiny.tokens("gpt-oss")), **NEAR)
+
+
+def test_mxfp4_means_what_transformers_reads_in_it(tmp_path):
+    """Random bytes: every index with every exponent that is a number of f32."""
+    torch = pytest.importorskip("torch")
+    mxfp4 = pytest.importorskip("transformers.integrations.mxfp4")
+    rng = np.random.default_rng(5)
+    path = write_folder(tmp_path, "MXFP4")
+    header = (tmp_path / "model.safetensors").read_bytes()
+    with open_model(path) as source:
+        for name in ("gate", "up"):
+            q = source.tensors[f"model.layers.0.mlp.experts.{name}_proj"].parts["q"]
+        blocks = rng.integers(0, 256, (EXPERTS, 2 * INNER, HIDDEN // 32, 16)).astype(np.uint8)
+        scale_at = source.tensors["model.layers.0.mlp.experts.up_proj"].parts["scale"].offset
+    scales = rng.integers(1, 253, (EXPERTS, 2 * INNER, HIDDEN // 32)).astype(np.uint8)
+    data = bytearray(header)
+    data[q.offset : q.offset + blocks.nbytes] = blocks.tobytes()
+    data[scale_at : scale_at + scales.nbytes] = scales.tobytes()
+    (tmp_path / "model.safetensors").write_bytes(data)
+    meant = mxfp4.convert_moe_packed_tensors(torch.from_numpy(blocks), torch.from_numpy(scales), dtype=torch.float32)
+    meant = meant.numpy().swapaxes(1, 2)  # [experts, rows, columns]
+    with open_model(path) as source:
+        for first, name in enumerate(("gate", "up")):
+            info = source.tensors[f"model.layers.0.mlp.experts.{name}_proj"]
+            rows = Rows(source, info, 0, info.shape[0]).f32().reshape(EXPERTS, INNER, HIDDEN)
+            np.testing.assert_array_equal(rows, meant[:, first::2])
+            part = Rows(source, info, 48, 112).f32()
+            np.testing.assert_array_equal(part, rows.reshape(-1, HIDDEN)[48:112])
+
+
+@pytest.mark.parametrize("quantize", ["int8", "fp8"])
+def test_a_folder_is_quantized_as_its_gguf_file(quantize, device, tmp_path):
+    """Turned matrices too, while they are loaded and when they are converted."""
+    folder, file = write_folder(tmp_path, "F32"), write(tmp_path)
+    found, expected = (planes(load(device, path, quantize=quantize)) for path in (folder, file))
+    assert [name for name in found if found[name] != expected[name]] == []
+    convert(folder, tmp_path / "folder.zse", quant=quantize)
+    convert(file, tmp_path / "file.zse", quant=quantize)
+    found, expected = (planes(load(device, str(tmp_path / name))) for name in ("folder.zse", "file.zse"))
+    assert [name for name in found if found[name] != expected[name]] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("swiglu_limit", 6.0, "swiglu_limit"),
+        ("num_local_experts", 4, "router"),
+        ("intermediate_size", 64, "gate_proj"),
+    ],
+)
+def test_a_folder_that_says_otherwise_is_refused(name, value, message, device, tmp_path):
+    with pytest.raises(ZSEError, match=message):
+        load(device, write_folder(tmp_path, "MXFP4", **{name: value}))

@@ -17,7 +17,7 @@ from zse.formats.arrays import ScalarArray, StringArray
 from zse.formats.column_order import order_of
 from zse.formats.gguf_blocks import dequantize
 from zse.formats.latent import stays_dense
-from zse.formats.matrix import Rows, planes_of_rows, prepare
+from zse.formats.matrix import Rows, planes_of_rows, prepare, rows_at_once
 from zse.formats.opening import open_model
 from zse.formats.recommended import recommended
 from zse.formats.sentence import stays_plain
@@ -30,7 +30,6 @@ from zse.quant.scheme import LAYOUT, ROWS, TILE_ROWS, Scheme, parse_scheme, rows
 
 Progress = Callable[[int, int, str], None]
 _CHUNK_ELEMENTS = 1 << 20  # rows are taken so many elements at a time: about 30 MB with all temporaries
-_ROW_UNIT = 128  # a multiple of the rows of a tile and of an fp8 block
 _GROUPS = {"qkv": 3, "gate_up": 2}
 _MEMBER = re.compile(
     r"(?P<before>.*?)(?:self_attn\.|mlp\.|attn_|ffn_)(?P<member>q|k|v|gate|up)(?:_proj)?"
@@ -265,8 +264,7 @@ class _Job:
         shape = self.info.shape
         if not shape or (len(shape) == 1 and self.info.layout == "ggml"):  # blocks of a vector have no rows to go by
             return [(0, 1)]
-        per_row = max(1, self.info.num_elements // shape[0])
-        rows = max(_ROW_UNIT, _CHUNK_ELEMENTS // per_row // _ROW_UNIT * _ROW_UNIT)
+        rows = rows_at_once(self.info, _CHUNK_ELEMENTS)
         return [(start, min(start + rows, shape[0])) for start in range(0, shape[0], rows)]
 
     def pieces(

@@ -18,7 +18,7 @@ from zse.formats.gguf_blocks import dequantize, to_scheme
 from zse.formats.latent import LATENT
 from zse.formats.quantized import INTEGERS
 from zse.formats.quantized_rows import CheckpointRows
-from zse.formats.source import BNB4_LAYOUT, ModelSource, TensorInfo
+from zse.formats.source import BNB4_LAYOUT, IN_TURN, ModelSource, TensorInfo
 from zse.quant.affine import AffineArrays, AffineScheme
 from zse.quant.lut4 import Lut4Arrays, Lut4Scheme
 from zse.quant.pack import NUMPY_DTYPE, e4m3_to_f32, widen
@@ -47,14 +47,28 @@ class Rows(NamedTuple):
         return (self.stop - self.start, *self.info.shape[1:])
 
     def raw(self) -> bytes:
-        """The stored bytes (layouts "rows" and "ggml")."""
+        """The bytes of the rows (layouts "rows", "ggml" and IN_TURN)."""
         info, span = self.info, self.order_span
+        if info.layout == IN_TURN:
+            return self._in_turn()
         row_bytes = info.nbytes // info.shape[0]
         if self.order is None:
             return self.source.read(info, self.start * row_bytes, (self.stop - self.start) * row_bytes)
         low, high = self.start // span * span, min(-(-self.stop // span) * span, info.shape[0])
         rows = np.frombuffer(Rows(self.source, info, low, high).raw(), np.uint8).reshape(high - low, -1)
         return rows[np.asarray(self.order[self.start : self.stop]) - low].tobytes()
+
+    def _in_turn(self) -> bytes:
+        """The rows that lie in turn with others', taken out of all of them; of turned matrices whole ones are read."""
+        info, turn = self.info, self.info.turn
+        line, unit = info.nbytes // info.shape[0], turn.matrix or 1
+        low, high = self.start // unit * unit, min(-(-self.stop // unit) * unit, info.shape[0])
+        raw = self.source.read(info, low * line, (high - low) * line)
+        if not turn.matrix:
+            return np.frombuffer(raw, np.uint8).reshape(high - low, turn.step, -1)[:, turn.first].tobytes()
+        values = np.frombuffer(raw, NUMPY_DTYPE[FLOATS[info.type]]).reshape(-1, info.shape[1], unit, turn.step)
+        rows = values[..., turn.first].swapaxes(1, 2).reshape(-1, info.shape[1])
+        return rows[self.start - low : self.stop - low].tobytes()
 
     def planes(self) -> dict[str, NDArray]:
         """The parts of the planes that hold the rows. start is a multiple of 16 (r16) or 128 (fp8)."""
@@ -168,6 +182,17 @@ def _narrow_scale(source: ModelSource, part: TensorInfo, plane: Plane) -> NDArra
     """The f32 plane of scales that a checkpoint stores in another type."""
     values = np.frombuffer(source.read(part), NUMPY_DTYPE[FLOATS[part.type]])
     return widen(values, FLOATS[part.type]).reshape(plane.shape)
+
+
+def rows_at_once(info: TensorInfo, elements: int) -> int:
+    """How many rows of a tensor are made at once, of about so many elements: a multiple of ROW_UNIT, and of matrices that are
+    stored turned whole ones, which each piece reads."""
+    per_row = max(1, info.num_elements // info.shape[0])
+    rows = max(ROW_UNIT, elements // per_row // ROW_UNIT * ROW_UNIT)
+    if info.turn is None or not info.turn.matrix:
+        return rows
+    whole = math.lcm(info.turn.matrix, ROW_UNIT)
+    return -(-rows // whole) * whole
 
 
 def prepare(source: ModelSource, info: TensorInfo) -> "CheckpointRows | None":

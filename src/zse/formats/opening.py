@@ -10,7 +10,7 @@ Opening reads headers only, never numpy, and checks every number against the siz
 import os
 
 from zse.errors import UnsupportedError
-from zse.formats import directory, gguf, latent, zse
+from zse.formats import directory, gguf, in_turn, latent, zse
 from zse.formats.file import INCOMPLETE, WEB_PAGE, ModelFile
 from zse.formats.source import ModelSource
 
@@ -29,6 +29,8 @@ def open_model(path: str | os.PathLike) -> ModelSource:
             source.tensors = latent.split(source)
         if any(name.endswith(".mlp.experts.mlp.w2") for name in source.tensors):
             source.tensors = latent.turn_experts(source)
+        if source.architecture == "GptOssForCausalLM" and source.kind != "zse":
+            source.tensors = in_turn.split(source)
     except Exception:
         source.close()
         raise

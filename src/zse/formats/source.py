@@ -16,6 +16,7 @@ from zse.quant.scheme import Plane, Scheme, parse_scheme, placed_planes, rows_pe
 CHECKED_BYTES = 1 << 22  # are read at once for a checksum
 DENSE_TYPES = ("F32", "F16", "BF16")
 BNB4_LAYOUT = "bnb4"  # of zse.formats.bitsandbytes: `planes` is a State
+IN_TURN = "in turn"  # layout of rows that lie in turn with others' (zse.formats.in_turn)
 FP4_LAYOUTS = ("fp4", "fp4-inverse")  # of zse.formats.quantized_fp4; inverse: the factor divides
 # Bytes of an element, by safetensors' names. Weights are F32, F16 or BF16; the others occur in checkpoints that others quantized
 # (zse.formats.quantized), and as buffers (position ids) that no model reads.
@@ -51,8 +52,8 @@ def rope_row_order(num_heads: int, head_dim: int, rotary_dim: int | None = None)
 class TensorInfo(
     namedtuple(
         "TensorInfo",
-        "name type shape file offset nbytes layout crc32 planes parts factor order",
-        defaults=("rows", None, None, None, None, None),
+        "name type shape file offset nbytes layout crc32 planes parts factor order turn",
+        defaults=("rows", None, None, None, None, None, None),
     )
 ):
     """Where a tensor lies.
@@ -68,6 +69,7 @@ class TensorInfo(
     factor: of GGUF's NVFP4, the tensor of the F32 that multiplies the weight, one for each expert of a stack.
     parts: for a weight that a checkpoint stores as several tensors: their TensorInfo by role ("w", "scale", ...; "columns",
     "rows": the group of each input by which columns or rows are sorted when they are read).
+    turn: which of the stored rows are its own, a zse.formats.in_turn.Turn (layout IN_TURN); nbytes are those of all of them.
     order: i32 [K]: the input that each column belongs to (zse.formats.column_order); None: the columns are the inputs.
     """
 
@@ -93,6 +95,8 @@ class TensorInfo(
     @property
     def was_dense(self) -> bool:
         """Whether the numbers are what was trained: is_dense, or taken out of what is."""
+        if self.layout == IN_TURN:
+            return self.type in DENSE_TYPES
         return self.is_dense or bool(self.parts and "stored" in self.parts and self.parts["stored"].is_dense)
 
     def placed(self) -> list[tuple[Plane, "ModelFile", int]]:
@@ -153,7 +157,7 @@ class TensorInfo(
     @property
     def is_plain(self) -> bool:
         """Rows one after the other, whatever they are made of."""
-        return self.layout == "ggml" or self.is_dense
+        return self.layout in ("ggml", IN_TURN) or self.is_dense
 
     @property
     def num_elements(self) -> int:

@@ -5,7 +5,7 @@ columns] for all, whose rows may be gate and up behind one another. A `.zse` has
 """
 
 from zse.errors import FormatError, UnsupportedError
-from zse.formats.source import FP4_LAYOUTS, ModelSource, TensorInfo
+from zse.formats.source import FP4_LAYOUTS, IN_TURN, ModelSource, TensorInfo
 from zse.models.names import Role
 
 
@@ -47,7 +47,9 @@ def _slices(info: TensorInfo, experts: int, rows: int, columns: int, index: int,
         count = f"{info.shape[0]} experts, the configuration says {experts}: " if len(info.shape) == 3 else ""
         count = count if info.shape[0] != experts else ""
         raise info.wrong(f"{count}has shape {list(info.shape)}, expected {list(whole)}")
-    if info.layout not in FP4_LAYOUTS and (info.layout not in ("rows", "ggml", "r16") or info.parts is not None):
+    if info.layout not in FP4_LAYOUTS and (
+        info.layout not in ("rows", "ggml", "r16", IN_TURN) or info.parts is not None
+    ):
         raise UnsupportedError(f"{info.name}: storage of a stack of experts", info.layout, ["plain, GGUF's or .zse's"])
     flat = info._replace(shape=(experts * parts * rows, columns))
     suffix = f" part {index}" if parts > 1 else ""

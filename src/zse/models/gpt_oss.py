@@ -4,7 +4,7 @@ clamped activation chosen by the softmax of the chosen logits."""
 import msgspec
 
 from zse.errors import UnsupportedError
-from zse.models.common import gguf_moe, gguf_values
+from zse.models.common import gguf_moe, gguf_values, hf_moe, hf_values, hf_windows, pattern_layers
 from zse.models.config import Fields, ModelConfig
 from zse.models.llama import Llama
 from zse.models.names import ATTENTION, ATTN_NORM, EXPERT_BIASES, EXPERTS, SINKS
@@ -14,9 +14,17 @@ YARN = dict(
 )  # GGUF metadata do not say that the ramp's ends are not rounded
 
 
+CLAMPED = dict(swiglu_alpha=1.702, swiglu_limit=7.0)  # what the activation "clamped" is made of
+
+
 class GptOss(Llama):
     names = ATTN_NORM | ATTENTION | SINKS | EXPERTS | EXPERT_BIASES
     names |= {"mlp_norm": ("post_attention_norm.weight", "post_attention_layernorm.weight")}
+    # The experts of a folder, as zse.formats.in_turn gives them.
+    names |= {"router": (EXPERTS["router"][0], "mlp.router.weight")}
+    names |= {
+        f"{name}_exps": (EXPERTS[f"{name}_exps"][0], f"mlp.experts.{name}_proj") for name in ("gate", "up", "down")
+    }
 
     def layer(self, x, i):
         q, k, v = self.qkv(self.norm(x, "attn_norm", i), i)
@@ -25,10 +33,18 @@ class GptOss(Llama):
 
     @staticmethod
     def from_hf(fields: Fields, generation: Fields | None) -> ModelConfig:
-        raise UnsupportedError(
-            f"{fields.path}: GptOssForCausalLM as",
-            "a Hugging Face folder, whose experts have gate and up in turn",
-            ["GGUF"],
+        for name, known in CLAMPED.items():
+            if fields.number(name, known) != known:
+                raise UnsupportedError(f"{fields.path}: {name}", fields.get(name), [known])
+        values = hf_values(fields, generation, default_theta=150000.0)
+        layers, inner = values["num_layers"], values["intermediate_size"]
+        moe = hf_moe(fields, layers, intermediate_size=inner, gating="softmax_chosen", normalize=False)
+        return fields.build(
+            architecture="gpt_oss",
+            moe=moe,
+            sliding_window=fields.integer("sliding_window"),
+            sliding_layers=hf_windows(fields, layers) or pattern_layers(2, layers),
+            **values | dict(activation="clamped", sinks=True),
         )
 
     @staticmethod

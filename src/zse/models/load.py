@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from zse.formats.file import ModelFile
-from zse.formats.source import rope_row_order
+from zse.formats.source import TensorInfo, rope_row_order
 from zse.kernels import repack
 from zse.lazy import logging
 from zse.models import host_layers as layers_of_host
@@ -172,17 +172,14 @@ class Loader:
         model = registry.architecture(plan.config.architecture)
         self.plus_one = plan.source.naming == "hf" and model.hf_norm_plus_one
         self.order = self._row_order() if plan.source.interleaved_rope else None
+        self._turns: dict[tuple, Tensor] = {}  # orders of biases that lie in turn with others'
         # Imported where there is something to do only: most starts copy.
         is_needed = any(is_packed(part.info, matrix) for matrix in plan.matrices for part in matrix.parts)
         self.repacking = repack_load.Repacking(device, plan, self.order) if is_needed and device.repacks else None
 
     def _row_order(self) -> Tensor:
         dim = self.plan.config.head_dim
-        tensor = Tensor(Buffer(4 * dim, "row order", Account()), (dim,), "i32")
-        view = tensor.view()
-        for row, source in enumerate(rope_row_order(1, dim, self.plan.config.rope.dims(dim))):
-            view[row] = source
-        return tensor
+        return _host_order(rope_row_order(1, dim, self.plan.config.rope.dims(dim)))
 
     # -- on the CPU: also how host copies for a GPU are filled
 
@@ -232,11 +229,21 @@ class Loader:
         return jobs, for_numpy
 
     def _is_permuted(self, part: FileTensor) -> bool:
-        return bool(self.order and part.role.heads)
+        return bool(part.info.turn or (self.order and part.role.heads))
 
     def _order_of(self, part: FileTensor) -> dict:
         """What the repacking kernels take to put the rows of heads in order."""
+        if part.info.turn:
+            return {"order": self._turn_order(part.info), "unit": part.info.shape[0]}
         return {"order": self.order, "unit": self.plan.config.head_dim} if self._is_permuted(part) else {}
+
+    def _turn_order(self, info: TensorInfo) -> Tensor:
+        """Where each number of a vector stands among those that lie in turn with it: i32 [size]."""
+        key = info.turn, info.shape[0]
+        if key not in self._turns:
+            first, step, _ = info.turn
+            self._turns[key] = _host_order([first + step * place for place in range(info.shape[0])])
+        return self._turns[key]
 
     def _is_stored(self, part: FileTensor, matrix: MatrixPlan) -> bool:
         """Whether the file holds the tensor's planes as they are in memory, fp8's scales perhaps excepted."""
@@ -336,6 +343,13 @@ LOADS = {"cpu": Loader.load_cpu, "gpu": Loader.load_gpu}
 def file_place(job: LoadJob) -> tuple[int, int]:
     """Where a job begins; of a step where its first one does, so that they stay together."""
     return (job.fd, job.offset) if job.step is None else job.step.place
+
+
+def _host_order(order: list[int]) -> Tensor:
+    """i32 in host memory, for the repacking kernels."""
+    tensor = Tensor(Buffer(4 * len(order), "row order", Account()), (len(order),), "i32")
+    tensor.view()[:] = array("i", order)
+    return tensor
 
 
 def is_packed(info, matrix: MatrixPlan) -> bool:

@@ -71,8 +71,8 @@ EXPERTS: Names = {
 }
 EXPERT_BIASES: Names = {
     "router_bias": ("ffn_gate_inp.bias", "mlp.router.bias"),
-    "gate_exps_bias": ("ffn_gate_exps.bias", "mlp.experts.gate_up_proj_bias#0/2"),
-    "up_exps_bias": ("ffn_up_exps.bias", "mlp.experts.gate_up_proj_bias#1/2"),
+    "gate_exps_bias": ("ffn_gate_exps.bias", "mlp.experts.gate_proj_bias"),
+    "up_exps_bias": ("ffn_up_exps.bias", "mlp.experts.up_proj_bias"),
     "down_exps_bias": ("ffn_down_exps.bias", "mlp.experts.down_proj_bias"),
 }
 # A score of each head without a value (gpt-oss).

@@ -5,7 +5,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 
 from zse.errors import FormatError
-from zse.formats.matrix import ROW_UNIT, Rows, planes_of_rows, prepare
+from zse.formats.matrix import Rows, planes_of_rows, prepare, rows_at_once
 from zse.formats.source import rope_row_order
 from zse.quant.scheme import rows_per_line
 
@@ -30,7 +30,7 @@ def numbers_of(source, info) -> bytes:
 
 
 def _fill_part(pool, threads: int, source, part, matrix, weight, head_order) -> None:
-    info, (rows, width) = part.info, part.info.shape
+    info, rows = part.info, part.info.shape[0]
     prepared = prepare(source, info)
     order = None
     if head_order is not None:
@@ -43,7 +43,7 @@ def _fill_part(pool, threads: int, source, part, matrix, weight, head_order) -> 
         arrays = planes_of_rows(taken, matrix.scheme, matrix.layout, prepared=prepared, threads=threads)
         write_rows(matrix, weight, part.first + start, arrays)
 
-    step = max(ROW_UNIT, CHUNK_ELEMENTS // width // ROW_UNIT * ROW_UNIT)
+    step = rows_at_once(info, CHUNK_ELEMENTS)
     try:
         for done in [pool.submit(fill, start) for start in range(0, rows, step)]:
             done.result()
