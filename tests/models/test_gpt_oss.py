@@ -260,11 +260,7 @@ def test_a_folder_is_quantized_as_its_gguf_file(quantize, device, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
-    [
-        ("swiglu_limit", 6.0, "swiglu_limit"),
-        ("num_local_experts", 4, "router"),
-        ("intermediate_size", 64, "gate_proj"),
-    ],
+    [("swiglu_limit", 6.0, "swiglu_limit"), ("num_local_experts", 4, "router"), ("intermediate_size", 64, "gate_proj")],
 )
 def test_a_folder_that_says_otherwise_is_refused(name, value, message, device, tmp_path):
     with pytest.raises(ZSEError, match=message):
