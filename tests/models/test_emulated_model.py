@@ -106,7 +106,7 @@ FAMILIES = [
     pytest.param(family, marks=() if family in WITH_FORMS_OF_THEIR_OWN else pytest.mark.exhaustive)
     for family in tiny_families.FAMILIES
 ]
-ON_A_CPU = ("gemma4", "gemma4_large")  # what has no kernels on a GPU: two sizes of heads
+ON_A_CPU = ("gemma4", "gemma4_large", "gemma4_moe")  # what has no kernels on a GPU: two sizes of heads
 
 
 @pytest.mark.parametrize("family", FAMILIES)

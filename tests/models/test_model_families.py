@@ -53,7 +53,9 @@ def test_gguf_gives_the_logits_of_transformers(family, device, tmp_path):
     np.testing.assert_allclose(Session(device, model).run(tiny.tokens(family)), REFERENCES[family], **NEAR)
 
 
-@pytest.mark.parametrize("family", ["glm4", "cohere", "phi4_mini", "minicpm3", "deepseek_v2_lite", "gemma4"])
+@pytest.mark.parametrize(
+    "family", ["glm4", "cohere", "phi4_mini", "minicpm3", "deepseek_v2_lite", "gemma4", "gemma4_moe"]
+)
 @pytest.mark.parametrize("write", [tiny_families.write, tiny_families.write_gguf], ids=["hf", "gguf"])
 def test_a_converted_file_gives_the_same(family, write, device, tmp_path):
     """Rows that stand in pairs are put in order once, by the conversion."""
@@ -72,7 +74,7 @@ def test_quantized_on_load(activations, family, device, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "family", ["gemma2", "olmo3", "smollm3_window", "ministral3", "cohere2", "gemma4", "gemma4_large"]
+    "family", ["gemma2", "olmo3", "smollm3_window", "ministral3", "cohere2", "gemma4", "gemma4_large", "gemma4_moe"]
 )
 def test_an_engine_gives_the_tokens_of_a_session(family, device, tmp_path):
     """Windows that give pages back, layers without positions, a second request beside the first."""
@@ -117,7 +119,11 @@ def test_text_part_of_a_model_that_sees(prefix, device, tmp_path):
 
 @pytest.mark.parametrize(
     ("family", "name", "kind"),
-    [("gemma4", "Gemma4", "gemma4_text"), ("gemma4_large", "Gemma4Unified", "gemma4_unified_text")],
+    [
+        ("gemma4", "Gemma4", "gemma4_text"),
+        ("gemma4_large", "Gemma4Unified", "gemma4_unified_text"),
+        ("gemma4_moe", "Gemma4", "gemma4_text"),
+    ],
 )
 def test_gemma4_as_it_is_published(family, name, kind, device, tmp_path):
     """A wrapper whose text_config leaves out what is usual, and, as transformers 5.23 saves it, has the large heads by layer."""

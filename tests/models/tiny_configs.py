@@ -206,7 +206,7 @@ MIXTURES = {
         rope_parameters=DEFAULT_ROPE,
     ),
 }
-# Heads of two sizes; "gemma4" as E2B is made, "gemma4_large" as 31B.
+# Heads of two sizes; "gemma4" as E2B is made, "gemma4_large" as 31B, "gemma4_moe" as 26B-A4B.
 GEMMA4 = hf(
     "Gemma4",
     "gemma4_text",
@@ -311,5 +311,8 @@ OTHERS = {
     **MIXTURES,
     "gemma4": GEMMA4 | dict(num_kv_shared_layers=3, use_double_wide_mlp=True, hidden_size_per_layer_input=32),
     "gemma4_large": GEMMA4 | dict(attention_k_eq_v=True, num_global_key_value_heads=1, num_attention_heads=4),
+    "gemma4_moe": GEMMA4
+    | dict(attention_k_eq_v=True, num_global_key_value_heads=1, num_attention_heads=4, enable_moe_block=True)
+    | dict(num_experts=6, top_k_experts=3, moe_intermediate_size=32),
     "gemma2_scale": GEMMA2 | dict(query_pre_attn_scalar=48),
 }

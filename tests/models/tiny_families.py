@@ -35,6 +35,7 @@ GGUF_ARCH |= {
     "cohere": "command-r",
     "gemma4": "gemma4",
     "gemma4_large": "gemma4",
+    "gemma4_moe": "gemma4",
 }
 # Converters that make neighbours of the rows that turn together (LlamaModel.permute).
 PERMUTED = ("smollm3", "granite", "granitemoe", "mixtral", "ministral3", "minicpm")
@@ -247,7 +248,8 @@ def _experts_metadata(config: dict) -> list[tuple]:
     if not count:
         return []
     inner = config.get("moe_intermediate_size")
-    keys = [("expert_count", "u32", count), ("expert_used_count", "u32", config["num_experts_per_tok"])]
+    chosen = config.get("num_experts_per_tok") or config["top_k_experts"]
+    keys = [("expert_count", "u32", count), ("expert_used_count", "u32", chosen)]
     keys += [("expert_feed_forward_length", "u32", inner)] if inner else []
     if config.get("shared_expert_intermediate_size"):
         keys.append(("expert_shared_feed_forward_length", "u32", config["shared_expert_intermediate_size"]))
@@ -311,6 +313,14 @@ def write_gguf(family: str, folder: Path, split: str = "") -> Path:
                 layer = stem.split(".")[2]
                 tensors.append(GGUFTensor(f"blk.{layer}.{called}.weight", split, part.shape, data.tobytes()))
             continue
+        if ".router." in name and family == "gemma4_moe":  # tensors that end in scale
+            found = {"router": "ffn_gate_inp", "per_expert_scale": "ffn_down_exps", "scale": "ffn_gate_inp"}
+            member, ending = ("router", ending) if ending == "weight" else (ending, "scale")
+            stem = f"blk.{stem.split('.')[2]}.{found[member]}"
+            tensors.append(GGUFTensor(f"{stem}.{ending}", "F32", values.shape, values.astype(np.float32).tobytes()))
+            continue
+        if name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+            stem, ending = name, "weight"
         found = names.get_name(stem)
         if "correction_bias" in name:
             found, ending = f"blk.{name.split('.')[2]}.exp_probs_b", "bias"

@@ -81,7 +81,7 @@ def open_gguf(file: ModelFile) -> ModelSource:
     files = [file]
     try:
         _open_parts(files, metadata, tensors)
-        _find_factors(tensors)
+        _find_factors(tensors, metadata.get("general.architecture"))
         _check_metadata(file, metadata)
     except Exception:
         for part in files[1:]:
@@ -159,11 +159,13 @@ def _read_header(file: ModelFile) -> tuple[dict[str, object], dict[str, TensorIn
     return metadata, _tensor_index(cursor, num_tensors, _alignment(file, metadata))
 
 
-def _find_factors(tensors: dict[str, TensorInfo]) -> None:
+def _find_factors(tensors: dict[str, TensorInfo], architecture: object) -> None:
     """NVFP4's scales of blocks are relative to one number, which stands beside the weight as NAME.scale."""
     for name, info in tensors.items():
         factor = tensors.get(name.removesuffix(".weight") + ".scale")
-        if info.type == "NVFP4" and factor is not None:
+        # Gemma 4's forward multiplies with those of its experts, whatever their type (zse.models.names.BESIDE).
+        is_forwards = architecture == "gemma4" and name.endswith(".ffn_down_exps.weight")
+        if info.type == "NVFP4" and factor is not None and not is_forwards:
             counts = (1, info.shape[0]) if len(info.shape) == 3 else (1,)  # each expert of a stack may have its own
             if factor.type != "F32" or len(factor.shape) != 1 or factor.num_elements not in counts:
                 raise factor.wrong(f"is {factor.type} {list(factor.shape)}, expected one F32 for the whole of {name}")

@@ -211,17 +211,18 @@ def convert_vector(
     out: zl.Ptr[zl.f32],
     order: zl.Ptr[zl.i32, "const"],
     count: zl.i64,
+    factor: zl.f32,
     add: zl.f32,
     has_order: zl.i64,
     unit: zl.i64,
     W: zl.static,
 ):
-    """out[i] = src[order[i] or i] + add as f32: norm weights and biases. One block."""
+    """out[i] = src[order[i] or i] * factor + add as f32: norm weights and biases. One block."""
     for i in range(count):
         place = i
         if has_order != 0:
             place = i // unit * unit + zl.i64(order[i % unit])
-        out[i] = zl.convert(src[place], zl.f32) + add
+        out[i] = zl.convert(src[place], zl.f32) * factor + add
 
 
 # source format -> (values of a source block, its bytes, bits, group, symmetric)
@@ -294,8 +295,8 @@ def _tiles(plane, first: int, count: int):
     return Tensor(plane.buffer, (count * tile_bytes,), "u8", plane.offset + first * tile_bytes)
 
 
-def vector_job(info, out, add: float = 0.0, order=None, unit: int = 1) -> LoadJob:
-    """The job that loads a dense tensor as f32 into `out`, with `add` on every element."""
-    args = {"out": out, "count": info.num_elements, "add": float(add)}
+def vector_job(info, out, add: float = 0.0, order=None, unit: int = 1, factor: float = 1.0) -> LoadJob:
+    """The job that loads a dense tensor as f32 into `out`, every element times `factor` with `add` on it."""
+    args = {"out": out, "count": info.num_elements, "factor": float(factor), "add": float(add)}
     args |= {"order": order, "has_order": int(order is not None), "unit": unit}
     return LoadJob(info.fd, info.offset, info.nbytes, f"convert_{info.type.lower()}", args, field=info.name)

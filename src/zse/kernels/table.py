@@ -25,7 +25,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "reorder": ("REORDER",),
     "page_table": ("UPDATE_PAGES",),
     "logits": ("SCALE_LOGITS",),
-    "layer_inputs": ("LAYER_INPUTS", "SCALE_ROWS"),
+    "layer_inputs": ("LAYER_INPUTS", "SCALE_ROWS", "NORM_SUM", "SCALE_CHOICES"),
     "mask": ("MASK_LOGITS",),
     "sample": ("SAMPLE", "LOGPROB_ROWS"),
 }

@@ -68,7 +68,7 @@ class Decoder:
             yield Role("ple_norm", (config.ple_width,), "norm")
         for layer in range(config.num_layers):
             for role in layer_roles(config, cls.layer_names(config, layer), layer, cls.whole_qk_norm):
-                yield Role(f"layers.{layer}.{role.name}", role.shape, role.kind, role.heads, role.experts)
+                yield Role(f"layers.{layer}.{role.name}", role.shape, role.kind, role.heads, role.experts, role.factor)
         yield Role("final_norm", (config.hidden_size,), "norm")
         if not config.tied_head:
             yield Role("head", (config.vocab_size, config.hidden_size), "matrix")
@@ -243,13 +243,17 @@ class Decoder:
         """down(act(gate(x)) * up(x)), or what the layer's experts give."""
         if "router" in self.trace.shapes:
             return self.mixture(x, i)
+        return self.dense(x, i)
+
+    def dense(self, x: Value, i: int) -> Value:
+        """down(act(gate(x)) * up(x))."""
         gate, up = self.linear(x, "gate", i), self.linear(x, "up", i)
         return self.linear(self.gate(gate, up), "down", i)
 
-    def mixture(self, x: Value, i: int) -> Value:
+    def mixture(self, x: Value, i: int, routed: Value | None = None) -> Value:
         """What the experts of "gate_exps", "up_exps", "down_exps" that "router" chooses give, weighted and added, with what
-        the shared expert of "shared_gate", ... gives, times sigmoid of "shared_router" where there is one."""
-        routing = self.route(self.linear(x, "router", i))
+        the shared expert of "shared_gate", ... gives, times sigmoid of "shared_router" where there is one. routed: what the router reads (default: x)."""
+        routing = self.route(self.linear(x if routed is None else routed, "router", i))
         gate, up = (self.experts(x, name, routing, gather=True) for name in ("gate_exps", "up_exps"))
         inputs = [self.experts(self.gate(gate, up), "down_exps", routing), routing]
         if "shared_down" in self.trace.shapes:
@@ -260,10 +264,12 @@ class Decoder:
         return self.trace.add("combine", tuple(inputs), x.width)
 
     def route(self, logits: Value) -> Value:
-        """Which experts compute each token, by the configuration's `moe`; "router_select" is added to choose."""
+        """Which experts compute each token, by the configuration's `moe`; "router_select" is added to choose, weights are multiplied with the
+        chosen experts' "expert_factors"."""
         moe = self.config.moe
         assert moe is not None
-        weights = {"bias": "router_select"} if "router_select" in self.trace.shapes else {}
+        vectors = dict(bias="router_select", factors="expert_factors")
+        weights = {role: name for role, name in vectors.items() if name in self.trace.shapes}
         options: dict[str, Any] = dict(
             gating=moe.gating, normalize=moe.normalize, eps=moe.normalize_eps, scale=moe.scale
         )

@@ -1,12 +1,35 @@
 """Gemma 4 text (Google, 2026): Gemma 3 with a norm on V, heads of another size in the layers without a window, of which only
-a part turns, last layers that read the K and V of earlier ones, and embeddings of each layer's own (as in Gemma 3n)."""
+a part turns, last layers that read the K and V of earlier ones, and embeddings of each layer's own (as in Gemma 3n), or experts beside
+the MLP (26B-A4B), which read the same stream; the results of both are normalized, added and normalized."""
 
 from zse.errors import UnsupportedError
-from zse.models.common import full_heads, gguf_rope, gguf_values, hf_rope, hf_values, hf_windows, pattern_layers
+from zse.models.common import (
+    full_heads,
+    gguf_moe,
+    gguf_rope,
+    gguf_values,
+    hf_moe,
+    hf_rope,
+    hf_values,
+    hf_windows,
+    pattern_layers,
+)
 from zse.models.config import MAX_WIDTH, Fields, ModelConfig, RopeConfig
 from zse.models.decoder import Decoder
 from zse.models.gemma2 import MLP_NORM
-from zse.models.names import ATTENTION, ATTN_NORM, LAYER_SCALE, MLP, MODEL, PLE, PLE_MODEL, POST_NORMS, QK_NORM
+from zse.models.names import (
+    ATTENTION,
+    ATTN_NORM,
+    BESIDE,
+    LAYER_SCALE,
+    MLP,
+    MODEL,
+    PLE,
+    PLE_MODEL,
+    POST_NORMS,
+    QK_NORM,
+    Names,
+)
 
 PATTERN = 6  # every sixth layer has no window where config.json does not say
 # What a text_config leaves out where it is so: transformers' Gemma4TextConfig, and Gemma4UnifiedTextConfig.
@@ -21,7 +44,7 @@ ROPES = dict(
 
 
 class Gemma4(Decoder):
-    names = ATTN_NORM | ATTENTION | QK_NORM | MLP_NORM | MLP | POST_NORMS | PLE | LAYER_SCALE
+    names = ATTN_NORM | ATTENTION | QK_NORM | MLP_NORM | MLP | BESIDE | POST_NORMS | PLE | LAYER_SCALE
     model_names = MODEL | PLE_MODEL
 
     def begin(self):
@@ -33,11 +56,19 @@ class Gemma4(Decoder):
     def layer(self, x, i):
         attended = self.linear(self.attend(self.norm(x, "attn_norm", i), i), "o", i)
         x = x + self.norm(attended, "post_attn_norm", i)
-        x = x + self.norm(self.mlp(self.norm(x, "mlp_norm", i), i), "post_mlp_norm", i)
+        inner = self.dense(self.norm(x, "mlp_norm", i), i)
+        if self.config.moe is not None:
+            experts = self.mixture(self.norm(x, "experts_norm", i), i, self.norm(x, "router_norm", i))
+            inner = self.norm(inner, "post_dense_norm", i) + self.norm(experts, "post_experts_norm", i)
+        x = x + self.norm(inner, "post_mlp_norm", i)
         if self.config.ple_width:
             gated = self.gate_inputs(self.linear(x, "ple_gate", i), i)
             x = x + self.norm(self.linear(gated, "ple_out", i), "post_ple_norm", i)
         return self.scale_stream(x, "layer_scale", i) if self.config.layer_scale else x
+
+    @classmethod
+    def layer_names(cls, config: ModelConfig, layer: int) -> Names:
+        return cls.names
 
     def attend(self, x, i):
         q = self.head_norm(self.linear(x, "q", i, exact=True), "q_norm", i)
@@ -53,9 +84,9 @@ class Gemma4(Decoder):
     def from_hf(fields: Fields, generation: Fields | None) -> ModelConfig:
         defaults = UNIFIED if fields.get("model_type") == "gemma4_unified_text" else DEFAULTS
         fields = fields.changed(**{name: value for name, value in defaults.items() if fields.get(name) is None})
-        for name, accepted in (("use_bidirectional_attention", (None, "vision")), ("enable_moe_block", (None, False))):
-            if fields.get(name) not in accepted:
-                raise UnsupportedError(f"{fields.path}: {name}", fields.get(name), accepted)
+        if fields.get("use_bidirectional_attention") not in (None, "vision"):
+            name = "use_bidirectional_attention"
+            raise UnsupportedError(f"{fields.path}: {name}", fields.get(name), [None, "vision"])
         ropes = fields.get("rope_parameters") or ROPES
         values = hf_values(fields.changed(rope_parameters=None), generation, tied_default=True)
         layers, shared = values["num_layers"], fields.integer("num_kv_shared_layers", 0, low=0)
@@ -63,6 +94,9 @@ class Gemma4(Decoder):
         sliding = (*(hf_windows(fields, layers) or pattern_layers(PATTERN, layers))[:-1], False)
         head_dim, kv_heads = full_heads(fields, sliding)
         fields, inner = fields.changed(rope_parameters=ropes), values["intermediate_size"]
+        moe = None
+        if fields.boolean("enable_moe_block", False):
+            moe = hf_moe(fields.changed(num_experts_per_tok=fields.get("top_k_experts")), layers, normalize=True)
         wide = shared if fields.boolean("use_double_wide_mlp", False) else 0
         values |= dict(
             activation="gelu_tanh",
@@ -75,6 +109,7 @@ class Gemma4(Decoder):
             intermediate_sizes=(inner,) * (layers - wide) + (inner * 2,) * wide if wide else (),
             ple_width=fields.integer("hidden_size_per_layer_input", low=0, high=MAX_WIDTH),
             layer_scale=True,
+            moe=moe,
         )
         return _build(fields, values, sliding, head_dim, kv_heads)
 
@@ -94,9 +129,8 @@ class Gemma4(Decoder):
         small |= {".attention.head_count_kv": heads.get(True, kv_heads[0]), ".feed_forward_length": inner[0]}
         head_dim, shared = fields.integer(names[0]), fields.integer(".attention.shared_kv_layers", 0, low=0)
         full = sliding.index(False) if False in sliding else 0
-        values = gguf_values(
-            fields.changed(**{fields.key(name): value for name, value in small.items()}), tensors
-        ) | dict(
+        plain = fields.changed(**{fields.key(name): value for name, value in small.items()})
+        values = gguf_values(plain, tensors, experts=True) | dict(
             activation="gelu_tanh",
             rope=gguf_rope(fields, 1000000.0, head_dim),
             local_rope=RopeConfig(theta=fields.number(".rope.freq_base_swa", 10000.0, low=1.0)),
@@ -107,6 +141,7 @@ class Gemma4(Decoder):
             intermediate_sizes=inner if len(set(inner)) > 1 else (),
             ple_width=fields.integer(".embedding_length_per_layer_input", 0, low=0, high=MAX_WIDTH),
             layer_scale="blk.0.layer_output_scale.weight" in tensors,
+            moe=gguf_moe(fields, layers) if fields.integer(".expert_count", 0, low=0) else None,
         )
         return _build(fields, values, sliding, head_dim, heads.get(False, 0))
 

@@ -210,7 +210,7 @@ class Loader:
                 self.device.write(out, quantize_load.numbers_of(self.plan.source, part.info))
                 continue
             add = 1.0 if self.plus_one and part.role.kind == "norm" else 0.0
-            yield repack.vector_job(part.info, out, add, **self._order_of(part))
+            yield repack.vector_job(part.info, out, add, factor=part.role.factor, **self._order_of(part))
 
     def _matrix_jobs(self, matrix: MatrixPlan, weight: Weight):
         """(jobs of the load threads, parts that NumPy has to convert) of a matrix in host memory."""
@@ -264,7 +264,8 @@ class Loader:
             tensor = self.vectors[vector.name]
             is_norm = self.plus_one and vector.parts[0].role.kind == "norm"
             as_stored = not is_norm and all(
-                part.info.type == "F32" and not self._is_permuted(part) for part in vector.parts
+                part.info.type == "F32" and part.role.factor == 1 and not self._is_permuted(part)
+                for part in vector.parts
             )
             for part in vector.parts:
                 out = Tensor(tensor.buffer, (4 * part.role.size,), "u8", tensor.offset + 4 * part.first)

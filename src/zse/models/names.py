@@ -102,6 +102,19 @@ PLE: Names = {
     "ple_out": ("proj.weight", "per_layer_projection.weight"),
     "post_ple_norm": ("post_norm.weight", "post_per_layer_input_norm.weight"),
 }
+# Experts beside a dense MLP (Gemma 4): what the router multiplies its normalized input with, the norms around both, and a factor
+# of each expert.
+BESIDE: Names = {
+    "router_norm": ("ffn_gate_inp.scale", "router.scale"),
+    "experts_norm": ("pre_ffw_norm_2.weight", "pre_feedforward_layernorm_2.weight"),
+    "post_dense_norm": ("post_ffw_norm_1.weight", "post_feedforward_layernorm_1.weight"),
+    "post_experts_norm": ("post_ffw_norm_2.weight", "post_feedforward_layernorm_2.weight"),
+    "expert_factors": ("ffn_down_exps.scale", "router.per_expert_scale"),
+    "router": (EXPERTS["router"][0], "router.proj.weight"),
+    "gate_exps": (EXPERTS["gate_exps"][0], "experts.gate_up_proj#0/2"),
+    "up_exps": (EXPERTS["up_exps"][0], "experts.gate_up_proj#1/2"),
+    "down_exps": (EXPERTS["down_exps"][0], "experts.down_proj"),
+}
 LAYER_SCALE: Names = {"layer_scale": ("layer_output_scale.weight", "layer_scalar")}
 # What a Hugging Face file puts before its names → and before the head's. Gemma3TextModel is saved without a prefix, the
 # text part of a model that sees in one of three ways.
@@ -122,7 +135,7 @@ GGUF_DENSE, HF_DENSE = 2, "sentence_transformers.dense_"
 
 class Role(msgspec.Struct, frozen=True):
     """One tensor of the model. kind: matrix, norm or bias; table: a matrix of rows that are never quantized; flat: a matrix or
-    vector that the host reads, its numbers in a row. heads: for rows of q and k (and their biases) the number of
+    vector that the host reads, its numbers in a row. factor: that a vector's numbers are multiplied with. heads: for rows of q and k (and their biases) the number of
     heads they belong to, else 0. experts: of a stack [experts * rows, columns], else 0."""
 
     name: str
@@ -130,6 +143,7 @@ class Role(msgspec.Struct, frozen=True):
     kind: str
     heads: int = 0
     experts: int = 0
+    factor: float = 1.0
 
     @property
     def size(self) -> int:
@@ -151,6 +165,8 @@ def layer_roles(config: ModelConfig, names: Names, layer: int, whole_qk_norm: bo
         absent.add("v")
     if not config.ple_width:
         absent |= set(PLE)
+    if config.moe is None:
+        absent |= set(BESIDE)
     latents = latent_shapes(config)
     roles = []
     for name in names:
@@ -167,6 +183,9 @@ def layer_roles(config: ModelConfig, names: Names, layer: int, whole_qk_norm: bo
         if name == "sinks":
             roles.append(Role(name, (config.num_heads,), "norm"))
             continue
+        if name == "expert_factors" and config.moe is not None:
+            roles.append(Role(name, (config.moe.num_experts,), "norm"))
+            continue
         if name == "layer_scale":
             if config.layer_scale:
                 roles.append(Role(name, (1,), "norm"))
@@ -177,7 +196,7 @@ def layer_roles(config: ModelConfig, names: Names, layer: int, whole_qk_norm: bo
                 roles.append(Role(name, (rows[member],), "bias", heads.get(member, 0)))
         elif name.endswith("_norm"):
             width = hidden if member not in "qk" else rows[member] if whole_qk_norm else dim
-            roles.append(Role(name, (width,), "norm"))
+            roles.append(Role(name, (width,), "norm", factor=hidden**-0.5 if name == "router_norm" else 1.0))
         else:
             roles.append(Role(name, (rows[name], columns.get(name, hidden)), "matrix", heads.get(name, 0)))
     return roles

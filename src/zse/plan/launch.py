@@ -37,6 +37,12 @@ def _gate_inputs(run: "Run", node: Node) -> None:
     gated(run.recorder, sources, run.t[node.output], node.options["activation"])
 
 
+def _norm_sum(run: "Run", node: Node) -> None:
+    a, b = (run.t[value] for value in node.inputs)
+    weights = run.vector(node, "norm"), run.vector(node, "other")
+    layer_inputs.norm_sum(run.recorder, a, b, *weights, run.t[node.output], node.options["eps"])
+
+
 def _scale_stream(run: "Run", node: Node) -> None:
     layer_inputs.scale_rows(run.recorder, run.t[node.inputs[0]], run.vector(node, "weight"))
 
@@ -64,6 +70,9 @@ def _route(run: "Run", node: Node) -> None:
         product = run.t[router.inputs[0]], run.weight(router), run.vector(router, "bias")
     logits, routing, bias = run.t[node.inputs[0]], run.t[node.output], run.vector(node, "bias")
     route.route(run.recorder, logits, routing, bias, max_tokens=run.form_tokens, product=product, **node.options)
+    factors = run.vector(node, "factors")
+    if factors is not None:
+        layer_inputs.scale_choices(run.recorder, routing.ids, routing.weights, factors)
 
 
 def _routes(run: "Run", router: Node) -> bool:
@@ -241,4 +250,5 @@ LAUNCHES: dict[str, "Callable[[Run, Node], None]"] = {
     "layer_inputs": _layer_inputs,
     "gate_inputs": _gate_inputs,
     "scale_stream": _scale_stream,
+    "norm_sum": _norm_sum,
 }

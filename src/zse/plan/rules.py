@@ -4,6 +4,7 @@ Launchable (zse.plan.record has a launch for each):
 
     embed, linear, wanted, attend, LATENTS         as traced; linear with accumulate: added to the stream
     layer_inputs, gate_inputs, scale_stream        as traced
+    norm_sum        (a, b) → norm of a + norm of b
     add_norm        (x[, delta]) → norm of x       x += delta, or x += norm(delta); then normalized (in_place: x itself),
                                                    converted or neither
     gated_product   (x) → act(gate) * up           of joined weights
@@ -39,6 +40,7 @@ LAUNCHES = (
     "layer_inputs",
     "gate_inputs",
     "scale_stream",
+    "norm_sum",
 )
 
 
@@ -207,6 +209,19 @@ def accumulate(nodes: list[Node], trace: Trace) -> list[Node]:
     return nodes
 
 
+def norm_sum(nodes: list[Node], trace: Trace) -> list[Node]:
+    """norm(a) + norm(b) of two results is a launch."""
+    for add in [node for node in nodes if node.op == "add" and not node.output.is_stream]:
+        norms = [value.node for value in add.inputs]
+        if any(n is None or n.op != "norm" or n.options["kind"] != "rms" or n.inputs[0].is_stream for n in norms):
+            continue
+        a, b = (norm for norm in norms if norm)
+        weights = {"norm": a.weights["weight"], "other": b.weights["weight"]}
+        found = Node("norm_sum", (*a.inputs, *b.inputs), add.output, weights, {"eps": a.options["eps"]})
+        nodes = [found if node is add else node for node in nodes if node not in (a, b)]
+    return nodes
+
+
 def post_norm(nodes: list[Node], trace: Trace) -> list[Node]:
     """stream + norm(addend): the addition normalizes."""
     for add in [node for node in nodes if node.op == "add"]:
@@ -315,9 +330,9 @@ def _check_stream(nodes: list[Node]) -> None:
 Rule = Callable[[list[Node], Trace], list[Node]]
 # In this order. A device with `fuses` adds and gates in its products.
 RULES: dict[str, tuple[Rule, ...]] = {
-    "cpu": (join_products, heads, gated, post_norm, reorder, convert_stream, add_norm, scale_logits),
+    "cpu": (join_products, heads, gated, norm_sum, post_norm, reorder, convert_stream, add_norm, scale_logits),
     "gpu": (
-        *(join_products, heads, gated_product, gated, routers, accumulate, post_norm, reorder),
+        *(join_products, heads, gated_product, gated, routers, accumulate, norm_sum, post_norm, reorder),
         *(convert_stream, add_norm, scale_logits),
     ),
 }

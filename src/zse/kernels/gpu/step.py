@@ -133,6 +133,50 @@ def scale_rows_gpu(x: zl.Ptr[zl.f32], factor: zl.Ptr[zl.f32, "const"], width: zl
         row[k] = row[k] * factor[0]
 
 
+@zl.kernel
+def norm_sum_gpu(
+    a: zl.Ptr[zl.f32, "const"],
+    b: zl.Ptr[zl.f32, "const"],
+    a_weight: zl.Ptr[zl.f32, "const"],
+    b_weight: zl.Ptr[zl.f32, "const"],
+    out: zl.Ptr[zl.f32],
+    width: zl.i32,
+    eps: zl.f32,
+):
+    """Grid (rows,), of one warp each."""
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    at = zl.i64(zl.block_index(0)) * width
+    of_a, of_b = zl.f32(0), zl.f32(0)
+    for k in range(zl.thread_index(), width, zl.target.threads):
+        of_a = zl.fma(a[at + k], a[at + k], of_a)
+        of_b = zl.fma(b[at + k], b[at + k], of_b)
+    of_a = zl.rsqrt(zl.warp_sum(of_a) / zl.f32(width) + eps)
+    of_b = zl.rsqrt(zl.warp_sum(of_b) / zl.f32(width) + eps)
+    for k in range(zl.thread_index(), width, zl.target.threads):
+        out[at + k] = a[at + k] * of_a * a_weight[k] + b[at + k] * of_b * b_weight[k]
+
+
+@zl.kernel
+def scale_choices_gpu(
+    ids: zl.Ptr[zl.i32, "const"], weights: zl.Ptr[zl.f32], factors: zl.Ptr[zl.f32, "const"], chosen: zl.i32
+):
+    """Grid (tokens,), of one warp each."""
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    first = zl.i64(zl.block_index(0)) * chosen
+    for j in range(zl.thread_index(), chosen, zl.target.threads):
+        weights[first + j] = weights[first + j] * factors[ids[first + j]]
+
+
+def norm_sum_variants(target):
+    return [zl.Variant("norm_sum", norm_sum_gpu, threads=target.warp)]
+
+
+def scale_choice_variants(target):
+    return [zl.Variant("scale_choices", scale_choices_gpu, threads=target.warp)]
+
+
 def layer_input_variants(target):
     return [zl.Variant("layer_inputs", layer_inputs_gpu, threads=target.warp)]
 
