@@ -13,6 +13,7 @@ from zse.engine.config import EngineConfig
 from zse.engine.load import load_engine
 from zse.engine.metrics import Phases
 from zse.formats.convert import convert
+from zse.formats.opening import open_model
 from zse.sampling.params import SamplingParams
 
 REFERENCES = np.load(Path(__file__).with_name("references.npz"))
@@ -62,6 +63,17 @@ def test_a_converted_file_gives_the_same(family, write, device, tmp_path):
     convert(str(write(family, tmp_path)), str(tmp_path / "model.zse"))
     logits = Session(device, load(device, str(tmp_path / "model.zse"))).run(tiny.tokens(family))
     np.testing.assert_allclose(logits, REFERENCES[family], **NEAR)
+
+
+def test_mixtral_files_of_2023_open(device, tmp_path):
+    """A tensor for each expert, as llama.cpp's converter wrote them until April 2024; converted, too."""
+    path = tiny_families.write_gguf("mixtral", tmp_path, apart=True)
+    with open_model(path) as source:
+        assert "blk.0.ffn_down.3.weight" in source.tensors and "blk.0.ffn_down_exps.weight" not in source.tensors
+    convert(str(path), str(tmp_path / "model.zse"))
+    for found in (path, tmp_path / "model.zse"):
+        logits = Session(device, load(device, str(found))).run(tiny.tokens("mixtral"))
+        np.testing.assert_allclose(logits, REFERENCES["mixtral"], **NEAR)
 
 
 @pytest.mark.parametrize("activations", ["f32", "int8"])

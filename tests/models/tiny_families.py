@@ -285,9 +285,9 @@ def _stacked(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return found | {name: np.stack(parts) for name, parts in stacks.items()}
 
 
-def write_gguf(family: str, folder: Path, split: str = "") -> Path:
+def write_gguf(family: str, folder: Path, split: str = "", apart: bool = False) -> Path:
     """A GGUF file of f32 tensors as llama.cpp's converter makes it: names, row orders, Gemma's +1, joined tensors. split: type of
-    the two tensors that kv_b is; "": it is one."""
+    the two tensors that kv_b is; "": it is one. apart: stacks of experts are a tensor for each."""
     config = CONFIGS[family]
     arch = GGUF_ARCH.get(family, config["model_type"])
     split = split or ("F32" if arch == "deepseek2" else "")
@@ -326,6 +326,11 @@ def write_gguf(family: str, folder: Path, split: str = "") -> Path:
             found, ending = f"blk.{name.split('.')[2]}.exp_probs_b", "bias"
         assert found, stem
         data = np.ascontiguousarray(values, np.float32)
+        if apart and found.endswith("_exps"):
+            for e, one in enumerate(data):
+                name = f"{found.removesuffix('_exps')}.{e}.{ending}"
+                tensors.append(GGUFTensor(name, "F32", one.shape, one.tobytes()))
+            continue
         tensors.append(GGUFTensor(f"{found}.{ending}", "F32", data.shape, data.tobytes()))
     scaling = config.get("rope_scaling") or {}
     for which in ("short", "long"):

@@ -14,8 +14,16 @@ SPARSE_BLOCK: Names = {
 }
 
 
+# GGUF files of the first months (2023) have a tensor for each expert.
+APART: Names = {
+    name: (f"{gguf}|{gguf.replace('_exps', '.{e}')}", hf)
+    for name, (gguf, hf) in SPARSE_BLOCK.items()
+    if name != "router"
+}
+
+
 class Mixtral(Llama):
-    names = ATTN_NORM | ATTENTION | MLP_NORM | SPARSE_BLOCK
+    names = ATTN_NORM | ATTENTION | MLP_NORM | SPARSE_BLOCK | APART
 
     @staticmethod
     def from_hf(fields: Fields, generation: Fields | None) -> ModelConfig:

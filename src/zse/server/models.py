@@ -1,12 +1,15 @@
 """A served model as the server sees it: text ↔ token ids, and the chat template. The weights are the engine's."""
 
+import logging
 import os
 
+from zse.errors import FormatError
 from zse.formats import opening, recommended
 from zse.sampling.params import recommended_params
 from zse.tokenizer import chat_template, detokenize
 from zse.tokenizer import load as tokenizer_load
 
+log = logging.getLogger("zse.server")
 QWEN3_RERANKER = "qwen3_reranker"  # a method of zse.server.relevance
 RANK_POOLING = 4  # `pooling_type` of GGUF metadata: of rerankers
 
@@ -23,7 +26,8 @@ def trained_for(path: str, metadata: dict) -> str | None:
 class ServedModel:
     """Tokenizer and chat template (or None) of one model; constant, used from several threads. sampling: the values of
     sampling fields that its authors recommend. prompts: that an embedding model is asked with, by name. method: of
-    relevance.METHODS that it was trained for, where its files tell; None: they do not."""
+    relevance.METHODS that it was trained for, where its files tell; None: they do not. refused: why its chat template is not used, "":
+    it is, or there is none."""
 
     def __init__(
         self,
@@ -34,11 +38,12 @@ class ServedModel:
         sampling: dict[str, float],
         prompts: dict[str, str] | None = None,
         method: str | None = None,
+        refused: str = "",
     ):
         self.sampling, self.prompts, self.method = sampling, prompts or {}, method
         self._tokenizer, self._template, self._detokenizer, self._name = tokenizer, template, detokenizer, name
         self.vocab_size: int = tokenizer.vocab_size
-        self.has_chat_template = template is not None
+        self.has_chat_template, self.template_refused = template is not None, refused
         self.template_source: str | None = None if template is None else template.source
 
     def encode_text(self, text: str) -> list[int]:
@@ -75,7 +80,7 @@ class ServedModel:
         message stay plain text. variables: what else the template reads, such as enable_thinking. Raises RequestError
         when the model has no template or the template refuses."""
         if self._template is None:
-            raise chat_template.no_chat_template(self._name)
+            raise chat_template.no_chat_template(self._name, self.template_refused)
         return self._template.encode(messages, tools=tools, **(variables or {}))
 
     def control_id(self, text: str) -> int | None:
@@ -97,13 +102,17 @@ class ServedModel:
 
 def load(path: str, name: str, generation_config: str = "auto") -> ServedModel:
     """Read tokenizer, template and, unless generation_config is "none", the recommended sampling of a model file or folder;
-    `name` for messages. Raises FormatError or UnsupportedError."""
+    `name` for messages. A chat template that is refused leaves completions. Raises FormatError or UnsupportedError."""
+    template, refused = None, ""
     with opening.open_model(path) as file:
         tokenizer = tokenizer_load.load_tokenizer(file)
-        template = chat_template.load_chat_template(file, tokenizer)
+        try:
+            template = chat_template.load_chat_template(file, tokenizer)
+        except FormatError as error:
+            refused = error.reason.removesuffix(chat_template.WITHOUT)
+            log.warning("%s: no chat, the chat template is refused: %s", name, refused)
         sampling = {} if generation_config == "none" else recommended_params(recommended.recommended(file)[0])
         beside = (file.hf_config or {}).get("sentence_transformers") or {}
         method = trained_for(path, file.metadata)
-        return ServedModel(
-            tokenizer, template, detokenize.IncrementalDetokenizer, name, sampling, beside.get("prompts"), method
-        )
+        more = beside.get("prompts"), method, refused
+        return ServedModel(tokenizer, template, detokenize.IncrementalDetokenizer, name, sampling, *more)

@@ -17,6 +17,7 @@ from zse.tokenizer.base import Tokenizer
 from zse.tokenizer.template_limits import FAILED, REFUSED
 
 MAX_SOURCE_BYTES = 64 << 10
+WITHOUT = "; without a chat there are completions: zse run --raw, and /v1/completions of zse serve"
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # noncharacters: in no text that means anything
 
@@ -34,14 +35,15 @@ class ChatTemplate:
     def __init__(self, source: str, tokenizer: Tokenizer, path: str = "model"):
         size = len(source.encode("utf-8", "surrogatepass"))
         if size > MAX_SOURCE_BYTES:
-            raise FormatError(path, 0, "chat_template", f"{size} bytes; at most {MAX_SOURCE_BYTES} are accepted")
+            reason = f"{size} bytes; at most {MAX_SOURCE_BYTES} are accepted{WITHOUT}"
+            raise FormatError(path, 0, "chat_template", reason)
         self._tokenizer, self.source = tokenizer, source
         ids = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "pad": tokenizer.pad_id, "unk": tokenizer.unknown_id}
         self._variables = {f"{role}_token": tokenizer.text_of(id) for role, id in ids.items()}
         try:
             self._template = compile_template(source)
         except ValueError as error:
-            raise FormatError(path, 0, "chat_template", f"{error}; serve the model with /v1/completions") from None
+            raise FormatError(path, 0, "chat_template", f"{error}{WITHOUT}") from None
         self._first = tokenizer.control_first_characters()
         # A template that writes "<|" + role + "|>" leaves a control token open where a user's text may begin.
         self._has_open_end = any(map(tokenizer.ends_inside_control, self._template.literals))
@@ -171,12 +173,11 @@ def load_chat_template(source, tokenizer: Tokenizer) -> ChatTemplate | None:
     return ChatTemplate(source.chat_template, tokenizer, source.path)
 
 
-def no_chat_template(model: str) -> RequestError:
-    """What a chat request to a model without a template is told."""
+def no_chat_template(model: str, refused: str = "") -> RequestError:
+    """What a chat request to a model without a template is told. refused: why the one that it has is not used."""
+    reason = f"a chat template that is not used: {refused}" if refused else "no chat template (it is a base model)"
     return RequestError(
-        f"model {model!r} has no chat template (it is a base model); use /v1/completions with a prompt",
-        code="no_chat_template",
-        param="model",
+        f"model {model!r} has {reason}; use /v1/completions with a prompt", code="no_chat_template", param="model"
     )
 
 
