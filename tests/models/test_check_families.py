@@ -1,0 +1,94 @@
+"""`zse check` over a tiny random checkpoint of every family: the config is understood, every tensor is read once, texts come back
+from the tokenizer, the parts that compute end, and logits are those of transformers. What it must find wrong is the
+perplexity, which is that of a guess.
+
+Without --exhaustive the logits of the families are compared that use the check's own ways: one dense, one with experts in single
+tensors, one with stacks. test_model_families.py has the others' logits.
+"""
+
+import json
+
+import pytest
+import test_gpt_oss
+import tiny
+import tiny_families
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from zse.bench import check
+from zse.engine.llm import LLM
+from zse.formats.opening import open_model
+
+SPECIAL = ["<unk>", "<s>", "</s>"]
+VOCAB = 288  # three control tokens, 256 bytes, and rows that pad the embedding
+EVERY = (*tiny.FAMILIES, *tiny_families.FAMILIES, "gpt_oss")
+COMPARED = ("llama", "qwen3_moe", "gemma4_moe")
+# What transformers has no class for.
+NOT_IN_TRANSFORMERS = ("minicpm",)
+
+
+@pytest.fixture
+def folder_of(tmp_path, monkeypatch):
+    """(family) → a folder of it with a tokenizer of bytes."""
+
+    def write(family: str) -> str:
+        sizes = dict(vocab_size=VOCAB, pad_token_id=0)
+        if family == "gpt_oss":
+            monkeypatch.setattr(test_gpt_oss, "VOCAB", VOCAB)
+            test_gpt_oss.write_folder(tmp_path, "F32")
+        else:
+            module = tiny if family in tiny.FAMILIES else tiny_families
+            config = module.CONFIGS[family]
+            sizes |= {"vocab_size_per_layer_input": VOCAB} if "vocab_size_per_layer_input" in config else {}
+            monkeypatch.setitem(module.CONFIGS, family, config | sizes)
+            module.write(family, tmp_path)
+        letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+        made = Tokenizer(models.BPE(vocab={token: id for id, token in enumerate([*SPECIAL, *letters])}, merges=[]))
+        made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+        made.save(str(tmp_path / "tokenizer.json"))
+        return str(tmp_path)
+
+    return write
+
+
+def open_llm(path: str) -> LLM:
+    return LLM(path, device="cpu", threads=1, activations="f32", kv_dtype="f32", prefix_cache=False, max_rows=1)
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_a_folder_is_read_whole(family, folder_of, monkeypatch):
+    path = folder_of(family)
+    monkeypatch.setattr(check, "compared", lambda llm, path: {"left_out": "below"})
+    with open_llm(path) as llm:
+        result = check.check(llm, path)
+    assert result["config"]["vocab_size"] == VOCAB and result["tensors"]["read"] > 10
+    assert result["tensors"]["not_read"] == [] == result["tokenizer"]["wrong"]
+    assert result["tokenizer"]["texts"] == 7 and result["answer"]["prompt"] == check.BEGINNING
+    assert all(rate > 0 for rate in result["speed"].values())
+    assert len(result["wrong"]) == 1 and "that of a guess" in result["wrong"][0]
+    json.dumps(result)
+
+
+@pytest.mark.parametrize("family", tiny_families.IN_GGUF)
+def test_a_gguf_file_is_read_whole(family, tmp_path):
+    path = str(tiny_families.write_gguf(family, tmp_path))
+    found = check.tensors(path, "cpu")
+    with open_model(path) as source:
+        assert found == {"read": len(source.tensors), "not_read": []}
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=() if name in COMPARED else pytest.mark.exhaustive)
+        for name in EVERY
+        if name not in NOT_IN_TRANSFORMERS
+    ],
+)
+def test_logits_beside_transformers(family, folder_of):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    path = folder_of(family)
+    with open_llm(path) as llm:
+        found = check.compared(llm, path)
+    assert "left_out" not in found, found
+    assert found["same_next_token"] > 0.99 and found["mean_difference"] < 1e-4 * found["mean_logit"]
