@@ -178,6 +178,19 @@ GOOD += [
         [("weather", {"place": _FILE, "days": 3}), ("stop", {})],
     ),
     (
+        "minicpm",
+        'Hm.\n<function name="weather"><param name="place"><![CDATA[a </param> b</function> <param name="days">1]] "c]]></param>'
+        '<param name="days">3</param></function>\n<function name="stop"></function>',
+        "Hm.",
+        [("weather", {"place": 'a </param> b</function> <param name="days">1]] "c', "days": 3}), ("stop", {})],
+    ),
+    (
+        "minicpm",
+        '<function name="weather">\n<param name="place">2025 <b></param>\n<param name="exact">true</param>\n</function>',
+        "",
+        [("weather", {"place": "2025 <b>", "exact": True})],
+    ),
+    (
         "kimi_k2",
         f"Hm.{_KIMI[0]}{_KIMI[1]}functions.weather:0{_KIMI[2]}{json.dumps(HARD)}{_KIMI[3]}"
         f"{_KIMI[1]}functions.stop:1{_KIMI[2]}{{}}{_KIMI[3]}{_KIMI[4]}",
@@ -280,6 +293,12 @@ BROKEN = [
         "</invoke></minimax:tool_call>",
         '{"days": 3',
     ),
+    (
+        "minicpm",
+        '<function name="weather"><param name="days">3</param><param name="place"><![CDATA[Ro</param></function>',
+        "",
+        '{"days": 3',
+    ),
 ]
 # Text that holds no call of the format, or a malformed one: all of it is content.
 BAD = [
@@ -327,6 +346,8 @@ BAD = [
     ("glm4", '<tool_call>{"name": "weather", "arguments": {}}</tool_call>'),
     ("minimax_m2", "<minimax:tool_call>words</minimax:tool_call>"),
     ("functionary", "<function=unknown>{}</function>"),
+    ("minicpm", 'the mark <function name="other"></function> and <function name="stop"'),
+    ("minicpm", '<function name="stop">words</function>'),
     ("kimi_k2", f"{_KIMI[0]}{_KIMI[1]}functions.stop:0{_KIMI[4]}"),
     ("qwen3_coder", "<tool_call><function=stop><parameter=a>1</function></tool_call>"),
     ("qwen3_coder", "<tool_call><function=stop>words</function></tool_call>!"),

@@ -324,6 +324,13 @@ KNOWN = [
     ),
     ("minimax_m2", _INVOKE.replace("OPEN", "minimax:tool_call")),
     (
+        "minicpm",
+        """{% for call in m.tool_calls or [] %}<function name="{{ call.function.name }}">
+{%- for key, value in call.function.arguments | items %}<param name="{{ key }}">
+{%- if value is string %}<![CDATA[{{ value }}]]>{% else %}{{ value | tojson }}{% endif %}</param>{% endfor %}</function>
+{% endfor %}""",
+    ),
+    (
         "kimi_k2",
         """{% if m.tool_calls %}<|tool_calls_section_begin|>{% for call in m.tool_calls %}<|tool_call_begin|>{{ call.id }}
 {#- -#} <|tool_call_argument_begin|>{{ call.function.arguments | tojson }}<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>{% endif %}""",

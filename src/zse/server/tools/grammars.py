@@ -306,18 +306,36 @@ class Grammar:
 
     def _gemma4_value(self, name: str, schema: object) -> str:
         """A text between its marks; all else as JSON, which the parser takes as well."""
-        mark, id = self._mark(gemma4.QUOTE), self._token_id(gemma4.QUOTE)
         if not _is_text(schema):
             return self._xml_value(name, schema, "")
-        if id is None:
-            return f"{mark} {self._xml_value(name, schema, gemma4.QUOTE)}"
+        return f"{self._mark(gemma4.QUOTE)} {self._text_before(name, schema, gemma4.QUOTE)}"
+
+    def _text_before(self, name: str, schema: object, end: str) -> str:
+        """A text and the mark that ends it, which may be a control token."""
+        if self._token_id(end) is None:
+            return self._xml_value(name, schema, end)
         words = _words(schema)
         if words:
-            return f"{mark} ({' | '.join(map(_quoted, words))}) {mark}"
+            return f"({' | '.join(map(_quoted, words))}) {self._mark(end)}"
         forms = self._text_forms(name, schema) + self._text_count(schema)
         self._num_rules += 1
         self._rules.append(f"T{self._num_rules}: " + " & ".join(f"/{form}/" for form in forms or [ANYTHING]))
-        return f"{mark} T{self._num_rules} {mark}"
+        return f"T{self._num_rules} {self._mark(end)}"
+
+    def _minicpm(self, several: bool):
+        opening, closing, parameter, end = parsers.MINICPM
+        bodies = []
+        for name, schema in self._functions.items():
+            required, parts = schema.get("required") or (), [_quoted(f' name="{name}">')]
+            for key, of in (schema.get("properties") or {}).items():
+                value = f"{self._xml_value(name, of, '')} {self._mark(end)}"
+                if _is_text(of):
+                    value = self._text_before(name, of, end)
+                key_mark = _quoted(f' name="{key}">')
+                part = f"{self._mark(parameter)} {key_mark} {value}"
+                parts.append(part if key in required else f"({part})?")
+            bodies.append(self._rule(" ".join([*parts, self._mark(closing)])))
+        return opening, self._either(bodies), '"\\n"?'
 
     # -- Python calls
 

@@ -33,13 +33,13 @@ _GLM = XmlStyle(
 _INVOKE = XmlStyle(
     r'<invoke name="([^"<>]{1,64})">', r'<parameter name="(?P<key>[^"<>]{1,128})">', "</parameter>", "</invoke>"
 )
+_MINICPM = XmlStyle(
+    r'<function name="([^"<>]{1,64})">', r'<param name="(?P<key>[^"<>]{1,128})">', "</param>", "</function>", cdata=True
+)
+MINICPM = "<function", "</function>", "<param", "</param>"
 
 # By what chat templates show formats that are not read.
-UNREAD = {
-    "｜DSML｜": "DeepSeek V3.2's format",
-    ">>>": "Functionary 3.2's format",
-    "<function name=": "MiniCPM's format",
-}
+UNREAD = {"｜DSML｜": "DeepSeek V3.2's format", ">>>": "Functionary 3.2's format"}
 
 
 class ToolFormat(msgspec.Struct, frozen=True):
@@ -93,6 +93,10 @@ FORMATS: dict[str, ToolFormat] = {
     "seed_oss": _xml(_QWEN, "<seed:tool_call>", "</seed:tool_call>"),
     # MiniMax M2: <minimax:tool_call><invoke name="NAME"><parameter name="KEY">value</parameter>…</invoke></minimax:tool_call>
     "minimax_m2": _xml(_INVOKE, "<minimax:tool_call>", "</minimax:tool_call>"),
+    # MiniCPM5: <function name="NAME"><param name="KEY">value</param>…</function>, texts perhaps in <![CDATA[…]]>.
+    "minicpm": ToolFormat(
+        ('<function name="',), (Block('<function name="', reader(_MINICPM, known=True), keeps=True),), MINICPM
+    ),
     # DeepSeek V3, R1 (a JSON code block behind the name) and V3.1 (plain JSON).
     "deepseek": ToolFormat(
         (CALLS_BEGIN,),

@@ -10,6 +10,7 @@ from zse.server.tools.blocks import MORE, NEVER, SPACE, ahead
 from zse.server.tools.calls import CallPart, is_name, load_json
 
 MAX_MARK = 300  # characters of one mark
+_CDATA, _CDATA_END = "<![CDATA[", "]]>"
 
 
 class XmlStyle(msgspec.Struct, frozen=True):
@@ -21,6 +22,7 @@ class XmlStyle(msgspec.Struct, frozen=True):
         value_end, call_end: end a parameter's value and a call.
         newline: whether one stands on both sides of a value.
         nests: whether calls in a value are told by their marks, and a forgotten value_end by the function's schema.
+        cdata: whether a value may stand in <![CDATA[ and ]]>, with any marks in it.
     """
 
     function: str
@@ -29,6 +31,7 @@ class XmlStyle(msgspec.Struct, frozen=True):
     call_end: str
     newline: bool = False
     nests: bool = True
+    cdata: bool = False
 
     def marks(self, closing: str) -> re.Pattern:
         """Of what stands in a call; the name of the group says which it is."""
@@ -142,6 +145,9 @@ class XmlCalls:
         assert self._current is not None
         value, start = text[self._current.end() : mark.start()], self._scan
         self._scan = mark.end()
+        if self._style.cdata and value.lstrip(SPACE).startswith(_CDATA):
+            if kind != "end" or not value.rstrip(SPACE).endswith(_CDATA_END):
+                return True  # a mark in the text
         if kind == "parameter":
             self._nested += 1
         elif kind == "function":
@@ -219,6 +225,8 @@ class XmlCalls:
             return False
         if self._style.newline:
             value = value.removeprefix("\n").removesuffix("\n")
+        if self._style.cdata and (inner := value.strip(SPACE)).startswith(_CDATA) and inner.endswith(_CDATA_END):
+            value = inner[len(_CDATA) : -len(_CDATA_END)]
         properties = (self._functions.get(self._name) or {}).get("properties")
         schema = properties.get(key) if isinstance(properties, dict) else None
         text = json.dumps({key: _typed(value, schema)}, ensure_ascii=False)[1:-1]
