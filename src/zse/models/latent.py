@@ -17,7 +17,7 @@ def hf_latent_values(fields: Fields, generation: Fields | None, *, pairs: bool, 
     temperature: dict = {}
     if rope is not None and rope.number("llama_4_scaling_beta", 0.0):
         length = rope.integer("original_max_position_embeddings")
-        temperature = dict(temperature_beta=rope.number("llama_4_scaling_beta"), temperature_length=length)
+        temperature = dict(temperature_beta=rope.number("llama_4_scaling_beta", high=1e9), temperature_length=length)
     value = fields.integer("v_head_dim", fields.integer("hidden_size", high=MAX_WIDTH) // heads, high=MAX_WIDTH)
     if fields.boolean("attention_bias", False):
         raise UnsupportedError(f"{fields.path}: attention_bias", True, [False])

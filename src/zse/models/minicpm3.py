@@ -19,7 +19,7 @@ class MiniCPM3(Decoder):
     @staticmethod
     def from_hf(fields: Fields, generation: Fields | None) -> ModelConfig:
         values = hf_latent_values(fields, generation, pairs=False, tied_default=True)
-        return _build(fields, values, *(fields.number(name, size) for name, size in FACTORS.items()))
+        return _build(fields, values, *(fields.number(name, size, low=1e-6) for name, size in FACTORS.items()))
 
     @staticmethod
     def from_gguf(fields: Fields, tensors) -> ModelConfig:
