@@ -8,6 +8,8 @@ import numpy as np
 import numpy_model
 import pytest
 import tiny
+import tiny_families
+from test_experts import wide
 
 from zse.bench.perplexity import TEXT, perplexity
 from zse.cli.main import main
@@ -24,12 +26,16 @@ TOKENS = 384  # that are predicted
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def opened(family, folder, monkeypatch, ids):
-    """A Calibration of a tiny model over these tokens, of all matrices of its layers."""
-    source = open_model(str(tiny.write(family, folder)))
+def use_tokens(monkeypatch, ids):
     tokenizer = SimpleNamespace(adds_bos=False, bos_id=None, encode=lambda text, **_: list(ids))
     monkeypatch.setattr(calibrate, "load_tokenizer", lambda source: tokenizer)
     monkeypatch.setattr(calibrate, "CHUNK", tiny.TOKENS)
+
+
+def opened(family, folder, monkeypatch, ids):
+    """A Calibration of a tiny model over these tokens, of all matrices of its layers."""
+    source = open_model(str(tiny.write(family, folder)))
+    use_tokens(monkeypatch, ids)
     names = {name for name, info in source.tensors.items() if ".layers." in name and len(info.shape) == 2}
     return Calibration(source, names, "", tokens=2 * tiny.TOKENS)
 
@@ -73,6 +79,20 @@ def test_inputs_are_those_of_the_forward(family, tmp_path, monkeypatch):
             calibration.rounded(names[1], 16, changed[16:])
     assert calibration.inputs("model.embed_tokens.weight") is None
     calibration.close()
+
+
+@pytest.mark.parametrize("write", [tiny_families.write, tiny_families.write_gguf])
+def test_experts_are_rounded_to_nearest(write, tmp_path, monkeypatch):
+    """The products beside them are not; the router stays as it is."""
+    use_tokens(monkeypatch, tiny.tokens("qwen3_moe"))
+    source, files = wide(tmp_path, write), [str(tmp_path / name) for name in ("nearest.zse", "calibrated.zse")]
+    convert(source, files[0], "int4")
+    convert(source, files[1], "int4", calibrate=partial(Calibration, text=""))
+    with open_model(files[0]) as nearest, open_model(files[1]) as calibrated:
+        differ = {name for name, info in nearest.tensors.items() if info.crc32 != calibrated.tensors[name].crc32}
+        assert differ and not [name for name in differ if "exp" in name or "gate_inp" in name or "embed" in name]
+        layers = {name for name, info in nearest.tensors.items() if "layers." in name or "blk." in name}
+        assert {name for name in layers if "attn_q.w" in name or "q_proj" in name} <= differ
 
 
 def test_what_is_refused(tmp_path, monkeypatch, capsys):

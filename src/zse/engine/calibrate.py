@@ -41,8 +41,8 @@ F32 = DenseScheme("f32")
 
 
 class Calibration:
-    """source: an open model; text: what it is run over, up to `tokens` tokens; names: the tensors that will be rounded, in the
-    order of the layers (what others hold goes through the forward as the file has it). Raises as plan_model(), UnsupportedError
+    """source: an open model; text: what it is run over, up to `tokens` tokens; names: the tensors that will be rounded: experts and
+    what is in no layer are rounded as ever, and go through the forward as the file has them. Raises as plan_model(), UnsupportedError
     for models that it does not walk, ConfigError for a text that is too short."""
 
     def __init__(self, source: ModelSource, names: set[str], text: str, tokens: int = DEFAULT_TOKENS, threads=None):
@@ -54,6 +54,8 @@ class Calibration:
             raise UnsupportedError(f"{source.path}: calibrating", config.architecture, kinds)
         self._chunk = min(CHUNK, config.max_context)
         chunks = _chunks(load_tokenizer(source), text, self._chunk, tokens)
+        # Each expert has inputs of its own, which are not kept apart here.
+        names = names - {part.info.name for each in plan.matrices for part in each.parts if part.role.experts}
         self._plan = plan = plan._replace(matrices=tuple(_in_f32(matrix, names) for matrix in plan.matrices))
         self._place_of = {part.info.name: (matrix, part.first) for matrix in plan.matrices for part in matrix.parts}
         self.names = {name for name in names if self._layer_of(name) is not None}

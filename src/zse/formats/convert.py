@@ -138,12 +138,8 @@ def _policy_for(model: ModelSource, info: TensorInfo, policy: Policy | None, hea
 
 
 def _rounded_names(jobs: list["_Job"]) -> set[str]:
-    """Tensors that become integers of another scheme than they have. Not stacks of experts: each expert has inputs of its own."""
-    found = {
-        job.info.name
-        for job in jobs
-        if isinstance(job.scheme, AffineScheme) and job.scheme != job.info.scheme and "_exps" not in job.info.name
-    }
+    """Tensors that become integers of another scheme than they have."""
+    found = {job.info.name for job in jobs if isinstance(job.scheme, AffineScheme) and job.scheme != job.info.scheme}
     if not found:
         raise ConfigError("no matrix becomes integers of another scheme than it has, so there is nothing to calibrate")
     return found
