@@ -104,6 +104,12 @@ ENGINE = (
         "as many as fit)",
     ),
     arg(
+        "--lazy-experts",
+        action="store_true",
+        help="on a CPU, read the experts of a mixture when a token first chooses them: what none chooses never takes memory, and the start "
+        "reads the rest only; first tokens wait for their experts",
+    ),
+    arg(
         "--quantize",
         choices=("int4", "int8", "fp8"),
         help="quantize 16- and 32-bit weights while loading (`zse convert` does it once for all; fp8 is for GPUs)",

@@ -108,6 +108,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_memory: int | None = None
     gpu_memory_utilization: float | None = None
     resident_layers: int | None = None
+    lazy_experts: bool = False
     max_waiting: int = 1024
     warm_grammars: bool | None = None
     lazy_masks: bool | None = None

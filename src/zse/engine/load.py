@@ -58,6 +58,7 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
         phases.mark("device open")
         if plan is None or plan.family != device.kernels:
             plan = model_load.plan_model(source, quantize=config.quantize, family=device.kernels)
+        plan = plan._replace(lazy_experts=config.lazy_experts)
         if config.draft_model is not None:
             draft = draft_model.plan_draft(
                 config.draft_model, source, plan.config, quantize=config.quantize, family=device.kernels
@@ -72,8 +73,6 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
         planned = memory.plan_memory(config, plan, device, None if draft is None else draft.plan)
         plan = planned.model
         _tell(planned, on_plan)
-        if not planned.config.graphs:
-            device.supports_capture = False
         if model is None:
             model = model_load.load_model(device, plan, start=False, verify_weights=config.verify_weights)
         engine = _build(planned.config, device, model, plan)
@@ -159,6 +158,8 @@ def _plan_beside(opening, source, config: EngineConfig):
 
 def _build(config: ResolvedConfig, device, model, plan):
     """Everything but the weights' contents: needs only their addresses."""
+    if not config.graphs:
+        device.supports_capture = False
     mixed = None
     if device.runs_ahead:
         mixed = min(max(GPU_MIXED_TOKENS, 2 * config.max_rows), config.max_tokens_per_step)

@@ -256,7 +256,11 @@ def _scratch(plan, device, tokens: int) -> int:
 
 
 def _limit(config: EngineConfig, device) -> tuple[int | None, str]:
-    """Bytes that the parts may take together and what says so."""
+    """Bytes that the parts may take together and what says so. ConfigError for options of another device."""
+    if config.lazy_experts and device.kernels != "cpu":
+        raise ConfigError(
+            "lazy_experts is for a CPU: a GPU has all experts (--resident-layers sends whole layers to host memory)"
+        )
     limit, option = None, ""
     if not device.shares_memory:
         # The context is there already: what is free is beside it.

@@ -21,6 +21,7 @@ from zse.formats.source import TensorInfo, rope_row_order
 from zse.kernels import repack
 from zse.lazy import logging
 from zse.models import host_layers as layers_of_host
+from zse.models import lazy_experts as later_experts
 from zse.models import quantize_load, registry, repack_load
 from zse.models.checksums import Checks
 from zse.models.weight_plan import (
@@ -46,7 +47,8 @@ MERGE_GAP = 256  # bytes of padding between two copies that may be copied with t
 
 class Model:
     """weights: name ("embed", "layers.0.qkv", ...) → Weight. vectors: name ("layers.0.attn_norm", ...) → f32 Tensor.
-    Contents are valid after wait(). host_layers: HostLayers, of layers whose weights are in memory of the host, or None."""
+    Contents are valid after wait(). host_layers: HostLayers, of layers whose weights are in memory of the host, or None;
+    lazy_experts: LazyExperts, of those that are read when they are chosen, or None."""
 
     def __init__(
         self,
@@ -58,11 +60,12 @@ class Model:
         checks=None,
         finish=None,
         host_layers: "layers_of_host.HostLayers | None" = None,
+        lazy_experts: "later_experts.LazyExperts | None" = None,
     ):
         """begin: () → the device's BackgroundLoad, for start(). checks: the Checks of what is loaded. finish: called when it
         is done, or None."""
         self.config, self.weights, self.vectors, self.buffer = plan.config, weights, vectors, buffer
-        self.memory_bytes, self.host_layers = plan.memory_bytes, host_layers
+        self.memory_bytes, self.host_layers, self.lazy_experts = plan.memory_bytes, host_layers, lazy_experts
         self._source, self._begin, self._checks, self._finish = plan.source, begin, checks, finish
         self._loading: BackgroundLoad | None = None
 
@@ -139,7 +142,7 @@ def load_model(
         return LOADS[family](loader)
 
     finish = loader.repacking and loader.repacking.finish
-    model = Model(plan, weights, vectors, buffer, begin, checks, finish, host_layers)
+    model = Model(plan, weights, vectors, buffer, begin, checks, finish, host_layers, loader.lazy_experts)
     if start:
         model.start()
     return model
@@ -176,10 +179,29 @@ class Loader:
         # Imported where there is something to do only: most starts copy.
         is_needed = any(is_packed(part.info, matrix) for matrix in plan.matrices for part in matrix.parts)
         self.repacking = repack_load.Repacking(device, plan, self.order) if is_needed and device.repacks else None
+        self.lazy_experts = self._later()
 
     def _row_order(self) -> Tensor:
         dim = self.plan.config.head_dim
         return _host_order(rope_row_order(1, dim, self.plan.config.rope.dims(dim)))
+
+    def _later(self) -> "later_experts.LazyExperts | None":
+        """The experts that are not read at the start."""
+        waiting = [matrix for matrix in self.plan.matrices if self.plan.lazy_experts and self._can_wait(matrix)]
+        if not waiting:
+            return None
+        experts = waiting[0].parts[0].role.experts
+        found = later_experts.LazyExperts(self.device, self.plan.source, experts, lambda *of: self._matrix_jobs(*of)[0])
+        for matrix in waiting:
+            found.add(int(matrix.name.split(".")[1]), matrix, self.weights[matrix.name])
+        return found
+
+    def _can_wait(self, matrix: MatrixPlan) -> bool:
+        """Whether it is a stack of experts that can be read one by one."""
+        return matrix.parts[0].role.experts > 0 and all(
+            self._is_stored(part, matrix) or (matrix.layout == "r16" and repack.takes(part.info, matrix.scheme))
+            for part in matrix.parts
+        )
 
     # -- on the CPU: also how host copies for a GPU are filled
 
@@ -189,6 +211,8 @@ class Loader:
         for vector in self.plan.vectors:
             jobs += self._vector_jobs(vector)
         for matrix in self.plan.matrices:
+            if self.lazy_experts is not None and self._can_wait(matrix):
+                continue
             repacked, converted = self._matrix_jobs(matrix, self.weights[matrix.name])
             jobs += repacked
             for_numpy += converted

@@ -76,7 +76,8 @@ class ModelPlan(NamedTuple):
     """What will be loaded. policy: how dense matrices are quantized while loading, or None. memory_bytes: device memory
     by label: embedding, layers, head, layer slots. family: of the device ("cpu", "gpu"), which decides layouts and alignment. orders: name →
     i32 [K], the input at each column of the matrices that say so; those of a layer that have the same one share it. host_layers: those
-    whose matrices stay in the host's memory and are copied in every step, ascending."""
+    whose matrices stay in the host's memory and are copied in every step, ascending. lazy_experts: experts are read when they are
+    first chosen, on a CPU."""
 
     source: ModelSource
     config: ModelConfig
@@ -87,6 +88,7 @@ class ModelPlan(NamedTuple):
     family: str = "cpu"
     orders: dict[str, array] = {}
     host_layers: tuple[int, ...] = ()
+    lazy_experts: bool = False
 
     @property
     def layer_bytes(self) -> list[int]:

@@ -73,6 +73,9 @@ def _route(run: "Run", node: Node) -> None:
     factors = run.vector(node, "factors")
     if factors is not None:
         layer_inputs.scale_choices(run.recorder, routing.ids, routing.weights, factors)
+    lazy = run.planner.model.lazy_experts
+    if lazy is not None:
+        lazy.record(run.recorder, run.layer, routing)
 
 
 def _routes(run: "Run", router: Node) -> bool:

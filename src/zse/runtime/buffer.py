@@ -64,6 +64,9 @@ class DeviceBuffer:
         if nbytes > self.nbytes:
             raise ValueError(f"{self.label}: {nbytes} bytes of at most {self.nbytes}")
 
+    def use_small_pages(self, start: int, nbytes: int) -> None:
+        """Memory of the host in these bytes becomes resident by the system's own pages, not by large ones."""
+
     def pin(self, count: int) -> None:
         """Graphs that use the buffer: while there is one, it cannot be freed."""
         self._pins += count
@@ -128,6 +131,12 @@ class Buffer(DeviceBuffer):
         if self.freed:
             raise DeviceError(f"{self.label}: the buffer was freed")
         return memoryview(self._map)[self._start : self._start + self.nbytes].cast(format)  # type: ignore[call-overload]
+
+    def use_small_pages(self, start: int, nbytes: int) -> None:
+        first = start // mmap.PAGESIZE * mmap.PAGESIZE
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):
+            with suppress(OSError):  # a kernel without huge pages says EINVAL
+                self._map.madvise(mmap.MADV_NOHUGEPAGE, self._start + first, start + nbytes - first)
 
     def discard(self, start: int, nbytes: int) -> None:
         """Nothing in these bytes is needed any more: what whole pages of the system they cover goes back to it, and is

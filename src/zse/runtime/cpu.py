@@ -2,6 +2,7 @@
 
 import ctypes
 from ctypes import byref, c_int32, c_int64
+from time import perf_counter_ns
 
 from zse.errors import DeviceError
 from zse.lazy import json
@@ -14,6 +15,7 @@ from zse.runtime.load import BackgroundLoad
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from zse.runtime.load import LoadJob
 
@@ -67,8 +69,9 @@ class CPUDevice(Device):
             self._libraries[path] = native.open_library(path)
         return self._libraries[path]
 
-    def _build(self, recorder: Recorder) -> "CPUGraph":
-        return CPUGraph(self, recorder)
+    def _build(self, recorder: Recorder) -> Graph:
+        has_calls = any(launch.symbol == "host call" for launch in recorder.launches)
+        return CalledGraph(self, recorder) if has_calls else CPUGraph(self, recorder)
 
     def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None, sums: bool = False) -> BackgroundLoad:
         return BackgroundLoad(self, jobs, threads or self.threads, sums)
@@ -139,4 +142,54 @@ class CPUGraph(Graph):
             if graph:
                 self.device._runtime.zse_graph_destroy(self.device._pool, graph)
         self._graph = self._in_order = None
+        super().close()
+
+
+class CalledGraph(Graph):
+    """Launches with calls of the host between them: a CPUGraph for those between two calls."""
+
+    device: CPUDevice
+
+    def __init__(self, device: CPUDevice, recorder: Recorder):
+        super().__init__(device, recorder)
+        self._pieces: list[Any] = []  # CPUGraphs and HostCalls
+        at = 0
+        for number, launch in enumerate([*recorder.launches, None]):
+            if launch is None or launch.symbol == "host call":
+                if number > at:
+                    piece = device.record()
+                    piece.launches, piece.maxima = recorder.launches[at:number], recorder.maxima
+                    self._pieces.append(CPUGraph(device, piece))
+                if launch is not None:
+                    self._pieces.append(launch)
+                at = number + 1
+
+    def submit(self, **symbols: int) -> Ticket:
+        """As Graph's; what it returns is done. What a call of the host raises ends the replay."""
+        if self.closed:
+            raise self.closed_error()
+        self.check_symbols(symbols)
+        for piece in self._pieces:
+            if isinstance(piece, CPUGraph):
+                piece.submit(**symbols)
+            else:
+                piece.run(symbols)
+        return _DONE
+
+    def profile(self, **symbols: int) -> "list[tuple[str, int]]":
+        """As Graph's."""
+        times: list[tuple[str, int]] = []
+        for piece in self._pieces:
+            if isinstance(piece, CPUGraph):
+                times += piece.profile(**symbols)
+            else:
+                start = perf_counter_ns()
+                piece.run(symbols)
+                times.append((piece.symbol, perf_counter_ns() - start))
+        return times
+
+    def close(self) -> None:
+        for piece in self._pieces:
+            if isinstance(piece, CPUGraph):
+                piece.close()
         super().close()
