@@ -136,7 +136,9 @@ def test_bad_input(changes, error, reason, tmp_path):
         plan_model(source)
 
 
-def test_sizes_without_kernels_on_a_gpu(path):
+def test_sizes_without_kernels_on_a_gpu(monkeypatch, tmp_path):
+    monkeypatch.setitem(tiny_families.CONFIGS, FAMILY, CONFIG | dict(kv_lora_rank=64))
+    path = str(tiny_families.write(FAMILY, tmp_path))
     with open_model(path) as source, pytest.raises(UnsupportedError, match="qk_rope_head_dim on a GPU"):
         plan_model(source, family="gpu")
 
