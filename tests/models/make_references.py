@@ -123,24 +123,32 @@ def clear_tokens(family: str, model) -> np.ndarray:
     return ids.astype(np.int32)
 
 
-def logits(family: str) -> dict[str, np.ndarray]:
-    """f32 [tokens, vocab] of the family's sequence, and the sequence where it was chosen."""
+def logits(family: str, ids: np.ndarray | None = None, model=None) -> np.ndarray:
+    """f32 [tokens, vocab] of the family's sequence. ids: another one; model: as load() gives it."""
     import torch
 
     name = family.removesuffix("_short")
+    ids = (tiny.tokens(name) if ids is None else ids)[: SHORT if "_short" in family else None]
     with torch.no_grad():
-        model, made = load(name), {}
-        ids = tiny.random_tokens(name)
-        if "num_experts_per_tok" in tiny_families.CONFIGS.get(name, {}):
-            ids = made[f"{family} tokens"] = clear_tokens(name, model)
-        ids = ids[: SHORT if "_short" in family else None]
-        return made | {family: model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].numpy()}
+        return (model or load(name))(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].numpy()
+
+
+def made(family: str) -> dict[str, np.ndarray]:
+    """The family's logits, and its sequence where that is chosen."""
+    import torch
+
+    if "num_experts_per_tok" not in tiny_families.CONFIGS.get(family, {}):
+        return {family: logits(family)}
+    model = load(family)
+    with torch.no_grad():
+        ids = clear_tokens(family, model)
+    return {f"{family} tokens": ids, family: logits(family, ids, model)}
 
 
 if __name__ == "__main__":
     every = (*tiny.FAMILIES, *tiny_families.FAMILIES, "phi4_mini_short")
     kept = dict(np.load(PATH)) if sys.argv[1:] else {}
     for family in sys.argv[1:] or every:
-        kept |= logits(family)
+        kept |= made(family)
     np.savez_compressed(PATH, **kept)
     print(PATH, PATH.stat().st_size, "bytes")
