@@ -2,6 +2,7 @@
 router and experts, the clamped activation, experts as MXFP4."""
 
 import json
+import sys
 
 import gguf
 import msgspec
@@ -12,11 +13,14 @@ from formats_build import Tensor as GGUFTensor
 from formats_build import gguf as build_gguf
 from formats_build import safetensors
 from session import Session, load
+from test_emulated_model import load_emulated
 
 from zse.errors import ZSEError
 from zse.formats.convert import convert
 from zse.formats.matrix import Rows
 from zse.formats.opening import open_model
+from zse.kernel import cache
+from zse_emulator import EmulateDevice
 
 HIDDEN, INNER, LAYERS, EXPERTS, CHOSEN, HEADS, KV_HEADS, DIM, VOCAB = 64, 96, 4, 5, 3, 6, 2, 32, 160
 WINDOW, CONTEXT, ORIGINAL, FACTOR, EPS, THETA = 8, 256, 16, 4.0, 1e-5, 150.0
@@ -265,3 +269,16 @@ def test_a_folder_is_quantized_as_its_gguf_file(quantize, device, tmp_path):
 def test_a_folder_that_says_otherwise_is_refused(name, value, message, device, tmp_path):
     with pytest.raises(ZSEError, match=message):
         load(device, write_folder(tmp_path, "MXFP4", **{name: value}))
+
+
+@pytest.mark.parametrize("like, sizes, experts", [("sm_90a", [17, 1], "MXFP4"), ("sm_80", [5, 8, 4, 1], "F32")])
+def test_on_a_gpu(like, sizes, experts, kept_kernels, monkeypatch, tmp_path):
+    """In the emulator, with heads of a size that a GPU has: a prompt longer than the window, then a token."""
+    monkeypatch.setattr(sys.modules[__name__], "DIM", 64)
+    ids = tiny.tokens("gpt-oss")[:18]
+    emulated = EmulateDevice(like, cache.package_variants(like))
+    model, _ = load_emulated(emulated, write(tmp_path, experts))
+    logits = Session(emulated, model, rows=1, max_tokens=32, context=32).run(ids, sizes)
+    reference = expected(ids)
+    # bf16 between the operations, as in test_emulated_model.py.
+    assert np.abs(logits - reference).max() < 0.05 * np.abs(reference).max()

@@ -141,13 +141,19 @@ def make_gpu_cases(rng):
         ("chunks, window", [(600, 20), (0, 130)], 4, 1, 256, {"window": 50}),
         ("chunks, softcap", [(40, 200), (5, 2)], 2, 2, 96, {"softcap": 20.0}),
         ("chunks, group of 32", [(100, 33)], 32, 1, 64, {}),
+        ("decode, sinks", [(0, 1), (300, 1), (2500, 1)], 16, 2, 64, {"longest_run": 1, "sinks": True}),
+        ("decode, sinks, window", [(15, 1), (700, 1)], 24, 1, 128, {"longest_run": 1, "sinks": True, "window": 128}),
+        ("chunks, sinks", [(250, 40), (3, 1), (700, 150)], 16, 2, 64, {"sinks": True}),
+        ("chunks, sinks, window", [(600, 20), (0, 130)], 4, 1, 256, {"sinks": True, "window": 128}),
         ("encoder", [(0, 37), (0, 1), (0, 150)], 3, 3, 32, {"ahead": 1 << 20}),
         ("encoder, window", [(0, 150), (0, 40)], 2, 2, 64, {"ahead": 20, "window": 21}),
     ]
     for name, runs, heads, kv_heads, head_dim, options in shapes:
-        page_size = options.pop("page_size", BLOCK)
+        page_size, has_sinks = options.pop("page_size", BLOCK), options.pop("sinks", False)
         for dtype in ("bf16", "f16", *PACKED)[: 2 if "ahead" in options else None]:
             batch = gpu_batch(rng, runs, heads, kv_heads, head_dim, dtype, page_size)
+            if has_sinks:
+                batch["sinks"] = (rng.standard_normal(heads) * 3).astype(np.float32)
             tokens = sum(count for _, count in runs)
             yield Case(
                 f"{name} {dtype} {heads}/{kv_heads} D={head_dim}",

@@ -243,13 +243,9 @@ def _check_heads(path: object, config: ModelConfig, family: str) -> None:
             what = "head_dim" if family == "cpu" else "head_dim on a GPU (--device cpu takes more)"
             raise UnsupportedError(f"{path}: {what}", head_dim, range(TILE_ROWS, most + 1, TILE_ROWS))
     kinds = {(config.kv_heads_of(layer), config.head_dim_of(layer)) for layer in range(config.num_layers)}
-    if family == "gpu" and (
-        len(kinds) > 1 or config.num_shared_kv or config.ple_width or config.layer_scale or config.sinks
-    ):
+    if family == "gpu" and (len(kinds) > 1 or config.num_shared_kv or config.ple_width or config.layer_scale):
         raise UnsupportedError(
-            f"{path}: on a GPU (--device cpu takes it)",
-            config.architecture,
-            ["layers of one kind of heads, attention without sinks"],
+            f"{path}: on a GPU (--device cpu takes it)", config.architecture, ["layers of one kind of heads"]
         )
     for kv_heads, _ in kinds:
         if config.num_heads // kv_heads > MAX_GROUP:

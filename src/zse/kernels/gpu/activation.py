@@ -1,7 +1,7 @@
 """Activations on the GPU: by columns for bf16, by rows where a row's scale is needed (fp8)."""
 
 from zse import kernel as zl
-from zse.kernels.activation import FORMS
+from zse.kernels.activation import ALPHA, CLAMPED, FORMS, LIMIT
 from zse.kernels.gpu.rows import block_max, fp8_scales, largest_bits, magnitude_bits
 
 COLUMN_THREADS = 256
@@ -35,7 +35,12 @@ def activate(gate, KIND):
 @zl.inline
 def activated_at(gate, up, k, KIND, GATED):
     """act(gate) of four columns from k on, times `up` where it is gated."""
-    value = activate(zl.convert(zl.load(gate + k, 4), zl.f32), KIND)
+    x = zl.convert(zl.load(gate + k, 4), zl.f32)
+    if KIND == CLAMPED:
+        low = min(x, LIMIT)
+        high = min(max(zl.convert(zl.load(up + k, 4), zl.f32), -LIMIT), LIMIT)
+        return low * zl.reciprocal(1.0 + zl.exp(low * -ALPHA)) * (high + 1.0)
+    value = activate(x, KIND)
     if GATED:
         return value * zl.convert(zl.load(up + k, 4), zl.f32)
     return value

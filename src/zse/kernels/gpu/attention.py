@@ -66,6 +66,7 @@ def record_attention(
     scratch: AttentionScratch | None = None,
     longest_run: int | None = None,
     ahead: int = 0,
+    sinks=None,
 ) -> None:
     """attention() on a GPU; what is not said here is said there. q, out bf16; both pages [P, Hk, 16, D], bf16 or f16, or
     packed i8 or e4m3; D 64, 96, 128 or 256, Hq / Hk at most 128.
@@ -86,7 +87,11 @@ def record_attention(
         scale=float(scale),
         window=window,
         softcap=float(softcap),
+        sinks=sinks,
+        has_sinks=int(sinks is not None),
     )
+    if sinks is not None:
+        check("attention sinks", sinks, "f32", width // head_dim)
     paged = dict(k_pages=k_pages, v_pages=v_pages)
     if device.simt or ahead:
         args = Args(**common, **paged, token_row=token_row, positions=positions, tokens=tokens, ahead=ahead)

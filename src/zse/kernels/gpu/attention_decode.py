@@ -22,6 +22,7 @@ from zse.kernels.gpu.attention_parts import (
     multiply,
     pack_pair,
     value_fragments,
+    with_sink,
 )
 from zse.kernels.gpu.attention_plan import CHUNK, HEAD_DIMS, SEGMENT, TASK, decode_columns, divide
 from zse.kernels.gpu.kv8 import MINUS_BIAS, UNITS, in_f16, is_packed, item_nbytes, scales_nbytes, scales_of, sum_of
@@ -58,6 +59,8 @@ class DecodeParams(zl.Record):
     scale: zl.f32
     window: zl.i32
     softcap: zl.f32
+    sinks: zl.Ptr[zl.f32, "const"]
+    has_sinks: zl.i32
     D: zl.static
     NT: zl.static
     KV: zl.static
@@ -273,7 +276,8 @@ def merge_records(head, item, p):
                     if fan == 1 or u % (SEGMENT // CHUNK) == SEGMENT // CHUNK - 1 or begin + u == parts - 1:
                         fold(result, segment[0], segment[1], segment[2:])
                         clear(segment)
-        finish(p.out, zl.i64(item[0] + column_token) * p.width + query_head * D + x, result[2:], result[1])
+        total = with_sink(result[1], result[0], query_head, p)
+        finish(p.out, zl.i64(item[0] + column_token) * p.width + query_head * D + x, result[2:], total)
 
 
 @zl.inline
@@ -336,7 +340,7 @@ def leave_results(result, item, head, p):
                 done = result[nt][m]
                 if parts == 1:
                     at = zl.i64(item[0] + which_token) * p.width + query_head * D + x
-                    finish(p.out, at, done[2:], done[1])
+                    finish(p.out, at, done[2:], with_sink(done[1], done[0], query_head, p))
                 else:
                     first = zl.i64(item[6] + which_token * parts + (item[7] >> 12 & 4095))
                     record = first * (p.kv_heads * group) + query_head

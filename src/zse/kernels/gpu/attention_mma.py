@@ -14,8 +14,8 @@ from zse.kernels.gpu.attention_prefill import (
     batch_of,
     factor_of,
     query_place,
-    row_sum,
     softmax,
+    sum_with_sink,
     tile_at,
     work_of,
 )
@@ -183,12 +183,13 @@ def add_values(acc, scores, values, p):
 
 
 @zl.inline
-def write_rows(acc, sums, first, rows, token, head, p):
+def write_rows(acc, running, first, rows, token, head, p):
     """The two rows of a thread, from row `first` on."""
     j = zl.lane_index() % 4
+    high, sums, _ = running
     for h in zl.static(range(2)):
-        inverse = 1.0 / row_sum(sums[h])
         r = first + 8 * h
+        inverse = 1.0 / sum_with_sink(sums[h], high[h], r, head, p)
         if r < rows:
             place = p.out + query_place(r, token, head, p)
             for d in zl.static(range(p.D // 16)):
@@ -255,7 +256,7 @@ def attention_prefill_mma(
             else:
                 zl.copy_commit()
         zl.copy_wait(0)
-        write_rows(acc, sums, mine, rows, token, head, p)
+        write_rows(acc, (high, sums, shrink), mine, rows, token, head, p)
         zl.barrier()
 
 

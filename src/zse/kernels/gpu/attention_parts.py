@@ -51,6 +51,15 @@ def value_fragments(slot, d, STRIDE, KV):
 
 
 @zl.inline
+def with_sink(total, high, head, p):
+    """A finished row's sum of weights with that of its query head's sink. high: the maximum that weights are relative to."""
+    whole = total + 0.0
+    if p.has_sinks > 0:
+        whole += zl.exp2(p.sinks[head] * LOG2E - high)
+    return whole
+
+
+@zl.inline
 def as_f16(words):
     """Pairs of bf16 become pairs of f16, in place: nested lists of u32."""
     for row in zl.static(words):

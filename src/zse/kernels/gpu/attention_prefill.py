@@ -10,7 +10,7 @@ of the next block of keys are computed beside the product of the last one's weig
 from typing import Any, NamedTuple
 
 from zse import kernel as zl
-from zse.kernels.gpu.attention_parts import FLOOR, LOG2E, MASKED, pack_pair
+from zse.kernels.gpu.attention_parts import FLOOR, LOG2E, MASKED, pack_pair, with_sink
 from zse.kernels.gpu.attention_plan import HEAD_DIMS, HEADER, PREFILL_ROWS, TASK, TILE, divide
 from zse.kernels.kv_pages import BLOCK
 
@@ -50,6 +50,8 @@ class PrefillParams(zl.Record):
     scale: zl.f32
     window: zl.i32
     softcap: zl.f32
+    sinks: zl.Ptr[zl.f32, "const"]
+    has_sinks: zl.i32
     D: zl.static
     KV: zl.static
 
@@ -99,6 +101,13 @@ def row_sum(sum):
     for mask in zl.static((1, 2)):
         whole += zl.shuffle_xor(whole, mask)
     return whole
+
+
+@zl.inline
+def sum_with_sink(sum, high, row, head, batch):
+    """Of a tile's row, with its query head's sink."""
+    query_head = head * batch.group + (row - divide(row, batch.by_group) * batch.group)
+    return with_sink(row_sum(sum), high, query_head, batch)
 
 
 @zl.inline
@@ -295,11 +304,12 @@ def clear_rows(values, first, stages):
 
 
 @zl.inline
-def write_rows(acc, sums, first, rows, token, head, batch):
+def write_rows(acc, running, first, rows, token, head, batch):
     """The two rows of a thread, from row `first` on."""
+    high, sums, _ = running
     for h in zl.static(range(2)):
-        inverse = 1.0 / row_sum(sums[h])
         r = first + 8 * h
+        inverse = 1.0 / sum_with_sink(sums[h], high[h], r, head, batch)
         if r < rows:
             place = batch.out + (query_place(r, token, head, batch) + zl.lane_index() % 4 * 2)
             for d in zl.static(range(batch.D // 8)):
@@ -371,7 +381,7 @@ def consume(q, factor, batch, stages):
         if lane == 0:
             zl.mbarrier_arrive(stages.v_empty + v_at[0])
         advance(v_at)
-        write_rows(acc, sums, mine, rows, token, head, batch)
+        write_rows(acc, (high, sums, shrink), mine, rows, token, head, batch)
 
 
 @zl.kernel

@@ -7,7 +7,7 @@ row gets depends on its own position only, so that it is the same bits alone, ba
 """
 
 from zse import kernel as zl
-from zse.kernels.gpu.attention_parts import FLOOR, KV_TYPES, LOG2E
+from zse.kernels.gpu.attention_parts import FLOOR, KV_TYPES, LOG2E, with_sink
 from zse.kernels.gpu.attention_plan import HEAD_DIMS
 from zse.kernels.gpu.kv8 import is_packed, page_nbytes
 from zse.kernels.kv_pages import BLOCK
@@ -35,6 +35,8 @@ class SimpleAttentionParams(zl.Record):
     ahead: zl.i32
     tokens: zl.i32
     softcap: zl.f32
+    sinks: zl.Ptr[zl.f32, "const"]
+    has_sinks: zl.i32
     D: zl.static
     KV: zl.static
 
@@ -101,6 +103,7 @@ def merge_warps(acc, high, mass, place, p):
     factors = [zl.exp2(maxima[n] - top) for n in zl.static(range(warps))]
     for n in zl.static(range(warps)):
         total = zl.fma(masses[n], factors[n], total)
+    total = with_sink(total, top, zl.block_index(0), p)
     for d in range(zl.thread_index(), p.D, zl.target.threads):
         value = zl.f32(0)
         for n in zl.static(range(warps)):
