@@ -13,7 +13,6 @@ import random
 import time
 from array import array
 from functools import cache
-from types import SimpleNamespace
 
 from zse.kernels.attention import attention
 from zse.kernels.gpu.attention_plan import AttentionScratch, plan_attention
@@ -90,14 +89,8 @@ class Batch:
         self.qkv = self.new("f32", 4, (self.tokens, (args.heads + 2 * args.kv_heads) * args.head_dim))
         self.table = self.new("f32", 4, (self.tokens, args.head_dim))
         self.context = max(first + count for first, count in runs)
-        config = SimpleNamespace(
-            num_heads=args.heads,
-            num_kv_heads=args.kv_heads,
-            head_dim=args.head_dim,
-            num_layers=1,
-            window=lambda layer: args.window,
-        )
-        self.scratch = AttentionScratch.allocate(device, config, self.tokens, self.context)
+        heads = args.heads, args.kv_heads, args.head_dim
+        self.scratch = AttentionScratch.make(device, *heads, [args.window], self.tokens, self.context)
 
     def new(self, dtype, item, shape):
         count = item
@@ -132,7 +125,7 @@ class Batch:
             self.out,
             self.args.head_dim**-0.5,
             self.args.window,
-            scratch=self.scratch,
+            scratch={(self.args.kv_heads, self.args.head_dim): self.scratch},
             longest_run=longest,
         )
 

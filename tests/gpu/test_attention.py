@@ -31,7 +31,8 @@ def run(batch, chosen, heads, kv_heads, head_dim, window, longest_run, blocks=No
 
     def record(recorder):
         plan_attention(recorder, scratch, tensors["token_row"], tensors["positions"], longest_run)
-        attention(recorder, out=out, scale=0.1, window=window, scratch=scratch, longest_run=longest_run, **tensors)
+        mine = {(kv_heads, head_dim): scratch}
+        attention(recorder, out=out, scale=0.1, window=window, scratch=mine, longest_run=longest_run, **tensors)
 
     GPU.run(record)
     result, plan = read_back(GPU, out, np.uint16), read_back(GPU, scratch.plans[window], np.int32)
@@ -94,7 +95,7 @@ def test_a_plan_without_room_for_records_takes_tiles_whole():
 
     def record(recorder):
         plan_attention(recorder, scratch, tensors["token_row"], tensors["positions"], 1)
-        attention(recorder, out=out, scale=0.1, scratch=scratch, longest_run=1, **tensors)
+        attention(recorder, out=out, scale=0.1, scratch={(2, 64): scratch}, longest_run=1, **tensors)
 
     GPU.run(record)
     assert read_back(GPU, scratch.plans[0], np.int32)[0] == 3

@@ -81,9 +81,9 @@ def test_scratch_belongs_to_windows_and_heads():
     recorder = device.record()
     plan_attention(recorder, scratch, new(device, "i32", 5), new(device, "i32", 5), 1)
     assert [launch.symbol for launch in recorder.launches] == ["attention_plan"] * 2
-    for options, message in (({"window": 100}, "windows"), ({"heads": 8}, "other heads")):
+    for options, message in (({"window": 100}, "windows"), ({"heads": 8}, "other heads"), ({"kv_heads": 2}, "other heads")):
         with pytest.raises(ValueError, match=message):
-            record(scratch=scratch, **options)
+            record(scratch={(4, 128): scratch}, **options)
     assert scratch.capacity == MAX_RECORDS and AttentionScratch.make(device, 28, 4, 128, [0], 2, 100).capacity == 2
 
 

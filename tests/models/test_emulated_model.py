@@ -102,11 +102,11 @@ def test_layers_in_host_memory_change_no_bit(family, count, kept_kernels, tmp_pa
 
 # Those that use the kernels' forms that others do not have; the others with --exhaustive.
 WITH_FORMS_OF_THEIR_OWN = ("gemma2", "olmo2", "ministral3", "cohere2", "qwen2_moe", "glm4_moe")
+WITH_FORMS_OF_THEIR_OWN += ("gemma4", "gemma4_large")
 FAMILIES = [
     pytest.param(family, marks=() if family in WITH_FORMS_OF_THEIR_OWN else pytest.mark.exhaustive)
     for family in tiny_families.FAMILIES
 ]
-ON_A_CPU = ("gemma4", "gemma4_large", "gemma4_moe")  # what has no kernels on a GPU: two sizes of heads
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -115,10 +115,6 @@ def test_families_equal_transformers(family, kept_kernels, tmp_path):
     like = "sm_80" if family in ("gemma2", "olmo2", "cohere") else "sm_90a"
     device = EmulateDevice(like, cache.package_variants(like))
     path = str(tiny_families.write(family, tmp_path, "BF16"))
-    if family in ON_A_CPU:
-        with pytest.raises(UnsupportedError, match="on a GPU .*--device cpu takes"):
-            load_emulated(device, path)
-        return
     model, _ = load_emulated(device, path)
     reference = REFERENCES[family][:18]
     logits = Session(device, model, rows=1, max_tokens=32, context=32).run(tiny.tokens(family)[:18], [17, 1])

@@ -206,13 +206,13 @@ MIXTURES = {
         rope_parameters=DEFAULT_ROPE,
     ),
 }
-# Heads of two sizes; "gemma4" as E2B is made, "gemma4_large" as 31B, "gemma4_moe" as 26B-A4B.
+# Heads of two sizes; "gemma4" as E2B is made, "gemma4_large" as 31B with its sizes of heads, "gemma4_moe" as 26B-A4B.
 GEMMA4 = hf(
     "Gemma4",
     "gemma4_text",
     "rope_theta hidden_act",
-    head_dim=32,
-    global_head_dim=64,
+    head_dim=64,
+    global_head_dim=128,
     num_hidden_layers=7,
     layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2 + ["full_attention"],
     hidden_activation="gelu_pytorch_tanh",
@@ -310,7 +310,9 @@ OTHERS = {
     "cohere2": hf("Cohere2", "cohere2", **COHERE, num_hidden_layers=4, sliding_window=8),
     **MIXTURES,
     "gemma4": GEMMA4 | dict(num_kv_shared_layers=3, use_double_wide_mlp=True, hidden_size_per_layer_input=32),
-    "gemma4_large": GEMMA4 | dict(attention_k_eq_v=True, num_global_key_value_heads=1, num_attention_heads=4),
+    "gemma4_large": GEMMA4
+    | dict(attention_k_eq_v=True, num_global_key_value_heads=1, num_attention_heads=4)
+    | dict(head_dim=256, global_head_dim=512),
     "gemma4_moe": GEMMA4
     | dict(attention_k_eq_v=True, num_global_key_value_heads=1, num_attention_heads=4, enable_moe_block=True)
     | dict(num_experts=6, top_k_experts=3, moe_intermediate_size=32),

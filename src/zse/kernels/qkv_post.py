@@ -29,7 +29,8 @@ GPU_WARP, GPU_THREADS = 32, 128
 
 
 class Form(NamedTuple):
-    """What differs by kind of device. pages: dtypes of pages. q_out: dtype of the queries. head_dim: the largest. walk: (query
+    """What differs by kind of device. pages: dtypes of pages. q_out: dtype of the queries. head_dim: the largest, of a form
+    that is not "values" (on a GPU larger ones take registers of every warp). walk: (query
     heads, KV heads, tokens, whether K and V are written) → the arguments that tell the kernel which heads a block does, and the
     grid."""
 
@@ -61,6 +62,11 @@ FORMS = {
 }
 # None, of every head of q and k, of all heads together, of every head of q and k and, without a weight, of v.
 NORMS = ("plain", "norm", "whole", "values")
+
+
+def largest_head(form: str) -> int:
+    """The largest head_dim of a form of NORMS on a GPU."""
+    return MAX_HEAD_DIM if form == "values" else FORMS["gpu"].head_dim
 
 
 @zl.inline
@@ -232,7 +238,12 @@ def qkv_post(
     tokens, q_width = q_out.shape
     rotary = 0 if table is None else table.shape[1]
     kv_width = kv_heads * head_dim
-    for name, size, most in (("head_dim", head_dim, kind.head_dim), ("rotary dimension", rotary, head_dim)):
+    writes = isinstance(qkv, Tensor) or qkv[1] is not None
+    form = "plain" if q_norm is None else "norm" if q_norm.shape == (head_dim,) else "whole"
+    require(not v_norm or form == "norm", "qkv_post: v_norm goes with norms of each head of q and k")
+    form = "values" if v_norm or (form == "norm" and not writes) else form  # which are the same of q alone
+    largest = MAX_HEAD_DIM if form == "values" else kind.head_dim
+    for name, size, most in (("head_dim", head_dim, largest), ("rotary dimension", rotary, head_dim)):
         require(size % 16 == 0 and size <= most, f"qkv_post: {name} {size} is not a multiple of 16 up to {most}")
     require(q_width % kv_width == 0, f"qkv_post: q_out is {q_width} wide, {kv_heads} kv heads of {head_dim}")
     _check_pages(k_pages, v_pages, head_dim, family)
@@ -243,10 +254,7 @@ def qkv_post(
     check("qkv_post page_table", page_table, "i32", None, None)
     for name, tensor in (("token_row", token_row), ("positions", positions)):
         check(f"qkv_post {name}", tensor, "i32", tokens)
-    writes = isinstance(qkv, Tensor) or qkv[1] is not None
     require(not writes or (q_norm is None) == (k_norm is None), "qkv_post: q_norm and k_norm go together")
-    form = "plain" if q_norm is None else "norm" if q_norm.shape == (head_dim,) else "whole"
-    require(not v_norm or form == "norm", "qkv_post: v_norm goes with norms of each head of q and k")
     for norm, width in ((q_norm, q_width), (k_norm, kv_width)):
         if norm is not None:
             check("qkv_post q_norm, k_norm", norm, "f32", width if form == "whole" else head_dim)
@@ -273,7 +281,7 @@ def qkv_post(
         rotary=rotary,
         eps=float(eps),
     )
-    recorder.launch(f"qkv_post_{k_pages.dtype}_{'values' if v_norm else form}", args, grid)
+    recorder.launch(f"qkv_post_{k_pages.dtype}_{form}", args, grid)
 
 
 def _check_pages(k_pages, v_pages, head_dim: int, family: str) -> None:
@@ -375,9 +383,9 @@ def _cases(rng, family="cpu"):
             (48, 0, 3, 3, ""),
             (112, 96, 5, 5, "whole"),
             (64, 64, 6, 2, "whole"),
-            (kind.head_dim, kind.head_dim, 4, 2, "values"),
+            (MAX_HEAD_DIM, MAX_HEAD_DIM, 4, 2, "values"),
             (48, 48, 6, 2, "values"),
-            (kind.head_dim, 64, 6, 3, "alone"),
+            (MAX_HEAD_DIM, 64, 6, 3, "alone"),
         ):
             tokens, rows, max_pages, pages = 5, 3, 4, 13
             width, kv_width = heads * head_dim, kv_heads * head_dim

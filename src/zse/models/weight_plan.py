@@ -28,7 +28,8 @@ from zse.tensor import Tensor, Weight
 ALIGN = {"cpu": 64, "gpu": 256}
 MAX_RANK = 512  # of latents, of the same
 LATENT_SIZES = {"gpu": ((512, 64), (256, 64), (256, 32))}  # rank and rotary, where only some have kernels
-MAX_HEAD_DIM = {"cpu": 512, "gpu": 256}  # of the attention kernels
+# Of the attention kernels: of a model's layers, and of those without a window where their heads are others.
+MAX_HEAD_DIM = {"cpu": (512, 512), "gpu": (256, 512)}
 MAX_GROUP = 32  # query heads that share a KV head, of the attention kernels
 # Columns that share a scale where integer weights are quantized on load; None: the policy's. On a GPU half the scales' bytes, and
 # its activations have no groups of their own to match.
@@ -142,7 +143,7 @@ def read_config(source: ModelSource) -> ModelConfig:
 
 
 def _small_vector(source: ModelSource, info: TensorInfo) -> tuple[float, ...]:
-    if info.type != "F32" or len(info.shape) != 1 or info.num_elements > max(MAX_HEAD_DIM.values()) // 2:
+    if info.type != "F32" or len(info.shape) != 1 or info.num_elements > max(MAX_HEAD_DIM["cpu"]) // 2:
         what = f"is {info.type} {list(info.shape)}, expected F32 [half a head]"
         raise FormatError(source.path, info.offset, info.name, what)
     values = tuple(array("f", source.read(info)))
@@ -237,17 +238,11 @@ def _check_kernels(path: object, config: ModelConfig, family: str) -> None:
 
 
 def _check_heads(path: object, config: ModelConfig, family: str) -> None:
-    most = MAX_HEAD_DIM[family]
-    for head_dim in (config.head_dim, config.max_head_dim):
+    for head_dim, most in zip((config.head_dim, config.global_head_dim), MAX_HEAD_DIM[family], strict=True):
         if head_dim % TILE_ROWS or head_dim > most:
             what = "head_dim" if family == "cpu" else "head_dim on a GPU (--device cpu takes more)"
             raise UnsupportedError(f"{path}: {what}", head_dim, range(TILE_ROWS, most + 1, TILE_ROWS))
-    kinds = {(config.kv_heads_of(layer), config.head_dim_of(layer)) for layer in range(config.num_layers)}
-    if family == "gpu" and (len(kinds) > 1 or config.num_shared_kv or config.ple_width or config.layer_scale):
-        raise UnsupportedError(
-            f"{path}: on a GPU (--device cpu takes it)", config.architecture, ["layers of one kind of heads"]
-        )
-    for kv_heads, _ in kinds:
+    for kv_heads in {config.kv_heads_of(layer) for layer in range(config.num_layers)}:
         if config.num_heads // kv_heads > MAX_GROUP:
             raise UnsupportedError(
                 f"{path}: query heads for each KV head", config.num_heads // kv_heads, [f"1 to {MAX_GROUP}"]

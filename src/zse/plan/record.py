@@ -428,10 +428,11 @@ class Run:
         plan = gpu.attention_plan
         if planner.pins_forms:
             # The kernel for prompts takes every row: it and the one for few tokens add in different orders.
-            scratch, longest_run = scratch._replace(max_run=0), None
+            scratch, longest_run = {kind: each._replace(max_run=0) for kind, each in scratch.items()}, None
         elif longest_run is None and self.max_tokens <= plan.MAX_RUN:
             longest_run = self.max_tokens
-        plan.plan_attention(self.recorder, scratch, self.token_row, self.positions, longest_run)
+        for each in scratch.values():
+            plan.plan_attention(self.recorder, each, self.token_row, self.positions, longest_run)
         self.sharing = {"scratch": scratch, "longest_run": longest_run}
 
     def play(self, part: Part, placed: Placed, prefix: str, rows: Any) -> None:

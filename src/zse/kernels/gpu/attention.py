@@ -63,7 +63,7 @@ def record_attention(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
-    scratch: AttentionScratch | None = None,
+    scratch: dict[tuple[int, int], AttentionScratch] | None = None,
     longest_run: int | None = None,
     ahead: int = 0,
     sinks=None,
@@ -71,11 +71,12 @@ def record_attention(
     """attention() on a GPU; what is not said here is said there. q, out bf16; both pages [P, Hk, 16, D], bf16 or f16, or
     packed i8 or e4m3; D 64, 96, 128 or 256, Hq / Hk at most 128.
 
-    scratch: AttentionScratch that plan_attention() has filled in this recording with the same longest_run (None: made
-    and filled here, for tests); longest_run: the most tokens of one row in any run of the recording (None: unknown)."""
+    scratch: by KV heads and head_dim the AttentionScratch that plan_attention() has filled in this recording with the same
+    longest_run (None: made and filled here, for tests); longest_run: the most tokens of one row in any run of the recording (None: unknown)."""
     device = recorder.device
-    dims = attention_simple.SIMPLE_DIMS if device.simt or ahead else HEAD_DIMS
+    dims = attention_simple.SIMPLE_DIMS if device.simt or ahead else (*HEAD_DIMS, 512)
     head_dim, group = _check(q, k_pages, v_pages, page_table, token_row, positions, out, dims)
+    is_simple = device.simt or ahead or head_dim == 512
     (pages, kv_heads), (tokens, width) = v_pages.shape[:2], q.shape
     common = dict(
         q=q,
@@ -93,37 +94,39 @@ def record_attention(
     if sinks is not None:
         check("attention sinks", sinks, "f32", width // head_dim)
     paged = dict(k_pages=k_pages, v_pages=v_pages)
-    if device.simt or ahead:
+    if is_simple:
         args = Args(**common, **paged, token_row=token_row, positions=positions, tokens=tokens, ahead=ahead)
         recorder.launch(attention_simple.symbol_of(k_pages.dtype, head_dim), args, (kv_heads * group, tokens))
         return
     if scratch is None:
         require(isinstance(tokens, int), "attention: a number of tokens that is a symbol needs scratch")
-        scratch = AttentionScratch.make(
+        found = AttentionScratch.make(
             device, width // head_dim, kv_heads, head_dim, [window], tokens, page_table.shape[1] * BLOCK
         )
-        plan_attention(recorder, scratch, token_row, positions, longest_run)
-    require(window in scratch.plans, f"attention: scratch was made for windows {sorted(scratch.plans)}, not {window}")
-    heads = scratch.heads, scratch.kv_heads, scratch.head_dim
-    require(heads == (width // head_dim, kv_heads, head_dim), "attention: scratch was made for other heads")
-    plan, kv = scratch.plans[window], k_pages.dtype
+        plan_attention(recorder, found, token_row, positions, longest_run)
+    else:
+        require((kv_heads, head_dim) in scratch, "attention: scratch was made for other heads")
+        found = scratch[kv_heads, head_dim]
+    require(window in found.plans, f"attention: scratch was made for windows {sorted(found.plans)}, not {window}")
+    require(found.heads == width // head_dim, "attention: scratch was made for other heads")
+    plan, kv = found.plans[window], k_pages.dtype
     share = decode_share(group, head_dim)
     heads, part = kv_heads * share, group // share
     parts = 1 if longest_run == 1 and part <= 8 else decode_columns(head_dim) // 8
-    common |= dict(plan=plan, tasks_room=scratch.tasks_room)
+    common |= dict(plan=plan, tasks_room=found.tasks_room)
     args = Args(
         **common | dict(kv_heads=heads, group=part),
         **paged,
-        counters=scratch.counters,
-        records=scratch.records,
-        totals=scratch.totals,
+        counters=found.counters,
+        records=found.records,
+        totals=found.totals,
         page_heads=kv_heads,
         by_share=reciprocal31(share),
         by_heads=reciprocal31(heads),
         by_group=reciprocal31(part),
         fresh_before=0 if longest_run == 1 else MAX_RUN - 1,
     )
-    recorder.launch(decode_symbol(kv, head_dim, parts), args, scratch.blocks)
+    recorder.launch(decode_symbol(kv, head_dim, parts), args, found.blocks)
     if longest_run is not None and longest_run <= MAX_RUN:
         return
     args = Args(**common, by_heads=reciprocal31(kv_heads), by_group=reciprocal31(group))
@@ -132,10 +135,10 @@ def record_attention(
         for name, tensor in (("k_map", k_pages), ("v_map", v_pages)):
             flat = tensor._replace(shape=(pages * kv_heads * BLOCK, head_dim))
             args[name] = device.tensor_map(flat, (BLOCK, swizzle // 2), swizzle=swizzle)
-        recorder.launch(wgmma_symbol(kv, head_dim), args, scratch.blocks)
+        recorder.launch(wgmma_symbol(kv, head_dim), args, found.blocks)
     else:
         symbol = attention_packed.packed_symbol if device.arch == 90 else attention_mma.mma_symbol
-        recorder.launch(symbol(kv, head_dim), Args(**args, **paged), scratch.blocks)
+        recorder.launch(symbol(kv, head_dim), Args(**args, **paged), found.blocks)
 
 
 def attention_variants(target) -> list[Variant]:

@@ -321,22 +321,25 @@ class AttentionScratch(NamedTuple):
             "totals": (capacity, heads, 2),
         }
 
-    @staticmethod
-    def windows(config) -> list[int]:
-        """The distinct windows of a ModelConfig's layers (0: none)."""
-        return sorted({config.window(layer) for layer in range(config.num_layers)})
-
     @classmethod
-    def allocate(cls, device, config, max_tokens: int, max_context: int) -> "AttentionScratch":
-        """Scratch for a ModelConfig's steps of up to max_tokens tokens, of sequences of up to max_context tokens."""
-        heads = config.num_heads, config.num_kv_heads, config.head_dim
-        return cls.make(device, *heads, cls.windows(config), max_tokens, max_context)
+    def allocate(cls, device, config, max_tokens: int, max_context: int) -> "dict[tuple[int, int], AttentionScratch]":
+        """Scratch for a ModelConfig's steps of up to max_tokens tokens, of sequences of up to max_context tokens: by KV heads and
+        head_dim of its layers."""
+        windows: dict[tuple[int, int], set[int]] = {}
+        for layer in range(config.num_layers):
+            kind = config.kv_heads_of(layer), config.head_dim_of(layer)
+            windows.setdefault(kind, set()).add(config.window(layer))
+        return {
+            kind: cls.make(device, config.num_heads, *kind, sorted(found), max_tokens, max_context)
+            for kind, found in windows.items()
+            if kind[1] in HEAD_DIMS
+        }
 
     @classmethod
     def make(
         cls, device, heads: int, kv_heads: int, head_dim: int, windows: list[int], max_tokens: int, max_context: int
     ) -> "AttentionScratch":
-        """As allocate()."""
+        """Of layers of one kind. windows: the distinct ones (0: none)."""
         shapes = cls.shapes(heads, head_dim, max_tokens, max_context)
 
         def new(name: str, dtype: str) -> Tensor:

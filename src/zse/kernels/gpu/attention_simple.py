@@ -14,7 +14,7 @@ from zse.kernels.kv_pages import BLOCK
 
 THREADS = 128
 ENCODER_KV = ("bf16", "f16")
-SIMPLE_DIMS = (32, *HEAD_DIMS)
+SIMPLE_DIMS = (32, *HEAD_DIMS, 512)
 
 
 class SimpleAttentionParams(zl.Record):

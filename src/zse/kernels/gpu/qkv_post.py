@@ -4,11 +4,8 @@ from zse import kernel as zl
 from zse.kernels.gpu.attention_parts import KV_TYPES
 from zse.kernels.gpu.kv8 import is_packed
 from zse.kernels.kv_pages import BLOCK, LARGEST, SCALE_BYTES
-from zse.kernels.qkv_post import GPU_THREADS, NORMS
+from zse.kernels.qkv_post import GPU_THREADS, NORMS, largest_head
 
-MAX_HEAD_DIM = 256
-PAIRS = MAX_HEAD_DIM // 128  # pairs of two neighbours a lane has of half a head
-REST = MAX_HEAD_DIM // 64  # of what is not rotated
 
 
 @zl.inline
@@ -80,6 +77,11 @@ class PostParams(zl.Record):
     KV: zl.static
     NORM: zl.static
 
+    @property
+    def rest(self) -> int:
+        """Pairs of two neighbours that a lane has of what is not rotated, at most; of half of a rotated head half as many."""
+        return largest_head(self.NORM) // 64
+
 
 @zl.inline
 def rotate(x, weight, whole, table, out, scale, T, p):
@@ -87,11 +89,11 @@ def rotate(x, weight, whole, table, out, scale, T, p):
     of a norm over all heads. scale: where that of a T in 8 bits goes, else None."""
     lane = zl.lane_index()
     half = p.rotary // 2
-    at = [lane * 2 + n * 64 for n in zl.static(range(PAIRS))]
-    low = [[zl.f32(0) for u in zl.static(range(2))] for n in zl.static(range(PAIRS))]
-    high = [[zl.f32(0) for u in zl.static(range(2))] for n in zl.static(range(PAIRS))]
-    rest = [[zl.f32(0) for u in zl.static(range(2))] for n in zl.static(range(REST))]
-    for n in zl.static(range(PAIRS)):
+    at = [lane * 2 + n * 64 for n in zl.static(range(p.rest // 2))]
+    low = [[zl.f32(0) for u in zl.static(range(2))] for n in zl.static(range(p.rest // 2))]
+    high = [[zl.f32(0) for u in zl.static(range(2))] for n in zl.static(range(p.rest // 2))]
+    rest = [[zl.f32(0) for u in zl.static(range(2))] for n in zl.static(range(p.rest))]
+    for n in zl.static(range(p.rest // 2)):
         if at[n] < half:
             a = zl.load(x + at[n], 2)
             b = zl.load(x + half + at[n], 2)
@@ -99,7 +101,7 @@ def rotate(x, weight, whole, table, out, scale, T, p):
                 low[n][u] = a[u] + 0.0
                 high[n][u] = b[u] + 0.0
     if p.rotary < p.head_dim:
-        for n in zl.static(range(REST)):
+        for n in zl.static(range(p.rest)):
             if p.rotary + lane * 2 + n * 64 < p.head_dim:
                 a = zl.load(x + (p.rotary + lane * 2 + n * 64), 2)
                 for u in zl.static(range(2)):
@@ -112,7 +114,7 @@ def rotate(x, weight, whole, table, out, scale, T, p):
             for u in zl.static(range(2)):
                 squares = zl.fma(values[u], values[u], squares)
         factor = zl.rsqrt(zl.warp_sum(squares) / zl.f32(p.head_dim) + p.eps)
-    for n in zl.static(range(PAIRS)):
+    for n in zl.static(range(p.rest // 2)):
         if at[n] < half:
             c = zl.load(table + at[n], 2)
             s = zl.load(table + half + at[n], 2)
@@ -131,7 +133,7 @@ def rotate(x, weight, whole, table, out, scale, T, p):
                 put(out + at[n], low[n][0] * c[0] - high[n][0] * s[0], low[n][1] * c[1] - high[n][1] * s[1], T)
                 put(out + half + at[n], high[n][0] * c[0] + low[n][0] * s[0], high[n][1] * c[1] + low[n][1] * s[1], T)
     if p.rotary < p.head_dim:
-        for n in zl.static(range(REST)):
+        for n in zl.static(range(p.rest)):
             place = p.rotary + lane * 2 + n * 64
             if place < p.head_dim:
                 if p.NORM != "plain":
@@ -142,11 +144,11 @@ def rotate(x, weight, whole, table, out, scale, T, p):
                     put(out + place, rest[n][0], rest[n][1], T)
     if is_packed(T):
         inverse = begin_packed(low + high + rest, scale, T)
-        for n in zl.static(range(PAIRS)):
+        for n in zl.static(range(p.rest // 2)):
             if at[n] < half:
                 put_packed(out + at[n], low[n], inverse, T)
                 put_packed(out + half + at[n], high[n], inverse, T)
-        for n in zl.static(range(REST)):
+        for n in zl.static(range(p.rest)):
             if p.rotary + lane * 2 + n * 64 < p.head_dim:
                 put_packed(out + (p.rotary + lane * 2 + n * 64), rest[n], inverse, T)
 
@@ -171,25 +173,25 @@ def write_value(lane, row, out, scale, p):
     factor = zl.f32(1)
     if p.NORM == "values":
         squares = zl.f32(0)
-        for n in zl.static(range(REST)):
+        for n in zl.static(range(p.rest)):
             if lane * 2 + n * 64 < p.head_dim:
                 a = zl.load(row + (lane * 2 + n * 64), 2)
                 for u in zl.static(range(2)):
                     squares = zl.fma(a[u], a[u], squares)
         factor = zl.rsqrt(zl.warp_sum(squares) / zl.f32(p.head_dim) + p.eps)
     if is_packed(KV):
-        pairs = [[zl.f32(0) for u in zl.static(range(2))] for _ in zl.static(range(REST))]
-        for n in zl.static(range(REST)):
+        pairs = [[zl.f32(0) for u in zl.static(range(2))] for _ in zl.static(range(p.rest))]
+        for n in zl.static(range(p.rest)):
             if lane * 2 + n * 64 < p.head_dim:
                 a = zl.load(row + (lane * 2 + n * 64), 2)
                 for u in zl.static(range(2)):
                     pairs[n][u] = a[u] * factor
         inverse = begin_packed(pairs, scale, KV)
-        for n in zl.static(range(REST)):
+        for n in zl.static(range(p.rest)):
             if lane * 2 + n * 64 < p.head_dim:
                 put_packed(out + (lane * 2 + n * 64), pairs[n], inverse, KV)
     else:
-        for n in zl.static(range(REST)):
+        for n in zl.static(range(p.rest)):
             place = lane * 2 + n * 64
             if place < p.head_dim:
                 a = zl.load(row + place, 2)
