@@ -56,7 +56,7 @@ def test_prompts_over_pages_in_8_bits_use_wgmma_on_hopper():
 @pytest.mark.parametrize(
     "options, error, message",
     [
-        ({"head_dim": 80}, UnsupportedError, "head_dim 80 is not supported; supported: 64, 96, 128, 256"),
+        ({"head_dim": 80}, UnsupportedError, "head_dim 80 is not supported; supported: 64, 96, 128, 256, 512"),
         ({"change": {"q": ("bf16", 5, 100)}}, ValueError, "q is 100 wide"),
         ({"change": {"q": ("f32", 5, 28 * 128)}}, TypeError, "attention q: dtype f32"),
         ({"change": {"k_pages": ("bf16", 9, 4, 128, 16)}}, ValueError, "k_pages"),

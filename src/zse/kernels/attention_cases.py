@@ -145,12 +145,17 @@ def make_gpu_cases(rng):
         ("decode, sinks, window", [(15, 1), (700, 1)], 24, 1, 128, {"longest_run": 1, "sinks": True, "window": 128}),
         ("chunks, sinks", [(250, 40), (3, 1), (700, 150)], 16, 2, 64, {"sinks": True}),
         ("chunks, sinks, window", [(600, 20), (0, 130)], 4, 1, 256, {"sinks": True, "window": 128}),
+        ("decode, wide", [(0, 1), (15, 1), (530, 1), (1500, 1)], 8, 1, 512, {"longest_run": 1}),
+        ("decode, wide, group of 16", [(40, 1), (1100, 1)], 32, 2, 512, {"longest_run": 1, "sinks": True}),
+        ("verification, wide", [(40, 4), (600, 8)], 4, 2, 512, {"longest_run": 8, "window": 100}),
+        ("chunks, wide", [(250, 40), (3, 1), (17, 9), (100, 70)], 8, 1, 512, {"softcap": 20.0}),
+        ("chunks, wide", [(0, 71), (600, 20)], 4, 4, 512, {"window": 50}),
         ("encoder", [(0, 37), (0, 1), (0, 150)], 3, 3, 32, {"ahead": 1 << 20}),
         ("encoder, window", [(0, 150), (0, 40)], 2, 2, 64, {"ahead": 20, "window": 21}),
     ]
     for name, runs, heads, kv_heads, head_dim, options in shapes:
         page_size, has_sinks = options.pop("page_size", BLOCK), options.pop("sinks", False)
-        for dtype in ("bf16", "f16", *PACKED)[: 2 if "ahead" in options else None]:
+        for dtype in ("bf16", "f16", *PACKED)[: 2 if "ahead" in options or head_dim == 512 else None]:
             batch = gpu_batch(rng, runs, heads, kv_heads, head_dim, dtype, page_size)
             if has_sinks:
                 batch["sinks"] = (rng.standard_normal(heads) * 3).astype(np.float32)

@@ -7,9 +7,11 @@ from zse.kernels.gpu.attention_decode import decode_symbol, decode_variants
 from zse.kernels.gpu.attention_plan import (
     HEAD_DIMS,
     MAX_RUN,
+    WIDE,
     AttentionScratch,
     decode_columns,
     decode_share,
+    head_dims,
     plan_attention,
     plan_variants,
     reciprocal31,
@@ -69,14 +71,14 @@ def record_attention(
     sinks=None,
 ) -> None:
     """attention() on a GPU; what is not said here is said there. q, out bf16; both pages [P, Hk, 16, D], bf16 or f16, or
-    packed i8 or e4m3; D 64, 96, 128 or 256, Hq / Hk at most 128.
+    packed i8 or e4m3; D 64, 96, 128 or 256, with pages in 16 bits 512; Hq / Hk at most 128.
 
     scratch: by KV heads and head_dim the AttentionScratch that plan_attention() has filled in this recording with the same
     longest_run (None: made and filled here, for tests); longest_run: the most tokens of one row in any run of the recording (None: unknown)."""
     device = recorder.device
-    dims = attention_simple.SIMPLE_DIMS if device.simt or ahead else (*HEAD_DIMS, 512)
+    dims = attention_simple.ENCODER_DIMS if ahead else head_dims(k_pages.dtype)
+    dims = attention_simple.SIMPLE_DIMS if device.simt else dims
     head_dim, group = _check(q, k_pages, v_pages, page_table, token_row, positions, out, dims)
-    is_simple = device.simt or ahead or head_dim == 512
     (pages, kv_heads), (tokens, width) = v_pages.shape[:2], q.shape
     common = dict(
         q=q,
@@ -94,7 +96,7 @@ def record_attention(
     if sinks is not None:
         check("attention sinks", sinks, "f32", width // head_dim)
     paged = dict(k_pages=k_pages, v_pages=v_pages)
-    if is_simple:
+    if device.simt or ahead:
         args = Args(**common, **paged, token_row=token_row, positions=positions, tokens=tokens, ahead=ahead)
         recorder.launch(attention_simple.symbol_of(k_pages.dtype, head_dim), args, (kv_heads * group, tokens))
         return
@@ -130,14 +132,15 @@ def record_attention(
     if longest_run is not None and longest_run <= MAX_RUN:
         return
     args = Args(**common, by_heads=reciprocal31(kv_heads), by_group=reciprocal31(group))
-    if kv not in PACKED and device.arch == 90:
+    if kv not in PACKED and device.arch == 90 and head_dim < WIDE:
         swizzle = prefill_swizzle(head_dim)
         for name, tensor in (("k_map", k_pages), ("v_map", v_pages)):
             flat = tensor._replace(shape=(pages * kv_heads * BLOCK, head_dim))
             args[name] = device.tensor_map(flat, (BLOCK, swizzle // 2), swizzle=swizzle)
         recorder.launch(wgmma_symbol(kv, head_dim), args, found.blocks)
     else:
-        symbol = attention_packed.packed_symbol if device.arch == 90 else attention_mma.mma_symbol
+        on_hopper = device.arch == 90 and head_dim < WIDE
+        symbol = attention_packed.packed_symbol if on_hopper else attention_mma.mma_symbol
         recorder.launch(symbol(kv, head_dim), Args(**args, **paged), found.blocks)
 
 

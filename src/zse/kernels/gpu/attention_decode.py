@@ -6,12 +6,15 @@ are on their way while results are merged. The query rows of a tile (tokens x he
 S^T = K Q^T and of O^T = V^T P^T, so nothing of a small group is wasted; softmax is online (Milakov and Gimelshein 2018), in base 2.
 After every chunk the warps' sums are merged in shared memory and folded into the segment's, these into the result's, in order;
 what a task leaves of a tile that is not whole is a record, and the block that comes last folds the records in the same order.
+
+Heads of 512 have two warps for a page, each with half of the dimensions in its ring and its registers: they give each other their parts of
+the scores, and then know the same weights.
 """
 
 from typing import Any
 
 from zse import kernel as zl
-from zse.kernels.gpu.attention_pages import NUM_VARIABLES, load_page, read_item, start_loading
+from zse.kernels.gpu.attention_pages import NUM_VARIABLES, load_page, read_item, start_loading, walker_of
 from zse.kernels.gpu.attention_parts import (
     FLOOR,
     KV_TYPES,
@@ -24,12 +27,13 @@ from zse.kernels.gpu.attention_parts import (
     value_fragments,
     with_sink,
 )
-from zse.kernels.gpu.attention_plan import CHUNK, HEAD_DIMS, SEGMENT, TASK, decode_columns, divide
+from zse.kernels.gpu.attention_plan import CHUNK, SEGMENT, TASK, decode_columns, divide, head_dims, warps_of_head
 from zse.kernels.gpu.kv8 import MINUS_BIAS, UNITS, in_f16, is_packed, item_nbytes, scales_nbytes, scales_of, sum_of
 from zse.kernels.kv_pages import BLOCK, SCALE_BYTES
 
 RING_BYTES = 204 << 10  # of a block's shared memory, for the rings
 SMALL_BYTES = 2 << 10  # at most, of the other arrays
+EXCHANGE_BYTES = 4 << 10  # at most, of scores that warps give each other
 MERGE = 8  # chunks whose records are in flight while they are merged
 
 
@@ -72,9 +76,19 @@ class DecodeParams(zl.Record):
         return item_nbytes(self.KV)
 
     @property
+    def together(self) -> int:
+        """Warps that share a page."""
+        return warps_of_head(self.D)
+
+    @property
+    def columns(self) -> int:
+        """Dimensions of a warp."""
+        return self.D // self.together
+
+    @property
     def stride(self) -> int:
         """Bytes of a row in the ring; the padding keeps ldmatrix free of bank conflicts."""
-        return self.D * self.item + 16
+        return self.columns * self.item + 16
 
     @property
     def slot_bytes(self) -> int:
@@ -99,6 +113,12 @@ class DecodeBlock(DecodeParams):
     ring: Any  # this warp's
     peaks: Any
     places: Any
+    exchange: Any  # of warps that share pages: parts of scores, of this page and of the one before
+
+    @property
+    def walkers(self) -> int:
+        """Warps, or pairs of them, that walk through pages."""
+        return self.W // self.together
 
 
 class Sums(zl.Record):
@@ -121,7 +141,9 @@ def load_queries(out, item, work, p):
         which = min(nt * 8 + lane // 4, item[1] * group - 1)
         which_token = divide(which, p.by_group)
         row = p.q + (zl.i64(item[0] + which_token) * p.width + ((head - which_token) * group + which) * D)
-        for kd in zl.static(range(D // 16)):
+        if p.together > 1:
+            row += zl.warp_index() % p.together * p.columns
+        for kd in zl.static(range(p.columns // 16)):
             if p.item == 2:
                 for u in zl.static(range(2)):
                     out[kd][nt][u] = zl.bitcast(zl.load(row + (kd * 16 + u * 8 + lane % 4 * 2), 2), zl.u32)
@@ -129,6 +151,23 @@ def load_queries(out, item, work, p):
                 both = zl.bitcast(zl.load(row + (kd * 16 + lane % 4 * 4), 4), zl.u32.x(2))
                 for u in zl.static(range(2)):
                     out[kd][nt][u] = both[u] + 0
+
+
+@zl.inline
+def add_parts(scores, page, p):
+    """Scores of the warp's dimensions become those of all: of a page whose number is odd in one place, else in another, so that no
+    warp overwrites what the other still reads."""
+    lane, warp, NT = zl.lane_index(), zl.warp_index(), p.NT
+    odd = page // p.walkers % 2
+    mine = p.exchange + ((odd * p.W + warp) * 32 + lane) * (4 * NT)
+    its = p.exchange + ((odd * p.W + (warp ^ 1)) * 32 + lane) * (4 * NT)
+    for nt in zl.static(range(NT)):
+        zl.store(mine + nt * 4, zl.make_vector(scores[nt][0], scores[nt][1], scores[nt][2], scores[nt][3]))
+    zl.named_barrier(1 + warp // 2, 64)
+    for nt in zl.static(range(NT)):
+        other = zl.load(its + nt * 4, 4)
+        for u in zl.static(range(4)):
+            scores[nt][u] += other[u]
 
 
 @zl.inline
@@ -143,13 +182,15 @@ def attend_page(slot, key, item, limits, queries, bias, found, p):
     ]
     # Two chains of products instead of one.
     more = [[zl.f32(0) for u in zl.static(range(4))] for nt in zl.static(range(NT))]
-    for kd in zl.static(range(D // 16)):
+    for kd in zl.static(range(p.columns // 16)):
         a = key_fragments(slot, kd, STRIDE, KV)
         for nt in zl.static(range(NT)):
             multiply(more[nt] if kd % 2 else scores[nt], a, queries[kd][nt], F)
     for nt in zl.static(range(NT)):
         for u in zl.static(range(4)):
             scores[nt][u] += more[nt][u]
+    if p.together > 1:
+        add_parts(scores, key // BLOCK, p)
     if is_packed(KV):
         key_scales = scales_of(slot + 2 * BLOCK * STRIDE, in_f16(KV, zl.target))
         value_scales = scales_of(slot + (2 * BLOCK * STRIDE + SCALE_BYTES), UNITS[KV.name])
@@ -180,7 +221,7 @@ def attend_page(slot, key, item, limits, queries, bias, found, p):
             scores[nt][u] = zl.exp2(zl.fma(scores[nt][u], p.factor, -new))
             scores[nt][u + 2] = zl.exp2(zl.fma(scores[nt][u + 2], p.factor, -new))
             sums[nt][u] = zl.fma(sums[nt][u], shrink[u], scores[nt][u] + scores[nt][u + 2])
-        for d in zl.static(range(D // 16)):
+        for d in zl.static(range(p.columns // 16)):
             for u in zl.static(range(4)):
                 acc[d][nt][u] = acc[d][nt][u] * shrink[u % 2]
         if KV is zl.i8:
@@ -198,7 +239,7 @@ def attend_page(slot, key, item, limits, queries, bias, found, p):
     if KV is zl.i8:
         for nt in zl.static(range(NT)):
             multiply(found.bias[nt], [zl.u32(MINUS_BIAS)] * 4, weights[nt], F)
-    for d in zl.static(range(D // 16)):
+    for d in zl.static(range(p.columns // 16)):
         a = value_fragments(slot + BLOCK * STRIDE, d, STRIDE, KV)
         for nt in zl.static(range(NT)):
             multiply(acc[d][nt], a, weights[nt], F)
@@ -282,8 +323,8 @@ def merge_records(head, item, p):
 
 @zl.inline
 def leave_sums(mine, found, nt, p):
-    """A warp's sums of part nt where the block's threads find them: [column][D + 4] f32, and (maximum, sum) of each."""
-    D, item = p.D, p.item
+    """A warp's sums of part nt where the block's threads find them: [column][p.columns + 4] f32, and (maximum, sum) of each."""
+    D, item = p.columns, p.item
     lane = zl.lane_index()
     g = lane // 4
     for u in zl.static(range(2)):
@@ -300,12 +341,12 @@ def leave_sums(mine, found, nt, p):
 @zl.inline
 def merge_warps(segment, result, columns, closes, nt, p):
     """The warps' sums of part nt, chunk by chunk, are added to the segment's, and a complete segment to the result."""
-    D, W = p.D, p.W
+    D, W, S = p.D, p.walkers, p.together
     for m in zl.static(range(p.mine)):
         e = zl.thread_index() + m * zl.target.threads
         column = e // (D // 4)
         if column < 8 and nt * 8 + column < columns:
-            highs = [zl.load(p.peaks + (w * 8 + column) * 2, 2) for w in zl.static(range(W))]
+            highs = [zl.load(p.peaks + (w * S * 8 + column) * 2, 2) for w in zl.static(range(W))]
             peak = highs[0][0]
             for w in zl.static(range(1, W)):
                 peak = max(peak, highs[w][0])
@@ -314,7 +355,13 @@ def merge_warps(segment, result, columns, closes, nt, p):
             for w in zl.static(range(W)):
                 weight = zl.exp2(highs[w][0] - peak)
                 whole = zl.fma(highs[w][1], weight, whole)
-                part = zl.load(zl.cast_ptr(p.memory + p.places[w], zl.f32) + (column * (D + 4) + e % (D // 4) * 4), 4)
+                place = p.places[w]
+                at = column * (D + 4) + e % (D // 4) * 4
+                if S > 1:
+                    which = e % (D // 4) * 4 // p.columns
+                    place = p.places[w * S + which]
+                    at = column * (p.columns + 4) + (e % (D // 4) * 4 - which * p.columns)
+                part = zl.load(zl.cast_ptr(p.memory + place, zl.f32) + at, 4)
                 for i in zl.static(range(4)):
                     merged[i] = zl.fma(part[i], weight, merged[i])
             fold(segment[nt][m], peak, whole, merged)
@@ -353,7 +400,7 @@ def leave_results(result, item, head, p):
 def attend_task(state, slot, item, queries, coming, work, into, p):
     """The chunks of a task. into: (segment, result); slot: [of the ring]; coming, work: the next task, whose queries are loaded
     at the end. Columns are the task's query rows."""
-    D, NT, W = p.D, p.NT, p.W
+    NT, W, parts = p.NT, p.walkers, p.columns // 16
     lane, warp = zl.lane_index(), zl.warp_index()
     columns = item[1] * p.group
     begin, end = item[4], item[5]
@@ -364,19 +411,19 @@ def attend_task(state, slot, item, queries, coming, work, into, p):
     BIASED = NT if p.KV is zl.i8 else 0
     bias = [[zl.f32(0) for u in zl.static(range(4))] for nt in zl.static(range(BIASED))]
     if p.KV is zl.i8:
-        for kd in zl.static(range(D // 16)):
+        for kd in zl.static(range(parts)):
             for nt in zl.static(range(NT)):
                 multiply(bias[nt], [zl.u32(MINUS_BIAS)] * 4, queries[kd][nt], p.F)
     for chunk in zl.unroll(range(begin, end, CHUNK), 1):
         stop = min(chunk + CHUNK, end)
         acc = [
-            [[zl.f32(0) for u in zl.static(range(4))] for nt in zl.static(range(NT))] for d in zl.static(range(D // 16))
+            [[zl.f32(0) for u in zl.static(range(4))] for nt in zl.static(range(NT))] for d in zl.static(range(parts))
         ]
         high = [[zl.f32(FLOOR) for u in zl.static(range(2))] for nt in zl.static(range(NT))]
         sums = [[zl.f32(0) for u in zl.static(range(2))] for nt in zl.static(range(NT))]
         less = [[zl.f32(0) for u in zl.static(range(4))] for nt in zl.static(range(BIASED))]
         found = Sums(acc, less, high, sums)
-        for page in zl.unroll(range(chunk // BLOCK + warp, (stop + BLOCK - 1) // BLOCK, W), 1):
+        for page in zl.unroll(range(chunk // BLOCK + walker_of(p), (stop + BLOCK - 1) // BLOCK, W), 1):
             zl.copy_wait(p.STAGES - 2)
             zl.warp_barrier()  # the page is there for all lanes, and all have read the one before
             load_page(state, p)
@@ -408,12 +455,15 @@ def block_of(p):
     memory = zl.shared_array(zl.u8, W * p.STAGES * p.slot_bytes, align=128)
     peaks = zl.shared_array(zl.f32, W * 16)
     places = zl.shared_array(zl.i32, W)
+    exchange = None
+    if p.together > 1:
+        exchange = zl.shared_array(zl.f32, 2 * W * 32 * 4 * p.NT, align=16)
     total = p.plan[0] * p.kv_heads
     width = p.kv_heads * p.group * p.D
     ring = memory + zl.warp_index() * (p.STAGES * p.slot_bytes)
     factor = zl.f32(LOG2E) if p.softcap > 0.0 else p.scale * LOG2E
     mine = (8 * (p.D // 4) + zl.target.threads - 1) // zl.target.threads
-    return DecodeBlock(*vars(p).values(), total, width, factor, W, mine, memory, ring, peaks, places)
+    return DecodeBlock(*vars(p).values(), total, width, factor, W, mine, memory, ring, peaks, places, exchange)
 
 
 @zl.kernel
@@ -431,7 +481,7 @@ def attention_decode(params: DecodeParams):
     read_item(coming, begin, p)
     queries = [
         [[zl.u32(0) for u in zl.static(range(2))] for nt in zl.static(range(p.NT))]
-        for kd in zl.static(range(p.D // 16))
+        for kd in zl.static(range(p.columns // 16))
     ]
     if begin < p.total:
         load_queries(queries, coming, begin, p)
@@ -470,10 +520,13 @@ def decode_symbol(kv: str, head_dim: int, parts: int) -> str:
 
 
 def decode_shape(head_dim: int, item_bytes: int, shared_limit: int) -> tuple[int, int]:
-    """(warps, slots of a warp's ring): what fills the shared memory of a multiprocessor; three to six slots."""
-    slot = 2 * BLOCK * (head_dim * item_bytes + 16) + scales_nbytes(item_bytes)
-    room = min(RING_BYTES, shared_limit - SMALL_BYTES)
-    warps = next((warps for warps in (8, 4) if 3 * warps * slot <= room), 2)
+    """(warps, slots of a warp's ring): what fills the shared memory of a multiprocessor; three to six slots, two of heads that
+    warps share."""
+    together = warps_of_head(head_dim)
+    slot = 2 * BLOCK * (head_dim // together * item_bytes + 16) + scales_nbytes(item_bytes)
+    small, least = (SMALL_BYTES, 3) if together == 1 else (SMALL_BYTES + EXCHANGE_BYTES, 2)
+    room = min(RING_BYTES, shared_limit - small)
+    warps = next((warps for warps in (8, 4) if least * warps * slot <= room), 2)
     return warps, min(6, room // (warps * slot))
 
 
@@ -483,7 +536,7 @@ def decode_variants(target) -> list[zl.Variant]:
         return []
     variants = []
     for name, dtype in KV_TYPES.items():
-        for dim in HEAD_DIMS:
+        for dim in head_dims(name):
             warps, stages = decode_shape(dim, item_nbytes(dtype), target.shared_limit)
             variants += [
                 zl.Variant(

@@ -2,12 +2,13 @@
 
 Tiles, masks and softmax are those of attention_prefill.py (FlashAttention 2, Dao 2023): eight warps of 16 query rows
 share blocks of 64 keys that cp.async brings; while one block's scores are computed its values are on their way, and
-the next keys under P V.
+the next keys under P V. Of heads of 512 a tile has half of the rows: two warps compute the scores of the same 16, and each adds up half
+of the values' dimensions.
 """
 
 from zse import kernel as zl
 from zse.kernels.gpu.attention_parts import FLOOR, KV_TYPES, multiply, pack_pair
-from zse.kernels.gpu.attention_plan import HEAD_DIMS, PREFILL_ROWS, divide
+from zse.kernels.gpu.attention_plan import WIDE, divide, head_dims, prefill_rows, warps_of_head
 from zse.kernels.gpu.attention_prefill import (
     PrefillParams,
     TileBatch,
@@ -22,14 +23,24 @@ from zse.kernels.gpu.attention_prefill import (
 from zse.kernels.gpu.kv8 import is_packed, item_nbytes, page_nbytes, scales_of_columns, two_pairs
 from zse.kernels.kv_pages import BLOCK
 
-THREADS = 2 * PREFILL_ROWS  # a warp has 16 rows
-BLOCK_KEYS = 64
+THREADS = 256
+BLOCK_KEYS = (64, 32, 16)
 
 
 class MmaBatch(TileBatch):
     """The tiles, and the variant: KEYS keys are in shared memory at once."""
 
     KEYS: int
+
+    @property
+    def rows(self) -> int:
+        """Query rows of a tile."""
+        return prefill_rows(self.D)
+
+    @property
+    def columns(self) -> int:
+        """Dimensions of the values that a warp adds up."""
+        return self.D // warps_of_head(self.D)
 
     @property
     def item(self) -> int:
@@ -54,7 +65,7 @@ class MmaBatch(TileBatch):
 def load_queries(q, place, token, head, rows, p):
     """The tile's rows of Q into shared memory as F; rows that are none become zeros."""
     pieces = p.D // 8
-    for e in zl.unroll(range(zl.thread_index(), PREFILL_ROWS * pieces, THREADS), 2):
+    for e in zl.unroll(range(zl.thread_index(), p.rows * pieces, THREADS), 2):
         row = e // pieces
         x = e % pieces
         which = row if row < rows else 0
@@ -169,14 +180,14 @@ def scale_columns(scores, block, p):
 
 @zl.inline
 def add_values(acc, scores, values, p):
-    """acc += P V."""
+    """acc += P V. values: of this warp's first dimension."""
     scale_columns(scores, values, p)
     for n in zl.static(range(p.KEYS // 16)):
         weights = [
             pack_pair(scores[2 * n + u // 2][u % 2 * 2], scores[2 * n + u // 2][u % 2 * 2 + 1], p.F)
             for u in zl.static(range(4))
         ]
-        for d in zl.static(range(p.D // 16)):
+        for d in zl.static(range(p.columns // 16)):
             first, second = value_operands(values + n * 16 * p.stride, d, p.stride, p.KV)
             multiply(acc[2 * d], weights, first, p.F)
             multiply(acc[2 * d + 1], weights, second, p.F)
@@ -192,7 +203,9 @@ def write_rows(acc, running, first, rows, token, head, p):
         inverse = 1.0 / sum_with_sink(sums[h], high[h], r, head, p)
         if r < rows:
             place = p.out + query_place(r, token, head, p)
-            for d in zl.static(range(p.D // 16)):
+            if p.columns < p.D:
+                place += zl.warp_index() % 2 * p.columns
+            for d in zl.static(range(p.columns // 16)):
                 c = [acc[2 * d + u // 2][2 * h + u % 2] * inverse for u in zl.static(range(4))]
                 if p.item == 2:
                     zl.store(place + d * 16 + j * 2, zl.convert(zl.make_vector(c[0], c[1]), zl.bf16))
@@ -213,10 +226,14 @@ def attention_prefill_mma(
     zl.grid_launch_dependents()
     stride = params.D * 2 + 16
     item = item_nbytes(params.KV)
-    queries = zl.shared_array(zl.u8, PREFILL_ROWS * stride, align=128)
+    queries = zl.shared_array(zl.u8, prefill_rows(params.D) * stride, align=128)
     keys = zl.shared_array(zl.u8, block_nbytes(params.D, item, KEYS), align=128)
     values = zl.shared_array(zl.u8, block_nbytes(params.D, item, KEYS), align=128)
     warp = zl.warp_index()
+    my_values = values
+    if warps_of_head(params.D) == 2:
+        warp = zl.warp_index() // 2
+        my_values = values + zl.warp_index() % 2 * (params.D // 2 * item)
     mine = warp * 16 + zl.lane_index() // 4
     zl.grid_wait()
     p = MmaBatch(**vars(batch_of(params)), KEYS=KEYS)
@@ -233,7 +250,7 @@ def attention_prefill_mma(
         load_queries(q, queries, token, head, rows, p)
         factor = factor_of(p)
         limits = [position + divide(min(mine + 8 * h, rows - 1), p.by_group) for h in zl.static(range(2))]
-        acc = [[zl.f32(0) for u in zl.static(range(4))] for d in zl.static(range(p.D // 8))]
+        acc = [[zl.f32(0) for u in zl.static(range(4))] for d in zl.static(range(p.columns // 8))]
         high = [zl.f32(FLOOR) for h in zl.static(range(2))]
         sums = [zl.f32(0) for h in zl.static(range(2))]
         shrink = [zl.f32(0) for h in zl.static(range(2))]
@@ -249,7 +266,7 @@ def attention_prefill_mma(
             softmax(sum(scores, []), limits, (high, sums, shrink), block * KEYS, position, factor, p, acc)
             zl.copy_wait(1)
             zl.barrier()
-            add_values(acc, scores, values, p)
+            add_values(acc, scores, my_values, p)
             zl.barrier()
             if block < end:
                 load_block(v_pages, values, table, block + 1, seen, last, head, p)
@@ -270,15 +287,15 @@ def block_nbytes(head_dim: int, item: int, keys: int) -> int:
 
 
 def keys_of_block(target, kv: str, head_dim: int) -> int:
-    """Keys that are in shared memory at once, beside the tile's queries: half where a block can have 99 KiB only."""
-    queries = PREFILL_ROWS * (head_dim * 2 + 16)
-    blocks = 2 * block_nbytes(head_dim, item_nbytes(KV_TYPES[kv]), BLOCK_KEYS)
-    return BLOCK_KEYS if queries + blocks <= target.shared_limit else BLOCK_KEYS // 2
+    """Keys that are in shared memory at once, beside the tile's queries: as many of BLOCK_KEYS as a block has room for."""
+    room = target.shared_limit - prefill_rows(head_dim) * (head_dim * 2 + 16)
+    item = item_nbytes(KV_TYPES[kv])
+    return next(keys for keys in BLOCK_KEYS if 2 * block_nbytes(head_dim, item, keys) <= room)
 
 
 def mma_variants(target) -> list[zl.Variant]:
     """head_dim x dtype of the pages, where attention_prefill.py and attention_packed.py have no kernels."""
-    if not target.has("mma_sync") or target.arch == 90:
+    if not target.has("mma_sync"):
         return []
     return [
         zl.Variant(
@@ -288,5 +305,6 @@ def mma_variants(target) -> list[zl.Variant]:
             threads=THREADS,
         )
         for name, dtype in KV_TYPES.items()
-        for dim in HEAD_DIMS
+        for dim in head_dims(name)
+        if dim == WIDE or target.arch != 90
     ]

@@ -46,7 +46,16 @@ def read_entry(state, work, p):
 def page_ids(table, count, first, p):
     """Page numbers of this warp's pages first … first + 31, one a lane."""
     mine = first + zl.lane_index()
-    return p.page_table[table + (mine if mine < count else 0) * p.W]
+    return p.page_table[table + (mine if mine < count else 0) * p.walkers]
+
+
+@zl.inline
+def walker_of(p):
+    """Which of the block's walks through the pages this warp takes part in."""
+    walker = zl.warp_index()
+    if p.together > 1:
+        walker = zl.warp_index() // p.together
+    return walker
 
 
 @zl.inline
@@ -56,9 +65,9 @@ def shift_entry(state, work, p):
     state[END2] = state[END3] + 0
     state[ROW2] = state[ROW3] + 0
     state[FRESH2] = state[FRESH3] + 0
-    W = p.W
+    W = p.walkers
     if work < p.total:
-        first = state[BEGIN2] // BLOCK + zl.warp_index()
+        first = state[BEGIN2] // BLOCK + walker_of(p)
         last = (state[END2] - 1) // BLOCK
         state[IDS2] = page_ids(state[ROW2] * p.max_pages + min(first, last), (last - first + W) // W, 0, p)
 
@@ -66,10 +75,10 @@ def shift_entry(state, work, p):
 @zl.inline
 def next_item(state, p):
     """Moves the loading side to the second work item."""
-    W = p.W
+    W = p.walkers
     state[WORK] += zl.num_blocks(0)
     state[HEAD] = state[WORK] - divide(state[WORK], p.by_heads) * p.kv_heads
-    state[FIRST] = state[BEGIN2] // BLOCK + zl.warp_index()
+    state[FIRST] = state[BEGIN2] // BLOCK + walker_of(p)
     state[END] = state[END2] + 0
     state[COUNT] = ((state[END2] + BLOCK - 1) // BLOCK - state[FIRST] + W - 1) // W
     state[TABLE] = state[ROW2] * p.max_pages + state[FIRST]
@@ -95,7 +104,7 @@ def load_page(state, p):
     if state[WORK] < p.total:
         if state[NEXT] % 32 == 0 and state[NEXT] > 0:
             state[IDS] = page_ids(state[TABLE], state[COUNT], state[NEXT], p)
-        page = state[FIRST] + state[NEXT] * p.W
+        page = state[FIRST] + state[NEXT] * p.walkers
         if state[WAITED] == 0 and (page + 1) * BLOCK > state[FRESH] - p.fresh_before:
             zl.grid_wait()
             state[WAITED] = 1
@@ -103,10 +112,12 @@ def load_page(state, p):
         number = zl.shuffle(state[IDS], state[NEXT] % 32)
         at = (zl.i64(number) * p.page_heads + divide(state[HEAD], p.by_share)) * page_nbytes(D, ITEM)
         slot = p.ring + state[SLOT] * p.slot_bytes
-        pieces = D * ITEM // 16  # of a row
+        pieces = p.columns * ITEM // 16  # of a row
         for part in zl.static(range(2)):
             pages = p.v_pages if part else p.k_pages
             lines = pages + (at + lane * 16)
+            if p.together > 1:
+                lines = pages + (at + zl.warp_index() % p.together * (p.columns * ITEM) + lane * 16)
             whole = slot + (part * BLOCK * STRIDE + lane // pieces * STRIDE + lane % pieces * 16)
             for e in zl.static(range(BLOCK * pieces // 32)):
                 if 32 % pieces == 0:
@@ -115,7 +126,7 @@ def load_page(state, p):
                 else:
                     row = (e * 32 + lane) // pieces
                     place = slot + ((part * BLOCK + row) * STRIDE + (e * 32 + lane) % pieces * 16)
-                zl.copy_async(place, lines + e * 512, 16, zl.i32(16) if row < valid else zl.i32(0))
+                zl.copy_async(place, lines + e * (512 * p.together), 16, zl.i32(16) if row < valid else zl.i32(0))
             if ITEM == 1 and lane // BLOCK == part:
                 scales = pages + (at + BLOCK * D + lane % BLOCK * 4)
                 to = slot + (2 * BLOCK * STRIDE + lane * 4)

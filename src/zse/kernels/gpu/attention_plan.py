@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from zse import kernel as zl
 from zse.dtypes import ITEM_BYTES
-from zse.kernels.kv_pages import BLOCK
+from zse.kernels.kv_pages import BLOCK, PACKED
 from zse.kernels.op import require
 from zse.runtime.args import Args
 from zse.tensor import Tensor
@@ -31,6 +31,7 @@ ALONE = 0.85  # time of a key where half of the multiprocessors are busy, of tha
 MAX_RECORDS = 512  # tokens x tasks of tiles that are not whole
 MAX_PARTS = 4095  # tasks of a tile
 HEAD_DIMS = (64, 96, 128, 256)
+WIDE = 512  # dimensions of heads that two warps share; of pages in 16 bits
 PREFILL_ROWS = 128  # of a prefill tile
 
 
@@ -269,6 +270,21 @@ def attention_plan(p: PlanParams):
     zl.grid_launch_dependents()
 
 
+def head_dims(kv: str) -> tuple[int, ...]:
+    """What attention has kernels for, with matrix instructions and pages of a dtype."""
+    return HEAD_DIMS if kv in PACKED else (*HEAD_DIMS, WIDE)
+
+
+def warps_of_head(head_dim: int) -> int:
+    """Warps that share the dimensions of a head, whose sums would fill the registers of one."""
+    return 2 if head_dim >= WIDE else 1
+
+
+def prefill_rows(head_dim: int) -> int:
+    """Query rows (tokens x heads of the group) of a prefill tile."""
+    return PREFILL_ROWS // warps_of_head(head_dim)
+
+
 def decode_columns(head_dim: int) -> int:
     """Query rows (tokens x heads) of a decode tile, at most: what the registers hold."""
     return 8 if head_dim > 128 else 16
@@ -332,7 +348,6 @@ class AttentionScratch(NamedTuple):
         return {
             kind: cls.make(device, config.num_heads, *kind, sorted(found), max_tokens, max_context)
             for kind, found in windows.items()
-            if kind[1] in HEAD_DIMS
         }
 
     @classmethod
@@ -374,7 +389,7 @@ def plan_attention(recorder, scratch: AttentionScratch, token_row, positions, lo
             window=window,
             heads=scratch.kv_heads * decode_share(group, scratch.head_dim),
             decode_tokens=decode_tile_tokens(group, scratch.head_dim, longest_run),
-            prefill_tokens=max(1, PREFILL_ROWS // group),
+            prefill_tokens=max(1, prefill_rows(scratch.head_dim) // group),
             max_run=scratch.max_run,
             blocks=scratch.blocks,
             capacity=scratch.capacity,

@@ -8,13 +8,14 @@ row gets depends on its own position only, so that it is the same bits alone, ba
 
 from zse import kernel as zl
 from zse.kernels.gpu.attention_parts import FLOOR, KV_TYPES, LOG2E, with_sink
-from zse.kernels.gpu.attention_plan import HEAD_DIMS
+from zse.kernels.gpu.attention_plan import HEAD_DIMS, WIDE
 from zse.kernels.gpu.kv8 import is_packed, page_nbytes
 from zse.kernels.kv_pages import BLOCK
 
 THREADS = 128
 ENCODER_KV = ("bf16", "f16")
-SIMPLE_DIMS = (32, *HEAD_DIMS, 512)
+SIMPLE_DIMS = (32, *HEAD_DIMS, WIDE)
+ENCODER_DIMS = SIMPLE_DIMS[:-1]
 
 
 class SimpleAttentionParams(zl.Record):
@@ -170,6 +171,6 @@ def simple_variants(target) -> list[zl.Variant]:
     return [
         zl.Variant(symbol_of(name, dim), attention_simple, {"D": dim, "KV": dtype}, threads=THREADS)
         for name, dtype in KV_TYPES.items()
-        for dim in SIMPLE_DIMS
+        for dim in (SIMPLE_DIMS if target.has("simt") else ENCODER_DIMS)
         if target.has("simt") or name in ENCODER_KV
     ]
