@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy_model
 import pytest
+import test_gpt_oss
 import tiny
 import tiny_families
 from session import Session
@@ -107,6 +108,15 @@ def test_families_equal_transformers(family, tmp_path):
         errors = errors_of(Session(GPU, gpu_model(str(path)), rows=2), ids, reference)
         print(f"\n{family} {path.suffix or 'hf'}: {errors}")
         assert max(errors.values()) < TINY_LIMIT
+
+
+@pytest.mark.parametrize("experts", ["F32", "MXFP4"])
+def test_gpt_oss_equals_transformers(experts, tmp_path, monkeypatch):
+    monkeypatch.setattr(test_gpt_oss, "DIM", 64)
+    ids = tiny.tokens("gpt-oss")
+    errors = errors_of(Session(GPU, gpu_model(test_gpt_oss.write(tmp_path, experts))), ids, test_gpt_oss.expected(ids))
+    print(f"\ngpt-oss {experts}: {errors}")
+    assert max(errors.values()) < TINY_LIMIT
 
 
 @pytest.mark.parametrize("family", tiny_families.FAMILIES)

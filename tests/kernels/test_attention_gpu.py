@@ -1,14 +1,18 @@
-"""Which kernels attention records on a GPU, and what it refuses; no GPU is needed."""
+"""Which kernels attention records on a GPU, what it refuses, and HIP's and Metal's kernel in the emulator; no GPU is needed."""
 
+import numpy as np
 import pytest
+from gpu.harness import check_cases
 
 from zse.errors import UnsupportedError
-from zse.kernels.attention import attention
+from zse.kernel import cache
+from zse.kernels.attention import ATTENTION, attention
 from zse.kernels.gpu.attention_plan import MAX_RECORDS, AttentionScratch, decode_share, plan_attention, reciprocal31
 from zse.kernels.kv_pages import pages_shape
 from zse.kernels.qkv_post import qkv_post
 from zse.runtime.null import NullGPU
 from zse.tensor import Tensor
+from zse_emulator import EmulateDevice
 
 
 def new(device, dtype, *shape):
@@ -81,10 +85,33 @@ def test_scratch_belongs_to_windows_and_heads():
     recorder = device.record()
     plan_attention(recorder, scratch, new(device, "i32", 5), new(device, "i32", 5), 1)
     assert [launch.symbol for launch in recorder.launches] == ["attention_plan"] * 2
-    for options, message in (({"window": 100}, "windows"), ({"heads": 8}, "other heads"), ({"kv_heads": 2}, "other heads")):
+    for options, message in (
+        ({"window": 100}, "windows"),
+        ({"heads": 8}, "other heads"),
+        ({"kv_heads": 2}, "other heads"),
+    ):
         with pytest.raises(ValueError, match=message):
             record(scratch={(4, 128): scratch}, **options)
     assert scratch.capacity == MAX_RECORDS and AttentionScratch.make(device, 28, 4, 128, [0], 2, 100).capacity == 2
+
+
+def test_heads_of_512_are_shared_by_two_warps():
+    for arch in (80, 90):
+        wide = dict(arch=arch, heads=8, kv_heads=1, head_dim=512)
+        assert record(**wide)[1:] == ["attention_decode_bf16_d512_n1", "attention_mma_bf16_d512"]
+        with pytest.raises(UnsupportedError, match="head_dim 512 is not supported; supported: 64, 96, 128, 256"):
+            record(**wide, dtype="i8")
+
+
+@pytest.mark.parametrize("like", ["gfx90a", "metal3.1"])
+def test_sinks_and_wide_heads_without_matrix_instructions(like, kept_kernels):
+    cases = [
+        case
+        for case in ATTENTION.cases(np.random.default_rng(3), "gpu")
+        if case.name.startswith(("decode, sinks", "decode, wide, group", "verification, wide"))
+    ]
+    with EmulateDevice(like, cache.package_variants(like), seed=3) as device:
+        check_cases(ATTENTION, device, 3, cases, 5)
 
 
 def test_groups_are_cut_into_equal_parts_that_fit_a_tile():

@@ -24,7 +24,6 @@ from zse.engine.core import Engine
 from zse.engine.memory import plan_memory
 from zse.engine.messages import Ask
 from zse.engine.runner import Runner
-from zse.errors import UnsupportedError
 from zse.formats.opening import open_model
 from zse.kernel import cache
 from zse.models.host_layers import HostLayers

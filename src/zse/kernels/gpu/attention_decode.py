@@ -14,7 +14,7 @@ the scores, and then know the same weights.
 from typing import Any
 
 from zse import kernel as zl
-from zse.kernels.gpu.attention_pages import NUM_VARIABLES, load_page, read_item, start_loading, walker_of
+from zse.kernels.gpu.attention_pages import NUM_VARIABLES, first_column, load_page, read_item, start_loading
 from zse.kernels.gpu.attention_parts import (
     FLOOR,
     KV_TYPES,
@@ -140,9 +140,9 @@ def load_queries(out, item, work, p):
     for nt in zl.static(range(p.NT)):
         which = min(nt * 8 + lane // 4, item[1] * group - 1)
         which_token = divide(which, p.by_group)
-        row = p.q + (zl.i64(item[0] + which_token) * p.width + ((head - which_token) * group + which) * D)
-        if p.together > 1:
-            row += zl.warp_index() % p.together * p.columns
+        row = first_column(p.q, p.columns, p) + (
+            zl.i64(item[0] + which_token) * p.width + ((head - which_token) * group + which) * D
+        )
         for kd in zl.static(range(p.columns // 16)):
             if p.item == 2:
                 for u in zl.static(range(2)):
@@ -173,7 +173,7 @@ def add_parts(scores, page, p):
 @zl.inline
 def attend_page(slot, key, item, limits, queries, bias, found, p):
     """One page: scores, online softmax, and the product with the values. bias: what scores begin with."""
-    D, NT, STRIDE, KV, F = p.D, p.NT, p.stride, p.KV, p.F
+    NT, STRIDE, KV, F = p.NT, p.stride, p.KV, p.F
     acc, high, sums = found.acc, found.high, found.sums
     lane = zl.lane_index()
     g = lane // 4
@@ -355,13 +355,11 @@ def merge_warps(segment, result, columns, closes, nt, p):
             for w in zl.static(range(W)):
                 weight = zl.exp2(highs[w][0] - peak)
                 whole = zl.fma(highs[w][1], weight, whole)
-                place = p.places[w]
-                at = column * (D + 4) + e % (D // 4) * 4
-                if S > 1:
-                    which = e % (D // 4) * 4 // p.columns
-                    place = p.places[w * S + which]
-                    at = column * (p.columns + 4) + (e % (D // 4) * 4 - which * p.columns)
-                part = zl.load(zl.cast_ptr(p.memory + place, zl.f32) + at, 4)
+                part = zl.load(
+                    zl.cast_ptr(p.memory + p.places[w if S == 1 else w * S + e // (p.columns // 4) % S], zl.f32)
+                    + (column * (p.columns + 4) + e % (p.columns // 4) * 4),
+                    4,
+                )
                 for i in zl.static(range(4)):
                     merged[i] = zl.fma(part[i], weight, merged[i])
             fold(segment[nt][m], peak, whole, merged)
@@ -423,7 +421,9 @@ def attend_task(state, slot, item, queries, coming, work, into, p):
         sums = [[zl.f32(0) for u in zl.static(range(2))] for nt in zl.static(range(NT))]
         less = [[zl.f32(0) for u in zl.static(range(4))] for nt in zl.static(range(BIASED))]
         found = Sums(acc, less, high, sums)
-        for page in zl.unroll(range(chunk // BLOCK + walker_of(p), (stop + BLOCK - 1) // BLOCK, W), 1):
+        for page in zl.unroll(
+            range(chunk // BLOCK + (warp if p.together == 1 else warp // p.together), (stop + BLOCK - 1) // BLOCK, W), 1
+        ):
             zl.copy_wait(p.STAGES - 2)
             zl.warp_barrier()  # the page is there for all lanes, and all have read the one before
             load_page(state, p)

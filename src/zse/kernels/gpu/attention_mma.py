@@ -7,6 +7,7 @@ of the values' dimensions.
 """
 
 from zse import kernel as zl
+from zse.kernels.gpu.attention_pages import first_column
 from zse.kernels.gpu.attention_parts import FLOOR, KV_TYPES, multiply, pack_pair
 from zse.kernels.gpu.attention_plan import WIDE, divide, head_dims, prefill_rows, warps_of_head
 from zse.kernels.gpu.attention_prefill import (
@@ -38,9 +39,14 @@ class MmaBatch(TileBatch):
         return prefill_rows(self.D)
 
     @property
+    def together(self) -> int:
+        """Warps that share rows."""
+        return warps_of_head(self.D)
+
+    @property
     def columns(self) -> int:
         """Dimensions of the values that a warp adds up."""
-        return self.D // warps_of_head(self.D)
+        return self.D // self.together
 
     @property
     def item(self) -> int:
@@ -202,9 +208,7 @@ def write_rows(acc, running, first, rows, token, head, p):
         r = first + 8 * h
         inverse = 1.0 / sum_with_sink(sums[h], high[h], r, head, p)
         if r < rows:
-            place = p.out + query_place(r, token, head, p)
-            if p.columns < p.D:
-                place += zl.warp_index() % 2 * p.columns
+            place = first_column(p.out, p.columns, p) + query_place(r, token, head, p)
             for d in zl.static(range(p.columns // 16)):
                 c = [acc[2 * d + u // 2][2 * h + u % 2] * inverse for u in zl.static(range(4))]
                 if p.item == 2:
@@ -229,11 +233,8 @@ def attention_prefill_mma(
     queries = zl.shared_array(zl.u8, prefill_rows(params.D) * stride, align=128)
     keys = zl.shared_array(zl.u8, block_nbytes(params.D, item, KEYS), align=128)
     values = zl.shared_array(zl.u8, block_nbytes(params.D, item, KEYS), align=128)
-    warp = zl.warp_index()
-    my_values = values
-    if warps_of_head(params.D) == 2:
-        warp = zl.warp_index() // 2
-        my_values = values + zl.warp_index() % 2 * (params.D // 2 * item)
+    is_shared = warps_of_head(params.D) == 2
+    warp = zl.warp_index() // 2 if is_shared else zl.warp_index()
     mine = warp * 16 + zl.lane_index() // 4
     zl.grid_wait()
     p = MmaBatch(**vars(batch_of(params)), KEYS=KEYS)
@@ -266,7 +267,7 @@ def attention_prefill_mma(
             softmax(sum(scores, []), limits, (high, sums, shrink), block * KEYS, position, factor, p, acc)
             zl.copy_wait(1)
             zl.barrier()
-            add_values(acc, scores, my_values, p)
+            add_values(acc, scores, values + zl.warp_index() % 2 * (p.columns * item) if is_shared else values, p)
             zl.barrier()
             if block < end:
                 load_block(v_pages, values, table, block + 1, seen, last, head, p)

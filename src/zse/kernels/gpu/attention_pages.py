@@ -50,12 +50,15 @@ def page_ids(table, count, first, p):
 
 
 @zl.inline
+def first_column(begin, size, p):
+    """Where this warp's part of a head begins that begins at `begin`; size: of a part."""
+    return begin if p.together == 1 else begin + zl.warp_index() % p.together * size
+
+
+@zl.inline
 def walker_of(p):
     """Which of the block's walks through the pages this warp takes part in."""
-    walker = zl.warp_index()
-    if p.together > 1:
-        walker = zl.warp_index() // p.together
-    return walker
+    return zl.warp_index() if p.together == 1 else zl.warp_index() // p.together
 
 
 @zl.inline
@@ -115,9 +118,7 @@ def load_page(state, p):
         pieces = p.columns * ITEM // 16  # of a row
         for part in zl.static(range(2)):
             pages = p.v_pages if part else p.k_pages
-            lines = pages + (at + lane * 16)
-            if p.together > 1:
-                lines = pages + (at + zl.warp_index() % p.together * (p.columns * ITEM) + lane * 16)
+            lines = pages + (first_column(at, p.columns * ITEM, p) + lane * 16)
             whole = slot + (part * BLOCK * STRIDE + lane // pieces * STRIDE + lane % pieces * 16)
             for e in zl.static(range(BLOCK * pieces // 32)):
                 if 32 % pieces == 0:

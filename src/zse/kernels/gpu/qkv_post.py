@@ -7,7 +7,6 @@ from zse.kernels.kv_pages import BLOCK, LARGEST, SCALE_BYTES
 from zse.kernels.qkv_post import GPU_THREADS, NORMS, largest_head
 
 
-
 @zl.inline
 def put(out, a, b, T):
     """Two neighbours, as T."""
