@@ -288,10 +288,12 @@ def block_nbytes(head_dim: int, item: int, keys: int) -> int:
 
 
 def keys_of_block(target, kv: str, head_dim: int) -> int:
-    """Keys that are in shared memory at once, beside the tile's queries: as many of BLOCK_KEYS as a block has room for."""
+    """Keys that are in shared memory at once, beside the tile's queries: as many of BLOCK_KEYS as a block has room for, with the sums
+    of wide heads as many as leave no register over."""
     room = target.shared_limit - prefill_rows(head_dim) * (head_dim * 2 + 16)
     item = item_nbytes(KV_TYPES[kv])
-    return next(keys for keys in BLOCK_KEYS if 2 * block_nbytes(head_dim, item, keys) <= room)
+    choices = BLOCK_KEYS[warps_of_head(head_dim) - 1 :]
+    return next(keys for keys in choices if 2 * block_nbytes(head_dim, item, keys) <= room)
 
 
 def mma_variants(target) -> list[zl.Variant]:
