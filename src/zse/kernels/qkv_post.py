@@ -236,14 +236,13 @@ def qkv_post(
     kind = FORMS[family]
     kv_heads, head_dim = v_pages.shape[1], head_dim_of(v_pages)
     tokens, q_width = q_out.shape
-    rotary = 0 if table is None else table.shape[1]
-    kv_width = kv_heads * head_dim
+    rotary, kv_width = 0 if table is None else table.shape[1], kv_heads * head_dim
     writes = isinstance(qkv, Tensor) or qkv[1] is not None
     form = "plain" if q_norm is None else "norm" if q_norm.shape == (head_dim,) else "whole"
     require(not v_norm or form == "norm", "qkv_post: v_norm goes with norms of each head of q and k")
     form = "values" if v_norm or (form == "norm" and not writes) else form  # which are the same of q alone
-    largest = MAX_HEAD_DIM if form == "values" else kind.head_dim
-    for name, size, most in (("head_dim", head_dim, largest), ("rotary dimension", rotary, head_dim)):
+    most_of = ("head_dim", head_dim, MAX_HEAD_DIM if form == "values" else kind.head_dim), ("rotary", rotary, head_dim)
+    for name, size, most in most_of:
         require(size % 16 == 0 and size <= most, f"qkv_post: {name} {size} is not a multiple of 16 up to {most}")
     require(q_width % kv_width == 0, f"qkv_post: q_out is {q_width} wide, {kv_heads} kv heads of {head_dim}")
     _check_pages(k_pages, v_pages, head_dim, family)

@@ -425,14 +425,13 @@ class Run:
         if planner.config.latent is not None:
             self.sharing = scratch.sharing(self.form_tokens)
             return
-        plan = gpu.attention_plan
         if planner.pins_forms:
             # The kernel for prompts takes every row: it and the one for few tokens add in different orders.
-            scratch, longest_run = {kind: each._replace(max_run=0) for kind, each in scratch.items()}, None
-        elif longest_run is None and self.max_tokens <= plan.MAX_RUN:
+            longest_run, scratch = None, {kind: each._replace(max_run=0) for kind, each in scratch.items()}
+        elif longest_run is None and self.max_tokens <= gpu.attention_plan.MAX_RUN:
             longest_run = self.max_tokens
         for each in scratch.values():
-            plan.plan_attention(self.recorder, each, self.token_row, self.positions, longest_run)
+            gpu.attention_plan.plan_attention(self.recorder, each, self.token_row, self.positions, longest_run)
         self.sharing = {"scratch": scratch, "longest_run": longest_run}
 
     def play(self, part: Part, placed: Placed, prefix: str, rows: Any) -> None:

@@ -79,7 +79,7 @@ def record_attention(
     dims = attention_simple.ENCODER_DIMS if ahead else head_dims(k_pages.dtype)
     dims = attention_simple.SIMPLE_DIMS if device.simt else dims
     head_dim, group = _check(q, k_pages, v_pages, page_table, token_row, positions, out, dims)
-    (pages, kv_heads), (tokens, width) = v_pages.shape[:2], q.shape
+    kv_heads, (tokens, width) = v_pages.shape[1], q.shape
     common = dict(
         q=q,
         page_table=page_table,
@@ -131,17 +131,23 @@ def record_attention(
     recorder.launch(decode_symbol(kv, head_dim, parts), args, found.blocks)
     if longest_run is not None and longest_run <= MAX_RUN:
         return
+    _record_prompts(recorder, common, paged, group, head_dim, found.blocks)
+
+
+def _record_prompts(recorder, common, paged, group: int, head_dim: int, blocks: int) -> None:
+    """The launch for rows with many tokens."""
+    device, (pages, kv_heads), kv = recorder.device, paged["v_pages"].shape[:2], paged["k_pages"].dtype
     args = Args(**common, by_heads=reciprocal31(kv_heads), by_group=reciprocal31(group))
-    if kv not in PACKED and device.arch == 90 and head_dim < WIDE:
+    on_hopper = device.arch == 90 and head_dim < WIDE
+    if kv not in PACKED and on_hopper:
         swizzle = prefill_swizzle(head_dim)
-        for name, tensor in (("k_map", k_pages), ("v_map", v_pages)):
+        for name, tensor in (("k_map", paged["k_pages"]), ("v_map", paged["v_pages"])):
             flat = tensor._replace(shape=(pages * kv_heads * BLOCK, head_dim))
             args[name] = device.tensor_map(flat, (BLOCK, swizzle // 2), swizzle=swizzle)
-        recorder.launch(wgmma_symbol(kv, head_dim), args, found.blocks)
+        recorder.launch(wgmma_symbol(kv, head_dim), args, blocks)
     else:
-        on_hopper = device.arch == 90 and head_dim < WIDE
         symbol = attention_packed.packed_symbol if on_hopper else attention_mma.mma_symbol
-        recorder.launch(symbol(kv, head_dim), Args(**args, **paged), found.blocks)
+        recorder.launch(symbol(kv, head_dim), Args(**args, **paged), blocks)
 
 
 def attention_variants(target) -> list[Variant]:
