@@ -292,7 +292,7 @@ class Loader:
                 for part in vector.parts
             )
             for part in vector.parts:
-                out = Tensor(tensor.buffer, (4 * part.role.size,), "u8", tensor.offset + 4 * part.first)
+                out = Tensor(tensor.buffer, (4 * part.info.num_elements,), "u8", tensor.offset + 4 * part.first)
                 copies.append(FileCopy(out, (part.info.file, part.info.offset) if as_stored else None, part.info.name))
             if not as_stored:
                 repacked += self._vector_jobs(vector)
