@@ -34,6 +34,8 @@ GPU = device()
 
 # Activations, keys and values are rounded to 2**-9 of themselves at seven places a layer; the tiny models' attention is
 # much sharper than a trained one's, which magnifies every error. Of the largest logit.
+# Gemma 4 with experts is refused by name (tests/models/test_emulated_model.py).
+ON_GPU = [family for family in tiny_families.FAMILIES if family != "gemma4_moe"]
 TINY_LIMIT = 0.05
 MODELS = Path(__file__).resolve().parents[1] / "models"
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -97,7 +99,7 @@ def test_tiny_families(family, dtype, tmp_path):
     assert error_of(mixed[[0, 2]], reference[[9, 11]]) < TINY_LIMIT
 
 
-@pytest.mark.parametrize("family", tiny_families.FAMILIES)
+@pytest.mark.parametrize("family", ON_GPU)
 def test_families_equal_transformers(family, tmp_path):
     """From Hugging Face files and from GGUF."""
     reference, ids = np.load(MODELS / "references.npz")[family], tiny.tokens(family)
@@ -119,7 +121,7 @@ def test_gpt_oss_equals_transformers(experts, tmp_path, monkeypatch):
     assert max(errors.values()) < TINY_LIMIT
 
 
-@pytest.mark.parametrize("family", tiny_families.FAMILIES)
+@pytest.mark.parametrize("family", ON_GPU)
 def test_families_in_fp8(family, tmp_path):
     """Against the CPU with the same e4m3 weights, and against transformers. e4m3 keeps 3 bits, which costs these models of
     128 to 256 columns up to half of the largest logit, before a GPU has computed anything."""

@@ -137,7 +137,7 @@ def made(family: str) -> dict[str, np.ndarray]:
     """The family's logits, and its sequence where that is chosen."""
     import torch
 
-    if "num_experts_per_tok" not in tiny_families.CONFIGS.get(family, {}):
+    if not {"num_experts_per_tok", "top_k_experts"}.intersection(tiny_families.CONFIGS.get(family, {})):
         return {family: logits(family)}
     model = load(family)
     with torch.no_grad():
