@@ -254,6 +254,7 @@ def _asked(config: EngineConfig, device) -> set[str]:
     loaded = load_engine(config, metrics.Phases(lambda: 0.0), opening=opening)
     while loaded.engine.runner.record_ahead():
         pass
+    loaded.engine.close()
     loaded.source.close()
     return device.asked | {job.symbol for jobs in device.loads for job in jobs if job.symbol is not None}
 
