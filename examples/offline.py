@@ -1,12 +1,10 @@
-"""The engine in your own process, no server: python examples/offline.py [MODEL]"""
+"""The engine in your own process, no server: zse pull smollm2; python examples/offline.py [MODEL]"""
 
 import sys
 
 from zse import LLM, SamplingParams
-from zse.formats import hub
 
-path = hub.ensure(sys.argv[1] if len(sys.argv) > 1 else "smollm2")
-llm = LLM(path)
+llm = LLM(sys.argv[1] if len(sys.argv) > 1 else "smollm2")
 params = SamplingParams(max_tokens=24, temperature=0)
 
 # Several prompts run as one batch.

@@ -9,6 +9,8 @@ import pytest
 
 from zse.bench import process, serving, speed
 from zse.cli import bench as cli_bench
+from zse.cli import options
+from zse.cli.main import parser_of
 from zse.errors import ConfigError, EngineError
 
 
@@ -157,3 +159,21 @@ def test_graphs_and_no_graphs_take_turns(monkeypatch):
     args.device = "cpu"
     with pytest.raises(ConfigError, match="give a GPU"):
         cli_bench._graphs(args)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "",
+        "--verify",
+        "--no-verify",
+        "--lazy-experts --max-context 512",
+        "--device cpu --activations f32 --quantize int8",
+    ],
+)
+def test_engine_options_reach_the_server_that_is_measured(typed):
+    """What is typed again gives the same values, of flags too."""
+    args = parser_of("bench").parse_args(["serve", "smollm2", *typed.split()])
+    again = parser_of("serve").parse_args(["smollm2", *options.options_again(args, options.ENGINE_OPTIONS)])
+    assert options.values_of(again, options.ENGINE_OPTIONS) == options.values_of(args, options.ENGINE_OPTIONS)
+    assert not set(typed.split()) - set(options.options_again(args, options.ENGINE_OPTIONS))

@@ -7,7 +7,7 @@ from statistics import median
 from zse.bench import perplexity, process, reports, roofline, serving, speed, startup
 from zse.bench.floors import Floors
 from zse.cli import bench_serve
-from zse.cli.options import ENGINE_OPTIONS, locate, open_llm, text_of, values_of, words_of
+from zse.cli.options import ENGINE_OPTIONS, locate, open_llm, options_again, text_of
 from zse.cli.parser import JSON, MODEL, Amount, Kinds, arg
 from zse.errors import ConfigError
 
@@ -115,11 +115,11 @@ def run(args) -> int:
     if args.kind == "report":
         return bench_serve.report(args)
     if args.kind == "ablation":
-        return bench_serve.ablation(args, words_of(values_of(args, ENGINE_OPTIONS)))
+        return bench_serve.ablation(args, options_again(args, ENGINE_OPTIONS))
     if args.kind == "serve":
         bench_serve.check(args)
         if args.workload:
-            return bench_serve.run(args, words_of(values_of(args, ENGINE_OPTIONS)))
+            return bench_serve.run(args, options_again(args, ENGINE_OPTIONS))
     result = {"bench": args.kind, "model": args.model, **_measure(args), "machine": process.machine()}
     text = json.dumps(result, indent=1)
     if isinstance(args.json, str) and args.json != "-":
@@ -131,7 +131,7 @@ def run(args) -> int:
 def _measure(args) -> dict:
     if args.kind in ("startup", "serve"):
         locate(args.model)  # fetching must not be measured
-        options = words_of(values_of(args, ENGINE_OPTIONS))
+        options = options_again(args, ENGINE_OPTIONS)
         if args.kind == "startup":
             return startup.startup(args.model, args.repeats, options, cold=not args.warm_only)
         return serving.serving(args.model, args.clients, args.tokens, options)

@@ -295,9 +295,23 @@ def values_of(args, group: Group) -> dict:
 
 
 def words_of(values: dict) -> list[str]:
-    """Values as command-line words, for another process; what is None is left to it."""
+    """Values as words of an engine process's command line; what is None is left to it."""
     told = ((f"--{name.replace('_', '-')}", str(value)) for name, value in values.items() if value is not None)
     return [word for words in told for word in words]
+
+
+def options_again(args, group: Group) -> list[str]:
+    """The options of a group as they would be typed to another `zse`; what is None is left to it."""
+    words: list[str] = []
+    for (flags, settings), value in zip(group.arguments, values_of(args, group).values(), strict=True):
+        action = settings.get("action")
+        if action is BooleanOptionalAction and value is not None:
+            words.append(flags[0] if value else f"--no-{flags[0][2:]}")
+        elif action in ("store_true", "store_false"):
+            words += [flags[0]] * (value == (action == "store_true"))
+        elif value is not None:
+            words += [flags[0], str(value)]
+    return words
 
 
 def sampling_fields() -> dict:
