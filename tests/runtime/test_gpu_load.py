@@ -185,7 +185,15 @@ def test_kernels_of_the_cpu_repack_on_the_way(device, fake, file, mapped, refuse
                         64 * number,
                         2 * size,
                         "convert_bf16",
-                        {"out": out, "order": order, "count": size, "add": 1.0, "has_order": 1, "unit": 16},
+                        {
+                            "out": out,
+                            "order": order,
+                            "count": size,
+                            "factor": 0.5,
+                            "add": 1.0,
+                            "has_order": 1,
+                            "unit": 16,
+                        },
                         (1,),
                         field="norm",
                     )
@@ -210,7 +218,7 @@ def test_kernels_of_the_cpu_repack_on_the_way(device, fake, file, mapped, refuse
 def test_jobs_with_kernels_are_checked(device, file):
     _, fd = file
     out = Tensor(device.alloc(64, "out"), (16,), "f32")
-    good = {"out": out, "order": None, "count": 16, "add": 0.0, "has_order": 0, "unit": 1}
+    good = {"out": out, "order": None, "count": 16, "factor": 1.0, "add": 0.0, "has_order": 0, "unit": 1}
     for changes, error, message in (
         ({"units": 1}, TypeError, "convert_f32: unknown units; it takes out, order"),
         ({"out": out.address}, TypeError, "out is an address"),

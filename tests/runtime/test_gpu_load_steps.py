@@ -65,7 +65,7 @@ def test_steps_beside_plain_copies_and_kernels_of_the_cpu(device, file):  # noqa
     plain = device.alloc(500_000, "weights")
     vector = Tensor(device.alloc(4000, "weights"), (1000,), "f32")
     jobs.insert(0, LoadJob(fd, 7, 500_000, None, {"destination": plain}))
-    args = {"out": vector, "order": None, "count": 1000, "add": 0.0, "has_order": 0, "unit": 1}
+    args = {"out": vector, "order": None, "count": 1000, "factor": 1.0, "add": 0.0, "has_order": 0, "unit": 1}
     jobs.insert(0, LoadJob(fd, 0, 4000, "convert_f32", args))
     for mapped in (True, False):
         device.can_register = mapped

@@ -84,7 +84,7 @@ def test_a_build_for_a_model(folder, monkeypatch, tmp_path):
     """Its kernels, unless all are there; an older library makes room, and a model that cannot be planned gets all."""
     builder = build.Builder(folder, 1, quiet=True)
     monkeypatch.setattr(build, "kernel_units", lambda level: build._part_units(level, {"scale_logits"}, "k", 1))
-    monkeypatch.setattr("zse.engine.needed.kernels_of", lambda *_: {"gather_rows"})
+    monkeypatch.setattr("zse.engine.load.kernels_of", lambda *_: {"gather_rows"})
     whole, manifest = map(Path, native.kernel_files(str(folder), LEVEL))
     whole.write_bytes(b"old")
     manifest.write_text('{"key": "old"}')
@@ -96,10 +96,10 @@ def test_a_build_for_a_model(folder, monkeypatch, tmp_path):
     def refuse(*_):
         raise ZSEError("no such model")
 
-    monkeypatch.setattr("zse.engine.needed.kernels_of", refuse)
+    monkeypatch.setattr("zse.engine.load.kernels_of", refuse)
     builder.first_kernels(LEVEL, str(tmp_path))
     assert native.kernel_library(LEVEL) == str(whole)
-    monkeypatch.setattr("zse.engine.needed.kernels_of", None)
+    monkeypatch.setattr("zse.engine.load.kernels_of", None)
     builder.first_kernels(LEVEL, str(tmp_path))
 
 

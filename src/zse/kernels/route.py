@@ -11,6 +11,7 @@ from typing import Any
 
 from zse import kernel as zl
 from zse.kernels import host
+from zse.kernels.matmul import matmul
 from zse.kernels.matmul_tile import TOKENS_PER_BLOCK
 from zse.kernels.op import EXACT, Case, Cost, HostArray, Op, OutputSpec, Tolerance, check, later, require
 from zse.lazy import numpy as np
@@ -257,15 +258,22 @@ def route(recorder, logits, routing, bias=None, *, max_tokens: int, product=None
     """routing (all of its tensors) of logits f32 [M, E]. bias f32 [E]: added for the selection only. options: of DEFAULTS. normalize:
     weights are divided by their sum + eps (softmax_chosen: they are always), then multiplied with scale. max_tokens: the most
     tokens this recording will run with. product: the router's (a, weight, bias or None); on a GPU and of up to ROUTED_TOKENS tokens
-    the launch that routes computes the logits as well."""
+    the launch that routes computes the logits as well (on NVIDIA's: Metal has no fence between blocks)."""
     options = DEFAULTS | options
     args = route_args(logits, routing, bias, options)
-    if product is not None:
-        require(recorder.device.kernels == "gpu", "route: the product is the GPU's; on the CPU record matmul and route")
+    device = recorder.device
+    require(
+        product is None or device.kernels == "gpu",
+        "route: the product is the GPU's; on the CPU record matmul and route",
+    )
+    if product is not None and not device.simt:
         _launch_product(recorder, logits, routing, args, product, options["gating"], max_tokens)
         if max_tokens == 1:
             return
     else:
+        if product is not None:
+            a, weight, router_bias = product
+            matmul(recorder, a, weight, logits, router_bias, max_tokens=max_tokens)
         recorder.launch(f"route_{options['gating']}", args, (logits.shape[0],))
     recorder.launch("sort_pairs", sort_args(logits, routing), (1,))
 
@@ -278,7 +286,7 @@ ROUTERS = ("bf16", "f16", "f32")  # element types of routers
 def routes_product(device, weight, max_tokens: int) -> bool:
     """Whether route() takes this router's product."""
     fits = weight.scheme.element in ROUTERS and weight.layout == "rows" and weight.shape[1] % 8 == 0
-    return device.kernels == "gpu" and max_tokens <= ROUTED_TOKENS and fits
+    return device.kernels == "gpu" and not device.simt and max_tokens <= ROUTED_TOKENS and fits
 
 
 def _launch_product(recorder, logits, routing, args: Args, product, gating: str, max_tokens: int) -> None:

@@ -400,6 +400,8 @@ def combine_gpu(p: GPUExpertSums):
 def route_variants(target) -> list[zl.Variant]:
     warp = target.warp
     made = [zl.Variant(f"route_{gating}", route_warp, {"GATING": gating}, threads=warp) for gating in GATINGS]
+    if not target.has("mma_sync"):  # Metal 3.1 has no fence between blocks, and 32 KiB of shared memory
+        return [*made, zl.Variant("sort_pairs", sort_pairs_gpu, threads=SORT_THREADS // 2)]
     made += [
         zl.Variant(
             f"route_{element}_{gating}",
