@@ -105,10 +105,11 @@ def test_what_does_not_start_is_one_line(tmp_path):
         startup._run(str(tmp_path / "bad.zse"), ["--device", "cpu"])
 
 
-def test_each_case_on_a_gpu_has_prompts_of_its_own(tmp_path):
+def test_each_case_on_a_gpu_has_prompts_of_its_own(tmp_path, monkeypatch):
     """With one seed the prompts of many clients began with those of the few before them, which default settings had cached."""
     client = tmp_path / "client.py"
     client.write_text("import json, sys\nprint(json.dumps({'seed': sys.argv[sys.argv.index('--seed') + 1]}))")
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))  # as for a script
     script = runpy.run_path(str(ROOT / "benchmarks" / "gpu_serve.py"))
     server = SimpleNamespace(url="http://127.0.0.1:1", check=lambda deadline: None)
     seeds = [script["play"](str(client), server, "64:512:256", 1e9)["seed"] for _ in range(3)]

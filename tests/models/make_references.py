@@ -10,6 +10,7 @@ differ as a wrong one's do. So the tokens of a family with experts are chosen, o
 router's logits changes no choice in any layer, or else the one that bears most; they stand beside the logits as "FAMILY tokens".
 """
 
+import copy
 import sys
 import tempfile
 from pathlib import Path
@@ -33,7 +34,8 @@ def load(family: str):
     import transformers
 
     new = family in tiny_families.FAMILIES
-    raw = dict(tiny_families.oracle(family) if new else tiny.config(family))
+    # A copy: transformers writes into a config's parts, which families share.
+    raw = copy.deepcopy(tiny_families.oracle(family) if new else tiny.config(family))
     kind = raw.pop("model_type")
     names = raw.pop("architectures")
     config = transformers.AutoConfig.for_model(kind, **raw)

@@ -45,7 +45,7 @@ class Device(counting_engine.CountingRunner):
         super().__init__(runs_ahead=runs_ahead)
         self.computed, self.reached, self.cancelled = 0, {}, set()
         self.forwards, self.pages = self, SimpleNamespace(run=lambda transfers: None)
-        self.max_lines = 64
+        self.max_lines, self.dense = 64, lambda pooled: pooled
         self._flights = []
 
     def run(self, batch):

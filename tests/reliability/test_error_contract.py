@@ -123,8 +123,13 @@ def draining(world) -> Reply:
 
 
 def full(world) -> Reply:
+    """Of several tenants one that has nothing there would get in."""
     control = world.server.app.admission
-    return world.state(lambda: setattr(control, "choices", 1000), lambda: setattr(control, "choices", 0))
+
+    def hold(choices: int) -> None:
+        control.choices = control.tenants["a"].choices = choices
+
+    return world.state(lambda: hold(1000), lambda: hold(0))
 
 
 def twice(world) -> Reply:

@@ -102,6 +102,9 @@ class Measures:
             sequence = SimpleNamespace(id=JOB, tokens=piece.tokens, prompt_len=len(piece.tokens))
             self._runner.count(sequence, piece.start, piece.start + piece.num_tokens, 0)
 
+    def dense(self, pooled):
+        return pooled
+
     def hidden(self, place: int, count: int):
         return np.ones((count, WIDTH))
 

@@ -64,7 +64,9 @@ class Calibration:
         self._fixed = load_model(device, part_of(plan, begin, plan.vectors), verify_weights=False)
         self._fixed.wait()
         weights, _ = place(plan, None)  # known to the trace, and not there before their layer's turn
-        model = SimpleNamespace(config=config, weights=weights | self._fixed.weights, vectors=self._fixed.vectors)
+        model = SimpleNamespace(
+            config=config, weights=weights | self._fixed.weights, vectors=self._fixed.vectors, lazy_experts=None
+        )
         self._weights = model.weights
         pages = -(-self._chunk // BLOCK)
         kv = KVCache(device, config, pages, "f32")
