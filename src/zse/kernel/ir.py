@@ -7,9 +7,9 @@ A look-up in a module that came lazily costs 1 µs, and generating a level's C m
 `import zse.kernel.ir as ir`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, dataclass_transform
+from typing import Any, ClassVar, dataclass_transform
 
 from zse.errors import CompileError
 
@@ -305,6 +305,39 @@ def expressions(stmt: Stmt) -> Sequence[Expr]:
     return [getattr(stmt, name) for name in stmt.operands]
 
 
+def _wrong_binary(expr: Binary) -> str | None:
+    a, b, type, op = expr.left.type, expr.right.type, expr.type, expr.op
+    if a is not b and a != b and op not in ("<<", ">>"):
+        return f"{a} {op} {b}"
+    if op not in COMPARISONS:
+        return None if type is a or type == a else f"{op} of {a} gives {type}"
+    return f"comparison of {a} gives {type}" if isinstance(a, Vector) != isinstance(type, Mask) else None
+
+
+def _wrong_select(expr: Select) -> str | None:
+    a, b = expr.left.type, expr.right.type
+    return None if a == b == expr.type else f"select of {a} and {b} gives {expr.type}"
+
+
+def _wrong_load(expr: Load) -> str | None:
+    pointer, elem = expr.pointer.type, expr.type.elem if isinstance(expr.type, Vector) else expr.type
+    is_right = isinstance(pointer, Pointer) and pointer.elem == elem
+    return None if is_right else f"load of {expr.type} from {pointer}"
+
+
+def _wrong_splat(expr: Splat) -> str | None:
+    return None if expr.operand.type == expr.type.elem else f"splat of {expr.operand.type} to {expr.type}"
+
+
+# What is wrong with the types of an expression, or None.
+CHECKS: dict[type, Callable[[Any], str | None]] = {
+    Binary: _wrong_binary,
+    Select: _wrong_select,
+    Load: _wrong_load,
+    Splat: _wrong_splat,
+}
+
+
 def verify(function: Function) -> None:
     """Check that every variable is declared before use in an enclosing block, once, and that all types agree.
     Raises CompileError: a failure here is a bug of the front end, not of the kernel's author."""
@@ -314,31 +347,18 @@ def verify(function: Function) -> None:
         raise CompileError(f"{function.origin}: IR of {function.symbol}, line {line}: {reason}")
 
     def check_expr(expr: Expr, scope: dict[str, Type], line: int) -> None:
-        if isinstance(expr, Var) and scope.get(expr.name) != expr.type:
-            fail(line, f"{expr.name} is used as {expr.type} but is {scope.get(expr.name, 'not declared here')}")
-        if isinstance(expr, (Const, Var)):
+        kind = type(expr)  # half a million of them in a level's kernels: no patterns
+        if kind is Const:
+            return
+        if isinstance(expr, Var):
+            declared = scope.get(expr.name)
+            if declared is not expr.type and declared != expr.type:
+                fail(line, f"{expr.name} is used as {expr.type} but is {declared or 'not declared here'}")
             return
         for child in children(expr):
             check_expr(child, scope, line)
-        match expr:
-            case Binary(type, op, a, b):
-                if op not in ("<<", ">>") and a.type != b.type:
-                    fail(line, f"{a.type} {op} {b.type}")
-                compare = op in COMPARISONS
-                if not compare and type != a.type:
-                    fail(line, f"{op} of {a.type} gives {type}")
-                if compare and isinstance(a.type, Vector) != isinstance(type, Mask):
-                    fail(line, f"comparison of {a.type} gives {type}")
-            case Select(type, _, a, b):
-                if not (a.type == b.type == type):
-                    fail(line, f"select of {a.type} and {b.type} gives {type}")
-            case Load(type, pointer, _):
-                elem = type.elem if isinstance(type, Vector) else type
-                if not isinstance(pointer.type, Pointer) or pointer.type.elem != elem:
-                    fail(line, f"load of {type} from {pointer.type}")
-            case Splat(type, operand):
-                if operand.type != type.elem:
-                    fail(line, f"splat of {operand.type} to {type}")
+        if kind in CHECKS and (wrong := CHECKS[kind](expr)):
+            fail(line, wrong)
 
     def check_block(body: list[Stmt], scope: dict[str, Type], in_loop: bool) -> None:
         scope = dict(scope)

@@ -130,6 +130,8 @@ class Values:
 
     def coerce(self, value: object, type: ir.Type, context: str) -> ir.Expr:
         """The value as `type`: a Python number becomes a constant, a scalar is splat to a vector of its type."""
+        if is_runtime(value) and value.type is type:  # as most are; equal ones take a comparison of fields
+            return value
         if isinstance(type, ir.Vector) and not (is_runtime(value) and isinstance(value.type, ir.Vector)):
             return ir.Splat(type, self.coerce(value, type.elem, context))
         if not is_runtime(value):
@@ -171,7 +173,7 @@ class Values:
         if not is_runtime(right):
             return left, self.coerce(right, left.type, f"{what} with {left.type}")
         a, b = left.type, right.type
-        if a == b:
+        if a is b or a == b:
             return left, right
         if isinstance(a, ir.Vector) and not isinstance(b, ir.Vector | ir.Pointer):
             return left, self.coerce(right, a, f"{what} with {a}")
