@@ -95,6 +95,7 @@ def pytest_collect_directory(path: Path, parent):
 SOAK = {
     "ZSE_TEST_CANARIES": 20_000,
     "ZSE_TEST_CHARGES": 1_000,
+    "ZSE_TEST_DETERMINISM": 100,
     "ZSE_TEST_DISCONNECTS": 10_000,
     "ZSE_TEST_LORIS_S": 30,
     "ZSE_TEST_MUTANTS": 100_000,

@@ -3,6 +3,7 @@
 The exhaustive ones, 100 prompts x 5 repeats with 64 at once on SmolLM2, take minutes.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -20,6 +21,9 @@ import tiny
 
 VOCAB = 157
 REPLY = 16
+
+
+MANY = int(os.environ.get("ZSE_TEST_DETERMINISM", "8"))  # prompts; five minutes a test with 100
 
 
 def requests_of(count, vocab, longest):
@@ -128,12 +132,12 @@ def test_smollm2(real_models):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("activations", ["int8", "f32"])
 def test_smollm2_in_every_way(real_models, activations):
-    check(real_models["smollm2"], requests_of(100, 40000, 700), activations=activations)
+    check(real_models["smollm2"], requests_of(MANY, 40000, 700), activations=activations)
 
 
 @pytest.mark.exhaustive
-def test_a_hundred_prompts_five_times(real_models):
-    requests = requests_of(100, 40000, 400)
+def test_many_prompts_five_times(real_models):
+    requests = requests_of(MANY, 40000, 400)
     config = EngineConfig(model=str(real_models["smollm2"]), device="cpu", max_rows=64, deterministic=True)
     loaded = load_engine(config, Phases(lambda: 0.0))
     expected = run(loaded.engine, requests, together=False)
