@@ -11,7 +11,7 @@ import tiny  # noqa: E402
 import tiny_families  # noqa: E402
 
 from zse.engine import memory as memory_plans  # noqa: E402
-from zse.engine.config import EngineConfig  # noqa: E402
+from zse.engine.config import AUTO_LAYERS, EngineConfig  # noqa: E402
 from zse.engine.load import load_engine  # noqa: E402
 from zse.engine.memory import plan_memory  # noqa: E402
 from zse.engine.metrics import Phases  # noqa: E402
@@ -126,9 +126,11 @@ def test_layers_in_host_memory_are_planned(like, options, tmp_path, monkeypatch)
     if not options:  # all but one byte of what four layers take that are in host memory, two of them in slots
         sizes = whole.layer_bytes
         total = plan_memory(EngineConfig(**fewest), whole, gpu).total
-        options = dict(max_memory=total - sum(sizes[layer] for layer in (0, 2, 4, 6)) + 2 * max(sizes))
+        options = dict(
+            resident_layers=AUTO_LAYERS, max_memory=total - sum(sizes[layer] for layer in (0, 2, 4, 6)) + 2 * max(sizes)
+        )
     memory = plan_memory(EngineConfig(**fewest | options), whole, gpu)
-    plan, kept = memory.model, options.get("resident_layers", 3)
+    plan, kept = memory.model, 3 if "max_memory" in options else options["resident_layers"]
     assert gpu.memory() == {} and len(plan.host_layers) == layers - kept and whole.host_layers == ()
     assert plan.host_bytes + memory.parts["layers"] == whole.memory_bytes["layers"]
     assert f"{layers - kept} of 7 layers stay in host memory (" in memory.describe() and memory.link > 1e6
@@ -145,11 +147,11 @@ def test_layers_in_host_memory_are_planned(like, options, tmp_path, monkeypatch)
 
 
 def test_a_short_context_sends_layers_to_host_memory(tmp_path, monkeypatch):
-    """Where nobody asked for it."""
+    """Where nobody asked for it; none without --resident-layers."""
     plan = plan_model(open_model(str(tiny.write("llama", tmp_path, "BF16"))), family="gpu")
     plan, wanted = (
         plan._replace(config=msgspec.structs.replace(plan.config, max_context=1 << 23)),
-        dict(max_memory=1 << 30),
+        dict(max_memory=1 << 30, resident_layers=AUTO_LAYERS),
     )
     monkeypatch.setattr(memory_plans, "LEAST_CONTEXT", 0)
     whole = plan_memory(EngineConfig(model="m", max_rows=2, **wanted), plan, SmallGPU())
@@ -159,6 +161,8 @@ def test_a_short_context_sends_layers_to_host_memory(tmp_path, monkeypatch):
     assert not whole.model.host_layers and fewer.model.host_layers and fewer.total <= 1 << 30
     asked = plan_memory(EngineConfig(model="m", max_rows=2, max_context=context // 2, **wanted), plan, SmallGPU())
     assert not asked.model.host_layers and asked.expectation == ""
+    plain = plan_memory(EngineConfig(model="m", max_rows=2, max_memory=1 << 30), plan, SmallGPU())
+    assert not plain.model.host_layers and plain.config.max_context == context
 
 
 class PackingGPU(SmallGPU):

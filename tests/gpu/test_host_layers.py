@@ -57,7 +57,7 @@ def test_tokens_are_the_same_bits(load):
     for options in (
         dict(resident_layers=0),
         dict(resident_layers=5),
-        dict(max_memory=some),
+        dict(resident_layers=-1, max_memory=some),
         dict(resident_layers=1, graphs=False),
     ):
         fewer = load(prefix_cache=False, **options)

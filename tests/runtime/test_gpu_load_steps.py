@@ -74,13 +74,14 @@ def test_steps_beside_plain_copies_and_kernels_of_the_cpu(device, file):  # noqa
         assert device.read(plain) == path.read_bytes()[7:500_007]
 
 
+@pytest.mark.parametrize("threads, step", [(1, "5"), (8, r"\d+")])  # threads together: steps within the slots launch in any order
 @pytest.mark.parametrize("mapped", [True, False])
-def test_a_launch_that_fails(device, fake, file, mapped):  # noqa: F811
+def test_a_launch_that_fails(device, fake, file, mapped, threads, step):  # noqa: F811
     device.can_register = mapped
     fake.fail("launch", 1, 5)
     jobs, _ = steps(device, file[1], 2_345_678)
-    with pytest.raises(DeviceError, match="for step 5 "):
-        device.load(jobs).wait()
+    with pytest.raises(DeviceError, match=f"for step {step} "):
+        device.load(jobs, threads).wait()
 
 
 @pytest.mark.parametrize("mapped", [True, False])

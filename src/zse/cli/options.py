@@ -5,7 +5,7 @@ from argparse import Action, ArgumentTypeError, BooleanOptionalAction
 from zse import lazy
 from zse.cli import terminal
 from zse.cli.parser import Amount, Group, arg
-from zse.engine import llm
+from zse.engine import config, llm
 from zse.errors import ConfigError, ModelNotFoundError, RequestError, one_line
 from zse.formats import catalog, hub, store
 from zse.models import registry
@@ -23,6 +23,11 @@ def _page_size(text: str) -> int:
     if text not in ("16", "32", "64", "128"):
         raise ArgumentTypeError(f"{text!r} is not auto, 16, 32, 64 or 128")
     return int(text)
+
+
+def _resident_layers(text: str) -> int:
+    """argparse type: auto (AUTO_LAYERS), or a number of layers."""
+    return config.AUTO_LAYERS if text in ("auto", str(config.AUTO_LAYERS)) else Amount(int, 0, 1 << 16)(text)
 
 
 def _mixed_ratio(text: str) -> float:
@@ -99,9 +104,10 @@ ENGINE = (
     ),
     arg(
         "--resident-layers",
-        type=Amount(int, 0, 1 << 16, shown="LAYERS"),
-        help="layers whose weights stay on a GPU; the others' stay in host memory and are copied in every step, one ahead (default: "
-        "as many as fit)",
+        type=_resident_layers,
+        metavar="LAYERS",
+        help="layers whose weights stay on a GPU, or auto: as many as fit; the others' stay in host memory and are copied in every step, "
+        "one ahead (default: all layers)",
     ),
     arg(
         "--lazy-experts",

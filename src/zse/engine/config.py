@@ -13,6 +13,7 @@ from zse.errors import ConfigError
 from zse.scheduler.options import SchedulingPolicy, parse_weights
 
 AUTO = "auto"
+AUTO_LAYERS = -1  # of resident_layers: as many as fit
 DEVICES = ("auto", "cpu", "cuda", "hip", "metal")
 # What each family of devices computes with; the first is what "auto" means.
 ACTIVATIONS = {"cpu": ("int8", "f32"), "gpu": ("bf16",)}
@@ -63,7 +64,7 @@ RANGES = {
     "max_tokens_per_step": (1, 65536),
     "num_pages": (1, 1 << 22),
     "max_memory": (1, 1 << 50),
-    "resident_layers": (0, 1 << 16),
+    "resident_layers": (-1, 1 << 16),
     "max_waiting": (1, 1 << 20),
     "max_waiting_tokens": (1, 1 << 30),
     "ageing_ms": (0, 3_600_000),
@@ -86,8 +87,8 @@ UNCHANGED = "model max_waiting kv_layout graphs cache_policy cache_disk cache_di
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The options of `zse serve` by their names: docs/cli.md says what each means (sizes are bytes here, page_size 0 is auto). None and
-    "auto" mean auto: see settle() and resolve().
+    """The options of `zse serve` by their names: docs/cli.md says what each means (sizes are bytes here, page_size 0 and
+    resident_layers -1 are auto). None and "auto" mean auto: see settle() and resolve().
 
     model, draft_model: paths of a file or directory. max_waiting, max_waiting_tokens: requests, and tokens of their prompts, that may
     queue behind the running ones. tenant_weights: "name=2,other=0.5" (others: 1).

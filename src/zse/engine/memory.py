@@ -9,6 +9,7 @@ from zse.cache import groups, layout
 from zse.cache.pages import BLOCK
 from zse.engine import draft as draft_model
 from zse.engine.config import (
+    AUTO_LAYERS,
     GPU_MEMORY_SHARE,
     KV_MEMORY_SHARE,
     EngineConfig,
@@ -87,7 +88,7 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
     """Settle `config` for `plan` (zse.models.load.ModelPlan) on an open device and count its memory. draft: the
     ModelPlan of a draft model that runs beside.
 
-    Where not all layers fit, as many stay in host memory as must (with resident_layers: as it says).
+    resident_layers: of the others the weights stay in host memory; AUTO_LAYERS: where not all layers fit, of as many as must.
 
     Raises MemoryPlanError that names what does not fit, in bytes, and the option that shrinks it.
     """
@@ -153,10 +154,10 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
 def _wanted_host_layers(config: EngineConfig, layers: int, device) -> int | None:
     """How many the configuration says; None: as many as must be."""
     if config.resident_layers is None:
-        return 0 if device.shares_memory else None
+        return 0
     if device.shares_memory:
         raise ConfigError("resident_layers is for GPUs: a CPU computes in host memory (leave --resident-layers out)")
-    return max(0, layers - config.resident_layers)
+    return None if config.resident_layers == AUTO_LAYERS else max(0, layers - config.resident_layers)
 
 
 def _is_tight(found: Found, limit: int, config: EngineConfig, model) -> bool:
@@ -284,7 +285,7 @@ def _does_not_fit(parts: dict[str, int], limit: int, option: str, tokens: int) -
     elif model <= limit:
         advice = "lower --max-tokens-per-step or --max-concurrency"
     else:
-        advice = "use --quantize int4, a smaller model, or --device cpu"
+        advice = "use --quantize int4, a smaller model, --device cpu, or on a GPU --resident-layers auto"
     bound = "of --max-memory" if option == "--max-memory" else option
     return f"needs {_mib(sum(parts.values()))} of memory ({text}), over the {_mib(limit)} {bound}: {advice}"
 
