@@ -74,7 +74,9 @@ def test_steps_beside_plain_copies_and_kernels_of_the_cpu(device, file):  # noqa
         assert device.read(plain) == path.read_bytes()[7:500_007]
 
 
-@pytest.mark.parametrize("threads, step", [(1, "5"), (8, r"\d+")])  # threads together: steps within the slots launch in any order
+@pytest.mark.parametrize(
+    "threads, step", [(1, "5"), (8, r"\d+")]
+)  # threads together: steps within the slots launch in any order
 @pytest.mark.parametrize("mapped", [True, False])
 def test_a_launch_that_fails(device, fake, file, mapped, threads, step):  # noqa: F811
     device.can_register = mapped
