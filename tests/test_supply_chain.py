@@ -1,6 +1,7 @@
 """What an installation brings: every package by version and SHA-256, with its licence; documents that say what is so."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -139,3 +140,13 @@ def test_a_page_names_what_is_there(page):
 def test_reports_have_an_address_and_a_promise():
     text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
     assert "Report a vulnerability" in text and "90 days" in text
+
+
+def test_no_file_has_the_marks_of_a_merge():
+    """Of every text file that git knows. SECURITY.md once had both sides of one."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True)
+    if listed.returncode:
+        pytest.skip("not a clone")
+    names = [ROOT / os.fsdecode(name) for name in listed.stdout.split(b"\0") if name]
+    marks = re.compile(rb"^(<{7}|>{7}|\|{7}) ", re.MULTILINE)
+    assert not [str(path) for path in names if path.is_file() and marks.search(path.read_bytes())]

@@ -17,8 +17,15 @@ HERE = Path(__file__).parent
 CORPUS = HERE / "corpus"
 LONG = int(os.environ.get("ZSE_TEST_MUTANTS", "5000"))
 SEED = int(os.environ.get("ZSE_TEST_SEED", "1"))
-SHORT = {"http": 600, "body": 600, "config.json": 600, "vocabulary": 600, "tokenizer.json": 400, "chat template": 200}
-FEW = 80  # of formats whose every mutant costs a fork, and of those that tests/formats has more of
+SHORT = {
+    "http": 600,
+    "body": 600,
+    "config.json": 600,
+    "vocabulary": 600,
+    "tokenizer.json": 400,
+    "chat template": 200,
+} | dict.fromkeys(("json schema", "regex", "lark", "gbnf"), 300)
+FEW = 80  # of formats that tests/formats has more of
 ADDRESSES_MIB = 4096
 
 
@@ -84,3 +91,24 @@ def test_a_mutator_that_finds_nothing_is_noticed(tmp_path):
     finally:
         del mutator.FORMATS["broken"]
     assert len(report["failures"]) >= 3 and Path(report["failures"][0][2]).exists()
+
+
+def test_grammars_are_compiled_together_as_the_server_compiles_them(monkeypatch):
+    """A schema that takes longer than it may costs the compiler of the others, and the server's checker says what it is."""
+    compilers, Compilers = [], mutator.Compilers
+    monkeypatch.setattr(mutator, "Compilers", lambda words: compilers.append(Compilers(words)) or compilers[0])
+    schema = mutator.schema()
+    assert schema.attempt(b'{"type": "integer"}') == "accepted"
+    (one,), first = compilers, compilers[0].pid
+    assert first and one.alone == 0
+    slow = {"type": "integer", "minimum": 0, "maximum": 10**15, "multipleOf": 9999991}
+    assert schema.attempt(json.dumps(slow).encode()) == "refused"
+    assert (one.alone, one.pid) == (1, 0)
+    assert schema.attempt(b'{"type": 5}') == "refused" and one.pid not in (0, first)
+    one.count = mutator.SERVED_EVERY - 1
+    assert schema.attempt(b'{"type": "boolean"}') == "accepted" and one.alone == 2
+    one.count = mutator.SERVED_EVERY - 1
+    monkeypatch.setattr(one, "_served", lambda structure: ("invalid_schema", "another answer"))
+    with pytest.raises(AssertionError, match="another answer"):
+        schema.attempt(b'{"type": "boolean"}')
+    one.end()

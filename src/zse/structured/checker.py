@@ -107,26 +107,37 @@ class _Run:
 
 
 def _compile(structure: Structure, vocabulary: Vocabulary) -> bytes:
+    close_in()
+    code, error = verdict(structure, vocabulary)
+    return f"{code}\n{error}".encode("utf-8", "replace")
+
+
+def close_in() -> None:
+    """From now on this process has the limits of one compilation, but for the clock."""
     limits.limit_memory(MAX_MEMORY)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CPU, (4, 4))  # should nobody be left to kill it
     # What a killed or aborted compiler says is for nobody.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     limits.close_in()
+
+
+def verdict(structure: Structure, vocabulary: Vocabulary) -> tuple[str, str]:
+    """(code, error) of a grammar that is compiled here, both "" where nothing is wrong with it."""
     try:
         matcher = vocabulary.compile(structure)
         compiled = time.process_time()
         matcher.compute_ff_tokens()
         matcher.compute_bitmask()
         if time.process_time() - compiled > MASK_S:
-            return f"schema_too_complex\n{SLOW}".encode()
+            return "schema_too_complex", SLOW
         if matcher.is_error():
-            return b"schema_too_complex\n" + " ".join(matcher.get_error().split()).encode()[:400]
+            return "schema_too_complex", " ".join(matcher.get_error().split())[:400]
     except GrammarError as error:
-        return f"{error.code}\n{error}".encode()
+        return error.code, str(error)
     except MemoryError:
-        return f"schema_too_complex\n{_TOO_LARGE}".encode()
-    return b"\n"
+        return "schema_too_complex", _TOO_LARGE
+    return "", ""
 
 
 def _serve(vocabulary: Vocabulary, pipe: Connection) -> None:
