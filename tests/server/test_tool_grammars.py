@@ -12,6 +12,7 @@ from test_masks import Walk
 
 from zse.errors import RequestError
 from zse.server.errors import APIError
+from zse.server.tools import parsers
 from zse.server.tools.answer import Format, Splitter
 from zse.server.tools.calls import CallPart, fold
 from zse.server.tools.grammars import _XML, structure_of
@@ -71,14 +72,19 @@ FORMS = [
     ("kimi_k2", ""),
     ("lfm2", ""),
     ("gemma4", ""),
+    ("dsml", "function_calls"),
+    ("dsml", "tool_calls"),
+    ("gigachat", "<|function_call|>"),
+    ("gigachat", ""),
 ]
+BYTES = "ï½ľ"  # of DeepSeek's bar, as byte-level letters
 _NAMES = [f"{form} {template}".strip() for form, template in FORMS]
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     folder = tiny_model.write(tmp_path_factory.mktemp("models") / "tiny")
-    tiny_text.write(folder)
+    tiny_text.write(folder, parsers.DSML, BYTES)
     return load_tokenizer(str(folder))
 
 
@@ -164,7 +170,11 @@ def test_streamed_parts_make_the_calls(tokenizer, vocabulary, form, template, st
         assert [(call.name, call.arguments) for call in fold(pieces)] == [(call.name, call.arguments) for call in whole]
         assert all(piece.id for piece in pieces if piece.name)
         assert len([piece for piece in pieces if piece.is_last]) == len(whole)
-        if step == 1 and form not in (*_XML, "minicpm", "pythonic", "lfm2", "gemma4") and "tool_code" not in template:
+        if (
+            step == 1
+            and form not in (*_XML, "minicpm", "pythonic", "lfm2", "gemma4", "dsml")
+            and "tool_code" not in template
+        ):
             # No longer than an escape: arguments come as they are written.
             assert max(len(piece.arguments) for piece in pieces) <= 12
 
@@ -360,8 +370,52 @@ def test_python_knows_no_such_name(tokenizer):
 
 
 def test_every_format_has_a_grammar():
-    """Harmony's is of the whole answer: the next test has it."""
-    assert {form for form, _ in FORMS} | {"harmony"} == set(TOOL_FORMATS)
+    """Harmony's and Functionary 3.2's are of the whole answer: the next tests have them."""
+    assert {form for form, _ in FORMS} | {"harmony", "functionary_v3"} == set(TOOL_FORMATS)
+
+
+@pytest.fixture(scope="module")
+def plain_tokenizer(tmp_path_factory):
+    """Of a vocabulary without DeepSeek's control token."""
+    folder = tiny_model.write(tmp_path_factory.mktemp("models") / "plain")
+    tiny_text.write(folder, "", BYTES)
+    return load_tokenizer(str(folder))
+
+
+@pytest.mark.parametrize("block", parsers.DSML_BLOCKS)
+@pytest.mark.parametrize("functions", [FUNCTIONS, {"ticket": TICKET}], ids=["functions", "patterns"])
+@pytest.mark.parametrize("has_control", [False, True])
+def test_dsml_with_and_without_its_control_token(tokenizer, plain_tokenizer, block, functions, has_control):
+    tokens = tokenizer if has_control else plain_tokenizer
+    vocabulary = Vocabulary(tokens, tiny_model.VOCAB, frozenset({tiny_model.EOS}))
+    for calls, seed in (("required", 1), ("free", 2), ("required", 3), ("free", 4)):
+        walk = Walk(vocabulary, grammar(tokens, "dsml", block, functions, calls), seed)
+        walk.take(*walk.ids(f"<{parsers.DSML}{block}>\n"))
+        pieces = read("dsml", walk.run(4000), functions)
+        assert check_calls([piece for piece in pieces if isinstance(piece, CallPart)], functions)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_functionary_is_enforced(tokenizer, vocabulary, several):
+    for seed in range(8):
+        walk = Walk(vocabulary, grammar(tokenizer, "functionary_v3", "", several=several), seed)
+        calls = check_calls(read("functionary_v3", walk.run(2000)))
+        assert calls and (several or len(calls) == 1)
+    required = Walk(vocabulary, grammar(tokenizer, "functionary_v3", ""))
+    assert not set(required.ids("all")[:1]) & set(required.masks()[0]), "a call has to come"
+    structure = grammar(tokenizer, "functionary_v3", "", calls="free")
+    free = Walk(vocabulary, structure)
+    free.take(*free.ids("all\nJust text, no call."))
+    assert tiny_model.EOS in free.masks()[0]
+    free.take(*free.ids(">>>"))
+    allowed = {vocabulary.tokens[id][:1] for id in free.masks()[0]}
+    assert allowed <= {name[:1].encode() for name in FUNCTIONS}, "behind the mark only a call can come"
+    content = Structure(
+        kind="json_schema", source='{"type": "object", "properties": {}, "additionalProperties": false}'
+    )
+    either = Walk(vocabulary, grammar(tokenizer, "functionary_v3", "", calls="free", content=content))
+    either.take(*either.ids("all\n{}"))
+    assert tiny_model.EOS in either.masks()[0]
 
 
 @pytest.mark.parametrize("several", [False, True])

@@ -3,6 +3,7 @@
 import json
 import random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -265,6 +266,58 @@ GOOD += [
         [("stop", {}), ("weather", {"place": _FILE, "days": 3})],
     ),
 ]
+# Texts in which the marks say whether a value is text (DeepSeek), and calls behind a name on a line (Functionary, GigaChat).
+_D = parsers.DSML
+
+
+def dsml(block, *calls):
+    """calls: (name, *(key, whether it is text, value))"""
+    invoked = "".join(
+        f'<{_D}invoke name="{name}">\n'
+        + "".join(
+            f'<{_D}parameter name="{key}" string="{str(is_text).lower()}">{value}</{_D}parameter>\n'
+            for key, is_text, value in values
+        )
+        + f"</{_D}invoke>\n"
+        for name, *values in calls
+    )
+    return f"<{_D}{block}>\n{invoked}</{_D}{block}>"
+
+
+_INNER = f'a </{_D}parameter> b\n<{_D}invoke name="stop">\n</{_D}invoke> "c'
+GOOD += [
+    (
+        "dsml",
+        "Hm.\n\n" + dsml("function_calls", ("weather", ("place", True, _PAGE), ("days", False, "3")), ("stop",)),
+        "Hm.",
+        [("weather", {"place": _PAGE, "days": 3}), ("stop", {})],
+    ),
+    (
+        "dsml",
+        dsml("tool_calls", ("weather", ("place", True, _INNER), ("at", False, '[1, {"a": null}]'))),
+        "",
+        [("weather", {"place": _INNER, "at": [1, {"a": None}]})],
+    ),
+    # The schema before the mark, the mark where the schema says nothing.
+    (
+        "dsml",
+        dsml(
+            "tool_calls", ("weather", ("place", False, "3"), ("days", True, "3"), ("x", True, "3"), ("y", False, "3"))
+        ),
+        "",
+        [("weather", {"place": "3", "days": 3, "x": "3", "y": 3})],
+    ),
+    (
+        "dsml",
+        dsml("tool_calls", ("weather", ("place", True, "1"))).replace(' string="true"', ""),
+        "",
+        [("weather", {"place": "1"})],
+    ),
+    ("functionary_v3", f"weather\n{json.dumps(HARD)}>>>stop\n{{}}", "", _BOTH),
+    ("functionary_v3", f"I look >>> there.>>>weather\n{json.dumps(HARD)}", "I look >>> there.", _BOTH[:1]),
+    ("gigachat", f"Well.<|function_call|>{_FIRST}<|message_sep|>\n\n", "Well.", _BOTH[:1]),
+    ("gigachat", f"Well.<|message_sep|>\n\nfunction call<|role_sep|>\n{_FIRST}<|message_sep|>", "Well.", _BOTH[:1]),
+]
 # Calls that break off: what of the arguments is certain, and content where the text goes on in another way.
 BROKEN = [
     ("hermes", '<tool_call>{"name": "weather", "arguments": {"pla', "", '{"pla'),
@@ -299,6 +352,9 @@ BROKEN = [
         "",
         '{"days": 3',
     ),
+    ("dsml", dsml("tool_calls", ("weather", ("days", False, "3"), ("place", True, "Ro")))[:-40], "", '{"days": 3'),
+    ("functionary_v3", 'weather\n{"days": 3, "place": "Ro', "", '{"days": 3, "place": "Ro'),
+    ("functionary_v3", 'weather\n{"days": 3]} x', "]} x", '{"days": 3'),
 ]
 # Text that holds no call of the format, or a malformed one: all of it is content.
 BAD = [
@@ -378,6 +434,20 @@ BAD = [
     ("gemma", "```tool_code\nother()\n```"),
     ("gemma", "```python\nstop()\n```"),
     ("deepseek", f"{_DS[0]}{_DS[4]}"),
+    ("dsml", f"<{_D}function_calls>\n</{_D}function_calls>"),
+    ("dsml", f'<{_D}function_calls>words <{_D}invoke name="stop">\n</{_D}invoke>\n</{_D}function_calls>'),
+    ("dsml", f'<{_D}invoke name="stop">\n</{_D}invoke>'),
+    ("dsml", dsml("tool_calls", ("stop two",))),
+    ("dsml", '<tool_calls><invoke name="stop"></invoke></tool_calls>'),
+    ("functionary_v3", "weather"),
+    ("functionary_v3", "weather\nis fine"),
+    ("functionary_v3", "weather {}"),
+    ("functionary_v3", "other\n{}"),
+    ("functionary_v3", "words>>>other\n{}>>> stop\n{}"),
+    ("functionary_v3", ">>>" * 50),
+    ("functionary_v3", "Look: stop\n{}"),
+    ("gigachat", "function call<|role_sep|>\n{}"),
+    ("gigachat", "<|function_call|>words<|message_sep|>"),
     ("deepseek", f"{_DS[0]}x{_DS[1]}stop{_DS[2]}{{}}{_DS[3]}{_DS[4]}"),
 ]
 
@@ -518,6 +588,13 @@ WORDS = [word for name in parsers.FORMATS for word in parsers.FORMATS[name].cont
     "<think>",
     "</think>",
     "é",
+    f"<{_D}tool_calls>",
+    f'<{_D}invoke name="weather">',
+    f'<{_D}parameter name="days" string="false">',
+    f"</{_D}parameter>",
+    f"</{_D}invoke>",
+    ">>>",
+    "stop\n{}",
 ]
 
 
@@ -620,6 +697,36 @@ def test_harmony_at_every_cut(text, is_open, content, thought, calls):
         assert split("harmony", pieces, "harmony", is_open) == (content, thought, calls), pieces
 
 
+@pytest.mark.parametrize(
+    "text,content,calls",
+    [
+        ("all\nHello, all\nof you.", "Hello, all\nof you.", []),
+        (
+            'all\nI will compare>>>weather\n{"place": "Song"}>>>weather\n{"place": "Tang"}',
+            "I will compare",
+            [("weather", {"place": "Song"}), ("weather", {"place": "Tang"})],
+        ),
+        ('weather\n{"place": "Hanoi"}>>>all\nDone', "Done", [("weather", {"place": "Hanoi"})]),
+        ("No recipient", "No recipient", []),
+        ("all", "all", []),
+        ("all\n>>>all", ">>>all", []),
+        ("python\nprint(1)", "python\nprint(1)", []),
+        ("", "", []),
+    ],
+)
+def test_recipients_at_every_cut(text, content, calls):
+    form = Format("functionary_v3", recipients=True)
+    for pieces in cuts(text) if text else [[]]:
+        splitter = Splitter(form, FUNCTIONS, False)
+        out = [part for piece in pieces for part in splitter.push(piece)] + splitter.finish()
+        assert "".join(part for part in out if isinstance(part, str)) == content, pieces
+        assert [(call.name, json.loads(call.arguments)) for call in fold(out)] == calls, pieces
+        plain = Splitter(msgspec.structs.replace(form, tools="none"), None, False)
+        shown = "".join(part for piece in pieces for part in plain.push(piece)) + "".join(plain.finish())
+        assert calls or shown == content
+    assert "".join(Splitter(form, FUNCTIONS, False).push("all\nHe")) == "He"
+
+
 def test_calls_in_reasoning_are_no_calls_and_one_call_may_be_all():
     call = f"<tool_call>{dump('stop', {})}</tool_call>"
     text = f"<think>{call}</think>{call}{call}"
@@ -642,6 +749,8 @@ def test_text_is_not_held_longer_than_needed():
         " " * 50_000,
         "[TOOL_CALLS]" * 10_000,
         "```json\n" * 10_000,
+        ">>>" * 20_000,
+        f"<{_D}tool_calls>" * 5_000,
         '<|python_tag|>{"' * 10_000,
     ],
 )

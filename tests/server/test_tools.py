@@ -259,8 +259,8 @@ TEMPLATES["pythonic"] = """
 _BEFORE = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
 _AFTER = "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 UNKNOWN = {
-    "a name on a line": """{% for call in m.tool_calls or [] %}>>>{{ call.function.name }}
-{{ call.function.arguments | tojson }}{% endfor %}{# <|python_tag|> #}""",
+    "a name as a key": """{% if m.tool_calls %}<|tools_prefix|>[{% for call in m.tool_calls %}{"{{ call.function.name }}": {{ call.function.arguments | tojson }}}
+{%- endfor %}]<|tools_suffix|>{% endif %}{# <|python_tag|> #}""",
     "an unknown mark": """{% if m.tool_calls %}<|tool_list|>[{% for call in m.tool_calls %}{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
 {%- endfor %}]<|/tool_list|>{% endif %}{# <tool_call> #}""",
 }
@@ -276,9 +276,9 @@ def test_tools_of_an_unknown_format_are_refused(own_server):
     reply = own_server(template=template).post(CHAT, {"messages": user(CALL), "tools": [WEATHER]})
     assert (reply.status, reply.error["param"]) == (400, "tools")
     assert "--tool-parser NAME (one of qwen3_coder, hermes" in reply.error["message"]
-    line = own_server(template=_BEFORE + UNKNOWN["a name on a line"] + _AFTER)
+    line = own_server(template=_BEFORE + UNKNOWN["a name as a key"] + _AFTER)
     reply = line.post(CHAT, {"messages": user(CALL), "tools": [WEATHER]})
-    assert reply.status == 400 and "(Functionary 3.2's format)" in reply.error["message"]
+    assert reply.status == 400 and "(Apertus' format)" in reply.error["message"]
     named = own_server(template=template, tool_parser="hermes").post(CHAT, {"messages": user(CALL), "tools": [WEATHER]})
     assert named.json["choices"][0]["finish_reason"] == "tool_calls"
 
@@ -292,6 +292,12 @@ _LIST = """{% if m.tool_calls %}OPEN[{% for call in m.tool_calls %}{"name": "{{ 
 _INVOKE = """{% if m.tool_calls %}<OPEN>{% for call in m.tool_calls %}<invoke name="{{ call.function.name }}">
 {% for key, value in call.function.arguments | items %}<parameter name="{{ key }}">{{ value if value is string else value | tojson }}</parameter>
 {% endfor %}</invoke>{% endfor %}</OPEN>{% endif %}"""
+_DSML = """{% if m.tool_calls %}<｜DSML｜BLOCK>
+{% for call in m.tool_calls %}<｜DSML｜invoke name="{{ call.function.name }}">
+{% for key, value in call.function.arguments | items %}<｜DSML｜parameter name="{{ key }}" string="{{ 'true' if value is string else 'false' }}">
+{#- -#} {{ value if value is string else value | tojson }}</｜DSML｜parameter>
+{% endfor %}</｜DSML｜invoke>
+{% endfor %}</｜DSML｜BLOCK>{% endif %}"""
 KNOWN = [
     (
         "glm4",
@@ -311,6 +317,28 @@ KNOWN = [
         """{% for call in m.tool_calls or [] %}<function={{ call.function.name }}>{{ call.function.arguments | tojson }}</function>
 {%- endfor %}{# <|python_tag|> #}""",
     ),
+    (
+        "functionary_v3",
+        """{% if m.content %}>>>all
+{{ m.content }}{% endif %}{% for call in m.tool_calls or [] %}>>>{{ call.function.name }}
+{{ '' + call.function.arguments }}{% endfor %}{# <|python_tag|> #}""",
+    ),
+    ("dsml", _DSML.replace("BLOCK", "function_calls")),
+    ("dsml", _DSML.replace("BLOCK", "tool_calls")),
+    (
+        "gigachat",
+        """{% if m.tool_calls %}<|message_sep|>
+
+function call<|role_sep|>
+{"name": "{{ m.tool_calls[0].function.name }}", "arguments": {{ m.tool_calls[0].function.arguments | tojson }}}<|message_sep|>{% endif %}""",
+    ),
+    (
+        "gigachat",
+        HERMES.replace("<tool_call>", "<|function_call|>")
+        .replace("</tool_call>", "<|message_sep|>")
+        .replace("CALL_ARGUMENTS", "{{ call.function.arguments | tojson }}"),
+    ),
+    ("lfm2", "{# List of tools: <|tool_list_start|>[ #}"),
     ("granite", _LIST.replace("OPEN", "<|tool_call|>").replace("CLOSE", "")),
     ("granite", _LIST.replace("OPEN", "<|tool_call|>").replace("CLOSE", "<|/tool_call|>")),
     ("nemotron", _LIST.replace("OPEN", "<TOOLCALL>").replace("CLOSE", "</TOOLCALL>")),

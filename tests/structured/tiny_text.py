@@ -24,8 +24,9 @@ def _letters(text: str) -> str:
     return text.replace(" ", "Ġ").replace("\n", "Ċ")
 
 
-def write(folder) -> None:
-    """Write tokenizer.json and its configuration beside a tiny model."""
+def write(folder, control: str = "", letters: str = "") -> None:
+    """Write tokenizer.json and its configuration beside a tiny model. control: one more token of that kind; letters: byte-level
+    letters of more bytes."""
     vocabulary: dict[str, int] = {}
     for text in [*CONTROLS, *(chr(code) for code in range(32, 127)), "\n"]:
         vocabulary[text if text in CONTROLS else _letters(text)] = len(vocabulary)
@@ -35,9 +36,11 @@ def write(folder) -> None:
             if piece[:end] not in vocabulary:
                 merges.append(f"{piece[: end - 1]} {piece[end - 1]}")
                 vocabulary[piece[:end]] = len(vocabulary)
+    for text in [*letters, *([control] if control else [])]:
+        vocabulary[text] = len(vocabulary)
     added = [
         {
-            "id": id,
+            "id": vocabulary[text],
             "content": text,
             "special": True,
             "single_word": False,
@@ -45,7 +48,7 @@ def write(folder) -> None:
             "rstrip": False,
             "normalized": False,
         }
-        for id, text in enumerate(CONTROLS)
+        for text in [*CONTROLS, *([control] if control else [])]
     ]
     tokenizer = {
         "version": "1.0",

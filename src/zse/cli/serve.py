@@ -36,7 +36,7 @@ Ctrl-C lets running requests finish (--drain-timeout), a second one stops at onc
 
 # The names of zse.server.tools.parsers and .reasoning, whose import would delay the engine's start.
 _TOOL_PARSERS = (
-    "command_r deepseek functionary gemma gemma4 glm4 granite harmony hermes kimi_k2 "
+    "command_r deepseek dsml functionary functionary_v3 gemma gemma4 gigachat glm4 granite harmony hermes kimi_k2 "
     "lfm2 llama3_json minicpm minimax_m2 mistral nemotron pythonic qwen3_coder seed_oss tool_calls none"
 ).split()
 _REASONING_PARSERS = ("think", "mistral", "seed", "command_r", "gemma4", "harmony", "none")

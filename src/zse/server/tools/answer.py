@@ -10,23 +10,25 @@ import msgspec
 
 import zse.server.tools.parsers as parsers
 import zse.server.tools.reasoning as reasoning
-from zse.server.tools import choosing
+from zse.server.tools import choosing, recipients
 from zse.server.tools.blocks import BlockParser
 from zse.server.tools.calls import CallPart
 from zse.server.tools.harmony import MARKS, HarmonyParser
 from zse.server.tools.reasoning import Marks, Reasoning, ReasoningParser
+from zse.server.tools.recipients import RecipientParser
 
 _LETTERS = string.ascii_letters + string.digits
 
 
 class Format(msgspec.Struct, frozen=True):
     """How a model writes: names of FORMATS (parsers.py) and PARSERS (reasoning.py), or "none". takes_tools: whether its chat template reads
-    `tools` at all; names_tools: whether it knows of calls and results."""
+    `tools` at all; names_tools: whether it knows of calls and results. recipients: whether answers say whom they are for."""
 
     tools: str = "none"
     reasoning: str = "none"
     takes_tools: bool = True
     names_tools: bool = True
+    recipients: bool = False
 
     @property
     def marks(self) -> Marks | None:
@@ -49,6 +51,7 @@ def format_of(template: str | None, tools: str | None = None, thinking: str | No
         thinking or reasoning.choose(template),
         takes_tools=re.search(r"\btools\b", template) is not None,
         names_tools="tool" in template,
+        recipients=recipients.ALL in template,
     )
 
 
@@ -58,11 +61,13 @@ class Splitter:
     stream of it adds up to. `done` once the only call allowed is there."""
 
     def __init__(self, form: Format, functions: dict[str, dict] | None, is_open: bool, parallel: bool = True):
-        self._reasoning: ReasoningParser | HarmonyParser | None = None
+        self._reasoning: ReasoningParser | HarmonyParser | RecipientParser | None = None
         if form.reasoning == reasoning.HARMONY:
             self._reasoning = HarmonyParser(is_open)
         elif form.marks:
             self._reasoning = ReasoningParser(form.marks, is_open)
+        elif form.recipients:
+            self._reasoning = RecipientParser()
         tools = None if functions is None else parsers.FORMATS.get(form.tools)
         self._tools = None
         if tools is not None and functions is not None:

@@ -35,7 +35,7 @@ class Reader(Protocol):
 
 
 class Block(msgspec.Struct, frozen=True):
-    """opening: begins it. reader: (functions that the request names) → what reads it. keeps: the reader gets the opening,
+    """opening: begins it; "" where any text may. reader: (functions that the request names) → what reads it. keeps: the reader gets the opening,
     too. bare: it counts only where the answer begins or behind a call."""
 
     opening: str
@@ -102,11 +102,11 @@ class BlockParser:
         begun = len(text) - len(text.lstrip(space))
         found: tuple[int, Block] | None = None
         for block in self._blocks:
-            at = (
-                (begun if self._fresh and text.startswith(block.opening, begun) else -1)
-                if block.bare
-                else text.find(block.opening)
-            )
+            if block.bare:
+                is_here = self._fresh and begun < len(text) and text.startswith(block.opening, begun)
+                at = begun if is_here and (block.opening or not self._is_mark(text[begun:])) else -1
+            else:
+                at = text.find(block.opening)
             if at >= 0 and (found is None or at < found[0]):
                 found = at, block
         if found is None:
@@ -122,6 +122,10 @@ class BlockParser:
         self._reader = block.reader(self._functions)
         self._num_kept = len(block.opening) if block.keeps else 0
         return True
+
+    def _is_mark(self, text: str) -> bool:
+        """Whether the text may become the opening of a block."""
+        return any(block.opening.startswith(text) for block in self._blocks)
 
     def _spaces(self) -> str:
         return SPACE + self._separators if self._fresh and self._called else SPACE

@@ -69,7 +69,7 @@ def prepare(completion: "Completion", model, tool_parser: str | None, reasoning_
         _check_history(completion.messages or [])
     if completion.thinking_field and completion.thinking_budget != 0 and form.reasoning == parsers.NONE:
         raise unsupported(completion.thinking_field, "this model's chat template has no reasoning")
-    if completion.tools is None and form.reasoning == parsers.NONE:
+    if completion.tools is None and form.reasoning == parsers.NONE and not form.recipients:
         return None
     grammar = None if completion.tools is None else _grammar(completion, form, model)
     choice = completion.tool_choice.mode

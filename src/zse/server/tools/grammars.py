@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 
 from zse.server.errors import APIError, unsupported
-from zse.server.tools import gemma4, harmony, parsers
+from zse.server.tools import gemma4, harmony, parsers, recipients
 from zse.server.tools.patterns import ANYTHING, FORMATS, whole
 from zse.structured.negation import SILENT
 from zse.structured.options import LARK, WHITESPACE, Structure, checked
@@ -70,8 +70,8 @@ class Grammar:
         """The grammar's text. form: of FORMATS. calls: "required": the answer is calls; "free": text, and where it calls
         a function, the call is right; "either": calls, or the JSON that `content` describes. several: more than one call
         may come."""
-        if form == "harmony":
-            return self._harmony(calls, several, content)
+        if form in ("harmony", "functionary_v3"):
+            return getattr(self, f"_{form}")(calls, several, content)
         if form in _XML:
             mark, call, between = self._xml(*_XML[form])
         elif form in _LISTS:
@@ -118,6 +118,21 @@ class Grammar:
         head = f"%llguidance {{}}\nstart: ({thought})? ({answer})\nTEXT: /(.|\\n)*/\n"
         return head + "".join(rule + "\n" for rule in self._rules)
 
+    def _functionary_v3(self, calls: str, several: bool, content: Structure | None) -> str:
+        """Functionary 3.2: a whole answer, behind the mark that ends the prompt."""
+        one = self._either(
+            [self._rule(f"{_quoted(name + chr(10))} {self._arguments(name)}") for name in self._functions]
+        )
+        mark = _quoted(recipients.RECIPIENT)
+        answer = several_calls = f"{one} ({mark} {one})*" if several else one
+        if calls != "required" and content is not None:
+            answer += f" | {_quoted(recipients.WORDS)} {self._content(content)}"
+        elif calls != "required":
+            answer += f" | {_quoted(recipients.WORDS)} (before {several_calls} | TEXT)"
+            self._rules.append(f"before[lazy]: /(.|\\n)*{_regex(recipients.RECIPIENT)}/")
+        head = f"%llguidance {{}}\nstart: {answer}\nTEXT: /(.|\\n)*/\n"
+        return head + "".join(rule + "\n" for rule in self._rules)
+
     # -- parts
 
     def _content(self, content: Structure) -> str:
@@ -133,14 +148,23 @@ class Grammar:
         return name
 
     def _mark(self, text: str) -> str:
+        """A mark, or a text with the control token that all of DeepSeek's marks have in them."""
         id = self._token_id(text)
-        return _quoted(text) if id is None else f"<[{id}]>"
+        if id is not None:
+            return f"<[{id}]>"
+        if parsers.DSML in text and self._token_id(parsers.DSML) is not None:
+            before, _, behind = text.partition(parsers.DSML)
+            return f"{_quoted(before)} {self._mark(parsers.DSML)} {_quoted(behind)}"
+        return _quoted(text)
 
     def _lazy(self, text: str) -> str:
         """Any text up to a mark, which ends it."""
         id = self._token_id(text)
         if id is not None:
             return f"TEXT <[{id}]>"
+        if parsers.DSML in text and self._token_id(parsers.DSML) is not None:
+            self._rules.append("BEFORE: /(.|\\n)*</")
+            return f"BEFORE {self._mark(text).partition(' ')[2]}"
         self._rules.append(f"before[lazy]: /(.|\\n)*{_regex(text)}/")
         return "before"
 
@@ -193,7 +217,7 @@ class Grammar:
     def _xml_value(self, name: str, schema: object, end: str) -> str:
         words = _words(schema)
         if words:
-            return f"({' | '.join(_quoted(word) for word in words)}) {_quoted(end)}"
+            return f"({' | '.join(_quoted(word) for word in words)}) {_quoted(end) if end else ''}"
         if _is_text(schema):
             self._num_rules += 1
             rule = f"t{self._num_rules}"
@@ -253,6 +277,38 @@ class Grammar:
             objects = self._objects("parameters", r'"{\"tool_call_id\": \"" /[0-9]{1,2}/ "\", "', "tool_name")
         calls = _list(objects, several)
         return opening, f"{calls} {self._mark(closing)}" if closing else calls, None
+
+    def _dsml(self, several: bool):
+        word = parsers.DSML_BLOCKS["function_calls" not in self._template]
+        bodies = []
+        for name, schema in self._functions.items():
+            required = schema.get("required") or ()
+            parts = [self._mark(f'<{parsers.DSML}invoke name="{name}">\n')]
+            for key, of in (schema.get("properties") or {}).items():
+                said = str(_is_text(of)).lower()
+                part = self._mark(f'<{parsers.DSML}parameter name="{key}" string="{said}">')
+                part += " " + self._dsml_value(name, of, f"</{parsers.DSML}parameter>\n")
+                parts.append(part if key in required else f"({part})?")
+            bodies.append(self._rule(" ".join([*parts, self._mark(f"</{parsers.DSML}invoke>\n")])))
+        call = self._either(bodies)
+        closing = self._mark(f"</{parsers.DSML}{word}>")
+        return f"<{parsers.DSML}{word}>", f'"\\n" {call} {f"({call})*" if several else ""} {closing}', None
+
+    def _dsml_value(self, name: str, schema: object, end: str) -> str:
+        if not _is_text(schema) or _words(schema):
+            return f"{self._xml_value(name, schema, '')} {self._mark(end)}"
+        if self._token_id(parsers.DSML) is None:
+            return self._xml_value(name, schema, end)
+        # The characters before the control token end the text: one lexeme with it.
+        text = self._text_before(name, schema, parsers.DSML).partition(" ")[0]
+        self._rules.append(f"{text}_END: {text} {_quoted('</')}")
+        return f"{text}_END {self._mark(end).partition(' ')[2]}"
+
+    def _gigachat(self, several: bool):
+        call, (opening, message, role) = self._objects("arguments"), parsers.GIGACHAT
+        if opening in self._template:
+            return opening, call, None
+        return message, f'"\\n\\nfunction call" {self._mark(role)} "\\n" {call}', None
 
     def _functionary(self, several: bool):
         bodies = [self._rule(f"{_quoted(name + '>')} {self._arguments(name)}") for name in self._functions]

@@ -7,6 +7,7 @@ import msgspec
 from zse.server.tools import gemma4, harmony
 from zse.server.tools.blocks import Block
 from zse.server.tools.readers import JsonCalls, PythonCalls, PythonLines
+from zse.server.tools.recipients import ALL, RECIPIENT, RecipientCalls
 from zse.server.tools.xml_calls import XmlStyle, reader
 
 NONE = "none"
@@ -37,9 +38,23 @@ _MINICPM = XmlStyle(
     r'<function name="([^"<>]{1,64})">', r'<param name="(?P<key>[^"<>]{1,128})">', "</param>", "</function>", cdata=True
 )
 MINICPM = "<function", "</function>", "<param", "</param>"
+DSML = "｜DSML｜"  # in each mark; a control token of some vocabularies
+DSML_BLOCKS = "function_calls", "tool_calls"  # of V3.2; of V4
+_DSML = XmlStyle(
+    rf'<{DSML}invoke name="([^"<>]{{1,64}})">',
+    rf'<{DSML}parameter name="(?P<key>[^"<>]{{1,128}})"(?: string="(?P<string>true|false)")?>',
+    f"</{DSML}parameter>",
+    f"</{DSML}invoke>",
+)
+GIGACHAT = "<|function_call|>", "<|message_sep|>", "<|role_sep|>"
 
 # By what chat templates show formats that are not read.
-UNREAD = {"｜DSML｜": "DeepSeek V3.2's format", ">>>": "Functionary 3.2's format"}
+UNREAD = {
+    "<|tools_prefix|>": "Apertus' format",
+    "<|tool_call:begin|>": "Solar Open's format",
+    "<|open|>": "Kimi K3's format",
+    "functools[": "Firefunction's format",
+}
 
 
 class ToolFormat(msgspec.Struct, frozen=True):
@@ -107,6 +122,25 @@ FORMATS: dict[str, ToolFormat] = {
         ),
         (CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR),
     ),
+    # DeepSeek V3.2 and V4: <｜DSML｜function_calls><｜DSML｜invoke name="NAME"><｜DSML｜parameter name="KEY" string="true">value
+    # </｜DSML｜parameter>…</｜DSML｜invoke></｜DSML｜function_calls>; V4 says tool_calls. string: whether the value is text, or JSON.
+    "dsml": ToolFormat(
+        (DSML,),
+        tuple(
+            Block(f"<{DSML}{word}>", reader(_DSML, opening=f"<{DSML}{word}>", closing=f"</{DSML}{word}>"))
+            for word in DSML_BLOCKS
+        ),
+        (DSML,),
+    ),
+    # GigaChat 3.1: <|function_call|>{"name": …, "arguments": {…}}<|message_sep|>; 3 writes it as a message of its own.
+    "gigachat": ToolFormat(
+        (GIGACHAT[0], GIGACHAT[2]),
+        tuple(
+            Block(opening, partial(JsonCalls, closing=GIGACHAT[1]))
+            for opening in (GIGACHAT[0], f"{GIGACHAT[1]}\n\nfunction call{GIGACHAT[2]}\n")
+        ),
+        GIGACHAT,
+    ),
     # Kimi K2: a section of calls, each with its id, functions.NAME:INDEX, before its arguments.
     "kimi_k2": ToolFormat(
         (KIMI[0],),
@@ -127,9 +161,9 @@ FORMATS: dict[str, ToolFormat] = {
     "tool_calls": _json("<tool_calls>", "</tool_calls>"),
     # Command R7B and A: <|START_ACTION|>[{"tool_call_id": …, "tool_name": …, "parameters": {…}}, …]<|END_ACTION|>
     "command_r": _json("<|START_ACTION|>", "<|END_ACTION|>"),
-    # LFM2: <|tool_call_start|>[f(a=1), g(b="x")]<|tool_call_end|>
+    # LFM2 and 2.5: <|tool_call_start|>[f(a=1), g(b="x")]<|tool_call_end|>, which their templates do not show.
     "lfm2": ToolFormat(
-        ("<|tool_call_start|>",),
+        ("<|tool_call_start|>", "<|tool_list_start|>", "List of tools: ["),
         (Block("<|tool_call_start|>", partial(PythonCalls, closing="<|tool_call_end|>", json=True)),),
         ("<|tool_call_start|>", "<|tool_call_end|>"),
     ),
@@ -181,6 +215,8 @@ FORMATS: dict[str, ToolFormat] = {
         ("<|python_tag|>", "<|python_start|>", "<|python_end|>"),
         separators=";,",
     ),
+    # Functionary 3.2: NAME and a line with {…}, behind >>> but for the first, whose >>> ends the prompt (recipients.py).
+    "functionary_v3": ToolFormat((ALL,), (Block(RECIPIENT, RecipientCalls), Block("", RecipientCalls, bare=True))),
     # Functionary 3.1: <function=NAME>{…}</function>
     "functionary": ToolFormat(
         ("<function=",),

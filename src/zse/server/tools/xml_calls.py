@@ -18,7 +18,7 @@ class XmlStyle(msgspec.Struct, frozen=True):
 
     Args:
         function: a regular expression of what begins a call; its group is the name.
-        parameter: of what begins a parameter; its group `key`.
+        parameter: of what begins a parameter; its group `key`, and `string` if it says whether the value is one ("true", "false").
         value_end, call_end: end a parameter's value and a call.
         newline: whether one stands on both sides of a value.
         nests: whether calls in a value are told by their marks, and a forgotten value_end by the function's schema.
@@ -229,7 +229,8 @@ class XmlCalls:
             value = inner[len(_CDATA) : -len(_CDATA_END)]
         properties = (self._functions.get(self._name) or {}).get("properties")
         schema = properties.get(key) if isinstance(properties, dict) else None
-        text = json.dumps({key: _typed(value, schema)}, ensure_ascii=False)[1:-1]
+        said = mark.groupdict().get("string")
+        text = json.dumps({key: _typed(value, schema, said)}, ensure_ascii=False)[1:-1]
         self._emit(", " + text if self._keys else "{" + text)
         self._keys.append(key)
         return True
@@ -252,10 +253,13 @@ def reader(style: XmlStyle, **options) -> Callable[[dict[str, dict]], XmlCalls]:
     return lambda functions: XmlCalls(functions, style, **options)
 
 
-def _typed(text: str, schema: object):
-    """The value that a parameter's schema means by its text; text where it means nothing else."""
-    kinds = schema.get("type") if isinstance(schema, dict) else "string"
-    if kinds == "string" or isinstance(kinds, list) and "string" in kinds and text != "null":
+def _typed(text: str, schema: object, said: str | None = None):
+    """The value that a parameter's schema means by its text; text where it means nothing else. said: "true" where the mark
+    says that it is a string, "false" that it is none, which counts where the schema leaves it open."""
+    kinds = schema.get("type") if isinstance(schema, dict) else "string" if said is None else None
+    if kinds == "string" or said == "true" and kinds is None:
+        return text
+    if isinstance(kinds, list) and "string" in kinds and text != "null" and said != "false":
         return text
     try:
         value = load_json({"True": "true", "False": "false", "None": "null"}.get(text, text))
