@@ -153,15 +153,20 @@ def difference(got, wanted, output) -> str:
     return f"{(~right).sum()} of {right.size} values are wrong, first {at}: {got[at]}, expected {wanted[at]}"
 
 
-def problem(device, op, case, expected=None) -> str:
+def problem(device, op, case, expected=None, launched: "set[str] | None" = None) -> str:
     """Launch once and compare what can be read as numbers: what is wrong, "" for nothing. expected: name → (index, array)
-    of the parts that are compared; default: all of the reference."""
-    arguments = {name: place(device, value) for name, value in case.inputs.items()}
-    found = outputs(device, case)
-    recorder = device.record()
-    op.launch(recorder, **joined({**arguments, **found}), **case.options)
-    graph = recorder.finish()
+    of the parts that are compared; default: all of the reference. launched: takes the kernels' names before they run."""
+    arguments: Any = {}
+    found: Any = {}
+    graph = None
     try:
+        arguments |= {name: place(device, value) for name, value in case.inputs.items()}
+        found |= outputs(device, case)
+        recorder = device.record()
+        op.launch(recorder, **joined({**arguments, **found}), **case.options)
+        graph = recorder.finish()
+        if launched is not None:
+            launched.update(launch.symbol for launch in graph.launches)
         graph.run()
         if expected is None:
             initial = {
@@ -181,7 +186,8 @@ def problem(device, op, case, expected=None) -> str:
                 return f"{name}: {wrong}"
         return ""
     finally:
-        graph.close()
+        if graph is not None:
+            graph.close()
         release(arguments)
         release(found)
 

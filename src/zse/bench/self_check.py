@@ -1,24 +1,27 @@
-"""Compiled CPU kernels against their NumPy references, once, when a build has made them: `python -m zse.bench.self_check` with
-ZSE_NATIVE_DIR and ZSE_ISA.
+"""Compiled kernels against their NumPy references, once, when a build has made them: those of a CPU by `python -m
+zse.bench.self_check` with ZSE_NATIVE_DIR and ZSE_ISA, a GPU's by `zse kernels build` and `zse kernels check` (compare).
 
 A compiler that miscompiles is found before the library is installed (zse.build), in parts as in the whole; a start checks nothing, and
 `zse doctor` checks what came in a wheel. Every operation runs those of its cases whose kernels are there until SECONDS_AN_OP are over, the
 first in any case; outputs are poisoned before. Cases that write
-quantized activations are left out: their numbers and scales are compared by the tests.
+quantized activations are left out: their numbers and scales are compared by the tests. A GPU's operations run all of their cases whose
+kernels are compiled, for GPU_SECONDS_AN_OP; what came of it is kept beside the cubins by their hash (kernel/cache.py: compared).
 """
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 from zse.bench import kernels
-from zse.errors import DeviceError
+from zse.errors import CompileError, DeviceError, DeviceLost, DeviceMemoryError
 from zse.kernel.targets.cpu import ISAS
 from zse.kernels.table import all_ops, all_variants
 from zse.lazy import numpy as np
 from zse.runtime.cpu import CPUDevice
 
 SECONDS_AN_OP = 0.3
+GPU_SECONDS_AN_OP = 0.3
 LOOKING_S = 2.0  # for a case that a part's kernels can run
 WRONG = 4  # exit code
 
@@ -47,6 +50,48 @@ def problems(device: CPUDevice, seed: int) -> Iterator[tuple[str, str]]:
                 break
             if time.monotonic() - start > (SECONDS_AN_OP if num_run else LOOKING_S):
                 break
+
+
+class Compared(NamedTuple):
+    """A case that ran. symbols: its kernels; reason: what is wrong with its results, "" for nothing."""
+
+    op: str
+    case: str
+    symbols: frozenset[str]
+    reason: str
+
+
+def compare(device: Any, ops: Iterable[Any], seed: int) -> Iterator[Compared]:
+    """The operations' cases on a GPU. A wrong one runs again with other inputs, and counts where it is wrong again. Ends after a
+    kernel that the driver does not recover from; DeviceMemoryError where memory is short."""
+    for op in ops:
+        start = time.monotonic()
+        for case in kernels.cases_of(op, device, np.random.default_rng(seed)):
+            if any(output.int8 or output.fp8 for output in case.outputs.values()):
+                continue
+            launched: set[str] = set()
+            reason = _reason(device, op, case, launched)
+            if reason and not reason.startswith(DeviceLost.__name__):
+                others = kernels.cases_of(op, device, np.random.default_rng(seed + 1))
+                reason = _reason(device, op, next((one for one in others if one.name == case.name), case), launched)
+            if launched:
+                yield Compared(op.name, case.name, frozenset(launched), reason)
+            if reason.startswith(DeviceLost.__name__):
+                return
+            if time.monotonic() - start > GPU_SECONDS_AN_OP:
+                break
+
+
+def _reason(device: Any, op: Any, case: Any, launched: set[str]) -> str:
+    """launched stays empty where the case cannot run: a kernel of it is not compiled, or needs more than this GPU has."""
+    try:
+        return kernels.problem(device, op, case, launched=launched)
+    except CompileError:
+        return ""
+    except DeviceMemoryError:
+        raise
+    except DeviceError as error:
+        return f"{type(error).__name__}: {error}" if launched else ""
 
 
 def main() -> int:

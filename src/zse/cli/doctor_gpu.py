@@ -10,7 +10,7 @@ from zse.runtime import cuda as runtime_cuda
 from zse.runtime import hip, metal
 from zse.runtime.bindings import cuda as bindings_cuda
 
-OK, NOTE = "ok", "note"
+OK, NOTE, BAD = "ok", "note", "bad"
 # Memory, graphs and loading are tested over fake drivers, kernels by compilers and in the emulator; no one has run them on hardware.
 UNPROVEN_HIP = "has never run on hardware; its kernels are compiled by clang and run in an emulator in the tests. --device hip tries it"
 UNPROVEN_METAL = "has never run on hardware; its kernels are checked by clang and run in an emulator in the tests. --device metal tries it"
@@ -59,7 +59,18 @@ def _kernels(arch: str) -> tuple[str, str, str, str]:
     if pack is None:
         found = f"no pack for {arch}: kernels are compiled when a model first asks for them"
         return "gpu kernels", NOTE, found, "zse kernels build"
-    return "gpu kernels", OK, f"{len(pack.manifest)} kernels for {pack.arch} in {pack.path}", ""
+    known = cache.compared(pack.arch)
+    there = [known[entry["place"][2]] for entry in pack.manifest.values() if entry["place"][2] in known]
+    found = f"{len(pack.manifest)} kernels for {pack.arch} in {pack.path}, {len(there)} compared with NumPy here"
+    wrong = next(filter(None, there), "")
+    if wrong:
+        return (
+            "gpu kernels",
+            BAD,
+            f"{found}: {wrong}",
+            "zse kernels build --force, with another NVRTC if that does not help",
+        )
+    return "gpu kernels", OK if there else NOTE, found, "" if there else "zse kernels check"
 
 
 def _nvrtc(driver_version: int) -> tuple[str, str, str, str]:

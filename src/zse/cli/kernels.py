@@ -4,13 +4,14 @@ import json
 import os
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 from zse import kernels as package
-from zse.bench import kernels, own_kernels, reports
+from zse.bench import kernels, own_kernels, reports, self_check
 from zse.cli.parser import Amount, Kinds, arg
-from zse.errors import ConfigError, DeviceError
-from zse.kernel import cache
+from zse.errors import ConfigError, DeviceError, DeviceMemoryError
+from zse.kernel import cache, emit
 from zse.runtime import opening, probe
 from zse.runtime.bindings import cuda
 
@@ -19,6 +20,7 @@ EPILOG = """examples:
   zse kernels build --arch sm_90a --arch sm_80
   zse kernels build --op attention --arch sm_90a
   zse kernels list --arch sm_90a
+  zse kernels check                       the compiled kernels of this machine's GPU against NumPy
   zse kernels bench --op matmul --device cuda
   zse kernels new swish.py                a kernel of one's own: the file to start with
   zse kernels check swish.py              against its NumPy reference, in every form that can run here
@@ -79,9 +81,11 @@ _KINDS = {
     ),
     "check": (
         "run the cases of a file's operations with fresh random inputs and compare with their NumPy references: on the "
-        "CPU; GPU forms on this machine's GPU and in the emulator, where they are",
+        "CPU; GPU forms on this machine's GPU and in the emulator, where they are. Without FILE: the package's compiled "
+        "GPU kernels on the GPU; one that is wrong is not loaded from then on",
         (
-            arg("file", metavar="FILE", help="a file as `zse kernels new` writes it"),
+            arg("file", nargs="?", metavar="FILE", help="a file as `zse kernels new` writes it"),
+            arg("--device", metavar="DEVICE", help="without FILE: cuda, cuda:1, ... (default: the first GPU)"),
             arg("--seed", type=Amount(int, low=0), help="of the inputs (default: a fresh one, shown)"),
             arg("--arch", default="sm_90a", metavar="ARCH", help="the GPU architecture that is emulated"),
         ),
@@ -111,6 +115,13 @@ def _new(args) -> int:
 def _check(args) -> int:
     """0 when every form that could run is right; a form that cannot run here is said, and no failure."""
     seed = int.from_bytes(os.urandom(4), "little") if args.seed is None else args.seed
+    if not args.file:
+        device = opening.open_device(args.device or "cuda")
+        if device.kernels != "gpu":
+            raise ConfigError(f"{args.device} is no GPU; `zse doctor` compares the kernels of the CPU")
+        return _compare(device, kernels.package_ops([]), seed)
+    if args.device:
+        raise ConfigError("--device is for the package's kernels: leave FILE or --device out")
     wrong = 0
     for op in own_kernels.load(args.file):
         for where, device in own_kernels.devices(op, args.arch, seed):
@@ -129,6 +140,44 @@ def _check(args) -> int:
     return 1 if wrong else 0
 
 
+def _compare(device, ops, seed: int) -> int:
+    """Kernels of a GPU against NumPy, remembered by the hash of their cubins; 0 when none is wrong."""
+    found: dict[str, str] = {}
+    num_cases, short = 0, ""
+    device.pack.comparing = True
+    try:
+        for one in self_check.compare(device, ops, seed):
+            num_cases += 1
+            reason = f"{one.op}, {one.case}: {one.reason}" if one.reason else ""
+            if reason:
+                print(reason)
+            found |= {symbol: found.get(symbol) or reason for symbol in one.symbols}
+    except DeviceMemoryError as error:
+        short = f"; the others were not: {error}"
+    finally:
+        device.pack.comparing = False
+    cache.remember(device.pack.arch, {device.pack.digest(symbol): reason for symbol, reason in found.items()})
+    device.close()
+    wrong = sum(map(bool, found.values()))
+    verdict = f"{wrong} are wrong and will not be loaded" if wrong else "none is wrong"
+    print(f"{device.product}: {len(found)} kernels compared with NumPy in {num_cases} cases, {verdict}{short}")
+    return 1 if wrong else 0
+
+
+def _compare_built(arch: str, symbols: set[str]) -> int:
+    """What was just built, where this machine's GPU runs it and NumPy is here."""
+    try:
+        if cache.resolve_arch(arch) != _arch() or find_spec("numpy") is None:
+            return 0
+        device = opening.open_device("cuda")
+    except (ConfigError, DeviceError):
+        return 0
+    target = emit.gpu_target(cache.resolve_arch(arch))
+    ops = kernels.package_ops([])
+    built = [op for op in ops if any(variant.symbol in symbols for variant in op.gpu_variants(target))]
+    return _compare(device, built, int.from_bytes(os.urandom(4), "little"))
+
+
 def _arch() -> str:
     """The architecture of this machine's first GPU."""
     try:
@@ -145,7 +194,7 @@ def _arch() -> str:
 
 
 def _build(args) -> int:
-    archs = args.arch or [_arch()]
+    archs, wrong = args.arch or [_arch()], 0
     if args.pack and len(archs) > 1:
         raise ConfigError("--pack is one file: give one --arch")
     for arch in archs:
@@ -165,7 +214,9 @@ def _build(args) -> int:
             + (f", {path.stat().st_size / 1e6:.1f} MB: {path}" if path else "")
             + (f"; registers spilled: {', '.join(spilled)}" if spilled else "")
         )
-    return 0
+        if not args.pack:
+            wrong += _compare_built(arch, {one.symbol for one in compiled})
+    return 1 if wrong else 0
 
 
 def _list(args) -> int:

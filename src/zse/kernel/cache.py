@@ -8,6 +8,8 @@ cubins/<key>.cubin   magic, the key, u64 length and SHA-256 of the rest, the res
                      version. AMD: a code object, likewise.
 symbols/<key>.cubin  the same without a cubin: the entry has the key of the one that a symbol stood for. key = SHA-256 of the symbol, the
                      architecture, the fingerprint and zse's version. A start makes no text then (30 ms a kernel).
+compared/<key>.cubin likewise: what came of comparing cubins with the NumPy references (`zse kernels check`), by their SHA-256. key =
+                     SHA-256 of the architecture and zse's version.
 <arch>-<fingerprint>.pack   magic, the key, u64 length and SHA-256 of a JSON head, the head, the cubins. key = SHA-256 of the
                      architecture, the fingerprint (a hash of the package's kernel sources) and zse's version. The head has these,
                      and per symbol its manifest entry with "place": [offset, length, SHA-256].
@@ -23,6 +25,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 
 from zse import __version__, env, trust
@@ -174,6 +177,17 @@ def compile_cached(variant: "Variant", arch: str, force: bool = False, sources: 
     return nvrtc.Compiled(variant.symbol, arch, cubin, stored["registers"], stored["spills"], text, **entry)
 
 
+def compared(arch: str) -> dict[str, str]:
+    """SHA-256 of each cubin whose results were compared with its NumPy reference on a GPU → what was wrong, "" for nothing."""
+    found = read_cubin(_key("compared", arch), "compared")
+    return found[0] if found is not None else {}
+
+
+def remember(arch: str, found: Mapping[str, str]) -> None:
+    """Add to what compared() gives."""
+    write_cubin(_key("compared", arch), {**compared(arch), **found}, b"", "compared")
+
+
 # packs ---------------------------------------------------------------------------------------------------------------
 
 
@@ -258,7 +272,10 @@ class Kernels(Mapping):
     What the pack lacks comes out of the cache, or is compiled when it is asked for.
 
     sources: fingerprint(), if the caller has it. ahead: gives symbols that are going to be asked for; without a pack the first one that
-    the cache lacks has all of them compiled, by other processes side by side."""
+    the cache lacks has all of them compiled, by other processes side by side. comparing: while kernels are compared with NumPy, none is
+    compiled, and one that was wrong is given; else it is refused."""
+
+    comparing = False
 
     def __init__(
         self,
@@ -299,6 +316,8 @@ class Kernels(Mapping):
     def _made(self, symbol: str) -> "Compiled":
         """From the cache, else compiled."""
         compiled = read_named(symbol, self.arch, self._sources)
+        if compiled is None and self.comparing:
+            raise CompileError(f"{symbol} is not compiled")
         if compiled is None and self.ahead is not None:
             ahead, self.ahead = self.ahead, None
             self._make_ahead(ahead())
@@ -326,13 +345,38 @@ class Kernels(Mapping):
         subprocess.run(command, stdin=nothing, stdout=nothing, stderr=nothing)
 
     def image(self, symbol: str) -> bytes:
-        """The cubin of an entry's "image"."""
+        """The cubin of an entry's "image". CompileError for one that computed wrong numbers on a GPU of this machine."""
+        cubin = self._cubin(symbol)
+        if not self.comparing and (reason := self._compared.get(self.digest(symbol))):
+            raise CompileError(
+                f"{symbol} is not loaded: it computed wrong numbers on this machine's GPU ({reason}). Build it with another NVRTC "
+                "(`zse kernels build --force`), or compare it again (`zse kernels check`)"
+            )
+        return cubin
+
+    @cached_property
+    def _compared(self) -> dict[str, str]:
+        found = compared(self.arch)
+        if not found:
+            log = logging.getLogger("zse.kernels")
+            log.info(
+                "the kernels for %s were not compared with NumPy here; `zse kernels check` does it, once", self.arch
+            )
+        return found
+
+    def digest(self, symbol: str) -> str:
+        """SHA-256 of a kernel's cubin."""
+        if self.pack is not None and symbol not in self._compiled:
+            return self.pack.manifest[symbol]["place"][2]
+        return hashlib.sha256(self._cubin(symbol)).hexdigest()
+
+    def _cubin(self, symbol: str) -> bytes:
         if self.pack is not None and symbol not in self._compiled:
             try:
                 return self.pack.image(symbol)
             except CompileError:
                 return self._made(symbol).cubin
-        return self._compiled[symbol].cubin
+        return (self._compiled.get(symbol) or self._made(symbol)).cubin
 
     def __call__(self, symbol: str) -> tuple[bytes, dict]:
         """(cubin, manifest entry). KeyError for an unknown symbol."""
