@@ -16,7 +16,7 @@ from harness import Harness  # noqa: E402
 del sys.path[:3]
 
 # Lower them with every change. The aim is 100 in 35 for both parts together.
-MOST_FUNCTIONS, MOST_FILES = {"server": 97, "engine": 94}, 42
+MOST_FUNCTIONS, MOST_FILES = {"server": 97, "engine": 94}, 36
 
 
 class Way:

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from kernels.harness import DirectRecorder, host_isas, poisoned, to_tensor
-from zse.kernels.attention import SEGMENT, attention, num_splits, partial_shape, rows_in_registers
+from zse.kernels.attention import SEGMENT, attention, partial_shape, rows_in_registers
 from zse.kernels.attention_cases import BLOCK, attention_batch, attention_reference
 from zse.kernels.kv_pages import head_dim_of
+from zse.plan.record import num_splits
 
 
 def run(isa, batch, width, **options):

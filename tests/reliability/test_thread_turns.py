@@ -8,9 +8,9 @@ import fake_text
 import pytest
 from harness import chat_body, read_reply, request, wait_for
 
-from zse.server import threads
+from zse.server import work
 from zse.server.keys import Key
-from zse.server.threads import FairThreads
+from zse.server.work import FairThreads
 
 CHAT = "/v1/chat/completions"
 KEYS = (Key("flood", "sk-flood"), Key("calm", "sk-calm"))
@@ -43,7 +43,7 @@ class Work:
 
 
 def test_tenants_take_turns(monkeypatch):
-    monkeypatch.setattr(threads, "MOST", 4)
+    monkeypatch.setattr(work, "MOST_THREADS", 4)
 
     async def run() -> None:
         work = Work(FairThreads())
@@ -67,7 +67,7 @@ def test_tenants_take_turns(monkeypatch):
 
 
 def test_a_tenant_alone_has_all_threads(monkeypatch):
-    monkeypatch.setattr(threads, "MOST", 4)
+    monkeypatch.setattr(work, "MOST_THREADS", 4)
 
     async def run() -> None:
         work = Work(FairThreads())
@@ -81,7 +81,7 @@ def test_a_tenant_alone_has_all_threads(monkeypatch):
 
 
 def test_who_leaves_keeps_its_thread_until_the_work_ends_and_its_place_not(monkeypatch):
-    monkeypatch.setattr(threads, "MOST", 1)
+    monkeypatch.setattr(work, "MOST_THREADS", 1)
 
     async def run() -> None:
         work = Work(FairThreads())

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from test_scheduler import greedy, make
 
-from zse.scheduler.budget import StepBudget
+from zse.scheduler.batch import StepBudget
 from zse.scheduler.options import SchedulingPolicy
 
 

@@ -22,8 +22,7 @@ from zse.server.app import App
 from zse.server.auth import HostCheck, KeyCheck
 from zse.server.keys import Key, quotas, single, weights
 from zse.server.pool import ModelPool, ModelSpec
-from zse.server.threads import FairThreads
-from zse.server.work import RequestRun, Statistics, Tenants
+from zse.server.work import FairThreads, RequestRun, Statistics, Tenants
 
 FAKE_ENGINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fake_engine.py")
 SCHEDULED_ENGINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "scheduled_engine.py")

@@ -12,9 +12,8 @@ from zse.engine.core import Engine
 from zse.sampling.params import SamplingParams
 from zse.scheduler.options import RequestOptions
 from zse.scheduler.scheduler import Scheduler
-from zse.speculative.estimates import EDGES, PRIOR, SHAPES, Acceptance, RequestAcceptance, StepCost, kind_of
 from zse.speculative.ngram import LEAST, MOST, NgramIndex, NgramSpeculator, continuation
-from zse.speculative.speculator import Candidate
+from zse.speculative.speculator import EDGES, PRIOR, SHAPES, Acceptance, Candidate, RequestAcceptance, StepCost, kind_of
 
 
 def longest_match(tokens) -> tuple[int, int]:

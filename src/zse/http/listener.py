@@ -5,12 +5,12 @@ import asyncio
 import logging
 import socket
 import time
+from collections import Counter
 from typing import Any, Protocol
 
 import msgspec
 
 from zse.errors import RequestError
-from zse.http.bodies import Bodies
 from zse.http.exchange import REASONS, HTTPError, HTTPRequest, Response, new_request_id
 from zse.http.reader import IDLE, RequestReader
 
@@ -19,6 +19,9 @@ log = logging.getLogger("zse.server")
 TICK_S = 0.5
 _DATE = "%a, %d %b %Y %H:%M:%S GMT"
 _HELD_BYTES = 1 << 16  # bytes of a next request that are kept while one is being answered
+# One may hold so many times what would then be left for others (dynamic thresholds; Choudhury and Hahne 1998): alone three
+# quarters of all, two that flood three sevenths each, and whoever comes next finds room.
+_BODY_SHARE = 3
 _LINGER_BYTES, _LINGER_S = 16 << 20, 2.0  # what is read and dropped after an early answer, so that it is not lost
 # Notice a peer that vanished without a FIN: probe an idle connection, give up on unacknowledged data (None: after
 # Limits.write_stall_s); and one that reads slowly: the kernel would take megabytes of a stream before it says so.
@@ -48,6 +51,30 @@ class Limits(msgspec.Struct, frozen=True):
     keep_alive_s: float = 75.0
     write_stall_s: float = 30.0
     comment_s: float = 15.0
+
+
+class Bodies:
+    """Bytes of the request bodies that a server holds, shared by those who send them. most: of all together. held: by payer."""
+
+    def __init__(self, most: int):
+        self._most = most
+        self.total = 0
+        self.held: Counter[str] = Counter()
+
+    def add(self, payer: str, size: int) -> bool:
+        """Whether `payer` may hold `size` bytes more, which count from now on."""
+        left = self._most - self.total - size
+        if self.held[payer] + size > _BODY_SHARE * left:
+            return False
+        self.held[payer] += size
+        self.total += size
+        return True
+
+    def remove(self, payer: str, size: int) -> None:
+        self.total -= size
+        self.held[payer] -= size
+        if not self.held[payer]:
+            del self.held[payer]
 
 
 class Application(Protocol):

@@ -25,14 +25,6 @@ def partial_shape(max_tokens: int, heads: int, head_dim: int, max_context: int) 
     return max_tokens, heads, -(-max_context // SEGMENT), head_dim + BLOCK
 
 
-def num_splits(tokens: int, kv_heads: int, context: int, threads: int, max_tokens: int) -> int:
-    """The `splits` of a step: one block a segment while heads x tokens do not fill the threads evenly, else 1.
-    Results do not depend on it. context: the longest sequence's tokens, this step's included; max_tokens: of
-    partial_shape."""
-    segments = -(-context // SEGMENT)
-    return segments if tokens <= max_tokens and tokens * kv_heads < 4 * threads else 1
-
-
 def _attention(
     recorder,
     q,
@@ -57,7 +49,7 @@ def _attention(
     token_row, positions i32 [M] (tokens of a row stand together, positions ascending by one); out [M, Hq * D], f32
     Tensor or int8 Activation (D a multiple of 32). scale: of the scores. window: keys that a token sees, itself
     included (0: all). softcap: c of c * tanh(score / c) (0: none). sinks: f32 [Hq], a score of each head
-    that weighs in the softmax's sum and has no value (gpt-oss, arXiv 2508.10925; None: none). splits: int or Sym, from num_splits(); other than
+    that weighs in the softmax's sum and has no value (gpt-oss, arXiv 2508.10925; None: none). splits: int or Sym, from Planner.symbols(); other than
     1 it needs partial, f32 of partial_shape(). ahead: keys behind itself that a token sees: 0 is causal attention; an encoder's
     sees its sequence's, all of which is in the batch, and has splits 1. D is a multiple of 16 up to 512, Hq a multiple of Hk, Hq / Hk at most
     32."""

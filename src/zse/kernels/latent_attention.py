@@ -217,7 +217,7 @@ def _latent_attention(
 
     q f32 [M, H * rank], q_rotated f32 [M, H * rotary]: what meets the latents and the keys that turn. pages [P, 16, rank + rotary],
     f16 or f32, or packed i8 or e4m3 (kv_pages.py); page_table i32 [rows, max_pages]; token_row, positions i32 [M] (tokens of a row
-    stand together, positions ascending by one); out f32 [M, H * rank]. scale: of the scores. temperature: (beta, length): times 1 + beta * ln(1 + position // length) of the query's. splits: int or Sym, from num_splits();
+    stand together, positions ascending by one); out f32 [M, H * rank]. scale: of the scores. temperature: (beta, length): times 1 + beta * ln(1 + position // length) of the query's. splits: int or Sym, from Planner.symbols();
     other than 1 it needs partial, f32 of partial_shape(). rank and rotary are multiples of 16, rank at most 512."""
     tokens, width = q.shape
     line = check_latent("latent_attention", pages, page_table, token_row, positions, tuple(KV_DTYPES), tokens)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from zse.dtypes import ITEM_BYTES
 from zse.errors import ConfigError
 from zse.kernels import gpu
-from zse.kernels.attention import num_splits, partial_shape
+from zse.kernels.attention import SEGMENT, partial_shape
 from zse.kernels.norm import add_rmsnorm
 from zse.kernels.rope import rope_table
 from zse.plan.forms import BREAKS, PRODUCTS, routing_of, tensor_of
@@ -80,6 +80,14 @@ class StepBuffers(NamedTuple):
 def new_tensor(device: Any, label: str, dtype: str, *shape: int) -> Tensor:
     """Device memory of its own."""
     return Tensor(device.alloc(prod(shape) * ITEM_BYTES[dtype], label=label), shape, dtype)
+
+
+def num_splits(tokens: int, kv_heads: int, context: int, threads: int, max_tokens: int) -> int:
+    """The `splits` of a step: one block a segment while heads x tokens do not fill the threads evenly, else 1.
+    Results do not depend on it. context: the longest sequence's tokens, this step's included; max_tokens: of
+    partial_shape."""
+    segments = -(-context // SEGMENT)
+    return segments if tokens <= max_tokens and tokens * kv_heads < 4 * threads else 1
 
 
 class Planner:
@@ -156,9 +164,8 @@ class Planner:
         run, x = self._record_layers(recorder, step, max_tokens, None, types), self.hidden
         pending = self._layers[-1].pending
         if self._finish is not None:
-            run.play(
-                self._finish, self._place(self._finish, self._room(run.max_tokens, self.max_tokens)), "", run.tokens
-            )
+            room = self._room(run.max_tokens, self.max_tokens)
+            run.play(self._finish, self._place(self._finish, room), "", run.tokens)
         elif pending is not None:
             run.add(run.of(x), run.of(self._carry), run.prefix, pending.options)
         return run.of(x)
@@ -186,8 +193,7 @@ class Planner:
     def symbols(self, tokens: int, rows: int, context: int, *, max_tokens: int | None = None) -> dict[str, int]:
         """The symbols of one run: graph.run(**symbols). context: tokens of the longest sequence, this step's included.
         max_tokens: as given to record()."""
-        symbols = {"tokens": tokens, "rows": rows}
-        most = self.traits.split_tokens
+        symbols, most = {"tokens": tokens, "rows": rows}, self.traits.split_tokens
         if (max_tokens or self.max_tokens) <= most:
             symbols["splits"] = num_splits(tokens, self.config.num_kv_heads, context, self.device.threads, most)
         return symbols
@@ -296,12 +302,11 @@ class Planner:
 
     def _place(self, part: Part, room: int) -> Placed:
         """The part with forms and places for steps of up to `room` tokens."""
-        found = part.placed.get(room)
-        if found is not None:
-            return found
-        work = 4 * prod(self._partial_shape(room, self.config.attended[1])) if room <= self.traits.split_tokens else 0
-        found = part.placed[room] = place_part(part, self.device, self.activations, room, work)
-        return found
+        if room not in part.placed:
+            splits = room <= self.traits.split_tokens
+            work = 4 * prod(self._partial_shape(room, self.config.attended[1])) if splits else 0
+            part.placed[room] = place_part(part, self.device, self.activations, room, work)
+        return part.placed[room]
 
     def _partial_shape(self, tokens: int, head_dim: int) -> tuple[int, ...]:
         context = self.buffers.page_table.shape[1] * BLOCK
@@ -386,13 +391,8 @@ class Run:
     max_tokens: of this recording; form_tokens: what kernels of products are chosen for."""
 
     def __init__(self, planner: Planner, recorder, step: StepBuffers, tokens, max_tokens: int):
-        self.planner, self.recorder, self.step, self.tokens, self.max_tokens = (
-            planner,
-            recorder,
-            step,
-            tokens,
-            max_tokens,
-        )
+        self.planner, self.recorder, self.step = planner, recorder, step
+        self.tokens, self.max_tokens = tokens, max_tokens
         self.form_tokens = planner.max_tokens if planner.pins_forms else max_tokens
         self.layer = 0
         self.wanted = self.logits = step.logits
@@ -447,8 +447,7 @@ class Run:
 
     def _bind(self, part: Part, placed: Placed, rows: Any) -> "dict[Value | Node, Any]":
         """The tensor of each value."""
-        planner, scratch = self.planner, self.planner.scratch
-        first = planner._scratch_at
+        planner, scratch, first = self.planner, self.planner.scratch, self.planner._scratch_at
         tensors: dict[Value | Node, Any] = {}
         for value, (form, offset) in placed.places.items():
             if form == "routing":

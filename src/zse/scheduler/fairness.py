@@ -8,13 +8,12 @@ from bisect import bisect_right
 from collections.abc import Collection
 from typing import NamedTuple
 
-from zse.scheduler.budget import StepBudget
 from zse.scheduler.queue import RECENT_S, FairQueue, Tenant
 from zse.scheduler.request import Request, age_order
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from zse.scheduler.batch import Batch
+    from zse.scheduler.batch import Batch, StepBudget
     from zse.scheduler.lifecycle import Lifecycle
 
 SHARE_GIVEN = 0.9  # of the slowdown that shares allow: the rest is for the wait before the first step
@@ -106,7 +105,7 @@ class Pace:
 
     budget: knows what a tenant's part of a step would take alone. debts: tenant → seconds, while there is any."""
 
-    def __init__(self, life: "Lifecycle", budget: StepBudget):
+    def __init__(self, life: "Lifecycle", budget: "StepBudget"):
         self._life, self._queue, self._budget = life, life.queue, budget
         self.debts: dict[str, float] = {}
         self._present_s = 0.0  # service_s of the running tenant that had least

@@ -8,8 +8,8 @@ advance when a batch is scheduled, the ids of its tokens come with the commit. W
 request that turns out to have ended is dropped one step late, and nothing is preempted while a batch is in flight.
 
 This file is what others call: requests enter, and results of a batch are taken. request.py says what a request must be,
-lifecycle.py where each stands, queue.py and fairness.py who is next, budget.py how much a step runs; batch.py makes a
-batch of that.
+lifecycle.py where each stands, queue.py and fairness.py who is next; batch.py says how much a step runs
+and makes a batch of that.
 """
 
 from collections.abc import Container, Sequence
@@ -24,8 +24,17 @@ from zse.cache.pages import HostPool, PageAllocator
 from zse.cache.prefix import PrefixCache
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
-from zse.scheduler.batch import Batch, BatchBuilder, Entry, StepOutput, numerical_error, timeout_error, tired_error
-from zse.scheduler.budget import STEP_TARGET_S, StepBudget
+from zse.scheduler.batch import (
+    STEP_TARGET_S,
+    Batch,
+    BatchBuilder,
+    Entry,
+    StepBudget,
+    StepOutput,
+    numerical_error,
+    timeout_error,
+    tired_error,
+)
 from zse.scheduler.counters import NAMES, StepTotals
 from zse.scheduler.fairness import EVERYBODY, JobShare, Pace
 from zse.scheduler.lifecycle import Lifecycle

@@ -4,6 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 
 import msgspec
 
@@ -17,14 +18,36 @@ from zse.server.auth import CacheSalts, HostCheck, KeyCheck, WrongKeys, invalid_
 from zse.server.errors import APIError
 from zse.server.keys import Access, Key, quotas
 from zse.server.pool import ModelPool, Served
-from zse.server.routes.table import ADMIN, PUBLIC, USER, allowed, find, resolve, unknown
-from zse.server.threads import FairThreads
-from zse.server.work import RequestRun, Tenants
+from zse.server.routes.table import ADMIN, BY_PATH, PUBLIC, ROUTES, USER, WITH_NAME, Route, resolve
+from zse.server.work import FairThreads, RequestRun, Tenants
 
 log = logging.getLogger("zse.server")
 
 
 LARGE_BODY = 64 << 10  # bytes; admission is asked before it is read
+
+
+def find_route(path: str) -> tuple[dict[str, Route], dict[str, str]] | None:
+    """Routes by method and path parameters for a percent-decoded path; None when it is unknown. A slash at the end and a /v1 that
+    is left out, or there twice, are forgiven: clients differ in what they take for the base URL."""
+    bare = path.rstrip("/")
+    while bare.startswith("/v1/"):
+        bare = bare[3:]
+    for known in (bare, "/v1" + bare):
+        for prefix, brace, name in WITH_NAME:
+            if known.startswith(prefix) and len(known) > len(prefix):
+                return BY_PATH[prefix + brace + name], {name.rstrip("}"): known[len(prefix) :]}
+        if known in BY_PATH:
+            return BY_PATH[known], {}
+    return None
+
+
+def unknown(path: str) -> str:
+    """What to say of a path that is unknown: those that there are, the one that it resembles first."""
+    near = get_close_matches("/v1" + path.removeprefix("/v1"), BY_PATH, 1, 0.8)
+    listed = ", ".join(f"{route.method} {route.path}" for route in ROUTES)
+    meant = f"Did you mean {near[0]}? " if near else ""
+    return f"There is no route {shown(path)}. {meant}There are: {listed}. The base URL ends in /v1."
 
 
 class App:
@@ -98,7 +121,7 @@ class App:
     def check_head(self, request: APIRequest) -> None:
         """Everything that can be decided before the body is read. Raises APIError."""
         self._hosts.check(request.headers.get("host"), request.http_10)
-        found = find(request.path)
+        found = find_route(request.path)
         if found is None:
             raise APIError("not_found", unknown(request.path))
         methods, request.parameters = found
@@ -108,7 +131,7 @@ class App:
             request.connection.authenticated = True
         route = methods.get("GET" if request.method == "HEAD" else request.method)
         if route is None:
-            allow = allowed(methods)
+            allow = ", ".join(sorted({*methods, *(["HEAD"] if "GET" in methods else [])}))
             raise APIError("method_not_allowed", f"This route takes {allow}.", headers=(("allow", allow),))
         request.route = route
         routes = request.access.routes if route.scope == USER else None

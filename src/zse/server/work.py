@@ -1,9 +1,11 @@
-"""A request on its model, from its admission to its end: what it holds is given back in one place, whatever happens; and
-what requests took and gave, by model and by tenant: counts and histograms for /metrics, kept on the server's event loop."""
+"""A request on its model, from its admission to its end: what it holds is given back in one place, whatever happens; the
+threads where its long work runs, in which tenants take turns; and what requests took and gave, by model and by tenant: counts and histograms for /metrics, kept on the server's event loop."""
 
+import asyncio
+import os
 import time
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -26,9 +28,63 @@ ON_LOOP_ENTRIES = 2000  # log-probabilities: answers with more are made in a thr
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 REQUEST_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0)
 
+MOST_THREADS = min(32, (os.cpu_count() or 1) + 4)  # as many as asyncio's own pool has
+
 CANCELLED, ERROR = "cancelled", "error"  # beside the engine's finish reasons
 
 Result = TypeVar("Result")
+
+
+class FairThreads:
+    """Once two tenants have come, each has half of the threads at most, and whose turn was last waits behind the others.
+
+    A tenant with fifty prompts of megabytes would otherwise hold every thread, and every other tenant's chat, for seconds."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        self._running: Counter[str] = Counter()
+        self._waiting: OrderedDict[str, deque[asyncio.Future]] = OrderedDict()  # the tenant whose turn it is first
+
+    async def run(self, tenant: str, work: Callable[[], Result]) -> Result:
+        """work(), in a thread. It keeps its thread until it ends, though nobody may wait for it any more."""
+        loop = asyncio.get_running_loop()
+        if len(self._known) < 2:
+            self._known.add(tenant)
+        place = loop.create_future()
+        self._waiting.setdefault(tenant, deque()).append(place)
+        self._start()
+        try:
+            await place
+        except asyncio.CancelledError:
+            if not place.cancelled():  # its turn came in the same moment
+                self._start(tenant)
+            raise
+        future = loop.run_in_executor(None, work)
+        future.add_done_callback(partial(self._start, tenant))
+        return await asyncio.shield(future)
+
+    def _start(self, ended: str | None = None, done: asyncio.Future | None = None) -> None:
+        """Work of the tenant `ended` is over: give the threads that are free to those whose turn it is."""
+        if done is not None and not done.cancelled():
+            done.exception()  # looked at, where nobody waits for it
+        if ended is not None:
+            self._running[ended] -= 1
+            if not self._running[ended]:
+                del self._running[ended]
+        own = MOST_THREADS if len(self._known) < 2 else MOST_THREADS // 2
+        while sum(self._running.values()) < MOST_THREADS:
+            tenant = next((name for name in self._waiting if self._running[name] < own), None)
+            if tenant is None:
+                return
+            queue = self._waiting[tenant]
+            place = queue.popleft()
+            if queue:
+                self._waiting.move_to_end(tenant)
+            else:
+                del self._waiting[tenant]
+            if not place.done():  # it was cancelled
+                self._running[tenant] += 1
+                place.set_result(None)
 
 
 # Where the work of a request runs that is too long for the event loop: its server's threads, in its tenant's turn.

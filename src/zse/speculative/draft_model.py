@@ -14,8 +14,7 @@ from zse.cache.pages import PageAllocator
 from zse.scheduler.batch import Batch, Entry, StepOutput
 from zse.scheduler.request import RUNNING, Request
 from zse.scheduler.scheduler import Scheduler
-from zse.speculative.estimates import DRAFT_MODEL, RequestAcceptance, StepCost
-from zse.speculative.speculator import Candidate, Speculator, without_ends
+from zse.speculative.speculator import DRAFT_MODEL, Candidate, RequestAcceptance, Speculator, StepCost, without_ends
 
 # A request that lacks more tokens than this is brought up to date before it has drafts; less where a step is shorter.
 LAG = 32

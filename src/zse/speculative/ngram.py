@@ -10,8 +10,7 @@ import msgspec
 
 from zse.scheduler.batch import StepOutput
 from zse.scheduler.request import Request
-from zse.speculative.estimates import FORCED, RequestAcceptance, kind_of
-from zse.speculative.speculator import Candidate, Speculator, without_ends
+from zse.speculative.speculator import FORCED, Candidate, RequestAcceptance, Speculator, kind_of, without_ends
 
 LEAST = 3  # tokens that must match: two are too often chance
 MOST = 16  # longer matches are not told apart

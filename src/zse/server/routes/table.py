@@ -3,7 +3,6 @@
 A route names its handler, whose module is imported with its first request: a start waits for those of completions only.
 """
 
-from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -12,7 +11,7 @@ import msgspec
 
 import zse.server.routes.completions
 import zse.server.routes.info  # noqa: F401
-from zse.sampling.fields import Fields, shown
+from zse.sampling.fields import Fields
 
 # Who may call: anybody; when the server has keys, the holder of one; or of one whose line says admin (--api-key is one).
 PUBLIC, USER, ADMIN = "public", "user", "admin"
@@ -77,35 +76,8 @@ ROUTES = (
     Route("/openapi.json", PUBLIC, "openapi.openapi", "this API as an OpenAPI 3.1 document"),
 )
 
-_BY_PATH: dict[str, dict[str, Route]] = {}
+# Routes by path and method; paths that end in a name, cut in front of it.
+BY_PATH: dict[str, dict[str, Route]] = {}
 for _route in ROUTES:
-    _BY_PATH.setdefault(_route.path, {})[_route.method] = _route
-_WITH_NAME = [path.partition("{") for path in _BY_PATH if "{" in path]
-
-
-def find(path: str) -> tuple[dict[str, Route], dict[str, str]] | None:
-    """Routes by method and path parameters for a percent-decoded path; None when it is unknown. A slash at the end and a /v1 that
-    is left out, or there twice, are forgiven: clients differ in what they take for the base URL."""
-    bare = path.rstrip("/")
-    while bare.startswith("/v1/"):
-        bare = bare[3:]
-    for known in (bare, "/v1" + bare):
-        for prefix, brace, name in _WITH_NAME:
-            if known.startswith(prefix) and len(known) > len(prefix):
-                return _BY_PATH[prefix + brace + name], {name.rstrip("}"): known[len(prefix) :]}
-        if known in _BY_PATH:
-            return _BY_PATH[known], {}
-    return None
-
-
-def unknown(path: str) -> str:
-    """What to say of a path that is unknown: those that there are, the one that it resembles first."""
-    near = get_close_matches("/v1" + path.removeprefix("/v1"), _BY_PATH, 1, 0.8)
-    listed = ", ".join(f"{route.method} {route.path}" for route in ROUTES)
-    meant = f"Did you mean {near[0]}? " if near else ""
-    return f"There is no route {shown(path)}. {meant}There are: {listed}. The base URL ends in /v1."
-
-
-def allowed(methods: dict[str, Route]) -> str:
-    """The Allow header."""
-    return ", ".join(sorted({*methods, *(["HEAD"] if "GET" in methods else [])}))
+    BY_PATH.setdefault(_route.path, {})[_route.method] = _route
+WITH_NAME = [path.partition("{") for path in BY_PATH if "{" in path]
