@@ -7,14 +7,16 @@ tensors, one with stacks. test_model_families.py has the others' logits.
 """
 
 import json
+import os
 
 import pytest
 import test_gpt_oss
 import tiny
+import tiny_encoders
 import tiny_families
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from zse.bench import check
+from zse.bench import check, check_vectors
 from zse.engine.llm import LLM
 from zse.formats.opening import open_model
 
@@ -92,3 +94,92 @@ def test_logits_beside_transformers(family, folder_of):
         found = check.compared(llm, path)
     assert "left_out" not in found, found
     assert found["same_next_token"] > 0.99 and found["mean_difference"] < 1e-4 * found["mean_logit"]
+
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,:;!?@%+-='\"()[]/_*"
+
+
+def write_encoder(family: str, folder) -> str:
+    """A folder of a tiny encoder with a tokenizer of single letters, as its family has one."""
+    dense = (dict(in_features=96, out_features=64, bias=False, activation_function="torch.nn.modules.activation.Tanh"),)
+    pooling = None if family in tiny_encoders.PAIRS else {"pooling_mode_mean_tokens": True}
+    tiny_encoders.write(family, folder, pooling=pooling, dense=dense if family == "gemma" else ())
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    if family.startswith("xlmr"):
+        scores = [(piece, -float(at)) for at, piece in enumerate([*special, "\u2581", *LETTERS])]
+        made = Tokenizer(models.Unigram(scores, unk_id=1))
+        made.normalizer = normalizers.Lowercase()
+        made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    else:
+        pieces = [*special, *LETTERS, *(f"##{letter}" for letter in LETTERS)]
+        made = Tokenizer(models.WordPiece({piece: id for id, piece in enumerate(pieces)}, unk_token="[UNK]"))
+        made.normalizer, made.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+        made.decoder = decoders.WordPiece()
+    made.add_special_tokens(special)
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    made.save(str(folder / "tokenizer.json"))
+    return str(folder)
+
+
+@pytest.mark.parametrize("family", tiny_encoders.CONFIGS)
+def test_an_encoder_is_read_whole(family, tmp_path, monkeypatch):
+    path = write_encoder(family, tmp_path)
+    monkeypatch.setattr(check_vectors, "compared", lambda llm, path: {"left_out": "below"})
+    with open_llm(path) as llm:
+        result = check.check(llm, path)
+    assert result["config"]["architecture"] and result["tensors"]["read"] > 10
+    assert result["tensors"]["not_read"] == [] == result["tokenizer"]["wrong"]
+    meant = result["meaning"]
+    assert (meant["kind"] == "labels") == (family in tiny_encoders.PAIRS) and result["speed"]["text_tok_per_s"] > 0
+    assert meant["numbers"] == (1 if family in tiny_encoders.PAIRS else 64)
+    # Random weights know no meaning: no other line.
+    assert set(result["wrong"]) <= {"a sentence about something else counts as the nearer one"}
+    json.dumps(result)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=() if name in ("bert_pair", "gemma") else pytest.mark.exhaustive)
+        for name in tiny_encoders.CONFIGS
+    ],
+)
+def test_vectors_beside_transformers(family, tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    path = write_encoder(family, tmp_path)
+    with open_llm(path) as llm:
+        found = check_vectors.compared(llm, path)
+    if family == "nomic_moe":
+        assert "left_out" in found  # transformers has no such class
+    else:
+        assert "left_out" not in found, found
+        assert found["cosine"] > 0.999999 and found["mean_difference"] < 1e-4 * found["mean_number"]
+
+
+def test_a_language_model_with_a_pooling_gives_vectors(folder_of):
+    """Qwen3-Embedding is a Qwen3 whose files say how its states are pooled; its perplexity says nothing."""
+    path = folder_of("qwen3")
+    modules = [
+        {"type": f"sentence_transformers.models.{kind}", "path": path_}
+        for kind, path_ in (("Transformer", ""), ("Pooling", "1_Pooling"))
+    ]
+    with open(f"{path}/modules.json", "w") as file:
+        json.dump(modules, file)
+    os.mkdir(f"{path}/1_Pooling")
+    with open(f"{path}/1_Pooling/config.json", "w") as file:
+        json.dump({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, file)
+    with open_llm(path) as llm:
+        result = check.check(llm, path)
+    assert result["meaning"]["kind"] == "last" and "guess" not in " ".join(result["wrong"])
+    assert result["vectors"]["cosine"] > 0.999999, result["vectors"]
+
+
+def test_wrong_vectors_are_told():
+    sound = {"kind": "mean", "norm": 1.0, "near": 0.9, "far": 0.1}
+    assert check_vectors.wrong(sound, {"cosine": 0.9999}) == []
+    assert check_vectors.wrong(sound | {"near": float("nan")}, {"cosine": 0.5})[1:] == [
+        "the vectors are not those of transformers"
+    ]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from zse.bench import perplexity, speed
+from zse.bench import check_vectors, perplexity, speed
 from zse.errors import ZSEError
 from zse.formats.opening import open_model
 from zse.models import names
@@ -114,12 +114,16 @@ def compared(llm, path: str) -> dict:
 
 def check(llm, path: str) -> dict[str, Any]:
     """All parts, and `wrong`: what no sound model gives, a line each."""
+    config = {
+        name: getattr(llm.model_config, name)
+        for name in "architecture num_layers hidden_size num_heads num_kv_heads head_dim vocab_size max_context".split()
+    }
+    read = tensors(path, llm.device.kernels)
+    if not llm.model_config.causal:
+        return check_vectors.check(llm, path, config, read)
     result: dict[str, Any] = {
-        "config": {
-            name: getattr(llm.model_config, name)
-            for name in "architecture num_layers hidden_size num_heads num_kv_heads head_dim vocab_size max_context".split()
-        },
-        "tensors": tensors(path, llm.device.kernels),
+        "config": config,
+        "tensors": read,
         "tokenizer": tokenizer(llm),
         "answer": answer(llm),
         "perplexity": perplexity.measure(llm, 512),
@@ -127,7 +131,11 @@ def check(llm, path: str) -> dict[str, Any]:
         "compared": compared(llm, path),
     }
     wrong = [f"the tokenizer gives back another text for {text[:40]!r}" for text in result["tokenizer"]["wrong"]]
-    if not result["perplexity"]["perplexity"] < llm.vocab_size / 10:  # NaN is not smaller either
+    if llm.model_config.pooling:  # made for vectors, not to write
+        result["meaning"] = check_vectors.meaning(llm)
+        result["vectors"] = check_vectors.compared(llm, path)
+        wrong += check_vectors.wrong(result["meaning"], result["vectors"])
+    elif not result["perplexity"]["perplexity"] < llm.vocab_size / 10:  # NaN is not smaller either
         wrong.append("the perplexity of plain prose is that of a guess: the weights are not what the config says")
     if result["compared"].get("same_next_token", 1.0) < MIN_SAME:
         wrong.append("the logits are not those of transformers")
