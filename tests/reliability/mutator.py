@@ -15,6 +15,7 @@ import resource
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ import mutate as files  # noqa: E402
 
 from zse.errors import FormatError, RequestError, UnsupportedError  # noqa: E402
 
+CHUNK = 100  # mutants that are made at once
 LEAVES: list[Any] = [
     None,
     True,
@@ -50,12 +52,14 @@ LEAVES: list[Any] = [
 
 
 class Format(NamedTuple):
-    """seeds: valid ones. attempt(mutant): "accepted" or "refused". limit_s: of processor time for one mutant."""
+    """seeds: valid ones. attempt(mutant): "accepted" or "refused". limit_s: of processor time for one mutant. ahead(mutants): which
+    are going to be attempted next, in this order."""
 
     seeds: list[bytes]
     attempt: Callable[[bytes], str]
     limit_s: float = 0.2
     is_json: bool = False
+    ahead: Callable[[list[bytes]], None] = lambda mutants: None
 
 
 def changed_tree(rng: random.Random, value: Any) -> Any:
@@ -524,36 +528,39 @@ def body() -> Format:
 
 # -- grammars
 
-TOGETHER_S = 2.0  # of processor time that a compiler of mutants may use before the next one takes its place
 SERVED_EVERY = 20  # of so many mutants that compile, one goes through the server's own checker as well
 
 
 class Compilers:
-    """Compile grammars as the server's checker does, with its limits and its clock, many in one fork: a fork for each takes 10 to 20 ms,
-    compiling one. What a fork does not survive, or not in time, and one of SERVED_EVERY others goes through the checker itself,
-    which must find the same."""
+    """Compile grammars as the server's checker does, with its limits and its clock, a chunk of them in one fork: a fork for each takes 10
+    to 20 ms, compiling one. What a fork does not survive, or not in time, goes through the checker itself, and one of SERVED_EVERY
+    others, for which it must find the same."""
 
     def __init__(self, words):
         from zse.structured import checker
 
         self.words, self.checker = words, checker
         self.pipe = checker.start(words, [])
+        self.waiting: deque = deque()
         self.pid = self.count = self.alone = 0
 
-    def _start(self) -> None:
+    def begin(self, structures) -> None:
+        """Compile these in a fork; verdict() is asked for them in this order. Those that are left from before go."""
         import multiprocessing
 
-        self.ours, theirs = multiprocessing.Pipe()
+        self.end()
+        self.waiting = deque(structures)
+        self.results, theirs = multiprocessing.Pipe(duplex=False)
         self.pid = os.fork()
         if self.pid:
             theirs.close()
             return
         try:
-            self.ours.close()
+            self.results.close()
             self.pipe.close()
             self.checker.close_in()
-            while True:
-                theirs.send((*self.checker.verdict(theirs.recv(), self.words), time.process_time()))
+            for structure in self.waiting:
+                theirs.send(self.checker.verdict(structure, self.words))
         finally:
             os._exit(0)
 
@@ -561,29 +568,29 @@ class Compilers:
         if self.pid:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
-            self.ours.close()
+            self.results.close()
             self.pid = 0
 
     def verdict(self, structure) -> tuple[str, str]:
         """(code, error) as Checked has them."""
-        if not self.pid:
-            self._start()
+        if not self.waiting or self.waiting[0] != structure:
+            return self._served(structure)
+        self.waiting.popleft()
         found = None
         try:
-            self.ours.send(structure)
-            if self.ours.poll(self.checker.CHECK_S):
-                *found, used = self.ours.recv()
+            if self.results.poll(self.checker.CHECK_S):
+                found = self.results.recv()
         except (EOFError, ConnectionError):
             pass
-        if found is None or used > TOGETHER_S:
-            self.end()
         self.count += 1
-        if found is None or self.count % SERVED_EVERY == 0:
-            served = self._served(structure)
-            complex = "schema_too_complex"
-            assert found is None or served[0] == found[0] or complex in (served[0], found[0]), f"{found} and {served}"
-            return served
-        return tuple(found)
+        if found is None:
+            self.begin(self.waiting)
+        elif self.count % SERVED_EVERY:
+            return found
+        served = self._served(structure)
+        codes = {served[0], found[0] if found else "schema_too_complex"}
+        assert len(codes) == 1 or "schema_too_complex" in codes, f"{found} and {served}"
+        return served
 
     def _served(self, structure) -> tuple[str, str]:
         import msgspec
@@ -614,15 +621,22 @@ def grammar(kind: str, seeds: list[bytes], is_json: bool = False) -> Format:
     words = Vocabulary(load_tokenizer(str(folder)), tiny_model.VOCAB, frozenset({tiny_model.EOS}))
     compilers = Compilers(words)
 
-    def attempt(data: bytes) -> str:
+    def structure_of(data: bytes):
+        """None where a request is refused for it."""
         try:
-            text = data.decode()
+            return read_structure({kind: data.decode()})
         except UnicodeDecodeError:
-            return "refused"
-        try:
-            structure = read_structure({kind: text})
+            return None
         except RequestError as error:
             assert 400 <= error.status < 500 and "\n" not in error.message
+            return None
+
+    def ahead(mutants: list[bytes]) -> None:
+        compilers.begin(structure for structure in map(structure_of, mutants) if structure is not None)
+
+    def attempt(data: bytes) -> str:
+        structure = structure_of(data)
+        if structure is None:
             return "refused"
         code, error = compilers.verdict(structure)
         if code:
@@ -636,10 +650,10 @@ def grammar(kind: str, seeds: list[bytes], is_json: bool = False) -> Format:
         except AssertionError:
             return "accepted"  # its texts are longer
         if kind == "json":
-            look_at_json(said, text)
+            look_at_json(said, data.decode())
         return "accepted"
 
-    return Format(seeds, attempt, 8.0, is_json)
+    return Format(seeds, attempt, 8.0, is_json, ahead)
 
 
 def look_at_json(said: str, schema: str) -> None:
@@ -745,8 +759,16 @@ def run(name: str, count: int, seed: int, folder: str) -> dict:
     for data in format.seeds:
         assert format.attempt(data) == "accepted", f"a seed is refused: {data[:200]!r}"
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    chunk: list[bytes] = []
     for number in range(count):
-        data = files.mutate(rng, rng.choice(format.seeds), name) if name == "zse" else mutant_of(rng, format)
+        if not chunk:
+            chunk = [
+                files.mutate(rng, rng.choice(format.seeds), name) if name == "zse" else mutant_of(rng, format)
+                for _ in range(min(CHUNK, count - number))
+            ]
+            format.ahead(chunk)
+            chunk.reverse()
+        data = chunk.pop()
         with open(now, "wb") as file:
             file.write(data)
         start, problem = time.process_time(), None

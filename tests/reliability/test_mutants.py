@@ -95,20 +95,21 @@ def test_a_mutator_that_finds_nothing_is_noticed(tmp_path):
 
 def test_grammars_are_compiled_together_as_the_server_compiles_them(monkeypatch):
     """A schema that takes longer than it may costs the compiler of the others, and the server's checker says what it is."""
-    compilers, Compilers = [], mutator.Compilers
-    monkeypatch.setattr(mutator, "Compilers", lambda words: compilers.append(Compilers(words)) or compilers[0])
+    made, Compilers = [], mutator.Compilers
+    monkeypatch.setattr(mutator, "Compilers", lambda words: made.append(Compilers(words)) or made[0])
     schema = mutator.schema()
-    assert schema.attempt(b'{"type": "integer"}') == "accepted"
-    (one,), first = compilers, compilers[0].pid
-    assert first and one.alone == 0
     slow = {"type": "integer", "minimum": 0, "maximum": 10**15, "multipleOf": 9999991}
-    assert schema.attempt(json.dumps(slow).encode()) == "refused"
-    assert (one.alone, one.pid) == (1, 0)
-    assert schema.attempt(b'{"type": 5}') == "refused" and one.pid not in (0, first)
-    one.count = mutator.SERVED_EVERY - 1
-    assert schema.attempt(b'{"type": "boolean"}') == "accepted" and one.alone == 2
-    one.count = mutator.SERVED_EVERY - 1
-    monkeypatch.setattr(one, "_served", lambda structure: ("invalid_schema", "another answer"))
+    mutants = [b'{"type": "integer"}', json.dumps(slow).encode(), b"\xff", b'{"type": 5}', b'{"type": "boolean"}']
+    schema.ahead(mutants)
+    (compilers,) = made
+    first = compilers.pid
+    assert schema.attempt(mutants[0]) == "accepted" and (compilers.pid, compilers.alone) == (first, 0)
+    assert schema.attempt(mutants[1]) == "refused" and compilers.pid != first and compilers.alone == 1
+    assert [schema.attempt(mutant) for mutant in mutants[2:]] == ["refused", "refused", "accepted"]
+    assert compilers.alone == 1 and not compilers.waiting
+    monkeypatch.setattr(compilers, "_served", lambda structure: ("invalid_schema", "another answer"))
+    compilers.count = mutator.SERVED_EVERY - 1
+    schema.ahead(mutants[:1])
     with pytest.raises(AssertionError, match="another answer"):
-        schema.attempt(b'{"type": "boolean"}')
-    one.end()
+        schema.attempt(mutants[0])
+    compilers.end()
