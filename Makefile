@@ -35,8 +35,8 @@ test-rest: $(TESTED) build
 # Floods, leaks and random walks, as long as tests/conftest.py's table SOAK says. One at a time: they watch memory and times.
 soak: $(TESTED) build models
 	$(BIN)/python -m pytest --soak --exhaustive=all tests/engine/test_deterministic.py tests/reliability tests/scheduler/test_simulator.py tests/formats/test_hostile.py \
-		tests/http/test_disconnect.py tests/http/test_streams.py tests/server/test_isolation.py tests/server/test_overload.py \
-		tests/server/test_soak.py
+		tests/http/test_disconnect.py tests/http/test_streams.py tests/server/test_isolation.py tests/server/test_kills.py \
+		tests/server/test_overload.py tests/server/test_soak.py
 
 # The models that tests need come with `zse pull`; torch and transformers are the reference where they can be installed.
 models: $(TESTED)

@@ -29,7 +29,7 @@ import mutate as files  # noqa: E402
 
 from zse.errors import FormatError, RequestError, UnsupportedError  # noqa: E402
 
-CHUNK = 100  # mutants that are made at once
+CHUNK = 400  # mutants that are made at once
 LEAVES: list[Any] = [
     None,
     True,
@@ -528,7 +528,7 @@ def body() -> Format:
 
 # -- grammars
 
-SERVED_EVERY = 20  # of so many mutants that compile, one goes through the server's own checker as well
+SERVED_EVERY = 100  # of so many mutants that compile, one goes through the server's own checker as well
 
 
 class Compilers:
