@@ -19,7 +19,7 @@ from zse.errors import CompileError, DeviceError
 from zse.kernel import cache
 from zse.kernel.archs import features_of
 from zse.kernel.emit import emit_for
-from zse.runtime.buffer import Buffer
+from zse.runtime.buffer import Account, Buffer
 from zse.runtime.device import Copy, GPUCapabilities, Graph, Program, Recorder, Staging
 from zse.runtime.fetch import Await, Fetch
 from zse.runtime.symbol import Sym
@@ -122,12 +122,14 @@ def core() -> ctypes.CDLL:
 class EmulatedBuffer:
     """Zero-filled memory that kernels may touch, between two zones that they may not."""
 
+    _is_counted = True
+
     def __init__(self, device: "EmulateDevice", nbytes: int, label: str):
         self._memory: Buffer | None = None
         if nbytes < 0:
             raise ValueError(f"a buffer of {nbytes} bytes")
         self.nbytes, self.label, self._device, self._pins = nbytes, label, device, 0
-        self._memory = Buffer(nbytes + 2 * RED_ZONE, label, device._account)
+        self._memory = Buffer(nbytes + 2 * RED_ZONE, label, device._account if self._is_counted else Account())
         self.address = -(-(self._memory.address + RED_ZONE) // 256) * 256
         core().zse_emulate_allocate(self.address, nbytes, label.encode())
 
@@ -163,6 +165,16 @@ class EmulatedBuffer:
 
     def __repr__(self) -> str:
         return f"EmulatedBuffer({self.label!r}, {self.nbytes} bytes{', freed' if self.freed else ''})"
+
+
+class EmulatedHostMemory(EmulatedBuffer):
+    """Memory of the host that kernels may read and write, as page-locked memory is: not the device's, so not counted there."""
+
+    _is_counted = False
+
+    def view(self, format: str = "B") -> memoryview:
+        """The bytes, as elements of `format`."""
+        return memoryview((ctypes.c_char * self.nbytes).from_address(self.address)).cast("B").cast(format)  # type: ignore[call-overload]
 
 
 class EmulatedStaging(Staging):
@@ -304,6 +316,9 @@ class EmulateDevice(GPUCapabilities):
 
     def staging(self, nbytes: int, label: str = "staging") -> EmulatedStaging:
         return EmulatedStaging(self, nbytes, label)
+
+    def host_memory(self, nbytes: int, label: str) -> EmulatedHostMemory:
+        return EmulatedHostMemory(self, nbytes, label)
 
     def _load_program(self, symbol: str, variant: "Variant") -> EmulatedProgram:  # type: ignore[override]
         target = EmulateTarget(self.like, variant.threads, variant.min_blocks, variant.cluster)

@@ -18,11 +18,12 @@ from zse.engine.metrics import Phases  # noqa: E402
 from zse.engine.runner import Runner  # noqa: E402
 from zse.errors import ConfigError  # noqa: E402
 from zse.formats.opening import open_model  # noqa: E402
+from zse.models import expert_places  # noqa: E402
 from zse.models.load import load_model, plan_model  # noqa: E402
 from zse.runtime import probe  # noqa: E402
 from zse.runtime.null import NullGPU  # noqa: E402
 
-WEIGHTS = ("embedding", "layers", "layer slots", "head", "draft model")
+WEIGHTS = ("embedding", "layers", "layer slots", "expert places", "head", "draft model")
 
 
 class SmallGPU(NullGPU):
@@ -146,6 +147,41 @@ def test_layers_in_host_memory_are_planned(like, options, tmp_path, monkeypatch)
         plan_memory(EngineConfig(**fewest | options), whole, gpu)
 
 
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_moe_dense", "mixtral"])
+def test_experts_in_host_memory_are_planned(family, tmp_path, monkeypatch):
+    """Byte for byte; refused where they cannot be."""
+    gpu, wanted = SmallGPU(), dict(model="m", max_rows=2, max_context=64, max_tokens_per_step=16)
+    whole = plan_model(open_model(str(tiny_families.write(family, tmp_path, "BF16"))), family="gpu")
+    experts = expert_places.host_bytes(whole._replace(expert_slots=1))
+    size = experts * 7 // 8
+    memory = plan_memory(EngineConfig(**wanted, expert_memory=size), whole, gpu)
+    plan, kept = memory.model, memory.model.expert_slots
+    assert gpu.memory() == {} and whole.expert_slots == 0 < kept and memory.parts["expert places"] <= size
+    assert plan.memory_bytes["layers"] + experts == whole.memory_bytes["layers"]
+    assert expert_places.host_bytes(plan) == experts and memory.link > 1e6
+    told = memory.describe()
+    assert f"  all experts are in host memory (0 MiB), {kept} of each layer's {whole.config.moe.num_experts} on" in told
+    runner = Runner(gpu, load_model(gpu, plan), memory.config)
+    record_everything(runner)
+    assert gpu.memory() == counted(memory.parts) and memory.parts["expert tables"] > 0
+    every = plan_memory(EngineConfig(**wanted, expert_memory=experts), whole, gpu)
+    assert every.expectation == "" and every.model.expert_slots == 0 and "expert tables" not in every.parts
+    for options, message in (
+        (dict(expert_memory=size, resident_layers=1), "a model's experts or its layers stay in host memory, take one"),
+        (
+            dict(expert_memory=1),
+            "--expert-memory 0 MiB: a step may need all . experts of a layer, so the least .* is 1 MiB",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            plan_memory(EngineConfig(**wanted, **options), whole, gpu)
+    monkeypatch.setattr(probe, "memory_bytes", lambda: {"available": experts - 1})
+    with pytest.raises(
+        ConfigError, match="all experts would stay in host memory, .* are available there: use --quantize"
+    ):
+        plan_memory(EngineConfig(**wanted, expert_memory=size), whole, gpu)
+
+
 def test_a_short_context_sends_layers_to_host_memory(tmp_path, monkeypatch):
     """Where nobody asked for it; none without --resident-layers."""
     plan = plan_model(open_model(str(tiny.write("llama", tmp_path, "BF16"))), family="gpu")
@@ -230,6 +266,11 @@ def test_a_cpu_has_no_gpu_memory_to_share(tmp_path):
         load_engine(config, Phases(lambda: 0.0))
     config = EngineConfig(model=config.model, device="cpu", resident_layers=1)
     with pytest.raises(ConfigError, match="a CPU computes in host memory .leave --resident-layers out"):
+        load_engine(config, Phases(lambda: 0.0))
+    config = EngineConfig(model=config.model, device="cpu", expert_memory=1 << 30)
+    with pytest.raises(
+        ConfigError, match="expert_memory is for GPUs: a CPU computes in host memory .--lazy-experts reads"
+    ):
         load_engine(config, Phases(lambda: 0.0))
 
 

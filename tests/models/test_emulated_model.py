@@ -27,6 +27,8 @@ from zse.engine.runner import Runner
 from zse.errors import UnsupportedError
 from zse.formats.opening import open_model
 from zse.kernel import cache
+from zse.models.expert_places import with_expert_memory
+from zse.models.host_experts import HostExperts
 from zse.models.host_layers import HostLayers
 from zse.models.load import Model, load_model, place, plan_model
 from zse.runtime.cpu import CPUDevice
@@ -43,18 +45,25 @@ TOKENS = 14
 REFERENCES = np.load(Path(__file__).with_name("references.npz"))
 
 
-def load_emulated(device, path, quantize=None, host_layers=0):
+def load_emulated(device, path, quantize=None, host_layers=0, expert_memory=None):
     """(Model, its ModelPlan): the host's memory as the loader fills it for a GPU, copied to the emulated one. host_layers: how many
-    layers stay in the host's memory."""
+    layers stay in the host's memory; expert_memory: bytes of the places for experts."""
     with CPUDevice(2) as cpu, open_model(path) as source:
         cpu.kernels = "gpu"
         plan = plan_model(source, family="gpu", quantize=quantize).with_host_layers(host_layers)
+        if expert_memory is not None:
+            plan = with_expert_memory(plan, expert_memory)
         host = load_model(cpu, plan)
         host.wait()
         data = bytes(host.buffer.view())
         layers = bytes(host.host_layers.memory.view()) if host_layers else b""
+        experts = bytes(host.host_experts.memory.view()) if plan.expert_slots else b""
     buffer = device.alloc(len(data), label="weights")
     device.write(buffer, data)
+    if experts:
+        some = HostExperts(device, plan, buffer, device.host_memory(len(experts), "experts"))
+        some.memory.view()[:] = experts
+        return Model(plan, *some.places.beside(*place(plan, buffer)), buffer, None, host_experts=some), plan
     kept = None
     if host_layers:
         kept = HostLayers(plan, buffer, device.host_memory(len(layers), "layers"))

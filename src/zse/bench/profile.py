@@ -38,7 +38,8 @@ class LaunchTime(NamedTuple):
 class StepProfile(NamedTuple):
     """A step. kind: "prefill" or "decode"; tokens: of the step; rows: sequences; context: tokens of the longest one
     after the step. phases: [(name, microseconds)] of the host, in order: schedule, fill (the inputs), submit (on a CPU
-    the step runs in it), wait, commit. replay_us: of the recording as the engine replays it."""
+    the step runs in it), wait, commit. replay_us: of the recording as the engine replays it. experts: what the median step counted of
+    experts in host memory, by the counters' names; empty without such."""
 
     kind: str
     tokens: int
@@ -47,6 +48,7 @@ class StepProfile(NamedTuple):
     phases: list[tuple[str, float]]
     replay_us: float
     kernels: list[LaunchTime]
+    experts: dict[str, float] = {}
 
     @property
     def host_us(self) -> float:
@@ -79,6 +81,7 @@ class _Step(NamedTuple):
     replay: tuple[Any, dict[str, int]]
     outputs: list
     runner: Any
+    experts: dict[str, float] = {}
 
     @property
     def us(self) -> float:
@@ -152,7 +155,7 @@ def _too_long(prompt_tokens: int, steps: int, context: int) -> ConfigError:
 
 
 def _run_step(engine) -> _Step:
-    scheduler, runner = engine.scheduler, engine.runner
+    scheduler, runner, before = engine.scheduler, engine.runner, engine.counters()
     phases: list[tuple[str, float]] = []
 
     def timed(name: str, call, *args):
@@ -169,7 +172,10 @@ def _run_step(engine) -> _Step:
     timed("wait", ticket.wait)
     context = max(entry.start + entry.count for entry in batch.entries)
     outputs = timed("commit", lambda: scheduler.commit(batch, runner.collect((ticket, filled.buffers.sampler))))
-    return _Step(batch.num_tokens, len(batch.entries), context, phases, (filled.graph, filled.symbols), outputs, runner)
+    after = engine.counters()
+    experts = {name: after[name] - before[name] for name in after if name.startswith("expert_")}
+    replay = filled.graph, filled.symbols
+    return _Step(batch.num_tokens, len(batch.entries), context, phases, replay, outputs, runner, experts)
 
 
 def _measure(step: _Step, repeats: int) -> tuple[float, list[LaunchTime]]:
@@ -194,7 +200,8 @@ def _measure(step: _Step, repeats: int) -> tuple[float, list[LaunchTime]]:
 
 def _profile(kind: str, steps: list[_Step], replay_us: float, kernels: list[LaunchTime]) -> StepProfile:
     step = sorted(steps, key=lambda step: step.us)[len(steps) // 2]
-    return StepProfile(kind, step.tokens, step.rows, steps[-1].context, step.phases, replay_us, kernels)
+    context = steps[-1].context
+    return StepProfile(kind, step.tokens, step.rows, context, step.phases, replay_us, kernels, step.experts)
 
 
 def describe(step: StepProfile, floors: Floors | None = None) -> str:
@@ -205,6 +212,11 @@ def describe(step: StepProfile, floors: Floors | None = None) -> str:
         "  host     " + ", ".join(f"{name} {us:.0f}" for name, us in step.phases) + f": {step.host_us:.0f} us",
         f"  kernels  replay {step.replay_us:.0f} us; {len(step.kernels)} launches one by one {step.kernels_us:.0f} us",
     ]
+    if step.experts:
+        found, missed, read, _ = step.experts.values()
+        lines.append(
+            f"  experts  {found:.0f} on the device, {missed:.0f} copied from host memory: {read / 2**20:.1f} MiB"
+        )
     if floors:
         lines.append(f"  roofline {_of_roofline(step.work(), step.replay_us, floors)} of the replay; {floors.line()}")
     for name, count, us in step.totals():

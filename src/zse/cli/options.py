@@ -110,6 +110,13 @@ ENGINE = (
         "one ahead (default: all layers)",
     ),
     arg(
+        "--expert-memory",
+        type=memory_size,
+        metavar="SIZE",
+        help="memory of a GPU for the experts of a mixture, for example 8G: those that tokens choose stay there, all are in host memory, "
+        "from where a step copies what it misses (default: all experts on the GPU)",
+    ),
+    arg(
         "--lazy-experts",
         action="store_true",
         help="on a CPU, read the experts of a mixture when a token first chooses them: what none chooses never takes memory, and the start "

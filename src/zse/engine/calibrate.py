@@ -65,7 +65,11 @@ class Calibration:
         self._fixed.wait()
         weights, _ = place(plan, None)  # known to the trace, and not there before their layer's turn
         model = SimpleNamespace(
-            config=config, weights=weights | self._fixed.weights, vectors=self._fixed.vectors, lazy_experts=None
+            config=config,
+            weights=weights | self._fixed.weights,
+            vectors=self._fixed.vectors,
+            lazy_experts=None,
+            host_experts=None,
         )
         self._weights = model.weights
         pages = -(-self._chunk // BLOCK)

@@ -65,6 +65,7 @@ RANGES = {
     "num_pages": (1, 1 << 22),
     "max_memory": (1, 1 << 50),
     "resident_layers": (-1, 1 << 16),
+    "expert_memory": (1, 1 << 50),
     "max_waiting": (1, 1 << 20),
     "max_waiting_tokens": (1, 1 << 30),
     "ageing_ms": (0, 3_600_000),
@@ -109,6 +110,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_memory: int | None = None
     gpu_memory_utilization: float | None = None
     resident_layers: int | None = None
+    expert_memory: int | None = None
     lazy_experts: bool = False
     max_waiting: int = 1024
     warm_grammars: bool | None = None

@@ -40,5 +40,6 @@ FEATURES = {
         make=lambda engine: grammars.GrammarQueue(engine), takes=lambda params, options: options.structure is not None
     ),
     "disk": FeatureRow(),
+    "experts": FeatureRow(),
     "idle memory": FeatureRow(make=lambda engine: idle_memory.IdleMemory(engine), counters={"idle_evicted_pages": 0}),
 }

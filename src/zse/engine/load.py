@@ -11,7 +11,7 @@ import msgspec
 from zse import env, lazy
 from zse.cache import groups, prefix
 from zse.cache import pages as cache_pages
-from zse.engine import core, memory, messages, metrics, offload
+from zse.engine import core, expert_counters, memory, messages, metrics, offload
 from zse.engine import draft as draft_model
 from zse.engine import runner as engine_runner
 from zse.engine.config import GPU_MIXED_TOKENS, QUEUE_TOKENS, EngineConfig, ResolvedConfig
@@ -78,6 +78,8 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
         engine = _build(planned.config, device, model, plan)
         if planned.config.cache_disk is not None:
             engine.use("disk", offload.open_disk_tier(engine, planned.config, source, config.quantize))
+        if model.host_experts is not None:
+            engine.use("experts", expert_counters.ExpertCounters(model.host_experts))
         phases.mark("engine built")
         if not early:
             ahead.stop()  # the loader's threads read from here on

@@ -20,6 +20,7 @@ from zse.engine.config import (
 )
 from zse.engine.runner import Runner
 from zse.errors import ConfigError, MemoryPlanError
+from zse.models import expert_places
 from zse.models.load import load_model
 from zse.models.registry import forward_of
 from zse.models.weight_plan import STAGING_LABEL, ModelPlan
@@ -40,7 +41,7 @@ class MemoryPlan(NamedTuple):
     take when the first request asks for them; "load staging" is given back when the model is loaded. limit: what the parts must
     stay within, None when nothing says so; option: what says so. first_bytes: what is taken once the model is loaded: KV
     pages get memory as they are written, on a GPU some at once; features with their first request. model: the ModelPlan, with the
-    layers that stay in host memory. link: bytes a second that a copy to the device was measured at, 0 where there are none."""
+    layers or experts that stay in host memory. link: bytes a second that a copy to the device was measured at, 0 where there are none."""
 
     config: ResolvedConfig
     parts: dict[str, int]
@@ -56,8 +57,10 @@ class MemoryPlan(NamedTuple):
 
     @property
     def expectation(self) -> str:
-        """What layers in host memory cost, in one line; empty without any."""
+        """What layers or experts in host memory cost, in one line; empty without any."""
         model = self.model
+        if model.expert_slots:
+            return expert_places.expectation(model, self.link)
         if not model.host_layers:
             return ""
         return (
@@ -89,6 +92,7 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
     ModelPlan of a draft model that runs beside.
 
     resident_layers: of the others the weights stay in host memory; AUTO_LAYERS: where not all layers fit, of as many as must.
+    expert_memory: experts stay there, and have so many bytes on the device by turns.
 
     Raises MemoryPlanError that names what does not fit, in bytes, and the option that shrinks it.
     """
@@ -96,6 +100,8 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
     if not model.causal:
         config = for_encoder(config, model.max_context, device.kernels)
     limit, option = _limit(config, device)
+    if config.expert_memory is not None:
+        plan = expert_places.with_expert_memory(plan, config.expert_memory)
     weight_bytes = sum(plan.memory_bytes.values())
     settings = settle(
         config,
@@ -144,7 +150,7 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
     if limit is not None and (total := sum(parts.values())) > limit:
         pages = max(0, limit - total + resolved.kv_bytes) // (resolved.kv_bytes // resolved.num_pages)
         raise MemoryPlanError(_does_not_fit(parts, limit, option, pages_of(resolved.page_size).capacity(pages)))
-    link = _checked_link(plan, device) if plan.host_layers else 0.0
+    link = _checked_link(plan, device) if plan.host_layers or plan.expert_slots else 0.0
     first = sum(parts.values()) - resolved.kv_bytes - later - parts.get(STAGING_LABEL, 0)
     if not device.shares_memory:
         first += layout.first_nbytes(resolved.kv_bytes)
@@ -194,11 +200,12 @@ def _with_host_layers(
 
 
 def _checked_link(plan: ModelPlan, device) -> float:
-    """Bytes a second from host memory to the device, where the host has room for the plan's layers. MemoryPlanError."""
-    free = probe.memory_bytes()["available"]
-    if free is not None and plan.host_bytes > free:
+    """Bytes a second from host memory to the device, where the host has room for the plan's layers or experts. MemoryPlanError."""
+    free, needed = probe.memory_bytes()["available"], plan.host_bytes + expert_places.host_bytes(plan)
+    if free is not None and needed > free:
+        what = f"{len(plan.host_layers)} layers" if plan.host_layers else "all experts"
         raise MemoryPlanError(
-            f"{len(plan.host_layers)} layers would stay in host memory, {_mib(plan.host_bytes)}; {_mib(free)} are available there: "
+            f"{what} would stay in host memory, {_mib(needed)}; {_mib(free)} are available there: "
             "use --quantize int4 or a smaller model"
         )
     return fetch.link_bytes_per_s(device)
@@ -260,7 +267,15 @@ def _limit(config: EngineConfig, device) -> tuple[int | None, str]:
     """Bytes that the parts may take together and what says so. ConfigError for options of another device."""
     if config.lazy_experts and device.kernels != "cpu":
         raise ConfigError(
-            "lazy_experts is for a CPU: a GPU has all experts (--resident-layers sends whole layers to host memory)"
+            "lazy_experts is for a CPU: on a GPU --expert-memory keeps experts in host memory, --resident-layers whole layers"
+        )
+    if config.expert_memory is not None and device.shares_memory:
+        raise ConfigError(
+            "expert_memory is for GPUs: a CPU computes in host memory (--lazy-experts reads experts when they are chosen)"
+        )
+    if config.expert_memory is not None and config.resident_layers is not None:
+        raise ConfigError(
+            "expert_memory and resident_layers: a model's experts or its layers stay in host memory, take one of them"
         )
     limit, option = None, ""
     if not device.shares_memory:
@@ -285,13 +300,23 @@ def _does_not_fit(parts: dict[str, int], limit: int, option: str, tokens: int) -
     elif model <= limit:
         advice = "lower --max-tokens-per-step or --max-concurrency"
     else:
-        advice = "use --quantize int4, a smaller model, --device cpu, or on a GPU --resident-layers auto"
+        advice = "use --quantize int4, a smaller model, --device cpu, or on a GPU --resident-layers auto (of experts --expert-memory)"
     bound = "of --max-memory" if option == "--max-memory" else option
     return f"needs {_mib(sum(parts.values()))} of memory ({text}), over the {_mib(limit)} {bound}: {advice}"
 
 
 # Parts that no option of the engine but the model's own makes smaller.
-MODEL_PARTS = ("embedding", "layers", "layer slots", "head", "draft model", "context", "kv host")
+MODEL_PARTS = (
+    "embedding",
+    "layers",
+    "layer slots",
+    "expert places",
+    "expert tables",
+    "head",
+    "draft model",
+    "context",
+    "kv host",
+)
 
 
 def _mib(nbytes: int) -> str:

@@ -32,7 +32,7 @@ MODULES: dict[str, tuple[str, ...]] = {
 
 
 # Modules of kernels that belong to no operation, by kind of device: each has variants(target).
-EXTRAS = {"cpu": ("floor", "repack", "repack_checkpoint"), "gpu": ("gpu.probe", "gpu.repack")}
+EXTRAS = {"cpu": ("floor", "repack", "repack_checkpoint"), "gpu": ("gpu.probe", "gpu.repack", "gpu.expert_slots")}
 
 
 def all_ops() -> list[Op]:

@@ -20,9 +20,10 @@ from zse.formats.file import ModelFile
 from zse.formats.source import TensorInfo, rope_row_order
 from zse.kernels import repack
 from zse.lazy import logging
+from zse.models import expert_places, quantize_load, registry, repack_load
+from zse.models import host_experts as experts_of_host
 from zse.models import host_layers as layers_of_host
 from zse.models import lazy_experts as later_experts
-from zse.models import quantize_load, registry, repack_load
 from zse.models.checksums import Checks
 from zse.models.weight_plan import (
     FileTensor,
@@ -48,7 +49,8 @@ MERGE_GAP = 256  # bytes of padding between two copies that may be copied with t
 class Model:
     """weights: name ("embed", "layers.0.qkv", ...) → Weight. vectors: name ("layers.0.attn_norm", ...) → f32 Tensor.
     Contents are valid after wait(). host_layers: HostLayers, of layers whose weights are in memory of the host, or None;
-    lazy_experts: LazyExperts, of those that are read when they are chosen, or None."""
+    lazy_experts: LazyExperts, of those that are read when they are chosen, or None; host_experts: HostExperts, of those that have places
+    on the device by turns, or None."""
 
     def __init__(
         self,
@@ -61,11 +63,13 @@ class Model:
         finish=None,
         host_layers: "layers_of_host.HostLayers | None" = None,
         lazy_experts: "later_experts.LazyExperts | None" = None,
+        host_experts: "experts_of_host.HostExperts | None" = None,
     ):
         """begin: () → the device's BackgroundLoad, for start(). checks: the Checks of what is loaded. finish: called when it
         is done, or None."""
         self.config, self.weights, self.vectors, self.buffer = plan.config, weights, vectors, buffer
         self.memory_bytes, self.host_layers, self.lazy_experts = plan.memory_bytes, host_layers, lazy_experts
+        self.host_experts = host_experts
         self._source, self._begin, self._checks, self._finish = plan.source, begin, checks, finish
         self._loading: BackgroundLoad | None = None
 
@@ -127,22 +131,27 @@ def load_model(
         raise ValueError(f"a plan for {plan.family} on a {family}")
     buffer = device.alloc(sum(plan.memory_bytes.values()), label="weights")
     weights, vectors = place(plan, buffer)
-    stored, host_layers = weights, None
+    stored, stored_vectors, host_layers, host_experts = weights, vectors, None, None
     if plan.host_layers:
         host_layers = layers_of_host.HostLayers(plan, buffer, device.host_memory(plan.host_bytes, "layers"))
         stored = weights | place_host_layers(plan, host_layers.memory, weights)
+    if plan.expert_slots:
+        memory = device.host_memory(expert_places.host_bytes(plan), "experts")
+        host_experts = experts_of_host.HostExperts(device, plan, buffer, memory)
+        stored, stored_vectors = host_experts.stored.beside(weights, vectors)
+        weights, vectors = host_experts.places.beside(weights, vectors)
     checks = Checks(plan.source, device, verify_weights)
 
     for matrix in plan.matrices:
         if matrix.order is not None:
             device.write(weights[matrix.name].order, plan.orders[matrix.order].tobytes())
-    loader = Loader(device, plan, stored, vectors, checks.sums)
+    loader = Loader(device, plan, stored, stored_vectors, checks.sums)
 
     def begin():
         return LOADS[family](loader)
 
     finish = loader.repacking and loader.repacking.finish
-    model = Model(plan, weights, vectors, buffer, begin, checks, finish, host_layers, loader.lazy_experts)
+    model = Model(plan, weights, vectors, buffer, begin, checks, finish, host_layers, loader.lazy_experts, host_experts)
     if start:
         model.start()
     return model

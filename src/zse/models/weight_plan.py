@@ -75,10 +75,11 @@ class VectorPlan(NamedTuple):
 
 class ModelPlan(NamedTuple):
     """What will be loaded. policy: how dense matrices are quantized while loading, or None. memory_bytes: device memory
-    by label: embedding, layers, head, layer slots. family: of the device ("cpu", "gpu"), which decides layouts and alignment. orders: name →
+    by label: embedding, layers, head, layer slots, expert places. family: of the device ("cpu", "gpu"), which decides layouts and alignment. orders: name →
     i32 [K], the input at each column of the matrices that say so; those of a layer that have the same one share it. host_layers: those
     whose matrices stay in the host's memory and are copied in every step, ascending. lazy_experts: experts are read when they are
-    first chosen, on a CPU."""
+    first chosen, on a CPU. expert_slots: of each layer, where experts stay in the host's memory and have places on a GPU by turns
+    (zse.models.expert_places); 0: all are on the device."""
 
     source: ModelSource
     config: ModelConfig
@@ -90,6 +91,7 @@ class ModelPlan(NamedTuple):
     orders: dict[str, array] = {}
     host_layers: tuple[int, ...] = ()
     lazy_experts: bool = False
+    expert_slots: int = 0
 
     @property
     def layer_bytes(self) -> list[int]:
@@ -97,7 +99,7 @@ class ModelPlan(NamedTuple):
         sizes = [0] * self.config.num_layers
         for matrix in self.matrices:
             if matrix.name.startswith("layers."):
-                sizes[_layer(matrix.name, self.config)] += _placed_bytes(matrix, ALIGN[self.family])
+                sizes[_layer(matrix.name, self.config)] += placed_bytes(matrix, ALIGN[self.family])
         return sizes
 
     @property
@@ -118,7 +120,7 @@ class ModelPlan(NamedTuple):
         total = self.config.num_layers
         layers = tuple((number + 1) * total // count - 1 for number in range(count))
         plan = self._replace(host_layers=layers)
-        memory = _memory_bytes(self.matrices, self.vectors, self.orders, ALIGN[self.family])
+        memory = memory_bytes_of(self.matrices, self.vectors, self.orders, ALIGN[self.family])
         if layers:
             memory["layers"] -= plan.host_bytes
             memory["layer slots"] = min(LAYER_SLOTS, count) * plan.slot_bytes
@@ -182,7 +184,7 @@ def plan_model(source: ModelSource, *, quantize: str | None = None, family: str 
         )
     orders, order_names = _orders(source.path, parts)
     matrices, vectors = _fuse(config, parts, schemes, order_names, family)
-    memory = _memory_bytes(matrices, vectors, orders, ALIGN[family])
+    memory = memory_bytes_of(matrices, vectors, orders, ALIGN[family])
     return ModelPlan(source, config, tuple(matrices), tuple(vectors), policy, memory, family, orders)
 
 
@@ -190,7 +192,7 @@ def part_of(plan: ModelPlan, matrices: Sequence[MatrixPlan], vectors: Sequence[V
     """The plan of loading these alone."""
     wanted = {matrix.order for matrix in matrices}
     orders = {name: order for name, order in plan.orders.items() if name in wanted}
-    memory = _memory_bytes(matrices, vectors, orders, ALIGN[plan.family])
+    memory = memory_bytes_of(matrices, vectors, orders, ALIGN[plan.family])
     return plan._replace(matrices=tuple(matrices), vectors=tuple(vectors), memory_bytes=memory, orders=orders)
 
 
@@ -331,19 +333,19 @@ def _layer(name: str, config: ModelConfig) -> int:
     return int(name.split(".")[1]) if name.startswith("layers.") else config.num_layers
 
 
-def _placed_bytes(matrix: MatrixPlan, align: int) -> int:
-    return sum(_aligned(plane.nbytes, align) for plane in matrix.planes)
+def placed_bytes(matrix: MatrixPlan, align: int) -> int:
+    return sum(aligned(plane.nbytes, align) for plane in matrix.planes)
 
 
-def _memory_bytes(
+def memory_bytes_of(
     matrices: Sequence[MatrixPlan], vectors: Sequence[VectorPlan], orders: dict[str, array], align: int
 ) -> dict[str, int]:
     total = {"embedding": 0, "layers": 0, "head": 0}
     for matrix in matrices:
         label = {"embed": "embedding", "head": "head"}.get(matrix.name, "layers")
-        total[label] += _placed_bytes(matrix, align)
-    total["layers"] += sum(_aligned(4 * vector.size, align) for vector in vectors)
-    total["layers"] += sum(_aligned(4 * len(order), align) for order in orders.values())
+        total[label] += placed_bytes(matrix, align)
+    total["layers"] += sum(aligned(4 * vector.size, align) for vector in vectors)
+    total["layers"] += sum(aligned(4 * len(order), align) for order in orders.values())
     return {label: nbytes for label, nbytes in total.items() if nbytes}
 
 
@@ -361,29 +363,33 @@ def require_memory(bytes_by_label: dict[str, int], limit: int | None) -> None:
 
 def place(plan: ModelPlan, buffer, base: int = 0) -> tuple[dict[str, Weight], dict[str, Tensor]]:
     """Weights and vectors of the plan in `buffer`, from byte `base` on, in the order of a `.zse` file; behind them the layer
-    slots, in which the weights of host layers are."""
+    slots, in which the weights of host layers are. Experts that have places by turns are not among them."""
     align, offset = ALIGN[plan.family], base
     weights, vectors = {}, {}
     for vector in plan.vectors:
+        if plan.expert_slots and vector.parts[0].role.experts:
+            continue
         vectors[vector.name] = Tensor(buffer, (vector.size,), "f32", offset)
-        offset += _aligned(4 * vector.size, align)
+        offset += aligned(4 * vector.size, align)
     orders: dict[str | None, Tensor] = {}
     for name, order in plan.orders.items():
         orders[name] = Tensor(buffer, (len(order),), "i32", offset)
-        offset += _aligned(4 * len(order), align)
+        offset += aligned(4 * len(order), align)
     later: list[MatrixPlan] = []
     for matrix in plan.matrices:
+        if plan.expert_slots and matrix.parts[0].role.experts:
+            continue
         if _layer(matrix.name, plan.config) in plan.host_layers:
             later.append(matrix)
             continue
-        weights[matrix.name] = _weight_at(matrix, buffer, offset, align, orders.get(matrix.order))
-        offset += _placed_bytes(matrix, align)
+        weights[matrix.name] = weight_at(matrix, buffer, offset, align, orders.get(matrix.order))
+        offset += placed_bytes(matrix, align)
     ends: dict[int, int] = {}  # of layers in their slots
     for matrix in later:
         layer = _layer(matrix.name, plan.config)
         at = ends.get(layer, offset + plan.host_layers.index(layer) % LAYER_SLOTS * plan.slot_bytes)
-        weights[matrix.name] = _weight_at(matrix, buffer, at, align, orders.get(matrix.order))
-        ends[layer] = at + _placed_bytes(matrix, align)
+        weights[matrix.name] = weight_at(matrix, buffer, at, align, orders.get(matrix.order))
+        ends[layer] = at + placed_bytes(matrix, align)
     return weights, vectors
 
 
@@ -392,18 +398,18 @@ def place_host_layers(plan: ModelPlan, host, weights: dict[str, Weight]) -> dict
     found, offset, align = {}, 0, ALIGN[plan.family]
     for matrix in plan.matrices:
         if _layer(matrix.name, plan.config) in plan.host_layers:
-            found[matrix.name] = _weight_at(matrix, host, offset, align, weights[matrix.name].order)
-            offset += _placed_bytes(matrix, align)
+            found[matrix.name] = weight_at(matrix, host, offset, align, weights[matrix.name].order)
+            offset += placed_bytes(matrix, align)
     return found
 
 
-def _weight_at(matrix: MatrixPlan, buffer, offset: int, align: int, order: Tensor | None) -> Weight:
+def weight_at(matrix: MatrixPlan, buffer, offset: int, align: int, order: Tensor | None) -> Weight:
     planes = {}
     for plane in matrix.planes:
         planes[plane.name] = Tensor(buffer, plane.shape, plane.dtype, offset)
-        offset += _aligned(plane.nbytes, align)
+        offset += aligned(plane.nbytes, align)
     return Weight(matrix.shape, matrix.scheme, planes, matrix.layout, order)
 
 
-def _aligned(nbytes: int, align: int) -> int:
+def aligned(nbytes: int, align: int) -> int:
     return -(-nbytes // align) * align

@@ -73,9 +73,10 @@ def _route(run: "Run", node: Node) -> None:
     factors = run.vector(node, "factors")
     if factors is not None:
         layer_inputs.scale_choices(run.recorder, routing.ids, routing.weights, factors)
-    lazy = run.planner.model.lazy_experts
-    if lazy is not None:
-        lazy.record(run.recorder, run.layer, routing)
+    model = run.planner.model
+    for waiting in (model.lazy_experts, model.host_experts):
+        if waiting is not None:
+            waiting.record(run.recorder, run.layer, routing)
 
 
 def _routes(run: "Run", router: Node) -> bool:

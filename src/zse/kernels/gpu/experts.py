@@ -205,7 +205,9 @@ def task_pairs(device, max_tokens: int, chosen: int, experts: int) -> int:
 
 
 def reserve(device, weight, max_tokens: int, moe) -> None:
-    """Allocate what record() works in. moe: the model's MoEConfig."""
+    """Allocate what record() and the routing before it work in. moe: the model's MoEConfig."""
+    if not device.simt:
+        device.scratch("route counter", 4)
     if gemm_experts.pays(device, max_tokens, moe.experts_per_token, moe.num_experts):
         gemm_experts.reserve(device, weight, max_tokens * moe.experts_per_token)
 

@@ -205,7 +205,7 @@ def _activations(recorder, a: Tensor, routing, gather: bool, fp8: bool, max_pair
 def launch(recorder, a, weight: Weight, out: Tensor, routing, bias, *, gather: bool, gate: str | None, max_tokens: int):
     """As zse.kernels.gpu.experts.record, where takes() is true and tasks have TASK_PAIRS."""
     device, kind, gated = recorder.device, kind_of(weight.scheme), gate is not None
-    cols, (stacked, width), wg = out.shape[1], weight.shape, form_of(kind)
+    cols, width, wg = out.shape[1], weight.shape[1], form_of(kind)
     max_pairs = max_tokens * routing.ids.shape[1]
     a = _activations(recorder, a, routing, gather, is_fp8(kind), max_pairs)
     product = Product(device, a, weight, out, bias, False, gate, max_pairs, kind)
@@ -229,7 +229,7 @@ def launch(recorder, a, weight: Weight, out: Tensor, routing, bias, *, gather: b
         if gated:  # tiles of 8 gates and their 8 ups in turn
             box = (wg * 4, 2, 8, depth)
             strides = (8 * width * item, cols * width * item, width * item)
-            options = dict(dims=((stacked - cols) // 8, 2, 8, width), strides=strides)
+            options = dict(dims=((weight.planes["w"].shape[0] - cols) // 8, 2, 8, width), strides=strides)
         args["w_map"] = args["high_map"] = device.tensor_map(weight.planes["w"], box, swizzle=128, **options)
         args |= dict(scale=None, offset=None, blocks=0, groups=0, group_blocks=1, half_step=0, has_offset=0, center=0.0)
     recorder.launch(symbol_of("gemm_experts", kind, TASK_PAIRS, wg * 64, gated), args, device.num_sms)
