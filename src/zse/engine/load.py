@@ -78,8 +78,6 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
         engine = _build(planned.config, device, model, plan)
         if planned.config.cache_disk is not None:
             engine.use("disk", offload.open_disk_tier(engine, planned.config, source, config.quantize))
-        if model.host_experts is not None:
-            engine.use("experts", expert_counters.ExpertCounters(model.host_experts))
         phases.mark("engine built")
         if not early:
             ahead.stop()  # the loader's threads read from here on
@@ -200,6 +198,8 @@ def _build(config: ResolvedConfig, device, model, plan):
     if config.speculation == "ngram":
         speculator = ngram.NgramSpeculator(scheduler, config.draft_tokens, device.kernels, runner.runs_ahead)
         engine.use("speculation", speculator)
+    if model.host_experts is not None:
+        engine.use("experts", expert_counters.ExpertCounters(model.host_experts))
     return engine
 
 
