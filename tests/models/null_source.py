@@ -20,6 +20,8 @@ def signatures(family: str) -> dict[str, dict]:
     def kind(annotation) -> str:
         if isinstance(annotation, PointerType):
             return "ptr"
+        if annotation is zl.index:
+            return target.index_type.name
         return "tensormap" if annotation is zl.TensorMap else annotation.name
 
     target = CudaTarget("sm_90a") if family == "gpu" else CpuTarget(ISAS["x86-64-v3"])

@@ -21,6 +21,7 @@ from zse.kernel.language import (  # noqa: E402, F401
     i16,
     i32,
     i64,
+    index,
     inline,
     kernel,
     static,

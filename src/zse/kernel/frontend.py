@@ -25,6 +25,7 @@ from zse.kernel.language import (
     TensorMap,
     VectorType,
     _TargetProxy,
+    index,
     static,
 )
 from zse.kernel.source import Scope, closure_of, source_of
@@ -450,6 +451,8 @@ class Stager(Calls):
                 type = annotation.resolve(statics)
             elif isinstance(annotation, DType):
                 type = annotation.ir
+            elif annotation is index:
+                type = self.target.index_type
             else:
                 raise CompileError(f"kernel {kernel.name}: parameter {name} has no usable type ({annotation!r})")
             values[name] = var = ir.Var(type, self.fresh(name))

@@ -128,6 +128,16 @@ class _TensorMapType:
 TensorMap = _TensorMapType()
 
 
+class _IndexType:
+    """A parameter of the type that block_index() has, i64 and on a GPU i32: the kernels of both kinds of device share a structure."""
+
+    def __repr__(self) -> str:
+        return "index"
+
+
+index = _IndexType()
+
+
 class StaticIterable:
     """Marks an iterable as unrolled at compile time."""
 

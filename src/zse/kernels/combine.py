@@ -19,10 +19,10 @@ class ExpertSums(zl.Record):
     shared: zl.Ptr[zl.f32, "const"]
     gate: zl.Ptr[zl.f32, "const"]
     out: zl.Ptr[zl.f32]
-    width: zl.i64
-    chosen: zl.i64
-    has_shared: zl.i64
-    has_gate: zl.i64
+    width: zl.index
+    chosen: zl.index
+    has_shared: zl.index
+    has_gate: zl.index
 
 
 @zl.inline

@@ -19,25 +19,29 @@ def token_row(ids, shift, rows):
     return min(max(zl.i64(ids[zl.block_index(0)]) + shift, 0), rows - 1)
 
 
+class DenseEmbedding(zl.Record):
+    """Parameters of embed() of 16- and 32-bit tables."""
+
+    ids: zl.Ptr[zl.i32, "const"]
+    w: zl.Ptr[zl.u8, "const"]
+    out: zl.Ptr[zl.f32]
+    rows: zl.index
+    width: zl.index
+    factor: zl.f32
+    shift: zl.index
+    DTYPE: zl.static
+    ADD: zl.static
+
+
 @zl.kernel
-def embed_dense(
-    ids: zl.Ptr[zl.i32, "const"],
-    w: zl.Ptr[zl.u8, "const"],
-    out: zl.Ptr[zl.f32],
-    rows: zl.i64,
-    width: zl.i64,
-    factor: zl.f32,
-    shift: zl.i64,
-    DTYPE: zl.static,
-    ADD: zl.static,
-):
+def embed_dense(p: DenseEmbedding):
     """One block is one token. A row of w [T, K, 16] has stride 16."""
-    row = token_row(ids, shift, rows)
-    source = zl.cast_ptr(w, DTYPE) + row // TILE * width * TILE + row % TILE
-    destination = out + zl.block_index(0) * width
-    for k in range(width):
-        value = zl.f32(source[k * TILE]) * factor
-        destination[k] = destination[k] + value if ADD else value
+    row = token_row(p.ids, p.shift, p.rows)
+    source = zl.cast_ptr(p.w, p.DTYPE) + row // TILE * p.width * TILE + row % TILE
+    destination = p.out + zl.block_index(0) * p.width
+    for k in range(p.width):
+        value = zl.f32(source[k * TILE]) * p.factor
+        destination[k] = destination[k] + value if p.ADD else value
 
 
 @zl.inline
@@ -56,37 +60,41 @@ def quarter(q, high, block, r, s, BITS):
     return nibble
 
 
+class AffineEmbedding(zl.Record):
+    """Parameters of embed() of affine tables in layout r16; group: in columns, the width for one group a row."""
+
+    ids: zl.Ptr[zl.i32, "const"]
+    q: zl.Ptr[zl.u8, "const"]
+    high: zl.Ptr[zl.u8, "const"]
+    scale: zl.Ptr[zl.f16, "const"]
+    offset: zl.Ptr[zl.f16, "const"]
+    out: zl.Ptr[zl.f32]
+    rows: zl.index
+    width: zl.index
+    group: zl.index
+    factor: zl.f32
+    BITS: zl.static
+    SYMMETRIC: zl.static
+
+
 @zl.kernel
-def embed_affine(
-    ids: zl.Ptr[zl.i32, "const"],
-    q: zl.Ptr[zl.u8, "const"],
-    high: zl.Ptr[zl.u8, "const"],
-    scale: zl.Ptr[zl.f16, "const"],
-    offset: zl.Ptr[zl.f16, "const"],
-    out: zl.Ptr[zl.f32],
-    rows: zl.i64,
-    width: zl.i64,
-    group: zl.i64,
-    factor: zl.f32,
-    BITS: zl.static,
-    SYMMETRIC: zl.static,
-):
+def embed_affine(p: AffineEmbedding):
     """One block is one token; group is in columns (the width for one group a row)."""
-    row = token_row(ids, 0, rows)
+    row = token_row(p.ids, 0, p.rows)
     tile = row // TILE
     r = row % TILE
-    blocks = width // 32
-    groups = width // group
-    destination = out + zl.block_index(0) * width
+    blocks = p.width // 32
+    groups = p.width // p.group
+    destination = p.out + zl.block_index(0) * p.width
     for block in range(blocks):
         at = tile * blocks + block
         for half in zl.static(range(2)):
-            place = (tile * groups + (block * 32 + half * 16) // group) * TILE + r
-            step = zl.f32(scale[place])
-            base = step * float(-(1 << (BITS - 1))) if SYMMETRIC else zl.f32(offset[place])
+            place = (tile * groups + (block * 32 + half * 16) // p.group) * TILE + r
+            step = zl.f32(p.scale[place])
+            base = step * float(-(1 << (p.BITS - 1))) if p.SYMMETRIC else zl.f32(p.offset[place])
             for s in zl.static(range(half * 4, half * 4 + 4)):
-                value = zl.convert(quarter(q, high, at, r, s, BITS), zl.f32) * step + base
-                zl.store(destination + block * 32 + s * 4, value * factor)
+                value = zl.convert(quarter(p.q, p.high, at, r, s, p.BITS), zl.f32) * step + base
+                zl.store(destination + block * 32 + s * 4, value * p.factor)
 
 
 @zl.inline

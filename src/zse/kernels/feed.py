@@ -31,30 +31,34 @@ class TokenHistory(NamedTuple):
         }
 
 
+class Feeding(zl.Record):
+    """Parameters of feed_tokens."""
+
+    token_ids: zl.Ptr[zl.i32]
+    source: zl.Ptr[zl.i32, "const"]
+    sampled: zl.Ptr[zl.i32, "const"]
+    positions: zl.Ptr[zl.i32, "const"]
+    token_row: zl.Ptr[zl.i32, "const"]
+    page_table: zl.Ptr[zl.i32, "const"]
+    history: zl.Ptr[zl.i32]
+    count: zl.i32
+    max_pages: zl.i32
+    blocks_per_page: zl.i32
+
+
 @zl.kernel
-def feed_tokens_chunk(
-    token_ids: zl.Ptr[zl.i32],
-    source: zl.Ptr[zl.i32, "const"],
-    sampled: zl.Ptr[zl.i32, "const"],
-    positions: zl.Ptr[zl.i32, "const"],
-    token_row: zl.Ptr[zl.i32, "const"],
-    page_table: zl.Ptr[zl.i32, "const"],
-    history: zl.Ptr[zl.i32],
-    count: zl.i32,
-    max_pages: zl.i32,
-    blocks_per_page: zl.i32,
-):
+def feed_tokens_chunk(p: Feeding):
     """Grid (chunks of tokens)."""
     first = zl.block_index(0) * CHUNKS["cpu"]
-    for at in range(first, min(first + CHUNKS["cpu"], zl.i64(count))):
-        token = token_ids[at]
-        if source[at] >= 0:
-            token = sampled[source[at]]
-            token_ids[at] = token
-        if blocks_per_page > 0:
-            position = positions[at]
-            block = page_table[zl.i64(token_row[at]) * zl.i64(max_pages) + zl.i64(position // BLOCK)]
-            history[zl.i64(block // blocks_per_page) * BLOCK + zl.i64(position % BLOCK)] = token
+    for at in range(first, min(first + CHUNKS["cpu"], zl.i64(p.count))):
+        token = p.token_ids[at]
+        if p.source[at] >= 0:
+            token = p.sampled[p.source[at]]
+            p.token_ids[at] = token
+        if p.blocks_per_page > 0:
+            position = p.positions[at]
+            block = p.page_table[zl.i64(p.token_row[at]) * zl.i64(p.max_pages) + zl.i64(position // BLOCK)]
+            p.history[zl.i64(block // p.blocks_per_page) * BLOCK + zl.i64(position % BLOCK)] = token
 
 
 def feed_tokens(recorder, token_ids, source, sampled, positions, token_row, history=None) -> None:

@@ -20,19 +20,20 @@ TOKENS_PER_BLOCK = 64
 
 
 class HeadProduct(zl.Record):
-    """Parameters of head_product_tiles: weights [H * rows / 16, K, 16]; a head's inputs are `width` numbers from head * step on in a
+    """Parameters of head_product: weights [H * rows / 16, K, 16], on a GPU [H * rows, K]; a head's inputs are `width` numbers from head * step on in a
     line of `line`."""
 
     w: zl.Ptr["W", "const"]
     a: zl.Ptr[zl.f32, "const"]
-    out: zl.Ptr[zl.f32]
-    tokens: zl.i64
-    heads: zl.i64
-    rows: zl.i64
-    width: zl.i64
-    step: zl.i64
-    line: zl.i64
+    out: zl.Ptr["T"]
+    tokens: zl.index
+    heads: zl.index
+    rows: zl.index
+    width: zl.index
+    step: zl.index
+    line: zl.index
     W: zl.static
+    T: zl.static
     COUNT: zl.static
 
 
@@ -63,32 +64,28 @@ def head_product_tiles(p: HeadProduct):
                         zl.store(p.out + place, sums[2 * t] + sums[2 * t + 1])
 
 
-def _head_product(recorder, a, weight, out, heads: int, *, max_tokens: int = TOKENS_PER_BLOCK) -> None:
-    """out f32 [M, H * N] = for each head, weight[head] [N, K] @ the first K numbers of its part of a f32 [M, H * S], S >= K.
-
-    weight: dense, [H * N, K] in layout r16; N a multiple of 16, K even. max_tokens: as of matmul."""
+def product_args(a, weight, out, heads: int, columns: int, dtypes: tuple[str, ...]) -> Args:
+    """The kernels' arguments, checked: K a multiple of `columns`, out of one of the dtypes."""
     rows, width = weight.shape
     tokens, line = a.shape
     require(weight.scheme.kind == "dense", f"head_product: weights are {weight.scheme}, expected dense ones")
     require(rows % (heads * TILE) == 0, f"head_product: {rows} rows are not {heads} heads of whole tiles of {TILE}")
-    require(width % 2 == 0, f"head_product: {width} columns are odd")
+    require(width % columns == 0, f"head_product: {width} columns are not a multiple of {columns}")
     require(line % heads == 0 and line // heads >= width, f"head_product: a is {line} wide, {heads} heads of {width}")
     check("head_product a", a, "f32", tokens, line)
-    check("head_product out", out, "f32", tokens, rows)
-    args = Args(
-        w=weight.planes["w"],
-        a=a,
-        out=out,
-        tokens=tokens,
-        heads=heads,
-        rows=rows // heads,
-        width=width,
-        step=line // heads,
-        line=line,
-    )
-    groups = -(-rows // (heads * TILE * BLOCK_TILES))
+    check("head_product out", out, dtypes, tokens, rows)
+    args = Args(w=weight.planes["w"], a=a, out=out, tokens=tokens, heads=heads, width=width, line=line)
+    return Args(**args, rows=rows // heads, step=line // heads)
+
+
+def _head_product(recorder, a, weight, out, heads: int, *, max_tokens: int = TOKENS_PER_BLOCK) -> None:
+    """out f32 [M, H * N] = for each head, weight[head] [N, K] @ the first K numbers of its part of a f32 [M, H * S], S >= K.
+
+    weight: dense, [H * N, K] in layout r16; N a multiple of 16, K even. max_tokens: as of matmul."""
+    args = product_args(a, weight, out, heads, 2, ("f32",))
+    groups = -(-args["rows"] // (TILE * BLOCK_TILES))
     symbol = f"head_product_{weight.scheme.dtype}_t{tile_for(max_tokens, TOKENS)}"
-    recorder.launch(symbol, args, (heads * groups, ceil_div(tokens, TOKENS_PER_BLOCK)))
+    recorder.launch(symbol, args, (heads * groups, ceil_div(args["tokens"], TOKENS_PER_BLOCK)))
 
 
 head_product = launcher(cpu=_head_product, gpu=later("gpu.head_product", "record"))
@@ -129,7 +126,7 @@ def _cost(case: Case) -> Cost:
 
 def _variants(target) -> list[zl.Variant]:
     return [
-        zl.Variant(f"head_product_{name}_t{count}", head_product_tiles, {"W": dtype, "COUNT": count})
+        zl.Variant(f"head_product_{name}_t{count}", head_product_tiles, {"W": dtype, "T": zl.f32, "COUNT": count})
         for name, dtype in DTYPES.items()
         for count in TOKENS
     ]

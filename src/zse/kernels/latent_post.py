@@ -23,7 +23,7 @@ GRIDS: dict[str, Callable[[int, Any], tuple]] = {
 
 
 class LatentPost(zl.Record):
-    """Parameters of latent_post_token. PAIRS: neighbours turn together."""
+    """Parameters of latent_post. PAIRS: neighbours turn together."""
 
     q: zl.Ptr[zl.f32, "const"]
     kv: zl.Ptr[zl.f32, "const"]
@@ -32,13 +32,13 @@ class LatentPost(zl.Record):
     q_out: zl.Ptr[zl.f32]
     pages: zl.Ptr[zl.u8]
     page_table: zl.Ptr[zl.i32, "const"]
-    max_pages: zl.i64
+    max_pages: zl.index
     token_row: zl.Ptr[zl.i32, "const"]
     positions: zl.Ptr[zl.i32, "const"]
-    heads: zl.i64
-    head_dim: zl.i64
-    rank: zl.i64
-    rotary: zl.i64
+    heads: zl.index
+    head_dim: zl.index
+    rank: zl.index
+    rotary: zl.index
     eps: zl.f32
     KV: zl.static
     PAIRS: zl.static

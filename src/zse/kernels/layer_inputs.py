@@ -13,26 +13,30 @@ CHUNK = 4096  # columns of one block of scale_rows
 WALKS: dict[str, dict[str, int]] = {"cpu": {"chunk": CHUNK}, "gpu": {}}  # a GPU's threads share a row as the grid is
 
 
+class LayerInputs(zl.Record):
+    """Parameters of layer_inputs."""
+
+    product: zl.Ptr[zl.f32, "const"]
+    rows: zl.Ptr[zl.f32, "const"]
+    norm: zl.Ptr[zl.f32, "const"]
+    out: zl.Ptr[zl.f32]
+    layers: zl.index
+    width: zl.index
+    stride: zl.i64
+    eps: zl.f32
+
+
 @zl.kernel
-def layer_inputs_heads(
-    product: zl.Ptr[zl.f32, "const"],
-    rows: zl.Ptr[zl.f32, "const"],
-    norm: zl.Ptr[zl.f32, "const"],
-    out: zl.Ptr[zl.f32],
-    layers: zl.i64,
-    width: zl.i64,
-    stride: zl.i64,
-    eps: zl.f32,
-):
+def layer_inputs_heads(p: LayerInputs):
     """Grid (layers, tokens)."""
     layer = zl.block_index(0)
     token = zl.block_index(1)
-    at = (token * layers + layer) * width
-    factor = head_factor(product + at, width, eps)
-    to = out + layer * stride + token * width
-    for i in range(0, width, LANES):
-        value = zl.load(product + at + i, LANES) * factor * zl.load(norm + i, LANES)
-        zl.store(to + i, (value + zl.load(rows + at + i, LANES)) * HALF)
+    at = (token * p.layers + layer) * p.width
+    factor = head_factor(p.product + at, p.width, p.eps)
+    to = p.out + layer * p.stride + token * p.width
+    for i in range(0, p.width, LANES):
+        value = zl.load(p.product + at + i, LANES) * factor * zl.load(p.norm + i, LANES)
+        zl.store(to + i, (value + zl.load(p.rows + at + i, LANES)) * HALF)
 
 
 @zl.kernel
@@ -49,27 +53,31 @@ def scale_rows_chunk(x: zl.Ptr[zl.f32], factor: zl.Ptr[zl.f32, "const"], width: 
         row[k] = row[k] * factor[0]
 
 
+class NormSum(zl.Record):
+    """Parameters of norm_sum."""
+
+    a: zl.Ptr[zl.f32, "const"]
+    b: zl.Ptr[zl.f32, "const"]
+    a_weight: zl.Ptr[zl.f32, "const"]
+    b_weight: zl.Ptr[zl.f32, "const"]
+    out: zl.Ptr[zl.f32]
+    width: zl.index
+    eps: zl.f32
+
+
 @zl.kernel
-def norm_sum_row(
-    a: zl.Ptr[zl.f32, "const"],
-    b: zl.Ptr[zl.f32, "const"],
-    a_weight: zl.Ptr[zl.f32, "const"],
-    b_weight: zl.Ptr[zl.f32, "const"],
-    out: zl.Ptr[zl.f32],
-    width: zl.i64,
-    eps: zl.f32,
-):
+def norm_sum_row(p: NormSum):
     """Grid (rows,)."""
     L = zl.target.lanes
-    at = zl.block_index(0) * width
-    of_a, of_b = inverse_rms(a + at, width, eps), inverse_rms(b + at, width, eps)
-    whole = width // L * L
+    at = zl.block_index(0) * p.width
+    of_a, of_b = inverse_rms(p.a + at, p.width, p.eps), inverse_rms(p.b + at, p.width, p.eps)
+    whole = p.width // L * L
     for k in range(0, whole, L):
-        left = zl.load(a + at + k, L) * of_a * zl.load(a_weight + k, L)
-        right = zl.load(b + at + k, L) * of_b * zl.load(b_weight + k, L)
-        zl.store(out + at + k, left + right)
-    for k in range(whole, width):
-        out[at + k] = a[at + k] * of_a * a_weight[k] + b[at + k] * of_b * b_weight[k]
+        left = zl.load(p.a + at + k, L) * of_a * zl.load(p.a_weight + k, L)
+        right = zl.load(p.b + at + k, L) * of_b * zl.load(p.b_weight + k, L)
+        zl.store(p.out + at + k, left + right)
+    for k in range(whole, p.width):
+        p.out[at + k] = p.a[at + k] * of_a * p.a_weight[k] + p.b[at + k] * of_b * p.b_weight[k]
 
 
 @zl.kernel

@@ -9,38 +9,36 @@ from zse.runtime.args import Args
 THREADS = 256
 
 
+class PageUpdate(zl.Record):
+    """Parameters of update_pages."""
+
+    count: zl.Ptr[zl.i32, "const"]
+    index: zl.Ptr[zl.i32, "const"]
+    value: zl.Ptr[zl.i32, "const"]
+    table: zl.Ptr[zl.i32]
+    size: zl.index
+
+
 @zl.kernel
-def update_pages_cpu(
-    count: zl.Ptr[zl.i32, "const"],
-    index: zl.Ptr[zl.i32, "const"],
-    value: zl.Ptr[zl.i32, "const"],
-    table: zl.Ptr[zl.i32],
-    size: zl.i64,
-):
+def update_pages_cpu(p: PageUpdate):
     """Grid (chunks of entries)."""
     first = zl.block_index(0) * THREADS
-    for at in range(first, min(first + THREADS, zl.i64(count[0]))):
-        place = zl.i64(index[at])
-        if place >= 0 and place < size:
-            table[place] = value[at]
+    for at in range(first, min(first + THREADS, zl.i64(p.count[0]))):
+        place = zl.i64(p.index[at])
+        if place >= 0 and place < p.size:
+            p.table[place] = p.value[at]
 
 
 @zl.kernel
-def update_pages_gpu(
-    count: zl.Ptr[zl.i32, "const"],
-    index: zl.Ptr[zl.i32, "const"],
-    value: zl.Ptr[zl.i32, "const"],
-    table: zl.Ptr[zl.i32],
-    size: zl.i32,
-):
+def update_pages_gpu(p: PageUpdate):
     """Grid (chunks of entries). The number of entries is read on the device: the same recording serves every step."""
     zl.grid_launch_dependents()
     zl.grid_wait()
     at = zl.block_index(0) * zl.target.threads + zl.thread_index()
-    if at < count[0]:
-        place = index[at]
-        if place >= 0 and place < size:
-            table[place] = value[at]
+    if at < p.count[0]:
+        place = p.index[at]
+        if place >= 0 and place < p.size:
+            p.table[place] = p.value[at]
 
 
 def update_pages(recorder, count, index, value, table) -> None:

@@ -131,74 +131,84 @@ def write_pages(key, row, k_pages, v_pages, place, slot, head_dim, KV):
             keys[e * BLOCK] = narrow[e]
 
 
+class QKVPost(zl.Record):
+    """What the kernels of all devices take; then each has its own. Q: type of q_out. KV: of the pages. NORM: "plain", "norm" (of each
+    head of q and k), "values" (of v too), "whole" (of all heads together)."""
+
+    q: zl.Ptr[zl.f32, "const"]
+    k: zl.Ptr[zl.f32, "const"]
+    v: zl.Ptr[zl.f32, "const"]
+    q_stride: zl.index
+    k_stride: zl.index
+    v_stride: zl.index
+    q_norm: zl.Ptr[zl.f32, "const"]
+    k_norm: zl.Ptr[zl.f32, "const"]
+    q_table: zl.Ptr[zl.f32, "const"]
+    table: zl.Ptr[zl.f32, "const"]
+    q_out: zl.Ptr["Q"]
+    k_pages: zl.Ptr[zl.u8]
+    v_pages: zl.Ptr[zl.u8]
+    page_table: zl.Ptr[zl.i32, "const"]
+    max_pages: zl.index
+    token_row: zl.Ptr[zl.i32, "const"]
+    positions: zl.Ptr[zl.i32, "const"]
+    Q: zl.static
+    KV: zl.static
+    NORM: zl.static
+
+
+class HeadsPost(QKVPost):
+    """writes: 0 for the query heads alone."""
+
+    kv_heads: zl.i64
+    group: zl.i64
+    writes: zl.i64
+    head_dim: zl.i64
+    rotary: zl.i64
+    eps: zl.f32
+
+
 @zl.kernel
-def qkv_post_heads(
-    q: zl.Ptr[zl.f32, "const"],
-    k: zl.Ptr[zl.f32, "const"],
-    v: zl.Ptr[zl.f32, "const"],
-    q_stride: zl.i64,
-    k_stride: zl.i64,
-    v_stride: zl.i64,
-    q_norm: zl.Ptr[zl.f32, "const"],
-    k_norm: zl.Ptr[zl.f32, "const"],
-    q_table: zl.Ptr[zl.f32, "const"],
-    table: zl.Ptr[zl.f32, "const"],
-    q_out: zl.Ptr[zl.f32],
-    k_pages: zl.Ptr[zl.u8],
-    v_pages: zl.Ptr[zl.u8],
-    page_table: zl.Ptr[zl.i32, "const"],
-    max_pages: zl.i64,
-    token_row: zl.Ptr[zl.i32, "const"],
-    positions: zl.Ptr[zl.i32, "const"],
-    kv_heads: zl.i64,
-    group: zl.i64,
-    writes: zl.i64,
-    head_dim: zl.i64,
-    rotary: zl.i64,
-    eps: zl.f32,
-    KV: zl.static,
-    NORM: zl.static,
-):
-    """Grid (kv heads, tokens): a block does one key/value head and the query heads that share it. writes: 0 for the query heads
-    alone."""
+def qkv_post_heads(p: HeadsPost):
+    """Grid (kv heads, tokens): a block does one key/value head and the query heads that share it."""
     head = zl.block_index(0)
     token = zl.block_index(1)
     factor = None
-    q_weight = q_norm
-    if NORM == "whole":
-        factor = head_factor(q + token * q_stride, kv_heads * group * head_dim, eps)
-    for j in range(head * group, (head + 1) * group):
-        x = q + token * q_stride + j * head_dim
-        if NORM == "norm" or NORM == "values":
-            factor = head_factor(x, head_dim, eps)
-        if NORM == "whole":
-            q_weight = q_norm + j * head_dim
-        out = q_out + (token * kv_heads * group + j) * head_dim
-        rotate(x, q_weight, factor, q_table + token * rotary, out, head_dim, rotary, NORM != "plain")
-    if writes == 0:
+    q_weight = p.q_norm
+    if p.NORM == "whole":
+        factor = head_factor(p.q + token * p.q_stride, p.kv_heads * p.group * p.head_dim, p.eps)
+    for j in range(head * p.group, (head + 1) * p.group):
+        x = p.q + token * p.q_stride + j * p.head_dim
+        if p.NORM == "norm" or p.NORM == "values":
+            factor = head_factor(x, p.head_dim, p.eps)
+        if p.NORM == "whole":
+            q_weight = p.q_norm + j * p.head_dim
+        out = p.q_out + (token * p.kv_heads * p.group + j) * p.head_dim
+        rotate(x, q_weight, factor, p.q_table + token * p.rotary, out, p.head_dim, p.rotary, p.NORM != "plain")
+    if p.writes == 0:
         return
-    position = zl.i64(positions[token])
+    position = zl.i64(p.positions[token])
     slot = position % BLOCK
-    page = zl.i64(page_table[zl.i64(token_row[token]) * max_pages + position // BLOCK])
+    page = zl.i64(p.page_table[zl.i64(p.token_row[token]) * p.max_pages + position // BLOCK])
     rotated = zl.local_array(zl.f32, MAX_HEAD_DIM)
-    key = k + token * k_stride + head * head_dim
-    k_weight = k_norm
+    key = p.k + token * p.k_stride + head * p.head_dim
+    k_weight = p.k_norm
     k_factor = None
-    if NORM == "norm" or NORM == "values":
-        k_factor = head_factor(key, head_dim, eps)
-    if NORM == "whole":
-        k_factor = head_factor(k + token * k_stride, kv_heads * head_dim, eps)
-        k_weight = k_norm + head * head_dim
-    rotate(key, k_weight, k_factor, table + token * rotary, rotated, head_dim, rotary, NORM != "plain")
-    row = v + token * v_stride + head * head_dim
-    if NORM == "values":
+    if p.NORM == "norm" or p.NORM == "values":
+        k_factor = head_factor(key, p.head_dim, p.eps)
+    if p.NORM == "whole":
+        k_factor = head_factor(p.k + token * p.k_stride, p.kv_heads * p.head_dim, p.eps)
+        k_weight = p.k_norm + head * p.head_dim
+    rotate(key, k_weight, k_factor, p.table + token * p.rotary, rotated, p.head_dim, p.rotary, p.NORM != "plain")
+    row = p.v + token * p.v_stride + head * p.head_dim
+    if p.NORM == "values":
         normed = zl.local_array(zl.f32, MAX_HEAD_DIM)
-        v_factor = head_factor(row, head_dim, eps)
-        for d in range(0, head_dim, LANES):
+        v_factor = head_factor(row, p.head_dim, p.eps)
+        for d in range(0, p.head_dim, LANES):
             zl.store(normed + d, zl.load(row + d, LANES) * v_factor)
-        write_pages(rotated, normed, k_pages, v_pages, page * kv_heads + head, slot, head_dim, KV)
+        write_pages(rotated, normed, p.k_pages, p.v_pages, page * p.kv_heads + head, slot, p.head_dim, p.KV)
         return
-    write_pages(rotated, row, k_pages, v_pages, page * kv_heads + head, slot, head_dim, KV)
+    write_pages(rotated, row, p.k_pages, p.v_pages, page * p.kv_heads + head, slot, p.head_dim, p.KV)
 
 
 def qkv_post(
@@ -456,7 +466,7 @@ def _cost(case: Case) -> Cost:
 
 def _variants(target):
     return [
-        zl.Variant(f"qkv_post_{name}_{form}", qkv_post_heads, {"KV": dtype, "NORM": form})
+        zl.Variant(f"qkv_post_{name}_{form}", qkv_post_heads, {"Q": zl.f32, "KV": dtype, "NORM": form})
         for name, dtype in KV_DTYPES.items()
         for form in NORMS
     ]

@@ -25,49 +25,58 @@ AWQ_SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)  # where a word of AWQ has row n of i
 HALF = TILE // 2
 
 
+class WordPacking(zl.Record):
+    """q: of the piece's first tile; the piece has blocks [first_block, + blocks) of the
+    all_blocks of 32 columns. "words4", "words8": 8 or 4 columns of row n in word src[n * row_stride + i * word_stride],
+    lowest bits first; "int8": as "words8", in two's complement; "awq4": column k of rows 8n .. 8n + 7 in src[k * word_stride + n],
+    in AWQ's order. Rows from `rows` on are padding."""
+
+    src: zl.Ptr[zl.u32, "const"]
+    q: zl.Ptr[zl.u32]
+    rows: zl.index
+    row_stride: zl.i64
+    word_stride: zl.i64
+    first_block: zl.index
+    blocks: zl.index
+    all_blocks: zl.index
+    FORM: zl.static
+
+
 @zl.kernel
-def repack_words(
-    src: zl.Ptr[zl.u32, "const"],
-    q: zl.Ptr[zl.u32],
-    rows: zl.i64,
-    row_stride: zl.i64,
-    word_stride: zl.i64,
-    first_block: zl.i64,
-    blocks: zl.i64,
-    all_blocks: zl.i64,
-    FORM: zl.static,
-):
-    """Grid (tiles). As of zse.kernels.gpu.repack."""
+def repack_words(p: WordPacking):
+    """Grid (tiles)."""
     tile = zl.block_index(0)
-    words = 8 if FORM in ("words8", "int8") else 4
-    out = q + (tile * all_blocks + first_block) * (words * TILE)
-    here = rows - tile * TILE
-    tile_src = src + tile * (2 if FORM == "awq4" else TILE * row_stride)
-    if FORM == "awq4":
+    words = 8 if p.FORM in ("words8", "int8") else 4
+    out = p.q + (tile * p.all_blocks + p.first_block) * (words * TILE)
+    here = p.rows - tile * TILE
+    tile_src = p.src + tile * (2 if p.FORM == "awq4" else TILE * p.row_stride)
+    if p.FORM == "awq4":
         shifts = zl.make_vector(*[zl.u32(shift) for shift in AWQ_SHIFTS])
-        for block in range(blocks):
-            at = tile_src + block * 32 * word_stride
+        for block in range(p.blocks):
+            at = tile_src + block * 32 * p.word_stride
             for half in zl.static(range(2)):
                 for j in zl.static(range(4)):
                     made = zl.u32.x(HALF)(0)
                     if half * HALF < here:
                         for c in zl.static(range(4)):
-                            low = zl.splat(at[(4 * j + c) * word_stride + half], HALF) >> shifts
-                            high = zl.splat(at[(4 * j + c + 16) * word_stride + half], HALF) >> shifts
+                            low = zl.splat(at[(4 * j + c) * p.word_stride + half], HALF) >> shifts
+                            high = zl.splat(at[(4 * j + c + 16) * p.word_stride + half], HALF) >> shifts
                             made = made | ((low & 15) | ((high & 15) << 4)) << (8 * c)
                     zl.store(out + (block * (4 * TILE) + (j * TILE + half * HALF)), made)
     else:
         found = zl.local_array(zl.u32, words * TILE)
-        for block in range(blocks):
+        for block in range(p.blocks):
             for i in zl.static(range(words)):
-                at = (block * words + i) * word_stride
-                if row_stride == 1 and here >= TILE and FORM != "int8":
+                at = (block * words + i) * p.word_stride
+                if p.row_stride == 1 and here >= TILE and p.FORM != "int8":
                     for half in zl.static(range(2)):
                         zl.store(found + (i * TILE + half * HALF), zl.load(tile_src + (at + half * HALF), HALF))
                 else:
                     for r in range(TILE):
                         if r < here:
-                            found[i * TILE + r] = tile_src[r * row_stride + at] ^ (0x80808080 if FORM == "int8" else 0)
+                            found[i * TILE + r] = tile_src[r * p.row_stride + at] ^ (
+                                0x80808080 if p.FORM == "int8" else 0
+                            )
                         else:
                             found[i * TILE + r] = 0
             for half in zl.static(range(2)):
@@ -99,108 +108,122 @@ def ordered_field(tile_src, k, first, here, row_stride, word_stride, found, BITS
     return (words >> zl.u32(k % (32 // BITS) * BITS)) & ((1 << BITS) - 1)
 
 
+class OrderedPacking(zl.Record):
+    """Words of all columns of rows [first_row, + rows) of a tensor, lowest bits first; q: of its
+    first tile. Column k in memory is the stored column columns[k], stored row n becomes row places[n]; without, they stay."""
+
+    src: zl.Ptr[zl.u32, "const"]
+    q: zl.Ptr[zl.u32]
+    columns: zl.Ptr[zl.i32, "const"]
+    places: zl.Ptr[zl.i32, "const"]
+    rows: zl.index
+    first_row: zl.index
+    row_stride: zl.i64
+    word_stride: zl.i64
+    blocks: zl.index
+    has_columns: zl.index
+    has_places: zl.index
+    BITS: zl.static
+
+
 @zl.kernel
-def repack_ordered(
-    src: zl.Ptr[zl.u32, "const"],
-    q: zl.Ptr[zl.u32],
-    columns: zl.Ptr[zl.i32, "const"],
-    places: zl.Ptr[zl.i32, "const"],
-    rows: zl.i64,
-    first_row: zl.i64,
-    row_stride: zl.i64,
-    word_stride: zl.i64,
-    blocks: zl.i64,
-    has_columns: zl.i64,
-    has_places: zl.i64,
-    BITS: zl.static,
-):
-    """Grid (tiles). As of zse.kernels.gpu.repack."""
+def repack_ordered(p: OrderedPacking):
+    """Grid (tiles)."""
     tile = zl.block_index(0)
     lanes = min(zl.target.lanes, TILE)
-    words = 8 if BITS == 8 else 4
-    here = min(rows - tile * TILE, zl.i64(TILE))
-    tile_src = src + tile * TILE * row_stride
+    words = 8 if p.BITS == 8 else 4
+    here = min(p.rows - tile * TILE, zl.i64(TILE))
+    tile_src = p.src + tile * TILE * p.row_stride
     found, out, at = zl.local_array(zl.u32, TILE), zl.local_array(zl.i64, TILE), zl.local_array(zl.i64, 32)
     for r in range(TILE):
-        place = first_row + tile * TILE + r
-        if has_places != 0 and r < here:
-            place = zl.i64(places[place])
-        out[r] = place // TILE * blocks * (words * TILE) + place % TILE
-    for block in range(blocks):
+        place = p.first_row + tile * TILE + r
+        if p.has_places != 0 and r < here:
+            place = zl.i64(p.places[place])
+        out[r] = place // TILE * p.blocks * (words * TILE) + place % TILE
+    for block in range(p.blocks):
         for column in range(32):
             at[column] = block * 32 + column
-            if has_columns != 0:
-                at[column] = zl.i64(columns[block * 32 + column])
+            if p.has_columns != 0:
+                at[column] = zl.i64(p.columns[block * 32 + column])
         for first in zl.static(range(0, TILE, lanes)):
             for j in zl.static(range(words)):
                 made = zl.u32.x(lanes)(0)
                 for c in zl.static(range(4)):
-                    for upper in zl.static(range(2 if BITS == 4 else 1)):
+                    for upper in zl.static(range(2 if p.BITS == 4 else 1)):
                         k = at[4 * j + c + 16 * upper]
-                        field = ordered_field(tile_src, k, first, here, row_stride, word_stride, found, BITS, lanes)
+                        field = ordered_field(
+                            tile_src, k, first, here, p.row_stride, p.word_stride, found, p.BITS, lanes
+                        )
                         made = made | field << (8 * c + 4 * upper)
-                if has_places == 0:
-                    zl.store(q + (out[first] + (block * words + j) * TILE), made)
+                if p.has_places == 0:
+                    zl.store(p.q + (out[first] + (block * words + j) * TILE), made)
                 else:
                     zl.store(found, made)
                     for r in zl.static(range(lanes)):
-                        q[out[first + r] + (block * words + j) * TILE] = found[r]
+                        p.q[out[first + r] + (block * words + j) * TILE] = found[r]
+
+
+class ScalePacking(zl.Record):
+    """Row n's scale of group g is src[n * row_stride + g * group_stride]; its zero point a
+    field of zero[n / (32 / bits) * word_stride + g * zero_stride], to which `plus` is added within its bits.
+    scale, offset: of the piece's first tile. With places, the piece's rows are a tensor's from `first_row` on, whose row n becomes row
+    places[n] behind scale and offset. bad: gets a code where a scale or an offset is beyond f16."""
+
+    src: zl.Ptr["IN", "const"]
+    zero: zl.Ptr[zl.u32, "const"]
+    scale: zl.Ptr[zl.f16]
+    offset: zl.Ptr[zl.f16]
+    bad: zl.Ptr[zl.i32]
+    places: zl.Ptr[zl.i32, "const"]
+    rows: zl.index
+    row_stride: zl.i64
+    group_stride: zl.i64
+    word_stride: zl.i64
+    zero_stride: zl.i64
+    first_group: zl.index
+    groups: zl.index
+    all_groups: zl.index
+    bits: zl.index
+    has_zero: zl.index
+    plus: zl.index
+    awq: zl.index
+    first_row: zl.index
+    has_places: zl.index
+    IN: zl.static
 
 
 @zl.kernel
-def repack_scales(
-    src: zl.Ptr["IN", "const"],
-    zero: zl.Ptr[zl.u32, "const"],
-    scale: zl.Ptr[zl.f16],
-    offset: zl.Ptr[zl.f16],
-    bad: zl.Ptr[zl.i32],
-    places: zl.Ptr[zl.i32, "const"],
-    rows: zl.i64,
-    row_stride: zl.i64,
-    group_stride: zl.i64,
-    word_stride: zl.i64,
-    zero_stride: zl.i64,
-    first_group: zl.i64,
-    groups: zl.i64,
-    all_groups: zl.i64,
-    bits: zl.i64,
-    has_zero: zl.i64,
-    plus: zl.i64,
-    awq: zl.i64,
-    first_row: zl.i64,
-    has_places: zl.i64,
-    IN: zl.static,
-):
-    """Grid (tiles). As of zse.kernels.gpu.repack."""
+def repack_scales(p: ScalePacking):
+    """Grid (tiles)."""
     tile = zl.block_index(0)
-    per_word = 32 // bits
-    mask = (zl.u32(1) << zl.u32(bits)) - 1
-    for group in range(groups):
+    per_word = 32 // p.bits
+    mask = (zl.u32(1) << zl.u32(p.bits)) - 1
+    for group in range(p.groups):
         for r in range(TILE):
             row = tile * TILE + r
-            place = first_row + row
-            if has_places != 0 and row < rows:
-                place = zl.i64(places[place])
-            out = (place // TILE * all_groups + (first_group + group)) * TILE + place % TILE
+            place = p.first_row + row
+            if p.has_places != 0 and row < p.rows:
+                place = zl.i64(p.places[place])
+            out = (place // TILE * p.all_groups + (p.first_group + group)) * TILE + place % TILE
             factor, shift = zl.f32(0), zl.f32(0)
-            if row < rows:
-                factor = zl.convert(src[row * row_stride + group * group_stride], zl.f32)
+            if row < p.rows:
+                factor = zl.convert(p.src[row * p.row_stride + group * p.group_stride], zl.f32)
                 if abs(factor) > F16_MAX:
-                    bad[0] = max(bad[0], zl.i32(BAD_SCALE))
+                    p.bad[0] = max(p.bad[0], zl.i32(BAD_SCALE))
                 factor = zl.convert(zl.convert(factor, zl.f16), zl.f32)
-                if has_zero != 0:
+                if p.has_zero != 0:
                     field = row % per_word
-                    if awq != 0:
+                    if p.awq != 0:
                         field = field // 2 + field % 2 * 4
-                    word = zero[row // per_word * word_stride + group * zero_stride]
-                    stored = ((word >> zl.u32(field * bits)) & mask) + zl.u32(plus)
+                    word = p.zero[row // per_word * p.word_stride + group * p.zero_stride]
+                    stored = ((word >> zl.u32(field * p.bits)) & mask) + zl.u32(p.plus)
                     point = zl.f32(zl.i32(stored & mask))
                     shift = zl.convert(zl.convert(-point * factor, zl.f16), zl.f32)
                     if not (abs(shift) <= F16_MAX):
-                        bad[0] = max(bad[0], zl.i32(BAD_OFFSET))
-            scale[out] = zl.convert(factor, zl.f16)
-            if has_zero != 0:
-                offset[out] = zl.convert(shift, zl.f16)
+                        p.bad[0] = max(p.bad[0], zl.i32(BAD_OFFSET))
+            p.scale[out] = zl.convert(factor, zl.f16)
+            if p.has_zero != 0:
+                p.offset[out] = zl.convert(shift, zl.f16)
 
 
 @zl.inline

@@ -10,27 +10,31 @@ LANES = 8  # half a rotary dimension is a multiple of 8 in every supported model
 TWO_PI = (6.2831854820251465, -1.7484555314695172e-07, -6.8604980400235275e-15)
 
 
+class RopeTable(zl.Record):
+    """Parameters of rope_table."""
+
+    positions: zl.Ptr[zl.i32, "const"]
+    inv_freq: zl.Ptr[zl.f32, "const"]
+    out: zl.Ptr[zl.f32]
+    pairs: zl.index
+    mscale: zl.f32
+    beta: zl.f32
+    length: zl.i32
+
+
 @zl.kernel
-def rope_table_row(
-    positions: zl.Ptr[zl.i32, "const"],
-    inv_freq: zl.Ptr[zl.f32, "const"],
-    out: zl.Ptr[zl.f32],
-    pairs: zl.i64,
-    mscale: zl.f32,
-    beta: zl.f32,
-    length: zl.i32,
-):
+def rope_table_row(p: RopeTable):
     """One block is one token. The angle is the f32 product that the models were trained with; it is brought into
     [-pi, pi] before sin and cos."""
-    position = zl.f32(positions[zl.block_index(0)])
-    factor = mscale * (1.0 + beta * zl.log(zl.f32(1 + positions[zl.block_index(0)] // length)))
-    row = out + zl.block_index(0) * 2 * pairs
-    for i in range(0, pairs, LANES):
-        angle = zl.load(inv_freq + i, LANES) * position
+    position = zl.f32(p.positions[zl.block_index(0)])
+    factor = p.mscale * (1.0 + p.beta * zl.log(zl.f32(1 + p.positions[zl.block_index(0)] // p.length)))
+    row = p.out + zl.block_index(0) * 2 * p.pairs
+    for i in range(0, p.pairs, LANES):
+        angle = zl.load(p.inv_freq + i, LANES) * position
         turns = zl.round_even(angle * (1 / 6.283185307179586)) * -1.0
         reduced = zl.fma(turns, TWO_PI[2], zl.fma(turns, TWO_PI[1], zl.fma(turns, TWO_PI[0], angle)))
         zl.store(row + i, zl.cos(reduced) * factor)
-        zl.store(row + pairs + i, zl.sin(reduced) * factor)
+        zl.store(row + p.pairs + i, zl.sin(reduced) * factor)
 
 
 def rope_table(recorder, positions, inv_freq, out, mscale: float = 1.0, temperature: tuple = (0.0, 1)) -> None:

@@ -39,13 +39,13 @@ class RouteParams(zl.Record):
     bias: zl.Ptr[zl.f32, "const"]
     ids: zl.Ptr[zl.i32]
     weights: zl.Ptr[zl.f32]
-    experts: zl.i64
-    chosen: zl.i64
-    groups: zl.i64
-    groups_used: zl.i64
-    group_best: zl.i64
-    has_bias: zl.i64
-    normalize: zl.i64
+    experts: zl.index
+    chosen: zl.index
+    groups: zl.index
+    groups_used: zl.index
+    group_best: zl.index
+    has_bias: zl.index
+    normalize: zl.index
     eps: zl.f32
     scale: zl.f32
     GATING: zl.static
@@ -149,43 +149,47 @@ def route_tokens(p: RouteParams):
     choose(p, scores, probs, p.ids + token * p.chosen, p.weights + token * p.chosen)
 
 
+class PairSorting(zl.Record):
+    """Parameters of sort_pairs: those of sorted_pairs()."""
+
+    ids: zl.Ptr[zl.i32, "const"]
+    source: zl.Ptr[zl.i32]
+    place: zl.Ptr[zl.i32]
+    tasks: zl.Ptr[zl.i32]
+    pairs: zl.index
+    chosen: zl.index
+    experts: zl.index
+    num_tasks: zl.index
+    task_pairs: zl.index
+
+
 @zl.kernel
-def sort_pairs(
-    ids: zl.Ptr[zl.i32, "const"],
-    source: zl.Ptr[zl.i32],
-    place: zl.Ptr[zl.i32],
-    tasks: zl.Ptr[zl.i32],
-    pairs: zl.i64,
-    chosen: zl.i64,
-    experts: zl.i64,
-    num_tasks: zl.i64,
-    task_pairs: zl.i64,
-):
+def sort_pairs(p: PairSorting):
     """A counting sort by one block: 32,768 pairs of a prompt of 4,096 tokens are microseconds beside its products."""
     counts = zl.local_array(zl.i32, MAX_EXPERTS)
-    for e in range(experts):
+    for e in range(p.experts):
         counts[e] = 0
-    for pair in range(pairs):
-        expert = zl.i64(ids[pair])
+    for pair in range(p.pairs):
+        expert = zl.i64(p.ids[pair])
         counts[expert] = counts[expert] + 1
     begin, task = zl.i64(0), zl.i64(0)
-    for e in range(experts):
+    for e in range(p.experts):
         end = begin + zl.i64(counts[e])
         counts[e] = zl.i32(begin)
-        for first in range(begin, end, task_pairs):
-            tasks[task * 3] = zl.i32(e)
-            tasks[task * 3 + 1] = zl.i32(first)
-            tasks[task * 3 + 2] = zl.i32(min(first + task_pairs, end))
+        for first in range(begin, end, p.task_pairs):
+            p.tasks[task * 3] = zl.i32(e)
+            p.tasks[task * 3 + 1] = zl.i32(first)
+            p.tasks[task * 3 + 2] = zl.i32(min(first + p.task_pairs, end))
             task += 1
         begin = end
-    for word in range(task * 3, num_tasks * 3):
-        tasks[word] = 0
-    for pair in range(pairs):
-        expert = zl.i64(ids[pair])
+    for word in range(task * 3, p.num_tasks * 3):
+        p.tasks[word] = 0
+    for pair in range(p.pairs):
+        expert = zl.i64(p.ids[pair])
         at = counts[expert]
         counts[expert] = at + 1
-        source[zl.i64(at)] = zl.i32(pair // chosen)
-        place[pair] = at
+        p.source[zl.i64(at)] = zl.i32(pair // p.chosen)
+        p.place[pair] = at
 
 
 def _check(logits, routing, bias, groups: int, groups_used: int, gating: str) -> tuple[Size, int, int, Size]:

@@ -356,23 +356,27 @@ def sample_row(p: SampleParams):
         p.logprob[row] = x[zl.i64(p.tokens[row])] - raw_high - log_total
 
 
+class LogprobRows(zl.Record):
+    """Parameters of logprob_rows."""
+
+    logits: zl.Ptr[zl.f32, "const"]
+    targets: zl.Ptr[zl.i32, "const"]
+    logprob: zl.Ptr[zl.f32]
+    argmax: zl.Ptr[zl.i32]
+    vocab: zl.index
+
+
 @zl.kernel
-def logprob_row(
-    logits: zl.Ptr[zl.f32, "const"],
-    targets: zl.Ptr[zl.i32, "const"],
-    logprob: zl.Ptr[zl.f32],
-    argmax: zl.Ptr[zl.i32],
-    vocab: zl.i64,
-):
+def logprob_row(p: LogprobRows):
     """One block is one row."""
     row = zl.block_index(0)
-    x = logits + row * vocab
-    high, index = best_of(x, zl.i64(0), vocab)
+    x = p.logits + row * p.vocab
+    high, index = best_of(x, zl.i64(0), p.vocab)
     total = zl.f64(0)
-    for first in range(0, vocab, CHUNK):
-        total += zl.f64(sum_exp(x, first, min(first + CHUNK, vocab), high, zl.f32(1.0)))
-    argmax[row] = index
-    logprob[row] = x[min(max(zl.i64(targets[row]), 0), vocab - 1)] - high - zl.log(zl.f32(total))
+    for first in range(0, p.vocab, CHUNK):
+        total += zl.f64(sum_exp(x, first, min(first + CHUNK, p.vocab), high, zl.f32(1.0)))
+    p.argmax[row] = index
+    p.logprob[row] = x[min(max(zl.i64(p.targets[row]), 0), p.vocab - 1)] - high - zl.log(zl.f32(total))
 
 
 def sample_variants(target):

@@ -1,6 +1,7 @@
 """Embedding rows out of a weight of any scheme: one block is one token, 16-byte accesses to the hidden state."""
 
 from zse import kernel as zl
+from zse.kernels.embed import AffineEmbedding, DenseEmbedding
 from zse.kernels.gpu.matmul_simple import number_of
 
 TILE = 16
@@ -17,25 +18,15 @@ def token_row(ids, shift, rows):
 
 
 @zl.kernel
-def embed_rows(
-    ids: zl.Ptr[zl.i32, "const"],
-    w: zl.Ptr[zl.u8, "const"],
-    out: zl.Ptr[zl.f32],
-    rows: zl.i32,
-    width: zl.i32,
-    factor: zl.f32,
-    shift: zl.i32,
-    DTYPE: zl.static,
-    ADD: zl.static,
-):
+def embed_rows(p: DenseEmbedding):
     """w [rows, width]; width a multiple of 8."""
     zl.grid_launch_dependents()
     zl.grid_wait()
-    source = zl.cast_ptr(w, DTYPE) + token_row(ids, shift, rows) * width
-    destination = out + zl.i64(zl.block_index(0)) * width
-    for k in range(zl.thread_index() * 4, width, zl.target.threads * 4):
-        value = zl.convert(zl.load(source + k, 4), zl.f32) * factor
-        if ADD:
+    source = zl.cast_ptr(p.w, p.DTYPE) + token_row(p.ids, p.shift, p.rows) * p.width
+    destination = p.out + zl.i64(zl.block_index(0)) * p.width
+    for k in range(zl.thread_index() * 4, p.width, zl.target.threads * 4):
+        value = zl.convert(zl.load(source + k, 4), zl.f32) * p.factor
+        if p.ADD:
             value = value + zl.load(destination + k, 4)
         zl.store(destination + k, value)
 
@@ -74,53 +65,42 @@ def bytes_of(word):
 
 
 @zl.kernel
-def embed_affine(
-    ids: zl.Ptr[zl.i32, "const"],
-    q: zl.Ptr[zl.u8, "const"],
-    high: zl.Ptr[zl.u8, "const"],
-    scale: zl.Ptr[zl.f16, "const"],
-    offset: zl.Ptr[zl.f16, "const"],
-    out: zl.Ptr[zl.f32],
-    rows: zl.i32,
-    width: zl.i32,
-    group: zl.i32,
-    factor: zl.f32,
-    BITS: zl.static,
-    SYMMETRIC: zl.static,
-):
+def embed_affine(p: AffineEmbedding):
     """Layout r16, width a multiple of 32; group is in columns (the width for one group a row). A thread takes a word of
     the row: four columns (8 bits), or four and the four that are 16 further (less)."""
     zl.grid_launch_dependents()
     zl.grid_wait()
-    row = token_row(ids, 0, rows)
+    row = token_row(p.ids, 0, p.rows)
     tile = row // TILE
     r = row % TILE
-    blocks = zl.i64(width // 32)
-    groups = zl.i64(width // group)
-    words = 8 if BITS == 8 else 4
-    q_words = zl.cast_ptr(q, zl.u32) + (tile * blocks * words * TILE + r)
-    high_words = zl.cast_ptr(high, zl.u32)
-    destination = out + zl.i64(zl.block_index(0)) * width
-    for at in range(zl.thread_index(), width // 32 * words, zl.target.threads):
+    blocks = zl.i64(p.width // 32)
+    groups = zl.i64(p.width // p.group)
+    words = 8 if p.BITS == 8 else 4
+    q_words = zl.cast_ptr(p.q, zl.u32) + (tile * blocks * words * TILE + r)
+    high_words = zl.cast_ptr(p.high, zl.u32)
+    destination = p.out + zl.i64(zl.block_index(0)) * p.width
+    for at in range(zl.thread_index(), p.width // 32 * words, zl.target.threads):
         block = at // words
         j = at % words
         word = q_words[at * TILE]
         values = bytes_of(word)
-        halves = [values] if BITS == 8 else [[v & 15 for v in values], [v >> 4 for v in values]]
+        halves = [values] if p.BITS == 8 else [[v & 15 for v in values], [v >> 4 for v in values]]
         for half, quarter in enumerate(halves):
             s = j + half * 4
             column = block * 32 + s * 4
-            if BITS == 5:
+            if p.BITS == 5:
                 bits = bytes_of(high_words[(tile * blocks + block) * TILE + r])
                 quarter = [v | (((bit >> s) & 1) << 4) for v, bit in zip(quarter, bits, strict=True)]
-            if BITS == 6:
+            if p.BITS == 6:
                 bits = bytes_of(high_words[((tile * blocks + block) * 2 + half) * TILE + r])
                 quarter = [v | (((bit >> (j * 2)) & 3) << 4) for v, bit in zip(quarter, bits, strict=True)]
-            place = (tile * groups + column // group) * TILE + r
-            step = zl.f32(scale[place])
-            base = step * float(-(1 << (BITS - 1))) if SYMMETRIC else zl.f32(offset[place])
+            place = (tile * groups + column // p.group) * TILE + r
+            step = zl.f32(p.scale[place])
+            base = step * float(-(1 << (p.BITS - 1))) if p.SYMMETRIC else zl.f32(p.offset[place])
             pairs = [
-                concat2((zl.f32(quarter[c]) * step + base) * factor, (zl.f32(quarter[c + 1]) * step + base) * factor)
+                concat2(
+                    (zl.f32(quarter[c]) * step + base) * p.factor, (zl.f32(quarter[c + 1]) * step + base) * p.factor
+                )
                 for c in zl.static((0, 2))
             ]
             zl.store(destination + column, zl.concat(pairs[0], pairs[1]))

@@ -2,8 +2,7 @@
 
 from zse import kernel as zl
 from zse.kernels.gpu.attention_parts import multiply, pack_pair
-from zse.kernels.op import check, require
-from zse.runtime.args import Args
+from zse.kernels.head_product import HeadProduct, product_args
 from zse.runtime.symbol import ceil_div
 
 THREADS = 128
@@ -11,24 +10,6 @@ ROWS = 64  # of a block
 TYPES = {"bf16": zl.bf16, "f16": zl.f16, "f32": zl.f32}
 OUT = {"f32": zl.f32, "bf16": zl.bf16}
 TILES = (1, 4)  # of 8 tokens a block
-
-
-class HeadProductGPU(zl.Record):
-    """The parameters of head_product_gpu: weights [H * rows, width]; a head's inputs are `width` numbers from head * step on in a line
-    of `line`."""
-
-    w: zl.Ptr["W", "const"]
-    a: zl.Ptr[zl.f32, "const"]
-    out: zl.Ptr["T"]
-    tokens: zl.i32
-    heads: zl.i32
-    rows: zl.i32
-    width: zl.i32
-    step: zl.i32
-    line: zl.i32
-    W: zl.static
-    T: zl.static
-    COUNT: zl.static
 
 
 @zl.inline
@@ -40,7 +21,7 @@ def two_of(place, F):
 
 
 @zl.kernel
-def head_product_gpu(p: HeadProductGPU):
+def head_product_gpu(p: HeadProduct):
     """Grid (heads x groups of ROWS rows, groups of 8 * COUNT tokens)."""
     zl.grid_launch_dependents()
     F = zl.f16 if p.W is zl.f16 else zl.bf16
@@ -73,28 +54,10 @@ def head_product_gpu(p: HeadProductGPU):
 
 def record(recorder, a, weight, out, heads: int, *, max_tokens: int = 64) -> None:
     """head_product() on a GPU: weights in layout rows, out f32 or bf16; N and K multiples of 16."""
-    rows, width = weight.shape
-    tokens, line = a.shape
-    require(weight.scheme.kind == "dense", f"head_product: weights are {weight.scheme}, expected dense ones")
-    require(rows % (heads * 16) == 0, f"head_product: {rows} rows are not {heads} heads of whole tiles of 16")
-    require(width % 16 == 0, f"head_product: {width} columns are not a multiple of 16")
-    require(line % heads == 0 and line // heads >= width, f"head_product: a is {line} wide, {heads} heads of {width}")
-    check("head_product a", a, "f32", tokens, line)
-    check("head_product out", out, tuple(OUT), tokens, rows)
-    args = Args(
-        w=weight.planes["w"],
-        a=a,
-        out=out,
-        tokens=tokens,
-        heads=heads,
-        rows=rows // heads,
-        width=width,
-        step=line // heads,
-        line=line,
-    )
+    args = product_args(a, weight, out, heads, 16, tuple(OUT))
     count = TILES[0] if max_tokens <= 8 else TILES[1]
     symbol = f"head_product_{weight.scheme.dtype}_{out.dtype}_t{8 * count}"
-    recorder.launch(symbol, args, (heads * -(-rows // (heads * ROWS)), ceil_div(tokens, 8 * count)))
+    recorder.launch(symbol, args, (heads * -(-args["rows"] // ROWS), ceil_div(args["tokens"], 8 * count)))
 
 
 def variants(target) -> list[zl.Variant]:

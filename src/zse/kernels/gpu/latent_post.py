@@ -6,32 +6,11 @@ from zse.kernels.gpu.attention_parts import KV_TYPES
 from zse.kernels.gpu.kv8 import is_packed
 from zse.kernels.gpu.qkv_post import begin_packed, put, put_packed, whole_factor
 from zse.kernels.kv_pages import BLOCK, SCALE_BYTES
+from zse.kernels.latent_post import LatentPost
 
 THREADS = 128
-PAIRS = MAX_RANK // 64  # pairs of neighbours of a latent that a lane has
+HELD = MAX_RANK // 64  # pairs of neighbours of a latent that a lane has
 TURNED = MAX_RANK // 4 // 64  # and of what turns
-
-
-class LatentPostGPU(zl.Record):
-    """The parameters of latent_post_gpu."""
-
-    q: zl.Ptr[zl.f32, "const"]
-    kv: zl.Ptr[zl.f32, "const"]
-    norm: zl.Ptr[zl.f32, "const"]
-    table: zl.Ptr[zl.f32, "const"]
-    q_out: zl.Ptr[zl.f32]
-    pages: zl.Ptr[zl.u8]
-    page_table: zl.Ptr[zl.i32, "const"]
-    max_pages: zl.i32
-    token_row: zl.Ptr[zl.i32, "const"]
-    positions: zl.Ptr[zl.i32, "const"]
-    heads: zl.i32
-    head_dim: zl.i32
-    rank: zl.i32
-    rotary: zl.i32
-    eps: zl.f32
-    KV: zl.static
-    TURNS: zl.static
 
 
 @zl.inline
@@ -42,8 +21,8 @@ def turned_pair(x, table, at, p):
     i = at - half if second else at
     values = [zl.f32(0), zl.f32(0)]
     for u in zl.static(range(2)):
-        a = x[2 * (i + u)] if p.TURNS == "pairs" else x[i + u]
-        b = x[2 * (i + u) + 1] if p.TURNS == "pairs" else x[half + i + u]
+        a = x[2 * (i + u)] if p.PAIRS else x[i + u]
+        b = x[2 * (i + u) + 1] if p.PAIRS else x[half + i + u]
         c = table[i + u]
         s = table[half + i + u]
         values[u] = zl.fma(b, c, a * s) if second else zl.fma(a, c, b * s * -1.0)
@@ -68,8 +47,8 @@ def write_line(pairs, size, out, scale, p):
 def write_latent(x, out, scale, p):
     """The normed latent."""
     factor = whole_factor(x, p.rank, p.eps)
-    pairs = [[zl.f32(0) for u in zl.static(range(2))] for _ in zl.static(range(PAIRS))]
-    for n in zl.static(range(PAIRS)):
+    pairs = [[zl.f32(0) for u in zl.static(range(2))] for _ in zl.static(range(HELD))]
+    for n in zl.static(range(HELD)):
         at = zl.lane_index() * 2 + n * 64
         if at < p.rank:
             values = zl.load(x + at, 2)
@@ -93,7 +72,7 @@ def write_key(x, table, out, scale, p):
 
 
 @zl.kernel
-def latent_post_gpu(p: LatentPostGPU):
+def latent_post_gpu(p: LatentPost):
     """Grid (tokens, (heads + 1) / warps of a block)."""
     zl.grid_wait()
     zl.grid_launch_dependents()
@@ -132,7 +111,9 @@ def latent_post_gpu(p: LatentPostGPU):
 def latent_post_variants(target) -> list[zl.Variant]:
     """dtype of the pages x what turns together."""
     return [
-        zl.Variant(f"latent_post_{name}_{form}", latent_post_gpu, {"KV": dtype, "TURNS": form}, threads=THREADS)
+        zl.Variant(
+            f"latent_post_{name}_{form}", latent_post_gpu, {"KV": dtype, "PAIRS": form == "pairs"}, threads=THREADS
+        )
         for name, dtype in KV_TYPES.items()
         for form in ("pairs", "halves")
     ]

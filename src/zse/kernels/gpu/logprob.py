@@ -2,6 +2,7 @@
 
 from zse import kernel as zl
 from zse.kernels.gpu import sample_parts as parts
+from zse.kernels.sample_kernels import LogprobRows
 from zse.kernels.sample_parts import LOWEST, value_of
 
 THREADS = 1024
@@ -9,26 +10,20 @@ UNROLL = 4
 
 
 @zl.kernel
-def logprob_row_gpu(
-    logits: zl.Ptr[zl.f32, "const"],
-    targets: zl.Ptr[zl.i32, "const"],
-    logprob: zl.Ptr[zl.f32],
-    argmax: zl.Ptr[zl.i32],
-    vocab: zl.i32,
-):
+def logprob_row_gpu(p: LogprobRows):
     """Grid (rows)."""
     zl.grid_launch_dependents()
     zl.grid_wait()
     t = zl.thread_index()
     row = zl.block_index(0)
-    x = logits + zl.i64(row) * vocab
-    aligned = vocab % 4 == 0
+    x = p.logits + zl.i64(row) * p.vocab
+    aligned = p.vocab % 4 == 0
     best = zl.f32(LOWEST)
     index = zl.i32(0)
-    for at in range(t * 4, vocab, THREADS * 4 * UNROLL):
+    for at in range(t * 4, p.vocab, THREADS * 4 * UNROLL):
         values = []
         for u in zl.static(range(UNROLL)):
-            values += parts.four_at(x, at + u * THREADS * 4, vocab, aligned)
+            values += parts.four_at(x, at + u * THREADS * 4, p.vocab, aligned)
         for j in zl.static(range(4 * UNROLL)):
             better = values[j] > best
             best = zl.where(better, values[j], best)
@@ -36,10 +31,10 @@ def logprob_row_gpu(
     order = parts.block_best(parts.order_of(best, index), zl.shared_array(zl.u64, THREADS // zl.target.warp))
     high = value_of(zl.u32(order >> 32))
     mass = zl.f64(0)
-    for at in range(t * 4, vocab, THREADS * 4 * UNROLL):
+    for at in range(t * 4, p.vocab, THREADS * 4 * UNROLL):
         values = []
         for u in zl.static(range(UNROLL)):
-            values += parts.four_at(x, at + u * THREADS * 4, vocab, aligned)
+            values += parts.four_at(x, at + u * THREADS * 4, p.vocab, aligned)
         part = zl.f32(0)
         for j in zl.static(range(4 * UNROLL)):
             part += parts.relative_mass(values[j], high, parts.inverse_of(zl.f32(1)))
@@ -53,8 +48,8 @@ def logprob_row_gpu(
         total = zl.f64(0)
         for w in range(THREADS // zl.target.warp):
             total += masses[w]
-        argmax[row] = parts.id_of(order)
-        logprob[row] = x[min(max(targets[row], 0), vocab - 1)] - high - zl.log(zl.f32(total))
+        p.argmax[row] = parts.id_of(order)
+        p.logprob[row] = x[min(max(p.targets[row], 0), p.vocab - 1)] - high - zl.log(zl.f32(total))
 
 
 def logprob_variants(target):

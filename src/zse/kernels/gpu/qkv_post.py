@@ -4,7 +4,7 @@ from zse import kernel as zl
 from zse.kernels.gpu.attention_parts import KV_TYPES
 from zse.kernels.gpu.kv8 import is_packed
 from zse.kernels.kv_pages import BLOCK, LARGEST, SCALE_BYTES
-from zse.kernels.qkv_post import GPU_THREADS, NORMS, largest_head
+from zse.kernels.qkv_post import GPU_THREADS, NORMS, QKVPost, largest_head
 
 
 @zl.inline
@@ -48,33 +48,14 @@ def whole_factor(x, width, eps):
     return zl.rsqrt(zl.warp_sum((sums[0] + sums[1]) + (sums[2] + sums[3])) / zl.f32(width) + eps)
 
 
-class PostParams(zl.Record):
+class PostParams(QKVPost):
     """The parameters of qkv_post_gpu."""
 
-    q: zl.Ptr[zl.f32, "const"]
-    k: zl.Ptr[zl.f32, "const"]
-    v: zl.Ptr[zl.f32, "const"]
-    q_stride: zl.i32
-    k_stride: zl.i32
-    v_stride: zl.i32
-    q_norm: zl.Ptr[zl.f32, "const"]
-    k_norm: zl.Ptr[zl.f32, "const"]
-    q_table: zl.Ptr[zl.f32, "const"]
-    table: zl.Ptr[zl.f32, "const"]
-    q_out: zl.Ptr[zl.bf16]
-    k_pages: zl.Ptr[zl.u8]
-    v_pages: zl.Ptr[zl.u8]
-    page_table: zl.Ptr[zl.i32, "const"]
-    max_pages: zl.i32
-    token_row: zl.Ptr[zl.i32, "const"]
-    positions: zl.Ptr[zl.i32, "const"]
     heads: zl.i32
     kv_heads: zl.i32
     head_dim: zl.i32
     rotary: zl.i32
     eps: zl.f32
-    KV: zl.static
-    NORM: zl.static
 
     @property
     def rest(self) -> int:
@@ -247,7 +228,9 @@ def qkv_post_gpu(p: PostParams):
 def qkv_post_variants(target) -> list[zl.Variant]:
     """dtype of the pages x with or without QK-norm."""
     return [
-        zl.Variant(f"qkv_post_{name}_{form}", qkv_post_gpu, {"KV": dtype, "NORM": form}, threads=GPU_THREADS)
+        zl.Variant(
+            f"qkv_post_{name}_{form}", qkv_post_gpu, {"Q": zl.bf16, "KV": dtype, "NORM": form}, threads=GPU_THREADS
+        )
         for name, dtype in KV_TYPES.items()
         for form in NORMS
     ]

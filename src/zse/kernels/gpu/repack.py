@@ -21,6 +21,7 @@ from zse.kernels.quantize_group import (
     spread,
     symmetric_range,
 )
+from zse.kernels.repack_checkpoint import OrderedPacking, ScalePacking, WordPacking
 from zse.quant.scheme import TILE_ROWS
 
 THREADS = 128
@@ -30,154 +31,102 @@ INFINITY_BITS = 0x7F800000
 
 
 @zl.kernel
-def repack_words(
-    src: zl.Ptr[zl.u32, "const"],
-    q: zl.Ptr[zl.u32],
-    rows: zl.i32,
-    row_stride: zl.i64,
-    word_stride: zl.i64,
-    first_block: zl.i32,
-    blocks: zl.i32,
-    all_blocks: zl.i32,
-    FORM: zl.static,
-):
-    """Grid (groups of LINES blocks, tiles). q: of the piece's first tile; the piece has blocks [first_block, + blocks) of the
-    all_blocks of 32 columns. "words4", "words8": 8 or 4 columns of row n in word src[n * row_stride + i * word_stride],
-    lowest bits first; "int8": as "words8", in two's complement; "awq4": column k of rows 8n .. 8n + 7 in src[k * word_stride + n],
-    in AWQ's order. Rows from `rows` on are padding."""
+def repack_words(p: WordPacking):
+    """Grid (groups of LINES blocks, tiles)."""
     zl.grid_launch_dependents()
     zl.grid_wait()
     r = zl.thread_index() % TILE_ROWS
     block = zl.block_index(0) * LINES + zl.thread_index() // TILE_ROWS
     row = zl.block_index(1) * TILE_ROWS + r
-    if block < blocks:
-        words = 8 if FORM in ("words8", "int8") else 4
+    if block < p.blocks:
+        words = 8 if p.FORM in ("words8", "int8") else 4
         made = [zl.u32(0) for _ in zl.static(range(words))]
-        if row < rows:
-            if FORM == "awq4":
-                at = src + (zl.i64(block) * 32 * word_stride + row // 8)
+        if row < p.rows:
+            if p.FORM == "awq4":
+                at = p.src + (zl.i64(block) * 32 * p.word_stride + row // 8)
                 shift = zl.u32((row % 8 // 2 + row % 2 * 4) * 4)
                 for j in zl.static(range(4)):
                     for c in zl.static(range(4)):
-                        low = (at[(4 * j + c) * word_stride] >> shift) & 15
-                        high = (at[(4 * j + c + 16) * word_stride] >> shift) & 15
+                        low = (at[(4 * j + c) * p.word_stride] >> shift) & 15
+                        high = (at[(4 * j + c + 16) * p.word_stride] >> shift) & 15
                         made[j] = made[j] | (low | (high << 4)) << (8 * c)
             else:
-                at = src + (row * row_stride + zl.i64(block) * words * word_stride)
+                at = p.src + (row * p.row_stride + zl.i64(block) * words * p.word_stride)
                 if words == 8:
                     for s in zl.static(range(8)):
-                        made[s] = at[s * word_stride] ^ (0x80808080 if FORM == "int8" else 0)
+                        made[s] = at[s * p.word_stride] ^ (0x80808080 if p.FORM == "int8" else 0)
                 else:
-                    word = [at[i * word_stride] for i in zl.static(range(4))]
+                    word = [at[i * p.word_stride] for i in zl.static(range(4))]
                     for j in zl.static(range(4)):
                         low = (word[j // 2] >> (16 * (j % 2))) & 0xFFFF
                         high = (word[2 + j // 2] >> (16 * (j % 2))) & 0xFFFF
                         made[j] = spread(low) | (spread(high) << 4)
-        out = q + ((zl.i64(zl.block_index(1)) * all_blocks + (first_block + block)) * (words * TILE_ROWS) + r)
+        out = p.q + ((zl.i64(zl.block_index(1)) * p.all_blocks + (p.first_block + block)) * (words * TILE_ROWS) + r)
         for j in zl.static(range(words)):
             out[j * TILE_ROWS] = made[j]
 
 
 @zl.kernel
-def repack_ordered(
-    src: zl.Ptr[zl.u32, "const"],
-    q: zl.Ptr[zl.u32],
-    columns: zl.Ptr[zl.i32, "const"],
-    places: zl.Ptr[zl.i32, "const"],
-    rows: zl.i32,
-    first_row: zl.i32,
-    row_stride: zl.i64,
-    word_stride: zl.i64,
-    blocks: zl.i32,
-    has_columns: zl.i32,
-    has_places: zl.i32,
-    BITS: zl.static,
-):
-    """Grid (groups of LINES blocks, tiles). Words of all columns of rows [first_row, + rows) of a tensor, lowest bits first; q: of its
-    first tile. Column k in memory is the stored column columns[k], stored row n becomes row places[n]; without, they stay."""
+def repack_ordered(p: OrderedPacking):
+    """Grid (groups of LINES blocks, tiles)."""
     zl.grid_launch_dependents()
     zl.grid_wait()
     r = zl.thread_index() % TILE_ROWS
     block = zl.block_index(0) * LINES + zl.thread_index() // TILE_ROWS
     row = zl.block_index(1) * TILE_ROWS + r
-    if block < blocks:
-        words, per_word = 8 if BITS == 8 else 4, 32 // BITS
-        place = first_row + row
-        at = src + row * row_stride
+    if block < p.blocks:
+        words, per_word = 8 if p.BITS == 8 else 4, 32 // p.BITS
+        place = p.first_row + row
+        at = p.src + row * p.row_stride
         made = [zl.u32(0) for _ in zl.static(range(words))]
-        if row < rows:
-            if has_places != 0:
-                place = places[place]
+        if row < p.rows:
+            if p.has_places != 0:
+                place = p.places[place]
             for column in zl.static(range(32)):
                 k = block * 32 + column
-                if has_columns != 0:
-                    k = columns[k]
-                field = (at[k // per_word * word_stride] >> zl.u32(k % per_word * BITS)) & ((1 << BITS) - 1)
-                shift = column % 4 * 8 + (column // 16 * 4 if BITS == 4 else 0)
+                if p.has_columns != 0:
+                    k = p.columns[k]
+                field = (at[k // per_word * p.word_stride] >> zl.u32(k % per_word * p.BITS)) & ((1 << p.BITS) - 1)
+                shift = column % 4 * 8 + (column // 16 * 4 if p.BITS == 4 else 0)
                 made[column // 4 % words] = made[column // 4 % words] | field << shift
-        out = q + ((zl.i64(place // TILE_ROWS) * blocks + block) * (words * TILE_ROWS) + place % TILE_ROWS)
+        out = p.q + ((zl.i64(place // TILE_ROWS) * p.blocks + block) * (words * TILE_ROWS) + place % TILE_ROWS)
         for j in zl.static(range(words)):
             out[j * TILE_ROWS] = made[j]
 
 
 @zl.kernel
-def repack_scales(
-    src: zl.Ptr["IN", "const"],
-    zero: zl.Ptr[zl.u32, "const"],
-    scale: zl.Ptr[zl.f16],
-    offset: zl.Ptr[zl.f16],
-    bad: zl.Ptr[zl.i32],
-    places: zl.Ptr[zl.i32, "const"],
-    rows: zl.i32,
-    row_stride: zl.i64,
-    group_stride: zl.i64,
-    word_stride: zl.i64,
-    zero_stride: zl.i64,
-    first_group: zl.i32,
-    groups: zl.i32,
-    all_groups: zl.i32,
-    bits: zl.i32,
-    has_zero: zl.i32,
-    plus: zl.i32,
-    awq: zl.i32,
-    first_row: zl.i32,
-    has_places: zl.i32,
-    IN: zl.static,
-):
-    """Grid (groups of LINES groups, tiles). Row n's scale of group g is src[n * row_stride + g * group_stride]; its zero point a
-    field of zero[n / (32 / bits) * word_stride + g * zero_stride], to which `plus` is added within its bits.
-    scale, offset: of the piece's first tile. With places, the piece's rows are a tensor's from `first_row` on, whose row n becomes row
-    places[n] behind scale and offset. bad: gets a code where a scale or an offset is beyond f16."""
+def repack_scales(p: ScalePacking):
+    """Grid (groups of LINES groups, tiles)."""
     zl.grid_launch_dependents()
     zl.grid_wait()
     r = zl.thread_index() % TILE_ROWS
     group = zl.block_index(0) * LINES + zl.thread_index() // TILE_ROWS
     row = zl.block_index(1) * TILE_ROWS + r
-    if group < groups:
-        place = first_row + row
-        if has_places != 0 and row < rows:
-            place = places[place]
-        out = (zl.i64(place // TILE_ROWS) * all_groups + (first_group + group)) * TILE_ROWS + place % TILE_ROWS
+    if group < p.groups:
+        place = p.first_row + row
+        if p.has_places != 0 and row < p.rows:
+            place = p.places[place]
+        out = (zl.i64(place // TILE_ROWS) * p.all_groups + (p.first_group + group)) * TILE_ROWS + place % TILE_ROWS
         factor, shift = zl.f32(0), zl.f32(0)
-        if row < rows:
-            factor = zl.convert(src[row * row_stride + group * group_stride], zl.f32)
+        if row < p.rows:
+            factor = zl.convert(p.src[row * p.row_stride + group * p.group_stride], zl.f32)
             if abs(factor) > F16_MAX:
-                zl.atomic_max(bad, zl.i32(BAD_SCALE))
+                zl.atomic_max(p.bad, zl.i32(BAD_SCALE))
             factor = zl.convert(zl.convert(factor, zl.f16), zl.f32)
-            if has_zero != 0:
-                per_word = 32 // bits
+            if p.has_zero != 0:
+                per_word = 32 // p.bits
                 field = row % per_word
-                if awq != 0:
+                if p.awq != 0:
                     field = field // 2 + field % 2 * 4
-                word = zero[row // per_word * word_stride + group * zero_stride]
-                mask = (zl.u32(1) << zl.u32(bits)) - 1
-                point = zl.convert(zl.i32((((word >> zl.u32(field * bits)) & mask) + zl.u32(plus)) & mask), zl.f32)
+                word = p.zero[row // per_word * p.word_stride + group * p.zero_stride]
+                mask = (zl.u32(1) << zl.u32(p.bits)) - 1
+                point = zl.convert(zl.i32((((word >> zl.u32(field * p.bits)) & mask) + zl.u32(p.plus)) & mask), zl.f32)
                 shift = zl.convert(zl.convert(-point * factor, zl.f16), zl.f32)
                 if not (abs(shift) <= F16_MAX):
-                    zl.atomic_max(bad, zl.i32(BAD_OFFSET))
-        scale[out] = zl.convert(factor, zl.f16)
-        if has_zero != 0:
-            offset[out] = zl.convert(shift, zl.f16)
+                    zl.atomic_max(p.bad, zl.i32(BAD_OFFSET))
+        p.scale[out] = zl.convert(factor, zl.f16)
+        if p.has_zero != 0:
+            p.offset[out] = zl.convert(shift, zl.f16)
 
 
 @zl.inline

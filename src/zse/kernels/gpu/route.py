@@ -1,33 +1,13 @@
 """Routing on a GPU (zse.kernels.route says what is computed): a warp chooses for a token, one block sorts all pairs."""
 
 from zse import kernel as zl
-from zse.kernels.combine import CHUNKS
-from zse.kernels.route import ROUTER_ROWS, ROUTERS
+from zse.kernels.combine import CHUNKS, ExpertSums
+from zse.kernels.route import LEAST, ROUTER_ROWS, ROUTERS, PairSorting, RouteParams
 from zse.tensor import GATINGS, MAX_EXPERT_GROUPS, MAX_EXPERTS
 
-LEAST = -3.0e38  # a score that is never chosen
 SORT_THREADS = 256
 SUM_THREADS = CHUNKS["gpu"]
 HELD = 8  # vectors of a router's row that a lane has in registers: 2,048 columns
-
-
-class GPURouteParams(zl.Record):
-    """As zse.kernels.route.RouteParams."""
-
-    logits: zl.Ptr[zl.f32, "const"]
-    bias: zl.Ptr[zl.f32, "const"]
-    ids: zl.Ptr[zl.i32]
-    weights: zl.Ptr[zl.f32]
-    experts: zl.i32
-    chosen: zl.i32
-    groups: zl.i32
-    groups_used: zl.i32
-    group_best: zl.i32
-    has_bias: zl.i32
-    normalize: zl.i32
-    eps: zl.f32
-    scale: zl.f32
-    GATING: zl.static
 
 
 @zl.inline
@@ -145,7 +125,7 @@ def route_token(p, token, probs, scores, sums, lane):
 
 
 @zl.kernel
-def route_warp(p: GPURouteParams):
+def route_warp(p: RouteParams):
     """Grid (tokens,), a warp each."""
     zl.grid_launch_dependents()
     probs = zl.shared_array(zl.f32, MAX_EXPERTS)
@@ -155,7 +135,7 @@ def route_warp(p: GPURouteParams):
     route_token(p, zl.i64(zl.block_index(0)), probs, scores, sums, zl.lane_index())
 
 
-class RouterParams(GPURouteParams):
+class RouterParams(RouteParams):
     """And the router's product: a bf16 [tokens, width], w [experts, width], router_bias f32 [experts]; out: logits, of which `logits` is
     the address too; width a multiple of 8. sorts: of one token, source, place and tasks as well. counter: 0 before and after."""
 
@@ -282,55 +262,45 @@ def same_expert(ids, pair, last, lane):
 
 
 @zl.kernel
-def sort_pairs_gpu(
-    ids: zl.Ptr[zl.i32, "const"],
-    source: zl.Ptr[zl.i32],
-    place: zl.Ptr[zl.i32],
-    tasks: zl.Ptr[zl.i32],
-    pairs: zl.i32,
-    chosen: zl.i32,
-    experts: zl.i32,
-    num_tasks: zl.i32,
-    task_pairs: zl.i32,
-):
+def sort_pairs_gpu(p: PairSorting):
     """One block; each warp has a range of the pairs, a lane each: it counts those of each expert, and places them in their order when it
     is known where each expert's begin."""
     zl.grid_launch_dependents()
     starts = zl.shared_array(zl.i32, MAX_EXPERTS + 1)
     counts = zl.shared_array(zl.i32, zl.target.threads // zl.target.warp * MAX_EXPERTS)
     lane, warp, warps = zl.lane_index(), zl.warp_index(), zl.target.threads // zl.target.warp
-    for word in range(zl.thread_index(), warps * experts, zl.target.threads):
+    for word in range(zl.thread_index(), warps * p.experts, zl.target.threads):
         counts[word] = 0
     zl.grid_wait()
     zl.barrier()
-    share = (pairs + (zl.target.threads - 1)) // zl.target.threads * zl.target.warp
-    begin, last = warp * share, min(warp * share + share, pairs)
-    mine = counts + warp * experts
+    share = (p.pairs + (zl.target.threads - 1)) // zl.target.threads * zl.target.warp
+    begin, last = warp * share, min(warp * share + share, p.pairs)
+    mine = counts + warp * p.experts
     for first in range(begin, last, zl.target.warp):
-        expert, lanes = same_expert(ids, first + lane, last, lane)
+        expert, lanes = same_expert(p.ids, first + lane, last, lane)
         if first + lane < last and lanes_below(lanes, lane) == 0:
             mine[expert] = mine[expert] + zl.i32(zl.popcount(lanes))
         zl.warp_barrier()
     zl.barrier()
-    for e in range(zl.thread_index(), experts, zl.target.threads):
+    for e in range(zl.thread_index(), p.experts, zl.target.threads):
         before = zl.i32(0)
         for other in range(warps):
-            here = counts[other * experts + e]
-            counts[other * experts + e] = before
+            here = counts[other * p.experts + e]
+            counts[other * p.experts + e] = before
             before += here
         starts[e + 1] = before
     zl.barrier()
     if warp == 0:
-        write_tasks(starts, tasks, experts, num_tasks, task_pairs, lane)
+        write_tasks(starts, p.tasks, p.experts, p.num_tasks, p.task_pairs, lane)
     zl.barrier()
     for first in range(begin, last, zl.target.warp):
         pair = first + lane
-        expert, lanes = same_expert(ids, pair, last, lane)
+        expert, lanes = same_expert(p.ids, pair, last, lane)
         to = starts[expert] + mine[expert] + lanes_below(lanes, lane)
         zl.warp_barrier()
         if pair < last:
-            source[to] = pair // chosen
-            place[pair] = to
+            p.source[to] = pair // p.chosen
+            p.place[pair] = to
             if lanes_below(lanes, lane) == 0:
                 mine[expert] = mine[expert] + zl.i32(zl.popcount(lanes))
         zl.warp_barrier()
@@ -362,23 +332,8 @@ def write_tasks(starts, tasks, experts, num_tasks, task_pairs, lane):
         tasks[word] = 0
 
 
-class GPUExpertSums(zl.Record):
-    """As zse.kernels.combine.ExpertSums."""
-
-    y: zl.Ptr[zl.f32, "const"]
-    weights: zl.Ptr[zl.f32, "const"]
-    place: zl.Ptr[zl.i32, "const"]
-    shared: zl.Ptr[zl.f32, "const"]
-    gate: zl.Ptr[zl.f32, "const"]
-    out: zl.Ptr[zl.f32]
-    width: zl.i32
-    chosen: zl.i32
-    has_shared: zl.i32
-    has_gate: zl.i32
-
-
 @zl.kernel
-def combine_gpu(p: GPUExpertSums):
+def combine_gpu(p: ExpertSums):
     """Grid (chunks of columns, tokens)."""
     zl.grid_launch_dependents()
     zl.grid_wait()

@@ -1,45 +1,33 @@
 """The small kernels of a step: its token ids, copies of rows, rotary tables."""
 
 from zse import kernel as zl
-from zse.kernels.feed import CHUNKS
+from zse.kernels.feed import CHUNKS, Feeding
 from zse.kernels.kv_pages import BLOCK
-from zse.kernels.layer_inputs import HALF
+from zse.kernels.layer_inputs import HALF, LayerInputs, NormSum
+from zse.kernels.rope import TWO_PI, RopeTable
 
 FEED_THREADS = CHUNKS["gpu"]
 COPY_THREADS = 256
 ROPE_THREADS = 128
 LOGIT_THREADS = 256
-# 2 pi in three parts of 24 bits each (Cody and Waite): with fused multiply-adds the reduction is exact to f32.
-TWO_PI = (6.2831854820251465, -1.7484555314695172e-07, -6.8604980400235275e-15)
 
 
 @zl.kernel
-def feed_tokens_gpu(
-    token_ids: zl.Ptr[zl.i32],
-    source: zl.Ptr[zl.i32, "const"],
-    sampled: zl.Ptr[zl.i32, "const"],
-    positions: zl.Ptr[zl.i32, "const"],
-    token_row: zl.Ptr[zl.i32, "const"],
-    page_table: zl.Ptr[zl.i32, "const"],
-    history: zl.Ptr[zl.i32],
-    count: zl.i32,
-    max_pages: zl.i32,
-    blocks_per_page: zl.i32,
-):
+def feed_tokens_gpu(p: Feeding):
     """Grid (chunks of tokens)."""
     zl.grid_launch_dependents()
     zl.grid_wait()
     at = zl.block_index(0) * zl.target.threads + zl.thread_index()
-    if at < count:
-        token = token_ids[at]
-        place = source[at]
+    if at < p.count:
+        token = p.token_ids[at]
+        place = p.source[at]
         if place >= 0:
-            token = sampled[place]
-            token_ids[at] = token
-        if blocks_per_page > 0:
-            position = positions[at]
-            block = page_table[zl.i64(token_row[at]) * max_pages + position // BLOCK]
-            history[zl.i64(block // blocks_per_page) * BLOCK + position % BLOCK] = token
+            token = p.sampled[place]
+            p.token_ids[at] = token
+        if p.blocks_per_page > 0:
+            position = p.positions[at]
+            block = p.page_table[zl.i64(p.token_row[at]) * p.max_pages + position // BLOCK]
+            p.history[zl.i64(block // p.blocks_per_page) * BLOCK + position % BLOCK] = token
 
 
 @zl.kernel
@@ -59,28 +47,20 @@ def gather_rows_gpu(x: zl.Ptr[zl.u32, "const"], rows: zl.Ptr[zl.i32, "const"], o
 
 
 @zl.kernel
-def rope_table_gpu(
-    positions: zl.Ptr[zl.i32, "const"],
-    inv_freq: zl.Ptr[zl.f32, "const"],
-    out: zl.Ptr[zl.f32],
-    pairs: zl.i32,
-    mscale: zl.f32,
-    beta: zl.f32,
-    length: zl.i32,
-):
+def rope_table_gpu(p: RopeTable):
     """Grid (tokens). The angle is the f32 product that the models were trained with, brought into [-pi, pi]."""
     # In this order: what starts after this kernel may rely on all kernels before it (attention reads its plan early).
     zl.grid_wait()
     zl.grid_launch_dependents()
-    position = zl.f32(positions[zl.block_index(0)])
-    factor = mscale * (1.0 + beta * zl.log(zl.f32(1 + positions[zl.block_index(0)] // length)))
-    row = out + zl.i64(zl.block_index(0)) * 2 * pairs
-    for i in range(zl.thread_index(), pairs, zl.target.threads):
-        angle = inv_freq[i] * position
+    position = zl.f32(p.positions[zl.block_index(0)])
+    factor = p.mscale * (1.0 + p.beta * zl.log(zl.f32(1 + p.positions[zl.block_index(0)] // p.length)))
+    row = p.out + zl.i64(zl.block_index(0)) * 2 * p.pairs
+    for i in range(zl.thread_index(), p.pairs, zl.target.threads):
+        angle = p.inv_freq[i] * position
         turns = zl.round_even(angle * (1 / 6.283185307179586)) * -1.0
         reduced = zl.fma(turns, TWO_PI[2], zl.fma(turns, TWO_PI[1], zl.fma(turns, TWO_PI[0], angle)))
         row[i] = zl.cos(reduced) * factor
-        row[pairs + i] = zl.sin(reduced) * factor
+        row[p.pairs + i] = zl.sin(reduced) * factor
 
 
 @zl.kernel
@@ -97,28 +77,19 @@ def scale_logits_gpu(logits: zl.Ptr[zl.f32], width: zl.i32, scale: zl.f32, cap: 
 
 
 @zl.kernel
-def layer_inputs_gpu(
-    product: zl.Ptr[zl.f32, "const"],
-    rows: zl.Ptr[zl.f32, "const"],
-    norm: zl.Ptr[zl.f32, "const"],
-    out: zl.Ptr[zl.f32],
-    layers: zl.i32,
-    width: zl.i32,
-    stride: zl.i64,
-    eps: zl.f32,
-):
+def layer_inputs_gpu(p: LayerInputs):
     """Grid (layers, tokens), of one warp each."""
     zl.grid_launch_dependents()
     zl.grid_wait()
     layer, token = zl.block_index(0), zl.i64(zl.block_index(1))
-    at = (token * layers + layer) * width
+    at = (token * p.layers + layer) * p.width
     squares = zl.f32(0)
-    for i in range(zl.thread_index(), width, zl.target.threads):
-        squares = zl.fma(product[at + i], product[at + i], squares)
-    factor = zl.rsqrt(zl.warp_sum(squares) / zl.f32(width) + eps)
-    to = out + (layer * stride + token * width)
-    for i in range(zl.thread_index(), width, zl.target.threads):
-        to[i] = (product[at + i] * factor * norm[i] + rows[at + i]) * HALF
+    for i in range(zl.thread_index(), p.width, zl.target.threads):
+        squares = zl.fma(p.product[at + i], p.product[at + i], squares)
+    factor = zl.rsqrt(zl.warp_sum(squares) / zl.f32(p.width) + p.eps)
+    to = p.out + (layer * p.stride + token * p.width)
+    for i in range(zl.thread_index(), p.width, zl.target.threads):
+        to[i] = (p.product[at + i] * factor * p.norm[i] + p.rows[at + i]) * HALF
 
 
 @zl.kernel
@@ -134,27 +105,19 @@ def scale_rows_gpu(x: zl.Ptr[zl.f32], factor: zl.Ptr[zl.f32, "const"], width: zl
 
 
 @zl.kernel
-def norm_sum_gpu(
-    a: zl.Ptr[zl.f32, "const"],
-    b: zl.Ptr[zl.f32, "const"],
-    a_weight: zl.Ptr[zl.f32, "const"],
-    b_weight: zl.Ptr[zl.f32, "const"],
-    out: zl.Ptr[zl.f32],
-    width: zl.i32,
-    eps: zl.f32,
-):
+def norm_sum_gpu(p: NormSum):
     """Grid (rows,), of one warp each."""
     zl.grid_launch_dependents()
     zl.grid_wait()
-    at = zl.i64(zl.block_index(0)) * width
+    at = zl.i64(zl.block_index(0)) * p.width
     of_a, of_b = zl.f32(0), zl.f32(0)
-    for k in range(zl.thread_index(), width, zl.target.threads):
-        of_a = zl.fma(a[at + k], a[at + k], of_a)
-        of_b = zl.fma(b[at + k], b[at + k], of_b)
-    of_a = zl.rsqrt(zl.warp_sum(of_a) / zl.f32(width) + eps)
-    of_b = zl.rsqrt(zl.warp_sum(of_b) / zl.f32(width) + eps)
-    for k in range(zl.thread_index(), width, zl.target.threads):
-        out[at + k] = a[at + k] * of_a * a_weight[k] + b[at + k] * of_b * b_weight[k]
+    for k in range(zl.thread_index(), p.width, zl.target.threads):
+        of_a = zl.fma(p.a[at + k], p.a[at + k], of_a)
+        of_b = zl.fma(p.b[at + k], p.b[at + k], of_b)
+    of_a = zl.rsqrt(zl.warp_sum(of_a) / zl.f32(p.width) + p.eps)
+    of_b = zl.rsqrt(zl.warp_sum(of_b) / zl.f32(p.width) + p.eps)
+    for k in range(zl.thread_index(), p.width, zl.target.threads):
+        p.out[at + k] = p.a[at + k] * of_a * p.a_weight[k] + p.b[at + k] * of_b * p.b_weight[k]
 
 
 @zl.kernel
