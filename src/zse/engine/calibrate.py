@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from zse.cache.layout import KVCache
 from zse.cache.pages import BLOCK
+from zse.engine.calibrate_experts import ExpertInputs, experts_of, stacks_of
 from zse.errors import ConfigError, UnsupportedError
 from zse.formats.source import ModelSource
 from zse.models.load import load_model, place, plan_model
@@ -29,7 +30,7 @@ from zse.plan.layers import LayerPlanner
 from zse.plan.record import StepBuffers
 from zse.plan.trace import Value
 from zse.quant import gptq
-from zse.quant.scheme import LAYOUT, DenseScheme
+from zse.quant.scheme import LAYOUT, TILE_ROWS, DenseScheme
 from zse.runtime.opening import open_device
 from zse.tokenizer.load import load_tokenizer
 
@@ -41,8 +42,8 @@ F32 = DenseScheme("f32")
 
 
 class Calibration:
-    """source: an open model; text: what it is run over, up to `tokens` tokens; names: the tensors that will be rounded: experts and
-    what is in no layer are rounded as ever, and go through the forward as the file has them. Raises as plan_model(), UnsupportedError
+    """source: an open model; text: what it is run over, up to `tokens` tokens; names: the tensors that will be rounded: what is in no
+    layer is rounded as ever, and goes through the forward as the file has it. Each expert is rounded by its own inputs. Raises as plan_model(), UnsupportedError
     for models that it does not walk, ConfigError for a text that is too short."""
 
     def __init__(self, source: ModelSource, names: set[str], text: str, tokens: int = DEFAULT_TOKENS, threads=None):
@@ -54,10 +55,13 @@ class Calibration:
             raise UnsupportedError(f"{source.path}: calibrating", config.architecture, kinds)
         self._chunk = min(CHUNK, config.max_context)
         chunks = _chunks(load_tokenizer(source), text, self._chunk, tokens)
-        # Each expert has inputs of its own, which are not kept apart here.
-        names = names - {part.info.name for each in plan.matrices for part in each.parts if part.role.experts}
+        self._expert_of, self._stacks = experts_of(plan.matrices), stacks_of(plan.matrices)
+        names = {name for name in names if name not in self._stacks or self._stacks[name][0] % TILE_ROWS == 0}
+        names |= {part for name in names & self._stacks.keys() for part in self._stacks[name][1]}
         self._plan = plan = plan._replace(matrices=tuple(_in_f32(matrix, names) for matrix in plan.matrices))
         self._place_of = {part.info.name: (matrix, part.first) for matrix in plan.matrices for part in matrix.parts}
+        for name in names & self._stacks.keys():
+            self._place_of[name] = self._place_of[self._stacks[name][1][0]]
         self.names = {name for name in names if self._layer_of(name) is not None}
         self._device = device = open_device("cpu", threads)
         begin = [matrix for matrix in plan.matrices if _layer(matrix.name) is None and matrix.name != "head"]
@@ -87,6 +91,7 @@ class Calibration:
         self._parts: list[Any] = []  # models and buffers of the layer
         self._squares: dict[Value, NDArray] = {}
         self._inputs: dict[Value, gptq.Inputs] = {}
+        self._experts: dict[Value, ExpertInputs] = {}
         self._value_of: dict[str, Value] = {}  # a matrix → what it multiplies
         self._lock = threading.Lock()
         self.num_tokens, self.seconds = len(chunks) * self._chunk, time.monotonic() - started
@@ -110,12 +115,23 @@ class Calibration:
         self._collect()
         self.seconds += time.monotonic() - started
 
-    def inputs(self, name: str) -> gptq.Inputs | None:
-        """What is known of the inputs of tensor `name`; None of one that is not rounded by them. Any thread."""
+    def rows_of_one(self, name: str) -> int | None:
+        """Of a tensor that holds several experts the rows of each, whose inputs are others; else None."""
+        return self._stacks[name][0] if name in self._stacks and name in self.names else None
+
+    def inputs(self, name: str, row: int = 0) -> gptq.Inputs | None:
+        """What is known of the inputs of tensor `name`, of a stack of experts of the one at `row`; None of one that is not rounded by
+        them. Any thread."""
         if name not in self.names:
             return None
+        name = self._part(name, row)[0]
         with self._lock:
             value = self._value_of[self._place_of[name][0].name]
+            if name in self._expert_of:
+                started = time.monotonic()
+                found = self._experts[value].of(self._expert_of[name])
+                self.seconds += time.monotonic() - started
+                return found
             if value not in self._inputs:
                 started = time.monotonic()
                 self._inputs[value] = gptq.inputs_of(self._squares.pop(value))
@@ -124,15 +140,23 @@ class Calibration:
 
     def rounded(self, name: str, start: int, values: NDArray) -> None:
         """Rows from `start` on of tensor `name` as they will be read, f32 [rows, K]. Any thread."""
+        name, start = self._part(name, start)
         matrix, first = self._place_of[name]
         write_rows(matrix, self._weights[matrix.name], first + start, F32.quantize(values))
 
     def close(self) -> None:
         """Give back all memory; what it says of itself stays. Closing twice does nothing."""
         self._free_layer()
-        self._states, self._squares, self._inputs = [], {}, {}
+        self._states, self._squares, self._inputs, self._experts = [], {}, {}, {}
         self._fixed.buffer.free()
         self._device.close()
+
+    def _part(self, name: str, row: int) -> tuple[str, int]:
+        """Of a row of a tensor: the part of it and the row there."""
+        if name not in self._stacks:
+            return name, row
+        rows, parts = self._stacks[name]
+        return parts[row // rows], row % rows
 
     # -- the walk
 
@@ -176,23 +200,36 @@ class Calibration:
     def _collect(self) -> None:
         """The layer over the text as it is: the squares of what its products read."""
         device, planner = self._device, self._planner
-        self._inputs, self._squares, self._value_of = {}, {}, {}
-        graphs: list[tuple[Any, Any, Any]] = []  # what runs, and what it leaves for a product to read
+        self._inputs, self._squares, self._value_of, self._experts = {}, {}, {}, {}
+        # What runs, and what it leaves for a product to read, of experts with the routing.
+        graphs: list[tuple[Any, Any, Any, Any]] = []
 
         def tap(run, node) -> None:
-            value = node.inputs[0]
+            value, routing = node.inputs[0], None
             self._value_of[run.prefix + node.weights["weight"]] = value
-            if node.op != "experts" and all(value is not other for _, other, _ in graphs):
-                graphs.append((opened.enter_context(closing(run.recorder.finish())), value, run.t[value]))
-                run.recorder = device.record()
+            if node.op == "experts":
+                if value in self._experts or run.prefix + node.weights["weight"] not in rounded:
+                    return
+                self._experts[value] = ExpertInputs(node.options["gather"])
+                routing = run.t[node.inputs[1]].ids
+            elif any(value is other and ids is None for _, other, _, ids in graphs):
+                return
+            graphs.append((opened.enter_context(closing(run.recorder.finish())), value, run.t[value], routing))
+            run.recorder = device.record()
+
+        rounded = {matrix.name for matrix in self._plan.matrices if matrix.scheme == F32}
 
         with ExitStack() as opened:
             planner.record_layer(device.record(), self._layer, tap)  # what comes behind the last tap is not run
             for chunk in self._states:
                 device.write(planner.carried, chunk)
-                for graph, value, tensor in graphs:
+                for graph, value, tensor, routing in graphs:
                     graph.run()
                     x = np.frombuffer(device.read(tensor), np.float32).reshape(tensor.shape)
+                    if routing is not None:
+                        ids = np.frombuffer(device.read(routing), np.int32).reshape(routing.shape)
+                        self._experts[value].add(x, ids)
+                        continue
                     self._squares[value] = x.T @ x + self._squares.get(value, np.float32(0))
 
     def _run_layer(self) -> None:

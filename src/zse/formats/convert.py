@@ -188,7 +188,8 @@ def _write(
                     while running:
                         finish_one()
                     calibration.enter(planned.name)
-                chunks = jobs[number].chunks()
+                span = calibration.rows_of_one(planned.name) if calibration is not None else None
+                chunks = jobs[number].chunks(span)
                 jobs[number].chunks_left = len(chunks)
                 for start, stop in chunks:
                     running.append((pool.submit(run, number, start, stop), planned.name))
@@ -255,13 +256,16 @@ class _Job:
             return stored  # tiny, and already in a scheme
         return wanted if wanted is not None and wanted.fits(info.shape[1]) else None
 
-    def chunks(self) -> list[tuple[int, int]]:
-        """Ranges of rows that are made at once."""
+    def chunks(self, span: int | None = None) -> list[tuple[int, int]]:
+        """Ranges of rows that are made at once. span: rows at whose multiples a range has to end."""
         shape = self.info.shape
         if not shape or (len(shape) == 1 and self.info.layout == "ggml"):  # blocks of a vector have no rows to go by
             return [(0, 1)]
         rows = rows_at_once(self.info, _CHUNK_ELEMENTS)
-        return [(start, min(start + rows, shape[0])) for start in range(0, shape[0], rows)]
+        whole = range(0, shape[0], span or shape[0])
+        ends = [min(first + whole.step, shape[0]) for first in whole]
+        pairs = zip(whole, ends, strict=True)
+        return [(start, min(start + rows, end)) for first, end in pairs for start in range(first, end, rows)]
 
     def pieces(
         self, start: int, stop: int, clip_search: bool, threads: int, calibration: Any = None
@@ -276,7 +280,7 @@ class _Job:
         info, scheme, layout = self.info, self.scheme, self.planned.layout
         rows, prepared, options = self._rows(start, stop), self.prepared or None, {}
         try:
-            inputs = calibration.inputs(info.name) if calibration is not None else None
+            inputs = calibration.inputs(info.name, start) if calibration is not None else None
             if inputs is not None:
                 options["inputs"] = inputs
             arrays = planes_of_rows(
@@ -284,7 +288,7 @@ class _Job:
             )
         except ValueError as error:
             raise info.wrong(f"cannot become {scheme}: {error}") from None
-        if options:
+        if calibration is not None and info.name in calibration.names:
             calibration.rounded(info.name, start, scheme.dequantize(arrays, stop - start, info.shape[1], layout))
         for number, plane in enumerate(scheme.planes(*info.shape, layout)):
             line = start // rows_per_line(plane, layout, info.shape[0])
