@@ -18,21 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from zse.errors import UnsupportedError, ZSEError
-from zse.formats.zse import (
-    ENTRY,
-    HEADER,
-    MAGIC,
-    MAX_SMALL_BYTES,
-    MAX_TENSORS,
-    OFFSET_ALIGN,
-    PAGE,
-    SECTIONS,
-    VERSION,
-    pages,
-    table_crc32,
-    tensor_bytes,
-    tensor_planes,
-)
+from zse.formats import zse as zse_file
 from zse.quant.scheme import PLANE_ALIGN
 
 _JOURNAL_MAGIC = b"ZSEJ"
@@ -57,8 +43,8 @@ class PlannedTensor:
 
     def __init__(self, name: str, layout: str, type: str, shape: tuple[int, ...], group: str | None = None):
         self.name, self.layout, self.type, self.shape, self.group = name, layout, type, tuple(shape), group
-        self.planes = tensor_planes(layout, type, self.shape)
-        self.nbytes = tensor_bytes(layout, type, self.shape)
+        self.planes = zse_file.tensor_planes(layout, type, self.shape)
+        self.nbytes = zse_file.tensor_bytes(layout, type, self.shape)
         self.places: list[int] = []
         self.crc32: int | None = None
 
@@ -89,8 +75,10 @@ def place_tensors(tensors: list[PlannedTensor]) -> int:
         for piece in range(len(members[0].sizes)):
             end += -end % PLANE_ALIGN
             for member in members:
-                if end % OFFSET_ALIGN:
-                    raise ValueError(f"{member.name}: the one before it does not end at a multiple of {OFFSET_ALIGN}")
+                if end % zse_file.OFFSET_ALIGN:
+                    raise ValueError(
+                        f"{member.name}: the one before it does not end at a multiple of {zse_file.OFFSET_ALIGN}"
+                    )
                 member.places.append(end)
                 end += member.sizes[piece]
         first = last
@@ -119,23 +107,23 @@ class ZseWriter:
         self._is_durable = is_durable
         self.out, self.part = out, out + ".part"
         self.tensors, self._small, self._vocabulary = tensors, small, vocabulary
-        if len(tensors) > MAX_TENSORS:
-            raise UnsupportedError(f"{out}: number of tensors", len(tensors), [f"up to {MAX_TENSORS}"])
+        if len(tensors) > zse_file.MAX_TENSORS:
+            raise UnsupportedError(f"{out}: number of tensors", len(tensors), [f"up to {zse_file.MAX_TENSORS}"])
         end = place_tensors(tensors)
         sizes = {name: len(data) for name, data in small.items()}
         sizes["index"] = len(self._index())
         for name, size in sizes.items():
-            if size > MAX_SMALL_BYTES:
-                raise UnsupportedError(f"{out}: bytes of section {name}", size, [f"up to {MAX_SMALL_BYTES}"])
+            if size > zse_file.MAX_SMALL_BYTES:
+                raise UnsupportedError(f"{out}: bytes of section {name}", size, [f"up to {zse_file.MAX_SMALL_BYTES}"])
         if vocabulary:
             sizes["vocabulary"] = place_blobs(vocabulary)[1]
         sizes["weights"] = end
         self._places: dict[str, tuple[int, int]] = {}
-        at = PAGE
-        for name in SECTIONS:  # the one order of sections, weights last
+        at = zse_file.PAGE
+        for name in zse_file.SECTIONS:  # the one order of sections, weights last
             if name in sizes:
                 self._places[name] = at, sizes[name]
-                at = pages(at + sizes[name])
+                at = zse_file.pages(at + sizes[name])
         self.weights_offset = self._places["weights"][0]
         self.file_bytes = self.weights_offset + end
         self._journal = self.file_bytes
@@ -204,10 +192,12 @@ class ZseWriter:
                 start = self._places["vocabulary"][0]
                 for offset, blob in zip(place_blobs(self._vocabulary)[0], self._vocabulary, strict=True):
                     self._pwrite(start + offset, blob)
-            head = bytearray(HEADER.pack(MAGIC, VERSION, len(self._places), self.file_bytes, 0))
+            head = bytearray(
+                zse_file.HEADER.pack(zse_file.MAGIC, zse_file.VERSION, len(self._places), self.file_bytes, 0)
+            )
             for name, (offset, nbytes) in self._places.items():
-                head += ENTRY.pack(name.encode(), offset, nbytes, crcs.get(name, 0), SECTIONS[name])
-            head[24:28] = struct.pack("<I", table_crc32(bytes(head)))
+                head += zse_file.ENTRY.pack(name.encode(), offset, nbytes, crcs.get(name, 0), zse_file.SECTIONS[name])
+            head[24:28] = struct.pack("<I", zse_file.table_crc32(bytes(head)))
             # The header makes it a .zse: it comes after everything that it promises is on the disk.
             self._sync()
             self._pwrite(0, head)
@@ -240,7 +230,7 @@ class ZseWriter:
         if head != _JOURNAL_MAGIC + self._identity:
             os.ftruncate(self._fd, 0)
             # Reserve the whole file now: a disk that is too small is found before the work, not after it.
-            os.posix_fallocate(self._fd, 0, self.file_bytes + PAGE)
+            os.posix_fallocate(self._fd, 0, self.file_bytes + zse_file.PAGE)
             self._journal = self.file_bytes + len(_JOURNAL_MAGIC) + len(self._identity)
             self._pwrite(self.file_bytes, _JOURNAL_MAGIC + self._identity)
             return

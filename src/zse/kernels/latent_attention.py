@@ -8,20 +8,8 @@ of segments serve here too. Pages have tokens as lines: scores are dot products 
 from typing import Any
 
 from zse import kernel as zl
+from zse.kernels import attention_kernels as tiles
 from zse.kernels.attention import KV_DTYPES, MAX_RANK, MAX_ROWS, SEGMENT
-from zse.kernels.attention_kernels import (
-    FLOOR,
-    MASKED,
-    HeadPages,
-    TileWork,
-    is_scaled,
-    mix_values,
-    page_offset,
-    scale_weights,
-    segment_of,
-    units_of,
-    weigh_keys,
-)
 from zse.kernels.kv_pages import BLOCK, SCALE_BYTES, widen
 from zse.kernels.latent_post import check_latent
 from zse.kernels.op import Op, cases_of, check, later, launcher, require
@@ -62,9 +50,9 @@ def latent_pages(p, row, num_keys):
     STORED = zl.u8 if p.KV is zl.e4m3 else p.KV
     width = p.head_dim + p.rotary
     stored = zl.cast_ptr(p.pages, STORED)
-    size = width * BLOCK + (2 * SCALE_BYTES if is_scaled(p.KV) else 0)
+    size = width * BLOCK + (2 * SCALE_BYTES if tiles.is_scaled(p.KV) else 0)
     table = p.page_table + zl.i64(row) * p.max_pages
-    return HeadPages(table, zl.i64(0), (num_keys - 1) // BLOCK, stored, stored, size, width, p.KV)
+    return tiles.HeadPages(table, zl.i64(0), (num_keys - 1) // BLOCK, stored, stored, size, width, p.KV)
 
 
 @zl.inline
@@ -85,13 +73,13 @@ def latent_scores(p, pages, segment, queries, turned, scales, scores):
     later."""
     L = zl.target.lanes
     KEYS = 4 if L == 16 else 2  # R * KEYS sums in registers: AVX2 has 16, the others 32
-    before, after = units_of(p, pages)
+    before, after = tiles.units_of(p, pages)
     for key in range(segment.begin, segment.stop, KEYS):
-        page = pages.keys + page_offset(pages, key // BLOCK)
+        page = pages.keys + tiles.page_offset(pages, key // BLOCK)
         lines = page + key % BLOCK * pages.line
         sums = [[zl.f32.x(L)(0) for _ in range(KEYS)] for _ in range(p.R)]
         dots(sums, queries, lines, 0, p.head_dim, pages.line, KEYS, p.KV)
-        if is_scaled(p.KV):
+        if tiles.is_scaled(p.KV):
             units = zl.cast_ptr(page + pages.line * BLOCK, zl.f32) + key % BLOCK
             for r in zl.static(range(p.R)):
                 for t in zl.static(range(KEYS)):
@@ -123,16 +111,16 @@ def attend(p, pages, segment, token, first_head, group, rows, sub, work):
     latent_scores(p, pages, segment, queries, turned, scales, work.scores)
     for r in zl.static(range(R)):
         for hidden in range(max(places_of[r] + 1, segment.begin), segment.padded):
-            work.scores[r * SEGMENT + hidden - segment.start] = MASKED
-    rescale, factors = weigh_keys(p, segment, sub, work)
-    if is_scaled(p.KV):
-        scale_weights(p, pages, segment, work.scores)
+            work.scores[r * SEGMENT + hidden - segment.start] = tiles.MASKED
+    rescale, factors = tiles.weigh_keys(p, segment, sub, work)
+    if tiles.is_scaled(p.KV):
+        tiles.scale_weights(p, pages, segment, work.scores)
     states = [work.state + (sub + r) * p.head_dim for r in zl.static(range(R))]
     first = zl.i64(0)
     for vectors in zl.static((VECTORS, 1)):
         stop = p.head_dim // (vectors * L) * (vectors * L)
         for column in range(first, stop, vectors * L):
-            mix_values(p, pages, segment, work.scores, states, rescale, factors, column, vectors)
+            tiles.mix_values(p, pages, segment, work.scores, states, rescale, factors, column, vectors)
         first = stop
 
 
@@ -163,19 +151,19 @@ def latent_attention_tile(p: LatentTile):
         last_segment = zl.block_index(2)
     rows = count * group
     pages = latent_pages(p, row, num_keys)
-    work = TileWork(
+    work = tiles.TileWork(
         zl.local_array(zl.f32, ROWS * SEGMENT),
         zl.local_array(zl.f32, (MAX_ROWS + ROWS) * MAX_RANK),
         zl.local_array(zl.f32, MAX_ROWS + ROWS),
         zl.local_array(zl.f32, MAX_ROWS + ROWS),
     )
     for i in range(0, (rows + p.R - 1) // p.R * p.R):
-        work.maxima[i] = FLOOR
+        work.maxima[i] = tiles.FLOOR
         work.totals[i] = 0.0
         for d in range(0, p.head_dim, L):
             zl.store(work.state + i * p.head_dim + d, zl.f32.x(L)(0))
     for index in range(first_segment, last_segment + 1):
-        segment = segment_of(index, zl.i64(0), num_keys, pages)
+        segment = tiles.segment_of(index, zl.i64(0), num_keys, pages)
         for sub in range(0, rows, p.R):
             attend(p, pages, segment, token, first_head, group, rows, sub, work)
     for i in range(rows):

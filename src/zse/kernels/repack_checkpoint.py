@@ -6,18 +6,7 @@ itself, and sums in the order of the columns. A block of the grid makes a tile o
 """
 
 from zse import kernel as zl
-from zse.kernels.quantize_group import (
-    BAD_OFFSET,
-    BAD_SCALE,
-    F16_MAX,
-    F16_MAX_BITS,
-    INPUTS,
-    quantized,
-    quotient,
-    searched_range,
-    spread,
-    symmetric_range,
-)
+from zse.kernels import quantize_group as rounding
 from zse.quant.scheme import TILE_ROWS as TILE
 
 MAX_GROUP = 256  # columns
@@ -86,8 +75,8 @@ def repack_words(p: WordPacking):
                     else:
                         low = zl.load(found + (j // 2 * TILE + half * HALF), HALF)
                         high = zl.load(found + ((2 + j // 2) * TILE + half * HALF), HALF)
-                        made = spread((low >> (16 * (j % 2))) & 0xFFFF) | (
-                            spread((high >> (16 * (j % 2))) & 0xFFFF) << 4
+                        made = rounding.spread((low >> (16 * (j % 2))) & 0xFFFF) | (
+                            rounding.spread((high >> (16 * (j % 2))) & 0xFFFF) << 4
                         )
                     zl.store(out + (block * (words * TILE) + (j * TILE + half * HALF)), made)
 
@@ -208,8 +197,8 @@ def repack_scales(p: ScalePacking):
             factor, shift = zl.f32(0), zl.f32(0)
             if row < p.rows:
                 factor = zl.convert(p.src[row * p.row_stride + group * p.group_stride], zl.f32)
-                if abs(factor) > F16_MAX:
-                    p.bad[0] = max(p.bad[0], zl.i32(BAD_SCALE))
+                if abs(factor) > rounding.F16_MAX:
+                    p.bad[0] = max(p.bad[0], zl.i32(rounding.BAD_SCALE))
                 factor = zl.convert(zl.convert(factor, zl.f16), zl.f32)
                 if p.has_zero != 0:
                     field = row % per_word
@@ -219,8 +208,8 @@ def repack_scales(p: ScalePacking):
                     stored = ((word >> zl.u32(field * p.bits)) & mask) + zl.u32(p.plus)
                     point = zl.f32(zl.i32(stored & mask))
                     shift = zl.convert(zl.convert(-point * factor, zl.f16), zl.f32)
-                    if not (abs(shift) <= F16_MAX):
-                        p.bad[0] = max(p.bad[0], zl.i32(BAD_OFFSET))
+                    if not (abs(shift) <= rounding.F16_MAX):
+                        p.bad[0] = max(p.bad[0], zl.i32(rounding.BAD_OFFSET))
             p.scale[out] = zl.convert(factor, zl.f16)
             if p.has_zero != 0:
                 p.offset[out] = zl.convert(shift, zl.f16)
@@ -243,25 +232,25 @@ def quantize_lanes(group, size, out, scale, offset, bad, BITS, LANES):
         high, low = zl.maximum(high, v), zl.minimum(low, v)
         top = zl.maximum(top, zl.bitcast(v, zl.i32) & 0x7FFFFFFF)
     largest = zl.reduce_max(top)
-    if largest > F16_MAX_BITS:
+    if largest > rounding.F16_MAX_BITS:
         bad[0] = largest
     high, low = high + 0.0, low + 0.0
     if BITS == 8:
-        factor, base = symmetric_range(high, low)
+        factor, base = rounding.symmetric_range(high, low)
     else:
-        factor, base = searched_range(columns, group, size, high, low, 4, LANES)
+        factor, base = rounding.searched_range(columns, group, size, high, low, 4, LANES)
     zl.store(scale, zl.convert(factor, zl.f16))
     if BITS != 8:
         zl.store(offset, zl.convert(base, zl.f16))
-    inverse = quotient(1.0, factor)
+    inverse = rounding.quotient(1.0, factor)
     for block in range(size // 32):
         for j in zl.static(range(words)):
             made = zl.i32.x(LANES)(0)
             for c in zl.static(range(4)):
                 at = group + (block * 32 + (4 * j + c)) * TILE
-                made = made | zl.convert(quantized(zl.load(at, LANES), base, inverse, BITS), zl.i32) << (8 * c)
+                made = made | zl.convert(rounding.quantized(zl.load(at, LANES), base, inverse, BITS), zl.i32) << (8 * c)
                 if BITS == 4:
-                    upper = quantized(zl.load(at + 16 * TILE, LANES), base, inverse, BITS)
+                    upper = rounding.quantized(zl.load(at + 16 * TILE, LANES), base, inverse, BITS)
                     made = made | zl.convert(upper, zl.i32) << (8 * c + 4)
             zl.store(out + (block * words + j) * TILE, made)
 
@@ -327,7 +316,7 @@ def variants(target) -> list[zl.Variant]:
         zl.Variant(f"repack_{form}", repack_words, {"FORM": form}) for form in ("words4", "words8", "awq4", "int8")
     ]
     found += [zl.Variant(f"repack_ordered{bits}", repack_ordered, {"BITS": bits}) for bits in (4, 8)]
-    for name, dtype in INPUTS.items():
+    for name, dtype in rounding.INPUTS.items():
         found += [zl.Variant(f"repack_scales_{name}", repack_scales, {"IN": dtype})]
         found += [
             zl.Variant(f"quantize_int{bits}_{name}", quantize_groups, {"BITS": bits, "IN": dtype}) for bits in (4, 8)

@@ -3,33 +3,11 @@ a part turns, last layers that read the K and V of earlier ones, and embeddings 
 the MLP (26B-A4B), which read the same stream; the results of both are normalized, added and normalized."""
 
 from zse.errors import UnsupportedError
-from zse.models.common import (
-    full_heads,
-    gguf_moe,
-    gguf_rope,
-    gguf_values,
-    hf_moe,
-    hf_rope,
-    hf_values,
-    hf_windows,
-    pattern_layers,
-)
+from zse.models import common
+from zse.models import names as tables
 from zse.models.config import MAX_WIDTH, Fields, ModelConfig, RopeConfig
 from zse.models.decoder import Decoder
 from zse.models.gemma2 import MLP_NORM
-from zse.models.names import (
-    ATTENTION,
-    ATTN_NORM,
-    BESIDE,
-    LAYER_SCALE,
-    MLP,
-    MODEL,
-    PLE,
-    PLE_MODEL,
-    POST_NORMS,
-    QK_NORM,
-    Names,
-)
 
 PATTERN = 6  # every sixth layer has no window where config.json does not say
 # What a text_config leaves out where it is so: transformers' Gemma4TextConfig, and Gemma4UnifiedTextConfig.
@@ -44,8 +22,18 @@ ROPES = dict(
 
 
 class Gemma4(Decoder):
-    names = ATTN_NORM | ATTENTION | QK_NORM | MLP_NORM | MLP | BESIDE | POST_NORMS | PLE | LAYER_SCALE
-    model_names = MODEL | PLE_MODEL
+    names = (
+        tables.ATTN_NORM
+        | tables.ATTENTION
+        | tables.QK_NORM
+        | MLP_NORM
+        | tables.MLP
+        | tables.BESIDE
+        | tables.POST_NORMS
+        | tables.PLE
+        | tables.LAYER_SCALE
+    )
+    model_names = tables.MODEL | tables.PLE_MODEL
 
     def begin(self):
         x = self.embed()
@@ -67,7 +55,7 @@ class Gemma4(Decoder):
         return self.scale_stream(x, "layer_scale", i) if self.config.layer_scale else x
 
     @classmethod
-    def layer_names(cls, config: ModelConfig, layer: int) -> Names:
+    def layer_names(cls, config: ModelConfig, layer: int) -> tables.Names:
         return cls.names
 
     def attend(self, x, i):
@@ -88,20 +76,20 @@ class Gemma4(Decoder):
             name = "use_bidirectional_attention"
             raise UnsupportedError(f"{fields.path}: {name}", fields.get(name), [None, "vision"])
         ropes = fields.get("rope_parameters") or ROPES
-        values = hf_values(fields.changed(rope_parameters=None), generation, tied_default=True)
+        values = common.hf_values(fields.changed(rope_parameters=None), generation, tied_default=True)
         layers, shared = values["num_layers"], fields.integer("num_kv_shared_layers", 0, low=0)
         # Of the last layer transformers makes one without a window, whatever the file says.
-        sliding = (*(hf_windows(fields, layers) or pattern_layers(PATTERN, layers))[:-1], False)
-        head_dim, kv_heads = full_heads(fields, sliding)
+        sliding = (*(common.hf_windows(fields, layers) or common.pattern_layers(PATTERN, layers))[:-1], False)
+        head_dim, kv_heads = common.full_heads(fields, sliding)
         fields, inner = fields.changed(rope_parameters=ropes), values["intermediate_size"]
         moe = None
         if fields.boolean("enable_moe_block", False):
-            moe = hf_moe(fields.changed(num_experts_per_tok=fields.get("top_k_experts")), layers, normalize=True)
+            moe = common.hf_moe(fields.changed(num_experts_per_tok=fields.get("top_k_experts")), layers, normalize=True)
         wide = shared if fields.boolean("use_double_wide_mlp", False) else 0
         values |= dict(
             activation="gelu_tanh",
-            rope=hf_rope(fields, layer_type="full_attention", head_dim=head_dim),
-            local_rope=hf_rope(fields, layer_type="sliding_attention"),
+            rope=common.hf_rope(fields, layer_type="full_attention", head_dim=head_dim),
+            local_rope=common.hf_rope(fields, layer_type="sliding_attention"),
             sliding_window=fields.integer("sliding_window"),
             logit_softcap=fields.number("final_logit_softcapping", 0.0),
             num_shared_kv=shared,
@@ -130,9 +118,9 @@ class Gemma4(Decoder):
         head_dim, shared = fields.integer(names[0]), fields.integer(".attention.shared_kv_layers", 0, low=0)
         full = sliding.index(False) if False in sliding else 0
         plain = fields.changed(**{fields.key(name): value for name, value in small.items()})
-        values = gguf_values(plain, tensors, experts=True) | dict(
+        values = common.gguf_values(plain, tensors, experts=True) | dict(
             activation="gelu_tanh",
-            rope=gguf_rope(fields, 1000000.0, head_dim),
+            rope=common.gguf_rope(fields, 1000000.0, head_dim),
             local_rope=RopeConfig(theta=fields.number(".rope.freq_base_swa", 10000.0, low=1.0)),
             sliding_window=fields.integer(".attention.sliding_window"),
             logit_softcap=fields.number(".final_logit_softcapping", 0.0),
@@ -141,7 +129,7 @@ class Gemma4(Decoder):
             intermediate_sizes=inner if len(set(inner)) > 1 else (),
             ple_width=fields.integer(".embedding_length_per_layer_input", 0, low=0, high=MAX_WIDTH),
             layer_scale="blk.0.layer_output_scale.weight" in tensors,
-            moe=gguf_moe(fields, layers) if fields.integer(".expert_count", 0, low=0) else None,
+            moe=common.gguf_moe(fields, layers) if fields.integer(".expert_count", 0, low=0) else None,
         )
         return _build(fields, values, sliding, head_dim, heads.get(False, 0))
 

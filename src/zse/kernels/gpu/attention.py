@@ -3,19 +3,8 @@
 from zse.errors import UnsupportedError
 from zse.kernel import Variant
 from zse.kernels.gpu import attention_mma, attention_packed, attention_simple
+from zse.kernels.gpu import attention_plan as planning
 from zse.kernels.gpu.attention_decode import decode_symbol, decode_variants
-from zse.kernels.gpu.attention_plan import (
-    HEAD_DIMS,
-    MAX_RUN,
-    WIDE,
-    AttentionScratch,
-    decode_columns,
-    decode_share,
-    head_dims,
-    plan_attention,
-    plan_variants,
-    reciprocal31,
-)
 from zse.kernels.gpu.attention_prefill import prefill_swizzle, wgmma_symbol, wgmma_variants
 from zse.kernels.kv_pages import BLOCK, PACKED, head_dim_of, pages_shape
 from zse.kernels.op import check, require
@@ -25,7 +14,7 @@ KV_DTYPES = ("bf16", "f16", *PACKED)
 MAX_GROUP = 128  # query heads of a kv head: rows of a prefill tile
 
 
-def _check(q, k_pages, v_pages, page_table, token_row, positions, out, dims=HEAD_DIMS) -> tuple[int, int]:
+def _check(q, k_pages, v_pages, page_table, token_row, positions, out, dims=planning.HEAD_DIMS) -> tuple[int, int]:
     """(head_dim, query heads of a kv head) of tensors that attention takes. ValueError, TypeError, UnsupportedError."""
     pages, kv_heads = v_pages.shape[:2]
     head_dim = head_dim_of(v_pages)
@@ -65,7 +54,7 @@ def record_attention(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
-    scratch: dict[tuple[int, int], AttentionScratch] | None = None,
+    scratch: dict[tuple[int, int], planning.AttentionScratch] | None = None,
     longest_run: int | None = None,
     ahead: int = 0,
     sinks=None,
@@ -76,7 +65,7 @@ def record_attention(
     scratch: by KV heads and head_dim the AttentionScratch that plan_attention() has filled in this recording with the same
     longest_run (None: made and filled here, for tests); longest_run: the most tokens of one row in any run of the recording (None: unknown)."""
     device = recorder.device
-    dims = attention_simple.ENCODER_DIMS if ahead else head_dims(k_pages.dtype)
+    dims = attention_simple.ENCODER_DIMS if ahead else planning.head_dims(k_pages.dtype)
     dims = attention_simple.SIMPLE_DIMS if device.simt else dims
     head_dim, group = _check(q, k_pages, v_pages, page_table, token_row, positions, out, dims)
     kv_heads, (tokens, width) = v_pages.shape[1], q.shape
@@ -102,19 +91,19 @@ def record_attention(
         return
     if scratch is None:
         require(isinstance(tokens, int), "attention: a number of tokens that is a symbol needs scratch")
-        found = AttentionScratch.make(
+        found = planning.AttentionScratch.make(
             device, width // head_dim, kv_heads, head_dim, [window], tokens, page_table.shape[1] * BLOCK
         )
-        plan_attention(recorder, found, token_row, positions, longest_run)
+        planning.plan_attention(recorder, found, token_row, positions, longest_run)
     else:
         require((kv_heads, head_dim) in scratch, "attention: scratch was made for other heads")
         found = scratch[kv_heads, head_dim]
     require(window in found.plans, f"attention: scratch was made for windows {sorted(found.plans)}, not {window}")
     require(found.heads == width // head_dim, "attention: scratch was made for other heads")
     plan, kv = found.plans[window], k_pages.dtype
-    share = decode_share(group, head_dim)
+    share = planning.decode_share(group, head_dim)
     heads, part = kv_heads * share, group // share
-    parts = 1 if longest_run == 1 and part <= 8 else decode_columns(head_dim) // 8
+    parts = 1 if longest_run == 1 and part <= 8 else planning.decode_columns(head_dim) // 8
     common |= dict(plan=plan, tasks_room=found.tasks_room)
     args = Args(
         **common | dict(kv_heads=heads, group=part),
@@ -123,13 +112,13 @@ def record_attention(
         records=found.records,
         totals=found.totals,
         page_heads=kv_heads,
-        by_share=reciprocal31(share),
-        by_heads=reciprocal31(heads),
-        by_group=reciprocal31(part),
-        fresh_before=0 if longest_run == 1 else MAX_RUN - 1,
+        by_share=planning.reciprocal31(share),
+        by_heads=planning.reciprocal31(heads),
+        by_group=planning.reciprocal31(part),
+        fresh_before=0 if longest_run == 1 else planning.MAX_RUN - 1,
     )
     recorder.launch(decode_symbol(kv, head_dim, parts), args, found.blocks)
-    if longest_run is not None and longest_run <= MAX_RUN:
+    if longest_run is not None and longest_run <= planning.MAX_RUN:
         return
     _record_prompts(recorder, common, paged, group, head_dim, found.blocks)
 
@@ -137,8 +126,8 @@ def record_attention(
 def _record_prompts(recorder, common, paged, group: int, head_dim: int, blocks: int) -> None:
     """The launch for rows with many tokens."""
     device, (pages, kv_heads), kv = recorder.device, paged["v_pages"].shape[:2], paged["k_pages"].dtype
-    args = Args(**common, by_heads=reciprocal31(kv_heads), by_group=reciprocal31(group))
-    on_hopper = device.arch == 90 and head_dim < WIDE
+    args = Args(**common, by_heads=planning.reciprocal31(kv_heads), by_group=planning.reciprocal31(group))
+    on_hopper = device.arch == 90 and head_dim < planning.WIDE
     if kv not in PACKED and on_hopper:
         swizzle = prefill_swizzle(head_dim)
         for name, tensor in (("k_map", paged["k_pages"]), ("v_map", paged["v_pages"])):
@@ -156,7 +145,7 @@ def attention_variants(target) -> list[Variant]:
         return attention_simple.simple_variants(target)
     return (
         attention_simple.simple_variants(target)
-        + plan_variants(target)
+        + planning.plan_variants(target)
         + decode_variants(target)
         + wgmma_variants(target)
         + attention_packed.packed_variants(target)

@@ -15,19 +15,9 @@ are touched once a chunk, spill.)
 from typing import Any
 
 from zse import kernel as zl
+from zse.kernels.gpu import attention_parts as operands
 from zse.kernels.gpu.attention_merge import clear, is_last, leave_results, leave_sums, merge_records, merge_warps
 from zse.kernels.gpu.attention_pages import NUM_VARIABLES, first_column, load_page, read_item, start_loading
-from zse.kernels.gpu.attention_parts import (
-    FLOOR,
-    KV_TYPES,
-    LOG2E,
-    MASKED,
-    as_f16,
-    key_fragments,
-    multiply,
-    pack_pair,
-    value_fragments,
-)
 from zse.kernels.gpu.attention_plan import CHUNK, SEGMENT, TASK, decode_columns, divide, head_dims, warps_of_head
 from zse.kernels.gpu.kv8 import MINUS_BIAS, UNITS, in_f16, is_packed, item_nbytes, scales_nbytes, scales_of
 from zse.kernels.kv_pages import BLOCK, SCALE_BYTES
@@ -183,9 +173,9 @@ def attend_page(slot, key, item, limits, queries, bias, found, p):
     # Two chains of products instead of one.
     more = [[zl.f32(0) for u in zl.static(range(4))] for nt in zl.static(range(NT))]
     for kd in zl.static(range(p.columns // 16)):
-        a = key_fragments(slot, kd, STRIDE, KV)
+        a = operands.key_fragments(slot, kd, STRIDE, KV)
         for nt in zl.static(range(NT)):
-            multiply(more[nt] if kd % 2 else scores[nt], a, queries[kd][nt], F)
+            operands.multiply(more[nt] if kd % 2 else scores[nt], a, queries[kd][nt], F)
     for nt in zl.static(range(NT)):
         for u in zl.static(range(4)):
             scores[nt][u] += more[nt][u]
@@ -207,7 +197,7 @@ def attend_page(slot, key, item, limits, queries, bias, found, p):
                 mine = key + g + u // 2 * 8
                 limit = limits[nt][u % 2]
                 hidden = mine > limit or mine >= item[5] or (p.window > 0 and mine <= limit - p.window)
-                scores[nt][u] = zl.f32(MASKED) if hidden else scores[nt][u]
+                scores[nt][u] = zl.f32(operands.MASKED) if hidden else scores[nt][u]
     weights = [[zl.u32(0) for u in zl.static(range(2))] for nt in zl.static(range(NT))]
     for nt in zl.static(range(NT)):
         shrink = [zl.f32(0) for u in zl.static(range(2))]
@@ -230,19 +220,21 @@ def attend_page(slot, key, item, limits, queries, bias, found, p):
         for h in zl.static(range(2)):
             # 8 keys x 8 queries from rows (accumulator) to columns (B operand).
             if is_packed(KV):
-                pair = pack_pair(scores[nt][2 * h] * value_scales[h], scores[nt][2 * h + 1] * value_scales[h], F)
+                pair = operands.pack_pair(
+                    scores[nt][2 * h] * value_scales[h], scores[nt][2 * h + 1] * value_scales[h], F
+                )
             else:
-                pair = pack_pair(scores[nt][2 * h], scores[nt][2 * h + 1], F)
+                pair = operands.pack_pair(scores[nt][2 * h], scores[nt][2 * h + 1], F)
             even = zl.shuffle(pair, lane % 4 * 8 + g // 2)
             odd = zl.shuffle(pair, lane % 4 * 8 + 4 + g // 2)
             weights[nt][h] = (even >> 16 | (odd & 0xFFFF0000)) if g % 2 == 1 else (even & 0xFFFF | odd << 16)
     if KV is zl.i8:
         for nt in zl.static(range(NT)):
-            multiply(found.bias[nt], [zl.u32(MINUS_BIAS)] * 4, weights[nt], F)
+            operands.multiply(found.bias[nt], [zl.u32(MINUS_BIAS)] * 4, weights[nt], F)
     for d in zl.static(range(p.columns // 16)):
-        a = value_fragments(slot + BLOCK * STRIDE, d, STRIDE, KV)
+        a = operands.value_fragments(slot + BLOCK * STRIDE, d, STRIDE, KV)
         for nt in zl.static(range(NT)):
-            multiply(acc[d][nt], a, weights[nt], F)
+            operands.multiply(acc[d][nt], a, weights[nt], F)
 
 
 @zl.inline
@@ -262,13 +254,13 @@ def attend_task(state, slot, item, queries, coming, work, into, p):
     if p.KV is zl.i8:
         for kd in zl.static(range(parts)):
             for nt in zl.static(range(NT)):
-                multiply(bias[nt], [zl.u32(MINUS_BIAS)] * 4, queries[kd][nt], p.F)
+                operands.multiply(bias[nt], [zl.u32(MINUS_BIAS)] * 4, queries[kd][nt], p.F)
     for chunk in zl.unroll(range(begin, end, CHUNK), 1):
         stop = min(chunk + CHUNK, end)
         acc = [
             [[zl.f32(0) for u in zl.static(range(4))] for nt in zl.static(range(NT))] for d in zl.static(range(parts))
         ]
-        high = [[zl.f32(FLOOR) for u in zl.static(range(2))] for nt in zl.static(range(NT))]
+        high = [[zl.f32(operands.FLOOR) for u in zl.static(range(2))] for nt in zl.static(range(NT))]
         sums = [[zl.f32(0) for u in zl.static(range(2))] for nt in zl.static(range(NT))]
         less = [[zl.f32(0) for u in zl.static(range(4))] for nt in zl.static(range(BIASED))]
         found = Sums(acc, less, high, sums)
@@ -312,7 +304,7 @@ def block_of(p):
     total = p.plan[0] * p.kv_heads
     width = p.kv_heads * p.group * p.D
     ring = memory + zl.warp_index() * (p.STAGES * p.slot_bytes)
-    factor = zl.f32(LOG2E) if p.softcap > 0.0 else p.scale * LOG2E
+    factor = zl.f32(operands.LOG2E) if p.softcap > 0.0 else p.scale * operands.LOG2E
     mine = (8 * (p.D // 4) + zl.target.threads - 1) // zl.target.threads
     return DecodeBlock(*vars(p).values(), total, width, factor, W, mine, memory, ring, peaks, places, exchange)
 
@@ -342,7 +334,7 @@ def attention_decode(params: DecodeParams):
             item[i] = coming[i] + 0
         read_item(coming, work + step, p)
         if p.F is not zl.bf16:
-            as_f16(queries)
+            operands.as_f16(queries)
         segment, result = [
             [
                 [[zl.f32(0) for _ in zl.static(range(6))] for m in zl.static(range(p.mine))]
@@ -386,7 +378,7 @@ def decode_variants(target) -> list[zl.Variant]:
     if not target.has("mma_sync"):
         return []
     variants = []
-    for name, dtype in KV_TYPES.items():
+    for name, dtype in operands.KV_TYPES.items():
         for dim in head_dims(name):
             warps, stages = decode_shape(dim, item_nbytes(dtype), target.shared_limit)
             variants += [

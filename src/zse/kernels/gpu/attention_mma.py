@@ -7,20 +7,10 @@ of the values' dimensions.
 """
 
 from zse import kernel as zl
+from zse.kernels.gpu import attention_prefill as prefill
 from zse.kernels.gpu.attention_pages import first_column
 from zse.kernels.gpu.attention_parts import FLOOR, KV_TYPES, multiply, pack_pair
 from zse.kernels.gpu.attention_plan import WIDE, divide, head_dims, prefill_rows, warps_of_head
-from zse.kernels.gpu.attention_prefill import (
-    PrefillParams,
-    TileBatch,
-    batch_of,
-    factor_of,
-    query_place,
-    softmax,
-    sum_with_sink,
-    tile_at,
-    work_of,
-)
 from zse.kernels.gpu.kv8 import is_packed, item_nbytes, page_nbytes, scales_of_columns, two_pairs
 from zse.kernels.kv_pages import BLOCK
 
@@ -28,7 +18,7 @@ THREADS = 256
 BLOCK_KEYS = (64, 32, 16)
 
 
-class MmaBatch(TileBatch):
+class MmaBatch(prefill.TileBatch):
     """The tiles, and the variant: KEYS keys are in shared memory at once."""
 
     KEYS: int
@@ -75,7 +65,7 @@ def load_queries(q, place, token, head, rows, p):
         row = e // pieces
         x = e % pieces
         which = row if row < rows else 0
-        line = q + query_place(which, token, head, p)
+        line = q + prefill.query_place(which, token, head, p)
         words = zl.bitcast(zl.load(line + x * 8, 8), zl.u32.x(4))
         if p.F is zl.f16:
             words = zl.bitcast(zl.convert(zl.convert(zl.bitcast(words, zl.bf16.x(8)), zl.f32), zl.f16), zl.u32.x(4))
@@ -206,9 +196,9 @@ def write_rows(acc, running, first, rows, token, head, p):
     high, sums, _ = running
     for h in zl.static(range(2)):
         r = first + 8 * h
-        inverse = 1.0 / sum_with_sink(sums[h], high[h], r, head, p)
+        inverse = 1.0 / prefill.sum_with_sink(sums[h], high[h], r, head, p)
         if r < rows:
-            place = first_column(p.out, p.columns, p) + query_place(r, token, head, p)
+            place = first_column(p.out, p.columns, p) + prefill.query_place(r, token, head, p)
             for d in zl.static(range(p.columns // 16)):
                 c = [acc[2 * d + u // 2][2 * h + u % 2] * inverse for u in zl.static(range(4))]
                 if p.item == 2:
@@ -223,7 +213,7 @@ def attention_prefill_mma(
     q: zl.Ptr[zl.bf16, "const"],
     k_pages: zl.Ptr[zl.u8, "const"],
     v_pages: zl.Ptr[zl.u8, "const"],
-    params: PrefillParams,
+    params: prefill.PrefillParams,
     KEYS: zl.static,
 ):
     """A persistent grid over the plan's tiles x kv heads."""
@@ -237,19 +227,19 @@ def attention_prefill_mma(
     warp = zl.warp_index() // 2 if is_shared else zl.warp_index()
     mine = warp * 16 + zl.lane_index() // 4
     zl.grid_wait()
-    p = MmaBatch(**vars(batch_of(params)), KEYS=KEYS)
+    p = MmaBatch(**vars(prefill.batch_of(params)), KEYS=KEYS)
     for turn in range(0, p.total, zl.num_blocks(0)):
-        work = work_of(turn)
+        work = prefill.work_of(turn)
         if work >= p.total:
             break
-        token, rows, position, last, table, head = tile_at(work, p)
+        token, rows, position, last, table, head = prefill.tile_at(work, p)
         seen = (max(position + 1 - p.window, 0) if p.window > 0 else zl.i32(0)) // BLOCK
         begin = seen * BLOCK // KEYS
         end = last // KEYS
         load_block(k_pages, keys, table, begin, seen, last, head, p)
         load_block(v_pages, values, table, begin, seen, last, head, p)
         load_queries(q, queries, token, head, rows, p)
-        factor = factor_of(p)
+        factor = prefill.factor_of(p)
         limits = [position + divide(min(mine + 8 * h, rows - 1), p.by_group) for h in zl.static(range(2))]
         acc = [[zl.f32(0) for u in zl.static(range(4))] for d in zl.static(range(p.columns // 8))]
         high = [zl.f32(FLOOR) for h in zl.static(range(2))]
@@ -264,7 +254,7 @@ def attention_prefill_mma(
                 load_block(k_pages, keys, table, block + 1, seen, last, head, p)
             else:
                 zl.copy_commit()
-            softmax(sum(scores, []), limits, (high, sums, shrink), block * KEYS, position, factor, p, acc)
+            prefill.softmax(sum(scores, []), limits, (high, sums, shrink), block * KEYS, position, factor, p, acc)
             zl.copy_wait(1)
             zl.barrier()
             add_values(acc, scores, values + zl.warp_index() % 2 * (p.columns * item) if is_shared else values, p)

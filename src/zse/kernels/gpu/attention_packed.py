@@ -9,20 +9,8 @@ its scale (2^-12 of it each, a sixteenth of what 8 bits cost).
 from typing import Any
 
 from zse import kernel as zl
+from zse.kernels.gpu import attention_prefill as prefill
 from zse.kernels.gpu.attention_plan import HEAD_DIMS, PREFILL_ROWS, TILE, divide
-from zse.kernels.gpu.attention_prefill import (
-    GROUPS,
-    STAGES,
-    BlockRing,
-    KeyStages,
-    PrefillParams,
-    TileBatch,
-    advance,
-    batch_of,
-    consume,
-    factor_of,
-    work_of,
-)
 from zse.kernels.gpu.kv8 import page_nbytes
 from zse.kernels.kv_pages import BLOCK, PACKED
 
@@ -78,7 +66,7 @@ def loading_of(stages):
 @zl.inline
 def enter_tile(at, batch, BN):
     """The first block of the tile of turn at[TURN], if there is one."""
-    work = work_of(at[TURN])
+    work = prefill.work_of(at[TURN])
     at[MORE] = zl.i32(1) if work < batch.total else zl.i32(0)
     if work < batch.total:
         tile = zl.load(batch.tiles + divide(work, batch.by_heads) * TILE, 4)
@@ -207,14 +195,14 @@ def produce(streams, batch, KV, stages, SLOTS):
         if at[MORE] == 1:
             asked += 1
             next_block(at, batch, BN)
-        advance(stage)
+        prefill.advance(stage)
         slot[1] = 1 - slot[1] if slot[0] == SLOTS - 1 else slot[1]
         slot[0] = 0 if slot[0] == SLOTS - 1 else slot[0] + 1
 
 
-def of_f16(batch: TileBatch) -> TileBatch:
+def of_f16(batch: prefill.TileBatch) -> prefill.TileBatch:
     """The batch as its computing side has it."""
-    return TileBatch(**(vars(batch) | {"KV": zl.f16}))
+    return prefill.TileBatch(**(vars(batch) | {"KV": zl.f16}))
 
 
 @zl.kernel
@@ -222,7 +210,7 @@ def attention_prefill_packed(
     q: zl.Ptr[zl.bf16, "const"],
     k_pages: zl.Ptr[zl.u8, "const"],
     v_pages: zl.Ptr[zl.u8, "const"],
-    p: PrefillParams,
+    p: prefill.PrefillParams,
     BN: zl.static,
     SLOTS: zl.static,
     WGS: zl.static,
@@ -233,38 +221,51 @@ def attention_prefill_packed(
     zl.grid_launch_dependents()
     size = BN // BLOCK * page_nbytes(D, 1)
     queries = zl.shared_array(zl.u8, PREFILL_ROWS * D * 2, align=1024)
-    keys = zl.shared_array(zl.u8, 2 * STAGES * block, align=1024)
+    keys = zl.shared_array(zl.u8, 2 * prefill.STAGES * block, align=1024)
     bytes_ = zl.shared_array(zl.u8, 2 * SLOTS * size, align=128)
     there = zl.mbarrier_array(8 * SLOTS)
-    full = zl.mbarrier_array(2 * STAGES)
-    empty = zl.mbarrier_array(2 * STAGES)
-    stages = KeyStages(queries, keys, keys + STAGES * block, full, full + STAGES, empty, empty + STAGES, D, BN, True)
+    full = zl.mbarrier_array(2 * prefill.STAGES)
+    empty = zl.mbarrier_array(2 * prefill.STAGES)
+    stages = prefill.KeyStages(
+        queries,
+        keys,
+        keys + prefill.STAGES * block,
+        full,
+        full + prefill.STAGES,
+        empty,
+        empty + prefill.STAGES,
+        D,
+        BN,
+        True,
+    )
     if zl.thread_index() == 0:
         for each in zl.static(range(8 * SLOTS)):
             zl.mbarrier_init(there + each, 1)
-        for stage in zl.static(range(2 * STAGES)):
+        for stage in zl.static(range(2 * prefill.STAGES)):
             zl.mbarrier_init(full + stage, 4)
-            zl.mbarrier_init(empty + stage, GROUPS * 4)
+            zl.mbarrier_init(empty + stage, prefill.GROUPS * 4)
         zl.mbarrier_init_fence()
     zl.barrier()
     zl.grid_wait()
-    batch = of_f16(batch_of(p))
+    batch = of_f16(prefill.batch_of(p))
     warp = zl.warp_index()
-    if warp >= 4 and warp < 4 + 4 * GROUPS:
+    if warp >= 4 and warp < 4 + 4 * prefill.GROUPS:
         zl.set_max_registers("inc", REGISTERS[WGS][1])
-        consume(q, factor_of(p), batch, stages)
+        prefill.consume(q, prefill.factor_of(p), batch, stages)
     else:
         zl.set_max_registers("dec", REGISTERS[WGS][0])
         part = bytes_ + warp % 4 * (size // 4)
         if WGS == 2:
             which = warp // 12
-            tiles = BlockRing(keys + which * (STAGES * block), full + which * STAGES, empty + which * STAGES)
+            tiles = prefill.BlockRing(
+                keys + which * (prefill.STAGES * block), full + which * prefill.STAGES, empty + which * prefill.STAGES
+            )
             its = there + (which * (4 * SLOTS) + warp % 4)
             stream = Stream(v_pages if which == 1 else k_pages, part + which * (SLOTS * size), its, tiles)
             produce((stream,), batch, p.KV, stages, SLOTS)
         else:
-            for_keys = Stream(k_pages, part, there + warp % 4, BlockRing(keys, full, empty))
-            tiles = BlockRing(stages.values, stages.v_full, stages.v_empty)
+            for_keys = Stream(k_pages, part, there + warp % 4, prefill.BlockRing(keys, full, empty))
+            tiles = prefill.BlockRing(stages.values, stages.v_full, stages.v_empty)
             for_values = Stream(v_pages, part + SLOTS * size, there + (4 * SLOTS + warp % 4), tiles)
             produce((for_keys, for_values), batch, p.KV, stages, SLOTS)
 
@@ -282,7 +283,7 @@ def packed_variants(target) -> list[zl.Variant]:
         for dim in HEAD_DIMS:
             # 256 dimensions leave room for one block of bytes, and ptxas has no registers for their wgmma beside 512 threads.
             small = {"BN": 64, "SLOTS": 1, "WGS": 1} if dim > 128 else {"BN": 128, "SLOTS": 2, "WGS": 2}
-            threads = 128 * (GROUPS + small["WGS"])
+            threads = 128 * (prefill.GROUPS + small["WGS"])
             statics = {"D": dim, "KV": dtype, **small}
             variants.append(zl.Variant(packed_symbol(name, dim), attention_prefill_packed, statics, threads=threads))
     return variants

@@ -7,17 +7,7 @@ memory: an int4 weight of 0.5 bytes is read, 2 bytes are written.
 from typing import Any, NamedTuple
 
 from zse import kernel as zl
-from zse.kernels.gpu.r16 import (
-    HIGH_BYTES,
-    arguments,
-    factors,
-    looked_up,
-    pair_bf16,
-    q_bytes,
-    read_scales,
-    selector,
-    table_of,
-)
+from zse.kernels.gpu import r16
 from zse.quant.scheme import FP8_BLOCK, TILE_ROWS
 from zse.runtime.args import Args
 from zse.tensor import Tensor
@@ -88,7 +78,7 @@ def dequantize_r16(
 def dequantize_lut4(p: Lut4Rows):
     """Likewise, of lut4 weights: once looked up, 8-bit ones."""
     made = Destination(p.out, p.first_tile, p.rows, p.blocks, p.groups, p.group_blocks, p.half_step)
-    make_rows(p.q, p.high, p.scale, p.offset, p.has_offset, p.center, made, 4, table_of(p))
+    make_rows(p.q, p.high, p.scale, p.offset, p.has_offset, p.center, made, 4, r16.table_of(p))
 
 
 @zl.inline
@@ -104,8 +94,8 @@ def make_rows(q, high, scale, offset, has_offset, center, to, BITS, table):
     tile = zl.i64(first_tile + zl.block_index(1))
     row = zl.block_index(1) * 16 + r
     begin = (zl.block_index(0) * (THREADS // 32) + zl.warp_index()) * WARP_BLOCKS
-    q_words = q_bytes(BITS) // 4
-    high_words = HIGH_BYTES[BITS] // 4
+    q_words = r16.q_bytes(BITS) // 4
+    high_words = r16.HIGH_BYTES[BITS] // 4
     # All loads of the warp's blocks come first: their latencies overlap.
     words, highs, scales, offsets = [], [], [], []
     for i in zl.static(range(WARP_BLOCKS)):
@@ -117,23 +107,23 @@ def make_rows(q, high, scale, offset, has_offset, center, to, BITS, table):
         high_at = high + ((tile * blocks + block) * high_words + r)
         highs += [[zl.load(high_at + h * 16, 1, "stream") for h in zl.static(range({5: 1, 6: 2}.get(BITS, 0)))]]
         group = (block // group_blocks) * (1 + half_step // 16)
-        found = read_scales(scale, offset, [(tile * groups + group) * 16 + r], has_offset, half_step, 2)
+        found = r16.read_scales(scale, offset, [(tile * groups + group) * 16 + r], has_offset, half_step, 2)
         scales += [found[0]]
         offsets += [found[1]]
     WIDE = 8 if table is not None else BITS
-    picks = [selector(zl.u32(0), WIDE), selector(zl.u32(2), WIDE)]
+    picks = [r16.selector(zl.u32(0), WIDE), r16.selector(zl.u32(2), WIDE)]
     for i in zl.static(range(WARP_BLOCKS)):
         if begin + i < blocks:
-            factor, shift = factors(scales[i], offsets[i], center, WIDE)
+            factor, shift = r16.factors(scales[i], offsets[i], center, WIDE)
             for half in zl.static(range(2)):
                 pairs = []
                 for w in zl.static(range(2)):
                     word = words[i][2 + w if BITS == 8 and half == 1 else w]
                     if table is not None:
-                        word = looked_up(word, half == 1, table)
+                        word = r16.looked_up(word, half == 1, table)
                     extra = highs[i][half if BITS == 6 else 0] if BITS in (5, 6) else None
                     pairs += [
-                        pair_bf16(word, extra, zl.u32(p * 2 + w), half == 1, pick, factor[half], shift[half], WIDE)
+                        r16.pair_bf16(word, extra, zl.u32(p * 2 + w), half == 1, pick, factor[half], shift[half], WIDE)
                         for pick in picks
                     ]
                 if row < rows:
@@ -188,7 +178,7 @@ def launch(recorder, weight, first_row: int, rows: int, out: Tensor) -> None:
 
 def _of_groups(weight, first_row: int, rows: int) -> tuple[dict, tuple[int, int]]:
     planes, width = weight.planes, weight.shape[1]
-    args = arguments(weight) | dict(
+    args = r16.arguments(weight) | dict(
         q=planes["q"], high=planes.get("high"), first_tile=first_row // TILE_ROWS, rows=rows
     )
     return args, (-(-(width // 32) // (WARP_BLOCKS * THREADS // 32)), -(-rows // TILE_ROWS))

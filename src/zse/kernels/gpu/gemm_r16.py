@@ -10,15 +10,7 @@ ring and split k are those of gemm_wgmma. The idea of feeding wgmma from registe
 """
 
 from zse import kernel as zl
-from zse.kernels.gpu.gemm_integers import (
-    HALF,
-    group_scales,
-    lane_words,
-    load_tokens,
-    load_weights,
-    multiply_tile,
-    weight_bytes,
-)
+from zse.kernels.gpu import gemm_integers as integers
 from zse.kernels.gpu.gemm_parts import REGISTERS, put_column, put_gated, ring_of, sum_parts, unit_place, units_of
 from zse.kernels.gpu.r16 import stage_blocks
 
@@ -27,7 +19,7 @@ SHARED_BYTES = 231_000
 
 def stage_size(bits: int, bt: int, groups: int) -> int:
     """Bytes of a stage: BT tokens and 64 rows of each of `groups` warpgroups."""
-    return bt * HALF * stage_blocks(bits, bt) + groups * 4 * weight_bytes(bits, bt)
+    return bt * integers.HALF * stage_blocks(bits, bt) + groups * 4 * integers.weight_bytes(bits, bt)
 
 
 def stages(bits: int, bt: int, groups: int) -> int:
@@ -76,7 +68,7 @@ class R16Params(zl.Record):
     @property
     def token_bytes(self) -> int:
         """Of a stage; the weights follow."""
-        return self.BT * HALF * self.BLOCKS
+        return self.BT * integers.HALF * self.BLOCKS
 
     @property
     def tiles(self) -> int:
@@ -101,11 +93,11 @@ def produce(ring, units, p):
             stage = ring.memory + slot * ring.stride
             zl.mbarrier_wait(ring.empty + slot, parity)
             zl.mbarrier_expect(ring.full + slot, stage_size(p.KIND, p.BT, p.WG))
-            load_weights(stage + p.token_bytes, ring.full + slot, step, row_tile, p)
+            integers.load_weights(stage + p.token_bytes, ring.full + slot, step, row_tile, p)
             if waited == 0:
                 zl.grid_wait()
                 waited = 1
-            load_tokens(stage, ring.full + slot, step, m * p.BT, p)
+            integers.load_tokens(stage, ring.full + slot, step, m * p.BT, p)
             slot += 1
             if slot == ring.stages:
                 slot = 0
@@ -129,13 +121,13 @@ def consume(ring, units, last, p):
     """The warpgroups that multiply: their weights pass through registers."""
     thread = zl.thread_index() - 128
     warp = thread // 32
-    lane = lane_words(warp, p)
-    now = group_scales(p)
+    lane = integers.lane_words(warp, p)
+    now = integers.group_scales(p)
     state = [zl.i32(0) for _ in zl.static(range(2))]
     accs = [[zl.f32(0) for _ in zl.static(range(p.BT // 2))] for x in zl.static(range(1))]
     for unit in range(zl.block_index(0), units.count, zl.num_blocks(0)):
         tile, m, n, first, end = unit_place(unit, units)
-        multiply_tile(accs[0], lane, now, ring, state, n, first, end, p)
+        integers.multiply_tile(accs[0], lane, now, ring, state, n, first, end, p)
         if unit == zl.block_index(0):
             zl.grid_wait()
         complete = units.splits <= 1

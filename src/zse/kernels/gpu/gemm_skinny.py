@@ -15,17 +15,7 @@ A gated tile gives rows 0 .. 7 of every 16 to gates and 8 .. 15 to the same rows
 
 from zse import kernel as zl
 from zse.kernels.gpu import gemm_integers as integers
-from zse.kernels.gpu.gemm_parts import (
-    REGISTERS,
-    add_part,
-    clear_sums,
-    depth_of,
-    leave_part,
-    put_column,
-    put_gated,
-    release,
-    ring_of,
-)
+from zse.kernels.gpu import gemm_parts as parts
 from zse.kernels.gpu.gemm_slices import add_slices
 from zse.kernels.gpu.r16 import stage_blocks
 from zse.quant.scheme import FP8_BLOCK
@@ -43,7 +33,7 @@ def row_tile_bytes(kind: object, bt: int) -> int:
 
 def token_size(kind: object, bt: int) -> int:
     """Bytes of a token in a stage: bf16, or e4m3 for such weights."""
-    return depth_of(kind, bt) * (2 if isinstance(kind, int) or kind == "bf16" else 1)
+    return parts.depth_of(kind, bt) * (2 if isinstance(kind, int) or kind == "bf16" else 1)
 
 
 def stage_size(kind: object, bt: int, wg: int) -> int:
@@ -123,7 +113,7 @@ class SkinnyParams(zl.Record):
 
     @property
     def depth(self) -> int:
-        return depth_of(self.KIND, self.BT)
+        return parts.depth_of(self.KIND, self.BT)
 
     @property
     def tile_cols(self) -> int:
@@ -185,12 +175,12 @@ def gather_parts(total, tile, blocks, late, last, thread, p):
     size = p.BT // 8 * threads
     mine = p.partial + (zl.i64(zl.block_index(0) * 2 + late) * size + thread) * 4
     # Counted where the tile begins: only one of a block's tiles goes on in the next block.
-    is_last = leave_part((total,), mine, p.counters + first, end - first, last, thread, threads)
+    is_last = parts.leave_part((total,), mine, p.counters + first, end - first, last, thread, threads)
     if is_last:
-        clear_sums((total,))
+        parts.clear_sums((total,))
         for block in range(first, end):
             place = zl.i64(block * 2 + (zl.i32(1) if block * p.share < tile * p.steps else 0))
-            add_part((total,), p.partial + (place * size + thread) * 4, threads, False)
+            parts.add_part((total,), p.partial + (place * size + thread) * 4, threads, False)
     return is_last
 
 
@@ -211,7 +201,7 @@ def store_sums(total, tile, warp, first_token, p):
                 for e in zl.static(range(4)):
                     token_scale = p.a_scale[min(first_token + i * 8 + j * 2 + e % 2, last_token)]
                     total[i * 4 + e] *= token_scale * (gate_scale if e < 2 else up_scale)
-        put_gated(total, col, first_token, p, j, g, count)
+        parts.put_gated(total, col, first_token, p, j, g, count)
     else:
         for y in zl.static(range(2)):
             col = tile * p.tile_cols + warp * 16 + y * 8 + g
@@ -221,7 +211,7 @@ def store_sums(total, tile, warp, first_token, p):
                     for e in zl.static(range(2)):
                         token = min(first_token + i * 8 + j * 2 + e, last_token)
                         total[i * 4 + y * 2 + e] *= row_scale * p.a_scale[token]
-            put_column(total, y, col, first_token, p, j, g, count)
+            parts.put_column(total, y, col, first_token, p, j, g, count)
 
 
 @zl.inline
@@ -280,14 +270,14 @@ def multiply_tile(total, acc, tile, ring, state, first, end, warp, p):
         tokens_desc = base + zl.u64(state[0] * ring.stride // 16)
         multiply_rows(total, acc, step, first, tile, tokens_desc, warp, p)
         if previous >= 0:
-            release(ring.empty + previous, zl.lane_index())
+            parts.release(ring.empty + previous, zl.lane_index())
         previous = state[0] + 0
         state[0] += 1
         if state[0] == ring.stages:
             state[0] = 0
             state[1] = state[1] ^ 1
     zl.wgmma_wait(0, total)
-    release(ring.empty + previous, zl.lane_index())
+    parts.release(ring.empty + previous, zl.lane_index())
 
 
 @zl.inline
@@ -319,14 +309,14 @@ def consume(ring, begin, finish, tiles, last, p):
 
 @zl.kernel
 def gemm_skinny(p: SkinnyParams):
-    ring, last = ring_of(stage_size(p.KIND, p.BT, p.WG), p.STAGES, p.WG * 4)
+    ring, last = parts.ring_of(stage_size(p.KIND, p.BT, p.WG), p.STAGES, p.WG * 4)
     tiles = (p.cols + (p.tile_cols - 1)) // p.tile_cols
     begin = zl.block_index(0) * p.share
     finish = min(begin + p.share, tiles * p.steps)
     if zl.warp_index() < 4:
-        zl.set_max_registers("dec", REGISTERS[p.WG][0])
+        zl.set_max_registers("dec", parts.REGISTERS[p.WG][0])
         if zl.thread_index() == 0:
             produce(ring, begin, finish, p)
     else:
-        zl.set_max_registers("inc", REGISTERS[p.WG][1])
+        zl.set_max_registers("inc", parts.REGISTERS[p.WG][1])
         consume(ring, begin, finish, tiles, last, p)

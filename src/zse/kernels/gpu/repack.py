@@ -8,19 +8,8 @@ the rows of a tile, so that they store 64 bytes together. Bound by the bus that 
 """
 
 from zse import kernel as zl
+from zse.kernels import quantize_group as rounding
 from zse.kernels.gpu.rows import block_max, largest_bits, magnitude_bits
-from zse.kernels.quantize_group import (
-    BAD_OFFSET,
-    BAD_SCALE,
-    F16_MAX,
-    F16_MAX_BITS,
-    INPUTS,
-    quantized,
-    quotient,
-    searched_range,
-    spread,
-    symmetric_range,
-)
 from zse.kernels.repack_checkpoint import OrderedPacking, ScalePacking, WordPacking
 from zse.quant.scheme import TILE_ROWS
 
@@ -60,7 +49,7 @@ def repack_words(p: WordPacking):
                     for j in zl.static(range(4)):
                         low = (word[j // 2] >> (16 * (j % 2))) & 0xFFFF
                         high = (word[2 + j // 2] >> (16 * (j % 2))) & 0xFFFF
-                        made[j] = spread(low) | (spread(high) << 4)
+                        made[j] = rounding.spread(low) | (rounding.spread(high) << 4)
         out = p.q + ((zl.i64(zl.block_index(1)) * p.all_blocks + (p.first_block + block)) * (words * TILE_ROWS) + r)
         for j in zl.static(range(words)):
             out[j * TILE_ROWS] = made[j]
@@ -110,8 +99,8 @@ def repack_scales(p: ScalePacking):
         factor, shift = zl.f32(0), zl.f32(0)
         if row < p.rows:
             factor = zl.convert(p.src[row * p.row_stride + group * p.group_stride], zl.f32)
-            if abs(factor) > F16_MAX:
-                zl.atomic_max(p.bad, zl.i32(BAD_SCALE))
+            if abs(factor) > rounding.F16_MAX:
+                zl.atomic_max(p.bad, zl.i32(rounding.BAD_SCALE))
             factor = zl.convert(zl.convert(factor, zl.f16), zl.f32)
             if p.has_zero != 0:
                 per_word = 32 // p.bits
@@ -122,8 +111,8 @@ def repack_scales(p: ScalePacking):
                 mask = (zl.u32(1) << zl.u32(p.bits)) - 1
                 point = zl.convert(zl.i32((((word >> zl.u32(field * p.bits)) & mask) + zl.u32(p.plus)) & mask), zl.f32)
                 shift = zl.convert(zl.convert(-point * factor, zl.f16), zl.f32)
-                if not (abs(shift) <= F16_MAX):
-                    zl.atomic_max(p.bad, zl.i32(BAD_OFFSET))
+                if not (abs(shift) <= rounding.F16_MAX):
+                    zl.atomic_max(p.bad, zl.i32(rounding.BAD_OFFSET))
         p.scale[out] = zl.convert(factor, zl.f16)
         if p.has_zero != 0:
             p.offset[out] = zl.convert(shift, zl.f16)
@@ -151,7 +140,7 @@ def store_block(row_src, k, out, base, inverse, BITS):
         v = read_eight(row_src, k + 8 * i)
         for e in zl.static(range(8)):
             column = 8 * i + e
-            q = zl.u32(zl.convert(quantized(v[e], base, inverse, BITS), zl.i32))
+            q = zl.u32(zl.convert(rounding.quantized(v[e], base, inverse, BITS), zl.i32))
             made[column // 4 % words] = made[column // 4 % words] | q << (
                 column % 4 * 8 + (column // 16 * 4 if BITS == 4 else 0)
             )
@@ -200,17 +189,17 @@ def quantize_groups(
                 top = max(top, largest_bits(magnitude_bits(v)))
                 for e in zl.static(range(8)):
                     high, low = max(high, v[e]), min(low, v[e])
-            if top > F16_MAX_BITS:
+            if top > rounding.F16_MAX_BITS:
                 zl.atomic_max(bad, top)
             high, low = high + 0.0, low + 0.0
             if BITS == 8:
-                factor, base = symmetric_range(high, low)
+                factor, base = rounding.symmetric_range(high, low)
             else:
-                factor, base = searched_range(columns, row_src + first, group, high, low, 8, 8)
+                factor, base = rounding.searched_range(columns, row_src + first, group, high, low, 8, 8)
             scale[line * TILE_ROWS + r] = zl.convert(factor, zl.f16)
             if BITS != 8:
                 offset[line * TILE_ROWS + r] = zl.convert(base, zl.f16)
-            inverse = quotient(1.0, factor)
+            inverse = rounding.quotient(1.0, factor)
             for k in range(0, group, 32):
                 store_block(row_src, first + k, out + k // 32 * (words * TILE_ROWS), base, inverse, BITS)
         else:
@@ -265,7 +254,7 @@ def variants(target) -> list[zl.Variant]:
         for form in ("words4", "words8", "awq4", "int8")
     ]
     found += [zl.Variant(f"repack_ordered{bits}", repack_ordered, {"BITS": bits}, threads=THREADS) for bits in (4, 8)]
-    for name, dtype in INPUTS.items():
+    for name, dtype in rounding.INPUTS.items():
         found += [zl.Variant(f"repack_scales_{name}", repack_scales, {"IN": dtype}, threads=THREADS)]
         found += [
             zl.Variant(f"quantize_int{bits}_{name}", quantize_groups, {"BITS": bits, "IN": dtype}, threads=THREADS)
