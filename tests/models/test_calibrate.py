@@ -167,7 +167,7 @@ def test_experts_are_rounded_by_their_own_inputs(write, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("gather", [True, False])
 def test_what_experts_read(gather, monkeypatch):
-    """Each expert's H is of its own rows; one with fewer rows than columns gets the rest from the layer, or on the diagonal."""
+    """Each expert's H is of its own rows, and as many more as there are columns: of the layer, or on the diagonal."""
     draw = np.random.default_rng(3)
     kept, rows = ExpertInputs(gather), {e: [] for e in range(5)}
     for tokens in (60, 21):
@@ -182,18 +182,18 @@ def test_what_experts_read(gather, monkeypatch):
     every = np.concatenate(kept._rows).astype(np.float64)
     for e, mine in rows.items():
         mine = np.array(mine, np.float64).reshape(-1, 16)
-        squares, missing = mine.T @ mine, max(0, 16 - len(mine))
+        squares = mine.T @ mine
         if gather:
-            squares += missing / len(every) * every.T @ every
+            squares += 16 / len(every) * every.T @ every
         elif not len(mine):
             assert kept.of(e) is None
             continue
         else:
-            squares += missing / len(mine) * np.diag(squares.diagonal())
+            squares += 16 / len(mine) * np.diag(squares.diagonal())
         found = kept.of(e)
         np.testing.assert_allclose(found.weight, gptq.inputs_of(squares).weight, rtol=1e-4)
         np.testing.assert_allclose(found.upper, gptq.inputs_of(squares).upper, atol=1e-4 * np.abs(found.upper).max())
-    assert {len(each) < 16 for each in rows.values()} == {True, False}
+    assert {len(each) < 16 for each in rows.values()} == {True, False} and not rows[4]
     monkeypatch.setattr(calibrate_experts, "MAX_KEPT_BYTES", 1)
     kept._kept.clear()
     kept.of(0), kept.of(1)

@@ -2,7 +2,8 @@
 
 The forward is the engine's: its trace, launches and kernels on the CPU, in f32, cut where a product reads (plan/layers.py). A layer
 runs twice over the text: as it is, to see its inputs, and with its weights as they were rounded, so that the next layer's inputs
-are those that it will get. One layer is in memory at a time, in f32, with the squares of its inputs, and what the layers hand on
+are those that it will get. One layer is in memory at a time, in f32, with the squares of its inputs (of experts the inputs:
+calibrate_experts.py), and what the layers hand on
 for the whole text: 4 to 8 bytes for each token and hidden number.
 """
 
