@@ -9,6 +9,7 @@ from fake_engine import make_engine
 
 from zse.engine import core
 from zse.engine.beams import BeamQueue
+from zse.engine.expert_counters import ExpertCounters
 from zse.engine.features import FEATURES
 from zse.engine.grammars import GrammarQueue
 from zse.engine.idle_memory import IdleMemory
@@ -27,6 +28,7 @@ CLASSES = {
     "jobs": JobQueue,
     "grammars": GrammarQueue,
     "disk": DiskTier,
+    "experts": ExpertCounters,
     "idle memory": IdleMemory,
 }
 

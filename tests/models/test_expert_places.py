@@ -1,6 +1,7 @@
 """Experts in host memory with places on the device by turns (`--expert-memory`): the same bits as with all of them there, whatever was
 resident, in the emulator. zse.kernels.gpu.expert_slots by itself: tests/kernels/test_expert_slots.py."""
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,7 +21,7 @@ from zse.engine.runner import Runner
 from zse.errors import ConfigError, MemoryPlanError
 from zse.formats.opening import open_model
 from zse.kernel import cache
-from zse.models import expert_places
+from zse.models import expert_places, weight_plan
 from zse.models.load import plan_model
 from zse.runtime.cpu import CPUDevice
 from zse.sampling.params import SamplingParams
@@ -38,6 +39,10 @@ def loads_as_for_a_gpu(monkeypatch):
 
 
 def path_of(family, folder, monkeypatch):
+    if family.endswith(" wide"):  # a group of int4 fits their matrices' lines
+        sizes = dict(hidden_size=128, moe_intermediate_size=128, intermediate_size=128 * (1 + (family[:2] == "qw")))
+        sizes |= dict(num_hidden_layers=4) if "deep" in family else {}
+        monkeypatch.setitem(tiny_families.CONFIGS, family, tiny_families.CONFIGS[family.split()[0]] | sizes)
     if family == "gpt_oss":
         monkeypatch.setattr(test_gpt_oss, "DIM", 64)  # a size of heads that a GPU has
         return test_gpt_oss.write(folder, "MXFP4")
@@ -70,9 +75,9 @@ def logits_of(path, like, quantize, expert_memory, ids, sizes, max_tokens=16):
     "family, like, quantize",
     [
         ("qwen3_moe", "sm_90a", None),
-        pytest.param("qwen3_moe", "sm_90a", "int4", marks=pytest.mark.exhaustive),
+        pytest.param("qwen3_moe wide", "sm_90a", "int4", marks=pytest.mark.exhaustive),
         pytest.param("qwen2_moe", "sm_80", None, marks=pytest.mark.exhaustive),  # a shared expert beside
-        ("mixtral", "sm_90a", "int4"),
+        ("mixtral wide", "sm_90a", "int4"),
         ("gpt_oss", "sm_90a", None),  # MXFP4, and a bias of each expert
         pytest.param("gpt_oss", "sm_80", None, marks=pytest.mark.exhaustive),
         ("qwen3_moe_dense", "gfx90a", None),  # a layer without experts between
@@ -80,9 +85,11 @@ def logits_of(path, like, quantize, expert_memory, ids, sizes, max_tokens=16):
 )
 def test_tokens_are_the_same_bits(family, like, quantize, kept_kernels, monkeypatch, tmp_path):
     path = path_of(family, tmp_path, monkeypatch)
-    ids = np.resize(tiny.tokens("gpt-oss" if family == "gpt_oss" else family.removesuffix("_dense")), sum(SIZES))
+    ids = np.resize(tiny.random_tokens(family), sum(SIZES))
     expected, nothing, whole = logits_of(path, like, quantize, None, ids, SIZES)
     assert nothing is None and np.isfinite(expected).all()
+    kinds = {matrix.scheme.element for matrix in filter(expert_places.is_of_experts, whole.matrices)}
+    assert kinds == {"lut4" if family == "gpt_oss" else quantize or "bf16"}
     least, half, every = sizes_of(gpu_plan(path, quantize))
     for nbytes in (least, half):
         logits, experts, plan = logits_of(path, like, quantize, nbytes, ids, SIZES)
@@ -103,8 +110,8 @@ def test_tokens_are_the_same_bits(family, like, quantize, kept_kernels, monkeypa
 @pytest.mark.parametrize("quantize", [None, "int4", "fp8"])
 def test_a_prompt_whose_experts_have_many_pairs(quantize, kept_kernels, monkeypatch, tmp_path):
     """On Hopper those are another product, whose tensor maps are of all places."""
-    path = path_of("qwen3_moe", tmp_path, monkeypatch)
-    ids = np.resize(tiny.tokens("qwen3_moe"), 50)
+    path = path_of("qwen3_moe wide", tmp_path, monkeypatch)
+    ids = np.resize(tiny.random_tokens("qwen3_moe"), 50)
     expected, _, _ = logits_of(path, "sm_90a", quantize, None, ids, [48, 1, 1], 48)
     _, half, _ = sizes_of(gpu_plan(path, quantize))
     logits, experts, plan = logits_of(path, "sm_90a", quantize, half, ids, [48, 1, 1], 48)
@@ -153,6 +160,38 @@ def test_an_engine_counts_them(kept_kernels, monkeypatch, tmp_path):
     found, missed = decode.experts["expert_hits"], decode.experts["expert_misses"]
     assert found + missed == plan.config.num_layers * plan.config.moe.experts_per_token
     assert f"  experts  {found:.0f} on the device, {missed:.0f} copied from host memory: " in profile.describe(decode)
+
+
+def test_layers_with_other_matrices_have_places_of_their_own(monkeypatch, tmp_path):
+    """As in files of several types: no place, on either side, is of two experts."""
+    path = path_of("qwen3_moe deep wide", tmp_path, monkeypatch)
+    plan, int4 = gpu_plan(path), gpu_plan(path, "int4")
+    mixed = [matrix for matrix in plan.matrices if not matrix.name.startswith("layers.1.")]
+    mixed += [matrix for matrix in int4.matrices if matrix.name.startswith("layers.1.")]
+    memory = weight_plan.memory_bytes_of(mixed, plan.vectors, plan.orders, weight_plan.ALIGN["gpu"])
+    plan = plan._replace(matrices=tuple(mixed), memory_bytes=memory)
+    groups = expert_places.groups_of(plan)
+    assert sorted(layer for group in groups for layer in group.layers) == list(range(plan.config.num_layers))
+    assert [1] in [list(group.layers) for group in groups] and len(groups) == 2
+    whole = expert_places.host_bytes(plan._replace(expert_slots=1))
+    fewer = expert_places.with_expert_memory(plan, whole - 1)
+    places, stored = expert_places.place_experts(fewer, None), expert_places.place_host_experts(fewer, None)
+    slots, experts, copied = fewer.expert_slots, plan.config.moe.num_experts, [[], []]
+    for group, layer, segments in expert_places.segments_of(fewer, places, stored):
+        first, spill = group.layers.index(layer) * slots, len(group.layers) * slots
+        for source, to, nbytes in np.reshape(segments, (-1, 3)).tolist():
+            copied[0] += [(source + e * nbytes, nbytes) for e in range(experts)]
+            copied[1] += [(to + (first + slot) * nbytes, nbytes) for slot in range(slots)]
+            if layer == group.layers[0]:
+                copied[1] += [(to + (spill + e) * nbytes, nbytes) for e in range(experts - slots)]
+    begin = sum(fewer.memory_bytes.values()) - fewer.memory_bytes[expert_places.LABEL]
+    for ranges, low, high in (
+        (copied[0], 0, expert_places.host_bytes(fewer)),
+        (copied[1], begin, sum(fewer.memory_bytes.values())),
+    ):
+        ranges.sort()
+        assert low == ranges[0][0] and ranges[-1][0] + ranges[-1][1] <= high
+        assert all(at + nbytes <= following for (at, nbytes), (following, _) in itertools.pairwise(ranges))
 
 
 def test_sizes(monkeypatch, tmp_path):

@@ -14,7 +14,7 @@ from formats_build import safetensors
 from zse.formats.convert import convert
 from zse.formats.opening import open_model
 from zse.formats.source import rope_row_order
-from zse.models import registry
+from zse.models import expert_places, registry
 from zse.models.load import FileCopy, load_model, merge, plan_model
 from zse.models.weight_plan import place_host_layers
 from zse.quant.pack import bf16_to_f32, e4m3_to_f32
@@ -160,6 +160,31 @@ def test_layers_are_loaded_into_host_memory(way, gpu, tmp_path):
         assert {name.rpartition(".")[0] for name in stored} == {f"layers.{layer}"}
         model.weights.update(stored)
         check(gpu, model, tiny.by_role("wide", plan.config), 0 if way == "copied" else 0.16)
+
+
+@pytest.mark.parametrize("way", ["copied", "repacked", "converted"])
+def test_experts_are_loaded_into_host_memory(way, gpu, tmp_path):
+    """Likewise: the planes that all experts have where they are all on the device."""
+    path, quantize = tiny_families.write("qwen3_moe", tmp_path, "BF16"), "int4" if way == "repacked" else None
+    if way == "converted":
+        convert(path, tmp_path / "m.zse", "int4", layout="r16")
+        path = tmp_path / "m.zse"
+    with open_model(path) as source:
+        plan = plan_model(source, family="gpu", quantize=quantize)
+        whole = load_model(gpu, plan)
+        whole.wait()
+        least = expert_places.places_bytes(plan, expert_places.groups_of(plan), 1)
+        fewer = expert_places.with_expert_memory(plan, least)
+        model = load_model(gpu, fewer)
+        model.wait()
+    experts = model.host_experts
+    assert experts.memory.nbytes == expert_places.host_bytes(fewer) and fewer.expert_slots == 1
+    stored = experts.stored.beside(model.weights, model.vectors)
+    assert {name for name in whole.weights if name.endswith("_exps")} == set(experts.stored.weights)
+    for name, weight in whole.weights.items():
+        assert stored.weights[name].shape == weight.shape == model.weights[name].shape
+        for plane, tensor in weight.planes.items():
+            assert gpu.read(stored.weights[name].planes[plane]) == gpu.read(tensor), (name, plane)
 
 
 @pytest.mark.parametrize("type", ["Q4_1", "Q8_0", "Q6_K", "F16", "BF16"])
