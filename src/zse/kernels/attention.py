@@ -25,6 +25,20 @@ def partial_shape(max_tokens: int, heads: int, head_dim: int, max_context: int) 
     return max_tokens, heads, -(-max_context // SEGMENT), head_dim + BLOCK
 
 
+def split_args(op: str, splits, partial, page_table, heads: int, width: int) -> dict:
+    """What kernels take of segments that are computed apart. width: numbers of a head's state."""
+    if splits == 1:
+        return dict(splits=splits, partial=None, max_segments=1)
+    require(partial is not None, f"{op}: splits other than 1 need partial")
+    check(f"{op} partial", partial, "f32", None, heads, None, width + BLOCK)
+    max_segments = partial.shape[2]
+    require(
+        max_segments * SEGMENT >= page_table.shape[1] * BLOCK,
+        f"{op}: partial holds {max_segments} segments, the page table {page_table.shape[1]} pages",
+    )
+    return dict(splits=splits, partial=partial, max_segments=max_segments)
+
+
 def _attention(
     recorder,
     q,
@@ -63,16 +77,8 @@ def _attention(
         check("attention sinks", sinks, "f32", heads)
     common = Args(sinks=sinks, has_sinks=int(sinks is not None), out=None, oq=None, oscale=None, osum=None)
     common |= {"oq": out.q, "oscale": out.scale, "osum": out.sum} if form == "int8" else {"out": out}
-    common |= dict(positions=positions, partial=None, max_segments=1, splits=splits, head_dim=head_dim, window=window)
-    if splits != 1:
-        require(partial is not None, "attention: splits other than 1 need partial")
-        check("attention partial", partial, "f32", None, heads, None, head_dim + BLOCK)
-        max_segments = partial.shape[2]
-        require(
-            max_segments * SEGMENT >= page_table.shape[1] * BLOCK,
-            f"attention: partial holds {max_segments} segments, the page table {page_table.shape[1]} pages",
-        )
-        common |= dict(partial=partial, max_segments=max_segments)
+    common |= dict(positions=positions, head_dim=head_dim, window=window)
+    common |= split_args("attention", splits, partial, page_table, heads, head_dim)
     require(not ahead or splits == 1, "attention: keys ahead are not split")
     args = Args(
         **common,

@@ -339,6 +339,22 @@ def write_row(p, state, total, at):
 
 
 @zl.inline
+def add_values(p, pages, segment, sub, work, VECTORS):
+    """The values of a segment, weighted by what its scores become, into the sums of query rows sub .. sub + R - 1."""
+    L = zl.target.lanes
+    rescale, factors = weigh_keys(p, segment, sub, work)
+    if is_scaled(p.KV):
+        scale_weights(p, pages, segment, work.scores)
+    states = [work.state + (sub + r) * p.head_dim for r in zl.static(range(p.R))]
+    first = zl.i64(0)
+    for vectors in zl.static((VECTORS, 1)):
+        stop = p.head_dim // (vectors * L) * (vectors * L)
+        for column in range(first, stop, vectors * L):
+            mix_values(p, pages, segment, work.scores, states, rescale, factors, column, vectors)
+        first = stop
+
+
+@zl.inline
 def attend(p, pages, segment, token, head, rows, sub, work):
     """Query rows sub .. sub + R - 1 of a tile over a segment; beyond the last one the last is computed again and its copies are
     dropped."""
@@ -355,16 +371,7 @@ def attend(p, pages, segment, token, head, rows, sub, work):
     limits = [min(own[r] + 1 + p.ahead, segment.keys) for r in zl.static(range(R))]
     score_keys(p, pages, segment, queries, work.scores, VECTORS)
     hide_keys(p, segment, limits, own, work.scores)
-    rescale, factors = weigh_keys(p, segment, sub, work)
-    if is_scaled(p.KV):
-        scale_weights(p, pages, segment, work.scores)
-    states = [work.state + (sub + r) * p.head_dim for r in zl.static(range(R))]
-    first = zl.i64(0)
-    for vectors in zl.static((VECTORS, 1)):
-        stop = p.head_dim // (vectors * L) * (vectors * L)
-        for column in range(first, stop, vectors * L):
-            mix_values(p, pages, segment, work.scores, states, rescale, factors, column, vectors)
-        first = stop
+    add_values(p, pages, segment, sub, work, VECTORS)
 
 
 @zl.kernel

@@ -9,7 +9,7 @@ from typing import Any
 
 from zse import kernel as zl
 from zse.kernels import attention_kernels as tiles
-from zse.kernels.attention import KV_DTYPES, MAX_RANK, MAX_ROWS, SEGMENT
+from zse.kernels.attention import KV_DTYPES, MAX_RANK, MAX_ROWS, SEGMENT, split_args
 from zse.kernels.kv_pages import BLOCK, SCALE_BYTES, widen
 from zse.kernels.latent_post import check_latent
 from zse.kernels.op import Op, cases_of, check, later, launcher, require
@@ -112,16 +112,7 @@ def attend(p, pages, segment, token, first_head, group, rows, sub, work):
     for r in zl.static(range(R)):
         for hidden in range(max(places_of[r] + 1, segment.begin), segment.padded):
             work.scores[r * SEGMENT + hidden - segment.start] = tiles.MASKED
-    rescale, factors = tiles.weigh_keys(p, segment, sub, work)
-    if tiles.is_scaled(p.KV):
-        tiles.scale_weights(p, pages, segment, work.scores)
-    states = [work.state + (sub + r) * p.head_dim for r in zl.static(range(R))]
-    first = zl.i64(0)
-    for vectors in zl.static((VECTORS, 1)):
-        stop = p.head_dim // (vectors * L) * (vectors * L)
-        for column in range(first, stop, vectors * L):
-            tiles.mix_values(p, pages, segment, work.scores, states, rescale, factors, column, vectors)
-        first = stop
+    tiles.add_values(p, pages, segment, sub, work, VECTORS)
 
 
 @zl.kernel
@@ -219,16 +210,8 @@ def _latent_attention(
     check("latent_attention q_rotated", q_rotated, "f32", tokens, heads * rotary)
     check("latent_attention out", out, "f32", tokens, heads * rank)
     blocks = head_blocks(heads)
-    common = dict(positions=positions, out=out, partial=None, max_segments=1, splits=splits, heads=heads, head_dim=rank)
-    if splits != 1:
-        require(partial is not None, "latent_attention: splits other than 1 need partial")
-        check("latent_attention partial", partial, "f32", None, heads, None, rank + BLOCK)
-        max_segments = partial.shape[2]
-        require(
-            max_segments * SEGMENT >= page_table.shape[1] * BLOCK,
-            f"latent_attention: partial holds {max_segments} segments, the page table {page_table.shape[1]} pages",
-        )
-        common |= dict(partial=partial, max_segments=max_segments)
+    common = dict(positions=positions, out=out, heads=heads, head_dim=rank)
+    common |= split_args("latent_attention", splits, partial, page_table, heads, rank)
     args = Args(
         **common,
         q=q,

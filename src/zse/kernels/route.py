@@ -52,21 +52,25 @@ class RouteParams(zl.Record):
 
 
 @zl.inline
-def probabilities(p, row, probs):
-    """probs = what the gating makes of the logits `row`."""
+def probabilities(p, row, probs, lane, lanes):
+    """probs = what the gating makes of the logits `row`; a lane of a warp makes every lanes-th."""
     if p.GATING == "softmax":
         top = zl.f32(LEAST)
-        for e in range(p.experts):
+        for e in range(lane, p.experts, lanes):
             top = max(top, row[e])
+        if lanes > 1:
+            top = zl.warp_max(top)
         total = zl.f32(0)
-        for e in range(p.experts):
+        for e in range(lane, p.experts, lanes):
             part = zl.exp(row[e] - top)
             probs[e] = part
             total += part
-        for e in range(p.experts):
+        if lanes > 1:
+            total = zl.warp_sum(total)
+        for e in range(lane, p.experts, lanes):
             probs[e] = probs[e] / total
     else:
-        for e in range(p.experts):
+        for e in range(lane, p.experts, lanes):
             x = row[e]
             if p.GATING == "sigmoid":
                 probs[e] = 1.0 / (1.0 + zl.exp(x * -1.0))
@@ -138,7 +142,7 @@ def route_tokens(p: RouteParams):
     token = zl.block_index(0)
     probs, scores = zl.local_array(zl.f32, MAX_EXPERTS), zl.local_array(zl.f32, MAX_EXPERTS)
     sums = zl.local_array(zl.f32, MAX_EXPERT_GROUPS)
-    probabilities(p, p.logits + token * p.experts, probs)
+    probabilities(p, p.logits + token * p.experts, probs, 0, 1)
     for e in range(p.experts):
         score = probs[e]
         if p.has_bias != 0:

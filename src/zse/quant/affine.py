@@ -62,14 +62,8 @@ class AffineScheme(namedtuple("AffineScheme", "bits group symmetric"), StoredSch
     def step(self) -> int:
         return max(self.group, BLOCK_COLUMNS)
 
-    def fits(self, k: int) -> bool:
-        """Whether rows of `k` columns can be stored: k is a positive multiple of 32 and of the group."""
-        return k > 0 and k % BLOCK_COLUMNS == 0 and (self.group == 0 or k % self.group == 0)
-
     def groups(self, k: int) -> int:
-        """Groups of one row of `k` columns. ValueError if the group does not divide k."""
-        if not self.fits(k):
-            raise ValueError(f"{self.name} needs a multiple of {self.step} columns, got {k}")
+        self.check_columns(k)
         return k // self.group if self.group else 1
 
     @cached

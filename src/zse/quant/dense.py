@@ -43,9 +43,6 @@ class DenseScheme(namedtuple("DenseScheme", "dtype"), StoredScheme):
 
     element = name
 
-    def fits(self, k: int) -> bool:
-        return k > 0
-
     def type_name(self, layout: str) -> str:
         return self.name.upper() if layout == ROWS else self.name  # plain numbers, under their usual name
 
@@ -53,8 +50,7 @@ class DenseScheme(namedtuple("DenseScheme", "dtype"), StoredScheme):
     def planes(self, n: int, k: int, layout: str = LAYOUT) -> tuple[Plane, ...]:
         """The one plane `w` of N x K."""
         self.check_layout(layout)
-        if not self.fits(k):
-            raise ValueError(f"{self.name} needs at least one column, got {k}")
+        self.check_columns(k)
         if layout == ROWS:
             return (plane("w", self.dtype, n, k),)
         return (plane("w", self.dtype, tiles(n), k, TILE_ROWS),)

@@ -32,7 +32,7 @@ class Fp8Scheme(namedtuple("Fp8Scheme", "scaling"), StoredScheme):
     in_memory = {"gpu": ROWS}
     numbers = "w"
     element = "e4m3"
-    step = 16
+    step = 16  # columns: 16-byte loads and tensor maps
 
     def __new__(cls, scaling: str):
         if scaling not in FP8_SCALINGS:
@@ -51,10 +51,6 @@ class Fp8Scheme(namedtuple("Fp8Scheme", "scaling"), StoredScheme):
     def scale_code(self) -> int:
         return FP8_SCALINGS.index(self.scaling)
 
-    def fits(self, k: int) -> bool:
-        """Whether rows of `k` columns can be stored: 16-byte loads and tensor maps want multiples of 16."""
-        return k > 0 and k % self.step == 0
-
     def loaded(self, family: str) -> "DenseScheme | Fp8Scheme":
         if family not in self.in_memory:
             return DenseScheme("bf16")  # 2**-9 of rounding beside the 2**-4 that the numbers have already
@@ -70,8 +66,7 @@ class Fp8Scheme(namedtuple("Fp8Scheme", "scaling"), StoredScheme):
     def planes(self, n: int, k: int, layout: str = ROWS) -> tuple[Plane, ...]:
         """w and scale."""
         self.check_layout(layout)
-        if not self.fits(k):
-            raise ValueError(f"{self.name} needs a multiple of 16 columns, got {k}")
+        self.check_columns(k)
         return plane("w", "e4m3", n, k), plane("scale", "f32", *self.scale_shape(n, k))
 
     def quantize(self, w: "NDArray", layout: str = ROWS, **options) -> "dict[str, NDArray]":

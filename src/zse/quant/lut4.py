@@ -106,12 +106,8 @@ class Lut4Scheme(namedtuple("Lut4Scheme", "table code group"), StoredScheme):
         """A GPU's kernels read f16 scales: the others are rounded to 2**-11 of themselves."""
         return Lut4Scheme(self.table, "f16", self.group) if family == "gpu" else self
 
-    def fits(self, k: int) -> bool:
-        return k > 0 and k % self.step == 0
-
     def groups(self, k: int) -> int:
-        if not self.fits(k):
-            raise ValueError(f"{self.name} needs a multiple of {self.step} columns, got {k}")
+        self.check_columns(k)
         return k // self.group
 
     def factors(self, k: int) -> int:

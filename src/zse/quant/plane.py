@@ -75,6 +75,7 @@ class StoredScheme:
     row_unit: Any = TILE_ROWS
     name: Any
     planes: Any
+    step: Any
 
     def __str__(self) -> str:
         return self.name
@@ -86,6 +87,15 @@ class StoredScheme:
     def type_name(self, layout: str) -> str:
         """What a `.zse` file calls a tensor of this scheme."""
         return self.name
+
+    def fits(self, k: int) -> bool:
+        """Whether rows of `k` columns can be stored."""
+        return k > 0 and k % self.step == 0
+
+    def check_columns(self, k: int) -> None:
+        """ValueError where rows of `k` columns cannot be stored."""
+        if not self.fits(k):
+            raise ValueError(f"{self.name} needs a multiple of {self.step} columns, got {k}")
 
     def groups(self, k: int) -> int:
         """Groups of one row of `k` columns. ValueError if the group does not divide k."""

@@ -88,32 +88,21 @@ class StepOutput(msgspec.Struct, eq=False, gc=False):
     computed: int = 0
 
 
+def _error(message: str, status: int, code: str, param: str | None = None) -> RequestError:
+    return RequestError(message, status=status, type="server_error", code=code, param=param)
+
+
 def numerical_error() -> RequestError:
-    return RequestError(
-        "the model gave numbers that are not finite for this request",
-        status=500,
-        type="server_error",
-        code="numerical_error",
-    )
+    return _error("the model gave numbers that are not finite for this request", 500, "numerical_error")
 
 
 def timeout_error() -> RequestError:
-    return RequestError(
-        "the deadline passed while the request waited",
-        status=504,
-        type="server_error",
-        code="timeout",
-        param="deadline_ms",
-    )
+    return _error("the deadline passed while the request waited", 504, "timeout", "deadline_ms")
 
 
 def tired_error() -> RequestError:
-    return RequestError(
-        "the request did not begin within the time that requests may wait here; try again later",
-        status=503,
-        type="server_error",
-        code="overloaded",
-    )
+    message = "the request did not begin within the time that requests may wait here; try again later"
+    return _error(message, 503, "overloaded")
 
 
 class StepBudget:

@@ -2,7 +2,7 @@
 
 from zse import kernel as zl
 from zse.kernels.combine import CHUNKS, ExpertSums
-from zse.kernels.route import LEAST, ROUTER_ROWS, ROUTERS, PairSorting, RouteParams
+from zse.kernels.route import LEAST, ROUTER_ROWS, ROUTERS, PairSorting, RouteParams, probabilities
 from zse.tensor import GATINGS, MAX_EXPERT_GROUPS, MAX_EXPERTS
 
 SORT_THREADS = 256
@@ -18,33 +18,6 @@ def best_of_warp(value, index):
     if value == best:
         mine = index
     return best, zl.warp_min(mine)
-
-
-@zl.inline
-def probabilities(p, row, probs, lane):
-    """This lane's part of probs."""
-    if p.GATING == "softmax":
-        top = zl.f32(LEAST)
-        for e in range(lane, p.experts, zl.target.warp):
-            top = max(top, row[e])
-        top = zl.warp_max(top)
-        total = zl.f32(0)
-        for e in range(lane, p.experts, zl.target.warp):
-            part = zl.exp(row[e] - top)
-            probs[e] = part
-            total += part
-        total = zl.warp_sum(total)
-        for e in range(lane, p.experts, zl.target.warp):
-            probs[e] = probs[e] / total
-    else:
-        for e in range(lane, p.experts, zl.target.warp):
-            x = row[e]
-            if p.GATING == "sigmoid":
-                probs[e] = 1.0 / (1.0 + zl.exp(x * -1.0))
-            elif p.GATING == "sqrt_softplus":
-                probs[e] = zl.sqrt(max(x, 0.0) + zl.log(1.0 + zl.exp(max(x, x * -1.0) * -1.0)))
-            else:
-                probs[e] = x
 
 
 @zl.inline
@@ -83,7 +56,7 @@ def keep_groups(p, scores, sums, lane):
 def route_token(p, token, probs, scores, sums, lane):
     """A warp's choice for a token. probs, scores, sums: shared memory of its own. (Each expert's rank instead, counted without an
     exchange between lanes, took half as long again: 12.2 us instead of 8.3 for 8 of 128 and 64 tokens on an H200.)"""
-    probabilities(p, p.logits + token * p.experts, probs, lane)
+    probabilities(p, p.logits + token * p.experts, probs, lane, zl.target.warp)
     for e in range(lane, p.experts, zl.target.warp):
         score = probs[e]
         if p.has_bias != 0:
