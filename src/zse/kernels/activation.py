@@ -35,6 +35,14 @@ def normal_tail(x):
 
 
 @zl.inline
+def exponent_of(gate, KIND):
+    """x of silu and gelu_tanh as gate / (1 + exp(x))."""
+    if KIND == "silu":
+        return gate * -1.0
+    return gate * (gate * gate * (-2 * 0.7978845608028654 * 0.044715) + -2 * 0.7978845608028654)
+
+
+@zl.inline
 def activate(gate, KIND):
     """silu(g) = g / (1 + exp(-g)); gelu_tanh(g) = g / (1 + exp(-2 u)), u = sqrt(2 / pi) * (g + 0.044715 g^3): the
     identity 1 + tanh(u) = 2 / (1 + exp(-2 u)) saves the hyperbolic tangent (Hendrycks and Gimpel 2016, tanh form); gelu(g) =
@@ -45,11 +53,7 @@ def activate(gate, KIND):
         return max(gate, 0.0)
     if KIND == "tanh":
         return zl.tanh(gate)
-    exponent = (
-        gate * -1.0
-        if KIND == "silu"
-        else gate * (gate * gate * (-2 * 0.7978845608028654 * 0.044715) + -2 * 0.7978845608028654)
-    )
+    exponent = exponent_of(gate, KIND)
     return gate / (1.0 + zl.exp(exponent))
 
 

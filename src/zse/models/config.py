@@ -467,24 +467,19 @@ class Fields:
 
     def build(self, **values) -> ModelConfig:
         """ModelConfig(**values), a refused value becomes a FormatError of this file."""
-        try:
-            return ModelConfig(**values)
-        except ValueError as error:
-            field, _, reason = str(error).partition(": ")
-            raise FormatError(self.path, 0, field, reason or "is refused") from None
+        return self._built(ModelConfig, values)
 
     def build_rope(self, **values) -> RopeConfig:
         """RopeConfig(**values), likewise."""
-        try:
-            return RopeConfig(**values)
-        except ValueError as error:
-            field, _, reason = str(error).partition(": ")
-            raise FormatError(self.path, 0, field, reason or "is refused") from None
+        return self._built(RopeConfig, values)
 
     def build_moe(self, **values) -> MoeConfig:
         """MoeConfig(**values), likewise."""
+        return self._built(MoeConfig, values)
+
+    def _built(self, kind, values: dict):
         try:
-            return MoeConfig(**values)
+            return kind(**values)
         except ValueError as error:
             field, _, reason = str(error).partition(": ")
             raise FormatError(self.path, 0, field, reason or "is refused") from None

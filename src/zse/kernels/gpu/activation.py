@@ -1,7 +1,7 @@
 """Activations on the GPU: by columns for bf16, by rows where a row's scale is needed (fp8)."""
 
 from zse import kernel as zl
-from zse.kernels.activation import ALPHA, CLAMPED, FORMS, LIMIT
+from zse.kernels.activation import ALPHA, CLAMPED, FORMS, LIMIT, exponent_of
 from zse.kernels.gpu.rows import block_max, fp8_scales, largest_bits, magnitude_bits
 
 COLUMN_THREADS = 256
@@ -24,11 +24,7 @@ def activate(gate, KIND):
         return max(gate, 0.0)
     if KIND == "tanh":
         return zl.tanh(gate)
-    exponent = (
-        gate * -1.0
-        if KIND == "silu"
-        else gate * (gate * gate * (-2 * 0.7978845608028654 * 0.044715) + -2 * 0.7978845608028654)
-    )
+    exponent = exponent_of(gate, KIND)
     return gate * zl.reciprocal(1.0 + zl.exp(exponent))
 
 
