@@ -390,7 +390,6 @@ def attention_tile(p: TileParams):
     room = min(tile - position % tile, p.tokens - token)
     while count < room and p.token_row[token + count] == row:
         count += 1
-
     num_keys = zl.i64(p.positions[token + count - 1]) + 1
     if p.ahead > 0:
         num_keys = min(num_keys + p.ahead, keys_of_row(p, token, position))
@@ -402,7 +401,6 @@ def attention_tile(p: TileParams):
             return
         first_segment = zl.block_index(2)
         last_segment = zl.block_index(2)
-
     rows = count * p.group
     pages = head_pages(p, head, row, first_key, num_keys)
     work = TileWork(
