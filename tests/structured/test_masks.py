@@ -186,6 +186,15 @@ def test_a_closing_mark_of_several_tokens(vocabulary):
         (json_structure({"$ref": "http://127.0.0.1/schema.json"}), "invalid_schema"),
         (json_structure({"$ref": "#/$defs/none"}), "invalid_schema"),
         (json_structure({"type": "integer", "minimum": 5, "maximum": 3}), "invalid_schema"),
+        *(
+            (json_structure({"allOf": [{"type": ["integer", "null"]}, bounds]}), "invalid_schema")
+            for bounds in (
+                {"minimum": 1e308, "maximum": 1e308},  # 9223372036854775807 was allowed
+                {"exclusiveMinimum": (1 << 63) - 1, "maximum": 1e30},
+                {"minimum": -1e30, "exclusiveMaximum": -(1 << 63)},
+                {"minimum": 10**400},
+            )
+        ),
         (
             json_structure(
                 {

@@ -1,6 +1,7 @@
 """JSON schemas in the keywords that llguidance knows, with the meaning that they had."""
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,13 @@ _NAMED = frozenset("properties patternProperties $defs definitions dependencies 
 _LISTED = frozenset("anyOf oneOf allOf prefixItems".split())
 _SINGLE = frozenset("items additionalProperties not if then else contains propertyNames".split())
 MAX_BRANCHES = 100  # of a oneOf, each compared with each
+# Keyword, the least and the largest value that leaves an integer of 64 bits.
+_BOUNDS = (
+    ("minimum", -math.inf, (1 << 63) - 1),
+    ("exclusiveMinimum", -math.inf, (1 << 63) - 2),
+    ("maximum", -(1 << 63), math.inf),
+    ("exclusiveMaximum", 1 - (1 << 63), math.inf),
+)
 # Others are notes for people.
 _FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri".split())
 
@@ -38,6 +46,7 @@ def expressed(schema: Any) -> Any:
 
 
 def _expressed(part: dict, root: dict) -> dict:
+    _check_bounds(part)
     if isinstance(part.get("format"), str) and part["format"] not in _FORMATS:
         del part["format"]
     rules = []
@@ -70,6 +79,17 @@ def _expressed(part: dict, root: dict) -> dict:
         part = {key: value for key, value in part.items() if key not in SILENT}
     others = part.get("allOf")
     return part | {"allOf": [*(others if isinstance(others, list) else ()), *rules]} if rules else part
+
+
+def _check_bounds(part: dict) -> None:
+    """ValueError for bounds of numbers beyond 64 bits: llguidance takes the nearest integer of 64 bits, which is not within them."""
+    kinds = texts(part.get("type"))
+    if kinds and not kinds & {"integer", "number"}:
+        return
+    for key, low, high in _BOUNDS:
+        value = part.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool) and not low <= value <= high:
+            raise ValueError(f"nothing enforces a {key} beyond integers of 64 bits")
 
 
 def _one_of(branches: list, part: dict, root: dict) -> list | None:
