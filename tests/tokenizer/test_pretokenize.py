@@ -33,6 +33,12 @@ DEFAULT = (
     r"\p{N}+",
     r"[0-9][0-9][0-9]",
 )
+DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    "[一-龥\u3040-ゟ゠-ヿ]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+",
+)
 
 
 def split(pattern: str):
@@ -46,6 +52,7 @@ REFERENCES = {
     bpe.QWEN2: split(CASELESS % ""),
     bpe.TEKKEN: split(TEKKEN),
     bpe.O200K: split(O200K),
+    bpe.DEEPSEEK3: pre_tokenizers.Sequence([split(pattern) for pattern in DEEPSEEK3]),
     bpe.DEFAULT: pre_tokenizers.Sequence([split(pattern) for pattern in DEFAULT]),
 }
 
@@ -99,6 +106,15 @@ EDGES = list("aAsStTlLdDvVeErRmMzZ''''    \n\r\t1239.,!?/$<_-") + [
         0x85,
         0x1C,
         0x0B,
+        0x30A2,
+        0x30FB,
+        0x3042,
+        0x3099,
+        0x309B,
+        0x9FA6,
+        0x4E00,
+        0xA4,
+        0x7F,
     )
 ]
 ASSIGNED = st.characters(exclude_categories=("Cs", "Cn"))

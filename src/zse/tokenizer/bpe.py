@@ -19,7 +19,7 @@ from zse.tokenizer.base import Tokenizer
 BPE, SPM = 0, 1
 MODELS = {"gpt2": BPE, "llama": SPM, "gemma4": BPE}
 
-NONE, GPT2, SMOLLM, LLAMA3, QWEN2, TEKKEN, DEFAULT, O200K, TEXT = range(9)
+NONE, GPT2, SMOLLM, LLAMA3, QWEN2, TEKKEN, DEFAULT, O200K, TEXT, DEEPSEEK3 = range(10)
 # tokenizer.ggml.pre -> (pattern, whole pieces that are tokens are not merged, BOS unless the file says otherwise).
 PRE_TOKENIZERS = {
     name: (pattern, is_whole, has_bos)
@@ -33,6 +33,7 @@ PRE_TOKENIZERS = {
         ("qwen2 deepseek-r1-qwen stablelm2", QWEN2, False, False),
         ("tekken", TEKKEN, True, True),
         ("gpt-4o llama4 minimax-m2", O200K, False, False),
+        ("deepseek-v3 hunyuan-dense joyai-llm", DEEPSEEK3, False, False),
     )
     for name in names.split()
 }

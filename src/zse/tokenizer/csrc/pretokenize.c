@@ -3,10 +3,10 @@
 #include "tokenizer.h"
 #include "unicode_table.h"
 
-enum { OTHER, UPPER, LOWER, LETTER, MARK, NUMBER, PUNCTUATION, SPACE, END };
+enum { OTHER, UPPER, LOWER, LETTER, MARK, NUMBER, PUNCTUATION, SYMBOL, SPACE, END };
 
 #define IS_LETTER(c) ((c) >= UPPER && (c) <= LETTER)
-#define IS_SYMBOL(c) ((c) == OTHER || (c) == MARK || (c) == PUNCTUATION) /* [^\s\p{L}\p{N}] */
+#define IS_SYMBOL(c) ((c) == OTHER || (c) == MARK || (c) == PUNCTUATION || (c) == SYMBOL) /* [^\s\p{L}\p{N}] */
 
 static int class_of(zt_scan *s, uint32_t code)
 {
@@ -14,11 +14,11 @@ static int class_of(zt_scan *s, uint32_t code)
     size_t low = 0, high = NUM_CLASS_RUNS;
     while (high - low > 1) {
         size_t middle = (low + high) / 2;
-        if (class_runs[middle] >> 3 <= code) low = middle; else high = middle;
+        if (class_runs[middle] >> 4 <= code) low = middle; else high = middle;
     }
-    s->first = class_runs[low] >> 3;
-    s->last = low + 1 < NUM_CLASS_RUNS ? class_runs[low + 1] >> 3 : 0x110000;
-    s->run_class = (int)(class_runs[low] & 7);
+    s->first = class_runs[low] >> 4;
+    s->last = low + 1 < NUM_CLASS_RUNS ? class_runs[low + 1] >> 4 : 0x110000;
+    s->run_class = (int)(class_runs[low] & 15);
     return s->run_class;
 }
 
@@ -206,7 +206,7 @@ static size_t tekken(zt_scan *s, size_t p, size_t end, int digits, int has_suffi
 static int is_default_punctuation(zt_scan *s, size_t p, size_t end, size_t *next)
 {
     int c = at(s, p, end, next);
-    return c == PUNCTUATION || (c == OTHER && s->text[p] < 0x80 && s->text[p] != 0 && strchr("$+<=>^~|", s->text[p]));
+    return c == PUNCTUATION || (c == SYMBOL && s->text[p] < 0x80 && strchr("$+<=>^~|", s->text[p]));
 }
 
 /* llama.cpp's "default": punctuation runs, then GPT-2's words, then numbers, then digits by three, each splitting
@@ -235,6 +235,65 @@ static size_t by_default(zt_scan *s, size_t p)
     return s->number_end;
 }
 
+/* Whether DeepSeek V3 keeps the character at p apart from others: [\u4E00-\u9FA5\u3040-\u30FF]. */
+static int is_east_asian(const zt_scan *s, size_t p)
+{
+    size_t length;
+    if (s->text[p] < 0xE3 || s->text[p] > 0xE9) return 0;
+    uint32_t code = code_at(s->text + p, s->end - p, &length);
+    return (code >= 0x4E00 && code <= 0x9FA5) || (code >= 0x3040 && code <= 0x30FF);
+}
+
+static size_t words(zt_scan *s, size_t p, size_t end)
+{
+    size_t next;
+    for (int c = at(s, p, end, &next); IS_LETTER(c) || c == MARK; c = at(s, p, end, &next)) p = next;
+    return p;
+}
+
+/* DeepSeek V3's last pattern: [!-/:-~][A-Za-z]+ | [^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+ | ?[\p{P}\p{S}]+[\r\n]* |
+ * \s*[\r\n]+ | \s+(?!\S) | \s+ ; what none of them takes stays together. */
+static size_t deepseek_words(zt_scan *s, size_t p, size_t end)
+{
+    size_t next, after, q;
+    int c = at(s, p, end, &next), following = at(s, next, end, &after);
+    if (s->text[p] < 0x80 && (c == PUNCTUATION || c == SYMBOL)) {
+        for (q = next; q < end && ((s->text[q] | 32) >= 'a' && (s->text[q] | 32) <= 'z'); q++) {}
+        if (q > next) return q;
+    }
+    int is_line_end = s->text[p] == '\r' || s->text[p] == '\n';
+    int leads = !IS_LETTER(c) && c != PUNCTUATION && c != SYMBOL && !is_line_end;
+    if (leads && (IS_LETTER(following) || following == MARK)) return words(s, next, end);
+    if (IS_LETTER(c) || c == MARK) return words(s, p, end);
+    int is_led = s->text[p] == ' ' && (following == PUNCTUATION || following == SYMBOL);
+    if (is_led || c == PUNCTUATION || c == SYMBOL) {
+        q = is_led ? next : p;
+        for (c = at(s, q, end, &next); c == PUNCTUATION || c == SYMBOL; c = at(s, q, end, &next)) q = next;
+        while (q < end && (s->text[q] == '\r' || s->text[q] == '\n')) q++;
+        return q;
+    }
+    if (c == SPACE) return spaces(s, p, end, 1);
+    for (q = next; q < end; q = next) {  /* nothing takes it: up to where something is taken */
+        c = at(s, q, end, &next);
+        following = at(s, next, end, &after);
+        if (c != OTHER || IS_LETTER(following) || following == MARK) break;
+    }
+    return q;
+}
+
+/* Numbers by three, runs of Chinese characters and kana, and what is between, each cut on its own. */
+static size_t deepseek(zt_scan *s, size_t p)
+{
+    size_t next, q = p;
+    if (p >= s->piece_end) {
+        if (at(s, p, s->end, &next) == NUMBER) return numbers(s, p, s->end, 3);
+        int apart = is_east_asian(s, p);
+        while (q < s->end && at(s, q, s->end, &next) != NUMBER && is_east_asian(s, q) == apart) q = next;
+        s->piece_end = q;
+    }
+    return deepseek_words(s, p, s->piece_end);
+}
+
 void zt_scan_start(zt_scan *scan, int pre, const uint8_t *text, size_t bytes)
 {
     *scan = (zt_scan){.text = text, .end = bytes, .pre = pre};
@@ -250,6 +309,7 @@ size_t zt_scan_next(zt_scan *s, size_t p)
     case ZT_PRE_QWEN2: return llama3(s, p, s->end, 1);
     case ZT_PRE_TEKKEN: return tekken(s, p, s->end, 1, 0);
     case ZT_PRE_O200K: return tekken(s, p, s->end, 3, 1);
+    case ZT_PRE_DEEPSEEK3: return deepseek(s, p);
     case ZT_PRE_DEFAULT: return by_default(s, p);
     case ZT_PRE_SMOLLM: /* digits stand alone, and what is between them is a text of its own */
         if (at(s, p, s->end, &next) == NUMBER) return next;

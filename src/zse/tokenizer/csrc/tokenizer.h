@@ -15,6 +15,7 @@ enum { ZT_MODEL_BPE = 0, ZT_MODEL_SPM = 1 };
 enum {
     ZT_PRE_NONE, ZT_PRE_GPT2, ZT_PRE_SMOLLM, ZT_PRE_LLAMA3, ZT_PRE_QWEN2, ZT_PRE_TEKKEN, ZT_PRE_DEFAULT, ZT_PRE_O200K,
     ZT_PRE_TEXT, /* merges of UTF-8 text, not of bytes: spaces are U+2581, lines and newlines stand apart (Gemma 4) */
+    ZT_PRE_DEEPSEEK3,
     ZT_NUM_PRE
 };
 
