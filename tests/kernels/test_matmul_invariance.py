@@ -22,9 +22,9 @@ SCHEMES = [
 
 @pytest.mark.parametrize("isa", host_isas())
 @pytest.mark.parametrize("kind", ["f32", "int8", "int16"])
-@pytest.mark.parametrize("tokens,rows,width", [(21, 40, 192), (71, 150, 576)])
+@pytest.mark.parametrize("tokens,rows,width", [(21, 40, 192), (71, 150, 576), (21, 40, 4160)])
 def test_a_token_alone_and_in_a_batch(isa, kind, tokens, rows, width):
-    """The second shape: more than one block of tokens and of tiles and one piece of columns, with a rest of each."""
+    """The second shape: more than one block of tokens and of tiles and one piece of columns, with a rest of each. The third: long rows."""
     rng = np.random.default_rng(5)
     for scheme in SCHEMES:
         if kind != "f32" and scheme.kind == "dense":

@@ -26,6 +26,9 @@ from zse.kernels.matmul_tile import TILE, TOKENS_PER_BLOCK, block_tokens, source
 
 PIECE = 8  # blocks of 32 columns
 PAIR = 2  # tiles that are multiplied side by side
+# Blocks of a row from which on the next tokens' activations are brought near: of rows that are so far apart, by a power of two, the first
+# cache keeps no piece for the next tiles. 8,192 columns: 11 % faster; 4,096: 2 %.
+LONG = 128
 
 
 class Coming(NamedTuple):
@@ -155,6 +158,16 @@ def store_sums(p, acc, token, token_first, token_last, pair, tile_last, expert):
                 store_tile(p, at, zl.load(place + part * lanes, lanes), tile, part, expert)
 
 
+@zl.inline
+def prefetch_activations(p, token, token_last, first):
+    """Bring near the piece from block `first` on of the TOKENS tokens from `token` on."""
+    for t in zl.static(range(p.TOKENS)):
+        at = source_row(p, min(token + t, token_last - 1)) * (p.blocks * 32) + first * 32
+        for plane in zl.static([p.aq, p.a_low] if p.WIDE else [p.aq]):
+            for line in zl.static(range(0, PIECE * 32, 64)):
+                zl.prefetch(plane + at + line)
+
+
 @zl.kernel
 def matmul_int8_many(p: Int8Product):
     """Grid (groups of TOKENS_PER_BLOCK tokens, groups of BLOCK_TILES tiles): neighbours share weights, which are read from memory once.
@@ -215,6 +228,8 @@ def multiply_many(p):
                 # Those behind the last are computed as the last one and dropped.
                 at = [min(token + t, token_last - 1) for t in zl.static(range(p.TOKENS))]
                 a = activations_at(p, at)
+                if p.blocks >= LONG:
+                    prefetch_activations(p, token + p.TOKENS, token_last, first)
                 for part in zl.static(range(TILE // lanes)):
                     multiply_staged(p, staged, coming, halves, a, token - token_first, mine, first, count, part)
                 if first + PIECE >= p.blocks:
