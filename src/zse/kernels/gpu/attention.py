@@ -5,6 +5,7 @@ from zse.kernel import Variant
 from zse.kernels.gpu import attention_mma, attention_packed, attention_simple
 from zse.kernels.gpu import attention_plan as planning
 from zse.kernels.gpu.attention_decode import decode_symbol, decode_variants
+from zse.kernels.gpu.attention_plan import MAX_RUN, WIDE, decode_columns, decode_share, head_dims, reciprocal31
 from zse.kernels.gpu.attention_prefill import prefill_swizzle, wgmma_symbol, wgmma_variants
 from zse.kernels.kv_pages import BLOCK, PACKED, head_dim_of, pages_shape
 from zse.kernels.op import check, require
@@ -65,7 +66,7 @@ def record_attention(
     scratch: by KV heads and head_dim the AttentionScratch that plan_attention() has filled in this recording with the same
     longest_run (None: made and filled here, for tests); longest_run: the most tokens of one row in any run of the recording (None: unknown)."""
     device = recorder.device
-    dims = attention_simple.ENCODER_DIMS if ahead else planning.head_dims(k_pages.dtype)
+    dims = attention_simple.ENCODER_DIMS if ahead else head_dims(k_pages.dtype)
     dims = attention_simple.SIMPLE_DIMS if device.simt else dims
     head_dim, group = _check(q, k_pages, v_pages, page_table, token_row, positions, out, dims)
     kv_heads, (tokens, width) = v_pages.shape[1], q.shape
@@ -101,9 +102,9 @@ def record_attention(
     require(window in found.plans, f"attention: scratch was made for windows {sorted(found.plans)}, not {window}")
     require(found.heads == width // head_dim, "attention: scratch was made for other heads")
     plan, kv = found.plans[window], k_pages.dtype
-    share = planning.decode_share(group, head_dim)
+    share = decode_share(group, head_dim)
     heads, part = kv_heads * share, group // share
-    parts = 1 if longest_run == 1 and part <= 8 else planning.decode_columns(head_dim) // 8
+    parts = 1 if longest_run == 1 and part <= 8 else decode_columns(head_dim) // 8
     common |= dict(plan=plan, tasks_room=found.tasks_room)
     args = Args(
         **common | dict(kv_heads=heads, group=part),
@@ -112,13 +113,13 @@ def record_attention(
         records=found.records,
         totals=found.totals,
         page_heads=kv_heads,
-        by_share=planning.reciprocal31(share),
-        by_heads=planning.reciprocal31(heads),
-        by_group=planning.reciprocal31(part),
-        fresh_before=0 if longest_run == 1 else planning.MAX_RUN - 1,
+        by_share=reciprocal31(share),
+        by_heads=reciprocal31(heads),
+        by_group=reciprocal31(part),
+        fresh_before=0 if longest_run == 1 else MAX_RUN - 1,
     )
     recorder.launch(decode_symbol(kv, head_dim, parts), args, found.blocks)
-    if longest_run is not None and longest_run <= planning.MAX_RUN:
+    if longest_run is not None and longest_run <= MAX_RUN:
         return
     _record_prompts(recorder, common, paged, group, head_dim, found.blocks)
 
@@ -126,8 +127,8 @@ def record_attention(
 def _record_prompts(recorder, common, paged, group: int, head_dim: int, blocks: int) -> None:
     """The launch for rows with many tokens."""
     device, (pages, kv_heads), kv = recorder.device, paged["v_pages"].shape[:2], paged["k_pages"].dtype
-    args = Args(**common, by_heads=planning.reciprocal31(kv_heads), by_group=planning.reciprocal31(group))
-    on_hopper = device.arch == 90 and head_dim < planning.WIDE
+    args = Args(**common, by_heads=reciprocal31(kv_heads), by_group=reciprocal31(group))
+    on_hopper = device.arch == 90 and head_dim < WIDE
     if kv not in PACKED and on_hopper:
         swizzle = prefill_swizzle(head_dim)
         for name, tensor in (("k_map", paged["k_pages"]), ("v_map", paged["v_pages"])):
