@@ -34,7 +34,11 @@ _REFERENCE = """
 import json, sys
 import numpy, torch, transformers
 path, out = sys.argv[1:]
-model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, trust_remote_code=False).eval()
+config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+known = transformers.AutoModelForCausalLM  # which does not list every class: Mistral 4's, for one
+if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+    known = getattr(transformers, (config.architectures or [""])[0], known)
+model = known.from_pretrained(path, dtype=torch.float32, trust_remote_code=False).eval()
 with torch.no_grad():
     logits = model(input_ids=torch.tensor([json.load(sys.stdin)])).logits[0]
 numpy.save(out, logits.float().numpy())
