@@ -318,6 +318,9 @@ def test_counters_of_masks(engine):
 
 
 def test_every_counter_has_a_line_in_the_metrics(engine, model, tmp_path):
+    from types import SimpleNamespace
+
+    from zse.engine.expert_counters import ExpertCounters
     from zse.scheduler.counters import NAMES
     from zse.server.engine_counters import COUNTERS
 
@@ -332,6 +335,7 @@ def test_every_counter_has_a_line_in_the_metrics(engine, model, tmp_path):
         seen |= set(other.engine.counters())
         other.engine.close()
         other.source.close()
+    seen |= set(ExpertCounters(SimpleNamespace(counts=dict, layers=[])).counters())  # of mixtures on a GPU
     assert seen == {*COUNTERS, *NAMES}
 
 

@@ -38,12 +38,11 @@ def _without(body: list[ir.Stmt], dead: set[str]) -> list[ir.Stmt]:
     return kept
 
 
-def remove_dead_variables(function: ir.Function) -> ir.Function:
-    """Expressions have no side effects, so an unread variable and what computes it can go, and what only they read."""
-    reads: Counter[str] = Counter()
+def remove_dead_variables(function: ir.Function, reads: Counter[str]) -> ir.Function:
+    """Expressions have no side effects, so an unread variable and what computes it can go, and what only they read. reads: how
+    often each is read, of ir.verify()."""
     definitions: dict[str, list[ir.Stmt]] = {}
     for stmt in walk(function.body):
-        reads.update(reads_of(stmt))
         if isinstance(stmt, DEFINITIONS):
             definitions.setdefault(stmt.var.name, []).append(stmt)
     todo = [name for name in definitions if not reads[name]]

@@ -170,7 +170,9 @@ class Stager(Calls):
     def expr_BinOp(self, node):
         left, right = self.expression(node.left), self.expression(node.right)
         op, compute = ARITHMETIC[type(node.op)]
-        if not (is_runtime(left) or is_runtime(right)):
+        if not isinstance(left, ir.Expr) and not isinstance(
+            right, ir.Expr
+        ):  # is_runtime(), of which there are 2 million
             return compute(left, right)
         if op is None:
             raise StageError(f"{type(node.op).__name__} on run-time values")
@@ -473,9 +475,8 @@ def _width(node: ast.AST) -> int:
 
 def stage(kernel: Kernel, statics: dict[str, object], symbol: str, target) -> ir.Function:
     """Compile a kernel variant to verified IR. Raises CompileError with the author's line and a caret."""
-    function = remove_dead_variables(Stager(target).run(kernel, statics, symbol))
-    ir.verify(function)
-    return function
+    function = Stager(target).run(kernel, statics, symbol)
+    return remove_dead_variables(function, ir.verify(function))
 
 
 # By the type of a node: a level's kernels have 1.5 million of them.

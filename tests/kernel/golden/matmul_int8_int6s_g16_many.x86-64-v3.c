@@ -391,19 +391,66 @@ void matmul_int8_int6s_g16_many(const uint64_t *args, const int64_t *grid, int64
           const float * a_13 = item_12;
           const float * a_14 = item_13;
           const float * a_15 = item_14;
-          int64_t token_2 = (token_1 - token_first);
-          float * places = (mine + (((0LL + token_2) + 0LL) * 16LL));
-          float * places_1 = (mine + (((0LL + token_2) + 1LL) * 16LL));
-          float * places_2 = (mine + (((0LL + token_2) + 2LL) * 16LL));
-          float * places_3 = (mine + (((0LL + token_2) + 3LL) * 16LL));
+          if ((blocks >= 128LL)) {
+            int64_t token_2 = (token_1 + 4LL);
+            int64_t token_3 = zse_minimum_i64((token_2 + 0LL), (token_last - 1LL));
+            int64_t row_5 = (token_3 + 0LL);
+            if ((experts == 2LL)) {
+              row_5 = ((int64_t)(*(source + token_3)));
+            }
+            int64_t at_5 = ((row_5 * (blocks * 32LL)) + (first__2 * 32LL));
+            const int8_t * item_15 = aq;
+            __builtin_prefetch((item_15 + at_5));
+            __builtin_prefetch(((item_15 + at_5) + 64LL));
+            __builtin_prefetch(((item_15 + at_5) + 128LL));
+            __builtin_prefetch(((item_15 + at_5) + 192LL));
+            int64_t token_4 = zse_minimum_i64((token_2 + 1LL), (token_last - 1LL));
+            int64_t row_6 = (token_4 + 0LL);
+            if ((experts == 2LL)) {
+              row_6 = ((int64_t)(*(source + token_4)));
+            }
+            at_5 = ((row_6 * (blocks * 32LL)) + (first__2 * 32LL));
+            const int8_t * item_16 = aq;
+            __builtin_prefetch((item_16 + at_5));
+            __builtin_prefetch(((item_16 + at_5) + 64LL));
+            __builtin_prefetch(((item_16 + at_5) + 128LL));
+            __builtin_prefetch(((item_16 + at_5) + 192LL));
+            int64_t token_5 = zse_minimum_i64((token_2 + 2LL), (token_last - 1LL));
+            int64_t row_7 = (token_5 + 0LL);
+            if ((experts == 2LL)) {
+              row_7 = ((int64_t)(*(source + token_5)));
+            }
+            at_5 = ((row_7 * (blocks * 32LL)) + (first__2 * 32LL));
+            const int8_t * item_17 = aq;
+            __builtin_prefetch((item_17 + at_5));
+            __builtin_prefetch(((item_17 + at_5) + 64LL));
+            __builtin_prefetch(((item_17 + at_5) + 128LL));
+            __builtin_prefetch(((item_17 + at_5) + 192LL));
+            int64_t token_6 = zse_minimum_i64((token_2 + 3LL), (token_last - 1LL));
+            int64_t row_8 = (token_6 + 0LL);
+            if ((experts == 2LL)) {
+              row_8 = ((int64_t)(*(source + token_6)));
+            }
+            at_5 = ((row_8 * (blocks * 32LL)) + (first__2 * 32LL));
+            const int8_t * item_18 = aq;
+            __builtin_prefetch((item_18 + at_5));
+            __builtin_prefetch(((item_18 + at_5) + 64LL));
+            __builtin_prefetch(((item_18 + at_5) + 128LL));
+            __builtin_prefetch(((item_18 + at_5) + 192LL));
+          }
+          int64_t token_7 = (token_1 - token_first);
+          float * places = (mine + (((0LL + token_7) + 0LL) * 16LL));
+          float * places_1 = (mine + (((0LL + token_7) + 1LL) * 16LL));
+          float * places_2 = (mine + (((0LL + token_7) + 2LL) * 16LL));
+          float * places_3 = (mine + (((0LL + token_7) + 3LL) * 16LL));
           float * places_4 = places;
           float * places_5 = places_1;
           float * places_6 = places_2;
           float * places_7 = places_3;
-          float * places_8 = (mine + (((64LL + token_2) + 0LL) * 16LL));
-          float * places_9 = (mine + (((64LL + token_2) + 1LL) * 16LL));
-          float * places_10 = (mine + (((64LL + token_2) + 2LL) * 16LL));
-          float * places_11 = (mine + (((64LL + token_2) + 3LL) * 16LL));
+          float * places_8 = (mine + (((64LL + token_7) + 0LL) * 16LL));
+          float * places_9 = (mine + (((64LL + token_7) + 1LL) * 16LL));
+          float * places_10 = (mine + (((64LL + token_7) + 2LL) * 16LL));
+          float * places_11 = (mine + (((64LL + token_7) + 3LL) * 16LL));
           float * places_12 = places_8;
           float * places_13 = places_9;
           float * places_14 = places_10;
@@ -502,10 +549,10 @@ void matmul_int8_int6s_g16_many(const uint64_t *args, const int64_t *grid, int64
             totals_1 = (totals_1 + ((i32x8)_mm256_madd_epi16((__m256i)sums_21, _mm256_set1_epi16(1))));
             totals_2 = (totals_2 + ((i32x8)_mm256_madd_epi16((__m256i)sums_22, _mm256_set1_epi16(1))));
             totals_3 = (totals_3 + ((i32x8)_mm256_madd_epi16((__m256i)sums_23, _mm256_set1_epi16(1))));
-            i32x8 item_15 = totals;
-            i32x8 item_16 = totals_1;
-            i32x8 item_17 = totals_2;
-            i32x8 item_18 = totals_3;
+            i32x8 item_19 = totals;
+            i32x8 item_20 = totals_1;
+            i32x8 item_21 = totals_2;
+            i32x8 item_22 = totals_3;
             i32x8 totals_4 = zse_splat_i32x8(0);
             i32x8 totals_5 = zse_splat_i32x8(0);
             i32x8 totals_6 = zse_splat_i32x8(0);
@@ -534,20 +581,20 @@ void matmul_int8_int6s_g16_many(const uint64_t *args, const int64_t *grid, int64
             totals_5 = (totals_5 + ((i32x8)_mm256_madd_epi16((__m256i)sums_29, _mm256_set1_epi16(1))));
             totals_6 = (totals_6 + ((i32x8)_mm256_madd_epi16((__m256i)sums_30, _mm256_set1_epi16(1))));
             totals_7 = (totals_7 + ((i32x8)_mm256_madd_epi16((__m256i)sums_31, _mm256_set1_epi16(1))));
-            i32x8 item_19 = totals_4;
-            i32x8 item_20 = totals_5;
-            i32x8 item_21 = totals_6;
-            i32x8 item_22 = totals_7;
+            i32x8 item_23 = totals_4;
+            i32x8 item_24 = totals_5;
+            i32x8 item_25 = totals_6;
+            i32x8 item_26 = totals_7;
             f32x8 scale_1 = (*(const f32x8_mem *)units);
-            sums_4 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_15, f32x8), (scale_1 * zse_splat_f32x8((*(a_8 + block__3)))), sums_4));
-            sums_5 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_16, f32x8), (scale_1 * zse_splat_f32x8((*(a_9 + block__3)))), sums_5));
-            sums_6 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_17, f32x8), (scale_1 * zse_splat_f32x8((*(a_10 + block__3)))), sums_6));
-            sums_7 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_18, f32x8), (scale_1 * zse_splat_f32x8((*(a_11 + block__3)))), sums_7));
+            sums_4 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_19, f32x8), (scale_1 * zse_splat_f32x8((*(a_8 + block__3)))), sums_4));
+            sums_5 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_20, f32x8), (scale_1 * zse_splat_f32x8((*(a_9 + block__3)))), sums_5));
+            sums_6 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_21, f32x8), (scale_1 * zse_splat_f32x8((*(a_10 + block__3)))), sums_6));
+            sums_7 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_22, f32x8), (scale_1 * zse_splat_f32x8((*(a_11 + block__3)))), sums_7));
             scale_1 = (*(const f32x8_mem *)units_1);
-            sums_12 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_19, f32x8), (scale_1 * zse_splat_f32x8((*(a_8 + block__3)))), sums_12));
-            sums_13 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_20, f32x8), (scale_1 * zse_splat_f32x8((*(a_9 + block__3)))), sums_13));
-            sums_14 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_21, f32x8), (scale_1 * zse_splat_f32x8((*(a_10 + block__3)))), sums_14));
-            sums_15 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_22, f32x8), (scale_1 * zse_splat_f32x8((*(a_11 + block__3)))), sums_15));
+            sums_12 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_23, f32x8), (scale_1 * zse_splat_f32x8((*(a_8 + block__3)))), sums_12));
+            sums_13 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_24, f32x8), (scale_1 * zse_splat_f32x8((*(a_9 + block__3)))), sums_13));
+            sums_14 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_25, f32x8), (scale_1 * zse_splat_f32x8((*(a_10 + block__3)))), sums_14));
+            sums_15 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_26, f32x8), (scale_1 * zse_splat_f32x8((*(a_11 + block__3)))), sums_15));
             i32x8 w_100 = (*(const i32x8_mem *)(words + 32LL));
             i32x8 w_101 = (*(const i32x8_mem *)(words + 40LL));
             i32x8 w_102 = (*(const i32x8_mem *)(words + 48LL));
@@ -592,10 +639,10 @@ void matmul_int8_int6s_g16_many(const uint64_t *args, const int64_t *grid, int64
             totals_9 = (totals_9 + ((i32x8)_mm256_madd_epi16((__m256i)sums_37, _mm256_set1_epi16(1))));
             totals_10 = (totals_10 + ((i32x8)_mm256_madd_epi16((__m256i)sums_38, _mm256_set1_epi16(1))));
             totals_11 = (totals_11 + ((i32x8)_mm256_madd_epi16((__m256i)sums_39, _mm256_set1_epi16(1))));
-            i32x8 item_23 = totals_8;
-            i32x8 item_24 = totals_9;
-            i32x8 item_25 = totals_10;
-            i32x8 item_26 = totals_11;
+            i32x8 item_27 = totals_8;
+            i32x8 item_28 = totals_9;
+            i32x8 item_29 = totals_10;
+            i32x8 item_30 = totals_11;
             i32x8 totals_12 = zse_splat_i32x8(0);
             i32x8 totals_13 = zse_splat_i32x8(0);
             i32x8 totals_14 = zse_splat_i32x8(0);
@@ -624,86 +671,86 @@ void matmul_int8_int6s_g16_many(const uint64_t *args, const int64_t *grid, int64
             totals_13 = (totals_13 + ((i32x8)_mm256_madd_epi16((__m256i)sums_45, _mm256_set1_epi16(1))));
             totals_14 = (totals_14 + ((i32x8)_mm256_madd_epi16((__m256i)sums_46, _mm256_set1_epi16(1))));
             totals_15 = (totals_15 + ((i32x8)_mm256_madd_epi16((__m256i)sums_47, _mm256_set1_epi16(1))));
-            i32x8 item_27 = totals_12;
-            i32x8 item_28 = totals_13;
-            i32x8 item_29 = totals_14;
-            i32x8 item_30 = totals_15;
+            i32x8 item_31 = totals_12;
+            i32x8 item_32 = totals_13;
+            i32x8 item_33 = totals_14;
+            i32x8 item_34 = totals_15;
             scale_1 = (*(const f32x8_mem *)(units + 16LL));
-            sums_4 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_23, f32x8), (scale_1 * zse_splat_f32x8((*(a_8 + block__3)))), sums_4));
-            sums_5 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_24, f32x8), (scale_1 * zse_splat_f32x8((*(a_9 + block__3)))), sums_5));
-            sums_6 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_25, f32x8), (scale_1 * zse_splat_f32x8((*(a_10 + block__3)))), sums_6));
-            sums_7 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_26, f32x8), (scale_1 * zse_splat_f32x8((*(a_11 + block__3)))), sums_7));
+            sums_4 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_27, f32x8), (scale_1 * zse_splat_f32x8((*(a_8 + block__3)))), sums_4));
+            sums_5 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_28, f32x8), (scale_1 * zse_splat_f32x8((*(a_9 + block__3)))), sums_5));
+            sums_6 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_29, f32x8), (scale_1 * zse_splat_f32x8((*(a_10 + block__3)))), sums_6));
+            sums_7 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_30, f32x8), (scale_1 * zse_splat_f32x8((*(a_11 + block__3)))), sums_7));
             scale_1 = (*(const f32x8_mem *)(units_1 + 16LL));
-            sums_12 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_27, f32x8), (scale_1 * zse_splat_f32x8((*(a_8 + block__3)))), sums_12));
-            sums_13 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_28, f32x8), (scale_1 * zse_splat_f32x8((*(a_9 + block__3)))), sums_13));
-            sums_14 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_29, f32x8), (scale_1 * zse_splat_f32x8((*(a_10 + block__3)))), sums_14));
-            sums_15 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_30, f32x8), (scale_1 * zse_splat_f32x8((*(a_11 + block__3)))), sums_15));
+            sums_12 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_31, f32x8), (scale_1 * zse_splat_f32x8((*(a_8 + block__3)))), sums_12));
+            sums_13 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_32, f32x8), (scale_1 * zse_splat_f32x8((*(a_9 + block__3)))), sums_13));
+            sums_14 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_33, f32x8), (scale_1 * zse_splat_f32x8((*(a_10 + block__3)))), sums_14));
+            sums_15 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_34, f32x8), (scale_1 * zse_splat_f32x8((*(a_11 + block__3)))), sums_15));
             f32x8 offset_3 = (*(const f32x8_mem *)offsets);
             float total = (*(a_12 + block__3));
-            float mine_1 = (*(halves + (((token_2 + 0LL) * 8LL) + i_3)));
+            float mine_1 = (*(halves + (((token_7 + 0LL) * 8LL) + i_3)));
             total = mine_1;
             sums_4 = ((f32x8)_mm256_fmadd_ps(offset_3, zse_splat_f32x8(total), sums_4));
             total = (*(a_13 + block__3));
-            mine_1 = (*(halves + (((token_2 + 1LL) * 8LL) + i_3)));
+            mine_1 = (*(halves + (((token_7 + 1LL) * 8LL) + i_3)));
             total = mine_1;
             sums_5 = ((f32x8)_mm256_fmadd_ps(offset_3, zse_splat_f32x8(total), sums_5));
             total = (*(a_14 + block__3));
-            mine_1 = (*(halves + (((token_2 + 2LL) * 8LL) + i_3)));
+            mine_1 = (*(halves + (((token_7 + 2LL) * 8LL) + i_3)));
             total = mine_1;
             sums_6 = ((f32x8)_mm256_fmadd_ps(offset_3, zse_splat_f32x8(total), sums_6));
             total = (*(a_15 + block__3));
-            mine_1 = (*(halves + (((token_2 + 3LL) * 8LL) + i_3)));
+            mine_1 = (*(halves + (((token_7 + 3LL) * 8LL) + i_3)));
             total = mine_1;
             sums_7 = ((f32x8)_mm256_fmadd_ps(offset_3, zse_splat_f32x8(total), sums_7));
             offset_3 = (*(const f32x8_mem *)(offsets + 16LL));
             total = (*(a_12 + block__3));
-            mine_1 = (*(halves + (((token_2 + 0LL) * 8LL) + i_3)));
+            mine_1 = (*(halves + (((token_7 + 0LL) * 8LL) + i_3)));
             total = (total - mine_1);
             sums_4 = ((f32x8)_mm256_fmadd_ps(offset_3, zse_splat_f32x8(total), sums_4));
             total = (*(a_13 + block__3));
-            mine_1 = (*(halves + (((token_2 + 1LL) * 8LL) + i_3)));
+            mine_1 = (*(halves + (((token_7 + 1LL) * 8LL) + i_3)));
             total = (total - mine_1);
             sums_5 = ((f32x8)_mm256_fmadd_ps(offset_3, zse_splat_f32x8(total), sums_5));
             total = (*(a_14 + block__3));
-            mine_1 = (*(halves + (((token_2 + 2LL) * 8LL) + i_3)));
+            mine_1 = (*(halves + (((token_7 + 2LL) * 8LL) + i_3)));
             total = (total - mine_1);
             sums_6 = ((f32x8)_mm256_fmadd_ps(offset_3, zse_splat_f32x8(total), sums_6));
             total = (*(a_15 + block__3));
-            mine_1 = (*(halves + (((token_2 + 3LL) * 8LL) + i_3)));
+            mine_1 = (*(halves + (((token_7 + 3LL) * 8LL) + i_3)));
             total = (total - mine_1);
             sums_7 = ((f32x8)_mm256_fmadd_ps(offset_3, zse_splat_f32x8(total), sums_7));
             offset_3 = (*(const f32x8_mem *)offsets_1);
             total = (*(a_12 + block__3));
-            mine_1 = (*(halves + (((token_2 + 0LL) * 8LL) + i_3)));
+            mine_1 = (*(halves + (((token_7 + 0LL) * 8LL) + i_3)));
             total = mine_1;
             sums_12 = ((f32x8)_mm256_fmadd_ps(offset_3, zse_splat_f32x8(total), sums_12));
             total = (*(a_13 + block__3));
-            mine_1 = (*(halves + (((token_2 + 1LL) * 8LL) + i_3)));
+            mine_1 = (*(halves + (((token_7 + 1LL) * 8LL) + i_3)));
             total = mine_1;
             sums_13 = ((f32x8)_mm256_fmadd_ps(offset_3, zse_splat_f32x8(total), sums_13));
             total = (*(a_14 + block__3));
-            mine_1 = (*(halves + (((token_2 + 2LL) * 8LL) + i_3)));
+            mine_1 = (*(halves + (((token_7 + 2LL) * 8LL) + i_3)));
             total = mine_1;
             sums_14 = ((f32x8)_mm256_fmadd_ps(offset_3, zse_splat_f32x8(total), sums_14));
             total = (*(a_15 + block__3));
-            mine_1 = (*(halves + (((token_2 + 3LL) * 8LL) + i_3)));
+            mine_1 = (*(halves + (((token_7 + 3LL) * 8LL) + i_3)));
             total = mine_1;
             sums_15 = ((f32x8)_mm256_fmadd_ps(offset_3, zse_splat_f32x8(total), sums_15));
             offset_3 = (*(const f32x8_mem *)(offsets_1 + 16LL));
             total = (*(a_12 + block__3));
-            mine_1 = (*(halves + (((token_2 + 0LL) * 8LL) + i_3)));
+            mine_1 = (*(halves + (((token_7 + 0LL) * 8LL) + i_3)));
             total = (total - mine_1);
             sums_12 = ((f32x8)_mm256_fmadd_ps(offset_3, zse_splat_f32x8(total), sums_12));
             total = (*(a_13 + block__3));
-            mine_1 = (*(halves + (((token_2 + 1LL) * 8LL) + i_3)));
+            mine_1 = (*(halves + (((token_7 + 1LL) * 8LL) + i_3)));
             total = (total - mine_1);
             sums_13 = ((f32x8)_mm256_fmadd_ps(offset_3, zse_splat_f32x8(total), sums_13));
             total = (*(a_14 + block__3));
-            mine_1 = (*(halves + (((token_2 + 2LL) * 8LL) + i_3)));
+            mine_1 = (*(halves + (((token_7 + 2LL) * 8LL) + i_3)));
             total = (total - mine_1);
             sums_14 = ((f32x8)_mm256_fmadd_ps(offset_3, zse_splat_f32x8(total), sums_14));
             total = (*(a_15 + block__3));
-            mine_1 = (*(halves + (((token_2 + 3LL) * 8LL) + i_3)));
+            mine_1 = (*(halves + (((token_7 + 3LL) * 8LL) + i_3)));
             total = (total - mine_1);
             sums_15 = ((f32x8)_mm256_fmadd_ps(offset_3, zse_splat_f32x8(total), sums_15));
           }
@@ -715,19 +762,19 @@ void matmul_int8_int6s_g16_many(const uint64_t *args, const int64_t *grid, int64
           *(f32x8_mem *)places_13 = sums_13;
           *(f32x8_mem *)places_14 = sums_14;
           *(f32x8_mem *)places_15 = sums_15;
-          int64_t token_3 = (token_1 - token_first);
-          float * places_16 = ((mine + (((0LL + token_3) + 0LL) * 16LL)) + 8LL);
-          float * places_17 = ((mine + (((0LL + token_3) + 1LL) * 16LL)) + 8LL);
-          float * places_18 = ((mine + (((0LL + token_3) + 2LL) * 16LL)) + 8LL);
-          float * places_19 = ((mine + (((0LL + token_3) + 3LL) * 16LL)) + 8LL);
+          int64_t token_8 = (token_1 - token_first);
+          float * places_16 = ((mine + (((0LL + token_8) + 0LL) * 16LL)) + 8LL);
+          float * places_17 = ((mine + (((0LL + token_8) + 1LL) * 16LL)) + 8LL);
+          float * places_18 = ((mine + (((0LL + token_8) + 2LL) * 16LL)) + 8LL);
+          float * places_19 = ((mine + (((0LL + token_8) + 3LL) * 16LL)) + 8LL);
           float * places_20 = places_16;
           float * places_21 = places_17;
           float * places_22 = places_18;
           float * places_23 = places_19;
-          float * places_24 = ((mine + (((64LL + token_3) + 0LL) * 16LL)) + 8LL);
-          float * places_25 = ((mine + (((64LL + token_3) + 1LL) * 16LL)) + 8LL);
-          float * places_26 = ((mine + (((64LL + token_3) + 2LL) * 16LL)) + 8LL);
-          float * places_27 = ((mine + (((64LL + token_3) + 3LL) * 16LL)) + 8LL);
+          float * places_24 = ((mine + (((64LL + token_8) + 0LL) * 16LL)) + 8LL);
+          float * places_25 = ((mine + (((64LL + token_8) + 1LL) * 16LL)) + 8LL);
+          float * places_26 = ((mine + (((64LL + token_8) + 2LL) * 16LL)) + 8LL);
+          float * places_27 = ((mine + (((64LL + token_8) + 3LL) * 16LL)) + 8LL);
           float * places_28 = places_24;
           float * places_29 = places_25;
           float * places_30 = places_26;
@@ -826,10 +873,10 @@ void matmul_int8_int6s_g16_many(const uint64_t *args, const int64_t *grid, int64
             totals_17 = (totals_17 + ((i32x8)_mm256_madd_epi16((__m256i)sums_69, _mm256_set1_epi16(1))));
             totals_18 = (totals_18 + ((i32x8)_mm256_madd_epi16((__m256i)sums_70, _mm256_set1_epi16(1))));
             totals_19 = (totals_19 + ((i32x8)_mm256_madd_epi16((__m256i)sums_71, _mm256_set1_epi16(1))));
-            i32x8 item_31 = totals_16;
-            i32x8 item_32 = totals_17;
-            i32x8 item_33 = totals_18;
-            i32x8 item_34 = totals_19;
+            i32x8 item_35 = totals_16;
+            i32x8 item_36 = totals_17;
+            i32x8 item_37 = totals_18;
+            i32x8 item_38 = totals_19;
             i32x8 totals_20 = zse_splat_i32x8(0);
             i32x8 totals_21 = zse_splat_i32x8(0);
             i32x8 totals_22 = zse_splat_i32x8(0);
@@ -858,20 +905,20 @@ void matmul_int8_int6s_g16_many(const uint64_t *args, const int64_t *grid, int64
             totals_21 = (totals_21 + ((i32x8)_mm256_madd_epi16((__m256i)sums_77, _mm256_set1_epi16(1))));
             totals_22 = (totals_22 + ((i32x8)_mm256_madd_epi16((__m256i)sums_78, _mm256_set1_epi16(1))));
             totals_23 = (totals_23 + ((i32x8)_mm256_madd_epi16((__m256i)sums_79, _mm256_set1_epi16(1))));
-            i32x8 item_35 = totals_20;
-            i32x8 item_36 = totals_21;
-            i32x8 item_37 = totals_22;
-            i32x8 item_38 = totals_23;
+            i32x8 item_39 = totals_20;
+            i32x8 item_40 = totals_21;
+            i32x8 item_41 = totals_22;
+            i32x8 item_42 = totals_23;
             f32x8 scale_2 = (*(const f32x8_mem *)units_2);
-            sums_52 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_31, f32x8), (scale_2 * zse_splat_f32x8((*(a_8 + block__6)))), sums_52));
-            sums_53 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_32, f32x8), (scale_2 * zse_splat_f32x8((*(a_9 + block__6)))), sums_53));
-            sums_54 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_33, f32x8), (scale_2 * zse_splat_f32x8((*(a_10 + block__6)))), sums_54));
-            sums_55 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_34, f32x8), (scale_2 * zse_splat_f32x8((*(a_11 + block__6)))), sums_55));
+            sums_52 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_35, f32x8), (scale_2 * zse_splat_f32x8((*(a_8 + block__6)))), sums_52));
+            sums_53 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_36, f32x8), (scale_2 * zse_splat_f32x8((*(a_9 + block__6)))), sums_53));
+            sums_54 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_37, f32x8), (scale_2 * zse_splat_f32x8((*(a_10 + block__6)))), sums_54));
+            sums_55 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_38, f32x8), (scale_2 * zse_splat_f32x8((*(a_11 + block__6)))), sums_55));
             scale_2 = (*(const f32x8_mem *)units_3);
-            sums_60 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_35, f32x8), (scale_2 * zse_splat_f32x8((*(a_8 + block__6)))), sums_60));
-            sums_61 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_36, f32x8), (scale_2 * zse_splat_f32x8((*(a_9 + block__6)))), sums_61));
-            sums_62 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_37, f32x8), (scale_2 * zse_splat_f32x8((*(a_10 + block__6)))), sums_62));
-            sums_63 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_38, f32x8), (scale_2 * zse_splat_f32x8((*(a_11 + block__6)))), sums_63));
+            sums_60 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_39, f32x8), (scale_2 * zse_splat_f32x8((*(a_8 + block__6)))), sums_60));
+            sums_61 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_40, f32x8), (scale_2 * zse_splat_f32x8((*(a_9 + block__6)))), sums_61));
+            sums_62 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_41, f32x8), (scale_2 * zse_splat_f32x8((*(a_10 + block__6)))), sums_62));
+            sums_63 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_42, f32x8), (scale_2 * zse_splat_f32x8((*(a_11 + block__6)))), sums_63));
             i32x8 w_164 = (*(const i32x8_mem *)(words_2 + 32LL));
             i32x8 w_165 = (*(const i32x8_mem *)(words_2 + 40LL));
             i32x8 w_166 = (*(const i32x8_mem *)(words_2 + 48LL));
@@ -916,10 +963,10 @@ void matmul_int8_int6s_g16_many(const uint64_t *args, const int64_t *grid, int64
             totals_25 = (totals_25 + ((i32x8)_mm256_madd_epi16((__m256i)sums_85, _mm256_set1_epi16(1))));
             totals_26 = (totals_26 + ((i32x8)_mm256_madd_epi16((__m256i)sums_86, _mm256_set1_epi16(1))));
             totals_27 = (totals_27 + ((i32x8)_mm256_madd_epi16((__m256i)sums_87, _mm256_set1_epi16(1))));
-            i32x8 item_39 = totals_24;
-            i32x8 item_40 = totals_25;
-            i32x8 item_41 = totals_26;
-            i32x8 item_42 = totals_27;
+            i32x8 item_43 = totals_24;
+            i32x8 item_44 = totals_25;
+            i32x8 item_45 = totals_26;
+            i32x8 item_46 = totals_27;
             i32x8 totals_28 = zse_splat_i32x8(0);
             i32x8 totals_29 = zse_splat_i32x8(0);
             i32x8 totals_30 = zse_splat_i32x8(0);
@@ -948,86 +995,86 @@ void matmul_int8_int6s_g16_many(const uint64_t *args, const int64_t *grid, int64
             totals_29 = (totals_29 + ((i32x8)_mm256_madd_epi16((__m256i)sums_93, _mm256_set1_epi16(1))));
             totals_30 = (totals_30 + ((i32x8)_mm256_madd_epi16((__m256i)sums_94, _mm256_set1_epi16(1))));
             totals_31 = (totals_31 + ((i32x8)_mm256_madd_epi16((__m256i)sums_95, _mm256_set1_epi16(1))));
-            i32x8 item_43 = totals_28;
-            i32x8 item_44 = totals_29;
-            i32x8 item_45 = totals_30;
-            i32x8 item_46 = totals_31;
+            i32x8 item_47 = totals_28;
+            i32x8 item_48 = totals_29;
+            i32x8 item_49 = totals_30;
+            i32x8 item_50 = totals_31;
             scale_2 = (*(const f32x8_mem *)(units_2 + 16LL));
-            sums_52 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_39, f32x8), (scale_2 * zse_splat_f32x8((*(a_8 + block__6)))), sums_52));
-            sums_53 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_40, f32x8), (scale_2 * zse_splat_f32x8((*(a_9 + block__6)))), sums_53));
-            sums_54 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_41, f32x8), (scale_2 * zse_splat_f32x8((*(a_10 + block__6)))), sums_54));
-            sums_55 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_42, f32x8), (scale_2 * zse_splat_f32x8((*(a_11 + block__6)))), sums_55));
+            sums_52 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_43, f32x8), (scale_2 * zse_splat_f32x8((*(a_8 + block__6)))), sums_52));
+            sums_53 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_44, f32x8), (scale_2 * zse_splat_f32x8((*(a_9 + block__6)))), sums_53));
+            sums_54 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_45, f32x8), (scale_2 * zse_splat_f32x8((*(a_10 + block__6)))), sums_54));
+            sums_55 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_46, f32x8), (scale_2 * zse_splat_f32x8((*(a_11 + block__6)))), sums_55));
             scale_2 = (*(const f32x8_mem *)(units_3 + 16LL));
-            sums_60 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_43, f32x8), (scale_2 * zse_splat_f32x8((*(a_8 + block__6)))), sums_60));
-            sums_61 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_44, f32x8), (scale_2 * zse_splat_f32x8((*(a_9 + block__6)))), sums_61));
-            sums_62 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_45, f32x8), (scale_2 * zse_splat_f32x8((*(a_10 + block__6)))), sums_62));
-            sums_63 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_46, f32x8), (scale_2 * zse_splat_f32x8((*(a_11 + block__6)))), sums_63));
+            sums_60 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_47, f32x8), (scale_2 * zse_splat_f32x8((*(a_8 + block__6)))), sums_60));
+            sums_61 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_48, f32x8), (scale_2 * zse_splat_f32x8((*(a_9 + block__6)))), sums_61));
+            sums_62 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_49, f32x8), (scale_2 * zse_splat_f32x8((*(a_10 + block__6)))), sums_62));
+            sums_63 = ((f32x8)_mm256_fmadd_ps(__builtin_convertvector(item_50, f32x8), (scale_2 * zse_splat_f32x8((*(a_11 + block__6)))), sums_63));
             f32x8 offset_4 = (*(const f32x8_mem *)offsets_2);
             float total_1 = (*(a_12 + block__6));
-            float mine_2 = (*(halves + (((token_3 + 0LL) * 8LL) + i_4)));
+            float mine_2 = (*(halves + (((token_8 + 0LL) * 8LL) + i_4)));
             total_1 = mine_2;
             sums_52 = ((f32x8)_mm256_fmadd_ps(offset_4, zse_splat_f32x8(total_1), sums_52));
             total_1 = (*(a_13 + block__6));
-            mine_2 = (*(halves + (((token_3 + 1LL) * 8LL) + i_4)));
+            mine_2 = (*(halves + (((token_8 + 1LL) * 8LL) + i_4)));
             total_1 = mine_2;
             sums_53 = ((f32x8)_mm256_fmadd_ps(offset_4, zse_splat_f32x8(total_1), sums_53));
             total_1 = (*(a_14 + block__6));
-            mine_2 = (*(halves + (((token_3 + 2LL) * 8LL) + i_4)));
+            mine_2 = (*(halves + (((token_8 + 2LL) * 8LL) + i_4)));
             total_1 = mine_2;
             sums_54 = ((f32x8)_mm256_fmadd_ps(offset_4, zse_splat_f32x8(total_1), sums_54));
             total_1 = (*(a_15 + block__6));
-            mine_2 = (*(halves + (((token_3 + 3LL) * 8LL) + i_4)));
+            mine_2 = (*(halves + (((token_8 + 3LL) * 8LL) + i_4)));
             total_1 = mine_2;
             sums_55 = ((f32x8)_mm256_fmadd_ps(offset_4, zse_splat_f32x8(total_1), sums_55));
             offset_4 = (*(const f32x8_mem *)(offsets_2 + 16LL));
             total_1 = (*(a_12 + block__6));
-            mine_2 = (*(halves + (((token_3 + 0LL) * 8LL) + i_4)));
+            mine_2 = (*(halves + (((token_8 + 0LL) * 8LL) + i_4)));
             total_1 = (total_1 - mine_2);
             sums_52 = ((f32x8)_mm256_fmadd_ps(offset_4, zse_splat_f32x8(total_1), sums_52));
             total_1 = (*(a_13 + block__6));
-            mine_2 = (*(halves + (((token_3 + 1LL) * 8LL) + i_4)));
+            mine_2 = (*(halves + (((token_8 + 1LL) * 8LL) + i_4)));
             total_1 = (total_1 - mine_2);
             sums_53 = ((f32x8)_mm256_fmadd_ps(offset_4, zse_splat_f32x8(total_1), sums_53));
             total_1 = (*(a_14 + block__6));
-            mine_2 = (*(halves + (((token_3 + 2LL) * 8LL) + i_4)));
+            mine_2 = (*(halves + (((token_8 + 2LL) * 8LL) + i_4)));
             total_1 = (total_1 - mine_2);
             sums_54 = ((f32x8)_mm256_fmadd_ps(offset_4, zse_splat_f32x8(total_1), sums_54));
             total_1 = (*(a_15 + block__6));
-            mine_2 = (*(halves + (((token_3 + 3LL) * 8LL) + i_4)));
+            mine_2 = (*(halves + (((token_8 + 3LL) * 8LL) + i_4)));
             total_1 = (total_1 - mine_2);
             sums_55 = ((f32x8)_mm256_fmadd_ps(offset_4, zse_splat_f32x8(total_1), sums_55));
             offset_4 = (*(const f32x8_mem *)offsets_3);
             total_1 = (*(a_12 + block__6));
-            mine_2 = (*(halves + (((token_3 + 0LL) * 8LL) + i_4)));
+            mine_2 = (*(halves + (((token_8 + 0LL) * 8LL) + i_4)));
             total_1 = mine_2;
             sums_60 = ((f32x8)_mm256_fmadd_ps(offset_4, zse_splat_f32x8(total_1), sums_60));
             total_1 = (*(a_13 + block__6));
-            mine_2 = (*(halves + (((token_3 + 1LL) * 8LL) + i_4)));
+            mine_2 = (*(halves + (((token_8 + 1LL) * 8LL) + i_4)));
             total_1 = mine_2;
             sums_61 = ((f32x8)_mm256_fmadd_ps(offset_4, zse_splat_f32x8(total_1), sums_61));
             total_1 = (*(a_14 + block__6));
-            mine_2 = (*(halves + (((token_3 + 2LL) * 8LL) + i_4)));
+            mine_2 = (*(halves + (((token_8 + 2LL) * 8LL) + i_4)));
             total_1 = mine_2;
             sums_62 = ((f32x8)_mm256_fmadd_ps(offset_4, zse_splat_f32x8(total_1), sums_62));
             total_1 = (*(a_15 + block__6));
-            mine_2 = (*(halves + (((token_3 + 3LL) * 8LL) + i_4)));
+            mine_2 = (*(halves + (((token_8 + 3LL) * 8LL) + i_4)));
             total_1 = mine_2;
             sums_63 = ((f32x8)_mm256_fmadd_ps(offset_4, zse_splat_f32x8(total_1), sums_63));
             offset_4 = (*(const f32x8_mem *)(offsets_3 + 16LL));
             total_1 = (*(a_12 + block__6));
-            mine_2 = (*(halves + (((token_3 + 0LL) * 8LL) + i_4)));
+            mine_2 = (*(halves + (((token_8 + 0LL) * 8LL) + i_4)));
             total_1 = (total_1 - mine_2);
             sums_60 = ((f32x8)_mm256_fmadd_ps(offset_4, zse_splat_f32x8(total_1), sums_60));
             total_1 = (*(a_13 + block__6));
-            mine_2 = (*(halves + (((token_3 + 1LL) * 8LL) + i_4)));
+            mine_2 = (*(halves + (((token_8 + 1LL) * 8LL) + i_4)));
             total_1 = (total_1 - mine_2);
             sums_61 = ((f32x8)_mm256_fmadd_ps(offset_4, zse_splat_f32x8(total_1), sums_61));
             total_1 = (*(a_14 + block__6));
-            mine_2 = (*(halves + (((token_3 + 2LL) * 8LL) + i_4)));
+            mine_2 = (*(halves + (((token_8 + 2LL) * 8LL) + i_4)));
             total_1 = (total_1 - mine_2);
             sums_62 = ((f32x8)_mm256_fmadd_ps(offset_4, zse_splat_f32x8(total_1), sums_62));
             total_1 = (*(a_15 + block__6));
-            mine_2 = (*(halves + (((token_3 + 3LL) * 8LL) + i_4)));
+            mine_2 = (*(halves + (((token_8 + 3LL) * 8LL) + i_4)));
             total_1 = (total_1 - mine_2);
             sums_63 = ((f32x8)_mm256_fmadd_ps(offset_4, zse_splat_f32x8(total_1), sums_63));
           }
@@ -1041,55 +1088,55 @@ void matmul_int8_int6s_g16_many(const uint64_t *args, const int64_t *grid, int64
           *(f32x8_mem *)places_31 = sums_63;
           if (((first__2 + 8LL) >= blocks)) {
             int64_t at_stop = zse_minimum_i64((token_1 + 4LL), token_last);
-            for (int64_t at_5 = token_1; at_5 < at_stop; at_5 += 1LL) {
+            for (int64_t at_6 = token_1; at_6 < at_stop; at_6 += 1LL) {
               int64_t tile_stop = zse_minimum_i64((pair + 2LL), tile_last);
               for (int64_t tile_8 = pair; tile_8 < tile_stop; tile_8 += 1LL) {
-                float * place = (mine + (((((tile_8 - pair) * 64LL) + at_5) - token_first) * 16LL));
+                float * place = (mine + (((((tile_8 - pair) * 64LL) + at_6) - token_first) * 16LL));
                 f32x8 acc_1 = (*(const f32x8_mem *)place);
-                float * out_1 = (out + (at_5 * rows));
+                float * out_1 = (out + (at_6 * rows));
                 const float * bias_1 = (bias + (expert_1 * rows));
-                int64_t row_5 = ((tile_8 * 16LL) + 0LL);
+                int64_t row_9 = ((tile_8 * 16LL) + 0LL);
                 f32x8 total_2 = acc_1;
                 if ((has_bias != 0LL)) {
-                  if (((row_5 + 8LL) <= rows)) {
-                    total_2 = (total_2 + (*(const f32x8_mem *)(bias_1 + row_5)));
+                  if (((row_9 + 8LL) <= rows)) {
+                    total_2 = (total_2 + (*(const f32x8_mem *)(bias_1 + row_9)));
                   }
                 }
-                if (((row_5 + 8LL) <= rows)) {
-                  *(f32x8_mem *)(out_1 + row_5) = total_2;
+                if (((row_9 + 8LL) <= rows)) {
+                  *(f32x8_mem *)(out_1 + row_9) = total_2;
                 } else {
                   float scratch_5[16] __attribute__((aligned(64)));
                   float * spill = scratch_5;
                   *(f32x8_mem *)spill = total_2;
-                  for (int64_t r = row_5; r < rows; r += 1LL) {
+                  for (int64_t r = row_9; r < rows; r += 1LL) {
                     if ((has_bias != 0LL)) {
-                      *(out_1 + r) = ((*(spill + (r - row_5))) + (*(bias_1 + r)));
+                      *(out_1 + r) = ((*(spill + (r - row_9))) + (*(bias_1 + r)));
                     } else {
-                      *(out_1 + r) = (*(spill + (r - row_5)));
+                      *(out_1 + r) = (*(spill + (r - row_9)));
                     }
                   }
                 }
                 f32x8 acc_2 = (*(const f32x8_mem *)(place + 8LL));
-                float * out_2 = (out + (at_5 * rows));
+                float * out_2 = (out + (at_6 * rows));
                 const float * bias_2 = (bias + (expert_1 * rows));
-                int64_t row_6 = ((tile_8 * 16LL) + 8LL);
+                int64_t row_10 = ((tile_8 * 16LL) + 8LL);
                 f32x8 total_3 = acc_2;
                 if ((has_bias != 0LL)) {
-                  if (((row_6 + 8LL) <= rows)) {
-                    total_3 = (total_3 + (*(const f32x8_mem *)(bias_2 + row_6)));
+                  if (((row_10 + 8LL) <= rows)) {
+                    total_3 = (total_3 + (*(const f32x8_mem *)(bias_2 + row_10)));
                   }
                 }
-                if (((row_6 + 8LL) <= rows)) {
-                  *(f32x8_mem *)(out_2 + row_6) = total_3;
+                if (((row_10 + 8LL) <= rows)) {
+                  *(f32x8_mem *)(out_2 + row_10) = total_3;
                 } else {
                   float scratch_6[16] __attribute__((aligned(64)));
                   float * spill_1 = scratch_6;
                   *(f32x8_mem *)spill_1 = total_3;
-                  for (int64_t r_1 = row_6; r_1 < rows; r_1 += 1LL) {
+                  for (int64_t r_1 = row_10; r_1 < rows; r_1 += 1LL) {
                     if ((has_bias != 0LL)) {
-                      *(out_2 + r_1) = ((*(spill_1 + (r_1 - row_6))) + (*(bias_2 + r_1)));
+                      *(out_2 + r_1) = ((*(spill_1 + (r_1 - row_10))) + (*(bias_2 + r_1)));
                     } else {
-                      *(out_2 + r_1) = (*(spill_1 + (r_1 - row_6)));
+                      *(out_2 + r_1) = (*(spill_1 + (r_1 - row_10)));
                     }
                   }
                 }

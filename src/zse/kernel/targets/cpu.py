@@ -84,10 +84,17 @@ class CpuTarget(CTarget):
         self.name, self.lanes, self.features, self.x86 = isa.name, isa.lanes, isa.features, isa.x86
         self.read: set[str] = set()  # variables of the function that is printed
         self.assigned: set[str] = set()
+        self._type_names: dict[int, tuple[str, ir.Type]] = {}  # by id, which a type keeps that is kept here
 
     # types and helpers
 
     def c_type(self, type: ir.Type) -> str:
+        known = self._type_names.get(id(type))
+        if known is None:  # types are few and stay; their own hash would take longer than the rest
+            known = self._type_names[id(type)] = self._c_type(type), type
+        return known[0]
+
+    def _c_type(self, type: ir.Type) -> str:
         type = mask_vector(type)
         match type:
             case ir.Scalar(name):
