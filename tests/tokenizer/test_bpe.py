@@ -236,7 +236,9 @@ def test_a_megabyte_in_linear_time(real_tokenizers, model, unit):
     pytest.fail(f"{half:.3f} s for {size // 2} bytes, {whole:.3f} s for {size}")
 
 
-@pytest.mark.parametrize("pre", ["default", "tekken", "qwen2", "llama-bpe"])
+@pytest.mark.parametrize(
+    "pre", ["default", "tekken", "qwen2", "llama-bpe", "deepseek-v3", "deepseek-llm", "kimi-k2", "qwen35", "minicpm5"]
+)
 @pytest.mark.parametrize("unit", ["a", "space", "digit", "cjk", "mixed space", "capitals"])
 def test_scanners_in_linear_time(pre, unit):
     tokenizer = from_gguf(bpe_fields(MERGES, CONTROLS, pre=pre))

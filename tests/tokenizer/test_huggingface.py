@@ -9,7 +9,7 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_pretokenize import CASELESS, GPT2, O200K, TEKKEN
+from test_pretokenize import CASELESS, GPT2, O200K, QWEN35, TEKKEN
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from zse import lazy
@@ -69,6 +69,7 @@ BYTE_LEVEL = {
     ),
     "llama3": (split(CASELESS % "{1,3}"), bpe.LLAMA3),
     "qwen2": (split(CASELESS % ""), bpe.QWEN2),
+    "qwen35": (split(QWEN35), bpe.QWEN35),
     "tekken": (split(TEKKEN), bpe.TEKKEN),
     "o200k": (split(O200K), bpe.O200K),
     "split gpt2": (split(GPT2), bpe.GPT2),
@@ -103,8 +104,8 @@ def test_native_equals_the_library(pair, text, special):
 
 
 def test_every_known_pattern_has_its_scanner():
-    assert set(PATTERNS.values()) == {bpe.GPT2, bpe.LLAMA3, bpe.QWEN2, bpe.TEKKEN, bpe.O200K}
-    assert set(PATTERNS) == {GPT2, CASELESS % "{1,3}", CASELESS % "", TEKKEN, O200K}
+    assert set(PATTERNS.values()) == {bpe.GPT2, bpe.LLAMA3, bpe.QWEN2, bpe.QWEN35, bpe.TEKKEN, bpe.O200K}
+    assert set(PATTERNS) == {GPT2, CASELESS % "{1,3}", CASELESS % "", QWEN35, TEKKEN, O200K}
 
 
 def test_roles_and_ends():

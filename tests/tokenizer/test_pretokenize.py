@@ -39,6 +39,31 @@ DEEPSEEK3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+",
 )
+QWEN35 = (
+    (CASELESS % "").replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r" ?[^\s\p{L}\p{N}]+", r" ?[^\s\p{L}\p{M}\p{N}]+")
+)
+MINICPM5 = r"\p{N}{1,3}", CASELESS % "+"
+SEED = (CASELESS % "").replace(r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}\r\n]+")
+KIMI = (
+    r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?UPPER*LOWER+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?UPPER+LOWER*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+KIMI = KIMI.replace("UPPER", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]")
+KIMI = KIMI.replace("LOWER", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]")
+# The letters with a case that DeepSeek LLM's tokenizer lists.
+CASED = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅ"
+    "ὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-"
+    "ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+DEEPSEEK_LLM = (
+    r"[\r\n]",
+    rf"\s?[{CASED}]+",
+    "\\s?[!-/:-~！-／：-～‘-‟　-。]+",
+    r"\s+$",
+    "[一-龥ࠀ-一가-\ud7ff]+",
+    r"\p{N}+",
+)
 
 
 def split(pattern: str):
@@ -53,6 +78,11 @@ REFERENCES = {
     bpe.TEKKEN: split(TEKKEN),
     bpe.O200K: split(O200K),
     bpe.DEEPSEEK3: pre_tokenizers.Sequence([split(pattern) for pattern in DEEPSEEK3]),
+    bpe.QWEN35: split(QWEN35),
+    bpe.MINICPM5: pre_tokenizers.Sequence([split(pattern) for pattern in MINICPM5]),
+    bpe.SEED: split(SEED),
+    bpe.KIMI: split(KIMI),
+    bpe.DEEPSEEK_LLM: pre_tokenizers.Sequence([split(pattern) for pattern in DEEPSEEK_LLM]),
     bpe.DEFAULT: pre_tokenizers.Sequence([split(pattern) for pattern in DEFAULT]),
 }
 
@@ -115,6 +145,15 @@ EDGES = list("aAsStTlLdDvVeErRmMzZ''''    \n\r\t1239.,!?/$<_-") + [
         0x4E00,
         0xA4,
         0x7F,
+        0x2F00,
+        0x3007,
+        0x3021,
+        0x3002,
+        0x560,
+        0xFF01,
+        0xFF21,
+        0xAC00,
+        0x10400,
     )
 ]
 ASSIGNED = st.characters(exclude_categories=("Cs", "Cn"))
@@ -157,6 +196,6 @@ def test_committed_table_is_what_the_script_writes():
             int(word)
             for word in committed[committed.index("class_runs[") :].split("{")[1].split("}")[0].split(",")[:-1]
         ]
-        for run, following in zip(runs, [*runs[1:], 0x110000 << 3], strict=True):
-            for code in range(run >> 3, min(following >> 3, 0x3000)):
-                assert run & 7 == 0 or script["class_of"](code) == run & 7, hex(code)
+        for run, following in zip(runs, [*runs[1:], 0x110000 << 4], strict=True):
+            for code in range(run >> 4, min(following >> 4, 0x3000)):
+                assert run & 15 == 0 or script["class_of"](code) == run & 15, hex(code)

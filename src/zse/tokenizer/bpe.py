@@ -20,20 +20,26 @@ BPE, SPM = 0, 1
 MODELS = {"gpt2": BPE, "llama": SPM, "gemma4": BPE}
 
 NONE, GPT2, SMOLLM, LLAMA3, QWEN2, TEKKEN, DEFAULT, O200K, TEXT, DEEPSEEK3 = range(10)
+QWEN35, MINICPM5, SEED, KIMI, DEEPSEEK_LLM = range(10, 15)
 # tokenizer.ggml.pre -> (pattern, whole pieces that are tokens are not merged, BOS unless the file says otherwise).
 PRE_TOKENIZERS = {
     name: (pattern, is_whole, has_bos)
     for names, pattern, is_whole, has_bos in (
         ("default", DEFAULT, False, False),
-        ("gpt-2 phi-2 mpt olmo", GPT2, False, False),
-        ("smollm starcoder refact command-r codeshell exaone mellum2", SMOLLM, False, False),
-        ("llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral lfm2", LLAMA3, True, True),
+        ("gpt-2 phi-2 mpt olmo jais trillion gigachat mellum exaone4 a.x-4.0 modern-bert", GPT2, False, False),
+        ("smollm starcoder refact command-r codeshell exaone mellum2 minerva-7b", SMOLLM, False, False),
+        ("llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral lfm2 midm-2.0", LLAMA3, True, True),
         ("dbrx smaug-bpe chatglm-bpe", LLAMA3, False, False),
-        ("glm4", LLAMA3, True, False),
-        ("qwen2 deepseek-r1-qwen stablelm2", QWEN2, False, False),
+        ("glm4 glm5", LLAMA3, True, False),
+        ("minicpm5", MINICPM5, True, False),
+        ("qwen2 deepseek-r1-qwen stablelm2 megrez hunyuan solar-open grok-2 kormo f2llmv2", QWEN2, False, False),
+        ("qwen35", QWEN35, False, False),
+        ("seed-coder", SEED, False, False),
+        ("kimi-k2", KIMI, False, False),
         ("tekken", TEKKEN, True, True),
-        ("gpt-4o llama4 minimax-m2", O200K, False, False),
-        ("deepseek-v3 hunyuan-dense joyai-llm", DEEPSEEK3, False, False),
+        ("gpt-4o llama4 minimax-m2 kanana2", O200K, False, False),
+        ("deepseek-v3 hunyuan-dense joyai-llm hy_v4", DEEPSEEK3, False, False),
+        ("deepseek-llm", DEEPSEEK_LLM, False, False),
     )
     for name in names.split()
 }

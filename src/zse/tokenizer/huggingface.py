@@ -30,6 +30,7 @@ PATTERNS = {
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": bpe.GPT2,
     _CASELESS % "{1,3}": bpe.LLAMA3,
     _CASELESS % "": bpe.QWEN2,
+    _CASELESS.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}") % "": bpe.QWEN35,
     _CASED % ("", "", ""): bpe.TEKKEN,
     _CASED % (_CONTRACTION, _CONTRACTION, "{1,3}"): bpe.O200K,
 }

@@ -7,6 +7,9 @@ enum { OTHER, UPPER, LOWER, LETTER, MARK, NUMBER, PUNCTUATION, SYMBOL, SPACE, EN
 
 #define IS_LETTER(c) ((c) >= UPPER && (c) <= LETTER)
 #define IS_SYMBOL(c) ((c) == OTHER || (c) == MARK || (c) == PUNCTUATION || (c) == SYMBOL) /* [^\s\p{L}\p{N}] */
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+typedef struct { uint32_t first, last; } range;
 
 static int class_of(zt_scan *s, uint32_t code)
 {
@@ -66,10 +69,43 @@ static int at(zt_scan *s, size_t p, size_t end, size_t *next)
     return code < 0x110000 ? class_of(s, code) : OTHER;
 }
 
+/* Code point at p, which is before the end. */
+static uint32_t code_of(const zt_scan *s, size_t p, size_t end)
+{
+    size_t length;
+    return code_at(s->text + p, end - p, &length);
+}
+
+static int is_in(const range *ranges, size_t count, uint32_t code)
+{
+    size_t low = 0, high = count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (ranges[middle].last < code) low = middle + 1; else high = middle;
+    }
+    return low < count && ranges[low].first <= code;
+}
+
+static int is_line_end(const zt_scan *s, size_t p) { return s->text[p] == '\r' || s->text[p] == '\n'; }
+
+static size_t line_ends(const zt_scan *s, size_t p, size_t end)
+{
+    while (p < end && is_line_end(s, p)) p++;
+    return p;
+}
+
 static size_t letters(zt_scan *s, size_t p, size_t end)
 {
     size_t next;
     for (int c = at(s, p, end, &next); IS_LETTER(c); c = at(s, p, end, &next)) p = next;
+    return p;
+}
+
+/* [\p{L}\p{M}]+ */
+static size_t words(zt_scan *s, size_t p, size_t end)
+{
+    size_t next;
+    for (int c = at(s, p, end, &next); IS_LETTER(c) || c == MARK; c = at(s, p, end, &next)) p = next;
     return p;
 }
 
@@ -134,8 +170,8 @@ static size_t gpt2(zt_scan *s, size_t p, size_t end)
     return symbols(s, q, end);
 }
 
-/* Llama 3 (digits by three) and Qwen 2 (digits alone). */
-static size_t llama3(zt_scan *s, size_t p, size_t end, int digits)
+/* Llama 3 (digits by three), Qwen 2 (digits alone), Seed-OSS (line ends stay apart from symbols). */
+static size_t llama3(zt_scan *s, size_t p, size_t end, int digits, int has_lines)
 {
     size_t q = contraction(s, p, end, 1), next, after;
     if (q > p) return q;
@@ -143,26 +179,61 @@ static size_t llama3(zt_scan *s, size_t p, size_t end, int digits)
     if (IS_LETTER(c)) return letters(s, p, end);
     if (c == NUMBER) return numbers(s, p, end, digits);
     int following = at(s, next, end, &after);
-    if (IS_LETTER(following) && s->text[p] != '\r' && s->text[p] != '\n') return letters(s, next, end);
+    if (IS_LETTER(following) && !is_line_end(s, p)) return letters(s, next, end);
     if (IS_SYMBOL(c) || (s->text[p] == ' ' && IS_SYMBOL(following))) {
         q = symbols(s, IS_SYMBOL(c) ? p : next, end);
-        while (q < end && (s->text[q] == '\r' || s->text[q] == '\n')) q++;
-        return q;
+        return has_lines ? line_ends(s, q, end) : q;
     }
     return spaces(s, p, end, 1);
+}
+
+/* Qwen 3.5: as Qwen 2, but marks are letters. */
+static size_t qwen35(zt_scan *s, size_t p, size_t end)
+{
+    size_t q = contraction(s, p, end, 1), next, after;
+    if (q > p) return q;
+    int c = at(s, p, end, &next), following = at(s, next, end, &after);
+    if (c == NUMBER) return next;
+    if (!IS_LETTER(c) && !is_line_end(s, p) && (IS_LETTER(following) || following == MARK)) return words(s, next, end);
+    if (IS_LETTER(c) || c == MARK) return words(s, p, end);
+    int is_led = s->text[p] == ' ' && following != MARK && IS_SYMBOL(following);
+    if (!is_led && c == SPACE) return spaces(s, p, end, 1);
+    q = is_led ? next : p;
+    for (c = at(s, q, end, &next); c != MARK && IS_SYMBOL(c); c = at(s, q, end, &next)) q = next;
+    return line_ends(s, q, end);
+}
+
+/* \p{Han}, which is a script and no category. */
+static const range han[] = {
+    {0x2E80, 0x2E99}, {0x2E9B, 0x2EF3}, {0x2F00, 0x2FD5}, {0x3005, 0x3005}, {0x3007, 0x3007}, {0x3021, 0x3029},
+    {0x3038, 0x303B}, {0x3400, 0x4DBF}, {0x4E00, 0x9FFF}, {0xF900, 0xFA6D}, {0xFA70, 0xFAD9}, {0x16FE2, 0x16FE3},
+    {0x16FF0, 0x16FF1}, {0x20000, 0x2A6DF}, {0x2A700, 0x2B739}, {0x2B740, 0x2B81D}, {0x2B820, 0x2CEA1},
+    {0x2CEB0, 0x2EBE0}, {0x2EBF0, 0x2EE5D}, {0x2F800, 0x2FA1D}, {0x30000, 0x3134A}, {0x31350, 0x323AF},
+};
+
+static int is_han(const zt_scan *s, size_t p, size_t end)
+{
+    return p < end && s->text[p] >= 0xE2 && is_in(han, COUNT(han), code_of(s, p, end));
+}
+
+/* at(), where characters that are in no word of this pattern count as none: Han of Kimi. */
+static int at_word(zt_scan *s, size_t p, size_t end, size_t *next)
+{
+    int c = at(s, p, end, next);
+    return s->pre == ZT_PRE_KIMI && c != END && is_han(s, p, end) ? OTHER : c;
 }
 
 /* [Lu Lt Lm Lo M]*[Ll Lm Lo M]+ or, when that fails, [Lu Lt Lm Lo M]+[Ll Lm Lo M]*, at p; p when both fail. */
 static size_t cased_word(zt_scan *s, size_t p, size_t end)
 {
     size_t q = p, next, after_both = p;
-    int c = at(s, q, end, &next);
-    for (; c == UPPER || c == LETTER || c == MARK; c = at(s, q, end, &next)) {
+    int c = at_word(s, q, end, &next);
+    for (; c == UPPER || c == LETTER || c == MARK; c = at_word(s, q, end, &next)) {
         if (c != UPPER) after_both = next;  /* the last character that both sets hold */
         q = next;
     }
     if (c == LOWER) {
-        for (; c == LOWER || c == LETTER || c == MARK; c = at(s, q, end, &next)) q = next;
+        for (; c == LOWER || c == LETTER || c == MARK; c = at_word(s, q, end, &next)) q = next;
         return q;
     }
     return after_both > p ? after_both : q;
@@ -173,8 +244,8 @@ static size_t cased_word(zt_scan *s, size_t p, size_t end)
 static int has_lower_form(zt_scan *s, size_t p, size_t end)
 {
     size_t next;
-    int c = at(s, p, end, &next);
-    for (; c == UPPER || c == LETTER || c == MARK; c = at(s, p, end, &next)) {
+    int c = at_word(s, p, end, &next);
+    for (; c == UPPER || c == LETTER || c == MARK; c = at_word(s, p, end, &next)) {
         if (c != UPPER) return 1;
         p = next;
     }
@@ -185,11 +256,9 @@ static int has_lower_form(zt_scan *s, size_t p, size_t end)
 static size_t tekken(zt_scan *s, size_t p, size_t end, int digits, int has_suffix)
 {
     size_t next, after, q;
-    int c = at(s, p, end, &next);
-    int leads = !IS_LETTER(c) && c != NUMBER && s->text[p] != '\r' && s->text[p] != '\n';
-    int following = at(s, next, end, &after);
-    int word_follows = IS_LETTER(following) || following == MARK;
-    int is_led = leads && word_follows && (c != MARK || has_lower_form(s, next, end));
+    int c = at(s, p, end, &next), following = at(s, next, end, &after), word = at_word(s, next, end, &after);
+    int leads = !IS_LETTER(c) && c != NUMBER && !is_line_end(s, p);
+    int is_led = leads && (IS_LETTER(word) || word == MARK) && (c != MARK || has_lower_form(s, next, end));
     if (is_led || IS_LETTER(c) || c == MARK) {
         q = cased_word(s, is_led ? next : p, end);
         return has_suffix ? contraction(s, q, end, 1) : q;
@@ -197,10 +266,21 @@ static size_t tekken(zt_scan *s, size_t p, size_t end, int digits, int has_suffi
     if (c == NUMBER) return numbers(s, p, end, digits);
     if (IS_SYMBOL(c) || (s->text[p] == ' ' && IS_SYMBOL(following))) {
         q = symbols(s, IS_SYMBOL(c) ? p : next, end);
-        while (q < end && (s->text[q] == '\r' || s->text[q] == '\n' || s->text[q] == '/')) q++;
+        while (q < end && (is_line_end(s, q) || (s->text[q] == '/' && s->pre != ZT_PRE_KIMI))) q++;
         return q;
     }
     return spaces(s, p, end, 1);
+}
+
+/* Kimi K2: runs of Han, and o200k's words without Han. */
+static size_t kimi(zt_scan *s, size_t p)
+{
+    size_t next, q = p;
+    while (is_han(s, q, s->end)) {
+        at(s, q, s->end, &next);
+        q = next;
+    }
+    return q > p ? q : tekken(s, p, s->end, 3, 1);
 }
 
 static int is_default_punctuation(zt_scan *s, size_t p, size_t end, size_t *next)
@@ -244,13 +324,6 @@ static int is_east_asian(const zt_scan *s, size_t p)
     return (code >= 0x4E00 && code <= 0x9FA5) || (code >= 0x3040 && code <= 0x30FF);
 }
 
-static size_t words(zt_scan *s, size_t p, size_t end)
-{
-    size_t next;
-    for (int c = at(s, p, end, &next); IS_LETTER(c) || c == MARK; c = at(s, p, end, &next)) p = next;
-    return p;
-}
-
 /* DeepSeek V3's last pattern: [!-/:-~][A-Za-z]+ | [^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+ | ?[\p{P}\p{S}]+[\r\n]* |
  * \s*[\r\n]+ | \s+(?!\S) | \s+ ; what none of them takes stays together. */
 static size_t deepseek_words(zt_scan *s, size_t p, size_t end)
@@ -261,16 +334,14 @@ static size_t deepseek_words(zt_scan *s, size_t p, size_t end)
         for (q = next; q < end && ((s->text[q] | 32) >= 'a' && (s->text[q] | 32) <= 'z'); q++) {}
         if (q > next) return q;
     }
-    int is_line_end = s->text[p] == '\r' || s->text[p] == '\n';
-    int leads = !IS_LETTER(c) && c != PUNCTUATION && c != SYMBOL && !is_line_end;
+    int leads = !IS_LETTER(c) && c != PUNCTUATION && c != SYMBOL && !is_line_end(s, p);
     if (leads && (IS_LETTER(following) || following == MARK)) return words(s, next, end);
     if (IS_LETTER(c) || c == MARK) return words(s, p, end);
     int is_led = s->text[p] == ' ' && (following == PUNCTUATION || following == SYMBOL);
     if (is_led || c == PUNCTUATION || c == SYMBOL) {
         q = is_led ? next : p;
         for (c = at(s, q, end, &next); c == PUNCTUATION || c == SYMBOL; c = at(s, q, end, &next)) q = next;
-        while (q < end && (s->text[q] == '\r' || s->text[q] == '\n')) q++;
-        return q;
+        return line_ends(s, q, end);
     }
     if (c == SPACE) return spaces(s, p, end, 1);
     for (q = next; q < end; q = next) {  /* nothing takes it: up to where something is taken */
@@ -294,6 +365,81 @@ static size_t deepseek(zt_scan *s, size_t p)
     return deepseek_words(s, p, s->piece_end);
 }
 
+/* The sets of DeepSeek LLM's patterns: most letters that have a case, signs (with ASCII's letters), and East Asian
+ * characters with all else from U+0800 to U+9FA5. */
+static const range cased[] = {
+    {0x41, 0x5A}, {0x61, 0x7A}, {0xB5, 0xB5}, {0xC0, 0xD6}, {0xD8, 0xF6}, {0xF8, 0x1BA}, {0x1BC, 0x1BF},
+    {0x1C4, 0x293}, {0x295, 0x2AF}, {0x370, 0x373}, {0x376, 0x377}, {0x37B, 0x37D}, {0x37F, 0x37F}, {0x386, 0x386},
+    {0x388, 0x38A}, {0x38C, 0x38C}, {0x38E, 0x3A1}, {0x3A3, 0x3F5}, {0x3F7, 0x481}, {0x48A, 0x52F}, {0x531, 0x556},
+    {0x10A0, 0x10C5}, {0x13A0, 0x13F5}, {0x13F8, 0x13FD}, {0x1C90, 0x1CBA}, {0x1CBD, 0x1CBF}, {0x1D00, 0x1D2B},
+    {0x1D6B, 0x1D77}, {0x1D79, 0x1D9A}, {0x1E00, 0x1F15}, {0x1F18, 0x1F1D}, {0x1F20, 0x1F45}, {0x1F48, 0x1F4D},
+    {0x1F50, 0x1F57}, {0x1F59, 0x1F59}, {0x1F5B, 0x1F5B}, {0x1F5D, 0x1F5D}, {0x1F5F, 0x1F7D}, {0x1F80, 0x1FB4},
+    {0x1FB6, 0x1FBC}, {0x1FBE, 0x1FBE}, {0x1FC2, 0x1FC4}, {0x1FC6, 0x1FCC}, {0x1FD0, 0x1FD3}, {0x1FD6, 0x1FDB},
+    {0x1FE0, 0x1FEC}, {0x1FF2, 0x1FF4}, {0x1FF6, 0x1FFC}, {0x2102, 0x2102}, {0x2107, 0x2107}, {0x210A, 0x2113},
+    {0x2115, 0x2115}, {0x2119, 0x211D}, {0x2124, 0x2124}, {0x2126, 0x2126}, {0x2128, 0x2128}, {0x212A, 0x212D},
+    {0x212F, 0x2134}, {0x2139, 0x2139}, {0x213C, 0x213F}, {0x2145, 0x2149}, {0x214E, 0x214E}, {0x2183, 0x2184},
+    {0x2C00, 0x2C7B}, {0x2C7E, 0x2CE4}, {0x2CEB, 0x2CEE}, {0x2CF2, 0x2CF3}, {0xA640, 0xA66D}, {0xA680, 0xA69B},
+    {0xA722, 0xA76F}, {0xA771, 0xA787}, {0xA78B, 0xA78E}, {0xAB70, 0xABBF}, {0xFB00, 0xFB06}, {0xFB13, 0xFB17},
+    {0xFF21, 0xFF3A}, {0xFF41, 0xFF5A}, {0x10400, 0x1044F}, {0x104B0, 0x104D3}, {0x104D8, 0x104FB},
+    {0x10C80, 0x10CB2}, {0x10CC0, 0x10CF2}, {0x118A0, 0x118DF}, {0x1E900, 0x1E943},
+};
+static const range signs[] = {
+    {0x21, 0x2F}, {0x3A, 0x7E}, {0x2018, 0x201F}, {0x3000, 0x3002}, {0xFF01, 0xFF0F}, {0xFF1A, 0xFF5E},
+};
+static const range eastern[] = {{0x800, 0x9FA5}, {0xAC00, 0xD7FF}};
+enum { LINE, CASED, SIGNS, TRAILING, EASTERN, DIGITS, NUM_PASSES };
+
+static size_t run_of(zt_scan *s, size_t p, size_t end, const range *set, size_t count, int may_be_led)
+{
+    size_t next, q = p;
+    if (may_be_led && at(s, p, end, &next) == SPACE && next < end && is_in(set, count, code_of(s, next, end))) q = next;
+    while (q < end && is_in(set, count, code_of(s, q, end))) {
+        at(s, q, end, &next);
+        q = next;
+    }
+    return q;
+}
+
+/* Where the match of a pass ends that begins at p, or p. Takes as long as the match. */
+static size_t deepseek_match(zt_scan *s, int pass, size_t p, size_t end)
+{
+    switch (pass) {
+    case LINE: return is_line_end(s, p) ? p + 1 : p;
+    case CASED: return run_of(s, p, end, cased, COUNT(cased), 1);
+    case SIGNS: return run_of(s, p, end, signs, COUNT(signs), 1);
+    case EASTERN: return run_of(s, p, end, eastern, COUNT(eastern), 0);
+    default: return numbers(s, p, end, INT32_MAX);
+    }
+}
+
+/* DeepSeek LLM, V2-Lite: [\r\n], \s?cased+, \s?signs+, \s+$, eastern+, \p{N}+, each of which cuts what the one
+ * before left. */
+static size_t deepseek_llm(zt_scan *s, size_t p)
+{
+    size_t end = s->end, next;
+    for (int pass = 0; pass < NUM_PASSES; pass++) {
+        if (p >= s->ends[pass]) {
+            size_t q = p;
+            if (pass == TRAILING) {  /* up to the white space at the end; from there on, all of it */
+                for (size_t r = p; r < end; r = next)
+                    if (at(s, r, end, &next) != SPACE) q = next;
+                if (q == p) q = end;
+            } else {
+                q = deepseek_match(s, pass, p, end);
+                if (q == p) {
+                    do {
+                        at(s, q, end, &next);
+                        q = next;
+                    } while (q < end && deepseek_match(s, pass, q, end) == q);
+                }
+            }
+            s->ends[pass] = q;
+        }
+        end = s->ends[pass];
+    }
+    return end;
+}
+
 void zt_scan_start(zt_scan *scan, int pre, const uint8_t *text, size_t bytes)
 {
     *scan = (zt_scan){.text = text, .end = bytes, .pre = pre};
@@ -305,19 +451,25 @@ size_t zt_scan_next(zt_scan *s, size_t p)
     size_t next;
     switch (s->pre) {
     case ZT_PRE_GPT2: return gpt2(s, p, s->end);
-    case ZT_PRE_LLAMA3: return llama3(s, p, s->end, 3);
-    case ZT_PRE_QWEN2: return llama3(s, p, s->end, 1);
+    case ZT_PRE_LLAMA3: return llama3(s, p, s->end, 3, 1);
+    case ZT_PRE_QWEN2: return llama3(s, p, s->end, 1, 1);
+    case ZT_PRE_SEED: return llama3(s, p, s->end, 1, 0);
+    case ZT_PRE_QWEN35: return qwen35(s, p, s->end);
     case ZT_PRE_TEKKEN: return tekken(s, p, s->end, 1, 0);
     case ZT_PRE_O200K: return tekken(s, p, s->end, 3, 1);
     case ZT_PRE_DEEPSEEK3: return deepseek(s, p);
     case ZT_PRE_DEFAULT: return by_default(s, p);
-    case ZT_PRE_SMOLLM: /* digits stand alone, and what is between them is a text of its own */
-        if (at(s, p, s->end, &next) == NUMBER) return next;
+    case ZT_PRE_KIMI: return kimi(s, p);
+    case ZT_PRE_DEEPSEEK_LLM: return deepseek_llm(s, p);
+    case ZT_PRE_SMOLLM: case ZT_PRE_MINICPM5: { /* digits apart, and what is between them is a text of its own */
+        int is_smollm = s->pre == ZT_PRE_SMOLLM;
+        if (at(s, p, s->end, &next) == NUMBER) return numbers(s, p, s->end, is_smollm ? 1 : 3);
         if (p >= s->piece_end) {
             for (s->piece_end = p; s->piece_end < s->end && at(s, s->piece_end, s->end, &next) != NUMBER;)
                 s->piece_end = next;
         }
-        return gpt2(s, p, s->piece_end);
+        return is_smollm ? gpt2(s, p, s->piece_end) : llama3(s, p, s->piece_end, 3, 1);
+    }
     default: return s->end;
     }
 }

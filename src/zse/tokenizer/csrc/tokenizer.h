@@ -15,7 +15,7 @@ enum { ZT_MODEL_BPE = 0, ZT_MODEL_SPM = 1 };
 enum {
     ZT_PRE_NONE, ZT_PRE_GPT2, ZT_PRE_SMOLLM, ZT_PRE_LLAMA3, ZT_PRE_QWEN2, ZT_PRE_TEKKEN, ZT_PRE_DEFAULT, ZT_PRE_O200K,
     ZT_PRE_TEXT, /* merges of UTF-8 text, not of bytes: spaces are U+2581, lines and newlines stand apart (Gemma 4) */
-    ZT_PRE_DEEPSEEK3,
+    ZT_PRE_DEEPSEEK3, ZT_PRE_QWEN35, ZT_PRE_MINICPM5, ZT_PRE_SEED, ZT_PRE_KIMI, ZT_PRE_DEEPSEEK_LLM,
     ZT_NUM_PRE
 };
 
@@ -128,6 +128,7 @@ ZT_EXPORT int64_t zp_encode(const zp *p, const uint8_t *text, uint64_t bytes, in
 typedef struct {
     const uint8_t *text;
     size_t end, piece_end, number_end; /* of the text, and of the parts that are split before the pattern is tried */
+    size_t ends[6];                    /* likewise, of the parts that each pass of several makes */
     uint32_t first, last;              /* the last run of one class that was looked up */
     int run_class, pre;
 } zt_scan;
