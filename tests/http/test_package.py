@@ -49,7 +49,10 @@ class Echo:
         request.send_events(b"", is_last=True)
         return None
 
-    def error_response(self, error: RequestError) -> Response:
+    def error_event(self, error: RequestError, request: Noted) -> bytes:
+        return b"data: " + f"{error.code}!".encode() + b"\n\n"
+
+    def error_response(self, error: RequestError, request: Noted | None) -> Response:
         return Response(error.status, f"{error.code}!".encode(), media_type="text/plain", close=error.close)
 
     def finished(self, request: Noted | None, status: int) -> None:

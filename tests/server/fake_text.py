@@ -9,7 +9,7 @@ class Detokenizer:
     def __init__(self, stop: tuple[str, ...]):
         self._stop, self._held = stop, ""
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self.stopped = False
+        self.stopped: str | None = None
 
     def push(self, token: int) -> str:
         return self._emit(self._utf8.decode(bytes([token]) if token < 256 else b""))
@@ -17,14 +17,14 @@ class Detokenizer:
     def finish(self) -> str:
         text = self._emit(self._utf8.decode(b"", True))
         held, self._held = self._held, ""
-        return text if self.stopped else text + held
+        return text if self.stopped is not None else text + held
 
     def _emit(self, text: str) -> str:
         text, self._held = self._held + text, ""
-        found = [position for position in (text.find(stop) for stop in self._stop) if position >= 0]
+        found = [(text.find(stop), stop) for stop in self._stop if stop in text]
         if found:
-            self.stopped = True
-            return text[: min(found)]
+            position, self.stopped = min(found)
+            return text[:position]
         keep = max(
             (length for stop in self._stop for length in range(1, len(stop)) if text.endswith(stop[:length])), default=0
         )

@@ -93,8 +93,11 @@ class Application(Protocol):
     async def handle(self, request: Any) -> Response | None:
         """Answers; None: through send_events(). Raises RequestError."""
 
-    def error_response(self, error: RequestError) -> Response:
-        """The answer that says `error`; its body is also the data of an event where a stream has begun."""
+    def error_response(self, error: RequestError, request: Any | None) -> Response:
+        """The answer that says `error`. request None: nobody could read it."""
+
+    def error_event(self, error: RequestError, request: Any) -> bytes:
+        """What ends a stream that has begun."""
 
     def finished(self, request: Any | None, status: int) -> None:
         """An answer was given, which the access log tells; status 0: the client left before it began. request None: nobody could
@@ -244,12 +247,11 @@ class Connection(asyncio.Protocol):
 
     def _failed(self, request: HTTPRequest, error: RequestError) -> Response | None:
         """The answer that says `error`; None where it became the last event of a stream."""
-        response = self._server.app.error_response(error)
         if not request.status:
-            return response
+            return self._server.app.error_response(error, request)
         request.note = request.note or (error.code or "")
         request.keep_alive = False
-        request.send_events(b"data: " + response.body + b"\n\n", is_last=True)
+        request.send_events(self._server.app.error_event(error, request), is_last=True)
         return None
 
     def head(self, request: HTTPRequest | None, status: int, headers: list[tuple[str, str]]) -> bytes:
@@ -281,7 +283,7 @@ class Connection(asyncio.Protocol):
         request, self._reader.request = self._reader.request, None
         if request is not None:
             request.keep_alive = False
-        self.respond(request, self._server.app.error_response(refusal))
+        self.respond(request, self._server.app.error_response(refusal, request))
         self._server.release_body(request)
         self._server.app.finished(request, refusal.status)
         if request is None:

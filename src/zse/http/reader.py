@@ -106,7 +106,10 @@ class RequestReader:
             self._num_headers += 1
             key, text = name.decode("ascii").lower(), value.decode("latin-1").strip(" \t")
             if key in self._headers:
-                if key in ("host", "authorization", "content-type", "transfer-encoding") and self.refusal is None:
+                if (
+                    key in ("host", "authorization", "x-api-key", "content-type", "transfer-encoding")
+                    and self.refusal is None
+                ):
                     self.refusal = _invalid(f"two {key} headers")
                 text = f"{self._headers[key]}, {text}"
             self._headers[key] = text

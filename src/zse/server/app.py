@@ -8,6 +8,7 @@ from difflib import get_close_matches
 
 import msgspec
 
+from zse.errors import RequestError
 from zse.http.exchange import Response
 from zse.sampling.fields import shown
 from zse.scheduler.options import RequestOptions
@@ -42,6 +43,12 @@ def find_route(path: str) -> tuple[dict[str, Route], dict[str, str]] | None:
     return None
 
 
+def bearer(request: APIRequest) -> str | None:
+    """The Authorization header; Anthropic's clients send the key in one of their own."""
+    key = request.headers.get("x-api-key")
+    return request.headers.get("authorization", None if key is None else f"Bearer {key}")
+
+
 def unknown(path: str) -> str:
     """What to say of a path that is unknown: those that there are, the one that it resembles first."""
     near = get_close_matches("/v1" + path.removeprefix("/v1"), BY_PATH, 1, 0.8)
@@ -62,7 +69,6 @@ class App:
     running: requests that the engine may be working for. phases_ms: of the server's start, for /metrics."""
 
     request_type = APIRequest
-    error_response = staticmethod(errors.response)
 
     def __init__(
         self,
@@ -98,9 +104,15 @@ class App:
         self._weights = dict(weights)
         self.admission.replace(weights, quotas(keys))
 
+    def error_response(self, error: RequestError, request: APIRequest | None) -> Response:
+        return errors.response(error, errors.OPENAI if request is None or request.route is None else request.route.api)
+
+    def error_event(self, error: RequestError, request: APIRequest) -> bytes:
+        return errors.event(error, request.route.api)
+
     def identify(self, request: APIRequest) -> tuple[str, Access]:
         """Whose key the request brought, and what that may do. Raises APIError: 401, or 429 where wrong keys keep coming."""
-        authorization = request.headers.get("authorization")
+        authorization = bearer(request)
         try:
             return self._key.check(authorization)
         except APIError:
@@ -112,7 +124,7 @@ class App:
         """End the requests whose key has expired or is its tenant's no more: a stream with an error event."""
         tenants: dict[str | None, str | None] = {}  # by key, each looked up once
         for run in list(self.running):
-            key = run.request.headers.get("authorization")
+            key = bearer(run.request)
             if key not in tenants:
                 tenants[key] = (self._key.find(key) or (None,))[0]
             if run.request.tenant not in ("", tenants[key]) and run.channel.failure is None:
@@ -125,6 +137,9 @@ class App:
         if found is None:
             raise APIError("not_found", unknown(request.path))
         methods, request.parameters = found
+        request.route = next(iter(methods.values()))  # until the method is known: how errors are written
+        if request.route.api == errors.ANTHROPIC:
+            request.more_headers.append(("request-id", request.id))  # where its clients look
         if self.needs_key and any(route.scope != PUBLIC for route in methods.values()):
             request.tenant, request.access = self.identify(request)
             request.payer = request.tenant

@@ -88,9 +88,33 @@ def limited(kind: str, message: str, wait_s: float) -> APIError:
     return APIError("rate_limit_exceeded", message, kind=kind, headers=headers)
 
 
-def contents(error: RequestError) -> dict:
+# How the APIs write errors.
+OPENAI, ANTHROPIC = "openai", "anthropic"
+# Anthropic's types by status, which its clients read; others are invalid_request_error below 500 and api_error above.
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def contents(error: RequestError, api: str = OPENAI) -> dict:
     """What the JSON body of an error holds."""
-    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+    out = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    if api == ANTHROPIC:
+        usual = "api_error" if error.status >= 500 else INVALID
+        return {"type": "error", "error": out | {"type": _ANTHROPIC_TYPES.get(error.status, usual)}}
+    return {"error": out}
+
+
+def event(error: RequestError, api: str = OPENAI) -> bytes:
+    """The server-sent event that ends a stream."""
+    name = b"event: error\n" if api == ANTHROPIC else b""
+    return name + b"data: " + msgspec.json.encode(contents(error, api)) + b"\n\n"
 
 
 def headers(error: RequestError) -> list[tuple[str, str]]:
@@ -107,6 +131,6 @@ def headers(error: RequestError) -> list[tuple[str, str]]:
     return out
 
 
-def response(error: RequestError) -> Response:
+def response(error: RequestError, api: str = OPENAI) -> Response:
     """The answer of an error."""
-    return Response(error.status, msgspec.json.encode(contents(error)), headers(error), error.close)
+    return Response(error.status, msgspec.json.encode(contents(error, api)), headers(error), error.close)

@@ -105,6 +105,11 @@ class Choice:
         return delta
 
     @property
+    def stop_text(self) -> str | None:
+        """The stop string that ended it."""
+        return self._detokenizer.stopped
+
+    @property
     def reasoning(self) -> str:
         return "".join(self.reasoning_parts)
 

@@ -102,6 +102,7 @@ def _check_schema(value: Any, path: str, depth: int) -> None:
         expect(list, value["enum"], path + ".enum")
 
 
+PARAMETERS = Custom(_parameters, {"type": "object"})
 NAME = Custom(_name, {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,64}$"})
 _TOOL = Object(
     {
@@ -111,7 +112,7 @@ _TOOL = Object(
                 {
                     "name": Field(NAME, required=True),
                     "description": Field(String(16384)),
-                    "parameters": Field(Custom(_parameters, {"type": "object"})),
+                    "parameters": Field(PARAMETERS),
                     "strict": Field(Boolean(), default=False),
                 },
                 FOREIGN_KEYS,

@@ -12,6 +12,7 @@ import msgspec
 import zse.server.routes.completions
 import zse.server.routes.info  # noqa: F401
 from zse.sampling.fields import Fields
+from zse.server.errors import ANTHROPIC, OPENAI
 
 # Who may call: anybody; when the server has keys, the holder of one; or of one whose line says admin (--api-key is one).
 PUBLIC, USER, ADMIN = "public", "user", "admin"
@@ -20,13 +21,14 @@ PUBLIC, USER, ADMIN = "public", "user", "admin"
 class Route(msgspec.Struct, frozen=True):
     """function: "MODULE.NAME" in zse.server.routes, a coroutine function of the App and the APIRequest. doc: what it answers,
     in docs/api.md and the OpenAPI document. fields: "MODULE.NAME" in zse.server.requests, the table of what a body may hold;
-    "": the route takes none, and its method is GET."""
+    "": the route takes none, and its method is GET. api: whose way of writing errors it has, of zse.server.errors."""
 
     path: str
     scope: str
     function: str
     doc: str
     fields: str = ""
+    api: str = OPENAI
 
     @property
     def method(self) -> str:
@@ -64,6 +66,17 @@ ROUTES = (
     Route("/v1/rerank", USER, "relevance.rerank", "documents in the order in which they fit a query", _RERANK),
     Route("/v2/rerank", USER, "relevance.rerank", "the same, for Cohere's clients", _RERANK),
     Route("/v1/score", USER, "relevance.score", "how well texts fit each other", _SCORE),
+    Route(
+        "/v1/messages", USER, "messages.messages", "an answer, for Anthropic's clients", "messages.FIELDS", ANTHROPIC
+    ),
+    Route(
+        "/v1/messages/count_tokens",
+        USER,
+        "messages.count_tokens",
+        "the tokens of such a request's prompt",
+        "messages.COUNTED",
+        ANTHROPIC,
+    ),
     Route("/v1/models", USER, "info.models", "the models that are served, each with its `state`"),
     Route("/v1/models/{model}", USER, "info.model", "one model"),
     Route("/tokenize", USER, "tokenize.tokenize", "the token ids of a text or conversation, as vLLM has it", _TOKENIZE),
