@@ -462,9 +462,10 @@ def strict(data: bytes) -> dict:
 
 
 def body() -> Format:
-    """Bodies of chat and completions: JSON agrees with another parser's, and what is accepted is within the bounds."""
+    """Bodies of chat, completions and messages: JSON agrees with another parser's, and what is accepted is within the bounds."""
     from zse.http.exchange import HTTPRequest
     from zse.server.requests.completions import read_chat, read_completions
+    from zse.server.requests.messages import read_messages
 
     chat = {
         "model": "m",
@@ -497,6 +498,24 @@ def body() -> Format:
     }
     more = {"model": "m", "prompt": [1, 2, 3], "stop_token_ids": [5], "top_k": 5, "repetition_penalty": 1.1}
 
+    use = {"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "x"}], "is_error": True}
+    message = {
+        "model": "m",
+        "max_tokens": 5,
+        "system": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}],
+        "messages": [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "signature": ""}, use]},
+            {"role": "user", "content": [result]},
+        ],
+        "tools": [{"name": "f", "input_schema": {"type": "object", "properties": {}}}],
+        "tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": True},
+        "thinking": {"type": "enabled", "budget_tokens": 3},
+        "output_config": {"effort": "low"},
+        "stop_sequences": ["a"],
+    }
+
     def attempt(data: bytes) -> str:
         request = HTTPRequest("POST", "/", "", {}, False, True, None, data)
         try:
@@ -509,7 +528,7 @@ def body() -> Format:
             raise AssertionError(f"accepted JSON that another parser refuses: {error}") from None
         assert repr(other) == repr(value), "another value"
         accepted = False
-        for read in (read_chat, read_completions):
+        for read in (read_chat, read_completions, read_messages):
             try:
                 made = read(json.loads(data))
             except RequestError as error:
@@ -523,7 +542,7 @@ def body() -> Format:
             assert all(isinstance(stop, str) and stop for stop in params.stop)
         return "accepted" if accepted else "refused"
 
-    return Format([json.dumps(each).encode() for each in (chat, text, more)], attempt, is_json=True)
+    return Format([json.dumps(each).encode() for each in (chat, text, more, message)], attempt, is_json=True)
 
 
 # -- grammars

@@ -25,7 +25,7 @@ from zse.server.work import ON_LOOP_ENTRIES, RequestRun, maybe_in_thread
 UNBOUNDED_TOKENS = 512
 
 
-class Usage(msgspec.Struct):
+class TokenUsage(msgspec.Struct):
     """Tokens of one request. cached: of the prompts; reasoning: of the answers."""
 
     prompt: int
@@ -64,9 +64,9 @@ class CompletionRun(msgspec.Struct):
         return sum(choice.cached_tokens for choice in self.choices[:: self.completion.best_of])
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> TokenUsage:
         """So far."""
-        return Usage(
+        return TokenUsage(
             prompt=self.work.prompt_tokens,
             completion=sum(choice.num_tokens for choice in self.choices),
             cached=self.cached_tokens,
