@@ -10,14 +10,16 @@ import msgspec
 from zse.engine.messages import Ask, Measured, Tokens
 from zse.errors import RequestError
 from zse.http.exchange import Response
-from zse.sampling.params import BeamParams
+from zse.sampling.params import BeamParams, SamplingParams
 from zse.scheduler.options import RequestOptions
 from zse.server.api_request import APIRequest
 from zse.server.errors import APIError
-from zse.server.generation import Choice, ChoiceDelta
+from zse.server.logprobs import TokenScore
 from zse.server.requests.completions import Completion, check_token_ids, choice_params
 from zse.server.requests.forms import named
+from zse.server.tools.calls import CallPart, ToolCall, fold
 from zse.server.tools.chat import Answers, prepare, structure_for
+from zse.server.tools.reasoning import Reasoning
 from zse.server.work import ON_LOOP_ENTRIES, RequestRun, maybe_in_thread
 
 # Reserved of a quota for an answer that has no max_tokens: what it may become is the rest of the context, what it becomes is
@@ -25,8 +27,124 @@ from zse.server.work import ON_LOOP_ENTRIES, RequestRun, maybe_in_thread
 UNBOUNDED_TOKENS = 512
 
 
+class ChoiceDelta(msgspec.Struct):
+    """What one engine event adds to an answer. text: of its content; calls: (position among the answer's calls, a part)."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[tuple[int, CallPart]] = []
+    scores: list[TokenScore] = []
+    finish_reason: str | None = None
+
+
+class Choice:
+    """One answer in the making. feed() takes the engine's events until finish_reason is set. model: its detokenizer is
+    used. answers: how reasoning and tool calls are taken out of the text; None: all of it is content."""
+
+    def __init__(self, index: int, model, params: SamplingParams, answers: Answers | None = None):
+        self.index = index
+        self.parts: list[str] = []
+        self.reasoning_parts: list[str] = []
+        self.call_parts: list[CallPart] = []
+        self._num_calls = 0
+        self.reasoning_tokens = 0  # the marks around it included
+        self._undecided = 0  # tokens that may be the opening mark of reasoning
+        self.scores: list[TokenScore] = []
+        self.finish_reason: str | None = None
+        self.num_tokens = 0
+        self.cached_tokens = 0
+        self.total_logprob = 0.0
+        self._num_chars = 0
+        self._want_scores = params.logprobs is not None
+        self._detokenizer = model.detokenizer(params.stop, () if answers is None else answers.controls)
+        self._splitter = None if answers is None else answers.splitter()
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """What the parts so far add up to."""
+        return fold(self.call_parts)
+
+    def feed(self, event: Tokens) -> ChoiceDelta:
+        """Take an event. finish_reason of the result (and of self) is set by the last one; when a stop string ended
+        the answer the engine still runs: cancel it."""
+        delta = ChoiceDelta()
+        self.num_tokens += len(event.tokens)
+        self.cached_tokens = max(self.cached_tokens, event.cached_tokens)
+        logprobs = event.logprobs or []
+        self.total_logprob += sum(entry.logprob for entry in logprobs)
+        # The token that ended generation is no part of the answer.
+        visible = event.tokens[:-1] if event.finish == "stop" else event.tokens
+        for position, token in enumerate(visible):
+            if self._want_scores and position < len(logprobs):
+                delta.scores.append(TokenScore.of(token, logprobs[position], self._num_chars + len(delta.text)))
+            self._add(delta, self._detokenizer.push(token))
+            if self._detokenizer.stopped or self._splitter is not None and self._splitter.done:
+                self.num_tokens -= len(event.tokens) - position - 1
+                delta.finish_reason = "stop"
+                break
+        else:
+            if event.finish is not None:
+                self._add(delta, self._detokenizer.finish(), of_token=False)
+                delta.finish_reason = "stop" if self._detokenizer.stopped else event.finish
+        if delta.finish_reason is not None and self._splitter is not None:
+            self._put(delta, self._splitter.finish())
+            if self._num_calls and delta.finish_reason == "stop":
+                delta.finish_reason = "tool_calls"
+        self._num_chars += len(delta.text)
+        self.parts.append(delta.text)
+        self.reasoning_parts.append(delta.reasoning)
+        self.scores += delta.scores
+        self.finish_reason = delta.finish_reason
+        return delta
+
+    @property
+    def stop_text(self) -> str | None:
+        """The stop string that ended it."""
+        return self._detokenizer.stopped
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self.reasoning_parts)
+
+    def _add(self, delta: ChoiceDelta, text: str, of_token: bool = True) -> None:
+        splitter = self._splitter
+        if splitter is None:
+            delta.text += text
+            return
+        was_reasoning = splitter.is_reasoning
+        if text:
+            self._put(delta, splitter.push(text))
+        if of_token:
+            self._undecided += 1
+        if was_reasoning or splitter.is_reasoning:
+            self.reasoning_tokens += self._undecided
+        if not splitter.is_undecided:
+            self._undecided = 0
+
+    def _put(self, delta: ChoiceDelta, pieces: list[str | Reasoning | CallPart]) -> None:
+        for piece in pieces:
+            if isinstance(piece, Reasoning):
+                delta.reasoning += piece.text
+            elif isinstance(piece, CallPart):
+                self._num_calls += bool(piece.name)
+                delta.calls.append((self._num_calls - 1, piece))
+                self.call_parts.append(piece)
+            else:
+                delta.text += piece
+
+    @property
+    def rank(self) -> tuple[float, int]:
+        """For best_of: higher mean log-probability first, then the earlier index."""
+        return (-self.total_logprob / max(1, self.num_tokens), self.index)
+
+
 class TokenUsage(msgspec.Struct):
-    """Tokens of one request. cached: of the prompts; reasoning: of the answers."""
+    """Tokens of one request. cached: of the prompts, each of which counts once, however many answers it gets; reasoning: of the
+    answers."""
 
     prompt: int
     completion: int
@@ -48,10 +166,6 @@ class CompletionRun(msgspec.Struct):
     answers: Answers | None = None  # of a chat: how its answers are taken apart
 
     @property
-    def is_chat(self) -> bool:
-        return self.completion.messages is not None
-
-    @property
     def num_scores(self) -> int:
         """Log-probabilities of prompts and answers so far, alternatives included."""
         asked = self.completion.params.logprobs
@@ -59,17 +173,12 @@ class CompletionRun(msgspec.Struct):
         return of_answers + (1 + (self.completion.prompt_top or 0)) * sum(result.num_tokens for result in self.measured)
 
     @property
-    def cached_tokens(self) -> int:
-        """Of the prompts; each counts once, however many answers it gets."""
-        return sum(choice.cached_tokens for choice in self.choices[:: self.completion.best_of])
-
-    @property
     def usage(self) -> TokenUsage:
         """So far."""
         return TokenUsage(
             prompt=self.work.prompt_tokens,
             completion=sum(choice.num_tokens for choice in self.choices),
-            cached=self.cached_tokens,
+            cached=sum(choice.cached_tokens for choice in self.choices[:: self.completion.best_of]),
             reasoning=sum(choice.reasoning_tokens for choice in self.choices),
         )
 
@@ -80,11 +189,8 @@ class Writer(Protocol):
     def whole(self) -> bytes:
         """The body of an answer that is not streamed."""
 
-    def first(self, choice: Choice) -> bytes:
-        """What stands before the choice's first part."""
-
-    def part(self, choice: Choice, delta: ChoiceDelta) -> bytes:
-        """What one event of the engine adds; b"": nothing to show."""
+    def part(self, choice: Choice, delta: ChoiceDelta, is_first: bool) -> bytes:
+        """What one event of the engine adds, is_first: of this choice, which it opens; b"": nothing to show."""
 
     def last(self) -> bytes:
         """The end of a stream."""
@@ -114,11 +220,13 @@ async def answer(app, request: APIRequest, *, read: Reader) -> Response | None:
         try:
             await _begin(app, job)
             writer = make_writer(job)
-            return await (_stream(job, writer) if completion.stream else _collect(job, writer))
+            response = await (_stream(job, writer) if completion.stream else _collect(job, writer))
+            request.note = f"{job.usage.prompt}+{job.usage.completion} tokens"
+            return response
         except RequestError as error:
             raise named(error, job.structure_field) from None
         finally:
-            work.cached = job.cached_tokens
+            work.cached = job.usage.cached
 
 
 async def _begin(app, job: CompletionRun) -> None:
@@ -128,15 +236,17 @@ async def _begin(app, job: CompletionRun) -> None:
     own = {name: model.sampling[name] for name in completion.left_out & model.sampling.keys()}
     completion.params = msgspec.structs.replace(completion.params, **own)
     check_token_ids(completion, model.vocab_size)
-    if job.is_chat and not model.has_chat_template:
+    if job.completion.messages is not None and not model.has_chat_template:
         info = await app.pool.ready(work.served)
         if not info.generates:
             raise _encoder()  # it has no template either, which is not the reason
-    if job.is_chat:
+    if job.completion.messages is not None:
         # The template is a stranger's program: the event loop does not wait for it, however short the chat is.
         parsers = app.tool_parser, app.reasoning_parser
         job.answers = await maybe_in_thread(True, lambda: prepare(completion, model, *parsers))
-    job.prompts = await maybe_in_thread(work.is_long or job.is_chat, lambda: _tokenize(model, completion))
+    job.prompts = await maybe_in_thread(
+        work.is_long or job.completion.messages is not None, lambda: _tokenize(model, completion)
+    )
     work.prompt_tokens = sum(map(len, job.prompts))
     work.hold(work.choices, work.prompt_tokens)  # the true number, in place of the estimate
     if work.prompt_tokens > work.estimated:
@@ -228,7 +338,6 @@ async def _collect(job: CompletionRun, writer: Writer) -> Response:
         index, event = await job.work.channel.next()
         if choices[index].finish_reason is None:
             running -= _accept(job, choices[index], event).finish_reason is not None
-    _note(job)
     return Response(200, await maybe_in_thread(job.num_scores > ON_LOOP_ENTRIES, writer.whole))
 
 
@@ -243,19 +352,12 @@ async def _stream(job: CompletionRun, writer: Writer) -> None:
             continue
         delta = _accept(job, choice, event)
         running -= delta.finish_reason is not None
-        data = b""
-        if index not in opened:
+        is_first, is_long = index not in opened, False
+        if is_first:
             opened.add(index)
-            data = await maybe_in_thread(job.num_scores > ON_LOOP_ENTRIES, partial(writer.first, choice))
-        data += writer.part(choice, delta)
+            is_long = bool(job.measured) and job.num_scores > ON_LOOP_ENTRIES  # those of the prompt are repeated
+        data = await maybe_in_thread(is_long, partial(writer.part, choice, delta, is_first))
         if data:
             request.send_events(data)
             await request.connection.drain()
-    _note(job)
     request.send_events(writer.last(), is_last=True)
-
-
-def _note(job: CompletionRun) -> None:
-    """For the access log."""
-    usage = job.usage
-    job.work.request.note = f"{usage.prompt}+{usage.completion} tokens"

@@ -43,12 +43,6 @@ def find_route(path: str) -> tuple[dict[str, Route], dict[str, str]] | None:
     return None
 
 
-def bearer(request: APIRequest) -> str | None:
-    """The Authorization header; Anthropic's clients send the key in one of their own."""
-    key = request.headers.get("x-api-key")
-    return request.headers.get("authorization", None if key is None else f"Bearer {key}")
-
-
 def unknown(path: str) -> str:
     """What to say of a path that is unknown: those that there are, the one that it resembles first."""
     near = get_close_matches("/v1" + path.removeprefix("/v1"), BY_PATH, 1, 0.8)
@@ -112,7 +106,7 @@ class App:
 
     def identify(self, request: APIRequest) -> tuple[str, Access]:
         """Whose key the request brought, and what that may do. Raises APIError: 401, or 429 where wrong keys keep coming."""
-        authorization = bearer(request)
+        authorization = request.headers.get("authorization")
         try:
             return self._key.check(authorization)
         except APIError:
@@ -124,7 +118,7 @@ class App:
         """End the requests whose key has expired or is its tenant's no more: a stream with an error event."""
         tenants: dict[str | None, str | None] = {}  # by key, each looked up once
         for run in list(self.running):
-            key = bearer(run.request)
+            key = run.request.headers.get("authorization")
             if key not in tenants:
                 tenants[key] = (self._key.find(key) or (None,))[0]
             if run.request.tenant not in ("", tenants[key]) and run.channel.failure is None:
@@ -140,6 +134,8 @@ class App:
         request.route = next(iter(methods.values()))  # until the method is known: how errors are written
         if request.route.api == errors.ANTHROPIC:
             request.more_headers.append(("request-id", request.id))  # where its clients look
+        if "x-api-key" in request.headers:  # Anthropic's clients
+            request.headers.setdefault("authorization", f"Bearer {request.headers['x-api-key']}")
         if self.needs_key and any(route.scope != PUBLIC for route in methods.values()):
             request.tenant, request.access = self.identify(request)
             request.payer = request.tenant

@@ -4,11 +4,10 @@ import functools
 
 import msgspec
 
-from zse.server.answering import CompletionRun, answer
-from zse.server.generation import Choice, ChoiceDelta, chat_logprobs, completion_logprobs
-from zse.server.prompt_scores import echoed_logprobs, prompt_logprobs
+from zse.server.answering import Choice, ChoiceDelta, CompletionRun, answer
+from zse.server.logprobs import chat_logprobs, completion_logprobs, echoed_logprobs, prompt_logprobs
 from zse.server.requests.completions import read_chat, read_completions
-from zse.server.tools.chat import deltas, message
+from zse.server.tools.chat import message
 
 _encode = msgspec.json.encode
 
@@ -46,41 +45,38 @@ class _Writer:
             ],
             "usage": self.usage(),
         }
-        return _encode(body | self.of_prompt())
+        job = self.job
+        if job.completion.messages is not None and job.completion.params.prompt_logprobs is not None:
+            body["prompt_logprobs"] = prompt_logprobs(job.prompts[0], job.measured[0], job.model.token_bytes)
+        return _encode(body)
 
     def usage(self) -> dict:
         usage = self.job.usage
-        return {
+        out: dict = {
             "prompt_tokens": usage.prompt,
             "completion_tokens": usage.completion,
             "total_tokens": usage.prompt + usage.completion,
             "prompt_tokens_details": {"cached_tokens": usage.cached},
         }
-
-    def of_prompt(self) -> dict:
-        """What the body of a whole answer has beside its choices."""
-        return {}
+        if self.job.completion.messages is not None:
+            out["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning}
+        return out
 
     def content(self, choice: Choice) -> dict:
         """What is the route's own of a whole choice."""
         raise NotImplementedError
 
-    def part(self, choice: Choice, delta: ChoiceDelta) -> bytes:
-        """A chunk for each piece, scores in the first, the finish reason in one of its own."""
+    def part(self, choice: Choice, delta: ChoiceDelta, is_first: bool) -> bytes:
+        """A chunk for each piece, the finish reason in one of its own."""
+        out = b""
+        for piece in self.pieces(choice, delta, is_first):
+            part = {"index": choice.index, "logprobs": None, "finish_reason": None} | piece
+            out += b"data: " + _encode(self._envelope | {"choices": [part]}) + b"\n\n"
+        return out
+
+    def pieces(self, choice: Choice, delta: ChoiceDelta, is_first: bool) -> list[dict]:
+        """What the chunks of one event hold of the choice; scores are in the first one that has text."""
         raise NotImplementedError
-
-    def chunks(self, choice: Choice, contents: list[dict], delta: ChoiceDelta, logprobs, last: dict) -> bytes:
-        """Chunks of one event. contents: what each has of its own; logprobs: makes them of scores; last: the content of the
-        chunk that has the finish reason."""
-        if contents and self.job.completion.params.logprobs is not None:
-            contents[0]["logprobs"] = logprobs(delta.scores, self.job.model.token_bytes)
-        if delta.finish_reason is not None:
-            contents.append(last | {"finish_reason": delta.finish_reason})
-        return b"".join([self.chunk_of(choice, content) for content in contents])
-
-    def chunk_of(self, choice: Choice, content: dict) -> bytes:
-        part = {"logprobs": None, "finish_reason": None} | content | {"index": choice.index}
-        return b"data: " + _encode(self._envelope | {"choices": [part]}) + b"\n\n"
 
     def last(self) -> bytes:
         data = b"data: [DONE]\n\n"
@@ -90,7 +86,7 @@ class _Writer:
 
 
 class _Chat(_Writer):
-    """Messages; a stream says the role first."""
+    """Messages."""
 
     prefix, kind, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
@@ -100,23 +96,25 @@ class _Chat(_Writer):
             out["logprobs"] = chat_logprobs(choice.scores, self.job.model.token_bytes)
         return out
 
-    def of_prompt(self) -> dict:
-        job = self.job
-        if job.completion.params.prompt_logprobs is None:
-            return {}
-        return {"prompt_logprobs": prompt_logprobs(job.prompts[0], job.measured[0], job.model.token_bytes)}
-
-    def usage(self) -> dict:
-        return super().usage() | {"completion_tokens_details": {"reasoning_tokens": self.job.usage.reasoning}}
-
-    def first(self, choice: Choice) -> bytes:
-        return self.chunk_of(choice, {"delta": {"role": "assistant", "content": ""}})
-
-    def part(self, choice: Choice, delta: ChoiceDelta) -> bytes:
-        contents: list[dict] = [{"delta": words} for words in deltas(delta)]
-        if delta.scores and not contents:
-            contents = [{"delta": {"content": ""}}]
-        return self.chunks(choice, contents, delta, chat_logprobs, {"delta": {}})
+    def pieces(self, choice: Choice, delta: ChoiceDelta, is_first: bool) -> list[dict]:
+        """The role; reasoning, content, then for each call its id and name, then its arguments."""
+        out: list[dict] = []
+        if delta.reasoning:
+            out.append({"delta": {"reasoning_content": delta.reasoning, "reasoning": delta.reasoning}})
+        if delta.text or delta.scores and not delta.reasoning and not delta.calls:
+            out.append({"delta": {"content": delta.text}})
+        for index, call in delta.calls:
+            if call.name:
+                function = {"name": call.name, "arguments": ""}
+                begun = {"index": index, "id": call.id, "type": "function", "function": function}
+                out.append({"delta": {"tool_calls": [begun]}})
+            if call.arguments:
+                out.append({"delta": {"tool_calls": [{"index": index, "function": {"arguments": call.arguments}}]}})
+        if out and self.job.completion.params.logprobs is not None:
+            out[0]["logprobs"] = chat_logprobs(delta.scores, self.job.model.token_bytes)
+        if delta.finish_reason is not None:
+            out.append({"delta": {}, "finish_reason": delta.finish_reason})
+        return [{"delta": {"role": "assistant", "content": ""}}, *out] if is_first else out
 
 
 class _Text(_Writer):
@@ -134,17 +132,17 @@ class _Text(_Writer):
             out["prompt_logprobs"] = prompt_logprobs(job.prompts[prompt], job.measured[prompt], job.model.token_bytes)
         return out
 
-    def first(self, choice: Choice) -> bytes:
-        echo, scores = self._echo(choice), None
-        if not echo:
-            return b""
-        if self.job.completion.params.logprobs is not None:
-            scores = self._echoed(choice, [], len(echo))
-        return self.chunk_of(choice, {"text": echo, "logprobs": scores})
-
-    def part(self, choice: Choice, delta: ChoiceDelta) -> bytes:
-        contents: list[dict] = [{"text": delta.text}] if delta.text or delta.scores else []
-        return self.chunks(choice, contents, delta, completion_logprobs, {"text": ""})
+    def pieces(self, choice: Choice, delta: ChoiceDelta, is_first: bool) -> list[dict]:
+        has_scores, out = self.job.completion.params.logprobs is not None, []
+        echo = self._echo(choice) if is_first else ""
+        if echo:
+            out.append({"text": echo, "logprobs": self._echoed(choice, [], len(echo)) if has_scores else None})
+        if delta.text or delta.scores:
+            scores = completion_logprobs(delta.scores, self.job.model.token_bytes) if has_scores else None
+            out.append({"text": delta.text, "logprobs": scores})
+        if delta.finish_reason is not None:
+            out.append({"text": "", "finish_reason": delta.finish_reason})
+        return out
 
     def _echo(self, choice: Choice) -> str:
         """The choice's prompt, where it is to be repeated."""

@@ -5,9 +5,8 @@ import functools
 import msgspec
 
 from zse.http.exchange import Response
-from zse.server.answering import CompletionRun, answer
+from zse.server.answering import Choice, ChoiceDelta, CompletionRun, answer
 from zse.server.api_request import APIRequest
-from zse.server.generation import Choice, ChoiceDelta
 from zse.server.requests.messages import read_counted, read_messages
 from zse.server.tools.calls import ToolCall
 from zse.server.tools.chat import prepare
@@ -72,11 +71,8 @@ class _Writer:
         content += [_tool_use(call) | {"input": _input(call)} for call in choice.calls]
         return msgspec.json.encode(self._message() | {"content": content} | self._end(choice))
 
-    def first(self, choice: Choice) -> bytes:
-        return _event("message_start", message=self._message())
-
-    def part(self, choice: Choice, delta: ChoiceDelta) -> bytes:
-        out = b""
+    def part(self, choice: Choice, delta: ChoiceDelta, is_first: bool) -> bytes:
+        out = _event("message_start", message=self._message()) if is_first else b""
         if delta.reasoning:
             out += self._add("thinking", _BEGUN["thinking"], {"type": "thinking_delta", "thinking": delta.reasoning})
         if delta.text:

@@ -11,7 +11,7 @@ from zse.server.tools.answer import Format, Splitter, format_of
 from zse.structured.options import JSON_OBJECT, JSON_SCHEMA, TEXT, Structure, Thinking
 
 if TYPE_CHECKING:
-    from zse.server.generation import Choice, ChoiceDelta
+    from zse.server.answering import Choice
     from zse.server.requests.completions import Completion
 
 
@@ -65,8 +65,10 @@ def prepare(completion: "Completion", model, tool_parser: str | None, reasoning_
                 f"server with --tool-parser NAME (one of {', '.join(parsers.FORMATS)})"
             )
             raise unsupported("tools", reason)
-    if not form.names_tools:
-        _check_history(completion.messages or [])
+    for index, message in enumerate(() if form.names_tools else completion.messages or ()):
+        field = "role" if message["role"] == "tool" else "tool_calls" if "tool_calls" in message else None
+        if field is not None:  # the template would leave calls and results out without a word
+            raise unsupported(f"messages[{index}].{field}", "this model's chat template has no tool support")
     if completion.thinking_field and completion.thinking_budget != 0 and form.reasoning == parsers.NONE:
         raise unsupported(completion.thinking_field, "this model's chat template has no reasoning")
     if completion.tools is None and form.reasoning == parsers.NONE and not form.recipients:
@@ -118,14 +120,6 @@ def structure_for(completion: "Completion", answers: Answers | None) -> tuple[St
     return msgspec.structs.replace(form, thinking=thinking), field
 
 
-def _check_history(messages: list[dict]) -> None:
-    """Templates without tool support would leave calls and results out without a word."""
-    for index, message in enumerate(messages):
-        field = "role" if message["role"] == "tool" else "tool_calls" if "tool_calls" in message else None
-        if field is not None:
-            raise unsupported(f"messages[{index}].{field}", "this model's chat template has no tool support")
-
-
 def message(choice: "Choice") -> dict:
     """The assistant message of a whole answer."""
     out: dict = {"role": "assistant", "content": choice.text or (None if choice.calls else ""), "refusal": None}
@@ -136,20 +130,4 @@ def message(choice: "Choice") -> dict:
         ]
     if choice.reasoning:
         out["reasoning_content"] = out["reasoning"] = choice.reasoning
-    return out
-
-
-def deltas(delta: "ChoiceDelta") -> list[dict]:
-    """The `delta` objects of one event: reasoning, content, then for each call its id and name, then its arguments."""
-    out: list[dict] = []
-    if delta.reasoning:
-        out.append({"reasoning_content": delta.reasoning, "reasoning": delta.reasoning})
-    if delta.text:
-        out.append({"content": delta.text})
-    for index, call in delta.calls:
-        if call.name:
-            function = {"name": call.name, "arguments": ""}
-            out.append({"tool_calls": [{"index": index, "id": call.id, "type": "function", "function": function}]})
-        if call.arguments:
-            out.append({"tool_calls": [{"index": index, "function": {"arguments": call.arguments}}]})
     return out

@@ -1,11 +1,67 @@
-"""Log-probabilities of a prompt's tokens: `echo` with `logprobs` as OpenAI's completions, `prompt_logprobs` as vLLM's."""
+"""Log-probabilities as the APIs show them: of answers, and of prompts."""
 
 import codecs
 
 import msgspec
 
 from zse.engine.messages import Measured, TokenLogprob
-from zse.server.generation import MIN_LOGPROB, TokenScore, completion_logprobs
+
+MIN_LOGPROB = -9999.0  # JSON has no -Infinity
+
+
+class TokenScore(msgspec.Struct):
+    """Log-probability of one generated token; top: (token id, logprob), best first; offset: where its text begins in
+    the answer, in characters (text that is held back for a stop string counts)."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+    offset: int
+
+    @classmethod
+    def of(cls, token: int, entry: TokenLogprob, offset: int) -> "TokenScore":
+        top = [(other, max(value, MIN_LOGPROB)) for other, value in entry.top]
+        return cls(token, max(entry.logprob, MIN_LOGPROB), top, offset)
+
+
+def chat_logprobs(scores: list[TokenScore], token_bytes) -> dict:
+    """`logprobs` of a chat choice. token_bytes: id → bytes."""
+
+    def entry(token: int, logprob: float) -> dict:
+        data = token_bytes(token)
+        return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
+
+    return {
+        "content": [
+            {**entry(score.token, score.logprob), "top_logprobs": [entry(*other) for other in score.top]}
+            for score in scores
+        ],
+        "refusal": None,
+    }
+
+
+def completion_logprobs(scores: list[TokenScore], token_bytes) -> dict:
+    """`logprobs` of a text completion choice. Tokens that are no valid UTF-8 alone are shown as OpenAI shows them:
+    bytes:\\xe2\\x82."""
+
+    def show(token: int) -> str:
+        data = token_bytes(token)
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    tops = []
+    for score in scores:
+        top = {show(token): logprob for token, logprob in score.top}
+        top.setdefault(show(score.token), score.logprob)  # the sampled token is always listed
+        tops.append(top)
+    return {
+        "tokens": [show(score.token) for score in scores],
+        "token_logprobs": [score.logprob for score in scores],
+        "top_logprobs": tops,
+        "text_offset": [score.offset for score in scores],
+    }
 
 
 def echoed_logprobs(
