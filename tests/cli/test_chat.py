@@ -215,6 +215,7 @@ def test_words_go_to_the_next_line_whole():
     assert wrapped(10, "a ", "incomprehensibilities b") == ["a ", "incomprehe", "nsibilitie", "s b"]
     assert wrapped(4, "caf", "e\u0301s e") == ["cafe\u0301", "s e"]
     assert wrapped(6, "日本語の文字 x") == ["日本語", "の文字", "x"]
+    assert wrapped(4, " abc日") == [" ", "abc", "日"]
     assert wrapped(8, "a\n  b c d e\n") == ["a", "  b c d ", "e", ""]
     code = "```\nx = [1, 2, 3, 4]\n```"
     assert wrapped(8, code + "\nand so on") == [*code.split("\n"), "and so ", "on"]
