@@ -462,10 +462,11 @@ def strict(data: bytes) -> dict:
 
 
 def body() -> Format:
-    """Bodies of chat, completions and messages: JSON agrees with another parser's, and what is accepted is within the bounds."""
+    """Bodies of chat, completions, messages and responses: JSON agrees with another parser's, and what is accepted is within the bounds."""
     from zse.http.exchange import HTTPRequest
     from zse.server.requests.completions import read_chat, read_completions
     from zse.server.requests.messages import read_messages
+    from zse.server.requests.responses import read_responses
 
     chat = {
         "model": "m",
@@ -516,6 +517,25 @@ def body() -> Format:
         "stop_sequences": ["a"],
     }
 
+    items = {
+        "model": "m",
+        "input": [
+            {"role": "developer", "content": [{"type": "input_text", "text": "x"}]},
+            {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
+            {"type": "function_call", "call_id": "t", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "t", "output": "1"},
+        ],
+        "instructions": "i",
+        "tools": [
+            {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": True}
+        ],
+        "tool_choice": "auto",
+        "text": {"format": {"type": "json_object"}},
+        "reasoning": {"effort": "low"},
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 2,
+    }
+
     def attempt(data: bytes) -> str:
         request = HTTPRequest("POST", "/", "", {}, False, True, None, data)
         try:
@@ -528,7 +548,7 @@ def body() -> Format:
             raise AssertionError(f"accepted JSON that another parser refuses: {error}") from None
         assert repr(other) == repr(value), "another value"
         accepted = False
-        for read in (read_chat, read_completions, read_messages):
+        for read in (read_chat, read_completions, read_messages, lambda body: read_responses(body)[0]):
             try:
                 made = read(json.loads(data))
             except RequestError as error:
@@ -542,7 +562,7 @@ def body() -> Format:
             assert all(isinstance(stop, str) and stop for stop in params.stop)
         return "accepted" if accepted else "refused"
 
-    return Format([json.dumps(each).encode() for each in (chat, text, more, message)], attempt, is_json=True)
+    return Format([json.dumps(each).encode() for each in (chat, text, more, message, items)], attempt, is_json=True)
 
 
 # -- grammars

@@ -37,6 +37,7 @@ SCOPES = {
     ("POST", "/v1/score"): ("user", {"text_1": "a", "text_2": "b", "method": "embedding"}),
     ("POST", "/tokenize"): ("user", {"prompt": "a"}),
     ("POST", "/detokenize"): ("user", {"tokens": [65]}),
+    ("POST", "/v1/responses"): ("user", {"input": "a"}),
     ("POST", "/v1/messages"): ("user", MESSAGES),
     ("POST", "/v1/messages/count_tokens"): ("user", {"model": "fake", "messages": MESSAGES["messages"]}),
     ("GET", "/v1/models"): ("list", None),

@@ -6,7 +6,7 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from test_errors import CHAT_ONLY, COMMON, TEXT_ONLY
 
-from zse.server.requests import messages
+from zse.server.requests import messages, responses
 from zse.server.requests.completions import CHAT_FIELDS, COMPLETIONS_FIELDS
 from zse.server.requests.measures import EMBEDDINGS_FIELDS, RERANK_FIELDS, SCORE_FIELDS
 from zse.server.routes.table import ROUTES
@@ -16,6 +16,7 @@ FIELDS = {
     CHAT: CHAT_FIELDS,
     TEXT: COMPLETIONS_FIELDS,
     "/v1/embeddings": EMBEDDINGS_FIELDS,
+    "/v1/responses": responses.FIELDS,
     "/v1/messages": messages.FIELDS,
     "/v1/messages/count_tokens": messages.COUNTED,
     "/v1/rerank": RERANK_FIELDS,

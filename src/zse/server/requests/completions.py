@@ -105,6 +105,10 @@ def _metadata(value: Any, path: str) -> dict:
 
 MODEL = Field(String(256, empty=False), "A name from GET /v1/models; left out: the first one.")
 USER = Field(String(512), "An identifier of yours; accepted, not used.")
+METADATA = Field(
+    Custom(_metadata, {"type": "object", "additionalProperties": String(512).schema, "maxProperties": 16}),
+    "Up to 16 strings; accepted, not used.",
+)
 _SAMPLING, _BEAMS, _OPTIONS = map(fields_of, (SamplingParams, BeamParams, RequestOptions))
 
 
@@ -153,10 +157,7 @@ CHAT_FIELDS: Fields = (
         "max_completion_tokens": Field(Integer(1), "The same as max_tokens."),
         "logprobs": Field(Boolean(), "Log-probabilities of the answer's tokens.", False),
         "top_logprobs": Field(Integer(0, MAX_LOGPROBS), "Alternatives for each token, up to 20; needs logprobs."),
-        "metadata": Field(
-            Custom(_metadata, {"type": "object", "additionalProperties": String(512).schema, "maxProperties": 16}),
-            "Up to 16 strings; accepted, not used.",
-        ),
+        "metadata": METADATA,
         "safety_identifier": Field(String(512), "As user."),
         "prompt_cache_key": Field(String(512), "Accepted; prompts are matched by content, no key is needed."),
         "prompt_cache_retention": Field(String(64), "Accepted; cached prompts stay as long as there is room."),

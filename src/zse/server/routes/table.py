@@ -66,6 +66,7 @@ ROUTES = (
     Route("/v1/rerank", USER, "relevance.rerank", "documents in the order in which they fit a query", _RERANK),
     Route("/v2/rerank", USER, "relevance.rerank", "the same, for Cohere's clients", _RERANK),
     Route("/v1/score", USER, "relevance.score", "how well texts fit each other", _SCORE),
+    Route("/v1/responses", USER, "responses.responses", "an answer of items, stored nowhere", "responses.FIELDS"),
     Route(
         "/v1/messages", USER, "messages.messages", "an answer, for Anthropic's clients", "messages.FIELDS", ANTHROPIC
     ),

@@ -1,0 +1,287 @@
+"""The fields of OpenAI's Responses API, and the chat request that they mean."""
+
+from typing import Any
+
+from zse.sampling.fields import (
+    Array,
+    Boolean,
+    Custom,
+    Field,
+    Fields,
+    Integer,
+    Number,
+    Object,
+    OneOf,
+    String,
+    expect,
+    refused,
+)
+from zse.sampling.params import MAX_LOGPROBS
+from zse.server.requests.completions import METADATA, MODEL, USER, Completion, read_chat
+from zse.server.requests.conversation import MAX_CALLS, MAX_MESSAGES, MAX_TOOLS, NAME, PARAMETERS
+from zse.server.requests.forms import EFFORTS
+
+# What items of earlier answers hold that says nothing here.
+_FOREIGN = (
+    *(
+        "id",
+        "status",
+        "phase",
+        "annotations",
+        "logprobs",
+        "caller",
+        "namespace",
+        "encrypted_content",
+        "summary",
+        "type",
+    ),
+    *("allowed_callers", "defer_loading", "output_schema"),
+)
+_ID = String(256, empty=False)
+LOGPROBS = "message.output_text.logprobs"
+
+
+def _object(**fields: Field) -> Object:
+    return Object(fields, tuple(set(_FOREIGN) - fields.keys()))
+
+
+_TEXT_PART = _object(text=Field(String(), required=True))
+
+
+def _parts(*kinds: str) -> Custom:
+    """A text, or parts of these types → the text."""
+
+    def check(value: Any, path: str) -> str:
+        if type(value) is str:
+            return value
+        texts = []
+        for index, part in enumerate(expect(list, value, path)):
+            here = f"{path}[{index}]"
+            if expect(dict, part, here).get("type") not in kinds:
+                message = f"'{here}.type' must be one of: {', '.join(kinds)}; only text is supported."
+                raise refused("unsupported_parameter", message, here + ".type")
+            texts.append(_TEXT_PART.check(part, here)["text"])
+        return "".join(texts)
+
+    return Custom(check, {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]})
+
+
+# By type: what an item of the input holds.
+_ITEMS = {
+    "message": _object(
+        role=Field(OneOf(("user", "assistant", "system", "developer")), required=True),
+        content=Field(_parts("input_text", "output_text", "text"), required=True),
+    ),
+    "reasoning": _object(content=Field(_parts("reasoning_text"), default="")),
+    "function_call": _object(
+        call_id=Field(_ID, required=True), name=Field(NAME, required=True), arguments=Field(String(), required=True)
+    ),
+    "function_call_output": _object(
+        call_id=Field(_ID, required=True), output=Field(_parts("input_text", "output_text", "text"), required=True)
+    ),
+}
+
+
+def _item(value: Any, path: str) -> dict:
+    kind = expect(dict, value, path).get("type") or "message"
+    if kind not in _ITEMS:
+        message = f"'{path}.type' must be one of: {', '.join(_ITEMS)}."
+        raise refused("unsupported_parameter", message, path + ".type")
+    return _ITEMS[kind].check(value, path) | {"type": kind}
+
+
+_INPUT = Array(Custom(_item, {"anyOf": [item.schema for item in _ITEMS.values()]}), MAX_MESSAGES + MAX_CALLS, 1)
+
+
+def _input(value: Any, path: str) -> list[dict]:
+    return [{"type": "message", "role": "user", "content": value}] if type(value) is str else _INPUT.check(value, path)
+
+
+_TOOL = _object(
+    type=Field(OneOf(("function",)), required=True),
+    name=Field(NAME, required=True),
+    description=Field(String(16384)),
+    parameters=Field(PARAMETERS, default={"type": "object", "properties": {}}),
+    strict=Field(Boolean(), default=False),
+)
+_MODES = OneOf(("none", "auto", "required"))
+_NAMED = Object({"type": Field(OneOf(("function",)), required=True), "name": Field(NAME, required=True)})
+
+
+def _choice(value: Any, path: str) -> str | dict:
+    return _NAMED.check(value, path) if type(value) is dict else _MODES.check(value, path)
+
+
+_ANY = Custom(lambda value, path: value, {})
+_FORMAT = Object(
+    {
+        "type": Field(OneOf(("text", "json_object", "json_schema")), required=True),
+        "name": Field(String(64)),
+        "description": Field(String(16384)),
+        "schema": Field(_ANY),
+        "strict": Field(Boolean(), default=False),
+    }
+)
+_INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
+
+FIELDS: Fields = {
+    "model": MODEL,
+    "input": Field(
+        Custom(_input, {"anyOf": [{"type": "string"}, _INPUT.schema]}),
+        "A text, or items: messages, reasoning, function calls and their outputs.",
+        required=True,
+    ),
+    "instructions": Field(String(), "A system message before the input."),
+    "max_output_tokens": Field(Integer(1), "Most tokens to generate, reasoning included."),
+    "stream": Field(Boolean(), "Answer as server-sent events.", False),
+    "stream_options": Field(Object({"include_obfuscation": Field(None, harmless=(None, False))}), "Nothing to choose."),
+    "temperature": Field(Number(0, 2), "As in chat completions."),
+    "top_p": Field(Number(0, 1, above_low=True), "As in chat completions."),
+    "top_logprobs": Field(Integer(0, MAX_LOGPROBS), f"Alternatives for each token; with {LOGPROBS} in include."),
+    "include": Field(
+        Array(OneOf(_INCLUDED), len(_INCLUDED)), f"{LOGPROBS}; reasoning.encrypted_content, which there is none of.", []
+    ),
+    "tools": Field(
+        Array(_TOOL, MAX_TOOLS), "Functions that the model may call, up to 128; OpenAI's own tools are refused.", []
+    ),
+    "tool_choice": Field(
+        Custom(_choice, {"anyOf": [_MODES.schema, _NAMED.schema]}),
+        'auto, none, required or {"type": "function", "name": …}.',
+    ),
+    "parallel_tool_calls": Field(Boolean(), "false ends the answer behind its first call.", True),
+    "max_tool_calls": Field(Integer(1), "Accepted; it bounds OpenAI's own tools."),
+    "text": Field(
+        Object({"format": Field(_FORMAT), "verbosity": Field(None, harmless=(None, "medium"))}),
+        "format: text, json_object, or json_schema with name, schema and strict.",
+        {"format": None},
+    ),
+    "reasoning": Field(
+        Object(
+            {
+                "effort": Field(OneOf(tuple(EFFORTS))),
+                "summary": Field(OneOf(("auto", "concise", "detailed"))),
+                "generate_summary": Field(OneOf(("auto", "concise", "detailed"))),
+            }
+        ),
+        "effort: as reasoning_effort of chat completions; the reasoning itself is given, no summary of it.",
+        {"effort": None},
+    ),
+    "previous_response_id": Field(None, "Not supported: send the items of the conversation."),
+    "store": Field(None, "Nothing is stored.", harmless=(None, False)),
+    "conversation": Field(None, "Not supported."),
+    "prompt": Field(None, "Not supported."),
+    "background": Field(None, "Not supported.", harmless=(None, False)),
+    "truncation": Field(None, "Not supported.", harmless=(None, "disabled")),
+    "metadata": METADATA,
+    "user": USER,
+    "safety_identifier": Field(String(512), "As user."),
+    "prompt_cache_key": Field(String(512), "Accepted; prompts are matched by content, no key is needed."),
+    "prompt_cache_retention": Field(String(64), "Accepted; cached prompts stay as long as there is room."),
+    "service_tier": Field(OneOf(("auto", "default")), "There is one tier; the answer says default."),
+}
+
+
+def read_responses(body: dict) -> tuple[Completion, dict]:
+    """Check the body of POST /v1/responses: the chat request that it means, and the checked fields. Raises RequestError."""
+    values = Object(FIELDS).check(body, "")
+    chat = {
+        "model": values["model"],
+        "messages": _conversation(values),
+        "max_tokens": values["max_output_tokens"],
+        "stream": values["stream"],
+        "service_tier": values["service_tier"],
+        "parallel_tool_calls": values["parallel_tool_calls"],
+        "reasoning_effort": values["reasoning"]["effort"],
+        "logprobs": LOGPROBS in values["include"],
+    }
+    if values["top_logprobs"] is not None:
+        if not chat["logprobs"]:
+            raise refused("invalid_value", f"'top_logprobs' needs {LOGPROBS} in 'include'.", "top_logprobs")
+        chat["top_logprobs"] = values["top_logprobs"]
+    chat |= {name: values[name] for name in ("temperature", "top_p") if values[name] is not None}
+    form = values["text"]["format"]
+    if form is not None:
+        chat["response_format"] = _response_format(form)
+    if values["tools"]:
+        chat["tools"] = [
+            {
+                "type": "function",
+                "function": {name: tool[name] for name in ("name", "description", "parameters", "strict")},
+            }
+            for tool in values["tools"]
+        ]
+    choice = values["tool_choice"]
+    if choice is not None:
+        named = type(choice) is dict
+        chat["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}} if named else choice
+    completion = read_chat(chat)
+    if completion.thinking_field:
+        completion.thinking_field = "reasoning.effort"
+    if completion.structure is not None:
+        completion.structure_field = "text.format"
+    return completion, values
+
+
+def _response_format(form: dict) -> dict:
+    """The same as a chat request has it."""
+    if form["type"] != "json_schema":
+        return {"type": form["type"]}
+    for name in ("name", "schema"):
+        if form[name] is None:
+            raise refused("missing_required_parameter", f"'text.format.{name}' is required.", f"text.format.{name}")
+    schema = {name: form[name] for name in ("name", "description", "schema", "strict")}
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _conversation(values: dict) -> list[dict]:
+    """Messages of a chat request: an assistant's reasoning, text and calls in a row are one."""
+    out: list[dict] = []
+    if values["instructions"]:
+        out.append({"role": "system", "content": values["instructions"]})
+    for item in values["input"]:
+        kind, last = item["type"], out[-1] if out and out[-1]["role"] == "assistant" else None
+        if kind == "function_call_output":
+            out.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
+        elif kind == "message" and item["role"] != "assistant":
+            role = "system" if item["role"] == "developer" else item["role"]
+            if role == "system" and out and out[-1]["role"] == role:  # many templates take one
+                out[-1]["content"] += "\n\n" + item["content"]
+            else:
+                out.append({"role": role, "content": item["content"]})
+        else:
+            if last is None or kind != "function_call" and (last["content"] or "tool_calls" in last):
+                last = {"role": "assistant", "content": ""}
+                out.append(last)
+            if kind == "message":
+                last["content"] = item["content"]
+            elif kind == "reasoning":
+                last["reasoning_content"] = last.get("reasoning_content", "") + item["content"]
+            else:
+                function = {"name": item["name"], "arguments": item["arguments"]}
+                last.setdefault("tool_calls", []).append(
+                    {"id": item["call_id"], "type": "function", "function": function}
+                )
+    return out
+
+
+def shown(values: dict) -> dict:
+    """What an answer repeats of the request."""
+    form = values["text"]["format"] or {"type": "text"}
+    return {
+        "instructions": values["instructions"],
+        "max_output_tokens": values["max_output_tokens"],
+        "max_tool_calls": values["max_tool_calls"],
+        "metadata": values["metadata"] or {},
+        "parallel_tool_calls": values["parallel_tool_calls"],
+        "reasoning": {"effort": values["reasoning"]["effort"], "summary": None},
+        "text": {"format": {name: value for name, value in form.items() if value is not None}},
+        "tool_choice": "auto" if values["tool_choice"] is None else values["tool_choice"],
+        "tools": [{"type": "function"} | {name: tool[name] for name in _TOOL.fields} for tool in values["tools"]],
+        "top_logprobs": values["top_logprobs"] or 0,
+        "user": values["user"],
+        "previous_response_id": None,
+        "store": False,
+        "background": False,
+        "truncation": "disabled",
+        "service_tier": "default",
+    }
