@@ -462,10 +462,11 @@ def strict(data: bytes) -> dict:
 
 
 def body() -> Format:
-    """Bodies of chat, completions, messages and responses: JSON agrees with another parser's, and what is accepted is within the bounds."""
+    """Bodies of all routes that generate: JSON agrees with another parser's, and what is accepted is within the bounds."""
     from zse.http.exchange import HTTPRequest
     from zse.server.requests.completions import read_chat, read_completions
     from zse.server.requests.messages import read_messages
+    from zse.server.requests.ollama import read_ollama_chat, read_ollama_generate
     from zse.server.requests.responses import read_responses
 
     chat = {
@@ -536,6 +537,27 @@ def body() -> Format:
         "top_logprobs": 2,
     }
 
+    call = {"function": {"name": "f", "arguments": {"a": 1}}}
+    lines = {
+        "model": "m",
+        "messages": [
+            {"role": "user", "content": "a", "images": []},
+            {"role": "assistant", "content": "", "thinking": "t", "tool_calls": [call]},
+            {"role": "tool", "tool_name": "f", "content": "x"},
+        ],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}],
+        "options": {"temperature": 0.5, "num_predict": 5, "stop": ["a"], "num_ctx": 100, "repeat_penalty": 1.1},
+        "think": "low",
+        "keep_alive": "5m",
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
+    raw = {"model": "m", "prompt": "a", "raw": True, "options": {"num_predict": -1}, "stream": False}
+    readers = (
+        *(read_chat, read_completions, read_messages, lambda body: read_responses(body)[0]),
+        *(read_ollama_chat, read_ollama_generate),
+    )
+
     def attempt(data: bytes) -> str:
         request = HTTPRequest("POST", "/", "", {}, False, True, None, data)
         try:
@@ -548,7 +570,7 @@ def body() -> Format:
             raise AssertionError(f"accepted JSON that another parser refuses: {error}") from None
         assert repr(other) == repr(value), "another value"
         accepted = False
-        for read in (read_chat, read_completions, read_messages, lambda body: read_responses(body)[0]):
+        for read in readers:
             try:
                 made = read(json.loads(data))
             except RequestError as error:
@@ -562,7 +584,9 @@ def body() -> Format:
             assert all(isinstance(stop, str) and stop for stop in params.stop)
         return "accepted" if accepted else "refused"
 
-    return Format([json.dumps(each).encode() for each in (chat, text, more, message, items)], attempt, is_json=True)
+    return Format(
+        [json.dumps(each).encode() for each in (chat, text, more, message, items, lines, raw)], attempt, is_json=True
+    )
 
 
 # -- grammars

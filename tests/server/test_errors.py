@@ -21,6 +21,9 @@ LEAK = re.compile(
 def check(reply, status: int, code: str, param: str | None = "any") -> None:
     """An answer of the contract."""
     assert reply.status == status, reply
+    if type(reply.json["error"]) is str:  # Ollama's
+        assert reply.json["code"] == code and not LEAK.search(reply.json["error"]), reply.json
+        return
     about = {"error"} if reply.json.get("type") != "error" else {"error", "type"}  # Anthropic's
     assert set(reply.json) == about and set(reply.error) == {"message", "type", "param", "code"}
     assert reply.error["code"] == code, reply.error
@@ -436,7 +439,7 @@ def test_route_table_with_every_kind_of_key(own_server):
                 if not public and not valid:
                     check(reply, 401, "invalid_api_key", None)
                     assert reply.headers["www-authenticate"] == "Bearer"
-                    assert "s3cret" not in reply.error["message"]
+                    assert b"s3cret" not in reply.body
                 elif method not in {route.method for route in routes}:
                     check(reply, 405, "method_not_allowed", None)
                 else:

@@ -6,7 +6,7 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from test_errors import CHAT_ONLY, COMMON, TEXT_ONLY
 
-from zse.server.requests import messages, responses
+from zse.server.requests import messages, ollama, responses
 from zse.server.requests.completions import CHAT_FIELDS, COMPLETIONS_FIELDS
 from zse.server.requests.measures import EMBEDDINGS_FIELDS, RERANK_FIELDS, SCORE_FIELDS
 from zse.server.routes.table import ROUTES
@@ -19,6 +19,9 @@ FIELDS = {
     "/v1/responses": responses.FIELDS,
     "/v1/messages": messages.FIELDS,
     "/v1/messages/count_tokens": messages.COUNTED,
+    "/api/chat": ollama.CHAT,
+    "/api/generate": ollama.GENERATE,
+    "/api/embed": ollama.EMBED,
     "/v1/rerank": RERANK_FIELDS,
     "/v1/score": SCORE_FIELDS,
 }

@@ -99,16 +99,14 @@ class HTTPRequest(msgspec.Struct, eq=False):
     payer: str = ""  # whose bodies are counted together: the address, unless the application knows better
     refusal: RequestError | None = None  # decided by the head; answered when its turn comes
     last_write: float | None = None  # monotonic seconds, of an answer that is a stream of events
+    media_type: str = "text/event-stream; charset=utf-8"  # of such a stream
+    comment: bytes = b": keep-alive\n\n"  # what shows that it lives while there are none; b"": nothing does
 
     def send_events(self, data: bytes, is_last: bool = False) -> None:
-        """Write `data`, whole server-sent events, now; is_last: and the end of the answer. Nothing is sent before the first."""
+        """Write `data`, whole server-sent events or what `media_type` is made of, now; is_last: and the end of the answer. Nothing is sent before the first."""
         self.last_write, http_10, out = time.monotonic(), self.http_10, b""
         if not self.status:
-            headers = [
-                ("content-type", "text/event-stream; charset=utf-8"),
-                ("cache-control", "no-cache"),
-                ("x-accel-buffering", "no"),
-            ]
+            headers = [("content-type", self.media_type), ("cache-control", "no-cache"), ("x-accel-buffering", "no")]
             out = self.connection.head(self, 200, headers if http_10 else [*headers, ("transfer-encoding", "chunked")])
         if http_10:
             out += data

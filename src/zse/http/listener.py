@@ -327,9 +327,9 @@ class Connection(asyncio.Protocol):
             self.abandon()
         elif self._active is not None:
             since = self._active.last_write
-            if since is not None and now - since >= limits.comment_s:
+            if since is not None and now - since >= limits.comment_s and self._active.comment:
                 # A line that clients ignore shows proxies and the kernel that the connection is alive.
-                self._active.send_events(b": keep-alive\n\n")
+                self._active.send_events(self._active.comment)
         elif self._lingers_since is not None:
             if now - self._lingers_since > _LINGER_S:
                 self.abandon()

@@ -163,6 +163,7 @@ class CompletionRun(msgspec.Struct):
     choices: list[Choice] = []
     measured: list[Measured] = []  # of the prompts, where their log-probabilities are wanted
     structure_field: str = ""
+    first_at: float = 0.0  # monotonic seconds, of the first token
     answers: Answers | None = None  # of a chat: how its answers are taken apart
 
     @property
@@ -323,6 +324,7 @@ async def _search(job: CompletionRun, beams: BeamParams, limits: list[int], opti
 def _accept(job: CompletionRun, choice: Choice, event: Tokens) -> ChoiceDelta:
     """Feed one event; stops the engine where a stop string ended the answer."""
     job.work.count(choice.index, event)
+    job.first_at = job.first_at or time.monotonic()
     delta = choice.feed(event)
     if delta.finish_reason is not None:
         job.work.outcomes[delta.finish_reason] += 1

@@ -89,7 +89,7 @@ def limited(kind: str, message: str, wait_s: float) -> APIError:
 
 
 # How the APIs write errors.
-OPENAI, ANTHROPIC = "openai", "anthropic"
+OPENAI, ANTHROPIC, OLLAMA = "openai", "anthropic", "ollama"
 # Anthropic's types by status, which its clients read; others are invalid_request_error below 500 and api_error above.
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -108,11 +108,13 @@ def contents(error: RequestError, api: str = OPENAI) -> dict:
     if api == ANTHROPIC:
         usual = "api_error" if error.status >= 500 else INVALID
         return {"type": "error", "error": out | {"type": _ANTHROPIC_TYPES.get(error.status, usual)}}
-    return {"error": out}
+    return {"error": error.message, "code": error.code} if api == OLLAMA else {"error": out}
 
 
 def event(error: RequestError, api: str = OPENAI) -> bytes:
-    """The server-sent event that ends a stream."""
+    """What ends a stream: a server-sent event, or a line."""
+    if api == OLLAMA:
+        return msgspec.json.encode(contents(error, api)) + b"\n"
     name = b"event: error\n" if api == ANTHROPIC else b""
     return name + b"data: " + msgspec.json.encode(contents(error, api)) + b"\n\n"
 

@@ -84,7 +84,7 @@ _ITEMS = {
 
 def _item(value: Any, path: str) -> dict:
     kind = expect(dict, value, path).get("type") or "message"
-    if kind not in _ITEMS:
+    if type(kind) is not str or kind not in _ITEMS:
         message = f"'{path}.type' must be one of: {', '.join(_ITEMS)}."
         raise refused("unsupported_parameter", message, path + ".type")
     return _ITEMS[kind].check(value, path) | {"type": kind}

@@ -21,12 +21,12 @@ LONG = 1 << 16  # numbers; JSON of more is written in a thread (some 10 ms)
 
 async def embeddings(app, request: APIRequest) -> Response:
     """POST /v1/embeddings"""
-    asked, results = await measuring.measure(app, request, read_embeddings, _prepare, _check)
+    asked, results = await measuring.measure(app, request, read_embeddings, prepare_texts, check_dimensions)
     long = sum(len(result.vector) for result in results.results) > 4 * LONG
     return Response(200, await maybe_in_thread(long, lambda: _body(asked, results)))
 
 
-def _prepare(asked: Embeddings, model, info: Ready) -> Iterator[Measurement]:
+def prepare_texts(asked: Embeddings, model, info: Ready) -> Iterator[Measurement]:
     # Of a part of the vector only that part is brought to length 1, once it is there.
     ask = Ask(pooling_of(asked.pooling, info), normalize=asked.normalize)
     prompt = "" if asked.prompt_name is None else _prompt(asked.prompt_name, model.prompts)
@@ -52,7 +52,7 @@ def pooling_of(asked: str | None, info: Ready):
     return asked or info.pooling or ("last" if info.generates else "mean")
 
 
-def _check(asked: Embeddings, info: Ready) -> None:
+def check_dimensions(asked: Embeddings, info: Ready) -> None:
     most = info.hidden_size
     if asked.dimensions is not None and asked.dimensions > most:
         raise APIError(
@@ -62,13 +62,13 @@ def _check(asked: Embeddings, info: Ready) -> None:
 
 def _body(asked: Embeddings, results: measuring.Results) -> bytes:
     data = [
-        {"object": "embedding", "index": index, "embedding": _vector(asked, result.vector)}
+        {"object": "embedding", "index": index, "embedding": vector_of(asked, result.vector)}
         for index, result in enumerate(results.results)
     ]
     return msgspec.json.encode({"object": "list", "data": data, "model": results.model, "usage": results.usage})
 
 
-def _vector(asked: Embeddings, data: bytes | None) -> str | list[float]:
+def vector_of(asked: Embeddings, data: bytes | None) -> str | list[float]:
     assert data is not None
     if asked.dimensions is not None:
         data = data[: 4 * asked.dimensions]

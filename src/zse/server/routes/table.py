@@ -12,7 +12,7 @@ import msgspec
 import zse.server.routes.completions
 import zse.server.routes.info  # noqa: F401
 from zse.sampling.fields import Fields
-from zse.server.errors import ANTHROPIC, OPENAI
+from zse.server.errors import ANTHROPIC, OLLAMA, OPENAI
 
 # Who may call: anybody; when the server has keys, the holder of one; or of one whose line says admin (--api-key is one).
 PUBLIC, USER, ADMIN = "public", "user", "admin"
@@ -78,6 +78,14 @@ ROUTES = (
         "messages.COUNTED",
         ANTHROPIC,
     ),
+    Route("/api/chat", USER, "ollama.chat", "an answer, for Ollama's clients", "ollama.CHAT", OLLAMA),
+    Route("/api/generate", USER, "ollama.generate", "an answer to a prompt", "ollama.GENERATE", OLLAMA),
+    Route("/api/embed", USER, "ollama.embed", "vectors of texts", "ollama.EMBED", OLLAMA),
+    Route("/api/embeddings", USER, "ollama.embeddings", "a text's vector, the older form", "ollama.EMBEDDINGS", OLLAMA),
+    Route("/api/show", USER, "ollama.show", "what is known of a model", "ollama.SHOW", OLLAMA),
+    Route("/api/tags", USER, "ollama.tags", "the models that are served", api=OLLAMA),
+    Route("/api/ps", USER, "ollama.running", "those that are loaded", api=OLLAMA),
+    Route("/api/version", PUBLIC, "ollama.version", "the version", api=OLLAMA),
     Route("/v1/models", USER, "info.models", "the models that are served, each with its `state`"),
     Route("/v1/models/{model}", USER, "info.model", "one model"),
     Route("/tokenize", USER, "tokenize.tokenize", "the token ids of a text or conversation, as vLLM has it", _TOKENIZE),
