@@ -61,14 +61,13 @@ class TextModel:
     ) -> list[int]:
         """One line a message; the tools and calls of the messages first, where the fake engine does not look."""
         offered = "".join(f"tool:{tool['function']['name']}\n" for tool in tools or ())
-        return list(
-            (
-                offered
-                + "".join(f"{message['role']}:{message['content']}\n" for message in messages)
-                + "assistant:"
-                + "<think>" * self.template_source.endswith("<think>")
-            ).encode()
-        )
+        text = offered + "".join(f"{message['role']}:{message['content']}\n" for message in messages)
+        given = variables or {}
+        if given.get("continue_final_message"):
+            text = text[:-1]
+        elif given.get("add_generation_prompt", True):
+            text += "assistant:" + "<think>" * self.template_source.endswith("<think>")
+        return list(text.encode())
 
     def decode(self, ids: list[int]) -> str:
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
@@ -76,7 +75,7 @@ class TextModel:
     def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if token < 256 else b"<end>"
 
-    def detokenizer(self, stop: tuple[str, ...], keep: tuple[str, ...] = ()) -> Detokenizer:
+    def detokenizer(self, stop: tuple[str, ...], keep: tuple[str, ...] = (), skip_special: bool = True) -> Detokenizer:
         return Detokenizer(stop)
 
 

@@ -85,7 +85,7 @@ COMMON = [
     ({"structured_outputs": {"xml": "a"}}, "unknown_parameter", "structured_outputs.xml"),
     ({"structured_outputs": {"grammar": "a" * 70_000}}, "schema_too_complex", "structured_outputs.grammar"),
     ({"structured_outputs": []}, "invalid_type", "structured_outputs"),
-    ({"guided_json": {}}, "unknown_parameter", "guided_json"),
+    ({"guided_guess": {}}, "unknown_parameter", "guided_guess"),
     ({"model": 1}, "invalid_type", "model"),
     ({"model": ""}, "invalid_value", "model"),
     ({"model": "a" * 300}, "array_above_max_length", "model"),

@@ -15,25 +15,27 @@ from zse.scheduler.options import RequestOptions
 from zse.server.api_request import APIRequest
 from zse.server.errors import APIError
 from zse.server.logprobs import TokenScore
-from zse.server.requests.completions import Completion, check_token_ids, choice_params
+from zse.server.requests.completions import Completion, Extras, check_token_ids, choice_params
 from zse.server.requests.forms import named
 from zse.server.tools.calls import CallPart, ToolCall, fold
 from zse.server.tools.chat import Answers, prepare, structure_for
 from zse.server.tools.reasoning import Reasoning
 from zse.server.work import ON_LOOP_ENTRIES, RequestRun, maybe_in_thread
 
+NO_EXTRAS = Extras()
 # Reserved of a quota for an answer that has no max_tokens: what it may become is the rest of the context, what it becomes is
 # less.
 UNBOUNDED_TOKENS = 512
 
 
 class ChoiceDelta(msgspec.Struct):
-    """What one engine event adds to an answer. text: of its content; calls: (position among the answer's calls, a part)."""
+    """What one engine event adds to an answer. tokens: where they are wanted, that which ended it included. text: of its content; calls: (position among the answer's calls, a part)."""
 
     text: str = ""
     reasoning: str = ""
     calls: list[tuple[int, CallPart]] = []
     scores: list[TokenScore] = []
+    tokens: list[int] = []
     finish_reason: str | None = None
 
 
@@ -41,8 +43,11 @@ class Choice:
     """One answer in the making. feed() takes the engine's events until finish_reason is set. model: its detokenizer is
     used. answers: how reasoning and tool calls are taken out of the text; None: all of it is content."""
 
-    def __init__(self, index: int, model, params: SamplingParams, answers: Answers | None = None):
-        self.index = index
+    def __init__(
+        self, index: int, model, params: SamplingParams, answers: Answers | None = None, extras: Extras = NO_EXTRAS
+    ):
+        self.index, self._extras = index, extras
+        self.tokens: list[int] = []
         self.parts: list[str] = []
         self.reasoning_parts: list[str] = []
         self.call_parts: list[CallPart] = []
@@ -56,7 +61,8 @@ class Choice:
         self.total_logprob = 0.0
         self._num_chars = 0
         self._want_scores = params.logprobs is not None
-        self._detokenizer = model.detokenizer(params.stop, () if answers is None else answers.controls)
+        kept = () if answers is None else answers.controls
+        self._detokenizer = model.detokenizer(params.stop, kept, extras.skip_special_tokens)
         self._splitter = None if answers is None else answers.splitter()
 
     @property
@@ -85,11 +91,17 @@ class Choice:
             if self._detokenizer.stopped or self._splitter is not None and self._splitter.done:
                 self.num_tokens -= len(event.tokens) - position - 1
                 delta.finish_reason = "stop"
+                del event.tokens[position + 1 :]
                 break
         else:
             if event.finish is not None:
                 self._add(delta, self._detokenizer.finish(), of_token=False)
                 delta.finish_reason = "stop" if self._detokenizer.stopped else event.finish
+        if self._extras.return_token_ids:
+            delta.tokens = event.tokens
+            self.tokens += delta.tokens
+        if self._extras.include_stop_str_in_output and self._detokenizer.stopped:
+            self._add(delta, self._detokenizer.stopped, of_token=False)
         if delta.finish_reason is not None and self._splitter is not None:
             self._put(delta, self._splitter.finish())
             if self._num_calls and delta.finish_reason == "stop":
@@ -248,6 +260,10 @@ async def _begin(app, job: CompletionRun) -> None:
     job.prompts = await maybe_in_thread(
         work.is_long or job.completion.messages is not None, lambda: _tokenize(model, completion)
     )
+    cut = completion.extras.truncate_prompt_tokens
+    if cut is not None:
+        room = max(1, (await app.pool.ready(work.served)).max_context - (completion.params.max_tokens or 1))
+        job.prompts = [prompt[-min(room, cut) if cut > 0 else -room :] for prompt in job.prompts]
     work.prompt_tokens = sum(map(len, job.prompts))
     work.hold(work.choices, work.prompt_tokens)  # the true number, in place of the estimate
     if work.prompt_tokens > work.estimated:
@@ -269,7 +285,7 @@ async def _begin(app, job: CompletionRun) -> None:
     options = msgspec.structs.replace(options, structure=structure)
     for prompt, limit in zip(job.prompts, limits, strict=True):
         for answer in range(completion.best_of):  # choice index = prompt index * best_of + answer index
-            choice = Choice(len(job.choices), model, completion.params, job.answers)
+            choice = Choice(len(job.choices), model, completion.params, job.answers, completion.extras)
             job.choices.append(choice)
             if limit:
                 params = choice_params(completion, answer, limit)
@@ -316,7 +332,8 @@ async def _search(job: CompletionRun, beams: BeamParams, limits: list[int], opti
     params = [msgspec.structs.replace(beams, max_tokens=limit) for limit in limits]
     for result in await job.work.channel.complete(job.prompts, params, options):
         for reply in result.replies[: job.completion.n]:
-            job.choices.append(Choice(len(job.choices), job.model, job.completion.params, job.answers))
+            extras = job.completion.extras
+            job.choices.append(Choice(len(job.choices), job.model, job.completion.params, job.answers, extras))
             event = Tokens(result.id, reply.tokens, reply.logprobs, reply.finish, result.cached_tokens)
             _accept(job, job.choices[-1], event)
 

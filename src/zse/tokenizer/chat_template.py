@@ -102,9 +102,24 @@ class ChatTemplate:
             param="messages",
         )
 
-    def encode(self, messages: Sequence[dict], **given) -> list[int]:
-        """The prompt as token ids. Arguments and errors as render()."""
+    def encode(self, messages: Sequence[dict], *, continue_final_message: bool = False, **given) -> list[int]:
+        """The prompt as token ids. continue_final_message: it ends with the last message's content, with nothing of the template
+        behind. Arguments and errors else as render()."""
+        if continue_final_message:
+            given["add_generation_prompt"] = False
         text, barriers = self.render(messages, **given)
+        if continue_final_message:
+            content = messages[-1]["content"].strip()
+            at = text.rfind(content) if content else -1
+            if at < 0:
+                raise RequestError(
+                    "the last message is empty, or not in the prompt as it is: it cannot be continued",
+                    code="invalid_value",
+                    param="continue_final_message",
+                )
+            text = text[: at + len(content)]
+            size = len(text.encode("utf-8", "surrogatepass"))
+            barriers = [barrier for barrier in barriers if barrier <= size]
         return self._tokenizer.encode(text, special=True, add_bos=False, barriers=barriers)
 
     def _render(self, given: dict, add_generation_prompt: bool) -> str:

@@ -1,7 +1,7 @@
 """What the completion routes accept: a table of fields each, and the typed request that comes out of it."""
 
 from hashlib import blake2b
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -27,12 +27,34 @@ from zse.sampling.params import MAX_LOGPROBS, RECOMMENDED, TOKEN_ID, BeamParams,
 from zse.scheduler.options import DEFAULT, RequestOptions
 from zse.server.errors import APIError
 from zse.server.requests.conversation import CONVERSATION, ToolChoice
-from zse.server.requests.forms import EFFORTS, FORMS, STRUCTURED_OUTPUTS
+from zse.server.requests.forms import EFFORTS, FORMS, GUIDED, STRUCTURED_OUTPUTS
 from zse.structured.options import Structure
 
 MAX_PROMPTS = 128
 MAX_CHOICES = 16
 MAX_IDS = 1 << 20
+
+
+class Extras(msgspec.Struct, frozen=True):
+    """What vLLM has beside OpenAI's fields, about texts and tokens."""
+
+    include_stop_str_in_output: Annotated[
+        bool, Field(Boolean(), "The stop string that ends an answer is a part of it.")
+    ] = False
+    skip_special_tokens: Annotated[bool, Field(Boolean(), "false shows control tokens in the answer.")] = True
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        Field(Integer(-1), "Keep the last so many tokens of a prompt; -1: as many as the context has room for."),
+    ] = None
+    return_token_ids: Annotated[
+        bool, Field(Boolean(), "Answer with prompt_token_ids, and with token_ids of each choice.")
+    ] = False
+    add_generation_prompt: Annotated[
+        bool, Field(Boolean(), "false: the prompt ends behind the last message.", routes=(CHAT,))
+    ] = True
+    continue_final_message: Annotated[
+        bool, Field(Boolean(), "The answer goes on with the last message, the assistant's.", routes=(CHAT,))
+    ] = False
 
 
 class Completion(msgspec.Struct):
@@ -48,6 +70,7 @@ class Completion(msgspec.Struct):
     params: SamplingParams
     left_out: frozenset[str] = frozenset()
     options: RequestOptions = DEFAULT
+    extras: Extras = Extras()
     n: int = 1
     best_of: int = 1
     stream: bool = False
@@ -109,7 +132,7 @@ METADATA = Field(
     Custom(_metadata, {"type": "object", "additionalProperties": String(512).schema, "maxProperties": 16}),
     "Up to 16 strings; accepted, not used.",
 )
-_SAMPLING, _BEAMS, _OPTIONS = map(fields_of, (SamplingParams, BeamParams, RequestOptions))
+_SAMPLING, _BEAMS, _OPTIONS, _EXTRAS = map(fields_of, (SamplingParams, BeamParams, RequestOptions, Extras))
 
 
 def of_route(fields: Fields, route: str) -> Fields:
@@ -145,7 +168,9 @@ def _common(route: str) -> Fields:
             ),
         }
         | of_route(_OPTIONS, route)
+        | of_route(_EXTRAS, route)
         | {"user": USER, "structured_outputs": STRUCTURED_OUTPUTS}
+        | GUIDED
     )
 
 
@@ -206,6 +231,13 @@ def read_chat(body: dict) -> Completion:
         raise refused("invalid_value", "'tool_choice.function.name' is none of 'tools'.", "tool_choice.function.name")
     strict = frozenset(tool["function"]["name"] for tool in tools or () if tool["function"].pop("strict", False))
     budget, thinking_field, variables = _thinking_of(values)
+    if values["continue_final_message"]:
+        if body.get("add_generation_prompt") or values["messages"][-1]["role"] != "assistant":
+            message = "'continue_final_message' needs a last message of the assistant, and no 'add_generation_prompt'."
+            raise refused("invalid_value", message, "continue_final_message")
+        variables["continue_final_message"] = True
+    elif not values["add_generation_prompt"]:
+        variables["add_generation_prompt"] = False
     completion = _completion(
         body,
         values,
@@ -253,18 +285,22 @@ def read_completions(body: dict) -> Completion:
     return _completion(body, values, prompts=values["prompt"], echo=values["echo"], best_of=best_of)
 
 
+_ASKING = ("structured_outputs", *GUIDED, "response_format")
+
+
 def _completion(body: dict, values: dict, **more: Any) -> Completion:
     """The request of checked values: those of a table become the Struct that declares it, whatever it has."""
     if values["stream_options"] is not None and not values["stream"]:
         raise refused("invalid_value", "'stream_options' needs 'stream': true.", "stream_options")
     if values["prompt_logprobs"] is not None and values["stream"]:
         raise refused("invalid_value", "'prompt_logprobs' cannot be streamed.", "prompt_logprobs")
-    formats = {name: values.get(name) for name in ("response_format", "structured_outputs")}
-    if None not in formats.values():
-        message = "'structured_outputs' and 'response_format' both ask for a form; give one."
-        raise refused("invalid_value", message, "structured_outputs")
-    field = "response_format" if values["structured_outputs"] is None else "structured_outputs"
-    structure = formats[field]
+    given = [name for name in _ASKING if values.get(name) is not None]
+    if len(given) > 1:
+        raise refused("invalid_value", f"'{given[0]}' and '{given[1]}' both ask for a form; give one.", given[0])
+    field = given[0] if given else _ASKING[-1]
+    structure = values.get(field)
+    if values["truncate_prompt_tokens"] == 0:
+        raise refused("out_of_range", "'truncate_prompt_tokens' must be at least 1, or -1.", "truncate_prompt_tokens")
     beams = _read_beams(values, more["best_of"], "" if structure is None else field)
     if beams is not None:
         more["best_of"] = values["n"]  # so many of them are answers
@@ -276,6 +312,7 @@ def _completion(body: dict, values: dict, **more: Any) -> Completion:
         params=SamplingParams(**{name: values[name] for name in _SAMPLING}),
         left_out=frozenset(name for name in RECOMMENDED if body.get(name) is None),
         options=RequestOptions(**{name: values[name] for name in _OPTIONS if name in values}),
+        extras=Extras(**{name: values[name] for name in _EXTRAS if name in values}),
         n=values["n"],
         stream=values["stream"],
         include_usage=bool((values["stream_options"] or {}).get("include_usage")),

@@ -6,6 +6,7 @@ import msgspec
 
 from zse.errors import RequestError
 from zse.sampling.fields import (
+    Array,
     Boolean,
     Custom,
     Field,
@@ -19,7 +20,7 @@ from zse.sampling.fields import (
     too_long,
     wrong_type,
 )
-from zse.structured.options import JSON_OBJECT, JSON_SCHEMA, Structure, checked, read_structure
+from zse.structured.options import JSON_OBJECT, JSON_SCHEMA, MAX_CHOICES, Structure, checked, read_structure
 
 # Tokens of reasoning for each effort; None: as many as the model likes.
 EFFORTS: dict[str, int | None] = {"none": 0, "minimal": 256, "low": 1024, "medium": 8192, "high": None}
@@ -102,6 +103,26 @@ def named(error: RequestError, field: str) -> RequestError:
     return error
 
 
+def _guided(name: str, schema: dict) -> Field:
+    """vLLM's older name of one of structured_outputs."""
+
+    def check(value: Any, path: str) -> Structure:
+        try:
+            return read_structure({name: value}, path)
+        except RequestError as error:
+            error.message, error.param = error.message.replace(f"'{path}.{name}", f"'{path}"), path
+            raise
+
+    return Field(Custom(check, schema), f"As structured_outputs' {name}.")
+
+
+_TEXT = String(empty=False).schema
+GUIDED: Fields = {
+    "guided_json": _guided("json", {"type": ["object", "string", "boolean"]}),
+    "guided_regex": _guided("regex", _TEXT),
+    "guided_choice": _guided("choice", Array(String(empty=False), MAX_CHOICES, 1).schema),
+    "guided_grammar": _guided("grammar", _TEXT),
+}
 STRUCTURED_OUTPUTS = Field(
     Custom(_structured_outputs, {"type": "object", "minProperties": 1, "maxProperties": 1}),
     'One of {"json": schema}, {"regex": …}, {"choice": [texts]}, {"grammar": Lark or GBNF}; see Structured output.',

@@ -176,6 +176,7 @@ def _chat(values: dict) -> dict:
     thinking, output = values["thinking"], values["output_config"] or {}
     variables: dict = {}
     chat = {"model": values["model"], "messages": _conversation(values), "chat_template_kwargs": variables}
+    chat["continue_final_message"] = values["messages"][-1]["role"] == "assistant"  # the answer's beginning
     if output.get("effort") is not None:
         variables["reasoning_effort"] = {"xhigh": "high", "max": "high"}.get(output["effort"], output["effort"])
     if thinking is not None and thinking["type"] != "adaptive":
@@ -226,9 +227,6 @@ def _conversation(values: dict) -> list[dict]:
             _add(out, role, block)
         if not message["content"]:
             _turn(out, role)
-    if values["messages"][-1]["role"] == "assistant":
-        message = "the last message must be the user's; answers that are begun are not supported."
-        raise refused("unsupported_parameter", f"'messages': {message}", "messages")
     return out
 
 

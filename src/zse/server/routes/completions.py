@@ -16,6 +16,7 @@ class _Writer:
     """What both routes have in common. A stream: deltas, one finish_reason per choice, usage if asked, [DONE]."""
 
     prefix, kind, chunk = "cmpl-", "text_completion", "text_completion"
+    nothing: dict = {"text": ""}  # a piece that says only what else is in it
 
     def __init__(self, job: CompletionRun):
         work, completion = job.work, job.completion
@@ -46,6 +47,10 @@ class _Writer:
             "usage": self.usage(),
         }
         job = self.job
+        if job.completion.extras.return_token_ids:
+            for part, choice in zip(body["choices"], answers, strict=True):
+                part |= {"token_ids": choice.tokens}
+                (body if job.completion.messages is not None else part).update(self.prompt_ids(choice))
         if job.completion.messages is not None and job.completion.params.prompt_logprobs is not None:
             body["prompt_logprobs"] = prompt_logprobs(job.prompts[0], job.measured[0], job.model.token_bytes)
         return _encode(body)
@@ -68,11 +73,19 @@ class _Writer:
 
     def part(self, choice: Choice, delta: ChoiceDelta, is_first: bool) -> bytes:
         """A chunk for each piece, the finish reason in one of its own."""
-        out = b""
-        for piece in self.pieces(choice, delta, is_first):
+        out, pieces, envelope = b"", self.pieces(choice, delta, is_first), self._envelope
+        if delta.tokens:
+            pieces = pieces or [dict(self.nothing)]
+            pieces[-1]["token_ids"] = delta.tokens
+            if is_first:
+                envelope = self._envelope | self.prompt_ids(choice)
+        for piece in pieces:
             part = {"index": choice.index, "logprobs": None, "finish_reason": None} | piece
-            out += b"data: " + _encode(self._envelope | {"choices": [part]}) + b"\n\n"
+            out += b"data: " + _encode(envelope | {"choices": [part]}) + b"\n\n"
         return out
+
+    def prompt_ids(self, choice: Choice) -> dict:
+        return {"prompt_token_ids": self.job.prompts[choice.index // self.job.completion.best_of]}
 
     def pieces(self, choice: Choice, delta: ChoiceDelta, is_first: bool) -> list[dict]:
         """What the chunks of one event hold of the choice; scores are in the first one that has text."""
@@ -89,6 +102,7 @@ class _Chat(_Writer):
     """Messages."""
 
     prefix, kind, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+    nothing: dict = {"delta": {"content": ""}}
 
     def content(self, choice: Choice) -> dict:
         out: dict = {"message": message(choice)}
