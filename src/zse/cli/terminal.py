@@ -141,7 +141,9 @@ class WordWrap:
                 word = self._word
                 before = f"\x1b[{taken_back}D\x1b[K" + self._new_line(self._line) + word
                 self._column, self._word = taken_back, word
-                if taken_back + columns > self._width:  # a wide character behind a word that is nearly as long as the line
+                if (
+                    taken_back + columns > self._width
+                ):  # a wide character behind a word that is nearly as long as the line
                     before += self._new_line(self._line)
             if char in " \t":
                 return before
