@@ -1,4 +1,4 @@
-"""tests/runtime/test_driver_faults.py over the machine's own driver: `pytest tests/gpu/test_driver_faults.py`. Not run on a device yet."""
+"""tests/runtime/test_driver_faults.py over the machine's own driver: `pytest tests/gpu/test_driver_faults.py`."""
 
 import pytest
 from faulty_driver import CODES, Faulty, sweep

@@ -1,5 +1,5 @@
 """Experts in host memory on the CUDA device: the same tokens as with all of them there, whatever was resident, and the time that copies
-take. Not run on a device yet."""
+take."""
 
 import time
 
@@ -64,6 +64,7 @@ def test_tokens_are_the_same_bits(load):
         fewer.engine.close()
 
 
+@pytest.mark.timed
 def test_a_miss_costs_what_was_told(load):
     """Of a reply alone: what steps with copies take longer than those of the whole model, by the bytes they copy, within 25 %."""
     rates, options = [], {}

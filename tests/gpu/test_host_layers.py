@@ -67,6 +67,7 @@ def test_tokens_are_the_same_bits(load):
         fewer.engine.close()
 
 
+@pytest.mark.timed
 def test_the_rate_is_the_links(load):
     """Of a reply alone: bytes of the layers ÷ what the link was measured at, within 15 %."""
     for kept in (0, LAYERS // 2):

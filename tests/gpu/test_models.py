@@ -102,20 +102,22 @@ def test_tiny_families(family, dtype, tmp_path):
 @pytest.mark.parametrize("family", ON_GPU)
 def test_families_equal_transformers(family, tmp_path):
     """From Hugging Face files and from GGUF."""
-    reference, ids = np.load(MODELS / "references.npz")[family], tiny.tokens(family)
+    references, ids = np.load(tiny.REFERENCES), tiny.tokens(family)
+    # Gemma 4's sums of unlike numbers lose 4 to 8 % to bf16 in transformers as well, which gives the families' limit where it is more.
+    limit = max(TINY_LIMIT, 1.25 * float(references[f"{family} bf16"]))
     paths = [tiny_families.write(family, tmp_path, "BF16")]
     if family in tiny_families.IN_GGUF:
         paths.append(tiny_families.write_gguf(family, tmp_path))
     for path in paths:
-        errors = errors_of(Session(GPU, gpu_model(str(path)), rows=2), ids, reference)
-        print(f"\n{family} {path.suffix or 'hf'}: {errors}")
-        assert max(errors.values()) < TINY_LIMIT
+        errors = errors_of(Session(GPU, gpu_model(str(path)), rows=2), ids, references[family])
+        print(f"\n{family} {path.suffix or 'hf'}: {errors}, limit {limit}")
+        assert max(errors.values()) < limit
 
 
 @pytest.mark.parametrize("experts", ["F32", "MXFP4"])
 def test_gpt_oss_equals_transformers(experts, tmp_path, monkeypatch):
     monkeypatch.setattr(test_gpt_oss, "DIM", 64)
-    ids = tiny.tokens("gpt-oss")
+    ids = test_gpt_oss.clear_tokens(tiny.TOKENS)
     errors = errors_of(Session(GPU, gpu_model(test_gpt_oss.write(tmp_path, experts))), ids, test_gpt_oss.expected(ids))
     print(f"\ngpt-oss {experts}: {errors}")
     assert max(errors.values()) < TINY_LIMIT

@@ -2,6 +2,8 @@
 
     PYTHONPATH=src:tests/formats python tests/models/make_references.py [FAMILY...]
 
+Beside them stands "FAMILY bf16": how far the same model is from that with weights and numbers between operations in bf16.
+
 Run it when a tiny model changes, with transformers and torch installed; the tests compare against the committed file.
 Without names all are made anew.
 
@@ -132,19 +134,22 @@ def logits(family: str, ids: np.ndarray | None = None, model=None) -> np.ndarray
     name = family.removesuffix("_short")
     ids = (tiny.tokens(name) if ids is None else ids)[: SHORT if "_short" in family else None]
     with torch.no_grad():
-        return (model or load(name))(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].numpy()
+        return (model or load(name))(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].float().numpy()
 
 
 def made(family: str) -> dict[str, np.ndarray]:
-    """The family's logits, and its sequence where that is chosen."""
+    """The family's logits, what bf16 costs them, and its sequence where that is chosen."""
     import torch
 
-    if not {"num_experts_per_tok", "top_k_experts"}.intersection(tiny_families.CONFIGS.get(family, {})):
-        return {family: logits(family)}
-    model = load(family)
-    with torch.no_grad():
-        ids = clear_tokens(family, model)
-    return {f"{family} tokens": ids, family: logits(family, ids, model)}
+    model, found = load(family.removesuffix("_short")), {}
+    if {"num_experts_per_tok", "top_k_experts"}.intersection(tiny_families.CONFIGS.get(family, {})):
+        with torch.no_grad():
+            found[f"{family} tokens"] = clear_tokens(family, model)
+    ids = found.get(f"{family} tokens")
+    found[family] = logits(family, ids, model)
+    in_bf16 = logits(family, ids, model.to(torch.bfloat16))
+    found[f"{family} bf16"] = np.abs(in_bf16 - found[family]).max() / np.abs(found[family]).max()
+    return found
 
 
 if __name__ == "__main__":

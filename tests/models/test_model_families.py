@@ -65,6 +65,16 @@ def test_a_converted_file_gives_the_same(family, write, device, tmp_path):
     np.testing.assert_allclose(logits, REFERENCES[family], **NEAR)
 
 
+@pytest.mark.parametrize("family, cost", [("gemma4_large", 0.284), ("glm4", 0.097)])
+def test_fp8_on_a_cpu(family, cost, device, tmp_path):
+    """What NumPy fills: heads of two sizes, rows that stand in pairs. cost: what the same rounding of the matrices (e4m3, a scale a row)
+    costs transformers' logits, their mean difference as a part of their mean size."""
+    convert(str(tiny_families.write(family, tmp_path)), str(tmp_path / "fp8.zse"), quant="fp8")
+    logits = Session(device, load(device, str(tmp_path / "fp8.zse"))).run(tiny.tokens(family))
+    off = np.abs(logits - REFERENCES[family]).mean() / np.abs(REFERENCES[family]).mean()
+    assert 0.5 * cost < off < 1.1 * cost, off
+
+
 def test_mixtral_files_of_2023_open(device, tmp_path):
     """A tensor for each expert, as llama.cpp's converter wrote them until April 2024; converted, too."""
     path = tiny_families.write_gguf("mixtral", tmp_path, apart=True)

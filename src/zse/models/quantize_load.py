@@ -15,13 +15,13 @@ CHUNK_ELEMENTS = 1 << 20  # at once and thread: about 30 MB with all temporaries
 def fill_parts(plan, parts, threads: int | None = None) -> None:
     """Fill what is written to host memory. plan: zse.models.load.ModelPlan; parts: [(FileTensor, MatrixPlan, Weight)], where
     the Weight's planes lie in memory that has a view(). FormatError names the tensor that cannot be had."""
-    dim = plan.config.head_dim
-    head_order = rope_row_order(1, dim, plan.config.rope.dims(dim))
+    head_order = None
+    if plan.source.interleaved_rope:
+        head_order = rope_row_order(1, plan.config.head_dim, plan.config.rope.dims(plan.config.head_dim))
     threads = threads or os.cpu_count() or 1
     with ThreadPoolExecutor(threads) as pool:
         for part, matrix, weight in parts:  # one after another: a checkpoint's words are held whole
-            order = head_order if plan.source.interleaved_rope and part.role.heads else None
-            _fill_part(pool, threads, plan.source, part, matrix, weight, order)
+            _fill_part(pool, threads, plan.source, part, matrix, weight, head_order if part.role.heads else None)
 
 
 def numbers_of(source, info) -> bytes:
