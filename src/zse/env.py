@@ -4,6 +4,10 @@ import os
 
 SWITCHES = {
     "ZSE_HOME": ("~/.cache/zse", "where models, converted files and the chat history are kept"),
+    "ZSE_CONFIG": (
+        "",
+        "the configuration file of serve, run and chat (default: zse.toml under ZSE_HOME, if it is there); none: no file",
+    ),
     "ZSE_ISA": ("", "force a CPU kernel library (x86-64-v3, x86-64-v4-vnni, arm64-dotprod) instead of the best one"),
     "ZSE_BUILD_ISA": (
         "",

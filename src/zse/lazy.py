@@ -38,6 +38,7 @@ OUTSIDE = {
     "subprocess": ("subprocess", "5 ms"),
     "tempfile": ("tempfile", "4 ms with random and shutil"),
     "tokenizers": ("tokenizers", "60 ms"),
+    "tomllib": ("tomllib", "4 ms"),
     "unicodedata": ("unicodedata", "1 ms"),
 }
 
@@ -128,6 +129,7 @@ if TYPE_CHECKING:
     import socket as socket
     import subprocess as subprocess
     import tempfile as tempfile
+    import tomllib as tomllib
     import unicodedata as unicodedata
     from concurrent import futures as futures
 

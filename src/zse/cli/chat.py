@@ -7,7 +7,7 @@ import termios
 
 from zse.cli.chat_session import Session
 from zse.cli.options import ENGINE_OPTIONS, add_sampling_options, open_llm, sampling_params
-from zse.cli.parser import arg
+from zse.cli.parser import CONFIG, arg
 from zse.cli.terminal import notice
 from zse.errors import ConfigError
 from zse.formats import store
@@ -27,6 +27,7 @@ ARGUMENTS = (
     arg("--load", metavar="FILE", help="go on with a conversation that /save wrote"),
     lambda parser: add_sampling_options(parser, DEFAULT_MAX_TOKENS),
     ENGINE_OPTIONS,
+    CONFIG,
 )
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 
-from zse.cli import parser
+from zse.cli import parser, settings
 from zse.errors import ZSEError
 
 # Name → one line for `zse --help`, in its order; the module is zse.cli.NAME. Here, so that listing them imports none of them.
@@ -28,6 +28,7 @@ COMMANDS = {
     "bench": "measure decode, prefill, batch, latency, perplexity, startup or serve on this machine; an ablation",
     "profile": "show where a step of a model spends its time, kernel by kernel",
     "kernels": "compile the GPU kernels, list or time them",
+    "config": "show the value of every option of a command, and where it comes from",
     "doctor": "check this machine and installation, and say how to mend what is missing",
     "version": "print the version and build details",
 }
@@ -71,7 +72,7 @@ def _dispatch(argv: list[str], begin: Callable[[], None]) -> int:
         what = "option" if name.startswith("-") else "command"
         return fail(f"unknown {what} {name}{parser.hint(name, COMMANDS)}; `zse --help` lists the commands", 2)
     try:
-        args = parser_of(name).parse_strict(argv[1:])
+        args = settings.parse(name, parser_of(name), argv[1:])
     except SystemExit:  # argparse leaves this way after --help
         return 0
     args.command_line = argv

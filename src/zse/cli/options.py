@@ -48,7 +48,7 @@ class _Joined(Action):
     """Repeated values as one, with commas between."""
 
     def __call__(self, parser, namespace, values, option_string=None):
-        before = getattr(namespace, self.dest)
+        before = getattr(namespace, self.dest, None)
         setattr(namespace, self.dest, f"{before},{values}" if before else values)
 
 

@@ -140,6 +140,11 @@ DEVICE = arg(
     metavar="auto|cpu|cuda|hip|metal",
     help="whose memory a file of a catalog model should fit (default: the first usable GPU's, else RAM)",
 )
+CONFIG = arg(
+    "--config",
+    metavar="FILE",
+    help="a TOML file with values of these options (default: ZSE_CONFIG, else zse.toml under ZSE_HOME, if it is there); none: no file",
+)
 JSON = arg("--json", action="store_true", help="print JSON")
 MODEL = arg("model", metavar="MODEL", help="a name, hf:ORG/NAME, or a path")
 MODEL_FILE = arg(

@@ -5,7 +5,7 @@ import sys
 
 from zse.bench import process
 from zse.cli.options import ENGINE_OPTIONS, add_sampling_options, open_llm, sampling_params, text_of
-from zse.cli.parser import Group, arg
+from zse.cli.parser import CONFIG, Group, arg
 from zse.cli.terminal import reply_writer
 from zse.engine.metrics import since_exec_clock
 from zse.errors import ConfigError
@@ -45,6 +45,7 @@ ARGUMENTS = (
     ),
     lambda parser: add_sampling_options(parser, DEFAULT_MAX_TOKENS),
     ENGINE_OPTIONS,
+    CONFIG,
 )
 
 

@@ -7,7 +7,8 @@ import sys
 
 from zse import env, lazy
 from zse.cli.options import ENGINE_OPTIONS, SERVING_OPTIONS, locate, values_of, words_of
-from zse.cli.parser import Amount, arg
+from zse.cli import settings
+from zse.cli.parser import CONFIG, Amount, Parser, add, arg
 from zse.engine import process as engine_process
 from zse.engine.metrics import since_exec_clock
 from zse.errors import ConfigError
@@ -169,19 +170,18 @@ ARGUMENTS = (
         "(default: exit)",
     ),
     arg("--log-level", choices=("debug", "info", "warning", "error"), default=None, help="(default: ZSE_LOG, info)"),
+    CONFIG,
 )
+# What SIGHUP changes in a server that runs; the engines' options, names and addresses wait for a restart.
+CHANGEABLE = """spare_engines idle_timeout max_loaded max_queue max_queue_tokens queue_timeout max_wait max_body_bytes any_model_name tool_parser
+    reasoning_parser api_key api_key_file tenant_weights allowed_host drain_timeout log_level""".split()
 
 
 def run(args) -> int:
     # The order is the start-up time: check, listen, spawn the engine; only then the modules of the server are imported.
     since_exec = since_exec_clock()
     gc.disable()  # a start makes many objects and no garbage: 8 ms; the server turns it on again when it is ready
-    keys = _api_keys(args)
-    if not keys and not bind.is_loopback(args.host):
-        raise ConfigError(
-            f"--host {args.host} can be reached from other machines: set ZSE_API_KEY, --api-key or "
-            "--api-key-file, or bind to 127.0.0.1"
-        )
+    keys = _checked_keys(args, args.host)
     models = _models(args)
     sock = bind.listen(args.host, args.port)
     phases = {"socket": round(1000 * since_exec())}
@@ -196,35 +196,20 @@ def run(args) -> int:
         from zse.log import setup  # brings logging, which the engine that was forked does without
 
         setup(args.log_level)
-        spares = args.spare_engines if args.spare_engines is not None else int(len(models) > 1)
         options = server.ServeOptions(
             models=tuple(
                 pool.ModelSpec(names, path, tuple(words))
                 for (path, names), words in zip(models, arguments, strict=True)
             ),
             host=args.host,
-            max_queue=args.max_queue,
-            max_queue_tokens=args.max_queue_tokens,
-            queue_timeout_s=args.queue_timeout,
-            max_wait_s=args.max_wait,
-            drain_s=args.drain_timeout,
-            keys=keys,
-            key_file=args.api_key_file,
-            tenant_weights=scheduling.parse_weights(args.tenant_weights or ""),
             # The same after a restart: what is cached on disk is salted with it.
             cache_secret=auth.kept_secret(args.cache_disk) if args.cache_disk else None,
-            spare_engines=spares,
-            idle_timeout_s=args.idle_timeout,
-            max_loaded=args.max_loaded,
-            allowed_hosts=_allowed_hosts(args, bool(keys)),
             exits_on_failure=args.on_engine_failure == "exit",
-            any_model_name=args.any_model_name,
-            tool_parser=args.tool_parser,
-            reasoning_parser=args.reasoning_parser,
-            limits=server.Limits(body_bytes=args.max_body_bytes),
             phases_ms=phases,
             since_exec=since_exec,
             when_ready=functools.partial(_keep_converted, args, models) if args.cache_converted else None,
+            reload=functools.partial(_reload, [args]) if args.config_path is not None else None,
+            **_changeable(args, keys, len(models)),
         )
         return server.serve(
             options,
@@ -236,6 +221,67 @@ def run(args) -> int:
         )
     finally:
         process.kill()
+
+
+def _checked_keys(args, host: str):
+    """The keys of a server that listens on `host`. Raises ConfigError."""
+    keys = _api_keys(args)
+    if not keys and not bind.is_loopback(host):
+        raise ConfigError(
+            f"--host {host} can be reached from other machines: set ZSE_API_KEY, --api-key or "
+            "--api-key-file, or bind to 127.0.0.1"
+        )
+    return keys
+
+
+def _changeable(args, keys, num_models: int) -> dict:
+    """The fields of ServeOptions that CHANGEABLE are for."""
+    return {
+        "spare_engines": args.spare_engines if args.spare_engines is not None else int(num_models > 1),
+        "idle_timeout_s": args.idle_timeout,
+        "max_loaded": args.max_loaded,
+        "max_queue": args.max_queue,
+        "max_queue_tokens": args.max_queue_tokens,
+        "queue_timeout_s": args.queue_timeout,
+        "max_wait_s": args.max_wait,
+        "drain_s": args.drain_timeout,
+        "keys": keys,
+        "key_file": args.api_key_file,
+        "tenant_weights": scheduling.parse_weights(args.tenant_weights or ""),
+        "allowed_hosts": _allowed_hosts(args, bool(keys)),
+        "any_model_name": args.any_model_name,
+        "tool_parser": args.tool_parser,
+        "reasoning_parser": args.reasoning_parser,
+        "limits": server.Limits(body_bytes=args.max_body_bytes),
+        "log_level": args.log_level,
+    }
+
+
+def _reload(last: list) -> tuple[dict, list[str]]:
+    """The configuration once more: what of ServeOptions can change, and a line for each option that differs. last: [the arguments
+    that count so far], which become the new ones. Raises ConfigError and changes nothing then."""
+    before = last[0]
+    parser = Parser(prog="zse serve")
+    add(parser, ARGUMENTS)
+    args = settings.parse("serve", parser, before.command_line[1:])
+    args.command_line = before.command_line
+    changeable = _changeable(args, _checked_keys(args, before.host), len(before.models))
+    lines: list[str] = []
+    seen: set[str] = set()
+    for name, action in settings.options(parser).items():
+        dest = action.dest
+        old, new = getattr(before, dest), getattr(args, dest)
+        if old == new or dest in seen:
+            continue
+        seen.add(dest)
+        told = "" if dest in settings.SECRETS else f" {old} -> {new}"
+        if dest in CHANGEABLE:
+            lines.append(f"took --{name}{told}")
+        else:
+            lines.append(f"--{name}{told} waits for a restart")
+            setattr(args, dest, old)
+    last[0] = args
+    return changeable, lines
 
 
 def _models(args) -> list[tuple[str, tuple[str, ...]]]:

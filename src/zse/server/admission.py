@@ -92,14 +92,22 @@ class QueueBounds:
     def __init__(
         self, max_queue: int | None, max_tokens: int | None, timeout_s: float = 60.0, max_wait_s: float | None = None
     ):
+        self._since, self._drained_tokens, self._drained_choices = 0.0, 0, 0
+        self.num_rows, self._queue_tokens = (
+            64,
+            MOST_TOKENS,
+        )  # until the engine is known: nothing is refused while it loads
+        self.limit(max_queue, max_tokens, timeout_s, max_wait_s)
+
+    def limit(self, max_queue: int | None, max_tokens: int | None, timeout_s: float, max_wait_s: float | None) -> None:
+        """Other bounds, as __init__ has them, for what comes from now on."""
         self._max_queue, self._max_tokens, self._timeout_s = max_queue, max_tokens, timeout_s
         self.max_wait_s = max_wait_s
-        self._since, self._drained_tokens, self._drained_choices = 0.0, 0, 0
-        self.set_engine(64, MOST_TOKENS)  # until the engine is known: nothing is refused while it loads
+        self.set_engine(self.num_rows, self._queue_tokens)
 
     def set_engine(self, num_rows: int, queue_tokens: int) -> None:
         """What an engine that is ready says of itself: answers that it runs, tokens that may wait until a rate is known."""
-        self.num_rows = num_rows
+        self.num_rows, self._queue_tokens = num_rows, queue_tokens
         tokens = queue_tokens if self._max_tokens is None else self._max_tokens
         self._set(tokens, tokens // TOKENS_PER_CHOICE)
         self.most_choices = max(self.max_choices, num_rows + MOST_CHOICES if self._max_queue is None else 0)

@@ -79,7 +79,7 @@ class App:
     ):
         self.pool, self.admission = pool, admission
         self.salts = salts or CacheSalts()
-        self._any_model_name = any_model_name
+        self.any_model_name = any_model_name
         self.tool_parser, self.reasoning_parser = tool_parser, reasoning_parser
         self.created = int(time.time())
         self.draining = False
@@ -90,6 +90,10 @@ class App:
         self.phases_ms: dict[str, float] = {}
         self._key, self._hosts, self._weights = key, hosts, dict(weights or {})
         self.needs_key = key.is_needed
+
+    def replace_hosts(self, hosts: HostCheck) -> None:
+        """Other Host names are answered from now on."""
+        self._hosts = hosts
 
     def replace_keys(self, keys: Sequence[Key], weights: Mapping[str, float]) -> None:
         """The key file was read again."""
@@ -201,7 +205,7 @@ class App:
     def find_model(self, request: APIRequest, name: str | None, param: str | None) -> Served:
         """The model of that name; for None, and with any_model_name for a name that no model has, the first one that the key may use. Raises APIError, of which a key that is bound
         to some models does not learn whether there are others."""
-        if self._any_model_name and name not in self.pool.by_name:
+        if self.any_model_name and name not in self.pool.by_name:
             name = None
         model = next(iter(self.models(request)), None) if name is None else self.pool.by_name.get(name)
         allowed = request.access.models

@@ -16,10 +16,11 @@ import msgspec
 from zse import __version__
 from zse.engine.client import shutting_down_error
 from zse.engine.process import EngineProcess
-from zse.errors import EngineError, ZSEError
+from zse.errors import ConfigError, EngineError, ZSEError
 from zse.http import bind
 from zse.http.listener import Limits, Server
 from zse.server import models
+from zse.server import reload as reloading
 from zse.server.admission import AdmissionControl, QueueBounds
 from zse.server.app import App
 from zse.server.auth import CacheSalts, HostCheck, KeyCheck
@@ -53,6 +54,9 @@ class ServeOptions(msgspec.Struct, frozen=True):
         tool_parser, reasoning_parser: names of zse.server.tools; None: what the chat template shows.
         phases_ms: what happened so far, name → milliseconds since exec.
         since_exec: the clock of phases_ms, in seconds.
+        log_level: of what is logged from a reload on; None: ZSE_LOG's.
+        reload: reads the configuration again: (fields of these options that may change, lines for the log); None: there is none to
+            read. Raises ConfigError.
         when_ready: called a second after the first model is, when first requests are through."""
 
     models: tuple[ModelSpec, ...]
@@ -78,6 +82,8 @@ class ServeOptions(msgspec.Struct, frozen=True):
     phases_ms: dict[str, float] = {}
     since_exec: Callable[[], float] = time.process_time
     when_ready: Callable[[], None] | None = None
+    log_level: str | None = None
+    reload: Callable[[], tuple[dict, list[str]]] | None = None
 
 
 def serve(
@@ -120,13 +126,15 @@ class _Serving:
         self._spawn, self._park = spawn, park
         self._phases = dict(options.phases_ms)
         self._signals = 0
+        self._key_watch: KeyWatch
+        self._watching: asyncio.Task | None = None
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         stopped = loop.create_future()
 
         def end(error: EngineError) -> None:
-            if options.exits_on_failure and not stopped.done():
+            if self._options.exits_on_failure and not stopped.done():
                 stopped.set_exception(error)
 
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -163,11 +171,10 @@ class _Serving:
             tool_parser=options.tool_parser,
             reasoning_parser=options.reasoning_parser,
         )
-        watch = KeyWatch(self._app, options.key_file, options.keys, options.tenant_weights)
-        watching = loop.create_task(watch.run()) if options.keys else None
-        if options.key_file is not None:
-            loop.add_signal_handler(signal.SIGHUP, watch.read_now)
         self._server = Server(self._app, options.limits)
+        self._watch(options)
+        if options.key_file is not None or options.reload is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._reload)
         self._pool.adopt(self._process, text_model)
         await self._server.listen(self._sock)
         self._mark("listening")
@@ -180,11 +187,37 @@ class _Serving:
             sys.stderr.write(f"zse: error: {' '.join(str(error).split())}\n")
             return error.exit_code
         finally:
-            if watching is not None:
-                watching.cancel()
+            if self._watching is not None:
+                self._watching.cancel()
             await self._pool.stop()
             await self._flush()
             self._server.close()
+
+    def _watch(self, options: ServeOptions) -> None:
+        """Look after the keys of `options`, and no more after those before them."""
+        if self._watching is not None:
+            self._watching.cancel()
+        self._key_watch = KeyWatch(self._app, options.key_file, options.keys, options.tenant_weights)
+        self._watching = asyncio.get_running_loop().create_task(self._key_watch.run()) if options.keys else None
+
+    def _reload(self) -> None:
+        """SIGHUP: read the configuration and the key file again; what is wrong in the one leaves it and the other as they were."""
+        before = self._options
+        if before.reload is not None:
+            try:
+                fields, lines = before.reload()
+            except ConfigError as error:
+                log.error("the configuration stays as it was: %s", error)
+                return
+            self._options = msgspec.structs.replace(before, **fields)
+            changed = {name for name, value in fields.items() if value != getattr(before, name)}
+            reloading.take(self._options, changed, self._app, self._pool, self._server)
+            if changed & {"keys", "key_file", "tenant_weights"}:
+                self._watch(self._options)
+            for line in lines or ["read the configuration again: nothing differs"]:
+                log.warning("%s", line)
+        if self._options.key_file is not None:
+            self._key_watch.read_now()
 
     async def _started(self, text_model: asyncio.Future, stopped: asyncio.Future) -> bool:
         """Wait for tokenizer and engine, say so; False when a signal came first. Raises ZSEError when one failed."""

@@ -310,6 +310,11 @@ class ModelPool:
         if self._task is None and (self._num_spares or self._idle_s is not None):
             self._task = asyncio.get_running_loop().create_task(self._maintain())
 
+    def limit(self, spares: int, idle_s: float | None, max_loaded: int | None) -> None:
+        """Other bounds from now on; a model that is loaded already stays until it is idle or room is needed."""
+        self._num_spares, self._idle_s, self._max_loaded = spares, idle_s, max_loaded
+        self.start()
+
     async def _maintain(self) -> None:
         while True:
             self._replace_spares()

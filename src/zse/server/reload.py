@@ -1,0 +1,33 @@
+"""What a changed configuration does to a server that runs."""
+
+import logging
+from collections.abc import Collection
+from typing import Any
+
+from zse import env
+from zse.http.listener import Server
+from zse.server.app import App
+from zse.server.auth import HostCheck
+from zse.server.keys import weights
+from zse.server.pool import ModelPool
+
+
+def take(options: Any, changed: Collection[str], app: App, pool: ModelPool, server: Server) -> None:
+    """Make `options` (ServeOptions) true of what comes from now on: requests, connections, loads. changed: names of its fields.
+
+    Answers that run keep what they began with, except that those end whose key is gone."""
+    app.any_model_name = options.any_model_name
+    app.tool_parser, app.reasoning_parser = options.tool_parser, options.reasoning_parser
+    server.limits = options.limits
+    pool.limit(options.spare_engines, options.idle_timeout_s, options.max_loaded)
+    if "allowed_hosts" in changed:
+        app.replace_hosts(HostCheck(options.allowed_hosts))
+    if {"max_queue", "max_queue_tokens", "queue_timeout_s", "max_wait_s"} & {*changed}:
+        app.admission.bounds.limit(
+            options.max_queue, options.max_queue_tokens, options.queue_timeout_s, options.max_wait_s
+        )
+    if {"keys", "tenant_weights"} & {*changed}:
+        app.replace_keys(options.keys, weights(options.keys, options.tenant_weights))
+        app.end_invalid()
+    if "log_level" in changed:
+        logging.getLogger("zse").setLevel((options.log_level or env.get("ZSE_LOG")).upper())
