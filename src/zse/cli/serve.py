@@ -6,8 +6,8 @@ import os
 import sys
 
 from zse import env, lazy
-from zse.cli.options import ENGINE_OPTIONS, SERVING_OPTIONS, locate, values_of, words_of
 from zse.cli import settings
+from zse.cli.options import ENGINE_OPTIONS, SERVING_OPTIONS, locate, values_of, words_of
 from zse.cli.parser import CONFIG, Amount, Parser, add, arg
 from zse.engine import process as engine_process
 from zse.engine.metrics import since_exec_clock

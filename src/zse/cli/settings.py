@@ -196,7 +196,9 @@ def _drop_rivals(dest: str, of: "dict[str, Setting]") -> None:
 def _parse_over(parser: parsers.Parser, argv: list[str], found: "dict[str, Setting]") -> argparse.Namespace:
     """The command line, and below it what was found."""
     defaults = {action.dest: action.default for action in parser._actions}
-    absent = {action.dest: [] for action in parser._actions if action.nargs == "*"}  # as argparse has it
+    absent: dict[str, list] = {
+        action.dest: [] for action in parser._actions if action.nargs == "*"
+    }  # as argparse has it
     for action in parser._actions:
         action.default = argparse.SUPPRESS  # what the command line does not give is not there
     try:
@@ -220,7 +222,7 @@ def _parse_over(parser: parsers.Parser, argv: list[str], found: "dict[str, Setti
 def explained(command: str, parser: parsers.Parser, argv: list[str]) -> "list[tuple[str, Any, str]]":
     """(option, value, source) of every option of a command line, in the order of its help."""
     args = parse(command, parser, argv, told=True)
-    rows = {}
+    rows: "dict[str, tuple[str, Any, str]]" = {}
     for name, action in options(parser).items():
         value, source = getattr(args, action.dest), args.sources.get(action.dest, "default")
         switch = SWITCHES.get(action.dest)
