@@ -222,7 +222,7 @@ def _parse_over(parser: parsers.Parser, argv: list[str], found: "dict[str, Setti
 def explained(command: str, parser: parsers.Parser, argv: list[str]) -> "list[tuple[str, Any, str]]":
     """(option, value, source) of every option of a command line, in the order of its help."""
     args = parse(command, parser, argv, told=True)
-    rows: "dict[str, tuple[str, Any, str]]" = {}
+    rows: dict[str, tuple[str, Any, str]] = {}
     for name, action in options(parser).items():
         value, source = getattr(args, action.dest), args.sources.get(action.dest, "default")
         switch = SWITCHES.get(action.dest)
