@@ -1,0 +1,1 @@
+"""What the server keeps in SQLite: keys, usage, quotas' windows, the audit log."""
