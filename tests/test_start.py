@@ -102,6 +102,8 @@ NOT_IN_SERVER = NEITHER | {
     "zse.server.routes.relevance",
     "zse.server.routes.metrics",
     "zse.server.relevance",
+    "sqlite3",
+    "zse.server.database.connection",
     "zse.server.measuring",
     "zse.server.requests.measures",
     "zse.server.engine_counters",

@@ -3,7 +3,7 @@
 import os
 
 SWITCHES = {
-    "ZSE_HOME": ("~/.cache/zse", "where models, converted files and the chat history are kept"),
+    "ZSE_HOME": ("~/.cache/zse", "where models, converted files, the server's database and the chat history are kept"),
     "ZSE_CONFIG": (
         "",
         "the configuration file of serve, run and chat (default: zse.toml under ZSE_HOME, if it is there); none: no file",

@@ -400,5 +400,6 @@ def test_every_code_of_the_table_has_a_row_or_a_reason():
         "chat_template_limit": "tests/reliability/test_chat_templates.py",
         "control_tokens_in_text": "tests/server",
         "engine_unavailable": "tests/server/test_lifecycle.py",
+        "storage_unavailable": "tests/server/test_stored_keys.py",
     }
     assert {row[3] for row in ROWS.values()} | elsewhere.keys() == errors.CODES.keys()

@@ -20,6 +20,9 @@ from zse.http.listener import Limits, Server
 from zse.server.admission import AdmissionControl, QueueBounds
 from zse.server.app import App
 from zse.server.auth import HostCheck, KeyCheck
+from zse.server.database import keys as stored_keys
+from zse.server.database.connection import Database
+from zse.server.key_watch import KeyWatch
 from zse.server.keys import Key, quotas, single, weights
 from zse.server.pool import ModelPool, ModelSpec
 from zse.server.work import FairThreads, RequestRun, Statistics, Tenants
@@ -45,7 +48,7 @@ class Admitted(RequestRun):
             draining=False, admission=control, pool=pool, tenants=Tenants(), threads=FairThreads(), running={}
         )
         app.find_model = lambda request, name, param: served
-        self.request = SimpleNamespace(tenant=tenant, body=b"", started=0.0, more_headers=[])
+        self.request = SimpleNamespace(account=tenant, body=b"", started=0.0, more_headers=[])
         control.admit(self.request, needs_room=True)
         super().__init__(app, self.request)
 
@@ -78,6 +81,7 @@ class Harness:
         any_model_name: bool = False,
         tool_parser: str | None = None,
         reasoning_parser: str | None = None,
+        database: str | None = None,
     ):
         self.engine_options = engine.split()
         self._template = template
@@ -88,6 +92,7 @@ class Harness:
         }
         self.lag_s = 0.0
         self._options = (limits, key, max_choices, max_queue_tokens, hosts)
+        self._database_path, self.database = database, None
         started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main(started)), daemon=True)
         self._thread.start()
@@ -107,7 +112,13 @@ class Harness:
 
     async def _main(self, started: threading.Event) -> None:
         limits, key, max_choices, max_queue_tokens, hosts = self._options
-        keys = single(key) if isinstance(key, str) else key
+        keys, keyring = single(key) if isinstance(key, str) else key, None
+        given = keys
+        if self._database_path:
+            self.database = Database(self._database_path)
+            self.database.now(lambda connection: stored_keys.prepare(connection, False))
+            keyring = self.database.now(lambda connection: stored_keys.read(self.database, connection), writes=False)
+            keys += keyring.valid
         self.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         model = self.loop.create_future()
@@ -118,7 +129,7 @@ class Harness:
             self.pool,
             weights=weights(keys),
             admission=AdmissionControl(fixed_bounds(max_choices, max_queue_tokens), weights(keys), quotas(keys)),
-            key=KeyCheck(keys),
+            key=KeyCheck(keys, secret=None if keyring is None else keyring.secret),
             hosts=HostCheck(hosts),
             **self._parsers,
         )
@@ -128,11 +139,17 @@ class Harness:
         self.pool.adopt(self.spawn(), model)
         await self.server.listen(sock)
         probe = asyncio.create_task(self._probe())
+        self.watch = KeyWatch(self.app, None, given, {}, self.database, keyring)
+        watching = asyncio.create_task(self.watch.run()) if keyring is not None else None
         started.set()
         await self._stop.wait()
         probe.cancel()
+        if watching is not None:
+            watching.cancel()
         await self.pool.stop()
         self.server.close()
+        if self.database is not None:
+            self.database.close()
         await asyncio.sleep(0.01)
 
     async def _probe(self) -> None:
@@ -205,7 +222,9 @@ class Harness:
             left = {name: value for name, value in self.state().items() if name != "tasks" and value}
             # Main, probe, this call; supervisor and watchdog of each engine; who looks after several models.
             engines = sum(model.engine.state not in ("unloaded", "down") for model in self.pool.models)
-            return not left and self.state()["tasks"] <= 3 + 2 * engines + (self.pool._task is not None)
+            return not left and self.state()["tasks"] <= 3 + 2 * engines + (self.pool._task is not None) + (
+                self.database is not None
+            )
 
         try:
             wait_for(quiet, timeout)

@@ -6,6 +6,7 @@ import time
 import pytest
 from harness import chat_body, read_reply, request, wait_for
 from test_lifecycle import start  # noqa: F401
+from test_stored_keys import zse_keys
 
 
 @pytest.fixture
@@ -91,3 +92,24 @@ def test_a_server_for_others_keeps_its_keys(configured, tmp_path):
     process.popen.send_signal(signal.SIGTERM)
     code, stderr = process.finish()
     assert code == 0 and "the configuration stays as it was: --host 0.0.0.0 can be reached" in stderr
+
+
+def test_the_keys_of_a_database_stay(configured, tmp_path):
+    make, write = configured
+    path = str(tmp_path / "server.db")
+    key = zse_keys(path, "create", "a")
+    process = make("", "--database", path)
+
+    def status(key: str) -> int:
+        with process.send(request("GET", "/v1/models", None, {"authorization": f"Bearer {key}"})) as sock:
+            return read_reply(sock).status
+
+    assert [status(key), status("sk-1")] == [200, 401]
+    (tmp_path / "zse.toml").chmod(0o600)
+    write(process, "[serve]\napi-key = 'sk-1'\ndatabase = 'none'\n")
+    wait_for(lambda: status("sk-1") == 200)
+    assert status(key) == 200
+    write(process, "[serve]\n")
+    wait_for(lambda: status("sk-1") == 401)
+    zse_keys(path, "revoke", "a")
+    wait_for(lambda: status(key) == 401, 2)

@@ -12,7 +12,7 @@ from zse.http.listener import Limits
 from zse.server.admission import AdmissionControl
 from zse.server.auth import SECRET_FILE, CacheSalts, KeyCheck, kept_secret
 from zse.server.errors import APIError
-from zse.server.keys import OWNER, USER_ROUTES, Access, Key, Quota, quotas, read_file, weights
+from zse.server.keys import OWNER, USER_ROUTES, Access, Caller, Key, Quota, quotas, read_file, weights
 from zse.server.routes.table import ROUTES
 from zse.server.work import OTHERS, Tenants
 
@@ -110,7 +110,7 @@ def test_keys_name_their_tenant():
     for wrong in (None, "", "Bearer", "Bearer sk-ali", "Bearer sk-alicee", "Basic sk-alice", "sk-alice", "Bearer \xff"):
         with pytest.raises(APIError):
             check.check(wrong)
-    assert KeyCheck().check(None) == ("", OWNER)
+    assert KeyCheck().check(None) == Caller("", OWNER)
 
 
 def test_a_key_that_has_expired_is_no_key():

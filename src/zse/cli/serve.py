@@ -149,6 +149,12 @@ ARGUMENTS = (
         "(admin: GET /metrics) and when it ends",
     ),
     arg(
+        "--database",
+        metavar="PATH|none",
+        help="a SQLite file with the keys of `zse keys`, made if missing; where it has no key and no other is given, the start "
+        "makes one for the administrator and prints it (default: server.db in ZSE_HOME, if it is there)",
+    ),
+    arg(
         "--allowed-host",
         action="append",
         default=[],
@@ -181,6 +187,7 @@ def run(args) -> int:
     # The order is the start-up time: check, listen, spawn the engine; only then the modules of the server are imported.
     since_exec = since_exec_clock()
     gc.disable()  # a start makes many objects and no garbage: 8 ms; the server turns it on again when it is ready
+    args.database_path = _database(args)
     keys = _checked_keys(args, args.host)
     models = _models(args)
     sock = bind.listen(args.host, args.port)
@@ -202,6 +209,7 @@ def run(args) -> int:
                 for (path, names), words in zip(models, arguments, strict=True)
             ),
             host=args.host,
+            database=args.database_path,
             # The same after a restart: what is cached on disk is salted with it.
             cache_secret=auth.kept_secret(args.cache_disk) if args.cache_disk else None,
             exits_on_failure=args.on_engine_failure == "exit",
@@ -224,12 +232,12 @@ def run(args) -> int:
 
 
 def _checked_keys(args, host: str):
-    """The keys of a server that listens on `host`. Raises ConfigError."""
+    """The keys of a server that listens on `host`, beside those of a database. Raises ConfigError."""
     keys = _api_keys(args)
-    if not keys and not bind.is_loopback(host):
+    if not keys and args.database_path is None and not bind.is_loopback(host):
         raise ConfigError(
-            f"--host {host} can be reached from other machines: set ZSE_API_KEY, --api-key or "
-            "--api-key-file, or bind to 127.0.0.1"
+            f"--host {host} can be reached from other machines: set ZSE_API_KEY, --api-key, "
+            "--api-key-file or --database, or bind to 127.0.0.1"
         )
     return keys
 
@@ -248,7 +256,7 @@ def _changeable(args, keys, num_models: int) -> dict:
         "keys": keys,
         "key_file": args.api_key_file,
         "tenant_weights": scheduling.parse_weights(args.tenant_weights or ""),
-        "allowed_hosts": _allowed_hosts(args, bool(keys)),
+        "allowed_hosts": _allowed_hosts(args, bool(keys or args.database_path)),
         "any_model_name": args.any_model_name,
         "tool_parser": args.tool_parser,
         "reasoning_parser": args.reasoning_parser,
@@ -264,7 +272,7 @@ def _reload(last: list) -> tuple[dict, list[str]]:
     parser = Parser(prog="zse serve")
     add(parser, ARGUMENTS)
     args = settings.parse("serve", parser, before.command_line[1:])
-    args.command_line = before.command_line
+    args.command_line, args.database_path = before.command_line, before.database_path
     changeable = _changeable(args, _checked_keys(args, before.host), len(before.models))
     lines: list[str] = []
     seen: set[str] = set()
@@ -342,6 +350,14 @@ def _api_keys(args):
     if key is None:
         return ()
     return key_files.single(key)
+
+
+def _database(args) -> str | None:
+    """The path of the database, None without one."""
+    if args.database is not None:
+        return None if args.database == "none" else os.path.abspath(os.path.expanduser(args.database))
+    default = store.database_path()
+    return default if os.path.exists(default) else None
 
 
 def _allowed_hosts(args, has_key: bool) -> frozenset[str] | None:

@@ -33,6 +33,11 @@ def home() -> str:
     return os.path.abspath(os.path.expanduser(env.get("ZSE_HOME")))
 
 
+def database_path() -> str:
+    """Of the server's database, where no other is named. It need not exist."""
+    return os.path.join(home(), "server.db")
+
+
 def models_dir() -> str:
     return os.path.join(home(), "models")
 

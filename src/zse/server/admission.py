@@ -172,14 +172,14 @@ class AdmissionControl:
         ask. needs_room: it would be an answer in the queue. Raises APIError overloaded or rate_limit_exceeded; the answer's
         x-ratelimit headers are set either way."""
         if needs_room:
-            self.check_room(request.tenant, 1, 0)
-        if "requests" in self.tenants[request.tenant].buckets:
+            self.check_room(request.account, 1, 0)
+        if "requests" in self.tenants[request.account].buckets:
             self.spend(request, "requests", 1, "send {} requests a minute.", counts)
 
     def spend(self, request: Any, kind: str, amount: int, may: str, counts: bool = True) -> None:
         """Take it from a bucket of the request's tenant, if it counts, and set the answer's headers to what is left of the quota.
         Raises APIError."""
-        buckets = self.tenants[request.tenant].buckets
+        buckets = self.tenants[request.account].buckets
         bucket = buckets[kind]
         wait_s = bucket.wait_s(amount, self.clock())
         if wait_s <= 0 and counts:

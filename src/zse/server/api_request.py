@@ -3,14 +3,27 @@
 from typing import Any
 
 from zse.http.exchange import HTTPRequest
-from zse.server.keys import OWNER, Access
+from zse.server.keys import Access, Caller
 
 
 class APIRequest(HTTPRequest):
-    """App.check_head() fills it in. route: of routes.table. parameters: name → value of the path's {name}. tenant: whose
-    key the request brought, access: what that key may do; a server without keys asks for none."""
+    """App.check_head() fills it in. route: of routes.table. parameters: name → value of the path's {name}. caller: whose key the
+    request brought; a server without keys asks for none."""
 
     route: Any = None
     parameters: dict[str, str] = {}
-    tenant: str = ""
-    access: Access = OWNER
+    caller: Caller = Caller()
+
+    @property
+    def tenant(self) -> str:
+        """Who owns what the request leaves."""
+        return self.caller.tenant
+
+    @property
+    def account(self) -> str:
+        """Who is limited and counted."""
+        return self.caller.account
+
+    @property
+    def access(self) -> Access:
+        return self.caller.access

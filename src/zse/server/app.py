@@ -17,7 +17,7 @@ from zse.server.admission import AdmissionControl
 from zse.server.api_request import APIRequest
 from zse.server.auth import CacheSalts, HostCheck, KeyCheck, WrongKeys, invalid_key
 from zse.server.errors import APIError
-from zse.server.keys import Access, Key, quotas
+from zse.server.keys import Caller, Key, quotas
 from zse.server.pool import ModelPool, Served
 from zse.server.routes.table import ADMIN, BY_PATH, PUBLIC, ROUTES, USER, WITH_NAME, Route, resolve
 from zse.server.work import FairThreads, RequestRun, Tenants
@@ -96,7 +96,7 @@ class App:
         self._hosts = hosts
 
     def replace_keys(self, keys: Sequence[Key], weights: Mapping[str, float]) -> None:
-        """The key file was read again."""
+        """The keys have changed: these are all, those of the file and of the database."""
         self._key.replace(keys)
         self.needs_key = self._key.is_needed
         self._weights = dict(weights)
@@ -108,8 +108,8 @@ class App:
     def error_event(self, error: RequestError, request: APIRequest) -> bytes:
         return errors.event(error, request.route.api)
 
-    def identify(self, request: APIRequest) -> tuple[str, Access]:
-        """Whose key the request brought, and what that may do. Raises APIError: 401, or 429 where wrong keys keep coming."""
+    def identify(self, request: APIRequest) -> Caller:
+        """Whose key the request brought. Raises APIError: 401, or 429 where wrong keys keep coming."""
         authorization = request.headers.get("authorization")
         try:
             return self._key.check(authorization)
@@ -119,13 +119,14 @@ class App:
             raise
 
     def end_invalid(self) -> None:
-        """End the requests whose key has expired or is its tenant's no more: a stream with an error event."""
-        tenants: dict[str | None, str | None] = {}  # by key, each looked up once
+        """End the requests whose key has expired or is its account's no more: a stream with an error event."""
+        callers: dict[str | None, Caller | None] = {}  # by key, each looked up once
         for run in list(self.running):
             key = run.request.headers.get("authorization")
-            if key not in tenants:
-                tenants[key] = (self._key.find(key) or (None,))[0]
-            if run.request.tenant not in ("", tenants[key]) and run.channel.failure is None:
+            if key not in callers:
+                callers[key] = self._key.find(key)
+            caller = callers[key] or Caller()
+            if run.request.account not in ("", caller.account) and run.channel.failure is None:
                 run.channel.fail(invalid_key())
 
     def check_head(self, request: APIRequest) -> None:
@@ -141,8 +142,8 @@ class App:
         if "x-api-key" in request.headers:  # Anthropic's clients
             request.headers.setdefault("authorization", f"Bearer {request.headers['x-api-key']}")
         if self.needs_key and any(route.scope != PUBLIC for route in methods.values()):
-            request.tenant, request.access = self.identify(request)
-            request.payer = request.tenant
+            request.caller = self.identify(request)
+            request.payer = request.account
             request.connection.authenticated = True
         route = methods.get("GET" if request.method == "HEAD" else request.method)
         if route is None:
@@ -191,8 +192,8 @@ class App:
             1000 * seconds,
             request.id,
         )
-        if request.tenant:
-            usage = self.tenants[request.tenant]
+        if request.account:
+            usage = self.tenants[request.account]
             usage.requests += 1
             usage.refused += status == 503
             usage.limited += status == 429
@@ -222,8 +223,8 @@ class App:
         """`options` with what the server knows of who asks. The client's cache_salt becomes a secret one of the tenant's."""
         return msgspec.structs.replace(
             options,
-            tenant=request.tenant,
-            weight=self._weights.get(request.tenant),
+            tenant=request.account,
+            weight=self._weights.get(request.account),
             cache_salt=self.salts.salt(request.tenant, options.cache_salt),
             max_wait_s=self.admission.bounds.max_wait_s,
         )

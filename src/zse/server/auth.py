@@ -15,7 +15,7 @@ from zse.errors import ConfigError
 from zse.http.bind import is_ip
 from zse.server.admission import Bucket
 from zse.server.errors import APIError, limited
-from zse.server.keys import OWNER, Access, Key
+from zse.server.keys import Caller, Key
 
 SECRET_FILE, SECRET_BYTES = "salts.secret", 32
 
@@ -24,36 +24,46 @@ SECRET_FILE, SECRET_BYTES = "salts.secret", 32
 WRONG_KEYS_PER_MINUTE, MAX_ADDRESSES = 200, 4096
 
 
-class KeyCheck:
-    """Looks bearer keys up by their HMAC-SHA-256 with a secret of this process: how long that takes says nothing of the keys,
-    since nobody else knows where theirs lies, and 4,096 keys take no longer than one. The keys themselves are not kept.
-    No keys: none is needed. clock: seconds since 1970."""
+def digest_of(secret: bytes, key: str) -> bytes:
+    """By which a key is known."""
+    return hmac.digest(secret, key.encode("latin-1"), "sha256")
 
-    def __init__(self, keys: Iterable[Key] = (), clock: Callable[[], float] = time.time):
-        self._clock, self._secret = clock, os.urandom(SECRET_BYTES)
+
+class KeyCheck:
+    """Looks bearer keys up by their HMAC-SHA-256 with a secret: how long that takes says nothing of the keys, since nobody else
+    knows where theirs lies, and 4,096 keys take no longer than one. The keys themselves are not kept. No keys: none is needed.
+
+    Args:
+        clock: seconds since 1970.
+        secret: of the database, whose keys bring their digests; None: one of this process. Where there is a database a key
+            is always needed."""
+
+    def __init__(self, keys: Iterable[Key] = (), clock: Callable[[], float] = time.time, secret: bytes | None = None):
+        self._clock, self._secret, self._has_database = clock, secret or os.urandom(SECRET_BYTES), secret is not None
         self.replace(keys)
 
     def replace(self, keys: Iterable[Key]) -> None:
         """From the next request on, on open connections too, these keys and no others are valid."""
         self._callers = {
-            self._digest(key.key): (math.inf if key.expires is None else key.expires, (key.tenant, key.access))
+            key.digest or digest_of(self._secret, key.key): (
+                math.inf if key.expires is None else key.expires,
+                key.caller,
+            )
             for key in keys
         }
-        self.is_needed = bool(self._callers)
+        self.is_needed = self._has_database or bool(self._callers)
 
-    def _digest(self, key: str) -> bytes:
-        return hmac.digest(self._secret, key.encode("latin-1"), "sha256")
-
-    def find(self, authorization: str | None) -> tuple[str, Access] | None:
-        """Whose key the header holds, a tenant, and what it may do; None for one that is not valid now."""
+    def find(self, authorization: str | None) -> Caller | None:
+        """Whose key the header holds; None for one that is not valid now."""
         scheme, _, key = (authorization or "").partition(" ")
-        expires, caller = self._callers.get(self._digest(key.strip()), (-math.inf, None))
+        expires, caller = self._callers.get(digest_of(self._secret, key.strip()), (-math.inf, None))
         return caller if scheme.lower() == "bearer" and self._clock() < expires else None
 
-    def check(self, authorization: str | None) -> tuple[str, Access]:
-        """Whose key it is, a tenant ("" where no key is needed), and what the key may do. Raises APIError 401; text and time are the same whatever is wrong."""
-        if not self._callers:
-            return "", OWNER
+    def check(self, authorization: str | None) -> Caller:
+        """Whose key it is; where none is needed, the owner's of the server. Raises APIError 401; text and time are the same
+        whatever is wrong."""
+        if not self.is_needed:
+            return Caller()
         caller = self.find(authorization)
         if caller is None:
             raise invalid_key()

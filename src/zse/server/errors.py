@@ -50,11 +50,12 @@ CODES: dict[str, tuple[int, str, bool]] = {
     "shutting_down": (503, SERVER, True),
     "engine_restarting": (503, SERVER, True),
     "engine_unavailable": (503, SERVER, False),
+    "storage_unavailable": (503, SERVER, True),
     "timeout": (504, SERVER, False),
 }
 
 # Seconds a client is asked to wait; a restart takes about one second, a full queue drains in a few.
-_RETRY_AFTER = {"overloaded": 1, "shutting_down": 5, "engine_restarting": 1}
+_RETRY_AFTER = {"overloaded": 1, "shutting_down": 5, "engine_restarting": 1, "storage_unavailable": 5}
 
 
 class APIError(RequestError):

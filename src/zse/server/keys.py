@@ -22,7 +22,7 @@ FORMAT = (
     "NAME KEY [WEIGHT] [rpm=N] [tpm=N] [concurrency=N] [admin] [models=NAME,…] [routes=PATH,…] "
     "[expires=YYYY-MM-DD[THH:MM[:SS]Z]]"
 )
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Quota(NamedTuple):
@@ -45,9 +45,20 @@ class Access(NamedTuple):
 OWNER = Access(admin=True)
 
 
+class Caller(NamedTuple):
+    """Whose key a request brought. tenant: who owns what it leaves, such as cached prompts. account: who is limited and counted.
+    id: of the database's key; 0: it is none of them."""
+
+    tenant: str = ""
+    access: Access = OWNER
+    account: str = ""
+    id: int = 0
+
+
 class Key(NamedTuple):
-    """key: what the client sends. tenant: who pays for its requests. weight: of the tenant's share, above 0; None: 1, or
-    what --tenant-weight says. expires: seconds since 1970 from which on the key is not valid; None: never."""
+    """key: what the client sends. weight: of the account's share, above 0; None: 1, or what --tenant-weight says. expires:
+    seconds since 1970 from which on the key is not valid; None: never. name, id, digest: of a key of the database, which is an
+    account of its own; its text is not known."""
 
     tenant: str
     key: str
@@ -55,6 +66,17 @@ class Key(NamedTuple):
     quota: Quota = Quota()
     access: Access = Access()
     expires: float | None = None
+    name: str = ""
+    id: int = 0
+    digest: bytes = b""
+
+    @property
+    def account(self) -> str:
+        return f"{self.tenant}/{self.name}" if self.name else self.tenant
+
+    @property
+    def caller(self) -> Caller:
+        return Caller(self.tenant, self.access, self.account, self.id)
 
     def __repr__(self) -> str:
         return f"<Key of {self.tenant}>"  # the key must not get into a log or a traceback
@@ -117,12 +139,12 @@ def _read_line(words: Sequence[str]) -> Key:
     name, key = (words[0], words[1]) if len(words) > 1 else (DEFAULT_TENANT, words[0])
     if not _is_key(key):
         raise ValueError("a key must be 1 to 4096 printable ASCII characters")
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise ValueError("the name must be 1 to 64 letters, digits, '.', '_' and '-'")
     given: dict[str, Any] = {}
     for word in words[2:]:
         field, equals, value = word.partition("=")
-        read = _WORDS.get(field)
+        read = WORDS.get(field)
         if not equals:
             field, value, read = ("admin", word, bool) if word == "admin" else ("weight", word, _weight)
         if read is None or field in given:
@@ -169,11 +191,12 @@ def _weight(word: str) -> float:
 
 
 # FIELD=VALUE of a line: what reads the value.
-_WORDS: dict[str, Callable[[str], Any]] = {
+WORDS: dict[str, Callable[[str], Any]] = {
     **{field: partial(_count, field) for field in Quota._fields},
     **{field: partial(_names, field) for field in ("models", "routes")},
     "expires": _time,
 }
+READERS = WORDS | {"weight": _weight}
 
 
 def _is_key(key: str) -> bool:
@@ -181,10 +204,10 @@ def _is_key(key: str) -> bool:
 
 
 def weights(keys: Sequence[Key], others: Mapping[str, float] | None = None) -> dict[str, float]:
-    """tenant → weight. others: of --tenant-weight, for tenants whose line has none."""
-    return {key.tenant: (others or {}).get(key.tenant, 1.0) if key.weight is None else key.weight for key in keys}
+    """account → weight. others: of --tenant-weight, for those whose key has none."""
+    return {key.account: (others or {}).get(key.account, 1.0) if key.weight is None else key.weight for key in keys}
 
 
 def quotas(keys: Sequence[Key]) -> dict[str, Quota]:
-    """tenant → quota, of those that have one."""
-    return {key.tenant: key.quota for key in keys if any(key.quota)}
+    """account → quota, of those that have one."""
+    return {key.account: key.quota for key in keys if any(key.quota)}

@@ -19,6 +19,7 @@ from zse.engine.process import EngineProcess
 from zse.errors import ConfigError, EngineError, ZSEError
 from zse.http import bind
 from zse.http.listener import Limits, Server
+from zse.server import database as storage
 from zse.server import models
 from zse.server import reload as reloading
 from zse.server.admission import AdmissionControl, QueueBounds
@@ -27,6 +28,11 @@ from zse.server.auth import CacheSalts, HostCheck, KeyCheck
 from zse.server.key_watch import KeyWatch
 from zse.server.keys import Key, quotas, weights
 from zse.server.pool import ModelPool, ModelSpec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from zse.server.database.connection import Database
+    from zse.server.database.keys import Keyring
 
 log = logging.getLogger("zse.server")
 
@@ -46,7 +52,8 @@ class ServeOptions(msgspec.Struct, frozen=True):
         max_wait_s: a request that has not begun after so long is refused after all.
         drain_s: time that running requests have after the first signal.
         key_file: where `keys` came from; it is read again when it has changed, and on SIGHUP.
-        tenant_weights: of tenants whose key has none.
+        tenant_weights: of accounts whose key has none.
+        database: the path of the SQLite file with more keys; None: there is none.
         cache_secret: of the salts of cached prompts; None: a new one.
         allowed_hosts: Host names that are answered; None: any.
         exits_on_failure: the process ends when the engines of all models have died too often; else they are tried again.
@@ -72,6 +79,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     keys: tuple[Key, ...] = ()
     key_file: str | None = None
     tenant_weights: dict[str, float] = {}
+    database: str | None = None
     cache_secret: bytes | None = None
     allowed_hosts: frozenset[str] | None = None
     exits_on_failure: bool = True
@@ -155,24 +163,27 @@ class _Serving:
             on_failure=end,
         )
         self._engine = self._pool.default.engine
-        shares = weights(options.keys, options.tenant_weights)
+        database, keyring = await self._open_database()
+        keys = options.keys + (() if keyring is None else keyring.valid)
+        shares = weights(keys, options.tenant_weights)
         self._app = App(
             self._pool,
             admission=AdmissionControl(
                 QueueBounds(options.max_queue, options.max_queue_tokens, options.queue_timeout_s, options.max_wait_s),
                 shares,
-                quotas(options.keys),
+                quotas(keys),
             ),
             weights=shares,
             salts=CacheSalts(options.cache_secret),
-            key=KeyCheck(options.keys),
+            key=KeyCheck(keys, secret=None if keyring is None else keyring.secret),
             hosts=HostCheck(options.allowed_hosts),
             any_model_name=options.any_model_name,
             tool_parser=options.tool_parser,
             reasoning_parser=options.reasoning_parser,
         )
         self._server = Server(self._app, options.limits)
-        self._watch(options)
+        self._key_watch = KeyWatch(self._app, options.key_file, options.keys, options.tenant_weights, database, keyring)
+        self._watch()
         if options.key_file is not None or options.reload is not None:
             loop.add_signal_handler(signal.SIGHUP, self._reload)
         self._pool.adopt(self._process, text_model)
@@ -192,13 +203,24 @@ class _Serving:
             await self._pool.stop()
             await self._flush()
             self._server.close()
+            if database is not None:
+                database.close()
 
-    def _watch(self, options: ServeOptions) -> None:
-        """Look after the keys of `options`, and no more after those before them."""
-        if self._watching is not None:
-            self._watching.cancel()
-        self._key_watch = KeyWatch(self._app, options.key_file, options.keys, options.tenant_weights)
-        self._watching = asyncio.get_running_loop().create_task(self._key_watch.run()) if options.keys else None
+    async def _open_database(self) -> "tuple[Database | None, Keyring | None]":
+        """And the keys in it; the first start that has no other key makes one and prints it. Raises ConfigError."""
+        path, makes_admin = self._options.database, not self._options.keys
+        if path is None:
+            return None, None
+        database = await asyncio.get_running_loop().run_in_executor(None, lambda: storage.connection.Database(path))
+        made = await database.run(lambda connection: storage.keys.prepare(connection, makes_admin))
+        if made:
+            print(f"admin key, shown this once: {made}", flush=True)
+        return database, await database.run(lambda connection: storage.keys.read(database, connection), writes=False)
+
+    def _watch(self) -> None:
+        """Look after the keys from now on, if there are any."""
+        if self._watching is None and self._app.needs_key:
+            self._watching = asyncio.get_running_loop().create_task(self._key_watch.run())
 
     def _reload(self) -> None:
         """SIGHUP: read the configuration and the key file again; what is wrong in the one leaves it and the other as they were."""
@@ -213,7 +235,8 @@ class _Serving:
             changed = {name for name, value in fields.items() if value != getattr(before, name)}
             reloading.take(self._options, changed, self._app, self._pool, self._server)
             if changed & {"keys", "key_file", "tenant_weights"}:
-                self._watch(self._options)
+                self._key_watch.give(self._options.key_file, self._options.keys, self._options.tenant_weights)
+                self._watch()
             for line in lines or ["read the configuration again: nothing differs"]:
                 log.warning("%s", line)
         if self._options.key_file is not None:
@@ -268,7 +291,7 @@ class _Serving:
             for part, count in info.memory_bytes.items()
         )
         phases = ", ".join(f"{phase} {value:.0f}" for phase, value in self._phases.items())
-        key = ' -H "Authorization: Bearer $ZSE_API_KEY"' if self._options.keys else ""
+        key = ' -H "Authorization: Bearer $ZSE_API_KEY"' if self._app.needs_key else ""
         if text_model.has_chat_template:
             route, body = "chat/completions", f'"model":"{name}","messages":[{{"role":"user","content":"Hello"}}]'
         else:

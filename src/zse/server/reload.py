@@ -8,14 +8,13 @@ from zse import env
 from zse.http.listener import Server
 from zse.server.app import App
 from zse.server.auth import HostCheck
-from zse.server.keys import weights
 from zse.server.pool import ModelPool
 
 
 def take(options: Any, changed: Collection[str], app: App, pool: ModelPool, server: Server) -> None:
-    """Make `options` (ServeOptions) true of what comes from now on: requests, connections, loads. changed: names of its fields.
+    """Make `options` (ServeOptions) true of what comes from now on: requests, connections, loads. changed: names of its fields.; keys are KeyWatch's.
 
-    Answers that run keep what they began with, except that those end whose key is gone."""
+    Answers that run keep what they began with."""
     app.any_model_name = options.any_model_name
     app.tool_parser, app.reasoning_parser = options.tool_parser, options.reasoning_parser
     server.limits = options.limits
@@ -26,8 +25,5 @@ def take(options: Any, changed: Collection[str], app: App, pool: ModelPool, serv
         app.admission.bounds.limit(
             options.max_queue, options.max_queue_tokens, options.queue_timeout_s, options.max_wait_s
         )
-    if {"keys", "tenant_weights"} & {*changed}:
-        app.replace_keys(options.keys, weights(options.keys, options.tenant_weights))
-        app.end_invalid()
     if "log_level" in changed:
         logging.getLogger("zse").setLevel((options.log_level or env.get("ZSE_LOG")).upper())

@@ -109,8 +109,8 @@ class RequestRun(AbstractContextManager):
         if app.draining:
             raise shutting_down_error()
         self.app, self.request, self._control = app, request, app.admission
-        _aside.set(partial(app.threads.run, request.tenant))
-        self._tenant = self._control.tenants[request.tenant]
+        _aside.set(partial(app.threads.run, request.account))
+        self._tenant = self._control.tenants[request.account]
         self.is_long = len(request.body) > OFF_LOOP_BYTES
         self.choices = self.queued = self._reserved = self.estimated = 0
         self.prompt_tokens = self.cached = self._completion_tokens = 0
@@ -139,7 +139,7 @@ class RequestRun(AbstractContextManager):
                 f"The request asks for {choices} answers (n or best_of, times prompts); this server's queue holds "
                 f"{control.bounds.most_choices}.",
             )
-        control.check_room(self.request.tenant, choices, prompt_tokens)
+        control.check_room(self.request.account, choices, prompt_tokens)
         if tenant.max_choices and tenant.choices + choices > tenant.max_choices:
             raise control.limited("requests", f"This key may have {tenant.max_choices} answers at once.", 1.0)
         total = prompt_tokens + answer_tokens
@@ -203,20 +203,20 @@ class RequestRun(AbstractContextManager):
         self.channel.close()
         if left:
             self.outcomes[ERROR if isinstance(error, RequestError) else CANCELLED] += left
-        statistics, tenant = self.served.statistics, self.request.tenant
+        statistics, account = self.served.statistics, self.request.account
         statistics.finished.update(self.outcomes)
         statistics.request_s.observe(time.monotonic() - self.request.started)
-        for totals in (statistics, self.app.tenants[tenant]) if tenant else (statistics,):
+        for totals in (statistics, self.app.tenants[account]) if account else (statistics,):
             totals.prompt_tokens += self.prompt_tokens
             totals.cached_tokens += self.cached
-        if tenant:
-            self.app.tenants[tenant].completion_tokens += self._completion_tokens
+        if account:
+            self.app.tenants[account].completion_tokens += self._completion_tokens
         self.app.pool.leave(self.served)
 
     def _settle(self, computed: int) -> None:
         """The one place where a request is charged: with the tokens that the engine computed for it, however it ended."""
-        if self.request.tenant:
-            self.app.tenants[self.request.tenant].computed_tokens += computed
+        if self.request.account:
+            self.app.tenants[self.request.account].computed_tokens += computed
         bucket = self._tenant.buckets.get("tokens")
         if bucket is not None:
             bucket.wait_s(0, self._control.clock())

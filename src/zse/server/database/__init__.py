@@ -1,1 +1,5 @@
-"""What the server keeps in SQLite: keys, usage, quotas' windows, the audit log."""
+"""What the server keeps in SQLite: keys, usage, quotas' windows, the audit log. Nothing of it is imported by a start without a database."""
+
+from zse import lazy
+
+__getattr__ = lazy.submodules(__name__, __path__)

@@ -1,11 +1,7 @@
 """API keys in the database: made, changed, ended. A key is shown once, when it is made; the file has its HMAC.
 
-Every change is acknowledged when it is on the disk, with a line in the audit log. The functions take the connection: hand them to
-Database.submit(), run() or now().
-"""
+Every change has a line in the audit log. The functions take the connection: hand them to Database.submit(), run() or now()."""
 
-import hashlib
-import hmac
 import json
 import os
 import secrets
@@ -16,45 +12,21 @@ from typing import Any
 import msgspec
 
 from zse.errors import ConfigError
-from zse.server.keys import Access, Quota
+from zse.server.auth import SECRET_BYTES, digest_of
+from zse.server.database.connection import Database
+from zse.server.keys import MAX_KEYS, Access, Key, Quota
 
-PREFIX, SHOWN = "zse-", 12  # of a key: what it begins with; how many of its characters are kept to tell it by
-SECRET_BYTES = 32
-_COLUMNS = (
-    *(
-        "id",
-        "name",
-        "tenant",
-        "prefix",
-        "digest",
-        "created",
-        "expires",
-        "revoked",
-        "admin",
-        "models",
-        "routes",
-        "weight",
-    ),
-    *("rpm", "tpm", "concurrency", "input_price", "output_price"),
-)
-# What `change` may set.
-CHANGEABLE = (
-    "tenant",
-    "expires",
-    "admin",
-    "models",
-    "routes",
-    "weight",
-    "rpm",
-    "tpm",
-    "concurrency",
-    "input_price",
-    "output_price",
+PREFIX, SHOWN = "zse-", 12  # what a key begins with; how many of its characters are kept to tell it by
+FIRST = "admin"  # the name of the key that the first start makes
+# What create() and change() may set.
+CHANGEABLE = tuple(
+    "tenant expires admin models routes weight rpm tpm concurrency input_price cached_price output_price".split()
 )
 
 
 class StoredKey(msgspec.Struct, frozen=True):
-    """A row. models, routes: None: all. Prices: of a million tokens. Times in seconds since 1970."""
+    """A row. models, routes: None: all. Prices: of a million tokens; cached_price None: as input_price. Times in seconds since
+    1970. weight None: 1, or what --tenant-weight says."""
 
     id: int
     name: str
@@ -72,22 +44,51 @@ class StoredKey(msgspec.Struct, frozen=True):
     tpm: int
     concurrency: int
     input_price: float
+    cached_price: float | None
     output_price: float
 
-    @property
-    def quota(self) -> Quota:
-        return Quota(self.rpm, self.tpm, self.concurrency)
-
-    @property
-    def access(self) -> Access:
-        models, routes = (None if names is None else frozenset(names) for names in (self.models, self.routes))
-        return Access(self.admin, models, routes)
-
-    def ended(self, now: float) -> str:
-        """Why it is not valid; "": it is."""
-        if self.revoked is not None and self.revoked <= now:
+    def state(self, now: float) -> str:
+        if self.revoked is not None:
             return "revoked"
-        return "expired" if self.expires is not None and self.expires <= now else ""
+        return "expired" if self.expires is not None and self.expires <= now else "valid"
+
+    def public(self, now: float) -> dict[str, Any]:
+        """What is shown of it."""
+        return {"state": self.state(now)} | {
+            name: getattr(self, name) for name in self.__struct_fields__ if name not in ("digest", "id")
+        }
+
+    @property
+    def key(self) -> Key:
+        """As requests meet it."""
+        models, routes = (None if names is None else frozenset(names) for names in (self.models, self.routes))
+        quota, access = Quota(self.rpm, self.tpm, self.concurrency), Access(self.admin, models, routes)
+        return Key(self.tenant, "", self.weight, quota, access, self.expires, self.name, self.id, self.digest)
+
+
+_COLUMNS = StoredKey.__struct_fields__
+
+
+class Keyring(msgspec.Struct, frozen=True):
+    """The keys as they stood in a version of the database, by Database.version(), and the secret of their digests."""
+
+    version: tuple[int, int]
+    secret: bytes
+    keys: tuple[StoredKey, ...]
+
+    @property
+    def valid(self) -> tuple[Key, ...]:
+        """Those that were not revoked."""
+        return tuple(key.key for key in self.keys if key.revoked is None)
+
+
+def read(database: Database, connection: sqlite3.Connection) -> Keyring:
+    """All of them."""
+    connection.execute("BEGIN")  # one state of the file
+    try:
+        return Keyring(database.version(connection), secret(connection), listed(connection))
+    finally:
+        connection.execute("ROLLBACK")
 
 
 def secret(connection: sqlite3.Connection) -> bytes:
@@ -100,14 +101,10 @@ def secret(connection: sqlite3.Connection) -> bytes:
     return made
 
 
-def digest_of(file_secret: bytes, key: str) -> bytes:
-    return hmac.digest(file_secret, key.encode("latin-1"), hashlib.sha256)
-
-
-def listed(connection: sqlite3.Connection) -> list[StoredKey]:
+def listed(connection: sqlite3.Connection) -> tuple[StoredKey, ...]:
     """All keys, the oldest first."""
     rows = connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM keys ORDER BY id").fetchall()
-    return [_key(row) for row in rows]
+    return tuple(map(_key, rows))
 
 
 def _key(row: tuple) -> StoredKey:
@@ -117,23 +114,36 @@ def _key(row: tuple) -> StoredKey:
     return StoredKey(**values | {"admin": bool(values["admin"])})
 
 
+def prepare(connection: sqlite3.Connection, makes_admin: bool) -> str:
+    """Of a server's start: the secret; and with makes_admin, where there never was a key, one for the administrator. Its text; else
+    ""."""
+    secret(connection)
+    if not makes_admin or connection.execute("SELECT 1 FROM keys").fetchone():
+        return ""
+    return create(connection, FIRST, "server", admin=True)[1]
+
+
 def find(connection: sqlite3.Connection, name: str) -> StoredKey:
-    """The key of that name, or whose shown prefix it is. Raises ConfigError."""
+    """The key of that name, or whose shown beginning it is. Raises ConfigError."""
     found = [key for key in listed(connection) if name in (key.name, key.prefix)]
     if not found:
-        raise ConfigError(f"there is no key {name!r}; `zse keys ls` shows them")
+        raise ConfigError(f"there is no key {name!r}")
     return found[0]
 
 
-def create(connection: sqlite3.Connection, name: str, tenant: str, actor: str, **values: Any) -> tuple[StoredKey, str]:
-    """A new key, and its text, which is nowhere else. values: of CHANGEABLE. Raises ConfigError for a name that is taken."""
-    if connection.execute("SELECT 1 FROM keys WHERE name = ?", (name,)).fetchone():
-        raise ConfigError(f"there is a key {name!r} already; take another name, or `zse keys rotate {name}`")
+def create(connection: sqlite3.Connection, name: str, actor: str, **values: Any) -> tuple[StoredKey, str]:
+    """A new key, and its text, which is nowhere else. values: of CHANGEABLE; the tenant is the name where they have none. Raises
+    ConfigError for a name that is taken, and for too many keys."""
+    keys, now = listed(connection), time.time()
+    if any(key.name == name for key in keys):
+        raise ConfigError(f"there is, or was, a key {name!r}; take another name, or rotate it")
+    if sum(key.state(now) == "valid" for key in keys) >= MAX_KEYS:
+        raise ConfigError(f"there are {MAX_KEYS} keys already; revoke one first")
     text = PREFIX + secrets.token_urlsafe(32)
-    row = {"name": name, "tenant": tenant, "created": time.time()} | _fresh(connection, text) | _stored(values)
+    row = {"name": name, "created": now} | _fresh(connection, text) | _stored({"tenant": name} | values)
     places = ", ".join("?" * len(row))
     connection.execute(f"INSERT INTO keys ({', '.join(row)}) VALUES ({places})", tuple(row.values()))
-    note(connection, actor, "keys.create", name, {"tenant": tenant} | {key: values[key] for key in values})
+    note(connection, actor, "keys.create", name, values)
     return find(connection, name), text
 
 
@@ -142,8 +152,7 @@ def _fresh(connection: sqlite3.Connection, text: str) -> dict:
 
 
 def _stored(values: dict) -> dict:
-    unknown = values.keys() - set(CHANGEABLE)
-    assert not unknown, unknown
+    assert values.keys() <= {*CHANGEABLE}, values
     return {
         name: json.dumps(sorted(value)) if name in ("models", "routes") and value is not None else value
         for name, value in values.items()
@@ -152,8 +161,7 @@ def _stored(values: dict) -> dict:
 
 def change(connection: sqlite3.Connection, name: str, actor: str, **values: Any) -> StoredKey:
     """Set some of CHANGEABLE. Raises ConfigError."""
-    key = find(connection, name)
-    row = _stored(values)
+    key, row = find(connection, name), _stored(values)
     if row:
         settings = ", ".join(f"{column} = ?" for column in row)
         connection.execute(f"UPDATE keys SET {settings} WHERE id = ?", (*row.values(), key.id))
@@ -176,16 +184,15 @@ def rotate(connection: sqlite3.Connection, name: str, actor: str) -> tuple[Store
     if key.revoked is not None:
         raise ConfigError(f"the key {key.name!r} was revoked; make another one")
     text = PREFIX + secrets.token_urlsafe(32)
-    fresh = _fresh(connection, text)
     connection.execute(
-        "UPDATE keys SET prefix = ?, digest = ? WHERE id = ?", (fresh["prefix"], fresh["digest"], key.id)
+        "UPDATE keys SET prefix = ?, digest = ? WHERE id = ?", (*_fresh(connection, text).values(), key.id)
     )
     note(connection, actor, "keys.rotate", key.name, {})
     return find(connection, key.name), text
 
 
 def note(connection: sqlite3.Connection, actor: str, action: str, subject: str, detail: dict) -> None:
-    """A line of the audit log. actor: "cli", or tenant/name of an admin's key."""
+    """A line of the audit log. actor: "cli", "server", or tenant/name of an admin's key."""
     connection.execute(
         "INSERT INTO audit (at, actor, action, subject, detail) VALUES (?, ?, ?, ?, ?)",
         (time.time(), actor, action, subject, json.dumps(detail, default=list)),

@@ -1,58 +1,60 @@
-"""The tables, as the steps that made them. A step is never changed once it has been released; new ones are added at the end."""
+"""The tables, as the steps that made them. A step that was released is never changed; new ones are added at the end."""
 
-# Each in one transaction with its number, PRAGMA user_version.
-MIGRATIONS = (
-    """
-    CREATE TABLE keys (
-        id INTEGER PRIMARY KEY,
-        name TEXT NOT NULL UNIQUE,
-        tenant TEXT NOT NULL,
-        prefix TEXT NOT NULL,       -- of the key, which is shown
-        digest BLOB NOT NULL UNIQUE, -- HMAC-SHA-256 of the key with the file's secret
-        created REAL NOT NULL,      -- seconds since 1970, as all times
-        expires REAL,
-        revoked REAL,
-        admin INTEGER NOT NULL DEFAULT 0,
-        models TEXT,                -- JSON: names that it may use; NULL: all
-        routes TEXT,                -- JSON: paths that it may use; NULL: all
-        weight REAL,
-        rpm INTEGER NOT NULL DEFAULT 0,
-        tpm INTEGER NOT NULL DEFAULT 0,
-        concurrency INTEGER NOT NULL DEFAULT 0,
-        input_price REAL NOT NULL DEFAULT 0, -- of a million tokens
-        output_price REAL NOT NULL DEFAULT 0
-    ) STRICT;
-    CREATE TABLE usage (
-        tenant TEXT NOT NULL,
-        key INTEGER NOT NULL,       -- keys.id; 0: a key that is not in the database
-        model TEXT NOT NULL,
-        hour INTEGER NOT NULL,      -- since 1970
-        requests INTEGER NOT NULL,
-        failed INTEGER NOT NULL,
-        prompt_tokens INTEGER NOT NULL,
-        cached_tokens INTEGER NOT NULL,
-        completion_tokens INTEGER NOT NULL,
-        computed_tokens INTEGER NOT NULL,
-        first_token_ms REAL NOT NULL, -- sums, of requests that had one
-        total_ms REAL NOT NULL,
-        cost REAL NOT NULL,
-        PRIMARY KEY (tenant, key, model, hour)
-    ) STRICT, WITHOUT ROWID;
-    CREATE TABLE audit (
-        id INTEGER PRIMARY KEY,
-        at REAL NOT NULL,
-        actor TEXT NOT NULL,        -- tenant/name of the key, or cli
-        action TEXT NOT NULL,
-        subject TEXT NOT NULL,
-        detail TEXT NOT NULL        -- JSON
-    ) STRICT;
-    CREATE TABLE windows (          -- of quotas, so that a restart forgives nothing
-        tenant TEXT NOT NULL,
-        kind TEXT NOT NULL,
-        level REAL NOT NULL,
-        at REAL NOT NULL,
-        PRIMARY KEY (tenant, kind)
-    ) STRICT, WITHOUT ROWID;
-    CREATE TABLE secrets (name TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT, WITHOUT ROWID;
-    """,
+# Of each step the statements, which run in one transaction with its number, PRAGMA user_version.
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """CREATE TABLE keys (
+            id INTEGER PRIMARY KEY,
+            name TEXT NOT NULL UNIQUE,
+            tenant TEXT NOT NULL,        -- who owns what its requests leave
+            prefix TEXT NOT NULL,        -- of the key, which is shown
+            digest BLOB NOT NULL UNIQUE, -- HMAC-SHA-256 of the key with the secret 'keys'
+            created REAL NOT NULL,       -- seconds since 1970, as all times
+            expires REAL,
+            revoked REAL,
+            admin INTEGER NOT NULL DEFAULT 0,
+            models TEXT,                 -- JSON: names that it may use; NULL: all
+            routes TEXT,                 -- JSON: paths that it may use; NULL: all
+            weight REAL,
+            rpm INTEGER NOT NULL DEFAULT 0,
+            tpm INTEGER NOT NULL DEFAULT 0,
+            concurrency INTEGER NOT NULL DEFAULT 0,
+            input_price REAL NOT NULL DEFAULT 0, -- of a million tokens, as all prices
+            cached_price REAL,           -- NULL: as input_price
+            output_price REAL NOT NULL DEFAULT 0
+        ) STRICT""",
+        """CREATE TABLE usage (
+            tenant TEXT NOT NULL,
+            key INTEGER NOT NULL,        -- keys.id; 0: of a key that is not in the database
+            model TEXT NOT NULL,
+            hour INTEGER NOT NULL,       -- since 1970
+            requests INTEGER NOT NULL,
+            failed INTEGER NOT NULL,
+            prompt_tokens INTEGER NOT NULL,
+            cached_tokens INTEGER NOT NULL,
+            completion_tokens INTEGER NOT NULL,
+            computed_tokens INTEGER NOT NULL,
+            first_token_ms REAL NOT NULL, -- sum, of `streamed` requests that had one
+            streamed INTEGER NOT NULL,
+            total_ms REAL NOT NULL,
+            cost REAL NOT NULL,
+            PRIMARY KEY (tenant, key, model, hour)
+        ) STRICT, WITHOUT ROWID""",
+        """CREATE TABLE audit (
+            id INTEGER PRIMARY KEY,
+            at REAL NOT NULL,
+            actor TEXT NOT NULL,         -- tenant/name of a key; cli; server
+            action TEXT NOT NULL,
+            subject TEXT NOT NULL,
+            detail TEXT NOT NULL         -- JSON
+        ) STRICT""",
+        """CREATE TABLE windows (          -- of quotas, so that a restart forgives nothing
+            account TEXT NOT NULL,
+            kind TEXT NOT NULL,
+            level REAL NOT NULL,
+            at REAL NOT NULL,
+            PRIMARY KEY (account, kind)
+        ) STRICT, WITHOUT ROWID""",
+        "CREATE TABLE secrets (name TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT, WITHOUT ROWID",
+    ),
 )

@@ -75,7 +75,7 @@ def _may_know(app, request: APIRequest) -> bool:
     if is_loopback(request.connection.client.removeprefix("::ffff:")) and not FORWARDED & request.headers.keys():
         return True
     try:
-        return app.identify(request)[1].admin
+        return app.identify(request).access.admin
     except APIError:
         return False  # a probe with an old key sees the status, too
 

@@ -1,0 +1,134 @@
+"""zse keys: the API keys in the server's database, which a server that runs sees within a second."""
+
+import json
+import os
+import time
+from argparse import ArgumentTypeError, BooleanOptionalAction
+from functools import partial
+
+from zse.cli.parser import JSON, Amount, Kinds, arg
+from zse.cli.terminal import notice, table
+from zse.errors import ConfigError
+from zse.formats import store
+from zse.server import keys as key_files
+from zse.server.database import connection, keys
+
+EPILOG = """examples:
+  zse keys create alice                             prints the key, this once
+  zse keys create batch --tenant alice --rpm 600 --tpm 200000 --weight 0.25
+  zse keys create ci --models smollm2 --routes /v1/embeddings --expires 2027-01-31
+  zse keys update alice --concurrency 8 --tpm none
+  zse keys rotate alice                             prints a new key; the old one ends
+  zse keys revoke ci
+
+`zse serve` uses the database when it is there (--database), and a server with a database asks every client for a key."""
+
+ACTOR = "cli"  # in the audit log
+# What takes a limit away.
+_WITHOUT = {"models": "all", "routes": "all", "expires": "never"}
+
+
+def _limit(field: str, text: str):
+    """argparse type: a word of the key file, or what stands for no limit."""
+    if text == _WITHOUT.get(field, "none"):
+        return 0 if field in key_files.Quota._fields else None
+    try:
+        value = key_files.READERS[field](text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+    return sorted(value) if isinstance(value, frozenset) else value
+
+
+def _name(text: str) -> str:
+    """argparse type: a name as the key file has them."""
+    if not key_files.NAME.fullmatch(text):
+        raise ArgumentTypeError("a name is 1 to 64 letters, digits, '.', '_' and '-'")
+    return text
+
+
+def _settings(*flags: str, help: str, field: str = "", **more):
+    field = field or flags[0][2:].replace("-", "_")
+    return arg(*flags, type=partial(_limit, field), default=..., help=help, **more)
+
+
+_PRICE = Amount(float, 0, 1e9, shown="PRICE")
+DATABASE = arg("--database", metavar="PATH", help="(default: server.db in ZSE_HOME)")
+NAMED = arg("name", metavar="NAME", help="its name, or the beginning of the key that `zse keys ls` shows")
+SETTINGS = (
+    arg("--tenant", type=_name, default=..., metavar="NAME", help="who owns its cached prompts (default: its name)"),
+    arg("--admin", action=BooleanOptionalAction, default=..., help="it may read the figures of all and change keys"),
+    _settings("--models", metavar="NAME,…|all", help="models that it may use"),
+    _settings("--routes", metavar="PATH,…|all", help="routes that it may use, such as /v1/embeddings"),
+    _settings("--rpm", metavar="N|none", help="requests a minute"),
+    _settings("--tpm", metavar="N|none", help="tokens a minute, of prompts and answers"),
+    _settings("--concurrency", metavar="N|none", help="answers at once"),
+    _settings("--weight", metavar="W|none", help="of its share of queue and engine (default: 1)"),
+    _settings("--expires", metavar="DATE|never", help="YYYY-MM-DD or YYYY-MM-DDTHH:MMZ: from then on it is no key"),
+    arg("--input-price", type=_PRICE, default=..., help="of a million tokens of prompts, for the cost in its usage"),
+    arg("--cached-price", type=_PRICE, default=..., help="of those in the prefix cache (default: as --input-price)"),
+    arg("--output-price", type=_PRICE, default=..., help="of a million tokens of answers"),
+)
+ARGUMENTS = (
+    Kinds(
+        {
+            "create": (
+                "make a key and print it, this once",
+                (arg("name", type=_name, metavar="NAME", help="of the key"), *SETTINGS, DATABASE, JSON),
+            ),
+            "ls": ("list the keys, without their text", (DATABASE, JSON)),
+            "update": ("change what a key may do", (NAMED, *SETTINGS, DATABASE, JSON)),
+            "revoke": ("end a key; answers that run with it end, too", (NAMED, DATABASE, JSON)),
+            "rotate": ("give a key a new text and print it, this once; the old one ends", (NAMED, DATABASE, JSON)),
+        }
+    ),
+)
+
+
+def run(args) -> int:
+    path = os.path.abspath(os.path.expanduser(args.database or store.database_path()))
+    if args.kind != "create" and not os.path.exists(path):
+        raise ConfigError(f"there is no database {path} yet; `zse keys create NAME` makes it")
+    changes = {name: value for name, value in vars(args).items() if name in keys.CHANGEABLE and value is not ...}
+    if args.kind == "update" and not changes:
+        raise ConfigError("nothing to change; `zse keys update --help` lists what can be")
+    try:
+        with connection.Database(path) as database:
+            return _done(args, changes, database)
+    except connection.StorageError as error:
+        raise ConfigError(f"the database {path}: {error.reason}") from None
+
+
+def _done(args, changes: dict, database: connection.Database) -> int:
+    if args.kind == "ls":
+        return _list(database.now(keys.listed, writes=False), args.json)
+    work = partial(getattr(keys, "change" if args.kind == "update" else args.kind), name=args.name, actor=ACTOR)
+    done = database.now(partial(work, **changes))
+    key, text = done if isinstance(done, tuple) else (done, "")
+    if args.json:
+        print(json.dumps(key.public(time.time()) | ({"key": text} if text else {}), indent=1))
+        return 0
+    if text:
+        print(text)
+    notice(f"{key.name}: {key.state(time.time())}, {_about(key)}" + ("; the key is not shown again" if text else ""))
+    return 0
+
+
+def _list(found: tuple[keys.StoredKey, ...], is_json: bool) -> int:
+    now = time.time()
+    if is_json:
+        print(json.dumps([key.public(now) for key in found], indent=1))
+        return 0
+    rows = [("NAME", "TENANT", "KEY", "STATE", "MAY")]
+    rows += [(key.name, key.tenant, key.prefix + "…", key.state(now), _about(key)) for key in found]
+    print(table(rows), end="")
+    return 0
+
+
+def _about(key: keys.StoredKey) -> str:
+    """What a key may do, in words of the key file."""
+    words = ["admin"] * key.admin
+    words += [f"{name}={','.join(of)}" for name in ("models", "routes") if (of := getattr(key, name)) is not None]
+    words += [f"{name}={of:g}" for name in ("rpm", "tpm", "concurrency", "weight") if (of := getattr(key, name))]
+    if key.expires is not None:
+        words.append(time.strftime("expires=%Y-%m-%dT%H:%M:%SZ", time.gmtime(key.expires)))
+    return " ".join(words) or "all models and routes, without limits"
