@@ -142,7 +142,7 @@ class App:
         if "x-api-key" in request.headers:  # Anthropic's clients
             request.headers.setdefault("authorization", f"Bearer {request.headers['x-api-key']}")
         if self.needs_key and any(route.scope != PUBLIC for route in methods.values()):
-            request.caller = self.identify(request)
+            request.tenant, request.access, request.account, request.key_id = self.identify(request)
             request.payer = request.account
             request.connection.authenticated = True
         route = methods.get("GET" if request.method == "HEAD" else request.method)
