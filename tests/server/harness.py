@@ -22,6 +22,7 @@ from zse.server.app import App
 from zse.server.auth import HostCheck, KeyCheck
 from zse.server.database import keys as stored_keys
 from zse.server.database.connection import Database
+from zse.server.database.usage import UsageLog, restore
 from zse.server.key_watch import KeyWatch
 from zse.server.keys import Key, quotas, single, weights
 from zse.server.pool import ModelPool, ModelSpec
@@ -45,7 +46,13 @@ class Admitted(RequestRun):
         served = SimpleNamespace(engine=None, statistics=Statistics())
         pool = SimpleNamespace(enter=lambda served: None, leave=lambda served: None)
         app = SimpleNamespace(
-            draining=False, admission=control, pool=pool, tenants=Tenants(), threads=FairThreads(), running={}
+            usage=None,
+            draining=False,
+            admission=control,
+            pool=pool,
+            tenants=Tenants(),
+            threads=FairThreads(),
+            running={},
         )
         app.find_model = lambda request, name, param: served
         self.request = SimpleNamespace(account=tenant, body=b"", started=0.0, more_headers=[])
@@ -133,6 +140,9 @@ class Harness:
             hosts=HostCheck(hosts),
             **self._parsers,
         )
+        if self.database is not None:
+            self.app.usage = UsageLog(self.database, self.app.admission)
+            self.database.now(lambda connection: restore(connection, self.app.admission))
         self.server = Server(self.app, limits)
         sock = bind.listen("127.0.0.1", 0)
         self.port = sock.getsockname()[1]
@@ -149,7 +159,7 @@ class Harness:
         await self.pool.stop()
         self.server.close()
         if self.database is not None:
-            self.database.close()
+            self.app.usage.close()
         await asyncio.sleep(0.01)
 
     async def _probe(self) -> None:

@@ -1,4 +1,4 @@
-"""zse keys: the API keys in the server's database, which a server that runs sees within a second."""
+"""zse keys: the API keys in the server's database, which a server that runs sees within a second, and what they used."""
 
 import json
 import os
@@ -11,7 +11,12 @@ from zse.cli.terminal import notice, table
 from zse.errors import ConfigError
 from zse.formats import store
 from zse.server import keys as key_files
-from zse.server.database import connection, keys
+from zse.server.database import connection, keys, usage
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
 
 EPILOG = """examples:
   zse keys create alice                             prints the key, this once
@@ -20,6 +25,7 @@ EPILOG = """examples:
   zse keys update alice --concurrency 8 --tpm none
   zse keys rotate alice                             prints a new key; the old one ends
   zse keys revoke ci
+  zse keys usage alice --since 2027-01-01 --by day
 
 `zse serve` uses the database when it is there (--database), and a server with a database asks every client for a key."""
 
@@ -44,6 +50,14 @@ def _name(text: str) -> str:
     if not key_files.NAME.fullmatch(text):
         raise ArgumentTypeError("a name is 1 to 64 letters, digits, '.', '_' and '-'")
     return text
+
+
+def _time(text: str) -> float:
+    """argparse type: seconds since 1970."""
+    try:
+        return key_files.READERS["expires"](text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error).removeprefix("expires must be ")) from None
 
 
 def _settings(*flags: str, help: str, field: str = "", **more):
@@ -78,6 +92,25 @@ ARGUMENTS = (
             "ls": ("list the keys, without their text", (DATABASE, JSON)),
             "update": ("change what a key may do", (NAMED, *SETTINGS, DATABASE, JSON)),
             "revoke": ("end a key; answers that run with it end, too", (NAMED, DATABASE, JSON)),
+            "usage": (
+                "show what keys used: requests, tokens, times, costs",
+                (
+                    arg("key", nargs="?", metavar="NAME", help="of one key (default: all)"),
+                    arg(
+                        "--since", type=_time, metavar="DATE", help="from this hour on: YYYY-MM-DD or YYYY-MM-DDTHH:MMZ"
+                    ),
+                    arg("--until", type=_time, metavar="DATE", help="before this hour"),
+                    arg(
+                        "--by", choices=tuple(usage.PERIODS), default="all", help="a row for each, or for all together"
+                    ),
+                    DATABASE,
+                    JSON,
+                ),
+            ),
+            "audit": (
+                "show who changed keys, the latest change first",
+                (arg("--last", type=Amount(int, 1, 1 << 20), default=50, help="changes"), DATABASE, JSON),
+            ),
             "rotate": ("give a key a new text and print it, this once; the old one ends", (NAMED, DATABASE, JSON)),
         }
     ),
@@ -99,8 +132,20 @@ def run(args) -> int:
 
 
 def _done(args, changes: dict, database: connection.Database) -> int:
-    if args.kind == "ls":
-        return _list(database.now(keys.listed, writes=False), args.json)
+    if args.kind in ("ls", "usage", "audit"):
+        now, rows, shown = time.time(), [], []
+        if args.kind == "ls":
+            found = database.now(keys.listed, writes=False)
+            rows, shown = _key_rows(found, now), [key.public(now) for key in found]
+        elif args.kind == "usage":
+            read = partial(usage.totals, since=args.since, until=args.until, key=args.key, by=args.by)
+            used = database.now(read, writes=False)
+            rows, shown = _usage_rows(used), list(map(_fields, used))
+        else:
+            lines = database.now(partial(keys.audit, last=args.last), writes=False)
+            rows, shown = _audit_rows(lines), list(map(_fields, lines))
+        print(json.dumps(shown, indent=1) + "\n" if args.json else table(rows), end="")
+        return 0
     work = partial(getattr(keys, "change" if args.kind == "update" else args.kind), name=args.name, actor=ACTOR)
     done = database.now(partial(work, **changes))
     key, text = done if isinstance(done, tuple) else (done, "")
@@ -113,15 +158,34 @@ def _done(args, changes: dict, database: connection.Database) -> int:
     return 0
 
 
-def _list(found: tuple[keys.StoredKey, ...], is_json: bool) -> int:
-    now = time.time()
-    if is_json:
-        print(json.dumps([key.public(now) for key in found], indent=1))
-        return 0
-    rows = [("NAME", "TENANT", "KEY", "STATE", "MAY")]
-    rows += [(key.name, key.tenant, key.prefix + "…", key.state(now), _about(key)) for key in found]
-    print(table(rows), end="")
-    return 0
+def _fields(row: "Any") -> dict:
+    return {name: getattr(row, name) for name in row.__struct_fields__}
+
+
+def _key_rows(found: "Iterable[keys.StoredKey]", now: float) -> list[tuple[str, ...]]:
+    rows = [(key.name, key.tenant, key.prefix + "…", key.state(now), _about(key)) for key in found]
+    return [("NAME", "TENANT", "KEY", "STATE", "MAY"), *rows]
+
+
+def _usage_rows(found: "Iterable[usage.UsageTotals]") -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        ("TIME", "TENANT", "KEY", "MODEL", "REQUESTS", "PROMPT", "CACHED", "ANSWERS", "FIRST MS", "MS", "COST")
+    ]
+    for row in found:
+        counts = (row.requests, row.prompt_tokens, row.cached_tokens, row.completion_tokens)
+        times = ("-" if ms is None else f"{ms:.0f}" for ms in (row.mean_first_token_ms, row.mean_ms))
+        at = "all" if row.at is None else _told(row.at)
+        rows.append((at, row.tenant or "-", row.key or "-", row.model, *map(str, counts), *times, f"{row.cost:.4f}"))
+    return rows
+
+
+def _audit_rows(lines: "Iterable[keys.AuditLine]") -> list[tuple[str, ...]]:
+    rows = [(_told(line.at), line.actor, line.action, line.subject, json.dumps(line.detail)) for line in lines]
+    return [("TIME", "BY", "WHAT", "KEY", "DETAIL"), *rows]
+
+
+def _told(at: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
 def _about(key: keys.StoredKey) -> str:
@@ -130,5 +194,5 @@ def _about(key: keys.StoredKey) -> str:
     words += [f"{name}={','.join(of)}" for name in ("models", "routes") if (of := getattr(key, name)) is not None]
     words += [f"{name}={of:g}" for name in ("rpm", "tpm", "concurrency", "weight") if (of := getattr(key, name))]
     if key.expires is not None:
-        words.append(time.strftime("expires=%Y-%m-%dT%H:%M:%SZ", time.gmtime(key.expires)))
+        words.append(f"expires={_told(key.expires)}")
     return " ".join(words) or "all models and routes, without limits"

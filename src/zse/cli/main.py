@@ -17,7 +17,7 @@ COMMANDS = {
     "serve": "serve models over an OpenAI-compatible HTTP API",
     "run": "answer one prompt and exit",
     "chat": "talk with a model in the terminal",
-    "keys": "make, list, change, revoke and rotate the API keys of `zse serve`",
+    "keys": "make, list, change, revoke and rotate the API keys of `zse serve`; what they used",
     "pull": "fetch a model into the store",
     "ls": "list the stored models and the catalog",
     "show": "show a model's origin, licence, files and architecture",

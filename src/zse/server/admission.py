@@ -159,6 +159,7 @@ class AdmissionControl:
         self.choices = self.queued_tokens = 0
         self.num_refused = self.num_limited = 0
         self.tenants: defaultdict[str, TenantLoad] = defaultdict(TenantLoad)
+        self.spent: set[str] = set()  # accounts whose quota was used since somebody noted what is left
         self.replace(weights or {}, quotas or {})
 
     def replace(self, weights: Mapping[str, float], quotas: Mapping[str, Quota]) -> None:
@@ -184,6 +185,7 @@ class AdmissionControl:
         wait_s = bucket.wait_s(amount, self.clock())
         if wait_s <= 0 and counts:
             bucket.level -= amount
+            self.spent.add(request.account)
         request.more_headers = [pair for name, left in buckets.items() for pair in left.headers(name)]
         if wait_s > 0:
             raise self.limited(kind, f"This key may {may.format(bucket.per_minute)}", wait_s)

@@ -22,6 +22,10 @@ from zse.server.pool import ModelPool, Served
 from zse.server.routes.table import ADMIN, BY_PATH, PUBLIC, ROUTES, USER, WITH_NAME, Route, resolve
 from zse.server.work import FairThreads, RequestRun, Tenants
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from zse.server.database.usage import UsageLog
+
 log = logging.getLogger("zse.server")
 
 
@@ -88,6 +92,7 @@ class App:
         self.running: dict[RequestRun, None] = {}  # a set in order
         self.wrong_keys = WrongKeys()
         self.phases_ms: dict[str, float] = {}
+        self.usage: UsageLog | None = None  # where it is kept
         self._key, self._hosts, self._weights = key, hosts, dict(weights or {})
         self.needs_key = key.is_needed
 
@@ -197,6 +202,8 @@ class App:
             usage.requests += 1
             usage.refused += status == 503
             usage.limited += status == 429
+            if self.usage is not None:
+                self.usage.wake()
 
     def models(self, request: APIRequest) -> list[Served]:
         """Those that the request's key may use, the default one first."""

@@ -181,6 +181,9 @@ class _Serving:
             tool_parser=options.tool_parser,
             reasoning_parser=options.reasoning_parser,
         )
+        if database is not None:
+            usage = self._app.usage = storage.usage.UsageLog(database, self._app.admission)
+            await database.run(lambda connection: storage.usage.restore(connection, self._app.admission))
         self._server = Server(self._app, options.limits)
         self._key_watch = KeyWatch(self._app, options.key_file, options.keys, options.tenant_weights, database, keyring)
         self._watch()
@@ -204,7 +207,7 @@ class _Serving:
             await self._flush()
             self._server.close()
             if database is not None:
-                database.close()
+                usage.close()
 
     async def _open_database(self) -> "tuple[Database | None, Keyring | None]":
         """And the keys in it; the first start that has no other key makes one and prints it. Raises ConfigError."""

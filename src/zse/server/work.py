@@ -113,7 +113,8 @@ class RequestRun(AbstractContextManager):
         self._tenant = self._control.tenants[request.account]
         self.is_long = len(request.body) > OFF_LOOP_BYTES
         self.choices = self.queued = self._reserved = self.estimated = 0
-        self.prompt_tokens = self.cached = self._completion_tokens = 0
+        self.prompt_tokens = self.cached = self.completion_tokens = 0
+        self.first_token_at: float | None = None  # monotonic seconds
         self.served: Any = None
         self.outcomes: Counter[str] = Counter()
         self._last: dict[int, float] = {}  # choice → time of its last tokens
@@ -187,11 +188,12 @@ class RequestRun(AbstractContextManager):
             statistics.between_tokens_s.observe((now - before) / count, count)
         else:
             if not self._last:
+                self.first_token_at = now
                 statistics.first_token_s.observe(now - self.request.started)
             if count > 1:
                 statistics.between_tokens_s.observe(0.0, count - 1)
         self._last[choice] = now
-        self._completion_tokens += count
+        self.completion_tokens += count
         statistics.completion_tokens += count
 
     def __exit__(self, kind, error, traceback) -> None:
@@ -210,18 +212,23 @@ class RequestRun(AbstractContextManager):
             totals.prompt_tokens += self.prompt_tokens
             totals.cached_tokens += self.cached
         if account:
-            self.app.tenants[account].completion_tokens += self._completion_tokens
+            self.app.tenants[account].completion_tokens += self.completion_tokens
+        if self.app.usage is not None:
+            self.app.usage.ended(self, isinstance(error, RequestError))
         self.app.pool.leave(self.served)
 
     def _settle(self, computed: int) -> None:
         """The one place where a request is charged: with the tokens that the engine computed for it, however it ended."""
         if self.request.account:
             self.app.tenants[self.request.account].computed_tokens += computed
+        if self.app.usage is not None:
+            self.app.usage.settled(self, computed)
         bucket = self._tenant.buckets.get("tokens")
         if bucket is not None:
             bucket.wait_s(0, self._control.clock())
             # What was reserved for too long an answer comes back, but never more than fits.
             bucket.level = min(bucket.per_minute, bucket.level + self._reserved - computed)
+            self._control.spent.add(self.request.account)
         self._reserved = 0
 
 

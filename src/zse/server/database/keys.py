@@ -191,6 +191,26 @@ def rotate(connection: sqlite3.Connection, name: str, actor: str) -> tuple[Store
     return find(connection, key.name), text
 
 
+class AuditLine(msgspec.Struct, frozen=True):
+    """Who changed which key and how. at: seconds since 1970."""
+
+    id: int
+    at: float
+    actor: str
+    action: str
+    subject: str
+    detail: dict[str, Any]
+
+
+def audit(connection: sqlite3.Connection, last: int, before: int | None = None) -> list[AuditLine]:
+    """The last lines of the audit log, the latest first. before: an id, of which only earlier lines are wanted."""
+    rows = connection.execute(
+        "SELECT id, at, actor, action, subject, detail FROM audit WHERE id < ? ORDER BY id DESC LIMIT ?",
+        (1 << 62 if before is None else before, last),
+    )
+    return [AuditLine(number, at, *words, json.loads(detail)) for number, at, *words, detail in rows]
+
+
 def note(connection: sqlite3.Connection, actor: str, action: str, subject: str, detail: dict) -> None:
     """A line of the audit log. actor: "cli", "server", or tenant/name of an admin's key."""
     connection.execute(

@@ -34,8 +34,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             cached_tokens INTEGER NOT NULL,
             completion_tokens INTEGER NOT NULL,
             computed_tokens INTEGER NOT NULL,
-            first_token_ms REAL NOT NULL, -- sum, of `streamed` requests that had one
-            streamed INTEGER NOT NULL,
+            first_token_ms REAL NOT NULL, -- sum, of the `answered`, that had one
+            answered INTEGER NOT NULL,
             total_ms REAL NOT NULL,
             cost REAL NOT NULL,
             PRIMARY KEY (tenant, key, model, hour)
