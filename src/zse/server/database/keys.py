@@ -202,13 +202,16 @@ class AuditLine(msgspec.Struct, frozen=True):
     detail: dict[str, Any]
 
 
+_AUDIT = AuditLine.__struct_fields__
+
+
 def audit(connection: sqlite3.Connection, last: int, before: int | None = None) -> list[AuditLine]:
     """The last lines of the audit log, the latest first. before: an id, of which only earlier lines are wanted."""
     rows = connection.execute(
-        "SELECT id, at, actor, action, subject, detail FROM audit WHERE id < ? ORDER BY id DESC LIMIT ?",
+        f"SELECT {', '.join(_AUDIT)} FROM audit WHERE id < ? ORDER BY id DESC LIMIT ?",
         (1 << 62 if before is None else before, last),
     )
-    return [AuditLine(number, at, *words, json.loads(detail)) for number, at, *words, detail in rows]
+    return [AuditLine(**dict(zip(_AUDIT, (*row[:-1], json.loads(row[-1])), strict=True))) for row in rows]
 
 
 def note(connection: sqlite3.Connection, actor: str, action: str, subject: str, detail: dict) -> None:
