@@ -28,6 +28,7 @@ SWITCHES = {
         "",
         "the clang that compiles kernels for AMD GPUs (default: ROCm's, or one of PATH that knows the GPU)",
     ),
+    "ZSE_LOG_FORMAT": ("text", "lines of the log: text, or json with one object each"),
     "ZSE_LOG": ("info", "log level: debug, info, warning, error"),
 }
 

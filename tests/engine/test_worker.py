@@ -127,6 +127,8 @@ def test_a_reply_with_logprobs(start):
     client = start()
     client.send(Submit(id=5, prompt=[97], params=SamplingParams(max_tokens=9, logprobs=2)))
     message = client.receive()
+    assert 0 < message.waited_s < 5
+    message.waited_s = 0.0
     assert message == Tokens(id=5, tokens=[98], logprobs=[TokenLogprob(-0.5, [(98, -0.5), (99, -1.5)])])
     assert client.reply(5) == ([99, EOS], "stop")
 
@@ -246,7 +248,8 @@ def test_a_device_that_fails_in_a_step_ends_the_engine(start, options):
     """At once, though closing the device would hang, and with the driver's words."""
     client = start(*options)
     client.send(Submit(id=1, prompt=[5], params=SamplingParams(max_tokens=200)))
-    assert client.receive() == Tokens(id=1, tokens=[6])
+    first = client.receive()
+    assert (first.id, first.tokens) == (1, [6])
     client.send(Submit(id=2, prompt=[669], params=SamplingParams()))
     message = client.receive()
     while isinstance(message, Tokens) and message.id == 1:

@@ -176,11 +176,16 @@ ARGUMENTS = (
         "(default: exit)",
     ),
     arg("--log-level", choices=("debug", "info", "warning", "error"), default=None, help="(default: ZSE_LOG, info)"),
+    arg(
+        "--log-format",
+        choices=("text", "json"),
+        help="lines of the log, json: an object each (default: ZSE_LOG_FORMAT, text)",
+    ),
     CONFIG,
 )
 # What SIGHUP changes in a server that runs; the engines' options, names and addresses wait for a restart.
 CHANGEABLE = """spare_engines idle_timeout max_loaded max_queue max_queue_tokens queue_timeout max_wait max_body_bytes any_model_name tool_parser
-    reasoning_parser api_key api_key_file tenant_weights allowed_host drain_timeout log_level""".split()
+    reasoning_parser api_key api_key_file tenant_weights allowed_host drain_timeout log_level log_format""".split()
 
 
 def run(args) -> int:
@@ -202,7 +207,7 @@ def run(args) -> int:
         lazy.import_lean("asyncio")
         from zse.log import setup  # brings logging, which the engine that was forked does without
 
-        setup(args.log_level)
+        setup(args.log_level, args.log_format)
         options = server.ServeOptions(
             models=tuple(
                 pool.ModelSpec(names, path, tuple(words))
@@ -261,7 +266,8 @@ def _changeable(args, keys, num_models: int) -> dict:
         "tool_parser": args.tool_parser,
         "reasoning_parser": args.reasoning_parser,
         "limits": server.Limits(body_bytes=args.max_body_bytes),
-        "log_level": args.log_level,
+        "log_level": args.log_level or args.environment.get("ZSE_LOG") or env.SWITCHES["ZSE_LOG"][0],
+        "log_format": args.log_format or env.get("ZSE_LOG_FORMAT"),
     }
 
 
@@ -271,7 +277,7 @@ def _reload(last: list) -> tuple[dict, list[str]]:
     before = last[0]
     parser = Parser(prog="zse serve")
     add(parser, ARGUMENTS)
-    args = settings.parse("serve", parser, before.command_line[1:])
+    args = settings.parse("serve", parser, before.command_line[1:], environment=before.environment)
     args.command_line, args.database_path = before.command_line, before.database_path
     changeable = _changeable(args, _checked_keys(args, before.host), len(before.models))
     lines: list[str] = []

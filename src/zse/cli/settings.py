@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # The commands whose options a file and the environment can give.
 COMMANDS = ("serve", "run", "chat")
 # Switches (zse.env) that their options know already: they stand for the environment, so a file's value does not count beside one.
-SWITCHES = {"threads": "ZSE_THREADS", "api_key": "ZSE_API_KEY", "log_level": "ZSE_LOG"}
+SWITCHES = {"threads": "ZSE_THREADS", "api_key": "ZSE_API_KEY", "log_level": "ZSE_LOG", "log_format": "ZSE_LOG_FORMAT"}
 # Of which one can be given: what a higher source says of one of them takes the others' place.
 RIVALS = (("api_key", "api_key_file"), ("json_schema", "regex", "choice", "grammar"))
 SECRETS = ("api_key",)
@@ -32,21 +32,32 @@ NAME = "zse.toml"
 Setting = namedtuple("Setting", "value source")
 
 
-def parse(command: str, parser: parsers.Parser, argv: list[str], told: bool = False) -> argparse.Namespace:
+def parse(
+    command: str,
+    parser: parsers.Parser,
+    argv: list[str],
+    told: bool = False,
+    environment: "Mapping[str, str] | None" = None,
+) -> argparse.Namespace:
     """The arguments of a command from all sources. Raises ConfigError. told: `sources` is wanted in any case.
+    environment: None: this process's.
 
     Of the result: config_path, the file that was read, or None; sources, dest → where from, of what no default decided, empty
-    where only the command line was asked."""
+    where only the command line was asked; environment, as it was."""
     if command not in COMMANDS:
         return parser.parse_strict(argv)
+    environment = os.environ if environment is None else environment
     path = config_path(argv)
-    found = _merged(_of_file(path, command, parser), _of_environment(command, parser, os.environ))
+    found = _merged(_of_file(path, command, parser), _of_environment(command, parser, environment), environment)
     if found or told:
         args = _parse_over(parser, argv, found)
     else:
         args = parser.parse_strict(argv)
         args.sources = {}
     args.config_path = path
+    args.environment = (
+        environment if path is None else dict(environment)
+    )  # which the command may change for its children
     return args
 
 
@@ -177,13 +188,15 @@ def _text(parser: parsers.Parser, action: argparse.Action, value: "Any", where: 
     return read
 
 
-def _merged(file: "dict[str, Setting]", environment: "dict[str, Setting]") -> "dict[str, Setting]":
+def _merged(
+    file: "dict[str, Setting]", told: "dict[str, Setting]", environment: "Mapping[str, str]"
+) -> "dict[str, Setting]":
     for dest, switch in SWITCHES.items():
-        if os.environ.get(switch):
+        if environment.get(switch):
             file.pop(dest, None)
-    for dest in environment:
+    for dest in told:
         _drop_rivals(dest, file)
-    return {**file, **environment}
+    return {**file, **told}
 
 
 def _drop_rivals(dest: str, of: "dict[str, Setting]") -> None:

@@ -98,13 +98,15 @@ class TokenLogprob(msgspec.Struct, array_like=True):
 
 class Tokens(msgspec.Struct, tag_field="kind", tag=True):
     """engine → server: newly sampled tokens of one request, in order. logprobs: one per token when asked for.
-    finish: None while running, else "stop" (end-of-sequence or stop id; that token is the last one), "length"."""
+    finish: None while running, else "stop" (end-of-sequence or stop id; that token is the last one), "length". cached_tokens,
+    waited_s: of the prompt, in the prefix cache, and seconds in the engine's queue; told with the first tokens."""
 
     id: int
     tokens: list[int]
     logprobs: list[TokenLogprob] | None = None
     finish: str | None = None
     cached_tokens: int = 0
+    waited_s: float = 0.0
 
 
 PACKED_TOKENS = 256

@@ -64,7 +64,8 @@ def told(outputs) -> list:
     tokens: list[int] = []
     others: list = []
     for output in outputs:
-        if output.finish is None and output.logprobs is None and len(output.tokens) == 1 and not output.cached_tokens:
+        is_plain = output.finish is None and output.logprobs is None and not (output.cached_tokens or output.waited_s)
+        if is_plain and len(output.tokens) == 1:
             ids.append(output.id)
             tokens.append(output.tokens[0])
         elif output.error is not None:
@@ -77,6 +78,7 @@ def told(outputs) -> list:
                     logprobs=output.logprobs,
                     finish=output.finish,
                     cached_tokens=output.cached_tokens,
+                    waited_s=output.waited_s,
                 )
             )
     return [messages.StepTokens(ids=ids, tokens=tokens), *others] if ids else others

@@ -76,7 +76,7 @@ class StepOutput(msgspec.Struct, eq=False, gc=False):
 
     finish: None while running, "stop" (a stop id, which is the last of `tokens`), "length", "error" or "timeout" (no
     tokens, nothing follows, `error` says why). logprobs: one per token, as the runner gave them, or None. cached_tokens:
-    of the prompt, that were in the prefix cache; told with the first tokens of a request, else 0. computed: of a request that
+    of the prompt, that were in the prefix cache, and waited_s: seconds in the queue; told with the first tokens of a request, else 0. computed: of a request that
     ends with an error, tokens computed for it (Request.num_computed)."""
 
     id: int
@@ -84,6 +84,7 @@ class StepOutput(msgspec.Struct, eq=False, gc=False):
     logprobs: list | None
     finish: str | None
     cached_tokens: int = 0
+    waited_s: float = 0.0
     error: RequestError | None = None
     computed: int = 0
 

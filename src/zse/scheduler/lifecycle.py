@@ -156,7 +156,7 @@ class Lifecycle:
         insort(self.running, request, key=age_order)
         request.row, request.state = self.free_rows.pop(), RUNNING
         if not request.residency:
-            waited = self.now - request.submitted_at
+            waited = request.waited_s = self.now - request.submitted_at
             self.counters.queue_wait_s += waited
             self.waits[bisect_left(BOUNDS, waited)] += 1
         request.residency += 1

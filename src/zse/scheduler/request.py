@@ -30,6 +30,7 @@ class Request:
     due: float  # with arrival: the order of requests, see Scheduler.submit
     submitted_at: float  # seconds on schedule()'s clock, as deadline_at
     deadline_at: float  # infinity: none
+    waited_s: float  # in the queue, until its first row
     state: str
     row: int  # of the page table and the sampler on the device; -1: none
     residency: int  # counts admissions: (id, residency) tells a runner what it wrote into a row
@@ -80,6 +81,7 @@ class Request:
         self.residency = self.pending = self.chunks_in_flight = self.preemptions = 0
         self.computed_len = self.committed_len = self.lost_len = self.reached_len = self.checkpoint = 0
         self.first_len = self.expected_tokens = 0
+        self.waited_s = 0.0
         self.is_pinned = self.held = self.leads = False
         structure = options.structure
         self.stepwise = structure is not None  # its mask depends on the last token

@@ -334,10 +334,10 @@ class Scheduler:
                 tokens = request.tokens
                 length = request.committed_len = len(tokens)  # all that was known is computed now, and sound
                 tokens.append(token)
-                cached, finish = 0, None
+                cached, waited, finish = 0, 0.0, None
                 if length >= request.checkpoint or token in request.stop_ids:
-                    cached, finish = self._pass_checkpoint(request, length, length, token)
-                tell(StepOutput(request.id, [token], None if logprob is None else [logprob], finish, cached))
+                    cached, waited, finish = self._pass_checkpoint(request, length, length, token)
+                tell(StepOutput(request.id, [token], None if logprob is None else [logprob], finish, cached, waited))
             else:
                 request.chunks_in_flight -= 1
             if grouped is not None and request.state is RUNNING:
@@ -361,10 +361,10 @@ class Scheduler:
         if self.pace is not None and len(self.queue.visitors) > 1:
             self.pace.observe(batch, seconds)
 
-    def _pass_checkpoint(self, request: Request, first: int, length: int, token: int) -> tuple[int, str | None]:
+    def _pass_checkpoint(self, request: Request, first: int, length: int, token: int) -> tuple[int, float, str | None]:
         """`length` tokens of the request are computed and sound, and those from place `first` on were sampled in this
-        step, the last of them `token`: what need not be done after each. How many of the prompt were cached, when its first
-        token is among them; and why the token is its last, or None: the request has ended then."""
+        step, the last of them `token`: what need not be done after each. How many of the prompt were cached, and the seconds that it
+        waited, when its first token is among them; and why the token is its last, or None: the request has ended then."""
         is_first, page_size = first == request.prompt_len, self.cache.page_size
         if request.leads:
             self.life.prompts.end(request)
@@ -381,7 +381,7 @@ class Scheduler:
                 else:
                     counters.deadlines_missed += 1
             life.end(request)
-        return request.cached_len if is_first else 0, finish
+        return (request.cached_len, request.waited_s, finish) if is_first else (0, 0.0, finish)
 
     def _take_run(self, entry: Entry, sampled: Sequence[tuple[int, object]]) -> list[StepOutput]:
         """Take the results of an entry with drafts: line i was sampled behind draft i - 1."""
@@ -410,10 +410,10 @@ class Scheduler:
             return []  # what is committed stays as it is: this may be the end of a prompt that is not finite
         counters.accepted_tokens += len(accepted) - 1
         request.committed_len = end
-        cached, finish = 0, None
+        cached, waited, finish = 0, 0.0, None
         if end >= request.checkpoint or accepted[-1] in request.stop_ids:
-            cached, finish = self._pass_checkpoint(request, entry.start + 1, end, accepted[-1])
-        return [StepOutput(request.id, accepted, None if logprobs[0] is None else logprobs, finish, cached)]
+            cached, waited, finish = self._pass_checkpoint(request, entry.start + 1, end, accepted[-1])
+        return [StepOutput(request.id, accepted, None if logprobs[0] is None else logprobs, finish, cached, waited)]
 
     def _fail(self, request: Request) -> StepOutput:
         self.counters.failed += 1

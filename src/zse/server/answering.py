@@ -175,7 +175,6 @@ class CompletionRun(msgspec.Struct):
     choices: list[Choice] = []
     measured: list[Measured] = []  # of the prompts, where their log-probabilities are wanted
     structure_field: str = ""
-    first_at: float = 0.0  # monotonic seconds, of the first token
     answers: Answers | None = None  # of a chat: how its answers are taken apart
 
     @property
@@ -184,6 +183,26 @@ class CompletionRun(msgspec.Struct):
         asked = self.completion.params.logprobs
         of_answers = 0 if asked is None else (1 + asked) * sum(len(choice.scores) for choice in self.choices)
         return of_answers + (1 + (self.completion.prompt_top or 0)) * sum(result.num_tokens for result in self.measured)
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """Where the request's time went, in milliseconds and tokens; the names that llama.cpp has too mean the same."""
+        work, usage, now = self.work, self.usage, time.monotonic()
+        prompt, made = usage.prompt - usage.cached, usage.completion
+        prompt_s = work.prefill_s if work.first else 0.0
+        predicted_s = work.last - work.first if work.first else 0.0  # of all tokens but the first
+        return {
+            "before_ms": round(1000 * ((work.submitted or now) - work.request.started), 3),
+            "queue_ms": round(1000 * work.queued_s, 3),
+            "cache_n": usage.cached,
+            "prompt_n": prompt,
+            "prompt_ms": round(1000 * prompt_s, 3),
+            "prompt_per_second": round(prompt / prompt_s, 3) if prompt_s else 0.0,
+            "predicted_n": made,
+            "predicted_ms": round(1000 * predicted_s, 3),
+            "predicted_per_second": round((made - 1) / predicted_s, 3) if made > 1 and predicted_s else 0.0,
+            "total_ms": round(1000 * (now - work.request.started), 3),
+        }
 
     @property
     def usage(self) -> TokenUsage:
@@ -279,6 +298,7 @@ async def _begin(app, job: CompletionRun) -> None:
     if completion.prompt_top is not None:
         ask = Ask("logprobs", top=completion.prompt_top)
         job.measured = await work.channel.complete(job.prompts, [ask] * len(job.prompts), options)
+    work.submitted = time.monotonic()
     if completion.beams is not None:
         await _search(job, completion.beams, limits, options)
         return
@@ -341,7 +361,6 @@ async def _search(job: CompletionRun, beams: BeamParams, limits: list[int], opti
 def _accept(job: CompletionRun, choice: Choice, event: Tokens) -> ChoiceDelta:
     """Feed one event; stops the engine where a stop string ended the answer."""
     job.work.count(choice.index, event)
-    job.first_at = job.first_at or time.monotonic()
     delta = choice.feed(event)
     if delta.finish_reason is not None:
         job.work.outcomes[delta.finish_reason] += 1

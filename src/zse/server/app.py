@@ -188,6 +188,15 @@ class App:
             return
         seconds = time.monotonic() - request.started
         shown_status = status or "-"
+        fields = {
+            "request_id": request.id,
+            "method": request.method,
+            "path": request.path,
+            "status": status,
+            "note": request.note,
+            "tenant": request.tenant,
+            "duration_ms": round(1000 * seconds, 3),
+        }
         log.info(
             "%s %s %s %s %.0f ms %s",
             request.method,
@@ -196,6 +205,7 @@ class App:
             request.note,
             1000 * seconds,
             request.id,
+            extra={"fields": fields},  # of a line of JSON
         )
         if request.account:
             usage = self.tenants[request.account]

@@ -61,7 +61,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
         tool_parser, reasoning_parser: names of zse.server.tools; None: what the chat template shows.
         phases_ms: what happened so far, name → milliseconds since exec.
         since_exec: the clock of phases_ms, in seconds.
-        log_level: of what is logged from a reload on; None: ZSE_LOG's.
+        log_level, log_format: of what is logged from a reload on.
         reload: reads the configuration again: (fields of these options that may change, lines for the log); None: there is none to
             read. Raises ConfigError.
         when_ready: called a second after the first model is, when first requests are through."""
@@ -91,6 +91,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     since_exec: Callable[[], float] = time.process_time
     when_ready: Callable[[], None] | None = None
     log_level: str | None = None
+    log_format: str | None = None
     reload: Callable[[], tuple[dict, list[str]]] | None = None
 
 

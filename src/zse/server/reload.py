@@ -1,11 +1,10 @@
 """What a changed configuration does to a server that runs."""
 
-import logging
 from collections.abc import Collection
 from typing import Any
 
-from zse import env
 from zse.http.listener import Server
+from zse.log import setup
 from zse.server.app import App
 from zse.server.auth import HostCheck
 from zse.server.pool import ModelPool
@@ -25,5 +24,5 @@ def take(options: Any, changed: Collection[str], app: App, pool: ModelPool, serv
         app.admission.bounds.limit(
             options.max_queue, options.max_queue_tokens, options.queue_timeout_s, options.max_wait_s
         )
-    if "log_level" in changed:
-        logging.getLogger("zse").setLevel((options.log_level or env.get("ZSE_LOG")).upper())
+    if {"log_level", "log_format"} & {*changed}:
+        setup(options.log_level, options.log_format)

@@ -30,6 +30,8 @@ REQUEST_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0,
 
 MOST_THREADS = min(32, (os.cpu_count() or 1) + 4)  # as many as asyncio's own pool has
 
+LENGTHS = (1, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)  # tokens
+
 CANCELLED, ERROR = "cancelled", "error"  # beside the engine's finish reasons
 
 Result = TypeVar("Result")
@@ -103,7 +105,8 @@ class RequestRun(AbstractContextManager):
 
     is_long: the body is parsed and its texts are tokenized in a thread. choices: held of the queue, answers; queued: prompt
     tokens that wait. estimated: prompt tokens, by which the quota was asked. channel: the only way to the engine. prompt_tokens, cached: of the prompts. outcomes: choices by how they
-    ended."""
+    ended. submitted: when its first part went to the engine; first, last: when tokens came, 0.0 before; queued_s: of that, what it
+    waited in the engine's queue, the longest of its choices. Monotonic seconds."""
 
     def __init__(self, app, request: APIRequest):
         if app.draining:
@@ -114,10 +117,10 @@ class RequestRun(AbstractContextManager):
         self.is_long = len(request.body) > OFF_LOOP_BYTES
         self.choices = self.queued = self._reserved = self.estimated = 0
         self.prompt_tokens = self.cached = self.completion_tokens = 0
-        self.first_token_at: float | None = None  # monotonic seconds
         self.served: Any = None
         self.outcomes: Counter[str] = Counter()
-        self._last: dict[int, float] = {}  # choice → time of its last tokens
+        self.submitted = self.first = self.last = self.queued_s = 0.0
+        self._spans: dict[int, list] = {}  # choice → times of its first and its last tokens, their number
 
     def start(
         self, model: str | None, choices: int = 1, answer_tokens: int = 0, prompt_tokens: int | None = None
@@ -183,16 +186,20 @@ class RequestRun(AbstractContextManager):
         if not count:
             return
         now = time.monotonic()
-        before = self._last.get(choice)
-        if before is not None:
-            statistics.between_tokens_s.observe((now - before) / count, count)
+        span = self._spans.get(choice)
+        if span is not None:
+            statistics.between_tokens_s.observe((now - span[1]) / count, count)
+            span[1] = now
+            span[2] += count
         else:
-            if not self._last:
-                self.first_token_at = now
+            self._spans[choice] = [now, now, count]
+            self.queued_s = max(self.queued_s, event.waited_s)
+            if not self.first:
+                self.first = now
                 statistics.first_token_s.observe(now - self.request.started)
             if count > 1:
                 statistics.between_tokens_s.observe(0.0, count - 1)
-        self._last[choice] = now
+        self.last = now
         self.completion_tokens += count
         statistics.completion_tokens += count
 
@@ -208,6 +215,8 @@ class RequestRun(AbstractContextManager):
         statistics, account = self.served.statistics, self.request.account
         statistics.finished.update(self.outcomes)
         statistics.request_s.observe(time.monotonic() - self.request.started)
+        if self.first:
+            self._observe(statistics)
         for totals in (statistics, self.app.tenants[account]) if account else (statistics,):
             totals.prompt_tokens += self.prompt_tokens
             totals.cached_tokens += self.cached
@@ -216,6 +225,20 @@ class RequestRun(AbstractContextManager):
         if self.app.usage is not None:
             self.app.usage.ended(self, isinstance(error, RequestError))
         self.app.pool.leave(self.served)
+
+    @property
+    def prefill_s(self) -> float:
+        """From a row in the engine to the first token, what lies between the two processes included."""
+        return max(0.0, self.first - (self.submitted or self.request.started) - self.queued_s)
+
+    def _observe(self, statistics: "Statistics") -> None:
+        statistics.prefill_s.observe(self.prefill_s)
+        statistics.decode_s.observe(self.last - self.first)
+        statistics.prompt_length.observe(self.prompt_tokens)
+        for first, last, count in self._spans.values():
+            statistics.completion_length.observe(count)
+            if count > 1:
+                statistics.per_token_s.observe((last - first) / (count - 1))
 
     def _settle(self, computed: int) -> None:
         """The one place where a request is charged: with the tokens that the engine computed for it, however it ended."""
@@ -255,6 +278,9 @@ class Statistics:
         self.first_token_s = Histogram(REQUEST_SECONDS)  # from the request's head
         self.between_tokens_s = Histogram(TOKEN_SECONDS)
         self.request_s = Histogram(REQUEST_SECONDS)  # from head to end
+        self.prefill_s, self.decode_s = Histogram(REQUEST_SECONDS), Histogram(REQUEST_SECONDS)
+        self.per_token_s = Histogram(TOKEN_SECONDS)  # the mean of each answer
+        self.prompt_length, self.completion_length = Histogram(LENGTHS), Histogram(LENGTHS)
         self.finished: Counter[str] = Counter()  # choices by finish reason
         self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
 

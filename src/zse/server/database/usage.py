@@ -54,7 +54,7 @@ class UsageLog:
 
     def ended(self, run: RequestRun, failed: bool) -> None:
         """A request on a model has ended."""
-        now, started, first = time.monotonic(), run.request.started, run.first_token_at
+        now, started, first = time.monotonic(), run.request.started, run.first
         first_ms = 0.0 if first is None else 1000 * (first - started)
         tokens = run.prompt_tokens, run.cached, run.completion_tokens, 0
         self._add(run, (1, failed, *tokens, first_ms, first is not None, 1000 * (now - started)))

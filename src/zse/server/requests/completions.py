@@ -36,7 +36,7 @@ MAX_IDS = 1 << 20
 
 
 class Extras(msgspec.Struct, frozen=True):
-    """What vLLM has beside OpenAI's fields, about texts and tokens."""
+    """What vLLM has beside OpenAI's fields, about texts and tokens; and timings."""
 
     include_stop_str_in_output: Annotated[
         bool, Field(Boolean(), "The stop string that ends an answer is a part of it.")
@@ -48,6 +48,10 @@ class Extras(msgspec.Struct, frozen=True):
     ] = None
     return_token_ids: Annotated[
         bool, Field(Boolean(), "Answer with prompt_token_ids, and with token_ids of each choice.")
+    ] = False
+    timings: Annotated[
+        bool,
+        Field(Boolean(), "Answer with timings: where the time of the request went; of a stream in its last chunk."),
     ] = False
     add_generation_prompt: Annotated[
         bool, Field(Boolean(), "false: the prompt ends behind the last message.", routes=(CHAT,))

@@ -53,6 +53,8 @@ class _Writer:
                 (body if job.completion.messages is not None else part).update(self.prompt_ids(choice))
         if job.completion.messages is not None and job.completion.params.prompt_logprobs is not None:
             body["prompt_logprobs"] = prompt_logprobs(job.prompts[0], job.measured[0], job.model.token_bytes)
+        if job.completion.extras.timings:
+            body["timings"] = job.timings
         return _encode(body)
 
     def usage(self) -> dict:
@@ -92,10 +94,12 @@ class _Writer:
         raise NotImplementedError
 
     def last(self) -> bytes:
-        data = b"data: [DONE]\n\n"
-        if self.job.completion.include_usage:
-            data = b"data: " + _encode(self._envelope | {"choices": [], "usage": self.usage()}) + b"\n\n" + data
-        return data
+        data, completion, more = b"data: [DONE]\n\n", self.job.completion, {}
+        if completion.include_usage:
+            more["usage"] = self.usage()
+        if completion.extras.timings:
+            more["timings"] = self.job.timings
+        return b"data: " + _encode(self._envelope | {"choices": []} | more) + b"\n\n" + data if more else data
 
 
 class _Chat(_Writer):

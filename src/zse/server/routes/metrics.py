@@ -38,6 +38,11 @@ HISTOGRAMS = (
     ("zse_time_to_first_token_seconds", "From a request's head to its first token.", "first_token_s"),
     ("zse_time_between_tokens_seconds", "Between two tokens of an answer.", "between_tokens_s"),
     ("zse_request_seconds", "From a request's head to its end.", "request_s"),
+    ("zse_prefill_seconds", "From a place in the batch to the first token.", "prefill_s"),
+    ("zse_decode_seconds", "From the first token of a request to its last.", "decode_s"),
+    ("zse_time_per_output_token_seconds", "Between two tokens, the mean of each answer.", "per_token_s"),
+    ("zse_prompt_length_tokens", "Tokens of a request's prompts.", "prompt_length"),
+    ("zse_completion_length_tokens", "Tokens of an answer.", "completion_length"),
 )
 # Of a Served; those of engine.info are there while the model is loaded.
 OF_MODEL = (
@@ -62,19 +67,50 @@ OF_MODEL = (
 )
 
 
+# vLLM's names (docs.vllm.ai, "Production Metrics") for dashboards and autoscalers that ask for them: (their name, ours, values of
+# labels that are called otherwise there). Their label of the model is model_name; `reason` is finished_reason.
+_REASONS = {"tool_calls": "stop", "cancelled": "abort"}
+ALIASES: tuple[tuple[str, str, dict[str, str]], ...] = (
+    ("vllm:num_requests_running", "zse_engine_running", {}),
+    ("vllm:num_requests_waiting", "zse_engine_waiting", {}),
+    ("vllm:kv_cache_usage_perc", "zse_engine_kv_usage", {}),
+    ("vllm:gpu_cache_usage_perc", "zse_engine_kv_usage", {}),
+    ("vllm:prefix_cache_queries_total", "zse_prompt_tokens_total", {}),
+    ("vllm:prefix_cache_hits_total", "zse_cached_prompt_tokens_total", {}),
+    ("vllm:num_preemptions_total", "zse_engine_preemptions", {}),
+    ("vllm:prompt_tokens_total", "zse_prompt_tokens_total", {}),
+    ("vllm:generation_tokens_total", "zse_completion_tokens_total", {}),
+    ("vllm:request_success_total", "zse_answers_total", _REASONS),
+    ("vllm:time_to_first_token_seconds", "zse_time_to_first_token_seconds", {}),
+    ("vllm:inter_token_latency_seconds", "zse_time_between_tokens_seconds", {}),
+    ("vllm:time_per_output_token_seconds", "zse_time_between_tokens_seconds", {}),
+    ("vllm:request_time_per_output_token_seconds", "zse_time_per_output_token_seconds", {}),
+    ("vllm:e2e_request_latency_seconds", "zse_request_seconds", {}),
+    ("vllm:request_queue_time_seconds", "zse_queue_seconds", {}),
+    ("vllm:request_prefill_time_seconds", "zse_prefill_seconds", {}),
+    ("vllm:request_decode_time_seconds", "zse_decode_seconds", {}),
+    ("vllm:request_prompt_tokens", "zse_prompt_length_tokens", {}),
+    ("vllm:request_generation_tokens", "zse_completion_length_tokens", {}),
+    ("vllm:spec_decode_num_drafts_total", "zse_engine_verified_runs", {}),
+    ("vllm:spec_decode_num_draft_tokens_total", "zse_engine_drafted_tokens", {}),
+    ("vllm:spec_decode_num_accepted_tokens_total", "zse_engine_accepted_tokens", {}),
+)
+_LABELS = {"model": "model_name", "reason": "finished_reason"}
+
+
 class _Page:
-    """Lines by metric, in the order in which the metrics were first named."""
+    """Samples by metric, in the order in which the metrics were first named."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, list[str]] = {}
+        # name → (help, kind, (suffix, labels) → value)
+        self._metrics: dict[str, tuple[str, str, dict[tuple, float]]] = {}
 
     def add(self, name: str, help: str, value: float, kind: str = "", suffix: str = "", **labels: object) -> None:
-        """One line. kind "": by the name."""
+        """One sample; of the same labels they add up. kind "": by the name."""
         kind = kind or ("counter" if name.endswith("_total") else "gauge")
-        lines = self._lines.setdefault(name, [f"# HELP {name} {help}", f"# TYPE {name} {kind}"])
-        text = ",".join(f'{label}="{_escaped(str(of))}"' for label, of in labels.items())
-        number = f"{value:.12g}"  # %g alone would round a total of tokens above a million
-        lines.append(f"{name}{suffix}{{{text}}} {number}" if text else f"{name}{suffix} {number}")
+        samples = self._metrics.setdefault(name, (help, kind, {}))[2]
+        key = suffix, tuple((label, str(of)) for label, of in labels.items())
+        samples[key] = samples.get(key, 0) + value
 
     def histogram(self, name: str, help: str, histogram: Histogram, model: str) -> None:
         total = 0
@@ -85,8 +121,24 @@ class _Page:
         self.add(name, help, histogram.sum, "histogram", "_sum", model=model)
         self.add(name, help, total, "histogram", "_count", model=model)
 
+    def alias(self, name: str, of: str, values: dict[str, str]) -> None:
+        """The samples of one metric once more, as another."""
+        if of not in self._metrics:
+            return  # no model of the server has it now
+        _, kind, samples = self._metrics[of]
+        for (suffix, labels), value in samples.items():
+            named = {_LABELS.get(label, label): values.get(text, text) for label, text in labels}
+            self.add(name, f"{of}, as vLLM calls it.", value, kind, suffix, **named)
+
     def text(self) -> str:
-        return "".join(line + "\n" for lines in self._lines.values() for line in lines)
+        lines = []
+        for name, (help, kind, samples) in self._metrics.items():
+            lines += [f"# HELP {name} {help}", f"# TYPE {name} {kind}"]
+            for (suffix, labels), value in samples.items():
+                text = ",".join(f'{label}="{_escaped(of)}"' for label, of in labels)
+                number = f"{value:.12g}"  # %g alone would round a total of tokens above a million
+                lines.append(f"{name}{suffix}{{{text}}} {number}" if text else f"{name}{suffix} {number}")
+        return "\n".join(lines) + "\n"
 
 
 def _escaped(value: str) -> str:
@@ -109,6 +161,8 @@ async def metrics(app, request: APIRequest) -> Response:
             page.add(name, help, getattr(usage, attribute), tenant=tenant)
     for served in app.pool.models:
         _add_model(page, served)
+    for alias in ALIASES:
+        page.alias(*alias)
     return Response(200, page.text().encode(), media_type=_MEDIA_TYPE)
 
 
@@ -139,6 +193,10 @@ def _add_model(page: _Page, served) -> None:
             kind, help = COUNTERS[total]
             page.add(f"zse_engine_{total}", help, value, kind, model=model)
     if engine.info is not None:
+        beat = engine.heartbeat
+        used = engine.info.num_pages - beat.free_pages - counters.get("prefix_idle_pages", 0)
+        help = "Share of the KV pages that requests use; cached ones that nobody uses count as free."
+        page.add("zse_engine_kv_usage", help, max(0.0, used / max(1, engine.info.num_pages)), model=model)
         help = "Since exec of the engine, or since it was told to load."
         for phase, ms in engine.info.phases_ms.items():
             page.add("zse_engine_phase_seconds", help, ms / 1000, model=model, phase=phase)

@@ -74,7 +74,7 @@ class _Writer:
     def _end(self) -> dict:
         """What the last line says. Durations in nanoseconds: until the first token all is reading the prompt."""
         job, usage, now = self.job, self.job.usage, time.monotonic()
-        started, first = job.work.request.started, job.first_at or now
+        started, first = job.work.request.started, job.work.first or now
         return {
             "done": True,
             "done_reason": "length" if job.choices[0].finish_reason == "length" else "stop",
