@@ -55,9 +55,9 @@ class UsageLog:
     def ended(self, run: RequestRun, failed: bool) -> None:
         """A request on a model has ended."""
         now, started, first = time.monotonic(), run.request.started, run.first
-        first_ms = 0.0 if first is None else 1000 * (first - started)
+        first_ms = 1000 * (first - started) if first else 0.0
         tokens = run.prompt_tokens, run.cached, run.completion_tokens, 0
-        self._add(run, (1, failed, *tokens, first_ms, first is not None, 1000 * (now - started)))
+        self._add(run, (1, failed, *tokens, first_ms, bool(first), 1000 * (now - started)))
 
     def settled(self, run: RequestRun, computed: int) -> None:
         """The engine has said what it computed for a request."""
