@@ -189,7 +189,7 @@ class CompletionRun(msgspec.Struct):
         """Where the request's time went, in milliseconds and tokens; the names that llama.cpp has too mean the same."""
         work, usage, now = self.work, self.usage, time.monotonic()
         prompt, made = usage.prompt - usage.cached, usage.completion
-        prompt_s = work.prefill_s if work.first else 0.0
+        prompt_s = work.prefill_s
         predicted_s = work.last - work.first if work.first else 0.0  # of all tokens but the first
         return {
             "before_ms": round(1000 * ((work.submitted or now) - work.request.started), 3),

@@ -105,8 +105,8 @@ class RequestRun(AbstractContextManager):
 
     is_long: the body is parsed and its texts are tokenized in a thread. choices: held of the queue, answers; queued: prompt
     tokens that wait. estimated: prompt tokens, by which the quota was asked. channel: the only way to the engine. prompt_tokens, cached: of the prompts. outcomes: choices by how they
-    ended. submitted: when its first part went to the engine; first, last: when tokens came, 0.0 before; queued_s: of that, what it
-    waited in the engine's queue, the longest of its choices. Monotonic seconds."""
+    ended. submitted: when its first part went to the engine; first, last: when tokens came, 0.0 before; queued_s: of that, what the
+    first choice waited in the engine's queue; prefill_s: from there to its token, what lies between the processes included. Monotonic seconds."""
 
     def __init__(self, app, request: APIRequest):
         if app.draining:
@@ -119,7 +119,7 @@ class RequestRun(AbstractContextManager):
         self.prompt_tokens = self.cached = self.completion_tokens = 0
         self.served: Any = None
         self.outcomes: Counter[str] = Counter()
-        self.submitted = self.first = self.last = self.queued_s = 0.0
+        self.submitted = self.first = self.last = self.queued_s = self.prefill_s = 0.0
         self._spans: dict[int, list] = {}  # choice → times of its first and its last tokens, their number
 
     def start(
@@ -193,9 +193,9 @@ class RequestRun(AbstractContextManager):
             span[2] += count
         else:
             self._spans[choice] = [now, now, count]
-            self.queued_s = max(self.queued_s, event.waited_s)
             if not self.first:
-                self.first = now
+                self.first, self.queued_s = now, event.waited_s
+                self.prefill_s = max(0.0, now - (self.submitted or self.request.started) - event.waited_s)
                 statistics.first_token_s.observe(now - self.request.started)
             if count > 1:
                 statistics.between_tokens_s.observe(0.0, count - 1)
@@ -216,7 +216,13 @@ class RequestRun(AbstractContextManager):
         statistics.finished.update(self.outcomes)
         statistics.request_s.observe(time.monotonic() - self.request.started)
         if self.first:
-            self._observe(statistics)
+            statistics.prefill_s.observe(self.prefill_s)
+            statistics.decode_s.observe(self.last - self.first)
+            statistics.prompt_length.observe(self.prompt_tokens)
+        for first, last, count in self._spans.values():
+            statistics.completion_length.observe(count)
+            if count > 1:
+                statistics.per_token_s.observe((last - first) / (count - 1))
         for totals in (statistics, self.app.tenants[account]) if account else (statistics,):
             totals.prompt_tokens += self.prompt_tokens
             totals.cached_tokens += self.cached
@@ -225,20 +231,6 @@ class RequestRun(AbstractContextManager):
         if self.app.usage is not None:
             self.app.usage.ended(self, isinstance(error, RequestError))
         self.app.pool.leave(self.served)
-
-    @property
-    def prefill_s(self) -> float:
-        """From a row in the engine to the first token, what lies between the two processes included."""
-        return max(0.0, self.first - (self.submitted or self.request.started) - self.queued_s)
-
-    def _observe(self, statistics: "Statistics") -> None:
-        statistics.prefill_s.observe(self.prefill_s)
-        statistics.decode_s.observe(self.last - self.first)
-        statistics.prompt_length.observe(self.prompt_tokens)
-        for first, last, count in self._spans.values():
-            statistics.completion_length.observe(count)
-            if count > 1:
-                statistics.per_token_s.observe((last - first) / (count - 1))
 
     def _settle(self, computed: int) -> None:
         """The one place where a request is charged: with the tokens that the engine computed for it, however it ended."""
