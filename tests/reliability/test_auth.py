@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import time
+from functools import partial
 
 import pytest
 from harness import chat_body, read_reply, request, wait_for
@@ -14,6 +15,8 @@ from zse.errors import ConfigError
 from zse.server import key_watch
 from zse.server.admission import Bucket
 from zse.server.auth import MAX_ADDRESSES, WRONG_KEYS_PER_MINUTE, KeyCheck, WrongKeys, network
+from zse.server.database import keys as stored_keys
+from zse.server.database.connection import Database
 from zse.server.errors import APIError
 from zse.server.key_watch import KeyWatch
 from zse.server.keys import OWNER, Access, Key, Quota, read_file
@@ -50,6 +53,13 @@ SCOPES = {
     ("GET", "/api/version"): ("public", None),
     ("GET", "/v1/models"): ("list", None),
     ("GET", "/v1/models/{model}"): ("user", None),
+    ("GET", "/admin/keys"): ("admin", None),
+    ("POST", "/admin/keys"): ("admin", {"name": "new"}),
+    ("POST", "/admin/keys/update"): ("admin", {"name": "stored", "weight": 2}),
+    ("POST", "/admin/keys/rotate"): ("admin", {"name": "stored-expired"}),
+    ("POST", "/admin/keys/usage"): ("admin", {}),
+    ("POST", "/admin/audit"): ("admin", {}),
+    ("POST", "/admin/keys/revoke"): ("admin", {"name": "stored-revoked"}),
     ("GET", "/metrics"): ("admin", None),
     ("GET", "/health"): ("public", None),
     ("GET", "/health/live"): ("public", None),
@@ -68,10 +78,20 @@ STATUS = {
     "user": {"public": 200, "list": 200, "user": 200, "admin": 403},
     "admin": {"public": 200, "list": 200, "user": 200, "admin": 200},
 }
+# Keys of the database, by the kind that they are like.
+STORED = {
+    "stored": ("user", {}),
+    "stored other": ("other", {"models": ["gone"]}),
+    "stored no routes": ("no routes", {"routes": []}),
+    "stored expired": ("expired", {"expires": 1.0}),
+    "stored revoked": ("revoked", {}),
+    "stored admin": ("admin", {"admin": True}),
+}
+STATUS |= {kind: STATUS[like] for kind, (like, _) in STORED.items()}
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS")
 
 
-def test_every_route_with_every_kind_of_key(own_server):
+def test_every_route_with_every_kind_of_key(own_server, tmp_path):
     keys = (
         Key("a", "user"),
         Key("b", "other", access=Access(models=frozenset(("gone",)))),
@@ -80,34 +100,46 @@ def test_every_route_with_every_kind_of_key(own_server):
         Key("d", "revoked"),
         Key("e", "admin", access=OWNER),
     )
-    server = own_server(key=keys)
+    texts = {kind: kind.replace(" ", "-") for kind in STATUS}
+    with Database(str(tmp_path / "server.db")) as database:
+        for kind, (_, settings) in STORED.items():
+            make = partial(stored_keys.create, name=texts[kind], actor="test", **settings)
+            texts[kind] = database.now(make)[1]
+        database.now(partial(stored_keys.revoke, name="stored-revoked", actor="test"))
+    server = own_server(key=keys, database=str(tmp_path / "server.db"))
     server.app.wrong_keys = WrongKeys(1 << 20)
-    server.call(lambda: server.app.replace_keys([key for key in keys if key.key != "revoked"], {}))
+    server.call(lambda: server.watch.give(None, tuple(key for key in keys if key.key != "revoked"), {}))
+    made = iter(range(1000))
     assert SCOPES.keys() == {(route.method, route.path) for route in ROUTES}
     found, expected = {}, {}
-    texts: dict[str, set[bytes]] = {}  # by how the route writes errors
+    said: dict[str, set[bytes]] = {}  # by how the route writes errors
     apis = {(route.method, route.path): route.api for route in ROUTES}
-    for (right, path), (scope, body) in SCOPES.items():
+    for path in dict.fromkeys(path for _, path in SCOPES):
+        methods = {method: SCOPES[method, path] for method in ("GET", "POST") if (method, path) in SCOPES}
+        scope = next(iter(methods.values()))[0]
         for method in METHODS:
             for kind, statuses in STATUS.items():
-                headers = {} if kind == "none" else bearer(kind.replace(" ", "-"))
+                headers = {} if kind == "none" else bearer(texts[kind])
+                body = next(iter(methods.values()))[1] if method not in methods else methods[method][1]
+                if (method, path) == ("POST", "/admin/keys"):
+                    body = {"name": f"new{next(made)}"}
                 sent = body if method == "POST" else None
                 if method == "HEAD":
                     headers |= {"connection": "close"}  # the length of what is not sent
                 reply = server.raw(request(method, path.replace("{model}", "fake"), sent, headers))
                 status = statuses[scope]
-                if method != right and (method, right) != ("HEAD", "GET"):
+                if method not in methods and (method != "HEAD" or "GET" not in methods):
                     status = 405 if scope == "public" or statuses["list"] != 401 else 401
                 found[method, path, kind] = reply.status
                 expected[method, path, kind] = status
                 if reply.status == 401:
-                    texts.setdefault(apis[right, path], set()).add(reply.body)
+                    said.setdefault(apis[next(iter(methods)), path], set()).add(reply.body)
                 if reply.status == 405:
-                    assert right in reply.headers["allow"]
+                    assert {*methods} <= {*reply.headers["allow"].split(", ")}
     assert found == expected
-    assert {len(said - {b""}) for said in texts.values()} == {1}  # no cause is told apart
+    assert {len(bodies - {b""}) for bodies in said.values()} == {1}  # no cause is told apart
     for kind in STATUS:
-        headers = {} if kind == "none" else bearer(kind.replace(" ", "-"))
+        headers = {} if kind == "none" else bearer(texts[kind])
         assert server.get("/v1/files/../models", headers).status == 404
 
 

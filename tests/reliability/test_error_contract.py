@@ -1,5 +1,5 @@
 """The error contract, row by row: what is sent, and the status, type, code, param and headers that come back; and what no message
-of any of them holds. Rows of things that do not exist here (uploads, adapters: 409 and 422) are not in it; what a grammar
+of any of them holds. Rows of things that do not exist here (uploads, adapters: 422) are not in it; what a grammar
 compiler refuses is in tests/server/test_structured.py."""
 
 import re
@@ -400,6 +400,7 @@ def test_every_code_of_the_table_has_a_row_or_a_reason():
         "chat_template_limit": "tests/reliability/test_chat_templates.py",
         "control_tokens_in_text": "tests/server",
         "engine_unavailable": "tests/server/test_lifecycle.py",
-        "storage_unavailable": "tests/server/test_stored_keys.py",
+        "storage_unavailable": "tests/server/test_admin_keys.py",
+        "conflict": "tests/server/test_admin_keys.py",
     }
     assert {row[3] for row in ROWS.values()} | elsewhere.keys() == errors.CODES.keys()

@@ -150,6 +150,7 @@ class Harness:
         await self.server.listen(sock)
         probe = asyncio.create_task(self._probe())
         self.watch = KeyWatch(self.app, None, given, {}, self.database, keyring)
+        self.app.key_watch = self.watch
         watching = asyncio.create_task(self.watch.run()) if keyring is not None else None
         started.set()
         await self._stop.wait()

@@ -7,7 +7,7 @@ import pytest
 from zse.sampling.fields import describe
 from zse.server.engine_counters import COUNTERS
 from zse.server.errors import CODES
-from zse.server.requests import messages, ollama, responses
+from zse.server.requests import keys, messages, ollama, responses
 from zse.server.requests.completions import CHAT_FIELDS, COMPLETIONS_FIELDS
 from zse.server.requests.measures import EMBEDDINGS_FIELDS, RERANK_FIELDS, SCORE_FIELDS
 from zse.server.routes.table import ROUTES
@@ -31,6 +31,8 @@ def test_every_route_is_documented():
         ("## POST /api/chat", ollama.CHAT),
         ("## POST /v1/rerank", RERANK_FIELDS),
         ("## POST /v1/score", SCORE_FIELDS),
+        ("## POST /admin/keys", keys.CREATE),
+        ("## POST /admin/keys/usage", keys.USAGE),
     ],
 )
 def test_every_field_is_documented(heading, fields):

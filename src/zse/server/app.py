@@ -25,6 +25,7 @@ from zse.server.work import FairThreads, RequestRun, Tenants
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from zse.server.database.usage import UsageLog
+    from zse.server.key_watch import KeyWatch
 
 log = logging.getLogger("zse.server")
 
@@ -93,6 +94,7 @@ class App:
         self.wrong_keys = WrongKeys()
         self.phases_ms: dict[str, float] = {}
         self.usage: UsageLog | None = None  # where it is kept
+        self.key_watch: KeyWatch | None = None
         self._key, self._hosts, self._weights = key, hosts, dict(weights or {})
         self.needs_key = key.is_needed
 
@@ -176,7 +178,7 @@ class App:
 
     async def handle(self, request: APIRequest) -> Response | None:
         if request.route.scope != PUBLIC:
-            self.admission.admit(request, needs_room=bool(request.route.fields))
+            self.admission.admit(request, needs_room=bool(request.route.fields) and request.route.scope == USER)
         return await resolve("routes", request.route.function)(self, request)
 
     def finished(self, request: APIRequest | None, status: int) -> None:

@@ -42,7 +42,7 @@ class KeyWatch:
         database: "Database | None" = None,
         keyring: "Keyring | None" = None,
     ):
-        self._app, self._database, self._keyring = app, database, keyring
+        self._app, self.database, self._keyring = app, database, keyring
         self._database_problem = ""
         self._set(path, keys, tenant_weights)
         # Of its own: the other threads may be busy with the prompts of just the client that is to be stopped.
@@ -65,8 +65,8 @@ class KeyWatch:
             await asyncio.sleep(PERIOD_S)
             if self._is_file:
                 await self.look()
-            if self._database is not None:
-                await self._look_at_database(self._database)
+            if self.database is not None:
+                await self._look_at_database(self.database)
             self._app.end_invalid()
 
     def read_now(self) -> None:
@@ -89,7 +89,7 @@ class KeyWatch:
 
     async def refresh(self) -> None:
         """Read the keys of the database. Raises StorageError."""
-        database, before = self._database, self._keyring
+        database, before = self.database, self._keyring
         assert database is not None and before is not None
         self._keyring = await database.run(lambda connection: storage.keys.read(database, connection), writes=False)
         if self._keyring.keys != before.keys:

@@ -187,6 +187,7 @@ class _Serving:
             await database.run(lambda connection: storage.usage.restore(connection, self._app.admission))
         self._server = Server(self._app, options.limits)
         self._key_watch = KeyWatch(self._app, options.key_file, options.keys, options.tenant_weights, database, keyring)
+        self._app.key_watch = self._key_watch
         self._watch()
         if options.key_file is not None or options.reload is not None:
             loop.add_signal_handler(signal.SIGHUP, self._reload)

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from zse.errors import ConfigError
+from zse.sampling.fields import shown
 from zse.server.auth import SECRET_BYTES, digest_of
 from zse.server.database.connection import Database
 from zse.server.keys import MAX_KEYS, Access, Key, Quota
@@ -22,6 +23,16 @@ FIRST = "admin"  # the name of the key that the first start makes
 CHANGEABLE = tuple(
     "tenant expires admin models routes weight rpm tpm concurrency input_price cached_price output_price".split()
 )
+
+
+class KeyRefused(ConfigError):
+    """A change that cannot be. code: of the API's errors."""
+
+    code: str
+
+    def __init__(self, code: str, message: str):
+        super().__init__(message)
+        self.code = code
 
 
 class StoredKey(msgspec.Struct, frozen=True):
@@ -124,21 +135,21 @@ def prepare(connection: sqlite3.Connection, makes_admin: bool) -> str:
 
 
 def find(connection: sqlite3.Connection, name: str) -> StoredKey:
-    """The key of that name, or whose shown beginning it is. Raises ConfigError."""
+    """The key of that name, or whose shown beginning it is. Raises KeyRefused."""
     found = [key for key in listed(connection) if name in (key.name, key.prefix)]
     if not found:
-        raise ConfigError(f"there is no key {name!r}")
+        raise KeyRefused("not_found", f"there is no key {shown(name)!r}")
     return found[0]
 
 
 def create(connection: sqlite3.Connection, name: str, actor: str, **values: Any) -> tuple[StoredKey, str]:
     """A new key, and its text, which is nowhere else. values: of CHANGEABLE; the tenant is the name where they have none. Raises
-    ConfigError for a name that is taken, and for too many keys."""
+    KeyRefused for a name that is taken, and for too many keys."""
     keys, now = listed(connection), time.time()
     if any(key.name == name for key in keys):
-        raise ConfigError(f"there is, or was, a key {name!r}; take another name, or rotate it")
+        raise KeyRefused("conflict", f"there is, or was, a key {name!r}; take another name, or rotate it")
     if sum(key.state(now) == "valid" for key in keys) >= MAX_KEYS:
-        raise ConfigError(f"there are {MAX_KEYS} keys already; revoke one first")
+        raise KeyRefused("conflict", f"there are {MAX_KEYS} keys already; revoke one first")
     text = PREFIX + secrets.token_urlsafe(32)
     row = {"name": name, "created": now} | _fresh(connection, text) | _stored({"tenant": name} | values)
     places = ", ".join("?" * len(row))
@@ -160,7 +171,7 @@ def _stored(values: dict) -> dict:
 
 
 def change(connection: sqlite3.Connection, name: str, actor: str, **values: Any) -> StoredKey:
-    """Set some of CHANGEABLE. Raises ConfigError."""
+    """Set some of CHANGEABLE. Raises KeyRefused."""
     key, row = find(connection, name), _stored(values)
     if row:
         settings = ", ".join(f"{column} = ?" for column in row)
@@ -170,7 +181,7 @@ def change(connection: sqlite3.Connection, name: str, actor: str, **values: Any)
 
 
 def revoke(connection: sqlite3.Connection, name: str, actor: str) -> StoredKey:
-    """From now on it is not valid; its usage stays. Raises ConfigError."""
+    """From now on it is not valid; its usage stays. Raises KeyRefused."""
     key = find(connection, name)
     if key.revoked is None:
         connection.execute("UPDATE keys SET revoked = ? WHERE id = ?", (time.time(), key.id))
@@ -179,10 +190,10 @@ def revoke(connection: sqlite3.Connection, name: str, actor: str) -> StoredKey:
 
 
 def rotate(connection: sqlite3.Connection, name: str, actor: str) -> tuple[StoredKey, str]:
-    """A new text for it: the old one is not valid any more. Raises ConfigError, also for one that was revoked."""
+    """A new text for it: the old one is not valid any more. Raises KeyRefused, also for one that was revoked."""
     key = find(connection, name)
     if key.revoked is not None:
-        raise ConfigError(f"the key {key.name!r} was revoked; make another one")
+        raise KeyRefused("conflict", f"the key {key.name!r} was revoked; make another one")
     text = PREFIX + secrets.token_urlsafe(32)
     connection.execute(
         "UPDATE keys SET prefix = ?, digest = ? WHERE id = ?", (*_fresh(connection, text).values(), key.id)

@@ -94,6 +94,13 @@ ROUTES = (
     Route("/health/live", PUBLIC, "info.live", "200 while the server process answers"),
     Route("/health/ready", PUBLIC, "info.ready", _READY),
     Route("/version", PUBLIC, "info.version", "the version"),
+    Route("/admin/keys", ADMIN, "keys.listed", "the keys of the database, without their text"),
+    Route("/admin/keys", ADMIN, "keys.create", "a new key, whose text is in no other answer", "keys.CREATE"),
+    Route("/admin/keys/update", ADMIN, "keys.update", "a key with other settings", "keys.UPDATE"),
+    Route("/admin/keys/rotate", ADMIN, "keys.rotate", "a key with a new text; the old one ends", "keys.WHICH"),
+    Route("/admin/keys/revoke", ADMIN, "keys.revoke", "a key that ends now", "keys.WHICH"),
+    Route("/admin/keys/usage", ADMIN, "keys.used", "what keys used: tokens, times, costs", "keys.USAGE"),
+    Route("/admin/audit", ADMIN, "keys.audit", "who changed which key", "keys.AUDIT"),
     Route("/metrics", ADMIN, "metrics.metrics", _METRICS),
     Route("/openapi.json", PUBLIC, "openapi.openapi", "this API as an OpenAPI 3.1 document"),
 )
