@@ -68,7 +68,7 @@ $(INSTALLED): pyproject.toml setup.py $(LOCK)
 # 3 GB of CUDA, those of a CPU are +cpu). Nothing of the package needs it, and transformers is in the lock.
 $(TESTED): $(INSTALLED) $(TEST_LOCK)
 	if [ -n "$(TEST_LOCK)" ]; then $(BIN)/pip $(LOCKED) $(TEST_LOCK); \
-		else ZSE_BUILD_ISA=none $(BIN)/pip install --quiet --editable '.[test,reference,lint]'; fi
+		else ZSE_BUILD_ISA=none $(BIN)/pip install --quiet --editable '.[test,reference,lint,otel]'; fi
 	$(BIN)/pip install --quiet torch==2.13.0 || echo "torch cannot be installed: tests compare with the committed reference tensors"
 	touch $@
 

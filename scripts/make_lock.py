@@ -1,7 +1,7 @@
 """The locks and the bill of materials: `.venv/bin/python scripts/make_lock.py [--upgrade]`.
 
 requirements.lock        what `make serve` installs: the dependencies, the extra `tokenizers`, and setuptools, which builds the package
-requirements-test.lock   that, and the extras `test`, `reference` and `lint`, on Linux
+requirements-test.lock   that, and the extras `test`, `reference`, `lint` and `otel`, on Linux
 sbom.cdx.json            requirements.lock as CycloneDX 1.6, with licences and who needs whom
 
 pip resolves and names the hashes (`pip install --dry-run --report`), for every platform and Python of ENVIRONMENTS; nothing is
@@ -198,7 +198,7 @@ def main() -> int:
     if not options.bill:
         make(LOCK, wanted("tokenizers"), ENVIRONMENTS, options.upgrade)
         linux = [each for each in ENVIRONMENTS if each[0] in LINUX]
-        make(TEST_LOCK, wanted("tokenizers", "test", "reference", "lint"), linux, options.upgrade)
+        make(TEST_LOCK, wanted("tokenizers", "test", "reference", "lint", "otel"), linux, options.upgrade)
     SBOM.write_text(json.dumps(bill(), indent=1) + "\n", encoding="utf-8")
     return 0
 

@@ -101,6 +101,8 @@ NOT_IN_SERVER = NEITHER | {
     "zse.server.routes.embeddings",
     "zse.server.routes.relevance",
     "zse.server.routes.metrics",
+    "zse.server.tracing",
+    "opentelemetry",
     "zse.server.relevance",
     "sqlite3",
     "zse.server.database.connection",

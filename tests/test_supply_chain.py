@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import make_lock  # noqa: E402
 
 sys.path.remove(str(ROOT / "scripts"))
-LOCKS = {make_lock.LOCK: ("tokenizers",), make_lock.TEST_LOCK: ("tokenizers", "test", "reference", "lint")}
+LOCKS = {make_lock.LOCK: ("tokenizers",), make_lock.TEST_LOCK: ("tokenizers", "test", "reference", "lint", "otel")}
 # Licences that let a user of the whole do what Apache-2.0 lets them. MPL-2.0 (tqdm) binds changes of its own files.
 PERMISSIVE = {
     "0BSD",

@@ -48,6 +48,7 @@ class Admitted(RequestRun):
         app = SimpleNamespace(
             usage=None,
             draining=False,
+            tracer=None,
             admission=control,
             pool=pool,
             tenants=Tenants(),

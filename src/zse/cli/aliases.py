@@ -74,7 +74,7 @@ ALIASES = (
 )
 # fmt: on
 # Options that mean the same here as there.
-SAME = "--host --port --api-key --max-model-len --gpu-memory-utilization --generation-config --threads".split()
+SAME = "--host --port --api-key --max-model-len --gpu-memory-utilization --generation-config --threads --otlp-traces-endpoint".split()
 _BY_NAME = {name: alias for alias in ALIASES for name in alias.names.split()}
 
 

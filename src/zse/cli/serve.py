@@ -16,7 +16,7 @@ from zse.formats import converted, store
 from zse.http import bind
 from zse.lazy import subprocess
 from zse.scheduler import options as scheduling
-from zse.server import auth, pool
+from zse.server import auth, pool, tracing
 from zse.server import keys as key_files
 from zse.server import main as server
 from zse.server import models as text_models
@@ -181,6 +181,11 @@ ARGUMENTS = (
         choices=("text", "json"),
         help="lines of the log, json: an object each (default: ZSE_LOG_FORMAT, text)",
     ),
+    arg(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="send a trace of each request to this collector of OpenTelemetry, such as http://localhost:4318; needs the extra otel",
+    ),
     CONFIG,
 )
 # What SIGHUP changes in a server that runs; the engines' options, names and addresses wait for a restart.
@@ -194,6 +199,7 @@ def run(args) -> int:
     gc.disable()  # a start makes many objects and no garbage: 8 ms; the server turns it on again when it is ready
     args.database_path = _database(args)
     keys = _checked_keys(args, args.host)
+    traces = args.otlp_traces_endpoint and tracing.checked(args.otlp_traces_endpoint)
     models = _models(args)
     sock = bind.listen(args.host, args.port)
     phases = {"socket": round(1000 * since_exec())}
@@ -214,6 +220,7 @@ def run(args) -> int:
                 for (path, names), words in zip(models, arguments, strict=True)
             ),
             host=args.host,
+            traces=traces,
             database=args.database_path,
             # The same after a restart: what is cached on disk is salted with it.
             cache_secret=auth.kept_secret(args.cache_disk) if args.cache_disk else None,

@@ -8,7 +8,8 @@ from zse.server.keys import OWNER, Access
 
 class APIRequest(HTTPRequest):
     """App.check_head() fills it in. route: of routes.table. parameters: name → value of the path's {name}. The others are of
-    the keys.Caller whose key the request brought; a server without keys asks for none."""
+    the keys.Caller whose key the request brought; a server without keys asks for none. run: what it holds and took, where
+    traces are made."""
 
     route: Any = None
     parameters: dict[str, str] = {}
@@ -16,3 +17,4 @@ class APIRequest(HTTPRequest):
     access: Access = OWNER
     account: str = ""
     key_id: int = 0
+    run: Any = None

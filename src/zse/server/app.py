@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 import msgspec
 
@@ -86,6 +87,7 @@ class App:
         self.salts = salts or CacheSalts()
         self.any_model_name = any_model_name
         self.tool_parser, self.reasoning_parser = tool_parser, reasoning_parser
+        self.tracer: Any = None  # of zse.server.tracing, where traces are wanted
         self.created = int(time.time())
         self.draining = False
         self.responses: Counter[tuple[str, int]] = Counter()  # (route, status) → answers; "" is no route of ours
@@ -209,6 +211,8 @@ class App:
             request.id,
             extra={"fields": fields},  # of a line of JSON
         )
+        if self.tracer is not None and request.route is not None and request.route.scope == USER:
+            self.tracer.record(request, status)
         if request.account:
             usage = self.tenants[request.account]
             usage.requests += 1

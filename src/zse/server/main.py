@@ -20,7 +20,7 @@ from zse.errors import ConfigError, EngineError, ZSEError
 from zse.http import bind
 from zse.http.listener import Limits, Server
 from zse.server import database as storage
-from zse.server import models
+from zse.server import models, tracing
 from zse.server import reload as reloading
 from zse.server.admission import AdmissionControl, QueueBounds
 from zse.server.app import App
@@ -62,6 +62,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
         phases_ms: what happened so far, name → milliseconds since exec.
         since_exec: the clock of phases_ms, in seconds.
         log_level, log_format: of what is logged from a reload on.
+        traces: the OTLP endpoint for spans of requests; None: there are none.
         reload: reads the configuration again: (fields of these options that may change, lines for the log); None: there is none to
             read. Raises ConfigError.
         when_ready: called a second after the first model is, when first requests are through."""
@@ -92,6 +93,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     when_ready: Callable[[], None] | None = None
     log_level: str | None = None
     log_format: str | None = None
+    traces: str | None = None
     reload: Callable[[], tuple[dict, list[str]]] | None = None
 
 
@@ -185,6 +187,8 @@ class _Serving:
         if database is not None:
             usage = self._app.usage = storage.usage.UsageLog(database, self._app.admission)
             await database.run(lambda connection: storage.usage.restore(connection, self._app.admission))
+        if options.traces is not None:
+            self._app.tracer = tracing.Tracer(options.traces)
         self._server = Server(self._app, options.limits)
         self._key_watch = KeyWatch(self._app, options.key_file, options.keys, options.tenant_weights, database, keyring)
         self._app.key_watch = self._key_watch
@@ -208,6 +212,8 @@ class _Serving:
             await self._pool.stop()
             await self._flush()
             self._server.close()
+            if self._app.tracer is not None:
+                await loop.run_in_executor(None, self._app.tracer.close)
             if database is not None:
                 usage.close()
 

@@ -112,6 +112,8 @@ class RequestRun(AbstractContextManager):
         if app.draining:
             raise shutting_down_error()
         self.app, self.request, self._control = app, request, app.admission
+        if app.tracer is not None:
+            request.run = self
         _aside.set(partial(app.threads.run, request.account))
         self._tenant = self._control.tenants[request.account]
         self.is_long = len(request.body) > OFF_LOOP_BYTES
