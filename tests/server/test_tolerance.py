@@ -75,7 +75,7 @@ def test_a_path_that_is_unknown_is_told_what_there_is(server):
     message = server.post("/v1/images", {}).error["message"]
     assert message.startswith("There is no route /v1/images.") and "POST /v1/chat/completions" in message
     assert "Did you mean /v1/chat/completions?" in server.post("/v1/chat/completion", {}).error["message"]
-    assert "Did you mean" not in server.get("/").error["message"]
+    assert "Did you mean" not in server.get("/nothing").error["message"]
 
 
 def test_tokenizing_counts_as_a_request_and_takes_no_tokens(own_server):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 REASONS = {
     200: "OK",
+    304: "Not Modified",
     400: "Bad Request",
     401: "Unauthorized",
     403: "Forbidden",

@@ -274,7 +274,9 @@ class Connection(asyncio.Protocol):
     def respond(self, request: HTTPRequest | None, response: Response) -> None:
         if request is not None and response.close:
             request.keep_alive = False
-        headers = [*response.headers, ("content-length", str(len(response.body)))]
+        headers = list(response.headers)
+        if response.status != 304:  # its length would be that of the body that is not sent (RFC 9110 8.6)
+            headers.append(("content-length", str(len(response.body))))
         body = b"" if request is not None and request.method == "HEAD" else response.body
         self.write(self.head(request, response.status, headers) + body)
 

@@ -37,7 +37,7 @@ LARGE_BODY = 64 << 10  # bytes; admission is asked before it is read
 def find_route(path: str) -> tuple[dict[str, Route], dict[str, str]] | None:
     """Routes by method and path parameters for a percent-decoded path; None when it is unknown. A slash at the end and a /v1 that
     is left out, or there twice, are forgiven: clients differ in what they take for the base URL."""
-    bare = path.rstrip("/")
+    bare = path.rstrip("/") or "/"
     while bare.startswith("/v1/"):
         bare = bare[3:]
     for known in (bare, "/v1" + bare):

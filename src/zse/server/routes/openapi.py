@@ -68,8 +68,7 @@ def document() -> dict:
 
 
 def _operation(route: table.Route) -> dict:
-    media = "text/plain" if route.path == "/metrics" else "application/json"
-    content: dict = {media: {"schema": _TEXT if media == "text/plain" else {"type": "object"}}}
+    content: dict = {route.media: {"schema": {"type": "object"} if route.media == "application/json" else _TEXT}}
     operation: dict = {
         "summary": route.doc,
         "operationId": re.sub(r"[^a-z0-9]+", "_", f"{route.method} {route.path}".lower()).strip("_"),

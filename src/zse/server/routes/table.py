@@ -21,7 +21,8 @@ PUBLIC, USER, ADMIN = "public", "user", "admin"
 class Route(msgspec.Struct, frozen=True):
     """function: "MODULE.NAME" in zse.server.routes, a coroutine function of the App and the APIRequest. doc: what it answers,
     in docs/api.md and the OpenAPI document. fields: "MODULE.NAME" in zse.server.requests, the table of what a body may hold;
-    "": the route takes none, and its method is GET. api: whose way of writing errors it has, of zse.server.errors."""
+    "": the route takes none, and its method is GET. api: whose way of writing errors it has, of zse.server.errors.
+    media: the type of an answer that is not streamed."""
 
     path: str
     scope: str
@@ -29,6 +30,7 @@ class Route(msgspec.Struct, frozen=True):
     doc: str
     fields: str = ""
     api: str = OPENAI
+    media: str = "application/json"
 
     @property
     def method(self) -> str:
@@ -101,8 +103,10 @@ ROUTES = (
     Route("/admin/keys/revoke", ADMIN, "keys.revoke", "a key that ends now", "keys.WHICH"),
     Route("/admin/keys/usage", ADMIN, "keys.used", "what keys used: tokens, times, costs", "keys.USAGE"),
     Route("/admin/audit", ADMIN, "keys.audit", "who changed which key", "keys.AUDIT"),
-    Route("/metrics", ADMIN, "metrics.metrics", _METRICS),
+    Route("/metrics", ADMIN, "metrics.metrics", _METRICS, media="text/plain"),
     Route("/openapi.json", PUBLIC, "openapi.openapi", "this API as an OpenAPI 3.1 document"),
+    Route("/", PUBLIC, "web_page.index", "the web page", media="text/html"),
+    Route("/page/{file}", PUBLIC, "web_page.file", "its scripts and styles", media="text/javascript"),
 )
 
 # Routes by path and method; paths that end in a name, cut in front of it.
