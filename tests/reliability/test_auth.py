@@ -128,7 +128,9 @@ def test_every_route_with_every_kind_of_key(own_server, tmp_path):
                 sent = body if method == "POST" else None
                 if method == "HEAD":
                     headers |= {"connection": "close"}  # the length of what is not sent
-                reply = server.raw(request(method, path.replace("{model}", "fake").replace("{file}", "app.js"), sent, headers))
+                reply = server.raw(
+                    request(method, path.replace("{model}", "fake").replace("{file}", "app.js"), sent, headers)
+                )
                 status = statuses[scope]
                 if method not in methods and (method != "HEAD" or "GET" not in methods):
                     status = 405 if scope == "public" or statuses["list"] != 401 else 401

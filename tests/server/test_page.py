@@ -58,6 +58,16 @@ def page(chromium, tool_server):
     assert chromium.evaluate("window.refused ?? []") == []
 
 
+@pytest.fixture
+def lab(chromium, tool_server):
+    """A tab that has the page's modules: what was open before stays."""
+    chromium.errors.clear()
+    if not chromium.evaluate("location.href").startswith(tool_server.base):
+        chromium.open(tool_server.base + "/")
+    yield chromium
+    assert not chromium.errors
+
+
 def ask(page, text: str, wait: bool = True) -> None:
     """Sends a message; with `wait` until its answer has ended."""
     count = page.evaluate("document.querySelectorAll('.message.assistant').length")
@@ -258,13 +268,13 @@ def test_hostile_output_is_inert(page):
     assert page.evaluate("window.hacked") is None
 
 
-def test_direction_controls_are_made_visible(page):
+def test_direction_controls_are_made_visible(lab):
     text = "access \u202eresu\u202c level `\u2066x\u2069`\n\n```\nif a\u202e:\n```\n\n[\u202egro.live](https://evil.example/)"
-    markup = shown(page, text)
+    markup = shown(lab, text)
     assert not re.search("[\u202a-\u202e\u2066-\u2069]", markup)
     assert markup.count("U+202E") == 3 and markup.count("U+2066") == 1
     assert "<bdi>" in markup and "(evil.example)" in markup
-    assert "href" not in shown(page, "[x](https://evil\u202e.example/)")
+    assert "href" not in shown(lab, "[x](https://evil\u202e.example/)")
 
 
 DEEP = {
@@ -295,10 +305,10 @@ DEEP = {
 
 
 @pytest.mark.parametrize("name", DEEP)
-def test_no_text_takes_long(page, name):
+def test_no_text_takes_long(lab, name):
     """Nesting is bounded, and time is that of a text of this length: a quadratic part would take minutes here."""
     began = time.monotonic()
-    markup = shown(page, DEEP[name])
+    markup = shown(lab, DEEP[name])
     assert time.monotonic() - began < 5
     depth = most = 0
     for tag in re.findall(r"<(/?)(?!br|hr|mspace|input)[a-z][^>]*?(/?)>", markup):
@@ -359,19 +369,19 @@ MARKED = [
 
 
 @pytest.mark.parametrize("text,markup", MARKED)
-def test_markdown(page, text, markup):
-    assert shown(page, text) == markup
+def test_markdown(lab, text, markup):
+    assert shown(lab, text) == markup
 
 
-def test_a_fence_that_is_still_open_is_code(page):
+def test_a_fence_that_is_still_open_is_code(lab):
     for text in ("```py\na = 1", "```py\na = 1\n```", "~~~py\na = 1\n~~~"):
-        markup = shown(page, text)
+        markup = shown(lab, text)
         assert ">py<" in markup and "<code>a = 1</code>" in markup
-    assert shown(page, "````\n```\n````").count("<figure") == 1
+    assert shown(lab, "````\n```\n````").count("<figure") == 1
 
 
-def test_a_table(page):
-    markup = shown(page, "| a | b |\n|:--|--:|\n| `x|y` | 1 |\n| only |")
+def test_a_table(lab):
+    markup = shown(lab, "| a | b |\n|:--|--:|\n| `x|y` | 1 |\n| only |")
     assert re.findall(r"<t[hd] class=\"(\w*)\">", markup) == ["left", "right"] * 3
     assert "x|y" in markup and markup.count("<tr>") == 3
 
@@ -392,8 +402,8 @@ FORMULAS = [
 
 
 @pytest.mark.parametrize("formula,markup", FORMULAS)
-def test_formulas(page, formula, markup):
-    found = re.sub(r"</?math[^>]*>|</?p>", "", shown(page, f"${formula}$"))
+def test_formulas(lab, formula, markup):
+    found = re.sub(r"</?math[^>]*>|</?p>", "", shown(lab, f"${formula}$"))
     assert markup is None or markup in found
     if "bmatrix" in formula:
         assert found.count("<mtr>") == 2 and found.count("<mtd") == 4 and "[" in found
@@ -401,11 +411,11 @@ def test_formulas(page, formula, markup):
         assert "≠" in found and "∉" in found and "𝐀𝐁" in found
 
 
-def test_a_formula_of_its_own_line_has_limits_below(page):
+def test_a_formula_of_its_own_line_has_limits_below(lab):
     for text in ("$$\\sum_{i=1}^n i$$", "\\[\\sum_{i=1}^n i\\]", "$$\n\\sum_{i=1}^n i\n$$"):
-        assert "<munderover>" in shown(page, text) and 'display="block"' in shown(page, text)
-    assert "<msubsup>" in shown(page, "$\\sum_{i=1}^n i$")
-    assert "formula" not in shown(page, "$$\\sum_{i=1}")  # its end has not come yet
+        assert "<munderover>" in shown(lab, text) and 'display="block"' in shown(lab, text)
+    assert "<msubsup>" in shown(lab, "$\\sum_{i=1}^n i$")
+    assert "formula" not in shown(lab, "$$\\sum_{i=1}")  # its end has not come yet
 
 
 # Views, sizes, colours
@@ -526,9 +536,9 @@ def test_the_dashboard_has_numbers(page):
     assert "KV pages in use" in text and re.search(r"weights 1\.0 MiB", text) and re.search(r"p50 [\d.,]+ ms", text)
 
 
-def test_readings(page):
+def test_readings(lab):
     """Rates, quantiles and bounds of two texts of /metrics."""
-    found = page.evaluate(
+    found = lab.evaluate(
         r"""(async () => {
         const { Reading, rate, quantile, shownBytes } = await import('/page/metrics.js');
         const { ceiling } = await import('/page/chart.js');
