@@ -3,18 +3,20 @@
 The tiles are those of gemm_skinny: up to 64 pairs of an expert by 128 or 256 of its rows, with the same copies, products and epilogues. Blocks
 take (task, tile of rows) in turn, whole columns each; tiles of a task run side by side, so that its activations come from L2, and
 an expert's weights from memory once for 64 of its pairs. Rows of the activations have to stand as the pairs do: where they are tokens' they are
-gathered first, and for fp8 weights rounded.
+gathered first, and for fp8 weights rounded. Weights with a table of numbers (lut4) have a form here that other products of many tokens lack:
+these make bf16 of them first, which experts that few tokens choose would not repay.
 """
 
 from zse import kernel as zl
+from zse.kernels.gpu import gemm
 from zse.kernels.gpu import gemm_integers as integers
 from zse.kernels.gpu import gemm_skinny as skinny
-from zse.kernels.gpu.gemm import FINE, SKINNY, has_wgmma, is_fp8, kind_of, symbol_of
+from zse.kernels.gpu.gemm import FINE, SKINNY, has_wgmma, is_fp8, symbol_of
 from zse.kernels.gpu.gemm_launch import GATES, Product
 from zse.kernels.gpu.gemm_parts import REGISTERS, depth_of, ring_of
 from zse.kernels.gpu.matmul_tiles import shifted
 from zse.kernels.gpu.quantize import row_vectors
-from zse.kernels.gpu.r16 import arguments
+from zse.kernels.gpu.r16 import LUT4, arguments, is_integer, table_of
 from zse.quant.scheme import FP8_BLOCK
 from zse.runtime.args import Args
 from zse.tensor import Fp8Activation, Tensor, Weight
@@ -29,6 +31,15 @@ class GroupedParams(skinny.SkinnyParams):
 
     tasks: zl.Ptr[zl.i32, "const"]
     num_tasks: zl.i32
+
+
+class Lut4GroupedParams(GroupedParams):
+    """table0 .. 3: the 16 numbers (zse.quant.lut4)."""
+
+    table0: zl.u32
+    table1: zl.u32
+    table2: zl.u32
+    table3: zl.u32
 
 
 @zl.inline
@@ -85,14 +96,14 @@ def produce(ring, row_tiles, p):
 
 
 @zl.inline
-def consume(ring, row_tiles, p):
+def consume(ring, row_tiles, table, p):
     """The warpgroups that multiply."""
     warp = (zl.thread_index() - 128) // 32
     state = [zl.i32(0) for _ in zl.static(range(2))]
     total = [zl.f32(0) for _ in zl.static(range(p.BT // 2))]
     acc = [zl.f32(0) for _ in zl.static(range(p.BT // 2))] if p.KIND == "block" else total
     if p.integer:
-        words = integers.lane_words(warp, p)
+        words = integers.lane_words(warp, p, table)
         scales = integers.group_scales(p)
     for unit in range(zl.block_index(0), p.num_tasks * row_tiles, zl.num_blocks(0)):
         task = p.tasks + unit // row_tiles * 3
@@ -109,6 +120,18 @@ def consume(ring, row_tiles, p):
 @zl.kernel
 def gemm_experts(p: GroupedParams):
     """Grid (blocks that share the tiles)."""
+    multiply_tasks(p, None)
+
+
+@zl.kernel
+def gemm_experts_lut4(p: Lut4GroupedParams):
+    """Likewise."""
+    multiply_tasks(p, table_of(p))
+
+
+@zl.inline
+def multiply_tasks(p, table):
+    """The body of a kernel."""
     ring, _ = ring_of(skinny.stage_size(p.KIND, p.BT, p.WG), p.STAGES, p.WG * 4)
     row_tiles = (p.cols + (p.tile_cols - 1)) // p.tile_cols
     zl.grid_wait()
@@ -118,7 +141,7 @@ def gemm_experts(p: GroupedParams):
             produce(ring, row_tiles, p)
     else:
         zl.set_max_registers("inc", REGISTERS[p.WG][1])
-        consume(ring, row_tiles, p)
+        consume(ring, row_tiles, table, p)
 
 
 @zl.kernel
@@ -136,7 +159,7 @@ def variants(target) -> list[zl.Variant]:
     if not target.has("wgmma"):
         return []
     made = [zl.Variant("gather_pairs", gather_pairs, threads=GATHER_THREADS)]
-    for kind in SKINNY:
+    for kind in (*SKINNY, LUT4):
         wg = form_of(kind)
         for gated in (False, True):
             statics = {
@@ -147,12 +170,20 @@ def variants(target) -> list[zl.Variant]:
                 "GATED": gated,
             }
             symbol = symbol_of("gemm_experts", kind, TASK_PAIRS, wg * 64, gated)
-            made.append(zl.Variant(symbol, gemm_experts, statics, threads=128 * (wg + 1)))
+            kernel = gemm_experts_lut4 if kind == LUT4 else gemm_experts
+            made.append(zl.Variant(symbol, kernel, statics, threads=128 * (wg + 1)))
     return made
+
+
+def kind_of(scheme) -> object:
+    """As of gemm.kind_of(), and LUT4."""
+    return LUT4 if scheme.kind == LUT4 else gemm.kind_of(scheme)
 
 
 def form_of(kind: object) -> int:
     """The warpgroups that multiply."""
+    if kind == LUT4:
+        kind = 4
     return next(wg for tokens, wg in SKINNY[kind] if tokens == TASK_PAIRS)
 
 
@@ -166,7 +197,7 @@ def takes(device, weight: Weight, rows: int, gate: str | None, has_bias: bool) -
     kind, width = kind_of(weight.scheme), weight.shape[1]
     if not has_wgmma(device) or kind is None or gate and (has_bias or gate not in GATES):
         return False
-    if isinstance(kind, int):
+    if is_integer(kind):
         return weight.scheme.group != FINE and rows % (32 if gate else 16) == 0
     whole = FP8_BLOCK if kind == "block" else 16
     return width % (16 if is_fp8(kind) else 8) == 0 and rows % whole == 0
@@ -220,9 +251,9 @@ def launch(recorder, a, weight: Weight, out: Tensor, routing, bias, *, gather: b
         tasks=routing.tasks,
         num_tasks=routing.tasks.shape[0],
     )
-    if isinstance(kind, int):
+    if is_integer(kind):
         args["w_map"], args["high_map"] = product.integer_maps(wg * (2 if gated else 4), TASK_PAIRS)
-        args |= arguments(weight)
+        args |= arguments(weight) | (weight.scheme.table_args() if kind == LUT4 else {})
     else:
         depth, item = depth_of(kind, TASK_PAIRS), 1 if is_fp8(kind) else 2
         box, options = (wg * 64, depth), {}

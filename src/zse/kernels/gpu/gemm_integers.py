@@ -5,7 +5,9 @@ A warp multiplies 16 weight rows. Its lane (j = lane % 4, g = lane / 4) needs, o
 and 16 + 4s .. in the high ones, so the words s = j / 2 and j / 2 + 2 have what the lane needs: bytes 0, 1 if j is even,
 2, 3 if j is odd. r16.py makes bf16 of them: the rounded scale * q + offset.
 
-gemm_skinny and gemm_r16 use what is here; `p` is their record of parameters. Both have KIND (bits), BLOCKS, HALVES,
+Of a table's indices (KIND lut4) the lane's two bytes are the columns of both halves: one look-up gives the four numbers.
+
+gemm_skinny, gemm_experts and gemm_r16 use what is here; `p` is their record of parameters. They have KIND (bits, or lut4), BLOCKS, HALVES,
 GATED, BT, tiles, tile_cols, token_bytes, blocks, groups, group_blocks, half_step, center, has_offset, scale and offset.
 """
 
@@ -13,12 +15,24 @@ from typing import Any
 
 from zse import kernel as zl
 from zse.kernels.gpu.gemm_parts import release
-from zse.kernels.gpu.r16 import HIGH_BYTES, factors, pair_bf16, q_bytes, read_scales, selector, stage_blocks
+from zse.kernels.gpu.r16 import (
+    HIGH_BYTES,
+    LUT4,
+    WIDE,
+    factors,
+    four_of,
+    pair_bf16,
+    q_bytes,
+    read_scales,
+    selector,
+    stage_blocks,
+)
 
+FOUND = ((0x7404, 0x7424), (0x7414, 0x7434))  # selectors as of r16.selector() for bytes 0 and 2, 1 and 3
 HALF = 64  # columns of activations side by side in a stage: 128 bytes of bf16, the width of the swizzle
 
 
-def weight_bytes(bits: int, bt: int) -> int:
+def weight_bytes(bits: object, bt: int) -> int:
     """Bytes of 16 weight rows in a stage."""
     return stage_blocks(bits, bt) * (q_bytes(bits) + HIGH_BYTES[bits])
 
@@ -96,10 +110,11 @@ class LaneWords(zl.Record):
     high_step: int
     step: Any
     pick: Any  # which bytes are its own
+    table: Any  # of lut4 (r16.table_of)
 
 
 @zl.inline
-def lane_words(warp, p):
+def lane_words(warp, p, table=None):
     lane = zl.lane_index()
     g = lane // 4
     step = zl.u32(lane % 4 // 2)
@@ -114,7 +129,7 @@ def lane_words(warp, p):
     a = [[zl.u32(0) for _ in zl.static(range(4))] for i in zl.static(range(4))]
     words = [zl.u32(0) for _ in zl.static(range(8 if p.KIND == 8 else 4))]
     high = [zl.u32(0) for _ in zl.static(range({5: 2, 6: 4}.get(p.KIND, 0)))]
-    return LaneWords(a, words, high, own, own_row, word, high_word, row_step, high_step, step, pick)
+    return LaneWords(a, words, high, own, own_row, word, high_word, row_step, high_step, step, pick, table)
 
 
 @zl.inline
@@ -127,6 +142,13 @@ def read_words(lane, weights, block, p):
 @zl.inline
 def dequantize(a, lane, now, p):
     """a: the operands of 32 columns, two times four registers, from the lane's words."""
+    if p.KIND == LUT4:
+        for i in zl.static(range(4)):
+            found = four_of(lane.words[i] >> lane.pick, lane.table)
+            for half in zl.static(range(2)):
+                at = (half if p.HALVES == 2 else 0) * 2 + i % 2
+                a[half][i] = pair_bf16(found, None, None, None, FOUND[half], now.factor[at], now.shift[at], p.KIND)
+        return
     for i in zl.static(range(4)):
         for half in zl.static(range(2)):
             at = (half if p.HALVES == 2 else 0) * 2 + i % 2
@@ -156,7 +178,7 @@ class GroupScales(zl.Record):
 
 @zl.inline
 def group_scales(p):
-    kind = zl.f32 if p.KIND == 8 else zl.u32
+    kind = zl.f32 if p.KIND in WIDE else zl.u32
     count = 2 * p.HALVES
     return GroupScales(
         [kind(0) for _ in zl.static(range(count))],

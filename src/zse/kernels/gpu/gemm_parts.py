@@ -4,7 +4,7 @@ split k."""
 from typing import Any, NamedTuple
 
 from zse import kernel as zl
-from zse.kernels.gpu.r16 import stage_blocks
+from zse.kernels.gpu.r16 import is_integer, stage_blocks
 
 # tiles of tokens that share a pass over the weights: the running blocks then find both in L2
 GROUP = 16
@@ -37,8 +37,8 @@ class Units(NamedTuple):
 
 
 def depth_of(kind: object, bt: int) -> int:
-    """k of a stage of gemm_skinny. kind: bits of an integer, or "bf16", "e4m3", "block"."""
-    return 32 * stage_blocks(kind, bt) if isinstance(kind, int) else 64 if kind == "bf16" else 128
+    """k of a stage of gemm_skinny. kind: bits of an integer, or "lut4", "bf16", "e4m3", "block"."""
+    return 32 * stage_blocks(kind, bt) if is_integer(kind) else 64 if kind == "bf16" else 128
 
 
 @zl.inline

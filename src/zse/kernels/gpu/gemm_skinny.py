@@ -17,7 +17,7 @@ from zse import kernel as zl
 from zse.kernels.gpu import gemm_integers as integers
 from zse.kernels.gpu import gemm_parts as parts
 from zse.kernels.gpu.gemm_slices import add_slices
-from zse.kernels.gpu.r16 import stage_blocks
+from zse.kernels.gpu.r16 import is_integer, stage_blocks
 from zse.quant.scheme import FP8_BLOCK
 
 ROW_BYTES = 128  # of k in a stage of bf16 or e4m3
@@ -28,12 +28,12 @@ MAX_STAGES = 16
 def row_tile_bytes(kind: object, bt: int) -> int:
     """Bytes of 16 weight rows in a stage. kind: bits of an integer, or "bf16", "e4m3", "block" (e4m3 with a scale per
     128 x 128)."""
-    return integers.weight_bytes(kind, bt) if isinstance(kind, int) else 16 * ROW_BYTES
+    return integers.weight_bytes(kind, bt) if is_integer(kind) else 16 * ROW_BYTES
 
 
 def token_size(kind: object, bt: int) -> int:
     """Bytes of a token in a stage: bf16, or e4m3 for such weights."""
-    return parts.depth_of(kind, bt) * (2 if isinstance(kind, int) or kind == "bf16" else 1)
+    return parts.depth_of(kind, bt) * (2 if is_integer(kind) or kind == "bf16" else 1)
 
 
 def stage_size(kind: object, bt: int, wg: int) -> int:
@@ -85,7 +85,7 @@ class SkinnyParams(zl.Record):
 
     @property
     def integer(self) -> bool:
-        return isinstance(self.KIND, int)
+        return is_integer(self.KIND)
 
     @property
     def BLOCKS(self) -> int:

@@ -19,17 +19,24 @@ from zse import kernel as zl
 
 NIBBLES = 0x000F000F  # of two halves of a u32
 BF16_128 = 0x43004300  # two bf16 128.0
-HIGH_BYTES = {4: 0, 5: 64, 6: 128, 8: 0}  # of the `high` plane, per 16 rows and 32 columns
+LUT4 = "lut4"  # as a kind of weights: indices of 4 bits, which a table makes 8-bit numbers of
+WIDE = (8, LUT4)  # kinds that become bf16 by way of f32
+HIGH_BYTES = {4: 0, 5: 64, 6: 128, 8: 0, LUT4: 0}  # of the `high` plane, per 16 rows and 32 columns
 MAGIC = 32768.0  # of 8 bits
 DEEP_TOKENS = 128  # tiles of more tokens have stages of two blocks, for there to be enough stages
 
 
-def q_bytes(bits: int) -> int:
+def is_integer(kind: object) -> bool:
+    """Whether weights are in this layout: their kind is a number of bits, or LUT4."""
+    return isinstance(kind, int) or kind == LUT4
+
+
+def q_bytes(bits: object) -> int:
     """Bytes of the `q` plane per 16 rows and 32 columns."""
     return 512 if bits == 8 else 256
 
 
-def stage_blocks(bits: int, bt: int) -> int:
+def stage_blocks(bits: object, bt: int) -> int:
     """Blocks of 32 columns in a stage of a tile of `bt` tokens. A row of a copy's box has 1,024 bytes at most."""
     return 2 if bits == 8 or bt > DEEP_TOKENS else 4
 
@@ -84,7 +91,9 @@ def four_of(index, table):
 @zl.inline
 def selector(byte, BITS):
     """How prmt takes byte `byte` (u32) of a word and the next one: 4 to 6 bits: both, into the halves of a u32, as one
-    selector; 8 bits: into the magic number, two selectors."""
+    selector; 8 bits: into the magic number, two selectors. Indices of a table: by how many bits to shift the word."""
+    if BITS == LUT4:
+        return byte * 8
     if BITS == 8:
         return byte * 16 + 0x7404, byte * 16 + 0x7414
     return byte * 0x0101 + 0x4140, byte
@@ -95,7 +104,7 @@ def pair_bf16(word, high, step, second, pick, scale, shift, BITS):
     """Two weights of a row as two bf16 in a register: the bytes given by `pick` (selector()), of step `step` (0 .. 3,
     run time), or of step + 4 if `second`. word: of that step (8 bits) or of both; high: the row's word of the `high`
     plane (6 bits: the half of it that has this step). scale, shift: from factors()."""
-    if BITS == 8:
+    if BITS in WIDE:
         magic = zl.u32(0x47000000)
         a = zl.fma(zl.bitcast(zl.prmt(word, magic, pick[0]), zl.f32), scale, shift)
         b = zl.fma(zl.bitcast(zl.prmt(word, magic, pick[1]), zl.f32), scale, shift)
@@ -137,6 +146,6 @@ def factors(scales, offsets, center, BITS):
     """What read_scales() gave, as the (scale, shift) of pair_bf16, for each."""
     scale = [zl.convert(v, zl.f32) for v in scales]
     shift = [zl.fma(scale[i], center, zl.convert(offsets[i], zl.f32)) for i in zl.static(range(len(scales)))]
-    if BITS != 8:
+    if BITS not in WIDE:
         return [twice_bf16(v) for v in scale], [twice_bf16(v) for v in shift]
     return scale, shift
