@@ -21,6 +21,7 @@ from zse.server.errors import APIError
 from zse.server.key_watch import KeyWatch
 from zse.server.keys import OWNER, Access, Key, Quota, read_file
 from zse.server.routes.table import ROUTES
+from zse.server.served import ModelSpec
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -68,6 +69,11 @@ SCOPES = {
     ("GET", "/openapi.json"): ("public", None),
     ("GET", "/"): ("public", None),
     ("GET", "/page/{file}"): ("public", None),
+    ("GET", "/admin/models"): ("admin", None),
+    ("POST", "/admin/models"): ("admin", {"model": "fake"}),
+    ("POST", "/admin/models/{model}/load"): ("admin", {}),
+    ("POST", "/admin/models/{model}/unload"): ("admin", {}),
+    ("DELETE", "/admin/models/{model}"): ("admin", None),
 }
 # Kind of key: status by scope. "other" is another tenant's key, for a model that is not served here.
 STATUS = {
@@ -117,12 +123,13 @@ def test_every_route_with_every_kind_of_key(own_server, tmp_path):
     said: dict[str, set[bytes]] = {}  # by how the route writes errors
     apis = {(route.method, route.path): route.api for route in ROUTES}
     for path in dict.fromkeys(path for _, path in SCOPES):
-        methods = {method: SCOPES[method, path] for method in ("GET", "POST") if (method, path) in SCOPES}
+        methods = {method: SCOPES[method, path] for method in METHODS if (method, path) in SCOPES}
         scope = next(iter(methods.values()))[0]
         for method in METHODS:
             for kind, statuses in STATUS.items():
                 headers = {} if kind == "none" else bearer(texts[kind])
                 body = next(iter(methods.values()))[1] if method not in methods else methods[method][1]
+                server.call(lambda: server.pool.add(ModelSpec(("fake",), "fake")))  # again, where it was removed
                 if (method, path) == ("POST", "/admin/keys"):
                     body = {"name": f"new{next(made)}"}
                 sent = body if method == "POST" else None

@@ -272,6 +272,14 @@ ROWS = {
         None,
         FINAL | {"allow": "POST"},
     ),
+    "conflict": (
+        lambda world: world.post({"model": "other", "name": "fake"}, "/admin/models", "admin"),
+        409,
+        INVALID,
+        "conflict",
+        None,
+        FINAL,
+    ),
     "media type": (
         lambda world: world.post(b"a=1", content_type="text/plain"),
         415,

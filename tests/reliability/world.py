@@ -33,8 +33,8 @@ from zse.engine.messages import Fatal, ServerGone
 from zse.http.listener import Limits, Server
 from zse.server import keys, main
 from zse.server.api_request import APIRequest
-from zse.server.pool import ModelSpec
 from zse.server.requests.completions import choice_seed
+from zse.server.served import ModelSpec
 
 KEYS = {"a": "key-of-a-0123456789", "b": "key-of-b-0123456789", "c": "key-of-c-0123456789"}
 RPM = 20

@@ -23,9 +23,11 @@ from zse.server.auth import HostCheck, KeyCheck
 from zse.server.database import keys as stored_keys
 from zse.server.database.connection import Database
 from zse.server.database.usage import UsageLog, restore
+from zse.server.errors import APIError
 from zse.server.key_watch import KeyWatch
 from zse.server.keys import Key, quotas, single, weights
-from zse.server.pool import ModelPool, ModelSpec
+from zse.server.pool import ModelPool
+from zse.server.served import ModelSpec
 from zse.server.work import FairThreads, RequestRun, Statistics, Tenants
 
 FAKE_ENGINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fake_engine.py")
@@ -37,6 +39,23 @@ def fixed_bounds(max_choices: int, max_tokens: int) -> QueueBounds:
     bounds = QueueBounds(0, max_tokens)
     bounds.set_engine(max_choices, max_tokens)
     return bounds
+
+
+class FakeLibrary:
+    """A store that has every model whose name does not begin with "no". arguments: of each one's engine."""
+
+    def __init__(self, arguments: dict[str, str] | None = None):
+        self.arguments = arguments or {}
+
+    def spec(self, name: str, called: str | None = None) -> ModelSpec:
+        if name.startswith("no"):
+            raise APIError(
+                "model_not_found", f"The model '{name}' is not in the store, which has: all others.", "model"
+            )
+        return ModelSpec((called or name,), name, tuple(self.arguments.get(name, "").split()))
+
+    def stored(self) -> list[dict]:
+        return [{"name": "fake", "bytes": 1000, "licence": None}]
 
 
 class Admitted(RequestRun):
@@ -118,6 +137,9 @@ class Harness:
     def make_pool(self) -> ModelPool:
         return ModelPool([ModelSpec(("fake",), "fake")], spawn=lambda arguments: self.spawn())
 
+    def library(self) -> FakeLibrary:
+        return FakeLibrary()
+
     async def _main(self, started: threading.Event) -> None:
         limits, key, max_choices, max_queue_tokens, hosts = self._options
         keys, keyring = single(key) if isinstance(key, str) else key, None
@@ -139,6 +161,7 @@ class Harness:
             admission=AdmissionControl(fixed_bounds(max_choices, max_queue_tokens), weights(keys), quotas(keys)),
             key=KeyCheck(keys, secret=None if keyring is None else keyring.secret),
             hosts=HostCheck(hosts),
+            library=self.library(),
             **self._parsers,
         )
         if self.database is not None:

@@ -7,7 +7,7 @@ import pytest
 from zse.sampling.fields import describe
 from zse.server.engine_counters import COUNTERS
 from zse.server.errors import CODES
-from zse.server.requests import keys, messages, ollama, responses
+from zse.server.requests import keys, messages, models, ollama, responses
 from zse.server.requests.completions import CHAT_FIELDS, COMPLETIONS_FIELDS
 from zse.server.requests.measures import EMBEDDINGS_FIELDS, RERANK_FIELDS, SCORE_FIELDS
 from zse.server.routes.table import ROUTES
@@ -29,6 +29,9 @@ def test_every_route_is_documented():
         ("## POST /v1/responses", responses.FIELDS),
         ("## POST /v1/messages", messages.FIELDS),
         ("## POST /api/chat", ollama.CHAT),
+        ("### POST /admin/models\n", models.ADD),
+        ("### POST /admin/models/{model}/load", models.LOAD),
+        ("### POST /admin/models/{model}/unload", models.UNLOAD),
         ("## POST /v1/rerank", RERANK_FIELDS),
         ("## POST /v1/score", SCORE_FIELDS),
         ("## POST /admin/keys", keys.CREATE),
@@ -36,7 +39,7 @@ def test_every_route_is_documented():
     ],
 )
 def test_every_field_is_documented(heading, fields):
-    section = TEXT.split(heading, 1)[1].split("\n## ", 1)[0]
+    section = TEXT.split(heading, 1)[1].split("\n## ", 1)[0].split("\n### ", 1)[0]
     rows = [line for line in section.splitlines() if line.startswith("| `")]
     assert rows == [f"| `{name}` | {default} | {doc} |" for name, default, doc in describe(fields)]
 

@@ -6,7 +6,7 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from test_errors import CHAT_ONLY, COMMON, TEXT_ONLY
 
-from zse.server.requests import keys, messages, ollama, responses
+from zse.server.requests import keys, messages, models, ollama, responses
 from zse.server.requests.completions import CHAT_FIELDS, COMPLETIONS_FIELDS
 from zse.server.requests.measures import EMBEDDINGS_FIELDS, RERANK_FIELDS, SCORE_FIELDS
 from zse.server.routes.table import ROUTES
@@ -22,6 +22,9 @@ FIELDS = {
     "/api/chat": ollama.CHAT,
     "/api/generate": ollama.GENERATE,
     "/api/embed": ollama.EMBED,
+    "/admin/models": models.ADD,
+    "/admin/models/{model}/load": models.LOAD,
+    "/admin/models/{model}/unload": models.UNLOAD,
     "/v1/rerank": RERANK_FIELDS,
     "/v1/score": SCORE_FIELDS,
     "/admin/keys": keys.CREATE,
@@ -53,7 +56,7 @@ def test_every_route_is_in_it(document):
     for route in ROUTES:
         operation = document["paths"][route.path][route.method.lower()]
         assert ("security" in operation) is (route.scope != "public")
-        assert ("requestBody" in operation) is (route.method == "POST")
+        assert ("requestBody" in operation) is bool(route.fields)
 
 
 @pytest.mark.parametrize("path", FIELDS)

@@ -14,7 +14,8 @@ from harness import FAKE_ENGINE, Harness, chat_body, wait_for
 from zse.engine import client as engine_client
 from zse.engine.process import spawn
 from zse.server import pool as pools
-from zse.server.pool import ModelPool, ModelSpec, Served
+from zse.server.pool import ModelPool
+from zse.server.served import ModelSpec, Served
 
 
 class Models(Harness):

@@ -16,7 +16,7 @@ from zse.formats import converted, store
 from zse.http import bind
 from zse.lazy import subprocess
 from zse.scheduler import options as scheduling
-from zse.server import auth, pool, tracing
+from zse.server import auth, library, served, tracing
 from zse.server import keys as key_files
 from zse.server import main as server
 from zse.server import models as text_models
@@ -216,7 +216,7 @@ def run(args) -> int:
         setup(args.log_level, args.log_format)
         options = server.ServeOptions(
             models=tuple(
-                pool.ModelSpec(names, path, tuple(words))
+                served.ModelSpec(names, path, tuple(words))
                 for (path, names), words in zip(models, arguments, strict=True)
             ),
             host=args.host,
@@ -225,6 +225,7 @@ def run(args) -> int:
             # The same after a restart: what is cached on disk is salted with it.
             cache_secret=auth.kept_secret(args.cache_disk) if args.cache_disk else None,
             exits_on_failure=args.on_engine_failure == "exit",
+            library=library.Library(functools.partial(_engine_arguments, args)),
             phases_ms=phases,
             since_exec=since_exec,
             when_ready=functools.partial(_keep_converted, args, models) if args.cache_converted else None,

@@ -144,6 +144,7 @@ class EngineClient:
         self.state, self.reason = STARTING, ""
         self._ready = loop.create_future()
         self._ready.add_done_callback(lambda future: future.cancelled() or future.exception())  # "never retrieved"
+        self._process = process
         self._task = loop.create_task(self._supervise(process))
 
     async def started(self) -> Ready:
@@ -268,8 +269,11 @@ class EngineClient:
             self._task.cancel()
 
     async def unload(self) -> None:
-        """End the process of an engine that owes nothing; its memory is free when this returns. start() may follow."""
+        """End the process; its memory is free when this returns. start() may follow. A start that goes on has failed, requests end
+        with engine_restarting."""
         self.state = STOPPING
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(EngineStartError("it was unloaded before it was ready", 1))
         if self._process is not None:
             self._process.kill()  # nothing to be finished: killing is quicker than asking
             while self._process.poll() is None:

@@ -19,8 +19,10 @@ from zse.server.api_request import APIRequest
 from zse.server.auth import CacheSalts, HostCheck, KeyCheck, WrongKeys, invalid_key
 from zse.server.errors import APIError
 from zse.server.keys import Caller, Key, quotas
-from zse.server.pool import ModelPool, Served
+from zse.server.library import Library
+from zse.server.pool import ModelPool
 from zse.server.routes.table import ADMIN, BY_PATH, PUBLIC, ROUTES, USER, WITH_NAME, Route, resolve
+from zse.server.served import Served
 from zse.server.work import FairThreads, RequestRun, Tenants
 
 TYPE_CHECKING = False
@@ -41,11 +43,12 @@ def find_route(path: str) -> tuple[dict[str, Route], dict[str, str]] | None:
     while bare.startswith("/v1/"):
         bare = bare[3:]
     for known in (bare, "/v1" + bare):
-        for prefix, brace, name in WITH_NAME:
-            if known.startswith(prefix) and len(known) > len(prefix):
-                return BY_PATH[prefix + brace + name], {name.rstrip("}"): known[len(prefix) :]}
         if known in BY_PATH:
             return BY_PATH[known], {}
+        for before, name, behind in WITH_NAME:
+            if known.startswith(before) and known.endswith(behind) and len(known) > len(before) + len(behind):
+                found = known[len(before) : len(known) - len(behind)]
+                return BY_PATH[f"{before}{{{name}}}{behind}"], {name: found}
     return None
 
 
@@ -62,6 +65,7 @@ class App:
 
     Args:
         pool: the models and their engines.
+        library: models that may be added; None: none.
         weights: of tenants, for the scheduler.
         any_model_name: a name that no model has means the first one.
         tool_parser, reasoning_parser: for all models, instead of what their chat templates show.
@@ -82,8 +86,9 @@ class App:
         any_model_name: bool = False,
         tool_parser: str | None = None,
         reasoning_parser: str | None = None,
+        library: Library | None = None,
     ):
-        self.pool, self.admission = pool, admission
+        self.pool, self.admission, self.library = pool, admission, library or Library()
         self.salts = salts or CacheSalts()
         self.any_model_name = any_model_name
         self.tool_parser, self.reasoning_parser = tool_parser, reasoning_parser
@@ -175,7 +180,7 @@ class App:
             raise APIError("length_required", "Give the body's length in Content-Length.")
         if int(request.headers.get("content-length") or LARGE_BODY) >= LARGE_BODY:
             self.admission.admit(
-                request, needs_room=True, counts=False
+                request, needs_room=route.scope == USER, counts=False
             )  # a small one costs less than the connection that a refusal ends
 
     async def handle(self, request: APIRequest) -> Response | None:

@@ -27,7 +27,9 @@ from zse.server.app import App
 from zse.server.auth import CacheSalts, HostCheck, KeyCheck
 from zse.server.key_watch import KeyWatch
 from zse.server.keys import Key, quotas, weights
-from zse.server.pool import ModelPool, ModelSpec
+from zse.server.library import Library
+from zse.server.pool import ModelPool
+from zse.server.served import ModelSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
         allowed_hosts: Host names that are answered; None: any.
         exits_on_failure: the process ends when the engines of all models have died too often; else they are tried again.
         any_model_name: a name that no model has means the first one.
+        library: models that may be added while it serves.
         tool_parser, reasoning_parser: names of zse.server.tools; None: what the chat template shows.
         phases_ms: what happened so far, name → milliseconds since exec.
         since_exec: the clock of phases_ms, in seconds.
@@ -87,6 +90,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     any_model_name: bool = False
     tool_parser: str | None = None
     reasoning_parser: str | None = None
+    library: Library | None = None
     limits: Limits = Limits()
     phases_ms: dict[str, float] = {}
     since_exec: Callable[[], float] = time.process_time
@@ -183,6 +187,7 @@ class _Serving:
             any_model_name=options.any_model_name,
             tool_parser=options.tool_parser,
             reasoning_parser=options.reasoning_parser,
+            library=options.library,
         )
         if database is not None:
             usage = self._app.usage = storage.usage.UsageLog(database, self._app.admission)

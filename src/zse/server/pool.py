@@ -1,4 +1,5 @@
-"""The models of a server: loaded when a request names one, evicted when they idle or another needs their memory.
+"""The models of a server: added and removed while it serves, loaded when a request names one or an administrator wants it, evicted
+when they idle or another needs their memory.
 
 One engine process for each loaded model, and parked ones beside them (a process that has its device open and its
 kernels loaded, but no model), so that a load is a transfer of weights and not a start. State of the models and of the
@@ -7,65 +8,22 @@ parked processes has this one writer; all of it lives on the server's event loop
 
 import asyncio
 import functools
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Sequence
 
-import msgspec
-
-from zse import __version__
 from zse.engine.client import DOWN, READY, STARTING, UNLOADED, EngineClient, EngineStartError, shutting_down_error
 from zse.engine.messages import Fatal, FrameReader, FromEngine, Ready
 from zse.engine.process import EngineProcess
 from zse.errors import EngineError, RequestError, ZSEError
 from zse.server.errors import APIError
-from zse.server.work import Statistics
+from zse.server.served import ModelSpec, ReadBytes, Served
 
 log = logging.getLogger("zse.server")
 
 TICK_S = 0.25
 RETRY_S = 2.0  # after a load that failed, a request tries again; sooner ones get the same answer
 SPARE_BUDGET, SPARE_WINDOW_S = 5, 600.0  # parked engines that may die within the window before they are given up
-
-
-class ModelSpec(msgspec.Struct, frozen=True):
-    """A model that is served. names: what requests may call it, the first is listed. path: file or folder.
-    arguments: of its engine's command line."""
-
-    names: tuple[str, ...]
-    path: str
-    arguments: tuple[str, ...] = ()
-
-
-class Served:
-    """One model. engine: the client of its engine process, also while it is not loaded. text: tokenizer and template, once
-    somebody needed them. users: requests that hold it. changing: the load or eviction that is under way."""
-
-    def __init__(self, spec: ModelSpec, engine: EngineClient):
-        self.spec, self.engine = spec, engine
-        self.text: asyncio.Future | None = None
-        self.users = self.num_loads = self.num_evictions = self.num_requests = 0
-        self.load_ms = 0.0  # of the last load, from the request to Ready
-        self.last_used = time.monotonic()
-        self.statistics = Statistics()
-        # system_fingerprint of answers: the same while version, model and options are the same.
-        origin = "\0".join((__version__, spec.names[0], *spec.arguments))
-        self.fingerprint = "fp_" + hashlib.sha256(origin.encode()).hexdigest()[:10]
-        self.failed_at = 0.0
-        self.failure: RequestError | None = None
-        self.changing: asyncio.Task | None = None
-
-    @property
-    def name(self) -> str:
-        return self.spec.names[0]
-
-    @property
-    def state(self) -> str:
-        """unloaded, loading, loaded, restarting, failed or stopping."""
-        if self.changing is not None:
-            return "loading" if self.engine.state in (STARTING, UNLOADED, DOWN) else "stopping"
-        return {STARTING: "loading", READY: "loaded", DOWN: "failed"}.get(self.engine.state, self.engine.state)
 
 
 class ModelPool:
@@ -95,20 +53,13 @@ class ModelPool:
         tries_again: bool = False,
         on_failure: Callable[[EngineError], None] = lambda error: None,
     ):
-        self.models = [
-            Served(
-                spec,
-                EngineClient(
-                    functools.partial(self.take_process, list(spec.arguments)), tries_again, self._on_engine_down
-                ),
-            )
-            for spec in models
-        ]
-        self._on_failure = on_failure
+        self._tries_again, self._on_failure = tries_again, on_failure
+        self.models = [self._served(spec) for spec in models]
+        self._removed: list[Served] = []  # whose requests, or engines, have not ended yet
         self.draining = False
         self.num_spare_loads = 0
         self._load_text, self._spawn, self._park = load_text, spawn, park
-        self._num_spares, self._idle_s, self._max_loaded = spares, idle_s, max_loaded
+        self._num_spares, self.idle_s, self._max_loaded = spares, idle_s, max_loaded
         self._spares: list[EngineProcess] = []
         self._spare_deaths: list[float] = []
         self.by_name = {name: model for model in self.models for name in model.spec.names}
@@ -116,9 +67,17 @@ class ModelPool:
         self._memory = asyncio.Lock()  # one load at a time decides who has to go
         self._unloading: list[Served] = []  # those that are being evicted
 
+    def _served(self, spec: ModelSpec) -> Served:
+        respawn = functools.partial(self.take_process, list(spec.arguments))
+        return Served(spec, EngineClient(respawn, self._tries_again, self._on_engine_down))
+
     @property
     def default(self) -> Served:
         return self.models[0]
+
+    @property
+    def _all(self) -> list[Served]:
+        return [*self.models, *self._removed]
 
     @property
     def spares_ready(self) -> int:
@@ -148,7 +107,10 @@ class ModelPool:
 
     async def ready(self, model: Served) -> Ready:
         """Its engine's Ready message, once the model is loaded. Raises RequestError when that fails."""
+        ends = model.num_ends
         while model.engine.state != READY or model.changing is not None:
+            if model.num_ends != ends:
+                raise _unloaded_error()
             self._ensure_loading(model)
             if model.changing is not None:
                 await asyncio.shield(model.changing)
@@ -168,6 +130,7 @@ class ModelPool:
             return model.text.result() if model.text.done() else await asyncio.shield(model.text)
         except ZSEError as error:
             log.error("the tokenizer of %s cannot be loaded: %s", model.name, error)
+            model.problem = _for_administrator(model, error)
             raise APIError("engine_unavailable", "The model could not be loaded.") from None
 
     def _start_text(self, model: Served) -> None:
@@ -195,26 +158,76 @@ class ModelPool:
             if model.engine.state == DOWN:
                 model.engine.state = UNLOADED
 
+    # -- models that come and go
+
+    def add(self, spec: ModelSpec) -> Served:
+        """Serve one more model, which its first request loads; one that is served already stays as it is. Raises APIError."""
+        if self.draining:
+            raise shutting_down_error()
+        for name in spec.names:
+            if name in self.by_name:
+                if self.by_name[name].spec == spec:
+                    return self.by_name[name]
+                raise APIError("conflict", f"Another model is served as '{name}'; remove it first.")
+        model = self._served(spec)
+        self.models.append(model)
+        self.by_name |= dict.fromkeys(spec.names, model)
+        return model
+
+    def remove(self, model: Served) -> None:
+        """From now on no request finds it. Those that have begun end as they would; then its engine ends. Raises APIError."""
+        _check_started(model)
+        self.models.remove(model)
+        self.by_name = {name: other for name, other in self.by_name.items() if other is not model}
+        self._removed.append(model)
+        self.keep(model, 0.0)
+
+    async def unload(self, model: Served, force: bool = False) -> None:
+        """End its engine; the next request loads it again. force: requests that use it end with an error, otherwise they are in
+        the way. Raises APIError."""
+        _check_started(model)
+        if model.users and not force:
+            message = f"{model.users} requests use the model; send 'force': true to end them."
+            raise APIError("conflict", message)
+        model.num_ends += 1
+        model.engine.fail_requests(_unloaded_error())
+        if model not in self._unloading and (model.changing is not None or model.engine.state != UNLOADED):
+            self._evict(model)
+        if model.changing is not None:
+            await asyncio.shield(model.changing)
+
+    def keep(self, model: Served, seconds: float) -> None:
+        """Until it is unloaded it stays loaded for so long without requests, whatever idle_s says; math.inf: for ever, unless
+        another model needs its memory."""
+        model.keep_s = seconds
+        self._look_after()
+
     # -- loading and evicting
 
     async def _load(self, model: Served) -> None:
-        start = time.monotonic()
+        start, ends = time.monotonic(), model.num_ends
         try:
             while True:
                 async with self._memory:
+                    if model.num_ends != ends:
+                        return
                     self._make_room(model)
                     process = self.take_process(list(model.spec.arguments))
+                    model.reading = ReadBytes(process, model.spec.path)
                     model.engine.start(process)
                     try:
                         info = await model.engine.started()
                         break
                     except EngineStartError as error:
+                        if model.num_ends != ends:
+                            return
                         if error.died and process.load is not None:
                             log.warning("a parked engine died when it was to load %s: %s", model.name, error)
                             continue  # with the next parked one, or a new one
                         if error.code != "out_of_memory" or not await self._free_memory(model):
                             raise
             model.num_loads += 1
+            model.problem = ""
             model.load_ms = round(1000 * (time.monotonic() - start), 1)
             model.last_used = time.monotonic()
             log.info(
@@ -228,7 +241,8 @@ class ModelPool:
             model.failure, model.failed_at = error, time.monotonic()
         except EngineStartError as error:
             log.error("%s cannot be loaded: %s", model.name, error)
-            others_busy = any(other.users for other in self.models if other is not model)
+            model.problem = _for_administrator(model, error)
+            others_busy = any(other.users for other in self._all if other is not model)
             is_memory = error.code == "out_of_memory" and others_busy
             model.failure = (
                 APIError("overloaded", "There is no memory for this model while others are in use.")
@@ -237,7 +251,9 @@ class ModelPool:
             )
             model.failed_at = time.monotonic()
         finally:
-            model.changing = None
+            model.reading = None
+            if model.changing is asyncio.current_task():  # else it is being unloaded
+                model.changing = None
 
     def _make_room(self, model: Served) -> None:
         """Begin to evict until one more model may be loaded. The load does not wait: if memory is short before the others
@@ -245,7 +261,7 @@ class ModelPool:
         while self._max_loaded is not None:
             loaded = [
                 other
-                for other in self.models
+                for other in self._all
                 if other is not model and other.engine.state != UNLOADED and other not in self._unloading
             ]
             if len(loaded) < self._max_loaded:
@@ -268,19 +284,13 @@ class ModelPool:
 
     def _longest_idle(self, wanted: Served) -> Served | None:
         """The loaded model, other than `wanted`, that has been without requests for longest."""
-        idle = [
-            model
-            for model in self.models
-            if model is not wanted
-            and not model.users
-            and model.changing is None
-            and model.engine.state in (READY, DOWN)
-        ]
+        idle = [model for model in self._all if model is not wanted and model.is_idle]
         return min(idle, key=lambda model: model.last_used, default=None)
 
     def _evict(self, model: Served) -> None:
         """Begin to unload it."""
         model.num_evictions += 1
+        model.keep_s = None
         self._unloading.append(model)
         model.changing = asyncio.get_running_loop().create_task(self._unload(model))
 
@@ -307,12 +317,16 @@ class ModelPool:
 
     def start(self) -> None:
         """From now on keep parked engines and evict idle models. Call it once the first models are loaded or loading."""
-        if self._task is None and (self._num_spares or self._idle_s is not None):
+        if self._num_spares or self.idle_s is not None:
+            self._look_after()
+
+    def _look_after(self) -> None:
+        if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._maintain())
 
     def limit(self, spares: int, idle_s: float | None, max_loaded: int | None) -> None:
         """Other bounds from now on; a model that is loaded already stays until it is idle or room is needed."""
-        self._num_spares, self._idle_s, self._max_loaded = spares, idle_s, max_loaded
+        self._num_spares, self.idle_s, self._max_loaded = spares, idle_s, max_loaded
         self.start()
 
     async def _maintain(self) -> None:
@@ -326,7 +340,7 @@ class ModelPool:
             self._spares.remove(spare)
             self._count_death(spare)
         # A load that is going on should have the machine for itself.
-        if self._park is None or any(model.changing is not None for model in self.models):
+        if self._park is None or any(model.changing is not None for model in self._all):
             return
         while len(self._spares) < self._num_spares:
             self._spares.append(self._park())
@@ -342,19 +356,23 @@ class ModelPool:
             log.error("no engine is parked any more: %d of them ended within %.0f s", SPARE_BUDGET, SPARE_WINDOW_S)
 
     def _evict_idle(self, now: float) -> None:
-        if self._idle_s is None:
-            return
         for model in self.models:
-            idle = model.engine.state == READY and not model.users and model.changing is None
-            if idle and now - model.last_used > self._idle_s:
-                log.info("%s has been idle for %.0f s and is evicted", model.name, now - model.last_used)
+            keep_s = self.idle_s if model.keep_s is None else model.keep_s
+            idle_s = now - model.last_used
+            if keep_s is not None and model.is_idle and model.engine.state == READY and idle_s >= keep_s:
+                log.info("%s has been idle for %.0f s and is evicted", model.name, idle_s)
                 self._evict(model)
+        for model in self._removed:
+            if model.is_idle:
+                self._evict(model)
+        is_left = [model.users or model.changing or model.engine.state != UNLOADED for model in self._removed]
+        self._removed = [model for model, left in zip(self._removed, is_left, strict=True) if left]
 
     # -- health and the end
 
     def _on_engine_down(self) -> None:
         # One that could not be loaded is tried again when somebody asks for it.
-        if all(model.engine.state == DOWN and model.failure is None for model in self.models):
+        if self.models and all(model.engine.state == DOWN and model.failure is None for model in self.models):
             reasons = dict.fromkeys(model.engine.reason for model in self.models)
             self._on_failure(EngineError(f"the engine failed for good: {'; '.join(reasons)}"))
 
@@ -362,7 +380,7 @@ class ModelPool:
         """(would a request for any model be answered, why not)."""
         is_failed = all(model.engine.state == DOWN for model in self.models)
         for model in self.models:
-            if model.text is not None and not model.text.done():
+            if model is self.default and model.text is not None and not model.text.done():
                 return False, "the tokenizer is loading"
             if model.engine.state == UNLOADED or (model.changing is not None and model is not self.default):
                 continue
@@ -381,8 +399,8 @@ class ModelPool:
         for spare in self._spares:
             spare.kill()
             spare.sock.close()
-        await asyncio.gather(*(model.engine.stop() for model in self.models))
-        for model in self.models:
+        await asyncio.gather(*(model.engine.stop() for model in self._all))
+        for model in self._all:
             if model.changing is not None:
                 model.changing.cancel()
 
@@ -390,12 +408,27 @@ class ModelPool:
         """Immediately, for the second signal."""
         for spare in self._spares:
             spare.kill()
-        for model in self.models:
+        for model in self._all:
             model.engine.kill()
 
     def fail_requests(self, error: RequestError) -> None:
-        for model in self.models:
+        for model in self._all:
             model.engine.fail_requests(error)
+
+
+def _check_started(model: Served) -> None:
+    """The server waits for the first start of its first model, which only ends with it."""
+    if model.engine.state == STARTING and model.changing is None:
+        raise APIError("conflict", "The model is being started with the server; try again when it is loaded.")
+
+
+def _unloaded_error() -> RequestError:
+    return APIError("engine_restarting", "The model was unloaded; the next request loads it again.")
+
+
+def _for_administrator(model: Served, error: Exception) -> str:
+    """One line without the place of the model's files."""
+    return " ".join(str(error).replace(model.spec.path, model.name).split())
 
 
 def _fatal_message(process: EngineProcess) -> str:

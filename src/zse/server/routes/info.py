@@ -48,14 +48,14 @@ async def ready(app, request: APIRequest) -> Response:
     body = {
         "status": "ready" if ok else "not_ready",
         "reason": reason or None,
-        "engine": engines[0].state,
+        "engine": engines[0].state if engines else None,
         "restarts": sum(engine.num_restarts for engine in engines),
         "requests": app.admission.choices,
         "running": sum(beat.running for beat in beats),
         "waiting": sum(beat.waiting for beat in beats),
         "free_pages": sum(beat.free_pages for beat in beats),
         "steps": sum(beat.steps for beat in beats),
-        "last_step_age_s": round(max(engine.last_step_age_s for engine in engines), 3),
+        "last_step_age_s": round(max((engine.last_step_age_s for engine in engines), default=0.0), 3),
     }
     if ok:
         return Response.json(body)

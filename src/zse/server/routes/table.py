@@ -1,4 +1,4 @@
-"""The route table. A path may end in {name}, which takes the rest of it, slashes included.
+"""The route table. A path may hold one {name}, which takes what stands there, slashes included.
 
 A route names its handler, whose module is imported with its first request: a start waits for those of completions only.
 """
@@ -21,7 +21,8 @@ PUBLIC, USER, ADMIN = "public", "user", "admin"
 class Route(msgspec.Struct, frozen=True):
     """function: "MODULE.NAME" in zse.server.routes, a coroutine function of the App and the APIRequest. doc: what it answers,
     in docs/api.md and the OpenAPI document. fields: "MODULE.NAME" in zse.server.requests, the table of what a body may hold;
-    "": the route takes none, and its method is GET. api: whose way of writing errors it has, of zse.server.errors.
+    "": the route takes none. api: whose way of writing errors it has, of zse.server.errors. verb: its method; "": POST with a body,
+    GET without. What changes something takes a body or is no POST: a browser asks before it lets another site's page send those.
     media: the type of an answer that is not streamed."""
 
     path: str
@@ -31,10 +32,11 @@ class Route(msgspec.Struct, frozen=True):
     fields: str = ""
     api: str = OPENAI
     media: str = "application/json"
+    verb: str = ""
 
     @property
     def method(self) -> str:
-        return "POST" if self.fields else "GET"
+        return self.verb or ("POST" if self.fields else "GET")
 
     @property
     def body(self) -> Fields:
@@ -90,6 +92,19 @@ ROUTES = (
     Route("/api/version", PUBLIC, "ollama.version", "the version", api=OLLAMA),
     Route("/v1/models", USER, "info.models", "the models that are served, each with its `state`"),
     Route("/v1/models/{model}", USER, "info.model", "one model"),
+    Route(
+        "/admin/models", ADMIN, "models.listed", "models that are served, with state and progress; those of the store"
+    ),
+    Route("/admin/models", ADMIN, "models.add", "serves one more model of the store", "models.ADD"),
+    Route(
+        "/admin/models/{model}",
+        ADMIN,
+        "models.remove",
+        "serves a model no more; requests that run end first",
+        verb="DELETE",
+    ),
+    Route("/admin/models/{model}/load", ADMIN, "models.load", "loads a model now", "models.LOAD"),
+    Route("/admin/models/{model}/unload", ADMIN, "models.unload", "ends a model's engine", "models.UNLOAD"),
     Route("/tokenize", USER, "tokenize.tokenize", "the token ids of a text or conversation, as vLLM has it", _TOKENIZE),
     Route("/detokenize", USER, "tokenize.detokenize", "the text of token ids", "tokenize.DETOKENIZE_FIELDS"),
     Route("/health", PUBLIC, "info.ready", "as /health/ready"),
@@ -109,8 +124,10 @@ ROUTES = (
     Route("/page/{file}", PUBLIC, "web_page.file", "its scripts and styles", media="text/javascript"),
 )
 
-# Routes by path and method; paths that end in a name, cut in front of it.
+# Routes by path and method; paths with a name as (before it, the name, behind it), those with something behind it first.
 BY_PATH: dict[str, dict[str, Route]] = {}
 for _route in ROUTES:
     BY_PATH.setdefault(_route.path, {})[_route.method] = _route
-WITH_NAME = [path.partition("{") for path in BY_PATH if "{" in path]
+WITH_NAME = sorted(
+    (tuple(path.replace("}", "{").split("{")) for path in BY_PATH if "{" in path), key=lambda parts: -len(parts[2])
+)
