@@ -30,6 +30,7 @@ COMMANDS = {
     "profile": "show where a step of a model spends its time, kernel by kernel",
     "kernels": "compile the GPU kernels, list or time them",
     "config": "show the value of every option of a command, and where it comes from",
+    "completion": "print the completions of bash, zsh or fish",
     "doctor": "check this machine and installation, and say how to mend what is missing",
     "version": "print the version and build details",
 }
