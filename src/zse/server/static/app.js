@@ -5,6 +5,7 @@ import { getJSON, hooks, send } from "./api.js";
 import { Chat } from "./chat.js";
 import { Dashboard } from "./dashboard.js";
 import { html } from "./html.js";
+import { Keys } from "./keys.js";
 import { Models } from "./models.js";
 import { Playground } from "./playground.js";
 import { apiKey, keep, kept, logOut, setApiKey } from "./store.js";
@@ -15,6 +16,7 @@ const VIEWS = {
   chat: ["Chat", Chat, false],
   dashboard: ["Dashboard", Dashboard, true],
   models: ["Models", Models, false],
+  keys: ["Keys", Keys, true],
   playground: ["Playground", Playground, false],
 };
 
