@@ -55,7 +55,7 @@ class FakeLibrary:
         return ModelSpec((called or name,), name, tuple(self.arguments.get(name, "").split()))
 
     def stored(self) -> list[dict]:
-        return [{"name": "fake", "bytes": 1000, "licence": None}]
+        return [{"name": name, "bytes": 1000, "licence": None} for name in self.arguments or ("fake",)]
 
 
 class Admitted(RequestRun):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from browser import SHIFT, Browser, program
 from harness import Harness, wait_for
+from test_admin_models import Store
 from test_anthropic import CALL, TEMPLATE
 
 from zse.server.keys import OWNER, Key
@@ -591,7 +592,7 @@ def row(name: str) -> str:
 
 
 def press_in(chromium, within: str, label: str) -> None:
-    found = f"[...{within}.querySelectorAll('button')].find(b => b.innerText === {json.dumps(label)})"
+    found = f"[...({within}?.querySelectorAll('button') ?? [])].find(b => b.innerText === {json.dumps(label)})"
     chromium.wait(found)
     chromium.evaluate(f"{found}.click()")
 
@@ -645,6 +646,39 @@ def test_keys_are_made_changed_and_revoked(chromium, own_server, tmp_path):
         chromium.screenshot(Path(folder, "keys-narrow.png"))
     chromium.evaluate("sessionStorage.clear()")
     assert not chromium.errors
+
+
+def test_models_come_and_go(chromium):
+    models = {"one": "", "two": "--load-ms 600 --max-context 64", "three": "--fatal broken"}
+    server = Store(models)
+    try:
+        chromium.window()
+        chromium.open(server.base + "/#models")
+        chromium.wait(f"{row('two')}?.innerText.includes('Serve')")
+        press_in(chromium, row("two"), "Serve")
+        chromium.wait(f"{row('two')}.innerText.includes('unloaded')")
+        press_in(chromium, row("two"), "Load")
+        chromium.wait(f"{row('two')}.querySelector('progress')")
+        chromium.wait(f"{row('two')}.innerText.includes('3.0 MiB')")
+        assert chromium.evaluate(f"{row('two')}.innerText").split()[:4] == ["two", "loaded", "0", "64"]
+        press_in(chromium, row("two"), "Unload")
+        chromium.wait(f"{row('two')}.innerText.includes('unloaded')")
+        press_in(chromium, row("three"), "Serve")
+        press_in(chromium, row("three"), "Load")
+        chromium.wait("document.querySelector('.error')?.innerText.includes('broken')")
+        chromium.evaluate("location.hash = 'chat'")
+        chromium.wait("document.querySelector('[name=model]')?.options.length === 3")
+        chromium.evaluate("location.hash = 'models'")
+        press_in(chromium, row("two"), "Remove")
+        press_in(chromium, row("two"), "Remove, really")
+        chromium.wait(f"{row('two')}.innerText.includes('Serve')")
+        assert set(server.cards()) == {"one", "three"} and not chromium.errors
+        chromium.screenshot(
+            Path(os.environ["ZSE_TEST_SCREENSHOTS"], "models-wide.png")
+        ) if "ZSE_TEST_SCREENSHOTS" in os.environ else None
+    finally:
+        chromium.send("Page.navigate", url="about:blank")
+        server.close()
 
 
 def test_a_server_without_a_database_of_keys(page):

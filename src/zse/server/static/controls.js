@@ -15,13 +15,13 @@ export function Confirmed({ label, title, act, disabled = false }) {
   </span>`;
 }
 
-/** A table that scrolls on its own. columns: [title, class]. rows: lists of cells. */
+/** A table; on a narrow window its rows are lists, each cell behind its column's title. columns: [title, class]. rows: lists of cells. */
 export function Table({ label, columns, rows, empty }) {
   if (!rows.length) return html`<p class="dim">${empty}</p>`;
   return html`<div class="scroll" tabindex="0" role="region" aria-label=${label}>
-    <table>
+    <table class="list">
       <thead><tr>${columns.map(([title, of = ""]) => html`<th class=${of}>${title}</th>`)}</tr></thead>
-      <tbody>${rows.map((row) => html`<tr>${row.map((cell, index) => html`<td class=${columns[index][1] ?? ""}>${cell}</td>`)}</tr>`)}</tbody>
+      <tbody>${rows.map((row) => html`<tr>${row.map((cell, index) => html`<td class=${columns[index][1] ?? ""} data-title=${columns[index][0]}>${cell}</td>`)}</tr>`)}</tbody>
     </table>
   </div>`;
 }

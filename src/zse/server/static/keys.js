@@ -8,6 +8,7 @@ import { Copy } from "./markdown.js";
 import { shownNumber } from "./metrics.js";
 
 const DAY_S = 86_400;
+const PERIOD_S = 5; // between two readings of the usage
 const PERIODS = { 1: "one day", 7: "seven days", 30: "thirty days", 365: "a year" };
 // Name: label, step of the input, note.
 const NUMBERS = {
@@ -26,7 +27,14 @@ export class Keys extends Component {
 
   componentDidMount() {
     this.load();
+    this.timer = setInterval(() => document.hidden || !this.state.keys || this.loadUsage(this.state.days).catch(this.fail), 1000 * PERIOD_S);
   }
+
+  componentWillUnmount() {
+    clearInterval(this.timer);
+  }
+
+  fail = (error) => this.setState({ error: error.message });
 
   load = async () => {
     try {
@@ -35,7 +43,7 @@ export class Keys extends Component {
       await this.loadUsage(this.state.days);
       this.setState({ audit: (await getJSON("/admin/audit", { body: { last: 50 } })).data });
     } catch (error) {
-      this.setState({ error: error.message });
+      this.fail(error);
     }
   };
 
@@ -52,7 +60,7 @@ export class Keys extends Component {
       await this.load();
       return done;
     } catch (error) {
-      this.setState({ error: error.message });
+      this.fail(error);
       return null;
     }
   };
