@@ -1,0 +1,198 @@
+"""Run with io_points.c preloaded: database_points.py WORK HOW FOLDER. Every point at which the database's work writes goes wrong once.
+
+HOW is "die" or the name of an errno. For each point: what there was before is made, the work is done in a fork that dies or whose call
+fails there, then the file must open and be sound, what was acknowledged must be in it, and the rest all or not at all. Where a call failed
+the same process does the work again and must succeed, and so must the next one."""
+
+import ctypes
+import errno
+import json
+import os
+import shutil
+import sqlite3
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from zse.errors import ConfigError
+from zse.server.auth import digest_of
+from zse.server.database import keys, usage
+from zse.server.database.connection import Database, StorageError
+
+OWNER = ("t", 1, "m", 5)
+COUNTS = [1] * len(usage.COUNTS)
+NUM_GROUPS = 4
+
+
+class Job(NamedTuple):
+    """prepare(path). run(path, told): told(word) with each thing that is acknowledged. check(path, words): of the file, open and
+    sound; raises AssertionError."""
+
+    prepare: Callable[[str], object]
+    run: Callable[[str, Callable[[str], None]], object]
+    check: Callable[[sqlite3.Connection, list[str]], None]
+
+
+def in_database(
+    path: str, *works, told: Callable[[str], object] = lambda word: None, word=lambda result: "done"
+) -> None:
+    """One work after the other; of each told(word(its result)) in the moment in which its caller is told."""
+    with Database(path) as database:
+        for work in works:
+            job = database.submit(work)
+            job.add_done_callback(lambda done: done.exception() or told(word(done.result())))
+            job.result()
+
+
+def two_keys(path: str) -> None:
+    in_database(path, *(partial(keys.create, name=name, actor="x") for name in "ab"))
+
+
+def first_start(path: str, told) -> None:
+    in_database(path, partial(keys.prepare, makes_admin=True), told=told, word=str)
+
+
+def is_known(connection: sqlite3.Connection, text: str) -> bool:
+    return digest_of(keys.secret(connection), text) in {
+        key.digest for key in keys.listed(connection) if not key.revoked
+    }
+
+
+def has_admin(connection: sqlite3.Connection, words: list[str]) -> None:
+    names = [key.name for key in keys.listed(connection)]
+    assert names == ["admin"] or names == [] and not words, names
+    assert not words[-1:] or words[-1] == "" or is_known(connection, words[-1])
+
+
+def create(path: str, told) -> None:
+    work = partial(keys.create, name=f"c{time.monotonic_ns()}", actor="x", rpm=5)
+    in_database(path, work, told=told, word=lambda made: made[1])
+
+
+def has_all(connection: sqlite3.Connection, words: list[str]) -> None:
+    listed = keys.listed(connection)
+    assert [key.name for key in listed][:2] == ["a", "b"] and all(is_known(connection, word) for word in words)
+    audited = [line.subject for line in keys.audit(connection, 1000) if line.action == "keys.create"]
+    assert sorted(audited) == sorted(key.name for key in listed), "a key without its line, or a line without its key"
+
+
+def revoke(path: str, told) -> None:
+    in_database(path, partial(keys.revoke, name="b", actor="x"), told=told)
+
+
+def is_revoked(connection: sqlite3.Connection, words: list[str]) -> None:
+    first, second = keys.listed(connection)
+    assert first.revoked is None and (second.revoked is not None or not words)
+    lines = [line for line in keys.audit(connection, 10) if line.action == "keys.revoke"]
+    assert len(lines) == (second.revoked is not None)
+
+
+def rotate(path: str, told) -> None:
+    in_database(path, partial(keys.rotate, name="b", actor="x"), told=told, word=lambda made: made[1])
+
+
+def is_rotated(connection: sqlite3.Connection, words: list[str]) -> None:
+    assert len(keys.listed(connection)) == 2 and all(is_known(connection, word) for word in words[-1:])
+
+
+def use(path: str, told) -> None:
+    counts, windows = {OWNER: COUNTS, (*OWNER[:3], 6): COUNTS}, [("a/a", "tokens", 5.0, 7.0)]
+    in_database(path, *[partial(usage.write, counts=counts, windows=windows)] * NUM_GROUPS, told=told)
+
+
+def is_used(connection: sqlite3.Connection, words: list[str]) -> None:
+    counts = [row.requests for row in usage.totals(connection, by="hour")]
+    assert len(set(counts)) <= 1 and len(counts) in (0, 2), counts  # a group is whole or not there
+    assert len(words) <= (counts or [0])[0] <= len(words) + 1 or not words
+
+
+JOBS = {
+    "first start": Job(lambda path: None, first_start, has_admin),
+    "create": Job(two_keys, create, has_all),
+    "revoke": Job(two_keys, revoke, is_revoked),
+    "rotate": Job(two_keys, rotate, is_rotated),
+    "usage": Job(two_keys, use, is_used),
+}
+
+
+def checked(job: Job, path: str, words: list[str]) -> None:
+    with Database(path) as database:
+        assert database.now(lambda c: c.execute("PRAGMA integrity_check").fetchone(), writes=False) == ("ok",)
+        database.now(lambda c: job.check(c, words))
+
+
+def forked(work: Callable[[Callable[[str], None]], None]) -> tuple[list[str], int]:
+    """work(told) in a fork: what it told, and how it ended."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            os.close(reading)
+            work(lambda word: os.write(writing, word.encode() + b"\n"))
+            code = 0
+        except AssertionError as error:
+            sys.stderr.write(f"{error!r}\n")
+        finally:
+            os._exit(code)
+    os.close(writing)
+    data = b""
+    while piece := os.read(reading, 1 << 16):
+        data += piece
+    os.close(reading)
+    return data.decode().split("\n")[:-1], os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def main(work: str, how: str, folder: str) -> None:
+    points = ctypes.CDLL(None)
+    points.points_set.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int]
+    points.points_seen.restype = ctypes.c_long
+    job, error = JOBS[work], 0 if how == "die" else getattr(errno, how)
+    number = 0
+
+    def fresh() -> str:
+        nonlocal number
+        number += 1
+        path = os.path.join(folder, f"run{number}", "server.db")
+        assert forked(lambda told: (job.prepare(path), None)[1])[1] == 0
+        return path
+
+    def broken(told, path: str, at: int) -> None:
+        points.points_set(os.path.dirname(path).encode(), at, error)
+        try:
+            job.run(path, told)
+        except (StorageError, ConfigError):
+            assert how != "die"
+        else:
+            told(f"={points.points_seen()}")
+            return
+        points.points_set(b"", -1, 0)
+        job.run(path, told)  # without a restart
+
+    words, code = forked(partial(broken, path=(path := fresh()), at=-1))
+    assert code == 0 and words[-1].startswith("="), (words, code)
+    count = int(words[-1][1:])
+    died = 0
+    for at in range(count):
+        path = fresh()
+        words, code = forked(partial(broken, path=path, at=at))
+        where = f"{work}, point {at} of {count}, {how}"
+        assert code == (-9 if how == "die" else 0) or code == 0, (where, words, code)
+        died += code == -9
+        acknowledged = [word for word in words if not word.startswith("=")]
+        for attempt in (lambda told: checked(job, path, acknowledged), partial(again, job=job, path=path)):
+            assert forked(attempt)[1] == 0, (where, acknowledged)
+        shutil.rmtree(os.path.dirname(path))
+    print(json.dumps({"points": count, "died": died}))
+
+
+def again(told, job: Job, path: str) -> None:
+    """The next process does the same, and what it is told holds."""
+    said: list[str] = []
+    job.run(path, said.append)
+    checked(job, path, said[-1:] if job.run is not use else [])
+
+
+main(*sys.argv[1:])
