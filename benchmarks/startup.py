@@ -29,26 +29,27 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--cold", action="store_true")
     parser.add_argument("--completions", action="store_true", help="POST /v1/completions (models without a template)")
+    parser.add_argument("--key", default="", help="sent with the request, for a server with keys")
     parser.add_argument("--json", action="store_true")
     own, more = parser.parse_known_args()
     more = [option for option in more if option != "--"]
     # As installed: modules have bytecode, which costs a start 0.2 s where it must do without.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if not own.cold:
-        run(own.model, more, own.completions)  # fills the page cache and the bytecode cache
+        run(own, more)  # fills the page cache and the bytecode cache
     runs = []
     for _ in range(own.repeats):
         if own.cold:
             drop_page_cache(own.model)
-        runs.append(run(own.model, more, own.completions))
+        runs.append(run(own, more))
     report(own, runs)
     return 0
 
 
-def run(model: str, options: list[str], completions: bool) -> dict[str, float]:
+def run(own, options: list[str]) -> dict[str, float]:
     """One start: name → milliseconds since exec, then the server's own phases."""
     port = free_port()
-    command = [sys.executable, "-m", "zse", "serve", model, "--port", str(port), *options]
+    command = [sys.executable, "-m", "zse", "serve", own.model, "--port", str(port), *options]
     start = time.perf_counter()
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     times: dict[str, float] = {}
@@ -59,7 +60,7 @@ def run(model: str, options: list[str], completions: bool) -> dict[str, float]:
     try:
         with connect(process, port, start + 120) as sock:
             mark("connected")
-            sock.sendall(request(completions))
+            sock.sendall(request(own.completions, own.key))
             data = b""
             while b"data: [DONE]" not in data:
                 piece = sock.recv(1 << 16)
@@ -81,7 +82,7 @@ def run(model: str, options: list[str], completions: bool) -> dict[str, float]:
     return times
 
 
-def request(completions: bool) -> bytes:
+def request(completions: bool, key: str = "") -> bytes:
     body: dict = {"max_tokens": 8, "temperature": 0, "stream": True}
     if completions:
         path, body["prompt"] = "/v1/completions", "Hello"
@@ -90,7 +91,7 @@ def request(completions: bool) -> bytes:
     data = json.dumps(body).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(data)}\r\n\r\n"
+        f"{f'Authorization: Bearer {key}' + chr(13) + chr(10) if key else ''}Content-Length: {len(data)}\r\n\r\n"
     )
     return head.encode() + data
 
