@@ -6,4 +6,4 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("structured", "engine")]  # the tiny model
 
-from servers import frozen_heap, own_server, scheduled, server  # noqa: E402, F401
+from servers import frozen_heap, own_server, scheduled, server, tool_server  # noqa: E402, F401

@@ -5,6 +5,8 @@ import gc
 import pytest
 from harness import Harness, Scheduled
 
+TEMPLATE = "{{ tools }} <tool_call> </think>"
+
 
 @pytest.fixture(scope="package", autouse=True)
 def frozen_heap():
@@ -19,6 +21,15 @@ def frozen_heap():
 @pytest.fixture(scope="session")
 def server():
     harness = Harness()
+    yield harness
+    harness.assert_quiet()
+    harness.close()
+
+
+@pytest.fixture(scope="session")
+def tool_server():
+    """Its template has tools and reasoning."""
+    harness = Harness(template=TEMPLATE)
     yield harness
     harness.assert_quiet()
     harness.close()

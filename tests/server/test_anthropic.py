@@ -4,28 +4,18 @@ import json
 
 import anthropic
 import pytest
-from harness import Harness
 
 from zse.errors import RequestError
 from zse.server.keys import Key
 from zse.server.requests.completions import read_chat
 from zse.server.requests.messages import FIELDS, read_messages
 
-TEMPLATE = "{{ tools }} <tool_call> </think>"
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Rome"}}\n</tool_call>'
 WEATHER = {
     "name": "weather",
     "description": "The weather of a place",
     "input_schema": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
 }
-
-
-@pytest.fixture(scope="module")
-def tool_server():
-    harness = Harness(template=TEMPLATE)
-    yield harness
-    harness.assert_quiet()
-    harness.close()
 
 
 def client_of(server, key="any", **options):

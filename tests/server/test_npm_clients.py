@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from harness import Harness
-from test_anthropic import TEMPLATE
+from servers import TEMPLATE
 
 FOLDER = Path(__file__).parent / "npm"
 

@@ -5,8 +5,8 @@ import math
 
 import ollama
 import pytest
-from harness import Harness
-from test_anthropic import CALL, TEMPLATE, WEATHER
+from servers import TEMPLATE
+from test_anthropic import CALL, WEATHER
 
 from zse.errors import RequestError
 from zse.server.keys import Key
@@ -14,14 +14,6 @@ from zse.server.requests.completions import read_chat
 from zse.server.requests.ollama import OPTIONS, read_ollama_chat, read_ollama_generate
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": WEATHER["input_schema"]}}
-
-
-@pytest.fixture(scope="module")
-def tool_server():
-    harness = Harness(template=TEMPLATE)
-    yield harness
-    harness.assert_quiet()
-    harness.close()
 
 
 @pytest.fixture(scope="module")

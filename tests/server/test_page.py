@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from browser import SHIFT, Browser, program
 from harness import Harness, wait_for
+from servers import TEMPLATE
 from test_admin_models import Store
-from test_anthropic import CALL, TEMPLATE
+from test_anthropic import CALL
 
 from zse.server.keys import OWNER, Key
 

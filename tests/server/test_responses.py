@@ -4,9 +4,8 @@ import json
 
 import openai
 import pytest
-from harness import Harness
 from pydantic import TypeAdapter
-from test_anthropic import TEMPLATE, WEATHER
+from test_anthropic import WEATHER
 
 from zse.errors import RequestError
 from zse.server.requests.completions import read_chat
@@ -14,14 +13,6 @@ from zse.server.requests.responses import FIELDS, LOGPROBS, read_responses
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Rome"}}\n</tool_call>'
 TOOL = {"type": "function", "name": "weather", "parameters": WEATHER["input_schema"], "strict": False}
-
-
-@pytest.fixture(scope="module")
-def tool_server():
-    harness = Harness(template=TEMPLATE)
-    yield harness
-    harness.assert_quiet()
-    harness.close()
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import json
 
 import openai
 import pytest
+from servers import TEMPLATE
 
 from zse.server.requests.conversation import CONVERSATION
 from zse.server.tools import parsers
@@ -12,7 +13,6 @@ from zse.server.tools.blocks import BlockParser
 from zse.server.tools.calls import fold
 from zse.tokenizer.chat_template import ChatTemplate
 
-TEMPLATE = "{{ tools }} <tool_call> </think>"
 WEATHER = {
     "type": "function",
     "function": {
@@ -23,16 +23,6 @@ WEATHER = {
 }
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Rome"}}\n</tool_call>'
 CHAT = "/v1/chat/completions"
-
-
-@pytest.fixture(scope="module")
-def tool_server():
-    from harness import Harness
-
-    harness = Harness(template=TEMPLATE)
-    yield harness
-    harness.assert_quiet()
-    harness.close()
 
 
 @pytest.fixture(scope="module")

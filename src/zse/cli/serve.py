@@ -30,9 +30,10 @@ EPILOG = """examples:
   zse serve qwen.zse llama.zse --idle-timeout 300     the first at once, the other when a request names it
   ZSE_API_KEY=secret zse serve --host 0.0.0.0
 
-The API: POST /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/rerank, /v1/score, /v1/responses, /v1/messages, /api/chat, GET /v1/models,
-/health/live, /health/ready, /version, /openapi.json, /metrics. Of several models each has an engine process of its own while it is loaded; one that is needed and does not
-fit in memory takes the place of the one that has been idle for longest.
+The API: POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/embeddings, /v1/rerank, /v1/score,
+/api/chat; GET /v1/models, /health/live, /health/ready, /version, /openapi.json, /metrics; a page at /. Of several models
+each has an engine process of its own while it is loaded; one that is needed and does not fit in memory takes the place of
+the one that has been idle for longest.
 Ctrl-C lets running requests finish (--drain-timeout), a second one stops at once."""
 
 # The names of zse.server.tools.parsers and .reasoning, whose import would delay the engine's start.

@@ -22,18 +22,8 @@ from zse.server.requests.completions import MODEL, Completion, read_chat
 from zse.server.requests.conversation import MAX_MESSAGES, MAX_TOOLS, NAME, PARAMETERS
 
 # What clients write for Anthropic's own service beside blocks and tools: accepted, unused.
-_FOREIGN = (
-    *(
-        "cache_control",
-        "citations",
-        "caller",
-        "toolset_name",
-        "defer_loading",
-        "eager_input_streaming",
-        "input_examples",
-    ),
-    *("allowed_callers", "signature", "id"),
-)
+_FOREIGN = """cache_control citations caller toolset_name defer_loading eager_input_streaming input_examples allowed_callers
+    signature id""".split()
 _ID = String(256, empty=False)
 _ANY = Custom(lambda value, path: expect(dict, value, path), {"type": "object"})
 

@@ -28,21 +28,8 @@ from zse.server.requests.measures import MAX_INPUTS, Embeddings, read_embeddings
 _ANY = Custom(lambda value, path: value, {})
 _OBJECT = Custom(lambda value, path: expect(dict, value, path), {"type": "object"})
 # Options of Ollama that are about how a model is loaded, which is the server's: accepted, unused.
-_OF_LOADING = (
-    *(
-        "num_ctx",
-        "num_batch",
-        "num_gpu",
-        "main_gpu",
-        "num_thread",
-        "num_keep",
-        "numa",
-        "low_vram",
-        "f16_kv",
-        "logits_all",
-    ),
-    *("vocab_only", "use_mmap", "use_mlock", "embedding_only", "penalize_newline", "repeat_last_n"),
-)
+_OF_LOADING = """num_ctx num_batch num_gpu main_gpu num_thread num_keep numa low_vram f16_kv logits_all vocab_only use_mmap
+    use_mlock embedding_only penalize_newline repeat_last_n""".split()
 OPTIONS = Object(
     {
         "num_predict": Field(Integer(-2)),  # -1, -2: to the end of the context

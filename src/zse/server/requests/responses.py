@@ -22,21 +22,8 @@ from zse.server.requests.conversation import MAX_CALLS, MAX_MESSAGES, MAX_TOOLS,
 from zse.server.requests.forms import EFFORTS
 
 # What items of earlier answers hold that says nothing here.
-_FOREIGN = (
-    *(
-        "id",
-        "status",
-        "phase",
-        "annotations",
-        "logprobs",
-        "caller",
-        "namespace",
-        "encrypted_content",
-        "summary",
-        "type",
-    ),
-    *("allowed_callers", "defer_loading", "output_schema"),
-)
+_FOREIGN = """id status phase annotations logprobs caller namespace encrypted_content summary type allowed_callers defer_loading
+    output_schema""".split()
 _ID = String(256, empty=False)
 LOGPROBS = "message.output_text.logprobs"
 

@@ -1,6 +1,7 @@
 """POST /v1/chat/completions and /v1/completions: OpenAI's answers, whole or streamed."""
 
 import functools
+from abc import ABC, abstractmethod
 
 import msgspec
 
@@ -12,7 +13,7 @@ from zse.server.tools.chat import message
 _encode = msgspec.json.encode
 
 
-class _Writer:
+class _Writer(ABC):
     """What both routes have in common. A stream: deltas, one finish_reason per choice, usage if asked, [DONE]."""
 
     prefix, kind, chunk = "cmpl-", "text_completion", "text_completion"
@@ -69,9 +70,9 @@ class _Writer:
             out["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning}
         return out
 
+    @abstractmethod
     def content(self, choice: Choice) -> dict:
         """What is the route's own of a whole choice."""
-        raise NotImplementedError
 
     def part(self, choice: Choice, delta: ChoiceDelta, is_first: bool) -> bytes:
         """A chunk for each piece, the finish reason in one of its own."""
@@ -89,9 +90,9 @@ class _Writer:
     def prompt_ids(self, choice: Choice) -> dict:
         return {"prompt_token_ids": self.job.prompts[choice.index // self.job.completion.best_of]}
 
+    @abstractmethod
     def pieces(self, choice: Choice, delta: ChoiceDelta, is_first: bool) -> list[dict]:
         """What the chunks of one event hold of the choice; scores are in the first one that has text."""
-        raise NotImplementedError
 
     def last(self) -> bytes:
         data, completion, more = b"data: [DONE]\n\n", self.job.completion, {}
