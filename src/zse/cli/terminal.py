@@ -133,17 +133,15 @@ class WordWrap:
         before = ""
         if self._column + columns > self._width:
             taken_back = sum(map(_columns, self._word))
-            if (
-                char in " \t" or not taken_back or taken_back == self._column
-            ):  # between words, or a word as long as the line
+            # Between words, or a word as long as the line.
+            if char in " \t" or not taken_back or taken_back == self._column:
                 before = self._new_line(self._line)
             else:
                 word = self._word
                 before = f"\x1b[{taken_back}D\x1b[K" + self._new_line(self._line) + word
                 self._column, self._word = taken_back, word
-                if (
-                    taken_back + columns > self._width
-                ):  # a wide character behind a word that is nearly as long as the line
+                # A wide character behind a word that is nearly as long as the line.
+                if taken_back + columns > self._width:
                     before += self._new_line(self._line)
             if char in " \t":
                 return before

@@ -170,9 +170,8 @@ class Stager(Calls):
     def expr_BinOp(self, node):
         left, right = self.expression(node.left), self.expression(node.right)
         op, compute = ARITHMETIC[type(node.op)]
-        if not isinstance(left, ir.Expr) and not isinstance(
-            right, ir.Expr
-        ):  # is_runtime(), of which there are 2 million
+        # As is_runtime() says; there are 2 million calls.
+        if not isinstance(left, ir.Expr) and not isinstance(right, ir.Expr):
             return compute(left, right)
         if op is None:
             raise StageError(f"{type(node.op).__name__} on run-time values")
