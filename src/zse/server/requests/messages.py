@@ -90,7 +90,7 @@ _TOOL = Object(
         "input_schema": Field(PARAMETERS, required=True),
         "strict": Field(Boolean(), default=False),
     },
-    _FOREIGN,
+    (*_FOREIGN,),
 )
 _CHOICE = Object(
     {

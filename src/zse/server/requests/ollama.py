@@ -48,7 +48,7 @@ OPTIONS = Object(
         "mirostat_tau": Field(_ANY),
         "mirostat_eta": Field(_ANY),
     },
-    _OF_LOADING,
+    (*_OF_LOADING,),
 )
 _NAMES = {"repeat_penalty": "repetition_penalty"}  # option → field of a chat request, where they differ
 
