@@ -73,6 +73,9 @@ SCOPES = {
     ("POST", "/admin/models"): ("admin", {"model": "fake"}),
     ("POST", "/admin/models/{model}/load"): ("admin", {}),
     ("POST", "/admin/models/{model}/unload"): ("admin", {}),
+    ("POST", "/admin/models/{model}/pull"): ("admin", {}),
+    ("POST", "/api/pull"): ("admin", {"model": "fake"}),
+    ("DELETE", "/api/delete"): ("admin", {"model": "fake"}),
     ("DELETE", "/admin/models/{model}"): ("admin", None),
 }
 # Kind of key: status by scope. "other" is another tenant's key, for a model that is not served here.
@@ -132,7 +135,7 @@ def test_every_route_with_every_kind_of_key(own_server, tmp_path):
                 server.call(lambda: server.pool.add(ModelSpec(("fake",), "fake")))  # again, where it was removed
                 if (method, path) == ("POST", "/admin/keys"):
                     body = {"name": f"new{next(made)}"}
-                sent = body if method == "POST" else None
+                sent = body if method == "POST" or method in methods else None
                 if method == "HEAD":
                     headers |= {"connection": "close"}  # the length of what is not sent
                 reply = server.raw(

@@ -280,6 +280,14 @@ ROWS = {
         None,
         FINAL,
     ),
+    "pull": (
+        lambda world: world.post({}, "/admin/models/gone/pull", "admin"),
+        502,
+        SERVER,
+        "pull_failed",
+        "model",
+        FINAL,
+    ),
     "media type": (
         lambda world: world.post(b"a=1", content_type="text/plain"),
         415,

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import fake_text
 
 from zse.engine.process import spawn
+from zse.errors import ModelNotFoundError, ZSEError
 from zse.http import bind
 from zse.http.listener import Limits, Server
 from zse.server.admission import AdmissionControl, QueueBounds
@@ -26,6 +27,7 @@ from zse.server.database.usage import UsageLog, restore
 from zse.server.errors import APIError
 from zse.server.key_watch import KeyWatch
 from zse.server.keys import Key, quotas, single, weights
+from zse.server.library import Library
 from zse.server.pool import ModelPool
 from zse.server.served import ModelSpec
 from zse.server.work import FairThreads, RequestRun, Statistics, Tenants
@@ -41,11 +43,14 @@ def fixed_bounds(max_choices: int, max_tokens: int) -> QueueBounds:
     return bounds
 
 
-class FakeLibrary:
-    """A store that has every model whose name does not begin with "no". arguments: of each one's engine."""
+class FakeLibrary(Library):
+    """A store that has every model whose name does not begin with "no". A pull takes three steps; one of "gone" fails. arguments: of
+    each one's engine."""
 
     def __init__(self, arguments: dict[str, str] | None = None):
-        self.arguments = arguments or {}
+        super().__init__(fetch=self.fetch)
+        self.arguments, self.step_s = arguments or {}, 0.0
+        self.removed: list[str] = []
 
     def spec(self, name: str, called: str | None = None) -> ModelSpec:
         if name.startswith("no"):
@@ -53,6 +58,22 @@ class FakeLibrary:
                 "model_not_found", f"The model '{name}' is not in the store, which has: all others.", "model"
             )
         return ModelSpec((called or name,), name, tuple(self.arguments.get(name, "").split()))
+
+    def fetch(self, name: str, force: bool, progress, notice) -> None:
+        if name.startswith("no"):
+            raise ModelNotFoundError(f"cannot pull {name!r}")
+        notice("it fits")
+        for done in range(4):
+            time.sleep(self.step_s)
+            progress("downloading", 100 * done, 300)
+            if name.startswith("gone") and done == 2:
+                raise ZSEError("the hub cannot be reached: Connection refused")
+        progress("checking", 300, 300)
+
+    def remove(self, name: str) -> None:
+        if name.startswith("no"):
+            raise APIError("model_not_found", "not here", "model")
+        self.removed.append(name)
 
     def stored(self) -> list[dict]:
         return [{"name": name, "bytes": 1000, "licence": None} for name in self.arguments or ("fake",)]

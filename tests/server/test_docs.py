@@ -31,6 +31,7 @@ def test_every_route_is_documented():
         ("## POST /api/chat", ollama.CHAT),
         ("### POST /admin/models\n", models.ADD),
         ("### POST /admin/models/{model}/load", models.LOAD),
+        ("### POST /admin/models/{model}/pull", models.PULL),
         ("### POST /admin/models/{model}/unload", models.UNLOAD),
         ("## POST /v1/rerank", RERANK_FIELDS),
         ("## POST /v1/score", SCORE_FIELDS),

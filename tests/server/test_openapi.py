@@ -25,6 +25,8 @@ FIELDS = {
     "/admin/models": models.ADD,
     "/admin/models/{model}/load": models.LOAD,
     "/admin/models/{model}/unload": models.UNLOAD,
+    "/admin/models/{model}/pull": models.PULL,
+    "/api/pull": ollama.PULL,
     "/v1/rerank": RERANK_FIELDS,
     "/v1/score": SCORE_FIELDS,
     "/admin/keys": keys.CREATE,

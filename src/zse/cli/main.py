@@ -15,6 +15,9 @@ from zse.errors import ZSEError
 # Name → one line for `zse --help`, in its order; the module is zse.cli.NAME. Here, so that listing them imports none of them.
 COMMANDS = {
     "serve": "serve models over an OpenAI-compatible HTTP API",
+    "ps": "list the servers that run here, and their models",
+    "load": "load a model in a server that runs",
+    "unload": "end a model's engine in a server that runs",
     "run": "answer one prompt and exit",
     "chat": "talk with a model in the terminal",
     "keys": "make, list, change, revoke and rotate the API keys of `zse serve`; what they used",

@@ -12,9 +12,10 @@ from zse.cli.parser import CONFIG, Amount, Parser, add, arg
 from zse.engine import process as engine_process
 from zse.engine.metrics import since_exec_clock
 from zse.errors import ConfigError
-from zse.formats import converted, store
+from zse.formats import converted, hub, store
 from zse.http import bind
 from zse.lazy import subprocess
+from zse.models import registry
 from zse.scheduler import options as scheduling
 from zse.server import auth, library, served, tracing
 from zse.server import keys as key_files
@@ -226,7 +227,7 @@ def run(args) -> int:
             # The same after a restart: what is cached on disk is salted with it.
             cache_secret=auth.kept_secret(args.cache_disk) if args.cache_disk else None,
             exits_on_failure=args.on_engine_failure == "exit",
-            library=library.Library(functools.partial(_engine_arguments, args)),
+            library=library.Library(functools.partial(_engine_arguments, args), functools.partial(_fetch, args)),
             phases_ms=phases,
             since_exec=since_exec,
             when_ready=functools.partial(_keep_converted, args, models) if args.cache_converted else None,
@@ -344,6 +345,10 @@ def _engine_arguments(args, path: str) -> list[str]:
     if args.draft_model is not None:
         values["draft_model"] = store.locate(args.draft_model)
     return words_of(values)
+
+
+def _fetch(args, name: str, **how):
+    return hub.pull(name, device=args.device, check=registry.name_of, **how)
 
 
 def _keep_converted(args, models) -> None:

@@ -47,6 +47,7 @@ CODES: dict[str, tuple[int, str, bool]] = {
     "rate_limit_exceeded": (429, "requests", True),
     "internal_error": (500, SERVER, False),
     "numerical_error": (500, SERVER, False),
+    "pull_failed": (502, SERVER, False),
     "overloaded": (503, SERVER, True),
     "shutting_down": (503, SERVER, True),
     "engine_restarting": (503, SERVER, True),

@@ -20,7 +20,7 @@ from zse.errors import ConfigError, EngineError, ZSEError
 from zse.http import bind
 from zse.http.listener import Limits, Server
 from zse.server import database as storage
-from zse.server import models, tracing
+from zse.server import models, presence, tracing
 from zse.server import reload as reloading
 from zse.server.admission import AdmissionControl, QueueBounds
 from zse.server.app import App
@@ -141,6 +141,7 @@ class _Serving:
         self._spawn, self._park = spawn, park
         self._phases = dict(options.phases_ms)
         self._signals = 0
+        self._announcement: presence.Announcement | None = None
         self._key_watch: KeyWatch
         self._watching: asyncio.Task | None = None
 
@@ -212,6 +213,8 @@ class _Serving:
             sys.stderr.write(f"zse: error: {' '.join(str(error).split())}\n")
             return error.exit_code
         finally:
+            if self._announcement is not None:
+                self._announcement.withdraw()
             if self._watching is not None:
                 self._watching.cancel()
             await self._pool.stop()
@@ -301,6 +304,10 @@ class _Serving:
             ", ".join(f"{phase} {value:.0f}" for phase, value in info.phases_ms.items()),
         )
         address = bind.url(self._options.host, self._sock.getsockname()[1])
+        try:
+            self._announcement = presence.Announcement(address, __version__)
+        except OSError as error:
+            log.warning("`zse ps` will not find this server: %s", error)
         # KV pages take memory when they are first written.
         memory = ", ".join(
             f"{part} {'up to ' if part.startswith('kv') else ''}{count / 2**20:.0f} MiB"

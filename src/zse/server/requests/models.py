@@ -36,6 +36,11 @@ ADD: Fields = {
     "name": Field(String(256, empty=False), "What requests call it; left out: the same."),
 }
 LOAD: Fields = {"keep_alive": KEEP_ALIVE, "stream": _STREAM}
+PULL: Fields = {
+    "serve": Field(Boolean(), "Serve the model when it is there.", True),
+    "force": Field(Boolean(), "Fetch it again even if it is there.", False),
+    "stream": _STREAM,
+}
 UNLOAD: Fields = {"force": Field(Boolean(), "End the requests that use it.", False)}
 
 

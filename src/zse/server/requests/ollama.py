@@ -158,6 +158,26 @@ SHOW: Fields = {
 }
 
 
+_WHICH: Fields = {
+    "model": Field(String(256, empty=False), "A name of the catalog or the store, or hf:ORG/NAME."),
+    "name": Field(String(256, empty=False), "The same, as older clients call it."),
+}
+PULL: Fields = _WHICH | {
+    "stream": Field(Boolean(), "Answer as lines of JSON, with the progress.", True),
+    "insecure": Field(Boolean(), "Accepted; files are checked against their hashes always.", False),
+}
+DELETE: Fields = _WHICH
+
+
+def read_which(fields: Fields, body: dict) -> dict:
+    """The checked fields, of which `model` has the name, without Ollama's `:latest`. Raises RequestError."""
+    values = Object(fields).check(body, "")
+    if (values["model"] is None) == (values["name"] is None):
+        raise refused("missing_required_parameter", "'model' is required.", "model")
+    values["model"] = (values["model"] or values["name"]).removesuffix(":latest")
+    return values
+
+
 def _chat(values: dict) -> dict:
     """The body of a chat request without its messages."""
     options, think = values["options"], values["think"]

@@ -11,7 +11,7 @@ from zse.errors import RequestError
 from zse.http.exchange import Response
 from zse.server.api_request import APIRequest
 from zse.server.errors import APIError
-from zse.server.requests.models import ADD, LOAD, UNLOAD, read
+from zse.server.requests.models import ADD, LOAD, PULL, UNLOAD, read
 from zse.server.work import RequestRun, maybe_in_thread
 
 EVENT_S = 0.25  # between two events of a stream of progress
@@ -42,7 +42,9 @@ async def listed(app, request: APIRequest) -> Response:
     """GET /admin/models"""
     with RequestRun(app, request):
         stored = await maybe_in_thread(True, app.library.stored)
-        return Response.json({"models": [card(app, served) for served in app.pool.models], "stored": stored})
+        models, pulls = app.pool.models, app.library.pulls.values()
+        body = {"models": [card(app, served) for served in models], "pulls": [pull.card() for pull in pulls]}
+        return Response.json(body | {"stored": stored})
 
 
 async def add(app, request: APIRequest) -> Response:
@@ -90,6 +92,28 @@ async def _loaded(app, served, keep_s: float | None) -> None:
             raise
         reason = served.problem or served.engine.reason or error.message
         raise APIError("engine_unavailable", f"{served.name} could not be loaded: {reason}") from None
+
+
+async def pull(app, request: APIRequest) -> Response | None:
+    """POST /admin/models/{model}/pull"""
+    with RequestRun(app, request):
+        values = read(PULL, request.json())
+        found = app.library.pull(request.parameters["model"], values["force"])
+        work = asyncio.ensure_future(pulled(app, found, values["serve"]))
+        if values["stream"]:
+            await follow(request, work, found.card, _event)
+            return None
+        await work
+        return Response.json(found.card())
+
+
+async def pulled(app, found, serve: bool) -> None:
+    """Wait for a pull, and serve the model then; that is left undone when nobody waits any more. Raises APIError."""
+    await asyncio.shield(found.task)
+    if found.error is not None:
+        raise found.error
+    if serve and found.name not in app.pool.by_name:
+        app.pool.add(await maybe_in_thread(True, lambda: app.library.spec(found.name)))
 
 
 async def unload(app, request: APIRequest) -> Response:

@@ -1,0 +1,31 @@
+"""zse unload: end a model's engine in a server that runs."""
+
+import sys
+
+from zse.cli.parser import Group, arg
+from zse.cli.remote import KEY, SERVER, server_of
+
+ARGUMENTS = (
+    arg("model", metavar="MODEL", help="a name that the server serves"),
+    Group(
+        "how",
+        (
+            arg("--force", action="store_true", help="end the requests that use it; otherwise they are in the way"),
+            arg("--remove", action="store_true", help="serve it no more; its requests end first, its files stay"),
+        ),
+        True,
+    ),
+    SERVER,
+    KEY,
+)
+
+
+def run(args) -> int:
+    server = server_of(args)
+    if args.remove:
+        left = server.ask("DELETE", f"/admin/models/{args.model}")["requests"]
+        sys.stdout.write(f"{args.model} is removed{f' once {left} requests have ended' if left else ''}\n")
+        return 0
+    server.ask("POST", f"/admin/models/{args.model}/unload", {"force": args.force})
+    sys.stdout.write(f"{args.model} is unloaded; the next request loads it again\n")
+    return 0
