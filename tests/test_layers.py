@@ -26,6 +26,7 @@ ORDER = (
     "tokenizer",
     "plan",
     "models",
+    "lora",
     "cache",
     "sampling",
     "structured",

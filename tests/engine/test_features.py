@@ -8,6 +8,7 @@ import pytest
 from fake_engine import make_engine
 
 from zse.engine import core
+from zse.engine.adapters import AdapterStore
 from zse.engine.beams import BeamQueue
 from zse.engine.expert_counters import ExpertCounters
 from zse.engine.features import FEATURES
@@ -27,6 +28,7 @@ CLASSES = {
     "beams": BeamQueue,
     "jobs": JobQueue,
     "grammars": GrammarQueue,
+    "adapters": AdapterStore,
     "disk": DiskTier,
     "experts": ExpertCounters,
     "idle memory": IdleMemory,
@@ -78,7 +80,7 @@ def test_a_feature_is_made_with_its_first_request_and_then_costs_steps_nothing(m
 
     assert reply(1) == [2, 3, 4] and not engine._features
     zeros = {name: 0 for row in FEATURES.values() for name in row.counters}
-    assert engine.counters().items() >= zeros.items() and len(zeros) == 9
+    assert engine.counters().items() >= zeros.items() and len(zeros) == 12
     engine.submit(2, [1], BeamParams(beam_width=2, max_tokens=2))
     while engine.has_work:
         assert engine.step() == []

@@ -55,6 +55,7 @@ def record_everything(runner):
         dict(kv_dtype="int8", max_rows=3, max_tokens_per_step=24, page_size=32),
         dict(activations="f32", speculation="none", cache_host_memory=1 << 22),
         dict(kv_layout="contiguous", max_rows=2, quantize=None),
+        dict(adapter_slots=3, adapter_rank=12),
     ],
 )
 def test_a_cpu_allocates_what_was_planned(family, options, tmp_path):

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from zse.engine.config import EngineConfig
-from zse.engine.llm import LLM, Delta, Found, Output
+from zse.engine.llm import LLM, Found
+from zse.engine.reply import Delta, Output
 from zse.sampling.params import SamplingParams
 
 TEXT = (Path(__file__).parents[2] / "docs" / "python-api.md").read_text()

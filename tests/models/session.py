@@ -5,9 +5,11 @@ import numpy as np
 from zse.cache.groups import group_layers
 from zse.cache.layout import KVCache
 from zse.formats.opening import open_model
+from zse.lora.slots import AdapterSlots
+from zse.lora.targets import Targets
 from zse.models.load import load_model, plan_model
 from zse.models.registry import forward_of
-from zse.plan.record import Planner, StepBuffers
+from zse.plan.record import Planner, StepBuffers, new_tensor
 
 
 def load(device, path, quantize=None):
@@ -19,10 +21,21 @@ def load(device, path, quantize=None):
 
 
 class Session:
-    """One decoder with `rows` sequences, whose pages are scattered over the cache."""
+    """One decoder with `rows` sequences, whose pages are scattered over the cache. adapters: Images; adapt() says which row has
+    which."""
 
     def __init__(
-        self, device, model, *, activations=None, kv_dtype=None, rows=2, max_tokens=64, context=256, deterministic=False
+        self,
+        device,
+        model,
+        *,
+        activations=None,
+        kv_dtype=None,
+        rows=2,
+        max_tokens=64,
+        context=256,
+        deterministic=False,
+        adapters=(),
     ):
         self.device, self.model = device, model
         gpu = device.kernels == "gpu"
@@ -36,6 +49,14 @@ class Session:
         self.buffers = StepBuffers.allocate(
             device, model.config, max_tokens=max_tokens, max_rows=max_tokens, max_pages=pages, groups=len(groups)
         )
+        self.slots = self.adapted = None
+        if adapters:
+            self.slots = AdapterSlots(device, Targets(model.config), len(adapters), max(each.rank for each in adapters))
+            for image in adapters:
+                self.slots.keep(image)
+            of_row = new_tensor(device, "step", "i32", rows)
+            self._put(of_row, [-1] * rows)
+            self.adapted = self.slots.tensors(of_row)
         self.decoder = Planner(
             device,
             forward_of(model.config),
@@ -44,6 +65,7 @@ class Session:
             self.buffers,
             activations=activations,
             deterministic=deterministic,
+            adapters=self.slots,
         )
         order = [int(page) for page in np.random.default_rng(7).permutation(every)]
         self.kv.map_to(every - 1)
@@ -56,6 +78,10 @@ class Session:
             )
         self.lengths = [0] * rows
         self._graphs = {}
+
+    def adapt(self, *ids):
+        """Each row's adapter by its id, None: none."""
+        self._put(self.adapted.of_row, [-1 if id is None else self.slots.slot_of(id) for id in ids])
 
     def _put(self, tensor, values):
         self.device.write(tensor, np.array(values, np.int32).tobytes())
@@ -85,7 +111,7 @@ class Session:
         key = (size, wanted is None)
         if key not in self._graphs:
             recorder = self.device.record()
-            self.decoder.record(recorder, max_tokens=size, every_token=wanted is None)
+            self.decoder.record(recorder, max_tokens=size, every_token=wanted is None, adapted=self.adapted)
             self._graphs[key] = recorder.finish()
         graph = self._graphs[key]
         symbols = self.decoder.symbols(at, lines, context, max_tokens=size)

@@ -797,7 +797,49 @@ def model_file(format: str) -> Callable[[], Format]:
     return made
 
 
+def adapter() -> Format:
+    """A LoRA folder: its adapter_config.json, a line, then its tensors; read for a model of two layers."""
+    import tempfile
+
+    import numpy as np
+    import tiny_adapters
+
+    from zse.lora.targets import Targets, read_image
+    from zse.models import registry
+
+    targets = Targets(registry.config_from_hf("config.json", tiny_adapters.config_of("llama")))
+    folder = Path(tempfile.mkdtemp())
+    seeds = []
+    for number, options in enumerate(({}, {"dtype": "BF16", "only": ("q_proj", "v_proj")}, {"use_rslora": True})):
+        found = tiny_adapters.adapter("llama", number, only=options.pop("only", ("down_proj",)))
+        tiny_adapters.write(found, folder, **options)
+        files = (folder / "adapter_config.json").read_bytes(), (folder / "adapter_model.safetensors").read_bytes()
+        seeds.append(files[0] + b"\n" + files[1])
+
+    def attempt(data: bytes) -> str:
+        config, _, tensors = data.partition(b"\n")
+        (folder / "adapter_config.json").write_bytes(config)
+        (folder / "adapter_model.safetensors").write_bytes(tensors)
+        try:
+            image = read_image(str(folder), targets, 16)
+        except (FormatError, UnsupportedError) as error:
+            assert "\n" not in str(error)
+            return "refused"
+        assert image.rank in (8, 16) and image.own_rank <= image.rank and image.members <= targets.members
+        end = 0
+        for at, numbers in image.parts:
+            assert at >= end and len(numbers) % 2 == 0, "parts lie on one another"
+            end = at + len(numbers) // 2
+            assert np.isfinite(np.frombuffer(numbers, np.float16)).all()
+        assert end <= targets.size * image.rank, "more than a slot"
+        assert np.isfinite(np.frombuffer(image.scales, np.float32)).all()
+        return "accepted"
+
+    return Format(seeds, attempt, 0.5)
+
+
 FORMATS: dict[str, Callable[[], Format]] = {
+    "adapter": adapter,
     "gguf": model_file("gguf"),
     "safetensors": model_file("safetensors"),
     "zse": model_file("zse"),

@@ -6,7 +6,7 @@ import sys
 import termios
 
 from zse.cli.chat_session import Session
-from zse.cli.options import ENGINE_OPTIONS, add_sampling_options, open_llm, sampling_params
+from zse.cli.options import ADAPTER, ENGINE_OPTIONS, add_sampling_options, open_adapted, sampling_params
 from zse.cli.parser import CONFIG, arg
 from zse.cli.terminal import notice
 from zse.errors import ConfigError
@@ -24,6 +24,7 @@ _QUOTES = '"""'
 ARGUMENTS = (
     arg("model", metavar="MODEL", nargs="?", default="smollm2", help="a name, hf:ORG/NAME, or a path"),
     arg("--system", metavar="TEXT", help="system message (default: the model's own, if its template has one)"),
+    ADAPTER,
     arg("--load", metavar="FILE", help="go on with a conversation that /save wrote"),
     lambda parser: add_sampling_options(parser, DEFAULT_MAX_TOKENS),
     ENGINE_OPTIONS,
@@ -33,11 +34,11 @@ ARGUMENTS = (
 
 def run(args) -> int:
     sampling_params(args)  # what it refuses, it refuses before the model is read
-    llm = open_llm(args, max_rows=1, prepare_chat=True)
+    llm, adapter = open_adapted(args, max_rows=1, prepare_chat=True)
     try:
         if not llm.has_chat_template:
             raise ConfigError(f"{args.model} is a base model without a chat template; use: zse run {args.model} TEXT")
-        session = Session(llm, args.model, sampling_params(args, llm.recommended), args.system)
+        session = Session(llm, args.model, sampling_params(args, llm.recommended), args.system, adapter)
         if args.load:
             session.load(args.load)
         if sys.stdin.isatty():

@@ -12,12 +12,12 @@ from zse.errors import RequestError, ZSEError
 
 
 class Session:
-    """messages: [{"role", "content"}], without the system message, which is `system`."""
+    """messages: [{"role", "content"}], without the system message, which is `system`. options: of LLM.stream_chat()."""
 
-    def __init__(self, llm, model: str, params, system: str | None):
+    def __init__(self, llm, model: str, params, system: str | None, options: dict):
         self.model, self.system = model, system
         self.messages: list[dict] = []
-        self._llm, self._params = llm, params
+        self._llm, self._params, self._options = llm, params, options
         self._commands = {
             "/help": (self._help, "this list"),
             "/reset": (self._reset, "forget the conversation; the system message stays"),
@@ -146,7 +146,7 @@ class Session:
         pieces: list[str] = []
         finish = None
         with _StopOnInterrupt() as stop:
-            deltas = self._llm.stream_chat(messages, self._params)
+            deltas = self._llm.stream_chat(messages, self._params, **self._options)
             try:
                 for delta in deltas:
                     finish = delta.finish_reason

@@ -7,7 +7,7 @@ from zse.cli import terminal
 from zse.cli.parser import Amount, Group, arg
 from zse.engine import config, llm
 from zse.errors import ConfigError, ModelNotFoundError, RequestError, one_line
-from zse.formats import catalog, hub, store
+from zse.formats import adapter, catalog, hub, store
 from zse.models import registry
 from zse.sampling import fields, params
 
@@ -398,8 +398,33 @@ def locate(model: str, quantize: str | None = None, device: str = "auto") -> str
             return str(pulled)
 
 
+ADAPTER = arg(
+    "--adapter",
+    metavar="FOLDER",
+    help="reply with this LoRA adapter of the model, a folder as PEFT writes it (adapter_config.json, adapter_model.safetensors)",
+)
+ADAPTER_RANK = 16  # of slots, at least
+
+
+def rank_of(folders: list[str]) -> int:
+    """The rank that slots for these adapters need. Raises FormatError or UnsupportedError for a folder that is none."""
+    return max([ADAPTER_RANK, *(adapter.largest_rank(folder) for folder in folders)])
+
+
 def open_llm(args, **extra):
     """The LLM of args.model, fetched first if need be."""
     path = locate(args.model, args.quantize, args.device)
     lazy.import_lean("msgspec")
     return llm.LLM(path, **values_of(args, ENGINE_OPTIONS), **extra)
+
+
+def open_adapted(args, **extra):
+    """(open_llm(), what its replies name args.adapter by: nothing, or {"adapter": ...})."""
+    if args.adapter is None:
+        return open_llm(args, **extra), {}
+    opened = open_llm(args, **extra, adapter_slots=1, adapter_rank=rank_of([args.adapter]))
+    try:
+        return opened, {"adapter": opened.load_adapter(args.adapter)}
+    except BaseException:
+        opened.close()
+        raise

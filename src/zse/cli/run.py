@@ -4,7 +4,7 @@ token."""
 import sys
 
 from zse.bench import process
-from zse.cli.options import ENGINE_OPTIONS, add_sampling_options, open_llm, sampling_params, text_of
+from zse.cli.options import ADAPTER, ENGINE_OPTIONS, add_sampling_options, open_adapted, sampling_params, text_of
 from zse.cli.parser import CONFIG, Group, arg
 from zse.cli.terminal import reply_writer
 from zse.engine.metrics import since_exec_clock
@@ -29,6 +29,7 @@ ARGUMENTS = (
     arg("model", metavar="MODEL", help="a name, hf:ORG/NAME, or a path; a missing catalog model is fetched"),
     arg("prompt", metavar="PROMPT", nargs="*", help="the words of the prompt; - stands for standard input"),
     arg("--system", metavar="TEXT", help="system message (default: the model's own, if its template has one)"),
+    ADAPTER,
     arg("--raw", action="store_true", help="continue the text as it is: no chat template (base models always do)"),
     arg(
         "--stats", action="store_true", help="print speed, memory and the start-up phases to standard error at the end"
@@ -52,7 +53,7 @@ ARGUMENTS = (
 def run(args) -> int:
     sampling_params(args)  # what it refuses, it refuses before the model is read
     structure = _structure(args)
-    llm = open_llm(args, max_rows=1, prepare_chat=not args.raw)
+    llm, adapter = open_adapted(args, max_rows=1, prepare_chat=not args.raw)
     try:
         if structure is not None:
             llm.prepare_structure()  # while the prompt is read
@@ -68,10 +69,11 @@ def run(args) -> int:
                 else "--system and --raw exclude each other"
             )
         if raw:
-            deltas = llm.stream(prompt, params, structure=structure)
+            deltas = llm.stream(prompt, params, structure=structure, **adapter)
         else:
             system = [{"role": "system", "content": args.system}] if args.system else []
-            deltas = llm.stream_chat([*system, {"role": "user", "content": prompt}], params, structure=structure)
+            messages = [*system, {"role": "user", "content": prompt}]
+            deltas = llm.stream_chat(messages, params, structure=structure, **adapter)
         times = _print_stream(deltas)
         if args.stats:
             sys.stderr.write(_stats(llm, *times))

@@ -73,6 +73,8 @@ RANGES = {
     "cache_idle_memory": (0, 1 << 50),
     "cache_disk_size": (1, 1 << 60),
     "draft_tokens": (1, MAX_DRAFT_TOKENS),
+    "adapter_slots": (0, 1024),
+    "adapter_rank": (1, 1024),
 }
 CHOICES = {
     "preemption": ("recompute", "swap", "auto"),
@@ -84,7 +86,7 @@ CHOICES = {
     "speculation": SPECULATION,
 }
 # What a ResolvedConfig has as the EngineConfig does.
-UNCHANGED = "model max_waiting kv_layout graphs cache_policy cache_disk cache_disk_size deterministic".split()
+UNCHANGED = "model max_waiting kv_layout graphs cache_policy cache_disk cache_disk_size deterministic adapter_slots adapter_rank".split()
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -136,6 +138,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     reserve_output: bool = True
     mixed_ratio: float | None = None
     preemption: str = "auto"
+    adapter_slots: int = 0
+    adapter_rank: int = 16
 
     def __post_init__(self):
         for name, (low, high) in RANGES.items():
@@ -227,6 +231,8 @@ class ResolvedConfig(Settings, frozen=True, kw_only=True):
     host_slots: int
     cache_disk: str | None
     cache_disk_size: int
+    adapter_slots: int = 0
+    adapter_rank: int = 16
     policy: SchedulingPolicy = SchedulingPolicy()
 
     @property
@@ -248,6 +254,10 @@ def for_encoder(config: EngineConfig, model_context: int, family: str) -> Engine
     ConfigError for what needs a decoder."""
     if config.draft_model is not None or config.speculation not in (AUTO, "none"):
         raise ConfigError("an encoder writes no text: drafts have no use (leave --draft-model and --speculation out)")
+    if config.adapter_slots:
+        raise ConfigError(
+            "an encoder writes no text: adapters are for models that do (leave --adapter and --adapter-slots out)"
+        )
     tokens = config.max_tokens_per_step or max(config.max_context or model_context, ENCODER_TOKENS[family])
     return msgspec.structs.replace(
         config,

@@ -69,6 +69,8 @@ class Engine:
 
         params: SamplingParams of a reply, which step() tells; or, of what take_completed() gives, Ask (a forward without
         sampling) or BeamParams (a beam search)."""
+        for checking in [name for name, row in FEATURES.items() if row.checks is not None and row.checks(options)]:
+            self.feature(checking).check(params, options)
         name = next((name for name, row in FEATURES.items() if row.takes(params, options)), None)
         if self.encoder is not None and not isinstance(params, Ask):
             message = "this model is an encoder and writes no text: it has /v1/embeddings, /v1/rerank and /v1/score"

@@ -62,6 +62,7 @@ def draft_config(config: ResolvedConfig, plan: Any) -> ResolvedConfig:
         max_drafts=0,
         speculation="none",
         prefix_cache=False,
+        adapter_slots=0,
     )
 
 

@@ -7,9 +7,9 @@ asks, by load.py (Engine.use). The order is that in which the engine calls them.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from zse.engine import beams, grammars, idle_memory, jobs
+from zse.engine import adapters, beams, grammars, idle_memory, jobs
 from zse.engine.messages import Ask
-from zse.engine.metrics import BEAM_COUNTERS, JOB_COUNTERS
+from zse.engine.metrics import ADAPTER_COUNTERS, BEAM_COUNTERS, JOB_COUNTERS
 from zse.sampling.params import BeamParams
 from zse.scheduler.feature import Feature
 from zse.scheduler.options import RequestOptions
@@ -17,10 +17,11 @@ from zse.scheduler.options import RequestOptions
 
 class FeatureRow(NamedTuple):
     """make(engine): the feature, None where load.py makes it. takes(params, options): whether it is for such a request.
-    counters: what is told before it is made."""
+    checks(options): whether it may refuse one that others take, None: it refuses none. counters: what is told before it is made."""
 
     make: Callable[[Any], Feature] | None = None
     takes: Callable[[Any, RequestOptions], bool] = lambda params, options: False
+    checks: Callable[[RequestOptions], bool] | None = None
     counters: dict[str, float] = {}
 
 
@@ -38,6 +39,11 @@ FEATURES = {
     ),
     "grammars": FeatureRow(
         make=lambda engine: grammars.GrammarQueue(engine), takes=lambda params, options: options.structure is not None
+    ),
+    "adapters": FeatureRow(
+        make=lambda engine: adapters.AdapterStore(engine),
+        checks=lambda options: options.adapter != "",
+        counters=ADAPTER_COUNTERS,
     ),
     "disk": FeatureRow(),
     "experts": FeatureRow(),

@@ -12,6 +12,7 @@ import msgspec
 from zse.engine import config as engine_config
 from zse.engine import load, messages
 from zse.engine.metrics import Phases, since_exec_clock
+from zse.engine.reply import Delta, Output, Reply
 from zse.errors import ConfigError, RequestError
 from zse.formats import recommended, store
 from zse.lazy import numpy
@@ -19,7 +20,7 @@ from zse.sampling import fields
 from zse.sampling import params as sampling
 from zse.scheduler import options as scheduling
 from zse.structured import options as structured
-from zse.tokenizer import chat_template, detokenize
+from zse.tokenizer import chat_template
 from zse.tokenizer import load as tokenizer_load
 
 _clock = since_exec_clock()  # taken when this module is imported: the earlier, the truer
@@ -35,21 +36,6 @@ if TYPE_CHECKING:
     Prompt = str | Sequence[int]
 
 
-class Output(NamedTuple):
-    """A finished reply. text: without stop string and control tokens. token_ids: all sampled ones, the end token too.
-    finish_reason: "stop" or "length". logprobs: a TokenLogprob (logprob, top) for each token, when asked for.
-    cached_tokens: of the prompt, that were in the prefix cache. prompt_logprobs: of each token of the prompt, None for
-    the first, when asked for."""
-
-    text: str
-    token_ids: list[int]
-    finish_reason: str
-    logprobs: "list | None"
-    prompt_token_ids: list[int]
-    cached_tokens: int = 0
-    prompt_logprobs: "list | None" = None
-
-
 class Found(NamedTuple):
     """A reply that a beam search found. text: without control tokens. token_ids: the end token too. finish_reason:
     "stop" or "length". score: logprob, the sum of the tokens' log-probabilities, divided by their number to the power of
@@ -61,16 +47,6 @@ class Found(NamedTuple):
     score: float
     logprob: float
     logprobs: list
-
-
-class Delta(NamedTuple):
-    """What a step added to a reply. text may be "" while a character or a possible stop string is incomplete.
-    finish_reason: None until the last one."""
-
-    text: str
-    token_ids: list[int]
-    finish_reason: str | None
-    logprobs: "list | None" = None
 
 
 class Scores(NamedTuple):
@@ -216,19 +192,22 @@ class LLM:
         params: "SamplingParams | Sequence[SamplingParams] | None" = None,
         *,
         structure: "Form" = None,
+        adapter: "str | Sequence[str]" = "",
     ) -> list[Output]:
-        """A reply to each prompt (text, or token ids), run as one batch. params: one for all, or one for each prompt.
+        """A reply to each prompt (text, or token ids), run as one batch. params: one for all, or one for each prompt. adapter: what
+        load_adapter() gave, "" for none, likewise.
         structure: the form of the replies: {"json": schema, or True for any object}, {"regex": …}, {"choice": [texts]},
         {"grammar": Lark or GBNF} or a zse.structured.options.Structure. Raises RequestError for a prompt or parameter that is refused; nothing of the call runs on then."""
         ids = self._several(prompts)
         params = self._params_of(params, len(ids))
-        options = self._options_of(structure)
+        adapters = [adapter] * len(ids) if isinstance(adapter, str) else adapter
+        options = [self._options_of(structure, each) for each in adapters]
         # First: the replies find in the prefix cache what this computes.
         measured = self._measure_prompts(ids, params)
         replies = []
         try:
-            for prompt, wanted in zip(ids, params, strict=True):
-                replies.append(_Reply(self, prompt, wanted, options))
+            for prompt, wanted, extra in zip(ids, params, options, strict=True):
+                replies.append(Reply(self, prompt, wanted, extra))
             while any(reply.finish_reason is None for reply in replies):
                 self._step()
                 for reply in replies:
@@ -250,22 +229,41 @@ class LLM:
         return dict(zip(asked, self._complete([ids[index] for index in asked], asks), strict=True))
 
     def stream(
-        self, prompt: "Prompt", params: "SamplingParams | None" = None, *, structure: "Form" = None
+        self, prompt: "Prompt", params: "SamplingParams | None" = None, *, structure: "Form" = None, adapter: str = ""
     ) -> "Iterator[Delta]":
         """The reply to one prompt as it is made. Closing the iterator stops it."""
-        return self._stream(self._encode(prompt), params, structure)
+        return self._stream(self._encode(prompt), params, structure, adapter)
 
     def chat(
-        self, messages: "list[dict]", params: "SamplingParams | None" = None, *, structure: "Form" = None
+        self,
+        messages: "list[dict]",
+        params: "SamplingParams | None" = None,
+        *,
+        structure: "Form" = None,
+        adapter: str = "",
     ) -> Output:
         """The reply to a conversation: [{"role": "user", "content": ...}, ...]. structure: as of generate()."""
-        return self.generate([self.encode_chat(messages)], params, structure=structure)[0]
+        return self.generate([self.encode_chat(messages)], params, structure=structure, adapter=adapter)[0]
 
     def stream_chat(
-        self, messages: "list[dict]", params: "SamplingParams | None" = None, *, structure: "Form" = None
+        self,
+        messages: "list[dict]",
+        params: "SamplingParams | None" = None,
+        *,
+        structure: "Form" = None,
+        adapter: str = "",
     ) -> "Iterator[Delta]":
         """chat(), streamed."""
-        return self._stream(self.encode_chat(messages), params, structure)
+        return self._stream(self.encode_chat(messages), params, structure, adapter)
+
+    def load_adapter(self, path: "str | os.PathLike") -> str:
+        """Read a LoRA adapter, a folder as PEFT writes it, and keep it: what replies name it by. Raises RequestError where the LLM was
+        made without adapter_slots, FormatError or UnsupportedError for what it cannot use."""
+        return self._engine.feature("adapters").load(os.fspath(path)).id
+
+    def unload_adapter(self, adapter: str) -> None:
+        """Forget an adapter as soon as no reply needs it."""
+        self._engine.feature("adapters").unload(adapter)
 
     def prepare_structure(self) -> None:
         """Begin to load what structured replies need, in a process beside, before the first of them is asked for."""
@@ -281,7 +279,7 @@ class LLM:
             raise ConfigError(f"{self.config.model} is a base model without a chat template: use generate()")
         return self._template.encode(messages, add_generation_prompt=True, **variables)
 
-    def _stream(self, prompt: list[int], params, structure: "Form" = None) -> "Iterator[Delta]":
+    def _stream(self, prompt: list[int], params, structure: "Form" = None, adapter: str = "") -> "Iterator[Delta]":
         if params is not None and params.prompt_logprobs is not None:
             raise RequestError(
                 "prompt_logprobs cannot be streamed: use generate() or chat()",
@@ -289,9 +287,9 @@ class LLM:
                 param="prompt_logprobs",
             )
         # Submitted now, not at the first next(): a refusal is raised by the call that made it.
-        return self._deltas(_Reply(self, prompt, self._params_of(params, 1)[0], self._options_of(structure)))
+        return self._deltas(Reply(self, prompt, self._params_of(params, 1)[0], self._options_of(structure, adapter)))
 
-    def _deltas(self, reply: "_Reply") -> "Iterator[Delta]":
+    def _deltas(self, reply: Reply) -> "Iterator[Delta]":
         try:
             while reply.finish_reason is None:
                 if not self._streams[reply.id]:
@@ -313,12 +311,12 @@ class LLM:
             raise ValueError(f"{len(params)} SamplingParams for {count} prompts")
         return [fields.checked(one) for one in params]
 
-    def _options_of(self, structure: "Form"):
-        if structure is None:
+    def _options_of(self, structure: "Form", adapter: str = ""):
+        if structure is None and not adapter:
             return scheduling.DEFAULT
-        if not isinstance(structure, structured.Structure):
+        if structure is not None and not isinstance(structure, structured.Structure):
             structure = structured.read_structure(structure)
-        return scheduling.RequestOptions(structure=structure)
+        return scheduling.RequestOptions(structure=structure, adapter=adapter)
 
     def _step(self) -> None:
         for output in self._engine.step():
@@ -436,65 +434,3 @@ class LLM:
 
     def __exit__(self, *exc) -> None:
         self.close()
-
-
-class _Reply:
-    """One request: its tokens and text so far. take() turns the engine's outputs into deltas."""
-
-    def __init__(self, llm: LLM, prompt: list[int], params, options):
-        self._llm, self._params, self._prompt, self.id = llm, params, prompt, llm._next_id
-        llm._engine.submit(self.id, prompt, params, options)
-        llm._next_id += 1
-        llm._streams[self.id] = deque()
-        self.finish_reason: str | None = None
-        self._tokens: list[int] = []
-        self._logprobs: list | None = None if params.logprobs is None else []
-        self._text: list[str] = []
-        self._detokenizer: Any = None
-        self._cached_tokens = 0
-
-    def take(self) -> list[Delta]:
-        """Deltas of the outputs that came since last time. Raises RequestError when the request failed."""
-        deltas = []
-        waiting = self._llm._streams.get(self.id)
-        while waiting and self.finish_reason is None:
-            deltas.append(self._delta(waiting.popleft()))
-        return deltas
-
-    def _delta(self, output) -> Delta:
-        if output.error is not None:
-            raise output.error
-        if self._detokenizer is None:  # here, not at submission: text may be wanted of token ids without a tokenizer
-            self._detokenizer = detokenize.IncrementalDetokenizer(self._llm.tokenizer, stop=self._params.stop)
-        detokenizer, text = self._detokenizer, ""
-        # The token that ended the reply is no part of its text.
-        for token in output.tokens[:-1] if output.finish == "stop" else output.tokens:
-            text += detokenizer.push(token)
-        if detokenizer.stopped:
-            self.finish_reason = "stop"
-            self._llm._engine.cancel(self.id)
-        elif output.finish:
-            text += detokenizer.finish()
-            self.finish_reason = "stop" if detokenizer.stopped else output.finish
-        self._tokens += output.tokens
-        self._cached_tokens += output.cached_tokens
-        if self._logprobs is not None and output.logprobs:
-            self._logprobs += output.logprobs
-        self._text.append(text)
-        return Delta(text, output.tokens, self.finish_reason, output.logprobs)
-
-    def output(self) -> Output:
-        return Output(
-            "".join(self._text),
-            self._tokens,
-            self.finish_reason or "stop",
-            self._logprobs,
-            self._prompt,
-            self._cached_tokens,
-        )
-
-    def close(self) -> None:
-        """Forget the request, stopping it if it still runs."""
-        if self._llm._streams.pop(self.id, None) is not None and self.finish_reason is None:
-            if self._llm._engine is not None:
-                self._llm._engine.cancel(self.id)

@@ -184,6 +184,7 @@ def _build(config: ResolvedConfig, device, model, plan):
         host=cache_pages.HostPool(config.host_slots),
         policy=config.policy,
         geometry=pages,
+        adapter_slots=config.adapter_slots,
     )
     if scheduler.cache.num_groups > 1 and (config.host_slots or config.cache_disk):
         logging.getLogger("zse.engine").warning(
@@ -191,6 +192,8 @@ def _build(config: ResolvedConfig, device, model, plan):
             "while these pages are still in the cache (preempted requests are swapped in full)"
         )
     runner = engine_runner.Runner(device, model, config)
+    if runner.adapters is not None:
+        runner.adapters.kept = scheduler.life.adapters.rows
     wanted = {"grammars": config.warm_grammars, "idle memory": hasattr(runner.kv.buffer, "discard")}
     warm = tuple(name for name, is_wanted in wanted.items() if is_wanted)
     encoder = None if plan.config.causal else plan.config

@@ -60,6 +60,30 @@ class LoadModel(msgspec.Struct, tag_field="kind", tag=True):
     arguments: list[str]
 
 
+class LoadAdapter(msgspec.Struct, tag_field="kind", tag=True):
+    """server → engine: read the PEFT folder `path`. Answered by AdapterLoaded or Failed. `id` as of Submit."""
+
+    id: int
+    path: str
+
+
+class UnloadAdapter(msgspec.Struct, tag_field="kind", tag=True):
+    """server → engine, not answered: no request will name this adapter; those that do already end as they would."""
+
+    adapter: str
+
+
+class AdapterLoaded(msgspec.Struct, tag_field="kind", tag=True):
+    """engine → server: requests may name it. adapter: the hash of what it holds. members: the model's weights that it changes, by our
+    names. nbytes: of the host's memory."""
+
+    id: int
+    adapter: str
+    rank: int
+    members: list[str]
+    nbytes: int
+
+
 class Shutdown(msgspec.Struct, tag_field="kind", tag=True):
     """server → engine: finish nothing more, free everything, exit 0."""
 
@@ -222,8 +246,10 @@ class Heartbeat(msgspec.Struct, tag_field="kind", tag=True):
     counters: dict[str, float] = {}
 
 
-ToEngine = Submit | Cancel | LoadModel | Shutdown
-FromEngine = Ready | Parked | Tokens | StepTokens | Measured | Searched | Failed | Cancelled | Fatal | Heartbeat
+ToEngine = Submit | Cancel | LoadModel | LoadAdapter | UnloadAdapter | Shutdown
+FromEngine = (
+    Ready | Parked | AdapterLoaded | Tokens | StepTokens | Measured | Searched | Failed | Cancelled | Fatal | Heartbeat
+)
 
 HEADER_BYTES = 4
 MAX_FRAME_BYTES = 64 << 20  # a prompt of 1 M token ids is 5 MB; anything near this is a broken peer

@@ -7,6 +7,8 @@ JOB_COUNTERS: dict[str, float] = dict.fromkeys(
     ("jobs_submitted", "jobs_finished", "jobs_cancelled", "jobs_failed", "jobs_refused", "job_tokens"), 0
 )
 BEAM_COUNTERS: dict[str, float] = dict.fromkeys(("beam_searches", "beam_steps"), 0)
+# Adapters that requests may name, those in slots of the device, and how often one was put there.
+ADAPTER_COUNTERS: dict[str, float] = dict.fromkeys(("adapters_loaded", "adapters_resident", "adapter_loads"), 0)
 
 
 class Phases:

@@ -20,6 +20,8 @@ from zse.engine.config import ResolvedConfig
 from zse.engine.messages import TokenLogprob
 from zse.engine.step import PageTable, StepInputs, job_inputs, job_rows, job_sampler, masks_staging, new_blocks
 from zse.kernels import feed, page_table
+from zse.lora import slots as adapter_slots
+from zse.lora import targets as adapter_targets
 from zse.models.registry import forward_of
 from zse.plan.record import Planner, new_tensor
 from zse.sampling.state import SamplerState, input_nbytes, result_nbytes
@@ -98,6 +100,10 @@ class Runner:
             in_place=not self.runs_ahead,
         )
         self._logits = new_tensor(device, "step", "f32", lines, model.config.vocab_size)
+        self.adapters: adapter_slots.AdapterSlots | None = None
+        if config.adapter_slots:
+            targets = adapter_targets.Targets(model.config)
+            self.adapters = adapter_slots.AdapterSlots(device, targets, config.adapter_slots, config.adapter_rank)
         self._history: Tensor | None = None  # of tokens, by block, where the host cannot keep it
         self._sets = self._make_sets()
         self.pages = PageMover(device, self.kv, self._history)
@@ -110,6 +116,7 @@ class Runner:
             buffers,
             activations=config.activations,
             deterministic=config.deterministic,
+            adapters=self.adapters,
         )
         self._sizes = self.planner.sizes
         self._ascending = _ascending(config.max_context)
@@ -140,6 +147,7 @@ class Runner:
                 max_rows=self._lines,
                 max_updates=self.kv.num_groups * new_blocks(config.max_tokens_per_step, config.max_rows),
                 sampler_nbytes=input_nbytes(config.max_lines, device.kernels),
+                adapter_rows=config.max_rows if config.adapter_slots else 0,
             )
             results = device.staging(result_nbytes(config.max_lines), label="step")
             sampler = SamplerState(
@@ -245,6 +253,8 @@ class Runner:
                 requests += [entry.request] * entry.samples
                 lengths += range(end - entry.samples + 1, end + 1)
         buffers.sampler.prepare(requests, lengths, drafts)
+        if self.adapters is not None and self._fill_adapters(entries, buffers.inputs):
+            kind += f" adapted{self.adapters.version}"
         if masked:
             kind += " forward"
         graph = self._graphs.get((kind, size, buffers.number)) or self._graph(kind, size, buffers.number)
@@ -302,6 +312,24 @@ class Runner:
         for entry in fresh:
             self._table.write(inputs, entry, entry.start + 1)
         return max(starts) + 1
+
+    def _fill_adapters(self, entries: list[Entry], inputs: StepInputs) -> bool:
+        """The slot of each row's adapter; False where none has one and the step needs no launches for them."""
+        slots, of_row = self.adapters, inputs.adapter_slots
+        assert slots is not None
+        is_adapted = False
+        for entry in entries:
+            adapter = entry.request.options.adapter
+            of_row[entry.request.row] = slots.slot_of(adapter) if adapter else -1
+            is_adapted = is_adapted or bool(adapter)
+        # Where bits must not depend on the batch, rows without an adapter take the launches of those with one.
+        return is_adapted or self.planner.pins_forms and bool(slots.images)
+
+    def keep_adapter(self, image) -> None:
+        """Requests may name an adapter from now on."""
+        assert self.adapters is not None
+        if self.adapters.keep(image):
+            self.planner.adapt(self.adapters.adapted)
 
     def _fill_decode_ahead(self, entries: list[Entry], inputs: StepInputs, size: int) -> int:
         """As _fill_decode, where tokens are in flight or drafts."""
@@ -364,7 +392,8 @@ class Runner:
         """The recording of this kind and size, made when first asked for.
 
         decode: every token has logits and is sampled from, one token a row. verify: the same with runs of several
-        tokens. mixed: those in logit_rows. With " forward" behind it: without the sampling, for steps with masks.
+        tokens. mixed: those in logit_rows. With " adapted" behind it: rows have adapters; with " forward": without the sampling, for
+        steps with masks.
         """
         key = kind, size, number
         graph = self._graphs.get(key)
@@ -376,15 +405,19 @@ class Runner:
             buffers.inputs.upload(recorder, size)
             if self.runs_ahead:
                 self._record_inputs(recorder, buffers, step, source, tokens)
-            kind, _, part = kind.partition(" ")
+            kind, *parts = kind.split()
+            adapted = None
+            if self.adapters is not None and parts and parts[0] != "forward":
+                adapted = self.adapters.tensors(buffers.inputs.tensors["adapter_slots"])
             logits = self.planner.record(
                 recorder,
                 step=step,
                 max_tokens=size,
                 every_token=kind != "mixed",
                 longest_run=1 if kind == "decode" else None,
+                adapted=adapted,
             )
-            if not part:
+            if parts[-1:] != ["forward"]:
                 buffers.sampler.record(recorder, logits)
                 recorder.download(buffers.results)
             graph = self._graphs[key] = recorder.finish()

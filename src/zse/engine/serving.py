@@ -49,6 +49,13 @@ def turns(engine, socket) -> "Iterator[None]":
             elif isinstance(message, messages.Cancel):
                 replies.append(messages.Cancelled(id=message.id, computed=engine.num_computed(message.id)))
                 engine.cancel(message.id)
+            elif isinstance(message, messages.LoadAdapter):
+                try:
+                    engine.feature("adapters").begin(message.id, message.path)
+                except RequestError as error:
+                    replies.append(failed(message.id, error, 0))
+            elif isinstance(message, messages.UnloadAdapter):
+                engine.feature("adapters").unload(message.adapter)
             elif isinstance(message, messages.Shutdown):
                 return
         replies += told(engine.step())

@@ -42,10 +42,20 @@ class StepInputs:
     """The inputs of a step in one Staging: the sampler's, pages that are new in the page table, the tokens.
 
     max_tokens: of the largest step; max_rows: lines of logits; sampler_nbytes: the sampler's part, which comes first.
-    page_index, page_value i32 [max_updates]: page_table[index] = value, page_count of them.
+    page_index, page_value i32 [max_updates]: page_table[index] = value, page_count of them. adapter_slots i32 [adapter_rows]:
+    the slot of each row's adapter, -1: none.
     """
 
-    def __init__(self, device, *, max_tokens: int, max_rows: int, max_updates: int, sampler_nbytes: int = 0):
+    def __init__(
+        self,
+        device,
+        *,
+        max_tokens: int,
+        max_rows: int,
+        max_updates: int,
+        sampler_nbytes: int = 0,
+        adapter_rows: int = 0,
+    ):
         self.max_tokens, self.max_updates = max_tokens, max_updates
         at = _align(sampler_nbytes)
         places = {}
@@ -54,6 +64,7 @@ class StepInputs:
             ("page_count", 1),
             ("page_index", max_updates),
             ("page_value", max_updates),
+            ("adapter_slots", adapter_rows),
         ):
             places[name] = at, count
             at = _align(at + 4 * count)
@@ -62,7 +73,7 @@ class StepInputs:
         self.tensors = {
             name: Tensor(self.staging.buffer, (count,), "i32", start) for name, (start, count) in places.items()
         }
-        self.logit_rows, self.page_count, self.page_index, self.page_value = (
+        self.logit_rows, self.page_count, self.page_index, self.page_value, self.adapter_slots = (
             self._view(start, count) for start, count in places.values()
         )
         self.arrays = functools.cache(self._arrays_of)

@@ -11,6 +11,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "experts": ("EXPERTS",),
     "route": ("ROUTE",),
     "combine": ("COMBINE",),
+    "adapter": ("ADAPT",),
     "embed": ("EMBED",),
     "norm": ("ADD_RMSNORM",),
     "rope": ("ROPE_TABLE",),

@@ -92,6 +92,7 @@ def choose_forms(
         if node.op == "add_norm" and node.options["kind"] == "none" and forms.get(node.output) == "f32":
             # The products take the stream as it is, or what it is converted to.
             stream, readers = node.inputs[0], [*users[node.output], *(user for user in routed if user)]
+            readers += [user for user in nodes if user.op == "adapt"]
             changed = {user: stream for user in readers if user.inputs[0] is node.output} | changed
             for convert in before.values():
                 if convert.inputs[0] is node.output:

@@ -3,7 +3,17 @@
 from collections.abc import Callable
 from typing import Any
 
-from zse.kernels import combine, head_product, latent_attention, latent_post, layer_inputs, logits, reorder, route
+from zse.kernels import (
+    adapter,
+    combine,
+    head_product,
+    latent_attention,
+    latent_post,
+    layer_inputs,
+    logits,
+    reorder,
+    route,
+)
 from zse.kernels.activation import gated
 from zse.kernels.attention import attention
 from zse.kernels.embed import embed
@@ -62,6 +72,13 @@ def _linear(run: "Run", node: Node) -> None:
         max_tokens=run.form_tokens,
         accumulate=adds,
     )
+
+
+def _adapt(run: "Run", node: Node) -> None:
+    adapters = run.planner.adapters
+    x, *results = (run.t[value] for value in node.inputs)
+    place = adapters.place(run.layer, node.options["members"])
+    adapter.adapt(run.recorder, x, run.t[node.output], run.adapters, place, run.token_row, *results)
 
 
 def _route(run: "Run", node: Node) -> None:
@@ -251,6 +268,7 @@ LAUNCHES: dict[str, "Callable[[Run, Node], None]"] = {
     "scale_logits": _scale_logits,
     "reorder": _reorder,
     "convert": _convert,
+    "adapt": _adapt,
     "layer_inputs": _layer_inputs,
     "gate_inputs": _gate_inputs,
     "scale_stream": _scale_stream,

@@ -6,8 +6,7 @@ that one recording serves every batch up to its size.
 """
 
 from array import array
-from collections.abc import Callable, Hashable
-from functools import partial
+from collections.abc import Callable
 from math import prod
 from typing import Any, NamedTuple
 
@@ -19,9 +18,10 @@ from zse.kernels.norm import add_rmsnorm
 from zse.kernels.rope import rope_table
 from zse.plan.forms import BREAKS, PRODUCTS, routing_of, tensor_of
 from zse.plan.launch import LAUNCHES
+from zse.plan.parts import trace_forward
 from zse.plan.place import Placed, aligned, place_part
-from zse.plan.rules import JOINED, Part, Pending, fuse
-from zse.plan.trace import Node, Trace, Value
+from zse.plan.rules import Part
+from zse.plan.trace import Node, Value
 from zse.tensor import Tensor
 
 
@@ -41,7 +41,6 @@ TRAITS = {
     "cpu": Traits((1, 16), 16, False, False),
     "gpu": Traits((1, 4, 8, 16, 64, 128, 256, 512, 1024, 2048, 4096), 0, True, True),
 }
-ROPES = ("rope", "q_rope")  # options of nodes that turn
 BLOCK = 16  # tokens of an entry of the page table
 
 
@@ -97,7 +96,8 @@ class Planner:
     one of device.activations: "int8" (8-bit, one scale per 32, wherever the weights are quantized) or "f32" on a CPU,
     "bf16" on a GPU. deterministic: every recording takes the forms of the largest step, so that a token's bits do not
     depend on how many run with it. Scratch memory is allocated here, once; every recording uses it, so recordings must not
-    run at the same time. Raises PlanError for a forward that this device has no launches for.
+    run at the same time. adapters: zse.lora.slots.AdapterSlots, of an engine that may be given some. Raises PlanError for a forward that
+    this device has no launches for.
     """
 
     def __init__(
@@ -110,6 +110,7 @@ class Planner:
         *,
         activations: str | None = None,
         deterministic: bool = False,
+        adapters: Any = None,
     ):
         self.activations = activations or device.activations[0]
         if self.activations not in device.activations:
@@ -119,8 +120,18 @@ class Planner:
         self.device, self.forward, self.model, self.kv, self.buffers = device, forward, model, kv, buffers
         self.config = model.config
         self.max_tokens, self.max_lines = buffers.token_ids.shape[0], buffers.logits.shape[0]
-        self._trace_forward()
+        self.adapters = adapters
+        self._begin, self._layers, self._ends, self._finish, self._ropes = trace_forward(forward, model, device)
+        self._adapted_layers: list[Part] = []
+        if adapters is not None:
+            self.adapt(adapters.every)
         self._allocate()
+        if adapters is not None:
+            self.adapt(adapters.adapted)
+
+    def adapt(self, adapted: Any) -> None:
+        """From now on recordings with adapters add what these (zse.plan.trace.Adapted) change."""
+        self._adapted_layers = trace_forward(self.forward, self.model, self.device, adapted).layers
 
     @property
     def sizes(self) -> list[int]:
@@ -137,6 +148,7 @@ class Planner:
         max_tokens: int | None = None,
         every_token: bool = False,
         longest_run: int | None = None,
+        adapted: Any = None,
     ) -> Tensor:
         """Record one step and return its logits f32 [rows, vocab_size].
 
@@ -147,10 +159,11 @@ class Planner:
             every_token: each token has logits, in order: logit_rows is not read and the step is run with rows = tokens.
             longest_run: the most tokens of one row in this recording where that is known (1: a decode step), which leaves
                 out kernels for longer ones.
+            adapted: the zse.kernels.adapter.Slots of the rows where some may have adapters.
 
         Symbols to run with: `symbols()`.
         """
-        run = self._record_layers(recorder, step, max_tokens, longest_run)
+        run = self._record_layers(recorder, step, max_tokens, longest_run, adapted=adapted)
         max_rows = min(run.max_tokens, self.max_lines)
         rows = run.tokens if every_token else recorder.symbol("rows", max_rows)
         return self._record_end(run, run.step.logits.with_rows(rows), run.step.logit_rows, max_rows, every_token)
@@ -205,6 +218,7 @@ class Planner:
         max_tokens: int | None,
         longest_run: int | None,
         types: Tensor | None = None,
+        adapted: Any = None,
     ) -> "Run":
         """After the last layer, which may leave what is still to be added to the stream."""
         step = step or self.buffers
@@ -213,7 +227,7 @@ class Planner:
         if not 0 < max_tokens <= capacity:
             raise ConfigError(f"a step of {max_tokens} tokens: the buffers hold {capacity}")
         run = Run(self, recorder, step, recorder.symbol("tokens", max_tokens), max_tokens)
-        run.types = types
+        run.types, run.adapters = types, adapted
         host_layers = self.model.host_layers
         if host_layers is not None:
             host_layers.begin(recorder)
@@ -221,7 +235,7 @@ class Planner:
         room = self._room(max_tokens, self.max_tokens)
         run.play(self._begin, self._place(self._begin, room), "", run.tokens)
         self._record_ropes(run)
-        for layer, part in enumerate(self._layers):
+        for layer, part in enumerate(self._layers if adapted is None else self._adapted_layers):
             run.layer = layer
             if host_layers is not None:
                 host_layers.before(recorder, layer)
@@ -241,58 +255,6 @@ class Planner:
         return logits
 
     # -- the plan
-
-    def _trace_forward(self) -> None:
-        """Trace the forward: its beginning, and each kind of layer behind what the one before leaves to be added."""
-        weights: dict[str, dict[str, Any]] = {"": {}}
-        for name, weight in (*self.model.weights.items(), *self.model.vectors.items()):
-            layer, _, suffix = name.rpartition(".")
-            weights.setdefault(layer, {})[suffix] = weight
-        forward, pending = self.forward, None
-        known: dict[Hashable, Part] = {}
-        self._begin = self._traced(weights[""], lambda x: forward.begin())
-        self._layers: list[Part] = []
-        for layer in range(self.config.num_layers):
-            mine = weights[f"layers.{layer}"]
-            kind = forward.kind(layer), None if pending is None else (*pending.options.items(),), _kind(mine)
-            if kind not in known:
-                known[kind] = self._traced(mine, partial(forward.layer, i=layer), pending, layer=layer)
-            self._layers.append(known[kind])
-            pending = known[kind].pending
-        # The end of a step, by whether every token has logits, and over hidden states that are there already; of an encoder what
-        # follows its layers.
-        self._ends: dict[bool | None, Part] = {
-            every: self._traced(weights[""], forward.end, None if every is None else pending, every or False)
-            for every in ((False, True, None) if self.config.causal else ())
-        }
-        self._finish: Part | None = None
-        if not self.config.causal:
-            self._finish = self._traced(weights[""], forward.finish, pending)
-        used = {
-            node.options[key] for part in known.values() for node in part.nodes for key in ROPES if key in node.options
-        }
-        self._ropes = {name: rope for name, rope in forward.ropes().items() if name in used}
-
-    def _traced(
-        self,
-        weights: dict[str, Any],
-        run: Callable[[Value], Value],
-        before: Pending | None = None,
-        all_rows: bool = False,
-        layer: int = 0,
-    ) -> Part:
-        """A part of the forward with these weights. before: what the part before leaves to be added; layer: a layer's number."""
-        shapes = {name: weight.shape for name, weight in weights.items()}
-        for joined, names in JOINED.items():
-            if joined in weights:
-                for name in names:
-                    shapes[name] = (self.forward.rows(name, layer), weights[joined].shape[1])
-                    if f"{joined}_bias" in weights:
-                        shapes[f"{name}_bias"] = shapes[name][:1]
-        trace = self.forward.trace = Trace(shapes, all_rows, _orders(weights))
-        start = Value(trace, self.config.hidden_size, True)
-        schemes = {name: getattr(weight, "scheme", None) for name, weight in weights.items()}
-        return fuse(trace, start, run(start), before, self.device, schemes)
 
     def _room(self, size: int, most: int) -> int:
         """Up to how many tokens (or rows of logits, of at most `most`) steps share places with those of `size`."""
@@ -328,7 +290,8 @@ class Planner:
         inputs_at = at
         at += aligned(4 * self.max_tokens * self.config.num_layers * self.config.ple_width)
         self._scratch_at = at
-        parts = [self._begin, *dict.fromkeys(self._layers), *([self._finish] if self._finish else [])]
+        layers = dict.fromkeys([*self._layers, *self._adapted_layers])
+        parts = [self._begin, *layers, *([self._finish] if self._finish else [])]
         rooms = {self._room(size, self.max_tokens) for size in (*BREAKS[self.device.kernels], self.max_tokens)}
         at += max(self._place(part, room).nbytes for part in parts for room in rooms)
         rooms = {self._room(size, self.max_lines) for size in (*BREAKS[self.device.kernels], self.max_lines)}
@@ -344,9 +307,10 @@ class Planner:
             inv_freq = Tensor(self.scratch, (len(values),), "f32", start + aligned(8 * self.max_tokens * len(values)))
             self.device.write(inv_freq, memoryview(values))
             self._tables[name] = table, inv_freq
-        for layer, part in enumerate(self._layers):
-            if part not in self._layers[:layer]:
-                self._reserve(part, self.max_tokens, f"layers.{layer}.")
+        for parts in (self._layers, self._adapted_layers):
+            for layer, part in enumerate(parts):
+                if part not in parts[:layer]:
+                    self._reserve(part, self.max_tokens, f"layers.{layer}.")
         if None in self._ends:
             self._reserve(self._ends[None], self.max_lines, "")
         self.attention_scratch = None
@@ -367,22 +331,6 @@ class Planner:
                 gpu.experts.reserve(self.device, weight, room, self.config.moe)
             else:
                 gpu.gemm_launch.reserve(self.device, weight, form, node.op == "gated_product", room)
-
-
-def _kind(weights: dict[str, Any]) -> Hashable:
-    """What the launches of a layer depend on: the shapes and schemes of its weights, which vectors it has."""
-    orders = _orders(weights)
-    return tuple(
-        (name, weight.shape, getattr(weight, "scheme", None), getattr(weight, "layout", None), orders.get(name))
-        for name, weight in weights.items()
-    )
-
-
-def _orders(weights: dict[str, Any]) -> dict[str, str]:
-    """Weights whose columns are ordered → the first weight with the same order."""
-    first: dict[int, str] = {}
-    found = ((name, getattr(weight, "order", None)) for name, weight in weights.items())
-    return {name: first.setdefault(order.offset, name) for name, order in found if order is not None}
 
 
 class Run:
@@ -407,6 +355,7 @@ class Run:
         self.tables: dict[str | None, Any] = {name: self.of(table) for name, (table, _) in planner._tables.items()}
         self.sharing: dict[str, Any] = {}
         self.types: Tensor | None = None
+        self.adapters: Any = None
         self._tensors: dict[Part, dict[Value | Node, Any]] = {}
         self.prefix = self.before = ""  # of the weights' names, in this part and in the one before
         self.tap: Callable[[Run, Node], None] | None = None

@@ -13,6 +13,7 @@ Launchable (zse.plan.record has a launch for each):
     heads           (q, k, v) → q                  norms, RoPE, K and V to the cache; of one joined value or three, or of q alone
     reorder         (x) → x, columns reordered     by the order of a weight's columns
     route, experts, combine                        as traced; weights of gate and up perhaps joined, experts with gate: act(gate) * up
+    adapt           (x, y[, y, y]) → A x           y += B (A x) of the row's adapter, of products that share an input
     convert         (x) → x in another form        zse.plan.forms
     scale_logits    (x) → factor, soft cap         in place
 """
@@ -35,7 +36,7 @@ ADDS = {"rms": ("none", "add", "norm"), "layer": ("none", "add"), "none": ("none
 LATENTS = ("latent", "head_linear", "attend_latent")
 LAUNCHES = (
     *("embed", "linear", "wanted", "attend", "add_norm", "gated_product", "gated", "heads", "scale_logits", "reorder"),
-    *("route", "experts", "combine", "act"),
+    *("route", "experts", "combine", "act", "adapt"),
     *LATENTS,
     "layer_inputs",
     "gate_inputs",
@@ -167,7 +168,7 @@ def gated_product(nodes: list[Node], trace: Trace) -> list[Node]:
             or _uses(nodes, trace.split[whole]) != 2
         ):
             continue
-        if gate.options["activation"] not in GATED_PRODUCTS:
+        if gate.options["activation"] not in GATED_PRODUCTS or _adapted(trace, product):
             continue
         if product.op == "linear":
             found = Node("gated_product", product.inputs, gate.output, product.weights, gate.options)
@@ -222,6 +223,44 @@ def norm_sum(nodes: list[Node], trace: Trace) -> list[Node]:
     return nodes
 
 
+def adapters(nodes: list[Node], trace: Trace) -> list[Node]:
+    """Products that adapters add to are followed by the launches that do, once for those that share an input."""
+    if trace.adapted is None:
+        return nodes
+    found, at = [], 0
+    while at < len(nodes):
+        members, products = _products_at(nodes, at)
+        found += products
+        at += len(products)
+        if any(_adapted(trace, node) for node in products):
+            low = Value(trace, len(members) * trace.adapted.rank)
+            results = [node.output for node in products]
+            found.append(Node("adapt", (products[0].inputs[0], *results), low, {}, {"members": members}))
+    return found
+
+
+def _products_at(nodes: list[Node], at: int) -> tuple[tuple[str, ...], list[Node]]:
+    """(weights' names as the forward says them, nodes) of the node, or of the products from there on that could lie joined."""
+    name = nodes[at].weights.get("weight", "") if nodes[at].op == "linear" else ""
+    for names in JOINED.values():
+        some = nodes[at : at + len(names)]
+        if (
+            all(node.op == "linear" for node in some)
+            and tuple(node.weights["weight"] for node in some) == names
+            and len({node.inputs[0] for node in some}) == 1
+        ):
+            return names, some
+    return JOINED.get(name, (name,)), [nodes[at]]
+
+
+def _adapted(trace: Trace, node: Node) -> bool:
+    """Whether adapters add to what this node gives."""
+    if trace.adapted is None or node.op != "linear":
+        return False
+    name = node.weights["weight"]
+    return not trace.adapted.members.isdisjoint(JOINED.get(name, (name,)))
+
+
 def post_norm(nodes: list[Node], trace: Trace) -> list[Node]:
     """stream + norm(addend): the addition normalizes."""
     for add in [node for node in nodes if node.op == "add"]:
@@ -257,7 +296,7 @@ def convert_stream(nodes: list[Node], trace: Trace) -> list[Node]:
     made: dict[Value, Value] = {}
     found = []
     for node in nodes:
-        if node.op in ("linear", "gated_product", "experts") and node.inputs[0].is_stream:
+        if node.op in ("linear", "gated_product", "experts", "adapt") and node.inputs[0].is_stream:
             x = node.inputs[0]
             if x not in made:
                 made[x] = Value(trace, x.width)
@@ -330,9 +369,20 @@ def _check_stream(nodes: list[Node]) -> None:
 Rule = Callable[[list[Node], Trace], list[Node]]
 # In this order. A device with `fuses` adds and gates in its products.
 RULES: dict[str, tuple[Rule, ...]] = {
-    "cpu": (join_products, heads, gated, norm_sum, post_norm, reorder, convert_stream, add_norm, scale_logits),
+    "cpu": (
+        join_products,
+        heads,
+        gated,
+        norm_sum,
+        post_norm,
+        adapters,
+        reorder,
+        convert_stream,
+        add_norm,
+        scale_logits,
+    ),
     "gpu": (
-        *(join_products, heads, gated_product, gated, routers, accumulate, norm_sum, post_norm, reorder),
+        *(join_products, heads, gated_product, gated, routers, accumulate, norm_sum, post_norm, adapters, reorder),
         *(convert_stream, add_norm, scale_logits),
     ),
 }

@@ -25,13 +25,20 @@ A Value stands for [tokens, width] numbers, a Node for one operation. The operat
 `rules` makes launches of them.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from zse.errors import ConfigError
 
 
 class PlanError(ConfigError):
     """A forward that no launch of this device computes."""
+
+
+class Adapted(NamedTuple):
+    """The products that adapters may add to, by their weights' names, and the largest rank of one."""
+
+    members: frozenset[str]
+    rank: int
 
 
 class Value:
@@ -74,13 +81,17 @@ class Node:
 class Trace:
     """The operations of one part of a forward, in order. shapes: of the part's weights and vectors by name; what is not in
     it the part does not have (a bias, say). orders: of weights whose columns stand in another order, by the name of one that has the
-    same. all_rows: every token's logits are wanted. split: values of joined products →
+    same. all_rows: every token's logits are wanted. adapted: what adapters add to. split: values of joined products →
     the values that they consist of."""
 
     def __init__(
-        self, shapes: dict[str, tuple[int, ...]], all_rows: bool = False, orders: dict[str, str] | None = None
+        self,
+        shapes: dict[str, tuple[int, ...]],
+        all_rows: bool = False,
+        orders: dict[str, str] | None = None,
+        adapted: Adapted | None = None,
     ):
-        self.shapes, self.all_rows, self.orders = shapes, all_rows, orders or {}
+        self.shapes, self.all_rows, self.orders, self.adapted = shapes, all_rows, orders or {}, adapted
         self.nodes: list[Node] = []
         self.split: dict[Value, tuple[Value, ...]] = {}
 

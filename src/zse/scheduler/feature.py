@@ -25,6 +25,9 @@ class Feature:
     def __init_subclass__(cls) -> None:
         cls.hooks = frozenset(name for name, inherited in vars(Feature).items() if getattr(cls, name) is not inherited)
 
+    def check(self, params: Any, options: "RequestOptions") -> None:
+        """A request is about to be taken by the scheduler or another feature (FeatureRow.checks). Raises RequestError to refuse it."""
+
     def before_queue(self, prompt: list[int], options: "RequestOptions") -> None:
         """The scheduler is about to be given a prompt. Raises RequestError to refuse it."""
 

@@ -6,12 +6,13 @@ pages) is kept apart until that batch is done.
 """
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
 from zse.cache.manager import CacheManager
 from zse.scheduler.counters import BOUNDS, NAMES, Counters
 from zse.scheduler.options import SchedulingPolicy
-from zse.scheduler.queue import LEAST_SHARED, Claimant, FairQueue, SharedPrompts, Tenant
+from zse.scheduler.queue import LEAST_SHARED, Claimant, FairQueue, RunningAdapters, SharedPrompts, Tenant
 from zse.scheduler.request import FINISHED, RUNNING, WAITING, Request, age_order, salt_of
 
 # A request that was preempted this often is admitted again only with all the pages that it can ever need, and is
@@ -36,12 +37,18 @@ class Lifecycle:
     recomputed."""
 
     def __init__(
-        self, cache: CacheManager, policy: SchedulingPolicy, max_rows: int, should_swap: Callable[[Request], bool]
+        self,
+        cache: CacheManager,
+        policy: SchedulingPolicy,
+        max_rows: int,
+        should_swap: Callable[[Request], bool],
+        adapter_slots: int = 0,
     ):
         self.cache, self.policy, self.max_rows, self.should_swap = cache, policy, max_rows, should_swap
         self.counters, self.waits, self.mean_reply = Counters(), [0] * len(NAMES), FIRST_MEAN
         self.by_id: dict[int, Request] = {}
         self.queue, self.prompts = FairQueue(policy.tenant_weights, policy.fair_share), SharedPrompts()
+        self.adapters = RunningAdapters(adapter_slots)
         self.running: list[Request] = []
         self.free_rows = list(range(max_rows - 1, -1, -1))
         self.retired: dict[Request, tuple[int, list[int]]] = {}
@@ -59,7 +66,7 @@ class Lifecycle:
         queue, running, cache = self.queue, self.running, self.cache
         if not queue.num_waiting or not self.free_rows:
             return None
-        request = queue.head(self.prompts, left_out)
+        request = queue.head(self.prompts, left_out, self.adapters)
         is_scarce = len(self.free_rows) == 1 or self.policy.batching == "static"
         if request is None or is_scarce and not self._has_row(request):
             return None
@@ -97,6 +104,7 @@ class Lifecycle:
     def may_start(self, request: Request) -> bool:
         """Whether the waiting request would be admitted if it were next, as far as is known without trying."""
         is_blocked = self._blocked and self._blocked[0] is request
+        is_blocked = is_blocked or self.adapters.must_wait(request)
         return bool(self.free_rows) and not (request.held or is_blocked) and self._has_row(request)
 
     def _has_row(self, request: Request) -> bool:
@@ -155,6 +163,7 @@ class Lifecycle:
         known to be sound: give it a row."""
         insort(self.running, request, key=age_order)
         request.row, request.state = self.free_rows.pop(), RUNNING
+        self.adapters.start(request)
         if not request.residency:
             waited = request.waited_s = self.now - request.submitted_at
             self.counters.queue_wait_s += waited
@@ -183,6 +192,7 @@ class Lifecycle:
             request.lost_len = request.computed_len
             self.num_lost += request.lost_len
         self.free_rows.append(request.row)
+        self.adapters.stop(request)
         self.counters.preemptions += 1
         request.row, request.computed_len, request.state = -1, 0, WAITING
         request.is_pinned = False
@@ -233,6 +243,7 @@ class Lifecycle:
         """No batch in flight has the request, which ended, any more."""
         row, pages = self.retired.pop(request)
         self.free_rows.append(row)
+        self.adapters.stop(request)
         self.cache.allocator.release(pages)
 
     # -- jobs
@@ -281,6 +292,9 @@ class Lifecycle:
         rows = [request.row for request in self.running] + [row for row, _ in self.retired.values()] + self.free_rows
         if sorted(rows) != list(range(self.max_rows)):
             problems.append(f"rows are lost or shared: {sorted(rows)}")
+        adapters = Counter(request.options.adapter for request in (*self.running, *self.retired))
+        if self.adapters.rows != {name: count for name, count in adapters.items() if name}:
+            problems.append(f"rows of adapters are wrong: {self.adapters.rows}")
         if set(self.cache.tables) != {request.id for request in self.running}:
             problems.append("pages are held by a request that does not run, or a running one has none")
         for request in self.running:

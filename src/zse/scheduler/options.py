@@ -20,7 +20,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     tenant: who pays: shares are counted, and cached prefixes kept apart, by it. weight: of the tenant's share, None: what the
     engine was started with (EngineConfig.tenant_weights, else 1). priority: higher goes first. deadline_ms: from submission to
     the last token, None: none. cache_salt: keeps cached prefixes apart further. speculation: whether drafts may be verified
-    for it (its tokens are the same). structure: the form of the answer, None: any. max_wait_s: how long it may wait before it
+    for it (its tokens are the same). adapter: the id of a loaded one, the hash of what it holds; "": none. structure: the form of the answer, None: any. max_wait_s: how long it may wait before it
     begins, None: any time."""
 
     tenant: str = ""
@@ -49,6 +49,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     speculation: Annotated[
         bool, Field(Boolean(), "false verifies no drafts for this request; its answer is the same.")
     ] = True
+    adapter: str = ""
     structure: Structure | None = None
     max_wait_s: float | None = None
 

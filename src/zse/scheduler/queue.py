@@ -1,4 +1,4 @@
-"""Requests that wait: in which order, and which of them had better wait for another's prompt.
+"""Requests that wait: in which order, and which of them had better wait for another's prompt, or must for a slot of an adapter.
 
 Between tenants: start-time fair queueing (Goyal, Vin, Cheng 1996). Each has a virtual time, which an admission advances
 by tokens / weight, and the one that is furthest behind goes next. A tenant that comes back starts at the present, so
@@ -49,6 +49,36 @@ class Claimant(Protocol):
     options: RequestOptions
     arrival: int
     tenant: Tenant
+
+
+class RunningAdapters:
+    """The adapters of requests that have rows, and of those that ended but are in a batch in flight: a step reads them in slots of the
+    device.
+
+    slots: how many there may be at once. rows: adapter → rows that have it."""
+
+    def __init__(self, slots: int):
+        self.slots = slots
+        self.rows: dict[str, int] = {}
+
+    def must_wait(self, request: Request) -> bool:
+        """Whether there is no slot for the request's adapter."""
+        adapter = request.options.adapter
+        return adapter != "" and adapter not in self.rows and len(self.rows) >= self.slots
+
+    def start(self, request: Request) -> None:
+        """The request gets a row."""
+        adapter = request.options.adapter
+        if adapter:
+            self.rows[adapter] = self.rows.get(adapter, 0) + 1
+
+    def stop(self, request: Request) -> None:
+        """The row is free, and no batch in flight has the request."""
+        adapter = request.options.adapter
+        if adapter:
+            self.rows[adapter] -= 1
+            if not self.rows[adapter]:
+                del self.rows[adapter]
 
 
 class FairQueue:
@@ -162,9 +192,16 @@ class FairQueue:
 
     # -- who is next
 
-    def head(self, prompts: "SharedPrompts | None" = None, left_out: Collection[Tenant] = ()) -> Request | None:
+    def head(
+        self,
+        prompts: "SharedPrompts | None" = None,
+        left_out: Collection[Tenant] = (),
+        adapters: RunningAdapters | None = None,
+    ) -> Request | None:
         """Who is next: of the tenant that is furthest behind, but none of `left_out`, its first. prompts: where given, a
-        request that is held or gains by waiting for one of them is passed over."""
+        request that is held or gains by waiting for one of them is passed over. adapters: likewise one that waits for a slot, and
+        those with an adapter behind it, so that its wait ends."""
+        waits_for_slot = False
         tenants: Iterable[Tenant] = self.tenants.values()
         if len(self.tenants) > 1:
             tenants = sorted(
@@ -173,8 +210,13 @@ class FairQueue:
             )
         for tenant in tenants:
             for request in tenant.waiting:
-                if prompts is None or not (request.held or prompts.leaders and prompts.must_wait(request)):
-                    return request
+                if prompts is not None and (request.held or prompts.leaders and prompts.must_wait(request)):
+                    continue
+                if adapters is not None and request.options.adapter:
+                    waits_for_slot = waits_for_slot or adapters.must_wait(request)
+                    if waits_for_slot:
+                        continue
+                return request
         return None
 
     @staticmethod

@@ -116,7 +116,8 @@ age_order = attrgetter("due", "arrival")
 
 def salt_of(options: RequestOptions) -> tuple[str, ...]:
     """What must be equal beside the tokens for two requests or jobs to share a KV page."""
-    return options.tenant, options.cache_salt
+    salt = options.tenant, options.cache_salt
+    return (*salt, options.adapter) if options.adapter else salt
 
 
 class TokenLimits(NamedTuple):

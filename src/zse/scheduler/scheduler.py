@@ -61,6 +61,7 @@ class Scheduler:
         max_drafts: draft tokens that all requests of one step may verify together (Request.drafts).
         policy: how requests are chosen.
         geometry: how many tokens a page has, as prefix_cache's, and which groups the layers are in.
+        adapter_slots: how many adapters the requests that run may have together.
 
     requests: by id, that were accepted and have not ended. running: those that have a row, oldest first. queue: those that
     wait. Others must not change them. counters, totals: of requests and of steps.
@@ -83,6 +84,7 @@ class Scheduler:
         host: HostPool | None = None,
         policy: SchedulingPolicy | None = None,
         geometry: PageGeometry = ONE_GROUP,
+        adapter_slots: int = 0,
     ):
         if max_tokens < max_rows:
             raise ValueError(f"max_tokens {max_tokens} is below max_rows {max_rows}: decode rows would not fit a step")
@@ -96,7 +98,7 @@ class Scheduler:
             length = request.computed_len
             return policy.swap_is_quicker(length, cache.pages_for(length), budget.token_s)
 
-        self.life = life = Lifecycle(cache, policy, max_rows, should_swap)
+        self.life = life = Lifecycle(cache, policy, max_rows, should_swap, adapter_slots)
         self.requests, self.running, self.queue, self.counters = life.by_id, life.running, life.queue, life.counters
         self.limits = TokenLimits(vocab_size, max_context, cache.capacity)
         self.job_share = JobShare(life.queue)
