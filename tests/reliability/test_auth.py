@@ -61,6 +61,9 @@ SCOPES = {
     ("POST", "/admin/keys/usage"): ("admin", {}),
     ("POST", "/admin/audit"): ("admin", {}),
     ("POST", "/admin/keys/revoke"): ("admin", {"name": "stored-revoked"}),
+    ("GET", "/admin/adapters"): ("admin", None),
+    ("POST", "/admin/adapters"): ("admin", {"name": "new", "path": "/adapter"}),
+    ("POST", "/admin/adapters/unload"): ("admin", {"name": "new"}),
     ("GET", "/metrics"): ("admin", None),
     ("GET", "/health"): ("public", None),
     ("GET", "/health/live"): ("public", None),
@@ -120,7 +123,7 @@ def test_every_route_with_every_kind_of_key(own_server, tmp_path):
     server = own_server(key=keys, database=str(tmp_path / "server.db"))
     server.app.wrong_keys = WrongKeys(1 << 20)
     server.call(lambda: server.watch.give(None, tuple(key for key in keys if key.key != "revoked"), {}))
-    made = iter(range(1000))
+    made, adapters = iter(range(1000)), []
     assert SCOPES.keys() == {(route.method, route.path) for route in ROUTES}
     found, expected = {}, {}
     said: dict[str, set[bytes]] = {}  # by how the route writes errors
@@ -133,14 +136,18 @@ def test_every_route_with_every_kind_of_key(own_server, tmp_path):
                 headers = {} if kind == "none" else bearer(texts[kind])
                 body = next(iter(methods.values()))[1] if method not in methods else methods[method][1]
                 server.call(lambda: server.pool.add(ModelSpec(("fake",), "fake")))  # again, where it was removed
-                if (method, path) == ("POST", "/admin/keys"):
-                    body = {"name": f"new{next(made)}"}
+                if (method, path) in (("POST", "/admin/keys"), ("POST", "/admin/adapters")):
+                    body = body | {"name": f"new{next(made)}"}
+                if path == "/admin/adapters/unload" and kind in ("admin", "stored admin"):
+                    body = {"name": adapters.pop() if method == "POST" else "new"}
                 sent = body if method == "POST" or method in methods else None
                 if method == "HEAD":
                     headers |= {"connection": "close"}  # the length of what is not sent
                 reply = server.raw(
                     request(method, path.replace("{model}", "fake").replace("{file}", "app.js"), sent, headers)
                 )
+                if (method, path, reply.status) == ("POST", "/admin/adapters", 200):
+                    adapters.append(reply.json["name"])
                 status = statuses[scope]
                 if method not in methods and (method != "HEAD" or "GET" not in methods):
                     status = 405 if scope == "public" or statuses["list"] != 401 else 401

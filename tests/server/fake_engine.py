@@ -12,9 +12,11 @@ import re
 import signal
 import sys
 import time
+import zlib
 from array import array
 
 from zse.engine.messages import (
+    AdapterLoaded,
     Ask,
     Cancel,
     Cancelled,
@@ -22,6 +24,7 @@ from zse.engine.messages import (
     Fatal,
     FrameSocket,
     Heartbeat,
+    LoadAdapter,
     LoadModel,
     Measured,
     Parked,
@@ -32,6 +35,7 @@ from zse.engine.messages import (
     Submit,
     TokenLogprob,
     Tokens,
+    UnloadAdapter,
 )
 from zse.engine.worker import die_with_parent
 from zse.sampling.params import BeamParams
@@ -230,6 +234,10 @@ def main(arguments: list[str]) -> int:
             elif isinstance(message, Cancel):
                 row = rows.pop(message.id, None)
                 sock.send(Cancelled(message.id, row.computed if row is not None else 0))
+            elif isinstance(message, LoadAdapter):
+                sock.send(AdapterLoaded(message.id, f"{zlib.crc32(message.path.encode()):032x}", 4, ["q"], 100))
+            elif isinstance(message, UnloadAdapter):
+                pass
             elif isinstance(message, Shutdown):
                 return 0
         replies, now = [], time.monotonic()

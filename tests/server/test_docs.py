@@ -7,7 +7,7 @@ import pytest
 from zse.sampling.fields import describe
 from zse.server.engine_counters import COUNTERS
 from zse.server.errors import CODES
-from zse.server.requests import keys, messages, models, ollama, responses
+from zse.server.requests import adapters, keys, messages, models, ollama, responses
 from zse.server.requests.completions import CHAT_FIELDS, COMPLETIONS_FIELDS
 from zse.server.requests.measures import EMBEDDINGS_FIELDS, RERANK_FIELDS, SCORE_FIELDS
 from zse.server.routes.table import ROUTES
@@ -37,6 +37,7 @@ def test_every_route_is_documented():
         ("## POST /v1/score", SCORE_FIELDS),
         ("## POST /admin/keys", keys.CREATE),
         ("## POST /admin/keys/usage", keys.USAGE),
+        ("## POST /admin/adapters", adapters.LOAD),
     ],
 )
 def test_every_field_is_documented(heading, fields):

@@ -6,7 +6,7 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from test_errors import CHAT_ONLY, COMMON, TEXT_ONLY
 
-from zse.server.requests import keys, messages, models, ollama, responses
+from zse.server.requests import adapters, keys, messages, models, ollama, responses
 from zse.server.requests.completions import CHAT_FIELDS, COMPLETIONS_FIELDS
 from zse.server.requests.measures import EMBEDDINGS_FIELDS, RERANK_FIELDS, SCORE_FIELDS
 from zse.server.routes.table import ROUTES
@@ -33,6 +33,8 @@ FIELDS = {
     "/admin/keys/update": keys.UPDATE,
     "/admin/keys/usage": keys.USAGE,
     "/admin/audit": keys.AUDIT,
+    "/admin/adapters": adapters.LOAD,
+    "/admin/adapters/unload": adapters.UNLOAD,
 }
 
 

@@ -295,6 +295,17 @@ SERVING = (
         default=True,
         help="admit a request only when the KV cache has room for the reply that is expected too (default: on)",
     ),
+    arg(
+        "--adapter-slots",
+        type=Amount(int, 0, 1024),
+        help="LoRA adapters that may be in the device's memory at once, all that running requests have (default: 16 with --adapter, else 0: "
+        "none can be loaded)",
+    ),
+    arg(
+        "--adapter-rank",
+        type=Amount(int, 1, 1024),
+        help="the largest rank that a slot holds (default: 16, or what --adapter needs)",
+    ),
 )
 ENGINE_OPTIONS = Group("engine", ENGINE)
 # How requests are scheduled and what is cached: every policy can be chosen and switched off, for comparison.

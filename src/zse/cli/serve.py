@@ -7,7 +7,7 @@ import sys
 
 from zse import env, lazy
 from zse.cli import settings
-from zse.cli.options import ENGINE_OPTIONS, SERVING_OPTIONS, locate, values_of, words_of
+from zse.cli.options import ENGINE_OPTIONS, SERVING_OPTIONS, locate, rank_of, values_of, words_of
 from zse.cli.parser import CONFIG, Amount, Parser, add, arg
 from zse.engine import process as engine_process
 from zse.engine.metrics import since_exec_clock
@@ -42,6 +42,7 @@ _TOOL_PARSERS = (
     "command_r deepseek dsml functionary functionary_v3 gemma gemma4 gigachat glm4 granite harmony hermes kimi_k2 "
     "lfm2 llama3_json minicpm minimax_m2 mistral nemotron pythonic qwen3_coder seed_oss tool_calls none"
 ).split()
+ADAPTER_SLOTS = 16  # where there are adapters and nobody says
 _REASONING_PARSERS = ("think", "mistral", "seed", "command_r", "gemma4", "harmony", "none")
 
 
@@ -78,6 +79,13 @@ ARGUMENTS = (
         help="unload a model that has had no request for so long; the next loads it (default: never)",
     ),
     arg("--max-loaded", type=Amount(int, 1), help="models that may be loaded at once (default: what memory holds)"),
+    arg(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="[MODEL:]NAME=FOLDER",
+        help="a LoRA adapter of a model (default: the first), a folder as PEFT writes it; requests name it MODEL:NAME; may be repeated",
+    ),
     ENGINE_OPTIONS,
     SERVING_OPTIONS,
     arg(
@@ -203,11 +211,12 @@ def run(args) -> int:
     keys = _checked_keys(args, args.host)
     traces = args.otlp_traces_endpoint and tracing.checked(args.otlp_traces_endpoint)
     models = _models(args)
+    adapters = _adapters(args, [names for _, names in models])
     sock = bind.listen(args.host, args.port)
     phases = {"socket": round(1000 * since_exec())}
     if args.log_level:
         os.environ["ZSE_LOG"] = args.log_level
-    arguments = [_engine_arguments(args, path) for path, _ in models]
+    arguments = [_engine_arguments(args, path, own) for (path, _), own in zip(models, adapters, strict=True)]
     process = engine_process.fork(arguments[0], since_exec, close=(sock.fileno(),))
     phases["engine spawned"] = round(1000 * since_exec())
     try:
@@ -218,8 +227,8 @@ def run(args) -> int:
         setup(args.log_level, args.log_format)
         options = server.ServeOptions(
             models=tuple(
-                served.ModelSpec(names, path, tuple(words))
-                for (path, names), words in zip(models, arguments, strict=True)
+                served.ModelSpec(names, path, tuple(words), own)
+                for (path, names), words, own in zip(models, arguments, adapters, strict=True)
             ),
             host=args.host,
             traces=traces,
@@ -334,7 +343,23 @@ def _park_arguments(args) -> list[str]:
     return ["--park", *words_of({"device": args.device, "threads": args.threads})]
 
 
-def _engine_arguments(args, path: str) -> list[str]:
+def _adapters(args, models: list[tuple[str, ...]]) -> list[tuple[tuple[str, str], ...]]:
+    """(name, folder) of the adapters of each model. Raises ConfigError, FormatError or UnsupportedError."""
+    found: list[dict[str, str]] = [{} for _ in models]
+    for text in args.adapter:
+        name, _, folder = text.partition("=")
+        model, _, name = name.rpartition(":")
+        which = next((number for number, names in enumerate(models) if not model or model in names), None)
+        if which is None or not folder or not key_files.NAME.fullmatch(name):
+            raise ConfigError(
+                f"--adapter {text}: is not [MODEL:]NAME=FOLDER with a model that is served and a name of letters, digits, . _ -"
+            )
+        if found[which].setdefault(name, os.path.abspath(folder)) != os.path.abspath(folder):
+            raise ConfigError(f"--adapter {text}: there is another adapter of this name")
+    return [tuple(own.items()) for own in found]
+
+
+def _engine_arguments(args, path: str, adapters: tuple[tuple[str, str], ...] = ()) -> list[str]:
     # 256: the most of zse.engine.config.MAX_ROWS, whose import would delay the engine's start. 4,096: of QueueBounds.
     waiting = max(1, (4096 if args.max_queue is None else args.max_queue) + (args.max_rows or 256))
     values = {"model": path, "max_rows": args.max_rows, "max_waiting": waiting}
@@ -344,6 +369,9 @@ def _engine_arguments(args, path: str) -> list[str]:
         values |= {"model": kept, "quantize": None} if kept is not None else {}
     if args.draft_model is not None:
         values["draft_model"] = store.locate(args.draft_model)
+    if adapters:
+        values["adapter_slots"] = ADAPTER_SLOTS if args.adapter_slots is None else args.adapter_slots
+        values["adapter_rank"] = args.adapter_rank or rank_of([folder for _, folder in adapters])
     return words_of(values)
 
 

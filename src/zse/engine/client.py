@@ -15,6 +15,7 @@ import msgspec
 
 from zse.engine.channel import Channel, Owed
 from zse.engine.messages import (
+    AdapterLoaded,
     Ask,
     Cancel,
     Cancelled,
@@ -23,6 +24,7 @@ from zse.engine.messages import (
     FrameReader,
     FromEngine,
     Heartbeat,
+    LoadAdapter,
     LoadModel,
     Measured,
     Ready,
@@ -31,6 +33,7 @@ from zse.engine.messages import (
     StepTokens,
     Submit,
     Tokens,
+    UnloadAdapter,
     encode,
 )
 from zse.engine.process import EngineProcess
@@ -68,6 +71,11 @@ def restarting_error() -> RequestError:
 
 def shutting_down_error() -> RequestError:
     return _error("shutting_down", "The server is shutting down.")
+
+
+def _refusal(event: Failed) -> RequestError:
+    fields = {name: getattr(event, name) for name in ("status", "type", "code", "param")}
+    return RequestError(event.message, **fields)
 
 
 class _Link(asyncio.Protocol):
@@ -127,6 +135,7 @@ class EngineClient:
         self.requests: dict[int, Owed] = {}
         self.cancelled: dict[int, Owed] = {}  # the engine has yet to say what it computed for them
         self._next_id = 1
+        self._loads: dict[int, asyncio.Future[AdapterLoaded]] = {}  # of adapters, that the engine has yet to answer
         self._link: _Link | None = None
         self._process: EngineProcess | None = None
         self._task: asyncio.Task | None = None
@@ -324,6 +333,31 @@ class EngineClient:
             if self._link is not None:  # else the engine has just died: _fail_all() follows
                 self._link.send(Cancel(request_id))
 
+    # Adapters
+
+    async def load_adapter(self, path: str) -> AdapterLoaded:
+        """Have the engine read a LoRA adapter. Raises RequestError: 422 for a folder that it cannot use."""
+        if self.state != READY or self._link is None:
+            raise self._unavailable()
+        id, self._next_id = self._next_id, self._next_id + 1
+        future = self._loads[id] = asyncio.get_running_loop().create_future()
+        self._link.send(LoadAdapter(id, path))
+        return await future
+
+    def unload_adapter(self, adapter: str) -> None:
+        """No request will name it any more."""
+        if self._link is not None:
+            self._link.send(UnloadAdapter(adapter))
+
+    def _adapter_read(self, id: int, found: AdapterLoaded | RequestError) -> None:
+        future = self._loads.pop(id)
+        if future.done():
+            return  # nobody waits any more
+        if isinstance(found, AdapterLoaded):
+            future.set_result(found)
+        else:
+            future.set_exception(found)
+
     def fail_requests(self, error: RequestError) -> None:
         """Cancel every request; each channel gets `error`."""
         for request_id, request in list(self.requests.items()):
@@ -332,6 +366,8 @@ class EngineClient:
 
     def _fail_all(self, error: RequestError) -> None:
         """The engine is gone: nothing is known of its requests but what it told."""
+        for id in list(self._loads):
+            self._adapter_read(id, error)
         requests, cancelled, self.requests, self.cancelled = self.requests, self.cancelled, {}, {}
         for request in requests.values():
             request.channel.push(request.key, error)
@@ -349,6 +385,10 @@ class EngineClient:
                 else:
                     request.computed = (request.computed or request.num_prompt) + 1
                     request.channel.push(request.key, Tokens(request_id, [token]))
+        elif isinstance(message, AdapterLoaded):
+            self._adapter_read(message.id, message)
+        elif isinstance(message, Failed) and message.id in self._loads:
+            self._adapter_read(message.id, _refusal(message))
         elif isinstance(message, Tokens | Measured | Searched | Failed | Cancelled):
             self._receive_event(message)
         elif isinstance(message, Heartbeat):
@@ -385,8 +425,7 @@ class EngineClient:
         if request is None:
             self.num_late_events += 1
         elif isinstance(event, Failed):
-            fields = {name: getattr(event, name) for name in ("status", "type", "code", "param")}
-            request.channel.push(request.key, RequestError(event.message, **fields))
+            request.channel.push(request.key, _refusal(event))
         else:
             self._last_step = self._last_frame
             request.channel.push(request.key, event)

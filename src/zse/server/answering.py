@@ -295,6 +295,8 @@ async def _begin(app, job: CompletionRun) -> None:
         job.answers.is_open = job.answers.opens_reasoning(model.decode(job.prompts[0][-16:]))
     structure, job.structure_field = structure_for(completion, job.answers)
     options = app.request_options(work.request, completion.options)
+    if work.request.adapter:
+        options = msgspec.structs.replace(options, adapter=await work.served.adapters.id_of(work.request.adapter))
     if completion.prompt_top is not None:
         ask = Ask("logprobs", top=completion.prompt_top)
         job.measured = await work.channel.complete(job.prompts, [ask] * len(job.prompts), options)

@@ -9,7 +9,7 @@ from zse.server.keys import OWNER, Access
 class APIRequest(HTTPRequest):
     """App.check_head() fills it in. route: of routes.table. parameters: name → value of the path's {name}. The others are of
     the keys.Caller whose key the request brought; a server without keys asks for none. run: what it holds and took, where
-    traces are made."""
+    traces are made. adapter: of MODEL:ADAPTER, the name; "": none."""
 
     route: Any = None
     parameters: dict[str, str] = {}
@@ -17,4 +17,5 @@ class APIRequest(HTTPRequest):
     access: Access = OWNER
     account: str = ""
     key_id: int = 0
+    adapter: str = ""
     run: Any = None

@@ -232,16 +232,27 @@ class App:
         return [model for model in self.pool.models if allowed is None or not allowed.isdisjoint(model.spec.names)]
 
     def find_model(self, request: APIRequest, name: str | None, param: str | None) -> Served:
-        """The model of that name; for None, and with any_model_name for a name that no model has, the first one that the key may use. Raises APIError, of which a key that is bound
+        """The model of that name, of MODEL:ADAPTER with request.adapter set; for None, and with any_model_name for a name that no model has, the first one that the key may use. Raises APIError, of which a key that is bound
         to some models does not learn whether there are others."""
-        if self.any_model_name and name not in self.pool.by_name:
-            name = None
+        given = name
+        if name is not None and name not in self.pool.by_name:
+            base, _, adapter = name.rpartition(":")
+            if base in self.pool.by_name and adapter in self.pool.by_name[base].adapters.by_name:
+                name, request.adapter = base, adapter
+            elif self.any_model_name:
+                name = None
         model = next(iter(self.models(request)), None) if name is None else self.pool.by_name.get(name)
         allowed = request.access.models
-        if allowed is not None and name not in allowed and (model is None or allowed.isdisjoint(model.spec.names)):
+        if (
+            allowed is not None
+            and allowed.isdisjoint((name, given))
+            and (model is None or allowed.isdisjoint(model.spec.names))
+        ):
             raise APIError("insufficient_permissions", "This key may not use this model.", param)
         if model is None:
-            names = ", ".join(model.name for model in self.models(request)) or "none"
+            served = self.models(request)
+            adapters = (f"{each.name}:{adapter}" for each in served for adapter in each.adapters.by_name)
+            names = ", ".join([*(each.name for each in served), *adapters]) or "none"
             raise APIError(
                 "model_not_found", f"The model '{shown(name or '')}' is not served here; served: {names}.", param
             )

@@ -39,6 +39,7 @@ CODES: dict[str, tuple[int, str, bool]] = {
     "method_not_allowed": (405, INVALID, False),
     "request_timeout": (408, INVALID, True),
     "conflict": (409, INVALID, False),
+    "unprocessable_file": (422, INVALID, False),
     "length_required": (411, INVALID, False),
     "request_too_large": (413, INVALID, False),
     "uri_too_long": (414, INVALID, False),

@@ -278,6 +278,7 @@ class _Serving:
             self._app.draining = self._pool.draining = True
             return False
         info = ready.result()
+        await self._pool.default.adapters.load_first()
         self._app.admission.bounds.set_engine(info.max_rows, info.queue_tokens)
         self._announce(info, text_model.result())
         gc.freeze()  # what stays is looked at no more

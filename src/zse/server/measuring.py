@@ -37,6 +37,9 @@ async def measure(app, request: APIRequest, read: Callable, prepare: Callable, c
     with RequestRun(app, request) as work:
         asked = await maybe_in_thread(work.is_long, lambda: read(request.json()))
         work.start(asked.model)
+        if request.adapter:
+            message = "Adapters write answers: vectors and scores are the base model's."
+            raise APIError("unsupported_parameter", message, "model")
         model = await app.pool.text(work.served)
         info = await app.pool.ready(work.served)
         if check is not None:

@@ -12,6 +12,12 @@ from zse.server.errors import APIError
 FORWARDED = {"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip"}
 
 
+def _cards(app, served) -> list[dict]:
+    """The model's, and its adapters'."""
+    card, name = _card(app, served), served.name
+    return [card, *(card | {"id": f"{name}:{adapter}", "parent": name} for adapter in served.adapters.by_name)]
+
+
 def _card(app, served) -> dict:
     card = {"id": served.name, "object": "model", "created": app.created, "owned_by": "zse", "state": served.state}
     if served.engine.info is not None:
@@ -21,7 +27,9 @@ def _card(app, served) -> dict:
 
 async def models(app, request: APIRequest) -> Response:
     """GET /v1/models"""
-    return Response.json({"object": "list", "data": [_card(app, served) for served in app.models(request)]})
+    return Response.json(
+        {"object": "list", "data": [card for served in app.models(request) for card in _cards(app, served)]}
+    )
 
 
 async def model(app, request: APIRequest) -> Response:
