@@ -18,9 +18,8 @@ from zse.kernels.norm import add_rmsnorm
 from zse.kernels.rope import rope_table
 from zse.plan.forms import BREAKS, PRODUCTS, routing_of, tensor_of
 from zse.plan.launch import LAUNCHES
-from zse.plan.parts import trace_forward
 from zse.plan.place import Placed, aligned, place_part
-from zse.plan.rules import Part
+from zse.plan.rules import Part, trace_forward
 from zse.plan.trace import Node, Value
 from zse.tensor import Tensor
 

@@ -163,7 +163,8 @@ class Lifecycle:
         known to be sound: give it a row."""
         insort(self.running, request, key=age_order)
         request.row, request.state = self.free_rows.pop(), RUNNING
-        self.adapters.start(request)
+        if request.options.adapter:
+            self.adapters.start(request)
         if not request.residency:
             waited = request.waited_s = self.now - request.submitted_at
             self.counters.queue_wait_s += waited
@@ -192,7 +193,8 @@ class Lifecycle:
             request.lost_len = request.computed_len
             self.num_lost += request.lost_len
         self.free_rows.append(request.row)
-        self.adapters.stop(request)
+        if request.options.adapter:
+            self.adapters.stop(request)
         self.counters.preemptions += 1
         request.row, request.computed_len, request.state = -1, 0, WAITING
         request.is_pinned = False
@@ -243,7 +245,8 @@ class Lifecycle:
         """No batch in flight has the request, which ended, any more."""
         row, pages = self.retired.pop(request)
         self.free_rows.append(row)
-        self.adapters.stop(request)
+        if request.options.adapter:
+            self.adapters.stop(request)
         self.cache.allocator.release(pages)
 
     # -- jobs

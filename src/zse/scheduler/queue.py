@@ -67,18 +67,16 @@ class RunningAdapters:
         return adapter != "" and adapter not in self.rows and len(self.rows) >= self.slots
 
     def start(self, request: Request) -> None:
-        """The request gets a row."""
+        """The request, which has an adapter, gets a row."""
         adapter = request.options.adapter
-        if adapter:
-            self.rows[adapter] = self.rows.get(adapter, 0) + 1
+        self.rows[adapter] = self.rows.get(adapter, 0) + 1
 
     def stop(self, request: Request) -> None:
-        """The row is free, and no batch in flight has the request."""
+        """Its row is free, and no batch in flight has the request."""
         adapter = request.options.adapter
-        if adapter:
-            self.rows[adapter] -= 1
-            if not self.rows[adapter]:
-                del self.rows[adapter]
+        self.rows[adapter] -= 1
+        if not self.rows[adapter]:
+            del self.rows[adapter]
 
 
 class FairQueue:

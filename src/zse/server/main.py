@@ -278,7 +278,8 @@ class _Serving:
             self._app.draining = self._pool.draining = True
             return False
         info = ready.result()
-        await self._pool.default.adapters.load_first()
+        if self._options.models[0].adapters:
+            await self._pool.default.adapters.load_first()
         self._app.admission.bounds.set_engine(info.max_rows, info.queue_tokens)
         self._announce(info, text_model.result())
         gc.freeze()  # what stays is looked at no more

@@ -1,6 +1,7 @@
 """One model of a server: what it is, its engine, what its requests and loads took."""
 
 import asyncio
+import functools
 import hashlib
 import os
 import time
@@ -12,16 +13,18 @@ from zse.engine.client import DOWN, READY, STARTING, UNLOADED, EngineClient
 from zse.engine.process import EngineProcess
 from zse.errors import RequestError
 from zse.formats import store
+from zse.server import adapters
 from zse.server.work import Statistics
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
     """A model that is served. names: what requests may call it, the first is listed. path: file or folder.
-    arguments: of its engine's command line."""
+    arguments: of its engine's command line. adapters: (name, path) of those that it is started with."""
 
     names: tuple[str, ...]
     path: str
     arguments: tuple[str, ...] = ()
+    adapters: tuple[tuple[str, str], ...] = ()
 
 
 class ReadBytes:
@@ -88,6 +91,11 @@ class Served:
     @property
     def name(self) -> str:
         return self.spec.names[0]
+
+    @functools.cached_property
+    def adapters(self) -> "adapters.Adapters":
+        """Its LoRA adapters, by name."""
+        return adapters.Adapters(self.engine, self.spec.adapters)
 
     @property
     def state(self) -> str:
