@@ -20,7 +20,7 @@ HEAD_MATRICES = ("k_b", "v_b")  # of multi-head latent attention: made of one ma
 _LAYER = re.compile(r"layers\.([0-9]{1,5})\.")
 
 
-class Target(NamedTuple):
+class AdaptedProduct(NamedTuple):
     """A product of a layer, [rows, columns]. down, up: where its A and B stand in a slot, for a rank of 1; product: its place in
     a line of scales; heads: of q and k where a Hugging Face file has their rows in pairs, else 0."""
 
@@ -35,12 +35,12 @@ class Target(NamedTuple):
 class Targets:
     """The products of a model that adapters may change, in a slot's order: a layer's A one behind the other, then its B.
 
-    by_name: (layer, the weight's name in the forward) → Target. size: numbers of a slot for a rank of 1. modules: of each layer, the
+    by_name: (layer, the weight's name in the forward) → AdaptedProduct. size: numbers of a slot for a rank of 1. modules: of each layer, the
     end of a module's name in a Hugging Face file → the names of its parts: q_proj → q, qkv_proj → q, k, v."""
 
     def __init__(self, config: ModelConfig):
         self.config = config
-        self.by_name: dict[tuple[int, str], Target] = {}
+        self.by_name: dict[tuple[int, str], AdaptedProduct] = {}
         self.modules: list[dict[str, tuple[str, ...]]] = []
         self.size = 0
         model = registry.architecture(config.architecture)
@@ -65,7 +65,7 @@ class Targets:
         at = self.size
         up = at + sum(columns for _, columns, _ in found.values())
         for name, (rows, columns, heads) in found.items():
-            self.by_name[layer, name] = Target(rows, columns, at, up, len(self.by_name), heads)
+            self.by_name[layer, name] = AdaptedProduct(rows, columns, at, up, len(self.by_name), heads)
             at, up = at + columns, up + rows
         self.size = up
 
