@@ -2,7 +2,7 @@
 
 requirements.lock        what `make serve` installs: the dependencies, the extra `tokenizers`, and setuptools, which builds the package
 requirements-test.lock   that, and the extras `test`, `reference`, `lint` and `otel`, on Linux
-sbom.cdx.json            requirements.lock as CycloneDX 1.6, with licences and who needs whom
+sbom.cdx.json            requirements.lock and what the web page has of npm (vendor_page.py) as CycloneDX 1.6, with licences and who needs whom
 
 pip resolves and names the hashes (`pip install --dry-run --report`), for every platform and Python of ENVIRONMENTS; nothing is
 installed and no package's code runs. Versions of the present lock are kept where they still fit, unless `--upgrade`. Licences and
@@ -10,6 +10,7 @@ dependencies come from the environment that this runs in, which must have the lo
 """
 
 import argparse
+import base64
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 
+import vendor_page
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -178,8 +180,11 @@ def bill() -> dict:
         edges.append(
             {"ref": reference, "dependsOn": sorted(f"pkg:pypi/{one}@{version[one]}" for one in needs & set(version))}
         )
+    vendored = [vendored_component(package) for package in vendor_page.PACKAGES]
+    components += vendored
     direct = {canonicalize_name(Requirement(line).name) for line in wanted("tokenizers")} - {"setuptools"}
-    edges.insert(0, {"ref": "zse", "dependsOn": sorted(f"pkg:pypi/{one}@{version[one]}" for one in direct)})
+    needed = sorted(f"pkg:pypi/{one}@{version[one]}" for one in direct) + [one["bom-ref"] for one in vendored]
+    edges.insert(0, {"ref": "zse", "dependsOn": needed})
     subject = {"type": "application", "bom-ref": "zse", "name": "zse", "licenses": [{"license": {"id": "Apache-2.0"}}]}
     return {
         **{"bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1},
@@ -187,6 +192,24 @@ def bill() -> dict:
         "metadata": {"component": subject},
         "components": components,
         "dependencies": edges,
+    }
+
+
+def vendored_component(package: vendor_page.Package) -> dict:
+    """What the web page has of npm's registry, with the hash of its archive there."""
+    reference = f"pkg:npm/{package.name}@{package.version}"
+    digest = base64.b64decode(package.integrity.removeprefix("sha512-")).hex()
+    place = {
+        "type": "distribution",
+        "url": f"https://www.npmjs.com/package/{package.name}/v/{package.version}",
+        "hashes": [{"alg": "SHA-512", "content": digest}],
+    }
+    named = {"bom-ref": reference, "name": package.name, "version": package.version, "purl": reference}
+    return {
+        "type": "library",
+        **named,
+        "licenses": [{"license": {"id": package.licence}}],
+        "externalReferences": [place],
     }
 
 
