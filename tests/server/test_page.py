@@ -217,6 +217,15 @@ def test_an_error_is_a_line(page):
     assert len(last_request(page)["messages"]) == 2  # the answer that failed is not sent back
 
 
+def test_what_was_kept_and_is_broken_can_be_forgotten(page, tool_server):
+    # The last to write: what the page itself keeps is behind.
+    page.evaluate("addEventListener('pagehide', () => localStorage.setItem('zse.chats', '7'))")
+    page.send("Page.reload")
+    page.wait("document.querySelector('.error')?.innerText.includes('This page failed')")
+    page.click("main button")
+    page.wait("document.querySelector('#question')")
+
+
 def test_images_are_refused(page):
     page.evaluate(
         """(() => { const data = new DataTransfer(); data.items.add(new File(['x'], 'a.png', {type: 'image/png'}));

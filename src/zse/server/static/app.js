@@ -8,7 +8,7 @@ import { html } from "./html.js";
 import { Keys } from "./keys.js";
 import { Models } from "./models.js";
 import { Playground } from "./playground.js";
-import { apiKey, keep, kept, logOut, setApiKey } from "./store.js";
+import { apiKey, forgetAll, keep, kept, logOut, setApiKey } from "./store.js";
 
 const THEMES = { auto: "Auto", light: "Light", dark: "Dark" };
 // Name in the address: title, component, whether it needs an admin's key.
@@ -47,6 +47,11 @@ class App extends Component {
     }
   };
 
+  /** A view that fails, for what the browser kept of an older page say, must not leave an empty one behind. */
+  componentDidCatch(error) {
+    this.setState({ broken: error.message });
+  }
+
   logIn = (key) => {
     setApiKey(key);
     this.load();
@@ -63,7 +68,8 @@ class App extends Component {
     this.setState({ theme });
   };
 
-  render(_, { view, models, isAdmin, needsKey, error, theme }) {
+  render(_, { view, models, isAdmin, needsKey, error, theme, broken }) {
+    if (broken) return html`<main class="centre"><${Failure} error=${`This page failed: ${broken}`} again=${startOver} label="Forget what is kept here and start over" /></main>`;
     if (needsKey) return html`<${Login} logIn=${this.logIn} error=${error} />`;
     if (models === null) return html`<main class="centre">${error ? html`<${Failure} error=${error} again=${this.load} />` : "Loading…"}</main>`;
     const [, View, ofAdmin] = VIEWS[view];
@@ -92,8 +98,13 @@ class App extends Component {
   }
 }
 
-function Failure({ error, again }) {
-  return html`<div><p class="error" role="alert">${error}</p><button type="button" onClick=${again}>Try again</button></div>`;
+function Failure({ error, again, label = "Try again" }) {
+  return html`<div><p class="error" role="alert">${error}</p><button type="button" onClick=${again}>${label}</button></div>`;
+}
+
+function startOver() {
+  forgetAll();
+  location.reload();
 }
 
 function Login({ logIn, error }) {

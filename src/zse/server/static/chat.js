@@ -43,6 +43,7 @@ export class Chat extends Component {
 
   componentDidMount() {
     document.addEventListener("keydown", this.onKeyDown);
+    addEventListener("pagehide", this.save);
     getJSON("/openapi.json").then(
       (document) => this.setState({ fields: fieldsOf(document) }),
       (error) => this.setState({ notice: error.message }),
@@ -52,6 +53,7 @@ export class Chat extends Component {
 
   componentWillUnmount() {
     document.removeEventListener("keydown", this.onKeyDown);
+    removeEventListener("pagehide", this.save);
     this.state.running?.abort();
     cancelAnimationFrame(this.frame);
     this.save();
@@ -79,11 +81,11 @@ export class Chat extends Component {
 
   say = (notice) => this.setState({ notice });
 
-  save() {
+  save = () => {
     const used = this.state.chats.filter((chat) => chat.nodes.length > 1).slice(0, MAX_CONVERSATIONS);
     // The oldest go until the browser's room suffices.
     while (!keep("chats", used) && used.length) used.pop();
-  }
+  };
 
   changeSettings = (some) => {
     this.settings = { ...this.settings, ...some };

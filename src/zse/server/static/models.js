@@ -1,8 +1,8 @@
 /* The models: those that are served, with what an admin's key may do to them, and those of the store that could be. */
 
 import { Component } from "./vendor/preact.js";
-import { call, getJSON } from "./api.js";
-import { Confirmed, Table } from "./controls.js";
+import { call, events, getJSON } from "./api.js";
+import { Confirmed, Field, Table } from "./controls.js";
 import { html } from "./html.js";
 import { shownBytes } from "./metrics.js";
 
@@ -25,7 +25,7 @@ function Listed({ models, reload }) {
 }
 
 class Administered extends Component {
-  state = { models: [], stored: [], error: "", asked: new Set() };
+  state = { models: [], pulls: [], stored: [], error: "", asked: new Set() };
 
   componentDidMount() {
     this.read();
@@ -47,7 +47,8 @@ class Administered extends Component {
       }
     }
     if (this.isGone) return;
-    const isBusy = this.state.models.some(({ state }) => state === "loading" || state === "stopping");
+    const { models, pulls } = this.state;
+    const isBusy = [...models, ...pulls].some(({ state }) => ["loading", "stopping", "pulling"].includes(state));
     clearTimeout(this.timer);
     this.timer = setTimeout(this.read, 1000 * (isBusy ? BUSY_PERIOD_S : PERIOD_S));
   };
@@ -57,7 +58,9 @@ class Administered extends Component {
     this.setState(({ asked }) => ({ asked: new Set([...asked, name]), error: "" }));
     setTimeout(this.read, 100); // a load answers when it is done
     try {
-      await call(path, options);
+      const response = await call(path, options);
+      // A stream of progress: what it says is read with all the rest; only its end matters, and its error.
+      if (options.body?.stream) for await (const _ of events(response));
     } catch (error) {
       this.setState({ error: `${name}: ${error.message}` });
     }
@@ -67,13 +70,17 @@ class Administered extends Component {
     this.props.reload();
   };
 
-  render(_, { models, stored, error, asked }) {
+  render(_, { models, pulls, stored, error, asked }) {
     const served = new Set(models.flatMap(({ names }) => names));
     const others = stored.filter(({ name }) => !served.has(name));
     return html`<div class="view">
       <h1>Models</h1>
       ${error && html`<p class="error" role="alert">${error}</p>`}
       <${Served} models=${models} asked=${asked} change=${this.change} />
+      <section>
+        <h2>Pull</h2>
+        <${Pulls} pulls=${pulls} change=${this.change} />
+      </section>
       <section>
         <h2>In the store</h2>
         <${Stored} models=${others} change=${this.change} />
@@ -116,6 +123,27 @@ function Actions({ model: { name, state, requests }, isAsked, change }) {
       : html`<button type="button" class="quiet" aria-label=${`Unload ${name}`} onClick=${unload(false)}>Unload</button>`)}
     <${Confirmed} label="Remove" title=${`Serve ${name} no more`} act=${() => change(name, path, { method: "DELETE" })} />
   </div>`;
+}
+
+/** Fetches models into the store, and serves them. */
+function Pulls({ pulls, change }) {
+  const pull = (event) => {
+    event.preventDefault();
+    const name = new FormData(event.target).get("name").trim();
+    if (name) change(name, `/admin/models/${encodeURIComponent(name)}/pull`, { body: { stream: true } });
+    event.target.reset();
+  };
+  const rows = pulls.map(({ name, state, doing, done_bytes: done, total_bytes: total, notice, problem }) => [
+    name,
+    shownState(state),
+    html`${state === "pulling" && html`<progress max="1" value=${total ? done / total : undefined} aria-label="Share that is fetched" /> `}
+    ${problem ?? (state === "pulling" ? doing : notice) ?? ""}${state === "pulling" && total > 0 && `, ${shownBytes(done)} of ${shownBytes(total)}`}`,
+  ]);
+  return html`<form class="row" onSubmit=${pull}>
+      <${Field} label="Name" name="name" required maxlength="256" note="of the catalog, or hf:ORG/NAME" />
+      <button>Pull</button>
+    </form>
+    ${rows.length > 0 && html`<${Table} label="Pulls" columns=${[["Model"], ["State"], [""]]} rows=${rows} />`}`;
 }
 
 function Stored({ models, change }) {

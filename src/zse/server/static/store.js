@@ -36,8 +36,9 @@ export function keep(name, value) {
   }
 }
 
-export function forget(name) {
-  place().removeItem(PREFIX + name);
+/** Forgets what keep() was given; the key stays. */
+export function forgetAll() {
+  for (const name of Object.keys(place())) if (name.startsWith(PREFIX) && name !== KEY) place().removeItem(name);
 }
 
 /** An identifier nobody else has. (crypto.randomUUID() is missing on pages that came over plain HTTP from another machine.) */
