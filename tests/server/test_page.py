@@ -691,6 +691,38 @@ def test_models_come_and_go(chromium):
         server.close()
 
 
+def test_a_model_is_pulled(chromium):
+    server = Store({"one": "", "hf:org/two": ""})
+    server.app.library.step_s = 0.4
+    try:
+        chromium.window()
+        chromium.open(server.base + "/#models")
+        chromium.wait("document.querySelector('[name=name]')")
+        chromium.evaluate("document.querySelector('[name=name]').focus()")
+        chromium.type("hf:org/two")
+        chromium.press("Enter")
+        pulled = "[...document.querySelectorAll('[aria-label=Pulls] tr')].at(-1)"
+        chromium.wait(f"/downloading, \\d+ B of 300 B/.test({pulled}?.innerText)")
+        chromium.wait(f"{pulled}.querySelector('progress').value > 0")
+        chromium.wait(f"{pulled}.innerText.includes('stored')")
+        chromium.wait("document.querySelector('[aria-label=Models]').innerText.includes('hf:org/two')")
+        assert "hf:org/two" in server.cards()
+        chromium.evaluate("document.querySelector('[name=name]').focus()")
+        chromium.type("gone")
+        chromium.press("Enter")
+        chromium.wait(
+            "document.querySelector('[role=alert]')?.innerText === 'gone: the hub cannot be reached: Connection refused'"
+        )
+        if folder := os.environ.get("ZSE_TEST_SCREENSHOTS"):
+            chromium.screenshot(Path(folder, "pulls-wide.png"))
+            chromium.window(390, 844, phone=True)
+            chromium.screenshot(Path(folder, "pulls-narrow.png"))
+        assert not chromium.errors
+    finally:
+        chromium.send("Page.navigate", url="about:blank")
+        server.close()
+
+
 def test_a_server_without_a_database_of_keys(page):
     page.evaluate("location.hash = 'keys'")
     page.wait("document.querySelector('.error')?.innerText.includes('start it with --database')")

@@ -39,16 +39,17 @@ class Administered extends Component {
   /** Reads the state, and again in a while. */
   read = async () => {
     clearTimeout(this.timer);
+    let found = this.state;
     if (!document.hidden) {
       try {
-        this.setState(await getJSON("/admin/models"));
+        found = await getJSON("/admin/models");
+        this.setState(found);
       } catch (error) {
         this.setState({ error: error.message });
       }
     }
     if (this.isGone) return;
-    const { models, pulls } = this.state;
-    const isBusy = [...models, ...pulls].some(({ state }) => ["loading", "stopping", "pulling"].includes(state));
+    const isBusy = [...found.models, ...found.pulls].some(({ state }) => ["loading", "stopping", "pulling"].includes(state));
     clearTimeout(this.timer);
     this.timer = setTimeout(this.read, 1000 * (isBusy ? BUSY_PERIOD_S : PERIOD_S));
   };
@@ -140,7 +141,7 @@ function Pulls({ pulls, change }) {
     ${problem ?? (state === "pulling" ? doing : notice) ?? ""}${state === "pulling" && total > 0 && `, ${shownBytes(done)} of ${shownBytes(total)}`}`,
   ]);
   return html`<form class="row" onSubmit=${pull}>
-      <${Field} label="Name" name="name" required maxlength="256" note="of the catalog, or hf:ORG/NAME" />
+      <${Field} label="Name" name="name" required maxlength="256" placeholder="catalog name or hf:ORG/NAME" size="32" />
       <button>Pull</button>
     </form>
     ${rows.length > 0 && html`<${Table} label="Pulls" columns=${[["Model"], ["State"], [""]]} rows=${rows} />`}`;
