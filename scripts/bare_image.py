@@ -32,6 +32,7 @@ LEFT_OUT = (
 )
 # The machine's way to packages: proxies and certificates of the network that this runs in. Nothing of it stays in an image.
 PASSED = re.compile("^(https?_proxy|no_proxy|PIP_(INDEX_URL|EXTRA_INDEX_URL|DEFAULT_TIMEOUT))$", re.IGNORECASE)
+CACHE = Path("/var/cache/zse-images")  # where it is there, /root/.cache of every step: what pip and NVRTC made before
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
 
@@ -97,13 +98,16 @@ class Stage:
         for name, source in guests.items():
             shutil.copy(source, self.root / name)
         self.arguments |= {"PIP_CERT": "/tmp/certificates", "DEBIAN_FRONTEND": "noninteractive"}
-        mounted = [self.root / "proc"]
-        subprocess.run(["mount", "-t", "proc", "proc", str(mounted[0])], check=True)
+        mounts = {"proc": ["-t", "proc", "proc"]} | ({"root/.cache": ["--bind", str(CACHE)]} if CACHE.is_dir() else {})
+        for name, words in mounts.items():
+            (self.root / name).mkdir(parents=True, exist_ok=True)
+            subprocess.run(["mount", *words, str(self.root / name)], check=True)
         try:
             if self.run(["sh", "-c", f"cd {self.folder} && {command}"]).wait():
                 raise SystemExit(f"failed: RUN {command}")
         finally:
-            subprocess.run(["umount", str(mounted[0])], check=True)
+            for name in mounts:
+                subprocess.run(["umount", str(self.root / name)], check=True)
             for name in guests:
                 (self.root / name).unlink(missing_ok=True)
             for name in ("PIP_CERT", "DEBIAN_FRONTEND"):
@@ -127,7 +131,7 @@ def clean(root: Path) -> None:
 
 
 def build(dockerfile: Path, folder: Path, given: dict[str, str]) -> Stage:
-    """The last stage of a Dockerfile."""
+    """The last stage of a Dockerfile. given: values of its ARGs."""
     stages: dict[str, Stage] = {}
     stage: Stage | None = None
     for word, rest in instructions(dockerfile.read_text()):

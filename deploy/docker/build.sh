@@ -15,7 +15,9 @@ if [ $# -gt 0 ]; then
     PYTHONPATH=/tmp/nvrtc /opt/zse/bin/python scripts/make_gpu_wheel.py "$@" --out /tmp/wheels
     /opt/zse/bin/pip install --quiet --no-deps /tmp/wheels/*.whl
 fi
-# What installs and tests others is not needed to serve. Bytecode stays: the server's user cannot write it.
-/opt/zse/bin/pip uninstall --quiet --yes setuptools pip
+# What builds and tests others is not needed to serve; pip is, by `zse pull`. Bytecode stays: the server's user cannot write it.
+# tokenizers names huggingface_hub, for downloads that zse makes itself: it and what only it needs are 35 MB.
+/opt/zse/bin/pip uninstall --quiet --yes huggingface-hub hf-xet fsspec filelock pyyaml tqdm httpx2 httpcore2 anyio click h11 idna truststore packaging
+/opt/zse/bin/pip uninstall --quiet --yes setuptools
 find /opt/zse -depth -type d -name tests -exec rm -rf {} +
 find /opt/zse -name '*.pyi' -delete

@@ -1,5 +1,6 @@
 """SIGHUP: the configuration is read again; what can change does, the rest is named and waits."""
 
+import json
 import signal
 import time
 
@@ -113,3 +114,19 @@ def test_the_keys_of_a_database_stay(configured, tmp_path):
     wait_for(lambda: status("sk-1") == 401)
     zse_keys(path, "revoke", "a")
     wait_for(lambda: status(key) == 401, 2)
+
+
+def test_the_log_changes(configured):
+    make, write = configured
+    process = make("[serve]\nlog-level = 'error'\n")
+    assert process.chat("one").status == 200
+    write(process, "[serve]\nlog-level = 'info'\nlog-format = 'json'\n")
+    time.sleep(0.3)
+    assert process.chat("two").status == 200
+    write(process, "[serve]\nlog-level = 'error'\n")
+    time.sleep(0.3)
+    assert process.chat("three").status == 200
+    process.popen.send_signal(signal.SIGTERM)
+    code, stderr = process.finish()
+    lines = [json.loads(line) for line in stderr.splitlines() if line.startswith("{")]
+    assert code == 0 and sum("request_id" in line for line in lines) == 1 and "/v1/chat" not in stderr.split("{")[0]
