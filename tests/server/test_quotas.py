@@ -1,13 +1,15 @@
 """Quotas of keys: exact under a virtual clock, told in headers, settled with what was used."""
 
 import concurrent.futures
+import contextlib
+import random
 
 import openai
 import pytest
 from harness import Admitted, chat_body, fixed_bounds, request, wait_for
 from test_errors import check
 
-from zse.server.admission import AdmissionControl
+from zse.server.admission import KEPT_SHARE, AdmissionControl
 from zse.server.errors import APIError
 from zse.server.keys import OWNER, Key, Quota
 
@@ -187,12 +189,42 @@ def test_a_query_that_stands_with_each_document_is_reserved_as_often(own_server)
     assert server.post("/v1/embeddings", {"input": ["a" * 3000] * 6}, auth).status == 200
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_kept_for_others_is_theirs_by_weight(seed):
+    """Against the rule, one account after the other: half of the queue by weight, less what each holds."""
+    draw = random.Random(seed)
+    weights = {f"t{index}": draw.choice((0.01, 1.0, 2.5, 40.0)) for index in range(draw.choice((2, 9, 300)))}
+    limits = AdmissionControl(fixed_bounds(10, 1000), weights)
+    for _ in range(60):
+        if draw.random() < 0.1:
+            limits.bounds.set_engine(draw.randrange(1, 5000), draw.randrange(1, 1 << 20))
+        if draw.random() < 0.05:
+            weights[f"t{draw.randrange(400)}"] = draw.random() + 0.01
+            limits.replace(weights, {})
+        with contextlib.suppress(APIError):  # the queue is full
+            run = Admitted(limits, "stranger" if draw.random() < 0.1 else draw.choice([*weights]))
+            run.hold(draw.randrange(20), draw.randrange(3000))
+            if draw.random() < 0.6:
+                run.hold(0, 0)
+        name, share = draw.choice([*weights, "stranger"]), KEPT_SHARE / sum(weights.values())
+        kept = [
+            sum(
+                max(0, int(bound * share * weight) - getattr(limits.tenants[other], held))
+                for other, weight in weights.items()
+                if other != name
+            )
+            for bound, held in ((limits.bounds.max_choices, "choices"), (limits.bounds.max_tokens, "queued"))
+        ]
+        assert limits._kept_from(name) == tuple(kept)
+
+
 def test_a_request_beyond_the_bounds_locks_no_other_tenant_out():
     limits = AdmissionControl(fixed_bounds(10, 1000), {"a": 1.0, "b": 1.0})
     limits.check_room("a", 50, 5000)  # alone, so it may be larger
     for name, choices, tokens in (("a", 50, 5000), ("b", 0, 0)):
         mine = limits.tenants[name]
         mine.choices, mine.queued = choices, tokens
+        limits.loaded[name] = mine
     limits.choices, limits.queued_tokens = 50, 5000
     limits.check_room("b", 1, 100)
     for name in ("a", "stranger"):

@@ -260,6 +260,22 @@ def test_a_thousand_parallel_requests_of_a_stored_key(own_server, path):
     assert some(0).count(200) == 3
 
 
+def test_a_copy_that_was_made_while_a_server_ran_is_whole(own_server, path, tmp_path):
+    key = zse_keys(path, "create", "a")
+    server = own_server(database=path)
+    assert server.post(TEXT, {"prompt": "a", "max_tokens": 1}, bearer(key)).status == 200
+    wait_for(lambda: len(json.loads(zse_keys(path, "usage", "--json"))) == 1)
+    copy = str(tmp_path / "copy.db")
+    os.close(os.open(copy, os.O_CREAT, 0o600))
+    source, target = sqlite3.connect(path), sqlite3.connect(copy)
+    source.backup(target)
+    source.close(), target.close()
+    zse_keys(path, "revoke", "a")
+    other = own_server(database=copy)
+    assert other.get("/v1/models", bearer(key)).status == 200
+    assert json.loads(zse_keys(copy, "usage", "--json"))[0]["requests"] == 1
+
+
 def test_a_database_that_fails_changes_no_key(own_server, path, caplog):
     key = zse_keys(path, "create", "a")
     server = own_server(database=path)

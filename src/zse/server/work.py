@@ -176,6 +176,10 @@ class RequestRun(AbstractContextManager):
         self._tenant.choices += more_choices
         self._control.queued_tokens += more_queued
         self._tenant.queued += more_queued
+        if self._tenant.choices or self._tenant.queued:
+            self._control.loaded[self.request.account] = self._tenant
+        else:
+            self._control.loaded.pop(self.request.account, None)
         self.choices, self.queued = choices, queued
 
     def count(self, choice: int, event: Tokens) -> None:
