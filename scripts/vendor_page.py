@@ -2,7 +2,7 @@
 
 The packages of PACKAGES come from npm's registry (`npm pack`), held to their hashes; a file of them is copied with its licence above
 it, without the name of its source map, and with its imports as paths, since a page has no other way to find them. The files are
-committed: neither a build nor a start fetches anything. tests/server/test_page.py holds them to WRITTEN.
+committed: neither a build nor a start fetches anything. tests/server/test_page_files.py holds them to WRITTEN.
 """
 
 import base64
