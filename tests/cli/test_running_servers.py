@@ -117,6 +117,7 @@ def test_a_real_server_announces_itself(home):
 
     process = Process()
     try:
+        wait_for(presence.running)  # a second after its start
         [server] = presence.running()
         assert server["pid"] == process.popen.pid and server["url"] in process.block
         process.popen.terminate()

@@ -182,7 +182,7 @@ class Harness:
             admission=AdmissionControl(fixed_bounds(max_choices, max_queue_tokens), weights(keys), quotas(keys)),
             key=KeyCheck(keys, secret=None if keyring is None else keyring.secret),
             hosts=HostCheck(hosts),
-            library=self.library(),
+            library=self.library,
             **self._parsers,
         )
         if self.database is not None:

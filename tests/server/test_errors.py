@@ -454,6 +454,8 @@ def test_route_table_with_every_kind_of_key(own_server):
                         if method == "POST" or "/api/delete" in path
                         else 200
                     )
+                    # One wants a body, and gets none here; the other asks a hub that cannot be reached.
+                    status = {"/api/delete": 415, "/admin/models/gone/pull": 502}.get(path, status)
                     assert reply.status in ({400, 404} if of_keys else {status})
     check(server.get("/nope"), 404, "not_found", None)
 

@@ -236,7 +236,7 @@ def run(args) -> int:
             # The same after a restart: what is cached on disk is salted with it.
             cache_secret=auth.kept_secret(args.cache_disk) if args.cache_disk else None,
             exits_on_failure=args.on_engine_failure == "exit",
-            library=library.Library(functools.partial(_engine_arguments, args), functools.partial(_fetch, args)),
+            library=functools.partial(_library, args),
             phases_ms=phases,
             since_exec=since_exec,
             when_ready=functools.partial(_keep_converted, args, models) if args.cache_converted else None,
@@ -375,8 +375,9 @@ def _engine_arguments(args, path: str, adapters: tuple[tuple[str, str], ...] = (
     return words_of(values)
 
 
-def _fetch(args, name: str, **how):
-    return hub.pull(name, device=args.device, check=registry.name_of, **how)
+def _library(args):
+    fetch = functools.partial(hub.pull, device=args.device, check=registry.name_of)
+    return library.Library(functools.partial(_engine_arguments, args), fetch)
 
 
 def _keep_converted(args, models) -> None:

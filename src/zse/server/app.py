@@ -3,23 +3,24 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
 
 from zse.errors import RequestError
 from zse.http.exchange import Response
+from zse.lazy import difflib
 from zse.sampling.fields import shown
 from zse.scheduler.options import RequestOptions
 from zse.server import errors
+from zse.server import library as libraries
 from zse.server.admission import AdmissionControl
 from zse.server.api_request import APIRequest
 from zse.server.auth import CacheSalts, HostCheck, KeyCheck, WrongKeys, invalid_key
 from zse.server.errors import APIError
 from zse.server.keys import Caller, Key, quotas
-from zse.server.library import Library
 from zse.server.pool import ModelPool
 from zse.server.routes.table import ADMIN, BY_PATH, PUBLIC, ROUTES, USER, WITH_NAME, Route, resolve
 from zse.server.served import Served
@@ -29,6 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from zse.server.database.usage import UsageLog
     from zse.server.key_watch import KeyWatch
+    from zse.server.library import Library
 
 log = logging.getLogger("zse.server")
 
@@ -54,7 +56,7 @@ def find_route(path: str) -> tuple[dict[str, Route], dict[str, str]] | None:
 
 def unknown(path: str) -> str:
     """What to say of a path that is unknown: those that there are, the one that it resembles first."""
-    near = get_close_matches("/v1" + path.removeprefix("/v1"), BY_PATH, 1, 0.8)
+    near = difflib.get_close_matches("/v1" + path.removeprefix("/v1"), BY_PATH, 1, 0.8)
     listed = ", ".join(f"{route.method} {route.path}" for route in ROUTES)
     meant = f"Did you mean {near[0]}? " if near else ""
     return f"There is no route {shown(path)}. {meant}There are: {listed}. The base URL ends in /v1."
@@ -65,7 +67,7 @@ class App:
 
     Args:
         pool: the models and their engines.
-        library: models that may be added; None: none.
+        library: makes what knows the models that may be added.
         weights: of tenants, for the scheduler.
         any_model_name: a name that no model has means the first one.
         tool_parser, reasoning_parser: for all models, instead of what their chat templates show.
@@ -86,9 +88,9 @@ class App:
         any_model_name: bool = False,
         tool_parser: str | None = None,
         reasoning_parser: str | None = None,
-        library: Library | None = None,
+        library: "Callable[[], Library]" = lambda: libraries.Library(),
     ):
-        self.pool, self.admission, self.library = pool, admission, library or Library()
+        self.pool, self.admission, self._make_library = pool, admission, library
         self.salts = salts or CacheSalts()
         self.any_model_name = any_model_name
         self.tool_parser, self.reasoning_parser = tool_parser, reasoning_parser
@@ -108,6 +110,11 @@ class App:
     def replace_hosts(self, hosts: HostCheck) -> None:
         """Other Host names are answered from now on."""
         self._hosts = hosts
+
+    @cached_property
+    def library(self) -> "Library":
+        """Made when it is first asked for: a start does without."""
+        return self._make_library()
 
     def replace_keys(self, keys: Sequence[Key], weights: Mapping[str, float]) -> None:
         """The keys have changed: these are all, those of the file and of the database."""

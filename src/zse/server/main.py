@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -20,6 +21,7 @@ from zse.errors import ConfigError, EngineError, ZSEError
 from zse.http import bind
 from zse.http.listener import Limits, Server
 from zse.server import database as storage
+from zse.server import library as libraries
 from zse.server import models, presence, tracing
 from zse.server import reload as reloading
 from zse.server.admission import AdmissionControl, QueueBounds
@@ -27,7 +29,6 @@ from zse.server.app import App
 from zse.server.auth import CacheSalts, HostCheck, KeyCheck
 from zse.server.key_watch import KeyWatch
 from zse.server.keys import Key, quotas, weights
-from zse.server.library import Library
 from zse.server.pool import ModelPool
 from zse.server.served import ModelSpec
 
@@ -60,7 +61,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
         allowed_hosts: Host names that are answered; None: any.
         exits_on_failure: the process ends when the engines of all models have died too often; else they are tried again.
         any_model_name: a name that no model has means the first one.
-        library: models that may be added while it serves.
+        library: makes what knows the models that may be added while it serves.
         tool_parser, reasoning_parser: names of zse.server.tools; None: what the chat template shows.
         phases_ms: what happened so far, name → milliseconds since exec.
         since_exec: the clock of phases_ms, in seconds.
@@ -90,7 +91,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     any_model_name: bool = False
     tool_parser: str | None = None
     reasoning_parser: str | None = None
-    library: Library | None = None
+    library: Callable[[], Any] = lambda: libraries.Library()
     limits: Limits = Limits()
     phases_ms: dict[str, float] = {}
     since_exec: Callable[[], float] = time.process_time
@@ -306,10 +307,7 @@ class _Serving:
             ", ".join(f"{phase} {value:.0f}" for phase, value in info.phases_ms.items()),
         )
         address = bind.url(self._options.host, self._sock.getsockname()[1])
-        try:
-            self._announcement = presence.Announcement(address, __version__)
-        except OSError as error:
-            log.warning("`zse ps` will not find this server: %s", error)
+        asyncio.get_running_loop().call_later(1.0, self._leave_address, address)
         # KV pages take memory when they are first written.
         memory = ", ".join(
             f"{part} {'up to ' if part.startswith('kv') else ''}{count / 2**20:.0f} MiB"
@@ -330,6 +328,12 @@ class _Serving:
             f" -d '{{{body},\"stream\":true}}'",
             flush=True,
         )
+
+    def _leave_address(self, address: str) -> None:
+        try:
+            self._announcement = presence.Announcement(address, __version__)
+        except OSError as error:
+            log.warning("`zse ps` will not find this server: %s", error)
 
     def _others(self) -> str:
         names = [spec.names[0] for spec in self._options.models[1:]]
