@@ -11,11 +11,13 @@ import openai
 import pytest
 import tiny_model
 import tiny_text
-from harness import FakeLibrary, request, wait_for
+from harness import FakeLibrary, chat_body, request, wait_for
 from test_pool import Models, said
 
 from zse.errors import RequestError
 from zse.formats import store
+from zse.http.listener import Limits
+from zse.server.keys import OWNER, Key, Quota
 from zse.server.library import Library
 from zse.server.requests.models import LOAD, read
 
@@ -305,3 +307,50 @@ def test_clients_stream_while_real_models_come_and_go(real):
 def _children(pid: int) -> list[str]:
     with open(f"/proc/{pid}/task/{pid}/children") as file:
         return file.read().split()
+
+
+def test_a_request_says_how_long_its_model_stays(start):
+    server = start({"a": "", "b": ""}, idle_s=60)
+    server.add("b")
+    assert said(server.ask("b", keep_alive=0.3)) == "hi" and server.cards()["b"]["keep_alive_s"] == 0.3
+    wait_for(lambda: server.states()["b"] == "unloaded", 3)
+    assert server.post("/v1/embeddings", {"model": "b", "input": "x", "keep_alive": "-1s"}).status == 200
+    assert server.cards()["b"]["keep_alive_s"] is None
+    reply = server.post("/api/generate", {"model": "b", "prompt": "hi", "keep_alive": 0, "stream": False})
+    assert reply.json["response"] == "hi"
+    wait_for(lambda: server.states()["b"] == "unloaded", 3)
+    loaded = server.post("/api/generate", {"model": "b", "keep_alive": "5m"}).json
+    assert loaded["done_reason"] == "load" and server.states()["b"] == "loaded"
+    [shown] = [model for model in server.get("/api/ps").json["models"] if model["name"] == "b"]
+    assert shown["expires_at"].endswith("Z")
+    assert server.post("/api/chat", {"model": "b", "keep_alive": 0}).json["done_reason"] == "unload"
+    assert server.states()["b"] == "unloaded"
+
+
+def test_a_tenant_takes_no_model_away(own_server):
+    server = own_server(key=(Key("a", "user", quota=Quota(concurrency=1)), Key("b", "admin", access=OWNER)))
+    user, admin = ({"authorization": f"Bearer {key}"} for key in ("user", "admin"))
+    assert server.post("/v1/chat/completions", chat_body("x", keep_alive=0), user).status == 200
+    assert server.post("/api/generate", {"model": "fake", "keep_alive": 0}, user).status == 403
+    assert server.pool.default.keep_s is None and server.pool.default.state == "loaded"
+    assert server.post("/api/generate", {"model": "fake"}, user).json["done_reason"] == "load"
+    with server.connect() as sock:
+        sock.sendall(request("POST", "/v1/chat/completions", chat_body("!stall"), user))
+        wait_for(lambda: server.state()["requests"])
+        # A request that only loads is one of the tenant's answers at once, as any other.
+        assert server.post("/api/generate", {"model": "fake"}, user).status == 429
+        assert server.post("/api/generate", {"model": "fake", "keep_alive": 0}, admin).json["done_reason"] == "unload"
+        assert server.pool.default.keep_s == 0.0  # it goes with the request that uses it
+    wait_for(lambda: server.pool.default.state == "unloaded")
+    server.call(lambda: setattr(server.app, "draining", True))
+    assert server.post("/api/generate", {"model": "fake"}, user).error == "The server is shutting down."
+
+
+def test_a_stream_lives_while_its_model_loads(start):
+    server = start({"a": "", "b": "--load-ms 1800"})
+    server.add("b")
+    server.call(lambda: setattr(server.server, "limits", Limits(comment_s=0.2)))
+    reply = server.ask("b", "hi", stream=True)
+    head, _, rest = reply.body.partition(b"data: ")
+    assert head.count(b": keep-alive\n\n") >= 2 and b"[DONE]" in rest
+    server.assert_quiet()

@@ -231,10 +231,12 @@ class Writer(Protocol):
 Reader = Callable[[dict], tuple[Completion, Callable[[CompletionRun], Writer]]]
 
 
-async def answer(app, request: APIRequest, *, read: Reader) -> Response | None:
-    """Handles a request. read: checks its body, and says how it is answered. Raises RequestError."""
+async def answer(app, request: APIRequest, *, read: Reader, body: dict | None = None) -> Response | None:
+    """Handles a request. read: checks its body, and says how it is answered. body: where it is parsed already. Raises RequestError."""
     with RequestRun(app, request) as work:
-        completion, make_writer = await maybe_in_thread(work.is_long, lambda: read(request.json()))
+        completion, make_writer = await maybe_in_thread(
+            work.is_long, lambda: read(request.json() if body is None else body)
+        )
         most = completion.params.max_tokens
         made = completion.num_choices
         if completion.beams is not None:
@@ -245,6 +247,7 @@ async def answer(app, request: APIRequest, *, read: Reader) -> Response | None:
             made * (UNBOUNDED_TOKENS if most is None else most),
             completion.num_ids,
         )
+        work.keep(completion.keep_alive)
         job = CompletionRun(completion, work, int(time.time()))
         if completion.stream:
             request.last_write = time.monotonic()  # from now on a client that waits for long gets comments

@@ -40,6 +40,7 @@ async def measure(app, request: APIRequest, read: Callable, prepare: Callable, c
         if request.adapter:
             message = "Adapters write answers: vectors and scores are the base model's."
             raise APIError("unsupported_parameter", message, "model")
+        work.keep(asked.keep_alive)
         model = await app.pool.text(work.served)
         info = await app.pool.ready(work.served)
         if check is not None:

@@ -158,6 +158,11 @@ class RequestRun(AbstractContextManager):
         self.app.running[self] = None
         self.app.pool.enter(served)  # the engine loads while the prompt becomes tokens
 
+    def keep(self, seconds: float | None) -> None:
+        """For how long the model stays loaded behind the request. One tenant could keep others' models away: an admin's key says so."""
+        if seconds is not None and self.request.access.admin:
+            self.app.pool.keep(self.served, seconds)
+
     def reserve(self, prompt_tokens: int) -> None:
         """The true number, once it is known, where it is more than the estimate by which the quota was asked: a query that stands
         with each of a thousand documents is a thousand times as much. Raises APIError."""

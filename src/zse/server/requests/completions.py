@@ -1,5 +1,7 @@
 """What the completion routes accept: a table of fields each, and the typed request that comes out of it."""
 
+import math
+import re
 from hashlib import blake2b
 from typing import Annotated, Any
 
@@ -68,7 +70,7 @@ class Completion(msgspec.Struct):
     recommendation. template_variables: for the chat template. num_choices: generations that the engine has to make; of
     best_of > n answers the n likeliest are given. num_ids: tokens of prompts that are token ids, None where one is text.
     prompt_top: alternatives for each token of the prompt, None where its
-    log-probabilities are not wanted."""
+    log-probabilities are not wanted. keep_alive: seconds for which the model stays loaded afterwards; None: nothing is asked."""
 
     model: str | None
     params: SamplingParams
@@ -96,6 +98,7 @@ class Completion(msgspec.Struct):
     num_choices: int = 1
     num_ids: int | None = None
     prompt_top: int | None = None
+    keep_alive: float | None = None
 
 
 def texts_or_ids(most: int, empty: bool = True) -> Custom:
@@ -132,6 +135,30 @@ def _metadata(value: Any, path: str) -> dict:
 
 MODEL = Field(String(256, empty=False), "A name from GET /v1/models; left out: the first one.")
 USER = Field(String(512), "An identifier of yours; accepted, not used.")
+_UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+
+
+def _seconds(value: Any, path: str) -> float:
+    if type(value) in (int, float):
+        seconds = float(value)
+    elif type(value) is str:
+        text = value.strip().lstrip("+-")
+        parts = _PART.findall(text)
+        if not parts or "".join(map("".join, parts)) != text or len(text) > 64:
+            raise refused("invalid_value", f'\'{path}\' must be seconds or a duration such as "5m" or "1h30m".', path)
+        seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+        seconds = -seconds if value.strip().startswith("-") else seconds
+    else:
+        raise wrong_type(path, "a number of seconds or a duration", value)
+    return math.inf if seconds < 0 else seconds
+
+
+KEEP_ALIVE = Field(
+    Custom(_seconds, {"type": ["number", "string"]}),
+    "How long the model stays loaded without requests, until it is unloaded: seconds or a duration (5m, 1h30m), 0: not at all, below "
+    "0: for ever; instead of --idle-timeout. An admin's key may say so, where there are keys; of others it is not used.",
+)
 METADATA = Field(
     Custom(_metadata, {"type": "object", "additionalProperties": String(512).schema, "maxProperties": 16}),
     "Up to 16 strings; accepted, not used.",
@@ -173,7 +200,7 @@ def _common(route: str) -> Fields:
         }
         | of_route(_OPTIONS, route)
         | of_route(_EXTRAS, route)
-        | {"user": USER, "structured_outputs": STRUCTURED_OUTPUTS}
+        | {"user": USER, "keep_alive": KEEP_ALIVE, "structured_outputs": STRUCTURED_OUTPUTS}
         | GUIDED
     )
 
@@ -327,6 +354,7 @@ def _completion(body: dict, values: dict, **more: Any) -> Completion:
         num_ids=None
         if any(type(prompt) is str for prompt in more.get("prompts", [""]))
         else sum(map(len, more["prompts"])),
+        keep_alive=values["keep_alive"],
         prompt_top=max((top for top in tops if top is not None), default=None),
         **more,
     )

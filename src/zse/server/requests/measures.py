@@ -25,7 +25,7 @@ from zse.sampling.fields import (
 )
 from zse.scheduler.options import RequestOptions
 from zse.server.relevance import METHODS, TASK
-from zse.server.requests.completions import MODEL, USER, of_route, texts_or_ids
+from zse.server.requests.completions import KEEP_ALIVE, MODEL, USER, of_route, texts_or_ids
 
 MAX_INPUTS = 2048
 MAX_DOCUMENTS = 1024
@@ -43,6 +43,7 @@ class Embeddings(msgspec.Struct):
     dimensions: int | None
     truncate: bool
     prompt_name: str | None
+    keep_alive: float | None = None
 
 
 class Pairs(msgspec.Struct):
@@ -59,6 +60,7 @@ class Pairs(msgspec.Struct):
     top_n: int | None = None
     return_documents: bool = False
     max_tokens_per_doc: int | None = None
+    keep_alive: float | None = None
 
 
 TEXT = String(empty=False)
@@ -102,6 +104,7 @@ EMBEDDINGS_FIELDS: Fields = {
         "Which of the model's own prompts (config_sentence_transformers.json) stands before each text: query, say.",
     ),
     "user": USER,
+    "keep_alive": KEEP_ALIVE,
 } | _OPTIONS
 
 _PAIRS: Fields = {
@@ -112,6 +115,7 @@ _PAIRS: Fields = {
         f"The question that method yes_no asks of query and document (default: {TASK}), or the instruction of qwen3_reranker.",
     ),
     "user": USER,
+    "keep_alive": KEEP_ALIVE,
 }
 
 RERANK_FIELDS: Fields = (

@@ -21,7 +21,7 @@ from zse.sampling.fields import (
     wrong_type,
 )
 from zse.sampling.params import MAX_LOGPROBS
-from zse.server.requests.completions import MODEL, Completion, read_chat, read_completions
+from zse.server.requests.completions import KEEP_ALIVE, MODEL, Completion, read_chat, read_completions
 from zse.server.requests.conversation import MAX_CALLS, MAX_MESSAGES, MAX_TOOLS, NAME, PARAMETERS
 from zse.server.requests.measures import MAX_INPUTS, Embeddings, read_embeddings
 
@@ -68,12 +68,6 @@ def _think(value: Any, path: str) -> bool | str:
     return value if type(value) is bool else OneOf(("low", "medium", "high")).check(value, path)
 
 
-def _keep_alive(value: Any, path: str) -> Any:
-    if type(value) not in (int, float, str):
-        raise wrong_type(path, "a number of seconds or a duration", value)
-    return value
-
-
 _COMMON: Fields = {
     "model": msgspec.structs.replace(MODEL, required=True),
     "options": Field(
@@ -82,9 +76,7 @@ _COMMON: Fields = {
         "loading (num_ctx, num_gpu …) are accepted, and are the server's.",
         dict.fromkeys(OPTIONS.fields),
     ),
-    "keep_alive": Field(
-        Custom(_keep_alive, {"type": ["number", "string"]}), "Accepted; --idle-timeout says how long models stay."
-    ),
+    "keep_alive": KEEP_ALIVE,
 }
 _GENERATING: Fields = _COMMON | {
     "stream": Field(Boolean(), "Answer as lines of JSON.", True),
@@ -187,6 +179,7 @@ def _chat(values: dict) -> dict:
         "logprobs": values["logprobs"],
         "top_logprobs": values["top_logprobs"] if values["logprobs"] else None,
         "response_format": values["format"],
+        "keep_alive": values["keep_alive"],
     }
     if (options["num_predict"] or 0) > 0:
         chat["max_tokens"] = options["num_predict"]
@@ -288,10 +281,12 @@ def _conversation(messages: list[dict]) -> list[dict]:
 def read_ollama_embed(body: dict) -> Embeddings:
     """Check the body of POST /api/embed. Raises RequestError."""
     values = Object(EMBED).check(body, "")
-    return read_embeddings({name: values[name] for name in ("model", "input", "truncate", "dimensions")})
+    return read_embeddings({name: values[name] for name in ("model", "input", "truncate", "dimensions", "keep_alive")})
 
 
 def read_ollama_embeddings(body: dict) -> Embeddings:
     """Check the body of POST /api/embeddings, the older form. Raises RequestError."""
     values = Object(EMBEDDINGS).check(body, "")
-    return read_embeddings({"model": values["model"], "input": values["prompt"], "truncate": True})
+    return read_embeddings(
+        {"model": values["model"], "input": values["prompt"], "truncate": True, "keep_alive": values["keep_alive"]}
+    )

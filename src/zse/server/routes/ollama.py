@@ -3,6 +3,7 @@
 import datetime
 import functools
 import hashlib
+import math
 import os
 import time
 from collections.abc import Callable
@@ -17,7 +18,9 @@ from zse.sampling.fields import Object
 from zse.server import measuring
 from zse.server.answering import Choice, ChoiceDelta, CompletionRun, answer
 from zse.server.api_request import APIRequest
+from zse.server.errors import APIError
 from zse.server.logprobs import chat_logprobs
+from zse.server.requests.completions import Completion
 from zse.server.requests.ollama import (
     SHOW,
     read_ollama_chat,
@@ -118,26 +121,39 @@ _NOTHING: dict = {True: [{"role": "user"}], False: " "}  # in its place, so that
 
 
 async def _generate(app, request: APIRequest, is_chat: bool, read: Callable) -> Response | None:
+    body = None
     if len(request.body) <= SMALL:
         body = request.json()
         if not body.get(NEEDED[is_chat]):
-            return await _load(app, request, read(body | {NEEDED[is_chat]: _NOTHING[is_chat]}).model, is_chat)
+            return await _load(app, request, read(body | {NEEDED[is_chat]: _NOTHING[is_chat]}), is_chat)
     request.media_type, request.comment = LINES, b""
-    return await answer(app, request, read=lambda body: (read(body), functools.partial(_Writer, is_chat)))
+    return await answer(app, request, read=lambda body: (read(body), functools.partial(_Writer, is_chat)), body=body)
 
 
-async def _load(app, request: APIRequest, name: str, is_chat: bool) -> Response:
-    """A request without a prompt: the model is loaded."""
-    served = app.find_model(request, name, "model")
-    app.pool.enter(served)
-    try:
-        await app.pool.ready(served)
-    finally:
-        app.pool.leave(served)
+async def _load(app, request: APIRequest, completion: Completion, is_chat: bool) -> Response:
+    """A request without a prompt: the model is loaded, or, with a keep_alive of 0, unloaded. It waits as one with a prompt does."""
+    with RequestRun(app, request) as work:
+        if completion.keep_alive == 0:
+            await _unload(app, request, completion.model)
+        else:
+            work.start(completion.model, prompt_tokens=0)
+            work.keep(completion.keep_alive)
+            await app.pool.ready(work.served)
+            work.outcomes["loaded"] += 1
     empty: dict = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
-    return Response.json(
-        {"model": name, "created_at": _time(time.time())} | empty | {"done": True, "done_reason": "load"}
-    )
+    done = {"done": True, "done_reason": "unload" if completion.keep_alive == 0 else "load"}
+    return Response.json({"model": completion.model, "created_at": _time(time.time())} | empty | done)
+
+
+async def _unload(app, request: APIRequest, name: str | None) -> None:
+    """Now, or with the last of the requests that use it."""
+    served = app.find_model(request, name, "model")
+    if not request.access.admin:
+        raise APIError("insufficient_permissions", "An admin's key may unload models.", "keep_alive")
+    if served.users:
+        app.pool.keep(served, 0.0)
+    else:
+        await app.pool.unload(served)
 
 
 # POST /api/chat and POST /api/generate
@@ -238,9 +254,18 @@ async def running(app, request: APIRequest) -> Response:
         for served in app.models(request):
             ready = served.engine.info
             if served.state == "loaded" and ready is not None:
-                used = {"context_length": ready.max_context, "size_vram": 0, "expires_at": None}
+                used = {"context_length": ready.max_context, "size_vram": 0, "expires_at": _expires(app, served)}
                 out.append(await _card(served) | used | {"size": sum(ready.memory_bytes.values())})
         return Response.json({"models": out})
+
+
+def _expires(app, served) -> str | None:
+    """When it will have been idle for too long, unless it is asked; None: never."""
+    keep_s = app.pool.idle_s if served.keep_s is None else served.keep_s
+    if keep_s is None or keep_s == math.inf:
+        return None
+    idle_s = 0.0 if served.users else time.monotonic() - served.last_used
+    return _time(time.time() + min(max(0.0, keep_s - idle_s), 100 * 365 * 86400.0))
 
 
 async def show(app, request: APIRequest) -> Response:
