@@ -247,7 +247,8 @@ async def answer(app, request: APIRequest, *, read: Reader, body: dict | None = 
             made * (UNBOUNDED_TOKENS if most is None else most),
             completion.num_ids,
         )
-        work.keep(completion.keep_alive)
+        if completion.keep_alive is not None:
+            work.keep(completion.keep_alive)
         job = CompletionRun(completion, work, int(time.time()))
         if completion.stream:
             request.last_write = time.monotonic()  # from now on a client that waits for long gets comments
