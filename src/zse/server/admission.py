@@ -162,6 +162,7 @@ class AdmissionControl:
         self.choices = self.queued_tokens = 0
         self.num_refused = self.num_limited = 0
         self.tenants: defaultdict[str, TenantLoad] = defaultdict(TenantLoad)
+        self._quotas: dict[str, Quota] = {}
         self.loaded: dict[str, TenantLoad] = {}
         self.spent: set[str] = set()  # accounts whose quota was used since somebody noted what is left
         self.replace(weights or {}, quotas or {})
@@ -172,8 +173,9 @@ class AdmissionControl:
         self._shares: dict[str, tuple[int, int]] = {}  # what is kept for each of so many choices and tokens:
         self._shares_of = (-1, -1)
         self._all_shares = (0, 0)
-        for name in {*self.tenants, *quotas}:
-            self.tenants[name].set_quota(quotas.get(name, Quota()), self.clock())
+        before, self._quotas = self._quotas, dict(quotas)
+        for name in {name for name, _ in before.items() ^ self._quotas.items()}:
+            self.tenants[name].set_quota(self._quotas.get(name, Quota()), self.clock())
 
     def admit(self, request: Any, needs_room: bool, counts: bool = True) -> None:
         """Count a request of a tenant, before anything of its body is looked at; not counts: before a large body is read, only

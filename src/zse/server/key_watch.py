@@ -92,7 +92,7 @@ class KeyWatch:
         database, before = self.database, self._keyring
         assert database is not None and before is not None
         self._keyring = await database.run(lambda connection: storage.keys.read(database, connection), writes=False)
-        if self._keyring.keys != before.keys:
+        if self._keyring.valid != before.valid:
             self._replace()
 
     async def look(self) -> None:
