@@ -141,3 +141,19 @@ def test_modules_without_bytecode_are_counted_and_compiled(tmp_path, monkeypatch
     os.utime(tmp_path / "a.py", (1, 1))
     assert probe.modules_without_bytecode(str(tmp_path)) == [str(tmp_path / "a.py")]
     assert doctor._bytecode(1)[1] == doctor.NOTE and doctor._bytecode(0)[1] == doctor.OK
+
+
+def test_the_configuration_is_read_and_keys_are_not_shown(tmp_path, monkeypatch):
+    monkeypatch.setenv("ZSE_HOME", str(tmp_path))
+    for name, value in (("ZSE_API_KEY", "sk-1"), ("ZSE_SERVE_API_KEY", "sk-2"), ("ZSE_SERVE_PORT", "9")):
+        monkeypatch.setenv(name, value)
+    assert doctor._configuration()[1] == doctor.OK
+    _, state, text, mend = doctor._switches()
+    assert state == doctor.OK and not mend and "sk-" not in text
+    assert "ZSE_API_KEY=(set)" in text and "ZSE_SERVE_API_KEY=(set)" in text and "ZSE_SERVE_PORT=9" in text
+    (tmp_path / "zse.toml").write_text("[run]\ntemprature = 1\n")
+    name, state, path, mend = doctor._configuration()
+    assert state == doctor.BAD and path == str(tmp_path / "zse.toml") and "did you mean temperature?" in mend
+    (tmp_path / "zse.toml").unlink()
+    monkeypatch.setenv("ZSE_SERVE_PROT", "9")
+    assert doctor._configuration()[1] == doctor.BAD and "ZSE_SERVE_PROT" in doctor._switches()[3]

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import zse
 from zse import env
 from zse.bench import self_check
-from zse.cli import doctor_gpu, terminal
+from zse.cli import doctor_gpu, main, settings, terminal
 from zse.cli.parser import arg
 from zse.errors import ZSEError
 from zse.formats import store
@@ -60,6 +60,7 @@ def _checks():
     yield from _packages()
     yield _bytecode(len(probe.modules_without_bytecode()))
     yield from _store()
+    yield _configuration()
     yield _switches()
 
 
@@ -181,9 +182,26 @@ def _store():
         yield "store", NOTE, found, f"zse pull {part['name']}, or zse rm {part['name']}"
 
 
+def _configuration() -> tuple[str, str, str, str]:
+    path = settings.config_path([])
+    try:
+        for command in settings.COMMANDS:
+            settings.found(command, main.parser_of(command), [])
+    except ZSEError as error:
+        return "settings", BAD, path or "the environment", str(error)
+    return "settings", OK, path or f"no configuration file ({os.path.join(store.home(), settings.NAME)})", ""
+
+
 def _switches() -> tuple[str, str, str, str]:
-    known = [f"{name}={os.environ[name]}" for name in env.SWITCHES if os.environ.get(name)]
-    unknown = sorted(name for name in os.environ if name.startswith("ZSE_") and name not in (*env.SWITCHES, *_OF_TESTS))
+    options = [
+        settings.variable(command, name)
+        for command in settings.COMMANDS
+        for name in settings.options(main.parser_of(command))
+    ]
+    given = [name for name in (*env.SWITCHES, *options) if os.environ.get(name)]
+    known = [f"{name}={'(set)' if name.endswith('_API_KEY') else os.environ[name]}" for name in given]
+    read = (*env.SWITCHES, *options, *_OF_TESTS)
+    unknown = sorted(name for name in os.environ if name.startswith("ZSE_") and name not in read)
     if unknown:
         return "environment", NOTE, ", ".join(known + unknown), f"zse does not read {', '.join(unknown)}"
     return "environment", OK, ", ".join(known) or "no ZSE_ variable is set", ""

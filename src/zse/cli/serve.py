@@ -307,7 +307,8 @@ def _reload(last: list) -> tuple[dict, list[str]]:
         if old == new or dest in seen:
             continue
         seen.add(dest)
-        told = "" if dest in settings.SECRETS else f" {old} -> {new}"
+        values = ("default" if value is None else value for value in (old, new))
+        told = "" if dest in settings.SECRETS else " {} -> {}".format(*values)
         if dest in CHANGEABLE:
             lines.append(f"took --{name}{told}")
         else:

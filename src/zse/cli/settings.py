@@ -48,17 +48,25 @@ def parse(
         return parser.parse_strict(argv)
     environment = os.environ if environment is None else environment
     path = config_path(argv)
-    found = _merged(_of_file(path, command, parser), _of_environment(command, parser, environment), environment)
-    if found or told:
-        args = _parse_over(parser, argv, found)
+    values = found(command, parser, argv, environment)
+    if values or told:
+        args = _parse_over(parser, argv, values)
     else:
         args = parser.parse_strict(argv)
         args.sources = {}
     args.config_path = path
-    args.environment = (
-        environment if path is None else dict(environment)
-    )  # which the command may change for its children
+    # A copy where it is looked at again: the command may change it for its children.
+    args.environment = environment if path is None else dict(environment)
     return args
+
+
+def found(
+    command: str, parser: parsers.Parser, argv: list[str], environment: "Mapping[str, str] | None" = None
+) -> "dict[str, Setting]":
+    """dest → what file and environment say. Raises ConfigError."""
+    environment = os.environ if environment is None else environment
+    of_file = _of_file(config_path(argv), command, parser)
+    return _merged(of_file, _of_environment(command, parser, environment), environment)
 
 
 def config_path(argv: list[str]) -> str | None:
@@ -206,7 +214,7 @@ def _drop_rivals(dest: str, of: "dict[str, Setting]") -> None:
                 of.pop(rival, None)
 
 
-def _parse_over(parser: parsers.Parser, argv: list[str], found: "dict[str, Setting]") -> argparse.Namespace:
+def _parse_over(parser: parsers.Parser, argv: list[str], values: "dict[str, Setting]") -> argparse.Namespace:
     """The command line, and below it what was found."""
     defaults = {action.dest: action.default for action in parser._actions}
     absent: dict[str, list] = {
@@ -221,11 +229,11 @@ def _parse_over(parser: parsers.Parser, argv: list[str], found: "dict[str, Setti
             action.default = defaults[action.dest]
     sources = dict.fromkeys(vars(args), "command line")
     for dest in sources:
-        _drop_rivals(dest, found)
+        _drop_rivals(dest, values)
     for dest, default in defaults.items():
-        if dest in found and dest not in sources:
-            setattr(args, dest, found[dest].value)
-            sources[dest] = found[dest].source
+        if dest in values and dest not in sources:
+            setattr(args, dest, values[dest].value)
+            sources[dest] = values[dest].source
         elif dest not in sources and default is not argparse.SUPPRESS:
             setattr(args, dest, absent.get(dest, default))
     args.sources = sources
