@@ -42,6 +42,9 @@ SCOPES = {
     ("POST", "/tokenize"): ("user", {"prompt": "a"}),
     ("POST", "/detokenize"): ("user", {"tokens": [65]}),
     ("POST", "/v1/responses"): ("user", {"input": "a"}),
+    ("GET", "/v1/responses/{response}"): ("owned", None),
+    ("DELETE", "/v1/responses/{response}"): ("owned", None),
+    ("GET", "/v1/responses/{response}/input_items"): ("owned", None),
     ("POST", "/v1/messages"): ("user", MESSAGES),
     ("POST", "/v1/messages/count_tokens"): ("user", {"model": "fake", "messages": MESSAGES["messages"]}),
     ("POST", "/api/chat"): ("user", {"model": "fake", "messages": MESSAGES["messages"]}),
@@ -101,6 +104,8 @@ STORED = {
     "stored revoked": ("revoked", {}),
     "stored admin": ("admin", {"admin": True}),
 }
+# What is a tenant's: nobody has one that is not there.
+STATUS = {kind: of | {"owned": 404 if of["list"] == 200 else of["list"]} for kind, of in STATUS.items()}
 STATUS |= {kind: STATUS[like] for kind, (like, _) in STORED.items()}
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS")
 

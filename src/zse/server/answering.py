@@ -1,7 +1,7 @@
 """A request for text, from its checked body to the engine and back, whole or streamed, in whatever way an API writes it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -176,6 +176,9 @@ class CompletionRun(msgspec.Struct):
     measured: list[Measured] = []  # of the prompts, where their log-probabilities are wanted
     structure_field: str = ""
     answers: Answers | None = None  # of a chat: how its answers are taken apart
+    keep: Callable[[], Awaitable[None]] | None = (
+        None  # awaited when the answer is over, before its end is sent; by the Writer
+    )
 
     @property
     def num_scores(self) -> int:
@@ -228,15 +231,15 @@ class Writer(Protocol):
         """The end of a stream."""
 
 
-Reader = Callable[[dict], tuple[Completion, Callable[[CompletionRun], Writer]]]
+Read = tuple[Completion, Callable[[CompletionRun], Writer]]
+Reader = Callable[[dict], Read | Awaitable[Read]]  # awaitable: it needs what is stored
 
 
 async def answer(app, request: APIRequest, *, read: Reader, body: dict | None = None) -> Response | None:
     """Handles a request. read: checks its body, and says how it is answered. body: where it is parsed already. Raises RequestError."""
     with RequestRun(app, request) as work:
-        completion, make_writer = await maybe_in_thread(
-            work.is_long, lambda: read(request.json() if body is None else body)
-        )
+        found = await maybe_in_thread(work.is_long, lambda: read(request.json() if body is None else body))
+        completion, make_writer = found if isinstance(found, tuple) else await found
         most = completion.params.max_tokens
         made = completion.num_choices
         if completion.beams is not None:
@@ -382,7 +385,10 @@ async def _collect(job: CompletionRun, writer: Writer) -> Response:
         index, event = await job.work.channel.next()
         if choices[index].finish_reason is None:
             running -= _accept(job, choices[index], event).finish_reason is not None
-    return Response(200, await maybe_in_thread(job.num_scores > ON_LOOP_ENTRIES, writer.whole))
+    body = await maybe_in_thread(job.num_scores > ON_LOOP_ENTRIES, writer.whole)
+    if job.keep is not None:
+        await job.keep()
+    return Response(200, body)
 
 
 async def _stream(job: CompletionRun, writer: Writer) -> None:
@@ -404,4 +410,6 @@ async def _stream(job: CompletionRun, writer: Writer) -> None:
         if data:
             request.send_events(data)
             await request.connection.drain()
+    if job.keep is not None:
+        await job.keep()
     request.send_events(writer.last(), is_last=True)

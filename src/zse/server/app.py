@@ -28,6 +28,7 @@ from zse.server.work import FairThreads, RequestRun, Tenants
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from zse.server.database.connection import Database
     from zse.server.database.usage import UsageLog
     from zse.server.key_watch import KeyWatch
     from zse.server.library import Library
@@ -45,7 +46,7 @@ def find_route(path: str) -> tuple[dict[str, Route], dict[str, str]] | None:
     while bare.startswith("/v1/"):
         bare = bare[3:]
     for known in (bare, "/v1" + bare):
-        if known in BY_PATH:
+        if known in BY_PATH and "{" not in known:
             return BY_PATH[known], {}
         for before, name, behind in WITH_NAME:
             if known.startswith(before) and known.endswith(behind) and len(known) > len(before) + len(behind):
@@ -106,6 +107,11 @@ class App:
         self.key_watch: KeyWatch | None = None
         self._key, self._hosts, self._weights = key, hosts, dict(weights or {})
         self.needs_key = key.is_needed
+
+    @property
+    def database(self) -> "Database | None":
+        """None: the server was started without one."""
+        return None if self.key_watch is None else self.key_watch.database
 
     def replace_hosts(self, hosts: HostCheck) -> None:
         """Other Host names are answered from now on."""

@@ -57,4 +57,19 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         ) STRICT, WITHOUT ROWID""",
         "CREATE TABLE secrets (name TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT, WITHOUT ROWID",
     ),
+    (
+        """CREATE TABLE responses (        -- of the Responses API, with store: true
+            tenant TEXT NOT NULL,
+            id TEXT NOT NULL,
+            previous TEXT NOT NULL,      -- the id of the one that it goes on from, or empty
+            created REAL NOT NULL,
+            expires REAL NOT NULL,
+            size INTEGER NOT NULL,       -- bytes of body and items
+            body BLOB NOT NULL,          -- JSON: the answer
+            items BLOB NOT NULL,         -- JSON: what its request brought
+            PRIMARY KEY (tenant, id)
+        ) STRICT""",
+        "CREATE INDEX responses_age ON responses (tenant, expires, created, id, size)",
+        "CREATE INDEX responses_end ON responses (expires)",
+    ),
 )

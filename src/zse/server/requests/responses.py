@@ -153,8 +153,8 @@ FIELDS: Fields = {
         "effort: as reasoning_effort of chat completions; the reasoning itself is given, no summary of it.",
         {"effort": None},
     ),
-    "previous_response_id": Field(None, "Not supported: send the items of the conversation."),
-    "store": Field(None, "Nothing is stored.", harmless=(None, False)),
+    "previous_response_id": Field(_ID, "A stored response of yours: its conversation comes before the input."),
+    "store": Field(Boolean(), "Keep the answer for 30 days; needs a server with a database.", False),
     "conversation": Field(None, "Not supported."),
     "prompt": Field(None, "Not supported."),
     "background": Field(None, "Not supported.", harmless=(None, False)),
@@ -168,12 +168,27 @@ FIELDS: Fields = {
 }
 
 
+def check_responses(body: dict) -> dict:
+    """The checked fields of the body of POST /v1/responses. Raises RequestError."""
+    return Object(FIELDS).check(body, "")
+
+
+def check_items(items: list[dict]) -> list[dict]:
+    """Items of a stored response, as those of a request are checked. Raises RequestError: more than one may have."""
+    return _INPUT.check(items, "previous_response_id")
+
+
 def read_responses(body: dict) -> tuple[Completion, dict]:
-    """Check the body of POST /v1/responses: the chat request that it means, and the checked fields. Raises RequestError."""
-    values = Object(FIELDS).check(body, "")
+    """The chat request that the body of a conversation without stored responses means, and the checked fields. Raises RequestError."""
+    values = check_responses(body)
+    return completion_of(values, values["input"]), values
+
+
+def completion_of(values: dict, items: list[dict]) -> Completion:
+    """The chat request that the fields mean; items: of the conversation. Raises RequestError."""
     chat = {
         "model": values["model"],
-        "messages": _conversation(values),
+        "messages": _conversation(values["instructions"], items),
         "max_tokens": values["max_output_tokens"],
         "stream": values["stream"],
         "service_tier": values["service_tier"],
@@ -206,7 +221,7 @@ def read_responses(body: dict) -> tuple[Completion, dict]:
         completion.thinking_field = "reasoning.effort"
     if completion.structure is not None:
         completion.structure_field = "text.format"
-    return completion, values
+    return completion
 
 
 def _response_format(form: dict) -> dict:
@@ -220,12 +235,12 @@ def _response_format(form: dict) -> dict:
     return {"type": "json_schema", "json_schema": schema}
 
 
-def _conversation(values: dict) -> list[dict]:
+def _conversation(instructions: str | None, items: list[dict]) -> list[dict]:
     """Messages of a chat request: an assistant's reasoning, text and calls in a row are one."""
     out: list[dict] = []
-    if values["instructions"]:
-        out.append({"role": "system", "content": values["instructions"]})
-    for item in values["input"]:
+    if instructions:
+        out.append({"role": "system", "content": instructions})
+    for item in items:
         kind, last = item["type"], out[-1] if out and out[-1]["role"] == "assistant" else None
         if kind == "function_call_output":
             out.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
@@ -251,6 +266,26 @@ def _conversation(values: dict) -> list[dict]:
     return out
 
 
+_PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_", "function_call_output": "fco_"}
+
+
+def shown_items(items: list[dict], response_id: str) -> list[dict]:
+    """Items of the request of a stored response, as the API lists them."""
+    out = []
+    for index, item in enumerate(items):
+        kind = item["type"]
+        more: dict = {"id": f"{_PREFIXES[kind]}{response_id.removeprefix('resp_')}_in{index}", "status": "completed"}
+        if kind == "message":
+            part: dict = {"type": "input_text", "text": item["content"]}
+            if item["role"] == "assistant":
+                part = {"type": "output_text", "text": item["content"], "annotations": [], "logprobs": []}
+            more["content"] = [part]
+        elif kind == "reasoning":
+            more |= {"summary": [], "content": [{"type": "reasoning_text", "text": item["content"]}]}
+        out.append(item | more)
+    return out
+
+
 def shown(values: dict) -> dict:
     """What an answer repeats of the request."""
     form = values["text"]["format"] or {"type": "text"}
@@ -266,8 +301,8 @@ def shown(values: dict) -> dict:
         "tools": [{"type": "function"} | {name: tool[name] for name in _TOOL.fields} for tool in values["tools"]],
         "top_logprobs": values["top_logprobs"] or 0,
         "user": values["user"],
-        "previous_response_id": None,
-        "store": False,
+        "previous_response_id": values["previous_response_id"],
+        "store": values["store"],
         "background": False,
         "truncation": "disabled",
         "service_tier": "default",

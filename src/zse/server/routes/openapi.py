@@ -81,8 +81,12 @@ def _operation(route: table.Route) -> dict:
         # A server without keys asks for none.
         operation["security"] = [{"key": []}, {}]
     names = re.findall(r"\{(\w+)\}", route.path)
-    if names:
-        operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": _TEXT} for name in names]
+    parameters = [{"name": name, "in": "path", "required": True, "schema": _TEXT} for name in names]
+    if route.query:
+        fields = table.resolve("requests", route.query)
+        parameters += [{"name": name, "in": "query", "schema": field.schema} for name, field in fields.items()]
+    if parameters:
+        operation["parameters"] = parameters
     if route.fields:
         body = route.body
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": Object(body).schema}}}

@@ -1,13 +1,21 @@
-"""POST /v1/responses: OpenAI's Responses API."""
+"""OpenAI's Responses API: answers, and those that are stored."""
 
-import functools
+import time
+from functools import partial
+from typing import Any
 
 import msgspec
 
-from zse.server.answering import Choice, ChoiceDelta, CompletionRun, answer
+from zse.http.exchange import Response
+from zse.server import database as storage
+from zse.server.answering import Choice, ChoiceDelta, CompletionRun, Read, answer
+from zse.server.api_request import APIRequest
+from zse.server.errors import APIError, unsupported
 from zse.server.logprobs import TokenScore, chat_logprobs
-from zse.server.requests.responses import read_responses, shown
+from zse.server.requests import queries
+from zse.server.requests.responses import check_items, check_responses, completion_of, shown, shown_items
 from zse.server.tools.calls import CallPart
+from zse.server.work import OFF_LOOP_BYTES, maybe_in_thread
 
 TEXT, REASONING, CALL = "message", "reasoning", "function_call"
 _PREFIXES = {TEXT: "msg_", REASONING: "rs_", CALL: "fc_"}
@@ -65,6 +73,9 @@ class _Writer:
 
     def __init__(self, values: dict, job: CompletionRun):
         self.job = job
+        if values["store"]:
+            job.keep = self._store
+        self._values = values
         self._id, self._shown = job.work.request.id.removeprefix("req_"), shown(values)
         self._num_events = 0
         self._items: list[_Item] = []
@@ -99,6 +110,14 @@ class _Writer:
             "output_tokens_details": {"reasoning_tokens": usage.reasoning},
             "total_tokens": usage.prompt + usage.completion,
         }
+
+    async def _store(self) -> None:
+        """Keep the answer, which is over. Raises APIError."""
+        values, app, tenant = self._values, self.job.work.app, self.job.work.request.tenant
+        body, items = msgspec.json.encode(self._response()), msgspec.json.encode(values["input"])
+        now, previous = time.time(), values["previous_response_id"] or ""
+        row = storage.responses.StoredResponse("resp_" + self._id, previous, now, body, items)
+        await app.database.run(partial(storage.responses.store, tenant=tenant, response=row, now=now))
 
     def _begin(self, piece: _Piece) -> _Item:
         self._open = piece.key
@@ -173,10 +192,83 @@ class _Writer:
         return self._event(f"response.{self._status}", response=self._response())
 
 
-def _read(body: dict):
-    completion, values = read_responses(body)
-    return completion, functools.partial(_Writer, values)
+def _read(app, request: APIRequest, body: dict) -> Any:
+    """What answering.Reader gives. Raises RequestError."""
+    values = check_responses(body)
+    for name in ("store", "previous_response_id"):
+        if values[name] and app.database is None:
+            raise unsupported(name, "responses are stored by a server with a database (--database PATH)")
+    if values["previous_response_id"]:
+        return _continued(app, request, values)
+    return completion_of(values, values["input"]), partial(_Writer, values)
 
 
-# POST /v1/responses
-responses = functools.partial(answer, read=_read)
+async def _continued(app, request: APIRequest, values: dict) -> Read:
+    """The same of a request that goes on from a stored response."""
+    id = values["previous_response_id"]
+    work = partial(storage.responses.conversation, tenant=request.tenant, id=id, now=time.time())
+    earlier = await app.database.run(work, writes=False)
+    size = sum(response.size for response in earlier)
+    if size > storage.responses.CONVERSATION_BYTES:
+        message = (
+            f"The stored conversation has more than {storage.responses.CONVERSATION_BYTES} bytes; begin a new one."
+        )
+        raise APIError("request_too_large", message, "previous_response_id")
+    if not earlier or earlier[0].previous:
+        message = "There is no such stored response, or one before it is gone; only those that were sent store: true are kept."
+        raise APIError("not_found", message, "previous_response_id")
+    is_long = size > OFF_LOOP_BYTES
+    items = await maybe_in_thread(is_long, partial(_items_of, earlier))
+    completion = await maybe_in_thread(is_long, lambda: completion_of(values, items + values["input"]))
+    return completion, partial(_Writer, values)
+
+
+def _items_of(earlier: list) -> list[dict]:
+    """The items of stored responses, questions and answers. Raises RequestError."""
+    items: list[dict] = []
+    for response in earlier:
+        items += msgspec.json.decode(response.items) + msgspec.json.decode(response.body)["output"]
+    return check_items(items)
+
+
+async def responses(app, request: APIRequest) -> Response | None:
+    """POST /v1/responses"""
+    return await answer(app, request, read=partial(_read, app, request))
+
+
+# -- those that are stored
+
+
+async def _run(app, request: APIRequest, name: str, writes: bool = False) -> Any:
+    """What the function of database.responses gives for the response that the path names. Raises APIError: there is none."""
+    found = None
+    if app.database is not None:
+        work, id = getattr(storage.responses, name), request.parameters["response"]
+        found = await app.database.run(partial(work, tenant=request.tenant, id=id, now=time.time()), writes)
+    if not found:
+        raise APIError("not_found", "There is no such stored response.")
+    return found
+
+
+async def retrieve(app, request: APIRequest) -> Response:
+    """GET /v1/responses/{response}"""
+    queries.read(request.query, {})
+    return Response(200, (await _run(app, request, "find")).body)
+
+
+async def delete(app, request: APIRequest) -> Response:
+    """DELETE /v1/responses/{response}"""
+    await _run(app, request, "delete", writes=True)
+    return Response.json({"id": request.parameters["response"], "object": "response", "deleted": True})
+
+
+async def input_items(app, request: APIRequest) -> Response:
+    """GET /v1/responses/{response}/input_items"""
+    query = queries.read(request.query, queries.PAGE)
+    earlier = await _run(app, request, "conversation")
+    items = []
+    for response in earlier:
+        items += shown_items(msgspec.json.decode(response.items), response.id)
+        if response is not earlier[-1]:
+            items += msgspec.json.decode(response.body)["output"]
+    return Response.json(queries.page(items, query))

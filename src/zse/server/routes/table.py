@@ -23,7 +23,7 @@ class Route(msgspec.Struct, frozen=True):
     in docs/api.md and the OpenAPI document. fields: "MODULE.NAME" in zse.server.requests, the table of what a body may hold;
     "": the route takes none. api: whose way of writing errors it has, of zse.server.errors. verb: its method; "": POST with a body,
     GET without. What changes something takes a body or is no POST: a browser asks before it lets another site's page send those.
-    media: the type of an answer that is not streamed."""
+    media: the type of an answer that is not streamed. query: as `fields`, of what may stand behind a "?"."""
 
     path: str
     scope: str
@@ -33,6 +33,7 @@ class Route(msgspec.Struct, frozen=True):
     api: str = OPENAI
     media: str = "application/json"
     verb: str = ""
+    query: str = ""
 
     @property
     def method(self) -> str:
@@ -70,7 +71,16 @@ ROUTES = (
     Route("/v1/rerank", USER, "relevance.rerank", "documents in the order in which they fit a query", _RERANK),
     Route("/v2/rerank", USER, "relevance.rerank", "the same, for Cohere's clients", _RERANK),
     Route("/v1/score", USER, "relevance.score", "how well texts fit each other", _SCORE),
-    Route("/v1/responses", USER, "responses.responses", "an answer of items, stored nowhere", "responses.FIELDS"),
+    Route("/v1/responses", USER, "responses.responses", "an answer of items", "responses.FIELDS"),
+    Route("/v1/responses/{response}", USER, "responses.retrieve", "a stored response"),
+    Route("/v1/responses/{response}", USER, "responses.delete", "it is gone", verb="DELETE"),
+    Route(
+        "/v1/responses/{response}/input_items",
+        USER,
+        "responses.input_items",
+        "the items that it answered",
+        query="queries.PAGE",
+    ),
     Route(
         "/v1/messages", USER, "messages.messages", "an answer, for Anthropic's clients", "messages.FIELDS", ANTHROPIC
     ),

@@ -1,0 +1,45 @@
+"""What stands behind the "?" of a request, and pages of lists."""
+
+from typing import Any
+from urllib.parse import parse_qsl
+
+from zse.sampling.fields import Field, Fields, Integer, Object, OneOf, String, refused, shown
+
+PAGE: Fields = {
+    "limit": Field(Integer(1, 100), "Most that are listed.", 20),
+    "order": Field(OneOf(("asc", "desc")), "asc: the oldest first.", "desc"),
+    "after": Field(String(256, empty=False), "The id behind which to go on."),
+}
+
+
+def read(query: str, fields: Fields) -> dict[str, Any]:
+    """The checked fields, with the defaults of those that are left out. Raises RequestError."""
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=32, errors="strict")
+    except (ValueError, UnicodeDecodeError):
+        raise refused("invalid_value", "The query is not of names and values in UTF-8, at most 32.", "") from None
+    values: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in values:
+            raise refused("invalid_value", f"'{shown(name)}' stands in the query twice.", shown(name))
+        is_number = name in fields and isinstance(fields[name].kind, Integer)
+        values[name] = int(value) if is_number and value.isascii() and value.isdigit() and len(value) < 10 else value
+    return Object(fields).check(values, "")
+
+
+def page(rows: list[dict], query: dict[str, Any]) -> dict:
+    """What a list answers of `rows`, the oldest first. Raises RequestError: `after` is none of them."""
+    rows = rows if query["order"] == "asc" else rows[::-1]
+    if query["after"] is not None:
+        places = [place for place, row in enumerate(rows) if row["id"] == query["after"]]
+        if not places:
+            raise refused("invalid_value", "'after' is no id of this list.", "after")
+        rows = rows[places[0] + 1 :]
+    shown_rows = rows[: query["limit"]]
+    return {
+        "object": "list",
+        "data": shown_rows,
+        "first_id": shown_rows[0]["id"] if shown_rows else None,
+        "last_id": shown_rows[-1]["id"] if shown_rows else None,
+        "has_more": len(rows) > len(shown_rows),
+    }

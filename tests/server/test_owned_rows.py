@@ -1,0 +1,80 @@
+"""Every statement on what tenants own names the tenant: all statements of the server's database are read and parsed."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import zse.server.database
+from zse.server.database.schema import MIGRATIONS
+
+FOLDER = Path(zse.server.database.__file__).parent
+TABLES = set(re.findall(r"CREATE TABLE (\w+)", " ".join(sum(MIGRATIONS, ()))))
+# Of the server, or of accounts, whose rows no client names.
+SHARED = {"keys", "usage", "audit", "windows", "secrets"}
+# What clears rows away, whoever's they are.
+CLEARS = {"DELETE FROM responses WHERE expires <= ?"}
+VERBS = re.compile(r"^(SELECT|UPDATE|DELETE|INSERT|REPLACE|WITH)\b")
+
+
+def text_of(node: ast.AST) -> str | None:
+    """A statement, with {} for what is put in; None: no statement."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        text = node.value
+    elif isinstance(node, ast.JoinedStr):
+        text = "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
+    else:
+        return None
+    text = " ".join(text.split())
+    return text if VERBS.match(text) else None
+
+
+def statements() -> list[str]:
+    out = []
+    for file in FOLDER.glob("*.py"):
+        if file.name != "schema.py":
+            nodes = list(ast.walk(ast.parse(file.read_text())))
+            parts = {part for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+            out += [text for node in nodes if node not in parts and (text := text_of(node))]
+    return out
+
+
+def problem(statement: str) -> str:
+    """What is wrong with it; "": nothing."""
+    tables = set(re.findall(r"\b(?:FROM|INTO|(?<!DO )UPDATE|JOIN) (\w+|\{\})", statement))
+    if not tables or not tables <= TABLES:
+        return "its table does not stand in it"
+    owned = tables - SHARED
+    if not owned or statement in CLEARS:
+        return ""
+    if len(owned) > 1 or statement.count("SELECT") > 1 or re.search(r"\bOR\b", statement):
+        return "more than one table, or OR"
+    if statement.startswith("INSERT INTO"):
+        return "" if re.search(r"\(tenant\b", statement) and "ON CONFLICT" not in statement else "no tenant"
+    return "" if re.search(r"\bWHERE tenant = \?", statement) else "no tenant = ?"
+
+
+def test_every_statement_names_the_tenant():
+    found = statements()
+    assert len(found) > 20 and TABLES > SHARED
+    assert {statement: text for statement in found if (text := problem(statement))} == {}
+    for table in TABLES - SHARED:
+        assert sum(table in statement for statement in found) >= 3
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT body FROM responses WHERE id = ?",
+        "SELECT body FROM responses WHERE id = ? AND tenant = 'a'",
+        "SELECT body FROM responses WHERE tenant = ? OR id = ?",
+        "DELETE FROM responses WHERE id = ?",
+        "UPDATE responses SET body = ? WHERE id = ?",
+        "INSERT INTO responses (id, body) VALUES (?, ?)",
+        "SELECT body FROM {} WHERE tenant = ?",
+        "SELECT keys.id FROM keys JOIN responses ON tenant = tenant",
+    ],
+)
+def test_those_that_do_not_are_found(statement):
+    assert problem(statement)
