@@ -20,6 +20,7 @@ TYPES = {
     "icon.svg": "image/svg+xml",
     **dict.fromkeys(
         (
+            "adapters.js",
             "api.js",
             "answering.js",
             "app.js",

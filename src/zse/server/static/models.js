@@ -1,6 +1,7 @@
 /* The models: those that are served, with what an admin's key may do to them, and those of the store that could be. */
 
 import { Component } from "./vendor/preact.js";
+import { Adapters } from "./adapters.js";
 import { call, events, getJSON } from "./api.js";
 import { Confirmed, Field, Table } from "./controls.js";
 import { html } from "./html.js";
@@ -86,6 +87,7 @@ class Administered extends Component {
         <h2>In the store</h2>
         <${Stored} models=${others} change=${this.change} />
       </section>
+      <${Adapters} models=${this.props.models} reload=${this.props.reload} />
     </div>`;
   }
 }
