@@ -117,14 +117,16 @@ def row_bytes(form: str, width: int) -> int:
     return width + 4 if form == "fp8" else width * ITEM_BYTES[form]
 
 
-def routing_of(device: Any, where: tuple[Any, int, int], tokens: Any, moe: Any, sizes: tuple[int, int]) -> Routing:
-    """A Routing of `tokens` tokens. where: buffer, offset, for how many tokens there is room; sizes: the most tokens of the recording, and
+def routing_of(
+    device: Any, where: tuple[Any, int, int], tokens: Any, moe: Any, scheme: Any, sizes: tuple[int, int]
+) -> Routing:
+    """A Routing of `tokens` tokens. where: buffer, offset, for how many tokens there is room; scheme: of the experts; sizes: the most tokens of the recording, and
     what kernels of products are chosen for."""
     buffer, offset, room = where
     chosen, experts = moe.experts_per_token, moe.num_experts
     task_pairs = route.TASK_PAIRS[device.kernels]
     if device.kernels == "gpu":
-        task_pairs = gpu.experts.task_pairs(device, sizes[1], chosen, experts)
+        task_pairs = gpu.experts.task_pairs(device, scheme, sizes[1], moe)
     tasks = route.num_tasks(tokens, sizes[0], chosen, experts, task_pairs)
 
     def part(dtype: str, number: int, *shape: Any) -> Tensor:

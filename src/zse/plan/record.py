@@ -386,21 +386,23 @@ class Run:
         """Record a part. prefix: of its weights' names; rows: of values that are not the stream."""
         tensors = self._tensors.get(part)
         if tensors is None:
-            tensors = self._tensors[part] = self._bind(part, placed, rows)
+            tensors = self._tensors[part] = self._bind(part, placed, rows, prefix)
         self.t, self.before, self.prefix = tensors, self.prefix, prefix
         for node in placed.nodes:
             if self.tap is not None and node.op in PRODUCTS:
                 self.tap(self, node)
             LAUNCHES[node.op](self, node)
 
-    def _bind(self, part: Part, placed: Placed, rows: Any) -> "dict[Value | Node, Any]":
-        """The tensor of each value."""
+    def _bind(self, part: Part, placed: Placed, rows: Any, prefix: str) -> "dict[Value | Node, Any]":
+        """The tensor of each value. prefix: of the first layer that plays the part."""
         planner, scratch, first = self.planner, self.planner.scratch, self.planner._scratch_at
         tensors: dict[Value | Node, Any] = {}
         for value, (form, offset) in placed.places.items():
             if form == "routing":
                 room, sizes = (scratch, first + offset, placed.room), (self.max_tokens, self.form_tokens)
-                tensors[value] = routing_of(planner.device, room, rows, planner.config.moe, sizes)
+                experts = next(node for node in placed.nodes if node.op == "experts").weights["weight"]
+                scheme = planner.model.weights[prefix + experts].scheme
+                tensors[value] = routing_of(planner.device, room, rows, planner.config.moe, scheme, sizes)
             else:
                 many = value.per_token or 1
                 where = scratch, first + offset, placed.room * many, rows * many if many > 1 else rows

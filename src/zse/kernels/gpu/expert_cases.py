@@ -13,9 +13,16 @@ GPU_SCHEMES = [scheme for scheme in SCHEMES if "gpu" in scheme.in_memory and sch
 
 
 def cases(rng):
-    """Every scheme with and without a gather, with and without a gate; of few tokens, and of so many that experts have tasks of 64 pairs,
-    which on Hopper is another kernel."""
-    shapes = [(1, 4, 16, 32, 128), (9, 2, 4, 48, 128), (3, 1, 5, 16, 192), (70, 2, 3, 80, 64), (150, 1, 2, 16, 320)]
+    """Every scheme with and without a gather, with and without a gate; of few tokens, and of so many that experts have tasks of 16 or 64 pairs,
+    which on Hopper are other kernels."""
+    shapes = [
+        (1, 4, 16, 32, 128),
+        (9, 2, 4, 48, 128),
+        (3, 1, 5, 16, 192),
+        (70, 2, 3, 80, 64),
+        (150, 1, 2, 16, 320),
+        (35, 1, 4, 48, 192),
+    ]
     for scheme in GPU_SCHEMES:
         tokens, chosen, experts, rows, width = shapes[int(rng.integers(len(shapes)))]
         width += -width % max(scheme.group, scheme.step, 32)
@@ -27,8 +34,8 @@ def cases(rng):
             ids[0, 0] = experts - 1
         weight = host.random_weight(rng, experts * rows, width, scheme, scheme.in_memory["gpu"])
         gather = bool(rng.integers(2))
-        many = tokens * chosen >= gemm_experts.WHOLE_TASKS * experts
-        each = gemm_experts.TASK_PAIRS if many else TASK_PAIRS["gpu"]
+        each = gemm_experts.task_pairs(scheme, tokens, chosen, experts) or TASK_PAIRS["gpu"]
+        many = each > TASK_PAIRS["gpu"]
         x = rng.standard_normal((tokens if gather else tokens * chosen, width)).astype(np.float32)
         if many and scheme.element == "e4m3":  # exact in fp8, so that rounding them is not what is tested
             x = pack.e4m3_to_f32(pack.f32_to_e4m3(x * 64))

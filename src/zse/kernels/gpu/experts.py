@@ -6,7 +6,7 @@ cache mostly. Nothing is read before the routing is there.
 """
 
 from zse import kernel as zl
-from zse.kernels.gpu import gemm_experts
+from zse.kernels.gpu import gemm, gemm_experts
 from zse.kernels.gpu import matmul_forms as forms
 from zse.kernels.gpu import matmul_simple as simple
 from zse.kernels.gpu import matmul_small as small
@@ -199,16 +199,19 @@ def simple_symbol(kind: str, gated: bool) -> str:
     return f"matmul_simple_experts_{kind}{'_gated' if gated else ''}"
 
 
-def task_pairs(device, max_tokens: int, chosen: int, experts: int) -> int:
-    """The most pairs of a task of a recording of up to max_tokens tokens."""
-    return gemm_experts.TASK_PAIRS if gemm_experts.pays(device, max_tokens, chosen, experts) else TOKENS
+def task_pairs(device, scheme, max_tokens: int, moe) -> int:
+    """The most pairs of a task of a recording of up to max_tokens tokens. scheme: of the experts; moe: the model's MoEConfig."""
+    pays = gemm.has_wgmma(device) and gemm_experts.task_pairs(
+        scheme, max_tokens, moe.experts_per_token, moe.num_experts
+    )
+    return pays or TOKENS
 
 
 def reserve(device, weight, max_tokens: int, moe) -> None:
     """Allocate what record() and the routing before it work in. moe: the model's MoEConfig."""
     if not device.simt:
         device.scratch("route counter", 4)
-    if gemm_experts.pays(device, max_tokens, moe.experts_per_token, moe.num_experts):
+    if task_pairs(device, weight.scheme, max_tokens, moe) > TOKENS:
         gemm_experts.reserve(device, weight, max_tokens * moe.experts_per_token)
 
 
@@ -240,9 +243,7 @@ def record(
     require(
         weight.layout == scheme.in_memory["gpu"] and scheme.fits(width), f"matmul: {scheme} in layout {weight.layout}"
     )
-    if routing.task_pairs == gemm_experts.TASK_PAIRS and gemm_experts.takes(
-        device, weight, rows, gate, bias is not None
-    ):
+    if gemm_experts.takes(device, weight, rows, routing.task_pairs, gate, bias is not None):
         gemm_experts.launch(recorder, a, weight, out, routing, bias, gather=gather, gate=gate, max_tokens=max_tokens)
         return
     experts = stacked // rows

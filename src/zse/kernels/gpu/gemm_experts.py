@@ -1,8 +1,8 @@
 """out[m, n] = sum_k a[m, k] * w[n, k] of prompts with stacks of experts on Hopper: a grouped product over pairs sorted by expert.
 
-The tiles are those of gemm_skinny: up to 64 pairs of an expert by 128 or 256 of its rows, with the same copies, products and epilogues. Blocks
+The tiles are those of gemm_skinny: up to 16 or 64 pairs of an expert by 128 or 256 of its rows, with the same copies, products and epilogues. Blocks
 take (task, tile of rows) in turn, whole columns each; tiles of a task run side by side, so that its activations come from L2, and
-an expert's weights from memory once for 64 of its pairs. Rows of the activations have to stand as the pairs do: where they are tokens' they are
+an expert's weights from memory once for all pairs of a task. Rows of the activations have to stand as the pairs do: where they are tokens' they are
 gathered first, and for fp8 weights rounded. Weights with a table of numbers (lut4) have a form here that other products of many tokens lack:
 these make bf16 of them first, which experts that few tokens choose would not repay.
 """
@@ -21,8 +21,7 @@ from zse.quant.scheme import FP8_BLOCK
 from zse.runtime.args import Args
 from zse.tensor import Fp8Activation, Tensor, Weight
 
-TASK_PAIRS = 64
-WHOLE_TASKS = 16  # pairs of an expert, on average, from which on tasks of TASK_PAIRS pay
+TASKS = (64, 16)  # pairs of one
 GATHER_THREADS = 256
 
 
@@ -159,17 +158,11 @@ def variants(target) -> list[zl.Variant]:
     if not target.has("wgmma"):
         return []
     made = [zl.Variant("gather_pairs", gather_pairs, threads=GATHER_THREADS)]
-    for kind in (*SKINNY, LUT4):
-        wg = form_of(kind)
-        for gated in (False, True):
-            statics = {
-                "KIND": kind,
-                "BT": TASK_PAIRS,
-                "WG": wg,
-                "STAGES": skinny.stages(kind, TASK_PAIRS, wg),
-                "GATED": gated,
-            }
-            symbol = symbol_of("gemm_experts", kind, TASK_PAIRS, wg * 64, gated)
+    forms = [(kind, pairs, form_of(kind, pairs)) for kind in (*SKINNY, LUT4) for pairs in TASKS]
+    for kind, pairs, wg in forms:
+        for gated in (False, True) if wg else ():
+            statics = {"KIND": kind, "BT": pairs, "WG": wg, "STAGES": skinny.stages(kind, pairs, wg), "GATED": gated}
+            symbol = symbol_of("gemm_experts", kind, pairs, wg * 64, gated)
             kernel = gemm_experts_lut4 if kind == LUT4 else gemm_experts
             made.append(zl.Variant(symbol, kernel, statics, threads=128 * (wg + 1)))
     return made
@@ -180,22 +173,32 @@ def kind_of(scheme) -> object:
     return LUT4 if scheme.kind == LUT4 else gemm.kind_of(scheme)
 
 
-def form_of(kind: object) -> int:
-    """The warpgroups that multiply."""
-    if kind == LUT4:
-        kind = 4
-    return next(wg for tokens, wg in SKINNY[kind] if tokens == TASK_PAIRS)
+def form_of(kind: object, pairs: int) -> int:
+    """The warpgroups that multiply; 0: there is no kernel for tasks of so many pairs."""
+    return dict(SKINNY[4 if kind == LUT4 else kind]).get(pairs, 0)
 
 
-def pays(device, max_tokens: int, chosen: int, experts: int) -> bool:
-    """Whether experts have pairs enough for tasks of TASK_PAIRS."""
-    return has_wgmma(device) and max_tokens * chosen >= WHOLE_TASKS * experts
+def pays_from(kind: object, pairs: int) -> int:
+    """The pairs of an expert, on average, from which on tasks of `pairs` pay. Measured on an H200, a step of 64 rows with 4 pairs an expert and of 128
+    with 8: int4 9.2 → 10.1 and 13.0 → 11.6 ms, fp8 11.9 → 10.3 and 16.0 → 12.0; MXFP4 with 4 and 8: 9.6 → 11.2 and 12.7 → 11.4."""
+    return 16 if pairs == 64 else 8 if is_integer(kind) else 4
 
 
-def takes(device, weight: Weight, rows: int, gate: str | None, has_bias: bool) -> bool:
-    """Whether there is a kernel for experts of `rows` rows."""
+def task_pairs(scheme, max_tokens: int, chosen: int, experts: int) -> int:
+    """The pairs of a task that pay on Hopper; 0: an expert has too few, or such weights no kernel."""
+    kind = kind_of(scheme)
+    if kind is None:
+        return 0
+    found = (each for each in TASKS if form_of(kind, each) and max_tokens * chosen >= pays_from(kind, each) * experts)
+    return next(found, 0)
+
+
+def takes(device, weight: Weight, rows: int, pairs: int, gate: str | None, has_bias: bool) -> bool:
+    """Whether there is a kernel for experts of `rows` rows and tasks of up to `pairs` pairs."""
     kind, width = kind_of(weight.scheme), weight.shape[1]
-    if not has_wgmma(device) or kind is None or gate and (has_bias or gate not in GATES):
+    if not has_wgmma(device) or kind is None or not form_of(kind, pairs):
+        return False
+    if gate and (has_bias or gate not in GATES):
         return False
     if is_integer(kind):
         return weight.scheme.group != FINE and rows % (32 if gate else 16) == 0
@@ -234,9 +237,9 @@ def _activations(recorder, a: Tensor, routing, gather: bool, fp8: bool, max_pair
 
 
 def launch(recorder, a, weight: Weight, out: Tensor, routing, bias, *, gather: bool, gate: str | None, max_tokens: int):
-    """As zse.kernels.gpu.experts.record, where takes() is true and tasks have TASK_PAIRS."""
-    device, kind, gated = recorder.device, kind_of(weight.scheme), gate is not None
-    cols, width, wg = out.shape[1], weight.shape[1], form_of(kind)
+    """As zse.kernels.gpu.experts.record, where takes() is true of the routing's tasks."""
+    device, kind, gated, pairs = recorder.device, kind_of(weight.scheme), gate is not None, routing.task_pairs
+    cols, width, wg = out.shape[1], weight.shape[1], form_of(kind, pairs)
     max_pairs = max_tokens * routing.ids.shape[1]
     a = _activations(recorder, a, routing, gather, is_fp8(kind), max_pairs)
     product = Product(device, a, weight, out, bias, False, gate, max_pairs, kind)
@@ -245,17 +248,17 @@ def launch(recorder, a, weight: Weight, out: Tensor, routing, bias, *, gather: b
         **product.fp8_scales(),
         partial=None,
         counters=None,
-        a_map=product.token_map(TASK_PAIRS),
-        steps=-(-width // depth_of(kind, TASK_PAIRS)),
+        a_map=product.token_map(pairs),
+        steps=-(-width // depth_of(kind, pairs)),
         share=0,
         tasks=routing.tasks,
         num_tasks=routing.tasks.shape[0],
     )
     if is_integer(kind):
-        args["w_map"], args["high_map"] = product.integer_maps(wg * (2 if gated else 4), TASK_PAIRS)
+        args["w_map"], args["high_map"] = product.integer_maps(wg * (2 if gated else 4), pairs)
         args |= arguments(weight) | (weight.scheme.table_args() if kind == LUT4 else {})
     else:
-        depth, item = depth_of(kind, TASK_PAIRS), 1 if is_fp8(kind) else 2
+        depth, item = depth_of(kind, pairs), 1 if is_fp8(kind) else 2
         box, options = (wg * 64, depth), {}
         if gated:  # tiles of 8 gates and their 8 ups in turn
             box = (wg * 4, 2, 8, depth)
@@ -263,4 +266,4 @@ def launch(recorder, a, weight: Weight, out: Tensor, routing, bias, *, gather: b
             options = dict(dims=((weight.planes["w"].shape[0] - cols) // 8, 2, 8, width), strides=strides)
         args["w_map"] = args["high_map"] = device.tensor_map(weight.planes["w"], box, swizzle=128, **options)
         args |= dict(scale=None, offset=None, blocks=0, groups=0, group_blocks=1, half_step=0, has_offset=0, center=0.0)
-    recorder.launch(symbol_of("gemm_experts", kind, TASK_PAIRS, wg * 64, gated), args, device.num_sms)
+    recorder.launch(symbol_of("gemm_experts", kind, pairs, wg * 64, gated), args, device.num_sms)
