@@ -18,6 +18,7 @@ COMMANDS = {
     "ps": "list the servers that run here, and their models",
     "load": "load a model in a server that runs",
     "unload": "end a model's engine in a server that runs",
+    "launch": "print or write the settings that a coding agent or chat front end needs for a server",
     "run": "answer one prompt and exit",
     "chat": "talk with a model in the terminal",
     "keys": "make, list, change, revoke and rotate the API keys of `zse serve`; what they used",
