@@ -15,13 +15,13 @@ import pytest
 import yaml
 
 from zse.cli import main
-from zse.cli.agents import AGENTS, Target, exports
+from zse.cli.agents import AGENTS, Endpoint, exports
 
 sys.path.append(str(Path(__file__).parents[1] / "server"))
 
 from harness import Harness  # noqa: E402
 
-TARGET = Target("http://127.0.0.1:8000", "hf:org/na me", "k'ey $x", 4096)
+TARGET = Endpoint("http://127.0.0.1:8000", "hf:org/na me", "k'ey $x", 4096)
 READERS = {".json": json.loads, ".toml": tomllib.loads, ".yaml": yaml.safe_load, ".yml": yaml.safe_load}
 
 

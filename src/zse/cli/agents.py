@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class Target(namedtuple("Target", "url model key context", defaults=(None,))):
+class Endpoint(namedtuple("Endpoint", "url model key context", defaults=(None,))):
     """What they are to find. url: without /v1. key: a text also where the server asks for none, since most clients do. context: tokens,
     where the server says."""
 
@@ -33,7 +33,7 @@ class Settings(namedtuple("Settings", "env path value panel start", defaults=({}
 
 
 class Agent(namedtuple("Agent", "title docs settings")):
-    """docs: where its settings are documented; settings: Target → Settings."""
+    """docs: where its settings are documented; settings: Endpoint → Settings."""
 
     __slots__ = ()
 
@@ -70,13 +70,13 @@ def _yaml(value: "Any", indent: int = 0) -> str:
     return out
 
 
-def _claude(to: Target) -> Settings:
+def _claude(to: Endpoint) -> Settings:
     tiers = {f"ANTHROPIC_DEFAULT_{tier}_MODEL": to.model for tier in ("OPUS", "SONNET", "HAIKU")}
     env = {"ANTHROPIC_BASE_URL": to.url, "ANTHROPIC_AUTH_TOKEN": to.key, "ANTHROPIC_MODEL": to.model} | tiers
     return Settings(env, "~/.claude/settings.json", {"env": env}, start="claude")
 
 
-def _codex(to: Target) -> Settings:
+def _codex(to: Endpoint) -> Settings:
     provider = {"name": "ZSE", "base_url": to.base, "wire_api": "responses", "env_key": "ZSE_CLIENT_KEY"}
     value = {"model": to.model, "model_provider": "zse"} | (
         {} if to.context is None else {"model_context_window": to.context}
@@ -88,7 +88,7 @@ def _codex(to: Target) -> Settings:
     )
 
 
-def _opencode(to: Target) -> Settings:
+def _opencode(to: Endpoint) -> Settings:
     limit = {} if to.context is None else {"limit": {"context": to.context, "output": to.context}}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
@@ -100,13 +100,13 @@ def _opencode(to: Target) -> Settings:
     return Settings({"ZSE_CLIENT_KEY": to.key}, "~/.config/opencode/opencode.json", value, start="opencode")
 
 
-def _aider(to: Target) -> Settings:
+def _aider(to: Endpoint) -> Settings:
     env = {"OPENAI_API_BASE": to.base, "OPENAI_API_KEY": to.key}
     value = {"model": f"openai/{to.model}", "openai-api-base": to.base, "openai-api-key": to.key}
     return Settings(env, ".aider.conf.yml", value, start=f"aider --model {shlex.quote(f'openai/{to.model}')}")
 
 
-def _continue(to: Target) -> Settings:
+def _continue(to: Endpoint) -> Settings:
     model = {"name": to.model, "provider": "openai", "model": to.model, "apiBase": to.base, "apiKey": to.key}
     model |= {"roles": ["chat", "edit", "apply"]}
     return Settings(
@@ -114,16 +114,16 @@ def _continue(to: Target) -> Settings:
     )
 
 
-def _cline(to: Target) -> Settings:
+def _cline(to: Endpoint) -> Settings:
     panel = {"API Provider": "OpenAI Compatible", "Base URL": to.base, "API Key": to.key, "Model ID": to.model}
     return Settings(panel=panel)
 
 
-def _open_webui(to: Target) -> Settings:
+def _open_webui(to: Endpoint) -> Settings:
     return Settings({"OPENAI_API_BASE_URL": to.base, "OPENAI_API_KEY": to.key}, start="open-webui serve")
 
 
-def _librechat(to: Target) -> Settings:
+def _librechat(to: Endpoint) -> Settings:
     endpoint = {
         "name": "ZSE",
         "apiKey": "${ZSE_CLIENT_KEY}",
@@ -136,15 +136,15 @@ def _librechat(to: Target) -> Settings:
     return Settings({"ZSE_CLIENT_KEY": to.key}, "librechat.yaml", value)
 
 
-def _qwen_code(to: Target) -> Settings:
+def _qwen_code(to: Endpoint) -> Settings:
     return Settings({"OPENAI_BASE_URL": to.base, "OPENAI_API_KEY": to.key, "OPENAI_MODEL": to.model}, start="qwen")
 
 
-def _sdk(to: Target) -> Settings:
+def _sdk(to: Endpoint) -> Settings:
     return Settings({"OPENAI_BASE_URL": to.base, "OPENAI_API_KEY": to.key})
 
 
-def _ollama(to: Target) -> Settings:
+def _ollama(to: Endpoint) -> Settings:
     return Settings({"OLLAMA_HOST": to.url}, start=f"ollama run {shlex.quote(to.model)}")
 
 

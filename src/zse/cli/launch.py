@@ -5,7 +5,7 @@ import os
 import sys
 
 from zse import env
-from zse.cli.agents import AGENTS, Target, exports
+from zse.cli.agents import AGENTS, Endpoint, exports
 from zse.cli.parser import arg
 from zse.cli.remote import KEY, SERVER, server_of
 from zse.errors import ConfigError
@@ -56,7 +56,7 @@ def run(args) -> int:
     return 0
 
 
-def _target(args) -> Target:
+def _target(args) -> Endpoint:
     """What the server says of the model. Raises ConfigError, ZSEError."""
     server = server_of(args)
     models = server.ask("GET", "/v1/models")["data"]
@@ -65,7 +65,7 @@ def _target(args) -> Target:
         names = ", ".join(model["id"] for model in models) or "none"
         raise ConfigError(f"{server.url} serves no model {args.model or ''}; it serves: {names}")
     key = args.api_key or env.get("ZSE_API_KEY") or NO_KEY
-    return Target(server.url, found["id"], key, found.get("max_model_len"))
+    return Endpoint(server.url, found["id"], key, found.get("max_model_len"))
 
 
 def _write(path: str, settings) -> None:
