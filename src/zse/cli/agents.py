@@ -20,7 +20,7 @@ class Endpoint(namedtuple("Endpoint", "url model key context", defaults=(None,))
         return f"{self.url}/v1"
 
 
-class Settings(namedtuple("Settings", "env path value panel start", defaults=({}, "", None, {}, ""))):
+class AgentSettings(namedtuple("AgentSettings", "env path value panel start", defaults=({}, "", None, {}, ""))):
     """Of one of them. env: variables. path: of its file, ~ for the home, else beneath the folder that it is started in; value: what
     stands there, a dict whose form the path's ending says. panel: what is typed into its settings. start: its command line."""
 
@@ -33,7 +33,7 @@ class Settings(namedtuple("Settings", "env path value panel start", defaults=({}
 
 
 class Agent(namedtuple("Agent", "title docs settings")):
-    """docs: where its settings are documented; settings: Endpoint → Settings."""
+    """docs: where its settings are documented; settings: Endpoint → AgentSettings."""
 
     __slots__ = ()
 
@@ -70,25 +70,25 @@ def _yaml(value: "Any", indent: int = 0) -> str:
     return out
 
 
-def _claude(to: Endpoint) -> Settings:
+def _claude(to: Endpoint) -> AgentSettings:
     tiers = {f"ANTHROPIC_DEFAULT_{tier}_MODEL": to.model for tier in ("OPUS", "SONNET", "HAIKU")}
     env = {"ANTHROPIC_BASE_URL": to.url, "ANTHROPIC_AUTH_TOKEN": to.key, "ANTHROPIC_MODEL": to.model} | tiers
-    return Settings(env, "~/.claude/settings.json", {"env": env}, start="claude")
+    return AgentSettings(env, "~/.claude/settings.json", {"env": env}, start="claude")
 
 
-def _codex(to: Endpoint) -> Settings:
+def _codex(to: Endpoint) -> AgentSettings:
     provider = {"name": "ZSE", "base_url": to.base, "wire_api": "responses", "env_key": "ZSE_CLIENT_KEY"}
     value = {"model": to.model, "model_provider": "zse"} | (
         {} if to.context is None else {"model_context_window": to.context}
     )
     env = {"ZSE_CLIENT_KEY": to.key}
     # A profile, which leaves the user's own configuration as it is.
-    return Settings(
+    return AgentSettings(
         env, "~/.codex/zse.config.toml", value | {"model_providers": {"zse": provider}}, start="codex --profile zse"
     )
 
 
-def _opencode(to: Endpoint) -> Settings:
+def _opencode(to: Endpoint) -> AgentSettings:
     limit = {} if to.context is None else {"limit": {"context": to.context, "output": to.context}}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
@@ -97,33 +97,33 @@ def _opencode(to: Endpoint) -> Settings:
         "models": {to.model: {"name": to.model} | limit},
     }
     value = {"$schema": "https://opencode.ai/config.json", "model": f"zse/{to.model}", "provider": {"zse": provider}}
-    return Settings({"ZSE_CLIENT_KEY": to.key}, "~/.config/opencode/opencode.json", value, start="opencode")
+    return AgentSettings({"ZSE_CLIENT_KEY": to.key}, "~/.config/opencode/opencode.json", value, start="opencode")
 
 
-def _aider(to: Endpoint) -> Settings:
+def _aider(to: Endpoint) -> AgentSettings:
     env = {"OPENAI_API_BASE": to.base, "OPENAI_API_KEY": to.key}
     value = {"model": f"openai/{to.model}", "openai-api-base": to.base, "openai-api-key": to.key}
-    return Settings(env, ".aider.conf.yml", value, start=f"aider --model {shlex.quote(f'openai/{to.model}')}")
+    return AgentSettings(env, ".aider.conf.yml", value, start=f"aider --model {shlex.quote(f'openai/{to.model}')}")
 
 
-def _continue(to: Endpoint) -> Settings:
+def _continue(to: Endpoint) -> AgentSettings:
     model = {"name": to.model, "provider": "openai", "model": to.model, "apiBase": to.base, "apiKey": to.key}
     model |= {"roles": ["chat", "edit", "apply"]}
-    return Settings(
+    return AgentSettings(
         path="~/.continue/config.yaml", value={"name": "ZSE", "version": "0.0.1", "schema": "v1", "models": [model]}
     )
 
 
-def _cline(to: Endpoint) -> Settings:
+def _cline(to: Endpoint) -> AgentSettings:
     panel = {"API Provider": "OpenAI Compatible", "Base URL": to.base, "API Key": to.key, "Model ID": to.model}
-    return Settings(panel=panel)
+    return AgentSettings(panel=panel)
 
 
-def _open_webui(to: Endpoint) -> Settings:
-    return Settings({"OPENAI_API_BASE_URL": to.base, "OPENAI_API_KEY": to.key}, start="open-webui serve")
+def _open_webui(to: Endpoint) -> AgentSettings:
+    return AgentSettings({"OPENAI_API_BASE_URL": to.base, "OPENAI_API_KEY": to.key}, start="open-webui serve")
 
 
-def _librechat(to: Endpoint) -> Settings:
+def _librechat(to: Endpoint) -> AgentSettings:
     endpoint = {
         "name": "ZSE",
         "apiKey": "${ZSE_CLIENT_KEY}",
@@ -133,19 +133,19 @@ def _librechat(to: Endpoint) -> Settings:
         "titleModel": "current_model",
     }
     value = {"version": "1.2.1", "cache": True, "endpoints": {"custom": [endpoint]}}
-    return Settings({"ZSE_CLIENT_KEY": to.key}, "librechat.yaml", value)
+    return AgentSettings({"ZSE_CLIENT_KEY": to.key}, "librechat.yaml", value)
 
 
-def _qwen_code(to: Endpoint) -> Settings:
-    return Settings({"OPENAI_BASE_URL": to.base, "OPENAI_API_KEY": to.key, "OPENAI_MODEL": to.model}, start="qwen")
+def _qwen_code(to: Endpoint) -> AgentSettings:
+    return AgentSettings({"OPENAI_BASE_URL": to.base, "OPENAI_API_KEY": to.key, "OPENAI_MODEL": to.model}, start="qwen")
 
 
-def _sdk(to: Endpoint) -> Settings:
-    return Settings({"OPENAI_BASE_URL": to.base, "OPENAI_API_KEY": to.key})
+def _sdk(to: Endpoint) -> AgentSettings:
+    return AgentSettings({"OPENAI_BASE_URL": to.base, "OPENAI_API_KEY": to.key})
 
 
-def _ollama(to: Endpoint) -> Settings:
-    return Settings({"OLLAMA_HOST": to.url}, start=f"ollama run {shlex.quote(to.model)}")
+def _ollama(to: Endpoint) -> AgentSettings:
+    return AgentSettings({"OLLAMA_HOST": to.url}, start=f"ollama run {shlex.quote(to.model)}")
 
 
 AGENTS = {
