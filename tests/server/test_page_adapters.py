@@ -19,6 +19,11 @@ def test_an_adapter_is_loaded_chosen_and_unloaded(chromium, folders):  # noqa: F
             chromium.type(text)
         chromium.press("Enter")
         chromium.wait(f"{row('tiny:one')}?.innerText.includes('loaded')")
+        assert chromium.evaluate(f"{row('tiny:one')}.innerText").split()[2:5] == [
+            "4",
+            "down,",
+            "gate,",
+        ]  # rank, modules
         if folder := os.environ.get("ZSE_TEST_SCREENSHOTS"):
             chromium.screenshot(Path(folder, "adapters-wide.png"))
         chromium.evaluate("location.hash = 'chat'")

@@ -6,7 +6,7 @@ import { Confirmed, Field, Table } from "./controls.js";
 import { html } from "./html.js";
 import { shownBytes } from "./metrics.js";
 
-const COLUMNS = [["Adapter"], ["State"], ["Rank", "right"], ["Modules", "right"], ["Size", "right"], ["Folder"], [""]];
+const COLUMNS = [["Adapter"], ["State"], ["Rank", "right"], ["Modules"], ["Size", "right"], ["Folder"], [""]];
 
 export class Adapters extends Component {
   state = { adapters: [], error: "", isBusy: false };
@@ -47,7 +47,7 @@ export class Adapters extends Component {
       id,
       html`<span class=${`state ${state}`}>${state}</span>`,
       rank ?? "–",
-      modules ?? "–",
+      modules?.join(", ") ?? "–",
       bytes ? shownBytes(bytes) : "–",
       html`<code>${path}</code>`,
       html`<${Confirmed} label="Unload" title=${`Unload ${id}`} disabled=${isBusy} act=${() => this.change("/admin/adapters/unload", { model, name })} />`,
