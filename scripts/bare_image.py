@@ -65,11 +65,14 @@ def context() -> list[Path]:
 class Stage:
     """One root in the making. environment: of its RUNs. Raises SystemExit for what is not known."""
 
-    def __init__(self, root: Path, base: str):
+    def __init__(self, root: Path, base: str, kept: bool):
+        self.kept = kept  # what stands there is taken as it is
         self.root, self.environment, self.folder, self.user = root, {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}, "/", "0"
         self.command: list[str] = []
         self.health: list[str] = []
         self.arguments: dict[str, str] = {}
+        if kept:
+            return
         print(f"{root.name}: {base}", flush=True)
         clean(root)
         subprocess.run(
@@ -84,12 +87,19 @@ class Stage:
         (root / "etc/apt/apt.conf.d/docker-clean").write_text('Dir::Cache::pkgcache ""; Dir::Cache::srcpkgcache "";\n')
 
     def run(self, words: list[str], user: str = "", **options) -> subprocess.Popen:
-        chroot = ["chroot", *([f"--userspec={user}:{user}"] if user else []), str(self.root), *words]
+        chroot = [
+            shutil.which("chroot") or "/usr/sbin/chroot",
+            *([f"--userspec={user}:{user}"] if user else []),
+            str(self.root),
+            *words,
+        ]
         environment = {**self.environment, **self.arguments, **{k: v for k, v in os.environ.items() if PASSED.match(k)}}
         return subprocess.Popen(chroot, env=environment, **options)
 
     def step(self, command: str) -> None:
         """RUN: with the network's names and certificates for as long as it runs."""
+        if self.kept:
+            return
         guests = {
             "etc/resolv.conf": Path("/etc/resolv.conf"),
             "etc/hosts": Path("/etc/hosts"),
@@ -114,6 +124,8 @@ class Stage:
                 del self.arguments[name]
 
     def copy(self, sources: list[Path], base: Path, target: str, whole: bool) -> None:
+        if self.kept:
+            return
         place = self.root / os.path.join(self.folder, target).lstrip("/")
         for source in sources:
             to = place / source.relative_to(base) if whole else place
@@ -130,23 +142,24 @@ def clean(root: Path) -> None:
     root.parent.mkdir(parents=True, exist_ok=True)
 
 
-def build(dockerfile: Path, folder: Path, given: dict[str, str]) -> Stage:
-    """The last stage of a Dockerfile. given: values of its ARGs."""
+def build(dockerfile: Path, folder: Path, given: dict[str, str], kept: bool) -> Stage:
+    """The last stage of a Dockerfile. given: values of its ARGs. kept: it was built before."""
     stages: dict[str, Stage] = {}
     stage: Stage | None = None
     for word, rest in instructions(dockerfile.read_text()):
-        if word != "FROM":
+        if word != "FROM" and not kept:
             assert stage is not None
             print(f"{stage.root.name}: {word} {rest[:100]}", flush=True)
         if word == "FROM":
             base, _, name = rest.partition(" AS ")
-            stage = stages[name or "image"] = Stage(folder / (name or "image"), base)
+            stage = stages[name or "image"] = Stage(folder / (name or "image"), base, kept)
         elif word == "ARG":
             name, _, value = rest.partition("=")
             stage.arguments[name] = given.get(name, value.strip('"'))
         elif word == "WORKDIR":
             stage.folder = rest
-            (stage.root / rest.lstrip("/")).mkdir(parents=True, exist_ok=True)
+            if not kept:
+                (stage.root / rest.lstrip("/")).mkdir(parents=True, exist_ok=True)
         elif word == "COPY" and rest.startswith("--from="):
             name, source, target = rest.removeprefix("--from=").split()
             stage.copy([stages[name].root / source.lstrip("/")], folder, target, whole=False)
@@ -189,8 +202,9 @@ def attempt(stage: Stage, model: Path) -> None:
     subprocess.run(["mount", "-t", "proc", "proc", str(stage.root / "proc")], check=True)
     stage.environment["ZSE_API_KEY"] = "sk-image"
     command = [*stage.command, "/models/model.gguf"]
-    server = stage.run(command, stage.user, stderr=subprocess.DEVNULL)
+    server = None
     try:
+        server = stage.run(command, stage.user, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
         while stage.run(stage.health, stage.user, stderr=subprocess.DEVNULL).wait():
             if server.poll() is not None or time.monotonic() > deadline:
@@ -201,8 +215,9 @@ def attempt(stage: Stage, model: Path) -> None:
         with urlopen(Request("http://127.0.0.1:8000/v1/completions", json.dumps(body).encode(), headers)) as answer:
             print("answers:", json.load(answer)["choices"][0]["text"])
     finally:
-        server.terminate()
-        print("exit code", server.wait(60))
+        if server is not None:
+            server.terminate()
+            print("exit code", server.wait(60))
         subprocess.run(["umount", str(stage.root / "proc")], check=True)
         (stage.root / "models/model.gguf").unlink()
 
@@ -213,8 +228,9 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--arg", action="append", default=[], metavar="NAME=VALUE", help="as docker build --build-arg")
     parser.add_argument("--try", dest="model", type=Path, metavar="MODEL", help="a .gguf file")
+    parser.add_argument("--kept", action="store_true", help="take the image that stands in FOLDER")
     args = parser.parse_args()
-    image = build(args.dockerfile, args.folder.resolve(), dict(pair.split("=", 1) for pair in args.arg))
+    image = build(args.dockerfile, args.folder.resolve(), dict(pair.split("=", 1) for pair in args.arg), args.kept)
     size, own = weight(image.root), weight(image.root / "opt/zse")
     print(
         f"{args.dockerfile.name}: {size / 1e6:.1f} MB, of which /opt/zse {own / 1e6:.1f}; at most {MOST_BYTES / 1e6:.0f}"

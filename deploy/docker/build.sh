@@ -21,3 +21,5 @@ fi
 /opt/zse/bin/pip uninstall --quiet --yes setuptools
 find /opt/zse -depth -type d -name tests -exec rm -rf {} +
 find /opt/zse -name '*.pyi' -delete
+find /opt/zse -depth -type d -path '*/pip/*' -name __pycache__ -exec rm -rf {} +
+rm -rf /opt/zse/lib/python3*/site-packages/numpy/f2py /opt/zse/lib/python3*/site-packages/numpy/distutils
