@@ -15,6 +15,7 @@ import sys
 import time
 from http.client import HTTPConnection
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 PROMPT = "The capital of France is"
 
@@ -53,13 +54,16 @@ def main() -> None:
     try:
         assert server.stdout is not None
         address = server.stdout.readline().split(" on ")[1].split()[0]
-        for model in [*args.models[1:], args.models[0]]:
-            first_token(address, model)  # loaded once
+        with urlopen(f"{address}/v1/models") as answer:
+            first, *others = [model["id"] for model in json.load(answer)["data"]]
+        models = [*others, first]  # the first is loaded now
+        for model in models:
+            first_token(address, model)
             time.sleep(args.pause)
-        seconds: dict[str, list[float]] = {model: [] for model in args.models}
-        texts: dict[str, set[str]] = {model: set() for model in args.models}
+        seconds: dict[str, list[float]] = {model: [] for model in models}
+        texts: dict[str, set[str]] = {model: set() for model in models}
         for _ in range(args.rounds):
-            for model in [*args.models[1:], args.models[0]]:
+            for model in models:
                 took, text = first_token(address, model)
                 seconds[model].append(round(took, 3))
                 texts[model].add(text)
