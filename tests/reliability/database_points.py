@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from zse.errors import ConfigError
 from zse.server.auth import digest_of
-from zse.server.database import keys, usage
+from zse.server.database import answers, keys, responses, usage
 from zse.server.database.connection import Database, StorageError
 
 OWNER = ("t", 1, "m", 5)
@@ -108,7 +108,39 @@ def is_used(connection: sqlite3.Connection, words: list[str]) -> None:
     assert len(words) <= (counts or [0])[0] <= len(words) + 1 or not words
 
 
+BODY = b"x" * 9000  # more than a page
+
+
+def store(path: str, told) -> None:
+    """An answer with its Idempotency-Key and two stored responses, the second goes on from the first; older ones make room."""
+    responses.MOST_BYTES = 2 * len(BODY)
+    now = float(time.monotonic_ns())
+    first, second, answer = f"{now}", f"{now + 1}", answers.KeptAnswer(b"", "a/b", BODY)
+
+    def respond(connection: sqlite3.Connection, id: str, previous: str) -> str:
+        row = responses.StoredResponse(id, previous, now, BODY, b"")
+        responses.store(connection, "t", row, now + bool(previous))
+        return id
+
+    def keep(connection: sqlite3.Connection) -> str:
+        answers.keep(connection, "t", first, answer, now)
+        return "k" + first
+
+    works = keep, partial(respond, id=first, previous=""), partial(respond, id=second, previous=first)
+    in_database(path, *works, told=told, word=str)
+
+
+def is_stored(connection: sqlite3.Connection, words: list[str]) -> None:
+    for word in words[-3:]:  # the others may have made room
+        find = answers.find if word.startswith("k") else responses.find
+        found = find(connection, "t", word.removeprefix("k"), 0.0)
+        assert found is not None and found.body == BODY, word
+    for (id,) in connection.execute("SELECT id FROM responses WHERE tenant = 't'").fetchall():
+        assert responses.find(connection, "t", id, 0.0).body == BODY
+
+
 JOBS = {
+    "store": Job(two_keys, store, is_stored),
     "first start": Job(lambda path: None, first_start, has_admin),
     "create": Job(two_keys, create, has_all),
     "revoke": Job(two_keys, revoke, is_revoked),

@@ -29,7 +29,7 @@ def preloaded(tmp_path_factory):
 
 
 LONG = pytest.mark.exhaustive
-WORKS = ("first start", "create", "revoke", "rotate", "usage")
+WORKS = ("first start", "create", "revoke", "rotate", "store", "usage")
 RUNS = [(work, "die") for work in WORKS] + [("create", "ENOSPC"), ("usage", "EIO")]
 OTHERS = [(work, how) for work in WORKS for how in ("ENOSPC", "EIO", "EACCES", "EMFILE") if (work, how) not in RUNS]
 

@@ -12,6 +12,7 @@ from zse.errors import RequestError
 from zse.http.exchange import Response
 from zse.sampling.params import BeamParams, SamplingParams
 from zse.scheduler.options import RequestOptions
+from zse.server import idempotency
 from zse.server.api_request import APIRequest
 from zse.server.errors import APIError
 from zse.server.logprobs import TokenScore
@@ -253,6 +254,8 @@ async def answer(app, request: APIRequest, *, read: Reader, body: dict | None = 
         if completion.keep_alive is not None:
             work.keep(completion.keep_alive)
         job = CompletionRun(completion, work, int(time.time()))
+        if completion.stream and "idempotency-key" in request.headers:
+            raise idempotency.refused("a streamed answer is not kept; send stream: false with it")
         if completion.stream:
             request.last_write = time.monotonic()  # from now on a client that waits for long gets comments
             work.channel.stalled_s = request.connection.stalled_s

@@ -14,7 +14,7 @@ from zse.http.exchange import Response
 from zse.lazy import difflib
 from zse.sampling.fields import shown
 from zse.scheduler.options import RequestOptions
-from zse.server import errors
+from zse.server import errors, idempotency
 from zse.server import library as libraries
 from zse.server.admission import AdmissionControl
 from zse.server.api_request import APIRequest
@@ -101,6 +101,7 @@ class App:
         self.responses: Counter[tuple[str, int]] = Counter()  # (route, status) → answers; "" is no route of ours
         self.tenants, self.threads = Tenants(), FairThreads()
         self.running: dict[RequestRun, None] = {}  # a set in order
+        self.running_keys: set[tuple[str, str]] = set()  # (tenant, Idempotency-Key) of requests that are answered now
         self.wrong_keys = WrongKeys()
         self.phases_ms: dict[str, float] = {}
         self.usage: UsageLog | None = None  # where it is kept
@@ -199,7 +200,12 @@ class App:
     async def handle(self, request: APIRequest) -> Response | None:
         if request.route.scope != PUBLIC:
             self.admission.admit(request, needs_room=bool(request.route.fields) and request.route.scope == USER)
-        return await resolve("routes", request.route.function)(self, request)
+        handler = resolve("routes", request.route.function)
+        if "idempotency-key" in request.headers and request.route.method == "POST":
+            if request.route.scope != USER:
+                raise idempotency.refused("only routes on which a model answers take it")
+            return await idempotency.once(self, request, handler)
+        return await handler(self, request)
 
     def finished(self, request: APIRequest | None, status: int) -> None:
         """An answer was given: the access log and the counters; status 0: the client left before it began. request None:

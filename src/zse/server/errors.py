@@ -39,11 +39,13 @@ CODES: dict[str, tuple[int, str, bool]] = {
     "method_not_allowed": (405, INVALID, False),
     "request_timeout": (408, INVALID, True),
     "conflict": (409, INVALID, False),
+    "idempotency_key_in_use": (409, INVALID, True),
     "unprocessable_file": (422, INVALID, False),
     "length_required": (411, INVALID, False),
     "request_too_large": (413, INVALID, False),
     "uri_too_long": (414, INVALID, False),
     "unsupported_media_type": (415, INVALID, False),
+    "idempotency_key_reused": (422, INVALID, False),
     "header_too_large": (431, INVALID, False),
     "rate_limit_exceeded": (429, "requests", True),
     "internal_error": (500, SERVER, False),
@@ -58,7 +60,13 @@ CODES: dict[str, tuple[int, str, bool]] = {
 }
 
 # Seconds a client is asked to wait; a restart takes about one second, a full queue drains in a few.
-_RETRY_AFTER = {"overloaded": 1, "shutting_down": 5, "engine_restarting": 1, "storage_unavailable": 5}
+_RETRY_AFTER = {
+    "idempotency_key_in_use": 1,
+    "overloaded": 1,
+    "shutting_down": 5,
+    "engine_restarting": 1,
+    "storage_unavailable": 5,
+}
 
 
 class APIError(RequestError):

@@ -5,6 +5,7 @@ A row has what its request brought (`items`) and the id of the response that it 
 import sqlite3
 from typing import NamedTuple
 
+from zse.server.database.room import Owned, make_room
 from zse.server.errors import APIError
 
 KEPT_S = 30 * 86400.0  # since the last response that went on from it
@@ -30,8 +31,11 @@ class StoredResponse(NamedTuple):
 _COLUMNS = ", ".join(StoredResponse._fields)
 _FIND = f"SELECT {_COLUMNS} FROM responses WHERE tenant = ? AND id = ? AND expires > ?"
 
-_SIZE = "SELECT coalesce(sum(size), 0) FROM responses WHERE tenant = ?"
-_OLDEST = "SELECT id, size FROM responses WHERE tenant = ? ORDER BY expires, created LIMIT 64"
+_OWNED = Owned(
+    "SELECT coalesce(sum(size), 0) FROM responses WHERE tenant = ?",
+    "SELECT id, size FROM responses WHERE tenant = ? ORDER BY expires, created LIMIT 64",
+    "DELETE FROM responses WHERE tenant = ? AND id = ?",
+)
 
 
 def store(connection: sqlite3.Connection, tenant: str, response: StoredResponse, now: float) -> None:
@@ -51,12 +55,7 @@ def store(connection: sqlite3.Connection, tenant: str, response: StoredResponse,
             (now + KEPT_S, tenant, previous),
         ).fetchone()
         previous = row[0] if row else ""
-    over = connection.execute(_SIZE, (tenant,)).fetchone()[0] - MOST_BYTES
-    while over > 0:
-        for id, freed in connection.execute(_OLDEST, (tenant,)).fetchall():
-            if over > 0:
-                connection.execute("DELETE FROM responses WHERE tenant = ? AND id = ?", (tenant, id))
-                over -= freed
+    make_room(connection, tenant, _OWNED, MOST_BYTES)
 
 
 def find(connection: sqlite3.Connection, tenant: str, id: str, now: float) -> StoredResponse | None:

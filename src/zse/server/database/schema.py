@@ -72,4 +72,18 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX responses_age ON responses (tenant, expires, created, id, size)",
         "CREATE INDEX responses_end ON responses (expires)",
     ),
+    (
+        """CREATE TABLE answers (          -- of requests with an Idempotency-Key
+            tenant TEXT NOT NULL,
+            key TEXT NOT NULL,
+            expires REAL NOT NULL,
+            size INTEGER NOT NULL,       -- bytes of body
+            digest BLOB NOT NULL,        -- SHA-256 of the route and the request's body
+            media_type TEXT NOT NULL,
+            body BLOB NOT NULL,
+            PRIMARY KEY (tenant, key)
+        ) STRICT""",
+        "CREATE INDEX answers_age ON answers (tenant, expires, key, size)",
+        "CREATE INDEX answers_end ON answers (expires)",
+    ),
 )
