@@ -112,7 +112,7 @@ BODY = b"x" * 9000  # more than a page
 
 
 def store(path: str, told) -> None:
-    """An answer with its Idempotency-Key and two stored responses, the second goes on from the first; older ones make room."""
+    """An answer with its Idempotency-Key and two stored responses, the second goes on from the first; those of a run before are cleared away."""
     responses.MOST_BYTES = 2 * len(BODY)
     now = float(time.monotonic_ns())
     first, second, answer = f"{now}", f"{now + 1}", answers.KeptAnswer(b"", "a/b", BODY)
