@@ -9,7 +9,6 @@ The adapters are random, as PEFT writes them. Each request has a prompt of its o
 
 import argparse
 import json
-import statistics
 import struct
 import tempfile
 import time
@@ -60,8 +59,8 @@ def write_adapters(folder: Path, model: str, count: int, rank: int, ends: tuple[
     return [write_adapter(folder / str(number), targets, rank, ends, number) for number in range(count)]
 
 
-def decode_s(llm: LLM, adapters: list[str], prompt_tokens: int, max_tokens: int) -> float:
-    """Median seconds of a step that decodes one token of each request. adapters: of each, "" for none."""
+def decode_s(llm: LLM, adapters: list[str], prompt_tokens: int, max_tokens: int) -> list[float]:
+    """Seconds of each step that decodes one token of each request. adapters: of each, "" for none."""
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     rng = np.random.default_rng(7)
     ids = rng.integers(100, llm.vocab_size - 100, (len(adapters), prompt_tokens)).tolist()
@@ -79,7 +78,7 @@ def decode_s(llm: LLM, adapters: list[str], prompt_tokens: int, max_tokens: int)
             break
         if totals.steps == before + 1:
             steps.append(time.perf_counter() - start)
-    return statistics.median(steps)
+    return steps
 
 
 def main() -> None:
@@ -91,9 +90,9 @@ def main() -> None:
     parser.add_argument("--adapters", type=int, default=16)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--modules", choices=MODULES, default="all")
-    parser.add_argument("--prompt-tokens", type=int, default=32)
-    parser.add_argument("--max-tokens", type=int, default=48)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--prompt-tokens", type=int, default=8)
+    parser.add_argument("--max-tokens", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--write", metavar="FOLDER", help="write the adapters there and stop")
     args = parser.parse_args()
     path = str(store.locate(args.model))
@@ -112,20 +111,21 @@ def main() -> None:
             times: dict[str, list[float]] = {name: [] for name in cases}
             for number in range(args.rounds + 1):
                 for name, adapters in cases.items():
-                    seconds = decode_s(llm, adapters, args.prompt_tokens, args.max_tokens)
-                    if number:  # the first records
-                        times[name].append(seconds)
+                    steps = decode_s(llm, adapters, args.prompt_tokens, args.max_tokens)
+                    times[name] += steps if number else []  # the first records
             slots_mib = llm.memory_bytes["adapters"] / 2**20
-            base = statistics.median(times["base"])
             print(
                 f"{args.model} on {llm.device.name}, {args.requests} requests, {args.adapters} adapters of rank {args.rank}, ",
                 end="",
             )
-            print(f"modules: {args.modules}; slots {slots_mib:.0f} MiB; median step of {args.rounds} rounds in turns")
+            print(f"modules: {args.modules}; slots {slots_mib:.0f} MiB; {len(times['base'])} steps each, in turns")
+            # On a shared machine the fastest tenth is what the step takes, the median what others left of the machine.
             for name, seconds in times.items():
-                median = statistics.median(seconds)
-                rate = args.requests / median
-                print(f"  {name:12} {1000 * median:8.2f} ms {rate:9.0f} tokens/s  {100 * (median / base - 1):+6.1f} %")
+                line = f"  {name:12}"
+                for what, share in (("fastest tenth", 0.1), ("median", 0.5)):
+                    found, base = (sorted(each)[int(share * len(each))] for each in (seconds, times["base"]))
+                    line += f" {what} {1000 * found:7.2f} ms {args.requests / found:6.0f} tokens/s {100 * (found / base - 1):+6.1f} %"
+                print(line)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,13 @@ import pytest
 import tiny
 import tiny_adapters
 from session import Session, load
+from test_emulated_model import load_emulated
 
 from zse.formats.convert import convert
+from zse.kernel import cache
 from zse.lora.targets import Targets, read_image
+from zse.runtime.cpu import CPUDevice
+from zse_emulator import EmulateDevice
 
 # Numbers of the adapters are exact in f16, and merged weights are rounded to f32: sums of up to 128 f32 products in another
 # order, through up to 4 layers, as where a model's logits are held against transformers'.
@@ -22,7 +26,7 @@ def image(model, path, most=16):
     return read_image(str(path), Targets(model.config), most)
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_logits_equal_the_merged_models(family, device, tmp_path):
     """Two adapters and none in one batch, in a prompt and token by token."""
     model = load(device, str(tiny_adapters.base(family, tmp_path / "base")))
@@ -114,3 +118,24 @@ def test_on_a_converted_file(family, device, tmp_path):
     np.testing.assert_allclose(
         session.run(tiny.tokens(family)), Session(device, merged).run(tiny.tokens(family)), **NEAR
     )
+
+
+@pytest.mark.parametrize("family", ["llama", "phi4_mini"])
+def test_a_gpus_kernels_in_the_emulator(family, tmp_path):
+    """Products that gate and add are taken apart or followed: bf16 inputs, a batch with two adapters and none, then a decode step."""
+    device = EmulateDevice("sm_90a", cache.package_variants("sm_90a"))
+    model, _ = load_emulated(device, str(tiny_adapters.base(family, tmp_path / "base")))
+    found = [tiny_adapters.adapter(family, seed) for seed in (1, 2)]
+    images = [image(model, tiny_adapters.write(each, tmp_path / f"a{n}")) for n, each in enumerate(found)]
+    ids = tiny.tokens(family)[:9]
+    session = Session(device, model, rows=3, adapters=images)
+    session.adapt(images[1].id, images[0].id, None)
+    logits = session.step([(row, ids[:8]) for row in range(3)])
+    logits = [*(logits[8 * row : 8 * row + 8] for row in range(3)), session.step([(row, ids[8:]) for row in range(3)])]
+    for row, each in enumerate((found[1], found[0], {})):
+        with CPUDevice(2) as cpu:
+            merged = load(cpu, str(tiny_adapters.merged(family, each, tmp_path / f"m{row}")))
+            expected = Session(cpu, merged).run(ids)
+        got = np.concatenate([logits[row], logits[3][row : row + 1]])
+        # Activations, keys and values are rounded to 2**-9 of themselves, of the largest logit; an adapter moves logits by more than half of it.
+        assert np.abs(got - expected).max() < 0.05 * np.abs(expected).max()

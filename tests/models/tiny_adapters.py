@@ -11,11 +11,11 @@ LINEAR = ("_proj.weight", "_proj_with_mqa.weight")
 
 
 def weights_of(family):
-    return tiny.weights(family) if family in tiny.FAMILIES else tiny_families.weights(family)
+    return tiny.weights(family) if family in tiny.CONFIGS else tiny_families.weights(family)
 
 
 def config_of(family):
-    return tiny.config(family) if family in tiny.FAMILIES else tiny_families.CONFIGS[family]
+    return tiny.config(family) if family in tiny.CONFIGS else tiny_families.CONFIGS[family]
 
 
 def modules(family, only=None):

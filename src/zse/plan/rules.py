@@ -315,7 +315,9 @@ def adapters(nodes: list[Node], trace: Trace) -> list[Node]:
         if any(_adapted(trace, node) for node in products):
             low = Value(trace, len(members) * trace.adapted.rank)
             results = [node.output for node in products]
-            found.append(Node("adapt", (products[0].inputs[0], *results), low, {}, {"members": members}))
+            # Its first launch reads what the products read, and may run beside them.
+            options = {"members": members, "independent": True}
+            found.append(Node("adapt", (products[0].inputs[0], *results), low, {}, options))
     return found
 
 

@@ -1,9 +1,10 @@
 """adapt_down and adapt_up on a GPU: a block is a token; A and B come straight from memory, which is what few tokens wait for."""
 
 from zse import kernel as zl
-from zse.kernels.adapter import CHUNK, RANK_STEP, AdaptDown, AdaptUp
+from zse.kernels.adapter import CHUNKS, RANK_STEP, AdaptDown, AdaptUp
 
 THREADS = 128
+CHUNK = CHUNKS["gpu"]
 FORMS = {"bf16": zl.bf16, "fp8": zl.e4m3}
 
 
