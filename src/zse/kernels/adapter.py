@@ -26,10 +26,14 @@ from zse.kernels.op import (
 from zse.lazy import numpy as np
 from zse.quant import pack
 from zse.runtime.args import Args
+from zse.runtime.symbol import ceil_div
 
 RANK_STEP = 8  # ranks are whole multiples: rows of A that share a pass over x; missing ones are zeros
 CHUNKS = {"cpu": 1024, "gpu": 512}  # results of a block of adapt_up
 CHUNK = CHUNKS["cpu"]
+# Tokens of a CPU's block. Those of a prompt share a slot, and so what is read and converted; of steps of few tokens each has its own,
+# whose matrices are best read one token after another.
+TOKENS, FEW = (1, 4), 16
 MOST = 3  # products that share an input
 GROUP = 32  # of int8 and int16 activations: numbers that share a scale
 
@@ -72,11 +76,13 @@ class AdaptDown(zl.Record):
     products: zl.i64
     down: zl.i64
     product: zl.index
+    tokens: zl.index
     rank: zl.index
     width: zl.index
     line: zl.index
     X: zl.static
     FORM: zl.static
+    TOKENS: zl.static
 
 
 class AdaptUp(zl.Record):
@@ -96,6 +102,7 @@ class AdaptUp(zl.Record):
     products: zl.i64
     up: zl.i64
     product: zl.index
+    tokens: zl.index
     rank: zl.index
     line: zl.index
     rows0: zl.index
@@ -106,6 +113,7 @@ class AdaptUp(zl.Record):
     stride2: zl.index
     chunks1: zl.index
     chunks2: zl.index
+    TOKENS: zl.static
 
 
 @zl.inline
@@ -120,97 +128,155 @@ def numbers_of(p, at, lanes):
     return wide * p.scale[at // GROUP]
 
 
-@zl.kernel
-def adapt_down_token(p: AdaptDown):
-    """Grid (products x steps of RANK_STEP ranks, tokens)."""
+@zl.inline
+def down_tokens(p, token, COUNT, RANKS, number, first, slot, rank, factor):
+    """A x of COUNT tokens from `token` on that share a slot, RANKS rows of A at a time: each is converted once for all of them. A token's
+    sums go through the same operations whatever COUNT is."""
     L = zl.target.lanes
-    steps = p.rank // RANK_STEP
-    number = zl.block_index(0) // steps
-    first = zl.block_index(0) % steps * RANK_STEP
-    token = zl.block_index(1)
-    slot = zl.i64(p.of_row[zl.i64(p.token_row[token])])
+    whole = p.width // L * L
+    for r0 in zl.static(range(0, RANK_STEP, RANKS)):
+        a = p.matrices + (slot * p.size + p.down * rank + (number * rank + first + r0) * p.width)
+        sums = [zl.f32.x(L)(0) for _ in zl.static(range(RANKS * COUNT))]
+        rest = [zl.f32(0) for _ in zl.static(range(RANKS * COUNT))]
+        for k in range(0, whole, L):
+            values = [numbers_of(p, (token + t) * p.width + k, L) for t in zl.static(range(COUNT))]
+            for r in zl.static(range(RANKS)):
+                row = zl.convert(zl.load(a + r * p.width + k, L), zl.f32)
+                for t in zl.static(range(COUNT)):
+                    sums[r * COUNT + t] = zl.fma(row, values[t], sums[r * COUNT + t])
+        if p.FORM == "f32":  # the others are whole groups
+            for k in range(whole, p.width):
+                for r in zl.static(range(RANKS)):
+                    for t in zl.static(range(COUNT)):
+                        i = r * COUNT + t
+                        rest[i] = rest[i] + zl.f32(a[r * p.width + k]) * p.x[(token + t) * p.width + k]
+        for t in zl.static(range(COUNT)):
+            out = p.out + (token + t) * p.line + number * p.rank + first + r0
+            for r in zl.static(range(RANKS)):
+                out[r] = (zl.reduce_add(sums[r * COUNT + t]) + rest[r * COUNT + t]) * factor
+
+
+@zl.inline
+def slot_at(p, token):
+    """The slot of a token's adapter, of the last token's where there are no more."""
+    return zl.i64(p.of_row[zl.i64(p.token_row[min(token, p.tokens - 1)])])
+
+
+@zl.inline
+def is_alike(p, token):
+    """Whether TOKENS tokens from `token` on are there and have one slot."""
+    slot = slot_at(p, token)
+    same = token + p.TOKENS <= p.tokens
+    for t in zl.static(range(1, p.TOKENS)):
+        same = same and slot_at(p, token + t) == slot
+    return same
+
+
+@zl.inline
+def down_at(p, token, COUNT, RANKS, number, first):
+    slot = slot_at(p, token)
     if slot >= 0:
         rank = zl.i64(p.ranks[slot])
         factor = p.scales[slot * p.products + p.product + number]
         if first < rank and factor != 0.0:
-            a = p.matrices + (slot * p.size + p.down * rank + (number * rank + first) * p.width)
-            x = token * p.width
-            sums = [zl.f32.x(L)(0) for _ in zl.static(range(RANK_STEP))]
-            rest = [zl.f32(0) for _ in zl.static(range(RANK_STEP))]
-            whole = p.width // L * L
-            for k in range(0, whole, L):
-                value = numbers_of(p, x + k, L)
-                for r in zl.static(range(RANK_STEP)):
-                    row = zl.convert(zl.load(a + r * p.width + k, L), zl.f32)
-                    sums[r] = zl.fma(row, value, sums[r])
-            if p.FORM == "f32":  # the others are whole groups
-                for k in range(whole, p.width):
-                    for r in zl.static(range(RANK_STEP)):
-                        rest[r] = rest[r] + zl.f32(a[r * p.width + k]) * p.x[x + k]
-            out = p.out + token * p.line + number * p.rank + first
-            for r in zl.static(range(RANK_STEP)):
-                out[r] = (zl.reduce_add(sums[r]) + rest[r]) * factor
-
-
-@zl.inline
-def add_columns(p, y, number, begin, end, rows, before, slot, rank, token):
-    """y[begin .. end - 1] += B of product `number` @ its numbers in `low`. before: rows of the products before it."""
-    L = zl.target.lanes
-    b = p.matrices + (slot * p.size + (p.up + before) * rank)
-    low = p.low + token * p.line + number * p.rank
-    wide = begin + (end - begin) // (4 * L) * (4 * L)
-    whole = begin + (end - begin) // L * L
-    for n in range(begin, wide, 4 * L):
-        sums = [zl.f32.x(L)(0) for _ in zl.static(range(4))]
-        for j in range(rank):
-            factor = zl.splat(low[j], L)
-            for u in zl.static(range(4)):
-                sums[u] = zl.fma(zl.convert(zl.load(b + j * rows + n + u * L, L), zl.f32), factor, sums[u])
-        for u in zl.static(range(4)):
-            zl.store(y + n + u * L, zl.load(y + n + u * L, L) + sums[u])
-    for n in range(wide, whole, L):
-        total = zl.f32.x(L)(0)
-        for j in range(rank):
-            total = zl.fma(zl.convert(zl.load(b + j * rows + n, L), zl.f32), zl.splat(low[j], L), total)
-        zl.store(y + n, zl.load(y + n, L) + total)
-    for n in range(whole, end):
-        sum = zl.f32(0)
-        for j in range(rank):
-            sum = sum + zl.f32(b[j * rows + n]) * low[j]
-        y[n] = y[n] + sum
+            down_tokens(p, token, COUNT, RANKS, number, first, slot, rank, factor)
 
 
 @zl.kernel
-def adapt_up_token(p: AdaptUp):
-    """Grid (chunks of CHUNK results of each product, tokens)."""
-    chunk = zl.block_index(0)
-    token = zl.block_index(1)
-    slot = zl.i64(p.of_row[zl.i64(p.token_row[token])])
+def adapt_down_tokens(p: AdaptDown):
+    """Grid (products x steps of RANK_STEP ranks, groups of TOKENS tokens)."""
+    steps = p.rank // RANK_STEP
+    number = zl.block_index(0) // steps
+    first = zl.block_index(0) % steps * RANK_STEP
+    token = zl.block_index(1) * p.TOKENS
+    if p.TOKENS == 1:
+        down_at(p, token, 1, RANK_STEP, number, first)
+    elif is_alike(p, token):
+        down_at(p, token, p.TOKENS, RANK_STEP // 2, number, first)
+    else:
+        for each in range(token, min(token + p.TOKENS, p.tokens)):
+            down_at(p, each, 1, RANK_STEP, number, first)
+
+
+@zl.inline
+def add_columns(p, y, stride, number, begin, end, rows, before, slot, rank, token, COUNT):
+    """y[begin .. end - 1] += B of product `number` @ its numbers in `low`, of COUNT tokens that share a slot. before: rows of the
+    products before it."""
+    L = zl.target.lanes
+    b = p.matrices + (slot * p.size + (p.up + before) * rank)
+    lows = [p.low + (token + t) * p.line + number * p.rank for t in zl.static(range(COUNT))]
+    ys = [y + (token + t) * stride for t in zl.static(range(COUNT))]
+    wide = begin + (end - begin) // (4 * L) * (4 * L)
+    whole = begin + (end - begin) // L * L
+    for n in range(begin, wide, 4 * L):
+        sums = [zl.f32.x(L)(0) for _ in zl.static(range(4 * COUNT))]
+        for j in range(rank):
+            for u in zl.static(range(4)):
+                column = zl.convert(zl.load(b + j * rows + n + u * L, L), zl.f32)
+                for t in zl.static(range(COUNT)):
+                    sums[u * COUNT + t] = zl.fma(column, zl.splat(lows[t][j], L), sums[u * COUNT + t])
+        for u in zl.static(range(4)):
+            for t in zl.static(range(COUNT)):
+                zl.store(ys[t] + n + u * L, zl.load(ys[t] + n + u * L, L) + sums[u * COUNT + t])
+    for n in range(wide, whole, L):
+        totals = [zl.f32.x(L)(0) for _ in zl.static(range(COUNT))]
+        for j in range(rank):
+            column = zl.convert(zl.load(b + j * rows + n, L), zl.f32)
+            for t in zl.static(range(COUNT)):
+                totals[t] = zl.fma(column, zl.splat(lows[t][j], L), totals[t])
+        for t in zl.static(range(COUNT)):
+            zl.store(ys[t] + n, zl.load(ys[t] + n, L) + totals[t])
+    for n in range(whole, end):
+        for t in zl.static(range(COUNT)):
+            total = zl.f32(0)
+            for j in range(rank):
+                total = total + zl.f32(b[j * rows + n]) * lows[t][j]
+            ys[t][n] = ys[t][n] + total
+
+
+@zl.inline
+def up_at(p, token, COUNT, chunk):
+    slot = slot_at(p, token)
     if slot >= 0:
         rank = zl.i64(p.ranks[slot])
         number = zl.i64(0) if chunk < p.chunks1 else zl.i64(1) if chunk < p.chunks2 else zl.i64(2)
         if p.scales[slot * p.products + p.product + number] != 0.0:
             if chunk < p.chunks1:
-                end = min(chunk * CHUNK + CHUNK, p.rows0)
-                add_columns(p, p.y0 + token * p.stride0, 0, chunk * CHUNK, end, p.rows0, 0, slot, rank, token)
+                begin = chunk * CHUNK
+                end = min(begin + CHUNK, p.rows0)
+                add_columns(p, p.y0, p.stride0, 0, begin, end, p.rows0, 0, slot, rank, token, COUNT)
             elif chunk < p.chunks2:
                 begin = (chunk - p.chunks1) * CHUNK
                 end = min(begin + CHUNK, p.rows1)
-                add_columns(p, p.y1 + token * p.stride1, 1, begin, end, p.rows1, p.rows0, slot, rank, token)
+                add_columns(p, p.y1, p.stride1, 1, begin, end, p.rows1, p.rows0, slot, rank, token, COUNT)
             else:
                 begin = (chunk - p.chunks2) * CHUNK
                 end = min(begin + CHUNK, p.rows2)
                 before = p.rows0 + p.rows1
-                add_columns(p, p.y2 + token * p.stride2, 2, begin, end, p.rows2, before, slot, rank, token)
+                add_columns(p, p.y2, p.stride2, 2, begin, end, p.rows2, before, slot, rank, token, COUNT)
+
+
+@zl.kernel
+def adapt_up_tokens(p: AdaptUp):
+    """Grid (chunks of CHUNK results of each product, groups of TOKENS tokens)."""
+    chunk = zl.block_index(0)
+    token = zl.block_index(1) * p.TOKENS
+    if p.TOKENS == 1:
+        up_at(p, token, 1, chunk)
+    elif is_alike(p, token):
+        up_at(p, token, p.TOKENS, chunk)
+    else:
+        for each in range(token, min(token + p.TOKENS, p.tokens)):
+            up_at(p, each, 1, chunk)
 
 
 FORMS = {"cpu": ("f32", "int8", "int16"), "gpu": ("bf16", "fp8")}
 
 
-def adapt(recorder, x, low, slots: Slots, place: Place, token_row, y, y1=None, y2=None) -> None:
+def adapt(recorder, x, low, slots: Slots, place: Place, token_row, y, y1=None, y2=None, *, max_tokens: int = 1) -> None:
     """y += scale * B (A x) for the tokens whose row has an adapter. What was launched just before must not write x or low.
 
-    x: what the products took, [M, K]. low f32 [M, products * slots.rank]: what is between the two launches. token_row i32 [M].
+    max_tokens: as of matmul. x: what the products took, [M, K]. low f32 [M, products * slots.rank]: what is between the two launches. token_row i32 [M].
     y: the results f32 [M, N]; of several products one [M, the sum of place.rows] of joined ones, or y, y1, y2. K a multiple of 32 where x is
     int8 or int16; on a GPU of 8, place.rows of 4."""
     kind, count = recorder.device.kernels, len(place.rows)
@@ -238,6 +304,7 @@ def adapt(recorder, x, low, slots: Slots, place: Place, token_row, y, y1=None, y
         size=size,
         products=slots.scales.shape[1],
         product=place.product,
+        tokens=tokens,
         rank=slots.rank,
         line=count * slots.rank,
     )
@@ -246,14 +313,18 @@ def adapt(recorder, x, low, slots: Slots, place: Place, token_row, y, y1=None, y
         numbers, rest, scale = x.q, getattr(x, "low", None), x.scale
     down = Args(x=numbers, low=rest, scale=scale, out=low, down=place.down, width=width, **shared)
     # On a CPU a barrier less: it needs nothing of the products that stand just before it.
-    grid = count * slots.rank // RANK_STEP, tokens
-    recorder.launch(f"adapt_down_{x.dtype}", down, grid, independent=kind == "cpu")
+    groups, suffix = tokens, ""
+    if kind == "cpu":
+        each = TOKENS[max_tokens > FEW]
+        groups, suffix = ceil_div(tokens, each), f"_t{each}"
+    grid = count * slots.rank // RANK_STEP, groups
+    recorder.launch(f"adapt_down_{x.dtype}{suffix}", down, grid, independent=kind == "cpu")
     chunks = [-(-rows // CHUNKS[kind]) for rows in place.rows]
     rows = (*place.rows, 0, 0)
     up = Args(low=low, up=place.up, chunks1=chunks[0], chunks2=sum(chunks[:2]), **shared)
     for index, (tensor, stride) in enumerate(outs):
         up |= {f"y{index}": tensor, f"stride{index}": stride, f"rows{index}": rows[index]}
-    recorder.launch("adapt_up", up, (sum(chunks), tokens))
+    recorder.launch(f"adapt_up{suffix}", up, (sum(chunks), groups))
 
 
 def _parts(y, y1, y2, rows: tuple[int, ...], tokens) -> list[tuple[Any, int]]:
@@ -269,7 +340,7 @@ def _parts(y, y1, y2, rows: tuple[int, ...], tokens) -> list[tuple[Any, int]]:
     return [*found, (None, 0), (None, 0)][:MOST]
 
 
-def _reference(x, slots: Slots, place: Place, token_row, low=None, y=None, y1=None, y2=None):
+def _reference(x, slots: Slots, place: Place, token_row, low=None, y=None, y1=None, y2=None, max_tokens=None):
     wide = x.dequantize() if hasattr(x, "dequantize") else x.wide() if isinstance(x, HostArray) else x
     wide = np.asarray(wide, np.float64)
     width = wide.shape[1]
@@ -301,7 +372,7 @@ def _cases(rng, family="cpu"):
             (1, 64, (96,), 8, 3, 2, True),
             (5, 96, (64, 32, 36), 24, 4, 5, True),
             (7, 160, (528, 2060, 20), 16, 2, 4, False),
-            (19, 1056, (608, 520), 32, 5, 6, True),
+            (19, 1056, (608, 520), 32, 5, 3, True),
         ]
         if form == "f32":
             shapes += [(3, 37, (51, 7, 530), 16, 3, 3, True), (2, 5, (3,), 8, 1, 1, True)]
@@ -341,7 +412,7 @@ def _case(rng, form, tokens, width, rows, rank, number, lines, joined) -> Case:
         f"{form} {tokens} tokens of {lines} rows, {width} to {rows}, rank {rank}, {number} slots",
         {"x": given, "slots": Slots(matrices, ranks, scales, of_row, rank), "token_row": token_row},
         outputs,
-        {"place": place},
+        {"place": place, "max_tokens": tokens if tokens != 7 else 17},
     )
 
 
@@ -359,13 +430,16 @@ def _cost(case: Case) -> Cost:
 
 
 def _variants(target) -> list[zl.Variant]:
-    return [
-        *(
-            zl.Variant(f"adapt_down_{form}", adapt_down_token, {"X": zl.f32 if form == "f32" else zl.i8, "FORM": form})
-            for form in FORMS["cpu"]
-        ),
-        zl.Variant("adapt_up", adapt_up_token),
+    downs = [
+        zl.Variant(
+            f"adapt_down_{form}_t{tokens}",
+            adapt_down_tokens,
+            {"X": zl.f32 if form == "f32" else zl.i8, "FORM": form, "TOKENS": tokens},
+        )
+        for form in FORMS["cpu"]
+        for tokens in TOKENS
     ]
+    return [*downs, *(zl.Variant(f"adapt_up_t{tokens}", adapt_up_tokens, {"TOKENS": tokens}) for tokens in TOKENS)]
 
 
 ADAPT = Op("adapt", _variants, adapt, _reference, _cases, _cost, later("gpu.adapter", "variants"))

@@ -78,7 +78,8 @@ def _adapt(run: "Run", node: Node) -> None:
     adapters = run.planner.adapters
     x, *results = (run.t[value] for value in node.inputs)
     place = adapters.place(run.layer, node.options["members"])
-    adapter.adapt(run.recorder, x, run.t[node.output], run.adapters, place, run.token_row, *results)
+    low, most = run.t[node.output], run.max_tokens
+    adapter.adapt(run.recorder, x, low, run.adapters, place, run.token_row, *results, max_tokens=most)
 
 
 def _route(run: "Run", node: Node) -> None:

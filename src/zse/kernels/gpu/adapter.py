@@ -90,8 +90,8 @@ def adapt_up_gpu(p: AdaptUp):
 def variants(target) -> list[zl.Variant]:
     return [
         *(
-            zl.Variant(f"adapt_down_{form}", adapt_down_gpu, {"X": dtype, "FORM": form}, threads=THREADS)
+            zl.Variant(f"adapt_down_{form}", adapt_down_gpu, {"X": dtype, "FORM": form, "TOKENS": 1}, threads=THREADS)
             for form, dtype in FORMS.items()
         ),
-        zl.Variant("adapt_up", adapt_up_gpu, threads=THREADS),
+        zl.Variant("adapt_up", adapt_up_gpu, {"TOKENS": 1}, threads=THREADS),
     ]
