@@ -166,6 +166,9 @@ def test_files_that_are_refused(tmp_path):
         read_image(str(tiny_adapters.write(found, path, tensors=whole)), targets(), 16)
     with pytest.raises(FormatError, match="has no lora_A"):
         read_image(str(tiny_adapters.write({}, path)), targets(), 16)
+    twice = found | {module.removeprefix("model."): found[module]}
+    with pytest.raises(FormatError, match="is the second module for one weight"):
+        read_image(str(tiny_adapters.write(twice, path)), targets(), 16)
     (path / "adapter_model.safetensors").unlink()
     with pytest.raises(FormatError, match="cannot be opened"):
         read_image(str(path), targets(), 16)

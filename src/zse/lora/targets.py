@@ -128,10 +128,14 @@ def _image(file: AdapterFile, targets: Targets, most: int) -> Image:
     rank = -(-own_rank // RANK_STEP) * RANK_STEP
     scales = np.zeros(len(targets.by_name), np.float32)
     parts: list[tuple[int, Any]] = []
-    members = set()
+    members: set[str] = set()
+    seen: set[AdaptedProduct] = set()
     for module, pair in file.pairs.items():
         layer, names = targets.parts_of(file, module)
         found = [targets.by_name[layer, name] for name in names]
+        if not seen.isdisjoint(found):
+            raise file.wrong(module, "is the second module for one weight of the model")
+        seen.update(found)
         rows, columns = sum(target.rows for target in found), found[0].columns
         if pair.down.shape[1] != columns or pair.up.shape[0] != rows:
             got = f"lora_A {list(pair.down.shape)} and lora_B {list(pair.up.shape)}"
