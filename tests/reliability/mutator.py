@@ -467,7 +467,7 @@ def body() -> Format:
     from zse.server.requests.completions import read_chat, read_completions
     from zse.server.requests.messages import read_messages
     from zse.server.requests.ollama import read_ollama_chat, read_ollama_generate
-    from zse.server.requests.responses import read_responses
+    from zse.server.requests.responses import check_items, check_responses, completion_of, read_responses, shown_items
 
     chat = {
         "model": "m",
@@ -553,10 +553,15 @@ def body() -> Format:
         "top_logprobs": 2,
     }
     raw = {"model": "m", "prompt": "a", "raw": True, "options": {"num_predict": -1}, "stream": False}
-    readers = (
-        *(read_chat, read_completions, read_messages, lambda body: read_responses(body)[0]),
-        *(read_ollama_chat, read_ollama_generate),
-    )
+
+    def read_stored(body: dict):
+        """A stored response is what it was when it is gone on from."""
+        made, values = read_responses(body)
+        again = check_items(json.loads(json.dumps(shown_items(check_responses(body)["input"], "resp_1"))))
+        assert again == values["input"] and completion_of(values, again).messages == made.messages
+        return made
+
+    readers = read_chat, read_completions, read_messages, read_stored, read_ollama_chat, read_ollama_generate
 
     def attempt(data: bytes) -> str:
         request = HTTPRequest("POST", "/", "", {}, False, True, None, data)
@@ -587,6 +592,35 @@ def body() -> Format:
     return Format(
         [json.dumps(each).encode() for each in (chat, text, more, message, items, lines, raw)], attempt, is_json=True
     )
+
+
+def query() -> Format:
+    """What stands behind the "?" of a list: what is accepted is within the bounds, and is what another parser finds."""
+    from urllib.parse import parse_qs
+
+    from zse.server.requests import queries
+
+    rows = [{"id": f"msg_{index}"} for index in range(300)]
+
+    def attempt(data: bytes) -> str:
+        try:
+            text = data.decode("ascii")  # the server's reader refuses others
+        except UnicodeDecodeError:
+            return "refused"
+        try:
+            values = queries.read(text, queries.PAGE)
+            page = queries.page(rows, values)
+        except RequestError as error:
+            assert error.status == 400 and error.code and "\n" not in error.message and len(error.message) < 300, error
+            return "refused"
+        given = parse_qs(text, keep_blank_values=True)
+        assert given.keys() <= queries.PAGE.keys() and all(len(values) == 1 for values in given.values())
+        assert int(given.get("limit", ["20"])[0]) == values["limit"] and len(page["data"]) <= values["limit"] <= 100
+        assert given.get("after", [None])[0] == values["after"] and {*map(str, page["data"])} <= {*map(str, rows)}
+        return "accepted"
+
+    seeds = [b"limit=5&order=asc&after=msg_7", b"after=%6dsg_1&limit=07", b"order=desc", b"", b"limit=100"]
+    return Format(seeds, attempt)
 
 
 # -- grammars
@@ -849,6 +883,7 @@ FORMATS: dict[str, Callable[[], Format]] = {
     "chat template": template,
     "http": http,
     "body": body,
+    "query": query,
     "json schema": schema,
     "regex": regex,
     "lark": lark,

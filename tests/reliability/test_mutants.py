@@ -20,6 +20,7 @@ SEED = int(os.environ.get("ZSE_TEST_SEED", "1"))
 SHORT = {
     "http": 600,
     "body": 600,
+    "query": 600,
     "config.json": 600,
     "vocabulary": 600,
     "tokenizer.json": 400,

@@ -6,7 +6,9 @@ from functools import partial
 
 import openai
 import pytest
+from harness import read_reply, request
 from test_anthropic import WEATHER
+from test_lifecycle import start  # noqa: F401
 from test_stored_keys import bearer, make
 
 from zse.server.database import responses
@@ -213,6 +215,21 @@ def test_a_conversation_is_bounded(client, monkeypatch):
             id = client.responses.create(model="fake", input="a", store=True, previous_response_id=id).id
     assert (caught.value.status_code, caught.value.param) == (413, "previous_response_id")
     assert client.responses.input_items.list(id).data
+
+
+def test_what_was_answered_outlives_a_kill(start, path, keys):  # noqa: F811
+    """The whole of it, and the answer of its Idempotency-Key."""
+    headers = bearer(keys[0]) | {"idempotency-key": "k"}
+    body = {"input": "one", "store": True}
+    process = start("--database", path)
+    with process.send(request("POST", PATH, body, headers)) as sock:
+        first = read_reply(sock)
+    process.popen.kill()
+    process = start("--database", path)
+    with process.send(request("POST", PATH, body, headers)) as sock:
+        assert read_reply(sock).body == first.body
+    with process.send(request("GET", f"{PATH}/{first.json['id']}", None, headers)) as sock:
+        assert read_reply(sock).json == first.json
 
 
 def test_they_outlive_the_server(own_server, path, keys):
