@@ -203,8 +203,10 @@ def test_room_is_made_by_the_oldest_and_for_one_tenant(path, monkeypatch):
             store("t", 12.0, id="m", size=101)
         assert there("t", KEPT_S + 10.5) == "l" and there("u", KEPT_S + 1) == ""
         store("u", KEPT_S + 10.5, id="b")
-        count = database.now(lambda c: c.execute("SELECT count(*) FROM responses").fetchone(), writes=False)
-        assert count == (2,)  # those that had ended are deleted
+        left = "SELECT tenant, count(*), sum(size) FROM responses GROUP BY 1"
+        counted = "SELECT tenant, bytes FROM stored WHERE kind = 'responses'"
+        rows = database.now(lambda c: c.execute(left).fetchall() + c.execute(counted).fetchall(), writes=False)
+        assert rows == [("t", 1, 75), ("u", 1, 10), ("t", 75), ("u", 10)]  # those that had ended are deleted
 
 
 def test_a_conversation_is_bounded(client, monkeypatch):

@@ -18,7 +18,7 @@ class KeptAnswer(NamedTuple):
 
 
 _OWNED = Owned(
-    "SELECT coalesce(sum(size), 0) FROM answers WHERE tenant = ?",
+    "SELECT bytes FROM stored WHERE tenant = ? AND kind = 'answers'",
     "SELECT key, size FROM answers WHERE tenant = ? ORDER BY expires LIMIT 64",
     "DELETE FROM answers WHERE tenant = ? AND key = ?",
 )

@@ -32,7 +32,7 @@ _COLUMNS = ", ".join(StoredResponse._fields)
 _FIND = f"SELECT {_COLUMNS} FROM responses WHERE tenant = ? AND id = ? AND expires > ?"
 
 _OWNED = Owned(
-    "SELECT coalesce(sum(size), 0) FROM responses WHERE tenant = ?",
+    "SELECT bytes FROM stored WHERE tenant = ? AND kind = 'responses'",
     "SELECT id, size FROM responses WHERE tenant = ? ORDER BY expires, created LIMIT 64",
     "DELETE FROM responses WHERE tenant = ? AND id = ?",
 )

@@ -16,8 +16,8 @@ class Owned(NamedTuple):
 def make_room(connection: sqlite3.Connection, tenant: str, rows: Owned, most: int) -> None:
     """Delete the oldest rows until at most so many bytes are left."""
     over = connection.execute(rows.size, (tenant,)).fetchone()[0] - most
-    while over > 0:
-        for id, freed in connection.execute(rows.oldest, (tenant,)).fetchall():
+    while over > 0 and (oldest := connection.execute(rows.oldest, (tenant,)).fetchall()):
+        for id, freed in oldest:
             if over > 0:
                 connection.execute(rows.delete, (tenant, id))
                 over -= freed

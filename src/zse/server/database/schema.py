@@ -1,5 +1,20 @@
 """The tables, as the steps that made them. A step that was released is never changed; new ones are added at the end."""
 
+
+def _counted(table: str) -> tuple[str, ...]:
+    """Bytes of each tenant's rows, kept by triggers: to add them up took 7 ms of 33,000 rows."""
+    return (
+        f"INSERT INTO stored SELECT tenant, '{table}', sum(size) FROM {table} GROUP BY tenant",
+        f"""CREATE TRIGGER {table}_in AFTER INSERT ON {table} BEGIN
+            INSERT INTO stored VALUES (new.tenant, '{table}', new.size)
+            ON CONFLICT DO UPDATE SET bytes = bytes + new.size;
+        END""",
+        f"""CREATE TRIGGER {table}_out AFTER DELETE ON {table} BEGIN
+            UPDATE stored SET bytes = bytes - old.size WHERE tenant = old.tenant AND kind = '{table}';
+        END""",
+    )
+
+
 # Of each step the statements, which run in one transaction with its number, PRAGMA user_version.
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -85,5 +100,15 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         ) STRICT""",
         "CREATE INDEX answers_age ON answers (tenant, expires, key, size)",
         "CREATE INDEX answers_end ON answers (expires)",
+    ),
+    (
+        """CREATE TABLE stored (
+            tenant TEXT NOT NULL,
+            kind TEXT NOT NULL,          -- the table
+            bytes INTEGER NOT NULL,      -- of the tenant's rows in it
+            PRIMARY KEY (tenant, kind)
+        ) STRICT, WITHOUT ROWID""",
+        *_counted("responses"),
+        *_counted("answers"),
     ),
 )
