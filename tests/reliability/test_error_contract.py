@@ -419,5 +419,7 @@ def test_every_code_of_the_table_has_a_row_or_a_reason():
         "storage_unavailable": "tests/server/test_admin_keys.py",
         "conflict": "tests/server/test_admin_keys.py",
         "unprocessable_file": "tests/server/test_adapters_served.py",
+        "idempotency_key_in_use": "tests/server/test_idempotency.py",
+        "idempotency_key_reused": "tests/server/test_idempotency.py",
     }
     assert {row[3] for row in ROWS.values()} | elsewhere.keys() == errors.CODES.keys()

@@ -61,7 +61,8 @@ def test_the_official_client_gets_the_same_answer(server, keys):
         assert "idempotent-replayed" not in first.headers
         with pytest.raises(openai.UnprocessableEntityError) as caught:
             create("ho")
-        assert caught.value.code == "idempotency_key_reused"
+        assert caught.value.code == "idempotency_key_reused" and caught.value.param == "Idempotency-Key"
+        assert caught.value.response.headers["x-should-retry"] == "false"
     assert server.call(lambda: server.pool.default.statistics.completion_tokens) == 3  # of one answer
     server.assert_quiet()
 
