@@ -327,7 +327,7 @@ class Planner:
                 continue
             weight, form = self.model.weights[prefix + node.weights["weight"]], placed.forms.get(node.inputs[0], "f32")
             if node.op == "experts":
-                gpu.experts.reserve(self.device, weight, room, self.config.moe)
+                gpu.experts.reserve(self.device, weight, room, self.config.moe, gather=node.options["gather"])
             else:
                 gpu.gemm_launch.reserve(self.device, weight, form, node.op == "gated_product", room)
 

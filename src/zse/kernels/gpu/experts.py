@@ -207,12 +207,12 @@ def task_pairs(device, scheme, max_tokens: int, moe) -> int:
     return pays or TOKENS
 
 
-def reserve(device, weight, max_tokens: int, moe) -> None:
+def reserve(device, weight, max_tokens: int, moe, *, gather: bool) -> None:
     """Allocate what record() and the routing before it work in. moe: the model's MoEConfig."""
     if not device.simt:
         device.scratch("route counter", 4)
     if task_pairs(device, weight.scheme, max_tokens, moe) > TOKENS:
-        gemm_experts.reserve(device, weight, max_tokens * moe.experts_per_token)
+        gemm_experts.reserve(device, weight, max_tokens * moe.experts_per_token, gather)
 
 
 def blocks_of(units: int, tasks: int, slots: int) -> int:

@@ -206,13 +206,13 @@ def takes(device, weight: Weight, rows: int, pairs: int, gate: str | None, has_b
     return width % (16 if is_fp8(kind) else 8) == 0 and rows % whole == 0
 
 
-def reserve(device, weight: Weight, max_pairs: int) -> None:
+def reserve(device, weight: Weight, max_pairs: int, gather: bool) -> None:
     """Allocate what launch() brings its activations to."""
     kind, width = kind_of(weight.scheme), weight.shape[1]
-    if kind is not None:
+    if gather and kind is not None:
         device.scratch("pairs", max_pairs * width * 2)
-        if is_fp8(kind):
-            device.scratch("pairs in fp8", fp8_bytes(max_pairs, width))
+    if is_fp8(kind):
+        device.scratch("pairs in fp8", fp8_bytes(max_pairs, width))
 
 
 def fp8_bytes(pairs: int, width: int) -> int:
