@@ -6,8 +6,8 @@ import sys
 
 
 def main() -> int:
-    """zse.cli.main.main(). Until a command runs Ctrl-C ends the process at once: a KeyboardInterrupt in the middle of an import
-    or of argparse becomes other errors there, and nothing is begun that would have to be put in order."""
+    """zse.cli.main.main(). Until a command runs Ctrl-C ends the process at once: a KeyboardInterrupt in the middle of
+    an import or of argparse becomes other errors there, and nothing is begun that would have to be put in order."""
     waits = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not in a shell's background job
     if waits:
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))

@@ -2,17 +2,18 @@
 
 Of the kernels, the level that this CPU runs best; `--isa all` is for a package that other machines get.
 
-`python -m zse.build` also compiles the package's Python modules, as pip does with what it installs: a start imports 250 of
-them, and each that has no bytecode costs it 1 to 8 ms.
+`python -m zse.build` also compiles the package's Python modules, as pip does with what it installs: a start imports 250
+of them, and each that has no bytecode costs it 1 to 8 ms.
 
-Into `zse/_native` (or --dir): libzse_runtime.so, libzse_formats.so, libzse_tokenizer.so, and per ISA level libzse_kernels_<isa>.so with its
-manifest <isa>.json. What did not change is not compiled again: the manifest keeps a hash of the sources, the flags and the
-compiler, and object files are kept by content. Needs the standard library and a C compiler only.
+Into `zse/_native` (or --dir): libzse_runtime.so, libzse_formats.so, libzse_tokenizer.so, and per ISA level
+libzse_kernels_<isa>.so with its manifest <isa>.json. What did not change is not compiled again: the manifest keeps a
+hash of the sources, the flags and the compiler, and object files are kept by content. Needs the standard library and a
+C compiler only.
 
-`--model MODEL` compiles only the kernels that serving MODEL needs, a tenth of them, where not all are there already; a build
-with `--idle` makes the rest beside, and a kernel that is asked for before is compiled on demand (`--kernel`, which
-zse.runtime.on_demand runs). These parts of a level stand in `_native/objects/<isa>`; the whole library replaces them.
-"""
+`--model MODEL` compiles only the kernels that serving MODEL needs, a tenth of them, where not all are there already; a
+build with `--idle` makes the rest beside, and a kernel that is asked for before is compiled on demand (`--kernel`,
+which zse.runtime.on_demand runs). These parts of a level stand in `_native/objects/<isa>`; the whole library replaces
+them."""
 
 import argparse
 import compileall
@@ -105,7 +106,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 class Builder:
-    """One run of the build. folder: where the libraries go; jobs: compilers at once; keep_c: folder for the kernels' C."""
+    """One run of the build. folder: where the libraries go; jobs: compilers at once; keep_c: folder for the kernels'
+    C."""
 
     def __init__(self, folder: Path, jobs: int, force: bool = False, keep_c: Path | None = None, quiet: bool = False):
         self.folder, self.jobs, self.force, self.keep_c, self.quiet = folder, jobs, force, keep_c, quiet
@@ -149,8 +151,9 @@ class Builder:
             self.say(f"{target.name}: {len(sources)} files")
 
     def first_kernels(self, level: str, model: str) -> None:
-        """The kernels of a level that serving `model` needs, a name or a path; all, where its needs cannot be told. Nothing
-        is done where all are there; a whole library that is older than the sources goes, for a start takes the part then."""
+        """The kernels of a level that serving `model` needs, a name or a path; all, where its needs cannot be told.
+        Nothing is done where all are there; a whole library that is older than the sources goes, for a start takes the
+        part then."""
         library, manifest = map(Path, native.kernel_files(str(self.folder), level))
         key = self._key(level, cache.fingerprint())
         if _made_for(manifest, library) == key:
@@ -172,8 +175,8 @@ class Builder:
         return _digest(sources, level, " ".join(_flags(level)), self.compiler, self.version, *sorted(symbols))
 
     def kernel_library(self, level: str, symbols: Iterable[str] = (), part: str = "") -> None:
-        """The kernels of an ISA level and their manifest; with `symbols` these of them, as the level's part of that name. One
-        process at a time: who waited for it finds what it made."""
+        """The kernels of an ISA level and their manifest; with `symbols` these of them, as the level's part of that
+        name. One process at a time: who waited for it finds what it made."""
         folder = self.objects / level
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / f"{part}.lock"):
@@ -217,8 +220,8 @@ class Builder:
         progress.end(f"{target.name}: {len(manifest)} kernels{which} in {progress.seconds:.1f} s, by {self.version}")
 
     def _check(self, level: str, objects: list[Path], manifest: dict[str, dict]) -> None:
-        """Compare the kernels with their references (bench/self_check.py) before they are put in place, where there is NumPy and a
-        CPU of the level. CompileError that names what a compiler got wrong."""
+        """Compare the kernels with their references (bench/self_check.py) before they are put in place, where there is
+        NumPy and a CPU of the level. CompileError that names what a compiler got wrong."""
         # Parts that are kept in memory only have no runtime of their own.
         folders = [
             folder for folder in (self.folder, Path(native.native_dir())) if (folder / "libzse_runtime.so").exists()
@@ -260,7 +263,8 @@ def _made_for(manifest: Path, library: Path, part: str = "") -> str | None:
 
 
 def _part_units(level: str, symbols: set[str], part: str, jobs: int) -> "list[tuple[str, list[Variant]]]":
-    """As kernel_units(), of a part: of as many variants as give each compiler two. ConfigError for a name of no kernel."""
+    """As kernel_units(), of a part: of as many variants as give each compiler two. ConfigError for a name of no
+    kernel."""
     table = importlib.import_module("zse.kernels.table")
     variants = [variant for variant in table.all_variants(ISAS[level]) if variant.symbol in symbols]
     unknown = symbols - {variant.symbol for variant in variants}
@@ -297,8 +301,9 @@ def build(
     quiet: bool = False,
     model: str | None = None,
 ) -> Path:
-    """Compile what is missing or changed. isas: levels; default: the one that this CPU runs best. machine: another architecture
-    than this one's, for all levels of which CC has to be a compiler. model: of the kernels only what serving it needs.
+    """Compile what is missing or changed. isas: levels; default: the one that this CPU runs best. machine: another
+    architecture than this one's, for all levels of which CC has to be a compiler. model: of the kernels only what
+    serving it needs.
 
     Returns the folder. CompileError when there is no compiler or it fails, ConfigError for an unknown level.
     """
@@ -333,8 +338,8 @@ def _cpu_bits(folder: Path) -> int:
 
 
 def _best_level(folder: Path, for_others: bool = True) -> list[str]:
-    """The level that this CPU runs best. Where it can run none, every level of its architecture, as in a build for others, or
-    a DeviceError."""
+    """The level that this CPU runs best. Where it can run none, every level of its architecture, as in a build for
+    others, or a DeviceError."""
     bits = _cpu_bits(folder)
     best = levels.runnable_levels(bits)[:1]
     if not best and not for_others:
@@ -351,8 +356,8 @@ def isas_to_install() -> list[str] | None:
 
 
 def compile_modules(folder: Path = PACKAGE) -> bool:
-    """Bytecode beside every module whose own is missing or old, also where PYTHONDONTWRITEBYTECODE is set. Whether all have
-    it now: a folder may be read-only."""
+    """Bytecode beside every module whose own is missing or old, also where PYTHONDONTWRITEBYTECODE is set. Whether all
+    have it now: a folder may be read-only."""
     return bool(compileall.compile_dir(folder, quiet=2))
 
 

@@ -1,4 +1,5 @@
-"""Every ZSE_* environment switch, in one table with its help text. Read through get(); nothing else reads os.environ for them."""
+"""Every ZSE_* environment switch, in one table with its help text. Read through get(); nothing else reads os.environ
+for them."""
 
 import os
 

@@ -10,7 +10,8 @@ def one_line(text: object) -> str:
 
 
 def missing_package(error: ModuleNotFoundError) -> str | None:
-    """What to do about an import of a package that this Python lacks; None for a module of zse's own, which is a bug."""
+    """What to do about an import of a package that this Python lacks; None for a module of zse's own, which is a
+    bug."""
     name = (error.name or "").partition(".")[0]
     if name in ("", "zse", "zse_emulator"):
         return None
@@ -23,8 +24,8 @@ def missing_package(error: ModuleNotFoundError) -> str | None:
 
 
 class ZSEError(Exception):
-    """Base of every error that is shown to a user as one line. `exit_code` is the CLI's; `code` tells programs apart what
-    they can act on ("out_of_memory": less beside it, and it fits)."""
+    """Base of every error that is shown to a user as one line. `exit_code` is the CLI's; `code` tells programs apart
+    what they can act on ("out_of_memory": less beside it, and it fits)."""
 
     exit_code = 1
     code: str | None = ""
@@ -96,9 +97,8 @@ class EngineError(ZSEError):
 class RequestError(ZSEError):
     """A request that is refused, in the terms of the API's error contract.
 
-    status: HTTP status; type, code: strings of the contract's table; param: JSON path of the field or None. headers: more
-    of the answer; close: the connection cannot be used after it.
-    """
+    status: HTTP status; type, code: strings of the contract's table; param: JSON path of the field or None. headers:
+    more of the answer; close: the connection cannot be used after it."""
 
     headers: tuple[tuple[str, str], ...] = ()
     close = False

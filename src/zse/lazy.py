@@ -7,9 +7,8 @@ Two rules make every import statement stand at the top of its file, where reader
     from zse.lazy import numpy as np            # a module of OUTSIDE: imported at its first use
 
 A package takes part with two lines in its `__init__.py`: `__getattr__ = lazy.submodules(__name__, __path__)`. What is
-looked up often (a name in a loop of the step) is imported as a name. The tables OUTSIDE, LEAN, GPU_ENGINE and PARKED_ENGINE
-say the rest; tests/test_start.py holds each process to its budget of modules and of processor time.
-"""
+looked up often (a name in a loop of the step) is imported as a name. The tables OUTSIDE, LEAN, GPU_ENGINE and
+PARKED_ENGINE say the rest; tests/test_start.py holds each process to its budget of modules and of processor time."""
 
 import os
 import sys
@@ -50,8 +49,9 @@ LEAN = {
     ),
     "asyncio": ("ssl", "5 ms: libssl; for the server process alone, which does without TLS"),
 }
-# What an engine on a GPU imports while the driver starts (0.2 s). First what stands between an open device and weights on their way (memory is allocated
-# before), then what recording needs: a driver that is there sooner than all of it does not wait.
+# What an engine on a GPU imports while the driver starts (0.2 s). First what stands between an open device and weights
+# on their way (memory is allocated before), then what recording needs: a driver that is there sooner than all of it
+# does not wait.
 GPU_ENGINE = """zse.engine.memory zse.runtime.cuda zse.kernel.cache zse.models.load zse.engine.runner zse.cache.layout
     zse.plan.record zse.models.decoder zse.sampling.state zse.kernels.gpu.sample_parts zse.kernels.feed
     zse.kernels.gpu.attention_plan zse.kernels.gpu.gemm_parts zse.kernels.gpu.gemm zse.kernels.gpu.gemm_launch

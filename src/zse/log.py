@@ -1,5 +1,5 @@
-"""Logging set-up: a record is one line on stderr, as text or as JSON. Control characters are escaped so that no field can forge a
-line; a traceback is indented, in JSON a field. What is said to a model or by it is in no record."""
+"""Logging set-up: a record is one line on stderr, as text or as JSON. Control characters are escaped so that no field
+can forge a line; a traceback is indented, in JSON a field. What is said to a model or by it is in no record."""
 
 import logging
 import sys

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 from zse.dtypes import ITEM_BYTES, VIEW_FORMAT
 from zse.runtime.symbol import Sym
 
-# What makes probabilities of a router's logits (zse.kernels.route): softmax over all experts, sigmoid of each, softmax over the
-# chosen, sqrt(softplus) of each.
+# What makes probabilities of a router's logits (zse.kernels.route): softmax over all experts, sigmoid of each, softmax
+# over the chosen, sqrt(softplus) of each.
 GATINGS = ("softmax", "sigmoid", "softmax_chosen", "sqrt_softplus")
 MAX_EXPERTS, MAX_EXPERT_GROUPS = 1024, 64
 
@@ -42,7 +42,8 @@ class Tensor(NamedTuple):
         return Tensor(self.buffer, (rows, *self.shape[1:]), self.dtype, self.offset)
 
     def view(self) -> memoryview:
-        """Host view of the elements, flat; f16 and bf16 are seen as u16. Only for devices whose memory the host can touch."""
+        """Host view of the elements, flat; f16 and bf16 are seen as u16. Only for devices whose memory the host can
+        touch."""
         raw = memoryview(self.buffer.view())[self.offset : self.offset + self.nbytes]
         return raw.cast("B").cast(VIEW_FORMAT[self.dtype])  # type: ignore[call-overload]
 
@@ -50,8 +51,8 @@ class Tensor(NamedTuple):
 class Activation(NamedTuple):
     """int8 rows: q i8 [M, K], scale f32 [M, K/32], sum f32 [M, K/32] = scale * sum of q; a = scale * q.
 
-    int16 rows have `low` i8 [M, K] too: a = scale * (q + low / 256), and sum is of that. An f32 activation is a plain Tensor.
-    """
+    int16 rows have `low` i8 [M, K] too: a = scale * (q + low / 256), and sum is of that. An f32 activation is a plain
+    Tensor."""
 
     q: Tensor
     scale: Tensor
@@ -96,10 +97,10 @@ class Fp8Activation(NamedTuple):
 class Routing(NamedTuple):
     """Which experts compute which tokens, k of them each (zse.kernels.route). A pair is a token and one of its experts.
 
-    ids i32, weights f32 [M, k]: a token's experts, the best first, and what their results are multiplied with. source i32
-    [M * k]: the tokens of the pairs sorted by expert; place i32 [M * k]: where a token's pairs stand among these. tasks i32
-    [N, 3]: an expert and a range of up to task_pairs sorted pairs, which one block of a product computes; empty ones at the end.
-    """
+    ids i32, weights f32 [M, k]: a token's experts, the best first, and what their results are multiplied with. source
+    i32 [M * k]: the tokens of the pairs sorted by expert; place i32 [M * k]: where a token's pairs stand among these.
+    tasks i32 [N, 3]: an expert and a range of up to task_pairs sorted pairs, which one block of a product computes;
+    empty ones at the end."""
 
     ids: Tensor
     weights: Tensor
@@ -112,9 +113,9 @@ class Routing(NamedTuple):
 class Weight(NamedTuple):
     """A matrix of N outputs and K inputs. planes: name → Tensor, as `scheme.planes(N, K, layout)` lists them.
 
-    layout: "r16" (tiles of 16 rows) or "rows" (row-major), see zse.quant.scheme. order: i32 [K], the input that each column
-    belongs to, which the product's inputs are gathered by (zse.kernels.reorder); None: the columns are the inputs.
-    """
+    layout: "r16" (tiles of 16 rows) or "rows" (row-major), see zse.quant.scheme. order: i32 [K], the input that each
+    column belongs to, which the product's inputs are gathered by (zse.kernels.reorder); None: the columns are the
+    inputs."""
 
     shape: tuple
     scheme: Any

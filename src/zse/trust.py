@@ -1,10 +1,10 @@
 """Which files are run as code: whose they may be, and what shows that they are whole.
 
-*Installed* files lie beside the package's Python: who can write one kind can write the other, so they are held to the same owner
-and mode, and nothing is read for it. *Kept* files (ZSE_HOME/kernels) were made on this machine and lie where other programs write
-too: nobody but this user or root may be able to write them or their folders, no symbolic link leads there, and a SHA-256 covers every
-byte that is used. What fails is not loaded. Every refusal is a PermissionError: callers treat it like a file that cannot be read.
-"""
+*Installed* files lie beside the package's Python: who can write one kind can write the other, so they are held to the
+same owner and mode, and nothing is read for it. *Kept* files (ZSE_HOME/kernels) were made on this machine and lie where
+other programs write too: nobody but this user or root may be able to write them or their folders, no symbolic link
+leads there, and a SHA-256 covers every byte that is used. What fails is not loaded. Every refusal is a PermissionError:
+callers treat it like a file that cannot be read."""
 
 import errno
 import os
@@ -39,8 +39,8 @@ def _refuse(path: str, found: os.stat_result, why: str) -> None:
 
 
 def check_installed(path: str) -> None:
-    """PermissionError where the file or its folder can be written by somebody who cannot write this package. OSError where it
-    is not there. Symbolic links are followed: installers make them."""
+    """PermissionError where the file or its folder can be written by somebody who cannot write this package. OSError
+    where it is not there. Symbolic links are followed: installers make them."""
     ours = os.stat(PACKAGE)
     for place in (path, os.path.dirname(path)):
         found = os.stat(place)
@@ -57,7 +57,8 @@ def native_dir() -> str:
 
 
 def installed_library(path: str) -> "ctypes.CDLL":
-    """A compiled library of the package. OSError where it is not there, cannot be loaded, or may be another user's work."""
+    """A compiled library of the package. OSError where it is not there, cannot be loaded, or may be another user's
+    work."""
     check_installed(path)
     return ctypes.CDLL(path)
 
@@ -82,8 +83,8 @@ def _folders(path: str, root: str) -> "list[str]":
 
 
 def open_kept(path: str, root: str) -> "BinaryIO":
-    """A kept file below `root`, to read. PermissionError where others could have written it, OSError where it cannot be read.
-    Its time of change becomes now: what was not used for longest is what prune() deletes."""
+    """A kept file below `root`, to read. PermissionError where others could have written it, OSError where it cannot be
+    read. Its time of change becomes now: what was not used for longest is what prune() deletes."""
     for folder in _folders(path, root):
         _check_kept(folder, os.lstat(folder))
     try:
@@ -106,8 +107,8 @@ def open_kept(path: str, root: str) -> "BinaryIO":
 
 
 def write_kept(path: str, data: bytes, root: str) -> None:
-    """Whole or not at all, for this user alone (files 0600, folders 0700). OSError where it cannot be: also where a folder is
-    another user's or a link."""
+    """Whole or not at all, for this user alone (files 0600, folders 0700). OSError where it cannot be: also where a
+    folder is another user's or a link."""
     make_private(os.path.dirname(path), root)
     write_whole(path, data, 0o600)
 
@@ -149,8 +150,8 @@ def remove(*paths: str) -> None:
 
 
 def prune(root: str, most_bytes: int, now: float) -> None:
-    """Delete what was not used for longest until the files below `root` have at most `most_bytes` together, and what killed
-    writers left. now: seconds as time.time() gives them."""
+    """Delete what was not used for longest until the files below `root` have at most `most_bytes` together, and what
+    killed writers left. now: seconds as time.time() gives them."""
     found = []
     for folder, _, names in os.walk(root):
         for path in (os.path.join(folder, name) for name in names):

@@ -1,9 +1,10 @@
-"""The emulated GPU: runs the kernels of the GPU family on the host, thread by thread in a random order, and checks what they do.
+"""The emulated GPU: runs the kernels of the GPU family on the host, thread by thread in a random order, and checks what
+they do.
 
-Kernels are printed as C++ (target.py), compiled when they are first used and kept below ZSE_HOME/kernels/emulate
-by content; the emulator itself is csrc/emulate_*.cpp. Memory of the device lies between zones that nobody may touch. A launch that
-breaks a rule of the language (csrc/emulate.h) raises DeviceError with the kernel's source line and the seed of the order.
-"""
+Kernels are printed as C++ (target.py), compiled when they are first used and kept below ZSE_HOME/kernels/emulate by
+content; the emulator itself is csrc/emulate_*.cpp. Memory of the device lies between zones that nobody may touch. A
+launch that breaks a rule of the language (csrc/emulate.h) raises DeviceError with the kernel's source line and the seed
+of the order."""
 
 import ctypes
 import hashlib
@@ -168,7 +169,8 @@ class EmulatedBuffer:
 
 
 class EmulatedHostMemory(EmulatedBuffer):
-    """Memory of the host that kernels may read and write, as page-locked memory is: not the device's, so not counted there."""
+    """Memory of the host that kernels may read and write, as page-locked memory is: not the device's, so not counted
+    there."""
 
     _is_counted = False
 
@@ -277,11 +279,12 @@ class EmulatedGraph(Graph):
 
 
 class EmulateDevice(GPUCapabilities):
-    """like: the GPU architecture whose features the kernels find. variants: other kernels than the package's, by symbol (tests).
+    """like: the GPU architecture whose features the kernels find. variants: other kernels than the package's, by symbol
+    (tests).
 
-    seed: of the order in which threads run, another one for each launch; None: a fresh one, which errors name. dependent: hold
-    kernels to the rule of PDL: nothing of another kernel's before grid_wait(), and every kernel calls it. initialised: shared memory is
-    not read before it is written; without it such a read gives NaN."""
+    seed: of the order in which threads run, another one for each launch; None: a fresh one, which errors name.
+    dependent: hold kernels to the rule of PDL: nothing of another kernel's before grid_wait(), and every kernel calls
+    it. initialised: shared memory is not read before it is written; without it such a read gives NaN."""
 
     name = "emulate"
     num_sms = 6

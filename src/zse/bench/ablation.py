@@ -48,8 +48,8 @@ def ablation(
     tell: Callable[[str, str, dict], None],
     key: str = "",
 ) -> Iterator[dict]:
-    """The report of each row as it comes. options: of every server, before the row's; command: what the user typed. EngineError: a row in
-    which a request failed, whose figures would not compare."""
+    """The report of each row as it comes. options: of every server, before the row's; command: what the user typed.
+    EngineError: a row in which a request failed, whose figures would not compare."""
     for number, step in enumerate(STEPS):
         chosen = [*options, *words(number)]  # a row's --kv-dtype comes after --kv-dtype auto
 

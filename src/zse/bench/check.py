@@ -18,7 +18,8 @@ from zse.sampling.params import SamplingParams
 
 QUESTION = "What is the capital of France? Answer in one sentence."
 BEGINNING = "The capital of France is"
-# What tokenizers get wrong: white space, letters with marks, other scripts, emoji of several code points, code. All in form C.
+# What tokenizers get wrong: white space, letters with marks, other scripts, emoji of several code points, code. All in
+# form C.
 TEXTS = (
     "Hello, world!  Two spaces,\ttab,\n\n  and lines.\r\n",
     "naïve café Ångström – “quotes” … 1234567 3.14",
@@ -75,7 +76,8 @@ def answer(llm) -> dict:
 
 
 def rates(llm) -> dict:
-    """Tokens a second of one prompt and of one reply, once each: to see that they are of the order that they should be."""
+    """Tokens a second of one prompt and of one reply, once each: to see that they are of the order that they should
+    be."""
     return {
         "prompt_tok_per_s": speed.prefill(llm, min(256, llm.config.max_context - 1), 1)["tok_per_s"],
         "reply_tok_per_s": speed.decode(llm, 16, 32, 1)["tok_per_s"],

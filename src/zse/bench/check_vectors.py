@@ -1,5 +1,5 @@
-"""What `zse check` finds out of models that give vectors or judge pairs instead of writing: encoders, cross-encoders, and the
-vectors of language models whose files say how they are pooled (Qwen3-Embedding)."""
+"""What `zse check` finds out of models that give vectors or judge pairs instead of writing: encoders, cross-encoders,
+and the vectors of language models whose files say how they are pooled (Qwen3-Embedding)."""
 
 import json
 import os
@@ -58,8 +58,8 @@ print(json.dumps([transformers.__version__, vector.tolist()]))
 
 
 def tokenizer(llm) -> dict:
-    """Texts whose tokens, written out and read again, are others; what is no text of the vocabulary is left out. An encoder's
-    tokenizer changes case, marks and spaces, so the text itself need not come back."""
+    """Texts whose tokens, written out and read again, are others; what is no text of the vocabulary is left out. An
+    encoder's tokenizer changes case, marks and spaces, so the text itself need not come back."""
     tokens = llm.tokenizer
     wrong = []
     for text in TEXTS:
@@ -95,7 +95,8 @@ def kind_of(llm) -> str:
 
 
 def meaning(llm) -> dict:
-    """Three sentences: of two about one thing the vectors are closer, or the judgement higher, than of two that are not."""
+    """Three sentences: of two about one thing the vectors are closer, or the judgement higher, than of two that are
+    not."""
     kind = kind_of(llm)
     if kind == "labels":
         near, far = _vectors(llm, kind, _ids(llm, QUESTION, NEAR), _ids(llm, QUESTION, FAR))
@@ -121,7 +122,8 @@ def rate(llm) -> dict:
 
 
 def compared(llm, path: str) -> dict:
-    """The vector of a text, or the logits of a pair, beside those of transformers in f32; {"left_out": why} where they cannot be had."""
+    """The vector of a text, or the logits of a pair, beside those of transformers in f32; {"left_out": why} where they
+    cannot be had."""
     if not os.path.isdir(path):
         return {"left_out": "transformers reads Hugging Face folders"}
     with open_model(path) as source:

@@ -1,8 +1,8 @@
-"""The floors of a CPU, which no figure can beat: how fast it reads memory and multiplies with all threads of the engine.
+"""The floors of a CPU, which no figure can beat: how fast it reads memory and multiplies with all threads of the
+engine.
 
-They are measured by kernels that do nothing else (zse.kernels.floor), of the level that the engine's kernels are compiled for. A
-machine that others share is noisy by a factor of 1.5: measure them in turn with the figures.
-"""
+They are measured by kernels that do nothing else (zse.kernels.floor), of the level that the engine's kernels are
+compiled for. A machine that others share is noisy by a factor of 1.5: measure them in turn with the figures."""
 
 import statistics
 import time
@@ -17,7 +17,8 @@ BLOCKS = 256  # of multiply-adds: 5 to 20 ms of one core
 
 
 class Floors(NamedTuple):
-    """read: GB/s; int8, f32: 10^9 multiply-adds a second. Of a GPU these are its data sheet's with 8-bit and 16-bit floats."""
+    """read: GB/s; int8, f32: 10^9 multiply-adds a second. Of a GPU these are its data sheet's with 8-bit and 16-bit
+    floats."""
 
     read: float
     int8: float
@@ -75,7 +76,8 @@ class FloorMeter:
 
 
 def of_device(device: Any) -> Floors | None:
-    """Measured on a CPU. On a GPU reading is, and multiplying is what its clock and units give; None where these are not known."""
+    """Measured on a CPU. On a GPU reading is, and multiplying is what its clock and units give; None where these are
+    not known."""
     if device.kernels == "cpu":
         meter = FloorMeter(device)
         try:

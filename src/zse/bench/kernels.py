@@ -1,5 +1,5 @@
-"""zse kernels check and bench: every operation's time beside what its bytes and operations allow, its results checked in the
-same run.
+"""zse kernels check and bench: every operation's time beside what its bytes and operations allow, its results checked
+in the same run.
 
 A launch is timed as one of many in a captured graph, as a model replays it; its inputs are copies that together
 exceed the caches twice. The ceiling is what a kernel that only reads reaches on the same machine, measured first.
@@ -154,8 +154,9 @@ def difference(got, wanted, output) -> str:
 
 
 def problem(device, op, case, expected=None, launched: "set[str] | None" = None) -> str:
-    """Launch once and compare what can be read as numbers: what is wrong, "" for nothing. expected: name → (index, array)
-    of the parts that are compared; default: all of the reference. launched: takes the kernels' names before they run."""
+    """Launch once and compare what can be read as numbers: what is wrong, "" for nothing. expected: name → (index,
+    array) of the parts that are compared; default: all of the reference. launched: takes the kernels' names before they
+    run."""
     arguments: Any = {}
     found: Any = {}
     graph = None
@@ -254,8 +255,9 @@ def _copy(device) -> tuple[Any, tuple, int]:
 
 
 class Ceiling(NamedTuple):
-    """How fast a kind of device moves memory. moved: what is done; launch: device → what does it, its memory, bytes that it reads and
-    writes; slowness: how much longer launches take than an H200's, which many are to be timed at once."""
+    """How fast a kind of device moves memory. moved: what is done; launch: device → what does it, its memory, bytes
+    that it reads and writes; slowness: how much longer launches take than an H200's, which many are to be timed at
+    once."""
 
     moved: str
     launch: Callable[[Any], tuple[Any, tuple, int]]

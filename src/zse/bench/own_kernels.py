@@ -1,4 +1,5 @@
-"""Kernels of one's own: the operations of a Python file, and devices that have their kernels (`zse kernels check|bench`)."""
+"""Kernels of one's own: the operations of a Python file, and devices that have their kernels (`zse kernels
+check|bench`)."""
 
 import importlib.util
 import sys
@@ -76,8 +77,8 @@ def cuda_device(op: Op, ordinal: int = 0) -> Any:
 
 
 def device_for(op: Op, name: str | None) -> Any:
-    """The device to time an operation on: "cpu", "cuda", "cuda:1", or None: the first GPU for an operation that has a GPU
-    form, else the CPU. ConfigError for another name, DeviceError without such a device."""
+    """The device to time an operation on: "cpu", "cuda", "cuda:1", or None: the first GPU for an operation that has a
+    GPU form, else the CPU. ConfigError for another name, DeviceError without such a device."""
     kind, _, number = (name or "cuda").partition(":")
     if name == "cpu" or (name is None and op.gpu_variants is None):
         return cpu_device(op)
@@ -94,7 +95,8 @@ def device_for(op: Op, name: str | None) -> Any:
 
 
 def emulated_device(op: Op, arch: str, seed: int) -> Any:
-    """The emulated GPU with the operation's kernels. ConfigError where the emulator is not: it is no part of a wheel."""
+    """The emulated GPU with the operation's kernels. ConfigError where the emulator is not: it is no part of a
+    wheel."""
     try:
         from zse_emulator import EmulateDevice  # beside zse in a checkout, absent from a wheel
     except ModuleNotFoundError:
@@ -122,8 +124,8 @@ def devices(op: Op, arch: str, seed: int) -> "Iterator[tuple[str, Any]]":
 
 
 def check(op: Op, device, seed: int) -> Iterator[tuple[str, str]]:
-    """(case, what is wrong with its results, "" for nothing) of every case with inputs from `seed`. Outputs are poisoned
-    before the launch, so what the kernel does not write is wrong as well."""
+    """(case, what is wrong with its results, "" for nothing) of every case with inputs from `seed`. Outputs are
+    poisoned before the launch, so what the kernel does not write is wrong as well."""
     for case in kernels.cases_of(op, device, np.random.default_rng(seed)):
         quantized = [name for name, output in case.outputs.items() if output.int8 or output.fp8]
         if quantized:

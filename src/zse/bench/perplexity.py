@@ -53,8 +53,8 @@ the gulls forgot to be afraid of the dogs.
 """
 
 
-# What a device computes with, by kind: what an engine on it would be started with. "weights": f32, so that the weights alone
-# make the difference.
+# What a device computes with, by kind: what an engine on it would be started with. "weights": f32, so that the weights
+# alone make the difference.
 ACTIVATIONS: dict[str, dict[str, Any]] = {
     "weights": {"device": "cpu", "activations": "f32", "kv_dtype": "f32"},
     "cpu": {"device": "cpu", "activations": "int8", "kv_dtype": "f16"},

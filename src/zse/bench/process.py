@@ -23,8 +23,8 @@ def peak_memory_bytes() -> int:
 
 
 def memory_bytes(device: "Any") -> dict[str, int]:
-    """What this process takes now, as it goes beside a figure: its largest resident size; on a GPU what the engine has allocated
-    there, and what is taken of the GPU in all, contexts and other processes included."""
+    """What this process takes now, as it goes beside a figure: its largest resident size; on a GPU what the engine has
+    allocated there, and what is taken of the GPU in all, contexts and other processes included."""
     found = {"peak_memory_bytes": peak_memory_bytes()}
     if not device.shares_memory:
         found["gpu_allocated_bytes"] = sum(device.memory().values())

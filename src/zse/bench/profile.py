@@ -38,8 +38,8 @@ class LaunchTime(NamedTuple):
 class StepProfile(NamedTuple):
     """A step. kind: "prefill" or "decode"; tokens: of the step; rows: sequences; context: tokens of the longest one
     after the step. phases: [(name, microseconds)] of the host, in order: schedule, fill (the inputs), submit (on a CPU
-    the step runs in it), wait, commit. replay_us: of the recording as the engine replays it. experts: what the median step counted of
-    experts in host memory, by the counters' names; empty without such."""
+    the step runs in it), wait, commit. replay_us: of the recording as the engine replays it. experts: what the median
+    step counted of experts in host memory, by the counters' names; empty without such."""
 
     kind: str
     tokens: int
@@ -205,8 +205,9 @@ def _profile(kind: str, steps: list[_Step], replay_us: float, kernels: list[Laun
 
 
 def describe(step: StepProfile, floors: Floors | None = None) -> str:
-    """The step as a table: microseconds, share and launches of each kernel. floors: of the machine; then also how much of the
-    roofline each reaches, the least time for what it must read and multiply over its own, and by which of the two."""
+    """The step as a table: microseconds, share and launches of each kernel. floors: of the machine; then also how much
+    of the roofline each reaches, the least time for what it must read and multiply over its own, and by which of the
+    two."""
     lines = [
         f"{step.kind}: tokens {step.tokens}, sequences {step.rows}, context {step.context}",
         "  host     " + ", ".join(f"{name} {us:.0f}" for name, us in step.phases) + f": {step.host_us:.0f} us",

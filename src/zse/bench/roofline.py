@@ -1,7 +1,7 @@
 """What a step of a model must move and multiply, and so the least time it takes on a machine with given floors.
 
-Weights count as the engine stores them, once a step; a multiply-add counts once, although int16 activations take two of int8.
-"""
+Weights count as the engine stores them, once a step; a multiply-add counts once, although int16 activations take two of
+int8."""
 
 from math import prod
 from typing import Any, NamedTuple
@@ -32,8 +32,8 @@ class Work(NamedTuple):
 
 
 def share_of_experts(chosen: float, experts: int, tokens: float) -> float:
-    """How much of a stack of experts is read for `tokens` tokens with `chosen` experts each, at random: one token reads chosen /
-    experts."""
+    """How much of a stack of experts is read for `tokens` tokens with `chosen` experts each, at random: one token reads
+    chosen / experts."""
     return 1 - (1 - chosen / experts) ** tokens
 
 
@@ -47,7 +47,8 @@ def weights_bytes(model: Any) -> int:
 
 
 def step_work(runner: Any, tokens: int, rows: int, context: float) -> Work:
-    """A step of `tokens` tokens of `rows` sequences, `rows` of which get logits, each token seeing `context` keys on average."""
+    """A step of `tokens` tokens of `rows` sequences, `rows` of which get logits, each token seeing `context` keys on
+    average."""
     model, config, kv = runner.model, runner.model.config, runner.kv
     products, unread = {"int8": 0, "f32": 0}, 0.0
     for name, weight in model.weights.items():
@@ -67,7 +68,8 @@ def step_work(runner: Any, tokens: int, rows: int, context: float) -> Work:
 
 
 class Launches:
-    """What each launch of an engine's recordings does, found by its arguments: planes of weights, pages of keys, plain tensors."""
+    """What each launch of an engine's recordings does, found by its arguments: planes of weights, pages of keys, plain
+    tensors."""
 
     def __init__(self, runner: Any):
         self._kv, self._config = runner.kv, runner.model.config
@@ -76,8 +78,8 @@ class Launches:
         }
 
     def work(self, launch: Any, symbols: dict[str, int], rows: int, context: int) -> Work:
-        """Of one replay with `symbols`, a step of `rows` sequences of at most `context` tokens. Tensors count once, weights whole
-        unless rows of them are looked up; scratch memory does not count."""
+        """Of one replay with `symbols`, a step of `rows` sequences of at most `context` tokens. Tensors count once,
+        weights whole unless rows of them are looked up; scratch memory does not count."""
         done, seen = Work(), set()
         args = launch.args
         tokens = _size(args.get("tokens", getattr(args.get("out"), "shape", (0,))[0]), symbols)
@@ -138,15 +140,17 @@ def check_uncached(metrics: dict[str, float]) -> None:
 
 
 class FloorJudge:
-    """Holds figures of an engine on a CPU against the machine's floors. meter: measured before the first figure and after each."""
+    """Holds figures of an engine on a CPU against the machine's floors. meter: measured before the first figure and
+    after each."""
 
     def __init__(self, runner: Any, meter: Any):
         self._runner, self._meter = runner, meter
         self.floors = [meter.measure()]
 
     def share(self, name: str, tokens_per_s: float, tokens: int, rows: int, context: float) -> float:
-        """How much of what the machine allows a figure is that was just measured, of steps as step_work() takes them, by the floors
-        before and after it. EngineError above what the best floors of the run allow: something else was measured."""
+        """How much of what the machine allows a figure is that was just measured, of steps as step_work() takes them,
+        by the floors before and after it. EngineError above what the best floors of the run allow: something else was
+        measured."""
         self.floors.append(self._meter.measure())
         work = step_work(self._runner, tokens, rows, context)
         limit = tokens / work.seconds(best(self.floors))
@@ -158,8 +162,8 @@ class FloorJudge:
 
 
 def of_floor(llm: Any, name: str, tokens_per_s: float, tokens: int, rows: int, context: float) -> dict:
-    """{"floors", "share_of_floor"} of a figure of an LLM on a CPU that was just measured; {} on other devices, where a step's time is
-    what `zse profile` shows. Errors as of FloorJudge.share."""
+    """{"floors", "share_of_floor"} of a figure of an LLM on a CPU that was just measured; {} on other devices, where a
+    step's time is what `zse profile` shows. Errors as of FloorJudge.share."""
     if llm.device.kernels != "cpu":
         return {}
     runner = llm._engine.runner

@@ -1,12 +1,12 @@
 """Compiled kernels against their NumPy references, once, when a build has made them: those of a CPU by `python -m
 zse.bench.self_check` with ZSE_NATIVE_DIR and ZSE_ISA, a GPU's by `zse kernels build` and `zse kernels check` (compare).
 
-A compiler that miscompiles is found before the library is installed (zse.build), in parts as in the whole; a start checks nothing, and
-`zse doctor` checks what came in a wheel. Every operation runs those of its cases whose kernels are there until SECONDS_AN_OP are over, the
-first in any case; outputs are poisoned before. Cases that write
-quantized activations are left out: their numbers and scales are compared by the tests. A GPU's operations run all of their cases whose
-kernels are compiled, for GPU_SECONDS_AN_OP; what came of it is kept beside the cubins by their hash (kernel/cache.py: compared).
-"""
+A compiler that miscompiles is found before the library is installed (zse.build), in parts as in the whole; a start
+checks nothing, and `zse doctor` checks what came in a wheel. Every operation runs those of its cases whose kernels are
+there until SECONDS_AN_OP are over, the first in any case; outputs are poisoned before. Cases that write quantized
+activations are left out: their numbers and scales are compared by the tests. A GPU's operations run all of their cases
+whose kernels are compiled, for GPU_SECONDS_AN_OP; what came of it is kept beside the cubins by their hash
+(kernel/cache.py: compared)."""
 
 import sys
 import time
@@ -62,8 +62,8 @@ class Compared(NamedTuple):
 
 
 def compare(device: Any, ops: Iterable[Any], seed: int) -> Iterator[Compared]:
-    """The operations' cases on a GPU. A wrong one runs again with other inputs, and counts where it is wrong again. Ends after a
-    kernel that the driver does not recover from; DeviceMemoryError where memory is short."""
+    """The operations' cases on a GPU. A wrong one runs again with other inputs, and counts where it is wrong again.
+    Ends after a kernel that the driver does not recover from; DeviceMemoryError where memory is short."""
     for op in ops:
         start = time.monotonic()
         for case in kernels.cases_of(op, device, np.random.default_rng(seed)):
@@ -83,7 +83,8 @@ def compare(device: Any, ops: Iterable[Any], seed: int) -> Iterator[Compared]:
 
 
 def _reason(device: Any, op: Any, case: Any, launched: set[str]) -> str:
-    """launched stays empty where the case cannot run: a kernel of it is not compiled, or needs more than this GPU has."""
+    """launched stays empty where the case cannot run: a kernel of it is not compiled, or needs more than this GPU
+    has."""
     try:
         return kernels.problem(device, op, case, launched=launched)
     except CompileError:

@@ -15,8 +15,8 @@ WARM_UP_TOKENS = 4
 
 
 def prompt_ids(llm, length: int, seed: int) -> list[int]:
-    """`length` ordinary token ids of the LLM's (or ModelConfig's) vocabulary. Its first quarter holds the control tokens
-    in some models: skip 1,000."""
+    """`length` ordinary token ids of the LLM's (or ModelConfig's) vocabulary. Its first quarter holds the control
+    tokens in some models: skip 1,000."""
     low = min(1000, llm.vocab_size // 2)
     draw = random.Random(seed << 32 | length)  # prompts of other lengths do not begin alike
     return [draw.randrange(low, llm.vocab_size) for _ in range(length)]

@@ -1,9 +1,9 @@
 """Which cached page goes when one is needed: a policy within a tenant, equal shares between tenants.
 
-Shares: of the tenants with pages that nobody uses the one with the most pages, used ones included, gives one up. So a tenant that
-floods the cache evicts its own pages as soon as it has more than the others, and one that keeps few keeps them (max-min fairness). A tenant that
-has not been seen for IDLE_TURNS times as many new pages as the cache holds is no longer protected and goes first.
-"""
+Shares: of the tenants with pages that nobody uses the one with the most pages, used ones included, gives one up. So a
+tenant that floods the cache evicts its own pages as soon as it has more than the others, and one that keeps few keeps
+them (max-min fairness). A tenant that has not been seen for IDLE_TURNS times as many new pages as the cache holds is no
+longer protected and goes first."""
 
 from collections import OrderedDict
 from heapq import heapify, heappop, heappush
@@ -25,14 +25,14 @@ ATTENTION_EVEN_TOKENS = 4096
 
 # A struct: one is made for each page of each reply, in C.
 class TreeNode(msgspec.Struct, eq=False):
-    """A cached page: `tokens` (i32 bytes, a page of them or, of a leaf that is not full, fewer) behind those of `parent`.
+    """A cached page: `tokens` (i32 bytes, a page of them or, of a leaf that is not full, fewer) behind those of
+    `parent`.
 
     page: its number, -1 when it is not in device memory (a root never is). depth: 0 of a root, else one more than its
     parent's. slot: of the host, -1 while it is on the device. children: by their tokens. resident: how many of them are
     in device memory. is_idle: no page table holds the page. uses: hits, and the time it was made. used: when it became
-    idle last, in Eviction's count. version: changes whenever an entry of a heap is no longer true. salt: of a root. key:
-    the name of its file, once that was asked for; is_filed: there is such a file.
-    """
+    idle last, in Eviction's count. version: changes whenever an entry of a heap is no longer true. salt: of a root.
+    key: the name of its file, once that was asked for; is_filed: there is such a file."""
 
     parent: "TreeNode | None"
     tokens: bytes
@@ -56,8 +56,9 @@ class TreeNode(msgspec.Struct, eq=False):
 
 
 class SaltAccount:
-    """A tenant's idle pages. heap: (priority, sequence, node, its version) of leaves; entries may be out of date. on_host:
-    nodes that have a slot of the host, the coldest first. num_pages: of device memory that are its, idle or in a table."""
+    """A tenant's idle pages. heap: (priority, sequence, node, its version) of leaves; entries may be out of date.
+    on_host: nodes that have a slot of the host, the coldest first. num_pages: of device memory that are its, idle or in
+    a table."""
 
     __slots__ = ("heap", "idle", "inflation", "name", "num_nodes", "num_pages", "on_host", "seen")
 
@@ -148,8 +149,9 @@ class Eviction:
         return node.version == entry[3] and node.is_idle and not node.resident
 
     def shares_of_others(self, own: SaltAccount | None) -> int:
-        """Idle pages that a tenant's further requests leave alone: of each other tenant (of those seen last) what it has within an
-        equal share of the cache, of all together up to MOST_KEPT of it; none of tenants that are no longer protected."""
+        """Idle pages that a tenant's further requests leave alone: of each other tenant (of those seen last) what it
+        has within an equal share of the cache, of all together up to MOST_KEPT of it; none of tenants that are no
+        longer protected."""
         num_tenants = len(self._seen) + (own not in self._seen)
         share, most, kept = self._capacity // num_tenants, int(MOST_KEPT * self._capacity), 0
         for account in islice(reversed(self._seen), MAX_TENANTS if num_tenants > 1 else 0):

@@ -1,11 +1,11 @@
 """Cold prefixes on disk: one file for each full page, which the next engine of the same model finds.
 
-DIR/<fingerprint>/<key>.kv: magic, key, the page's tokens, the length of the content, BLAKE2b of all that and the content;
-then the content. The fingerprint stands for everything that the content depends on beside the tokens: model revision,
-layout, page size, element type. key = BLAKE2b(parent's key, tokens); a root's key is that of the salt (tenant, ...), with a secret of
-the folder, so that names tell nothing about what was said. Files are written beside their place and renamed; one that is
-damaged or not what its name says is removed. The folder is private (0700): who reads it reads what users said.
-"""
+DIR/<fingerprint>/<key>.kv: magic, key, the page's tokens, the length of the content, BLAKE2b of all that and the
+content; then the content. The fingerprint stands for everything that the content depends on beside the tokens: model
+revision, layout, page size, element type. key = BLAKE2b(parent's key, tokens); a root's key is that of the salt
+(tenant, ...), with a secret of the folder, so that names tell nothing about what was said. Files are written beside
+their place and renamed; one that is damaged or not what its name says is removed. The folder is private (0700): who
+reads it reads what users said."""
 
 import hashlib
 import os
@@ -87,8 +87,8 @@ class PageFiles:
             self.num_bytes += size
 
     def read(self, key: bytes, tokens: bytes, nbytes: int) -> bytes | None:
-        """The `nbytes` of content of the page with these tokens; None, and the file removed, when it is not there or not
-        sound."""
+        """The `nbytes` of content of the page with these tokens; None, and the file removed, when it is not there or
+        not sound."""
         path = self._path(key)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)

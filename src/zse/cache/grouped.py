@@ -1,5 +1,5 @@
-"""Page tables of models whose layers are in groups (groups.py): a table with all pages, and one for each windowed group,
-from which pages go back to the pool when the window has passed them (trim).
+"""Page tables of models whose layers are in groups (groups.py): a table with all pages, and one for each windowed
+group, from which pages go back to the pool when the window has passed them (trim).
 
 A sequence is given its windowed pages as it grows: what trim() takes from the front it adds at the end, so that a
 prompt which was admitted can be computed to its end. Only pages that others share too do not come back at once: then
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class WindowTable:
-    """A sequence's pages of the windowed groups: for each group its page numbers in token order, GONE before page `first`,
-    which were given back. All lists are equally long."""
+    """A sequence's pages of the windowed groups: for each group its page numbers in token order, GONE before page
+    `first`, which were given back. All lists are equally long."""
 
     GONE = -1
     __slots__ = ("first", "pages")
@@ -62,9 +62,9 @@ class WindowTable:
 class WindowPages:
     """Which pages of windowed groups stand beside which node of the prefix cache, and which of them nobody holds.
 
-    A hit needs a node's own page for the whole prefix, and the windowed groups' pages for the last window only. They are
-    kept apart from the node's life, as long as there is room: a node that lost them is of use only far enough before the
-    end of a hit. geometry: how many a node has, and which of them a token sees."""
+    A hit needs a node's own page for the whole prefix, and the windowed groups' pages for the last window only. They
+    are kept apart from the node's life, as long as there is room: a node that lost them is of use only far enough
+    before the end of a hit. geometry: how many a node has, and which of them a token sees."""
 
     def __init__(self, geometry: PageGeometry):
         self.geometry, self.windowed = geometry, geometry.windowed
@@ -213,7 +213,8 @@ class GroupedCacheManager(CacheManager):
         return [self._kept.pages(node) for node in nodes]  # type: ignore[misc]
 
     def windows_of(self, sequence: int, match: Match, computed: int, length: int) -> tuple[list[int], list[int], int]:
-        """Of windowed groups: the match's pages that the sequence shares, those that it copies, and how many more it needs."""
+        """Of windowed groups: the match's pages that the sequence shares, those that it copies, and how many more it
+        needs."""
         geometry, beside = self.geometry, self._shared_windows(sequence, match, computed)
         first = geometry.first(computed)
         short = min(self.pages_for(length), first + geometry.most) - first - len(beside)

@@ -1,10 +1,10 @@
 """Groups of layers with a page table each: layers that see all tokens keep all pages, those with a sliding window give
 theirs back when the window has passed.
 
-One pool serves all groups, so groups have equally many layers (the last may have fewer), or, where heads differ in size,
-layers of about as many bytes: a page holds tokens of one group's layers. The idea is vLLM's hybrid KV cache manager ("Jenga", arXiv 2503.18292). The first group has the layers
-without a window. A model with one kind of layer has one group, and a page of it holds all layers.
-"""
+One pool serves all groups, so groups have equally many layers (the last may have fewer), or, where heads differ in
+size, layers of about as many bytes: a page holds tokens of one group's layers. The idea is vLLM's hybrid KV cache
+manager ("Jenga", arXiv 2503.18292). The first group has the layers without a window. A model with one kind of layer has
+one group, and a page of it holds all layers."""
 
 from typing import NamedTuple
 
@@ -53,8 +53,8 @@ class PageGeometry(NamedTuple):
         return pages * self.page_size
 
     def tables(self, pages: list[int], length: int) -> list[list[int]]:
-        """A table for each group, for a sequence of `length` tokens that runs alone in `pages` (needed(length) of them),
-        chunk after chunk: those of a windowed group are used in turn."""
+        """A table for each group, for a sequence of `length` tokens that runs alone in `pages` (needed(length) of
+        them), chunk after chunk: those of a windowed group are used in turn."""
         count = self.pages_for(length)
         most = min(count, self.most)
         rings = [pages[count + group * most : count + (group + 1) * most] for group in range(self.windowed)]
@@ -75,7 +75,8 @@ def kv_width(config, layer: int) -> int:
 
 
 def one_group(config) -> Layers:
-    """All layers that have K and V of their own. ConfigError where they differ in size: they have no page table in common."""
+    """All layers that have K and V of their own. ConfigError where they differ in size: they have no page table in
+    common."""
     every = tuple(layer for layer in range(config.num_layers) if config.kv_layer(layer) == layer)
     if len({(config.kv_heads_of(layer), config.head_dim_of(layer)) for layer in every}) > 1:
         raise ConfigError("the layers of this model have heads of two sizes, which takes --kv-layout paged")
@@ -83,8 +84,8 @@ def one_group(config) -> Layers:
 
 
 def group_layers(config) -> Layers:
-    """The layers of each group of a ModelConfig: those without a window, then those with one, in groups that take about as many
-    bytes. Layers that read another's K and V are in none."""
+    """The layers of each group of a ModelConfig: those without a window, then those with one, in groups that take about
+    as many bytes. Layers that read another's K and V are in none."""
     every = [layer for layer in range(config.num_layers) if config.kv_layer(layer) == layer]
     whole = [layer for layer in every if not config.window(layer)]
     sliding = [layer for layer in every if config.window(layer)]

@@ -3,8 +3,9 @@
 A page is one or several blocks (pages.py), one behind the other. A block holds BLOCK tokens of every layer (of a group,
 in models with windowed layers: groups.py): its parts are K of layer 0, V of layer 0, K of layer 1, ..., each of
 num_kv_heads * head_dim * BLOCK elements, and in 8 bits BLOCK scales a head (kernels/kv_pages.py, where a block is
-called a page). Of multi-head latent attention a layer has one part: its values are the beginnings of its keys. Memory is touched page by page, so what is resident follows what is in use (one array a layer would touch 2 *
-num_layers places, with huge pages 2 MiB each, for the first token).
+called a page). Of multi-head latent attention a layer has one part: its values are the beginnings of its keys. Memory
+is touched page by page, so what is resident follows what is in use (one array a layer would touch 2 * num_layers
+places, with huge pages 2 MiB each, for the first token).
 
 Kernels see layer l's keys as an array [parts, num_kv_heads, head_dim, BLOCK] (on a GPU [parts, num_kv_heads, BLOCK,
 head_dim], like the values everywhere) that starts at the layer's first part, and find block b at index
@@ -31,7 +32,8 @@ CHUNK_BYTES = 32 << 20
 
 
 def block_nbytes(config, dtype: str = "f16", groups: Layers | None = None) -> int:
-    """Bytes of one block: K and V of BLOCK tokens in all layers of a ModelConfig, or in a group of them. ConfigError."""
+    """Bytes of one block: K and V of BLOCK tokens in all layers of a ModelConfig, or in a group of them.
+    ConfigError."""
     if dtype not in KV_DTYPES:
         raise ConfigError(f"KV cache dtype {dtype!r}: expected one of {', '.join(KV_DTYPES)}")
     groups = groups or one_group(config)
@@ -58,8 +60,8 @@ def _part_nbytes(config, dtype: str, layer: int) -> int:
 
 
 def layer_parts(config, kind: str, layer: int, kernels: str = "cpu") -> tuple[tuple[int, ...], ...]:
-    """Shapes of what a layer has in a block, of equal sizes: its keys first, its values last. kind: dtype of the Tensors; kernels:
-    of the device."""
+    """Shapes of what a layer has in a block, of equal sizes: its keys first, its values last. kind: dtype of the
+    Tensors; kernels: of the device."""
     if config.latent is not None:
         return (latent_shape(config.latent.width, kind),)
     heads, dim = config.kv_heads_of(layer), config.head_dim_of(layer)
@@ -68,9 +70,9 @@ def layer_parts(config, kind: str, layer: int, kernels: str = "cpu") -> tuple[tu
 
 class KVCache:
     """`num_pages` pages of `page_size` tokens in one buffer. keys[l] and values[l]: Tensors of layer l for the kernels
-    (those of an earlier layer where it has none); see the module for their numbering. groups: layers with a page table of their own (default: all have one); group_of[l]:
-    which. Buffers are zero-filled. What is not written costs no memory: on a CPU pages become resident when first
-    written, on a GPU `map_to` maps more of the buffer's addresses."""
+    (those of an earlier layer where it has none); see the module for their numbering. groups: layers with a page table
+    of their own (default: all have one); group_of[l]: which. Buffers are zero-filled. What is not written costs no
+    memory: on a CPU pages become resident when first written, on a GPU `map_to` maps more of the buffer's addresses."""
 
     def __init__(
         self, device, config, num_pages: int, dtype: str = "f16", groups: Layers | None = None, page_size: int = BLOCK
@@ -114,7 +116,8 @@ class KVCache:
         return (pages[block // count] * count + block % count) * self.parts_of[group]
 
     def table_entries(self, pages: list[int], first: int, end: int, group: int = 0) -> array:
-        """What a group's page table holds for the blocks first .. end - 1 of a sequence that has `pages`: an array of i32."""
+        """What a group's page table holds for the blocks first .. end - 1 of a sequence that has `pages`: an array of
+        i32."""
         count, parts = self.blocks_per_page, self.parts_of[group]
         if count == 1:
             return array("i", [page * parts for page in pages[first:end]])

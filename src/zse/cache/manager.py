@@ -25,8 +25,8 @@ NOTHING = Match([], None, 0)
 
 
 class Entered(msgspec.Struct, eq=False):
-    """A sequence that may enter the prefix cache. last: the node of the last full page that it entered. num_shared: pages
-    that were there when it was admitted."""
+    """A sequence that may enter the prefix cache. last: the node of the last full page that it entered. num_shared:
+    pages that were there when it was admitted."""
 
     salt: "Salt"
     last: TreeNode | None = None
@@ -35,12 +35,12 @@ class Entered(msgspec.Struct, eq=False):
 
 class CacheManager:
     """Page tables by sequence id over one PageAllocator. A sequence appears with its first reserve() or admit().
-    prefix: None caches nothing. host: slots for pages that leave the device, None: they are computed again. geometry: says
-    how many tokens a page has. Raises ValueError for a prefix cache of another page size.
+    prefix: None caches nothing. host: slots for pages that leave the device, None: they are computed again. geometry:
+    says how many tokens a page has. Raises ValueError for a prefix cache of another page size.
 
-    tables: the pages of each sequence in token order; others must not change them. swapped: (slots, tokens) of sequences
-    that went to the host. capacity: tokens of the longest sequence that all pages together hold. grouped: this manager,
-    where layers with a window have page tables of their own."""
+    tables: the pages of each sequence in token order; others must not change them. swapped: (slots, tokens) of
+    sequences that went to the host. capacity: tokens of the longest sequence that all pages together hold. grouped:
+    this manager, where layers with a window have page tables of their own."""
 
     grouped: "GroupedCacheManager | None" = None
 
@@ -167,8 +167,9 @@ class CacheManager:
         return True
 
     def fork(self, source: int, sequence: int, shared: int, length: int) -> bool:
-        """Give a new sequence the first `shared` tokens of `source`, which has them: full pages are the same, of the last
-        one it gets a copy; and pages for `length` tokens in all. False, and nothing changed, when too few are free."""
+        """Give a new sequence the first `shared` tokens of `source`, which has them: full pages are the same, of the
+        last one it gets a copy; and pages for `length` tokens in all. False, and nothing changed, when too few are
+        free."""
         full, table = shared // self.page_size, self.table(source)
         pages = self.allocator.allocate(self.pages_for(max(length, shared)) - full)
         if pages is None:
@@ -194,9 +195,9 @@ class CacheManager:
         return 0 < self.pages_needed(length) <= self.host.num_free + on_host
 
     def swap_out(self, sequence: int, length: int) -> bool:
-        """Move the sequence's first `length` tokens to host slots, by the next batch's transfers, and give all its pages
-        back. False, and nothing changed, when too few slots are free. admit() brings them back, drop_swapped() gives
-        them up; nothing of the sequence may be in flight."""
+        """Move the sequence's first `length` tokens to host slots, by the next batch's transfers, and give all its
+        pages back. False, and nothing changed, when too few slots are free. admit() brings them back, drop_swapped()
+        gives them up; nothing of the sequence may be in flight."""
         pages = self._swap_pages(sequence, length)
         count = len(pages)
         if not self.can_swap(length) or not (self.host.num_free >= count or self.prefix.make_room(count)):  # type: ignore[union-attr]
@@ -244,7 +245,8 @@ class CacheManager:
             entered.last = node
 
     def _enter(self, node: TreeNode, data: bytes, table: list[int], partial: bool) -> TreeNode:
-        """Enter the pages of a table that have the tokens in `data`, behind those of `node`; the last full page's node."""
+        """Enter the pages of a table that have the tokens in `data`, behind those of `node`; the last full page's
+        node."""
         prefix: PrefixCache = self.prefix  # type: ignore[assignment]
         at, end, page_bytes = 0, len(data), prefix.page_bytes
         while end - at >= page_bytes:

@@ -3,9 +3,8 @@
 Kernels know blocks of BLOCK tokens: a page is one or several of them, one behind the other in memory, and what they are
 given as page tables lists blocks (layout.py). Everything that counts, shares, caches and moves counts pages.
 
-The allocator is the one writer of reference counts. It and the HostPool know nothing of devices: the runner has the memory
-that their numbers index.
-"""
+The allocator is the one writer of reference counts. It and the HostPool know nothing of devices: the runner has the
+memory that their numbers index."""
 
 from array import array
 from collections.abc import Iterable
@@ -17,8 +16,8 @@ if TYPE_CHECKING:
     from zse.cache.prefix import PrefixCache
 
 BLOCK = 16
-# Tokens of a page. More, and a long context has shorter lists, fewer nodes of prefixes and larger pieces to move; fewer, and
-# less is wasted at the end of each sequence and prefixes are shared more finely.
+# Tokens of a page. More, and a long context has shorter lists, fewer nodes of prefixes and larger pieces to move;
+# fewer, and less is wasted at the end of each sequence and prefixes are shared more finely.
 PAGE_SIZES = (16, 32, 64, 128)
 
 
@@ -35,8 +34,8 @@ def check_page_size(page_size: int) -> None:
 
 class PageAllocator:
     """`num_pages` reference-counted pages. Not thread-safe: the scheduler is its only caller. prefix: the PrefixCache,
-    if any, in which pages that nobody holds may stay until they are needed. num_free: pages that can be allocated, which
-    are all that nobody holds, cached or not.
+    if any, in which pages that nobody holds may stay until they are needed. num_free: pages that can be allocated,
+    which are all that nobody holds, cached or not.
 
     Freed pages are handed out again first, lowest numbers before untouched ones, so that the memory which was ever
     written stays near the largest use so far (KV buffers are anonymous memory that costs nothing until written).
@@ -161,8 +160,9 @@ class PageAllocator:
 
 
 class HostPool:
-    """`num_slots` slots of host memory, each with one owner, for pages that leave the device: of swapped requests, and cold
-    prefixes. A slot holds a whole page and what belongs to it. Slots that were used are used again before untouched ones."""
+    """`num_slots` slots of host memory, each with one owner, for pages that leave the device: of swapped requests, and
+    cold prefixes. A slot holds a whole page and what belongs to it. Slots that were used are used again before
+    untouched ones."""
 
     def __init__(self, num_slots: int):
         if num_slots < 0:

@@ -4,14 +4,13 @@ A tree of pages. A root stands for one salt (tenant, cache_salt, adapter); the e
 matters to files only. A child is found under its parent by its tokens themselves, not by a hash of them: two prefixes
 share a page only if salt, every token and therefore every position are equal.
 
-A page is entered when its keys and values are committed: the step that wrote them is done and its logits were finite. It
-is *referenced* while a page table holds it, *idle* (cached, may be evicted) while none does; a page that is in no tree
-and that nobody holds is *free*. The last page of a request may be entered before it is full: it is a leaf, which others
-copy and never share.
+A page is entered when its keys and values are committed: the step that wrote them is done and its logits were finite.
+It is *referenced* while a page table holds it, *idle* (cached, may be evicted) while none does; a page that is in no
+tree and that nobody holds is *free*. The last page of a request may be entered before it is full: it is a leaf, which
+others copy and never share.
 
-With slots of the host, a full page that is evicted moves there, and comes back when it is hit. Behind the pages of a chain
-that are in device memory come those that are on the host.
-"""
+With slots of the host, a full page that is evicted moves there, and comes back when it is hit. Behind the pages of a
+chain that are in device memory come those that are on the host."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -34,8 +33,8 @@ MAX_COMPARED = 16
 
 
 class Match(NamedTuple):
-    """What of a prompt is cached, `length` tokens: `nodes` in full, the others at the beginning of `source`, whose page is
-    copied."""
+    """What of a prompt is cached, `length` tokens: `nodes` in full, the others at the beginning of `source`, whose page
+    is copied."""
 
     nodes: list[TreeNode]
     source: TreeNode | None
@@ -43,8 +42,9 @@ class Match(NamedTuple):
 
 
 class PrefixCache:
-    """Over the pages of one PageAllocator, which tells it when a page is no longer held. policy: see Eviction. page_size:
-    tokens of a page, of PAGE_SIZES; page_bytes: of their ids. roots: by salt. by_slot: what is on the host."""
+    """Over the pages of one PageAllocator, which tells it when a page is no longer held. policy: see Eviction.
+    page_size: tokens of a page, of PAGE_SIZES; page_bytes: of their ids. roots: by salt. by_slot: what is on the
+    host."""
 
     def __init__(self, num_pages: int, policy: str = "lru", page_size: int = BLOCK):
         check_page_size(page_size)
@@ -77,9 +77,9 @@ class PrefixCache:
     # -- looking up
 
     def match(self, salt: "Salt", tokens: bytes, copies: bool = True, whole: bool = False) -> Match:
-        """The longest cached beginning of `tokens` (i32 bytes), at least one token shorter than they are. copies: whether
-        it may end within a page. whole: also what no new sequence can go on from, because the windowed pages beside it are
-        gone."""
+        """The longest cached beginning of `tokens` (i32 bytes), at least one token shorter than they are. copies:
+        whether it may end within a page. whole: also what no new sequence can go on from, because the windowed pages
+        beside it are gone."""
         node, page_bytes = self.roots.get(salt), self.page_bytes
         if node is None:
             return Match([], None, 0)
@@ -116,7 +116,8 @@ class PrefixCache:
             self.eviction.touch(last.account)
 
     def shares_of_others(self, tenant: str) -> int:
-        """Idle pages that a tenant which runs already leaves to others when it begins more (Eviction.shares_of_others)."""
+        """Idle pages that a tenant which runs already leaves to others when it begins more
+        (Eviction.shares_of_others)."""
         return self.eviction.shares_of_others(self._accounts.get(tenant))
 
     # -- entering

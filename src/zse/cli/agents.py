@@ -1,4 +1,5 @@
-"""The settings by which coding agents and chat front ends find a server, as their documentation has them (November 2026)."""
+"""The settings by which coding agents and chat front ends find a server, as their documentation has them (November
+2026)."""
 
 import json
 import shlex
@@ -10,8 +11,8 @@ if TYPE_CHECKING:
 
 
 class Endpoint(namedtuple("Endpoint", "url model key context", defaults=(None,))):
-    """What they are to find. url: without /v1. key: a text also where the server asks for none, since most clients do. context: tokens,
-    where the server says."""
+    """What they are to find. url: without /v1. key: a text also where the server asks for none, since most clients do.
+    context: tokens, where the server says."""
 
     __slots__ = ()
 
@@ -21,8 +22,9 @@ class Endpoint(namedtuple("Endpoint", "url model key context", defaults=(None,))
 
 
 class AgentSettings(namedtuple("AgentSettings", "env path value panel start", defaults=({}, "", None, {}, ""))):
-    """Of one of them. env: variables. path: of its file, ~ for the home, else beneath the folder that it is started in; value: what
-    stands there, a dict whose form the path's ending says. panel: what is typed into its settings. start: its command line."""
+    """Of one of them. env: variables. path: of its file, ~ for the home, else beneath the folder that it is started in;
+    value: what stands there, a dict whose form the path's ending says. panel: what is typed into its settings. start:
+    its command line."""
 
     __slots__ = ()
 

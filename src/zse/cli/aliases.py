@@ -1,5 +1,5 @@
-"""Options by the names that vLLM, llama.cpp and infer give them: what each is here, or why it is refused. docs/cli.md lists
-them. Read only when a command line has an option that its command does not know."""
+"""Options by the names that vLLM, llama.cpp and infer give them: what each is here, or why it is refused. docs/cli.md
+lists them. Read only when a command line has an option that its command does not know."""
 
 from typing import NamedTuple
 
@@ -7,10 +7,10 @@ from zse.errors import ConfigError
 
 
 class Alias(NamedTuple):
-    """names: as they are typed; by: whose. becomes: our words, {} standing for the value ("" for none); words that do not
-    begin with - go to the front, where MODEL stands. values: those of which something else becomes, or which alone are taken
-    where `becomes` is None; "" among them: the value may be left out. is_flag: no value follows. why: all else is refused, or
-    nothing needs to be done."""
+    """names: as they are typed; by: whose. becomes: our words, {} standing for the value ("" for none); words that do
+    not begin with - go to the front, where MODEL stands. values: those of which something else becomes, or which alone
+    are taken where `becomes` is None; "" among them: the value may be left out. is_flag: no value follows. why: all
+    else is refused, or nothing needs to be done."""
 
     names: str
     by: str
@@ -84,7 +84,8 @@ def names(known: set[str]) -> list[str]:
 
 
 def translate(argv: list[str], known: set[str]) -> list[str]:
-    """`argv` in the words of a command that has the options `known`. ConfigError for a name or a value that is refused."""
+    """`argv` in the words of a command that has the options `known`. ConfigError for a name or a value that is
+    refused."""
     front: list[str] = []
     rest: list[str] = []
     words = list(argv)

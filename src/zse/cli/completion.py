@@ -1,4 +1,5 @@
-"""zse completion: a shell's completions, made from the tables of commands and arguments that the parsers are made of."""
+"""zse completion: a shell's completions, made from the tables of commands and arguments that the parsers are made
+of."""
 
 import argparse
 import re
@@ -16,10 +17,11 @@ EPILOG = """examples:
 
 ARGUMENTS = (arg("shell", choices=("bash", "zsh", "fish"), metavar="bash|zsh|fish", help="whose script to print"),)
 
-# What follows a command's name. words: the command's, a kind of it behind. kinds: name → what it does. models: whether a name of a
-# model may stand there. choices: of the words behind it.
+# What follows a command's name. words: the command's, a kind of it behind. kinds: name → what it does. models: whether
+# a name of a model may stand there. choices: of the words behind it.
 Place = namedtuple("Place", "words help options kinds models choices")
-# names: with their dashes. values: words that it takes; "file": a path; "": anything; None: it is a flag. repeats: may be given twice.
+# names: with their dashes. values: words that it takes; "file": a path; "": anything; None: it is a flag. repeats: may
+# be given twice.
 Option = namedtuple("Option", "names help values repeats")
 
 

@@ -93,7 +93,8 @@ def _cpu(facts: dict):
 
 
 def _numbers(isa: str) -> tuple[str, str, str, str]:
-    """Whether the kernels compute what NumPy computes, in a second: a build looked at its own, a wheel's were built elsewhere."""
+    """Whether the kernels compute what NumPy computes, in a second: a build looked at its own, a wheel's were built
+    elsewhere."""
     if find_spec("numpy") is None:
         return "cpu numbers", NOTE, "not compared: NumPy is missing", f"{sys.executable} -m pip install numpy"
     wrong = list(self_check.problems(cpu.CPUDevice(1), 1))

@@ -11,7 +11,8 @@ from zse.runtime import hip, metal
 from zse.runtime.bindings import cuda as bindings_cuda
 
 OK, NOTE, BAD = "ok", "note", "bad"
-# Memory, graphs and loading are tested over fake drivers, kernels by compilers and in the emulator; no one has run them on hardware.
+# Memory, graphs and loading are tested over fake drivers, kernels by compilers and in the emulator; no one has run them
+# on hardware.
 UNPROVEN_HIP = "has never run on hardware; its kernels are compiled by clang and run in an emulator in the tests. --device hip tries it"
 UNPROVEN_METAL = "has never run on hardware; its kernels are checked by clang and run in an emulator in the tests. --device metal tries it"
 

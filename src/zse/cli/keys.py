@@ -1,4 +1,5 @@
-"""zse keys: the API keys in the server's database, which a server that runs sees within a second, and what they used."""
+"""zse keys: the API keys in the server's database, which a server that runs sees within a second, and what they
+used."""
 
 import json
 import os

@@ -12,7 +12,8 @@ from importlib import import_module
 from zse.cli import parser, settings
 from zse.errors import ZSEError
 
-# Name → one line for `zse --help`, in its order; the module is zse.cli.NAME. Here, so that listing them imports none of them.
+# Name → one line for `zse --help`, in its order; the module is zse.cli.NAME. Here, so that listing them imports none of
+# them.
 COMMANDS = {
     "serve": "serve models over an OpenAI-compatible HTTP API",
     "ps": "list the servers that run here, and their models",
@@ -41,8 +42,8 @@ COMMANDS = {
 
 
 def main(argv: list[str] | None = None, begin: Callable[[], None] = lambda: None) -> int:
-    """Run one command line (default: sys.argv) and return its exit code. Never raises for a user's mistake. begin: called when
-    the line is read and its command about to run."""
+    """Run one command line (default: sys.argv) and return its exit code. Never raises for a user's mistake. begin:
+    called when the line is read and its command about to run."""
     argv = sys.argv[1:] if argv is None else argv
     try:
         code = _dispatch(argv, begin)

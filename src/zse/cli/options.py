@@ -375,8 +375,8 @@ def _parser_of(kind):
 
 
 def sampling_params(values, recommended: "dict[str, float] | None" = None):
-    """SamplingParams from an object that has the attributes sampling_fields(). recommended: what the model's authors set, for
-    what is None there; else DEFAULTS. Raises ConfigError."""
+    """SamplingParams from an object that has the attributes sampling_fields(). recommended: what the model's authors
+    set, for what is None there; else DEFAULTS. Raises ConfigError."""
     given = {name: value for name in sampling_fields() if (value := getattr(values, name)) is not None}
     given = (recommended or DEFAULTS) | given
     try:
@@ -395,8 +395,8 @@ def text_of(path: str) -> str:
 
 
 def locate(model: str, quantize: str | None = None, device: str = "auto") -> str:
-    """The path of a model, fetched first when it is a catalog or hf: name that is not stored yet: of a catalog model the file
-    that fits the memory of `device`, or, to be quantized while loading, the original weights."""
+    """The path of a model, fetched first when it is a catalog or hf: name that is not stored yet: of a catalog model
+    the file that fits the memory of `device`, or, to be quantized while loading, the original weights."""
     if quantize and not store.is_path(model) and model in catalog.HUB_MODELS:
         model = f"{model}:{catalog.ORIGINAL}"
     try:

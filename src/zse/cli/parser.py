@@ -72,7 +72,8 @@ def hint(word: str, known: "Iterable[str]") -> str:
 
 
 def arg(*names: str, **settings: "Any") -> "tuple[tuple[str, ...], dict[str, Any]]":
-    """A row of a command's table of arguments: what add_argument() takes. A default is told behind the help that does not."""
+    """A row of a command's table of arguments: what add_argument() takes. A default is told behind the help that does
+    not."""
     if isinstance(settings.get("type"), Amount):
         settings.setdefault("metavar", settings["type"].shown)
     default, help = settings.get("default"), settings.get("help", "")
@@ -113,8 +114,8 @@ def add(parser: "Any", arguments: "Arguments") -> None:
 
 
 class Amount:
-    """An argparse type: int or float within [low, high], or greater than `above`. NaN is refused. shown: what stands for the
-    value in the help."""
+    """An argparse type: int or float within [low, high], or greater than `above`. NaN is refused. shown: what stands
+    for the value in the help."""
 
     def __init__(self, kind: type, low=None, high=None, above=None, shown: str = "N"):
         self.kind, self.low, self.high, self.above, self.shown = kind, low, high, above, shown

@@ -128,8 +128,8 @@ def _print_stream(deltas) -> tuple[float, float, int]:
 
 
 def _stats(llm, first: float, last: float, num_tokens: int) -> str:
-    """Times since exec, speed, memory. first, last: seconds since exec at the first and last token; llm.phases_ms: name →
-    milliseconds since exec."""
+    """Times since exec, speed, memory. first, last: seconds since exec at the first and last token; llm.phases_ms: name
+    → milliseconds since exec."""
     lines = [("tokens", str(num_tokens))]
     if num_tokens:
         lines.append(("exec to first token", f"{1000 * first:.0f} ms"))

@@ -291,8 +291,8 @@ def _changeable(args, keys, num_models: int) -> dict:
 
 
 def _reload(last: list) -> tuple[dict, list[str]]:
-    """The configuration once more: what of ServeOptions can change, and a line for each option that differs. last: [the arguments
-    that count so far], which become the new ones. Raises ConfigError and changes nothing then."""
+    """The configuration once more: what of ServeOptions can change, and a line for each option that differs. last: [the
+    arguments that count so far], which become the new ones. Raises ConfigError and changes nothing then."""
     before = last[0]
     parser = Parser(prog="zse serve")
     add(parser, ARGUMENTS)

@@ -1,7 +1,8 @@
 """Where the value of an option comes from: its default < the configuration file < the environment < the command line.
 
-The names are those of the command's own table of arguments: `--max-context` is `max-context` in the table [serve] of zse.toml and
-ZSE_SERVE_MAX_CONTEXT in the environment. Without a file and such a variable nothing is read and the parser does all."""
+The names are those of the command's own table of arguments: `--max-context` is `max-context` in the table [serve] of
+zse.toml and ZSE_SERVE_MAX_CONTEXT in the environment. Without a file and such a variable nothing is read and the parser
+does all."""
 
 import argparse
 import os
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 # The commands whose options a file and the environment can give.
 COMMANDS = ("serve", "run", "chat")
-# Switches (zse.env) that their options know already: they stand for the environment, so a file's value does not count beside one.
+# Switches (zse.env) that their options know already: they stand for the environment, so a file's value does not count
+# beside one.
 SWITCHES = {"threads": "ZSE_THREADS", "api_key": "ZSE_API_KEY", "log_level": "ZSE_LOG", "log_format": "ZSE_LOG_FORMAT"}
 # Of which one can be given: what a higher source says of one of them takes the others' place.
 RIVALS = (("api_key", "api_key_file"), ("json_schema", "regex", "choice", "grammar"))
@@ -42,8 +44,8 @@ def parse(
     """The arguments of a command from all sources. Raises ConfigError. told: `sources` is wanted in any case.
     environment: None: this process's.
 
-    Of the result: config_path, the file that was read, or None; sources, dest → where from, of what no default decided, empty
-    where only the command line was asked; environment, as it was."""
+    Of the result: config_path, the file that was read, or None; sources, dest → where from, of what no default decided,
+    empty where only the command line was asked; environment, as it was."""
     if command not in COMMANDS:
         return parser.parse_strict(argv)
     environment = os.environ if environment is None else environment
@@ -70,7 +72,8 @@ def found(
 
 
 def config_path(argv: list[str]) -> str | None:
-    """The file to read: --config, else ZSE_CONFIG, else zse.toml under ZSE_HOME where there is one; "none" is no file."""
+    """The file to read: --config, else ZSE_CONFIG, else zse.toml under ZSE_HOME where there is one; "none" is no
+    file."""
     given = env.get("ZSE_CONFIG")
     for index, word in enumerate(argv):
         if word == "--":
@@ -170,7 +173,8 @@ def _of_environment(command: str, parser: parsers.Parser, environment: "Mapping[
 
 
 def _value(parser: parsers.Parser, action: argparse.Action, value: "Any", where: str) -> "Any":
-    """What the parser would make of a value that a file or the environment gives. Raises ConfigError, which says where."""
+    """What the parser would make of a value that a file or the environment gives. Raises ConfigError, which says
+    where."""
     if action.nargs == 0:
         if type(value) is not bool:
             raise ConfigError(f"{where}: it takes true or false")

@@ -35,7 +35,8 @@ def notice(line: str) -> None:
 
 
 class ProgressBar:
-    """Callable as progress(label, done, total), in bytes. On a terminal a bar that redraws itself; elsewhere a line every 5 s."""
+    """Callable as progress(label, done, total), in bytes. On a terminal a bar that redraws itself; elsewhere a line
+    every 5 s."""
 
     def __init__(self, subject: str):
         self._subject = subject
@@ -93,9 +94,9 @@ def printable(text: str) -> str:
 
 
 def reply_writer(stream, wraps: bool = False):
-    """A function that writes a model's text and flushes. On a terminal control characters are shown, not obeyed:
-    a model (or who wrote its prompt) must not be able to move the cursor, set the title or fill the clipboard. wraps: lines are
-    broken between words there."""
+    """A function that writes a model's text and flushes. On a terminal control characters are shown, not obeyed: a
+    model (or who wrote its prompt) must not be able to move the cursor, set the title or fill the clipboard. wraps:
+    lines are broken between words there."""
     is_terminal = stream.isatty()
     shown = _VISIBLE if is_terminal else {}
     columns = os.get_terminal_size(stream.fileno()).columns if wraps and is_terminal else 0  # 0: it does not say
@@ -111,8 +112,8 @@ def reply_writer(stream, wraps: bool = False):
 
 
 class WordWrap:
-    """Breaks the lines of a text that comes piece by piece between words, at `width` columns. Of a word that reaches the edge
-    what stands there is taken back and written on the next line; code between lines of ``` is left alone."""
+    """Breaks the lines of a text that comes piece by piece between words, at `width` columns. Of a word that reaches
+    the edge what stands there is taken back and written on the next line; code between lines of ``` is left alone."""
 
     def __init__(self, width: int):
         self._width = max(width, 1)

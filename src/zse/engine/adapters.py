@@ -1,5 +1,5 @@
-"""The adapters of an engine: read in a thread beside the steps, named by the hash of what they hold, kept in host memory; the
-runner puts those that a step needs into slots of the device."""
+"""The adapters of an engine: read in a thread beside the steps, named by the hash of what they hold, kept in host
+memory; the runner puts those that a step needs into slots of the device."""
 
 import threading
 from typing import Any, NamedTuple

@@ -1,5 +1,5 @@
-"""Beam searches beside other requests: every beam is a request of the scheduler, forked from the one it continues, so that
-beams share the KV pages of what they have in common.
+"""Beam searches beside other requests: every beam is a request of the scheduler, forked from the one it continues, so
+that beams share the KV pages of what they have in common.
 
 Beams advance together: one that has its candidates is held until all of its search have theirs. Where held beams have
 the rows or pages that others of their search wait for, nothing can run; then they are preempted.
@@ -33,8 +33,8 @@ class CompletedSearch(NamedTuple):
 
 
 class _Search:
-    """ids: of the beams' requests, in the order of search.beams; lines: candidates of those that have them. num_made: tokens
-    that were sampled for any of them."""
+    """ids: of the beams' requests, in the order of search.beams; lines: candidates of those that have them. num_made:
+    tokens that were sampled for any of them."""
 
     def __init__(self, id: int, search: BeamSearch, first: int, num_prompt: int):
         self.id, self.search, self.ids = id, search, [first]
@@ -97,7 +97,8 @@ class BeamQueue(Feature):
         return None if search is None else self._computed(search)
 
     def _computed(self, search: _Search) -> int:
-        """Tokens of the prompt that were not cached, and of all beams; before the first of these, of the one that begins."""
+        """Tokens of the prompt that were not cached, and of all beams; before the first of these, of the one that
+        begins."""
         if not search.num_made:
             return self._scheduler.num_computed(search.ids[0])
         requests = self._scheduler.requests

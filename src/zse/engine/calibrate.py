@@ -1,11 +1,11 @@
-"""What the inputs of a model's products are on a text, layer by layer, for a conversion that quantizes by them (zse.quant.gptq).
+"""What the inputs of a model's products are on a text, layer by layer, for a conversion that quantizes by them
+(zse.quant.gptq).
 
-The forward is the engine's: its trace, launches and kernels on the CPU, in f32, cut where a product reads (plan/layers.py). A layer
-runs twice over the text: as it is, to see its inputs, and with its weights as they were rounded, so that the next layer's inputs
-are those that it will get. One layer is in memory at a time, in f32, with the squares of its inputs (of experts the inputs:
-calibrate_experts.py), and what the layers hand on
-for the whole text: 4 to 8 bytes for each token and hidden number.
-"""
+The forward is the engine's: its trace, launches and kernels on the CPU, in f32, cut where a product reads
+(plan/layers.py). A layer runs twice over the text: as it is, to see its inputs, and with its weights as they were
+rounded, so that the next layer's inputs are those that it will get. One layer is in memory at a time, in f32, with the
+squares of its inputs (of experts the inputs: calibrate_experts.py), and what the layers hand on for the whole text: 4
+to 8 bytes for each token and hidden number."""
 
 import hashlib
 import threading
@@ -43,9 +43,10 @@ F32 = DenseScheme("f32")
 
 
 class Calibration:
-    """source: an open model; text: what it is run over, up to `tokens` tokens; names: the tensors that will be rounded: what is in no
-    layer is rounded as ever, and goes through the forward as the file has it. Each expert is rounded by its own inputs. Raises as plan_model(), UnsupportedError
-    for models that it does not walk, ConfigError for a text that is too short."""
+    """source: an open model; text: what it is run over, up to `tokens` tokens; names: the tensors that will be rounded:
+    what is in no layer is rounded as ever, and goes through the forward as the file has it. Each expert is rounded by
+    its own inputs. Raises as plan_model(), UnsupportedError for models that it does not walk, ConfigError for a text
+    that is too short."""
 
     def __init__(self, source: ModelSource, names: set[str], text: str, tokens: int = DEFAULT_TOKENS, threads=None):
         started = time.monotonic()
@@ -121,8 +122,8 @@ class Calibration:
         return self._stacks[name][0] if name in self._stacks and name in self.names else None
 
     def inputs(self, name: str, row: int = 0) -> gptq.Inputs | None:
-        """What is known of the inputs of tensor `name`, of a stack of experts of the one at `row`; None of one that is not rounded by
-        them. Any thread."""
+        """What is known of the inputs of tensor `name`, of a stack of experts of the one at `row`; None of one that is
+        not rounded by them. Any thread."""
         if name not in self.names:
             return None
         name = self._part(name, row)[0]

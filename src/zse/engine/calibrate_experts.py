@@ -1,9 +1,9 @@
-"""What the experts of a layer read on a text, for a conversion that rounds each by its own inputs (zse.engine.calibrate).
+"""What the experts of a layer read on a text, for a conversion that rounds each by its own inputs
+(zse.engine.calibrate).
 
-Kept are the inputs themselves, so that H of one expert at a time is in memory, however many there are: 4 bytes for each token
-and column that gate and up read, and for each pair of a token and one of its experts and column that down reads. With
-Qwen3-30B-A3B's sizes and 16,384 tokens that is 134 + 403 MB a layer.
-"""
+Kept are the inputs themselves, so that H of one expert at a time is in memory, however many there are: 4 bytes for each
+token and column that gate and up read, and for each pair of a token and one of its experts and column that down reads.
+With Qwen3-30B-A3B's sizes and 16,384 tokens that is 134 + 403 MB a layer."""
 
 import re
 from collections import OrderedDict
@@ -20,8 +20,8 @@ _SLICE = re.compile(r"(.*)\[(\d+)\](?: part (\d+))?")
 
 
 class ExpertInputs:
-    """Inputs of one product of experts. gather: a row a token, of which each expert reads those sent to it; else a row a pair, sorted
-    by expert."""
+    """Inputs of one product of experts. gather: a row a token, of which each expert reads those sent to it; else a row
+    a pair, sorted by expert."""
 
     def __init__(self, gather: bool):
         self._gather = gather
@@ -48,9 +48,10 @@ class ExpertInputs:
         return found
 
     def _squares(self, expert: int) -> NDArray | None:
-        """H = X'X of the rows that are the expert's, and as many more as there are columns: tokens of the layer (gate and up), or the
-        rows' own mean squares without what goes together in them (down, whose columns mean other things in each expert). Without
-        these, few rows would have their chance companies followed, and in directions that none of them has H knows nothing."""
+        """H = X'X of the rows that are the expert's, and as many more as there are columns: tokens of the layer (gate
+        and up), or the rows' own mean squares without what goes together in them (down, whose columns mean other things
+        in each expert). Without these, few rows would have their chance companies followed, and in directions that none
+        of them has H knows nothing."""
         x = np.concatenate([self._of_chunk(x, ids, expert) for x, ids in zip(self._rows, self._ids, strict=True)])
         count, columns = x.shape
         squares = x.T @ x

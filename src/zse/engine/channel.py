@@ -1,8 +1,7 @@
 """What the engine sends to one HTTP request, and what it cost.
 
-What the engine computes is counted for every request in the same way and to its last word, also after nobody listens any more: a
-Channel is the only way to the engine, and cannot be made without saying who is told.
-"""
+What the engine computes is counted for every request in the same way and to its last word, also after nobody listens
+any more: a Channel is the only way to the engine, and cannot be made without saying who is told."""
 
 import asyncio
 from collections import deque
@@ -19,17 +18,18 @@ from zse.scheduler.options import DEFAULT, RequestOptions
 if TYPE_CHECKING:
     from zse.engine.client import EngineClient
 
-# Events that a request may have waiting for a reader that has been behind for STALL_S, and for one that is behind at all: a step of
-# 64 answers with log-probabilities is 30 KB, and a reader is behind for some ms now and then. The transport holds 64 KiB more.
+# Events that a request may have waiting for a reader that has been behind for STALL_S, and for one that is behind at
+# all: a step of 64 answers with log-probabilities is 30 KB, and a reader is behind for some ms now and then. The
+# transport holds 64 KiB more.
 STREAM_BYTES, MOST_STREAM_BYTES, STALL_S = 192 << 10, 1 << 20, 0.25
 
 
 class Channel:
     """The events of one HTTP request's engine requests, in order of arrival, each under the caller's key.
 
-    stalled_s: for how long the reader of a stream has been behind. Then not more than STREAM_BYTES (MOST_STREAM_BYTES) wait here:
-    a reader that is slower than that is cut off, the engine never waits. What waits because this process is behind, or for
-    an answer that is not streamed, is bounded by the answer's length.
+    stalled_s: for how long the reader of a stream has been behind. Then not more than STREAM_BYTES (MOST_STREAM_BYTES)
+    wait here: a reader that is slower than that is cut off, the engine never waits. What waits because this process is
+    behind, or for an answer that is not streamed, is bounded by the answer's length.
 
     Args:
         settle: called once with the tokens that the engine computed for all requests: when it has said its last word of each,
@@ -123,8 +123,8 @@ class Channel:
 
 
 class Owed(msgspec.Struct, eq=False):
-    """A request whose last word the engine owes. computed: tokens that it has told of: its answer's, and with the first of them
-    those of the prompt that were not cached."""
+    """A request whose last word the engine owes. computed: tokens that it has told of: its answer's, and with the first
+    of them those of the prompt that were not cached."""
 
     channel: Channel
     key: int

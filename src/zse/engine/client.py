@@ -162,8 +162,8 @@ class EngineClient:
         return await asyncio.shield(self._ready)
 
     async def wait_ready(self) -> None:
-        """Wait for the first start, for a request. Raises RequestError when that failed, and while the engine restarts, is
-        down or stops."""
+        """Wait for the first start, for a request. Raises RequestError when that failed, and while the engine restarts,
+        is down or stops."""
         with contextlib.suppress(EngineStartError):
             if self.state == STARTING:
                 await self.started()
@@ -278,8 +278,8 @@ class EngineClient:
             self._task.cancel()
 
     async def unload(self) -> None:
-        """End the process; its memory is free when this returns. start() may follow. A start that goes on has failed, requests end
-        with engine_restarting."""
+        """End the process; its memory is free when this returns. start() may follow. A start that goes on has failed,
+        requests end with engine_restarting."""
         self.state = STOPPING
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(EngineStartError("it was unloaded before it was ready", 1))
@@ -309,8 +309,8 @@ class EngineClient:
         params: SamplingParams | Ask | BeamParams,
         options: RequestOptions = DEFAULT,
     ) -> None:
-        """Send a request: its events come from the channel's next(), under `key`. Raises RequestError when the engine is
-        not ready."""
+        """Send a request: its events come from the channel's next(), under `key`. Raises RequestError when the engine
+        is not ready."""
         if channel.failure is not None:
             raise channel.failure
         if self.state != READY or self._link is None:

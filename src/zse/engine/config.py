@@ -18,8 +18,8 @@ DEVICES = ("auto", "cpu", "cuda", "hip", "metal")
 # What each family of devices computes with; the first is what "auto" means.
 ACTIVATIONS = {"cpu": ("int8", "f32"), "gpu": ("bf16",)}
 KV_DTYPES = {"cpu": ("f16", "f32", "int8", "fp8"), "gpu": ("bf16", "int8", "fp8")}
-# Requests at once: the fewest, and the most where their logits (ROW_BYTES a token of the vocabulary: the f32 and what the
-# sampler keeps of them) take no more than ROWS_SHARE of the memory. Qwen2.5's 152,064 tokens: 311 MB for 256 rows.
+# Requests at once: the fewest, and the most where their logits (ROW_BYTES a token of the vocabulary: the f32 and what
+# the sampler keeps of them) take no more than ROWS_SHARE of the memory. Qwen2.5's 152,064 tokens: 311 MB for 256 rows.
 MAX_ROWS = {"cpu": (64, 64), "gpu": (64, 256)}
 ROW_BYTES, ROWS_SHARE = 8, 0.01
 # Prompt tokens that may wait before it is known how fast they drain: what a CPU computes in minutes, a GPU in one.
@@ -90,12 +90,11 @@ UNCHANGED = "model max_waiting kv_layout graphs cache_policy cache_disk cache_di
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The options of `zse serve` by their names: docs/cli.md says what each means (sizes are bytes here, page_size 0 and
-    resident_layers -1 are auto). None and "auto" mean auto: see settle() and resolve().
+    """The options of `zse serve` by their names: docs/cli.md says what each means (sizes are bytes here, page_size 0
+    and resident_layers -1 are auto). None and "auto" mean auto: see settle() and resolve().
 
-    model, draft_model: paths of a file or directory. max_waiting, max_waiting_tokens: requests, and tokens of their prompts, that may
-    queue behind the running ones. tenant_weights: "name=2,other=0.5" (others: 1).
-    """
+    model, draft_model: paths of a file or directory. max_waiting, max_waiting_tokens: requests, and tokens of their
+    prompts, that may queue behind the running ones. tenant_weights: "name=2,other=0.5" (others: 1)."""
 
     model: str
     device: str = AUTO
@@ -212,8 +211,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResolvedConfig(Settings, frozen=True, kw_only=True):
-    """An EngineConfig whose every value is the one in use; num_pages: of page_size tokens; kv_bytes: the address space of
-    them all."""
+    """An EngineConfig whose every value is the one in use; num_pages: of page_size tokens; kv_bytes: the address space
+    of them all."""
 
     model: str
     device: str

@@ -67,8 +67,8 @@ class Engine:
     def submit(self, id: int, prompt: list[int], params: Any, options: RequestOptions = DEFAULT) -> None:
         """Queue a request. Raises RequestError when it is refused.
 
-        params: SamplingParams of a reply, which step() tells; or, of what take_completed() gives, Ask (a forward without
-        sampling) or BeamParams (a beam search)."""
+        params: SamplingParams of a reply, which step() tells; or, of what take_completed() gives, Ask (a forward
+        without sampling) or BeamParams (a beam search)."""
         for checking in [name for name, row in FEATURES.items() if row.checks is not None and row.checks(options)]:
             self.feature(checking).check(params, options)
         name = next((name for name, row in FEATURES.items() if row.takes(params, options)), None)
@@ -93,8 +93,8 @@ class Engine:
         return any(feature.cancel(id) for feature in self._features.values()) or self.scheduler.cancel(id)
 
     def num_computed(self, id: int) -> int:
-        """Tokens computed so far for a request that has not ended: of its prompt without what was cached, and made. 0 for an
-        unknown id."""
+        """Tokens computed so far for a request that has not ended: of its prompt without what was cached, and made. 0
+        for an unknown id."""
         found = [count for feature in self._features.values() if (count := feature.num_computed(id)) is not None]
         return found[0] if found else self.scheduler.num_computed(id)
 

@@ -17,7 +17,8 @@ from zse.scheduler.options import RequestOptions
 
 class FeatureRow(NamedTuple):
     """make(engine): the feature, None where load.py makes it. takes(params, options): whether it is for such a request.
-    checks(options): whether it may refuse one that others take, None: it refuses none. counters: what is told before it is made."""
+    checks(options): whether it may refuse one that others take, None: it refuses none. counters: what is told before it
+    is made."""
 
     make: Callable[[Any], Feature] | None = None
     takes: Callable[[Any, RequestOptions], bool] = lambda params, options: False

@@ -21,8 +21,8 @@ from zse.tensor import Tensor
 
 
 class Piece(NamedTuple):
-    """Part of a sequence: all of its tokens, which of them run, its pages, and its line, one of job_rows(). second: where a
-    second text begins, whose tokens are of type 1 to an encoder; 0: nowhere."""
+    """Part of a sequence: all of its tokens, which of them run, its pages, and its line, one of job_rows(). second:
+    where a second text begins, whose tokens are of type 1 to an encoder; 0: nowhere."""
 
     tokens: array
     start: int
@@ -89,7 +89,8 @@ class Forwards:
         graph.submit(**{name: symbols[name] for name in graph.symbols}).wait()
 
     def logprobs(self, lines: list[Line]) -> list[TokenLogprob]:
-        """Log-probabilities of at most `max_lines` lines of the chunk that ran last. NaN where logits are not finite."""
+        """Log-probabilities of at most `max_lines` lines of the chunk that ran last. NaN where logits are not
+        finite."""
         tops = any(line.top for line in lines)
         count, words = len(lines), self._words()
         words[0][:count] = array("i", [line.place for line in lines])
@@ -123,9 +124,9 @@ class Forwards:
         return memoryview(data).cast("f")
 
     def hidden(self, place: int, count: int):
-        """Hidden states after the final norm, NumPy [count, hidden_size], of the chunk's tokens from `place` on: of an encoder as they
-        are, f32, until anything else runs; of what norms_on_host float64, the norm computed here: on no device is its f32 output
-        needed otherwise."""
+        """Hidden states after the final norm, NumPy [count, hidden_size], of the chunk's tokens from `place` on: of an
+        encoder as they are, f32, until anything else runs; of what norms_on_host float64, the norm computed here: on no
+        device is its f32 output needed otherwise."""
         planner = self._planner
         tensor = planner.hidden
         width = tensor.shape[1]
@@ -145,8 +146,8 @@ class Forwards:
         return self._classifier(pooled)
 
     def dense(self, pooled):
-        """What the model's dense modules make of pooled states, float64 NumPy [texts, embedding_size]; without such modules the
-        states themselves."""
+        """What the model's dense modules make of pooled states, float64 NumPy [texts, embedding_size]; without such
+        modules the states themselves."""
         if not self._planner.config.dense:
             return pooled
         if self._dense is None:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from zse.engine.core import Engine
 
 IDLE_WAIT_S = 0.002  # in which nothing else happens while a grammar is compiled
-# The process starts ahead of requests in an engine that has been idle for so long: its vocabulary takes a core for 0.3 to
-# 2 s, which the first answers must not share.
+# The process starts ahead of requests in an engine that has been idle for so long: its vocabulary takes a core for 0.3
+# to 2 s, which the first answers must not share.
 WARM_AFTER_S = 1.0
 
 
@@ -148,7 +148,8 @@ class GrammarQueue(Feature):
         return outputs
 
     def counters(self) -> dict[str, float]:
-        """What the grammar process counts. Asked with every heartbeat, which is when it may end for want of requests."""
+        """What the grammar process counts. Asked with every heartbeat, which is when it may end for want of
+        requests."""
         if self._grammars is None:
             return {}
         if not self.num_live and not self._warm:

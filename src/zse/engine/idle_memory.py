@@ -1,8 +1,8 @@
-"""What an idle engine gives back to the system: cached prefixes beyond a bound, and the memory of pages that nobody has.
+"""What an idle engine gives back to the system: cached prefixes beyond a bound, and the memory of pages that nobody
+has.
 
-KV pages become resident when they are first written, and stay so: a server that was busy for an hour would keep what its
-busiest minute took.
-"""
+KV pages become resident when they are first written, and stay so: a server that was busy for an hour would keep what
+its busiest minute took."""
 
 from typing import Any
 

@@ -17,8 +17,8 @@ MAX_LINES = 5  # of a check in the log
 
 
 class IntegrityWatch:
-    """due: look() when the scheduler has made so many steps. counters: integrity_checks, integrity_problems (lines that checks
-    found), integrity_check_ms of the last one."""
+    """due: look() when the scheduler has made so many steps. counters: integrity_checks, integrity_problems (lines that
+    checks found), integrity_check_ms of the last one."""
 
     def __init__(self, scheduler: Any, clock=time.perf_counter):
         self._scheduler, self._clock = scheduler, clock

@@ -1,13 +1,12 @@
 """Jobs: forwards without sampling beside the requests: embeddings, log-probabilities of a prompt, of chosen tokens.
 
 A chunk of the jobs at the head of the queue runs between two steps, as long as a chunk of a prompt would be, on pages
-of the requests' pool. What a job uses counts as its tenant's: the tenant that is furthest behind goes first, a job and the
-requests get pages in one order (scheduler/lifecycle.py), and beside other tenants' requests chunks have their tenants' share
-of the time (scheduler/fairness.py).
+of the requests' pool. What a job uses counts as its tenant's: the tenant that is furthest behind goes first, a job and
+the requests get pages in one order (scheduler/lifecycle.py), and beside other tenants' requests chunks have their
+tenants' share of the time (scheduler/fairness.py).
 
-Jobs compute all of their tokens: what they want of most of them, a hidden state or a line of logits, is in no cache. But
-a prompt whose log-probabilities were all finite is left to the prefix cache, for the reply to it.
-"""
+Jobs compute all of their tokens: what they want of most of them, a hidden state or a line of logits, is in no cache.
+But a prompt whose log-probabilities were all finite is left to the prefix cache, for the reply to it."""
 
 import math
 import time
@@ -76,7 +75,8 @@ class Job:
 
 
 def check_ask(ask: Ask, encoder: Any, tokens: list[int], max_tokens: int) -> None:
-    """RequestError where the model cannot answer, or a text does not fit a step of an encoder. encoder: its ModelConfig, or None."""
+    """RequestError where the model cannot answer, or a text does not fit a step of an encoder. encoder: its
+    ModelConfig, or None."""
     if ask.what == "labels" and not (encoder and encoder.num_labels):
         raise RequestError("this model is no cross-encoder: it has no classifier", code="unsupported_parameter")
     if encoder and ask.what in ("logprobs", "targets"):
@@ -339,7 +339,8 @@ class JobQueue(Feature):
         job.logprobs = [TokenLogprob(float(values[target]), []) for target in job.ask.targets]
 
     def _vectors(self, jobs: list[Job]) -> dict[int, Any]:
-        """What each job's pooled states become, f64, by its id. Texts pass dense modules together: their matrices are read once."""
+        """What each job's pooled states become, f64, by its id. Texts pass dense modules together: their matrices are
+        read once."""
         forwards = self._engine.runner.forwards
         found = {job.id: forwards.classify(job.pool.result()) for job in jobs if job.pool and job.ask.what == "labels"}
         texts = [job for job in jobs if job.id not in found]

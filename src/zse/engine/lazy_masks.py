@@ -1,19 +1,20 @@
 """Masks that are computed only for tokens that need one: draw, ask the grammar, draw again where it says no.
 
 A token is drawn from p, all of the vocabulary. With a the mass that the grammar allows, the token is allowed with
-probability a and kept; else the mask is computed and another is drawn from p / a. So an allowed token t comes with
-p(t) + (1 - a) p(t) / a = p(t) / a, which is what drawing under the mask gives (rejection sampling, with the second try
-exact). Of greedy requests the likeliest of all tokens is the likeliest allowed one wherever it is allowed. Penalties and
-biases are in p before the mask in either order. top_k, top_p and min_p cut what is left by the mask: an allowed token
-that survives the cut of all tokens would come too seldom, so such requests are masked first.
+probability a and kept; else the mask is computed and another is drawn from p / a. So an allowed token t comes with p(t)
++ (1 - a) p(t) / a = p(t) / a, which is what drawing under the mask gives (rejection sampling, with the second try
+exact). Of greedy requests the likeliest of all tokens is the likeliest allowed one wherever it is allowed. Penalties
+and biases are in p before the mask in either order. top_k, top_p and min_p cut what is left by the mask: an allowed
+token that survives the cut of all tokens would come too seldom, so such requests are masked first.
 
-The second draw has a random number of its own, Philox of (seed, position + 2**62): a function of both alone, so a request
-says the same in any batch. It is used wherever the first token is refused, also where the mask was computed ahead (behind
-drafts, of requests that are refused often, with log-probabilities): how masks are computed changes no token.
+The second draw has a random number of its own, Philox of (seed, position + 2**62): a function of both alone, so a
+request says the same in any batch. It is used wherever the first token is refused, also where the mask was computed
+ahead (behind drafts, of requests that are refused often, with log-probabilities): how masks are computed changes no
+token.
 
 What it saves: 0.6 ms of a core in a step of 8 rows, and the second replay. A question takes the grammar process 4 µs, a
-mask 10 to 120, and 1 to 11 % of SmolLM2-135M's greedy tokens are refused. What it costs: the way to that process and back
-takes a step of 8 rows 0.3 ms longer (the first question takes 36 µs, because the forward has emptied the caches).
+mask 10 to 120, and 1 to 11 % of SmolLM2-135M's greedy tokens are refused. What it costs: the way to that process and
+back takes a step of 8 rows 0.3 ms longer (the first question takes 36 µs, because the forward has emptied the caches).
 """
 
 from collections.abc import Callable, Sequence
@@ -72,8 +73,8 @@ def check_masked(
 ) -> None:
     """Hold what was drawn against masks that are there: of the lines in `masked`; others are free.
 
-    tokens: of all lines of the step, -1 where the logits were not finite. draw_again(line, kept): mask a line and sample
-    it; kept: a token that stands all the same, for its log-probability. It gives the token."""
+    tokens: of all lines of the step, -1 where the logits were not finite. draw_again(line, kept): mask a line and
+    sample it; kept: a token that stands all the same, for its log-probability. It gives the token."""
     nbytes, memory = grammars.line_nbytes, grammars.memory
     for run in runs:
         shows = run.request.params.logprobs is not None
@@ -96,8 +97,8 @@ def check_drawn(
     failures: dict,
     draw_again: Callable[[int, int | None], int],
 ) -> None:
-    """The same without masks: the grammar process takes what it allows, and gives the mask of the first that it does not.
-    Behind a draft that a second draw gave it is asked again. failures: as of StepMasks."""
+    """The same without masks: the grammar process takes what it allows, and gives the mask of the first that it does
+    not. Behind a draft that a second draw gave it is asked again. failures: as of StepMasks."""
     while runs:
         asks = [MaskAsk(run.request, run.line + run.at, drawn=run.drawn(tokens), known=run.known) for run in runs]
         asks, runs = _with_drawn(asks, runs)

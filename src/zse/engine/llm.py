@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 class Found(NamedTuple):
     """A reply that a beam search found. text: without control tokens. token_ids: the end token too. finish_reason:
-    "stop" or "length". score: logprob, the sum of the tokens' log-probabilities, divided by their number to the power of
-    the length penalty. logprobs: a TokenLogprob for each token."""
+    "stop" or "length". score: logprob, the sum of the tokens' log-probabilities, divided by their number to the power
+    of the length penalty. logprobs: a TokenLogprob for each token."""
 
     text: str
     token_ids: list[int]
@@ -65,10 +65,10 @@ class LLM:
 
     model: a name of the store, or a path. device: "auto" (the first GPU that can be used, else the CPU), "cpu", "cuda",
     "cuda:1". threads: of the CPU, default ZSE_THREADS, else physical cores. activations: "int8" or "f32" on a CPU.
-    kv_dtype: "f16" or "f32" on a CPU, "bf16" on a GPU, "int8" or "fp8" on both. max_context: tokens of prompt and reply (default: the model's).
-    max_rows: requests that run as one batch (default: 64). prepare_chat: load the chat template at once,
-    while weights are read, instead of at the first chat. Further options are EngineConfig's. Raises ZSEError with one
-    line that says what is wrong.
+    kv_dtype: "f16" or "f32" on a CPU, "bf16" on a GPU, "int8" or "fp8" on both. max_context: tokens of prompt and reply
+    (default: the model's). max_rows: requests that run as one batch (default: 64). prepare_chat: load the chat template
+    at once, while weights are read, instead of at the first chat. Further options are EngineConfig's. Raises ZSEError
+    with one line that says what is wrong.
 
     Not for several threads at once; several streams may be read in turns.
     """
@@ -194,10 +194,11 @@ class LLM:
         structure: "Form" = None,
         adapter: "str | Sequence[str]" = "",
     ) -> list[Output]:
-        """A reply to each prompt (text, or token ids), run as one batch. params: one for all, or one for each prompt. adapter: what
-        load_adapter() gave, "" for none, likewise.
-        structure: the form of the replies: {"json": schema, or True for any object}, {"regex": …}, {"choice": [texts]},
-        {"grammar": Lark or GBNF} or a zse.structured.options.Structure. Raises RequestError for a prompt or parameter that is refused; nothing of the call runs on then."""
+        """A reply to each prompt (text, or token ids), run as one batch. params: one for all, or one for each prompt.
+        adapter: what load_adapter() gave, "" for none, likewise. structure: the form of the replies: {"json": schema,
+        or True for any object}, {"regex": …}, {"choice": [texts]}, {"grammar": Lark or GBNF} or a
+        zse.structured.options.Structure. Raises RequestError for a prompt or parameter that is refused; nothing of the
+        call runs on then."""
         ids = self._several(prompts)
         params = self._params_of(params, len(ids))
         adapters = [adapter] * len(ids) if isinstance(adapter, str) else adapter
@@ -257,8 +258,8 @@ class LLM:
         return self._stream(self.encode_chat(messages), params, structure, adapter)
 
     def load_adapter(self, path: "str | os.PathLike") -> str:
-        """Read a LoRA adapter, a folder as PEFT writes it, and keep it: what replies name it by. Raises RequestError where the LLM was
-        made without adapter_slots, FormatError or UnsupportedError for what it cannot use."""
+        """Read a LoRA adapter, a folder as PEFT writes it, and keep it: what replies name it by. Raises RequestError
+        where the LLM was made without adapter_slots, FormatError or UnsupportedError for what it cannot use."""
         return self._engine.feature("adapters").load(os.fspath(path)).id
 
     def unload_adapter(self, adapter: str) -> None:
@@ -349,9 +350,9 @@ class LLM:
     # -- forwards without sampling
 
     def embed(self, prompts: "Prompt | Sequence[Prompt]", *, pooling: str | None = None, normalize: bool = True):
-        """The model's vector of each prompt, f32 NumPy [prompts, hidden_size]. pooling: of the hidden states after the final norm,
-        "last", "mean", "cls" (the first) or "max"; None: what the model's files say, else the last. normalize: each line brought to
-        length 1. Raises RequestError for a prompt that is refused."""
+        """The model's vector of each prompt, f32 NumPy [prompts, hidden_size]. pooling: of the hidden states after the
+        final norm, "last", "mean", "cls" (the first) or "max"; None: what the model's files say, else the last.
+        normalize: each line brought to length 1. Raises RequestError for a prompt that is refused."""
         pooling = pooling or self._loaded.model_config.pooling or "last"
         if pooling not in messages.POOLINGS:
             raise ValueError(f"pooling {pooling!r}: expected one of {', '.join(messages.POOLINGS)}")

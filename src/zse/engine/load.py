@@ -42,8 +42,9 @@ class Loaded:
 
 def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, opening=None) -> Loaded:
     """Open, load and make ready. phases: Phases to mark. on_source(source): called as soon as the file is open (the
-    tokenizer can load meanwhile). on_plan(MemoryPlan): called before anything but a CPU's weights is allocated. opening: the PendingDevice to
-    load onto, if one was started. Raises FormatError, UnsupportedError, ConfigError, DeviceError."""
+    tokenizer can load meanwhile). on_plan(MemoryPlan): called before anything but a CPU's weights is allocated.
+    opening: the PendingDevice to load onto, if one was started. Raises FormatError, UnsupportedError, ConfigError,
+    DeviceError."""
     opening = opening or device_opening.PendingDevice(config.device)
     opening.threads = config.threads
     device = model = source = draft = drafting = ahead = None
@@ -63,8 +64,8 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
             draft = draft_model.plan_draft(
                 config.draft_model, source, plan.config, quantize=config.quantize, family=device.kernels
             )
-        # A CPU's threads read while the memory is counted and the engine built (25 ms). A GPU's driver gives no memory while
-        # it registers a file's pages (90 ms for 4 GB): memory comes first there.
+        # A CPU's threads read while the memory is counted and the engine built (25 ms). A GPU's driver gives no memory
+        # while it registers a file's pages (90 ms for 4 GB): memory comes first there.
         early = device.shares_memory and sum(plan.memory_bytes.values()) <= (config.max_memory or device.memory_total)
         if early:
             ahead.stop()
@@ -142,8 +143,8 @@ def _opened(opening, config: EngineConfig):
 
 
 def _plan_beside(opening, source, config: EngineConfig):
-    """While a GPU's driver starts (0.2 s): plan for a GPU, and import what comes next. None when there is no time for it, or
-    when a GPU cannot have the model (the device may turn out to be the CPU)."""
+    """While a GPU's driver starts (0.2 s): plan for a GPU, and import what comes next. None when there is no time for
+    it, or when a GPU cannot have the model (the device may turn out to be the CPU)."""
     if opening.done or config.device == "cpu":
         return None
     plan = None
@@ -241,8 +242,8 @@ def build_from_arguments(arguments: list[str], phases, opening=None):
 
 
 def kernels_of(model: str, level: str, threads: int) -> set[str]:
-    """The symbols that a start of `model`, a path, and its first requests ask a CPU for, with default options; features that a
-    request names come on top. Reads the file's head, no weights. Raises as load_engine()."""
+    """The symbols that a start of `model`, a path, and its first requests ask a CPU for, with default options; features
+    that a request names come on top. Reads the file's head, no weights. Raises as load_engine()."""
     asking = import_module("zse.engine.needed").AskingDevice(level, threads)
     return _asked(EngineConfig(model=model, device="cpu"), asking)
 

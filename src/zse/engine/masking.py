@@ -1,10 +1,9 @@
 """Masks of a grammar on their way to the sampler.
 
 A step whose masks come first is two replays: the forward, and, once the grammar process has given the masks
-(structured/service.py), masking and sampling. So the masks are computed while the model runs, and steps without masks are
-recorded without them. Where tokens may be drawn first (engine/lazy_masks.py), a step is one replay as without grammars,
-and one more, of a line, for each token that is refused.
-"""
+(structured/service.py), masking and sampling. So the masks are computed while the model runs, and steps without masks
+are recorded without them. Where tokens may be drawn first (engine/lazy_masks.py), a step is one replay as without
+grammars, and one more, of a line, for each token that is refused."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -16,14 +15,15 @@ from zse.kernels.mask import mask_logits
 from zse.structured.service import Grammars, MaskAsk
 from zse.tensor import Tensor
 
-# So many requests with a grammar in a step have their masks computed beside the forward, also where they may be drawn first: a
-# mask takes 0.07 to 0.14 ms of another core, the way to the grammar process and back holds up the step for 0.25.
+# So many requests with a grammar in a step have their masks computed beside the forward, also where they may be drawn
+# first: a mask takes 0.07 to 0.14 ms of another core, the way to the grammar process and back holds up the step for
+# 0.25.
 MOST_AHEAD = 2
 
 
 class StepMasks:
-    """The masks of one step, which are being computed. failures: filled with requests whose grammar cannot go on: what is
-    sampled for them is to be dropped. come_first: whether there are lines that must not be sampled before they are
+    """The masks of one step, which are being computed. failures: filled with requests whose grammar cannot go on: what
+    is sampled for them is to be dropped. come_first: whether there are lines that must not be sampled before they are
     masked; draws_first: whether there are others."""
 
     def __init__(self, grammars: Grammars, failures: dict[int, RequestError]):
@@ -97,7 +97,8 @@ class StepMasks:
         return self.wait() - self._later_lines
 
     def stands(self, token_of) -> bool:
-        """Whether nothing is to be done about what was drawn, asked of one request without drafts: most steps. token_of(line)."""
+        """Whether nothing is to be done about what was drawn, asked of one request without drafts: most steps.
+        token_of(line)."""
         if len(self._later) != 1 or self._lazy:
             return False
         run = self._later[0]
@@ -142,7 +143,8 @@ class Masking:
         self._line_graphs: dict[tuple[int, int], Any] = {}  # by StepSet and line
 
     def submit(self, buffers, rows: int, masks: StepMasks):
-        """Wait for the masks, then mask and sample `rows` lines of logits; the Ticket. buffers: the runner's StepSet."""
+        """Wait for the masks, then mask and sample `rows` lines of logits; the Ticket. buffers: the runner's
+        StepSet."""
         size = next((1 << bits for bits in range(16) if 1 << bits >= rows), rows)
         size = min(size, self._lines)
         graph = self._graphs.get((buffers.number, size)) or self._record(buffers, size)

@@ -1,5 +1,5 @@
-"""The memory plan: what an engine allocates, counted before it is: the engine is built on a device that only counts, which
-takes a few milliseconds, so the plan cannot drift from what is allocated."""
+"""The memory plan: what an engine allocates, counted before it is: the engine is built on a device that only counts,
+which takes a few milliseconds, so the plan cannot drift from what is allocated."""
 
 from collections.abc import Callable
 from functools import partial
@@ -32,16 +32,18 @@ Found = tuple[ResolvedConfig, dict[str, int], int]  # a configuration, and what 
 MIB = 1 << 20
 # A CUDA context with loaded kernels, measured on an H200 (driver 580): 527 MiB before anything is allocated.
 CONTEXT_BYTES = 530 * MIB
-# Tokens of a context, or the model's where that is shorter: where weights leave no room for so many, layers go to host memory.
+# Tokens of a context, or the model's where that is shorter: where weights leave no room for so many, layers go to host
+# memory.
 LEAST_CONTEXT = 2048
 
 
 class MemoryPlan(NamedTuple):
-    """config: every value settled. parts: what it is for → bytes of device memory, the KV pages in full, and what features
-    take when the first request asks for them; "load staging" is given back when the model is loaded. limit: what the parts must
-    stay within, None when nothing says so; option: what says so. first_bytes: what is taken once the model is loaded: KV
-    pages get memory as they are written, on a GPU some at once; features with their first request. model: the ModelPlan, with the
-    layers or experts that stay in host memory. link: bytes a second that a copy to the device was measured at, 0 where there are none."""
+    """config: every value settled. parts: what it is for → bytes of device memory, the KV pages in full, and what
+    features take when the first request asks for them; "load staging" is given back when the model is loaded. limit:
+    what the parts must stay within, None when nothing says so; option: what says so. first_bytes: what is taken once
+    the model is loaded: KV pages get memory as they are written, on a GPU some at once; features with their first
+    request. model: the ModelPlan, with the layers or experts that stay in host memory. link: bytes a second that a copy
+    to the device was measured at, 0 where there are none."""
 
     config: ResolvedConfig
     parts: dict[str, int]
@@ -91,8 +93,8 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
     """Settle `config` for `plan` (zse.models.load.ModelPlan) on an open device and count its memory. draft: the
     ModelPlan of a draft model that runs beside.
 
-    resident_layers: of the others the weights stay in host memory; AUTO_LAYERS: where not all layers fit, of as many as must.
-    expert_memory: experts stay there, and have so many bytes on the device by turns.
+    resident_layers: of the others the weights stay in host memory; AUTO_LAYERS: where not all layers fit, of as many as
+    must. expert_memory: experts stay there, and have so many bytes on the device by turns.
 
     Raises MemoryPlanError that names what does not fit, in bytes, and the option that shrinks it.
     """
@@ -167,7 +169,8 @@ def _wanted_host_layers(config: EngineConfig, layers: int, device) -> int | None
 
 
 def _is_tight(found: Found, limit: int, config: EngineConfig, model) -> bool:
-    """Whether all layers on the device are too many: over the limit, or beside them too short a context that nobody asked for."""
+    """Whether all layers on the device are too many: over the limit, or beside them too short a context that nobody
+    asked for."""
     is_short = found[0].max_context < min(LEAST_CONTEXT, model.max_context)
     is_free = config.max_context is None and config.num_pages is None
     return sum(found[1].values()) > limit or (is_short and is_free)
@@ -176,8 +179,9 @@ def _is_tight(found: Found, limit: int, config: EngineConfig, model) -> bool:
 def _with_host_layers(
     plan: ModelPlan, resolved_in: Callable[[int | None], Found], limit: int, wanted: int | None, otherwise: Found | None
 ) -> tuple[ModelPlan, Found]:
-    """The plan with `wanted` layers in host memory, or as few as must be (None); KV pages have a share of the limit then. What
-    was found is counted with all layers on the device. The plan as it is and `otherwise` where nothing fits."""
+    """The plan with `wanted` layers in host memory, or as few as must be (None); KV pages have a share of the limit
+    then. What was found is counted with all layers on the device. The plan as it is and `otherwise` where nothing
+    fits."""
     whole = sum(plan.memory_bytes.values())
 
     def within(count: int) -> tuple[ModelPlan, int]:
@@ -200,7 +204,8 @@ def _with_host_layers(
 
 
 def _checked_link(plan: ModelPlan, device) -> float:
-    """Bytes a second from host memory to the device, where the host has room for the plan's layers or experts. MemoryPlanError."""
+    """Bytes a second from host memory to the device, where the host has room for the plan's layers or experts.
+    MemoryPlanError."""
     free, needed = probe.memory_bytes()["available"], plan.host_bytes + expert_places.host_bytes(plan)
     if free is not None and needed > free:
         what = f"{len(plan.host_layers)} layers" if plan.host_layers else "all experts"

@@ -1,8 +1,7 @@
 """Frames between the server process and its engine process: msgpack, typed, each behind a 4-byte little-endian length.
 
-The tag field is `kind`: Failed has a `type` of its own. Shared by both ends: `encode` and `FrameReader` are pure, `FrameSocket` is the
-engine's blocking end.
-"""
+The tag field is `kind`: Failed has a `type` of its own. Shared by both ends: `encode` and `FrameReader` are pure,
+`FrameSocket` is the engine's blocking end."""
 
 from typing import Annotated, Literal
 
@@ -23,11 +22,10 @@ class Ask(Asked, frozen=True):
     """What is measured of a sequence that is run without sampling (engine/jobs.py).
 
     "logprobs": the log-probability of each token given those before it, with `top` alternatives (0..20), of those at
-    position `first` and behind. "last", "mean", "cls", "max": the hidden state after the final norm, of the last token, their mean,
-    the first token's, their greatest numbers; normalize: brought to length 1. "labels": a cross-encoder's logits. "targets":
-    the log-probability of each of `targets` as the next token (at most 1,024). second: where the second text of a pair begins,
-    for encoders that tell the two apart; 0: there is one.
-    """
+    position `first` and behind. "last", "mean", "cls", "max": the hidden state after the final norm, of the last token,
+    their mean, the first token's, their greatest numbers; normalize: brought to length 1. "labels": a cross-encoder's
+    logits. "targets": the log-probability of each of `targets` as the next token (at most 1,024). second: where the
+    second text of a pair begins, for encoders that tell the two apart; 0: there is one."""
 
     what: Literal["logprobs", "last", "mean", "cls", "max", "labels", "targets"]
     top: Annotated[int, Field(Integer(0, MAX_LOGPROBS), routes=())] = 0
@@ -38,8 +36,9 @@ class Ask(Asked, frozen=True):
 
 
 class Submit(msgspec.Struct, tag_field="kind", tag=True):
-    """server → engine. `id` is unique for the life of the engine. prompt: token ids, at least one. params: SamplingParams of a reply,
-    which Tokens tell; an Ask, answered by one Measured; BeamParams of a beam search, answered by one Searched. Or Failed."""
+    """server → engine. `id` is unique for the life of the engine. prompt: token ids, at least one. params:
+    SamplingParams of a reply, which Tokens tell; an Ask, answered by one Measured; BeamParams of a beam search,
+    answered by one Searched. Or Failed."""
 
     id: int
     prompt: list[int]
@@ -74,8 +73,8 @@ class UnloadAdapter(msgspec.Struct, tag_field="kind", tag=True):
 
 
 class AdapterLoaded(msgspec.Struct, tag_field="kind", tag=True):
-    """engine → server: requests may name it. adapter: the hash of what it holds. members: the model's weights that it changes, by our
-    names. nbytes: of the host's memory."""
+    """engine → server: requests may name it. adapter: the hash of what it holds. members: the model's weights that it
+    changes, by our names. nbytes: of the host's memory."""
 
     id: int
     adapter: str
@@ -90,8 +89,9 @@ class Shutdown(msgspec.Struct, tag_field="kind", tag=True):
 
 class Ready(msgspec.Struct, tag_field="kind", tag=True):
     """engine → server, once: the model is loaded. num_pages: of page_size tokens. phases_ms: name → milliseconds since
-    exec. queue_tokens: of prompts that may wait before it is known how fast they drain. hidden_size: numbers of a vector. generates: False of
-    encoders. pooling: what the model's files say of its vectors, "": nothing. num_labels: of a cross-encoder, 0: it is none."""
+    exec. queue_tokens: of prompts that may wait before it is known how fast they drain. hidden_size: numbers of a
+    vector. generates: False of encoders. pooling: what the model's files say of its vectors, "": nothing. num_labels:
+    of a cross-encoder, 0: it is none."""
 
     model: str
     max_context: int
@@ -121,8 +121,8 @@ class TokenLogprob(msgspec.Struct, array_like=True):
 
 
 class Tokens(msgspec.Struct, tag_field="kind", tag=True):
-    """engine → server: newly sampled tokens of one request, in order. logprobs: one per token when asked for.
-    finish: None while running, else "stop" (end-of-sequence or stop id; that token is the last one), "length". cached_tokens,
+    """engine → server: newly sampled tokens of one request, in order. logprobs: one per token when asked for. finish:
+    None while running, else "stop" (end-of-sequence or stop id; that token is the last one), "length". cached_tokens,
     waited_s: of the prompt, in the prefix cache, and seconds in the engine's queue; told with the first tokens."""
 
     id: int
@@ -137,9 +137,9 @@ PACKED_TOKENS = 256
 
 
 class Measured(msgspec.Struct, tag_field="kind", tag=True):
-    """engine → server: the one answer to an Ask. vector: f32 little-endian [hidden_size of Ready] ("last", "mean"). logprobs:
-    of "logprobs" one for each token of the prompt from Ask.first on, None for the very first, which nothing stands
-    before; of "targets" one for each target, in order. packed: the same as bytes, as the server gets them."""
+    """engine → server: the one answer to an Ask. vector: f32 little-endian [hidden_size of Ready] ("last", "mean").
+    logprobs: of "logprobs" one for each token of the prompt from Ask.first on, None for the very first, which nothing
+    stands before; of "targets" one for each target, in order. packed: the same as bytes, as the server gets them."""
 
     id: int
     num_tokens: int
@@ -148,8 +148,8 @@ class Measured(msgspec.Struct, tag_field="kind", tag=True):
     packed: list[bytes] | None = None
 
     def to_send(self) -> "Measured":
-        """The same with `logprobs` as bytes, some tokens each: of a long prompt they are 100,000 objects, which the server
-        makes in a thread, and a few at a time, since it holds the interpreter lock while it does."""
+        """The same with `logprobs` as bytes, some tokens each: of a long prompt they are 100,000 objects, which the
+        server makes in a thread, and a few at a time, since it holds the interpreter lock while it does."""
         if self.logprobs is None:
             return self
         return Measured(
@@ -184,8 +184,8 @@ class SearchedReply(msgspec.Struct, array_like=True):
 
 
 class Searched(msgspec.Struct, tag_field="kind", tag=True):
-    """engine → server: the one answer to BeamParams: at most beam_width replies, best first. computed: tokens of the prompt
-    that were not cached, and those of all beams, kept or not."""
+    """engine → server: the one answer to BeamParams: at most beam_width replies, best first. computed: tokens of the
+    prompt that were not cached, and those of all beams, kept or not."""
 
     id: int
     num_tokens: int
@@ -219,8 +219,8 @@ class Failed(msgspec.Struct, tag_field="kind", tag=True):
 
 
 class Cancelled(msgspec.Struct, tag_field="kind", tag=True):
-    """engine → server: the last word about a request, unless there was one already. computed: tokens that were computed for
-    it: of the prompt without what was cached, and made, those that nobody was told of included."""
+    """engine → server: the last word about a request, unless there was one already. computed: tokens that were computed
+    for it: of the prompt without what was cached, and made, those that nobody was told of included."""
 
     id: int
     computed: int
@@ -236,8 +236,8 @@ class Fatal(msgspec.Struct, tag_field="kind", tag=True):
 
 
 class Heartbeat(msgspec.Struct, tag_field="kind", tag=True):
-    """engine → server, at least once a second while it has work and when idle: steps done, rows and pages in use, and the totals
-    of the scheduler, the cache and what speculates or masks, by name (`zse_engine_NAME` in /metrics)."""
+    """engine → server, at least once a second while it has work and when idle: steps done, rows and pages in use, and
+    the totals of the scheduler, the cache and what speculates or masks, by name (`zse_engine_NAME` in /metrics)."""
 
     steps: int
     running: int

@@ -1,9 +1,8 @@
-"""Between host slots and files: pages that went to the host are written in the background; a prompt whose beginning is in
-files gets it back before it is queued.
+"""Between host slots and files: pages that went to the host are written in the background; a prompt whose beginning is
+in files gets it back before it is queued.
 
-The tree of prefixes is the scheduler's; this runs in the engine's thread, between steps. Only writing has a thread of its
-own.
-"""
+The tree of prefixes is the scheduler's; this runs in the engine's thread, between steps. Only writing has a thread of
+its own."""
 
 import hashlib
 import logging
@@ -212,7 +211,8 @@ class DiskTier(Feature):
 
 
 def open_disk_tier(engine, config, source, quantize: str | None) -> DiskTier:
-    """The tier of a ResolvedConfig with cache_disk, for an Engine whose model comes from `source`. Raises ConfigError."""
+    """The tier of a ResolvedConfig with cache_disk, for an Engine whose model comes from `source`. Raises
+    ConfigError."""
     mover = engine.runner.pages
     facts = (
         __version__,

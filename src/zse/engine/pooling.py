@@ -1,5 +1,5 @@
-"""What becomes of an encoder's hidden states, and of a decoder's where a vector is asked for: pooling, dense modules, and the
-classifier of a cross-encoder. On the host in float64: it is a few numbers a sequence."""
+"""What becomes of an encoder's hidden states, and of a decoder's where a vector is asked for: pooling, dense modules,
+and the classifier of a cross-encoder. On the host in float64: it is a few numbers a sequence."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,8 @@ from zse.lazy import numpy as np
 
 
 class StatePool:
-    """The hidden states of one sequence, chunk by chunk. kind: one of messages.POOLINGS; "cls" is the first token's state."""
+    """The hidden states of one sequence, chunk by chunk. kind: one of messages.POOLINGS; "cls" is the first token's
+    state."""
 
     def __init__(self, kind: str):
         self.kind = kind
@@ -49,8 +50,8 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 
 
 class DenseModules:
-    """Dense modules of sentence-transformers, one behind the other. configs: ModelConfig.dense; read: as of Classifier. Products in
-    f32, as sentence-transformers computes them: a matrix of EmbeddingGemma is 9 MB so."""
+    """Dense modules of sentence-transformers, one behind the other. configs: ModelConfig.dense; read: as of Classifier.
+    Products in f32, as sentence-transformers computes them: a matrix of EmbeddingGemma is 9 MB so."""
 
     def __init__(self, configs: Any, read: Any):
         self._layers = []

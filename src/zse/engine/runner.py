@@ -3,10 +3,9 @@
 Device memory and graphs have this one writer. Everything here is flat arrays and memoryviews: a decode step of eight
 rows costs tens of microseconds of Python.
 
-On a device that runs ahead a step is submitted while the one before still runs, so two StepSets are filled alternately, and
-a token that the host has not read yet is named by its line in the step before (`feed_tokens`). Else there is one; where
-host and device memory are the same, the page table is written in place.
-"""
+On a device that runs ahead a step is submitted while the one before still runs, so two StepSets are filled alternately,
+and a token that the host has not read yet is named by its line in the step before (`feed_tokens`). Else there is one;
+where host and device memory are the same, the page table is written in place."""
 
 from array import array
 from functools import lru_cache
@@ -124,7 +123,8 @@ class Runner:
         self._forwards: forwards.Forwards | None = None
         self._masking: masking.Masking | None = None
         self._wanted_first = self._first_recordings()
-        # Drafts are verified in runs of several tokens that all have logits; a CPU's launches for it are those of decode.
+        # Drafts are verified in runs of several tokens that all have logits; a CPU's launches for it are those of
+        # decode.
         self._run_kind = "verify" if device.runs_ahead else "decode"
         self._line_of_row = [0] * config.max_rows  # in the batch submitted last
         self._num_submitted = 0
@@ -164,7 +164,8 @@ class Runner:
         return sets
 
     def _first_recordings(self) -> list[tuple[str, int, int]]:
-        """(kind, size, number of the StepSet) of the graphs to record when there is time, in this order: a first request's first."""
+        """(kind, size, number of the StepSet) of the graphs to record when there is time, in this order: a first
+        request's first."""
         config = self.config
         if not self.model.config.causal:
             return []
@@ -392,9 +393,8 @@ class Runner:
         """The recording of this kind and size, made when first asked for.
 
         decode: every token has logits and is sampled from, one token a row. verify: the same with runs of several
-        tokens. mixed: those in logit_rows. With " adapted" behind it: rows have adapters; with " forward": without the sampling, for
-        steps with masks.
-        """
+        tokens. mixed: those in logit_rows. With " adapted" behind it: rows have adapters; with " forward": without the
+        sampling, for steps with masks."""
         key = kind, size, number
         graph = self._graphs.get(key)
         if graph is None:
@@ -464,7 +464,8 @@ class Runner:
         return self._forwards
 
     def reserve(self) -> list:
-        """What masks, jobs and host slots take when they are first asked for: a memory plan counts it. Nothing uses it."""
+        """What masks, jobs and host slots take when they are first asked for: a memory plan counts it. Nothing uses
+        it."""
         device, config = self.device, self.config
         self.pages.slots.reserve(config.host_slots)
         return [

@@ -1,9 +1,8 @@
-"""What the host tells the device for one step: its inputs, in one piece of memory that is uploaded at once, and the page
-table; and what masks and jobs take beside.
+"""What the host tells the device for one step: its inputs, in one piece of memory that is uploaded at once, and the
+page table; and what masks and jobs take beside.
 
-The token arrays stand at the inputs' end, closely packed for each recording's size: a decode step of one token uploads 16
-bytes of them, a prompt chunk 16 bytes a token.
-"""
+The token arrays stand at the inputs' end, closely packed for each recording's size: a decode step of one token uploads
+16 bytes of them, a prompt chunk 16 bytes a token."""
 
 import functools
 from array import array
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
     from zse.runtime.device import Staging
 
 ALIGN = 256
-# Lines of the page table behind the requests', for jobs (engine/forwards.py). An encoder's texts are short, and all of its work.
+# Lines of the page table behind the requests', for jobs (engine/forwards.py). An encoder's texts are short, and all of
+# its work.
 JOB_ROWS, ENCODER_ROWS = 8, 32
 
 
@@ -42,9 +42,8 @@ class StepInputs:
     """The inputs of a step in one Staging: the sampler's, pages that are new in the page table, the tokens.
 
     max_tokens: of the largest step; max_rows: lines of logits; sampler_nbytes: the sampler's part, which comes first.
-    page_index, page_value i32 [max_updates]: page_table[index] = value, page_count of them. adapter_slots i32 [adapter_rows]:
-    the slot of each row's adapter, -1: none.
-    """
+    page_index, page_value i32 [max_updates]: page_table[index] = value, page_count of them. adapter_slots i32
+    [adapter_rows]: the slot of each row's adapter, -1: none."""
 
     def __init__(
         self,
@@ -110,9 +109,8 @@ class PageTable:
     """tensor: i32 [groups * (max_rows + jobs), blocks of max_context]: of each group of layers one table behind the
     other, whose last rows no request gets: jobs write their pages there.
 
-    in_place: the host writes entries itself; else they go with a step's inputs. residents: for each row of requests which
-    residency it describes (request, its number), and how many of its blocks are written.
-    """
+    in_place: the host writes entries itself; else they go with a step's inputs. residents: for each row of requests
+    which residency it describes (request, its number), and how many of its blocks are written."""
 
     def __init__(
         self, device, kv: KVCache, pages: PageGeometry, *, max_rows: int, jobs: int, max_context: int, in_place: bool

@@ -99,8 +99,8 @@ def _start_device(options: list[str]) -> tuple:
 
 
 def _wait_for_load(socket, options: list[str], phases):
-    """Park. When LoadModel arrives: (its arguments, Phases that count from then, (PendingDevice,)). None when the server
-    went."""
+    """Park. When LoadModel arrives: (its arguments, Phases that count from then, (PendingDevice,)). None when the
+    server went."""
     device = load.park(options)
     phases.mark("parked")
     gc.collect()

@@ -123,8 +123,8 @@ def _alpha(path: str, name: str, value: object) -> float:
 
 
 def _pattern(path: str, config: dict, name: str) -> dict[str, Any]:
-    """rank_pattern or alpha_pattern: ends of modules' names → a number. PEFT reads the names as regular expressions; those of a file
-    from anywhere are not run."""
+    """rank_pattern or alpha_pattern: ends of modules' names → a number. PEFT reads the names as regular expressions;
+    those of a file from anywhere are not run."""
     pattern = config.get(name) or {}
     if not isinstance(pattern, dict):
         raise FormatError(path, 0, name, "is not an object")

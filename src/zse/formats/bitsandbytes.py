@@ -1,13 +1,14 @@
 """Hugging Face checkpoints of bitsandbytes with 4 bits (nf4, fp4), as the dense numbers that it computes with.
 
-A weight NAME is stored as `NAME` u8 [N * K / 2, 1], the even number of a pair in the high nibble; `NAME.quant_map` f32 [16], the
-table; `NAME.absmax`, a factor for each block of the numbers in a row (64, say); and `NAME.quant_state.bitsandbytes__nf4` (or
-`__fp4`), JSON that has the shape, the block's size and a dtype. With double quantization absmax is u8, and a block's factor is
-`NAME.nested_quant_map[absmax] * NAME.nested_absmax[block // nested_blocksize] + nested_offset`.
+A weight NAME is stored as `NAME` u8 [N * K / 2, 1], the even number of a pair in the high nibble; `NAME.quant_map` f32
+[16], the table; `NAME.absmax`, a factor for each block of the numbers in a row (64, say); and
+`NAME.quant_state.bitsandbytes__nf4` (or `__fp4`), JSON that has the shape, the block's size and a dtype. With double
+quantization absmax is u8, and a block's factor is `NAME.nested_quant_map[absmax] * NAME.nested_absmax[block //
+nested_blocksize] + nested_offset`.
 
-A weight is table[index] * factor in f32, rounded to the dtype, which is what bitsandbytes multiplies with, bit for bit. The numbers
-of nf4's table are no integers, which lut4 has (zse.quant.lut4), so the weights take 16 bits in memory, or what they are converted to.
-"""
+A weight is table[index] * factor in f32, rounded to the dtype, which is what bitsandbytes multiplies with, bit for bit.
+The numbers of nf4's table are no integers, which lut4 has (zse.quant.lut4), so the weights take 16 bits in memory, or
+what they are converted to."""
 
 from typing import NamedTuple
 
@@ -31,8 +32,8 @@ MAX_STATE_BYTES = 4096
 
 
 class State(NamedTuple):
-    """What a weight's JSON says. block: numbers of a factor; nested: factors of a factor of their own, 0: they have none; offset: what is
-    added to them then."""
+    """What a weight's JSON says. block: numbers of a factor; nested: factors of a factor of their own, 0: they have
+    none; offset: what is added to them then."""
 
     block: int
     nested: int
@@ -40,8 +41,8 @@ class State(NamedTuple):
 
 
 def combine(tensors: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
-    """The tensors of a checkpoint with every weight of 4 bits as one of them; the others stay. FormatError for parts that are
-    missing or do not fit together."""
+    """The tensors of a checkpoint with every weight of 4 bits as one of them; the others stay. FormatError for parts
+    that are missing or do not fit together."""
     found, used = {}, set()
     for name, info in tensors.items():
         weight, marker, kind = name.partition(_STATE)

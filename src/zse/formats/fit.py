@@ -9,8 +9,9 @@ from zse.formats.catalog import HubModel
 from zse.lazy import json, subprocess
 from zse.runtime import probe
 
-# The share of the memory that weights may take. The rest is for the KV cache and a step's scratch. A CPU reads all weights for
-# each token: a file of half the size answers twice as fast, so that there the more precise ones need more room.
+# The share of the memory that weights may take. The rest is for the KV cache and a step's scratch. A CPU reads all
+# weights for each token: a file of half the size answers twice as fast, so that there the more precise ones need more
+# room.
 GPU_SHARE, CPU_SHARE, MOST = 0.5, 0.25, 0.8
 # In a process of its own: a CUDA driver that has been started does not work in the engine, which is forked.
 _LIST_GPUS = """
@@ -53,7 +54,8 @@ def _list_gpus() -> list[dict]:
 
 
 def best(model: HubModel, memory: Memory) -> str | None:
-    """The quantization to take: the most precise within `memory.share`, else the smallest if it fits at all, else None."""
+    """The quantization to take: the most precise within `memory.share`, else the smallest if it fits at all, else
+    None."""
     tags = model.quantizations.split()
     roomy = [tag for tag in tags if model.nbytes(tag) <= memory.share * memory.nbytes]
     if roomy:

@@ -64,7 +64,8 @@ SCHEMES: dict[str, Scheme] = {
 }
 ROUNDED = ("Q2_K", "Q4_K", "Q5_K", "Q6_K")  # their scales are products, which f16 holds to 2**-11; all others are exact
 EXACT = tuple(type for type in SCHEMES if type not in ROUNDED)
-# All types by their numbers, "-" for one that was given up. Only for messages: a type we do not read is named, not numbered.
+# All types by their numbers, "-" for one that was given up. Only for messages: a type we do not read is named, not
+# numbered.
 _NAMES = """F32 F16 Q4_0 Q4_1 - - Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K IQ2_XXS IQ2_XS IQ3_XXS IQ1_S IQ4_NL IQ3_S
     IQ2_S IQ4_XS I8 I16 I32 I64 F64 IQ1_M BF16 - - - TQ1_0 TQ2_0 - - - MXFP4 NVFP4 Q1_0 Q2_0""".split()
 OTHER_TYPES = {number: name for number, name in enumerate(_NAMES) if number not in TYPES and name != "-"}

@@ -2,8 +2,8 @@
 
 Arrays under `tokenizer.` and long ones stay in the file (zse.formats.arrays); everything else is decoded at open.
 
-Row order: converters to GGUF permute the rows of attn_q and attn_k of the `llama` architecture so that RoPE can
-rotate neighbours (2i, 2i + 1) of a head; kernels here rotate halves (i, i + head_dim/2). source.rope_row_order() undoes it.
+Row order: converters to GGUF permute the rows of attn_q and attn_k of the `llama` architecture so that RoPE can rotate
+neighbours (2i, 2i + 1) of a head; kernels here rotate halves (i, i + head_dim/2). source.rope_row_order() undoes it.
 """
 
 import math
@@ -75,8 +75,8 @@ class _Cursor:
 
 
 def open_gguf(file: ModelFile) -> ModelSource:
-    """Reads the header of an open GGUF file (version 2 or 3, little endian), or of the first part of one and then those of all
-    its parts, which lie beside it."""
+    """Reads the header of an open GGUF file (version 2 or 3, little endian), or of the first part of one and then those
+    of all its parts, which lie beside it."""
     metadata, tensors = _read_header(file)
     files = [file]
     try:
@@ -103,7 +103,8 @@ def open_gguf(file: ModelFile) -> ModelSource:
 
 
 def _open_parts(files: list[ModelFile], metadata: dict, tensors: dict[str, TensorInfo]) -> None:
-    """Adds the parts after the first, and their tensors, where the file is the first of several (llama.cpp's gguf-split)."""
+    """Adds the parts after the first, and their tensors, where the file is the first of several (llama.cpp's
+    gguf-split)."""
     first = files[0]
     number, count, total = (metadata.get(f"split.{key}", 0) for key in ("no", "count", "tensors.count"))
     if type(count) is not int or not 0 <= count <= MAX_PARTS:

@@ -1,4 +1,5 @@
-"""GGUF's quantized blocks in NumPy: the numbers they stand for, and the affine groups they become (gguf_lut4: those with a table).
+"""GGUF's quantized blocks in NumPy: the numbers they stand for, and the affine groups they become (gguf_lut4: those
+with a table).
 
 Layouts after ggml's block structures (ggml-common.h) and the formulas of ggml-quants.c. d, dmin, scale, offset below
 are f16 in the file. Sub-blocks of the K types have 32 (Q4_K, Q5_K) or 16 (Q6_K) elements with integer scales of 6
@@ -160,8 +161,8 @@ _UNPACK = {
 
 
 def unpack_blocks(type: str, raw) -> tuple[NDArray, NDArray, NDArray | None]:
-    """Blocks of a type with affine groups -> q u8 [blocks, elements] (unsigned), scale f32 [blocks, groups] and offset f32
-    [blocks, groups] or None, all exact: w = scale * q + offset, or scale * (q - 2**(bits-1)) without offset."""
+    """Blocks of a type with affine groups -> q u8 [blocks, elements] (unsigned), scale f32 [blocks, groups] and offset
+    f32 [blocks, groups] or None, all exact: w = scale * q + offset, or scale * (q - 2**(bits-1)) without offset."""
     if type not in _UNPACK:
         raise UnsupportedError("quantized GGUF type", type, _UNPACK)
     blocks = np.frombuffer(raw, np.uint8).reshape(-1, BLOCKS[type][1])
@@ -177,8 +178,8 @@ def scales_of(type: str, raw) -> NDArray:
 
 
 def dequantize(type: str, raw, shape: tuple[int, ...], factor: NDArray | float = 1.0) -> NDArray:
-    """f32 of `shape`: the values of a tensor of any supported GGUF type, equal bit for bit to ggml's. factor: of NVFP4, for
-    all rows or for as many in a row each."""
+    """f32 of `shape`: the values of a tensor of any supported GGUF type, equal bit for bit to ggml's. factor: of NVFP4,
+    for all rows or for as many in a row each."""
     if type == "F32":
         return np.frombuffer(raw, np.float32).reshape(shape)
     if type == "F16":

@@ -1,6 +1,8 @@
-"""GGUF's blocks that are indices into a table: what they become as lut4 weights (zse.quant.lut4), in NumPy, bit for bit.
+"""GGUF's blocks that are indices into a table: what they become as lut4 weights (zse.quant.lut4), in NumPy, bit for
+bit.
 
-Layouts after ggml's block structures (ggml-common.h), formulas after ggml-quants.c. s: the integer scale of a group in the block.
+Layouts after ggml's block structures (ggml-common.h), formulas after ggml-quants.c. s: the integer scale of a group in
+the block.
 
 | type | weight | becomes |
 |------|--------|---------|
@@ -53,7 +55,8 @@ def _words(b: NDArray, start: int, stop: int, dtype: type) -> NDArray:
 
 
 def _signed(levels: NDArray, signs: NDArray) -> NDArray:
-    """Levels [blocks, points, coordinates] with bits of signs u8 [blocks, bytes] → indices of a table of signed magnitudes."""
+    """Levels [blocks, points, coordinates] with bits of signs u8 [blocks, bytes] → indices of a table of signed
+    magnitudes."""
     negative = np.unpackbits(signs, axis=1, bitorder="little").reshape(levels.shape)
     return (levels | negative << np.uint8(3)).reshape(len(levels), -1)
 
@@ -128,8 +131,8 @@ def _iq2_s(b: NDArray) -> Unpacked:
 
 
 def _iq1(type: str, low: NDArray, high: NDArray, minus: NDArray) -> NDArray:
-    """Points by their low 8 and high 3 bits [blocks, points]; minus: where 1/8 is taken away instead of added. The table has
-    -7, 1, 9 for levels 0, 1, 2, and the same negative: level l with minus is the negative of level 2 - l."""
+    """Points by their low 8 and high 3 bits [blocks, points]; minus: where 1/8 is taken away instead of added. The
+    table has -7, 1, 9 for levels 0, 1, 2, and the same negative: level l with minus is the negative of level 2 - l."""
     levels = grid(type)[low.astype(np.uint16) | high.astype(np.uint16) << np.uint16(8)]
     mirrored = np.uint8(10) - levels
     return np.where(minus[:, :, None] != 0, mirrored, levels).reshape(len(low), -1)
@@ -168,7 +171,8 @@ _UNPACK: dict[str, Callable[[NDArray], Unpacked]] = {
 
 
 def to_lut4(type: str, raw, shape: tuple[int, int], factor: NDArray | float = 1.0) -> Lut4Arrays:
-    """A matrix of GGUF blocks, exactly. shape: (rows, columns); factor: of NVFP4, for all rows or for as many in a row each."""
+    """A matrix of GGUF blocks, exactly. shape: (rows, columns); factor: of NVFP4, for all rows or for as many in a row
+    each."""
     scheme, (rows, _) = SCHEMES[type], shape
     assert isinstance(scheme, Lut4Scheme)
     index, scale, factors = _UNPACK[type](np.frombuffer(raw, np.uint8).reshape(-1, BLOCKS[type][1]))

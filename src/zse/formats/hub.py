@@ -33,11 +33,10 @@ def pull(
 ) -> Path:
     """Fetch a catalog name, NAME:TAG of one, or hf:ORG/NAME[@REV][:FILE] and return the stored model's path.
 
-    Of a catalog model from Hugging Face, NAME alone is the file that fits the memory of `device`; `notice` says which and
-    why. A model that is already stored is returned as it is, unless `force`. A pull that was killed is resumed. check:
-    of a repository's config.json before its weights are fetched (zse.models.registry.name_of).
-    Errors: ModelNotFoundError for an unknown name; ZSEError for network, disk, hash and terms problems.
-    """
+    Of a catalog model from Hugging Face, NAME alone is the file that fits the memory of `device`; `notice` says which
+    and why. A model that is already stored is returned as it is, unless `force`. A pull that was killed is resumed.
+    check: of a repository's config.json before its weights are fetched (zse.models.registry.name_of). Errors:
+    ModelNotFoundError for an unknown name; ZSEError for network, disk, hash and terms problems."""
     progress = progress or (lambda label, done, total: None)
     notice = notice or (lambda line: None)
     entry = catalog.find(name)

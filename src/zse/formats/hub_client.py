@@ -1,9 +1,9 @@
-"""What a pull asks of a Hugging Face hub (https://huggingface.co/docs/hub/api): the files of a model and their bytes, over HTTP
-by the standard library.
+"""What a pull asks of a Hugging Face hub (https://huggingface.co/docs/hub/api): the files of a model and their bytes,
+over HTTP by the standard library.
 
-The settings are those of huggingface_hub: HF_ENDPOINT; HF_TOKEN, or the token that `hf auth login` left (HF_TOKEN_PATH, HF_HOME);
-HF_HUB_OFFLINE. Proxies: HTTPS_PROXY, NO_PROXY. Certificates: REQUESTS_CA_BUNDLE or SSL_CERT_FILE, else the system's, else pip's.
-"""
+The settings are those of huggingface_hub: HF_ENDPOINT; HF_TOKEN, or the token that `hf auth login` left (HF_TOKEN_PATH,
+HF_HOME); HF_HUB_OFFLINE. Proxies: HTTPS_PROXY, NO_PROXY. Certificates: REQUESTS_CA_BUNDLE or SSL_CERT_FILE, else the
+system's, else pip's."""
 
 import http.client
 import json
@@ -26,8 +26,8 @@ _MOST_BYTES = 64 << 20  # of an answer in JSON: 10,000 files are 4 MB
 
 
 class HubError(Exception):
-    """Why the hub did not answer as asked. status: of its answer, 0 when none came or not all of it; code: the hub's own word for
-    it (X-Error-Code): RepoNotFound, RevisionNotFound, EntryNotFound, GatedRepo."""
+    """Why the hub did not answer as asked. status: of its answer, 0 when none came or not all of it; code: the hub's
+    own word for it (X-Error-Code): RepoNotFound, RevisionNotFound, EntryNotFound, GatedRepo."""
 
     def __init__(self, reason: object, status: int = 0, code: str = ""):
         super().__init__(one_line(str(reason).strip() or type(reason).__name__))
@@ -35,7 +35,8 @@ class HubError(Exception):
 
 
 class FileAnswer:
-    """The hub's answer to a question for a file. status: 206 where it begins at the byte that was asked for, else 200."""
+    """The hub's answer to a question for a file. status: 206 where it begins at the byte that was asked for, else
+    200."""
 
     def __init__(self, response: http.client.HTTPResponse):
         self._response, self.status = response, response.status
@@ -50,8 +51,8 @@ class FileAnswer:
 
 
 def model(repo: str, revision: str | None) -> dict[str, Any]:
-    """What the hub says of a repository, with sizes and hashes of its files. HubError; ValueError for an answer that is not
-    JSON."""
+    """What the hub says of a repository, with sizes and hashes of its files. HubError; ValueError for an answer that is
+    not JSON."""
     tail = "" if revision is None else f"/revision/{quote(revision, safe='')}"
     with _ask(f"/api/models/{quote(repo)}{tail}?blobs=true") as response:
         data = b"".join(iter(lambda: _read(response, _MOST_BYTES), b""))

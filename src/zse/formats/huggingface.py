@@ -1,9 +1,8 @@
 """`zse pull hf:ORG/NAME[@REV][:FILE]`: the data files of a Hugging Face repository.
 
-huggingface_hub's settings apply (HF_ENDPOINT, HF_TOKEN, proxies; zse.formats.hub_client). Files land in the partial folder, where an
-interrupted download continues from its last byte. LFS files are checked against the SHA-256 that the hub publishes, the
-others against their git object id; a file for which it publishes neither is refused.
-"""
+huggingface_hub's settings apply (HF_ENDPOINT, HF_TOKEN, proxies; zse.formats.hub_client). Files land in the partial
+folder, where an interrupted download continues from its last byte. LFS files are checked against the SHA-256 that the
+hub publishes, the others against their git object id; a file for which it publishes neither is refused."""
 
 import hashlib
 import os
@@ -49,8 +48,9 @@ def parse(name: str) -> tuple[str, str | None, str | None]:
 
 
 def ggufs_of(names: list[str]) -> dict[str, list[str]]:
-    """The models among a repository's GGUF files, its folders included: name, without what numbers a part → its files in their
-    order. What goes with a model (projectors of images, importance matrices, drafters) is left out where there are others."""
+    """The models among a repository's GGUF files, its folders included: name, without what numbers a part → its files
+    in their order. What goes with a model (projectors of images, importance matrices, drafters) is left out where there
+    are others."""
     models: dict[str, list[str]] = {}
     for name in sorted(name for name in names if name.endswith(".gguf")):
         models.setdefault(_PART.sub(".gguf", name), []).append(name)
@@ -84,10 +84,11 @@ def _choose(repo: str, models: dict[str, list[str]], file: str | None) -> list[s
 
 
 def select(repo: str, names: list[str], file: str | None) -> list[str]:
-    """The files to fetch: safetensors at the top of the repository with their side files, or one GGUF with all its parts.
+    """The files to fetch: safetensors at the top of the repository with their side files, or one GGUF with all its
+    parts.
 
-    file: a GGUF's exact name, the end of one (Q4_K_M), or a part of one that fits only one. Errors: ZSEError when the repository
-    holds only pickles or code, nothing usable, several GGUF files and no choice, or not all parts of one.
+    file: a GGUF's exact name, the end of one (Q4_K_M), or a part of one that fits only one. Errors: ZSEError when the
+    repository holds only pickles or code, nothing usable, several GGUF files and no choice, or not all parts of one.
     """
     names = [name for name in names if "\\" not in name and not any(part[:1] in ("", ".") for part in name.split("/"))]
     ggufs = ggufs_of(names)
@@ -123,9 +124,9 @@ def pull(
     licence: str | None = None,
     check: Check | None = None,
 ) -> Path:
-    """Fetch into `stage` and commit; files of folders come to lie beside one another. licence: where the repository's card names
-    none. check: of config.json, before weights are fetched. Errors: ZSEError in one line for everything that the hub or the
-    network can do."""
+    """Fetch into `stage` and commit; files of folders come to lie beside one another. licence: where the repository's
+    card names none. check: of config.json, before weights are fetched. Errors: ZSEError in one line for everything that
+    the hub or the network can do."""
     repo, revision, file = parse(name)
     try:
         return _pull(repo, revision, file, stage, progress, notice, licence, check)
@@ -155,8 +156,9 @@ def _explained(error: "hub_client.HubError", repo: str, revision: str | None) ->
 
 
 def _records(info: dict) -> dict[str, dict]:
-    """File → {"size": bytes or None, "sha256": of a file in LFS, "blob": the git object id of another one}; None for a hash that
-    the hub does not give. ValueError, or what follows from a field of another kind, for an answer that is no hub's."""
+    """File → {"size": bytes or None, "sha256": of a file in LFS, "blob": the git object id of another one}; None for a
+    hash that the hub does not give. ValueError, or what follows from a field of another kind, for an answer that is no
+    hub's."""
     found = {}
     for sibling in info.get("siblings") or ():
         lfs = sibling.get("lfs")
@@ -222,8 +224,8 @@ def _pull(repo, revision, file, stage, progress, notice, licence, check) -> Path
 
 
 def _download(repo: str, commit: str, filename: str, record: dict, path: str, report) -> None:
-    """Fetch one file into `path`, continuing what an earlier try left in `path`.HASH.download: a commit's files never change,
-    so a range fits."""
+    """Fetch one file into `path`, continuing what an earlier try left in `path`.HASH.download: a commit's files never
+    change, so a range fits."""
     partial = f"{path}.{_hash_of(record)[:16]}.download"
     what, size, failures = f"hf:{repo}: {filename}", record["size"], 0
     with open(partial, "ab") as out:

@@ -1,9 +1,8 @@
-"""Stacks of experts as gpt-oss' Hugging Face folders store them: the rows of gate and up of an expert in turn (gate 0, up 0, gate 1, ...),
-and in 16 bits every matrix turned, a line of numbers for each of its columns.
+"""Stacks of experts as gpt-oss' Hugging Face folders store them: the rows of gate and up of an expert in turn (gate 0,
+up 0, gate 1, ...), and in 16 bits every matrix turned, a line of numbers for each of its columns.
 
-Here they are tensors of their own, `gate_proj`, `up_proj` and `down_proj`, whose rows are taken out of what is stored while they are
-read: bit for bit, blocks of MXFP4 with their scales.
-"""
+Here they are tensors of their own, `gate_proj`, `up_proj` and `down_proj`, whose rows are taken out of what is stored
+while they are read: bit for bit, blocks of MXFP4 with their scales."""
 
 from typing import NamedTuple
 
@@ -14,8 +13,8 @@ STORED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
 class Turn(NamedTuple):
-    """Rows first, first + step, ... of those that are stored. matrix: rows that each of the matrices gives whose columns are stored
-    as lines; 0: rows are."""
+    """Rows first, first + step, ... of those that are stored. matrix: rows that each of the matrices gives whose
+    columns are stored as lines; 0: rows are."""
 
     first: int
     step: int
@@ -23,8 +22,8 @@ class Turn(NamedTuple):
 
 
 def split(source: ModelSource) -> dict[str, TensorInfo]:
-    """The tensors of an open folder of gpt-oss, in place of each stack of experts those that are computed with. FormatError,
-    UnsupportedError for one that is stored in no such way."""
+    """The tensors of an open folder of gpt-oss, in place of each stack of experts those that are computed with.
+    FormatError, UnsupportedError for one that is stored in no such way."""
     found: dict[str, TensorInfo] = {}
     for name, info in source.tensors.items():
         before, _, stored = name.rpartition(".mlp.experts.")

@@ -1,11 +1,10 @@
-"""What multi-head latent attention makes keys and values of a latent with (DeepSeek-V2, arXiv 2405.04434): one matrix in most files,
-two where llama.cpp has split it. Here it is two, always, one for each way: `k_b`, of every head [rank, nope], brings queries into the
-space of the latents, `v_b`, of every head [value, rank], results out of it. In the same way, turned, the experts are read that a file
-has with inputs and outputs exchanged (nomic-embed-text 2).
+"""What multi-head latent attention makes keys and values of a latent with (DeepSeek-V2, arXiv 2405.04434): one matrix
+in most files, two where llama.cpp has split it. Here it is two, always, one for each way: `k_b`, of every head [rank,
+nope], brings queries into the space of the latents, `v_b`, of every head [value, rank], results out of it. In the same
+way, turned, the experts are read that a file has with inputs and outputs exchanged (nomic-embed-text 2).
 
-They are dense in memory: in f32 a product with them loses nothing before the softmax, and they are a few hundredths of a model. What a
-file has in 16 bits stays as it is, what is quantized becomes f16.
-"""
+They are dense in memory: in f32 a product with them loses nothing before the softmax, and they are a few hundredths of
+a model. What a file has in 16 bits stays as it is, what is quantized becomes f16."""
 
 import re
 from typing import NamedTuple
@@ -21,7 +20,8 @@ _NAMES = {"self_attn.kv_b_proj": ("self_attn.k_b_proj", "self_attn.v_b_proj"), "
 
 
 class Cut(NamedTuple):
-    """What of every head is taken: rows begin .. end - 1 of `stored`, turned: as columns. rows: what it gives a head."""
+    """What of every head is taken: rows begin .. end - 1 of `stored`, turned: as columns. rows: what it gives a
+    head."""
 
     stored: int
     begin: int
@@ -31,8 +31,8 @@ class Cut(NamedTuple):
 
 
 def split(source: ModelSource) -> dict[str, TensorInfo]:
-    """The tensors of an open model, in place of each stored matrix the two that are computed with. FormatError for one whose shape is
-    not what the configuration says."""
+    """The tensors of an open model, in place of each stored matrix the two that are computed with. FormatError for one
+    whose shape is not what the configuration says."""
     found: dict[str, TensorInfo] = {}
     sizes: tuple[int, int, int] | None = None
     for name, info in source.tensors.items():
@@ -63,8 +63,9 @@ def split(source: ModelSource) -> dict[str, TensorInfo]:
 
 
 def turn_experts(source: ModelSource) -> dict[str, TensorInfo]:
-    """The tensors of an open model, in place of each stack w2 of experts [experts * inner, hidden], as megablocks keeps the second
-    product of an MLP, a matrix [hidden, inner] for each: "...experts.{e}.w2". FormatError for another shape."""
+    """The tensors of an open model, in place of each stack w2 of experts [experts * inner, hidden], as megablocks keeps
+    the second product of an MLP, a matrix [hidden, inner] for each: "...experts.{e}.w2". FormatError for another
+    shape."""
     found: dict[str, TensorInfo] = {}
     for name, info in source.tensors.items():
         before, ending, _ = name.rpartition("mlp.w2")

@@ -32,8 +32,8 @@ FLOATS = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 
 
 class Rows(NamedTuple):
-    """Rows [start, stop) of a matrix. order: row i is the stored row order[i]; it maps every aligned run of `order_span` rows
-    onto itself (a head of attn_q), which bounds what is read."""
+    """Rows [start, stop) of a matrix. order: row i is the stored row order[i]; it maps every aligned run of
+    `order_span` rows onto itself (a head of attn_q), which bounds what is read."""
 
     source: ModelSource
     info: TensorInfo
@@ -185,8 +185,8 @@ def _narrow_scale(source: ModelSource, part: TensorInfo, plane: Plane) -> NDArra
 
 
 def rows_at_once(info: TensorInfo, elements: int) -> int:
-    """How many rows of a tensor are made at once, of about so many elements: a multiple of ROW_UNIT, and of matrices that are
-    stored turned whole ones, which each piece reads."""
+    """How many rows of a tensor are made at once, of about so many elements: a multiple of ROW_UNIT, and of matrices
+    that are stored turned whole ones, which each piece reads."""
     per_row = max(1, info.num_elements // info.shape[0])
     rows = max(ROW_UNIT, elements // per_row // ROW_UNIT * ROW_UNIT)
     if info.turn is None or not info.turn.matrix:
@@ -210,12 +210,12 @@ def planes_of_rows(
     threads: int = 1,
     **options,
 ) -> dict[str, NDArray]:
-    """The planes of the rows in `scheme` and `layout`, whatever the file stores: copied where it has them, packed where it
-    has the numbers, rounded or quantized where it has others.
+    """The planes of the rows in `scheme` and `layout`, whatever the file stores: copied where it has them, packed where
+    it has the numbers, rounded or quantized where it has others.
 
     start: a multiple of 16, of 128 for fp8. search: for the best clipping (zse.quant.quantize). prepared: prepare() of
-    the tensor. threads: how many call this at once. options: more of the scheme's quantize(). ValueError for values that the scheme cannot hold.
-    """
+    the tensor. threads: how many call this at once. options: more of the scheme's quantize(). ValueError for values
+    that the scheme cannot hold."""
     info, start, stop, order = rows.info, rows.start, rows.stop, rows.order
     if order is not None and (prepared is not None or info.layout == LAYOUT or info.type in FP8_TYPES):
         # Their rows do not lie apart: whole heads are made, and put in order in memory.

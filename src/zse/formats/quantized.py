@@ -19,8 +19,8 @@ the stored tensors:
 | bitsandbytes nf4, fp4 | zse.formats.bitsandbytes says | `bf16`, `f16` | bit for bit |
 | 4-bit floats (NVFP4, MXFP4) | zse.formats.quantized_fp4 says | `lut4-fp4-...` | bit for bit |
 
-2 and 3 bits are stored in 4, 7 bits in 8: the numbers are the same. Columns of groups that lie scattered (act-order) are sorted
-by zse.formats.column_order.
+2 and 3 bits are stored in 4, 7 bits in 8: the numbers are the same. Columns of groups that lie scattered (act-order)
+are sorted by zse.formats.column_order.
 
 Rounding an offset to f16 moves a weight by at most 2**-12 of the offset, about 0.2 % of a quantization step. Scales of
 activations that a checkpoint brings are not used: activations get their scales when they are computed.
@@ -58,9 +58,9 @@ _FLOAT_SCALES = ("F32", "F16", "BF16")
 
 
 class Method(NamedTuple):
-    """One way in which a `quantization_config` says that weights are stored. layout: a key of _PARTS, or of 4-bit floats one of
-    quantized_fp4.KINDS. group: columns of a
-    scale, 0 for a whole row. zero_offset: what is added to GPTQ's stored zero points."""
+    """One way in which a `quantization_config` says that weights are stored. layout: a key of _PARTS, or of 4-bit
+    floats one of quantized_fp4.KINDS. group: columns of a scale, 0 for a whole row. zero_offset: what is added to
+    GPTQ's stored zero points."""
 
     layout: str
     bits: int = 8
@@ -70,8 +70,8 @@ class Method(NamedTuple):
 
 
 def read_method(path: str, config: dict) -> tuple[Method, ...]:
-    """The methods of a config.json's `quantization_config`, several where compressed-tensors mixes them. UnsupportedError names
-    what is not known."""
+    """The methods of a config.json's `quantization_config`, several where compressed-tensors mixes them.
+    UnsupportedError names what is not known."""
     name = config.get("quant_method")
     if name is None and config.get("format"):
         name = "compressed-tensors"  # early files of that library
@@ -105,7 +105,8 @@ def read_method(path: str, config: dict) -> tuple[Method, ...]:
     )
 
 
-# compressed-tensors' formats → layouts. Which activations a format was made for is not asked: they are rounded as --activations says.
+# compressed-tensors' formats → layouts. Which activations a format was made for is not asked: they are rounded as
+# --activations says.
 _FORMATS = {
     "pack-quantized": "packed",
     "int-quantized": "int8",
@@ -304,9 +305,9 @@ def _combined(
 
 
 def _check_zero_offset(weights: list[TensorInfo], method: Method) -> None:
-    """FormatError where asymmetric 4-bit zero points are those of the other checkpoint_format. Weights have no mean to speak
-    of: with the right zero points the mean of q - zero over the first groups of some matrices is near 0 steps, with the
-    others near 1 or -1. Few groups, or 8 bits, whose steps are too small, say nothing."""
+    """FormatError where asymmetric 4-bit zero points are those of the other checkpoint_format. Weights have no mean to
+    speak of: with the right zero points the mean of q - zero over the first groups of some matrices is near 0 steps,
+    with the others near 1 or -1. Few groups, or 8 bits, whose steps are too small, say nothing."""
     weights = [info for info in weights if "zero" in info.parts][:SAMPLED_WEIGHTS]
     if method.bits != 4 or not weights:
         return

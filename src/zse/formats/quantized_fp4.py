@@ -7,10 +7,9 @@
 | compressed-tensors mxfp4-pack-quantized | weight_packed, weight_scale u8 (e8m0) | `lut4-fp4-g32-e8m0` |
 | mxfp4 (gpt-oss) | NAME_blocks u8 [E, rows, K/32, 16], NAME_scales u8 | `lut4-fp4-g32-e8m0`, [E * rows, K] under NAME |
 
-The low nibble of a byte is the even column. Indices, scales of groups and exponents are taken as they lie; the factor is an f32, of
-compressed-tensors the rounded inverse (2**-24 of a weight). Scales of activations are not used: weights meet activations of
-their usual form.
-"""
+The low nibble of a byte is the even column. Indices, scales of groups and exponents are taken as they lie; the factor
+is an f32, of compressed-tensors the rounded inverse (2**-24 of a weight). Scales of activations are not used: weights
+meet activations of their usual form."""
 
 import math
 
@@ -35,8 +34,8 @@ LAYOUTS = FP4_LAYOUTS
 
 
 def combine(tensors: dict[str, TensorInfo], kind: str) -> dict[str, TensorInfo]:
-    """The tensors of a checkpoint with every weight of 4-bit floats as one of them; the others stay. FormatError for parts that are
-    missing or do not fit together."""
+    """The tensors of a checkpoint with every weight of 4-bit floats as one of them; the others stay. FormatError for
+    parts that are missing or do not fit together."""
     if kind == "mxfp4":
         return _combine_blocks(tensors)
     weight, factor, layout = KINDS[kind]
@@ -104,7 +103,8 @@ def _weight(name: str, scheme: Lut4Scheme, layout: str, stored: tuple[int, ...],
 
 
 def to_lut4(info: TensorInfo, q: bytes, scale: bytes, factor: bytes) -> Lut4Arrays:
-    """Some rows of a weight of LAYOUTS from their bytes; factor: of the whole weight, or b"". ValueError for scales that are none."""
+    """Some rows of a weight of LAYOUTS from their bytes; factor: of the whole weight, or b"". ValueError for scales
+    that are none."""
     scheme, columns = info.scheme, info.shape[1]
     assert isinstance(scheme, Lut4Scheme)
     packed = np.frombuffer(q, np.uint8).reshape(-1, columns // 2)

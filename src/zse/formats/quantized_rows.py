@@ -1,8 +1,8 @@
 """Rows of integer weights that AWQ, GPTQ or compressed-tensors stored, as affine groups (NumPy).
 
-These formats pack 32-bit words along one axis, lowest bits first and without gaps between words: AWQ along the outputs in an order
-of its own, GPTQ and compressed-tensors along the inputs. A weight's words are read once (N * K / 2 bytes) and rows taken from them.
-"""
+These formats pack 32-bit words along one axis, lowest bits first and without gaps between words: AWQ along the outputs
+in an order of its own, GPTQ and compressed-tensors along the inputs. A weight's words are read once (N * K / 2 bytes)
+and rows taken from them."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,8 @@ _DTYPE = {"I32": np.uint32, "U32": np.uint32, "I8": np.int8, "F16": np.float16, 
 
 
 class CheckpointRows:
-    """A weight of integers (zse.formats.quantized.INTEGERS), opened: rows and columns in the orders that its parts "rows" and
-    "columns" say. arrays() may be called from several threads."""
+    """A weight of integers (zse.formats.quantized.INTEGERS), opened: rows and columns in the orders that its parts
+    "rows" and "columns" say. arrays() may be called from several threads."""
 
     def __init__(self, source: ModelSource, info: TensorInfo):
         self.info = info
@@ -87,7 +87,8 @@ class CheckpointRows:
 
 
 def unpack(words: NDArray, bits: int, order: tuple[int, ...] | None = None) -> NDArray:
-    """u32 [R, W] → u8 [R, W * 32 / bits]: field i of a line is its i-th from the lowest bits, put at order[i] of its word's."""
+    """u32 [R, W] → u8 [R, W * 32 / bits]: field i of a line is its i-th from the lowest bits, put at order[i] of its
+    word's."""
     rows = words.shape[0]
     if 32 % bits:
         line = np.unpackbits(words.view(np.uint8).reshape(rows, -1), axis=1, bitorder="little")

@@ -18,8 +18,9 @@ GGUF_KEYS = {
 
 
 def recommended(source: ModelSource) -> tuple[dict[str, Any], str]:
-    """(sampling field → value, where they stand): of generation_config.json, of GGUF metadata, or of the catalog when the file
-    is a catalog model's; ({}, "") without any. Only numbers; whether they are in range is the caller's to check.
+    """(sampling field → value, where they stand): of generation_config.json, of GGUF metadata, or of the catalog when
+    the file is a catalog model's; ({}, "") without any. Only numbers; whether they are in range is the caller's to
+    check.
 
     `do_sample` is not looked at: many files leave it out and recommend a temperature all the same, as vLLM has it
     (ModelConfig.get_diff_sampling_param)."""
@@ -35,7 +36,8 @@ def recommended(source: ModelSource) -> tuple[dict[str, Any], str]:
 
 
 def _of_catalog(source: ModelSource) -> Mapping[str, float]:
-    """The sampling of the catalog model that the file is: by its name and size, or by the name under which it is stored."""
+    """The sampling of the catalog model that the file is: by its name and size, or by the name under which it is
+    stored."""
     file = os.path.basename(source.path)
     for entry in catalog.CATALOG.values():
         if entry.filename == file and entry.size == source.nbytes:

@@ -1,5 +1,5 @@
-"""What sentence-transformers wrote beside an embedding model: modules.json, config.json of its Pooling and Dense modules,
-sentence_bert_config.json, config_sentence_transformers.json."""
+"""What sentence-transformers wrote beside an embedding model: modules.json, config.json of its Pooling and Dense
+modules, sentence_bert_config.json, config_sentence_transformers.json."""
 
 import os
 import re
@@ -39,8 +39,8 @@ _PLAIN = re.compile(
 
 
 def stays_plain(name: str) -> bool:
-    """Whether the tensor of that name is an encoder's table of positions or types, or of a cross-encoder's classifier: small, and
-    kept as it is, row by row."""
+    """Whether the tensor of that name is an encoder's table of positions or types, or of a cross-encoder's classifier:
+    small, and kept as it is, row by row."""
     return _PLAIN.fullmatch(name) is not None
 
 
@@ -55,8 +55,8 @@ def dense_name(number: int, part: str) -> str:
 
 
 def settings(path: str, names: list[str]) -> tuple[dict[str, Any], list[str]] | None:
-    """Pooling, dense (a dict for each such module), max_seq_length and prompts, as far as files of the directory `path` say, and
-    the files of the Dense modules' weights; None without such files. FormatError, UnsupportedError."""
+    """Pooling, dense (a dict for each such module), max_seq_length and prompts, as far as files of the directory `path`
+    say, and the files of the Dense modules' weights; None without such files. FormatError, UnsupportedError."""
     found: dict[str, Any] = {}
     weights = []
     if MODULES in names:

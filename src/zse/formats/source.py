@@ -18,14 +18,14 @@ DENSE_TYPES = ("F32", "F16", "BF16")
 BNB4_LAYOUT = "bnb4"  # of zse.formats.bitsandbytes: `planes` is a State
 IN_TURN = "in turn"  # layout of rows that lie in turn with others' (zse.formats.in_turn)
 FP4_LAYOUTS = ("fp4", "fp4-inverse")  # of zse.formats.quantized_fp4; inverse: the factor divides
-# Bytes of an element, by safetensors' names. Weights are F32, F16 or BF16; the others occur in checkpoints that others quantized
-# (zse.formats.quantized), and as buffers (position ids) that no model reads.
+# Bytes of an element, by safetensors' names. Weights are F32, F16 or BF16; the others occur in checkpoints that others
+# quantized (zse.formats.quantized), and as buffers (position ids) that no model reads.
 ELEMENT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1}
 ELEMENT_BYTES |= {"U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
 
-# Whose rows of q and k stand so that RoPE turns neighbours (2i, 2i + 1) of a head, with the part of a head that turns where
-# the file does not say: GGUF architectures whose converter permutes them (llama.cpp: LlamaModel.permute), and those that
-# were trained so.
+# Whose rows of q and k stand so that RoPE turns neighbours (2i, 2i + 1) of a head, with the part of a head that turns
+# where the file does not say: GGUF architectures whose converter permutes them (llama.cpp: LlamaModel.permute), and
+# those that were trained so.
 INTERLEAVED_ROPE = {
     "gguf": {
         name: 1.0
@@ -38,9 +38,8 @@ INTERLEAVED_ROPE = {
 def rope_row_order(num_heads: int, head_dim: int, rotary_dim: int | None = None) -> list[int]:
     """Which row of an interleaved file's q or k stands at each row of rotate-half order: `half[i] = file[order[i]]`.
 
-    num_heads: attention heads for q, KV heads for k. rotary_dim: how many rows of a head turn, the first ones; the others
-    stay. Only where source.interleaved_rope is set.
-    """
+    num_heads: attention heads for q, KV heads for k. rotary_dim: how many rows of a head turn, the first ones; the
+    others stay. Only where source.interleaved_rope is set."""
     turn = head_dim if rotary_dim is None else rotary_dim
     if num_heads <= 0 or head_dim <= 0 or turn % 2 or not 0 <= turn <= head_dim:
         raise ValueError(f"{num_heads} heads of {head_dim}: both must be positive and head_dim even")
@@ -58,20 +57,18 @@ class TensorInfo(
 ):
     """Where a tensor lies.
 
-    type: "F32", "F16", "BF16", "Q4_1", ... (GGUF's and safetensors' names), or a scheme's name.
-    shape: outermost first, so a weight is (outputs, inputs) and row-major; GGUF's reversed order is undone.
-    file: the ModelFile; offset: absolute, in bytes; nbytes: exactly the tensor's bytes.
-    layout: "rows" (row-major, dense or fp8), "ggml" (rows of quantized blocks), "r16" (planes, zse.quant.scheme), or
-    the kind of a checkpoint that others quantized (zse.formats.quantized): "awq", "gptq", "packed", "int8", ..., or "latent"
-    (zse.formats.latent: `planes` is a Cut of the tensor in `parts`).
-    crc32: of the bytes, where the file has one (`.zse`).
-    planes: absolute offsets of the scheme's planes where they do not simply follow one another.
-    factor: of GGUF's NVFP4, the tensor of the F32 that multiplies the weight, one for each expert of a stack.
-    parts: for a weight that a checkpoint stores as several tensors: their TensorInfo by role ("w", "scale", ...; "columns",
-    "rows": the group of each input by which columns or rows are sorted when they are read).
-    turn: which of the stored rows are its own, a zse.formats.in_turn.Turn (layout IN_TURN); nbytes are those of all of them.
-    order: i32 [K]: the input that each column belongs to (zse.formats.column_order); None: the columns are the inputs.
-    """
+    type: "F32", "F16", "BF16", "Q4_1", ... (GGUF's and safetensors' names), or a scheme's name. shape: outermost first,
+    so a weight is (outputs, inputs) and row-major; GGUF's reversed order is undone. file: the ModelFile; offset:
+    absolute, in bytes; nbytes: exactly the tensor's bytes. layout: "rows" (row-major, dense or fp8), "ggml" (rows of
+    quantized blocks), "r16" (planes, zse.quant.scheme), or the kind of a checkpoint that others quantized
+    (zse.formats.quantized): "awq", "gptq", "packed", "int8", ..., or "latent" (zse.formats.latent: `planes` is a Cut of
+    the tensor in `parts`). crc32: of the bytes, where the file has one (`.zse`). planes: absolute offsets of the
+    scheme's planes where they do not simply follow one another. factor: of GGUF's NVFP4, the tensor of the F32 that
+    multiplies the weight, one for each expert of a stack. parts: for a weight that a checkpoint stores as several
+    tensors: their TensorInfo by role ("w", "scale", ...; "columns", "rows": the group of each input by which columns or
+    rows are sorted when they are read). turn: which of the stored rows are its own, a zse.formats.in_turn.Turn (layout
+    IN_TURN); nbytes are those of all of them. order: i32 [K]: the input that each column belongs to
+    (zse.formats.column_order); None: the columns are the inputs."""
 
     __slots__ = ()
 
@@ -123,8 +120,8 @@ class TensorInfo(
         return [(self.file, self.offset, self.nbytes)]
 
     def rows(self, first: int, count: int) -> "TensorInfo":
-        """Rows [first, first + count) as a tensor of their own, without a checksum: of plain numbers, GGUF's blocks, 4-bit floats, or
-        planes whose lines begin and end there (ValueError)."""
+        """Rows [first, first + count) as a tensor of their own, without a checksum: of plain numbers, GGUF's blocks,
+        4-bit floats, or planes whose lines begin and end there (ValueError)."""
         n, k = self.shape
         if self.layout in FP4_LAYOUTS:
             parts = {role: part.range_of(n, first, count) for role, part in self.parts.items()}
@@ -143,8 +140,8 @@ class TensorInfo(
         return self._replace(shape=(count, k), offset=starts[0], nbytes=nbytes, crc32=None, planes=tuple(starts))
 
     def range_of(self, n: int, first: int, count: int) -> "TensorInfo":
-        """The bytes of rows [first, first + count) of a matrix of n rows, without a checksum: of a tensor of numbers for each of
-        its rows, or with one for as many rows in a row as they belong to (an expert's)."""
+        """The bytes of rows [first, first + count) of a matrix of n rows, without a checksum: of a tensor of numbers
+        for each of its rows, or with one for as many rows in a row as they belong to (an expert's)."""
         lines = self.shape[0] if self.shape else 1
         if n % lines or self.nbytes % lines:
             raise ValueError(f"{self.name}: {list(self.shape)} for {n} rows")
@@ -208,13 +205,11 @@ class TokenizerSource:
 class ModelSource:
     """An open model.
 
-    kind: "gguf", "safetensors" or "zse". path: what was opened. naming: "gguf" or "hf".
-    metadata: GGUF's key -> value (naming "gguf"; big arrays are lazy), or the safetensors headers' own key -> text.
-    hf_config, generation_config: dicts (naming "hf"), else None.
-    tensors: name -> TensorInfo, in file order. tokenizer: TokenizerSource or None. chat_template: str or None.
-    interleaved_rope: q's and k's rows stand so that neighbours turn (see rope_row_order); a converted `.zse`'s never do.
-    provenance: dict of where a `.zse` comes from, else {}.
-    """
+    kind: "gguf", "safetensors" or "zse". path: what was opened. naming: "gguf" or "hf". metadata: GGUF's key -> value
+    (naming "gguf"; big arrays are lazy), or the safetensors headers' own key -> text. hf_config, generation_config:
+    dicts (naming "hf"), else None. tensors: name -> TensorInfo, in file order. tokenizer: TokenizerSource or None.
+    chat_template: str or None. interleaved_rope: q's and k's rows stand so that neighbours turn (see rope_row_order); a
+    converted `.zse`'s never do. provenance: dict of where a `.zse` comes from, else {}."""
 
     def __init__(
         self,

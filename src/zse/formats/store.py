@@ -74,7 +74,8 @@ def folder_name(name: str) -> str | None:
 
 
 def _find(folder: str) -> str | None:
-    """The stored model's path: its .gguf or .zse file, of several parts the first; else the folder itself (safetensors)."""
+    """The stored model's path: its .gguf or .zse file, of several parts the first; else the folder itself
+    (safetensors)."""
     path = os.path.join(models_dir(), folder)
     try:
         files = [entry for entry in os.listdir(path) if entry.endswith(_MODEL_SUFFIXES)]
@@ -363,8 +364,8 @@ def _delete(path: str) -> None:
 
 
 def _put_in_place(new: str, path: str) -> None:
-    """Give a complete folder its name. Where there is one of that name, the two are exchanged in one step, so that who dies
-    here leaves the one or the other; only where the system cannot do that (Linux can), the old one goes first."""
+    """Give a complete folder its name. Where there is one of that name, the two are exchanged in one step, so that who
+    dies here leaves the one or the other; only where the system cannot do that (Linux can), the old one goes first."""
     if os.path.lexists(path):
         exchange = getattr(ctypes.CDLL(None), "renameat2", None)
         at_cwd, rename_exchange = -100, 2

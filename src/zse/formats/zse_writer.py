@@ -179,8 +179,8 @@ class ZseWriter:
                 tensor.crc32 = crc32
 
     def finish(self, accept: Callable[[str], None] | None = None) -> None:
-        """Writes the other sections and the header, and gives the file its name. accept(path) reads the complete file before
-        that; where it raises, nothing is left of it."""
+        """Writes the other sections and the header, and gives the file its name. accept(path) reads the complete file
+        before that; where it raises, nothing is left of it."""
         with self._explained():
             crcs = {}
             contents = dict(self._small)

@@ -107,7 +107,8 @@ class HTTPRequest(msgspec.Struct, eq=False):
     comment: bytes = b": keep-alive\n\n"  # what shows that it lives while there are none; b"": nothing does
 
     def send_events(self, data: bytes, is_last: bool = False) -> None:
-        """Write `data`, whole server-sent events or what `media_type` is made of, now; is_last: and the end of the answer. Nothing is sent before the first."""
+        """Write `data`, whole server-sent events or what `media_type` is made of, now; is_last: and the end of the
+        answer. Nothing is sent before the first."""
         self.last_write, http_10, out = time.monotonic(), self.http_10, b""
         if not self.status:
             headers = [("content-type", self.media_type), ("cache-control", "no-cache"), ("x-accel-buffering", "no")]
@@ -124,9 +125,9 @@ class HTTPRequest(msgspec.Struct, eq=False):
         return "transfer-encoding" in self.headers or self.headers.get("content-length", "0").strip("0") != ""
 
     def json(self) -> dict:
-        """The object in the body, stricter than JSON parsers are: no duplicate keys, no depth above 64, no integer beyond 64 bits,
-        no NaN or Infinity, valid UTF-8. Only C-speed passes over the bytes. Raises HTTPError invalid_json, or invalid_type
-        when it is JSON but no object."""
+        """The object in the body, stricter than JSON parsers are: no duplicate keys, no depth above 64, no integer
+        beyond 64 bits, no NaN or Infinity, valid UTF-8. Only C-speed passes over the bytes. Raises HTTPError
+        invalid_json, or invalid_type when it is JSON but no object."""
         data = bytes(self.body)
         if not data.strip():
             raise _refuse("it is empty")

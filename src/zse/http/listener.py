@@ -1,5 +1,5 @@
-"""What an application is, the limits, the listening side with the one timer that checks deadlines, and its clients: a Connection
-reads requests, runs one at a time, writes the answers, notices when the client leaves."""
+"""What an application is, the limits, the listening side with the one timer that checks deadlines, and its clients: a
+Connection reads requests, runs one at a time, writes the answers, notices when the client leaves."""
 
 import asyncio
 import logging
@@ -19,8 +19,8 @@ log = logging.getLogger("zse.server")
 TICK_S = 0.5
 _DATE = "%a, %d %b %Y %H:%M:%S GMT"
 _HELD_BYTES = 1 << 16  # bytes of a next request that are kept while one is being answered
-# One may hold so many times what would then be left for others (dynamic thresholds; Choudhury and Hahne 1998): alone three
-# quarters of all, two that flood three sevenths each, and whoever comes next finds room.
+# One may hold so many times what would then be left for others (dynamic thresholds; Choudhury and Hahne 1998): alone
+# three quarters of all, two that flood three sevenths each, and whoever comes next finds room.
 _BODY_SHARE = 3
 _LINGER_BYTES, _LINGER_S = 16 << 20, 2.0  # what is read and dropped after an early answer, so that it is not lost
 # Notice a peer that vanished without a FIN: probe an idle connection, give up on unacknowledged data (None: after
@@ -54,7 +54,8 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Bodies:
-    """Bytes of the request bodies that a server holds, shared by those who send them. most: of all together. held: by payer."""
+    """Bytes of the request bodies that a server holds, shared by those who send them. most: of all together. held: by
+    payer."""
 
     def __init__(self, most: int):
         self._most = most
@@ -78,8 +79,9 @@ class Bodies:
 
 
 class Application(Protocol):
-    """What answers. request_type: the class of its requests, HTTPRequest or one that adds what the application knows of them.
-    needs_key: a connection counts against unauthenticated_per_ip until the application has set its `authenticated`."""
+    """What answers. request_type: the class of its requests, HTTPRequest or one that adds what the application knows of
+    them. needs_key: a connection counts against unauthenticated_per_ip until the application has set its
+    `authenticated`."""
 
     @property
     def request_type(self) -> type[HTTPRequest]: ...
@@ -100,8 +102,8 @@ class Application(Protocol):
         """What ends a stream that has begun."""
 
     def finished(self, request: Any | None, status: int) -> None:
-        """An answer was given, which the access log tells; status 0: the client left before it began. request None: nobody could
-        read it."""
+        """An answer was given, which the access log tells; status 0: the client left before it began. request None:
+        nobody could read it."""
 
 
 class Connection(asyncio.Protocol):
@@ -191,7 +193,8 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _go_on(self) -> None:
-        """Without a request to answer, parse what was received until there is one; what follows it waits for its answer."""
+        """Without a request to answer, parse what was received until there is one; what follows it waits for its
+        answer."""
         while self._active is None and self._lingers_since is None:
             if self._reader.ready:
                 self._active = self._reader.ready.popleft()
@@ -345,7 +348,8 @@ class Connection(asyncio.Protocol):
 
 
 class Server:
-    """Listeners, connections, the timer. draining: connections close after their answer. bodies: those that are held."""
+    """Listeners, connections, the timer. draining: connections close after their answer. bodies: those that are
+    held."""
 
     def __init__(self, app: Application, limits: Limits | None = None):
         self.app = app

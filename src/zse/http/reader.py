@@ -17,9 +17,9 @@ _ESCAPE = re.compile(rb"%([0-9a-fA-F]{2})")
 
 
 class RequestReader:
-    """The requests of one connection. feed() adds bytes; whole requests stand in `ready`, oldest first. `refusal` is set
-    when the bytes cannot go on: nothing is read after it. phase: what is being read (IDLE, HEAD, BODY), `since` when
-    (seconds of the server's clock). request: whose body is being read."""
+    """The requests of one connection. feed() adds bytes; whole requests stand in `ready`, oldest first. `refusal` is
+    set when the bytes cannot go on: nothing is read after it. phase: what is being read (IDLE, HEAD, BODY), `since`
+    when (seconds of the server's clock). request: whose body is being read."""
 
     def __init__(self, server: "Server", connection: "Connection"):
         self._server, self._limits, self._connection = server, server.limits, connection

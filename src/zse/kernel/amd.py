@@ -1,8 +1,7 @@
 """HIP text → code object with clang, without a driver, a GPU, ROCm's headers or its device library.
 
-Any clang with the AMDGPU backend and its lld will do: ROCm's own, or a distribution's (Debian: clang-15 and lld-15; gfx942 is known from
-clang 17 on). ZSE_HIP_CLANG names one.
-"""
+Any clang with the AMDGPU backend and its lld will do: ROCm's own, or a distribution's (Debian: clang-15 and lld-15;
+gfx942 is known from clang 17 on). ZSE_HIP_CLANG names one."""
 
 import os
 import re
@@ -64,7 +63,8 @@ def version(compiler: str) -> tuple[int, ...]:
 
 
 def compile_text(text: str, entry: dict, symbol: str, arch: str) -> Compiled:
-    """Compile what emit_gpu() gave for a variant. registers: vector registers of a lane; spills: bytes of scratch memory of a lane."""
+    """Compile what emit_gpu() gave for a variant. registers: vector registers of a lane; spills: bytes of scratch
+    memory of a lane."""
     compiler = find_compiler(arch)
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "kernel.co"

@@ -8,9 +8,9 @@ _SIMT = frozenset(
     {"simt"}
 )  # threads, warps of 32 lanes, shared memory, atomics; no matrix or copy instruction of the language
 
-# arch → (number, what kernels may ask for, KiB of shared memory that one block can have). The letter a: instructions that only this
-# generation has (wgmma, setmaxnreg). Sizes: CUDA C++ Programming Guide, "Compute Capabilities"; LDS of a workgroup in AMD's
-# instruction set manuals; Metal Feature Set Tables, "Maximum total threadgroup memory".
+# arch → (number, what kernels may ask for, KiB of shared memory that one block can have). The letter a: instructions
+# that only this generation has (wgmma, setmaxnreg). Sizes: CUDA C++ Programming Guide, "Compute Capabilities"; LDS of a
+# workgroup in AMD's instruction set manuals; Metal Feature Set Tables, "Maximum total threadgroup memory".
 ARCHS: dict[str, tuple[int, frozenset[str], int]] = {
     "sm_80": (80, _SM80, 163),
     "sm_86": (86, _SM80, 99),

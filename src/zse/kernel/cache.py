@@ -1,14 +1,16 @@
 """Compiled GPU kernels on disk: a cache of single cubins by content, and packs that a start reads instead of compiling.
 
-Both lie in ZSE_HOME/kernels; zse.trust says when a file there, or a pack in the installation, may be loaded. What is damaged, of
-another key or of another architecture is compiled again, never loaded; where nothing can be written, it is kept in memory.
+Both lie in ZSE_HOME/kernels; zse.trust says when a file there, or a pack in the installation, may be loaded. What is
+damaged, of another key or of another architecture is compiled again, never loaded; where nothing can be written, it is
+kept in memory.
 
 cubins/<key>.cubin   magic, the key, u64 length and SHA-256 of the rest, the rest: u32 length of a JSON entry, the entry, the cubin.
                      key = SHA-256 of the text without comments, the options, the compiler's version, the architecture and zse's
                      version. AMD: a code object, likewise.
 symbols/<key>.cubin  the same without a cubin: the entry has the key of the one that a symbol stood for. key = SHA-256 of the symbol, the
                      architecture, the fingerprint and zse's version. A start makes no text then (30 ms a kernel).
-compared/<key>.cubin likewise: what came of comparing cubins with the NumPy references (`zse kernels check`), by their SHA-256. key =
+compared/<key>.cubin likewise: what came of comparing cubins with the NumPy references (`zse kernels check`), by their
+SHA-256. key =
                      SHA-256 of the architecture and zse's version.
 <arch>-<fingerprint>.pack   magic, the key, u64 length and SHA-256 of a JSON head, the head, the cubins. key = SHA-256 of the
                      architecture, the fingerprint (a hash of the package's kernel sources) and zse's version. The head has these,
@@ -71,7 +73,8 @@ def _sealed(magic: bytes, key: str, covered: bytes) -> bytes:
 
 
 def fingerprint() -> str:
-    """Hash of everything that the kernels' text depends on: the language, the kernels, and the schemes that they bind."""
+    """Hash of everything that the kernels' text depends on: the language, the kernels, and the schemes that they
+    bind."""
     total = hashlib.sha256()
     for name in ("kernel", "kernels", "quant"):
         for path in sorted((PACKAGE / name).rglob("*.py")):
@@ -81,8 +84,8 @@ def fingerprint() -> str:
 
 
 def resolve_arch(arch: str) -> str:
-    """The architecture to compile for on a device such as "sm_87" or "sm_103a": its own, else the nearest earlier one of its
-    generation, whose cubins run there. ConfigError when there is none."""
+    """The architecture to compile for on a device such as "sm_87" or "sm_103a": its own, else the nearest earlier one
+    of its generation, whose cubins run there. ConfigError when there is none."""
     if arch in archs.ARCHS:
         return arch
     number = re.fullmatch(r"sm_(\d+)a?", arch)
@@ -153,8 +156,8 @@ def read_named(symbol: str, arch: str, sources: str) -> "Compiled | None":
 
 
 def compile_cached(variant: "Variant", arch: str, force: bool = False, sources: str | None = None) -> "Compiled":
-    """compile_variant() unless the cache has it. For Metal the "cubin" is the text itself: the system compiles it. sources:
-    fingerprint(), for read_named() to find it."""
+    """compile_variant() unless the cache has it. For Metal the "cubin" is the text itself: the system compiles it.
+    sources: fingerprint(), for read_named() to find it."""
     text, entry = emit.emit_gpu(variant, arch)
     maker = archs.maker_of(arch)
     if maker == "metal":
@@ -178,7 +181,8 @@ def compile_cached(variant: "Variant", arch: str, force: bool = False, sources: 
 
 
 def compared(arch: str) -> dict[str, str]:
-    """SHA-256 of each cubin whose results were compared with its NumPy reference on a GPU → what was wrong, "" for nothing."""
+    """SHA-256 of each cubin whose results were compared with its NumPy reference on a GPU → what was wrong, "" for
+    nothing."""
     found = read_cubin(_key("compared", arch), "compared")
     return found[0] if found is not None else {}
 
@@ -233,9 +237,9 @@ def write_pack(path: Path, arch: str, compiled: "Iterable[Compiled]") -> int:
 
 
 class Pack:
-    """An open pack: `manifest` by symbol, `image()` gives the bytes. CompileError for a file that is not whole or not made
-    for `key` (pack_key(); default: any). PermissionError where others could have written it: a file below `root` is held to what is
-    kept, another one to what is installed."""
+    """An open pack: `manifest` by symbol, `image()` gives the bytes. CompileError for a file that is not whole or not
+    made for `key` (pack_key(); default: any). PermissionError where others could have written it: a file below `root`
+    is held to what is kept, another one to what is installed."""
 
     def __init__(self, path: Path, key: str | None = None, root: Path | None = None):
         self.path = path
@@ -267,13 +271,13 @@ class Pack:
 
 
 class Kernels(Mapping):
-    """Where a device finds its compiled kernels: symbol → manifest entry, {"params": [[name, type], ...], "threads", "cluster",
-    "shared_bytes", "registers", "spills", "origin", "image"}; `image(entry["image"])` → cubin; calling it with a symbol gives both.
-    What the pack lacks comes out of the cache, or is compiled when it is asked for.
+    """Where a device finds its compiled kernels: symbol → manifest entry, {"params": [[name, type], ...], "threads",
+    "cluster", "shared_bytes", "registers", "spills", "origin", "image"}; `image(entry["image"])` → cubin; calling it
+    with a symbol gives both. What the pack lacks comes out of the cache, or is compiled when it is asked for.
 
-    sources: fingerprint(), if the caller has it. ahead: gives symbols that are going to be asked for; without a pack the first one that
-    the cache lacks has all of them compiled, by other processes side by side. comparing: while kernels are compared with NumPy, none is
-    compiled, and one that was wrong is given; else it is refused."""
+    sources: fingerprint(), if the caller has it. ahead: gives symbols that are going to be asked for; without a pack
+    the first one that the cache lacks has all of them compiled, by other processes side by side. comparing: while
+    kernels are compared with NumPy, none is compiled, and one that was wrong is given; else it is refused."""
 
     comparing = False
 
@@ -333,7 +337,8 @@ class Kernels(Mapping):
         return compiled
 
     def _make_ahead(self, symbols: Iterable[str]) -> None:
-        """Into the cache, what it lacks of `symbols`, by `zse kernels build`. What cannot be compiled is told when it is asked for."""
+        """Into the cache, what it lacks of `symbols`, by `zse kernels build`. What cannot be compiled is told when it
+        is asked for."""
         known = self._variants(self.arch)
         missing = [name for name in symbols if name in known and not read_named(name, self.arch, self._sources)]
         logging.getLogger("zse.kernels").warning(
@@ -345,7 +350,8 @@ class Kernels(Mapping):
         subprocess.run(command, stdin=nothing, stdout=nothing, stderr=nothing)
 
     def image(self, symbol: str) -> bytes:
-        """The cubin of an entry's "image". CompileError for one that computed wrong numbers on a GPU of this machine."""
+        """The cubin of an entry's "image". CompileError for one that computed wrong numbers on a GPU of this
+        machine."""
         cubin = self._cubin(symbol)
         if not self.comparing and (reason := self._compared.get(self.digest(symbol))):
             raise CompileError(
@@ -391,8 +397,8 @@ def package_variants(arch: str) -> "dict[str, Variant]":
 
 
 def open_pack(arch: str) -> Kernels:
-    """The kernels for an architecture: the pack of this version in ZSE_HOME/kernels or beside the native libraries; without one (or
-    with a damaged one), kernels compiled one by one where NVRTC is there."""
+    """The kernels for an architecture: the pack of this version in ZSE_HOME/kernels or beside the native libraries;
+    without one (or with a damaged one), kernels compiled one by one where NVRTC is there."""
     arch = resolve_arch(arch)
     sources = fingerprint()
     key, name = pack_key(arch, sources), f"{arch}-{sources}.pack"
@@ -417,7 +423,8 @@ def build(
     force: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> "tuple[Path | None, list[Compiled]]":
-    """Compile the variants for an architecture, `jobs` at once, through the cache; then write the pack to `path` (default: its place).
+    """Compile the variants for an architecture, `jobs` at once, through the cache; then write the pack to `path`
+    (default: its place).
 
     names: only variants of ops or symbols that start with one of them; then no pack is written unless `path` is given.
     Returns (the pack's file or None, what was compiled). force: do not read the cache."""

@@ -16,7 +16,8 @@ class InlineReturn(Exception):
 
 
 class Calls(Values):
-    """call_<name>: functions whose arguments are not just values; the rest are rows of the tables in kernel/intrinsics."""
+    """call_<name>: functions whose arguments are not just values; the rest are rows of the tables in
+    kernel/intrinsics."""
 
     def builtin(self, name: str, args: list, kwargs: dict) -> object:
         method = getattr(self, f"call_{name}", None)
@@ -171,7 +172,8 @@ class Calls(Values):
         signature.apply_defaults()
         self.scope = Scope(None, False)
         for name, value in signature.arguments.items():
-            # A variable passed in is copied only if the function assigns to it; constants and variables are used as they are.
+            # A variable passed in is copied only if the function assigns to it; constants and variables are used as
+            # they are.
             simple = isinstance(value, ir.Const) or (isinstance(value, ir.Var) and name not in self.source.assigned)
             self.scope.names[name] = value if simple or not is_runtime(value) else self.declare(name, value)
         depth = self.depth

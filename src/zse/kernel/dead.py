@@ -39,8 +39,8 @@ def _without(body: list[ir.Stmt], dead: set[str]) -> list[ir.Stmt]:
 
 
 def remove_dead_variables(function: ir.Function, reads: Counter[str]) -> ir.Function:
-    """Expressions have no side effects, so an unread variable and what computes it can go, and what only they read. reads: how
-    often each is read, of ir.verify()."""
+    """Expressions have no side effects, so an unread variable and what computes it can go, and what only they read.
+    reads: how often each is read, of ir.verify()."""
     definitions: dict[str, list[ir.Stmt]] = {}
     for stmt in walk(function.body):
         if isinstance(stmt, DEFINITIONS):

@@ -31,9 +31,9 @@ def emit_unit(variants: Iterable[Variant], isa: str) -> tuple[str, dict[str, dic
 
 
 def emit_gpu(variant: Variant, arch: str) -> tuple[str, dict]:
-    """The CUDA C++, HIP C++ or Metal text of one variant for an architecture such as "sm_90a", "gfx90a" or "metal3.1", and its manifest
-    entry: params as above, origin, threads, cluster, shared_bytes (dynamic shared memory that the launch asks for). The text is
-    deterministic."""
+    """The CUDA C++, HIP C++ or Metal text of one variant for an architecture such as "sm_90a", "gfx90a" or "metal3.1",
+    and its manifest entry: params as above, origin, threads, cluster, shared_bytes (dynamic shared memory that the
+    launch asks for). The text is deterministic."""
     return emit_for(variant, gpu_target(arch, variant.threads, variant.min_blocks, variant.cluster))
 
 

@@ -1,8 +1,7 @@
 """The staged front end: runs what is known at compile time, turns the rest of a kernel's AST into IR.
 
-Two kinds of values flow through the interpreter: Python objects (compile time) and `ir.Expr` (run time). A name bound to a run-time
-value is a variable of the generated code; a name bound to a Python object exists only here.
-"""
+Two kinds of values flow through the interpreter: Python objects (compile time) and `ir.Expr` (run time). A name bound
+to a run-time value is a variable of the generated code; a name bound to a Python object exists only here."""
 
 import ast
 import builtins
@@ -71,7 +70,8 @@ PYTHON_TO_BUILTIN = {builtins.min: "minimum", builtins.max: "maximum", builtins.
 class Stager(Calls):
     """Stages one kernel variant for one target: the AST of a kernel, statement by statement."""
 
-    # expressions ---------------------------------------------------------------------------------------------------------
+    # expressions
+    # ---------------------------------------------------------------------------------------------------------
 
     def located(self, node: ast.AST, error: Exception) -> CompileError:
         source = self.source
@@ -271,7 +271,8 @@ class Stager(Calls):
             raise StageError("an operation with an effect in a part that may be skipped: write an if statement")
         return value
 
-    # statements ----------------------------------------------------------------------------------------------------------
+    # statements
+    # ----------------------------------------------------------------------------------------------------------
 
     def statement(self, node: ast.stmt) -> None:
         self.hint = "item"

@@ -1,11 +1,10 @@
 """Typed intermediate representation of a kernel, and its verifier.
 
-Expressions are trees without side effects (loads included); everything that changes state is a statement. A target prints this
-and nothing else: whatever Python did at compile time is gone by now.
+Expressions are trees without side effects (loads included); everything that changes state is a statement. A target
+prints this and nothing else: whatever Python did at compile time is gone by now.
 
-A look-up in a module that came lazily costs 1 µs, and generating a level's C makes 6 million of them: the compiler's files say
-`import zse.kernel.ir as ir`.
-"""
+A look-up in a module that came lazily costs 1 µs, and generating a level's C makes 6 million of them: the compiler's
+files say `import zse.kernel.ir as ir`."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,7 +17,8 @@ from zse.errors import CompileError
 
 @dataclass(frozen=True)
 class Scalar:
-    """A scalar type. kind: "int", "uint", "float", "bool", or "opaque" (a parameter that only intrinsics read); bits: its size."""
+    """A scalar type. kind: "int", "uint", "float", "bool", or "opaque" (a parameter that only intrinsics read); bits:
+    its size."""
 
     name: str
     kind: str
@@ -91,8 +91,9 @@ def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple]:
 @dataclass_transform()
 @dataclass(unsafe_hash=True)
 class Expr:
-    """An expression; subclasses are dataclasses. inner: gives the fields that are expressions. printer: the printers' method
-    for it. It is not changed once it is made; frozen=True, which would say so, takes a seventh of the time of a level's C."""
+    """An expression; subclasses are dataclasses. inner: gives the fields that are expressions. printer: the printers'
+    method for it. It is not changed once it is made; frozen=True, which would say so, takes a seventh of the time of a
+    level's C."""
 
     type: Type
     inner: ClassVar[Any]
@@ -167,8 +168,8 @@ class Offset(Expr):
 
 
 class Load(Expr):
-    """A scalar, or a vector of consecutive elements. CPU: no alignment requirement; GPU: natural alignment up to 16 bytes.
-    hint: "" | "readonly" | "stream", global memory only."""
+    """A scalar, or a vector of consecutive elements. CPU: no alignment requirement; GPU: natural alignment up to 16
+    bytes. hint: "" | "readonly" | "stream", global memory only."""
 
     pointer: Expr
     hint: str = ""
@@ -184,8 +185,8 @@ class Call(Expr):
 @dataclass_transform(field_specifiers=(field,))
 @dataclass
 class Stmt:
-    """A statement; subclasses are dataclasses. line, path: its place in its author's source, the file as the package names it. operands, blocks: names of the fields that
-    are expressions, and of those that are lists of statements."""
+    """A statement; subclasses are dataclasses. line, path: its place in its author's source, the file as the package
+    names it. operands, blocks: names of the fields that are expressions, and of those that are lists of statements."""
 
     line: int = field(default=0, kw_only=True)
     path: str = field(default="", kw_only=True)
@@ -238,7 +239,8 @@ class Eval(Stmt):
 
 
 class Invoke(Stmt):
-    """An intrinsic with an effect, several results or results in place: a row of the effect tables in kernel/intrinsics.
+    """An intrinsic with an effect, several results or results in place: a row of the effect tables in
+    kernel/intrinsics.
 
     outs: variables that it writes; in_place: they exist and are read too, otherwise this statement declares them.
     attrs: compile-time arguments."""
@@ -251,8 +253,8 @@ class Invoke(Stmt):
 
 
 class For(Stmt):
-    """for (var = start; var < stop; var += step); step is positive. unroll: how often to repeat the body (0: all of it), or
-    None: the compiler decides."""
+    """for (var = start; var < stop; var += step); step is positive. unroll: how often to repeat the body (0: all of
+    it), or None: the compiler decides."""
 
     var: Var
     start: Expr
@@ -349,8 +351,8 @@ CHECKS: dict[type, Callable[[Any], str | None]] = {
 
 
 def verify(function: Function) -> Counter[str]:
-    """Check that every variable is declared before use in an enclosing block, once, and that all types agree; how often each is read.
-    Raises CompileError: a failure here is a bug of the front end, not of the kernel's author."""
+    """Check that every variable is declared before use in an enclosing block, once, and that all types agree; how often
+    each is read. Raises CompileError: a failure here is a bug of the front end, not of the kernel's author."""
     names: set[str] = set()
     reads: Counter[str] = Counter()
 

@@ -14,8 +14,8 @@ from zse.kernel import ir
 class Record:
     """A class that only holds values, without the module dataclasses, which costs a starting engine 3 to 10 ms.
 
-    A subclass's annotations are its fields, behind those of its base, values of the class their defaults; two are equal if all fields are. Not to be
-    changed once it is in a set or a key."""
+    A subclass's annotations are its fields, behind those of its base, values of the class their defaults; two are equal
+    if all fields are. Not to be changed once it is in a set or a key."""
 
     _fields: tuple[str, ...] = ()
 
@@ -92,8 +92,8 @@ class PointerType(Record):
 
 
 class _PointerMaker:
-    """`Ptr[f32]` is a pointer to writable elements, `Ptr[f32, "const"]` to constant ones; `Ptr["W", "const"]` takes its type from
-    the static parameter W."""
+    """`Ptr[f32]` is a pointer to writable elements, `Ptr[f32, "const"]` to constant ones; `Ptr["W", "const"]` takes its
+    type from the static parameter W."""
 
     def __getitem__(self, item: object) -> PointerType:
         dtype, const = (item[0], item[1] == "const") if isinstance(item, tuple) else (item, False)
@@ -129,7 +129,8 @@ TensorMap = _TensorMapType()
 
 
 class _IndexType:
-    """A parameter of the type that block_index() has, i64 and on a GPU i32: the kernels of both kinds of device share a structure."""
+    """A parameter of the type that block_index() has, i64 and on a GPU i32: the kernels of both kinds of device share a
+    structure."""
 
     def __repr__(self) -> str:
         return "index"
@@ -151,9 +152,9 @@ def static(items):
 
 
 class _TargetProxy:
-    """Stands for the target that is being compiled for; the front end replaces it. Attributes: `name`, `kernels` ("cpu" or "gpu"),
-    `lanes` (CPU: f32 values of a register), `warp`, `threads`, `arch` (CUDA: 80, 90, 100; else 0), `shared_limit` (bytes a block can
-    have), `has(feature)`."""
+    """Stands for the target that is being compiled for; the front end replaces it. Attributes: `name`, `kernels` ("cpu"
+    or "gpu"), `lanes` (CPU: f32 values of a register), `warp`, `threads`, `arch` (CUDA: 80, 90, 100; else 0),
+    `shared_limit` (bytes a block can have), `has(feature)`."""
 
     def __repr__(self) -> str:
         return "target"
@@ -174,8 +175,8 @@ def inline(function: Callable) -> Inline:
 
 
 class Kernel(Record):
-    """A kernel before specialization: parameters in order, each with a type or `static`. structures: parameters of the function
-    that stand for several, their fields."""
+    """A kernel before specialization: parameters in order, each with a type or `static`. structures: parameters of the
+    function that stand for several, their fields."""
 
     function: Callable
     name: str
@@ -187,8 +188,8 @@ class Kernel(Record):
 
 
 def kernel(function: Callable) -> Kernel:
-    """Decorator: makes a kernel of a function whose parameters are annotated with types, `Ptr[...]` or `static`, or with a Record of
-    such, whose fields are parameters in its place."""
+    """Decorator: makes a kernel of a function whose parameters are annotated with types, `Ptr[...]` or `static`, or
+    with a Record of such, whose fields are parameters in its place."""
     code = function.__code__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     missing = [name for name in names if name not in function.__annotations__]
@@ -370,8 +371,8 @@ def __getattr__(name: str) -> Builtin:  # names made by the table above, for typ
 
 
 class Variant(Record):
-    """A kernel with its statics bound: one exported symbol of a kernel library. GPU: threads of a block, blocks that a multiprocessor
-    must be able to hold (it bounds the registers), blocks of a cluster."""
+    """A kernel with its statics bound: one exported symbol of a kernel library. GPU: threads of a block, blocks that a
+    multiprocessor must be able to hold (it bounds the registers), blocks of a cluster."""
 
     symbol: str
     kernel: Kernel

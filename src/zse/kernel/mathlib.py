@@ -1,12 +1,11 @@
 """Elementary functions written in the language itself, used where a target names them in `inline_builtins`.
 
-exp: n = round(v / ln 2), then a degree-6 polynomial on [-ln2/2, ln2/2] (coefficients of Cephes expf, netlib); 2**n as two factors
-made from exponent bits. Inputs are clamped to [-87.3, 88.7]: below, the result is the smallest normal number's size, near 1e-38,
-which every softmax here treats as zero.
+exp: n = round(v / ln 2), then a degree-6 polynomial on [-ln2/2, ln2/2] (coefficients of Cephes expf, netlib); 2**n as
+two factors made from exponent bits. Inputs are clamped to [-87.3, 88.7]: below, the result is the smallest normal
+number's size, near 1e-38, which every softmax here treats as zero.
 
-log: x = m 2**e with m in [sqrt(1/2), sqrt(2)), then Cephes' logf polynomial of m - 1. sin, cos: x less a multiple of pi / 2 in three parts
-(Cody and Waite), then Cephes' sinf or cosf polynomial on [-pi/4, pi/4].
-"""
+log: x = m 2**e with m in [sqrt(1/2), sqrt(2)), then Cephes' logf polynomial of m - 1. sin, cos: x less a multiple of pi
+/ 2 in three parts (Cody and Waite), then Cephes' sinf or cosf polynomial on [-pi/4, pi/4]."""
 
 from zse import kernel as zl
 from zse.kernel.language import BUILTINS

@@ -1,4 +1,5 @@
-"""NVRTC: CUDA C++ text → cubin, without a driver or a GPU. The library comes from the nvidia-cuda-nvrtc wheel or a CUDA toolkit."""
+"""NVRTC: CUDA C++ text → cubin, without a driver or a GPU. The library comes from the nvidia-cuda-nvrtc wheel or a CUDA
+toolkit."""
 
 import ctypes
 import importlib.util
@@ -21,8 +22,9 @@ HINT = "install it with `pip install 'zse[cuda]'`, or set CUDA_HOME to a CUDA to
 
 @dataclass(frozen=True)
 class Compiled:
-    """One variant for one architecture. params: [[name, type], ...]; threads of a block; shared_bytes: dynamic shared memory that the
-    launch asks for; registers of a thread; spills: bytes of registers that went to memory; text: the CUDA C++."""
+    """One variant for one architecture. params: [[name, type], ...]; threads of a block; shared_bytes: dynamic shared
+    memory that the launch asks for; registers of a thread; spills: bytes of registers that went to memory; text: the
+    CUDA C++."""
 
     symbol: str
     arch: str
@@ -152,7 +154,8 @@ def resources_of(log: str, symbol: str) -> tuple[int, int]:
 
 
 def compile_variant(variant: Variant, arch: str) -> Compiled:
-    """Stage, print and compile one variant. CompileError: the author's line, or the compiler's log with the text's lines."""
+    """Stage, print and compile one variant. CompileError: the author's line, or the compiler's log with the text's
+    lines."""
     return compile_text(*emit_gpu(variant, arch), variant.symbol, arch)
 
 
@@ -166,7 +169,8 @@ def compile_text(text: str, entry: dict, symbol: str, arch: str) -> Compiled:
 
 
 def main() -> None:
-    """`python -m zse.kernel.nvrtc FILE.py ARCH [NAME]`: compile the module's list VARIANTS, print texts and resources."""
+    """`python -m zse.kernel.nvrtc FILE.py ARCH [NAME]`: compile the module's list VARIANTS, print texts and
+    resources."""
     file, arch, *names = sys.argv[1:]
     for variant in runpy.run_path(file)["VARIANTS"]:
         if names and variant.symbol not in names:

@@ -1,4 +1,5 @@
-"""Where staged code comes from and which names it sees: a function's AST with its text, and the scopes of the interpreter."""
+"""Where staged code comes from and which names it sees: a function's AST with its text, and the scopes of the
+interpreter."""
 
 import ast
 import inspect

@@ -53,7 +53,8 @@ class Values:
     def statement(self, node: ast.stmt) -> None:
         raise NotImplementedError
 
-    # names and statements ------------------------------------------------------------------------------------------------
+    # names and statements
+    # ------------------------------------------------------------------------------------------------
 
     def fresh(self, hint: str) -> str:
         hint = f"{hint}_" if hint in RESERVED else hint
@@ -126,7 +127,8 @@ class Values:
             self.body, self.scope = outer_body, outer_scope
             self.depth -= run_time
 
-    # types ---------------------------------------------------------------------------------------------------------------
+    # types
+    # ---------------------------------------------------------------------------------------------------------------
 
     def coerce(self, value: object, type: ir.Type, context: str) -> ir.Expr:
         """The value as `type`: a Python number becomes a constant, a scalar is splat to a vector of its type."""

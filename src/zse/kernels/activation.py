@@ -45,8 +45,8 @@ def exponent_of(gate, KIND):
 @zl.inline
 def activate(gate, KIND):
     """silu(g) = g / (1 + exp(-g)); gelu_tanh(g) = g / (1 + exp(-2 u)), u = sqrt(2 / pi) * (g + 0.044715 g^3): the
-    identity 1 + tanh(u) = 2 / (1 + exp(-2 u)) saves the hyperbolic tangent (Hendrycks and Gimpel 2016, tanh form); gelu(g) =
-    g * P(Z < g), for g of either sign max(g, 0) - |g| * P(Z > |g|)."""
+    identity 1 + tanh(u) = 2 / (1 + exp(-2 u)) saves the hyperbolic tangent (Hendrycks and Gimpel 2016, tanh form);
+    gelu(g) = g * P(Z < g), for g of either sign max(g, 0) - |g| * P(Z > |g|)."""
     if KIND == "gelu":
         return max(gate, 0.0) - max(gate, gate * -1.0) * normal_tail(gate)
     if KIND == "relu":
@@ -109,8 +109,8 @@ def gated_rows(
 
 
 def _sources(gate_up, out, kind: str, accepted: tuple[str, ...]) -> tuple[str, dict]:
-    """(what the symbol begins with, the kernels' arguments for what is read): joined as [M, 2F] (gate, then up), or a tuple of
-    two [M, F], or of one that is not gated, of the accepted dtypes."""
+    """(what the symbol begins with, the kernels' arguments for what is read): joined as [M, 2F] (gate, then up), or a
+    tuple of two [M, F], or of one that is not gated, of the accepted dtypes."""
     rows, width = out.shape
     is_tuple = isinstance(gate_up, tuple) and not hasattr(gate_up, "dtype")
     is_gated = not is_tuple or len(gate_up) == 2
@@ -131,8 +131,8 @@ def _sources(gate_up, out, kind: str, accepted: tuple[str, ...]) -> tuple[str, d
 
 
 def _gated(recorder, gate_up, out, kind: str) -> None:
-    """gate_up f32 [M, 2F] (gate, then up), or a tuple of two [M, F], or of one, act() of which it is then alone → out [M, F]:
-    f32 Tensor, or int8 Activation (F a multiple of 32). kind: of KINDS, of a gate one of GATED_KINDS."""
+    """gate_up f32 [M, 2F] (gate, then up), or a tuple of two [M, F], or of one, act() of which it is then alone → out
+    [M, F]: f32 Tensor, or int8 Activation (F a multiple of 32). kind: of KINDS, of a gate one of GATED_KINDS."""
     name, source = _sources(gate_up, out, kind, ("f32",))
     rows, width = out.shape
     grid = (-(-width // CHUNK), rows)

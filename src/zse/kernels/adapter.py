@@ -1,11 +1,10 @@
-"""What low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685) add to products: y[m] += scale * B (A x[m]), with the A, B and
-scale of the adapter that row m has, if any. Rows of several adapters stand in one batch.
+"""What low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685) add to products: y[m] += scale * B (A x[m]), with the
+A, B and scale of the adapter that row m has, if any. Rows of several adapters stand in one batch.
 
-Two launches serve all products that share an input: `adapt_down` computes scale * A x of every token, `adapt_up` multiplies that with B and
-adds it to the results. An adapter lies in a slot, its matrices one behind the other as its own rank makes them: those of a product
-begin at (what is before it, for a rank of 1) * rank, so that a small rank reads little. A token without an adapter, and a product that its
-adapter leaves alone (scale 0), cost one look at a table.
-"""
+Two launches serve all products that share an input: `adapt_down` computes scale * A x of every token, `adapt_up`
+multiplies that with B and adds it to the results. An adapter lies in a slot, its matrices one behind the other as its
+own rank makes them: those of a product begin at (what is before it, for a rank of 1) * rank, so that a small rank reads
+little. A token without an adapter, and a product that its adapter leaves alone (scale 0), cost one look at a table."""
 
 from typing import Any, NamedTuple
 
@@ -31,17 +30,17 @@ from zse.runtime.symbol import ceil_div
 RANK_STEP = 8  # ranks are whole multiples: rows of A that share a pass over x; missing ones are zeros
 CHUNKS = {"cpu": 1024, "gpu": 512}  # results of a block of adapt_up
 CHUNK = CHUNKS["cpu"]
-# Tokens of a CPU's block. Those of a prompt share a slot, and so what is read and converted; of steps of few tokens each has its own,
-# whose matrices are best read one token after another.
+# Tokens of a CPU's block. Those of a prompt share a slot, and so what is read and converted; of steps of few tokens
+# each has its own, whose matrices are best read one token after another.
 TOKENS, FEW = (1, 4), 16
 MOST = 3  # products that share an input
 GROUP = 32  # of int8 and int16 activations: numbers that share a scale
 
 
 class Slots(NamedTuple):
-    """Adapters in device memory. matrices f16 [slots, numbers]; ranks i32 [slots]; scales f32 [slots, products]: of each of the model's
-    products, 0: the adapter leaves it alone; of_row i32 [rows]: the slot of each row of the page table, -1: no adapter. rank: the
-    largest that fits."""
+    """Adapters in device memory. matrices f16 [slots, numbers]; ranks i32 [slots]; scales f32 [slots, products]: of
+    each of the model's products, 0: the adapter leaves it alone; of_row i32 [rows]: the slot of each row of the page
+    table, -1: no adapter. rank: the largest that fits."""
 
     matrices: Any
     ranks: Any
@@ -51,8 +50,9 @@ class Slots(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where the matrices of products that share an input stand in a slot, in numbers for a rank of 1: their A, one behind the
-    other, from `down` on, their B from `up`. product: the first one's place in a line of scales; rows: results of each."""
+    """Where the matrices of products that share an input stand in a slot, in numbers for a rank of 1: their A, one
+    behind the other, from `down` on, their B from `up`. product: the first one's place in a line of scales; rows:
+    results of each."""
 
     down: int
     up: int
@@ -61,7 +61,8 @@ class Place(NamedTuple):
 
 
 class AdaptDown(zl.Record):
-    """Parameters of adapt_down. x: f32, bf16, or the q of an activation; low, scale: its others. size: numbers of a slot."""
+    """Parameters of adapt_down. x: f32, bf16, or the q of an activation; low, scale: its others. size: numbers of a
+    slot."""
 
     x: zl.Ptr["X", "const"]
     low: zl.Ptr[zl.i8, "const"]
@@ -86,8 +87,8 @@ class AdaptDown(zl.Record):
 
 
 class AdaptUp(zl.Record):
-    """Parameters of adapt_up. y0, y1, y2: the results, whose lines are stride0, ... apart; rows0, ...: how many each has; chunks1, chunks2: the first
-    chunk of the second and of the third. line: of `low`."""
+    """Parameters of adapt_up. y0, y1, y2: the results, whose lines are stride0, ... apart; rows0, ...: how many each
+    has; chunks1, chunks2: the first chunk of the second and of the third. line: of `low`."""
 
     low: zl.Ptr[zl.f32, "const"]
     matrices: zl.Ptr[zl.f16, "const"]
@@ -130,8 +131,8 @@ def numbers_of(p, at, lanes):
 
 @zl.inline
 def down_tokens(p, token, COUNT, RANKS, number, first, slot, rank, factor):
-    """A x of COUNT tokens from `token` on that share a slot, RANKS rows of A at a time: each is converted once for all of them. A token's
-    sums go through the same operations whatever COUNT is."""
+    """A x of COUNT tokens from `token` on that share a slot, RANKS rows of A at a time: each is converted once for all
+    of them. A token's sums go through the same operations whatever COUNT is."""
     L = zl.target.lanes
     whole = p.width // L * L
     for r0 in zl.static(range(0, RANK_STEP, RANKS)):
@@ -200,8 +201,8 @@ def adapt_down_tokens(p: AdaptDown):
 
 @zl.inline
 def add_columns(p, y, stride, number, begin, end, rows, before, slot, rank, token, COUNT):
-    """y[begin .. end - 1] += B of product `number` @ its numbers in `low`, of COUNT tokens that share a slot. before: rows of the
-    products before it."""
+    """y[begin .. end - 1] += B of product `number` @ its numbers in `low`, of COUNT tokens that share a slot. before:
+    rows of the products before it."""
     L = zl.target.lanes
     b = p.matrices + (slot * p.size + (p.up + before) * rank)
     lows = [p.low + (token + t) * p.line + number * p.rank for t in zl.static(range(COUNT))]
@@ -274,11 +275,12 @@ FORMS = {"cpu": ("f32", "int8", "int16"), "gpu": ("bf16", "fp8")}
 
 
 def adapt(recorder, x, low, slots: Slots, place: Place, token_row, y, y1=None, y2=None, *, max_tokens: int = 1) -> None:
-    """y += scale * B (A x) for the tokens whose row has an adapter. What was launched just before must not write x or low.
+    """y += scale * B (A x) for the tokens whose row has an adapter. What was launched just before must not write x or
+    low.
 
-    max_tokens: as of matmul. x: what the products took, [M, K]. low f32 [M, products * slots.rank]: what is between the two launches. token_row i32 [M].
-    y: the results f32 [M, N]; of several products one [M, the sum of place.rows] of joined ones, or y, y1, y2. K a multiple of 32 where x is
-    int8 or int16; on a GPU of 8, place.rows of 4."""
+    max_tokens: as of matmul. x: what the products took, [M, K]. low f32 [M, products * slots.rank]: what is between the
+    two launches. token_row i32 [M]. y: the results f32 [M, N]; of several products one [M, the sum of place.rows] of
+    joined ones, or y, y1, y2. K a multiple of 32 where x is int8 or int16; on a GPU of 8, place.rows of 4."""
     kind, count = recorder.device.kernels, len(place.rows)
     tokens, width = x.shape
     require(1 <= count <= MOST, f"adapt: {count} products, expected up to {MOST}")
@@ -400,7 +402,8 @@ def _case(rng, form, tokens, width, rows, rank, number, lines, joined) -> Case:
         given = host_form(x, form)
     low = rng.standard_normal((tokens, count * rank)).astype(np.float32)
     outs = [rng.standard_normal((tokens, each)).astype(np.float32) for each in ([sum(rows)] if joined else rows)]
-    # |A x| is about sqrt(width), of f32 sums each product's rounding adds up at worst; B and the sum over ranks come on top.
+    # |A x| is about sqrt(width), of f32 sums each product's rounding adds up at worst; B and the sum over ranks come on
+    # top.
     first = Tolerance(4e-6 * width, 2e-6, "f32 sums of `width` products")
     second = Tolerance(4e-6 * width * rank, 2e-6, "the first sums' error times B, and f32 sums over ranks")
     outputs = {"low": OutputSpec(low.shape, "float32", first, inout=low)}

@@ -59,14 +59,13 @@ def _attention(
     """Attention of M tokens, whose keys and values are already in their pages.
 
     q f32 [M, Hq * D]; k_pages [P, Hk, D, 16] and v_pages [P, Hk, 16, D], f16 or f32, or both packed i8 or e4m3
-    (kv_pages.py); page_table i32 [rows, max_pages];
-    token_row, positions i32 [M] (tokens of a row stand together, positions ascending by one); out [M, Hq * D], f32
-    Tensor or int8 Activation (D a multiple of 32). scale: of the scores. window: keys that a token sees, itself
-    included (0: all). softcap: c of c * tanh(score / c) (0: none). sinks: f32 [Hq], a score of each head
-    that weighs in the softmax's sum and has no value (gpt-oss, arXiv 2508.10925; None: none). splits: int or Sym, from Planner.symbols(); other than
-    1 it needs partial, f32 of partial_shape(). ahead: keys behind itself that a token sees: 0 is causal attention; an encoder's
-    sees its sequence's, all of which is in the batch, and has splits 1. D is a multiple of 16 up to 512, Hq a multiple of Hk, Hq / Hk at most
-    32."""
+    (kv_pages.py); page_table i32 [rows, max_pages]; token_row, positions i32 [M] (tokens of a row stand together,
+    positions ascending by one); out [M, Hq * D], f32 Tensor or int8 Activation (D a multiple of 32). scale: of the
+    scores. window: keys that a token sees, itself included (0: all). softcap: c of c * tanh(score / c) (0: none).
+    sinks: f32 [Hq], a score of each head that weighs in the softmax's sum and has no value (gpt-oss, arXiv 2508.10925;
+    None: none). splits: int or Sym, from Planner.symbols(); other than 1 it needs partial, f32 of partial_shape().
+    ahead: keys behind itself that a token sees: 0 is causal attention; an encoder's sees its sequence's, all of which
+    is in the batch, and has splits 1. D is a multiple of 16 up to 512, Hq a multiple of Hk, Hq / Hk at most 32."""
     tokens, width = q.shape
     kv_heads, head_dim = v_pages.shape[1], head_dim_of(v_pages)
     _check(q, k_pages, v_pages, page_table, token_row, positions, out)

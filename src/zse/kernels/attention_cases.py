@@ -77,9 +77,9 @@ def attention_reference(
 
 
 def attention_batch(rng, runs, heads, kv_heads, head_dim, dtype="float16", page_size=BLOCK):
-    """A flat batch for `runs` [(first position, number of tokens), …], one sequence each: the launcher's arrays of a CPU.
-    dtype: of the pages, a NumPy name, or "i8" or "e4m3" for packed ones. page_size: tokens whose blocks lie in a row.
-    Slots of the pages that no token owns hold NaN: nothing may read them into a result."""
+    """A flat batch for `runs` [(first position, number of tokens), …], one sequence each: the launcher's arrays of a
+    CPU. dtype: of the pages, a NumPy name, or "i8" or "e4m3" for packed ones. page_size: tokens whose blocks lie in a
+    row. Slots of the pages that no token owns hold NaN: nothing may read them into a result."""
     context, together = max(first + count for first, count in runs), page_size // BLOCK
     max_pages = (-(-context // page_size) + 1) * together
     pages = len(runs) * max_pages + 3 * together

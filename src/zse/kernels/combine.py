@@ -10,8 +10,8 @@ CHUNKS = {"cpu": 1024, "gpu": 256}  # columns of one block
 
 
 class ExpertSums(zl.Record):
-    """y f32 [pairs, width], sorted by expert; weights f32, place i32 [tokens, chosen]; shared f32 [tokens, width] and gate f32
-    [tokens, 1], which has_shared and has_gate say there are."""
+    """y f32 [pairs, width], sorted by expert; weights f32, place i32 [tokens, chosen]; shared f32 [tokens, width] and
+    gate f32 [tokens, 1], which has_shared and has_gate say there are."""
 
     y: zl.Ptr[zl.f32, "const"]
     weights: zl.Ptr[zl.f32, "const"]
@@ -56,8 +56,8 @@ def combine_pairs(p: ExpertSums):
 
 
 def combine(recorder, y, routing, out, shared=None, gate=None) -> None:
-    """out f32 [M, H] = each token's sum of weight * y over its experts, y f32 [P, H] sorted by expert, + shared f32 [M, H] times
-    sigmoid of gate f32 [M, 1], or times 1."""
+    """out f32 [M, H] = each token's sum of weight * y over its experts, y f32 [P, H] sorted by expert, + shared f32 [M,
+    H] times sigmoid of gate f32 [M, 1], or times 1."""
     (tokens, width), (_, chosen) = out.shape, routing.ids.shape
     check("combine out", out, "f32", tokens, width)
     check("combine y", y, "f32", routing.place.shape[0], width)

@@ -15,7 +15,8 @@ BITS = (4, 5, 6, 8)
 
 @zl.inline
 def token_row(ids, shift, rows):
-    """The row of this block's token, inside the table whatever it holds: the host checks ids, this keeps memory safe."""
+    """The row of this block's token, inside the table whatever it holds: the host checks ids, this keeps memory
+    safe."""
     return min(max(zl.i64(ids[zl.block_index(0)]) + shift, 0), rows - 1)
 
 

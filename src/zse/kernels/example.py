@@ -28,7 +28,8 @@ def swish_rows(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32], width: zl.i64, U
 
 @zl.kernel
 def swish_rows_gpu(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32], width: zl.i32):
-    """On a GPU: this code is one thread; a block of them has one row, and each takes four values (16 bytes) at a time."""
+    """On a GPU: this code is one thread; a block of them has one row, and each takes four values (16 bytes) at a
+    time."""
     row = zl.block_index(0) * width
     zl.grid_launch_dependents()
     zl.grid_wait()  # what earlier kernels wrote is there

@@ -1,4 +1,5 @@
-"""Products with a stack of experts: `matmul` with a routing, its reference and cases. The kernels are those of all products."""
+"""Products with a stack of experts: `matmul` with a routing, its reference and cases. The kernels are those of all
+products."""
 
 from zse.kernels import activation, host
 from zse.kernels.matmul import matmul

@@ -1,4 +1,5 @@
-"""A step's token ids: sampled ids of the step before that the host has not read yet, and the history of what was said."""
+"""A step's token ids: sampled ids of the step before that the host has not read yet, and the history of what was
+said."""
 
 from typing import NamedTuple
 

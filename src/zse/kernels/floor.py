@@ -1,4 +1,5 @@
-"""What bounds every kernel of a CPU: reading memory, int8 and f32 multiply-adds, each by a kernel that does nothing else."""
+"""What bounds every kernel of a CPU: reading memory, int8 and f32 multiply-adds, each by a kernel that does nothing
+else."""
 
 from zse import kernel as zl
 
@@ -22,7 +23,8 @@ def floor_read(src: zl.Ptr[zl.i32, "const"], out: zl.Ptr[zl.i32]):
 
 
 class Registers(zl.Record):
-    """Parameters of floor_int8 and floor_f32. CHAINS: registers of w, and independent sums, enough for two units of four cycles."""
+    """Parameters of floor_int8 and floor_f32. CHAINS: registers of w, and independent sums, enough for two units of
+    four cycles."""
 
     w: zl.Ptr["T", "const"]
     a: zl.Ptr["T", "const"]
@@ -41,8 +43,8 @@ def start_registers(p):
 
 @zl.kernel
 def floor_int8(p: Registers):
-    """A block multiplies CHAINS registers of w with WORDS words of a, each in all lanes, 4 bytes a lane, until there were PRODUCTS in
-    lanes. Without VNNI the i16 sums of eight steps are widened together, as with 4-bit weights."""
+    """A block multiplies CHAINS registers of w with WORDS words of a, each in all lanes, 4 bytes a lane, until there
+    were PRODUCTS in lanes. Without VNNI the i16 sums of eight steps are widened together, as with 4-bit weights."""
     lanes = zl.target.lanes
     weights, totals = start_registers(p)
     for _ in range(PRODUCTS // (p.CHAINS * lanes * WORDS)):

@@ -1,5 +1,5 @@
-"""out[m, h] = w[h] @ a[m, h]: a matrix of its own for every head, as multi-head latent attention brings queries into the space of the
-latents and results out of it. Weights are dense: together they are a few hundredths of a model."""
+"""out[m, h] = w[h] @ a[m, h]: a matrix of its own for every head, as multi-head latent attention brings queries into
+the space of the latents and results out of it. Weights are dense: together they are a few hundredths of a model."""
 
 from zse import kernel as zl
 from zse.kernels import host
@@ -20,8 +20,8 @@ TOKENS_PER_BLOCK = 64
 
 
 class HeadProduct(zl.Record):
-    """Parameters of head_product: weights [H * rows / 16, K, 16], on a GPU [H * rows, K]; a head's inputs are `width` numbers from head * step on in a
-    line of `line`."""
+    """Parameters of head_product: weights [H * rows / 16, K, 16], on a GPU [H * rows, K]; a head's inputs are `width`
+    numbers from head * step on in a line of `line`."""
 
     w: zl.Ptr["W", "const"]
     a: zl.Ptr[zl.f32, "const"]
@@ -79,7 +79,8 @@ def product_args(a, weight, out, heads: int, columns: int, dtypes: tuple[str, ..
 
 
 def _head_product(recorder, a, weight, out, heads: int, *, max_tokens: int = TOKENS_PER_BLOCK) -> None:
-    """out f32 [M, H * N] = for each head, weight[head] [N, K] @ the first K numbers of its part of a f32 [M, H * S], S >= K.
+    """out f32 [M, H * N] = for each head, weight[head] [N, K] @ the first K numbers of its part of a f32 [M, H * S], S
+    >= K.
 
     weight: dense, [H * N, K] in layout r16; N a multiple of 16, K even. max_tokens: as of matmul."""
     args = product_args(a, weight, out, heads, 2, ("f32",))

@@ -1,15 +1,14 @@
 """Keys and values in 8 bits: how a head's part of a page lies in memory, and how a CPU packs and unpacks it.
 
-A *packed* head is 16 * head_dim bytes of values, in the order that unpacked pages have, then 16 f32 scales: one for each
-token, so that a token is written once and never rescaled, and a page stays one piece of memory. value = scale * stored.
-int8: scale = peak / 127. e4m3 (OCP 8-bit floating point): scale = peak / 448, its largest number.
+A *packed* head is 16 * head_dim bytes of values, in the order that unpacked pages have, then 16 f32 scales: one for
+each token, so that a token is written once and never rescaled, and a page stays one piece of memory. value = scale *
+stored. int8: scale = peak / 127. e4m3 (OCP 8-bit floating point): scale = peak / 448, its largest number.
 
 A Tensor of packed pages is [pages, kv_heads, 16 * head_dim + 64] of dtype "i8" or "e4m3".
 
-Of multi-head latent attention a page has 16 latents, each rank numbers and the rotary numbers of the key that turns: a key whole, a
-value without the latter. Its Tensor is [pages, 16, rank + rotary] on every device, or packed [pages, 16 * (rank + rotary) + 128]:
-the scales of the latents, then those of the keys that turn, whose sizes differ.
-"""
+Of multi-head latent attention a page has 16 latents, each rank numbers and the rotary numbers of the key that turns: a
+key whole, a value without the latter. Its Tensor is [pages, 16, rank + rotary] on every device, or packed [pages, 16 *
+(rank + rotary) + 128]: the scales of the latents, then those of the keys that turn, whose sizes differ."""
 
 from typing import Any
 
@@ -23,8 +22,8 @@ SCALE_BYTES = 4 * BLOCK
 PACKED = {"i8": zl.i8, "e4m3": zl.e4m3}
 LARGEST = {"i8": 127.0, "e4m3": 448.0}
 TRANSPOSED = {"cpu": True, "gpu": False}  # whether a page's keys are [head_dim, BLOCK], by kind of device
-# What widen() and narrow_e4m3() give is smaller by these powers of two: an e4m3's bits stand where an f32 and an f16, whose
-# exponents are biased by 127 and 15 instead of 7, have sign, exponent and fraction. Exact, subnormal numbers too.
+# What widen() and narrow_e4m3() give is smaller by these powers of two: an e4m3's bits stand where an f32 and an f16,
+# whose exponents are biased by 127 and 15 instead of 7, have sign, exponent and fraction. Exact, subnormal numbers too.
 E4M3_IN_F32 = 2.0**120
 E4M3_IN_F16 = 2.0**8
 
@@ -97,7 +96,8 @@ def head_dim_of(values: Any) -> int:
 
 
 def pack_pages(values, dtype: str, keys: bool, family: str = "cpu"):
-    """f32 [P, Hk, 16, D] as packed pages [P, Hk, bytes], NumPy's int8, or uint8 for e4m3. Tokens with a NaN have a NaN as their scale."""
+    """f32 [P, Hk, 16, D] as packed pages [P, Hk, bytes], NumPy's int8, or uint8 for e4m3. Tokens with a NaN have a NaN
+    as their scale."""
     values = np.asarray(values, np.float32)
     scale = np.abs(values).max(axis=3) / np.float32(LARGEST[dtype])
     stored = values / np.where(scale == 0, np.float32(1), scale)[..., None]
@@ -124,8 +124,9 @@ def unpack_pages(packed, dtype: str, keys: bool, family: str = "cpu"):
 
 
 def packed_error(got, initial, pages, slots, wanted, dtype: str, keys: bool, family: str, slack: float = 2e-6) -> str:
-    """What is wrong with packed pages `got` where tokens with values f64 [M, Hk, D] were written over `initial` at pages,
-    slots [M]; '' when nothing is. slack: error of the values before they are rounded, as a part of the token's peak."""
+    """What is wrong with packed pages `got` where tokens with values f64 [M, Hk, D] were written over `initial` at
+    pages, slots [M]; '' when nothing is. slack: error of the values before they are rounded, as a part of the token's
+    peak."""
     (stored, scale), before = (unpack_pages(array, dtype, keys, family) for array in (got, initial))
     others = np.ones((len(stored), BLOCK), bool)
     others[pages, slots] = False

@@ -1,9 +1,8 @@
-"""Causal attention over paged latents (DeepSeek-V2, arXiv 2405.04434, absorbed form): all heads share one key a token, whose first
-`rank` numbers are its value, so that queries come and results go in the latents' space.
+"""Causal attention over paged latents (DeepSeek-V2, arXiv 2405.04434, absorbed form): all heads share one key a token,
+whose first `rank` numbers are its value, so that queries come and results go in the latents' space.
 
-A CPU's block takes one tile: heads of neighbouring tokens, as attention_kernels.py has it, whose softmax, sums over values and merging
-of segments serve here too. Pages have tokens as lines: scores are dot products along lanes.
-"""
+A CPU's block takes one tile: heads of neighbouring tokens, as attention_kernels.py has it, whose softmax, sums over
+values and merging of segments serve here too. Pages have tokens as lines: scores are dot products along lanes."""
 
 from typing import Any
 
@@ -57,7 +56,8 @@ def latent_pages(p, row, num_keys):
 
 @zl.inline
 def dots(sums, queries, lines, first, end, line, KEYS, KV):
-    """sums[r][t] += q_r · key t over the numbers first .. end - 1, which lie at `lines` for tokens `line` numbers apart."""
+    """sums[r][t] += q_r · key t over the numbers first .. end - 1, which lie at `lines` for tokens `line` numbers
+    apart."""
     L = zl.target.lanes
     for d in range(first, end, L):
         keys = [widen(zl.load(lines + t * line + d, L), KV) for t in zl.static(range(KEYS))]
@@ -69,8 +69,8 @@ def dots(sums, queries, lines, first, end, line, KEYS, KV):
 
 @zl.inline
 def latent_scores(p, pages, segment, queries, turned, scales, scores):
-    """The scores of a segment's keys for R query rows, times `scales`. Those of a page that no token has are computed and hidden
-    later."""
+    """The scores of a segment's keys for R query rows, times `scales`. Those of a page that no token has are computed
+    and hidden later."""
     L = zl.target.lanes
     KEYS = 4 if L == 16 else 2  # R * KEYS sums in registers: AVX2 has 16, the others 32
     before, after = tiles.units_of(p, pages)
@@ -98,8 +98,8 @@ def latent_scores(p, pages, segment, queries, turned, scales, scores):
 
 @zl.inline
 def attend(p, pages, segment, token, first_head, group, rows, sub, work):
-    """Query rows sub .. sub + R - 1 of a tile over a segment; beyond the last one the last is computed again and its copies are
-    dropped."""
+    """Query rows sub .. sub + R - 1 of a tile over a segment; beyond the last one the last is computed again and its
+    copies are dropped."""
     L, R = zl.target.lanes, p.R
     VECTORS = 2 if L == 8 else 4  # sums in registers, as above
     which = [min(sub + r, rows - 1) for r in zl.static(range(R))]
@@ -194,10 +194,12 @@ def _latent_attention(
 ) -> None:
     """Causal attention of M tokens, whose latents are already in their pages.
 
-    q f32 [M, H * rank], q_rotated f32 [M, H * rotary]: what meets the latents and the keys that turn. pages [P, 16, rank + rotary],
-    f16 or f32, or packed i8 or e4m3 (kv_pages.py); page_table i32 [rows, max_pages]; token_row, positions i32 [M] (tokens of a row
-    stand together, positions ascending by one); out f32 [M, H * rank]. scale: of the scores. temperature: (beta, length): times 1 + beta * ln(1 + position // length) of the query's. splits: int or Sym, from Planner.symbols();
-    other than 1 it needs partial, f32 of partial_shape(). rank and rotary are multiples of 16, rank at most 512."""
+    q f32 [M, H * rank], q_rotated f32 [M, H * rotary]: what meets the latents and the keys that turn. pages [P, 16,
+    rank + rotary], f16 or f32, or packed i8 or e4m3 (kv_pages.py); page_table i32 [rows, max_pages]; token_row,
+    positions i32 [M] (tokens of a row stand together, positions ascending by one); out f32 [M, H * rank]. scale: of the
+    scores. temperature: (beta, length): times 1 + beta * ln(1 + position // length) of the query's. splits: int or Sym,
+    from Planner.symbols(); other than 1 it needs partial, f32 of partial_shape(). rank and rotary are multiples of 16,
+    rank at most 512."""
     tokens, width = q.shape
     line = check_latent("latent_attention", pages, page_table, token_row, positions, tuple(KV_DTYPES), tokens)
     rank = width // heads

@@ -30,7 +30,8 @@ def unpack_latents(packed, rank: int, dtype: str):
 
 
 def packed_latents_error(got, wanted, initial, inputs, rank: int, dtype: str) -> str:
-    """What is wrong with packed pages where the lines f64 [M, width] were written over `initial`; '' when nothing is."""
+    """What is wrong with packed pages where the lines f64 [M, width] were written over `initial`; '' when nothing
+    is."""
     places = {
         "pages": inputs["page_table"][inputs["token_row"], inputs["positions"] // BLOCK],
         "slots": inputs["positions"] % BLOCK,
@@ -51,8 +52,8 @@ def random_latents(rng, count: int, rank: int, rotary: int, dtype: str):
 
 
 def latent_batch(rng, runs, heads: int, rank: int, rotary: int, dtype: str) -> dict:
-    """A flat batch for `runs` [(first position, number of tokens), …], one sequence each; slots of pages that no token owns
-    hold NaN."""
+    """A flat batch for `runs` [(first position, number of tokens), …], one sequence each; slots of pages that no token
+    owns hold NaN."""
     batch = attention_batch(rng, runs, 1, 1, rank + rotary, "float32")
     values, tokens = batch["v_pages"][:, 0], len(batch["positions"])
     if dtype in PACKED:

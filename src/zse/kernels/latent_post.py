@@ -1,5 +1,6 @@
-"""What stands between the projections and attention where keys and values are latents (DeepSeek-V2, arXiv 2405.04434): the norm of
-the latent, RoPE of the key that all heads share and of every query's part that meets it, and the write to the pages."""
+"""What stands between the projections and attention where keys and values are latents (DeepSeek-V2, arXiv 2405.04434):
+the norm of the latent, RoPE of the key that all heads share and of every query's part that meets it, and the write to
+the pages."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,5 +1,5 @@
-"""What Gemma 4 adds to a decoder: embeddings of each layer's own, a factor on each layer's output, and beside its experts a dense MLP:
-both are normalized before they are added, and each expert has a factor."""
+"""What Gemma 4 adds to a decoder: embeddings of each layer's own, a factor on each layer's output, and beside its
+experts a dense MLP: both are normalized before they are added, and each expert has a factor."""
 
 from zse import kernel as zl
 from zse.kernels.norm import inverse_rms
@@ -91,8 +91,8 @@ def scale_choices_token(
 
 
 def layer_inputs(recorder, product, rows, norm, out, eps: float) -> None:
-    """out f32 [N, most, W], of which the first M tokens are written = (rmsnorm(product) * norm + rows) / sqrt(2), each layer's
-    W columns normalized alone. product, rows f32 [M, N * W], norm f32 [W]; W a multiple of 8."""
+    """out f32 [N, most, W], of which the first M tokens are written = (rmsnorm(product) * norm + rows) / sqrt(2), each
+    layer's W columns normalized alone. product, rows f32 [M, N * W], norm f32 [W]; W a multiple of 8."""
     tokens, layers = product.shape[0], out.shape[0]
     most, width = out.shape[1:]
     require(width % LANES == 0, f"layer_inputs: width {width} is not a multiple of {LANES}")

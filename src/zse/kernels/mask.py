@@ -31,8 +31,8 @@ def mask_logits_chunk(
 
 
 def mask_logits(recorder, logits, mask, line_of_row) -> None:
-    """logits f32 [R, V], in place: minus infinity where bit t % 32 of mask i32 [L, ceil(V / 32)] [line_of_row[r], t // 32] is 0;
-    NaN stays. line_of_row i32 [R]: -1 leaves the row as it is; the caller guarantees line_of_row < L."""
+    """logits f32 [R, V], in place: minus infinity where bit t % 32 of mask i32 [L, ceil(V / 32)] [line_of_row[r], t //
+    32] is 0; NaN stays. line_of_row i32 [R]: -1 leaves the row as it is; the caller guarantees line_of_row < L."""
     rows, vocab = logits.shape
     check("mask_logits logits", logits, "f32", None, None)
     check("mask_logits mask", mask, "i32", None, ceil_div(vocab, 32))

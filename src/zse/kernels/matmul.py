@@ -1,7 +1,9 @@
-"""out[m, n] = sum_k a[m, k] * w[n, k] + bias[n]: every weight scheme; int8, int16 or f32 activations, one token or many.
+"""out[m, n] = sum_k a[m, k] * w[n, k] + bias[n]: every weight scheme; int8, int16 or f32 activations, one token or
+many.
 
-On a CPU weights are in the r16 layout (docs/design/0001-cpu-engine.md): a register's lanes are rows, so nothing is added across lanes,
-and one broadcast of activations serves all rows of a tile. A scheme names the module of its kernels (`products`), which has
+On a CPU weights are in the r16 layout (docs/design/0001-cpu-engine.md): a register's lanes are rows, so nothing is
+added across lanes, and one broadcast of activations serves all rows of a tile. A scheme names the module of its kernels
+(`products`), which has
 
     variants(target)                    the kernels
     launch_of(weight, a, max_tokens)    the one for these activations, the arguments that only it takes, tiles of a grid block
@@ -50,13 +52,12 @@ def _matmul(
 ) -> None:
     """out [M, N] = a [M, K] @ weight [N, K].T + bias f32 [N].
 
-    With a `routing` (zse.tensor.Routing) of M tokens and P pairs the weight is a stack of experts [E * N, K], bias [E, N]:
-    out [P, N], sorted by expert, of a [P, K], sorted likewise, or with `gather` of the tokens' a [M, K].
+    With a `routing` (zse.tensor.Routing) of M tokens and P pairs the weight is a stack of experts [E * N, K], bias [E,
+    N]: out [P, N], sorted by expert, of a [P, K], sorted likewise, or with `gather` of the tokens' a [M, K].
 
-    a: f32 Tensor, int8 or int16 Activation, as the weight's scheme takes them; out f32. max_tokens: the most tokens this
-    recording will run with; it picks the kernel and how many tokens share a pass over the weights. independent: may overlap with the
-    launch just before. accumulate, gate: a GPU's (kernels/gpu/matmul.py).
-    """
+    a: f32 Tensor, int8 or int16 Activation, as the weight's scheme takes them; out f32. max_tokens: the most tokens
+    this recording will run with; it picks the kernel and how many tokens share a pass over the weights. independent:
+    may overlap with the launch just before. accumulate, gate: a GPU's (kernels/gpu/matmul.py)."""
     require(not accumulate, "matmul: accumulate is the GPU's; add_rmsnorm adds on the CPU")
     require(gate is None, "matmul: gate is the GPU's; on the CPU record matmul and gated")
     (rows, width), scheme = weight.shape, weight.scheme
@@ -84,7 +85,8 @@ def _matmul(
 
 
 def _stack(a, weight, out, routing, gather: bool, max_tokens: int):
-    """(rows of an expert, the arguments that name them, tasks, about how many tokens share one) of a product with a stack."""
+    """(rows of an expert, the arguments that name them, tasks, about how many tokens share one) of a product with a
+    stack."""
     (tokens, chosen), (pairs, rows) = routing.ids.shape, out.shape
     experts = weight.shape[0] // rows
     require(

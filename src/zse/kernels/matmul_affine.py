@@ -1,13 +1,13 @@
 """Products of a CPU with affine weights: int8, int16 or f32 activations, one token or many.
 
-int8 activations: the four bytes of a 32-bit lane are four consecutive k of one row. With VNNI one instruction multiplies and adds
-them into i32. Without, maddubs gives i16 pairs; their range allows 8 (4 bits), 4 (5 bits) or 2 (6 bits) steps before they are widened,
-and 8-bit weights go through |w| * sign(a, w), because u8 * s8 pairs would overflow i16. Per 32 values of k:
-out += scale_w * scale_a * dot + offset_w * (scale_a * sum of a's q).
+int8 activations: the four bytes of a 32-bit lane are four consecutive k of one row. With VNNI one instruction
+multiplies and adds them into i32. Without, maddubs gives i16 pairs; their range allows 8 (4 bits), 4 (5 bits) or 2 (6
+bits) steps before they are widened, and 8-bit weights go through |w| * sign(a, w), because u8 * s8 pairs would overflow
+i16. Per 32 values of k: out += scale_w * scale_a * dot + offset_w * (scale_a * sum of a's q).
 
-int16 activations are two bytes, a = scale_a * (q + low / 256), multiplied apart and added as 256 * dot(q) + dot(low): as exact as f32
-beside weights of 4 to 8 bits, for twice the multiply-adds of int8 (f32 takes four times, and unpacks every weight into f32).
-"""
+int16 activations are two bytes, a = scale_a * (q + low / 256), multiplied apart and added as 256 * dot(q) + dot(low):
+as exact as f32 beside weights of 4 to 8 bits, for twice the multiply-adds of int8 (f32 takes four times, and unpacks
+every weight into f32)."""
 
 from itertools import product
 
@@ -32,11 +32,11 @@ from zse.quant.scheme import BITS, AffineScheme
 
 # Tokens that share one pass over the weights. With f32 a weight is dequantized once per tile.
 TILES = {"int8": (1, 8), "int16": (1,), "f32": (1, 8)}
-# Blocks of 32 columns between what several tokens are multiplied with and what is brought near: some 5 KiB of 4 bits, 1 to 2 µs. Without, a
-# core multiplies and then waits; one token alone leaves it time to run ahead.
+# Blocks of 32 columns between what several tokens are multiplied with and what is brought near: some 5 KiB of 4 bits, 1
+# to 2 µs. Without, a core multiplies and then waits; one token alone leaves it time to run ahead.
 AHEAD = 16
-# What TILES has nothing for goes to matmul_int8_many: more than FEW tokens, and several of int16 or with groups of 16. Few tokens wait
-# for memory, which one tile after the other reads best.
+# What TILES has nothing for goes to matmul_int8_many: more than FEW tokens, and several of int16 or with groups of 16.
+# Few tokens wait for memory, which one tile after the other reads best.
 FEW = 16
 
 
@@ -102,7 +102,8 @@ def multiply_pass(p, planes, tile, expert, first_part, groups, token, token_last
 
 @zl.kernel
 def matmul_int8(p: Int8Product):
-    """A grid block is (tile, group of TOKENS_PER_BLOCK tokens). Tokens that are left take passes of half as many where they fit."""
+    """A grid block is (tile, group of TOKENS_PER_BLOCK tokens). Tokens that are left take passes of half as many where
+    they fit."""
     multiply_tile(p)
 
 
@@ -122,7 +123,8 @@ def multiply_tile(p):
 
 
 class F32Product(zl.Record):
-    """Parameters of matmul_f32. HALVES: groups of 16 have two scales a block; wider groups repeat theirs group_blocks blocks."""
+    """Parameters of matmul_f32. HALVES: groups of 16 have two scales a block; wider groups repeat theirs group_blocks
+    blocks."""
 
     q: zl.Ptr[zl.i32, "const"]
     high: zl.Ptr[zl.i32, "const"]
@@ -183,7 +185,8 @@ def f32_scales(p, planes, group, part):
 
 @zl.kernel
 def matmul_f32(p: F32Product):
-    """f32 activations: every weight is dequantized once per TOKENS tokens, then multiplied in f32. A grid block is as matmul_int8's."""
+    """f32 activations: every weight is dequantized once per TOKENS tokens, then multiplied in f32. A grid block is as
+    matmul_int8's."""
     multiply_tile_f32(p)
 
 
@@ -195,9 +198,9 @@ def multiply_tile_f32(p):
     expert, token_first, token_last = block_tokens(p)
     groups = p.blocks * 2 if p.HALVES == 2 else p.blocks // p.group_blocks
     planes = tile_planes(p, stacked_tile(p, expert, tile), groups)
-    # Independent sums hide the latency of a multiply-add where one token gives one chain only: two over k (even, odd) where a
-    # register is a tile, else the tile's parts side by side. How many sums over k there are must not depend on TOKENS: a
-    # token's result is the same alone and in a batch.
+    # Independent sums hide the latency of a multiply-add where one token gives one chain only: two over k (even, odd)
+    # where a register is a tile, else the tile's parts side by side. How many sums over k there are must not depend on
+    # TOKENS: a token's result is the same alone and in a batch.
     chains = 2 if lanes == TILE else 1
     parts_at_once = TILE // lanes if TOKENS == 1 else 1
     for first_part in range(0, TILE // lanes, parts_at_once):
@@ -225,8 +228,8 @@ def multiply_tile_f32(p):
 
 
 def symbol_of(scheme, form: str, tokens: str) -> str:
-    """The variant for a weight scheme, a form of activations ("int8", "int16", "f32") and tokens ("t1", "t8", "many"). Groups of 16 and 32
-    have their own loops with integers, everything wider shares one."""
+    """The variant for a weight scheme, a form of activations ("int8", "int16", "f32") and tokens ("t1", "t8", "many").
+    Groups of 16 and 32 have their own loops with integers, everything wider shares one."""
     groups = f"g{scheme.group}" if scheme.group == 16 or scheme.group == 32 and form != "f32" else "wide"
     return f"matmul_{form}_int{scheme.bits}{'s' if scheme.symmetric else 'a'}_{groups}_{tokens}"
 

@@ -1,10 +1,10 @@
 """Products of a CPU with affine weights for several tokens: weights are unpacked once for all tokens of a block.
 
-A grid block is BLOCK_TILES tiles of 16 rows for up to TOKENS_PER_BLOCK tokens. It walks the columns in pieces of PIECE blocks of 32: of a
-tile's piece the bytes and scales are unpacked into memory that the first cache holds (4 + 1 KiB of 48), then TOKENS tokens at a time
-are multiplied with them, whose activations (16 KiB a piece) stay there for the next tile. Every token's sum goes through the operations of
-matmul_int8 in its order: alone or in a batch its bits are the same.
-"""
+A grid block is BLOCK_TILES tiles of 16 rows for up to TOKENS_PER_BLOCK tokens. It walks the columns in pieces of PIECE
+blocks of 32: of a tile's piece the bytes and scales are unpacked into memory that the first cache holds (4 + 1 KiB of
+48), then TOKENS tokens at a time are multiplied with them, whose activations (16 KiB a piece) stay there for the next
+tile. Every token's sum goes through the operations of matmul_int8 in its order: alone or in a batch its bits are the
+same."""
 
 from typing import Any, NamedTuple
 
@@ -26,13 +26,14 @@ from zse.kernels.matmul_tile import TILE, TOKENS_PER_BLOCK, block_tokens, source
 
 PIECE = 8  # blocks of 32 columns
 PAIR = 2  # tiles that are multiplied side by side
-# Blocks of a row from which on the next tokens' activations are brought near: of rows that are so far apart, by a power of two, the first
-# cache keeps no piece for the next tiles. 8,192 columns: 11 % faster; 4,096: 2 %.
+# Blocks of a row from which on the next tokens' activations are brought near: of rows that are so far apart, by a power
+# of two, the first cache keeps no piece for the next tiles. 8,192 columns: 11 % faster; 4,096: 2 %.
 LONG = 128
 
 
 class Coming(NamedTuple):
-    """What is staged next: planes of PAIR tiles, from block `first` on; wanted: which of them are to be brought near now."""
+    """What is staged next: planes of PAIR tiles, from block `first` on; wanted: which of them are to be brought near
+    now."""
 
     planes: Any
     first: Any
@@ -40,8 +41,8 @@ class Coming(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """A piece of PAIR tiles. words i32 [PAIR, PIECE, parts, 8, lanes]; scale and offset f32 [PAIR, PIECE, 2 halves, 16], as
-    load_scales gives them."""
+    """A piece of PAIR tiles. words i32 [PAIR, PIECE, parts, 8, lanes]; scale and offset f32 [PAIR, PIECE, 2 halves,
+    16], as load_scales gives them."""
 
     words: Any
     scale: Any
@@ -68,8 +69,9 @@ def stage(p, planes, staged, first, count):
 
 @zl.inline
 def multiply_staged(p, staged, coming, halves, a, token, acc, first, count, part):
-    """acc f32 [PAIR, TOKENS_PER_BLOCK, 16] += the piece, of a part of the rows, for the tokens of the Activations a from `token` of the
-    block on. A broadcast activation serves PAIR registers of weights: loads are half as many as one alone would need."""
+    """acc f32 [PAIR, TOKENS_PER_BLOCK, 16] += the piece, of a part of the rows, for the tokens of the Activations a
+    from `token` of the block on. A broadcast activation serves PAIR registers of weights: loads are half as many as one
+    alone would need."""
     lanes, TOKENS = zl.target.lanes, len(a.q)
     HALVES = 2 if p.GROUP == 16 else 1
     STEPS = 8 // HALVES
@@ -148,8 +150,8 @@ def has_offset(p):
 
 @zl.inline
 def store_sums(p, acc, token, token_first, token_last, pair, tile_last, expert):
-    """Write what PAIR tiles have of the TOKENS tokens from `token` on. A token's rows lie far apart in out: written between the products
-    of the last piece, not all at the end, these lines come from memory beside them."""
+    """Write what PAIR tiles have of the TOKENS tokens from `token` on. A token's rows lie far apart in out: written
+    between the products of the last piece, not all at the end, these lines come from memory beside them."""
     lanes = zl.target.lanes
     for at in range(token, min(token + p.TOKENS, token_last)):
         for tile in range(pair, min(pair + PAIR, tile_last)):
@@ -170,8 +172,8 @@ def prefetch_activations(p, token, token_last, first):
 
 @zl.kernel
 def matmul_int8_many(p: Int8Product):
-    """Grid (groups of TOKENS_PER_BLOCK tokens, groups of BLOCK_TILES tiles): neighbours share weights, which are read from memory once.
-    PARTS is not read."""
+    """Grid (groups of TOKENS_PER_BLOCK tokens, groups of BLOCK_TILES tiles): neighbours share weights, which are read
+    from memory once. PARTS is not read."""
     multiply_many(p)
 
 

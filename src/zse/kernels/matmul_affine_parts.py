@@ -1,4 +1,5 @@
-"""What the products of int8 and int16 activations with affine weights share: planes of a tile, unpacking, dots of 32 columns, scales."""
+"""What the products of int8 and int16 activations with affine weights share: planes of a tile, unpacking, dots of 32
+columns, scales."""
 
 from typing import Any, NamedTuple
 
@@ -24,9 +25,9 @@ class Planes(NamedTuple):
 
 
 class Int8Product(zl.Record):
-    """Parameters of matmul_int8. a_low: the second byte of int16 activations, which WIDE says they are. blocks: K / 32. GROUP: 16,
-    32, or 0 for any multiple of 32 (group_blocks * 32). PARTS: register parts of a tile computed in one pass over k. TOKENS: of
-    a pass."""
+    """Parameters of matmul_int8. a_low: the second byte of int16 activations, which WIDE says they are. blocks: K / 32.
+    GROUP: 16, 32, or 0 for any multiple of 32 (group_blocks * 32). PARTS: register parts of a tile computed in one pass
+    over k. TOKENS: of a pass."""
 
     q: zl.Ptr[zl.i32, "const"]
     high: zl.Ptr[zl.i32, "const"]
@@ -103,7 +104,8 @@ def table_step(p, planes, group, part):
 
 @zl.inline
 def unpack(planes, block, part, BITS):
-    """The 8 steps of one 32-wide block as byte vectors (values 0 .. 2**BITS - 1, of LUT 0 .. 255) for a register of rows, the tile's `part`th."""
+    """The 8 steps of one 32-wide block as byte vectors (values 0 .. 2**BITS - 1, of LUT 0 .. 255) for a register of
+    rows, the tile's `part`th."""
     lanes = zl.target.lanes
     row = part * lanes
     if BITS == 8:
@@ -141,9 +143,9 @@ def prefetch_block(p, planes, block):
 
 @zl.inline
 def dots(w, a, first, count, BITS):
-    """For every token's activations in `a` (i32 pointers): i32 lanes, the sum over steps first .. first + count - 1 of weights times
-    the broadcast activations. Steps outside, tokens inside: the tokens' sums are independent chains that hide the latency of a
-    multiply-add."""
+    """For every token's activations in `a` (i32 pointers): i32 lanes, the sum over steps first .. first + count - 1 of
+    weights times the broadcast activations. Steps outside, tokens inside: the tokens' sums are independent chains that
+    hide the latency of a multiply-add."""
     lanes = zl.target.lanes
     totals = [zl.i32.x(lanes)(0) for _ in a]
     if zl.target.has("vnni"):
@@ -170,8 +172,8 @@ def dots(w, a, first, count, BITS):
 
 @zl.inline
 def load_scales(p, planes, group, part):
-    """(scale, what multiplies scale_a * sum(q_a)) of a group, f32. The dot product above is of q, or of q - 128 for BITS 8 without VNNI;
-    of int16 activations it is 256 times as large, and the scale as much smaller."""
+    """(scale, what multiplies scale_a * sum(q_a)) of a group, f32. The dot product above is of q, or of q - 128 for
+    BITS 8 without VNNI; of int16 activations it is 256 times as large, and the scale as much smaller."""
     lanes = zl.target.lanes
     if p.BITS == LUT:
         s = table_step(p, planes, group, part)

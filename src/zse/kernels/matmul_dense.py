@@ -9,8 +9,8 @@ TILES = {1: 2, 4: 2}
 
 
 class DenseProduct(zl.Record):
-    """Parameters of matmul_dense: weights [T, K, 16], width = K. UNROLL independent sums over k hide the latency of a multiply-add
-    (4 cycles)."""
+    """Parameters of matmul_dense: weights [T, K, 16], width = K. UNROLL independent sums over k hide the latency of a
+    multiply-add (4 cycles)."""
 
     w: zl.Ptr["W", "const"]
     a: zl.Ptr[zl.f32, "const"]

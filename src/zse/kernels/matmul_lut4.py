@@ -1,8 +1,9 @@
-"""Products of a CPU with lut4 weights (zse.quant.lut4): those of 8-bit affine weights, whose bytes a shuffle makes of indices.
+"""Products of a CPU with lut4 weights (zse.quant.lut4): those of 8-bit affine weights, whose bytes a shuffle makes of
+indices.
 
-One instruction looks up the numbers of 4 indices a lane, plus 128, so that they are without a sign as the multiply-add wants them; from
-there on they are symmetric 8-bit weights: matmul_affine's loops, with scales as zse.kernels.matmul_affine_parts.table_step makes them.
-"""
+One instruction looks up the numbers of 4 indices a lane, plus 128, so that they are without a sign as the multiply-add
+wants them; from there on they are symmetric 8-bit weights: matmul_affine's loops, with scales as
+zse.kernels.matmul_affine_parts.table_step makes them."""
 
 from zse import kernel as zl
 from zse.kernels.matmul_affine import FEW, TILES, F32Product, multiply_tile, multiply_tile_f32

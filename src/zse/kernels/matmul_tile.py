@@ -1,14 +1,15 @@
 """What all products of a CPU share: a block computes one tile of 16 rows for up to TOKENS_PER_BLOCK tokens.
 
-A weight may be a stack of experts, [experts * rows, K]: then a block's place is a task (see kernels/route.py), which names an
-expert and a range of the pairs of tokens and experts, sorted by expert. Every token's sum is the same as without.
-"""
+A weight may be a stack of experts, [experts * rows, K]: then a block's place is a task (see kernels/route.py), which
+names an expert and a range of the pairs of tokens and experts, sorted by expert. Every token's sum is the same as
+without."""
 
 from zse import kernel as zl
 
 TILE = 16  # rows of a tile, the r16 layout's
 TOKENS_PER_BLOCK = 64  # 64 tokens * 2,048 bytes of int8 activations stay in a 256 KiB L2 while a column of tiles passes
-# Values of the parameter `experts`: no stack; activations [pairs, K]; activations [tokens, K], pair i's row is source[i].
+# Values of the parameter `experts`: no stack; activations [pairs, K]; activations [tokens, K], pair i's row is
+# source[i].
 DENSE, PAIRS, GATHERED = 0, 1, 2
 
 
@@ -21,7 +22,8 @@ def token_range(tokens, dimension=1):
 
 @zl.inline
 def block_tokens(p, dimension=1):
-    """(expert, first token, behind the last) of this block. p: tokens, experts, tasks i32 [tasks, 3]. dimension: of the grid."""
+    """(expert, first token, behind the last) of this block. p: tokens, experts, tasks i32 [tasks, 3]. dimension: of the
+    grid."""
     expert = zl.i64(0)
     first, last = token_range(p.tokens, dimension)
     if p.experts != 0:
@@ -49,8 +51,8 @@ def stacked_tile(p, expert, tile):
 
 @zl.inline
 def store_tile(p, token, acc, tile, part, expert):
-    """Write one part of a tile's rows for one token; the last tile may be partial. p: bias [experts, rows], out [tokens, rows],
-    rows, has_bias."""
+    """Write one part of a tile's rows for one token; the last tile may be partial. p: bias [experts, rows], out
+    [tokens, rows], rows, has_bias."""
     lanes = zl.target.lanes
     out = p.out + token * p.rows
     bias = p.bias + expert * p.rows

@@ -1,5 +1,6 @@
-"""Residual add and norm: RMSNorm (Zhang and Sennrich 2019) with the post-norm of Gemma 3 on the addend, LayerNorm without
-a bias (Cohere) or with one (BERT), or no norm where a product only wants the stream in its own form (OLMo 2)."""
+"""Residual add and norm: RMSNorm (Zhang and Sennrich 2019) with the post-norm of Gemma 3 on the addend, LayerNorm
+without a bias (Cohere) or with one (BERT), or no norm where a product only wants the stream in its own form (OLMo
+2)."""
 
 from itertools import product
 

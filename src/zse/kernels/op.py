@@ -39,9 +39,8 @@ EXACT = Tolerance(0.0, 0.0, "integers or copies: no rounding")
 class HostActivation(Record):
     """An Activation on the host. As an output, `q` and the others are None and only the shape is used.
 
-    q: i8 [M, K] rounded values, scale: f32 [M, K/32], sum: f32 [M, K/32] = scale * sum of q. low: i8 [M, K], of an int16
-    one: what rounding to q left, in steps of scale / 256.
-    """
+    q: i8 [M, K] rounded values, scale: f32 [M, K/32], sum: f32 [M, K/32] = scale * sum of q. low: i8 [M, K], of an
+    int16 one: what rounding to q left, in steps of scale / 256."""
 
     shape: tuple[int, int]
     q: "numpy.ndarray | None" = None
@@ -51,7 +50,8 @@ class HostActivation(Record):
 
     @classmethod
     def quantize(cls, x: "numpy.ndarray", kind: str = "int8") -> "HostActivation":
-        """f32 [M, K] as the kernels quantize it: scale = absmax / 127 per 32 values, nearest even. kind: "int8", "int16"."""
+        """f32 [M, K] as the kernels quantize it: scale = absmax / 127 per 32 values, nearest even. kind: "int8",
+        "int16"."""
         groups = x.reshape(x.shape[0], -1, 32).astype(np.float32)
         scale = np.abs(groups).max(axis=2) / np.float32(127)
         steps = groups / np.where(scale == 0, np.float32(1), scale)[:, :, None]
@@ -105,9 +105,9 @@ class OutputSpec(Record):
     """A tensor that the launcher fills: NumPy dtype name, shape, and what a fresh result may differ by. dtype "bf16" or
     "e4m3": bit patterns as in HostArray, compared by value.
 
-    It is allocated poisoned (NaN, or the smallest integer) so that an element nobody writes shows. `inout`: the
-    initial content for a tensor that is read and changed (the residual stream, KV pages). `error`: (result as stored, what
-    the reference gives) → what is wrong, "" for nothing, where a tolerance cannot say it."""
+    It is allocated poisoned (NaN, or the smallest integer) so that an element nobody writes shows. `inout`: the initial
+    content for a tensor that is read and changed (the residual stream, KV pages). `error`: (result as stored, what the
+    reference gives) → what is wrong, "" for nothing, where a tolerance cannot say it."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -130,14 +130,14 @@ class Case(Record):
 class Op(Record):
     """One operation.
 
-    variants: CPU target → the variants to compile for it; gpu_variants: likewise for a GPU target (target.arch, target.warp,
-    target.has), None while the op has no GPU form. launch(recorder, **tensors, **options): checks shapes and
-    dtypes, raises ValueError or TypeError, and records; a launcher() where kinds of devices differ. reference(**arrays, **options) → output name → float64 (or
-    integer) array; inputs that the op changes are given as their initial content and must not be modified.
-    cases(rng) → fresh random Cases, odd sizes among them; with a GPU form cases(rng, family) takes "cpu" or "gpu".
-    cost(case) → Cost. sizes(rng) → for timing on a GPU: Cases of real models' sizes, each with a function that gives, by output name,
-    (index, expected values) of the part that is compared; None: the largest of the cases.
-    """
+    variants: CPU target → the variants to compile for it; gpu_variants: likewise for a GPU target (target.arch,
+    target.warp, target.has), None while the op has no GPU form. launch(recorder, **tensors, **options): checks shapes
+    and dtypes, raises ValueError or TypeError, and records; a launcher() where kinds of devices differ.
+    reference(**arrays, **options) → output name → float64 (or integer) array; inputs that the op changes are given as
+    their initial content and must not be modified. cases(rng) → fresh random Cases, odd sizes among them; with a GPU
+    form cases(rng, family) takes "cpu" or "gpu". cost(case) → Cost. sizes(rng) → for timing on a GPU: Cases of real
+    models' sizes, each with a function that gives, by output name, (index, expected values) of the part that is
+    compared; None: the largest of the cases."""
 
     name: str
     variants: Callable[[Any], list[Variant]]
@@ -155,8 +155,8 @@ class Op(Record):
 
 
 def later(module: str, name: str) -> Callable[..., Any]:
-    """Function `name` of zse.kernels.MODULE, imported when it is called: what an engine's start does not need, cases and
-    references, the kernels of the other kind of device."""
+    """Function `name` of zse.kernels.MODULE, imported when it is called: what an engine's start does not need, cases
+    and references, the kernels of the other kind of device."""
 
     def call(*args: Any, **options: Any) -> Any:
         return getattr(import_module(f"zse.kernels.{module}"), name)(*args, **options)
@@ -165,7 +165,8 @@ def later(module: str, name: str) -> Callable[..., Any]:
 
 
 def launcher(**launchers: Callable[..., None]) -> Callable[..., None]:
-    """A launcher that differs by kind of device: the one of launchers that is called as the recorder's `Device.kernels`."""
+    """A launcher that differs by kind of device: the one of launchers that is called as the recorder's
+    `Device.kernels`."""
 
     def launch(recorder: Any, *args: Any, **options: Any) -> None:
         launchers[recorder.device.kernels](recorder, *args, **options)

@@ -1,5 +1,5 @@
-"""What stands between the q, k, v projections and attention: QK-norm (of a head, or of the whole vector as in OLMo 2), V's norm
-(Gemma 4), RoPE (rotate-half), and writing K and V to pages."""
+"""What stands between the q, k, v projections and attention: QK-norm (of a head, or of the whole vector as in OLMo 2),
+V's norm (Gemma 4), RoPE (rotate-half), and writing K and V to pages."""
 
 from collections.abc import Callable
 from functools import partial
@@ -29,10 +29,9 @@ GPU_WARP, GPU_THREADS = 32, 128
 
 
 class Form(NamedTuple):
-    """What differs by kind of device. pages: dtypes of pages. q_out: dtype of the queries. head_dim: the largest, of a form
-    that is not "values" (on a GPU larger ones take registers of every warp). walk: (query
-    heads, KV heads, tokens, whether K and V are written) → the arguments that tell the kernel which heads a block does, and the
-    grid."""
+    """What differs by kind of device. pages: dtypes of pages. q_out: dtype of the queries. head_dim: the largest, of a
+    form that is not "values" (on a GPU larger ones take registers of every warp). walk: (query heads, KV heads, tokens,
+    whether K and V are written) → the arguments that tell the kernel which heads a block does, and the grid."""
 
     pages: tuple[str, ...]
     q_out: str
@@ -132,8 +131,8 @@ def write_pages(key, row, k_pages, v_pages, place, slot, head_dim, KV):
 
 
 class QKVPost(zl.Record):
-    """What the kernels of all devices take; then each has its own. Q: type of q_out. KV: of the pages. NORM: "plain", "norm" (of each
-    head of q and k), "values" (of v too), "whole" (of all heads together)."""
+    """What the kernels of all devices take; then each has its own. Q: type of q_out. KV: of the pages. NORM: "plain",
+    "norm" (of each head of q and k), "values" (of v too), "whole" (of all heads together)."""
 
     q: zl.Ptr[zl.f32, "const"]
     k: zl.Ptr[zl.f32, "const"]

@@ -1,8 +1,8 @@
-"""Numbers onto affine groups as zse.quant.quantize does it, bit for bit: what the kernels of the CPU and of a GPU share.
+"""Numbers onto affine groups as zse.quant.quantize does it, bit for bit: what the kernels of the CPU and of a GPU
+share.
 
-Values are f32, or vectors of f32 with a group in each lane. `READ(source, k, LANES)`, an inline function, gives a list of STEP
-values: columns k to k + STEP - 1 of the groups.
-"""
+Values are f32, or vectors of f32 with a group in each lane. `READ(source, k, LANES)`, an inline function, gives a list
+of STEP values: columns k to k + STEP - 1 of the groups."""
 
 from zse import kernel as zl
 

@@ -1,5 +1,5 @@
-"""A product's inputs in the order of its weight's columns (GPTQ's act-order, zse.formats.column_order), in the form that the
-product takes."""
+"""A product's inputs in the order of its weight's columns (GPTQ's act-order, zse.formats.column_order), in the form
+that the product takes."""
 
 from zse import kernel as zl
 from zse.kernels.op import EXACT, Case, Cost, HostArray, Op, OutputSpec, Tolerance, check, later, launcher, require
@@ -58,8 +58,8 @@ def reorder_columns_gpu(
 
 
 def _on_cpu(recorder, x, order, out) -> None:
-    """x f32 [M, K], order i32 [K] → out [M, K], f32 or int8, int16 Activation: out[m, k] = x[m, order[k]]; K a multiple of 32,
-    0 <= order < K."""
+    """x f32 [M, K], order i32 [K] → out [M, K], f32 or int8, int16 Activation: out[m, k] = x[m, order[k]]; K a multiple
+    of 32, 0 <= order < K."""
     rows, width = x.shape
     check("reorder x", x, "f32", rows, width)
     check("reorder order", order, "i32", width)

@@ -1,9 +1,10 @@
-"""From the bytes of a model file to layout r16: one kernel per source format, run by the loader on pieces of the file as they arrive.
+"""From the bytes of a model file to layout r16: one kernel per source format, run by the loader on pieces of the file
+as they arrive.
 
-A piece holds whole source rows; a block of the grid makes one tile of 16 rows. Bit layouts of the source blocks: the GGUF
-specification (ggml, MIT). The truth they are tested against is zse.formats.gguf's NumPy mapping with quant/affine.py.
-Scales of Q4_K, Q5_K and Q6_K are products and are rounded to f16; everything else is moved bit for bit.
-"""
+A piece holds whole source rows; a block of the grid makes one tile of 16 rows. Bit layouts of the source blocks: the
+GGUF specification (ggml, MIT). The truth they are tested against is zse.formats.gguf's NumPy mapping with
+quant/affine.py. Scales of Q4_K, Q5_K and Q6_K are products and are rounded to f16; everything else is moved bit for
+bit."""
 
 from collections.abc import Iterator
 
@@ -151,8 +152,8 @@ def repack_affine(
     KIND: zl.static,
     SCALE: zl.static,
 ):
-    """Block t makes tile t of the piece; inside every unit of rows, row i is the source's row order[i] (or i without an order);
-    rows past `rows` are padding. Planes point at the piece's first tile; blocks = K / 32."""
+    """Block t makes tile t of the piece; inside every unit of rows, row i is the source's row order[i] (or i without an
+    order); rows past `rows` are padding. Planes point at the piece's first tile; blocks = K / 32."""
     source_block, _, bits, group, symmetric = FORMATS[KIND]
     tile = zl.block_index(0)
     q_tile = q + tile * blocks * (TILE * (8 if bits == 8 else 4))
@@ -266,9 +267,9 @@ def takes(info, scheme) -> bool:
 def weight_jobs(info, weight, *, first_row: int = 0, order=None, unit: int = TILE) -> Iterator[LoadJob]:
     """Jobs that fill rows [first_row, first_row + info's rows) of `weight` from one tensor of a file.
 
-    info: TensorInfo (type, shape, fd, offset, nbytes, layout "ggml" or "rows"). first_row is a multiple of 16. order: i32 Tensor [unit]:
-    row i of every unit of `unit` rows (a head; a multiple of 16) is the source's row order[i] of that unit.
-    """
+    info: TensorInfo (type, shape, fd, offset, nbytes, layout "ggml" or "rows"). first_row is a multiple of 16. order:
+    i32 Tensor [unit]: row i of every unit of `unit` rows (a head; a multiple of 16) is the source's row order[i] of
+    that unit."""
     rows, width = info.shape
     if first_row % TILE:
         raise ValueError(f"{info.name}: row {first_row} does not start a tile")

@@ -1,9 +1,9 @@
-"""Weights of other people's checkpoints, and plain ones that are quantized on load, on the CPU: into layout r16, by the loader's
-threads on pieces of the file. zse.kernels.repack_pieces says which piece goes to which kernel.
+"""Weights of other people's checkpoints, and plain ones that are quantized on load, on the CPU: into layout r16, by the
+loader's threads on pieces of the file. zse.kernels.repack_pieces says which piece goes to which kernel.
 
 Bit-equal to the NumPy of zse.formats.quantized_rows and zse.quant.quantize: the same operations of f32, each rounded by
-itself, and sums in the order of the columns. A block of the grid makes a tile of 16 rows, which are the lanes of vectors.
-"""
+itself, and sums in the order of the columns. A block of the grid makes a tile of 16 rows, which are the lanes of
+vectors."""
 
 from zse import kernel as zl
 from zse.kernels import quantize_group as rounding
@@ -15,10 +15,10 @@ HALF = TILE // 2
 
 
 class WordPacking(zl.Record):
-    """q: of the piece's first tile; the piece has blocks [first_block, + blocks) of the
-    all_blocks of 32 columns. "words4", "words8": 8 or 4 columns of row n in word src[n * row_stride + i * word_stride],
-    lowest bits first; "int8": as "words8", in two's complement; "awq4": column k of rows 8n .. 8n + 7 in src[k * word_stride + n],
-    in AWQ's order. Rows from `rows` on are padding."""
+    """q: of the piece's first tile; the piece has blocks [first_block, + blocks) of the all_blocks of 32 columns.
+    "words4", "words8": 8 or 4 columns of row n in word src[n * row_stride + i * word_stride], lowest bits first;
+    "int8": as "words8", in two's complement; "awq4": column k of rows 8n .. 8n + 7 in src[k * word_stride + n], in
+    AWQ's order. Rows from `rows` on are padding."""
 
     src: zl.Ptr[zl.u32, "const"]
     q: zl.Ptr[zl.u32]
@@ -98,8 +98,8 @@ def ordered_field(tile_src, k, first, here, row_stride, word_stride, found, BITS
 
 
 class OrderedPacking(zl.Record):
-    """Words of all columns of rows [first_row, + rows) of a tensor, lowest bits first; q: of its
-    first tile. Column k in memory is the stored column columns[k], stored row n becomes row places[n]; without, they stay."""
+    """Words of all columns of rows [first_row, + rows) of a tensor, lowest bits first; q: of its first tile. Column k
+    in memory is the stored column columns[k], stored row n becomes row places[n]; without, they stay."""
 
     src: zl.Ptr[zl.u32, "const"]
     q: zl.Ptr[zl.u32]
@@ -153,10 +153,10 @@ def repack_ordered(p: OrderedPacking):
 
 
 class ScalePacking(zl.Record):
-    """Row n's scale of group g is src[n * row_stride + g * group_stride]; its zero point a
-    field of zero[n / (32 / bits) * word_stride + g * zero_stride], to which `plus` is added within its bits.
-    scale, offset: of the piece's first tile. With places, the piece's rows are a tensor's from `first_row` on, whose row n becomes row
-    places[n] behind scale and offset. bad: gets a code where a scale or an offset is beyond f16."""
+    """Row n's scale of group g is src[n * row_stride + g * group_stride]; its zero point a field of zero[n / (32 /
+    bits) * word_stride + g * zero_stride], to which `plus` is added within its bits. scale, offset: of the piece's
+    first tile. With places, the piece's rows are a tensor's from `first_row` on, whose row n becomes row places[n]
+    behind scale and offset. bad: gets a code where a scale or an offset is beyond f16."""
 
     src: zl.Ptr["IN", "const"]
     zero: zl.Ptr[zl.u32, "const"]

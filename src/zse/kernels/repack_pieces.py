@@ -1,10 +1,10 @@
-"""Which kernel makes which piece of a weight: other people's checkpoints into layout r16, plain numbers quantized on load.
+"""Which kernel makes which piece of a weight: other people's checkpoints into layout r16, plain numbers quantized on
+load.
 
 A piece is a range of a stored tensor that one call of a kernel reads, and what it is called with. The CPU's kernels
 (repack_checkpoint) and a GPU's (gpu.repack) have the same names and parameters. What no kernel takes, NumPy converts
-(models/quantize_load.py): other bits and groups than these, checkpoints whose heads' rows have to change places, and on a CPU
-what becomes dense.
-"""
+(models/quantize_load.py): other bits and groups than these, checkpoints whose heads' rows have to change places, and on
+a CPU what becomes dense."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -23,7 +23,8 @@ ALIGN = 256  # of a piece's second source
 
 
 class StoredPiece(NamedTuple):
-    """sources: (offset, nbytes) in the files of `parts`; the first parameters of the kernel, src and zero, point to them."""
+    """sources: (offset, nbytes) in the files of `parts`; the first parameters of the kernel, src and zero, point to
+    them."""
 
     sources: tuple[tuple[Any, int, int], ...]  # (TensorInfo, offset in it, bytes)
     symbol: str
@@ -44,8 +45,8 @@ class StoredPiece(NamedTuple):
 
 
 class Orders(NamedTuple):
-    """Of a checkpoint with act-order, in memory that the kernels read. columns: i32 [K], the stored column at each one in memory;
-    rows: i32 [N], the row in memory of each stored one; None: as they are stored."""
+    """Of a checkpoint with act-order, in memory that the kernels read. columns: i32 [K], the stored column at each one
+    in memory; rows: i32 [N], the row in memory of each stored one; None: as they are stored."""
 
     columns: Tensor | None = None
     rows: Tensor | None = None
@@ -55,7 +56,8 @@ AS_STORED = Orders()
 
 
 def takes(info, scheme, layout: str, family: str, permuted: bool) -> bool:
-    """Whether kernels make `scheme` of a stored tensor (TensorInfo) for a kind of device. permuted: rows of heads are put in order."""
+    """Whether kernels make `scheme` of a stored tensor (TensorInfo) for a kind of device. permuted: rows of heads are
+    put in order."""
     if info.layout in INTEGERS:
         (n, k), parts, elements = info.shape, info.parts, info.shape[0] * info.shape[1]
         as_stored = 8 * parts["q"].nbytes == scheme.bits * elements and parts[
@@ -98,9 +100,8 @@ def pieces_of(
 ) -> Iterator[StoredPiece]:
     """The pieces that fill rows [first_row, + info's rows) of `weight`; of at most `most` bytes where that can be.
 
-    bad: i32, gets what says that a number cannot be held (`wrong()`). order: i32 [unit]: row i of every unit of rows is the
-    source's row order[i]; None: rows stay. orders: of integers. in_runs: a piece may be runs of the file.
-    """
+    bad: i32, gets what says that a number cannot be held (`wrong()`). order: i32 [unit]: row i of every unit of rows is
+    the source's row order[i]; None: rows stay. orders: of integers. in_runs: a piece may be runs of the file."""
     if info.layout not in INTEGERS:
         yield from _dense_pieces(info, weight, first_row, bad, most, order, unit)
         return
@@ -169,8 +170,8 @@ def _word_rows(info, weight, first_row, most) -> Iterator[StoredPiece]:
 
 
 def _ordered_words(info, weight, first_row, most, orders: Orders, in_runs: bool) -> Iterator[StoredPiece]:
-    """Words whose columns, and perhaps rows, change places: a piece has all columns of some rows, which in GPTQ's files are a run of
-    each line of words, or else of all rows."""
+    """Words whose columns, and perhaps rows, change places: a piece has all columns of some rows, which in GPTQ's files
+    are a run of each line of words, or else of all rows."""
     words, (rows, width), bits = info.parts["q"], info.shape, info.scheme.bits
     lines, row_words, by_column = words.shape[0], words.shape[1], info.layout not in BY_ROW
     step = most // (width * bits // 8)

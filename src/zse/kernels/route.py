@@ -1,11 +1,11 @@
 """Which experts compute which tokens of a mixture of experts, and in which order.
 
-A token's probabilities are its logits by one of GATINGS; it is sent to the k experts with the best scores: probability plus a
-bias for the selection (DeepSeek-V3, arXiv 2412.19437: weights stay unbiased), and where experts are in groups, only to
-experts of the groups whose best two scores add up to most (in DeepSeek-V2: whose best one is highest). Weights are the probabilities, perhaps divided by their sum, times a
-scale. A pair is a token and one of its experts; pairs are sorted by expert, in the order of tokens, and cut into tasks of up
-to task_pairs for the products (kernels/matmul.py). What a token gets does not depend on the others.
-"""
+A token's probabilities are its logits by one of GATINGS; it is sent to the k experts with the best scores: probability
+plus a bias for the selection (DeepSeek-V3, arXiv 2412.19437: weights stay unbiased), and where experts are in groups,
+only to experts of the groups whose best two scores add up to most (in DeepSeek-V2: whose best one is highest). Weights
+are the probabilities, perhaps divided by their sum, times a scale. A pair is a token and one of its experts; pairs are
+sorted by expert, in the order of tokens, and cut into tasks of up to task_pairs for the products (kernels/matmul.py).
+What a token gets does not depend on the others."""
 
 from typing import Any
 
@@ -32,8 +32,9 @@ def num_tasks(tokens: Size, max_tokens: int, chosen: int, experts: int, task_pai
 
 
 class RouteParams(zl.Record):
-    """logits f32 [tokens, experts]; bias f32 [experts], for the selection; ids i32, weights f32 [tokens, chosen]. eps is added
-    to the sum that weights are divided by. groups_used of `groups` are searched, by their group_best (1, 2) best scores."""
+    """logits f32 [tokens, experts]; bias f32 [experts], for the selection; ids i32, weights f32 [tokens, chosen]. eps
+    is added to the sum that weights are divided by. groups_used of `groups` are searched, by their group_best (1, 2)
+    best scores."""
 
     logits: zl.Ptr[zl.f32, "const"]
     bias: zl.Ptr[zl.f32, "const"]
@@ -263,10 +264,11 @@ DEFAULTS = dict(gating="softmax", normalize=False, eps=0.0, scale=1.0, groups=1,
 
 
 def route(recorder, logits, routing, bias=None, *, max_tokens: int, product=None, **options: Any) -> None:
-    """routing (all of its tensors) of logits f32 [M, E]. bias f32 [E]: added for the selection only. options: of DEFAULTS. normalize:
-    weights are divided by their sum + eps (softmax_chosen: they are always), then multiplied with scale. max_tokens: the most
-    tokens this recording will run with. product: the router's (a, weight, bias or None); on a GPU and of up to ROUTED_TOKENS tokens
-    the launch that routes computes the logits as well (on NVIDIA's: Metal has no fence between blocks)."""
+    """routing (all of its tensors) of logits f32 [M, E]. bias f32 [E]: added for the selection only. options: of
+    DEFAULTS. normalize: weights are divided by their sum + eps (softmax_chosen: they are always), then multiplied with
+    scale. max_tokens: the most tokens this recording will run with. product: the router's (a, weight, bias or None); on
+    a GPU and of up to ROUTED_TOKENS tokens the launch that routes computes the logits as well (on NVIDIA's: Metal has
+    no fence between blocks)."""
     options = DEFAULTS | options
     args = route_args(logits, routing, bias, options)
     device = recorder.device
@@ -390,10 +392,11 @@ def _reference(
 
 
 def _cases(rng, family="cpu"):
-    """Gatings with all that goes with them, from one token to more pairs of an expert than a task takes; on a GPU, of few tokens,
-    with the router's product too."""
+    """Gatings with all that goes with them, from one token to more pairs of an expert than a task takes; on a GPU, of
+    few tokens, with the router's product too."""
     near = Tolerance(1e-7, 3e-6, "exp within 2 units in the last place, sums of up to 128 values in f32")
-    # A logit is a sum of 264 products, whose sizes add up to less than 264: rounded by up to 2**-24 of that 9 + 5 times.
+    # A logit is a sum of 264 products, whose sizes add up to less than 264: rounded by up to 2**-24 of that 9 + 5
+    # times.
     summed = Tolerance(1e-7, 14 * 264 * 2**-24, "f32 sums of 264 products, through exp")
     for number, (tokens, experts, chosen, options, has_bias) in enumerate(
         (

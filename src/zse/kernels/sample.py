@@ -1,8 +1,8 @@
 """From logits to tokens: penalties, temperature, min-p, top-nσ, top-k, top-p, a seeded draw, log-probabilities.
 
-Two launches: `sample_scan` and `sample_row` (sample_kernels.py). Nothing is sorted: the boundary of a kept set is found exactly by three
-histograms over order-preserving bits of the logits (11, 11 and 10 bits), and the draw is an inverse distribution
-function in index order. A row's result depends on nothing but its own logits and parameters.
+Two launches: `sample_scan` and `sample_row` (sample_kernels.py). Nothing is sorted: the boundary of a kept set is found
+exactly by three histograms over order-preserving bits of the logits (11, 11 and 10 bits), and the draw is an inverse
+distribution function in index order. A row's result depends on nothing but its own logits and parameters.
 
 Order of the steps, as in vLLM: bias, repetition, frequency and presence penalties, temperature, min-p, top-k, top-p.
 Tokens are ordered by (logit descending, id ascending): top-k keeps exactly k, top-p the shortest prefix whose mass
@@ -26,9 +26,9 @@ MAX_VOCAB = 4096 * 1024  # of a row: the blocks that sample_parts.pick keeps sum
 class Parameter(NamedTuple):
     """What each row of logits has one value of. A new one needs a line here and its kernels alone.
 
-    dtype: of its values. off: the value that does nothing. cases: the values of the twelve rows of sample_cases(), or one for
-    all. cuts: whether it leaves some of the likeliest tokens to draw from. floor: of one that leaves the logits from a bound
-    on, the bound: (logits f64, temperature, value) → f64, the reference of the kernels."""
+    dtype: of its values. off: the value that does nothing. cases: the values of the twelve rows of sample_cases(), or
+    one for all. cuts: whether it leaves some of the likeliest tokens to draw from. floor: of one that leaves the logits
+    from a bound on, the bound: (logits f64, temperature, value) → f64, the reference of the kernels."""
 
     dtype: str
     off: float = 0
@@ -115,12 +115,12 @@ def _sample(recorder, logits, history=None, **tensors) -> None:
     rows.
 
     In, per row: temperature (below 1e-5: greedy, ties to the lowest id), top_k (0: off), top_p (1: off), min_p and
-    top_n_sigma (0: off), repetition (1: off), presence and frequency penalties (0: off), seed and counter (the draw is a function of
-    both; the counter is the sampled token's position), num_logprobs (-1: none, else alternatives, up to 20). Row r's
-    biases are entries bias_start[r] .. bias_start[r + 1] of bias_ids (each id once) and bias_values. Its penalized
-    tokens, CPU: those of seen_start in seen_ids (each id once: prompt and output) with seen_counts (occurrences in the
-    output, 0 for prompt only). GPU: the first history_len[r] tokens (0: no penalties) of line history_row[r] of
-    `history`, a TokenHistory; those from position prompt_len[r] on are output.
+    top_n_sigma (0: off), repetition (1: off), presence and frequency penalties (0: off), seed and counter (the draw is
+    a function of both; the counter is the sampled token's position), num_logprobs (-1: none, else alternatives, up to
+    20). Row r's biases are entries bias_start[r] .. bias_start[r + 1] of bias_ids (each id once) and bias_values. Its
+    penalized tokens, CPU: those of seen_start in seen_ids (each id once: prompt and output) with seen_counts
+    (occurrences in the output, 0 for prompt only). GPU: the first history_len[r] tokens (0: no penalties) of line
+    history_row[r] of `history`, a TokenHistory; those from position prompt_len[r] on are output.
 
     Out, per row: tokens, always in [0, V); status 0, or 1 where a logit is NaN or +infinity or all are -infinity (the
     token then means nothing); logprob of the token, top_ids and top_logprobs [20] best first, of the model's own

@@ -32,8 +32,8 @@ def change_logits(x, r, params):
 
 
 def kept_set(x, temperature, **values):
-    """(kept ids ascending, their probabilities, margin): margin is how near a limit came to going the other way. values: of
-    PARAMETERS that cut, others are passed over; one that is left out is off."""
+    """(kept ids ascending, their probabilities, margin): margin is how near a limit came to going the other way.
+    values: of PARAMETERS that cut, others are passed over; one that is left out is off."""
     x, heat = x.astype(np.float64), float(temperature)
     z = x / heat
     weights = np.exp(z - z.max())

@@ -1,5 +1,5 @@
-"""The sampler's kernels on a CPU. `sample_scan_chunk` walks the vocabulary in chunks, so that several threads share even one row
-of 262k logits; `sample_row` merges a row's chunks and decides; what it decides by is sample_parts.py's."""
+"""The sampler's kernels on a CPU. `sample_scan_chunk` walks the vocabulary in chunks, so that several threads share
+even one row of 262k logits; `sample_row` merges a row's chunks and decides; what it decides by is sample_parts.py's."""
 
 from typing import Any, NamedTuple
 
@@ -274,7 +274,8 @@ def restore_logits(p, x, biases, seen):
 
 @zl.inline
 def draw(p, x, row, chunks, high, modified):
-    """A token of the kept set. high: the largest logit; modified: whether the logits are not those that the scan saw."""
+    """A token of the kept set. high: the largest logit; modified: whether the logits are not those that the scan
+    saw."""
     vocab, heat = p.vocab, p.temperature[row]
     inverse = 1.0 / heat
     threshold = zl.f32(sample_parts.LOWEST)

@@ -107,7 +107,8 @@ class Kept(NamedTuple):
 
 @zl.inline
 def fill_histogram(x, vocab, low, top, kept, high, inverse, shift, width, counts, masses, powers):
-    """Into counts and masses [2**width]: the kept values of low .. top by `width` bits of their keys. powers: room for 16."""
+    """Into counts and masses [2**width]: the kept values of low .. top by `width` bits of their keys. powers: room for
+    16."""
     L = zl.target.lanes
     for b in range(1 << width):
         counts[b] = 0

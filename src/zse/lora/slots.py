@@ -1,4 +1,5 @@
-"""Adapters in device memory: slots of one size, whose matrices the launches of a step with adapters read (zse.kernels.adapter)."""
+"""Adapters in device memory: slots of one size, whose matrices the launches of a step with adapters read
+(zse.kernels.adapter)."""
 
 from array import array
 from collections.abc import Collection
@@ -15,9 +16,9 @@ LABEL = "adapters"
 class AdapterSlots:
     """Device memory of `number` adapters of up to `rank`, and which one each slot has.
 
-    every: all that an adapter of this model may change; adapted: what those that were kept so far change; version: counts how
-    often that grew. images: those that requests may name, by id. kept: ids of those that requests in rows have, fewer than there are slots or
-    as many; the scheduler's. The runner is its one writer."""
+    every: all that an adapter of this model may change; adapted: what those that were kept so far change; version:
+    counts how often that grew. images: those that requests may name, by id. kept: ids of those that requests in rows
+    have, fewer than there are slots or as many; the scheduler's. The runner is its one writer."""
 
     def __init__(self, device, targets: Targets, number: int, rank: int):
         self._device, self.targets = device, targets
@@ -63,8 +64,8 @@ class AdapterSlots:
         return True
 
     def slot_of(self, id: str) -> int:
-        """The slot of an adapter that a request in a row has; it is loaded if need be, in the place of the least recently used one
-        that none has."""
+        """The slot of an adapter that a request in a row has; it is loaded if need be, in the place of the least
+        recently used one that none has."""
         slot = self._slot_of.pop(id, None)
         if slot is None:
             if not self._free:

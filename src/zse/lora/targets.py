@@ -21,8 +21,8 @@ _LAYER = re.compile(r"layers\.([0-9]{1,5})\.")
 
 
 class AdaptedProduct(NamedTuple):
-    """A product of a layer, [rows, columns]. down, up: where its A and B stand in a slot, for a rank of 1; product: its place in
-    a line of scales; heads: of q and k where a Hugging Face file has their rows in pairs, else 0."""
+    """A product of a layer, [rows, columns]. down, up: where its A and B stand in a slot, for a rank of 1; product: its
+    place in a line of scales; heads: of q and k where a Hugging Face file has their rows in pairs, else 0."""
 
     rows: int
     columns: int
@@ -33,10 +33,12 @@ class AdaptedProduct(NamedTuple):
 
 
 class Targets:
-    """The products of a model that adapters may change, in a slot's order: a layer's A one behind the other, then its B.
+    """The products of a model that adapters may change, in a slot's order: a layer's A one behind the other, then its
+    B.
 
-    by_name: (layer, the weight's name in the forward) → AdaptedProduct. size: numbers of a slot for a rank of 1. modules: of each layer, the
-    end of a module's name in a Hugging Face file → the names of its parts: q_proj → q, qkv_proj → q, k, v."""
+    by_name: (layer, the weight's name in the forward) → AdaptedProduct. size: numbers of a slot for a rank of 1.
+    modules: of each layer, the end of a module's name in a Hugging Face file → the names of its parts: q_proj → q,
+    qkv_proj → q, k, v."""
 
     def __init__(self, config: ModelConfig):
         self.config = config
@@ -74,7 +76,8 @@ class Targets:
         return frozenset(name for _, name in self.by_name)
 
     def parts_of(self, file: AdapterFile, module: str) -> tuple[int, tuple[str, ...]]:
-        """(layer, names in the forward) of a module of an adapter. UnsupportedError names what adapters cannot change."""
+        """(layer, names in the forward) of a module of an adapter. UnsupportedError names what adapters cannot
+        change."""
         place = _LAYER.search(module)
         if place is not None and module[: place.start()] in HF_PREFIXES and int(place[1]) < len(self.modules):
             modules = self.modules[int(place[1])]
@@ -96,9 +99,9 @@ _IN_PAIRS = INTERLEAVED_ROPE["hf"]
 
 
 class Image(NamedTuple):
-    """An adapter as a slot holds it. rank: padded to whole RANK_STEPs. parts: (the first number, f16 numbers) of what is not zero. scales:
-    f32, one of each product of the model. members: names in the forward of what it changes. id: the hash of all this. own_rank: its
-    largest as its file has it."""
+    """An adapter as a slot holds it. rank: padded to whole RANK_STEPs. parts: (the first number, f16 numbers) of what
+    is not zero. scales: f32, one of each product of the model. members: names in the forward of what it changes. id:
+    the hash of all this. own_rank: its largest as its file has it."""
 
     id: str
     rank: int
@@ -164,8 +167,8 @@ def _image(file: AdapterFile, targets: Targets, most: int) -> Image:
 
 
 def _narrow(values: Any, rank: int, width: int) -> tuple[Any, float]:
-    """(f16 [rank, width], what they are to be multiplied with): divided by a power of two, so that the largest is from 1 to 2
-    and what f16 rounds is 2^-11 of each number, of those below 2^-14 of the largest 2^-25 of that."""
+    """(f16 [rank, width], what they are to be multiplied with): divided by a power of two, so that the largest is from
+    1 to 2 and what f16 rounds is 2^-11 of each number, of those below 2^-14 of the largest 2^-25 of that."""
     peak = float(np.abs(values).max())
     factor = 2.0 ** math.floor(math.log2(peak)) if peak > 0 else 1.0
     padded = np.zeros((rank, width), np.float16)

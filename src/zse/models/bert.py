@@ -1,5 +1,5 @@
-"""BERT (arXiv 1810.04805), of which MiniLM, bge, mxbai and arctic-embed are, and RoBERTa and XLM-R (arXiv 1907.11692, 1911.02116;
-e5, bge-m3, arctic-embed 2): learned positions, LayerNorm after each addition, biases everywhere."""
+"""BERT (arXiv 1810.04805), of which MiniLM, bge, mxbai and arctic-embed are, and RoBERTa and XLM-R (arXiv 1907.11692,
+1911.02116; e5, bge-m3, arctic-embed 2): learned positions, LayerNorm after each addition, biases everywhere."""
 
 from zse.models.config import Fields, ModelConfig, RopeConfig
 from zse.models.encoder import HEAD, Encoder, gguf_encoder, hf_encoder

@@ -1,10 +1,9 @@
 """Checksums of weights, compared while they are loaded. Only a `.zse` has them: a CRC-32 of each tensor.
 
-Where the host reads the weights into its own memory, the loader's threads sum what they read while it lies in their cache:
-that costs a start nothing that could be measured (benchmarks/LOG.md), and every tensor that is stored as the kernels
-read it is checked. `verify` checks all of them, on every device: what the loader did not sum is read once more, for a GPU
-beside the copies.
-"""
+Where the host reads the weights into its own memory, the loader's threads sum what they read while it lies in their
+cache: that costs a start nothing that could be measured (benchmarks/LOG.md), and every tensor that is stored as the
+kernels read it is checked. `verify` checks all of them, on every device: what the loader did not sum is read once more,
+for a GPU beside the copies."""
 
 from functools import cached_property
 from itertools import groupby

@@ -181,8 +181,8 @@ def hf_rope(
     head_dim: int = 0,
 ) -> RopeConfig:
     """RoPE of a config.json: `rope_parameters` (transformers 5, optionally one entry per layer type), or `rope_theta`
-    and `rope_scaling` (transformers 4). head_dim: of layers whose RoPE may be "proportional", Gemma 4's: frequencies of a
-    whole head, of which all but the first stand still."""
+    and `rope_scaling` (transformers 4). head_dim: of layers whose RoPE may be "proportional", Gemma 4's: frequencies of
+    a whole head, of which all but the first stand still."""
     section = fields.section("rope_parameters")
     if section is not None and layer_type is not None and section.get(layer_type) is not None:
         section = section.section(layer_type)
@@ -234,8 +234,8 @@ def rope_from_section(fields: Fields, scaling: Fields, theta: float, rotary_dim:
 
 
 def scaled_residual(values: dict, multiplier: float) -> dict:
-    """Where all that joins the residual stream is multiplied with r, the stream is kept as x / r: the branches join it as
-    they are, and RMSNorm gives the same for x / r with eps / r²."""
+    """Where all that joins the residual stream is multiplied with r, the stream is kept as x / r: the branches join it
+    as they are, and RMSNorm gives the same for x / r with eps / r²."""
     return values | dict(
         embed_scale=values.get("embed_scale", 1.0) / multiplier, norm_eps=values["norm_eps"] / multiplier**2
     )
@@ -277,7 +277,8 @@ def full_heads(fields: Fields, sliding: tuple[bool, ...]) -> tuple[int, int]:
 
 
 def hf_moe(fields: Fields, num_layers: int, **fixed) -> MoeConfig:
-    """The experts of a config.json, by the names that families share. fixed: what this family does not say, or means otherwise."""
+    """The experts of a config.json, by the names that families share. fixed: what this family does not say, or means
+    otherwise."""
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     name = next((name for name in names if fields.get(name) is not None), names[0])
     step = fields.integer("decoder_sparse_step", 1)
@@ -333,8 +334,8 @@ def gguf_moe(fields: Fields, num_layers: int, **defaults) -> MoeConfig:
 
 
 def gguf_windowed_values(fields: Fields, tensors, *, experts: bool = False) -> dict:
-    """gguf_values() where only the file knows of a window (Mistral 7B 0.1 calls itself llama): of all layers, if shorter
-    than the context."""
+    """gguf_values() where only the file knows of a window (Mistral 7B 0.1 calls itself llama): of all layers, if
+    shorter than the context."""
     values = gguf_values(fields, tensors, experts=experts)
     window = fields.integer(".attention.sliding_window", 0, low=0)
     layers = (True,) * values["num_layers"] if 0 < window < values["max_context"] else ()

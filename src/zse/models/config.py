@@ -20,12 +20,12 @@ MAX_DENSE = 8
 
 
 class LatentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): keys and values of all heads are made of a latent of a token
-    and of one key that turns, which all heads share.
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): keys and values of all heads are made of a latent of
+    a token and of one key that turns, which all heads share.
 
-    rank: numbers of a latent; rotary: of the key that turns. nope: numbers of a head's key that are made of the latent, and of
-    its query that meet them; value: of a head's values. query_rank: of the latent that queries are made of; 0: of none.
-    pairs: neighbours (2i, 2i + 1) turn together, not halves. norm_eps: of the norms of both latents.
+    rank: numbers of a latent; rotary: of the key that turns. nope: numbers of a head's key that are made of the latent,
+    and of its query that meet them; value: of a head's values. query_rank: of the latent that queries are made of; 0:
+    of none. pairs: neighbours (2i, 2i + 1) turn together, not halves. norm_eps: of the norms of both latents.
     temperature_beta, temperature_length: scores are multiplied with 1 + beta * ln(1 + position // length) of the query.
     """
 
@@ -71,11 +71,11 @@ class MoeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """A mixture of experts in the place of the MLP (zse.kernels.route says what is chosen).
 
     intermediate_size: of an expert. gating: one of zse.tensor.GATINGS. normalize: weights are divided by their sum +
-    normalize_eps. scale multiplies them. selection_bias: experts are chosen by probability + bias. groups_used of `groups`
-    groups of experts are chosen from, by the sum of the group_best best scores. shared_size: inner width of the expert that computes every token, 0: there is none;
-    shared_gate: it is weighted, too. dense_layers: for each layer whether it has an MLP instead; (): none has. sum_bias: a vector is
-    added to what a layer's experts give together.
-    """
+    normalize_eps. scale multiplies them. selection_bias: experts are chosen by probability + bias. groups_used of
+    `groups` groups of experts are chosen from, by the sum of the group_best best scores. shared_size: inner width of
+    the expert that computes every token, 0: there is none; shared_gate: it is weighted, too. dense_layers: for each
+    layer whether it has an MLP instead; (): none has. sum_bias: a vector is added to what a layer's experts give
+    together."""
 
     num_experts: int
     experts_per_token: int
@@ -121,22 +121,21 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A decoder-only transformer. Sizes in elements, context in tokens.
 
     sliding_layers: for each layer whether it sees only the last `sliding_window` tokens (its own included); such layers
-    rotate by `local_rope` where that is set. nope_layers: for each layer whether nothing is rotated. query_scale multiplies
-    q·k. embed_scale multiplies the embedding, logit_scale the logits. softcaps: cap * tanh(x / cap), 0 = off. A uniform
-    factor r on what joins the residual stream is in embed_scale / r and norm_eps / r²: the stream is then x / r, which a
-    norm does not see. Layers without a window have heads of global_head_dim and global_kv_heads of them where these are set;
-    the last num_shared_kv layers read K and V of the last layer before them of their kind; values_are_keys: layers without a
-    window have no v, k's product is normalized as such. intermediate_sizes: of each layer, where they differ; ple_width:
-    columns of each layer's own embedding (Gemma 4), 0: none; layer_scale: each layer's output has a factor; sinks: attention has a
-    score without a value for each head. latent: of multi-head
-    latent attention, whose head_dim is that of queries and whose num_kv_heads is 1; None for keys and values of heads. eos_ids end
-    a generation. bos_id: None where the model has none. Raises ValueError naming the field.
+    rotate by `local_rope` where that is set. nope_layers: for each layer whether nothing is rotated. query_scale
+    multiplies q·k. embed_scale multiplies the embedding, logit_scale the logits. softcaps: cap * tanh(x / cap), 0 =
+    off. A uniform factor r on what joins the residual stream is in embed_scale / r and norm_eps / r²: the stream is
+    then x / r, which a norm does not see. Layers without a window have heads of global_head_dim and global_kv_heads of
+    them where these are set; the last num_shared_kv layers read K and V of the last layer before them of their kind;
+    values_are_keys: layers without a window have no v, k's product is normalized as such. intermediate_sizes: of each
+    layer, where they differ; ple_width: columns of each layer's own embedding (Gemma 4), 0: none; layer_scale: each
+    layer's output has a factor; sinks: attention has a score without a value for each head. latent: of multi-head
+    latent attention, whose head_dim is that of queries and whose num_kv_heads is 1; None for keys and values of heads.
+    eos_ids end a generation. bos_id: None where the model has none. Raises ValueError naming the field.
 
-    causal: False of encoders, whose window is to both sides, own token included. Theirs are also: positions, rows of the table of
-    learned positions (0: none), of which the first token's is position_first; token_types, rows of theirs; pooling, of the hidden
-    states, as the model's files say ("": they do not); num_labels of a cross-encoder's classifier (0: none). dense: what a pooled
-    state passes, of any model.
-    """
+    causal: False of encoders, whose window is to both sides, own token included. Theirs are also: positions, rows of
+    the table of learned positions (0: none), of which the first token's is position_first; token_types, rows of theirs;
+    pooling, of the hidden states, as the model's files say ("": they do not); num_labels of a cross-encoder's
+    classifier (0: none). dense: what a pooled state passes, of any model."""
 
     architecture: str
     vocab_size: int

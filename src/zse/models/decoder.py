@@ -6,8 +6,8 @@
             x = x + self.linear(self.attention(q, k, v, i), "o", i)
             return x + self.mlp(self.norm(x, "mlp_norm", i), i)
 
-`layer` runs over symbolic tensors (zse.plan.trace) once for each kind of layer, and zse.plan makes launches of what it did:
-nothing here knows a device, a dtype or a weight's scheme. The contract:
+`layer` runs over symbolic tensors (zse.plan.trace) once for each kind of layer, and zse.plan makes launches of what it
+did: nothing here knows a device, a dtype or a weight's scheme. The contract:
 
 - x is the residual stream. `x + y` is made in place: after it the old x must not be used (the planner says so).
 - Names are those of weights without their layer: "attn_norm", "o". A linear has the bias NAME_bias where the model has
@@ -26,13 +26,13 @@ from zse.plan.trace import Trace, Value
 
 
 class Decoder:
-    """A decoder-only transformer. An architecture writes `layer`, `from_hf` and `from_gguf`, and overrides what differs from
-    Llama:
+    """A decoder-only transformer. An architecture writes `layer`, `from_hf` and `from_gguf`, and overrides what differs
+    from Llama:
 
     names: a layer's roles with their names. hf_norm_plus_one: a Hugging Face file stores norm weights as their distance
     from 1. whole_qk_norm: q and k are normalized over all heads together. norm_kind: of `norm`: "rms", or "layer"
-    (LayerNorm without a bias). norms_on_host: "final_norm" of hidden states that are pooled is computed there. model_names: of the tensors that are no layer's.
-    """
+    (LayerNorm without a bias). norms_on_host: "final_norm" of hidden states that are pooled is computed there.
+    model_names: of the tensors that are no layer's."""
 
     names: ClassVar[Names] = LLAMA
     hf_norm_plus_one: ClassVar[bool] = False
@@ -188,7 +188,8 @@ class Decoder:
         return self.trace.add("rotate", (x,), x.width, rope=self.rope(i, name))
 
     def attention(self, q: Value, k: Value | None, v: Value | None, i: int) -> Value:
-        """Causal attention, k and v of this step's tokens written to the cache before; None: an earlier layer wrote its own."""
+        """Causal attention, k and v of this step's tokens written to the cache before; None: an earlier layer wrote its
+        own."""
         config = self.config
         options: dict[str, Any] = dict(window=config.window(i), softcap=config.attn_softcap, scale=config.query_scale)
         inputs = (q,) if k is None or v is None else (q, k, v)
@@ -196,8 +197,8 @@ class Decoder:
         return self.trace.add("attend", inputs, q.width, weights, **options)
 
     def layer_inputs(self, x: Value) -> None:
-        """Each layer's own embeddings of the step's tokens, for `gate_inputs`: (norm of x's product with "ple_proj" + the rows
-        of "ple_embed") / sqrt(2). x: the stream as it was embedded."""
+        """Each layer's own embeddings of the step's tokens, for `gate_inputs`: (norm of x's product with "ple_proj" +
+        the rows of "ple_embed") / sqrt(2). x: the stream as it was embedded."""
         config = self.config
         width = self.trace.shape("ple_embed")[1]
         scale = config.ple_width**0.5
@@ -217,8 +218,9 @@ class Decoder:
         return self.trace.add("scale_stream", (x,), x.width, {"weight": name}, is_stream=True)
 
     def latent_attention(self, x: Value, i: int) -> Value:
-        """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) in its absorbed form, before "o": queries come into the space
-        of the latents, results out of it; the latent and the key that turns of this step's tokens are written to the cache."""
+        """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) in its absorbed form, before "o": queries come
+        into the space of the latents, results out of it; the latent and the key that turns of this step's tokens are
+        written to the cache."""
         config, latent = self.config, self.config.latent
         assert latent is not None, "a configuration without latents"
         options: dict[str, Any] = dict(heads=config.num_heads)
@@ -251,8 +253,9 @@ class Decoder:
         return self.linear(self.gate(gate, up), "down", i)
 
     def mixture(self, x: Value, i: int, routed: Value | None = None) -> Value:
-        """What the experts of "gate_exps", "up_exps", "down_exps" that "router" chooses give, weighted and added, with what
-        the shared expert of "shared_gate", ... gives, times sigmoid of "shared_router" where there is one. routed: what the router reads (default: x)."""
+        """What the experts of "gate_exps", "up_exps", "down_exps" that "router" chooses give, weighted and added, with
+        what the shared expert of "shared_gate", ... gives, times sigmoid of "shared_router" where there is one. routed:
+        what the router reads (default: x)."""
         routing = self.route(self.linear(x if routed is None else routed, "router", i))
         gate, up = (self.experts(x, name, routing, gather=True) for name in ("gate_exps", "up_exps"))
         inputs = [self.experts(self.gate(gate, up), "down_exps", routing), routing]
@@ -264,8 +267,8 @@ class Decoder:
         return self.trace.add("combine", tuple(inputs), x.width)
 
     def route(self, logits: Value) -> Value:
-        """Which experts compute each token, by the configuration's `moe`; "router_select" is added to choose, weights are multiplied with the
-        chosen experts' "expert_factors"."""
+        """Which experts compute each token, by the configuration's `moe`; "router_select" is added to choose, weights
+        are multiplied with the chosen experts' "expert_factors"."""
         moe = self.config.moe
         assert moe is not None
         vectors = dict(bias="router_select", factors="expert_factors")
@@ -277,7 +280,8 @@ class Decoder:
         return self.trace.add("route", (logits,), moe.experts_per_token, weights, **options)
 
     def experts(self, x: Value, name: str, routing: Value, *, gather: bool = False) -> Value:
-        """x @ weight.T + bias with each pair's expert of the stack `name`. gather: x is a row a token, not a row a pair."""
+        """x @ weight.T + bias with each pair's expert of the stack `name`. gather: x is a row a token, not a row a
+        pair."""
         weights = {"weight": name} | ({"bias": f"{name}_bias"} if f"{name}_bias" in self.trace.shapes else {})
         moe, (rows, columns) = self.config.moe, self.trace.shape(name)
         assert moe is not None

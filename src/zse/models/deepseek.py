@@ -1,5 +1,6 @@
-"""DeepSeek V2 and V2-Lite (arXiv 2405.04434), V3, R1 and V3.1 (2412.19437), Kimi K2 (2507.20534), GLM-4.7-Flash, Mistral Small 4: multi-head latent
-attention whose neighbours turn, yarn that scales scores too, experts in groups with shared ones, first layers dense."""
+"""DeepSeek V2 and V2-Lite (arXiv 2405.04434), V3, R1 and V3.1 (2412.19437), Kimi K2 (2507.20534), GLM-4.7-Flash,
+Mistral Small 4: multi-head latent attention whose neighbours turn, yarn that scales scores too, experts in groups with
+shared ones, first layers dense."""
 
 import msgspec
 
@@ -17,7 +18,8 @@ SHARED: Names = {
 }
 # topk_method → what counts of a group of experts: its best scores together; 0: groups do not count.
 METHODS = {"greedy": 0, "group_limited_greedy": 1, "noaux_tc": 2}
-# model_type → method, gating and whether a bias helps to choose, of files that do not say; V3's and all others' are the last.
+# model_type → method, gating and whether a bias helps to choose, of files that do not say; V3's and all others' are the
+# last.
 ROUTING = {"deepseek_v2": ("greedy", "softmax", False), "mistral4": ("noaux_tc", "softmax", False)}
 V3 = ("noaux_tc", "sigmoid", True)
 

@@ -1,6 +1,6 @@
-"""Encoders: every token sees the whole of its sequence, or a window on both sides, and what is wanted are vectors. A family is a
-class as a decoder's is (decoder.py), with a beginning that adds embeddings and normalizes them, and no head: what pools the hidden
-states, and a cross-encoder's classifier, run on the host in float64 (engine/pooling.py).
+"""Encoders: every token sees the whole of its sequence, or a window on both sides, and what is wanted are vectors. A
+family is a class as a decoder's is (decoder.py), with a beginning that adds embeddings and normalizes them, and no
+head: what pools the hidden states, and a cross-encoder's classifier, run on the host in float64 (engine/pooling.py).
 
 A sequence runs whole, in one step: its keys and values live within a layer, so all layers share one place for them.
 """
@@ -35,10 +35,10 @@ HEAD: Names = {
 
 
 class Encoder(Decoder):
-    """names: a layer's roles, biases among them, in execution order. model_names: of roles outside of layers. head_names: of a
-    classifier, under no prefix. prefixes: what may stand before a Hugging Face file's names. layers: what stands before a
-    layer's number there. head_activation: of the classifier's dense layer; head_norm: whether LayerNorm follows it.
-    """
+    """names: a layer's roles, biases among them, in execution order. model_names: of roles outside of layers.
+    head_names: of a classifier, under no prefix. prefixes: what may stand before a Hugging Face file's names. layers:
+    what stands before a layer's number there. head_activation: of the classifier's dense layer; head_norm: whether
+    LayerNorm follows it."""
 
     names: ClassVar[Names] = {}
     model_names: ClassVar[Names] = {}
@@ -129,8 +129,8 @@ class Encoder(Decoder):
         return self.normalize(x, "embed_norm")
 
     def add_rows(self, x: Value, name: str) -> Value:
-        """x + rows of a table: of "positions" those of the tokens' positions, of "types" those of their types, of a table of one row
-        that row (an id past a table's end is its last row's)."""
+        """x + rows of a table: of "positions" those of the tokens' positions, of "types" those of their types, of a
+        table of one row that row (an id past a table's end is its last row's)."""
         first = self.config.position_first if name == "positions" else 0
         ids = name if name in ("positions", "types") else "tokens"
         return self.trace.add("embed", (x,), x.width, {"weight": name}, is_stream=True, scale=1.0, ids=ids, first=first)

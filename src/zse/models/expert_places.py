@@ -1,9 +1,9 @@
-"""Where experts are that have places on the device by turns (`--expert-memory`): how many places a size pays for, their stacks behind the
-other weights, the experts' own place in the host's memory, and what is copied from there.
+"""Where experts are that have places on the device by turns (`--expert-memory`): how many places a size pays for, their
+stacks behind the other weights, the experts' own place in the host's memory, and what is copied from there.
 
-Layers whose experts have equal matrices are a group with one stack of places: `slots` of each layer, and behind these spill places for the
-experts - slots that one layer may need beside them. Of L layers that makes (L - 1) * slots + experts.
-"""
+Layers whose experts have equal matrices are a group with one stack of places: `slots` of each layer, and behind these
+spill places for the experts - slots that one layer may need beside them. Of L layers that makes (L - 1) * slots +
+experts."""
 
 import math
 from bisect import bisect_right
@@ -138,8 +138,8 @@ def expectation(plan: ModelPlan, link: float) -> str:
 
 
 def with_expert_memory(plan: ModelPlan, nbytes: int) -> ModelPlan:
-    """The plan with experts in the host's memory and as many places for them on the device as `nbytes` pay for; as it is where
-    they pay for all. ConfigError of a model without experts; MemoryPlanError where one layer's do not fit."""
+    """The plan with experts in the host's memory and as many places for them on the device as `nbytes` pay for; as it
+    is where they pay for all. ConfigError of a model without experts; MemoryPlanError where one layer's do not fit."""
     groups, experts, align = groups_of(plan), experts_of(plan), ALIGN[plan.family]
     if not groups:
         raise ConfigError(
@@ -176,8 +176,8 @@ def _stack(group: ExpertGroup, places: int, experts: int, align: int, buffer, at
 
 
 def place_experts(plan: ModelPlan, buffer) -> Stacks:
-    """What a step multiplies with, at the end of the model's buffer: each layer's matrices, as large as they are, are its group's
-    stack of places."""
+    """What a step multiplies with, at the end of the model's buffer: each layer's matrices, as large as they are, are
+    its group's stack of places."""
     experts, align, found = experts_of(plan), ALIGN[plan.family], Stacks({}, {})
     at = sum(plan.memory_bytes.values()) - plan.memory_bytes[LABEL]
     for group in groups_of(plan):

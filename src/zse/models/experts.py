@@ -1,8 +1,8 @@
 """Where the tensors of experts are in a file, and the matrices of single experts in what is stored together.
 
-A role of a stack has a name with one or more ways to find it (zse.models.names.EXPERTS): a tensor for each expert, or one [E, rows,
-columns] for all, whose rows may be gate and up behind one another. A `.zse` has such a stack as one matrix [E * rows, columns].
-"""
+A role of a stack has a name with one or more ways to find it (zse.models.names.EXPERTS): a tensor for each expert, or
+one [E, rows, columns] for all, whose rows may be gate and up behind one another. A `.zse` has such a stack as one
+matrix [E * rows, columns]."""
 
 from zse.errors import FormatError, UnsupportedError
 from zse.formats.source import FP4_LAYOUTS, IN_TURN, ModelSource, TensorInfo
@@ -10,8 +10,8 @@ from zse.models.names import Role
 
 
 def stored_experts(source: ModelSource, role: Role, name: str) -> list[TensorInfo]:
-    """The tensor [rows, columns] of each expert of the role. FormatError names the tensor that is missing, has another shape, or
-    is of more or fewer experts than the configuration says."""
+    """The tensor [rows, columns] of each expert of the role. FormatError names the tensor that is missing, has another
+    shape, or is of more or fewer experts than the configuration says."""
     ways = [way.partition("#") for way in name.split("|")]
     found = next((way for way in ways if way[0].format(e=0) in source.tensors), ways[0])
     stored, _, part = found

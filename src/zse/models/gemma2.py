@@ -1,5 +1,5 @@
-"""Gemma 2 (arXiv 2408.00118): norms before and after attention and MLP, GELU gates, a scaled embedding, soft caps on the
-scores and the logits; every other layer slides."""
+"""Gemma 2 (arXiv 2408.00118): norms before and after attention and MLP, GELU gates, a scaled embedding, soft caps on
+the scores and the logits; every other layer slides."""
 
 import math
 

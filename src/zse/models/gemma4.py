@@ -1,6 +1,7 @@
-"""Gemma 4 text (Google, 2026): Gemma 3 with a norm on V, heads of another size in the layers without a window, of which only
-a part turns, last layers that read the K and V of earlier ones, and embeddings of each layer's own (as in Gemma 3n), or experts beside
-the MLP (26B-A4B), which read the same stream; the results of both are normalized, added and normalized."""
+"""Gemma 4 text (Google, 2026): Gemma 3 with a norm on V, heads of another size in the layers without a window, of which
+only a part turns, last layers that read the K and V of earlier ones, and embeddings of each layer's own (as in Gemma
+3n), or experts beside the MLP (26B-A4B), which read the same stream; the results of both are normalized, added and
+normalized."""
 
 from zse.errors import UnsupportedError
 from zse.models import common

@@ -1,5 +1,5 @@
-"""EmbeddingGemma (arXiv 2509.20354): Gemma 3 whose tokens see their whole sequence, in layers with a window half of that on each
-side."""
+"""EmbeddingGemma (arXiv 2509.20354): Gemma 3 whose tokens see their whole sequence, in layers with a window half of
+that on each side."""
 
 import msgspec
 

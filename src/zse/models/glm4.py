@@ -1,5 +1,5 @@
-"""GLM-4 dense of 2025 (arXiv 2406.12793): norms before and after attention and MLP, biases on q, k, v, gate and up joined
-in the file, RoPE on neighbouring pairs of the first half of each head."""
+"""GLM-4 dense of 2025 (arXiv 2406.12793): norms before and after attention and MLP, biases on q, k, v, gate and up
+joined in the file, RoPE on neighbouring pairs of the first half of each head."""
 
 from zse.models.common import gguf_values, hf_values
 from zse.models.config import Fields, ModelConfig

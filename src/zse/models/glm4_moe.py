@@ -1,4 +1,5 @@
-"""GLM-4.5, 4.6 and 4.7 (arXiv 2508.06471): half of each head turns, DeepSeek-V3's routing, a shared expert, first layers dense."""
+"""GLM-4.5, 4.6 and 4.7 (arXiv 2508.06471): half of each head turns, DeepSeek-V3's routing, a shared expert, first
+layers dense."""
 
 import msgspec
 

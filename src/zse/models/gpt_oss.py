@@ -1,5 +1,5 @@
-"""gpt-oss (OpenAI, arXiv 2508.10925): sinks in attention, every other layer with a window, biases everywhere, experts with a
-clamped activation chosen by the softmax of the chosen logits."""
+"""gpt-oss (OpenAI, arXiv 2508.10925): sinks in attention, every other layer with a window, biases everywhere, experts
+with a clamped activation chosen by the softmax of the chosen logits."""
 
 import msgspec
 

@@ -1,5 +1,5 @@
-"""Granite 3 and 4 dense (IBM): Llama with factors on the embedding, on what joins the residual stream, on the scores and on
-the logits."""
+"""Granite 3 and 4 dense (IBM): Llama with factors on the embedding, on what joins the residual stream, on the scores
+and on the logits."""
 
 from zse.models.common import gguf_values, hf_values, scaled_residual
 from zse.models.config import Fields, ModelConfig

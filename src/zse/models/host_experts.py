@@ -1,12 +1,12 @@
-"""Experts that stay in page-locked memory of the host, because the device has no room for all (`--expert-memory`), and the places on the
-device that they take by turns.
+"""Experts that stay in page-locked memory of the host, because the device has no room for all (`--expert-memory`), and
+the places on the device that they take by turns.
 
-Layers whose experts have equal matrices are a group: their places are one stack, of which each layer has `slots` that keep experts
-between steps, and behind these all layers of the group share spill places, as many as a step may need that finds every slot of its layer taken.
-So a step always has room for all experts of a layer, and no results depend on what was there. Behind each choice of experts the
-recording has two launches (zse.kernels.gpu.expert_slots) that fetch what is missing and let the layer's tasks name places. All is in the
-order of the compute stream: no step waits for the host, and no place is written while a step may still read it.
-"""
+Layers whose experts have equal matrices are a group: their places are one stack, of which each layer has `slots` that
+keep experts between steps, and behind these all layers of the group share spill places, as many as a step may need that
+finds every slot of its layer taken. So a step always has room for all experts of a layer, and no results depend on what
+was there. Behind each choice of experts the recording has two launches (zse.kernels.gpu.expert_slots) that fetch what
+is missing and let the layer's tasks name places. All is in the order of the compute stream: no step waits for the host,
+and no place is written while a step may still read it."""
 
 import ctypes
 from array import array
@@ -29,8 +29,8 @@ class LayerTables(NamedTuple):
 
 
 class HostExperts:
-    """plan: with expert_slots; buffer: of the model, with the places at its end; memory: of the host, expert_places.host_bytes(plan).
-    places: what steps multiply with; stored: where it is loaded to."""
+    """plan: with expert_slots; buffer: of the model, with the places at its end; memory: of the host,
+    expert_places.host_bytes(plan). places: what steps multiply with; stored: where it is loaded to."""
 
     def __init__(self, device, plan: ModelPlan, buffer, memory):
         self.memory, self._buffer = memory, buffer

@@ -1,9 +1,9 @@
-"""Layers whose weights stay in page-locked memory of the host, because the device has no room for them: every step copies them,
-one ahead of the layer that is computed, into layer slots that they take turns in.
+"""Layers whose weights stay in page-locked memory of the host, because the device has no room for them: every step
+copies them, one ahead of the layer that is computed, into layer slots that they take turns in.
 
-The planner asks when it records a step. A layer's copy may begin when the layer that was in its slot before has been computed; the
-layer waits for its own copy. Steps follow each other in one stream, so the first copies of a step need to wait for no more.
-"""
+The planner asks when it records a step. A layer's copy may begin when the layer that was in its slot before has been
+computed; the layer waits for its own copy. Steps follow each other in one stream, so the first copies of a step need to
+wait for no more."""
 
 from zse.models.weight_plan import LAYER_SLOTS, ModelPlan
 from zse.runtime.fetch import await_fetch, fetch

@@ -1,4 +1,5 @@
-"""Parsing for models with multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): what common.py reads, and the latents."""
+"""Parsing for models with multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): what common.py reads, and the
+latents."""
 
 from zse.errors import UnsupportedError
 from zse.models.common import gguf_values, hf_values, yarn_factor
@@ -6,8 +7,8 @@ from zse.models.config import MAX_WIDTH, Fields, LatentConfig
 
 
 def hf_latent_values(fields: Fields, generation: Fields | None, *, pairs: bool, **options) -> dict:
-    """ModelConfig fields of a config.json. pairs: whether neighbours turn together where the file does not say; options: of
-    hf_values()."""
+    """ModelConfig fields of a config.json. pairs: whether neighbours turn together where the file does not say;
+    options: of hf_values()."""
     sizes = {
         name: fields.integer(key, high=MAX_WIDTH)
         for name, key in (("rank", "kv_lora_rank"), ("rotary", "qk_rope_head_dim"), ("nope", "qk_nope_head_dim"))

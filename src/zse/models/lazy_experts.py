@@ -1,9 +1,9 @@
-"""Experts that are read when a token first chooses them (`--lazy-experts`, on a CPU): what no token chooses never takes memory.
+"""Experts that are read when a token first chooses them (`--lazy-experts`, on a CPU): what no token chooses never takes
+memory.
 
-A matrix of experts has its place in the weights, whose pages become resident when they are written. Behind each choice of experts
-the recording has a call of the host: it reads those that are not there yet and waits for them. What must pass NumPy, or a kernel that
-looks at the whole checkpoint, is read at the start as ever.
-"""
+A matrix of experts has its place in the weights, whose pages become resident when they are written. Behind each choice
+of experts the recording has a call of the host: it reads those that are not there yet and waits for them. What must
+pass NumPy, or a kernel that looks at the whole checkpoint, is read at the start as ever."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -33,8 +33,8 @@ class Stack(NamedTuple):
 
 
 class LazyExperts:
-    """device: a CPU. jobs(matrix, weight): the LoadJobs of a MatrixPlan's parts. source: whose files stay open. num_read, bytes_read: experts
-    of a layer that were read, and their bytes in the files."""
+    """device: a CPU. jobs(matrix, weight): the LoadJobs of a MatrixPlan's parts. source: whose files stay open.
+    num_read, bytes_read: experts of a layer that were read, and their bytes in the files."""
 
     def __init__(self, device, source, experts: int, jobs: "Callable[[MatrixPlan, Weight], list[LoadJob]]"):
         self._device, self._source, self._experts, self._jobs = device, source, experts, jobs
@@ -43,8 +43,8 @@ class LazyExperts:
         self.num_read = self.bytes_read = 0
 
     def add(self, layer: int, matrix: "MatrixPlan", weight: Weight) -> None:
-        """A matrix that is filled when its experts are chosen. Its memory becomes resident by small pages from here on: a large one
-        would bring neighbours along."""
+        """A matrix that is filled when its experts are chosen. Its memory becomes resident by small pages from here on:
+        a large one would bring neighbours along."""
         self._stacks.setdefault(layer, []).append(Stack(matrix, weight))
         self._missing.setdefault(layer, set(range(self._experts)))
         for plane in weight.planes.values():

@@ -5,11 +5,10 @@
     ...                                         # record graphs meanwhile
     model.wait()                                # all weights are there, or FormatError
 
-Bytes are copied as they lie, pass a kernel, or are converted by NumPy, whichever comes first. The load threads repack GGUF on
-the way: on the CPU straight into the weights, for a GPU into pinned memory that is copied. Checkpoints of others and numbers
-that are quantized pass kernels of the device that will use them (repack_load.py). What only NumPy can convert
-(quantize_load.py) is converted in host memory, matrix by matrix, and written to a GPU from there.
-"""
+Bytes are copied as they lie, pass a kernel, or are converted by NumPy, whichever comes first. The load threads repack
+GGUF on the way: on the CPU straight into the weights, for a GPU into pinned memory that is copied. Checkpoints of
+others and numbers that are quantized pass kernels of the device that will use them (repack_load.py). What only NumPy
+can convert (quantize_load.py) is converted in host memory, matrix by matrix, and written to a GPU from there."""
 
 import struct
 from array import array
@@ -48,9 +47,9 @@ MERGE_GAP = 256  # bytes of padding between two copies that may be copied with t
 
 class Model:
     """weights: name ("embed", "layers.0.qkv", ...) → Weight. vectors: name ("layers.0.attn_norm", ...) → f32 Tensor.
-    Contents are valid after wait(). host_layers: HostLayers, of layers whose weights are in memory of the host, or None;
-    lazy_experts: LazyExperts, of those that are read when they are chosen, or None; host_experts: HostExperts, of those that have places
-    on the device by turns, or None."""
+    Contents are valid after wait(). host_layers: HostLayers, of layers whose weights are in memory of the host, or
+    None; lazy_experts: LazyExperts, of those that are read when they are chosen, or None; host_experts: HostExperts, of
+    those that have places on the device by turns, or None."""
 
     def __init__(
         self,
@@ -65,8 +64,8 @@ class Model:
         lazy_experts: "later_experts.LazyExperts | None" = None,
         host_experts: "experts_of_host.HostExperts | None" = None,
     ):
-        """begin: () → the device's BackgroundLoad, for start(). checks: the Checks of what is loaded. finish: called when it
-        is done, or None."""
+        """begin: () → the device's BackgroundLoad, for start(). checks: the Checks of what is loaded. finish: called
+        when it is done, or None."""
         self.config, self.weights, self.vectors, self.buffer = plan.config, weights, vectors, buffer
         self.memory_bytes, self.host_layers, self.lazy_experts = plan.memory_bytes, host_layers, lazy_experts
         self.host_experts = host_experts
@@ -122,8 +121,8 @@ def load_model(
 ) -> Model:
     """Allocate device memory for the plan and start loading (start False: Model.start() does); Model.wait() ends it.
 
-    max_memory: bytes; ConfigError when the weights alone are over it. device.kernels must be the plan's. verify_weights: compare
-    checksums of all tensors (True), of those where it costs nothing (None), or of none (False).
+    max_memory: bytes; ConfigError when the weights alone are over it. device.kernels must be the plan's.
+    verify_weights: compare checksums of all tensors (True), of those where it costs nothing (None), or of none (False).
     """
     require_memory(plan.memory_bytes, max_memory)
     family = device.kernels
@@ -174,8 +173,8 @@ class FileCopy(NamedTuple):
 
 
 class Loader:
-    """One load. plus_one: norm weights lack 1; order: i32 [head_dim], which row of a head of q or k in the file stands at
-    each row in memory, or None."""
+    """One load. plus_one: norm weights lack 1; order: i32 [head_dim], which row of a head of q or k in the file stands
+    at each row in memory, or None."""
 
     def __init__(
         self, device, plan: ModelPlan, weights: dict[str, Weight], vectors: dict[str, Tensor], sums: bool = False
@@ -387,8 +386,8 @@ def _host_order(order: list[int]) -> Tensor:
 
 
 def is_packed(info, matrix: MatrixPlan) -> bool:
-    """Whether the file holds something else than the planes or the numbers of the matrix: words of others, or what is to be
-    quantized."""
+    """Whether the file holds something else than the planes or the numbers of the matrix: words of others, or what is
+    to be quantized."""
     return info.layout not in (matrix.layout, "rows", "ggml") or (info.is_dense and info.scheme != matrix.scheme)
 
 

@@ -1,5 +1,5 @@
-"""MiniCPM 1, 2 and 4 (arXiv 2404.06395, 2506.07900): Llama with factors on the embedding, on what joins the residual stream
-and on the logits; longrope in 4."""
+"""MiniCPM 1, 2 and 4 (arXiv 2404.06395, 2506.07900): Llama with factors on the embedding, on what joins the residual
+stream and on the logits; longrope in 4."""
 
 import math
 

@@ -1,4 +1,5 @@
-"""MiniMax M2 (230B-A10B): q and k normalized over all heads together, half of each head turns, sigmoid routing with a bias."""
+"""MiniMax M2 (230B-A10B): q and k normalized over all heads together, half of each head turns, sigmoid routing with a
+bias."""
 
 from zse.errors import UnsupportedError
 from zse.models.common import gguf_moe, gguf_values, hf_moe, hf_values

@@ -1,5 +1,6 @@
-"""ModernBERT (arXiv 2412.13663; gte-modernbert, granite-embedding r2): LayerNorm before each part, the first of them the
-embedding's; every third layer sees all, the others 64 tokens on both sides and turn by a base of their own; gated MLP."""
+"""ModernBERT (arXiv 2412.13663; gte-modernbert, granite-embedding r2): LayerNorm before each part, the first of them
+the embedding's; every third layer sees all, the others 64 tokens on both sides and turn by a base of their own; gated
+MLP."""
 
 from zse.errors import UnsupportedError
 from zse.models.common import gguf_rope, hf_rope, hf_windows

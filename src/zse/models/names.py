@@ -1,9 +1,8 @@
 """Weight roles: what each tensor of a model is for, and what GGUF and Hugging Face files call it.
 
 A role name ("layers.3.q") is what the loader, the decoder and the `.zse` file use. Shapes are [rows, columns], a weight
-multiplies a column vector: q is [num_heads * head_dim, hidden_size]. An architecture's `names` has a layer's roles in the
-order in which a step reads them, made of the tables here.
-"""
+multiplies a column vector: q is [num_heads * head_dim, hidden_size]. An architecture's `names` has a layer's roles in
+the order in which a step reads them, made of the tables here."""
 
 from collections.abc import Container, Iterator
 from math import prod
@@ -55,8 +54,8 @@ POST_NORMS: Names = {
     "post_attn_norm": ("post_attention_norm.weight", "post_attention_layernorm.weight"),
     "post_mlp_norm": ("post_ffw_norm.weight", "post_feedforward_layernorm.weight"),
 }
-# A mixture of experts. {e}: a tensor for each expert; "A|B": under one name or the other; "A#0/2": the first of two equal parts of
-# each expert's rows.
+# A mixture of experts. {e}: a tensor for each expert; "A|B": under one name or the other; "A#0/2": the first of two
+# equal parts of each expert's rows.
 EXPERTS: Names = {
     "router": ("ffn_gate_inp.weight", "mlp.gate.weight"),
     "gate_exps": (
@@ -102,8 +101,8 @@ PLE: Names = {
     "ple_out": ("proj.weight", "per_layer_projection.weight"),
     "post_ple_norm": ("post_norm.weight", "post_per_layer_input_norm.weight"),
 }
-# Experts beside a dense MLP (Gemma 4): what the router multiplies its normalized input with, the norms around both, and a factor
-# of each expert.
+# Experts beside a dense MLP (Gemma 4): what the router multiplies its normalized input with, the norms around both, and
+# a factor of each expert.
 BESIDE: Names = {
     "router_norm": ("ffn_gate_inp.scale", "router.scale"),
     "experts_norm": ("pre_ffw_norm_2.weight", "pre_feedforward_layernorm_2.weight"),
@@ -129,14 +128,16 @@ HF_PREFIXES = {
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 
 
-# Modules behind the pooling: GGUF counts them as sentence-transformers numbers its folders, behind Transformer and Pooling.
+# Modules behind the pooling: GGUF counts them as sentence-transformers numbers its folders, behind Transformer and
+# Pooling.
 GGUF_DENSE, HF_DENSE = 2, "sentence_transformers.dense_"
 
 
 class Role(msgspec.Struct, frozen=True):
-    """One tensor of the model. kind: matrix, norm or bias; table: a matrix of rows that are never quantized; flat: a matrix or
-    vector that the host reads, its numbers in a row. factor: that a vector's numbers are multiplied with. heads: for rows of q and k (and their biases) the number of
-    heads they belong to, else 0. experts: of a stack [experts * rows, columns], else 0."""
+    """One tensor of the model. kind: matrix, norm or bias; table: a matrix of rows that are never quantized; flat: a
+    matrix or vector that the host reads, its numbers in a row. factor: that a vector's numbers are multiplied with.
+    heads: for rows of q and k (and their biases) the number of heads they belong to, else 0. experts: of a stack
+    [experts * rows, columns], else 0."""
 
     name: str
     shape: tuple[int, ...]

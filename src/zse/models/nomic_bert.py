@@ -1,4 +1,5 @@
-"""nomic-embed-text 1 and 1.5 (arXiv 2402.01613): BERT with rotated positions, a gated MLP, and no biases but the norms'."""
+"""nomic-embed-text 1 and 1.5 (arXiv 2402.01613): BERT with rotated positions, a gated MLP, and no biases but the
+norms'."""
 
 from zse.errors import UnsupportedError
 from zse.models.common import gguf_rope, hf_rope

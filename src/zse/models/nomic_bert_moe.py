@@ -1,5 +1,5 @@
-"""nomic-embed-text 2 (arXiv 2502.07972): BERT with rotated positions and biases, whose every other MLP is a mixture of experts without
-gates, to which one vector is added."""
+"""nomic-embed-text 2 (arXiv 2502.07972): BERT with rotated positions and biases, whose every other MLP is a mixture of
+experts without gates, to which one vector is added."""
 
 from zse.errors import UnsupportedError
 from zse.models.common import gguf_moe, gguf_rope, hf_rope
@@ -85,6 +85,7 @@ class NomicBertMoe(NomicBert):
 
 
 def _shared(fields: Fields, values: dict, every: int) -> dict:
-    """Layers 1, 1 + every, ... have experts, as wide as the others' MLPs; their weights are not divided by their sum."""
+    """Layers 1, 1 + every, ... have experts, as wide as the others' MLPs; their weights are not divided by their
+    sum."""
     dense = tuple(layer % every != 1 for layer in range(values["num_layers"]))
     return dict(intermediate_size=values["intermediate_size"], normalize=False, dense_layers=dense)

@@ -1,5 +1,5 @@
-"""Phi-3, Phi-3.5, Phi-4 and Phi-4-mini (arXiv 2404.14219, 2503.01743): Llama with q, k, v and gate, up joined in the file,
-longrope, and in Phi-4-mini a rotation of three quarters of each head."""
+"""Phi-3, Phi-3.5, Phi-4 and Phi-4-mini (arXiv 2404.14219, 2503.01743): Llama with q, k, v and gate, up joined in the
+file, longrope, and in Phi-4-mini a rotation of three quarters of each head."""
 
 from zse.models.common import gguf_values, hf_values
 from zse.models.config import Fields, ModelConfig

@@ -1,5 +1,6 @@
 """Matrices that no kernel makes while a model is loaded (repack_load.py says of which there is one): numbers in another
-floating-point type, fp8 on a CPU, checkpoints whose heads' rows change places. The only part of loading that needs NumPy."""
+floating-point type, fp8 on a CPU, checkpoints whose heads' rows change places. The only part of loading that needs
+NumPy."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +14,8 @@ CHUNK_ELEMENTS = 1 << 20  # at once and thread: about 30 MB with all temporaries
 
 
 def fill_parts(plan, parts, threads: int | None = None) -> None:
-    """Fill what is written to host memory. plan: zse.models.load.ModelPlan; parts: [(FileTensor, MatrixPlan, Weight)], where
-    the Weight's planes lie in memory that has a view(). FormatError names the tensor that cannot be had."""
+    """Fill what is written to host memory. plan: zse.models.load.ModelPlan; parts: [(FileTensor, MatrixPlan, Weight)],
+    where the Weight's planes lie in memory that has a view(). FormatError names the tensor that cannot be had."""
     head_order = None
     if plan.source.interleaved_rope:
         head_order = rope_row_order(1, plan.config.head_dim, plan.config.rope.dims(plan.config.head_dim))

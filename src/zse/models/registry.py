@@ -86,9 +86,9 @@ HF_NAMES = {
     "ModernBertForSequenceClassification": "modernbert",
     "NomicBertModel": "nomic_bert",
 }
-# Models whose text part is one of ours, by `model_type` of their `text_config`, or of the whole config.json where it has none
-# (Qwen2-VL's and Qwen2.5-VL's own files); what they see with is not read. Qwen's turn in three parts (time, height, width),
-# which of a text are one number: what Qwen2 and Qwen3 do.
+# Models whose text part is one of ours, by `model_type` of their `text_config`, or of the whole config.json where it
+# has none (Qwen2-VL's and Qwen2.5-VL's own files); what they see with is not read. Qwen's turn in three parts (time,
+# height, width), which of a text are one number: what Qwen2 and Qwen3 do.
 _QWEN2_LLAMA = {"qwen2": "qwen2", "qwen3": "qwen3", "llama": "llama"}
 WRAPPERS = {
     "KimiK25ForConditionalGeneration": {"kimi_k2": "deepseek", "deepseek_v3": "deepseek"},

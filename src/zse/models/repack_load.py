@@ -1,9 +1,8 @@
 """Weights that kernels make while a model is loaded: checkpoints of others are repacked, plain numbers quantized.
 
-On the CPU the load threads do it on pieces of the file. For a GPU the words of the file are copied as they are, into one slot
-of a staging buffer after the other; a launch in the stream of the copies makes planes of a slot. What NumPy alone can do is
-in quantize_load.py.
-"""
+On the CPU the load threads do it on pieces of the file. For a GPU the words of the file are copied as they are, into
+one slot of a staging buffer after the other; a launch in the stream of the copies makes planes of a slot. What NumPy
+alone can do is in quantize_load.py."""
 
 from array import array
 from collections.abc import Iterator, Sequence
@@ -18,8 +17,8 @@ from zse.runtime.buffer import Account, Buffer
 from zse.runtime.load import LoadJob, LoadStep
 from zse.tensor import Tensor, Weight
 
-# A copy of 32 MiB takes 0.6 ms on an H200, a launch and its description 0.05 ms of the CPU; while one slot is read by its
-# kernel the next is written, and threads that read a file from the disk need some to write to at once.
+# A copy of 32 MiB takes 0.6 ms on an H200, a launch and its description 0.05 ms of the CPU; while one slot is read by
+# its kernel the next is written, and threads that read a file from the disk need some to write to at once.
 STEP_BYTES, SLOTS = 32 << 20, 3
 # Bytes of the file for a thread of the CPU: they stay in its L2 cache.
 PIECE_BYTES = 1 << 20
@@ -32,8 +31,8 @@ def _place(piece: StoredPiece) -> tuple[int, int]:
 
 
 def _tables(infos) -> dict[tuple[str, str], array]:
-    """What kernels need of checkpoints with act-order, by role and the name of the tensor that says it: the stored column at each
-    column of memory, and the row of memory of each stored row."""
+    """What kernels need of checkpoints with act-order, by role and the name of the tensor that says it: the stored
+    column at each column of memory, and the row of memory of each stored row."""
     found: dict[tuple[str, str], array] = {}
     for info in infos:
         for role in Orders._fields:
@@ -50,8 +49,8 @@ def _tables(infos) -> dict[tuple[str, str], array]:
 
 
 class Repacking:
-    """What kernels make in one load, and the memory that they need meanwhile: `buffer`, freed by finish(). order: i32 [head_dim]
-    of the host, which row of a head stands at each row in memory, or None."""
+    """What kernels make in one load, and the memory that they need meanwhile: `buffer`, freed by finish(). order: i32
+    [head_dim] of the host, which row of a head stands at each row in memory, or None."""
 
     def __init__(self, device, plan, order: Tensor | None):
         self._device, self._plan, self._order = device, plan, order

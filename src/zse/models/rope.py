@@ -22,15 +22,14 @@ def choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Rotary position embedding (arXiv 2104.09864), rotate-half form.
 
-    rotary_dim: how many dimensions of a head turn, from the first on; 0: all.
-    scaling: none; linear (positions / factor); dynamic (NTK: theta grows with the context over original_context);
-    llama3 (Llama 3.1 report: long wavelengths / factor, a smooth ramp between original_context / low_freq_factor and
-    original_context / high_freq_factor); yarn (arXiv 2309.00071); longrope (arXiv 2402.13753: frequencies / long_factors
-    for a context over original_context, else / short_factors).
-    freq_factors: a divisor for each of the frequencies, from a file that carries them (1e30: does not turn); () for none.
-    attention_factor: multiplies cos and sin; None: what the method says (1 except for yarn and longrope).
-    temperature_beta, temperature_length: q is multiplied with 1 + beta * ln(1 + position // length) (Ministral 3).
-    """
+    rotary_dim: how many dimensions of a head turn, from the first on; 0: all. scaling: none; linear (positions /
+    factor); dynamic (NTK: theta grows with the context over original_context); llama3 (Llama 3.1 report: long
+    wavelengths / factor, a smooth ramp between original_context / low_freq_factor and original_context /
+    high_freq_factor); yarn (arXiv 2309.00071); longrope (arXiv 2402.13753: frequencies / long_factors for a context
+    over original_context, else / short_factors). freq_factors: a divisor for each of the frequencies, from a file that
+    carries them (1e30: does not turn); () for none. attention_factor: multiplies cos and sin; None: what the method
+    says (1 except for yarn and longrope). temperature_beta, temperature_length: q is multiplied with 1 + beta * ln(1 +
+    position // length) (Ministral 3)."""
 
     theta: float = 10000.0
     rotary_dim: int = 0

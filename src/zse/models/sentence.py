@@ -1,5 +1,6 @@
-"""What a model's vectors are made of its hidden states by, as the files of sentence-transformers say (zse.formats.sentence): pooling,
-dense modules, the longest text. Of any family: language models are trained for embeddings as encoders are."""
+"""What a model's vectors are made of its hidden states by, as the files of sentence-transformers say
+(zse.formats.sentence): pooling, dense modules, the longest text. Of any family: language models are trained for
+embeddings as encoders are."""
 
 import msgspec
 
@@ -7,8 +8,8 @@ from zse.models.config import DENSE_ACTIVATIONS, MAX_WIDTH, DenseConfig, Fields,
 
 
 def with_modules(config: ModelConfig, fields: Fields) -> ModelConfig:
-    """`config` with what "sentence_transformers" of a config.json says; of a cross-encoder, whose own files say what its classifier
-    reads, the longest text. FormatError, UnsupportedError."""
+    """`config` with what "sentence_transformers" of a config.json says; of a cross-encoder, whose own files say what
+    its classifier reads, the longest text. FormatError, UnsupportedError."""
     beside = fields.section("sentence_transformers")
     if beside is None:
         return config

@@ -1,5 +1,5 @@
-"""What a load reads and where it puts it: every tensor of an open file is checked against what the architecture needs, and
-gets its place in memory. Nothing is allocated or read, but a GGUF's rotation frequencies.
+"""What a load reads and where it puts it: every tensor of an open file is checked against what the architecture needs,
+and gets its place in memory. Nothing is allocated or read, but a GGUF's rotation frequencies.
 
 q, k and v that have one scheme become one matrix, gate and up likewise: one launch reads all their rows. All lies in
 one buffer, vectors first, then the matrices as a step reads them; a `.zse` that was written for the device has the same
@@ -31,18 +31,19 @@ LATENT_SIZES = {"gpu": ((512, 64), (256, 64), (256, 32))}  # rank and rotary, wh
 # Of the attention kernels: of a model's layers, and of those without a window where their heads are others.
 MAX_HEAD_DIM = {"cpu": (512, 512), "gpu": (256, 512)}
 MAX_GROUP = 32  # query heads that share a KV head, of the attention kernels
-# Columns that share a scale where integer weights are quantized on load; None: the policy's. On a GPU half the scales' bytes, and
-# its activations have no groups of their own to match.
+# Columns that share a scale where integer weights are quantized on load; None: the policy's. On a GPU half the scales'
+# bytes, and its activations have no groups of their own to match.
 LOAD_GROUPS = {"cpu": None, "gpu": 128}
 STAGING_LABEL = "load staging"  # memory that a load needs and gives back
 MATRICES = ("matrix", "table")  # kinds of roles
-# Places on the device that the layers of the host's memory take turns in: one is computed with while the next is copied.
+# Places on the device that the layers of the host's memory take turns in: one is computed with while the next is
+# copied.
 LAYER_SLOTS = 2
 
 
 class FileTensor(NamedTuple):
-    """One tensor of the file, or a part of one, and the rows (elements of a vector) of its matrix that it fills, from `first`
-    on."""
+    """One tensor of the file, or a part of one, and the rows (elements of a vector) of its matrix that it fills, from
+    `first` on."""
 
     role: names.Role
     info: TensorInfo
@@ -50,8 +51,8 @@ class FileTensor(NamedTuple):
 
 
 class MatrixPlan(NamedTuple):
-    """A weight in memory: [rows, columns] in `scheme` and `layout`, made of one or more tensors. order: of its columns, a name in
-    the plan's `orders`, or None."""
+    """A weight in memory: [rows, columns] in `scheme` and `layout`, made of one or more tensors. order: of its columns,
+    a name in the plan's `orders`, or None."""
 
     name: str
     shape: tuple[int, int]
@@ -75,11 +76,12 @@ class VectorPlan(NamedTuple):
 
 class ModelPlan(NamedTuple):
     """What will be loaded. policy: how dense matrices are quantized while loading, or None. memory_bytes: device memory
-    by label: embedding, layers, head, layer slots, expert places. family: of the device ("cpu", "gpu"), which decides layouts and alignment. orders: name →
-    i32 [K], the input at each column of the matrices that say so; those of a layer that have the same one share it. host_layers: those
-    whose matrices stay in the host's memory and are copied in every step, ascending. lazy_experts: experts are read when they are
-    first chosen, on a CPU. expert_slots: of each layer, where experts stay in the host's memory and have places on a GPU by turns
-    (zse.models.expert_places); 0: all are on the device."""
+    by label: embedding, layers, head, layer slots, expert places. family: of the device ("cpu", "gpu"), which decides
+    layouts and alignment. orders: name → i32 [K], the input at each column of the matrices that say so; those of a
+    layer that have the same one share it. host_layers: those whose matrices stay in the host's memory and are copied in
+    every step, ascending. lazy_experts: experts are read when they are first chosen, on a CPU. expert_slots: of each
+    layer, where experts stay in the host's memory and have places on a GPU by turns (zse.models.expert_places); 0: all
+    are on the device."""
 
     source: ModelSource
     config: ModelConfig
@@ -115,8 +117,8 @@ class ModelPlan(NamedTuple):
         return sum(sizes[layer] for layer in self.host_layers)
 
     def with_host_layers(self, count: int) -> "ModelPlan":
-        """The plan with `count` of the layers in the host's memory, evenly among the others: while these are computed, the
-        next is copied."""
+        """The plan with `count` of the layers in the host's memory, evenly among the others: while these are computed,
+        the next is copied."""
         total = self.config.num_layers
         layers = tuple((number + 1) * total // count - 1 for number in range(count))
         plan = self._replace(host_layers=layers)
@@ -362,8 +364,8 @@ def require_memory(bytes_by_label: dict[str, int], limit: int | None) -> None:
 
 
 def place(plan: ModelPlan, buffer, base: int = 0) -> tuple[dict[str, Weight], dict[str, Tensor]]:
-    """Weights and vectors of the plan in `buffer`, from byte `base` on, in the order of a `.zse` file; behind them the layer
-    slots, in which the weights of host layers are. Experts that have places by turns are not among them."""
+    """Weights and vectors of the plan in `buffer`, from byte `base` on, in the order of a `.zse` file; behind them the
+    layer slots, in which the weights of host layers are. Experts that have places by turns are not among them."""
     align, offset = ALIGN[plan.family], base
     weights, vectors = {}, {}
     for vector in plan.vectors:

@@ -1,4 +1,5 @@
-"""From a model's forward to recorded launches: traced once per kind of layer, fused, given forms and places, recorded."""
+"""From a model's forward to recorded launches: traced once per kind of layer, fused, given forms and places,
+recorded."""
 
 from zse import lazy
 

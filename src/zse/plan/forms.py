@@ -1,11 +1,10 @@
-"""The form in which each product takes its inputs, chosen from its weight's scheme and the number of tokens, and what a form
-takes in memory.
+"""The form in which each product takes its inputs, chosen from its weight's scheme and the number of tokens, and what a
+form takes in memory.
 
 int8: 8 bits with a scale and a sum for each 32; int16: twice 8 bits; fp8: e4m3 with a scale for each row. The softmax
 amplifies what int8 loses before it: with f32 inputs of q, k and v the perplexity of Gemma 3 270M is 0.04 % above the
-reference instead of 0.66 %, the mean KL of SmolLM2 0.0020 instead of 0.0028 (benchmarks/LOG.md). 16 bits are as good as f32
-and cost half, so "exact" products take int16 for int8.
-"""
+reference instead of 0.66 %, the mean KL of SmolLM2 0.0020 instead of 0.0028 (benchmarks/LOG.md). 16 bits are as good as
+f32 and cost half, so "exact" products take int16 for int8."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -15,8 +14,8 @@ from zse.kernels import gpu, route
 from zse.plan.trace import Node, PlanError, Value
 from zse.tensor import Activation, Fp8Activation, Routing, Tensor
 
-# Numbers of tokens up to which a recording's forms and launches are alike; the step's largest comes on top. CPU: the tokens
-# for which attention may split a sequence's keys between threads. GPU: up to 8 tokens fp8 weights take bf16.
+# Numbers of tokens up to which a recording's forms and launches are alike; the step's largest comes on top. CPU: the
+# tokens for which attention may split a sequence's keys between threads. GPU: up to 8 tokens fp8 weights take bf16.
 BREAKS = {"cpu": (16,), "gpu": (8,)}
 # What an operation can write; all others' results, and what is not a product's input, are f32 or the device's `inner`.
 EMITS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -41,7 +40,8 @@ PRODUCTS = ("linear", "gated_product", "experts")
 
 
 def form_of(device: Any, activations: str, schemes: Iterable[Any], tokens: int, exact: bool) -> str:
-    """The form of the inputs that weights of all these schemes are multiplied with, in steps of up to `tokens` tokens."""
+    """The form of the inputs that weights of all these schemes are multiplied with, in steps of up to `tokens`
+    tokens."""
     schemes = list(schemes)
     if activations == "int8":
         wanted = "int16" if exact else "int8"
@@ -120,8 +120,8 @@ def row_bytes(form: str, width: int) -> int:
 def routing_of(
     device: Any, where: tuple[Any, int, int], tokens: Any, moe: Any, scheme: Any, sizes: tuple[int, int]
 ) -> Routing:
-    """A Routing of `tokens` tokens. where: buffer, offset, for how many tokens there is room; scheme: of the experts; sizes: the most tokens of the recording, and
-    what kernels of products are chosen for."""
+    """A Routing of `tokens` tokens. where: buffer, offset, for how many tokens there is room; scheme: of the experts;
+    sizes: the most tokens of the recording, and what kernels of products are chosen for."""
     buffer, offset, room = where
     chosen, experts = moe.experts_per_token, moe.num_experts
     task_pairs = route.TASK_PAIRS[device.kernels]
@@ -138,7 +138,8 @@ def routing_of(
 
 
 def tensor_of(form: str, buffer: Any, offset: int, room: int, rows: Any, width: int) -> Any:
-    """[rows, width] in `form` at `offset`, where there is room for `room` rows: a Tensor, Activation or Fp8Activation."""
+    """[rows, width] in `form` at `offset`, where there is room for `room` rows: a Tensor, Activation or
+    Fp8Activation."""
 
     def part(dtype: str, columns: int, start: int) -> Tensor:
         return Tensor(buffer, (rows, columns), dtype, offset + room * start)

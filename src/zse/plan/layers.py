@@ -18,7 +18,8 @@ class LayerPlanner(Planner):
         return Tensor(self.scratch, (self._carried_bytes,), "u8")
 
     def record_beginning(self, recorder) -> None:
-        """What comes before the first layer. It leaves the tables of rotations too, for all layers of steps with these positions."""
+        """What comes before the first layer. It leaves the tables of rotations too, for all layers of steps with these
+        positions."""
         run = Run(self, recorder, self.buffers, self.max_tokens, self.max_tokens)
         run.play(self._begin, self._place(self._begin, self.max_tokens), "", run.tokens)
         self._record_ropes(run)

@@ -19,7 +19,8 @@ class Life(NamedTuple):
 
 
 def place(lives: list[Life]) -> tuple[list[int], int]:
-    """(the offset of each, bytes of all). The largest are placed first, each as low as those that live beside it allow."""
+    """(the offset of each, bytes of all). The largest are placed first, each as low as those that live beside it
+    allow."""
     offsets = [0] * len(lives)
     placed: list[tuple[int, int, Life]] = []  # (offset, end, life), by offset
     total = 0
@@ -42,8 +43,8 @@ def aligned(nbytes: int) -> int:
 
 
 class Placed(NamedTuple):
-    """A part for steps of up to `room` tokens (or rows of logits): its launches, each value's (form, offset), the offsets of what
-    launches need beside values, bytes of all."""
+    """A part for steps of up to `room` tokens (or rows of logits): its launches, each value's (form, offset), the
+    offsets of what launches need beside values, bytes of all."""
 
     nodes: list[Node]
     places: dict[Value, tuple[str, int]]
@@ -54,8 +55,8 @@ class Placed(NamedTuple):
 
 
 def place_part(part: Part, device: Any, activations: str, room: int, work_bytes: int) -> Placed:
-    """Forms and places for steps of up to `room` tokens. activations: what products take; work_bytes: what attention's splits
-    leave for each other, 0 where it is not split."""
+    """Forms and places for steps of up to `room` tokens. activations: what products take; work_bytes: what attention's
+    splits leave for each other, 0 where it is not split."""
     nodes, forms = choose_forms(part.nodes, device, activations, part.schemes, room)
     elsewhere = (part.carried, part.end, part.pending and part.pending.delta)
     lives: dict[Value, list[int]] = {}

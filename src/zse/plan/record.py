@@ -25,10 +25,10 @@ from zse.tensor import Tensor
 
 
 class Traits(NamedTuple):
-    """What recordings depend on beside the device's own attributes. sizes: of recordings, in tokens; the step's largest comes
-    on top; one that fits closely picks kernels for few tokens. split_tokens: batches up to this size may split a sequence's
-    keys between threads. rounds_by_form: results depend on which form a recording's size picks. own_scratch: attention's
-    tasks and the partial sums of products have memory of their own."""
+    """What recordings depend on beside the device's own attributes. sizes: of recordings, in tokens; the step's largest
+    comes on top; one that fits closely picks kernels for few tokens. split_tokens: batches up to this size may split a
+    sequence's keys between threads. rounds_by_form: results depend on which form a recording's size picks. own_scratch:
+    attention's tasks and the partial sums of products have memory of their own."""
 
     sizes: tuple[int, ...]
     split_tokens: int
@@ -91,13 +91,12 @@ def num_splits(tokens: int, kv_heads: int, context: int, threads: int, max_token
 class Planner:
     """Records steps of `model` (zse.models.load.Model) over `kv` (zse.cache.layout.KVCache).
 
-    forward: the model's zse.models.decoder.Decoder. buffers: of the largest step. activations: what matrix products take,
-    one of device.activations: "int8" (8-bit, one scale per 32, wherever the weights are quantized) or "f32" on a CPU,
-    "bf16" on a GPU. deterministic: every recording takes the forms of the largest step, so that a token's bits do not
-    depend on how many run with it. Scratch memory is allocated here, once; every recording uses it, so recordings must not
-    run at the same time. adapters: zse.lora.slots.AdapterSlots, of an engine that may be given some. Raises PlanError for a forward that
-    this device has no launches for.
-    """
+    forward: the model's zse.models.decoder.Decoder. buffers: of the largest step. activations: what matrix products
+    take, one of device.activations: "int8" (8-bit, one scale per 32, wherever the weights are quantized) or "f32" on a
+    CPU, "bf16" on a GPU. deterministic: every recording takes the forms of the largest step, so that a token's bits do
+    not depend on how many run with it. Scratch memory is allocated here, once; every recording uses it, so recordings
+    must not run at the same time. adapters: zse.lora.slots.AdapterSlots, of an engine that may be given some. Raises
+    PlanError for a forward that this device has no launches for."""
 
     def __init__(
         self,
@@ -170,9 +169,9 @@ class Planner:
     def record_hidden(
         self, recorder, *, step: StepBuffers | None = None, max_tokens: int | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """Record one step without the head and return the hidden states before the final norm, of an encoder those that are
-        pooled, f32 [tokens, hidden]: `hidden`, whole until the next step of any recording. step, max_tokens: as of record().
-        types: i32 [max_tokens], of tokens, where an encoder has a table of them."""
+        """Record one step without the head and return the hidden states before the final norm, of an encoder those that
+        are pooled, f32 [tokens, hidden]: `hidden`, whole until the next step of any recording. step, max_tokens: as of
+        record(). types: i32 [max_tokens], of tokens, where an encoder has a table of them."""
         run, x = self._record_layers(recorder, step, max_tokens, None, types), self.hidden
         pending = self._layers[-1].pending
         if self._finish is not None:
@@ -274,8 +273,8 @@ class Planner:
         return partial_shape(tokens, self.config.num_heads, head_dim, context)
 
     def _allocate(self) -> None:
-        """One piece of memory: the stream, what layers hand on, the tables of rotations, layers' own embeddings, then what
-        lives within a part."""
+        """One piece of memory: the stream, what layers hand on, the tables of rotations, layers' own embeddings, then
+        what lives within a part."""
         at = aligned(4 * self.max_tokens * self.config.hidden_size)
         carry_at = at
         if any(part.pending for part in self._layers):

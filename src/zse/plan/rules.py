@@ -56,9 +56,9 @@ class Pending(NamedTuple):
 
 
 class Part:
-    """A part of a forward as launchable nodes. carried: the value that the part before left to be added, or None; end: what
-    the part gives, the stream or logits; pending: what it leaves itself; schemes: of its weights by name; placed: room →
-    what zse.plan.record made of it."""
+    """A part of a forward as launchable nodes. carried: the value that the part before left to be added, or None; end:
+    what the part gives, the stream or logits; pending: what it leaves itself; schemes: of its weights by name; placed:
+    room → what zse.plan.record made of it."""
 
     def __init__(
         self, nodes: list[Node], carried: Value | None, end: Value, pending: Pending | None, schemes: dict[str, Any]
@@ -90,8 +90,8 @@ def fuse(trace: Trace, start: Value, end: Value, before: Pending | None, device:
 
 
 class Parts(NamedTuple):
-    """layers: the part of each. ends: by whether every token has logits, and over hidden states that are there already (None); of an
-    encoder none, but `finish`, what follows its layers. ropes: the rotations that are used, by name."""
+    """layers: the part of each. ends: by whether every token has logits, and over hidden states that are there already
+    (None); of an encoder none, but `finish`, what follows its layers. ropes: the rotations that are used, by name."""
 
     begin: Part
     layers: list[Part]
@@ -101,8 +101,8 @@ class Parts(NamedTuple):
 
 
 def trace_forward(forward: Any, model: Any, device: Any, adapted: Adapted | None = None) -> Parts:
-    """Trace the forward: its beginning, and each kind of layer behind what the one before leaves to be added. adapted: what adapters
-    change of the layers' products."""
+    """Trace the forward: its beginning, and each kind of layer behind what the one before leaves to be added. adapted:
+    what adapters change of the layers' products."""
     weights: dict[str, dict[str, Any]] = {"": {}}
     for name, weight in (*model.weights.items(), *model.vectors.items()):
         layer, _, suffix = name.rpartition(".")
@@ -137,7 +137,8 @@ def _traced(
     layer: int = 0,
     adapted: Adapted | None = None,
 ) -> Part:
-    """A part of the forward with these weights. before: what the part before leaves to be added; layer: a layer's number."""
+    """A part of the forward with these weights. before: what the part before leaves to be added; layer: a layer's
+    number."""
     shapes = {name: weight.shape for name, weight in weights.items()}
     for joined, names in JOINED.items():
         if joined in weights:
@@ -322,7 +323,8 @@ def adapters(nodes: list[Node], trace: Trace) -> list[Node]:
 
 
 def _products_at(nodes: list[Node], at: int) -> tuple[tuple[str, ...], list[Node]]:
-    """(weights' names as the forward says them, nodes) of the node, or of the products from there on that could lie joined."""
+    """(weights' names as the forward says them, nodes) of the node, or of the products from there on that could lie
+    joined."""
     name = nodes[at].weights.get("weight", "") if nodes[at].op == "linear" else ""
     for names in JOINED.values():
         some = nodes[at : at + len(names)]
@@ -357,7 +359,8 @@ def post_norm(nodes: list[Node], trace: Trace) -> list[Node]:
 
 
 def reorder(nodes: list[Node], trace: Trace) -> list[Node]:
-    """Products with weights whose columns are ordered: their input is brought into that order, once for all that share both."""
+    """Products with weights whose columns are ordered: their input is brought into that order, once for all that share
+    both."""
     made: dict[tuple[Value, str], Value] = {}
     found = []
     for node in nodes:

@@ -43,7 +43,8 @@ class Adapted(NamedTuple):
 
 class Value:
     """[tokens, width] numbers that a node gives. node: None for what comes into a trace. The stream is the residual
-    stream: f32, and an addition to it is made in place. per_token: [tokens * per_token, width], a row for each expert of a token."""
+    stream: f32, and an addition to it is made in place. per_token: [tokens * per_token, width], a row for each expert
+    of a token."""
 
     __slots__ = ("is_stream", "node", "per_token", "trace", "width")
 
@@ -63,8 +64,8 @@ class Value:
 
 
 class Node:
-    """One operation. weights: role ("weight", "bias", ...) → name, without the prefix of the layer. output: of an operation
-    in place, what it changes."""
+    """One operation. weights: role ("weight", "bias", ...) → name, without the prefix of the layer. output: of an
+    operation in place, what it changes."""
 
     __slots__ = ("inputs", "op", "options", "output", "weights")
 
@@ -79,10 +80,10 @@ class Node:
 
 
 class Trace:
-    """The operations of one part of a forward, in order. shapes: of the part's weights and vectors by name; what is not in
-    it the part does not have (a bias, say). orders: of weights whose columns stand in another order, by the name of one that has the
-    same. all_rows: every token's logits are wanted. adapted: what adapters add to. split: values of joined products →
-    the values that they consist of."""
+    """The operations of one part of a forward, in order. shapes: of the part's weights and vectors by name; what is not
+    in it the part does not have (a bias, say). orders: of weights whose columns stand in another order, by the name of
+    one that has the same. all_rows: every token's logits are wanted. adapted: what adapters add to. split: values of
+    joined products → the values that they consist of."""
 
     def __init__(
         self,

@@ -101,8 +101,8 @@ class AffineScheme(namedtuple("AffineScheme", "bits group symmetric"), StoredSch
         return AffineArrays(self, np.ascontiguousarray(rows), pack.untile(given["scale"], n), offset)
 
     def nearest(self, w: "NDArray", **options) -> "AffineArrays":
-        """f32 [N, K] as affine groups. options: of zse.quant.quantize.quantize(); inputs: a gptq.Inputs, what is known of the
-        inputs of the product, which the rounding goes by."""
+        """f32 [N, K] as affine groups. options: of zse.quant.quantize.quantize(); inputs: a gptq.Inputs, what is known
+        of the inputs of the product, which the rounding goes by."""
         inputs = options.pop("inputs", None)
         if inputs is not None:
             return AffineArrays(self, *gptq.round_rows(w, self, inputs, search=options.get("search", True)))

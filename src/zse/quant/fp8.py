@@ -70,8 +70,8 @@ class Fp8Scheme(namedtuple("Fp8Scheme", "scaling"), StoredScheme):
         return plane("w", "e4m3", n, k), plane("scale", "f32", *self.scale_shape(n, k))
 
     def quantize(self, w: "NDArray", layout: str = ROWS, **options) -> "dict[str, NDArray]":
-        """The largest magnitude of a scale's range becomes 448. ValueError for NaN and infinities. options: other schemes
-        have some."""
+        """The largest magnitude of a scale's range becomes 448. ValueError for NaN and infinities. options: other
+        schemes have some."""
         n, k = w.shape
         w = np.ascontiguousarray(w, np.float32)
         peak = np.abs(w).max(axis=1, initial=0)
@@ -100,7 +100,8 @@ class Fp8Scheme(namedtuple("Fp8Scheme", "scaling"), StoredScheme):
         return pack.e4m3_to_f32(given["w"]) * self._wide(given["scale"], n, k)
 
     def take(self, planes, rows: "NDArray", n: int, k: int, layout: str, start: int) -> "dict[str, NDArray]":
-        """Of block scaling the rows are of the blocks that would stand from `start` on. ValueError where they are not."""
+        """Of block scaling the rows are of the blocks that would stand from `start` on. ValueError where they are
+        not."""
         scale = planes["scale"]
         if self.scaling == "row":
             scale = scale[rows]

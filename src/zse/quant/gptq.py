@@ -1,13 +1,12 @@
 """Rounding that knows what a layer's inputs are: GPTQ (Frantar et al. 2022, arXiv 2210.17323).
 
-Columns are rounded one after another, and what rounding one of them changed in a row's products is taken back by those that
-follow, as far as their inputs go together: with H = X'X of the inputs and the upper triangular U with U'U = H^-1, the error
-(w - rounded) / U[i, i] of column i is subtracted from column j times U[i, j]. Rows do not depend on one another, so a matrix
-may be rounded in pieces of rows.
+Columns are rounded one after another, and what rounding one of them changed in a row's products is taken back by those
+that follow, as far as their inputs go together: with H = X'X of the inputs and the upper triangular U with U'U = H^-1,
+the error (w - rounded) / U[i, i] of column i is subtracted from column j times U[i, j]. Rows do not depend on one
+another, so a matrix may be rounded in pieces of rows.
 
-A group's scale and offset are those of zse.quant.quantize for the weights as they are when the first of its columns comes, each
-column's error counted by the mean square of its input.
-"""
+A group's scale and offset are those of zse.quant.quantize for the weights as they are when the first of its columns
+comes, each column's error counted by the mean square of its input."""
 
 from typing import Any, NamedTuple
 
@@ -28,7 +27,8 @@ class Inputs(NamedTuple):
 
 
 def inputs_of(squares: NDArray) -> Inputs:
-    """Of H = X'X f32 or f64 [K, K]. An input that was always 0 is rounded as it comes. ValueError unless H is finite."""
+    """Of H = X'X f32 or f64 [K, K]. An input that was always 0 is rounded as it comes. ValueError unless H is
+    finite."""
     if not np.isfinite(squares).all():
         raise ValueError("the inputs of a product are not finite")
     wide = squares.astype(np.float64)
@@ -58,8 +58,8 @@ def _inverse(upper: NDArray) -> NDArray:
 def round_rows(
     w: NDArray, scheme: Any, inputs: Inputs, *, search: bool = True
 ) -> tuple[NDArray, NDArray, NDArray | None]:
-    """f32 [N, K] → (q u8 [N, K], scale f16 [N, G], offset f16 [N, G] or None) of an AffineScheme, as quantize() gives them.
-    ValueError as there."""
+    """f32 [N, K] → (q u8 [N, K], scale f16 [N, G], offset f16 [N, G] or None) of an AffineScheme, as quantize() gives
+    them. ValueError as there."""
     n, k = w.shape
     groups = scheme.groups(k)
     size = k // groups

@@ -1,16 +1,16 @@
 """4-bit indices into a table of 16 integers, scaled by groups of columns; and their content in NumPy.
 
-w = table[index] * scale * unit. The numbers of a table are integers from -127 to 127, so that products with int8 activations take
-them as they are; `unit` is a power of two. What holds the scale of a group:
+w = table[index] * scale * unit. The numbers of a table are integers from -127 to 127, so that products with int8
+activations take them as they are; `unit` is a power of two. What holds the scale of a group:
 
     f16    the scale itself
     i8     a signed byte, times an f16 `factor` for 256 columns (GGUF's blocks of 256)
     e8m0   an exponent, 2**(e - 127) (OCP microscaling formats 1.0)
     e4m3   an 8-bit float without a sign, times an f32 `factor` for the row (NVFP4)
 
-Layout r16 (zse.quant.affine draws q): q u8 [T, B, 4, 16, 4]; scale f16 or u8 [T, G, 16]; factor f16 [T, K/256, 16] or f32 [T, 1, 16].
-In the last two dimensions of 16 rows, as everywhere, a row's tile is apart from all others: an expert of a stack is an offset.
-"""
+Layout r16 (zse.quant.affine draws q): q u8 [T, B, 4, 16, 4]; scale f16 or u8 [T, G, 16]; factor f16 [T, K/256, 16] or
+f32 [T, 1, 16]. In the last two dimensions of 16 rows, as everywhere, a row's tile is apart from all others: an expert
+of a stack is an offset."""
 
 from collections import namedtuple
 from collections.abc import Mapping
@@ -34,8 +34,9 @@ def _signed(*magnitudes: int) -> tuple[int, ...]:
     return (*half, *(-value for value in half))
 
 
-# Name → the numbers, and what multiplies them. iq4: llama.cpp's non-linear levels; fp4: E2M1, doubled; int: plain integers; the others:
-# the distinct levels of llama.cpp's grids, a sign in bit 3 of the index (ggml-common.h; iq1: (-1, 0, 1) ± 1/8, times 8).
+# Name → the numbers, and what multiplies them. iq4: llama.cpp's non-linear levels; fp4: E2M1, doubled; int: plain
+# integers; the others: the distinct levels of llama.cpp's grids, a sign in bit 3 of the index (ggml-common.h; iq1: (-1,
+# 0, 1) ± 1/8, times 8).
 TABLES: dict[str, tuple[tuple[int, ...], float]] = {
     "iq4": ((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), 1.0),
     "fp4": (_signed(0, 1, 2, 3, 4, 6, 8, 12), 0.5),
@@ -46,7 +47,8 @@ TABLES: dict[str, tuple[tuple[int, ...], float]] = {
     "iq1": (_signed(-7, 1, 9), 0.125),
 }
 CODES = ("f16", "i8", "e8m0", "e4m3")
-# (table, code, group) of what files have. Every pair of table and group exists with f16 scales as well, which a GPU reads.
+# (table, code, group) of what files have. Every pair of table and group exists with f16 scales as well, which a GPU
+# reads.
 FORMATS = (
     ("iq4", "i8", 32),
     ("fp4", "e8m0", 32),
@@ -142,8 +144,8 @@ class Lut4Scheme(namedtuple("Lut4Scheme", "table code group"), StoredScheme):
         return Lut4Arrays(self, arrays.index[rows], arrays.scale[rows], factor).pack()
 
     def quantize(self, w: "NDArray", layout: str = LAYOUT, **options) -> "dict[str, NDArray]":
-        """The largest magnitude of a group becomes the table's largest. ValueError for what f16 factors or scales cannot hold.
-        options: other schemes have some."""
+        """The largest magnitude of a group becomes the table's largest. ValueError for what f16 factors or scales
+        cannot hold. options: other schemes have some."""
         n, k = w.shape
         levels = np.array(self.levels, np.float32)
         grouped = np.ascontiguousarray(w, np.float32).reshape(n, self.groups(k), self.group)
@@ -198,7 +200,8 @@ class Lut4Scheme(namedtuple("Lut4Scheme", "table code group"), StoredScheme):
 
 
 class Lut4Arrays:
-    """A matrix in row order: index u8 [N, K] below 16, scale f16 or u8 [N, G], factor f16 [N, K/256], f32 [N, 1] or None."""
+    """A matrix in row order: index u8 [N, K] below 16, scale f16 or u8 [N, G], factor f16 [N, K/256], f32 [N, 1] or
+    None."""
 
     __slots__ = ("scheme", "index", "scale", "factor")
 

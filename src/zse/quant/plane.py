@@ -1,8 +1,8 @@
 """What schemes of weights are made of: planes and their layouts. Nothing heavy is imported: the start path uses it.
 
-In layout `r16` rows come in tiles of 16 (N is padded with zero rows), so that the lanes of a vector register, or the rows of a
-matrix fragment, are rows; docs/zse-format.md draws the planes. Layout `rows` is the matrix as it stands, row after row.
-"""
+In layout `r16` rows come in tiles of 16 (N is padded with zero rows), so that the lanes of a vector register, or the
+rows of a matrix fragment, are rows; docs/zse-format.md draws the planes. Layout `rows` is the matrix as it stands, row
+after row."""
 
 from collections import namedtuple
 from functools import lru_cache

@@ -34,8 +34,8 @@ class Policy(namedtuple("Policy", "quant group head")):
         return super().__new__(cls, quant, DEFAULT_GROUP if group is None else group, head)
 
     def scheme(self, shape: tuple[int, ...], vocab_size: int | None, num_experts: int | None = None) -> Scheme | None:
-        """The scheme of a tensor of `shape`, or None to leave it as it is: 1-D, above 2-D, tiny, or a router, which has one row for
-        each expert (its errors would send tokens elsewhere, and it is 1 / 5,000 of a model).
+        """The scheme of a tensor of `shape`, or None to leave it as it is: 1-D, above 2-D, tiny, or a router, which has
+        one row for each expert (its errors would send tokens elsewhere, and it is 1 / 5,000 of a model).
 
         Columns that are not a multiple of 32 cannot be grouped and become f16. A group that does not divide the
         columns is halved until it does.

@@ -6,8 +6,8 @@ least squares, as ggml's make_qkx2_quants does, and keep what is better. 8-bit g
 cannot pay when a step is 1/255 of it.
 
 This is the reference of kernels that give the same bits (zse.kernels.repack_checkpoint, zse.kernels.gpu.repack): every
-operation is one of f32, rounded by itself, and a sum adds the numbers of a group one after the other, from the first on.
-"""
+operation is one of f32, rounded by itself, and a sum adds the numbers of a group one after the other, from the first
+on."""
 
 from typing import Any, NamedTuple
 
@@ -25,7 +25,8 @@ MANY_THREADS_ELEMENTS = 1 << 20
 
 
 class _Trial(NamedTuple):
-    """q f32 [size, n] of n groups, scale f16 [n], offset f16 [n] or None, squared error f32 [n], None where nobody asks."""
+    """q f32 [size, n] of n groups, scale f16 [n], offset f16 [n] or None, squared error f32 [n], None where nobody
+    asks."""
 
     q: NDArray
     scale: NDArray
@@ -36,9 +37,9 @@ class _Trial(NamedTuple):
 def quantize(
     w: NDArray, scheme: Any, *, search: bool = True, at_once: int = _CHUNK_ELEMENTS
 ) -> tuple[NDArray, NDArray, NDArray | None]:
-    """f32 [N, K] -> what the nearest AffineArrays of an AffineScheme are made of: (q, scale, offset). search False: plain min-max ranges. at_once: elements that NumPy gets in
-    one call (see MANY_THREADS_ELEMENTS). ValueError for NaN, infinities, or values whose scale or offset does not fit
-    in f16."""
+    """f32 [N, K] -> what the nearest AffineArrays of an AffineScheme are made of: (q, scale, offset). search False:
+    plain min-max ranges. at_once: elements that NumPy gets in one call (see MANY_THREADS_ELEMENTS). ValueError for NaN,
+    infinities, or values whose scale or offset does not fit in f16."""
     n, k = w.shape
     groups = scheme.groups(k)
     q = np.empty((n, k), np.uint8)
@@ -70,7 +71,8 @@ def _total(values: NDArray) -> NDArray:
 
 
 def quantize_groups(w: NDArray, scheme: Any, search: bool, weight: NDArray | None = None) -> _Trial:
-    """The best trial for n groups, w f32 [size, n]. weight: f32 [size], what each column's squared error counts (default: 1)."""
+    """The best trial for n groups, w f32 [size, n]. weight: f32 [size], what each column's squared error counts
+    (default: 1)."""
     search = search and scheme.bits < 8
     steps = np.float32((1 << scheme.bits) - 1)
     half = np.float32(1 << (scheme.bits - 1))

@@ -1,7 +1,7 @@
 """How weights are stored in memory: the list of all schemes, and the planes of one in files and memory.
 
-A scheme is a class with the attributes of zse.quant.plane.StoredScheme, in a file of its own, and its values in SCHEMES.
-"""
+A scheme is a class with the attributes of zse.quant.plane.StoredScheme, in a file of its own, and its values in
+SCHEMES."""
 
 from zse.errors import UnsupportedError
 from zse.quant.affine import BITS, GROUPS, AffineScheme

@@ -1,4 +1,5 @@
-"""Arguments of a launch: by the names of the kernel's parameters, checked, and encoded as the 8-byte slots that kernels read."""
+"""Arguments of a launch: by the names of the kernel's parameters, checked, and encoded as the 8-byte slots that kernels
+read."""
 
 import struct
 
@@ -20,9 +21,9 @@ _FLOATS = {"f32": "<fxxxx", "f64": "<d"}
 class Args(dict):
     """A launch's arguments: `Args(x=x, out=out, width=width)`, `Args(**common, bias=None)`.
 
-    For a pointer: anything with an `address` (Tensor, Buffer), an address, or None for the null pointer; the caller keeps
-    the memory alive. For an integer: int, Sym or bool; for a float: int or float. A name given twice is Python's TypeError.
-    """
+    For a pointer: anything with an `address` (Tensor, Buffer), an address, or None for the null pointer; the caller
+    keeps the memory alive. For an integer: int, Sym or bool; for a float: int or float. A name given twice is Python's
+    TypeError."""
 
     __slots__ = ()
 

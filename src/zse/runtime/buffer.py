@@ -34,8 +34,8 @@ class Account:
 class DeviceBuffer:
     """Zero-filled memory, counted under its label. `free` gives it back.
 
-    address: of its first byte; freed: whether it was given back. A device says how memory is got (`_allocate`) and given back (`_release`).
-    """
+    address: of its first byte; freed: whether it was given back. A device says how memory is got (`_allocate`) and
+    given back (`_release`)."""
 
     __slots__ = ("address", "nbytes", "label", "freed", "_account", "_pins", "__weakref__")
 

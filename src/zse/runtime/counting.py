@@ -24,8 +24,8 @@ class Nothing(DeviceBuffer):
 
 
 class CountingDevice(Device):
-    """like: the device whose allocations are counted, by label, in memory(); it can do what that one can. Buffers that grow
-    count in full."""
+    """like: the device whose allocations are counted, by label, in memory(); it can do what that one can. Buffers that
+    grow count in full."""
 
     def __init__(self, like: Device):
         super().__init__()

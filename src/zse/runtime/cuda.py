@@ -27,7 +27,8 @@ _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 _PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 
 
-# From compute capability on: dense bf16 multiply-adds of a multiprocessor in a clock (NVIDIA's architecture white papers).
+# From compute capability on: dense bf16 multiply-adds of a multiprocessor in a clock (NVIDIA's architecture white
+# papers).
 PRODUCTS = ((120, 512), (100, 4096), (90, 2048), (86, 512), (80, 1024))
 
 

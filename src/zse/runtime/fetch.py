@@ -1,5 +1,5 @@
-"""Copies to the device beside its kernels: from page-locked memory of the host, in the stream of copies, in the order that a
-recording says.
+"""Copies to the device beside its kernels: from page-locked memory of the host, in the stream of copies, in the order
+that a recording says.
 
     fetch(recorder, 0, destination, source)     # once everything recorded so far is done with the destination
     ...                                         # kernels run meanwhile
@@ -20,8 +20,8 @@ MEASURED_BYTES, MEASURED_TIMES = 64 << 20, 3  # 1.2 ms each over PCIe 5
 
 
 class Fetch:
-    """A recorded copy from the host to the device, beside what follows. number: of the fetch among those that run at once;
-    destination, source: Tensors."""
+    """A recorded copy from the host to the device, beside what follows. number: of the fetch among those that run at
+    once; destination, source: Tensors."""
 
     __slots__ = ("args", "number", "destination", "source")
 
@@ -50,8 +50,8 @@ class Await:
 
 
 def fetch(recorder: "Recorder", number: int, destination: "Any", source: "Any") -> None:
-    """Record a copy of `source`, in host_memory() of the device, to `destination`: after everything recorded before, at the same
-    time as what is recorded behind it. Fetches of one number are awaited before the next one is recorded."""
+    """Record a copy of `source`, in host_memory() of the device, to `destination`: after everything recorded before, at
+    the same time as what is recorded behind it. Fetches of one number are awaited before the next one is recorded."""
     if destination.nbytes != source.nbytes:
         raise ValueError(f"a fetch of {source.nbytes} bytes into {destination.nbytes}")
     recorder.launches.append(Fetch(number, destination, source))  # type: ignore[arg-type]

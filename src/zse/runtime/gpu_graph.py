@@ -94,8 +94,9 @@ class GPUGraph(Graph):
         super().__init__(device, recorder)
         self._runtime = device._runtime
         recorded = LaunchList(self, native.GPULaunch)
-        # A kernel that overlaps may read weights before the launch before has ended, and ends in an order that only kernels know. Where
-        # copies run beside, the link takes the time, and what overlapping saves (1 us a launch) is nothing.
+        # A kernel that overlaps may read weights before the launch before has ended, and ends in an order that only
+        # kernels know. Where copies run beside, the link takes the time, and what overlapping saves (1 us a launch) is
+        # nothing.
         overlaps = device.overlaps and not any(isinstance(launch, Fetch) for launch in self.launches)
         for number, launch in enumerate(self.launches):
             if not isinstance(launch, Launch):

@@ -17,8 +17,8 @@ PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
 
 
 class GPUBuffer(OwningBuffer):
-    """Device memory: address is a device pointer, 256-byte aligned at least. The host cannot see into it: `device.read`,
-    `device.write`."""
+    """Device memory: address is a device pointer, 256-byte aligned at least. The host cannot see into it:
+    `device.read`, `device.write`."""
 
     __slots__ = ("device",)
     _is_counted = True

@@ -1,8 +1,7 @@
 """The HIP device: an AMD GPU through ROCm's runtime. Same launch lists, memory and loader as CUDA's.
 
-It has not run on hardware yet: it is tested over a driver without a GPU (tests/runtime/fake_driver.c), its kernels are compiled by clang
-(kernel/amd.py) and run in the emulator.
-"""
+It has not run on hardware yet: it is tested over a driver without a GPU (tests/runtime/fake_driver.c), its kernels are
+compiled by clang (kernel/amd.py) and run in the emulator."""
 
 from zse.errors import DeviceError
 from zse.kernel import cache
@@ -19,8 +18,8 @@ SUPPORTED = ("gfx90", "gfx94", "gfx95", "gfx103", "gfx11", "gfx12")
 
 
 class HIPDevice(GPUDevice):
-    """GPU number `ordinal` of those that HIP_VISIBLE_DEVICES leaves. driver, kernels: others (tests). Raises DeviceError,
-    ConfigError where no kernels are compiled for its architecture."""
+    """GPU number `ordinal` of those that HIP_VISIBLE_DEVICES leaves. driver, kernels: others (tests). Raises
+    DeviceError, ConfigError where no kernels are compiled for its architecture."""
 
     name = "hip"
     simt = True

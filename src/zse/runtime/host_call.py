@@ -1,5 +1,5 @@
-"""Calls of the host between launches, on a device that runs a step when it is submitted: what stands before a call is done, what
-stands behind it waits."""
+"""Calls of the host between launches, on a device that runs a step when it is submitted: what stands before a call is
+done, what stands behind it waits."""
 
 from zse.runtime.args import Args
 

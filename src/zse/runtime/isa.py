@@ -26,7 +26,8 @@ def machine() -> str:
 
 
 def levels_of_machine(family: str | None = None) -> list[str]:
-    """The levels that belong to an architecture (default: this machine's), best first, whether or not this CPU can run them."""
+    """The levels that belong to an architecture (default: this machine's), best first, whether or not this CPU can run
+    them."""
     here = family or machine()
     return [name for name, (family, _) in LEVELS.items() if family == here]
 

@@ -24,8 +24,8 @@ WHOLE = 1 << 40  # slot_bytes: a job is read at once
 
 
 class LoadStep(NamedTuple):
-    """A launch of a kernel of the GPU in the stream of the copies, once the jobs that name it are copied. after: so many of
-    the load's steps have been launched before its jobs are copied: they read the memory that these write."""
+    """A launch of a kernel of the GPU in the stream of the copies, once the jobs that name it are copied. after: so
+    many of the load's steps have been launched before its jobs are copied: they read the memory that these write."""
 
     symbol: str
     args: dict[str, Any]
@@ -37,15 +37,14 @@ class LoadStep(NamedTuple):
 class LoadJob(NamedTuple):
     """One piece of a file and the kernel that repacks it.
 
-    fd, offset, nbytes: the piece (at most 8 MiB with a kernel). runs: (n, stride): for a kernel, the piece is n equal runs of the
-    file, each `stride` bytes behind the one before. symbol, args, grid: the kernel, one of the CPU's, whose
+    fd, offset, nbytes: the piece (at most 8 MiB with a kernel). runs: (n, stride): for a kernel, the piece is n equal
+    runs of the file, each `stride` bytes behind the one before. symbol, args, grid: the kernel, one of the CPU's, whose
     first parameter is the pointer to the piece (64-byte aligned, valid during the call); args are the others by name.
-    more: (fd, offset, nbytes) of a second piece, whose pointer is the second parameter. For a GPU those of args that are
-    Tensors in its memory are the kernel's outputs, exactly their bytes, which it makes in pinned host memory; other pointers
-    are Tensors or Buffers of the host, or None. Without a symbol, the bytes go to
-    args["destination"] as they are (without args either, they are read for their checksum alone); step: what a GPU makes of
-    them. Jobs of one step follow each other. path and field name the piece in an error.
-    """
+    more: (fd, offset, nbytes) of a second piece, whose pointer is the second parameter. For a GPU those of args that
+    are Tensors in its memory are the kernel's outputs, exactly their bytes, which it makes in pinned host memory; other
+    pointers are Tensors or Buffers of the host, or None. Without a symbol, the bytes go to args["destination"] as they
+    are (without args either, they are read for their checksum alone); step: what a GPU makes of them. Jobs of one step
+    follow each other. path and field name the piece in an error."""
 
     fd: int
     offset: int
@@ -227,9 +226,9 @@ class BackgroundLoad:
 
 
 class ReadAhead(BackgroundLoad):
-    """Brings open files (fd, size, path) into the page cache, from their beginning on, until it is stopped: the disk need not wait for a GPU. Eight
-    threads with 2 MiB each read 1.5 GB/s of a disk of which the system's own reading ahead (POSIX_FADV_WILLNEED) gets 1.3,
-    and as little as 1.1 once others read beside it (H200 host, ext4)."""
+    """Brings open files (fd, size, path) into the page cache, from their beginning on, until it is stopped: the disk
+    need not wait for a GPU. Eight threads with 2 MiB each read 1.5 GB/s of a disk of which the system's own reading
+    ahead (POSIX_FADV_WILLNEED) gets 1.3, and as little as 1.1 once others read beside it (H200 host, ext4)."""
 
     _ahead = True
 

@@ -1,10 +1,9 @@
 """The Metal device: the GPU of an Apple-silicon Mac through the Objective-C runtime. Host and GPU share one memory.
 
-It has not run on hardware yet: it is tested over an Objective-C runtime written in Python (tests/runtime/test_metal.py).
-Its kernels are checked by clang against a shim of Metal's library and run through it (tests/kernel/test_metal.py).
-A kernel's parameters are its buffers 0, 1, …: pointers by setBuffer, numbers by setBytes as their type (4 or 8 bytes);
-dynamic shared memory is threadgroup memory 0.
-"""
+It has not run on hardware yet: it is tested over an Objective-C runtime written in Python
+(tests/runtime/test_metal.py). Its kernels are checked by clang against a shim of Metal's library and run through it
+(tests/kernel/test_metal.py). A kernel's parameters are its buffers 0, 1, …: pointers by setBuffer, numbers by setBytes
+as their type (4 or 8 bytes); dynamic shared memory is threadgroup memory 0."""
 
 import ctypes
 from ctypes import byref, c_void_p
@@ -158,7 +157,8 @@ class MetalGraph(Graph):
 
 
 class MetalDevice(PackedGPU):
-    """The system's default GPU. objc, kernels: others (tests); default: the pack of `isa`, whose images are MSL source."""
+    """The system's default GPU. objc, kernels: others (tests); default: the pack of `isa`, whose images are MSL
+    source."""
 
     name, isa, simt, shares_memory = "metal", "metal3.1", True, True
 

@@ -1,9 +1,8 @@
 """The compiled libraries: where they are, how they are opened, and their C signatures.
 
 Libraries lie in the package's `_native` folder (or ZSE_NATIVE_DIR): `libzse_runtime.so`, and for each ISA level
-`libzse_kernels_<isa>.so` with its manifest `<isa>.json`. Until a level is compiled whole, `objects/<isa>` has parts of it:
-`first.so`, what a first model needs, and kernels that were asked for since, each with its manifest.
-"""
+`libzse_kernels_<isa>.so` with its manifest `<isa>.json`. Until a level is compiled whole, `objects/<isa>` has parts of
+it: `first.so`, what a first model needs, and kernels that were asked for since, each with its manifest."""
 
 import ctypes
 import os
@@ -152,8 +151,8 @@ def open_library(path: str) -> ctypes.CDLL:
 
 
 def runtime() -> ctypes.CDLL:
-    """libzse_runtime, opened once, with its signatures set; no part of it needs a GPU. DeviceError for one that is older
-    than this file."""
+    """libzse_runtime, opened once, with its signatures set; no part of it needs a GPU. DeviceError for one that is
+    older than this file."""
     global _runtime
     if _runtime is None:
         library = open_library(os.path.join(native_dir(), "libzse_runtime.so"))

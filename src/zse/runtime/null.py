@@ -83,8 +83,8 @@ class NullDevice(Device):
 
 
 class NullGPU(GPUCapabilities, NullDevice):
-    """A NullDevice that ops record GPU kernels for: an H200 unless `like` is another architecture of zse.kernel.archs. Its
-    memory is the host's, but a Staging has copies and buffers are filled with `write`, as on a GPU."""
+    """A NullDevice that ops record GPU kernels for: an H200 unless `like` is another architecture of zse.kernel.archs.
+    Its memory is the host's, but a Staging has copies and buffers are filled with `write`, as on a GPU."""
 
     memory_total = memory_free = 140 << 30
 

@@ -1,6 +1,7 @@
-"""The kernels of a CPU before all are compiled: those that a first model needs are there, another one is compiled when it is
-asked for. Each part is a library and its manifest, in `_native/objects/LEVEL`: the manifest names the part and the library's SHA-256,
-and its own hash stands beside it. A part that is damaged, of another name or of other sources is compiled again, never loaded."""
+"""The kernels of a CPU before all are compiled: those that a first model needs are there, another one is compiled when
+it is asked for. Each part is a library and its manifest, in `_native/objects/LEVEL`: the manifest names the part and
+the library's SHA-256, and its own hash stands beside it. A part that is damaged, of another name or of other sources is
+compiled again, never loaded."""
 
 import os
 import sys
@@ -16,8 +17,8 @@ MEMORY = "/dev/shm"  # files in memory, on Linux
 
 
 class KernelsOnDemand(dict):
-    """symbol → manifest entry, of an ISA level; with "library", the path of its library. Another process compiles, once: a second
-    one that asks for the same kernel waits for the first."""
+    """symbol → manifest entry, of an ISA level; with "library", the path of its library. Another process compiles,
+    once: a second one that asks for the same kernel waits for the first."""
 
     def __init__(self, level: str):
         """With the kernels for a first model, where they are whole."""
@@ -80,7 +81,8 @@ class KernelsOnDemand(dict):
 
 
 def _part(folder: str, level: str, part: str) -> tuple[dict, str]:
-    """What the manifest of a part (or, as "", of the whole library) says, {} where it is not there or damaged; the library."""
+    """What the manifest of a part (or, as "", of the whole library) says, {} where it is not there or damaged; the
+    library."""
     library, manifest = native.kernel_files(folder, level, part)
     try:
         if part and not trust.is_whole(manifest):

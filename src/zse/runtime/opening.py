@@ -29,10 +29,9 @@ def open_device(name: str = "cpu", threads: int | None = None, opening: "GPUOpen
     first NVIDIA GPU that can be used, else the CPU (hip and metal have not run on hardware: they are asked for by
     name).
 
-    threads: of the CPU's pool; default ZSE_THREADS, else the physical cores. opening: the CUDA context, which a C thread
-    opens; what was wrong with it is found again here. Raises UnsupportedError for another name, DeviceError when the
-    device cannot be used ("auto" logs why and takes the CPU).
-    """
+    threads: of the CPU's pool; default ZSE_THREADS, else the physical cores. opening: the CUDA context, which a C
+    thread opens; what was wrong with it is found again here. Raises UnsupportedError for another name, DeviceError when
+    the device cannot be used ("auto" logs why and takes the CPU)."""
     if name == "auto":
         try:
             return open_device("cuda", threads, opening)

@@ -1,5 +1,5 @@
-"""Beam search, as transformers' `generate(num_beams=…)` does it: which continuations are kept, which are finished, and when
-the search ends.
+"""Beam search, as transformers' `generate(num_beams=…)` does it: which continuations are kept, which are finished, and
+when the search ends.
 
 Every step the best `width` continuations of all beams together are kept; one that ends (an end token, or the last token
 that is allowed) is a hypothesis if it is among the best `width` of its step. A hypothesis' score is the sum of its
@@ -13,8 +13,8 @@ from zse.sampling.params import MAX_LOGPROBS, BeamParams
 
 
 def check_beams(params: BeamParams, num_stop_ids: int) -> None:
-    """Raises RequestError for a search that needs more alternatives of a token than a step gives. num_stop_ids: tokens that
-    end a reply, the model's included."""
+    """Raises RequestError for a search that needs more alternatives of a token than a step gives. num_stop_ids: tokens
+    that end a reply, the model's included."""
     if params.beam_width + num_stop_ids > MAX_LOGPROBS:
         raise RequestError(
             f"beam_width {params.beam_width} and {num_stop_ids} tokens that end a reply are more than "

@@ -1,9 +1,8 @@
-"""Fields of requests. One declaration of a field is its check, its row in docs/api.md, its JSON schema in the OpenAPI document
-and its command-line option.
+"""Fields of requests. One declaration of a field is its check, its row in docs/api.md, its JSON schema in the OpenAPI
+document and its command-line option.
 
-A kind's (Integer, Number, …) `check` takes a value and its JSON path. It returns the value to use, or raises a RequestError of
-the API's contract. `schema` describes the same values as JSON Schema (2020-12).
-"""
+A kind's (Integer, Number, …) `check` takes a value and its JSON path. It returns the value to use, or raises a
+RequestError of the API's contract. `schema` describes the same values as JSON Schema (2020-12)."""
 
 from collections.abc import Callable
 from functools import cache
@@ -240,9 +239,9 @@ Fields = dict[str, Field]
 
 
 class Object(Kind, frozen=True):
-    """An object with these fields; the value is a dict of all of them, with defaults for those that are left out or null. Its
-    path is "" where it is the whole body. ignored: other keys that may stand in it and say nothing here. Raises
-    unknown_parameter, unsupported_parameter, missing_required_parameter, and what the kinds raise."""
+    """An object with these fields; the value is a dict of all of them, with defaults for those that are left out or
+    null. Its path is "" where it is the whole body. ignored: other keys that may stand in it and say nothing here.
+    Raises unknown_parameter, unsupported_parameter, missing_required_parameter, and what the kinds raise."""
 
     fields: Fields
     ignored: tuple[str, ...] = ()
@@ -277,8 +276,8 @@ class Object(Kind, frozen=True):
 
 @cache
 def fields_of(struct: type[msgspec.Struct]) -> dict[str, Field]:
-    """The fields that the annotations of a Struct declare, each with the Struct's default. What is annotated without a Field,
-    or has no default, is not a part of requests."""
+    """The fields that the annotations of a Struct declare, each with the Struct's default. What is annotated without a
+    Field, or has no default, is not a part of requests."""
     found, defaults = {}, struct.__struct_defaults__
     for name, default in zip(struct.__struct_fields__[-len(defaults) :], defaults, strict=True):
         field = next((part for part in get_args(struct.__annotations__[name]) if isinstance(part, Field)), None)

@@ -1,9 +1,8 @@
 """The table of request fields: what a request may ask of the sampler, and with which values.
 
-Each line declares a field once: its type, range, default, meaning, the routes that accept it and its command-line option. The
-checks of the HTTP API (zse.server.requests), of `zse run`, `zse chat` and `zse.LLM`, docs/api.md and the OpenAPI document are
-made of it. The engine trusts what crossed one of these edges.
-"""
+Each line declares a field once: its type, range, default, meaning, the routes that accept it and its command-line
+option. The checks of the HTTP API (zse.server.requests), of `zse run`, `zse chat` and `zse.LLM`, docs/api.md and the
+OpenAPI document are made of it. The engine trusts what crossed one of these edges."""
 
 from contextlib import suppress
 from typing import Annotated, Any, Literal
@@ -88,9 +87,10 @@ class Asked(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
 
 class SamplingParams(Asked, frozen=True, kw_only=True):
-    """What a request asks of the sampler. temperature 0 is greedy. top_k 0 or -1 and top_p 1 are off. seed None: the engine
-    draws one. logprobs: None for none, else how many alternatives beside the sampled token's own. prompt_logprobs: the same of
-    the prompt's tokens, which the LLM and the server measure by a job: the engine's requests do not look at it."""
+    """What a request asks of the sampler. temperature 0 is greedy. top_k 0 or -1 and top_p 1 are off. seed None: the
+    engine draws one. logprobs: None for none, else how many alternatives beside the sampled token's own.
+    prompt_logprobs: the same of the prompt's tokens, which the LLM and the server measure by a job: the engine's
+    requests do not look at it."""
 
     max_tokens: Annotated[int | None, Field(Integer(1), "Most tokens to generate.", option="N")] = None
     temperature: Annotated[float, Field(Number(0, 2), "0 is greedy.", option="T")] = 1.0
@@ -158,7 +158,8 @@ RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  
 
 
 def recommended_params(values: dict[str, float]) -> dict[str, Any]:
-    """Those of a model's recommended values that are fields in range: {name: value}. What a file says beside is dropped."""
+    """Those of a model's recommended values that are fields in range: {name: value}. What a file says beside is
+    dropped."""
     found = {}
     for name in RECOMMENDED:
         if name in values:
@@ -171,9 +172,9 @@ def recommended_params(values: dict[str, float]) -> dict[str, Any]:
 
 class BeamParams(Asked, frozen=True, kw_only=True):
     """What a beam search is asked for. beam_width: beams of the search. max_tokens None: the rest of the context.
-    length_penalty: above 0 favours longer replies. early_stopping: True ends the search when beam_width hypotheses are there;
-    False when no beam is likely to give a better one; "never" when none can. logprobs: None, or how many alternatives are told
-    of each token."""
+    length_penalty: above 0 favours longer replies. early_stopping: True ends the search when beam_width hypotheses are
+    there; False when no beam is likely to give a better one; "never" when none can. logprobs: None, or how many
+    alternatives are told of each token."""
 
     beam_width: Annotated[int, Field(Integer(1, MAX_BEAM_WIDTH), "Beams of the search, up to 16; left out: n.")] = 4
     max_tokens: Annotated[int | None, Field(Integer(1), routes=())] = None

@@ -1,9 +1,9 @@
 """The sampler's parameters on the device: one line for each row of logits, rewritten when the row's request changes.
 
 The draws themselves are kernels (zse.kernels.sample). What penalties look at is lists that the host keeps (CPU), or the
-token history on the device (GPU), where a step can be submitted before the host has read the last token. What is random depends on the request's seed and the position of
-the token alone, so a request gives the same tokens alone, in a batch, and after a preemption.
-"""
+token history on the device (GPU), where a step can be submitted before the host has read the last token. What is random
+depends on the request's seed and the position of the token alone, so a request gives the same tokens alone, in a batch,
+and after a preemption."""
 
 from array import array
 from math import prod
@@ -44,8 +44,8 @@ class SamplerState:
     """max_rows: lines. max_tokens: tokens that the requests of one step can have together, prompts included.
 
     On a GPU: history, the TokenHistory that penalties look at (zse.kernels.feed writes it). inputs, results: places as
-    (Staging, byte offset) for the parameters, input_nbytes() bytes, and for what was sampled, result_nbytes() bytes; their
-    owner then records their copies. Without them the state makes its own, and record() records the copies too."""
+    (Staging, byte offset) for the parameters, input_nbytes() bytes, and for what was sampled, result_nbytes() bytes;
+    their owner then records their copies. Without them the state makes its own, and record() records the copies too."""
 
     def __init__(
         self, device, vocab_size: int, *, max_rows: int, max_tokens: int, history=None, inputs=None, results=None

@@ -1,5 +1,5 @@
-"""What a step runs and what comes of it: the batch that goes to a runner, the outputs that go to who asked; and how a batch is
-made: how many tokens it may have; rows that decode first, then chunks of prompts, then who can be admitted."""
+"""What a step runs and what comes of it: the batch that goes to a runner, the outputs that go to who asked; and how a
+batch is made: how many tokens it may have; rows that decode first, then chunks of prompts, then who can be admitted."""
 
 from collections.abc import Collection, Sequence
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 # A step of this length lets cancellations, heartbeats and other requests' tokens through often enough. Prompts of slow
 # models run in chunks that last about this long.
 STEP_TARGET_S = 0.5
-# The share of a step's tokens that prompts get at least, however many rows decode: new requests must not wait for running
-# ones to end. And where measured times give prompts their share of the machine.
+# The share of a step's tokens that prompts get at least, however many rows decode: new requests must not wait for
+# running ones to end. And where measured times give prompts their share of the machine.
 LEAST_PREFILL_SHARE, LEAST_MEASURED_SHARE = 1 / 16, 1 / 64
-# Weights of the newest step. Decode steps are many and even; a mixed step tells the cost of the next. Slow steps are the
-# upper end of those without prompts, drafts included (an expectile of 0.8): the replies waited for them already.
+# Weights of the newest step. Decode steps are many and even; a mixed step tells the cost of the next. Slow steps are
+# the upper end of those without prompts, drafts included (an expectile of 0.8): the replies waited for them already.
 DECODE_STEP, TOKEN_STEP = 1 / 8, 1 / 2
 SLOWER_STEP, FASTER_STEP = 1 / 8, 1 / 32
 # A budget grows at most so much from one step to the next: a single quick step proves little.
@@ -63,7 +63,8 @@ class Batch:
         self.num_samples = self.num_decode + sum([entry.samples for entry in entries[num_decode:]])
 
     def by_entry(self, sampled: list) -> list:
-        """The results of each entry: a result where there is one, a list of them where drafts are verified, else None."""
+        """The results of each entry: a result where there is one, a list of them where drafts are verified, else
+        None."""
         results, at = [], 0
         for entry in self.entries:
             first, at = at, at + entry.samples
@@ -75,9 +76,10 @@ class StepOutput(msgspec.Struct, eq=False, gc=False):
     """What a step says of a request: sampled tokens, and how it ended if it did.
 
     finish: None while running, "stop" (a stop id, which is the last of `tokens`), "length", "error" or "timeout" (no
-    tokens, nothing follows, `error` says why). logprobs: one per token, as the runner gave them, or None. cached_tokens:
-    of the prompt, that were in the prefix cache, and waited_s: seconds in the queue; told with the first tokens of a request, else 0. computed: of a request that
-    ends with an error, tokens computed for it (Request.num_computed)."""
+    tokens, nothing follows, `error` says why). logprobs: one per token, as the runner gave them, or None.
+    cached_tokens: of the prompt, that were in the prefix cache, and waited_s: seconds in the queue; told with the first
+    tokens of a request, else 0. computed: of a request that ends with an error, tokens computed for it
+    (Request.num_computed)."""
 
     id: int
     tokens: list[int]
@@ -109,15 +111,15 @@ def tired_error() -> RequestError:
 class StepBudget:
     """How many tokens a step runs, and how many of them are of prompts, from the measured times of steps.
 
-    A step that decodes takes `decode_s`; with p prompt tokens it takes p * token_s more. Replies wait for at most `ratio`
-    times what their slow steps take when p = (ratio * slow_s - decode_s) / token_s, and the prompt has the rest of the
-    machine: of even steps it takes ratio / (ratio - 1) times as long as alone, 1.5 times at a ratio of 3. The cost of a
-    token grows along a prompt (attention looks at more), so the newest steps count most, and the rule is applied again
-    before each step.
+    A step that decodes takes `decode_s`; with p prompt tokens it takes p * token_s more. Replies wait for at most
+    `ratio` times what their slow steps take when p = (ratio * slow_s - decode_s) / token_s, and the prompt has the rest
+    of the machine: of even steps it takes ratio / (ratio - 1) times as long as alone, 1.5 times at a ratio of 3. The
+    cost of a token grows along a prompt (attention looks at more), so the newest steps count most, and the rule is
+    applied again before each step.
 
     max_tokens: of one step, at least max_rows. mixed_tokens: of a step that decodes and prefills (None: a quarter of
-    max_tokens). ratio: SchedulingPolicy.mixed_ratio; 0: times are not measured. token_s: seconds of a prompt token beside
-    replies, 0 when not measured. is_limited: whether steps are shorter than configured."""
+    max_tokens). ratio: SchedulingPolicy.mixed_ratio; 0: times are not measured. token_s: seconds of a prompt token
+    beside replies, 0 when not measured. is_limited: whether steps are shorter than configured."""
 
     def __init__(self, max_tokens: int, mixed_tokens: int | None, max_rows: int, ratio: float):
         self.max_tokens = self._configured_tokens = max_tokens
@@ -137,8 +139,8 @@ class StepBudget:
         """Prompt tokens of a step that decodes `num_decode` lines.
 
         A step takes as long as its prompt tokens: beside running replies at most `mixed_tokens` in all, so that their
-        next tokens are not held up for a whole chunk (256 tokens of a 135M model are about 0.3 s on two cores). Where both
-        kinds of steps were measured, as many as the ratio allows."""
+        next tokens are not held up for a whole chunk (256 tokens of a 135M model are about 0.3 s on two cores). Where
+        both kinds of steps were measured, as many as the ratio allows."""
         most = self.max_tokens
         if not num_decode:
             return most
@@ -190,8 +192,8 @@ class StepBudget:
 
 
 def _nearest(times: dict[int, float], size: int) -> float | None:
-    """The seconds of this size, or what those of the nearest that is known make likely: between flat and proportional, for a
-    step reads the weights once whatever its rows."""
+    """The seconds of this size, or what those of the nearest that is known make likely: between flat and proportional,
+    for a step reads the weights once whatever its rows."""
     if not times or size in times:
         return times.get(size)
     known = min(times, key=lambda other: abs(other - size))
@@ -221,8 +223,8 @@ class BatchBuilder:
         )
 
     def build(self, ahead: bool, plan: StepPlan) -> Batch | None:
-        """The next batch, or None when nothing can run, or nothing without a preemption. ahead: there is a batch in flight,
-        which forbids preemptions. plan: who has to leave this step to others."""
+        """The next batch, or None when nothing can run, or nothing without a preemption. ahead: there is a batch in
+        flight, which forbids preemptions. plan: who has to leave this step to others."""
         life, counters = self._life, self._life.counters
         preemptions = counters.preemptions
         decoding: tuple[list[Entry], int] | None = [], 0
@@ -269,7 +271,8 @@ class BatchBuilder:
 
     def _decode_entries(self, ahead: bool, resting: Collection[Request]) -> tuple[list[Entry], int] | None:
         """An entry for each running request that has one token to run, and how many drafts they have; None when that
-        needs pages that only a preemption gives, which the batch in flight forbids (`ahead`). resting: have none now."""
+        needs pages that only a preemption gives, which the batch in flight forbids (`ahead`). resting: have none
+        now."""
         entries: list[Entry] = []
         running, cache = self._life.running, self._cache
         tables, page_size = cache.tables, self._page_size

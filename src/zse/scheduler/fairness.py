@@ -1,5 +1,5 @@
-"""How tenants share the time of the engine: who is left out of a step, how long it may take, and how much of it jobs have.
-Who is next is queue.py's.
+"""How tenants share the time of the engine: who is left out of a step, how long it may take, and how much of it jobs
+have. Who is next is queue.py's.
 
 Both look on only while there is somebody to share with: Scheduler.commit asks.
 """
@@ -25,10 +25,11 @@ MOST_LEFT_OUT_S = 0.5
 # Of what a tenant's prompt takes alone, that a step of others may take: with it the prompt has twice the time, and
 # the rest is for what comes between.
 STEP_SHARE = 0.75
-# A step is not made shorter than so many steps of one row: each reads the weights, whatever its rows, and throughput is the price.
+# A step is not made shorter than so many steps of one row: each reads the weights, whatever its rows, and throughput is
+# the price.
 LEAST_STEPS = 7
-# The work of a step in rows that decode: what a prompt token counts, and how much at least there is. How much fits follows what
-# steps take, for rows and tokens cost what their contexts are and what else the machine does.
+# The work of a step in rows that decode: what a prompt token counts, and how much at least there is. How much fits
+# follows what steps take, for rows and tokens cost what their contexts are and what else the machine does.
 TOKEN_WORK, LEAST_WORK = 0.75, 4.0
 NEWEST_PROMPT, NEWEST_STEP = 1 / 4, 1 / 4  # weights in running means
 
@@ -78,8 +79,8 @@ class JobShare:
 
 
 class StepPlan(NamedTuple):
-    """What a step leaves to later ones. left_out: tenants of which nothing runs. resting: requests that do not decode, theirs
-    among them. max_prompt: prompt tokens at most."""
+    """What a step leaves to later ones. left_out: tenants of which nothing runs. resting: requests that do not decode,
+    theirs among them. max_prompt: prompt tokens at most."""
 
     left_out: Collection[Tenant] = ()
     resting: Collection[Request] = ()
@@ -208,7 +209,8 @@ class Pace:
         self._count_debts(seconds, work)
 
     def _time_prompts(self, batch: "Batch", seconds: float, is_alone: bool) -> None:
-        """What prompts take that ended in this step: what it took, where one tenant had all of it and they began in it."""
+        """What prompts take that ended in this step: what it took, where one tenant had all of it and they began in
+        it."""
         for entry in batch.entries[batch.num_decode - batch.num_drafts :]:
             request, visitor = entry.request, self._queue.visitors.get(entry.request.tenant.name)
             if visitor is None or entry.start + entry.count != request.prompt_len:

@@ -1,4 +1,5 @@
-"""What a plug-in of the engine's step is. The table of them is in engine/features.py, who calls them in engine/core.py."""
+"""What a plug-in of the engine's step is. The table of them is in engine/features.py, who calls them in
+engine/core.py."""
 
 from typing import Any
 
@@ -12,9 +13,8 @@ if TYPE_CHECKING:
 class Feature:
     """Everything that only some requests need. A subclass overrides what it takes part in; the rest does nothing.
 
-    The engine calls these methods in the order in which they stand here, those of a step only while `is_live` and where the
-    subclass has them (`hooks`).
-    """
+    The engine calls these methods in the order in which they stand here, those of a step only while `is_live` and where
+    the subclass has them (`hooks`)."""
 
     hooks: frozenset[str] = frozenset()
 
@@ -26,7 +26,8 @@ class Feature:
         cls.hooks = frozenset(name for name, inherited in vars(Feature).items() if getattr(cls, name) is not inherited)
 
     def check(self, params: Any, options: "RequestOptions") -> None:
-        """A request is about to be taken by the scheduler or another feature (FeatureRow.checks). Raises RequestError to refuse it."""
+        """A request is about to be taken by the scheduler or another feature (FeatureRow.checks). Raises RequestError
+        to refuse it."""
 
     def before_queue(self, prompt: list[int], options: "RequestOptions") -> None:
         """The scheduler is about to be given a prompt. Raises RequestError to refuse it."""
@@ -58,7 +59,8 @@ class Feature:
         return []
 
     def idle(self, now: float) -> bool:
-        """Nothing is to be done: do some milliseconds of what later requests would wait for. False: there is nothing."""
+        """Nothing is to be done: do some milliseconds of what later requests would wait for. False: there is
+        nothing."""
         return False
 
     def cancel(self, id: int) -> bool:
@@ -66,7 +68,8 @@ class Feature:
         return False
 
     def num_computed(self, id: int) -> int | None:
-        """Tokens computed so far for a request of this feature that has not ended; None when it is not this feature's."""
+        """Tokens computed so far for a request of this feature that has not ended; None when it is not this
+        feature's."""
         return None
 
     def counters(self) -> dict[str, float]:

@@ -29,12 +29,11 @@ LEAST_REST = 16  # tokens that a reply is expected to have left, however long it
 
 class Lifecycle:
     """by_id: requests that have not ended. queue: those that wait. running: those that have a row and pages, in
-    age_order. free_rows: of rows 0..max_rows-1. retired: (row, pages) of requests that ended in flight.
-    num_lost: tokens that preemptions threw away, of requests that wait. now: the latest time that was told. waits: how many
-    requests waited so long for their first row, by the buckets of counters.NAMES. mean_reply: tokens of replies, a running
-    mean. job_pages: pages of the requests' pool that jobs hold now, one list a job.
-    should_swap: whether a request that is preempted goes to host slots, as far as there are any, instead of being
-    recomputed."""
+    age_order. free_rows: of rows 0..max_rows-1. retired: (row, pages) of requests that ended in flight. num_lost:
+    tokens that preemptions threw away, of requests that wait. now: the latest time that was told. waits: how many
+    requests waited so long for their first row, by the buckets of counters.NAMES. mean_reply: tokens of replies, a
+    running mean. job_pages: pages of the requests' pool that jobs hold now, one list a job. should_swap: whether a
+    request that is preempted goes to host slots, as far as there are any, instead of being recomputed."""
 
     def __init__(
         self,
@@ -133,7 +132,8 @@ class Lifecycle:
         return spare
 
     def expected_len(self, request: Request) -> int:
-        """Tokens that are likely to have K and V in the end: the reply is as long as replies are, at most max_tokens."""
+        """Tokens that are likely to have K and V in the end: the reply is as long as replies are, at most
+        max_tokens."""
         rest = max(self.mean_reply - (len(request.tokens) - request.prompt_len), LEAST_REST)
         return min(len(request.tokens) + int(rest), request.max_cached_len)
 
@@ -146,8 +146,8 @@ class Lifecycle:
         return self.counters.recomputed_tokens + self.num_lost > MAX_RECOMPUTED * self.counters.scheduled_tokens + free
 
     def fork(self, source: Request, request: Request, shared: int) -> None:
-        """A new request continues another one's first `shared` tokens: on its pages where a row and pages are free, else
-        it waits, and finds in the prefix cache what is still there."""
+        """A new request continues another one's first `shared` tokens: on its pages where a row and pages are free,
+        else it waits, and finds in the prefix cache what is still there."""
         self.by_id[request.id] = request
         self.counters.submitted += 1
         self.counters.forks += 1
@@ -252,8 +252,8 @@ class Lifecycle:
     # -- jobs
 
     def admit_job(self, count: int, job: Claimant) -> list[int] | None:
-        """`count` pages for a job, until release_job(). None while too few are free: then requests that it goes ahead of
-        leave the pages alone, as it leaves alone what others wait for that go ahead of it."""
+        """`count` pages for a job, until release_job(). None while too few are free: then requests that it goes ahead
+        of leave the pages alone, as it leaves alone what others wait for that go ahead of it."""
         allocator, keep = self.cache.allocator, len(self.running)
         head = self.queue.head()
         if head is not None and self.queue.goes_first(head, job):

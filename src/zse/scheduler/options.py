@@ -1,5 +1,5 @@
-"""What a request may ask of the scheduler and the cache, beside what it asks of the sampler (sampling/params.py), and how the
-scheduler chooses."""
+"""What a request may ask of the scheduler and the cache, beside what it asks of the sampler (sampling/params.py), and
+how the scheduler chooses."""
 
 from typing import Annotated
 
@@ -17,11 +17,12 @@ PATIENCE_S = 30.0
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The second part of the table of request fields; what stands without a Field is the server's to fill in.
 
-    tenant: who pays: shares are counted, and cached prefixes kept apart, by it. weight: of the tenant's share, None: what the
-    engine was started with (EngineConfig.tenant_weights, else 1). priority: higher goes first. deadline_ms: from submission to
-    the last token, None: none. cache_salt: keeps cached prefixes apart further. speculation: whether drafts may be verified
-    for it (its tokens are the same). adapter: the id of a loaded one, the hash of what it holds; "": none. structure: the form of the answer, None: any. max_wait_s: how long it may wait before it
-    begins, None: any time."""
+    tenant: who pays: shares are counted, and cached prefixes kept apart, by it. weight: of the tenant's share, None:
+    what the engine was started with (EngineConfig.tenant_weights, else 1). priority: higher goes first. deadline_ms:
+    from submission to the last token, None: none. cache_salt: keeps cached prefixes apart further. speculation: whether
+    drafts may be verified for it (its tokens are the same). adapter: the id of a loaded one, the hash of what it holds;
+    "": none. structure: the form of the answer, None: any. max_wait_s: how long it may wait before it begins, None: any
+    time."""
 
     tenant: str = ""
     weight: Annotated[float | None, Field(Number(0, MAX_WEIGHT, above_low=True), routes=())] = None

@@ -1,4 +1,5 @@
-"""Requests that wait: in which order, and which of them had better wait for another's prompt, or must for a slot of an adapter.
+"""Requests that wait: in which order, and which of them had better wait for another's prompt, or must for a slot of an
+adapter.
 
 Between tenants: start-time fair queueing (Goyal, Vin, Cheng 1996). Each has a virtual time, which an admission advances
 by tokens / weight, and the one that is furthest behind goes next. A tenant that comes back starts at the present, so
@@ -52,8 +53,8 @@ class Claimant(Protocol):
 
 
 class RunningAdapters:
-    """The adapters of requests that have rows, and of those that ended but are in a batch in flight: a step reads them in slots of the
-    device.
+    """The adapters of requests that have rows, and of those that ended but are in a batch in flight: a step reads them
+    in slots of the device.
 
     slots: how many there may be at once. rows: adapter → rows that have it."""
 
@@ -82,8 +83,9 @@ class RunningAdapters:
 class FairQueue:
     """The waiting requests of all tenants. weights: by tenant, 1 for others; is_fair: False treats all as one.
 
-    tenants: by name, that have a request or job, waiting or running. visitors: by name, those with a request and those that
-    left lately, longest unseen first. num_waiting, num_tokens: requests that wait, and the tokens that they have. num_jobs: of all tenants."""
+    tenants: by name, that have a request or job, waiting or running. visitors: by name, those with a request and those
+    that left lately, longest unseen first. num_waiting, num_tokens: requests that wait, and the tokens that they have.
+    num_jobs: of all tenants."""
 
     def __init__(self, weights: dict[str, float], is_fair: bool):
         self._weights, self._is_fair = weights, is_fair
@@ -147,8 +149,8 @@ class FairQueue:
                 self._ahead = {name: virtual for name, virtual in self._ahead.items() if virtual > now}
 
     def forget_visitors(self, now: float) -> None:
-        """Forget, of those that have nothing here, who was not seen within RECENT_S, and beyond MAX_REMEMBERED the longest
-        unseen: a quarter more, so that the next ones cost nothing."""
+        """Forget, of those that have nothing here, who was not seen within RECENT_S, and beyond MAX_REMEMBERED the
+        longest unseen: a quarter more, so that the next ones cost nothing."""
         idle = [name for name in self.visitors if name not in self.tenants]
         beyond = len(idle) - MAX_REMEMBERED * 3 // 4
         for index, name in enumerate(idle):
@@ -196,9 +198,9 @@ class FairQueue:
         left_out: Collection[Tenant] = (),
         adapters: RunningAdapters | None = None,
     ) -> Request | None:
-        """Who is next: of the tenant that is furthest behind, but none of `left_out`, its first. prompts: where given, a
-        request that is held or gains by waiting for one of them is passed over. adapters: likewise one that waits for a slot, and
-        those with an adapter behind it, so that its wait ends."""
+        """Who is next: of the tenant that is furthest behind, but none of `left_out`, its first. prompts: where given,
+        a request that is held or gains by waiting for one of them is passed over. adapters: likewise one that waits for
+        a slot, and those with an adapter behind it, so that its wait ends."""
         waits_for_slot = False
         tenants: Iterable[Tenant] = self.tenants.values()
         if len(self.tenants) > 1:
@@ -219,13 +221,14 @@ class FairQueue:
 
     @staticmethod
     def goes_first(first: Claimant, second: Claimant) -> bool:
-        """Whether `first` goes ahead of `second`: its tenant is further behind, or the same and it was submitted before."""
+        """Whether `first` goes ahead of `second`: its tenant is further behind, or the same and it was submitted
+        before."""
         mine, other = first.tenant.virtual, second.tenant.virtual
         return first.arrival < second.arrival if mine == other else mine < other
 
     def by_share(self, running: list[Request]) -> list[Request]:
-        """Running requests, those of tenants with the fewest tokens for their weight first: by rows, a tenant with many would
-        get nothing beside others that have a few and never none."""
+        """Running requests, those of tenants with the fewest tokens for their weight first: by rows, a tenant with many
+        would get nothing beside others that have a few and never none."""
         if len(self.tenants) < 2:
             return running
         return sorted(running, key=lambda request: request.tenant.virtual)

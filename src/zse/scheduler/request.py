@@ -1,4 +1,5 @@
-"""A request as the scheduler knows it, which is its only writer (the runner reads), and what it must be to be served."""
+"""A request as the scheduler knows it, which is its only writer (the runner reads), and what it must be to be
+served."""
 
 from array import array
 from collections.abc import Collection, Sequence
@@ -97,8 +98,8 @@ class Request:
 
     @property
     def num_computed(self) -> int:
-        """Tokens that were computed for it, each once however often it was preempted: of the prompt without what was cached,
-        and sampled ones. Those in flight count: they will be."""
+        """Tokens that were computed for it, each once however often it was preempted: of the prompt without what was
+        cached, and sampled ones. Those in flight count: they will be."""
         made = len(self.tokens) + self.pending - self.prompt_len
         reached = self.prompt_len if made else max(self.computed_len, self.reached_len)
         return max(0, reached - max(0, self.cached_len)) + made
@@ -121,8 +122,8 @@ def salt_of(options: RequestOptions) -> tuple[str, ...]:
 
 
 class TokenLimits(NamedTuple):
-    """What requests and jobs must stay within to be served at all. max_context: tokens of one request. capacity: tokens of
-    the longest sequence that all KV pages together hold. vocab_size: what token ids are below."""
+    """What requests and jobs must stay within to be served at all. max_context: tokens of one request. capacity: tokens
+    of the longest sequence that all KV pages together hold. vocab_size: what token ids are below."""
 
     vocab_size: int
     max_context: int

@@ -63,9 +63,8 @@ class Scheduler:
         geometry: how many tokens a page has, as prefix_cache's, and which groups the layers are in.
         adapter_slots: how many adapters the requests that run may have together.
 
-    requests: by id, that were accepted and have not ended. running: those that have a row, oldest first. queue: those that
-    wait. Others must not change them. counters, totals: of requests and of steps.
-    """
+    requests: by id, that were accepted and have not ended. running: those that have a row, oldest first. queue: those
+    that wait. Others must not change them. counters, totals: of requests and of steps."""
 
     def __init__(
         self,
@@ -123,10 +122,9 @@ class Scheduler:
     ) -> Request:
         """Queue a request. Raises RequestError, and keeps nothing, when it cannot be served, or the queue is full.
 
-        Its place in the queue is fixed (earliest virtual deadline first): a level of priority counts like `ageing_s` earlier.
-        So it is overtaken only by those that are submitted within PATIENCE_S + ageing_s * (levels above it) after it:
-        every wait is bounded.
-        """
+        Its place in the queue is fixed (earliest virtual deadline first): a level of priority counts like `ageing_s`
+        earlier. So it is overtaken only by those that are submitted within PATIENCE_S + ageing_s * (levels above it)
+        after it: every wait is bounded."""
         life, queue, policy = self.life, self.queue, self.policy
         try:
             self.check_room(id, (), queue.num_waiting)
@@ -177,9 +175,9 @@ class Scheduler:
         params: SamplingParams | None = None,
         now: float = 0.0,
     ) -> Request:
-        """A new request that continues request `source` from its first `length` tokens (default: all that are known) and
-        `append`. It shares the full KV pages of `source`, copies the last one, and runs in the next step, or waits when
-        rows or pages are short and then finds in the prefix cache what is still there.
+        """A new request that continues request `source` from its first `length` tokens (default: all that are known)
+        and `append`. It shares the full KV pages of `source`, copies the last one, and runs in the next step, or waits
+        when rows or pages are short and then finds in the prefix cache what is still there.
 
         Of `source` what is committed is shared: while none of its batches is in flight that is all but its last token,
         which both compute. params: default those of `source`. Raises RequestError for an unknown source or a taken id,
@@ -241,8 +239,8 @@ class Scheduler:
         return late
 
     def _tired(self, now: float) -> list[Request]:
-        """Requests that have waited for longer than their max_wait_s and never ran. Who waits for the prompt of a running one
-        will begin with it."""
+        """Requests that have waited for longer than their max_wait_s and never ran. Who waits for the prompt of a
+        running one will begin with it."""
         return [
             request
             for request in self.queue
@@ -298,10 +296,10 @@ class Scheduler:
         return batch
 
     def commit(self, batch: Batch, sampled: list, seconds: float = 0.0) -> list[StepOutput]:
-        """Take the results of the oldest batch in flight: (token, logprobs or None) for each entry that samples, in
-        the batch's order; 1 + k of them for an entry with k drafts. Drafts are accepted while they equal what was
-        sampled in their place; the first sampled token that differs is the last one taken. seconds: what the batch took on
-        the device, which the next ones go by; 0: not measured.
+        """Take the results of the oldest batch in flight: (token, logprobs or None) for each entry that samples, in the
+        batch's order; 1 + k of them for an entry with k drafts. Drafts are accepted while they equal what was sampled
+        in their place; the first sampled token that differs is the last one taken. seconds: what the batch took on the
+        device, which the next ones go by; 0: not measured.
 
         A token outside the vocabulary (the runner gives -1 for a row whose logits were not finite) fails that request
         alone. Results of requests that ended meanwhile are dropped and counted.
@@ -365,8 +363,9 @@ class Scheduler:
 
     def _pass_checkpoint(self, request: Request, first: int, length: int, token: int) -> tuple[int, float, str | None]:
         """`length` tokens of the request are computed and sound, and those from place `first` on were sampled in this
-        step, the last of them `token`: what need not be done after each. How many of the prompt were cached, and the seconds that it
-        waited, when its first token is among them; and why the token is its last, or None: the request has ended then."""
+        step, the last of them `token`: what need not be done after each. How many of the prompt were cached, and the
+        seconds that it waited, when its first token is among them; and why the token is its last, or None: the request
+        has ended then."""
         is_first, page_size = first == request.prompt_len, self.cache.page_size
         if request.leads:
             self.life.prompts.end(request)

@@ -1,8 +1,7 @@
 """The LoRA adapters of a served model by the names that requests give them (`model:adapter`).
 
-The engine knows an adapter by the hash of what its folder holds. An engine that was started again, or evicted and loaded again, is
-told of one when the first request names it.
-"""
+The engine knows an adapter by the hash of what its folder holds. An engine that was started again, or evicted and
+loaded again, is told of one when the first request names it."""
 
 import asyncio
 from collections.abc import Sequence
@@ -36,7 +35,8 @@ class Adapters:
         self.by_name = {name: ServedAdapter(name, path) for name, path in first}
 
     async def load(self, name: str, path: str) -> ServedAdapter:
-        """A new adapter; the engine is ready. Raises RequestError: 409 for a name that is taken, 422 for a folder that cannot be used."""
+        """A new adapter; the engine is ready. Raises RequestError: 409 for a name that is taken, 422 for a folder that
+        cannot be used."""
         if name in self.by_name:
             raise APIError("conflict", f"There is an adapter '{name}' already: unload it first.", "name")
         if len(self.by_name) >= MAX_ADAPTERS:

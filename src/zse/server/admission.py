@@ -5,9 +5,8 @@
 3. The engine: its own queue and its KV pages, which it knows alone. It is asked by the submission; its refusal (503
    overloaded, 400 context_length_exceeded) reaches the client as it is, and nothing is charged for it.
 
-Tokens are reserved before any work (the prompt and the longest answer) and settled once with what the engine computed, however
-the request ended: the engine counts, engine/client.py adds up, work.py: RequestRun._settle takes it.
-"""
+Tokens are reserved before any work (the prompt and the longest answer) and settled once with what the engine computed,
+however the request ended: the engine counts, engine/client.py adds up, work.py: RequestRun._settle takes it."""
 
 import time
 from collections import defaultdict
@@ -29,8 +28,9 @@ DRAIN_S = 2.0  # over which the rate is taken
 
 
 class Bucket:
-    """A token bucket: it holds a minute's worth and is refilled evenly, so that a tenant may spend a minute at once and has
-    its rate from then on. per_minute: its capacity. level: what is left, below 0 after more was used than reserved."""
+    """A token bucket: it holds a minute's worth and is refilled evenly, so that a tenant may spend a minute at once and
+    has its rate from then on. per_minute: its capacity. level: what is left, below 0 after more was used than
+    reserved."""
 
     __slots__ = ("level", "per_minute", "_at")
 
@@ -61,9 +61,9 @@ class Bucket:
 
 
 class TenantLoad:
-    """What one tenant holds of the queue, and what is left of its quota. choices: its answers that run or wait. queued: its
-    prompt tokens that wait. buckets: "requests" and "tokens", where it has such a quota. max_choices: answers at once, 0:
-    any number."""
+    """What one tenant holds of the queue, and what is left of its quota. choices: its answers that run or wait. queued:
+    its prompt tokens that wait. buckets: "requests" and "tokens", where it has such a quota. max_choices: answers at
+    once, 0: any number."""
 
     __slots__ = ("buckets", "choices", "max_choices", "queued")
 
@@ -80,9 +80,9 @@ class TenantLoad:
 
 
 class QueueBounds:
-    """How much may wait: what was set, or what the engine is expected to begin within timeout_s, by the rates at which answers
-    and the tokens of their prompts left a queue that stood. Both are needed: many short prompts wait for rows, few long ones
-    for their tokens.
+    """How much may wait: what was set, or what the engine is expected to begin within timeout_s, by the rates at which
+    answers and the tokens of their prompts left a queue that stood. Both are needed: many short prompts wait for rows,
+    few long ones for their tokens.
 
     Args:
         max_queue: answers that wait; None: by the rate, from LEAST_CHOICES to MOST_CHOICES.
@@ -107,7 +107,8 @@ class QueueBounds:
         self.set_engine(self.num_rows, self._queue_tokens)
 
     def set_engine(self, num_rows: int, queue_tokens: int) -> None:
-        """What an engine that is ready says of itself: answers that it runs, tokens that may wait until a rate is known."""
+        """What an engine that is ready says of itself: answers that it runs, tokens that may wait until a rate is
+        known."""
         self.num_rows, self._queue_tokens = num_rows, queue_tokens
         tokens = queue_tokens if self._max_tokens is None else self._max_tokens
         self._set(tokens, tokens // TOKENS_PER_CHOICE)
@@ -119,8 +120,8 @@ class QueueBounds:
         self.max_choices = self.num_rows + (queued if self._max_queue is None else self._max_queue)
 
     def drained(self, tokens: int, choices: int, left: int, now: float) -> None:
-        """A prompt of so many tokens, of a request for so many answers, got its first token; others of `left` tokens wait
-        still."""
+        """A prompt of so many tokens, of a request for so many answers, got its first token; others of `left` tokens
+        wait still."""
         if left <= 0:
             self._since = 0.0  # the engine had nothing more to do: how fast it is shows while a queue stands
         elif not self._since:
@@ -178,17 +179,17 @@ class AdmissionControl:
             self.tenants[name].set_quota(self._quotas.get(name, Quota()), self.clock())
 
     def admit(self, request: Any, needs_room: bool, counts: bool = True) -> None:
-        """Count a request of a tenant, before anything of its body is looked at; not counts: before a large body is read, only
-        ask. needs_room: it would be an answer in the queue. Raises APIError overloaded or rate_limit_exceeded; the answer's
-        x-ratelimit headers are set either way."""
+        """Count a request of a tenant, before anything of its body is looked at; not counts: before a large body is
+        read, only ask. needs_room: it would be an answer in the queue. Raises APIError overloaded or
+        rate_limit_exceeded; the answer's x-ratelimit headers are set either way."""
         if needs_room:
             self.check_room(request.account, 1, 0)
         if "requests" in self.tenants[request.account].buckets:
             self.spend(request, "requests", 1, "send {} requests a minute.", counts)
 
     def spend(self, request: Any, kind: str, amount: int, may: str, counts: bool = True) -> None:
-        """Take it from a bucket of the request's tenant, if it counts, and set the answer's headers to what is left of the quota.
-        Raises APIError."""
+        """Take it from a bucket of the request's tenant, if it counts, and set the answer's headers to what is left of
+        the quota. Raises APIError."""
         buckets = self.tenants[request.account].buckets
         bucket = buckets[kind]
         wait_s = bucket.wait_s(amount, self.clock())
@@ -200,8 +201,8 @@ class AdmissionControl:
             raise self.limited(kind, f"This key may {may.format(bucket.per_minute)}", wait_s)
 
     def check_room(self, name: str, choices: int, tokens: int) -> None:
-        """Raises APIError overloaded. Of several tenants one that has nothing here gets in, whatever a single request of another
-        holds."""
+        """Raises APIError overloaded. Of several tenants one that has nothing here gets in, whatever a single request
+        of another holds."""
         is_one_of_many = len(self.weights) > 1
         kept_choices, kept_tokens = self._kept_from(name) if is_one_of_many else (0, 0)
         max_choices, max_tokens, mine = (

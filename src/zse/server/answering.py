@@ -1,4 +1,5 @@
-"""A request for text, from its checked body to the engine and back, whole or streamed, in whatever way an API writes it."""
+"""A request for text, from its checked body to the engine and back, whole or streamed, in whatever way an API writes
+it."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -24,13 +25,14 @@ from zse.server.tools.reasoning import Reasoning
 from zse.server.work import ON_LOOP_ENTRIES, RequestRun, maybe_in_thread
 
 NO_EXTRAS = Extras()
-# Reserved of a quota for an answer that has no max_tokens: what it may become is the rest of the context, what it becomes is
-# less.
+# Reserved of a quota for an answer that has no max_tokens: what it may become is the rest of the context, what it
+# becomes is less.
 UNBOUNDED_TOKENS = 512
 
 
 class ChoiceDelta(msgspec.Struct):
-    """What one engine event adds to an answer. tokens: where they are wanted, that which ended it included. text: of its content; calls: (position among the answer's calls, a part)."""
+    """What one engine event adds to an answer. tokens: where they are wanted, that which ended it included. text: of
+    its content; calls: (position among the answer's calls, a part)."""
 
     text: str = ""
     reasoning: str = ""
@@ -156,8 +158,8 @@ class Choice:
 
 
 class TokenUsage(msgspec.Struct):
-    """Tokens of one request. cached: of the prompts, each of which counts once, however many answers it gets; reasoning: of the
-    answers."""
+    """Tokens of one request. cached: of the prompts, each of which counts once, however many answers it gets;
+    reasoning: of the answers."""
 
     prompt: int
     completion: int
@@ -237,7 +239,8 @@ Reader = Callable[[dict], Read | Awaitable[Read]]  # awaitable: it needs what is
 
 
 async def answer(app, request: APIRequest, *, read: Reader, body: dict | None = None) -> Response | None:
-    """Handles a request. read: checks its body, and says how it is answered. body: where it is parsed already. Raises RequestError."""
+    """Handles a request. read: checks its body, and says how it is answered. body: where it is parsed already. Raises
+    RequestError."""
     with RequestRun(app, request) as work:
         found = await maybe_in_thread(work.is_long, lambda: read(request.json() if body is None else body))
         completion, make_writer = found if isinstance(found, tuple) else await found

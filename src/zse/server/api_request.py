@@ -7,9 +7,9 @@ from zse.server.keys import OWNER, Access
 
 
 class APIRequest(HTTPRequest):
-    """App.check_head() fills it in. route: of routes.table. parameters: name → value of the path's {name}. The others are of
-    the keys.Caller whose key the request brought; a server without keys asks for none. run: what it holds and took, where
-    traces are made. adapter: of MODEL:ADAPTER, the name; "": none."""
+    """App.check_head() fills it in. route: of routes.table. parameters: name → value of the path's {name}. The others
+    are of the keys.Caller whose key the request brought; a server without keys asks for none. run: what it holds and
+    took, where traces are made. adapter: of MODEL:ADAPTER, the name; "": none."""
 
     route: Any = None
     parameters: dict[str, str] = {}

@@ -40,8 +40,8 @@ LARGE_BODY = 64 << 10  # bytes; admission is asked before it is read
 
 
 def find_route(path: str) -> tuple[dict[str, Route], dict[str, str]] | None:
-    """Routes by method and path parameters for a percent-decoded path; None when it is unknown. A slash at the end and a /v1 that
-    is left out, or there twice, are forgiven: clients differ in what they take for the base URL."""
+    """Routes by method and path parameters for a percent-decoded path; None when it is unknown. A slash at the end and
+    a /v1 that is left out, or there twice, are forgiven: clients differ in what they take for the base URL."""
     bare = path.rstrip("/") or "/"
     while bare.startswith("/v1/"):
         bare = bare[3:]
@@ -208,8 +208,8 @@ class App:
         return await handler(self, request)
 
     def finished(self, request: APIRequest | None, status: int) -> None:
-        """An answer was given: the access log and the counters; status 0: the client left before it began. request None:
-        nobody could read it."""
+        """An answer was given: the access log and the counters; status 0: the client left before it began. request
+        None: nobody could read it."""
         route = request.route.path if request is not None and request.route is not None else ""
         self.responses[route, status] += 1
         if request is None:
@@ -251,8 +251,9 @@ class App:
         return [model for model in self.pool.models if allowed is None or not allowed.isdisjoint(model.spec.names)]
 
     def find_model(self, request: APIRequest, name: str | None, param: str | None) -> Served:
-        """The model of that name, of MODEL:ADAPTER with request.adapter set; for None, and with any_model_name for a name that no model has, the first one that the key may use. Raises APIError, of which a key that is bound
-        to some models does not learn whether there are others."""
+        """The model of that name, of MODEL:ADAPTER with request.adapter set; for None, and with any_model_name for a
+        name that no model has, the first one that the key may use. Raises APIError, of which a key that is bound to
+        some models does not learn whether there are others."""
         given = name
         if name is not None and name not in self.pool.by_name:
             base, _, adapter = name.rpartition(":")
@@ -278,7 +279,8 @@ class App:
         return model
 
     def request_options(self, request: APIRequest, options: RequestOptions) -> RequestOptions:
-        """`options` with what the server knows of who asks. The client's cache_salt becomes a secret one of the tenant's."""
+        """`options` with what the server knows of who asks. The client's cache_salt becomes a secret one of the
+        tenant's."""
         return msgspec.structs.replace(
             options,
             tenant=request.account,

@@ -1,5 +1,5 @@
-"""API keys: who may use the API, and as which tenant; how many wrong ones an address may try; which Host names are ours; what
-keeps tenants' caches apart."""
+"""API keys: who may use the API, and as which tenant; how many wrong ones an address may try; which Host names are
+ours; what keeps tenants' caches apart."""
 
 import hashlib
 import hmac
@@ -30,8 +30,9 @@ def digest_of(secret: bytes, key: str) -> bytes:
 
 
 class KeyCheck:
-    """Looks bearer keys up by their HMAC-SHA-256 with a secret: how long that takes says nothing of the keys, since nobody else
-    knows where theirs lies, and 4,096 keys take no longer than one. The keys themselves are not kept. No keys: none is needed.
+    """Looks bearer keys up by their HMAC-SHA-256 with a secret: how long that takes says nothing of the keys, since
+    nobody else knows where theirs lies, and 4,096 keys take no longer than one. The keys themselves are not kept. No
+    keys: none is needed.
 
     Args:
         clock: seconds since 1970.
@@ -60,8 +61,8 @@ class KeyCheck:
         return caller if scheme.lower() == "bearer" and self._clock() < expires else None
 
     def check(self, authorization: str | None) -> Caller:
-        """Whose key it is; where none is needed, the owner's of the server. Raises APIError 401; text and time are the same
-        whatever is wrong."""
+        """Whose key it is; where none is needed, the owner's of the server. Raises APIError 401; text and time are the
+        same whatever is wrong."""
         if not self.is_needed:
             return Caller()
         caller = self.find(authorization)
@@ -75,9 +76,9 @@ def invalid_key() -> APIError:
 
 
 class WrongKeys:
-    """How many wrong keys came from an address lately; of IPv6 the /64, which one client has to itself. It keeps nobody out who
-    has a key: keys cannot be guessed, and others may sit behind the same address. At most `most` addresses are remembered;
-    those that come while that many have not been quiet for a minute share one allowance.
+    """How many wrong keys came from an address lately; of IPv6 the /64, which one client has to itself. It keeps nobody
+    out who has a key: keys cannot be guessed, and others may sit behind the same address. At most `most` addresses are
+    remembered; those that come while that many have not been quiet for a minute share one allowance.
 
     clock: monotonic seconds."""
 
@@ -114,8 +115,8 @@ class WrongKeys:
 
 
 def network(address: str) -> bytes:
-    """Who is behind an address of a socket: the four bytes of IPv4, also as IPv6 writes it, or the first eight of IPv6; b"" for
-    what is none."""
+    """Who is behind an address of a socket: the four bytes of IPv4, also as IPv6 writes it, or the first eight of IPv6;
+    b"" for what is none."""
     try:
         if ":" not in address:
             return socket.inet_pton(socket.AF_INET, address)

@@ -1,4 +1,5 @@
-"""The header Idempotency-Key: the answer of a request is given again, and is not made again, to one with the same key and body.
+"""The header Idempotency-Key: the answer of a request is given again, and is not made again, to one with the same key
+and body.
 
 As draft-ietf-httpapi-idempotency-key-header has it: 409 while the first runs, 422 for another body."""
 
@@ -25,7 +26,8 @@ def refused(reason: str) -> APIError:
 async def once(
     app: Any, request: APIRequest, handler: Callable[[Any, APIRequest], Awaitable[Response | None]]
 ) -> Response | None:
-    """The kept answer, or the handler's, which is on the disk before it is given. What fails is not kept. Raises APIError."""
+    """The kept answer, or the handler's, which is on the disk before it is given. What fails is not kept. Raises
+    APIError."""
     key = request.headers["idempotency-key"]
     if not (0 < len(key) <= MOST_CHARACTERS and key.isascii() and key.isprintable()):
         message = f"{HEADER} must be 1 to {MOST_CHARACTERS} printable ASCII characters."

@@ -1,5 +1,5 @@
-"""Keys that change while the server runs: the key file and the database are read again when they have changed, and requests whose
-key has ended end."""
+"""Keys that change while the server runs: the key file and the database are read again when they have changed, and
+requests whose key has ended end."""
 
 import asyncio
 import logging
@@ -24,8 +24,8 @@ PERIOD_S = 1.0  # a key that was revoked or has expired is used for no longer
 
 
 class KeyWatch:
-    """Looks once a second. A file that is not right, and a database that cannot be read, change nothing and are named in the log,
-    once.
+    """Looks once a second. A file that is not right, and a database that cannot be read, change nothing and are named
+    in the log, once.
 
     Args:
         path: of the key file; None: only ends of keys are looked for.

@@ -35,8 +35,8 @@ class Quota(NamedTuple):
 
 
 class Access(NamedTuple):
-    """What a key may do. admin: see the whole server (GET /metrics). models, routes: names and paths that it may use; None:
-    all of them."""
+    """What a key may do. admin: see the whole server (GET /metrics). models, routes: names and paths that it may use;
+    None: all of them."""
 
     admin: bool = False
     models: frozenset[str] | None = None
@@ -47,8 +47,8 @@ OWNER = Access(admin=True)
 
 
 class Caller(NamedTuple):
-    """Whose key a request brought. tenant: who owns what it leaves, such as cached prompts. account: who is limited and counted.
-    id: of the database's key; 0: it is none of them."""
+    """Whose key a request brought. tenant: who owns what it leaves, such as cached prompts. account: who is limited and
+    counted. id: of the database's key; 0: it is none of them."""
 
     tenant: str = ""
     access: Access = OWNER
@@ -57,9 +57,9 @@ class Caller(NamedTuple):
 
 
 class Key(NamedTuple):
-    """key: what the client sends. weight: of the account's share, above 0; None: 1, or what --tenant-weight says. expires:
-    seconds since 1970 from which on the key is not valid; None: never. name, id, digest: of a key of the database, which is an
-    account of its own; its text is not known."""
+    """key: what the client sends. weight: of the account's share, above 0; None: 1, or what --tenant-weight says.
+    expires: seconds since 1970 from which on the key is not valid; None: never. name, id, digest: of a key of the
+    database, which is an account of its own; its text is not known."""
 
     tenant: str
     key: str
@@ -91,9 +91,9 @@ def single(key: str) -> tuple[Key, ...]:
 
 
 def read_file(path: str) -> tuple[Key, ...]:
-    """The keys of a file: `NAME KEY [WEIGHT] [WORD…]` a line, where words are those of FORMAT, or a KEY alone; # begins a
-    comment line. A tenant may have several keys (to change one without a gap, or for different ends), all with the same
-    weight and quota. Raises ConfigError, which names the line and never shows a key."""
+    """The keys of a file: `NAME KEY [WEIGHT] [WORD…]` a line, where words are those of FORMAT, or a KEY alone; # begins
+    a comment line. A tenant may have several keys (to change one without a gap, or for different ends), all with the
+    same weight and quota. Raises ConfigError, which names the line and never shows a key."""
     try:
         with open(path, encoding="utf-8") as file:
             _check_mode(path, os.fstat(file.fileno()))
@@ -125,9 +125,9 @@ def read_file(path: str) -> tuple[Key, ...]:
 
 
 def _check_mode(path: str, state: os.stat_result) -> None:
-    """Refuses a file that other users can read, as sshd and PostgreSQL do; symlinks were followed. Like PostgreSQL: what root
-    owns, and a server that is not root reads, may be readable by a group. So Kubernetes mounts a secret of mode 0400 for a
-    pod's fsGroup. A pipe is nobody else's."""
+    """Refuses a file that other users can read, as sshd and PostgreSQL do; symlinks were followed. Like PostgreSQL:
+    what root owns, and a server that is not root reads, may be readable by a group. So Kubernetes mounts a secret of
+    mode 0400 for a pod's fsGroup. A pipe is nobody else's."""
     of_group = stat.S_IRGRP if state.st_uid == 0 != os.geteuid() else 0
     if stat.S_ISREG(state.st_mode) and state.st_mode & 0o077 & ~of_group:
         raise ConfigError(

@@ -17,8 +17,9 @@ MAX_PULLS, MAX_KEPT = 4, 32  # that go on at once; that are remembered
 
 
 class Pull:
-    """A model on its way into the store. label: of what is done now, done and total: of that, in bytes; both have one writer, the
-    pull's thread. notice: what it said last. error: why it failed. task: ends with the pull, and never fails. name: as it was asked for."""
+    """A model on its way into the store. label: of what is done now, done and total: of that, in bytes; both have one
+    writer, the pull's thread. notice: what it said last. error: why it failed. task: ends with the pull, and never
+    fails. name: as it was asked for."""
 
     def __init__(self, name: str):
         self.name, self.label, self.done, self.total, self.notice = name, "", 0, 0, ""
@@ -49,8 +50,9 @@ class Pull:
 
 
 class Library:
-    """arguments_of: of the engine that serves the model at a path; None: models cannot be added. fetch: zse.formats.hub.pull with this
-    server's device; None: models cannot be pulled. What touches the disk is called in a thread."""
+    """arguments_of: of the engine that serves the model at a path; None: models cannot be added. fetch:
+    zse.formats.hub.pull with this server's device; None: models cannot be pulled. What touches the disk is called in a
+    thread."""
 
     def __init__(
         self, arguments_of: Callable[[str], list[str]] | None = None, fetch: Callable[..., object] | None = None
@@ -59,8 +61,8 @@ class Library:
         self.pulls: dict[str, Pull] = {}
 
     def spec(self, name: str, called: str | None = None) -> ModelSpec:
-        """The stored model as it is to be served. No path is taken: what an administrator may serve over HTTP is in the store.
-        called: by requests, instead of its own name. Raises APIError."""
+        """The stored model as it is to be served. No path is taken: what an administrator may serve over HTTP is in the
+        store. called: by requests, instead of its own name. Raises APIError."""
         try:
             found = store.describe(name)
         except ZSEError as error:
@@ -77,8 +79,8 @@ class Library:
         return f"The model '{shown(name)}' is not in the store, which has: {names}."
 
     def pull(self, name: str, force: bool = False) -> Pull:
-        """Begin to pull a model, or the pull of it that goes on; it ends though nobody waits for it. Exactly what `zse pull` does: the
-        store's lock, one rename at the end. Raises APIError overloaded. Called on the event loop."""
+        """Begin to pull a model, or the pull of it that goes on; it ends though nobody waits for it. Exactly what `zse
+        pull` does: the store's lock, one rename at the end. Raises APIError overloaded. Called on the event loop."""
         found = self.pulls.get(name)
         if found is not None and found.state == "pulling":
             return found
@@ -89,7 +91,8 @@ class Library:
         pull = self.pulls[name] = Pull(name)
         loop = asyncio.get_running_loop()
         ended = loop.create_future()
-        # A thread of its own: those of requests are few, and a server that ends does not wait for it; the next pull goes on there.
+        # A thread of its own: those of requests are few, and a server that ends does not wait for it; the next pull
+        # goes on there.
         threading.Thread(target=self._run, args=(pull, force, loop, ended), daemon=True, name="zse-pull").start()
         pull.task = loop.create_task(_ended(ended))
         return pull

@@ -81,8 +81,8 @@ def echoed_logprobs(
 
 
 def prompt_logprobs(prompt: list[int], measured: Measured, token_bytes) -> list[msgspec.Raw | None]:
-    """For each token None (the first), or JSON of token id → its log-probability, rank and text: the prompt's token and the
-    alternatives that were asked for. rank is null for a token beyond the alternatives."""
+    """For each token None (the first), or JSON of token id → its log-probability, rank and text: the prompt's token and
+    the alternatives that were asked for. rank is null for a token beyond the alternatives."""
     found: list[msgspec.Raw | None] = []
     for token, entry in zip(prompt, measured.scores(), strict=True):
         if entry is None:

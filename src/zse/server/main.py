@@ -243,7 +243,8 @@ class _Serving:
             self._watching = asyncio.get_running_loop().create_task(self._key_watch.run())
 
     def _reload(self) -> None:
-        """SIGHUP: read the configuration and the key file again; what is wrong in the one leaves it and the other as they were."""
+        """SIGHUP: read the configuration and the key file again; what is wrong in the one leaves it and the other as
+        they were."""
         before = self._options
         if before.reload is not None:
             try:

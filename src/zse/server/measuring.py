@@ -31,9 +31,9 @@ class Results(msgspec.Struct):
 
 
 async def measure(app, request: APIRequest, read: Callable, prepare: Callable, check: Callable | None = None):
-    """(what read() made of the body, Results). prepare: (asked, model, the engine's Ready) → Measurements one by one, in a thread: a
-    query of 10 KB with a thousand documents is a short body, and 10 MB to tokenize. check: (asked, Ready), before anything runs.
-    Raises RequestError."""
+    """(what read() made of the body, Results). prepare: (asked, model, the engine's Ready) → Measurements one by one,
+    in a thread: a query of 10 KB with a thousand documents is a short body, and 10 MB to tokenize. check: (asked,
+    Ready), before anything runs. Raises RequestError."""
     with RequestRun(app, request) as work:
         asked = await maybe_in_thread(work.is_long, lambda: read(request.json()))
         work.start(asked.model)

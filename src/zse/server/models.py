@@ -15,8 +15,8 @@ RANK_POOLING = 4  # `pooling_type` of GGUF metadata: of rerankers
 
 
 def trained_for(path: str, metadata: dict) -> str | None:
-    """The method of a reranker among language models: its files are named as its authors named them, or its GGUF metadata say what it
-    is for. A cross-encoder tells by its classifier."""
+    """The method of a reranker among language models: its files are named as its authors named them, or its GGUF
+    metadata say what it is for. A cross-encoder tells by its classifier."""
     if metadata.get("general.architecture") == "qwen3" and metadata.get("qwen3.pooling_type") == RANK_POOLING:
         return QWEN3_RERANKER
     names = os.path.basename(os.path.normpath(path)), str(metadata.get("general.name", "")).replace(" ", "-")
@@ -26,8 +26,8 @@ def trained_for(path: str, metadata: dict) -> str | None:
 class ServedModel:
     """Tokenizer and chat template (or None) of one model; constant, used from several threads. sampling: the values of
     sampling fields that its authors recommend. prompts: that an embedding model is asked with, by name. method: of
-    relevance.METHODS that it was trained for, where its files tell; None: they do not. refused: why its chat template is not used, "":
-    it is, or there is none."""
+    relevance.METHODS that it was trained for, where its files tell; None: they do not. refused: why its chat template
+    is not used, "": it is, or there is none."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class ServedModel:
         return self._tokenizer.encode(text, special=control, add_bos=False)
 
     def encode_pair(self, one: str, other: str, most: int | None = None) -> tuple[list[int], int]:
-        """(token ids, where the second text begins) of a pair as a cross-encoder reads it. most: tokens; the second text is cut to
-        fit, the first one where that is not enough."""
+        """(token ids, where the second text begins) of a pair as a cross-encoder reads it. most: tokens; the second
+        text is cut to fit, the first one where that is not enough."""
         tokenizer = self._tokenizer
         first, second = (tokenizer.encode(text, add_bos=False) for text in (one, other))
         if most is not None:
@@ -96,14 +96,15 @@ class ServedModel:
         return self._tokenizer.decode(ids)
 
     def detokenizer(self, stop: tuple[str, ...], keep: tuple[str, ...] = (), skip_special: bool = True):
-        """An incremental detokenizer: push(token) → text, finish() → text, stopped. keep: control tokens to show; all, unless
-        skip_special."""
+        """An incremental detokenizer: push(token) → text, finish() → text, stopped. keep: control tokens to show; all,
+        unless skip_special."""
         return self._detokenizer(self._tokenizer, stop=stop, keep=keep, skip_special=skip_special)
 
 
 def load(path: str, name: str, generation_config: str = "auto") -> ServedModel:
-    """Read tokenizer, template and, unless generation_config is "none", the recommended sampling of a model file or folder;
-    `name` for messages. A chat template that is refused leaves completions. Raises FormatError or UnsupportedError."""
+    """Read tokenizer, template and, unless generation_config is "none", the recommended sampling of a model file or
+    folder; `name` for messages. A chat template that is refused leaves completions. Raises FormatError or
+    UnsupportedError."""
     template, refused = None, ""
     with opening.open_model(path) as file:
         tokenizer = tokenizer_load.load_tokenizer(file)

@@ -1,5 +1,5 @@
-"""The models of a server: added and removed while it serves, loaded when a request names one or an administrator wants it, evicted
-when they idle or another needs their memory.
+"""The models of a server: added and removed while it serves, loaded when a request names one or an administrator wants
+it, evicted when they idle or another needs their memory.
 
 One engine process for each loaded model, and parked ones beside them (a process that has its device open and its
 kernels loaded, but no model), so that a load is a transfer of weights and not a start. State of the models and of the
@@ -151,7 +151,8 @@ class ModelPool:
             model.changing = asyncio.get_running_loop().create_task(self._load(model))
 
     def _allow_retry(self, model: Served) -> None:
-        """A new request may load what failed to load RETRY_S ago; at once where only memory that others used was missing."""
+        """A new request may load what failed to load RETRY_S ago; at once where only memory that others used was
+        missing."""
         wait_s = 0.0 if model.failure is not None and model.failure.code == "overloaded" else RETRY_S
         if model.failure is not None and model.changing is None and time.monotonic() - model.failed_at >= wait_s:
             model.failure = None
@@ -161,7 +162,8 @@ class ModelPool:
     # -- models that come and go
 
     def add(self, spec: ModelSpec) -> Served:
-        """Serve one more model, which its first request loads; one that is served already stays as it is. Raises APIError."""
+        """Serve one more model, which its first request loads; one that is served already stays as it is. Raises
+        APIError."""
         if self.draining:
             raise shutting_down_error()
         for name in spec.names:
@@ -175,7 +177,8 @@ class ModelPool:
         return model
 
     def remove(self, model: Served) -> None:
-        """From now on no request finds it. Those that have begun end as they would; then its engine ends. Raises APIError."""
+        """From now on no request finds it. Those that have begun end as they would; then its engine ends. Raises
+        APIError."""
         _check_started(model)
         self.models.remove(model)
         self.by_name = {name: other for name, other in self.by_name.items() if other is not model}
@@ -183,8 +186,8 @@ class ModelPool:
         self.keep(model, 0.0)
 
     async def unload(self, model: Served, force: bool = False) -> None:
-        """End its engine; the next request loads it again. force: requests that use it end with an error, otherwise they are in
-        the way. Raises APIError."""
+        """End its engine; the next request loads it again. force: requests that use it end with an error, otherwise
+        they are in the way. Raises APIError."""
         _check_started(model)
         if model.users and not force:
             message = f"{model.users} requests use the model; send 'force': true to end them."
@@ -197,8 +200,8 @@ class ModelPool:
             await asyncio.shield(model.changing)
 
     def keep(self, model: Served, seconds: float) -> None:
-        """Until it is unloaded it stays loaded for so long without requests, whatever idle_s says; math.inf: for ever, unless
-        another model needs its memory."""
+        """Until it is unloaded it stays loaded for so long without requests, whatever idle_s says; math.inf: for ever,
+        unless another model needs its memory."""
         model.keep_s = seconds
         self._look_after()
 
@@ -256,8 +259,8 @@ class ModelPool:
                 model.changing = None
 
     def _make_room(self, model: Served) -> None:
-        """Begin to evict until one more model may be loaded. The load does not wait: if memory is short before the others
-        are gone, it is tried again then."""
+        """Begin to evict until one more model may be loaded. The load does not wait: if memory is short before the
+        others are gone, it is tried again then."""
         while self._max_loaded is not None:
             loaded = [
                 other
@@ -316,7 +319,8 @@ class ModelPool:
     # -- in the background
 
     def start(self) -> None:
-        """From now on keep parked engines and evict idle models. Call it once the first models are loaded or loading."""
+        """From now on keep parked engines and evict idle models. Call it once the first models are loaded or
+        loading."""
         if self._num_spares or self.idle_s is not None:
             self._look_after()
 

@@ -1,7 +1,9 @@
-"""Where the servers of this user are: ZSE_HOME/servers/ has a file for each one that runs, which `zse ps`, `load` and `unload` read.
+"""Where the servers of this user are: ZSE_HOME/servers/ has a file for each one that runs, which `zse ps`, `load` and
+`unload` read.
 
-A server holds the lock of its file (flock) until it ends, however it ends; a file without a holder is stale and removed by whoever
-sees it. A number of a process would say less: another one may have it by now, or it is of another container."""
+A server holds the lock of its file (flock) until it ends, however it ends; a file without a holder is stale and removed
+by whoever sees it. A number of a process would say less: another one may have it by now, or it is of another
+container."""
 
 import fcntl
 import os
@@ -37,7 +39,8 @@ class Announcement:
 
 
 def running() -> list[dict]:
-    """url, pid and version of each server of this user that runs, by address. Files of those that were killed are removed."""
+    """url, pid and version of each server of this user that runs, by address. Files of those that were killed are
+    removed."""
     found = []
     with suppress(FileNotFoundError):
         for name in os.listdir(_folder()):

@@ -11,9 +11,8 @@ yes_no      The model is asked whether the document answers the query; p(yes) / 
             monoT5 (Nogueira et al. 2020) and Qwen3-Reranker (Zhang et al. 2025) do. Needs a model that can judge.
 embedding   Cosine of the two hidden states (the last token's, or their mean).
 
-On ten questions with one right answer in ten, SmolLM2-135M and Gemma 3 270M put it first for likelihood 10 and 10 times,
-embedding (last) 9 and 10, (mean) 7 and 7, yes_no 1 and 2.
-"""
+On ten questions with one right answer in ten, SmolLM2-135M and Gemma 3 270M put it first for likelihood 10 and 10
+times, embedding (last) 9 and 10, (mean) 7 and 7, yes_no 1 and 2."""
 
 import math
 import struct
@@ -52,8 +51,8 @@ class Measurement(msgspec.Struct, frozen=True):
 
 
 class Judge:
-    """Makes the sequences of pairs, and scores of their results. task: the question that yes_no asks, the instruction of
-    qwen3_reranker; None: as usual. most: tokens that a pair is cut to, None: it is not cut."""
+    """Makes the sequences of pairs, and scores of their results. task: the question that yes_no asks, the instruction
+    of qwen3_reranker; None: as usual. most: tokens that a pair is cut to, None: it is not cut."""
 
     def __init__(self, model, method: str, task: str | None, most: int | None = None):
         self._model, self._method, self._task, self._most = model, method, task, most

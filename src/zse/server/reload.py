@@ -11,7 +11,8 @@ from zse.server.pool import ModelPool
 
 
 def take(options: Any, changed: Collection[str], app: App, pool: ModelPool, server: Server) -> None:
-    """Make `options` (ServeOptions) true of what comes from now on: requests, connections, loads. changed: names of its fields.; keys are KeyWatch's.
+    """Make `options` (ServeOptions) true of what comes from now on: requests, connections, loads. changed: names of its
+    fields.; keys are KeyWatch's.
 
     Answers that run keep what they began with."""
     app.any_model_name = options.any_model_name

@@ -28,7 +28,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
 
 class ReadBytes:
-    """How far a load is, by the bytes that its engine's process has read since (Linux tells; files are read, never mapped)."""
+    """How far a load is, by the bytes that its engine's process has read since (Linux tells; files are read, never
+    mapped)."""
 
     def __init__(self, process: EngineProcess, path: str):
         self._place, self._total = f"/proc/{process.pid}/io", _model_bytes(path)
@@ -66,10 +67,11 @@ def _model_bytes(path: str) -> int:
 
 
 class Served:
-    """One model. engine: the client of its engine process, also while it is not loaded. text: tokenizer and template, once
-    somebody needed them. users: requests that hold it. changing: the load or eviction that is under way. keep_s: without
-    requests it stays loaded for so long, math.inf: for ever; None: as long as the pool says. problem: why its last load failed,
-    for an administrator. reading: of a load on demand that goes on. num_ends: times that it was unloaded with its requests."""
+    """One model. engine: the client of its engine process, also while it is not loaded. text: tokenizer and template,
+    once somebody needed them. users: requests that hold it. changing: the load or eviction that is under way. keep_s:
+    without requests it stays loaded for so long, math.inf: for ever; None: as long as the pool says. problem: why its
+    last load failed, for an administrator. reading: of a load on demand that goes on. num_ends: times that it was
+    unloaded with its requests."""
 
     def __init__(self, spec: ModelSpec, engine: EngineClient):
         self.spec, self.engine = spec, engine

@@ -1,8 +1,10 @@
-"""Traces over OTLP (OpenTelemetry), by the extra `otel`: a span for each request, its parent the caller's (W3C traceparent), with spans of what
-it went through. They are made when a request has ended, by a thread; the event loop puts one object into a queue.
+"""Traces over OTLP (OpenTelemetry), by the extra `otel`: a span for each request, its parent the caller's (W3C
+traceparent), with spans of what it went through. They are made when a request has ended, by a thread; the event loop
+puts one object into a queue.
 
-Nothing that was said is in a span: names, numbers, the model, the request's id. Attributes are named as OpenTelemetry's conventions
-for HTTP and generative AI name them. OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER, OTEL_EXPORTER_OTLP_HEADERS and so on are heeded."""
+Nothing that was said is in a span: names, numbers, the model, the request's id. Attributes are named as OpenTelemetry's
+conventions for HTTP and generative AI name them. OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER, OTEL_EXPORTER_OTLP_HEADERS and
+so on are heeded."""
 
 import logging
 import os
@@ -27,7 +29,8 @@ _OPERATIONS = {"/v1/completions": "text_completion", "/api/generate": "text_comp
 
 
 def checked(endpoint: str) -> str:
-    """The address that spans are sent to: with OTLP's path where it has none. Raises ConfigError, also without the extra."""
+    """The address that spans are sent to: with OTLP's path where it has none. Raises ConfigError, also without the
+    extra."""
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(

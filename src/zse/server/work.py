@@ -1,5 +1,6 @@
-"""A request on its model, from its admission to its end: what it holds is given back in one place, whatever happens; the
-threads where its long work runs, in which tenants take turns; and what requests took and gave, by model and by tenant: counts and histograms for /metrics, kept on the server's event loop."""
+"""A request on its model, from its admission to its end: what it holds is given back in one place, whatever happens;
+the threads where its long work runs, in which tenants take turns; and what requests took and gave, by model and by
+tenant: counts and histograms for /metrics, kept on the server's event loop."""
 
 import asyncio
 import os
@@ -38,9 +39,11 @@ Result = TypeVar("Result")
 
 
 class FairThreads:
-    """Once two tenants have come, each has half of the threads at most, and whose turn was last waits behind the others.
+    """Once two tenants have come, each has half of the threads at most, and whose turn was last waits behind the
+    others.
 
-    A tenant with fifty prompts of megabytes would otherwise hold every thread, and every other tenant's chat, for seconds."""
+    A tenant with fifty prompts of megabytes would otherwise hold every thread, and every other tenant's chat, for
+    seconds."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()
@@ -99,14 +102,16 @@ async def maybe_in_thread(long: bool, work: Callable[[], Result]) -> Result:
 
 
 class RequestRun(AbstractContextManager):
-    """What a request holds of the queue, its tenant's quota, its model and the engine. Leaving it gives all back and counts the
-    request in its model's Statistics and its tenant's Usage; the tokens of the quota when the engine has said what it computed.
-    Raises APIError shutting_down.
+    """What a request holds of the queue, its tenant's quota, its model and the engine. Leaving it gives all back and
+    counts the request in its model's Statistics and its tenant's Usage; the tokens of the quota when the engine has
+    said what it computed. Raises APIError shutting_down.
 
-    is_long: the body is parsed and its texts are tokenized in a thread. choices: held of the queue, answers; queued: prompt
-    tokens that wait. estimated: prompt tokens, by which the quota was asked. channel: the only way to the engine. prompt_tokens, cached: of the prompts. outcomes: choices by how they
-    ended. submitted: when its first part went to the engine; first, last: when tokens came, 0.0 before; queued_s: of that, what the
-    first choice waited in the engine's queue; prefill_s: from there to its token, what lies between the processes included. Monotonic seconds."""
+    is_long: the body is parsed and its texts are tokenized in a thread. choices: held of the queue, answers; queued:
+    prompt tokens that wait. estimated: prompt tokens, by which the quota was asked. channel: the only way to the
+    engine. prompt_tokens, cached: of the prompts. outcomes: choices by how they ended. submitted: when its first part
+    went to the engine; first, last: when tokens came, 0.0 before; queued_s: of that, what the first choice waited in
+    the engine's queue; prefill_s: from there to its token, what lies between the processes included. Monotonic
+    seconds."""
 
     def __init__(self, app, request: APIRequest):
         if app.draining:
@@ -127,8 +132,8 @@ class RequestRun(AbstractContextManager):
     def start(
         self, model: str | None, choices: int = 1, answer_tokens: int = 0, prompt_tokens: int | None = None
     ) -> None:
-        """Room in the queue for so many answers to a prompt, and the most tokens that they can take all together of the quota;
-        then the model. Raises APIError and holds nothing then.
+        """Room in the queue for so many answers to a prompt, and the most tokens that they can take all together of the
+        quota; then the model. Raises APIError and holds nothing then.
 
         Args:
             model: the name that the request gives, or None.
@@ -159,13 +164,14 @@ class RequestRun(AbstractContextManager):
         self.app.pool.enter(served)  # the engine loads while the prompt becomes tokens
 
     def keep(self, seconds: float | None) -> None:
-        """For how long the model stays loaded behind the request. One tenant could keep others' models away: an admin's key says so."""
+        """For how long the model stays loaded behind the request. One tenant could keep others' models away: an admin's
+        key says so."""
         if seconds is not None and self.request.access.admin:
             self.app.pool.keep(self.served, seconds)
 
     def reserve(self, prompt_tokens: int) -> None:
-        """The true number, once it is known, where it is more than the estimate by which the quota was asked: a query that stands
-        with each of a thousand documents is a thousand times as much. Raises APIError."""
+        """The true number, once it is known, where it is more than the estimate by which the quota was asked: a query
+        that stands with each of a thousand documents is a thousand times as much. Raises APIError."""
         bucket = self._tenant.buckets.get("tokens")
         if prompt_tokens <= self.estimated or bucket is None:
             return
@@ -244,7 +250,8 @@ class RequestRun(AbstractContextManager):
         self.app.pool.leave(self.served)
 
     def _settle(self, computed: int) -> None:
-        """The one place where a request is charged: with the tokens that the engine computed for it, however it ended."""
+        """The one place where a request is charged: with the tokens that the engine computed for it, however it
+        ended."""
         if self.request.account:
             self.app.tenants[self.request.account].computed_tokens += computed
         if self.app.usage is not None:
@@ -294,7 +301,8 @@ OTHERS = "(others)"  # no key file can name a tenant so
 
 
 class Usage(msgspec.Struct):
-    """Of one tenant. refused: by the full queue (503); limited: by its quota (429). computed_tokens: what was charged."""
+    """Of one tenant. refused: by the full queue (503); limited: by its quota (429). computed_tokens: what was
+    charged."""
 
     requests: int = 0
     refused: int = 0

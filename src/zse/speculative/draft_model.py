@@ -1,7 +1,7 @@
 """Drafts of a smaller model that runs beside, with pages of its own.
 
-It samples with the parameters, the seed and the positions of the request itself: where both models think alike they draw
-the same token from the same random number, so that sampled requests accept drafts nearly as often as greedy ones.
+It samples with the parameters, the seed and the positions of the request itself: where both models think alike they
+draw the same token from the same random number, so that sampled requests accept drafts nearly as often as greedy ones.
 """
 
 import time
@@ -21,8 +21,8 @@ LAG = 32
 
 
 class _Followed(RequestAcceptance):
-    """What the draft model knows of a request (Request.drafting) in one residency. computed: tokens whose K and V stand in
-    its pages; fed: drafts behind `base` tokens that were computed too, right or not."""
+    """What the draft model knows of a request (Request.drafting) in one residency. computed: tokens whose K and V stand
+    in its pages; fed: drafts behind `base` tokens that were computed too, right or not."""
 
     residency: int = 0
     kind: int = DRAFT_MODEL
@@ -33,8 +33,9 @@ class _Followed(RequestAcceptance):
 
 class DraftModelSpeculator(Speculator):
     """runner: an engine's Runner of the draft model on the same device, with as many rows, num_pages pages of page_size
-    tokens and chunks of max_tokens. max_context, vocab_size: of the draft model. target_vocab: of the model that verifies; the vocabularies
-    are the same but for unused ids at the end. share: of the target's weights that the draft model has, in bytes."""
+    tokens and chunks of max_tokens. max_context, vocab_size: of the draft model. target_vocab: of the model that
+    verifies; the vocabularies are the same but for unused ids at the end. share: of the target's weights that the draft
+    model has, in bytes."""
 
     first_steps = 16.0  # who names a draft model wants it to be tried
 

@@ -1,7 +1,7 @@
 """Prompt lookup: what followed the last tokens where they stood before, in the prompt or the reply.
 
-After Saxena, "Prompt Lookup Decoding" (2023). The longest match wins, the latest among equals. Before it come the tokens that a
-grammar leaves no choice about (names of fields, punctuation): they are drafts that are always accepted.
+After Saxena, "Prompt Lookup Decoding" (2023). The longest match wins, the latest among equals. Before it come the
+tokens that a grammar leaves no choice about (names of fields, punctuation): they are drafts that are always accepted.
 """
 
 from array import array

@@ -1,14 +1,13 @@
 """Who gets drafts, and how many: as many as make the next step give more tokens a second, and none where none do.
 
-A proposer is a feature of the step: it proposes before a batch is scheduled and learns when it is committed. A draft is accepted while it
-equals the token that the sampler draws in its place, with the (seed, position) that this token has anyway, so the
-tokens are those of a run without drafts, greedy or sampled. For a draft that is a point mass this *is* rejection
-sampling (Leviathan et al. 2023; Chen et al. 2023): it is accepted with p(x), and what takes its place is drawn from p
-without x.
+A proposer is a feature of the step: it proposes before a batch is scheduled and learns when it is committed. A draft is
+accepted while it equals the token that the sampler draws in its place, with the (seed, position) that this token has
+anyway, so the tokens are those of a run without drafts, greedy or sampled. For a draft that is a point mass this *is*
+rejection sampling (Leviathan et al. 2023; Chen et al. 2023): it is accepted with p(x), and what takes its place is
+drawn from p without x.
 
-It learns how likely a draft token is accepted, for each kind of draft and from there for each request; and how long a step of
-so many tokens takes, until it was measured from the shape of others.
-"""
+It learns how likely a draft token is accepted, for each kind of draft and from there for each request; and how long a
+step of so many tokens takes, until it was measured from the shape of others."""
 
 from array import array
 from bisect import bisect_left
@@ -28,8 +27,9 @@ from zse.scheduler.scheduler import Scheduler
 # saved may be spent too, up to SAVED_STEPS.
 LOSS_SHARE = 0.01
 SAVED_STEPS = 8.0
-# Drafts must promise this much more tokens a second: the estimates are not exact, and rows that are ahead of others leave
-# smaller batches at the end. Where a step is bound by arithmetic, right drafts promise less (8 rows on a CPU: 1.13).
+# Drafts must promise this much more tokens a second: the estimates are not exact, and rows that are ahead of others
+# leave smaller batches at the end. Where a step is bound by arithmetic, right drafts promise less (8 rows on a CPU:
+# 1.13).
 LEAST_GAIN = 1.2
 # Drafts that are less likely to be accepted are not weighed.
 LEAST_SURVIVAL = 0.1
@@ -50,8 +50,8 @@ REQUEST_MEMORY = 0.9  # of what a request has seen, for each run verified
 IDLE_MEMORY = 0.98  # for each step without drafts: it is tried again later
 # Steps are told apart by their tokens up to these numbers; kernels work in tiles of 4 and 8.
 EDGES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
-# Seconds relative to a step of one token. CPU: SmolLM2-135M Q4_1, 2 threads of a Xeon with AVX-512. GPU: a step is bound
-# by reading the weights up to some 64 tokens.
+# Seconds relative to a step of one token. CPU: SmolLM2-135M Q4_1, 2 threads of a Xeon with AVX-512. GPU: a step is
+# bound by reading the weights up to some 64 tokens.
 SHAPES = {
     "cpu": (1, 1.53, 1.65, 1.77, 1.92, 3, 3.2, 4.5, 5.9, 8.5, 11, 16.5, 22, 33, 44, 66, 88, 132, 176, 352),
     "gpu": (1, 1.1, 1.12, 1.15, 1.18, 1.2, 1.25, 1.3, 1.4, 1.5, 1.7, 2, 2.3, 2.8, 3.3, 4.2, 5.2, 7, 9, 17),
@@ -226,7 +226,8 @@ class Speculator(Feature):
         rows = len(scheduler.running)
         most = min(scheduler.max_drafts, scheduler.budget.max_tokens - rows)
         room = self.room(rows, most) if rows else 0
-        # A step that computes prompts for as long as its replies may wait has no time for drafts: chunks would be smaller.
+        # A step that computes prompts for as long as its replies may wait has no time for drafts: chunks would be
+        # smaller.
         if not room or scheduler.budget.ratio and scheduler.builder.has_prompts():
             return [], []
         found = (self._candidate(request) for request in requests() if request.drafts is not None)

@@ -1,10 +1,9 @@
 """Compiles strangers' grammars where it may fail: each in a fork with a clock and a memory limit.
 
-A schema of 60 bytes ({"type": "integer", "multipleOf": 9999991, …}) keeps llguidance busy for 40 s, and no thread can be
-stopped. The checker is a fork of the grammar process, made while that has one thread and its vocabulary built, so that
-all of them share its pages; it forks once for each grammar, ahead where nothing is checked: a fork of a vocabulary takes
-some milliseconds, compiling a short schema half of one. Who is checked when, turns.py decides.
-"""
+A schema of 60 bytes ({"type": "integer", "multipleOf": 9999991, …}) keeps llguidance busy for 40 s, and no thread can
+be stopped. The checker is a fork of the grammar process, made while that has one thread and its vocabulary built, so
+that all of them share its pages; it forks once for each grammar, ahead where nothing is checked: a fork of a vocabulary
+takes some milliseconds, compiling a short schema half of one. Who is checked when, turns.py decides."""
 
 import contextlib
 import os

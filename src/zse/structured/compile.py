@@ -21,7 +21,8 @@ LIMITS: dict[str, Any] = dict(
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-# Processor time that what a token takes may take; more, and the request ends: all requests of a step wait for its masks.
+# Processor time that what a token takes may take; more, and the request ends: all requests of a step wait for its
+# masks.
 MASK_S = 0.25
 SLOW = f"a mask of the grammar takes longer than {MASK_S} s"
 _COMPLEX = ("too large", "too complex", "too many", "fuel", "limit", "exceeded")
@@ -84,7 +85,8 @@ def quoted(text: str) -> str:
 
 
 class Vocabulary:
-    """A model's tokens as llguidance wants them. vocab_size: lines of its head, which may be more than the tokenizer's."""
+    """A model's tokens as llguidance wants them. vocab_size: lines of its head, which may be more than the
+    tokenizer's."""
 
     def __init__(self, tokenizer, vocab_size: int, eos_ids: frozenset[int]):
         self._tokenizer = tokenizer

@@ -1,8 +1,7 @@
 """Limits of the processes that run strangers' grammars: addresses, processor time, and what they may reach.
 
-Kernel's interfaces: setrlimit(2); seccomp(2), a classic BPF program over the number of each system call. The limits are Linux's;
-elsewhere the processes have only their clock.
-"""
+Kernel's interfaces: setrlimit(2); seccomp(2), a classic BPF program over the number of each system call. The limits are
+Linux's; elsewhere the processes have only their clock."""
 
 import contextlib
 import ctypes
@@ -16,8 +15,8 @@ _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _EPERM, _ENOSYS = 1, 38
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _CLONE_THREAD = 0x10000
-# (the kernel's number of the machine, clone, clone3, calls that are refused): new files, sockets and programs, names of files, other
-# processes' memory, rings that would do all that without a call.
+# (the kernel's number of the machine, clone, clone3, calls that are refused): new files, sockets and programs, names of
+# files, other processes' memory, rings that would do all that without a call.
 _MACHINES = {
     "x86_64": (
         0xC000003E,
@@ -25,7 +24,8 @@ _MACHINES = {
         435,
         # open creat openat openat2 | socket socketpair connect bind accept accept4 | fork vfork execve execveat
         (2, 85, 257, 437, 41, 53, 42, 49, 43, 288, 57, 58, 59, 322)
-        # rename link symlink unlink mkdir rmdir chmod chown truncate, and their …at forms | ptrace process_vm_readv/writev | io_uring
+        # rename link symlink unlink mkdir rmdir chmod chown truncate, and their …at forms | ptrace
+        # process_vm_readv/writev | io_uring
         + (82, 86, 88, 87, 83, 84, 90, 92, 76, 264, 316, 265, 266, 263, 258, 268, 260, 101, 310, 311, 425),
     ),
     "aarch64": (
@@ -38,8 +38,8 @@ _MACHINES = {
 
 
 def limit_memory(more: int) -> None:
-    """From now on this process may have at most `more` bytes of addresses beside those that it has. A core of it would hold
-    users' words."""
+    """From now on this process may have at most `more` bytes of addresses beside those that it has. A core of it would
+    hold users' words."""
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with open("/proc/self/statm", encoding="ascii") as file:
@@ -48,8 +48,8 @@ def limit_memory(more: int) -> None:
 
 
 def limit_processor(seconds: int) -> None:
-    """From now on all threads of this process may compute for so many seconds together, until this is called again; it is
-    killed then (SIGXCPU)."""
+    """From now on all threads of this process may compute for so many seconds together, until this is called again; it
+    is killed then (SIGXCPU)."""
     with contextlib.suppress(OSError, ValueError):
         used = resource.getrusage(resource.RUSAGE_SELF)
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
@@ -57,7 +57,8 @@ def limit_processor(seconds: int) -> None:
 
 
 def close_in(may_start_threads: bool = False) -> None:
-    """From now on this process opens no file and no socket, writes no file, changes no name and starts no program and no process."""
+    """From now on this process opens no file and no socket, writes no file, changes no name and starts no program and
+    no process."""
     limits = {
         "RLIMIT_NOFILE": 3,
         "RLIMIT_FSIZE": 0,
@@ -72,8 +73,8 @@ def close_in(may_start_threads: bool = False) -> None:
 
 
 def _refuse_calls() -> None:
-    """Install the filter of system calls, in all threads from now on. Where a kernel or a container has no seccomp the limits
-    above are all."""
+    """Install the filter of system calls, in all threads from now on. Where a kernel or a container has no seccomp the
+    limits above are all."""
     machine = _MACHINES.get(os.uname().machine)
     if sys.platform != "linux" or machine is None or sys.maxsize < 2**32:
         return

@@ -6,8 +6,8 @@ from zse.structured.compile import Vocabulary, refusal
 from zse.structured.messages import FREE, MASKED
 from zse.structured.options import Thinking
 
-# A mask of so few tokens is looked behind: white space, and quotes, which names of fields follow. A token takes 5 µs, 20 where
-# there is text that must follow, while the model runs. No more than MAX_FORCED_BYTES of that are told.
+# A mask of so few tokens is looked behind: white space, and quotes, which names of fields follow. A token takes 5 µs,
+# 20 where there is text that must follow, while the model runs. No more than MAX_FORCED_BYTES of that are told.
 NARROW, MAX_FORCED_BYTES, LOOK_S = 64, 64, 0.001
 
 
@@ -64,9 +64,9 @@ class Guide:
         drafts: list[int],
         forced: dict[int, list[int]] | None = None,
     ) -> list[int]:
-        """Write the masks of the next token and of those after each draft; FREE or MASKED for each. Lines behind a draft
-        that its mask forbids are FREE: nothing that is sampled there is kept. forced: filled with tokens that the last
-        mask allows → those that must come behind; None: nobody asks."""
+        """Write the masks of the next token and of those after each draft; FREE or MASKED for each. Lines behind a
+        draft that its mask forbids are FREE: nothing that is sampled there is kept. forced: filled with tokens that the
+        last mask allows → those that must come behind; None: nobody asks."""
         kinds = [self.write_mask(buffer, line, nbytes, address)]
         if not drafts and forced is None:
             return kinds

@@ -1,5 +1,5 @@
-"""Between the engine and its grammar process: msgpack, one message a packet of multiprocessing.connection; and words behind the
-masks in the shared memory, in which most steps of one request are answered."""
+"""Between the engine and its grammar process: msgpack, one message a packet of multiprocessing.connection; and words
+behind the masks in the shared memory, in which most steps of one request are answered."""
 
 import platform
 
@@ -7,10 +7,11 @@ import msgspec
 
 from zse.structured.options import Structure
 
-# The last words of the shared memory, 8 bytes each. WHOSE: whose mask is being computed, should the process die of it. ANSWERED: the
-# number of the last MaskStep, from 1 on, that is answered here: its one line is KIND (FREE, MASKED) and took US microseconds. IS_AWAITED:
-# the engine has nothing else to do, and is woken by a message. A step has one answer, here or as a message: a message costs
-# the engine 70 µs behind a forward, which has emptied the caches, a word 2 (benchmarks/LOG.md).
+# The last words of the shared memory, 8 bytes each. WHOSE: whose mask is being computed, should the process die of it.
+# ANSWERED: the number of the last MaskStep, from 1 on, that is answered here: its one line is KIND (FREE, MASKED) and
+# took US microseconds. IS_AWAITED: the engine has nothing else to do, and is woken by a message. A step has one answer,
+# here or as a message: a message costs the engine 70 µs behind a forward, which has emptied the caches, a word 2
+# (benchmarks/LOG.md).
 WHOSE, ANSWERED, KIND, US, IS_AWAITED = range(5)
 WORDS_BYTES = 40
 NOBODY = -1
@@ -38,9 +39,10 @@ class Opened(msgspec.Struct, tag=True, array_like=True):
 
 
 class MaskJob(msgspec.Struct, array_like=True):
-    """tokens: sampled since the last job of the request. line: where its first mask goes; drafts: tokens that may follow,
-    each with a mask in the next line. drawn: tokens that were drawn behind one another without a mask, the first at `line`:
-    they are taken as far as the grammar allows them, and only the first that it does not has a mask, in its line."""
+    """tokens: sampled since the last job of the request. line: where its first mask goes; drafts: tokens that may
+    follow, each with a mask in the next line. drawn: tokens that were drawn behind one another without a mask, the
+    first at `line`: they are taken as far as the grammar allows them, and only the first that it does not has a mask,
+    in its line."""
 
     id: int
     tokens: list[int]
@@ -50,16 +52,17 @@ class MaskJob(msgspec.Struct, array_like=True):
 
 
 class MaskStep(msgspec.Struct, tag=True, array_like=True):
-    """engine → process: masks for a step. Answered by Stepped, or in memory. looks_ahead: whether it tells what is forced."""
+    """engine → process: masks for a step. Answered by Stepped, or in memory. looks_ahead: whether it tells what is
+    forced."""
 
     jobs: list[MaskJob]
     looks_ahead: bool = False
 
 
 class Stepped(msgspec.Struct, tag=True, array_like=True):
-    """process → engine. kinds: FREE or MASKED for each line of each job; of one with drawn tokens FREE for each that was
-    taken, then MASKED if one was refused. failures: id → why its grammar cannot go on. us: microseconds that it took.
-    forced: id → token that its last line with a mask allows → tokens that must come behind it."""
+    """process → engine. kinds: FREE or MASKED for each line of each job; of one with drawn tokens FREE for each that
+    was taken, then MASKED if one was refused. failures: id → why its grammar cannot go on. us: microseconds that it
+    took. forced: id → token that its last line with a mask allows → tokens that must come behind it."""
 
     kinds: list[list[int]]
     failures: dict[int, str]

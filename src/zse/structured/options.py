@@ -23,8 +23,8 @@ WHITESPACE = r"\x20|\x0A[\x20\x09]{0,24}"
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Reasoning that stands before the answer, which the grammar does not see. opening, closing: its marks. is_open: the
-    prompt ends inside it. budget: tokens after which the closing mark is forced; None: none."""
+    """Reasoning that stands before the answer, which the grammar does not see. opening, closing: its marks. is_open:
+    the prompt ends inside it. budget: tokens after which the closing mark is forced; None: none."""
 
     opening: str
     closing: str
@@ -33,9 +33,9 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
 
 
 class Structure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The form of an answer. kind: of KINDS; source: the JSON schema, regular expression, JSON array of choices or grammar
-    (Lark as llguidance reads it, or llama.cpp's GBNF) as text; "" for json_object and text (any text: only `thinking`
-    counts). lenient: keywords of a schema that are not implemented are passed over, not refused."""
+    """The form of an answer. kind: of KINDS; source: the JSON schema, regular expression, JSON array of choices or
+    grammar (Lark as llguidance reads it, or llama.cpp's GBNF) as text; "" for json_object and text (any text: only
+    `thinking` counts). lenient: keywords of a schema that are not implemented are passed over, not refused."""
 
     kind: str
     source: str = ""
@@ -48,8 +48,8 @@ _NAMES = ("json", "regex", "choice", "grammar")
 
 
 def read_structure(fields: Mapping[str, Any], path: str = "structure", thinking: Thinking | None = None) -> Structure:
-    """The Structure of {"json": schema (an object, its text, or true: any object)} or {"regex": …}, {"choice": [texts]},
-    {"grammar": Lark or GBNF}: exactly one of them. Raises RequestError that names the field below `path`."""
+    """The Structure of {"json": schema (an object, its text, or true: any object)} or {"regex": …}, {"choice":
+    [texts]}, {"grammar": Lark or GBNF}: exactly one of them. Raises RequestError that names the field below `path`."""
     unknown = next((name for name in fields if name not in _NAMES), None)
     if unknown is not None:
         shown = unknown if len(unknown) <= 64 and unknown.isprintable() else "(unprintable)"

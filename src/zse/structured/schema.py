@@ -40,8 +40,8 @@ def rewritten(schema: Any, change: Callable[[dict], dict]) -> Any:
 
 
 def expressed(schema: Any) -> Any:
-    """The schema without formats that are notes; dependencies, not, if, names of properties and oneOf in other words, where
-    there are some with the same meaning (negation.py)."""
+    """The schema without formats that are notes; dependencies, not, if, names of properties and oneOf in other words,
+    where there are some with the same meaning (negation.py)."""
     return rewritten(schema, lambda part: _expressed(part, schema))
 
 
@@ -82,7 +82,8 @@ def _expressed(part: dict, root: dict) -> dict:
 
 
 def _check_bounds(part: dict) -> None:
-    """ValueError for bounds of numbers beyond 64 bits: llguidance takes the nearest integer of 64 bits, which is not within them."""
+    """ValueError for bounds of numbers beyond 64 bits: llguidance takes the nearest integer of 64 bits, which is not
+    within them."""
     kinds = texts(part.get("type"))
     if kinds and not kinds & {"integer", "number"}:
         return

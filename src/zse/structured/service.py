@@ -51,8 +51,9 @@ WATCHED = 16  # tokens of a request that say whether its masks are computed ahea
 IDLE_S = 300.0  # without requests the process ends, and gives its memory back
 MOST_LOOKED_AHEAD = 2  # requests in a step: with more, drafts hardly pay on a CPU
 _KEPT = 1024  # latencies of which percentiles are reported
-# What is read at once; multiprocessing.connection's packets, which the process speaks, begin with their length. Its own reading takes
-# two calls of the system and ten of Python: behind a forward, which has emptied the caches, 60 µs of a step.
+# What is read at once; multiprocessing.connection's packets, which the process speaks, begin with their length. Its own
+# reading takes two calls of the system and ten of Python: behind a forward, which has emptied the caches, 60 µs of a
+# step.
 READ_BYTES, LENGTH_BYTES = 1 << 16, 4
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -81,9 +82,9 @@ class Masks(NamedTuple):
 
 
 class _Live:
-    """A request with a grammar. start: length of its prompt; sent: tokens of its sequence that the process knows; settled:
-    whether its grammar is compiled, or refused. refusals: of the last 16 tokens that were drawn without a mask, a bit
-    each."""
+    """A request with a grammar. start: length of its prompt; sent: tokens of its sequence that the process knows;
+    settled: whether its grammar is compiled, or refused. refusals: of the last 16 tokens that were drawn without a
+    mask, a bit each."""
 
     __slots__ = ("refusals", "sent", "settled", "start", "structure", "tenant")
 
@@ -93,9 +94,9 @@ class _Live:
 
 
 class Grammars:
-    """model: path of the model, for its tokenizer. vocab_size: of its head. eos_ids: tokens that end an answer. max_lines:
-    of masks in a step. looks_ahead: whether tokens that the grammar leaves no choice about are asked for, as drafts. command:
-    starts the process (tests)."""
+    """model: path of the model, for its tokenizer. vocab_size: of its head. eos_ids: tokens that end an answer.
+    max_lines: of masks in a step. looks_ahead: whether tokens that the grammar leaves no choice about are asked for, as
+    drafts. command: starts the process (tests)."""
 
     def __init__(
         self,
@@ -159,7 +160,8 @@ class Grammars:
             self._spawn()
 
     def open(self, id: int, structure: Structure, tenant: str = "") -> None:
-        """Begin to compile the grammar of a request; tenants take turns. Raises RequestError when it is refused unread."""
+        """Begin to compile the grammar of a request; tenants take turns. Raises RequestError when it is refused
+        unread."""
         checked(structure)
         if not self._eos_ids:
             raise RequestError(
@@ -262,8 +264,8 @@ class Grammars:
         return live is not None and live.refusals.bit_count() > WATCHED // 2
 
     def counters(self) -> dict[str, float]:
-        """Totals, and percentiles of the last steps: mask_us is what the masks of a step took, mask_wait_us how long the
-        step waited for them."""
+        """Totals, and percentiles of the last steps: mask_us is what the masks of a step took, mask_wait_us how long
+        the step waited for them."""
         out = dict(self.counts)
         for name, values in (("mask_us", self._mask_us), ("mask_wait_us", self._wait_us)):
             if values:
@@ -340,8 +342,8 @@ class Grammars:
             pass  # somebody else reaped it
 
     def _restart(self, why: str) -> None:
-        """Begin anew after a crash: every open request's grammar again, and all its tokens; but not of a request whose mask was
-        being computed for the second time, which would end it again."""
+        """Begin anew after a crash: every open request's grammar again, and all its tokens; but not of a request whose
+        mask was being computed for the second time, which would end it again."""
         self._end()
         suspect, self._suspect = self._suspect, self._words[WHOSE]
         if suspect == self._suspect != NOBODY:

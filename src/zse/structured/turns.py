@@ -1,7 +1,7 @@
 """Whose grammar is compiled next: tenants take turns, so that one tenant's slow grammars hold up nobody else's.
 
-A grammar of 60 bytes can keep a checker busy until its clock stops it (checker.CHECK_S). A tenant has at most OWN_CHECKS of
-the MAX_CHECKS that run at once, so one is free for the others; several such tenants share them in turns.
+A grammar of 60 bytes can keep a checker busy until its clock stops it (checker.CHECK_S). A tenant has at most
+OWN_CHECKS of the MAX_CHECKS that run at once, so one is free for the others; several such tenants share them in turns.
 """
 
 import time

@@ -1,10 +1,10 @@
 """The grammar process: `python -m zse.structured.worker --fd N --memory M --lines L --vocab V --eos 1,2 --model PATH`.
 
 The engine starts it with the first request that has a grammar. It is a process of its own because building llguidance's
-vocabulary holds the interpreter lock for 0.2 s (49k tokens) to 1.7 s (262k), which no step of the engine should wait for,
-because a compilation cannot be stopped from within, and because a crash on a stranger's grammar must not be the engine's.
-Masks go through shared memory M: L lines of V bits, each in whole 4-byte words, and some words (zse.structured.messages).
-"""
+vocabulary holds the interpreter lock for 0.2 s (49k tokens) to 1.7 s (262k), which no step of the engine should wait
+for, because a compilation cannot be stopped from within, and because a crash on a stranger's grammar must not be the
+engine's. Masks go through shared memory M: L lines of V bits, each in whole 4-byte words, and some words
+(zse.structured.messages)."""
 
 import argparse
 import ctypes
@@ -95,8 +95,8 @@ def load_tokenizer(path: str):
 
 
 class _Compilation:
-    """A grammar on its way: the checker first, then a thread of this process. tenant: who asked first. waiting: the requests
-    that want it."""
+    """A grammar on its way: the checker first, then a thread of this process. tenant: who asked first. waiting: the
+    requests that want it."""
 
     def __init__(self, structure: Structure, tenant: str):
         self.structure, self.tenant, self.started = structure, tenant, time.perf_counter()
@@ -145,7 +145,8 @@ class _Server:
                     self._on_compiled(int.from_bytes(self._woken.recv_bytes(), "little"))
 
     def _allow(self) -> None:
-        """Once a second the process may compute on, unless a thread compiles for too long: its next seconds are its last."""
+        """Once a second the process may compute on, unless a thread compiles for too long: its next seconds are its
+        last."""
         now = time.monotonic()
         if now - self._allowed_at < 1.0 or any(now - begun > MAX_COMPILE_S for begun in self._compiling.values()):
             return

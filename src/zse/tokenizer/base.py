@@ -52,8 +52,8 @@ class Tokenizer:
         return [id] if self.adds_eos and id is not None else []
 
     def join_pair(self, one: list[int], other: list[int]) -> tuple[list[int], int]:
-        """(ids, where the second text begins) of a pair as a cross-encoder reads it: BOS one EOS other EOS. Both without BOS
-        and EOS."""
+        """(ids, where the second text begins) of a pair as a cross-encoder reads it: BOS one EOS other EOS. Both
+        without BOS and EOS."""
         begin = [self.bos_id] if self.adds_bos and self.bos_id is not None else []
         end = self._end()
         first = [*begin, *one, *end * self.pair_separators]

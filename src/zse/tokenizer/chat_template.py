@@ -103,8 +103,8 @@ class ChatTemplate:
         )
 
     def encode(self, messages: Sequence[dict], *, continue_final_message: bool = False, **given) -> list[int]:
-        """The prompt as token ids. continue_final_message: it ends with the last message's content, with nothing of the template
-        behind. Arguments and errors else as render()."""
+        """The prompt as token ids. continue_final_message: it ends with the last message's content, with nothing of the
+        template behind. Arguments and errors else as render()."""
         if continue_final_message:
             given["add_generation_prompt"] = False
         text, barriers = self.render(messages, **given)
@@ -159,7 +159,8 @@ class ChatTemplate:
 
     @functools.cached_property
     def _tails(self) -> tuple[set[str], str]:
-        """What may follow the beginning of a control token; all of it as one text, whose parts may go on in another string."""
+        """What may follow the beginning of a control token; all of it as one text, whose parts may go on in another
+        string."""
         tails = {text[at:] for text in self._tokenizer.control_texts() for at in range(1, len(text))}
         return tails, "\0".join(tails)
 

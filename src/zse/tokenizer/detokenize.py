@@ -42,8 +42,8 @@ class IncrementalDetokenizer:
         self.num_tokens = 0
 
     def push(self, id: int) -> str:
-        """The text that this token makes certain; "" once stopped. An id past the vocabulary has no text: embeddings are
-        padded with rows that a model hardly ever samples. IndexError for a negative id."""
+        """The text that this token makes certain; "" once stopped. An id past the vocabulary has no text: embeddings
+        are padded with rows that a model hardly ever samples. IndexError for a negative id."""
         if self.stopped is not None:
             return ""
         self.num_tokens += 1

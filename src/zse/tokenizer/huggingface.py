@@ -1,5 +1,5 @@
-"""tokenizer.json (Hugging Face): byte-level BPE of the known patterns, WordPiece and Unigram go into the C tables, the rest to
-`tokenizers`.
+"""tokenizer.json (Hugging Face): byte-level BPE of the known patterns, WordPiece and Unigram go into the C tables, the
+rest to `tokenizers`.
 
 Reading 150,000 entries takes `tokenizers` 0.6 s and more, which is longer than the rest of a start; the C tables take
 0.1 s, nearly all of it JSON.
@@ -189,7 +189,8 @@ def _strings(items: list[bytes]) -> _Array:
 
 
 def _refuse_repeated(vocabulary: dict, path: str) -> None:
-    """FormatError where two texts have one id: a plain piece could be a control token. What is no number the reader refuses."""
+    """FormatError where two texts have one id: a plain piece could be a control token. What is no number the reader
+    refuses."""
     numbers = [id for id in vocabulary.values() if isinstance(id, int)]
     if len(set(numbers)) == len(numbers):
         return
@@ -238,7 +239,8 @@ def _native(parsed: dict, pre: int, roles: dict, path: str) -> bpe.BPETokenizer:
 
 
 class _Around(NamedTuple):
-    """What a post-processor puts around a text and between two: ids or None; where it says nothing is_given is False."""
+    """What a post-processor puts around a text and between two: ids or None; where it says nothing is_given is
+    False."""
 
     is_given: bool
     before: int | None = None

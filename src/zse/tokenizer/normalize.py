@@ -101,7 +101,8 @@ def _form(text: str, form: Any) -> str:
 
 
 class Charsmap:
-    """SentencePiece's compiled rules: a double array of UTF-8 prefixes → offsets of what replaces them. ValueError: damaged."""
+    """SentencePiece's compiled rules: a double array of UTF-8 prefixes → offsets of what replaces them. ValueError:
+    damaged."""
 
     def __init__(self, data: bytes):
         size = int.from_bytes(data[:4], "little")
@@ -156,7 +157,8 @@ def _offset(unit: int) -> int:
     return unit >> 10 << ((unit & 1 << 9) >> 6)
 
 
-# Grapheme clusters (Unicode Annex 29) of several characters that may fit in five bytes: \r\n, and a base with what extends it.
+# Grapheme clusters (Unicode Annex 29) of several characters that may fit in five bytes: \r\n, and a base with what
+# extends it.
 _CLUSTERS = re.compile("rn|p+[^crn]?e*|[^crn]?e+")
 _PREPENDED = (*range(0x600, 0x606), 0x6DD, 0x70F)
 _EXTENDS = (0x200C, 0x200D, 0xFF9E, 0xFF9F, 0xE33, 0xEB3, *range(0x1F3FB, 0x1F400))
@@ -272,7 +274,8 @@ STEPS: dict[str, Callable[[dict], Step]] = {
 
 
 def steps_of(part: dict | None) -> list[Step]:
-    """The functions of a `normalizer` or `pre_tokenizer` of a tokenizer.json. UnknownStep, ValueError, KeyError, TypeError."""
+    """The functions of a `normalizer` or `pre_tokenizer` of a tokenizer.json. UnknownStep, ValueError, KeyError,
+    TypeError."""
     if part is None:
         return []
     kind = part.get("type")

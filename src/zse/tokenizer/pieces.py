@@ -1,8 +1,7 @@
 """WordPiece and Unigram tokenizers: normalized in Python (normalize.py), segmented in C (csrc/pieces.c).
 
-WordPiece: BERT (Devlin et al. 2018). Unigram: SentencePiece (Kudo and Richardson 2018), the vocabularies of XLM-R and T5.
-Control tokens are not in the tables, so that no text of a user becomes one.
-"""
+WordPiece: BERT (Devlin et al. 2018). Unigram: SentencePiece (Kudo and Richardson 2018), the vocabularies of XLM-R and
+T5. Control tokens are not in the tables, so that no text of a user becomes one."""
 
 import base64
 import ctypes
@@ -22,9 +21,9 @@ UNKNOWN, CONTROL = 2, 3  # token types of GGUF
 
 
 class PieceTokenizer(Tokenizer):
-    """tokens: texts by id, None for a hole. model, normalizer, pre_tokenizer: as in a tokenizer.json; scores: of a Unigram.
-    special: ids of control and unknown tokens, with their entries in a tokenizer.json. normalize.UnknownStep: a step that is
-    not known; ValueError, KeyError, TypeError: damaged."""
+    """tokens: texts by id, None for a hole. model, normalizer, pre_tokenizer: as in a tokenizer.json; scores: of a
+    Unigram. special: ids of control and unknown tokens, with their entries in a tokenizer.json. normalize.UnknownStep:
+    a step that is not known; ValueError, KeyError, TypeError: damaged."""
 
     def __init__(
         self,
@@ -151,7 +150,8 @@ def from_json(parsed: dict) -> PieceTokenizer:
 
 
 def from_gguf(fields: dict, path: str = "GGUF") -> PieceTokenizer:
-    """The tokenizer of GGUF metadata whose tokenizer.ggml.model is bert or t5. fields: as of bpe.from_gguf(). FormatError."""
+    """The tokenizer of GGUF metadata whose tokenizer.ggml.model is bert or t5. fields: as of bpe.from_gguf().
+    FormatError."""
     key = "tokenizer.ggml.%s"
     try:
         texts = _strings(fields[key % "tokens"])

@@ -1,13 +1,13 @@
 """An interpreter of the Jinja that common chat templates are written in, for the start path.
 
-With jinja2 the first token of a small model comes 17 to 21 ms later (medians of 40 and 50 pairs of starts; benchmarks/LOG.md,
-2026-11-22). compile_fast() returns None for whatever it does not know (macros, blocks, rarer statements, filters and
-tests, names that look like an attack), and jinja2 does it (template_jinja.py). What it does know it does as jinja2 would: tests
-compare the two. Grammar and white space rules: jinja2's documentation and its lexer, with trim_blocks and lstrip_blocks.
+With jinja2 the first token of a small model comes 17 to 21 ms later (medians of 40 and 50 pairs of starts;
+benchmarks/LOG.md, 2026-11-22). compile_fast() returns None for whatever it does not know (macros, blocks, rarer
+statements, filters and tests, names that look like an attack), and jinja2 does it (template_jinja.py). What it does
+know it does as jinja2 would: tests compare the two. Grammar and white space rules: jinja2's documentation and its
+lexer, with trim_blocks and lstrip_blocks.
 
-A template is written as Python, whose parser gives a syntax tree; none of that is ever executed. The nodes that are known
-become functions of the variables: an expression gives a value, a statement the parts of the text.
-"""
+A template is written as Python, whose parser gives a syntax tree; none of that is ever executed. The nodes that are
+known become functions of the variables: an expression gives a value, a statement the parts of the text."""
 
 import _ast as ast
 import re
@@ -178,7 +178,8 @@ def _operands(tokens: list[Token]) -> str:
 
 
 class FastTemplate:
-    """A template as a tree of functions. literals: every constant text in it. Raises Unknown for a node that is not known."""
+    """A template as a tree of functions. literals: every constant text in it. Raises Unknown for a node that is not
+    known."""
 
     def __init__(self, source: str):
         self.literals: list[str] = []

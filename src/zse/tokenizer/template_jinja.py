@@ -2,10 +2,9 @@
 
 A template comes with a model file, so it is a stranger's program. check() refuses at load whatever no chat template
 needs (an allow-list over the syntax tree: statements, filters, tests, methods, names that may be called); at render
-time values have no attributes beyond short lists, and steps, CPU time and sizes are bounded: instrument() and Environment
-put Budget's questions before every operation. Importing this takes 20 to 26 ms
-of a core, nearly all of it jinja2: it is imported for templates that template_fast.py does not know.
-"""
+time values have no attributes beyond short lists, and steps, CPU time and sizes are bounded: instrument() and
+Environment put Budget's questions before every operation. Importing this takes 20 to 26 ms of a core, nearly all of it
+jinja2: it is imported for templates that template_fast.py does not know."""
 
 import functools
 from collections.abc import Iterator
@@ -305,7 +304,8 @@ def _check_constant(node, refuse) -> None:
 
 
 def instrument(tree: nodes.Template) -> nodes.Template:
-    """Loops, `~`, comparisons, values that are written out and text that becomes a value go through Budget's filters."""
+    """Loops, `~`, comparisons, values that are written out and text that becomes a value go through Budget's
+    filters."""
 
     def rewrite(node, is_buffered: bool):
         is_buffered = is_buffered or isinstance(node, BUFFERED)

@@ -179,7 +179,8 @@ class Budget(threading.local):
         return container
 
     def call(self, function, args, kwargs):
-        """A function or method of FUNCTIONS, METHODS or the filters; those that could make much of little are bounded."""
+        """A function or method of FUNCTIONS, METHODS or the filters; those that could make much of little are
+        bounded."""
         self.spend()
         owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
         if isinstance(owner, str) and name == "replace":
@@ -265,7 +266,8 @@ def _depth(value) -> int:
 
 
 def rendered(parts: Iterable[str], budget: Budget, variables: dict) -> str:
-    """The text that a template makes part by part of `variables`. RequestError (400) when it refuses, fails, or takes too much."""
+    """The text that a template makes part by part of `variables`. RequestError (400) when it refuses, fails, or takes
+    too much."""
     texts, size = [], 0
     budget.start(variables)
     try:

@@ -1,8 +1,8 @@
-"""What the expressions of a chat template compute with where template_fast.py runs it: values, operators, filters, tests.
+"""What the expressions of a chat template compute with where template_fast.py runs it: values, operators, filters,
+tests.
 
-Each does as jinja2's does, or is bounded (template_limits.py). Values have no attributes but the entries of dicts and the methods
-of METHODS, so there is nothing to escape to.
-"""
+Each does as jinja2's does, or is bounded (template_limits.py). Values have no attributes but the entries of dicts and
+the methods of METHODS, so there is nothing to escape to."""
 
 import _ast as ast
 import operator

@@ -11,8 +11,8 @@ from zse.lazy import tokenizers
 from zse.tokenizer.base import Tokenizer, control_pattern, cut_control
 
 DECODERS = ("ByteLevel", "ByteFallback", "Metaspace")
-# Every byte of UTF-8, and characters that few vocabularies have: for an unknown token that is not there the library raises when
-# it needs it.
+# Every byte of UTF-8, and characters that few vocabularies have: for an unknown token that is not there the library
+# raises when it needs it.
 _RARE = "".join(
     map(chr, (*range(0x80), *range(0x80, 0x800, 31), *range(0x800, 0xD800, 1039), *range(0xE000, 0x110000, 4099)))
 )
@@ -109,8 +109,9 @@ class WrappedTokenizer(Tokenizer):
         return ids
 
     def _plain(self, library, text: str) -> list[int]:
-        """A user's text, which gives no control token (an unknown one where a character has none): Unigram takes "</s>" for one
-        piece, and a file may name any as its unknown token. Such a piece is encoded in two parts, a single character is left out."""
+        """A user's text, which gives no control token (an unknown one where a character has none): Unigram takes "</s>"
+        for one piece, and a file may name any as its unknown token. Such a piece is encoded in two parts, a single
+        character is left out."""
         encoded = library.encode(text, add_special_tokens=False)
         ids: list[int] = encoded.ids
         if self._never.isdisjoint(ids):

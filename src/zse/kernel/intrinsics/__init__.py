@@ -1,5 +1,5 @@
-"""Intrinsics as data: name, signature, and how each family of targets spells it, in one table per subject. What each means stands in
-language.py: BUILTINS."""
+"""Intrinsics as data: name, signature, and how each family of targets spells it, in one table per subject. What each
+means stands in language.py: BUILTINS."""
 
 from zse import lazy
 from zse.kernel.intrinsics import arithmetic, block, copies, dot, matrix, packed, shape, threads

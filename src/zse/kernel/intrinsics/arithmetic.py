@@ -1,4 +1,5 @@
-"""Arithmetic beyond the operators. On the CPU a vector operation without an instruction of its own is a helper that walks the lanes."""
+"""Arithmetic beyond the operators. On the CPU a vector operation without an instruction of its own is a helper that
+walks the lanes."""
 
 from zse.kernel import ir
 from zse.kernel.intrinsics.row import Intrinsic, elem_of

@@ -1,4 +1,5 @@
-"""Copies that run beside the threads: cp.async, mbarriers, bulk copies and tensor maps (TMA). PTX ISA, chapters on these."""
+"""Copies that run beside the threads: cp.async, mbarriers, bulk copies and tensor maps (TMA). PTX ISA, chapters on
+these."""
 
 import zse.kernel.ir as ir
 from zse.kernel.intrinsics.row import Effect, Plan, StageError, nothing
@@ -18,7 +19,8 @@ def _shared(t, text: str) -> str:
 
 
 def _on(text: str, kinds: str = ""):
-    """An instruction on its arguments. kinds: a letter for each: s an address in shared memory, m a tensor map, else its register's."""
+    """An instruction on its arguments. kinds: a letter for each: s an address in shared memory, m a tensor map, else
+    its register's."""
 
     def body(t, stmt, outs, args):
         operands = {"s": _shared, "m": lambda t, arg: f'"l"(&{arg})'}

@@ -23,8 +23,9 @@ def _packed(
     feature: str = "",
     last: str = "",
 ):
-    """A body: the x86 instruction (with the operand `last`) where the target has the feature and `registers` (all) of this size, else
-    `loop`, which finds the bytes of each parameter p but acc in bp; %(lanes)d, %(halves)d, %(bytes)d: of the vector."""
+    """A body: the x86 instruction (with the operand `last`) where the target has the feature and `registers` (all) of
+    this size, else `loop`, which finds the bytes of each parameter p but acc in bp; %(lanes)d, %(halves)d, %(bytes)d:
+    of the vector."""
 
     def body(target, result, types, args):
         prefix, ctype = target.register(result), target.c_type(result)

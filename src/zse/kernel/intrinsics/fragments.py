@@ -1,13 +1,15 @@
-"""Which element of a matrix each register of each lane holds: the tables that kernels, the emulator and the probe on hardware read.
+"""Which element of a matrix each register of each lane holds: the tables that kernels, the emulator and the probe on
+hardware read.
 
-An element is (row, column) of A [M, K], B [K, N] or C [M, N]. Sources: PTX ISA ("Matrix fragments for mma", "for wgmma", "ldmatrix"),
-the CDNA3 instruction set ("Dense matrix operations"), and for Apple's 8x8 matrices the layout that MLX documents.
-"""
+An element is (row, column) of A [M, K], B [K, N] or C [M, N]. Sources: PTX ISA ("Matrix fragments for mma", "for
+wgmma", "ldmatrix"), the CDNA3 instruction set ("Dense matrix operations"), and for Apple's 8x8 matrices the layout that
+MLX documents."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# (lane, element of the lane's operand, in order: all of register 0 from its lowest bits, then register 1, ...) → (row, column)
+# (lane, element of the lane's operand, in order: all of register 0 from its lowest bits, then register 1, ...) → (row,
+# column)
 Layout = Callable[[int, int], tuple[int, int]]
 
 
@@ -32,7 +34,8 @@ class Fragment:
 
 @dataclass(frozen=True)
 class Mma:
-    """D [M, N] = A [M, K] B [K, N] + C over `lanes` lanes. dtype: of A and B; the sums are f32, of "u8s8" (A unsigned, B signed) i32."""
+    """D [M, N] = A [M, K] B [K, N] + C over `lanes` lanes. dtype: of A and B; the sums are f32, of "u8s8" (A unsigned,
+    B signed) i32."""
 
     m: int
     n: int
@@ -132,8 +135,9 @@ def ldmatrix(lane: int, register: int, half: int, transposed: bool = False) -> t
 
 
 def swizzled(offset: int, swizzle: int) -> int:
-    """Where the byte at `offset` of a tile whose rows are `swizzle` bytes lies in shared memory (16-byte chunks are permuted by the
-    row within 8 rows of 128 bytes; the tile starts at a multiple of 8 swizzle bytes). TMA writes it so and wgmma reads it so."""
+    """Where the byte at `offset` of a tile whose rows are `swizzle` bytes lies in shared memory (16-byte chunks are
+    permuted by the row within 8 rows of 128 bytes; the tile starts at a multiple of 8 swizzle bytes). TMA writes it so
+    and wgmma reads it so."""
     if not swizzle:
         return offset
     mask = {128: 7, 64: 3, 32: 1}[swizzle]

@@ -185,7 +185,8 @@ def _desc_signature(
 
 
 def descriptor_bits(swizzle: int, stride: int, leading: int) -> int:
-    """The constant part of a shared-memory matrix descriptor (PTX ISA, "Matrix descriptor"): everything but the address."""
+    """The constant part of a shared-memory matrix descriptor (PTX ISA, "Matrix descriptor"): everything but the
+    address."""
     return (leading >> 4 & 0x3FFF) << 16 | (stride >> 4 & 0x3FFF) << 32 | {0: 0, 128: 1, 64: 2, 32: 3}[swizzle] << 62
 
 

@@ -12,8 +12,8 @@ class StageError(Exception):
     """A compile error without its place; the innermost statement or expression of the author adds it."""
 
 
-# What prints the call as an expression of the target's text: a template with the arguments' texts as {0}, {1}, or a function
-# (target, result type, argument types, argument texts) -> text.
+# What prints the call as an expression of the target's text: a template with the arguments' texts as {0}, {1}, or a
+# function (target, result type, argument types, argument texts) -> text.
 Body = str | Callable[[Any, ir.Type, list[ir.Type], list[str]], str]
 
 
@@ -48,7 +48,8 @@ class Intrinsic(Spelled):
 
 @dataclass(frozen=True)
 class Plan:
-    """What one use of an Effect becomes. results: types of new variables, or `places`: variables that are read and written."""
+    """What one use of an Effect becomes. results: types of new variables, or `places`: variables that are read and
+    written."""
 
     args: tuple[ir.Expr, ...] = ()
     attrs: tuple[object, ...] = ()
@@ -56,8 +57,8 @@ class Plan:
     places: tuple[ir.Var, ...] = ()
 
 
-# An effect's body gives statements (";" last, lines apart by newlines), nothing, or an expression for the one result: a template with
-# the arguments {0}, {1}, the results {out[0]} and the compile-time arguments {attr[0]}, or a function
+# An effect's body gives statements (";" last, lines apart by newlines), nothing, or an expression for the one result: a
+# template with the arguments {0}, {1}, the results {out[0]} and the compile-time arguments {attr[0]}, or a function
 # (target, statement, texts of the results, texts of the arguments) -> text.
 EffectBody = str | Callable[[Any, ir.Invoke, list[str], list[str]], str]
 

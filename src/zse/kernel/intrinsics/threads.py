@@ -1,4 +1,5 @@
-"""The threads of a block: where they stand, barriers, warp exchange and votes, atomics, order of memory. GPU families."""
+"""The threads of a block: where they stand, barriers, warp exchange and votes, atomics, order of memory. GPU
+families."""
 
 import zse.kernel.ir as ir
 from zse.kernel.intrinsics.row import Effect, Intrinsic, Plan, StageError, nothing

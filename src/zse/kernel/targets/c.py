@@ -1,4 +1,5 @@
-"""What all targets print alike: C. A target is a subclass of CTarget: a table of class fields, and the few methods whose text differs.
+"""What all targets print alike: C. A target is a subclass of CTarget: a table of class fields, and the few methods
+whose text differs.
 
 Operator precedence is never relied on: every operation is printed in parentheses.
 """
@@ -61,7 +62,8 @@ class CTarget:
         """A call of a helper function."""
         return f"{self.helper(name, result, params, body)}({', '.join(args)})"
 
-    # expressions ---------------------------------------------------------------------------------------------------------
+    # expressions
+    # ---------------------------------------------------------------------------------------------------------
 
     def expr(self, expr: ir.Expr) -> str:
         return getattr(self, expr.printer)(expr)
@@ -113,7 +115,8 @@ class CTarget:
         """One element of the vector that `text` names."""
         raise NotImplementedError
 
-    # statements ----------------------------------------------------------------------------------------------------------
+    # statements
+    # ----------------------------------------------------------------------------------------------------------
 
     def declared(self, var: ir.Var) -> str:
         """The variable with its type in front."""

@@ -205,7 +205,8 @@ class CpuTarget(CTarget):
         return text if to == of else f"__builtin_convertvector({text}, {self.c_type(type)})"
 
     def widen_bytes(self, type: ir.Vector, source: ir.Vector, text: str) -> str:
-        """8 to 32 i8 or u8 as i16 or i32, in one instruction: gcc 12 takes __builtin_convertvector() apart, 70 for 16."""
+        """8 to 32 i8 or u8 as i16 or i32, in one instruction: gcc 12 takes __builtin_convertvector() apart, 70 for
+        16."""
         ctype = self.c_type(type)
         bytes_ = "_mm_cvtsi64_si128((int64_t)a)" if source.lanes == 8 else f"(__m{8 * source.lanes}i)a"
         body = f"return ({ctype}){self.register(type)}_cvtep{source.elem.name}_epi{type.elem.bits}({bytes_});"

@@ -1,4 +1,5 @@
-"""The CUDA target: C++ without any header, for NVRTC or nvcc. `--fmad=false`: a fused multiply-add happens where fma is written."""
+"""The CUDA target: C++ without any header, for NVRTC or nvcc. `--fmad=false`: a fused multiply-add happens where fma is
+written."""
 
 import zse.kernel.ir as ir
 from zse.kernel.intrinsics.arithmetic import LIBRARY
@@ -125,7 +126,8 @@ class CudaTarget(GpuTarget):
         """Two f32 as two e4m3 (u16)."""
         if self.has("fp8"):
             return self._pair_of("e4m3x2_of_f32", "u16", "cvt.rn.satfinite.e4m3x2.f32", "h", high, low)
-        # Adding 2**(exponent + 20) rounds to that exponent's 4 significant bits (nearest even); below 2**-6 all share one step.
+        # Adding 2**(exponent + 20) rounds to that exponent's 4 significant bits (nearest even); below 2**-6 all share
+        # one step.
         one = self.helper(
             "e4m3_of_f32",
             "u32",

@@ -1,8 +1,7 @@
 """What targets of GPUs print alike: cuda, hip, metal and the emulator.
 
-Vectors are structs: 32- and 64-bit elements as `v[lanes]`, smaller ones packed into `w[words]` of u32, so that a lane is a shift and a
-bitcast to u32 is free. Every index is a constant, so compilers keep them in registers.
-"""
+Vectors are structs: 32- and 64-bit elements as `v[lanes]`, smaller ones packed into `w[words]` of u32, so that a lane
+is a shift and a bitcast to u32 is free. Every index is a constant, so compilers keep them in registers."""
 
 import struct
 from typing import ClassVar
@@ -86,7 +85,8 @@ class GpuTarget(CTarget):
         self.shared_bytes = 0
         self.place = ""  # of the last statement that was printed
 
-    # types ---------------------------------------------------------------------------------------------------------------
+    # types
+    # ---------------------------------------------------------------------------------------------------------------
 
     def size(self, type: ir.Type) -> int:
         """Bytes of a scalar or vector."""
@@ -113,7 +113,8 @@ class GpuTarget(CTarget):
         ctype = self.c_type(var.type)
         return f"{ctype}{'' if ctype.endswith('*') else ' '}{var.name}"
 
-    # vectors -------------------------------------------------------------------------------------------------------------
+    # vectors
+    # -------------------------------------------------------------------------------------------------------------
 
     def lane_text(self, text: str, type: ir.Type, lane: int) -> str:
         vector = mask_vector(type)
@@ -190,7 +191,8 @@ class GpuTarget(CTarget):
         per = max(1, type.elem.bits // 32)
         return " ".join(f"r.v[{i}] = {scalar(type.elem, words[i * per : i * per + per])};" for i in range(type.lanes))
 
-    # expressions ---------------------------------------------------------------------------------------------------------
+    # expressions
+    # ---------------------------------------------------------------------------------------------------------
 
     def expr_Unary(self, expr: ir.Unary) -> str:
         type, op = expr.type, expr.op
@@ -297,7 +299,8 @@ class GpuTarget(CTarget):
     def narrow_one(self, name: str, text: str) -> str:
         raise NotImplementedError
 
-    # memory --------------------------------------------------------------------------------------------------------------
+    # memory
+    # --------------------------------------------------------------------------------------------------------------
 
     def expr_Load(self, expr: ir.Load) -> str:
         pointer, type, space = self.expr(expr.pointer), expr.type, expr.pointer.type.space
@@ -351,7 +354,8 @@ class GpuTarget(CTarget):
         self.shared_bytes = offset + nbytes
         return offset
 
-    # statements ----------------------------------------------------------------------------------------------------------
+    # statements
+    # ----------------------------------------------------------------------------------------------------------
 
     def statements(self, body: list[ir.Stmt], indent: str) -> list[str]:
         return [line for stmt in body for line in self.placed(stmt, indent)]
@@ -382,7 +386,8 @@ class GpuTarget(CTarget):
         fresh = [] if stmt.in_place else [f"{self.declared(out)};" for out in stmt.outs]
         return [indent + line for line in [*([" ".join(fresh)] if fresh else []), *(text.split("\n") if text else [])]]
 
-    # one variant ---------------------------------------------------------------------------------------------------------
+    # one variant
+    # ---------------------------------------------------------------------------------------------------------
 
     def signature(self, function: ir.Function) -> str:
         raise NotImplementedError

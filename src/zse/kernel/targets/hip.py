@@ -1,9 +1,9 @@
 """The HIP target: HIP C++ without any header or device library, for clang (kernel/amd.py).
 
-Waves of 64 lanes (gfx9) hold two warps of the language, waves of 32 (gfx10, gfx11) one; see targets/simt.py. Lanes are exchanged with
-ds_bpermute, which takes lanes of the whole wave: the half's own are chosen by bit 5 of the thread's index. Not to be used where the two
-halves of a wave take different branches: a barrier in each branch, or one half that waits for the other's progress.
-"""
+Waves of 64 lanes (gfx9) hold two warps of the language, waves of 32 (gfx10, gfx11) one; see targets/simt.py. Lanes are
+exchanged with ds_bpermute, which takes lanes of the whole wave: the half's own are chosen by bit 5 of the thread's
+index. Not to be used where the two halves of a wave take different branches: a barrier in each branch, or one half that
+waits for the other's progress."""
 
 import zse.kernel.ir as ir
 from zse.kernel.targets.simt import ATOMICS, SimtTarget

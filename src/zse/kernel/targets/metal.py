@@ -1,8 +1,7 @@
 """The Metal target: Metal Shading Language 3.1 for newLibraryWithSource, warps are simdgroups of 32 (Apple silicon).
 
-Metal has no f64: here it is a pair of f32 whose sum is the number, 48 bits (Dekker 1971, Knuth's two-sum). The library is to be compiled
-without fast math: what the kernel says is what is computed.
-"""
+Metal has no f64: here it is a pair of f32 whose sum is the number, 48 bits (Dekker 1971, Knuth's two-sum). The library
+is to be compiled without fast math: what the kernel says is what is computed."""
 
 import struct
 

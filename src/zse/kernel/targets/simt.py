@@ -1,10 +1,10 @@
-"""What the targets HIP and Metal have in common: GPUs of which the language uses threads, warps, shared memory and atomics only.
+"""What the targets HIP and Metal have in common: GPUs of which the language uses threads, warps, shared memory and
+atomics only.
 
-A warp of the language has 32 lanes on all of them. On a GPU whose waves have 64 lanes, two warps share a wave: lane l of warp w is
-lane 32 (w % 2) + l of it, exchanges and votes stay within a half, so that kernels written for 32 lanes give the same bits. f16, bf16 and
-e4m3 are integers, converted by arithmetic; vectors go to memory as words of up to 16 bytes. exp, log, sin, cos and tanh are those of
-mathlib.py.
-"""
+A warp of the language has 32 lanes on all of them. On a GPU whose waves have 64 lanes, two warps share a wave: lane l
+of warp w is lane 32 (w % 2) + l of it, exchanges and votes stay within a half, so that kernels written for 32 lanes
+give the same bits. f16, bf16 and e4m3 are integers, converted by arithmetic; vectors go to memory as words of up to 16
+bytes. exp, log, sin, cos and tanh are those of mathlib.py."""
 
 import zse.kernel.ir as ir
 from zse.kernel import mathlib
@@ -80,7 +80,8 @@ class SimtTarget(GpuTarget):
                 "return (bf16)((b + 0x7fffu + (b >> 16 & 1u)) >> 16);"
             )
             return self.call("bf16_of_f32", "bf16", "f32 a", body, [text])
-        # To the nearest even by integers; below 2**-6 all steps are 2**-9: adding 2**14 (whose last bit is 2**-9) rounds to them.
+        # To the nearest even by integers; below 2**-6 all steps are 2**-9: adding 2**14 (whose last bit is 2**-9)
+        # rounds to them.
         body = (
             f"u32 b = {bits}, sign = b >> 24 & 0x80u; b &= 0x7fffffffu; "
             "if (b > 0x7f800000u) return (e4m3)(sign | 0x7fu); if (b > 0x43e00000u) b = 0x43e00000u; "

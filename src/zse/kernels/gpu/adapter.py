@@ -1,4 +1,5 @@
-"""adapt_down and adapt_up on a GPU: a block is a token; A and B come straight from memory, which is what few tokens wait for."""
+"""adapt_down and adapt_up on a GPU: a block is a token; A and B come straight from memory, which is what few tokens
+wait for."""
 
 from zse import kernel as zl
 from zse.kernels.adapter import CHUNKS, RANK_STEP, AdaptDown, AdaptUp

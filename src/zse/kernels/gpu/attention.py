@@ -60,11 +60,12 @@ def record_attention(
     ahead: int = 0,
     sinks=None,
 ) -> None:
-    """attention() on a GPU; what is not said here is said there. q, out bf16; both pages [P, Hk, 16, D], bf16 or f16, or
-    packed i8 or e4m3; D 64, 96, 128 or 256, with pages in 16 bits 512; Hq / Hk at most 128.
+    """attention() on a GPU; what is not said here is said there. q, out bf16; both pages [P, Hk, 16, D], bf16 or f16,
+    or packed i8 or e4m3; D 64, 96, 128 or 256, with pages in 16 bits 512; Hq / Hk at most 128.
 
-    scratch: by KV heads and head_dim the AttentionScratch that plan_attention() has filled in this recording with the same
-    longest_run (None: made and filled here, for tests); longest_run: the most tokens of one row in any run of the recording (None: unknown)."""
+    scratch: by KV heads and head_dim the AttentionScratch that plan_attention() has filled in this recording with the
+    same longest_run (None: made and filled here, for tests); longest_run: the most tokens of one row in any run of the
+    recording (None: unknown)."""
     device = recorder.device
     dims = attention_simple.ENCODER_DIMS if ahead else head_dims(k_pages.dtype)
     dims = attention_simple.SIMPLE_DIMS if device.simt else dims

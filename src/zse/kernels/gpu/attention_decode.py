@@ -1,16 +1,16 @@
 """Attention of few query tokens over paged keys and values: decoding, and verification of drafted tokens.
 
-A work item is a task (attention_plan.py) of one key/value head: a tile's keys, or a part of them. Every warp of the block walks its
-own pages through a ring in shared memory that cp.async fills; loading runs on through the work items of the block, so that pages
-are on their way while results are merged. The query rows of a tile (tokens x heads of the group) are the n = 8 columns of
-S^T = K Q^T and of O^T = V^T P^T, so nothing of a small group is wasted; softmax is online (Milakov and Gimelshein 2018), in base 2.
-After every chunk the warps' sums are merged in shared memory and folded into the segment's, these into the result's, in order;
-what a task leaves of a tile that is not whole is a record, and the block that comes last folds the records in the same order.
+A work item is a task (attention_plan.py) of one key/value head: a tile's keys, or a part of them. Every warp of the
+block walks its own pages through a ring in shared memory that cp.async fills; loading runs on through the work items of
+the block, so that pages are on their way while results are merged. The query rows of a tile (tokens x heads of the
+group) are the n = 8 columns of S^T = K Q^T and of O^T = V^T P^T, so nothing of a small group is wasted; softmax is
+online (Milakov and Gimelshein 2018), in base 2. After every chunk the warps' sums are merged in shared memory and
+folded into the segment's, these into the result's, in order; what a task leaves of a tile that is not whole is a
+record, and the block that comes last folds the records in the same order.
 
-Heads of 512 have two warps for a page, each with half of the dimensions in its ring and its registers: they give each other their parts of
-the scores, and then know the same weights. (128 threads keep 8 x 512 sums of a segment and of the result: 30 registers of these, which
-are touched once a chunk, spill.)
-"""
+Heads of 512 have two warps for a page, each with half of the dimensions in its ring and its registers: they give each
+other their parts of the scores, and then know the same weights. (128 threads keep 8 x 512 sums of a segment and of the
+result: 30 registers of these, which are touched once a chunk, spill.)"""
 
 from typing import Any
 
@@ -28,9 +28,9 @@ EXCHANGE_BYTES = 4 << 10  # at most, of scores that warps give each other
 
 
 class DecodeParams(zl.Record):
-    """The parameters of attention_decode. NT: parts of 8 query rows. kv_heads, group: where a group is larger than a tile its
-    parts count as kv heads of their own; page_heads: of the pages. fresh_before: tokens before a tile that this step may
-    write."""
+    """The parameters of attention_decode. NT: parts of 8 query rows. kv_heads, group: where a group is larger than a
+    tile its parts count as kv heads of their own; page_heads: of the pages. fresh_before: tokens before a tile that
+    this step may write."""
 
     q: zl.Ptr[zl.bf16, "const"]
     k_pages: zl.Ptr[zl.u8, "const"]
@@ -112,8 +112,8 @@ class DecodeBlock(DecodeParams):
 
 
 class Sums(zl.Record):
-    """A warp's part of a chunk: unnormalised values by dimension, and what is to be added to those of a column (of i8: minus the
-    weights times the BIAS of values); maxima and sums of the columns."""
+    """A warp's part of a chunk: unnormalised values by dimension, and what is to be added to those of a column (of i8:
+    minus the weights times the BIAS of values); maxima and sums of the columns."""
 
     acc: Any
     bias: Any
@@ -123,8 +123,8 @@ class Sums(zl.Record):
 
 @zl.inline
 def load_queries(out, item, work, p):
-    """Starts the loads of the queries as B operands: column g of part nt is query row 8 nt + g of the tile (tokens x heads).
-    Columns that are none repeat one: nobody looks at their results."""
+    """Starts the loads of the queries as B operands: column g of part nt is query row 8 nt + g of the tile (tokens x
+    heads). Columns that are none repeat one: nobody looks at their results."""
     lane, D, group = zl.lane_index(), p.D, p.group
     head = work - divide(work, p.by_heads) * p.kv_heads
     for nt in zl.static(range(p.NT)):
@@ -145,8 +145,8 @@ def load_queries(out, item, work, p):
 
 @zl.inline
 def add_parts(scores, page, p):
-    """Scores of the warp's dimensions become those of all: of a page whose number is odd in one place, else in another, so that no
-    warp overwrites what the other still reads."""
+    """Scores of the warp's dimensions become those of all: of a page whose number is odd in one place, else in another,
+    so that no warp overwrites what the other still reads."""
     lane, warp, NT = zl.lane_index(), zl.warp_index(), p.NT
     odd = page // p.walkers % 2
     mine = p.exchange + ((odd * p.W + warp) * 32 + lane) * (4 * NT)
@@ -239,8 +239,8 @@ def attend_page(slot, key, item, limits, queries, bias, found, p):
 
 @zl.inline
 def attend_task(state, slot, item, queries, coming, work, into, p):
-    """The chunks of a task. into: (segment, result); slot: [of the ring]; coming, work: the next task, whose queries are loaded
-    at the end. Columns are the task's query rows."""
+    """The chunks of a task. into: (segment, result); slot: [of the ring]; coming, work: the next task, whose queries
+    are loaded at the end. Columns are the task's query rows."""
     NT, W, parts = p.NT, p.walkers, p.columns // 16
     lane, warp = zl.lane_index(), zl.warp_index()
     columns = item[1] * p.group
@@ -363,8 +363,8 @@ def decode_symbol(kv: str, head_dim: int, parts: int) -> str:
 
 
 def decode_shape(head_dim: int, item_bytes: int, shared_limit: int) -> tuple[int, int]:
-    """(warps, slots of a warp's ring): what fills the shared memory of a multiprocessor; three to six slots, two of heads that
-    warps share."""
+    """(warps, slots of a warp's ring): what fills the shared memory of a multiprocessor; three to six slots, two of
+    heads that warps share."""
     together = warps_of_head(head_dim)
     slot = 2 * BLOCK * (head_dim // together * item_bytes + 16) + scales_nbytes(item_bytes)
     small, least = (SMALL_BYTES, 3) if together == 1 else (SMALL_BYTES + EXCHANGE_BYTES, 2)

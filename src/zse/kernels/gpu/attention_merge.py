@@ -1,5 +1,5 @@
-"""The merging side of the decode kernel: warps' sums become a chunk's, chunks' a segment's, segments' the result, and records of a tile's
-tasks its result, in the same order."""
+"""The merging side of the decode kernel: warps' sums become a chunk's, chunks' a segment's, segments' the result, and
+records of a tile's tasks its result, in the same order."""
 
 from zse import kernel as zl
 from zse.kernels.gpu.attention_parts import FLOOR, with_sink
@@ -20,8 +20,8 @@ def finish(out, at, acc, total):
 
 @zl.inline
 def is_last(counter, parts):
-    """By one thread, after the block's records are written: whether the tile's other records were there before. Then they can be
-    read, and the counter is 0 again."""
+    """By one thread, after the block's records are written: whether the tile's other records were there before. Then
+    they can be read, and the counter is 0 again."""
     zl.fence()
     last = zl.i32(0)
     if zl.atomic_add(counter, 1) == parts - 1:
@@ -87,7 +87,8 @@ def merge_records(head, item, p):
 
 @zl.inline
 def leave_sums(mine, found, nt, p):
-    """A warp's sums of part nt where the block's threads find them: [column][p.columns + 4] f32, and (maximum, sum) of each."""
+    """A warp's sums of part nt where the block's threads find them: [column][p.columns + 4] f32, and (maximum, sum) of
+    each."""
     D, item = p.columns, p.item
     lane = zl.lane_index()
     g = lane // 4

@@ -1,10 +1,9 @@
 """Attention of many query tokens with mma.sync, where there is no wgmma.
 
 Tiles, masks and softmax are those of attention_prefill.py (FlashAttention 2, Dao 2023): eight warps of 16 query rows
-share blocks of 64 keys that cp.async brings; while one block's scores are computed its values are on their way, and
-the next keys under P V. Of heads of 512 a tile has half of the rows: two warps compute the scores of the same 16, and each adds up half
-of the values' dimensions.
-"""
+share blocks of 64 keys that cp.async brings; while one block's scores are computed its values are on their way, and the
+next keys under P V. Of heads of 512 a tile has half of the rows: two warps compute the scores of the same 16, and each
+adds up half of the values' dimensions."""
 
 from zse import kernel as zl
 from zse.kernels.gpu import attention_prefill as prefill
@@ -278,8 +277,8 @@ def block_nbytes(head_dim: int, item: int, keys: int) -> int:
 
 
 def keys_of_block(target, kv: str, head_dim: int) -> int:
-    """Keys that are in shared memory at once, beside the tile's queries: as many of BLOCK_KEYS as a block has room for, with the sums
-    of wide heads as many as leave no register over."""
+    """Keys that are in shared memory at once, beside the tile's queries: as many of BLOCK_KEYS as a block has room for,
+    with the sums of wide heads as many as leave no register over."""
     room = target.shared_limit - prefill_rows(head_dim) * (head_dim * 2 + 16)
     item = item_nbytes(KV_TYPES[kv])
     choices = BLOCK_KEYS[warps_of_head(head_dim) - 1 :]

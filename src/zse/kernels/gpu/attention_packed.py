@@ -1,10 +1,9 @@
 """Attention of many query tokens over pages in 8 bits, on Hopper's matrix units.
 
-The kernel of attention_prefill.py, with another loading side: a warpgroup for keys and one for values, of which every warp asks for
-its pages of a block (bulk copies of bytes and scales), turns them into f16, scales multiplied in, and writes them where TMA would have
-put f16 pages. What computes is the same code, with f16 products: three bits more than bf16 for a scale and for a number times
-its scale (2^-12 of it each, a sixteenth of what 8 bits cost).
-"""
+The kernel of attention_prefill.py, with another loading side: a warpgroup for keys and one for values, of which every
+warp asks for its pages of a block (bulk copies of bytes and scales), turns them into f16, scales multiplied in, and
+writes them where TMA would have put f16 pages. What computes is the same code, with f16 products: three bits more than
+bf16 for a scale and for a number times its scale (2^-12 of it each, a sixteenth of what 8 bits cost)."""
 
 from typing import Any
 
@@ -17,14 +16,15 @@ from zse.kernels.kv_pages import BLOCK, PACKED
 AT_ONCE = 2  # times 16 bytes that a loading thread has in registers
 # Warpgroups that load → registers of a thread of theirs and of a computing one, so that neither spills.
 REGISTERS = {1: (72, 216), 2: (48, 208)}
-# Variables of the block that is loaded next: where its tile's items begin, whether there is one, the tile's line of the page table,
-# head, first and last key, and the block's number.
+# Variables of the block that is loaded next: where its tile's items begin, whether there is one, the tile's line of the
+# page table, head, first and last key, and the block's number.
 TURN, MORE, LINE, HEAD, FIRST, LAST, NUMBER = range(7)
 
 
 class Stream(zl.Record):
-    """Keys or values on their way, as a warp of their warpgroup has them: pages; memory: where its part of a block's bytes stands in
-    shared memory, scales behind each page; there: barriers of its parts; tiles: BlockRing of f16 that all warps fill."""
+    """Keys or values on their way, as a warp of their warpgroup has them: pages; memory: where its part of a block's
+    bytes stands in shared memory, scales behind each page; there: barriers of its parts; tiles: BlockRing of f16 that
+    all warps fill."""
 
     pages: Any
     memory: Any
@@ -33,9 +33,9 @@ class Stream(zl.Record):
 
 
 class Loading(zl.Record):
-    """A loading thread's part of a block of keys or values: 16 bytes of a row in each column of `swizzle` bytes of f16, in PASSES
-    rows that are ROWS apart. source: where its bytes of the first two columns begin in its warp's part of a block; scale: its row's;
-    places: where its two times 16 bytes go, of the first two columns."""
+    """A loading thread's part of a block of keys or values: 16 bytes of a row in each column of `swizzle` bytes of f16,
+    in PASSES rows that are ROWS apart. source: where its bytes of the first two columns begin in its warp's part of a
+    block; scale: its row's; places: where its two times 16 bytes go, of the first two columns."""
 
     source: Any
     scale: Any
@@ -46,8 +46,8 @@ class Loading(zl.Record):
 
 @zl.inline
 def loading_of(stages):
-    """This thread's Loading. Eight neighbouring threads read from all 32 banks and write to all: two rows of 64 f16, or four of
-    32; where two rows of bytes begin in the same bank they take different columns."""
+    """This thread's Loading. Eight neighbouring threads read from all 32 banks and write to all: two rows of 64 f16, or
+    four of 32; where two rows of bytes begin in the same bank they take different columns."""
     D, BN, SW, lane = stages.D, stages.BN, stages.swizzle, zl.lane_index()
     PIECES = SW // 32
     ROWS = 32 // PIECES
@@ -79,8 +79,8 @@ def enter_tile(at, batch, BN):
 
 @zl.inline
 def page_place(at, batch, stages):
-    """Element of the pages where this lane's page of its warp's part of the block begins; of a page that is not seen, where the
-    nearest that is does: what a window has passed may be another sequence's by now."""
+    """Element of the pages where this lane's page of its warp's part of the block begins; of a page that is not seen,
+    where the nearest that is does: what a window has passed may be another sequence's by now."""
     PAGES = stages.BN // BLOCK // 4
     page = at[NUMBER] * (4 * PAGES) + zl.warp_index() % 4 * PAGES + zl.lane_index() % PAGES
     seen = max(min(page, at[LAST] // BLOCK), at[FIRST] // BLOCK)
@@ -101,8 +101,8 @@ def ask(stream, slot, place, stages):
 
 @zl.inline
 def as_f16(word, KV):
-    """Four stored numbers as two words of two f16, exact: 1 / 128 of i8, 1 / 256 of e4m3, so that what they are multiplied with
-    is about the largest number of its token and no subnormal f16."""
+    """Four stored numbers as two words of two f16, exact: 1 / 128 of i8, 1 / 256 of e4m3, so that what they are
+    multiplied with is about the largest number of its token and no subnormal f16."""
     if KV is zl.e4m3:
         words = zl.bitcast(zl.convert(zl.bitcast(word, zl.e4m3.x(4)), zl.f16), zl.u32.x(2))
         low, high = zl.mul_f16x2(words[0], zl.u32(0x1C001C00)), zl.mul_f16x2(words[1], zl.u32(0x1C001C00))
@@ -168,7 +168,8 @@ def next_block(at, batch, BN):
 
 @zl.inline
 def produce(streams, batch, KV, stages, SLOTS):
-    """A warpgroup that loads keys, or values, or both: streams. Each warp has its own rows of a block and waits for no other."""
+    """A warpgroup that loads keys, or values, or both: streams. Each warp has its own rows of a block and waits for no
+    other."""
     BN = stages.BN
     SIZE = BN // BLOCK * page_nbytes(stages.D, 1)
     mine = loading_of(stages)
@@ -215,8 +216,8 @@ def attention_prefill_packed(
     SLOTS: zl.static,
     WGS: zl.static,
 ):
-    """A persistent grid over the plan's tiles x kv heads. SLOTS: blocks of bytes of keys, and of values, in shared memory; WGS: warpgroups
-    that load."""
+    """A persistent grid over the plan's tiles x kv heads. SLOTS: blocks of bytes of keys, and of values, in shared
+    memory; WGS: warpgroups that load."""
     D, block = p.D, BN * p.D * 2  # bytes of a block of keys
     zl.grid_launch_dependents()
     size = BN // BLOCK * page_nbytes(D, 1)
@@ -281,7 +282,8 @@ def packed_variants(target) -> list[zl.Variant]:
     variants = []
     for name, dtype in PACKED.items():
         for dim in HEAD_DIMS:
-            # 256 dimensions leave room for one block of bytes, and ptxas has no registers for their wgmma beside 512 threads.
+            # 256 dimensions leave room for one block of bytes, and ptxas has no registers for their wgmma beside 512
+            # threads.
             small = {"BN": 64, "SLOTS": 1, "WGS": 1} if dim > 128 else {"BN": 128, "SLOTS": 2, "WGS": 2}
             threads = 128 * (prefill.GROUPS + small["WGS"])
             statics = {"D": dim, "KV": dtype, **small}

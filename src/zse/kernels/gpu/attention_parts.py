@@ -52,7 +52,8 @@ def value_fragments(slot, d, STRIDE, KV):
 
 @zl.inline
 def with_sink(total, high, head, p):
-    """A finished row's sum of weights with that of its query head's sink. high: the maximum that weights are relative to."""
+    """A finished row's sum of weights with that of its query head's sink. high: the maximum that weights are relative
+    to."""
     whole = total + 0.0
     if p.has_sinks > 0:
         whole += zl.exp2(p.sinks[head] * LOG2E - high)

@@ -70,10 +70,10 @@ def block_scan(value, scratch):
 
 
 class PlanParams(zl.Record):
-    """The parameters of attention_plan. plan: header; from HEADER on `tasks_room` tasks (token, count, row, position, first key,
-    end, first record, tasks of the tile | which << 12 | records are of segments << 24); then prefill tiles (token, count, row,
-    position), those with the most keys first. Records are counted in tokens x tasks. heads: key/value heads, blocks: of the
-    decode kernel."""
+    """The parameters of attention_plan. plan: header; from HEADER on `tasks_room` tasks (token, count, row, position,
+    first key, end, first record, tasks of the tile | which << 12 | records are of segments << 24); then prefill tiles
+    (token, count, row, position), those with the most keys first. Records are counted in tokens x tasks. heads:
+    key/value heads, blocks: of the decode kernel."""
 
     token_row: zl.Ptr[zl.i32, "const"]
     positions: zl.Ptr[zl.i32, "const"]
@@ -339,8 +339,8 @@ class AttentionScratch(NamedTuple):
 
     @classmethod
     def allocate(cls, device, config, max_tokens: int, max_context: int) -> "dict[tuple[int, int], AttentionScratch]":
-        """Scratch for a ModelConfig's steps of up to max_tokens tokens, of sequences of up to max_context tokens: by KV heads and
-        head_dim of its layers."""
+        """Scratch for a ModelConfig's steps of up to max_tokens tokens, of sequences of up to max_context tokens: by KV
+        heads and head_dim of its layers."""
         windows: dict[tuple[int, int], set[int]] = {}
         for layer in range(config.num_layers):
             kind = config.kv_heads_of(layer), config.head_dim_of(layer)

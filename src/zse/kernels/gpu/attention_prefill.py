@@ -140,8 +140,8 @@ def add_values(acc, weights, values, D, BN, SW, F):
 
 @zl.inline
 def softmax(scores, limits, running, key, position, factor, batch, acc=()):
-    """Scores become weights; running: (maximum and sum of two rows a thread, factor of earlier sums). acc: what was summed
-    before and shrinks at once, four numbers of the rows each."""
+    """Scores become weights; running: (maximum and sum of two rows a thread, factor of earlier sums). acc: what was
+    summed before and shrinks at once, four numbers of the rows each."""
     BN = len(scores) * 2
     high, sums, shrink = running
     j = zl.lane_index() % 4
@@ -215,9 +215,9 @@ class BlockRing(zl.Record):
 
 
 class KeyStages(NamedTuple):
-    """Blocks of keys and of values in shared memory, with the barriers of their stages. late: softmax comes before the wait for the
-    product with the values, as it is written; the compiler else puts the wait first, which is faster where nothing but the two
-    computing warpgroups runs (6 % at 8k), and slower beside warps that convert (7 %)."""
+    """Blocks of keys and of values in shared memory, with the barriers of their stages. late: softmax comes before the
+    wait for the product with the values, as it is written; the compiler else puts the wait first, which is faster where
+    nothing but the two computing warpgroups runs (6 % at 8k), and slower beside warps that convert (7 %)."""
 
     queries: Any
     keys: Any

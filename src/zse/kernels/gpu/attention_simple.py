@@ -1,10 +1,10 @@
-"""Attention for GPUs without matrix instructions in the language (HIP, Metal), and of encoders on all: one block is one token's
-query head.
+"""Attention for GPUs without matrix instructions in the language (HIP, Metal), and of encoders on all: one block is one
+token's query head.
 
-The warps take 32 keys in turn. A lane computes one key's score; the weights then go around the warp while the lanes add up 32 neighbouring
-dimensions of the values at a time. Running maxima as in Milakov and Gimelshein 2018; the warps' parts are merged in their order. What a
-row gets depends on its own position only, so that it is the same bits alone, batched and in chunks.
-"""
+The warps take 32 keys in turn. A lane computes one key's score; the weights then go around the warp while the lanes add
+up 32 neighbouring dimensions of the values at a time. Running maxima as in Milakov and Gimelshein 2018; the warps'
+parts are merged in their order. What a row gets depends on its own position only, so that it is the same bits alone,
+batched and in chunks."""
 
 from zse import kernel as zl
 from zse.kernels.gpu.attention_parts import FLOOR, KV_TYPES, LOG2E, with_sink

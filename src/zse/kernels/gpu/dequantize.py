@@ -83,8 +83,8 @@ def dequantize_lut4(p: Lut4Rows):
 
 @zl.inline
 def make_rows(q, high, scale, offset, has_offset, center, to, BITS, table):
-    """A lane has a row's columns 8p .. 8p + 7 and 16 + 8p .., p = lane % 2, of each block: 16 bytes of out each. BITS: as stored; with a
-    table they become 8."""
+    """A lane has a row's columns 8p .. 8p + 7 and 16 + 8p .., p = lane % 2, of each block: 16 bytes of out each. BITS:
+    as stored; with a table they become 8."""
     out, first_tile, rows, blocks, groups, group_blocks, half_step = to
     zl.grid_launch_dependents()
     zl.grid_wait()

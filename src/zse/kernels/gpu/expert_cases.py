@@ -13,8 +13,8 @@ GPU_SCHEMES = [scheme for scheme in SCHEMES if "gpu" in scheme.in_memory and sch
 
 
 def cases(rng):
-    """Every scheme with and without a gather, with and without a gate; of few tokens, and of so many that experts have tasks of 16 or 64 pairs,
-    which on Hopper are other kernels."""
+    """Every scheme with and without a gather, with and without a gate; of few tokens, and of so many that experts have
+    tasks of 16 or 64 pairs, which on Hopper are other kernels."""
     shapes = [
         (1, 4, 16, 32, 128),
         (9, 2, 4, 48, 128),
@@ -54,7 +54,8 @@ def cases(rng):
             largest = float(np.abs(weight.dequantize()).max())
             near = matmul_cases.tolerance(scheme, a.wide(), largest, bool(gate), bool(gate))
         elif gate:
-            # act'(gate) <= 1.13 and |act(gate)| <= |gate|: both factors are off by `sums`, and the result is rounded to bf16.
+            # act'(gate) <= 1.13 and |act(gate)| <= |gate|: both factors are off by `sums`, and the result is rounded to
+            # bf16.
             peak = float(
                 np.abs(reference(a, weight, inputs["routing"], inputs.get("bias"), gather=gather)["out"]).max()
             )

@@ -1,10 +1,11 @@
-"""Experts that have places on the device by turns (zse.models.host_experts): between a layer's routing and its products one block gives
-places to the experts that tokens have chosen, and as many blocks as there are multiprocessors copy what is not there from the host.
+"""Experts that have places on the device by turns (zse.models.host_experts): between a layer's routing and its products
+one block gives places to the experts that tokens have chosen, and as many blocks as there are multiprocessors copy what
+is not there from the host.
 
-A layer has slots, which keep an expert until others need them, the one first that no token has chosen for longest. When every slot is
-of an expert that this step needs, what is left goes to spill places, which all layers use in turn and nothing keeps. Tasks name places
-from then on, so products know of none of this: a place is an expert of a stack that is as long as there are places.
-"""
+A layer has slots, which keep an expert until others need them, the one first that no token has chosen for longest. When
+every slot is of an expert that this step needs, what is left goes to spill places, which all layers use in turn and
+nothing keeps. Tasks name places from then on, so products know of none of this: a place is an expert of a stack that is
+as long as there are places."""
 
 from zse import kernel as zl
 from zse.kernels.gpu.route import lanes_below
@@ -14,15 +15,17 @@ from zse.tensor import MAX_EXPERTS
 
 PLACE_THREADS = 256
 COPY_THREADS = 256
-# 16-byte loads of a thread in flight: of 132 blocks 2 MiB together, and the link has 0.1 MiB on its way (55 GB/s times 2 us).
+# 16-byte loads of a thread in flight: of 132 blocks 2 MiB together, and the link has 0.1 MiB on its way (55 GB/s times
+# 2 us).
 HELD = 4
 NEVER = 1 << 30  # the age of an empty slot, above all others'
 
 
 class PlaceParams(zl.Record):
-    """tasks i32 [num_tasks, 3], sorted by expert, empty ones last: experts become places. slot_of i32 [experts], expert_of i32 [slots]: -1
-    without; age i32 [slots]: steps since a token chose it. copies i32 [1 + 2 * experts]: how many, then expert and place of each.
-    counts i64 [3]: experts that were there, that a slot was given to, and that were spilled; told: the same in memory of the host."""
+    """tasks i32 [num_tasks, 3], sorted by expert, empty ones last: experts become places. slot_of i32 [experts],
+    expert_of i32 [slots]: -1 without; age i32 [slots]: steps since a token chose it. copies i32 [1 + 2 * experts]: how
+    many, then expert and place of each. counts i64 [3]: experts that were there, that a slot was given to, and that
+    were spilled; told: the same in memory of the host."""
 
     tasks: zl.Ptr[zl.i32]
     slot_of: zl.Ptr[zl.i32]
@@ -53,7 +56,8 @@ def mark_used(p, used, thread):
 
 @zl.inline
 def number_missing(p, used, rank, totals, lane):
-    """rank[e]: of the experts that are used and have no slot, in their order; totals: how many these are, and all that are used."""
+    """rank[e]: of the experts that are used and have no slot, in their order; totals: how many these are, and all that
+    are used."""
     missing, every = zl.i32(0), zl.i32(0)
     for first in range(0, p.experts, zl.target.warp):
         e = first + lane
@@ -168,8 +172,8 @@ def add_count(p, at, number):
 
 
 class CopyParams(zl.Record):
-    """copies: as of PlaceParams. segments i64 [num_segments, 3], of each plane: where the first expert's is in `host`, where the first place's is in
-    `pool`, and the bytes of one, a multiple of 4."""
+    """copies: as of PlaceParams. segments i64 [num_segments, 3], of each plane: where the first expert's is in `host`,
+    where the first place's is in `pool`, and the bytes of one, a multiple of 4."""
 
     copies: zl.Ptr[zl.i32, "const"]
     segments: zl.Ptr[zl.i64, "const"]
@@ -222,8 +226,9 @@ def variants(target) -> list[zl.Variant]:
 
 
 def launch(recorder, tasks, tables: dict, first: tuple[int, int], host, pool) -> None:
-    """Record both. tasks i32 [N, 3]: of a Routing, whose experts become places. tables: slot_of, expert_of, age, copies, counts, told and
-    segments, as the kernels take them. first: the layer's slot, and the spill place; host, pool: buffers of the experts and of the places."""
+    """Record both. tasks i32 [N, 3]: of a Routing, whose experts become places. tables: slot_of, expert_of, age,
+    copies, counts, told and segments, as the kernels take them. first: the layer's slot, and the spill place; host,
+    pool: buffers of the experts and of the places."""
     (experts,), (slots,) = tables["slot_of"].shape, tables["expert_of"].shape
     require(slots <= experts <= MAX_EXPERTS, f"place_experts: {slots} slots of {experts} experts; up to {MAX_EXPERTS}")
     check("place_experts tasks", tasks, "i32", None, 3)

@@ -1,9 +1,8 @@
-"""Products with stacks of experts on a GPU: those of zse.kernels.gpu.matmul_small (on HIP and Metal of matmul_simple) whose blocks find
-their expert, their pairs and the rows of the activations by a task (zse.kernels.route).
+"""Products with stacks of experts on a GPU: those of zse.kernels.gpu.matmul_small (on HIP and Metal of matmul_simple)
+whose blocks find their expert, their pairs and the rows of the activations by a task (zse.kernels.route).
 
-A task of more than 8 pairs is computed 8 pairs at a time: an expert's weights are then read once for every 8 of its pairs, from the L2
-cache mostly. Nothing is read before the routing is there.
-"""
+A task of more than 8 pairs is computed 8 pairs at a time: an expert's weights are then read once for every 8 of its
+pairs, from the L2 cache mostly. Nothing is read before the routing is there."""
 
 from zse import kernel as zl
 from zse.kernels.gpu import gemm, gemm_experts
@@ -24,8 +23,8 @@ WAVES = 5  # of blocks, where an expert has units for more: the last one is not 
 
 
 class ExpertParams(tiles.ProductParams):
-    """tasks i32 [tasks, 3], source i32 [tokens]; experts: GATHERED where pair i's activations are row source[i]. slices: of a task,
-    of 8 pairs each. tokens: pairs; rows: of an expert; bias [experts, rows]."""
+    """tasks i32 [tasks, 3], source i32 [tokens]; experts: GATHERED where pair i's activations are row source[i].
+    slices: of a task, of 8 pairs each. tokens: pairs; rows: of an expert; bias [experts, rows]."""
 
     tasks: zl.Ptr[zl.i32, "const"]
     source: zl.Ptr[zl.i32, "const"]
@@ -200,7 +199,8 @@ def simple_symbol(kind: str, gated: bool) -> str:
 
 
 def task_pairs(device, scheme, max_tokens: int, moe) -> int:
-    """The most pairs of a task of a recording of up to max_tokens tokens. scheme: of the experts; moe: the model's MoEConfig."""
+    """The most pairs of a task of a recording of up to max_tokens tokens. scheme: of the experts; moe: the model's
+    MoEConfig."""
     pays = gemm.has_wgmma(device) and gemm_experts.task_pairs(
         scheme, max_tokens, moe.experts_per_token, moe.num_experts
     )
@@ -216,15 +216,16 @@ def reserve(device, weight, max_tokens: int, moe, *, gather: bool) -> None:
 
 
 def blocks_of(units: int, tasks: int, slots: int) -> int:
-    """Blocks that share the units of a task, each about as many: WAVES full waves of `slots` blocks, or what there is."""
+    """Blocks that share the units of a task, each about as many: WAVES full waves of `slots` blocks, or what there
+    is."""
     return -(-units // max(1, units * tasks // (WAVES * slots)))
 
 
 def record(
     recorder, a, weight, out, routing, bias=None, *, gather: bool, independent: bool, max_tokens: int, gate: str | None
 ) -> None:
-    """As zse.kernels.matmul with a routing: a bf16, out f32 [P, N]; or with `gate` out bf16 [P, N] = act(first half of an expert's
-    2N rows) * second half, N a multiple of 16."""
+    """As zse.kernels.matmul with a routing: a bf16, out f32 [P, N]; or with `gate` out bf16 [P, N] = act(first half of
+    an expert's 2N rows) * second half, N a multiple of 16."""
     (stacked, width), scheme, device = weight.shape, weight.scheme, recorder.device
     (tokens, chosen), (pairs, made) = routing.ids.shape, out.shape
     rows = 2 * made if gate else made

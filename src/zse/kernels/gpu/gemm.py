@@ -2,10 +2,10 @@
 (gemm_launch records them).
 
 On Hopper, up to 64 tokens, or 128 with integers, a product is bound by reading the weights (gemm_skinny); above, by the
-tensor cores: gemm_wgmma for bf16 and fp8, gemm_r16 for integers. With 132 multiprocessors a product of 1,024 tokens and 3,584 rows is
-112 tiles of 128 x 256: a sixth of the chip would idle. So there are several tiles, and `choose` takes what a simple
-model of measured times says is fastest: waves of units, each as long as its steps of k and its epilogue, and for few
-tiles their k split into parts. The figures stand in benchmarks/LOG.md.
+tensor cores: gemm_wgmma for bf16 and fp8, gemm_r16 for integers. With 132 multiprocessors a product of 1,024 tokens and
+3,584 rows is 112 tiles of 128 x 256: a sixth of the chip would idle. So there are several tiles, and `choose` takes
+what a simple model of measured times says is fastest: waves of units, each as long as its steps of k and its epilogue,
+and for few tiles their k split into parts. The figures stand in benchmarks/LOG.md.
 
 Elsewhere, and for weights that these kernels have no form for (f16, f32), pieces of the weight that stay in the L2
 cache are turned into bf16 (dequantize) and multiplied (gemm_wgmma, gemm_portable).

@@ -1,11 +1,12 @@
-"""out[m, n] = sum_k a[m, k] * w[n, k] of prompts with stacks of experts on Hopper: a grouped product over pairs sorted by expert.
+"""out[m, n] = sum_k a[m, k] * w[n, k] of prompts with stacks of experts on Hopper: a grouped product over pairs sorted
+by expert.
 
-The tiles are those of gemm_skinny: up to 16 or 64 pairs of an expert by 128 or 256 of its rows, with the same copies, products and epilogues. Blocks
-take (task, tile of rows) in turn, whole columns each; tiles of a task run side by side, so that its activations come from L2, and
-an expert's weights from memory once for all pairs of a task. Rows of the activations have to stand as the pairs do: where they are tokens' they are
-gathered first, and for fp8 weights rounded. Weights with a table of numbers (lut4) have a form here that other products of many tokens lack:
-these make bf16 of them first, which experts that few tokens choose would not repay.
-"""
+The tiles are those of gemm_skinny: up to 16 or 64 pairs of an expert by 128 or 256 of its rows, with the same copies,
+products and epilogues. Blocks take (task, tile of rows) in turn, whole columns each; tiles of a task run side by side,
+so that its activations come from L2, and an expert's weights from memory once for all pairs of a task. Rows of the
+activations have to stand as the pairs do: where they are tokens' they are gathered first, and for fp8 weights rounded.
+Weights with a table of numbers (lut4) have a form here that other products of many tokens lack: these make bf16 of them
+first, which experts that few tokens choose would not repay."""
 
 from zse import kernel as zl
 from zse.kernels.gpu import gemm
@@ -26,7 +27,8 @@ GATHER_THREADS = 256
 
 
 class GroupedParams(skinny.SkinnyParams):
-    """tokens: pairs; cols: of an expert's result; steps: of k, all of which a block computes. tasks i32 [num_tasks, 3]."""
+    """tokens: pairs; cols: of an expert's result; steps: of k, all of which a block computes. tasks i32 [num_tasks,
+    3]."""
 
     tasks: zl.Ptr[zl.i32, "const"]
     num_tasks: zl.i32
@@ -179,8 +181,9 @@ def form_of(kind: object, pairs: int) -> int:
 
 
 def pays_from(kind: object, pairs: int) -> int:
-    """The pairs of an expert, on average, from which on tasks of `pairs` pay. Measured on an H200, a step of 64 rows with 4 pairs an expert and of 128
-    with 8: int4 9.2 → 10.1 and 13.0 → 11.6 ms, fp8 11.9 → 10.3 and 16.0 → 12.0; MXFP4 with 4 and 8: 9.6 → 11.2 and 12.7 → 11.4."""
+    """The pairs of an expert, on average, from which on tasks of `pairs` pay. Measured on an H200, a step of 64 rows
+    with 4 pairs an expert and of 128 with 8: int4 9.2 → 10.1 and 13.0 → 11.6 ms, fp8 11.9 → 10.3 and 16.0 → 12.0; MXFP4
+    with 4 and 8: 9.6 → 11.2 and 12.7 → 11.4."""
     return 16 if pairs == 64 else 8 if is_integer(kind) else 4
 
 

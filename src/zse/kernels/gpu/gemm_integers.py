@@ -5,11 +5,12 @@ A warp multiplies 16 weight rows. Its lane (j = lane % 4, g = lane / 4) needs, o
 and 16 + 4s .. in the high ones, so the words s = j / 2 and j / 2 + 2 have what the lane needs: bytes 0, 1 if j is even,
 2, 3 if j is odd. r16.py makes bf16 of them: the rounded scale * q + offset.
 
-Of a table's indices (KIND lut4) the lane's two bytes are the columns of both halves: one look-up gives the four numbers.
+Of a table's indices (KIND lut4) the lane's two bytes are the columns of both halves: one look-up gives the four
+numbers.
 
-gemm_skinny, gemm_experts and gemm_r16 use what is here; `p` is their record of parameters. They have KIND (bits, or lut4), BLOCKS, HALVES,
-GATED, BT, tiles, tile_cols, token_bytes, blocks, groups, group_blocks, half_step, center, has_offset, scale and offset.
-"""
+gemm_skinny, gemm_experts and gemm_r16 use what is here; `p` is their record of parameters. They have KIND (bits, or
+lut4), BLOCKS, HALVES, GATED, BT, tiles, tile_cols, token_bytes, blocks, groups, group_blocks, half_step, center,
+has_offset, scale and offset."""
 
 from typing import Any
 

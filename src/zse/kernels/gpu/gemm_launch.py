@@ -23,9 +23,8 @@ GATES = {"silu": (-LOG2E, 0.0), "gelu_tanh": (GELU, GELU * 0.044715)}
 class Product(NamedTuple):
     """out = a @ weight.T + bias (f32 or bf16), out f32 += it, or, gated, out bf16 = act(a @ gates.T) * (a @ ups.T).
 
-    a: bf16 [M, K], or Fp8Activation for fp8 weights. gated: None, "silu" or "gelu_tanh"; the weight's first half are the
-    gates. max_tokens: the most tokens this recording will run with. kind: kind_of() of the weight.
-    """
+    a: bf16 [M, K], or Fp8Activation for fp8 weights. gated: None, "silu" or "gelu_tanh"; the weight's first half are
+    the gates. max_tokens: the most tokens this recording will run with. kind: kind_of() of the weight."""
 
     device: Any
     a: Any

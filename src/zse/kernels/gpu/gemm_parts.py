@@ -220,9 +220,9 @@ def leave_sums(accs, mine, threads):
 
 @zl.inline
 def leave_part(accs, mine, counter, number, last, thread, threads):
-    """Leave this block's sums at `mine`; true in the block that comes last of the `number` parts of a tile: then it can read
-    them, and the counter is 0 again. Every thread reads only what the same thread of other blocks wrote.
-    last: i32 [1] of the block."""
+    """Leave this block's sums at `mine`; true in the block that comes last of the `number` parts of a tile: then it can
+    read them, and the counter is 0 again. Every thread reads only what the same thread of other blocks wrote. last: i32
+    [1] of the block."""
     leave_sums(accs, mine, threads)
     zl.named_barrier(CONSUMERS, threads)
     if thread == 0:
@@ -246,8 +246,8 @@ def clear_sums(accs):
 
 @zl.inline
 def add_part(accs, part, threads, PAUSE):
-    """accs += what a block left at `part`. PAUSE: the compiler would ask for all of it at once, with registers that are not
-    there."""
+    """accs += what a block left at `part`. PAUSE: the compiler would ask for all of it at once, with registers that are
+    not there."""
     each = len(accs[0]) // 4
     for x, acc in enumerate(accs):
         for j in zl.static(range(each)):

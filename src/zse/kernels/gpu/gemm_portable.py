@@ -34,8 +34,8 @@ def copy_tile(tile, source, first, limit, width, k, thread):
 
 
 class PortableParams(zl.Record):
-    """The parameters of gemm_portable. cols: columns that this launch computes; stride: elements between rows of out. width = K,
-    a multiple of 8. mode, linear, cubic: as in gemm_wgmma."""
+    """The parameters of gemm_portable. cols: columns that this launch computes; stride: elements between rows of out.
+    width = K, a multiple of 8. mode, linear, cubic: as in gemm_wgmma."""
 
     a: zl.Ptr[zl.bf16, "const"]
     w: zl.Ptr[zl.bf16, "const"]

@@ -1,9 +1,9 @@
 """out[m, n] = sum_k a[m, k] * w[n, k] for integer weights (layout r16, 4, 5, 6 or 8 bits) on Hopper's tensor cores.
 
 The weights stay integers until they stand in registers: a wgmma takes its 64-row operand from registers, so the weights
-are that operand, dequantized just before (gemm_integers.py), and the tokens are the other one, in shared memory. That makes out
-transposed: a thread has two weight rows and BT / 4 tokens of each. No bf16 copy of the weights is written or read, and
-a tile costs what a bf16 tile costs.
+are that operand, dequantized just before (gemm_integers.py), and the tokens are the other one, in shared memory. That
+makes out transposed: a thread has two weight rows and BT / 4 tokens of each. No bf16 copy of the weights is written or
+read, and a tile costs what a bf16 tile costs.
 
 A gated tile gives rows 0 .. 7 of a warp to gates and 8 .. 15 to the same rows' ups, so both meet in a thread. Grid,
 ring and split k are those of gemm_wgmma. The idea of feeding wgmma from registers is Machete's (vLLM, 2024).
@@ -28,12 +28,12 @@ def stages(bits: int, bt: int, groups: int) -> int:
 
 
 class R16Params(zl.Record):
-    """The parameters of gemm_r16. cols: columns of out; the weights have as many rows, or twice as many when GATED. blocks =
-    K / 32; groups: scales of a row; group_blocks: blocks of a group (1 for groups of 16). A tile is BT tokens x WG
-    warpgroups of 64 weight rows (GATED: half gates, half ups). KIND: bits. BLOCKS: of 32 columns in a stage. HALVES: scales of a block, 2 for groups of 16:
-    then half_step is 16, from the scale of a block's first 16 columns to that of the others, else 0. center: what
-    multiplies the scale so that it can be added to the offset, see r16.py. mode, linear, cubic, partial, counters: as in
-    gemm_wgmma."""
+    """The parameters of gemm_r16. cols: columns of out; the weights have as many rows, or twice as many when GATED.
+    blocks = K / 32; groups: scales of a row; group_blocks: blocks of a group (1 for groups of 16). A tile is BT tokens
+    x WG warpgroups of 64 weight rows (GATED: half gates, half ups). KIND: bits. BLOCKS: of 32 columns in a stage.
+    HALVES: scales of a block, 2 for groups of 16: then half_step is 16, from the scale of a block's first 16 columns to
+    that of the others, else 0. center: what multiplies the scale so that it can be added to the offset, see r16.py.
+    mode, linear, cubic, partial, counters: as in gemm_wgmma."""
 
     a_map: zl.TensorMap
     w_map: zl.TensorMap

@@ -46,10 +46,11 @@ def stages(kind: object, bt: int, wg: int) -> int:
 
 
 class SkinnyParams(zl.Record):
-    """The parameters of gemm_skinny. tokens <= BT. cols: columns of out; the weights have as many rows, or twice as many when
-    GATED. KIND: bits of an integer, "bf16", "e4m3", or "block": e4m3 with w_scale [rows / 128, K / 128]. A tile is BT tokens x
-    WG warpgroups of 64 weight rows (GATED: half gates, half ups). steps: stages of k. blocks = K / 32, groups: scales of a
-    row, group_blocks, half_step, center: as in gemm_r16. partial f32 [2 * grid, WG * 64, BT], counters i32 [grid], zero before and after."""
+    """The parameters of gemm_skinny. tokens <= BT. cols: columns of out; the weights have as many rows, or twice as
+    many when GATED. KIND: bits of an integer, "bf16", "e4m3", or "block": e4m3 with w_scale [rows / 128, K / 128]. A
+    tile is BT tokens x WG warpgroups of 64 weight rows (GATED: half gates, half ups). steps: stages of k. blocks = K /
+    32, groups: scales of a row, group_blocks, half_step, center: as in gemm_r16. partial f32 [2 * grid, WG * 64, BT],
+    counters i32 [grid], zero before and after."""
 
     a_map: zl.TensorMap
     w_map: zl.TensorMap

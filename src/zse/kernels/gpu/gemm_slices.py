@@ -1,5 +1,5 @@
-"""Adding the parts of a tile that three blocks and more have: each of them adds a slice, where one block alone would read
-all parts at the rate of one multiprocessor (o of a 7B model with 64 tokens: 25 us, and 13 in slices, on an H200).
+"""Adding the parts of a tile that three blocks and more have: each of them adds a slice, where one block alone would
+read all parts at the rate of one multiprocessor (o of a 7B model with 64 tokens: 25 us, and 13 in slices, on an H200).
 
 The blocks of gemm_skinny wait for each other here. They can: a launch has no more blocks than there are
 multiprocessors, each has one for itself, and the next launch's blocks start when all of these have.

@@ -26,12 +26,13 @@ def stages(bm: int, bn: int) -> int:
 
 
 class WgmmaParams(zl.Record):
-    """The parameters of gemm_wgmma. cols: columns that this launch computes, of rows of out that are `stride` elements apart;
-    the weights have as many rows, or twice as many when GATED (all gates first, then all ups). width = K. KIND: "bf16",
-    "e4m3", or "block": e4m3 with w_scale [rows / 128, K / 128]. A tile is BM tokens x BN rows (GATED: half gates, half ups).
-    early: whether the weights may be read before the kernels before this one are done. per_row: 1 if w_scale is [rows], 0 if
-    [1]. mode: STORE, ACCUMULATE or STORE_BF16; GATED writes bf16. linear, cubic: see activated(). partial f32
-    [units, BM, BN] and counters i32 [tiles] (zero before and after) are used when splits > 1."""
+    """The parameters of gemm_wgmma. cols: columns that this launch computes, of rows of out that are `stride` elements
+    apart; the weights have as many rows, or twice as many when GATED (all gates first, then all ups). width = K. KIND:
+    "bf16", "e4m3", or "block": e4m3 with w_scale [rows / 128, K / 128]. A tile is BM tokens x BN rows (GATED: half
+    gates, half ups). early: whether the weights may be read before the kernels before this one are done. per_row: 1 if
+    w_scale is [rows], 0 if [1]. mode: STORE, ACCUMULATE or STORE_BF16; GATED writes bf16. linear, cubic: see
+    activated(). partial f32 [units, BM, BN] and counters i32 [tiles] (zero before and after) are used when splits >
+    1."""
 
     a_map: zl.TensorMap
     w_map: zl.TensorMap

@@ -1,4 +1,5 @@
-"""head_product on a GPU: a warp multiplies 16 rows of a head's matrix with tokens by mma m16n8k16, straight from memory."""
+"""head_product on a GPU: a warp multiplies 16 rows of a head's matrix with tokens by mma m16n8k16, straight from
+memory."""
 
 from zse import kernel as zl
 from zse.kernels.gpu.attention_parts import multiply, pack_pair

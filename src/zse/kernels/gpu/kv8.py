@@ -1,9 +1,10 @@
-"""Keys and values in 8 bits on a GPU (pages as kv_pages.py has them): bytes as operands of products, and the scales of a page.
+"""Keys and values in 8 bits on a GPU (pages as kv_pages.py has them): bytes as operands of products, and the scales of
+a page.
 
-Scores are multiplied with their key's scale, weights with their value's scale before they are rounded. In bf16 stored numbers are
-exact (two_pairs()). f16 takes half the instructions or fewer (two_f16()); there weights are multiplied with UNITS times the scale,
-about the largest number of the token, so that they are subnormal only below 2^-14 of that (and no number above 65,504 is read).
-"""
+Scores are multiplied with their key's scale, weights with their value's scale before they are rounded. In bf16 stored
+numbers are exact (two_pairs()). f16 takes half the instructions or fewer (two_f16()); there weights are multiplied with
+UNITS times the scale, about the largest number of the token, so that they are subnormal only below 2^-14 of that (and
+no number above 65,504 is read)."""
 
 from zse import kernel as zl
 from zse.kernels.gpu.matmul_small import dequantize_e4m3
@@ -66,9 +67,9 @@ def split(pairs):
 
 @zl.inline
 def two_f16(word, KV, first, second):
-    """Four stored numbers as two u32 of two f16, each an in_f16()-th of itself, in i8 with BIAS added: the byte as the last bits of an
-    f16 from 8 on, whose steps are 1 / 128. e4m3: one instruction for two, or the bits where an f16 has them. first, second:
-    (index of the low half's byte, of the high half's)."""
+    """Four stored numbers as two u32 of two f16, each an in_f16()-th of itself, in i8 with BIAS added: the byte as the
+    last bits of an f16 from 8 on, whose steps are 1 / 128. e4m3: one instruction for two, or the bits where an f16 has
+    them. first, second: (index of the low half's byte, of the high half's)."""
     if KV is zl.e4m3 and zl.target.has("fp8"):
         order = first[0] | first[1] << 4 | second[0] << 8 | second[1] << 12
         low, high = split(
@@ -105,7 +106,8 @@ def scales_of_columns(place, first):
 
 @zl.inline
 def sum_of(found, d, nt, u, KV):
-    """A warp's sum of weights times values (Sums of attention_decode.py), of 8-bit values less what two_f16() made of them."""
+    """A warp's sum of weights times values (Sums of attention_decode.py), of 8-bit values less what two_f16() made of
+    them."""
     if KV is zl.i8:
         return found.acc[d][nt][u] + found.bias[nt][u]
     if KV is zl.e4m3:

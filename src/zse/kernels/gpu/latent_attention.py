@@ -1,10 +1,9 @@
 """latent_attention on a GPU with mma.sync: FlashAttention 2 (Dao 2023) over keys whose beginnings are their values.
 
-A block takes up to 64 query rows (heads of one token, or of neighbours), whose queries stay in shared memory, and walks its part of the
-keys in blocks that cp.async brings while the one before is multiplied. A pair of warps has 16 rows: both compute their scores, each adds
-up half of the values' columns (rank / 2 x 16 f32 in registers). With few tokens a sequence's keys are shared among `splits` blocks, as
-evenly as its length allows, and latent_merge joins their sums.
-"""
+A block takes up to 64 query rows (heads of one token, or of neighbours), whose queries stay in shared memory, and walks
+its part of the keys in blocks that cp.async brings while the one before is multiplied. A pair of warps has 16 rows:
+both compute their scores, each adds up half of the values' columns (rank / 2 x 16 f32 in registers). With few tokens a
+sequence's keys are shared among `splits` blocks, as evenly as its length allows, and latent_merge joins their sums."""
 
 from math import prod
 from typing import Any, NamedTuple
@@ -31,8 +30,8 @@ SPLIT_KEYS = 64  # a split has a multiple of these
 
 
 class LatentBatch(zl.Record):
-    """The parameters of latent_attention_mma. group: heads of a block. beta, length: scores are multiplied with 1 + beta * ln(1 +
-    position // length), the query's. KEYS are in shared memory at once, STAGES times."""
+    """The parameters of latent_attention_mma. group: heads of a block. beta, length: scores are multiplied with 1 +
+    beta * ln(1 + position // length), the query's. KEYS are in shared memory at once, STAGES times."""
 
     q: zl.Ptr[zl.f32, "const"]
     q_rotated: zl.Ptr[zl.f32, "const"]
@@ -95,7 +94,8 @@ def load_queries(place, token, first_head, group, rows, p, a):
 
 @zl.inline
 def load_keys(place, table, key, last, p, a):
-    """Starts the copy of the KEYS keys from `key` on, in 8 bits with their scales behind them; those behind `last` become zeros."""
+    """Starts the copy of the KEYS keys from `key` on, in 8 bits with their scales behind them; those behind `last`
+    become zeros."""
     pieces = a.D * a.item // 16
     nbytes = BLOCK * a.D * a.item + (2 * SCALE_BYTES if a.item == 1 else 0)
     for e in range(zl.thread_index(), p.KEYS * pieces, THREADS):
@@ -301,7 +301,8 @@ def latent_merge(
 
 
 class LatentScratch(NamedTuple):
-    """partial: f32 [RECORDS or fewer, heads, rank + 16], the sums of splits. segments: the most splits that a sequence can have."""
+    """partial: f32 [RECORDS or fewer, heads, rank + 16], the sums of splits. segments: the most splits that a sequence
+    can have."""
 
     partial: Tensor
     segments: int
@@ -333,8 +334,8 @@ def record(
     partial=None,
     temperature: tuple = (0.0, 1),
 ) -> None:
-    """latent_attention() on a GPU: pages bf16, f16, i8 or e4m3, of SIZES; splits: a number, with partial f32 of tokens * splits
-    records or more."""
+    """latent_attention() on a GPU: pages bf16, f16, i8 or e4m3, of SIZES; splits: a number, with partial f32 of tokens
+    * splits records or more."""
     tokens, width = q.shape
     line = check_latent("latent_attention", pages, page_table, token_row, positions, tuple(KV_TYPES), tokens)
     rank = width // heads

@@ -31,7 +31,8 @@ def turned_pair(x, table, at, p):
 
 @zl.inline
 def write_line(pairs, size, out, scale, p):
-    """`size` numbers, lane by lane pairs of neighbours that are zero where there is none, as stored numbers with one scale."""
+    """`size` numbers, lane by lane pairs of neighbours that are zero where there is none, as stored numbers with one
+    scale."""
     if is_packed(p.KV):
         inverse = begin_packed(pairs, scale, p.KV)
     for n, pair in zl.static(enumerate(pairs)):

@@ -1,4 +1,5 @@
-"""Matrix products on a GPU: which kernel a weight and a number of tokens get. On GPUs without matrix instructions in the language (HIP, Metal) all of them are matmul_simple's.
+"""Matrix products on a GPU: which kernel a weight and a number of tokens get. On GPUs without matrix instructions in
+the language (HIP, Metal) all of them are matmul_simple's.
 
 Up to 8 tokens matmul_small, or for integer weights and up to 4 tokens matmul_few where a multiprocessor has two units
 of rows and more; above, gemm.py where it takes the weight, else matmul_small, 8 tokens at a time. In each of them a
@@ -115,10 +116,11 @@ def record(
     routing=None,
     gather: bool = False,
 ) -> None:
-    """Record out (+)= a @ weight.T + bias, or with `gate` ("silu", "gelu_tanh") out bf16 [M, N] = act(first half of the 2N rows) *
-    second half, N a multiple of 16; checked. a: bf16, or above 64 tokens with fp8 weights an Fp8Activation; out f32 or bf16, f32 where
-    it accumulates. routing, gather: of a stack of experts, as on a CPU. max_tokens, independent: as on a CPU (matmul.py); launches overlap
-    without the latter. kernel: "small" or "few" instead of the one that the shape would get (tests)."""
+    """Record out (+)= a @ weight.T + bias, or with `gate` ("silu", "gelu_tanh") out bf16 [M, N] = act(first half of the
+    2N rows) * second half, N a multiple of 16; checked. a: bf16, or above 64 tokens with fp8 weights an Fp8Activation;
+    out f32 or bf16, f32 where it accumulates. routing, gather: of a stack of experts, as on a CPU. max_tokens,
+    independent: as on a CPU (matmul.py); launches overlap without the latter. kernel: "small" or "few" instead of the
+    one that the shape would get (tests)."""
     if routing is not None:
         require(not accumulate, "matmul: experts do not add")
         options = dict(gather=gather, independent=independent, max_tokens=max_tokens, gate=gate)

@@ -43,7 +43,8 @@ LARGE_SHAPES = (
     (1030, 224, 352),
     (2200, 352, 160),
 )
-# Tiles of gemm_skinny that outnumber the counters of the emulated device's multiprocessors, with parts of tiles among the last.
+# Tiles of gemm_skinny that outnumber the counters of the emulated device's multiprocessors, with parts of tiles among
+# the last.
 MANY_TILES = (9, 7744, 192)
 
 
@@ -51,10 +52,10 @@ def tolerance(scheme, values, largest: float, gated: bool, narrow: bool) -> Tole
     """How far a product may be from float64. values: the activations; largest: of the weight's numbers; narrow: whether
     the result is bf16.
 
-    What is not bf16 or fp8 is rounded to bf16 on the way, and so are the scales of integers: 2**-9 of each, the latter the
-    same way for a whole group. The tensor cores keep about 14 bits of a sum of fp8 products (DeepSeek-V3 report, section
-    3.3.2), and what is cut off adds up as the root of the number of columns: at 18,944 the largest of 65,000 results is off
-    by 4.5 times 2**-9 on an H200, at 3,584 by twice."""
+    What is not bf16 or fp8 is rounded to bf16 on the way, and so are the scales of integers: 2**-9 of each, the latter
+    the same way for a whole group. The tensor cores keep about 14 bits of a sum of fp8 products (DeepSeek-V3 report,
+    section 3.3.2), and what is cut off adds up as the root of the number of columns: at 18,944 the largest of 65,000
+    results is off by 4.5 times 2**-9 on an H200, at 3,584 by twice."""
     rounded = scheme.element not in ("bf16", "e4m3")
     length = float(np.sqrt((values.astype(np.float64) ** 2).sum(axis=1).max()))
     cut = 2**-9 * max(1.0, values.shape[1] / 512) ** 0.5

@@ -1,5 +1,5 @@
-"""The forms of the products for few tokens on a GPU: which one a weight has, its kernels' names, and the rings of shared memory that an
-architecture has room for."""
+"""The forms of the products for few tokens on a GPU: which one a weight has, its kernels' names, and the rings of
+shared memory that an architecture has room for."""
 
 from zse.kernels.gpu import matmul_few as few
 from zse.kernels.gpu import matmul_small as small
@@ -80,8 +80,8 @@ def small_ring(form: tuple[str, int], arch: int) -> tuple[int, int]:
 
 
 def experts_ring(form: tuple[str, int], arch: int) -> tuple[int, int, int]:
-    """(warps, slots of a ring, blocks of a multiprocessor) of the products with experts: many small blocks, so that one is computed
-    while another waits for its expert's first weights."""
+    """(warps, slots of a ring, blocks of a multiprocessor) of the products with experts: many small blocks, so that one
+    is computed while another waits for its expert's first weights."""
     kind, group = form
     slot, fixed = tiles.slot_bytes(kind, group, FORMS[form]), tiles.sums_bytes(EXPERT_WARPS, small.TOKENS)
     for blocks in (4, 3, 2, 1):

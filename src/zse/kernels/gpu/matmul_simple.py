@@ -1,10 +1,11 @@
-"""Matrix products for GPUs without matrix instructions in the language (HIP, Metal): any weight, any number of tokens, f32 arithmetic.
+"""Matrix products for GPUs without matrix instructions in the language (HIP, Metal): any weight, any number of tokens,
+f32 arithmetic.
 
-A block computes 16 rows (gated: 16 of the gate and the same 16 of the up projection) for up to TOKENS tokens. Its warps take the blocks of
-32 columns in turn; lane (r = lane / 2, side = lane % 2) has row r and columns 8 side .. 8 side + 7 and 16 + 8 side .. of a block, as four pieces of 4
-columns: in layout r16 a word of the plane has 4 (8 bits) or twice 4 of them. The order of additions is that of the columns whatever else
-is in the batch, so that a token's result is the same bits alone and in a batch.
-"""
+A block computes 16 rows (gated: 16 of the gate and the same 16 of the up projection) for up to TOKENS tokens. Its warps
+take the blocks of 32 columns in turn; lane (r = lane / 2, side = lane % 2) has row r and columns 8 side .. 8 side + 7
+and 16 + 8 side .. of a block, as four pieces of 4 columns: in layout r16 a word of the plane has 4 (8 bits) or twice 4
+of them. The order of additions is that of the columns whatever else is in the batch, so that a token's result is the
+same bits alone and in a batch."""
 
 from zse import kernel as zl
 from zse.kernels.activation import activate
@@ -20,8 +21,8 @@ DENSE = {"bf16": zl.bf16, "f16": zl.f16, "f32": zl.f32, "e4m3": zl.e4m3}
 
 
 class SimpleProductParams(zl.Record):
-    """The parameters of matmul_simple. groups: scales of a row; group_blocks: blocks of 32 columns of a group, 0 for groups of
-    16; scaling (e4m3): 0 a scale per row, 1 one, 2 one per 128 x 128; mode: as of matmul_small."""
+    """The parameters of matmul_simple. groups: scales of a row; group_blocks: blocks of 32 columns of a group, 0 for
+    groups of 16; scaling (e4m3): 0 a scale per row, 1 one, 2 one per 128 x 128; mode: as of matmul_small."""
 
     w: zl.Ptr[zl.u8, "const"]
     high: zl.Ptr[zl.u8, "const"]
@@ -67,8 +68,8 @@ def number_of(index, p):
 
 @zl.inline
 def step_bytes(word, high, step, second, bits):
-    """Four weights as bytes of a u32: of step `step` (0 .. 3, run time), or of step + 4 if `second`. word: of that step (8 bits) or of
-    both; high: the row's word of the `high` plane (6 bits: the half of it that has this step)."""
+    """Four weights as bytes of a u32: of step `step` (0 .. 3, run time), or of step + 4 if `second`. word: of that step
+    (8 bits) or of both; high: the row's word of the `high` plane (6 bits: the half of it that has this step)."""
     if bits == 8:
         return word
     q = (word >> 4) & LOW if second else word & LOW

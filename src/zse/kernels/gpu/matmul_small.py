@@ -7,11 +7,10 @@ unit is two tiles of 16 rows: neighbours, or, for `gated`, a tile of the gate an
 projection. Lane (g = lane / 4, t = lane % 4) holds rows 4 (g % 4) … + 3 of tile g / 4. The order of k inside a mma
 is a permutation (the same for both operands) that makes a lane's weights contiguous in memory.
 
-Integers are not scaled one by one: a fragment holds 128 + q, exact in bf16 (the bits of q are those of the
-mantissa), the group's sum is multiplied by its scale, and a third mma with rows of ones gives the sum of the
-activations for the offset:
-sum w a = scale * sum (128 + q) a + (offset - 128 scale) * sum a.
-8-bit q are two nibbles: 128 + low and 2048 + 16 high. lut4's indices become such bytes, its numbers plus 128, on the way.
+Integers are not scaled one by one: a fragment holds 128 + q, exact in bf16 (the bits of q are those of the mantissa),
+the group's sum is multiplied by its scale, and a third mma with rows of ones gives the sum of the activations for the
+offset: sum w a = scale * sum (128 + q) a + (offset - 128 scale) * sum a. 8-bit q are two nibbles: 128 + low and 2048 +
+16 high. lut4's indices become such bytes, its numbers plus 128, on the way.
 
 The accumulation is f32 of exact products. What a token gets does not depend on how many tokens there are.
 """

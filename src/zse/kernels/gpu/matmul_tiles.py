@@ -47,9 +47,9 @@ def sums_bytes(warps: int, tokens: int) -> int:
 
 
 class ProductParams(zl.Record):
-    """The parameters of matmul_small and matmul_few. groups: scales of a row; shift: of class 32 and 0, log2 of a group in
-    multiples of 32 or of the chunk (31: the row); scaling (e4m3): 0 a scale per row, 1 one, 2 one per 128 x 128; mode:
-    STORE, ..."""
+    """The parameters of matmul_small and matmul_few. groups: scales of a row; shift: of class 32 and 0, log2 of a group
+    in multiples of 32 or of the chunk (31: the row); scaling (e4m3): 0 a scale per row, 1 one, 2 one per 128 x 128;
+    mode: STORE, ..."""
 
     w: zl.Ptr[zl.u8, "const"]
     high: zl.Ptr[zl.u8, "const"]

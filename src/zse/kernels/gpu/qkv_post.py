@@ -15,8 +15,9 @@ def put(out, a, b, T):
 
 @zl.inline
 def begin_packed(pairs, scale, T):
-    """Writes the scale of a warp's values, f32 pairs that are zero where they are none, and gives what makes them stored
-    numbers. As in kv_pages.pack_head the peak is found on bit patterns, so that NaN and infinity survive into the scale."""
+    """Writes the scale of a warp's values, f32 pairs that are zero where they are none, and gives what makes them
+    stored numbers. As in kv_pages.pack_head the peak is found on bit patterns, so that NaN and infinity survive into
+    the scale."""
     top = zl.i32(0)
     for pair in zl.static(pairs):
         for u in zl.static(range(2)):
@@ -59,14 +60,15 @@ class PostParams(QKVPost):
 
     @property
     def rest(self) -> int:
-        """Pairs of two neighbours that a lane has of what is not rotated, at most; of half of a rotated head half as many."""
+        """Pairs of two neighbours that a lane has of what is not rotated, at most; of half of a rotated head half as
+        many."""
         return largest_head(self.NORM) // 64
 
 
 @zl.inline
 def rotate(x, weight, whole, table, out, scale, T, p):
-    """out = rope(x), or rope(rmsnorm(x) * weight), as T: one head, two neighbours of each half a lane. whole: the factor
-    of a norm over all heads. scale: where that of a T in 8 bits goes, else None."""
+    """out = rope(x), or rope(rmsnorm(x) * weight), as T: one head, two neighbours of each half a lane. whole: the
+    factor of a norm over all heads. scale: where that of a T in 8 bits goes, else None."""
     lane = zl.lane_index()
     half = p.rotary // 2
     at = [lane * 2 + n * 64 for n in zl.static(range(p.rest // 2))]

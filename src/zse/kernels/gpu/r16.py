@@ -51,7 +51,8 @@ def center(scheme) -> float:
 
 
 def arguments(weight) -> dict[str, Any]:
-    """What the kernels of integer weights are given of one beside its numbers. Groups of 16 columns have two scales a block."""
+    """What the kernels of integer weights are given of one beside its numbers. Groups of 16 columns have two scales a
+    block."""
     scheme, planes, width = weight.scheme, weight.planes, weight.shape[1]
     group = scheme.group or width
     return dict(
@@ -74,15 +75,16 @@ def table_of(p):
 
 @zl.inline
 def looked_up(word, second, table):
-    """The bytes of the table (table_of) that a row's word has indices of: four columns of a step, or of step + 4 if `second`."""
+    """The bytes of the table (table_of) that a row's word has indices of: four columns of a step, or of step + 4 if
+    `second`."""
     first, last = four_of(word, table), four_of(word >> 16, table)
     return zl.prmt(first, last, zl.u32(0x7531 if second else 0x6420))
 
 
 @zl.inline
 def four_of(index, table):
-    """The bytes for the four lowest indices. prmt takes three bits of each, once from either half of the table; the fourth bit
-    chooses between the two."""
+    """The bytes for the four lowest indices. prmt takes three bits of each, once from either half of the table; the
+    fourth bit chooses between the two."""
     places = index & 0x7777
     low, high = zl.prmt(table[0], table[1], places), zl.prmt(table[2], table[3], places)
     return zl.prmt(low, high, ((index & 0x8888) >> 1) | 0x3210)

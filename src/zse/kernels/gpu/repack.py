@@ -1,11 +1,11 @@
-"""Weights of other people's checkpoints, and plain ones that are quantized on load, on a GPU: from the words of the file, which
-the loader has copied to device memory, to the planes of layout r16 (e4m3: of rows). zse.kernels.repack_pieces says which
-piece goes to which kernel.
+"""Weights of other people's checkpoints, and plain ones that are quantized on load, on a GPU: from the words of the
+file, which the loader has copied to device memory, to the planes of layout r16 (e4m3: of rows).
+zse.kernels.repack_pieces says which piece goes to which kernel.
 
-Bit-equal to the NumPy of zse.formats.quantized_rows, zse.quant.quantize and zse.quant.fp8: the same operations of f32, each
-rounded by itself, and sums in the order of the columns. A thread makes 32 columns or a group of one row; 16 neighbours are
-the rows of a tile, so that they store 64 bytes together. Bound by the bus that brings the words (50 GB/s).
-"""
+Bit-equal to the NumPy of zse.formats.quantized_rows, zse.quant.quantize and zse.quant.fp8: the same operations of f32,
+each rounded by itself, and sums in the order of the columns. A thread makes 32 columns or a group of one row; 16
+neighbours are the rows of a tile, so that they store 64 bytes together. Bound by the bus that brings the words (50
+GB/s)."""
 
 from zse import kernel as zl
 from zse.kernels import quantize_group as rounding
@@ -164,9 +164,9 @@ def quantize_groups(
     BITS: zl.static,
     IN: zl.static,
 ):
-    """Grid (groups of LINES groups, tiles): rows of numbers as int4 with offsets or symmetric int8, `group` columns a scale, a
-    multiple of 32. Inside every unit of rows, row i is the source's row order[i]. Rows from `rows` on are padding.
-    bad: gets the bits of the largest magnitude that f16 cannot hold."""
+    """Grid (groups of LINES groups, tiles): rows of numbers as int4 with offsets or symmetric int8, `group` columns a
+    scale, a multiple of 32. Inside every unit of rows, row i is the source's row order[i]. Rows from `rows` on are
+    padding. bad: gets the bits of the largest magnitude that f16 cannot hold."""
     zl.grid_launch_dependents()
     zl.grid_wait()
     r = zl.thread_index() % TILE_ROWS
@@ -222,8 +222,8 @@ def quantize_rows(
     unit: zl.i32,
     IN: zl.static,
 ):
-    """Grid (rows): e4m3 with one scale a row, the largest magnitude becomes 448. width: a multiple of 16. order: as above.
-    bad: gets the bits of infinity or NaN."""
+    """Grid (rows): e4m3 with one scale a row, the largest magnitude becomes 448. width: a multiple of 16. order: as
+    above. bad: gets the bits of infinity or NaN."""
     zl.grid_launch_dependents()
     zl.grid_wait()
     scratch = zl.shared_array(zl.i32, zl.target.threads // zl.target.warp)

@@ -54,8 +54,9 @@ def keep_groups(p, scores, sums, lane):
 
 @zl.inline
 def route_token(p, token, probs, scores, sums, lane):
-    """A warp's choice for a token. probs, scores, sums: shared memory of its own. (Each expert's rank instead, counted without an
-    exchange between lanes, took half as long again: 12.2 us instead of 8.3 for 8 of 128 and 64 tokens on an H200.)"""
+    """A warp's choice for a token. probs, scores, sums: shared memory of its own. (Each expert's rank instead, counted
+    without an exchange between lanes, took half as long again: 12.2 us instead of 8.3 for 8 of 128 and 64 tokens on an
+    H200.)"""
     probabilities(p, p.logits + token * p.experts, probs, lane, zl.target.warp)
     for e in range(lane, p.experts, zl.target.warp):
         score = probs[e]
@@ -109,8 +110,9 @@ def route_warp(p: RouteParams):
 
 
 class RouterParams(RouteParams):
-    """And the router's product: a bf16 [tokens, width], w [experts, width], router_bias f32 [experts]; out: logits, of which `logits` is
-    the address too; width a multiple of 8. sorts: of one token, source, place and tasks as well. counter: 0 before and after."""
+    """And the router's product: a bf16 [tokens, width], w [experts, width], router_bias f32 [experts]; out: logits, of
+    which `logits` is the address too; width a multiple of 8. sorts: of one token, source, place and tasks as well.
+    counter: 0 before and after."""
 
     a: zl.Ptr[zl.bf16, "const"]
     w: zl.Ptr["W", "const"]
@@ -175,7 +177,8 @@ def sort_token(p, lane):
 
 @zl.kernel
 def route_products(p: RouterParams):
-    """Grid (experts / ROUTER_ROWS): a warp is an expert's row of the router; the block that comes last routes, a warp a token."""
+    """Grid (experts / ROUTER_ROWS): a warp is an expert's row of the router; the block that comes last routes, a warp a
+    token."""
     zl.grid_launch_dependents()
     probs = zl.shared_array(zl.f32, ROUTER_ROWS * MAX_EXPERTS)
     scores = zl.shared_array(zl.f32, ROUTER_ROWS * MAX_EXPERTS)
@@ -236,8 +239,8 @@ def same_expert(ids, pair, last, lane):
 
 @zl.kernel
 def sort_pairs_gpu(p: PairSorting):
-    """One block; each warp has a range of the pairs, a lane each: it counts those of each expert, and places them in their order when it
-    is known where each expert's begin."""
+    """One block; each warp has a range of the pairs, a lane each: it counts those of each expert, and places them in
+    their order when it is known where each expert's begin."""
     zl.grid_launch_dependents()
     starts = zl.shared_array(zl.i32, MAX_EXPERTS + 1)
     counts = zl.shared_array(zl.i32, zl.target.threads // zl.target.warp * MAX_EXPERTS)
@@ -281,7 +284,8 @@ def sort_pairs_gpu(p: PairSorting):
 
 @zl.inline
 def write_tasks(starts, tasks, experts, num_tasks, task_pairs, lane):
-    """starts[e + 1]: from how many pairs expert e has to where its last one ends; and the tasks. Prefix sums by a warp."""
+    """starts[e + 1]: from how many pairs expert e has to where its last one ends; and the tasks. Prefix sums by a
+    warp."""
     pairs_before, tasks_before = zl.i32(0), zl.i32(0)
     for first in range(0, experts, zl.target.warp):
         e = first + lane

@@ -158,8 +158,9 @@ def prefix_sum(value):
 
 @zl.inline
 def find(weights, count, done, goal, REACH):
-    """(index, sum before it, whether there is one): the first of `count` weights at which done + weights[0] + ... passes
-    the goal (REACH: reaches it). Where none does: the last that is not zero, and the sum before that. By a whole warp."""
+    """(index, sum before it, whether there is one): the first of `count` weights at which done + weights[0] + ...
+    passes the goal (REACH: reaches it). Where none does: the last that is not zero, and the sum before that. By a whole
+    warp."""
     lane = zl.lane_index()
     index = zl.i32(0)
     before = done + 0.0
@@ -186,8 +187,8 @@ def find(weights, count, done, goal, REACH):
 
 @zl.inline
 def first_key(bin, inverse):
-    """The smallest u32 key (key_of) of a value whose bin is at least `bin`; bins grow with values, so the key's bits are
-    found from the top, five at once by the lanes of a warp."""
+    """The smallest u32 key (key_of) of a value whose bin is at least `bin`; bins grow with values, so the key's bits
+    are found from the top, five at once by the lanes of a warp."""
     lane = zl.u32(zl.lane_index() % 32)
     key = zl.u32(0)
     shift = zl.u32(27)
@@ -203,7 +204,8 @@ def first_key(bin, inverse):
 
 @zl.inline
 def history_at(p, line, position):
-    """Where the token at `position` of the sequence in this line of the page table lies in the history. p: parameters."""
+    """Where the token at `position` of the sequence in this line of the page table lies in the history. p:
+    parameters."""
     block = p.page_table[line * p.max_pages + position // BLOCK]
     return p.history + (block // p.blocks_per_page * BLOCK + position % BLOCK)
 

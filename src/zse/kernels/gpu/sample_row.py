@@ -47,8 +47,8 @@ def deviation(x, vocab, aligned, sums):
 
 @zl.inline
 def most_likely(own, mine, chunks, wanted, floats, warp_sums, found_ids, found_values):
-    """(largest raw logit, log of the sum of their exponentials); the `wanted` most likely tokens and their log-probabilities
-    go to found_ids and found_values."""
+    """(largest raw logit, log of the sum of their exponentials); the `wanted` most likely tokens and their
+    log-probabilities go to found_ids and found_values."""
     t, lane, warp = zl.thread_index(), zl.lane_index(), zl.warp_index()
     lists = chunk_warps = parts.MAX_CHUNKS // zl.target.warp
     chunk_high = zl.f32(LOWEST)
@@ -97,8 +97,8 @@ def most_likely(own, mine, chunks, wanted, floats, warp_sums, found_ids, found_v
 
 
 class RowParams(zl.Record):
-    """The parameters of sample_row_gpu. The tokens of a row lie in the history by its line of the page table; bias_start
-    [rows + 1]."""
+    """The parameters of sample_row_gpu. The tokens of a row lie in the history by its line of the page table;
+    bias_start [rows + 1]."""
 
     logits: zl.Ptr[zl.f32, "const"]
     temperature: zl.Ptr[zl.f32, "const"]
@@ -135,8 +135,8 @@ class RowParams(zl.Record):
 
 @zl.inline
 def bound_kept(kept, state, finite, row, p):
-    """kept: [the kept set is {order >= kept}], after top-k and top-p. Returns the set's mass, with that of each chunk in
-    state.weights."""
+    """kept: [the kept set is {order >= kept}], after top-k and top-p. Returns the set's mass, with that of each chunk
+    in state.weights."""
     t = zl.thread_index()
     scores = zl.shared_array(zl.f64, parts.BINS)
     found = zl.shared_array(zl.i32, 1)
@@ -164,8 +164,8 @@ def bound_kept(kept, state, finite, row, p):
 
 @zl.inline
 def draw(token, state, own, heat, row, p):
-    """A token of the kept set by its probability; token: the best, where rounding leaves none. Parameters are read where
-    they are used, which saves registers."""
+    """A token of the kept set by its probability; token: the best, where rounding leaves none. Parameters are read
+    where they are used, which saves registers."""
     t = zl.thread_index()
     inverse = parts.inverse_of(heat)
     kept = [zl.u64(0) for _ in zl.static(range(1))]  # the kept set: order >= kept
@@ -321,7 +321,8 @@ def sample_row_gpu(p: RowParams):
 
 
 def sample_variants(target):
-    """Both launches of the sampler on a GPU. The second takes less than the 32 KB of shared memory that every GPU has."""
+    """Both launches of the sampler on a GPU. The second takes less than the 32 KB of shared memory that every GPU
+    has."""
     return [
         zl.Variant("sample_scan", sample_scan_gpu, threads=SCAN_THREADS, min_blocks=4),
         zl.Variant("sample_row", sample_row_gpu, threads=search.THREADS),

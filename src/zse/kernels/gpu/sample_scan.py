@@ -99,8 +99,8 @@ def sort_into(candidates, total, wanted, list):
 
 @zl.inline
 def write_best(values, best, first, wanted, list, ordering):
-    """The `wanted` best tokens of the chunk, at most LIST. The wanted-th best of the threads' best values bounds them from below; what
-    passes it is at most VALUES a thread for `wanted` threads."""
+    """The `wanted` best tokens of the chunk, at most LIST. The wanted-th best of the threads' best values bounds them
+    from below; what passes it is at most VALUES a thread for `wanted` threads."""
     t = zl.thread_index()
     ordering.bests[t] = best
     if t == 0:
@@ -204,7 +204,8 @@ def penalize(values, x, first, count, aligned, row, p):
 
 @zl.inline
 def histogram(values, high, inverse, base, record):
-    """(mass of the chunk relative to its largest logit, numbers of tokens by depth), with the histogram in the record."""
+    """(mass of the chunk relative to its largest logit, numbers of tokens by depth), with the histogram in the
+    record."""
     t = zl.thread_index()
     mass = zl.f32(0)
     counts = zl.shared_array(zl.u32, parts.BINS)

@@ -193,8 +193,8 @@ def weigh_chunks(row, kept):
 
 @zl.inline
 def divide(row, depth, low, top, above, limit, by_mass):
-    """Divide the keys [low, top] of the row's bin `depth` into parts and take the one that the limit falls into, until it
-    has at most CANDIDATES tokens or a single key: (its tokens, low, top, tokens or mass above it)."""
+    """Divide the keys [low, top] of the row's bin `depth` into parts and take the one that the limit falls into, until
+    it has at most CANDIDATES tokens or a single key: (its tokens, low, top, tokens or mass above it)."""
     t = zl.thread_index()
     lane = zl.lane_index()
     warp = zl.warp_index()
@@ -293,8 +293,8 @@ def collect_logits(row, depth, low, top, keys, number):
 
 @zl.inline
 def shortest_prefix(row, keys, number, above, limit, by_mass, ordered):
-    """(order of the last token of the shortest prefix of the collected tokens that reaches the limit, whether one does);
-    all of them where none does, 0 without any."""
+    """(order of the last token of the shortest prefix of the collected tokens that reaches the limit, whether one
+    does); all of them where none does, 0 without any."""
     t = zl.thread_index()
     if t < number:
         order = keys[t]

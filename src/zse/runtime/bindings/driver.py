@@ -26,8 +26,9 @@ _TYPES: "dict[str, Any]" = {
     "u64": c_uint64,
     "uint": c_uint,
 }
-# Role → (CUDA's symbol, HIP's, arguments: words of _TYPES, "*word" where the call writes one). The two are one interface
-# with two spellings; "" where one has no such call. Calls of VMM and tensor maps may be missing from a driver.
+# Role → (CUDA's symbol, HIP's, arguments: words of _TYPES, "*word" where the call writes one). The two are one
+# interface with two spellings; "" where one has no such call. Calls of VMM and tensor maps may be missing from a
+# driver.
 ROLES = {
     "init": ("cuInit", "hipInit", "uint"),
     "driver_version": ("cuDriverGetVersion", "hipDriverGetVersion", "*int"),
@@ -187,11 +188,13 @@ class Driver:
         raise NotImplementedError
 
     def identify(self, device: int) -> "dict[str, Any]":
-        """ "name" of a device as the driver numbers it, and its "arch" (CUDA: 90 for sm_90) or "isa" (HIP: "gfx942")."""
+        """ "name" of a device as the driver numbers it, and its "arch" (CUDA: 90 for sm_90) or "isa" (HIP:
+        "gfx942")."""
         raise NotImplementedError
 
     def list_devices(self) -> "list[dict[str, Any]]":
-        """The GPUs that could be opened: ordinal, what `identify` says, memory_bytes, driver_version. Makes no context."""
+        """The GPUs that could be opened: ordinal, what `identify` says, memory_bytes, driver_version. Makes no
+        context."""
         self.init(0)
         version, found = self.integer("driver_version"), []
         for ordinal in range(self.integer("device_count")):

@@ -1,4 +1,5 @@
-"""Answers to requests with an Idempotency-Key, by tenant. The functions take the connection: hand them to Database.run()."""
+"""Answers to requests with an Idempotency-Key, by tenant. The functions take the connection: hand them to
+Database.run()."""
 
 import sqlite3
 from typing import NamedTuple

@@ -1,6 +1,7 @@
 """A SQLite file with one thread that reads and writes it: nothing of it runs on the event loop.
 
-What was submitted while a commit was under way shares the next one. A result is given once it is on the disk (`synchronous=FULL`)."""
+What was submitted while a commit was under way shares the next one. A result is given once it is on the disk
+(`synchronous=FULL`)."""
 
 import asyncio
 import os
@@ -65,8 +66,8 @@ class Database:
         self._thread.join()
 
     def submit(self, work: Work, writes: bool = True) -> Future:
-        """work(connection), in a transaction that may be shared; a job that raises has written nothing, and fails alone. The result
-        raises what work raises, or StorageError."""
+        """work(connection), in a transaction that may be shared; a job that raises has written nothing, and fails
+        alone. The result raises what work raises, or StorageError."""
         job = _Job(work, writes, Future())
         self._jobs.put(job)
         return job.done

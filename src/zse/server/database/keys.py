@@ -1,6 +1,7 @@
 """API keys in the database: made, changed, ended. A key is shown once, when it is made; the file has its HMAC.
 
-Every change has a line in the audit log. The functions take the connection: hand them to Database.submit(), run() or now()."""
+Every change has a line in the audit log. The functions take the connection: hand them to Database.submit(), run() or
+now()."""
 
 import binascii
 import os
@@ -35,7 +36,8 @@ class KeyRefused(ConfigError):
 
 
 class StoredKey(msgspec.Struct, frozen=True):
-    """A row. models, routes: None: all. Prices: of a million tokens; cached_price None: as input_price. Times in seconds since
+    """A row. models, routes: None: all. Prices: of a million tokens; cached_price None: as input_price. Times in
+    seconds since
     1970. weight None: 1, or what --tenant-weight says."""
 
     id: int
@@ -80,7 +82,8 @@ _COLUMNS = StoredKey.__struct_fields__
 
 
 class Keyring(msgspec.Struct, frozen=True):
-    """The keys that were not revoked in a version of the database, by Database.version(), and the secret of their digests."""
+    """The keys that were not revoked in a version of the database, by Database.version(), and the secret of their
+    digests."""
 
     version: tuple[int, int]
     secret: bytes
@@ -121,8 +124,8 @@ def _key(row: tuple) -> StoredKey:
 
 
 def prepare(connection: sqlite3.Connection, makes_admin: bool) -> str:
-    """Of a server's start: the secret; and with makes_admin, where there never was a key, one for the administrator. Its text; else
-    ""."""
+    """Of a server's start: the secret; and with makes_admin, where there never was a key, one for the administrator.
+    Its text; else ""."""
     secret(connection)
     if not makes_admin or connection.execute("SELECT 1 FROM keys").fetchone():
         return ""
@@ -138,8 +141,8 @@ def find(connection: sqlite3.Connection, name: str) -> StoredKey:
 
 
 def create(connection: sqlite3.Connection, name: str, actor: str, **values: Any) -> tuple[StoredKey, str]:
-    """A new key, and its text, which is nowhere else. values: of CHANGEABLE; the tenant is the name where they have none. Raises
-    KeyRefused for a name that is taken, and for too many keys."""
+    """A new key, and its text, which is nowhere else. values: of CHANGEABLE; the tenant is the name where they have
+    none. Raises KeyRefused for a name that is taken, and for too many keys."""
     now = time.time()
     if listed(connection, "name = ?", name):
         raise KeyRefused("conflict", f"there is, or was, a key {name!r}; take another name, or rotate it")

@@ -1,6 +1,8 @@
-"""Answers of the Responses API that were asked to be kept, by tenant. The functions take the connection: hand them to Database.run().
+"""Answers of the Responses API that were asked to be kept, by tenant. The functions take the connection: hand them to
+Database.run().
 
-A row has what its request brought (`items`) and the id of the response that it went on from, so that a conversation is kept once."""
+A row has what its request brought (`items`) and the id of the response that it went on from, so that a conversation is
+kept once."""
 
 import sqlite3
 from typing import NamedTuple
@@ -14,8 +16,8 @@ CONVERSATION_BYTES = 2 << 20  # that a response may go on from, as much as a bod
 
 
 class StoredResponse(NamedTuple):
-    """body: the answer, JSON; items: the items of its request, JSON. previous: the id of the response before it, or "". Times in
-    seconds since 1970."""
+    """body: the answer, JSON; items: the items of its request, JSON. previous: the id of the response before it, or "".
+    Times in seconds since 1970."""
 
     id: str
     previous: str
@@ -65,8 +67,8 @@ def find(connection: sqlite3.Connection, tenant: str, id: str, now: float) -> St
 
 
 def conversation(connection: sqlite3.Connection, tenant: str, id: str, now: float) -> list[StoredResponse]:
-    """The response and those that it went on from, the oldest first: as far back as they are there, and until there are more than
-    CONVERSATION_BYTES."""
+    """The response and those that it went on from, the oldest first: as far back as they are there, and until there are
+    more than CONVERSATION_BYTES."""
     out: list[StoredResponse] = []
     size = 0
     while id and size <= CONVERSATION_BYTES and (found := find(connection, tenant, id, now)) is not None:

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 
 class Owned(NamedTuple):
-    """Statements on the rows of a tenant. size: bytes of all; oldest: (id, size) of some, those that go first; delete: one, by tenant
-    and id."""
+    """Statements on the rows of a tenant. size: bytes of all; oldest: (id, size) of some, those that go first; delete:
+    one, by tenant and id."""
 
     size: str
     oldest: str

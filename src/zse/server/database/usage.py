@@ -1,6 +1,7 @@
 """What requests used, by tenant, key, model and hour; and what is left of quotas. Both outlive the server.
 
-A request counts when it ends. What ended within GROUP_S is one commit; a death of the process loses no more than that."""
+A request counts when it ends. What ended within GROUP_S is one commit; a death of the process loses no more than
+that."""
 
 import asyncio
 import logging
@@ -36,7 +37,8 @@ Windows = list[tuple[str, str, float, float]]  # account, kind, level, at
 
 
 class UsageLog:
-    """Of a server: gathers on the event loop, and writes in groups. What could not be written is tried again, and nothing waits for it.
+    """Of a server: gathers on the event loop, and writes in groups. What could not be written is tried again, and
+    nothing waits for it.
 
     Args:
         clock: seconds since 1970."""
@@ -134,8 +136,8 @@ def restore(
 
 
 class UsageTotals(msgspec.Struct, frozen=True):
-    """Of a key, a model and a time. key: its name, "" of one that is not in the database. at: when the hour or day began, seconds
-    since 1970; None: all of it."""
+    """Of a key, a model and a time. key: its name, "" of one that is not in the database. at: when the hour or day
+    began, seconds since 1970; None: all of it."""
 
     tenant: str
     key: str
@@ -162,8 +164,8 @@ def totals(
     key: str | None = None,
     by: str = "all",
 ) -> list[UsageTotals]:
-    """By key, model and period (of PERIODS), the oldest first. since, until: whole hours, from the one that has the time on and before
-    the one that has it. key: a name."""
+    """By key, model and period (of PERIODS), the oldest first. since, until: whole hours, from the one that has the
+    time on and before the one that has it. key: a name."""
     hours = PERIODS[by]
     at = "NULL" if hours is None else f"hour / {hours} * {hours} * 3600.0"
     sums = ", ".join(f"sum(usage.{name})" for name in COUNTS[:6])

@@ -65,12 +65,12 @@ class Extras(msgspec.Struct, frozen=True):
 
 class Completion(msgspec.Struct):
     """A checked request of either route. prompts: text or token ids (completions); messages: role/content (chat).
-    tools: what may be called, None when nothing may. structure: the form that structure_field asks for. thinking_budget:
-    tokens of reasoning, by thinking_field. left_out: sampling fields that the request leaves to the model's own
-    recommendation. template_variables: for the chat template. num_choices: generations that the engine has to make; of
-    best_of > n answers the n likeliest are given. num_ids: tokens of prompts that are token ids, None where one is text.
-    prompt_top: alternatives for each token of the prompt, None where its
-    log-probabilities are not wanted. keep_alive: seconds for which the model stays loaded afterwards; None: nothing is asked."""
+    tools: what may be called, None when nothing may. structure: the form that structure_field asks for.
+    thinking_budget: tokens of reasoning, by thinking_field. left_out: sampling fields that the request leaves to the
+    model's own recommendation. template_variables: for the chat template. num_choices: generations that the engine has
+    to make; of best_of > n answers the n likeliest are given. num_ids: tokens of prompts that are token ids, None where
+    one is text. prompt_top: alternatives for each token of the prompt, None where its log-probabilities are not wanted.
+    keep_alive: seconds for which the model stays loaded afterwards; None: nothing is asked."""
 
     model: str | None
     params: SamplingParams
@@ -412,7 +412,8 @@ def choice_seed(seed: int, index: int) -> int:
 
 
 def choice_params(completion: Completion, index: int, max_tokens: int) -> SamplingParams:
-    """Parameters of choice `index`, for the engine: its own seed; log-probabilities too when answers are to be ranked."""
+    """Parameters of choice `index`, for the engine: its own seed; log-probabilities too when answers are to be
+    ranked."""
     params = completion.params
     seed = params.seed if params.seed is None or not index else choice_seed(params.seed, index)
     logprobs = 0 if completion.best_of > completion.n and params.logprobs is None else params.logprobs

@@ -26,8 +26,9 @@ MAX_TOOLS = 128
 MAX_CALLS = 128
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 32
-# Keys that clients leave in messages, parts, tools and calls that they got from other servers, or mean for them: accepted, unused.
-# litellm, LangChain, the Vercel AI SDK, OpenRouter and Anthropic's SDK write these. Unknown keys of the request itself are refused.
+# Keys that clients leave in messages, parts, tools and calls that they got from other servers, or mean for them:
+# accepted, unused. litellm, LangChain, the Vercel AI SDK, OpenRouter and Anthropic's SDK write these. Unknown keys of
+# the request itself are refused.
 FOREIGN_KEYS = tuple(
     """provider_specific_fields cache_control reasoning_details thinking_blocks id timestamp created_at status metadata
     additional_kwargs response_metadata usage_metadata providerOptions provider_options experimental_providerMetadata

@@ -247,7 +247,8 @@ def _continued(values: dict) -> Completion:
 
 
 def _conversation(messages: list[dict]) -> list[dict]:
-    """Messages of a chat request: calls get ids, and results those of the calls that they answer, by name or in turn."""
+    """Messages of a chat request: calls get ids, and results those of the calls that they answer, by name or in
+    turn."""
     out: list[dict] = []
     waiting: list[tuple[str, str]] = []  # (id, function) of calls without a result
     num_calls = 0

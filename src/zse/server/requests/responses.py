@@ -179,7 +179,8 @@ def check_items(items: list[dict]) -> list[dict]:
 
 
 def read_responses(body: dict) -> tuple[Completion, dict]:
-    """The chat request that the body of a conversation without stored responses means, and the checked fields. Raises RequestError."""
+    """The chat request that the body of a conversation without stored responses means, and the checked fields. Raises
+    RequestError."""
     values = check_responses(body)
     return completion_of(values, values["input"]), values
 

@@ -44,8 +44,8 @@ async def live(app, request: APIRequest) -> Response:
 
 
 async def ready(app, request: APIRequest) -> Response:
-    """GET /health/ready: 200 when a request sent now would be answered, else 503; why, and how much goes on, for those who
-    may know."""
+    """GET /health/ready: 200 when a request sent now would be answered, else 503; why, and how much goes on, for those
+    who may know."""
     ok, reason = (False, "the server is shutting down") if app.draining else app.pool.health()
     code = "shutting_down" if app.draining else "engine_restarting"
     if not _may_know(app, request):
@@ -76,8 +76,8 @@ def _not_ready(body: dict, code: str, message: str) -> Response:
 
 
 def _may_know(app, request: APIRequest) -> bool:
-    """Whether the activity is told: to an admin's key, or to this machine. A proxy says whom it asks for, and then the address
-    is not the client's."""
+    """Whether the activity is told: to an admin's key, or to this machine. A proxy says whom it asks for, and then the
+    address is not the client's."""
     if not app.needs_key:
         return True  # as /metrics
     if is_loopback(request.connection.client.removeprefix("::ffff:")) and not FORWARDED & request.headers.keys():

@@ -67,8 +67,9 @@ OF_MODEL = (
 )
 
 
-# vLLM's names (docs.vllm.ai, "Production Metrics") for dashboards and autoscalers that ask for them: (their name, ours, values of
-# labels that are called otherwise there). Their label of the model is model_name; `reason` is finished_reason.
+# vLLM's names (docs.vllm.ai, "Production Metrics") for dashboards and autoscalers that ask for them: (their name, ours,
+# values of labels that are called otherwise there). Their label of the model is model_name; `reason` is
+# finished_reason.
 _REASONS = {"tool_calls": "stop", "cancelled": "abort"}
 ALIASES: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("vllm:num_requests_running", "zse_engine_running", {}),

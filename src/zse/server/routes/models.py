@@ -132,8 +132,8 @@ def _event(value: dict) -> bytes:
 async def follow(
     request: APIRequest, work: asyncio.Future, now: Callable[[], dict], write: Callable[[dict], bytes]
 ) -> None:
-    """A stream that says how `work` goes: what now() gives, when it has changed, and once more at the end. Raises what `work`
-    raises."""
+    """A stream that says how `work` goes: what now() gives, when it has changed, and once more at the end. Raises what
+    `work` raises."""
     said = None
     try:
         while not work.done():

@@ -46,7 +46,8 @@ def _time(seconds: float) -> str:
 
 
 class _Writer:
-    """Lines of JSON, the last of which says why it ended and how long it took. Calls are written when they are complete."""
+    """Lines of JSON, the last of which says why it ended and how long it took. Calls are written when they are
+    complete."""
 
     def __init__(self, is_chat: bool, job: CompletionRun):
         self.job, self._is_chat = job, is_chat
@@ -131,7 +132,8 @@ async def _generate(app, request: APIRequest, is_chat: bool, read: Callable) -> 
 
 
 async def _load(app, request: APIRequest, completion: Completion, is_chat: bool) -> Response:
-    """A request without a prompt: the model is loaded, or, with a keep_alive of 0, unloaded. It waits as one with a prompt does."""
+    """A request without a prompt: the model is loaded, or, with a keep_alive of 0, unloaded. It waits as one with a
+    prompt does."""
     with RequestRun(app, request) as work:
         if completion.keep_alive == 0:
             await _unload(app, request, completion.model)

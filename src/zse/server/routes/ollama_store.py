@@ -17,7 +17,8 @@ SUCCESS = {"status": "success"}
 
 
 def _line(found) -> dict:
-    """How far a pull is, as Ollama's clients show it: they take what has a `digest` for a file with a bar of its own."""
+    """How far a pull is, as Ollama's clients show it: they take what has a `digest` for a file with a bar of its
+    own."""
     if found.state == "stored":
         return SUCCESS
     if not found.total:

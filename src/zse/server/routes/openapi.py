@@ -1,4 +1,5 @@
-"""GET /openapi.json: the API as an OpenAPI 3.1 document, made of the route table, the tables of fields and the error table."""
+"""GET /openapi.json: the API as an OpenAPI 3.1 document, made of the route table, the tables of fields and the error
+table."""
 
 import re
 from functools import cache

@@ -240,7 +240,8 @@ async def responses(app, request: APIRequest) -> Response | None:
 
 
 async def _run(app, request: APIRequest, name: str, writes: bool = False) -> Any:
-    """What the function of database.responses gives for the response that the path names. Raises APIError: there is none."""
+    """What the function of database.responses gives for the response that the path names. Raises APIError: there is
+    none."""
     found = None
     if app.database is not None:
         work, id = getattr(storage.responses, name), request.parameters["response"]

@@ -14,16 +14,18 @@ import zse.server.routes.info  # noqa: F401
 from zse.sampling.fields import Fields
 from zse.server.errors import ANTHROPIC, OLLAMA, OPENAI
 
-# Who may call: anybody; when the server has keys, the holder of one; or of one whose line says admin (--api-key is one).
+# Who may call: anybody; when the server has keys, the holder of one; or of one whose line says admin (--api-key is
+# one).
 PUBLIC, USER, ADMIN = "public", "user", "admin"
 
 
 class Route(msgspec.Struct, frozen=True):
-    """function: "MODULE.NAME" in zse.server.routes, a coroutine function of the App and the APIRequest. doc: what it answers,
-    in docs/api.md and the OpenAPI document. fields: "MODULE.NAME" in zse.server.requests, the table of what a body may hold;
-    "": the route takes none. api: whose way of writing errors it has, of zse.server.errors. verb: its method; "": POST with a body,
-    GET without. What changes something takes a body or is no POST: a browser asks before it lets another site's page send those.
-    media: the type of an answer that is not streamed. query: as `fields`, of what may stand behind a "?"."""
+    """function: "MODULE.NAME" in zse.server.routes, a coroutine function of the App and the APIRequest. doc: what it
+    answers, in docs/api.md and the OpenAPI document. fields: "MODULE.NAME" in zse.server.requests, the table of what a
+    body may hold; "": the route takes none. api: whose way of writing errors it has, of zse.server.errors. verb: its
+    method; "": POST with a body, GET without. What changes something takes a body or is no POST: a browser asks before
+    it lets another site's page send those. media: the type of an answer that is not streamed. query: as `fields`, of
+    what may stand behind a "?"."""
 
     path: str
     scope: str
@@ -154,7 +156,8 @@ ROUTES = (
     Route("/page/{file}", PUBLIC, "web_page.file", "its scripts and styles", media="text/javascript"),
 )
 
-# Routes by path and method; paths with a name as (before it, the name, behind it), those with something behind it first.
+# Routes by path and method; paths with a name as (before it, the name, behind it), those with something behind it
+# first.
 BY_PATH: dict[str, dict[str, Route]] = {}
 for _route in ROUTES:
     BY_PATH.setdefault(_route.path, {})[_route.method] = _route

@@ -1,4 +1,5 @@
-"""GET / and GET /page/{file}: the web page, files of zse/server/static that stand in one table. No path is made of a request."""
+"""GET / and GET /page/{file}: the web page, files of zse/server/static that stand in one table. No path is made of a
+request."""
 
 import hashlib
 from functools import cache
@@ -52,8 +53,8 @@ TYPES = {
     "vendor/htm.LICENSE": _TEXT,
     "vendor/preact.LICENSE": _TEXT,
 }
-# What the page may do: its own scripts, styles and requests, and nothing that text of a model could ask for. A string never
-# becomes markup or code (trusted types); no other site may frame it, and none learns where a link was followed.
+# What the page may do: its own scripts, styles and requests, and nothing that text of a model could ask for. A string
+# never becomes markup or code (trusted types); no other site may frame it, and none learns where a link was followed.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"

@@ -21,8 +21,9 @@ _LETTERS = string.ascii_letters + string.digits
 
 
 class Format(msgspec.Struct, frozen=True):
-    """How a model writes: names of FORMATS (parsers.py) and PARSERS (reasoning.py), or "none". takes_tools: whether its chat template reads
-    `tools` at all; names_tools: whether it knows of calls and results. recipients: whether answers say whom they are for."""
+    """How a model writes: names of FORMATS (parsers.py) and PARSERS (reasoning.py), or "none". takes_tools: whether its
+    chat template reads `tools` at all; names_tools: whether it knows of calls and results. recipients: whether answers
+    say whom they are for."""
 
     tools: str = "none"
     reasoning: str = "none"
@@ -56,9 +57,9 @@ def format_of(template: str | None, tools: str | None = None, thinking: str | No
 
 
 class Splitter:
-    """One answer. functions: what the request offers, None without tools. parallel: whether more than one call may come.
-    push() and finish() give str (content), Reasoning and CallPart, each as soon as it is certain: a whole answer is what a
-    stream of it adds up to. `done` once the only call allowed is there."""
+    """One answer. functions: what the request offers, None without tools. parallel: whether more than one call may
+    come. push() and finish() give str (content), Reasoning and CallPart, each as soon as it is certain: a whole answer
+    is what a stream of it adds up to. `done` once the only call allowed is there."""
 
     def __init__(self, form: Format, functions: dict[str, dict] | None, is_open: bool, parallel: bool = True):
         self._reasoning: ReasoningParser | HarmonyParser | RecipientParser | None = None

@@ -5,9 +5,9 @@ Outside of a block text is content, held back only as long as it could begin a b
 holds no call; then it is content. There is no other path: a whole answer is what the parts of a stream make
 (calls.py: fold), and how the text was cut into pieces changes nothing. The work is linear in the text.
 
-A call that breaks off, because the text ends or goes on in a way that its format does not have, keeps the arguments that
-came until then. They are the beginning of a JSON object, never a complete one. A call of which no argument is certain yet
-is content. So is everything behind a call that broke off: nobody can say what of it is still an argument.
+A call that breaks off, because the text ends or goes on in a way that its format does not have, keeps the arguments
+that came until then. They are the beginning of a JSON object, never a complete one. A call of which no argument is
+certain yet is content. So is everything behind a call that broke off: nobody can say what of it is still an argument.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,21 +22,21 @@ MORE, NEVER = None, -1
 
 
 class Reader(Protocol):
-    """Reads one block. parts: of calls, taken away by whoever calls read(). at: where it has read to; of a block that holds
-    no call, what stands before is content, and no other block begins there."""
+    """Reads one block. parts: of calls, taken away by whoever calls read(). at: where it has read to; of a block that
+    holds no call, what stands before is content, and no other block begins there."""
 
     parts: list[CallPart]
     at: int
 
     def read(self, text: str, is_last: bool) -> int | None:
-        """text: of the block so far, behind its opening; is_last: no more comes. Where the block ends, MORE, or NEVER when
-        it holds no call (no part has come then)."""
+        """text: of the block so far, behind its opening; is_last: no more comes. Where the block ends, MORE, or NEVER
+        when it holds no call (no part has come then)."""
         ...
 
 
 class Block(msgspec.Struct, frozen=True):
-    """opening: begins it; "" where any text may. reader: (functions that the request names) → what reads it. keeps: the reader gets the opening,
-    too. bare: it counts only where the answer begins or behind a call."""
+    """opening: begins it; "" where any text may. reader: (functions that the request names) → what reads it. keeps: the
+    reader gets the opening, too. bare: it counts only where the answer begins or behind a call."""
 
     opening: str
     reader: Callable[[dict[str, dict]], Reader]
@@ -45,7 +45,8 @@ class Block(msgspec.Struct, frozen=True):
 
 
 def ahead(text: str, at: int, word: str, is_last: bool, skipped: str = SPACE) -> int | None:
-    """Where the word ends that comes next, behind characters to be skipped; MORE while it may come, NEVER if it does not."""
+    """Where the word ends that comes next, behind characters to be skipped; MORE while it may come, NEVER if it does
+    not."""
     begin = at
     while begin < len(text) and text[begin] in skipped:
         begin += 1
@@ -60,8 +61,8 @@ def held(text: str, marks: Iterable[str]) -> int:
 
 
 class BlockParser:
-    """push() pieces of text, then finish(); both give strings (content) and CallParts. functions: what the request offers,
-    name → JSON schema of its parameters. separators: characters that may stand between calls."""
+    """push() pieces of text, then finish(); both give strings (content) and CallParts. functions: what the request
+    offers, name → JSON schema of its parameters. separators: characters that may stand between calls."""
 
     def __init__(self, blocks: Sequence[Block], functions: dict[str, dict], separators: str = ""):
         self._blocks, self._functions, self._separators = blocks, functions, separators

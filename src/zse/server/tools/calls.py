@@ -22,8 +22,8 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class CallPart(msgspec.Struct, frozen=True):
-    """A piece of a call. name: of the call that begins with it, else "". arguments: text that follows what came before; with
-    a name it is not empty. id: of a call that begins; "" until it is given. is_last: the call is complete."""
+    """A piece of a call. name: of the call that begins with it, else "". arguments: text that follows what came before;
+    with a name it is not empty. id: of a call that begins; "" until it is given. is_last: the call is complete."""
 
     name: str
     arguments: str
@@ -52,8 +52,8 @@ def is_name(text: object) -> bool:
 
 
 def load_json(text: str):
-    """The value of JSON, in whose strings raw control characters may stand. ValueError also for NaN and infinities, and for
-    what nests too deeply."""
+    """The value of JSON, in whose strings raw control characters may stand. ValueError also for NaN and infinities, and
+    for what nests too deeply."""
     try:
         return json.loads(text, parse_constant=_no_constant, strict=False)
     except RecursionError:
@@ -112,8 +112,8 @@ def read_json(text: str) -> list[ToolCall] | None:
 
 
 def read_python(text: str) -> list[ToolCall] | None:
-    """Calls of `[f(a=1), g()]`, of one call or of several lines of them: keyword arguments that are literals, parsed and
-    never run. `print(f())` is f(). None for any other code."""
+    """Calls of `[f(a=1), g()]`, of one call or of several lines of them: keyword arguments that are literals, parsed
+    and never run. `print(f())` is f(). None for any other code."""
     if len(text) > MAX_PYTHON:
         return None
     try:

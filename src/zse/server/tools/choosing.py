@@ -23,8 +23,8 @@ _ANSWER = "Zq7 answer"
 
 
 def choose(source: str) -> str:
-    """The name in FORMATS of a chat template's format, NONE when no format reads what it writes. A template that writes no
-    calls (it passes over them, or refuses them) is judged by its text."""
+    """The name in FORMATS of a chat template's format, NONE when no format reads what it writes. A template that writes
+    no calls (it passes over them, or refuses them) is judged by its text."""
     alike = [name for name, form in FORMATS.items() if any(marker in source for marker in form.markers)]
     turns = _turns(source)
     if not turns:
@@ -34,7 +34,8 @@ def choose(source: str) -> str:
 
 
 def _turns(source: str) -> list[str]:
-    """What the template writes of an assistant's call, from where an answer begins, with arguments as an object and as text."""
+    """What the template writes of an assistant's call, from where an answer begins, with arguments as an object and as
+    text."""
     try:
         template = chat_template.compile_template(source)
     except ValueError:

@@ -1,4 +1,5 @@
-"""Gemma 4's calls: <|tool_call>call:NAME{KEY:VALUE,…}<tool_call|>, texts between two <|"|>. Source: its chat template."""
+"""Gemma 4's calls: <|tool_call>call:NAME{KEY:VALUE,…}<tool_call|>, texts between two <|"|>. Source: its chat
+template."""
 
 import json
 

@@ -1,8 +1,7 @@
 """Grammars of tool calls: what an answer may be when a call has to come, or when functions are strict.
 
-One grammar in llguidance's Lark for each format of parsers.py. Marks that are control tokens of the vocabulary are named
-by id, since their text can come from users' words too. Arguments follow the function's JSON schema.
-"""
+One grammar in llguidance's Lark for each format of parsers.py. Marks that are control tokens of the vocabulary are
+named by id, since their text can come from users' words too. Arguments follow the function's JSON schema."""
 
 import json
 from collections.abc import Callable
@@ -55,9 +54,9 @@ _PYTHON_ESCAPES = {"json_allowed_escapes": 'nrbtf\\"'}
 
 
 class Grammar:
-    """functions: name → schema of parameters. strict: names whose schema has to be followed to the letter (else keywords
-    that are not implemented are passed over). template: of the model, which shows variants. token_id: text → id of the
-    control token with this text, or None."""
+    """functions: name → schema of parameters. strict: names whose schema has to be followed to the letter (else
+    keywords that are not implemented are passed over). template: of the model, which shows variants. token_id: text →
+    id of the control token with this text, or None."""
 
     def __init__(
         self, functions: dict[str, dict], strict: frozenset[str], template: str, token_id: Callable[[str], int | None]
@@ -67,9 +66,9 @@ class Grammar:
         self._num_rules = 0
 
     def source(self, form: str, calls: str, several: bool, content: Structure | None = None) -> str:
-        """The grammar's text. form: of FORMATS. calls: "required": the answer is calls; "free": text, and where it calls
-        a function, the call is right; "either": calls, or the JSON that `content` describes. several: more than one call
-        may come."""
+        """The grammar's text. form: of FORMATS. calls: "required": the answer is calls; "free": text, and where it
+        calls a function, the call is right; "either": calls, or the JSON that `content` describes. several: more than
+        one call may come."""
         if form in ("harmony", "functionary_v3"):
             return getattr(self, f"_{form}")(calls, several, content)
         if form in _XML:
@@ -186,7 +185,8 @@ class Grammar:
         return self._json(name, schema)
 
     def _objects(self, key: str, opening: str = '"{"', name_key: str = "name") -> str:
-        """{"name": NAME, KEY: arguments} of any function. opening: what stands before the name, in the grammar's words."""
+        """{"name": NAME, KEY: arguments} of any function. opening: what stands before the name, in the grammar's
+        words."""
         return self._either(
             [
                 self._rule(
@@ -245,8 +245,8 @@ class Grammar:
         return [f"(.|\\n){{{least or 0},{'' if most is None else most}}}"] if least or most is not None else []
 
     def _text_forms(self, name: str, schema: object) -> list[str]:
-        """Regular expressions of a text by its schema's `pattern` and `format`. Raises APIError for what a strict function
-        asks for and this cannot do."""
+        """Regular expressions of a text by its schema's `pattern` and `format`. Raises APIError for what a strict
+        function asks for and this cannot do."""
         found = []
         for key, read in (("pattern", whole), ("format", FORMATS.get)):
             asked = schema.get(key) if isinstance(schema, dict) else None

@@ -1,10 +1,11 @@
-"""gpt-oss' messages ("harmony"): an answer is several messages, each with a header (role, recipient, channel) before <|message|>.
+"""gpt-oss' messages ("harmony"): an answer is several messages, each with a header (role, recipient, channel) before
+<|message|>.
 
     <|channel|>analysis<|message|>thought<|end|><|start|>assistant<|channel|>commentary to=functions.f
     <|constrain|>json<|message|>{…}<|call|>
 
-analysis is reasoning, commentary to a function is a call, all else is content. Whatever else comes is content: nothing fails,
-nothing is lost. Source: openai/harmony, docs/format.md."""
+analysis is reasoning, commentary to a function is a call, all else is content. Whatever else comes is content: nothing
+fails, nothing is lost. Source: openai/harmony, docs/format.md."""
 
 import re
 from collections.abc import Iterator
@@ -26,7 +27,8 @@ _CHANNEL, _RECIPIENT = re.compile(r"<\|channel\|>\s*(\w+)"), re.compile(r"\bto=(
 
 
 class HarmonyParser:
-    """Has ReasoningParser's interface. Calls stay text, with the recipient behind the channel, for the format's blocks."""
+    """Has ReasoningParser's interface. Calls stay text, with the recipient behind the channel, for the format's
+    blocks."""
 
     def __init__(self, is_open: bool):
         self._text = ""

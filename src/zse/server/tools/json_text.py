@@ -19,14 +19,13 @@ MORE, DONE, BROKEN = "more", "done", "broken"
 
 
 class Scanner:
-    """One object or list. take() the text as it grows; `state` is MORE, DONE (the value is complete) or BROKEN (what comes
-    is no JSON). What it accepts depends on the text alone, not on how it was cut.
+    """One object or list. take() the text as it grows; `state` is MORE, DONE (the value is complete) or BROKEN (what
+    comes is no JSON). What it accepts depends on the text alone, not on how it was cut.
 
     name: the value is the arguments of a call of it. Without, arguments are the object behind a name in functions, in
-    {"name": …, "arguments": …}, alone, in a list or in {"function": …}. `parts`: (name or "", text of arguments, whether
-    they are complete), in order; a name begins a call, together with the bracket that opens its arguments. Raw control
-    characters in strings, which models write, come out as escapes.
-    """
+    {"name": …, "arguments": …}, alone, in a list or in {"function": …}. `parts`: (name or "", text of arguments,
+    whether they are complete), in order; a name begins a call, together with the bracket that opens its arguments. Raw
+    control characters in strings, which models write, come out as escapes."""
 
     def __init__(self, functions: dict[str, dict], name: str = ""):
         self._functions, self._name = functions, name

@@ -91,8 +91,9 @@ def _xml(style: XmlStyle, opening: str, closing: str, *more: Block, markers: tup
 _KNOWN_JSON = partial(JsonCalls, known=True)
 # In the order in which they are tried (choosing.py).
 FORMATS: dict[str, ToolFormat] = {
-    # Qwen3-Coder, Qwen3.5, Nemotron 3: <tool_call><function=NAME><parameter=KEY>value</parameter>…</function></tool_call>.
-    # They forget <tool_call> and </parameter> at times.
+    # Qwen3-Coder, Qwen3.5, Nemotron 3:
+    # <tool_call><function=NAME><parameter=KEY>value</parameter>…</function></tool_call>. They forget <tool_call> and
+    # </parameter> at times.
     "qwen3_coder": _xml(
         _QWEN,
         "<tool_call>",
@@ -106,7 +107,8 @@ FORMATS: dict[str, ToolFormat] = {
     "glm4": _xml(_GLM, "<tool_call>", "</tool_call>", markers=("<arg_key>",)),
     # Seed-OSS: as Qwen3-Coder, with marks of its own.
     "seed_oss": _xml(_QWEN, "<seed:tool_call>", "</seed:tool_call>"),
-    # MiniMax M2: <minimax:tool_call><invoke name="NAME"><parameter name="KEY">value</parameter>…</invoke></minimax:tool_call>
+    # MiniMax M2: <minimax:tool_call><invoke name="NAME"><parameter
+    # name="KEY">value</parameter>…</invoke></minimax:tool_call>
     "minimax_m2": _xml(_INVOKE, "<minimax:tool_call>", "</minimax:tool_call>"),
     # MiniCPM5: <function name="NAME"><param name="KEY">value</param>…</function>, texts perhaps in <![CDATA[…]]>.
     "minicpm": ToolFormat(
@@ -122,8 +124,9 @@ FORMATS: dict[str, ToolFormat] = {
         ),
         (CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR),
     ),
-    # DeepSeek V3.2 and V4: <｜DSML｜function_calls><｜DSML｜invoke name="NAME"><｜DSML｜parameter name="KEY" string="true">value
-    # </｜DSML｜parameter>…</｜DSML｜invoke></｜DSML｜function_calls>; V4 says tool_calls. string: whether the value is text, or JSON.
+    # DeepSeek V3.2 and V4: <｜DSML｜function_calls><｜DSML｜invoke name="NAME"><｜DSML｜parameter name="KEY"
+    # string="true">value </｜DSML｜parameter>…</｜DSML｜invoke></｜DSML｜function_calls>; V4 says tool_calls. string: whether
+    # the value is text, or JSON.
     "dsml": ToolFormat(
         (DSML,),
         tuple(
@@ -153,7 +156,8 @@ FORMATS: dict[str, ToolFormat] = {
         (Block("[TOOL_CALLS]", partial(JsonCalls, head=_MISTRAL)),),
         ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
     ),
-    # Granite 3 and Phi-4-mini: <|tool_call|>[{"name": …, "arguments": {…}}, …]<|/tool_call|>, which Granite leaves away.
+    # Granite 3 and Phi-4-mini: <|tool_call|>[{"name": …, "arguments": {…}}, …]<|/tool_call|>, which Granite leaves
+    # away.
     "granite": _json("<|tool_call|>", "<|/tool_call|>"),
     # Llama-Nemotron: <TOOLCALL>[{"name": …, "arguments": {…}}, …]</TOOLCALL>
     "nemotron": _json("<TOOLCALL>", "</TOOLCALL>"),
@@ -177,8 +181,8 @@ FORMATS: dict[str, ToolFormat] = {
             Block("[", partial(PythonCalls, known=True, json=True), keeps=True, bare=True),
         ),
     ),
-    # gpt-oss: <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>; its template writes the recipient
-    # before the channel.
+    # gpt-oss: <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>; its template writes the
+    # recipient before the channel.
     "harmony": ToolFormat(
         ("<|channel|>commentary",),
         (
@@ -215,7 +219,8 @@ FORMATS: dict[str, ToolFormat] = {
         ("<|python_tag|>", "<|python_start|>", "<|python_end|>"),
         separators=";,",
     ),
-    # Functionary 3.2: NAME and a line with {…}, behind >>> but for the first, whose >>> ends the prompt (recipients.py).
+    # Functionary 3.2: NAME and a line with {…}, behind >>> but for the first, whose >>> ends the prompt
+    # (recipients.py).
     "functionary_v3": ToolFormat((ALL,), (Block(RECIPIENT, RecipientCalls), Block("", RecipientCalls, bare=True))),
     # Functionary 3.1: <function=NAME>{…}</function>
     "functionary": ToolFormat(

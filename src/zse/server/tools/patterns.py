@@ -1,9 +1,9 @@
-"""`pattern` and `format` of JSON schemas as regular expressions of whole texts, for values that are not written as JSON.
+"""`pattern` and `format` of JSON schemas as regular expressions of whole texts, for values that are not written as
+JSON.
 
 A pattern is ECMAScript's and may match anywhere in the text; llguidance's regular expressions are Rust's and match the
-whole of it. What the two read alike is translated (\\d, \\w and \\s are ASCII's here, as there); what they do not, such as
-look-around, back-references and anchors within the expression, is not.
-"""
+whole of it. What the two read alike is translated (\\d, \\w and \\s are ASCII's here, as there); what they do not, such
+as look-around, back-references and anchors within the expression, is not."""
 
 import re
 
@@ -55,7 +55,8 @@ _TOKEN = re.compile(
 
 
 def whole(pattern: str) -> str | None:
-    """A regular expression of the texts in which `pattern` is found, for between slashes; None when it cannot be said."""
+    """A regular expression of the texts in which `pattern` is found, for between slashes; None when it cannot be
+    said."""
     found = _whole(pattern) if len(pattern) <= MAX_PATTERN else None
     try:
         # What is left are ranges and counts in the wrong order, and halves of characters.

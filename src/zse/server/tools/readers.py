@@ -105,8 +105,8 @@ class JsonCalls:
         scanner.parts = []
 
     def _take_rest(self, scanner: Scanner, value: str) -> None:
-        """The calls of a complete value that did not come out yet: those with their keys in another order, of unknown names,
-        without arguments."""
+        """The calls of a complete value that did not come out yet: those with their keys in another order, of unknown
+        names, without arguments."""
         if scanner.num_begun == 1 and value.startswith("{"):
             return
         calls = read_json(value) or []
@@ -131,7 +131,8 @@ class JsonCalls:
 
 
 class ClosedCalls:
-    """Calls up to a closing mark: read when they are complete, and none otherwise. A mark may stand in a text of theirs."""
+    """Calls up to a closing mark: read when they are complete, and none otherwise. A mark may stand in a text of
+    theirs."""
 
     def __init__(self, functions: dict[str, dict], closing: str):
         self._functions, self._closing = functions, closing

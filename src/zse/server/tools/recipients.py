@@ -16,7 +16,8 @@ ALL = RECIPIENT + "all"  # by which a chat template shows the format
 
 
 class RecipientCalls(JsonCalls):
-    """A call behind the mark: the name of a function that the request offers on a line of its own, then its arguments."""
+    """A call behind the mark: the name of a function that the request offers on a line of its own, then its
+    arguments."""
 
     def __init__(self, functions: dict[str, dict]):
         super().__init__(functions, head=r"(?P<name>[A-Za-z0-9_.-]{1,64})\n\s*", known=True, lists=False)

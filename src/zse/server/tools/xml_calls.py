@@ -119,7 +119,8 @@ class XmlCalls:
         return self._broken(len(text)) if is_last else MORE
 
     def _broken(self, at: int) -> int:
-        """Where the block ends when a call breaks off `at` a place: there, or before the call when nothing of it came out."""
+        """Where the block ends when a call breaks off `at` a place: there, or before the call when nothing of it came
+        out."""
         if self._keys and not self._held:
             return at
         self.at = at
@@ -140,8 +141,8 @@ class XmlCalls:
         return True
 
     def _inside(self, text: str, mark: re.Match, kind: str, is_last: bool) -> bool | None:
-        """A mark behind the beginning of a value: True when it is dealt with, None when more text has to say, False when
-        the call breaks off here."""
+        """A mark behind the beginning of a value: True when it is dealt with, None when more text has to say, False
+        when the call breaks off here."""
         assert self._current is not None
         value, start = text[self._current.end() : mark.start()], self._scan
         self._scan = mark.end()
@@ -254,8 +255,8 @@ def reader(style: XmlStyle, **options) -> Callable[[dict[str, dict]], XmlCalls]:
 
 
 def _typed(text: str, schema: object, said: str | None = None):
-    """The value that a parameter's schema means by its text; text where it means nothing else. said: "true" where the mark
-    says that it is a string, "false" that it is none, which counts where the schema leaves it open."""
+    """The value that a parameter's schema means by its text; text where it means nothing else. said: "true" where the
+    mark says that it is a string, "false" that it is none, which counts where the schema leaves it open."""
     kinds = schema.get("type") if isinstance(schema, dict) else "string" if said is None else None
     if kinds == "string" or said == "true" and kinds is None:
         return text
