@@ -1,5 +1,5 @@
-# make serve: install into .venv, fetch the default model (or MODEL=NAME), serve it.   make test: the tests of every change, nine minutes
-# on two cores.   make test-all: the tests that it leaves out as well.   make soak: the long forms, hours.   JOBS=N: processes that
+# make serve: install into .venv, fetch the default model (or MODEL=NAME), serve it.   make test: the tests of every change, about 20
+# minutes on two cores.   make test-all: the tests that it leaves out as well.   make soak: the long forms, hours.   JOBS=N: processes that
 # run tests.
 PYTHON ?= python3
 PORT ?= 8000

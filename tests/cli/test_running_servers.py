@@ -12,7 +12,7 @@ import pytest
 from zse.cli import main
 from zse.server import presence
 
-sys.path.append(str(Path(__file__).parents[1] / "server"))
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("server", "structured", "engine")]
 
 from harness import Harness, wait_for  # noqa: E402
 from test_admin_models import Store  # noqa: E402

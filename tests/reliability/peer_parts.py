@@ -59,6 +59,7 @@ NOT_ASKED = (
     "scope:", "unsupported", "dimensions", "schema", "long: messages", "long: logit_bias", "long: stop's", "token id:",
     "slow head", "half a body", "large", "long header", "many headers", "long target", "http: other Host", "rpm", "tpm",
     "concurrency", "queue", "draining", "restarting", "crash", "deadline", "bug", "NaN",
+    "conflict", "pull",  # of an administrator
 )  # fmt: skip
 BEYOND = {
     "token id: prompt": {"prompt": [1, 1_000_000]},

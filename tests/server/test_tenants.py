@@ -55,7 +55,7 @@ def test_a_key_file(tmp_path):
         ),
         Key("b", "l", 2, Quota(3), OWNER, 1801353600.0 + 12.5 * 3600),
     )
-    assert sorted(route.path for route in ROUTES if route.scope == "user") == USER_ROUTES
+    assert sorted({route.path for route in ROUTES if route.scope == "user"}) == USER_ROUTES
 
 
 @pytest.mark.parametrize(
