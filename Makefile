@@ -13,7 +13,9 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 TESTED := .venv/.test-installed
 LOCKED := install --quiet --require-hashes --only-binary :all: --requirement
-PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+# One thread of BLAS and OpenMP in each process: theirs wait by spinning where cores are taken (a calibration beside another process took 160 s
+# with two, 36 s with one).
+PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .PHONY: serve test test-all test-rest soak models lint types build wheel clean
 
