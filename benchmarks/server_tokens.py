@@ -65,8 +65,8 @@ def measure(streams: int, tokens: int) -> None:
         before = used(server.pid)
         with ThreadPoolExecutor(streams) as pool:
             events = sum(pool.map(lambda _: read_stream(port, each, pause_ms), range(streams)))
-        user, system = (now - then for now, then in zip(used(server.pid), before, strict=True))
-        user, system = 1e6 * user / events, 1e6 * system / events
+        after = used(server.pid)
+        user, system = (1e6 * (after[i] - before[i]) / events for i in range(2))
         print(f"{streams:5d} streams: {user:6.1f} us user, {system:6.1f} us system a token", flush=True)
     finally:
         stop(server, 30)
