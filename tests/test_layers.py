@@ -33,6 +33,7 @@ ORDER = (
     "scheduler",
     "speculative",
     "engine",
+    "rag",
     "http",
     "server",
     "bench",
