@@ -7,10 +7,12 @@ errors; a request that the protocol itself refuses reaches it as an `HTTPError` 
     listener.py    Server: accepts connections, holds the Limits, checks all deadlines with one timer; Connection: one client;
                    runs one request at a time, writes answers, notices when the client leaves
     reader.py      RequestReader: bytes to Requests (httptools parses), with bounds on heads and bodies
+    body.py        BodyStream: a body that its handler reads while it arrives, where the application asks for one
+    multipart.py   FormReader: forms with files, part by part out of such a body
     exchange.py    HTTPRequest and its strict JSON, Response, HTTPError
 
 Life of a request: Connection.data_received → RequestReader.feed → Application.check_head (the body is not read yet) →
-Application.handle → a Response, or events that the handler sends itself → Application.finished.
+Application.handle (with `request.upload`: before the body is read) → a Response, or events that the handler sends itself → Application.finished.
 """
 
 from zse import lazy

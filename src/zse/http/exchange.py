@@ -10,6 +10,7 @@ import msgspec
 from zse.errors import RequestError
 
 if TYPE_CHECKING:
+    from zse.http.body import BodyStream
     from zse.http.listener import Connection
 
 REASONS = {
@@ -38,6 +39,7 @@ REASONS = {
 CODES = {
     "invalid_http": 400,
     "invalid_json": 400,
+    "invalid_multipart": 400,
     "invalid_type": 400,
     "request_timeout": 408,
     "request_too_large": 413,
@@ -85,7 +87,8 @@ class HTTPRequest(msgspec.Struct, eq=False):
         keep_alive: the connection may be used again.
         connection: who reads the answer.
 
-    body: bytes, complete when a handler sees it. status: of the answer, 0 until there is one."""
+    body: bytes, complete when a handler sees it. upload: what the handler reads instead while it arrives, where the
+    application has set it. status: of the answer, 0 until there is one."""
 
     method: str
     path: str
@@ -95,6 +98,7 @@ class HTTPRequest(msgspec.Struct, eq=False):
     keep_alive: bool
     connection: "Connection"
     body: bytes | bytearray = msgspec.field(default_factory=bytearray)
+    upload: "BodyStream | None" = None
     id: str = msgspec.field(default_factory=new_request_id)
     started: float = msgspec.field(default_factory=time.monotonic)
     more_headers: list[tuple[str, str]] = []  # of the answer, whatever it is

@@ -6,13 +6,17 @@ import logging
 import socket
 import time
 from collections import Counter
-from typing import Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from zse.errors import RequestError
 from zse.http.exchange import REASONS, HTTPError, HTTPRequest, Response, new_request_id
 from zse.http.reader import IDLE, RequestReader
+
+if TYPE_CHECKING:
+    from zse.http.body import BodyStream
 
 log = logging.getLogger("zse.server")
 
@@ -195,9 +199,15 @@ class Connection(asyncio.Protocol):
     def _go_on(self) -> None:
         """Without a request to answer, parse what was received until there is one; what follows it waits for its
         answer."""
-        while self._active is None and self._lingers_since is None:
-            if self._reader.ready:
+        while self._lingers_since is None:
+            if self._active is not None:
+                if not self._feed_upload(self._active.upload):
+                    break
+            elif self._reader.ready:
                 self._active = self._reader.ready.popleft()
+                if self._active.upload is not None:
+                    self._active.upload.taken = partial(self._upload_taken, self._active)
+                    self._reader.restart_clock()
                 self._task = asyncio.get_running_loop().create_task(self._run(self._active))
             elif self._reader.refusal is not None:
                 self._refuse(self._reader.refusal)
@@ -210,6 +220,19 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
+
+    def _feed_upload(self, upload: "BodyStream | None") -> bool:
+        """Parse some of what was received for a body that is read while it arrives; whether there may be more to do."""
+        if upload is None or upload.is_whole or upload.is_full or not self._held or self._reader.refusal is not None:
+            return False
+        self._held = self._reader.feed(self._held)
+        if self._reader.refusal is not None and not upload.is_whole:
+            upload.fail(self._reader.refusal)
+        return True
+
+    def _upload_taken(self, request: HTTPRequest, size: int) -> None:
+        self._server.bodies.remove(request.payer, size)
+        self._go_on()
 
     def expect_continue(self) -> None:
         """Tell a client that waits for it to send the body (RFC 9110 10.1.1)."""
@@ -238,6 +261,8 @@ class Connection(asyncio.Protocol):
             response = self._failed(request, HTTPError("internal_error", message))
         finally:
             self._server.release_body(request)
+            if request.upload is not None and not request.upload.is_whole:
+                request.keep_alive = False  # nobody reads the rest
             if response is not None:
                 self.respond(request, response)
             self._task = self._active = None
@@ -335,6 +360,7 @@ class Connection(asyncio.Protocol):
             if since is not None and now - since >= limits.comment_s and self._active.comment:
                 # A line that clients ignore shows proxies and the kernel that the connection is alive.
                 self._active.send_events(self._active.comment)
+            self._check_upload(self._active.upload, now)
         elif self._lingers_since is not None:
             if now - self._lingers_since > _LINGER_S:
                 self.abandon()
@@ -345,6 +371,16 @@ class Connection(asyncio.Protocol):
             self._reader.refuse_if_slow(now)
             if self._reader.refusal is not None:
                 self._refuse(self._reader.refusal)
+
+    def _check_upload(self, upload: "BodyStream | None", now: float) -> None:
+        if upload is None or upload.is_whole:
+            return
+        if upload.is_full:
+            self._reader.restart_clock()
+            return
+        self._reader.refuse_if_slow(now)
+        if self._reader.refusal is not None:
+            upload.fail(self._reader.refusal)
 
 
 class Server:
@@ -379,7 +415,8 @@ class Server:
     def release_body(self, request: HTTPRequest | None) -> None:
         """The body of a request is needed no more."""
         if request is not None:
-            self.bodies.remove(request.payer, len(request.body))
+            streamed = 0 if request.upload is None else request.upload.drop()
+            self.bodies.remove(request.payer, len(request.body) + streamed)
             request.body = b""
 
     def stop_listening(self) -> None:

@@ -18,7 +18,7 @@ _ESCAPE = re.compile(rb"%([0-9a-fA-F]{2})")
 
 class RequestReader:
     """The requests of one connection. feed() adds bytes; whole requests stand in `ready`, oldest first. `refusal` is
-    set when the bytes cannot go on: nothing is read after it. phase: what is being read (IDLE, HEAD, BODY), `since`
+    set when the bytes cannot go on: nothing is read after it. A request with an `upload` is ready with its head. phase: what is being read (IDLE, HEAD, BODY), `since`
     when (seconds of the server's clock). request: whose body is being read."""
 
     def __init__(self, server: "Server", connection: "Connection"):
@@ -28,6 +28,7 @@ class RequestReader:
         self.refusal: RequestError | None = None
         self.request: HTTPRequest | None = None
         self._head_bytes = self._body_raw = 0  # raw bytes read since the head, the body began
+        self._max_body = server.limits.body_bytes  # of the body that is being read
         self._raw_left: int | None = None  # body bytes to read past httptools (see _skip_upgrade)
         self.on_message_begin()
         self.phase, self.since = IDLE, server.now
@@ -54,7 +55,7 @@ class RequestReader:
             raise error.__context__ or error from None
         except httptools.HttpParserError as error:
             self.refusal = self.refusal or _invalid(str(error).rstrip("."))
-        if self._body_raw > 2 * self._limits.body_bytes + (1 << 16):  # chunk headers and trailers count, too
+        if self._body_raw > 2 * self._max_body + (1 << 16):  # chunk headers and trailers count, too
             self.refusal = self.refusal or self._too_large()
         if self.phase == HEAD and self._head_bytes >= most:
             self.refusal = self.refusal or self._too_many_headers()
@@ -75,12 +76,15 @@ class RequestReader:
     def refuse_if_slow(self, now: float) -> None:
         """Sets `refusal` when the head or the body that is being read has taken too long."""
         limits, waited = self._limits, now - self.since
+        upload = None if self.request is None else self.request.upload
         received = len(self.request.body) if self.request is not None else 0
+        received = received if upload is None else upload.received
         if self.phase == HEAD and waited > limits.head_s:
             self.refusal = _too_slow("headers")
         elif self.phase == BODY and (
             now - self._last_body > limits.body_idle_s
-            or waited > limits.body_total_s
+            or upload is None
+            and waited > limits.body_total_s
             or waited > limits.body_idle_s
             and received < limits.body_rate * waited
         ):
@@ -124,6 +128,10 @@ class RequestReader:
         try:
             self.request = self._build_request()
             self._server.app.check_head(self.request)
+            upload = self.request.upload
+            self._max_body = self._limits.body_bytes if upload is None else upload.max_bytes
+            if int(self.request.headers.get("content-length") or 0) > self._max_body:
+                raise self._too_large()
             if self.request.headers.get("expect", "").lower() == "100-continue" and not self.request.http_10:
                 self._connection.expect_continue()
         except RequestError as error:
@@ -132,8 +140,14 @@ class RequestReader:
                 error.close = True  # the body is not read
                 self.refusal = error
                 return
-            request.refusal = error
+            request.refusal, request.upload = error, None
         self.phase = BODY
+        self.restart_clock()
+        if self.request.upload is not None:
+            self.ready.append(self.request)
+
+    def restart_clock(self) -> None:
+        """It was not the peer that was slow until now."""
         self.since = self._last_body = self._server.now
 
     def on_body(self, data: bytes) -> None:
@@ -141,22 +155,29 @@ class RequestReader:
         if self.refusal is not None or request is None:
             return
         self._last_body = self._server.now
-        if len(request.body) + len(data) > self._limits.body_bytes:
+        upload = request.upload
+        if (len(request.body) if upload is None else upload.received) + len(data) > self._max_body:
             self.refusal = self._too_large()
         elif self._server.bodies.add(request.payer, len(data)):
-            request.body += data
+            if upload is None:
+                request.body += data
+            else:
+                upload.add(data)
         else:
             self.refusal = HTTPError("overloaded", "The server is holding too many request bodies.", close=True)
 
     def on_message_complete(self) -> None:
         if self.refusal is not None or self.request is None or self._raw_left is not None:
             return
-        self.ready.append(self.request)
+        if self.request.upload is None:
+            self.ready.append(self.request)
+        else:
+            self.request.upload.end()
         self.request, self._head_bytes, self._body_raw = None, 0, 0
         self.phase, self.since = IDLE, self._server.now
 
     def _too_large(self) -> HTTPError:
-        message = f"The request body is larger than {self._limits.body_bytes} bytes."
+        message = f"The request body is larger than {self._max_body} bytes."
         return HTTPError("request_too_large", message, close=True)
 
     def _too_many_headers(self) -> HTTPError:
@@ -180,8 +201,6 @@ class RequestReader:
         )
         request.payer = self._connection.client
         length = int(headers.get("content-length") or 0)
-        if length > self._limits.body_bytes:
-            raise self._too_large()
         if self._parser.should_upgrade():
             if "transfer-encoding" in headers or method == "CONNECT":
                 raise _invalid("an Upgrade offer with a chunked body")

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from zse import http
 from zse.errors import RequestError
 from zse.http.exchange import Response
 from zse.lazy import difflib
@@ -185,24 +186,26 @@ class App:
         if not route.fields:
             return
         kind, _, parameters = request.headers.get("content-type", "").partition(";")
-        charset = parameters.replace(" ", "").replace('"', "").lower()
-        if kind.strip().lower() != "application/json" or charset not in ("", "charset=utf-8"):
-            raise APIError("unsupported_media_type", "Send the body as 'Content-Type: application/json' in UTF-8.")
+        charset = "" if route.upload else parameters.replace(" ", "").replace('"', "").lower()
+        if kind.strip().lower() != route.body_type or charset not in ("", "charset=utf-8"):
+            raise APIError("unsupported_media_type", f"Send the body as 'Content-Type: {route.body_type}' in UTF-8.")
         if request.headers.get("content-encoding", "identity").lower() != "identity":
             raise APIError("unsupported_media_type", "Compressed request bodies are not supported.")
         if "content-length" not in request.headers and "transfer-encoding" not in request.headers:
             raise APIError("length_required", "Give the body's length in Content-Length.")
         if int(request.headers.get("content-length") or LARGE_BODY) >= LARGE_BODY:
             self.admission.admit(
-                request, needs_room=route.scope == USER, counts=False
+                request, needs_room=route.is_queued, counts=False
             )  # a small one costs less than the connection that a refusal ends
+        if route.upload:
+            request.upload = http.body.BodyStream(route.upload)
 
     async def handle(self, request: APIRequest) -> Response | None:
         if request.route.scope != PUBLIC:
-            self.admission.admit(request, needs_room=bool(request.route.fields) and request.route.scope == USER)
+            self.admission.admit(request, needs_room=request.route.is_queued)
         handler = resolve("routes", request.route.function)
         if "idempotency-key" in request.headers and request.route.method == "POST":
-            if request.route.scope != USER:
+            if not request.route.is_queued:
                 raise idempotency.refused("only routes on which a model answers take it")
             return await idempotency.once(self, request, handler)
         return await handler(self, request)

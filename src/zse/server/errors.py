@@ -16,6 +16,7 @@ SERVER = "server_error"
 CODES: dict[str, tuple[int, str, bool]] = {
     "invalid_json": (400, INVALID, False),
     "invalid_http": (400, INVALID, False),
+    "invalid_multipart": (400, INVALID, False),
     "invalid_type": (400, INVALID, False),
     "invalid_value": (400, INVALID, False),
     "missing_required_parameter": (400, INVALID, False),

@@ -90,7 +90,7 @@ def _operation(route: table.Route) -> dict:
         operation["parameters"] = parameters
     if route.fields:
         body = route.body
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": Object(body).schema}}}
+        operation["requestBody"] = {"required": True, "content": {route.body_type: {"schema": Object(body).schema}}}
         if "stream" in body:
             content["text/event-stream"] = {"schema": _TEXT}
     return operation

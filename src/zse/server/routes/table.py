@@ -25,7 +25,10 @@ class Route(msgspec.Struct, frozen=True):
     body may hold; "": the route takes none. api: whose way of writing errors it has, of zse.server.errors. verb: its
     method; "": POST with a body, GET without. What changes something takes a body or is no POST: a browser asks before
     it lets another site's page send those. media: the type of an answer that is not streamed. query: as `fields`, of
-    what may stand behind a "?"."""
+    what may stand behind a "?".
+    upload: `fields` are those of a form with files (multipart/form-data) of at most so many bytes, which the handler
+    reads while it arrives (zse.server.uploads); 0: of JSON. queued: a model answers, so that there must be room in the
+    queue."""
 
     path: str
     scope: str
@@ -36,10 +39,22 @@ class Route(msgspec.Struct, frozen=True):
     media: str = "application/json"
     verb: str = ""
     query: str = ""
+    upload: int = 0
+    queued: bool = True
 
     @property
     def method(self) -> str:
         return self.verb or ("POST" if self.fields else "GET")
+
+    @property
+    def body_type(self) -> str:
+        """The media type of its bodies."""
+        return "multipart/form-data" if self.upload else "application/json"
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether a request of it takes a place in the queue."""
+        return self.queued and bool(self.fields) and self.scope == USER
 
     @property
     def body(self) -> Fields:
