@@ -125,17 +125,16 @@ class RequestReader:
     def on_headers_complete(self) -> None:
         if self.refusal is not None:
             return
+        request = None
         try:
-            self.request = self._build_request()
-            self._server.app.check_head(self.request)
-            upload = self.request.upload
-            self._max_body = self._limits.body_bytes if upload is None else upload.max_bytes
-            if int(self.request.headers.get("content-length") or 0) > self._max_body:
+            request = self.request = self._build_request()
+            self._server.app.check_head(request)
+            self._max_body = self._limits.body_bytes if request.upload is None else request.upload.max_bytes
+            if int(request.headers.get("content-length") or 0) > self._max_body:
                 raise self._too_large()
-            if self.request.headers.get("expect", "").lower() == "100-continue" and not self.request.http_10:
+            if request.headers.get("expect", "").lower() == "100-continue" and not request.http_10:
                 self._connection.expect_continue()
         except RequestError as error:
-            request = self.request
             if error.close or request is None or request.has_body or request.http_10:
                 error.close = True  # the body is not read
                 self.refusal = error
@@ -143,8 +142,8 @@ class RequestReader:
             request.refusal, request.upload = error, None
         self.phase = BODY
         self.restart_clock()
-        if self.request.upload is not None:
-            self.ready.append(self.request)
+        if request is not None and request.upload is not None:
+            self.ready.append(request)
 
     def restart_clock(self) -> None:
         """It was not the peer that was slow until now."""
