@@ -15,7 +15,7 @@ from zse.server.errors import APIError
 from zse.server.tools import parsers
 from zse.server.tools.answer import Format, Splitter
 from zse.server.tools.calls import CallPart, fold
-from zse.server.tools.grammars import _XML, structure_of
+from zse.server.tools.grammars import _XML, WHOLE_ANSWERS, structure_of
 from zse.server.tools.parsers import FORMATS as TOOL_FORMATS
 from zse.server.tools.patterns import FORMATS, whole
 from zse.server.tools.reasoning import Reasoning
@@ -76,6 +76,8 @@ FORMS = [
     ("dsml", "tool_calls"),
     ("gigachat", "<|function_call|>"),
     ("gigachat", ""),
+    ("apertus", ""),
+    ("firefunction", ""),
 ]
 BYTES = "ï½ľ"  # of DeepSeek's bar, as byte-level letters
 _NAMES = [f"{form} {template}".strip() for form, template in FORMS]
@@ -172,7 +174,7 @@ def test_streamed_parts_make_the_calls(tokenizer, vocabulary, form, template, st
         assert len([piece for piece in pieces if piece.is_last]) == len(whole)
         if (
             step == 1
-            and form not in (*_XML, "minicpm", "pythonic", "lfm2", "gemma4", "dsml")
+            and form not in (*_XML, "minicpm", "pythonic", "lfm2", "gemma4", "dsml", "apertus")
             and "tool_code" not in template
         ):
             # No longer than an escape: arguments come as they are written.
@@ -371,7 +373,7 @@ def test_python_knows_no_such_name(tokenizer):
 
 def test_every_format_has_a_grammar():
     """Harmony's and Functionary 3.2's are of the whole answer: the next tests have them."""
-    assert {form for form, _ in FORMS} | {"harmony", "functionary_v3"} == set(TOOL_FORMATS)
+    assert {form for form, _ in FORMS} | set(WHOLE_ANSWERS) == set(TOOL_FORMATS)
 
 
 @pytest.fixture(scope="module")
@@ -416,6 +418,53 @@ def test_functionary_is_enforced(tokenizer, vocabulary, several):
     either = Walk(vocabulary, grammar(tokenizer, "functionary_v3", "", calls="free", content=content))
     either.take(*either.ids("all\n{}"))
     assert tiny_model.EOS in either.masks()[0]
+
+
+@pytest.fixture(scope="module")
+def k3_tokenizer(tmp_path_factory):
+    """Of a vocabulary in which <|sep|> is a control token."""
+    folder = tiny_model.write(tmp_path_factory.mktemp("models") / "k3")
+    tiny_text.write(folder, parsers.KIMI_K3[2], BYTES)
+    return load_tokenizer(str(folder))
+
+
+# format; an answer in words; what stands before a call behind words; an answer of the JSON {}; a call's first text
+ANSWERS = [
+    (
+        "kimi_k3",
+        "<|open|>response<|sep|>Yes.<|close|>response<|sep|>",
+        "",
+        "<|open|>response<|sep|>{}<|close|>response<|sep|>",
+    ),
+    ("solar_open", "<|content|>Yes.", "<|end|><|begin|>assistant", "<|content|>{}"),
+]
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize(("form", "words", "between", "content"), ANSWERS, ids=["kimi_k3", "solar_open"])
+def test_answers_of_messages_are_enforced(tokenizer, k3_tokenizer, form, words, between, content, several):
+    tokens = k3_tokenizer if form == "kimi_k3" and several else tokenizer
+    vocabulary = Vocabulary(tokens, tiny_model.VOCAB, frozenset({tiny_model.EOS}))
+
+    def read_answer(text):
+        splitter = Splitter(Format(form, form), FUNCTIONS, False)
+        return splitter.push(text) + splitter.finish()
+
+    for seed in range(6):
+        walk = Walk(vocabulary, grammar(tokens, form, "", several=several), seed)
+        calls = check_calls(read_answer(walk.run(4000)))
+        assert calls and (several or len(calls) == 1)
+    free = Walk(vocabulary, grammar(tokens, form, "", calls="free", several=several), 1)
+    free.take(*free.ids(words))
+    assert tiny_model.EOS in free.masks()[0]
+    begins = parsers.FORMATS[form].blocks[0].opening
+    free.take(*free.ids(between + begins))
+    *said, last = read_answer(free.run(4000))
+    assert isinstance(last, CallPart) and said[0] == "Yes."
+    structure = Structure(kind="json_schema", source='{"type": "object", "additionalProperties": false}')
+    either = Walk(vocabulary, grammar(tokens, form, "", calls="either", content=structure))
+    either.take(*either.ids(content))
+    assert tiny_model.EOS in either.masks()[0] and read_answer(content) == ["{}"]
 
 
 @pytest.mark.parametrize("several", [False, True])

@@ -270,6 +270,30 @@ GOOD += [
 _D = parsers.DSML
 
 
+def k3(*calls):
+    """Kimi K3's block of calls, each a name and (key, type, value)."""
+
+    def mark(word, is_end=False):
+        return f"<|{'close' if is_end else 'open'}|>{word}<|sep|>"
+
+    texts = []
+    for index, (name, *arguments) in enumerate(calls, 1):
+        inner = "".join(
+            mark(f'argument key="{key}" type="{kind}"') + value + mark("argument", True)
+            for key, kind, value in arguments
+        )
+        texts.append(mark(f'call tool="{name}" index="{index}"') + inner + mark("call", True))
+    return mark("tools") + "".join(texts) + mark("tools", True)
+
+
+def solar(*calls):
+    """Solar Open's block of calls."""
+    return "<|tool_calls|>" + "".join(
+        f"<|tool_call:begin|>{index}x<|tool_call:name|>{name}<|tool_call:args|>{json.dumps(arguments)}<|tool_call:end|>"
+        for index, (name, arguments) in enumerate(calls)
+    )
+
+
 def dsml(block, *calls):
     """calls: (name, *(key, whether it is text, value))"""
     invoked = "".join(
@@ -313,6 +337,30 @@ GOOD += [
         "",
         [("weather", {"place": "1"})],
     ),
+    ("kimi_k3", k3(("weather", ("place", "string", HARD["place"]), ("days", "number", "3")), ("stop",)), "", _BOTH),
+    (
+        "kimi_k3",
+        "Hm. " + k3(("weather", ("at", "array", '[1, {"a": null}]'), ("x", "string", "3"), ("y", "number", "3"))),
+        "Hm.",
+        [("weather", {"at": [1, {"a": None}], "x": "3", "y": 3})],
+    ),
+    # Marks in a value, and one that was forgotten at the end.
+    (
+        "kimi_k3",
+        k3(("weather", ("place", "string", f"a {k3(('stop',))} b")))[: -len("<|close|>tools<|sep|>")],
+        "",
+        [("weather", {"place": f"a {k3(('stop',))} b"})],
+    ),
+    ("solar_open", f"Hm. {solar(('weather', HARD), ('stop', {}))}<|calls|>", "Hm.", _BOTH),
+    ("solar_open", solar(("weather", HARD)), "", _BOTH[:1]),
+    ("apertus", f"Hm. <|tools_prefix|>{json.dumps([{'weather': HARD}, {'stop': {}}])}<|tools_suffix|>", "Hm.", _BOTH),
+    (
+        "apertus",
+        '<|tools_prefix|>[{"weather": {"place": "<|tools_suffix|>"}}]<|tools_suffix|> so',
+        " so",
+        [("weather", {"place": "<|tools_suffix|>"})],
+    ),
+    ("firefunction", f"I call functools[{_FIRST}, {dump('stop', {})}]", "I call", _BOTH),
     ("functionary_v3", f"weather\n{json.dumps(HARD)}>>>stop\n{{}}", "", _BOTH),
     ("functionary_v3", f"I look >>> there.>>>weather\n{json.dumps(HARD)}", "I look >>> there.", _BOTH[:1]),
     ("gigachat", f"Well.<|function_call|>{_FIRST}<|message_sep|>\n\n", "Well.", _BOTH[:1]),
@@ -447,6 +495,16 @@ BAD = [
     ("functionary_v3", ">>>" * 50),
     ("functionary_v3", "Look: stop\n{}"),
     ("gigachat", "function call<|role_sep|>\n{}"),
+    ("kimi_k3", "<|open|>tools<|sep|>words<|close|>tools<|sep|>"),
+    ("kimi_k3", '<|open|>tools<|sep|><|open|>call tool="weather"'),
+    ("kimi_k3", '<|open|>call tool="stop" index="1"<|sep|><|close|>call<|sep|>'),
+    ("solar_open", "<|tool_calls|>stop<|tool_call:args|>{}"),
+    ("solar_open", "<|tool_call:begin|>1<|tool_call:name|>stop<|tool_call:args|>{}<|tool_call:end|>"),
+    ("apertus", '<|tools_prefix|>[{"weather": {}, "stop": {}}]<|tools_suffix|>'),
+    ("apertus", "<|tools_prefix|>[]<|tools_suffix|>"),
+    ("apertus", '<|tools_prefix|>[{"stop": 1}]<|tools_suffix|>'),
+    ("apertus", '<|tools_prefix|>{"stop": {}}<|tools_suffix|>'),
+    ("firefunction", "functools is a module; functools[1]"),
     ("gigachat", "<|function_call|>words<|message_sep|>"),
     ("deepseek", f"{_DS[0]}x{_DS[1]}stop{_DS[2]}{{}}{_DS[3]}{_DS[4]}"),
 ]
@@ -595,6 +653,14 @@ WORDS = [word for name in parsers.FORMATS for word in parsers.FORMATS[name].cont
     f"</{_D}invoke>",
     ">>>",
     "stop\n{}",
+    "functools",
+    '<|open|>call tool="weather" index="1"<|sep|>',
+    '<|open|>argument key="days" type="number"<|sep|>',
+    "<|close|>argument<|sep|>",
+    "<|open|>tools<|sep|>",
+    "<|close|>tools<|sep|>",
+    "<|tool_call:begin|>1<|tool_call:name|>weather<|tool_call:args|>{",
+    '[{"weather": {"days": 1}}]',
 ]
 
 
@@ -654,6 +720,59 @@ def test_reasoning_at_every_cut(text, is_open, content, thought):
 def test_reasoning_behind_a_label(text, is_open, content, thought):
     for pieces in cuts(text):
         assert split("none", pieces, "gemma4", is_open, None) == (content, thought, []), pieces
+
+
+@pytest.mark.parametrize(
+    "name,text,is_open,content,thought,calls",
+    [
+        (
+            "solar_open",
+            "<|think|>hm <b><|end|><|begin|>assistant<|content|>Yes, <|x|>",
+            False,
+            "Yes, <|x|>",
+            "hm <b>",
+            0,
+        ),
+        ("solar_open", "hm<|end|><|begin|>assistant<|content|>Yes<|end|>", True, "Yes", "hm", 0),
+        (
+            "solar_open",
+            "<|think|>hm<|end|><|begin|>assistant<|content|>Look:<|end|><|begin|>assistant"
+            + solar(("weather", {"place": "<|content|> <|end|>"}))
+            + "<|calls|>",
+            False,
+            "Look:",
+            "hm",
+            1,
+        ),
+        ("solar_open", "<|content|>Yes", False, "Yes", "", 0),
+        ("solar_open", "<|begin|>assist", False, "<|begin|>assist", "", 0),
+        (
+            "kimi_k3",
+            "hm<|close|>think<|sep|><|open|>response<|sep|>Yes <|open|>x<|close|>response<|sep|><|close|>message<|sep|>",
+            True,
+            "Yes <|open|>x",
+            "hm",
+            0,
+        ),
+        (
+            "kimi_k3",
+            "<|open|>think<|sep|>hm<|close|>think<|sep|><|open|>response<|sep|><|close|>response<|sep|>"
+            + k3(("weather", ("place", "string", "<|open|>response<|sep|> <|close|>message<|sep|>")))
+            + "<|close|>message<|sep|>",
+            False,
+            "",
+            "hm",
+            1,
+        ),
+        ("kimi_k3", "<|open|>response<|sep|>Yes", False, "Yes", "", 0),
+    ],
+)
+def test_messages_in_an_answer_at_every_cut(name, text, is_open, content, thought, calls):
+    """Marks around the answer go, those in a call's arguments stay."""
+    for pieces in cuts(text):
+        found = split(name, pieces, name, is_open)
+        assert found[:2] == (content, thought) and len(found[2]) == calls, pieces
+        assert all("<|" in call[1]["place"] for call in found[2])
 
 
 _THOUGHT = "<|channel|>analysis<|message|>hm <b><|end|>"

@@ -39,11 +39,22 @@ Ctrl-C lets running requests finish (--drain-timeout), a second one stops at onc
 
 # The names of zse.server.tools.parsers and .reasoning, whose import would delay the engine's start.
 _TOOL_PARSERS = (
-    "command_r deepseek dsml functionary functionary_v3 gemma gemma4 gigachat glm4 granite harmony hermes kimi_k2 "
-    "lfm2 llama3_json minicpm minimax_m2 mistral nemotron pythonic qwen3_coder seed_oss tool_calls none"
+    "apertus command_r deepseek dsml firefunction functionary functionary_v3 gemma gemma4 gigachat glm4 granite harmony hermes "
+    "kimi_k2 kimi_k3 lfm2 llama3_json minicpm minimax_m2 mistral nemotron pythonic qwen3_coder seed_oss solar_open tool_calls none"
 ).split()
 ADAPTER_SLOTS = 16  # where there are adapters and nobody says
-_REASONING_PARSERS = ("think", "mistral", "seed", "command_r", "gemma4", "harmony", "none")
+_REASONING_PARSERS = (
+    "think",
+    "mistral",
+    "seed",
+    "command_r",
+    "gemma4",
+    "apertus",
+    "solar_open",
+    "kimi_k3",
+    "harmony",
+    "none",
+)
 
 
 ARGUMENTS = (

@@ -38,7 +38,7 @@ class Format(msgspec.Struct, frozen=True):
     def controls(self, with_tools: bool) -> tuple[str, ...]:
         """Texts of control tokens that have to be seen in the answer."""
         marks = self.marks
-        texts = (marks.opening, marks.closing) if marks else MARKS if self.reasoning == reasoning.HARMONY else ()
+        texts = marks.controls if marks else MARKS if self.reasoning == reasoning.HARMONY else ()
         return texts + (parsers.FORMATS[self.tools].controls if with_tools and self.tools in parsers.FORMATS else ())
 
 

@@ -41,7 +41,9 @@ class Answers:
             raise unsupported("thinking_budget", "this model's reasoning has no bound; reasoning_effort shortens it")
         if marks is None:
             return None
-        return Thinking(opening=marks.opening, closing=marks.closing, is_open=self.is_open, budget=budget)
+        # A grammar of calls has what stands before them; any other begins with the answer's words.
+        closing = marks.closing + (marks.answer if self.grammar is None else "")
+        return Thinking(opening=marks.opening, closing=closing, is_open=self.is_open, budget=budget)
 
     def splitter(self) -> Splitter:
         return Splitter(self._format, self._functions, self.is_open, self._parallel)
@@ -59,10 +61,9 @@ def prepare(completion: "Completion", model, tool_parser: str | None, reasoning_
         if not form.takes_tools:
             raise unsupported("tools", "this model's chat template has no tool support")
         if form.tools == parsers.NONE:
-            kind = next((name for mark, name in parsers.UNREAD.items() if mark in template), "")
             reason = (
-                f"no known format reads the calls that this model's chat template writes{kind and f' ({kind})'}; start the "
-                f"server with --tool-parser NAME (one of {', '.join(parsers.FORMATS)})"
+                "no known format reads the calls that this model's chat template writes; start the server with "
+                f"--tool-parser NAME (one of {', '.join(parsers.FORMATS)})"
             )
             raise unsupported("tools", reason)
     for index, message in enumerate(() if form.names_tools else completion.messages or ()):

@@ -6,7 +6,7 @@ import msgspec
 
 from zse.server.tools import gemma4, harmony
 from zse.server.tools.blocks import Block
-from zse.server.tools.readers import JsonCalls, PythonCalls, PythonLines
+from zse.server.tools.readers import JsonCalls, KeyedCalls, PythonCalls, PythonLines
 from zse.server.tools.recipients import ALL, RECIPIENT, RecipientCalls
 from zse.server.tools.xml_calls import XmlStyle, reader
 
@@ -47,14 +47,26 @@ _DSML = XmlStyle(
     f"</{DSML}invoke>",
 )
 GIGACHAT = "<|function_call|>", "<|message_sep|>", "<|role_sep|>"
+SOLAR = ("<|tool_calls|>", *(f"<|tool_call:{word}|>" for word in ("begin", "name", "args", "end")), "<|calls|>")
+_SOLAR = (
+    r"\s*<\|tool_call:begin\|>(?P<id>[A-Za-z0-9_-]{1,64})<\|tool_call:name\|>(?P<name>[A-Za-z0-9_.-]{1,64})"
+    r"<\|tool_call:args\|>\s*"
+)
+APERTUS = "<|tools_prefix|>", "<|tools_suffix|>"
+KIMI_K3 = "<|open|>", "<|close|>", "<|sep|>"  # <|open|>WORD<|sep|> and <|close|>WORD<|sep|>
 
-# By what chat templates show formats that are not read.
-UNREAD = {
-    "<|tools_prefix|>": "Apertus' format",
-    "<|tool_call:begin|>": "Solar Open's format",
-    "<|open|>": "Kimi K3's format",
-    "functools[": "Firefunction's format",
-}
+
+def k3_mark(word: str, is_end: bool = False) -> str:
+    """Kimi K3's mark of what `word` names, with its attributes."""
+    return f"{KIMI_K3[is_end]}{word}{KIMI_K3[2]}"
+
+
+_KIMI_K3 = XmlStyle(
+    r'<\|open\|>call tool="([^"<>]{1,64})"(?: index="[0-9]{1,4}")?<\|sep\|>',
+    r'<\|open\|>argument key="(?P<key>[^"<>]{1,128})"(?: type="(?P<string>[a-z]{1,16})")?<\|sep\|>',
+    k3_mark("argument", is_end=True),
+    k3_mark("call", is_end=True),
+)
 
 
 class ToolFormat(msgspec.Struct, frozen=True):
@@ -150,6 +162,20 @@ FORMATS: dict[str, ToolFormat] = {
         (Block(KIMI[0], partial(JsonCalls, closing=KIMI[4], head=_KIMI, tail=(KIMI[3],), lists=False)),),
         KIMI,
     ),
+    # Kimi K3: <|open|>tools<|sep|><|open|>call tool="NAME" index="1"<|sep|><|open|>argument key="KEY"
+    # type="string"<|sep|>value<|close|>argument<|sep|>…<|close|>call<|sep|><|close|>tools<|sep|>. type: whether the
+    # value is text, or JSON.
+    "kimi_k3": ToolFormat(KIMI_K3[:1], _xml(_KIMI_K3, k3_mark("tools"), k3_mark("tools", is_end=True)).blocks, KIMI_K3),
+    # Solar Open: <|tool_calls|><|tool_call:begin|>ID<|tool_call:name|>NAME<|tool_call:args|>{…}<|tool_call:end|>…
+    "solar_open": ToolFormat(
+        SOLAR[1:2],
+        (Block(SOLAR[0], partial(JsonCalls, closing=SOLAR[5], head=_SOLAR, tail=SOLAR[4:5], lists=False)),),
+        SOLAR,
+    ),
+    # Apertus: <|tools_prefix|>[{"NAME": {…}}, …]<|tools_suffix|>
+    "apertus": ToolFormat(APERTUS[:1], (Block(APERTUS[0], partial(KeyedCalls, closing=APERTUS[1])),), APERTUS),
+    # Firefunction: functools[{"name": …, "arguments": {…}}, …]
+    "firefunction": _json("functools", "", "functools["),
     # Mistral: [TOOL_CALLS][{"name": …, "arguments": {…}}, …], and since v11 [TOOL_CALLS]NAME[ARGS]{…}
     "mistral": ToolFormat(
         ("[TOOL_CALLS]", "[AVAILABLE_TOOLS]"),

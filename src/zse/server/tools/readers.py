@@ -3,7 +3,7 @@
 import re
 
 from zse.server.tools.blocks import MORE, NEVER, SPACE, ahead
-from zse.server.tools.calls import CallPart, read_json, read_python, whole
+from zse.server.tools.calls import CallPart, load_json, make_call, read_json, read_python, whole
 from zse.server.tools.json_text import DONE, Scanner
 from zse.server.tools.json_text import MORE as OPEN
 
@@ -157,8 +157,23 @@ class ClosedCalls:
         raise NotImplementedError
 
     def _is_in_text(self, text: str, at: int) -> bool:
-        """Whether a mark that stands at `at` stands in a text."""
-        raise NotImplementedError
+        """Whether a mark that stands at `at` stands in a text: here between double quotes."""
+        return (text.count('"', 0, at) - text.count('\\"', 0, at)) % 2 == 1
+
+
+class KeyedCalls(ClosedCalls):
+    """[{NAME: {…}}, …]: objects of one key each."""
+
+    def _take(self, text: str) -> bool:
+        try:
+            entries = load_json(text)
+        except ValueError:
+            return False
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) and len(entry) == 1 for entry in entries):
+            return False
+        calls = [make_call(*pair) for entry in entries for pair in entry.items()]
+        self.parts = whole(call for call in calls if call is not None)
+        return 0 < len(self.parts) == len(calls)
 
 
 class PythonLines(ClosedCalls):
@@ -170,9 +185,6 @@ class PythonLines(ClosedCalls):
             return False
         self.parts = whole(calls)
         return bool(calls)
-
-    def _is_in_text(self, text: str, at: int) -> bool:
-        return (text.count('"', 0, at) - text.count('\\"', 0, at)) % 2 == 1
 
 
 class PythonCalls:

@@ -1,16 +1,38 @@
 """Reasoning in an answer: the text between <think> and </think>, apart from the answer that follows."""
 
+import re
+
 import msgspec
 
 from zse.server.tools.blocks import SPACE, held
+from zse.server.tools.parsers import SOLAR, k3_mark
+
+_TOKEN = re.compile(r"<\|[^<>|]+\|>")
 
 
 class Marks(msgspec.Struct, frozen=True):
-    """What encloses reasoning. label: a word behind the opening mark that is none of it."""
+    """What encloses reasoning.
+
+    Args:
+        label: a word behind the opening mark that is none of it.
+        sign: by which a chat template shows them; "": by the closing mark.
+        around: marks around the answer that are none of it.
+        calls: what begins and ends calls, in which the answer keeps all marks; an end of "": that of the answer.
+        answer: what stands before an answer in words.
+    """
 
     opening: str
     closing: str
     label: str = ""
+    sign: str = ""
+    around: tuple[str, ...] = ()
+    calls: tuple[str, str] = ("", "")
+    answer: str = ""
+
+    @property
+    def controls(self) -> tuple[str, ...]:
+        """Texts of control tokens that have to be seen in the answer."""
+        return (self.opening, self.closing, *_TOKEN.findall(self.opening + self.closing + "".join(self.around)))
 
 
 PARSERS: dict[str, Marks] = {
@@ -19,6 +41,24 @@ PARSERS: dict[str, Marks] = {
     "seed": Marks("<seed:think>", "</seed:think>"),
     "command_r": Marks("<|START_THINKING|>", "<|END_THINKING|>"),
     "gemma4": Marks("<|channel>", "<channel|>", "thought"),
+    "apertus": Marks("<|inner_prefix|>", "<|inner_suffix|>"),
+    # Messages without a role: <|think|>…<|end|><|begin|>assistant<|content|>…<|end|><|begin|>assistant<|tool_calls|>…
+    "solar_open": Marks(
+        "<|think|>",
+        "<|end|>",
+        sign=SOLAR[1],
+        around=("<|begin|>assistant", "<|content|>", "<|end|>", "<|flush|>"),
+        calls=(SOLAR[0], ""),
+        answer="<|begin|>assistant<|content|>",
+    ),
+    "kimi_k3": Marks(
+        k3_mark("think"),
+        k3_mark("think", is_end=True),
+        sign="<|open|>",
+        around=(k3_mark("response"), k3_mark("response", is_end=True), k3_mark("message", is_end=True)),
+        calls=(k3_mark("tools"), k3_mark("tools", is_end=True)),
+        answer=k3_mark("response"),
+    ),
 }
 
 
@@ -30,7 +70,7 @@ def choose(template: str) -> str:
     """The parser for a chat template's text, or "none"."""
     if "<|channel|>analysis" in template:
         return HARMONY
-    return next((name for name, marks in PARSERS.items() if marks.closing in template), "none")
+    return next((name for name, marks in PARSERS.items() if (marks.sign or marks.closing) in template), "none")
 
 
 class Reasoning(msgspec.Struct, frozen=True):
@@ -49,6 +89,7 @@ class ReasoningParser:
         self._text = ""
         self._label = "" if is_open else marks.label
         self._begun = False  # something of the part that the state names has been given out
+        self._in_calls = False
 
     @property
     def is_inside(self) -> bool:
@@ -72,21 +113,49 @@ class ReasoningParser:
         if self._state == "inside":
             self._inside(out)
         if self._state == "after":
-            if not self._begun:
-                self._text = self._text.lstrip(SPACE)
-            self._begun = self._begun or bool(self._text)
-            if self._text:
-                out.append(self._text)
-            self._text = ""
+            self._after(out, is_last=False)
         return out
 
     def finish(self) -> list[str | Reasoning]:
         """What was held back; reasoning that was never closed is reasoning."""
-        text, self._text = self._text, ""
-        if self._state == "inside":
-            text = "" if self._label else text.rstrip(SPACE)
-            return [Reasoning(text)] if text else []
-        return [text] if text else []
+        out: list[str | Reasoning] = []
+        if self._state != "inside":
+            self._begun = self._begun or self._state == "before"
+            self._after(out, is_last=True)
+            return out
+        text, self._text = "" if self._label else self._text.rstrip(SPACE), ""
+        return [Reasoning(text)] if text else []
+
+    def _after(self, out: list, is_last: bool) -> None:
+        """The answer, without the marks around it."""
+        shown = ""
+        while (found := self._first_mark()) is not None:
+            at, mark = found
+            end = at + len(mark)
+            is_kept = mark not in self._marks.around
+            shown += self._text[: end if is_kept else at]
+            self._text = self._text[end:]
+            self._in_calls = self._in_calls != is_kept
+        kept = 0 if is_last else held(self._text, self._watched)
+        shown += self._text[: len(self._text) - kept]
+        self._text = self._text[len(self._text) - kept :]
+        if not self._begun:
+            shown = shown.lstrip(SPACE)
+        self._begun = self._begun or bool(shown)
+        if shown:
+            out.append(shown)
+
+    @property
+    def _watched(self) -> tuple[str, ...]:
+        """The marks that are looked for in the answer."""
+        opening, closing = self._marks.calls
+        if self._in_calls:
+            return (closing,) if closing else ()
+        return (*self._marks.around, opening) if opening else self._marks.around
+
+    def _first_mark(self) -> tuple[int, str] | None:
+        found = [(at, mark) for mark in self._watched if (at := self._text.find(mark)) >= 0]
+        return min(found, default=None)
 
     def _inside(self, out: list) -> None:
         if not self._begun:

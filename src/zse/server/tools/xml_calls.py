@@ -18,7 +18,7 @@ class XmlStyle(msgspec.Struct, frozen=True):
 
     Args:
         function: a regular expression of what begins a call; its group is the name.
-        parameter: of what begins a parameter; its group `key`, and `string` if it says whether the value is one ("true", "false").
+        parameter: of what begins a parameter; its group `key`, and `string` if it says whether the value is one ("true", "false", or its type).
         value_end, call_end: end a parameter's value and a call.
         newline: whether one stands on both sides of a value.
         nests: whether calls in a value are told by their marks, and a forgotten value_end by the function's schema.
@@ -192,7 +192,7 @@ class XmlCalls:
         rest = text[at:].lstrip(SPACE)
         if is_last:
             return not rest
-        begins = self._style.parameter.partition("(")[0]
+        begins = self._style.parameter.partition("(")[0].replace("\\", "")
         may_come = begins.startswith(rest) or rest.startswith(begins) and len(rest) < MAX_MARK
         return None if may_come else False
 
@@ -231,6 +231,7 @@ class XmlCalls:
         properties = (self._functions.get(self._name) or {}).get("properties")
         schema = properties.get(key) if isinstance(properties, dict) else None
         said = mark.groupdict().get("string")
+        said = said and str(said in ("true", "string")).lower()
         text = json.dumps({key: _typed(value, schema, said)}, ensure_ascii=False)[1:-1]
         self._emit(", " + text if self._keys else "{" + text)
         self._keys.append(key)
