@@ -6,6 +6,7 @@ import msgspec
 
 from zse.server.tools import gemma4, harmony
 from zse.server.tools.blocks import Block
+from zse.server.tools.marks import KIMI_K3, SOLAR, k3_mark
 from zse.server.tools.readers import JsonCalls, KeyedCalls, PythonCalls, PythonLines
 from zse.server.tools.recipients import ALL, RECIPIENT, RecipientCalls
 from zse.server.tools.xml_calls import XmlStyle, reader
@@ -47,20 +48,11 @@ _DSML = XmlStyle(
     f"</{DSML}invoke>",
 )
 GIGACHAT = "<|function_call|>", "<|message_sep|>", "<|role_sep|>"
-SOLAR = ("<|tool_calls|>", *(f"<|tool_call:{word}|>" for word in ("begin", "name", "args", "end")), "<|calls|>")
 _SOLAR = (
     r"\s*<\|tool_call:begin\|>(?P<id>[A-Za-z0-9_-]{1,64})<\|tool_call:name\|>(?P<name>[A-Za-z0-9_.-]{1,64})"
     r"<\|tool_call:args\|>\s*"
 )
 APERTUS = "<|tools_prefix|>", "<|tools_suffix|>"
-KIMI_K3 = "<|open|>", "<|close|>", "<|sep|>"  # <|open|>WORD<|sep|> and <|close|>WORD<|sep|>
-
-
-def k3_mark(word: str, is_end: bool = False) -> str:
-    """Kimi K3's mark of what `word` names, with its attributes."""
-    return f"{KIMI_K3[is_end]}{word}{KIMI_K3[2]}"
-
-
 _KIMI_K3 = XmlStyle(
     r'<\|open\|>call tool="([^"<>]{1,64})"(?: index="[0-9]{1,4}")?<\|sep\|>',
     r'<\|open\|>argument key="(?P<key>[^"<>]{1,128})"(?: type="(?P<string>[a-z]{1,16})")?<\|sep\|>',

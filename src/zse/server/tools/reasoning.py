@@ -5,7 +5,7 @@ import re
 import msgspec
 
 from zse.server.tools.blocks import SPACE, held
-from zse.server.tools.parsers import SOLAR, k3_mark
+from zse.server.tools.marks import SOLAR, k3_mark
 
 _TOKEN = re.compile(r"<\|[^<>|]+\|>")
 
