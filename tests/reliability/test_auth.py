@@ -45,6 +45,13 @@ SCOPES = {
     ("GET", "/v1/responses/{response}"): ("owned", None),
     ("DELETE", "/v1/responses/{response}"): ("owned", None),
     ("GET", "/v1/responses/{response}/input_items"): ("owned", None),
+    ("GET", "/v1/sessions"): ("list", None),
+    ("GET", "/v1/sessions/{session}"): ("owned", None),
+    ("DELETE", "/v1/sessions/{session}"): ("owned", None),
+    ("GET", "/v1/chats"): ("list", None),
+    ("GET", "/v1/chats/{chat}"): ("owned", None),
+    ("POST", "/v1/chats/{chat}"): ("owned", {"version": 1}),
+    ("DELETE", "/v1/chats/{chat}"): ("owned", None),
     ("POST", "/v1/messages"): ("user", MESSAGES),
     ("POST", "/v1/messages/count_tokens"): ("user", {"model": "fake", "messages": MESSAGES["messages"]}),
     ("POST", "/api/chat"): ("user", {"model": "fake", "messages": MESSAGES["messages"]}),
@@ -149,7 +156,12 @@ def test_every_route_with_every_kind_of_key(own_server, tmp_path):
                 if method == "HEAD":
                     headers |= {"connection": "close"}  # the length of what is not sent
                 reply = server.raw(
-                    request(method, path.replace("{model}", "fake").replace("{file}", "app.js"), sent, headers)
+                    request(
+                        method,
+                        path.replace("{model}", "fake").replace("{file}", "app.js").replace("{chat}", "c"),
+                        sent,
+                        headers,
+                    )
                 )
                 if (method, path, reply.status) == ("POST", "/admin/adapters", 200):
                     adapters.append(reply.json["name"])

@@ -14,7 +14,7 @@ TABLES = set(re.findall(r"CREATE TABLE (\w+)", " ".join(sum(MIGRATIONS, ()))))
 # Of the server, or of accounts, whose rows no client names.
 SHARED = {"keys", "usage", "audit", "windows", "secrets"}
 # What clears rows away, whoever's they are.
-CLEARS = {f"DELETE FROM {table} WHERE expires <= ?" for table in ("answers", "responses")}
+CLEARS = {f"DELETE FROM {table} WHERE expires <= ?" for table in ("answers", "responses", "sessions")}
 VERBS = re.compile(r"^(SELECT|UPDATE|DELETE|INSERT|REPLACE|WITH)\b")
 
 

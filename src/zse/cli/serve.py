@@ -176,6 +176,12 @@ ARGUMENTS = (
         "makes one for the administrator and prints it (default: server.db in ZSE_HOME, if it is there)",
     ),
     arg(
+        "--session-ttl",
+        type=Amount(float, 1, 366 * 86400, shown="SECONDS"),
+        default=86400.0,
+        help="how long the conversation of a session_id is kept in the database after its last request, at most (default: 86400, a day)",
+    ),
+    arg(
         "--allowed-host",
         action="append",
         default=[],
@@ -211,7 +217,7 @@ ARGUMENTS = (
 )
 # What SIGHUP changes in a server that runs; the engines' options, names and addresses wait for a restart.
 CHANGEABLE = """spare_engines idle_timeout max_loaded max_queue max_queue_tokens queue_timeout max_wait max_body_bytes any_model_name tool_parser
-    reasoning_parser api_key api_key_file tenant_weights allowed_host drain_timeout log_level log_format""".split()
+    reasoning_parser session_ttl api_key api_key_file tenant_weights allowed_host drain_timeout log_level log_format""".split()
 
 
 def run(args) -> int:
@@ -293,6 +299,7 @@ def _changeable(args, keys, num_models: int) -> dict:
         "tenant_weights": scheduling.parse_weights(args.tenant_weights or ""),
         "allowed_hosts": _allowed_hosts(args, bool(keys or args.database_path)),
         "any_model_name": args.any_model_name,
+        "session_ttl_s": args.session_ttl,
         "tool_parser": args.tool_parser,
         "reasoning_parser": args.reasoning_parser,
         "limits": server.Limits(body_bytes=args.max_body_bytes),

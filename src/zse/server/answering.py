@@ -13,11 +13,11 @@ from zse.errors import RequestError
 from zse.http.exchange import Response
 from zse.sampling.params import BeamParams, SamplingParams
 from zse.scheduler.options import RequestOptions
-from zse.server import idempotency
+from zse.server import idempotency, sessions
 from zse.server.api_request import APIRequest
 from zse.server.errors import APIError
 from zse.server.logprobs import TokenScore
-from zse.server.requests.completions import Completion, Extras, check_token_ids, choice_params
+from zse.server.requests.completions import SESSION_HEADER, Completion, Extras, check_token_ids, choice_params
 from zse.server.requests.forms import named
 from zse.server.tools.calls import CallPart, ToolCall, fold
 from zse.server.tools.chat import Answers, prepare, structure_for
@@ -179,9 +179,7 @@ class CompletionRun(msgspec.Struct):
     measured: list[Measured] = []  # of the prompts, where their log-probabilities are wanted
     structure_field: str = ""
     answers: Answers | None = None  # of a chat: how its answers are taken apart
-    keep: Callable[[], Awaitable[None]] | None = (
-        None  # awaited when the answer is over, before its end is sent; by the Writer
-    )
+    keeps: list[Callable[[], Awaitable[None]]] = []  # awaited when the answer is over, before its end is sent
 
     @property
     def num_scores(self) -> int:
@@ -257,6 +255,8 @@ async def answer(app, request: APIRequest, *, read: Reader, body: dict | None = 
         if completion.keep_alive is not None:
             work.keep(completion.keep_alive)
         job = CompletionRun(completion, work, int(time.time()))
+        if completion.session_id or completion.session_ttl or SESSION_HEADER in request.headers:
+            await sessions.resume(job)
         if completion.stream and "idempotency-key" in request.headers:
             raise idempotency.refused("a streamed answer is not kept; send stream: false with it")
         if completion.stream:
@@ -392,8 +392,8 @@ async def _collect(job: CompletionRun, writer: Writer) -> Response:
         if choices[index].finish_reason is None:
             running -= _accept(job, choices[index], event).finish_reason is not None
     body = await maybe_in_thread(job.num_scores > ON_LOOP_ENTRIES, writer.whole)
-    if job.keep is not None:
-        await job.keep()
+    for keep in job.keeps:
+        await keep()
     return Response(200, body)
 
 
@@ -416,6 +416,6 @@ async def _stream(job: CompletionRun, writer: Writer) -> None:
         if data:
             request.send_events(data)
             await request.connection.drain()
-    if job.keep is not None:
-        await job.keep()
+    for keep in job.keeps:
+        await keep()
     request.send_events(writer.last(), is_last=True)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("zse.server")
 
 
+SESSION_TTL_S = 86400.0
 LARGE_BODY = 64 << 10  # bytes; admission is asked before it is read
 
 
@@ -73,6 +74,7 @@ class App:
         weights: of tenants, for the scheduler.
         any_model_name: a name that no model has means the first one.
         tool_parser, reasoning_parser: for all models, instead of what their chat templates show.
+        session_ttl_s: for which a session is kept after its last request, at most.
 
     running: requests that the engine may be working for. phases_ms: of the server's start, for /metrics."""
 
@@ -90,6 +92,7 @@ class App:
         any_model_name: bool = False,
         tool_parser: str | None = None,
         reasoning_parser: str | None = None,
+        session_ttl_s: float = SESSION_TTL_S,
         library: "Callable[[], Library]" = lambda: libraries.Library(),
     ):
         self.pool, self.admission, self._make_library = pool, admission, library
@@ -103,6 +106,8 @@ class App:
         self.tenants, self.threads = Tenants(), FairThreads()
         self.running: dict[RequestRun, None] = {}  # a set in order
         self.running_keys: set[tuple[str, str]] = set()  # (tenant, Idempotency-Key) of requests that are answered now
+        self.running_sessions: set[tuple[str, str]] = set()  # the same by session_id
+        self.session_ttl_s = session_ttl_s
         self.wrong_keys = WrongKeys()
         self.phases_ms: dict[str, float] = {}
         self.usage: UsageLog | None = None  # where it is kept

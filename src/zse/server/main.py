@@ -25,7 +25,7 @@ from zse.server import library as libraries
 from zse.server import models, presence, tracing
 from zse.server import reload as reloading
 from zse.server.admission import AdmissionControl, QueueBounds
-from zse.server.app import App
+from zse.server.app import SESSION_TTL_S, App
 from zse.server.auth import CacheSalts, HostCheck, KeyCheck
 from zse.server.key_watch import KeyWatch
 from zse.server.keys import Key, quotas, weights
@@ -61,6 +61,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
         allowed_hosts: Host names that are answered; None: any.
         exits_on_failure: the process ends when the engines of all models have died too often; else they are tried again.
         any_model_name: a name that no model has means the first one.
+        session_ttl_s: how long a session is kept after its last request, at most.
         library: makes what knows the models that may be added while it serves.
         tool_parser, reasoning_parser: names of zse.server.tools; None: what the chat template shows.
         phases_ms: what happened so far, name → milliseconds since exec.
@@ -91,6 +92,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     any_model_name: bool = False
     tool_parser: str | None = None
     reasoning_parser: str | None = None
+    session_ttl_s: float = SESSION_TTL_S
     library: Callable[[], Any] = lambda: libraries.Library()
     limits: Limits = Limits()
     phases_ms: dict[str, float] = {}
@@ -189,6 +191,7 @@ class _Serving:
             any_model_name=options.any_model_name,
             tool_parser=options.tool_parser,
             reasoning_parser=options.reasoning_parser,
+            session_ttl_s=options.session_ttl_s,
             library=options.library,
         )
         if database is not None:

@@ -128,6 +128,7 @@ class RequestRun(AbstractContextManager):
         self.outcomes: Counter[str] = Counter()
         self.submitted = self.first = self.last = self.queued_s = self.prefill_s = 0.0
         self._spans: dict[int, list] = {}  # choice → times of its first and its last tokens, their number
+        self._session: tuple[str, str] | None = None  # tenant and id
 
     def start(
         self, model: str | None, choices: int = 1, answer_tokens: int = 0, prompt_tokens: int | None = None
@@ -168,6 +169,14 @@ class RequestRun(AbstractContextManager):
         key says so."""
         if seconds is not None and self.request.access.admin:
             self.app.pool.keep(self.served, seconds)
+
+    def claim(self, session: str) -> None:
+        """The tenant's session of this id, for this request alone. Raises APIError conflict."""
+        name = (self.request.tenant, session)
+        if name in self.app.running_sessions:
+            raise APIError("conflict", "A request of this session is running.", "session_id")
+        self.app.running_sessions.add(name)
+        self._session = name
 
     def reserve(self, prompt_tokens: int) -> None:
         """The true number, once it is known, where it is more than the estimate by which the quota was asked: a query
@@ -223,6 +232,8 @@ class RequestRun(AbstractContextManager):
     def __exit__(self, kind, error, traceback) -> None:
         left = self.choices - self.outcomes.total()
         self.hold(0, 0)
+        if self._session is not None:
+            self.app.running_sessions.discard(self._session)
         if self.served is None:
             return
         self.app.running.pop(self, None)

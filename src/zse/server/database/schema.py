@@ -111,4 +111,34 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         *_counted("responses"),
         *_counted("answers"),
     ),
+    (
+        """CREATE TABLE sessions (         -- conversations of requests with a session_id
+            tenant TEXT NOT NULL,
+            id TEXT NOT NULL,
+            turns INTEGER NOT NULL,      -- requests that it has answered
+            created REAL NOT NULL,
+            used REAL NOT NULL,
+            expires REAL NOT NULL,
+            size INTEGER NOT NULL,       -- bytes of body
+            body BLOB NOT NULL,          -- JSON: messages, or the text of completions
+            PRIMARY KEY (tenant, id)
+        ) STRICT""",
+        "CREATE INDEX sessions_age ON sessions (tenant, used, id, size)",
+        "CREATE INDEX sessions_end ON sessions (expires)",
+        *_counted("sessions"),
+        """CREATE TABLE chats (            -- of the web page
+            tenant TEXT NOT NULL,
+            id TEXT NOT NULL,
+            version INTEGER NOT NULL,    -- one more with each change
+            title TEXT NOT NULL,
+            folded TEXT NOT NULL,        -- the title, for searches
+            created REAL NOT NULL,
+            changed REAL NOT NULL,
+            size INTEGER NOT NULL,       -- bytes of body
+            body BLOB NOT NULL,          -- JSON: its messages
+            PRIMARY KEY (tenant, id)
+        ) STRICT""",
+        "CREATE INDEX chats_age ON chats (tenant, changed, id, size)",
+        *_counted("chats"),
+    ),
 )

@@ -70,7 +70,8 @@ class Completion(msgspec.Struct):
     model's own recommendation. template_variables: for the chat template. num_choices: generations that the engine has
     to make; of best_of > n answers the n likeliest are given. num_ids: tokens of prompts that are token ids, None where
     one is text. prompt_top: alternatives for each token of the prompt, None where its log-probabilities are not wanted.
-    keep_alive: seconds for which the model stays loaded afterwards; None: nothing is asked."""
+    keep_alive: seconds for which the model stays loaded afterwards; None: nothing is asked. session_id: of the stored
+    conversation that it goes on with; session_ttl: seconds for which that is kept from then on."""
 
     model: str | None
     params: SamplingParams
@@ -99,6 +100,8 @@ class Completion(msgspec.Struct):
     num_ids: int | None = None
     prompt_top: int | None = None
     keep_alive: float | None = None
+    session_id: str | None = None
+    session_ttl: int | None = None
 
 
 def texts_or_ids(most: int, empty: bool = True) -> Custom:
@@ -159,6 +162,21 @@ KEEP_ALIVE = Field(
     "How long the model stays loaded without requests, until it is unloaded: seconds or a duration (5m, 1h30m), 0: not at all, below "
     "0: for ever; instead of --idle-timeout. An admin's key may say so, where there are keys; of others it is not used.",
 )
+SESSION_HEADER = "zse-session-id"  # of APIs that have no field for it
+SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def _session_id(value: Any, path: str) -> str:
+    if not SESSION_ID.fullmatch(expect(str, value, path)):
+        raise refused("invalid_value", f"'{path}' must be 1 to 64 letters, digits, '_' and '-'.", path)
+    return value
+
+
+_SESSION = Field(
+    Custom(_session_id, {"type": "string", "pattern": f"^{SESSION_ID.pattern}$"}),
+    "A conversation that the server keeps: send what is new in it; see Sessions.",
+)
+_SESSION_TTL = Field(Integer(1, 366 * 86400), "Seconds for which it is kept from now on, at most --session-ttl.")
 METADATA = Field(
     Custom(_metadata, {"type": "object", "additionalProperties": String(512).schema, "maxProperties": 16}),
     "Up to 16 strings; accepted, not used.",
@@ -200,7 +218,8 @@ def _common(route: str) -> Fields:
         }
         | of_route(_OPTIONS, route)
         | of_route(_EXTRAS, route)
-        | {"user": USER, "keep_alive": KEEP_ALIVE, "structured_outputs": STRUCTURED_OUTPUTS}
+        | {"user": USER, "keep_alive": KEEP_ALIVE, "session_id": _SESSION, "session_ttl": _SESSION_TTL}
+        | {"structured_outputs": STRUCTURED_OUTPUTS}
         | GUIDED
     )
 
@@ -355,6 +374,8 @@ def _completion(body: dict, values: dict, **more: Any) -> Completion:
         if any(type(prompt) is str for prompt in more.get("prompts", [""]))
         else sum(map(len, more["prompts"])),
         keep_alive=values["keep_alive"],
+        session_id=values["session_id"],
+        session_ttl=values["session_ttl"],
         prompt_top=max((top for top in tops if top is not None), default=None),
         **more,
     )

@@ -261,8 +261,12 @@ _MESSAGES = Array(Custom(_message, _MESSAGE.schema), MAX_MESSAGES, 1)
 
 
 def _messages(value: Any, path: str) -> list[dict]:
-    """Messages for the template. A tool's result gets the name of the function, which some templates write."""
-    out = _MESSAGES.check(value, path)
+    """Messages for the template, some of which write the functions' names at results."""
+    return name_results(_MESSAGES.check(value, path))
+
+
+def name_results(out: list[dict]) -> list[dict]:
+    """Messages, of which each result of a tool has the name of the function that was called."""
     names = {}
     for message in out:
         for call in message.get("tool_calls", ()):

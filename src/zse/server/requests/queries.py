@@ -10,6 +10,7 @@ PAGE: Fields = {
     "order": Field(OneOf(("asc", "desc")), "asc: the oldest first.", "desc"),
     "after": Field(String(256, empty=False), "The id behind which to go on."),
 }
+LAST_FIRST: Fields = {"limit": PAGE["limit"], "after": PAGE["after"]}
 
 
 def read(query: str, fields: Fields) -> dict[str, Any]:
@@ -27,19 +28,25 @@ def read(query: str, fields: Fields) -> dict[str, Any]:
     return Object(fields).check(values, "")
 
 
-def page(rows: list[dict], query: dict[str, Any]) -> dict:
-    """What a list answers of `rows`, the oldest first. Raises RequestError: `after` is none of them."""
-    rows = rows if query["order"] == "asc" else rows[::-1]
-    if query["after"] is not None:
-        places = [place for place, row in enumerate(rows) if row["id"] == query["after"]]
-        if not places:
-            raise refused("invalid_value", "'after' is no id of this list.", "after")
-        rows = rows[places[0] + 1 :]
-    shown_rows = rows[: query["limit"]]
+def listed(rows: list[dict] | None, limit: int) -> dict:
+    """What a list answers of `rows` in their order, of which there are more where they are more than `limit`. Raises
+    RequestError for None: `after` is none of them."""
+    if rows is None:
+        raise refused("invalid_value", "'after' is no id of this list.", "after")
+    shown_rows = rows[:limit]
     return {
         "object": "list",
         "data": shown_rows,
         "first_id": shown_rows[0]["id"] if shown_rows else None,
         "last_id": shown_rows[-1]["id"] if shown_rows else None,
-        "has_more": len(rows) > len(shown_rows),
+        "has_more": len(rows) > limit,
     }
+
+
+def page(rows: list[dict], query: dict[str, Any]) -> dict:
+    """What a list answers of `rows`, the oldest first. Raises RequestError: `after` is none of them."""
+    rows = rows if query["order"] == "asc" else rows[::-1]
+    if query["after"] is not None:
+        places = [place for place, row in enumerate(rows) if row["id"] == query["after"]]
+        return listed(rows[places[0] + 1 :] if places else None, query["limit"])
+    return listed(rows, query["limit"])

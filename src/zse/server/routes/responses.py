@@ -74,7 +74,7 @@ class _Writer:
     def __init__(self, values: dict, job: CompletionRun):
         self.job = job
         if values["store"]:
-            job.keep = self._store
+            job.keeps.append(self._store)
         self._values = values
         self._id, self._shown = job.work.request.id.removeprefix("req_"), shown(values)
         self._num_events = 0

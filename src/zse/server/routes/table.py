@@ -98,6 +98,13 @@ ROUTES = (
         "the items that it answered",
         query="queries.PAGE",
     ),
+    Route("/v1/sessions", USER, "sessions.listed", "the sessions, the last used first", query="queries.LAST_FIRST"),
+    Route("/v1/sessions/{session}", USER, "sessions.retrieve", "a session with its conversation"),
+    Route("/v1/sessions/{session}", USER, "sessions.delete", "it is gone", verb="DELETE"),
+    Route("/v1/chats", USER, "chats.listed", "the web page's chats, the last changed first", query="chats.LIST"),
+    Route("/v1/chats/{chat}", USER, "chats.retrieve", "a chat with its messages"),
+    Route("/v1/chats/{chat}", USER, "chats.change", "makes or changes it, where nobody did so before", "chats.CHAT"),
+    Route("/v1/chats/{chat}", USER, "chats.delete", "it is gone", verb="DELETE"),
     Route(
         "/v1/messages", USER, "messages.messages", "an answer, for Anthropic's clients", "messages.FIELDS", ANTHROPIC
     ),
