@@ -13,15 +13,18 @@ class DocumentError(ZSEError):
     """A document that cannot be used: damaged, encrypted with another password, too large, without text. The message is one line
     for its sender; code: of the API's error, "unprocessable_file" or "request_too_large"."""
 
+    code: str
+
     def __init__(self, message: str, code: str = "unprocessable_file"):
         super().__init__(message)
         self.code = code
 
 
 class TextBlock(msgspec.Struct, array_like=True):
-    """A part of a document in reading order. text: without markup; of a table one row, its cells separated by " | ". level: of a
-    heading, 1 is the highest. page: from 1, 0 where there are none. start: of the text, in characters of the document's source,
-    -1 where that is no text."""
+    """A part of a document in reading order. text: without markup; of a table one row, its cells separated by " | "; of a list one
+    item with its mark. level: of a heading, 1 is the highest; of a table's row 1 where it names the columns; of a list's item how
+    deep it lies, from 0. page: from 1, 0 where there are none. start: of the text, in characters of the document's source (line
+    ends are one character), -1 where that is no text."""
 
     kind: BlockKind
     text: str
@@ -42,8 +45,8 @@ class ParsedDocument(msgspec.Struct, array_like=True):
 
 
 class Chunk(msgspec.Struct, array_like=True):
-    """What is searched and cited. headings: those that it stands under, the highest first. Pages as of TextBlock, the first and the
-    last. num_tokens: of text, in tokens of the model that cut it."""
+    """What is searched and cited. headings: those that it stands under and that are not in its text, the highest first. Pages as of
+    TextBlock, the first and the last. num_tokens: of text, in tokens of the model that cut it."""
 
     text: str
     headings: list[str]
@@ -63,3 +66,22 @@ class Passage(msgspec.Struct):
     chunk: Chunk
     score: float
     stages: dict[str, tuple[int, float, float]] = {}
+
+
+class ParseLimits(msgspec.Struct, frozen=True):
+    """Bounds of one document. Bytes: max_text_bytes of all its text in UTF-8, max_stream_bytes of one stream unpacked,
+    max_memory_bytes beside what the worker has when it begins. max_ratio: unpacked to packed, once more than 1 MB is unpacked.
+    max_depth: of what lies in each other, such as a page tree. max_ocr_pages: pages that are rendered for the operator's OCR."""
+
+    max_text_bytes: int = 256 << 20
+    max_stream_bytes: int = 64 << 20
+    max_memory_bytes: int = 512 << 20
+    max_ratio: int = 200
+    max_pages: int = 5_000
+    max_objects: int = 200_000
+    max_depth: int = 50
+    max_entries: int = 10_000
+    max_blocks: int = 2_000_000
+    max_ocr_pages: int = 200
+    cpu_s: int = 20
+    wall_s: float = 25.0

@@ -7,7 +7,9 @@ OWN_CHECKS of the MAX_CHECKS that run at once, so one is free for the others; se
 import time
 from collections import OrderedDict, deque
 
-from zse.structured.compile import GrammarError
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from zse.structured.compile import GrammarError
 
 MAX_CHECKS, OWN_CHECKS = 3, 2  # at once: of all, of one tenant
 MAX_WAITING = 256  # grammars of one tenant
@@ -15,9 +17,11 @@ MAX_REFUSED, REFUSED_S = 1024, 300.0  # refusals that are kept, and how long: a 
 
 
 class Turns:
-    """Numbers of compilations, by tenant, in the order in which they may be checked."""
+    """Numbers of compilations, by tenant, in the order in which they may be checked. max_running, own_running: at once, of all and
+    of one tenant. Documents take turns by the same rule (rag/worker.py)."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_running: int = MAX_CHECKS, own_running: int = OWN_CHECKS) -> None:
+        self._max_running, self._own_running = max_running, own_running
         self._waiting: OrderedDict[str, deque[int]] = OrderedDict()  # the tenant whose turn it is first
         self._running: dict[str, int] = {}
 
@@ -41,10 +45,10 @@ class Turns:
 
     def next(self) -> int | None:
         """The one to be checked now, which counts as running until done(); None when nobody's turn has come."""
-        if sum(self._running.values()) >= MAX_CHECKS:
+        if sum(self._running.values()) >= self._max_running:
             return None
         for tenant, queue in self._waiting.items():
-            if self._running.get(tenant, 0) < OWN_CHECKS:
+            if self._running.get(tenant, 0) < self._own_running:
                 self._running[tenant] = self._running.get(tenant, 0) + 1
                 number = queue.popleft()
                 self._waiting.move_to_end(tenant)
@@ -66,11 +70,11 @@ class Refusals:
     def __init__(self) -> None:
         self._entries: OrderedDict[tuple, tuple[float, GrammarError]] = OrderedDict()
 
-    def get(self, key: tuple) -> GrammarError | None:
+    def get(self, key: tuple) -> "GrammarError | None":
         at, error = self._entries.get(key, (0.0, None))
         return error if time.monotonic() - at < REFUSED_S else None
 
-    def put(self, key: tuple, error: GrammarError) -> None:
+    def put(self, key: tuple, error: "GrammarError") -> None:
         self._entries[key] = time.monotonic(), error
         self._entries.move_to_end(key)
         while len(self._entries) > MAX_REFUSED:

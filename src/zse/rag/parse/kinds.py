@@ -1,0 +1,64 @@
+"""The kinds of documents that are read: by their name, media type and first bytes."""
+
+import os
+from typing import NamedTuple
+
+from zse.rag.documents import DocumentError
+
+HEAD_BYTES = 4096  # that kind_of() looks at
+
+
+class Kind(NamedTuple):
+    """extensions: without the dot, lower case. signatures: what such a file begins with, where that tells it apart."""
+
+    name: str
+    extensions: tuple[str, ...]
+    media_types: tuple[str, ...]
+    signatures: tuple[bytes, ...] = ()
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            "text",
+            ("txt", "text", "log", "rst", "adoc", "tex", "srt", "ini", "cfg", "conf", "env", "diff"),
+            ("text/plain",),
+        ),
+        Kind("markdown", ("md", "markdown", "mdx", "mkd", "qmd"), ("text/markdown", "text/x-markdown")),
+    )
+}
+_BY_EXTENSION = {extension: kind.name for kind in KINDS.values() for extension in kind.extensions}
+_BY_MEDIA_TYPE = {media_type: kind.name for kind in KINDS.values() for media_type in kind.media_types}
+_BY_NAME = {"readme": "text", "license": "text", "changelog": "text"}
+_TEXT_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
+
+
+def kind_of(name: str, media_type: str, head: bytes) -> str:
+    """The kind of a file: what its first bytes (HEAD_BYTES) say beyond doubt, else its name, else its media type, else text.
+    DocumentError: none that is read here."""
+    base = os.path.basename(name.replace("\\", "/")).lower()
+    extension = base.rpartition(".")[2] if "." in base else ""
+    kind = (
+        _BY_EXTENSION.get(extension)
+        or _BY_NAME.get(base)
+        or _BY_MEDIA_TYPE.get(media_type.partition(";")[0].strip().lower())
+    )
+    if head.startswith(b"PK\x03\x04"):
+        raise DocumentError(f"the file is a ZIP archive ; {_known()}")
+    if kind is not None:
+        return kind
+    if b"\0" in head and not head.startswith(_TEXT_MARKS):
+        raise DocumentError(f"the file is binary and of no kind that is read; {_known()}")
+    return "text"
+
+
+def checked_kind(kind: str) -> str:
+    """A kind that a request names. DocumentError lists those that there are."""
+    if kind not in KINDS:
+        raise DocumentError(f"no kind {kind[:40]!r} of documents; {_known()}")
+    return kind
+
+
+def _known() -> str:
+    return f"kinds: {', '.join(KINDS)}"
