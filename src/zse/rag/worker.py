@@ -186,7 +186,7 @@ class _ParserProcess:
         left = 2 * limits.max_text_bytes
         for data in self._messages(pipe, deadline):
             message = _DECODER.decode(data)
-            if isinstance(message, messages.Failed):
+            if isinstance(message, messages.Unreadable):
                 raise DocumentError(message.message, message.code)
             if isinstance(message, messages.Parsed):
                 return ParsedDocument(message.kind, message.title, blocks, message.num_pages, message.warnings)

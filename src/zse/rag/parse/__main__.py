@@ -111,16 +111,16 @@ def main() -> None:
             raise DocumentError(f"the document has more than {given.max_blocks} paragraphs", "request_too_large")
         _send_document(document, given)
     except DocumentError as error:
-        _send(messages.Failed(" ".join(str(error).split())[:500], error.code))
+        _send(messages.Unreadable(" ".join(str(error).split())[:500], error.code))
     except MemoryError:
         _send(
-            messages.Failed(
+            messages.Unreadable(
                 f"the document takes more than {given.max_memory_bytes >> 20} MiB to read", "request_too_large"
             )
         )
     except RecursionError:
         _send(
-            messages.Failed(
+            messages.Unreadable(
                 f"what the file holds lies in each other more than {given.max_depth} deep", "unprocessable_file"
             )
         )

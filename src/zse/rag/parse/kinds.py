@@ -8,7 +8,7 @@ from zse.rag.documents import DocumentError
 HEAD_BYTES = 4096  # that kind_of() looks at
 
 
-class Kind(NamedTuple):
+class DocumentKind(NamedTuple):
     """extensions: without the dot, lower case. signatures: what such a file begins with, where that tells it apart."""
 
     name: str
@@ -20,12 +20,12 @@ class Kind(NamedTuple):
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind(
+        DocumentKind(
             "text",
             ("txt", "text", "log", "rst", "adoc", "tex", "srt", "ini", "cfg", "conf", "env", "diff"),
             ("text/plain",),
         ),
-        Kind("markdown", ("md", "markdown", "mdx", "mkd", "qmd"), ("text/markdown", "text/x-markdown")),
+        DocumentKind("markdown", ("md", "markdown", "mdx", "mkd", "qmd"), ("text/markdown", "text/x-markdown")),
     )
 }
 _BY_EXTENSION = {extension: kind.name for kind in KINDS.values() for extension in kind.extensions}

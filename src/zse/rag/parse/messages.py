@@ -44,11 +44,11 @@ class Parsed(msgspec.Struct, array_like=True, tag=2):
     warnings: list[str]
 
 
-class Failed(msgspec.Struct, array_like=True, tag=3):
+class Unreadable(msgspec.Struct, array_like=True, tag=3):
     """The last message: a DocumentError."""
 
     message: str
     code: str
 
 
-FromParser = Blocks | PageImage | Parsed | Failed
+FromParser = Blocks | PageImage | Parsed | Unreadable
