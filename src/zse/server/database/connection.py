@@ -9,7 +9,7 @@ import queue
 import sqlite3
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -22,6 +22,7 @@ from zse.server.errors import APIError
 MOST_IN_GROUP = 256
 BUSY_MS = 5000  # how long another process may hold the file: `zse keys` beside a server
 Work = Callable[[sqlite3.Connection], Any]
+Migrations = Sequence[Sequence[str]]
 
 
 class StorageError(APIError):
@@ -42,12 +43,14 @@ class Database:
     """The file at `path`, made, private to its owner, where there is none. close() it; or `with Database(path) as it`.
 
     After an error of the disk the file is opened again with the next job, and never made again.
-    num_opened: how often; what PRAGMA data_version says holds for one connection.
+    migrations: the steps that make its tables, as of schema.py. num_opened: how often; what PRAGMA data_version says holds for
+    one connection. Two of one path, one that writes and one that reads, do not wait for each other.
 
     Raises ConfigError: it cannot be opened, others could read it, it is damaged, or a newer version made it."""
 
-    def __init__(self, path: str):
+    def __init__(self, path: str, migrations: Migrations = MIGRATIONS):
         self.path, self.num_opened = path, 1
+        self._migrations = migrations
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         opened: Future = Future()
         self._thread = threading.Thread(target=self._run, args=(opened,), name="zse-database", daemon=True)
@@ -89,7 +92,7 @@ class Database:
     def _run(self, opened: Future) -> None:
         connection: sqlite3.Connection | None = None
         try:
-            connection = _open(self.path, is_new=True)
+            connection = _open(self.path, self._migrations, is_new=True)
         except (sqlite3.Error, OSError, ConfigError) as error:
             opened.set_exception(error if isinstance(error, ConfigError) else ConfigError(f"{self.path}: {error}"))
             return
@@ -101,7 +104,7 @@ class Database:
             is_open = len(jobs) == len(group)
             try:
                 if connection is None:
-                    connection = _open(self.path, is_new=False)
+                    connection = _open(self.path, self._migrations, is_new=False)
                     self.num_opened += 1
                 if _did(connection, jobs):
                     continue
@@ -125,7 +128,7 @@ class Database:
         return group
 
 
-def _open(path: str, is_new: bool) -> sqlite3.Connection:
+def _open(path: str, migrations: Migrations, is_new: bool) -> sqlite3.Connection:
     """is_new: it is made where there is none."""
     try:
         if is_new:
@@ -140,7 +143,7 @@ def _open(path: str, is_new: bool) -> sqlite3.Connection:
     try:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
-        _migrate(connection, path)
+        _migrate(connection, path, migrations)
     except sqlite3.DatabaseError as error:
         connection.close()
         damaged = type(error) is sqlite3.DatabaseError
@@ -151,20 +154,20 @@ def _open(path: str, is_new: bool) -> sqlite3.Connection:
     return connection
 
 
-def _migrate(connection: sqlite3.Connection, path: str) -> None:
+def _migrate(connection: sqlite3.Connection, path: str, migrations: Migrations) -> None:
     """Each step that the file lacks, with its number, in a transaction."""
     while True:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version > len(MIGRATIONS):
+        if version > len(migrations):
             raise ConfigError(
-                f"the database {path} was made by a newer ZSE (its version {version}, the newest here {len(MIGRATIONS)})"
+                f"the database {path} was made by a newer ZSE (its version {version}, the newest here {len(migrations)})"
             )
-        if version == len(MIGRATIONS):
+        if version == len(migrations):
             return
         connection.execute("BEGIN IMMEDIATE")
         try:
             if connection.execute("PRAGMA user_version").fetchone()[0] == version:  # no other process was first
-                for statement in MIGRATIONS[version]:
+                for statement in migrations[version]:
                     connection.execute(statement)
                 connection.execute(f"PRAGMA user_version={version + 1}")
             connection.execute("COMMIT")

@@ -1,0 +1,86 @@
+"""What a search has in memory of a tenant: one line a chunk, and its vectors. It follows the file: a chunk is never changed, so
+that what is new is read, and what went is left out.
+
+An `Indexes` belongs to one thread, as the connection that it reads."""
+
+import sqlite3
+from collections import OrderedDict
+
+from zse.lazy import numpy as np
+
+MAX_BYTES = 2 << 30  # of all tenants; those that were not searched longest go first
+
+
+class TenantIndex:
+    """number: of the owner. changes: of the file, that it has. Arrays by place, in the order of ids: ids i64, documents i64 (rows),
+    num_words i32, norms f32."""
+
+    def __init__(self, number: int):
+        self.number, self.changes = number, -1
+        self.ids = np.zeros(0, np.int64)
+        self.documents = np.zeros(0, np.int64)
+        self.num_words = np.zeros(0, np.int32)
+        self.norms = np.zeros(0, np.float32)
+        self.mean_words = 0.0
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def nbytes(self) -> int:
+        arrays = (self.ids, self.documents, self.num_words, self.norms)
+        return sum(array.nbytes for array in arrays)
+
+    def follow(self, connection: sqlite3.Connection, tenant: str, changes: int) -> None:
+        """Be what the file says."""
+        if changes == self.changes:
+            return
+        live = _column(connection.execute("SELECT row FROM documents WHERE tenant = ?", (tenant,)))
+        kept = np.isin(self.documents, live)
+        if not kept.all():
+            self.ids, self.documents = self.ids[kept], self.documents[kept]
+            self.num_words, self.norms = self.num_words[kept], self.norms[kept]
+        last = int(self.ids[-1]) if len(self.ids) else 0
+        statement = "SELECT id, document, num_words, norm FROM chunks WHERE tenant = ? AND id > ? ORDER BY id"
+        if rows := connection.execute(statement, (tenant, last)).fetchall():
+            ids, documents, num_words, norms = zip(*rows, strict=True)
+            self.ids = np.append(self.ids, np.array(ids, np.int64))
+            self.documents = np.append(self.documents, np.array(documents, np.int64))
+            self.num_words = np.append(self.num_words, np.array(num_words, np.int32))
+            self.norms = np.append(self.norms, np.array(norms, np.float32))
+        self.mean_words = float(self.num_words.mean()) if len(self.ids) else 0.0
+        self.changes = changes
+
+
+class Indexes:
+    """max_bytes: of all tenants together, the one that was searched last excepted."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES):
+        self.max_bytes = max_bytes
+        self._of: OrderedDict[str, TenantIndex] = OrderedDict()
+
+    def of(self, connection: sqlite3.Connection, tenant: str) -> TenantIndex | None:
+        """The tenant's, as the file is now; None: it has stored nothing yet."""
+        found = connection.execute("SELECT number, changes FROM owners WHERE tenant = ?", (tenant,)).fetchone()
+        if found is None:
+            return None
+        index = self._of.get(tenant)
+        if index is None:
+            index = self._of[tenant] = TenantIndex(found[0])
+        self._of.move_to_end(tenant)
+        index.follow(connection, tenant, found[1])
+        self.make_room()
+        return index
+
+    @property
+    def nbytes(self) -> int:
+        return sum(index.nbytes for index in self._of.values())
+
+    def make_room(self) -> None:
+        """Let go of tenants until all fit; the last one that was asked for stays."""
+        while len(self._of) > 1 and self.nbytes > self.max_bytes:
+            self._of.popitem(last=False)
+
+
+def _column(rows) -> "np.ndarray":
+    return np.fromiter((value for (value,) in rows), np.int64)
