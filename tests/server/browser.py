@@ -18,6 +18,7 @@ KEYS = {
     "Escape": ("Escape", 27, ""),
     " ": ("Space", 32, " "),
     "ArrowDown": ("ArrowDown", 40, ""),
+    "Backspace": ("Backspace", 8, ""),
 }
 SHIFT = 8
 WANTED = {"awaitPromise": True, "returnByValue": True, "allowUnsafeEvalBlockedByCSP": False}

@@ -26,8 +26,8 @@ export async function answer(body, node, changed, signal) {
     else node.error = error.message;
   }
   const seconds = (performance.now() - first) / 1000;
-  node.firstMs = first ? first - began : null;
-  node.perSecond = first && seconds > 0 && node.usage ? (node.usage.completion_tokens - 1) / seconds : null;
+  node.first_ms = first ? first - began : null;
+  node.per_second = first && seconds > 0 && node.usage?.completion_tokens > 1 ? (node.usage.completion_tokens - 1) / seconds : null;
   node.isRunning = false;
   changed();
 }

@@ -29,13 +29,14 @@ export function errorOf(status, value) {
 }
 
 /** Sends a request and gives the Response, whatever its status. */
-export async function send(path, { method, body, signal } = {}) {
+export async function send(path, { method, body, signal, keepalive } = {}) {
   try {
     return await fetch(path, {
       method: method ?? (body === undefined ? "GET" : "POST"),
       headers: headersOf(body),
       body: body === undefined ? undefined : typeof body === "string" ? body : JSON.stringify(body),
       signal,
+      keepalive,
       credentials: "omit",
       cache: "no-store",
       redirect: "error",

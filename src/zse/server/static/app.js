@@ -4,6 +4,7 @@ import { render, Component } from "./vendor/preact.js";
 import { getJSON, hooks, send } from "./api.js";
 import { Chat } from "./chat.js";
 import { Dashboard } from "./dashboard.js";
+import { keepsChats } from "./history.js";
 import { html } from "./html.js";
 import { Keys } from "./keys.js";
 import { Models } from "./models.js";
@@ -28,7 +29,7 @@ function setTheme(theme) {
 const viewOf = () => (Object.hasOwn(VIEWS, location.hash.slice(1)) ? location.hash.slice(1) : "chat");
 
 class App extends Component {
-  state = { view: viewOf(), models: null, isAdmin: false, needsKey: false, error: "", theme: kept("theme", "auto") };
+  state = { view: viewOf(), models: null, isAdmin: false, onServer: false, needsKey: false, error: "", theme: kept("theme", "auto") };
 
   componentDidMount() {
     hooks.unauthorized = () => this.setState({ needsKey: true });
@@ -41,7 +42,7 @@ class App extends Component {
     try {
       const { data } = await getJSON("/v1/models");
       const { status } = await send("/metrics", { method: "HEAD" });
-      this.setState({ models: data, isAdmin: status === 200, needsKey: false, error: "" });
+      this.setState({ models: data, isAdmin: status === 200, onServer: await keepsChats(), needsKey: false, error: "" });
     } catch (error) {
       this.setState({ error: error.status === 401 && !apiKey() ? "" : error.message, needsKey: error.status === 401 });
     }
@@ -68,7 +69,7 @@ class App extends Component {
     this.setState({ theme });
   };
 
-  render(_, { view, models, isAdmin, needsKey, error, theme, broken }) {
+  render(_, { view, models, isAdmin, onServer, needsKey, error, theme, broken }) {
     if (broken) return html`<main class="centre"><${Failure} error=${`This page failed: ${broken}`} again=${startOver} label="Forget what is kept here and start over" /></main>`;
     if (needsKey) return html`<${Login} logIn=${this.logIn} error=${error} />`;
     if (models === null) return html`<main class="centre">${error ? html`<${Failure} error=${error} again=${this.load} />` : "Loading…"}</main>`;
@@ -92,7 +93,7 @@ class App extends Component {
       <main id="main" tabindex="-1">
         ${ofAdmin && !isAdmin
           ? html`<p class="centre">This view needs an admin's key.</p>`
-          : html`<${View} key=${view} models=${models} isAdmin=${isAdmin} reload=${this.load} />`}
+          : html`<${View} key=${view} models=${models} isAdmin=${isAdmin} onServer=${onServer} reload=${this.load} />`}
       </main>
     `;
   }

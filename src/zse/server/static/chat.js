@@ -3,24 +3,28 @@
 import { Component } from "./vendor/preact.js";
 import { answer, requestBody } from "./answering.js";
 import { getJSON } from "./api.js";
+import { Chats } from "./chats.js";
 import { Composer } from "./composer.js";
 import { Conversation } from "./conversation.js";
+import { BrowserHistory, ServerHistory } from "./history.js";
 import { html } from "./html.js";
 import { Message } from "./message.js";
 import { bodyFields, EMPTY, fieldsOf, Settings } from "./settings.js";
 import { keep, kept } from "./store.js";
 
-const MAX_CONVERSATIONS = 50;
+const SEARCH_MS = 200; // without another letter, before a search is asked for
 const NEAR_END = 80; // CSS pixels from the end within which the page follows the answer
 
 export class Chat extends Component {
-  constructor({ models }) {
+  constructor({ models, onServer }) {
     super();
-    const saved = kept("chats", []).map((data) => new Conversation(data));
+    this.history = onServer ? new ServerHistory() : new BrowserHistory();
     this.settings = { ...EMPTY, ...kept("settings", {}) };
     this.state = {
-      chats: saved.length ? saved : [new Conversation()],
-      at: 0,
+      chat: new Conversation(),
+      cards: [],
+      hasMore: false,
+      search: "",
       model: models.find((model) => model.id === kept("model", "")) ? kept("model", "") : "",
       text: "",
       notice: "",
@@ -33,7 +37,7 @@ export class Chat extends Component {
   }
 
   get chat() {
-    return this.state.chats[this.state.at];
+    return this.state.chat;
   }
 
   /** The name of the model that answers next: the one that was chosen, or the server's first. */
@@ -43,20 +47,26 @@ export class Chat extends Component {
 
   componentDidMount() {
     document.addEventListener("keydown", this.onKeyDown);
-    addEventListener("pagehide", this.save);
+    addEventListener("pagehide", this.leave);
+    addEventListener("focus", this.refresh);
     getJSON("/openapi.json").then(
       (document) => this.setState({ fields: fieldsOf(document) }),
       (error) => this.setState({ notice: error.message }),
     );
     this.focus();
+    this.list().then(() => {
+      const [card] = this.state.cards;
+      if (card && this.chat.nodes.length === 1) this.open(card.id);
+    });
   }
 
   componentWillUnmount() {
     document.removeEventListener("keydown", this.onKeyDown);
-    removeEventListener("pagehide", this.save);
+    removeEventListener("pagehide", this.leave);
+    removeEventListener("focus", this.refresh);
+    clearTimeout(this.timer);
     this.state.running?.abort();
     cancelAnimationFrame(this.frame);
-    this.save();
   }
 
   componentDidUpdate() {
@@ -81,10 +91,18 @@ export class Chat extends Component {
 
   say = (notice) => this.setState({ notice });
 
-  save = () => {
-    const used = this.state.chats.filter((chat) => chat.nodes.length > 1).slice(0, MAX_CONVERSATIONS);
-    // The oldest go until the browser's room suffices.
-    while (!keep("chats", used) && used.length) used.pop();
+  /** What an answer has so far, for the page is left. */
+  leave = () => this.state.running && this.save(this.chat);
+
+  save = async (chat) => {
+    if (chat.nodes.length === 1 || chat.isDeleted) return;
+    try {
+      const notice = await this.history.save(chat);
+      if (notice) this.say(notice);
+      this.setState(({ cards, search }) => ({ cards: [cardOf(chat), ...cards.filter(({ id }) => id !== chat.id)].filter((card) => holds(card, search)) }));
+    } catch (error) {
+      this.say(`The chat could not be kept: ${error.message}`);
+    }
   };
 
   changeSettings = (some) => {
@@ -100,24 +118,95 @@ export class Chat extends Component {
 
   // Conversations
 
-  start = () => {
-    this.state.running?.abort();
-    const chats = this.state.chats.filter((chat) => chat.nodes.length > 1);
-    this.setState({ chats: [new Conversation(), ...chats], at: 0, open: "", notice: "" }, () => this.focus());
+  /** Reads the list from its beginning, or what comes behind the card `after`. */
+  list = async (after) => {
+    const { search } = this.state;
+    try {
+      const { cards, hasMore } = await this.history.list(search, after);
+      if (search === this.state.search) this.setState((state) => ({ cards: after ? [...state.cards, ...cards] : cards, hasMore }));
+    } catch (error) {
+      if (after && error.status === 400) return this.list(); // that card is gone
+      this.say(error.message);
+    }
   };
 
-  open = (at) => {
+  /** What other tabs have done meanwhile. */
+  refresh = async () => {
+    if (!this.props.onServer || this.state.running) return;
+    await this.list();
+    const { chat, cards, running } = this.state;
+    const card = cards.find(({ id }) => id === chat.id);
+    if (card && card.version > chat.version && !running && !chat.waits) this.open(chat.id);
+  };
+
+  start = () => this.show(new Conversation(), () => this.focus());
+
+  open = async (id) => {
+    this.wanted = id;
+    this.state.running?.abort();
+    try {
+      const chat = await this.history.open(id);
+      if (this.wanted === id) this.show(chat);
+    } catch (error) {
+      this.say(error.message);
+    }
+  };
+
+  show(chat, then) {
+    this.wanted = chat.id;
     this.state.running?.abort();
     this.follows = true;
-    this.setState({ at, open: "", notice: "" });
+    this.setState({ chat, open: "", notice: "" }, then);
+  }
+
+  remove = async (id) => {
+    const isOpen = id === this.chat.id;
+    if (isOpen) {
+      this.state.running?.abort();
+      this.chat.isDeleted = true;
+    }
+    try {
+      await this.history.remove(id, isOpen ? this.chat.saving : null);
+    } catch (error) {
+      if (error.status !== 404) return this.say(error.message);
+    }
+    const at = this.state.cards.findIndex((card) => card.id === id);
+    const cards = this.state.cards.filter((card) => card.id !== id);
+    this.setState({ cards });
+    if (!isOpen) return;
+    const next = cards[Math.min(at, cards.length - 1)];
+    if (next) this.open(next.id);
+    else this.start();
   };
 
-  remove = (at) => {
-    if (at === this.state.at) this.state.running?.abort();
-    const chats = this.state.chats.filter((_, index) => index !== at);
-    const now = at < this.state.at ? this.state.at - 1 : Math.min(this.state.at, Math.max(chats.length - 1, 0));
-    this.setState({ chats: chats.length ? chats : [new Conversation()], at: now }, () => this.save());
+  rename = async (card, title) => {
+    try {
+      if (card.id === this.chat.id) {
+        this.chat.name = title;
+        this.setState({});
+        return await this.save(this.chat);
+      }
+      await this.history.rename(card, title);
+    } catch (error) {
+      this.say(error.status === 409 ? "This chat was changed elsewhere; try again." : error.message);
+    }
+    await this.list();
   };
+
+  search = (search) => {
+    this.setState({ search });
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.list(), SEARCH_MS);
+  };
+
+  more = async () => {
+    if (this.reads) return;
+    this.reads = true;
+    await this.list(this.state.cards.at(-1)?.id);
+    this.reads = false;
+  };
+
+  ofList = { start: this.start, open: this.open, remove: this.remove, rename: this.rename, search: this.search, more: this.more };
 
   // Messages
 
@@ -132,6 +221,7 @@ export class Chat extends Component {
       return false;
     }
     this.follows = true;
+    this.wanted = chat.id;
     keep("request", body);
     const node = chat.nodes[chat.add(parent, { role: "assistant", model: this.model, isRunning: true })];
     const running = new AbortController();
@@ -140,9 +230,10 @@ export class Chat extends Component {
       // One change a frame, however fast tokens come.
       this.frame ||= requestAnimationFrame(() => ((this.frame = 0), this.setState({})));
     };
+    this.save(chat); // the question, whatever comes
     answer(body, node, changed, running.signal).then(() => {
       this.setState((state) => (state.running === running ? { running: null } : {}));
-      this.save();
+      this.save(chat);
     });
     return true;
   }
@@ -161,22 +252,21 @@ export class Chat extends Component {
   };
 
   actions = {
-    step: (number, step) => (this.chat.step(number, step), this.setState({}), this.save()),
+    step: (number, step) => (this.chat.step(number, step), this.setState({}), this.save(this.chat)),
     regenerate: (number) => this.ask(this.chat.nodes[number].parent),
     edit: (number, text) => text.trim() && this.ask(this.chat.add(this.chat.nodes[number].parent, { role: "user", content: text })),
     answerCalls: (number, results) => {
       let parent = number;
-      for (const { callId, name, content } of results) parent = this.chat.add(parent, { role: "tool", callId, name, content });
+      for (const { call_id, name, content } of results) parent = this.chat.add(parent, { role: "tool", call_id, name, content });
       this.ask(parent);
     },
   };
 
-  render({ models }, { chats, at, text, notice, open, fields, running }) {
-    const chat = this.chat;
+  render({ models }, { chat, cards, hasMore, search, text, notice, open, fields, running }) {
     const shown = chat.thread();
     const toggle = (name) => () => this.setState({ open: open === name ? "" : name });
     return html`<div class=${`chat ${open ? `open-${open}` : ""}`}>
-      <${Chats} chats=${chats} at=${at} start=${this.start} open=${this.open} remove=${this.remove} />
+      <${Chats} cards=${cards.some(({ id }) => id === chat.id) || search ? cards : [cardOf(chat), ...cards]} current=${chat.id} search=${search} hasMore=${hasMore} actions=${this.ofList} />
       <section class="talk" aria-label="Conversation">
         <div class="bar">
           <button type="button" class="narrow-only" aria-expanded=${open === "chats"} onClick=${toggle("chats")}>Chats</button>
@@ -218,19 +308,9 @@ export class Chat extends Component {
   }
 }
 
-function Chats({ chats, at, start, open, remove }) {
-  return html`<aside class="drawer left" aria-label="Chats">
-    <button type="button" class="primary" onClick=${start}>New chat</button>
-    <ul>
-      ${chats.map(
-        (chat, index) => html`<li key=${chat.id} class=${index === at ? "current" : ""}>
-          <button type="button" class="title" aria-current=${index === at ? "true" : undefined} onClick=${() => open(index)}><bdi>${chat.title}</bdi></button>
-          <button type="button" class="quiet" aria-label=${`Delete ${chat.title}`} onClick=${() => remove(index)}>✕</button>
-        </li>`,
-      )}
-    </ul>
-  </aside>`;
-}
+const cardOf = ({ id, title, version }) => ({ id, title, version });
+
+const holds = ({ title }, search) => title.toLowerCase().includes(search.toLowerCase());
 
 function ModelChoice({ models, model, choose }) {
   return html`<label class="model"><span class="sr-only">Model</span>

@@ -5,16 +5,29 @@ import { newId } from "./store.js";
 
 const TITLE_LETTERS = 60;
 
-/** nodes: messages by number, the root first; each {parent, children, shown (index of the child on the path), role, content, …}. */
+/** nodes: messages by number, the root first; each {parent, children, shown (index of the child on the path), role, content, …}.
+    name: a title that the reader gave it. version: of the server's copy, 0 where it has none. */
 export class Conversation {
-  constructor({ id = newId(), changed = Date.now(), nodes = [{ parent: -1, children: [], shown: 0, role: "root" }] } = {}) {
+  constructor({ id = newId(), name = "", version = 0, nodes = [{ parent: -1, shown: 0, role: "root" }] } = {}) {
     this.id = id;
-    this.changed = changed;
-    this.nodes = nodes;
-    for (const node of nodes) delete node.isRunning; // of an answer that the end of its page cut off
+    this.name = name;
+    this.version = version;
+    this.nodes = nodes.map((node) => ({ content: "", ...node, children: [] }));
+    this.nodes.forEach(({ parent }, number) => number && this.nodes[parent].children.push(number));
+  }
+
+  /** What is kept: {id, name, nodes}. An answer that has no word yet is none. */
+  stored() {
+    const count = this.nodes.length - (this.nodes.at(-1).isRunning && !this.nodes.at(-1).content ? 1 : 0);
+    const nodes = this.nodes.slice(0, count).map(({ children, isRunning, shown, usage, ...node }) => {
+      const kept = children.filter((child) => child < count).length;
+      return { ...node, shown: Math.min(shown, Math.max(kept - 1, 0)), usage: usage && figures(usage) };
+    });
+    return { id: this.id, name: this.name, nodes };
   }
 
   get title() {
+    if (this.name) return this.name;
     const first = this.thread().find((number) => this.nodes[number].role === "user");
     const text = first === undefined ? "" : this.nodes[first].content.trim().replace(/\s+/g, " ");
     return text.length > TITLE_LETTERS ? `${text.slice(0, TITLE_LETTERS)}…` : text || "New chat";
@@ -39,7 +52,6 @@ export class Conversation {
     const number = this.nodes.length;
     this.nodes.push({ parent, children: [], shown: 0, content: "", ...message });
     this.nodes[parent].shown = this.nodes[parent].children.push(number) - 1;
-    this.changed = Date.now();
     return number;
   }
 
@@ -71,8 +83,12 @@ export class Conversation {
   }
 }
 
-function asMessage({ role, content, calls, callId }) {
-  if (role === "tool") return { role, content, tool_call_id: callId };
+function figures({ prompt_tokens, completion_tokens, prompt_tokens_details: details }) {
+  return { prompt_tokens, completion_tokens, prompt_tokens_details: { cached_tokens: details?.cached_tokens ?? 0 } };
+}
+
+function asMessage({ role, content, calls, call_id }) {
+  if (role === "tool") return { role, content, tool_call_id: call_id };
   if (!calls?.length) return { role, content };
   const made = calls.map((call) => ({
     id: call.id,

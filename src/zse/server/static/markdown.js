@@ -90,7 +90,7 @@ function shownTable({ head, aligns, rows }) {
 /** Code with its language and a button that copies it. */
 export function Code({ text, language }) {
   return html`<figure class="code">
-    <figcaption><span>${language || "text"}</span><${Copy} text=${text} /></figcaption>
+    <figcaption><span>${visible(language || "text")}</span><${Copy} text=${text} /></figcaption>
     <pre tabindex="0" dir="ltr"><code>${visible(text)}</code></pre>
   </figure>`;
 }

@@ -16,7 +16,7 @@ export function Message({ node, number, branch, isLast, isBusy, openCalls, actio
       ? html`<${Content} node=${node} isLast=${isLast} />`
       : html`<${Editor} draft=${draft} edit=${edit} done=${(text) => (edit(null), actions.edit(number, text))} />`;
   return html`<article class=${`message ${node.role}`} aria-label=${`${name}'s message`} aria-busy=${Boolean(node.isRunning)}>
-    <header>${name}</header>
+    <header>${visible(name)}</header>
     ${body}
     ${node.error && html`<p class="error" role="alert">${visible(node.error)}</p>`}
     ${openCalls.length > 0 && !node.isRunning && html`<${Results} calls=${openCalls} send=${(results) => actions.answerCalls(number, results)} />`}
@@ -68,7 +68,7 @@ function Results({ calls, send }) {
   const [texts, write] = useState({});
   const submit = (event) => {
     event.preventDefault();
-    send(calls.map((call, index) => ({ callId: call.id, name: call.name, content: texts[index] ?? "" })));
+    send(calls.map((call, index) => ({ call_id: call.id, name: call.name, content: texts[index] ?? "" })));
   };
   return html`<form class="results" onSubmit=${submit}>
     ${calls.map(
@@ -105,7 +105,7 @@ function Branches({ branch: { index, count }, step, isBusy }) {
 }
 
 function Figures({ node }) {
-  const { usage, firstMs, perSecond, finish } = node;
+  const { usage, first_ms: firstMs, per_second: perSecond, finish } = node;
   const said = [];
   if (usage) said.push(`${usage.completion_tokens} tokens`);
   if (perSecond > 0) said.push(`${perSecond.toFixed(1)} tokens/s`);
