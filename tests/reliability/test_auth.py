@@ -31,6 +31,11 @@ def bearer(key: str) -> dict[str, str]:
 
 
 MESSAGES = {"model": "fake", "max_tokens": 5, "messages": [{"role": "user", "content": "a"}]}
+PARTS = [("purpose", "user_data"), ("file", "x")]
+FORM = "".join(
+    f'--b\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{text}\r\n' for name, text in PARTS
+).encode()
+FORM += b"--b--"
 # (method, path): scope, a body that works. A route that is not here fails the test.
 SCOPES = {
     ("POST", CHAT): ("user", chat_body("a")),
@@ -45,6 +50,11 @@ SCOPES = {
     ("GET", "/v1/responses/{response}"): ("owned", None),
     ("DELETE", "/v1/responses/{response}"): ("owned", None),
     ("GET", "/v1/responses/{response}/input_items"): ("owned", None),
+    ("POST", "/v1/files"): ("list", FORM),
+    ("GET", "/v1/files"): ("list", None),
+    ("GET", "/v1/files/{file}"): ("owned", None),
+    ("GET", "/v1/files/{file}/content"): ("owned", None),
+    ("DELETE", "/v1/files/{file}"): ("owned", None),
     ("GET", "/v1/sessions"): ("list", None),
     ("GET", "/v1/sessions/{session}"): ("owned", None),
     ("DELETE", "/v1/sessions/{session}"): ("owned", None),
@@ -153,6 +163,8 @@ def test_every_route_with_every_kind_of_key(own_server, tmp_path):
                 if path == "/admin/adapters/unload" and kind in ("admin", "stored admin"):
                     body = {"name": adapters.pop() if method == "POST" else "new"}
                 sent = body if method == "POST" or method in methods else None
+                if sent is FORM:
+                    headers |= {"content-type": "multipart/form-data; boundary=b"}
                 if method == "HEAD":
                     headers |= {"connection": "close"}  # the length of what is not sent
                 reply = server.raw(
@@ -178,7 +190,7 @@ def test_every_route_with_every_kind_of_key(own_server, tmp_path):
     assert {len(bodies - {b""}) for bodies in said.values()} == {1}  # no cause is told apart
     for kind in STATUS:
         headers = {} if kind == "none" else bearer(texts[kind])
-        assert server.get("/v1/files/../models", headers).status == 404
+        assert server.get("/v1/file/../models", headers).status == 404
 
 
 # Wrong keys

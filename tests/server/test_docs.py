@@ -7,7 +7,7 @@ import pytest
 from zse.sampling.fields import describe
 from zse.server.engine_counters import COUNTERS
 from zse.server.errors import CODES
-from zse.server.requests import adapters, chats, keys, messages, models, ollama, responses
+from zse.server.requests import adapters, chats, files, keys, messages, models, ollama, responses
 from zse.server.requests.completions import CHAT_FIELDS, COMPLETIONS_FIELDS
 from zse.server.requests.measures import EMBEDDINGS_FIELDS, RERANK_FIELDS, SCORE_FIELDS
 from zse.server.routes.table import ROUTES
@@ -29,6 +29,7 @@ def test_every_route_is_documented():
         ("## POST /v1/responses", responses.FIELDS),
         ("## POST /v1/messages", messages.FIELDS),
         ("## POST /api/chat", ollama.CHAT),
+        ("## POST /v1/files", files.UPLOAD),
         ("## POST /v1/chats/{chat}", chats.CHAT),
         ("### POST /admin/models\n", models.ADD),
         ("### POST /admin/models/{model}/load", models.LOAD),

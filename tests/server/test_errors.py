@@ -451,11 +451,14 @@ def test_route_table_with_every_kind_of_key(own_server):
                         404
                         if path.startswith(("/admin/models/gone", "/v1/responses/"))
                         else 400
-                        if method == "POST" or path.startswith(("/v1/sessions", "/v1/chats")) or "/api/delete" in path
+                        if method == "POST"
+                        or path.startswith(("/v1/sessions", "/v1/chats", "/v1/files"))
+                        or "/api/delete" in path
                         else 200
                     )
                     # One wants a body, and gets none here; the other asks a hub that cannot be reached.
-                    status = {"/api/delete": 415, "/admin/models/gone/pull": 502}.get(path, status)
+                    form = 415 if method == "POST" else status  # it is no form
+                    status = {"/v1/files": form, "/api/delete": 415, "/admin/models/gone/pull": 502}.get(path, status)
                     assert reply.status in ({400, 404} if of_keys else {status})
     check(server.get("/nope"), 404, "not_found", None)
 

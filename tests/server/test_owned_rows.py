@@ -29,6 +29,8 @@ OWN = {
 }
 # What clears rows away, whoever's they are.
 CLEARS = {f"DELETE FROM {table} WHERE expires <= ?" for table in ("answers", "responses", "sessions")}
+# What the server does for all: files that have ended, contents that nobody has, batches that go on.
+CLEARS |= {"SELECT tenant, id FROM files WHERE expires <= ?", "SELECT id FROM files"}
 VERBS = re.compile(r"^(SELECT|UPDATE|DELETE|INSERT|REPLACE|WITH)\b")
 
 

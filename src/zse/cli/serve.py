@@ -7,7 +7,7 @@ import sys
 
 from zse import env, lazy
 from zse.cli import settings
-from zse.cli.options import ENGINE_OPTIONS, SERVING_OPTIONS, locate, rank_of, values_of, words_of
+from zse.cli.options import ENGINE_OPTIONS, SERVING_OPTIONS, locate, memory_size, rank_of, values_of, words_of
 from zse.cli.parser import CONFIG, Amount, Parser, add, arg
 from zse.engine import process as engine_process
 from zse.engine.metrics import since_exec_clock
@@ -182,6 +182,13 @@ ARGUMENTS = (
         help="how long the conversation of a session_id is kept in the database after its last request, at most (default: 86400, a day)",
     ),
     arg(
+        "--file-quota",
+        type=memory_size,
+        default=4 << 30,
+        metavar="SIZE",
+        help="bytes of the files that a tenant uploads and its batches make, which are kept beside the database (default: 4G)",
+    ),
+    arg(
         "--allowed-host",
         action="append",
         default=[],
@@ -217,7 +224,7 @@ ARGUMENTS = (
 )
 # What SIGHUP changes in a server that runs; the engines' options, names and addresses wait for a restart.
 CHANGEABLE = """spare_engines idle_timeout max_loaded max_queue max_queue_tokens queue_timeout max_wait max_body_bytes any_model_name tool_parser
-    reasoning_parser session_ttl api_key api_key_file tenant_weights allowed_host drain_timeout log_level log_format""".split()
+    reasoning_parser session_ttl file_quota api_key api_key_file tenant_weights allowed_host drain_timeout log_level log_format""".split()
 
 
 def run(args) -> int:
@@ -300,6 +307,7 @@ def _changeable(args, keys, num_models: int) -> dict:
         "allowed_hosts": _allowed_hosts(args, bool(keys or args.database_path)),
         "any_model_name": args.any_model_name,
         "session_ttl_s": args.session_ttl,
+        "file_quota": args.file_quota,
         "tool_parser": args.tool_parser,
         "reasoning_parser": args.reasoning_parser,
         "limits": server.Limits(body_bytes=args.max_body_bytes),

@@ -9,13 +9,14 @@ from typing import Any
 
 import msgspec
 
-from zse import http
 from zse.errors import RequestError
+from zse.http import body as bodies
 from zse.http.exchange import Response
 from zse.lazy import difflib
 from zse.sampling.fields import shown
 from zse.scheduler.options import RequestOptions
 from zse.server import errors, idempotency
+from zse.server import files as stores
 from zse.server import library as libraries
 from zse.server.admission import AdmissionControl
 from zse.server.api_request import APIRequest
@@ -31,6 +32,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from zse.server.database.connection import Database
     from zse.server.database.usage import UsageLog
+    from zse.server.files import FileStore
     from zse.server.key_watch import KeyWatch
     from zse.server.library import Library
 
@@ -38,6 +40,7 @@ log = logging.getLogger("zse.server")
 
 
 SESSION_TTL_S = 86400.0
+FILE_QUOTA_BYTES = 4 << 30
 LARGE_BODY = 64 << 10  # bytes; admission is asked before it is read
 
 
@@ -65,6 +68,14 @@ def unknown(path: str) -> str:
     return f"There is no route {shown(path)}. {meant}There are: {listed}. The base URL ends in /v1."
 
 
+def _refuse_other_sites(request: APIRequest) -> None:
+    """A browser asks nobody before it lets another site's page send a form, but says from where it comes. Raises
+    APIError."""
+    origin = request.headers.get("origin")
+    if origin is not None and origin.partition("://")[2].lower() != request.headers.get("host", "").lower():
+        raise APIError("insufficient_permissions", "A page of another site may send no form here.")
+
+
 class App:
     """The application that zse.http serves.
 
@@ -75,6 +86,7 @@ class App:
         any_model_name: a name that no model has means the first one.
         tool_parser, reasoning_parser: for all models, instead of what their chat templates show.
         session_ttl_s: for which a session is kept after its last request, at most.
+        file_quota: bytes of the files of a tenant.
 
     running: requests that the engine may be working for. phases_ms: of the server's start, for /metrics."""
 
@@ -93,6 +105,7 @@ class App:
         tool_parser: str | None = None,
         reasoning_parser: str | None = None,
         session_ttl_s: float = SESSION_TTL_S,
+        file_quota: int = FILE_QUOTA_BYTES,
         library: "Callable[[], Library]" = lambda: libraries.Library(),
     ):
         self.pool, self.admission, self._make_library = pool, admission, library
@@ -112,6 +125,7 @@ class App:
         self.phases_ms: dict[str, float] = {}
         self.usage: UsageLog | None = None  # where it is kept
         self.key_watch: KeyWatch | None = None
+        self.file_quota = file_quota
         self._key, self._hosts, self._weights = key, hosts, dict(weights or {})
         self.needs_key = key.is_needed
 
@@ -128,6 +142,11 @@ class App:
     def library(self) -> "Library":
         """Made when it is first asked for: a start does without."""
         return self._make_library()
+
+    @cached_property
+    def files(self) -> "FileStore | None":
+        """None: there is no database."""
+        return None if self.database is None else stores.FileStore(self)
 
     def replace_keys(self, keys: Sequence[Key], weights: Mapping[str, float]) -> None:
         """The keys have changed: these are all, those of the file and of the database."""
@@ -203,7 +222,8 @@ class App:
                 request, needs_room=route.is_queued, counts=False
             )  # a small one costs less than the connection that a refusal ends
         if route.upload:
-            request.upload = http.body.BodyStream(route.upload)
+            _refuse_other_sites(request)
+            request.upload = bodies.BodyStream(route.upload)
 
     async def handle(self, request: APIRequest) -> Response | None:
         if request.route.scope != PUBLIC:

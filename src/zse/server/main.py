@@ -25,7 +25,7 @@ from zse.server import library as libraries
 from zse.server import models, presence, tracing
 from zse.server import reload as reloading
 from zse.server.admission import AdmissionControl, QueueBounds
-from zse.server.app import SESSION_TTL_S, App
+from zse.server.app import FILE_QUOTA_BYTES, SESSION_TTL_S, App
 from zse.server.auth import CacheSalts, HostCheck, KeyCheck
 from zse.server.key_watch import KeyWatch
 from zse.server.keys import Key, quotas, weights
@@ -61,6 +61,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
         allowed_hosts: Host names that are answered; None: any.
         exits_on_failure: the process ends when the engines of all models have died too often; else they are tried again.
         any_model_name: a name that no model has means the first one.
+        file_quota: bytes of the files of a tenant.
         session_ttl_s: how long a session is kept after its last request, at most.
         library: makes what knows the models that may be added while it serves.
         tool_parser, reasoning_parser: names of zse.server.tools; None: what the chat template shows.
@@ -93,6 +94,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     session_ttl_s: float = SESSION_TTL_S
+    file_quota: int = FILE_QUOTA_BYTES
     library: Callable[[], Any] = lambda: libraries.Library()
     limits: Limits = Limits()
     phases_ms: dict[str, float] = {}
@@ -175,25 +177,7 @@ class _Serving:
         )
         self._engine = self._pool.default.engine
         database, keyring = await self._open_database()
-        keys = options.keys + (() if keyring is None else keyring.valid)
-        shares = weights(keys, options.tenant_weights)
-        self._app = App(
-            self._pool,
-            admission=AdmissionControl(
-                QueueBounds(options.max_queue, options.max_queue_tokens, options.queue_timeout_s, options.max_wait_s),
-                shares,
-                quotas(keys),
-            ),
-            weights=shares,
-            salts=CacheSalts(options.cache_secret),
-            key=KeyCheck(keys, secret=None if keyring is None else keyring.secret),
-            hosts=HostCheck(options.allowed_hosts),
-            any_model_name=options.any_model_name,
-            tool_parser=options.tool_parser,
-            reasoning_parser=options.reasoning_parser,
-            session_ttl_s=options.session_ttl_s,
-            library=options.library,
-        )
+        self._app = self._make_app(keyring)
         if database is not None:
             usage = self._app.usage = storage.usage.UsageLog(database, self._app.admission)
             await database.run(lambda connection: storage.usage.restore(connection, self._app.admission))
@@ -228,6 +212,29 @@ class _Serving:
                 await loop.run_in_executor(None, self._app.tracer.close)
             if database is not None:
                 usage.close()
+
+    def _make_app(self, keyring: "Keyring | None") -> App:
+        options = self._options
+        keys = options.keys + (() if keyring is None else keyring.valid)
+        shares = weights(keys, options.tenant_weights)
+        return App(
+            self._pool,
+            admission=AdmissionControl(
+                QueueBounds(options.max_queue, options.max_queue_tokens, options.queue_timeout_s, options.max_wait_s),
+                shares,
+                quotas(keys),
+            ),
+            weights=shares,
+            salts=CacheSalts(options.cache_secret),
+            key=KeyCheck(keys, secret=None if keyring is None else keyring.secret),
+            hosts=HostCheck(options.allowed_hosts),
+            any_model_name=options.any_model_name,
+            tool_parser=options.tool_parser,
+            reasoning_parser=options.reasoning_parser,
+            session_ttl_s=options.session_ttl_s,
+            file_quota=options.file_quota,
+            library=options.library,
+        )
 
     async def _open_database(self) -> "tuple[Database | None, Keyring | None]":
         """And the keys in it; the first start that has no other key makes one and prints it. Raises ConfigError."""

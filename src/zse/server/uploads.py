@@ -5,8 +5,7 @@ The handler is called before the body has arrived, and reads it with read_form()
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from zse import http
-from zse.http.multipart import FormPart
+from zse.http.multipart import FormPart, FormReader
 from zse.sampling.fields import Boolean, Custom, Fields, Integer, Kind, Object, refused, shown
 from zse.server.api_request import APIRequest
 
@@ -22,7 +21,7 @@ async def read_form(request: APIRequest, fields: Fields, take: Callable[[FormPar
     RequestError."""
     assert request.upload is not None
     values: dict[str, Any] = {}
-    async for part in http.multipart.FormReader(request.upload, request.headers["content-type"]):
+    async for part in FormReader(request.upload, request.headers["content-type"]):
         outer, inner = _path(part.name)
         path, where = shown(part.name), values if inner is None else values.setdefault(outer, {})
         name = outer if inner is None else inner

@@ -141,4 +141,20 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX chats_age ON chats (tenant, changed, id, size)",
         *_counted("chats"),
     ),
+    (
+        """CREATE TABLE files (            -- whose contents stand in a folder beside this file
+            tenant TEXT NOT NULL,
+            id TEXT NOT NULL,
+            created REAL NOT NULL,
+            expires REAL NOT NULL,       -- infinite: never
+            size INTEGER NOT NULL,       -- bytes
+            filename TEXT NOT NULL,
+            purpose TEXT NOT NULL,
+            digest BLOB NOT NULL,        -- SHA-256
+            PRIMARY KEY (tenant, id)
+        ) STRICT""",
+        "CREATE INDEX files_age ON files (tenant, created, id)",
+        "CREATE INDEX files_end ON files (expires)",
+        *_counted("files"),
+    ),
 )

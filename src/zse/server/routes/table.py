@@ -54,7 +54,7 @@ class Route(msgspec.Struct, frozen=True):
     @property
     def is_queued(self) -> bool:
         """Whether a request of it takes a place in the queue."""
-        return self.queued and bool(self.fields) and self.scope == USER
+        return self.queued and bool(self.fields) and self.scope == USER and not self.upload
 
     @property
     def body(self) -> Fields:
@@ -98,6 +98,11 @@ ROUTES = (
         "the items that it answered",
         query="queries.PAGE",
     ),
+    Route("/v1/files", USER, "files.create", "keeps a file", "files.UPLOAD", upload=(512 << 20) + (64 << 10)),
+    Route("/v1/files", USER, "files.listed", "the files", query="files.LIST"),
+    Route("/v1/files/{file}", USER, "files.retrieve", "what is known of a file"),
+    Route("/v1/files/{file}/content", USER, "files.content", "its content", media="application/octet-stream"),
+    Route("/v1/files/{file}", USER, "files.delete", "it is gone", verb="DELETE"),
     Route("/v1/sessions", USER, "sessions.listed", "the sessions, the last used first", query="queries.LAST_FIRST"),
     Route("/v1/sessions/{session}", USER, "sessions.retrieve", "a session with its conversation"),
     Route("/v1/sessions/{session}", USER, "sessions.delete", "it is gone", verb="DELETE"),
