@@ -84,6 +84,7 @@ SCOPES = {
     ("GET", "/admin/adapters"): ("admin", None),
     ("POST", "/admin/adapters"): ("admin", {"name": "new", "path": "/adapter"}),
     ("POST", "/admin/adapters/unload"): ("admin", {"name": "new"}),
+    ("GET", "/admin/logs"): ("admin", None),
     ("GET", "/metrics"): ("admin", None),
     ("GET", "/health"): ("public", None),
     ("GET", "/health/live"): ("public", None),

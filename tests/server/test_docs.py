@@ -7,7 +7,7 @@ import pytest
 from zse.sampling.fields import describe
 from zse.server.engine_counters import COUNTERS
 from zse.server.errors import CODES
-from zse.server.requests import adapters, chats, files, keys, messages, models, ollama, responses
+from zse.server.requests import adapters, chats, files, keys, messages, models, ollama, queries, responses
 from zse.server.requests.completions import CHAT_FIELDS, COMPLETIONS_FIELDS
 from zse.server.requests.measures import EMBEDDINGS_FIELDS, RERANK_FIELDS, SCORE_FIELDS
 from zse.server.routes.table import ROUTES
@@ -31,6 +31,7 @@ def test_every_route_is_documented():
         ("## POST /api/chat", ollama.CHAT),
         ("## POST /v1/files", files.UPLOAD),
         ("## POST /v1/chats/{chat}", chats.CHAT),
+        ("## GET /admin/logs", queries.LOGS),
         ("### POST /admin/models\n", models.ADD),
         ("### POST /admin/models/{model}/load", models.LOAD),
         ("### POST /admin/models/{model}/pull", models.PULL),

@@ -13,6 +13,7 @@ from zse.errors import RequestError
 from zse.http import body as bodies
 from zse.http.exchange import Response
 from zse.lazy import difflib
+from zse.log import RecentRecords
 from zse.sampling.fields import shown
 from zse.scheduler.options import RequestOptions
 from zse.server import errors, idempotency
@@ -122,6 +123,7 @@ class App:
         self.running_sessions: set[tuple[str, str]] = set()  # the same by session_id
         self.session_ttl_s = session_ttl_s
         self.wrong_keys = WrongKeys()
+        self.logs = RecentRecords()
         self.phases_ms: dict[str, float] = {}
         self.usage: UsageLog | None = None  # where it is kept
         self.key_watch: KeyWatch | None = None
@@ -170,6 +172,12 @@ class App:
             if authorization is not None:
                 self.wrong_keys.count(request.connection.client)
             raise
+
+    def check_still_admin(self, request: APIRequest) -> None:
+        """Of a stream without an end. Raises APIError: its key has expired, or is no admin's any more."""
+        caller = self._key.find(request.headers.get("authorization"))
+        if self.needs_key and (caller is None or not caller.access.admin):
+            raise invalid_key()
 
     def end_invalid(self) -> None:
         """End the requests whose key has expired or is its account's no more: a stream with an error event."""

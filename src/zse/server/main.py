@@ -178,6 +178,7 @@ class _Serving:
         self._engine = self._pool.default.engine
         database, keyring = await self._open_database()
         self._app = self._make_app(keyring)
+        self._app.logs.attach()
         if database is not None:
             usage = self._app.usage = storage.usage.UsageLog(database, self._app.admission)
             await database.run(lambda connection: storage.usage.restore(connection, self._app.admission))

@@ -28,3 +28,4 @@ def take(options: Any, changed: Collection[str], app: App, pool: ModelPool, serv
         )
     if {"log_level", "log_format"} & {*changed}:
         setup(options.log_level, options.log_format)
+        app.logs.attach()

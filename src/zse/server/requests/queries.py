@@ -3,12 +3,20 @@
 from typing import Any
 from urllib.parse import parse_qsl
 
-from zse.sampling.fields import Field, Fields, Integer, Object, OneOf, String, refused, shown
+from zse.sampling.fields import Boolean, Field, Fields, Integer, Object, OneOf, String, refused, shown
 
 PAGE: Fields = {
     "limit": Field(Integer(1, 100), "Most that are listed.", 20),
     "order": Field(OneOf(("asc", "desc")), "asc: the oldest first.", "desc"),
     "after": Field(String(256, empty=False), "The id behind which to go on."),
+}
+LOGS: Fields = {
+    "level": Field(OneOf(("debug", "info", "warning", "error")), "Records of this level and above.", "info"),
+    "since": Field(Integer(0, 1 << 40), "Seconds since 1970, from which on.", 0),
+    "after": Field(Integer(0, 1 << 50), "An id, behind which.", 0),
+    "search": Field(String(200), "What the message holds, in whatever case, such as a request's id.", ""),
+    "limit": Field(Integer(1, 1000), "Most records: the newest.", 200),
+    "stream": Field(Boolean(), "true: as server-sent events, and those that come later too.", False),
 }
 LAST_FIRST: Fields = {"limit": PAGE["limit"], "after": PAGE["after"]}
 
@@ -23,8 +31,11 @@ def read(query: str, fields: Fields) -> dict[str, Any]:
     for name, value in pairs:
         if name in values:
             raise refused("invalid_value", f"'{shown(name)}' stands in the query twice.", shown(name))
-        is_number = name in fields and isinstance(fields[name].kind, Integer)
-        values[name] = int(value) if is_number and value.isascii() and value.isdigit() and len(value) < 10 else value
+        kind = fields[name].kind if name in fields else None
+        if isinstance(kind, Integer) and value.isascii() and value.isdigit() and len(value) < 16:
+            values[name] = int(value)
+        else:
+            values[name] = value == "true" if isinstance(kind, Boolean) and value in ("true", "false") else value
     return Object(fields).check(values, "")
 
 

@@ -177,6 +177,13 @@ ROUTES = (
     Route("/admin/adapters", ADMIN, "adapters.listed", "the LoRA adapters of the models"),
     Route("/admin/adapters", ADMIN, "adapters.load", "one more, which requests may name", "adapters.LOAD"),
     Route("/admin/adapters/unload", ADMIN, "adapters.unload", "one less", "adapters.UNLOAD"),
+    Route(
+        "/admin/logs",
+        ADMIN,
+        "logs.recent",
+        "the newest records of the server's log, of which none has a prompt",
+        query="queries.LOGS",
+    ),
     Route("/metrics", ADMIN, "metrics.metrics", _METRICS, media="text/plain"),
     Route("/openapi.json", PUBLIC, "openapi.openapi", "this API as an OpenAPI 3.1 document"),
     Route("/", PUBLIC, "web_page.index", "the web page", media="text/html"),

@@ -37,6 +37,7 @@ TYPES = {
             "html.js",
             "inline.js",
             "keys.js",
+            "logs.js",
             "markdown.js",
             "maths.js",
             "message.js",

@@ -7,6 +7,7 @@ import { Dashboard } from "./dashboard.js";
 import { keepsChats } from "./history.js";
 import { html } from "./html.js";
 import { Keys } from "./keys.js";
+import { Logs } from "./logs.js";
 import { Models } from "./models.js";
 import { Playground } from "./playground.js";
 import { apiKey, forgetAll, keep, kept, logOut, setApiKey } from "./store.js";
@@ -18,6 +19,7 @@ const VIEWS = {
   dashboard: ["Dashboard", Dashboard, true],
   models: ["Models", Models, false],
   keys: ["Keys", Keys, true],
+  logs: ["Logs", Logs, true],
   playground: ["Playground", Playground, false],
 };
 
