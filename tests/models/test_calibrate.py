@@ -223,7 +223,7 @@ def test_what_is_refused(tmp_path, monkeypatch, capsys):
         Calibration(encoder, set(), "")
 
 
-@pytest.mark.parametrize("name", ["smollm2", "gemma3-270m"])
+@pytest.mark.parametrize("name", ["smollm2", pytest.param("gemma3-270m", marks=pytest.mark.exhaustive)])
 def test_calibrated_weights_predict_text_better(name, real_models, tmp_path):
     """The models' 4-bit blocks of 32 as 4 bits for 128 columns, on 1,024 tokens of the licence, which does not change; measured
     on prose."""

@@ -862,15 +862,15 @@ def test_text_is_not_held_longer_than_needed():
 @pytest.mark.parametrize(
     "text",
     [
-        "<tool_call>" * 20_000,
-        '<tool_call>"</tool_call>' * 10_000,
-        "{" * 100_000,
-        " " * 50_000,
-        "[TOOL_CALLS]" * 10_000,
-        "```json\n" * 10_000,
-        ">>>" * 20_000,
-        f"<{_D}tool_calls>" * 5_000,
-        '<|python_tag|>{"' * 10_000,
+        "<tool_call>" * 10_000,
+        '<tool_call>"</tool_call>' * 5_000,
+        "{" * 50_000,
+        " " * 25_000,
+        "[TOOL_CALLS]" * 5_000,
+        "```json\n" * 5_000,
+        ">>>" * 10_000,
+        f"<{_D}tool_calls>" * 2_500,
+        '<|python_tag|>{"' * 5_000,
     ],
 )
 def test_hostile_text_takes_linear_time(text):
@@ -879,7 +879,7 @@ def test_hostile_text_takes_linear_time(text):
     for name in parsers.FORMATS:
         start = time.process_time()
         assert split(name, [text[at : at + 5] for at in range(0, len(text), 5)])[0] == text
-        assert time.process_time() - start < 3
+        assert time.process_time() - start < 1.5
 
 
 def test_ids():
