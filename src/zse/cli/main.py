@@ -22,6 +22,7 @@ COMMANDS = {
     "launch": "print or write the settings that a coding agent or chat front end needs for a server",
     "run": "answer one prompt and exit",
     "chat": "talk with a model in the terminal",
+    "rag": "add documents to a server that runs, search them, ask about them and get cited answers",
     "keys": "make, list, change, revoke and rotate the API keys of `zse serve`; what they used",
     "pull": "fetch a model into the store",
     "ls": "list the stored models and the catalog",

@@ -13,7 +13,7 @@ from zse.errors import RequestError
 from zse.http.exchange import Response
 from zse.sampling.params import BeamParams, SamplingParams
 from zse.scheduler.options import RequestOptions
-from zse.server import idempotency, sessions
+from zse.server import citations, idempotency, sessions
 from zse.server.api_request import APIRequest
 from zse.server.errors import APIError
 from zse.server.logprobs import TokenScore
@@ -32,24 +32,34 @@ UNBOUNDED_TOKENS = 512
 
 class ChoiceDelta(msgspec.Struct):
     """What one engine event adds to an answer. tokens: where they are wanted, that which ended it included. text: of
-    its content; calls: (position among the answer's calls, a part)."""
+    its content; calls: (position among the answer's calls, a part). citations: whose markers it completes."""
 
     text: str = ""
     reasoning: str = ""
     calls: list[tuple[int, CallPart]] = []
     scores: list[TokenScore] = []
     tokens: list[int] = []
+    citations: list[dict] = []
     finish_reason: str | None = None
 
 
 class Choice:
     """One answer in the making. feed() takes the engine's events until finish_reason is set. model: its detokenizer is
-    used. answers: how reasoning and tool calls are taken out of the text; None: all of it is content."""
+    used. answers: how reasoning and tool calls are taken out of the text; None: all of it is content. grounding: the
+    passages that it may cite."""
 
     def __init__(
-        self, index: int, model, params: SamplingParams, answers: Answers | None = None, extras: Extras = NO_EXTRAS
+        self,
+        index: int,
+        model,
+        params: SamplingParams,
+        answers: Answers | None = None,
+        extras: Extras = NO_EXTRAS,
+        grounding: "citations.Grounding | None" = None,
     ):
         self.index, self._extras = index, extras
+        self.citations: list[dict] = []
+        self._cites = None if grounding is None else citations.CitationReader(grounding.passages)
         self.tokens: list[int] = []
         self.parts: list[str] = []
         self.reasoning_parts: list[str] = []
@@ -109,12 +119,20 @@ class Choice:
             self._put(delta, self._splitter.finish())
             if self._num_calls and delta.finish_reason == "stop":
                 delta.finish_reason = "tool_calls"
+        if self._cites is not None:
+            delta.citations = self._cites.push(delta.text)
+            self.citations += delta.citations
         self._num_chars += len(delta.text)
         self.parts.append(delta.text)
         self.reasoning_parts.append(delta.reasoning)
         self.scores += delta.scores
         self.finish_reason = delta.finish_reason
         return delta
+
+    @property
+    def is_grounded(self) -> bool:
+        """Whether it may cite: its request asked for documents."""
+        return self._cites is not None
 
     @property
     def stop_text(self) -> str | None:
@@ -179,6 +197,7 @@ class CompletionRun(msgspec.Struct):
     measured: list[Measured] = []  # of the prompts, where their log-probabilities are wanted
     structure_field: str = ""
     answers: Answers | None = None  # of a chat: how its answers are taken apart
+    grounding: "citations.Grounding | None" = None  # what was found for it in documents, where it asks for them
     keeps: list[Callable[[], Awaitable[None]]] = []  # awaited when the answer is over, before its end is sent
 
     @property
@@ -285,6 +304,8 @@ async def _begin(app, job: CompletionRun) -> None:
         info = await app.pool.ready(work.served)
         if not info.generates:
             raise _encoder()  # it has no template either, which is not the reason
+    if completion.rag is not None:
+        job.grounding = await app.retrieval.ground(work, completion, model)
     if job.completion.messages is not None:
         # The template is a stranger's program: the event loop does not wait for it, however short the chat is.
         parsers = app.tool_parser, app.reasoning_parser
@@ -320,7 +341,9 @@ async def _begin(app, job: CompletionRun) -> None:
     options = msgspec.structs.replace(options, structure=structure)
     for prompt, limit in zip(job.prompts, limits, strict=True):
         for answer in range(completion.best_of):  # choice index = prompt index * best_of + answer index
-            choice = Choice(len(job.choices), model, completion.params, job.answers, completion.extras)
+            choice = Choice(
+                len(job.choices), model, completion.params, job.answers, completion.extras, job.grounding
+            )
             job.choices.append(choice)
             if limit:
                 params = choice_params(completion, answer, limit)
@@ -367,8 +390,8 @@ async def _search(job: CompletionRun, beams: BeamParams, limits: list[int], opti
     params = [msgspec.structs.replace(beams, max_tokens=limit) for limit in limits]
     for result in await job.work.channel.complete(job.prompts, params, options):
         for reply in result.replies[: job.completion.n]:
-            extras = job.completion.extras
-            job.choices.append(Choice(len(job.choices), job.model, job.completion.params, job.answers, extras))
+            more = job.answers, job.completion.extras, job.grounding
+            job.choices.append(Choice(len(job.choices), job.model, job.completion.params, *more))
             event = Tokens(result.id, reply.tokens, reply.logprobs, reply.finish, result.cached_tokens)
             _accept(job, job.choices[-1], event)
 

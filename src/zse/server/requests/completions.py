@@ -16,6 +16,7 @@ from zse.sampling.fields import (
     Field,
     Fields,
     Integer,
+    Kind,
     Object,
     OneOf,
     String,
@@ -28,6 +29,7 @@ from zse.sampling.fields import (
 from zse.sampling.params import MAX_LOGPROBS, RECOMMENDED, TOKEN_ID, BeamParams, SamplingParams
 from zse.scheduler.options import DEFAULT, RequestOptions
 from zse.server.errors import APIError
+from zse.server.requests import documents
 from zse.server.requests.conversation import CONVERSATION, ToolChoice
 from zse.server.requests.forms import EFFORTS, FORMS, GUIDED, STRUCTURED_OUTPUTS
 from zse.structured.options import Structure
@@ -71,7 +73,7 @@ class Completion(msgspec.Struct):
     to make; of best_of > n answers the n likeliest are given. num_ids: tokens of prompts that are token ids, None where
     one is text. prompt_top: alternatives for each token of the prompt, None where its log-probabilities are not wanted.
     keep_alive: seconds for which the model stays loaded afterwards; None: nothing is asked. session_id: of the stored
-    conversation that it goes on with; session_ttl: seconds for which that is kept from then on."""
+    conversation that it goes on with; session_ttl: seconds for which that is kept from then on. rag: the checked field."""
 
     model: str | None
     params: SamplingParams
@@ -102,6 +104,18 @@ class Completion(msgspec.Struct):
     keep_alive: float | None = None
     session_id: str | None = None
     session_ttl: int | None = None
+    rag: dict | None = None
+
+
+class _Rag(Kind, frozen=True):
+    """Its table comes with the first request that has it: a start does without."""
+
+    def check(self, value, path):
+        return documents.check_rag(value, path)
+
+    @property
+    def schema(self):
+        return documents.rag_schema()
 
 
 def texts_or_ids(most: int, empty: bool = True) -> Custom:
@@ -240,6 +254,11 @@ CHAT_FIELDS: Fields = (
         "store": Field(None, "Nothing is stored.", harmless=(None, False)),
         "service_tier": Field(OneOf(("auto", "default")), "There is one tier; the answer says default."),
         "functions": Field(None, "Not supported.", harmless=(None, [])),
+        "rag": Field(
+            _Rag(),
+            "Answer with passages of your documents and cite them; {} searches all of them. Its fields stand in "
+            "docs/retrieval.md.",
+        ),
     }
     | dict.fromkeys(
         ("function_call", "audio", "prediction", "verbosity", "web_search_options"), Field(None, "Not supported.")
@@ -301,6 +320,7 @@ def read_chat(body: dict) -> Completion:
         thinking_field=thinking_field,
         template_variables=variables,
         parallel_tool_calls=values["parallel_tool_calls"],
+        rag=values["rag"],
     )
     field = completion.structure_field
     if completion.structure is not None and tools is not None and choice.mode in ("required", "named"):

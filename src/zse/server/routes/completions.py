@@ -56,6 +56,8 @@ class _Writer(ABC):
             body["prompt_logprobs"] = prompt_logprobs(job.prompts[0], job.measured[0], job.model.token_bytes)
         if job.completion.extras.timings:
             body["timings"] = job.timings
+        if job.grounding is not None:
+            body["rag"] = job.grounding.shown
         return _encode(body)
 
     def usage(self) -> dict:
@@ -77,11 +79,13 @@ class _Writer(ABC):
     def part(self, choice: Choice, delta: ChoiceDelta, is_first: bool) -> bytes:
         """A chunk for each piece, the finish reason in one of its own."""
         out, pieces, envelope = b"", self.pieces(choice, delta, is_first), self._envelope
+        if self.job.grounding is not None and is_first and not choice.index:
+            envelope = envelope | {"rag": self.job.grounding.shown}
         if delta.tokens:
             pieces = pieces or [dict(self.nothing)]
             pieces[-1]["token_ids"] = delta.tokens
             if is_first:
-                envelope = self._envelope | self.prompt_ids(choice)
+                envelope = envelope | self.prompt_ids(choice)
         for piece in pieces:
             part = {"index": choice.index, "logprobs": None, "finish_reason": None} | piece
             out += b"data: " + _encode(envelope | {"choices": [part]}) + b"\n\n"
@@ -121,7 +125,7 @@ class _Chat(_Writer):
         if delta.reasoning:
             out.append({"delta": {"reasoning_content": delta.reasoning, "reasoning": delta.reasoning}})
         if delta.text or delta.scores and not delta.reasoning and not delta.calls:
-            out.append({"delta": {"content": delta.text}})
+            out.append({"delta": {"content": delta.text} | ({"citations": delta.citations} if delta.citations else {})})
         for index, call in delta.calls:
             if call.name:
                 function = {"name": call.name, "arguments": ""}

@@ -131,4 +131,6 @@ def message(choice: "Choice") -> dict:
         ]
     if choice.reasoning:
         out["reasoning_content"] = out["reasoning"] = choice.reasoning
+    if choice.is_grounded:
+        out["citations"] = choice.citations
     return out
