@@ -218,8 +218,10 @@ class App:
         if not route.fields:
             return
         kind, _, parameters = request.headers.get("content-type", "").partition(";")
-        charset = "" if route.upload else parameters.replace(" ", "").replace('"', "").lower()
-        if kind.strip().lower() != route.body_type or charset not in ("", "charset=utf-8"):
+        kind = kind.strip().lower()
+        is_upload = bool(route.upload) and not (route.file and kind == route.body_type)
+        charset = "" if is_upload else parameters.replace(" ", "").replace('"', "").lower()
+        if not (route.file and kind) and kind != route.body_type or charset not in ("", "charset=utf-8"):
             raise APIError("unsupported_media_type", f"Send the body as 'Content-Type: {route.body_type}' in UTF-8.")
         if request.headers.get("content-encoding", "identity").lower() != "identity":
             raise APIError("unsupported_media_type", "Compressed request bodies are not supported.")
@@ -229,7 +231,7 @@ class App:
             self.admission.admit(
                 request, needs_room=route.is_queued, counts=False
             )  # a small one costs less than the connection that a refusal ends
-        if route.upload:
+        if is_upload:
             _refuse_other_sites(request)
             request.upload = bodies.BodyStream(route.upload)
 

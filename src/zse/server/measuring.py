@@ -52,7 +52,7 @@ async def measure(app, request: APIRequest, read: Callable, prepare: Callable, c
         work.prompt_tokens = num_tokens
         work.reserve(num_tokens)
         options = app.request_options(request, asked.options)
-        results = await _run(work, measurements, options, AT_ONCE if info.generates else ENCODER_AT_ONCE)
+        results = await run_all(work, measurements, options, AT_ONCE if info.generates else ENCODER_AT_ONCE)
         work.outcomes["measured"] += 1
         request.note = f"{num_tokens} tokens in {len(results)} texts"
         return asked, Results(asked.model or work.served.name, results, num_tokens)
@@ -85,9 +85,10 @@ def _check(item: Measurement, vocab_size: int, max_context: int) -> None:
         raise APIError("invalid_token_id", message, item.source)
 
 
-async def _run(
+async def run_all(
     work: RequestRun, measurements: list[Measurement], options: RequestOptions, at_once: int
 ) -> list[Measured]:
+    """The results of all, of which at most so many are in the engine at once. The channel must have no other request."""
     channel = work.channel
     results: dict[int, Measured] = {}
     submitted = waiting = 0

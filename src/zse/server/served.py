@@ -71,7 +71,7 @@ class Served:
     once somebody needed them. users: requests that hold it. changing: the load or eviction that is under way. keep_s:
     without requests it stays loaded for so long, math.inf: for ever; None: as long as the pool says. problem: why its
     last load failed, for an administrator. reading: of a load on demand that goes on. num_ends: times that it was
-    unloaded with its requests."""
+    unloaded with its requests. revision: of its files, once vectors of documents asked for it."""
 
     def __init__(self, spec: ModelSpec, engine: EngineClient):
         self.spec, self.engine = spec, engine
@@ -87,6 +87,7 @@ class Served:
         self.failed_at = 0.0
         self.failure: RequestError | None = None
         self.problem = ""
+        self.revision: str | None = None
         self.changing: asyncio.Task | None = None
         self.reading: ReadBytes | None = None
 

@@ -38,40 +38,46 @@ CANCELLED, ERROR = "cancelled", "error"  # beside the engine's finish reasons
 Result = TypeVar("Result")
 
 
-class FairPlaces:
-    """Places for work, of which there are `most`. Once two tenants have come, each has half of them at most, and whose
-    turn was last waits behind the others."""
+class FairThreads:
+    """Once two tenants have come, each has half of the threads at most, and whose turn was last waits behind the
+    others.
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    A tenant with fifty prompts of megabytes would otherwise hold every thread, and every other tenant's chat, for
+    seconds."""
+
+    def __init__(self) -> None:
         self._known: set[str] = set()
         self._running: Counter[str] = Counter()
         self._waiting: OrderedDict[str, deque[asyncio.Future]] = OrderedDict()  # the tenant whose turn it is first
 
-    async def take(self, tenant: str) -> None:
-        """Wait for a place, which is the tenant's until free()."""
+    async def run(self, tenant: str, work: Callable[[], Result]) -> Result:
+        """work(), in a thread. It keeps its thread until it ends, though nobody may wait for it any more."""
+        loop = asyncio.get_running_loop()
         if len(self._known) < 2:
             self._known.add(tenant)
-        place = asyncio.get_running_loop().create_future()
+        place = loop.create_future()
         self._waiting.setdefault(tenant, deque()).append(place)
         self._start()
         try:
             await place
         except asyncio.CancelledError:
             if not place.cancelled():  # its turn came in the same moment
-                self.free(tenant)
+                self._start(tenant)
             raise
+        future = loop.run_in_executor(None, work)
+        future.add_done_callback(partial(self._start, tenant))
+        return await asyncio.shield(future)
 
-    def free(self, tenant: str) -> None:
-        """Give a place back, and the places that are free to those whose turn it is."""
-        self._running[tenant] -= 1
-        if not self._running[tenant]:
-            del self._running[tenant]
-        self._start()
-
-    def _start(self) -> None:
-        own = self._most if len(self._known) < 2 else max(1, self._most // 2)
-        while sum(self._running.values()) < self._most:
+    def _start(self, ended: str | None = None, done: asyncio.Future | None = None) -> None:
+        """Work of the tenant `ended` is over: give the threads that are free to those whose turn it is."""
+        if done is not None and not done.cancelled():
+            done.exception()  # looked at, where nobody waits for it
+        if ended is not None:
+            self._running[ended] -= 1
+            if not self._running[ended]:
+                del self._running[ended]
+        own = MOST_THREADS if len(self._known) < 2 else MOST_THREADS // 2
+        while sum(self._running.values()) < MOST_THREADS:
             tenant = next((name for name in self._waiting if self._running[name] < own), None)
             if tenant is None:
                 return
@@ -84,28 +90,6 @@ class FairPlaces:
             if not place.done():  # it was cancelled
                 self._running[tenant] += 1
                 place.set_result(None)
-
-
-class FairThreads(FairPlaces):
-    """Threads that tenants share as places.
-
-    A tenant with fifty prompts of megabytes would otherwise hold every thread, and every other tenant's chat, for
-    seconds."""
-
-    def __init__(self) -> None:
-        super().__init__(MOST_THREADS)
-
-    async def run(self, tenant: str, work: Callable[[], Result]) -> Result:
-        """work(), in a thread. It keeps its thread until it ends, though nobody may wait for it any more."""
-        await self.take(tenant)
-        future = asyncio.get_running_loop().run_in_executor(None, work)
-        future.add_done_callback(partial(self._ended, tenant))
-        return await asyncio.shield(future)
-
-    def _ended(self, tenant: str, done: asyncio.Future) -> None:
-        if not done.cancelled():
-            done.exception()  # looked at, where nobody waits for it
-        self.free(tenant)
 
 
 # Where the work of a request runs that is too long for the event loop: its server's threads, in its tenant's turn.

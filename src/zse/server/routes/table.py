@@ -27,7 +27,8 @@ class Route(msgspec.Struct, frozen=True):
     it lets another site's page send those. media: the type of an answer that is not streamed. query: as `fields`, of
     what may stand behind a "?".
     upload: `fields` are those of a form with files (multipart/form-data) of at most so many bytes, which the handler
-    reads while it arrives (zse.server.uploads); 0: of JSON. queued: a model answers, so that there must be room in the
+    reads while it arrives (zse.server.uploads); 0: of JSON. file: with `upload`: JSON is taken too, and what is neither
+    that nor a form is the file itself; what else is asked then stands in the query. queued: a model answers, so that there must be room in the
     queue."""
 
     path: str
@@ -40,6 +41,7 @@ class Route(msgspec.Struct, frozen=True):
     verb: str = ""
     query: str = ""
     upload: int = 0
+    file: bool = False
     queued: bool = True
 
     @property
@@ -48,8 +50,8 @@ class Route(msgspec.Struct, frozen=True):
 
     @property
     def body_type(self) -> str:
-        """The media type of its bodies."""
-        return "multipart/form-data" if self.upload else "application/json"
+        """The media type of bodies that hold `fields`."""
+        return "multipart/form-data" if self.upload and not self.file else "application/json"
 
     @property
     def is_queued(self) -> bool:
@@ -88,6 +90,22 @@ ROUTES = (
     Route("/v1/rerank", USER, "relevance.rerank", "documents in the order in which they fit a query", _RERANK),
     Route("/v2/rerank", USER, "relevance.rerank", "the same, for Cohere's clients", _RERANK),
     Route("/v1/score", USER, "relevance.score", "how well texts fit each other", _SCORE),
+    Route(
+        "/v1/rag/documents",
+        USER,
+        "documents.add",
+        "a document is there, in its passages; JSON, the file itself or a form with it",
+        "documents.UPLOAD",
+        query="documents.OPTIONS",
+        upload=256 << 20,
+        file=True,
+        queued=False,
+    ),
+    Route("/v1/rag/documents", USER, "documents.listed", "your documents", query="documents.LISTED"),
+    Route("/v1/rag/documents/{document}", USER, "documents.retrieve", "a document, and how far it is"),
+    Route("/v1/rag/documents/{document}", USER, "documents.delete", "it is gone", verb="DELETE"),
+    Route("/v1/rag/search", USER, "documents.search", "passages of your documents", "documents.SEARCH"),
+    Route("/v1/rag/ask", USER, "documents.ask", "an answer from your documents, which it cites", "documents.ASK"),
     Route("/v1/responses", USER, "responses.responses", "an answer of items", "responses.FIELDS"),
     Route("/v1/responses/{response}", USER, "responses.retrieve", "a stored response"),
     Route("/v1/responses/{response}", USER, "responses.delete", "it is gone", verb="DELETE"),

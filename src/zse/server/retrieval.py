@@ -1,0 +1,250 @@
+"""Documents of the tenants: the file that holds them, their search, and what a chat request gets of them.
+
+State: documents.db has one writer, the thread of `Opened.writes`; searches read in a thread of their own, so that none
+waits for a document that is being stored. It is opened with the first request that needs it, and a server that finds the
+file goes on with what its last run left (server/ingest.py, server/vectors.py)."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from zse.engine.messages import Ask, Ready
+from zse.errors import ConfigError, RequestError, ZSEError
+from zse.rag import compress, index, schema, store
+from zse.rag import search as searching
+from zse.rag.documents import DocumentError, Passage
+from zse.rag.fuse import reranked
+from zse.server import citations, ingest, measuring, vectors
+from zse.server import database as storage
+from zse.server.api_request import APIRequest
+from zse.server.citations import CitedPassage, Grounding
+from zse.server.errors import APIError
+from zse.server.relevance import CROSS_ENCODER, YES_NO, Judge, Measurement
+from zse.server.requests.completions import Completion
+from zse.server.requests.documents import Finding, rag_of
+from zse.server.work import RequestRun, maybe_in_thread
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from zse.server.database.connection import Database
+
+log = logging.getLogger("zse.server")
+
+RESERVED_TOKENS = 256  # of the context for an answer that has no max_tokens
+LEAST_PASSAGE_TOKENS = 32  # a passage that would be cut to less is left out
+NOTHING = "No passage was found: the answer has none."
+NO_ROOM = "No passage has room in the model's context beside the conversation."
+
+
+class Found(msgspec.Struct):
+    """passages: the best first. stages: that took part. notes: why others did not, a line each."""
+
+    passages: list[Passage]
+    stages: list[str]
+    notes: list[str]
+
+
+class Opened:
+    """The file, open. reads: its own connection and thread, which `indexes` belongs to."""
+
+    def __init__(self, path: str):
+        self.writes: Database = storage.connection.Database(path, schema.MIGRATIONS)
+        self.reads: Database = storage.connection.Database(path, schema.MIGRATIONS)
+        self.indexes = index.Indexes()
+
+    def close(self) -> None:
+        """All that was submitted is written first."""
+        self.writes.close()
+        self.reads.close()
+
+
+def refused(error: DocumentError) -> APIError:
+    """A document that cannot be used, as the API says it."""
+    text = str(error)
+    return APIError(error.code, text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else "."))
+
+
+class Retrieval:
+    """Args:
+    app: whose models read documents.
+    path: of documents.db.
+    quota_bytes: of one tenant.
+    ocr: reads pages that are images (rag/ocr.py)."""
+
+    def __init__(self, app: Any, path: str, quota_bytes: int, ocr: Callable[[str], str] | None = None):
+        self.app, self.path, self.quota_bytes, self.ocr = app, path, quota_bytes, ocr
+        self._opening: asyncio.Future[Opened] | None = None
+        self.ingest = ingest.Ingest(self)
+        self.vectors = vectors.Embedder(self)
+
+    # -- the file
+
+    async def opened(self) -> Opened:
+        """The file, which the first caller opens. Raises APIError storage_unavailable."""
+        if self._opening is None or self._opening.done() and self._opening.exception() is not None:
+            self._opening = asyncio.get_running_loop().create_task(self._open())
+        return await asyncio.shield(self._opening)
+
+    async def _open(self) -> Opened:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(None, self.ingest.lock)
+            found = await loop.run_in_executor(None, Opened, self.path)
+            await loop.run_in_executor(None, self.ingest.recover)
+        except (ConfigError, OSError) as error:
+            log.error("documents cannot be opened: %s", error)
+            raise APIError("storage_unavailable", "The server's documents cannot be opened now.") from None
+        self.ingest.resume()
+        self.vectors.start(found)
+        return found
+
+    async def close(self) -> None:
+        """Nothing more is begun; what was acknowledged is on the disk."""
+        if self._opening is None:
+            return
+        await asyncio.gather(self.ingest.stop(), self.vectors.stop())
+        if self._opening.done() and not self._opening.cancelled() and self._opening.exception() is None:
+            await asyncio.get_running_loop().run_in_executor(None, self._opening.result().close)
+        self.ingest.unlock()
+
+    async def read(self, work: Callable, *given: Any, **named: Any) -> Any:
+        """work(connection, …) in the thread of searches."""
+        return await (await self.opened()).reads.run(lambda connection: work(connection, *given, **named), writes=False)
+
+    async def write(self, work: Callable, *given: Any, **named: Any) -> Any:
+        """The same in a transaction, on the disk when it ends. Raises APIError for a DocumentError."""
+        try:
+            return await (await self.opened()).writes.run(lambda connection: work(connection, *given, **named))
+        except DocumentError as error:
+            raise refused(error) from None
+
+    # -- search
+
+    async def find(self, work: RequestRun, finding: Finding, model: str | None, most: int | None = None) -> Found:
+        """Search the documents of the request's tenant. The model's engine is asked only where a stage needs it: where
+        the request has no place in the queue yet, it gets one. most: passages, None: top_k. Raises RequestError."""
+        request, notes = work.request, list[str]()
+        opened, stages = await self.opened(), list(finding.stages)
+        served = work.served or self.app.find_model(request, model, "model")
+        revision = await vectors.revision(served)
+        if "dense" in stages:
+            coverage = await self.read(store.coverage, request.tenant)
+            note = _dense_note(coverage, revision)
+            notes += [note] if note else []
+            if not coverage.get(revision, 0):
+                stages.remove("dense")
+        vector = None
+        if "dense" in stages or "rerank" in stages:
+            if work.served is None:
+                work.start(model)
+            info = await self.app.pool.ready(work.served)
+        if "dense" in stages:
+            vector = await self._vector(work, finding.query, info)
+        query = searching.SearchQuery(
+            finding.query,
+            max(finding.top_k, finding.rerank_k) if "rerank" in stages else finding.top_k,
+            tuple(stage for stage in searching.STAGES if stage in stages),
+            finding.fusion,  # type: ignore[arg-type]  # checked by the table of fields
+            finding.weights or {},
+            searching.Filters(finding.documents, finding.kinds, finding.after, finding.before, finding.metadata),
+        )
+        passages = await self.read(searching.search, opened.indexes, request.tenant, query, vector, revision)
+        if "rerank" in stages and passages:
+            passages = await self._reranked(work, finding, passages, info)
+        return Found(passages[: most or finding.top_k], stages, notes)
+
+    async def _vector(self, work: RequestRun, query: str, info: Ready):
+        model = await self.app.pool.text(work.served)
+        ids = await maybe_in_thread(True, lambda: model.cut(model.encode_text(query), info.max_context))
+        options = vectors.options_of(self.app, work.request.tenant, work.request.account, priority=0)
+        (result,) = await work.channel.complete([ids], [vectors.ask(info)], options)
+        work.prompt_tokens += len(ids)
+        return vectors.numbers(result.vector)
+
+    async def _reranked(self, work: RequestRun, finding: Finding, passages: list[Passage], info: Ready) -> list[Passage]:
+        """The model says of each of the first rerank_k whether it answers the query."""
+        model = await self.app.pool.text(work.served)
+
+        def sequences() -> tuple[Judge, list[Measurement]]:
+            judge = Judge(model, CROSS_ENCODER if info.num_labels else model.method or YES_NO, None, info.max_context)
+            room, made = max(16, info.max_context - len(model.encode_part(finding.query)) - 128), []
+            for passage in passages[: finding.rerank_k]:
+                ids = model.encode_part(passage.chunk.text)
+                text = passage.chunk.text if len(ids) <= room else model.decode(ids[:room])
+                made.append(judge.sequence(finding.query, text, "query"))
+            return judge, made
+
+        judge, pairs = await maybe_in_thread(True, sequences)
+        total = sum(len(pair.ids) for pair in pairs)
+        work.reserve(work.estimated + total)
+        options = vectors.options_of(self.app, work.request.tenant, work.request.account, priority=0)
+        results = await measuring.run_all(work, pairs, options, measuring.AT_ONCE)
+        work.prompt_tokens += total
+        return reranked(passages, [judge.score(result) for result in results], finding.top_k)
+
+    # -- answers
+
+    async def ground(self, work: RequestRun, completion: Completion, model: Any) -> Grounding:
+        """Search for what a chat request asks and put the passages in front of its question. Raises RequestError."""
+        assert completion.messages is not None and completion.rag is not None
+        finding = rag_of(completion.rag, completion.messages)
+        found = await self.find(work, finding, completion.model)
+        info = await self.app.pool.ready(work.served)
+        notes = found.notes if found.passages else [*found.notes, NOTHING]
+        if not found.passages:
+            return Grounding(finding.query, [], notes)
+        cited = [cited_passage(number, passage) for number, passage in enumerate(found.passages, 1)]
+        answer_tokens = completion.params.max_tokens or RESERVED_TOKENS
+
+        def fit() -> tuple[list[CitedPassage], list[dict], int]:
+            spent = sum(len(model.encode_part(message["content"])) + 8 for message in completion.messages or ())
+            room = info.max_context - spent - answer_tokens - len(model.encode_part(citations.TASK)) - 32
+            blocks = shown_blocks(finding, cited)
+            number, total = citations.fitting(
+                blocks, min(finding.max_tokens, room), lambda text: len(model.encode_part(text))
+            )
+            return cited[:number], with_passages(completion.messages or [], blocks[:number]), total
+
+        kept, messages, total = await maybe_in_thread(True, fit)
+        if not kept:
+            return Grounding(finding.query, [], [*notes, NO_ROOM])
+        completion.messages = messages
+        return Grounding(finding.query, kept, notes, total)
+
+
+def with_passages(messages: list[dict], blocks: list[str]) -> list[dict]:
+    """The conversation with the passages in the last message of the user."""
+    last = max(place for place, message in enumerate(messages) if message["role"] == "user")
+    changed = messages[last] | {"content": citations.with_passages(messages[last]["content"], blocks)}
+    return [*messages[:last], changed, *messages[last + 1 :]]
+
+
+def cited_passage(number: int, passage: Passage) -> CitedPassage:
+    chunk = passage.chunk
+    place = chunk.first_page, chunk.last_page, passage.position, chunk.headings
+    return CitedPassage(number, passage.document, passage.version, passage.name, *place, chunk.text)
+
+
+def shown_blocks(finding: Finding, cited: list[CitedPassage]) -> list[str]:
+    """Each passage as the model reads it."""
+    texts = [passage.text for passage in cited]
+    if finding.format == "zpf":
+        texts = compress.compressed(texts, finding.query)
+    return [citations.block(passage, text) for passage, text in zip(cited, texts, strict=True)]
+
+
+def _dense_note(coverage: dict[str, int], revision: str) -> str:
+    """Why vectors do not tell of all passages; "": they do. coverage: as of store.coverage()."""
+    total, own = sum(coverage.values()), coverage.get(revision, 0)
+    if own == total:
+        return ""
+    others = sum(count for name, count in coverage.items() if name not in ("", revision))
+    if others:
+        return f"dense: {others} of {total} passages have vectors of another model; the other stages found what is here."
+    return f"dense: {own} of {total} passages have their vectors yet; the other stages search all."
