@@ -29,6 +29,7 @@ from zse.server.key_watch import KeyWatch
 from zse.server.keys import Key, quotas, single, weights
 from zse.server.library import Library
 from zse.server.pool import ModelPool
+from zse.server.retrieval import Retrieval
 from zse.server.served import ModelSpec
 from zse.server.work import FairThreads, RequestRun, Statistics, Tenants
 
@@ -130,6 +131,8 @@ class Harness:
         tool_parser: str | None = None,
         reasoning_parser: str | None = None,
         database: str | None = None,
+        documents: str | None = None,
+        documents_bytes: int = 1 << 30,
     ):
         self.engine_options = engine.split()
         self._template = template
@@ -141,6 +144,9 @@ class Harness:
         self.lag_s = 0.0
         self._options = (limits, key, max_choices, max_queue_tokens, hosts)
         self._database_path, self.database = database, None
+        self._documents = None
+        if documents is not None:
+            self._documents = lambda app: Retrieval(app, documents, documents_bytes)
         started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main(started)), daemon=True)
         self._thread.start()
@@ -183,6 +189,7 @@ class Harness:
             key=KeyCheck(keys, secret=None if keyring is None else keyring.secret),
             hosts=HostCheck(hosts),
             library=self.library,
+            documents=self._documents,
             **self._parsers,
         )
         if self.database is not None:
@@ -202,6 +209,7 @@ class Harness:
         probe.cancel()
         if watching is not None:
             watching.cancel()
+        await self.app.close_documents()
         await self.pool.stop()
         self.server.close()
         if self.database is not None:

@@ -7,7 +7,7 @@ import pytest
 from zse.sampling.fields import describe
 from zse.server.engine_counters import COUNTERS
 from zse.server.errors import CODES
-from zse.server.requests import adapters, chats, files, keys, messages, models, ollama, queries, responses
+from zse.server.requests import adapters, chats, documents, files, keys, messages, models, ollama, queries, responses
 from zse.server.requests.completions import CHAT_FIELDS, COMPLETIONS_FIELDS
 from zse.server.requests.measures import EMBEDDINGS_FIELDS, RERANK_FIELDS, SCORE_FIELDS
 from zse.server.routes.table import ROUTES
@@ -36,6 +36,9 @@ def test_every_route_is_documented():
         ("### POST /admin/models/{model}/load", models.LOAD),
         ("### POST /admin/models/{model}/pull", models.PULL),
         ("### POST /admin/models/{model}/unload", models.UNLOAD),
+        ("## POST /v1/rag/documents", documents.UPLOAD),
+        ("## POST /v1/rag/search", documents.SEARCH),
+        ("## POST /v1/rag/ask", documents.ASK),
         ("## POST /v1/rerank", RERANK_FIELDS),
         ("## POST /v1/score", SCORE_FIELDS),
         ("## POST /admin/keys", keys.CREATE),

@@ -29,9 +29,16 @@ EPILOG = """examples:
 A file that was added before becomes a new version of its document; one that did not change stays as it is."""
 
 MOST_FILES = 10_000  # of one command
-SERVER = arg("--server", "--url", metavar="URL", dest="server", help="its address (default: the server of this user that runs here)")
+SERVER = arg(
+    "--server",
+    "--url",
+    metavar="URL",
+    dest="server",
+    help="its address (default: the server of this user that runs here)",
+)
 KEY = arg("--api-key", metavar="KEY", help="a key, where the server asks for one (default: ZSE_API_KEY)")
 MODEL = arg("--model", metavar="NAME", help="of the server's models (default: its first)")
+EXTENSIONS = {extension for kind in kinds.KINDS.values() for extension in kind.extensions}
 STAGES = ("bm25", "tfidf", "dense", "rerank")
 _WHERE = (SERVER, KEY, JSON)
 _HOW = (
@@ -50,15 +57,25 @@ ARGUMENTS = (
                     arg("--id", metavar="ID", help="of the document, of one file (default: made of its path)"),
                     arg("--password", metavar="TEXT", help="of encrypted files"),
                     arg("--chunk-tokens", type=Amount(int, 32, 4096), help="most tokens of a passage (default: 512)"),
-                    arg("--overlap-tokens", type=Amount(int, 0, 2048), help="that a passage repeats (default: an eighth)"),
+                    arg(
+                        "--overlap-tokens",
+                        type=Amount(int, 0, 2048),
+                        help="that a passage repeats (default: an eighth)",
+                    ),
                     MODEL,
                     *_WHERE,
                 ),
             ),
             "ls": ("list the documents", _WHERE),
             "search": ("find passages", (arg("query", metavar="TEXT", help="what to look for"), *_HOW, *_WHERE)),
-            "rm": ("delete documents", (arg("ids", nargs="+", metavar="ID", help="as `zse rag ls` shows them"), *_WHERE)),
-            "ask": ("answer a question and cite", (arg("question", metavar="TEXT", help="the question"), *_HOW, *_WHERE)),
+            "rm": (
+                "delete documents",
+                (arg("ids", nargs="+", metavar="ID", help="as `zse rag ls` shows them"), *_WHERE),
+            ),
+            "ask": (
+                "answer a question and cite",
+                (arg("question", metavar="TEXT", help="the question"), *_HOW, *_WHERE),
+            ),
             "bench": ("measure the search and the compact form of passages, on this machine", evaluate.ARGUMENTS),
         }
     ),
@@ -94,7 +111,7 @@ def found(paths: list[str], skipped: list[str]) -> "Iterator[str]":
                 place = os.path.join(folder, name)
                 if name.startswith(".") or os.path.islink(place) or not os.path.isfile(place):
                     continue
-                if kinds.kind_of_name(name) is None:
+                if name.rpartition(".")[2].lower() not in EXTENSIONS:
                     skipped.append(place)
                 else:
                     yield place
@@ -256,4 +273,3 @@ def _ask(args) -> int:
 
 def _bench(args) -> int:
     return evaluate.run(args)
-

@@ -16,6 +16,7 @@ from zse.formats import converted, hub, store
 from zse.http import bind
 from zse.lazy import subprocess
 from zse.models import registry
+from zse.rag import ocr
 from zse.scheduler import options as scheduling
 from zse.server import auth, library, served, tracing
 from zse.server import keys as key_files
@@ -189,6 +190,24 @@ ARGUMENTS = (
         help="bytes of the files that a tenant uploads and its batches make, which are kept beside the database (default: 4G)",
     ),
     arg(
+        "--documents",
+        metavar="PATH|none",
+        help="a SQLite file with documents that answers may cite, made with the first one (default: documents.db beside the "
+        "database, else in ZSE_HOME)",
+    ),
+    arg(
+        "--document-quota",
+        type=memory_size,
+        default=4 << 30,
+        metavar="SIZE",
+        help="bytes that the documents of a tenant may take (default: 4G)",
+    ),
+    arg(
+        "--ocr-command",
+        metavar="COMMAND",
+        help="reads pages of documents that are images, such as 'tesseract {image} stdout' (default: such pages have no text)",
+    ),
+    arg(
         "--allowed-host",
         action="append",
         default=[],
@@ -257,6 +276,9 @@ def run(args) -> int:
             host=args.host,
             traces=traces,
             database=args.database_path,
+            documents=_documents(args),
+            document_quota=args.document_quota,
+            ocr=ocr.OcrCommand(args.ocr_command) if args.ocr_command else None,
             # The same after a restart: what is cached on disk is salted with it.
             cache_secret=auth.kept_secret(args.cache_disk) if args.cache_disk else None,
             exits_on_failure=args.on_engine_failure == "exit",
@@ -434,6 +456,13 @@ def _database(args) -> str | None:
         return None if args.database == "none" else os.path.abspath(os.path.expanduser(args.database))
     default = store.database_path()
     return default if os.path.exists(default) else None
+
+
+def _documents(args) -> str | None:
+    """The path of the documents, None without any."""
+    if args.documents is not None:
+        return None if args.documents == "none" else os.path.abspath(os.path.expanduser(args.documents))
+    return os.path.join(os.path.dirname(args.database_path or store.database_path()), "documents.db")
 
 
 def _allowed_hosts(args, has_key: bool) -> frozenset[str] | None:

@@ -171,12 +171,23 @@ def used_bytes(connection: sqlite3.Connection, tenant: str) -> int:
     return found[0] if found else 0
 
 
-def unembedded(connection: sqlite3.Connection, model: str, limit: int) -> Unembedded | None:
-    """The next chunks, whoever's they are, that have no vector of the model; None: all have one."""
+def coverage(connection: sqlite3.Connection, tenant: str) -> dict[str, int]:
+    """Of the tenant's chunks: model → how many have its vectors, "" → how many have none."""
+    statement = "SELECT vector_model, num_embedded, num_chunks FROM documents WHERE tenant = ?"
+    found: Counter[str] = Counter()
+    for model, embedded, total in connection.execute(statement, (tenant,)):
+        found.update({model: embedded, "": total - embedded})
+    return dict(found)
+
+
+def unembedded(connection: sqlite3.Connection, model: str, limit: int, last: str = "") -> Unembedded | None:
+    """The next chunks, whoever's they are, that have no vector of the model; None: all have one. last: the tenant whose turn was
+    last: the others, in their order, come first."""
     found = connection.execute(
         "SELECT tenant, id, version, row, vector_model, num_embedded FROM documents"
-        " WHERE num_chunks > 0 AND (vector_model <> ? OR num_embedded < num_chunks) ORDER BY row LIMIT 1",
-        (model,),
+        " WHERE num_chunks > 0 AND (vector_model <> ? OR num_embedded < num_chunks)"
+        " ORDER BY tenant <= ?, tenant, row LIMIT 1",
+        (model, last),
     ).fetchone()
     if found is None:
         return None

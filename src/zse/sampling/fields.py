@@ -198,6 +198,20 @@ class Custom(Kind, frozen=True):
         return self.described
 
 
+def _labels(value: Any, path: str) -> dict[str, str]:
+    expect(dict, value, path)
+    if len(value) > 16:
+        raise too_long(path, "at most 16 entries")
+    for key, item in value.items():
+        String(64).check(key, path)
+        String(512).check(item, f"{path}.{key}" if len(key) <= 64 else path)
+    return value
+
+
+# The `metadata` of OpenAI's API.
+LABELS = Custom(_labels, {"type": "object", "additionalProperties": String(512).schema, "maxProperties": 16})
+
+
 class Field(msgspec.Struct, frozen=True):
     """One field of a request.
 

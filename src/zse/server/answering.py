@@ -341,9 +341,7 @@ async def _begin(app, job: CompletionRun) -> None:
     options = msgspec.structs.replace(options, structure=structure)
     for prompt, limit in zip(job.prompts, limits, strict=True):
         for answer in range(completion.best_of):  # choice index = prompt index * best_of + answer index
-            choice = Choice(
-                len(job.choices), model, completion.params, job.answers, completion.extras, job.grounding
-            )
+            choice = Choice(len(job.choices), model, completion.params, job.answers, completion.extras, job.grounding)
             job.choices.append(choice)
             if limit:
                 params = choice_params(completion, answer, limit)

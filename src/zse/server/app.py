@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from zse.server.files import FileStore
     from zse.server.key_watch import KeyWatch
     from zse.server.library import Library
+    from zse.server.retrieval import Retrieval
 
 log = logging.getLogger("zse.server")
 
@@ -83,6 +84,7 @@ class App:
     Args:
         pool: the models and their engines.
         library: makes what knows the models that may be added.
+        documents: makes what has the documents of tenants; None: there are none.
         weights: of tenants, for the scheduler.
         any_model_name: a name that no model has means the first one.
         tool_parser, reasoning_parser: for all models, instead of what their chat templates show.
@@ -108,8 +110,10 @@ class App:
         session_ttl_s: float = SESSION_TTL_S,
         file_quota: int = FILE_QUOTA_BYTES,
         library: "Callable[[], Library]" = lambda: libraries.Library(),
+        documents: "Callable[[App], Retrieval] | None" = None,
     ):
         self.pool, self.admission, self._make_library = pool, admission, library
+        self._make_documents = documents
         self.salts = salts or CacheSalts()
         self.any_model_name = any_model_name
         self.tool_parser, self.reasoning_parser = tool_parser, reasoning_parser
@@ -149,6 +153,23 @@ class App:
     def files(self) -> "FileStore | None":
         """None: there is no database."""
         return None if self.database is None else stores.FileStore(self)
+
+    @cached_property
+    def _documents(self) -> "Retrieval | None":
+        return None if self._make_documents is None else self._make_documents(self)
+
+    @property
+    def retrieval(self) -> "Retrieval":
+        """The documents of tenants, from the first request on that asks for them. Raises APIError: the server has
+        none."""
+        if self._documents is None:
+            raise APIError("unsupported_parameter", "This server keeps no documents (--documents none).")
+        return self._documents
+
+    async def close_documents(self) -> None:
+        """At the end, where somebody asked for them."""
+        if "_documents" in self.__dict__ and self._documents is not None:
+            await self._documents.close()
 
     def replace_keys(self, keys: Sequence[Key], weights: Mapping[str, float]) -> None:
         """The keys have changed: these are all, those of the file and of the database."""

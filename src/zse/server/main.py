@@ -22,7 +22,7 @@ from zse.http import bind
 from zse.http.listener import Limits, Server
 from zse.server import database as storage
 from zse.server import library as libraries
-from zse.server import models, presence, tracing
+from zse.server import models, presence, retrieval, tracing
 from zse.server import reload as reloading
 from zse.server.admission import AdmissionControl, QueueBounds
 from zse.server.app import FILE_QUOTA_BYTES, SESSION_TTL_S, App
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("zse.server")
 
+DOCUMENTS_S = 3.0  # after the start, when first requests are through
 FLUSH_S = 1.0  # for answers that are written but not yet sent when everything else is done
 
 
@@ -57,6 +58,8 @@ class ServeOptions(msgspec.Struct, frozen=True):
         key_file: where `keys` came from; it is read again when it has changed, and on SIGHUP.
         tenant_weights: of accounts whose key has none.
         database: the path of the SQLite file with more keys; None: there is none.
+        documents: the path of the SQLite file with the tenants' documents; None: they have none. document_quota: of one tenant.
+        ocr: reads pages that are images, from the path of a PNG; None: nothing does.
         cache_secret: of the salts of cached prompts; None: a new one.
         allowed_hosts: Host names that are answered; None: any.
         exits_on_failure: the process ends when the engines of all models have died too often; else they are tried again.
@@ -87,6 +90,9 @@ class ServeOptions(msgspec.Struct, frozen=True):
     key_file: str | None = None
     tenant_weights: dict[str, float] = {}
     database: str | None = None
+    documents: str | None = None
+    document_quota: int = 4 << 30
+    ocr: Callable[[str], str] | None = None
     cache_secret: bytes | None = None
     allowed_hosts: frozenset[str] | None = None
     exits_on_failure: bool = True
@@ -149,6 +155,7 @@ class _Serving:
         self._announcement: presence.Announcement | None = None
         self._key_watch: KeyWatch
         self._watching: asyncio.Task | None = None
+        self._resuming: asyncio.Task | None = None
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -202,13 +209,7 @@ class _Serving:
             sys.stderr.write(f"zse: error: {' '.join(str(error).split())}\n")
             return error.exit_code
         finally:
-            if self._announcement is not None:
-                self._announcement.withdraw()
-            if self._watching is not None:
-                self._watching.cancel()
-            await self._pool.stop()
-            await self._flush()
-            self._server.close()
+            await self._close()
             if self._app.tracer is not None:
                 await loop.run_in_executor(None, self._app.tracer.close)
             if database is not None:
@@ -235,7 +236,18 @@ class _Serving:
             session_ttl_s=options.session_ttl_s,
             file_quota=options.file_quota,
             library=options.library,
+            documents=None if options.documents is None else self._documents,
         )
+
+    async def _close(self) -> None:
+        if self._announcement is not None:
+            self._announcement.withdraw()
+        if self._watching is not None:
+            self._watching.cancel()
+        await self._app.close_documents()
+        await self._pool.stop()
+        await self._flush()
+        self._server.close()
 
     async def _open_database(self) -> "tuple[Database | None, Keyring | None]":
         """And the keys in it; the first start that has no other key makes one and prints it. Raises ConfigError."""
@@ -247,6 +259,18 @@ class _Serving:
         if made:
             print(f"admin key, shown this once: {made}", flush=True)
         return database, await database.run(lambda connection: storage.keys.read(database, connection), writes=False)
+
+    def _documents(self, app: App) -> Any:
+        options = self._options
+        assert options.documents is not None
+        return retrieval.Retrieval(app, options.documents, options.document_quota, options.ocr)
+
+    def _resume_documents(self) -> None:
+        """Go on with documents that an earlier run left half done."""
+        path = self._options.documents
+        if path is not None and os.path.exists(path) and not self._app.draining:
+            self._resuming = asyncio.get_running_loop().create_task(self._app.retrieval.opened())
+            self._resuming.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is logged
 
     def _watch(self) -> None:
         """Look after the keys from now on, if there are any."""
@@ -320,6 +344,7 @@ class _Serving:
         )
         address = bind.url(self._options.host, self._sock.getsockname()[1])
         asyncio.get_running_loop().call_later(1.0, self._leave_address, address)
+        asyncio.get_running_loop().call_later(DOCUMENTS_S, self._resume_documents)
         # KV pages take memory when they are first written.
         memory = ", ".join(
             f"{part} {'up to ' if part.startswith('kv') else ''}{count / 2**20:.0f} MiB"

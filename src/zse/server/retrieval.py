@@ -1,33 +1,29 @@
 """Documents of the tenants: the file that holds them, their search, and what a chat request gets of them.
 
-State: documents.db has one writer, the thread of `Opened.writes`; searches read in a thread of their own, so that none
+State: documents.db has one writer, the thread of `OpenDocuments.writes`; searches read in a thread of their own, so that none
 waits for a document that is being stored. It is opened with the first request that needs it, and a server that finds the
 file goes on with what its last run left (server/ingest.py, server/vectors.py)."""
 
 import asyncio
 import logging
-import os
-import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import msgspec
 
-from zse.engine.messages import Ask, Ready
-from zse.errors import ConfigError, RequestError, ZSEError
-from zse.rag import compress, index, schema, store
+from zse.engine.messages import Ready
+from zse.errors import ConfigError
+from zse.rag import index, schema, store
 from zse.rag import search as searching
 from zse.rag.documents import DocumentError, Passage
 from zse.rag.fuse import reranked
 from zse.server import citations, ingest, measuring, vectors
 from zse.server import database as storage
-from zse.server.api_request import APIRequest
 from zse.server.citations import CitedPassage, Grounding
 from zse.server.errors import APIError
 from zse.server.relevance import CROSS_ENCODER, YES_NO, Judge, Measurement
 from zse.server.requests.completions import Completion
-from zse.server.requests.documents import Finding, rag_of
+from zse.server.requests.finding import Finding, rag_of
 from zse.server.work import RequestRun, maybe_in_thread
 
 TYPE_CHECKING = False
@@ -42,7 +38,7 @@ NOTHING = "No passage was found: the answer has none."
 NO_ROOM = "No passage has room in the model's context beside the conversation."
 
 
-class Found(msgspec.Struct):
+class FoundPassages(msgspec.Struct):
     """passages: the best first. stages: that took part. notes: why others did not, a line each."""
 
     passages: list[Passage]
@@ -50,7 +46,7 @@ class Found(msgspec.Struct):
     notes: list[str]
 
 
-class Opened:
+class OpenDocuments:
     """The file, open. reads: its own connection and thread, which `indexes` belongs to."""
 
     def __init__(self, path: str):
@@ -64,12 +60,6 @@ class Opened:
         self.reads.close()
 
 
-def refused(error: DocumentError) -> APIError:
-    """A document that cannot be used, as the API says it."""
-    text = str(error)
-    return APIError(error.code, text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else "."))
-
-
 class Retrieval:
     """Args:
     app: whose models read documents.
@@ -79,27 +69,30 @@ class Retrieval:
 
     def __init__(self, app: Any, path: str, quota_bytes: int, ocr: Callable[[str], str] | None = None):
         self.app, self.path, self.quota_bytes, self.ocr = app, path, quota_bytes, ocr
-        self._opening: asyncio.Future[Opened] | None = None
+        self._opening: asyncio.Future[OpenDocuments] | None = None
         self.ingest = ingest.Ingest(self)
         self.vectors = vectors.Embedder(self)
+        self.revision = ""  # of the model that makes vectors, once it is known
 
     # -- the file
 
-    async def opened(self) -> Opened:
+    async def opened(self) -> OpenDocuments:
         """The file, which the first caller opens. Raises APIError storage_unavailable."""
         if self._opening is None or self._opening.done() and self._opening.exception() is not None:
             self._opening = asyncio.get_running_loop().create_task(self._open())
         return await asyncio.shield(self._opening)
 
-    async def _open(self) -> Opened:
+    async def _open(self) -> OpenDocuments:
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(None, self.ingest.lock)
-            found = await loop.run_in_executor(None, Opened, self.path)
+            found = await loop.run_in_executor(None, OpenDocuments, self.path)
             await loop.run_in_executor(None, self.ingest.recover)
         except (ConfigError, OSError) as error:
             log.error("documents cannot be opened: %s", error)
             raise APIError("storage_unavailable", "The server's documents cannot be opened now.") from None
+        if self.app.pool.models:
+            self.revision = await vectors.revision(self.app.pool.default)
         self.ingest.resume()
         self.vectors.start(found)
         return found
@@ -122,11 +115,13 @@ class Retrieval:
         try:
             return await (await self.opened()).writes.run(lambda connection: work(connection, *given, **named))
         except DocumentError as error:
-            raise refused(error) from None
+            raise ingest.refused(error) from None
 
     # -- search
 
-    async def find(self, work: RequestRun, finding: Finding, model: str | None, most: int | None = None) -> Found:
+    async def find(
+        self, work: RequestRun, finding: Finding, model: str | None, most: int | None = None
+    ) -> FoundPassages:
         """Search the documents of the request's tenant. The model's engine is asked only where a stage needs it: where
         the request has no place in the queue yet, it gets one. most: passages, None: top_k. Raises RequestError."""
         request, notes = work.request, list[str]()
@@ -157,7 +152,7 @@ class Retrieval:
         passages = await self.read(searching.search, opened.indexes, request.tenant, query, vector, revision)
         if "rerank" in stages and passages:
             passages = await self._reranked(work, finding, passages, info)
-        return Found(passages[: most or finding.top_k], stages, notes)
+        return FoundPassages(passages[: most or finding.top_k], stages, notes)
 
     async def _vector(self, work: RequestRun, query: str, info: Ready):
         model = await self.app.pool.text(work.served)
@@ -167,7 +162,9 @@ class Retrieval:
         work.prompt_tokens += len(ids)
         return vectors.numbers(result.vector)
 
-    async def _reranked(self, work: RequestRun, finding: Finding, passages: list[Passage], info: Ready) -> list[Passage]:
+    async def _reranked(
+        self, work: RequestRun, finding: Finding, passages: list[Passage], info: Ready
+    ) -> list[Passage]:
         """The model says of each of the first rerank_k whether it answers the query."""
         model = await self.app.pool.text(work.served)
 
@@ -233,10 +230,7 @@ def cited_passage(number: int, passage: Passage) -> CitedPassage:
 
 def shown_blocks(finding: Finding, cited: list[CitedPassage]) -> list[str]:
     """Each passage as the model reads it."""
-    texts = [passage.text for passage in cited]
-    if finding.format == "zpf":
-        texts = compress.compressed(texts, finding.query)
-    return [citations.block(passage, text) for passage, text in zip(cited, texts, strict=True)]
+    return [citations.block(passage, passage.text) for passage in cited]
 
 
 def _dense_note(coverage: dict[str, int], revision: str) -> str:
@@ -246,5 +240,7 @@ def _dense_note(coverage: dict[str, int], revision: str) -> str:
         return ""
     others = sum(count for name, count in coverage.items() if name not in ("", revision))
     if others:
-        return f"dense: {others} of {total} passages have vectors of another model; the other stages found what is here."
+        return (
+            f"dense: {others} of {total} passages have vectors of another model; the other stages found what is here."
+        )
     return f"dense: {own} of {total} passages have their vectors yet; the other stages search all."

@@ -116,7 +116,7 @@ class Embedder:
         if app.draining or not app.pool.models:
             return False
         served = app.pool.default
-        model = await revision(served)
+        model = self._retrieval.revision = await revision(served)
         group = await self._opened.reads.run(
             lambda connection: store.unembedded(connection, model, GROUP, self._last), writes=False
         )
@@ -155,7 +155,13 @@ class Embedder:
             app.pool.leave(served)
 
     async def _row(
-        self, served: Served, prompt: list[int], info: Ready, options: RequestOptions, group: store.Unembedded, account: str
+        self,
+        served: Served,
+        prompt: list[int],
+        info: Ready,
+        options: RequestOptions,
+        group: store.Unembedded,
+        account: str,
     ) -> array:
         """Of one text; of one that the model gives no numbers for, zeros: it is found by its words."""
         channel = Channel(served.engine, lambda computed: self._charge(served, group.tenant, account, computed))

@@ -48,9 +48,9 @@ class Database:
 
     Raises ConfigError: it cannot be opened, others could read it, it is damaged, or a newer version made it."""
 
-    def __init__(self, path: str, migrations: Migrations = MIGRATIONS):
+    def __init__(self, path: str, migrations: Migrations | None = None):
         self.path, self.num_opened = path, 1
-        self._migrations = migrations
+        self._migrations = MIGRATIONS if migrations is None else migrations
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         opened: Future = Future()
         self._thread = threading.Thread(target=self._run, args=(opened,), name="zse-database", daemon=True)

@@ -10,6 +10,7 @@ import msgspec
 from zse.sampling.fields import (
     CHAT,
     COMPLETIONS,
+    LABELS,
     Array,
     Boolean,
     Custom,
@@ -23,13 +24,12 @@ from zse.sampling.fields import (
     expect,
     fields_of,
     refused,
-    too_long,
     wrong_type,
 )
 from zse.sampling.params import MAX_LOGPROBS, RECOMMENDED, TOKEN_ID, BeamParams, SamplingParams
 from zse.scheduler.options import DEFAULT, RequestOptions
 from zse.server.errors import APIError
-from zse.server.requests import documents
+from zse.server.requests import finding
 from zse.server.requests.conversation import CONVERSATION, ToolChoice
 from zse.server.requests.forms import EFFORTS, FORMS, GUIDED, STRUCTURED_OUTPUTS
 from zse.structured.options import Structure
@@ -111,11 +111,11 @@ class _Rag(Kind, frozen=True):
     """Its table comes with the first request that has it: a start does without."""
 
     def check(self, value, path):
-        return documents.check_rag(value, path)
+        return finding.check_rag(value, path)
 
     @property
     def schema(self):
-        return documents.rag_schema()
+        return finding.RAG.schema
 
 
 def texts_or_ids(most: int, empty: bool = True) -> Custom:
@@ -138,16 +138,6 @@ def texts_or_ids(most: int, empty: bool = True) -> Custom:
         return (texts if first is str else lists).check(value, path)
 
     return Custom(check, {"anyOf": [kind.schema for kind in (text, texts, ids, lists)]})
-
-
-def _metadata(value: Any, path: str) -> dict:
-    expect(dict, value, path)
-    if len(value) > 16:
-        raise too_long(path, "at most 16 entries")
-    for key, item in value.items():
-        String(64).check(key, path)
-        String(512).check(item, f"{path}.{key}" if len(key) <= 64 else path)
-    return value
 
 
 MODEL = Field(String(256, empty=False), "A name from GET /v1/models; left out: the first one.")
@@ -191,10 +181,7 @@ _SESSION = Field(
     "A conversation that the server keeps: send what is new in it; see Sessions.",
 )
 _SESSION_TTL = Field(Integer(1, 366 * 86400), "Seconds for which it is kept from now on, at most --session-ttl.")
-METADATA = Field(
-    Custom(_metadata, {"type": "object", "additionalProperties": String(512).schema, "maxProperties": 16}),
-    "Up to 16 strings; accepted, not used.",
-)
+METADATA = Field(LABELS, "Up to 16 strings; accepted, not used.")
 _SAMPLING, _BEAMS, _OPTIONS, _EXTRAS = map(fields_of, (SamplingParams, BeamParams, RequestOptions, Extras))
 
 

@@ -179,6 +179,7 @@ class _Text(_Writer):
         return echoed_logprobs(job.prompts[prompt], job.measured[prompt], scores, num_chars, job.model.token_bytes)
 
 
+chat_writer = _Chat
 # POST /v1/chat/completions and POST /v1/completions
 chat = functools.partial(answer, read=lambda body: (read_chat(body), _Chat))
 text = functools.partial(answer, read=lambda body: (read_completions(body), _Text))
