@@ -11,7 +11,6 @@ from zse.cli.parser import JSON, Amount, Kinds, arg
 from zse.cli.remote import server_of
 from zse.cli.terminal import notice, printable, reply_writer, size, table
 from zse.errors import ConfigError, ZSEError
-from zse.rag import evaluate
 from zse.rag.parse import kinds
 
 TYPE_CHECKING = False
@@ -24,7 +23,6 @@ EPILOG = """examples:
   zse rag search "notice period" --top-k 3
   zse rag ask "How long is the notice period?"
   zse rag rm report-pdf-1f0c7a9d
-  zse rag bench smollm2                       recall, rank and tokens on a fixed set of questions
 
 A file that was added before becomes a new version of its document; one that did not change stays as it is."""
 
@@ -76,14 +74,13 @@ ARGUMENTS = (
                 "answer a question and cite",
                 (arg("question", metavar="TEXT", help="the question"), *_HOW, *_WHERE),
             ),
-            "bench": ("measure the search and the compact form of passages, on this machine", evaluate.ARGUMENTS),
         }
     ),
 )
 
 
 def run(args) -> int:
-    return {"add": _add, "ls": _ls, "search": _search, "rm": _rm, "ask": _ask, "bench": _bench}[args.kind](args)
+    return {"add": _add, "ls": _ls, "search": _search, "rm": _rm, "ask": _ask}[args.kind](args)
 
 
 # -- add
@@ -269,7 +266,3 @@ def _ask(args) -> int:
     for note in notes:
         notice(note)
     return 0
-
-
-def _bench(args) -> int:
-    return evaluate.run(args)

@@ -16,9 +16,8 @@ from zse.formats import converted, hub, store
 from zse.http import bind
 from zse.lazy import subprocess
 from zse.models import registry
-from zse.rag import ocr
 from zse.scheduler import options as scheduling
-from zse.server import auth, library, served, tracing
+from zse.server import auth, library, retrieval, served, tracing
 from zse.server import keys as key_files
 from zse.server import main as server
 from zse.server import models as text_models
@@ -278,7 +277,7 @@ def run(args) -> int:
             database=args.database_path,
             documents=_documents(args),
             document_quota=args.document_quota,
-            ocr=ocr.OcrCommand(args.ocr_command) if args.ocr_command else None,
+            ocr=retrieval.ocr_command(args.ocr_command) if args.ocr_command else None,
             # The same after a restart: what is cached on disk is salted with it.
             cache_secret=auth.kept_secret(args.cache_disk) if args.cache_disk else None,
             exits_on_failure=args.on_engine_failure == "exit",

@@ -13,7 +13,7 @@ import msgspec
 
 from zse.engine.messages import Ready
 from zse.errors import ConfigError
-from zse.rag import index, schema, store
+from zse.rag import index, ocr, schema, store
 from zse.rag import search as searching
 from zse.rag.documents import DocumentError, Passage
 from zse.rag.fuse import reranked
@@ -58,6 +58,11 @@ class OpenDocuments:
         """All that was submitted is written first."""
         self.writes.close()
         self.reads.close()
+
+
+def ocr_command(command: str) -> Callable[[str], str]:
+    """Of --ocr-command. Raises ConfigError."""
+    return ocr.OcrCommand(command)
 
 
 class Retrieval:
