@@ -154,6 +154,12 @@ def test_the_configuration_is_read_and_keys_are_not_shown(tmp_path, monkeypatch)
     (tmp_path / "zse.toml").write_text("[run]\ntemprature = 1\n")
     name, state, path, mend = doctor._configuration()
     assert state == doctor.BAD and path == str(tmp_path / "zse.toml") and "did you mean temperature?" in mend
+    (tmp_path / "zse.toml").write_text(f'[serve]\nmcp = "{tmp_path}/mcp.json"\n')
+    assert [row[1] for row in doctor._mcp()] == [doctor.BAD]
+    servers = {"one": {"command": "no-such-program"}, "two": {"url": "http://127.0.0.1:1/"}}
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    assert [row[1] for row in doctor._mcp()] == [doctor.OK, doctor.NOTE]
     (tmp_path / "zse.toml").unlink()
+    assert not list(doctor._mcp())
     monkeypatch.setenv("ZSE_SERVE_PROT", "9")
     assert doctor._configuration()[1] == doctor.BAD and "ZSE_SERVE_PROT" in doctor._switches()[3]

@@ -28,6 +28,7 @@ from zse.server.errors import APIError
 from zse.server.key_watch import KeyWatch
 from zse.server.keys import Key, quotas, single, weights
 from zse.server.library import Library
+from zse.server.mcp.servers import opened
 from zse.server.pool import ModelPool
 from zse.server.retrieval import Retrieval
 from zse.server.served import ModelSpec
@@ -133,6 +134,7 @@ class Harness:
         database: str | None = None,
         documents: str | None = None,
         documents_bytes: int = 1 << 30,
+        mcp: str | None = None,
     ):
         self.engine_options = engine.split()
         self._template = template
@@ -147,6 +149,7 @@ class Harness:
         self._documents = None
         if documents is not None:
             self._documents = lambda app: Retrieval(app, documents, documents_bytes)
+        self._mcp_path = mcp
         started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main(started)), daemon=True)
         self._thread.start()
@@ -195,6 +198,8 @@ class Harness:
         if self.database is not None:
             self.app.usage = UsageLog(self.database, self.app.admission)
             self.database.now(lambda connection: restore(connection, self.app.admission))
+        if self._mcp_path is not None:
+            self.app.mcp = opened(self._mcp_path)
         self.server = Server(self.app, limits)
         sock = bind.listen("127.0.0.1", 0)
         self.port = sock.getsockname()[1]
@@ -212,6 +217,8 @@ class Harness:
         await self.app.close_documents()
         await self.pool.stop()
         self.server.close()
+        if self.app.mcp is not None:
+            await self.app.mcp.close()
         if self.database is not None:
             self.app.usage.close()
         await asyncio.sleep(0.01)
@@ -286,7 +293,10 @@ class Harness:
             left = {name: value for name, value in self.state().items() if name != "tasks" and value}
             # Main, probe, this call; supervisor and watchdog of each engine; who looks after several models.
             engines = sum(model.engine.state not in ("unloaded", "down") for model in self.pool.models)
-            return not left and self.state()["tasks"] <= 3 + 2 * engines + (self.pool._task is not None) + (
+            readers = (
+                sum(2 for server in self.app.mcp.by_label.values() if server.config.command) if self.app.mcp else 0
+            )
+            return not left and self.state()["tasks"] <= 3 + 2 * engines + (self.pool._task is not None) + readers + (
                 self.database is not None
             )
 

@@ -7,7 +7,19 @@ import pytest
 from zse.sampling.fields import describe
 from zse.server.engine_counters import COUNTERS
 from zse.server.errors import CODES
-from zse.server.requests import adapters, chats, documents, files, keys, messages, models, ollama, queries, responses
+from zse.server.requests import (
+    adapters,
+    chats,
+    documents,
+    files,
+    keys,
+    mcp,
+    messages,
+    models,
+    ollama,
+    queries,
+    responses,
+)
 from zse.server.requests.completions import CHAT_FIELDS, COMPLETIONS_FIELDS
 from zse.server.requests.measures import EMBEDDINGS_FIELDS, RERANK_FIELDS, SCORE_FIELDS
 from zse.server.routes.table import ROUTES
@@ -27,6 +39,7 @@ def test_every_route_is_documented():
         ("## POST /v1/completions", COMPLETIONS_FIELDS),
         ("## POST /v1/embeddings", EMBEDDINGS_FIELDS),
         ("## POST /v1/responses", responses.FIELDS),
+        ("## POST /v1/mcp/call", mcp.CALL),
         ("## POST /v1/messages", messages.FIELDS),
         ("## POST /api/chat", ollama.CHAT),
         ("## POST /v1/files", files.UPLOAD),

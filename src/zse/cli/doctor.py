@@ -15,6 +15,7 @@ from zse.cli.parser import arg
 from zse.errors import ZSEError
 from zse.formats import store
 from zse.runtime import cpu, native, probe
+from zse.server import mcp
 
 EPILOG = "Exit code 0 when models can be served here, 1 when something that is needed is missing."
 
@@ -61,6 +62,7 @@ def _checks():
     yield _bytecode(len(probe.modules_without_bytecode()))
     yield from _store()
     yield _configuration()
+    yield from _mcp()
     yield _switches()
 
 
@@ -191,6 +193,26 @@ def _configuration() -> tuple[str, str, str, str]:
     except ZSEError as error:
         return "settings", BAD, path or "the environment", str(error)
     return "settings", OK, path or f"no configuration file ({os.path.join(store.home(), settings.NAME)})", ""
+
+
+def _mcp():
+    """The file of MCP servers that the settings name, if any."""
+    try:
+        given = settings.found("serve", main.parser_of("serve"), []).get("mcp")
+    except ZSEError:
+        return  # _configuration has said it
+    if given is None:
+        return
+    path = str(given.value)
+    try:
+        servers = mcp.config.read_file(path)
+    except ZSEError as error:
+        yield "mcp", BAD, path, str(error)
+        return
+    missing = [one.label for one in servers if one.command and mcp.stdio.program_of(one) is None]
+    yield "mcp", OK, f"{path}: {', '.join(one.label for one in servers) or 'no server'}", ""
+    for label in missing:
+        yield "mcp", NOTE, f"{label}: its command is no program that can be run", f"install it, or mend {path}"
 
 
 def _switches() -> tuple[str, str, str, str]:

@@ -207,6 +207,13 @@ ARGUMENTS = (
         help="reads pages of documents that are images, such as 'tesseract {image} stdout' (default: such pages have no text)",
     ),
     arg(
+        "--mcp",
+        metavar="FILE",
+        help="let the page and the Responses API use the tools of the MCP servers in this file, the JSON of other clients "
+        '({"mcpServers": {NAME: {"command": …} or {"url": …}}}) with allow, deny, timeout_s and max_result_bytes; read again on SIGHUP '
+        "(default: none)",
+    ),
+    arg(
         "--allowed-host",
         action="append",
         default=[],
@@ -278,6 +285,7 @@ def run(args) -> int:
             documents=_documents(args),
             document_quota=args.document_quota,
             ocr=retrieval.ocr_command(args.ocr_command) if args.ocr_command else None,
+            mcp=args.mcp and os.path.abspath(args.mcp),
             # The same after a restart: what is cached on disk is salted with it.
             cache_secret=auth.kept_secret(args.cache_disk) if args.cache_disk else None,
             exits_on_failure=args.on_engine_failure == "exit",

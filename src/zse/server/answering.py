@@ -2,7 +2,8 @@
 it."""
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -252,45 +253,60 @@ class Writer(Protocol):
 
 
 Read = tuple[Completion, Callable[[CompletionRun], Writer]]
-Reader = Callable[[dict], Read | Awaitable[Read]]  # awaitable: it needs what is stored
+# Awaitable: it needs what is stored. Another coroutine function: it answers the request, with runs of its own.
+ReadOrAnswer = Read | Callable[[], Awaitable[Response | None]]
+Reader = Callable[[dict], ReadOrAnswer | Awaitable[ReadOrAnswer]]
 
 
 async def answer(app, request: APIRequest, *, read: Reader, body: dict | None = None) -> Response | None:
     """Handles a request. read: checks its body, and says how it is answered. body: where it is parsed already. Raises
     RequestError."""
     with RequestRun(app, request) as work:
-        found = await maybe_in_thread(work.is_long, lambda: read(request.json() if body is None else body))
-        completion, make_writer = found if isinstance(found, tuple) else await found
-        most = completion.params.max_tokens
-        made = completion.num_choices
-        if completion.beams is not None:
-            made = made // completion.n * completion.beams.beam_width  # the beams that are not answers, too
-        work.start(
-            completion.model,
-            completion.num_choices,
-            made * (UNBOUNDED_TOKENS if most is None else most),
-            completion.num_ids,
-        )
-        if completion.keep_alive is not None:
-            work.keep(completion.keep_alive)
-        job = CompletionRun(completion, work, int(time.time()))
-        if completion.session_id or completion.session_ttl or SESSION_HEADER in request.headers:
-            await sessions.resume(job)
-        if completion.stream and "idempotency-key" in request.headers:
-            raise idempotency.refused("a streamed answer is not kept; send stream: false with it")
-        if completion.stream:
-            request.last_write = time.monotonic()  # from now on a client that waits for long gets comments
-            work.channel.stalled_s = request.connection.stalled_s
-        try:
-            await _begin(app, job)
-            writer = make_writer(job)
-            response = await (_stream(job, writer) if completion.stream else _collect(job, writer))
-            request.note = f"{job.usage.prompt}+{job.usage.completion} tokens"
-            return response
-        except RequestError as error:
-            raise named(error, job.structure_field) from None
-        finally:
-            work.cached = job.usage.cached
+        found: Any = await maybe_in_thread(work.is_long, lambda: read(request.json() if body is None else body))
+        if hasattr(found, "__await__"):
+            found = await found
+        if isinstance(found, tuple):
+            completion, make_writer = found
+            job = CompletionRun(completion, work, int(time.time()))
+            async with begun(job):
+                writer = make_writer(job)
+                response = await (_stream(job, writer) if completion.stream else _collect(job, writer))
+                request.note = f"{job.usage.prompt}+{job.usage.completion} tokens"
+                return response
+    return await found()
+
+
+@asynccontextmanager
+async def begun(job: CompletionRun) -> AsyncIterator[None]:
+    """The request is admitted, and the engine works for it; what it took is counted at the end. Raises RequestError."""
+    work, completion, request = job.work, job.completion, job.work.request
+    if completion.stream:
+        check_stream(request)
+    most, made = completion.params.max_tokens, completion.num_choices
+    if completion.beams is not None:
+        made = made // completion.n * completion.beams.beam_width  # the beams that are not answers, too
+    most_tokens = made * (UNBOUNDED_TOKENS if most is None else most)
+    work.start(completion.model, completion.num_choices, most_tokens, completion.num_ids)
+    if completion.keep_alive is not None:
+        work.keep(completion.keep_alive)
+    if completion.session_id or completion.session_ttl or SESSION_HEADER in request.headers:
+        await sessions.resume(job)
+    if completion.stream:
+        request.last_write = time.monotonic()  # from now on a client that waits for long gets comments
+        work.channel.stalled_s = request.connection.stalled_s
+    try:
+        await _begin(work.app, job)
+        yield
+    except RequestError as error:
+        raise named(error, job.structure_field) from None
+    finally:
+        work.cached = job.usage.cached
+
+
+def check_stream(request: APIRequest) -> None:
+    """Raises APIError: a stream cannot be kept for an Idempotency-Key."""
+    if "idempotency-key" in request.headers:
+        raise idempotency.refused("a streamed answer is not kept; send stream: false with it")
 
 
 async def _begin(app, job: CompletionRun) -> None:
@@ -391,10 +407,10 @@ async def _search(job: CompletionRun, beams: BeamParams, limits: list[int], opti
             more = job.answers, job.completion.extras, job.grounding
             job.choices.append(Choice(len(job.choices), job.model, job.completion.params, *more))
             event = Tokens(result.id, reply.tokens, reply.logprobs, reply.finish, result.cached_tokens)
-            _accept(job, job.choices[-1], event)
+            accept(job, job.choices[-1], event)
 
 
-def _accept(job: CompletionRun, choice: Choice, event: Tokens) -> ChoiceDelta:
+def accept(job: CompletionRun, choice: Choice, event: Tokens) -> ChoiceDelta:
     """Feed one event; stops the engine where a stop string ended the answer."""
     job.work.count(choice.index, event)
     delta = choice.feed(event)
@@ -411,7 +427,7 @@ async def _collect(job: CompletionRun, writer: Writer) -> Response:
     while running:
         index, event = await job.work.channel.next()
         if choices[index].finish_reason is None:
-            running -= _accept(job, choices[index], event).finish_reason is not None
+            running -= accept(job, choices[index], event).finish_reason is not None
     body = await maybe_in_thread(job.num_scores > ON_LOOP_ENTRIES, writer.whole)
     for keep in job.keeps:
         await keep()
@@ -427,7 +443,7 @@ async def _stream(job: CompletionRun, writer: Writer) -> None:
         choice = choices[index]
         if choice.finish_reason is not None:
             continue
-        delta = _accept(job, choice, event)
+        delta = accept(job, choice, event)
         running -= delta.finish_reason is not None
         is_first, is_long = index not in opened, False
         if is_first:

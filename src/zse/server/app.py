@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from zse.server.files import FileStore
     from zse.server.key_watch import KeyWatch
     from zse.server.library import Library
+    from zse.server.mcp.servers import McpServers
     from zse.server.retrieval import Retrieval
 
 log = logging.getLogger("zse.server")
@@ -118,6 +119,7 @@ class App:
         self.any_model_name = any_model_name
         self.tool_parser, self.reasoning_parser = tool_parser, reasoning_parser
         self.tracer: Any = None  # of zse.server.tracing, where traces are wanted
+        self.mcp: McpServers | None = None  # where the operator lists some
         self.created = int(time.time())
         self.draining = False
         self.responses: Counter[tuple[str, int]] = Counter()  # (route, status) → answers; "" is no route of ours

@@ -17,7 +17,7 @@ MAX_QUOTA = 1_000_000_000
 # Of zse.server.routes.table, whose import would delay the engine's start; a test holds them to it.
 USER_ROUTES = """/api/chat /api/embed /api/embeddings /api/generate /api/ps /api/show /api/tags /detokenize /tokenize
     /v1/chat/completions /v1/chats /v1/chats/{chat} /v1/completions /v1/embeddings /v1/files /v1/files/{file}
-    /v1/files/{file}/content /v1/messages /v1/messages/count_tokens /v1/models /v1/models/{model}
+    /v1/files/{file}/content /v1/mcp/call /v1/mcp/tools /v1/messages /v1/messages/count_tokens /v1/models /v1/models/{model}
     /v1/rag/ask /v1/rag/documents /v1/rag/documents/{document} /v1/rag/search /v1/rerank
     /v1/responses /v1/responses/{response} /v1/responses/{response}/input_items /v1/score /v1/sessions
     /v1/sessions/{session} /v2/rerank""".split()
@@ -98,7 +98,7 @@ def read_file(path: str) -> tuple[Key, ...]:
     same weight and quota. Raises ConfigError, which names the line and never shows a key."""
     try:
         with open(path, encoding="utf-8") as file:
-            _check_mode(path, os.fstat(file.fileno()))
+            check_mode("--api-key-file", path, os.fstat(file.fileno()))
             text = file.read(MAX_FILE_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
@@ -126,14 +126,14 @@ def read_file(path: str) -> tuple[Key, ...]:
     return tuple(keys)
 
 
-def _check_mode(path: str, state: os.stat_result) -> None:
+def check_mode(option: str, path: str, state: os.stat_result) -> None:
     """Refuses a file that other users can read, as sshd and PostgreSQL do; symlinks were followed. Like PostgreSQL:
     what root owns, and a server that is not root reads, may be readable by a group. So Kubernetes mounts a secret of
     mode 0400 for a pod's fsGroup. A pipe is nobody else's."""
     of_group = stat.S_IRGRP if state.st_uid == 0 != os.geteuid() else 0
     if stat.S_ISREG(state.st_mode) and state.st_mode & 0o077 & ~of_group:
         raise ConfigError(
-            f"--api-key-file {path}: other users can read or change it (mode {state.st_mode & 0o777:04o}); run chmod 600 {path}, "
+            f"{option} {path}: other users can read or change it (mode {state.st_mode & 0o777:04o}); run chmod 600 {path}, "
             "or mount the secret with mode 0400"
         )
 

@@ -22,7 +22,7 @@ from zse.http import bind
 from zse.http.listener import Limits, Server
 from zse.server import database as storage
 from zse.server import library as libraries
-from zse.server import models, presence, retrieval, tracing
+from zse.server import mcp, models, presence, retrieval, tracing
 from zse.server import reload as reloading
 from zse.server.admission import AdmissionControl, QueueBounds
 from zse.server.app import FILE_QUOTA_BYTES, SESSION_TTL_S, App
@@ -60,6 +60,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
         database: the path of the SQLite file with more keys; None: there is none.
         documents: the path of the SQLite file with the tenants' documents; None: they have none. document_quota: of one tenant.
         ocr: reads pages that are images, from the path of a PNG; None: nothing does.
+        mcp: the path of the file with MCP servers, read again on SIGHUP; None: there are none.
         cache_secret: of the salts of cached prompts; None: a new one.
         allowed_hosts: Host names that are answered; None: any.
         exits_on_failure: the process ends when the engines of all models have died too often; else they are tried again.
@@ -93,6 +94,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     documents: str | None = None
     document_quota: int = 4 << 30
     ocr: Callable[[str], str] | None = None
+    mcp: str | None = None
     cache_secret: bytes | None = None
     allowed_hosts: frozenset[str] | None = None
     exits_on_failure: bool = True
@@ -191,11 +193,12 @@ class _Serving:
             await database.run(lambda connection: storage.usage.restore(connection, self._app.admission))
         if options.traces is not None:
             self._app.tracer = tracing.Tracer(options.traces)
+        self._app.mcp = mcp.servers.opened(options.mcp) if options.mcp else None
         self._server = Server(self._app, options.limits)
         self._key_watch = KeyWatch(self._app, options.key_file, options.keys, options.tenant_weights, database, keyring)
         self._app.key_watch = self._key_watch
         self._watch()
-        if options.key_file is not None or options.reload is not None:
+        if options.key_file is not None or options.reload is not None or options.mcp is not None:
             loop.add_signal_handler(signal.SIGHUP, self._reload)
         self._pool.adopt(self._process, text_model)
         await self._server.listen(self._sock)
@@ -248,6 +251,8 @@ class _Serving:
         await self._pool.stop()
         await self._flush()
         self._server.close()
+        if self._app.mcp is not None:
+            await self._app.mcp.close()
 
     async def _open_database(self) -> "tuple[Database | None, Keyring | None]":
         """And the keys in it; the first start that has no other key makes one and prints it. Raises ConfigError."""
@@ -297,6 +302,8 @@ class _Serving:
                 log.warning("%s", line)
         if self._options.key_file is not None:
             self._key_watch.read_now()
+        if self._app.mcp is not None:
+            self._app.mcp.read_again()
 
     async def _started(self, text_model: asyncio.Future, stopped: asyncio.Future) -> bool:
         """Wait for tokenizer and engine, say so; False when a signal came first. Raises ZSEError when one failed."""

@@ -1,5 +1,6 @@
 """The fields of OpenAI's Responses API, and the chat request that they mean."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from zse.sampling.fields import (
@@ -17,6 +18,7 @@ from zse.sampling.fields import (
     refused,
 )
 from zse.sampling.params import MAX_LOGPROBS
+from zse.server.requests import mcp
 from zse.server.requests.completions import METADATA, MODEL, USER, Completion, read_chat
 from zse.server.requests.conversation import MAX_CALLS, MAX_MESSAGES, MAX_TOOLS, NAME, PARAMETERS
 from zse.server.requests.forms import EFFORTS
@@ -66,6 +68,7 @@ _ITEMS = {
     "function_call_output": _object(
         call_id=Field(_ID, required=True), output=Field(_parts("input_text", "output_text", "text"), required=True)
     ),
+    **mcp.items(tuple(_FOREIGN)),
 }
 
 
@@ -84,13 +87,21 @@ def _input(value: Any, path: str) -> list[dict]:
     return [{"type": "message", "role": "user", "content": value}] if type(value) is str else _INPUT.check(value, path)
 
 
-_TOOL = _object(
+_FUNCTION = _object(
     type=Field(OneOf(("function",)), required=True),
     name=Field(NAME, required=True),
     description=Field(String(16384)),
     parameters=Field(PARAMETERS, default={"type": "object", "properties": {}}),
     strict=Field(Boolean(), default=False),
 )
+
+
+def _tool(value: Any, path: str) -> dict:
+    is_mcp = expect(dict, value, path).get("type") == "mcp"
+    return (mcp.TOOL if is_mcp else _FUNCTION).check(value, path)
+
+
+_TOOL = Custom(_tool, {"anyOf": [_FUNCTION.schema, mcp.TOOL.schema]})
 _MODES = OneOf(("none", "auto", "required"))
 _NAMED = Object({"type": Field(OneOf(("function",)), required=True), "name": Field(NAME, required=True)})
 
@@ -129,14 +140,16 @@ FIELDS: Fields = {
         Array(OneOf(_INCLUDED), len(_INCLUDED)), f"{LOGPROBS}; reasoning.encrypted_content, which there is none of.", []
     ),
     "tools": Field(
-        Array(_TOOL, MAX_TOOLS), "Functions that the model may call, up to 128; OpenAI's own tools are refused.", []
+        Array(_TOOL, MAX_TOOLS),
+        "Functions that the model may call, up to 128, and MCP servers of the operator's; OpenAI's own tools are refused.",
+        [],
     ),
     "tool_choice": Field(
         Custom(_choice, {"anyOf": [_MODES.schema, _NAMED.schema]}),
         'auto, none, required or {"type": "function", "name": …}.',
     ),
     "parallel_tool_calls": Field(Boolean(), "false ends the answer behind its first call.", True),
-    "max_tool_calls": Field(Integer(1), "Accepted; it bounds OpenAI's own tools."),
+    "max_tool_calls": Field(Integer(1, 1000), "Most calls of MCP servers' tools (else 32)."),
     "text": Field(
         Object({"format": Field(_FORMAT), "verbosity": Field(None, harmless=(None, "medium"))}),
         "format: text, json_object, or json_schema with name, schema and strict.",
@@ -185,11 +198,12 @@ def read_responses(body: dict) -> tuple[Completion, dict]:
     return completion_of(values, values["input"]), values
 
 
-def completion_of(values: dict, items: list[dict]) -> Completion:
-    """The chat request that the fields mean; items: of the conversation. Raises RequestError."""
+def completion_of(values: dict, items: list[dict], names: Mapping[tuple[str, str], str] | None = None) -> Completion:
+    """The chat request that the fields mean; items: of the conversation. names: as mcp.as_calls. Raises
+    RequestError."""
     chat = {
         "model": values["model"],
-        "messages": _conversation(values["instructions"], items),
+        "messages": _conversation(values["instructions"], mcp.as_calls(items, names)),
         "max_tokens": values["max_output_tokens"],
         "stream": values["stream"],
         "service_tier": values["service_tier"],
@@ -268,6 +282,12 @@ def _conversation(instructions: str | None, items: list[dict]) -> list[dict]:
 
 
 _PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_", "function_call_output": "fco_"}
+_PREFIXES |= {
+    "mcp_call": "mcp_",
+    "mcp_list_tools": "mcpl_",
+    "mcp_approval_request": "mcpr_",
+    "mcp_approval_response": "mcpa_",
+}
 
 
 def shown_items(items: list[dict], response_id: str) -> list[dict]:
@@ -283,8 +303,15 @@ def shown_items(items: list[dict], response_id: str) -> list[dict]:
             more["content"] = [part]
         elif kind == "reasoning":
             more |= {"summary": [], "content": [{"type": "reasoning_text", "text": item["content"]}]}
+        if item.get("id"):  # MCP's items refer to each other
+            more = {"id": item["id"]}
         out.append(item | more)
     return out
+
+
+def _shown_tool(tool: dict) -> dict:
+    names = ("type", "server_label", "allowed_tools", "require_approval") if tool["type"] == "mcp" else _FUNCTION.fields
+    return {name: tool[name] for name in names}
 
 
 def shown(values: dict) -> dict:
@@ -299,7 +326,7 @@ def shown(values: dict) -> dict:
         "reasoning": {"effort": values["reasoning"]["effort"], "summary": None},
         "text": {"format": {name: value for name, value in form.items() if value is not None}},
         "tool_choice": "auto" if values["tool_choice"] is None else values["tool_choice"],
-        "tools": [{"type": "function"} | {name: tool[name] for name in _TOOL.fields} for tool in values["tools"]],
+        "tools": [_shown_tool(tool) for tool in values["tools"]],
         "top_logprobs": values["top_logprobs"] or 0,
         "user": values["user"],
         "previous_response_id": values["previous_response_id"],

@@ -128,6 +128,8 @@ ROUTES = (
     Route("/v1/chats/{chat}", USER, "chats.retrieve", "a chat with its messages"),
     Route("/v1/chats/{chat}", USER, "chats.change", "makes or changes it, where nobody did so before", "chats.CHAT"),
     Route("/v1/chats/{chat}", USER, "chats.delete", "it is gone", verb="DELETE"),
+    Route("/v1/mcp/tools", USER, "mcp.tools", "the tools of the operator's MCP servers"),
+    Route("/v1/mcp/call", USER, "mcp.call", "what one of them answers to a call", "mcp.CALL"),
     Route(
         "/v1/messages", USER, "messages.messages", "an answer, for Anthropic's clients", "messages.FIELDS", ANTHROPIC
     ),

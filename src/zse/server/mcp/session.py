@@ -1,0 +1,173 @@
+"""JSON-RPC with an MCP server: who waits for which answer, and what the server asks of its own accord."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from zse import __version__
+from zse.errors import ZSEError, one_line
+
+PROTOCOLS = "2025-06-18", "2025-03-26"  # the first is asked for
+MAX_MESSAGE_BYTES = 4 << 20  # of one message; a longer one ends the connection
+# Messages that answer nothing (notifications, pings, lines that are no JSON) within a minute; more end the connection.
+MAX_UNASKED = 1000
+MAX_BATCH = 64
+_METHOD_NOT_FOUND = -32601
+_MAX_REASON = 500  # characters of a server's own words in an error
+
+
+class McpError(ZSEError):
+    """What an MCP server did wrong, or what became of it: one line."""
+
+
+class McpFailure(McpError):
+    """An error that the server answered."""
+
+
+def words_of(text: object) -> str:
+    """What a server says, for a message: one line, bounded."""
+    line = one_line(text)
+    return line if len(line) <= _MAX_REASON else line[:_MAX_REASON] + "…"
+
+
+class Transport(Protocol):
+    """How messages go to a server. Answers are given to the session that it was made with."""
+
+    async def start(self) -> None:
+        """Raises McpError."""
+
+    async def send(self, message: dict) -> None:
+        """Raises McpError."""
+
+    def abandon(self, id: int) -> None:
+        """Nobody waits for the answer of this request any more."""
+
+    async def close(self) -> None:
+        """The server's process or session is gone when this returns."""
+
+
+class McpSession:
+    """One connection, from `initialize` to its end. tools_changed(): the server says that its list has. lost: why it is over;
+    "": it is not."""
+
+    def __init__(self, transport: Callable[["McpSession"], Transport], tools_changed: Callable[[], None]):
+        self.transport, self._tools_changed = transport(self), tools_changed
+        self._waiting: dict[int, asyncio.Future] = {}
+        self._next_id, self.lost, self.protocol = 0, "", ""
+        self._unasked: deque[float] = deque(maxlen=MAX_UNASKED)
+        self._replies: set[asyncio.Task] = set()
+
+    async def open(self, timeout_s: float) -> None:
+        """Start the transport and agree on a protocol. Raises McpError."""
+        async with asyncio.timeout(timeout_s):
+            await self.transport.start()
+            about = {"name": "zse", "version": __version__}
+            asked = {"protocolVersion": PROTOCOLS[0], "capabilities": {}, "clientInfo": about}
+            result = await self.request("initialize", asked, timeout_s)
+            self.protocol = result.get("protocolVersion", "")
+            if self.protocol not in PROTOCOLS:
+                known = ", ".join(PROTOCOLS)
+                raise McpError(f"it speaks protocol {words_of(self.protocol)!r}; this client knows {known}")
+            await self.notify("notifications/initialized")
+
+    async def notify(self, method: str, **params: object) -> None:
+        await self.transport.send({"jsonrpc": "2.0", "method": method} | ({"params": params} if params else {}))
+
+    async def request(self, method: str, params: dict, timeout_s: float) -> dict:
+        """The result, an object. Raises McpError: an error of the server's, the connection's end, or the time's."""
+        if self.lost:
+            raise McpError(self.lost)
+        self._next_id += 1
+        id = self._next_id
+        self._waiting[id] = asyncio.get_running_loop().create_future()
+        is_answered = False
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.transport.send({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
+                answer = await self._waiting[id]
+            is_answered = True
+        except TimeoutError:
+            raise McpError(f"no answer to {method} within {timeout_s:g} s") from None
+        finally:
+            future = self._waiting.pop(id)
+            if future.done() and not future.cancelled():
+                future.exception()  # looked at
+            if not is_answered:
+                self.transport.abandon(id)
+                if not self.lost and method != "initialize":
+                    self._reply("notifications/cancelled", requestId=id, reason="nobody waits any more")
+        if "error" in answer:
+            error = answer["error"] if isinstance(answer["error"], dict) else {}
+            raise McpFailure(f"{method}: {words_of(error.get('message', 'an error without words'))}")
+        if not isinstance(answer.get("result"), dict):
+            raise McpError(f"{method}: the answer has no result")
+        return answer["result"]
+
+    def _reply(self, method: str, **params: object) -> None:
+        self._send_aside({"jsonrpc": "2.0", "method": method, "params": params})
+
+    def _send_aside(self, message: dict) -> None:
+        """Send without waiting; a failure is the connection's, which others see."""
+
+        async def send() -> None:
+            try:
+                async with asyncio.timeout(5):
+                    await self.transport.send(message)
+            except (McpError, TimeoutError):
+                pass
+
+        task = asyncio.get_running_loop().create_task(send())
+        self._replies.add(task)
+        task.add_done_callback(self._replies.discard)
+
+    # -- called by the transport
+
+    def receive(self, message: Any) -> None:
+        """A message of the server's, decoded."""
+        if isinstance(message, list):  # 2025-03-26 has batches
+            for one in message[:MAX_BATCH]:
+                self._receive(one)
+            return
+        self._receive(message)
+
+    def _receive(self, message: Any) -> None:
+        if not isinstance(message, dict):
+            return self.unasked()
+        id, method = message.get("id"), message.get("method")
+        future = self._waiting.get(id) if type(id) is int and method is None else None
+        if future is not None:
+            if not future.done():
+                future.set_result(message)
+            return
+        self.unasked()
+        if self.lost:
+            return
+        if method == "notifications/tools/list_changed":
+            self._tools_changed()
+        elif method is not None and type(id) in (int, str) and len(str(id)) <= 64:
+            told: dict = {"result": {}}
+            if method != "ping":  # roots, sampling, elicitation: not offered
+                told = {"error": {"code": _METHOD_NOT_FOUND, "message": "this client does not have it"}}
+            self._send_aside({"jsonrpc": "2.0", "id": id} | told)
+
+    def unasked(self) -> None:
+        """A message came that answers nothing."""
+        now, times = time.monotonic(), self._unasked
+        times.append(now)
+        if len(times) == MAX_UNASKED and now - times[0] < 60:
+            self.end(f"it sent {MAX_UNASKED} messages within a minute that nobody asked for")
+
+    def fail(self, id: int, reason: str) -> None:
+        """One request has failed; the connection goes on."""
+        future = self._waiting.get(id)
+        if future is not None and not future.done():
+            future.set_exception(McpError(reason))
+
+    def end(self, reason: str) -> None:
+        """The connection is over; whoever waits learns why."""
+        if not self.lost:
+            self.lost = reason
+            for id in list(self._waiting):
+                self.fail(id, reason)
