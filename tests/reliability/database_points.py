@@ -17,9 +17,15 @@ from functools import partial
 from typing import NamedTuple
 
 from zse.errors import ConfigError
+from zse.lazy import numpy as np
+from zse.rag import schema, search
+from zse.rag import store as documents
+from zse.rag.documents import Chunk
+from zse.rag.index import Indexes
 from zse.server.auth import digest_of
 from zse.server.database import answers, keys, responses, usage
-from zse.server.database.connection import Database, StorageError
+from zse.server.database.connection import Database, Migrations, StorageError
+from zse.server.database.schema import MIGRATIONS
 
 OWNER = ("t", 1, "m", 5)
 COUNTS = [1] * len(usage.COUNTS)
@@ -33,13 +39,18 @@ class Job(NamedTuple):
     prepare: Callable[[str], object]
     run: Callable[[str, Callable[[str], None]], object]
     check: Callable[[sqlite3.Connection, list[str]], None]
+    migrations: Migrations = MIGRATIONS
 
 
 def in_database(
-    path: str, *works, told: Callable[[str], object] = lambda word: None, word=lambda result: "done"
+    path: str,
+    *works,
+    told: Callable[[str], object] = lambda word: None,
+    word=lambda result: "done",
+    migrations: Migrations = MIGRATIONS,
 ) -> None:
     """One work after the other; of each told(word(its result)) in the moment in which its caller is told."""
-    with Database(path) as database:
+    with Database(path, migrations) as database:
         for work in works:
             job = database.submit(work)
             job.add_done_callback(lambda done: done.exception() or told(word(done.result())))
@@ -139,7 +150,59 @@ def is_stored(connection: sqlite3.Connection, words: list[str]) -> None:
         assert responses.find(connection, "t", id, 0.0).body == BODY
 
 
+def document(word: str) -> documents.NewDocument:
+    """Chunks of more than a page, all of which have the word."""
+    chunks = [Chunk(f"{word} {number} " + "filler " * 200, [word], 0, 0, 200) for number in range(12)]
+    digest = word.encode().ljust(32)
+    return documents.NewDocument("x", word, "text", word, digest, "", 9, 0, chunks, {"word": word})
+
+
+def embed(connection: sqlite3.Connection) -> bool:
+    group = documents.unembedded(connection, "m", 8)
+    return group is not None and documents.put_vectors(connection, "m", group, np.ones((len(group.texts), 64)))
+
+
+def a_document(path: str) -> None:
+    works = partial(documents.add, tenant="t", new=document("old"), now=1.0), embed, embed
+    in_database(path, *works, migrations=schema.MIGRATIONS)
+
+
+def replace(path: str, told) -> None:
+    """The document by another version, with the vectors of its first chunks; then another tenant's."""
+    word = f"new{time.monotonic_ns()}"
+    works = (
+        partial(documents.add, tenant="t", new=document(word), now=2.0),
+        embed,
+        partial(documents.add, tenant="u", new=document(word), now=2.0),
+    )
+    in_database(path, *works, told=told, migrations=schema.MIGRATIONS, word=lambda result: word)
+
+
+def is_whole(connection: sqlite3.Connection, words: list[str]) -> None:
+    """Each document is in one version, with all of its rows; what was acknowledged last is there."""
+    tenants = [tenant for (tenant,) in connection.execute("SELECT tenant FROM owners ORDER BY tenant")]
+    size = 0
+    for tenant in tenants:
+        one = documents.find(connection, tenant, "x")
+        assert one is not None and one.num_chunks == 12, tenant
+        assert one.name.startswith("new") or one.name == "old" and tenant == "t" and not words
+        assert not words or tenant != "t" or one.name >= words[-1]
+        texts = [chunk.text.split()[:2] for chunk in documents.chunks(connection, tenant, "x")]
+        assert texts == [[one.name, str(number)] for number in range(12)]
+        found = search.search(connection, Indexes(), tenant, search.SearchQuery(one.name, top_k=99))
+        assert [passage.version for passage in found] == [one.version] * 12
+        assert documents.labelled(connection, tenant, "word", one.name) == {one.row}
+        numbers = connection.execute("SELECT sum(num) FROM vectors WHERE tenant = ?", (tenant,)).fetchone()
+        assert (numbers[0] or 0) == one.num_embedded
+        assert documents.used_bytes(connection, tenant) == one.size
+        size += 12
+    for table in ("chunks", "words"):
+        assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (size,), table
+    assert len(words) < 3 or tenants == ["t", "u"]
+
+
 JOBS = {
+    "document": Job(a_document, replace, is_whole, schema.MIGRATIONS),
     "store": Job(two_keys, store, is_stored),
     "first start": Job(lambda path: None, first_start, has_admin),
     "create": Job(two_keys, create, has_all),
@@ -150,7 +213,7 @@ JOBS = {
 
 
 def checked(job: Job, path: str, words: list[str]) -> None:
-    with Database(path) as database:
+    with Database(path, job.migrations) as database:
         assert database.now(lambda c: c.execute("PRAGMA integrity_check").fetchone(), writes=False) == ("ok",)
         database.now(lambda c: job.check(c, words))
 

@@ -1,4 +1,4 @@
-"""The database when the process dies, or the disk fails, at any of its writes; and when the tail of its log is torn."""
+"""The databases, of the server and of documents, when the process dies, or the disk fails, at any of its writes; and when the tail of its log is torn."""
 
 import json
 import os
@@ -31,7 +31,10 @@ def preloaded(tmp_path_factory):
 LONG = pytest.mark.exhaustive
 WORKS = ("first start", "create", "revoke", "rotate", "store", "usage")
 RUNS = [(work, "die") for work in WORKS] + [("create", "ENOSPC"), ("usage", "EIO")]
-OTHERS = [(work, how) for work in WORKS for how in ("ENOSPC", "EIO", "EACCES", "EMFILE") if (work, how) not in RUNS]
+DOCUMENTS = [("document", how) for how in ("die", "ENOSPC", "EIO", "EACCES", "EMFILE")]
+OTHERS = DOCUMENTS + [
+    (work, how) for work in WORKS for how in ("ENOSPC", "EIO", "EACCES", "EMFILE") if (work, how) not in RUNS
+]
 
 
 @pytest.mark.parametrize(("work", "how"), [*RUNS, *(pytest.param(*run, marks=LONG) for run in OTHERS)])

@@ -29,6 +29,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "layer_inputs": ("LAYER_INPUTS", "SCALE_ROWS", "NORM_SUM", "SCALE_CHOICES"),
     "mask": ("MASK_LOGITS",),
     "sample": ("SAMPLE", "LOGPROB_ROWS"),
+    "dense_search": ("DENSE_SEARCH",),
 }
 
 

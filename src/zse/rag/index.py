@@ -7,13 +7,14 @@ import sqlite3
 from collections import OrderedDict
 
 from zse.lazy import numpy as np
+from zse.rag.dense import DenseBlock, Scorer
 
 MAX_BYTES = 2 << 30  # of all tenants; those that were not searched longest go first
 
 
 class TenantIndex:
     """number: of the owner. changes: of the file, that it has. Arrays by place, in the order of ids: ids i64, documents i64 (rows),
-    num_words i32, norms f32."""
+    num_words i32, norms f32. dense: the vectors of one model, None before they were asked for."""
 
     def __init__(self, number: int):
         self.number, self.changes = number, -1
@@ -22,6 +23,7 @@ class TenantIndex:
         self.num_words = np.zeros(0, np.int32)
         self.norms = np.zeros(0, np.float32)
         self.mean_words = 0.0
+        self.dense: DenseBlock | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -29,7 +31,7 @@ class TenantIndex:
     @property
     def nbytes(self) -> int:
         arrays = (self.ids, self.documents, self.num_words, self.norms)
-        return sum(array.nbytes for array in arrays)
+        return sum(array.nbytes for array in arrays) + (self.dense.nbytes if self.dense else 0)
 
     def follow(self, connection: sqlite3.Connection, tenant: str, changes: int) -> None:
         """Be what the file says."""
@@ -49,14 +51,23 @@ class TenantIndex:
             self.num_words = np.append(self.num_words, np.array(num_words, np.int32))
             self.norms = np.append(self.norms, np.array(norms, np.float32))
         self.mean_words = float(self.num_words.mean()) if len(self.ids) else 0.0
+        if self.dense is not None:
+            self.dense.follow(connection, tenant, self.documents)
         self.changes = changes
+
+    def vectors(self, connection: sqlite3.Connection, tenant: str, model: str, scorer: Scorer) -> DenseBlock:
+        """The model's, read now if they were not."""
+        if self.dense is None or self.dense.model != model:
+            self.dense = DenseBlock(model, scorer)
+            self.dense.follow(connection, tenant, self.documents)
+        return self.dense
 
 
 class Indexes:
-    """max_bytes: of all tenants together, the one that was searched last excepted."""
+    """max_bytes: of all tenants together, the one that was searched last excepted. ann_from: of Scorer."""
 
-    def __init__(self, max_bytes: int = MAX_BYTES):
-        self.max_bytes = max_bytes
+    def __init__(self, max_bytes: int = MAX_BYTES, ann_from: int = 0):
+        self.max_bytes, self.scorer = max_bytes, Scorer(ann_from)
         self._of: OrderedDict[str, TenantIndex] = OrderedDict()
 
     def of(self, connection: sqlite3.Connection, tenant: str) -> TenantIndex | None:
@@ -69,7 +80,6 @@ class Indexes:
             index = self._of[tenant] = TenantIndex(found[0])
         self._of.move_to_end(tenant)
         index.follow(connection, tenant, found[1])
-        self.make_room()
         return index
 
     @property

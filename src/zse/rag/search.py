@@ -73,6 +73,12 @@ def search(
             for stage, scored in (("bm25", _bm25), ("tfidf", _tfidf)):
                 if stage in query.stages:
                     rankings[stage] = _best(scored(index, postings), allowed, most)
+        if "dense" in query.stages and vector is not None:
+            block = index.vectors(connection, tenant, model, indexes.scorer)
+            wanted = np.asarray(vector, np.float32)
+            cosines = block.scores(wanted, len(index), most, allowed is not None)
+            rankings["dense"] = _best(cosines, allowed, most, -np.inf)
+        indexes.make_room()
         fused = fuse(rankings, query.fusion, query.weights)[: query.top_k]
         return [
             _passage(
