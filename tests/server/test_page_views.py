@@ -15,7 +15,7 @@ from test_admin_models import Store
 
 from zse.server.keys import OWNER, Key
 
-VIEWS = ("chat", "dashboard", "models", "keys", "logs", "playground")
+VIEWS = ("chat", "documents", "dashboard", "models", "keys", "logs", "playground")
 
 
 # Views, sizes, colours

@@ -154,7 +154,7 @@ def _add(args) -> int:
 def _outcome(document: dict) -> str:
     if document.get("duplicate_of"):
         return f"the same as {document['duplicate_of']}"
-    text = f"{document['id']}, {document['num_chunks']} passages"
+    text = f"{document['id']}, {document['num_chunks']} passage{'s' * (document['num_chunks'] != 1)}"
     if document.get("outcome") == "unchanged":
         return f"{text}, unchanged"
     text += f", version {document['version']}" if document["version"] > 1 else ""

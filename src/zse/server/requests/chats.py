@@ -20,6 +20,16 @@ _USAGE = Object(
         "completion_tokens_details": Field(Object({"reasoning_tokens": Field(_COUNT)})),
     }
 )
+_CITED = Object(
+    {
+        "number": Field(_COUNT),
+        "document": Field(_NAME),
+        "name": Field(_NAME),
+        "page": Field(_COUNT),
+        "headings": Field(Array(_TEXT, 64)),
+        "text": Field(_TEXT),
+    }
+)
 _MESSAGE = Object(
     {
         "parent": Field(Integer(-1, MAX_MESSAGES), required=True),
@@ -32,6 +42,8 @@ _MESSAGE = Object(
         "name": Field(_TEXT),
         "model": Field(String(512)),
         "finish": Field(_NAME),
+        "cited": Field(Array(_CITED, 64)),
+        "notes": Field(Array(_TEXT, 16)),
         "error": Field(_TEXT),
         "usage": Field(_USAGE),
         "first_ms": Field(_TIME),

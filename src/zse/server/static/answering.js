@@ -1,6 +1,7 @@
 /* Asks the model for an answer and lets it grow in its message. */
 
 import { call, events } from "./api.js";
+import { takeCitations } from "./cited.js";
 
 /** The body of POST /v1/chat/completions. messages: of a Conversation. chosen: what the reader set, of settings.js: bodyFields. */
 export function requestBody(model, system, messages, chosen) {
@@ -19,6 +20,7 @@ export async function answer(body, node, changed, signal) {
       if (chunk.usage) node.usage = chunk.usage;
       const choice = chunk.choices[0];
       if (choice) take(node, choice);
+      takeCitations(node, chunk);
       changed();
     }
   } catch (error) {

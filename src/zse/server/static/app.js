@@ -4,6 +4,7 @@ import { render, Component } from "./vendor/preact.js";
 import { getJSON, hooks, send } from "./api.js";
 import { Chat } from "./chat.js";
 import { Dashboard } from "./dashboard.js";
+import { Documents } from "./documents.js";
 import { keepsChats } from "./history.js";
 import { html } from "./html.js";
 import { Keys } from "./keys.js";
@@ -16,6 +17,7 @@ const THEMES = { auto: "Auto", light: "Light", dark: "Dark" };
 // Name in the address: title, component, whether it needs an admin's key.
 const VIEWS = {
   chat: ["Chat", Chat, false],
+  documents: ["Documents", Documents, false],
   dashboard: ["Dashboard", Dashboard, true],
   models: ["Models", Models, false],
   keys: ["Keys", Keys, true],

@@ -4,6 +4,7 @@ import { Component } from "./vendor/preact.js";
 import { answer, requestBody } from "./answering.js";
 import { getJSON } from "./api.js";
 import { Chats } from "./chats.js";
+import { DocumentSwitch, grounding } from "./cited.js";
 import { Composer } from "./composer.js";
 import { Conversation } from "./conversation.js";
 import { BrowserHistory, ServerHistory } from "./history.js";
@@ -215,7 +216,7 @@ export class Chat extends Component {
     const chat = this.chat;
     let body;
     try {
-      body = requestBody(this.model, this.settings.system, chat.messages(parent), bodyFields(this.settings));
+      body = requestBody(this.model, this.settings.system, chat.messages(parent), { ...bodyFields(this.settings), ...grounding() });
     } catch (error) {
       this.say(error.message);
       return false;
@@ -271,6 +272,7 @@ export class Chat extends Component {
         <div class="bar">
           <button type="button" class="narrow-only" aria-expanded=${open === "chats"} onClick=${toggle("chats")}>Chats</button>
           <${ModelChoice} models=${models} model=${this.model} choose=${this.choose} />
+          <${DocumentSwitch} changed=${() => this.setState({})} />
           <button type="button" aria-expanded=${open === "settings"} onClick=${toggle("settings")}>Settings</button>
         </div>
         <div class="thread" role="log" aria-live="off" tabindex="0" aria-label="Messages" ref=${(element) => (this.thread = element)} onScroll=${this.onScroll}>

@@ -1,6 +1,7 @@
 /* One message of a conversation: its text, reasoning, tool calls, what went wrong, and what can be done with it. */
 
 import { useState } from "./vendor/hooks.js";
+import { Cited } from "./cited.js";
 import { html } from "./html.js";
 import { Code, Copy, Markdown, visible } from "./markdown.js";
 
@@ -40,6 +41,7 @@ function Content({ node, isLast }) {
   return html`
     ${node.reasoning && html`<${Reasoning} node=${node} isRunning=${node.isRunning && isLast && !node.content} />`}
     ${node.content && html`<${Markdown} text=${node.content} />`}
+    <${Cited} node=${node} />
     ${(node.calls ?? []).map((call) => html`<${Call} call=${call} />`)}
     ${isWaiting && html`<p class="waiting">Waiting for the first token…</p>`}
   `;
