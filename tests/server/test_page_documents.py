@@ -85,7 +85,9 @@ def test_documents_come_and_go(tab, library, tmp_path):
 
 
 def test_an_answer_shows_what_it_cites(tab, library):
-    added = library.post("/v1/rag/documents", {"text": "The ferry leaves at noon.", "name": "ferry<i>.txt", "id": "ferry"})
+    added = library.post(
+        "/v1/rag/documents", {"text": "The ferry leaves at noon.", "name": "ferry<i>.txt", "id": "ferry"}
+    )
     assert added.status == 200
     tab.evaluate("location.hash = 'chat'")
     tab.wait("document.querySelector('#question')")
