@@ -49,6 +49,7 @@ TYPES = {
             "settings.js",
             "store.js",
             "symbols.js",
+            "tools.js",
             "vendor/hooks.js",
             "vendor/htm.js",
             "vendor/preact.js",

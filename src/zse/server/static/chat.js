@@ -12,6 +12,7 @@ import { html } from "./html.js";
 import { Message } from "./message.js";
 import { bodyFields, EMPTY, fieldsOf, Settings } from "./settings.js";
 import { keep, kept } from "./store.js";
+import { ServerTools, Toolbox } from "./tools.js";
 
 const SEARCH_MS = 200; // without another letter, before a search is asked for
 const NEAR_END = 80; // CSS pixels from the end within which the page follows the answer
@@ -21,6 +22,7 @@ export class Chat extends Component {
     super();
     this.history = onServer ? new ServerHistory() : new BrowserHistory();
     this.settings = { ...EMPTY, ...kept("settings", {}) };
+    this.actions.toolbox = new Toolbox(() => this.chat, () => this.settings.servers);
     this.state = {
       chat: new Conversation(),
       cards: [],
@@ -54,6 +56,7 @@ export class Chat extends Component {
       (document) => this.setState({ fields: fieldsOf(document) }),
       (error) => this.setState({ notice: error.message }),
     );
+    if (this.settings.servers.length) this.actions.toolbox.load().catch((error) => this.say(error.message));
     this.focus();
     this.list().then(() => {
       const [card] = this.state.cards;
@@ -216,7 +219,8 @@ export class Chat extends Component {
     const chat = this.chat;
     let body;
     try {
-      body = requestBody(this.model, this.settings.system, chat.messages(parent), { ...bodyFields(this.settings), ...grounding() });
+      const fields = { ...bodyFields(this.settings), ...grounding() };
+      body = requestBody(this.model, this.settings.system, chat.messages(parent), this.actions.toolbox.extend(fields));
     } catch (error) {
       this.say(error.message);
       return false;
@@ -232,6 +236,7 @@ export class Chat extends Component {
       this.frame ||= requestAnimationFrame(() => ((this.frame = 0), this.setState({})));
     };
     this.save(chat); // the question, whatever comes
+    this.actions.toolbox.fresh.add(node);
     answer(body, node, changed, running.signal).then(() => {
       this.setState((state) => (state.running === running ? { running: null } : {}));
       this.save(chat);
@@ -304,6 +309,7 @@ export class Chat extends Component {
       </section>
       <aside class="drawer right" hidden=${open !== "settings"} aria-label="Settings">
         <header><h2>Settings</h2><button type="button" onClick=${toggle("settings")}>Close</button></header>
+        ${open === "settings" && html`<${ServerTools} toolbox=${this.actions.toolbox} change=${(servers) => this.changeSettings({ servers })} />`}
         <${Settings} fields=${fields} settings=${this.settings} change=${this.changeSettings} />
       </aside>
     </div>`;

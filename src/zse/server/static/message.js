@@ -4,10 +4,11 @@ import { useState } from "./vendor/hooks.js";
 import { Cited } from "./cited.js";
 import { html } from "./html.js";
 import { Code, Copy, Markdown, visible } from "./markdown.js";
+import { Results } from "./tools.js";
 
 const NAMES = { user: "You", assistant: "Model", tool: "Tool" };
 
-/** node: of the Conversation. branch: {index, count}. isLast: nothing follows. actions: step, edit, regenerate. */
+/** node: of the Conversation. branch: {index, count}. isLast: nothing follows. actions: step, edit, regenerate, answerCalls, toolbox. */
 export function Message({ node, number, branch, isLast, isBusy, openCalls, actions }) {
   const [draft, edit] = useState(null);
   const isUser = node.role === "user";
@@ -20,7 +21,7 @@ export function Message({ node, number, branch, isLast, isBusy, openCalls, actio
     <header>${visible(name)}</header>
     ${body}
     ${node.error && html`<p class="error" role="alert">${visible(node.error)}</p>`}
-    ${openCalls.length > 0 && !node.isRunning && html`<${Results} calls=${openCalls} send=${(results) => actions.answerCalls(number, results)} />`}
+    ${openCalls.length > 0 && !node.isRunning && html`<${Results} calls=${openCalls} node=${node} toolbox=${actions.toolbox} send=${(results) => actions.answerCalls(number, results)} />`}
     ${draft === null &&
     !node.isRunning &&
     html`<footer>
@@ -63,24 +64,6 @@ function Call({ call }) {
     // The arguments are still coming, or are no JSON: as they are.
   }
   return html`<${Code} text=${shown} language=${`calls ${call.name}`} />`;
-}
-
-/** What the reader's tools answer. */
-function Results({ calls, send }) {
-  const [texts, write] = useState({});
-  const submit = (event) => {
-    event.preventDefault();
-    send(calls.map((call, index) => ({ call_id: call.id, name: call.name, content: texts[index] ?? "" })));
-  };
-  return html`<form class="results" onSubmit=${submit}>
-    ${calls.map(
-      (call, index) => html`<label class="field wide">
-        <span>Result of ${visible(call.name)}</span>
-        <textarea class="code" rows="2" value=${texts[index] ?? ""} onInput=${(event) => write({ ...texts, [index]: event.target.value })} />
-      </label>`,
-    )}
-    <button class="primary">Send results</button>
-  </form>`;
 }
 
 function Editor({ draft, edit, done }) {

@@ -6,7 +6,7 @@ const NUMBERS = [
   "temperature", "top_p", "top_k", "min_p", "max_tokens", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "thinking_budget",
 ];
 const EFFORT = "reasoning_effort";
-export const EMPTY = { system: "", numbers: {}, stop: "", effort: "", tools: "", schema: "" };
+export const EMPTY = { system: "", numbers: {}, stop: "", effort: "", tools: "", schema: "", servers: [] };
 
 /** Schemas of the fields of /v1/chat/completions, by name, out of GET /openapi.json. */
 export function fieldsOf(document) {
