@@ -56,7 +56,12 @@ export class Chat extends Component {
       (document) => this.setState({ fields: fieldsOf(document) }),
       (error) => this.setState({ notice: error.message }),
     );
-    if (this.settings.servers.length) this.actions.toolbox.load().catch((error) => this.say(error.message));
+    if (this.settings.servers.length) {
+      this.actions.toolbox.load().then(
+        () => this.setState({}),
+        (error) => this.say(error.message),
+      );
+    }
     this.focus();
     this.list().then(() => {
       const [card] = this.state.cards;
