@@ -52,6 +52,10 @@ SCOPES = {
     ("GET", "/v1/responses/{response}/input_items"): ("owned", None),
     ("POST", "/v1/files"): ("list", FORM),
     ("GET", "/v1/files"): ("list", None),
+    ("POST", "/v1/batches"): ("list", {"endpoint": TEXT, "completion_window": "24h"}),
+    ("GET", "/v1/batches"): ("list", None),
+    ("GET", "/v1/batches/{batch}"): ("owned", None),
+    ("POST", "/v1/batches/{batch}/cancel"): ("owned", {}),
     ("GET", "/v1/files/{file}"): ("owned", None),
     ("GET", "/v1/files/{file}/content"): ("owned", None),
     ("DELETE", "/v1/files/{file}"): ("owned", None),
@@ -164,6 +168,10 @@ def test_every_route_with_every_kind_of_key(own_server, tmp_path):
                 if path == "/admin/adapters/unload" and kind in ("admin", "stored admin"):
                     body = {"name": adapters.pop() if method == "POST" else "new"}
                 sent = body if method == "POST" or method in methods else None
+                if (method, path) == ("POST", "/v1/batches"):
+                    form = headers | {"content-type": "multipart/form-data; boundary=b"}
+                    made = server.post("/v1/files", FORM.replace(b"user_data", b"batch"), form).json
+                    sent = body | {"input_file_id": made.get("id", "file-none")}
                 if sent is FORM:
                     headers |= {"content-type": "multipart/form-data; boundary=b"}
                 if method == "HEAD":

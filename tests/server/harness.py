@@ -98,7 +98,7 @@ class Admitted(RequestRun):
             running={},
         )
         app.find_model = lambda request, name, param: served
-        self.request = SimpleNamespace(account=tenant, body=b"", started=0.0, more_headers=[])
+        self.request = SimpleNamespace(account=tenant, identity="", body=b"", started=0.0, more_headers=[])
         control.admit(self.request, needs_room=True)
         super().__init__(app, self.request)
 
@@ -209,12 +209,13 @@ class Harness:
         self.watch = KeyWatch(self.app, None, given, {}, self.database, keyring)
         self.app.key_watch = self.watch
         watching = asyncio.create_task(self.watch.run()) if keyring is not None else None
+        await self.app.resume()
         started.set()
         await self._stop.wait()
         probe.cancel()
         if watching is not None:
             watching.cancel()
-        await self.app.close_documents()
+        await self.app.close()
         await self.pool.stop()
         self.server.close()
         if self.app.mcp is not None:

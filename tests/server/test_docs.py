@@ -9,6 +9,7 @@ from zse.server.engine_counters import COUNTERS
 from zse.server.errors import CODES
 from zse.server.requests import (
     adapters,
+    batches,
     chats,
     documents,
     files,
@@ -43,6 +44,7 @@ def test_every_route_is_documented():
         ("## POST /v1/messages", messages.FIELDS),
         ("## POST /api/chat", ollama.CHAT),
         ("## POST /v1/files", files.UPLOAD),
+        ("## POST /v1/batches", batches.CREATE),
         ("## POST /v1/chats/{chat}", chats.CHAT),
         ("## GET /admin/logs", queries.LOGS),
         ("### POST /admin/models\n", models.ADD),

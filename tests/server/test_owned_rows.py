@@ -31,6 +31,7 @@ OWN = {
 CLEARS = {f"DELETE FROM {table} WHERE expires <= ?" for table in ("answers", "responses", "sessions")}
 # What the server does for all: files that have ended, contents that nobody has, batches that go on.
 CLEARS |= {"SELECT tenant, id FROM files WHERE expires <= ?", "SELECT id FROM files"}
+CLEARS |= {"SELECT tenant, {} FROM batches WHERE ended = 0 ORDER BY created"}
 VERBS = re.compile(r"^(SELECT|UPDATE|DELETE|INSERT|REPLACE|WITH)\b")
 
 

@@ -12,6 +12,7 @@ from zse.structured.options import Structure
 MAX_WEIGHT = 1000.0
 # A request without a deadline is ordered as if it had this one: those that must be done sooner go ahead of it.
 PATIENCE_S = 30.0
+LOWEST = -10  # priority
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -29,7 +30,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     priority: Annotated[
         int,
         Field(
-            Integer(-10, 10),
+            Integer(LOWEST, 10),
             "From -10 to 10: higher goes first among the requests of one key; one that waits gains on newer ones "
             "(--ageing-ms).",
             routes=ROUTES,

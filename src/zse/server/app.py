@@ -15,7 +15,8 @@ from zse.http.exchange import Response
 from zse.lazy import difflib
 from zse.log import RecentRecords
 from zse.sampling.fields import shown
-from zse.scheduler.options import RequestOptions
+from zse.scheduler.options import LOWEST, RequestOptions
+from zse.server import batches as batch_runs
 from zse.server import errors, idempotency
 from zse.server import files as stores
 from zse.server import library as libraries
@@ -31,6 +32,7 @@ from zse.server.work import FairThreads, RequestRun, Tenants
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from zse.server.batches import BatchRunner
     from zse.server.database.connection import Database
     from zse.server.database.usage import UsageLog
     from zse.server.files import FileStore
@@ -168,10 +170,10 @@ class App:
             raise APIError("unsupported_parameter", "This server keeps no documents (--documents none).")
         return self._documents
 
-    async def close_documents(self) -> None:
-        """At the end, where somebody asked for them."""
-        if "_documents" in self.__dict__ and self._documents is not None:
-            await self._documents.close()
+    @cached_property
+    def batches(self) -> "BatchRunner | None":
+        """None: there is no database."""
+        return None if self.files is None else batch_runs.BatchRunner(self, self.files)
 
     def replace_keys(self, keys: Sequence[Key], weights: Mapping[str, float]) -> None:
         """The keys have changed: these are all, those of the file and of the database."""
@@ -206,9 +208,10 @@ class App:
         """End the requests whose key has expired or is its account's no more: a stream with an error event."""
         callers: dict[str | None, Caller | None] = {}  # by key, each looked up once
         for run in list(self.running):
-            key = run.request.headers.get("authorization")
+            identity, key = run.request.identity, run.request.headers.get("authorization")
+            key = identity or key
             if key not in callers:
-                callers[key] = self._key.find(key)
+                callers[key] = self._key.holder(identity) if identity else self._key.find(key)
             caller = callers[key] or Caller()
             if run.request.account not in ("", caller.account) and run.channel.failure is None:
                 run.channel.fail(invalid_key())
@@ -234,10 +237,7 @@ class App:
             allow = ", ".join(sorted({*methods, *(["HEAD"] if "GET" in methods else [])}))
             raise APIError("method_not_allowed", f"This route takes {allow}.", headers=(("allow", allow),))
         request.route = route
-        routes = request.access.routes if route.scope == USER else None
-        is_closed = route.scope == ADMIN and not request.access.admin
-        if is_closed or routes is not None and route.path not in routes:
-            raise APIError("insufficient_permissions", "This key may not use this route.")
+        self.check_access(request, route)
         if not route.fields:
             return
         kind, _, parameters = request.headers.get("content-type", "").partition(";")
@@ -257,6 +257,39 @@ class App:
         if is_upload:
             _refuse_other_sites(request)
             request.upload = bodies.BodyStream(route.upload)
+
+    def check_access(self, request: APIRequest, route: Route) -> None:
+        """Raises APIError insufficient_permissions: the request's key may not use the route."""
+        routes = request.access.routes if route.scope == USER else None
+        is_closed = route.scope == ADMIN and not request.access.admin
+        if is_closed or routes is not None and route.path not in routes:
+            raise APIError("insufficient_permissions", "This key may not use this route.")
+
+    def identity(self, request: APIRequest) -> str:
+        """By which key_holder() knows the request's key later."""
+        holder = Caller(request.tenant, request.access, request.account, request.key_id)
+        return self._key.identity(request.headers.get("authorization"), holder)
+
+    def key_holder(self, identity: str) -> Caller | None:
+        """Whose key it is; None: it is not valid now."""
+        return self._key.holder(identity)
+
+    async def answer_line(self, request: APIRequest) -> Response:
+        """What handle() does, for a line of a batch, which is asked the same. Raises RequestError."""
+        self.check_access(request, request.route)
+        self.admission.admit(request, needs_room=True)
+        return await resolve("routes", request.route.function)(self, request)
+
+    async def resume(self) -> None:
+        """Go on with the batches that a server before left."""
+        if self.batches is not None and await self.batches.left():
+            self.batches.wake()
+
+    async def close(self) -> None:
+        """End what no client waits for."""
+        for made in (self.__dict__.get("batches"), self.__dict__.get("_documents")):
+            if made is not None:
+                await made.close()
 
     async def handle(self, request: APIRequest) -> Response | None:
         if request.route.scope != PUBLIC:
@@ -347,5 +380,6 @@ class App:
             tenant=request.account,
             weight=self._weights.get(request.account),
             cache_salt=self.salts.salt(request.tenant, options.cache_salt),
-            max_wait_s=self.admission.bounds.max_wait_s,
+            max_wait_s=None if request.identity else self.admission.bounds.max_wait_s,
+            priority=LOWEST if request.identity else options.priority,
         )

@@ -52,13 +52,28 @@ class KeyCheck:
             )
             for key in keys
         }
+        self._by_id = {caller.id: digest for digest, (_, caller) in self._callers.items() if caller.id}
         self.is_needed = self._has_database or bool(self._callers)
+
+    def identity(self, authorization: str | None, caller: Caller) -> str:
+        """By which holder() knows the key later, in another process too where there is a database; a key of the database
+        also when it was given another text."""
+        _, _, key = (authorization or "").partition(" ")
+        return str(caller.id) if caller.id else digest_of(self._secret, key.strip()).hex()
+
+    def holder(self, identity: str) -> Caller | None:
+        """Whose key it is; None: it is not valid now."""
+        digest = self._by_id.get(int(identity), b"") if len(identity) < 20 else bytes.fromhex(identity)
+        return self._valid(digest)
 
     def find(self, authorization: str | None) -> Caller | None:
         """Whose key the header holds; None for one that is not valid now."""
         scheme, _, key = (authorization or "").partition(" ")
-        expires, caller = self._callers.get(digest_of(self._secret, key.strip()), (-math.inf, None))
-        return caller if scheme.lower() == "bearer" and self._clock() < expires else None
+        return self._valid(digest_of(self._secret, key.strip())) if scheme.lower() == "bearer" else None
+
+    def _valid(self, digest: bytes) -> Caller | None:
+        expires, caller = self._callers.get(digest, (-math.inf, None))
+        return caller if self._clock() < expires else None
 
     def check(self, authorization: str | None) -> Caller:
         """Whose key it is; where none is needed, the owner's of the server. Raises APIError 401; text and time are the

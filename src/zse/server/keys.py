@@ -15,11 +15,12 @@ DEFAULT_TENANT = "default"  # of a key that came without a name
 MAX_KEYS, MAX_FILE_BYTES, MAX_WEIGHT = 4096, 1 << 20, 1000.0
 MAX_QUOTA = 1_000_000_000
 # Of zse.server.routes.table, whose import would delay the engine's start; a test holds them to it.
-USER_ROUTES = """/api/chat /api/embed /api/embeddings /api/generate /api/ps /api/show /api/tags /detokenize /tokenize
-    /v1/chat/completions /v1/chats /v1/chats/{chat} /v1/completions /v1/embeddings /v1/files /v1/files/{file}
-    /v1/files/{file}/content /v1/mcp/call /v1/mcp/tools /v1/messages /v1/messages/count_tokens /v1/models /v1/models/{model}
-    /v1/rag/ask /v1/rag/documents /v1/rag/documents/{document} /v1/rag/search /v1/rerank
-    /v1/responses /v1/responses/{response} /v1/responses/{response}/input_items /v1/score /v1/sessions
+USER_ROUTES = """/api/chat /api/embed /api/embeddings /api/generate /api/ps /api/show /api/tags /detokenize
+    /tokenize /v1/batches /v1/batches/{batch} /v1/batches/{batch}/cancel /v1/chat/completions /v1/chats
+    /v1/chats/{chat} /v1/completions /v1/embeddings /v1/files /v1/files/{file} /v1/files/{file}/content
+    /v1/mcp/call /v1/mcp/tools /v1/messages /v1/messages/count_tokens /v1/models /v1/models/{model}
+    /v1/rag/ask /v1/rag/documents /v1/rag/documents/{document} /v1/rag/search /v1/rerank /v1/responses
+    /v1/responses/{response} /v1/responses/{response}/input_items /v1/score /v1/sessions
     /v1/sessions/{session} /v2/rerank""".split()
 FORMAT = (
     "NAME KEY [WEIGHT] [rpm=N] [tpm=N] [concurrency=N] [admin] [models=NAME,…] [routes=PATH,…] "

@@ -247,7 +247,7 @@ class _Serving:
             self._announcement.withdraw()
         if self._watching is not None:
             self._watching.cancel()
-        await self._app.close_documents()
+        await self._app.close()
         await self._pool.stop()
         await self._flush()
         self._server.close()
@@ -329,6 +329,7 @@ class _Serving:
         gc.freeze()  # what stays is looked at no more
         gc.enable()
         self._pool.start()
+        await self._app.resume()
         return True
 
     def _text_model_loaded(self, future: asyncio.Future) -> None:

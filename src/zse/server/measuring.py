@@ -1,5 +1,6 @@
 """The common part of the routes that run texts without sampling: from an admitted body to the engine's results."""
 
+import time
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -52,6 +53,7 @@ async def measure(app, request: APIRequest, read: Callable, prepare: Callable, c
         work.prompt_tokens = num_tokens
         work.reserve(num_tokens)
         options = app.request_options(request, asked.options)
+        work.submitted = time.monotonic()
         results = await run_all(work, measurements, options, AT_ONCE if info.generates else ENCODER_AT_ONCE)
         work.outcomes["measured"] += 1
         request.note = f"{num_tokens} tokens in {len(results)} texts"

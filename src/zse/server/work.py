@@ -117,7 +117,7 @@ class RequestRun(AbstractContextManager):
         if app.draining:
             raise shutting_down_error()
         self.app, self.request, self._control = app, request, app.admission
-        if app.tracer is not None:
+        if app.tracer is not None or request.identity:
             request.run = self
         _aside.set(partial(app.threads.run, request.account))
         self._tenant = self._control.tenants[request.account]

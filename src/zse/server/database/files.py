@@ -86,7 +86,12 @@ def listed(
 
 
 def delete(connection: sqlite3.Connection, tenant: str, id: str, now: float) -> bool:
-    """Whether it was there."""
+    """Whether it was there. Raises APIError conflict: a batch reads it."""
+    batch = connection.execute(
+        "SELECT id FROM batches WHERE tenant = ? AND input_file = ? AND ended = 0", (tenant, id)
+    ).fetchone()
+    if batch is not None:
+        raise APIError("conflict", f"The batch {batch[0]} reads this file; cancel it, or wait until it has ended.")
     statement = "DELETE FROM files WHERE tenant = ? AND id = ? AND expires > ?"
     return connection.execute(statement, (tenant, id, now)).rowcount > 0
 

@@ -157,4 +157,40 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX files_end ON files (expires)",
         *_counted("files"),
     ),
+    (
+        """CREATE TABLE batches (
+            tenant TEXT NOT NULL,
+            id TEXT NOT NULL,
+            account TEXT NOT NULL,       -- who pays
+            identity TEXT NOT NULL,      -- of the key that made it, of KeyCheck
+            created REAL NOT NULL,
+            expires REAL NOT NULL,       -- what has no result by then gets none
+            output_ttl REAL,             -- seconds for which its files are kept; NULL: until they are deleted
+            input_file TEXT NOT NULL,
+            endpoint TEXT NOT NULL,
+            metadata TEXT NOT NULL,      -- JSON
+            status TEXT NOT NULL,
+            ended INTEGER NOT NULL DEFAULT 0, -- the status is one of the last
+            times TEXT NOT NULL DEFAULT '{}', -- JSON: when it came to which status
+            total INTEGER NOT NULL DEFAULT 0, -- lines
+            completed INTEGER NOT NULL DEFAULT 0,
+            failed INTEGER NOT NULL DEFAULT 0,
+            bytes INTEGER NOT NULL DEFAULT 0, -- of the results
+            errors TEXT NOT NULL DEFAULT '[]', -- JSON: why it failed
+            output_file TEXT,
+            error_file TEXT,
+            PRIMARY KEY (tenant, id)
+        ) STRICT""",
+        "CREATE INDEX batches_age ON batches (tenant, created, id)",
+        "CREATE INDEX batches_input ON batches (tenant, input_file)",
+        "CREATE INDEX batches_open ON batches (created) WHERE ended = 0",
+        """CREATE TABLE batch_lines (      -- results of batches that have not ended
+            tenant TEXT NOT NULL,
+            batch TEXT NOT NULL,
+            line INTEGER NOT NULL,       -- of the input, from 1
+            failed INTEGER NOT NULL,
+            result BLOB NOT NULL,        -- JSON: the line of the output
+            PRIMARY KEY (tenant, batch, line)
+        ) STRICT""",
+    ),
 )
