@@ -170,8 +170,8 @@ def test_every_route_with_every_kind_of_key(own_server, tmp_path):
                 sent = body if method == "POST" or method in methods else None
                 if (method, path) == ("POST", "/v1/batches"):
                     form = headers | {"content-type": "multipart/form-data; boundary=b"}
-                    made = server.post("/v1/files", FORM.replace(b"user_data", b"batch"), form).json
-                    sent = body | {"input_file_id": made.get("id", "file-none")}
+                    file = server.post("/v1/files", FORM.replace(b"user_data", b"batch"), form).json
+                    sent = body | {"input_file_id": file.get("id", "file-none")}
                 if sent is FORM:
                     headers |= {"content-type": "multipart/form-data; boundary=b"}
                 if method == "HEAD":
