@@ -38,7 +38,7 @@ test-rest: $(TESTED) build
 soak: $(TESTED) build models
 	$(BIN)/python -m pytest --soak --exhaustive=all tests/engine/test_deterministic.py tests/reliability tests/scheduler/test_simulator.py tests/formats/test_hostile.py \
 		tests/http/test_disconnect.py tests/http/test_streams.py tests/server/test_isolation.py tests/server/test_kills.py \
-		tests/server/test_overload.py tests/server/test_soak.py
+		tests/server/test_overload.py tests/server/test_schema_examples.py tests/server/test_soak.py
 
 # The models that tests need come with `zse pull`; torch and transformers are the reference where they can be installed.
 models: $(TESTED)

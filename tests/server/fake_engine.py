@@ -132,7 +132,10 @@ def measured(message: Submit) -> Measured | Failed:
             "server_error",
             "numerical_error",
         )
-    if ask.what in ("last", "mean"):
+    if ask.what == "labels":
+        reason = "this model is no cross-encoder"
+        return Failed(message.id, reason, 400, "invalid_request_error", "unsupported_parameter")
+    if ask.what in ("last", "mean", "cls", "max"):
         vector = [float(prompt.count(letter)) for letter in b"aeiou"] + [1.0]
         if ask.what == "mean":
             vector = [value / len(prompt) for value in vector]

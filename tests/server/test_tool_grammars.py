@@ -12,7 +12,7 @@ from test_masks import Walk
 
 from zse.errors import RequestError
 from zse.server.errors import APIError
-from zse.server.tools import marks, parsers
+from zse.server.tools import parsers, reasoning
 from zse.server.tools.answer import Format, Splitter
 from zse.server.tools.calls import CallPart, fold
 from zse.server.tools.grammars import _XML, WHOLE_ANSWERS, structure_of
@@ -424,7 +424,7 @@ def test_functionary_is_enforced(tokenizer, vocabulary, several):
 def k3_tokenizer(tmp_path_factory):
     """Of a vocabulary in which <|sep|> is a control token."""
     folder = tiny_model.write(tmp_path_factory.mktemp("models") / "k3")
-    tiny_text.write(folder, marks.KIMI_K3[2], BYTES)
+    tiny_text.write(folder, reasoning.KIMI_K3[2], BYTES)
     return load_tokenizer(str(folder))
 
 

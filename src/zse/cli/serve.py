@@ -17,7 +17,7 @@ from zse.http import bind
 from zse.lazy import subprocess
 from zse.models import registry
 from zse.scheduler import options as scheduling
-from zse.server import auth, library, retrieval, served, tracing
+from zse.server import auth, cross_origin, library, retrieval, served, tracing
 from zse.server import keys as key_files
 from zse.server import main as server
 from zse.server import models as text_models
@@ -221,6 +221,13 @@ ARGUMENTS = (
         help="a Host name to answer to besides localhost and IP addresses; may be repeated",
     ),
     arg(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="an origin, such as https://app.example, whose pages may use the API from a browser, or *; may be repeated",
+    ),
+    arg(
         "--drain-timeout",
         type=Amount(float, 0, shown="SECONDS"),
         default=30.0,
@@ -249,7 +256,7 @@ ARGUMENTS = (
 )
 # What SIGHUP changes in a server that runs; the engines' options, names and addresses wait for a restart.
 CHANGEABLE = """spare_engines idle_timeout max_loaded max_queue max_queue_tokens queue_timeout max_wait max_body_bytes any_model_name tool_parser
-    reasoning_parser session_ttl file_quota api_key api_key_file tenant_weights allowed_host drain_timeout log_level log_format""".split()
+    reasoning_parser session_ttl file_quota api_key api_key_file tenant_weights allowed_host cors_origin drain_timeout log_level log_format""".split()
 
 
 def run(args) -> int:
@@ -334,6 +341,8 @@ def _changeable(args, keys, num_models: int) -> dict:
         "key_file": args.api_key_file,
         "tenant_weights": scheduling.parse_weights(args.tenant_weights or ""),
         "allowed_hosts": _allowed_hosts(args, bool(keys or args.database_path)),
+        "cors_origins": frozenset(args.cors_origin)
+        and cross_origin.read_origins(args.cors_origin, bool(keys or args.database_path)),
         "any_model_name": args.any_model_name,
         "session_ttl_s": args.session_ttl,
         "file_quota": args.file_quota,

@@ -65,13 +65,15 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 class Integer(Kind, frozen=True):
-    """An integer within [low, high]; None: no bound. floor: smaller values mean the same as it."""
+    """An integer within [low, high]; None: no bound. floor: smaller values mean the same as it. 3.0 is one, as in JSON schemas."""
 
     low: int | None = None
     high: int | None = None
     floor: int | None = None
 
     def check(self, value, path):
+        if type(value) is float and value.is_integer():
+            value = int(value)
         if isinstance(value, bool) or not hasattr(value, "__index__"):
             raise wrong_type(path, "an integer", value)
         value = value.__index__()

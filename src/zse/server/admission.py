@@ -196,7 +196,8 @@ class AdmissionControl:
         if wait_s <= 0 and counts:
             bucket.level -= amount
             self.spent.add(request.account)
-        request.more_headers = [pair for name, left in buckets.items() for pair in left.headers(name)]
+        others = [pair for pair in request.more_headers if not pair[0].startswith("x-ratelimit-")]
+        request.more_headers = others + [pair for name, left in buckets.items() for pair in left.headers(name)]
         if wait_s > 0:
             raise self.limited(kind, f"This key may {may.format(bucket.per_minute)}", wait_s)
 

@@ -33,6 +33,7 @@ from zse.server.work import FairThreads, RequestRun, Tenants
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from zse.server.batches import BatchRunner
+    from zse.server.cross_origin import CrossOrigin
     from zse.server.database.connection import Database
     from zse.server.database.usage import UsageLog
     from zse.server.files import FileStore
@@ -46,6 +47,7 @@ log = logging.getLogger("zse.server")
 
 SESSION_TTL_S = 86400.0
 FILE_QUOTA_BYTES = 4 << 30
+PREFLIGHT = "info.preflight"
 LARGE_BODY = 64 << 10  # bytes; admission is asked before it is read
 
 
@@ -107,6 +109,7 @@ class App:
         hosts: HostCheck,
         weights: Mapping[str, float] | None = None,
         salts: CacheSalts | None = None,
+        cross_origin: "CrossOrigin | None" = None,
         any_model_name: bool = False,
         tool_parser: str | None = None,
         reasoning_parser: str | None = None,
@@ -137,6 +140,7 @@ class App:
         self.key_watch: KeyWatch | None = None
         self.file_quota = file_quota
         self._key, self._hosts, self._weights = key, hosts, dict(weights or {})
+        self.cross_origin = cross_origin
         self.needs_key = key.is_needed
 
     @property
@@ -224,6 +228,9 @@ class App:
             raise APIError("not_found", unknown(request.path))
         methods, request.parameters = found
         request.route = next(iter(methods.values()))  # until the method is known: how errors are written
+        if self.cross_origin is not None and self.cross_origin.allow(request, methods, self.needs_key):
+            request.route = msgspec.structs.replace(request.route, scope=PUBLIC, function=PREFLIGHT)
+            return
         if request.route.api == errors.ANTHROPIC:
             request.more_headers.append(("request-id", request.id))  # where its clients look
         if "x-api-key" in request.headers:  # Anthropic's clients

@@ -20,9 +20,9 @@ from zse.engine.process import EngineProcess
 from zse.errors import ConfigError, EngineError, ZSEError
 from zse.http import bind
 from zse.http.listener import Limits, Server
+from zse.server import cross_origin, mcp, models, presence, retrieval, tracing
 from zse.server import database as storage
 from zse.server import library as libraries
-from zse.server import mcp, models, presence, retrieval, tracing
 from zse.server import reload as reloading
 from zse.server.admission import AdmissionControl, QueueBounds
 from zse.server.app import FILE_QUOTA_BYTES, SESSION_TTL_S, App
@@ -63,6 +63,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
         mcp: the path of the file with MCP servers, read again on SIGHUP; None: there are none.
         cache_secret: of the salts of cached prompts; None: a new one.
         allowed_hosts: Host names that are answered; None: any.
+        cors_origins: of pages that may use the API from a browser; "*": all.
         exits_on_failure: the process ends when the engines of all models have died too often; else they are tried again.
         any_model_name: a name that no model has means the first one.
         file_quota: bytes of the files of a tenant.
@@ -97,6 +98,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     mcp: str | None = None
     cache_secret: bytes | None = None
     allowed_hosts: frozenset[str] | None = None
+    cors_origins: frozenset[str] = frozenset()
     exits_on_failure: bool = True
     any_model_name: bool = False
     tool_parser: str | None = None
@@ -233,6 +235,7 @@ class _Serving:
             salts=CacheSalts(options.cache_secret),
             key=KeyCheck(keys, secret=None if keyring is None else keyring.secret),
             hosts=HostCheck(options.allowed_hosts),
+            cross_origin=cross_origin.CrossOrigin(options.cors_origins) if options.cors_origins else None,
             any_model_name=options.any_model_name,
             tool_parser=options.tool_parser,
             reasoning_parser=options.reasoning_parser,

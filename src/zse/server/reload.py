@@ -5,6 +5,7 @@ from typing import Any
 
 from zse.http.listener import Server
 from zse.log import setup
+from zse.server import cross_origin
 from zse.server.app import App
 from zse.server.auth import HostCheck
 from zse.server.pool import ModelPool
@@ -22,6 +23,7 @@ def take(options: Any, changed: Collection[str], app: App, pool: ModelPool, serv
     pool.limit(options.spare_engines, options.idle_timeout_s, options.max_loaded)
     if "allowed_hosts" in changed:
         app.replace_hosts(HostCheck(options.allowed_hosts))
+    app.cross_origin = cross_origin.CrossOrigin(options.cors_origins) if options.cors_origins else None
     if {"max_queue", "max_queue_tokens", "queue_timeout_s", "max_wait_s"} & {*changed}:
         app.admission.bounds.limit(
             options.max_queue, options.max_queue_tokens, options.queue_timeout_s, options.max_wait_s

@@ -162,7 +162,10 @@ def _seconds(value: Any, path: str) -> float:
 
 
 KEEP_ALIVE = Field(
-    Custom(_seconds, {"type": ["number", "string"]}),
+    Custom(
+        _seconds,
+        {"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^[+-]?([0-9]+(\.[0-9]+)?(ms|s|m|h)){1,8}$"}]},
+    ),
     "How long the model stays loaded without requests, until it is unloaded: seconds or a duration (5m, 1h30m), 0: not at all, below "
     "0: for ever; instead of --idle-timeout. An admin's key may say so, where there are keys; of others it is not used.",
 )

@@ -124,7 +124,15 @@ GUIDED: Fields = {
     "guided_grammar": _guided("grammar", _TEXT),
 }
 STRUCTURED_OUTPUTS = Field(
-    Custom(_structured_outputs, {"type": "object", "minProperties": 1, "maxProperties": 1}),
+    Custom(
+        _structured_outputs,
+        {
+            "type": "object",
+            "properties": {name.removeprefix("guided_"): field.schema for name, field in GUIDED.items()},
+            "additionalProperties": False,
+            "minProperties": 1,
+        },
+    ),
     'One of {"json": schema}, {"regex": …}, {"choice": [texts]}, {"grammar": Lark or GBNF}; see Structured output.',
 )
 FORMS: Fields = {

@@ -64,8 +64,11 @@ def _format(value: Any, path: str) -> dict | None:
     return {"type": "json_schema", "json_schema": {"name": "format", "schema": value, "strict": True}}
 
 
+_EFFORTS = OneOf(("low", "medium", "high"))
+
+
 def _think(value: Any, path: str) -> bool | str:
-    return value if type(value) is bool else OneOf(("low", "medium", "high")).check(value, path)
+    return value if type(value) is bool else _EFFORTS.check(value, path)
 
 
 _COMMON: Fields = {
@@ -80,8 +83,11 @@ _COMMON: Fields = {
 }
 _GENERATING: Fields = _COMMON | {
     "stream": Field(Boolean(), "Answer as lines of JSON.", True),
-    "format": Field(Custom(_format, {"type": ["string", "object"]}), '"json", or a JSON schema of the answer.'),
-    "think": Field(Custom(_think, {"type": ["boolean", "string"]}), "true, false, low, medium or high."),
+    "format": Field(
+        Custom(_format, {"anyOf": [{"enum": ["", "json"]}, {"type": "object"}]}),
+        '"json", or a JSON schema of the answer.',
+    ),
+    "think": Field(Custom(_think, {"anyOf": [Boolean().schema, _EFFORTS.schema]}), "true, false, low, medium or high."),
     "logprobs": Field(Boolean(), "Log-probabilities of the answer's tokens.", False),
     "top_logprobs": Field(Integer(0, MAX_LOGPROBS), "Alternatives for each token, up to 20."),
 }
@@ -139,11 +145,11 @@ GENERATE: Fields = _GENERATING | {
     "context": Field(None, "Not supported: use /api/chat.", harmless=(None, [])),
 }
 EMBED: Fields = _COMMON | {
-    "input": Field(OneOrMore(String(), MAX_INPUTS, 1), "A text, or texts.", required=True),
+    "input": Field(OneOrMore(String(empty=False), MAX_INPUTS, 1), "A text, or texts.", required=True),
     "truncate": Field(Boolean(), "Cut texts that are longer than the context.", True),
     "dimensions": Field(Integer(1), "The first so many numbers of each vector."),
 }
-EMBEDDINGS: Fields = _COMMON | {"prompt": Field(String(), "A text.", required=True)}
+EMBEDDINGS: Fields = _COMMON | {"prompt": Field(String(empty=False), "A text.", required=True)}
 SHOW: Fields = {
     "model": Field(String(256, empty=False), "A name from GET /api/tags.", required=True),
     "verbose": Field(Boolean(), "Accepted.", False),

@@ -25,6 +25,11 @@ def _card(app, served) -> dict:
     return card
 
 
+async def preflight(app, request: APIRequest) -> Response:
+    """OPTIONS of a page that another origin serves: the headers say what it may do."""
+    return Response(200, b"")
+
+
 async def models(app, request: APIRequest) -> Response:
     """GET /v1/models"""
     return Response.json(

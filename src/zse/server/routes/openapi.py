@@ -10,11 +10,11 @@ from zse import __version__
 from zse.http.exchange import Response
 from zse.sampling.fields import Object
 from zse.server.api_request import APIRequest
-from zse.server.errors import CODES
+from zse.server.errors import ANTHROPIC, CODES, OLLAMA, OPENAI
 from zse.server.routes import table
 
 _TEXT = {"type": "string"}
-_ERROR = {
+_ERROR: dict = {
     "type": "object",
     "required": ["error"],
     "properties": {
@@ -29,6 +29,23 @@ _ERROR = {
             },
         }
     },
+}
+
+
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {"type": {"const": "error"}} | _ERROR["properties"],
+}
+_OLLAMA_ERROR = {
+    "type": "object",
+    "required": ["error", "code"],
+    "properties": {"error": _TEXT, "code": _ERROR["properties"]["error"]["properties"]["code"]},
+}
+_ERRORS = {
+    OPENAI: ("Error", _ERROR),
+    ANTHROPIC: ("AnthropicError", _ANTHROPIC_ERROR),
+    OLLAMA: ("OllamaError", _OLLAMA_ERROR),
 }
 
 
@@ -56,12 +73,13 @@ def document() -> dict:
         },
         "paths": paths,
         "components": {
-            "schemas": {"Error": _ERROR},
+            "schemas": dict(_ERRORS.values()),
             "responses": {
-                "Error": {
+                name: {
                     "description": "A refusal or failure; the code says which.",
-                    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+                    "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}},
                 }
+                for name, _ in _ERRORS.values()
             },
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
@@ -75,7 +93,7 @@ def _operation(route: table.Route) -> dict:
         "operationId": re.sub(r"[^a-z0-9]+", "_", f"{route.method} {route.path}".lower()).strip("_"),
         "responses": {
             "200": {"description": route.doc, "content": content},
-            "default": {"$ref": "#/components/responses/Error"},
+            "default": {"$ref": f"#/components/responses/{_ERRORS[route.api][0]}"},
         },
     }
     if route.scope != table.PUBLIC:
@@ -92,5 +110,5 @@ def _operation(route: table.Route) -> dict:
         body = route.body
         operation["requestBody"] = {"required": True, "content": {route.body_type: {"schema": Object(body).schema}}}
         if "stream" in body:
-            content["text/event-stream"] = {"schema": _TEXT}
+            content["application/x-ndjson" if route.api == OLLAMA else "text/event-stream"] = {}
     return operation

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 
 from zse.server.errors import APIError, unsupported
-from zse.server.tools import marks, parsers
+from zse.server.tools import parsers, reasoning
 from zse.server.tools.patterns import ANYTHING, FORMATS, whole
 from zse.structured.negation import SILENT
 from zse.structured.options import WHITESPACE, Structure
@@ -53,7 +53,9 @@ class GrammarParts:
 
     def _control(self, text: str) -> tuple[str, str, str] | None:
         """The first control token that is a part of a mark, with what stands before and behind it."""
-        parts = [part for part in (parsers.DSML, *marks.KIMI_K3) if part in text and self._token_id(part) is not None]
+        parts = [
+            part for part in (parsers.DSML, *reasoning.KIMI_K3) if part in text and self._token_id(part) is not None
+        ]
         return text.partition(min(parts, key=text.index)) if parts else None
 
     def _lazy(self, text: str) -> str:

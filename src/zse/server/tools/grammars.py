@@ -6,7 +6,7 @@ named by id, since their text can come from users' words too. Arguments follow t
 import json
 from collections.abc import Callable
 
-from zse.server.tools import gemma4, harmony, marks, parsers, recipients
+from zse.server.tools import gemma4, harmony, parsers, reasoning, recipients
 from zse.server.tools.grammar_parts import GrammarParts, is_text, listed, quoted, regex
 from zse.structured.options import LARK, Structure, checked
 
@@ -123,9 +123,9 @@ class Grammar(GrammarParts):
         return head + "".join(rule + "\n" for rule in self._rules)
 
     def _kimi_k3(self, calls: str, several: bool, content: Structure | None) -> str:
-        words, words_end = marks.k3_mark("response"), marks.k3_mark("response", is_end=True)
-        opening, closing = marks.k3_mark("tools"), marks.k3_mark("tools", is_end=True)
-        begin, _, separator = map(self._mark, marks.KIMI_K3)
+        words, words_end = reasoning.k3_mark("response"), reasoning.k3_mark("response", is_end=True)
+        opening, closing = reasoning.k3_mark("tools"), reasoning.k3_mark("tools", is_end=True)
+        begin, _, separator = map(self._mark, reasoning.KIMI_K3)
         bodies = []
         for name, schema in self._functions.items():
             required, parts = schema.get("required") or (), []
@@ -134,7 +134,7 @@ class Grammar(GrammarParts):
                 parts.append(part if key in required else f"({part})?")
             call = quoted(f'call tool="{name}" index="')
             bodies.append(self._rule(" ".join([begin, call, "K3_INDEX", separator, *parts])))
-        end = self._mark(marks.k3_mark("call", is_end=True))
+        end = self._mark(reasoning.k3_mark("call", is_end=True))
         call = self._rule(f"{self._either(bodies)} {end}")
         self._rules.append('K3_INDEX: /[1-9][0-9]?"/')
         block = self._rule(f"{self._mark(opening)} {call}{f' ({call})*' if several else ''} {self._mark(closing)}")
@@ -144,7 +144,7 @@ class Grammar(GrammarParts):
             answer = f"{self._mark(words)} {self._content(content)} {self._mark(words_end)} | {block}"
         else:
             answer = f"{self._mark(words)} {self._lazy(words_end)} ({block})? | {block}"
-        message = self._mark(marks.k3_mark("message", is_end=True))
+        message = self._mark(reasoning.k3_mark("message", is_end=True))
         head = f"%llguidance {{}}\nstart: ({answer}) ({message})?\nTEXT: /(.|\\n)*/\n"
         return head + "".join(rule + "\n" for rule in self._rules)
 
@@ -152,13 +152,13 @@ class Grammar(GrammarParts):
         kind = schema.get("type") if isinstance(schema, dict) else "string"
         kinds = ["string"] if is_text(schema) else [_K3_TYPES[kind]] if kind in _K3_TYPES else list(_K3_TYPES.values())
         types = " | ".join(map(quoted, dict.fromkeys(kinds)))
-        opening, _, separator = map(self._mark, marks.KIMI_K3)
+        opening, _, separator = map(self._mark, reasoning.KIMI_K3)
         head = quoted(f'argument key="{key}" type="')
-        value = self._value_before(name, schema, marks.k3_mark("argument", is_end=True))
+        value = self._value_before(name, schema, reasoning.k3_mark("argument", is_end=True))
         return f'{opening} {head} ({types}) "\\"" {separator} {value}'
 
     def _solar_open(self, calls: str, several: bool, content: Structure | None) -> str:
-        opening, first, middle, behind, last, _ = map(self._mark, marks.SOLAR)
+        opening, first, middle, behind, last, _ = map(self._mark, reasoning.SOLAR)
         bodies = [
             self._rule(f"{first} SOLAR_ID {middle} {quoted(name)} {behind} {self._arguments(name)} {last}")
             for name in self._functions

@@ -6,8 +6,8 @@ import msgspec
 
 from zse.server.tools import gemma4, harmony
 from zse.server.tools.blocks import Block
-from zse.server.tools.marks import KIMI_K3, SOLAR, k3_mark
 from zse.server.tools.readers import JsonCalls, KeyedCalls, PythonCalls, PythonLines
+from zse.server.tools.reasoning import KIMI_K3, SOLAR, k3_mark
 from zse.server.tools.recipients import ALL, RECIPIENT, RecipientCalls
 from zse.server.tools.xml_calls import XmlStyle, reader
 

@@ -5,9 +5,16 @@ import re
 import msgspec
 
 from zse.server.tools.blocks import SPACE, held
-from zse.server.tools.marks import SOLAR, k3_mark
 
+# Marks of formats in which calls and what stands around an answer are told by the same ones.
+SOLAR = ("<|tool_calls|>", *(f"<|tool_call:{word}|>" for word in ("begin", "name", "args", "end")), "<|calls|>")
+KIMI_K3 = "<|open|>", "<|close|>", "<|sep|>"  # <|open|>WORD<|sep|> and <|close|>WORD<|sep|>
 _TOKEN = re.compile(r"<\|[^<>|]+\|>")
+
+
+def k3_mark(word: str, is_end: bool = False) -> str:
+    """Kimi K3's mark of what `word` names, with its attributes."""
+    return f"{KIMI_K3[is_end]}{word}{KIMI_K3[2]}"
 
 
 class Marks(msgspec.Struct, frozen=True):
