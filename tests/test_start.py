@@ -116,6 +116,9 @@ NOT_IN_SERVER = NEITHER | {
     "zse.server.tools.grammars",
     "zse.server.tools.patterns",
     "zse.structured.compile",
+    "zse.rag",
+    "zse.server.retrieval",
+    "zse.server.citations",
 }
 
 

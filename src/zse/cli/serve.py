@@ -202,6 +202,12 @@ ARGUMENTS = (
         help="bytes that the documents of a tenant may take (default: 4G)",
     ),
     arg(
+        "--ann-from",
+        type=Amount(int, 0, shown="VECTORS"),
+        default=0,
+        help="vectors of a tenant's documents from which an approximate index answers, which needs the extra ann (default: 0, never: exact)",
+    ),
+    arg(
         "--ocr-command",
         metavar="COMMAND",
         help="reads pages of documents that are images, such as 'tesseract {image} stdout' (default: such pages have no text)",
@@ -291,6 +297,7 @@ def run(args) -> int:
             database=args.database_path,
             documents=_documents(args),
             document_quota=args.document_quota,
+            ann_from=retrieval.checked_ann(args.ann_from) if args.ann_from else 0,
             ocr=retrieval.ocr_command(args.ocr_command) if args.ocr_command else None,
             mcp=args.mcp and os.path.abspath(args.mcp),
             # The same after a restart: what is cached on disk is salted with it.

@@ -58,8 +58,9 @@ class TenantIndex:
     def vectors(self, connection: sqlite3.Connection, tenant: str, model: str, scorer: Scorer) -> DenseBlock:
         """The model's, read now if they were not."""
         if self.dense is None or self.dense.model != model:
-            self.dense = DenseBlock(model, scorer)
-            self.dense.follow(connection, tenant, self.documents)
+            block = DenseBlock(model, scorer)
+            block.follow(connection, tenant, self.documents)
+            self.dense = block
         return self.dense
 
 

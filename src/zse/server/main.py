@@ -59,6 +59,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
         tenant_weights: of accounts whose key has none.
         database: the path of the SQLite file with more keys; None: there is none.
         documents: the path of the SQLite file with the tenants' documents; None: they have none. document_quota: of one tenant.
+        ann_from: vectors of a tenant's documents from which an approximate index answers; 0: never.
         ocr: reads pages that are images, from the path of a PNG; None: nothing does.
         mcp: the path of the file with MCP servers, read again on SIGHUP; None: there are none.
         cache_secret: of the salts of cached prompts; None: a new one.
@@ -95,6 +96,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     documents: str | None = None
     document_quota: int = 4 << 30
     ocr: Callable[[str], str] | None = None
+    ann_from: int = 0
     mcp: str | None = None
     cache_secret: bytes | None = None
     allowed_hosts: frozenset[str] | None = None
@@ -271,7 +273,7 @@ class _Serving:
     def _documents(self, app: App) -> Any:
         options = self._options
         assert options.documents is not None
-        return retrieval.Retrieval(app, options.documents, options.document_quota, options.ocr)
+        return retrieval.Retrieval(app, options.documents, options.document_quota, options.ocr, options.ann_from)
 
     def _resume_documents(self) -> None:
         """Go on with documents that an earlier run left half done."""

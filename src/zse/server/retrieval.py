@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from zse.engine.messages import Ready
-from zse.errors import ConfigError
-from zse.rag import index, ocr, schema, store
+from zse.errors import ConfigError, DeviceError
+from zse.rag import index, neighbours, ocr, schema, store
 from zse.rag import search as searching
 from zse.rag.documents import DocumentError, Passage
 from zse.rag.fuse import reranked
@@ -49,15 +49,22 @@ class FoundPassages(msgspec.Struct):
 class OpenDocuments:
     """The file, open. reads: its own connection and thread, which `indexes` belongs to."""
 
-    def __init__(self, path: str):
+    def __init__(self, path: str, ann_from: int):
         self.writes: Database = storage.connection.Database(path, schema.MIGRATIONS)
         self.reads: Database = storage.connection.Database(path, schema.MIGRATIONS)
-        self.indexes = index.Indexes()
+        self.indexes = index.Indexes(ann_from=ann_from)
 
     def close(self) -> None:
         """All that was submitted is written first."""
         self.writes.close()
         self.reads.close()
+
+
+def checked_ann(ann_from: int) -> int:
+    """Of --ann-from. Raises ConfigError: what it needs is not installed."""
+    if ann_from:
+        neighbours.Neighbours([], 8)
+    return ann_from
 
 
 def ocr_command(command: str) -> Callable[[str], str]:
@@ -70,10 +77,13 @@ class Retrieval:
     app: whose models read documents.
     path: of documents.db.
     quota_bytes: of one tenant.
-    ocr: reads pages that are images (rag/ocr.py)."""
+    ocr: reads pages that are images (rag/ocr.py).
+    ann_from: vectors of a tenant from which an approximate index answers; 0: never."""
 
-    def __init__(self, app: Any, path: str, quota_bytes: int, ocr: Callable[[str], str] | None = None):
-        self.app, self.path, self.quota_bytes, self.ocr = app, path, quota_bytes, ocr
+    def __init__(
+        self, app: Any, path: str, quota_bytes: int, ocr: Callable[[str], str] | None = None, ann_from: int = 0
+    ):
+        self.app, self.path, self.quota_bytes, self.ocr, self._ann_from = app, path, quota_bytes, ocr, ann_from
         self._opening: asyncio.Future[OpenDocuments] | None = None
         self.ingest = ingest.Ingest(self)
         self.vectors = vectors.Embedder(self)
@@ -91,7 +101,7 @@ class Retrieval:
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(None, self.ingest.lock)
-            found = await loop.run_in_executor(None, OpenDocuments, self.path)
+            found = await loop.run_in_executor(None, OpenDocuments, self.path, self._ann_from)
             await loop.run_in_executor(None, self.ingest.recover)
         except (ConfigError, OSError) as error:
             log.error("documents cannot be opened: %s", error)
@@ -154,7 +164,14 @@ class Retrieval:
             finding.weights or {},
             searching.Filters(finding.documents, finding.kinds, finding.after, finding.before, finding.metadata),
         )
-        passages = await self.read(searching.search, opened.indexes, request.tenant, query, vector, revision)
+        given = opened.indexes, request.tenant, query
+        try:
+            passages = await self.read(searching.search, *given, vector, revision)
+        except DeviceError as error:
+            log.error("vectors of documents cannot be searched: %s", error)
+            stages.remove("dense")
+            notes.append("dense: this machine cannot compute it; the other stages search all.")
+            passages = await self.read(searching.search, *given)
         if "rerank" in stages and passages:
             passages = await self._reranked(work, finding, passages, info)
         return FoundPassages(passages[: most or finding.top_k], stages, notes)
