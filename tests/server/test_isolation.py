@@ -132,3 +132,65 @@ def texts(data: bytes) -> list[str]:
             for choice in json.loads(line[6:])["choices"]:
                 out[choice["index"]] = out.get(choice["index"], "") + choice["text"]
     return list(out.values())
+
+
+def test_no_document_is_seen_by_others(scheduled, tmp_path, caplog):
+    """Each tenant has a document with its secret, under the same id and nearly the same words; all search and ask at once, documents
+    come and go, and the engine dies once."""
+    caplog.set_level(logging.DEBUG)
+    server = scheduled(
+        "--pages 200 --context 2048",
+        key=(*TENANTS, OWNER_KEY),
+        max_choices=1 << 10,
+        documents=str(tmp_path / "documents.db"),
+    )
+    draw = random.Random(COUNT + 1)
+    secrets = {key.tenant: f"{draw.getrandbits(128):032x}" for key in TENANTS}
+    seen: list[tuple[Key, bytes]] = []
+
+    def document(key: Key) -> dict:
+        return {"id": "vault", "name": "vault.txt", "text": f"The password of the vault is {secrets[key.tenant]}."}
+
+    for key in TENANTS:
+        assert server.post("/v1/rag/documents", document(key), bearer(key)).status == 200
+
+    async def ask(key: Key) -> None:
+        query = draw.choice(("password of the vault", "vault", secrets[draw.choice(TENANTS).tenant][:6]))
+        question = {"model": "fake", "messages": [{"role": "user", "content": query}], "max_tokens": 400}
+        path, body = draw.choice(
+            (
+                ("/v1/rag/search", {"query": query, "top_k": 50}),
+                ("/v1/rag/search", {"query": query, "stages": ["dense"], "top_k": 50}),
+                ("/v1/chat/completions", question | {"rag": {}, "stream": draw.random() < 0.5}),
+                ("/v1/rag/ask", {"question": query, "max_answer_tokens": 200}),
+                ("/v1/rag/documents", document(key)),
+            )
+        )
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(request("POST", path, body, bearer(key) | {"connection": "close"}))
+        seen.append((key, await reader.read()))
+        writer.close()
+
+    async def run() -> None:
+        jobs = iter(range(COUNT))
+
+        async def worker() -> None:
+            for number in jobs:
+                if number == COUNT // 2:
+                    os.kill(server.engine._process.pid, signal.SIGKILL)
+                while server.engine.state != "ready":
+                    await asyncio.sleep(0.02)
+                await ask(draw.choice(TENANTS))
+
+        await asyncio.gather(*(worker() for _ in range(8)))
+
+    asyncio.run(run())
+    own = 0
+    for key, data in seen:
+        own += secrets[key.tenant].encode() in data
+        for tenant, secret in secrets.items():
+            assert tenant == key.tenant or secret.encode() not in data
+    assert own > len(seen) / 4
+    wait_for(lambda: server.engine.state == "ready")
+    said = caplog.text + server.get("/metrics", bearer(OWNER_KEY)).body.decode()
+    assert not any(secret in said for secret in secrets.values())

@@ -167,7 +167,7 @@ def _outcome(document: dict) -> str:
 def _ls(args) -> int:
     server, rows, after = server_of(args, "a key"), [], ""
     while True:
-        query = {"limit": 100, "order": "asc"} | ({"after": after} if after else {})
+        query = {"limit": 100} | ({"after": after} if after else {})
         page = server.ask("GET", f"/v1/rag/documents?{urlencode(query)}")
         rows += page["data"]
         if not page["has_more"]:

@@ -41,7 +41,7 @@ class RemoteServer:
         last: dict = {}
         with self._answer("POST", path, body | {"stream": True}) as answer:
             for line in answer:
-                if line.startswith(b"data: "):
+                if line.startswith(b"data: ") and line[6:].strip() != b"[DONE]":
                     last = json.loads(line[6:])
                     if "error" in last:
                         raise ZSEError(_said(last))

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("zse.server")
 
 RESERVED_TOKENS = 256  # of the context for an answer that has no max_tokens
-LEAST_PASSAGE_TOKENS = 32  # a passage that would be cut to less is left out
+# Of the tenant's passages that have vectors, from which on these take part: a passage without one would stand behind all
+# that have one.
+DENSE_FROM = 0.9
 NOTHING = "No passage was found: the answer has none."
 NO_ROOM = "No passage has room in the model's context beside the conversation."
 
@@ -147,7 +149,8 @@ class Retrieval:
             coverage = await self.read(store.coverage, request.tenant)
             note = _dense_note(coverage, revision)
             notes += [note] if note else []
-            if not coverage.get(revision, 0):
+            total, own = sum(coverage.values()), coverage.get(revision, 0)
+            if not own or own < DENSE_FROM * total and stages != ["dense"]:
                 stages.remove("dense")
         vector = None
         if "dense" in stages or "rerank" in stages:
@@ -262,7 +265,5 @@ def _dense_note(coverage: dict[str, int], revision: str) -> str:
         return ""
     others = sum(count for name, count in coverage.items() if name not in ("", revision))
     if others:
-        return (
-            f"dense: {others} of {total} passages have vectors of another model; the other stages found what is here."
-        )
-    return f"dense: {own} of {total} passages have their vectors yet; the other stages search all."
+        return f"dense: {others} of {total} passages have vectors of another model; new ones are made."
+    return f"dense: {own} of {total} passages have their vectors yet."
