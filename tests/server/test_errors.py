@@ -108,7 +108,7 @@ COMMON = [
     ({"n": "1"}, "invalid_type", "n"),
     ({"max_tokens": 0}, "out_of_range", "max_tokens"),
     ({"max_tokens": -1}, "out_of_range", "max_tokens"),
-    ({"max_tokens": 1.0}, "invalid_type", "max_tokens"),
+    ({"max_tokens": 1.5}, "invalid_type", "max_tokens"),
     ({"seed": 1.5}, "invalid_type", "seed"),
     ({"stop": ["a"] * 5}, "array_above_max_length", "stop"),
     ({"stop": "a" * 257}, "array_above_max_length", "stop"),

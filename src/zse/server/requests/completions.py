@@ -120,8 +120,8 @@ class _Rag(Kind, frozen=True):
 
 def texts_or_ids(most: int, empty: bool = True) -> Custom:
     """A string, strings, token ids or lists of token ids → list of str | list[int]. Neither of the lists is empty."""
-    text, ids = String(empty=empty), Array(TOKEN_ID, MAX_IDS)
-    texts, lists = Array(text, most), Array(Array(TOKEN_ID, MAX_IDS, 1), most)
+    text, ids = String(empty=empty), Array(TOKEN_ID, MAX_IDS, 1)
+    texts, lists = Array(text, most, 1), Array(ids, most, 1)
 
     def check(value: Any, path: str) -> list:
         if type(value) is str:
@@ -131,7 +131,7 @@ def texts_or_ids(most: int, empty: bool = True) -> Custom:
         if not value:
             raise refused("invalid_value", f"'{path}' must not be empty.", path)
         first = type(value[0])
-        if first is int:
+        if first in (int, float):
             return [ids.check(value, path)]
         if first not in (str, list):
             raise wrong_type(path + "[0]", "a string, an integer or an array of integers", value[0])
@@ -164,7 +164,12 @@ def _seconds(value: Any, path: str) -> float:
 KEEP_ALIVE = Field(
     Custom(
         _seconds,
-        {"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^[+-]?([0-9]+(\.[0-9]+)?(ms|s|m|h)){1,8}$"}]},
+        {
+            "anyOf": [
+                {"type": "number"},
+                {"type": "string", "maxLength": 64, "pattern": r"^[+-]?([0-9]+(\.[0-9]+)?(ms|s|m|h)){1,8}$"},
+            ]
+        },
     ),
     "How long the model stays loaded without requests, until it is unloaded: seconds or a duration (5m, 1h30m), 0: not at all, below "
     "0: for ever; instead of --idle-timeout. An admin's key may say so, where there are keys; of others it is not used.",

@@ -104,6 +104,8 @@ def _operation(route: table.Route) -> dict:
     if route.query:
         fields = table.resolve("requests", route.query)
         parameters += [{"name": name, "in": "query", "schema": field.schema} for name, field in fields.items()]
+        if "stream" in fields:
+            content["text/event-stream"] = {}
     if parameters:
         operation["parameters"] = parameters
     if route.fields:
