@@ -333,7 +333,7 @@ def test_without_waiting(own):
     begun = server.post(ROUTE, {"text": HANDBOOK, "name": "h.md", "id": "later", "wait": False}).json
     assert begun["status"] == "queued" and begun["id"] == "later"
     assert ready(server, "later")["num_chunks"]
-    wait_for(lambda: sorted(os.listdir(server.app.retrieval.ingest.folder)) == ["lock"])
+    wait_for(lambda: sorted(os.listdir(server.app.documents().ingest.folder)) == ["lock"])
     broken = server.raw(
         request("POST", f"{ROUTE}?name=x.txt&wait=false&id=broken", b" \n ", {"content-type": "text/plain"})
     )
@@ -344,7 +344,7 @@ def test_without_waiting(own):
     server = own()
     assert {row["id"]: row["status"] for row in server.get(ROUTE).json["data"]}["broken"] == "failed"
     assert server.raw(request("DELETE", f"{ROUTE}/broken")).status == 200
-    assert sorted(os.listdir(server.app.retrieval.ingest.folder)) == ["lock"]
+    assert sorted(os.listdir(server.app.documents().ingest.folder)) == ["lock"]
 
 
 def test_two_servers_do_not_write_one_file(own, tmp_path):

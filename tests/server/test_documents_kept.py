@@ -169,14 +169,14 @@ def test_a_client_that_leaves_stores_nothing(own, monkeypatch):  # noqa: F811
     sock.sendall(request("POST", f"{ROUTE}?id=gone", b"wool", {"content-type": "text/plain"}))
     assert begun.wait(5)
     sock.close()
-    wait_for(lambda: os.listdir(server.app.retrieval.ingest.folder) == ["lock"])
+    wait_for(lambda: os.listdir(server.app.documents().ingest.folder) == ["lock"])
     assert server.get(f"{ROUTE}/gone").status == 404
     # And one that leaves in the middle of its file.
     sock = server.connect()
     sock.sendall(request("POST", ROUTE, b"wool", {"content-type": "text/plain", "content-length": "4000000"}))
-    wait_for(lambda: len(os.listdir(server.app.retrieval.ingest.folder)) == 2)
+    wait_for(lambda: len(os.listdir(server.app.documents().ingest.folder)) == 2)
     sock.close()
-    wait_for(lambda: os.listdir(server.app.retrieval.ingest.folder) == ["lock"])
+    wait_for(lambda: os.listdir(server.app.documents().ingest.folder) == ["lock"])
 
 
 def ask_process(process: Process, method: str, path: str, body: dict | None = None):

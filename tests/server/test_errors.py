@@ -452,7 +452,7 @@ def test_route_table_with_every_kind_of_key(own_server):
                         if path.startswith(("/admin/models/gone", "/v1/responses/"))
                         else 400
                         if method == "POST"
-                        or path.startswith(("/v1/sessions", "/v1/chats", "/v1/files", "/v1/batches"))
+                        or path.startswith(("/v1/sessions", "/v1/chats", "/v1/files", "/v1/batches", "/v1/rag"))
                         or "/api/delete" in path
                         else 200
                     )

@@ -25,7 +25,8 @@ WORDS = {
 # What the server asks for itself: the next work, whoever's it is.
 OWN = {
     "SELECT tenant, id, version, row, vector_model, num_embedded FROM documents"
-    " WHERE num_chunks > 0 AND (vector_model <> ? OR num_embedded < num_chunks) ORDER BY row LIMIT 1"
+    " WHERE num_chunks > 0 AND (vector_model <> ? OR num_embedded < num_chunks)"
+    " ORDER BY tenant <= ?, tenant, row LIMIT 1"
 }
 # What clears rows away, whoever's they are.
 CLEARS = {f"DELETE FROM {table} WHERE expires <= ?" for table in ("answers", "responses", "sessions")}

@@ -321,7 +321,7 @@ async def _begin(app, job: CompletionRun) -> None:
         if not info.generates:
             raise _encoder()  # it has no template either, which is not the reason
     if completion.rag is not None:
-        job.grounding = await app.retrieval.ground(work, completion, model)
+        job.grounding = await app.documents("rag").ground(work, completion, model)
     if job.completion.messages is not None:
         # The template is a stranger's program: the event loop does not wait for it, however short the chat is.
         parsers = app.tool_parser, app.reasoning_parser

@@ -166,12 +166,11 @@ class App:
     def _documents(self) -> "Retrieval | None":
         return None if self._make_documents is None else self._make_documents(self)
 
-    @property
-    def retrieval(self) -> "Retrieval":
-        """The documents of tenants, from the first request on that asks for them. Raises APIError: the server has
-        none."""
+    def documents(self, field: str | None = None) -> "Retrieval":
+        """Those of tenants, from the first request on that asks for them, by its `field`. Raises APIError: the server
+        has none."""
         if self._documents is None:
-            raise APIError("unsupported_parameter", "This server keeps no documents (--documents none).")
+            raise APIError("unsupported_parameter", "This server keeps no documents (--documents none).", field)
         return self._documents
 
     @cached_property

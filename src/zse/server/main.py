@@ -279,7 +279,7 @@ class _Serving:
         """Go on with documents that an earlier run left half done."""
         path = self._options.documents
         if path is not None and os.path.exists(path) and not self._app.draining:
-            self._resuming = asyncio.get_running_loop().create_task(self._app.retrieval.opened())
+            self._resuming = asyncio.get_running_loop().create_task(self._app.documents().opened())
             self._resuming.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is logged
 
     def _watch(self) -> None:

@@ -23,7 +23,7 @@ GENERAL_TYPES = ("application/octet-stream", "application/x-www-form-urlencoded"
 
 async def add(app, request: APIRequest) -> Response:
     """POST /v1/rag/documents"""
-    of = app.retrieval
+    of = app.documents()
     with RequestRun(app, request) as run:
         if request.upload is None:
             queries.read(request.query, {})
@@ -63,7 +63,7 @@ async def _form(of: Any, request: APIRequest) -> tuple[requests.Upload, ingest.S
 
 async def listed(app, request: APIRequest) -> Response:
     """GET /v1/rag/documents"""
-    query, of, tenant = queries.read(request.query, requests.LISTED), app.retrieval, request.tenant
+    query, of, tenant = queries.read(request.query, requests.LISTED), app.documents(), request.tenant
     after, limit = query["after"] or "", query["limit"]
     found = await of.read(store.listed, tenant, after, limit + 1)
     rows = {document.id: ingest.shown(document, of.revision) for document in found}
@@ -90,7 +90,7 @@ def _with_pending(row: dict | None, pending: ingest.PendingDocument) -> dict:
 async def retrieve(app, request: APIRequest) -> Response:
     """GET /v1/rag/documents/{document}"""
     queries.read(request.query, {})
-    of, id = app.retrieval, request.parameters["document"]
+    of, id = app.documents(), request.parameters["document"]
     found = await of.read(store.find, request.tenant, id)
     pending = of.ingest.pending.get((request.tenant, id))
     if found is None and pending is None:
@@ -101,7 +101,7 @@ async def retrieve(app, request: APIRequest) -> Response:
 
 async def delete(app, request: APIRequest) -> Response:
     """DELETE /v1/rag/documents/{document}"""
-    of, id = app.retrieval, request.parameters["document"]
+    of, id = app.documents(), request.parameters["document"]
     await of.opened()
     was_pending = await of.ingest.drop(request.tenant, id)
     if not await of.write(store.delete, request.tenant, id) and not was_pending:
@@ -118,7 +118,7 @@ async def search(app, request: APIRequest) -> Response:
     began = time.perf_counter()
     with RequestRun(app, request) as run:
         finding, model = await maybe_in_thread(run.is_long, lambda: requests.read_search(request.json()))
-        found = await app.retrieval.find(run, finding, model)
+        found = await app.documents().find(run, finding, model)
         if run.served is not None:
             run.outcomes["measured"] += 1
     body = {
