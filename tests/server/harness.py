@@ -28,7 +28,7 @@ from zse.server.errors import APIError
 from zse.server.key_watch import KeyWatch
 from zse.server.keys import Key, quotas, single, weights
 from zse.server.library import Library
-from zse.server.mcp.servers import opened
+from zse.server.mcp.servers import McpServers
 from zse.server.pool import ModelPool
 from zse.server.retrieval import Retrieval
 from zse.server.served import ModelSpec
@@ -199,7 +199,7 @@ class Harness:
             self.app.usage = UsageLog(self.database, self.app.admission)
             self.database.now(lambda connection: restore(connection, self.app.admission))
         if self._mcp_path is not None:
-            self.app.mcp = opened(self._mcp_path)
+            self.app.mcp = McpServers(self._mcp_path)
         self.server = Server(self.app, limits)
         sock = bind.listen("127.0.0.1", 0)
         self.port = sock.getsockname()[1]

@@ -79,9 +79,9 @@ def test_what_it_started_dies_with_the_server(file):
     """Also where the server was killed: the processes that a wrapper such as npx has left behind."""
     script = """if True:
         import asyncio, sys
-        from zse.server.mcp.servers import opened
+        from zse.server.mcp.servers import McpServers
         async def main():
-            servers = opened(sys.argv[1])
+            servers = McpServers(sys.argv[1])
             tool = (await servers.by_label["one"].tools())["child"]
             print((await servers.call(tool, {}, "")).output, flush=True)
             await asyncio.sleep(600)
@@ -182,7 +182,7 @@ def test_tools_over_http(file, as_events):
 def test_the_file_is_read_again(file, caplog):
     async def run():
         path = write(file, {"one": COMMAND, "two": COMMAND})
-        servers = McpServers(path, read_file(path))
+        servers = McpServers(path)
         tool = (await servers.by_label["one"].tools())["echo"]
         write(file, {"one": COMMAND, "three": COMMAND | {"disabled": True}})
         before = servers.by_label["one"]
@@ -205,7 +205,7 @@ def test_the_file_is_read_again(file, caplog):
 def test_one_tenant_does_not_take_all_turns(file):
     async def run():
         path = write(file, {"one": COMMAND | {"timeout_s": 1}})
-        servers = McpServers(path, read_file(path))
+        servers = McpServers(path)
         hang = (await servers.by_label["one"].tools())["hang"]
         calls = [servers.call(hang, {}, "alice") for _ in range(module.CALLS_OF_TENANT + 1)]
         results = await asyncio.gather(*calls)

@@ -3,7 +3,7 @@
 import functools
 import gc
 import os
-import sys
+from argparse import BooleanOptionalAction
 
 from zse import env, lazy
 from zse.cli import settings
@@ -14,10 +14,9 @@ from zse.engine.metrics import since_exec_clock
 from zse.errors import ConfigError
 from zse.formats import converted, hub, store
 from zse.http import bind
-from zse.lazy import subprocess
 from zse.models import registry
 from zse.scheduler import options as scheduling
-from zse.server import auth, cross_origin, library, retrieval, served, tracing
+from zse.server import auth, copies, cross_origin, library, retrieval, served, tracing
 from zse.server import keys as key_files
 from zse.server import main as server
 from zse.server import models as text_models
@@ -89,6 +88,14 @@ ARGUMENTS = (
         type=Amount(float, above=0, shown="SECONDS"),
         help="unload a model that has had no request for so long; the next loads it (default: never)",
     ),
+    arg(
+        "--keep-in-memory",
+        type=memory_size,
+        default=0,
+        metavar="SIZE",
+        help="lock the files of models that were unloaded in memory, the last ones up to this size, so that the next load need "
+        "not read the disk (default: what the system's page cache keeps)",
+    ),
     arg("--max-loaded", type=Amount(int, 1), help="models that may be loaded at once (default: what memory holds)"),
     arg(
         "--adapter",
@@ -101,9 +108,10 @@ ARGUMENTS = (
     SERVING_OPTIONS,
     arg(
         "--cache-converted",
-        action="store_true",
+        action=BooleanOptionalAction,
         help="keep a copy of what is packed or quantized while it is loaded in the store, made beside the first requests; the "
-        "next start copies it (`zse ls` lists it, `zse rm` deletes it; one of a model that has changed is not used)",
+        "next start copies it (`zse ls` lists it, `zse rm` deletes it; one of a model that has changed is not used; default: on a "
+        "CPU of GGUF files that this server has unloaded, for their next load, up to 8 GiB of copies)",
     ),
     arg(
         "--max-rows",
@@ -306,7 +314,9 @@ def run(args) -> int:
             library=functools.partial(_library, args),
             phases_ms=phases,
             since_exec=since_exec,
-            when_ready=functools.partial(_keep_converted, args, models) if args.cache_converted else None,
+            when_ready=(lambda: _copies(args).begin([path for path, _ in models])) if args.cache_converted else None,
+            copies=None if args.cache_converted is False else lambda: _copies(args),
+            keep_in_memory=args.keep_in_memory,
             reload=functools.partial(_reload, [args]) if args.config_path is not None else None,
             **_changeable(args, keys, len(models)),
         )
@@ -447,18 +457,13 @@ def _engine_arguments(args, path: str, adapters: tuple[tuple[str, str], ...] = (
     return words_of(values)
 
 
+def _copies(args):
+    return copies.ConvertedCopies(args.quantize, args.device, is_asked=bool(args.cache_converted))
+
+
 def _library(args):
     fetch = functools.partial(hub.pull, device=args.device, check=registry.name_of)
     return library.Library(functools.partial(_engine_arguments, args), fetch)
-
-
-def _keep_converted(args, models) -> None:
-    """A process that keeps what the next start can copy; it goes on when this one ends, and ends by itself."""
-    family = converted.family_of(args.device)
-    left = [path for path, _ in models if converted.find(path, args.quantize, family) is None]
-    if left:
-        command = [sys.executable, "-m", "zse.cli.keep_converted", family, args.quantize or "-", *left]
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
 
 
 def _api_keys(args):

@@ -5,12 +5,15 @@ changed."""
 import hashlib
 import os
 import re
+import shutil
 
-from zse.errors import FormatError
+from zse.errors import FormatError, ZSEError
 from zse.formats import store
 from zse.formats.download import sha256_file
 
 FILE = "model.zse"
+LEFT_BYTES = 1 << 30  # of the disk, of what nobody asked for
+_IS_COPY = re.compile(r"-for-(cpu|gpu)-\w+-[0-9a-f]{12}$")
 FOR_GPU = ("/dev/nvidiactl", "/dev/kfd")
 
 
@@ -57,6 +60,22 @@ def write(path: str, quantize: str | None, family: str, convert) -> str | None:
         if old["name"] != name and old["source"] == source and old["name"][:-12] == name[:-12]:
             store.remove(old["name"])
     return find(path, quantize, family)
+
+
+def check_room(path: str, most: int) -> None:
+    """Raises ZSEError where a copy of the model at `path`, which has about its size, would make all copies more than
+    `most` bytes, or leave less than 1 GiB of the disk. Copies of what it was before do not count, they go."""
+    source = os.path.realpath(path)
+    others = [model for model in store.entries() if _IS_COPY.search(model["name"]) and model.get("source") != source]
+    taken, size = sum(model["bytes"] for model in others), sum(map(os.path.getsize, store.model_files(source)))
+    if taken + size > most:
+        raise ZSEError(
+            f"copies take {taken >> 20} of {most >> 20} MiB, it would take {size >> 20}; --cache-converted makes it"
+        )
+    os.makedirs(store.home(), exist_ok=True)
+    free = shutil.disk_usage(store.home()).free
+    if free - size < LEFT_BYTES:
+        raise ZSEError(f"{free >> 20} MiB of the disk are free, it would take {size >> 20}")
 
 
 def _prefix(path: str, quantize: str | None, family: str) -> str:

@@ -214,6 +214,17 @@ def _partial_name(root: str, folder: str) -> str:
         return folder
 
 
+def model_files(path: str) -> list[str]:
+    """A model's file, the files of its folder, or all parts of a GGUF. Raises OSError."""
+    folder, name = os.path.split(path)
+    if os.path.isdir(path):
+        return sorted(entry.path for entry in os.scandir(path) if entry.is_file())
+    if "-00001-of-" not in name:
+        return [path]
+    head, tail = name[:-19], name[-14:]
+    return sorted(part.path for part in os.scandir(folder) if part.name.startswith(head) and part.name.endswith(tail))
+
+
 def tree_bytes(path: str) -> int:
     """Bytes of all files under a folder; files that vanish meanwhile count 0."""
     total = 0

@@ -20,7 +20,7 @@ from zse.engine.process import EngineProcess
 from zse.errors import ConfigError, EngineError, ZSEError
 from zse.http import bind
 from zse.http.listener import Limits, Server
-from zse.server import cross_origin, mcp, models, presence, retrieval, tracing
+from zse.server import cross_origin, mcp, models, presence, resident, retrieval, tracing
 from zse.server import database as storage
 from zse.server import library as libraries
 from zse.server import reload as reloading
@@ -77,6 +77,8 @@ class ServeOptions(msgspec.Struct, frozen=True):
         traces: the OTLP endpoint for spans of requests; None: there are none.
         reload: reads the configuration again: (fields of these options that may change, lines for the log); None: there is none to
             read. Raises ConfigError.
+        copies: makes a copies.ConvertedCopies; None: models are loaded from their own files.
+        keep_in_memory: bytes of the files of models that were unloaded.
         when_ready: called a second after the first model is, when first requests are through."""
 
     models: tuple[ModelSpec, ...]
@@ -112,6 +114,8 @@ class ServeOptions(msgspec.Struct, frozen=True):
     phases_ms: dict[str, float] = {}
     since_exec: Callable[[], float] = time.process_time
     when_ready: Callable[[], None] | None = None
+    copies: Callable[[], Any] | None = None
+    keep_in_memory: int = 0
     log_level: str | None = None
     log_format: str | None = None
     traces: str | None = None
@@ -186,6 +190,8 @@ class _Serving:
             idle_s=options.idle_timeout_s,
             max_loaded=options.max_loaded,
             tries_again=not options.exits_on_failure,
+            copies=options.copies,
+            resident=resident.ResidentFiles(options.keep_in_memory) if options.keep_in_memory else None,
             on_failure=end,
         )
         self._engine = self._pool.default.engine
@@ -197,7 +203,7 @@ class _Serving:
             await database.run(lambda connection: storage.usage.restore(connection, self._app.admission))
         if options.traces is not None:
             self._app.tracer = tracing.Tracer(options.traces)
-        self._app.mcp = mcp.servers.opened(options.mcp) if options.mcp else None
+        self._app.mcp = mcp.servers.McpServers(options.mcp) if options.mcp else None
         self._server = Server(self._app, options.limits)
         self._key_watch = KeyWatch(self._app, options.key_file, options.keys, options.tenant_weights, database, keyring)
         self._app.key_watch = self._key_watch

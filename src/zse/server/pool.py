@@ -19,9 +19,15 @@ from zse.errors import EngineError, RequestError, ZSEError
 from zse.server.errors import APIError
 from zse.server.served import ModelSpec, ReadBytes, Served
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from zse.server.copies import ConvertedCopies
+    from zse.server.resident import ResidentFiles
+
 log = logging.getLogger("zse.server")
 
 TICK_S = 0.25
+BEHIND_S = 3.0  # behind an unload: for what is to make the next load quicker
 RETRY_S = 2.0  # after a load that failed, a request tries again; sooner ones get the same answer
 SPARE_BUDGET, SPARE_WINDOW_S = 5, 600.0  # parked engines that may die within the window before they are given up
 
@@ -38,6 +44,8 @@ class ModelPool:
         idle_s: a model without requests for so long is evicted; None: never.
         max_loaded: models that may be loaded at once; None: what memory holds.
         tries_again: an engine that died too often is tried again later.
+        copies: makes what takes and makes converted copies of models, when it is first asked for; None: nothing does.
+        resident: keeps the files of models that were unloaded in memory; None: the system as it likes.
         on_failure: called with an error that says why when every model's engine has died too often."""
 
     def __init__(
@@ -51,9 +59,12 @@ class ModelPool:
         idle_s: float | None = None,
         max_loaded: int | None = None,
         tries_again: bool = False,
+        copies: "Callable[[], ConvertedCopies] | None" = None,
+        resident: "ResidentFiles | None" = None,
         on_failure: Callable[[EngineError], None] = lambda error: None,
     ):
         self._tries_again, self._on_failure = tries_again, on_failure
+        self._make_copies, self.resident = copies, resident
         self.models = [self._served(spec) for spec in models]
         self._removed: list[Served] = []  # whose requests, or engines, have not ended yet
         self.draining = False
@@ -70,6 +81,10 @@ class ModelPool:
     def _served(self, spec: ModelSpec) -> Served:
         respawn = functools.partial(self.take_process, list(spec.arguments))
         return Served(spec, EngineClient(respawn, self._tries_again, self._on_engine_down))
+
+    @functools.cached_property
+    def _copies(self) -> "ConvertedCopies | None":
+        return None if self._make_copies is None else self._make_copies()
 
     @property
     def default(self) -> Served:
@@ -209,13 +224,16 @@ class ModelPool:
 
     async def _load(self, model: Served) -> None:
         start, ends = time.monotonic(), model.num_ends
+        words = list(model.spec.arguments)
         try:
+            if self._copies is not None:
+                words = await asyncio.to_thread(self._copies.arguments, words)
             while True:
                 async with self._memory:
                     if model.num_ends != ends:
                         return
                     self._make_room(model)
-                    process = self.take_process(list(model.spec.arguments))
+                    process = self.take_process(list(words))
                     model.reading = ReadBytes(process, model.spec.path)
                     model.engine.start(process)
                     try:
@@ -303,6 +321,23 @@ class ModelPool:
         finally:
             self._unloading.remove(model)
             model.changing = None
+        asyncio.get_running_loop().call_later(BEHIND_S, self._unloaded, model)
+
+    def _unloaded(self, model: Served) -> None:
+        """A while after an unload: the load that it made room for had the machine for itself."""
+        if not self.draining and (self._copies is not None or self.resident is not None):
+            asyncio.get_running_loop().run_in_executor(None, self._make_next_load_quick, model, model in self.models)
+
+    def _make_next_load_quick(self, model: Served, is_served: bool) -> None:
+        """In a thread."""
+        words = list(model.spec.arguments)
+        if self._copies is not None and is_served:
+            self._copies.begin([model.spec.path] if not model.spec.adapters else [])
+            words = self._copies.arguments(words)
+        if self.resident is not None and is_served:
+            self.resident.hold(model.name, dict(zip(words[::2], words[1::2])).get("--model", model.spec.path))
+        elif self.resident is not None:
+            self.resident.release(model.name)
 
     def take_process(self, arguments: list[str]) -> EngineProcess:
         """A parked engine for these arguments, preferably one that is up, or a new one."""

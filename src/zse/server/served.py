@@ -52,16 +52,8 @@ class ReadBytes:
 
 
 def _model_bytes(path: str) -> int:
-    """Of a model's file, of all files of its folder, or of all parts of a GGUF."""
-    folder, name = os.path.split(path)
     try:
-        if os.path.isdir(path):
-            return store.tree_bytes(path)
-        if "-00001-of-" not in name:
-            return os.path.getsize(path)
-        head, tail = name[:-19], name[-14:]
-        parts = (part for part in os.scandir(folder) if part.name.startswith(head) and part.name.endswith(tail))
-        return sum(part.stat().st_size for part in parts)
+        return sum(map(os.path.getsize, store.model_files(path)))
     except OSError:
         return 0
 

@@ -53,12 +53,19 @@ def _pairs(names: re.Pattern, what: str) -> Custom:
     return Custom(check, {"type": "object"})
 
 
-_TEXT = Custom(lambda value, path: _without_zero(String(1 << 16, empty=False).check(value, path), path), {})
+def _text(value: object, path: str) -> str:
+    text = String(1 << 16).check(value, path)
+    if "\0" in text:
+        raise refused("invalid_value", f"'{path}' holds a zero byte.", path)
+    return text
+
+
+_TEXT = Custom(_text, {})
 _TOOL_NAMES = Array(String(64, empty=False), 256)
 _FIELDS: Fields = {
     "type": Field(OneOf(("stdio", "http", "streamable-http", "streamableHttp"))),
     "command": Field(_TEXT),
-    "args": Field(Array(Custom(lambda value, path: _without_zero(String().check(value, path), path), {}), 256)),
+    "args": Field(Array(_TEXT, 256)),
     "env": Field(_pairs(_VARIABLE, "a variable")),
     "cwd": Field(_TEXT),
     "url": Field(String(2048, empty=False)),
@@ -70,12 +77,6 @@ _FIELDS: Fields = {
     "max_result_bytes": Field(Integer(1, MAX_RESULT_BYTES), default=64 << 10),
     "disabled": Field(Boolean(), default=False),
 }
-
-
-def _without_zero(text: str, path: str) -> str:
-    if "\0" in text:
-        raise refused("invalid_value", f"'{path}' holds a zero byte.", path)
-    return text
 
 
 def read_file(path: str) -> tuple[McpServerConfig, ...]:

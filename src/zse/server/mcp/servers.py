@@ -169,11 +169,12 @@ class McpServer:
 
 
 class McpServers:
-    """All of a file. by_label: in its order. counts: calls by (server, how they ended: ok, error)."""
+    """All of a file; none is started yet. by_label: in its order. counts: calls by (server, how they ended: ok, error).
+    Raises ConfigError."""
 
-    def __init__(self, path: str, configs: tuple[McpServerConfig, ...]):
+    def __init__(self, path: str):
         self._path = path
-        self.by_label = {config.label: McpServer(config) for config in configs}
+        self.by_label = {config.label: McpServer(config) for config in read_file(path)}
         self.counts: Counter[tuple[str, str]] = Counter()
         self._running: Counter[tuple[str, str]] = Counter()  # (server, tenant) → calls
         self._closing: set[asyncio.Task] = set()
@@ -221,8 +222,3 @@ class McpServers:
     async def close(self) -> None:
         """All processes are gone when this returns."""
         await asyncio.gather(*(server.close() for server in self.by_label.values()), *self._closing)
-
-
-def opened(path: str) -> McpServers:
-    """The servers of a file; none is started yet. Raises ConfigError."""
-    return McpServers(path, read_file(path))

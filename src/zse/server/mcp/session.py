@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from zse import __version__
 from zse.errors import ZSEError, one_line
@@ -32,27 +32,12 @@ def words_of(text: object) -> str:
     return line if len(line) <= _MAX_REASON else line[:_MAX_REASON] + "…"
 
 
-class Transport(Protocol):
-    """How messages go to a server. Answers are given to the session that it was made with."""
-
-    async def start(self) -> None:
-        """Raises McpError."""
-
-    async def send(self, message: dict) -> None:
-        """Raises McpError."""
-
-    def abandon(self, id: int) -> None:
-        """Nobody waits for the answer of this request any more."""
-
-    async def close(self) -> None:
-        """The server's process or session is gone when this returns."""
-
-
 class McpSession:
-    """One connection, from `initialize` to its end. tools_changed(): the server says that its list has. lost: why it is over;
-    "": it is not."""
+    """One connection, from `initialize` to its end. transport: makes what has start() and send(message), which raise McpError,
+    abandon(id): nobody waits for that answer, and close(): behind it nothing is left; it gives this what the server says.
+    tools_changed(): the server says that its list has. lost: why it is over; "": it is not."""
 
-    def __init__(self, transport: Callable[["McpSession"], Transport], tools_changed: Callable[[], None]):
+    def __init__(self, transport: Callable[["McpSession"], Any], tools_changed: Callable[[], None]):
         self.transport, self._tools_changed = transport(self), tools_changed
         self._waiting: dict[int, asyncio.Future] = {}
         self._next_id, self.lost, self.protocol = 0, "", ""
@@ -70,10 +55,7 @@ class McpSession:
             if self.protocol not in PROTOCOLS:
                 known = ", ".join(PROTOCOLS)
                 raise McpError(f"it speaks protocol {words_of(self.protocol)!r}; this client knows {known}")
-            await self.notify("notifications/initialized")
-
-    async def notify(self, method: str, **params: object) -> None:
-        await self.transport.send({"jsonrpc": "2.0", "method": method} | ({"params": params} if params else {}))
+            await self.transport.send({"jsonrpc": "2.0", "method": "notifications/initialized"})
 
     async def request(self, method: str, params: dict, timeout_s: float) -> dict:
         """The result, an object. Raises McpError: an error of the server's, the connection's end, or the time's."""
@@ -97,16 +79,14 @@ class McpSession:
             if not is_answered:
                 self.transport.abandon(id)
                 if not self.lost and method != "initialize":
-                    self._reply("notifications/cancelled", requestId=id, reason="nobody waits any more")
+                    given_up = {"requestId": id, "reason": "nobody waits any more"}
+                    self._send_aside({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": given_up})
         if "error" in answer:
             error = answer["error"] if isinstance(answer["error"], dict) else {}
             raise McpFailure(f"{method}: {words_of(error.get('message', 'an error without words'))}")
         if not isinstance(answer.get("result"), dict):
             raise McpError(f"{method}: the answer has no result")
         return answer["result"]
-
-    def _reply(self, method: str, **params: object) -> None:
-        self._send_aside({"jsonrpc": "2.0", "method": method, "params": params})
 
     def _send_aside(self, message: dict) -> None:
         """Send without waiting; a failure is the connection's, which others see."""
@@ -126,11 +106,8 @@ class McpSession:
 
     def receive(self, message: Any) -> None:
         """A message of the server's, decoded."""
-        if isinstance(message, list):  # 2025-03-26 has batches
-            for one in message[:MAX_BATCH]:
-                self._receive(one)
-            return
-        self._receive(message)
+        for one in message[:MAX_BATCH] if isinstance(message, list) else [message]:  # 2025-03-26 has batches
+            self._receive(one)
 
     def _receive(self, message: Any) -> None:
         if not isinstance(message, dict):

@@ -157,6 +157,8 @@ async def metrics(app, request: APIRequest) -> Response:
         page.add(name, help, attrgetter(attribute)(app))
     for (route, status), count in sorted(app.responses.items()):
         page.add("zse_http_responses_total", "Answers by route and status.", count, route=route, status=status)
+    if app.pool.resident is not None:
+        page.add("zse_kept_in_memory_bytes", "Of files of models that were unloaded.", app.pool.resident.num_bytes)
     for (label, outcome), count in sorted(app.mcp.counts.items()) if app.mcp is not None else ():
         page.add("zse_mcp_calls_total", "Calls of MCP servers' tools.", count, server=label, outcome=outcome)
     for name, help, attribute in OF_TENANT:

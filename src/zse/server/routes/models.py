@@ -35,6 +35,7 @@ def card(app, served) -> dict:
         "load_ms": served.load_ms or None,
         "context": ready.max_context if is_loaded else None,
         "memory_bytes": ready.memory_bytes if is_loaded else None,
+        "kept_bytes": None if app.pool.resident is None else app.pool.resident.bytes_of(served.name),
     }
 
 

@@ -67,7 +67,7 @@ class OutputPiece(msgspec.Struct):
 
 
 class ResponseWriter:
-    """A response of items: reasoning, a message, an item for each call."""
+    """A response of items: reasoning, a message, an item for each call. status: of the response."""
 
     def __init__(self, values: dict, job: CompletionRun):
         self.job = job
@@ -76,25 +76,25 @@ class ResponseWriter:
         self._values = values
         self._id, self._shown = job.work.request.id.removeprefix("req_"), shown(values)
         self._num_events = 0
-        self._items: list[OutputItem] = []
+        self.items: list[OutputItem] = []
         self._open: tuple[str, int] | None = None  # kind and number of the call of the last item, where it goes on
-        self._status = "in_progress"
+        self.status = "in_progress"
 
     # -- what there is
 
     def response(self) -> dict:
         """The whole of it, as far as it is."""
         work, params = self.job.work, self.job.completion.params
-        is_over = self._status != "in_progress"
+        is_over = self.status != "in_progress"
         return {
             "id": "resp_" + self._id,
             "object": "response",
             "created_at": self.job.created,
-            "status": self._status,
+            "status": self.status,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if self._status == "incomplete" else None,
+            "incomplete_details": {"reason": "max_output_tokens"} if self.status == "incomplete" else None,
             "model": self.job.completion.model or work.served.name,
-            "output": [item.shown() for item in self._items] if is_over else [],
+            "output": [item.shown() for item in self.items] if is_over else [],
             "temperature": params.temperature,
             "top_p": params.top_p,
             "usage": self._usage() if is_over else None,
@@ -125,11 +125,11 @@ class ResponseWriter:
 
     def _begin(self, piece: OutputPiece) -> OutputItem:
         self._open = piece.key
-        self._items.append(OutputItem(piece.key[0], len(self._items), self._id, **piece.more))
-        return self._items[-1]
+        self.items.append(OutputItem(piece.key[0], len(self.items), self._id, **piece.more))
+        return self.items[-1]
 
     def _end(self, choice: Choice) -> None:
-        self._status = "incomplete" if choice.finish_reason == "length" else "completed"
+        self.status = "incomplete" if choice.finish_reason == "length" else "completed"
 
     def _scores(self, scores: list[TokenScore]) -> list:
         if self.job.completion.params.logprobs is None:
@@ -144,7 +144,7 @@ class ResponseWriter:
         calls = [(index, CallPart(call.name, call.arguments, call.id)) for index, call in enumerate(choice.calls)]
         for piece in self.pieces(ChoiceDelta(choice.text, choice.reasoning, calls)):
             item = self._begin(piece)
-            item.text, item.status = piece.text, self._status
+            item.text, item.status = piece.text, self.status
             item.logprobs = self._scores(choice.scores) if item.kind == TEXT else []
         return msgspec.json.encode(self.response())
 
@@ -181,7 +181,7 @@ class ResponseWriter:
                     out += self._event("response.content_part.added", part=item.part, **item.place)
                 elif item.kind == MCP_CALL:
                     out += self._event("response.mcp_call.in_progress", **item.place)
-            item, more = self._items[-1], {}
+            item, more = self.items[-1], {}
             item.text += piece.text
             if item.kind == TEXT:
                 more = {"logprobs": self._scores(delta.scores)}
@@ -189,14 +189,14 @@ class ResponseWriter:
             out += self._event(f"response.{_DELTAS[item.kind]}.delta", delta=piece.text, **item.place, **more)
         if delta.finish_reason is not None:
             self._end(choice)
-            out += self._close(self._status)
+            out += self._close(self.status)
         return out
 
     def _close(self, status: str) -> bytes:
         """The last item is over."""
         if self._open is None:
             return b""
-        item, self._open = self._items[-1], None
+        item, self._open = self.items[-1], None
         item.status = status
         kind, out = f"response.{_DELTAS[item.kind]}.done", b""
         if item.kind not in _WITH_PARTS:
@@ -211,4 +211,4 @@ class ResponseWriter:
         return self._event("response.output_item.done", output_index=item.index, item=item.shown())
 
     def last(self) -> bytes:
-        return self._event(f"response.{self._status}", response=self.response())
+        return self._event(f"response.{self.status}", response=self.response())

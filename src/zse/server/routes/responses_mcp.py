@@ -53,24 +53,8 @@ class _Writer(ResponseWriter):
         return TokenUsage(*map(sum, parts))
 
     def begin_round(self, job: CompletionRun) -> None:
-        self._before, self.job, self._status = self.used, job, "in_progress"
+        self._before, self.job, self.status = self.used, job, "in_progress"
         self._called.clear()
-
-    def shown_since(self, index: int) -> list[dict]:
-        """Items of the output from that one on."""
-        return [item.shown() for item in self._items[index:]]
-
-    @property
-    def num_items(self) -> int:
-        return len(self._items)
-
-    @property
-    def is_cut(self) -> bool:
-        return self._status == "incomplete"
-
-    def cut(self) -> None:
-        """There are no tokens left for another round."""
-        self._status = "incomplete"
 
     def pieces(self, delta: ChoiceDelta) -> list[OutputPiece]:
         out = []
@@ -116,7 +100,7 @@ class _Writer(ResponseWriter):
     def asked(self) -> bytes:
         """The questions that the round has left."""
         out = b""
-        if not self.is_cut:
+        if self.status != "incomplete":
             for offer, arguments in self._to_ask.values():
                 self.waits = True
                 told = {"server_label": offer.tool.label, "name": offer.tool.name, "arguments": arguments}
@@ -149,7 +133,8 @@ class _Writer(ResponseWriter):
 
 
 def _about(tool: McpTool) -> dict:
-    return {"server_label": tool.label, "name": tool.name, "output": None, "error": None, "approval_request_id": None}
+    empty = dict.fromkeys(("output", "error", "approval_request_id"))
+    return {"server_label": tool.label, "name": tool.name} | empty
 
 
 class McpAnswer:
@@ -183,11 +168,11 @@ class McpAnswer:
         while True:
             completion = await self._round(writer, may_call)
             has_run = await self._run_calls(writer)
-            if not has_run or writer.waits or writer.is_cut or not may_call:
+            if not has_run or writer.waits or writer.status == "incomplete" or not may_call:
                 break
             may_call = self._left > 0 and time.monotonic() < self._deadline
             if values["max_output_tokens"] is not None and writer.used.completion >= values["max_output_tokens"]:
-                writer.cut()
+                writer.status = "incomplete"  # nothing is left for another round
                 break
         request.note = f"{writer.used.prompt}+{writer.used.completion} tokens"
         if values["store"]:
@@ -277,7 +262,7 @@ class McpAnswer:
         with RequestRun(app, request) as work:
             make: Callable[[], Completion] = partial(self._completion, writer.offers, **changed)
             completion = await maybe_in_thread(work.is_long or len(self._items) > 64, make)
-            first = writer.num_items
+            first = len(writer.items)
             job = CompletionRun(completion, work, self._created)
             async with begun(job):
                 writer.begin_round(job)
@@ -296,7 +281,7 @@ class McpAnswer:
             tool = McpTool(str(item.more["server_label"]), str(item.more["name"]), "", {})
             await self._send(writer.called(item, await self._call(tool, item.text)))
         if calls:
-            self._items += check_items(writer.shown_since(self._first_of_round))
+            self._items += check_items([item.shown() for item in writer.items[self._first_of_round :]])
         return bool(calls)
 
     async def _call(self, tool: McpTool, arguments: str) -> CallResult:
