@@ -111,3 +111,12 @@ def test_the_option(tmp_path):
         assert b"access-control-allow-origin: https://app.example" in sock.recv(4096)
     process.popen.terminate()
     assert process.finish()[0] == 0
+
+
+def test_a_form_of_a_page(shared, tmp_path):
+    form = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nuser_data\r\n--b\r\n'
+    form += b'Content-Disposition: form-data; name="file"; filename="a.txt"\r\n\r\nhello\r\n--b--\r\n'
+    server = shared(PAGE, database=str(tmp_path / "server.db"), key=KEY)
+    headers = {"content-type": "multipart/form-data; boundary=b", "authorization": f"Bearer {KEY}"}
+    for origin, status in ((PAGE, 200), ("https://other.example", 403)):
+        assert server.post("/v1/files", form, headers | {"origin": origin}).status == status

@@ -123,7 +123,8 @@ class Connection(asyncio.Protocol):
         self._active: HTTPRequest | None = None
         self._task: asyncio.Task | None = None
         self._held = b""  # received and not parsed yet
-        self._paused_at: float | None = None
+        self.is_behind = False  # the peer is behind what is written
+        self._paused_at = 0.0  # since when
         self._writable: asyncio.Future | None = None
         self._lingers_since: float | None = None  # our side is closed; what still arrives is dropped
         self._lingered = 0
@@ -164,20 +165,20 @@ class Connection(asyncio.Protocol):
         self._held = b""
 
     def pause_writing(self) -> None:
-        self._paused_at = time.monotonic()
+        self.is_behind, self._paused_at = True, time.monotonic()
 
     def resume_writing(self) -> None:
-        self._paused_at = None
+        self.is_behind = False
         if self._writable is not None and not self._writable.done():
             self._writable.set_result(None)
 
     def stalled_s(self) -> float:
         """Seconds for which the peer has been behind what is written, 0 when it is not."""
-        return 0.0 if self._paused_at is None else time.monotonic() - self._paused_at
+        return time.monotonic() - self._paused_at if self.is_behind else 0.0
 
     async def drain(self) -> None:
         """Wait until the peer has taken what was written (down to the transport's low-water mark)."""
-        if self._paused_at is not None:
+        if self.is_behind:
             self._writable = asyncio.get_running_loop().create_future()
             await self._writable
 
@@ -201,7 +202,7 @@ class Connection(asyncio.Protocol):
         answer."""
         while self._lingers_since is None:
             if self._active is not None:
-                if not self._feed_upload(self._active.upload):
+                if self._active.upload is None or not self._feed_upload(self._active.upload):
                     break
             elif self._reader.ready:
                 self._active = self._reader.ready.popleft()
@@ -221,9 +222,9 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.resume_reading()
 
-    def _feed_upload(self, upload: "BodyStream | None") -> bool:
+    def _feed_upload(self, upload: "BodyStream") -> bool:
         """Parse some of what was received for a body that is read while it arrives; whether there may be more to do."""
-        if upload is None or upload.is_whole or upload.is_full or not self._held or self._reader.refusal is not None:
+        if upload.is_whole or upload.is_full or not self._held or self._reader.refusal is not None:
             return False
         self._held = self._reader.feed(self._held)
         if self._reader.refusal is not None and not upload.is_whole:
@@ -352,7 +353,7 @@ class Connection(asyncio.Protocol):
 
     def check_deadlines(self, now: float) -> None:
         limits = self._limits
-        if self._paused_at is not None and now - self._paused_at > limits.write_stall_s:
+        if self.is_behind and now - self._paused_at > limits.write_stall_s:
             log.info("dropped a client that has not read for %d s", limits.write_stall_s)
             self.abandon()
         elif self._active is not None:

@@ -141,7 +141,7 @@ class RequestReader:
                 return
             request.refusal, request.upload = error, None
         self.phase = BODY
-        self.restart_clock()
+        self.since = self._last_body = self._server.now
         if request is not None and request.upload is not None:
             self.ready.append(request)
 

@@ -280,8 +280,8 @@ async def answer(app, request: APIRequest, *, read: Reader, body: dict | None = 
 async def begun(job: CompletionRun) -> AsyncIterator[None]:
     """The request is admitted, and the engine works for it; what it took is counted at the end. Raises RequestError."""
     work, completion, request = job.work, job.completion, job.work.request
-    if completion.stream:
-        check_stream(request)
+    if completion.stream and "idempotency-key" in request.headers:
+        raise idempotency.of_a_stream()
     most, made = completion.params.max_tokens, completion.num_choices
     if completion.beams is not None:
         made = made // completion.n * completion.beams.beam_width  # the beams that are not answers, too
@@ -301,12 +301,6 @@ async def begun(job: CompletionRun) -> AsyncIterator[None]:
         raise named(error, job.structure_field) from None
     finally:
         work.cached = job.usage.cached
-
-
-def check_stream(request: APIRequest) -> None:
-    """Raises APIError: a stream cannot be kept for an Idempotency-Key."""
-    if "idempotency-key" in request.headers:
-        raise idempotency.refused("a streamed answer is not kept; send stream: false with it")
 
 
 async def _begin(app, job: CompletionRun) -> None:
@@ -452,7 +446,8 @@ async def _stream(job: CompletionRun, writer: Writer) -> None:
         data = await maybe_in_thread(is_long, partial(writer.part, choice, delta, is_first))
         if data:
             request.send_events(data)
-            await request.connection.drain()
+            if request.connection.is_behind:
+                await request.connection.drain()
     for keep in job.keeps:
         await keep()
     request.send_events(writer.last(), is_last=True)

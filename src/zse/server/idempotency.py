@@ -23,6 +23,10 @@ def refused(reason: str) -> APIError:
     return APIError("unsupported_parameter", f"{HEADER}: {reason}.", HEADER)
 
 
+def of_a_stream() -> APIError:
+    return refused("a streamed answer is not kept; send stream: false with it")
+
+
 async def once(
     app: Any, request: APIRequest, handler: Callable[[Any, APIRequest], Awaitable[Response | None]]
 ) -> Response | None:

@@ -260,13 +260,8 @@ def _message(value: Any, path: str) -> dict:
 _MESSAGES = Array(Custom(_message, _MESSAGE.schema), MAX_MESSAGES, 1)
 
 
-def _messages(value: Any, path: str) -> list[dict]:
-    """Messages for the template, some of which write the functions' names at results."""
-    return name_results(_MESSAGES.check(value, path))
-
-
 def name_results(out: list[dict]) -> list[dict]:
-    """Messages, of which each result of a tool has the name of the function that was called."""
+    """Messages, of which each result of a tool has the name of the function that was called: some templates write it."""
     names = {}
     for message in out:
         for call in message.get("tool_calls", ()):
@@ -278,7 +273,7 @@ def name_results(out: list[dict]) -> list[dict]:
 
 CONVERSATION: Fields = {
     "messages": Field(
-        Custom(_messages, _MESSAGES.schema),
+        Custom(lambda value, path: name_results(_MESSAGES.check(value, path)), _MESSAGES.schema),
         "The conversation: role (system, developer, user, assistant, tool) and content (text or text parts), up to 2,048.",
         required=True,
     ),

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import msgspec
 
 from zse.http.exchange import Response
-from zse.server.answering import ChoiceDelta, CompletionRun, TokenUsage, accept, begun, check_stream
+from zse.server import idempotency
+from zse.server.answering import ChoiceDelta, CompletionRun, TokenUsage, accept, begun
 from zse.server.api_request import APIRequest
 from zse.server.errors import APIError, unsupported
 from zse.server.mcp.results import CallResult, McpTool
@@ -154,8 +155,8 @@ class McpAnswer:
             completion = await maybe_in_thread(
                 work.is_long, self._completion
             )  # says what is wrong before anything runs
-            if completion.stream:
-                check_stream(request)
+            if completion.stream and "idempotency-key" in request.headers:
+                raise idempotency.of_a_stream()
             if SESSION_HEADER in request.headers:  # it would have half of the rounds
                 raise unsupported(SESSION_HEADER, "tools of MCP servers go with previous_response_id")
             completion.model = completion.model or app.find_model(request, None, "model").name

@@ -3,7 +3,7 @@
 A route names its handler, whose module is imported with its first request: a start waits for those of completions only.
 """
 
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from typing import Any
 
@@ -19,7 +19,7 @@ from zse.server.errors import ANTHROPIC, OLLAMA, OPENAI
 PUBLIC, USER, ADMIN = "public", "user", "admin"
 
 
-class Route(msgspec.Struct, frozen=True):
+class Route(msgspec.Struct, frozen=True, dict=True):
     """function: "MODULE.NAME" in zse.server.routes, a coroutine function of the App and the APIRequest. doc: what it
     answers, in docs/api.md and the OpenAPI document. fields: "MODULE.NAME" in zse.server.requests, the table of what a
     body may hold; "": the route takes none. api: whose way of writing errors it has, of zse.server.errors. verb: its
@@ -44,16 +44,16 @@ class Route(msgspec.Struct, frozen=True):
     file: bool = False
     queued: bool = True
 
-    @property
+    @cached_property
     def method(self) -> str:
         return self.verb or ("POST" if self.fields else "GET")
 
-    @property
+    @cached_property
     def body_type(self) -> str:
         """The media type of bodies that hold `fields`."""
         return "multipart/form-data" if self.upload and not self.file else "application/json"
 
-    @property
+    @cached_property
     def is_queued(self) -> bool:
         """Whether a request of it takes a place in the queue."""
         return self.queued and bool(self.fields) and self.scope == USER and not self.upload
