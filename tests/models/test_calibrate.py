@@ -223,17 +223,19 @@ def test_what_is_refused(tmp_path, monkeypatch, capsys):
         Calibration(encoder, set(), "")
 
 
-@pytest.mark.parametrize("name", ["smollm2", pytest.param("gemma3-270m", marks=pytest.mark.exhaustive)])
-def test_calibrated_weights_predict_text_better(name, real_models, tmp_path):
-    """The models' 4-bit blocks of 32 as 4 bits for 128 columns, on 1,024 tokens of the licence, which does not change; measured
-    on prose."""
+@pytest.mark.parametrize(
+    ("name", "tokens"), [("smollm2", 1024), pytest.param("gemma3-270m", 2048, marks=pytest.mark.exhaustive)]
+)
+def test_calibrated_weights_predict_text_better(name, tokens, real_models, tmp_path):
+    """The models' 4-bit blocks of 32 as 4 bits for 128 columns, on tokens of the licence, which does not change; measured on prose.
+    With 1,024 tokens the loss of Gemma 3 becomes 0.50 or 0.63 of what it was, by the number of BLAS's threads, with 2,048 0.37 or 0.50."""
     text = LICENCE.read_text()
     assert TEXT[:60] not in text
     out = str(tmp_path / "m.zse")
     convert(real_models[name], out, "int4", 128)
     nearest = perplexity(out, TOKENS)
-    report = convert(real_models[name], out, "int4", 128, calibrate=partial(Calibration, text=text, tokens=1024))
+    report = convert(real_models[name], out, "int4", 128, calibrate=partial(Calibration, text=text, tokens=tokens))
     calibrated, source = perplexity(out, TOKENS), perplexity(real_models[name], TOKENS)
-    assert report.calibration.num_tokens == 1024 and report.resumed_bytes == 0
+    assert report.calibration.num_tokens == tokens and report.resumed_bytes == 0
     # 33 % become 10 % with SmolLM2.
     assert source < calibrated < source + 0.6 * (nearest - source)
