@@ -168,7 +168,10 @@ def _counted(atoms: list[_Atom], count_tokens: Counter, budget: int) -> tuple[li
 
 
 class _Packed(NamedTuple):
+    """num_carried: of its texts that stand in the chunk before, too, or in the table's first row."""
+
     texts: list[str]
+    num_carried: int
     path: tuple[str, ...]
     first_page: int
     last_page: int
@@ -217,7 +220,7 @@ class _Packer:
 
     def _begin(self, atom: _Atom, count: int) -> None:
         """A chunk begins with this atom: what was carried over has to leave room for it."""
-        self._tokens = sum(tokens for _, tokens in self._overlaps())
+        self._tokens = sum(min(self.overlap, self.counts[at]) for _, at in self._carried)
         if self._tokens + count > self.budget:
             self._carried, self._tokens = [], 0
         header = self._headers.get(atom.header, self.budget) if atom.header else 0
@@ -225,25 +228,19 @@ class _Packer:
             self._carried = [(atom.header, -1)]
             self._tokens = header
 
-    def _overlaps(self) -> list[tuple[str, int]]:
-        return [(text, min(self.overlap, self.counts[at])) for text, at in self._carried]
-
     def _flush(self, end: int, overlaps: bool = True) -> None:
         """Atoms up to `end` are a chunk. Headings at its end go with what they stand above."""
         atoms = self.atoms
-        if end < len(atoms):
-            last = end
-            while last > self._start and atoms[last - 1].kind == "heading":
-                last -= 1
-            if last == self._start or sum(self.counts[last:end]) > self.budget // 4:
-                last = end
-        else:
+        last = end
+        while end < len(atoms) and last > self._start and atoms[last - 1].kind == "heading":
+            last -= 1
+        if last == self._start or sum(self.counts[last:end]) > self.budget // 4:
             last = end
         first = atoms[self._start]
         whose = [at for _, at in self._carried if at >= 0]
         begin = atoms[whose[0]] if whose else first
         texts = [text for text, _ in self._carried] + [atom.text for atom in atoms[self._start : last]]
-        self.packed.append(_Packed(texts, begin.path, begin.page, atoms[last - 1].page))
+        self.packed.append(_Packed(texts, len(self._carried), begin.path, begin.page, atoms[last - 1].page))
         if len(self.packed) > MAX_CHUNKS:
             raise DocumentError(
                 f"the document has more than {MAX_CHUNKS} chunks: split it, or ask for more chunk_tokens",
@@ -266,13 +263,17 @@ class _Packer:
         text, count = self.atoms[end - 1].text, self.counts[end - 1]
         tail = text[len(text) - len(text) * room // count :]
         words = re.search(r"\s\S", tail)
-        return [(tail[words.start() + 1 :] if words else tail, end - 1)] if tail.strip() else []
+        if words is not None:
+            return [(tail[words.start() + 1 :], end - 1)]
+        return (
+            [] if any(map(str.isspace, text.strip())) else [(tail, end - 1)]
+        )  # no part of a word where there are words
 
 
 def _made(packed: list[_Packed], count_tokens: Counter, budget: int) -> list[Chunk]:
-    """Chunks with their tokens counted. What has more than the sum of its atoms said is halved."""
+    """Chunks with their tokens counted. What has more than the sum of its atoms said repeats nothing, or is halved."""
     while True:
-        packed = [one for one in packed if not all(text.isspace() for text in one.texts)]
+        packed = [one for one in packed if not all(map(str.isspace, one.texts[one.num_carried :]))]
         texts = ["".join(one.texts).strip("\n").rstrip() for one in packed]
         counts = _count(texts, count_tokens)
         if all(count <= budget or len(text) == 1 for text, count in zip(texts, counts)):
@@ -288,7 +289,9 @@ def _made(packed: list[_Packed], count_tokens: Counter, budget: int) -> list[Chu
 
 
 def _halves(one: _Packed) -> list[_Packed]:
-    texts = one.texts
+    texts = one.texts[one.num_carried :]
+    if one.num_carried:
+        return [one._replace(texts=texts, num_carried=0)]
     if len(texts) == 1:
         texts = _words(texts[0], (len(texts[0]) + 1) // 2)
     middle = (len(texts) + 1) // 2

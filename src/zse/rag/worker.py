@@ -60,9 +60,7 @@ async def parse_document(
     _begin_next()
     try:
         await begun
-        process = _ParserProcess(
-            source, messages.ParseRequest(0, name, media_type, kind, password or "", ocr is not None, limits)
-        )
+        process = _ParserProcess(source, _request(name, media_type, kind, password, ocr, limits))
         work = loop.run_in_executor(_threads(), process.run, ocr)
         try:
             return await asyncio.shield(work)
@@ -89,8 +87,13 @@ def parse_now(
     ocr: "ocr_module.Ocr | None" = None,
 ) -> ParsedDocument:
     """parse_document() for callers without an event loop: at once, and blocking."""
-    request = messages.ParseRequest(0, name, media_type, kind, password or "", ocr is not None, limits)
-    return _ParserProcess(source, request).run(ocr)
+    return _ParserProcess(source, _request(name, media_type, kind, password, ocr, limits)).run(ocr)
+
+
+def _request(
+    name: str, media_type: str, kind: str, password: str | None, ocr: object, limits: ParseLimits
+) -> messages.ParseRequest:
+    return messages.ParseRequest(os.getpid(), 0, name, media_type, kind, password or "", ocr is not None, limits)
 
 
 _NUMBERS = itertools.count()
@@ -134,7 +137,7 @@ class _ParserProcess:
             if ocr is not None and images is not None and images.pages and not self._killed:
                 ocr_module.read_pages(document, images, ocr, lambda: self._killed)
         if not document.blocks:
-            raise DocumentError("the document has no text; pages that are images need OCR (the server's --ocr-command)")
+            raise DocumentError("; ".join(["the document has no text", *document.warnings]))
         return document
 
     @contextlib.contextmanager

@@ -21,8 +21,8 @@ from zse.rag.parse import kinds, messages  # noqa: E402
 from zse.structured import limits  # noqa: E402
 
 _PARENT_DEATH_SIGNAL = 1  # prctl(2)
-_CODECS = ("cp1252", "latin-1", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")
-_NICENESS = 10  # requests that are answered go before
+_CODECS = ("cp1252", "latin-1", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be", "cp437")
+_NICENESS = 5  # requests that are answered go before, and a busy machine still reads a document within its time
 
 
 def _read_all(descriptor: int, most: int | None = None) -> bytes:
@@ -66,17 +66,14 @@ def _parse(request: messages.ParseRequest) -> ParsedDocument:
     kind = kind or kinds.kind_of(request.name, request.media_type, head)
     reader = import_module(f"zse.rag.parse.{kind}")
     given = request.limits
-    if kind == "pdf":
+    if hasattr(reader, "load"):
         reader.load()
-        _close_in(given)
-        data = _read_document(request.descriptor, given.max_text_bytes)
-        return reader.parse(data, request.name, given, request.password, _send_image if request.ocr else None)
     _close_in(given)
-    return reader.parse(_read_document(request.descriptor, given.max_text_bytes), request.name, given)
-
-
-def _send_image(page: int, png: bytes) -> None:
-    _send(messages.PageImage(page, png))
+    data = _read_document(request.descriptor, given.max_text_bytes)
+    if kind == "pdf":
+        send_image = (lambda page, png: _send(messages.PageImage(page, png))) if request.ocr else None
+        return reader.parse(data, request.name, given, request.password, send_image)
+    return reader.parse(data, request.name, given)
 
 
 def _send_document(document: ParsedDocument, given: ParseLimits) -> None:
@@ -102,11 +99,11 @@ def _send_document(document: ParsedDocument, given: ParseLimits) -> None:
 def main() -> None:
     ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     request = msgspec.msgpack.decode(_read_all(0), type=messages.ParseRequest)
+    if os.getppid() != request.parent:
+        return  # it ended before it could be watched
     given = request.limits
     try:
         document = _parse(request)
-        if not document.blocks:
-            raise DocumentError("the document has no text")
         if len(document.blocks) > given.max_blocks:
             raise DocumentError(f"the document has more than {given.max_blocks} paragraphs", "request_too_large")
         _send_document(document, given)

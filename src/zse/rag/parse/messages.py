@@ -10,9 +10,10 @@ FRAME_CHARACTERS = 1 << 18  # of blocks in one message: reading one holds the in
 
 
 class ParseRequest(msgspec.Struct, array_like=True):
-    """parent → worker. descriptor: of the file, open for reading. kind: "" is found by name, media type and content. ocr: whether
+    """parent → worker. parent: its process id. descriptor: of the file, open for reading. kind: "" is found by name, media type and content. ocr: whether
     pages without text are wanted as images."""
 
+    parent: int
     descriptor: int
     name: str
     media_type: str
