@@ -59,6 +59,14 @@ SCOPES = {
     ("GET", "/v1/files/{file}"): ("owned", None),
     ("GET", "/v1/files/{file}/content"): ("owned", None),
     ("DELETE", "/v1/files/{file}"): ("owned", None),
+    ("POST", "/v1/rag/documents"): ("unserved", FORM),
+    ("GET", "/v1/rag/documents"): ("unserved", None),
+    ("GET", "/v1/rag/documents/{document}"): ("unserved", None),
+    ("DELETE", "/v1/rag/documents/{document}"): ("unserved", None),
+    ("POST", "/v1/rag/search"): ("unserved", {"query": "a"}),
+    ("POST", "/v1/rag/ask"): ("unserved", {"query": "a"}),
+    ("GET", "/v1/mcp/tools"): ("list", None),
+    ("POST", "/v1/mcp/call"): ("owned", {"server_label": "a", "name": "b"}),
     ("GET", "/v1/sessions"): ("list", None),
     ("GET", "/v1/sessions/{session}"): ("owned", None),
     ("DELETE", "/v1/sessions/{session}"): ("owned", None),
@@ -128,6 +136,8 @@ STORED = {
 }
 # What is a tenant's: nobody has one that is not there.
 STATUS = {kind: of | {"owned": 404 if of["list"] == 200 else of["list"]} for kind, of in STATUS.items()}
+# This server keeps no documents.
+STATUS = {kind: of | {"unserved": 400 if of["list"] == 200 else of["list"]} for kind, of in STATUS.items()}
 STATUS |= {kind: STATUS[like] for kind, (like, _) in STORED.items()}
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS")
 
