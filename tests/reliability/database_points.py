@@ -6,7 +6,9 @@ the same process does the work again and must succeed, and so must the next one.
 
 import ctypes
 import errno
+import hashlib
 import json
+import math
 import os
 import shutil
 import sqlite3
@@ -23,9 +25,11 @@ from zse.rag import store as documents
 from zse.rag.documents import Chunk
 from zse.rag.index import Indexes
 from zse.server.auth import digest_of
-from zse.server.database import answers, keys, responses, usage
+from zse.server.database import answers, batches, files, keys, responses, usage
 from zse.server.database.connection import Database, Migrations, StorageError
+from zse.server.database.files import StoredFile
 from zse.server.database.schema import MIGRATIONS
+from zse.server.files import Written
 
 OWNER = ("t", 1, "m", 5)
 COUNTS = [1] * len(usage.COUNTS)
@@ -201,7 +205,65 @@ def is_whole(connection: sqlite3.Connection, words: list[str]) -> None:
     assert len(words) < 3 or tenants == ["t", "u"]
 
 
+NUM_LINES = 3
+
+
+def batch(path: str, told) -> None:
+    """A file with its content; a batch of it, the results of its lines, its end with an output file, and that their rows go."""
+    now, id = time.time(), f"b{time.monotonic_ns()}"
+
+    def content(text: bytes) -> StoredFile:
+        written = Written(path + ".files")
+        written.write(text)
+        return StoredFile(written.id, now, math.inf, written.size, "x", "batch", written.keep())
+
+    def add(connection: sqlite3.Connection, file: StoredFile) -> str:
+        files.add(connection, "t", file, 1 << 30)
+        row = batches.StoredBatch(id, "t/a", "1", now, now + 9, None, file.id, "/x", "{}")
+        batches.add(connection, "t", row, 1 << 30)
+        batches.move(connection, "t", id, "in_progress", now, total=NUM_LINES)
+        return f"made {id}"
+
+    def record(connection: sqlite3.Connection, line: int) -> str:
+        batches.record(connection, "t", id, line, line == 2, b"%d" % line, 1 << 30)
+        batches.record(connection, "t", id, line, False, b"twice", 1 << 30)  # another server's
+        return f"line {id} {line}"
+
+    def end(connection: sqlite3.Connection, output: StoredFile) -> str:
+        batches.end(connection, "t", id, "completed", now, output)
+        return f"end {id}"
+
+    try:
+        os.makedirs(path + ".files", mode=0o700, exist_ok=True)
+        works = [partial(add, file=content(BODY)), *(partial(record, line=line) for line in range(1, NUM_LINES + 1))]
+        in_database(path, *works, told=told, word=str)
+        in_database(path, partial(end, output=content(b"out")), told=told, word=str)
+        clear = partial(batches.clear, tenant="t", id=id)
+        in_database(path, clear, clear)
+    except OSError as error:
+        raise StorageError(str(error)) from None
+
+
+def is_batch(connection: sqlite3.Connection, words: list[str]) -> None:
+    folder = connection.execute("PRAGMA database_list").fetchone()[2] + ".files"
+    for id, digest in connection.execute("SELECT id, digest FROM files").fetchall():
+        with open(os.path.join(folder, id), "rb") as file:  # no row without its content
+            assert hashlib.sha256(file.read()).digest() == digest
+    told = [word.split() for word in words]
+    for kind, id, *more in told:
+        found = batches.find(connection, "t", id)
+        assert found is not None and (["end", id] not in told or found.status == "completed" and found.output_file)
+        if kind == "line" and found.status != "completed":
+            assert int(more[0]) in batches.done_lines(connection, "t", id)
+    for tenant, found in batches.unfinished(connection):
+        results = [batches.results(connection, tenant, found.id, failed, 0, 9) for failed in (False, True)]
+        if found.status != "completed":  # else some of them are gone
+            assert [len(some) for some in results] == [found.completed, found.failed]
+        assert all(result == b"%d" % line for some in results for line, result in some), "a second result"
+
+
 JOBS = {
+    "batch": Job(two_keys, batch, is_batch),
     "document": Job(a_document, replace, is_whole, schema.MIGRATIONS),
     "store": Job(two_keys, store, is_stored),
     "first start": Job(lambda path: None, first_start, has_admin),

@@ -31,8 +31,8 @@ def preloaded(tmp_path_factory):
 LONG = pytest.mark.exhaustive
 WORKS = ("first start", "create", "revoke", "rotate", "store", "usage")
 RUNS = [(work, "die") for work in WORKS] + [("create", "ENOSPC"), ("usage", "EIO")]
-DOCUMENTS = [("document", how) for how in ("die", "ENOSPC", "EIO", "EACCES", "EMFILE")]
-OTHERS = DOCUMENTS + [
+LATER = [(work, how) for work in ("document", "batch") for how in ("die", "ENOSPC", "EIO", "EACCES", "EMFILE")]
+OTHERS = LATER + [
     (work, how) for work in WORKS for how in ("ENOSPC", "EIO", "EACCES", "EMFILE") if (work, how) not in RUNS
 ]
 

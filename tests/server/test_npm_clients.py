@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from harness import Harness
 from servers import TEMPLATE
+from test_stored_keys import make
+
+from zse.server.database.connection import Database
 
 FOLDER = Path(__file__).parent / "npm"
 
@@ -33,10 +36,13 @@ def driver(tmp_path_factory):
     return folder / "drive.mjs"
 
 
-def test_the_clients_understand_every_api(driver):
-    harness = Harness(template=TEMPLATE)
+def test_the_clients_understand_every_api(driver, tmp_path):
+    path = str(tmp_path / "server.db")
+    with Database(path) as database:
+        key = make(database, "a")
+    harness = Harness(template=TEMPLATE, database=path)
     try:
-        done = subprocess.run(["node", driver, harness.base], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(["node", driver, harness.base, key], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         harness.assert_quiet()
     finally:
@@ -58,4 +64,8 @@ def test_the_clients_understand_every_api(driver):
         "generated": "ab",
         "embedded": 2,
         "tags": ["fake"],
+        "batch": ["completed", 2, [["a", "a"], ["b", "b"]], "b", ["lines.jsonl", "batch_output.jsonl"]],
+        "deleted": True,
+        "listed": True,
+        "cancelled": ["ConflictError", 409],
     }

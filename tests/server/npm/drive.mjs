@@ -1,16 +1,16 @@
 // Drives a server with the official npm clients: `node drive.mjs BASE_URL`; prints what each of them understood, as JSON.
 import Anthropic from "@anthropic-ai/sdk";
 import { Ollama } from "ollama";
-import OpenAI from "openai";
+import OpenAI, { toFile } from "openai";
 
-const base = process.argv[2];
+const base = process.argv[2], apiKey = process.argv[3] ?? "any";
 const call = '<tool_call>\n{"name": "weather", "arguments": {"place": "Rome"}}\n</tool_call>';
 const text = `<think>\nlook\n</think>\nOne moment.\n${call}`;
 const schema = { type: "object", properties: { place: { type: "string" } }, required: ["place"] };
 const messages = [{ role: "user", content: text }];
 const out = {};
 
-const openai = new OpenAI({ baseURL: `${base}/v1`, apiKey: "any", maxRetries: 0 });
+const openai = new OpenAI({ baseURL: `${base}/v1`, apiKey, maxRetries: 0 });
 const tools = [{ type: "function", function: { name: "weather", parameters: schema } }];
 {
   const stream = openai.chat.completions.stream({ model: "fake", messages, tools });
@@ -38,7 +38,7 @@ const tools = [{ type: "function", function: { name: "weather", parameters: sche
   out.events = [...kinds].includes("response.function_call_arguments.done");
 }
 {
-  const anthropic = new Anthropic({ baseURL: base, apiKey: "any", maxRetries: 0 });
+  const anthropic = new Anthropic({ baseURL: base, apiKey, maxRetries: 0 });
   const named = [{ name: "weather", input_schema: schema }];
   const stream = anthropic.messages.stream({ model: "fake", max_tokens: 999, messages, tools: named });
   const final = await stream.finalMessage();
@@ -52,7 +52,7 @@ const tools = [{ type: "function", function: { name: "weather", parameters: sche
   }
 }
 {
-  const ollama = new Ollama({ host: base });
+  const ollama = new Ollama({ host: base, headers: { authorization: `Bearer ${apiKey}` } });
   let content = "", calls = [];
   for await (const part of await ollama.chat({ model: "fake", messages, tools, stream: true })) {
     content += part.message.content;
@@ -62,5 +62,31 @@ const tools = [{ type: "function", function: { name: "weather", parameters: sche
   out.generated = (await ollama.generate({ model: "fake", prompt: "ab" })).response;
   out.embedded = (await ollama.embed({ model: "fake", input: ["a", "b"] })).embeddings.length;
   out.tags = (await ollama.list()).models.map((each) => each.name);
+}
+{
+  const url = "/v1/chat/completions";
+  const line = (id) => JSON.stringify({ custom_id: id, method: "POST", url, body: { model: "fake", messages: [{ role: "user", content: id }] } });
+  const file = await openai.files.create({
+    file: await toFile(Buffer.from(`${line("a")}\n${line("b")}\n`), "lines.jsonl"),
+    purpose: "batch",
+    expires_after: { anchor: "created_at", seconds: 3600 },
+  });
+  let batch = await openai.batches.create({ input_file_id: file.id, endpoint: url, completion_window: "24h", metadata: { a: "b" } });
+  while (!["completed", "failed"].includes(batch.status)) {
+    await new Promise((done) => setTimeout(done, 20));
+    batch = await openai.batches.retrieve(batch.id);
+  }
+  const text = await (await openai.files.content(batch.output_file_id)).text();
+  const said = text.trim().split("\n").map(JSON.parse).map((each) => [each.custom_id, each.response.body.choices[0].message.content]);
+  const names = [];
+  for await (const each of openai.files.list({ order: "asc" })) names.push(each.filename.replace(batch.id, "batch"));
+  out.batch = [batch.status, batch.request_counts.completed, said, batch.metadata.a, names];
+  out.deleted = (await openai.files.delete(file.id)).deleted;
+  for await (const each of openai.batches.list()) out.listed = each.id === batch.id;
+  try {
+    await openai.batches.cancel(batch.id);
+  } catch (error) {
+    out.cancelled = [error.constructor.name, error.status];
+  }
 }
 console.log(JSON.stringify(out));
