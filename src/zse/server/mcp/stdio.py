@@ -122,7 +122,9 @@ class StdioTransport:
                 count += 1
                 if count <= _LOG_LINES and line.strip():
                     text = one_line(line.decode("utf-8", "replace").rstrip("\r"))
-                    log.info("mcp %s: %s", self._config.label, text[:_LOG_CHARACTERS])
+                    # From the first request on it may be what users said, which is in no log unasked.
+                    level = logging.DEBUG if self._session.protocol else logging.INFO
+                    log.log(level, "mcp %s: %s", self._config.label, text[:_LOG_CHARACTERS])
 
     def _kill(self, number: int) -> None:
         """The whole group, also what a wrapper has left behind."""
