@@ -9,6 +9,8 @@ JOBS ?= 3
 # a platform that the lock does not know.
 LOCK ?= requirements.lock
 TEST_LOCK ?= requirements-test.lock
+# What reads PDF; a machine that it cannot be installed on serves without.
+PDF_LOCK ?= requirements-pdf.lock
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 TESTED := .venv/.test-installed
@@ -57,7 +59,7 @@ types: $(TESTED)
 build: $(INSTALLED)
 	$(BIN)/python -m zse.build
 
-$(INSTALLED): pyproject.toml setup.py $(LOCK)
+$(INSTALLED): pyproject.toml setup.py $(LOCK) $(PDF_LOCK)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "zse needs Python 3.11 or later: make $(MAKECMDGOALS) PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
 	@echo "installing the package and what it needs"
@@ -66,13 +68,14 @@ $(INSTALLED): pyproject.toml setup.py $(LOCK)
 		else $(BIN)/pip install --quiet --editable '.[tokenizers]'; fi || { echo "the packages were not installed (pip says \
 	why): check the network and its proxy, or set PIP_INDEX_URL or PIP_FIND_LINKS, and run the same command again; for a platform \
 	that requirements.lock does not know, add LOCK="; exit 1; }
+	@if [ -n "$(PDF_LOCK)" ]; then $(BIN)/pip $(LOCKED) $(PDF_LOCK) || echo "PDF documents will not be read: pypdfium2 was not installed"; fi
 	touch $@
 
 # torch computes references where it can be installed. By version, not by hash: indexes have different wheels of one version (PyPI's needs
 # 3 GB of CUDA, those of a CPU are +cpu). Nothing of the package needs it, and transformers is in the lock.
 $(TESTED): $(INSTALLED) $(TEST_LOCK)
 	if [ -n "$(TEST_LOCK)" ]; then $(BIN)/pip $(LOCKED) $(TEST_LOCK); \
-		else ZSE_BUILD_ISA=none $(BIN)/pip install --quiet --editable '.[test,reference,lint,otel]'; fi
+		else ZSE_BUILD_ISA=none $(BIN)/pip install --quiet --editable '.[pdf,test,reference,lint,otel]'; fi
 	$(BIN)/pip install --quiet torch==2.13.0 || echo "torch cannot be installed: tests compare with the committed reference tensors"
 	touch $@
 

@@ -1,8 +1,9 @@
 """The locks and the bill of materials: `.venv/bin/python scripts/make_lock.py [--upgrade]`.
 
 requirements.lock        what `make serve` installs: the dependencies, the extra `tokenizers`, and setuptools, which builds the package
-requirements-test.lock   that, and the extras `test`, `reference`, `lint` and `otel`, on Linux
-sbom.cdx.json            requirements.lock and what the web page has of npm (vendor_page.py) as CycloneDX 1.6, with licences and who needs whom
+requirements-pdf.lock    what it installs besides: the extra `pdf`, which images with GPU kernels have no room for
+requirements-test.lock   both, and the extras `test`, `reference`, `lint` and `otel`, on Linux
+sbom.cdx.json            requirements.lock, requirements-pdf.lock and what the web page has of npm (vendor_page.py) as CycloneDX 1.6, with licences and who needs whom
 
 pip resolves and names the hashes (`pip install --dry-run --report`), for every platform and Python of ENVIRONMENTS; nothing is
 installed and no package's code runs. Versions of the present lock are kept where they still fit, unless `--upgrade`. Licences and
@@ -29,6 +30,8 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCK, TEST_LOCK, SBOM = ROOT / "requirements.lock", ROOT / "requirements-test.lock", ROOT / "sbom.cdx.json"
+PDF_LOCK = ROOT / "requirements-pdf.lock"
+TESTED = ("tokenizers", "pdf", "test", "reference", "lint", "otel")
 INDEX = "https://pypi.org/simple"
 BUILDS = ["setuptools>=70.1"]  # has bdist_wheel itself
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
@@ -44,6 +47,8 @@ ENVIRONMENTS = [(platforms, python) for platforms in (*LINUX, *MAC) for python i
 _LINE = re.compile(r"^([A-Za-z0-9._-]+)==([^ ]+) ", re.MULTILINE)
 # Words of metadata that names no SPDX expression → SPDX.
 _SPDX = {
+    # pypdfium2, with what is linked into its pdfium (BUILD_LICENSES of the wheel).
+    "BSD-3-Clause, Apache-2.0, dependency licenses": "Apache-2.0 AND BSD-2-Clause AND BSD-3-Clause AND FTL AND ICU AND IJG AND MIT AND Zlib AND libpng-2.0 AND libtiff",
     "License :: OSI Approved :: BSD License": "BSD-3-Clause",
     "License :: OSI Approved :: MIT License": "MIT",
     "License :: OSI Approved :: Apache Software License": "Apache-2.0",
@@ -56,6 +61,11 @@ def wanted(*extras: str) -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines = [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
     return sorted({*lines, *BUILDS})
+
+
+def wanted_besides(extra: str) -> list[str]:
+    """Lines of one extra alone."""
+    return sorted(set(wanted(extra)) - set(wanted()))
 
 
 def pins(lock: Path) -> dict[str, str]:
@@ -145,15 +155,19 @@ def make(lock: Path, lines: list[str], environments: list, upgrade: bool) -> Non
 def licence(found: metadata.Distribution) -> str:
     """As an SPDX expression, or the package's own word."""
     said = found.metadata
-    for known in (said.get("License-Expression"), *map(_SPDX.get, said.get_all("Classifier") or ())):
+    for known in (
+        said.get("License-Expression"),
+        _SPDX.get(said.get("License")),
+        *map(_SPDX.get, said.get_all("Classifier") or ()),
+    ):
         if known:
             return known
     return (said.get("License") or "NOASSERTION").strip().splitlines()[0]
 
 
 def bill() -> dict:
-    """requirements.lock as CycloneDX. The same bytes for the same lock: no time, and a serial number that is a hash of it."""
-    version, files = pins(LOCK), hashes(LOCK)
+    """requirements.lock and requirements-pdf.lock as CycloneDX. The same bytes for the same lock: no time, and a serial number that is a hash of it."""
+    version, files = pins(LOCK) | pins(PDF_LOCK), hashes(LOCK) | hashes(PDF_LOCK)
     components, edges = [], []
     for name in sorted(version):
         found = metadata.distribution(name)
@@ -182,7 +196,7 @@ def bill() -> dict:
         )
     vendored = [vendored_component(package) for package in vendor_page.PACKAGES]
     components += vendored
-    direct = {canonicalize_name(Requirement(line).name) for line in wanted("tokenizers")} - {"setuptools"}
+    direct = {canonicalize_name(Requirement(line).name) for line in wanted("tokenizers", "pdf")} - {"setuptools"}
     needed = sorted(f"pkg:pypi/{one}@{version[one]}" for one in direct) + [one["bom-ref"] for one in vendored]
     edges.insert(0, {"ref": "zse", "dependsOn": needed})
     subject = {"type": "application", "bom-ref": "zse", "name": "zse", "licenses": [{"license": {"id": "Apache-2.0"}}]}
@@ -221,7 +235,10 @@ def main() -> int:
     if not options.bill:
         make(LOCK, wanted("tokenizers"), ENVIRONMENTS, options.upgrade)
         linux = [each for each in ENVIRONMENTS if each[0] in LINUX]
-        make(TEST_LOCK, wanted("tokenizers", "test", "reference", "lint", "otel"), linux, options.upgrade)
+        # pypdfium2 has no wheel for macOS 11 any more.
+        recent = [each for each in ENVIRONMENTS if not each[0][0].startswith("macosx_11_")]
+        make(PDF_LOCK, wanted_besides("pdf"), recent, options.upgrade)
+        make(TEST_LOCK, wanted(*TESTED), linux, options.upgrade)
     SBOM.write_text(json.dumps(bill(), indent=1) + "\n", encoding="utf-8")
     return 0
 

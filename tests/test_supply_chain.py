@@ -17,7 +17,11 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import make_lock  # noqa: E402
 
 sys.path.remove(str(ROOT / "scripts"))
-LOCKS = {make_lock.LOCK: ("tokenizers",), make_lock.TEST_LOCK: ("tokenizers", "test", "reference", "lint", "otel")}
+LOCKS = {
+    make_lock.LOCK: make_lock.wanted("tokenizers"),
+    make_lock.PDF_LOCK: make_lock.wanted_besides("pdf"),
+    make_lock.TEST_LOCK: make_lock.wanted(*make_lock.TESTED),
+}
 # Licences that let a user of the whole do what Apache-2.0 lets them. MPL-2.0 (tqdm) binds changes of its own files.
 PERMISSIVE = {
     "0BSD",
@@ -25,18 +29,23 @@ PERMISSIVE = {
     "BSD-2-Clause",
     "BSD-3-Clause",
     "CC0-1.0",
+    "FTL",
+    "ICU",
+    "IJG",
     "ISC",
     "MIT",
     "MPL-2.0",
     "PSF-2.0",
     "Zlib",
+    "libpng-2.0",
+    "libtiff",
 }
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
 def test_a_lock_has_what_pyproject_asks_for(lock):
     versions, files = make_lock.pins(lock), make_lock.hashes(lock)
-    for line in make_lock.wanted(*LOCKS[lock]):
+    for line in LOCKS[lock]:
         need = Requirement(line)
         assert need.specifier.contains(versions[canonicalize_name(need.name)]), f"{line}: run scripts/make_lock.py"
     assert set(versions) == set(files) and all(files.values())
@@ -59,8 +68,11 @@ def test_a_lock_is_closed(lock):
                 assert need.specifier.contains(versions[canonicalize_name(need.name)], prereleases=True), (name, line)
 
 
-def test_both_locks_agree():
-    serve, test = make_lock.pins(make_lock.LOCK), make_lock.pins(make_lock.TEST_LOCK)
+def test_the_locks_agree():
+    serve, test = (
+        make_lock.pins(make_lock.LOCK) | make_lock.pins(make_lock.PDF_LOCK),
+        make_lock.pins(make_lock.TEST_LOCK),
+    )
     assert {name: test.get(name) for name in serve} == serve
 
 
@@ -69,6 +81,7 @@ def test_binary_packages_have_a_file_for_every_platform():
     files = make_lock.hashes(make_lock.LOCK)
     assert all(len(files[name]) >= 16 for name in ("numpy", "msgspec", "httptools", "markupsafe"))
     assert all(len(files[name]) >= 4 for name in ("llguidance", "tokenizers", "hf-xet"))
+    assert len(make_lock.hashes(make_lock.PDF_LOCK)["pypdfium2"]) >= 4
 
 
 def test_make_installs_by_hash():
@@ -102,7 +115,8 @@ def test_another_file_is_refused(tmp_path):
 def test_the_bill_of_materials_is_the_lock_s():
     """CycloneDX 1.6: every package once, with its hashes, a licence that is permissive, and who needs it."""
     bill = json.loads(make_lock.SBOM.read_text())
-    versions, files = make_lock.pins(make_lock.LOCK), make_lock.hashes(make_lock.LOCK)
+    versions = make_lock.pins(make_lock.LOCK) | make_lock.pins(make_lock.PDF_LOCK)
+    files = make_lock.hashes(make_lock.LOCK) | make_lock.hashes(make_lock.PDF_LOCK)
     assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
     vendored = [make_lock.vendored_component(package) for package in make_lock.vendor_page.PACKAGES]
     assert vendored and bill["components"][-len(vendored) :] == vendored

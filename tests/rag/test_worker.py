@@ -5,8 +5,10 @@ import os
 import subprocess
 import sys
 
+import docx_writer as word
 import psutil
 import pytest
+from pdf_writer import Pdf
 
 from zse.rag.documents import DocumentError, ParseLimits
 from zse.rag.worker import parse_document, parse_now
@@ -62,6 +64,38 @@ def test_a_cancelled_task_ends_its_process():
         assert (await parse_document(b"word", "a.txt")).blocks  # its turn was given back
 
     asyncio.run(main())
+
+
+def every_kind() -> dict[str, bytes]:
+    made = Pdf()
+    made.page().text(72, 700, "Words.")
+    notebook = b'{"nbformat": 4, "cells": [{"cell_type": "markdown", "source": ["Words."]}]}'
+    return {
+        **{
+            "a.txt": b"Words.",
+            "a.md": b"# Words.",
+            "a.html": b'<meta charset="gbk"><p>W&ouml;rds.',
+            "a.csv": b"Words.,x",
+        },
+        **{
+            "a.json": b'["Words."]',
+            "a.ipynb": notebook,
+            "a.py": b"Words.",
+            "a.docx": word.docx(word.paragraph("Words.")),
+        },
+        **{
+            "a.pdf": made.data(),
+            "u8.txt": "\ufeffWords.".encode(),
+            "u16.txt": "Words.".encode("utf-16"),
+            "w.txt": b"W\xf6rds.",
+        },
+    }
+
+
+@pytest.mark.parametrize("name", every_kind())
+def test_every_kind_is_read_behind_the_limits(name):
+    (block,) = parse_now(every_kind()[name], name).blocks
+    assert block.text.replace("ö", "o").startswith("Words.")
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,10 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 TESTS = Path(__file__).parents[1]
-FOLDERS = ("formats", "tokenizer", "structured", "models", "engine", "server")
+FOLDERS = ("formats", "tokenizer", "structured", "models", "engine", "server", "rag", "reliability")
 sys.path[:0] = [str(TESTS / name) for name in FOLDERS if str(TESTS / name) not in sys.path]
 
+import documents  # noqa: E402
 import mutate as files  # noqa: E402
 
 from zse.errors import FormatError, RequestError, UnsupportedError  # noqa: E402
@@ -872,6 +873,17 @@ def adapter() -> Format:
     return Format(seeds, attempt, 0.5)
 
 
+def document(kind: str) -> Callable[[], Format]:
+    """A kind of documents. pdfium takes its time for some damaged files; the worker has 20 s for one."""
+
+    def make() -> Format:
+        seeds, attempt = documents.kinds()[kind]
+        return Format(seeds, attempt, limit_s=2.0 if kind == "pdf" else 0.2)
+
+    return make
+
+
+DOCUMENTS = ("pdf", "docx", "html", "markdown", "json document", "csv", "plain text", "source")
 FORMATS: dict[str, Callable[[], Format]] = {
     "adapter": adapter,
     "gguf": model_file("gguf"),
@@ -888,7 +900,7 @@ FORMATS: dict[str, Callable[[], Format]] = {
     "regex": regex,
     "lark": lark,
     "gbnf": gbnf,
-}
+} | {kind: document(kind) for kind in DOCUMENTS}
 
 
 def run(name: str, count: int, seed: int, folder: str) -> dict:

@@ -26,6 +26,7 @@ SHORT = {
     "tokenizer.json": 400,
     "chat template": 200,
 } | dict.fromkeys(("json schema", "regex", "lark", "gbnf"), 300)
+SHORT |= dict.fromkeys(mutator.DOCUMENTS, 1000)
 FEW = 80  # of formats that tests/formats has more of
 ADDRESSES_MIB = 4096
 

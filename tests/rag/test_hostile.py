@@ -1,0 +1,215 @@
+"""Documents that are made to harm: each is refused or read within its time, and its process is all that it reaches."""
+
+import functools
+import io
+import os
+import struct
+import subprocess
+import sys
+import time
+import zipfile
+
+import docx_writer as word
+import psutil
+import pytest
+from pdf_bombs import bombs
+from pdf_writer import Encryption, Pdf
+
+from zse.rag.documents import DocumentError, ParseLimits
+from zse.rag.parse import docx, pdf
+from zse.rag.worker import parse_now
+
+LIMITS = ParseLimits()
+BOMBS = bombs()
+READABLE = {
+    "self-Prev",
+    "cmap of all",
+    "cmap of many",
+    "a stream that is its own length",
+}  # they do no harm, and have a text
+
+
+@pytest.fixture(autouse=True)
+def the_parent_is_unharmed():
+    process = psutil.Process()
+    before, files = process.memory_info().rss, process.num_fds()
+    yield
+    assert not process.children(recursive=True) and process.num_fds() == files
+    assert process.memory_info().rss - before < 64 << 20
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_pdf_bombs(name):
+    data, words = BOMBS[name]
+    started = time.monotonic()
+    try:
+        document = parse_now(data, "a.pdf")
+        assert name in READABLE and document.blocks
+    except DocumentError as refused:
+        assert not words or any(word in str(refused) for word in [*words.split("|"), "memory"]), str(refused)
+    assert time.monotonic() - started < 27  # 25 s and a busy machine's process
+
+
+def test_a_file_that_takes_too_long_is_stopped():
+    with pytest.raises(DocumentError, match="more than 0.5 s to read"):
+        parse_now(slow_pdf(), "a.pdf", limits=ParseLimits(wall_s=0.5))
+    with pytest.raises(DocumentError, match="more than [12] s to read"):
+        parse_now(slow_pdf(), "a.pdf", limits=ParseLimits(cpu_s=1))
+
+
+@functools.cache
+def slow_pdf() -> bytes:
+    """Some seconds of work."""
+    made = Pdf()
+    page = made.page()
+    page.parts = [
+        f"BT /F0 {1 + number % 9} Tf {number % 500} {number % 700} Td (word) Tj ET" for number in range(6_000)
+    ]
+    made.pages = [page] * 60
+    return made.data(compress=False)
+
+
+@pytest.mark.parametrize("step", [7])
+def test_truncated_pdfs(step):
+    pdf.load()
+    made = Pdf()
+    made.page().text(72, 700, "Words of the file.")
+    for data in (made.data(), made.data(object_streams=True), made.data(encryption=Encryption("rc4-128", ""))):
+        for end in range(0, len(data), step):
+            try:
+                assert all(block.text for block in pdf.parse(data[:end], "a.pdf", LIMITS).blocks)
+            except DocumentError:
+                pass
+
+
+def test_truncated_docx():
+    data = word.docx(word.paragraph("Words."))
+    for end in range(0, len(data), 5):
+        with pytest.raises(DocumentError):
+            docx.parse(data[:end], "a.docx", LIMITS)
+
+
+def zip_of(entries: list[tuple[str, bytes]]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, data in entries:
+            file.writestr(name, data)
+    return out.getvalue()
+
+
+MAIN = "word/document.xml"
+LONG = b"<a>" + b" " * (3 << 20)
+
+
+def flagged(data: bytes, offset: int, value: int) -> bytes:
+    """A field of every entry's records changed: offset in the central one, two less in the local one."""
+    changed = bytearray(data)
+    for mark, at in ((b"PK\x01\x02", offset), (b"PK\x03\x04", offset - 2)):
+        place = data.find(mark)
+        while place >= 0:
+            struct.pack_into("<H", changed, place + at, value)
+            place = data.find(mark, place + 4)
+    return bytes(changed)
+
+
+@functools.cache
+def docx_bombs() -> dict[str, tuple[bytes, str]]:
+    entity = "".join(f'<!ENTITY e{number} "{f"&e{number - 1};" * 10 if number else "lol"}">' for number in range(10))
+    plain = word.docx(word.paragraph("Words."))
+    outside = '<!DOCTYPE d [<!ENTITY x SYSTEM "file:///etc/passwd">]>'
+    return {
+        "ratio": (zip_of([(MAIN, LONG)]), "200 times"),
+        "entries": (zip_of([(str(number), b"") for number in range(10_001)]), "10000 entries"),
+        "two of a name": (
+            zip_of([(MAIN, b"<a/>"), ("word/documenu.xml", b"<a/>")]).replace(b"documenu", b"document"),
+            "same name",
+        ),
+        "entities": (
+            word.archive({MAIN: word.document("<w:p>&e9;</w:p>", f"<!DOCTYPE d [{entity}]>")}),
+            "document type",
+        ),
+        "outside": (word.archive({MAIN: word.document("<w:p>&x;</w:p>", outside)}), "document type"),
+        "deep": (word.archive({MAIN: "<a>" * 100_000}), "nested more than 200"),
+        "encrypted": (flagged(plain, 8, 1), "encrypted"),
+        "another method": (flagged(plain, 10, 12), "another method"),
+        "no end": (plain[:-30], "cut off|no ZIP"),
+        "an old one": (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600), "old .doc"),
+        "only an archive": (zip_of([("a/inner.zip", plain)]), "no DOCX"),
+        "attributes": (word.archive({MAIN: "<a " + " ".join(f'a{n}="x"' for n in range(300_000)) + "/>"}), ""),
+        "encoding": (word.archive({MAIN: '<?xml version="1.0" encoding="utf-7"?><a/>'}), "encoding|damaged"),
+        "tables": (
+            word.docx("<w:tbl><w:tr><w:tc>" * 70 + word.paragraph("x") + "</w:tc></w:tr></w:tbl>" * 70),
+            "nested more",
+        ),
+    }
+
+
+def test_what_an_archive_unpacks_to_is_bounded():
+    data = word.docx(word.paragraph(os.urandom(1 << 20).hex()))
+    with pytest.raises(DocumentError, match="limits allow") as refused:
+        parse_now(data, "a.docx", limits=ParseLimits(max_stream_bytes=1 << 16))
+    assert refused.value.code == "request_too_large"
+
+
+@pytest.mark.parametrize("name", docx_bombs())
+def test_docx_bombs(name):
+    data, words = docx_bombs()[name]
+    with pytest.raises(DocumentError) as refused:
+        parse_now(data, "a.docx", kind="docx")
+    assert not words or any(word in str(refused.value) for word in words.split("|")), str(refused.value)
+
+
+def test_names_in_an_archive_reach_nothing(tmp_path):
+    hostile = [
+        ("../../evil", b"x"),
+        ("/etc/evil", b"x"),
+        ("C:\\evil", b"x"),
+        ("word/embeddings/inner.zip", zip_of([("a", b"x")])),
+    ]
+    data = zip_of([*hostile, (MAIN, word.document(word.paragraph("Words.")).encode())])
+    assert [block.text for block in parse_now(data, "../../a.docx").blocks] == ["Words."]
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "text", ['=HYPERLINK("http://x")', "@SUM(A1)", "<script>alert(1)</script>", "+cmd|' /C calc'!A0"]
+)
+def test_formulae_and_scripts_are_text(text):
+    quoted = '"' + text.replace('"', '""') + '"'
+    assert [block.text for block in parse_now(f"a,b\n{quoted},2\n".encode(), "a.csv").blocks] == [
+        "a | b",
+        f"{text} | 2",
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc/passwd", "a\0b", "CON", "a" * 4096, "\u202egpj.txt", "a\r\nb", "", "\ud800"]
+)
+def test_hostile_names(name):
+    if name == "\ud800":
+        with pytest.raises((DocumentError, UnicodeEncodeError)):
+            parse_now(b"Words.", name)
+        return
+    assert [block.text for block in parse_now(b"Words.", name).blocks] == ["Words."]
+
+
+def test_a_worker_ends_with_its_parent():
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from test_hostile import slow_pdf; from zse.rag.worker import parse_now;"
+        "print('begins', flush=True); parse_now(slow_pdf(), 'a.pdf')"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script, os.path.dirname(__file__)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    try:
+        parent.stdout.readline()
+        process, deadline = psutil.Process(parent.pid), time.monotonic() + 20
+        while not (workers := process.children()):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+    gone, alive = psutil.wait_procs(workers, timeout=10)
+    assert not alive
