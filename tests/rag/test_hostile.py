@@ -3,6 +3,7 @@
 import functools
 import io
 import os
+import random
 import struct
 import subprocess
 import sys
@@ -55,6 +56,31 @@ def test_a_file_that_takes_too_long_is_stopped():
         parse_now(slow_pdf(), "a.pdf", limits=ParseLimits(wall_s=0.5))
     with pytest.raises(DocumentError, match="more than [12] s to read"):
         parse_now(slow_pdf(), "a.pdf", limits=ParseLimits(cpu_s=1))
+
+
+def test_mutants_leave_no_worker():
+    """ZSE_TEST_DOCUMENT_WORKERS: how many, each in its process (50,000 in `make soak`); tests/reliability/test_mutants.py has the breadth."""
+    count, seed = int(os.environ.get("ZSE_TEST_DOCUMENT_WORKERS", "40")), os.environ.get("ZSE_TEST_SEED", "1")
+    made = Pdf()
+    made.page().lines(72, 700, ["Words of the file.", "More of them."])
+    seeds = {
+        "a.pdf": made.data(compress=False),
+        "b.pdf": made.data(object_streams=True),
+        "a.docx": word.docx(word.paragraph("Words.")),
+    }
+    chosen = random.Random(f"documents {seed}")
+    for number in range(count):
+        name, data = chosen.choice(sorted(seeds.items()))
+        changed = bytearray(data)
+        for _ in range(chosen.randint(1, 6)):
+            at = chosen.randrange(len(changed))
+            changed[at : at + chosen.choice((0, 1, 4, 40))] = chosen.choice(
+                (b"", b"\xff", b"9" * 10, bytes(changed[:at][-60:]))
+            )
+        try:
+            assert parse_now(bytes(changed), name).blocks, f"ZSE_TEST_SEED={seed}: {number}"
+        except DocumentError as refused:
+            assert "\n" not in str(refused)
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shlex
+import subprocess
 import sys
 
 import psutil
@@ -92,3 +93,24 @@ def test_a_document_of_images_alone():
 def test_commands_that_cannot_be_used(given, words):
     with pytest.raises(ConfigError, match=words):
         ocr.OcrCommand(given)
+
+
+FAKE = """
+class PyTessBaseAPI:
+    def __init__(self, lang): self.lang = lang
+    def __enter__(self): return self
+    def __exit__(self, *error): pass
+    def SetImageFile(self, path): self.head = open(path, "rb").read(4)
+    def GetUTF8Text(self): return f"{self.lang} {self.head[1:].decode()} \\u00fc\\n"
+"""
+
+
+def test_tesseract_by_its_library(tmp_path):
+    """The adapter's calls are those of tesserocr; Tesseract itself is not installed where tests run."""
+    (tmp_path / "tesserocr.py").write_text(FAKE)
+    run = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from zse.rag.tesseract import main; sys.exit(main(sys.argv[1:]))"
+    words = shlex.quote(sys.executable), shlex.quote(run)
+    read = ocr.OcrCommand(f"{words[0]} -c {words[1]} {{image}} deu")
+    assert told(parse_now(scanned(), "a.pdf", ocr=read))[1] == (2, "deu PNG ü")
+    absent = subprocess.run([sys.executable, "-m", "zse.rag.tesseract", "x.png"], capture_output=True, text=True)
+    assert absent.returncode == 1 and "pip install 'zse[ocr]'" in absent.stderr
