@@ -17,6 +17,7 @@ from zse.engine.idle_memory import IdleMemory
 from zse.engine.jobs import JobQueue
 from zse.engine.messages import Ask
 from zse.engine.offload import DiskTier
+from zse.engine.token_rules import TokenRuleQueue
 from zse.sampling.params import BeamParams, SamplingParams
 from zse.scheduler.feature import Feature
 from zse.scheduler.options import DEFAULT, RequestOptions
@@ -27,6 +28,7 @@ CLASSES = {
     "speculation": Speculator,
     "beams": BeamQueue,
     "jobs": JobQueue,
+    "rules": TokenRuleQueue,
     "grammars": GrammarQueue,
     "adapters": AdapterStore,
     "disk": DiskTier,
@@ -62,6 +64,8 @@ def test_the_core_names_no_feature():
         (BeamParams(), DEFAULT, "beams"),
         (BeamParams(), RequestOptions(structure=Structure(kind="json_object")), "beams"),
         (Ask("mean"), DEFAULT, "jobs"),
+        (SamplingParams(min_tokens=1), DEFAULT, "rules"),
+        (SamplingParams(allowed_token_ids=(1,)), RequestOptions(structure=Structure(kind="json_object")), "rules"),
     ],
 )
 def test_who_takes_a_request(params, options, name):

@@ -75,7 +75,9 @@ class TextModel:
     def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if token < 256 else b"<end>"
 
-    def detokenizer(self, stop: tuple[str, ...], keep: tuple[str, ...] = (), skip_special: bool = True) -> Detokenizer:
+    def detokenizer(
+        self, stop: tuple[str, ...], keep: tuple[str, ...] = (), skip_special: bool = True, min_tokens: int = 0
+    ) -> Detokenizer:
         return Detokenizer(stop)
 
 

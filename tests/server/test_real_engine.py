@@ -172,6 +172,9 @@ SAMPLING = [
     dict(logit_bias={"325": 4.0, "253": -100.0}),
     dict(stop_token_ids=[30, 28]),
     dict(ignore_eos=True, max_tokens=9),
+    dict(stop_token_ids=[30, 28, 253, 260], min_tokens=9),
+    dict(bad_words=["little", "girl", "young boy"]),
+    dict(allowed_token_ids=[253, 260, 325, 28, 30, 1000, 2000], temperature=0.0),
     dict(logprobs=3, temperature=0.7, top_k=50, top_p=0.9),
 ]
 
@@ -203,6 +206,8 @@ def test_every_way_of_sampling_arrives(client, real_models):
             options["logit_bias"] = {int(id): bias for id, bias in options["logit_bias"].items()}
         if "stop_token_ids" in options:
             options["stop_token_ids"] = tuple(options["stop_token_ids"])
+        for name in {"bad_words", "allowed_token_ids"} & {*options}:
+            options[name] = tuple(options[name])
         return SamplingParams(**{"max_tokens": 12, "seed": seed} | options)
 
     with LLM(real_models["smollm2"], max_context=512, max_rows=4) as llm:

@@ -93,6 +93,21 @@ def test_a_batch_of_schemas_beside_free_text(engine, tokenizer):
         check_text(text_of(tokenizer, replies[id]), SCHEMAS[name])
 
 
+def test_a_grammar_beside_forbidden_tokens(engine, tokenizer):
+    """Masks of both kinds in one step."""
+    ruled = params(7, ignore_eos=True, allowed_token_ids=(20, 30, 40, 50), bad_token_ids=((20, 30), (40,)))
+    engine.submit(99, [5, 6, 7], ruled)
+    alone = drain(engine)[99]
+    assert {*alone[0]} == {20, 30, 50} and (20, 30) not in zip(alone[0], alone[0][1:], strict=False)
+    engine.submit(99, [5, 6, 7], ruled)
+    for id, more in enumerate(({}, {"top_k": 20}, {"temperature": 0.0})):  # drawn first, or masked first
+        engine.submit(id, [3 + id, 9], params(id, **more), options({"json": SCHEMAS["person"]}))
+    replies = drain(engine)
+    assert replies.pop(99) == alone
+    for reply in replies.values():
+        check_text(text_of(tokenizer, reply), SCHEMAS["person"])
+
+
 def test_steps_that_run_ahead(model, loaded, tokenizer):
     engine = load_engine(
         EngineConfig(model=str(model), threads=1, activations="f32", device="cpu", num_pages=64, max_context=256),

@@ -106,6 +106,22 @@ def test_stop_string_over_eight_tokens_is_held_back(small):
     assert made.finish() == "\nUser: 日"
 
 
+def test_stop_strings_behind_the_fewest_tokens(small):
+    """What the first tokens say is shown at once, and a stop string that begins there is none."""
+    ids = small.encode("x1x1x1")
+    assert len(ids) == 6
+    for least, text in ((0, "x"), (1, "x"), (2, "x1x"), (3, "x1x"), (4, "x1x1x"), (6, "x1x1x1")):
+        made = IncrementalDetokenizer(small, stop=["1"], min_tokens=least)
+        assert push_all(made, ids[:least]) == "x1x1x1"[:least]
+        assert made.stopped is None
+        assert "x1x1x1"[:least] + push_all(made, ids[least:]) + made.finish() == text
+    made = IncrementalDetokenizer(small, stop=["x1"], min_tokens=1)
+    assert push_all(made, ids) == "x1" and made.stopped == "x1"
+    made = IncrementalDetokenizer(small, stop=["<|im_end|>"], min_tokens=2)
+    end = small.find("<|im_end|>")
+    assert push_all(made, [end, *small.encode("a"), end, *small.encode("b")]) == "a" and made.num_tokens == 3
+
+
 def test_stop_string_that_is_a_control_token(small):
     ids = [*small.encode("hello"), small.find("<|im_end|>"), *small.encode("more")]
     made = IncrementalDetokenizer(small, stop=["<|im_end|>"])

@@ -7,10 +7,10 @@ asks, by load.py (Engine.use). The order is that in which the engine calls them.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from zse.engine import adapters, beams, grammars, idle_memory, jobs
+from zse.engine import adapters, beams, grammars, idle_memory, jobs, token_rules
 from zse.engine.messages import Ask
 from zse.engine.metrics import ADAPTER_COUNTERS, BEAM_COUNTERS, JOB_COUNTERS
-from zse.sampling.params import BeamParams
+from zse.sampling.params import BeamParams, SamplingParams
 from zse.scheduler.feature import Feature
 from zse.scheduler.options import RequestOptions
 
@@ -37,6 +37,13 @@ FEATURES = {
         make=lambda engine: jobs.JobQueue(engine),
         takes=lambda params, options: isinstance(params, Ask),
         counters=JOB_COUNTERS,
+    ),
+    "rules": FeatureRow(
+        make=lambda engine: token_rules.TokenRuleQueue(engine),
+        takes=lambda params, options: (
+            isinstance(params, SamplingParams)
+            and (params.min_tokens > 0 or params.bad_token_ids != () or params.allowed_token_ids is not None)
+        ),
     ),
     "grammars": FeatureRow(
         make=lambda engine: grammars.GrammarQueue(engine), takes=lambda params, options: options.structure is not None

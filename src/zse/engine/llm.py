@@ -307,10 +307,16 @@ class LLM:
         if params is None:
             params = sampling.SamplingParams(**self.recommended)
         if isinstance(params, sampling.SamplingParams):
-            return [fields.checked(params)] * count
+            return [self._checked(params)] * count
         if len(params) != count:
             raise ValueError(f"{len(params)} SamplingParams for {count} prompts")
-        return [fields.checked(one) for one in params]
+        return [self._checked(one) for one in params]
+
+    def _checked(self, params: "SamplingParams") -> "SamplingParams":
+        params = fields.checked(params)
+        if not params.bad_words:
+            return params
+        return sampling.with_bad_tokens(params, lambda text: self.tokenizer.encode(text, add_bos=False))
 
     def _options_of(self, structure: "Form", adapter: str = ""):
         if structure is None and not adapter:

@@ -79,6 +79,11 @@ class StepMasks:
         """The masks of all lines."""
         return self._grammars.memory
 
+    def mask(self, line: int) -> memoryview:
+        """Of a line that has one."""
+        nbytes = self._grammars.line_nbytes
+        return self._grammars.memory[line * nbytes : (line + 1) * nbytes]
+
     def wait(self) -> frozenset[int]:
         """Lines of logits that have a mask."""
         if self._masked is None:
@@ -142,18 +147,18 @@ class Masking:
         self._graphs: dict[tuple[int, int], Any] = {}
         self._line_graphs: dict[tuple[int, int], Any] = {}  # by StepSet and line
 
-    def submit(self, buffers, rows: int, masks: StepMasks):
-        """Wait for the masks, then mask and sample `rows` lines of logits; the Ticket. buffers: the runner's
-        StepSet."""
+    def submit(self, buffers, rows: int, masks: Iterable[Any]):
+        """Wait for the masks (StepMasks, RuleMasks), then mask and sample `rows` lines of logits; the Ticket. buffers:
+        the runner's StepSet."""
         size = next((1 << bits for bits in range(16) if 1 << bits >= rows), rows)
         size = min(size, self._lines)
         graph = self._graphs.get((buffers.number, size)) or self._record(buffers, size)
-        lines = masks.first_lines()
+        lines = [(line, some) for some in masks for line in some.first_lines()]
         place = self._stagings[buffers.number].host[: 4 * rows].cast("i")
         for row in range(rows):
             place[row] = -1
-        for line in lines:
-            self._write(buffers.number, line, masks.memory)
+        for line, some in lines:
+            self._write(buffers.number, line, some.mask(line))
         return graph.submit(rows=rows)
 
     def settle(self, buffers, rows: int, masks: StepMasks) -> None:
@@ -170,7 +175,7 @@ class Masking:
             if kept is None and not sampler.wants_logprobs and bits.bit_count() == 1:
                 return sampler.put(line, bits.bit_length() - 1)
             graph = self._line_graphs.get((buffers.number, line)) or self._record_line(buffers, line)
-            self._write(buffers.number, line, masks.memory)
+            self._write(buffers.number, line, masks.mask(line))
             sampler.draw_again(line, SECOND_DRAW)
             graph.run()
             if kept is not None:
@@ -179,11 +184,11 @@ class Masking:
 
         masks.check([sampler.token_of(line) for line in range(rows)], draw_again)
 
-    def _write(self, number: int, line: int, memory: memoryview) -> None:
+    def _write(self, number: int, line: int, mask: bytes | memoryview) -> None:
         host, nbytes = self._stagings[number].host, 4 * self._words
         host[4 * line : 4 * line + 4].cast("i")[0] = line
         at = self._at + line * nbytes
-        host[at : at + nbytes] = memory[line * nbytes : (line + 1) * nbytes]
+        host[at : at + nbytes] = mask
 
     def _staging(self, number: int):
         staging = self._stagings.get(number)

@@ -58,7 +58,9 @@ class Reply:
         if output.error is not None:
             raise output.error
         if self._detokenizer is None:  # here, not at submission: text may be wanted of token ids without a tokenizer
-            self._detokenizer = detokenize.IncrementalDetokenizer(self._llm.tokenizer, stop=self._params.stop)
+            self._detokenizer = detokenize.IncrementalDetokenizer(
+                self._llm.tokenizer, stop=self._params.stop, min_tokens=self._params.min_tokens
+            )
         detokenizer, text = self._detokenizer, ""
         # The token that ended the reply is no part of its text.
         for token in output.tokens[:-1] if output.finish == "stop" else output.tokens:

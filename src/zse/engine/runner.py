@@ -202,23 +202,25 @@ class Runner:
         """Run one batch; results as of collect()."""
         return self.collect(self.submit(batch))
 
-    def submit(self, batch: Batch, masks: Any = None) -> tuple[Any, Any]:
+    def submit(self, batch: Batch, *masks: Any) -> tuple[Any, Any]:
         """Start a batch, behind what was submitted before; collect() takes what this returns. masks: StepMasks of
-        requests with a grammar (engine/masking.py), None without."""
+        requests with a grammar (engine/masking.py), RuleMasks of those that forbid tokens (engine/token_rules.py)."""
         if batch.transfers:
             self.pages.run(batch.transfers)
-        step = self.fill(batch, masked=masks is not None and masks.come_first)
+        step = self.fill(batch, masked=any(some.come_first for some in masks))
         ticket = self.launch(step)
-        if masks is not None:
+        if masks:
             ticket = self._submit_masked(step, ticket, batch.num_samples, masks)
         return ticket, step.buffers.sampler
 
     def _submit_masked(self, step: FilledStep, ticket, rows: int, masks) -> Any:
-        if masks.come_first:
-            ticket = self.masking.submit(step.buffers, rows, masks)
-        if masks.draws_first:  # only of a device that does not run ahead
-            ticket.wait()
-            self.masking.settle(step.buffers, rows, masks)
+        first = [some for some in masks if some.come_first]
+        if first:
+            ticket = self.masking.submit(step.buffers, rows, first)
+        for some in masks:
+            if some.draws_first:  # only of a device that does not run ahead
+                ticket.wait()
+                self.masking.settle(step.buffers, rows, some)
         return ticket
 
     def launch(self, step: FilledStep) -> Any:

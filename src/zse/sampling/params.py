@@ -4,6 +4,7 @@ Each line declares a field once: its type, range, default, meaning, the routes t
 option. The checks of the HTTP API (zse.server.requests), of `zse run`, `zse chat` and `zse.LLM`, docs/api.md and the
 OpenAPI document are made of it. The engine trusts what crossed one of these edges."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
@@ -43,16 +44,21 @@ def token_id(value: Any, path: str) -> int:
 TOKEN_ID = Custom(token_id, {"type": "integer", "minimum": 0, "maximum": (1 << 31) - 1})
 _STOP = OneOrMore(String(256, empty=False), 4)
 _IDS = Array(TOKEN_ID, 128)
+_TOKENS = Custom(lambda value, path: value, {"type": "array"})  # of nobody's request
+_WORDS, _ALLOWED = Array(String(256, empty=False), 128), Array(TOKEN_ID, 65_536, 1)
 _BIAS = Number(-100, 100)
 
 
-def _stop(value: Any, path: str) -> tuple[str, ...]:
-    """A string or up to four of them."""
-    return tuple(_STOP.check(value, path))
+def _tuple_of(kind: Array) -> Custom:
+    """The same values, in a tuple."""
+    return Custom(lambda value, path: tuple(kind.check(value, path)), kind.schema)
 
 
-def _stop_token_ids(value: Any, path: str) -> tuple[int, ...]:
-    return tuple(_IDS.check(value, path))
+def _bad_words(value: Any, path: str) -> tuple[str, ...]:
+    words = _WORDS.check(value, path)
+    if not all(word.strip() for word in words):
+        raise refused("invalid_value", f"'{path}' holds an empty text.", path)
+    return tuple(words)
 
 
 def _logit_bias(value: Any, path: str) -> dict[int, float]:
@@ -74,8 +80,8 @@ def _early_stopping(value: Any, path: str) -> bool | str:
     return value
 
 
-STOP = Custom(_stop, _STOP.schema)
-STOP_TOKEN_IDS = Custom(_stop_token_ids, _IDS.schema)
+STOP, STOP_TOKEN_IDS, ALLOWED_IDS = map(_tuple_of, (_STOP, _IDS, _ALLOWED))
+BAD_WORDS = Custom(_bad_words, _WORDS.schema)
 LOGIT_BIAS = Custom(
     _logit_bias, {"type": "object", "additionalProperties": _BIAS.schema, "maxProperties": MAX_LOGIT_BIAS_ENTRIES}
 )
@@ -139,6 +145,28 @@ class SamplingParams(Asked, frozen=True, kw_only=True):
     ] = ()
     stop_token_ids: Annotated[tuple[int, ...], Field(STOP_TOKEN_IDS, "Up to 128 token ids that end the answer.")] = ()
     ignore_eos: Annotated[bool, Field(Boolean(), "Go on after the model's own end token.")] = False
+    min_tokens: Annotated[
+        int,
+        Field(
+            Integer(0),
+            "Fewest tokens before one may end the answer; stop strings are looked for behind them. Not with a form of the answer.",
+            option="N",
+        ),
+    ] = 0
+    bad_words: Annotated[
+        tuple[str, ...],
+        Field(
+            BAD_WORDS,
+            "Up to 128 texts of which the last token may not come behind the others. Not with a form of the answer.",
+            option="TEXT",
+        ),
+    ] = ()
+    allowed_token_ids: Annotated[
+        tuple[int, ...] | None,
+        Field(ALLOWED_IDS, "The only token ids that may come, up to 65,536. Not with a form of the answer."),
+    ] = None
+    # What bad_words are as tokens: with_bad_tokens() gives them.
+    bad_token_ids: Annotated[tuple[tuple[int, ...], ...], Field(_TOKENS, routes=())] = ()
     # The routes have a field of this name each, of their own form.
     logprobs: Annotated[int | None, Field(Integer(0, MAX_LOGPROBS), routes=())] = None
     prompt_logprobs: Annotated[
@@ -150,9 +178,26 @@ class SamplingParams(Asked, frozen=True, kw_only=True):
     ] = None
 
     @property
+    def rule(self) -> str:
+        """A field that forbids tokens; "": none does."""
+        if self.min_tokens:
+            return "min_tokens"
+        if self.bad_token_ids:
+            return "bad_words"
+        return "" if self.allowed_token_ids is None else "allowed_token_ids"
+
+    @property
     def is_filtered(self) -> bool:
         """Whether a draw is from some of the likeliest tokens only."""
         return any(getattr(self, name) != fields_of(SamplingParams)[name].default for name in FILTERS)
+
+
+def with_bad_tokens(params: SamplingParams, encode: Callable[[str], list[int]]) -> SamplingParams:
+    """`params` with the tokens of its bad words, each as it begins a text and as it stands behind a space (as vLLM has
+    it). encode: text → its token ids, without BOS."""
+    texts = [space + word.lstrip() for word in params.bad_words for space in ("", " ")]
+    found = dict.fromkeys(tuple(encode(text)) for text in texts)
+    return msgspec.structs.replace(params, bad_token_ids=tuple(ids for ids in found if ids))
 
 
 RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # fields that a model's authors may set

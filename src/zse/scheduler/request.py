@@ -85,7 +85,8 @@ class Request:
         self.waited_s = 0.0
         self.is_pinned = self.held = self.leads = False
         structure = options.structure
-        self.stepwise = structure is not None  # its mask depends on the last token
+        # Its mask depends on the last token.
+        self.stepwise = structure is not None or any(len(word) > 1 for word in params.bad_token_ids)
         # Masks of an answer that reasons first do not look ahead.
         may_draft = options.speculation and (structure is None or structure.thinking is None)
         self.leader, self.drafts, self.drafting = None, () if may_draft else None, None
@@ -142,6 +143,9 @@ class TokenLimits(NamedTuple):
             if ids:
                 self.check_ids(param, ids)
         max_tokens = params.max_tokens
+        if max_tokens is not None and params.min_tokens > max_tokens:
+            message = f"min_tokens {params.min_tokens} is more than max_tokens {max_tokens}"
+            raise RequestError(message, code="out_of_range", param="min_tokens")
         most = min(self.max_context, self.capacity + 1)  # the last sampled token needs no page
         wanted = len(prompt) + (max_tokens or 1)
         if wanted > most:

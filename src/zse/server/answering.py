@@ -12,11 +12,11 @@ import msgspec
 from zse.engine.messages import Ask, Measured, Tokens
 from zse.errors import RequestError
 from zse.http.exchange import Response
-from zse.sampling.params import BeamParams, SamplingParams
+from zse.sampling.params import BeamParams, SamplingParams, with_bad_tokens
 from zse.scheduler.options import RequestOptions
 from zse.server import citations, idempotency, sessions
 from zse.server.api_request import APIRequest
-from zse.server.errors import APIError
+from zse.server.errors import APIError, unsupported
 from zse.server.logprobs import TokenScore
 from zse.server.requests.completions import SESSION_HEADER, Completion, Extras, check_token_ids, choice_params
 from zse.server.requests.forms import named
@@ -76,7 +76,7 @@ class Choice:
         self._num_chars = 0
         self._want_scores = params.logprobs is not None
         kept = () if answers is None else answers.controls
-        self._detokenizer = model.detokenizer(params.stop, kept, extras.skip_special_tokens)
+        self._detokenizer = model.detokenizer(params.stop, kept, extras.skip_special_tokens, params.min_tokens)
         self._splitter = None if answers is None else answers.splitter()
 
     @property
@@ -310,6 +310,9 @@ async def _begin(app, job: CompletionRun) -> None:
     own = {name: model.sampling[name] for name in completion.left_out & model.sampling.keys()}
     completion.params = msgspec.structs.replace(completion.params, **own)
     check_token_ids(completion, model.vocab_size)
+    if completion.params.bad_words:
+        find = partial(with_bad_tokens, completion.params, model.encode_part)
+        completion.params = await maybe_in_thread(True, find)
     if job.completion.messages is not None and not model.has_chat_template:
         info = await app.pool.ready(work.served)
         if not info.generates:
@@ -338,6 +341,8 @@ async def _begin(app, job: CompletionRun) -> None:
     if job.answers is not None:
         job.answers.is_open = job.answers.opens_reasoning(model.decode(job.prompts[0][-16:]))
     structure, job.structure_field = structure_for(completion, job.answers)
+    if structure is not None and completion.params.rule:
+        raise unsupported(completion.params.rule, f"it does not go with '{job.structure_field}'")
     options = app.request_options(work.request, completion.options)
     if work.request.adapter:
         options = msgspec.structs.replace(options, adapter=await work.served.adapters.id_of(work.request.adapter))

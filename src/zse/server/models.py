@@ -95,10 +95,14 @@ class ServedModel:
     def decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids)
 
-    def detokenizer(self, stop: tuple[str, ...], keep: tuple[str, ...] = (), skip_special: bool = True):
+    def detokenizer(
+        self, stop: tuple[str, ...], keep: tuple[str, ...] = (), skip_special: bool = True, min_tokens: int = 0
+    ):
         """An incremental detokenizer: push(token) → text, finish() → text, stopped. keep: control tokens to show; all,
         unless skip_special."""
-        return self._detokenizer(self._tokenizer, stop=stop, keep=keep, skip_special=skip_special)
+        return self._detokenizer(
+            self._tokenizer, stop=stop, keep=keep, skip_special=skip_special, min_tokens=min_tokens
+        )
 
 
 def load(path: str, name: str, generation_config: str = "auto") -> ServedModel:

@@ -13,6 +13,7 @@ class IncrementalDetokenizer:
         stop: strings that end the text and are not part of it; one that is a control token's text also stops at that token.
         skip_special: leave control tokens out of the text, but for those whose texts are in `keep`.
         continuation: as in Tokenizer.decode().
+        min_tokens: stop strings are looked for in the text of the tokens behind so many.
 
     The text ends before the stop string that is complete first (the longest of those that end together), however the
     tokens cut it. `stopped` is that string, else None; `num_tokens` counts the tokens used, the one that stopped
@@ -27,6 +28,7 @@ class IncrementalDetokenizer:
         skip_special: bool = True,
         continuation: bool = True,
         keep: Sequence[str] = (),
+        min_tokens: int = 0,
     ):
         if not all(stop):
             raise ValueError("a stop string is empty")
@@ -37,7 +39,7 @@ class IncrementalDetokenizer:
         ids = ((tokenizer.find(text), text) for text in stop)
         self._stop_ids = {id: text for id, text in ids if id is not None and tokenizer.is_special(id)}
         self._kept_ids = {tokenizer.find(text) for text in keep}
-        self._held = ""
+        self._held, self._min_tokens = "", min_tokens
         self.stopped: str | None = None
         self.num_tokens = 0
 
@@ -49,7 +51,7 @@ class IncrementalDetokenizer:
         self.num_tokens += 1
         if id >= self._tokenizer.vocab_size:
             return ""
-        if id in self._stop_ids:
+        if id in self._stop_ids and self.num_tokens > self._min_tokens:
             text = self._end(self._decode(b"", True))
             self.stopped = self.stopped or self._stop_ids[id]
             return text
@@ -65,7 +67,7 @@ class IncrementalDetokenizer:
         return "" if self.stopped is not None else self._end(self._decode(b"", True))
 
     def _release(self, text: str) -> str:
-        if not self._stops or not text:
+        if not self._stops or not text or self.num_tokens <= self._min_tokens:
             return text
         end = self._first_stop(text)
         if end is not None:

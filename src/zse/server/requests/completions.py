@@ -206,7 +206,7 @@ def _common(route: str) -> Fields:
             "n": Field(Integer(1, MAX_CHOICES), "Number of answers, up to 16.", 1),
             "use_beam_search": Field(
                 Boolean(),
-                "Search for the likeliest answers instead of sampling; not with stream, stop, penalties, logit_bias or a "
+                "Search for the likeliest answers instead of sampling; not with stream, stop, penalties, logit_bias, forbidden tokens or a "
                 "form of the answer.",
                 False,
             ),
@@ -374,7 +374,7 @@ def _completion(body: dict, values: dict, **more: Any) -> Completion:
         tops.append(values["logprobs"])
     return Completion(
         model=values["model"],
-        params=SamplingParams(**{name: values[name] for name in _SAMPLING}),
+        params=SamplingParams(**{name: values[name] for name in _SAMPLING if name in values}),
         left_out=frozenset(name for name in RECOMMENDED if body.get(name) is None),
         options=RequestOptions(**{name: values[name] for name in _OPTIONS if name in values}),
         extras=Extras(**{name: values[name] for name in _EXTRAS if name in values}),
@@ -400,7 +400,16 @@ _BEAM_FIELDS = tuple(of_route(_BEAMS, CHAT))
 # Fields that a search would have to ignore.
 _NOT_SEARCHED = (
     *("top_p", "top_k", "min_p", "top_n_sigma", "seed", "stop", "repetition_penalty", "presence_penalty"),
-    *("frequency_penalty", "logit_bias", "tools", "thinking_budget", "reasoning_effort"),
+    *(
+        "frequency_penalty",
+        "logit_bias",
+        "min_tokens",
+        "bad_words",
+        "allowed_token_ids",
+        "tools",
+        "thinking_budget",
+        "reasoning_effort",
+    ),
 )
 
 
@@ -436,7 +445,8 @@ def check_token_ids(completion: Completion, vocab_size: int) -> None:
         for index, prompt in enumerate(prompts)
         if type(prompt) is list
     }
-    for path, ids in (given | {"logit_bias": params.logit_bias, "stop_token_ids": params.stop_token_ids}).items():
+    fields = ("logit_bias", "stop_token_ids", "allowed_token_ids")
+    for path, ids in (given | {name: getattr(params, name) for name in fields}).items():
         if ids and max(ids) >= vocab_size:
             message = f"'{path}' holds a token id outside the vocabulary of {vocab_size}."
             raise APIError("invalid_token_id", message, path)
@@ -454,5 +464,5 @@ def choice_params(completion: Completion, index: int, max_tokens: int) -> Sampli
     seed = params.seed if params.seed is None or not index else choice_seed(params.seed, index)
     logprobs = 0 if completion.best_of > completion.n and params.logprobs is None else params.logprobs
     return msgspec.structs.replace(
-        params, max_tokens=max_tokens, seed=seed, logprobs=logprobs, stop=(), prompt_logprobs=None
+        params, max_tokens=max_tokens, seed=seed, logprobs=logprobs, stop=(), bad_words=(), prompt_logprobs=None
     )
