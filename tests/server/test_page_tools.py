@@ -18,8 +18,7 @@ def calls(name: str, **arguments) -> str:
 def test_tools_are_chosen_confirmed_and_shown(chromium, tmp_path):
     entry = {"command": sys.executable, "args": [mcp_server.__file__], "allow": ["weather"]}
     path = tmp_path / "mcp.json"
-    path.write_text(json.dumps({"mcpServers": {"one": entry, "<b>": entry} | {"broken": {"command": "no-such"}}}))
-    path.write_text(path.read_text().replace('"<b>"', '"two"'))
+    path.write_text(json.dumps({"mcpServers": {"one": entry, "two": entry, "broken": {"command": "no-such"}}}))
     server = Harness(template=TEMPLATE, mcp=str(path))
     chromium.errors.clear()
     results = "[...document.querySelectorAll('.message.tool')].map(m => m.querySelector('pre').innerText)"
