@@ -139,12 +139,13 @@ class Gate:
     """Which tests run, and which of them alone.
 
     Tests marked `exhaustive` are breadth: `make test` leaves them out, says how many, and `make test-all` runs them.
-    Tests marked `timed` hold a time against a bound. Of several processes (pytest -n) each waits while another runs one.
+    Tests marked `timed` hold a time against a bound. Of several processes (pytest -n) each waits while another runs one, or several
+    that follow each other: to be alone costs what is left of the others' tests.
     They have three attempts: a shared machine may take the processor away for hundreds of milliseconds at any moment, and
     what the code makes slow is slow three times."""
 
     def __init__(self, config):
-        self.config, self.left_out = config, 0
+        self.config, self.left_out, self.is_alone = config, 0, False
         run = getattr(config, "workerinput", {}).get("testrunuid")
         self.files = [Path(tempfile.gettempdir(), f"zse-{run}-{name}") for name in ("gate", "running")] if run else []
         self.locks = [os.open(path, os.O_CREAT | os.O_RDWR, 0o600) for path in self.files]
@@ -167,17 +168,20 @@ class Gate:
         self.left_out = getattr(node, "workeroutput", {}).get("left_out", self.left_out)
 
     @pytest.hookimpl(hookwrapper=True)
-    def pytest_runtest_protocol(self, item):
+    def pytest_runtest_protocol(self, item, nextitem):
         if not self.locks:
             yield
             return
         gate, running = self.locks  # who wants to be alone holds the gate until the others are done with their test
-        fcntl.flock(gate, fcntl.LOCK_EX)
         alone = item.get_closest_marker("timed")
-        fcntl.flock(running, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        fcntl.flock(gate, fcntl.LOCK_UN)
+        if not self.is_alone:
+            fcntl.flock(gate, fcntl.LOCK_EX)
+            fcntl.flock(running, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+            fcntl.flock(gate, fcntl.LOCK_UN)
         yield
-        fcntl.flock(running, fcntl.LOCK_UN)
+        self.is_alone = bool(alone and nextitem and nextitem.get_closest_marker("timed"))
+        if not self.is_alone:
+            fcntl.flock(running, fcntl.LOCK_UN)
 
     def pytest_sessionfinish(self):
         for path, lock in zip(self.files, self.locks):
