@@ -127,6 +127,7 @@ def test_a_file_that_ends(clients, path, server):
     server.database.now(lambda c: c.execute("UPDATE files SET expires = 5.0 WHERE id = ?", (made.id,)) and None)
     with pytest.raises(openai.NotFoundError):
         client.files.retrieve(made.id)
+    server.app.files._looked_at -= stores.LOOK_S
     client.files.list()
     wait_for(lambda: contents(path) == [later.id])
 

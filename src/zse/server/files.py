@@ -6,6 +6,8 @@ deletes. In the database itself 512 MB would pass through its one thread and its
 
 import asyncio
 import hashlib
+import logging
+import math
 import os
 import stat
 import threading
@@ -22,7 +24,10 @@ from zse.server.database.connection import StorageError
 from zse.server.database.files import StoredFile
 from zse.server.errors import APIError
 
+log = logging.getLogger("zse.server")
+
 PIECE_BYTES = 1 << 18  # that are written and read at once
+LOOK_S = 60.0  # between two looks for files that have ended, which requests do not see from then on
 ORPHAN_S = 3600.0  # a content without a row that is as old is nobody's: another server may be writing a younger one
 PART = ".part"
 Run = Callable[[Callable[[], Any]], Awaitable[Any]]  # work() in a thread
@@ -81,6 +86,7 @@ def _tried(call: Callable, *arguments: Any) -> Any:
     try:
         return call(*arguments)
     except OSError as error:
+        log.error("a file cannot be kept: %s", error)
         raise StorageError(f"{error.strerror}: {error.filename or 'a file'}") from None
 
 
@@ -98,7 +104,7 @@ class FileStore:
     def __init__(self, app: Any):
         self._app, self._database, self.folder = app, app.database, app.database.path + ".files"
         self._arriving: Counter[str] = Counter()  # tenant → bytes that are being uploaded
-        self._is_open = False
+        self._is_open, self._looked_at = False, -math.inf
 
     @property
     def quota(self) -> int:
@@ -112,7 +118,9 @@ class FileStore:
             found = await loop.run_in_executor(None, self._prepare)
             self._is_open = True
             await self._unlink(await self._database.run(partial(storage.files.unknown, names=found), writes=False))
-        await self._unlink(await self._database.run(partial(storage.files.expire, now=time.time())))
+        if time.monotonic() - self._looked_at >= LOOK_S:
+            self._looked_at = time.monotonic()
+            await self._unlink(await self._database.run(partial(storage.files.expire, now=time.time())))
 
     def _prepare(self) -> list[str]:
         """Make the folder; names of contents that are not new."""
