@@ -4,13 +4,16 @@ import asyncio
 import json
 import logging
 import os
+import resource
+import signal
 import subprocess
 import sys
 import time
 
 import mcp_server
 import pytest
-from harness import wait_for
+from harness import read_reply, request, wait_for
+from test_lifecycle import start  # noqa: F401
 
 from zse.errors import ConfigError
 from zse.server.mcp import servers as module
@@ -260,3 +263,34 @@ def test_whose_file_it_is(file):
     with pytest.raises(ConfigError, match="allow_remote"):
         read_file(write(file, {"one": {"url": "https://example.com/"}}))
     assert read_file(write(file, {"one": {"url": "https://example.com/", "allow_remote": True}}))[0].allow_remote
+
+
+def test_a_server_with_the_option(start, file):  # noqa: F811
+    """The file is read at the start and on SIGHUP; what was started ends with the server, which a wrong file keeps from
+    starting, as does memory that may not be locked."""
+    process = start("--mcp", write(file, {"one": COMMAND}), "--database", "none")
+
+    def labels():
+        return [server["server_label"] for server in process.get("/v1/mcp/tools").json["servers"]]
+
+    assert labels() == ["one"]
+    body = {"server_label": "one", "name": "child"}
+    with process.send(request("POST", "/v1/mcp/call", body)) as sock:
+        child = int(read_reply(sock).json["output"])
+    assert alive(child)
+    write(file, {"two": COMMAND, "one": COMMAND})
+    process.popen.send_signal(signal.SIGHUP)
+    wait_for(lambda: labels() == ["two", "one"])
+    assert alive(child)
+    process.popen.send_signal(signal.SIGTERM)
+    code, stderr = process.finish()
+    assert code == 0 and "again: two, one" in stderr and not alive(child)
+    file.write_text("{")
+    code, stderr = start("--mcp", str(file), "--database", "none", wait=False).finish()
+    assert code == 2 and "is no JSON" in stderr.splitlines()[-1] and "Traceback" not in stderr
+    with open("/proc/self/status") as status:
+        rights = int(next(line for line in status if line.startswith("CapEff")).split()[1], 16)
+    may_raise = rights >> 24 & 1  # CAP_SYS_RESOURCE
+    if not may_raise and resource.getrlimit(resource.RLIMIT_MEMLOCK)[1] != resource.RLIM_INFINITY:
+        code, stderr = start("--keep-in-memory", "1000T", "--database", "none", wait=False).finish()
+        assert code == 2 and "ulimit -l" in stderr
