@@ -95,6 +95,8 @@ SCOPES = {
     ("POST", "/admin/keys/revoke"): ("admin", {"name": "stored-revoked"}),
     ("GET", "/admin/adapters"): ("admin", None),
     ("POST", "/admin/adapters"): ("admin", {"name": "new", "path": "/adapter"}),
+    ("POST", "/admin/adapters/upload"): ("refused", FORM),
+    ("DELETE", "/admin/adapters/{adapter}"): ("missing", None),
     ("POST", "/admin/adapters/unload"): ("admin", {"name": "new"}),
     ("GET", "/admin/logs"): ("admin", None),
     ("GET", "/metrics"): ("admin", None),
@@ -138,11 +140,17 @@ STORED = {
 STATUS = {kind: of | {"owned": 404 if of["list"] == 200 else of["list"]} for kind, of in STATUS.items()}
 # This server keeps no documents.
 STATUS = {kind: of | {"unserved": 400 if of["list"] == 200 else of["list"]} for kind, of in STATUS.items()}
+# Of an admin's key, too: the form is another route's, the adapter is not there.
+for _of in STATUS.values():
+    _of |= {
+        name: status if _of["admin"] == 200 else _of["admin"] for name, status in (("refused", 400), ("missing", 404))
+    }
 STATUS |= {kind: STATUS[like] for kind, (like, _) in STORED.items()}
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS")
 
 
-def test_every_route_with_every_kind_of_key(own_server, tmp_path):
+def test_every_route_with_every_kind_of_key(own_server, tmp_path, monkeypatch):
+    monkeypatch.setenv("ZSE_HOME", str(tmp_path))
     keys = (
         Key("a", "user"),
         Key("b", "other", access=Access(models=frozenset(("gone",)))),

@@ -161,6 +161,14 @@ class Browser:
         self.wait(f"document.querySelector({json.dumps(selector)})")
         self.evaluate(f"document.querySelector({json.dumps(selector)}).click()")
 
+    def choose(self, selector: str, *files: Path) -> None:
+        """Files for an input."""
+        self.send("DOM.enable")
+        root = self.send("DOM.getDocument")["root"]["nodeId"]
+        node = self.send("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
+        self.send("DOM.setFileInputFiles", nodeId=node, files=[str(file) for file in files])
+        self.send("DOM.disable")
+
     def focused(self) -> str:
         """Text or name of what has the focus."""
         return self.evaluate("(e => e.ariaLabel || e.name || e.innerText || e.tagName)(document.activeElement)")

@@ -59,6 +59,7 @@ def test_every_route_is_documented():
         ("## POST /admin/keys", keys.CREATE),
         ("## POST /admin/keys/usage", keys.USAGE),
         ("## POST /admin/adapters", adapters.LOAD),
+        ("### POST /admin/adapters/upload", adapters.UPLOAD),
     ],
 )
 def test_every_field_is_documented(heading, fields):

@@ -454,7 +454,7 @@ def test_route_table_with_every_kind_of_key(own_server):
                     of_keys = path.startswith(("/admin/keys", "/admin/audit"))  # there is no database
                     status = (
                         404
-                        if path.startswith(("/admin/models/gone", "/v1/responses/"))
+                        if path.startswith(("/admin/models/gone", "/admin/adapters/{", "/v1/responses/"))
                         else 400
                         if method == "POST"
                         or path.startswith(("/v1/sessions", "/v1/chats", "/v1/files", "/v1/batches", "/v1/rag"))
@@ -463,7 +463,12 @@ def test_route_table_with_every_kind_of_key(own_server):
                     )
                     # One wants a body, and gets none here; the other asks a hub that cannot be reached.
                     form = 415 if method == "POST" else status  # it is no form
-                    status = {"/v1/files": form, "/api/delete": 415, "/admin/models/gone/pull": 502}.get(path, status)
+                    status = {
+                        "/v1/files": form,
+                        "/admin/adapters/upload": 415,
+                        "/api/delete": 415,
+                        "/admin/models/gone/pull": 502,
+                    }.get(path, status)
                     assert reply.status in ({400, 404} if of_keys else {status})
     check(server.get("/nope"), 404, "not_found", None)
 

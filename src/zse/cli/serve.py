@@ -228,6 +228,13 @@ ARGUMENTS = (
         "(default: none)",
     ),
     arg(
+        "--adapter-quota",
+        type=memory_size,
+        default=16 << 30,
+        metavar="SIZE",
+        help="bytes of the adapters that administrators upload, which are kept in ZSE_HOME/adapters (default: 16G)",
+    ),
+    arg(
         "--allowed-host",
         action="append",
         default=[],
@@ -270,7 +277,7 @@ ARGUMENTS = (
 )
 # What SIGHUP changes in a server that runs; the engines' options, names and addresses wait for a restart.
 CHANGEABLE = """spare_engines idle_timeout max_loaded max_queue max_queue_tokens queue_timeout max_wait max_body_bytes any_model_name tool_parser
-    reasoning_parser session_ttl file_quota api_key api_key_file tenant_weights allowed_host cors_origin drain_timeout log_level log_format""".split()
+    reasoning_parser session_ttl file_quota adapter_quota api_key api_key_file tenant_weights allowed_host cors_origin drain_timeout log_level log_format""".split()
 
 
 def run(args) -> int:
@@ -363,6 +370,7 @@ def _changeable(args, keys, num_models: int) -> dict:
         "any_model_name": args.any_model_name,
         "session_ttl_s": args.session_ttl,
         "file_quota": args.file_quota,
+        "adapter_quota": args.adapter_quota,
         "tool_parser": args.tool_parser,
         "reasoning_parser": args.reasoning_parser,
         "limits": server.Limits(body_bytes=args.max_body_bytes),

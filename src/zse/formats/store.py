@@ -312,9 +312,9 @@ class PartialFolder:
             json.dump({"name": self.name, **facts, "pulled": pulled, "files": files}, file, indent=1)
         for folder, _, names in os.walk(self.path):
             for path in (*(os.path.join(folder, name) for name in names), folder):
-                _fsync(path)
+                sync(path)
         _put_in_place(self.path, self.final)
-        _fsync(models_dir())
+        sync(models_dir())
         _empty_trash()
         return resolve(self.name)
 
@@ -400,7 +400,8 @@ def _empty_trash() -> None:
     shutil.rmtree(os.path.join(models_dir(), ".trash"), ignore_errors=True)
 
 
-def _fsync(path: str) -> None:
+def sync(path: str) -> None:
+    """Bring a folder's names to the disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

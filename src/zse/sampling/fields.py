@@ -4,6 +4,7 @@ document and its command-line option.
 A kind's (Integer, Number, …) `check` takes a value and its JSON path. It returns the value to use, or raises a
 RequestError of the API's contract. `schema` describes the same values as JSON Schema (2020-12)."""
 
+import re
 from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar, get_args
@@ -139,6 +140,22 @@ class String(Kind, frozen=True):
     def schema(self):
         most = {} if self.max_length == 1 << 30 else {"maxLength": self.max_length}
         return {"type": "string"} | ({} if self.empty else {"minLength": 1}) | most
+
+
+class Matching(Kind, frozen=True):
+    """A string that a regular expression matches; it must be `meaning`."""
+
+    pattern: str
+    meaning: str
+
+    def check(self, value, path):
+        if re.fullmatch(self.pattern, expect(str, value, path)) is None:
+            raise refused("invalid_value", f"'{path}' must be {self.meaning}.", path)
+        return value
+
+    @property
+    def schema(self):
+        return {"type": "string", "pattern": f"^{self.pattern}$"}
 
 
 class OneOf(Kind, frozen=True):

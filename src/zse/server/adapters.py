@@ -9,10 +9,8 @@ from typing import Any
 
 from zse.engine.client import READY, EngineClient
 from zse.engine.messages import AdapterLoaded
-from zse.errors import RequestError
 from zse.sampling.fields import shown
 from zse.server.errors import APIError
-from zse.server.keys import NAME
 
 MAX_ADAPTERS = 4096  # of a model
 
@@ -28,11 +26,15 @@ class ServedAdapter:
 
 
 class Adapters:
-    """by_name: those that were loaded and not unloaded since. Used from the event loop, which is its one writer."""
+    """by_name: those that were loaded and not unloaded since, and those of before the start: `first`, that the server
+    was given, and `stored`, that were uploaded; as (name, path). Used from the event loop, which is its one writer."""
 
-    def __init__(self, engine: EngineClient, first: Sequence[tuple[str, str]] = ()):
+    def __init__(
+        self, engine: EngineClient, first: Sequence[tuple[str, str]] = (), stored: Sequence[tuple[str, str]] = ()
+    ):
         self._engine = engine
-        self.by_name = {name: ServedAdapter(name, path) for name, path in first}
+        self.by_name = {name: ServedAdapter(name, path) for name, path in [*stored, *first]}
+        self._first = [name for name, _ in first]
 
     async def load(self, name: str, path: str) -> ServedAdapter:
         """A new adapter; the engine is ready. Raises RequestError: 409 for a name that is taken, 422 for a folder that
@@ -52,7 +54,7 @@ class Adapters:
 
     async def load_first(self) -> None:
         """Those that the server was started with; the engine is ready. Raises RequestError."""
-        for name in list(self.by_name):
+        for name in self._first:
             await self.id_of(name)
 
     def unload(self, name: str) -> ServedAdapter:
@@ -100,11 +102,3 @@ class Adapters:
             return found
         more = {"hash": loaded.adapter, "rank": loaded.rank, "modules": loaded.members, "bytes": loaded.nbytes}
         return found | more
-
-
-def check_name(name: str, param: str) -> str:
-    """Raises RequestError for a name that no adapter may have."""
-    if not NAME.fullmatch(name):
-        message = f"'{param}' must be 1 to 64 letters, digits, '.', '_' and '-'."
-        raise RequestError(message, code="invalid_value", param=param)
-    return name

@@ -16,6 +16,7 @@ from zse.lazy import difflib
 from zse.log import RecentRecords
 from zse.sampling.fields import shown
 from zse.scheduler.options import LOWEST, RequestOptions
+from zse.server import adapter_uploads as uploaded
 from zse.server import batches as batch_runs
 from zse.server import errors, idempotency
 from zse.server import files as stores
@@ -32,6 +33,7 @@ from zse.server.work import FairThreads, RequestRun, Tenants
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from zse.server.adapter_uploads import AdapterUploads
     from zse.server.batches import BatchRunner
     from zse.server.cross_origin import CrossOrigin
     from zse.server.database.connection import Database
@@ -47,6 +49,7 @@ log = logging.getLogger("zse.server")
 
 SESSION_TTL_S = 86400.0
 FILE_QUOTA_BYTES = 4 << 30
+ADAPTER_QUOTA_BYTES = 16 << 30
 PREFLIGHT = "info.preflight"
 LARGE_BODY = 64 << 10  # bytes; admission is asked before it is read
 
@@ -97,6 +100,7 @@ class App:
         tool_parser, reasoning_parser: for all models, instead of what their chat templates show.
         session_ttl_s: for which a session is kept after its last request, at most.
         file_quota: bytes of the files of a tenant.
+        adapter_quota: bytes of uploaded adapters together.
 
     running: requests that the engine may be working for. phases_ms: of the server's start, for /metrics."""
 
@@ -117,6 +121,7 @@ class App:
         reasoning_parser: str | None = None,
         session_ttl_s: float = SESSION_TTL_S,
         file_quota: int = FILE_QUOTA_BYTES,
+        adapter_quota: int = ADAPTER_QUOTA_BYTES,
         library: "Callable[[], Library]" = lambda: libraries.Library(),
         documents: "Callable[[App], Retrieval] | None" = None,
     ):
@@ -140,7 +145,7 @@ class App:
         self.phases_ms: dict[str, float] = {}
         self.usage: UsageLog | None = None  # where it is kept
         self.key_watch: KeyWatch | None = None
-        self.file_quota = file_quota
+        self.file_quota, self.adapter_quota = file_quota, adapter_quota
         self._key, self._hosts, self._weights = key, hosts, dict(weights or {})
         self.cross_origin = cross_origin
         self.needs_key = key.is_needed
@@ -179,6 +184,11 @@ class App:
     def batches(self) -> "BatchRunner | None":
         """None: there is no database."""
         return None if self.files is None else batch_runs.BatchRunner(self, self.files)
+
+    @cached_property
+    def adapter_uploads(self) -> "AdapterUploads":
+        """Made with the first of them."""
+        return uploaded.AdapterUploads(self)
 
     def replace_keys(self, keys: Sequence[Key], weights: Mapping[str, float]) -> None:
         """The keys have changed: these are all, those of the file and of the database."""

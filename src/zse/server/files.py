@@ -39,16 +39,16 @@ def new_id(prefix: str = "file-") -> str:
 
 class Written:
     """A content that is being written beside its place. size: bytes so far; digest: their SHA-256, of a content that is
-    kept. Its methods wait for the disk and for each other, so that a thread of which nobody waits any more is no
+    kept; path: of that. Its methods wait for the disk and for each other, so that a thread of which nobody waits any more is no
     danger. Raises StorageError."""
 
     def __init__(self, folder: str):
         self._folder, self.id = folder, new_id()
         self.size, self._hash, self._lock = 0, hashlib.sha256(), threading.Lock()
-        self._path = os.path.join(folder, self.id)
+        self.path = os.path.join(folder, self.id)
         self._is_kept = False
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._file: BinaryIO = os.fdopen(_tried(os.open, self._path + PART, flags, 0o600), "wb", buffering=0)
+        self._file: BinaryIO = os.fdopen(_tried(os.open, self.path + PART, flags, 0o600), "wb", buffering=0)
 
     def write(self, data: bytes) -> None:
         left = memoryview(data)
@@ -64,7 +64,7 @@ class Written:
             if not self._file.closed:
                 _tried(os.fsync, self._file.fileno())
                 self._file.close()
-                _tried(os.rename, self._path + PART, self._path)
+                _tried(os.rename, self.path + PART, self.path)
                 self._is_kept = True
                 _sync_folder(self._folder)
             return self._hash.digest()
@@ -74,7 +74,20 @@ class Written:
         with self._lock:
             self._file.close()
             with suppress(OSError):
-                os.unlink(self._path + PART * (not self._is_kept))
+                os.unlink(self.path + PART * (not self._is_kept))
+
+
+async def fill(written: Written, pieces: AsyncIterator[bytes], run: Run, count: Callable[[int], None]) -> None:
+    """Write the pieces as they come. count: called with the size of each, before it is written; what it raises ends
+    it."""
+    buffer = bytearray()
+    async for piece in pieces:
+        buffer += piece
+        count(len(piece))
+        if len(buffer) >= PIECE_BYTES:
+            await run(partial(written.write, bytes(buffer)))
+            buffer.clear()
+    await run(partial(written.write, bytes(buffer)))
 
 
 def discard(written: Written) -> None:
@@ -155,19 +168,17 @@ class FileStore:
         for. Raises APIError: request_too_large; StorageError; and what `pieces` raises."""
         used = await self._database.run(partial(storage.files.stored_bytes, tenant=tenant), writes=False)
         written = await run(self.begin)
-        buffer = bytearray()
         counted = 0
+
+        def count(size: int) -> None:
+            nonlocal counted
+            counted += size
+            self._arriving[tenant] += size
+            if used + self._arriving[tenant] > self.quota:
+                raise storage.files.too_much(self.quota)
+
         try:
-            async for piece in pieces:
-                buffer += piece
-                counted += len(piece)
-                self._arriving[tenant] += len(piece)
-                if used + self._arriving[tenant] > self.quota:
-                    raise storage.files.too_much(self.quota)
-                if len(buffer) >= PIECE_BYTES:
-                    await run(partial(written.write, bytes(buffer)))
-                    buffer.clear()
-            await run(partial(written.write, bytes(buffer)))
+            await fill(written, pieces, run, count)
             return written
         except BaseException:
             discard(written)

@@ -25,7 +25,7 @@ from zse.server import database as storage
 from zse.server import library as libraries
 from zse.server import reload as reloading
 from zse.server.admission import AdmissionControl, QueueBounds
-from zse.server.app import FILE_QUOTA_BYTES, SESSION_TTL_S, App
+from zse.server.app import ADAPTER_QUOTA_BYTES, FILE_QUOTA_BYTES, SESSION_TTL_S, App
 from zse.server.auth import CacheSalts, HostCheck, KeyCheck
 from zse.server.key_watch import KeyWatch
 from zse.server.keys import Key, quotas, weights
@@ -68,6 +68,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
         exits_on_failure: the process ends when the engines of all models have died too often; else they are tried again.
         any_model_name: a name that no model has means the first one.
         file_quota: bytes of the files of a tenant.
+        adapter_quota: bytes of uploaded adapters together.
         session_ttl_s: how long a session is kept after its last request, at most.
         library: makes what knows the models that may be added while it serves.
         tool_parser, reasoning_parser: names of zse.server.tools; None: what the chat template shows.
@@ -109,6 +110,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     reasoning_parser: str | None = None
     session_ttl_s: float = SESSION_TTL_S
     file_quota: int = FILE_QUOTA_BYTES
+    adapter_quota: int = ADAPTER_QUOTA_BYTES
     library: Callable[[], Any] = lambda: libraries.Library()
     limits: Limits = Limits()
     phases_ms: dict[str, float] = {}
@@ -249,6 +251,7 @@ class _Serving:
             reasoning_parser=options.reasoning_parser,
             session_ttl_s=options.session_ttl_s,
             file_quota=options.file_quota,
+            adapter_quota=options.adapter_quota,
             library=options.library,
             documents=None if options.documents is None else self._documents,
         )

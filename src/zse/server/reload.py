@@ -19,6 +19,7 @@ def take(options: Any, changed: Collection[str], app: App, pool: ModelPool, serv
     app.any_model_name = options.any_model_name
     app.tool_parser, app.reasoning_parser = options.tool_parser, options.reasoning_parser
     app.session_ttl_s, app.file_quota = options.session_ttl_s, options.file_quota
+    app.adapter_quota = options.adapter_quota
     server.limits = options.limits
     pool.limit(options.spare_engines, options.idle_timeout_s, options.max_loaded)
     if "allowed_hosts" in changed:

@@ -12,7 +12,7 @@ from zse import __version__
 from zse.engine.client import DOWN, READY, STARTING, UNLOADED, EngineClient
 from zse.engine.process import EngineProcess
 from zse.errors import RequestError
-from zse.formats import store
+from zse.formats import adapter_store, store
 from zse.server import adapters
 from zse.server.work import Statistics
 
@@ -89,8 +89,10 @@ class Served:
 
     @functools.cached_property
     def adapters(self) -> "adapters.Adapters":
-        """Its LoRA adapters, by name."""
-        return adapters.Adapters(self.engine, self.spec.adapters)
+        """Its LoRA adapters, by name; where there are slots for them, those that were uploaded, too."""
+        takes = "--adapter-slots" in self.spec.arguments
+        stored = [(each.name, each.path) for each in adapter_store.listed() if each.model == self.name] if takes else []
+        return adapters.Adapters(self.engine, self.spec.adapters, stored)
 
     @property
     def state(self) -> str:

@@ -38,12 +38,9 @@ async def resume(job: "CompletionRun") -> None:
         if completion.session_ttl is not None:
             raise APIError("invalid_value", f"'session_ttl' needs '{FIELD}'.", "session_ttl")
         return
-    if header not in (None, id) or not SESSION_ID.fullmatch(id):
-        raise APIError(
-            "invalid_value",
-            f"{SESSION_HEADER} must be 1 to 64 letters, digits, '_' and '-', and the only name.",
-            SESSION_HEADER,
-        )
+    SESSION_ID.check(id, SESSION_HEADER)
+    if header not in (None, id):
+        raise APIError("invalid_value", f"'{FIELD}' and {SESSION_HEADER} differ; give one.", SESSION_HEADER)
     if app.database is None:
         raise needs_database()
     _check(job)

@@ -3,7 +3,6 @@
 from typing import Any
 
 from zse.sampling.fields import Array, Custom, Field, Fields, Integer, Number, Object, OneOf, String, refused
-from zse.server.requests.completions import SESSION_ID
 from zse.server.requests.conversation import MAX_CALLS
 from zse.server.requests.queries import LAST_FIRST
 
@@ -80,9 +79,3 @@ CHAT: Fields = {
     ),
 }
 LIST: Fields = LAST_FIRST | {"search": Field(String(MAX_TITLE), "What titles hold.", "")}
-
-
-def check_id(id: str) -> None:
-    """Raises RequestError for what no chat is called."""
-    if not SESSION_ID.fullmatch(id):
-        raise refused("invalid_value", "A chat's id must be 1 to 64 letters, digits, '_' and '-'.", "")

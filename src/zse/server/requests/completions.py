@@ -18,10 +18,10 @@ from zse.sampling.fields import (
     Fields,
     Integer,
     Kind,
+    Matching,
     Object,
     OneOf,
     String,
-    expect,
     fields_of,
     refused,
     wrong_type,
@@ -175,19 +175,8 @@ KEEP_ALIVE = Field(
     "0: for ever; instead of --idle-timeout. An admin's key may say so, where there are keys; of others it is not used.",
 )
 SESSION_HEADER = "zse-session-id"  # of APIs that have no field for it
-SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-
-
-def _session_id(value: Any, path: str) -> str:
-    if not SESSION_ID.fullmatch(expect(str, value, path)):
-        raise refused("invalid_value", f"'{path}' must be 1 to 64 letters, digits, '_' and '-'.", path)
-    return value
-
-
-_SESSION = Field(
-    Custom(_session_id, {"type": "string", "pattern": f"^{SESSION_ID.pattern}$"}),
-    "A conversation that the server keeps: send what is new in it; see Sessions.",
-)
+SESSION_ID = Matching("[A-Za-z0-9_-]{1,64}", "1 to 64 letters, digits, '_' and '-'")
+_SESSION = Field(SESSION_ID, "A conversation that the server keeps: send what is new in it; see Sessions.")
 _SESSION_TTL = Field(Integer(1, 366 * 86400), "Seconds for which it is kept from now on, at most --session-ttl.")
 METADATA = Field(LABELS, "Up to 16 strings; accepted, not used.")
 _SAMPLING, _BEAMS, _OPTIONS, _EXTRAS = map(fields_of, (SamplingParams, BeamParams, RequestOptions, Extras))

@@ -1,6 +1,5 @@
 """What is looked for in documents: the fields of a search, and the field `rag` of a chat request."""
 
-import re
 from typing import Any
 
 import msgspec
@@ -13,12 +12,12 @@ from zse.sampling.fields import (
     Field,
     Fields,
     Integer,
+    Matching,
     Number,
     Object,
     OneOf,
     OneOrMore,
     String,
-    expect,
     refused,
     wrong_type,
 )
@@ -28,14 +27,6 @@ MOST_QUERY_CHARACTERS = 8192
 MOST_PASSAGES = 50
 MOST_NAMES = 256  # documents or kinds of a filter
 DEFAULT_STAGES = tuple(stage for stage in STAGES if stage != "rerank")
-ID = re.compile(r"[a-z0-9_-]{1,64}")
-_ID_SCHEMA = {"type": "string", "pattern": "^[a-z0-9_-]{1,64}$"}
-
-
-def _id(value: Any, path: str) -> str:
-    if not ID.fullmatch(expect(str, value, path)):
-        raise refused("invalid_value", f"'{path}' must be 1 to 64 of a to z, 0 to 9, '_' and '-'.", path)
-    return value
 
 
 def _time(value: Any, path: str) -> float:
@@ -44,7 +35,7 @@ def _time(value: Any, path: str) -> float:
     return Number(0, 1e11).check(value, path)
 
 
-DOCUMENT_ID = Custom(_id, _ID_SCHEMA)
+DOCUMENT_ID = Matching("[a-z0-9_-]{1,64}", "1 to 64 of a to z, 0 to 9, '_' and '-'")
 KIND = OneOf(tuple(KINDS))
 _SECONDS = Custom(_time, Number(0, 1e11).schema)
 

@@ -2,34 +2,14 @@
 
 from typing import Any
 
-from zse.sampling.fields import (
-    Array,
-    Boolean,
-    Custom,
-    Field,
-    Fields,
-    Integer,
-    Number,
-    Object,
-    OneOf,
-    String,
-    expect,
-    refused,
-)
+from zse.sampling.fields import Array, Boolean, Field, Fields, Integer, Matching, Number, Object, OneOf, String
 from zse.server.keys import MAX_QUOTA, MAX_WEIGHT, NAME, USER_ROUTES
 
-
-def _name(value: Any, path: str) -> str:
-    if not NAME.fullmatch(expect(str, value, path)):
-        raise refused("invalid_value", f"'{path}' must be 1 to 64 letters, digits, '.', '_' and '-'.", path)
-    return value
-
-
-_NAMED = Custom(_name, {"type": "string", "pattern": f"^{NAME.pattern}$"})
+NAMED = Matching(NAME.pattern, "1 to 64 letters, digits, '.', '_' and '-'")
 _TIME, _PRICE = Number(0.0, 1e11), Number(0.0, 1e9)
 _LIMIT = Integer(0, MAX_QUOTA)
 SETTINGS: Fields = {
-    "tenant": Field(_NAMED, "Who owns what its requests leave; the name, where a new key has none."),
+    "tenant": Field(NAMED, "Who owns what its requests leave; the name, where a new key has none."),
     "admin": Field(Boolean(), "It may read the figures of all and change keys."),
     "models": Field(Array(String(256, empty=False), 256), "Names that it may use."),
     "routes": Field(Array(OneOf(tuple(USER_ROUTES)), len(USER_ROUTES)), "Paths that it may use."),
@@ -43,11 +23,11 @@ SETTINGS: Fields = {
     "output_price": Field(_PRICE, "Of a million tokens of answers."),
 }
 _ENDLESS = ("models", "routes", "weight", "expires", "cached_price")  # of which None is no limit
-CREATE: Fields = {"name": Field(_NAMED, "Of the key; no other has it or had it.", required=True)} | SETTINGS
+CREATE: Fields = {"name": Field(NAMED, "Of the key; no other has it or had it.", required=True)} | SETTINGS
 WHICH: Fields = {"name": Field(String(64, empty=False), "Of the key, or its prefix.", required=True)}
 UPDATE: Fields = WHICH | SETTINGS | {"clear": Field(Array(OneOf(_ENDLESS), len(_ENDLESS)), "Settings to take away.")}
 USAGE: Fields = {
-    "name": Field(_NAMED, "Of a key; else all."),
+    "name": Field(NAMED, "Of a key; else all."),
     "since": Field(_TIME, "Seconds since 1970, from whose hour on."),
     "until": Field(_TIME, "Before whose hour."),
     "by": Field(OneOf(("all", "day", "hour")), "A sum for each, or over all of them.", "all"),

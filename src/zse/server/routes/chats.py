@@ -14,6 +14,7 @@ from zse.server.database.chats import ChatCard
 from zse.server.errors import APIError
 from zse.server.requests import chats as fields
 from zse.server.requests import queries
+from zse.server.requests.completions import SESSION_ID
 
 
 def _shown(card: ChatCard, **more: Any) -> dict:
@@ -56,7 +57,7 @@ async def retrieve(app, request: APIRequest) -> Response:
 async def change(app, request: APIRequest) -> Response:
     """POST /v1/chats/{chat}"""
     id = request.parameters["chat"]
-    fields.check_id(id)
+    SESSION_ID.check(id, "chat")
     values = await app.threads.run(request.account, partial(_read, request))
     card = await _run(app, request, "store", writes=True, id=id, now=time.time(), **values)
     return Response.json(_shown(card))

@@ -76,6 +76,7 @@ _CHAT, _COMPLETIONS, _EMBEDDINGS = (
     "completions.COMPLETIONS_FIELDS",
     "measures.EMBEDDINGS_FIELDS",
 )
+_ADAPTER = "adapters.UPLOAD"
 _TOKENIZE = "tokenize.TOKENIZE_FIELDS"
 _RERANK, _SCORE = "measures.RERANK_FIELDS", "measures.SCORE_FIELDS"
 _READY = (
@@ -200,14 +201,10 @@ ROUTES = (
     Route("/admin/audit", ADMIN, "keys.audit", "who changed which key", "keys.AUDIT"),
     Route("/admin/adapters", ADMIN, "adapters.listed", "the LoRA adapters of the models"),
     Route("/admin/adapters", ADMIN, "adapters.load", "one more, which requests may name", "adapters.LOAD"),
+    Route("/admin/adapters/upload", ADMIN, "adapters.upload", "one more, sent as a form", _ADAPTER, upload=4 << 30),
+    Route("/admin/adapters/{adapter}", ADMIN, "adapters.delete", "deletes an uploaded one", verb="DELETE"),
     Route("/admin/adapters/unload", ADMIN, "adapters.unload", "one less", "adapters.UNLOAD"),
-    Route(
-        "/admin/logs",
-        ADMIN,
-        "logs.recent",
-        "the newest records of the server's log, of which none has a prompt",
-        query="queries.LOGS",
-    ),
+    Route("/admin/logs", ADMIN, "logs.recent", "the newest records of the server's log", query="queries.LOGS"),
     Route("/metrics", ADMIN, "metrics.metrics", _METRICS, media="text/plain"),
     Route("/openapi.json", PUBLIC, "openapi.openapi", "this API as an OpenAPI 3.1 document"),
     Route("/", PUBLIC, "web_page.index", "the web page", media="text/html"),

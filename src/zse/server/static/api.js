@@ -56,13 +56,13 @@ export async function call(path, options) {
   throw errorOf(response.status, value);
 }
 
-/** Sends a file as the body; the JSON of the answer. progress: takes the share that was sent, from 0 to 1. Throws as call() does. */
-export function upload(path, file, { progress, signal }) {
+/** Sends a file, or a form with files; the JSON of the answer. progress: takes the share that was sent, from 0 to 1. Throws as call() does. */
+export function upload(path, body, { progress, signal }) {
   return new Promise((resolve, reject) => {
     const request = new XMLHttpRequest(); // fetch tells nothing of what it has sent
     request.open("POST", path);
     request.responseType = "json";
-    request.setRequestHeader("content-type", "application/octet-stream");
+    if (!(body instanceof FormData)) request.setRequestHeader("content-type", "application/octet-stream");
     if (apiKey()) request.setRequestHeader("authorization", `Bearer ${apiKey()}`);
     request.upload.onprogress = ({ loaded, total }) => progress(total ? loaded / total : 0);
     request.upload.onload = () => progress(1);
@@ -74,7 +74,7 @@ export function upload(path, file, { progress, signal }) {
     request.onerror = () => reject(new APIError(0, "", "The server does not answer, or has refused the file."));
     request.onabort = () => reject(new DOMException("stopped", "AbortError"));
     signal.addEventListener("abort", () => request.abort());
-    request.send(file);
+    request.send(body);
   });
 }
 
