@@ -56,6 +56,10 @@ _REASONING_PARSERS = (
 )
 
 
+def _quota(name: str, gib: int, of: str):
+    return arg(name, type=memory_size, default=gib << 30, metavar="SIZE", help=f"bytes {of} (default: {gib}G)")
+
+
 ARGUMENTS = (
     arg(
         "models",
@@ -189,12 +193,8 @@ ARGUMENTS = (
         default=86400.0,
         help="how long the conversation of a session_id is kept in the database after its last request, at most (default: 86400, a day)",
     ),
-    arg(
-        "--file-quota",
-        type=memory_size,
-        default=4 << 30,
-        metavar="SIZE",
-        help="bytes of the files that a tenant uploads and its batches make, which are kept beside the database (default: 4G)",
+    _quota(
+        "--file-quota", 4, "of the files that a tenant uploads and its batches make, which are kept beside the database"
     ),
     arg(
         "--documents",
@@ -202,13 +202,7 @@ ARGUMENTS = (
         help="a SQLite file with documents that answers may cite, made with the first one (default: documents.db beside the "
         "database, else in ZSE_HOME)",
     ),
-    arg(
-        "--document-quota",
-        type=memory_size,
-        default=4 << 30,
-        metavar="SIZE",
-        help="bytes that the documents of a tenant may take (default: 4G)",
-    ),
+    _quota("--document-quota", 4, "that the documents of a tenant may take"),
     arg(
         "--ann-from",
         type=Amount(int, 0, shown="VECTORS"),
@@ -227,13 +221,7 @@ ARGUMENTS = (
         '({"mcpServers": {NAME: {"command": …} or {"url": …}}}) with allow, deny, timeout_s and max_result_bytes; read again on SIGHUP '
         "(default: none)",
     ),
-    arg(
-        "--adapter-quota",
-        type=memory_size,
-        default=16 << 30,
-        metavar="SIZE",
-        help="bytes of the adapters that administrators upload, which are kept in ZSE_HOME/adapters (default: 16G)",
-    ),
+    _quota("--adapter-quota", 16, "of the adapters that administrators upload, which are kept in ZSE_HOME/adapters"),
     arg(
         "--allowed-host",
         action="append",
