@@ -316,6 +316,16 @@ def test_the_quota_of_a_tenant(own):
     assert server.post(ROUTE, {"text": "silk " * 500}, bearer(ALICE)).status == 200
 
 
+def test_files_that_wait_have_a_bound(own):
+    server = own(documents_bytes=100_000)
+    sent = request("POST", ROUTE, b"x" * 200_000, {"content-type": "text/plain"})
+    reply = server.raw(sent)
+    assert reply.status == 413 and reply.error["code"] == "request_too_large"
+    wait_for(lambda: os.listdir(server.app.documents().ingest.folder) == ["lock"])
+    small = request("POST", ROUTE, b"wool " * 1000, {"content-type": "text/plain"})
+    assert server.raw(small).status == 200 and not server.app.documents().ingest._held
+
+
 def test_a_server_without_documents(server):
     for reply in (server.get(ROUTE), server.post(SEARCH, {"query": "x"}), server.chat("x", rag={})):
         assert (

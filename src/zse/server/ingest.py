@@ -110,6 +110,7 @@ class Ingest:
         self._all = asyncio.Semaphore(AT_ONCE)
         self._own: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(OWN_AT_ONCE))
         self._waiting: Counter[str] = Counter()
+        self._held: Counter[str] = Counter()  # bytes of files that arrive or wait for their answer
         self.pending: dict[tuple[str, str], PendingDocument] = {}  # by tenant and id
         self._tasks: dict[tuple[str, str], asyncio.Task] = {}
 
@@ -190,7 +191,8 @@ class Ingest:
         await self._retrieval.opened()
         source = SentFile(self._path(os.urandom(16).hex(), PART), 0, b"")
         digest, held = hashlib.sha256(), bytearray()
-        loop = asyncio.get_running_loop()
+        loop, tenant = asyncio.get_running_loop(), request.tenant
+        kept = sum(pending.size for (owner, _), pending in self.pending.items() if owner == tenant)
 
         def write(file: Any, data: bytes) -> None:
             digest.update(data)
@@ -202,6 +204,10 @@ class Ingest:
                 async for data in body:
                     held += data
                     source.size += len(data)
+                    self._held[tenant] += len(data)
+                    if kept + self._held[tenant] > self._retrieval.quota_bytes:
+                        message = f"Files that wait to be read may have {self._retrieval.quota_bytes} bytes in all."
+                        raise APIError("request_too_large", message, close=True)
                     if len(held) >= WRITE_BYTES:
                         await loop.run_in_executor(None, write, file, bytes(held))
                         held.clear()
@@ -209,12 +215,20 @@ class Ingest:
             source.digest = digest.digest()
             return source
         except OSError as error:
-            source.remove()
+            self.release(tenant, source)
             log.error("a file cannot be written: %s", error)
             raise StorageError(str(error)) from None
         except BaseException:
-            source.remove()
+            self.release(tenant, source)
             raise
+
+    def release(self, tenant: str, source: SentFile) -> None:
+        """It is needed no more."""
+        if isinstance(source.data, str):
+            self._held[tenant] -= source.size
+            if not self._held[tenant]:
+                del self._held[tenant]
+        source.remove()
 
     async def add(self, request: APIRequest, upload: Upload, source: SentFile) -> dict[str, Any]:
         """Store it, or begin to; what the API answers. The source is taken. Raises RequestError."""
@@ -240,7 +254,7 @@ class Ingest:
             log.error("a document cannot be kept: %s", error)
             raise StorageError(str(error)) from None
         finally:
-            source.remove()
+            self.release(request.tenant, source)
         upload.password = None
         await self.drop(tenant, pending.id)
         self.pending[tenant, pending.id] = pending

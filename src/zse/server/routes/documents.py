@@ -57,7 +57,7 @@ async def _form(of: Any, request: APIRequest) -> tuple[requests.Upload, ingest.S
         return requests.read_options(values, about["media_type"]), sources[0]
     except BaseException:
         for source in sources:
-            source.remove()
+            of.ingest.release(request.tenant, source)
         raise
 
 
