@@ -148,7 +148,7 @@ def test_a_search_explains_itself(library):
         ({"query": "x", "stages": []}, "stages"),
         ({"query": "x", "stages": ["rerank"]}, "stages"),
         ({"query": "x", "stages": ["magic"]}, "stages[0]"),
-        ({"query": "x", "weights": {"bm25": 1}}, "weights"),
+        ({"query": "x", "weights": {"bm25": -1}}, "weights.bm25"),
         ({"query": "x", "after": "monday"}, "after"),
         ({"query": "x", "documents": ["../a"]}, "documents[0]"),
         ({"query": "x", "limit": 3}, "limit"),

@@ -164,7 +164,7 @@ class Retrieval:
             max(finding.top_k, finding.rerank_k) if "rerank" in stages else finding.top_k,
             tuple(stage for stage in searching.STAGES if stage in stages),
             finding.fusion,  # type: ignore[arg-type]  # checked by the table of fields
-            finding.weights or {},
+            finding.weights,
             searching.Filters(finding.documents, finding.kinds, finding.after, finding.before, finding.metadata),
         )
         given = opened.indexes, request.tenant, query

@@ -111,7 +111,7 @@ class _Rag(Kind, frozen=True):
     """Its table comes with the first request that has it: a start does without."""
 
     def check(self, value, path):
-        return finding.check_rag(value, path)
+        return finding.RAG.check(value, path)
 
     @property
     def schema(self):

@@ -93,7 +93,7 @@ ASK: Fields = (
 def read_search(body: dict) -> tuple[Finding, str | None]:
     """Check the body of POST /v1/rag/search: what is looked for, and the model. Raises RequestError."""
     values = Object(SEARCH).check(body, "")
-    return finding_of(values, values["query"], ""), values["model"]
+    return finding_of(values, values["query"]), values["model"]
 
 
 def read_ask(body: dict) -> Any:
@@ -104,8 +104,6 @@ def read_ask(body: dict) -> Any:
     if values["max_answer_tokens"] is not None:
         chat["max_tokens"] = values["max_answer_tokens"]
     chat["rag"] = {name: values[name] for name in RAG.fields if values.get(name) is not None}
-    if "weights" in chat["rag"] and values["fusion"] != "weights":
-        raise refused("invalid_value", "'weights' needs 'fusion': \"weights\".", "weights")
     return read_chat(chat)
 
 

@@ -46,7 +46,7 @@ _FILTERS: Fields = {
     "before": Field(_SECONDS, "Only of documents that were added before; seconds since 1970."),
     "metadata": Field(LABELS, "Only of documents whose metadata have these values."),
 }
-_WEIGHTS = Object({stage: Field(Number(0, 1000), default=1.0) for stage in STAGES if stage != "rerank"})
+_WEIGHTS = Object({stage: Field(Number(0, 1000)) for stage in STAGES if stage != "rerank"})
 
 
 def _stages(value: Any, path: str) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ class Finding(msgspec.Struct, frozen=True):
     top_k: int = 5
     stages: tuple[str, ...] = DEFAULT_STAGES
     fusion: str = "rrf"
-    weights: dict[str, float] | None = None
+    weights: dict[str, float] = {}
     rerank_k: int = 16
     documents: list[str] | None = None
     kinds: list[str] | None = None
@@ -107,19 +107,11 @@ class Finding(msgspec.Struct, frozen=True):
     max_tokens: int = 2048
 
 
-def finding_of(values: dict, query: str, path: str) -> Finding:
-    if values["weights"] is not None and values["fusion"] != "weights":
-        path = path + "weights"
-        raise refused("invalid_value", f"'{path}' needs 'fusion': \"weights\".", path)
+def finding_of(values: dict, query: str) -> Finding:
+    """What checked values ask for."""
     fields = {name: values[name] for name in Finding.__struct_fields__ if name in values}
-    return Finding(**fields | {"query": query})
-
-
-def check_rag(value: Any, path: str) -> dict:
-    """Check the field `rag` of a chat request. Raises RequestError."""
-    values = RAG.check(value, path)
-    finding_of(values, "", path + ".")
-    return values
+    weights = {stage: weight for stage, weight in (values["weights"] or {}).items() if weight is not None}
+    return Finding(**fields | {"query": query, "weights": weights})
 
 
 def rag_of(values: dict, messages: list[dict]) -> Finding:
@@ -129,4 +121,4 @@ def rag_of(values: dict, messages: list[dict]) -> Finding:
     if not query or not said:
         message = "'rag' looks for what the last message of the user says, and there is none."
         raise refused("invalid_value", message, "messages")
-    return finding_of(values, query, "rag.")
+    return finding_of(values, query)
