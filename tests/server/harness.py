@@ -134,6 +134,7 @@ class Harness:
         database: str | None = None,
         documents: str | None = None,
         documents_bytes: int = 1 << 30,
+        ocr=None,
         mcp: str | None = None,
     ):
         self.engine_options = engine.split()
@@ -148,7 +149,7 @@ class Harness:
         self._database_path, self.database = database, None
         self._documents = None
         if documents is not None:
-            self._documents = lambda app: Retrieval(app, documents, documents_bytes)
+            self._documents = lambda app: Retrieval(app, documents, documents_bytes, ocr)
         self._mcp_path = mcp
         started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main(started)), daemon=True)

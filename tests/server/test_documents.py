@@ -4,13 +4,20 @@ import base64
 import json
 import os
 import random
+import shlex
+import sys
 import time
+from pathlib import Path
 
 import openai
 import pytest
 from harness import Harness, request, wait_for
 
+from zse.rag.ocr import OcrCommand
 from zse.server.keys import Key
+
+sys.path.append(str(Path(__file__).parents[1] / "rag"))
+from pdf_writer import Encryption, Pdf  # noqa: E402
 
 HANDBOOK = "# Notice\n\nThe notice period is ninety days.\n\n# Travel\n\nA night in Zurich costs 210 francs at most.\n"
 TABLE = "city,limit\nZurich,210\nOslo,190\n"
@@ -245,6 +252,64 @@ def test_passages_fit_the_context(own):
     assert 0 < reply["rag"]["passage_tokens"] < 900 and reply["usage"]["prompt_tokens"] + 20 <= 900
     reply = server.chat("wool " * 140, rag={}, max_tokens=100).json
     assert reply["rag"]["passages"] == [] and "room" in reply["rag"]["notes"][-1]
+
+
+# PDF
+
+
+def report(encryption: Encryption | None = None) -> bytes:
+    made = Pdf()
+    made.page().text(72, 700, "The report of the lighthouse.")
+    made.page().text(72, 700, "The lamp has a range of nineteen miles.")
+    return made.data(encryption=encryption)
+
+
+def send_pdf(server: Harness, data: bytes, query: str = ""):
+    return server.raw(request("POST", f"{ROUTE}?name=report.pdf{query}", data, {"content-type": "application/pdf"}))
+
+
+def test_a_pdf_is_cited_by_its_page(library):
+    document = send_pdf(library, report(), "&id=report&chunk_tokens=40&overlap_tokens=0").json
+    assert (document["kind"], document["num_pages"]) == ("pdf", 2)
+    answer = library.chat(
+        "So [1]?", rag={"query": "range of the lamp", "documents": ["report"], "stages": ["bm25"], "top_k": 1}
+    ).json
+    citation = answer["choices"][0]["message"]["citations"][-1]
+    assert citation["page"] == citation["last_page"] == 2 and "nineteen miles" in citation["text"]
+    assert "page 2" in answer["choices"][0]["message"]["content"] or " p2" in answer["choices"][0]["message"]["content"]
+    library.raw(request("DELETE", f"{ROUTE}/report"))
+
+
+@pytest.mark.parametrize("method", ["rc4-128", "aes-256"])
+def test_an_encrypted_pdf_wants_its_password(library, method):
+    data = report(Encryption(method, "open sesame"))
+    for query in ("", "&password=wrong"):
+        reply = send_pdf(library, data, query)
+        assert (
+            reply.status == 422 and reply.error["code"] == "unprocessable_file" and "password" in reply.error["message"]
+        )
+        assert reply.headers["x-should-retry"] == "false"
+    assert send_pdf(library, data, "&password=open+sesame&wait=false").status == 400
+    document = send_pdf(library, data, "&password=open%20sesame").json
+    assert document["num_pages"] == 2
+    assert b"sesame" not in library.get(ROUTE).body
+    library.raw(request("DELETE", f"{ROUTE}/{document['id']}"))
+    for damaged in (data[:200], b"%PDF-1.7 nothing"):
+        assert send_pdf(library, damaged).status == 422
+
+
+def test_pages_that_are_images_are_read_by_the_operators_command(own):
+    made = Pdf()
+    made.page().box(100, 100, 200, 200)
+    server = own()
+    reply = send_pdf(server, made.data())
+    assert reply.status == 422 and "--ocr-command" in reply.error["message"]
+    command = shlex.join([sys.executable, "-c", "print('The picture shows a heron.')", "{image}"])
+    server = own(ocr=OcrCommand(command))
+    document = send_pdf(server, made.data(), "&id=picture").json
+    assert "OCR" in document["warnings"][-1]
+    (hit,) = server.post(SEARCH, {"query": "heron"}).json["data"]
+    assert hit["page"] == 1 and hit["text"] == "The picture shows a heron."
 
 
 # Versions, duplicates, lists

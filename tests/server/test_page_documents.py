@@ -1,5 +1,6 @@
 """The documents of the web page in headless Chromium: added, listed, searched, deleted, and cited in the chat."""
 
+import base64
 import json
 import os
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 from harness import Harness
 from pages import LAST, ask, press_in, row
+from test_documents import Encryption, report
 
 HOSTILE = "<img src=x onerror=alert(1)>=cmd|' /C calc'!A0\u202e"
 DROP = """((name, text) => {
@@ -107,3 +109,18 @@ def test_an_answer_shows_what_it_cites(tab, library):
     tab.wait(f"{LAST}?.querySelector('.passage')")
     assert tab.evaluate("document.querySelector('[name=documents]').checked")
     library.raw(b"DELETE /v1/rag/documents/ferry HTTP/1.1\r\nhost: localhost\r\n\r\n")
+
+
+def test_an_encrypted_file_asks_for_its_password(tab, library):
+    encoded = base64.b64encode(report(Encryption("aes-128", "open sesame"))).decode()
+    tab.evaluate(f"{DROP}('secret.pdf', Uint8Array.from(atob('{encoded}'), (letter) => letter.charCodeAt(0)))")
+    tab.wait("document.querySelector('.uploads [name=password]')")
+    assert "password" in tab.evaluate("document.querySelector('.uploads .error').innerText")
+    for word in ("wrong", "open sesame"):
+        tab.evaluate("document.querySelector('.uploads [name=password]').select()")
+        tab.type(word)
+        tab.press("Enter")
+        tab.wait("!document.querySelector('.uploads [name=password]') || document.querySelector('.uploads .error')")
+    tab.wait(f"{row('secret.pdf')}?.innerText.includes('ready')")
+    (document,) = [each for each in library.get("/v1/rag/documents").json["data"] if each["name"] == "secret.pdf"]
+    library.raw(f"DELETE /v1/rag/documents/{document['id']} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())

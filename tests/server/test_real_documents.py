@@ -15,6 +15,7 @@ sys.path += [str(HERE / "engine"), str(HERE / "structured")]
 import tiny_model  # noqa: E402
 import tiny_text  # noqa: E402
 from test_adapters_served import Server  # noqa: E402
+from test_documents import report  # noqa: E402
 
 from zse.cli import main  # noqa: E402
 
@@ -67,18 +68,22 @@ def test_from_files_to_cited_answers(served, zse, tmp_path):
     (folder / ".git" / "config.txt").write_text("hidden")
     (folder / "handbook.md").write_text(HANDBOOK)
     (folder / "limits.txt").write_text("Hotels in Oslo cost 190 at most.")
+    (folder / "rates.csv").write_text("city,limit\nBergen,170\n")
+    (folder / "report.pdf").write_bytes(report())
     (folder / "photo.jpeg").write_bytes(b"\xff\xd8")
     (folder / "link.md").symlink_to(folder / "handbook.md")
     code, out, err = zse("add", str(folder))
     assert code == 0 and "skipped" in err and "photo.jpeg" in err and "config" not in err and "link" not in err, err
-    assert "1/2" in err and "handbook.md: " in err and "1 passage" in err
+    assert "1/4" in err and "handbook.md: " in err and "1 passage" in err
     code, _, err = zse("add", str(folder))
-    assert code == 0 and err.count("unchanged") == 2
+    assert code == 0 and err.count("unchanged") == 4
     wait_for(lambda: all_ready(server), 30)
     code, out, err = zse("ls")
     (head, *rows) = out.splitlines()
-    assert head.split() == ["ID", "NAME", "KIND", "VERSION", "PASSAGES", "SIZE", "STATUS"] and len(rows) == 2
-    handbook = json.loads(zse("ls", "--json")[1])[0]["id"]
+    assert head.split() == ["ID", "NAME", "KIND", "VERSION", "PASSAGES", "SIZE", "STATUS"] and len(rows) == 4
+    listed = json.loads(zse("ls", "--json")[1])
+    assert {row["kind"] for row in listed} == {"markdown", "text", "csv", "pdf"}
+    handbook = listed[0]["id"]
     assert "-notes-handbook-md-" in handbook and len(handbook) <= 64
     # Every stage, the judgement of the model included.
     code, out, err = zse("search", "notice period", "--stages", "bm25,tfidf,dense,rerank", "--json")
@@ -86,6 +91,10 @@ def test_from_files_to_cited_answers(served, zse, tmp_path):
     assert code == 0 and set(hit["stages"]) >= {"dense", "rerank"}
     code, out, _ = zse("search", "notice period", "--stages", "bm25", "--top-k", "1")
     assert code == 0 and out.startswith("1. handbook.md") and "ninety days" in out and "bm25 1" in out
+    code, out, _ = zse("search", "range of the lamp", "--stages", "bm25", "--top-k", "1")
+    assert code == 0 and out.startswith("1. report.pdf, page 2") or "page 1" in out
+    code, out, _ = zse("search", "Bergen", "--top-k", "1", "--stages", "tfidf")
+    assert code == 0 and "limit" in out and "170" in out
     assert zse("search", "x", "--stages", "magic")[0] == 2
     code, out, err = zse("ask", "How long is the notice period?", "--document", handbook)
     assert code == 0, err
@@ -123,7 +132,7 @@ def test_a_restart_has_all_of_it(served, zse):
     assert status == 200 and found["notes"] == [] and found["data"]
     code, _, err = zse("rm", before["data"][0]["id"], "nothing-here")
     assert code == 1 and "nothing-here" in err and "no such document" in err
-    assert len(json.loads(zse("ls", "--json")[1])) == 1
+    assert len(json.loads(zse("ls", "--json")[1])) == 3
 
 
 def test_files_that_cannot_be_added(zse, tmp_path):

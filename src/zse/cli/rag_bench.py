@@ -57,7 +57,11 @@ def _told(args, reports: list) -> int:
 
 def _fields(report: Any) -> dict:
     found = [one._asdict() for one in report.found]
-    return report._asdict() | {"found": found, "forms": [form._asdict() for form in report.forms], "saved": report.saved()}
+    return report._asdict() | {
+        "found": found,
+        "forms": [form._asdict() for form in report.forms],
+        "saved": report.saved(),
+    }
 
 
 def _judge(llm, path: str) -> "Callable[[str, list[str]], list[float]]":
