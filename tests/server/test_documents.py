@@ -259,7 +259,7 @@ def test_passages_fit_the_context(own):
 
 def report(encryption: Encryption | None = None) -> bytes:
     made = Pdf()
-    made.page().text(72, 700, "The report of the lighthouse.")
+    made.page().text(72, 700, "The report of the lighthouse at the cape in the far north.")
     made.page().text(72, 700, "The lamp has a range of nineteen miles.")
     return made.data(encryption=encryption)
 

@@ -117,7 +117,7 @@ def test_an_encrypted_file_asks_for_its_password(tab, library):
     tab.wait("document.querySelector('.uploads [name=password]')")
     assert "password" in tab.evaluate("document.querySelector('.uploads .error').innerText")
     for word, then in (
-        ("wrong", "document.querySelector('.uploads .error')?.innerText.includes('wrong')"),
+        ("wrong", "document.querySelector('.uploads .error')?.innerText.includes('not with this')"),
         ("open sesame", "true"),
     ):
         tab.evaluate("document.querySelector('.uploads [name=password]').select()")
