@@ -244,6 +244,21 @@ def test_ask(library):
     assert library.post("/v1/rag/ask", {"question": "x", "messages": []}).error["param"] == "messages"
 
 
+def test_a_session_keeps_the_question_and_not_the_passages(own, tmp_path):
+    server = own(key=(ALICE,), database=str(tmp_path / "server.db"))
+    server.post(ROUTE, {"text": "The ferry leaves at noon."}, bearer(ALICE))
+    body = {
+        "model": "fake",
+        "messages": [{"role": "user", "content": "ferry"}],
+        "session_id": "s",
+        "rag": {},
+        "max_tokens": 5,
+    }
+    assert server.post("/v1/chat/completions", body, bearer(ALICE)).json["rag"]["passages"]
+    kept = server.get("/v1/sessions/s", bearer(ALICE)).json["messages"]
+    assert kept[0]["content"] == "ferry" and "noon" not in json.dumps(kept)
+
+
 def test_passages_fit_the_context(own):
     server = own(engine="--max-context 900")
     text = "\n\n".join(f"Paragraph {number} of wool and cotton. " + "words " * 20 for number in range(40))
