@@ -102,5 +102,6 @@ def test_vectors_come_later_and_only_for_the_version_they_are_of(file):
         done.append(group.document)
     assert sorted(done) == ["x", "y"] and file.read(store.find, "a", "x").num_embedded == 1
     other = file.read(store.unembedded, "n", 3)
-    assert (other.first, other.document) == (0, "y"), "another model's are made anew"
+    assert (other.first, other.document) == (0, "x"), "another model's are made anew"
     assert file.write(store.put_vectors, "n", other, vectors_of(other)) and count(file, "vectors") == 2
+    assert file.read(store.unembedded, "n", 3, "a").tenant == "b"

@@ -154,15 +154,18 @@ def is_stored(connection: sqlite3.Connection, words: list[str]) -> None:
         assert responses.find(connection, "t", id, 0.0).body == BODY
 
 
+NUM_CHUNKS = 6
+
+
 def document(word: str) -> documents.NewDocument:
-    """Chunks of more than a page, all of which have the word."""
-    chunks = [Chunk(f"{word} {number} " + "filler " * 200, [word], 0, 0, 200) for number in range(12)]
+    """Chunks that fill more than a page, all of which have the word."""
+    chunks = [Chunk(f"{word} {number} " + "filler " * 90, [word], 0, 0, 90) for number in range(NUM_CHUNKS)]
     digest = word.encode().ljust(32)
     return documents.NewDocument("x", word, "text", word, digest, "", 9, 0, chunks, {"word": word})
 
 
 def embed(connection: sqlite3.Connection) -> bool:
-    group = documents.unembedded(connection, "m", 8)
+    group = documents.unembedded(connection, "m", 4)
     return group is not None and documents.put_vectors(connection, "m", group, np.ones((len(group.texts), 64)))
 
 
@@ -188,18 +191,18 @@ def is_whole(connection: sqlite3.Connection, words: list[str]) -> None:
     size = 0
     for tenant in tenants:
         one = documents.find(connection, tenant, "x")
-        assert one is not None and one.num_chunks == 12, tenant
+        assert one is not None and one.num_chunks == NUM_CHUNKS, tenant
         assert one.name.startswith("new") or one.name == "old" and tenant == "t" and not words
         assert not words or tenant != "t" or one.name >= words[-1]
         texts = [chunk.text.split()[:2] for chunk in documents.chunks(connection, tenant, "x")]
-        assert texts == [[one.name, str(number)] for number in range(12)]
+        assert texts == [[one.name, str(number)] for number in range(NUM_CHUNKS)]
         found = search.search(connection, Indexes(), tenant, search.SearchQuery(one.name, top_k=99))
-        assert [passage.version for passage in found] == [one.version] * 12
+        assert [passage.version for passage in found] == [one.version] * NUM_CHUNKS
         assert documents.labelled(connection, tenant, "word", one.name) == {one.row}
         numbers = connection.execute("SELECT sum(num) FROM vectors WHERE tenant = ?", (tenant,)).fetchone()
         assert (numbers[0] or 0) == one.num_embedded
         assert documents.used_bytes(connection, tenant) == one.size
-        size += 12
+        size += NUM_CHUNKS
     for table in ("chunks", "words"):
         assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (size,), table
     assert len(words) < 3 or tenants == ["t", "u"]

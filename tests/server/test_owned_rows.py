@@ -20,7 +20,7 @@ SHARED = {"keys", "usage", "audit", "windows", "secrets"}
 WORDS = {
     "INSERT INTO words (rowid, text) VALUES (?, ?)",
     "DELETE FROM words WHERE rowid = ?",
-    "SELECT doc, count(*) FROM postings WHERE term = ? GROUP BY doc",
+    "SELECT doc, count(*) FROM postings WHERE term = ? GROUP BY doc LIMIT ?",
 }
 # What the server asks for itself: the next work, whoever's it is.
 OWN = {

@@ -5,16 +5,30 @@ An `Indexes` belongs to one thread, as the connection that it reads."""
 
 import sqlite3
 from collections import OrderedDict
+from typing import NamedTuple
 
 from zse.lazy import numpy as np
 from zse.rag.dense import DenseBlock, Scorer
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import numpy
+
+POSTING_BYTES = 32 << 20  # of words that were asked for, of one tenant
 MAX_BYTES = 2 << 30  # of all tenants; those that were not searched longest go first
+
+
+class Posting(NamedTuple):
+    """places i64 [n] of the chunks that have a word; counts f32 [n]: how often."""
+
+    places: "numpy.ndarray"
+    counts: "numpy.ndarray"
 
 
 class TenantIndex:
     """number: of the owner. changes: of the file, that it has. Arrays by place, in the order of ids: ids i64, documents i64 (rows),
-    num_words i32, norms f32. dense: the vectors of one model, None before they were asked for."""
+    num_words i32, norms f32. dense: the vectors of one model, None before they were asked for.
+    postings: of words that were asked for, until something changes; common: words that are in too many chunks to be read."""
 
     def __init__(self, number: int):
         self.number, self.changes = number, -1
@@ -24,6 +38,9 @@ class TenantIndex:
         self.norms = np.zeros(0, np.float32)
         self.mean_words = 0.0
         self.dense: DenseBlock | None = None
+        self.postings: dict[str, Posting] = {}
+        self.common: set[str] = set()
+        self._posting_bytes = self._num_when_common = 0
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -31,7 +48,7 @@ class TenantIndex:
     @property
     def nbytes(self) -> int:
         arrays = (self.ids, self.documents, self.num_words, self.norms)
-        return sum(array.nbytes for array in arrays) + (self.dense.nbytes if self.dense else 0)
+        return self._posting_bytes + sum(array.nbytes for array in arrays) + (self.dense.nbytes if self.dense else 0)
 
     def follow(self, connection: sqlite3.Connection, tenant: str, changes: int) -> None:
         """Be what the file says."""
@@ -50,10 +67,21 @@ class TenantIndex:
             self.documents = np.append(self.documents, np.array(documents, np.int64))
             self.num_words = np.append(self.num_words, np.array(num_words, np.int32))
             self.norms = np.append(self.norms, np.array(norms, np.float32))
+        self.postings, self._posting_bytes = {}, 0
+        if not self._num_when_common <= len(self.ids) <= 2 * self._num_when_common:
+            self.common, self._num_when_common = set(), len(self.ids)
         self.mean_words = float(self.num_words.mean()) if len(self.ids) else 0.0
         if self.dense is not None:
             self.dense.follow(connection, tenant, self.documents)
         self.changes = changes
+
+    def keep(self, word: str, posting: Posting) -> None:
+        """For the next question with this word."""
+        size = posting.places.nbytes + posting.counts.nbytes + 200
+        if self._posting_bytes + size > POSTING_BYTES:
+            self.postings, self._posting_bytes = {}, 0
+        self.postings[word] = posting
+        self._posting_bytes += size
 
     def vectors(self, connection: sqlite3.Connection, tenant: str, model: str, scorer: Scorer) -> DenseBlock:
         """The model's, read now if they were not."""

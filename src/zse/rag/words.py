@@ -22,15 +22,6 @@ _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\WA-Z\d_]+|\d+|[^\W_]")
 _IS_JOINED = re.compile("_|[a-z][A-Z]|[A-Z]{2}[a-z]")
 _IS_PAIRS = re.compile(f"[{_NO_SPACES}]")
 
-# Words of an English question that say nothing of what is asked for; without them a search reads a tenth of the postings.
-STOP_WORDS = frozenset(
-    """a about above after again against all also am an and any are as at be because been before being below between both but by
-    can could did do does doing down during each few for from further had has have having he her here hers him his how i if in
-    into is it its itself just me more most my no nor not of off on once only or other our out over own same she should so some
-    such than that the their them then there these they this those through to too under until up very was we were what when where
-    which while who whom why will with would you your please tell""".split()
-)
-
 
 def words_of(text: str) -> list[str]:
     """In their order, repeated ones as often as they stand there."""
@@ -63,6 +54,17 @@ def _stem(word: str) -> str:
     if word.endswith("es"):
         return word if word[-3] in "aeo" else word[:-1]
     return word if word[-2] in "us" else word[:-1]
+
+
+# Words of an English question that say nothing of what is asked for; without them a search reads a tenth of the postings.
+STOP_WORDS = frozenset(
+    _stem(word)
+    for word in """a about above after again against all also am an and any are as at be because been before being below between both but by
+    can could did do does doing down during each few for from further had has have having he her here hers him his how i if in
+    into is it its itself just me more most my no nor not of off on once only or other our out over own same she should so some
+    such than that the their them then there these they this those through to too under until up very was we were what when where
+    which while who whom why will with would you your please tell""".split()
+)
 
 
 def asked_words(text: str, most: int) -> list[str]:

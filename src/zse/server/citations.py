@@ -87,6 +87,11 @@ def block(passage: CitedPassage, text: str) -> str:
     return f"{source_line(passage)}\n{inert(text).strip()}\n"
 
 
+def compact_block(number: int, source: str, text: str) -> str:
+    """Likewise in ZPF (rag/compress.py)."""
+    return f"[{number}] {inert(source)}\n{inert(text)}\n"
+
+
 def with_passages(question: str, blocks: Sequence[str]) -> str:
     """The message of the user that has the passages in front of the question."""
     return f"{TASK}\n\n{_OPEN}\n" + "\n".join(blocks) + f"{_CLOSE}\n\n{question}"

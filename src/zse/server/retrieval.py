@@ -13,7 +13,7 @@ import msgspec
 
 from zse.engine.messages import Ready
 from zse.errors import ConfigError, DeviceError
-from zse.rag import index, neighbours, ocr, schema, store
+from zse.rag import compress, index, neighbours, ocr, schema, store
 from zse.rag import search as searching
 from zse.rag.documents import DocumentError, Passage
 from zse.rag.fuse import reranked
@@ -227,7 +227,7 @@ class Retrieval:
         def fit() -> tuple[list[CitedPassage], list[dict], int]:
             spent = sum(len(model.encode_part(message["content"])) + 8 for message in completion.messages or ())
             room = info.max_context - spent - answer_tokens - len(model.encode_part(citations.TASK)) - 32
-            blocks = shown_blocks(finding, cited)
+            blocks = shown_blocks(finding, cited, found.passages)
             number, total = citations.fitting(
                 blocks, min(finding.max_tokens, room), lambda text: len(model.encode_part(text))
             )
@@ -253,9 +253,12 @@ def cited_passage(number: int, passage: Passage) -> CitedPassage:
     return CitedPassage(number, passage.document, passage.version, passage.name, *place, chunk.text)
 
 
-def shown_blocks(finding: Finding, cited: list[CitedPassage]) -> list[str]:
-    """Each passage as the model reads it."""
-    return [citations.block(passage, passage.text) for passage in cited]
+def shown_blocks(finding: Finding, cited: list[CitedPassage], passages: list[Passage]) -> list[str]:
+    """Each passage as the model reads it. A later one in ZPF may leave out what stands in one before it: keep the first ones."""
+    if finding.format == "plain":
+        return [citations.block(passage, passage.text) for passage in cited]
+    parts = compress.zpf_parts(passages, finding.query)
+    return [citations.compact_block(number, *part) for number, part in enumerate(parts, 1)]
 
 
 def _dense_note(coverage: dict[str, int], revision: str) -> str:

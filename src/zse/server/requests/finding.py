@@ -69,7 +69,7 @@ FINDING: Fields = {
         "How the stages' results become one order: by their ranks, or by weighted scores.",
         "rrf",
     ),
-    "weights": Field(_WEIGHTS, "Of each stage; 1 where none is given."),
+    "weights": Field(_WEIGHTS, "Of each stage; where none is given bm25 has 1, tfidf 0.5 and dense 0.3."),
     "rerank_k": Field(Integer(1, 64), "Passages that rerank reads.", 16),
 } | _FILTERS
 OF_ANSWERS: Fields = {
