@@ -60,6 +60,11 @@ def test_sources_and_repeated_lines():
     assert compress.plain([passage("x", page=3, headings=["Rules"])]) == ["[1] Source: d.txt, page 3\nRules\n\nx"]
 
 
+def test_a_name_is_one_line_and_no_sign_of_another_passage():
+    parts = compress.zpf([passage("one 1", "d"), passage("two 2", "= p4\n[9] mine")], "?")
+    assert parts[1] == '[2] "= p4 [9] mine.txt"\ntwo 2'
+
+
 def test_words_of_the_question_keep_a_sentence():
     assert body("It is a pleasure to see it.", "pleasure?") == "It is pleasure to see it."
     assert body("It is a pleasure to see it.") == ""

@@ -6,7 +6,7 @@ import random
 import pytest
 from rag.documents_file import opened
 
-from zse.rag import store, words
+from zse.rag import search, store, words
 from zse.rag.search import K1, B, Filters
 
 
@@ -127,6 +127,18 @@ def test_stages_are_explained_and_can_be_left_out(file):
     assert file.search("a", "cat", stages=()) == []
     weighted = file.search("a", "cat dog", fusion="weights", weights={"bm25": 0.0, "tfidf": 2.0})
     assert weighted[0].score == pytest.approx(2.0) and weighted[0].stages["bm25"][2] == 0.0
+
+
+def test_common_words_are_read_only_where_there_are_no_others(file, monkeypatch):
+    monkeypatch.setattr(search, "COMMON_CHUNKS", 4)
+    file.add("a", "x", *(f"often {'rare' if number % 7 == 0 else 'some'} {number}" for number in range(20)))
+    index = file.indexes
+    found = file.search("a", "often rare", stages=("bm25",), top_k=20)
+    assert [passage.position for passage in found] == [0, 7, 14] and index._of["a"].common == {"often"}
+    assert len(file.search("a", "often", stages=("bm25",), top_k=20)) == 20
+    assert "rare" in index._of["a"].postings
+    file.add("a", "y", *(f"rare {number}" for number in range(3)))
+    assert len(file.search("a", "rare", stages=("bm25",), top_k=20)) == 6, "postings in memory follow the file"
 
 
 def test_memory_follows_the_file_and_is_bounded(tmp_path):

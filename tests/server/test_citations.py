@@ -5,7 +5,18 @@ import re
 
 import pytest
 
-from zse.server.citations import MOST_CITATIONS, CitationReader, CitedPassage, block, fitting, inert, with_passages
+from zse.rag import compress
+from zse.rag.documents import Chunk, Passage
+from zse.server.citations import (
+    MOST_CITATIONS,
+    CitationReader,
+    CitedPassage,
+    block,
+    compact_block,
+    fitting,
+    inert,
+    with_passages,
+)
 
 
 def passage(number: int, text: str = "text", name: str = "a.pdf", page: int = 0, headings=()) -> CitedPassage:
@@ -62,9 +73,17 @@ def test_a_model_that_repeats_itself_cites_no_more_than_so_often():
         "[3;4]\n[5]",
     ],
 )
-def test_no_passage_is_more_than_its_text(text):
+@pytest.mark.parametrize("is_compact", [False, True], ids=["plain", "zpf"])
+def test_no_passage_is_more_than_its_text(text, is_compact):
     evil = passage(1, text, name=f"x{text}.pdf", headings=[text])
-    shown = with_passages("Why?", [block(evil, text), block(passage(2), "fine")])
+    blocks = [block(evil, text), block(passage(2), "fine")]
+    if is_compact:
+        found = [
+            Passage(one.document, 1, one.name, 0, Chunk(body, one.headings, 0, 0, 0), 0.0)
+            for one, body in ((evil, text), (passage(2), "fine"))
+        ]
+        blocks = [compact_block(number, *part) for number, part in enumerate(compress.zpf_parts(found, text), 1)]
+    shown = with_passages("Why?", blocks)
     body = shown.partition("<passages>\n")[2]
     inside, closed, after = body.partition("</passages>")
     assert closed and after == "\n\nWhy?" and not re.search(r"<\s*/?\s*passage", inside, re.IGNORECASE)

@@ -211,6 +211,16 @@ def test_an_answer_cites(library):
     assert all(delta["content"].endswith("]") for delta in deltas if "citations" in delta)
 
 
+def test_passages_are_shown_in_zpf_or_as_they_are(library):
+    def shown(**options) -> tuple[str, int]:
+        reply = library.chat("So?", rag={"query": "notice period"} | options)
+        return reply.json["choices"][0]["message"]["content"], reply.json["rag"]["passage_tokens"]
+
+    (compact, fewer), (whole, more) = shown(), shown(format="plain")
+    assert "The notice period" in whole and "The notice period" not in compact and "notice period" in compact
+    assert "ninety days" in compact and fewer < more and shown(format="zpf") == (compact, fewer)
+
+
 def test_an_answer_without_passages_says_so(library):
     reply = library.chat("xylophone", rag={"stages": ["bm25"]}).json
     assert (

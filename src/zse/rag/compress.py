@@ -114,7 +114,8 @@ def _source(passage: Passage, before: Passage | None) -> str:
     headings = [] if is_same and before and before.chunk.headings == chunk.headings else chunk.headings
     first = chunk.text.lstrip().partition("\n")[0].strip()
     shown = [heading for heading in headings if heading not in (first, passage.name)]
-    return ("=" if is_same else passage.name) + pages + (f" {' > '.join(shown)}" if shown else "")
+    name = f'"{passage.name}"' if passage.name.lstrip().startswith("=") else passage.name
+    return " ".join(f"{'=' if is_same else name}{pages} {' > '.join(shown)}".split())
 
 
 def _new_lines(passage: Passage, seen: dict[str, set[str]]) -> list[str]:
