@@ -311,7 +311,7 @@ def test_lines_wait_where_clients_are_refused(own_server, path, keys, monkeypatc
     """A rate limit, a queue that is full, an engine that died: no line fails of it."""
     monkeypatch.setitem(batch_job.WAITS_S, "engine_restarting", 0.2)
     with Database(path) as database:
-        key = make(database, "slow", tenant="a", rpm=600)
+        key = make(database, "slow", tenant="a", rpm=3000)
     server = own_server(database=path)
     with openai.OpenAI(base_url=server.base + "/v1", api_key=key, timeout=20, max_retries=0) as client:
         made = begin(client, [line(n, "!crash=1" if n == 5 else "") for n in range(30)])

@@ -17,7 +17,7 @@ from test_stored_keys import make
 
 from zse.server.database.connection import Database
 
-LINES, KILLS = 300, 4
+LINES, KILLS = 200, 3
 TEXT_IDS = list(range(12, 124))  # of the tiny tokenizer, those that are text
 
 
