@@ -110,7 +110,10 @@ def _operation(route: table.Route) -> dict:
         operation["parameters"] = parameters
     if route.fields:
         body = route.body
-        operation["requestBody"] = {"required": True, "content": {route.body_type: {"schema": Object(body).schema}}}
+        kinds = {route.body_type: {"schema": Object(body).schema}}
+        if route.file:
+            kinds["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
+        operation["requestBody"] = {"required": True, "content": kinds}
         if "stream" in body:
             content["application/x-ndjson" if route.api == OLLAMA else "text/event-stream"] = {}
     return operation
