@@ -33,6 +33,7 @@ def served(tmp_path_factory):
     home = {"ZSE_HOME": str(folder / "home"), "ZSE_API_KEY": ""}
     words = (str(model), "--model-name", "tiny", "--max-context", "4096", "--documents", str(folder / "documents.db"))
     server = Server(*words, environment=home)
+    server.model = str(model)
     yield server, lambda: Server(*words, environment=home)
     server.close()
 
@@ -145,3 +146,16 @@ def test_files_that_cannot_be_added(zse, tmp_path):
     code, out, _ = zse("add", str(tmp_path / "good.txt"), "--id", "good", "--json")
     assert code == 0 and json.loads(out)[0]["duplicate_of"]
     assert os.path.exists(tmp_path / "good.txt")
+
+
+def test_bench(served, capsys):
+    """The fixed set without a model, and with the tiny one in this process."""
+    assert main.main(["rag", "bench", "--per-kind", "2", "--seed", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "| bm25 + tfidf |" in out and "(seed 3)" in out and "fewer tokens" in out and "dense" not in out
+    words = ["rag", "bench", served[0].model, "--per-kind", "2", "--rerank", "--read", "1", "--json", "--device", "cpu"]
+    assert main.main([*words, "--max-context", "4096"]) == 0
+    (report,) = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in report["found"]][-1].endswith("bm25s") or "rerank" in report["found"][-1]["name"]
+    assert any("dense" in one["name"] for one in report["found"]) and 0 < report["saved"] < 1
+    assert {form["name"] for form in report["forms"]} == {"plain", "ZPF"} and report["forms"][0]["answered"] >= 0

@@ -7,6 +7,7 @@ import re
 import sys
 from urllib.parse import urlencode
 
+from zse.cli import rag_bench
 from zse.cli.parser import JSON, Amount, Kinds, arg
 from zse.cli.remote import server_of
 from zse.cli.terminal import notice, printable, reply_writer, size, table
@@ -23,6 +24,7 @@ EPILOG = """examples:
   zse rag search "notice period" --top-k 3
   zse rag ask "How long is the notice period?"
   zse rag rm report-pdf-1f0c7a9d
+  zse rag bench smollm2                       on this machine, without a server
 
 A file that was added before becomes a new version of its document; one that did not change stays as it is."""
 
@@ -70,6 +72,7 @@ ARGUMENTS = (
                 "delete documents",
                 (arg("ids", nargs="+", metavar="ID", help="as `zse rag ls` shows them"), *_WHERE),
             ),
+            "bench": ("measure search and the compact form of passages, on a fixed set", rag_bench.ARGUMENTS),
             "ask": (
                 "answer a question and cite",
                 (arg("question", metavar="TEXT", help="the question"), *_HOW, *_WHERE),
@@ -80,7 +83,7 @@ ARGUMENTS = (
 
 
 def run(args) -> int:
-    return {"add": _add, "ls": _ls, "search": _search, "rm": _rm, "ask": _ask}[args.kind](args)
+    return {"add": _add, "ls": _ls, "search": _search, "rm": _rm, "ask": _ask, "bench": rag_bench.run}[args.kind](args)
 
 
 # -- add
