@@ -15,6 +15,7 @@ from zse.formats.convert import convert
 from zse.formats.opening import open_model
 from zse.formats.source import rope_row_order
 from zse.models import expert_places, registry
+from zse.models import load as model_load
 from zse.models.load import FileCopy, load_model, merge, plan_model
 from zse.models.weight_plan import place_host_layers
 from zse.quant.pack import bf16_to_f32, e4m3_to_f32
@@ -255,6 +256,30 @@ def test_merge_joins_neighbours_only():
     assert len(spans([copy(0, 100, (one, 4096)), copy(512, 50, (one, 4608))])) == 2, "room for another plane between"
     # What is made on the host lies between: the padding must not be copied over it.
     assert len(spans([copy(0, 64, (one, 0)), copy(64, 64, None), copy(128, 64, (one, 128))])) == 2
+
+
+@pytest.mark.parametrize("quant", ["int4", "fp8", "bf16"])
+def test_a_stack_of_experts_is_the_same_jobs_as_its_experts(quant, tmp_path, monkeypatch):
+    (tmp_path / "hf").mkdir()
+    path = tiny_families.write("qwen3_moe", tmp_path / "hf")
+    convert(path, tmp_path / "m.zse", quant)
+
+    def jobs() -> list:
+        found = []
+
+        class Recording(PretendGPU):
+            def load(self, jobs, **options):
+                found.extend((job.offset, job.nbytes, job.args["destination"].offset) for job in jobs)
+                return super().load(jobs, **options)
+
+        with Recording() as gpu:
+            load(gpu, tmp_path / "m.zse")
+        return found
+
+    monkeypatch.setattr(model_load, "MANY_PARTS", 2)
+    together = jobs()
+    monkeypatch.setattr(model_load, "MANY_PARTS", 1 << 30)
+    assert together and together == jobs()
 
 
 @pytest.mark.parametrize("block", [None, [128, 128]])

@@ -7,6 +7,7 @@ origin.
 import math
 import zlib
 from collections import namedtuple
+from collections.abc import Iterable
 
 from zse.errors import FormatError
 from zse.formats import ggml
@@ -122,22 +123,38 @@ class TensorInfo(
     def rows(self, first: int, count: int) -> "TensorInfo":
         """Rows [first, first + count) as a tensor of their own, without a checksum: of plain numbers, GGUF's blocks,
         4-bit floats, or planes whose lines begin and end there (ValueError)."""
+        return self.slices([(first, self.name)], count)[0]
+
+    def slices(self, starts: "Iterable[tuple[int, str]]", count: int) -> "list[TensorInfo]":
+        """rows(first, count), named so, for each (first, name) of `starts`: a stack has thousands of experts."""
+        if self.layout in FP4_LAYOUTS or self.is_plain:
+            return [self._few_rows(first, count)._replace(name=name) for first, name in starts]
+        n, k = self.shape
+        placed = [
+            (plane, rows_per_line(plane, self.layout, n), offset, plane.nbytes // plane.shape[0])
+            for plane, _, offset in self.placed()
+        ]
+        nbytes = sum(plane.nbytes for plane in self.scheme.planes(count, k, self.layout))
+        found = []
+        for first, name in starts:
+            for plane, rows, _, _ in placed:
+                if (first % rows or count % rows) and first + count != n:
+                    raise ValueError(
+                        f"{self.name}: rows {first} to {first + count} share plane {plane.name} with others"
+                    )
+            at = tuple([offset + first // rows * line_bytes for _, rows, offset, line_bytes in placed])
+            found.append(self._replace(name=name, shape=(count, k), offset=at[0], nbytes=nbytes, crc32=None, planes=at))
+        return found
+
+    def _few_rows(self, first: int, count: int) -> "TensorInfo":
+        """rows() of 4-bit floats, plain numbers and GGUF's blocks."""
         n, k = self.shape
         if self.layout in FP4_LAYOUTS:
             parts = {role: part.range_of(n, first, count) for role, part in self.parts.items()}
             nbytes = sum(part.nbytes for part in parts.values())
             return self._replace(shape=(count, k), offset=parts["q"].offset, nbytes=nbytes, parts=parts)
-        if self.is_plain:
-            factor = self.factor and self.factor.range_of(n, first, count)
-            return self.range_of(n, first, count)._replace(shape=(count, k), factor=factor)
-        starts = []
-        for plane, _, offset in self.placed():
-            rows = rows_per_line(plane, self.layout, n)
-            if (first % rows or count % rows) and first + count != n:
-                raise ValueError(f"{self.name}: rows {first} to {first + count} share plane {plane.name} with others")
-            starts.append(offset + first // rows * (plane.nbytes // plane.shape[0]))
-        nbytes = sum(plane.nbytes for plane in self.scheme.planes(count, k, self.layout))
-        return self._replace(shape=(count, k), offset=starts[0], nbytes=nbytes, crc32=None, planes=tuple(starts))
+        factor = self.factor and self.factor.range_of(n, first, count)
+        return self.range_of(n, first, count)._replace(shape=(count, k), factor=factor)
 
     def range_of(self, n: int, first: int, count: int) -> "TensorInfo":
         """The bytes of rows [first, first + count) of a matrix of n rows, without a checksum: of a tensor of numbers

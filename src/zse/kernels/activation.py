@@ -58,12 +58,18 @@ def activate(gate, KIND):
 
 
 @zl.inline
+def clamped(gate, up):
+    """The result of a gate and a factor."""
+    low = min(gate, LIMIT)
+    high = min(max(up, -LIMIT), LIMIT)
+    return low / (1.0 + zl.exp(low * -ALPHA)) * (high + 1.0)
+
+
+@zl.inline
 def activated_at(gate, up, k, lanes, KIND, GATED):
     """act(gate) of `lanes` columns from k on, times `up` where it is gated."""
     if KIND == CLAMPED:
-        low = min(zl.load(gate + k, lanes), LIMIT)
-        high = min(max(zl.load(up + k, lanes), -LIMIT), LIMIT)
-        return low / (1.0 + zl.exp(low * -ALPHA)) * (high + 1.0)
+        return clamped(zl.load(gate + k, lanes), zl.load(up + k, lanes))
     if GATED:
         return activate(zl.load(gate + k, lanes), KIND) * zl.load(up + k, lanes)
     return activate(zl.load(gate + k, lanes), KIND)

@@ -7,6 +7,7 @@ from itertools import product
 from zse import kernel as zl
 from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, check, later, require
 from zse.kernels.quantize import GROUP, fp8_output, int8_output, quantize_group
+from zse.kernels.route import sorted_pairs
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
 
@@ -163,7 +164,17 @@ def add_rmsnorm_row(
 
 
 def add_rmsnorm(
-    recorder, x, delta, delta_weight, weight, out, eps: float, norm: str = "rms", bias=None, in_place=False
+    recorder,
+    x,
+    delta,
+    delta_weight,
+    weight,
+    out,
+    eps: float,
+    norm: str = "rms",
+    bias=None,
+    in_place=False,
+    routing=None,
 ) -> None:
     """x f32 [M, H] += delta f32 [M, H] (or rmsnorm(delta) * delta_weight f32 [H]); out = norm(x) * weight f32 [H].
 
@@ -174,6 +185,8 @@ def add_rmsnorm(
         norm: "rms"; "layer": (x - mean) / deviation, delta is only added; "none": out = x in its form, weight is None.
         bias: f32 [H], added at the end; of norm "layer" alone.
         in_place: x = norm(x) * weight, of norm "layer" alone; out is None.
+        routing: on a GPU, with norm "rms": delta f32 [P, H] is a row a pair, and x += each token's sum of weight * delta
+            over its experts (zse.kernels.combine).
     """
     rows, width = x.shape
     check("add_rmsnorm x", x, "f32", rows, width)
@@ -189,8 +202,8 @@ def add_rmsnorm(
     require(delta_weight is None or delta is not None, "add_rmsnorm: delta_weight without delta")
     adds = "none"
     if delta is not None:
-        check("add_rmsnorm delta", delta, "f32", rows, width)
-        adds = "add"
+        check("add_rmsnorm delta", delta, "f32", rows if routing is None else routing.place.shape[0], width)
+        adds = "add" if routing is None else "experts"
     if delta_weight is not None:
         check("add_rmsnorm delta_weight", delta_weight, "f32", width)
         adds = "norm"
@@ -198,13 +211,18 @@ def add_rmsnorm(
         check("add_rmsnorm weight", weight, "f32", width)
     if out is not None:
         require(tuple(out.shape) == (rows, width), f"add_rmsnorm: out has shape {tuple(out.shape)}, x {(rows, width)}")
-    require(not wants or adds in deltas, f"{name}: delta {adds}, expected {' or '.join(deltas)}")
+    require(
+        routing is None or (norm, delta_weight) == ("rms", None), "add_rmsnorm: experts are added before an RMSNorm"
+    )
+    require(not wants or adds in deltas or adds == "experts", f"{name}: delta {adds}, expected {' or '.join(deltas)}")
     if not wants:
         name = "add_rmsnorm"
     args = Args(x=x, delta=delta, delta_weight=delta_weight, weight=weight, bias=bias, width=width, eps=float(eps))
     form, targets = TARGETS[recorder.device.kernels](out, rows, width, norm)
     if in_place:
         form = form.replace("none", "stream")
+    if routing is not None:
+        targets |= dict(weights=routing.weights, place=routing.place, chosen=routing.ids.shape[1])
     recorder.launch(f"{name}_{adds}_{form}", Args(**args, **targets), (rows,))
 
 
@@ -244,6 +262,8 @@ def norm_vectors(width: int) -> int:
 def forms(outs: tuple[str, ...]):
     """(symbol, static arguments) of every form that there is, with the results `outs` of a kind of device."""
     for norm, (name, deltas) in NORMS.items():
+        if norm == "rms" and "bf16" in outs:
+            deltas = (*deltas, "experts")
         for adds, form in product(deltas, outs):
             # Nothing to do; only an addition, which is one without a norm; x itself.
             if form == "none" and (adds == "none" or norm != "rms") or (norm, form) == ("none", "f32"):
@@ -254,13 +274,16 @@ def forms(outs: tuple[str, ...]):
             yield f"{name}_{adds}_{form}", {"DELTA": adds, "OUT": form, "NORM": norm}
 
 
-def _reference(x, delta, delta_weight, weight, eps, norm="rms", bias=None, in_place=False, out=None):
+def _reference(x, delta, delta_weight, weight, eps, norm="rms", bias=None, in_place=False, out=None, routing=None):
     def rms(v):
         return v / np.sqrt((v * v).mean(axis=1, keepdims=True) + eps)
 
     total = np.asarray(x, np.float64)
     if delta is not None:
         addend = np.asarray(delta, np.float64)
+        if routing is not None:
+            addend = addend[routing.place].reshape(*routing.weights.shape, -1)
+            addend = (addend * routing.weights.astype(np.float64)[:, :, None]).sum(axis=1)
         total = total + (addend if delta_weight is None else rms(addend) * delta_weight.astype(np.float64))
     result = {"x": total}
     if norm == "none":
@@ -307,6 +330,12 @@ def _cases(rng, family="cpu"):
             outputs["out"] = fp8_output(rows, width, 4e-6)
         elif form not in ("none", "stream"):
             outputs["out"] = OutputSpec((rows, width), *(("float32", near) if form == "f32" else ("bf16", rounded)))
+        routing = None
+        if adds == "experts":
+            chosen = int(rng.integers(1, 9))
+            ids = np.argsort(rng.random((rows, 16)), axis=1)[:, :chosen].astype(np.int32)
+            routing = sorted_pairs(ids, 16)._replace(weights=rng.random((rows, chosen)).astype(np.float32))
+            delta = rng.standard_normal((rows * chosen, width)).astype(np.float32)
         options = {"eps": 1e-5, "norm": "layer" if norm == "layer_bias" else norm}
         if form in ("none", "stream"):
             options = {"eps": 1e-6, "out": None} | ({"in_place": True, "norm": "layer"} if form == "stream" else {})
@@ -317,6 +346,7 @@ def _cases(rng, family="cpu"):
                 "delta_weight": weights[0] if adds == "norm" else None,
                 "weight": None if "none" in (form, norm) else weights[1],
                 "bias": rng.standard_normal(width).astype(np.float32) if norm == "layer_bias" else None,
+                "routing": routing,
             },
             outputs,
             options,

@@ -263,12 +263,15 @@ def sort_args(logits, routing) -> Args:
 DEFAULTS = dict(gating="softmax", normalize=False, eps=0.0, scale=1.0, groups=1, groups_used=1, group_best=2)
 
 
-def route(recorder, logits, routing, bias=None, *, max_tokens: int, product=None, **options: Any) -> None:
+def route(
+    recorder, logits, routing, bias=None, *, max_tokens: int, product=None, norm=None, normed=None, **options: Any
+) -> None:
     """routing (all of its tensors) of logits f32 [M, E]. bias f32 [E]: added for the selection only. options: of
     DEFAULTS. normalize: weights are divided by their sum + eps (softmax_chosen: they are always), then multiplied with
     scale. max_tokens: the most tokens this recording will run with. product: the router's (a, weight, bias or None); on
     a GPU and of up to ROUTED_TOKENS tokens the launch that routes computes the logits as well (on NVIDIA's: Metal has
-    no fence between blocks)."""
+    no fence between blocks). norm: of one token, with a product whose a is not there yet: (x f32 [1, H], weight f32 [H],
+    eps), where no groups are searched; normed bf16 [1, H] = the RMSNorm of x times the weight, which is a."""
     options = DEFAULTS | options
     args = route_args(logits, routing, bias, options)
     device = recorder.device
@@ -277,10 +280,11 @@ def route(recorder, logits, routing, bias=None, *, max_tokens: int, product=None
         "route: the product is the GPU's; on the CPU record matmul and route",
     )
     if product is not None and not device.simt:
-        _launch_product(recorder, logits, routing, args, product, options["gating"], max_tokens)
+        _launch_product(recorder, logits, routing, args, product, norm, normed, options["gating"], max_tokens)
         if max_tokens == 1:
             return
     else:
+        require(norm is None, "route: a norm without the product of one token that follows it")
         if product is not None:
             a, weight, router_bias = product
             matmul(recorder, a, weight, logits, router_bias, max_tokens=max_tokens)
@@ -299,31 +303,37 @@ def routes_product(device, weight, max_tokens: int) -> bool:
     return device.kernels == "gpu" and not device.simt and max_tokens <= ROUTED_TOKENS and fits
 
 
-def _launch_product(recorder, logits, routing, args: Args, product, gating: str, max_tokens: int) -> None:
+def _launch_product(recorder, logits, routing, args: Args, product, norm, normed, gating: str, max_tokens: int) -> None:
     """One launch for logits and routing, of one token with its pairs sorted."""
     a, weight, bias = product
     tokens, experts = logits.shape
     require(max_tokens <= ROUTED_TOKENS, f"route: a product of {max_tokens} tokens; up to {ROUTED_TOKENS}")
-    check("route a", a, "bf16", tokens, weight.shape[1])
     if bias is not None:
         check("route router bias", bias, "f32", experts)
+    a = a if norm is None else normed
+    check("route a", a, "bf16", tokens, weight.shape[1])
     args |= dict(
         source=routing.source,
         place=routing.place,
         tasks=routing.tasks,
         num_tasks=routing.tasks.shape[0],
-        a=a,
         w=weight.planes["w"],
         router_bias=bias,
         has_router_bias=int(bias is not None),
         out=logits,
         counter=recorder.device.scratch("route counter", 4),
-        tokens=tokens,
         width=weight.shape[1],
-        sorts=int(max_tokens == 1),
     )
-    symbol = f"route_{weight.scheme.element}_{gating}"
-    recorder.launch(symbol, args, (-(-experts // ROUTER_ROWS),))
+    if norm is None:
+        name = "route"
+        args |= dict(a=a, tokens=tokens, sorts=int(max_tokens == 1))
+    else:
+        name, (x, norm_weight, eps) = "route_one", norm
+        require(max_tokens == 1, f"route: a norm of {max_tokens} tokens; of one")
+        check("route x", x, "f32", tokens, weight.shape[1])
+        check("route norm", norm_weight, "f32", weight.shape[1])
+        args |= dict(x=x, norm=norm_weight, normed=normed, norm_eps=float(eps))
+    recorder.launch(f"{name}_{weight.scheme.element}_{gating}", args, (-(-experts // ROUTER_ROWS),))
 
 
 def sorted_pairs(ids, experts: int, task_pairs: int = TASK_PAIRS["cpu"]) -> Routing:
@@ -366,9 +376,17 @@ def _reference(
     group_best=2,
     max_tokens=None,
     product=None,
+    norm=None,
+    normed=None,
 ):
+    made = {}
     if product is not None:
         a, weight, router_bias = product
+        if norm is not None:
+            x, norm_weight, norm_eps = norm
+            wide = x.astype(np.float64) / np.sqrt((x.astype(np.float64) ** 2).mean(axis=1, keepdims=True) + norm_eps)
+            wide = (wide * norm_weight).astype(np.float32)
+            made["normed"], a = wide, HostArray("bf16", pack.f32_to_bf16(wide))
         logits = a.wide().astype(np.float64) @ weight.dequantize().astype(np.float64).T
         logits = logits if router_bias is None else logits + router_bias
     probs = _probabilities(logits, gating)
@@ -388,7 +406,7 @@ def _reference(
     elif normalize:
         weights = weights / (weights.sum(axis=1, keepdims=True) + eps)
     found = sorted_pairs(ids, logits.shape[1], routing.task_pairs)._replace(weights=weights * scale)
-    return {f"routing.{name}": value for name, value in found._asdict().items() if name != "task_pairs"}
+    return made | {f"routing.{name}": value for name, value in found._asdict().items() if name != "task_pairs"}
 
 
 def _cases(rng, family="cpu"):
@@ -432,6 +450,24 @@ def _cases(rng, family="cpu"):
                 for name, shape in shapes.items()
             }
             yield Case(f"{name} {product or ''}", inputs, outputs, options | {"max_tokens": tokens})
+            if product and tokens == 1:
+                yield _normed_case(rng, name, inputs, outputs, options)
+
+
+def _normed_case(rng, name: str, inputs, outputs, options) -> Case:
+    """With the norm of one token before the router's product; more columns than a lane has registers for."""
+    logits = (rng.standard_normal(inputs["logits"].shape) * 2).astype(np.float32)
+    x, weight = (rng.standard_normal((1, 2312)) * 3).astype(np.float32), rng.standard_normal(2312).astype(np.float32)
+    normed = (x / np.sqrt((x**2).mean() + 1e-5) * weight).astype(np.float32)
+    # Numbers of the router that give about these logits, and far fewer than would make a rounded a matter.
+    wide = (logits.T @ normed / (normed**2).sum()).astype(np.float32)
+    router = host.HostWeight(wide.shape, DenseScheme("f32"), {"w": wide}, "rows")
+    near = Tolerance(2e-6, 2**-8, "rounded to bf16")
+    loose = Tolerance(1e-5, 0.02, "logits of a that may be rounded the other way")
+    outputs = outputs | {"normed": OutputSpec((1, 2312), "bf16", near)}
+    outputs["routing.weights"] = OutputSpec(outputs["routing.weights"].shape, "float32", loose)
+    inputs = inputs | {"logits": logits, "product": (None, router, None), "norm": (x, weight, 1e-5)}
+    return Case(f"{name} f32 normed", inputs, outputs, options | {"max_tokens": 1})
 
 
 def random_product(rng, logits, has_bias: bool, element: str):

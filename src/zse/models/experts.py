@@ -53,6 +53,5 @@ def _slices(info: TensorInfo, experts: int, rows: int, columns: int, index: int,
         raise UnsupportedError(f"{info.name}: storage of a stack of experts", info.layout, ["plain, GGUF's or .zse's"])
     flat = info._replace(shape=(experts * parts * rows, columns))
     suffix = f" part {index}" if parts > 1 else ""
-    return [
-        flat.rows((e * parts + index) * rows, rows)._replace(name=f"{info.name}[{e}]{suffix}") for e in range(experts)
-    ]
+    starts = (((e * parts + index) * rows, f"{info.name}[{e}]{suffix}") for e in range(experts))
+    return flat.slices(starts, rows)

@@ -42,6 +42,7 @@ from zse.runtime.opening import open_device
 from zse.tensor import Tensor, Weight
 
 __all__ = ["FileCopy", "Model", "load_model", "merge", "place", "plan_model", "read_config", "require_memory"]
+MANY_PARTS = 8  # of a matrix: experts
 MERGE_GAP = 256  # bytes of padding between two copies that may be copied with them: no plane fits in
 
 
@@ -307,8 +308,7 @@ class Loader:
         for matrix in self.plan.matrices:
             weight, parts = self.weights[matrix.name], matrix.parts
             if all(self._is_stored(part, matrix) for part in parts):
-                for part in parts:
-                    copies += _plane_copies(part, matrix, weight)
+                copies += _stored_copies(matrix, weight)
             elif isinstance(matrix.scheme, Fp8Scheme) and all(
                 isinstance(part.info.scheme, Fp8Scheme) and not self._is_permuted(part) for part in parts
             ):
@@ -401,6 +401,38 @@ def _plane_copies(part: FileTensor, matrix: MatrixPlan, weight: Weight) -> Itera
     ):  # is there already; read with the planes, whose checksum is of both
         at = Tensor(weight.order.buffer, (order.nbytes,), "u8", weight.order.offset)
         yield FileCopy(at, (order.file, order.offset), part.info.name)
+
+
+def _stored_copies(matrix: MatrixPlan, weight: Weight) -> list[FileCopy]:
+    """Those of all parts of a matrix. Of a stack of experts, which are thousands in a model, what lies behind one another
+    in the file and in memory is one from the start (0.35 s of a start with 48 layers of 128 experts)."""
+    if len(matrix.parts) < MANY_PARTS or weight.order is not None:
+        return [copy for part in matrix.parts for copy in _plane_copies(part, matrix, weight)]
+    lines = {
+        plane.name: (rows_per_line(plane, matrix.layout, matrix.shape[0]), plane.nbytes // plane.shape[0])
+        for plane in matrix.planes
+    }
+    runs: dict[str, list] = {}  # plane → [file, offset in it, offset in memory, bytes, name of the first part]
+    copies: list[FileCopy] = []
+
+    def end(name: str) -> None:
+        file, offset, at, nbytes, field = runs[name]
+        copies.append(FileCopy(Tensor(weight.planes[name].buffer, (nbytes,), "u8", at), (file, offset), field))
+
+    for part in sorted(matrix.parts, key=lambda part: part.first):
+        for stored, file, offset in part.info.placed():
+            rows, line_bytes = lines[stored.name]
+            at = weight.planes[stored.name].offset + part.first // rows * line_bytes
+            run = runs.get(stored.name)
+            if run is not None and run[0] is file and offset - run[1] == at - run[2] == run[3]:
+                run[3] += stored.nbytes
+                continue
+            if run is not None:
+                end(stored.name)
+            runs[stored.name] = [file, offset, at, stored.nbytes, part.info.name]
+    for name in runs:
+        end(name)
+    return copies
 
 
 def _inside(part: FileTensor, matrix: MatrixPlan, weight: Weight, name: str, nbytes: int) -> Tensor:

@@ -87,7 +87,12 @@ def _route(run: "Run", node: Node) -> None:
     if router is not None and router.options.get("routes") and _routes(run, router):
         product = run.t[router.inputs[0]], run.weight(router), run.vector(router, "bias")
     logits, routing, bias = run.t[node.inputs[0]], run.t[node.output], run.vector(node, "bias")
-    route.route(run.recorder, logits, routing, bias, max_tokens=run.form_tokens, product=product, **node.options)
+    options = dict(node.options)
+    before = router.inputs[0].node if product is not None and router is not None else None
+    if before is not None and _norms(run, before):
+        eps = before.options.get("eps", run.planner.config.norm_eps)
+        options |= dict(norm=(run.t[before.inputs[0]], run.vector(before, "norm"), eps), normed=run.t[before.output])
+    route.route(run.recorder, logits, routing, bias, max_tokens=run.form_tokens, product=product, **options)
     factors = run.vector(node, "factors")
     if factors is not None:
         layer_inputs.scale_choices(run.recorder, routing.ids, routing.weights, factors)
@@ -95,6 +100,13 @@ def _route(run: "Run", node: Node) -> None:
     for waiting in (model.lazy_experts, model.host_experts):
         if waiting is not None:
             waiting.record(run.recorder, run.layer, routing)
+
+
+def _norms(run: "Run", norm: Node) -> bool:
+    """Whether the launch that routes computes this norm."""
+    router = norm.options.get("router")
+    fits = router is not None and run.form_tokens == 1 and len(norm.inputs) == 1 and run.t[norm.output].dtype == "bf16"
+    return fits and "bias" not in norm.weights and _routes(run, router)
 
 
 def _routes(run: "Run", router: Node) -> bool:
@@ -118,6 +130,9 @@ def _experts(run: "Run", node: Node) -> None:
 
 def _combine(run: "Run", node: Node) -> None:
     y, routing, *shared = (run.t[value] for value in node.inputs)
+    if not shared and run.defers(node):
+        run.deferred = y, routing
+        return
     combine.combine(run.recorder, y, routing, run.t[node.output], *shared)
 
 
@@ -136,6 +151,8 @@ def _act(run: "Run", node: Node) -> None:
 
 
 def _add_norm(run: "Run", node: Node) -> None:
+    if _norms(run, node):
+        return
     x, delta = run.t[node.inputs[0]], run.t[node.inputs[1]] if len(node.inputs) > 1 else None
     prefix = run.before if node.options.get("carried") else run.prefix
     out = None if node.output.is_stream else run.t[node.output]

@@ -226,6 +226,11 @@ class Planner:
             raise ConfigError(f"a step of {max_tokens} tokens: the buffers hold {capacity}")
         run = Run(self, recorder, step, recorder.symbol("tokens", max_tokens), max_tokens)
         run.types, run.adapters = types, adapted
+        # Norms of other kinds have no form that adds experts.
+        kinds = {
+            node.options.get("kind", "rms") for part in self._layers for node in part.nodes if node.op == "add_norm"
+        }
+        run.may_defer = self.device.kernels == "gpu" and run.form_tokens == 1 and kinds == {"rms"}
         host_layers = self.model.host_layers
         if host_layers is not None:
             host_layers.begin(recorder)
@@ -357,6 +362,9 @@ class Run:
         self._tensors: dict[Part, dict[Value | Node, Any]] = {}
         self.prefix = self.before = ""  # of the weights' names, in this part and in the one before
         self.tap: Callable[[Run, Node], None] | None = None
+        self.part: Part = planner._begin
+        self.deferred: Any = None  # what the experts of the part before gave, and their routing (defers())
+        self.may_defer = False
 
     def of(self, tensor: Tensor) -> Tensor:
         return tensor.with_rows(self.tokens)
@@ -386,7 +394,7 @@ class Run:
         tensors = self._tensors.get(part)
         if tensors is None:
             tensors = self._tensors[part] = self._bind(part, placed, rows, prefix)
-        self.t, self.before, self.prefix = tensors, self.prefix, prefix
+        self.t, self.before, self.prefix, self.part = tensors, self.prefix, prefix, part
         for node in placed.nodes:
             if self.tap is not None and node.op in PRODUCTS:
                 self.tap(self, node)
@@ -431,8 +439,16 @@ class Run:
         if delta_norm is not None:
             delta_norm = planner.model.vectors[prefix + delta_norm]
         eps, kind = options.get("eps", planner.config.norm_eps), options.get("kind", "rms")
-        in_place = options.get("in_place", False)
-        add_rmsnorm(self.recorder, x, delta, delta_norm, norm, out, eps, kind, bias, in_place)
+        in_place, routing = options.get("in_place", False), None
+        if self.deferred is not None:
+            (delta, routing), self.deferred = self.deferred, None
+        add_rmsnorm(self.recorder, x, delta, delta_norm, norm, out, eps, kind, bias, in_place, routing)
+
+    def defers(self, combine: Node) -> bool:
+        """Whether what the experts of the only token give stays as it is until the next part's first launch adds it,
+        which reads all of it before it writes where it lies."""
+        pending = self.part.pending
+        return self.may_defer and pending is not None and pending.delta is combine.output and not pending.options
 
     def weight(self, node: Node, role: str = "weight") -> Any:
         return self.planner.model.weights[self.prefix + node.weights[role]]

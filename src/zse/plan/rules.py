@@ -33,6 +33,7 @@ JOINED: dict[str, tuple[str, ...]] = {
 }
 ROPES = ("rope", "q_rope")  # options of nodes that turn
 GATED_PRODUCTS = ("silu", "gelu_tanh")  # activations that products compute
+GATED_EXPERTS = (*GATED_PRODUCTS, "clamped")  # those with stacks of experts
 # What add_norm's kernels add before they normalize, by kind of norm; "none" converts.
 ADDS = {"rms": ("none", "add", "norm"), "layer": ("none", "add"), "none": ("none", "norm")}
 LATENTS = ("latent", "head_linear", "attend_latent")
@@ -249,7 +250,8 @@ def gated_product(nodes: list[Node], trace: Trace) -> list[Node]:
             or _uses(nodes, trace.split[whole]) != 2
         ):
             continue
-        if gate.options["activation"] not in GATED_PRODUCTS or _adapted(trace, product):
+        known = GATED_EXPERTS if product.op == "experts" else GATED_PRODUCTS
+        if gate.options["activation"] not in known or _adapted(trace, product):
             continue
         if product.op == "linear":
             found = Node("gated_product", product.inputs, gate.output, product.weights, gate.options)
@@ -261,12 +263,19 @@ def gated_product(nodes: list[Node], trace: Trace) -> list[Node]:
 
 
 def routers(nodes: list[Node], trace: Trace) -> list[Node]:
-    """The product that a routing alone reads: of few tokens the launch that routes computes it."""
+    """The product that a routing alone reads: of few tokens the launch that routes computes it, of one token the norm
+    before it as well, where nothing reads that earlier."""
     for node in nodes:
         if node.op == "route":
             router = node.inputs[0].node
             if router is not None and router.op == "linear" and _uses(nodes, (router.output,)) == 1:
                 router.options["routes"] = True
+                norm = router.inputs[0].node
+                searched = node.options.get("groups_used", 1) < node.options.get("groups", 1)
+                if norm is not None and norm.op == "norm" and norm.options["kind"] == "rms" and not searched:
+                    between = nodes[nodes.index(norm) + 1 : nodes.index(node)]
+                    if not any(norm.output in other.inputs for other in between if other is not router):
+                        norm.options["router"] = router
     return nodes
 
 

@@ -92,6 +92,11 @@ class Lut4Scheme(namedtuple("Lut4Scheme", "table code group"), StoredScheme):
         return TABLES[self.table][0]
 
     @property
+    def lookup(self) -> str:
+        """Which kernels a GPU has for it: "fp4" where the bits of an index say the number, else "lut4"."""
+        return "fp4" if self.table == "fp4" else "lut4"
+
+    @property
     def unit(self) -> float:
         return 1.0 if self.code == "f16" else TABLES[self.table][1]
 

@@ -236,7 +236,16 @@ EFFECTS = (
         },
         "tma",
     ),
-    Effect("fence", nothing, {"cuda": "__threadfence();", "hip": '__builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent");'}),
+    # Kernels leave data and count: acquire and release are enough (PTX ISA, "Memory Consistency Model"). __threadfence() is
+    # fence.sc, which waits for longer.
+    Effect(
+        "fence",
+        nothing,
+        {
+            "cuda": 'asm volatile("fence.acq_rel.gpu;" ::: "memory");',
+            "hip": '__builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "agent");',
+        },
+    ),
     Effect(
         "load_acquire",
         _acquire,

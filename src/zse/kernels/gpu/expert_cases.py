@@ -1,6 +1,7 @@
 """Cases of products with stacks of experts on a GPU."""
 
 from zse.kernels import host
+from zse.kernels.activation import CLAMPED
 from zse.kernels.experts import reference
 from zse.kernels.gpu import gemm_experts, matmul_cases
 from zse.kernels.op import Case, HostArray, OutputSpec, Tolerance
@@ -26,7 +27,7 @@ def cases(rng):
     for scheme in GPU_SCHEMES:
         tokens, chosen, experts, rows, width = shapes[int(rng.integers(len(shapes)))]
         width += -width % max(scheme.group, scheme.step, 32)
-        gate = (None, "silu", "gelu_tanh")[int(rng.integers(3))]
+        gate = (None, "silu", "gelu_tanh", CLAMPED)[int(rng.integers(4))]
         unit = max(scheme.row_unit, 16) * (2 if gate else 1)
         rows += -rows % unit
         ids = np.argsort(rng.random((tokens, experts)), axis=1)[:, :chosen].astype(np.int32)
@@ -59,7 +60,11 @@ def cases(rng):
             peak = float(
                 np.abs(reference(a, weight, inputs["routing"], inputs.get("bias"), gather=gather)["out"]).max()
             )
-            near = Tolerance(2.2 * sums * (peak + 1) + 1e-5, 2**-8, "both factors' sums, and a rounding to bf16")
+            near = Tolerance(
+                2.2 * sums * (peak + (8 if gate == CLAMPED else 1)) + 1e-5,
+                2**-8,
+                "both factors' sums, and a rounding to bf16",
+            )
         yield Case(
             f"{scheme} {chosen} of {experts}, {tokens}x{rows}x{width}{' gathered' if gather else ''} {gate or ''}",
             inputs,

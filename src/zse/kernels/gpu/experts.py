@@ -5,6 +5,7 @@ A task of more than 8 pairs is computed 8 pairs at a time: an expert's weights a
 pairs, from the L2 cache mostly. Nothing is read before the routing is there."""
 
 from zse import kernel as zl
+from zse.kernels.activation import CLAMPED
 from zse.kernels.gpu import gemm, gemm_experts
 from zse.kernels.gpu import matmul_forms as forms
 from zse.kernels.gpu import matmul_simple as simple
@@ -18,7 +19,7 @@ from zse.runtime.args import Args
 
 TOKENS = small.TOKENS
 assert simple.TOKENS == TOKENS
-GATES = {"silu": tiles.GATED_SILU, "gelu_tanh": tiles.GATED_GELU}
+GATES = {"silu": tiles.GATED_SILU, "gelu_tanh": tiles.GATED_GELU, CLAMPED: tiles.GATED_CLAMPED}
 WAVES = 5  # of blocks, where an expert has units for more: the last one is not full
 
 
@@ -110,7 +111,7 @@ def multiply_slice(params, table):
     WARPS = zl.target.threads // 32
     nbytes = tiles.slot_bytes(params.KIND, params.GROUP, params.CHUNK)
     ring = zl.shared_array(zl.u8, WARPS * params.STAGES * nbytes, align=128)
-    sums = zl.shared_array(zl.f32, tiles.sums_bytes(WARPS, TOKENS) // 4)
+    sums = zl.shared_array(zl.f32, tiles.sums_bytes(WARPS, TOKENS, 1) // 4)
     zl.grid_wait()
     expert, first, here = slice_of(params)
     w, high, scale, offset, bias = planes_of(params, expert)
@@ -132,6 +133,7 @@ def multiply_slice(params, table):
         WARPS=WARPS,
         TOKENS=TOKENS,
         table=table,
+        BUFFERS=1,
     )
     following, at = tiles.start(p)
     a_row = p.a + source_row(params, first + max(min(lane // 4, here - 1), 0)) * p.width
@@ -187,10 +189,11 @@ def variants(target) -> list[zl.Variant]:
         ]
     made = gemm_experts.variants(target)
     for form, chunk in forms.FORMS.items():
-        warps, stages, _ = forms.experts_ring(form, target.arch)
+        warps, stages, blocks = forms.experts_ring(form, target.arch)
         statics = {"KIND": form[0], "GROUP": form[1], "CHUNK": chunk, "STAGES": stages}
         kernel = matmul_experts_lut4 if form[0] == "lut4" else matmul_experts
-        made.append(zl.Variant(forms.symbol_of(form, "experts"), kernel, statics, threads=32 * warps))
+        symbol = forms.symbol_of(form, "experts")
+        made.append(zl.Variant(symbol, kernel, statics, threads=32 * warps, min_blocks=blocks))
     return made
 
 
@@ -244,7 +247,7 @@ def record(
     require(
         weight.layout == scheme.in_memory["gpu"] and scheme.fits(width), f"matmul: {scheme} in layout {weight.layout}"
     )
-    if gemm_experts.takes(device, weight, rows, routing.task_pairs, gate, bias is not None):
+    if gemm_experts.takes(device, weight, rows, routing.task_pairs, gate):
         gemm_experts.launch(recorder, a, weight, out, routing, bias, gather=gather, gate=gate, max_tokens=max_tokens)
         return
     experts = stacked // rows
@@ -270,16 +273,16 @@ def record(
         experts=GATHERED if gather else PAIRS,
         slices=slices,
     )
-    if scheme.kind == "lut4":
-        args |= scheme.table_args(signed=False)
     tasks = routing.tasks.shape[0]
     if device.simt:
         args["group_blocks"] = (scheme.group or width) // 32 if scheme.groups(width) else 1
+        args |= scheme.table_args() if scheme.kind == "lut4" else {}
         grid = (made // simple.ROWS, tasks * slices)
         recorder.launch(simple_symbol(scheme.element, gate is not None), args, grid, independent=independent)
         return
     form = forms.form_of(scheme, width)
     args["shift"] = forms.shift_of(scheme, width, form)
+    args |= scheme.table_args() if form[0] == "lut4" else {}
     slots = device.num_sms * forms.experts_ring(form, device.arch)[2]
     units = rows // 32 if gate else -(-rows // tiles.UNIT)
     # Where tokens are spread evenly, most experts have a task, and every eight more pairs another one.

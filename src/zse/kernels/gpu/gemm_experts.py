@@ -5,19 +5,20 @@ The tiles are those of gemm_skinny: up to 16 or 64 pairs of an expert by 128 or 
 products and epilogues. Blocks take (task, tile of rows) in turn, whole columns each; tiles of a task run side by side,
 so that its activations come from L2, and an expert's weights from memory once for all pairs of a task. Rows of the
 activations have to stand as the pairs do: where they are tokens' they are gathered first, and for fp8 weights rounded.
-Weights with a table of numbers (lut4) have a form here that other products of many tokens lack: these make bf16 of them
-first, which experts that few tokens choose would not repay."""
+Weights with a table of numbers (lut4; of E2M1 fp4) have a form here that other products of many tokens lack: these make
+bf16 of them first, which experts that few tokens choose would not repay."""
 
 from zse import kernel as zl
+from zse.kernels.activation import CLAMPED
 from zse.kernels.gpu import gemm
 from zse.kernels.gpu import gemm_integers as integers
 from zse.kernels.gpu import gemm_skinny as skinny
 from zse.kernels.gpu.gemm import FINE, SKINNY, has_wgmma, is_fp8, symbol_of
-from zse.kernels.gpu.gemm_launch import GATES, Product
-from zse.kernels.gpu.gemm_parts import REGISTERS, depth_of, ring_of
+from zse.kernels.gpu.gemm_launch import Product
+from zse.kernels.gpu.gemm_parts import LIFTED, REGISTERS, depth_of, ring_of
 from zse.kernels.gpu.matmul_tiles import shifted
 from zse.kernels.gpu.quantize import row_vectors
-from zse.kernels.gpu.r16 import LUT4, arguments, is_integer, table_of
+from zse.kernels.gpu.r16 import FP4, LUT4, arguments, is_integer, table_of
 from zse.quant.scheme import FP8_BLOCK
 from zse.runtime.args import Args
 from zse.tensor import Fp8Activation, Tensor, Weight
@@ -32,6 +33,10 @@ class GroupedParams(skinny.SkinnyParams):
 
     tasks: zl.Ptr[zl.i32, "const"]
     num_tasks: zl.i32
+
+    @property
+    def of_experts(self) -> bool:
+        return True
 
 
 class Lut4GroupedParams(GroupedParams):
@@ -52,14 +57,14 @@ def of_expert(p, expert, end):
     w_at = before // FP8_BLOCK * p.steps if p.KIND == "block" else before * p.per_row
     moved = shifted(
         p,
-        skinny.SkinnyParams,
+        GroupedParams,
         tokens=end,
         bias=p.bias + before,
         scale=p.scale + at,
         offset=p.offset + at,
         w_scale=p.w_scale + w_at,
     )
-    return skinny.SkinnyParams(**moved)
+    return GroupedParams(**moved)
 
 
 @zl.inline
@@ -160,7 +165,7 @@ def variants(target) -> list[zl.Variant]:
     if not target.has("wgmma"):
         return []
     made = [zl.Variant("gather_pairs", gather_pairs, threads=GATHER_THREADS)]
-    forms = [(kind, pairs, form_of(kind, pairs)) for kind in (*SKINNY, LUT4) for pairs in TASKS]
+    forms = [(kind, pairs, form_of(kind, pairs)) for kind in (*SKINNY, LUT4, FP4) for pairs in TASKS]
     for kind, pairs, wg in forms:
         for gated in (False, True) if wg else ():
             statics = {"KIND": kind, "BT": pairs, "WG": wg, "STAGES": skinny.stages(kind, pairs, wg), "GATED": gated}
@@ -171,13 +176,13 @@ def variants(target) -> list[zl.Variant]:
 
 
 def kind_of(scheme) -> object:
-    """As of gemm.kind_of(), and LUT4."""
-    return LUT4 if scheme.kind == LUT4 else gemm.kind_of(scheme)
+    """As of gemm.kind_of(), and LUT4 or FP4."""
+    return scheme.lookup if scheme.kind == LUT4 else gemm.kind_of(scheme)
 
 
 def form_of(kind: object, pairs: int) -> int:
     """The warpgroups that multiply; 0: there is no kernel for tasks of so many pairs."""
-    return dict(SKINNY[4 if kind == LUT4 else kind]).get(pairs, 0)
+    return dict(SKINNY[4 if kind in (LUT4, FP4) else kind]).get(pairs, 0)
 
 
 def pays_from(kind: object, pairs: int) -> int:
@@ -196,12 +201,10 @@ def task_pairs(scheme, max_tokens: int, chosen: int, experts: int) -> int:
     return next(found, 0)
 
 
-def takes(device, weight: Weight, rows: int, pairs: int, gate: str | None, has_bias: bool) -> bool:
+def takes(device, weight: Weight, rows: int, pairs: int, gate: str | None) -> bool:
     """Whether there is a kernel for experts of `rows` rows and tasks of up to `pairs` pairs."""
     kind, width = kind_of(weight.scheme), weight.shape[1]
     if not has_wgmma(device) or kind is None or not form_of(kind, pairs):
-        return False
-    if gate and (has_bias or gate not in GATES):
         return False
     if is_integer(kind):
         return weight.scheme.group != FINE and rows % (32 if gate else 16) == 0
@@ -247,7 +250,7 @@ def launch(recorder, a, weight: Weight, out: Tensor, routing, bias, *, gather: b
     a = _activations(recorder, a, routing, gather, is_fp8(kind), max_pairs)
     product = Product(device, a, weight, out, bias, False, gate, max_pairs, kind)
     args = Args(
-        **product.common() | {"cols": cols},
+        **product.common() | {"cols": cols} | ({"mode": LIFTED} if gate == CLAMPED else {}),
         **product.fp8_scales(),
         partial=None,
         counters=None,

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from zse.dtypes import ITEM_BYTES
+from zse.kernels.activation import ALPHA, CLAMPED
 from zse.kernels.gpu import dequantize, gemm, gemm_portable
 from zse.kernels.gpu.gemm import FINE, SKINNY, direct, is_fp8, is_skinny, kind_of, symbol_of
 from zse.kernels.gpu.gemm_parts import ACCUMULATE, PARTIAL_BYTES, STORE, STORE_BF16, depth_of
@@ -18,6 +19,7 @@ LOG2E = 1.4426950408889634
 # act(x) = x * sigmoid(y): exp(-y) = 2 ** (linear * x + cubic * x**3)
 GELU = -2 * 0.7978845608028654 * LOG2E
 GATES = {"silu": (-LOG2E, 0.0), "gelu_tanh": (GELU, GELU * 0.044715)}
+EXPERT_GATES = GATES | {CLAMPED: (-ALPHA * LOG2E, 0.0)}  # of experts' kernels
 
 
 class Product(NamedTuple):
@@ -48,7 +50,7 @@ class Product(NamedTuple):
 
     def common(self, first: int = 0) -> dict[str, Any]:
         """The arguments of every kernel, which writes columns of out from `first` on."""
-        linear, cubic = GATES[self.gated] if self.gated else (0.0, 0.0)
+        linear, cubic = EXPERT_GATES[self.gated] if self.gated else (0.0, 0.0)
         return dict(
             bias=None if self.bias is None else _from(self.bias, first),
             out=_from(self.out, first),

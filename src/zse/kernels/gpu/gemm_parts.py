@@ -4,6 +4,7 @@ split k."""
 from typing import Any, NamedTuple
 
 from zse import kernel as zl
+from zse.kernels.activation import LIMIT
 from zse.kernels.gpu.r16 import is_integer, stage_blocks
 
 # tiles of tokens that share a pass over the weights: the running blocks then find both in L2
@@ -11,7 +12,9 @@ GROUP = 16
 CONSUMERS = 1  # named barrier of the multiplying warpgroups
 # of the copying and of the multiplying warpgroups, by how many multiply
 REGISTERS = {2: (40, 232), 3: (24, 160), 4: (24, 112)}
-STORE, ACCUMULATE, STORE_BF16 = range(3)  # what becomes of a product: out f32 =, out f32 +=, out bf16 =
+# what becomes of a product: out f32 =, out f32 +=, out bf16 =; the same of gates and ups within LIMIT, ups plus 1
+STORE, ACCUMULATE, STORE_BF16, LIFTED = range(4)
+NO_LIMIT = 3.0e38
 # of scratch per multiprocessor: two f32 tiles of 128 tokens and 192 rows, or one of 128 x 256
 PARTIAL_BYTES = 2 * 128 * 192 * 4
 
@@ -192,14 +195,23 @@ def put_column(total, half, col, first_token, p, j, g, BT):
 
 
 @zl.inline
-def put_gated(total, col, first_token, p, j, g, BT):
-    """Of a transposed product, eight columns of out from `col`, all tokens: a thread has a gate's sums and its up's."""
+def put_gated(total, col, first_token, p, j, g, BT, of_experts=False):
+    """Of a transposed product, eight columns of out from `col`, all tokens: a thread has a gate's sums and its up's.
+    of_experts: biases are added, and the mode may be LIFTED."""
     mine = col + j * 2
+    shifts = [zl.f32(0) for _ in zl.static(range(2))]
+    if of_experts:
+        limit = zl.f32(LIMIT) if p.mode == LIFTED else zl.f32(NO_LIMIT)
+        lift = zl.f32(1) if p.mode == LIFTED else zl.f32(0)
+        if p.has_bias != 0:
+            for x in zl.static(range(2)):
+                shifts[x] = p.bias[x * p.cols + min(col + g, p.cols - 1)]
     for i in zl.static(range(BT // 8)):
-        both = zl.make_vector(
-            activated(total[i * 4], total[i * 4 + 2], p.linear, p.cubic),
-            activated(total[i * 4 + 1], total[i * 4 + 3], p.linear, p.cubic),
-        )
+        gates, ups = total[i * 4 : i * 4 + 2], total[i * 4 + 2 : i * 4 + 4]
+        if of_experts:
+            gates = [min(gate + shifts[0], limit) for gate in gates]
+            ups = [min(max(up + shifts[1], limit * -1.0), limit) + lift for up in ups]
+        both = zl.make_vector(*[activated(gates[x], ups[x], p.linear, p.cubic) for x in zl.static(range(2))])
         pair = transposed(zl.bitcast(zl.convert(both, zl.bf16), zl.u32))
         token = first_token + i * 8 + g
         if token < p.tokens:

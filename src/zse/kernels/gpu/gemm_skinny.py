@@ -85,6 +85,11 @@ class SkinnyParams(zl.Record):
     GATED: zl.static
 
     @property
+    def of_experts(self) -> bool:
+        """Whether gated products have biases, and gates and ups perhaps limits."""
+        return False
+
+    @property
     def integer(self) -> bool:
         return is_integer(self.KIND)
 
@@ -202,7 +207,7 @@ def store_sums(total, tile, warp, first_token, p):
                 for e in zl.static(range(4)):
                     token_scale = p.a_scale[min(first_token + i * 8 + j * 2 + e % 2, last_token)]
                     total[i * 4 + e] *= token_scale * (gate_scale if e < 2 else up_scale)
-        parts.put_gated(total, col, first_token, p, j, g, count)
+        parts.put_gated(total, col, first_token, p, j, g, count, p.of_experts)
     else:
         for y in zl.static(range(2)):
             col = tile * p.tile_cols + warp * 16 + y * 8 + g

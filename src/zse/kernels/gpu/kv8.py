@@ -7,7 +7,6 @@ UNITS times the scale, about the largest number of the token, so that they are s
 no number above 65,504 is read)."""
 
 from zse import kernel as zl
-from zse.kernels.gpu.matmul_small import dequantize_e4m3
 from zse.kernels.kv_pages import SCALE_BYTES, head_nbytes
 
 UNITS = {"i8": 128.0, "e4m3": 256.0}
@@ -33,6 +32,15 @@ def page_nbytes(head_dim: int, item: int) -> int:
 def scales_nbytes(item: int) -> int:
     """Bytes of the scales of a page's keys and values."""
     return 2 * SCALE_BYTES if item == 1 else 0
+
+
+@zl.inline
+def dequantize_e4m3(word):
+    """Four e4m3 → two words of two bf16, exact: the bits move to where they mean value / 2**120, subnormals too."""
+    low, high = zl.prmt(word, zl.u32(0), 0x1404), zl.prmt(word, zl.u32(0), 0x3424)
+    low = (low & 0x80008000) | ((low >> 4) & 0x07F007F0)
+    high = (high & 0x80008000) | ((high >> 4) & 0x07F007F0)
+    return zl.mul_bf16x2(low, zl.u32(0x7B807B80)), zl.mul_bf16x2(high, zl.u32(0x7B807B80))
 
 
 @zl.inline

@@ -19,6 +19,8 @@ FORMS = {
     ("int8", 32): 64,
     ("lut4", 16): 64,
     ("lut4", 32): 128,
+    ("fp4", 16): 64,
+    ("fp4", 32): 128,
     ("bf16", 0): 32,
     ("f16", 0): 32,
     ("f32", 0): 16,
@@ -27,6 +29,9 @@ FORMS = {
 FEW = ("int4", "int5", "int6", "int8")  # kinds that matmul_few multiplies
 # Shared memory of a block, KiB, of the architectures that have less than Hopper's 227.
 EXPERT_WARPS = 4
+# Of a multiprocessor at most: of 24 warps some have an instruction to issue while others wait for weights or for a product.
+EXPERT_BLOCKS = 6
+WIDE = (("int4", 32), ("lut4", 32))  # forms whose kernels need more registers than six blocks leave them
 BLOCK_BYTES = 1024  # of shared memory that the system has of each block
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 120: 99}
 
@@ -36,6 +41,8 @@ def form_of(scheme, width: int) -> tuple[str, int]:
     kind, group = scheme.element, scheme.group or width
     if scheme.numbers == "w":
         return kind, 0
+    if kind == "lut4":
+        kind = scheme.lookup
     if group == 16 or kind != "int4":
         return kind, 16 if group == 16 else 32
     return kind, 0 if scheme.group == 0 or group % 128 == 0 else 64 if group == 64 else 32
@@ -83,8 +90,8 @@ def experts_ring(form: tuple[str, int], arch: int) -> tuple[int, int, int]:
     """(warps, slots of a ring, blocks of a multiprocessor) of the products with experts: many small blocks, so that one
     is computed while another waits for its expert's first weights."""
     kind, group = form
-    slot, fixed = tiles.slot_bytes(kind, group, FORMS[form]), tiles.sums_bytes(EXPERT_WARPS, small.TOKENS)
-    for blocks in (4, 3, 2, 1):
+    slot, fixed = tiles.slot_bytes(kind, group, FORMS[form]), tiles.sums_bytes(EXPERT_WARPS, small.TOKENS, 1)
+    for blocks in (EXPERT_BLOCKS - (form in WIDE), 4, 3, 2, 1):
         stages = (shared_bytes(arch) // blocks - BLOCK_BYTES - fixed) // (EXPERT_WARPS * slot)
         if stages >= 3 or blocks == 1:
             return EXPERT_WARPS, min(stages, 5), blocks

@@ -8,8 +8,7 @@ of them. The order of additions is that of the columns whatever else is in the b
 same bits alone and in a batch."""
 
 from zse import kernel as zl
-from zse.kernels.activation import activate
-from zse.kernels.gpu.matmul_tiles import ACCUMULATE, GATED_GELU, LOW, MIDDLE, STORE
+from zse.kernels.gpu.matmul_tiles import ACCUMULATE, LOW, MIDDLE, STORE, gated_value
 from zse.kernels.gpu.r16 import HIGH_BYTES, q_bytes
 from zse.quant.scheme import FP8_BLOCK
 
@@ -167,8 +166,7 @@ def finish_unit(sums, unit, first, here, num_rows, p):
             at = zl.i64(first + token) * num_rows + row
             to = zl.cast_ptr(p.out, zl.bf16)
             if p.GATED:
-                act = activate(totals[0], "gelu_tanh") if p.mode == GATED_GELU else activate(totals[0], "silu")
-                to[at] = zl.convert(act * totals[1], zl.bf16)
+                to[at] = zl.convert(gated_value(totals[0], totals[1], p.mode), zl.bf16)
             elif p.mode == STORE:
                 p.out[at] = totals[0]
             elif p.mode == ACCUMULATE:

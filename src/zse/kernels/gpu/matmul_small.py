@@ -12,15 +12,24 @@ the group's sum is multiplied by its scale, and a third mma with rows of ones gi
 offset: sum w a = scale * sum (128 + q) a + (offset - 128 scale) * sum a. 8-bit q are two nibbles: 128 + low and 2048 +
 16 high. lut4's indices become such bytes, its numbers plus 128, on the way.
 
+Where a word's bits become bf16 without a prmt (int4, fp4, e4m3: an instruction is worth more than the order), a fragment
+has columns 0 and 2, 1 and 3 of four, and so do the activations (crossed()). Numbers of fp4 and e4m3 whose exponents are
+those of bf16 but for a bias are 2**-126 and 2**-120 times what they mean; activations are multiplied by 2**64 (exact
+below 2**63), and the sums by the rest.
+
 The accumulation is f32 of exact products. What a token gets does not depend on how many tokens there are.
 """
 
 from zse import kernel as zl
 from zse.kernels.gpu import matmul_tiles as tiles
-from zse.kernels.gpu.r16 import looked_up, table_of
+from zse.kernels.gpu.r16 import BF16_128, NIBBLES, fp4_bits, looked_up, table_of
 
 TOKENS = 8  # columns of one mma
 ONES = 0x3F803F80  # two bf16 ones
+RAISED = 0x5F805F80  # two bf16 2**64
+# What sums of raised activations with such weights are multiplied by. The numbers of fp4's table are twice E2M1's.
+REST = {"fp4": 2.0**63, "e4m3": 2.0**56}
+CROSSED = ("int4", *REST)
 
 
 def token_loads(kind: str, chunk: int) -> list[tuple[int, int, int, int]]:
@@ -40,12 +49,25 @@ def pair(nibbles, half, HIGH):
 
 
 @zl.inline
-def dequantize_e4m3(word):
-    """Four e4m3 → two words of two bf16, exact: the bits move to where they mean value / 2**120, subnormals too."""
-    low, high = zl.prmt(word, zl.u32(0), 0x1404), zl.prmt(word, zl.u32(0), 0x3424)
-    low = (low & 0x80008000) | ((low >> 4) & 0x07F007F0)
-    high = (high & 0x80008000) | ((high >> 4) & 0x07F007F0)
-    return zl.mul_bf16x2(low, zl.u32(0x7B807B80)), zl.mul_bf16x2(high, zl.u32(0x7B807B80))
+def e4m3_bits(word):
+    """Four e4m3 → two words of two bf16, columns 0 and 2, 1 and 3: the bits move to where they mean value / 2**120,
+    subnormals too."""
+    low = zl.lop3(word << 4, zl.u32(0x07F007F0), (word << 8) & 0x80008000, 0xEA)
+    high = zl.lop3(word >> 4, zl.u32(0x07F007F0), word & 0x80008000, 0xEA)
+    return low, high
+
+
+@zl.inline
+def crossed(b, KIND):
+    """The B fragments of a chunk as KIND's weights stand."""
+    if KIND not in CROSSED:
+        return b
+    words = [zl.mul_bf16x2(word, zl.u32(RAISED)) if KIND in REST else word for word in b]
+    return [
+        zl.prmt(words[i], words[i + 1], order)
+        for i in zl.static(range(0, len(words), 2))
+        for order in zl.static((0x5410, 0x7632))
+    ]
 
 
 @zl.inline
@@ -80,7 +102,7 @@ def multiply_integers(acc, slot, b, product):
     constant = 2176.0 if KIND in ("int8", "lut4") else 128.0
     for p in zl.static(range(num_groups)):
         part = [zl.f32(0) for _ in zl.static(range(8))]
-        total = [zl.f32(0) for _ in zl.static(range(4))]
+        total = None if KIND == "fp4" else [zl.f32(0) for _ in zl.static(range(4))]
         for s in zl.static(range(p * steps, (p + 1) * steps)):
             i, h = s // 2, s % 2
             fb = [b[2 * s], b[2 * s + 1]]
@@ -97,6 +119,14 @@ def multiply_integers(acc, slot, b, product):
                     f = [pair(n[q], c, high) for q in zl.static(range(4)) for c in zl.static(range(2))]
                     zl.mma_bf16(part[0:4], [f[0], f[2], f[1], f[3]], fb)
                     zl.mma_bf16(part[4:8], [f[4], f[6], f[5], f[7]], fb)
+            elif KIND in CROSSED:
+                if KIND == "fp4":
+                    f = [fp4_bits(words[i][q], c * 2 + h) for q in zl.static(range(4)) for c in zl.static(range(2))]
+                else:
+                    shifted = [words[i][q] >> (8 * c + 4 * h) for q in zl.static(range(4)) for c in zl.static(range(2))]
+                    f = [zl.lop3(word, zl.u32(NIBBLES), zl.u32(BF16_128), 0xEA) for word in shifted]
+                zl.mma_bf16(part[0:4], [f[0], f[2], f[1], f[3]], fb)
+                zl.mma_bf16(part[4:8], [f[4], f[6], f[5], f[7]], fb)
             else:
                 n = [tiles.low_bits(words[i][q], h) for q in zl.static(range(4))]
                 if KIND == "int5":
@@ -108,14 +138,16 @@ def multiply_integers(acc, slot, b, product):
                 f = [pair(n[q], c, 0) for q in zl.static(range(4)) for c in zl.static(range(2))]
                 zl.mma_bf16(part[0:4], [f[0], f[2], f[1], f[3]], fb)
                 zl.mma_bf16(part[4:8], [f[4], f[6], f[5], f[7]], fb)
-            zl.mma_bf16(total, [zl.u32(ONES), zl.u32(ONES), zl.u32(ONES), zl.u32(ONES)], fb)
+            if KIND != "fp4":
+                zl.mma_bf16(total, [zl.u32(ONES), zl.u32(ONES), zl.u32(ONES), zl.u32(ONES)], fb)
         scales, offsets = tiles.load_scales(slot, p, product)
         for q in zl.static(range(4)):
-            base = zl.fma(scales[q], -constant, offsets[q])
             for c in zl.static(range(2)):
-                e = q * 2 + c
-                acc[e] = zl.fma(scales[q], part[e], acc[e])
-                acc[e] = zl.fma(base, total[c], acc[e])
+                acc[q * 2 + c] = zl.fma(scales[q], part[q * 2 + c], acc[q * 2 + c])
+            if KIND != "fp4":
+                base = zl.fma(scales[q], -constant, offsets[q])
+                for c in zl.static(range(2)):
+                    acc[q * 2 + c] = zl.fma(base, total[c], acc[q * 2 + c])
 
 
 @zl.inline
@@ -139,7 +171,7 @@ def multiply_dense(acc, slot, b, product):
             words = [zl.load(zl.cast_ptr(place + (j * per + p) * 512, zl.u32), 4) for j in zl.static(range(4))]
             for q in zl.static(range(4)):
                 s = 4 * p + q
-                f = [dequantize_e4m3(words[j][q]) for j in zl.static(range(4))]
+                f = [e4m3_bits(words[j][q]) for j in zl.static(range(4))]
                 zl.mma_bf16(part[0:4], [f[0][0], f[1][0], f[0][1], f[1][1]], [b[2 * s], b[2 * s + 1]])
                 zl.mma_bf16(part[4:8], [f[2][0], f[3][0], f[2][1], f[3][1]], [b[2 * s], b[2 * s + 1]])
         factor = (
@@ -182,10 +214,11 @@ def nothing(unit):
 
 @zl.inline
 def multiply(acc, slot, chunk, b, product):
+    fragments = crossed(b, product.KIND)
     if product.KIND in tiles.INTEGERS:
-        multiply_integers(acc, slot, b, product)
+        multiply_integers(acc, slot, fragments, product)
     else:
-        multiply_dense(acc, slot, b, product)
+        multiply_dense(acc, slot, fragments, product)
 
 
 @zl.inline
@@ -195,6 +228,8 @@ def leave(acc, sums, product):
     for c in zl.static(range(2)):
         if 2 * t + c < product.here:
             four = zl.make_vector(acc[c], acc[2 + c], acc[4 + c], acc[6 + c])
+            if product.KIND in REST:
+                four = four * REST[product.KIND]
             zl.store(sums + ((2 * t + c) * tiles.PITCH + 4 * g), four)
 
 

@@ -10,14 +10,14 @@ contiguous in memory.
 from typing import Any
 
 from zse import kernel as zl
-from zse.kernels.activation import activate
+from zse.kernels.activation import activate, clamped
 
 UNIT = 32  # rows of a unit
 PITCH = 36  # floats between the tokens of a warp's sums: 32 rows, and no bank conflicts between tokens
 LOW = 0x0F0F0F0F
-STORE, ACCUMULATE, STORE_BF16, GATED_SILU, GATED_GELU = range(5)  # modes of the epilogue
+STORE, ACCUMULATE, STORE_BF16, GATED_SILU, GATED_GELU, GATED_CLAMPED = range(6)  # modes of the epilogue
 
-INTEGERS = ("int4", "int5", "int6", "int8", "lut4")
+INTEGERS = ("int4", "int5", "int6", "int8", "lut4", "fp4")
 MIDDLE = {"int4": 8.0, "int5": 16.0, "int6": 32.0, "int8": 128.0, "lut4": 128.0}  # what symmetric schemes subtract
 ITEM = {"e4m3": 1, "bf16": 2, "f16": 2, "f32": 4}  # bytes of a dense weight
 
@@ -26,7 +26,7 @@ def pieces(kind: str, chunk: int) -> int:
     """16-byte pieces that a lane copies for a chunk of columns: its four rows' weights."""
     if kind in ITEM:
         return chunk * ITEM[kind] // 16
-    return chunk // 32 * {"int4": 1, "int5": 2, "int6": 3, "int8": 2, "lut4": 1}[kind]
+    return chunk // 32 * {"int5": 2, "int6": 3, "int8": 2}.get(kind, 1)
 
 
 def scale_bytes(kind: str, group: int, chunk: int) -> int:
@@ -41,9 +41,9 @@ def slot_bytes(kind: str, group: int, chunk: int) -> int:
     return pieces(kind, chunk) * 512 + scale_bytes(kind, group, chunk) * (2 if kind in INTEGERS else 1)
 
 
-def sums_bytes(warps: int, tokens: int) -> int:
-    """Where the warps of a block leave their sums of a unit, twice."""
-    return 2 * warps * tokens * PITCH * 4
+def sums_bytes(warps: int, tokens: int, buffers: int = 2) -> int:
+    """Where the warps of a block leave their sums of a unit, `buffers` times."""
+    return buffers * warps * tokens * PITCH * 4
 
 
 class ProductParams(zl.Record):
@@ -97,6 +97,7 @@ class BlockProduct(ProductParams):
     WARPS: int
     TOKENS: int  # most of a block
     table: Any = None  # of lut4: its four words, each byte plus 128
+    BUFFERS: int = 2  # of sums
 
     @property
     def slot_bytes(self) -> int:
@@ -173,9 +174,12 @@ def stream(p, following, at, acc_count, begin, prepare, multiply, leave):
             multiply[0](acc, p.ring + slot * p.slot_bytes, chunk, *multiply[1:])
             slot = slot + 1 if slot < p.STAGES - 1 else zl.i32(0)
         leave[0](acc, p.sums + (buffer * p.WARPS + p.warp) * (p.TOKENS * PITCH), *leave[1:])
-        zl.barrier()  # the only one of a unit: the next unit's sums go to the other buffer
+        zl.barrier()  # with two buffers the only one of a unit: the next unit's sums go to the other one
         finish_unit(p.sums + buffer * (p.WARPS * p.TOKENS * PITCH), unit, p)
-        buffer = 1 - buffer
+        if p.BUFFERS == 2:
+            buffer = 1 - buffer
+        else:
+            zl.barrier()
 
 
 @zl.inline
@@ -307,6 +311,8 @@ def load_scales(slot, n, p):
     source = p.lane if GROUP == 0 else p.lane // 4 * 4 + n % 4
     at = slot + (pieces(KIND, CHUNK) * 512 + n // 4 * 256 + source * 8)
     scales = zl.convert(zl.load(zl.cast_ptr(at, zl.f16), 4), zl.f32)
+    if KIND == "fp4":
+        return scales, None
     offsets = [scales[q] * -MIDDLE[KIND] for q in zl.static(range(4))]
     if p.symmetric == 0:
         stored = zl.convert(zl.load(zl.cast_ptr(at + scale_bytes(KIND, GROUP, CHUNK), zl.f16), 4), zl.f32)
@@ -322,6 +328,17 @@ def row_factor(p, row):
         factors = zl.cast_ptr(p.scale, zl.f32)
         return zl.f32(1) if p.scaling == 2 else factors[row if p.scaling == 0 else 0]
     return zl.f32(1)
+
+
+@zl.inline
+def gated_value(gate, up, mode):
+    """act(gate) * up."""
+    result = zl.f32(0)
+    if mode == GATED_CLAMPED:
+        result = clamped(gate, up)
+    else:
+        result = (activate(gate, "gelu_tanh") if mode == GATED_GELU else activate(gate, "silu")) * up
+    return result
 
 
 @zl.inline
@@ -354,6 +371,6 @@ def finish_unit(sums, unit, p):
                     up = up * row_factor(p, row + num_rows)
                     if p.has_bias != 0:
                         up += p.bias[row + num_rows]
-                    total = (activate(total, "gelu_tanh") if mode == GATED_GELU else activate(total, "silu")) * up
+                    total = gated_value(total, up, mode)
                 to = zl.cast_ptr(out, zl.bf16)
                 to[at_out] = zl.convert(total, zl.bf16)

@@ -4,6 +4,8 @@ from zse import kernel as zl
 from zse.kernels.gpu import rows
 from zse.kernels.norm import GPU_THREADS, OUTS, VECTORS, forms
 
+TOGETHER = 4  # experts' rows that a thread has in flight
+
 
 class NormParams(zl.Record):
     """The parameters of add_rmsnorm_row. width is a multiple of 8."""
@@ -76,9 +78,44 @@ def write_row(xs, ws, places, row, p):
             p.scale[row] = unit
 
 
+class ExpertsNormParams(NormParams):
+    """delta f32 [pairs, width], of which a row adds `chosen`: place[j] times weights[j]."""
+
+    weights: zl.Ptr[zl.f32, "const"]
+    place: zl.Ptr[zl.i32, "const"]
+    chosen: zl.i32
+
+
+@zl.inline
+def add_experts(ds, places, row, p):
+    """What a row adds of its experts, in their order."""
+    for first in range(0, p.chosen, TOGETHER):
+        at = [row * p.chosen + min(first + u, p.chosen - 1) for u in zl.static(range(TOGETHER))]
+        factors = [p.weights[i] + 0.0 for i in at]
+        starts = [zl.i64(p.place[i]) * p.width for i in at]
+        for v in zl.static(range(p.V)):
+            if places[v] < p.width:
+                parts = [zl.load(p.delta + start + places[v], 4) for start in starts]
+                for u in zl.static(range(TOGETHER)):
+                    if first + u < p.chosen:
+                        ds[v] = zl.fma(parts[u], zl.f32.x(4)(factors[u]), ds[v])
+
+
 @zl.kernel
 def add_rmsnorm_row(p: NormParams):
     """Grid (rows)."""
+    add_and_norm(p)
+
+
+@zl.kernel
+def add_experts_row(p: ExpertsNormParams):
+    """Likewise."""
+    add_and_norm(p)
+
+
+@zl.inline
+def add_and_norm(p):
+    """The body of a kernel."""
     DELTA, OUT, V, NORM = p.DELTA, p.OUT, p.V, p.NORM
     warps = zl.target.threads // zl.target.warp
     zl.grid_launch_dependents()
@@ -100,9 +137,11 @@ def add_rmsnorm_row(p: NormParams):
     for v in zl.static(range(V)):
         if places[v] < p.width:
             xs[v] = zl.load(p.x + row * p.width + places[v], 4)
-            if DELTA != "none":
+            if DELTA in ("add", "norm"):
                 ds[v] = zl.load(p.delta + row * p.width + places[v], 4)
 
+    if DELTA == "experts":
+        add_experts(ds, places, row, p)
     if DELTA == "norm":
         factor = rows.inverse_rms(rows.block_sum(rows.square_sum(ds), zl.shared_array(zl.f32, warps)), p.width, p.eps)
         for v in zl.static(range(V)):
@@ -132,7 +171,12 @@ def add_rmsnorm_row(p: NormParams):
 def norm_variants(target):
     """Every form of add_rmsnorm on a GPU."""
     return [
-        zl.Variant(f"{symbol}_v{vectors}", add_rmsnorm_row, fixed | {"V": vectors}, threads=GPU_THREADS)
+        zl.Variant(
+            f"{symbol}_v{vectors}",
+            add_experts_row if fixed["DELTA"] == "experts" else add_rmsnorm_row,
+            fixed | {"V": vectors},
+            threads=GPU_THREADS,
+        )
         for symbol, fixed in forms(OUTS["gpu"])
         for vectors in VECTORS
     ]

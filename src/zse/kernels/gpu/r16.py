@@ -20,15 +20,20 @@ from zse import kernel as zl
 NIBBLES = 0x000F000F  # of two halves of a u32
 BF16_128 = 0x43004300  # two bf16 128.0
 LUT4 = "lut4"  # as a kind of weights: indices of 4 bits, which a table makes 8-bit numbers of
+FP4 = "fp4"  # the same whose table is that of E2M1, so that an index is a number's own bits
+FP4_BITS, FP4_SIGN = 0x01C001C0, 0x80008000  # where exponent and mantissa, and the sign of E2M1 stand in two bf16
+FP4_UNIT = (
+    0x7E807E80  # two bf16 2**126: times the number that these bits are, it is the E2M1 number, 0.5 (subnormal) too
+)
 WIDE = (8, LUT4)  # kinds that become bf16 by way of f32
-HIGH_BYTES = {4: 0, 5: 64, 6: 128, 8: 0, LUT4: 0}  # of the `high` plane, per 16 rows and 32 columns
+HIGH_BYTES = {4: 0, 5: 64, 6: 128, 8: 0, LUT4: 0, FP4: 0}  # of the `high` plane, per 16 rows and 32 columns
 MAGIC = 32768.0  # of 8 bits
 DEEP_TOKENS = 128  # tiles of more tokens have stages of two blocks, for there to be enough stages
 
 
 def is_integer(kind: object) -> bool:
-    """Whether weights are in this layout: their kind is a number of bits, or LUT4."""
-    return isinstance(kind, int) or kind == LUT4
+    """Whether weights are in this layout: their kind is a number of bits, LUT4 or FP4."""
+    return isinstance(kind, int) or kind in (LUT4, FP4)
 
 
 def q_bytes(bits: object) -> int:
@@ -91,6 +96,14 @@ def four_of(index, table):
 
 
 @zl.inline
+def fp4_bits(word, n):
+    """Nibble n (0 .. 3) of each half of a word, E2M1, as two bf16 of 2**-126 times the number."""
+    sign = word << (12 - 4 * n) if n < 3 else word
+    rest = word << (6 - 4 * n) if n < 2 else word >> (4 * n - 6)
+    return zl.lop3(rest, zl.u32(FP4_BITS), sign & FP4_SIGN, 0xEA)
+
+
+@zl.inline
 def selector(byte, BITS):
     """How prmt takes byte `byte` (u32) of a word and the next one: 4 to 6 bits: both, into the halves of a u32, as one
     selector; 8 bits: into the magic number, two selectors. Indices of a table: by how many bits to shift the word."""
@@ -112,6 +125,8 @@ def pair_bf16(word, high, step, second, pick, scale, shift, BITS):
         b = zl.fma(zl.bitcast(zl.prmt(word, magic, pick[1]), zl.f32), scale, shift)
         return zl.bitcast(zl.convert(zl.make_vector(a, b), zl.bf16), zl.u32)
     both = zl.prmt(word, zl.u32(0), pick[0])
+    if BITS == FP4:
+        return zl.mul_bf16x2(zl.mul_bf16x2(fp4_bits(both, 1 if second else 0), zl.u32(FP4_UNIT)), scale)
     # One instruction: of two constants in a row the compiler makes two.
     q = zl.lop3(both >> 4 if second else both, zl.u32(NIBBLES), zl.u32(BF16_128), 0xEA)
     if BITS == 5:
@@ -147,6 +162,8 @@ def twice_bf16(value):
 def factors(scales, offsets, center, BITS):
     """What read_scales() gave, as the (scale, shift) of pair_bf16, for each."""
     scale = [zl.convert(v, zl.f32) for v in scales]
+    if BITS == FP4:  # the table's numbers are twice E2M1's
+        scale = [v + v for v in scale]
     shift = [zl.fma(scale[i], center, zl.convert(offsets[i], zl.f32)) for i in zl.static(range(len(scales)))]
     if BITS not in WIDE:
         return [twice_bf16(v) for v in scale], [twice_bf16(v) for v in shift]

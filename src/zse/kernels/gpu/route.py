@@ -2,6 +2,7 @@
 
 from zse import kernel as zl
 from zse.kernels.combine import CHUNKS, ExpertSums
+from zse.kernels.gpu import route_one
 from zse.kernels.route import LEAST, ROUTER_ROWS, ROUTERS, PairSorting, RouteParams, probabilities
 from zse.tensor import GATINGS, MAX_EXPERT_GROUPS, MAX_EXPERTS
 
@@ -344,7 +345,7 @@ def route_variants(target) -> list[zl.Variant]:
         for element in ROUTERS
         for gating in GATINGS
     ]
-    return [*made, zl.Variant("sort_pairs", sort_pairs_gpu, threads=SORT_THREADS)]
+    return [*made, *route_one.variants(target), zl.Variant("sort_pairs", sort_pairs_gpu, threads=SORT_THREADS)]
 
 
 def combine_variants(target) -> list[zl.Variant]:
