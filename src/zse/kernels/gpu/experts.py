@@ -134,6 +134,7 @@ def multiply_slice(params, table):
         TOKENS=TOKENS,
         table=table,
         BUFFERS=1,
+        CLAMPS=True,
     )
     following, at = tiles.start(p)
     a_row = p.a + source_row(params, first + max(min(lane // 4, here - 1), 0)) * p.width

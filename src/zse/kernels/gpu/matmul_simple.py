@@ -166,7 +166,7 @@ def finish_unit(sums, unit, first, here, num_rows, p):
             at = zl.i64(first + token) * num_rows + row
             to = zl.cast_ptr(p.out, zl.bf16)
             if p.GATED:
-                to[at] = zl.convert(gated_value(totals[0], totals[1], p.mode), zl.bf16)
+                to[at] = zl.convert(gated_value(totals[0], totals[1], p.mode, True), zl.bf16)
             elif p.mode == STORE:
                 p.out[at] = totals[0]
             elif p.mode == ACCUMULATE:

@@ -98,6 +98,7 @@ class BlockProduct(ProductParams):
     TOKENS: int  # most of a block
     table: Any = None  # of lut4: its four words, each byte plus 128
     BUFFERS: int = 2  # of sums
+    CLAMPS: bool = False  # the mode may be GATED_CLAMPED: others need no code for it, which every launch would read
 
     @property
     def slot_bytes(self) -> int:
@@ -331,10 +332,10 @@ def row_factor(p, row):
 
 
 @zl.inline
-def gated_value(gate, up, mode):
+def gated_value(gate, up, mode, CLAMPS):
     """act(gate) * up."""
     result = zl.f32(0)
-    if mode == GATED_CLAMPED:
+    if CLAMPS and mode == GATED_CLAMPED:
         result = clamped(gate, up)
     else:
         result = (activate(gate, "gelu_tanh") if mode == GATED_GELU else activate(gate, "silu")) * up
@@ -371,6 +372,6 @@ def finish_unit(sums, unit, p):
                     up = up * row_factor(p, row + num_rows)
                     if p.has_bias != 0:
                         up += p.bias[row + num_rows]
-                    total = gated_value(total, up, mode)
+                    total = gated_value(total, up, mode, p.CLAMPS)
                 to = zl.cast_ptr(out, zl.bf16)
                 to[at_out] = zl.convert(total, zl.bf16)
