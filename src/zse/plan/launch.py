@@ -105,8 +105,9 @@ def _route(run: "Run", node: Node) -> None:
 def _norms(run: "Run", norm: Node) -> bool:
     """Whether the launch that routes computes this norm."""
     router = norm.options.get("router")
-    fits = router is not None and run.form_tokens == 1 and len(norm.inputs) == 1 and run.t[norm.output].dtype == "bf16"
-    return fits and "bias" not in norm.weights and _routes(run, router)
+    if router is None or run.form_tokens != 1 or len(norm.inputs) > 1 or "bias" in norm.weights:
+        return False
+    return run.t[norm.output].dtype == "bf16" and _routes(run, router)
 
 
 def _routes(run: "Run", router: Node) -> bool:
