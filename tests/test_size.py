@@ -1,7 +1,7 @@
 """The size of the house: lines, long files and functions, names that stand for two things. Each bound only goes down."""
 
 import ast
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "zse"
@@ -66,3 +66,12 @@ def test_long_functions_and_double_names_are_found():
     long = ast.parse("def f():\n" + "    x = 1\n" * 80)
     assert list(functions(long)) == [("f", 1, 81)]
     assert public_classes(ast.parse("class A: pass\nclass _B: pass\n")) == ["A"]
+
+
+def test_test_modules_have_names_of_their_own():
+    """pytest imports a module of a folder without __init__.py by its name alone: two of one name end the collection."""
+    folders = [
+        path.parent for path in Path(__file__).parent.rglob("test_*.py") if not (path.parent / "__init__.py").exists()
+    ]
+    names = Counter(path.name for folder in set(folders) for path in folder.glob("test_*.py"))
+    assert not [name for name, count in names.items() if count > 1]
