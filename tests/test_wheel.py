@@ -50,7 +50,7 @@ def test_a_wheel_has_every_level_and_every_module(wheel):
     assert {f"zse/_native/libzse_kernels_{level}.so" for level in isa.levels_of_machine()} <= names
     source = ROOT / "src"
     assert {str(path.relative_to(source)) for path in (source / "zse").rglob("*.py")} <= names
-    assert not [name for name in names if "emulator" in name or name.endswith(".o")]
+    assert not [name for name in names if "emulator" in name or name.endswith((".o", ".c", ".h"))]
     assert wheel.name.startswith("zse-") and "-py3-none-manylinux_2_" in wheel.name
 
 
