@@ -274,7 +274,9 @@ def routers(nodes: list[Node], trace: Trace) -> list[Node]:
                 searched = node.options.get("groups_used", 1) < node.options.get("groups", 1)
                 if norm is not None and norm.op == "norm" and norm.options["kind"] == "rms" and not searched:
                     between = nodes[nodes.index(norm) + 1 : nodes.index(node)]
-                    if not any(norm.output in other.inputs for other in between if other is not router):
+                    # It is made where the routing is: nothing reads it before, and what it reads is still there.
+                    others = [other for other in between if other is not router]
+                    if not any(norm.output in other.inputs or other.output.is_stream for other in others):
                         norm.options["router"] = router
     return nodes
 
