@@ -148,11 +148,15 @@ def test_files_that_cannot_be_added(zse, tmp_path):
     assert os.path.exists(tmp_path / "good.txt")
 
 
-def test_bench(served, capsys):
-    """The fixed set without a model, and with the tiny one in this process."""
+def test_bench(capsys):
     assert main.main(["rag", "bench", "--per-kind", "2", "--seed", "3"]) == 0
     out = capsys.readouterr().out
     assert "| bm25 + tfidf |" in out and "(seed 3)" in out and "fewer tokens" in out and "dense" not in out
+
+
+@pytest.mark.exhaustive
+def test_bench_with_a_model(served, capsys):
+    """The tiny one, in this process: every stage, the judge and the reader."""
     words = ["rag", "bench", served[0].model, "--per-kind", "2", "--rerank", "--read", "1", "--json", "--device", "cpu"]
     assert main.main([*words, "--max-context", "4096"]) == 0
     (report,) = json.loads(capsys.readouterr().out)
