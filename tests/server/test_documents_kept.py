@@ -12,7 +12,8 @@ from harness import Harness, read_reply, request, wait_for
 from test_documents import ALICE, BOB, ROUTE, SEARCH, bearer, own, ready  # noqa: F401
 from test_lifecycle import Process
 
-from zse.server import ingest, vectors
+from zse.server import ingest, retrieval, vectors
+from zse.server.work import MOST_THREADS
 
 SEED = int(os.environ.get("ZSE_TEST_SEED", "1"))
 KILLS = int(os.environ.get("ZSE_TEST_KILLS", "5"))
@@ -155,6 +156,29 @@ def test_a_tenant_that_floods_waits(own, monkeypatch):  # noqa: F811
     wait_for(lambda: {row["status"] for row in server.get(ROUTE, bearer(ALICE)).json["data"]} == {"ready"})
 
 
+def test_searches_of_one_tenant_do_not_stand_before_anothers(own, monkeypatch):  # noqa: F811
+    order, search = [], retrieval.searching.search
+
+    def slow(connection, indexes, tenant, *given):
+        order.append(tenant)
+        time.sleep(0.02)
+        return search(connection, indexes, tenant, *given)
+
+    server = own(key=(ALICE, BOB))
+    for key in (ALICE, BOB):  # both are known to the threads
+        assert server.post(ROUTE, {"text": "wool"}, bearer(key)).status == 200
+    monkeypatch.setattr(retrieval.searching, "search", slow)
+    many = [threading.Thread(target=server.post, args=(SEARCH, {"query": "wool"}, bearer(ALICE))) for _ in range(40)]
+    for thread in many:
+        thread.start()
+    wait_for(lambda: len(order) >= 5)
+    before = len(order)
+    assert server.post(SEARCH, {"query": "wool"}, bearer(BOB)).status == 200
+    assert order.index("bob") - before <= MOST_THREADS and len(order) < 40
+    for thread in many:
+        thread.join()
+
+
 def test_a_client_that_leaves_stores_nothing(own, monkeypatch):  # noqa: F811
     begun = threading.Event()
 
@@ -253,9 +277,11 @@ def test_a_server_goes_on_by_itself(tmp_path):
         file.write(ingest.msgspec.json.encode(pending))
     with open(f"{folder}/{'cd' * 16}.data", "wb") as file:
         file.write(b"of nobody")
+    with open(f"{folder}/{'ef' * 16}.json", "wb") as file:
+        file.write(b"damaged")
     process = Process("--log-level", "error", "--documents", path)
     try:
-        wait_for(lambda: os.listdir(folder) == ["lock"], 15)
+        wait_for(lambda: sorted(os.listdir(folder)) == [f"{'ef' * 16}.json", "lock"], 15)
         reply = ask_process(process, "GET", f"{ROUTE}/left")
         assert reply.json["num_chunks"] == 1, json.dumps(reply.json)
     finally:

@@ -173,7 +173,9 @@ def used_bytes(connection: sqlite3.Connection, tenant: str) -> int:
 
 def coverage(connection: sqlite3.Connection, tenant: str) -> dict[str, int]:
     """Of the tenant's chunks: model → how many have its vectors, "" → how many have none."""
-    statement = "SELECT vector_model, num_embedded, num_chunks FROM documents WHERE tenant = ?"
+    statement = (
+        "SELECT vector_model, sum(num_embedded), sum(num_chunks) FROM documents WHERE tenant = ? GROUP BY vector_model"
+    )
     found: Counter[str] = Counter()
     for model, embedded, total in connection.execute(statement, (tenant,)):
         found.update({model: embedded, "": total - embedded})

@@ -142,9 +142,12 @@ class Ingest:
             if ending == PART or ending == DATA and token + ABOUT not in names:
                 os.unlink(os.path.join(self.folder, name))
             elif ending == ABOUT:
-                with open(os.path.join(self.folder, name), "rb") as file:
-                    found = msgspec.json.decode(file.read(), type=PendingDocument)
-                self.pending[found.tenant, found.id] = found
+                try:
+                    with open(os.path.join(self.folder, name), "rb") as file:
+                        found = msgspec.json.decode(file.read(), type=PendingDocument)
+                    self.pending[found.tenant, found.id] = found
+                except msgspec.DecodeError as error:
+                    log.error("the record of a document that was sent is damaged, and is left: %s: %s", name, error)
 
     def _path(self, token: str, ending: str) -> str:
         return os.path.join(self.folder, token + ending)

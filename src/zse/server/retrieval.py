@@ -7,6 +7,7 @@ file goes on with what its last run left (server/ingest.py, server/vectors.py)."
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -169,15 +170,22 @@ class Retrieval:
         )
         given = opened.indexes, request.tenant, query
         try:
-            passages = await self.read(searching.search, *given, vector, revision)
+            passages = await self._search(request.account, *given, vector, revision)
         except DeviceError as error:
             log.error("vectors of documents cannot be searched: %s", error)
             stages.remove("dense")
             notes.append("dense: this machine cannot compute it; the other stages search all.")
-            passages = await self.read(searching.search, *given)
+            passages = await self._search(request.account, *given)
         if "rerank" in stages and passages:
             passages = await self._reranked(work, finding, passages, info)
         return FoundPassages(passages[: most or finding.top_k], stages, notes)
+
+    async def _search(self, account: str, *given: Any) -> list[Passage]:
+        """In the thread of searches, to which tenants come in turns: one that sends hundreds does not stand before the
+        others."""
+        reads = (await self.opened()).reads
+        work = partial(reads.now, lambda connection: searching.search(connection, *given), writes=False)
+        return await self.app.threads.run(account, work)
 
     async def _vector(self, work: RequestRun, query: str, info: Ready):
         model = await self.app.pool.text(work.served)
