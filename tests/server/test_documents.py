@@ -142,6 +142,9 @@ def test_a_search_explains_itself(library):
         assert alone["stages"] == [stage] and set(alone["data"][0]["stages"]) == {stage}
     judged = library.post(SEARCH, {"query": "notice", "stages": ["bm25", "rerank"], "rerank_k": 4}).json["data"]
     assert "rerank" in judged[0]["stages"]
+    fields = {"query": "notice", "stages": ["bm25", "rerank"], "rerank_by": "likelihood"}
+    (likely,) = (hit for hit in library.post(SEARCH, fields).json["data"] if hit["document"] == "handbook")
+    assert likely["stages"]["rerank"]["score"] != judged[0]["stages"]["rerank"]["score"]
     assert library.post(SEARCH, {"query": "notice", "fusion": "weights", "weights": {"bm25": 3}}).json["data"]
 
 

@@ -286,9 +286,10 @@ class Ingest:
                     break
                 except RequestError as error:
                     if error.status < 500:
-                        pending.status, pending.error = "failed", error.message
-                        await loop.run_in_executor(None, self._keep, pending)
+                        failed = msgspec.structs.replace(pending, status="failed", error=error.message)
+                        await loop.run_in_executor(None, self._keep, failed)  # before anybody sees it
                         await loop.run_in_executor(None, self._forget, pending, False)
+                        pending.status, pending.error = "failed", error.message
                         self._forget_failures(pending.tenant)
                         return
                     await asyncio.sleep(2.0)  # the disk is full, say, or the model is not there

@@ -22,7 +22,7 @@ from zse.server import citations, ingest, measuring, vectors
 from zse.server import database as storage
 from zse.server.citations import CitedPassage, Grounding
 from zse.server.errors import APIError
-from zse.server.relevance import CROSS_ENCODER, YES_NO, Judge, Measurement
+from zse.server.relevance import CROSS_ENCODER, Judge, Measurement
 from zse.server.requests.completions import Completion
 from zse.server.requests.finding import Finding, rag_of
 from zse.server.work import RequestRun, maybe_in_thread
@@ -202,7 +202,9 @@ class Retrieval:
         model = await self.app.pool.text(work.served)
 
         def sequences() -> tuple[Judge, list[Measurement]]:
-            judge = Judge(model, CROSS_ENCODER if info.num_labels else model.method or YES_NO, None, info.max_context)
+            judge = Judge(
+                model, CROSS_ENCODER if info.num_labels else model.method or finding.rerank_by, None, info.max_context
+            )
             room, made = max(16, info.max_context - len(model.encode_part(finding.query)) - 128), []
             for passage in passages[: finding.rerank_k]:
                 ids = model.encode_part(passage.chunk.text)

@@ -71,6 +71,12 @@ FINDING: Fields = {
     ),
     "weights": Field(_WEIGHTS, "Of each stage; where none is given bm25 has 1, tfidf 0.5 and dense 0.3."),
     "rerank_k": Field(Integer(1, 64), "Passages that rerank reads.", 16),
+    "rerank_by": Field(
+        OneOf(("yes_no", "likelihood")),
+        "How a language model judges: by its yes or no, which takes one that can judge, or by how likely the passage makes the "
+        "query, which small models can too. Rerankers do as they were trained.",
+        "yes_no",
+    ),
 } | _FILTERS
 OF_ANSWERS: Fields = {
     "format": Field(
@@ -98,6 +104,7 @@ class Finding(msgspec.Struct, frozen=True):
     fusion: str = "rrf"
     weights: dict[str, float] = {}
     rerank_k: int = 16
+    rerank_by: str = "yes_no"
     documents: list[str] | None = None
     kinds: list[str] | None = None
     after: float | None = None
