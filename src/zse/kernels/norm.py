@@ -7,9 +7,9 @@ from itertools import product
 from zse import kernel as zl
 from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, check, later, require
 from zse.kernels.quantize import GROUP, fp8_output, int8_output, quantize_group
-from zse.kernels.route import sorted_pairs
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
+from zse.tensor import Routing
 
 DELTAS = ("none", "add", "norm")
 # stream: back to x itself.
@@ -333,8 +333,8 @@ def _cases(rng, family="cpu"):
         routing = None
         if adds == "experts":
             chosen = int(rng.integers(1, 9))
-            ids = np.argsort(rng.random((rows, 16)), axis=1)[:, :chosen].astype(np.int32)
-            routing = sorted_pairs(ids, 16)._replace(weights=rng.random((rows, chosen)).astype(np.float32))
+            ids, place = np.zeros((rows, chosen), np.int32), rng.permutation(rows * chosen).astype(np.int32)
+            routing = Routing(ids, rng.random((rows, chosen)).astype(np.float32), place, place, ids, 1)
             delta = rng.standard_normal((rows * chosen, width)).astype(np.float32)
         options = {"eps": 1e-5, "norm": "layer" if norm == "layer_bias" else norm}
         if form in ("none", "stream"):

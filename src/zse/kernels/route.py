@@ -13,6 +13,7 @@ from zse import kernel as zl
 from zse.kernels import host
 from zse.kernels.matmul import matmul
 from zse.kernels.matmul_tile import TOKENS_PER_BLOCK
+from zse.kernels.norm import add_rmsnorm
 from zse.kernels.op import EXACT, Case, Cost, HostArray, Op, OutputSpec, Tolerance, check, later, require
 from zse.lazy import numpy as np
 from zse.quant import pack
@@ -284,9 +285,11 @@ def route(
         if max_tokens == 1:
             return
     else:
-        require(norm is None, "route: a norm without the product of one token that follows it")
+        require(norm is None or product is not None, "route: a norm without the product that follows it")
         if product is not None:
             a, weight, router_bias = product
+            if norm is not None:
+                add_rmsnorm(recorder, norm[0], None, None, norm[1], a := normed, norm[2])
             matmul(recorder, a, weight, logits, router_bias, max_tokens=max_tokens)
         recorder.launch(f"route_{options['gating']}", args, (logits.shape[0],))
     recorder.launch("sort_pairs", sort_args(logits, routing), (1,))
