@@ -155,9 +155,23 @@ def test_bench(capsys):
 
 
 @pytest.mark.exhaustive
-def test_bench_with_a_model(served, capsys):
+@pytest.mark.parametrize("method", ["yes_no", "likelihood"])
+def test_bench_with_a_model(served, capsys, method):
     """The tiny one, in this process: every stage, the judge and the reader."""
-    words = ["rag", "bench", served[0].model, "--per-kind", "2", "--rerank", "--read", "1", "--json", "--device", "cpu"]
+    words = [
+        "rag",
+        "bench",
+        served[0].model,
+        "--per-kind",
+        "2",
+        "--rerank",
+        method,
+        "--read",
+        "1",
+        "--json",
+        "--device",
+        "cpu",
+    ]
     assert main.main([*words, "--max-context", "4096"]) == 0
     (report,) = json.loads(capsys.readouterr().out)
     assert [one["name"] for one in report["found"]][-1].endswith("bm25s") or "rerank" in report["found"][-1]["name"]

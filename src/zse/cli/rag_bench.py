@@ -21,7 +21,11 @@ ARGUMENTS = (
     arg("model", metavar="MODEL", nargs="?", help="a name, or a path (default: none; words alone, tokens are words)"),
     arg("--seed", type=Amount(int, 0, 1 << 31), action="append", metavar="N", help="of the set; may be repeated"),
     arg("--per-kind", type=Amount(int, 2, 200), default=16, help="passages of each kind of document"),
-    arg("--rerank", action="store_true", help="the model also judges the best ten passages of each question"),
+    arg(
+        "--rerank",
+        choices=(relevance.YES_NO, relevance.LIKELIHOOD),
+        help="the model also judges the best ten passages of each question, by its yes or no or by how likely they make it",
+    ),
     arg("--read", type=Amount(int, 0, 10_000), default=0, help="questions that the model answers from either form"),
     JSON,
     ENGINE_OPTIONS,
@@ -39,7 +43,7 @@ def run(args) -> int:
         given: dict[str, Any] = {
             "embed": lambda texts: llm.embed(texts, pooling="mean"),
             "count_tokens": lambda text: len(llm.tokenizer.encode(text, add_bos=False)),
-            "judge": _judge(llm, str(path)) if args.rerank else None,
+            "judge": _judge(llm, str(path), args.rerank) if args.rerank else None,
             "rankers": rankers,
         }
         if args.read:
@@ -64,13 +68,16 @@ def _fields(report: Any) -> dict:
     }
 
 
-def _judge(llm, path: str) -> "Callable[[str, list[str]], list[float]]":
-    """As a search's rerank: the model says yes or no, by the difference of what both are worth to it."""
-    judge = relevance.Judge(models.load(path, path), relevance.YES_NO, None, llm.config.max_context)
+def _judge(llm, path: str, method: str) -> "Callable[[str, list[str]], list[float]]":
+    """As a search's rerank."""
+    judge = relevance.Judge(models.load(path, path), method, None, llm.config.max_context)
 
     def scores(question: str, passages: list[str]) -> list[float]:
         pairs = [judge.sequence(question, passage, "question") for passage in passages]
-        rows = llm.score([pair.ids for pair in pairs], pairs[0].ask.targets)
+        if method == relevance.LIKELIHOOD:
+            rows = [llm.logprobs_of(pair.ids).logprobs[pair.ask.first - 1 :] for pair in pairs]
+        else:
+            rows = llm.score([pair.ids for pair in pairs], pairs[0].ask.targets)
         return [judge.score(Measured(0, 0, None, [TokenLogprob(value, []) for value in row])) for row in rows]
 
     return scores
