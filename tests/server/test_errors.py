@@ -101,6 +101,8 @@ COMMON = [
     ({"min_p": 1.1}, "out_of_range", "min_p"),
     ({"top_n_sigma": -0.1}, "out_of_range", "top_n_sigma"),
     ({"min_tokens": -1}, "out_of_range", "min_tokens"),
+    ({"min_tokens": 1e308}, "out_of_range", "min_tokens"),
+    ({"min_tokens": 1 << 63}, "out_of_range", "min_tokens"),
     ({"bad_words": "a"}, "invalid_type", "bad_words"),
     ({"bad_words": ["a", " "]}, "invalid_value", "bad_words"),
     ({"allowed_token_ids": []}, "invalid_value", "allowed_token_ids"),

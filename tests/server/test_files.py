@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import random
+import threading
 import time
 
 import openai
@@ -240,6 +241,26 @@ def test_a_disk_that_is_full_and_a_folder_of_others(server, keys, path, monkeypa
     listed = server.get(PATH, bearer(keys[0])).json["data"]
     found = sorted(server.get(f"{PATH}/{file['id']}/content", bearer(keys[0])).status for file in listed)
     assert found == [200, 404]
+
+
+def test_a_client_that_leaves_before_its_answer(server, keys, path, monkeypatch):
+    """Its file is there with its content, whatever the database was doing."""
+    add, begun = rows.add, threading.Event()
+
+    def slow(*arguments, **options):
+        add(*arguments, **options)
+        begun.set()
+        time.sleep(0.3)
+
+    monkeypatch.setattr(rows, "add", slow)
+    kind = {"content-type": "multipart/form-data; boundary=b"}
+    with server.connect() as sock:
+        sock.sendall(request("POST", PATH, form(("file", b"x"), ("purpose", b"batch")), bearer(keys[0]) | kind))
+        assert begun.wait(10)
+    time.sleep(0.5)
+    (file,) = server.get(PATH, bearer(keys[0])).json["data"]
+    assert server.get(f"{PATH}/{file['id']}/content", bearer(keys[0])).status == 200 and contents(path) == [file["id"]]
+    server.assert_quiet()
 
 
 def test_what_a_death_leaves_is_deleted(own_server, path, keys):

@@ -66,7 +66,8 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 class Integer(Kind, frozen=True):
-    """An integer within [low, high]; None: no bound. floor: smaller values mean the same as it. 3.0 is one, as in JSON schemas."""
+    """An integer within [low, high]; None: of 64 bits. floor: smaller values mean the same as it. 3.0 is one, as in JSON
+    schemas."""
 
     low: int | None = None
     high: int | None = None
@@ -78,8 +79,10 @@ class Integer(Kind, frozen=True):
         if isinstance(value, bool) or not hasattr(value, "__index__"):
             raise wrong_type(path, "an integer", value)
         value = value.__index__()
-        if self.low is not None and value < self.low or self.high is not None and value > self.high:
-            raise _out_of_range(path, self.low, self.high)
+        # 1e308 is an integer, too, and no message to the engine holds it.
+        low, high = -1 << 63 if self.low is None else self.low, (1 << 63) - 1 if self.high is None else self.high
+        if not low <= value <= high:
+            raise _out_of_range(path, low, high if value > high else self.high)
         return value if self.floor is None else max(self.floor, value)
 
     @property

@@ -1,5 +1,6 @@
 """OpenAI's files: uploaded, listed, read, deleted, by tenant."""
 
+import asyncio
 import math
 import time
 from functools import partial
@@ -65,12 +66,16 @@ async def create(app, request: APIRequest) -> Response:
         expires = math.inf if ends is None else now + ends["seconds"]
         digest = await run(content.keep)
         file = StoredFile(content.id, now, expires, content.size, filename, values["purpose"], digest)
-        await app.database.run(partial(storage.files.add, tenant=request.tenant, file=file, quota=store.quota))
+        add = partial(storage.files.add, tenant=request.tenant, file=file, quota=store.quota)
+        adding = asyncio.ensure_future(app.database.run(add))
         is_done = True
     finally:
         if not is_done:
             for content in written:
                 discard(content)
+    # A client that leaves now does not end this: its row may be there already, and the content has to stay with it.
+    adding.add_done_callback(lambda done: discard(content) if done.cancelled() or done.exception() else None)
+    await asyncio.shield(adding)
     return Response.json(_shown(file))
 
 
