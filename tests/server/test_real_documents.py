@@ -142,6 +142,18 @@ def test_files_that_cannot_be_added(zse, tmp_path):
     code, _, err = zse("add", str(tmp_path / "empty.txt"), str(tmp_path / "good.txt"))
     assert code == 1 and "1/2" in err and "no text" in err and "2/2" in err and "1 passage" in err
     assert zse("add", str(tmp_path / "missing.txt"))[0] == 2
+    os.mkfifo(tmp_path / "pipe.txt")
+    code, _, err = zse("add", str(tmp_path / "pipe.txt"))
+    assert code == 2 and "neither a file nor a folder" in err
+    # Names that are no UTF-8, or not printable, stop nothing.
+    odd = tmp_path / "odd"
+    odd.mkdir()
+    for number, name in enumerate((b"bad\xff.txt", b"bell\x07.txt", "rtl\u202e.txt".encode())):
+        with open(os.path.join(os.fsencode(odd), name), "w") as file:
+            file.write(f"odd {number}")
+    code, out, err = zse("add", str(odd), "--json")
+    assert code == 0, err
+    assert [row["name"] for row in json.loads(out)] == ["bad\\udcff.txt", "bell\\x07.txt", "rtl\\u202e.txt"]
     assert zse("add", str(tmp_path / "good.txt"), str(tmp_path / "empty.txt"), "--id", "x")[0] == 2
     code, out, _ = zse("add", str(tmp_path / "good.txt"), "--id", "good", "--json")
     assert code == 0 and json.loads(out)[0]["duplicate_of"]

@@ -96,6 +96,12 @@ def document_id(path: str) -> str:
     return f"{word or 'file'}-{hashlib.sha256(path.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
 
 
+def document_name(path: str) -> str:
+    """Of a file: its name, with what is not printable, or no UTF-8, as an escape: the server takes no other."""
+    name = os.path.basename(path)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)[:255]
+
+
 def found(paths: list[str], skipped: list[str]) -> "Iterator[str]":
     """The files that are meant, in order; in `skipped` those of folders whose kind is not read. Links are not followed, nor are
     hidden files looked at. Raises ConfigError."""
@@ -103,6 +109,8 @@ def found(paths: list[str], skipped: list[str]) -> "Iterator[str]":
         if not os.path.isdir(path):
             if not os.path.exists(path):
                 raise ConfigError(f"{path}: there is no such file or folder")
+            if not os.path.isfile(path):  # a pipe would be waited for, /dev/zero has no end
+                raise ConfigError(f"{path}: neither a file nor a folder")
             yield path
             continue
         for folder, folders, names in os.walk(path):
@@ -136,7 +144,7 @@ def _add(args) -> int:
         "model": args.model,
     }
     for number, path in enumerate(files, 1):
-        query = {"id": args.id or document_id(path), "name": os.path.basename(path)}
+        query = {"id": args.id or document_id(path), "name": document_name(path)}
         query |= {name: value for name, value in options.items() if value is not None}
         try:
             with open(path, "rb") as file:

@@ -89,7 +89,8 @@ _VISIBLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if
 
 
 def printable(text: str) -> str:
-    """Text of unknown origin on one line, control characters shown and not obeyed."""
+    """Text of unknown origin on one line, control characters and bytes of names that are no UTF-8 shown and not obeyed."""
+    text = text.encode("utf-8", "backslashreplace").decode()
     return text.translate(_VISIBLE).replace("\n", "\\n").replace("\t", "\\t")
 
 
