@@ -418,6 +418,7 @@ def test_every_code_of_the_table_has_a_row_or_a_reason():
         "engine_unavailable": "tests/server/test_lifecycle.py",
         "storage_unavailable": "tests/server/test_admin_keys.py",
         "conflict": "tests/server/test_admin_keys.py",
+        "invalid_multipart": "tests/server/test_files.py",
         "unprocessable_file": "tests/server/test_adapters_served.py",
         "idempotency_key_in_use": "tests/server/test_idempotency.py",
         "idempotency_key_reused": "tests/server/test_idempotency.py",
