@@ -203,6 +203,21 @@ def test_a_client_that_leaves_stores_nothing(own, monkeypatch):  # noqa: F811
     wait_for(lambda: os.listdir(server.app.documents().ingest.folder) == ["lock"])
 
 
+def test_a_full_disk_keeps_no_part_of_a_document(own, monkeypatch):  # noqa: F811
+    server = own()
+    assert server.get(ROUTE).status == 200
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    for name in ("fsync", "rename"):
+        with monkeypatch.context() as patched:
+            patched.setattr(ingest.os, name, full)
+            reply = server.post(ROUTE, {"text": "wool", "wait": False})
+        assert (reply.status, reply.error["code"]) == (503, "storage_unavailable")
+        assert os.listdir(server.app.documents().ingest.folder) == ["lock"]
+
+
 def ask_process(process: Process, method: str, path: str, body: dict | None = None):
     with process.send(request(method, path, body)) as sock:
         return read_reply(sock)

@@ -167,8 +167,17 @@ class Ingest:
             os.close(folder)
 
     def _keep_file(self, pending: PendingDocument, source: SentFile) -> None:
-        """The file and then its record."""
-        path = self._path(pending.token, DATA)
+        """The file and then its record; neither where this raises: a full disk must not stay full of them."""
+        try:
+            self._write_file(self._path(pending.token, DATA), source)
+            self._keep(pending)
+        except OSError:
+            self._forget(pending)
+            with suppress(FileNotFoundError):
+                os.unlink(self._path(pending.token + ABOUT, PART))
+            raise
+
+    def _write_file(self, path: str, source: SentFile) -> None:
         if isinstance(source.data, str):
             os.rename(source.data, path)
         else:
@@ -179,7 +188,6 @@ class Ingest:
             os.fsync(file_number)
         finally:
             os.close(file_number)
-        self._keep(pending)
 
     def _forget(self, pending: PendingDocument, about: bool = True) -> None:
         """Its record goes first: a file without one is nobody's."""
