@@ -303,6 +303,9 @@ def test_masks_between_the_forward_and_the_sampler(kept_kernels, tmp_path):
         def first_lines(self):
             return self.lines
 
+        def mask(self, line):
+            return self.memory[line * nbytes : (line + 1) * nbytes]
+
     def run(ids):
         scheduler = Scheduler(num_pages=config.num_pages, max_rows=2, max_tokens=32, max_context=64, vocab_size=vocab)
         engine = Engine(scheduler, runner)

@@ -23,6 +23,8 @@ class Source:
 
 _sources: dict[object, Source] = {}
 
+_AROUND = __file__.replace("\\", "/").removesuffix("zse/kernel/source.py")  # the folder that the package lies in
+
 
 def source_of(function) -> Source:
     """The function's source, read once."""
@@ -36,7 +38,8 @@ def source_of(function) -> Source:
             node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
         )
         path = (inspect.getsourcefile(function) or "?").replace("\\", "/")
-        short = path[path.rfind("/zse/") + 1 :] if "/zse/" in path else path.rsplit("/", 1)[-1]
+        # A checkout may lie in a folder of the package's name, too.
+        short = path.removeprefix(_AROUND) if path.startswith(f"{_AROUND}zse/") else path.rsplit("/", 1)[-1]
         _sources[function] = Source(tree, path, first, lines, indent, assigned, inspect.signature(function), short)
     return _sources[function]
 

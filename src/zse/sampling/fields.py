@@ -80,15 +80,18 @@ class Integer(Kind, frozen=True):
             raise wrong_type(path, "an integer", value)
         value = value.__index__()
         # 1e308 is an integer, too, and no message to the engine holds it.
-        low, high = -1 << 63 if self.low is None else self.low, (1 << 63) - 1 if self.high is None else self.high
+        low, high = self._bounds
         if not low <= value <= high:
             raise _out_of_range(path, low, high if value > high else self.high)
         return value if self.floor is None else max(self.floor, value)
 
     @property
+    def _bounds(self) -> tuple[int, int]:
+        return -1 << 63 if self.low is None else self.low, (1 << 63) - 1 if self.high is None else self.high
+
+    @property
     def schema(self):
-        bounds = {"minimum": self.low, "maximum": self.high}
-        return {"type": "integer"} | {name: bound for name, bound in bounds.items() if bound is not None}
+        return {"type": "integer"} | dict(zip(("minimum", "maximum"), self._bounds, strict=True))
 
 
 class Number(Kind, frozen=True):
