@@ -210,7 +210,8 @@ class Ingest:
             file.write(data)
 
         try:
-            number = await loop.run_in_executor(None, os.open, source.data, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            # Here, not in a thread: a client that left meanwhile would leave the file with nobody.
+            number = os.open(source.data, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with open(number, "wb", buffering=0) as file:
                 async for data in body:
                     held += data
