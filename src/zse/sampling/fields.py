@@ -313,6 +313,13 @@ class Object(Kind, frozen=True):
         return schema | ({"required": required} if required else {})
 
 
+def of_text(text: str, kind: Kind | None) -> Any:
+    """What a text of a query or a form stands for: an integer or a boolean where the kind takes those."""
+    if isinstance(kind, Integer) and len(text) < 20 and text.isascii() and text.removeprefix("-").isdecimal():
+        return int(text)
+    return {"true": True, "false": False}.get(text, text) if isinstance(kind, Boolean) else text
+
+
 @cache
 def fields_of(struct: type[msgspec.Struct]) -> dict[str, Field]:
     """The fields that the annotations of a Struct declare, each with the Struct's default. What is annotated without a
@@ -342,5 +349,6 @@ def describe(fields: Fields) -> list[tuple[str, str, str]]:
     for name, field in fields.items():
         default = "" if field.default in (None, (), "", {}) else str(field.default)
         default = default.lower() if isinstance(field.default, bool) else default
+        default = ", ".join(field.default) if isinstance(field.default, tuple) else default
         rows.append((name, "required" if field.required else "refused" if field.kind is None else default, field.doc))
     return rows

@@ -279,4 +279,4 @@ def _dense_note(coverage: dict[str, int], revision: str) -> str:
     others = sum(count for name, count in coverage.items() if name not in ("", revision))
     if others:
         return f"dense: {others} of {total} passages have vectors of another model; new ones are made."
-    return f"dense: {own} of {total} passages have their vectors yet."
+    return f"dense: {own} of {total} passages have their vectors so far."

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from zse.http.multipart import FormPart, FormReader
-from zse.sampling.fields import Boolean, Custom, Fields, Integer, Kind, Object, refused, shown
+from zse.sampling.fields import Custom, Fields, Kind, Object, of_text, refused, shown
 from zse.server.api_request import APIRequest
 
 MAX_TEXT_BYTES = 4 << 10  # of a field that is no file
@@ -34,7 +34,7 @@ async def read_form(request: APIRequest, fields: Fields, take: Callable[[FormPar
             text = (await part.read(MAX_TEXT_BYTES)).decode()
         except UnicodeDecodeError:
             raise refused("invalid_value", f"'{path}' is not UTF-8.", path) from None
-        where[name] = _value(text, _kind(fields, outer, inner))
+        where[name] = of_text(text, _kind(fields, outer, inner))
     return Object(fields).check(values, "")
 
 
@@ -49,10 +49,3 @@ def _kind(fields: Fields, outer: str, inner: str | None) -> Kind | None:
     if inner is None:
         return kind
     return kind.fields[inner].kind if isinstance(kind, Object) and inner in kind.fields else None
-
-
-def _value(text: str, kind: Kind | None) -> Any:
-    """A form has texts only: what else the field may be is read out of them."""
-    if isinstance(kind, Integer) and len(text) < 20 and text.removeprefix("-").isdecimal() and text.isascii():
-        return int(text)
-    return {"true": True, "false": False}.get(text, text) if isinstance(kind, Boolean) else text

@@ -3,7 +3,7 @@
 from typing import Any
 from urllib.parse import parse_qsl
 
-from zse.sampling.fields import Boolean, Field, Fields, Integer, Object, OneOf, String, refused, shown
+from zse.sampling.fields import Boolean, Field, Fields, Integer, Object, OneOf, String, of_text, refused, shown
 
 PAGE: Fields = {
     "limit": Field(Integer(1, 100), "Most that are listed.", 20),
@@ -31,11 +31,7 @@ def read(query: str, fields: Fields) -> dict[str, Any]:
     for name, value in pairs:
         if name in values:
             raise refused("invalid_value", f"'{shown(name)}' stands in the query twice.", shown(name))
-        kind = fields[name].kind if name in fields else None
-        if isinstance(kind, Integer) and value.isascii() and value.isdigit() and len(value) < 16:
-            values[name] = int(value)
-        else:
-            values[name] = value == "true" if isinstance(kind, Boolean) and value in ("true", "false") else value
+        values[name] = of_text(value, fields[name].kind if name in fields else None)
     return Object(fields).check(values, "")
 
 
