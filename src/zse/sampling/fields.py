@@ -65,6 +65,9 @@ class Kind(msgspec.Struct, frozen=True):
         raise NotImplementedError
 
 
+_LEAST, _MOST = -1 << 63, (1 << 63) - 1
+
+
 class Integer(Kind, frozen=True):
     """An integer within [low, high]; None: of 64 bits. floor: smaller values mean the same as it. 3.0 is one, as in JSON
     schemas."""
@@ -80,18 +83,15 @@ class Integer(Kind, frozen=True):
             raise wrong_type(path, "an integer", value)
         value = value.__index__()
         # 1e308 is an integer, too, and no message to the engine holds it.
-        low, high = self._bounds
+        low, high = _LEAST if self.low is None else self.low, _MOST if self.high is None else self.high
         if not low <= value <= high:
             raise _out_of_range(path, low, high if value > high else self.high)
         return value if self.floor is None else max(self.floor, value)
 
     @property
-    def _bounds(self) -> tuple[int, int]:
-        return -1 << 63 if self.low is None else self.low, (1 << 63) - 1 if self.high is None else self.high
-
-    @property
     def schema(self):
-        return {"type": "integer"} | dict(zip(("minimum", "maximum"), self._bounds, strict=True))
+        low, high = _LEAST if self.low is None else self.low, _MOST if self.high is None else self.high
+        return {"type": "integer", "minimum": low, "maximum": high}
 
 
 class Number(Kind, frozen=True):
