@@ -15,7 +15,7 @@ import pytest
 from harness import read_reply, request, wait_for
 from test_lifecycle import start  # noqa: F401
 
-from zse.errors import ConfigError
+from zse.errors import ConfigError, RequestError
 from zse.server.mcp import servers as module
 from zse.server.mcp.config import read_file
 from zse.server.mcp.servers import McpServer, McpServers
@@ -214,6 +214,25 @@ def test_one_tenant_does_not_take_all_turns(file):
         calls = [servers.call(hang, {}, "alice") for _ in range(module.CALLS_OF_TENANT + 1)]
         results = await asyncio.gather(*calls)
         assert sum("at once" in result.output for result in results) == 1
+        await servers.close()
+
+    asyncio.run(run())
+
+
+def test_a_call_when_the_server_shuts_down(file):
+    async def run():
+        servers = McpServers(write(file, {"one": COMMAND | {"timeout_s": 20}}))
+        hang = (await servers.by_label["one"].tools())["hang"]
+        call = asyncio.create_task(servers.call(hang, {}, "alice"))
+        left = asyncio.create_task(servers.call(hang, {}, "alice"))
+        await asyncio.sleep(0.1)
+        left.cancel()  # its client has left
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        servers.end_calls()
+        with pytest.raises(RequestError) as caught:
+            await call
+        assert (caught.value.status, caught.value.code) == (503, "shutting_down")
         await servers.close()
 
     asyncio.run(run())

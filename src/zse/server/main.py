@@ -420,6 +420,8 @@ class _Serving:
         self._server.stop_listening()
         if not await self._wait_idle(self._options.drain_s):
             self._pool.fail_requests(shutting_down_error())
+            if self._app.mcp is not None:
+                self._app.mcp.end_calls()
             await self._wait_idle(FLUSH_S)
         return 0
 

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from zse.engine.client import shutting_down_error
 from zse.errors import ConfigError
 from zse.server.mcp import http, stdio
 from zse.server.mcp.config import EVERY, McpServerConfig, read_file
@@ -178,6 +179,8 @@ class McpServers:
         self.counts: Counter[tuple[str, str]] = Counter()
         self._running: Counter[tuple[str, str]] = Counter()  # (server, tenant) → calls
         self._closing: set[asyncio.Task] = set()
+        self._calls: set[asyncio.Task] = set()
+        self._is_ending = False
 
     def read_again(self) -> None:
         """SIGHUP: take the file as it is now. A server whose lines are the same goes on; calls of others end. A file that
@@ -198,7 +201,8 @@ class McpServers:
         log.warning("read %s again: %s", self._path, ", ".join(self.by_label) or "no MCP server")
 
     async def call(self, tool: McpTool, arguments: dict, tenant: str, most_s: float = float("inf")) -> CallResult:
-        """Call a tool for a tenant; a line of the log says so, without arguments and result."""
+        """Call a tool for a tenant; a line of the log says so, without arguments and result. Raises RequestError
+        shutting_down."""
         server, began, is_error = self.by_label.get(tool.label), time.monotonic(), True
         place = tool.label, tenant
         self._running[place] += 1
@@ -207,9 +211,16 @@ class McpServers:
                 return CallResult(f"the server {tool.label} is there no more", is_error=True)
             if self._running[place] > CALLS_OF_TENANT:
                 return CallResult(f"{tool.label} has {CALLS_OF_TENANT} calls of yours already at once", is_error=True)
-            result = await server.call(tool.name, arguments, most_s)
+            task = asyncio.create_task(server.call(tool.name, arguments, most_s))
+            self._calls.add(task)
+            task.add_done_callback(self._calls.discard)
+            result = await task
             is_error = result.is_error
             return result
+        except asyncio.CancelledError:
+            if self._is_ending:
+                raise shutting_down_error() from None
+            raise
         finally:  # also when who asked has left
             self._running[place] -= 1
             if not self._running[place]:
@@ -218,6 +229,12 @@ class McpServers:
             took_ms = 1000 * (time.monotonic() - began)
             outcome = "failed" if is_error else "ok"
             log.info("mcp %s: %s for tenant %s: %s, %.0f ms", tool.label, tool.name, tenant or "-", outcome, took_ms)
+
+    def end_calls(self) -> None:
+        """Those that run fail with shutting_down."""
+        self._is_ending = True
+        for task in self._calls:
+            task.cancel()
 
     async def close(self) -> None:
         """All processes are gone when this returns."""

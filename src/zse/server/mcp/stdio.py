@@ -74,7 +74,8 @@ class StdioTransport:
             self._process.stdin.write(msgspec.json.encode(message) + b"\n")
             await self._process.stdin.drain()
         except (ConnectionError, RuntimeError):
-            raise McpError("it does not read any more") from None
+            await asyncio.wait(self._tasks[:1], timeout=0.5)  # who reads its output says why, where it has ended
+            raise McpError(self._session.lost or "it does not read any more") from None
 
     def abandon(self, id: int) -> None:
         pass
