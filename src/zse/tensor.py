@@ -110,6 +110,30 @@ class Routing(NamedTuple):
     task_pairs: int = 64
 
 
+class StatePart(NamedTuple):
+    """A part of what a sequence carries through a recurrent layer (zse.cache.states). tensor f32 [slots, stride]: every
+    slot; place: where the part begins in each; shape: of the part. Number i of it in slot s stands at s * stride + place
+    + i."""
+
+    tensor: Tensor
+    place: int
+    shape: tuple[int, ...]
+
+    @property
+    def stride(self) -> int:
+        return self.tensor.shape[1]
+
+
+class Runs(NamedTuple):
+    """The runs of a batch: tokens of one sequence that stand one behind the other. start i32 [most runs + 1]: the first
+    token of each, and behind the last one the number of tokens; slot i32 [runs]: where its state is. positions i32
+    [tokens]: a run whose first token has position 0 begins with zeros, whatever its slot holds."""
+
+    start: Tensor
+    slot: Tensor
+    positions: Tensor
+
+
 class Weight(NamedTuple):
     """A matrix of N outputs and K inputs. planes: name → Tensor, as `scheme.planes(N, K, layout)` lists them.
 

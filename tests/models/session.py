@@ -4,6 +4,7 @@ import numpy as np
 
 from zse.cache.groups import group_layers
 from zse.cache.layout import KVCache
+from zse.cache.states import StateCache, StateLayout, layers_parts
 from zse.formats.opening import open_model
 from zse.lora.slots import AdapterSlots
 from zse.lora.targets import Targets
@@ -43,7 +44,8 @@ class Session:
         pages = -(-context // 16)
         groups = group_layers(model.config)
         if not model.config.global_head_dim:
-            groups = (tuple(range(model.config.num_layers)),)  # all layers in every page
+            # all layers in every page
+            groups = (tuple(i for i in range(model.config.num_layers) if model.config.kv_layer(i) >= 0),)
         every = len(groups) * rows * pages
         self.kv = KVCache(device, model.config, every, kv_dtype, groups)
         self.buffers = StepBuffers.allocate(
@@ -57,15 +59,19 @@ class Session:
             of_row = new_tensor(device, "step", "i32", rows)
             self._put(of_row, [-1] * rows)
             self.adapted = self.slots.tensors(of_row)
+        forward, self.states = forward_of(model.config), None
+        if model.config.has_state:  # row r has slot r
+            self.states = StateCache(device, StateLayout(layers_parts(forward)), rows)
         self.decoder = Planner(
             device,
-            forward_of(model.config),
+            forward,
             model,
             self.kv,
             self.buffers,
             activations=activations,
             deterministic=deterministic,
             adapters=self.slots,
+            states=self.states,
         )
         order = [int(page) for page in np.random.default_rng(7).permutation(every)]
         self.kv.map_to(every - 1)
@@ -90,21 +96,25 @@ class Session:
         """batch: [(row, token ids), ...], each appended to its sequence. Logits f32 [lines, vocab] of every token, or
         of the flat indices `wanted`, which are then gathered before the head."""
         buffers, context = self.buffers, 0
-        tokens, positions, token_row = [], [], []
+        tokens, positions, token_row, run_start, run_slot = [], [], [], [0], []
         for row, ids in batch:
             tokens += [int(token) for token in ids]
             positions += range(self.lengths[row], self.lengths[row] + len(ids))
             token_row += [row] * len(ids)
             self.lengths[row] += len(ids)
             context = max(context, self.lengths[row])
+            run_start.append(len(tokens))
+            run_slot.append(row)
         at = len(tokens)
         for tensor, values in (
             (buffers.token_ids, tokens),
             (buffers.positions, positions),
             (buffers.token_row, token_row),
             (buffers.logit_rows, wanted or ()),
+            (buffers.run_start, run_start),
+            (buffers.run_slot, run_slot),
         ):
-            if values:
+            if values and tensor is not None:
                 self._put(tensor.with_rows(len(values)), values)
         lines = at if wanted is None else len(wanted)
         size = max_tokens or at
@@ -114,7 +124,7 @@ class Session:
             self.decoder.record(recorder, max_tokens=size, every_token=wanted is None, adapted=self.adapted)
             self._graphs[key] = recorder.finish()
         graph = self._graphs[key]
-        symbols = self.decoder.symbols(at, lines, context, max_tokens=size)
+        symbols = self.decoder.symbols(at, lines, context, max_tokens=size, runs=len(batch))
         graph.run(**{name: symbols[name] for name in graph.symbols})
         logits = self.device.read(buffers.logits.with_rows(lines))
         return np.frombuffer(logits, np.float32).reshape(lines, -1).copy()

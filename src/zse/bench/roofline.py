@@ -61,9 +61,10 @@ def step_work(runner: Any, tokens: int, rows: int, context: float) -> Work:
                 nbytes = weight.scheme.nbytes(*weight.shape, weight.layout)
                 unread += nbytes * (1 - share_of_experts(chosen, experts, tokens))
             products[form] += count
-    seen_by = [min(int(context), config.window(layer) or int(context)) for layer in range(config.num_layers)]
-    keys = sum(rows * seen * layer_nbytes(config, kv.dtype, layer) // BLOCK for layer, seen in enumerate(seen_by))
-    attention = tokens * sum(seen_by) * config.num_heads * sum(config.attended)
+    attending = [layer for layer in range(config.num_layers) if config.mixer(layer) == "attention"]
+    seen_by = {layer: min(int(context), config.window(layer) or int(context)) for layer in attending}
+    keys = sum(rows * seen * layer_nbytes(config, kv.dtype, layer) // BLOCK for layer, seen in seen_by.items())
+    attention = tokens * sum(seen_by.values()) * config.num_heads * sum(config.attended)
     return Work(weights_bytes(model) - int(unread) + keys, products["int8"], products["f32"] + attention)
 
 

@@ -70,7 +70,7 @@ def layer_parts(config, kind: str, layer: int, kernels: str = "cpu") -> tuple[tu
 
 class KVCache:
     """`num_pages` pages of `page_size` tokens in one buffer. keys[l] and values[l]: Tensors of layer l for the kernels
-    (those of an earlier layer where it has none); see the module for their numbering. groups: layers with a page table
+    (those of an earlier layer where it has none, None of a layer without attention); see the module for their numbering. groups: layers with a page table
     of their own (default: all have one); group_of[l]: which. Buffers are zero-filled. What is not written costs no
     memory: on a CPU pages become resident when first written, on a GPU `map_to` maps more of the buffer's addresses."""
 
@@ -93,9 +93,14 @@ class KVCache:
         self.buffer = device.alloc_growing(first_nbytes(self.nbytes), self.nbytes, label="kv cache")
         places = {layer: (group, place) for group, layers in enumerate(groups) for place, layer in enumerate(layers)}
         self.group_of: list[int] = []
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
+        self.keys: list[Tensor | None] = []
+        self.values: list[Tensor | None] = []
         for layer in range(config.num_layers):
+            if config.kv_layer(layer) < 0:
+                self.group_of.append(-1)
+                self.keys.append(None)
+                self.values.append(None)
+                continue
             group, place = places[config.kv_layer(layer)]
             part, parts = nbytes // self.parts_of[group], layer_parts(config, kind, layer, device.kernels)
             count = (self.num_blocks - 1) * self.parts_of[group] + 1  # the last block's part is the last index

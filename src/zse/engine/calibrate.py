@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from zse.cache.layout import KVCache
 from zse.cache.pages import BLOCK
+from zse.cache.states import StateCache, StateLayout, layers_parts
 from zse.engine.calibrate_experts import ExpertInputs, experts_of, stacks_of
 from zse.errors import ConfigError, UnsupportedError
 from zse.formats.source import ModelSource
@@ -87,7 +88,12 @@ class Calibration:
             (buffers.page_table, kv.table_entries(list(range(pages)), 0, pages)),
         ):
             device.write(tensor, array("i", values).tobytes())
-        self._planner = LayerPlanner(device, forward_of(config), model, kv, buffers, activations="f32")
+        forward, states = forward_of(config), None
+        if config.has_state:
+            states = StateCache(device, StateLayout(layers_parts(forward)), 1)
+            for run, value in ((buffers.run_start, [0, self._chunk]), (buffers.run_slot, [0])):
+                device.write(run, array("i", value).tobytes())
+        self._planner = LayerPlanner(device, forward, model, kv, buffers, activations="f32", states=states)
         self._states = self._run_beginning(chunks)
         self._layer = -1
         self._parts: list[Any] = []  # models and buffers of the layer

@@ -1,120 +1,22 @@
 """What a decoder-only transformer looks like: one frozen, validated record that every part of the engine reads.
 
-Parsers live with each architecture (`llama.py`, `gemma3.py`, ...); this module holds the record, the checked access to
-metadata of files (`Fields`), and the parsing that all architectures share.
+Parsers live with each architecture (`llama.py`, `gemma3.py`, ...); this module holds the record (config_parts.py what
+only some models have), the checked access to metadata of files (`Fields`), and the parsing that all architectures share.
 """
 
 import msgspec
 
 from zse.errors import FormatError, UnsupportedError
+from zse.models.config_parts import WIDTH_MULTIPLE, DenseConfig, LatentConfig, MoeConfig
 from zse.models.rope import MAX_CONTEXT, MAX_WIDTH, RopeConfig, choice, number
-from zse.tensor import GATINGS, MAX_EXPERT_GROUPS, MAX_EXPERTS
 
 MAX_LAYERS = 4096
 MAX_VOCAB = 1 << 23
-WIDTH_MULTIPLE = 32  # weights are stored in blocks of 32 columns
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "clamped")
 POOLINGS = ("", "mean", "cls", "last", "max")
-DENSE_ACTIVATIONS = ("identity", "tanh", "relu", "gelu", "silu", "sigmoid")
+# What mixes the tokens of a layer: attention, a short convolution, Gated DeltaNet, Mamba-2; none: it only has an MLP.
+MIXERS = ("attention", "conv", "delta", "ssm", "none")
 MAX_DENSE = 8
-
-
-class LatentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): keys and values of all heads are made of a latent of
-    a token and of one key that turns, which all heads share.
-
-    rank: numbers of a latent; rotary: of the key that turns. nope: numbers of a head's key that are made of the latent,
-    and of its query that meet them; value: of a head's values. query_rank: of the latent that queries are made of; 0:
-    of none. pairs: neighbours (2i, 2i + 1) turn together, not halves. norm_eps: of the norms of both latents.
-    temperature_beta, temperature_length: scores are multiplied with 1 + beta * ln(1 + position // length) of the query.
-    """
-
-    rank: int
-    rotary: int
-    nope: int
-    value: int
-    query_rank: int = 0
-    pairs: bool = False
-    norm_eps: float = 1e-6
-    temperature_beta: float = 0.0
-    temperature_length: int = 1
-
-    def __post_init__(self):
-        number("latent temperature_beta", self.temperature_beta, 0, 1e9)
-        number("latent temperature_length", self.temperature_length, 1, MAX_CONTEXT)
-        number("latent norm_eps", self.norm_eps, 0, 1)
-        for name in ("rank", "rotary", "nope", "value"):
-            number(f"latent {name}", getattr(self, name), 1, MAX_WIDTH)
-        number("latent query_rank", self.query_rank, 0, MAX_WIDTH)
-
-    @property
-    def width(self) -> int:
-        """Numbers that are kept of a token."""
-        return self.rank + self.rotary
-
-
-class DenseConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A Dense module of sentence-transformers behind the pooling: act(weight @ x + bias)."""
-
-    inputs: int
-    outputs: int
-    bias: bool = True
-    activation: str = "identity"
-
-    def __post_init__(self):
-        number("dense in_features", self.inputs, 1, MAX_WIDTH)
-        number("dense out_features", self.outputs, 1, MAX_WIDTH)
-        choice("dense activation", self.activation, DENSE_ACTIVATIONS)
-
-
-class MoeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A mixture of experts in the place of the MLP (zse.kernels.route says what is chosen).
-
-    intermediate_size: of an expert. gating: one of zse.tensor.GATINGS. normalize: weights are divided by their sum +
-    normalize_eps. scale multiplies them. selection_bias: experts are chosen by probability + bias. groups_used of
-    `groups` groups of experts are chosen from, by the sum of the group_best best scores. shared_size: inner width of
-    the expert that computes every token, 0: there is none; shared_gate: it is weighted, too. dense_layers: for each
-    layer whether it has an MLP instead; (): none has. sum_bias: a vector is added to what a layer's experts give
-    together."""
-
-    num_experts: int
-    experts_per_token: int
-    intermediate_size: int
-    gating: str = "softmax"
-    normalize: bool = True
-    normalize_eps: float = 0.0
-    scale: float = 1.0
-    selection_bias: bool = False
-    groups: int = 1
-    groups_used: int = 1
-    group_best: int = 2
-    shared_size: int = 0
-    shared_gate: bool = False
-    dense_layers: tuple[bool, ...] = ()
-    sum_bias: bool = False
-
-    def __post_init__(self):
-        number("num_experts", self.num_experts, 1, MAX_EXPERTS)
-        number("experts_per_token", self.experts_per_token, 1, self.num_experts)
-        number("expert intermediate_size", self.intermediate_size, 1, MAX_WIDTH)
-        number("shared_size", self.shared_size, 0, MAX_WIDTH)
-        for name in ("intermediate_size", "shared_size"):
-            if getattr(self, name) % WIDTH_MULTIPLE:
-                raise ValueError(f"expert {name}: {getattr(self, name)} is not a multiple of {WIDTH_MULTIPLE}")
-        choice("expert gating", self.gating, GATINGS)
-        number("expert scale", self.scale, 1e-9, 1e9)
-        number("normalize_eps", self.normalize_eps, 0, 1)
-        number("expert groups", self.groups, 1, MAX_EXPERT_GROUPS)
-        number("expert groups_used", self.groups_used, 1, self.groups)
-        number("expert group_best", self.group_best, 1, 2)
-        if self.num_experts % self.groups:
-            raise ValueError(f"expert groups: {self.groups} do not divide {self.num_experts} experts")
-        if self.num_experts // self.groups * self.groups_used < self.experts_per_token:
-            raise ValueError(f"expert groups_used: {self.groups_used} have fewer than {self.experts_per_token} experts")
-
-    def is_sparse(self, layer: int) -> bool:
-        """Whether layer `layer` has experts."""
-        return not (self.dense_layers and self.dense_layers[layer])
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -130,6 +32,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     layer, where they differ; ple_width: columns of each layer's own embedding (Gemma 4), 0: none; layer_scale: each
     layer's output has a factor; sinks: attention has a score without a value for each head. latent: of multi-head
     latent attention, whose head_dim is that of queries and whose num_kv_heads is 1; None for keys and values of heads.
+    mixers: what mixes the tokens of each layer, one of MIXERS; (): attention does in all of them.
     eos_ids end a generation. bos_id: None where the model has none. Raises ValueError naming the field.
 
     causal: False of encoders, whose window is to both sides, own token included. Theirs are also: positions, rows of
@@ -182,6 +85,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     num_labels: int = 0
     dense: tuple[DenseConfig, ...] = ()
     sinks: bool = False
+    mixers: tuple[str, ...] = ()
 
     def __post_init__(self):
         number("num_layers", self.num_layers, 1, MAX_LAYERS)
@@ -221,6 +125,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError(f"sliding_layers: {len(self.sliding_layers)} entries for {self.num_layers} layers")
         if self.nope_layers and len(self.nope_layers) != self.num_layers:
             raise ValueError(f"nope_layers: {len(self.nope_layers)} entries for {self.num_layers} layers")
+        self._check_mixers()
         if self.moe is not None and self.moe.dense_layers and len(self.moe.dense_layers) != self.num_layers:
             raise ValueError(f"dense_layers: {len(self.moe.dense_layers)} entries for {self.num_layers} layers")
         for rope, head_dim in ((self.rope, self.max_head_dim), (self.local_rope, self.head_dim)):
@@ -269,6 +174,23 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             if self.kv_layer(layer) == layer:
                 raise ValueError(f"num_shared_kv: no layer before layer {layer} has K and V for it")
 
+    def _check_mixers(self) -> None:
+        if self.mixers and len(self.mixers) != self.num_layers:
+            raise ValueError(f"mixers: {len(self.mixers)} entries for {self.num_layers} layers")
+        for mixer in self.mixers:
+            choice("mixers", mixer, MIXERS)
+        if self.mixers and "attention" not in self.mixers:
+            raise ValueError("mixers: no layer has attention")
+
+    def mixer(self, layer: int) -> str:
+        """What mixes the tokens of layer `layer`, one of MIXERS."""
+        return self.mixers[layer] if self.mixers else "attention"
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a sequence has a state beside its keys and values (zse.cache.states)."""
+        return any(mixer not in ("attention", "none") for mixer in self.mixers)
+
     def head_dim_of(self, layer: int) -> int:
         """Columns of a head of layer `layer`."""
         return self.head_dim if self.window(layer) else self.global_head_dim or self.head_dim
@@ -283,7 +205,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.num_kv_heads if self.window(layer) else self.global_kv_heads or self.num_kv_heads
 
     def kv_layer(self, layer: int) -> int:
-        """Whose K and V layer `layer` reads: its own, or those of the last layer of its kind that has some."""
+        """Whose K and V layer `layer` reads: its own, or those of the last layer of its kind that has some; -1: it has
+        no attention."""
+        if self.mixer(layer) != "attention":
+            return -1
         if not self.causal:
             return 0  # an encoder's keys and values live within a layer
         last = self.num_layers - self.num_shared_kv

@@ -24,6 +24,8 @@ from zse.models.config import Fields, ModelConfig, RopeConfig
 from zse.models.names import HF_PREFIXES, LLAMA, MIXTURE, MLP, MODEL, Names, Role, hf_prefix, layer_roles
 from zse.plan.trace import Trace, Value
 
+StateParts = tuple[tuple[str, tuple[int, ...]], ...]
+
 
 class Decoder:
     """A decoder-only transformer. An architecture writes `layer`, `from_hf` and `from_gguf`, and overrides what differs
@@ -102,6 +104,13 @@ class Decoder:
         """What stands before a Hugging Face file's names, told by where its embedding is. Raises FormatError."""
         return hf_prefix(path, names)
 
+    @classmethod
+    def state_parts(cls, config: ModelConfig, layer: int) -> StateParts:
+        """What a sequence carries through layer `layer`: (name, shape) of each part, in f32; () where ModelConfig.mixers
+        has none of it. Names are those that operations look for: "conv" [channels, kernel - 1], the last inputs, oldest
+        first; "delta" [v heads, k size, v size]; "ssm" [heads, head size, state size]."""
+        return ()
+
     # -- the forward: begin, each layer, end
 
     def begin(self) -> Value:
@@ -124,7 +133,7 @@ class Decoder:
 
     def kind(self, i: int) -> Hashable:
         """What layer i differs by from others, beside its weights."""
-        return self.config.window(i), self.rope(i, "q"), self.rope(i, "k")
+        return self.config.mixer(i), self.config.window(i), self.rope(i, "q"), self.rope(i, "k")
 
     def rope(self, i: int, name: str) -> str | None:
         """Which of `ropes` layer i turns `name`, q or k, by; None: by none."""

@@ -4,7 +4,8 @@ embeddings as encoders are."""
 
 import msgspec
 
-from zse.models.config import DENSE_ACTIVATIONS, MAX_WIDTH, DenseConfig, Fields, ModelConfig
+from zse.models.config import MAX_WIDTH, DenseConfig, Fields, ModelConfig
+from zse.models.config_parts import DENSE_ACTIVATIONS
 
 
 def with_modules(config: ModelConfig, fields: Fields) -> ModelConfig:

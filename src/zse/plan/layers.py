@@ -29,6 +29,7 @@ class LayerPlanner(Planner):
         run.recorder and put another in its place, so that they can be read between the two graphs."""
         run = Run(self, recorder, self.buffers, self.max_tokens, self.max_tokens)
         run.layer, run.prefix, run.tap = layer, f"layers.{layer - 1}.", tap
+        run.use_states(1)
         part = self._layers[layer]
         run.play(part, self._place(part, self.max_tokens), f"layers.{layer}.", run.tokens)
         return run

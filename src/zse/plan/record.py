@@ -21,7 +21,7 @@ from zse.plan.launch import LAUNCHES
 from zse.plan.place import Placed, aligned, place_part
 from zse.plan.rules import Part, trace_forward
 from zse.plan.trace import Node, Value
-from zse.tensor import Tensor
+from zse.tensor import Runs, StatePart, Tensor
 
 
 class Traits(NamedTuple):
@@ -51,6 +51,9 @@ class StepBuffers(NamedTuple):
     row's KV blocks by their numbers (KVCache.table_entries); of models with groups of layers one such table behind the
     other. logit_rows i32 [max_rows]: which tokens of the batch want logits. logits f32 [max_rows, vocab_size]: one line
     for each of them.
+
+    Of models with a state: run_start i32 [max_rows + 1]: the first token of each run (the tokens of one sequence), and
+    behind the last one the number of tokens; run_slot i32 [max_rows]: the slot of each run's state.
     """
 
     token_ids: Tensor
@@ -59,6 +62,8 @@ class StepBuffers(NamedTuple):
     page_table: Tensor
     logit_rows: Tensor
     logits: Tensor
+    run_start: Tensor | None = None
+    run_slot: Tensor | None = None
 
     @classmethod
     def allocate(
@@ -72,6 +77,8 @@ class StepBuffers(NamedTuple):
             page_table=new_tensor(device, "step", "i32", groups * max_rows, max_pages),
             logit_rows=new_tensor(device, "step", "i32", max_rows),
             logits=new_tensor(device, "step", "f32", max_rows, config.vocab_size),
+            run_start=new_tensor(device, "step", "i32", max_rows + 1) if config.has_state else None,
+            run_slot=new_tensor(device, "step", "i32", max_rows) if config.has_state else None,
         )
 
 
@@ -95,7 +102,7 @@ class Planner:
     take, one of device.activations: "int8" (8-bit, one scale per 32, wherever the weights are quantized) or "f32" on a
     CPU, "bf16" on a GPU. deterministic: every recording takes the forms of the largest step, so that a token's bits do
     not depend on how many run with it. Scratch memory is allocated here, once; every recording uses it, so recordings
-    must not run at the same time. adapters: zse.lora.slots.AdapterSlots, of an engine that may be given some. Raises
+    must not run at the same time. states: zse.cache.states.StateCache of a model with a state. adapters: zse.lora.slots.AdapterSlots, of an engine that may be given some. Raises
     PlanError for a forward that this device has no launches for."""
 
     def __init__(
@@ -109,6 +116,7 @@ class Planner:
         activations: str | None = None,
         deterministic: bool = False,
         adapters: Any = None,
+        states: Any = None,
     ):
         self.activations = activations or device.activations[0]
         if self.activations not in device.activations:
@@ -118,7 +126,7 @@ class Planner:
         self.device, self.forward, self.model, self.kv, self.buffers = device, forward, model, kv, buffers
         self.config = model.config
         self.max_tokens, self.max_lines = buffers.token_ids.shape[0], buffers.logits.shape[0]
-        self.adapters = adapters
+        self.adapters, self.states = adapters, states
         self._begin, self._layers, self._ends, self._finish, self._ropes = trace_forward(forward, model, device)
         self._adapted_layers: list[Part] = []
         if adapters is not None:
@@ -201,10 +209,14 @@ class Planner:
             positions = run.of(run.step.positions)
             rope_table(run.recorder, positions, inv_freq, run.of(table), rope.mscale, temperature)
 
-    def symbols(self, tokens: int, rows: int, context: int, *, max_tokens: int | None = None) -> dict[str, int]:
+    def symbols(
+        self, tokens: int, rows: int, context: int, *, max_tokens: int | None = None, runs: int = 0
+    ) -> dict[str, int]:
         """The symbols of one run: graph.run(**symbols). context: tokens of the longest sequence, this step's included.
-        max_tokens: as given to record()."""
+        max_tokens: as given to record(). runs: those in StepBuffers.run_start, of a model with a state."""
         symbols, most = {"tokens": tokens, "rows": rows}, self.traits.split_tokens
+        if self.config.has_state:
+            symbols["runs"] = runs
         if (max_tokens or self.max_tokens) <= most:
             symbols["splits"] = num_splits(tokens, self.config.num_kv_heads, context, self.device.threads, most)
         return symbols
@@ -226,6 +238,7 @@ class Planner:
             raise ConfigError(f"a step of {max_tokens} tokens: the buffers hold {capacity}")
         run = Run(self, recorder, step, recorder.symbol("tokens", max_tokens), max_tokens)
         run.types, run.adapters = types, adapted
+        run.use_states()
         # Norms of other kinds have no form that adds experts.
         kinds = {
             node.options.get("kind", "rms") for part in self._layers for node in part.nodes if node.op == "add_norm"
@@ -355,6 +368,7 @@ class Run:
             for group in range(groups)
         ]
         self.positions, self.token_row = self.of(step.positions), self.of(step.token_row)
+        self.runs: Runs | None = None
         self.tables: dict[str | None, Any] = {name: self.of(table) for name, (table, _) in planner._tables.items()}
         self.sharing: dict[str, Any] = {}
         self.types: Tensor | None = None
@@ -365,6 +379,17 @@ class Run:
         self.part: Part = planner._begin
         self.deferred: Any = None  # what the experts of the part before gave, and their routing (defers())
         self.may_defer = False
+
+    def use_states(self, runs: int | None = None) -> None:
+        """Of a model with a state: so many runs are in the step's buffers; None: the symbol `runs` of them."""
+        start, slot = self.step.run_start, self.step.run_slot
+        if start is not None and slot is not None:
+            many = self.recorder.symbol("runs", min(slot.shape[0], self.max_tokens)) if runs is None else runs
+            self.runs = Runs(start, slot.with_rows(many), self.positions)
+
+    def state(self, part: str) -> StatePart:
+        """The part (of Decoder.state_parts) of the layer that is recorded; which tokens it is for say `runs`."""
+        return self.planner.states.part(self.layer, part)
 
     def of(self, tensor: Tensor) -> Tensor:
         return tensor.with_rows(self.tokens)

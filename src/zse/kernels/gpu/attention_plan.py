@@ -342,7 +342,7 @@ class AttentionScratch(NamedTuple):
         """Scratch for a ModelConfig's steps of up to max_tokens tokens, of sequences of up to max_context tokens: by KV
         heads and head_dim of its layers."""
         windows: dict[tuple[int, int], set[int]] = {}
-        for layer in range(config.num_layers):
+        for layer in (layer for layer in range(config.num_layers) if config.kv_layer(layer) >= 0):
             kind = config.kv_heads_of(layer), config.head_dim_of(layer)
             windows.setdefault(kind, set()).add(config.window(layer))
         return {

@@ -1,0 +1,63 @@
+"""The state cache: where parts of recurrent layers lie, and what says that a model has some."""
+
+import pytest
+
+from zse.cache.groups import group_layers
+from zse.cache.layout import KVCache
+from zse.cache.states import ALIGN, StateCache, StateLayout, layers_parts
+from zse.models.config import ModelConfig
+from zse.models.decoder import Decoder
+from zse.models.rope import RopeConfig
+from zse.runtime.null import NullDevice
+
+PARTS = ((("conv", (6, 3)), ("delta", (2, 4, 4))), (), (("conv", (5, 2)),))
+
+
+def test_parts_lie_one_behind_the_other_in_a_slot():
+    layout = StateLayout(PARTS)
+    states = StateCache(NullDevice(), layout, 4)
+    places = [states.part(layer, name) for layer, name in ((0, "conv"), (0, "delta"), (2, "conv"))]
+    # 18, 32 and 10 numbers, each from a multiple of ALIGN bytes on.
+    assert [part.place for part in places] == [0, 32, 64] and layout.nbytes == 4 * 80 == 4 * states.part(
+        0, "conv"
+    ).stride
+    assert all(4 * part.place % ALIGN == 0 and part.tensor.shape == (4, 80) for part in places)
+    assert states.address(3) - states.address(0) == 3 * layout.nbytes and states.buffer.nbytes == 4 * layout.nbytes
+    with pytest.raises(KeyError):
+        states.part(1, "conv")
+
+
+def hybrid(mixers: str) -> ModelConfig:
+    """A model of one layer a letter: a(ttention), c(onv), n(one)."""
+    names = {"a": "attention", "c": "conv", "n": "none"}
+    sizes = dict(vocab_size=64, hidden_size=32, num_heads=2, num_kv_heads=1, head_dim=16, intermediate_size=32)
+    more = dict(norm_eps=1e-5, max_context=64, rope=RopeConfig(theta=1e4), query_scale=0.25)
+    return ModelConfig(
+        architecture="x", num_layers=len(mixers), mixers=tuple(names[letter] for letter in mixers), **sizes, **more
+    )
+
+
+class Hybrid(Decoder):
+    @classmethod
+    def state_parts(cls, config, layer):
+        return (("conv", (32, 2)),) if config.mixer(layer) == "conv" else ()
+
+
+def test_layers_without_attention_have_no_keys():
+    config = hybrid("ccanca")
+    kv = KVCache(NullDevice(), config, 2, "f32")
+    assert group_layers(config) == ((2, 5),) and kv.group_of == [-1, -1, 0, -1, -1, 0]
+    assert [tensor is not None for tensor in kv.keys] == [False, False, True, False, False, True]
+    assert kv.page_nbytes == 2 * 2 * 16 * 16 * 4  # K and V of two layers
+    assert [config.kv_layer(layer) for layer in range(6)] == [-1, -1, 2, -1, -1, 5]
+
+
+def test_parts_and_mixers_say_the_same():
+    config = hybrid("can")
+    assert config.has_state and not hybrid("aan").has_state
+    assert layers_parts(Hybrid(config)) == [(("conv", (32, 2)),), (), ()]
+    with pytest.raises(ValueError, match=r"layer 0 \(conv\) has the state parts \(\)"):
+        layers_parts(Decoder(config))
+    for mixers, error in (("cc", "no layer has attention"), ("", "num_layers")):
+        with pytest.raises(ValueError, match=error):
+            hybrid(mixers)
