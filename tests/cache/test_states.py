@@ -6,8 +6,8 @@ from zse.cache.groups import group_layers
 from zse.cache.layout import KVCache
 from zse.cache.states import ALIGN, StateCache, StateLayout, layers_parts
 from zse.models.config import ModelConfig
+from zse.models.config_parts import RopeConfig
 from zse.models.decoder import Decoder
-from zse.models.rope import RopeConfig
 from zse.runtime.null import NullDevice
 
 PARTS = ((("conv", (6, 3)), ("delta", (2, 4, 4))), (), (("conv", (5, 2)),))

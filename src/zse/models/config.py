@@ -7,8 +7,17 @@ only some models have), the checked access to metadata of files (`Fields`), and 
 import msgspec
 
 from zse.errors import FormatError, UnsupportedError
-from zse.models.config_parts import WIDTH_MULTIPLE, DenseConfig, LatentConfig, MoeConfig
-from zse.models.rope import MAX_CONTEXT, MAX_WIDTH, RopeConfig, choice, number
+from zse.models.config_parts import (
+    MAX_CONTEXT,
+    MAX_WIDTH,
+    WIDTH_MULTIPLE,
+    DenseConfig,
+    LatentConfig,
+    MoeConfig,
+    RopeConfig,
+    choice,
+    number,
+)
 
 MAX_LAYERS = 4096
 MAX_VOCAB = 1 << 23
