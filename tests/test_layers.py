@@ -22,6 +22,7 @@ ORDER = (
     "tensor",
     "quant",
     "kernels",
+    "parallel",
     "formats",
     "tokenizer",
     "plan",

@@ -25,6 +25,10 @@ SWITCHES = {
         "the key that clients of `zse serve` must send; needed to listen on other than loopback addresses",
     ),
     "ZSE_GPU_CHECK": ("", "1: wait after every GPU kernel, so that an error names the kernel (slow)"),
+    "ZSE_GROUP_TIMEOUT_S": (
+        "60",
+        "seconds without progress after which a rank of --tensor-parallel-size gives the others up, and the engine starts anew",
+    ),
     "ZSE_HIP_CLANG": (
         "",
         "the clang that compiles kernels for AMD GPUs (default: ROCm's, or one of PATH that knows the GPU)",

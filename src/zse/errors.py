@@ -90,6 +90,12 @@ class DeviceLost(DeviceError):
     exit_code = 75  # sysexits.h EX_TEMPFAIL
 
 
+class GroupError(ZSEError):
+    """The ranks of a group cannot go on together: one ended, is silent, or has another version or model."""
+
+    exit_code = 75
+
+
 class EngineError(ZSEError):
     """The engine process could not start, or died."""
 

@@ -1,0 +1,103 @@
+"""The ranks that compute one model together, as recordings and starts use them.
+
+    group = Group.create(2)                  # rank 0; ranks get group.descriptor
+    group = Group.join(1, 2, descriptor)     # in their own processes
+    group.connect(device)                    # collectives for the device's kind of memory
+    group.all_reduce(recorder, partial, whole)
+
+Ranks call the same things in the same order. Nothing waits for ever: whoever waits calls `check`, which raises GroupError when
+another rank ended, and gives up after TIMEOUT_S without progress."""
+
+import mmap
+import os
+import tempfile
+import time
+
+from zse import env
+from zse.errors import GroupError
+from zse.parallel.collectives.host import HostCollectives, shared_bytes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from zse.runtime.device import Device, Recorder
+    from zse.tensor import Tensor
+
+MAX_RANKS = 64
+
+
+class Group:
+    """rank: of this process, from 0; size: how many there are. descriptor: of the shared memory, for ranks that are started; look:
+    called while this rank waits, raises GroupError when another one ended."""
+
+    def __init__(self, rank: int, size: int, descriptor: int):
+        self.rank, self.size, self.descriptor = rank, size, descriptor
+        self.look: Callable[[], None] = lambda: None
+        self.timeout_s = float(env.get("ZSE_GROUP_TIMEOUT_S"))
+        self.host = HostCollectives(self, mmap.mmap(descriptor, shared_bytes(size)))
+        self._collectives: Any = None
+
+    @classmethod
+    def create(cls, size: int) -> "Group":
+        """Rank 0 of a new group."""
+        if hasattr(os, "memfd_create"):
+            descriptor = os.memfd_create("zse-group")
+        else:
+            descriptor, path = tempfile.mkstemp(prefix="zse-group-")
+            os.unlink(path)
+        os.ftruncate(descriptor, shared_bytes(size))
+        return cls(0, size, descriptor)
+
+    @classmethod
+    def join(cls, rank: int, size: int, descriptor: int) -> "Group":
+        """Another rank, in a process that inherited the descriptor. GroupError for one of another size."""
+        if not 0 < rank < size <= MAX_RANKS or os.fstat(descriptor).st_size != shared_bytes(size):
+            raise GroupError(f"rank {rank} of {size}: the group's memory is not that of such a group")
+        return cls(rank, size, descriptor)
+
+    def connect(self, device: "Device") -> None:
+        """Make the collectives of recordings of this device. All ranks must call it. GroupError, DeviceError."""
+        if not device.shares_memory:
+            raise GroupError(f"{device.name}: there are no collectives for this device yet; use --device cpu")
+        self._collectives = self.host
+
+    # -- of a recording
+
+    def all_reduce(self, recorder: "Recorder", x: "Tensor", out: "Tensor") -> None:
+        """Record: out = the sum of all ranks' x, f32 or bf16 [tokens, width], added in the order of ranks; x may be out."""
+        self._collectives.all_reduce(recorder, x, out)
+
+    def gather(self, recorder: "Recorder", x: "Tensor", out: "Tensor", widths: "Sequence[int]") -> None:
+        """Record: on rank 0 out f32 [rows, sum of widths] = the ranks' x f32 [rows, widths[rank]] side by side. Other ranks' out is
+        not touched."""
+        self._collectives.gather(recorder, x, out, widths)
+
+    def broadcast(self, recorder: "Recorder", x: "Tensor") -> None:
+        """Record: x = rank 0's x, of any dtype."""
+        self._collectives.broadcast(recorder, x)
+
+    # -- outside of recordings
+
+    def exchange(self, data: bytes) -> list[bytes]:
+        """What every rank gave, in their order. GroupError."""
+        return self.host.exchange(data)
+
+    def check(self, since: float) -> None:
+        """Called by who waits, every 50 ms or so. since: time.monotonic() of the last progress. GroupError."""
+        self.look()
+        if time.monotonic() - since > self.timeout_s:
+            raise GroupError(
+                f"rank {self.rank} waited {self.timeout_s:g} s for the other ranks of the group (ZSE_GROUP_TIMEOUT_S)"
+            )
+
+    def close(self) -> None:
+        """Give the shared memory back. Closing twice does nothing."""
+        if self.descriptor >= 0:
+            collectives, self._collectives = self._collectives, None
+            if collectives not in (None, self.host):
+                collectives.close()
+            self.host.close()
+            os.close(self.descriptor)
+            self.descriptor = -1
