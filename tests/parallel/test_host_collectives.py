@@ -11,7 +11,7 @@ import pytest
 
 from zse.errors import GroupError
 from zse.parallel.collectives import host
-from zse.parallel.group import Group
+from zse.parallel.group import RankGroup
 from zse.runtime.opening import open_device
 from zse.tensor import Tensor
 
@@ -31,7 +31,7 @@ def numbers(rank: int, *shape: int) -> np.ndarray:
 
 def play(rank: int, size: int, descriptor: int, seconds: float = 0.0) -> None:
     """What every rank does; the checks are the same on all."""
-    group = Group.join(rank, size, descriptor) if rank else PLAYED[0]
+    group = RankGroup.join(rank, size, descriptor) if rank else PLAYED[0]
     told = [b"x" * (rank * host.ROOM // 2 + 1) for rank in range(size)]
     assert group.exchange(told[rank]) == told
     with open_device("cpu", threads=1) as device:
@@ -88,12 +88,12 @@ def check_broadcast(device, group, buffer) -> None:
     assert tensor.view().tolist() == list(range(9))
 
 
-PLAYED: list[Group] = []
+PLAYED: list[RankGroup] = []
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_rank_has_the_same(size):
-    group = Group.create(size)
+    group = RankGroup.create(size)
     ranks = []
     os.set_inheritable(group.descriptor, True)
     for rank in range(1, size):
@@ -107,7 +107,7 @@ def test_every_rank_has_the_same(size):
 
 def test_a_rank_that_is_not_there_ends_the_wait(monkeypatch):
     monkeypatch.setenv("ZSE_GROUP_TIMEOUT_S", "0.2")
-    group = Group.create(2)
+    group = RankGroup.create(2)
     began = time.monotonic()
     with pytest.raises(GroupError, match="rank 0 waited 0.2 s for the other ranks"):
         group.exchange(b"hello")
@@ -117,7 +117,7 @@ def test_a_rank_that_is_not_there_ends_the_wait(monkeypatch):
 
 
 def test_a_rank_that_ended_is_told_at_once():
-    group = Group.create(2)
+    group = RankGroup.create(2)
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     other.send_signal(signal.SIGKILL)
 
@@ -132,8 +132,8 @@ def test_a_rank_that_ended_is_told_at_once():
 
 
 def test_memory_of_another_group_is_refused():
-    group = Group.create(2)
+    group = RankGroup.create(2)
     for rank, size in ((1, 3), (2, 2), (0, 2)):
         with pytest.raises(GroupError, match="is not that of such a group"):
-            Group.join(rank, size, group.descriptor)
+            RankGroup.join(rank, size, group.descriptor)
     group.close()

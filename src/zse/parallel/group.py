@@ -1,7 +1,7 @@
 """The ranks that compute one model together, as recordings and starts use them.
 
-    group = Group.create(2)                  # rank 0; ranks get group.descriptor
-    group = Group.join(1, 2, descriptor)     # in their own processes
+    group = RankGroup.create(2)                  # rank 0; ranks get group.descriptor
+    group = RankGroup.join(1, 2, descriptor)     # in their own processes
     group.connect(device)                    # collectives for the device's kind of memory
     group.all_reduce(recorder, partial, whole)
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MAX_RANKS = 64
 
 
-class Group:
+class RankGroup:
     """rank: of this process, from 0; size: how many there are. descriptor: of the shared memory, for ranks that are started; look:
     called while this rank waits, raises GroupError when another one ended."""
 
@@ -40,7 +40,7 @@ class Group:
         self._collectives: Any = None
 
     @classmethod
-    def create(cls, size: int) -> "Group":
+    def create(cls, size: int) -> "RankGroup":
         """Rank 0 of a new group."""
         if hasattr(os, "memfd_create"):
             descriptor = os.memfd_create("zse-group")
@@ -51,7 +51,7 @@ class Group:
         return cls(0, size, descriptor)
 
     @classmethod
-    def join(cls, rank: int, size: int, descriptor: int) -> "Group":
+    def join(cls, rank: int, size: int, descriptor: int) -> "RankGroup":
         """Another rank, in a process that inherited the descriptor. GroupError for one of another size."""
         if not 0 < rank < size <= MAX_RANKS or os.fstat(descriptor).st_size != shared_bytes(size):
             raise GroupError(f"rank {rank} of {size}: the group's memory is not that of such a group")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import mmap
     from collections.abc import Sequence
 
-    from zse.parallel.group import Group
+    from zse.parallel.group import RankGroup
     from zse.runtime.device import Recorder
     from zse.tensor import Tensor
 
@@ -37,7 +37,7 @@ def shared_bytes(size: int) -> int:
 class HostCollectives:
     """memory: shared_bytes(group.size)."""
 
-    def __init__(self, group: "Group", memory: "mmap.mmap"):
+    def __init__(self, group: "RankGroup", memory: "mmap.mmap"):
         self._group, self._memory, self._turn = group, memory, 0
         self._view = (ctypes.c_char * len(memory)).from_buffer(memory)
         base = ctypes.addressof(self._view)
@@ -48,15 +48,15 @@ class HostCollectives:
     # -- of a recording
 
     def all_reduce(self, recorder: "Recorder", x: "Tensor", out: "Tensor") -> None:
-        """As Group's."""
+        """As RankGroup's."""
         call_host(recorder, partial(self._all_reduce, x, out))
 
     def gather(self, recorder: "Recorder", x: "Tensor", out: "Tensor", widths: "Sequence[int]") -> None:
-        """As Group's."""
+        """As RankGroup's."""
         call_host(recorder, partial(self._gather, x, out, tuple(widths)))
 
     def broadcast(self, recorder: "Recorder", x: "Tensor") -> None:
-        """As Group's."""
+        """As RankGroup's."""
         call_host(recorder, partial(self._broadcast, x))
 
     # -- what they do
@@ -106,7 +106,7 @@ class HostCollectives:
                 ctypes.memmove(x.address + start, parts[0], count)
 
     def exchange(self, data: bytes) -> list[bytes]:
-        """As Group's."""
+        """As RankGroup's."""
         sizes = [
             int.from_bytes(size, "little")
             for size in self._exchange(len(data).to_bytes(8, "little"), [8] * self._group.size)
@@ -160,4 +160,4 @@ def _rows(x: "Tensor", symbols: dict[str, int]) -> int:
 
 def _array(address: int, nbytes: int, kind):
     """NumPy's view of memory."""
-    return np.frombuffer((ctypes.c_char * nbytes).from_address(address), kind)
+    return np.frombuffer(memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B"), kind)
