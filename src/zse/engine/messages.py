@@ -3,12 +3,13 @@
 The tag field is `kind`: Failed has a `type` of its own. Shared by both ends: `encode` and `FrameReader` are pure,
 `FrameSocket` is the engine's blocking end."""
 
+import struct
 from typing import Annotated, Literal
 
 import msgspec
 
 from zse.errors import EngineError
-from zse.lazy import select, socket
+from zse.lazy import hashlib, select, socket
 from zse.sampling.fields import Array, Field, Integer
 from zse.sampling.params import MAX_LOGPROBS, TOKEN_ID, Asked, BeamParams, SamplingParams
 from zse.scheduler.options import DEFAULT, RequestOptions
@@ -35,15 +36,36 @@ class Ask(Asked, frozen=True):
     second: int = 0
 
 
+class ImageInput(msgspec.Struct, array_like=True):
+    """An image of a prompt. start: index of its first placeholder in the prompt; count: tokens from there on that stand
+    for it, ends of rows among them (VisionConfig.num_tokens of the size). height, width: of the resized image, a size
+    that VisionConfig.fits. pixels: u8 red, green, blue, rows from the top: 3 * height * width bytes. key: SHA-256 of
+    size and pixels (image_key): what stands for the image in caches."""
+
+    start: int
+    count: int
+    height: int
+    width: int
+    pixels: bytes
+    key: bytes
+
+
+def image_key(height: int, width: int, pixels: bytes) -> bytes:
+    """ImageInput.key: SHA-256 of height and width, each as 4 bytes little-endian, and the pixels."""
+    return hashlib.sha256(struct.pack("<II", height, width) + pixels).digest()
+
+
 class Submit(msgspec.Struct, tag_field="kind", tag=True):
     """server → engine. `id` is unique for the life of the engine. prompt: token ids, at least one. params:
     SamplingParams of a reply, which Tokens tell; an Ask, answered by one Measured; BeamParams of a beam search,
-    answered by one Searched. Or Failed."""
+    answered by one Searched. Or Failed. images: of the prompt, in its order; only for models of which Ready says how
+    they see."""
 
     id: int
     prompt: list[int]
     params: SamplingParams | Ask | BeamParams
     options: RequestOptions = DEFAULT
+    images: list[ImageInput] = []
 
 
 class Cancel(msgspec.Struct, tag_field="kind", tag=True):
@@ -91,7 +113,8 @@ class Ready(msgspec.Struct, tag_field="kind", tag=True):
     """engine → server, once: the model is loaded. num_pages: of page_size tokens. phases_ms: name → milliseconds since
     exec. queue_tokens: of prompts that may wait before it is known how fast they drain. hidden_size: numbers of a
     vector. generates: False of encoders. pooling: what the model's files say of its vectors, "": nothing. num_labels:
-    of a cross-encoder, 0: it is none."""
+    of a cross-encoder, 0: it is none. vision: how images become tokens, an encoded VisionConfig
+    (models/vision/config.py); b"": the model sees none."""
 
     model: str
     max_context: int
@@ -105,6 +128,7 @@ class Ready(msgspec.Struct, tag_field="kind", tag=True):
     generates: bool = True
     pooling: str = ""
     num_labels: int = 0
+    vision: bytes = b""
 
 
 class Parked(msgspec.Struct, tag_field="kind", tag=True):

@@ -1,0 +1,308 @@
+"""How an image becomes tokens of a model: what it is resized to, how its pixels are normalized, and which tokens stand
+for it in a prompt. One frozen record: the engine makes it of the model's files, the server gets it with `Ready`.
+
+Sizes and rounding are those of transformers' image processors (5.23)."""
+
+import math
+
+import msgspec
+
+from zse.errors import FormatError, RequestError, UnsupportedError
+from zse.models.config import Fields
+from zse.models.rope import MAX_WIDTH, choice, number
+
+MAX_SIDE = 1 << 14  # pixels
+MAX_RATIO = 200  # of the sides of an image that keeps its proportions, as Qwen's processor has it
+# Patches of an image at most: what a tower works in grows with them (about 40 KB a patch), and the work with their
+# square. Larger images are made smaller.
+MAX_PATCHES = 8192
+
+
+class VisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sizes in pixels.
+
+    family: of the tower (models/vision/towers.py). patch: side of a patch; merge: patches a side that become one token.
+    resize: "square" (to size × size), "edge" (the longer side at most `size`), "area" (between min_pixels and
+    max_pixels in all); the last two keep the proportions and give multiples of patch * merge. resample: "bilinear" or
+    "bicubic". mean, std: of x / 255, by channel (red, green, blue).
+
+    marker: the text that a chat template writes for an image; expansion() stands in its place. placeholder: the text of
+    the one token that stands for each part of the image, placeholder_id its id where config.json says it. before,
+    after: around them; row_end: behind each row of parts, image_end in place of the last; "": nothing. whole: the
+    parts of an image see each other in both directions in the text model."""
+
+    family: str
+    patch: int
+    merge: int
+    resize: str
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    marker: str
+    placeholder: str
+    size: int = 0
+    min_pixels: int = 0
+    max_pixels: int = 0
+    resample: str = "bicubic"
+    placeholder_id: int | None = None
+    before: str = ""
+    after: str = ""
+    row_end: str = ""
+    image_end: str = ""
+    whole: bool = False
+
+    def __post_init__(self):
+        number("patch_size", self.patch, 1, 1024)
+        number("merge_size", self.merge, 1, 64)
+        choice("resize", self.resize, ("square", "edge", "area"))
+        choice("resample", self.resample, ("bilinear", "bicubic"))
+        if self.resize == "area":
+            number("min_pixels", self.min_pixels, 1, MAX_SIDE**2)
+            number("max_pixels", self.max_pixels, self.min_pixels, MAX_SIDE**2)
+        else:
+            number("image size", self.size, self.unit, MAX_SIDE)
+        if self.resize == "square" and self.size % self.unit:
+            raise ValueError(f"image size: {self.size} is not a multiple of {self.unit}")
+        for name in ("mean", "std"):
+            for value in getattr(self, name):
+                number(f"image_{name}", value, 1e-6 if name == "std" else -1e6, 1e6)
+
+    @property
+    def unit(self) -> int:
+        """Pixels a side of what one token stands for."""
+        return self.patch * self.merge
+
+    def target(self, height: int, width: int) -> tuple[int, int]:
+        """(height, width) that an image of that size is resized to. RequestError where its sides differ too much."""
+        if height < 1 or width < 1:
+            raise RequestError(f"an image of {width} x {height} pixels", code="invalid_value", param="messages")
+        if self.resize == "square":
+            return self.size, self.size
+        if max(height, width) > MAX_RATIO * min(height, width):
+            message = f"an image of {width} x {height} pixels: one side is over {MAX_RATIO} times the other"
+            raise RequestError(message, code="invalid_value", param="messages")
+        unit = self.unit
+        if self.resize == "edge":
+            ratio = max(height, width) / self.size
+            if ratio > 1:
+                height, width = math.floor(height / ratio), math.floor(width / ratio)
+            return tuple(max(1, -(-side // unit)) * unit for side in (height, width))  # type: ignore[return-value]
+        rows, columns = round(height / unit), round(width / unit)
+        if rows * columns * unit**2 > self.max_pixels:
+            factor = math.sqrt(height * width / self.max_pixels)
+            rows, columns = (max(1, math.floor(side / factor / unit)) for side in (height, width))
+        elif rows * columns * unit**2 < self.min_pixels:
+            factor = math.sqrt(self.min_pixels / (height * width))
+            rows, columns = (math.ceil(side * factor / unit) for side in (height, width))
+        return max(rows, 1) * unit, max(columns, 1) * unit
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """(rows, columns) of the parts of a resized image: one embedding each."""
+        return height // self.unit, width // self.unit
+
+    @property
+    def max_patches(self) -> int:
+        """Patches of the largest image."""
+        if self.resize == "area":
+            return max(self.max_pixels // self.patch**2, MAX_RATIO * self.merge**2)
+        return (-(-self.size // self.unit) * self.merge) ** 2
+
+    def fits(self, height: int, width: int) -> bool:
+        """Whether target() could give this size."""
+        if self.resize == "square":
+            return (height, width) == (self.size, self.size)
+        unit = self.unit
+        if height < 1 or width < 1 or height % unit or width % unit:
+            return False
+        if self.resize == "edge":
+            return max(height, width) < self.size + unit
+        # A side is one unit at least, however thin the image is.
+        is_thin = min(height, width) == unit and max(height, width) <= MAX_RATIO * unit
+        return height * width <= self.max_pixels or is_thin
+
+    def num_tokens(self, height: int, width: int) -> int:
+        """Tokens of a resized image from its first placeholder to its last part or end of a row."""
+        rows, columns = self.grid(height, width)
+        return rows * (columns + bool(self.row_end))
+
+    def parts(self, height: int, width: int) -> list[int]:
+        """For each of num_tokens() the number of its embedding, -1 for the end of a row."""
+        rows, columns = self.grid(height, width)
+        ends = [-1] if self.row_end else []
+        return [part for row in range(rows) for part in (*range(row * columns, (row + 1) * columns), *ends)]
+
+    def expansion(self, height: int, width: int) -> str:
+        """The text that stands in a prompt for a resized image, in place of `marker`. Its first `placeholder` is where
+        ImageInput.start points."""
+        rows, columns = self.grid(height, width)
+        row = self.placeholder * columns + self.row_end
+        text = row * rows
+        if self.image_end:
+            text = text.removesuffix(self.row_end) + self.image_end
+        return self.before + text + self.after
+
+    def encode(self) -> bytes:
+        """For a frame."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> "VisionConfig":
+        """The inverse of encode()."""
+        return msgspec.msgpack.decode(data, type=cls)
+
+
+HALF = (0.5, 0.5, 0.5)
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+GEMMA3 = dict(
+    family="gemma3",
+    resize="square",
+    resample="bilinear",
+    marker="<start_of_image>",
+    placeholder="<image_soft_token>",
+    before="\n\n<start_of_image>",
+    after="<end_of_image>\n\n",
+    whole=True,
+)
+QWEN = dict(resize="area", marker="<|image_pad|>", placeholder="<|image_pad|>")
+PIXTRAL = dict(
+    family="pixtral", resize="edge", marker="[IMG]", placeholder="[IMG]", row_end="[IMG_BREAK]", image_end="[IMG_END]"
+)
+
+
+def vision_from_hf(path: object, config: dict, processor: dict | None) -> VisionConfig | None:
+    """The VisionConfig of a config.json and preprocessor_config.json (or None); None where the model sees nothing, or
+    by a tower that is not known. FormatError for values that cannot be."""
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    if name not in HF_FAMILIES or not isinstance(config.get("vision_config"), dict):
+        return None
+    fields, read = Fields(path, config), Fields(f"{path}: preprocessor_config.json", processor or {})
+    vision = fields.section("vision_config")
+    assert vision is not None
+    return _build(path, **HF_FAMILIES[name](fields, vision, read))
+
+
+def vision_from_gguf(path: object, metadata: dict) -> VisionConfig | None:
+    """The VisionConfig of the metadata of a GGUF of the architecture clip (`mmproj-*.gguf`); None as above."""
+    fields = Fields(path, metadata, "clip.vision")
+    kind = fields.get("clip.projector_type") or fields.get(".projector_type")
+    if kind not in GGUF_FAMILIES:
+        return None
+    values = GGUF_FAMILIES[kind](fields)
+    mean, std = (tuple(_floats(fields, f".image_{name}")) for name in ("mean", "std"))
+    return _build(path, **values | dict(mean=mean or values["mean"], std=std or values["std"]))
+
+
+def _floats(fields: Fields, key: str) -> list[float]:
+    value = fields.get(key)
+    values = list(value) if value is not None and hasattr(value, "__len__") and not isinstance(value, str) else []
+    return list(Fields(fields.path, {key: [float(each) for each in values]}).numbers(key)) if values else []
+
+
+def _build(path: object, **values) -> VisionConfig:
+    try:
+        return VisionConfig(**values)
+    except (TypeError, ValueError) as error:
+        field, _, reason = str(error).partition(": ")
+        raise FormatError(path, 0, field, reason or "is refused") from None
+
+
+def _normalization(read: Fields, mean=HALF, std=HALF) -> dict:
+    factor = read.number("rescale_factor", 1 / 255)
+    for name, wanted in (("do_resize", True), ("do_rescale", True), ("do_normalize", True)):
+        if read.get(name, wanted) is not wanted:
+            raise UnsupportedError(f"{read.path}: {name}", read.get(name), [wanted])
+    if abs(factor - 1 / 255) > 1e-6:
+        raise UnsupportedError(f"{read.path}: rescale_factor", factor, ["1 / 255"])
+    return dict(mean=read.numbers("image_mean") or mean, std=read.numbers("image_std") or std)
+
+
+def _gemma3_hf(fields: Fields, vision: Fields, read: Fields) -> dict:
+    if read.get("do_pan_and_scan"):
+        raise UnsupportedError(f"{read.path}: do_pan_and_scan", True, [False])
+    size, patch = vision.integer("image_size", 224, high=MAX_SIDE), vision.integer("patch_size", 16, high=1024)
+    tokens = fields.integer("mm_tokens_per_image", 256)
+    merge = size // patch // max(1, math.isqrt(tokens))
+    if merge < 1 or (size // patch // merge) ** 2 != tokens or size // patch % merge:
+        raise fields.fail("mm_tokens_per_image", f"{tokens} tokens of {size // patch} patches a side")
+    found = fields.get("image_token_index", fields.get("image_token_id", 262144))
+    return dict(GEMMA3, patch=patch, merge=merge, size=size, placeholder_id=found, **_normalization(read))
+
+
+def _area(read: Fields, unit: int, least: int, most: int, patch: int) -> dict:
+    size = read.section("size")
+    low = read.get("min_pixels", size and size.get("shortest_edge")) or least
+    high = read.get("max_pixels", size and size.get("longest_edge")) or most
+    high = min(int(high), MAX_PATCHES * patch**2)
+    return dict(min_pixels=min(int(low), high), max_pixels=max(high, unit**2))
+
+
+def _qwen_hf(family: str, least: int, most: int, patch: int, mean, std):
+    def of(fields: Fields, vision: Fields, read: Fields) -> dict:
+        side, merge = vision.integer("patch_size", patch, high=1024), vision.integer("spatial_merge_size", 2, high=64)
+        return dict(
+            QWEN,
+            family=family,
+            patch=side,
+            merge=merge,
+            placeholder_id=fields.integer("image_token_id", 151655, low=0),
+            **_area(read, side * merge, least, most, side),
+            **_normalization(read, mean, std),
+        )
+
+    return of
+
+
+def _pixtral_hf(fields: Fields, vision: Fields, read: Fields) -> dict:
+    patch, merge = vision.integer("patch_size", 16, high=1024), fields.integer("spatial_merge_size", 2, high=64)
+    size = read.section("size")
+    edge = size.integer("longest_edge", 0, low=0, high=MAX_SIDE) if size else 0
+    edge = min(edge or vision.integer("image_size", 1540, high=MAX_SIDE), math.isqrt(MAX_PATCHES) * patch)
+    found = fields.integer("image_token_index", 10, low=0, high=MAX_WIDTH)
+    normalization = _normalization(read, CLIP_MEAN, CLIP_STD)
+    return dict(PIXTRAL, patch=patch, merge=merge, size=edge, placeholder_id=found, **normalization)
+
+
+QWEN2_PIXELS, QWEN3_PIXELS = (56 * 56, 28 * 28 * 1280), (256 * 256, 4096 * 4096)
+HF_FAMILIES = {
+    "Gemma3ForConditionalGeneration": _gemma3_hf,
+    "Qwen2_5_VLForConditionalGeneration": _qwen_hf("qwen2_5_vl", *QWEN2_PIXELS, 14, CLIP_MEAN, CLIP_STD),
+    "Qwen3VLForConditionalGeneration": _qwen_hf("qwen3_vl", *QWEN3_PIXELS, 16, HALF, HALF),
+    "Mistral3ForConditionalGeneration": _pixtral_hf,
+}
+
+
+def _gguf_sizes(fields: Fields, merge: int) -> dict:
+    return dict(
+        patch=fields.integer(".patch_size", high=1024), merge=fields.integer(".spatial_merge_size", merge, high=64)
+    )
+
+
+def _gemma3_gguf(fields: Fields) -> dict:
+    size = fields.integer(".image_size", high=MAX_SIDE)
+    merge = fields.integer(".projector.scale_factor", 4, high=64)
+    patch = fields.integer(".patch_size", high=1024)
+    return dict(GEMMA3, patch=patch, merge=merge, size=size, mean=HALF, std=HALF)
+
+
+def _qwen_gguf(family: str, least: int, most: int, mean, std):
+    def of(fields: Fields) -> dict:
+        sizes = _gguf_sizes(fields, 2)
+        read = {"min_pixels": fields.get(".image_min_pixels"), "max_pixels": fields.get(".image_max_pixels")}
+        area = _area(Fields(fields.path, read), sizes["patch"] * sizes["merge"], least, most, sizes["patch"])
+        return dict(QWEN, family=family, mean=mean, std=std, **sizes, **area)
+
+    return of
+
+
+def _pixtral_gguf(fields: Fields) -> dict:
+    sizes = _gguf_sizes(fields, 1)
+    size = min(fields.integer(".image_size", high=MAX_SIDE), math.isqrt(MAX_PATCHES) * sizes["patch"])
+    return dict(PIXTRAL, size=size, mean=CLIP_MEAN, std=CLIP_STD, **sizes)
+
+
+GGUF_FAMILIES = {
+    "gemma3": _gemma3_gguf,
+    "qwen2.5vl_merger": _qwen_gguf("qwen2_5_vl", *QWEN2_PIXELS, CLIP_MEAN, CLIP_STD),
+    "qwen3vl_merger": _qwen_gguf("qwen3_vl", *QWEN3_PIXELS, HALF, HALF),
+    "pixtral": _pixtral_gguf,
+}
