@@ -9,7 +9,7 @@ import msgspec
 
 from zse.errors import FormatError, RequestError, UnsupportedError
 from zse.models.config import Fields
-from zse.models.rope import MAX_WIDTH, choice, number
+from zse.models.config_parts import MAX_WIDTH, choice, number
 
 MAX_SIDE = 1 << 14  # pixels
 MAX_RATIO = 200  # of the sides of an image that keeps its proportions, as Qwen's processor has it
