@@ -132,12 +132,14 @@ def write_pages(key, row, k_pages, v_pages, place, slot, head_dim, KV):
 
 class QKVPost(zl.Record):
     """What the kernels of all devices take; then each has its own. Q: type of q_out. KV: of the pages. NORM: "plain",
-    "norm" (of each head of q and k), "values" (of v too), "whole" (of all heads together)."""
+    "norm" (of each head of q and k), "values" (of v too), "whole" (of all heads together). q_step: from a head of q to
+    the next, twice head_dim where a gate stands between them."""
 
     q: zl.Ptr[zl.f32, "const"]
     k: zl.Ptr[zl.f32, "const"]
     v: zl.Ptr[zl.f32, "const"]
     q_stride: zl.index
+    q_step: zl.index
     k_stride: zl.index
     v_stride: zl.index
     q_norm: zl.Ptr[zl.f32, "const"]
@@ -177,7 +179,7 @@ def qkv_post_heads(p: HeadsPost):
     if p.NORM == "whole":
         factor = head_factor(p.q + token * p.q_stride, p.kv_heads * p.group * p.head_dim, p.eps)
     for j in range(head * p.group, (head + 1) * p.group):
-        x = p.q + token * p.q_stride + j * p.head_dim
+        x = p.q + token * p.q_stride + j * p.q_step
         if p.NORM == "norm" or p.NORM == "values":
             factor = head_factor(x, p.head_dim, p.eps)
         if p.NORM == "whole":
@@ -225,6 +227,7 @@ def qkv_post(
     eps: float = 0.0,
     q_table=None,
     v_norm: bool = False,
+    gated: bool = False,
 ) -> None:
     """Writes q_out [M, Hq * D] (f32, on a GPU bf16) and the K and V of M tokens into their pages.
 
@@ -236,10 +239,10 @@ def qkv_post(
         table: f32 [M, R] of rope_table, R <= D; None: nothing is turned.
         k_pages, v_pages: CPU: [P, Hk, D, 16] and [P, Hk, 16, D], f16 or f32; GPU: both [P, Hk, 16, D], bf16 or f16; or
             both packed i8 or e4m3 (kv_pages.py).
-        page_table: i32 [rows, max_pages].
-        token_row, positions: i32 [M].
+        page_table: i32 [rows, max_pages]; token_row, positions: i32 [M].
         v_norm: RMSNorm of each head of v, without a weight; beside norms of each head of q and k.
         q_table: what q is turned by, if not by `table`: a factor on all of q, where R = D.
+        gated: behind each head of q in qkv, whose q is twice as wide, stand D columns that are not read here.
     """
     family = recorder.device.kernels
     kind = FORMS[family]
@@ -247,9 +250,7 @@ def qkv_post(
     tokens, q_width = q_out.shape
     rotary, kv_width = 0 if table is None else table.shape[1], kv_heads * head_dim
     writes = isinstance(qkv, Tensor) or qkv[1] is not None
-    form = "plain" if q_norm is None else "norm" if q_norm.shape == (head_dim,) else "whole"
-    require(not v_norm or form == "norm", "qkv_post: v_norm goes with norms of each head of q and k")
-    form = "values" if v_norm or (form == "norm" and not writes) else form  # which are the same of q alone
+    form = _norm_form(q_norm, head_dim, writes, v_norm, gated)
     most_of = ("head_dim", head_dim, MAX_HEAD_DIM if form == "values" else kind.head_dim), ("rotary", rotary, head_dim)
     for name, size, most in most_of:
         require(size % 16 == 0 and size <= most, f"qkv_post: {name} {size} is not a multiple of 16 up to {most}")
@@ -266,13 +267,14 @@ def qkv_post(
     for norm, width in ((q_norm, q_width), (k_norm, kv_width)):
         if norm is not None:
             check("qkv_post q_norm, k_norm", norm, "f32", width if form == "whole" else head_dim)
-    q, k, v, strides = _sources(qkv, tokens, q_width, kv_width)
+    q, k, v, strides = _sources(qkv, tokens, 2 * q_width if gated else q_width, kv_width)
     which, grid = kind.walk(q_width // head_dim, kv_heads, tokens, writes)
     args = Args(
         q=q,
         k=k,
         v=v,
         **dict(zip(("q_stride", "k_stride", "v_stride"), strides, strict=True)),
+        q_step=2 * head_dim if gated else head_dim,
         q_norm=q_norm,
         k_norm=k_norm,
         q_table=table if q_table is None else q_table,
@@ -290,6 +292,14 @@ def qkv_post(
         eps=float(eps),
     )
     recorder.launch(f"qkv_post_{k_pages.dtype}_{form}", args, grid)
+
+
+def _norm_form(q_norm, head_dim: int, writes: bool, v_norm: bool, gated: bool) -> str:
+    """Which of NORMS."""
+    form = "plain" if q_norm is None else "norm" if q_norm.shape == (head_dim,) else "whole"
+    require(not v_norm or form == "norm", "qkv_post: v_norm goes with norms of each head of q and k")
+    require(not gated or form != "whole", "qkv_post: gated queries have no norm of all heads together")
+    return "values" if v_norm or (form == "norm" and not writes) else form  # the same of q alone
 
 
 def _check_pages(k_pages, v_pages, head_dim: int, family: str) -> None:
@@ -327,6 +337,7 @@ def _reference(
     eps=0.0,
     q_table=None,
     v_norm=False,
+    gated=False,
     q_out=None,
 ):
     k_pages, v_pages = (pages.array if isinstance(pages, HostArray) else pages for pages in (k_pages, v_pages))
@@ -336,6 +347,8 @@ def _reference(
     if not isinstance(qkv, tuple):
         qkv = np.split(qkv, [qkv.shape[1] - 2 * kv_width, qkv.shape[1] - kv_width], axis=1)
     alone = qkv[1] is None
+    if gated:
+        qkv = (qkv[0].reshape(len(qkv[0]), -1, 2, head_dim)[:, :, 0], *qkv[1:])
     q, k, v = (
         np.asarray(part, np.float64).reshape(len(part), -1, head_dim) for part in (qkv[:1] * 3 if alone else qkv)
     )
@@ -394,18 +407,22 @@ def _cases(rng, family="cpu"):
             (MAX_HEAD_DIM, MAX_HEAD_DIM, 4, 2, "values"),
             (48, 48, 6, 2, "values"),
             (MAX_HEAD_DIM, 64, 6, 3, "alone"),
+            (256, 64, 4, 2, "gated"),
+            (64, 32, 6, 2, "gated"),
         ):
             tokens, rows, max_pages, pages = 5, 3, 4, 13
             width, kv_width = heads * head_dim, kv_heads * head_dim
-            parts = [rng.standard_normal((tokens, w)).astype(np.float32) for w in (width, kv_width, kv_width)]
+            columns = width * (1 + (norm == "gated")), kv_width, kv_width
+            parts = [rng.standard_normal((tokens, w)).astype(np.float32) for w in columns]
             angle = rng.uniform(-3, 3, (tokens, rotary // 2))
             table = np.concatenate([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
             factors = rng.uniform(0.5, 2, (tokens, 1)).astype(np.float32)
             page_table = rng.permutation(pages)[: rows * max_pages].reshape(rows, max_pages).astype(np.int32)
-            packed = dtype in PACKED
             kv = [_random_pages(rng, (pages, kv_heads), head_dim, dtype, keys, family) for keys in (True, False)]
             near = Tolerance(1e-6, 2e-6, "norm and rotation in f32")
-            stored = near if dtype == "f32" or packed else Tolerance(*rounding[dtype], f"rounded once to {dtype}")
+            stored = (
+                near if dtype == "f32" or dtype in PACKED else Tolerance(*rounding[dtype], f"rounded once to {dtype}")
+            )
             widths = {"": None, "q_table": None, "whole": (width, kv_width)}.get(norm, (head_dim, head_dim))
             weights = [(1 + rng.standard_normal(w) / 4).astype(np.float32) for w in widths or ()] or [None, None]
             inputs = {
@@ -429,7 +446,7 @@ def _cases(rng, family="cpu"):
                     inputs[name] = array if dtype not in ("bf16", "e4m3") else HostArray(dtype, array)
                     continue
                 error = None
-                if packed:
+                if dtype in PACKED:
                     error = partial(
                         packed_error,
                         initial=array,
@@ -450,7 +467,7 @@ def _cases(rng, family="cpu"):
                 f"{dtype} D={head_dim} R={rotary} {heads}/{kv_heads}{norm and ' ' + norm}",
                 inputs,
                 outputs,
-                {"eps": 1e-6, "v_norm": norm == "values"},
+                {"eps": 1e-6, "v_norm": norm == "values", "gated": norm == "gated"},
             )
 
 

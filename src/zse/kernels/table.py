@@ -20,6 +20,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "latent_post": ("LATENT_POST",),
     "latent_attention": ("LATENT_ATTENTION",),
     "head_product": ("HEAD_PRODUCT",),
+    "conv": ("CONV",),
     "activation": ("GATED",),
     "quantize": ("QUANTIZE",),
     "gather": ("GATHER_ROWS",),

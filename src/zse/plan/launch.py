@@ -5,7 +5,9 @@ from typing import Any
 
 from zse.kernels import (
     adapter,
+    columns,
     combine,
+    conv,
     head_product,
     latent_attention,
     latent_post,
@@ -180,6 +182,7 @@ def _heads(run: "Run", node: Node) -> None:
         node.options.get("eps", run.planner.config.norm_eps),
         run.tables.get(node.options["q_rope"]),
         node.options["v_norm"],
+        node.options["gated"],
     )
 
 
@@ -251,6 +254,18 @@ def _attend_latent(run: "Run", node: Node) -> None:
     )
 
 
+def _columns(run: "Run", node: Node, number: int) -> Any:
+    """Input `number` of an operation that reads columns where they lie."""
+    tensor, found = run.t[node.inputs[number]], node.options.get("columns", {}).get(number)
+    return tensor if found is None else columns.Columns(tensor, *found)
+
+
+def _conv(run: "Run", node: Node) -> None:
+    x, out, gated = _columns(run, node, 0), run.t[node.output], node.op == "gated_conv"
+    vectors = run.vector(node, "weight"), run.vector(node, "bias")
+    conv.conv(run.recorder, x, *vectors, run.state("conv"), run.runs, out, node.options.get("activation", ""), gated)
+
+
 def _wanted(run: "Run", node: Node) -> None:
     gather_rows(run.recorder, run.t[node.inputs[0]], run.wanted, run.t[node.output])
 
@@ -283,6 +298,8 @@ LAUNCHES: dict[str, "Callable[[Run, Node], None]"] = {
     "latent": _latent,
     "head_linear": _head_linear,
     "attend_latent": _attend_latent,
+    "conv": _conv,
+    "gated_conv": _conv,
     "wanted": _wanted,
     "scale_logits": _scale_logits,
     "reorder": _reorder,

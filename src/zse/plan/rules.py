@@ -2,7 +2,7 @@
 
 Launchable (zse.plan.record has a launch for each):
 
-    embed, linear, wanted, attend, LATENTS         as traced; linear with accumulate: added to the stream
+    embed, linear, wanted, attend, LATENTS, READERS  as traced; linear with accumulate: added to the stream
     layer_inputs, gate_inputs, scale_stream        as traced
     norm_sum        (a, b) → norm of a + norm of b
     add_norm        (x[, delta]) → norm of x       x += delta, or x += norm(delta); then normalized (in_place: x itself),
@@ -22,7 +22,8 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, NamedTuple
 
-from zse.plan.trace import Adapted, Node, PlanError, Trace, Value
+from zse.plan import columns
+from zse.plan.trace import READERS, Adapted, Node, PlanError, Trace, Value
 
 # Weights that may lie joined by rows → their parts.
 JOINED: dict[str, tuple[str, ...]] = {
@@ -41,6 +42,7 @@ LAUNCHES = (
     *("embed", "linear", "wanted", "attend", "add_norm", "gated_product", "gated", "heads", "scale_logits", "reorder"),
     *("route", "experts", "combine", "act", "adapt"),
     *LATENTS,
+    *READERS,
     "layer_inputs",
     "gate_inputs",
     "scale_stream",
@@ -204,7 +206,7 @@ def heads(nodes: list[Node], trace: Trace) -> list[Node]:
     """Norms of heads, rotation and the write to the cache are one launch before attention."""
     for attend in [node for node in nodes if node.op == "attend"]:
         q, *written = attend.inputs
-        weights, sources, ropes, gone, eps = {}, [], [], [], {}
+        weights, sources, ropes, gone, eps, gated = {}, [], [], [], {}, False
         for name, value in zip("qk", (q, *written[:1]), strict=False):
             node = _made_by(value, "rotate")
             ropes.append(node.options["rope"])
@@ -214,6 +216,8 @@ def heads(nodes: list[Node], trace: Trace) -> list[Node]:
                 gone.append(value.node)
                 weights[f"{name}_norm"], eps = value.node.weights["weight"], value.node.options
                 value = value.node.inputs[0]
+            if name == "q" and value.node is not None and value.node.op == "head_half":
+                value, gated = value.node.inputs[0], True
             sources.append(value)
         v_norm = False
         for value in written[1:]:
@@ -223,7 +227,7 @@ def heads(nodes: list[Node], trace: Trace) -> list[Node]:
                 value = value.node.inputs[0]
             sources.append(value)
         turned = Value(trace, q.width)
-        options = eps | {"rope": ropes[-1], "q_rope": ropes[0], "v_norm": v_norm, "shared": not written}
+        options = eps | {"rope": ropes[-1], "q_rope": ropes[0], "v_norm": v_norm, "shared": not written, "gated": gated}
         found = Node("heads", _sources(tuple(sources), trace), turned, weights, options)
         replaced = Node("attend", (turned,), attend.output, attend.weights, attend.options)
         at = nodes.index(attend)
@@ -235,6 +239,11 @@ def _made_by(value: Value, op: str) -> Node:
     if value.node is None or value.node.op != op:
         raise PlanError(f"attention takes what {op} gives, not {value.node}")
     return value.node
+
+
+def read_columns(nodes: list[Node], trace: Trace) -> list[Node]:
+    """Recurrent operations read their parts of a product where they lie."""
+    return columns.read_columns(nodes, trace) if any(node.op in READERS for node in nodes) else nodes
 
 
 def gated_product(nodes: list[Node], trace: Trace) -> list[Node]:
@@ -468,6 +477,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "cpu": (
         join_products,
         heads,
+        read_columns,
         gated,
         norm_sum,
         post_norm,
@@ -478,7 +488,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         scale_logits,
     ),
     "gpu": (
-        *(join_products, heads, gated_product, gated, routers, accumulate, norm_sum, post_norm, adapters, reorder),
-        *(convert_stream, add_norm, scale_logits),
+        *(join_products, heads, read_columns, gated_product, gated, routers, accumulate, norm_sum, post_norm, adapters),
+        *(reorder, convert_stream, add_norm, scale_logits),
     ),
 }

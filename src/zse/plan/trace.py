@@ -19,6 +19,12 @@ A Value stands for [tokens, width] numbers, a Node for one operation. The operat
     layer_inputs (product, rows)                norm; each layer's own embeddings
     gate_inputs (gate) → act(gate) * the layer's own embeddings
     scale_stream (stream) → times a number      weight
+    conv, gated_conv (x) → causal convolution   weight, bias; activation; a state (zse.models.hybrid has these seven)
+    delta       (qkv, b, a) → delta rule        A, dt_bias; heads, sizes, tiled; a state
+    scan        (x, dt) → Mamba-2               A, D, dt_bias; heads, groups, state_size, dt_limits; a state
+    gated_norm  (x, gate) → RMSNorm, gated      weight; eps, groups, gate_first, activation
+    head_half   (x) → q or gate of each head    heads, half
+    gate_output (x, gate) → x * sigmoid(gate)
     add         (x, y), scale (x) by factor, cap (x): cap * tanh(x / cap)
     wanted      (x) → its rows whose logits are wanted
 
@@ -28,6 +34,9 @@ A Value stands for [tokens, width] numbers, a Node for one operation. The operat
 from typing import Any, NamedTuple
 
 from zse.errors import ConfigError
+
+# Operations that read columns of a wider value where they lie (zse.kernels.columns).
+READERS = ("conv", "gated_conv", "delta", "scan", "gated_norm", "gate_output")
 
 
 class PlanError(ConfigError):
@@ -83,7 +92,7 @@ class Trace:
     """The operations of one part of a forward, in order. shapes: of the part's weights and vectors by name; what is not
     in it the part does not have (a bias, say). orders: of weights whose columns stand in another order, by the name of
     one that has the same. all_rows: every token's logits are wanted. adapted: what adapters add to. split: values of
-    joined products → the values that they consist of."""
+    joined products, or that are read by parts → the values that they consist of."""
 
     def __init__(
         self,

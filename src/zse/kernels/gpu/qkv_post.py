@@ -197,7 +197,7 @@ def qkv_post_gpu(p: PostParams):
             whole = whole_factor(p.q + zl.i64(token) * p.q_stride, p.heads * p.head_dim, p.eps)
             weight = p.q_norm + head * p.head_dim
         rotate(
-            p.q + zl.i64(token) * p.q_stride + head * p.head_dim,
+            p.q + zl.i64(token) * p.q_stride + head * p.q_step,
             weight,
             whole,
             p.q_table + zl.i64(token) * p.rotary,

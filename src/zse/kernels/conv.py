@@ -1,0 +1,203 @@
+"""The short causal convolution of recurrent layers: each channel over its own last inputs, alone (Qwen3-Next, Mamba-2)
+or between two gates (LFM2).
+
+The state is the last KERNEL - 1 inputs, [KERNEL - 1, channels], the oldest first: rows as they came, so that neighbouring
+channels are read together. A CPU's block takes CHUNK channels through all runs, token by token, with the window in
+registers; what it reads and writes is the floor, inputs and results once, and for each run the state twice."""
+
+from itertools import product
+
+from zse import kernel as zl
+from zse.kernels.columns import embed, source, wide
+from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, check, require
+from zse.kernels.runs import RunParams, States, random_runs, random_state, run_args, run_state, run_tokens, state_output
+from zse.lazy import numpy as np
+from zse.runtime.args import Args
+
+CHUNK = 64  # channels of a block
+KERNELS = (2, 3, 4)  # inputs that a result depends on; the models of 2026 have 3 and 4
+ACTIVATIONS = ("", "silu")
+
+
+class ConvParams(RunParams):
+    """x f32, rows `x_stride` apart: of a gated form [B, C, x] of `channels` each. weight f32 [channels, KERNEL], the last
+    column of a token's own input. ACTIVATION: of the result."""
+
+    x: zl.Ptr[zl.f32, "const"]
+    x_stride: zl.index
+    weight: zl.Ptr[zl.f32, "const"]
+    bias: zl.Ptr[zl.f32, "const"]
+    out: zl.Ptr[zl.f32]
+    channels: zl.index
+    KERNEL: zl.static
+    BIAS: zl.static
+    GATED: zl.static
+    ACTIVATION: zl.static
+
+
+@zl.inline
+def conv_input(p, row, at, lanes):
+    """What is convolved: x, or B * x."""
+    if p.GATED:
+        return zl.load(row + at, lanes) * zl.load(row + 2 * p.channels + at, lanes)
+    return zl.load(row + at, lanes)
+
+
+@zl.inline
+def conv_channels(p, run, at, taps, lanes, GROUPS):
+    """GROUPS * lanes channels from `at` on of a run. taps: [KERNEL + 1, CHUNK], with the bias."""
+    K = p.KERNEL
+    first, last = run_tokens(p, run)
+    state = run_state(p, run) + at
+    begin = at % CHUNK
+    steps = [g * lanes for g in zl.static(range(GROUPS))]
+    weights = [[zl.load(taps + j * CHUNK + begin + step, lanes) for j in zl.static(range(K + 1))] for step in steps]
+    window = [[zl.f32(0) if lanes == 1 else zl.f32.x(lanes)(0) for _ in range(K - 1)] for _ in range(GROUPS)]
+    if p.positions[first] != 0:
+        for g in zl.static(range(GROUPS)):
+            for j in zl.static(range(K - 1)):
+                window[g][j] = zl.load(state + j * p.channels + steps[g], lanes)
+    for token in range(first, last):
+        row = p.x + token * p.x_stride
+        for g in zl.static(range(GROUPS)):
+            here = at + steps[g]
+            value = conv_input(p, row, here, lanes)
+            total = zl.fma(value, weights[g][K - 1], weights[g][K])
+            for j in zl.static(range(K - 1)):
+                total = zl.fma(window[g][j], weights[g][j], total)
+            if p.ACTIVATION == "silu":
+                total = total / (1.0 + zl.exp(total * -1.0))
+            if p.GATED:
+                total = total * zl.load(row + p.channels + here, lanes)
+            zl.store(p.out + token * p.channels + here, total)
+            for j in zl.static(range(K - 2)):
+                window[g][j] = window[g][j + 1]
+            window[g][K - 2] = value
+    for g in zl.static(range(GROUPS)):
+        for j in zl.static(range(K - 1)):
+            zl.store(state + j * p.channels + steps[g], window[g][j])
+
+
+@zl.kernel
+def conv_chunk(p: ConvParams):
+    """Grid (chunks of channels)."""
+    L = zl.target.lanes
+    GROUPS = 2 if L == 16 else 1  # windows and weights in registers: AVX2 has 16, the others 32
+    first = zl.block_index(0) * CHUNK
+    last = min(first + CHUNK, p.channels)
+    taps = zl.local_array(zl.f32, (p.KERNEL + 1) * CHUNK)
+    for c in range(first, last):
+        for j in zl.static(range(p.KERNEL)):
+            taps[j * CHUNK + c - first] = p.weight[c * p.KERNEL + j]
+        taps[p.KERNEL * CHUNK + c - first] = p.bias[c] if p.BIAS else 0.0
+    for run in range(p.runs):
+        start = first + 0
+        for lanes, groups in zl.static(((L, GROUPS), (L, 1), (1, 1))):
+            stop = start + (last - start) // (lanes * groups) * (lanes * groups)
+            for at in range(start, stop, lanes * groups):
+                conv_channels(p, run, at, taps, lanes, groups)
+            start = stop
+
+
+def conv(recorder, x, weight, bias, state, runs, out, activation: str = "", gated: bool = False) -> None:
+    """out f32 [M, C] = activation(bias + each channel's last inputs times `weight`); the state of each run moves on.
+
+    Args:
+        x: f32 [M, C], a Tensor or Columns; gated: [M, 3 C] of B, C and x, and out = C * conv(B * x).
+        weight: f32 [C, K], K of KERNELS, the last column of a token's own input. bias: f32 [C] or None.
+        state: StatePart [K - 1, C]; runs: Runs of the batch.
+        activation: of ACTIVATIONS; a gated form has none.
+    """
+    tokens, channels = out.shape
+    kernel = weight.shape[1]
+    name = "gated_conv" if gated else "conv"
+    require(kernel in KERNELS, f"{name}: a kernel of {kernel} inputs, expected one of {KERNELS}")
+    require(activation in (ACTIVATIONS[:1] if gated else ACTIVATIONS), f"{name}: activation {activation!r}")
+    check(f"{name} out", out, "f32", tokens, channels)
+    check(f"{name} weight", weight, "f32", channels, kernel)
+    if bias is not None:
+        check(f"{name} bias", bias, "f32", channels)
+    where, stride = source(f"{name} x", x, tokens, 3 * channels if gated else channels)
+    args = Args(
+        x=where,
+        x_stride=stride,
+        weight=weight,
+        bias=bias,
+        out=out,
+        channels=channels,
+        **run_args(name, state, runs, tokens, kernel - 1, channels),
+    )
+    recorder.launch(_symbol(kernel, bias is not None, gated, activation), args, (-(-channels // CHUNK),))
+
+
+def _symbol(kernel: int, bias: bool, gated: bool, activation: str) -> str:
+    return f"{'gated_conv' if gated else 'conv'}_{kernel}{'_bias' if bias else ''}{f'_{activation}' * bool(activation)}"
+
+
+def forms():
+    """(symbol, static arguments) of every form."""
+    for kernel, bias, (gated, activation) in product(
+        KERNELS, (False, True), ((True, ""), (False, ""), (False, "silu"))
+    ):
+        fixed = {"KERNEL": kernel, "BIAS": bias, "GATED": gated, "ACTIVATION": activation}
+        yield _symbol(kernel, bias, gated, activation), fixed
+
+
+def _reference(x, weight, bias, state, runs, activation="", gated=False, out=None):
+    x, weight, states = wide(x), weight.astype(np.float64), States(state, runs)
+    parts = np.split(x, 3, axis=1) if gated else (None, None, x)
+    inputs = parts[0] * parts[2] if gated else x
+    result = np.empty(inputs.shape)
+    for tokens, window in states.each():
+        for token in tokens:
+            seen = np.concatenate([window, inputs[token : token + 1]])
+            result[token] = (seen * weight.T).sum(axis=0) + (0 if bias is None else bias)
+            window[:] = seen[1:]
+    if activation == "silu":
+        result = result / (1 + np.exp(-result))
+    return {"out": result * parts[1] if gated else result, "state.tensor": states.tensor}
+
+
+def _cases(rng, family="cpu"):
+    near = Tolerance(4e-6, 4e-6, "f32 sums of up to five numbers of a few units; an exponent rounded before exp")
+    shapes = (
+        (2048, (1,), (), 0),
+        (96, (1, 1, 1, 1, 1), (1, 4), 0),
+        (576, (37, 1, 2, 3, 64), (0, 2), 32),
+        (8 if family == "gpu" else 7, (5, 1, 130), (1,), 0),
+        (160, (1, 4), (0, 1), 64),
+    )
+    for number, (_, fixed) in enumerate(forms()):
+        for channels, lengths, fresh, beside in (shapes[number % 5], shapes[(number + 2) % 5]):
+            runs, tokens = random_runs(rng, lengths, fresh), sum(lengths)
+            kernel, gated = fixed["KERNEL"], fixed["GATED"]
+            state = random_state(rng, runs, (kernel - 1, channels))
+            x = rng.standard_normal((tokens, 3 * channels if gated else channels)).astype(np.float32)
+            inputs = {
+                "x": embed(rng, x, beside, beside // 2) if beside else x,
+                "weight": rng.standard_normal((channels, kernel)).astype(np.float32),
+                "bias": rng.standard_normal(channels).astype(np.float32) if fixed["BIAS"] else None,
+                "state": state,
+                "runs": runs,
+            }
+            options = {"activation": fixed["ACTIVATION"], "gated": gated}
+            outputs = {"out": OutputSpec((tokens, channels), "float32", near), **state_output(state, near)}
+            name = _symbol(kernel, fixed["BIAS"], gated, fixed["ACTIVATION"])
+            yield Case(f"{name}: {channels} channels, runs {lengths}", inputs, outputs, options)
+
+
+def _cost(case: Case) -> Cost:
+    (tokens, channels), kernel = case.outputs["out"].shape, case.inputs["weight"].shape[1]
+    runs, read = len(case.inputs["runs"].slot), 3 if case.options["gated"] else 1
+    moved = tokens * channels * (read + 1) + channels * kernel + 2 * runs * channels * (kernel - 1)
+    return Cost(4 * moved, 2 * tokens * channels * kernel)
+
+
+CONV = Op(
+    "conv",
+    lambda target: [zl.Variant(symbol, conv_chunk, fixed) for symbol, fixed in forms()],
+    conv,
+    _reference,
+    _cases,
+    _cost,
+)

@@ -1,0 +1,104 @@
+"""The runs of a batch, for kernels whose sequences carry a state (zse.tensor: Runs, StatePart), and their cases."""
+
+from typing import Any
+
+from zse import kernel as zl
+from zse.kernels.op import OutputSpec, Tolerance, check, require
+from zse.lazy import numpy as np
+from zse.tensor import Runs, StatePart
+
+
+class RunParams(zl.Record):
+    """state: all slots, `slot_size` f32 numbers apart; place: where the part begins in each."""
+
+    state: zl.Ptr[zl.f32]
+    slot_size: zl.i64
+    place: zl.i64
+    run_start: zl.Ptr[zl.i32, "const"]
+    run_slot: zl.Ptr[zl.i32, "const"]
+    positions: zl.Ptr[zl.i32, "const"]
+    runs: zl.index
+
+
+@zl.inline
+def run_tokens(p, run):
+    """(first token, token behind the last one) of a run."""
+    return zl.i64(p.run_start[run]), zl.i64(p.run_start[run + 1])
+
+
+@zl.inline
+def run_state(p, run):
+    """Where the run's state begins."""
+    return p.state + zl.i64(p.run_slot[run]) * p.slot_size + p.place
+
+
+def run_args(op: str, state: StatePart, runs: Runs, tokens: Any, *shape: int) -> dict[str, Any]:
+    """The fields of RunParams, checked: the state's part has this shape."""
+    require(tuple(state.shape) == shape, f"{op} state: a part of shape {tuple(state.shape)}, expected {shape}")
+    check(f"{op} state", state.tensor, "f32", None, None)
+    slot_size = state.tensor.shape[1]
+    size = 1
+    for each in shape:
+        size *= each
+    require(0 <= state.place <= slot_size - size, f"{op} state: place {state.place} in a slot of {slot_size} numbers")
+    check(f"{op} runs.start", runs.start, "i32", None)
+    check(f"{op} runs.slot", runs.slot, "i32", None)
+    check(f"{op} runs.positions", runs.positions, "i32", tokens)
+    return dict(
+        state=state.tensor,
+        slot_size=slot_size,
+        place=state.place,
+        run_start=runs.start,
+        run_slot=runs.slot,
+        positions=runs.positions,
+        runs=runs.slot.shape[0],
+    )
+
+
+# -- of cases and references
+
+
+def random_runs(rng: Any, lengths: tuple[int, ...], fresh: tuple[int, ...] = ()) -> Runs:
+    """Runs of so many tokens on the host, each with a slot among two more than there are runs. fresh: those that begin
+    at position 0; the others begin later."""
+    start = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    begins = [0 if run in fresh else int(rng.integers(1, 5000)) for run in range(len(lengths))]
+    positions = np.concatenate([begin + np.arange(length) for begin, length in zip(begins, lengths, strict=True)])
+    slot = rng.permutation(len(lengths) + 2)[: len(lengths)].astype(np.int32)
+    return Runs(start, slot, positions.astype(np.int32))
+
+
+def random_state(rng: Any, runs: Runs, shape: tuple[int, ...], scale: float = 1.0) -> StatePart:
+    """A part of that shape between others in slots of which those hold numbers that continued runs have; everything
+    else, the slots of fresh runs with it, is NaN."""
+    size, place = int(np.prod(shape)), 16 * int(rng.integers(0, 4))
+    tensor = np.full((len(runs.slot) + 2, place + size + 32), np.nan, np.float32)
+    for first, slot in zip(runs.start, runs.slot, strict=False):
+        if runs.positions[first] > 0:
+            tensor[slot, place : place + size] = rng.standard_normal(size) * scale
+    return StatePart(tensor, place, shape)
+
+
+def state_output(state: StatePart, tolerance: Tolerance) -> dict[str, OutputSpec]:
+    """The state as a case's output: what lies beside the part, and slots of no run, stay as they are."""
+    return {"state.tensor": OutputSpec(state.tensor.shape, "float32", tolerance, inout=state.tensor)}
+
+
+class States:
+    """A reference's states. each(): of every run its tokens' numbers and its state, float64, zeros where it begins;
+    what is left in it goes to `tensor` when the next one begins."""
+
+    def __init__(self, state: StatePart, runs: Runs):
+        self.state, self.runs = state, runs
+        self.tensor = np.asarray(state.tensor, np.float64).copy()
+
+    def each(self) -> Any:
+        """(range of tokens, state) of every run, the state to be changed in place."""
+        place, shape = self.state.place, tuple(self.state.shape)
+        size = int(np.prod(shape))
+        for run, slot in enumerate(self.runs.slot):
+            first, last = (int(self.runs.start[at]) for at in (run, run + 1))
+            part = self.tensor[slot, place : place + size]
+            if self.runs.positions[first] == 0:
+                part[:] = 0
+            yield range(first, last), part.reshape(shape)
