@@ -32,7 +32,7 @@ def numbers(rank: int, *shape: int) -> np.ndarray:
 def play(rank: int, size: int, descriptor: int, seconds: float = 0.0) -> None:
     """What every rank does; the checks are the same on all."""
     group = RankGroup.join(rank, size, descriptor) if rank else PLAYED[0]
-    told = [b"x" * (rank * host.ROOM // 2 + 1) for rank in range(size)]
+    told = [b"x" * (rank * host.SMALL_BYTES + 1) for rank in range(size)]
     assert group.exchange(told[rank]) == told
     with open_device("cpu", threads=1) as device:
         group.connect(device)

@@ -61,6 +61,7 @@ class RankGroup:
         """Make the collectives of recordings of this device. All ranks must call it. GroupError, DeviceError."""
         if not device.shares_memory:
             raise GroupError(f"{device.name}: there are no collectives for this device yet; use --device cpu")
+        self.host.watch([int.from_bytes(pid, "little") for pid in self.exchange(os.getpid().to_bytes(8, "little"))])
         self._collectives = self.host
 
     # -- of a recording

@@ -64,6 +64,10 @@ class CPUDevice(Device):
             raise DeviceError(f"the {self.isa} library lacks {symbol!r}; run `python -m zse.build --force`") from None
         return Program(symbol, ctypes.cast(function, ctypes.c_void_p).value or 0, entry)
 
+    def define(self, symbol: str, address: int, params: "list[list[str]]") -> None:
+        """Have a kernel that is no compiled one: a C function of the runtime (zse_kernel in zse_runtime.h)."""
+        self._programs[symbol] = Program(symbol, address, {"params": params})
+
     def _library(self, path: str) -> ctypes.CDLL:
         if path not in self._libraries:
             self._libraries[path] = native.open_library(path)
@@ -103,6 +107,7 @@ class CPUGraph(Graph):
     def __init__(self, device: CPUDevice, recorder: Recorder):
         super().__init__(device, recorder)
         self._run = device._runtime.zse_graph_run
+        self._checks = tuple(recorder.checks)
         self._graph = self._create()
 
     def _create(self, in_order: bool = False) -> int:
@@ -121,6 +126,8 @@ class CPUGraph(Graph):
         # It returns 0 or the caller looks for the reason: the common path is one call.
         if self._run(self.device._pool, self._graph, values, None):
             raise self.symbol_error(symbols)
+        for check in self._checks:
+            check()
         return _DONE
 
     def profile(self, **symbols: int) -> "list[tuple[str, int]]":
@@ -159,6 +166,7 @@ class CalledGraph(Graph):
                 if number > at:
                     piece = device.record()
                     piece.launches, piece.maxima = recorder.launches[at:number], recorder.maxima
+                    piece.checks = recorder.checks
                     self._pieces.append(CPUGraph(device, piece))
                 if launch is not None:
                     self._pieces.append(launch)

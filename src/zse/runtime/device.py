@@ -87,10 +87,10 @@ class Recorder:
         self.device = device
         self.launches: list[Launch] = []
         self.maxima: dict[str, int] = {}
+        self.checks: list[Callable[[], None]] = []  # after each replay on a CPU
 
     def symbol(self, name: str, maximum: int = MAX_SYMBOL) -> Sym:
-        """The number called `name`, given to every `Graph.run`, 0 ≤ value ≤ maximum. Asked again: the same one,
-        with the smaller of the maxima."""
+        """The number called `name`, given to every `Graph.run`, 0 ≤ value ≤ maximum. Asked again: the smaller maximum."""
         self.maxima[name] = min(self.maxima.get(name, MAX_SYMBOL), maximum)
         return Sym(name)
 

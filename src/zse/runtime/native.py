@@ -124,6 +124,12 @@ _SIGNATURES = {
     "zse_gpu_list_destroy": (None, [c_void_p]),
     "zse_gpu_list_submit": (c_int32, [POINTER(GPUDriverTable), *[c_void_p] * 7, POINTER(c_int64)]),
     "zse_gpu_wait": (c_int32, [POINTER(GPUDriverTable), c_void_p, c_int64]),
+    "zse_group_bytes": (c_int64, [c_int32, c_int64, c_int64]),
+    "zse_group_open": (c_void_p, [c_void_p, c_int32, c_int32, c_int64, c_int64, c_int64, c_int32]),
+    "zse_group_watch": (None, [c_void_p, c_int32, c_int32]),
+    "zse_group_wait": (c_int32, [c_void_p, c_int64]),
+    "zse_group_status": (c_int32, [c_void_p, POINTER(c_int32)]),
+    "zse_group_close": (None, [c_void_p]),
 }
 
 _runtime: ctypes.CDLL | None = None

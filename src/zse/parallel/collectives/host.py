@@ -1,17 +1,17 @@
-"""Collectives through memory that the ranks' processes share.
+"""Collectives through memory that the ranks' processes share (runtime/csrc/collective.h).
 
-Each rank has two slots, used by turns, and a counter. A rank writes its part to its slot, raises its counter, waits until all counters
-are as high, and reads the others' slots. Two slots are enough: who has begun turn n has read what was written in turn n - 2, because all had
-begun turn n - 1 before. Longer parts go in several turns."""
+In a recording they are launches as others are: the device's threads copy, wait and add, without Python. A rank that does not come
+within the group's time, has ended or has left ends the group on every rank; the replay then raises GroupError."""
 
 import ctypes
 import os
+import sys
 import time
-from functools import partial
 
 from zse.dtypes import ITEM_BYTES
-from zse.lazy import numpy as np
-from zse.runtime.host_call import call_host
+from zse.errors import GroupError
+from zse.runtime import native
+from zse.runtime.args import Args
 from zse.runtime.symbol import Sym
 
 TYPE_CHECKING = False
@@ -21,143 +21,186 @@ if TYPE_CHECKING:
 
     from zse.parallel.group import RankGroup
     from zse.runtime.device import Recorder
+    from zse.runtime.symbol import Size
     from zse.tensor import Tensor
 
-ROOM = 4 << 20  # bytes of a slot
-LINE = 64  # bytes of a counter's cache line
-LOOK_S = 0.05
-SPINS = 2000  # looks at the counters before the rank sleeps between them: about 1 ms
+# Most bytes of one rank's part: 8,192 tokens of 8,192 f32. Only what was written is resident.
+MAX_BYTES = 256 << 20
+# A decode step's part: 16 rows of 4,096 f32. Up to here one barrier and every rank adding all parts is faster than two
+# barriers and each rank adding its share.
+SMALL_BYTES = 256 << 10
+# A pause is 40 to 140 cycles: a rank that is some tens of microseconds behind is waited for without the system's help. With
+# more ranks than cores the one that is waited for may need the core of the one that waits.
+SPINS, CROWDED_SPINS = 2000, 20
+LOOK_MS = 50
+TYPES = {"f32": 0, "bf16": 1}
+PARAMS = {
+    "reduce": [["group", "ptr"], ["x", "ptr"], ["out", "ptr"], ["count", "i64"], ["type", "i64"]],
+    "gather": [["group", "ptr"], ["x", "ptr"], ["out", "ptr"], ["rows", "i64"], ["widths", "ptr"]],
+    "broadcast": [["group", "ptr"], ["x", "ptr"], ["nbytes", "i64"]],
+}
+PHASES = ("publish", "combine", "finish")
+WHY = {
+    1: "{culprit} has ended",
+    2: "{culprit} has left the group",
+    3: "waited {timeout:g} s for {culprit} (ZSE_GROUP_TIMEOUT_S)",
+    4: "another rank ended the group because of {culprit}",
+}
 
 
 def shared_bytes(size: int) -> int:
     """Bytes of the memory that `size` ranks share; what is not written costs none."""
-    return 2 * size * ROOM + size * LINE
+    return native.runtime().zse_group_bytes(size, MAX_BYTES, SMALL_BYTES)
 
 
 class HostCollectives:
-    """memory: shared_bytes(group.size)."""
+    """memory: shared_bytes(group.size), zeroed when the first rank maps it."""
 
     def __init__(self, group: "RankGroup", memory: "mmap.mmap"):
-        self._group, self._memory, self._turn = group, memory, 0
+        self._group, self._memory, self._runtime = group, memory, native.runtime()
         self._view = (ctypes.c_char * len(memory)).from_buffer(memory)
-        base = ctypes.addressof(self._view)
-        self._slots = [[base + (2 * rank + turn) * ROOM for turn in range(2)] for rank in range(group.size)]
-        counters = base + 2 * group.size * ROOM
-        self._counters = [ctypes.c_uint64.from_address(counters + rank * LINE) for rank in range(group.size)]
+        spins = SPINS if group.size <= (os.cpu_count() or 1) else CROWDED_SPINS
+        self._handle: int | None = self._runtime.zse_group_open(
+            ctypes.addressof(self._view),
+            group.rank,
+            group.size,
+            MAX_BYTES,
+            SMALL_BYTES,
+            int(group.timeout_s * 1000),
+            spins,
+        )
+        if not self._handle:
+            raise GroupError(f"rank {group.rank} of {group.size}: the group cannot be opened")
+        self._pids: Sequence[int] = ()
+        self._watched: list[int] = []
+        self._widths: dict[tuple[int, ...], ctypes.Array] = {}
+
+    def watch(self, pids: "Sequence[int]") -> None:
+        """Notice within 20 ms when one of these processes, the ranks', has ended (Linux 5.3 or later)."""
+        self._pids = pids
+        for rank, pid in enumerate(pids):
+            if rank != self._group.rank and sys.platform == "linux":
+                try:
+                    self._watched.append(os.pidfd_open(pid))
+                except ProcessLookupError:
+                    raise GroupError(f"rank {self._group.rank}: rank {rank} (process {pid}) has ended") from None
+                except OSError:  # an older kernel, a sandbox: its silence is noticed
+                    continue
+                self._runtime.zse_group_watch(self._open(), rank, self._watched[-1])
 
     # -- of a recording
 
     def all_reduce(self, recorder: "Recorder", x: "Tensor", out: "Tensor") -> None:
-        """As RankGroup's."""
-        call_host(recorder, partial(self._all_reduce, x, out))
+        """As RankGroup's. ValueError for more than MAX_BYTES and for other types than f32 and bf16."""
+        if (out.shape, out.dtype) != (x.shape, x.dtype) or x.dtype not in TYPES:
+            raise ValueError(f"all_reduce of {x.dtype} {x.shape} to {out.dtype} {out.shape}; {', '.join(TYPES)}")
+        count = _count(x.shape)
+        args = Args(group=self._open(), x=x, out=out, count=count, type=TYPES[x.dtype])
+        self._record(recorder, "reduce", args, _largest(recorder, count) * ITEM_BYTES[x.dtype])
 
     def gather(self, recorder: "Recorder", x: "Tensor", out: "Tensor", widths: "Sequence[int]") -> None:
-        """As RankGroup's."""
-        call_host(recorder, partial(self._gather, x, out, tuple(widths)))
+        """As RankGroup's, of any dtype. Errors as of all_reduce."""
+        rank, item = self._group.rank, ITEM_BYTES[x.dtype]
+        if x.shape[1:] != (widths[rank],) or (not rank and (out.shape[1:], out.dtype) != ((sum(widths),), x.dtype)):
+            raise ValueError(f"gather of {x.dtype} {x.shape} to {out.dtype} {out.shape}: widths {tuple(widths)}")
+        array = self._widths_of([width * item for width in widths])
+        args = Args(group=self._open(), x=x, out=None if rank else out, rows=x.shape[0], widths=ctypes.addressof(array))
+        self._record(recorder, "gather", args, _largest(recorder, x.shape[0]) * max(widths) * item)
 
     def broadcast(self, recorder: "Recorder", x: "Tensor") -> None:
         """As RankGroup's."""
-        call_host(recorder, partial(self._broadcast, x))
+        nbytes = _count((*x.shape, ITEM_BYTES[x.dtype]))
+        args = Args(group=self._open(), x=x, nbytes=nbytes)
+        self._record(recorder, "broadcast", args, _largest(recorder, nbytes))
 
-    # -- what they do
+    def _record(self, recorder: "Recorder", name: str, args: Args, largest: int) -> None:
+        """The launches of a collective, each with a block for each thread. largest: most bytes of a part."""
+        if largest > MAX_BYTES:
+            raise ValueError(f"a part of {largest:,} bytes; ranks share at most {MAX_BYTES:,} at once")
+        device = recorder.device
+        for phase in PHASES[: 2 + (largest > SMALL_BYTES)]:
+            symbol = f"zse_group_{name}_{phase}"
+            address = ctypes.cast(getattr(self._runtime, symbol), ctypes.c_void_p).value or 0
+            device.define(symbol, address, PARAMS[name])  # type: ignore[attr-defined]
+            recorder.launch(symbol, args, grid=device.threads)
+        if self.check not in recorder.checks:
+            recorder.checks.append(self.check)
 
-    def _all_reduce(self, x: "Tensor", out: "Tensor", symbols: dict[str, int]) -> None:
-        nbytes = _rows(x, symbols) * x.shape[1] * ITEM_BYTES[x.dtype]
-        for start in range(0, nbytes, ROOM):
-            count = min(ROOM, nbytes - start)
-            self._sum(self._share(x.address + start, count), out.address + start, count, x.dtype)
+    def check(self) -> None:
+        """GroupError, which says why, when the group has ended."""
+        culprit = ctypes.c_int32()
+        status = self._runtime.zse_group_status(self._open(), culprit)
+        if status:
+            self._group.look()  # knows how a process ended
+            name = f"rank {culprit.value}"
+            if self._pids:
+                name += f" (process {self._pids[culprit.value]})"
+            reason = WHY[status].format(culprit=name, timeout=self._group.timeout_s)
+            raise GroupError(f"rank {self._group.rank} of {self._group.size}: {reason}")
 
-    def _sum(self, parts: list[int], out: int, nbytes: int, dtype: str) -> None:
-        """The numbers at the addresses `parts`, added in their order."""
-        if dtype == "f32":
-            into = _array(out, nbytes, np.float32)
-            np.add(_array(parts[0], nbytes, np.float32), _array(parts[1], nbytes, np.float32), out=into)
-            for part in parts[2:]:
-                np.add(into, _array(part, nbytes, np.float32), out=into)
-            return
-        total = sum((_array(part, nbytes, np.uint16).astype(np.uint32) << 16).view(np.float32) for part in parts)
-        bits = total.astype(np.float32).view(np.uint32)
-        _array(out, nbytes, np.uint16)[:] = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
-
-    def _gather(self, x: "Tensor", out: "Tensor", widths: tuple[int, ...], symbols: dict[str, int]) -> None:
-        rows, most = _rows(x, symbols), ROOM // (4 * max(widths))
-        if not most:
-            raise ValueError(f"a row of {max(widths)} numbers is longer than a slot")
-        mine = 4 * widths[self._group.rank]
-        for start in range(0, rows, most):
-            count = min(most, rows - start)
-            parts = self._share(x.address + start * mine, count * mine)
-            if self._group.rank:
-                continue
-            total, at = sum(widths), 0
-            into = _array(out.address + 4 * start * total, 4 * count * total, np.float32).reshape(count, total)
-            for part, width in zip(parts, widths, strict=True):
-                into[:, at : at + width] = _array(part, 4 * count * width, np.float32).reshape(count, width)
-                at += width
-
-    def _broadcast(self, x: "Tensor", symbols: dict[str, int]) -> None:
-        nbytes = ITEM_BYTES[x.dtype] * _rows(x, symbols)
-        for size in x.shape[1:]:
-            nbytes *= size
-        for start in range(0, nbytes, ROOM):
-            count = min(ROOM, nbytes - start)
-            parts = self._share(x.address + start, 0 if self._group.rank else count)
-            if self._group.rank:
-                ctypes.memmove(x.address + start, parts[0], count)
+    # -- outside of recordings
 
     def exchange(self, data: bytes) -> list[bytes]:
         """As RankGroup's."""
-        sizes = [
-            int.from_bytes(size, "little")
-            for size in self._exchange(len(data).to_bytes(8, "little"), [8] * self._group.size)
-        ]
-        return self._exchange(data, sizes)
-
-    def _exchange(self, data: bytes, sizes: "Sequence[int]") -> list[bytes]:
+        eight = [8] * self._group.size
+        sizes = [int.from_bytes(size, "little") for size in self._exchange(len(data).to_bytes(8, "little"), eight)]
         found = [b""] * self._group.size
-        for start in range(0, max(sizes), ROOM):
-            piece = ctypes.create_string_buffer(data[start : start + ROOM], max(1, len(data[start : start + ROOM])))
-            parts = self._share(ctypes.addressof(piece), len(data[start : start + ROOM]))
-            for rank, part in enumerate(parts):
-                found[rank] += ctypes.string_at(part, max(0, min(ROOM, sizes[rank] - start)))
+        for start in range(0, max(sizes), MAX_BYTES):
+            pieces = [max(0, min(MAX_BYTES, size - start)) for size in sizes]
+            for rank, piece in enumerate(self._exchange(data[start : start + MAX_BYTES], pieces)):
+                found[rank] += piece
         return found
 
-    def _share(self, source: int, nbytes: int) -> list[int]:
-        """Give `nbytes` to all; where each rank's are now, until the turn after the next."""
-        self._turn += 1
-        turn, which = self._turn, self._turn % 2
-        ctypes.memmove(self._slots[self._group.rank][which], source, nbytes)
-        self._counters[self._group.rank].value = turn
-        for rank, counter in enumerate(self._counters):
-            if counter.value < turn and rank != self._group.rank:
-                self._wait(counter, turn)
-        return [slots[which] for slots in self._slots]
-
-    def _wait(self, counter: "ctypes.c_uint64", turn: int) -> None:
-        for _ in range(SPINS):
-            if counter.value >= turn:
-                return
-            os.sched_yield()
-        began = looked = time.monotonic()
-        while counter.value < turn:
-            time.sleep(0.0001)
-            now = time.monotonic()
-            if now - looked > LOOK_S:
+    def _exchange(self, data: bytes, sizes: "Sequence[int]") -> list[bytes]:
+        """Everybody's bytes, of these sizes, on every rank: a gather by this thread, which looks at the group while it
+        waits."""
+        out = ctypes.create_string_buffer(max(1, sum(sizes)))
+        widths = self._widths_of(sizes)
+        kept = ctypes.create_string_buffer(data, max(1, len(data)))
+        numbers = (self._open(), ctypes.addressof(kept), ctypes.addressof(out), 1, ctypes.addressof(widths))
+        args, one = (ctypes.c_uint64 * 5)(*numbers), (ctypes.c_int64 * 3)(1, 1, 1)
+        for phase in PHASES:
+            began = time.monotonic()
+            while phase != "publish" and not (here := self._runtime.zse_group_wait(self._open(), LOOK_MS)):
                 self._group.check(began)
-                looked = now
+            if phase != "publish" and here < 0:
+                self.check()
+            getattr(self._runtime, f"zse_group_gather_{phase}")(args, one, ctypes.c_int64(0), ctypes.c_int64(1))
+        starts = [sum(sizes[:rank]) for rank in range(len(sizes))]
+        return [out.raw[start : start + size] for start, size in zip(starts, sizes, strict=True)]
 
     def close(self) -> None:
-        """Give the memory back."""
-        self._counters.clear()
-        del self._view
-        self._memory.close()
+        """Leave, and give the memory back: ranks that wait for this one get a GroupError. Its recordings must not be
+        replayed any more. Closing twice does nothing."""
+        handle, self._handle = self._handle, None
+        if handle:
+            self._runtime.zse_group_close(handle)
+            for fd in self._watched:
+                os.close(fd)
+            del self._view
+            self._memory.close()
+
+    def _open(self) -> int:
+        if self._handle is None:
+            raise GroupError(f"rank {self._group.rank} of {self._group.size}: the group was closed")
+        return self._handle
+
+    def _widths_of(self, widths: "Sequence[int]") -> "ctypes.Array":
+        """For C, kept as long as this is."""
+        key = tuple(widths)
+        if len(key) != self._group.size or min(key) < 0:
+            raise ValueError(f"widths {key} of {self._group.size} ranks")
+        return self._widths.setdefault(key, (ctypes.c_int64 * len(key))(*key))
 
 
-def _rows(x: "Tensor", symbols: dict[str, int]) -> int:
-    rows = x.shape[0]
-    return rows.value(symbols) if isinstance(rows, Sym) else rows
+def _count(shape: tuple) -> "Size":
+    """Elements of a shape whose first dimension may be a symbol."""
+    count: Size = 1
+    for dim in shape:
+        count = dim * count
+    return count
 
 
-def _array(address: int, nbytes: int, kind):
-    """NumPy's view of memory."""
-    return np.frombuffer(memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B"), kind)
+def _largest(recorder: "Recorder", size: "Size") -> int:
+    """The most that a number of a recording can be."""
+    return size.value(recorder.maxima) if isinstance(size, Sym) else size

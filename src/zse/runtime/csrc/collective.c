@@ -1,0 +1,401 @@
+/* See collective.h. */
+#define _GNU_SOURCE
+#include "collective.h"
+#include "zse_runtime.h"
+
+#include <poll.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <time.h>
+#include <unistd.h>
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#endif
+
+#define LINE 64
+#define YIELDS 400      /* of the processor, before a wait sleeps */
+#define SLICE_MS 20     /* a sleeping wait looks so often whether its peer is alive and time is left */
+#define SHARE_ALIGN 16  /* elements: blocks begin at whole cache lines */
+
+struct rank_state {
+    _Alignas(LINE) _Atomic uint32_t arrived; /* barriers that this rank has reached, modulo 2^32 */
+    _Atomic uint32_t left;
+};
+
+struct header {
+    _Alignas(LINE) _Atomic uint32_t ended; /* 1 + the rank to blame */
+    _Atomic uint32_t sleepers;
+    struct rank_state ranks[ZSE_MAX_RANKS];
+};
+
+struct zse_group {
+    struct header *header;
+    uint8_t *slots;
+    int64_t max_bytes, small_bytes;
+    int32_t rank, size, spins;
+    int64_t timeout_ms;
+    int32_t watched[ZSE_MAX_RANKS];
+    uint32_t barrier; /* that this rank arrived at last */
+    uint32_t number;  /* of this collective */
+    _Alignas(LINE) _Atomic uint64_t done; /* blocks of the phase */
+    _Atomic int32_t status, culprit;
+};
+
+static int64_t rounded(int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+
+int64_t zse_group_bytes(int32_t size, int64_t max_bytes, int64_t small_bytes) {
+    int64_t large = max_bytes > small_bytes ? rounded(max_bytes) : 0; /* no large slots where every part is small */
+    return rounded(sizeof(struct header)) + size * (2 * rounded(small_bytes) + large) + large;
+}
+
+static uint8_t *small_slot(const zse_group *group, int32_t rank) {
+    return group->slots + (2 * rank + (group->number & 1)) * rounded(group->small_bytes);
+}
+
+static uint8_t *large_slot(const zse_group *group, int32_t rank) {
+    return group->slots + 2 * group->size * rounded(group->small_bytes) + rank * rounded(group->max_bytes);
+}
+
+static uint8_t *result_of(const zse_group *group) { return large_slot(group, group->size); }
+
+zse_group *zse_group_open(void *memory, int32_t rank, int32_t size, int64_t max_bytes, int64_t small_bytes, int64_t timeout_ms,
+                          int32_t spins) {
+    if (!memory || size < 1 || size > ZSE_MAX_RANKS || rank < 0 || rank >= size || max_bytes < 1 || small_bytes < 1) return NULL;
+    zse_group *group = NULL;
+    if (posix_memalign((void **)&group, LINE, sizeof *group)) return NULL;
+    memset(group, 0, sizeof *group);
+    group->header = memory;
+    group->slots = (uint8_t *)memory + rounded(sizeof(struct header));
+    group->max_bytes = max_bytes;
+    group->small_bytes = small_bytes;
+    group->rank = rank;
+    group->size = size;
+    group->spins = spins;
+    group->timeout_ms = timeout_ms;
+    for (int32_t i = 0; i < size; i++) group->watched[i] = -1;
+    return group;
+}
+
+void zse_group_watch(zse_group *group, int32_t rank, int32_t fd) { group->watched[rank] = fd; }
+
+static bool is_running(const zse_group *group) {
+    return atomic_load_explicit(&group->status, memory_order_relaxed) == ZSE_GROUP_OK;
+}
+
+static int64_t now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+static void pause_core(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb" ::: "memory");
+#endif
+}
+
+static void wake_sleepers(zse_group *group, int32_t rank) {
+#if defined(__linux__)
+    if (atomic_load(&group->header->sleepers))
+        syscall(SYS_futex, &group->header->ranks[rank].arrived, FUTEX_WAKE, 1 << 30, NULL, NULL, 0);
+#else
+    (void)group, (void)rank;
+#endif
+}
+
+/* Elsewhere a sleeper looks again after half a millisecond. */
+static void sleep_on(zse_group *group, _Atomic uint32_t *word, uint32_t seen) {
+#if defined(__linux__)
+    struct timespec slice = {0, SLICE_MS * 1000000l};
+    atomic_fetch_add(&group->header->sleepers, 1);
+    if (atomic_load(word) == seen) syscall(SYS_futex, word, FUTEX_WAIT, seen, &slice, NULL, 0);
+    atomic_fetch_sub(&group->header->sleepers, 1);
+#else
+    struct timespec slice = {0, 500000};
+    (void)group, (void)word, (void)seen;
+    nanosleep(&slice, NULL);
+#endif
+}
+
+static void fail(zse_group *group, int32_t status, int32_t culprit) {
+    int32_t none = ZSE_GROUP_OK;
+    uint32_t running = 0;
+    atomic_store(&group->culprit, culprit);
+    atomic_compare_exchange_strong(&group->status, &none, status);
+    atomic_compare_exchange_strong(&group->header->ended, &running, (uint32_t)culprit + 1);
+    for (int32_t rank = 0; rank < group->size; rank++) wake_sleepers(group, rank);
+}
+
+static bool has_ended(const zse_group *group, int32_t rank) {
+    struct pollfd watched = {group->watched[rank], POLLIN, 0};
+    return watched.fd >= 0 && poll(&watched, 1, 0) > 0;
+}
+
+static bool has_arrived(const zse_group *group, int32_t rank) {
+    return (int32_t)(atomic_load_explicit(&group->header->ranks[rank].arrived, memory_order_acquire) - group->barrier) >= 0;
+}
+
+/* Whether to wait on for `rank`. Ends the group for what says that it never arrives. */
+static bool look_at(zse_group *group, int32_t rank) {
+    uint32_t ended = atomic_load(&group->header->ended);
+    int32_t status = ended                                              ? ZSE_GROUP_ENDED
+                     : atomic_load(&group->header->ranks[rank].left) ? ZSE_GROUP_LEFT
+                     : has_ended(group, rank)                         ? ZSE_GROUP_DIED
+                                                                      : ZSE_GROUP_OK;
+    if (status == ZSE_GROUP_OK || has_arrived(group, rank)) return true; /* it may arrive and end at once */
+    fail(group, status, ended ? (int32_t)ended - 1 : rank);
+    return false;
+}
+
+/* Until all ranks have reached the barrier that this one reached last. -1: they have; else the rank that has not after `ms`,
+ * or when the group ended. */
+static int32_t first_missing(zse_group *group, int64_t ms) {
+    int64_t end_ms = 0;
+    for (int32_t rank = 0; rank < group->size; rank++) {
+        for (int32_t looks = 0; !has_arrived(group, rank); looks++) {
+            if (looks < group->spins) {
+                pause_core();
+            } else if (looks < group->spins + YIELDS) {
+                sched_yield();
+            } else {
+                _Atomic uint32_t *arrived = &group->header->ranks[rank].arrived;
+                uint32_t seen = atomic_load(arrived);
+                if (!end_ms) end_ms = now_ms() + ms;
+                if (!look_at(group, rank) || now_ms() >= end_ms) return rank;
+                if (!has_arrived(group, rank)) sleep_on(group, arrived, seen);
+            }
+        }
+    }
+    return -1;
+}
+
+int32_t zse_group_wait(zse_group *group, int64_t ms) {
+    int32_t missing = is_running(group) ? first_missing(group, ms) : 0;
+    uint32_t ended = atomic_load_explicit(&group->header->ended, memory_order_relaxed);
+    if (ended) fail(group, ZSE_GROUP_ENDED, (int32_t)ended - 1);
+    return !is_running(group) ? -1 : missing < 0;
+}
+
+/* As a kernel waits. False: the group has ended. */
+static bool wait_for_all(zse_group *group) {
+    int32_t missing = first_missing(group, group->timeout_ms);
+    if (missing >= 0 && is_running(group)) fail(group, ZSE_GROUP_TIMEOUT, missing);
+    uint32_t ended = atomic_load_explicit(&group->header->ended, memory_order_relaxed);
+    if (ended) fail(group, ZSE_GROUP_ENDED, (int32_t)ended - 1);
+    return is_running(group);
+}
+
+static void arrive(zse_group *group) {
+    atomic_store(&group->header->ranks[group->rank].arrived, ++group->barrier);
+    wake_sleepers(group, group->rank);
+}
+
+/* Whether these were the last blocks of the phase: all other blocks are done then. */
+static bool is_last(zse_group *group, const int64_t *grid, int64_t first, int64_t last) {
+    uint64_t blocks = (uint64_t)(grid[0] * grid[1] * grid[2]), mine = (uint64_t)(last - first);
+    if (atomic_fetch_add_explicit(&group->done, mine, memory_order_acq_rel) + mine < blocks) return false;
+    atomic_store_explicit(&group->done, 0, memory_order_relaxed);
+    return true;
+}
+
+static void after_combine(zse_group *group, bool small) {
+    if (small)
+        group->number++;
+    else
+        arrive(group); /* large: the shares of the result are there, or the slots are read */
+}
+
+/* The second barrier of a large collective without a result. */
+static void after_large(zse_group *group, const int64_t *grid, int64_t first, int64_t last) {
+    if (is_running(group) && wait_for_all(group) && is_last(group, grid, first, last)) group->number++;
+}
+
+/* Elements [*from, *to) of `count` are blocks [first, last) of `blocks`. */
+static void share_of(int64_t count, int64_t blocks, int64_t first, int64_t last, int64_t *from, int64_t *to) {
+    int64_t lines = (count + SHARE_ALIGN - 1) / SHARE_ALIGN;
+    *from = lines * first / blocks * SHARE_ALIGN;
+    *to = lines * last / blocks * SHARE_ALIGN;
+    if (*from > count) *from = count;
+    if (*to > count) *to = count;
+}
+
+/* Sums. A vector of eight is two or four registers at every level that this is compiled for. */
+
+typedef float eight __attribute__((vector_size(32), aligned(4)));
+
+static inline float f32_of(uint16_t bits) {
+    uint32_t wide = (uint32_t)bits << 16;
+    float value;
+    memcpy(&value, &wide, sizeof value);
+    return value;
+}
+
+/* To the nearest, ties to even; a NaN stays one. */
+static inline uint16_t bf16_of(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+/* to[i] = the sum of parts[rank][i] by rank, begin <= i < end. */
+static void sum_f32(float *to, const float *const *parts, int32_t size, int64_t begin, int64_t end) {
+    int64_t i = begin;
+    for (; i + 16 <= end; i += 16) {
+        eight low = *(const eight *)(parts[0] + i), high = *(const eight *)(parts[0] + i + 8);
+        for (int32_t rank = 1; rank < size; rank++) {
+            low += *(const eight *)(parts[rank] + i);
+            high += *(const eight *)(parts[rank] + i + 8);
+        }
+        *(eight *)(to + i) = low;
+        *(eight *)(to + i + 8) = high;
+    }
+    for (; i < end; i++) {
+        float sum = parts[0][i];
+        for (int32_t rank = 1; rank < size; rank++) sum += parts[rank][i];
+        to[i] = sum;
+    }
+}
+
+static void sum_bf16(uint16_t *to, const uint16_t *const *parts, int32_t size, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
+        float sum = f32_of(parts[0][i]);
+        for (int32_t rank = 1; rank < size; rank++) sum += f32_of(parts[rank][i]);
+        to[i] = bf16_of(sum);
+    }
+}
+
+static void sum(void *to, const void *const *parts, int32_t size, int64_t begin, int64_t end, int64_t type) {
+    if (type == ZSE_GROUP_F32)
+        sum_f32(to, (const float *const *)parts, size, begin, end);
+    else
+        sum_bf16(to, (const uint16_t *const *)parts, size, begin, end);
+}
+
+/* All-reduce. args: group, from, to, count, type. */
+
+static int64_t item_bytes(int64_t type) { return type == ZSE_GROUP_F32 ? 4 : 2; }
+
+static bool reduces_small(const zse_group *group, const uint64_t *args) {
+    return (int64_t)args[3] * item_bytes((int64_t)args[4]) <= group->small_bytes;
+}
+
+void zse_group_reduce_publish(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
+    zse_group *group = (zse_group *)(uintptr_t)args[0];
+    int64_t from, to, item = item_bytes((int64_t)args[4]);
+    if (!is_running(group)) return;
+    share_of((int64_t)args[3], grid[0] * grid[1] * grid[2], first, last, &from, &to);
+    uint8_t *slot = reduces_small(group, args) ? small_slot(group, group->rank) : large_slot(group, group->rank);
+    memcpy(slot + from * item, (const uint8_t *)(uintptr_t)args[1] + from * item, (size_t)((to - from) * item));
+    if (is_last(group, grid, first, last)) arrive(group);
+}
+
+void zse_group_reduce_combine(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
+    zse_group *group = (zse_group *)(uintptr_t)args[0];
+    int64_t from, to, count = (int64_t)args[3], blocks = grid[0] * grid[1] * grid[2];
+    bool small = reduces_small(group, args);
+    const void *parts[ZSE_MAX_RANKS];
+    if (!is_running(group) || !wait_for_all(group)) return;
+    for (int32_t rank = 0; rank < group->size; rank++) parts[rank] = small ? small_slot(group, rank) : large_slot(group, rank);
+    if (small)
+        share_of(count, blocks, first, last, &from, &to);
+    else /* of all ranks' blocks this rank's come by rank */
+        share_of(count, blocks * group->size, blocks * group->rank + first, blocks * group->rank + last, &from, &to);
+    sum(small ? (void *)(uintptr_t)args[2] : result_of(group), parts, group->size, from, to, (int64_t)args[4]);
+    if (is_last(group, grid, first, last)) after_combine(group, small);
+}
+
+void zse_group_reduce_finish(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
+    zse_group *group = (zse_group *)(uintptr_t)args[0];
+    int64_t from, to, item = item_bytes((int64_t)args[4]);
+    if (reduces_small(group, args) || !is_running(group) || !wait_for_all(group)) return;
+    share_of((int64_t)args[3], grid[0] * grid[1] * grid[2], first, last, &from, &to);
+    memcpy((uint8_t *)(uintptr_t)args[2] + from * item, result_of(group) + from * item, (size_t)((to - from) * item));
+    if (is_last(group, grid, first, last)) group->number++;
+}
+
+/* All-gather. args: group, from, to, rows, widths (bytes). Blocks share the rows of each part. */
+
+static bool gathers_small(const zse_group *group, const uint64_t *args) {
+    const int64_t *widths = (const int64_t *)(uintptr_t)args[4];
+    for (int32_t rank = 0; rank < group->size; rank++)
+        if ((int64_t)args[3] * widths[rank] > group->small_bytes) return false;
+    return true;
+}
+
+void zse_group_gather_publish(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
+    zse_group *group = (zse_group *)(uintptr_t)args[0];
+    const int64_t *widths = (const int64_t *)(uintptr_t)args[4];
+    int64_t from, to;
+    if (!is_running(group)) return;
+    share_of((int64_t)args[3] * widths[group->rank], grid[0] * grid[1] * grid[2], first, last, &from, &to);
+    uint8_t *slot = gathers_small(group, args) ? small_slot(group, group->rank) : large_slot(group, group->rank);
+    memcpy(slot + from, (const uint8_t *)(uintptr_t)args[1] + from, (size_t)(to - from));
+    if (is_last(group, grid, first, last)) arrive(group);
+}
+
+void zse_group_gather_combine(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
+    zse_group *group = (zse_group *)(uintptr_t)args[0];
+    const int64_t *widths = (const int64_t *)(uintptr_t)args[4];
+    int64_t blocks = grid[0] * grid[1] * grid[2], rows = (int64_t)args[3], row_bytes = 0, at = 0;
+    bool small = gathers_small(group, args);
+    if (!is_running(group) || !wait_for_all(group)) return;
+    for (int32_t rank = 0; rank < group->size; rank++) row_bytes += widths[rank];
+    for (int32_t rank = 0; rank < group->size && args[2]; at += widths[rank++]) {
+        const uint8_t *part = small ? small_slot(group, rank) : large_slot(group, rank);
+        uint8_t *to = (uint8_t *)(uintptr_t)args[2] + at;
+        for (int64_t row = rows * first / blocks; row < rows * last / blocks; row++)
+            memcpy(to + row * row_bytes, part + row * widths[rank], (size_t)widths[rank]);
+    }
+    if (is_last(group, grid, first, last)) after_combine(group, small);
+}
+
+void zse_group_gather_finish(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
+    zse_group *group = (zse_group *)(uintptr_t)args[0];
+    if (!gathers_small(group, args)) after_large(group, grid, first, last);
+}
+
+/* Broadcast. args: group, memory, bytes. */
+
+static uint8_t *broadcast_slot(const zse_group *group, const uint64_t *args) {
+    return (int64_t)args[2] <= group->small_bytes ? small_slot(group, 0) : large_slot(group, 0);
+}
+
+void zse_group_broadcast_publish(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
+    zse_group *group = (zse_group *)(uintptr_t)args[0];
+    int64_t from, to;
+    if (!is_running(group)) return;
+    share_of((int64_t)args[2], grid[0] * grid[1] * grid[2], first, last, &from, &to);
+    if (!group->rank) memcpy(broadcast_slot(group, args) + from, (uint8_t *)(uintptr_t)args[1] + from, (size_t)(to - from));
+    if (is_last(group, grid, first, last)) arrive(group);
+}
+
+void zse_group_broadcast_combine(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
+    zse_group *group = (zse_group *)(uintptr_t)args[0];
+    int64_t from, to;
+    if (!is_running(group) || !wait_for_all(group)) return;
+    share_of((int64_t)args[2], grid[0] * grid[1] * grid[2], first, last, &from, &to);
+    if (group->rank) memcpy((uint8_t *)(uintptr_t)args[1] + from, broadcast_slot(group, args) + from, (size_t)(to - from));
+    if (is_last(group, grid, first, last)) after_combine(group, (int64_t)args[2] <= group->small_bytes);
+}
+
+void zse_group_broadcast_finish(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
+    zse_group *group = (zse_group *)(uintptr_t)args[0];
+    if ((int64_t)args[2] > group->small_bytes) after_large(group, grid, first, last);
+}
+
+int32_t zse_group_status(const zse_group *group, int32_t *culprit) {
+    *culprit = atomic_load(&group->culprit);
+    return atomic_load(&group->status);
+}
+
+void zse_group_close(zse_group *group) {
+    atomic_store(&group->header->ranks[group->rank].left, 1);
+    wake_sleepers(group, group->rank);
+    free(group);
+}
