@@ -37,6 +37,7 @@ class Session:
         context=256,
         deterministic=False,
         adapters=(),
+        group=None,
     ):
         self.device, self.model = device, model
         gpu = device.kernels == "gpu"
@@ -72,6 +73,7 @@ class Session:
             deterministic=deterministic,
             adapters=self.slots,
             states=self.states,
+            group=group,
         )
         order = [int(page) for page in np.random.default_rng(7).permutation(every)]
         self.kv.map_to(every - 1)

@@ -70,6 +70,7 @@ class Model:
         self.config, self.weights, self.vectors, self.buffer = plan.config, weights, vectors, buffer
         self.memory_bytes, self.host_layers, self.lazy_experts = plan.memory_bytes, host_layers, lazy_experts
         self.host_experts = host_experts
+        self.head_widths = plan.share.widths if plan.share is not None else (plan.config.vocab_size,)
         self._source, self._begin, self._checks, self._finish = plan.source, begin, checks, finish
         self._loading: BackgroundLoad | None = None
 
@@ -253,7 +254,7 @@ class Loader:
             info = part.info
             if self._is_stored(part, matrix):
                 jobs += [copy.job for copy in _plane_copies(part, matrix, weight)]
-            elif matrix.layout == "r16" and repack.takes(info, matrix.scheme):
+            elif part.cut is None and matrix.layout == "r16" and repack.takes(info, matrix.scheme):
                 jobs += repack.weight_jobs(info, weight, first_row=part.first, **self._order_of(part))
             elif self.plan.family == "cpu" and self.repacking and self.repacking.takes(part):
                 jobs += self.repacking.jobs(part, weight)
@@ -281,7 +282,8 @@ class Loader:
     def _is_stored(self, part: FileTensor, matrix: MatrixPlan) -> bool:
         """Whether the file holds the tensor's planes as they are in memory, fp8's scales perhaps excepted."""
         info = part.info
-        if info.layout != matrix.layout or self._is_permuted(part) or info.scheme != matrix.scheme:
+        is_same = part.cut is None and info.layout == matrix.layout and info.scheme == matrix.scheme
+        if not is_same or self._is_permuted(part):
             return False
         return not isinstance(info.scheme, Fp8Scheme) or info.parts is None
 
@@ -310,7 +312,8 @@ class Loader:
             if all(self._is_stored(part, matrix) for part in parts):
                 copies += _stored_copies(matrix, weight)
             elif isinstance(matrix.scheme, Fp8Scheme) and all(
-                isinstance(part.info.scheme, Fp8Scheme) and not self._is_permuted(part) for part in parts
+                isinstance(part.info.scheme, Fp8Scheme) and part.cut is None and not self._is_permuted(part)
+                for part in parts
             ):
                 for part in parts:
                     _fp8_part(part, matrix, weight, copies, small)

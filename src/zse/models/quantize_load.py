@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from zse.errors import FormatError
 from zse.formats.matrix import Rows, planes_of_rows, prepare, rows_at_once
 from zse.formats.source import rope_row_order
+from zse.lazy import numpy as np
 from zse.quant.scheme import rows_per_line
 
 CHUNK_ELEMENTS = 1 << 20  # at once and thread: about 30 MB with all temporaries
@@ -31,22 +32,29 @@ def numbers_of(source, info) -> bytes:
 
 
 def _fill_part(pool, threads: int, source, part, matrix, weight, head_order) -> None:
-    info, rows = part.info, part.info.shape[0]
+    info, (first, last), columns = part.info, (0, part.info.shape[0]), None
+    if part.cut is not None:
+        (first, last), columns = part.cut
     prepared = prepare(source, info)
     order = None
     if head_order is not None:
         dim = len(head_order)
-        order = [row // dim * dim + head_order[row % dim] for row in range(rows)]
+        order = [row // dim * dim + head_order[row % dim] for row in range(info.shape[0])]
 
     def fill(start: int) -> None:
-        stop = min(start + step, rows)
+        stop = min(start + step, last)
         taken = Rows(source, info, start, stop, order, len(head_order or (0,)))
         arrays = planes_of_rows(taken, matrix.scheme, matrix.layout, prepared=prepared, threads=threads)
-        write_rows(matrix, weight, part.first + start, arrays)
+        if columns is not None and columns != (0, info.shape[1]):
+            arrays = {
+                name: np.ascontiguousarray(plane)
+                for name, plane in matrix.scheme.cut(arrays, info.shape[1], *columns).items()
+            }
+        write_rows(matrix, weight, part.first + start - first, arrays)
 
     step = rows_at_once(info, CHUNK_ELEMENTS)
     try:
-        for done in [pool.submit(fill, start) for start in range(0, rows, step)]:
+        for done in [pool.submit(fill, start) for start in range(first, last, step)]:
             done.result()
     except ValueError as error:
         raise FormatError(source.path, info.offset, info.name, f"cannot become {matrix.scheme}: {error}") from None

@@ -59,7 +59,8 @@ class Repacking:
             (part, matrix)
             for matrix in plan.matrices
             for part in matrix.parts
-            if repack_pieces.takes(part.info, matrix.scheme, matrix.layout, plan.family, self._permuted(part))
+            if part.cut is None
+            and repack_pieces.takes(part.info, matrix.scheme, matrix.layout, plan.family, self._permuted(part))
         ]
         self._parts = {part.info.name: (number, part, matrix) for number, (part, matrix) in enumerate(parts)}
         self._num_steps, self._slot_bytes, self.buffer = 0, 0, None

@@ -16,12 +16,12 @@ import msgspec
 from zse.errors import ConfigError, FormatError, UnsupportedError
 from zse.formats import column_order, latent
 from zse.formats.source import DENSE_TYPES, ModelSource, TensorInfo
-from zse.models import experts, names, registry
+from zse.models import experts, names, registry, shares
 from zse.models.config import LatentConfig, ModelConfig
 from zse.models.names import ROPE_TENSORS
 from zse.plan.rules import JOINED
 from zse.quant import policy as policies
-from zse.quant.scheme import LAYOUT, TILE_ROWS, Plane, Scheme, memory_layout
+from zse.quant.scheme import LAYOUT, TILE_ROWS, Plane, Scheme, memory_layout, rows_per_line
 from zse.tensor import Tensor, Weight
 
 # Bytes that planes start at multiples of: a cache line; on a GPU what tensor maps and large copies want, as in a .zse.
@@ -43,11 +43,17 @@ LAYER_SLOTS = 2
 
 class FileTensor(NamedTuple):
     """One tensor of the file, or a part of one, and the rows (elements of a vector) of its matrix that it fills, from
-    `first` on."""
+    `first` on. cut: the rows and columns of `info` that are the part, of one rank of several; None: all."""
 
     role: names.Role
     info: TensorInfo
     first: int
+    cut: shares.Cut | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows, or elements of a vector."""
+        return self.info.shape[0] if self.cut is None else self.cut.rows[1] - self.cut.rows[0]
 
 
 class MatrixPlan(NamedTuple):
@@ -81,7 +87,7 @@ class ModelPlan(NamedTuple):
     layer that have the same one share it. host_layers: those whose matrices stay in the host's memory and are copied in
     every step, ascending. lazy_experts: experts are read when they are first chosen, on a CPU. expert_slots: of each
     layer, where experts stay in the host's memory and have places on a GPU by turns (zse.models.expert_places); 0: all
-    are on the device."""
+    are on the device. share: what the rank has of the model, of several; `config` is the rank's then."""
 
     source: ModelSource
     config: ModelConfig
@@ -94,6 +100,7 @@ class ModelPlan(NamedTuple):
     host_layers: tuple[int, ...] = ()
     lazy_experts: bool = False
     expert_slots: int = 0
+    share: shares.ModelShare | None = None
 
     @property
     def layer_bytes(self) -> list[int]:
@@ -156,15 +163,16 @@ def _small_vector(source: ModelSource, info: TensorInfo) -> tuple[float, ...]:
     return values
 
 
-def plan_model(source: ModelSource, *, quantize: str | None = None, family: str = "cpu") -> ModelPlan:
+def plan_model(
+    source: ModelSource, *, quantize: str | None = None, family: str = "cpu", rank: int = 0, ranks: int = 1
+) -> ModelPlan:
     """Check that every tensor the architecture needs is there with its shape, and lay out memory.
 
     quantize: "int4" or "int8" (any zse.quant.policy.Policy quant): dense matrices are quantized while loading; already
-    quantized ones stay as they are. family: of the device that it is for. Raises FormatError, UnsupportedError,
+    quantized ones stay as they are. family: of the device that it is for. rank, ranks: whose share of the model. Raises FormatError, UnsupportedError,
     ConfigError.
     """
     config = read_config(source)
-    _check_kernels(source.path, config, family)
     policy = None
     if quantize is not None:
         policy = policies.Policy(quantize, LOAD_GROUPS[family] if quantize.startswith("int") else None)
@@ -184,10 +192,30 @@ def plan_model(source: ModelSource, *, quantize: str | None = None, family: str 
         raise ConfigError(
             f"{source.path} is quantized already ({schemes[next(role for role in schemes if role != 'embed')]}): leave --quantize out"
         )
+    share = None
+    if ranks > 1:
+        stored_infos = {role: [part.info for part in found] for role, found in parts.items()}
+        share = shares.ModelShare(
+            source.path,
+            config,
+            stored_infos,
+            schemes,
+            rank=rank,
+            size=ranks,
+            quantizes=policy is not None,
+            family=family,
+        )
+        config, schemes = share.config, share.schemes
+        parts = {
+            role: [FileTensor(of, info, 0, cut) for of, info, cut in share.pieces(found[0].role)]
+            for role, found in parts.items()
+        }
+        parts = {role: found for role, found in parts.items() if found}
+    _check_kernels(source.path, config, family)
     orders, order_names = _orders(source.path, parts)
     matrices, vectors = _fuse(config, parts, schemes, order_names, family)
     memory = memory_bytes_of(matrices, vectors, orders, ALIGN[family])
-    return ModelPlan(source, config, tuple(matrices), tuple(vectors), policy, memory, family, orders)
+    return ModelPlan(source, config, tuple(matrices), tuple(vectors), policy, memory, family, orders, share=share)
 
 
 def part_of(plan: ModelPlan, matrices: Sequence[MatrixPlan], vectors: Sequence[VectorPlan] = ()) -> ModelPlan:
@@ -304,7 +332,7 @@ def _fuse(
                 continue  # the file has them joined, or not all of them
             same = len({(schemes[role], orders.get(role)) for role in roles}) == 1
             unit = schemes[roles[0]].row_unit
-            whole_tiles = all(parts[role][0].info.shape[0] % unit == 0 for role in roles[:-1])
+            whole_tiles = all(parts[role][0].num_rows % unit == 0 for role in roles[:-1])
             if same and whole_tiles:
                 for suffix in ("", "_bias"):
                     joined = [role + suffix for role in roles]
@@ -319,7 +347,7 @@ def _fuse(
         for expert in range(1 + len(others)):
             for member in joined:
                 placed.append(parts[member][expert]._replace(first=first))
-                first += placed[-1].role.size if part.role.kind == "flat" else placed[-1].info.shape[0]
+                first += placed[-1].role.size if part.role.kind == "flat" else placed[-1].num_rows
         if part.role.kind in MATRICES:
             layout = memory_layout(schemes[role], family)
             shape = first, part.role.shape[1]
@@ -386,6 +414,8 @@ def place(plan: ModelPlan, buffer, base: int = 0) -> tuple[dict[str, Weight], di
             continue
         weights[matrix.name] = weight_at(matrix, buffer, offset, align, orders.get(matrix.order))
         offset += placed_bytes(matrix, align)
+    if plan.share is not None and "head" not in weights:
+        weights["head"] = rows_of(weights["embed"], *plan.share.head_spans[plan.share.rank])
     ends: dict[int, int] = {}  # of layers in their slots
     for matrix in later:
         layer = _layer(matrix.name, plan.config)
@@ -411,6 +441,18 @@ def weight_at(matrix: MatrixPlan, buffer, offset: int, align: int, order: Tensor
         planes[plane.name] = Tensor(buffer, plane.shape, plane.dtype, offset)
         offset += aligned(plane.nbytes, align)
     return Weight(matrix.shape, matrix.scheme, planes, matrix.layout, order)
+
+
+def rows_of(weight: Weight, start: int, stop: int) -> Weight:
+    """Rows [start, stop) of a weight, which begin at whole lines of its planes."""
+    planes = {}
+    n, k = weight.shape
+    for plane in weight.scheme.planes(n, k, weight.layout):
+        lines, tensor = rows_per_line(plane, weight.layout, n), weight.planes[plane.name]
+        offset = tensor.offset + start // lines * (plane.nbytes // plane.shape[0])
+        shape = -(-(stop - start) // lines), *plane.shape[1:]
+        planes[plane.name] = Tensor(tensor.buffer, shape, plane.dtype, offset)
+    return weight._replace(shape=(stop - start, k), planes=planes)
 
 
 def aligned(nbytes: int, align: int) -> int:

@@ -279,6 +279,10 @@ def _reorder(run: "Run", node: Node) -> None:
     reorder.reorder(run.recorder, run.t[node.inputs[0]], run.weight(node).order, run.t[node.output])
 
 
+def _all_reduce(run: "Run", node: Node) -> None:
+    run.planner.group.all_reduce(run.recorder, run.t[node.inputs[0]], run.t[node.output])
+
+
 def _convert(run: "Run", node: Node) -> None:
     quantize(run.recorder, run.t[node.inputs[0]], run.t[node.output])
 
@@ -305,6 +309,7 @@ LAUNCHES: dict[str, "Callable[[Run, Node], None]"] = {
     "reorder": _reorder,
     "convert": _convert,
     "adapt": _adapt,
+    "all_reduce": _all_reduce,
     "layer_inputs": _layer_inputs,
     "gate_inputs": _gate_inputs,
     "scale_stream": _scale_stream,

@@ -19,6 +19,7 @@ from zse.kernels.rope import rope_table
 from zse.plan.forms import BREAKS, PRODUCTS, routing_of, tensor_of
 from zse.plan.launch import LAUNCHES
 from zse.plan.place import Placed, aligned, place_part
+from zse.plan.ranks import SharedHead
 from zse.plan.rules import Part, trace_forward
 from zse.plan.trace import Node, Value
 from zse.tensor import Runs, StatePart, Tensor
@@ -102,7 +103,8 @@ class Planner:
     take, one of device.activations: "int8" (8-bit, one scale per 32, wherever the weights are quantized) or "f32" on a
     CPU, "bf16" on a GPU. deterministic: every recording takes the forms of the largest step, so that a token's bits do
     not depend on how many run with it. Scratch memory is allocated here, once; every recording uses it, so recordings
-    must not run at the same time. states: zse.cache.states.StateCache of a model with a state. adapters: zse.lora.slots.AdapterSlots, of an engine that may be given some. Raises
+    must not run at the same time. states: zse.cache.states.StateCache of a model with a state. adapters: zse.lora.slots.AdapterSlots, of an engine that
+    may be given some. group: zse.parallel.group.RankGroup where the model is one rank's share. Raises
     PlanError for a forward that this device has no launches for."""
 
     def __init__(
@@ -117,6 +119,7 @@ class Planner:
         deterministic: bool = False,
         adapters: Any = None,
         states: Any = None,
+        group: Any = None,
     ):
         self.activations = activations or device.activations[0]
         if self.activations not in device.activations:
@@ -127,7 +130,10 @@ class Planner:
         self.config = model.config
         self.max_tokens, self.max_lines = buffers.token_ids.shape[0], buffers.logits.shape[0]
         self.adapters, self.states = adapters, states
-        self._begin, self._layers, self._ends, self._finish, self._ropes = trace_forward(forward, model, device)
+        self.group, shared = group, group is not None
+        self._head = SharedHead(device, group, model.head_widths, self.max_lines) if shared else None
+        parts = trace_forward(forward, model, device, shared=shared)
+        self._begin, self._layers, self._ends, self._finish, self._ropes = parts
         self._adapted_layers: list[Part] = []
         if adapters is not None:
             self.adapt(adapters.every)
@@ -266,8 +272,13 @@ class Planner:
         """max_rows: what the head's form is chosen for. every_token: a key of the ends."""
         part = self._ends[every_token]
         run.form_tokens = self.max_lines if self.pins_forms else max_rows
-        run.wanted, run.logits = wanted.with_rows(logits.shape[0]), logits
+        run.wanted, run.logits = (
+            wanted.with_rows(logits.shape[0]),
+            logits if self._head is None else self._head.part(logits),
+        )
         run.play(part, self._place(part, self._room(max_rows, self.max_lines)), "", logits.shape[0])
+        if self._head is not None:
+            self._head.gather(run.recorder, logits)
         return logits
 
     # -- the plan

@@ -13,6 +13,7 @@ Launchable (zse.plan.record has a launch for each):
     heads           (q, k, v) → q                  norms, RoPE, K and V to the cache; of one joined value or three, or of q alone
     reorder         (x) → x, columns reordered     by the order of a weight's columns
     route, experts, combine                        as traced; weights of gate and up perhaps joined, experts with gate: act(gate) * up
+    all_reduce      (x) → the sum of all ranks' x  of products whose columns are shared
     adapt           (x, y[, y, y]) → A x           y += B (A x) of the row's adapter, of products that share an input
     convert         (x) → x in another form        zse.plan.forms
     scale_logits    (x) → factor, soft cap         in place
@@ -23,6 +24,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from zse.plan import columns
+from zse.plan.ranks import all_reduce
 from zse.plan.trace import READERS, Adapted, Node, PlanError, Trace, Value
 
 # Weights that may lie joined by rows → their parts.
@@ -40,7 +42,7 @@ ADDS = {"rms": ("none", "add", "norm"), "layer": ("none", "add"), "none": ("none
 LATENTS = ("latent", "head_linear", "attend_latent")
 LAUNCHES = (
     *("embed", "linear", "wanted", "attend", "add_norm", "gated_product", "gated", "heads", "scale_logits", "reorder"),
-    *("route", "experts", "combine", "act", "adapt"),
+    *("route", "experts", "combine", "act", "adapt", "all_reduce"),
     *LATENTS,
     *READERS,
     "layer_inputs",
@@ -72,7 +74,7 @@ class Part:
 
 def fuse(trace: Trace, start: Value, end: Value, before: Pending | None, device: Any, schemes: dict[str, Any]) -> Part:
     """The part of a forward that was traced from the stream `start` to `end`. before: what the part before left."""
-    nodes, carried = trace.nodes, None
+    nodes, carried = all_reduce(trace.nodes, trace), None
     if before is not None:
         carried, x = Value(trace, before.delta.width), Value(trace, start.width, True)
         nodes = [Node("add", (x, carried), start, {}, before.options | {"carried": True}), *nodes]
@@ -103,14 +105,14 @@ class Parts(NamedTuple):
     ropes: dict[str, Any]
 
 
-def trace_forward(forward: Any, model: Any, device: Any, adapted: Adapted | None = None) -> Parts:
+def trace_forward(forward: Any, model: Any, device: Any, adapted: Adapted | None = None, shared: bool = False) -> Parts:
     """Trace the forward: its beginning, and each kind of layer behind what the one before leaves to be added. adapted:
-    what adapters change of the layers' products."""
+    what adapters change of the layers' products. shared: the model is one rank's share."""
     weights: dict[str, dict[str, Any]] = {"": {}}
     for name, weight in (*model.weights.items(), *model.vectors.items()):
         layer, _, suffix = name.rpartition(".")
         weights.setdefault(layer, {})[suffix] = weight
-    traced = partial(_traced, forward, device)
+    traced = partial(_traced, forward, device, is_shared=shared)
     begin, pending = traced(weights[""], lambda x: forward.begin()), None
     known: dict[Hashable, Part] = {}
     layers: list[Part] = []
@@ -139,6 +141,7 @@ def _traced(
     all_rows: bool = False,
     layer: int = 0,
     adapted: Adapted | None = None,
+    is_shared: bool = False,
 ) -> Part:
     """A part of the forward with these weights. before: what the part before leaves to be added; layer: a layer's
     number."""
@@ -149,7 +152,7 @@ def _traced(
                 shapes[name] = (forward.rows(name, layer), weights[joined].shape[1])
                 if f"{joined}_bias" in weights:
                     shapes[f"{name}_bias"] = shapes[name][:1]
-    trace = forward.trace = Trace(shapes, all_rows, _orders(weights), adapted)
+    trace = forward.trace = Trace(shapes, all_rows, _orders(weights), adapted, is_shared)
     start = Value(trace, forward.config.hidden_size, True)
     schemes = {name: getattr(weight, "scheme", None) for name, weight in weights.items()}
     return fuse(trace, start, run(start), before, device, schemes)

@@ -48,6 +48,10 @@ class Fp8Scheme(namedtuple("Fp8Scheme", "scaling"), StoredScheme):
         return FP8_BLOCK if self.scaling == "block" else TILE_ROWS
 
     @property
+    def column_unit(self) -> int:
+        return FP8_BLOCK if self.scaling == "block" else self.step
+
+    @property
     def scale_code(self) -> int:
         return FP8_SCALINGS.index(self.scaling)
 

@@ -52,6 +52,7 @@ class StoredScheme:
     row_unit      rows that share nothing with those before are multiples of this
     name          that parse_scheme() reads back
     fits(k), step   whether rows of k columns can be stored; what k is a multiple of
+    column_unit     where a matrix can be cut between columns: those of a scale, a block
     planes(n, k, layout), groups(k), nbytes(n, k)
 
     In NumPy, which is imported when one of these is called (bf16 arrays are u16 bit patterns there, e4m3 arrays u8):
@@ -88,6 +89,11 @@ class StoredScheme:
         """What a `.zse` file calls a tensor of this scheme."""
         return self.name
 
+    @property
+    def column_unit(self) -> int:
+        """Columns that share nothing with those before begin at multiples of this."""
+        return self.step
+
     def fits(self, k: int) -> bool:
         """Whether rows of `k` columns can be stored."""
         return k > 0 and k % self.step == 0
@@ -104,6 +110,20 @@ class StoredScheme:
     def nbytes(self, n: int, k: int, layout: str | None = None) -> int:
         """Bytes of all planes together, without alignment."""
         return sum(plane.nbytes for plane in self.planes(n, k, layout or self.layouts[0]))
+
+    def cut(self, planes: "dict[str, Any]", k: int, start: int, stop: int) -> "dict[str, Any]":
+        """The planes (NumPy) of columns [start, stop) of rows of k. What rows have one of, these have too. ValueError for a
+        cut between columns that belong together."""
+        if start % self.column_unit or (stop % self.column_unit and stop != k):
+            raise ValueError(
+                f"{self.name}: a cut at columns {start} and {stop}, which are no multiples of {self.column_unit}"
+            )
+        found = {}
+        for name, plane in planes.items():
+            lines = plane.shape[1] if plane.ndim > 1 else 1
+            per = -(-k // lines)
+            found[name] = plane if lines == 1 else plane[:, start // per : -(-stop // per)]
+        return found
 
     def check_layout(self, layout: str) -> None:
         if layout not in self.layouts:

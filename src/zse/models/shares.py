@@ -1,0 +1,300 @@
+"""What one rank of several has of a model (docs/design/0011-several-devices.md): its configuration, and the rows and columns of
+each stored tensor that are its own.
+
+Query heads go with their KV head, gate and up with the columns of down that read them, the head by rows of the vocabulary. What all
+ranks need, all have; a bias behind a product whose parts are added is rank 0's alone."""
+
+from math import gcd, lcm
+from typing import Any, NamedTuple
+
+import msgspec
+
+from zse.errors import UnsupportedError
+from zse.formats.source import FP4_LAYOUTS, IN_TURN, TensorInfo
+from zse.models.config import ModelConfig
+from zse.models.names import Role
+from zse.quant.scheme import TILE_ROWS, AffineScheme, Scheme, rows_per_line
+
+Span = tuple[int, int]  # start, stop
+QUERIES, KEYS, INNER, EXPERTS, SHARED = "queries", "keys", "inner", "experts", "shared"
+# Role → the spans of its rows, one behind the other; the span of its columns.
+ROWS: dict[str, tuple[str, ...]] = {
+    "q": (QUERIES,),
+    "k": (KEYS,),
+    "v": (KEYS,),
+    "qkv": (QUERIES, KEYS, KEYS),
+    "gate": (INNER,),
+    "up": (INNER,),
+    "gate_up": (INNER, INNER),
+    "gate_exps": (EXPERTS,),
+    "up_exps": (EXPERTS,),
+    "shared_gate": (SHARED,),
+    "shared_up": (SHARED,),
+}
+COLUMNS = {"o": QUERIES, "down": INNER, "down_exps": EXPERTS, "shared_down": SHARED}
+ONCE = ("o_bias", "down_bias", "down_exps_bias")  # are added by rank 0
+HEAD_UNIT = 4 * TILE_ROWS  # rows of the vocabulary
+
+
+class Cut(NamedTuple):
+    """Which rows and columns of a stored matrix are a part of the model, where these cannot be read apart."""
+
+    rows: Span
+    columns: Span
+
+
+class Piece(NamedTuple):
+    """What a rank has of a stored tensor. cut: None where `info` is all of it."""
+
+    role: Role
+    info: TensorInfo
+    cut: Cut | None
+
+
+def spread(total: int, unit: int, size: int) -> list[Span]:
+    """[0, total) as `size` spans, as equal as cuts at multiples of `unit` allow; some are empty where these are too few."""
+    count = -(-total // unit)
+    return [(count * rank // size * unit, min(total, count * (rank + 1) // size * unit)) for rank in range(size)]
+
+
+def head_spans(heads: int, kv_heads: int, size: int) -> list[Span]:
+    """The query heads of each rank: whole groups of a KV head, or where there are more ranks than those a part of one's."""
+    group = heads // kv_heads
+    if size <= kv_heads:
+        return [(start * group, stop * group) for start, stop in spread(kv_heads, 1, size)]
+    spans = []
+    for kv_head, (first, last) in enumerate(spread(size, 1, kv_heads)):
+        spans += [(kv_head * group + start, kv_head * group + stop) for start, stop in spread(group, 1, last - first)]
+    return spans
+
+
+class ModelShare:
+    """What rank `rank` of `size` has. config: its ModelConfig; whole: the model's; widths: rows of the head that each rank has.
+    schemes: of the matrices, by role, as the rank has them. UnsupportedError names what cannot be cut.
+
+    stored: the tensors of each role of the model. quantizes: plain numbers are quantized while loading, in groups that may become
+    smaller for it. family: of the device."""
+
+    def __init__(
+        self,
+        path: object,
+        config: ModelConfig,
+        stored: dict[str, list[TensorInfo]],
+        schemes: dict[str, Scheme],
+        *,
+        rank: int,
+        size: int,
+        quantizes: bool = False,
+        family: str = "cpu",
+    ):
+        self.path, self.whole, self.rank, self.size = path, config, rank, size
+        self._stored, self.schemes, self._quantizes, self._family = stored, dict(schemes), quantizes, family
+        self._check_kind()
+        if config.num_heads < size:
+            raise self._refused("attention heads", config.num_heads, f"at least {size}")
+        self._heads = head_spans(config.num_heads, config.num_kv_heads, size)
+        self._inner = {
+            layer: self._inner_spans(f"layers.{layer}.", "down", size) for layer, size in self._dense_layers()
+        }
+        moe = config.moe
+        sparse = [f"layers.{layer}." for layer in range(config.num_layers) if moe and moe.is_sparse(layer)]
+        self._experts = self._common(sparse, "down_exps", moe.intermediate_size) if moe else []
+        self._shared = self._common(sparse, "shared_down", moe.shared_size) if moe and moe.shared_size else []
+        table = self.schemes["embed" if config.tied_head else "head"]
+        self.head_spans = spread(config.vocab_size, lcm(HEAD_UNIT, table.row_unit), size)
+        self.widths = tuple(stop - start for start, stop in self.head_spans)
+        if not all(self.widths):
+            raise self._refused("tokens of the vocabulary", config.vocab_size, f"at least {size * HEAD_UNIT}")
+        self._check_columns()
+        self.config = self._config()
+
+    def _refused(self, what: str, found: object, known: str) -> UnsupportedError:
+        return UnsupportedError(f"{self.path}: --tensor-parallel-size {self.size}: {what}", found, [known])
+
+    def _check_kind(self) -> None:
+        config = self.whole
+        if config.latent is not None:
+            raise self._refused("attention", "multi-head latent attention", "keys and values of heads")
+        if config.has_state:
+            raise self._refused("layers", "with a state from token to token", "attention")
+        if not config.causal:
+            raise self._refused("architecture", config.architecture, "decoders")
+        for role, infos in self._stored.items():
+            if role.endswith(("q_norm", "k_norm")) and infos[0].num_elements > config.max_head_dim:
+                raise self._refused("norms of q and k", "over all heads together", "of each head")
+            if self._columns_of(role) and infos[0].order is not None:
+                raise self._refused(
+                    f"columns of {infos[0].name}", "in an order of their own (act-order)", "as the inputs stand"
+                )
+
+    # -- where cuts are
+
+    def _dense_layers(self) -> "list[tuple[int, int]]":
+        """Layers with an MLP, and its inner width."""
+        layers = range(self.whole.num_layers)
+        return [
+            (layer, self.whole.intermediate_of(layer)) for layer in layers if f"layers.{layer}.down" in self._stored
+        ]
+
+    def _common(self, layers: list[str], role: str, total: int) -> list[Span]:
+        """Spans that all layers can be cut at: the configuration has one width for all."""
+        units = {self._unit(layer, role, total) for layer in layers}
+        return self._spans(role, total, lcm(*units))
+
+    def _inner_spans(self, layer: str, role: str, total: int) -> list[Span]:
+        return self._spans(role, total, self._unit(layer, role, total))
+
+    def _spans(self, role: str, total: int, unit: int) -> list[Span]:
+        found = spread(total, unit, self.size)
+        if any(start == stop for start, stop in found):
+            raise self._refused(f"columns of {role} in groups of {unit}", total, f"at least {self.size * unit}")
+        return found
+
+    def _unit(self, layer: str, role: str, total: int) -> int:
+        """What the columns of a matrix that is read by columns, and the rows of those that make them, can be cut at."""
+        scheme = self._narrowed(layer + role, lambda unit: total // unit >= self.size)
+        unit = lcm(scheme.column_unit, 2 * TILE_ROWS)
+        for other, spans in ROWS.items():
+            if spans[0] == COLUMNS[role] and layer + other in self.schemes:
+                unit = lcm(unit, self.schemes[layer + other].row_unit)
+        # Whole super-blocks are read by the loader's threads, whole tiles of 128 are what a GPU's products take at once.
+        wanted = 256 if self._stored[layer + role][0].layout == "ggml" else 128 if self._family == "gpu" else unit
+        wide = lcm(unit, wanted)
+        return wide if total % wide == 0 and total // wide >= 2 * self.size else unit
+
+    def _narrowed(self, role: str, fits) -> Scheme:
+        """The scheme of a role; of numbers that are quantized now the groups are halved until they fit."""
+        scheme, info = self.schemes[role], self._stored[role][0]
+        while self._quantizes and info.was_dense and isinstance(scheme, AffineScheme) and not fits(scheme.column_unit):
+            if scheme.group <= 2 * TILE_ROWS:
+                break
+            scheme = AffineScheme(scheme.bits, scheme.group // 2, scheme.symmetric)
+        self.schemes[role] = scheme
+        return scheme
+
+    def _check_columns(self) -> None:
+        """That o can be cut where heads end."""
+        for layer in range(self.whole.num_layers):
+            role, dim = f"layers.{layer}.o", self.whole.head_dim_of(layer)
+            ends = gcd(*(stop * dim for _, stop in self._heads))
+            scheme = self._narrowed(role, lambda unit, ends=ends: ends % unit == 0)
+            if ends % lcm(scheme.column_unit, 2 * TILE_ROWS):
+                what = f"{self._stored[role][0].name}, whose scales are of {scheme.column_unit} columns, cut at multiples of"
+                raise self._refused(what, ends, f"multiples of {lcm(scheme.column_unit, 2 * TILE_ROWS)}")
+            self._kv_span(layer, self.rank)
+
+    def _kv_span(self, layer: int, rank: int) -> Span:
+        """The KV heads that the rank's query heads read: all of them by equally many."""
+        start, stop = self._heads[rank]
+        group = self.whole.num_heads // self.whole.kv_heads_of(layer)
+        found = start // group, -(-stop // group)
+        if found[1] - found[0] > 1 and (start % group or stop % group):
+            what = f"query heads {start} to {stop} of a rank, for KV heads of layer {layer} with"
+            raise self._refused(what, f"{group} query heads each", "whole groups, or a part of one")
+        return found
+
+    def _config(self) -> ModelConfig:
+        whole, (start, stop) = self.whole, self._heads[self.rank]
+        kinds = {whole.kv_heads_of(layer): self._kv_span(layer, self.rank) for layer in range(whole.num_layers)}
+        heads = {count: last - first for count, (first, last) in kinds.items()}
+        inner = {layer: _width(spans[self.rank]) for layer, spans in self._inner.items()}
+        changes: dict[str, Any] = dict(
+            num_heads=stop - start, num_kv_heads=heads.get(whole.num_kv_heads, 1), tied_head=False
+        )
+        if whole.global_kv_heads:
+            changes["global_kv_heads"] = heads.get(whole.global_kv_heads, 1)
+        if inner:
+            widths = tuple(inner.get(layer, next(iter(inner.values()))) for layer in range(whole.num_layers))
+            changes["intermediate_size"] = widths[0]
+            changes["intermediate_sizes"] = widths if len(set(widths)) > 1 else ()
+        if whole.moe is not None:
+            shared = _width(self._shared[self.rank]) if self._shared else 0
+            size = _width(self._experts[self.rank])
+            changes["moe"] = msgspec.structs.replace(whole.moe, intermediate_size=size, shared_size=shared)
+        if self.rank:
+            changes["o_bias"] = False
+        return msgspec.structs.replace(whole, **changes)
+
+    # -- pieces of tensors
+
+    def pieces(self, role: Role) -> list[Piece]:
+        """What the rank has of a role, in the order of its rows; none of what others add."""
+        layer, _, name = role.name.rpartition(".")
+        infos = self._stored[role.name]
+        if name in ONCE and self.rank:
+            return []
+        if role.name == "head":
+            return [self._rows(role, info, [self.head_spans[self.rank]]) for info in infos]
+        number = int(layer.partition(".")[2] or 0)
+        if name == "sinks":
+            return [self._rows(role, infos[0], [self._heads[self.rank]])]
+        columns = self._columns_of(role.name)
+        if columns:
+            return [self._of_columns(role, info, self._span(columns, number)) for info in infos]
+        kinds = ROWS.get(name.removesuffix("_bias"))
+        if kinds is None:
+            return [Piece(role, info, None) for info in infos]
+        found = []
+        for info in infos:
+            # Joined tensors have the rows of their members one behind the other.
+            at = 0
+            for kind in kinds:
+                start, stop = self._span(kind, number)
+                found.append(self._rows(role, info, [(at + start, at + stop)]))
+                at += self._total(kind, number)
+        return found
+
+    def _columns_of(self, role: str) -> str:
+        layer, _, name = role.rpartition(".")
+        return COLUMNS.get(name, "") if layer else ""
+
+    def _span(self, kind: str, layer: int) -> Span:
+        """Rows or columns, in numbers."""
+        rank, dim = self.rank, self.whole.head_dim_of(layer)
+        if kind in (QUERIES, KEYS):
+            start, stop = self._heads[rank] if kind == QUERIES else self._kv_span(layer, rank)
+            return start * dim, stop * dim
+        return {INNER: self._inner.get(layer), EXPERTS: self._experts, SHARED: self._shared}[kind][rank]  # type: ignore[index]
+
+    def _total(self, kind: str, layer: int) -> int:
+        heads = {QUERIES: self.whole.num_heads, KEYS: self.whole.kv_heads_of(layer)}
+        return heads[kind] * self.whole.head_dim_of(layer) if kind in heads else self.whole.intermediate_of(layer)
+
+    def _rows(self, role: Role, info: TensorInfo, spans: list[Span]) -> Piece:
+        (start, stop), count = spans[0], len(self._stored[role.name])
+        rows = stop - start
+        heads = rows // self.whole.head_dim_of(0) if role.heads else 0
+        part = msgspec.structs.replace(
+            role, shape=(rows * (count if role.experts else 1), *role.shape[1:]), heads=heads
+        )
+        name = f"{info.name} rows {start} to {stop}"
+        if len(info.shape) == 1:
+            return Piece(part, info.range_of(info.shape[0], start, rows)._replace(name=name), None)
+        if _reads_rows(info, start, stop):
+            return Piece(part, info.rows(start, rows)._replace(name=name), None)
+        unit = self.schemes[role.name].row_unit
+        if start % unit or (stop % unit and stop != info.shape[0]):
+            raise self._refused(
+                f"rows of {info.name}, {start} to {stop}, as {self.schemes[role.name]}", rows, f"multiples of {unit}"
+            )
+        return Piece(part, info, Cut((start, stop), (0, info.shape[1])))
+
+    def _of_columns(self, role: Role, info: TensorInfo, span: Span) -> Piece:
+        part = msgspec.structs.replace(role, shape=(role.shape[0], _width(span)))
+        return Piece(part, info, Cut((0, info.shape[0]), span))
+
+
+def _width(span: Span) -> int:
+    return span[1] - span[0]
+
+
+def _reads_rows(info: TensorInfo, start: int, stop: int) -> bool:
+    """Whether the file stores these rows apart from others."""
+    if info.layout == IN_TURN:
+        return False
+    if info.is_plain or info.layout in FP4_LAYOUTS:
+        return True
+    if info.parts is not None or info.layout not in ("r16", "rows") or info.order is not None:
+        return False
+    lines = [rows_per_line(plane, info.layout, info.shape[0]) for plane, _, _ in info.placed()]
+    return all(start % rows == 0 and (stop % rows == 0 or stop == info.shape[0]) for rows in lines)

@@ -1,0 +1,44 @@
+"""What a recording does where the model is one rank's share (docs/design/0011-several-devices.md)."""
+
+from zse.plan.trace import Node, Trace, Value
+from zse.tensor import Tensor
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+SHARED = ("o", "down")  # products of which each rank has some columns
+
+
+def all_reduce(nodes: list[Node], trace: Trace) -> list[Node]:
+    """What ranks compute with their columns of a weight, or with theirs of all experts, is added before anything reads it."""
+    if not trace.is_shared:
+        return nodes
+    found: list[Node] = []
+    whole: dict[Value, Value] = {}
+    for node in nodes:
+        node.inputs = tuple(whole.get(value, value) for value in node.inputs)
+        found.append(node)
+        if node.op == "combine" or (node.op == "linear" and node.weights["weight"] in SHARED):
+            part = node.output
+            whole[part] = Value(trace, part.width)
+            found.append(Node("all_reduce", (part,), whole[part], {}, {}))
+    return found
+
+
+class SharedHead:
+    """A head of which each rank has some rows of the vocabulary: logits are made here and gathered on rank 0.
+
+    group: zse.parallel.group.RankGroup; widths: rows of each rank; lines: the most of a step."""
+
+    def __init__(self, device: "Any", group: "Any", widths: tuple[int, ...], lines: int):
+        self._group, self._widths, self._width = group, widths, widths[group.rank]
+        self._buffer = device.alloc(4 * lines * self._width, label="step")
+
+    def part(self, logits: Tensor) -> Tensor:
+        """Where this rank's columns of `logits` are made: f32 [rows, widths[rank]]."""
+        return Tensor(self._buffer, (logits.shape[0], self._width), "f32")
+
+    def gather(self, recorder: "Any", logits: Tensor) -> None:
+        """Record: what all ranks made of the lines of `logits` comes there, on rank 0."""
+        self._group.gather(recorder, self.part(logits), logits, self._widths)

@@ -1,0 +1,174 @@
+"""Models whose ranks are threads with a device of their own each: logits of all families are those of one process."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import test_gpt_oss as test_gpt_oss_of
+import tiny
+import tiny_families
+from session import Session
+from test_act_order import write as write_gptq
+from test_lut4 import CONFIG as WIDE_GGUF
+from test_lut4 import gguf_of
+
+from zse.errors import UnsupportedError
+from zse.formats.convert import convert
+from zse.formats.opening import open_model
+from zse.models.load import load_model, plan_model
+from zse.parallel.group import RankGroup
+from zse.runtime.opening import open_device
+
+REFERENCES = np.load(Path(__file__).with_name("references.npz"))
+# Sums of up to 128 f32 products in another order, of ranks apart, through up to 4 layers, with logits up to 10.
+NEAR = dict(rtol=2e-5, atol=8e-5)
+NORMS, LATENTS = "norms of q and k 'over all heads together'", "attention 'multi-head latent attention'"
+NARROW = "columns of down_exps in groups of 32 32 is not supported; supported: at least 64"
+REFUSED = {
+    **dict.fromkeys(("olmo2", "olmo3", "olmoe", "minimax_m2"), NORMS),
+    **dict.fromkeys(
+        ("minicpm3", "deepseek_v2_lite", "deepseek_v2", "deepseek_v3", "mistral4", "glm4_moe_lite"), LATENTS
+    ),
+    **dict.fromkeys(("qwen3_moe", "qwen3_moe_dense", "qwen2_moe", "glm4_moe", "gemma4_moe"), NARROW),
+}
+
+
+def logits_of(path, tokens, size: int, sizes=None, quantize=None, activations=None):
+    """Rank 0's logits of a sequence, in steps of `sizes` tokens. size 1: of one process."""
+
+    def rank_of(group: RankGroup | None):
+        with open_device("cpu", threads=1) as device, open_model(str(path)) as source:
+            if group is not None:
+                group.connect(device)
+            rank = group.rank if group else 0
+            plan = plan_model(source, quantize=quantize, rank=rank, ranks=size)
+            model = load_model(device, plan)
+            model.wait()
+            return Session(device, model, group=group, activations=activations).run(tokens, sizes)
+
+    if size == 1:
+        return rank_of(None)
+    groups = [RankGroup.create(size)]
+    groups += [RankGroup.join(rank, size, os.dup(groups[0].descriptor)) for rank in range(1, size)]
+    try:
+        with ThreadPoolExecutor(size) as pool:
+            return [done.result() for done in [pool.submit(rank_of, group) for group in groups]][0]
+    finally:
+        for group in groups:
+            group.close()
+
+
+FAMILIES = [*tiny.FAMILIES, *tiny_families.FAMILIES]
+# Experts, and shared experts, that are too narrow to be cut in the tiny models.
+WIDE = {
+    "qwen3_moe": dict(moe_intermediate_size=96),
+    "qwen3_moe_dense": dict(moe_intermediate_size=64),
+    "qwen2_moe": dict(
+        hidden_size=128,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        moe_intermediate_size=96,
+        shared_expert_intermediate_size=128,
+    ),
+    "glm4_moe": dict(moe_intermediate_size=96, use_qk_norm=False),
+    "gemma4_moe": dict(moe_intermediate_size=64),
+}
+BIG = dict(num_attention_heads=8, num_key_value_heads=4, intermediate_size=320, hidden_size=256, head_dim=32)
+
+
+def write(family: str, folder, monkeypatch=None, **changes):
+    """A tiny model with changes of its configuration."""
+    module = tiny if family in tiny.CONFIGS else tiny_families
+    if changes:
+        monkeypatch.setitem(module.CONFIGS, family, module.CONFIGS[family] | changes)
+    folder.mkdir(exist_ok=True)
+    return module.write(family, folder)
+
+
+def same(found: np.ndarray, wanted: np.ndarray, bits: int = 32) -> None:
+    """Logits that differ by the order of sums, which layers with large weights make 1e-4 of the largest at single places; with inputs of 8 bits, by a step of each number that stands on an
+    edge between two, 1 % of the largest number of its group."""
+    assert found.shape == wanted.shape
+    off, size = np.abs(found - wanted), np.abs(wanted).max()
+    most, mean = (2e-4, 2e-6) if bits == 32 else (2e-2, 5e-4)
+    assert off.max() <= most * size and off.mean() <= mean * size, (off.max() / size, off.mean() / size)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_ranks_have_the_logits_of_transformers(family, tmp_path):
+    path, tokens = write(family, tmp_path), tiny.tokens(family)
+    if family in REFUSED:
+        with open_model(str(path)) as source, pytest.raises(UnsupportedError) as refused:
+            plan_model(source, rank=1, ranks=2)
+        assert "--tensor-parallel-size 2: " + REFUSED[family] in str(refused.value)
+        return
+    np.testing.assert_allclose(logits_of(path, tokens, 2, [37, 1, 2]), REFERENCES[family], **NEAR)
+
+
+CUTS = [
+    (family, size) for family, wide in WIDE.items() for size in (2, 3) if wide["moe_intermediate_size"] >= 32 * size
+]
+
+
+@pytest.mark.parametrize("family, size", CUTS)
+def test_experts_are_cut_within(family, size, tmp_path, monkeypatch):
+    path, tokens = write(family, tmp_path, monkeypatch, **WIDE[family]), tiny.tokens(family)
+    same(logits_of(path, tokens, size), logits_of(path, tokens, 1))
+
+
+@pytest.mark.parametrize("size, heads, kv_heads", [(3, 8, 4), (3, 4, 2), (5, 8, 2), (4, 4, 1), (2, 6, 3)])
+def test_shares_of_heads_are_uneven(size, heads, kv_heads, tmp_path, monkeypatch):
+    """Whole groups of KV heads, or where there are more ranks the same KV head on several."""
+    changes = dict(num_attention_heads=heads, num_key_value_heads=kv_heads, intermediate_size=192, vocab_size=384)
+    path, tokens = write("qwen3", tmp_path, monkeypatch, **changes), tiny.tokens("qwen3")
+    same(logits_of(path, tokens, size, [30, 10]), logits_of(path, tokens, 1))
+
+
+@pytest.mark.parametrize("quantize, activations", [("int4", "int8"), ("int8", "int8"), ("int4", "f32")])
+def test_weights_are_quantized_as_in_one_process(quantize, activations, tmp_path, monkeypatch):
+    path, tokens = write("llama", tmp_path, monkeypatch, **BIG), tiny.tokens("llama")
+    options = dict(quantize=quantize, activations=activations)
+    bits = 8 if activations == "int8" else 32
+    same(logits_of(path, tokens, 3, **options), logits_of(path, tokens, 1, **options), bits)
+
+
+@pytest.mark.parametrize(
+    "types", [{"down": "Q4_K", "o": "Q6_K"}, {"gate": "Q8_0", "down": "IQ4_XS", "o": "Q5_1", "q": "Q4_K"}]
+)
+def test_gguf(types, tmp_path, monkeypatch):
+    """Blocks of 32 and of 256 numbers, whose cuts stand where a scale ends."""
+    monkeypatch.setitem(tiny.CONFIGS, "wide_qwen2", WIDE_GGUF)
+    path = gguf_of("wide_qwen2", tmp_path, types)[0]
+    tokens = tiny.tokens("qwen2")
+    same(logits_of(path, tokens, 2, [39, 1]), logits_of(path, tokens, 1))
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_gptq(symmetric, tmp_path, monkeypatch):
+    monkeypatch.setitem(tiny.CONFIGS, "llama", tiny.CONFIGS["llama"] | BIG)
+    path, _ = write_gptq(tmp_path / "gptq", trivial=True, symmetric=symmetric)
+    same(logits_of(path, tiny.tokens("llama"), 2), logits_of(path, tiny.tokens("llama"), 1))
+
+
+def test_columns_in_an_order_of_their_own_are_refused(tmp_path):
+    path, _ = write_gptq(tmp_path / "gptq")
+    with open_model(path) as source, pytest.raises(UnsupportedError, match="o_proj.weight 'in an order of their own"):
+        plan_model(source, rank=0, ranks=2)
+
+
+@pytest.mark.parametrize("experts", ["F32", "MXFP4", "folder F32", "folder MXFP4", "folder BF16"])
+def test_gpt_oss(experts, tmp_path):
+    """Sinks, biases of experts, rows of gate and up in turn, in folders matrices that are stored turned."""
+    kind = experts.removeprefix("folder ")
+    path = test_gpt_oss_of.write(tmp_path, kind) if kind == experts else test_gpt_oss_of.write_folder(tmp_path, kind)
+    tokens = tiny.tokens("gpt-oss")
+    same(logits_of(path, tokens, 2), logits_of(path, tokens, 1))
+
+
+@pytest.mark.parametrize("quant", ["int4", "int6", "fp8", "bf16"])
+def test_converted_files(quant, tmp_path, monkeypatch):
+    path, tokens = write("qwen2", tmp_path / "hf", monkeypatch, **BIG), tiny.tokens("qwen2")
+    convert(str(path), str(tmp_path / "model.zse"), quant=quant)
+    same(logits_of(tmp_path / "model.zse", tokens, 3), logits_of(tmp_path / "model.zse", tokens, 1))
