@@ -36,19 +36,19 @@ ONCE = ("o_bias", "down_bias", "down_exps_bias")  # are added by rank 0
 HEAD_UNIT = 4 * TILE_ROWS  # rows of the vocabulary
 
 
-class Cut(NamedTuple):
+class ShareCut(NamedTuple):
     """Which rows and columns of a stored matrix are a part of the model, where these cannot be read apart."""
 
     rows: Span
     columns: Span
 
 
-class Piece(NamedTuple):
+class SharePiece(NamedTuple):
     """What a rank has of a stored tensor. cut: None where `info` is all of it."""
 
     role: Role
     info: TensorInfo
-    cut: Cut | None
+    cut: ShareCut | None
 
 
 def spread(total: int, unit: int, size: int) -> list[Span]:
@@ -217,7 +217,7 @@ class ModelShare:
 
     # -- pieces of tensors
 
-    def pieces(self, role: Role) -> list[Piece]:
+    def pieces(self, role: Role) -> list[SharePiece]:
         """What the rank has of a role, in the order of its rows; none of what others add."""
         layer, _, name = role.name.rpartition(".")
         infos = self._stored[role.name]
@@ -233,7 +233,7 @@ class ModelShare:
             return [self._of_columns(role, info, self._span(columns, number)) for info in infos]
         kinds = ROWS.get(name.removesuffix("_bias"))
         if kinds is None:
-            return [Piece(role, info, None) for info in infos]
+            return [SharePiece(role, info, None) for info in infos]
         found = []
         for info in infos:
             # Joined tensors have the rows of their members one behind the other.
@@ -260,7 +260,7 @@ class ModelShare:
         heads = {QUERIES: self.whole.num_heads, KEYS: self.whole.kv_heads_of(layer)}
         return heads[kind] * self.whole.head_dim_of(layer) if kind in heads else self.whole.intermediate_of(layer)
 
-    def _rows(self, role: Role, info: TensorInfo, spans: list[Span]) -> Piece:
+    def _rows(self, role: Role, info: TensorInfo, spans: list[Span]) -> SharePiece:
         (start, stop), count = spans[0], len(self._stored[role.name])
         rows = stop - start
         heads = rows // self.whole.head_dim_of(0) if role.heads else 0
@@ -269,19 +269,19 @@ class ModelShare:
         )
         name = f"{info.name} rows {start} to {stop}"
         if len(info.shape) == 1:
-            return Piece(part, info.range_of(info.shape[0], start, rows)._replace(name=name), None)
+            return SharePiece(part, info.range_of(info.shape[0], start, rows)._replace(name=name), None)
         if _reads_rows(info, start, stop):
-            return Piece(part, info.rows(start, rows)._replace(name=name), None)
+            return SharePiece(part, info.rows(start, rows)._replace(name=name), None)
         unit = self.schemes[role.name].row_unit
         if start % unit or (stop % unit and stop != info.shape[0]):
             raise self._refused(
                 f"rows of {info.name}, {start} to {stop}, as {self.schemes[role.name]}", rows, f"multiples of {unit}"
             )
-        return Piece(part, info, Cut((start, stop), (0, info.shape[1])))
+        return SharePiece(part, info, ShareCut((start, stop), (0, info.shape[1])))
 
-    def _of_columns(self, role: Role, info: TensorInfo, span: Span) -> Piece:
+    def _of_columns(self, role: Role, info: TensorInfo, span: Span) -> SharePiece:
         part = msgspec.structs.replace(role, shape=(role.shape[0], _width(span)))
-        return Piece(part, info, Cut((0, info.shape[0]), span))
+        return SharePiece(part, info, ShareCut((0, info.shape[0]), span))
 
 
 def _width(span: Span) -> int:

@@ -48,7 +48,7 @@ class FileTensor(NamedTuple):
     role: names.Role
     info: TensorInfo
     first: int
-    cut: shares.Cut | None = None
+    cut: shares.ShareCut | None = None
 
     @property
     def num_rows(self) -> int:
