@@ -20,7 +20,7 @@ LOCKED := install --quiet --require-hashes --only-binary :all: --requirement
 # Where Python is told to write no bytecode, each process would compile what others have.
 PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: serve test test-all test-rest soak models lint types build wheel clean
+.PHONY: serve test test-all test-rest test-cluster soak models lint types build wheel clean
 
 # Kernels that the model needs first; the others beside, when nothing else wants the CPU, or on demand.
 serve: $(INSTALLED)
@@ -36,6 +36,12 @@ test-all: test test-rest
 # What `make test` leaves out.
 test-rest: $(TESTED) build
 	$(PYTEST) --exhaustive=only
+
+# examples/ray_serve.py on a cluster of this machine, in an environment of its own: Ray is 230 MB.
+test-cluster: build models
+	[ -e .venv-cluster/.installed ] || { $(PYTHON) -m venv .venv-cluster && ZSE_BUILD_ISA=none .venv-cluster/bin/pip install --quiet \
+		--editable '.[cluster]' psutil pytest && touch .venv-cluster/.installed; }
+	.venv-cluster/bin/python -m pytest --exhaustive=only tests/cluster
 
 # Floods, leaks and random walks, as long as tests/conftest.py's table SOAK says. One at a time: they watch memory and times.
 soak: $(TESTED) build models
@@ -91,4 +97,4 @@ wheel: $(INSTALLED)
 	ls -l dist
 
 clean:
-	rm -rf .venv build src/zse/_native src/*.egg-info
+	rm -rf .venv .venv-cluster build src/zse/_native src/*.egg-info
