@@ -25,6 +25,8 @@ EMITS: dict[str, dict[str, tuple[str, ...]]] = {
         "gated": ("f32", "int8"),
         "act": ("f32", "int8"),
         "reorder": ("f32", "int8", "int16"),
+        "gated_norm": ("f32", "int8"),
+        "gate_output": ("f32", "int8"),
     },
     "gpu": {
         "add_norm": ("bf16", "fp8"),
@@ -34,6 +36,9 @@ EMITS: dict[str, dict[str, tuple[str, ...]]] = {
         "gated_product": ("bf16",),
         "reorder": ("bf16",),
         "head_linear": ("bf16",),
+        "gated_norm": ("bf16",),
+        "gate_output": ("bf16",),
+        "gated_conv": ("bf16",),
     },
 }
 PRODUCTS = ("linear", "gated_product", "experts")

@@ -8,6 +8,9 @@ from zse.kernels import (
     columns,
     combine,
     conv,
+    delta,
+    gate_output,
+    gated_norm,
     head_product,
     latent_attention,
     latent_post,
@@ -266,6 +269,24 @@ def _conv(run: "Run", node: Node) -> None:
     conv.conv(run.recorder, x, *vectors, run.state("conv"), run.runs, out, node.options.get("activation", ""), gated)
 
 
+def _delta(run: "Run", node: Node) -> None:
+    qkv, b, a = (_columns(run, node, number) for number in range(3))
+    options = {name: node.options[name] for name in ("k_heads", "k_size", "tiled")}
+    vectors, state = (run.vector(node, "A"), run.vector(node, "dt_bias")), run.state("delta")
+    delta.delta(run.recorder, qkv, b, a, *vectors, state, run.runs, run.t[node.output], **options)
+
+
+def _gated_norm(run: "Run", node: Node) -> None:
+    x, z = (_columns(run, node, number) for number in range(2))
+    options = {name: value for name, value in node.options.items() if name != "columns"}
+    gated_norm.gated_norm(run.recorder, x, z, run.vector(node, "weight"), run.t[node.output], **options)
+
+
+def _gate_output(run: "Run", node: Node) -> None:
+    x, gate, heads = run.t[node.inputs[0]], _columns(run, node, 1), node.options.get("heads", 0)
+    gate_output.gate_output(run.recorder, x, gate, run.t[node.output], heads)
+
+
 def _wanted(run: "Run", node: Node) -> None:
     gather_rows(run.recorder, run.t[node.inputs[0]], run.wanted, run.t[node.output])
 
@@ -304,6 +325,9 @@ LAUNCHES: dict[str, "Callable[[Run, Node], None]"] = {
     "attend_latent": _attend_latent,
     "conv": _conv,
     "gated_conv": _conv,
+    "delta": _delta,
+    "gated_norm": _gated_norm,
+    "gate_output": _gate_output,
     "wanted": _wanted,
     "scale_logits": _scale_logits,
     "reorder": _reorder,

@@ -1,0 +1,205 @@
+"""The gated delta rule of recurrent layers (Gated DeltaNet: Yang et al., arXiv 2412.06464): for each token and v head a
+state S [k size, v size] decays, forgets what it had for the token's key, and takes the token's value:
+
+    S = exp(g) S;  d = beta (v - S^T k);  S = S + k d^T;  out = S^T q
+
+g = A softplus(a + dt_bias) is a number of a head, or one of each channel of its keys (Kimi Linear, arXiv 2510.26692);
+beta = sigmoid(b); q and k have length 1, q is divided by sqrt(k size).
+
+One token reads and writes the state once, which is its floor. Many tokens of a run take the chunked form of
+delta_chunk.py. Results of a run depend on no other run; those of another cut differ by rounding."""
+
+from itertools import product
+
+from zse import kernel as zl
+from zse.kernels import delta_chunk
+from zse.kernels.columns import embed, source, wide
+from zse.kernels.delta_chunk import MAX_SIZE, DeltaParams, channel_steps, head_step, unit_rows
+from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, check, require
+from zse.kernels.runs import States, random_runs, random_state, run_args, run_state, run_tokens, state_output
+from zse.kernels.small_product import column_steps
+from zse.lazy import numpy as np
+from zse.runtime.args import Args
+
+LENGTH_EPS = 1e-6  # added to the squared length of q and k
+# Tokens of a chunk by what decays; runs of fewer than SHORT take them one by one.
+CHUNKS = {"head": 64, "channel": 16}
+SHORT = 4
+
+
+@zl.inline
+def step_columns(p, state, value, out, work, beta, overlap, COUNT):
+    """One token's update of COUNT vectors of columns. work: k * decay, q * decay, decay, k, each [k size]. overlap: q
+    · k."""
+    L = zl.target.lanes
+    by_key = [zl.f32.x(L)(0) for _ in range(COUNT)]
+    by_query = [zl.f32.x(L)(0) for _ in range(COUNT)]
+    for r in range(p.k_size):
+        line = state + r * p.v_size
+        key, query = zl.f32.x(L)(work[r]), zl.f32.x(L)(work[MAX_SIZE + r])
+        for v in zl.static(range(COUNT)):
+            old = zl.load(line + v * L, L)
+            by_key[v] = zl.fma(old, key, by_key[v])
+            by_query[v] = zl.fma(old, query, by_query[v])
+    change = [(zl.load(value + v * L, L) - by_key[v]) * beta for v in zl.static(range(COUNT))]
+    for v in zl.static(range(COUNT)):
+        zl.store(out + v * L, zl.fma(change[v], zl.f32.x(L)(overlap), by_query[v]))
+    for r in range(p.k_size):
+        line = state + r * p.v_size
+        decay, key = zl.f32.x(L)(work[2 * MAX_SIZE + r]), zl.f32.x(L)(work[3 * MAX_SIZE + r])
+        for v in zl.static(range(COUNT)):
+            zl.store(line + v * L, zl.fma(change[v], key, zl.load(line + v * L, L) * decay))
+
+
+@zl.inline
+def delta_token(p, head, token, state, work):
+    """One token: reads and writes the state once."""
+    L = zl.target.lanes
+    unit_rows(p, head, token, work + 3 * MAX_SIZE, work + MAX_SIZE)
+    overlaps = zl.f32.x(L)(0)
+    step = None
+    if p.DECAY == "head":
+        step = zl.splat(zl.exp(head_step(p, head, token)), L)
+    for r in range(0, p.k_size, L):
+        key = zl.load(work + 3 * MAX_SIZE + r, L)
+        query = zl.load(work + MAX_SIZE + r, L)
+        decay = step if p.DECAY == "head" else zl.exp(channel_steps(p, head, token, r))
+        overlaps = zl.fma(key, query, overlaps)
+        zl.store(work + r, key * decay)
+        zl.store(work + MAX_SIZE + r, query * decay)
+        zl.store(work + 2 * MAX_SIZE + r, decay)
+    overlap = zl.reduce_add(overlaps)
+    beta = 1.0 / (1.0 + zl.exp(p.b[token * p.b_stride + head] * -1.0))
+    value = p.qkv + (token * p.qkv_stride + 2 * p.k_heads * p.k_size + head * p.v_size)
+    out = p.out + (token * p.v_heads + head) * p.v_size
+    start = zl.i64(0)
+    for count in zl.static(column_steps(8 if L == 16 else 4)):  # twice as many sums in registers
+        stop = start + (p.v_size - start) // (count * L) * (count * L)
+        for c in range(start, stop, count * L):
+            step_columns(p, state + c, value + c, out + c, work, beta, overlap, count)
+        start = stop
+
+
+@zl.kernel
+def delta_head(p: DeltaParams):
+    """Grid (v heads, runs)."""
+    L = zl.target.lanes
+    head = zl.block_index(0)
+    run = zl.block_index(1)
+    first, last = run_tokens(p, run)
+    state = run_state(p, run) + head * p.k_size * p.v_size
+    if p.positions[first] == 0:
+        for i in range(0, p.k_size * p.v_size, L):
+            zl.store(state + i, zl.f32.x(L)(0))
+    token = first + 0
+    if last - first >= SHORT:
+        token = delta_chunk.delta_chunks(p, head, first, last, state, SHORT)
+    work = zl.local_array(zl.f32, 4 * MAX_SIZE)
+    for rest in range(token, last):
+        delta_token(p, head, rest, state, work)
+
+
+def delta(recorder, qkv, b, a, A, dt_bias, state, runs, out, k_heads: int, k_size: int, tiled: bool = False) -> None:
+    """out f32 [M, v_heads * v size] of M tokens; the state of each run moves on.
+
+    Args:
+        qkv: f32 [M, 2 * k_heads * k_size + v_heads * v size]: q, k and v of all heads. b: f32 [M, v_heads]. a: f32 [M,
+            v_heads], or [M, v_heads * k_size] of a decay of each channel. All Tensors or Columns.
+        A: f32 [v_heads], negative. dt_bias: f32, one for each column of a.
+        state: StatePart [v_heads, k_size, v size]; runs: Runs of the batch.
+        k_size, v size: multiples of 16 up to MAX_SIZE.
+        tiled: v head j has k head j mod k_heads; else j // (v_heads / k_heads).
+    """
+    (tokens, width), (v_heads,) = out.shape, A.shape
+    require(k_heads > 0 and v_heads % k_heads == 0, f"delta: {v_heads} v heads of {k_heads} k heads")
+    require(width % v_heads == 0, f"delta: out is {width} wide, {v_heads} heads")
+    v_size = width // v_heads
+    for name, size in (("k_size", k_size), ("v size", v_size)):
+        require(
+            0 < size <= MAX_SIZE and size % 16 == 0, f"delta: {name} {size} is not a multiple of 16 up to {MAX_SIZE}"
+        )
+    decay = "head" if dt_bias.shape == (v_heads,) else "channel"
+    check("delta out", out, "f32", tokens, width)
+    check("delta dt_bias", dt_bias, "f32", v_heads if decay == "head" else v_heads * k_size)
+    check("delta A", A, "f32", v_heads)
+    qkv, qkv_stride = source("delta qkv", qkv, tokens, 2 * k_heads * k_size + width)
+    b, b_stride = source("delta b", b, tokens, v_heads)
+    a, a_stride = source("delta a", a, tokens, dt_bias.shape[0])
+    args = dict(qkv=qkv, qkv_stride=qkv_stride, b=b, b_stride=b_stride, a=a, a_stride=a_stride, A=A, dt_bias=dt_bias)
+    args |= dict(out=out, k_heads=k_heads, v_heads=v_heads, k_size=k_size, v_size=v_size, tiled=int(tiled))
+    args |= dict(eps=LENGTH_EPS, q_scale=k_size**-0.5)
+    args |= run_args("delta", state, runs, tokens, v_heads, k_size, v_size)
+    recorder.launch(f"delta_{decay}", Args(**args), (v_heads, runs.slot.shape[0]))
+
+
+def _reference(qkv, b, a, A, dt_bias, state, runs, k_heads, k_size, tiled=False, out=None):
+    qkv, b, a, A = wide(qkv), wide(b), wide(a), A.astype(np.float64)
+    states, tokens, v_heads = States(state, runs), len(qkv), len(A)
+    q, k, v = np.split(qkv, [k_heads * k_size, 2 * k_heads * k_size], axis=1)
+    kind = np.arange(v_heads) % k_heads if tiled else np.arange(v_heads) // (v_heads // k_heads)
+    q, k = (x.reshape(tokens, k_heads, k_size) for x in (q, k))
+    q, k = ((x / np.sqrt((x * x).sum(axis=2, keepdims=True) + LENGTH_EPS))[:, kind] for x in (q, k))
+    q, v = q / np.sqrt(k_size), v.reshape(tokens, v_heads, -1)
+    beta = 1 / (1 + np.exp(-b))
+    g = np.logaddexp(0, a + dt_bias).reshape(tokens, v_heads, -1) * A[:, None]
+    result = np.empty(v.shape)
+    for run, S in states.each():
+        for t in run:
+            S *= np.exp(g[t])[:, :, None]
+            change = beta[t][:, None] * (v[t] - np.einsum("hkv,hk->hv", S, k[t]))
+            S += k[t][:, :, None] * change[:, None]
+            result[t] = np.einsum("hkv,hk->hv", S, q[t])
+    return {"out": result.reshape(tokens, -1), "state.tensor": states.tensor}
+
+
+# (k heads, v heads, k size, v size), lengths of runs, those that begin, columns beside the inputs.
+SHAPES: tuple = (
+    ((2, 4, 128, 128), (1, 1, 1), (1,), 0),
+    ((2, 4, 128, 128), (70, 1, 3, 129), (0, 3), 64),
+    ((1, 1, 16, 48), (1, 5, 4, 64, 65, 16), (0, 2, 4), 0),
+    ((2, 2, 32, 16), (33, 2, 7, 200), (3,), 32),
+    ((1, 3, 64, 80), (31, 63, 17), (1,), 0),
+)
+
+
+def _cases(rng, family="cpu"):
+    near = Tolerance(1e-5, 1e-5, "f32 sums over k size, over a chunk and from chunk to chunk, of numbers of some units")
+    for decay, ((k_heads, v_heads, k_size, v_size), lengths, fresh, beside) in product(CHUNKS, SHAPES):
+        runs, tokens = random_runs(rng, lengths, fresh), sum(lengths)
+        state = random_state(rng, runs, (v_heads, k_size, v_size))
+        columns = v_heads if decay == "head" else v_heads * k_size
+        # Decays from none to all that there is, as trained models have them side by side.
+        arrays = {
+            "qkv": rng.standard_normal((tokens, 2 * k_heads * k_size + v_heads * v_size)),
+            "b": rng.standard_normal((tokens, v_heads)) * 2,
+            "a": rng.standard_normal((tokens, columns)) * 3,
+        }
+        inputs = {name: array.astype(np.float32) for name, array in arrays.items()}
+        if beside:
+            inputs = {name: embed(rng, array, beside, 16) for name, array in inputs.items()}
+        inputs |= {
+            "A": -np.exp(rng.uniform(-3, 2.5, v_heads)).astype(np.float32),
+            "dt_bias": rng.uniform(-4, 1, columns).astype(np.float32),
+            "state": state,
+            "runs": runs,
+        }
+        outputs = {"out": OutputSpec((tokens, v_heads * v_size), "float32", near), **state_output(state, near)}
+        options = {"k_heads": k_heads, "k_size": k_size, "tiled": len(lengths) % 2 == 1}
+        yield Case(f"{decay} {k_heads}/{v_heads} of {k_size}x{v_size}, runs {lengths}", inputs, outputs, options)
+
+
+def _cost(case: Case) -> Cost:
+    """The state once in and once out for each run; the products of the recurrence."""
+    tokens, width = case.outputs["out"].shape
+    k_size, runs, v_heads = case.options["k_size"], len(case.inputs["runs"].slot), len(case.inputs["A"])
+    qkv = wide(case.inputs["qkv"]).shape[1]
+    return Cost(4 * (2 * runs * width * k_size + tokens * (qkv + width + 2 * v_heads)), 6 * tokens * width * k_size)
+
+
+def _variants(target) -> list[zl.Variant]:
+    return [
+        zl.Variant(f"delta_{decay}", delta_head, {"DECAY": decay, "CHUNK": chunk}) for decay, chunk in CHUNKS.items()
+    ]
+
+
+DELTA = Op("delta", _variants, delta, _reference, _cases, _cost)

@@ -1,0 +1,325 @@
+"""Chunks of the gated delta rule (zse.kernels.delta) on a CPU: products of matrices instead of one token after another.
+
+Within a chunk that begins with the state S, G_t the sum of the decays' logs up to token t (the UT form: Yang et al.,
+arXiv 2406.06484, with decays as in arXiv 2412.06464; ours keeps the triangular system and solves it forward):
+
+    (1 + L) D = beta (V - exp(G) K S),  L_ti = beta_t exp(G_t - G_i) k_t · k_i for i < t
+    out = exp(G) Q S + P D,             P_ti = exp(G_t - G_i) q_t · k_i for i <= t
+    S = exp(G_last) S + sum of exp(G_last - G_i) k_i D_i^T
+
+No exponent is positive, whatever the decays. Of a token there are 6 * k size * v size operations, as in the recurrence,
+and 4 * CHUNK / 2 * (k size + v size) more; but the state is read and written once a chunk, and sums stay in registers."""
+
+from zse import kernel as zl
+from zse.kernels.runs import RunParams
+from zse.kernels.small_product import ROWS, add_products, column_steps, vectors
+
+MAX_SIZE = 256  # of keys and values of a head
+STEPS = 16.0  # a sum of logs is a multiple of 1 / STEPS, whose differences are exact, and a rest
+
+
+class DeltaParams(RunParams):
+    """qkv, b, a f32, rows so far apart. DECAY: "head" or "channel": what has a decay of its own. CHUNK: tokens."""
+
+    qkv: zl.Ptr[zl.f32, "const"]
+    b: zl.Ptr[zl.f32, "const"]
+    a: zl.Ptr[zl.f32, "const"]
+    A: zl.Ptr[zl.f32, "const"]
+    dt_bias: zl.Ptr[zl.f32, "const"]
+    out: zl.Ptr[zl.f32]
+    qkv_stride: zl.index
+    b_stride: zl.index
+    a_stride: zl.index
+    k_heads: zl.index
+    v_heads: zl.index
+    k_size: zl.index
+    v_size: zl.index
+    tiled: zl.index
+    eps: zl.f32
+    q_scale: zl.f32
+    DECAY: zl.static
+    CHUNK: zl.static
+
+
+class DeltaScratch(zl.Record):
+    """keys, queries [CHUNK, k size], turned [k size, CHUNK] keys; lower, scores [CHUNK, CHUNK]; change [CHUNK,
+    v size]; sums: of logs of decays, [2, CHUNK] as multiples and rests of a head, [CHUNK, k size] of channels; decay
+    [k size]: of the whole chunk; beta, order (0, 1, ...) [CHUNK]."""
+
+    keys: object
+    queries: object
+    turned: object
+    lower: object
+    scores: object
+    change: object
+    sums: object
+    decay: object
+    beta: object
+    order: object
+
+
+@zl.inline
+def key_head(p, head):
+    """The k head of a v head."""
+    return head % p.k_heads if p.tiled != 0 else head // (p.v_heads // p.k_heads)
+
+
+@zl.inline
+def softplus(x):
+    """log(1 + exp(x)) within some ulp: what 1 + y loses of y, the quotient gives back; above 20 it is x."""
+    y = zl.exp(min(x, 20.0))
+    more = y + 1.0
+    exact = zl.log(more) * (y / zl.where(more == 1.0, 1.0, more - 1.0))
+    return zl.where(x > 20.0, x, zl.where(more == 1.0, y, exact))
+
+
+@zl.inline
+def head_step(p, head, token):
+    """The log of a token's decay, of a head that has one."""
+    return p.A[head] * softplus(p.a[token * p.a_stride + head] + p.dt_bias[head])
+
+
+@zl.inline
+def channel_steps(p, head, token, r):
+    """The logs of the decays of a token's channels from r on."""
+    L = zl.target.lanes
+    at = head * p.k_size + r
+    return softplus(zl.load(p.a + token * p.a_stride + at, L) + zl.load(p.dt_bias + at, L)) * p.A[head]
+
+
+@zl.inline
+def unit_rows(p, head, token, key, query):
+    """Writes the token's k, and q / sqrt(k size), with length 1."""
+    L = zl.target.lanes
+    row = p.qkv + token * p.qkv_stride + key_head(p, head) * p.k_size
+    for source, out, factor in zl.static(((row, query, p.q_scale), (row + p.k_heads * p.k_size, key, 1.0))):
+        squares = zl.f32.x(L)(0)
+        for r in range(0, p.k_size, L):
+            value = zl.load(source + r, L)
+            squares = zl.fma(value, value, squares)
+        scale = factor / zl.sqrt(zl.reduce_add(squares) + p.eps)
+        for r in range(0, p.k_size, L):
+            zl.store(out + r, zl.load(source + r, L) * scale)
+
+
+@zl.inline
+def load_chunk(p, w, head, token, count, rows):
+    """Keys, queries, beta and the sums of logs of `count` tokens; those up to `rows` are nothing, and decay no more."""
+    L, C, K = zl.target.lanes, p.CHUNK, p.k_size
+    total = zl.f64(0)
+    for t in range(rows):
+        if t < count:
+            unit_rows(p, head, token + t, w.keys + t * K, w.queries + t * K)
+            w.beta[t] = 1.0 / (1.0 + zl.exp(p.b[(token + t) * p.b_stride + head] * -1.0))
+        else:
+            w.beta[t] = 0.0
+            for r in range(0, K, L):
+                zl.store(w.keys + t * K + r, zl.f32.x(L)(0))
+                zl.store(w.queries + t * K + r, zl.f32.x(L)(0))
+        if p.DECAY == "head":
+            if t < count:
+                total += zl.f64(head_step(p, head, token + t))
+            whole = zl.round_even(zl.f32(total) * STEPS) / STEPS
+            w.sums[t] = whole
+            w.sums[C + t] = zl.f32(total - zl.f64(whole))
+        else:
+            for r in range(0, K, L):
+                logs = zl.f32.x(L)(0)
+                if t > 0:
+                    logs = zl.load(w.sums + (t - 1) * K + r, L)
+                if t < count:
+                    logs += channel_steps(p, head, token + t, r)
+                zl.store(w.sums + t * K + r, logs)
+
+
+@zl.inline
+def turn_keys(p, w, rows):
+    """turned = keys^T."""
+    for r in range(p.k_size):
+        for t in range(rows):
+            w.turned[r * p.CHUNK + t] = w.keys[t * p.k_size + r]
+
+
+@zl.inline
+def head_scores(p, w, rows):
+    """lower and scores of a decay of the head, on and below the diagonal of tiles."""
+    L, C, K = zl.target.lanes, p.CHUNK, p.k_size
+    turn_keys(p, w, rows)
+    for t in range(0, rows, ROWS):
+        lines = [part + (t + r) * K for part in (w.keys, w.queries) for r in zl.static(range(ROWS))]
+        start = zl.i64(0)
+        for count in zl.static(column_steps(vectors() // 2)):
+            stop = start + ((t + ROWS - start) + (count * L - 1 if count == 1 else 0)) // (count * L) * (count * L)
+            for i in range(start, stop, count * L):
+                sums = [[zl.f32.x(L)(0) for _ in range(count)] for _ in range(2 * ROWS)]
+                add_products(sums, lines, 1, w.turned + i, C, K)
+                for v in zl.static(range(count)):
+                    at = i + v * L
+                    order = zl.load(w.order + at, L)
+                    for r in zl.static(range(ROWS)):
+                        wholes = w.sums[t + r] - zl.load(w.sums + at, L)
+                        decay = zl.exp(min(wholes + (w.sums[C + t + r] - zl.load(w.sums + C + at, L)), 0.0))
+                        row, place = zl.f32(t + r), (t + r) * C + at
+                        lower = sums[r][v] * decay * (w.beta[t + r] * -1.0)
+                        zl.store(w.lower + place, zl.where(order < row, lower, 0.0))
+                        zl.store(w.scores + place, zl.where(order <= row, sums[ROWS + r][v] * decay, 0.0))
+            start = stop
+
+
+@zl.inline
+def channel_scores(p, w, rows):
+    """lower and scores of decays of channels, and the factors of what the state gives and takes: keys and queries times
+    their decay since the chunk began, turned keys times theirs to its end."""
+    L, C, K = zl.target.lanes, p.CHUNK, p.k_size
+    for t in range(rows):
+        for i in range(t + 1):
+            by_key, by_query = zl.f32.x(L)(0), zl.f32.x(L)(0)
+            for r in range(0, K, L):
+                decay = zl.exp(min(zl.load(w.sums + t * K + r, L) - zl.load(w.sums + i * K + r, L), 0.0))
+                key = zl.load(w.keys + i * K + r, L) * decay
+                by_key = zl.fma(zl.load(w.keys + t * K + r, L), key, by_key)
+                by_query = zl.fma(zl.load(w.queries + t * K + r, L), key, by_query)
+            w.lower[t * C + i] = zl.reduce_add(by_key) * (w.beta[t] * -1.0)
+            w.scores[t * C + i] = zl.reduce_add(by_query)
+        for after in range(t + 1, t // ROWS * ROWS + ROWS):
+            w.scores[t * C + after] = 0.0
+    line = zl.local_array(zl.f32, MAX_SIZE)
+    for t in range(rows):
+        for r in range(0, K, L):
+            logs = zl.load(w.sums + t * K + r, L)
+            left = zl.exp(zl.load(w.sums + (rows - 1) * K + r, L) - logs)
+            zl.store(line + r, zl.load(w.keys + t * K + r, L) * left)
+            zl.store(w.keys + t * K + r, zl.load(w.keys + t * K + r, L) * zl.exp(logs))
+            zl.store(w.queries + t * K + r, zl.load(w.queries + t * K + r, L) * zl.exp(logs))
+        for r in range(K):
+            w.turned[r * C + t] = line[r]
+
+
+@zl.inline
+def from_state(p, w, head, token, count, rows, state):
+    """What the state before the chunk gives: change = beta (V - exp(G) K S), out = exp(G) Q S."""
+    L, C, K, V = zl.target.lanes, p.CHUNK, p.k_size, p.v_size
+    values = p.qkv + 2 * p.k_heads * K + head * V
+    start = zl.i64(0)
+    for vecs in zl.static(column_steps(vectors())):
+        stop = start + (V - start) // (vecs * L) * (vecs * L)
+        for c in range(start, stop, vecs * L):
+            for t in range(0, rows, ROWS):
+                factors = [zl.f32(1) for _ in range(ROWS)]
+                if p.DECAY == "head":
+                    for r in zl.static(range(ROWS)):
+                        factors[r] = zl.exp(w.sums[t + r] + w.sums[C + t + r])
+                sums = [[zl.f32.x(L)(0) for _ in range(vecs)] for _ in range(ROWS)]
+                add_products(sums, [w.keys + (t + r) * K for r in zl.static(range(ROWS))], 1, state + c, V, K)
+                for r in zl.static(range(ROWS)):
+                    value = values + (token + min(t + r, count - 1)) * p.qkv_stride + c
+                    for v in zl.static(range(vecs)):
+                        change = (zl.load(value + v * L, L) - sums[r][v] * factors[r]) * w.beta[t + r]
+                        zl.store(w.change + (t + r) * V + c + v * L, change)
+                sums = [[zl.f32.x(L)(0) for _ in range(vecs)] for _ in range(ROWS)]
+                add_products(sums, [w.queries + (t + r) * K for r in zl.static(range(ROWS))], 1, state + c, V, K)
+                for r in zl.static(range(ROWS)):
+                    if t + r < count:
+                        out = p.out + ((token + t + r) * p.v_heads + head) * V + c
+                        for v in zl.static(range(vecs)):
+                            zl.store(out + v * L, sums[r][v] * factors[r])
+        start = stop
+
+
+@zl.inline
+def solve(p, w, head, token, count, rows):
+    """change = D, row after row of tiles; out += P D."""
+    L, C, V = zl.target.lanes, p.CHUNK, p.v_size
+    start = zl.i64(0)
+    for vecs in zl.static(column_steps(vectors())):
+        stop = start + (V - start) // (vecs * L) * (vecs * L)
+        for c in range(start, stop, vecs * L):
+            change = w.change + c
+            for t in range(0, rows, ROWS):
+                lines = [w.lower + (t + r) * C for r in zl.static(range(ROWS))]
+                sums = [
+                    [zl.load(change + (t + r) * V + v * L, L) for v in zl.static(range(vecs))]
+                    for r in zl.static(range(ROWS))
+                ]
+                add_products(sums, lines, 1, change, V, t)
+                for r in zl.static(range(ROWS)):
+                    for before in zl.static(range(r)):
+                        factor = zl.f32.x(L)(lines[r][t + before])
+                        for v in zl.static(range(vecs)):
+                            sums[r][v] = zl.fma(sums[before][v], factor, sums[r][v])
+                    for v in zl.static(range(vecs)):
+                        zl.store(change + (t + r) * V + v * L, sums[r][v])
+                given = [[zl.f32.x(L)(0) for _ in range(vecs)] for _ in range(ROWS)]
+                add_products(given, [w.scores + (t + r) * C for r in zl.static(range(ROWS))], 1, change, V, t + ROWS)
+                for r in zl.static(range(ROWS)):
+                    if t + r < count:
+                        out = p.out + ((token + t + r) * p.v_heads + head) * V + c
+                        for v in zl.static(range(vecs)):
+                            zl.store(out + v * L, zl.load(out + v * L, L) + given[r][v])
+        start = stop
+
+
+@zl.inline
+def next_state(p, w, rows, state):
+    """S = exp(G_last) S + what the chunk's keys and changes leave of themselves."""
+    L, C, K, V = zl.target.lanes, p.CHUNK, p.k_size, p.v_size
+    last = rows - 1
+    if p.DECAY == "head":
+        for t in range(rows):
+            left = zl.exp((w.sums[last] - w.sums[t]) + (w.sums[C + last] - w.sums[C + t]))
+            for c in range(0, V, L):
+                zl.store(w.change + t * V + c, zl.load(w.change + t * V + c, L) * left)
+    for r in range(0, K, L):
+        if p.DECAY == "head":
+            zl.store(w.decay + r, zl.splat(zl.exp(w.sums[last] + w.sums[C + last]), L))
+        else:
+            zl.store(w.decay + r, zl.exp(zl.load(w.sums + last * K + r, L)))
+    start = zl.i64(0)
+    for vecs in zl.static(column_steps(vectors())):
+        stop = start + (V - start) // (vecs * L) * (vecs * L)
+        for c in range(start, stop, vecs * L):
+            for k in range(0, K, ROWS):
+                lines = [state + (k + r) * V + c for r in zl.static(range(ROWS))]
+                sums = [
+                    [zl.load(lines[r] + v * L, L) * w.decay[k + r] for v in zl.static(range(vecs))]
+                    for r in zl.static(range(ROWS))
+                ]
+                add_products(sums, [w.turned + (k + r) * C for r in zl.static(range(ROWS))], 1, w.change + c, V, rows)
+                for r in zl.static(range(ROWS)):
+                    for v in zl.static(range(vecs)):
+                        zl.store(lines[r] + v * L, sums[r][v])
+        start = stop
+
+
+@zl.inline
+def delta_chunks(p, head, first, last, state, short):
+    """Chunks of a run while at least `short` tokens are left; the first token that is left."""
+    C = p.CHUNK
+    w = DeltaScratch(
+        keys=zl.local_array(zl.f32, C * MAX_SIZE),
+        queries=zl.local_array(zl.f32, C * MAX_SIZE),
+        turned=zl.local_array(zl.f32, C * MAX_SIZE),
+        lower=zl.local_array(zl.f32, C * C),
+        scores=zl.local_array(zl.f32, C * C),
+        change=zl.local_array(zl.f32, C * MAX_SIZE),
+        sums=zl.local_array(zl.f32, 2 * C if p.DECAY == "head" else C * MAX_SIZE),
+        decay=zl.local_array(zl.f32, MAX_SIZE),
+        beta=zl.local_array(zl.f32, C),
+        order=zl.local_array(zl.f32, C),
+    )
+    for i in range(C):
+        w.order[i] = zl.f32(i)
+    token = first + 0
+    while last - token >= short:
+        count = min(last - token, C)
+        rows = (count + ROWS - 1) // ROWS * ROWS
+        load_chunk(p, w, head, token, count, rows)
+        if p.DECAY == "head":
+            head_scores(p, w, rows)
+        else:
+            channel_scores(p, w, rows)
+        from_state(p, w, head, token, count, rows, state)
+        solve(p, w, head, token, count, rows)
+        next_state(p, w, rows, state)
+        token += count
+    return token
