@@ -9,7 +9,7 @@ from itertools import product
 
 from zse import kernel as zl
 from zse.kernels.columns import embed, source, wide
-from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, check, require
+from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, check, later, launcher, require
 from zse.kernels.runs import RunParams, States, random_runs, random_state, run_args, run_state, run_tokens, state_output
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
@@ -99,25 +99,21 @@ def conv_chunk(p: ConvParams):
             start = stop
 
 
-def conv(recorder, x, weight, bias, state, runs, out, activation: str = "", gated: bool = False) -> None:
+def _conv(
+    recorder, x, weight, bias, state, runs, out, activation: str = "", gated: bool = False, longest_run=None
+) -> None:
     """out f32 [M, C] = activation(bias + each channel's last inputs times `weight`); the state of each run moves on.
 
     Args:
-        x: f32 [M, C], a Tensor or Columns; gated: [M, 3 C] of B, C and x, and out = C * conv(B * x).
+        x: f32 [M, C], a Tensor or Columns; gated: [M, 3 C] of B, C and x, and out = C * conv(B * x), on a GPU bf16.
         weight: f32 [C, K], K of KERNELS, the last column of a token's own input. bias: f32 [C] or None.
         state: StatePart [K - 1, C]; runs: Runs of the batch.
         activation: of ACTIVATIONS; a gated form has none.
+        longest_run: the most tokens of a run, where that is known.
     """
     tokens, channels = out.shape
-    kernel = weight.shape[1]
-    name = "gated_conv" if gated else "conv"
-    require(kernel in KERNELS, f"{name}: a kernel of {kernel} inputs, expected one of {KERNELS}")
-    require(activation in (ACTIVATIONS[:1] if gated else ACTIVATIONS), f"{name}: activation {activation!r}")
-    check(f"{name} out", out, "f32", tokens, channels)
-    check(f"{name} weight", weight, "f32", channels, kernel)
-    if bias is not None:
-        check(f"{name} bias", bias, "f32", channels)
-    where, stride = source(f"{name} x", x, tokens, 3 * channels if gated else channels)
+    symbol = check_conv(out, weight, bias, activation, gated)
+    where, stride = source("conv x", x, tokens, 3 * channels if gated else channels)
     args = Args(
         x=where,
         x_stride=stride,
@@ -125,9 +121,23 @@ def conv(recorder, x, weight, bias, state, runs, out, activation: str = "", gate
         bias=bias,
         out=out,
         channels=channels,
-        **run_args(name, state, runs, tokens, kernel - 1, channels),
+        **run_args("conv", state, runs, tokens, weight.shape[1] - 1, channels),
     )
-    recorder.launch(_symbol(kernel, bias is not None, gated, activation), args, (-(-channels // CHUNK),))
+    recorder.launch(symbol, args, (-(-channels // CHUNK),))
+
+
+def check_conv(out, weight, bias, activation: str, gated: bool, gated_out: str = "f32") -> str:
+    """The symbol of a form whose arguments fit. gated_out: the dtype of a gated form's result."""
+    tokens, channels = out.shape
+    kernel = weight.shape[1]
+    name = "gated_conv" if gated else "conv"
+    require(kernel in KERNELS, f"{name}: a kernel of {kernel} inputs, expected one of {KERNELS}")
+    require(activation in (ACTIVATIONS[:1] if gated else ACTIVATIONS), f"{name}: activation {activation!r}")
+    check(f"{name} out", out, gated_out if gated else "f32", tokens, channels)
+    check(f"{name} weight", weight, "f32", channels, kernel)
+    if bias is not None:
+        check(f"{name} bias", bias, "f32", channels)
+    return _symbol(kernel, bias is not None, gated, activation)
 
 
 def _symbol(kernel: int, bias: bool, gated: bool, activation: str) -> str:
@@ -143,7 +153,7 @@ def forms():
         yield _symbol(kernel, bias, gated, activation), fixed
 
 
-def _reference(x, weight, bias, state, runs, activation="", gated=False, out=None):
+def _reference(x, weight, bias, state, runs, activation="", gated=False, longest_run=None, out=None):
     x, weight, states = wide(x), weight.astype(np.float64), States(state, runs)
     parts = np.split(x, 3, axis=1) if gated else (None, None, x)
     inputs = parts[0] * parts[2] if gated else x
@@ -160,6 +170,7 @@ def _reference(x, weight, bias, state, runs, activation="", gated=False, out=Non
 
 def _cases(rng, family="cpu"):
     near = Tolerance(4e-6, 4e-6, "f32 sums of up to five numbers of a few units; an exponent rounded before exp")
+    rounded = Tolerance(4e-6, 2**-8, "the result is rounded to bf16")
     shapes = (
         (2048, (1,), (), 0),
         (96, (1, 1, 1, 1, 1), (1, 4), 0),
@@ -182,11 +193,13 @@ def _cases(rng, family="cpu"):
             }
             options = {"activation": fixed["ACTIVATION"], "gated": gated}
             out = OutputSpec((tokens, channels), "float32", near)
-            if gated and family == "gpu":  # a product reads it
-                out = OutputSpec((tokens, channels), "bf16", Tolerance(4e-6, 2**-8, "rounded once to bf16"))
+            if family == "gpu" and gated:
+                out = OutputSpec((tokens, channels), "bf16", rounded)
             outputs = {"out": out, **state_output(state, near)}
-            name = _symbol(kernel, fixed["BIAS"], gated, fixed["ACTIVATION"])
-            yield Case(f"{name}: {channels} channels, runs {lengths}", inputs, outputs, options)
+            name = f"{_symbol(kernel, fixed['BIAS'], gated, fixed['ACTIVATION'])}: {channels} channels, runs {lengths}"
+            yield Case(name, inputs, outputs, options)
+            if family == "gpu" and max(lengths) == 1:
+                yield Case(f"{name}, of one token", inputs, outputs, options | {"longest_run": 1})
 
 
 def _cost(case: Case) -> Cost:
@@ -196,6 +209,8 @@ def _cost(case: Case) -> Cost:
     return Cost(4 * moved, 2 * tokens * channels * kernel)
 
 
+conv = launcher(cpu=_conv, gpu=later("gpu.conv", "record"))
+
 CONV = Op(
     "conv",
     lambda target: [zl.Variant(symbol, conv_chunk, fixed) for symbol, fixed in forms()],
@@ -203,4 +218,5 @@ CONV = Op(
     _reference,
     _cases,
     _cost,
+    later("gpu.conv", "variants"),
 )

@@ -266,7 +266,8 @@ def _columns(run: "Run", node: Node, number: int) -> Any:
 def _conv(run: "Run", node: Node) -> None:
     x, out, gated = _columns(run, node, 0), run.t[node.output], node.op == "gated_conv"
     vectors = run.vector(node, "weight"), run.vector(node, "bias")
-    conv.conv(run.recorder, x, *vectors, run.state("conv"), run.runs, out, node.options.get("activation", ""), gated)
+    form = node.options.get("activation", ""), gated, run.longest_run
+    conv.conv(run.recorder, x, *vectors, run.state("conv"), run.runs, out, *form)
 
 
 def _delta(run: "Run", node: Node) -> None:

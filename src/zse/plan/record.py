@@ -254,6 +254,7 @@ class Planner:
         if host_layers is not None:
             host_layers.begin(recorder)
         run.share_attention(longest_run)
+        run.longest_run = max_tokens if longest_run is None else longest_run
         room = self._room(max_tokens, self.max_tokens)
         run.play(self._begin, self._place(self._begin, room), "", run.tokens)
         self._record_ropes(run)
@@ -380,6 +381,7 @@ class Run:
         ]
         self.positions, self.token_row = self.of(step.positions), self.of(step.token_row)
         self.runs: Runs | None = None
+        self.longest_run = max_tokens  # the most tokens of a run
         self.tables: dict[str | None, Any] = {name: self.of(table) for name, (table, _) in planner._tables.items()}
         self.sharing: dict[str, Any] = {}
         self.types: Tensor | None = None
