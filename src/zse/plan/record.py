@@ -243,7 +243,7 @@ class Planner:
         if not 0 < max_tokens <= capacity:
             raise ConfigError(f"a step of {max_tokens} tokens: the buffers hold {capacity}")
         run = Run(self, recorder, step, recorder.symbol("tokens", max_tokens), max_tokens)
-        run.types, run.adapters = types, adapted
+        run.types, run.adapters, run.longest_run = types, adapted, longest_run or max_tokens
         run.use_states()
         # Norms of other kinds have no form that adds experts.
         kinds = {
@@ -254,7 +254,6 @@ class Planner:
         if host_layers is not None:
             host_layers.begin(recorder)
         run.share_attention(longest_run)
-        run.longest_run = max_tokens if longest_run is None else longest_run
         room = self._room(max_tokens, self.max_tokens)
         run.play(self._begin, self._place(self._begin, room), "", run.tokens)
         self._record_ropes(run)
@@ -364,11 +363,11 @@ class Planner:
 class Run:
     """One recording: the symbols bound, the scratch with the step's number of tokens.
 
-    max_tokens: of this recording; form_tokens: what kernels of products are chosen for."""
+    max_tokens: of this recording; longest_run: of a run in it, at most; form_tokens: what kernels of products are chosen for."""
 
     def __init__(self, planner: Planner, recorder, step: StepBuffers, tokens, max_tokens: int):
         self.planner, self.recorder, self.step = planner, recorder, step
-        self.tokens, self.max_tokens = tokens, max_tokens
+        self.tokens, self.max_tokens, self.longest_run = tokens, max_tokens, max_tokens
         self.form_tokens = planner.max_tokens if planner.pins_forms else max_tokens
         self.layer = 0
         self.wanted = self.logits = step.logits
@@ -381,7 +380,6 @@ class Run:
         ]
         self.positions, self.token_row = self.of(step.positions), self.of(step.token_row)
         self.runs: Runs | None = None
-        self.longest_run = max_tokens  # the most tokens of a run
         self.tables: dict[str | None, Any] = {name: self.of(table) for name, (table, _) in planner._tables.items()}
         self.sharing: dict[str, Any] = {}
         self.types: Tensor | None = None
