@@ -22,6 +22,7 @@ def model(pattern: str, window: int = 512, small: int = 256, large: int = 256, s
         window=lambda layer: window if pattern[layer] == "s" else 0,
         kv_heads_of=lambda layer: 1,
         head_dim_of=lambda layer: small if pattern[layer] == "s" else large,
+        has_state=False,
         kv_layer=lambda layer: layer if layer < len(pattern) - shared else pattern.index(pattern[layer]),
     )
 

@@ -24,6 +24,9 @@ What is held, by number:
 14 at rest nothing is held                           drain
 15 the same seed gives the same trace                test_simulator
 16 the queue is bounded in requests and tokens       submit, check
+17 a state is read by its own sequence, or an equal  FakeDevice.run_state
+   one of its tenant, behind exactly its tokens; it  check_integrity
+   has one owner
 """
 
 import random
@@ -34,6 +37,7 @@ import msgspec
 from zse.cache.groups import ONE_GROUP, PageGeometry, rows_of
 from zse.cache.pages import BLOCK, HostPool, PageAllocator
 from zse.cache.prefix import PrefixCache
+from zse.cache.states import StateSlots
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
 from zse.scheduler.batch import Batch, StepOutput
@@ -98,12 +102,15 @@ class FlakyAllocator(PageAllocator):
 
 
 class FakeDevice:
-    def __init__(self, num_pages: int, max_rows: int, geometry: PageGeometry = ONE_GROUP):
+    def __init__(self, num_pages: int, max_rows: int, geometry: PageGeometry = ONE_GROUP, num_states: int = 0):
         self.geometry, self.page_size = geometry, geometry.page_size
         # (salt, position, hash of the tokens up to there; of a windowed group: its number and these), and the arrival of the request that spoilt it, or -1
         self.slots: list[tuple | None] = [None] * (num_pages * self.page_size)
         self.spoilt = [-1] * (num_pages * self.page_size)
         self.num_spoilt = 0
+        # What the state in each slot is behind: (salt, position, hash) of the last token, and who spoilt it.
+        self.states: list[tuple[tuple | None, int]] = [(None, -1)] * num_states
+        self.host_states: dict[int, tuple[tuple | None, int]] = {}
         self.host: dict[int, tuple[list, list]] = {}  # slot of the host → content of a page
         self.chains: dict[int, tuple[list[int], list[tuple]]] = {}  # arrival → hashes, and contents with them
         self.max_rows = max_rows
@@ -133,6 +140,10 @@ class FakeDevice:
     def transfer(self, transfers) -> None:
         size = self.page_size
         for kind, source, target in transfers:
+            if kind.startswith("state"):
+                state = self.host_states[source] if kind == "state in" else self.states[source]
+                (self.host_states if kind == "state out" else self.states)[target] = state
+                continue
             assert kind in ("in", "out", "copy")
             at = slice(source * size, (source + 1) * size)
             page, spoilt = self.host[source] if kind == "in" else (self.slots[at], self.spoilt[at])
@@ -147,6 +158,8 @@ class FakeDevice:
         sampled, size = [], self.page_size
         written: list[tuple[int, tuple]] = []
         self.num_spoilt += len(poisoned)
+        if self.states:
+            assert len({entry.slot for entry in batch.entries}) == len(batch.entries), "two requests have one state"
         rows = [entry.request.row for entry in batch.entries]
         assert len(set(rows)) == len(rows) and all(0 <= row < self.max_rows for row in rows)
         for entry in batch.entries:
@@ -166,6 +179,8 @@ class FakeDevice:
             assert read[:end] == content, f"{request} reads what is not its own"
             for group, table in enumerate(entry.windows.pages if entry.windows is not None else (), 1):
                 spoilers |= self.run_windowed(entry, group, table, content, spoilt, written)
+            if self.states:
+                spoilers.add(self.run_state(entry, content, spoilt))
             spoilers.discard(-1)
             assert spoilers <= {request.arrival}, f"{request} reads numbers of others that are not finite"
             assert entry.samples in (0, 1 + len(entry.drafts))
@@ -177,6 +192,15 @@ class FakeDevice:
         # Every read above must also hold after all writes of the step: no two requests write one slot.
         assert all(self.slots[at] == held for at, held in written), "two requests write one slot"
         return sampled
+
+    def run_state(self, entry, content: list[tuple], spoilt: int) -> int:
+        """The same in the request's state; who spoilt what it read."""
+        before, spoiler = self.states[entry.slot] if entry.start else (None, -1)
+        assert not entry.start or before == content[entry.start - 1], (
+            f"{entry.request} reads a state that is not its own"
+        )
+        self.states[entry.slot] = content[-1], spoilt if spoilt >= 0 else spoiler
+        return spoiler if spoiler >= 0 else spoilt
 
     def run_windowed(self, entry, group: int, table: list[int], content, spoilt: int, written) -> set[int]:
         """The same in a group whose queries see no more than the window; who spoilt what they read."""
@@ -197,14 +221,20 @@ class FakeDevice:
 class Simulation:
     """One walk. checks_every: operations between two check_integrity(), which cost most of the time. grouped: layers in
     groups, of which all but one see a window. contiguous: each request has pages for a whole context in a row. storm:
-    requests are preempted all the time, and nothing of them is kept."""
+    requests are preempted all the time, and nothing of them is kept. states: of a model with a state."""
 
     nan_chance = 0.02  # that some rows of a step are not finite
     page_sizes: tuple[int, ...] = (16, 16, 16, 32, 32, 64, 128)
     always_storms = False
 
     def __init__(
-        self, seed: int, checks_every: int = 1, grouped: bool = False, contiguous: bool = False, storm: bool = False
+        self,
+        seed: int,
+        checks_every: int = 1,
+        grouped: bool = False,
+        contiguous: bool = False,
+        storm: bool = False,
+        states: bool = False,
     ):
         self.rng = rng = random.Random(seed)
         self.checks_every, self.num_checks = checks_every, 0
@@ -222,6 +252,15 @@ class Simulation:
         if contiguous:
             geometry, policies = rows_of(max_context, self.num_pages, page_size), (None,)
         self.allocator = FlakyAllocator(self.num_pages, rng)
+        max_waiting, max_drafts = rng.choice((3, 100)), rng.choice((0, 3, 20))
+        policy, slots = rng.choice(policies), None
+        if states:
+            slots = StateSlots(
+                self.max_rows + rng.choice((0, 1, 2, 8)),
+                rng.choice((3, 16, 40)),
+                HostPool(rng.choice((0, 1, 3))),
+                page_size=page_size if policy else 0,
+            )
         self.scheduler = Scheduler(
             num_pages=self.num_pages,
             max_rows=self.max_rows,
@@ -229,12 +268,13 @@ class Simulation:
             max_context=max_context,
             vocab_size=VOCAB,
             eos_ids=frozenset((EOS,)),
-            max_waiting=rng.choice((3, 100)),
+            max_waiting=max_waiting,
             allocator=self.allocator,
-            max_drafts=rng.choice((0, 3, 20)),
-            prefix_cache=PrefixCache(self.num_pages, policy, page_size) if (policy := rng.choice(policies)) else None,
+            max_drafts=0 if states else max_drafts,
+            prefix_cache=PrefixCache(self.num_pages, policy, page_size) if policy else None,
             host=HostPool(rng.choice((0, 4, 40, 40))),
             geometry=geometry,
+            states=slots,
             policy=SchedulingPolicy(
                 reserve_output=rng.random() < 0.5,
                 batching=rng.choice(("continuous", "continuous", "static")),
@@ -252,7 +292,7 @@ class Simulation:
         self.said: list[list[int]] = []  # prompts and replies of requests that have ended
         self.num_tokens = {"prompt": 0, "cached": 0}
         self.capacity = min(self.scheduler.max_context, self.scheduler.cache.capacity + 1)
-        self.device = FakeDevice(self.num_pages, self.max_rows, geometry)
+        self.device = FakeDevice(self.num_pages, self.max_rows, geometry, 0 if slots is None else slots.num_slots)
         self.flight: list[tuple[Batch, list]] = []  # submitted, not committed
         self.ahead_rate = rng.choice((0.0, 0.9, 1.0))
         self.draft_rate = rng.choice((0.0, 0.5, 1.0))
@@ -313,6 +353,8 @@ class Simulation:
             for entry in other.entries:
                 for page in self.pages_of(entry, 0):
                     assert written.get(page, entry.request) is entry.request, "a page in flight was given away"
+                for mine in batch.entries if entry.slot >= 0 else ():
+                    assert entry.slot != mine.slot or mine.request is entry.request, "a state in flight was given away"
                 if entry.request not in requests:
                     assert all(entry.request.row != request.row for request in requests), (
                         "a row in flight was given away"
@@ -347,6 +389,9 @@ class Simulation:
             priority=rng.choice((0, 0, 0, -10, 3, 10)),
             deadline_ms=rng.choice((1.0, 2000.0, 5000.0, 20_000.0)) if rng.random() < 0.3 else None,
         )
+        if self.scheduler.cache.states is not None:
+            points = sorted(rng.randrange(1, len(prompt) + 2) for _ in range(rng.choice((0, 0, 1, 2))))
+            options = msgspec.structs.replace(options, state_points=tuple(points))
         params = SamplingParams(
             max_tokens=rng.choice((None, 1, 2, 5, 20, 60)),
             ignore_eos=rng.random() < 0.5,
@@ -525,6 +570,8 @@ class Simulation:
         assert self.allocator.num_free == self.num_pages and not scheduler.cache.tables
         scheduler.cache.clear()
         assert scheduler.cache.host.num_free == scheduler.cache.host.num_slots
+        if (states := scheduler.cache.states) is not None:
+            assert not states.num_snapshots and not states.live and not states.lent
         self.check()
         assert scheduler.cache.prefix is None or scheduler.cache.prefix.num_nodes == 0
         counters = scheduler.counters

@@ -8,6 +8,7 @@ from simulator import Simulation
 from zse.cache.manager import CacheManager
 from zse.cache.pages import PageAllocator
 from zse.cache.prefix import PrefixCache
+from zse.cache.states import StateSlots
 from zse.scheduler import lifecycle
 from zse.scheduler.lifecycle import Lifecycle
 from zse.scheduler.queue import FairQueue
@@ -41,6 +42,25 @@ def test_invariants_hold_with_groups_of_layers(part):
             totals[name] = totals.get(name, 0) + value
     for name in ("trimmed_pages", "prefix_hits", "prefix_copied_pages", "prefix_evicted_pages", "preemptions", "forks"):
         assert totals[name] > 10, name
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_invariants_hold_with_states(part):
+    totals: dict[str, float] = {}
+    for seed in range(part, max(90, SEEDS // 8), 3):
+        simulation = walk(seed, 250, states=True, contiguous=seed % 8 == 7)
+        for name, value in simulation.scheduler.snapshot().items():
+            totals[name] = totals.get(name, 0) + value
+    for name in (
+        "prefix_hits",
+        "preemptions",
+        "forks",
+        "swapped_in_pages",
+        "state_hits",
+        "state_taken",
+        "state_evicted",
+    ):
+        assert totals[name] > 5, name
 
 
 def test_invariants_hold_with_a_run_of_pages_for_each_request():
@@ -140,9 +160,9 @@ def _pages_in_flight_are_given_away(patch):
     def at_once(self, request):
         end(self, request)
         if request in self.retired:
-            row, pages = self.retired[request]
+            row, pages, slot = self.retired[request]
             self.cache.allocator.release(pages)
-            self.retired[request] = row, []
+            self.retired[request] = row, [], slot
 
     patch.setattr(Lifecycle, "end", at_once)
 
@@ -220,6 +240,26 @@ def _recomputed_for_ever(patch):
     patch.setattr(Simulation, "always_storms", True)
 
 
+def _a_state_in_flight_is_given_away(patch):
+    def at_once(self, sequence):
+        slot = detach(self, sequence)
+        self.give(slot)
+        return -1
+
+    detach = StateSlots.detach
+    patch.setattr(StateSlots, "detach", at_once)
+    patch.setattr(StateSlots, "keep_live", lambda *arguments: None)
+
+
+def _a_state_is_kept_behind_too_few_tokens(patch):
+    keep = StateSlots.keep
+    patch.setattr(StateSlots, "keep", lambda self, sequence, length: keep(self, sequence, max(1, length - 1)))
+
+
+def _a_state_outlives_its_page(patch):
+    patch.setattr(StateSlots, "drop", lambda self, node: None)
+
+
 def _the_queue_is_not_bounded(patch):
     check = Scheduler.check_room
     patch.setattr(Scheduler, "check_room", lambda self, id, others, waiting: check(self, id, others, min(waiting, 2)))
@@ -253,6 +293,9 @@ def _one_token_too_many(patch):
         _double_free,
         _forgotten_row,
         _wrong_share,
+        _a_state_in_flight_is_given_away,
+        _a_state_is_kept_behind_too_few_tokens,
+        _a_state_outlives_its_page,
         _shared_page_is_written,
         _pages_in_flight_are_given_away,
         _rows_in_flight_are_given_away,
@@ -273,4 +316,4 @@ def test_a_planted_bug_is_found(bug, monkeypatch):
     bug(monkeypatch)
     with pytest.raises(AssertionError, match="simulation seed"):
         for seed in range(100):
-            walk(seed, 300)
+            walk(seed, 300, states="_a_state" in bug.__name__)

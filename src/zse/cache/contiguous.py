@@ -15,13 +15,20 @@ from zse.cache.pages import HostPool, PageAllocator
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from zse.cache.prefix import Salt
+    from zse.cache.states import StateSlots
 
 
 class ContiguousCacheManager(CacheManager):
     """See CacheManager. A sequence's table has the pages that it needs so far; the others of its run wait behind."""
 
-    def __init__(self, allocator: PageAllocator, host: HostPool | None, geometry: PageGeometry):
-        super().__init__(allocator, None, host, geometry)
+    def __init__(
+        self,
+        allocator: PageAllocator,
+        host: HostPool | None,
+        geometry: PageGeometry,
+        states: "StateSlots | None" = None,
+    ):
+        super().__init__(allocator, None, host, geometry, states)
         self._run = geometry.run
         self._behind: dict[int, list[int]] = {}  # of each sequence: the last page first
 
@@ -50,9 +57,12 @@ class ContiguousCacheManager(CacheManager):
         if (
             self._run + spare > self.allocator.num_free
             or length > self._run * self.page_size
+            or (self.states is not None and not self.states.has_room())
             or not self.reserve(sequence, length)
         ):
             return None
+        if self.states is not None:
+            self.states.begin(sequence)
         _, computed = self.swapped.get(sequence, ((), 0))
         if computed:
             self._swap_in(sequence, 0)
@@ -60,6 +70,9 @@ class ContiguousCacheManager(CacheManager):
 
     def fork(self, source: int, sequence: int, shared: int, length: int) -> bool:
         if max(length, shared) > self._run * self.page_size or not self.reserve(sequence, max(length, shared)):
+            return False
+        if self.states is not None and not self.states.fork(source, sequence):
+            self.release(sequence)
             return False
         count = self.pages_for(shared)
         self._transfers += [
@@ -70,6 +83,8 @@ class ContiguousCacheManager(CacheManager):
         return True
 
     def can_swap(self, length: int) -> bool:
+        if self.states is not None and not self.states.can_swap():
+            return False
         return 0 < self.pages_for(length) <= self.host.num_free
 
     def detach(self, sequence: int) -> list[int]:

@@ -287,7 +287,7 @@ class GroupedCacheManager(CacheManager):
             if leaf is not None and leaf.page == table[parent.depth]:
                 self._kept.attach(leaf, windows.at(parent.depth))
 
-    def adopt(self, tokens: array, length: int, pages: list[int], salt: "Salt") -> None:
+    def adopt(self, tokens: array, length: int, pages: list[int], salt: "Salt", slot: int = -1) -> None:
         """Nothing: what a job leaves of windowed pages is not known here."""
 
     def detach(self, sequence: int) -> list[int]:

@@ -85,11 +85,12 @@ def one_group(config) -> Layers:
 
 def group_layers(config) -> Layers:
     """The layers of each group of a ModelConfig: those without a window, then those with one, in groups that take about
-    as many bytes. Layers that read another's K and V are in none."""
+    as many bytes. Layers that read another's K and V, or have no attention, are in none. One group of a model with
+    a state: what is cached of it ends at a snapshot, wherever windows are."""
     every = [layer for layer in range(config.num_layers) if config.kv_layer(layer) == layer]
     whole = [layer for layer in every if not config.window(layer)]
     sliding = [layer for layer in every if config.window(layer)]
-    if not whole or not sliding:
+    if not whole or not sliding or config.has_state:
         return (tuple(every),)
     first, other = kv_width(config, whole[0]), kv_width(config, sliding[0])
     size = max(1, len(whole) * first // other)

@@ -17,8 +17,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from zse.cache.grouped import GroupedCacheManager
     from zse.cache.prefix import Salt
+    from zse.cache.states import StateSlots
 
-    Transfer = tuple[str, int, int]  # ("copy", page, page), ("out", page, slot), ("in", slot, page)
+    # ("copy", page, page), ("out", page, slot), ("in", slot, page); of states see StateSlots.
+    Transfer = tuple[str, int, int]
 
 
 NOTHING = Match([], None, 0)
@@ -36,7 +38,8 @@ class Entered(msgspec.Struct, eq=False):
 class CacheManager:
     """Page tables by sequence id over one PageAllocator. A sequence appears with its first reserve() or admit().
     prefix: None caches nothing. host: slots for pages that leave the device, None: they are computed again. geometry:
-    says how many tokens a page has. Raises ValueError for a prefix cache of another page size.
+    says how many tokens a page has. states: slots of a model with a state: each sequence has one too, and what is
+    cached of a prompt ends at a snapshot. Raises ValueError for a prefix cache of another page size.
 
     tables: the pages of each sequence in token order; others must not change them. swapped: (slots, tokens) of
     sequences that went to the host. capacity: tokens of the longest sequence that all pages together hold. grouped:
@@ -50,6 +53,7 @@ class CacheManager:
         prefix: PrefixCache | None = None,
         host: HostPool | None = None,
         geometry: PageGeometry = ONE_GROUP,
+        states: "StateSlots | None" = None,
     ):
         check_page_size(geometry.page_size)
         if prefix is not None and prefix.page_size != geometry.page_size:
@@ -66,6 +70,11 @@ class CacheManager:
         self.num_hits = self.num_hit_tokens = self.num_copied_pages = 0
         self._entered: dict[int, Entered] = {}
         self._transfers: list[Transfer] = []
+        self.states = states
+        if states is not None:
+            states.transfer = lambda transfer: self._transfers.append(transfer)
+            if prefix is not None:
+                prefix.states = states
 
     def pages_for(self, tokens: int) -> int:
         """Pages that hold `tokens` tokens, in one group of layers."""
@@ -96,7 +105,9 @@ class CacheManager:
     def admit(self, sequence: int, length: int, tokens: array, salt: "Salt", spare: int = 0) -> int | None:
         """Pages for `length` tokens of a new or swapped sequence that begins with `tokens` (array of i32, at most
         `length`), and leave `spare` free. How many of the tokens need not be computed, at least one fewer than there
-        are; None, and nothing changed, when too few pages are free."""
+        are; None, and nothing changed, when too few pages are free, or no state slot is."""
+        if self.states is not None and not self.states.has_room():
+            return None
         prefix, swapped = self.prefix, self.swapped.get(sequence)
         match = prefix.match(salt, tokens.tobytes(), whole=swapped is not None) if prefix is not None else NOTHING
         computed = match.length
@@ -116,12 +127,16 @@ class CacheManager:
                 self.num_hits += 1
                 self.num_hit_tokens += match.length
                 prefix.hit(match)
+        if self.states is not None:
+            self.states.begin(sequence, match.snapshot)
         if swapped is not None:
             self._swap_in(sequence, len(match.nodes))
         return computed
 
     def _beside_slots(self, nodes: list[TreeNode], length: int) -> tuple[Match, int]:
         """What of a match goes with the slots of a sequence that has `length` tokens there; its tokens then."""
+        if self.states is not None:  # whose state is behind so many tokens
+            nodes = nodes[: length // self.page_size]
         matched = self.page_size * len(nodes)
         return Match(nodes, None, matched), max(matched, length)
 
@@ -168,8 +183,10 @@ class CacheManager:
 
     def fork(self, source: int, sequence: int, shared: int, length: int) -> bool:
         """Give a new sequence the first `shared` tokens of `source`, which has them: full pages are the same, of the
-        last one it gets a copy; and pages for `length` tokens in all. False, and nothing changed, when too few are
-        free."""
+        last one it gets a copy; and pages for `length` tokens in all. Where there are states, that of `source` is behind
+        `shared` tokens. False, and nothing changed, when too few are free."""
+        if self.states is not None and not self.states.has_room():
+            return False
         full, table = shared // self.page_size, self.table(source)
         pages = self.allocator.allocate(self.pages_for(max(length, shared)) - full)
         if pages is None:
@@ -179,6 +196,9 @@ class CacheManager:
             self._transfers.append(("copy", table[full], pages[0]))
             self.num_copied_pages += 1
         self.tables[sequence] = table[:full] + pages
+        if self.states is not None and not self.states.fork(source, sequence):
+            self.release(sequence)
+            return False
         self._enter_fork(source, sequence, full)
         return True
 
@@ -191,6 +211,8 @@ class CacheManager:
 
     def can_swap(self, length: int) -> bool:
         """Whether swap_out() of `length` tokens would find host slots."""
+        if self.states is not None and not self.states.can_swap():
+            return False
         on_host = len(self.prefix.by_slot) if self.prefix is not None else 0
         return 0 < self.pages_needed(length) <= self.host.num_free + on_host
 
@@ -204,6 +226,8 @@ class CacheManager:
             return False
         slots = [self.host.take() for _ in pages]
         self._transfers += [("out", page, slot) for page, slot in zip(pages, slots, strict=True)]
+        if self.states is not None:
+            self.states.swap_out(sequence)
         self.swapped[sequence] = slots, length
         self.num_swapped_out += len(slots)
         self.release(sequence)
@@ -225,6 +249,8 @@ class CacheManager:
         """Give the slots of a swapped sequence back."""
         for slot in self.swapped.pop(sequence)[0]:
             self.host.give(slot)
+        if self.states is not None and sequence in self.states.swapped:
+            self.states.drop_swapped(sequence)
 
     def commit(self, sequence: int, tokens: array, length: int, partial: bool = False) -> None:
         """The keys and values of tokens[:length] stand in the sequence's pages and are sound: full pages may be used by
@@ -236,13 +262,14 @@ class CacheManager:
         page_size, node = self.page_size, entered.last
         if node is not None and (not node.alive or node.page < 0):
             node = None
-        if length - (node.depth * page_size if node is not None else 0) < (1 if partial else page_size):
-            return
-        if node is None:
-            node = prefix.root(entered.salt)
-        node = self._enter(node, tokens[node.depth * page_size : length].tobytes(), self.tables[sequence], partial)
-        if node.depth:
-            entered.last = node
+        if length - (node.depth * page_size if node is not None else 0) >= (1 if partial else page_size):
+            if node is None:
+                node = prefix.root(entered.salt)
+            node = self._enter(node, tokens[node.depth * page_size : length].tobytes(), self.tables[sequence], partial)
+            if node.depth:
+                entered.last = node
+        if self.states is not None and node is not None:
+            self.states.commit(sequence, tokens, length, node)
 
     def _enter(self, node: TreeNode, data: bytes, table: list[int], partial: bool) -> TreeNode:
         """Enter the pages of a table that have the tokens in `data`, behind those of `node`; the last full page's
@@ -259,11 +286,23 @@ class CacheManager:
             prefix.enter(node, data[at:], table[node.depth])
         return node
 
-    def adopt(self, tokens: array, length: int, pages: list[int], salt: "Salt") -> None:
+    def adopt(self, tokens: array, length: int, pages: list[int], salt: "Salt", slot: int = -1) -> None:
         """The keys and values of tokens[:length] stand in `pages`, which belong to no sequence but are held, and are
-        sound: others may use them from now on."""
+        sound: others may use them from now on. slot: with the state behind them, that StateSlots lent; -1: of none."""
         if self.prefix is not None and length:
-            self._enter(self.prefix.root(salt), tokens[:length].tobytes(), pages, partial=True)
+            last = self._enter(self.prefix.root(salt), tokens[:length].tobytes(), pages, partial=True)
+            if slot >= 0:
+                self.states.keep_lent(slot, tokens, length, last)  # type: ignore[union-attr]
+        elif slot >= 0:
+            self.states.give(slot)  # type: ignore[union-attr]
+
+    def keep_state(self, sequence: int, tokens: array, length: int) -> None:
+        """The sequence, which loses its pages next, has the state behind its first `length` tokens, all committed:
+        others may continue from there."""
+        entered = self._entered.get(sequence)
+        last = entered and (entered.last or self.prefix.roots.get(entered.salt))  # type: ignore[union-attr]
+        if last and last.alive and length:
+            self.states.keep_live(sequence, tokens, length, last)  # type: ignore[union-attr]
 
     def distrust(self, sequence: int) -> None:
         """What the sequence wrote may not be finite: nobody shares it from now on. The pages that it began with gave
@@ -282,12 +321,19 @@ class CacheManager:
         return self.tables.get(sequence, [])
 
     def detach(self, sequence: int) -> list[int]:
-        """Forget `sequence`; its pages keep their references and the caller, who owns them now, releases them."""
+        """Forget `sequence`; its pages keep their references and the caller, who owns them now, releases them. So with its
+        state: see detach_state()."""
         self._entered.pop(sequence, None)
         return self.tables.pop(sequence, [])
 
+    def detach_state(self, sequence: int) -> int:
+        """Of a sequence that detach() forgets: the slot of its state, which adopt() or StateSlots.give() takes; -1."""
+        return -1 if self.states is None else self.states.detach(sequence)
+
     def release(self, sequence: int) -> None:
         """Forget `sequence` and free its pages. A sequence without pages is fine."""
+        if self.states is not None:
+            self.states.give(self.states.detach(sequence))
         self.allocator.release(self.detach(sequence))
 
     def clear(self) -> None:
@@ -302,6 +348,8 @@ class CacheManager:
             "swapped_in_pages": self.num_swapped_in,
             "free_host_slots": self.host.num_free,
         }
+        if self.states is not None:
+            totals |= self.states.counters()
         if self.prefix is None:
             return totals
         return totals | {
@@ -327,4 +375,8 @@ class CacheManager:
             problems.append("a swapped sequence has pages")
         if not set(self._entered) <= set(self.tables):
             problems.append("the prefix cache knows a sequence that has no pages")
+        if self.states is not None:
+            problems += self.states.check_integrity()
+            if set(self.states.live) != set(self.tables) or set(self.states.swapped) != set(self.swapped):
+                problems.append("a sequence has pages and no state, or a state and no pages")
         return problems

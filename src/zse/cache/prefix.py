@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from zse.cache.grouped import WindowPages
     from zse.cache.pages import PageAllocator
+    from zse.cache.states import Snapshot, StateSlots
 
     Salt = tuple[str, ...]
 
@@ -34,11 +35,12 @@ MAX_COMPARED = 16
 
 class Match(NamedTuple):
     """What of a prompt is cached, `length` tokens: `nodes` in full, the others at the beginning of `source`, whose page
-    is copied."""
+    is copied. snapshot: of models with a state, that behind these tokens."""
 
     nodes: list[TreeNode]
     source: TreeNode | None
     length: int
+    snapshot: "Snapshot | None" = None
 
 
 class PrefixCache:
@@ -61,6 +63,7 @@ class PrefixCache:
         self._host_accounts: dict[SaltAccount, None] = {}
         self.by_slot: dict[int, TreeNode] = {}
         self.windows: WindowPages | None = None  # of models with layers that see a window only
+        self.states: StateSlots | None = None  # of models with a state
 
     def attach(
         self,
@@ -78,8 +81,8 @@ class PrefixCache:
 
     def match(self, salt: "Salt", tokens: bytes, copies: bool = True, whole: bool = False) -> Match:
         """The longest cached beginning of `tokens` (i32 bytes), at least one token shorter than they are. copies:
-        whether it may end within a page. whole: also what no new sequence can go on from, because the windowed pages
-        beside it are gone."""
+        whether it may end within a page. whole: also what no new sequence can go on from, because the windowed pages or
+        the state beside it are gone."""
         node, page_bytes = self.roots.get(salt), self.page_bytes
         if node is None:
             return Match([], None, 0)
@@ -93,6 +96,8 @@ class PrefixCache:
             nodes.append(child)
             node = child
             at += page_bytes
+        if self.states is not None and not whole:
+            return self.states.within_reach(self.roots[salt], nodes, tokens, copies)
         source, copied = None, 0
         wanted = tokens[at : min(at + page_bytes, end)]
         if copies and wanted and node.children:
@@ -354,6 +359,8 @@ class PrefixCache:
         node.account.num_nodes -= 1
         if self.windows is not None:
             self._drop_windows(node)
+        if self.states is not None:
+            self.states.drop(node)
         if node.page < 0:
             node.account.on_host.pop(node, None)
             del self.by_slot[node.slot]

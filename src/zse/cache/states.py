@@ -1,14 +1,30 @@
 """The state of recurrent layers: what a sequence carries from token to token where attention keeps keys of every token.
 
 A slot is the state of one sequence in all layers: the parts of each layer (Decoder.state_parts) one behind the other,
-each aligned to ALIGN bytes. Slots lie one behind the other in one buffer, so that a slot moves by one copy."""
+each aligned to ALIGN bytes. Slots lie one behind the other in one buffer, so that a slot moves by one copy.
 
-from collections.abc import Iterable
+StateCache has their memory, StateSlots says who has which, as layout.py and pages.py do for pages. A slot is *live*
+(the batches of a running sequence write it), *taken* (a copy of a running sequence's, until its tokens are committed),
+a *snapshot* (stands beside a node of the prefix tree; nobody writes it), or *free*."""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from itertools import islice
 from math import prod
+from typing import Any
 
+import msgspec
+
+from zse.cache.eviction import SaltAccount, TreeNode
+from zse.cache.pages import HostPool
+from zse.cache.prefix import MAX_COMPARED, Match
 from zse.tensor import StatePart, Tensor
 
 ALIGN = 64  # bytes: a cache line, and the widest load of a kernel
+# Snapshots at the interval that one prompt may take of all: a single long one must not push everybody's out.
+PROMPT_SHARE = 1 / 8
+NEVER = 1 << 62
 Parts = tuple[tuple[str, tuple[int, ...]], ...]
 
 
@@ -57,3 +73,294 @@ class StateCache:
     def address(self, slot: int) -> int:
         """Where a slot begins in device memory."""
         return self.buffer.address + slot * self.layout.nbytes
+
+
+# A struct, as TreeNode: in C.
+class Snapshot(msgspec.Struct, eq=False):
+    """The state behind the first `offset` tokens (1 … a page) of `node` and all before it. slot: of the device."""
+
+    node: TreeNode
+    offset: int
+    slot: int
+
+
+class StateSlots:
+    """Who has which of `num_slots` slots. interval: tokens between snapshots of a prompt or reply. host: slots of host
+    memory. transfer: told of each ("state", slot, slot), ("state out", slot, host slot), ("state in", host slot, slot).
+    keeps: whether there are snapshots; else a sequence has a slot, and that is all.
+
+    live: sequence → slot. swapped: sequence → host slot. With a prefix cache `within_reach` ends its matches at a
+    snapshot, and `drop` is told of nodes that leave it."""
+
+    def __init__(
+        self,
+        num_slots: int,
+        interval: int,
+        host: HostPool | None = None,
+        transfer: Callable[[tuple[str, int, int]], object] = lambda transfer: None,
+        page_size: int = 0,
+    ):
+        """page_size: of the prefix cache; 0: there is none."""
+        self.num_slots, self.interval, self.host, self.page_size = num_slots, interval, host or HostPool(0), page_size
+        self.transfer = transfer
+        self.live: dict[int, int] = {}
+        self.swapped: dict[int, int] = {}
+        self.lent = 0  # slots of jobs, and of sequences that ended in flight
+        self.num_hits = self.num_taken = self.num_evicted = self.num_waits = 0
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._taken: dict[int, list[tuple[int, int]]] = {}  # sequence → (tokens, slot), ascending
+        self._behind: dict[TreeNode, dict[bytes, Snapshot]] = {}  # of a page's parent: by the page's first tokens
+        self._at: dict[TreeNode, list[Snapshot]] = {}
+        self._kept: dict[SaltAccount, OrderedDict[Snapshot, None]] = {}  # of each tenant, the longest unused first
+        self.num_snapshots = 0
+
+    # -- sequences
+
+    def has_room(self) -> bool:
+        """Whether begin() or fork() would find a slot."""
+        return bool(self._free) or self.num_snapshots > 0
+
+    def begin(self, sequence: int, snapshot: Snapshot | None = None) -> None:
+        """A live slot for a sequence, which begins with nothing, a copy of the snapshot, or what it has on the host.
+        IndexError where has_room() is False."""
+        slot = self._take(snapshot)
+        if slot is None:
+            if snapshot is None:
+                raise IndexError("no state slot is free")
+            slot = snapshot.slot  # the last one there is: it becomes the sequence's
+            self._forget(snapshot)
+        elif snapshot is not None:
+            self.transfer(("state", snapshot.slot, slot))
+            self._touch(snapshot)
+        if snapshot is not None:
+            self.num_hits += 1
+        self.live[sequence] = slot
+        if sequence in self.swapped:
+            self.transfer(("state in", self.swapped[sequence], slot))
+            self.drop_swapped(sequence)
+
+    def fork(self, source: int, sequence: int) -> bool:
+        """A live slot with what `source`, of which nothing is in flight, has. False, and nothing changed, where there
+        is none."""
+        slot = self._take()
+        if slot is None:
+            return False
+        self.transfer(("state", self.live[source], slot))
+        self.live[sequence] = slot
+        return True
+
+    def keep(self, sequence: int, length: int) -> None:
+        """Take a copy of the sequence's state, which is that behind `length` tokens once all that was submitted has
+        run: a snapshot when these are committed. Nothing where no slot can be had."""
+        if self.page_size and (slot := self._take()) is not None:
+            self.num_taken += 1
+            self.transfer(("state", self.live[sequence], slot))
+            self._taken.setdefault(sequence, []).append((length, slot))
+
+    def next_place(self, points: Iterable[int], prompt: int, length: int) -> int:
+        """The first place behind `length` tokens at which the state is to be kept: one of `points`, or at the interval,
+        which grows for prompts that would take too many snapshots. prompt: tokens of it."""
+        if not self.page_size:
+            return NEVER
+        interval = max(self.interval, -(-prompt // max(1, int(PROMPT_SHARE * self.num_slots))))
+        return min([length - length % interval + interval, *(point for point in points if point > length)])
+
+    def detach(self, sequence: int) -> int:
+        """Forget the sequence: its slot, which the caller owns now and gives back; -1: it has none (any more)."""
+        for _, slot in self._taken.pop(sequence, ()):
+            self._free.append(slot)
+        slot = self.live.pop(sequence, -1)
+        self.lent += slot >= 0
+        return slot
+
+    def give(self, slot: int) -> None:
+        """The slot of detach() or lend() is not needed any more; -1: there is none."""
+        if slot >= 0:
+            self.lent -= 1
+            self._free.append(slot)
+
+    def lend(self) -> int:
+        """A slot for a job, until give(). IndexError where has_room() is False."""
+        slot = self._take()
+        if slot is None:
+            raise IndexError("no state slot is free")
+        self.lent += 1
+        return slot
+
+    # -- to the host and back
+
+    def can_swap(self) -> bool:
+        return self.host.num_free > 0
+
+    def swap_out(self, sequence: int) -> None:
+        """Move the live slot to the host. IndexError where can_swap() is False."""
+        self.swapped[sequence] = self.host.take()
+        self.transfer(("state out", self.live[sequence], self.swapped[sequence]))
+
+    def drop_swapped(self, sequence: int) -> None:
+        self.host.give(self.swapped.pop(sequence))
+
+    # -- snapshots
+
+    def commit(self, sequence: int, tokens: array, length: int, last: TreeNode) -> None:
+        """tokens[:length] of the sequence are in the tree, `last` is the node of the last full page: what was taken of
+        them becomes snapshots."""
+        taken = self._taken.get(sequence)
+        while taken and taken[0][0] <= length:
+            node = self._find(tokens, taken[0][0], last)
+            if node is None and taken[0][0] > self.page_size * last.depth:
+                break  # in a page that is entered later
+            self._attach(node, *taken.pop(0))
+        if taken is not None and not taken:
+            del self._taken[sequence]
+
+    def keep_live(self, sequence: int, tokens: array, length: int, last: TreeNode) -> None:
+        """As commit() of the live slot itself, with the state behind `length` tokens, of a sequence that needs it no
+        more."""
+        node = self._find(tokens, length, last)
+        if node is not None:
+            self._attach(node, length, self.live.pop(sequence))
+
+    def keep_lent(self, slot: int, tokens: array, length: int, last: TreeNode) -> None:
+        """As keep_live() of a slot that detach() gave."""
+        self.lent -= 1
+        self._attach(self._find(tokens, length, last), length, slot)
+
+    def _find(self, tokens: array, length: int, last: TreeNode) -> TreeNode | None:
+        """The node with the last of `length` tokens: `last`, one before it, or the page behind it as far as it goes."""
+        depth = -(-length // self.page_size)
+        while last.depth > depth:
+            last = last.parent  # type: ignore[assignment]
+        if last.depth == depth:
+            return last
+        if last.depth < depth - 1:
+            return None
+        return _child(last, tokens[(depth - 1) * self.page_size : length].tobytes())
+
+    def _attach(self, node: TreeNode | None, length: int, slot: int) -> None:
+        """`slot` has the state behind `length` tokens, the last of which are in `node`; free where that is none or has
+        one already."""
+        if node is None or node.parent is None:
+            self._free.append(slot)
+            return
+        offset = length - (node.depth - 1) * self.page_size
+        beside = self._behind.setdefault(node.parent, {})
+        there = beside.get(node.tokens[: 4 * offset])
+        if there is not None:
+            self._free.append(slot)
+            self._touch(there)
+            return
+        self._place(Snapshot(node, offset, slot))
+        self.num_snapshots += 1
+
+    def _place(self, snapshot: Snapshot) -> None:
+        node = snapshot.node
+        self._behind.setdefault(node.parent, {})[node.tokens[: 4 * snapshot.offset]] = snapshot  # type: ignore[arg-type]
+        self._at.setdefault(node, []).append(snapshot)
+        self._kept.setdefault(node.account, OrderedDict())[snapshot] = None
+
+    def _remove(self, snapshot: Snapshot) -> None:
+        node = snapshot.node
+        beside, at, kept = self._behind[node.parent], self._at[node], self._kept[node.account]  # type: ignore[index]
+        del beside[node.tokens[: 4 * snapshot.offset]], kept[snapshot]
+        at.remove(snapshot)
+        if not beside:
+            del self._behind[node.parent]  # type: ignore[arg-type]
+        if not at:
+            del self._at[node]
+        if not kept:
+            del self._kept[node.account]
+
+    def _forget(self, snapshot: Snapshot) -> None:
+        """There is no such snapshot any more; its slot is the caller's."""
+        self._remove(snapshot)
+        self.num_snapshots -= 1
+
+    def _touch(self, snapshot: Snapshot) -> None:
+        account = snapshot.node.account
+        kept = self._kept.pop(account)
+        self._kept[account] = kept
+        kept.move_to_end(snapshot)
+
+    def _take(self, but: Snapshot | None = None) -> int | None:
+        """A free slot, or that of the snapshot, other than `but`, that was used least recently, of the tenant with the
+        most."""
+        if self._free:
+            return self._free.pop()
+        for kept in sorted(self._kept.values(), key=len, reverse=True) if len(self._kept) > 1 else self._kept.values():
+            victim = next((snapshot for snapshot in islice(kept, 2) if snapshot is not but), None)
+            if victim is not None:
+                self._forget(victim)
+                self.num_evicted += 1
+                return victim.slot
+        return None
+
+    def within_reach(self, root: TreeNode, nodes: list[TreeNode], tokens: bytes, copies: bool) -> Match:
+        """The deepest snapshot of a prompt's beginning, at least one token shorter than the prompt, as a Match. nodes:
+        its full pages that are cached. copies: whether it may stand within a page."""
+        page_bytes, end = 4 * self.page_size, len(tokens) - 4
+        for depth in range(len(nodes), -1, -1):
+            beside = self._behind.get(nodes[depth - 1] if depth else root)
+            if beside is None:
+                continue
+            at = depth * page_bytes
+            for tail, snapshot in sorted(beside.items(), key=lambda item: len(item[0]), reverse=True):
+                is_full = len(tail) == page_bytes
+                if at + len(tail) <= end and (copies or is_full) and tokens.startswith(tail, at):
+                    found = nodes[: depth + is_full]
+                    return Match(found, None if is_full else snapshot.node, (at + len(tail)) // 4, snapshot)
+        return Match([], None, 0)
+
+    def drop(self, node: TreeNode) -> None:
+        """The node leaves the tree. A snapshot goes to another page that begins with the same tokens, or is gone."""
+        for snapshot in list(self._at.get(node, ())):
+            parent, tail = node.parent, node.tokens[: 4 * snapshot.offset]
+            other = _child(parent, tail, node)  # type: ignore[arg-type]
+            if other is None:
+                self._forget(snapshot)
+                self._free.append(snapshot.slot)
+            else:
+                self._remove(snapshot)
+                snapshot.node = other
+                self._place(snapshot)
+
+    # -- what others may know
+
+    def check_integrity(self) -> list[str]:
+        """What is wrong, one line each."""
+        problems = []
+        snapshots = [snapshot for kept in self._kept.values() for snapshot in kept]
+        taken = [slot for some in self._taken.values() for _, slot in some]
+        held = [*self._free, *self.live.values(), *taken, *(snapshot.slot for snapshot in snapshots)]
+        if len(set(held)) != len(held) or len(held) + self.lent != self.num_slots:
+            problems.append(f"state slots are lost or shared: {len(held)} and {self.lent} lent of {self.num_slots}")
+        if self.num_snapshots != len(snapshots):
+            problems.append(f"{self.num_snapshots} snapshots counted, {len(snapshots)} found")
+        if not set(self._taken) <= set(self.live):
+            problems.append("a state was taken of a sequence that has none")
+        if {id(each) for found in self._behind.values() for each in found.values()} != set(map(id, snapshots)):
+            problems.append("a snapshot stands beside no node, or beside two")
+        for snapshot in snapshots:
+            node = snapshot.node
+            tail = node.tokens[: 4 * snapshot.offset]
+            if not node.alive or self._behind.get(node.parent, {}).get(tail) is not snapshot:  # type: ignore[arg-type]
+                problems.append(f"the snapshot behind {snapshot.offset} tokens of {node} is out of place")
+        return problems + self.host.check_integrity(list(self.swapped.values()))
+
+    def counters(self) -> dict[str, float]:
+        return {
+            "state_slots": self.num_slots,
+            "state_slots_live": len(self.live) + self.lent,
+            "state_snapshots": self.num_snapshots,
+            "state_hits": self.num_hits,
+            "state_taken": self.num_taken,
+            "state_evicted": self.num_evicted,
+        }
+
+
+def _child(parent: TreeNode, tail: bytes, but: Any = None) -> TreeNode | None:
+    """A page behind `parent`, other than `but`, that begins with `tail`; of many the newest are looked at."""
+    for child in islice(reversed(parent.children.values()), MAX_COMPARED):
+        if child is not but and child.tokens.startswith(tail):
+            return child
+    return None

@@ -35,7 +35,8 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     is sampled: 0 (a chunk that does not end the prompt), 1, or 1 + k where k drafts are verified.
     pages: the request's page table in token order, at least as long as start + count tokens need. drafts: token ids
     that stand behind request.tokens in this entry; without them, where start == len(request.tokens), the token is the
-    one that the batch in flight samples for this request. windows: the WindowTable of models with layers in groups."""
+    one that the batch in flight samples for this request. windows: the WindowTable of models with layers in groups.
+    slot: of the request's state, of models with one."""
 
     request: Request
     start: int
@@ -44,12 +45,13 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     samples: int
     drafts: Sequence[int] = ()
     windows: "WindowTable | None" = None
+    slot: int = -1
 
 
 class Batch:
     """What one step runs: decode rows first, then prompt chunks, oldest request first in each. Never empty.
-    transfers: ("copy", page, page), ("out", page, slot), ("in", slot, page), to be done in this order before the
-    entries run."""
+    transfers: ("copy", page, page), ("out", page, slot), ("in", slot, page), those of states (StateSlots), to be done in
+    this order before the entries run."""
 
     __slots__ = ("entries", "num_decode", "num_drafts", "num_samples", "num_tokens", "transfers")
 
@@ -213,7 +215,7 @@ class BatchBuilder:
         self._life, self._budget = life, budget
         self._chunked_prefill, self._max_drafts = chunked_prefill, max_drafts
         self._cache = cache = life.cache
-        self._page_size, self._grouped = cache.page_size, cache.grouped
+        self._page_size, self._grouped, self._states = cache.page_size, cache.grouped, cache.states
 
     def has_prompts(self) -> bool:
         """Whether prompts are to be computed: those of running requests, or of one that there is a row for."""
@@ -267,6 +269,9 @@ class BatchBuilder:
         if self._grouped is not None:
             for entry in entries:
                 entry.windows = self._grouped.windows(entry.request.id)
+        if self._states is not None:
+            for entry in entries:
+                entry.slot = self._states.live[entry.request.id]
         return Batch(entries, num_decode, self._cache.take_transfers(), num_drafts)
 
     def _decode_entries(self, ahead: bool, resting: Collection[Request]) -> tuple[list[Entry], int] | None:
@@ -275,7 +280,7 @@ class BatchBuilder:
         now."""
         entries: list[Entry] = []
         running, cache = self._life.running, self._cache
-        tables, page_size = cache.tables, self._page_size
+        tables, page_size, states = cache.tables, self._page_size, self._states
         num_drafts = 0
         # Every running request can have its token beside the drafts.
         most_drafts = min(self._max_drafts, self._budget.max_tokens - len(running))
@@ -302,6 +307,8 @@ class BatchBuilder:
                         return None
                     if not self._life.make_room(request, length):
                         continue
+                if states is not None and start >= request.next_place:
+                    self._pass_place(request, start)
                 if request.drafts:
                     num_drafts += self._add_run(entries, request, most_drafts - num_drafts)
                 else:
@@ -338,9 +345,22 @@ class BatchBuilder:
             count = min(count, cache.covered(request.id) - start)
             if count <= 0:
                 return 0
+        if self._states is not None:
+            count = min(count, self._pass_place(request, start) - start)
         end = request.computed_len = start + count
         samples = int(end == len(request.tokens))
         request.pending += samples
         request.chunks_in_flight += not samples
         entries.append(Entry(request, start, count, cache.tables[request.id], samples))
         return count
+
+    def _pass_place(self, request: Request, length: int) -> int:
+        """`length` tokens of the request are computed, or will be when this batch runs: its state is kept where that is
+        one of its places. Behind how many it is to be kept next."""
+        states = self._states
+        assert states is not None
+        if length == request.next_place:
+            states.keep(request.id, length)
+        if length >= request.next_place:
+            request.next_place = states.next_place(request.places, request.prompt_len, length)
+        return request.next_place

@@ -29,10 +29,11 @@ LEAST_REST = 16  # tokens that a reply is expected to have left, however long it
 
 class Lifecycle:
     """by_id: requests that have not ended. queue: those that wait. running: those that have a row and pages, in
-    age_order. free_rows: of rows 0..max_rows-1. retired: (row, pages) of requests that ended in flight. num_lost:
+    age_order. free_rows: of rows 0..max_rows-1. retired: (row, pages, state slot) of requests that ended in flight. num_lost:
     tokens that preemptions threw away, of requests that wait. now: the latest time that was told. waits: how many
     requests waited so long for their first row, by the buckets of counters.NAMES. mean_reply: tokens of replies, a
-    running mean. job_pages: pages of the requests' pool that jobs hold now, one list a job. should_swap: whether a
+    running mean. job_pages: pages of the requests' pool that jobs hold now, one list a job; job_slots: their state
+    slots. should_swap: whether a
     request that is preempted goes to host slots, as far as there are any, instead of being recomputed."""
 
     def __init__(
@@ -46,13 +47,17 @@ class Lifecycle:
         self.cache, self.policy, self.max_rows, self.should_swap = cache, policy, max_rows, should_swap
         self.counters, self.waits, self.mean_reply = Counters(), [0] * len(NAMES), FIRST_MEAN
         self.by_id: dict[int, Request] = {}
-        self.queue, self.prompts = FairQueue(policy.tenant_weights, policy.fair_share), SharedPrompts()
+        self.queue, self.prompts = (
+            FairQueue(policy.tenant_weights, policy.fair_share),
+            SharedPrompts(cache.states is not None),
+        )
         self.adapters = RunningAdapters(adapter_slots)
         self.running: list[Request] = []
         self.free_rows = list(range(max_rows - 1, -1, -1))
-        self.retired: dict[Request, tuple[int, list[int]]] = {}
+        self.retired: dict[Request, tuple[int, list[int], int]] = {}
         self.now, self.num_lost = 0.0, 0
         self.job_pages: list[list[int]] = []
+        self.job_slots: dict[Claimant, int] = {}
         self._next_job: tuple[Claimant, int] | None = None  # a job that waits for so many pages
         self._batch_left = 0  # requests that a static batch may still admit
         self._blocked: tuple = ()  # the first waiting request, and what it found too few pages with
@@ -97,7 +102,7 @@ class Lifecycle:
         if request.cached_len < 0:
             request.cached_len = cached
         if cache.prefix is not None and len(request.tokens) - cached >= LEAST_SHARED:
-            self.prompts.begin(request)
+            self.prompts.begin(request, queue)
         return request
 
     def may_start(self, request: Request) -> bool:
@@ -153,6 +158,8 @@ class Lifecycle:
         self.counters.forks += 1
         self.queue.add(request)
         can_start = self.free_rows and source.state is RUNNING and not self.recomputes_too_much()
+        if self.cache.states is not None:  # which is behind all that was submitted
+            can_start = can_start and source.computed_len == shared and not source.in_flight
         if can_start and self.cache.fork(source.id, request.id, shared, len(request.tokens)):
             self._start(request, shared, shared)
         else:
@@ -173,6 +180,8 @@ class Lifecycle:
         request.computed_len = request.first_len = computed_len
         request.committed_len = committed_len
         request.checkpoint = 0
+        if self.cache.states is not None:
+            request.next_place = self.cache.states.next_place(request.places, request.prompt_len, computed_len)
         request.expected_tokens = self.expected_len(request) - computed_len
         self.queue.start(request, request.expected_tokens)
         # Of what it lost, if anything, the rest is computed again.
@@ -188,6 +197,7 @@ class Lifecycle:
         request.reached_len = max(request.reached_len, request.computed_len)
         self.cache.commit(request.id, request.tokens, request.committed_len, partial=True)
         if not (self.should_swap(request) and self.cache.swap_out(request.id, request.computed_len)):
+            self._keep_state(request)
             self.cache.release(request.id)
             request.committed_len = 0
             request.lost_len = request.computed_len
@@ -202,6 +212,11 @@ class Lifecycle:
             request.drafts = ()
         request.preemptions += 1
         self.queue.add(request)
+
+    def _keep_state(self, request: Request) -> None:
+        """The request, of which nothing is in flight, loses its pages: others may continue where it is."""
+        if self.cache.states is not None and request.computed_len == request.committed_len:
+            self.cache.keep_state(request.id, request.tokens, request.committed_len)
 
     def make_room(self, request: Request, length: int) -> bool:
         """Pages for `length` tokens of the running request, from younger ones. False when it had to yield itself."""
@@ -232,21 +247,26 @@ class Lifecycle:
         self.queue.leave(request.tenant)
         cache = self.cache
         cache.commit(request.id, request.tokens, request.committed_len, partial=True)
-        pages = cache.detach(request.id)
+        if not request.in_flight:
+            self._keep_state(request)
+        slot, pages = cache.detach_state(request.id), cache.detach(request.id)
         if request.id in cache.swapped:
             cache.drop_swapped(request.id)
         if request.row >= 0:
-            self.retired[request] = request.row, pages
+            self.retired[request] = request.row, pages, slot
             if not request.in_flight:
                 self.release(request)
         request.row, request.state = -1, FINISHED
 
     def release(self, request: Request) -> None:
         """No batch in flight has the request, which ended, any more."""
-        row, pages = self.retired.pop(request)
+        row, pages, slot = self.retired.pop(request)
         self.free_rows.append(row)
         if request.options.adapter:
             self.adapters.stop(request)
+        if slot >= 0:  # with the state behind all tokens, the last of which ended the request
+            known = request.committed_len if request.committed_len == request.computed_len else 0
+            self.cache.adopt(request.tokens, known, pages, request.salt, slot)
         self.cache.allocator.release(pages)
 
     # -- jobs
@@ -258,12 +278,17 @@ class Lifecycle:
         head = self.queue.head()
         if head is not None and self.queue.goes_first(head, job):
             keep += self.cache.pages_needed(len(head.tokens))
-        pages = allocator.allocate(count) if count + keep <= allocator.num_free else None
+        states = self.cache.states
+        pages = None
+        if count + keep <= allocator.num_free and (states is None or states.has_room()):
+            pages = allocator.allocate(count)
         if pages is None:
             self._next_job = job, count
             return None
         self._next_job = None
         self.job_pages.append(pages)
+        if states is not None:
+            self.job_slots[job] = states.lend()
         if (
             self.cache.prefix is not None
         ):  # jobs hold a quarter of the pages at most (PAGE_SHARE), of their tenant's share
@@ -274,6 +299,8 @@ class Lifecycle:
         """The job ended, with these pages, or while it waited for some."""
         if pages:
             self.job_pages.remove(pages)
+            if job in self.job_slots:
+                self.cache.states.give(self.job_slots.pop(job))  # type: ignore[union-attr]
             self.cache.allocator.release(pages)
         elif self._next_job is not None and self._next_job[0] is job:
             self._next_job = None
@@ -292,7 +319,7 @@ class Lifecycle:
         problems += self.queue.check_integrity(self.running)
         for name, requests in (("waiting", waiting), ("running", self.running)):
             problems += [f"{request}: in the {name} list" for request in requests if request.state != name]
-        rows = [request.row for request in self.running] + [row for row, _ in self.retired.values()] + self.free_rows
+        rows = [request.row for request in self.running] + [row for row, _, _ in self.retired.values()] + self.free_rows
         if sorted(rows) != list(range(self.max_rows)):
             problems.append(f"rows are lost or shared: {sorted(rows)}")
         adapters = Counter(request.options.adapter for request in (*self.running, *self.retired))

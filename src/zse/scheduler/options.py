@@ -22,7 +22,8 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     what the engine was started with (EngineConfig.tenant_weights, else 1). priority: higher goes first. deadline_ms:
     from submission to the last token, None: none. cache_salt: keeps cached prefixes apart further. speculation: whether
     drafts may be verified for it (its tokens are the same). adapter: the id of a loaded one, the hash of what it holds;
-    "": none. structure: the form of the answer, None: any. max_wait_s: how long it may wait before it begins, None: any
+    "": none. state_points: numbers of tokens of the prompt, ascending, behind which messages begin: where another prompt
+    is likely to go another way, a model with a state keeps it there. structure: the form of the answer, None: any. max_wait_s: how long it may wait before it begins, None: any
     time."""
 
     tenant: str = ""
@@ -52,6 +53,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         bool, Field(Boolean(), "false verifies no drafts for this request; its answer is the same.")
     ] = True
     adapter: str = ""
+    state_points: tuple[int, ...] = ()
     structure: Structure | None = None
     max_wait_s: float | None = None
 

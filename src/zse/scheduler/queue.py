@@ -8,6 +8,7 @@ that idling earns nothing. What jobs (engine/jobs.py) use counts as their tenant
 
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
 from typing import Protocol
 
 import msgspec
@@ -20,6 +21,7 @@ RECENT_S = 60.0  # so long a row is kept for a tenant that was there
 MAX_REMEMBERED = 256  # tenants that have left: each costs every step 0.1 us, and a thousand cost a request 0.7 ms
 # Requests with fewer tokens in common than this do not wait for each other: computing them in one step is as fast.
 LEAST_SHARED = 32
+MAX_FORESEEN = 64  # waiting requests that are looked at when one begins whose state they could continue from
 
 
 class Tenant(msgspec.Struct, eq=False):
@@ -271,15 +273,21 @@ class SharedPrompts:
     """The running requests whose prompts others wait for, instead of computing them again: those that compute
     LEAST_SHARED or more tokens, by salt and first tokens (leaders).
 
-    So the choices of one prompt (n, best_of), and a burst of requests with one long system prompt, compute it once."""
+    So the choices of one prompt (n, best_of), and a burst of requests with one long system prompt, compute it once.
+    has_states: of a model with a state they continue only from where it is kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_states: bool = False) -> None:
         self.leaders: dict[tuple, list[Request]] = {}
+        self._has_states = has_states
 
-    def begin(self, request: Request) -> None:
-        """The request was admitted, and computes at least LEAST_SHARED tokens."""
+    def begin(self, request: Request, waiting: Iterable[Request]) -> None:
+        """The request was admitted, and computes at least LEAST_SHARED tokens. waiting: those that may wait for it."""
         request.leads = True
-        self.leaders.setdefault(_beginning(request), []).append(request)
+        key = _beginning(request)
+        self.leaders.setdefault(key, []).append(request)
+        for other in islice(waiting, MAX_FORESEEN) if self._has_states else ():
+            if _beginning(other) == key:
+                request.keep_at(_shared_place(request, other))
 
     def end(self, request: Request) -> None:
         """The prompt of a request that leads is computed, or it lost its pages."""
@@ -301,10 +309,17 @@ class SharedPrompts:
         for leader in leaders:
             shared = common_tokens(leader.tokens.tobytes(), tokens) - leader.committed_len
             if shared >= LEAST_SHARED and 2 * shared >= len(leader.tokens) - leader.computed_len:
+                if self._has_states and not leader.keep_at(_shared_place(leader, request)):
+                    continue
                 request.leader = leader
                 return True
         request.leader = None
         return False
+
+
+def _shared_place(leader: Request, request: Request) -> int:
+    """How many tokens of the leader's prompt the request does not compute."""
+    return min(common_tokens(leader.tokens.tobytes(), request.tokens.tobytes()), len(request.tokens) - 1)
 
 
 def _beginning(request: Request) -> tuple:

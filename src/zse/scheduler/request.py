@@ -42,6 +42,8 @@ class Request:
     cached_len: int  # of the prompt, found in the prefix cache at the first admission; -1: not admitted yet
     lost_len: int  # how many a preemption threw away, while it waits to be admitted again
     reached_len: int  # the most that were computed before a preemption
+    places: list[int]  # numbers of tokens behind which its state is to be kept, beside those at the interval
+    next_place: int  # the next of them all, of a model with a state
     checkpoint: int  # computed tokens from which on the next sampled one may end it or a page
     first_len: int  # computed_len when this residency began
     expected_tokens: int  # that this residency was expected to run
@@ -81,7 +83,8 @@ class Request:
         self.state, self.row, self.cached_len = WAITING, -1, -1
         self.residency = self.pending = self.chunks_in_flight = self.preemptions = 0
         self.computed_len = self.committed_len = self.lost_len = self.reached_len = self.checkpoint = 0
-        self.first_len = self.expected_tokens = 0
+        self.first_len = self.expected_tokens = self.next_place = 0
+        self.places = [*options.state_points]
         self.waited_s = 0.0
         self.is_pinned = self.held = self.leads = False
         structure = options.structure
@@ -96,6 +99,13 @@ class Request:
     def in_flight(self) -> bool:
         """Whether it is in a submitted batch."""
         return self.pending > 0 or self.chunks_in_flight > 0
+
+    def keep_at(self, length: int) -> bool:
+        """Its state is to be kept behind so many of its tokens. False where they are computed already."""
+        if length > self.computed_len:
+            self.places.append(length)
+            self.next_place = min(self.next_place, length)
+        return length in self.places
 
     @property
     def num_computed(self) -> int:

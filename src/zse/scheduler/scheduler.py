@@ -41,6 +41,10 @@ from zse.scheduler.lifecycle import Lifecycle
 from zse.scheduler.options import DEFAULT, PATIENCE_S, RequestOptions, SchedulingPolicy
 from zse.scheduler.request import FINISHED, RUNNING, Request, TokenLimits
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from zse.cache.states import StateSlots
+
 MAX_IN_FLIGHT = 2
 PATIENCE_LOOK_S = 0.25  # between looks at who has waited for too long: a thousand requests take 0.1 ms
 MEAN_STEP = 1 / 32  # weight of the newest reply in the running mean
@@ -62,6 +66,7 @@ class Scheduler:
         policy: how requests are chosen.
         geometry: how many tokens a page has, as prefix_cache's, and which groups the layers are in.
         adapter_slots: how many adapters the requests that run may have together.
+        states: slots of a model with a state, at least max_rows.
 
     requests: by id, that were accepted and have not ended. running: those that have a row, oldest first. queue: those
     that wait. Others must not change them. counters, totals: of requests and of steps."""
@@ -84,13 +89,18 @@ class Scheduler:
         policy: SchedulingPolicy | None = None,
         geometry: PageGeometry = ONE_GROUP,
         adapter_slots: int = 0,
+        states: "StateSlots | None" = None,
     ):
+        if states is not None and (states.num_slots < max_rows or max_drafts):
+            raise ValueError(
+                f"{states.num_slots} state slots for {max_rows} rows, {max_drafts} drafts (none can be had)"
+            )
         if max_tokens < max_rows:
             raise ValueError(f"max_tokens {max_tokens} is below max_rows {max_rows}: decode rows would not fit a step")
         self.max_rows, self.max_context, self.max_drafts = max_rows, max_context, max_drafts
         self.vocab_size, self.eos_ids, self.max_waiting = vocab_size, eos_ids, max_waiting
         self.policy = policy = policy or SchedulingPolicy()
-        self.cache = cache = cache_manager(allocator or PageAllocator(num_pages), prefix_cache, host, geometry)
+        self.cache = cache = cache_manager(allocator or PageAllocator(num_pages), prefix_cache, host, geometry, states)
         self.budget = budget = StepBudget(max_tokens, mixed_tokens, max_rows, policy.mixed_ratio)
 
         def should_swap(request: Request) -> bool:
@@ -322,6 +332,9 @@ class Scheduler:
                 request.pending -= entry.samples
                 request.chunks_in_flight -= not entry.samples
                 if not request.in_flight:
+                    is_known = life.retired[request][2] >= 0 and request.computed_len == len(request.tokens)
+                    if is_known and results is not None and 0 <= results[0] < vocab_size:
+                        request.committed_len = request.computed_len
                     life.release(request)
             elif has_drafts and entry.drafts:
                 outputs += self._take_run(entry, results)
@@ -456,19 +469,23 @@ class Scheduler:
     def check_integrity(self) -> list[str]:
         """What is wrong, one line each; empty when every invariant holds. Cheap enough for tests after every step."""
         life = self.life
-        pages = [*(pages for _, pages in life.retired.values()), *life.job_pages]
+        pages = [*(pages for _, pages, _ in life.retired.values()), *life.job_pages]
         return self.cache.check_integrity(pages) + life.check_integrity(is_flying=bool(self._in_flight))
 
 
 def cache_manager(
-    allocator: PageAllocator, prefix: PrefixCache | None, host: HostPool | None, geometry: PageGeometry
+    allocator: PageAllocator,
+    prefix: PrefixCache | None,
+    host: HostPool | None,
+    geometry: PageGeometry,
+    states: "StateSlots | None" = None,
 ) -> CacheManager:
     """The CacheManager of a geometry. prefix: not looked at where sequences have runs of pages."""
     if geometry.run:
-        return contiguous.ContiguousCacheManager(allocator, host, geometry)
+        return contiguous.ContiguousCacheManager(allocator, host, geometry, states)
     if geometry.windowed:
         return grouped.GroupedCacheManager(allocator, prefix, host, geometry)
-    return CacheManager(allocator, prefix, host, geometry)
+    return CacheManager(allocator, prefix, host, geometry, states)
 
 
 def _overloaded(what: str) -> RequestError:
