@@ -4,7 +4,7 @@ import numpy as np
 
 from zse.cache.groups import group_layers
 from zse.cache.layout import KVCache
-from zse.cache.states import StateCache, StateLayout, layers_parts
+from zse.cache.states import state_cache
 from zse.formats.opening import open_model
 from zse.lora.slots import AdapterSlots
 from zse.lora.targets import Targets
@@ -62,7 +62,7 @@ class Session:
             self.adapted = self.slots.tensors(of_row)
         forward, self.states = forward_of(model.config), None
         if model.config.has_state:  # row r has slot r
-            self.states = StateCache(device, StateLayout(layers_parts(forward)), rows)
+            self.states = state_cache(device, forward, rows)
         self.decoder = Planner(
             device,
             forward,

@@ -24,8 +24,13 @@ from zse.errors import ConfigError
 from zse.kernels.kv_pages import latent_shape, pages_shape
 from zse.tensor import Tensor
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from zse.cache.states import StateCache
+
 # What a cache can be made of → the dtype of its Tensors.
 KV_DTYPES = {"f16": "f16", "f32": "f32", "bf16": "bf16", "int8": "i8", "fp8": "e4m3"}
+STATE_TRANSFERS = ("state", "state out", "state in")  # see zse.cache.states.StateSlots
 GROW_BYTES = 256 << 20  # of device memory at once: a GPU maps it in about a millisecond
 # Of host memory at once: page-locking takes about 0.3 ms a MiB, which a step must not wait for in full.
 CHUNK_BYTES = 32 << 20
@@ -179,16 +184,18 @@ class HostSlots:
 class PageMover:
     """Runs transfers (scheduler.Batch.transfers) behind what was submitted to the device before.
 
-    history: i32 [num_blocks, BLOCK], the tokens of each block on a GPU, which go with it; None on a CPU."""
+    history: i32 [num_blocks, BLOCK], the tokens of each block on a GPU, which go with it; None on a CPU. states: the
+    StateCache of a model with a state."""
 
-    def __init__(self, device, kv: KVCache, history: Tensor | None = None):
-        self._device, self._kv = device, kv
+    def __init__(self, device, kv: KVCache, history: Tensor | None = None, states: "StateCache | None" = None):
+        self._device, self._kv, self._states = device, kv, states
         # (start, bytes of a page) of what makes up a page.
         self._parts = [(kv.buffer.address, kv.page_nbytes)]
         if history is not None:
             self._parts.append((history.address, 4 * BLOCK * kv.blocks_per_page))
         self.page_nbytes = sum(nbytes for _, nbytes in self._parts)
         self.slots = HostSlots(device, self.page_nbytes)
+        self.state_slots = None if states is None else HostSlots(device, states.slot_nbytes)
 
     def run(self, transfers: list[tuple[str, int, int]]) -> None:
         """In this order. Raises DeviceError."""
@@ -197,6 +204,8 @@ class PageMover:
                 self._kv.map_to(target)
                 for start, nbytes in self._parts:
                     self._device.copy(start + target * nbytes, start + source * nbytes, nbytes)
+            elif kind in STATE_TRANSFERS:
+                self._move_state(kind, source, target)
             elif kind == "out":
                 at = self.slots.address(target)
                 for start, nbytes in self._parts:
@@ -208,6 +217,22 @@ class PageMover:
                 for start, nbytes in self._parts:
                     self._device.copy_in(start + target * nbytes, at, nbytes)
                     at += nbytes
+
+    def reserve(self, pages: int, states: int) -> None:
+        """Take the host memory of so many pages and states."""
+        self.slots.reserve(pages)
+        if self.state_slots is not None:
+            self.state_slots.reserve(states)
+
+    def _move_state(self, kind: str, source: int, target: int) -> None:
+        states, host, device = self._states, self.state_slots, self._device
+        assert states is not None and host is not None
+        if kind == "state":
+            device.copy(states.address(target), states.address(source), states.slot_nbytes)
+        elif kind == "state out":
+            device.copy_out(host.address(target), states.address(source), states.slot_nbytes)
+        else:
+            device.copy_in(states.address(target), host.address(source), states.slot_nbytes)
 
     def settle(self) -> None:
         """Until the transfers so far are done."""
@@ -229,6 +254,8 @@ class PageMover:
 
     def close(self) -> None:
         self.slots.close()
+        if self.state_slots is not None:
+            self.state_slots.close()
 
 
 class _Range(NamedTuple):

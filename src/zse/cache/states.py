@@ -75,6 +75,11 @@ class StateCache:
         return self.buffer.address + slot * self.layout.nbytes
 
 
+def state_cache(device, forward, num_slots: int) -> StateCache:
+    """Of a zse.models.decoder.Decoder."""
+    return StateCache(device, StateLayout(layers_parts(forward)), num_slots)
+
+
 # A struct, as TreeNode: in C.
 class Snapshot(msgspec.Struct, eq=False):
     """The state behind the first `offset` tokens (1 … a page) of `node` and all before it. slot: of the device."""

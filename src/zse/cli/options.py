@@ -222,6 +222,20 @@ SERVING = (
         help="most bytes of such files for each model (default: 4G)",
     ),
     arg(
+        "--state-memory",
+        type=memory_size,
+        metavar="SIZE",
+        help="of models with recurrent layers, memory of the device for their states beside cached prefixes, from which "
+        "prompts that begin alike go on (default: an eighth of what the KV cache may take, at least one state a request)",
+    ),
+    arg(
+        "--state-interval",
+        type=int,
+        metavar="N",
+        help="of such models, keep the state every N tokens, beside the beginnings of the last messages (default: as many "
+        "tokens as have the bytes of a state in the KV cache, at least 512 and a step's)",
+    ),
+    arg(
         "--deterministic",
         action="store_true",
         help="on a GPU, the same bits alone and in any batch, at the price of speed (a CPU gives them always)",

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from zse.cache.layout import KVCache
 from zse.cache.pages import BLOCK
-from zse.cache.states import StateCache, StateLayout, layers_parts
+from zse.cache.states import state_cache
 from zse.engine.calibrate_experts import ExpertInputs, experts_of, stacks_of
 from zse.errors import ConfigError, UnsupportedError
 from zse.formats.source import ModelSource
@@ -90,7 +90,7 @@ class Calibration:
             device.write(tensor, array("i", values).tobytes())
         forward, states = forward_of(config), None
         if config.has_state:
-            states = StateCache(device, StateLayout(layers_parts(forward)), 1)
+            states = state_cache(device, forward, 1)
             for run, value in ((buffers.run_start, [0, self._chunk]), (buffers.run_slot, [0])):
                 device.write(run, array("i", value).tobytes())
         self._planner = LayerPlanner(device, forward, model, kv, buffers, activations="f32", states=states)

@@ -72,6 +72,8 @@ RANGES = {
     "cache_host_memory": (0, 1 << 50),
     "cache_idle_memory": (0, 1 << 50),
     "cache_disk_size": (1, 1 << 60),
+    "state_memory": (0, 1 << 50),
+    "state_interval": (1, 1 << 24),
     "draft_tokens": (1, MAX_DRAFT_TOKENS),
     "adapter_slots": (0, 1024),
     "adapter_rank": (1, 1024),
@@ -124,6 +126,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cache_idle_memory: int | None = None
     cache_disk: str | None = None
     cache_disk_size: int = 4 << 30
+    state_memory: int | None = None
+    state_interval: int | None = None
     deterministic: bool = False
     speculation: str = AUTO
     draft_model: str | None = None
@@ -212,7 +216,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 class ResolvedConfig(Settings, frozen=True, kw_only=True):
     """An EngineConfig whose every value is the one in use; num_pages: of page_size tokens; kv_bytes: the address space
-    of them all."""
+    of them all. Of models with a state: state_slots on the device, state_bytes of them all, host_states in host memory,
+    state_interval between snapshots, in tokens."""
 
     model: str
     device: str
@@ -232,7 +237,16 @@ class ResolvedConfig(Settings, frozen=True, kw_only=True):
     cache_disk_size: int
     adapter_slots: int = 0
     adapter_rank: int = 16
+    state_slots: int = 0
+    state_bytes: int = 0
+    state_interval: int = 0
+    host_states: int = 0
     policy: SchedulingPolicy = SchedulingPolicy()
+
+    @property
+    def cache_bytes(self) -> int:
+        """What sequences take: KV pages and states."""
+        return self.kv_bytes + self.state_bytes
 
     @property
     def max_lines(self) -> int:

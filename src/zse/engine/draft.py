@@ -27,6 +27,11 @@ def plan_draft(path: str, source, config, *, quantize: str | None, family: str) 
     draft_source = open_model(path)
     try:
         plan = plan_model(draft_source, quantize=quantize, family=family)
+        if plan.config.has_state:
+            raise ConfigError(
+                f"draft model {draft_source.path} has recurrent layers, whose states cannot take rejected drafts back; "
+                "use one without"
+            )
         _check_vocabulary(source, config, draft_source, plan.config)
     except BaseException:
         draft_source.close()
@@ -63,6 +68,7 @@ def draft_config(config: ResolvedConfig, plan: Any) -> ResolvedConfig:
         speculation="none",
         prefix_cache=False,
         adapter_slots=0,
+        state_slots=0,
     )
 
 

@@ -22,7 +22,8 @@ from zse.tensor import Tensor
 
 class Piece(NamedTuple):
     """Part of a sequence: all of its tokens, which of them run, its pages, and its line, one of job_rows(). second:
-    where a second text begins, whose tokens are of type 1 to an encoder; 0: nowhere."""
+    where a second text begins, whose tokens are of type 1 to an encoder; 0: nowhere. slot: of its state, of a model
+    with one."""
 
     tokens: array
     start: int
@@ -30,6 +31,7 @@ class Piece(NamedTuple):
     pages: list[int]
     row: int
     second: int = 0
+    slot: int = 0
 
 
 class Line(NamedTuple):
@@ -84,8 +86,10 @@ class Forwards:
             arrays.positions[at:last] = array("i", range(piece.start, end))
             arrays.token_row[at:last] = array("i", [row]) * piece.num_tokens
             at, context = last, max(context, end)
+        if inputs.max_runs:
+            inputs.fill_runs([piece.num_tokens for piece in pieces], [piece.slot for piece in pieces])
         graph = self._graphs.get(("hidden", size)) or self._record_hidden(size)
-        symbols = self._planner.symbols(tokens, 1, context, max_tokens=size)
+        symbols = self._planner.symbols(tokens, 1, context, max_tokens=size, runs=len(pieces))
         graph.submit(**{name: symbols[name] for name in graph.symbols}).wait()
 
     def logprobs(self, lines: list[Line]) -> list[TokenLogprob]:

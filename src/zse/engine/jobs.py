@@ -255,9 +255,9 @@ class JobQueue(Feature):
         jobs = [job for job in self._active if (job is only if only is not None else not job.keeps_logits)]
         if self._encoder is not None:
             return self._whole(jobs)
-        counts = self._share_out(jobs, budget)
+        counts, slots = self._share_out(jobs, budget), scheduler.life.job_slots
         return [
-            (job, Piece(job.tokens, job.computed_len, count, job.pages, job.row))
+            (job, Piece(job.tokens, job.computed_len, count, job.pages, job.row, slot=slots.get(job, 0)))
             for job, count in zip(jobs, counts, strict=True)
             if count
         ]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import msgspec
 
 from zse import env, lazy
-from zse.cache import groups, prefix
+from zse.cache import groups, prefix, states
 from zse.cache import pages as cache_pages
 from zse.engine import core, expert_counters, memory, messages, metrics, offload
 from zse.engine import draft as draft_model
@@ -171,6 +171,10 @@ def _build(config: ResolvedConfig, device, model, plan):
         pages = groups.rows_of(config.max_context, config.num_pages, config.page_size)
     else:
         pages = groups.geometry(plan.config, config.max_tokens_per_step, device.steps_in_flight, config.page_size)
+    slots = None
+    if config.state_slots:
+        host, page_size = cache_pages.HostPool(config.host_states), config.page_size if config.prefix_cache else 0
+        slots = states.StateSlots(config.state_slots, config.state_interval, host, page_size=page_size)
     scheduler = schedulers.Scheduler(
         num_pages=config.num_pages,
         max_rows=config.max_rows,
@@ -186,6 +190,7 @@ def _build(config: ResolvedConfig, device, model, plan):
         policy=config.policy,
         geometry=pages,
         adapter_slots=config.adapter_slots,
+        states=slots,
     )
     if scheduler.cache.num_groups > 1 and (config.host_slots or config.cache_disk):
         logging.getLogger("zse.engine").warning(

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from zse.cache import groups, layout
 from zse.cache.pages import BLOCK
 from zse.engine import draft as draft_model
+from zse.engine import state_memory
 from zse.engine.config import (
     AUTO_LAYERS,
     GPU_MEMORY_SHARE,
@@ -84,6 +85,7 @@ class MemoryPlan(NamedTuple):
                 f"on a CPU {_mib(config.cache_idle_memory)} of them when idle (--cache-idle-memory); "
                 f"--max-context {config.max_context}, --max-concurrency {config.max_rows}, "
                 f"{config.max_tokens_per_step} tokens a step",
+                *([f"  {_describe_states(config)}"] if config.state_slots else []),
                 *([f"  {self.expectation}"] if self.expectation else []),
             )
         )
@@ -101,6 +103,7 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
     model = plan.config
     if not model.causal:
         config = for_encoder(config, model.max_context, device.kernels)
+    config = state_memory.for_states(config) if model.has_state else config
     limit, option = _limit(config, device)
     if config.expert_memory is not None:
         plan = expert_places.with_expert_memory(plan, config.expert_memory)
@@ -119,12 +122,21 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
     if draft is not None:
         block_bytes += layout.block_nbytes(draft.config, settings.kv_dtype)  # it has as many pages
 
+    if model.has_state:
+        room = _cache_room(device, None if limit is None else limit - weight_bytes)
+        settings = state_memory.fewer_rows(config, settings, model, room)
+
     def pages_of(page_size: int) -> groups.PageGeometry:
         if len(layers) == 1:
             return groups.PageGeometry(page_size=page_size)
         return groups.geometry(model, settings.max_tokens_per_step, device.steps_in_flight, page_size)
 
     def resolved_in(room: int | None) -> Found:
+        states = None
+        if model.has_state:
+            room = _cache_room(device, room)
+            states = state_memory.plan_states(config, settings, model, room, block_bytes)
+            room = max(0, room - states.nbytes)
         found = resolve(
             config,
             settings,
@@ -136,6 +148,7 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
             memory_bytes=device.memory_total,
             geometry=pages_of,
         )
+        found = found if states is None else states.of(found)
         return found, *count(found, plan, device, draft)
 
     wanted, found = _wanted_host_layers(config, model.num_layers, device), None
@@ -157,6 +170,19 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
     if not device.shares_memory:
         first += layout.first_nbytes(resolved.kv_bytes)
     return MemoryPlan(resolved, parts, limit, option, first, plan, link)
+
+
+def _describe_states(config: ResolvedConfig) -> str:
+    snapshots, each = config.state_slots - config.max_rows, config.state_bytes // config.state_slots
+    return (
+        f"{config.state_slots} states of {_mib(each)}, one for each request and {snapshots} beside prefixes "
+        f"(--state-memory), every {config.state_interval} tokens (--state-interval)"
+    )
+
+
+def _cache_room(device, room: int | None) -> int:
+    """Bytes for what sequences take, where nothing says so: a share of the memory."""
+    return int(device.memory_total * KV_MEMORY_SHARE) if room is None else room
 
 
 def _wanted_host_layers(config: EngineConfig, layers: int, device) -> int | None:
@@ -219,11 +245,11 @@ def _checked_link(plan: ModelPlan, device) -> float:
 def _shrunk(found: Found, resolved_in: Callable[[int | None], Found], limit: int) -> Found:
     """With as many pages as fit `limit`, or too many if not even the fewest do. What steps take beside the pages (the
     sampler's lists, histories) grows with them, about linearly."""
-    total, kv = sum(found[1].values()), found[0].kv_bytes
+    total, kv = sum(found[1].values()), found[0].cache_bytes
     while True:
         over = total - limit
         found = resolved_in(max(0, kv - over))
-        smaller = sum(found[1].values()), found[0].kv_bytes
+        smaller = sum(found[1].values()), found[0].cache_bytes
         if smaller[1] >= kv:
             return found  # these are the fewest
         if smaller[0] <= limit:

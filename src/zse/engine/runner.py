@@ -11,6 +11,7 @@ from array import array
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from zse.cache import states
 from zse.cache.groups import PageGeometry, geometry, group_layers
 from zse.cache.layout import KVCache, PageMover
 from zse.cache.pages import BLOCK
@@ -103,16 +104,19 @@ class Runner:
         if config.adapter_slots:
             targets = adapter_targets.Targets(model.config)
             self.adapters = adapter_slots.AdapterSlots(device, targets, config.adapter_slots, config.adapter_rank)
+        forward = forward_of(model.config)
+        self.states = states.state_cache(device, forward, config.state_slots) if config.state_slots else None
         self._history: Tensor | None = None  # of tokens, by block, where the host cannot keep it
         self._sets = self._make_sets()
-        self.pages = PageMover(device, self.kv, self._history)
+        self.pages = PageMover(device, self.kv, self._history, self.states)
         buffers, _ = self._sets[0].inputs.buffers(config.max_tokens_per_step, self._table.tensor, self._logits)
         self.planner = Planner(
             device,
-            forward_of(model.config),
+            forward,
             model,
             self.kv,
             buffers,
+            states=self.states,
             activations=config.activations,
             deterministic=config.deterministic,
             adapters=self.adapters,
@@ -128,10 +132,8 @@ class Runner:
         self._run_kind = "verify" if device.runs_ahead else "decode"
         self._line_of_row = [0] * config.max_rows  # in the batch submitted last
         self._num_submitted = 0
-        self._decoded: tuple[list[Request], list[int]] = (
-            [],
-            [],
-        )  # requests and their residencies, of the last decode step
+        # Requests and their residencies, of the last decode step.
+        self._decoded: tuple[list[Request], list[int]] = ([], [])
 
     def _make_sets(self) -> list[StepSet]:
         config, device = self.config, self.device
@@ -148,6 +150,7 @@ class Runner:
                 max_updates=self.kv.num_groups * new_blocks(config.max_tokens_per_step, config.max_rows),
                 sampler_nbytes=input_nbytes(config.max_lines, device.kernels),
                 adapter_rows=config.max_rows if config.adapter_slots else 0,
+                max_runs=config.max_rows if config.state_slots else 0,
             )
             results = device.staging(result_nbytes(config.max_lines), label="step")
             sampler = SamplerState(
@@ -261,7 +264,10 @@ class Runner:
         if masked:
             kind += " forward"
         graph = self._graphs.get((kind, size, buffers.number)) or self._graph(kind, size, buffers.number)
-        symbols = self.planner.symbols(batch.num_tokens, batch.num_samples, context, max_tokens=size)
+        if self.states is not None:
+            buffers.inputs.fill_runs([entry.count for entry in entries], [entry.slot for entry in entries])
+        runs = len(entries)
+        symbols = self.planner.symbols(batch.num_tokens, batch.num_samples, context, max_tokens=size, runs=runs)
         return FilledStep(graph, {name: symbols[name] for name in graph.symbols}, buffers)
 
     def collect(self, submitted: tuple[Any, Any]) -> list[tuple[int, object]]:
@@ -469,7 +475,7 @@ class Runner:
         """What masks, jobs and host slots take when they are first asked for: a memory plan counts it. Nothing uses
         it."""
         device, config = self.device, self.config
-        self.pages.slots.reserve(config.host_slots)
+        self.pages.reserve(config.host_slots, config.host_states)
         return [
             *(masks_staging(device, self._logits) for _ in self._sets),
             job_inputs(device, config, self._lines, self.kv.num_groups, job_rows(self.model.config)),

@@ -6,6 +6,7 @@ The token arrays stand at the inputs' end, closely packed for each recording's s
 
 import functools
 from array import array
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from zse.cache.groups import PageGeometry
@@ -43,7 +44,8 @@ class StepInputs:
 
     max_tokens: of the largest step; max_rows: lines of logits; sampler_nbytes: the sampler's part, which comes first.
     page_index, page_value i32 [max_updates]: page_table[index] = value, page_count of them. adapter_slots i32
-    [adapter_rows]: the slot of each row's adapter, -1: none."""
+    [adapter_rows]: the slot of each row's adapter, -1: none. max_runs: sequences of a step, of a model with a state;
+    else 0."""
 
     def __init__(
         self,
@@ -54,8 +56,9 @@ class StepInputs:
         max_updates: int,
         sampler_nbytes: int = 0,
         adapter_rows: int = 0,
+        max_runs: int = 0,
     ):
-        self.max_tokens, self.max_updates = max_tokens, max_updates
+        self.max_tokens, self.max_updates, self.max_runs = max_tokens, max_updates, max_runs
         at = _align(sampler_nbytes)
         places = {}
         for name, count in (
@@ -64,6 +67,8 @@ class StepInputs:
             ("page_index", max_updates),
             ("page_value", max_updates),
             ("adapter_slots", adapter_rows),
+            ("run_start", max_runs and max_runs + 1),
+            ("run_slot", max_runs),
         ):
             places[name] = at, count
             at = _align(at + 4 * count)
@@ -72,9 +77,9 @@ class StepInputs:
         self.tensors = {
             name: Tensor(self.staging.buffer, (count,), "i32", start) for name, (start, count) in places.items()
         }
-        self.logit_rows, self.page_count, self.page_index, self.page_value, self.adapter_slots = (
-            self._view(start, count) for start, count in places.values()
-        )
+        views = [self._view(start, count) for start, count in places.values()]
+        self.logit_rows, self.page_count, self.page_index, self.page_value, self.adapter_slots = views[:5]
+        self._run_start, self._run_slot = views[5:]
         self.arrays = functools.cache(self._arrays_of)
 
     def _view(self, start: int, count: int) -> memoryview:
@@ -89,7 +94,15 @@ class StepInputs:
         token_ids, positions, token_row, source = (
             Tensor(self.staging.buffer, (size,), "i32", self._tokens_at + 4 * size * index) for index in range(4)
         )
-        return StepBuffers(token_ids, positions, token_row, page_table, self.tensors["logit_rows"], logits), source
+        runs = [self.tensors[name] if self.max_runs else None for name in ("run_start", "run_slot")]
+        logit_rows = self.tensors["logit_rows"]
+        return StepBuffers(token_ids, positions, token_row, page_table, logit_rows, logits, *runs), source
+
+    def fill_runs(self, counts: list[int], slots: list[int]) -> None:
+        """The tokens of each sequence of the batch, and the slot of its state."""
+        number = len(slots)
+        self._run_start[: number + 1] = array("i", accumulate(counts, initial=0))
+        self._run_slot[:number] = array("i", slots)
 
     def upload(self, recorder, size: int) -> None:
         """Record the upload of everything that a recording of `size` reads."""
@@ -189,8 +202,9 @@ def masks_staging(device, logits: Tensor) -> "Staging":
 
 def job_inputs(device, config: ResolvedConfig, lines: int, num_groups: int, jobs: int) -> tuple[StepInputs, "Staging"]:
     """Inputs of jobs (engine/forwards.py), and four words for each line of logits."""
-    tokens = config.max_tokens_per_step
-    inputs = StepInputs(device, max_tokens=tokens, max_rows=lines, max_updates=num_groups * new_blocks(tokens, jobs))
+    tokens, runs = config.max_tokens_per_step, jobs if config.state_slots else 0
+    updates = num_groups * new_blocks(tokens, jobs)
+    inputs = StepInputs(device, max_tokens=tokens, max_rows=lines, max_updates=updates, max_runs=runs)
     return inputs, device.staging(16 * lines, label="step")
 
 
