@@ -28,9 +28,9 @@ SHORT = 4
 
 
 @zl.inline
-def step_columns(p, state, value, out, work, beta, overlap, COUNT):
+def step_columns(p, state, value, out, work, beta, overlap, ahead, COUNT):
     """One token's update of COUNT vectors of columns. work: k * decay, q * decay, decay, k, each [k size]. overlap: q
-    · k."""
+    · k. ahead: how far behind these columns lie those that come next, which are brought nearer."""
     L = zl.target.lanes
     by_key = [zl.f32.x(L)(0) for _ in range(COUNT)]
     by_query = [zl.f32.x(L)(0) for _ in range(COUNT)]
@@ -48,6 +48,7 @@ def step_columns(p, state, value, out, work, beta, overlap, COUNT):
         line = state + r * p.v_size
         decay, key = zl.f32.x(L)(work[2 * MAX_SIZE + r]), zl.f32.x(L)(work[3 * MAX_SIZE + r])
         for v in zl.static(range(COUNT)):
+            zl.prefetch(line + ahead + v * L)
             zl.store(line + v * L, zl.fma(change[v], key, zl.load(line + v * L, L) * decay))
 
 
@@ -76,7 +77,8 @@ def delta_token(p, head, token, state, work):
     for count in zl.static(column_steps(8 if L == 16 else 4)):  # twice as many sums in registers
         stop = start + (p.v_size - start) // (count * L) * (count * L)
         for c in range(start, stop, count * L):
-            step_columns(p, state + c, value + c, out + c, work, beta, overlap, count)
+            ahead = count * L + 0 if c + count * L < p.v_size else p.k_size * p.v_size - c
+            step_columns(p, state + c, value + c, out + c, work, beta, overlap, ahead, count)
         start = stop
 
 

@@ -22,6 +22,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "head_product": ("HEAD_PRODUCT",),
     "conv": ("CONV",),
     "delta": ("DELTA",),
+    "scan": ("SCAN",),
     "gated_norm": ("GATED_NORM",),
     "gate_output": ("GATE_OUTPUT",),
     "activation": ("GATED",),

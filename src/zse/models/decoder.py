@@ -108,7 +108,7 @@ class Decoder:
     def state_parts(cls, config: ModelConfig, layer: int) -> StateParts:
         """What a sequence carries through layer `layer`: (name, shape) of each part, in f32; () where ModelConfig.mixers
         has none of it. Names are those that operations look for: "conv" [kernel - 1, channels], the last inputs, oldest
-        first; "delta" [v heads, k size, v size]; "ssm" [heads, head size, state size]."""
+        first; "delta" [v heads, k size, v size]; "ssm" [heads, state size, head size]."""
         return ()
 
     # -- the forward: begin, each layer, end

@@ -69,7 +69,7 @@ class Hybrid(Decoder):
         """Mamba-2 (Dao and Gu, arXiv 2405.21060), [tokens, heads * head size]. x = [x | B | C] as `conv` gave it: heads of
         x, then B and C of `groups` groups of state_size. dt [heads]: steps are softplus(dt + "dt_bias"), within
         dt_limits (low, high) where there are any; the decay is exp(step * "A"); "D" * x is added. State part: "ssm"
-        [heads, head size, state_size]."""
+        [heads, state_size, head size]."""
         width = x.width - 2 * groups * state_size
         if width <= 0 or width % heads or heads % groups or dt.width != heads:
             raise ValueError(f"scan: {x.width} and {dt.width} columns for {heads} heads, {groups} groups")

@@ -18,6 +18,7 @@ from zse.kernels import (
     logits,
     reorder,
     route,
+    scan,
 )
 from zse.kernels.activation import gated
 from zse.kernels.attention import attention
@@ -277,6 +278,13 @@ def _delta(run: "Run", node: Node) -> None:
     delta.delta(run.recorder, qkv, b, a, *vectors, state, run.runs, run.t[node.output], **options)
 
 
+def _scan(run: "Run", node: Node) -> None:
+    x, dt = (_columns(run, node, number) for number in range(2))
+    A, D, dt_bias = (run.vector(node, name) for name in ("A", "D", "dt_bias"))
+    options = {name: node.options[name] for name in ("groups", "state_size", "dt_limits")}
+    scan.scan(run.recorder, x, dt, A, D, dt_bias, run.state("ssm"), run.runs, run.t[node.output], **options)
+
+
 def _gated_norm(run: "Run", node: Node) -> None:
     x, z = (_columns(run, node, number) for number in range(2))
     options = {name: value for name, value in node.options.items() if name != "columns"}
@@ -327,6 +335,7 @@ LAUNCHES: dict[str, "Callable[[Run, Node], None]"] = {
     "conv": _conv,
     "gated_conv": _conv,
     "delta": _delta,
+    "scan": _scan,
     "gated_norm": _gated_norm,
     "gate_output": _gate_output,
     "wanted": _wanted,
