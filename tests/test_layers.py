@@ -35,6 +35,7 @@ ORDER = (
     "speculative",
     "engine",
     "rag",
+    "images",
     "http",
     "server",
     "bench",
