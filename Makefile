@@ -9,8 +9,9 @@ JOBS ?= 3
 # a platform that the lock does not know.
 LOCK ?= requirements.lock
 TEST_LOCK ?= requirements-test.lock
-# What reads PDF; a machine that it cannot be installed on serves without.
+# What reads PDF, and images in requests; a machine that they cannot be installed on serves without.
 PDF_LOCK ?= requirements-pdf.lock
+IMAGES_LOCK ?= requirements-images.lock
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 TESTED := .venv/.test-installed
@@ -65,7 +66,7 @@ types: $(TESTED)
 build: $(INSTALLED)
 	$(BIN)/python -m zse.build
 
-$(INSTALLED): pyproject.toml setup.py $(LOCK) $(PDF_LOCK)
+$(INSTALLED): pyproject.toml setup.py $(LOCK) $(PDF_LOCK) $(IMAGES_LOCK)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "zse needs Python 3.11 or later: make $(MAKECMDGOALS) PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
 	@echo "installing the package and what it needs"
@@ -75,13 +76,14 @@ $(INSTALLED): pyproject.toml setup.py $(LOCK) $(PDF_LOCK)
 	why): check the network and its proxy, or set PIP_INDEX_URL or PIP_FIND_LINKS, and run the same command again; for a platform \
 	that requirements.lock does not know, add LOCK="; exit 1; }
 	@if [ -n "$(PDF_LOCK)" ]; then $(BIN)/pip $(LOCKED) $(PDF_LOCK) || echo "PDF documents will not be read: pypdfium2 was not installed"; fi
+	@if [ -n "$(IMAGES_LOCK)" ]; then $(BIN)/pip $(LOCKED) $(IMAGES_LOCK) || echo "images will not be read: Pillow was not installed"; fi
 	touch $@
 
 # torch computes references where it can be installed. By version, not by hash: indexes have different wheels of one version (PyPI's needs
 # 3 GB of CUDA, those of a CPU are +cpu). Nothing of the package needs it, and transformers is in the lock.
 $(TESTED): $(INSTALLED) $(TEST_LOCK)
 	if [ -n "$(TEST_LOCK)" ]; then $(BIN)/pip $(LOCKED) $(TEST_LOCK); \
-		else ZSE_BUILD_ISA=none $(BIN)/pip install --quiet --editable '.[pdf,test,reference,lint,otel]'; fi
+		else ZSE_BUILD_ISA=none $(BIN)/pip install --quiet --editable '.[pdf,images,test,reference,lint,otel]'; fi
 	$(BIN)/pip install --quiet torch==2.13.0 || echo "torch cannot be installed: tests compare with the committed reference tensors"
 	touch $@
 

@@ -2,8 +2,9 @@
 
 requirements.lock        what `make serve` installs: the dependencies, the extra `tokenizers`, and setuptools, which builds the package
 requirements-pdf.lock    what it installs besides: the extra `pdf`, which images with GPU kernels have no room for
-requirements-test.lock   both, and the extras `test`, `reference`, `lint` and `otel`, on Linux
-sbom.cdx.json            requirements.lock, requirements-pdf.lock and what the web page has of npm (vendor_page.py) as CycloneDX 1.6, with licences and who needs whom
+requirements-images.lock and the extra `images`, likewise
+requirements-test.lock   all of them, and the extras `test`, `reference`, `lint` and `otel`, on Linux
+sbom.cdx.json            requirements.lock, requirements-pdf.lock, requirements-images.lock and what the web page has of npm (vendor_page.py) as CycloneDX 1.6, with licences and who needs whom
 
 pip resolves and names the hashes (`pip install --dry-run --report`), for every platform and Python of ENVIRONMENTS; nothing is
 installed and no package's code runs. Versions of the present lock are kept where they still fit, unless `--upgrade`. Licences and
@@ -30,8 +31,8 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCK, TEST_LOCK, SBOM = ROOT / "requirements.lock", ROOT / "requirements-test.lock", ROOT / "sbom.cdx.json"
-PDF_LOCK = ROOT / "requirements-pdf.lock"
-TESTED = ("tokenizers", "pdf", "test", "reference", "lint", "otel")
+PDF_LOCK, IMAGES_LOCK = ROOT / "requirements-pdf.lock", ROOT / "requirements-images.lock"
+TESTED = ("tokenizers", "pdf", "images", "test", "reference", "lint", "otel")
 INDEX = "https://pypi.org/simple"
 BUILDS = ["setuptools>=70.1"]  # has bdist_wheel itself
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
@@ -166,8 +167,9 @@ def licence(found: metadata.Distribution) -> str:
 
 
 def bill() -> dict:
-    """requirements.lock and requirements-pdf.lock as CycloneDX. The same bytes for the same lock: no time, and a serial number that is a hash of it."""
-    version, files = pins(LOCK) | pins(PDF_LOCK), hashes(LOCK) | hashes(PDF_LOCK)
+    """The locks but that of tests as CycloneDX. The same bytes for the same lock: no time, and a serial number that is a hash of it."""
+    version = pins(LOCK) | pins(PDF_LOCK) | pins(IMAGES_LOCK)
+    files = hashes(LOCK) | hashes(PDF_LOCK) | hashes(IMAGES_LOCK)
     components, edges = [], []
     for name in sorted(version):
         found = metadata.distribution(name)
@@ -196,7 +198,9 @@ def bill() -> dict:
         )
     vendored = [vendored_component(package) for package in vendor_page.PACKAGES]
     components += vendored
-    direct = {canonicalize_name(Requirement(line).name) for line in wanted("tokenizers", "pdf")} - {"setuptools"}
+    direct = {canonicalize_name(Requirement(line).name) for line in wanted("tokenizers", "pdf", "images")} - {
+        "setuptools"
+    }
     needed = sorted(f"pkg:pypi/{one}@{version[one]}" for one in direct) + [one["bom-ref"] for one in vendored]
     edges.insert(0, {"ref": "zse", "dependsOn": needed})
     subject = {"type": "application", "bom-ref": "zse", "name": "zse", "licenses": [{"license": {"id": "Apache-2.0"}}]}
@@ -238,6 +242,7 @@ def main() -> int:
         # pypdfium2 has no wheel for macOS 11 any more.
         recent = [each for each in ENVIRONMENTS if not each[0][0].startswith("macosx_11_")]
         make(PDF_LOCK, wanted_besides("pdf"), recent, options.upgrade)
+        make(IMAGES_LOCK, wanted_besides("images"), ENVIRONMENTS, options.upgrade)
         make(TEST_LOCK, wanted(*TESTED), linux, options.upgrade)
     SBOM.write_text(json.dumps(bill(), indent=1) + "\n", encoding="utf-8")
     return 0

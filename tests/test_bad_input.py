@@ -93,7 +93,13 @@ def test_a_cpu_without_avx2(tmp_path, monkeypatch, capsys):
 
 def make_serve(folder: Path, python: str) -> subprocess.CompletedProcess:
     shutil.copy(ROOT / "Makefile", folder)
-    for name in ("pyproject.toml", "setup.py", "requirements.lock", "requirements-pdf.lock"):
+    for name in (
+        "pyproject.toml",
+        "setup.py",
+        "requirements.lock",
+        "requirements-pdf.lock",
+        "requirements-images.lock",
+    ):
         (folder / name).write_text("")
     command = ["make", "--silent", "serve", f"PYTHON={python}"]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)

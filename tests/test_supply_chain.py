@@ -20,6 +20,7 @@ sys.path.remove(str(ROOT / "scripts"))
 LOCKS = {
     make_lock.LOCK: make_lock.wanted("tokenizers"),
     make_lock.PDF_LOCK: make_lock.wanted_besides("pdf"),
+    make_lock.IMAGES_LOCK: make_lock.wanted_besides("images"),
     make_lock.TEST_LOCK: make_lock.wanted(*make_lock.TESTED),
 }
 # Licences that let a user of the whole do what Apache-2.0 lets them. MPL-2.0 (tqdm) binds changes of its own files.
@@ -34,6 +35,7 @@ PERMISSIVE = {
     "IJG",
     "ISC",
     "MIT",
+    "MIT-CMU",
     "MPL-2.0",
     "PSF-2.0",
     "Zlib",
@@ -70,7 +72,7 @@ def test_a_lock_is_closed(lock):
 
 def test_the_locks_agree():
     serve, test = (
-        make_lock.pins(make_lock.LOCK) | make_lock.pins(make_lock.PDF_LOCK),
+        make_lock.pins(make_lock.LOCK) | make_lock.pins(make_lock.PDF_LOCK) | make_lock.pins(make_lock.IMAGES_LOCK),
         make_lock.pins(make_lock.TEST_LOCK),
     )
     assert {name: test.get(name) for name in serve} == serve
@@ -82,6 +84,7 @@ def test_binary_packages_have_a_file_for_every_platform():
     assert all(len(files[name]) >= 16 for name in ("numpy", "msgspec", "httptools", "markupsafe"))
     assert all(len(files[name]) >= 4 for name in ("llguidance", "tokenizers", "hf-xet"))
     assert len(make_lock.hashes(make_lock.PDF_LOCK)["pypdfium2"]) >= 4
+    assert len(make_lock.hashes(make_lock.IMAGES_LOCK)["pillow"]) >= 16
 
 
 def test_make_installs_by_hash():
@@ -115,8 +118,9 @@ def test_another_file_is_refused(tmp_path):
 def test_the_bill_of_materials_is_the_lock_s():
     """CycloneDX 1.6: every package once, with its hashes, a licence that is permissive, and who needs it."""
     bill = json.loads(make_lock.SBOM.read_text())
-    versions = make_lock.pins(make_lock.LOCK) | make_lock.pins(make_lock.PDF_LOCK)
-    files = make_lock.hashes(make_lock.LOCK) | make_lock.hashes(make_lock.PDF_LOCK)
+    locks = make_lock.LOCK, make_lock.PDF_LOCK, make_lock.IMAGES_LOCK
+    versions = {name: version for lock in locks for name, version in make_lock.pins(lock).items()}
+    files = {name: each for lock in locks for name, each in make_lock.hashes(lock).items()}
     assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
     vendored = [make_lock.vendored_component(package) for package in make_lock.vendor_page.PACKAGES]
     assert vendored and bill["components"][-len(vendored) :] == vendored

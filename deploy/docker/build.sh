@@ -9,8 +9,10 @@ apt-get install -y -qq --no-install-recommends ca-certificates gcc libc6-dev pyt
 python3 -m venv /opt/zse
 /opt/zse/bin/pip install --quiet --require-hashes --only-binary :all: --requirement requirements.lock
 ZSE_BUILD_ISA=all /opt/zse/bin/pip install --quiet --no-deps --no-build-isolation .
-# PDF documents are read by 9 MB, for which an image with GPU kernels has no room (250 MB).
-[ $# -gt 0 ] || /opt/zse/bin/pip install --quiet --require-hashes --only-binary :all: --requirement requirements-pdf.lock
+# PDF documents are read by 9 MB, images in requests by 20, for which an image with GPU kernels has no room (250 MB).
+for lock in requirements-pdf.lock requirements-images.lock; do
+    [ $# -gt 0 ] || /opt/zse/bin/pip install --quiet --require-hashes --only-binary :all: --requirement "$lock"
+done
 if [ $# -gt 0 ]; then
     awk '/^nvidia-cuda-nvrtc==/ { of = 1 } of { print; if ($0 !~ /\\$/) exit }' requirements-test.lock > /tmp/nvrtc.lock
     /opt/zse/bin/pip install --quiet --require-hashes --only-binary :all: --target /tmp/nvrtc --requirement /tmp/nvrtc.lock

@@ -36,8 +36,10 @@ from zse.engine.messages import (
     TokenLogprob,
     Tokens,
     UnloadAdapter,
+    image_key,
 )
 from zse.engine.worker import die_with_parent
+from zse.models.vision import config as vision
 from zse.sampling.params import BeamParams
 
 EOS = 256
@@ -60,6 +62,10 @@ class Row:
         elif "random" in self.directives:
             draw = random.Random(self.params.seed)
             self.reply = [97 + draw.randrange(26) for _ in range(12)] + [EOS]
+        elif "images" in self.directives:
+            assert all(one.key == image_key(one.height, one.width, one.pixels) for one in submit.images)
+            told = (f"{one.start}+{one.count} {one.height}x{one.width} {one.pixels[:3].hex()}" for one in submit.images)
+            self.reply = [*"; ".join(told).encode(), EOS]
         else:
             self.reply = [*last.encode(), EOS]
         if self.params.ignore_eos:
@@ -150,6 +156,17 @@ def measured(message: Submit) -> Measured | Failed:
     return Measured(message.id, len(prompt), None, found).to_send()
 
 
+def seen(kind: str) -> bytes:
+    """How a model of that kind sees, with images of a few tokens."""
+    common = dict(family=kind, patch=14, mean=(0.5,) * 3, std=(0.5,) * 3, marker="<image>", placeholder="<image>")
+    more = {
+        "area": dict(merge=2, resize="area", min_pixels=56 * 56, max_pixels=84 * 84),
+        "square": dict(merge=2, resize="square", size=56, before="[", after="]", whole=True),
+        "edge": dict(merge=1, resize="edge", size=56, row_end="<row>", image_end="<end>"),
+    }
+    return vision.VisionConfig(**common, **more[kind]).encode()
+
+
 def searched(message: Submit) -> Searched:
     """Reply i is the prompt's letter i beam_width times, -(i + 1) each; the last one is cut at max_tokens."""
     params, replies = message.params, []
@@ -215,6 +232,7 @@ def main(arguments: list[str]) -> int:
             {"ready": 1.0},
             page_size=64,
             hidden_size=6,
+            vision=seen(options["--vision"]) if "--vision" in options else b"",
         )
     )
     rows: dict[int, Row] = {}

@@ -3,6 +3,7 @@
 import codecs
 
 EOS = 256
+IMAGE, _MARK = 257, 1
 
 
 class Detokenizer:
@@ -32,6 +33,14 @@ class Detokenizer:
         return text[: len(text) - keep]
 
 
+def _shown(content, images) -> str:
+    if isinstance(content, str):
+        return content
+    assert all(part == {"type": "image"} or part.keys() == {"type", "text"} for part in content), content
+    instead = images.text.replace("<image>", chr(_MARK))
+    return "".join(part.get("text", instead) for part in content)
+
+
 class TextModel:
     vocab_size = 260
     has_chat_template = True
@@ -57,17 +66,21 @@ class TextModel:
         return ids[:most]
 
     def encode_chat(
-        self, messages: list[dict], tools: list[dict] | None = None, variables: dict | None = None
+        self, messages: list[dict], tools: list[dict] | None = None, variables: dict | None = None, images=None
     ) -> list[int]:
-        """One line a message; the tools and calls of the messages first, where the fake engine does not look."""
+        """One line a message; the tools and calls of the messages first, where the fake engine does not look. An image is the token
+        IMAGE."""
         offered = "".join(f"tool:{tool['function']['name']}\n" for tool in tools or ())
-        text = offered + "".join(f"{message['role']}:{message['content']}\n" for message in messages)
+        text = offered + "".join(f"{message['role']}:{_shown(message['content'], images)}\n" for message in messages)
         given = variables or {}
         if given.get("continue_final_message"):
             text = text[:-1]
         elif given.get("add_generation_prompt", True):
             text += "assistant:" + "<think>" * self.template_source.endswith("<think>")
-        return list(text.encode())
+        return [IMAGE if byte == _MARK else byte for byte in text.encode()]
+
+    def control_id(self, text: str) -> int | None:
+        return {"<image>": IMAGE, "<row>": IMAGE + 1, "<end>": IMAGE + 2}.get(text)
 
     def decode(self, ids: list[int]) -> str:
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")

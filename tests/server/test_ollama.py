@@ -144,7 +144,7 @@ def body(**more):
         (body(think="hard"), "think"),
         (body(keep_alive=[]), "keep_alive"),
         (body(images=[]), "images"),
-        (body(messages=[{"role": "user", "content": "x", "images": ["aGk="]}]), "messages[0].images"),
+        (body(messages=[{"role": "user", "content": "x", "images": ["http://x"]}]), "messages[0].images[0]"),
         (body(messages=[{"role": "function", "content": "x"}]), "messages[0].role"),
         (body(messages=[{"role": "tool", "content": "x"}]), "messages[0]"),
         (
@@ -167,7 +167,7 @@ def test_what_is_refused(wrong, param):
         ({"suffix": "x"}, "suffix"),
         ({"template": "x"}, "template"),
         ({"context": [1]}, "context"),
-        ({"images": ["x"]}, "images"),
+        ({"images": ["http://x"]}, "images[0]"),
         ({"raw": True, "system": "x"}, "system"),
         ({"raw": True, "format": "json"}, "format"),
         ({"prompt": ""}, "prompt"),

@@ -322,7 +322,52 @@ SERVING = (
     ),
 )
 ENGINE_OPTIONS = Group("engine", ENGINE)
+
+
 # How requests are scheduled and what is cached: every policy can be chosen and switched off, for comparison.
+def quota(name: str, gib: int, of: str):
+    """The row of an option that bounds bytes. of: what they are of."""
+    return arg(name, type=memory_size, default=gib << 30, metavar="SIZE", help=f"bytes {of} (default: {gib}G)")
+
+
+# Of `zse serve`, about documents.
+DOCUMENT_OPTIONS = (
+    arg(
+        "--documents",
+        metavar="PATH|none",
+        help="a SQLite file with documents that answers may cite, made with the first one (default: documents.db beside the "
+        "database, else in ZSE_HOME)",
+    ),
+    quota("--document-quota", 4, "that the documents of a tenant may take"),
+    arg(
+        "--ann-from",
+        type=Amount(int, 0, shown="VECTORS"),
+        default=0,
+        help="vectors of a tenant's documents from which an approximate index answers, which needs the extra ann (default: 0, never: exact)",
+    ),
+    arg(
+        "--ocr-command",
+        metavar="COMMAND",
+        help="reads pages of documents that are images, such as 'tesseract {image} stdout' (default: such pages have no text)",
+    ),
+)
+# Of `zse serve`, about images in requests.
+IMAGE_OPTIONS = (
+    arg("--max-images", type=Amount(int, 1, 256), default=32, help="images of one request (default: 32)"),
+    arg(
+        "--max-image-bytes",
+        type=memory_size,
+        default=20 << 20,
+        metavar="SIZE",
+        help="largest file of an image, a third less than its base64, which --max-body-bytes bounds, too (default: 20M)",
+    ),
+    arg(
+        "--max-image-pixels",
+        type=Amount(int, 1, 1 << 28, shown="PIXELS"),
+        default=36_000_000,
+        help="most pixels of an image as it is sent, by its header; decoding one takes up to 20 bytes of memory a pixel (default: 36000000)",
+    ),
+)
 SERVING_OPTIONS = Group("scheduling and cache", SERVING)
 
 

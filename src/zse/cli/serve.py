@@ -7,7 +7,18 @@ from argparse import BooleanOptionalAction
 
 from zse import env, lazy
 from zse.cli import settings
-from zse.cli.options import ENGINE_OPTIONS, SERVING_OPTIONS, locate, memory_size, rank_of, values_of, words_of
+from zse.cli.options import (
+    DOCUMENT_OPTIONS,
+    ENGINE_OPTIONS,
+    IMAGE_OPTIONS,
+    SERVING_OPTIONS,
+    locate,
+    memory_size,
+    quota,
+    rank_of,
+    values_of,
+    words_of,
+)
 from zse.cli.parser import CONFIG, Amount, Parser, add, arg
 from zse.engine import process as engine_process
 from zse.engine.metrics import since_exec_clock
@@ -16,7 +27,7 @@ from zse.formats import converted, hub, store
 from zse.http import bind
 from zse.models import registry
 from zse.scheduler import options as scheduling
-from zse.server import auth, copies, cross_origin, library, retrieval, served, tracing
+from zse.server import auth, copies, cross_origin, images, library, retrieval, served, tracing
 from zse.server import keys as key_files
 from zse.server import main as server
 from zse.server import models as text_models
@@ -54,10 +65,6 @@ _REASONING_PARSERS = (
     "harmony",
     "none",
 )
-
-
-def _quota(name: str, gib: int, of: str):
-    return arg(name, type=memory_size, default=gib << 30, metavar="SIZE", help=f"bytes {of} (default: {gib}G)")
 
 
 ARGUMENTS = (
@@ -193,27 +200,11 @@ ARGUMENTS = (
         default=86400.0,
         help="how long the conversation of a session_id is kept in the database after its last request, at most (default: 86400, a day)",
     ),
-    _quota(
+    quota(
         "--file-quota", 4, "of the files that a tenant uploads and its batches make, which are kept beside the database"
     ),
-    arg(
-        "--documents",
-        metavar="PATH|none",
-        help="a SQLite file with documents that answers may cite, made with the first one (default: documents.db beside the "
-        "database, else in ZSE_HOME)",
-    ),
-    _quota("--document-quota", 4, "that the documents of a tenant may take"),
-    arg(
-        "--ann-from",
-        type=Amount(int, 0, shown="VECTORS"),
-        default=0,
-        help="vectors of a tenant's documents from which an approximate index answers, which needs the extra ann (default: 0, never: exact)",
-    ),
-    arg(
-        "--ocr-command",
-        metavar="COMMAND",
-        help="reads pages of documents that are images, such as 'tesseract {image} stdout' (default: such pages have no text)",
-    ),
+    *DOCUMENT_OPTIONS,
+    *IMAGE_OPTIONS,
     arg(
         "--mcp",
         metavar="FILE",
@@ -221,7 +212,7 @@ ARGUMENTS = (
         '({"mcpServers": {NAME: {"command": …} or {"url": …}}}) with allow, deny, timeout_s and max_result_bytes; read again on SIGHUP '
         "(default: none)",
     ),
-    _quota("--adapter-quota", 16, "of the adapters that administrators upload, which are kept in ZSE_HOME/adapters"),
+    quota("--adapter-quota", 16, "of the adapters that administrators upload, which are kept in ZSE_HOME/adapters"),
     arg(
         "--allowed-host",
         action="append",
@@ -303,6 +294,7 @@ def run(args) -> int:
             ann_from=retrieval.checked_ann(args.ann_from) if args.ann_from else 0,
             ocr=retrieval.ocr_command(args.ocr_command) if args.ocr_command else None,
             mcp=args.mcp and os.path.abspath(args.mcp),
+            images=lambda: images.decoder(args.max_image_bytes, args.max_image_pixels, args.max_images),
             # The same after a restart: what is cached on disk is salted with it.
             cache_secret=auth.kept_secret(args.cache_disk) if args.cache_disk else None,
             exits_on_failure=args.on_engine_failure == "exit",

@@ -24,6 +24,7 @@ from zse.engine.messages import (
     FrameReader,
     FromEngine,
     Heartbeat,
+    ImageInput,
     LoadAdapter,
     LoadModel,
     Measured,
@@ -43,6 +44,7 @@ from zse.scheduler.options import DEFAULT, RequestOptions
 
 log = logging.getLogger("zse.engine")
 
+NO_IMAGES: list[ImageInput] = []
 STARTING, READY, RESTARTING, DOWN, STOPPING = "starting", "ready", "restarting", "down", "stopping"
 UNLOADED = "unloaded"  # no process: nobody has asked for the model yet, or it was evicted
 RESTART_BUDGET, RESTART_WINDOW_S = 5, 600.0
@@ -308,6 +310,7 @@ class EngineClient:
         prompt: list[int],
         params: SamplingParams | Ask | BeamParams,
         options: RequestOptions = DEFAULT,
+        images: list[ImageInput] = NO_IMAGES,
     ) -> None:
         """Send a request: its events come from the channel's next(), under `key`. Raises RequestError when the engine
         is not ready."""
@@ -323,7 +326,7 @@ class EngineClient:
         channel.owed += 1
         if len(self.requests) == 1:
             self._last_step = time.monotonic()  # the age of the last step counts from when there is work
-        self._link.send(Submit(request_id, prompt, params, options))
+        self._link.send(Submit(request_id, prompt, params, options, images))
 
     def cancel(self, request_id: int) -> None:
         """Tell the engine to drop a request. Events that are on the way are counted and dropped."""

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import time
+from typing import Any
 
 from zse.lazy import import_lean, select
 
@@ -24,6 +25,7 @@ from zse.structured import limits  # noqa: E402
 _PARENT_DEATH_SIGNAL = 1  # prctl(2)
 _NICENESS = 5  # as of readers of documents
 _TICK_MS = 250
+_SLACK_S = 1.0  # beyond its time, after which a process is killed from outside
 
 
 def _die_with_parent() -> None:
@@ -41,29 +43,35 @@ def _receive(job: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
-def _answer(job: socket.socket, answer: messages.Decoded | messages.Refused, pixels: bytes = b"") -> None:
-    data = msgspec.msgpack.encode(answer)
-    job.sendall(messages.LENGTH.pack(len(data)) + data)
+def _read(job: socket.socket, kind: type) -> Any:
+    (size,) = messages.LENGTH.unpack(_receive(job, messages.LENGTH.size))
+    return msgspec.msgpack.decode(_receive(job, size), type=kind)
+
+
+def _answer(job: socket.socket, answer: messages.Answer, pixels: bytes = b"") -> None:
+    job.sendall(messages.encode(answer))
     job.sendall(pixels)
 
 
 def _work(job: socket.socket) -> None:
     """One image, in a process of its own."""
-    (size,) = messages.LENGTH.unpack(_receive(job, messages.LENGTH.size))
-    asked = msgspec.msgpack.decode(_receive(job, size), type=messages.ImageJob)
+    asked = _read(job, messages.ImageJob)
     bounds = asked.limits
     signal.setitimer(signal.ITIMER_REAL, bounds.wall_s)  # its signal ends the process
     limits.limit_memory(bounds.memory_bytes)
     limits.limit_processor(bounds.cpu_s)
     limits.close_in()
     try:
-        image = decode.decode(_receive(job, asked.num_bytes), asked)
+        image = decode.EncodedImage(_receive(job, asked.num_bytes), bounds.max_pixels)
+        _answer(job, messages.ImageSize(image.height, image.width))
+        target = _read(job, messages.ResizeTo)
+        pixels = image.resized(target.height, target.width, target.resample)
     except decode.ImageError as error:
         _answer(job, messages.Refused(str(error)))
     except MemoryError:
         _answer(job, messages.Refused(f"takes more than {bounds.memory_bytes >> 20} MiB to decode"))
     else:
-        _answer(job, messages.Decoded(image.height, image.width), image.pixels)
+        _answer(job, messages.Decoded(len(pixels)), pixels)
 
 
 class _Forks:
@@ -78,8 +86,7 @@ class _Forks:
     def start(self, job: socket.socket, control: socket.socket) -> None:
         pid = os.fork()
         if pid:
-            latest_s = messages.ImageLimits().wall_s + messages.WALL_SLACK_S
-            self._running[pid] = time.monotonic() + latest_s, job
+            self._running[pid] = time.monotonic() + messages.WALL_S + _SLACK_S, job
             return
         status = 1
         try:

@@ -4,29 +4,30 @@ Orientation of EXIF is applied. Transparency is laid on white: what shows throug
 white. 16-bit grey keeps its upper eight bits. CMYK, palettes and grey become RGB as Pillow converts them, which is what the models'
 processors do. An animation is refused: which of its pictures is meant nobody says."""
 
+import contextlib
 import io
 import struct
 import zlib
+from importlib import import_module
+from typing import Any
 
-from PIL import Image, JpegImagePlugin, MpoImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin
+from zse.lazy import LazyModule
 
-from zse.images.messages import DecodedImage, ImageJob
-from zse.images.sizes import target_size
-
+# Pillow is the extra `images`: imported by load(), which says so where it is not there.
+Image: Any
+JpegImagePlugin: Any
+PngImagePlugin: Any
+WebPImagePlugin: Any
+Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin = (
+    LazyModule(f"PIL.{name}") for name in ("Image", "JpegImagePlugin", "PngImagePlugin", "WebPImagePlugin")
+)
 _PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
 _WHITE = (255, 255, 255)
 _ORIENTATION = 0x0112  # of EXIF (CIPA DC-008)
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+_TURNS = dict(
+    enumerate("FLIP_LEFT_RIGHT ROTATE_180 FLIP_TOP_BOTTOM TRANSPOSE ROTATE_270 TRANSVERSE ROTATE_90".split(), 2)
+)
 _SWAPS = (5, 6, 7, 8)
-_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 # What Pillow raises of files that are damaged.
 _DAMAGED = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, OverflowError, struct.error, zlib.error)
 MAX_SIDE = 65_535  # of JPEG; PNG and WebP could say more
@@ -37,7 +38,9 @@ class ImageError(Exception):
 
 
 def load() -> None:
-    """Import and prepare whatever decoding needs: afterwards no file can be opened."""
+    """Import and prepare whatever decoding needs: afterwards no file can be opened. ImportError: Pillow is not installed."""
+    for name in ("Image", "JpegImagePlugin", "MpoImagePlugin", "PngImagePlugin", "TiffImagePlugin", "WebPImagePlugin"):
+        import_module(f"PIL.{name}")
     made = Image.new("RGB", (2, 2))
     about = Image.Exif()
     about[_ORIENTATION] = 6
@@ -45,41 +48,46 @@ def load() -> None:
         data = io.BytesIO()
         made.save(data, kind, exif=about)
         _upright(_opened(data.getvalue())).resize((4, 4), Image.Resampling.BICUBIC)
-    assert MpoImagePlugin and TiffImagePlugin  # imported by Pillow where a file is such a one
 
 
-def decode(data: bytes, job: ImageJob) -> DecodedImage:
-    """The image as its model reads it. Raises ImageError; MemoryError behind a limit."""
+@contextlib.contextmanager
+def _refusing():
     try:
-        return _decode(data, job)
+        yield
     except _DAMAGED as error:
         reason = "is cut off" if "truncated" in str(error) else "is damaged"
         raise ImageError(f"{reason}: it cannot be decoded") from None
 
 
-def _decode(data: bytes, job: ImageJob) -> DecodedImage:
-    if data.startswith(b"RIFF"):
-        _check_size(*_webp_size(data), job)  # Pillow would make room for it first
-    image = _opened(data)
-    _check_size(*image.size, job)
-    if not isinstance(image, JpegImagePlugin.JpegImageFile) and getattr(image, "n_frames", 1) > 1:
-        raise ImageError(f"is an animation of {image.n_frames} pictures: send one of them")  # type: ignore[attr-defined]
-    width, height = image.size
-    if _orientation(image) in _SWAPS:
-        width, height = height, width
-    try:
-        height, width = target_size(job.rule, height, width)
-    except ValueError as error:
-        raise ImageError(str(error)) from None
-    if not job.reads:
-        return DecodedImage(height, width, b"")
-    shown = _in_colour(_upright(image))
-    if shown.size != (width, height):
-        shown = shown.resize((width, height), _FILTERS[job.rule.resample])
-    return DecodedImage(height, width, shown.tobytes())
+class EncodedImage:
+    """An image whose header has been read. Raises ImageError; MemoryError behind a limit.
+
+    height, width: as it stands upright."""
+
+    def __init__(self, data: bytes, max_pixels: int):
+        with _refusing():
+            if data.startswith(b"RIFF"):
+                _check_size(_webp_size(data), max_pixels)  # Pillow would make room for it first
+            image = self._image = _opened(data)
+            _check_size(image.size, max_pixels)
+            # A JPEG's further pictures are previews, or how bright it is.
+            count = 1 if isinstance(image, JpegImagePlugin.JpegImageFile) else getattr(image, "n_frames", 1)
+            if count > 1:
+                raise ImageError(f"is an animation of {count} pictures: send one of them")
+            self.width, self.height = image.size
+            if _orientation(image) in _SWAPS:
+                self.width, self.height = self.height, self.width
+
+    def resized(self, height: int, width: int, resample: str) -> bytes:
+        """Its pixels at that size, u8 [height, width, 3]. Raises as above."""
+        with _refusing():
+            shown = _in_colour(_upright(self._image))
+            if shown.size != (width, height):
+                shown = shown.resize((width, height), Image.Resampling[resample.upper()])
+            return shown.tobytes()
 
 
-def _opened(data: bytes) -> Image.Image:
+def _opened(data: bytes) -> Any:
     file = io.BytesIO(data)
     if data.startswith(_PNG):
         return PngImagePlugin.PngImageFile(file)
@@ -90,8 +98,8 @@ def _opened(data: bytes) -> Image.Image:
     raise ImageError("is neither a PNG, nor a JPEG, nor a WebP")
 
 
-def _check_size(width: int, height: int, job: ImageJob) -> None:
-    most = job.limits.max_pixels
+def _check_size(size: tuple[int, int], most: int) -> None:
+    width, height = size
     if width < 1 or height < 1:
         raise ImageError("has no pixels")
     if width * height > most or max(width, height) > MAX_SIDE:
@@ -112,7 +120,7 @@ def _webp_size(data: bytes) -> tuple[int, int]:
     return width & 0x3FFF, height & 0x3FFF
 
 
-def _orientation(image: Image.Image) -> int:
+def _orientation(image: Any) -> int:
     """By EXIF; 1 where it has none, or one that cannot be read."""
     try:
         found = image.getexif().get(_ORIENTATION, 1)
@@ -121,13 +129,13 @@ def _orientation(image: Image.Image) -> int:
     return found if isinstance(found, int) else 1
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def _upright(image: Any) -> Any:
     image.load()
     turn = _TURNS.get(_orientation(image))
-    return image if turn is None else image.transpose(turn)
+    return image if turn is None else image.transpose(Image.Transpose[turn])
 
 
-def _in_colour(image: Image.Image) -> Image.Image:
+def _in_colour(image: Any) -> Any:
     """As RGB."""
     if image.mode.startswith("I"):
         image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")

@@ -1,55 +1,67 @@
 """What the server and the process that decodes an image say to each other.
 
-A job is the length of an ImageJob in four bytes, big-endian, the ImageJob in msgpack and the file's bytes. What comes back is an
-answer in the same form (Decoded with the pixels behind it, or Refused), where there is one, and the process's status in four bytes."""
+Each message is the length of its msgpack in four bytes, big-endian, and the msgpack. The server sends an ImageJob and the file's bytes;
+the process answers ImageSize; the server sends the ResizeTo that the model asks for; the process answers Decoded, and the pixels. Instead of either
+answer Refused may come. At the end stands the process's status in four bytes."""
 
 import struct
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
-
-from zse.images.sizes import SizeRule
 
 LENGTH = struct.Struct(">I")
 STATUS = struct.Struct(">i")  # as waitpid(2) gives it
 NO_PILLOW = 3  # exit code of the process that starts the others
-WALL_SLACK_S = 1.0  # beyond its time, after which a process is killed from outside
+CPU_S, WALL_S = 10, 20.0  # that one image may take
 
 
 class ImageLimits(msgspec.Struct, array_like=True, frozen=True):
     """max_bytes: of one image's file. max_pixels: of one image, width × height by its header. max_images: of a request. cpu_s, wall_s:
-    that one image may take."""
+    that one image may take, at most WALL_S. max_memory_bytes: of addresses that its process may take more; 0: what max_pixels need."""
 
-    max_bytes: int = 20 << 20
-    max_pixels: int = 36_000_000
-    max_images: int = 32
-    cpu_s: int = 10
-    wall_s: float = 20.0
+    max_bytes: int
+    max_pixels: int
+    max_images: int = 1
+    cpu_s: int = CPU_S
+    wall_s: float = WALL_S
+    max_memory_bytes: int = 0
 
     @property
     def memory_bytes(self) -> int:
-        """Of addresses that a process may take: Pillow has four bytes a pixel of each image that stands at once (four with
-        transparency: decoded, background, mask, result), the file, and tables."""
-        return (64 << 20) + 4 * self.max_bytes + 20 * self.max_pixels
+        """Pillow has four bytes a pixel of each image that stands at once: with transparency it is decoded, turned, as RGB
+        with alpha, mask and result. Beside them the file, twice, and tables."""
+        return self.max_memory_bytes or (64 << 20) + 4 * self.max_bytes + 20 * self.max_pixels
 
 
 class ImageJob(msgspec.Struct, array_like=True):
-    """server → process. num_bytes: of the file, which follows. reads: False asks for the size alone."""
+    """server → process. num_bytes: of the file, which follows."""
 
     num_bytes: int
-    rule: SizeRule
     limits: ImageLimits
-    reads: bool = True
 
 
-class Decoded(msgspec.Struct, array_like=True, tag=0):
-    """process → server. height × width × 3 bytes of pixels follow, rows from the top, red, green, blue, where they were asked for."""
+class ImageSize(msgspec.Struct, array_like=True, tag=0):
+    """process → server: pixels by the header, as the image stands upright."""
 
     height: int
     width: int
 
 
-class Refused(msgspec.Struct, array_like=True, tag=1):
+class ResizeTo(msgspec.Struct, array_like=True):
+    """server → process. In pixels."""
+
+    height: int
+    width: int
+    resample: Literal["bilinear", "bicubic"]
+
+
+class Decoded(msgspec.Struct, array_like=True, tag=1):
+    """process → server: so many bytes of pixels follow, rows from the top, red, green, blue."""
+
+    num_bytes: int
+
+
+class Refused(msgspec.Struct, array_like=True, tag=2):
     """process → server: why the image is not taken, behind "the image"."""
 
     reason: str
@@ -61,3 +73,12 @@ class DecodedImage(NamedTuple):
     height: int
     width: int
     pixels: bytes
+
+
+Answer = ImageSize | Decoded | Refused
+
+
+def encode(message: ImageJob | ResizeTo | Answer) -> bytes:
+    """A message as it is sent."""
+    data = msgspec.msgpack.encode(message)
+    return LENGTH.pack(len(data)) + data

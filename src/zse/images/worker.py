@@ -1,6 +1,6 @@
 """Images are decoded in processes with limits; this is the server's side of them.
 
-    image = await decoder.decode(data, rule, tenant="acme")
+    image = await decoder.decode(data, vision, tenant="acme")
 
 MAX_DECODES run at once, OWN_DECODES of one tenant, and tenants take turns. Nothing that the processes import comes into this one."""
 
@@ -13,13 +13,13 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 
 from zse.errors import RequestError
 from zse.images import messages
 from zse.images.messages import DecodedImage, ImageJob, ImageLimits
-from zse.images.sizes import SizeRule
 from zse.lazy import socket, subprocess
 from zse.structured.turns import Turns
 
@@ -27,6 +27,7 @@ MAX_DECODES, OWN_DECODES = 3, 2
 _COMMAND = ("-P", "-S", "-m", "zse.images")
 _START_S = 20.0  # for Pillow's import on a busy machine, beside an image's own time
 _READ_BYTES = 1 << 20
+_MAX_ANSWER_BYTES = 4096
 
 
 class UnreadableImage(Exception):
@@ -36,7 +37,7 @@ class UnreadableImage(Exception):
 class ImageDecoder:
     """Decodes images in turns. The process that forks the others is started with the first one, and again where it has died."""
 
-    def __init__(self, limits: ImageLimits = ImageLimits()):
+    def __init__(self, limits: ImageLimits):
         self.limits = limits
         self._numbers = itertools.count()
         self._turns = Turns(MAX_DECODES, OWN_DECODES)
@@ -46,8 +47,8 @@ class ImageDecoder:
         self._process: subprocess.Popen | None = None
         self._control: socket.socket | None = None
 
-    async def decode(self, data: bytes, rule: SizeRule, *, tenant: str = "", reads: bool = True) -> DecodedImage:
-        """The image at its model's size, when the tenant's turn has come. reads: False gives the size alone. Raises UnreadableImage
+    async def decode(self, data: bytes, vision: Any, *, tenant: str = "", reads: bool = True) -> DecodedImage:
+        """The image at its model's size, when the tenant's turn has come. vision: the model's VisionConfig. reads: False gives the size alone. Raises UnreadableImage
         for what cannot be decoded, RequestError (503) when too many of the tenant's wait."""
         number = next(self._numbers)
         if not self._turns.add(tenant, number):
@@ -65,7 +66,7 @@ class ImageDecoder:
         except asyncio.CancelledError:
             self._end(tenant, number)
             raise
-        work = loop.run_in_executor(self._threads, self.decode_now, data, rule, reads)
+        work = loop.run_in_executor(self._threads, self.decode_now, data, vision, reads)
         work.add_done_callback(lambda done: self._end(tenant, number))  # its turn lasts as long as its process
         try:
             return await asyncio.shield(work)
@@ -73,22 +74,17 @@ class ImageDecoder:
             work.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at, where nobody waits
             raise
 
-    def decode_now(self, data: bytes, rule: SizeRule, reads: bool = True) -> DecodedImage:
+    def decode_now(self, data: bytes, vision: Any, reads: bool = True) -> DecodedImage:
         """decode() in the calling thread, without a turn."""
-        job = msgspec.msgpack.encode(ImageJob(len(data), rule, self.limits, reads))
-        head = messages.LENGTH.pack(len(job)) + job
-        received = self._sent(head, data) or self._sent(head, data)  # nothing: the process that forks has died meanwhile
-        return self._result(received, reads)
-
-    def _sent(self, head: bytes, data: bytes) -> bytes:
-        """What comes back of a job."""
-        deadline = time.monotonic() + self.limits.wall_s + _START_S
-        with self._forked() as mine:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError, TimeoutError):
-                mine.settimeout(self.limits.wall_s + _START_S)
-                mine.sendall(head)
-                mine.sendall(data)
-            return self._received(mine, deadline)
+        for is_last in (False, True):
+            with _Job(self._forked(), self.limits) as job:
+                try:
+                    return job.run(data, vision, reads)
+                except EOFError:
+                    # Without a word: the process that forks the others has died, and another one takes its place.
+                    if is_last or job.rest or job.is_late or self._lacks_pillow():
+                        raise UnreadableImage(self._why_it_ended(job.rest)) from None
+        raise AssertionError
 
     def close(self) -> None:
         """End the processes. Nothing is decoded afterwards."""
@@ -135,7 +131,7 @@ class ImageDecoder:
         with other:
             self._process = subprocess.Popen(
                 [sys.executable, *_COMMAND],
-                stdin=other,
+                stdin=other.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env={"PYTHONPATH": os.pathsep.join(paths), "PATH": os.defpath},
@@ -152,42 +148,101 @@ class ImageDecoder:
             self._process.wait()
         self._control = self._process = None
 
-    def _received(self, mine: "socket.socket", deadline: float) -> bytes:
-        """All that comes back, until the process has ended."""
-        parts = []
-        while True:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return b"".join(parts)
-            mine.settimeout(left)
-            try:
-                data = mine.recv(_READ_BYTES)
-            except (TimeoutError, ConnectionResetError):
-                data = b""
-            if not data:
-                return b"".join(parts)
-            parts.append(data)
+    def _lacks_pillow(self) -> bool:
+        with self._lock, contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process is not None and self._process.wait(0.5) == messages.NO_PILLOW
+        return False
 
-    def _result(self, data: bytes, reads: bool) -> DecodedImage:
-        head = messages.LENGTH.size
-        if len(data) > head + messages.STATUS.size:
-            size = head + messages.LENGTH.unpack_from(data)[0]
-            with contextlib.suppress(msgspec.MsgspecError):
-                answer = _ANSWER.decode(data[head:size])
-                if isinstance(answer, messages.Refused):
-                    raise UnreadableImage(answer.reason)
-                num_bytes = 3 * answer.height * answer.width if reads else 0
-                if len(data) >= size + num_bytes and num_bytes <= len(data):
-                    return DecodedImage(answer.height, answer.width, data[size : size + num_bytes])
-        raise UnreadableImage(self._why_it_ended(data))
-
-    def _why_it_ended(self, data: bytes) -> str:
-        if self._process is not None and self._process.poll() == messages.NO_PILLOW:
+    def _why_it_ended(self, rest: bytes | bytearray) -> str:
+        if not rest and self._lacks_pillow():
             return "cannot be decoded: this server reads no images, its operator has to run `pip install 'zse[images]'`"
-        status = messages.STATUS.unpack(data[-messages.STATUS.size :])[0] if len(data) >= messages.STATUS.size else 0
-        if status in (signal.SIGXCPU, signal.SIGALRM) or not data:
+        status = messages.STATUS.unpack(rest[-messages.STATUS.size :])[0] if len(rest) >= messages.STATUS.size else 0
+        if status in (signal.SIGXCPU, signal.SIGALRM) or not rest:
             return f"takes too long to decode (more than {self.limits.cpu_s} s)"
         return f"is damaged, or needs more than {self.limits.memory_bytes >> 20} MiB: it cannot be decoded"
 
 
-_ANSWER = msgspec.msgpack.Decoder(messages.Decoded | messages.Refused)
+class _Job:
+    """One image's process, by its socket. rest: what it sent that was not read."""
+
+    def __init__(self, mine: "socket.socket", limits: ImageLimits):
+        self._socket, self._limits = mine, limits
+        self._deadline = time.monotonic() + limits.wall_s + _START_S
+        self.rest = bytearray()
+
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() > self._deadline
+
+    def __enter__(self) -> "_Job":
+        return self
+
+    def __exit__(self, kind, error, traceback) -> None:
+        self._socket.close()
+
+    def run(self, data: bytes, vision: Any, reads: bool) -> DecodedImage:
+        """Raises UnreadableImage; RequestError where the model takes no image of this shape; EOFError: it ended without an answer."""
+        self._send(messages.encode(ImageJob(len(data), self._limits)), data)
+        size = self._read(messages.ImageSize)
+        if size.height * size.width > self._limits.max_pixels:
+            raise EOFError  # no word of a sound process
+        height, width = vision.target(size.height, size.width)
+        if not reads:
+            return DecodedImage(height, width, b"")
+        self._send(messages.encode(messages.ResizeTo(height, width, vision.resample)))
+        if self._read(messages.Decoded).num_bytes != 3 * height * width:
+            raise EOFError
+        pixels = self._take(3 * height * width)
+        self._to_the_end()
+        return DecodedImage(height, width, pixels)
+
+    def _send(self, *parts: bytes) -> None:
+        with contextlib.suppress(
+            BrokenPipeError, ConnectionResetError, TimeoutError
+        ):  # what it said before is there to read
+            for part in parts:
+                self._socket.settimeout(max(0.01, self._deadline - time.monotonic()))
+                self._socket.sendall(part)
+
+    def _read(self, kind: type) -> Any:
+        size = messages.LENGTH.unpack(self._take(messages.LENGTH.size))[0]
+        if size > _MAX_ANSWER_BYTES:
+            raise EOFError
+        try:
+            answer = _ANSWER.decode(self._take(size))
+        except msgspec.MsgspecError:
+            raise EOFError from None
+        if isinstance(answer, messages.Refused):
+            self._to_the_end()
+            raise UnreadableImage(answer.reason)
+        if not isinstance(answer, kind):
+            raise EOFError
+        return answer
+
+    def _take(self, count: int) -> bytes:
+        while len(self.rest) < count:
+            if not self._more():
+                raise EOFError
+        taken = bytes(memoryview(self.rest)[:count])
+        del self.rest[:count]
+        return taken
+
+    def _to_the_end(self) -> None:
+        """Wait until the process has ended: the turn of its image lasts as long."""
+        while self._more():
+            del self.rest[: -messages.STATUS.size]
+
+    def _more(self) -> bool:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            return False
+        self._socket.settimeout(left)
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except (TimeoutError, ConnectionResetError):
+            return False
+        self.rest += data
+        return bool(data)
+
+
+_ANSWER = msgspec.msgpack.Decoder(messages.Answer)

@@ -9,15 +9,16 @@ from typing import Any, Protocol
 
 import msgspec
 
-from zse.engine.messages import Ask, Measured, Tokens
+from zse.engine.messages import Ask, ImageInput, Measured, Tokens
 from zse.errors import RequestError
 from zse.http.exchange import Response
 from zse.sampling.params import BeamParams, SamplingParams, with_bad_tokens
 from zse.scheduler.options import RequestOptions
-from zse.server import citations, idempotency, sessions
+from zse.server import citations, idempotency, images, sessions
 from zse.server.api_request import APIRequest
 from zse.server.errors import APIError, unsupported
 from zse.server.logprobs import TokenScore
+from zse.server.requests import image_parts
 from zse.server.requests.completions import SESSION_HEADER, Completion, Extras, check_token_ids, choice_params
 from zse.server.requests.forms import named
 from zse.server.tools.calls import CallPart, ToolCall, fold
@@ -194,6 +195,7 @@ class CompletionRun(msgspec.Struct):
     created: int  # seconds since 1970
     model: Any = None
     prompts: list[list[int]] = []
+    images: list[ImageInput] = []  # of a chat's prompt
     choices: list[Choice] = []
     measured: list[Measured] = []  # of the prompts, where their log-probabilities are wanted
     structure_field: str = ""
@@ -286,7 +288,8 @@ async def begun(job: CompletionRun) -> AsyncIterator[None]:
     if completion.beams is not None:
         made = made // completion.n * completion.beams.beam_width  # the beams that are not answers, too
     most_tokens = made * (UNBOUNDED_TOKENS if most is None else most)
-    work.start(completion.model, completion.num_choices, most_tokens, completion.num_ids)
+    image_bytes = image_parts.num_characters(completion.messages or []) if completion.has_images else 0
+    work.start(completion.model, completion.num_choices, most_tokens, completion.num_ids, image_bytes)
     if completion.keep_alive is not None:
         work.keep(completion.keep_alive)
     if completion.session_id or completion.session_ttl or SESSION_HEADER in request.headers:
@@ -323,8 +326,12 @@ async def _begin(app, job: CompletionRun) -> None:
         # The template is a stranger's program: the event loop does not wait for it, however short the chat is.
         parsers = app.tool_parser, app.reasoning_parser
         job.answers = await maybe_in_thread(True, lambda: prepare(completion, model, *parsers))
+    pictures = None
+    if completion.has_images:
+        pictures = await images.prepare(work, work.served, completion.messages or [], model)
+        images.check_options(completion, pictures)
     job.prompts = await maybe_in_thread(
-        work.is_long or job.completion.messages is not None, lambda: _tokenize(model, completion)
+        work.is_long or job.completion.messages is not None, lambda: _tokenize(job, pictures)
     )
     cut = completion.extras.truncate_prompt_tokens
     if cut is not None:
@@ -360,7 +367,7 @@ async def _begin(app, job: CompletionRun) -> None:
             job.choices.append(choice)
             if limit:
                 params = choice_params(completion, answer, limit)
-                work.served.engine.submit(work.channel, choice.index, prompt, params, options)
+                work.served.engine.submit(work.channel, choice.index, prompt, params, options, job.images)
             else:
                 choice.finish_reason = "length"  # only the prompt was wanted
                 work.outcomes["length"] += 1
@@ -371,9 +378,15 @@ def _encoder() -> APIError:
     return APIError("unsupported_parameter", message, "model")
 
 
-def _tokenize(model, completion: Completion) -> list[list[int]]:
+def _tokenize(job: CompletionRun, pictures: "images.Pictures | None") -> list[list[int]]:
+    model, completion = job.model, job.completion
     if completion.messages is not None:
-        prompts = [model.encode_chat(completion.messages, completion.tools, completion.template_variables)]
+        given = completion.tools, completion.template_variables
+        if pictures is None:
+            prompts = [model.encode_chat(completion.messages, *given)]
+        else:
+            prompt, job.images = pictures.encode_chat(model, completion.messages, *given)
+            prompts = [prompt]
     else:
         prompts = [model.encode_text(prompt) if type(prompt) is str else prompt for prompt in completion.prompts]
     field = "prompt" if completion.messages is None else "messages"

@@ -20,6 +20,7 @@ from zse.server import adapter_uploads as uploaded
 from zse.server import batches as batch_runs
 from zse.server import errors, idempotency
 from zse.server import files as stores
+from zse.server import images as pictures
 from zse.server import library as libraries
 from zse.server.admission import AdmissionControl
 from zse.server.api_request import APIRequest
@@ -33,6 +34,7 @@ from zse.server.work import FairThreads, RequestRun, Tenants
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from zse.images.worker import ImageDecoder
     from zse.server.adapter_uploads import AdapterUploads
     from zse.server.batches import BatchRunner
     from zse.server.cross_origin import CrossOrigin
@@ -95,6 +97,7 @@ class App:
         pool: the models and their engines.
         library: makes what knows the models that may be added.
         documents: makes what has the documents of tenants; None: there are none.
+        images: makes what decodes images.
         weights: of tenants, for the scheduler.
         any_model_name: a name that no model has means the first one.
         tool_parser, reasoning_parser: for all models, instead of what their chat templates show.
@@ -124,9 +127,10 @@ class App:
         adapter_quota: int = ADAPTER_QUOTA_BYTES,
         library: "Callable[[], Library]" = lambda: libraries.Library(),
         documents: "Callable[[App], Retrieval] | None" = None,
+        images: "Callable[[], ImageDecoder]" = lambda: pictures.decoder(),
     ):
         self.pool, self.admission, self._make_library = pool, admission, library
-        self._make_documents = documents
+        self._make_documents, self._make_images = documents, images
         self.salts = salts or CacheSalts()
         self.any_model_name = any_model_name
         self.tool_parser, self.reasoning_parser = tool_parser, reasoning_parser
@@ -163,6 +167,11 @@ class App:
     def library(self) -> "Library":
         """Made when it is first asked for: a start does without."""
         return self._make_library()
+
+    @cached_property
+    def images(self) -> "ImageDecoder":
+        """Made with the first of them."""
+        return self._make_images()
 
     @cached_property
     def files(self) -> "FileStore | None":
@@ -309,6 +318,8 @@ class App:
         for made in (self.__dict__.get("batches"), self.__dict__.get("_documents")):
             if made is not None:
                 await made.close()
+        if "images" in self.__dict__:
+            self.images.close()
 
     async def handle(self, request: APIRequest) -> Response | None:
         if request.route.scope != PUBLIC:

@@ -20,7 +20,7 @@ from zse.engine.process import EngineProcess
 from zse.errors import ConfigError, EngineError, ZSEError
 from zse.http import bind
 from zse.http.listener import Limits, Server
-from zse.server import cross_origin, mcp, models, presence, resident, retrieval, tracing
+from zse.server import cross_origin, images, mcp, models, presence, resident, retrieval, tracing
 from zse.server import database as storage
 from zse.server import library as libraries
 from zse.server import reload as reloading
@@ -62,6 +62,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
         ann_from: vectors of a tenant's documents from which an approximate index answers; 0: never.
         ocr: reads pages that are images, from the path of a PNG; None: nothing does.
         mcp: the path of the file with MCP servers, read again on SIGHUP; None: there are none.
+        images: makes what decodes images.
         cache_secret: of the salts of cached prompts; None: a new one.
         allowed_hosts: Host names that are answered; None: any.
         cors_origins: of pages that may use the API from a browser; "*": all.
@@ -101,6 +102,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     ocr: Callable[[str], str] | None = None
     ann_from: int = 0
     mcp: str | None = None
+    images: Callable[[], Any] = lambda: images.decoder()
     cache_secret: bytes | None = None
     allowed_hosts: frozenset[str] | None = None
     cors_origins: frozenset[str] = frozenset()
@@ -254,6 +256,7 @@ class _Serving:
             adapter_quota=options.adapter_quota,
             library=options.library,
             documents=None if options.documents is None else self._documents,
+            images=options.images,
         )
 
     async def _close(self) -> None:

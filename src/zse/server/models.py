@@ -74,14 +74,18 @@ class ServedModel:
         return ids[: most - len(end)] + end
 
     def encode_chat(
-        self, messages: list[dict], tools: list[dict] | None = None, variables: dict | None = None
+        self,
+        messages: list[dict],
+        tools: list[dict] | None = None,
+        variables: dict | None = None,
+        images: "chat_template.ImageText | None" = None,
     ) -> list[int]:
         """Token ids of a conversation, up to where the assistant's answer begins. Control tokens that stand in a
-        message stay plain text. variables: what else the template reads, such as enable_thinking. Raises RequestError
-        when the model has no template or the template refuses."""
+        message stay plain text. variables: what else the template reads, such as enable_thinking. images: how those of the
+        messages stand in the prompt. Raises RequestError when the model has no template or the template refuses."""
         if self._template is None:
             raise chat_template.no_chat_template(self._name, self.template_refused)
-        return self._template.encode(messages, tools=tools, **(variables or {}))
+        return self._template.encode(messages, tools=tools, images=images, **(variables or {}))
 
     def control_id(self, text: str) -> int | None:
         """Id of the control token whose text this is, or None."""

@@ -25,6 +25,7 @@ from zse.server.errors import APIError
 from zse.server.relevance import CROSS_ENCODER, Judge, Measurement
 from zse.server.requests.completions import Completion
 from zse.server.requests.finding import Finding, rag_of
+from zse.server.requests.image_parts import text_of, with_text
 from zse.server.work import RequestRun, maybe_in_thread
 
 TYPE_CHECKING = False
@@ -235,7 +236,9 @@ class Retrieval:
         answer_tokens = completion.params.max_tokens or RESERVED_TOKENS
 
         def fit() -> tuple[list[CitedPassage], list[dict], int]:
-            spent = sum(len(model.encode_part(message["content"])) + 8 for message in completion.messages or ())
+            spent = sum(
+                len(model.encode_part(text_of(message["content"]))) + 8 for message in completion.messages or ()
+            )
             room = info.max_context - spent - answer_tokens - len(model.encode_part(citations.TASK)) - 32
             blocks = shown_blocks(finding, cited, found.passages)
             number, total = citations.fitting(
@@ -253,7 +256,8 @@ class Retrieval:
 def with_passages(messages: list[dict], blocks: list[str]) -> list[dict]:
     """The conversation with the passages in the last message of the user."""
     last = max(place for place, message in enumerate(messages) if message["role"] == "user")
-    changed = messages[last] | {"content": citations.with_passages(messages[last]["content"], blocks)}
+    content = messages[last]["content"]
+    changed = messages[last] | {"content": with_text(content, citations.with_passages(text_of(content), blocks))}
     return [*messages[:last], changed, *messages[last + 1 :]]
 
 

@@ -12,8 +12,9 @@ import msgspec
 
 from zse.server import database as storage
 from zse.server.errors import APIError, unsupported
+from zse.server.requests import image_parts
 from zse.server.requests.completions import SESSION_HEADER, SESSION_ID, Extras
-from zse.server.requests.conversation import MAX_MESSAGES, name_results
+from zse.server.requests.conversation import MAX_MESSAGES, has_images, name_results
 from zse.server.tools.calls import load_object
 from zse.server.work import OFF_LOOP_BYTES, maybe_in_thread
 
@@ -56,6 +57,9 @@ async def resume(job: "CompletionRun") -> None:
         work.is_long = work.is_long or len(found[1]) > OFF_LOOP_BYTES
         before = await maybe_in_thread(work.is_long, partial(msgspec.json.decode, found[1]))
     whole = _joined(before, brought)
+    if type(whole) is list and has_images(whole):
+        completion.has_images = True
+        _check_images(whole)
     if completion.messages is None:
         completion.prompts = [whole]
     else:
@@ -73,6 +77,14 @@ def _check(job: "CompletionRun") -> None:
     for name in ("continue_final_message", "add_generation_prompt"):
         if getattr(completion.extras, name) is not getattr(Extras(), name):
             raise APIError("invalid_value", f"'{name}' does not go with '{FIELD}', whose answers are messages.", name)
+
+
+def _check_images(messages: list[dict]) -> None:
+    """Raises APIError for more images than a request may go on from: the session would be at its end."""
+    size, most = image_parts.num_characters(messages), storage.sessions.SESSION_BYTES
+    if size > most:
+        message = f"The images of this session have {size} bytes, and a session keeps {most}: send smaller ones, or no '{FIELD}'."
+        raise APIError("request_too_large", message, FIELD)
 
 
 def _joined(before: Any, brought: Any) -> Any:

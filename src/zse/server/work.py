@@ -131,7 +131,12 @@ class RequestRun(AbstractContextManager):
         self._session: tuple[str, str] | None = None  # tenant and id
 
     def start(
-        self, model: str | None, choices: int = 1, answer_tokens: int = 0, prompt_tokens: int | None = None
+        self,
+        model: str | None,
+        choices: int = 1,
+        answer_tokens: int = 0,
+        prompt_tokens: int | None = None,
+        image_bytes: int = 0,
     ) -> None:
         """Room in the queue for so many answers to a prompt, and the most tokens that they can take all together of the
         quota; then the model. Raises APIError and holds nothing then.
@@ -140,11 +145,12 @@ class RequestRun(AbstractContextManager):
             model: the name that the request gives, or None.
             choices: of the engine.
             answer_tokens: the most that they have together.
-            prompt_tokens: None where the prompt is text: estimated."""
+            prompt_tokens: None where the prompt is text: estimated.
+            image_bytes: of the body that are images: their tokens are known when they are decoded."""
         served = self.app.find_model(self.request, model, "model")
         control, tenant = self._control, self._tenant
         if prompt_tokens is None:
-            prompt_tokens = len(self.request.body) // BYTES_PER_TOKEN
+            prompt_tokens = max(0, len(self.request.body) - image_bytes) // BYTES_PER_TOKEN
         if choices > control.bounds.most_choices:
             raise APIError(
                 "invalid_value",

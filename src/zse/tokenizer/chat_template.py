@@ -7,6 +7,7 @@ places that no control token may span. If the marks changed what the template do
 message, some count an id's characters), a narrower marking is tried. Without such characters one rendering is enough.
 """
 
+import bisect
 import functools
 from collections import namedtuple
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # noncharacters: in no t
 
 # text: the prompt. barriers: offsets in bytes that no control token may span (Tokenizer.encode).
 Rendered = namedtuple("Rendered", "text barriers")
+# marker: what a template writes for an image; text: what stands in the prompt for it; count: images of the messages.
+ImageText = namedtuple("ImageText", "marker text count")
 
 
 class ChatTemplate:
@@ -82,7 +85,7 @@ class ChatTemplate:
         expected = None  # how many control tokens the template itself writes
         strict = [self._mark_start, self._mark_tail] if self._has_open_end else [self._mark_first]
         for marked in [*strict, self._mark_control]:
-            changed = _map_strings(given, lambda item, marked=marked: marked(item, mark))
+            changed = _map_given(given, lambda item, marked=marked: marked(item, mark))
             try:
                 marked_text = self._render(changed, add_generation_prompt)
             except RequestError as error:
@@ -102,9 +105,17 @@ class ChatTemplate:
             param="messages",
         )
 
-    def encode(self, messages: Sequence[dict], *, continue_final_message: bool = False, **given) -> list[int]:
+    def encode(
+        self,
+        messages: Sequence[dict],
+        *,
+        continue_final_message: bool = False,
+        images: ImageText | None = None,
+        **given,
+    ) -> list[int]:
         """The prompt as token ids. continue_final_message: it ends with the last message's content, with nothing of the
-        template behind. Arguments and errors else as render()."""
+        template behind. images: of the messages, whose contents have parts of the type image. Arguments and errors else as
+        render(); RequestError too where the template does not show each image once."""
         if continue_final_message:
             given["add_generation_prompt"] = False
         text, barriers = self.render(messages, **given)
@@ -120,6 +131,8 @@ class ChatTemplate:
             text = text[: at + len(content)]
             size = len(text.encode("utf-8", "surrogatepass"))
             barriers = [barrier for barrier in barriers if barrier <= size]
+        if images is not None:
+            text, barriers = _with_images(text, barriers, images)
         return self._tokenizer.encode(text, special=True, add_bos=False, barriers=barriers)
 
     def _render(self, given: dict, add_generation_prompt: bool) -> str:
@@ -203,6 +216,31 @@ def compile_template(source: str):
     return template_fast.compile_fast(source) or template_jinja.JinjaTemplate(source)
 
 
+def _with_images(text: str, barriers: Sequence[int], images: ImageText) -> Rendered:
+    """The prompt with what stands for images in place of the template's markers: those that no barrier cuts, since a user may
+    have written others."""
+    marker, instead = (part.encode() for part in (images.marker, images.text))
+    data = text.encode("utf-8", "surrogatepass")
+    out, moved, copied, at, count = bytearray(), list(barriers), 0, data.find(marker), 0
+    while at >= 0:
+        first = bisect.bisect_right(barriers, at)
+        if first < len(barriers) and barriers[first] < at + len(marker):
+            at = data.find(marker, at + 1)
+            continue
+        out += data[copied:at] + instead
+        copied, count = at + len(marker), count + 1
+        shift = len(out) - copied
+        moved[first:] = [barrier + shift for barrier in barriers[first:]]
+        at = data.find(marker, copied)
+    if count != images.count:
+        raise RequestError(
+            f"the model's chat template shows {count} of {images.count} images: it does not take them where they stand",
+            code="invalid_value",
+            param="messages",
+        )
+    return Rendered((out + data[copied:]).decode("utf-8", "surrogatepass"), moved)
+
+
 def _unused_mark(given, text: str) -> str:
     used = set(text)
     _any_string(given, used.update)  # None: goes on to the next string
@@ -232,6 +270,16 @@ def _any_string(value, test) -> bool:
     if isinstance(value, dict):
         return any(_any_string(key, test) or _any_string(item, test) for key, item in value.items())
     return isinstance(value, (list, tuple)) and any(_any_string(item, test) for item in value)
+
+
+def _map_given(given: dict, change) -> dict:
+    """_map_strings() of what a request gives, but for the types of a content's parts, which are the server's own words."""
+    changed = _map_strings(given, change)
+    for message, new in zip(given["messages"], changed["messages"]):
+        if isinstance(message.get("content"), list):
+            for part, new_part in zip(message["content"], new["content"]):
+                new_part["type"] = part["type"]
+    return changed
 
 
 def _map_strings(value, change):

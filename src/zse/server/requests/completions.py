@@ -66,7 +66,7 @@ class Extras(msgspec.Struct, frozen=True):
 
 
 class Completion(msgspec.Struct):
-    """A checked request of either route. prompts: text or token ids (completions); messages: role/content (chat).
+    """A checked request of either route. prompts: text or token ids (completions); messages: role/content (chat), of which some has_images (image_parts.py).
     tools: what may be called, None when nothing may. structure: the form that structure_field asks for.
     thinking_budget: tokens of reasoning, by thinking_field. left_out: sampling fields that the request leaves to the
     model's own recommendation. template_variables: for the chat template. num_choices: generations that the engine has
@@ -87,6 +87,7 @@ class Completion(msgspec.Struct):
     echo: bool = False
     prompts: list = []
     messages: list[dict] | None = None
+    has_images: bool = False
     tools: list[dict] | None = None
     tool_choice: ToolChoice = ToolChoice()
     strict_tools: frozenset[str] = frozenset()
@@ -295,6 +296,7 @@ def read_chat(body: dict) -> Completion:
         body,
         values,
         messages=values["messages"],
+        has_images=any(type(message["content"]) is list for message in values["messages"]),
         best_of=values["n"],
         tools=tools,
         tool_choice=choice,

@@ -19,6 +19,7 @@ from zse.sampling.fields import (
     too_long,
     wrong_type,
 )
+from zse.server.requests import image_parts
 from zse.server.tools.calls import is_name, load_object
 
 MAX_MESSAGES = 2048
@@ -198,22 +199,50 @@ _TEXT_PART = Object(
 )
 
 
-def _content(value: Any, path: str) -> str:
-    """Text, or an array of text parts, which are joined."""
+# What checks one comes with the first of them: a start does without.
+DATA_URI = Custom(
+    lambda value, path: image_parts.data_uri(value, path),
+    {"type": "string", "pattern": "^data:image/(png|jpeg|jpg|webp);base64,[A-Za-z0-9+/]+={0,2}$"},
+)
+DETAIL = Field(OneOf(("auto", "low", "high", "original")))  # the model's own size is used
+_ADDRESS = Object({"url": Field(DATA_URI, required=True), "detail": DETAIL}, FOREIGN_KEYS)
+_IMAGE_PART = Object(
+    {"type": Field(OneOf(("image_url",)), required=True), "image_url": Field(_ADDRESS, required=True)}, FOREIGN_KEYS
+)
+
+
+def has_images(messages: list[dict]) -> bool:
+    """Whether the content of a checked message is a list of parts, of which some are images."""
+    return any(type(message["content"]) is list for message in messages)
+
+
+def _content(value: Any, path: str) -> str | list[dict]:
+    """Text, or an array of parts: text, which is joined, and images, with which the parts stay a list (image_parts.py)."""
     if type(value) is str:
         return value
     if type(value) is not list:
         raise wrong_type(path, "a string or an array of parts", value)
-    texts = []
+    parts: list[dict] = []
     for index, part in enumerate(value):
         here = f"{path}[{index}]"
-        if expect(dict, part, here).get("type") in ("image_url", "input_audio", "file", "refusal"):
-            raise refused("unsupported_parameter", f"'{here}.type': only text parts are supported.", here + ".type")
-        texts.append(_TEXT_PART.check(part, here)["text"])
-    return "".join(texts)
+        kind = expect(dict, part, here).get("type")
+        if kind in ("input_audio", "file", "refusal"):
+            message = f"'{here}.type': only parts of text and images are supported."
+            raise refused("unsupported_parameter", message, here + ".type")
+        if kind == "image_url":
+            parts.append({"type": "image", "url": _IMAGE_PART.check(part, here)["image_url"]["url"], "path": here})
+        elif text := _TEXT_PART.check(part, here)["text"]:
+            if parts and parts[-1]["type"] == "text":
+                parts[-1]["text"] += text
+            else:
+                parts.append({"type": "text", "text": text})
+    if any(part["type"] == "image" for part in parts):
+        return parts
+    return parts[0]["text"] if parts else ""
 
 
-CONTENT = Custom(_content, {"anyOf": [{"type": "string"}, Array(_TEXT_PART, 1 << 16).schema]})
+_PART = {"anyOf": [_TEXT_PART.schema, _IMAGE_PART.schema]}
+CONTENT = Custom(_content, {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART, "maxItems": 1 << 16}]})
 _MESSAGE = Object(
     {
         "role": Field(OneOf(("system", "developer", "user", "assistant", "tool")), required=True),
@@ -247,6 +276,9 @@ def _message(value: Any, path: str) -> dict:
     for field in _NEEDED.get(role, ("content",)):
         if message[field] is None:
             raise refused("missing_required_parameter", f"'{path}.{field}' is required.", f"{path}.{field}")
+    if role != "user" and type(message["content"]) is list:
+        where = next(part["path"] for part in message["content"] if part["type"] == "image")
+        raise refused("unsupported_parameter", f"'{where}': images belong to messages of the role user.", where)
     out = {"role": role, "content": message["content"] or ""}
     for field in ("name", "tool_calls", "tool_call_id"):
         if message[field]:
@@ -274,7 +306,7 @@ def name_results(out: list[dict]) -> list[dict]:
 CONVERSATION: Fields = {
     "messages": Field(
         Custom(lambda value, path: name_results(_MESSAGES.check(value, path)), _MESSAGES.schema),
-        "The conversation: role (system, developer, user, assistant, tool) and content (text or text parts), up to 2,048.",
+        "The conversation: role (system, developer, user, assistant, tool) and content (text, or parts of text and images), up to 2,048.",
         required=True,
     ),
     "tools": Field(Custom(_tools, _TOOLS.schema), "Functions that the model may call, up to 128; see Tools."),

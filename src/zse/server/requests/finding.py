@@ -21,6 +21,7 @@ from zse.sampling.fields import (
     refused,
     wrong_type,
 )
+from zse.server.requests.image_parts import text_of
 
 STAGES = ("bm25", "tfidf", "dense", "rerank")
 MOST_QUERY_CHARACTERS = 8192
@@ -123,7 +124,7 @@ def finding_of(values: dict, query: str) -> Finding:
 
 def rag_of(values: dict, messages: list[dict]) -> Finding:
     """What a checked field `rag` asks for. Raises RequestError where nothing says what to look for."""
-    said = [message["content"] for message in messages if message["role"] == "user"]
+    said = [text_of(message["content"]) for message in messages if message["role"] == "user"]
     query = values["query"] or (said[-1].strip()[-MOST_QUERY_CHARACTERS:] if said else "")
     if not query or not said:
         message = "'rag' looks for what the last message of the user says, and there is none."

@@ -20,6 +20,7 @@ from zse.sampling.fields import (
 )
 from zse.server.requests.completions import MODEL, Completion, read_chat
 from zse.server.requests.conversation import MAX_MESSAGES, MAX_TOOLS, NAME, PARAMETERS
+from zse.server.requests.image_parts import SOURCE
 
 # What clients write for Anthropic's own service beside blocks and tools: accepted, unused.
 _FOREIGN = """cache_control citations caller toolset_name defer_loading eager_input_streaming input_examples allowed_callers
@@ -59,8 +60,10 @@ def _blocks(kinds: dict[str, Object], unknown: str) -> Custom:
 
 
 _ONLY_TEXT = "only text is supported here"
+_IMAGE = _kind("image", source=Field(SOURCE, required=True))
 _CONTENT = {
     "text": _TEXT,
+    "image": _IMAGE,
     "thinking": _kind("thinking", thinking=Field(String(), required=True)),
     "redacted_thinking": _kind("redacted_thinking", data=Field(String())),
     "tool_use": _kind(
@@ -69,7 +72,7 @@ _CONTENT = {
     "tool_result": _kind(
         "tool_result",
         tool_use_id=Field(_ID, required=True),
-        content=Field(_blocks({"text": _TEXT}, _ONLY_TEXT), default=[]),
+        content=Field(_blocks({"text": _TEXT, "image": _IMAGE}, "only text and images are supported here"), default=[]),
         is_error=Field(Boolean(), default=False),
     ),
 }
@@ -77,7 +80,8 @@ _MESSAGE = Object(
     {
         "role": Field(OneOf(("user", "assistant", "system")), required=True),
         "content": Field(
-            _blocks(_CONTENT, "only text, thinking, tool_use and tool_result blocks are supported"), required=True
+            _blocks(_CONTENT, "only text, image, thinking, tool_use and tool_result blocks are supported"),
+            required=True,
         ),
     },
     ("id",),
@@ -209,19 +213,33 @@ def _conversation(values: dict) -> list[dict]:
         out.append({"role": "system", "content": _joined(values["system"])})
     for index, message in enumerate(values["messages"]):
         role = message["role"]
+        shown: list[
+            dict
+        ] = []  # images of results, which chat messages of tools cannot have: the user shows them behind all results
         for position, block in enumerate(message["content"]):
-            owner = {"tool_result": "user", "text": role}.get(block["type"], "assistant")
+            if block["type"] == "tool_result":
+                shown += (part for part in block["content"] if part["type"] == "image")
+            else:
+                _add_all(out, role, shown)
+            owner = {"tool_result": "user", "image": "user", "text": role}.get(block["type"], "assistant")
             if owner != role:
                 path = f"messages[{index}].content[{position}]"
                 raise refused("invalid_value", f"'{path}' belongs to messages of the role {owner}.", path)
             _add(out, role, block)
+        _add_all(out, role, shown)
         if not message["content"]:
             _turn(out, role)
     return out
 
 
 def _joined(blocks: list[dict]) -> str:
-    return "\n".join(block["text"] for block in blocks)
+    return "\n".join(block["text"] for block in blocks if block["type"] == "text")
+
+
+def _add_all(out: list[dict], role: str, blocks: list[dict]) -> None:
+    """Add the blocks, and leave none of them."""
+    while blocks:
+        _add(out, role, blocks.pop(0))
 
 
 def _turn(out: list[dict], role: str) -> dict:
@@ -239,7 +257,12 @@ def _add(out: list[dict], role: str, block: dict) -> None:
         out.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": text})
         return
     turn = _turn(out, role)
-    if kind == "text":
+    if kind == "image" or type(turn["content"]) is list:
+        if type(turn["content"]) is str:
+            turn["content"] = [{"type": "text", "text": turn["content"]}] if turn["content"] else []
+        image = {"type": "image_url", "image_url": {"url": block.get("source")}}
+        turn["content"].append({"type": "text", "text": block["text"]} if kind == "text" else image)
+    elif kind == "text":
         turn["content"] += ("\n" if turn["content"] else "") + block["text"]
     elif kind == "thinking":
         turn["reasoning_content"] = turn.get("reasoning_content", "") + block["thinking"]

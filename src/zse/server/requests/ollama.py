@@ -23,6 +23,7 @@ from zse.sampling.fields import (
 from zse.sampling.params import MAX_LOGPROBS
 from zse.server.requests.completions import KEEP_ALIVE, MODEL, Completion, read_chat, read_completions
 from zse.server.requests.conversation import MAX_CALLS, MAX_MESSAGES, MAX_TOOLS, NAME, PARAMETERS
+from zse.server.requests.image_parts import BARE_IMAGE
 from zse.server.requests.measures import MAX_INPUTS, Embeddings, read_embeddings
 
 _ANY = Custom(lambda value, path: value, {})
@@ -91,7 +92,7 @@ _GENERATING: Fields = _COMMON | {
     "logprobs": Field(Boolean(), "Log-probabilities of the answer's tokens.", False),
     "top_logprobs": Field(Integer(0, MAX_LOGPROBS), "Alternatives for each token, up to 20."),
 }
-_NO_IMAGES = Field(None, "Not supported.", harmless=(None, []))
+_IMAGES = Field(Array(BARE_IMAGE, 256), "PNG, JPEG or WebP files in base64, shown before the text.", [])
 _CALLS = Array(
     Object(
         {
@@ -113,7 +114,7 @@ _MESSAGE = Object(
         "role": Field(OneOf(("system", "user", "assistant", "tool")), required=True),
         "content": Field(String(), default=""),
         "thinking": Field(String(), default=""),
-        "images": _NO_IMAGES,
+        "images": _IMAGES,
         "tool_calls": Field(_CALLS, default=[]),
         "tool_name": Field(String(64)),
         "tool_call_id": Field(String(256)),
@@ -139,7 +140,7 @@ GENERATE: Fields = _GENERATING | {
     "prompt": Field(String(), "What the user says; without it the model is loaded.", ""),
     "system": Field(String(), "A system message."),
     "raw": Field(Boolean(), "The prompt is continued as it is, without the chat template.", False),
-    "images": _NO_IMAGES,
+    "images": _IMAGES,
     "suffix": Field(None, "Not supported.", harmless=(None, "")),
     "template": Field(None, "Not supported: the model's own is used.", harmless=(None, "")),
     "context": Field(None, "Not supported: use /api/chat.", harmless=(None, [])),
@@ -236,12 +237,15 @@ def read_ollama_generate(body: dict) -> Completion:
     if values["raw"]:
         return _continued(values)
     system = [{"role": "system", "content": values["system"]}] if values["system"] else []
-    return _read(_chat(values) | {"messages": [*system, {"role": "user", "content": values["prompt"]}]})
+    return _read(
+        _chat(values)
+        | {"messages": [*system, {"role": "user", "content": _content(values["prompt"], values["images"])}]}
+    )
 
 
 def _continued(values: dict) -> Completion:
     """What `raw` asks for."""
-    for name in ("think", "system", "format"):
+    for name in ("think", "system", "format", "images"):
         if values[name]:
             raise refused("invalid_value", f"'{name}' does not go with 'raw'.", name)
     text = {name: value for name, value in _chat(values).items() if name not in ("response_format", "top_logprobs")}
@@ -252,6 +256,12 @@ def _continued(values: dict) -> Completion:
     return completion
 
 
+def _content(text: str, images: list[str]) -> str | list[dict]:
+    """As a chat request has it."""
+    parts: list[dict] = [{"type": "image_url", "image_url": {"url": image}} for image in images]
+    return [*parts, {"type": "text", "text": text}] if images else text
+
+
 def _conversation(messages: list[dict]) -> list[dict]:
     """Messages of a chat request: calls get ids, and results those of the calls that they answer, by name or in
     turn."""
@@ -260,7 +270,7 @@ def _conversation(messages: list[dict]) -> list[dict]:
     num_calls = 0
     for index, message in enumerate(messages):
         role = message["role"]
-        made = {"role": role, "content": message["content"]}
+        made = {"role": role, "content": _content(message["content"], message["images"])}
         if message["thinking"]:
             made["reasoning_content"] = message["thinking"]
         if role == "tool":

@@ -20,7 +20,7 @@ from zse.sampling.fields import (
 from zse.sampling.params import MAX_LOGPROBS
 from zse.server.requests import mcp
 from zse.server.requests.completions import METADATA, MODEL, USER, Completion, read_chat
-from zse.server.requests.conversation import MAX_CALLS, MAX_MESSAGES, MAX_TOOLS, NAME, PARAMETERS
+from zse.server.requests.conversation import DATA_URI, DETAIL, MAX_CALLS, MAX_MESSAGES, MAX_TOOLS, NAME, PARAMETERS
 from zse.server.requests.forms import EFFORTS
 
 # What items of earlier answers hold that says nothing here.
@@ -35,22 +35,29 @@ def _object(**fields: Field) -> Object:
 
 
 _TEXT_PART = _object(text=Field(String(), required=True))
+_IMAGE_PART = _object(image_url=Field(DATA_URI, required=True), detail=DETAIL, file_id=Field(None))
 
 
 def _parts(*kinds: str) -> Custom:
-    """A text, or parts of these types → the text."""
+    """A text, or parts of these types → the text; parts of which some are images stay a list, as the API has them."""
 
-    def check(value: Any, path: str) -> str:
+    def check(value: Any, path: str) -> str | list[dict]:
         if type(value) is str:
             return value
-        texts = []
+        parts: list[dict] = []
         for index, part in enumerate(expect(list, value, path)):
             here = f"{path}[{index}]"
-            if expect(dict, part, here).get("type") not in kinds:
-                message = f"'{here}.type' must be one of: {', '.join(kinds)}; only text is supported."
+            kind = expect(dict, part, here).get("type")
+            if kind not in kinds:
+                message = f"'{here}.type' must be one of: {', '.join(kinds)}."
                 raise refused("unsupported_parameter", message, here + ".type")
-            texts.append(_TEXT_PART.check(part, here)["text"])
-        return "".join(texts)
+            if kind == "input_image":
+                parts.append({"type": kind, "image_url": _IMAGE_PART.check(part, here)["image_url"]})
+            else:
+                parts.append({"type": "input_text", "text": _TEXT_PART.check(part, here)["text"]})
+        if any(part["type"] == "input_image" for part in parts):
+            return parts
+        return "".join(part["text"] for part in parts)
 
     return Custom(check, {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]})
 
@@ -59,7 +66,7 @@ def _parts(*kinds: str) -> Custom:
 _ITEMS = {
     "message": _object(
         role=Field(OneOf(("user", "assistant", "system", "developer")), required=True),
-        content=Field(_parts("input_text", "output_text", "text"), required=True),
+        content=Field(_parts("input_text", "output_text", "text", "input_image"), required=True),
     ),
     "reasoning": _object(content=Field(_parts("reasoning_text"), default="")),
     "function_call": _object(
@@ -261,10 +268,12 @@ def _conversation(instructions: str | None, items: list[dict]) -> list[dict]:
             out.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
         elif kind == "message" and item["role"] != "assistant":
             role = "system" if item["role"] == "developer" else item["role"]
-            if role == "system" and out and out[-1]["role"] == role:  # many templates take one
+            if (
+                role == "system" and type(item["content"]) is str and out and out[-1]["role"] == role
+            ):  # many templates take one
                 out[-1]["content"] += "\n\n" + item["content"]
             else:
-                out.append({"role": role, "content": item["content"]})
+                out.append({"role": role, "content": _chat_content(item["content"])})
         else:
             if last is None or kind != "function_call" and (last["content"] or "tool_calls" in last):
                 last = {"role": "assistant", "content": ""}
@@ -279,6 +288,18 @@ def _conversation(instructions: str | None, items: list[dict]) -> list[dict]:
                     {"id": item["call_id"], "type": "function", "function": function}
                 )
     return out
+
+
+def _chat_content(content: str | list[dict]) -> str | list[dict]:
+    """As a chat request has it."""
+    if isinstance(content, str):
+        return content
+    return [
+        {"type": "text", "text": part["text"]}
+        if part["type"] == "input_text"
+        else {"type": "image_url", "image_url": {"url": part["image_url"]}}
+        for part in content
+    ]
 
 
 _PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_", "function_call_output": "fco_"}
@@ -297,10 +318,12 @@ def shown_items(items: list[dict], response_id: str) -> list[dict]:
         kind = item["type"]
         more: dict = {"id": f"{_PREFIXES[kind]}{response_id.removeprefix('resp_')}_in{index}", "status": "completed"}
         if kind == "message":
-            part: dict = {"type": "input_text", "text": item["content"]}
+            parts = item["content"]
             if item["role"] == "assistant":
-                part = {"type": "output_text", "text": item["content"], "annotations": [], "logprobs": []}
-            more["content"] = [part]
+                parts = [{"type": "output_text", "text": parts, "annotations": [], "logprobs": []}]
+            elif type(parts) is str:
+                parts = [{"type": "input_text", "text": parts}]
+            more["content"] = parts
         elif kind == "reasoning":
             more |= {"summary": [], "content": [{"type": "reasoning_text", "text": item["content"]}]}
         if item.get("id"):  # MCP's items refer to each other

@@ -5,6 +5,7 @@ import functools
 import msgspec
 
 from zse.http.exchange import Response
+from zse.server import images
 from zse.server.answering import Choice, ChoiceDelta, CompletionRun, answer
 from zse.server.api_request import APIRequest
 from zse.server.requests.messages import read_counted, read_messages
@@ -122,10 +123,15 @@ async def count_tokens(app, request: APIRequest) -> Response:
     """POST /v1/messages/count_tokens"""
     with RequestRun(app, request) as run:
         completion = await maybe_in_thread(run.is_long, lambda: read_counted(request.json()))
-        model = await app.pool.text(app.find_model(request, completion.model, "model"))
+        served = app.find_model(request, completion.model, "model")
+        model = await app.pool.text(served)
+        pictures = None
+        if completion.has_images:
+            pictures = await images.prepare(run, served, completion.messages or [], model, reads=False)
 
         def count() -> int:
             prepare(completion, model, app.tool_parser, app.reasoning_parser)  # refuses what the template cannot take
-            return len(model.encode_chat(completion.messages, completion.tools, completion.template_variables))
+            given = completion.messages or [], completion.tools, completion.template_variables
+            return len(model.encode_chat(*given) if pictures is None else pictures.encode_chat(model, *given)[0])
 
         return Response.json({"input_tokens": await maybe_in_thread(True, count)})

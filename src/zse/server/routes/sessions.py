@@ -12,6 +12,7 @@ from zse.server.api_request import APIRequest
 from zse.server.database.sessions import SessionCard
 from zse.server.errors import APIError
 from zse.server.requests import queries
+from zse.server.requests.image_parts import as_parts
 from zse.server.sessions import needs_database
 
 
@@ -63,6 +64,7 @@ def _whole(card: SessionCard, body: bytes) -> bytes:
     if type(said) is str:
         return msgspec.json.encode(_shown(card) | {"text": said})
     for message in said:
+        message["content"] = as_parts(message["content"])
         for call in message.get("tool_calls", ()):
             call["function"]["arguments"] = msgspec.json.encode(call["function"]["arguments"]).decode()
     return msgspec.json.encode(_shown(card) | {"messages": said})

@@ -1,23 +1,29 @@
 """POST /tokenize and /detokenize: the tokenizer of a served model; the engine is not asked."""
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from zse.http.exchange import Response
+from zse.server import images
 from zse.server.api_request import APIRequest
 from zse.server.errors import APIError
+from zse.server.requests.conversation import has_images
 from zse.server.requests.tokenize import read_detokenize, read_tokenize
 from zse.server.work import RequestRun, maybe_in_thread
 
 
-async def _answer(app, request: APIRequest, read: Callable[[dict], dict], make: Callable[[dict, object], dict]):
+async def _answer(app, request: APIRequest, read: Callable[[dict], dict], make: Callable[[dict, Any, Any], dict]):
     with RequestRun(app, request) as run:
         values = await maybe_in_thread(run.is_long, lambda: read(request.json()))
         served = app.find_model(request, values["model"], "model")
         model = await app.pool.text(served)
         renders = values.get("messages") is not None  # as in routes/completions.py
-        body = await maybe_in_thread(run.is_long or renders, lambda: make(values, model))
+        pictures = None
+        if renders and has_images(values["messages"]):
+            pictures = await images.prepare(run, served, values["messages"], model, reads=False)
+        body = await maybe_in_thread(run.is_long or renders, lambda: make(values, model, pictures))
         if served.engine.info is not None and "count" in body:
             body["max_model_len"] = served.engine.info.max_context
         return Response(200, msgspec.json.encode(body))
@@ -33,9 +39,10 @@ async def detokenize(app, request: APIRequest) -> Response:
     return await _answer(app, request, read_detokenize, _text)
 
 
-def _tokens(values: dict, model) -> dict:
+def _tokens(values: dict, model, pictures: "images.Pictures | None") -> dict:
     if values["messages"] is not None:
-        ids = model.encode_chat(values["messages"], values["tools"])
+        given = values["messages"], values["tools"], None
+        ids = model.encode_chat(*given) if pictures is None else pictures.encode_chat(model, *given)[0]
     else:
         ids = (model.encode_text if values["add_special_tokens"] else model.encode_part)(values["prompt"])
     body = {"count": len(ids), "max_model_len": None, "tokens": ids}
@@ -44,7 +51,7 @@ def _tokens(values: dict, model) -> dict:
     return body
 
 
-def _text(values: dict, model) -> dict:
+def _text(values: dict, model, pictures: None) -> dict:
     if values["tokens"] and max(values["tokens"]) >= model.vocab_size:
         message = f"'tokens' holds a token id outside the vocabulary of {model.vocab_size}."
         raise APIError("invalid_token_id", message, "tokens")

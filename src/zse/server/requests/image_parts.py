@@ -1,0 +1,101 @@
+"""Images in the messages of requests: data URIs, which is all that is taken. No address is ever fetched.
+
+A message with images has a list as its content, of {"type": "text", "text"} and {"type": "image", "url", "path"}. path: where the request
+has it, for what is said of it."""
+
+import re
+from typing import Any
+
+from zse.sampling.fields import Custom, Field, Object, OneOf, String, expect, refused
+
+MEDIA_TYPES = ("image/png", "image/jpeg", "image/webp")
+_HEAD = re.compile(r"data:image/(?:png|jpeg|jpg|webp)((?:;[a-z-]+=[^;,]{0,64})*);base64,", re.IGNORECASE)
+_SHOWN_HEAD = "data:image/png;base64,"  # where a request does not say the type: the file's bytes do
+
+
+def data_uri(value: Any, path: str) -> str:
+    """The value, which must be a data URI of an image that is taken. Raises RequestError."""
+    expect(str, value, path)
+    if _HEAD.match(value):
+        return value
+    if value[:8].lower().startswith(("http:", "https:", "//")):
+        message = f"'{path}': no URL is fetched; send the image itself, as a data URI (data:image/png;base64,…)."
+    else:
+        message = f"'{path}' must be a data URI of a PNG, JPEG or WebP in base64 (data:image/png;base64,…)."
+    raise refused("invalid_value", message, path)
+
+
+def _bare(value: Any, path: str) -> str:
+    """Base64 alone, as Ollama has it."""
+    expect(str, value, path)
+    return data_uri(value if ":" in value[:8] else _SHOWN_HEAD + value, path)
+
+
+BARE_IMAGE = Custom(_bare, {"type": "string", "pattern": "^[A-Za-z0-9+/]+={0,2}$"})
+
+
+def _source(value: Any, path: str) -> str:
+    """The source of an image block of Anthropic's → a data URI."""
+    kind = expect(dict, value, path).get("type")
+    if kind == "url":
+        data_uri(value.get("url"), path + ".url")
+    values = _SOURCE.check(value, path)
+    return data_uri(f"data:{values['media_type']};base64,{values['data']}", path + ".data")
+
+
+_SOURCE = Object(
+    {
+        "type": Field(OneOf(("base64",)), required=True),
+        "media_type": Field(OneOf(MEDIA_TYPES), required=True),
+        "data": Field(String(empty=False), required=True),
+    }
+)
+SOURCE = Custom(_source, _SOURCE.schema)
+
+
+def images_of(messages: list[dict]) -> list[dict]:
+    """The parts that are images, in the prompt's order."""
+    return [
+        part
+        for message in messages
+        if type(message["content"]) is list
+        for part in message["content"]
+        if part["type"] == "image"
+    ]
+
+
+def num_characters(messages: list[dict]) -> int:
+    """Of the images as they were sent: those of a body that are no text."""
+    return sum(len(part["url"]) for part in images_of(messages))
+
+
+def text_of(content: str | list[dict]) -> str:
+    """What a message says beside its images."""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content if part["type"] == "text")
+
+
+def with_text(content: str | list[dict], text: str) -> str | list[dict]:
+    """The content with another text, which stands before its images."""
+    if isinstance(content, str):
+        return text
+    return [{"type": "text", "text": text}, *(part for part in content if part["type"] == "image")]
+
+
+def as_parts(content: str | list[dict]) -> str | list[dict]:
+    """The content as a chat request writes it."""
+    if isinstance(content, str):
+        return content
+    return [
+        part if part["type"] == "text" else {"type": "image_url", "image_url": {"url": part["url"]}} for part in content
+    ]
+
+
+def for_template(messages: list[dict]) -> list[dict]:
+    """The messages as a chat template gets them: of an image it learns that there is one."""
+    return [
+        message
+        if type(message["content"]) is str
+        else message
+        | {"content": [part if part["type"] == "text" else {"type": "image"} for part in message["content"]]}
+        for message in messages
+    ]

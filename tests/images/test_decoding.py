@@ -1,0 +1,196 @@
+"""Images are decoded as transformers' processors do it, in processes that reach nothing and of which nothing is left."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+
+import make_references as references
+import numpy as np
+import psutil
+import pytest
+from image_files import file_of, hostile, saved
+from PIL import Image
+
+from zse.errors import RequestError
+from zse.images.messages import DecodedImage, ImageLimits
+from zse.images.worker import ImageDecoder, UnreadableImage
+
+LIMITS = ImageLimits(20 << 20, 36_000_000)
+SQUARE = references.vision("gemma3")
+AREA = references.vision("qwen2_5")
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    before = set(psutil.Process().children(recursive=True))
+    made = ImageDecoder(LIMITS)
+    yield made
+    made.close()
+    assert not set(psutil.Process().children(recursive=True)) - before
+
+
+def array(image: DecodedImage) -> np.ndarray:
+    return np.frombuffer(image.pixels, np.uint8).reshape(image.height, image.width, 3)
+
+
+def difference(image: DecodedImage, wanted: np.ndarray) -> int:
+    return int(np.abs(array(image).astype(int) - wanted).max())
+
+
+@pytest.fixture(scope="module")
+def stored():
+    with np.load(references.PLACE) as file:
+        return dict(file)
+
+
+EACH = [(name, size) for name in references.CONFIGS for size in references.SIZES]
+
+
+@pytest.mark.parametrize(("name", "size"), EACH)
+def test_pixels_are_those_of_transformers_processors(decoder, stored, name, size):
+    """Within a grey level, since another Pillow may round otherwise."""
+    found = decoder.decode_now(saved(references.picture(*size)), references.vision(name))
+    assert difference(found, stored[f"{name} {size[0]} {size[1]}"]) <= 1
+
+
+@pytest.mark.exhaustive
+def test_the_references_are_those_of_the_transformers_that_is_here(stored):
+    pytest.importorskip("transformers")
+    for name, size in EACH:
+        found = references.processed(name, references.picture(*size)).astype(int)
+        assert np.abs(found - stored[f"{name} {size[0]} {size[1]}"]).max() <= 1
+
+
+def same_picture() -> dict[str, bytes]:
+    """One picture of two halves, red and white, in every form; what is transparent is white."""
+    wide = Image.new("RGB", (112, 112), (255, 0, 0))
+    wide.paste((255, 255, 255), (0, 56, 112, 112))
+    clear = wide.convert("RGBA")
+    clear.paste((0, 0, 0, 0), (0, 56, 112, 112))
+    turned = Image.Exif()
+    turned[0x0112] = 6  # to be turned a quarter clockwise
+    lying = wide.transpose(Image.Transpose.ROTATE_90)
+    palette = wide.quantize(4)
+    seen_through = clear.quantize(4)
+    return {
+        "PNG": saved(wide),
+        "WebP": saved(wide, "WEBP", lossless=True),
+        "JPEG": saved(wide, "JPEG", quality=100, subsampling=0),
+        "CMYK": saved(wide.convert("CMYK"), "JPEG", quality=100, subsampling=0),
+        "progressive": saved(wide, "JPEG", quality=100, subsampling=0, progressive=True),
+        "alpha": saved(clear),
+        "alpha in WebP": saved(clear, "WEBP", lossless=True),
+        "palette": saved(palette),
+        "palette with alpha": saved(seen_through),
+        "a colour that is transparent": saved(wide, transparency=(255, 255, 255)),
+        "EXIF in a PNG": saved(lying, exif=turned),
+        "EXIF in a JPEG": saved(lying, "JPEG", quality=100, subsampling=0, exif=turned),
+        "EXIF in a WebP": saved(lying, "WEBP", lossless=True, exif=turned),
+        "EXIF that is none": saved(wide, "JPEG", quality=100, subsampling=0, exif=b"Exif\0\0nonsense"),
+        "interlaced": saved(wide, optimize=True),
+    }
+
+
+@pytest.mark.parametrize("form", same_picture())
+def test_every_form_is_the_same_picture(decoder, form):
+    pixels = array(decoder.decode_now(same_picture()[form], SQUARE)).astype(int)
+    assert np.abs(pixels[10:50] - (255, 0, 0)).max() <= 3 and np.abs(pixels[62:100] - 255).max() <= 3
+
+
+def test_grey_of_one_eight_and_sixteen_bits(decoder):
+    ramp = np.linspace(0, 65535, 112).astype(np.uint16)
+    deep = decoder.decode_now(saved(Image.fromarray(np.tile(ramp, (112, 1)))), SQUARE)
+    eight = decoder.decode_now(saved(Image.fromarray(np.tile((ramp >> 8).astype(np.uint8), (112, 1)))), SQUARE)
+    assert difference(deep, array(eight)) <= 1 and array(deep)[0, -1].tolist() == [255] * 3
+    bits = decoder.decode_now(saved(Image.new("1", (112, 112), 1)), SQUARE)
+    assert array(bits).min() == 255
+
+
+@pytest.mark.parametrize("name", hostile())
+def test_hostile_files_are_refused_with_one_line(decoder, name):
+    data, words = hostile()[name]
+    began = time.monotonic()
+    with pytest.raises((UnreadableImage, RequestError), match=words.replace("^", r"\^")) as refused:
+        decoder.decode_now(data, AREA)
+    assert "\n" not in str(refused.value) and time.monotonic() - began < 5
+
+
+def test_only_the_size(decoder):
+    data = file_of(100, 60)
+    assert decoder.decode_now(data, AREA, reads=False) == DecodedImage(*decoder.decode_now(data, AREA)[:2], b"")
+
+
+def test_limits_of_memory_and_time():
+    big = saved(Image.new("RGB", (3000, 3000)), compress_level=1)
+    made = ImageDecoder(ImageLimits(1 << 20, 1000))
+    with pytest.raises(UnreadableImage, match="3000 x 3000 pixels; at most 1000"):
+        made.decode_now(big, AREA)
+    made.limits = ImageLimits(1 << 20, 36_000_000, wall_s=0.05)
+    with pytest.raises(UnreadableImage, match="takes too long"):
+        made.decode_now(big, AREA)
+    made.limits = ImageLimits(1 << 20, 36_000_000, max_memory_bytes=16 << 20)
+    with pytest.raises(UnreadableImage, match="more than 16 MiB"):
+        made.decode_now(big, AREA)
+    made.limits = LIMITS
+    assert made.decode_now(big, AREA).pixels  # the next one is as ever
+    made.close()
+
+
+def test_a_process_that_died_is_replaced(decoder):
+    data = file_of()
+    wanted = decoder.decode_now(data, AREA)
+    decoder._process.kill()
+    assert decoder.decode_now(data, AREA) == wanted
+    decoder._process.kill()
+    decoder._process.wait()
+    assert decoder.decode_now(data, AREA) == wanted
+
+
+def test_no_file_socket_or_process_is_left(decoder):
+    decoder.decode_now(file_of(), AREA)
+    descriptors, children = len(os.listdir("/proc/self/fd")), set(psutil.Process().children(recursive=True))
+    for name, (data, _) in hostile().items():
+        with pytest.raises((UnreadableImage, RequestError)):
+            decoder.decode_now(data, AREA)
+    deadline = time.monotonic() + 3
+    while set(psutil.Process().children(recursive=True)) - children and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not set(psutil.Process().children(recursive=True)) - children
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_the_event_loop_goes_on_and_tenants_take_turns(decoder):
+    async def main():
+        ends, data = [], file_of(600, 600, noise=True)
+
+        async def one(tenant):
+            await decoder.decode(data, AREA, tenant=tenant)
+            ends.append(tenant)
+
+        await asyncio.gather(*(one("flood") for _ in range(6)), one("other"))
+        assert "other" in ends[:4] and len(ends) == 7
+        task = asyncio.create_task(one("flood"))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await one("flood")  # its turn was given back
+
+    asyncio.run(main())
+
+
+def test_without_pillow_it_says_what_to_do(monkeypatch, tmp_path):
+    (tmp_path / "PIL").mkdir()
+    (tmp_path / "PIL" / "__init__.py").write_text("raise ImportError")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    made = ImageDecoder(LIMITS)
+    with pytest.raises(UnreadableImage, match=r"pip install 'zse\[images\]'"):
+        made.decode_now(file_of(), AREA)
+    made.close()
+
+
+def test_importing_it_imports_no_decoder():
+    script = "import sys, zse.images.worker; print([m for m in ('numpy', 'PIL') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"
