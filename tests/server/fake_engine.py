@@ -3,7 +3,7 @@
 Token ids below 256 are bytes, EOS is 256. The reply to a prompt is the last line's text after "user:" (or the whole
 prompt), unless it holds directives: !tokens=N (N letters), !ms=N (pause before each token), !stall, !crash=N, !lost=N, !nan=N,
 !eof=N, !garbage=N (after N tokens), !freeze (no heartbeats either), !random (letters drawn by the seed), !wide=N
-(N tokens in one message).
+(N tokens in one message), !points (where the engine is told that messages begin).
 """
 
 import os
@@ -59,6 +59,8 @@ class Row:
         self.directives = {name: int(value or 0) for name, value in re.findall(r"!(\w+)(?:=(\d+))?", last)}
         if "tokens" in self.directives:
             self.reply = [97 + index % 26 for index in range(self.directives["tokens"])] + [EOS]
+        elif "points" in self.directives:
+            self.reply = [*repr(submit.options.state_points).encode(), EOS]
         elif "random" in self.directives:
             draw = random.Random(self.params.seed)
             self.reply = [97 + draw.randrange(26) for _ in range(12)] + [EOS]
@@ -233,6 +235,7 @@ def main(arguments: list[str]) -> int:
             page_size=64,
             hidden_size=6,
             vision=seen(options["--vision"]) if "--vision" in options else b"",
+            has_state="--has-state" in options,
         )
     )
     rows: dict[int, Row] = {}

@@ -82,6 +82,10 @@ class TextModel:
     def control_id(self, text: str) -> int | None:
         return {"<image>": IMAGE, "<row>": IMAGE + 1, "<end>": IMAGE + 2}.get(text)
 
+    def message_points(self, prompt: list[int]) -> tuple[int, ...]:
+        """The last two lines."""
+        return tuple(at + 1 for at, id in enumerate(prompt) if id == 10)[-2:]
+
     def decode(self, ids: list[int]) -> str:
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
 

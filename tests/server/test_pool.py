@@ -76,6 +76,13 @@ def said(reply) -> str:
     return reply.json["choices"][0]["message"]["content"]
 
 
+def test_an_engine_with_states_is_told_where_messages_begin(start):
+    """ "user:!points hi" and a line break before the answer; another engine is told nothing."""
+    server = start({"a": "--has-state yes", "b": ""})
+    assert said(server.ask("a", "!points")) == "(13,)" and said(server.ask("b", "!points")) == "()"
+    assert said(server.ask("a", "one\ntwo !points")) == "(9, 21)"
+
+
 def test_a_model_is_loaded_by_the_request_that_names_it(start):
     server = start({"a": "", "b": "--max-context 64", "c": ""})
     assert server.states() == {"a": "loaded", "b": "unloaded", "c": "unloaded"}

@@ -335,6 +335,7 @@ def test_counters_of_masks(engine):
 def test_every_counter_has_a_line_in_the_metrics(engine, model, tmp_path):
     from types import SimpleNamespace
 
+    from zse.cache.states import StateSlots
     from zse.engine.expert_counters import ExpertCounters
     from zse.scheduler.counters import NAMES
     from zse.server.engine_counters import COUNTERS
@@ -351,6 +352,7 @@ def test_every_counter_has_a_line_in_the_metrics(engine, model, tmp_path):
         other.engine.close()
         other.source.close()
     seen |= set(ExpertCounters(SimpleNamespace(counts=dict, layers=[])).counters())  # of mixtures on a GPU
+    seen |= set(StateSlots(1, 512).counters())  # of models with recurrent layers
     assert seen == {*COUNTERS, *NAMES}
 
 

@@ -118,6 +118,37 @@ def test_equal_to_transformers(tokenizer, name, conversation, tools):
         assert template.render(CONVERSATIONS[conversation], tools=tools, add_generation_prompt=prompt).text == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "openers"),
+    [
+        ("chatml", ("<|im_start|>",)),
+        ("reasoning", ("<|im_start|>",)),
+        ("open end", ("<|user|>", "<|assistant|>")),
+        ("trimmed", ("[INST]",)),
+        ("refuses", ()),
+        ("text", ()),
+    ],
+)
+def test_where_messages_begin(tokenizer, name, openers):
+    """The last two: what users write is no beginning, and neither is that of the prompt."""
+    more = {
+        "refuses": "{{ raise_exception('no') }}",
+        "text": "{% for m in messages %}### {{ m.role }}: {{ m.content }}\n{% endfor %}",
+    }
+    template = ChatTemplate((TEMPLATES | more)[name], tokenizer)
+    assert {tokenizer.text_of(id) for id in template._openers} == {*openers}
+    if not openers:
+        assert template.message_points([5, 6, 7]) == ()
+        return
+    messages = [
+        {"role": role, "content": f"{role} says <|im_start|> and [INST]"} for role in ("user", "assistant", "user")
+    ]
+    ids = template.encode(messages, add_generation_prompt=True)
+    begins = [at for at, id in enumerate(ids) if tokenizer.text_of(id) in openers]
+    assert template.message_points(ids) == tuple(begins[-2:]) and begins[-2] > 0
+    assert template.message_points(ids[: begins[-2]]) == tuple(point for point in begins[:-2][-2:] if point)
+
+
 def test_the_public_model(real_models, goldens):
     """SmolLM2's template adds a default system message; a chat golden's prompt is what it writes."""
     import json

@@ -92,7 +92,6 @@ class Snapshot(msgspec.Struct, eq=False):
 class StateSlots:
     """Who has which of `num_slots` slots. interval: tokens between snapshots of a prompt or reply. host: slots of host
     memory. transfer: told of each ("state", slot, slot), ("state out", slot, host slot), ("state in", host slot, slot).
-    keeps: whether there are snapshots; else a sequence has a slot, and that is all.
 
     live: sequence → slot. swapped: sequence → host slot. With a prefix cache `within_reach` ends its matches at a
     snapshot, and `drop` is told of nodes that leave it."""
@@ -104,14 +103,16 @@ class StateSlots:
         host: HostPool | None = None,
         transfer: Callable[[tuple[str, int, int]], object] = lambda transfer: None,
         page_size: int = 0,
+        slot_nbytes: int = 0,
     ):
-        """page_size: of the prefix cache; 0: there is none."""
+        """page_size: of the prefix cache; 0: there is none. slot_nbytes: of a slot, for counters()."""
+        self.slot_nbytes = slot_nbytes
         self.num_slots, self.interval, self.host, self.page_size = num_slots, interval, host or HostPool(0), page_size
         self.transfer = transfer
         self.live: dict[int, int] = {}
         self.swapped: dict[int, int] = {}
         self.lent = 0  # slots of jobs, and of sequences that ended in flight
-        self.num_hits = self.num_taken = self.num_evicted = self.num_waits = 0
+        self.num_hits = self.num_taken = self.num_evicted = 0
         self._free = list(range(num_slots - 1, -1, -1))
         self._taken: dict[int, list[tuple[int, int]]] = {}  # sequence → (tokens, slot), ascending
         self._behind: dict[TreeNode, dict[bytes, Snapshot]] = {}  # of a page's parent: by the page's first tokens
@@ -353,10 +354,12 @@ class StateSlots:
         return problems + self.host.check_integrity(list(self.swapped.values()))
 
     def counters(self) -> dict[str, float]:
+        """Totals since the start, and what there is now."""
         return {
             "state_slots": self.num_slots,
             "state_slots_live": len(self.live) + self.lent,
             "state_snapshots": self.num_snapshots,
+            "state_snapshot_bytes": self.num_snapshots * self.slot_nbytes,
             "state_hits": self.num_hits,
             "state_taken": self.num_taken,
             "state_evicted": self.num_evicted,

@@ -174,7 +174,10 @@ def _build(config: ResolvedConfig, device, model, plan):
     slots = None
     if config.state_slots:
         host, page_size = cache_pages.HostPool(config.host_states), config.page_size if config.prefix_cache else 0
-        slots = states.StateSlots(config.state_slots, config.state_interval, host, page_size=page_size)
+        nbytes = config.state_bytes // config.state_slots
+        slots = states.StateSlots(
+            config.state_slots, config.state_interval, host, page_size=page_size, slot_nbytes=nbytes
+        )
     scheduler = schedulers.Scheduler(
         num_pages=config.num_pages,
         max_rows=config.max_rows,
@@ -241,6 +244,7 @@ def build_from_arguments(arguments: list[str], phases, opening=None):
         generates=loaded.model_config.causal,
         pooling=loaded.model_config.pooling,
         num_labels=loaded.model_config.num_labels,
+        has_state=loaded.model_config.has_state,
         memory_bytes=loaded.memory_bytes,
         phases_ms=phases.ms,
     )

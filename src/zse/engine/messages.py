@@ -114,7 +114,8 @@ class Ready(msgspec.Struct, tag_field="kind", tag=True):
     exec. queue_tokens: of prompts that may wait before it is known how fast they drain. hidden_size: numbers of a
     vector. generates: False of encoders. pooling: what the model's files say of its vectors, "": nothing. num_labels:
     of a cross-encoder, 0: it is none. vision: how images become tokens, an encoded VisionConfig
-    (models/vision/config.py); b"": the model sees none."""
+    (models/vision/config.py); b"": the model sees none. has_state: it has recurrent layers, whose states are kept at
+    RequestOptions.state_points."""
 
     model: str
     max_context: int
@@ -129,6 +130,7 @@ class Ready(msgspec.Struct, tag_field="kind", tag=True):
     pooling: str = ""
     num_labels: int = 0
     vision: bytes = b""
+    has_state: bool = False
 
 
 class Parked(msgspec.Struct, tag_field="kind", tag=True):

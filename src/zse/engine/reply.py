@@ -3,6 +3,8 @@
 from collections import deque
 from typing import Any, NamedTuple
 
+import msgspec
+
 from zse.tokenizer import detokenize
 
 
@@ -36,6 +38,8 @@ class Reply:
 
     def __init__(self, llm: Any, prompt: list[int], params, options):
         self._llm, self._params, self._prompt, self.id = llm, params, prompt, llm._next_id
+        if llm._template is not None and llm._loaded.model_config.has_state:
+            options = msgspec.structs.replace(options, state_points=llm._template.message_points(prompt))
         llm._engine.submit(self.id, prompt, params, options)
         llm._next_id += 1
         llm._streams[self.id] = deque()

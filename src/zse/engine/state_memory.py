@@ -18,6 +18,10 @@ LEAST_INTERVAL = 512
 ROWS_SHARE, LEAST_ROWS = 1 / 4, 8
 
 
+# More than conversations that are likely to go on; of small states an eighth of a large memory would be a million.
+MOST_SNAPSHOTS = 4096
+
+
 class StatePlan(NamedTuple):
     """num_slots of slot_nbytes each on the device, host_slots of them in host memory; interval: tokens between
     snapshots."""
@@ -73,7 +77,7 @@ def plan_states(config: EngineConfig, settings: Settings, model, room_bytes: int
         share = int(SNAPSHOT_SHARE * room_bytes) if config.state_memory is None else config.state_memory
         snapshots = share // nbytes
         if config.state_memory is None:
-            snapshots = max(snapshots, rows)
+            snapshots = max(min(snapshots, MOST_SNAPSHOTS), rows)
     interval = config.state_interval
     if interval is None:  # as many tokens as have the bytes of a state in KV
         interval = max(LEAST_INTERVAL, settings.max_tokens_per_step, -(-nbytes * BLOCK // block_bytes))

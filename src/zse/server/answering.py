@@ -361,7 +361,11 @@ async def _begin(app, job: CompletionRun) -> None:
         await _search(job, completion.beams, limits, options)
         return
     options = msgspec.structs.replace(options, structure=structure)
-    for prompt, limit in zip(job.prompts, limits, strict=True):
+    points = [()] * len(job.prompts)
+    if info.has_state and completion.messages is not None:  # the first time it renders a few chats
+        points = await maybe_in_thread(True, lambda: [model.message_points(prompt) for prompt in job.prompts])
+    for prompt, limit, state_points in zip(job.prompts, limits, points, strict=True):
+        options = msgspec.structs.replace(options, state_points=state_points)
         for answer in range(completion.best_of):  # choice index = prompt index * best_of + answer index
             choice = Choice(len(job.choices), model, completion.params, job.answers, completion.extras, job.grounding)
             job.choices.append(choice)

@@ -87,6 +87,10 @@ class ServedModel:
             raise chat_template.no_chat_template(self._name, self.template_refused)
         return self._template.encode(messages, tools=tools, images=images, **(variables or {}))
 
+    def message_points(self, prompt: list[int]) -> tuple[int, ...]:
+        """Behind how many tokens of a chat's prompt its last messages begin; () where that is not known."""
+        return () if self._template is None else self._template.message_points(prompt)
+
     def control_id(self, text: str) -> int | None:
         """Id of the control token whose text this is, or None."""
         id = self._tokenizer.find(text)

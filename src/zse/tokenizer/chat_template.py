@@ -11,6 +11,8 @@ import bisect
 import functools
 from collections import namedtuple
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import takewhile
 
 from zse.errors import FormatError, RequestError
 from zse.tokenizer import template_fast, template_jinja
@@ -20,6 +22,7 @@ from zse.tokenizer.template_limits import FAILED, REFUSED
 MAX_SOURCE_BYTES = 64 << 10
 WITHOUT = "; without a chat there are completions: zse run --raw, and /v1/completions of zse serve"
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+MAX_POINTS = 2
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # noncharacters: in no text that means anything
 
 
@@ -134,6 +137,36 @@ class ChatTemplate:
         if images is not None:
             text, barriers = _with_images(text, barriers, images)
         return self._tokenizer.encode(text, special=True, add_bos=False, barriers=barriers)
+
+    def message_points(self, prompt: list[int]) -> tuple[int, ...]:
+        """Behind how many tokens of a prompt the last messages begin, at most two, ascending: where the next prompt of
+        the conversation, whose last answer may be written another way, or another prompt is likely to differ."""
+        backwards, found = prompt[::-1], []
+        for opener in self._openers:
+            at = -1
+            for _ in range(min(MAX_POINTS, prompt.count(opener))):
+                at = backwards.index(opener, at + 1)
+                found.append(len(prompt) - 1 - at)
+        return tuple(sorted(point for point in found if point)[-MAX_POINTS:])
+
+    @functools.cached_property
+    def _openers(self) -> frozenset[int]:
+        """The control tokens that messages begin with: those by which a conversation goes on that is a message longer,
+        or up to its answer. Empty where the template writes text there."""
+        texts = ("user", "Good morning to you."), ("assistant", "The same to you."), ("user", "What is the time now?")
+        messages = [{"role": role, "content": content} for role, content in texts]
+        asked = [(1, False), (1, True), (2, False), (3, False)]
+        tokens: dict[tuple[int, bool], list[int]] = {}
+        for count, answers in asked:
+            with suppress(RequestError):
+                tokens[count, answers] = self.encode(messages[:count], add_generation_prompt=answers)
+        found: set[int] = set()
+        for first, second in ((asked[0], asked[1]), (asked[0], asked[2]), (asked[2], asked[3])):
+            shorter, longer = tokens.get(first, []), tokens.get(second, [])
+            at = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(shorter, longer, strict=False)))
+            # White space may stand before it.
+            found.update([id for id in longer[at : at + 2] if self._tokenizer.is_special(id)][:1])
+        return frozenset(found)
 
     def _render(self, given: dict, add_generation_prompt: bool) -> str:
         own = {"messages": given["messages"], "tools": given["tools"], "add_generation_prompt": add_generation_prompt}
