@@ -152,6 +152,11 @@ def test_what_is_no_data_uri_is_refused(seeing, url, words):
     assert reply.status == 400 and words in reply.error["message"] and "content[0]" in reply.error["param"]
 
 
+def test_who_sees_is_told(seeing, server):
+    for each, kinds in ((seeing, ["text", "image"]), (server, ["text"])):
+        assert each.get("/v1/models").json["data"][0]["input_modalities"] == kinds
+
+
 def test_urls_are_fetched_by_no_api(seeing):
     url = "http://127.0.0.1:9/a.png"
     bodies = {

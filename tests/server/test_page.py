@@ -137,9 +137,10 @@ def test_what_was_kept_and_is_broken_can_be_forgotten(page, tool_server):
     page.wait("document.querySelector('#question')")
 
 
-def test_images_are_refused(page):
+def test_a_model_that_sees_nothing_gets_no_images(page):
     page.evaluate(
         """(() => { const data = new DataTransfer(); data.items.add(new File(['x'], 'a.png', {type: 'image/png'}));
         document.querySelector('#question').dispatchEvent(new ClipboardEvent('paste', {clipboardData: data, bubbles: true, cancelable: true})) })()"""
     )
     page.wait("document.querySelector('.notice')?.innerText.includes('Images are not sent')")
+    assert not page.evaluate("document.querySelector('.composer [type=file]')")

@@ -3,7 +3,7 @@
 from typing import Any
 
 from zse.sampling.fields import Array, Custom, Field, Fields, Integer, Number, Object, OneOf, String, refused
-from zse.server.requests.conversation import MAX_CALLS
+from zse.server.requests.conversation import DATA_URI, MAX_CALLS
 from zse.server.requests.queries import LAST_FIRST
 
 MAX_MESSAGES = 10_000  # of all branches
@@ -35,6 +35,7 @@ _MESSAGE = Object(
         "shown": Field(Integer(0, MAX_MESSAGES), default=0),
         "role": Field(OneOf(("root", "user", "assistant", "tool")), required=True),
         "content": Field(_TEXT),
+        "images": Field(Array(DATA_URI, 32)),
         "reasoning": Field(_TEXT),
         "calls": Field(Array(_CALL, MAX_CALLS)),
         "call_id": Field(_NAME),

@@ -22,6 +22,7 @@ def _card(app, served) -> dict:
     card = {"id": served.name, "object": "model", "created": app.created, "owned_by": "zse", "state": served.state}
     if served.engine.info is not None:
         card["max_model_len"] = served.engine.info.max_context
+        card["input_modalities"] = ["text", "image"] if served.engine.info.vision else ["text"]
     return card
 
 

@@ -284,6 +284,8 @@ async def show(app, request: APIRequest) -> Response:
         if not is_encoder and model.template_source is not None:
             found = await maybe_in_thread(True, lambda: _format(model.template_source, app))
             capabilities += [name for name, there in zip(("tools", "thinking"), found, strict=True) if there]
+        if ready is not None and ready.vision:
+            capabilities.append("vision")
         body = {
             "modelfile": "",
             "parameters": "\n".join(f"{name} {value:g}" for name, value in model.sampling.items()),

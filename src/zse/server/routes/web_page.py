@@ -37,6 +37,7 @@ TYPES = {
             "documents.js",
             "history.js",
             "html.js",
+            "images.js",
             "inline.js",
             "keys.js",
             "logs.js",

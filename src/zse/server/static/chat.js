@@ -9,6 +9,7 @@ import { Composer } from "./composer.js";
 import { Conversation } from "./conversation.js";
 import { BrowserHistory, ServerHistory } from "./history.js";
 import { html } from "./html.js";
+import { imagesOf, MAX_IMAGES } from "./images.js";
 import { Message } from "./message.js";
 import { bodyFields, EMPTY, fieldsOf, Settings } from "./settings.js";
 import { keep, kept } from "./store.js";
@@ -30,6 +31,7 @@ export class Chat extends Component {
       search: "",
       model: models.find((model) => model.id === kept("model", "")) ? kept("model", "") : "",
       text: "",
+      images: [], // of the question that is being written: data URIs
       notice: "",
       open: "", // "chats" or "settings": the drawer that a narrow window shows; "settings" is a column of a wide one
       fields: null,
@@ -46,6 +48,12 @@ export class Chat extends Component {
   /** The name of the model that answers next: the one that was chosen, or the server's first. */
   get model() {
     return this.state.model || this.props.models[0]?.id || "";
+  }
+
+  /** Whether that model takes images; it may, as long as it is not loaded and nobody knows. */
+  get sees() {
+    const kinds = this.props.models.find(({ id }) => id === this.model)?.input_modalities;
+    return !kinds || kinds.includes("image");
   }
 
   componentDidMount() {
@@ -249,12 +257,20 @@ export class Chat extends Component {
     return true;
   }
 
+  takeImages = async (files) => {
+    const { images, problem } = await imagesOf(files, MAX_IMAGES - this.state.images.length);
+    this.setState((state) => ({ images: [...state.images, ...images].slice(0, MAX_IMAGES), notice: problem }));
+  };
+
+  removeImage = (index) => this.setState(({ images }) => ({ images: images.filter((_, at) => at !== index) }));
+
   send = (text) => {
     const chat = this.chat;
     const parent = chat.last();
-    const number = chat.add(parent, { role: "user", content: text });
+    const { images } = this.state;
+    const number = chat.add(parent, { role: "user", content: text, ...(images.length && { images }) });
     if (this.ask(number)) {
-      this.setState({ text: "" });
+      this.setState({ text: "", images: [] });
     } else {
       chat.nodes.pop();
       chat.nodes[parent].children.pop();
@@ -265,7 +281,10 @@ export class Chat extends Component {
   actions = {
     step: (number, step) => (this.chat.step(number, step), this.setState({}), this.save(this.chat)),
     regenerate: (number) => this.ask(this.chat.nodes[number].parent),
-    edit: (number, text) => text.trim() && this.ask(this.chat.add(this.chat.nodes[number].parent, { role: "user", content: text })),
+    edit: (number, text) => {
+      const { parent, images } = this.chat.nodes[number];
+      if (text.trim() || images) this.ask(this.chat.add(parent, { role: "user", content: text, ...(images && { images }) }));
+    },
     answerCalls: (number, results) => {
       let parent = number;
       for (const { call_id, name, content } of results) parent = this.chat.add(parent, { role: "tool", call_id, name, content });
@@ -273,7 +292,7 @@ export class Chat extends Component {
     },
   };
 
-  render({ models }, { chat, cards, hasMore, search, text, notice, open, fields, running }) {
+  render({ models }, { chat, cards, hasMore, search, text, images, notice, open, fields, running }) {
     const shown = chat.thread();
     const toggle = (name) => () => this.setState({ open: open === name ? "" : name });
     return html`<div class=${`chat ${open ? `open-${open}` : ""}`}>
@@ -306,6 +325,10 @@ export class Chat extends Component {
         <${Composer}
           text=${text}
           write=${(written) => this.setState({ text: written })}
+          images=${images}
+          takeImages=${this.takeImages}
+          removeImage=${this.removeImage}
+          sees=${this.sees}
           isBusy=${running !== null}
           send=${this.send}
           stop=${() => running?.abort()}

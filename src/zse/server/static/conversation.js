@@ -17,11 +17,12 @@ export class Conversation {
   }
 
   /** What is kept: {id, name, nodes}. An answer that has no word yet is none. */
-  stored() {
+  stored(hasImages = true) {
     const count = this.nodes.length - (this.nodes.at(-1).isRunning && !this.nodes.at(-1).content ? 1 : 0);
-    const nodes = this.nodes.slice(0, count).map(({ children, isRunning, shown, usage, ...node }) => {
+    const nodes = this.nodes.slice(0, count).map(({ children, isRunning, shown, usage, images, ...node }) => {
       const kept = children.filter((child) => child < count).length;
-      return { ...node, shown: Math.min(shown, Math.max(kept - 1, 0)), usage: usage && figures(usage) };
+      const pictures = images && hasImages ? { images } : {};
+      return { ...node, ...pictures, shown: Math.min(shown, Math.max(kept - 1, 0)), usage: usage && figures(usage) };
     });
     return { id: this.id, name: this.name, nodes };
   }
@@ -30,7 +31,8 @@ export class Conversation {
     if (this.name) return this.name;
     const first = this.thread().find((number) => this.nodes[number].role === "user");
     const text = first === undefined ? "" : this.nodes[first].content.trim().replace(/\s+/g, " ");
-    return text.length > TITLE_LETTERS ? `${text.slice(0, TITLE_LETTERS)}…` : text || "New chat";
+    const none = first !== undefined && this.nodes[first].images ? "Image" : "New chat";
+    return text.length > TITLE_LETTERS ? `${text.slice(0, TITLE_LETTERS)}…` : text || none;
   }
 
   /** Numbers of the messages that are shown, in order. */
@@ -87,7 +89,11 @@ function figures({ prompt_tokens, completion_tokens, prompt_tokens_details: deta
   return { prompt_tokens, completion_tokens, prompt_tokens_details: { cached_tokens: details?.cached_tokens ?? 0 } };
 }
 
-function asMessage({ role, content, calls, call_id }) {
+function asMessage({ role, content, images, calls, call_id }) {
+  if (images?.length) {
+    const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
+    return { role, content: content ? [...parts, { type: "text", text: content }] : parts };
+  }
   if (role === "tool") return { role, content, tool_call_id: call_id };
   if (!calls?.length) return { role, content };
   const made = calls.map((call) => ({

@@ -55,8 +55,8 @@ export class BrowserHistory {
   }
 
   write() {
-    // The oldest go until the browser's room suffices.
-    while (!keep("chats", this.chats.map((chat) => chat.stored())) && this.chats.length) this.chats.pop();
+    // The oldest go until the browser's room suffices; for images it has none.
+    while (!keep("chats", this.chats.map((chat) => chat.stored(false))) && this.chats.length) this.chats.pop();
   }
 }
 

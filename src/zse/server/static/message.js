@@ -3,6 +3,7 @@
 import { useState } from "./vendor/hooks.js";
 import { Cited } from "./cited.js";
 import { html } from "./html.js";
+import { Images } from "./images.js";
 import { Code, Copy, Markdown, visible } from "./markdown.js";
 import { Results } from "./tools.js";
 
@@ -36,7 +37,9 @@ export function Message({ node, number, branch, isLast, isBusy, openCalls, actio
 }
 
 function Content({ node, isLast }) {
-  if (node.role === "user") return html`<div class="plain" dir="auto">${visible(node.content)}</div>`;
+  if (node.role === "user") {
+    return html`<${Images} images=${node.images} />${(node.content || !node.images) && html`<div class="plain" dir="auto">${visible(node.content)}</div>`}`;
+  }
   if (node.role === "tool") return html`<${Code} text=${node.content} language=${`result of ${node.name}`} />`;
   const isWaiting = node.isRunning && !node.content && !node.reasoning && !node.calls?.length;
   return html`
