@@ -31,9 +31,10 @@ FAR = 20.0  # softplus(x) is x from here on: exp(-20) is below half a step of f3
 
 @zl.inline
 def softplus(x):
-    """log(1 + e^x); of x below -8 the logarithm's series, for 1 + e^x has lost it."""
+    """log(1 + e^x); of x below -4 the logarithm's series, for 1 + e^x has lost digits of it."""
     e = zl.exp(min(x, FAR))
-    return zl.where(x > FAR, x, zl.where(x < -8.0, e * (1.0 - e * 0.5), zl.log(1.0 + e)))
+    series = e * (1.0 - e * (0.5 - e * (1 / 3 - e * 0.25)))
+    return zl.where(x > FAR, x, zl.where(x < -4.0, series, zl.log(1.0 + e)))
 
 
 @zl.inline
@@ -49,7 +50,7 @@ def key_head(p, head):
 
 @zl.inline
 def unit(values, factor):
-    """(vectors of four, L2-normalized by a warp and times a factor, their sum of squares was there)."""
+    """Vectors of four that a warp holds together, L2-normalized and times a factor."""
     squares = zl.f32(0)
     for v in zl.static(values):
         squares += (v[0] * v[0] + v[1] * v[1]) + (v[2] * v[2] + v[3] * v[3])
