@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from zse import kernel as zl
 from zse.kernels.columns import source
-from zse.kernels.delta import LENGTH_EPS, checked
+from zse.kernels.delta import LENGTH_EPS, OutputGate, checked
 from zse.kernels.delta_chunk import MAX_SIZE
 from zse.kernels.gpu import gated_norm, state_chunks
 from zse.kernels.gpu.rows import block_sum
@@ -24,7 +24,7 @@ SIZES = ((128, 128), (64, 64))  # k and v size of heads: of Qwen's models the fi
 MOST = 1 << 30  # no run has more tokens
 
 
-class DeltaParams(RunParams):
+class DeltaHead(RunParams):
     """qkv f32 [tokens, qkv_stride]: [q | k | v], heads of K, K and V. a: the gates of decays, b of weights, a row
     a_stride and b_stride apart; A, dt_bias f32. tiled: k head of v head j is j mod k_heads, else j // (v_heads /
     k_heads). CHANNELS: each channel of a key has its own decay. fewest, most: tokens of the runs that are computed here.
@@ -65,8 +65,8 @@ class DeltaParams(RunParams):
         return threads_of(self.K, self.V) // self.columns
 
 
-class AnyDeltaParams(RunParams):
-    """The parameters of delta_columns, as DeltaParams has them."""
+class AnyDeltaHead(RunParams):
+    """The parameters of delta_columns, as DeltaHead has them."""
 
     qkv: zl.Ptr[zl.f32, "const"]
     a: zl.Ptr[zl.f32, "const"]
@@ -85,7 +85,7 @@ class AnyDeltaParams(RunParams):
     CHANNELS: zl.static
 
 
-class Work(NamedTuple):
+class DeltaWork(NamedTuple):
     """Shared memory of a block. q, k, decay: of a token, by rows; d: what is added, by columns; parts: sums of a
     thread's rows, with k and with q; scalars: k q, the weight."""
 
@@ -217,10 +217,10 @@ def prepare_any(p, token, head, w):
 
 
 @zl.kernel
-def delta_columns(p: AnyDeltaParams):
+def delta_columns(p: AnyDeltaHead):
     """Grid (v heads, runs): sizes that delta_tokens has no form of. A thread has a column of the state, in memory."""
     zl.grid_launch_dependents()
-    w = Work(*[zl.shared_array(zl.f32, size) for size in (MAX_SIZE, MAX_SIZE, MAX_SIZE, 1, 1, 1, 2)])
+    w = DeltaWork(*[zl.shared_array(zl.f32, size) for size in (MAX_SIZE, MAX_SIZE, MAX_SIZE, 1, 1, 1, 2)])
     head, run = zl.block_index(0), zl.block_index(1)
     zl.grid_wait()
     first, end = p.run_start[run] + 0, p.run_start[run + 1] + 0
@@ -252,10 +252,10 @@ def delta_columns(p: AnyDeltaParams):
 
 
 @zl.kernel
-def delta_tokens(p: DeltaParams):
+def delta_tokens(p: DeltaHead):
     """Grid (v heads, runs)."""
     zl.grid_launch_dependents()
-    w = Work(
+    w = DeltaWork(
         zl.shared_array(zl.f32, p.K),
         zl.shared_array(zl.f32, p.K),
         zl.shared_array(zl.f32, p.K if p.CHANNELS else 1),
@@ -285,16 +285,6 @@ def delta_tokens(p: DeltaParams):
             zl.store(place + i * step, state[i])
     else:
         zl.grid_wait()
-
-
-class OutputGate(NamedTuple):
-    """What makes a head's result ready for the next product: RMSNorm(result) * norm * activation(z). z: f32 [M, heads *
-    size], a Tensor or Columns; norm: f32 [size]; activation: "silu" or "sigmoid"."""
-
-    z: Any
-    norm: Any
-    eps: float
-    activation: str = "silu"
 
 
 def record(

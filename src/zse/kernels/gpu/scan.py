@@ -17,7 +17,7 @@ SIZES = ((128, 64), (64, 64))  # state and head size: Granite's and Nemotron's t
 MOST = 1 << 30  # no run has more tokens
 
 
-class ScanParams(RunParams):
+class ScanHeads(RunParams):
     """x f32, rows x_stride apart: [x | B | C], heads of head_size, groups of state_size, the same. dt: of steps, rows
     dt_stride apart; A, D, dt_bias f32 [heads]; dt_low, dt_high: of steps."""
 
@@ -35,7 +35,7 @@ class ScanParams(RunParams):
     dt_high: zl.f32
 
 
-class HeadParams(ScanParams):
+class HeadParams(ScanHeads):
     """The parameters of scan_tokens. most: tokens of the runs that are computed here."""
 
     most: zl.i32
@@ -53,7 +53,7 @@ class HeadParams(ScanParams):
         return threads_of(self.N, self.P) // self.columns
 
 
-class AnyHeadParams(ScanParams):
+class AnyHeadParams(ScanHeads):
     """The parameters of scan_columns."""
 
     state_size: zl.i32
