@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import tiny
 import tiny_families
+import tiny_hybrids
 
 from zse.kernels.route import ROUTE, sorted_pairs
 from zse.models import registry
@@ -42,7 +43,7 @@ def load(family: str):
     names = raw.pop("architectures")
     config = transformers.AutoConfig.for_model(kind, **raw)
     config._attn_implementation = "eager"
-    if hasattr(config, "num_experts_per_tok"):
+    if hasattr(config, "num_experts_per_tok") or family in tiny_hybrids.CONFIGS:
         return published(getattr(transformers, names[0]), family)
     model = getattr(transformers, names[0])(config).eval()
     weights = tiny_families.weights(family) if new else tiny.weights(family)
@@ -82,9 +83,10 @@ class Routers:
         )
         self.routing = sorted_pairs(np.zeros((1, moe.experts_per_token), np.int32), moe.num_experts)
         roles = {role.name for role in architecture.roles(config)}
+        prefix = architecture.hf_prefix(family, weights)
 
         def named(role: str):
-            names = architecture.hf_name(role).split("|") if role in roles else ()
+            names = architecture.hf_name(role, prefix).split("|") if role in roles else ()
             return next((weights[name] for name in names if name in weights), None)
 
         layers = [f"layers.{i}." for i in range(config.num_layers) if moe.is_sparse(i)]

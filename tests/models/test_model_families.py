@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tiny
 import tiny_families
+import tiny_hybrids
 from session import Session, load
 
 from zse.engine.config import EngineConfig
@@ -19,8 +20,14 @@ from zse.sampling.params import SamplingParams
 REFERENCES = np.load(Path(__file__).with_name("references.npz"))
 # Sums of up to 128 f32 products in another order, through up to 4 layers, with logits up to 10.
 NEAR = dict(rtol=2e-5, atol=5e-5)
+# What recurrent layers sum runs through all tokens before; delta's chunks solve small systems in f32.
+FAR = dict(rtol=2e-5, atol=1e-4)
 # The kernel for one token sums over k in another order than the one for many.
 SAME = dict(rtol=1e-5, atol=3e-5)
+
+
+def near(family: str) -> dict:
+    return FAR if family in tiny_hybrids.CONFIGS else NEAR
 
 
 @pytest.fixture(params=tiny_families.FAMILIES)
@@ -44,25 +51,26 @@ def test_references_are_those_of_transformers(family):
 
 def test_logits_equal_transformers(family, model, device):
     logits = Session(device, model).run(tiny.tokens(family))
-    np.testing.assert_allclose(logits, REFERENCES[family], **NEAR)
+    np.testing.assert_allclose(logits, REFERENCES[family], **near(family))
 
 
 @pytest.mark.parametrize("family", tiny_families.IN_GGUF)
 def test_gguf_gives_the_logits_of_transformers(family, device, tmp_path):
     """Tensor names by the gguf package, row orders as its converters write them, everything else out of the metadata."""
     model = load(device, str(tiny_families.write_gguf(family, tmp_path)))
-    np.testing.assert_allclose(Session(device, model).run(tiny.tokens(family)), REFERENCES[family], **NEAR)
+    np.testing.assert_allclose(Session(device, model).run(tiny.tokens(family)), REFERENCES[family], **near(family))
 
 
 @pytest.mark.parametrize(
-    "family", ["glm4", "cohere", "phi4_mini", "minicpm3", "deepseek_v2_lite", "gemma4", "gemma4_moe"]
+    "family",
+    ["glm4", "cohere", "phi4_mini", "minicpm3", "deepseek_v2_lite", "gemma4", "gemma4_moe", *tiny_hybrids.IN_GGUF],
 )
 @pytest.mark.parametrize("write", [tiny_families.write, tiny_families.write_gguf], ids=["hf", "gguf"])
 def test_a_converted_file_gives_the_same(family, write, device, tmp_path):
     """Rows that stand in pairs are put in order once, by the conversion."""
     convert(str(write(family, tmp_path)), str(tmp_path / "model.zse"))
     logits = Session(device, load(device, str(tmp_path / "model.zse"))).run(tiny.tokens(family))
-    np.testing.assert_allclose(logits, REFERENCES[family], **NEAR)
+    np.testing.assert_allclose(logits, REFERENCES[family], **near(family))
 
 
 @pytest.mark.parametrize("family, cost", [("gemma4_large", 0.284), ("glm4", 0.097)])
@@ -89,14 +97,18 @@ def test_mixtral_files_of_2023_open(device, tmp_path):
 @pytest.mark.parametrize("activations", ["f32", "int8"])
 def test_quantized_on_load(activations, family, device, tmp_path):
     """8 bits a weight: rows are put in order by the part of the loader that quantizes, too. Weights are off by up to 2^-8 of
-    the largest of 32, activations likewise, which is 1 to 3 % of the logits here; rows in a wrong order are 30 %."""
+    the largest of 32, activations likewise, which is 1 to 3 % of the logits here, and up to 7 % where three products of
+    one input are multiplied (LFM2) or a choice of experts is close; rows in a wrong order are 30 %."""
     model = load(device, str(tiny_families.write(family, tmp_path)), quantize="int8")
     logits = Session(device, model, activations=activations).run(tiny.tokens(family))
-    assert np.abs(logits - REFERENCES[family]).mean() < 0.05 * np.abs(REFERENCES[family]).mean()
+    most = 0.1 if family in tiny_hybrids.CONFIGS else 0.05
+    assert np.abs(logits - REFERENCES[family]).mean() < most * np.abs(REFERENCES[family]).mean()
 
 
 @pytest.mark.parametrize(
-    "family", ["gemma2", "olmo3", "smollm3_window", "ministral3", "cohere2", "gemma4", "gemma4_large", "gemma4_moe"]
+    "family",
+    ["gemma2", "olmo3", "smollm3_window", "ministral3", "cohere2", "gemma4", "gemma4_large", "gemma4_moe"]
+    + list(tiny_hybrids.CONFIGS),
 )
 def test_an_engine_gives_the_tokens_of_a_session(family, device, tmp_path):
     """Windows that give pages back, layers without positions, a second request beside the first."""
@@ -245,6 +257,11 @@ def test_chunks_and_tokens_equal_whole(family, model, device):
     session, ids = Session(device, model), tiny.tokens(family)
     whole = session.run(ids)
     session.reset()
-    np.testing.assert_array_equal(session.run(ids, [7, 17, 2, 14]), whole)
+    if family in tiny_hybrids.CONFIGS:
+        np.testing.assert_allclose(session.run(ids, [7, 17, 2, 14]), whole, **FAR)
+    else:
+        np.testing.assert_array_equal(session.run(ids, [7, 17, 2, 14]), whole)
     session.reset()
-    np.testing.assert_allclose(session.run(ids, [1] * len(ids)), whole, **SAME)
+    np.testing.assert_allclose(
+        session.run(ids, [1] * len(ids)), whole, **FAR if family in tiny_hybrids.CONFIGS else SAME
+    )

@@ -8,16 +8,20 @@ import gguf
 import numpy as np
 import tiny
 import tiny_configs
+import tiny_hybrids
 from formats_build import Tensor as GGUFTensor
 from formats_build import gguf as build_gguf
 
 from zse.models import registry
 
-CONFIGS = tiny_configs.OTHERS
+CONFIGS = tiny_configs.OTHERS | tiny_hybrids.CONFIGS
 FAMILIES = tuple(CONFIGS)
 # What GGUF metadata have no word for: another query scale of Gemma 2, other patterns of SmolLM3.
 IN_GGUF = tuple(
-    family for family in FAMILIES if family not in ("gemma2_scale", "smollm3_window", "qwen3_moe_dense", "mistral4")
+    family
+    for family in FAMILIES
+    if family not in ("gemma2_scale", "smollm3_window", "qwen3_moe_dense", "mistral4")
+    and (family not in tiny_hybrids.CONFIGS or family in tiny_hybrids.IN_GGUF)
 )
 # What GGUF metadata call these, where it is not the model_type.
 GGUF_ARCH = {
@@ -77,6 +81,8 @@ def shapes_of(config: dict) -> dict[str, tuple[int, ...]]:
 def stored_shapes(config: dict) -> dict[str, tuple[int, ...]]:
     """shapes_of() as files have them: what latents are multiplied with is one matrix."""
     found = shapes_of(config)
+    if parsed_mixers(config):
+        return tiny_hybrids.stored_shapes(config, found)
     if config["model_type"] == "mistral4":  # whose experts transformers leaves as they are in memory
         stacked = [name for name in found if ".mlp.experts." in name]
         for name in stacked:
@@ -94,6 +100,17 @@ def stored_shapes(config: dict) -> dict[str, tuple[int, ...]]:
     return found
 
 
+def parsed_mixers(config: dict) -> tuple[str, ...]:
+    """ModelConfig.mixers of a config.json."""
+    return registry.config_from_hf("config.json", config).mixers
+
+
+def is_centered(family: str) -> bool:
+    """Whether norm weights are stored as their distance from 1."""
+    parsed = registry.config_from_hf("config.json", CONFIGS[family])
+    return registry.architecture(parsed.architecture).hf_norm_plus_one
+
+
 def weights(family: str) -> dict[str, np.ndarray]:
     """Weights by Hugging Face name, exact in bf16. make_references.py loads them strictly into transformers, which shows that the names
     and shapes are right."""
@@ -103,7 +120,8 @@ def weights(family: str) -> dict[str, np.ndarray]:
             0.5 if len(shape) == 1 or "mlp.gate.weight" in name or "_moe.gate" in name or "router" in name else 0.25
         )
         found[name] = tiny.uniform(family + name, shape, spread)
-        if ("norm" in name or "scalar" in name) and not family.startswith("gemma2"):
+        centered = family.startswith("gemma2") or (family.startswith("qwen3_") and is_centered(family))
+        if ("norm" in name or "scalar" in name) and (not centered or "linear_attn" in name):
             found[name] += np.float32(1)
         if "q_norm" in name and family.startswith("gemma4"):
             found[name] /= np.float32(8)  # scores are not divided by anything: as large as those of others
@@ -276,7 +294,7 @@ def _stacked(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         match = re.fullmatch(r"(.*\.experts)\.\d+\.(\w+)\.weight", name)
         if match:
             stacks.setdefault(f"{match[1]}.{match[2]}.weight", []).append(values)
-        elif "input_linear" in name:
+        elif "moe.input_linear" in name:
             gate, up = np.split(values, 2, axis=1)
             stem = name.removesuffix("input_linear.weight")
             found |= {f"{stem}experts.w1.weight": gate, f"{stem}experts.w3.weight": up}
@@ -289,6 +307,8 @@ def write_gguf(family: str, folder: Path, split: str = "", apart: bool = False) 
     """A GGUF file of f32 tensors as llama.cpp's converter makes it: names, row orders, Gemma's +1, joined tensors. split: type of
     the two tensors that kv_b is; "": it is one. apart: stacks of experts are a tensor for each."""
     config = CONFIGS[family]
+    if family in tiny_hybrids.CONFIGS:
+        return tiny_hybrids.write_gguf(family, folder, _stacked(weights(family)))
     arch = GGUF_ARCH.get(family, config["model_type"])
     split = split or ("F32" if arch == "deepseek2" else "")
     kind = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[arch]

@@ -8,6 +8,7 @@ pread is an error message.
 import json
 import os
 import stat
+import sys
 from collections import Counter
 
 from zse.errors import FormatError
@@ -119,14 +120,17 @@ def _unique(pairs: list[tuple[str, object]]) -> dict:
     return result
 
 
-def _no_constant(name: str):
+def _constant(name: str) -> float:
+    if name == "Infinity":
+        return sys.float_info.max
     raise ValueError(f"{name} is not JSON")
 
 
 def parse_object(data: bytes, path: str, offset: int, field: str) -> dict:
-    """The JSON object in `data`, which lies at `offset` of `path`. NaN and Infinity are refused."""
+    """The JSON object in `data`, which lies at `offset` of `path`. NaN is refused; Infinity, which Python writes where
+    there is no limit (the time steps of Mamba-2), is the largest number."""
     try:
-        value = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+        value = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_constant)
     except (ValueError, RecursionError) as error:  # ValueError: also bad UTF-8 and numbers of over 4,300 digits
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         is_page = offset == 0 and data.lstrip()[:1] == b"<"

@@ -3,6 +3,9 @@ in most files, two where llama.cpp has split it. Here it is two, always, one for
 nope], brings queries into the space of the latents, `v_b`, of every head [value, rank], results out of it. In the same
 way, turned, the experts are read that a file has with inputs and outputs exchanged (nomic-embed-text 2).
 
+Qwen3-Next has in one matrix, for each head of keys, the rows of b and of a of its heads of values; they are taken apart
+in the same way.
+
 They are dense in memory: in f32 a product with them loses nothing before the softmax, and they are a few hundredths of
 a model. What a file has in 16 bits stays as it is, what is quantized becomes f16."""
 
@@ -14,7 +17,10 @@ from zse.formats.source import ModelSource, TensorInfo
 
 LATENT = "latent"  # layout of what is taken out of a stored matrix
 _STORED = re.compile(r"(?P<before>.*\.)(?P<name>self_attn\.kv_b_proj|attn_kv_b|attn_k_b|attn_v_b)\.weight")
-_SPLIT = re.compile(r".*(?:attn_[kv]_b|self_attn\.[kv]_b_proj)\.weight")
+# What no policy quantizes: what split() gives, and b and a of Gated DeltaNet, which say how much of a state stays.
+_DENSE = re.compile(r".*(?:attn_[kv]_b|self_attn\.[kv]_b_proj|linear_attn\.in_proj_[ba]|ssm_(?:alpha|beta))\.weight")
+_PAIRS = {"linear_attn.in_proj_ba.weight": "linear_attn.in_proj_{}.weight", "ssm_ba.weight": "ssm_{}.weight"}
+_PAIR_NAMES = {"linear_attn.in_proj_{}.weight": ("b", "a"), "ssm_{}.weight": ("beta", "alpha")}
 # Of each file's matrix: what it is called in two.
 _NAMES = {"self_attn.kv_b_proj": ("self_attn.k_b_proj", "self_attn.v_b_proj"), "attn_kv_b": ("attn_k_b", "attn_v_b")}
 
@@ -83,14 +89,47 @@ def turn_experts(source: ModelSource) -> dict[str, TensorInfo]:
     return found
 
 
+def split_pairs(source: ModelSource) -> dict[str, TensorInfo]:
+    """The tensors of an open model of Qwen3-Next, in place of each that holds b and a those two. FormatError for another
+    shape."""
+    found: dict[str, TensorInfo] = {}
+    for name, info in source.tensors.items():
+        ending = next((each for each in _PAIRS if name.endswith(each)), None)
+        if ending is None:
+            found[name] = info
+            continue
+        heads, groups = _delta_heads(source, info)
+        each = heads // groups
+        if len(info.shape) != 2 or info.shape[0] != 2 * heads:
+            raise info.wrong(f"has shape {list(info.shape)}, expected {2 * heads} rows")
+        for place, called in enumerate(_PAIR_NAMES[_PAIRS[ending]]):
+            whole = name.removesuffix(ending) + _PAIRS[ending].format(called)
+            cut = Cut(2 * each, place * each, (place + 1) * each, False, each)
+            found[whole] = _taken(whole, info, (heads, info.shape[1]), cut)
+    return found
+
+
 def stays_dense(name: str) -> bool:
-    """Whether the tensor of that name is one that split() gives, which no policy quantizes."""
-    return _SPLIT.fullmatch(name) is not None
+    """Whether the tensor of that name is one that no policy quantizes."""
+    return _DENSE.fullmatch(name) is not None
 
 
 def _taken(name: str, info: TensorInfo, shape: tuple[int, int], cut: Cut) -> TensorInfo:
     kind = info.type if info.is_dense else "F16"
     return TensorInfo(name, kind, shape, info.file, info.offset, info.nbytes, LATENT, None, cut, {"stored": info})
+
+
+def _delta_heads(source: ModelSource, info: TensorInfo) -> tuple[int, int]:
+    """Heads of values and of keys of the model's configuration."""
+    if source.naming == "hf":
+        settings, names = source.hf_config or {}, ("linear_num_value_heads", "linear_num_key_heads")
+    else:
+        arch, settings = source.architecture, source.metadata
+        names = (f"{arch}.ssm.time_step_rank", f"{arch}.ssm.group_count")
+    heads, groups = (settings.get(name) for name in names)
+    if type(heads) is not int or type(groups) is not int or not 0 < groups <= heads <= 1 << 20 or heads % groups:
+        raise FormatError(source.path, 0, names[0], f"is {heads!r} of {groups!r}: {info.name} cannot be split")
+    return heads, groups
 
 
 def _sizes(source: ModelSource, info: TensorInfo) -> tuple[int, int, int]:

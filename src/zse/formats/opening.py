@@ -29,6 +29,8 @@ def open_model(path: str | os.PathLike) -> ModelSource:
             source.tensors = latent.split(source)
         if any(name.endswith(".mlp.experts.mlp.w2") for name in source.tensors):
             source.tensors = latent.turn_experts(source)
+        if source.architecture in ("Qwen3NextForCausalLM", "qwen3next") and source.kind != "zse":
+            source.tensors = latent.split_pairs(source)
         if source.architecture == "GptOssForCausalLM" and source.kind != "zse":
             source.tensors = in_turn.split(source)
     except Exception:

@@ -34,13 +34,14 @@ _ACTIVATIONS = {
 _MODULE_WEIGHTS = re.compile(r"\d+_[A-Za-z]+_model\.safetensors")  # as `zse pull` names them
 
 _PLAIN = re.compile(
-    r"(.*\.)?(position_embd|token_types|cls|cls\.output|dense_\d+|(position|token_type)_embeddings|classifier.*|pooler\.dense|head\.dense)\.weight"
+    r"(.*\.)?(position_embd|token_types|cls|cls\.output|dense_\d+|(position|token_type)_embeddings|classifier.*|pooler\.dense"
+    r"|head\.dense|conv1d|conv\.conv|ssm_conv1d|shortconv\.conv|ssm_norm)\.weight|(.*\.)?ssm_[ad]"
 )
 
 
 def stays_plain(name: str) -> bool:
-    """Whether the tensor of that name is an encoder's table of positions or types, or of a cross-encoder's classifier:
-    small, and kept as it is, row by row."""
+    """Whether the tensor of that name is an encoder's table of positions or types, of a cross-encoder's classifier, or
+    of a recurrent layer and no matrix: small, and kept as it is, row by row."""
     return _PLAIN.fullmatch(name) is not None
 
 

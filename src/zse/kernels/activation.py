@@ -13,7 +13,7 @@ from zse.quant import pack
 from zse.runtime.args import Args
 
 CHUNK = 256  # columns of one block, so that the threads share the exponentials of a single row
-KINDS = ("silu", "gelu_tanh", "gelu", "relu", "tanh")
+KINDS = ("silu", "gelu_tanh", "gelu", "relu", "relu2", "tanh")
 CLAMPED = "clamped"
 GATED_KINDS = (*KINDS[:3], CLAMPED)
 ALPHA, LIMIT = 1.702, 7.0
@@ -51,6 +51,8 @@ def activate(gate, KIND):
         return max(gate, 0.0) - max(gate, gate * -1.0) * normal_tail(gate)
     if KIND == "relu":
         return max(gate, 0.0)
+    if KIND == "relu2":
+        return max(gate, 0.0) * max(gate, 0.0)
     if KIND == "tanh":
         return zl.tanh(gate)
     exponent = exponent_of(gate, KIND)
@@ -177,8 +179,8 @@ def _reference(gate_up, kind, out=None):
         return {"out": gate / (1 + np.exp(-ALPHA * gate)) * (high + 1)}
     if kind == "gelu":
         active = gate * 0.5 * (1 + np.vectorize(math.erf)(gate / math.sqrt(2)))
-    elif kind in ("relu", "tanh"):
-        active = np.maximum(gate, 0) if kind == "relu" else np.tanh(gate)
+    elif kind in ("relu", "relu2", "tanh"):
+        active = np.tanh(gate) if kind == "tanh" else np.maximum(gate, 0) ** (2 if kind == "relu2" else 1)
     else:
         inner = gate if kind == "silu" else 2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
         with np.errstate(over="ignore"):

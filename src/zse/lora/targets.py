@@ -12,7 +12,7 @@ from zse.kernels.adapter import RANK_STEP
 from zse.lazy import numpy as np
 from zse.models import registry
 from zse.models.config import ModelConfig
-from zse.models.names import HF_PREFIXES, layer_roles
+from zse.models.names import HF_PREFIXES
 from zse.plan.rules import JOINED
 
 ROUTERS = ("router", "shared_router")
@@ -51,7 +51,7 @@ class Targets:
         for layer in range(config.num_layers):
             modules, found = {}, {}
             names = model.layer_names(config, layer)
-            for role in layer_roles(config, names, layer, model.whole_qk_norm):
+            for role in model.layer_roles(config, layer):
                 if role.kind != "matrix" or role.experts or role.name in (*ROUTERS, *HEAD_MATRICES):
                     continue
                 members = JOINED.get(role.name, (role.name,))

@@ -14,6 +14,7 @@ from zse.models.config_parts import (
     DenseConfig,
     LatentConfig,
     MoeConfig,
+    RecurrentConfig,
     RopeConfig,
     choice,
     number,
@@ -21,7 +22,7 @@ from zse.models.config_parts import (
 
 MAX_LAYERS = 4096
 MAX_VOCAB = 1 << 23
-ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "clamped")
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "relu2", "clamped")
 POOLINGS = ("", "mean", "cls", "last", "max")
 # What mixes the tokens of a layer: attention, a short convolution, Gated DeltaNet, Mamba-2; none: it only has an MLP.
 MIXERS = ("attention", "conv", "delta", "ssm", "none")
@@ -41,7 +42,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     layer, where they differ; ple_width: columns of each layer's own embedding (Gemma 4), 0: none; layer_scale: each
     layer's output has a factor; sinks: attention has a score without a value for each head. latent: of multi-head
     latent attention, whose head_dim is that of queries and whose num_kv_heads is 1; None for keys and values of heads.
-    mixers: what mixes the tokens of each layer, one of MIXERS; (): attention does in all of them.
+    mixers: what mixes the tokens of each layer, one of MIXERS; (): attention does in all of them. recurrent:
+    the sizes of those that are neither attention nor none.
     eos_ids end a generation. bos_id: None where the model has none. Raises ValueError naming the field.
 
     causal: False of encoders, whose window is to both sides, own token included. Theirs are also: positions, rows of
@@ -95,6 +97,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dense: tuple[DenseConfig, ...] = ()
     sinks: bool = False
     mixers: tuple[str, ...] = ()
+    recurrent: RecurrentConfig | None = None
 
     def __post_init__(self):
         number("num_layers", self.num_layers, 1, MAX_LAYERS)
@@ -190,6 +193,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             choice("mixers", mixer, MIXERS)
         if self.mixers and "attention" not in self.mixers:
             raise ValueError("mixers: no layer has attention")
+        if self.recurrent is not None and self.recurrent.inner % WIDTH_MULTIPLE:
+            raise ValueError(f"recurrent heads: {self.recurrent.inner} values are not a multiple of {WIDTH_MULTIPLE}")
 
     def mixer(self, layer: int) -> str:
         """What mixes the tokens of layer `layer`, one of MIXERS."""
@@ -405,6 +410,10 @@ class Fields:
     def build_rope(self, **values) -> RopeConfig:
         """RopeConfig(**values), likewise."""
         return self._built(RopeConfig, values)
+
+    def build_recurrent(self, **values) -> RecurrentConfig:
+        """RecurrentConfig(**values), likewise."""
+        return self._built(RecurrentConfig, values)
 
     def build_moe(self, **values) -> MoeConfig:
         """MoeConfig(**values), likewise."""

@@ -1,5 +1,5 @@
-"""Parts of a ModelConfig, frozen and validated: rotary position embedding, latents of attention, experts, dense modules; and
-the checks of numbers that records share."""
+"""Parts of a ModelConfig, frozen and validated: rotary position embedding, latents of attention, experts, recurrent
+layers, dense modules; and the checks of numbers that records share."""
 
 import math
 
@@ -10,6 +10,7 @@ from zse.tensor import GATINGS, MAX_EXPERT_GROUPS, MAX_EXPERTS
 MAX_WIDTH = 1 << 20  # hidden size, intermediate size, heads * head_dim
 MAX_CONTEXT = 1 << 30
 WIDTH_MULTIPLE = 32  # weights are stored in blocks of 32 columns
+MAX_KERNEL = 64  # tokens of a convolution
 DENSE_ACTIVATIONS = ("identity", "tanh", "relu", "gelu", "silu", "sigmoid")
 ROPE_SCALINGS = ("none", "linear", "dynamic", "llama3", "yarn", "longrope")
 
@@ -193,7 +194,7 @@ class MoeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     `groups` groups of experts are chosen from, by the sum of the group_best best scores. shared_size: inner width of
     the expert that computes every token, 0: there is none; shared_gate: it is weighted, too. dense_layers: for each
     layer whether it has an MLP instead; (): none has. sum_bias: a vector is added to what a layer's experts give
-    together."""
+    together. input_size: numbers that experts read and give where these are not hidden_size (Nemotron 3's latents)."""
 
     num_experts: int
     experts_per_token: int
@@ -210,13 +211,15 @@ class MoeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     shared_gate: bool = False
     dense_layers: tuple[bool, ...] = ()
     sum_bias: bool = False
+    input_size: int = 0
 
     def __post_init__(self):
         number("num_experts", self.num_experts, 1, MAX_EXPERTS)
         number("experts_per_token", self.experts_per_token, 1, self.num_experts)
         number("expert intermediate_size", self.intermediate_size, 1, MAX_WIDTH)
         number("shared_size", self.shared_size, 0, MAX_WIDTH)
-        for name in ("intermediate_size", "shared_size"):
+        number("expert input_size", self.input_size, 0, MAX_WIDTH)
+        for name in ("intermediate_size", "shared_size", "input_size"):
             if getattr(self, name) % WIDTH_MULTIPLE:
                 raise ValueError(f"expert {name}: {getattr(self, name)} is not a multiple of {WIDTH_MULTIPLE}")
         choice("expert gating", self.gating, GATINGS)
@@ -233,3 +236,55 @@ class MoeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def is_sparse(self, layer: int) -> bool:
         """Whether layer `layer` has experts."""
         return not (self.dense_layers and self.dense_layers[layer])
+
+
+class RecurrentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The layers of a hybrid model that are no attention; which they are, and of which kind, says ModelConfig.mixers.
+
+    kernel: tokens that a convolution sees, a token's own included; conv_bias: it has a bias. Of Gated DeltaNet
+    (arXiv 2412.06464) and Mamba-2 (arXiv 2405.21060) also: heads of values; groups of keys, each of which serves
+    heads / groups of them; key_size: numbers of a key (of Mamba-2: the state's); value_size: of a head's values.
+    tiled: head j belongs to group j % groups, not to j // (heads / groups). norm_eps: of the norm behind them;
+    norm_groups: parts of all heads' numbers that it normalizes alone. dt_min, dt_max: limits of Mamba-2's time steps;
+    dt_max 0: none."""
+
+    kernel: int
+    conv_bias: bool = False
+    heads: int = 0
+    groups: int = 0
+    key_size: int = 0
+    value_size: int = 0
+    tiled: bool = False
+    norm_eps: float = 1e-6
+    norm_groups: int = 1
+    dt_min: float = 0.0
+    dt_max: float = 0.0
+
+    def __post_init__(self):
+        number("recurrent kernel", self.kernel, 2, MAX_KERNEL)
+        for name in ("heads", "groups", "key_size", "value_size"):
+            number(f"recurrent {name}", getattr(self, name), 1 if self.heads else 0, MAX_WIDTH)
+        number("recurrent norm_eps", self.norm_eps, 0, 1)
+        number("recurrent norm_groups", self.norm_groups, 1, MAX_WIDTH)
+        number("recurrent dt_min", self.dt_min, 0, 1e9)
+        number("recurrent dt_max", self.dt_max, 0, 1e9)
+        if self.heads % (self.groups or 1) or self.inner % self.norm_groups:
+            parts = f"{self.groups} groups of keys and {self.norm_groups} of the norm"
+            raise ValueError(f"recurrent heads: {self.heads} of {self.value_size} numbers, {parts}")
+
+    @property
+    def inner(self) -> int:
+        """Values of all heads."""
+        return self.heads * self.value_size
+
+    def channels(self, mixer: str, hidden_size: int) -> int:
+        """What the convolution of a layer of that kind sees of a token."""
+        return hidden_size if mixer == "conv" else self.inner + 2 * self.groups * self.key_size
+
+    def parts(self, mixer: str, hidden_size: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """What a sequence carries through a layer of that kind, one of ModelConfig's MIXERS: the last inputs of the
+        convolution, oldest first, and the matrix of each head."""
+        if mixer in ("attention", "none"):
+            return ()
+        tail = ("conv", (self.kernel - 1, self.channels(mixer, hidden_size)))
+        return (tail,) if mixer == "conv" else (tail, (mixer, (self.heads, self.key_size, self.value_size)))

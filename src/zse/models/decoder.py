@@ -20,6 +20,8 @@ did: nothing here knows a device, a dtype or a weight's scheme. The contract:
 from collections.abc import Container, Hashable, Iterator
 from typing import Any, ClassVar
 
+import msgspec
+
 from zse.models.config import Fields, ModelConfig, RopeConfig
 from zse.models.names import HF_PREFIXES, LLAMA, MIXTURE, MLP, MODEL, Names, Role, hf_prefix, layer_roles
 from zse.plan.trace import Trace, Value
@@ -69,11 +71,16 @@ class Decoder:
             yield Role("ple_proj", (width, config.hidden_size), "matrix")
             yield Role("ple_norm", (config.ple_width,), "norm")
         for layer in range(config.num_layers):
-            for role in layer_roles(config, cls.layer_names(config, layer), layer, cls.whole_qk_norm):
-                yield Role(f"layers.{layer}.{role.name}", role.shape, role.kind, role.heads, role.experts, role.factor)
+            for role in cls.layer_roles(config, layer):
+                yield msgspec.structs.replace(role, name=f"layers.{layer}.{role.name}")
         yield Role("final_norm", (config.hidden_size,), "norm")
         if not config.tied_head:
             yield Role("head", (config.vocab_size, config.hidden_size), "matrix")
+
+    @classmethod
+    def layer_roles(cls, config: ModelConfig, layer: int) -> list[Role]:
+        """The roles of layer `layer`, without its prefix."""
+        return layer_roles(config, cls.layer_names(config, layer), layer, cls.whole_qk_norm)
 
     @classmethod
     def layer_names(cls, config: ModelConfig, layer: int) -> Names:
@@ -302,6 +309,10 @@ class Decoder:
     def gate(self, gate: Value, up: Value) -> Value:
         """act(gate) * up with the configuration's activation."""
         return self.trace.add("gate", (gate, up), up.width, per_token=up.per_token, activation=self.config.activation)
+
+    def activate(self, x: Value) -> Value:
+        """The configuration's activation of x alone."""
+        return self.trace.add("act", (x,), x.width, per_token=x.per_token, activation=self.config.activation)
 
     def wanted(self, x: Value) -> Value:
         """The rows of the stream whose logits are wanted."""

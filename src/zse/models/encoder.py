@@ -153,10 +153,6 @@ class Encoder(Decoder):
         options["ahead"] = window - 1 if window else ALL
         return self.trace.add("attend", (q, k, v), q.width, **options)
 
-    def activate(self, x: Value) -> Value:
-        """act(x) with the configuration's activation."""
-        return self.trace.add("act", (x,), x.width, per_token=x.per_token, activation=self.config.activation)
-
 
 def _labels(fields: Fields) -> int:
     """Of a cross-encoder; 0: what is wanted are embeddings."""

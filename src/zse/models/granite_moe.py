@@ -6,7 +6,7 @@ from zse.models.granite import gguf_factors, hf_factors
 from zse.models.llama import Llama
 from zse.models.names import ATTENTION, ATTN_NORM, EXPERTS, MLP_NORM, Names
 
-_STACKS: Names = {
+STACKS: Names = {
     "router": (EXPERTS["router"][0], "block_sparse_moe.router.layer.weight"),
     "gate_exps": (EXPERTS["gate_exps"][0], "block_sparse_moe.input_linear.weight#0/2"),
     "up_exps": (EXPERTS["up_exps"][0], "block_sparse_moe.input_linear.weight#1/2"),
@@ -15,7 +15,7 @@ _STACKS: Names = {
 
 
 class GraniteMoe(Llama):
-    names = ATTN_NORM | ATTENTION | MLP_NORM | _STACKS
+    names = ATTN_NORM | ATTENTION | MLP_NORM | STACKS
 
     @staticmethod
     def from_hf(fields: Fields, generation: Fields | None) -> ModelConfig:

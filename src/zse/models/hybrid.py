@@ -100,8 +100,10 @@ class Hybrid(Decoder):
         "sigmoid"."""
         if x.width != gate.width or x.width % groups or self.trace.shape(name)[0] not in (x.width, x.width // groups):
             raise ValueError(f"gated_norm {name}: {x.width} and {gate.width} columns, {groups} groups")
+        # norm_eps of the stream may be another (see ModelConfig).
+        eps = self.config.norm_eps if self.config.recurrent is None else self.config.recurrent.norm_eps
         options: dict[str, Any] = dict(groups=groups, gate_first=gate_first, activation=activation)
-        return self.trace.add("gated_norm", (x, gate), x.width, {"weight": name}, eps=self.config.norm_eps, **options)
+        return self.trace.add("gated_norm", (x, gate), x.width, {"weight": name}, eps=eps, **options)
 
     def head_halves(self, x: Value, heads: int) -> tuple[Value, Value]:
         """(q, gate) of a product that gives them head by head, first q (Qwen3-Next). q goes on as what `qkv` gets from

@@ -10,7 +10,6 @@ GGUF on the way: on the CPU straight into the weights, for a GPU into pinned mem
 others and numbers that are quantized pass kernels of the device that will use them (repack_load.py). What only NumPy
 can convert (quantize_load.py) is converted in host memory, matrix by matrix, and written to a GPU from there."""
 
-import struct
 from array import array
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -29,6 +28,8 @@ from zse.models.weight_plan import (
     MatrixPlan,
     ModelPlan,
     VectorPlan,
+    as_f32,
+    decays_of,
     place,
     place_host_layers,
     plan_model,
@@ -236,12 +237,13 @@ class Loader:
         return loading
 
     def _vector_jobs(self, vector: VectorPlan) -> Iterator[LoadJob]:
-        """Norms and biases become f32, with the 1 added and the order of heads undone."""
+        """Norms and biases become f32, with the 1 added and the order of heads undone; decays are made of logarithms."""
         tensor = self.vectors[vector.name]
         for part in vector.parts:
             out = Tensor(tensor.buffer, (part.role.size,), "f32", tensor.offset + 4 * part.first)
-            if part.info.layout == "ggml":  # of the host's, quantized
-                self.device.write(out, quantize_load.numbers_of(self.plan.source, part.info))
+            if self._is_logarithm(part) or part.info.layout == "ggml":  # of the host's, quantized
+                made = decays_of if self._is_logarithm(part) else quantize_load.numbers_of
+                self.device.write(out, made(self.plan.source, part.info))
                 continue
             add = 1.0 if self.plus_one and part.role.kind == "norm" else 0.0
             yield repack.vector_job(part.info, out, add, factor=part.role.factor, **self._order_of(part))
@@ -261,6 +263,14 @@ class Loader:
             else:
                 for_numpy.append((part, matrix, weight))
         return jobs, for_numpy
+
+    def _is_logarithm(self, part: FileTensor) -> bool:
+        return part.role.kind == "decay" and self.plan.source.naming == "hf"
+
+    def _is_f32(self, part: FileTensor) -> bool:
+        """Whether a vector's numbers are in the file as they are in memory, but for the 1 of a norm."""
+        is_plain = part.info.type == "F32" and part.role.factor == 1 and not self._is_permuted(part)
+        return is_plain and not self._is_logarithm(part)
 
     def _is_permuted(self, part: FileTensor) -> bool:
         return bool(part.info.turn or (self.order and part.role.heads))
@@ -298,10 +308,7 @@ class Loader:
         for vector in self.plan.vectors:
             tensor = self.vectors[vector.name]
             is_norm = self.plus_one and vector.parts[0].role.kind == "norm"
-            as_stored = not is_norm and all(
-                part.info.type == "F32" and part.role.factor == 1 and not self._is_permuted(part)
-                for part in vector.parts
-            )
+            as_stored = not is_norm and all(map(self._is_f32, vector.parts))
             for part in vector.parts:
                 out = Tensor(tensor.buffer, (4 * part.info.num_elements,), "u8", tensor.offset + 4 * part.first)
                 copies.append(FileCopy(out, (part.info.file, part.info.offset) if as_stored else None, part.info.name))
@@ -486,15 +493,7 @@ def _fp8_part(
         copies.append(FileCopy(destination, (file, offset), info.name))
         return
     copies.append(FileCopy(destination, None, info.name))
-    values = _as_f32(file.read(offset, plane.nbytes // (1 if type == "F32" else 2), info.name), type)
+    values = as_f32(file.read(offset, plane.nbytes // (1 if type == "F32" else 2), info.name), type)
     if info.scheme == Fp8Scheme("tensor"):
         values = values * needed.shape[0]  # array repeated: every row has the one scale
     small.append((destination, values.tobytes()))
-
-
-def _as_f32(raw: bytes, type: str) -> array:
-    if type == "F32":
-        return array("f", raw)
-    if type == "BF16":
-        return array("f", array("I", [bits << 16 for bits in array("H", raw)]).tobytes())
-    return array("f", struct.unpack(f"<{len(raw) // 2}e", raw))

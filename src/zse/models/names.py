@@ -83,7 +83,12 @@ SHARED: Names = {
     "shared_down": ("ffn_down_shexp.weight", "mlp.shared_expert.down_proj.weight"),
 }
 SHARED_ROUTER: Names = {"shared_router": ("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight")}
-MIXTURE: Names = EXPERTS | EXPERT_BIASES | SELECT | SHARED | SHARED_ROUTER
+# What brings a token into the space that experts read, and out of it (Nemotron 3).
+EXPERT_LATENTS: Names = {
+    "latent_down": ("ffn_latent_down.weight", "mixer.fc1_latent_proj.weight"),
+    "latent_up": ("ffn_latent_up.weight", "mixer.fc2_latent_proj.weight"),
+}
+MIXTURE: Names = EXPERTS | EXPERT_BIASES | SELECT | SHARED | SHARED_ROUTER | EXPERT_LATENTS
 LLAMA: Names = ATTN_NORM | ATTENTION | MLP_NORM | MLP
 MODEL: Names = {
     "embed": ("token_embd.weight", "embed_tokens.weight"),
@@ -120,6 +125,7 @@ LAYER_SCALE: Names = {"layer_scale": ("layer_output_scale.weight", "layer_scalar
 HF_PREFIXES = {
     "model.": "",
     "": "",
+    "backbone.": "",
     "language_model.model.": "language_model.",
     "model.language_model.": "",
     "model.text_model.": "",
@@ -135,9 +141,11 @@ GGUF_DENSE, HF_DENSE = 2, "sentence_transformers.dense_"
 
 class Role(msgspec.Struct, frozen=True):
     """One tensor of the model. kind: matrix, norm or bias; table: a matrix of rows that are never quantized; flat: a
-    matrix or vector that the host reads, its numbers in a row. factor: that a vector's numbers are multiplied with.
-    heads: for rows of q and k (and their biases) the number of heads they belong to, else 0. experts: of a stack
-    [experts * rows, columns], else 0."""
+    matrix or vector that the host reads, its numbers in a row; vector: numbers as they are, of any shape; decay: a
+    vector of -exp(what a Hugging Face file has). factor: that a vector's numbers are multiplied with. heads: for rows
+    of q and k (and their biases) the number of heads they belong to, else 0. experts: of a stack [experts * rows,
+    columns], else 0. runs: where the matrix lies in a file that has it with others in one: (first row, rows) of one of
+    `stored` rows, one behind the other."""
 
     name: str
     shape: tuple[int, ...]
@@ -145,6 +153,8 @@ class Role(msgspec.Struct, frozen=True):
     heads: int = 0
     experts: int = 0
     factor: float = 1.0
+    runs: tuple[tuple[int, int], ...] = ()
+    stored: int = 0
 
     @property
     def size(self) -> int:
@@ -152,9 +162,11 @@ class Role(msgspec.Struct, frozen=True):
         return prod(self.shape)
 
 
-def layer_roles(config: ModelConfig, names: Names, layer: int, whole_qk_norm: bool = False) -> list[Role]:
+def layer_roles(
+    config: ModelConfig, names: Names, layer: int, whole_qk_norm: bool = False, others: dict[str, Role] | None = None
+) -> list[Role]:
     """The roles of a layer, without the "layers.N." prefix, in the order of `names`; biases only where there are some.
-    whole_qk_norm: q_norm and k_norm are of all heads together."""
+    whole_qk_norm: q_norm and k_norm are of all heads together. others: roles that are known already, by name."""
     hidden, inner, dim = config.hidden_size, config.intermediate_of(layer), config.head_dim_of(layer)
     q, kv = config.num_heads * dim, config.kv_heads_of(layer) * dim
     rows = {"q": q, "k": kv, "v": kv, "qkv": q + 2 * kv, "o": hidden, "gate": inner, "up": inner, "down": hidden}
@@ -171,6 +183,9 @@ def layer_roles(config: ModelConfig, names: Names, layer: int, whole_qk_norm: bo
     latents = latent_shapes(config)
     roles = []
     for name in names:
+        if others and name in others:
+            roles.append(others[name])
+            continue
         if name in latents:
             shape = latents[name]
             if shape[0]:
@@ -236,8 +251,11 @@ def mixture_role(name: str, config: ModelConfig) -> list[Role]:
     moe, hidden = config.moe, config.hidden_size
     if moe is None or (name in SHARED and not moe.shared_size):
         return []
-    count, inner = moe.num_experts, moe.intermediate_size
-    stacks = {"gate_exps": (inner, hidden), "up_exps": (inner, hidden), "down_exps": (hidden, inner)}
+    count, inner, read = moe.num_experts, moe.intermediate_size, moe.input_size or hidden
+    if name in EXPERT_LATENTS:
+        shape = (read, hidden) if name == "latent_down" else (hidden, read)
+        return [Role(name, shape, "matrix")] if moe.input_size else []
+    stacks = {"gate_exps": (inner, read), "up_exps": (inner, read), "down_exps": (read, inner)}
     if name in stacks:
         rows, columns = stacks[name]
         return [Role(name, (count * rows, columns), "matrix", experts=count)]

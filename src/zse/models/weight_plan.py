@@ -7,6 +7,7 @@ order and distances, so that its load is a few large copies.
 """
 
 import math
+import struct
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from zse.models.config import LatentConfig, ModelConfig
 from zse.models.names import ROPE_TENSORS
 from zse.plan.rules import JOINED
 from zse.quant import policy as policies
-from zse.quant.scheme import LAYOUT, TILE_ROWS, Plane, Scheme, memory_layout, rows_per_line
+from zse.quant.scheme import LAYOUT, ROWS, TILE_ROWS, Plane, Scheme, memory_layout, rows_per_line
 from zse.tensor import Tensor, Weight
 
 # Bytes that planes start at multiples of: a cache line; on a GPU what tensor maps and large copies want, as in a .zse.
@@ -36,6 +37,7 @@ MAX_GROUP = 32  # query heads that share a KV head, of the attention kernels
 LOAD_GROUPS = {"cpu": None, "gpu": 128}
 STAGING_LABEL = "load staging"  # memory that a load needs and gives back
 MATRICES = ("matrix", "table")  # kinds of roles
+FLAT = ("flat", "vector")  # of those whose numbers stand in a row whatever their shape is
 # Places on the device that the layers of the host's memory take turns in: one is computed with while the next is
 # copied.
 LAYER_SLOTS = 2
@@ -73,11 +75,16 @@ class MatrixPlan(NamedTuple):
 
 
 class VectorPlan(NamedTuple):
-    """Norm weights or biases in memory: f32 [size]."""
+    """Norm weights or biases in memory: f32 [size], or of that shape."""
 
     name: str
     size: int
     parts: tuple[FileTensor, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        role = self.parts[0].role
+        return role.shape if role.kind == "vector" else (self.size,)
 
 
 class ModelPlan(NamedTuple):
@@ -161,6 +168,23 @@ def _small_vector(source: ModelSource, info: TensorInfo) -> tuple[float, ...]:
     if not all(0 < value < math.inf for value in values):
         raise FormatError(source.path, info.offset, info.name, "holds values that are no divisors")
     return values
+
+
+def as_f32(raw: bytes, type: str) -> array:
+    """Plain numbers of a type of DENSE_TYPES."""
+    if type == "F32":
+        return array("f", raw)
+    if type == "BF16":
+        return array("f", array("I", [bits << 16 for bits in array("H", raw)]).tobytes())
+    return array("f", struct.unpack(f"<{len(raw) // 2}e", raw))
+
+
+def decays_of(source, info: TensorInfo) -> bytes:
+    """f32: -exp of the numbers of a dense vector. FormatError for one that is too large."""
+    try:
+        return array("f", [-math.exp(value) for value in as_f32(source.read(info), info.type)]).tobytes()
+    except OverflowError:
+        raise info.wrong("holds a logarithm of a decay that is no f32") from None
 
 
 def plan_model(
@@ -254,7 +278,21 @@ def _orders(path: object, parts: dict[str, list[FileTensor]]) -> tuple[dict[str,
 
 
 def _stored(source: ModelSource, role: names.Role, name: str) -> list[TensorInfo]:
-    return [source.matrix(name, role.shape)]
+    """The tensor of a role, or those rows of one that are its own (Role.runs). name: "A|B" under one or the other."""
+    ways = name.split("|")
+    name = next((way for way in ways if way in source.tensors), ways[0])
+    info = source.tensors.get(name)
+    if info is not None and role.kind in ("vector", "decay") and info.num_elements == role.size:
+        return [info._replace(shape=role.shape)]  # GGUF has columns of one number, safetensors' convolutions [C, 1, K]
+    if info is None or not role.runs or info.shape[0] != role.stored:
+        return [source.matrix(name, role.shape)]
+    info = source.matrix(name, (role.stored, role.shape[1]))
+    if not info.is_plain and info.layout not in (LAYOUT, ROWS):
+        raise UnsupportedError(f"{name}: storage of rows of several matrices", info.layout, ["plain, GGUF's or .zse's"])
+    try:
+        return [info.slices([(first, f"{name}[{first}]")], count)[0] for first, count in role.runs]
+    except ValueError as error:
+        raise UnsupportedError(f"{name}: storage of rows of several matrices", str(error), ["plain rows"]) from None
 
 
 def _check_kernels(path: object, config: ModelConfig, family: str) -> None:
@@ -347,7 +385,7 @@ def _fuse(
         for expert in range(1 + len(others)):
             for member in joined:
                 placed.append(parts[member][expert]._replace(first=first))
-                first += placed[-1].role.size if part.role.kind == "flat" else placed[-1].num_rows
+                first += placed[-1].role.size if part.role.kind in FLAT else placed[-1].num_rows
         if part.role.kind in MATRICES:
             layout = memory_layout(schemes[role], family)
             shape = first, part.role.shape[1]
@@ -399,7 +437,7 @@ def place(plan: ModelPlan, buffer, base: int = 0) -> tuple[dict[str, Weight], di
     for vector in plan.vectors:
         if plan.expert_slots and vector.parts[0].role.experts:
             continue
-        vectors[vector.name] = Tensor(buffer, (vector.size,), "f32", offset)
+        vectors[vector.name] = Tensor(buffer, vector.shape, "f32", offset)
         offset += aligned(4 * vector.size, align)
     orders: dict[str | None, Tensor] = {}
     for name, order in plan.orders.items():

@@ -22,6 +22,8 @@ def activate(gate, KIND):
         return max(gate, 0.0) - size * p * zl.exp(gate * gate * -0.5) * 0.5
     if KIND == "relu":
         return max(gate, 0.0)
+    if KIND == "relu2":
+        return max(gate, 0.0) * max(gate, 0.0)
     if KIND == "tanh":
         return zl.tanh(gate)
     exponent = exponent_of(gate, KIND)
