@@ -55,9 +55,15 @@ def test_help_lists_every_command(zse):
         (["serve", "--bogus"], "unknown option --bogus (see `zse serve --help`)"),
         (["serve", "--max-num-seq", "3"], "unknown option --max-num-seq; did you mean --max-num-seqs?"),
         (
-            ["serve", "--tensor-parallel-size", "2"],
-            "--tensor-parallel-size 2 (vLLM) is not taken: a model runs on one GPU",
+            ["serve", "--pipeline-parallel-size", "2"],
+            "--pipeline-parallel-size 2 (vLLM) is not taken: layers are not divided among devices",
         ),
+        (
+            ["run", "base", "hi", "--tp", "2", "--lazy-experts"],
+            "--lazy-experts is not possible with --tensor-parallel-size 2 yet",
+        ),
+        (["run", "base", "hi", "--tp", "2", "--device", "hip"], "--tensor-parallel-size is for CPUs and NVIDIA GPUs"),
+        (["profile", "base", "--tp", "2"], "zse profile replays launches on one device"),
         (["serve", "--max-num-seqs", "0"], "--max-rows/--max-concurrency: '0' is not a whole number"),
         (["rm", "nosuch"], "model 'nosuch' is not in the store; the store has: base, echo"),
         (["rm", "-y", "nothing"], "model 'nothing' is not in the store; the store has: base, echo"),

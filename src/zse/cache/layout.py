@@ -26,6 +26,8 @@ from zse.tensor import Tensor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from zse.cache.states import StateCache
 
 # What a cache can be made of → the dtype of its Tensors.
@@ -185,10 +187,17 @@ class PageMover:
     """Runs transfers (scheduler.Batch.transfers) behind what was submitted to the device before.
 
     history: i32 [num_blocks, BLOCK], the tokens of each block on a GPU, which go with it; None on a CPU. states: the
-    StateCache of a model with a state."""
+    StateCache of a model with a state. told(transfers): called before they run, for ranks that have pages of their own."""
 
-    def __init__(self, device, kv: KVCache, history: Tensor | None = None, states: "StateCache | None" = None):
-        self._device, self._kv, self._states = device, kv, states
+    def __init__(
+        self,
+        device,
+        kv: KVCache,
+        history: Tensor | None = None,
+        states: "StateCache | None" = None,
+        told: "Callable[[list], None] | None" = None,
+    ):
+        self._device, self._kv, self._states, self._told = device, kv, states, told
         # (start, bytes of a page) of what makes up a page.
         self._parts = [(kv.buffer.address, kv.page_nbytes)]
         if history is not None:
@@ -199,6 +208,8 @@ class PageMover:
 
     def run(self, transfers: list[tuple[str, int, int]]) -> None:
         """In this order. Raises DeviceError."""
+        if self._told is not None:
+            self._told(transfers)
         for kind, source, target in transfers:
             if kind == "copy":
                 self._kv.map_to(target)

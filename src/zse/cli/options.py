@@ -1,12 +1,12 @@
 """Options that several commands share: the engine's and the sampler's."""
 
-from argparse import Action, ArgumentTypeError, BooleanOptionalAction
+from argparse import Action, BooleanOptionalAction
 
 from zse import lazy
-from zse.cli import terminal
+from zse.cli import kinds, terminal
 from zse.cli.parser import Amount, Group, arg
-from zse.engine import config, llm
-from zse.errors import ConfigError, ModelNotFoundError, RequestError, one_line
+from zse.engine import llm
+from zse.errors import ConfigError, ModelNotFoundError, RequestError
 from zse.formats import adapter, catalog, hub, store
 from zse.models import registry
 from zse.sampling import fields, params
@@ -14,34 +14,6 @@ from zse.sampling import fields, params
 # Where a model recommends nothing. Chosen for chat with small models: a little randomness, no far tail. The API's own
 # defaults (temperature 1) are OpenAI's.
 DEFAULTS = {"temperature": 0.7, "top_p": 0.95}
-
-
-def _page_size(text: str) -> int:
-    """argparse type: auto (0), 16, 32, 64 or 128."""
-    if text == "auto":
-        return 0
-    if text not in ("16", "32", "64", "128"):
-        raise ArgumentTypeError(f"{text!r} is not auto, 16, 32, 64 or 128")
-    return int(text)
-
-
-def _resident_layers(text: str) -> int:
-    """argparse type: auto (AUTO_LAYERS), or a number of layers."""
-    return config.AUTO_LAYERS if text in ("auto", str(config.AUTO_LAYERS)) else Amount(int, 0, 1 << 16)(text)
-
-
-def _mixed_ratio(text: str) -> float:
-    """argparse type: 0, or a number from 1.1 to 1000."""
-    return 0.0 if text == "0" else Amount(float, 1.1, 1000)(text)
-
-
-def _tenant_weight(text: str) -> str:
-    """argparse type: NAME=W, a weight above 0 and at most 1000."""
-    name, _, weight = text.rpartition("=")
-    if not name or "," in name:
-        raise ArgumentTypeError(f"{text!r} is not NAME=WEIGHT")
-    Amount(float, high=1000, above=0)(weight)
-    return text
 
 
 class _Joined(Action):
@@ -52,25 +24,19 @@ class _Joined(Action):
         setattr(namespace, self.dest, f"{before},{values}" if before else values)
 
 
-def memory_size(text: str) -> int:
-    """argparse type: bytes from "6G", "5.5GiB", "800M" or a plain number; K, M, G, T are powers of 1024."""
-    digits = text.strip().upper().removesuffix("B").removesuffix("I")
-    unit = "KMGT".find(digits[-1:]) + 1 if digits else 0
-    try:
-        value = float(digits[:-1] if unit else digits) * 1024**unit
-    except ValueError:
-        value = 0.0
-    if not 1 <= value < 1 << 50:
-        raise ArgumentTypeError(f"{one_line(text)!r} is not a size such as 6G or 800M")
-    return int(value)
-
-
 ENGINE = (
     arg(
         "--device",
         default="auto",
         metavar="auto|cpu|cuda|hip|metal",
         help="where to compute; cuda:1 is the second GPU (default: the first usable NVIDIA GPU, else the CPU); hip, an AMD GPU, and metal, an Apple GPU, have never run on hardware",
+    ),
+    arg(
+        "--tensor-parallel-size",
+        "--tp",
+        type=Amount(int, 1, 64, shown="N"),
+        default=1,
+        help="compute each layer on N devices, a process each: N GPUs from --device on, or N shares of the CPU's threads (default: 1)",
     ),
     arg("--threads", type=Amount(int, 1, 1024), help="CPU threads (default: ZSE_THREADS, else physical cores)"),
     arg(
@@ -93,7 +59,7 @@ ENGINE = (
     ),
     arg(
         "--max-memory",
-        type=memory_size,
+        type=kinds.memory_size,
         metavar="SIZE",
         help="most memory for weights, KV and scratch, for example 6G or 800M (default: what is there)",
     ),
@@ -104,14 +70,14 @@ ENGINE = (
     ),
     arg(
         "--resident-layers",
-        type=_resident_layers,
+        type=kinds.resident_layers,
         metavar="LAYERS",
         help="layers whose weights stay on a GPU, or auto: as many as fit; the others' stay in host memory and are copied in every step, "
         "one ahead (default: all layers)",
     ),
     arg(
         "--expert-memory",
-        type=memory_size,
+        type=kinds.memory_size,
         metavar="SIZE",
         help="memory of a GPU for the experts of a mixture, for example 8G: those that tokens choose stay there, all are in host memory, "
         "from where a step copies what it misses (default: all experts on the GPU)",
@@ -149,7 +115,7 @@ SERVING = (
     ),
     arg(
         "--page-size",
-        type=_page_size,
+        type=kinds.page_size,
         default=0,
         metavar="auto|16|32|64|128",
         help="tokens of a KV page: small pages waste less and share prefixes more finely, large ones cost less time in long "
@@ -196,14 +162,14 @@ SERVING = (
     ),
     arg(
         "--cache-host-memory",
-        type=memory_size,
+        type=kinds.memory_size,
         default=0,
         metavar="SIZE",
         help="host memory for KV pages that leave the device, cold prefixes and preempted requests (default: none)",
     ),
     arg(
         "--cache-idle-memory",
-        type=memory_size,
+        type=kinds.memory_size,
         metavar="SIZE",
         help="cached KV pages that an engine on a CPU keeps when it has been idle for 10 s; the rest goes back to the "
         "system (default: twice the weights, at least 256M)",
@@ -216,14 +182,14 @@ SERVING = (
     ),
     arg(
         "--cache-disk-size",
-        type=memory_size,
+        type=kinds.memory_size,
         default=4 << 30,
         metavar="SIZE",
         help="most bytes of such files for each model (default: 4G)",
     ),
     arg(
         "--state-memory",
-        type=memory_size,
+        type=kinds.memory_size,
         metavar="SIZE",
         help="of models with recurrent layers, memory of the device for their states beside cached prefixes, from which "
         "prompts that begin alike go on (default: an eighth of what the KV cache may take, at least one state a request)",
@@ -270,7 +236,7 @@ SERVING = (
     ),
     arg(
         "--mixed-ratio",
-        type=_mixed_ratio,
+        type=kinds.mixed_ratio,
         metavar="X",
         help="a step with a prompt's chunk may take so many times a step without; 0: a fixed number of tokens (default: "
         "3, on a GPU 0)",
@@ -291,7 +257,7 @@ SERVING = (
     arg(
         "--tenant-weight",
         dest="tenant_weights",
-        type=_tenant_weight,
+        type=kinds.tenant_weight,
         action=_Joined,
         metavar="NAME=W",
         help="weight of an API key's share, by its name; others have 1; may be repeated",
@@ -327,7 +293,7 @@ ENGINE_OPTIONS = Group("engine", ENGINE)
 # How requests are scheduled and what is cached: every policy can be chosen and switched off, for comparison.
 def quota(name: str, gib: int, of: str):
     """The row of an option that bounds bytes. of: what they are of."""
-    return arg(name, type=memory_size, default=gib << 30, metavar="SIZE", help=f"bytes {of} (default: {gib}G)")
+    return arg(name, type=kinds.memory_size, default=gib << 30, metavar="SIZE", help=f"bytes {of} (default: {gib}G)")
 
 
 # Of `zse serve`, about documents.
@@ -356,7 +322,7 @@ IMAGE_OPTIONS = (
     arg("--max-images", type=Amount(int, 1, 256), default=32, help="images of one request (default: 32)"),
     arg(
         "--max-image-bytes",
-        type=memory_size,
+        type=kinds.memory_size,
         default=20 << 20,
         metavar="SIZE",
         help="largest file of an image, a third less than its base64, which --max-body-bytes bounds, too (default: 20M)",

@@ -8,6 +8,7 @@ from zse.cli.options import ENGINE_OPTIONS
 from zse.cli.parser import MODEL, Amount, arg
 from zse.engine import config as engine_config
 from zse.engine import load, metrics
+from zse.errors import ConfigError
 
 EPILOG = """examples:
   zse profile smollm2
@@ -33,6 +34,8 @@ def run(args) -> int:
     config = engine_config.EngineConfig(
         model=options.locate(args.model), max_rows=args.rows, **options.values_of(args, ENGINE_OPTIONS)
     )
+    if config.tensor_parallel_size > 1:
+        raise ConfigError("zse profile replays launches on one device: leave --tensor-parallel-size out")
     loaded = load.load_engine(config, metrics.Phases(metrics.since_exec_clock()))
     try:
         steps = profile.profile(loaded, rows=args.rows, prompt_tokens=args.prompt_tokens, steps=args.steps)

@@ -6,14 +6,13 @@ import os
 from argparse import BooleanOptionalAction
 
 from zse import env, lazy
-from zse.cli import settings
+from zse.cli import kinds, settings
 from zse.cli.options import (
     DOCUMENT_OPTIONS,
     ENGINE_OPTIONS,
     IMAGE_OPTIONS,
     SERVING_OPTIONS,
     locate,
-    memory_size,
     quota,
     rank_of,
     values_of,
@@ -101,7 +100,7 @@ ARGUMENTS = (
     ),
     arg(
         "--keep-in-memory",
-        type=memory_size,
+        type=kinds.memory_size,
         default=0,
         metavar="SIZE",
         help="lock the files of models that were unloaded in memory, the last ones up to this size, so that the next load need "
@@ -410,7 +409,8 @@ def _model(name: str, args) -> tuple[str, tuple[str, ...]]:
 
 def _park_arguments(args) -> list[str]:
     """What a parked engine must know before it has a model."""
-    return ["--park", *words_of({"device": args.device, "threads": args.threads})]
+    names = ("device", "threads", "tensor_parallel_size")
+    return ["--park", *words_of({name: getattr(args, name) for name in names})]
 
 
 def _adapters(args, models: list[tuple[str, ...]]) -> list[tuple[tuple[str, str], ...]]:

@@ -77,6 +77,7 @@ RANGES = {
     "draft_tokens": (1, MAX_DRAFT_TOKENS),
     "adapter_slots": (0, 1024),
     "adapter_rank": (1, 1024),
+    "tensor_parallel_size": (1, 64),
 }
 CHOICES = {
     "preemption": ("recompute", "swap", "auto"),
@@ -87,6 +88,7 @@ CHOICES = {
     "kv_layout": ("paged", "contiguous"),
     "speculation": SPECULATION,
 }
+NOT_OF_RANKS = "draft_model adapter_slots resident_layers expert_memory lazy_experts cache_disk".split()
 # What a ResolvedConfig has as the EngineConfig does.
 UNCHANGED = "model max_waiting kv_layout graphs cache_policy cache_disk cache_disk_size deterministic adapter_slots adapter_rank".split()
 
@@ -143,6 +145,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     preemption: str = "auto"
     adapter_slots: int = 0
     adapter_rank: int = 16
+    tensor_parallel_size: int = 1
 
     def __post_init__(self):
         for name, (low, high) in RANGES.items():
@@ -173,11 +176,32 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"device {self.device!r} is not one of {', '.join(DEVICES)} (or cuda:1, the second GPU)")
         if self.max_tokens_per_step is not None and self.max_rows is not None:
             _rows_fit(self.max_tokens_per_step, self.max_rows)
+        if self.tensor_parallel_size > 1:
+            self._check_ranks()
+
+    def _check_ranks(self) -> None:
+        """ConfigError for what does not go with several ranks."""
+        defaults = {field.name: field.default for field in msgspec.structs.fields(type(self))}
+        for name in NOT_OF_RANKS:
+            if getattr(self, name) != defaults[name]:
+                option = name.replace("_", "-")
+                raise ConfigError(
+                    f"--{option} is not possible with --tensor-parallel-size {self.tensor_parallel_size} yet"
+                )
+        if self.device.partition(":")[0] not in ("auto", "cpu", "cuda"):
+            raise ConfigError(f"--tensor-parallel-size is for CPUs and NVIDIA GPUs, not for --device {self.device}")
 
     @property
     def keeps_prefixes(self) -> bool:
         """Whether there is a prefix cache."""
         return self.prefix_cache and self.kv_layout == "paged"
+
+    def to_arguments(self) -> list[str]:
+        """As from_arguments() reads them."""
+        told = msgspec.structs.asdict(self).items()
+        defaults = {field.name: field.default for field in msgspec.structs.fields(type(self))}
+        words = [(f"--{name.replace('_', '-')}", str(value)) for name, value in told if value != defaults[name]]
+        return [word for pair in words for word in pair]
 
     @classmethod
     def from_arguments(cls, arguments: list[str]) -> "EngineConfig":

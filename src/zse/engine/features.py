@@ -55,5 +55,6 @@ FEATURES = {
     ),
     "disk": FeatureRow(),
     "experts": FeatureRow(),
+    "ranks": FeatureRow(),
     "idle memory": FeatureRow(make=lambda engine: idle_memory.IdleMemory(engine), counters={"idle_evicted_pages": 0}),
 }

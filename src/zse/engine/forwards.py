@@ -19,6 +19,8 @@ from zse.sampling.params import SamplingParams
 from zse.sampling.state import SamplerState
 from zse.tensor import Tensor
 
+HIDDEN, HEAD = KINDS = ("hidden", "head")  # of recordings, as ranks know them
+
 
 class Piece(NamedTuple):
     """Part of a sequence: all of its tokens, which of them run, its pages, and its line, one of job_rows(). second:
@@ -53,10 +55,21 @@ class _TopRequest(NamedTuple):
 
 
 class Forwards:
-    """planner, config, table, logits, history: the Runner's. size_for(tokens): the size of recording for them. What is
+    """planner, config, table, logits, history, ranks: the Runner's. size_for(tokens): the size of recording for them. What is
     needed on the device is made when first asked for."""
 
-    def __init__(self, planner, config, *, table: PageTable, logits: Tensor, history, size_for: Callable[[int], int]):
+    def __init__(
+        self,
+        planner,
+        config,
+        *,
+        table: PageTable,
+        logits: Tensor,
+        history,
+        size_for: Callable[[int], int],
+        ranks: Any = None,
+    ):
+        self._ranks = ranks
         self._planner, self._device, self._config = planner, planner.device, config
         self._table, self._logits, self._history, self._size_for = table, logits, history, size_for
         self.max_lines: int = logits.shape[0]
@@ -88,9 +101,12 @@ class Forwards:
             at, context = last, max(context, end)
         if inputs.max_runs:
             inputs.fill_runs([piece.num_tokens for piece in pieces], [piece.slot for piece in pieces])
-        graph = self._graphs.get(("hidden", size)) or self._record_hidden(size)
+        graph = self._graphs.get((HIDDEN, size)) or self._record_hidden(size)
         symbols = self._planner.symbols(tokens, 1, context, max_tokens=size, runs=len(pieces))
-        graph.submit(**{name: symbols[name] for name in graph.symbols}).wait()
+        used = {name: symbols[name] for name in graph.symbols}
+        if self._ranks is not None:
+            self._ranks.replay((HIDDEN, size, 0), used, inputs.staging, *inputs.sent(size), self._planner.kv)
+        graph.submit(**used).wait()
 
     def logprobs(self, lines: list[Line]) -> list[TokenLogprob]:
         """Log-probabilities of at most `max_lines` lines of the chunk that ran last. NaN where logits are not
@@ -102,8 +118,11 @@ class Forwards:
         if tops:
             self._sampler = self._sampler or self._make_sampler()
             self._sampler.prepare([self._top_request(line.top) for line in lines], [0] * count)
-        kind = "tops" if tops else "head"
+        kind = "tops" if tops else HEAD
         graph = self._graphs.get((kind, 0)) or self._record_head(tops)
+        if self._ranks is not None:
+            asked = self._head_words
+            self._ranks.replay((HEAD, 0, 0), {"rows": count}, asked, 0, 4 * self.max_lines, self._planner.kv)
         graph.submit(rows=count).wait()
         found = words[2][:count].tolist()
         if not tops:
@@ -182,6 +201,13 @@ class Forwards:
 
     # -- recordings
 
+    def followed(self, kind: str, size: int) -> tuple[Any, Any]:
+        """As Runner.followed(): of a chunk, or of the head alone."""
+        inputs = self._inputs = self._inputs or self._make_inputs()
+        if kind == HIDDEN:
+            return self._graphs.get((HIDDEN, size)) or self._record_hidden(size), inputs.staging
+        return self._graphs.get((HEAD, 0)) or self._record_head(False), self._head_words
+
     def _make_inputs(self) -> StepInputs:
         inputs, self._head_words = job_inputs(
             self._device, self._config, self.max_lines, self._planner.kv.num_groups, job_rows(self._planner.config)
@@ -208,6 +234,8 @@ class Forwards:
     def _record_hidden(self, size: int):
         inputs = self._inputs
         assert inputs is not None
+        if self._ranks is not None:
+            self._ranks.record((HIDDEN, size, 0))
         recorder = self._device.record()
         step, types = inputs.buffers(size, self._table.tensor, self._logits)
         inputs.upload(recorder, size)
@@ -217,10 +245,12 @@ class Forwards:
                 recorder, tensors["page_count"], tensors["page_index"], tensors["page_value"], step.page_table
             )
         self._planner.record_hidden(recorder, step=step, max_tokens=size, types=types)
-        graph = self._graphs["hidden", size] = recorder.finish()
+        graph = self._graphs[HIDDEN, size] = recorder.finish()
         return graph
 
     def _record_head(self, tops: bool):
+        if self._ranks is not None:
+            self._ranks.record((HEAD, 0, 0))
         recorder, count = self._device.record(), self.max_lines
         wanted, targets, logprob, argmax = (
             Tensor(self._head_words.buffer, (count,), dtype, 4 * count * index)
@@ -230,9 +260,12 @@ class Forwards:
         self._planner.record_head(recorder, wanted, self._logits)
         rows = recorder.symbol("rows", count)
         logits = self._logits.with_rows(rows)
+        if self._ranks is not None and not self._ranks.leads:
+            graph = self._graphs[HEAD, 0] = recorder.finish()
+            return graph
         logprob_rows(recorder, logits, *(tensor.with_rows(rows) for tensor in (targets, logprob, argmax)))
         if tops:
             self._sampler.record(recorder, logits)
         recorder.download(self._head_words)
-        graph = self._graphs["tops" if tops else "head", 0] = recorder.finish()
+        graph = self._graphs["tops" if tops else HEAD, 0] = recorder.finish()
         return graph

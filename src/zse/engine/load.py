@@ -3,6 +3,7 @@ recording."""
 
 import sys
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from zse.cache import groups, prefix, states
 from zse.cache import pages as cache_pages
 from zse.engine import core, expert_counters, memory, messages, metrics, offload
 from zse.engine import draft as draft_model
+from zse.engine import ranks as model_ranks
 from zse.engine import runner as engine_runner
 from zse.engine.config import GPU_MIXED_TOKENS, QUEUE_TOKENS, EngineConfig, ResolvedConfig
 from zse.errors import DeviceError, UnsupportedError, ZSEError
@@ -40,12 +42,34 @@ class Loaded:
         return self.plan.parts
 
 
-def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, opening=None) -> Loaded:
+def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, opening=None, ranks=None) -> Loaded:
     """Open, load and make ready. phases: Phases to mark. on_source(source): called as soon as the file is open (the
     tokenizer can load meanwhile). on_plan(MemoryPlan): called before anything but a CPU's weights is allocated.
-    opening: the PendingDevice to load onto, if one was started. Raises FormatError, UnsupportedError, ConfigError,
-    DeviceError."""
-    opening = opening or device_opening.PendingDevice(config.device)
+    opening: the PendingDevice to load onto, if one was started. ranks: the Follower, in a process beside rank 0's. Raises
+    FormatError, UnsupportedError, ConfigError, DeviceError, GroupError."""
+    if config.tensor_parallel_size == 1:
+        return _load(config, phases, on_source, on_plan, opening)
+    ranks = ranks or model_ranks.Leader.start(config)
+    try:
+        loaded = _load(ranks.config, phases, on_source, on_plan, opening, ranks)
+    except BaseException:
+        if ranks.leads:
+            ranks.close()
+        raise
+    if ranks.leads:
+        loaded.engine.use("ranks", model_ranks.RankWatch(ranks))
+        try:
+            ranks.wait_loaded()
+        except BaseException:
+            loaded.engine.close()
+            loaded.source.close()
+            raise
+        phases.mark("ranks loaded")
+    return loaded
+
+
+def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None) -> Loaded:
+    share, opening = ranks.share if ranks else {}, opening or device_opening.PendingDevice(config.device)
     opening.threads = config.threads
     device = model = source = draft = drafting = ahead = None
     try:
@@ -54,11 +78,11 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
         ahead = _read_ahead(config.device, source.files)
         if on_source is not None:
             on_source(source)
-        plan = _plan_beside(opening, source, config)
+        plan = _plan_beside(opening, source, config, share)
         device = _opened(opening, config)
         phases.mark("device open")
         if plan is None or plan.family != device.kernels:
-            plan = model_load.plan_model(source, quantize=config.quantize, family=device.kernels)
+            plan = model_load.plan_model(source, quantize=config.quantize, family=device.kernels, **share)
         plan = plan._replace(lazy_experts=config.lazy_experts)
         if config.draft_model is not None:
             draft = draft_model.plan_draft(
@@ -71,12 +95,12 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
             ahead.stop()
             model = model_load.load_model(device, plan, verify_weights=config.verify_weights)
             phases.mark("weights reading")
-        planned = memory.plan_memory(config, plan, device, None if draft is None else draft.plan)
+        planned = _settled(config, plan, device, source, draft, ranks)
         plan = planned.model
         _tell(planned, on_plan)
         if model is None:
             model = model_load.load_model(device, plan, start=False, verify_weights=config.verify_weights)
-        engine = _build(planned.config, device, model, plan)
+        engine = _build(planned.config, device, model, plan, ranks)
         if planned.config.cache_disk is not None:
             engine.use("disk", offload.open_disk_tier(engine, planned.config, source, config.quantize))
         phases.mark("engine built")
@@ -119,7 +143,17 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
         if device is not None:
             device.close()
         raise
-    return Loaded(engine, planned.config, plan.config, source, device, planned)
+    whole = plan.config if plan.share is None else plan.share.whole
+    return Loaded(engine, planned.config, whole, source, device, planned)
+
+
+def _settled(config: EngineConfig, plan, device, source, draft, ranks) -> memory.MemoryPlan:
+    """The memory's plan, of several ranks one that all have room for."""
+    planned = memory.plan_memory(config, plan, device, None if draft is None else draft.plan, ranks)
+    if ranks is None:
+        return planned
+    again = partial(memory.plan_memory, plan=plan, device=device, ranks=ranks)
+    return ranks.agree(device, source, planned, again)
 
 
 def _tell(planned: memory.MemoryPlan, on_plan) -> None:
@@ -142,14 +176,14 @@ def _opened(opening, config: EngineConfig):
     return device
 
 
-def _plan_beside(opening, source, config: EngineConfig):
+def _plan_beside(opening, source, config: EngineConfig, share: dict):
     """While a GPU's driver starts (0.2 s): plan for a GPU, and import what comes next. None when there is no time for
     it, or when a GPU cannot have the model (the device may turn out to be the CPU)."""
     if opening.done or config.device == "cpu":
         return None
     plan = None
     with suppress(ZSEError):
-        plan = model_load.plan_model(source, quantize=config.quantize, family="gpu")
+        plan = model_load.plan_model(source, quantize=config.quantize, family="gpu", **share)
     for name in lazy.GPU_ENGINE:
         if opening.done:
             break
@@ -157,7 +191,7 @@ def _plan_beside(opening, source, config: EngineConfig):
     return plan
 
 
-def _build(config: ResolvedConfig, device, model, plan):
+def _build(config: ResolvedConfig, device, model, plan, ranks=None):
     """Everything but the weights' contents: needs only their addresses."""
     if not config.graphs:
         device.supports_capture = False
@@ -200,7 +234,7 @@ def _build(config: ResolvedConfig, device, model, plan):
             "pages of this model's sliding windows are not kept in host memory or on disk: prefixes come back from there only "
             "while these pages are still in the cache (preempted requests are swapped in full)"
         )
-    runner = engine_runner.Runner(device, model, config)
+    runner = engine_runner.Runner(device, model, config, ranks=ranks)
     if runner.adapters is not None:
         runner.adapters.kept = scheduler.life.adapters.rows
     wanted = {"grammars": config.warm_grammars, "idle memory": hasattr(runner.kv.buffer, "discard")}
@@ -260,7 +294,8 @@ def kernels_of(model: str, level: str, threads: int) -> set[str]:
 def gpu_kernels_of(config: EngineConfig, device) -> set[str]:
     """Those of a start with `config` on a GPU like `device`."""
     return _asked(
-        msgspec.structs.replace(config, cache_disk=None), import_module("zse.engine.needed").AskingGPU(device)
+        msgspec.structs.replace(config, cache_disk=None, tensor_parallel_size=1),
+        import_module("zse.engine.needed").AskingGPU(device),
     )
 
 
@@ -277,9 +312,12 @@ def _asked(config: EngineConfig, device) -> set[str]:
 def park(arguments: list[str]):
     """What can be done before the model is known: the device opened, kernels loaded into it, modules imported.
 
-    arguments: --device and --threads of a worker's command line. Returns the PendingDevice. Raises ZSEError.
+    arguments: --device, --threads and --tensor-parallel-size of a worker's command line. Returns the PendingDevice. Raises
+    ZSEError.
     """
     config = EngineConfig.from_arguments(["--model", "", *arguments])
+    if config.tensor_parallel_size > 1:
+        config = model_ranks.of_rank(config, model_ranks.device_of(config), 0)
     opening = device_opening.PendingDevice(config.device, config.threads)
     for name in lazy.PARKED_ENGINE:
         import_module(name)

@@ -91,9 +91,9 @@ class MemoryPlan(NamedTuple):
         )
 
 
-def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
+def plan_memory(config: EngineConfig, plan, device, draft=None, ranks=None) -> MemoryPlan:
     """Settle `config` for `plan` (zse.models.load.ModelPlan) on an open device and count its memory. draft: the
-    ModelPlan of a draft model that runs beside.
+    ModelPlan of a draft model that runs beside. ranks: zse.engine.ranks.Ranks where the plan is one rank's share.
 
     resident_layers: of the others the weights stay in host memory; AUTO_LAYERS: where not all layers fit, of as many as
     must. expert_memory: experts stay there, and have so many bytes on the device by turns.
@@ -101,6 +101,7 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
     Raises MemoryPlanError that names what does not fit, in bytes, and the option that shrinks it.
     """
     model = plan.config
+    beside = ranks.group.size if ranks is not None and device.shares_memory else 1  # ranks on this machine
     if not model.causal:
         config = for_encoder(config, model.max_context, device.kernels)
     config = state_memory.for_states(config) if model.has_state else config
@@ -114,7 +115,7 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
         weight_bytes=weight_bytes,
         vocab_size=model.vocab_size,
         memory_bytes=limit or 0,
-        token_bytes=partial(_token_bytes, plan, device),
+        token_bytes=partial(_token_bytes, plan, device, ranks),
     )
     # A row that has a whole context anyway gives nothing back.
     layers = groups.group_layers(model) if config.kv_layout == "paged" else groups.one_group(model)
@@ -145,11 +146,11 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
             threads=device.threads,
             room_bytes=room,
             block_bytes=block_bytes,
-            memory_bytes=device.memory_total,
+            memory_bytes=device.memory_total // beside,
             geometry=pages_of,
         )
         found = found if states is None else states.of(found)
-        return found, *count(found, plan, device, draft)
+        return found, *count(found, plan, device, draft, ranks)
 
     wanted, found = _wanted_host_layers(config, model.num_layers, device), None
     if not wanted:
@@ -260,10 +261,11 @@ def _shrunk(found: Found, resolved_in: Callable[[int | None], Found], limit: int
     return larger if sum(larger[1].values()) <= limit else found
 
 
-def count(config: ResolvedConfig, plan, device, draft=None) -> tuple[dict[str, int], int]:
+def count(config: ResolvedConfig, plan, device, draft=None, ranks=None) -> tuple[dict[str, int], int]:
     """Bytes by use that an engine of `config` allocates on `device` in the end, and those that only features do."""
     counter = CountingDevice(device)
-    runners = [Runner(counter, load_model(counter, plan, start=False), config)]  # kept: what is dropped counts no more
+    # Kept: what is dropped counts no more.
+    runners = [Runner(counter, load_model(counter, plan, start=False), config, ranks=ranks)]
     if draft is not None:
         own = draft_model.draft_config(config, draft)
         runners.append(Runner(counter, load_model(counter, draft, start=False), own, grouped=False))
@@ -281,17 +283,18 @@ def count(config: ResolvedConfig, plan, device, draft=None) -> tuple[dict[str, i
     return parts | found, later
 
 
-def _token_bytes(plan, device) -> int:
+def _token_bytes(plan, device, ranks) -> int:
     """Scratch that one more token of a step takes."""
-    return (_scratch(plan, device, 2048) - _scratch(plan, device, 1024)) // 1024
+    return (_scratch(plan, device, 2048, ranks) - _scratch(plan, device, 1024, ranks)) // 1024
 
 
-def _scratch(plan, device, tokens: int) -> int:
+def _scratch(plan, device, tokens: int, ranks) -> int:
     """Bytes of scratch that steps of so many tokens of one sequence work in."""
     counter = CountingDevice(device)
     model = load_model(counter, plan, start=False)
     buffers = StepBuffers.allocate(counter, plan.config, max_tokens=tokens, max_rows=1, max_pages=1)
-    return Planner(counter, forward_of(plan.config), model, None, buffers).scratch.nbytes
+    group = ranks and ranks.group
+    return Planner(counter, forward_of(plan.config), model, None, buffers, group=group).scratch.nbytes
 
 
 def _limit(config: EngineConfig, device) -> tuple[int | None, str]:

@@ -331,17 +331,22 @@ class FrameSocket:
     """The engine's end: blocking sends, receives with a timeout. One thread receives; sends are atomic per call
     only if the caller serialises them."""
 
-    def __init__(self, sock: "socket.socket"):
+    def __init__(self, sock: "socket.socket", kind: object = ToEngine):
         sock.setblocking(True)
         self._sock = sock
-        self._reader = FrameReader(ToEngine)
+        self._reader = FrameReader(kind)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
 
     @classmethod
-    def from_fd(cls, fd: int) -> "FrameSocket":
-        """Adopt an inherited descriptor (`--fd N` of the worker)."""
-        return cls(socket.socket(fileno=fd))
+    def from_fd(cls, fd: int, kind: object = ToEngine) -> "FrameSocket":
+        """Adopt an inherited descriptor (`--fd N` of the worker). kind: of the messages that come."""
+        return cls(socket.socket(fileno=fd), kind)
+
+    @property
+    def is_hung_up(self) -> bool:
+        """Whether the other end is closed. Reads nothing."""
+        return any(events & select.POLLHUP for _, events in self._poll.poll(0))
 
     def fileno(self) -> int:
         return self._sock.fileno()

@@ -18,6 +18,7 @@ from zse.cache.pages import BLOCK
 from zse.engine import forwards, masking
 from zse.engine.config import ResolvedConfig
 from zse.engine.messages import TokenLogprob
+from zse.engine.recordings import first_recordings
 from zse.engine.step import PageTable, StepInputs, job_inputs, job_rows, job_sampler, masks_staging, new_blocks
 from zse.kernels import feed, page_table
 from zse.lora import slots as adapter_slots
@@ -31,8 +32,6 @@ from zse.tensor import Tensor
 
 # Lines of logits kept at least: jobs read so many at a time. Lines that are not used are never touched.
 SCORE_ROWS = 16
-# Tokens of a prompt that a first request on a GPU is likely not to have more of: its recording is made first.
-SHORT_PROMPT = 64
 
 
 def logit_rows(max_lines: int, max_tokens_per_step: int) -> int:
@@ -57,11 +56,13 @@ class StepSet(NamedTuple):
 
 
 class FilledStep(NamedTuple):
-    """A batch whose inputs are written: the Graph to replay, with which symbols, in which buffers."""
+    """A batch whose inputs are written: the Graph to replay, with which symbols, in which buffers; its kind, its size
+    and the buffers' number."""
 
     graph: Any
     symbols: dict[str, int]
     buffers: StepSet
+    key: tuple[str, int, int]
 
 
 class Runner:
@@ -69,11 +70,19 @@ class Runner:
 
     runs_ahead: whether a second batch may be submitted before the first is collected (default: the device's). On a CPU
     it is for tests of that: a step runs when it is submitted, and penalties do not see the token in flight. grouped:
-    whether layers with a window have page tables of their own (Entry.windows), where the model has both kinds.
+    whether layers with a window have page tables of their own (Entry.windows), where the model has both kinds. ranks: zse.engine.ranks.Ranks where the model is one rank's share.
     """
 
-    def __init__(self, device, model, config: ResolvedConfig, runs_ahead: bool | None = None, grouped: bool = True):
-        self.device, self.model, self.config = device, model, config
+    def __init__(
+        self,
+        device,
+        model,
+        config: ResolvedConfig,
+        runs_ahead: bool | None = None,
+        grouped: bool = True,
+        ranks: Any = None,
+    ):
+        self.device, self.model, self.config, self.ranks = device, model, config, ranks
         grouped = grouped and config.kv_layout == "paged"
         self.runs_ahead = device.runs_ahead if runs_ahead is None else runs_ahead
         # The device is done with the logits when a step's tokens are known: they can be sampled again.
@@ -97,7 +106,8 @@ class Runner:
             max_rows=config.max_rows,
             jobs=job_rows(model.config),
             max_context=config.max_context,
-            in_place=not self.runs_ahead,
+            in_place=not self.runs_ahead and ranks is None,
+            told=ranks and ranks.write_table,
         )
         self._logits = new_tensor(device, "step", "f32", lines, model.config.vocab_size)
         self.adapters: adapter_slots.AdapterSlots | None = None
@@ -108,7 +118,7 @@ class Runner:
         self.states = states.state_cache(device, forward, config.state_slots) if config.state_slots else None
         self._history: Tensor | None = None  # of tokens, by block, where the host cannot keep it
         self._sets = self._make_sets()
-        self.pages = PageMover(device, self.kv, self._history, self.states)
+        self.pages = PageMover(device, self.kv, self._history, self.states, ranks and ranks.move)
         buffers, _ = self._sets[0].inputs.buffers(config.max_tokens_per_step, self._table.tensor, self._logits)
         self.planner = Planner(
             device,
@@ -120,13 +130,14 @@ class Runner:
             activations=config.activations,
             deterministic=config.deterministic,
             adapters=self.adapters,
+            group=ranks and ranks.group,
         )
         self._sizes = self.planner.sizes
         self._ascending = _ascending(config.max_context)
         self._graphs: dict[tuple[str, int, int], Any] = {}
         self._forwards: forwards.Forwards | None = None
         self._masking: masking.Masking | None = None
-        self._wanted_first = self._first_recordings()
+        self._wanted_first = first_recordings(self) if ranks is None or ranks.leads else []
         # Drafts are verified in runs of several tokens that all have logits; a CPU's launches for it are those of
         # decode.
         self._run_kind = "verify" if device.runs_ahead else "decode"
@@ -166,39 +177,6 @@ class Runner:
             sets.append(StepSet(number, inputs, results, sampler))
         return sets
 
-    def _first_recordings(self) -> list[tuple[str, int, int]]:
-        """(kind, size, number of the StepSet) of the graphs to record when there is time, in this order: a first
-        request's first."""
-        config = self.config
-        if not self.model.config.causal:
-            return []
-        if self.runs_ahead:
-            numbers = range(len(self._sets))
-            prompts = [size for size in self._sizes if size > 1]
-            short = self._size_for("mixed", min(SHORT_PROMPT, config.max_tokens_per_step))
-            first = [("mixed", short, 0), *(("decode", 1, number) for number in reversed(numbers))]
-            first += [("mixed", size, number) for number in numbers for size in prompts if size >= short]
-            first += [
-                ("decode", size, number)
-                for size in self._sizes[1:]
-                for number in numbers
-                if self._sizes[self._sizes.index(size) - 1] < config.max_rows
-            ]
-            first += [
-                ("verify", size, number)
-                for size in self._sizes[1:]
-                for number in numbers
-                if config.max_drafts and self._sizes[self._sizes.index(size) - 1] < config.max_lines
-            ]
-        else:
-            split = self._size_for("mixed", 2)
-            first = [("mixed", config.max_tokens_per_step, 0), ("decode", 1, 0), ("mixed", split, 0)]
-            if config.max_lines > 1:
-                first.append(("decode", split, 0))
-            if config.max_lines > split:
-                first.append(("decode", self._sizes[-1], 0))
-        return list(dict.fromkeys(first))
-
     # -- a step
 
     def run(self, batch: Batch) -> list[tuple[int, object]]:
@@ -228,6 +206,9 @@ class Runner:
 
     def launch(self, step: FilledStep) -> Any:
         """Start what fill() prepared; its Ticket."""
+        if self.ranks is not None:
+            inputs, (_, size, _) = step.buffers.inputs, step.key
+            self.ranks.replay(step.key, step.symbols, inputs.staging, *inputs.sent(size), self.kv)
         return step.graph.submit(**step.symbols)
 
     def fill(self, batch: Batch, masked: bool = False) -> FilledStep:
@@ -238,7 +219,7 @@ class Runner:
         entries = batch.entries
         decode = batch.num_tokens == len(entries) == batch.num_samples  # one token an entry, each with logits
         kind = "decode" if decode else self._run_kind if batch.num_tokens == batch.num_samples else "mixed"
-        size = self._size_for(kind, batch.num_tokens)
+        size = self.size_for(kind, batch.num_tokens)
         buffers.inputs.page_count[0] = 0
         context = (self._fill_decode if decode else self._fill)(entries, buffers.inputs, size)
         sampling = entries if decode else [entry for entry in entries if entry.samples]
@@ -268,7 +249,7 @@ class Runner:
             buffers.inputs.fill_runs([entry.count for entry in entries], [entry.slot for entry in entries])
         runs = len(entries)
         symbols = self.planner.symbols(batch.num_tokens, batch.num_samples, context, max_tokens=size, runs=runs)
-        return FilledStep(graph, {name: symbols[name] for name in graph.symbols}, buffers)
+        return FilledStep(graph, {name: symbols[name] for name in graph.symbols}, buffers, (kind, size, buffers.number))
 
     def collect(self, submitted: tuple[Any, Any]) -> list[tuple[int, object]]:
         """Wait for a batch; (token, TokenLogprob | None) for each entry that samples, in order. Token -1: the logits
@@ -391,7 +372,7 @@ class Runner:
 
     # -- graphs
 
-    def _size_for(self, kind: str, tokens: int) -> int:
+    def size_for(self, kind: str, tokens: int) -> int:
         """The smallest recording that a batch of `tokens` fits."""
         if kind != "decode" and tokens == 1:
             tokens = 2  # one for a single token is worth it for decode steps only
@@ -406,12 +387,14 @@ class Runner:
         key = kind, size, number
         graph = self._graphs.get(key)
         if graph is None:
+            if self.ranks is not None:
+                self.ranks.record(key)
             recorder = self.device.record()
             buffers = self._sets[number]
             step, source = buffers.inputs.buffers(size, self._table.tensor, self._logits)
             tokens = recorder.symbol("tokens", size)
             buffers.inputs.upload(recorder, size)
-            if self.runs_ahead:
+            if not self._table.in_place:
                 self._record_inputs(recorder, buffers, step, source, tokens)
             kind, *parts = kind.split()
             adapted = None
@@ -431,13 +414,28 @@ class Runner:
             graph = self._graphs[key] = recorder.finish()
         return graph
 
+    def followed(self, key: tuple[str, int, int]) -> tuple[Any, Any]:
+        """The recording that a rank beside rank 0 makes for one of its, without sampling, and the Staging of its inputs."""
+        kind, size, number = key
+        if kind in forwards.KINDS:
+            return self.forwards.followed(kind, size)
+        return self._graph(kind.split()[0] + " forward", size, number), self._sets[number].inputs.staging
+
+    def write_table(self, at: int, entries: bytes) -> None:
+        """Entries of the page table, from byte `at` on."""
+        self.device.write(Tensor(self._table.tensor.buffer, (len(entries) // 4,), "i32", at), entries)
+
     def _record_inputs(self, recorder, buffers: StepSet, step, source: Tensor, tokens) -> None:
         """The first launches of a step that runs ahead: new pages into the page table, sampled ids into the inputs."""
-        before = self._sets[1 - buffers.number].sampler
         pages = buffers.inputs.tensors
         page_table.update_pages(
             recorder, pages["page_count"], pages["page_index"], pages["page_value"], step.page_table
         )
+        if not self.runs_ahead:
+            return
+        before = self._sets[1 - buffers.number].sampler
+        if self.ranks is not None:
+            self.ranks.group.broadcast(recorder, before.tokens)
         feed.feed_tokens(
             recorder,
             step.token_ids.with_rows(tokens),
@@ -467,7 +465,8 @@ class Runner:
                 table=self._table,
                 logits=self._logits,
                 history=self._sets[0].sampler.history,
-                size_for=lambda tokens: self._size_for("mixed", tokens),
+                size_for=lambda tokens: self.size_for("mixed", tokens),
+                ranks=self.ranks,
             )
         return self._forwards
 

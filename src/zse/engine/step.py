@@ -104,6 +104,10 @@ class StepInputs:
         self._run_start[: number + 1] = array("i", accumulate(counts, initial=0))
         self._run_slot[:number] = array("i", slots)
 
+    def sent(self, size: int) -> tuple[int, int]:
+        """The bytes of the staging, from and to, that ranks without a sampler need for a recording of `size`."""
+        return self.tensors["logit_rows"].offset, self._tokens_at + 16 * size
+
     def upload(self, recorder, size: int) -> None:
         """Record the upload of everything that a recording of `size` reads."""
         recorder.upload(self.staging, 0, self._tokens_at + 16 * size)
@@ -122,17 +126,27 @@ class PageTable:
     """tensor: i32 [groups * (max_rows + jobs), blocks of max_context]: of each group of layers one table behind the
     other, whose last rows no request gets: jobs write their pages there.
 
-    in_place: the host writes entries itself; else they go with a step's inputs. residents: for each row of requests
+    in_place: the host writes entries itself; else they go with a step's inputs. told(byte offset, entries): called for those that
+    are too many for that. residents: for each row of requests
     which residency it describes (request, its number), and how many of its blocks are written."""
 
     def __init__(
-        self, device, kv: KVCache, pages: PageGeometry, *, max_rows: int, jobs: int, max_context: int, in_place: bool
+        self,
+        device,
+        kv: KVCache,
+        pages: PageGeometry,
+        *,
+        max_rows: int,
+        jobs: int,
+        max_context: int,
+        in_place: bool,
+        told: Any = None,
     ):
         self._device, self._kv, self._pages = device, kv, pages
         self.max_rows, self.max_blocks = max_rows, blocks_for(max_context)
         self._rows = max_rows + jobs
         self.tensor = new_tensor(device, "step", "i32", self._rows * kv.num_groups, self.max_blocks)
-        self.in_place = in_place
+        self.in_place, self._told = in_place, told
         self._view: Any = self.tensor.view() if in_place else None
         self.residents: list[tuple[Request | None, int, int]] = [(None, 0, 0)] * max_rows
 
@@ -182,6 +196,8 @@ class PageTable:
             kv.map_to(page)
         if count + new > inputs.max_updates:
             # The pages of a long prompt that was in the prefix cache.
+            if self._told is not None:
+                self._told(4 * at, entries)
             self._device.write(Tensor(self.tensor.buffer, (new,), "i32", 4 * at), entries)
             return
         inputs.page_index[count : count + new] = array("i", range(at, at + new))

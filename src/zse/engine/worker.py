@@ -2,7 +2,7 @@
 `--fd N --park [--device D]`, which opens its device and waits for LoadModel to become the engine of a model.
 
 Speaks engine/messages.py over the inherited socket N: first Ready (or Fatal), then Tokens and Failed of requests, and
-Heartbeat. It exits when the server closes the socket or sends Shutdown. SIGINT is ignored: the server decides.
+Heartbeat. As a rank beside rank 0 (`--fd N --rank R --memory M`, engine/ranks.py) it speaks what that module says. It exits when the server closes the socket or sends Shutdown. SIGINT is ignored: the server decides.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ import sys
 from time import perf_counter
 
 from zse import lazy
-from zse.engine import load, messages, serving
+from zse.engine import follow, load, messages, ranks, serving
 from zse.engine.metrics import Phases, since_exec_clock
 from zse.errors import DeviceLost, DeviceMemoryError, EngineError, ZSEError, missing_package
 from zse.lazy import logging
@@ -42,11 +42,16 @@ def main(arguments: list[str], build=None, clock=None) -> int:
         early = _start_device(arguments[2:])
         lazy.import_lean("msgspec")
         build = load.build_from_arguments
-    die_with_parent(parent)
-    socket = messages.FrameSocket.from_fd(int(arguments[1]))
+    is_rank = arguments[2:3] == ["--rank"]
+    if not is_rank:  # a rank ends with its socket: the thread that started it may end before the process does
+        die_with_parent(parent)
+    socket = messages.FrameSocket.from_fd(int(arguments[1]), *((ranks.ToRank,) if is_rank else ()))
     engine = None
     try:
         options, parked = arguments[2:], ()
+        if is_rank:
+            follow.follow(options, socket, phases, *early)
+            return 0
         if options[:1] == ["--park"]:
             loading = _wait_for_load(socket, options[1:], phases)
             if loading is None:

@@ -1,0 +1,22 @@
+"""The process of a rank beside rank 0: `python -m zse.engine.worker --fd N --rank R --memory M --model PATH ...`."""
+
+import gc
+from typing import Any
+
+from zse.engine import load, ranks
+from zse.engine.messages import FrameSocket
+
+
+def follow(words: list[str], link: FrameSocket, phases: Any, opening: Any = None) -> None:
+    """The life of a rank beside rank 0, in a process of its own. Errors as of load_engine, GroupError."""
+    # After an error the group stays as it is until the process ends: rank 0 is to hear of the error first.
+    follower = ranks.Follower.join(words, link)
+    loaded = load.load_engine(follower.config, phases, opening=opening, ranks=follower)
+    gc.freeze()
+    gc.enable()
+    try:
+        follower.run(loaded.engine.runner)
+    finally:
+        loaded.engine.close()
+        loaded.source.close()
+    follower.close()

@@ -1,0 +1,355 @@
+"""The ranks of an engine whose model is shared (docs/design/0011-several-devices.md): how rank 0 starts the others and tells them
+what to replay, and what these do.
+
+Everything that rank 0 replays with collectives in it goes to the others as a Replay: which recording, its symbols, and the inputs, which
+they write where theirs are read. They have no scheduler and sample nothing."""
+
+import contextlib
+import os
+from typing import Any, NamedTuple
+
+import msgspec
+
+import zse
+from zse.engine import child, forwards, messages
+from zse.engine.config import EngineConfig, ResolvedConfig
+from zse.errors import ConfigError, DeviceError, GroupError
+from zse.lazy import select
+from zse.parallel.group import RankGroup
+from zse.runtime import probe
+from zse.runtime.bindings import cuda as cuda_driver
+from zse.scheduler.feature import Feature
+
+Key = tuple[str, int, int]  # kind of recording, its size, the number of its inputs
+END_S = 2.0  # for ranks that are to end
+# What ranks must agree on, and take the least of.
+LEAST = ("max_context", "max_rows", "max_tokens_per_step", "page_size")
+
+
+class Replay(msgspec.Struct, tag=True, array_like=True):
+    """Write `data` at byte `at` of the recording's inputs, have memory for pages up to number `mapped`, replay."""
+
+    key: Key
+    symbols: dict[str, int]
+    at: int
+    data: bytes
+    mapped: int
+
+
+class RecordAhead(msgspec.Struct, tag=True, array_like=True):
+    """Make a recording that will be replayed."""
+
+    key: Key
+
+
+class Move(msgspec.Struct, tag=True, array_like=True):
+    """Run transfers of pages."""
+
+    transfers: list[tuple[str, int, int]]
+
+
+class WriteTable(msgspec.Struct, tag=True, array_like=True):
+    """Write entries of the page table, from byte `at` on."""
+
+    at: int
+    data: bytes
+
+
+class RankLoaded(msgspec.Struct, tag_field="kind", tag=True):
+    """To rank 0: the weights are there."""
+
+
+class Hello(msgspec.Struct):
+    """What a rank says of itself. files: size and time of change of the model's. settings: of LEAST; tokens: that its KV pages hold;
+    host_slots: as ResolvedConfig has them."""
+
+    version: str
+    files: list[tuple[int, int]]
+    device: str
+    kv_dtype: str
+    activations: str
+    settings: dict[str, int]
+    tokens: int
+    host_slots: int
+
+
+class Ranks:
+    """This process's place among the ranks, as load.py and the Runner use it: rank 0's Leader, or a Follower."""
+
+    leads = False
+
+    def __init__(self, group: RankGroup, config: EngineConfig):
+        self.group, self.config = group, config
+
+    @property
+    def share(self) -> dict[str, int]:
+        """Whose share of the model is planned (plan_model)."""
+        return {"rank": self.group.rank, "ranks": self.group.size}
+
+    def agree(self, device: Any, source: Any, planned: Any, again: Any) -> Any:
+        """The MemoryPlan that all ranks have room for. planned: this rank's; again(config): its plan with other settings. Connects
+        the group to the device. GroupError where ranks differ in what they must not."""
+        self.group.connect(device)
+        for _ in range(2):
+            told = self._exchange(device, source, planned.config)
+            if len({(hello.tokens, *hello.settings.values()) for hello in told}) == 1:
+                slots = min(hello.host_slots for hello in told)
+                return planned._replace(config=msgspec.structs.replace(planned.config, host_slots=slots))
+            least = {name: min(hello.settings[name] for hello in told) for name in LEAST}
+            tokens = min(hello.tokens for hello in told)
+            planned = again(msgspec.structs.replace(self.config, num_pages=max(1, tokens // 16), **least))
+        raise GroupError(
+            f"the ranks do not agree on the pages of the KV cache ({tokens} tokens): give --num-pages and --page-size"
+        )
+
+    def _exchange(self, device: Any, source: Any, used: ResolvedConfig) -> list[Hello]:
+        files = [(stat.st_size, stat.st_mtime_ns) for stat in (os.fstat(file.fd) for file in source.files)]
+        settings = {name: getattr(used, name) for name in LEAST}
+        mine = Hello(
+            version=zse.__version__,
+            files=files,
+            device=device.name,
+            kv_dtype=used.kv_dtype,
+            activations=used.activations,
+            settings=settings,
+            tokens=used.num_pages * used.page_size,
+            host_slots=used.host_slots,
+        )
+        told = [msgspec.msgpack.decode(data, type=Hello) for data in self.group.exchange(msgspec.msgpack.encode(mine))]
+        for rank, hello in enumerate(told):
+            for name, what in (("version", "version of zse"), ("files", "model"), ("device", "kind of device")):
+                if getattr(hello, name) != getattr(told[0], name):
+                    found, expected = getattr(hello, name), getattr(told[0], name)
+                    raise GroupError(f"rank {rank} has another {what} than rank 0: {found}, not {expected}")
+            if (hello.kv_dtype, hello.activations) != (told[0].kv_dtype, told[0].activations):
+                raise GroupError(f"rank {rank} computes with {hello.activations} and {hello.kv_dtype}, rank 0 does not")
+        return told
+
+    # What rank 0's Runner tells the others; nothing on those.
+
+    def record(self, key: Key) -> None:
+        """A recording is about to be made."""
+
+    def replay(self, key: Key, symbols: dict[str, int], staging: Any, at: int, end: int, kv: Any) -> None:
+        """A recording is about to be replayed, with bytes [at, end) of its inputs."""
+
+    def move(self, transfers: "list[tuple[str, int, int]]") -> None:
+        """Transfers of pages are about to run."""
+
+    def write_table(self, at: int, entries: Any) -> None:
+        """Entries of the page table are about to be written past a step's inputs."""
+
+    def wait_loaded(self) -> None:
+        """Until all ranks have their weights."""
+
+    def look(self) -> None:
+        """GroupError when another rank has ended."""
+
+    def close(self) -> None:
+        """End the ranks."""
+        self.group.close()
+
+
+class Peer(NamedTuple):
+    """A rank that rank 0 started."""
+
+    process: child.EngineProcess
+    reader: messages.FrameReader
+
+
+class Leader(Ranks):
+    """Rank 0."""
+
+    leads = True
+
+    def __init__(self, group: RankGroup, config: EngineConfig):
+        super().__init__(group, config)
+        self._peers: list[Peer] = []
+        self._encoder = msgspec.msgpack.Encoder()
+        self._loaded: set[int] = set()
+        self._poll = select.poll()
+        group.look = self.look
+
+    @classmethod
+    def start(cls, config: EngineConfig) -> "Leader":
+        """Start the other ranks, which load beside this one. ConfigError, DeviceError."""
+        size, device = config.tensor_parallel_size, device_of(config)
+        found = cls(RankGroup.create(size), of_rank(config, device, 0))
+        descriptor = found.group.descriptor
+        try:
+            os.set_inheritable(descriptor, True)
+            for rank in range(1, size):
+                words = [
+                    "--rank",
+                    str(rank),
+                    "--memory",
+                    str(descriptor),
+                    *of_rank(config, device, rank).to_arguments(),
+                ]
+                started = child.spawn(words)
+                started.sock.settimeout(found.group.timeout_s)
+                found._poll.register(started.sock, select.POLLIN)
+                found._peers.append(Peer(started, messages.FrameReader(RankLoaded | messages.Fatal)))
+        except BaseException:
+            found.close()
+            raise
+        finally:
+            os.set_inheritable(descriptor, False)
+        return found
+
+    def record(self, key: Key) -> None:
+        self._tell(RecordAhead(key))
+
+    def replay(self, key: Key, symbols: dict[str, int], staging: Any, at: int, end: int, kv: Any) -> None:
+        mapped = min(kv.buffer.nbytes // kv.page_nbytes, kv.num_pages) - 1
+        self._tell(Replay(key, symbols, at, bytes(staging.host[at:end]), mapped))
+
+    def move(self, transfers: "list[tuple[str, int, int]]") -> None:
+        if transfers:
+            self._tell(Move(list(transfers)))
+
+    def write_table(self, at: int, entries: Any) -> None:
+        self._tell(WriteTable(at, memoryview(entries).tobytes()))
+
+    def _tell(self, message: Any) -> None:
+        frame = messages.encode(message)
+        for rank, peer in enumerate(self._peers, 1):
+            try:
+                peer.process.sock.sendall(frame)
+            except OSError as error:
+                self.look()
+                raise GroupError(f"rank {rank} (process {peer.process.pid}) takes no messages: {error}") from None
+
+    def wait_loaded(self) -> None:
+        """Each rank reads as long as it must: a disk may take minutes."""
+        while len(self._loaded) < len(self._peers):
+            self._poll.poll(1000)
+            self.look()
+
+    def look(self) -> None:
+        readable = {descriptor for descriptor, _ in self._poll.poll(0)}
+        for rank, peer in enumerate(self._peers, 1):
+            if peer.process.sock.fileno() not in readable:
+                continue
+            try:
+                data = peer.process.sock.recv(1 << 16)
+            except OSError:
+                data = b""
+            for message in peer.reader.feed(data):
+                if isinstance(message, messages.Fatal):
+                    error = GroupError(f"rank {rank}: {message.message}")
+                    error.exit_code, error.code = message.exit_code, message.code
+                    raise error
+                self._loaded.add(rank)
+            if not data:
+                raise GroupError(f"rank {rank} (process {peer.process.pid}) {_ended(peer.process)}")
+
+    def close(self) -> None:
+        for peer in self._peers:
+            with contextlib.suppress(OSError):
+                peer.process.sock.close()
+        self.group.close()
+        for peer in self._peers:
+            if peer.process.wait(END_S) is None:
+                peer.process.kill()
+                peer.process.wait(END_S)
+        self._peers.clear()
+
+
+def _ended(ended: child.EngineProcess) -> str:
+    code = ended.wait(0.5)
+    if code is None:
+        return "closed its socket"
+    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+
+def device_of(config: EngineConfig) -> str:
+    """The kind of device, and its number on rank 0."""
+    if config.device != "auto":
+        return config.device
+    try:
+        cuda_driver.CUDADriver()
+    except DeviceError:
+        return "cpu"
+    return "cuda"
+
+
+def of_rank(config: EngineConfig, device: str, rank: int) -> EngineConfig:
+    """A rank's options: a CPU's threads and memory are shared by all, every GPU has a number. ConfigError for more ranks than
+    threads."""
+    size, (kind, _, number) = config.tensor_parallel_size, device.partition(":")
+    if kind != "cpu":
+        return msgspec.structs.replace(config, device=f"{kind}:{int(number or 0) + rank}")
+    threads = config.threads or probe.default_threads()
+    if config.threads is not None and threads < size:
+        raise ConfigError(f"--threads {threads} for --tensor-parallel-size {size}: each rank needs one")
+    mine = max(1, threads * (rank + 1) // size - threads * rank // size)
+    memory = None if config.max_memory is None else config.max_memory // size
+    return msgspec.structs.replace(config, device="cpu", threads=mine, max_memory=memory)
+
+
+class Follower(Ranks):
+    """Another rank, in a process of its own. link: to rank 0."""
+
+    def __init__(self, group: RankGroup, config: EngineConfig, link: messages.FrameSocket):
+        super().__init__(group, config)
+        self._link = link
+        self._tickets: dict[tuple[str, int], Any] = {}  # by the inputs that a replay reads
+        group.look = self.look
+
+    @classmethod
+    def join(cls, words: list[str], link: messages.FrameSocket) -> "Follower":
+        """words: --rank R --memory FD and the engine's options, as Leader.start gives them."""
+        config = EngineConfig.from_arguments(words[4:])
+        return cls(RankGroup.join(int(words[1]), config.tensor_parallel_size, int(words[3])), config, link)
+
+    def look(self) -> None:
+        if self._link.is_hung_up:
+            raise GroupError(f"rank {self.group.rank}: rank 0 has ended")
+
+    def run(self, runner: Any) -> None:
+        """Do what rank 0 says until it goes. Errors as of the device, GroupError."""
+        self._link.send(RankLoaded())  # type: ignore[arg-type]
+        while (received := self._link.receive(None)) is not None:
+            for message in received:
+                self._do(runner, message)
+
+    def _do(self, runner: Any, message: Any) -> None:
+        if isinstance(message, Replay):
+            self._replay(runner, message)
+        elif isinstance(message, RecordAhead):
+            runner.followed(message.key)
+        elif isinstance(message, Move):
+            runner.pages.run(message.transfers)
+        else:
+            runner.write_table(message.at, message.data)
+
+    def _replay(self, runner: Any, message: Replay) -> None:
+        kind, _, number = message.key
+        graph, staging = runner.followed(message.key)
+        inputs = kind if kind in forwards.KINDS else "step", number
+        before = self._tickets.get(inputs)
+        if before is not None:
+            before.wait()  # it may still read the inputs
+        staging.host[message.at : message.at + len(message.data)] = message.data
+        runner.kv.map_to(message.mapped)
+        self._tickets[inputs] = graph.submit(**{name: message.symbols[name] for name in graph.symbols})
+
+
+ToRank = Replay | RecordAhead | Move | WriteTable
+
+
+class RankWatch(Feature):
+    """Rank 0's ranks, as a feature of its engine: an idle engine sees that one ended, one that closes ends them."""
+
+    is_live = False  # no step has to do with it
+
+    def __init__(self, ranks: Ranks):
+        self._ranks = ranks
+
+    def idle(self, now: float) -> bool:
+        self._ranks.look()
+        return False
+
+    def close(self) -> None:
+        self._ranks.close()
