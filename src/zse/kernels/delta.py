@@ -10,12 +10,13 @@ One token reads and writes the state once, which is its floor. Many tokens of a 
 delta_chunk.py. Results of a run depend on no other run; those of another cut differ by rounding."""
 
 from itertools import product
+from typing import Any, NamedTuple
 
 from zse import kernel as zl
 from zse.kernels import delta_chunk
 from zse.kernels.columns import embed, source, wide
 from zse.kernels.delta_chunk import MAX_SIZE, DeltaParams, channel_steps, head_step, unit_rows
-from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, check, require
+from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, cases_of, check, later, launcher, require
 from zse.kernels.runs import States, random_runs, random_state, run_args, run_state, run_tokens, state_output
 from zse.kernels.small_product import column_steps
 from zse.lazy import numpy as np
@@ -101,7 +102,19 @@ def delta_head(p: DeltaParams):
         delta_token(p, head, rest, state, work)
 
 
-def delta(recorder, qkv, b, a, A, dt_bias, state, runs, out, k_heads: int, k_size: int, tiled: bool = False) -> None:
+class OutputGate(NamedTuple):
+    """What makes a head's result ready for the next product: RMSNorm(result) * norm * activation(z). z: f32 [M, v_heads *
+    v size], a Tensor or Columns; norm: f32 [v size]; activation: "silu" or "sigmoid"."""
+
+    z: Any
+    norm: Any
+    eps: float
+    activation: str = "silu"
+
+
+def _delta(
+    recorder, qkv, b, a, A, dt_bias, state, runs, out, k_heads: int, k_size: int, tiled=False, longest_run=None
+) -> None:
     """out f32 [M, v_heads * v size] of M tokens; the state of each run moves on.
 
     Args:
@@ -111,7 +124,16 @@ def delta(recorder, qkv, b, a, A, dt_bias, state, runs, out, k_heads: int, k_siz
         state: StatePart [v_heads, k_size, v size]; runs: Runs of the batch.
         k_size, v size: multiples of 16 up to MAX_SIZE.
         tiled: v head j has k head j mod k_heads; else j // (v_heads / k_heads).
+        longest_run: the most tokens of a run, where that is known.
     """
+    args = checked(qkv, b, a, A, dt_bias, state, runs, out, k_heads, k_size, tiled)
+    args |= dict(k_size=k_size, eps=LENGTH_EPS, q_scale=k_size**-0.5)
+    decay = "head" if dt_bias.shape == A.shape else "channel"
+    recorder.launch(f"delta_{decay}", Args(**args), (A.shape[0], runs.slot.shape[0]))
+
+
+def checked(qkv, b, a, A, dt_bias, state, runs, out, k_heads, k_size, tiled, dtype: str = "f32") -> dict[str, Any]:
+    """The arguments of a kernel but k_size. dtype: of the result."""
     (tokens, width), (v_heads,) = out.shape, A.shape
     require(k_heads > 0 and v_heads % k_heads == 0, f"delta: {v_heads} v heads of {k_heads} k heads")
     require(width % v_heads == 0, f"delta: out is {width} wide, {v_heads} heads")
@@ -120,21 +142,21 @@ def delta(recorder, qkv, b, a, A, dt_bias, state, runs, out, k_heads: int, k_siz
         require(
             0 < size <= MAX_SIZE and size % 16 == 0, f"delta: {name} {size} is not a multiple of 16 up to {MAX_SIZE}"
         )
-    decay = "head" if dt_bias.shape == (v_heads,) else "channel"
-    check("delta out", out, "f32", tokens, width)
-    check("delta dt_bias", dt_bias, "f32", v_heads if decay == "head" else v_heads * k_size)
+    check("delta out", out, dtype, tokens, width)
+    check("delta dt_bias", dt_bias, "f32", v_heads if dt_bias.shape == (v_heads,) else v_heads * k_size)
     check("delta A", A, "f32", v_heads)
     qkv, qkv_stride = source("delta qkv", qkv, tokens, 2 * k_heads * k_size + width)
     b, b_stride = source("delta b", b, tokens, v_heads)
     a, a_stride = source("delta a", a, tokens, dt_bias.shape[0])
     args = dict(qkv=qkv, qkv_stride=qkv_stride, b=b, b_stride=b_stride, a=a, a_stride=a_stride, A=A, dt_bias=dt_bias)
-    args |= dict(out=out, k_heads=k_heads, v_heads=v_heads, k_size=k_size, v_size=v_size, tiled=int(tiled))
-    args |= dict(eps=LENGTH_EPS, q_scale=k_size**-0.5)
-    args |= run_args("delta", state, runs, tokens, v_heads, k_size, v_size)
-    recorder.launch(f"delta_{decay}", Args(**args), (v_heads, runs.slot.shape[0]))
+    args |= dict(out=out, k_heads=k_heads, v_heads=v_heads, v_size=v_size, tiled=int(tiled))
+    return args | run_args("delta", state, runs, tokens, v_heads, k_size, v_size)
 
 
-def _reference(qkv, b, a, A, dt_bias, state, runs, k_heads, k_size, tiled=False, out=None):
+delta = launcher(cpu=_delta, gpu=later("gpu.delta", "record"))
+
+
+def _reference(qkv, b, a, A, dt_bias, state, runs, k_heads, k_size, tiled=False, gate=None, out=None, **_):
     qkv, b, a, A = wide(qkv), wide(b), wide(a), A.astype(np.float64)
     states, tokens, v_heads = States(state, runs), len(qkv), len(A)
     q, k, v = np.split(qkv, [k_heads * k_size, 2 * k_heads * k_size], axis=1)
@@ -151,6 +173,10 @@ def _reference(qkv, b, a, A, dt_bias, state, runs, k_heads, k_size, tiled=False,
             change = beta[t][:, None] * (v[t] - np.einsum("hkv,hk->hv", S, k[t]))
             S += k[t][:, :, None] * change[:, None]
             result[t] = np.einsum("hkv,hk->hv", S, q[t])
+    if gate is not None:
+        z = wide(gate.z).reshape(result.shape)
+        result /= np.sqrt((result * result).mean(axis=2, keepdims=True) + gate.eps)
+        result *= gate.norm * (z if gate.activation == "silu" else 1) / (1 + np.exp(-z))
     return {"out": result.reshape(tokens, -1), "state.tensor": states.tensor}
 
 
@@ -164,30 +190,36 @@ SHAPES: tuple = (
 )
 
 
-def _cases(rng, family="cpu"):
+def cases(rng):
     near = Tolerance(1e-5, 1e-5, "f32 sums over k size, over a chunk and from chunk to chunk, of numbers of some units")
-    for decay, ((k_heads, v_heads, k_size, v_size), lengths, fresh, beside) in product(CHUNKS, SHAPES):
-        runs, tokens = random_runs(rng, lengths, fresh), sum(lengths)
-        state = random_state(rng, runs, (v_heads, k_size, v_size))
-        columns = v_heads if decay == "head" else v_heads * k_size
-        # Decays from none to all that there is, as trained models have them side by side.
-        arrays = {
-            "qkv": rng.standard_normal((tokens, 2 * k_heads * k_size + v_heads * v_size)),
-            "b": rng.standard_normal((tokens, v_heads)) * 2,
-            "a": rng.standard_normal((tokens, columns)) * 3,
-        }
-        inputs = {name: array.astype(np.float32) for name, array in arrays.items()}
-        if beside:
-            inputs = {name: embed(rng, array, beside, 16) for name, array in inputs.items()}
-        inputs |= {
-            "A": -np.exp(rng.uniform(-3, 2.5, v_heads)).astype(np.float32),
-            "dt_bias": rng.uniform(-4, 1, columns).astype(np.float32),
-            "state": state,
-            "runs": runs,
-        }
-        outputs = {"out": OutputSpec((tokens, v_heads * v_size), "float32", near), **state_output(state, near)}
-        options = {"k_heads": k_heads, "k_size": k_size, "tiled": len(lengths) % 2 == 1}
-        yield Case(f"{decay} {k_heads}/{v_heads} of {k_size}x{v_size}, runs {lengths}", inputs, outputs, options)
+    for decay, shape in product(CHUNKS, SHAPES):
+        yield make_case(rng, decay, *shape, near)
+
+
+def make_case(rng, decay: str, sizes, lengths, fresh, beside: int, near: Tolerance) -> Case:
+    """A case of one of SHAPES; decay: of CHUNKS."""
+    k_heads, v_heads, k_size, v_size = sizes
+    runs, tokens = random_runs(rng, lengths, fresh), sum(lengths)
+    state = random_state(rng, runs, (v_heads, k_size, v_size))
+    columns = v_heads if decay == "head" else v_heads * k_size
+    # Decays from none to all that there is, as trained models have them side by side.
+    arrays = {
+        "qkv": rng.standard_normal((tokens, 2 * k_heads * k_size + v_heads * v_size)),
+        "b": rng.standard_normal((tokens, v_heads)) * 2,
+        "a": rng.standard_normal((tokens, columns)) * 3,
+    }
+    inputs = {name: array.astype(np.float32) for name, array in arrays.items()}
+    if beside:
+        inputs = {name: embed(rng, array, beside, 16) for name, array in inputs.items()}
+    inputs |= {
+        "A": -np.exp(rng.uniform(-3, 2.5, v_heads)).astype(np.float32),
+        "dt_bias": rng.uniform(-4, 1, columns).astype(np.float32),
+        "state": state,
+        "runs": runs,
+    }
+    outputs = {"out": OutputSpec((tokens, v_heads * v_size), "float32", near), **state_output(state, near)}
+    options = {"k_heads": k_heads, "k_size": k_size, "tiled": len(lengths) % 2 == 1}
+    return Case(f"{decay} {k_heads}/{v_heads} of {k_size}x{v_size}, runs {lengths}", inputs, outputs, options)
 
 
 def _cost(case: Case) -> Cost:
@@ -204,4 +236,12 @@ def _variants(target) -> list[zl.Variant]:
     ]
 
 
-DELTA = Op("delta", _variants, delta, _reference, _cases, _cost)
+DELTA = Op(
+    "delta",
+    _variants,
+    delta,
+    _reference,
+    cases_of(cpu=cases, gpu=later("gpu.state_cases", "delta_cases")),
+    _cost,
+    later("gpu.delta", "variants"),
+)

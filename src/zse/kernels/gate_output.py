@@ -1,11 +1,14 @@
 """What attention gives, times the sigmoid of a gate (Qwen3-Next), which may stand behind each head's queries in the
 product that gave both."""
 
+from typing import Any
+
 from zse import kernel as zl
 from zse.kernels.columns import embed, source, wide
-from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, check, require
+from zse.kernels.op import Case, Cost, HostArray, Op, OutputSpec, Tolerance, check, later, launcher, require
 from zse.kernels.quantize import GROUP, int8_output, quantize_group
 from zse.lazy import numpy as np
+from zse.quant import pack
 from zse.runtime.args import Args
 
 CHUNK = 256  # columns of one block, so that the threads share the exponentials of a single row
@@ -58,24 +61,17 @@ def gate_output_chunk(p: GateParams):
             zl.store(p.out + place + k, gated_at(p, x, gate, k, 1))
 
 
-def gate_output(recorder, x, gate, out, heads: int = 0) -> None:
+def _gate_output(recorder, x, gate, out, heads: int = 0) -> None:
     """out [M, W] = x * sigmoid(gate).
 
     Args:
-        x: f32 [M, W].
+        x: f32 [M, W]; on a GPU f32 or bf16.
         gate: f32 [M, W], a Tensor or Columns; with `heads` [M, 2 W], of each head W / heads columns that are not read,
             then its gate (W / heads a multiple of 16).
-        out: f32 Tensor, or int8 Activation (W a multiple of 32).
+        out: f32 Tensor, or int8 Activation (W a multiple of 32); on a GPU bf16, W a multiple of 4.
     """
     tokens, width = out.shape
-    check("gate_output x", x, "f32", tokens, width)
-    part, gap = width, 0
-    if heads:
-        require(width % (16 * heads) == 0, f"gate_output: {width} columns of {heads} heads are no multiples of 16")
-        part = gap = width // heads
-    gate, stride = source("gate_output gate", gate, tokens, 2 * width if heads else width)
-    gate = gate._replace(offset=gate.offset + 4 * gap)
-    args = dict(x=x, gate=gate, gate_stride=stride, width=width, part=part, gap=gap)
+    args = checked(x, gate, out, heads, ("f32",))
     if out.dtype == "int8":
         require(width % GROUP == 0, f"gate_output: width {width} is not a multiple of {GROUP}")
         args |= dict(out=None, q=out.q, scale=out.scale, total=out.sum)
@@ -85,11 +81,27 @@ def gate_output(recorder, x, gate, out, heads: int = 0) -> None:
     recorder.launch(f"gate_output_{out.dtype}", Args(**args), (-(-width // CHUNK), tokens))
 
 
+def checked(x, gate, out, heads: int, dtypes: tuple[str, ...]) -> dict[str, Any]:
+    """The arguments of a kernel but its results. dtypes: of x."""
+    tokens, width = out.shape
+    check("gate_output x", x, dtypes, tokens, width)
+    part, gap = width, 0
+    if heads:
+        require(width % (16 * heads) == 0, f"gate_output: {width} columns of {heads} heads are no multiples of 16")
+        part = gap = width // heads
+    gate, stride = source("gate_output gate", gate, tokens, 2 * width if heads else width)
+    gate = gate._replace(offset=gate.offset + 4 * gap)
+    return dict(x=x, gate=gate, gate_stride=stride, width=width, part=part, gap=gap)
+
+
+gate_output = launcher(cpu=_gate_output, gpu=later("gpu.gate_output", "record"))
+
+
 def _reference(x, gate, heads=0, out=None):
     gate = wide(gate)
     if heads:
-        gate = gate.reshape(len(x), heads, 2, -1)[:, :, 1].reshape(x.shape)
-    return {"out": x.astype(np.float64) / (1 + np.exp(-gate))}
+        gate = gate.reshape(len(gate), heads, 2, -1)[:, :, 1].reshape(len(gate), -1)
+    return {"out": (x.wide() if isinstance(x, HostArray) else x).astype(np.float64) / (1 + np.exp(-gate))}
 
 
 def _cases(rng, family="cpu"):
@@ -111,6 +123,9 @@ def _cases(rng, family="cpu"):
             if form != "f32":
                 out = int8_output(tokens, width, 2e-5) if form == "int8" else OutputSpec(out.shape, "bf16", rounded)
             yield Case(f"{form} {tokens}x{width}, {heads} heads", inputs, {"out": out}, {"heads": heads})
+            if form == "bf16":
+                inputs = inputs | {"x": HostArray("bf16", pack.f32_to_bf16(inputs["x"]))}
+                yield Case(f"bf16 x {tokens}x{width}, {heads} heads", inputs, {"out": out}, {"heads": heads})
 
 
 def _cost(case: Case) -> Cost:
@@ -126,4 +141,5 @@ GATE_OUTPUT = Op(
     _reference,
     _cases,
     _cost,
+    later("gpu.gate_output", "variants"),
 )

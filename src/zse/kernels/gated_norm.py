@@ -2,11 +2,12 @@
 RMSNorm(x * silu(z)) (Mamba-2, arXiv 2405.21060), over equal parts of a row."""
 
 from itertools import product
+from typing import Any
 
 from zse import kernel as zl
 from zse.kernels.columns import embed, source, wide
 from zse.kernels.norm import inverse_rms
-from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, check, require
+from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, check, later, launcher, require
 from zse.kernels.quantize import GROUP, int8_output, quantize_group
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
@@ -87,7 +88,7 @@ def gated_norm_part(p: GatedNormParams):
             zl.store(p.out + place + k, result(p, values, z, weight, k, 1, inverse))
 
 
-def gated_norm(
+def _gated_norm(
     recorder, x, z, weight, out, eps: float, groups: int = 1, gate_first: bool = False, activation: str = "silu"
 ) -> None:
     """out [M, W] = RMSNorm(x) * weight * activation(z), or with gate_first RMSNorm(x * activation(z)) * weight, over each
@@ -96,9 +97,22 @@ def gated_norm(
     Args:
         x, z: f32 [M, W], Tensors or Columns.
         weight: f32 [W], or [W / groups] of every part.
-        out: f32 Tensor, or int8 Activation (parts of a multiple of 32). A part has at most MAX_PART numbers.
+        out: f32 Tensor, or int8 Activation (parts of a multiple of 32); on a GPU bf16. A part has at most MAX_PART numbers.
         activation: of ACTIVATIONS.
     """
+    tokens, width = out.shape
+    name, args = checked(x, z, weight, out, eps, groups, gate_first, activation)
+    if out.dtype == "int8":
+        require(args["part"] % GROUP == 0, f"gated_norm: parts of {args['part']} numbers are no multiple of {GROUP}")
+        args |= dict(out=None, q=out.q, scale=out.scale, total=out.sum)
+    else:
+        check("gated_norm out", out, "f32", tokens, width)
+        args |= dict(out=out, q=None, scale=None, total=None)
+    recorder.launch(f"{name}_{out.dtype}", Args(**args), (groups, tokens))
+
+
+def checked(x, z, weight, out, eps, groups, gate_first, activation) -> tuple[str, dict[str, Any]]:
+    """(what a symbol begins with, the arguments of a kernel but its results)."""
     tokens, width = out.shape
     require(groups > 0 and width % groups == 0, f"gated_norm: {width} columns are no {groups} equal parts")
     part = width // groups
@@ -107,16 +121,11 @@ def gated_norm(
     check("gated_norm weight", weight, "f32", width if weight.shape == (width,) else part)
     (x, x_stride), (z, z_stride) = (source(f"gated_norm {n}", v, tokens, width) for n, v in (("x", x), ("z", z)))
     args = dict(x=x, z=z, weight=weight, x_stride=x_stride, z_stride=z_stride, part=part, eps=float(eps))
-    args |= dict(weight_step=part if weight.shape == (width,) else 0)
-    form = "int8" if out.dtype == "int8" else "f32"
-    if form == "int8":
-        require(part % GROUP == 0, f"gated_norm: parts of {part} numbers are no multiple of {GROUP}")
-        args |= dict(out=None, q=out.q, scale=out.scale, total=out.sum)
-    else:
-        check("gated_norm out", out, "f32", tokens, width)
-        args |= dict(out=out, q=None, scale=None, total=None)
     order = "gate_first" if gate_first else "norm_first"
-    recorder.launch(f"gated_norm_{order}_{activation}_{form}", Args(**args), (groups, tokens))
+    return f"gated_norm_{order}_{activation}", args | dict(weight_step=part if weight.shape == (width,) else 0)
+
+
+gated_norm = launcher(cpu=_gated_norm, gpu=later("gpu.gated_norm", "record"))
 
 
 def _reference(x, z, weight, eps, groups=1, gate_first=False, activation="silu", out=None):
@@ -162,15 +171,16 @@ def _cost(case: Case) -> Cost:
     return Cost(tokens * width * (8 + out), tokens * width * 20)
 
 
+def forms():
+    """(what a symbol begins with, static arguments) of every order and activation."""
+    for (order, first), activation in product(ORDERS.items(), ACTIVATIONS):
+        yield f"gated_norm_{order}_{activation}", {"ACTIVATION": activation, "GATE_FIRST": first}
+
+
 def _variants(target) -> list[zl.Variant]:
     return [
-        zl.Variant(
-            f"gated_norm_{order}_{activation}_{form}",
-            gated_norm_part,
-            {"ACTIVATION": activation, "GATE_FIRST": first, "OUT": form},
-        )
-        for (order, first), activation, form in product(ORDERS.items(), ACTIVATIONS, OUTS)
+        zl.Variant(f"{name}_{out}", gated_norm_part, fixed | {"OUT": out}) for name, fixed in forms() for out in OUTS
     ]
 
 
-GATED_NORM = Op("gated_norm", _variants, gated_norm, _reference, _cases, _cost)
+GATED_NORM = Op("gated_norm", _variants, gated_norm, _reference, _cases, _cost, later("gpu.gated_norm", "variants"))

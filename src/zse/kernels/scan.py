@@ -12,10 +12,12 @@ the sum of dt A up to token t and no exponent is positive:
 A block has up to HEADS heads of a group, which share C_t · B_i and the turned keys. Results of a run depend on no other
 run; those of another cut differ by rounding."""
 
+from typing import Any
+
 from zse import kernel as zl
 from zse.kernels.columns import embed, source, wide
 from zse.kernels.delta_chunk import MAX_SIZE, STEPS, softplus
-from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, check, require
+from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, cases_of, check, later, launcher, require
 from zse.kernels.runs import RunParams, States, random_runs, random_state, run_args, run_state, run_tokens, state_output
 from zse.kernels.small_product import ROWS, add_products, column_steps, vectors
 from zse.lazy import numpy as np
@@ -251,8 +253,8 @@ def scan_heads(p: StateScan):
             scan_token(p, head, group, rest, states + head * size)
 
 
-def scan(
-    recorder, x, dt, A, D, dt_bias, state, runs, out, groups: int, state_size: int, dt_limits: "tuple | None" = None
+def _scan(
+    recorder, x, dt, A, D, dt_bias, state, runs, out, groups: int, state_size: int, dt_limits=None, longest_run=None
 ) -> None:
     """out f32 [M, heads * head size] of M tokens; the state of each run moves on.
 
@@ -263,7 +265,17 @@ def scan(
         state: StatePart [heads, state_size, head size]; runs: Runs of the batch.
         state_size, head size: multiples of 16 up to MAX_SIZE.
         dt_limits: (low, high) of time steps; None: none.
+        longest_run: the most tokens of a run, where that is known.
     """
+    heads = A.shape[0]
+    args = checked(x, dt, A, D, dt_bias, state, runs, out, groups, state_size, dt_limits)
+    blocks = -(-(heads // groups) // HEADS)
+    args |= dict(per_group=heads // groups, blocks=blocks, head_size=out.shape[1] // heads, state_size=state_size)
+    recorder.launch("scan", Args(**args), (groups * blocks, runs.slot.shape[0]))
+
+
+def checked(x, dt, A, D, dt_bias, state, runs, out, groups, state_size, dt_limits) -> dict[str, Any]:
+    """The arguments that all kernels have."""
     (tokens, width), (heads,) = out.shape, A.shape
     require(groups > 0 and heads % groups == 0, f"scan: {heads} heads of {groups} groups")
     require(width % heads == 0, f"scan: out is {width} wide, {heads} heads")
@@ -277,15 +289,15 @@ def scan(
         check(f"scan {name}", vector, "f32", heads)
     x, x_stride = source("scan x", x, tokens, width + 2 * groups * state_size)
     dt, dt_stride = source("scan dt", dt, tokens, heads)
-    blocks = -(-(heads // groups) // HEADS)
     args = dict(x=x, dt=dt, A=A, D=D, dt_bias=dt_bias, out=out, x_stride=x_stride, dt_stride=dt_stride, heads=heads)
-    args |= dict(groups=groups, per_group=heads // groups, blocks=blocks, head_size=head_size, state_size=state_size)
-    args |= dict(dt_low=float(low), dt_high=float(high))
-    args |= run_args("scan", state, runs, tokens, heads, state_size, head_size)
-    recorder.launch("scan", Args(**args), (groups * blocks, runs.slot.shape[0]))
+    args |= dict(groups=groups, dt_low=float(low), dt_high=float(high))
+    return args | run_args("scan", state, runs, tokens, heads, state_size, head_size)
 
 
-def _reference(x, dt, A, D, dt_bias, state, runs, groups, state_size, dt_limits=None, out=None):
+scan = launcher(cpu=_scan, gpu=later("gpu.scan", "record"))
+
+
+def _reference(x, dt, A, D, dt_bias, state, runs, groups, state_size, dt_limits=None, out=None, **_):
     x, dt, A, D = wide(x), wide(dt), A.astype(np.float64), D.astype(np.float64)
     states, tokens, heads = States(state, runs), len(x), len(A)
     inner = x.shape[1] - 2 * groups * state_size
@@ -312,31 +324,37 @@ SHAPES: tuple = (
 )
 
 
-def _cases(rng, family="cpu"):
+def cases(rng):
     near = Tolerance(
         4e-5, 1e-5, "f32 sums over the state, over a chunk and from chunk to chunk, of numbers of up to 100"
     )
-    for (heads, groups, head_size, state_size), lengths, fresh, beside, limits in SHAPES:
-        runs, tokens, width = random_runs(rng, lengths, fresh), sum(lengths), heads * head_size
-        state = random_state(rng, runs, (heads, state_size, head_size))
-        columns = width + 2 * groups * state_size
-        scales = np.where(np.arange(columns) < width, 1.0, state_size**-0.5)  # keys and queries of about length 1
-        inputs = {
-            "x": (rng.standard_normal((tokens, columns)) * scales).astype(np.float32),
-            "dt": (rng.standard_normal((tokens, heads)) * 2).astype(np.float32),
-        }
-        if beside:
-            inputs = {name: embed(rng, array, beside, 16) for name, array in inputs.items()}
-        inputs |= {
-            "A": -np.exp(rng.uniform(-3, 2.5, heads)).astype(np.float32),
-            "D": rng.standard_normal(heads).astype(np.float32),
-            "dt_bias": rng.uniform(-4, 1, heads).astype(np.float32),
-            "state": state,
-            "runs": runs,
-        }
-        outputs = {"out": OutputSpec((tokens, width), "float32", near), **state_output(state, near)}
-        options = {"groups": groups, "state_size": state_size, "dt_limits": limits}
-        yield Case(f"{heads}/{groups} of {state_size}x{head_size}, runs {lengths}", inputs, outputs, options)
+    for shape in SHAPES:
+        yield make_case(rng, *shape, near)
+
+
+def make_case(rng, sizes, lengths, fresh, beside: int, limits, near: Tolerance) -> Case:
+    """A case of one of SHAPES."""
+    heads, groups, head_size, state_size = sizes
+    runs, tokens, width = random_runs(rng, lengths, fresh), sum(lengths), heads * head_size
+    state = random_state(rng, runs, (heads, state_size, head_size))
+    columns = width + 2 * groups * state_size
+    scales = np.where(np.arange(columns) < width, 1.0, state_size**-0.5)  # keys and queries of about length 1
+    inputs = {
+        "x": (rng.standard_normal((tokens, columns)) * scales).astype(np.float32),
+        "dt": (rng.standard_normal((tokens, heads)) * 2).astype(np.float32),
+    }
+    if beside:
+        inputs = {name: embed(rng, array, beside, 16) for name, array in inputs.items()}
+    inputs |= {
+        "A": -np.exp(rng.uniform(-3, 2.5, heads)).astype(np.float32),
+        "D": rng.standard_normal(heads).astype(np.float32),
+        "dt_bias": rng.uniform(-4, 1, heads).astype(np.float32),
+        "state": state,
+        "runs": runs,
+    }
+    outputs = {"out": OutputSpec((tokens, width), "float32", near), **state_output(state, near)}
+    options = {"groups": groups, "state_size": state_size, "dt_limits": limits}
+    return Case(f"{heads}/{groups} of {state_size}x{head_size}, runs {lengths}", inputs, outputs, options)
 
 
 def _cost(case: Case) -> Cost:
@@ -347,4 +365,12 @@ def _cost(case: Case) -> Cost:
     return Cost(4 * (2 * runs * width * size + tokens * (columns + width + heads)), 4 * tokens * width * size)
 
 
-SCAN = Op("scan", lambda target: [zl.Variant("scan", scan_heads, {"CHUNK": CHUNK})], scan, _reference, _cases, _cost)
+SCAN = Op(
+    "scan",
+    lambda target: [zl.Variant("scan", scan_heads, {"CHUNK": CHUNK})],
+    scan,
+    _reference,
+    cases_of(cpu=cases, gpu=later("gpu.state_cases", "scan_cases")),
+    _cost,
+    later("gpu.scan", "variants"),
+)

@@ -37,6 +37,7 @@ EMITS: dict[str, dict[str, tuple[str, ...]]] = {
         "reorder": ("bf16",),
         "head_linear": ("bf16",),
         "gated_norm": ("bf16",),
+        "gated_delta": ("bf16",),
         "gate_output": ("bf16",),
         "gated_conv": ("bf16",),
     },

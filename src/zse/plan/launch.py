@@ -271,17 +271,25 @@ def _conv(run: "Run", node: Node) -> None:
     conv.conv(run.recorder, x, *vectors, run.state("conv"), run.runs, out, *form)
 
 
+def _of_runs(run: "Run", node: Node) -> dict[str, Any]:
+    """What operations whose kernels differ by the length of runs take."""
+    return {"longest_run": run.longest_run} | ({"work": run.t[node]} if node in run.t else {})
+
+
 def _delta(run: "Run", node: Node) -> None:
     qkv, b, a = (_columns(run, node, number) for number in range(3))
-    options = {name: node.options[name] for name in ("k_heads", "k_size", "tiled")}
+    options = {name: node.options[name] for name in ("k_heads", "k_size", "tiled")} | _of_runs(run, node)
     vectors, state = (run.vector(node, "A"), run.vector(node, "dt_bias")), run.state("delta")
+    if node.op == "gated_delta":
+        gate = _columns(run, node, 3), run.vector(node, "norm"), node.options["eps"], node.options["activation"]
+        options["gate"] = delta.OutputGate(*gate)
     delta.delta(run.recorder, qkv, b, a, *vectors, state, run.runs, run.t[node.output], **options)
 
 
 def _scan(run: "Run", node: Node) -> None:
     x, dt = (_columns(run, node, number) for number in range(2))
     A, D, dt_bias = (run.vector(node, name) for name in ("A", "D", "dt_bias"))
-    options = {name: node.options[name] for name in ("groups", "state_size", "dt_limits")}
+    options = {name: node.options[name] for name in ("groups", "state_size", "dt_limits")} | _of_runs(run, node)
     scan.scan(run.recorder, x, dt, A, D, dt_bias, run.state("ssm"), run.runs, run.t[node.output], **options)
 
 
@@ -336,6 +344,7 @@ LAUNCHES: dict[str, "Callable[[Run, Node], None]"] = {
     "gated_conv": _conv,
     "delta": _delta,
     "scan": _scan,
+    "gated_delta": _delta,
     "gated_norm": _gated_norm,
     "gate_output": _gate_output,
     "wanted": _wanted,

@@ -1,12 +1,15 @@
 """Where values lie in a piece of memory: two share a place where one is done with before the other begins."""
 
+from math import prod
 from typing import Any, NamedTuple
 
+from zse.kernels import gpu
 from zse.plan.forms import choose_forms, row_bytes
 from zse.plan.rules import Part
 from zse.plan.trace import Node, Value
 
 SPLIT = ("attend", "attend_latent")  # may leave parts of their sums for one another
+CHUNKED = ("delta", "gated_delta", "scan")  # take prompts by chunks on a GPU
 ALIGN = 256  # bytes; tensor maps and 16-byte copies want less
 
 
@@ -63,13 +66,14 @@ def place_part(part: Part, device: Any, activations: str, room: int, work_bytes:
     sizes: dict[Value, int] = {}
     work: dict[Node, Value] = {}
     at = 0
+    kinds = {"heads": device.inner, "attend": device.inner, "route": "routing"}
     for node in nodes:
         at += not node.options.get("independent", False)  # those that may overlap are one moment
         for value in (*node.inputs, node.output):
             if value.is_stream or value in elsewhere:
                 continue
             if value not in lives:
-                kind = {"heads": device.inner, "route": "routing"}.get(node.op) if value is node.output else None
+                kind = kinds.get(node.op) if value is node.output else None
                 forms.setdefault(value, kind or "f32")
                 lives[value], sizes[value] = (
                     [at, at],
@@ -79,7 +83,27 @@ def place_part(part: Part, device: Any, activations: str, room: int, work_bytes:
         if node.op in SPLIT and work_bytes:
             work[node] = value = Value(node.output.trace, 0)
             lives[value], sizes[value] = [at, at], work_bytes
+        elif (shape := work_shape(node, device, room)) is not None:
+            work[node] = value = Value(node.output.trace, 0)
+            lives[value], sizes[value] = [at, at], 4 * prod(shape)
     offsets, total = place([Life(sizes[value], *life) for value, life in lives.items()])
     at_of = dict(zip(lives, offsets, strict=True))
     places = {value: (form, at_of[value]) for value, form in forms.items() if value in at_of}
     return Placed(nodes, places, forms, {node: at_of[value] for node, value in work.items()}, total, room)
+
+
+def work_shape(node: Node, device: Any, room: int) -> tuple[int, int] | None:
+    """f32 numbers that the launches of an operation leave for one another in steps of up to `room` tokens; None: none."""
+    if node.op not in CHUNKED or device.kernels != "gpu" or device.simt or room <= gpu.state_chunks.SHORT:
+        return None
+    options = node.options
+    if node.op == "scan":
+        heads, keys = options["heads"], (options["groups"], options["state_size"])
+        sizes = "scan", options["state_size"], node.output.width // heads
+    else:
+        heads, keys = options["v_heads"], (options["k_heads"], options["k_size"])
+        sizes = "delta", options["k_size"], node.output.width // heads
+    if not gpu.state_chunks.takes(*sizes):
+        return None
+    own = node.output.width if node.op == "gated_delta" else 0  # the results before their norm
+    return room, gpu.state_chunks.work_width(sizes[0], *keys, heads) + own

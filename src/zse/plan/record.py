@@ -18,7 +18,7 @@ from zse.kernels.norm import add_rmsnorm
 from zse.kernels.rope import rope_table
 from zse.plan.forms import BREAKS, PRODUCTS, routing_of, tensor_of
 from zse.plan.launch import LAUNCHES
-from zse.plan.place import Placed, aligned, place_part
+from zse.plan.place import Placed, aligned, place_part, work_shape
 from zse.plan.ranks import SharedHead
 from zse.plan.rules import Part, trace_forward
 from zse.plan.trace import Node, Value
@@ -369,7 +369,6 @@ class Run:
         self.planner, self.recorder, self.step = planner, recorder, step
         self.tokens, self.max_tokens, self.longest_run = tokens, max_tokens, max_tokens
         self.form_tokens = planner.max_tokens if planner.pins_forms else max_tokens
-        self.layer = 0
         self.wanted = self.logits = step.logits
         kv = planner.kv
         groups, (rows, max_pages) = kv.num_groups, step.page_table.shape
@@ -389,7 +388,7 @@ class Run:
         self.tap: Callable[[Run, Node], None] | None = None
         self.part: Part = planner._begin
         self.deferred: Any = None  # what the experts of the part before gave, and their routing (defers())
-        self.may_defer = False
+        self.layer, self.may_defer = 0, False
 
     def use_states(self, runs: int | None = None) -> None:
         """Of a model with a state: so many runs are in the step's buffers; None: the symbol `runs` of them."""
@@ -450,9 +449,10 @@ class Run:
                 many = value.per_token or 1
                 where = scratch, first + offset, placed.room * many, rows * many if many > 1 else rows
                 tensors[value] = tensor_of(form, *where, value.width)
-        for attend, offset in placed.work.items():
-            head_dim = attend.output.width // planner.config.num_heads
-            tensors[attend] = Tensor(scratch, planner._partial_shape(placed.room, head_dim), "f32", first + offset)
+        for node, offset in placed.work.items():
+            head_dim = node.output.width // planner.config.num_heads
+            shape = work_shape(node, planner.device, placed.room) or planner._partial_shape(placed.room, head_dim)
+            tensors[node] = Tensor(scratch, shape, "f32", first + offset)
         stream = self.of(planner.hidden)
         for node in placed.nodes:
             for value in (*node.inputs, node.output):

@@ -4,6 +4,7 @@ Launchable (zse.plan.record has a launch for each):
 
     embed, linear, wanted, attend, LATENTS, READERS  as traced; linear with accumulate: added to the stream
     layer_inputs, gate_inputs, scale_stream        as traced
+    gated_delta     (qkv, b, a, z) → gated norm of the delta rule's results
     norm_sum        (a, b) → norm of a + norm of b
     add_norm        (x[, delta]) → norm of x       x += delta, or x += norm(delta); then normalized (in_place: x itself),
                                                    converted or neither
@@ -23,7 +24,7 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, NamedTuple
 
-from zse.plan import columns
+from zse.plan import columns, recurrent
 from zse.plan.ranks import all_reduce
 from zse.plan.trace import READERS, Adapted, Node, PlanError, Trace, Value
 
@@ -43,12 +44,8 @@ LATENTS = ("latent", "head_linear", "attend_latent")
 LAUNCHES = (
     *("embed", "linear", "wanted", "attend", "add_norm", "gated_product", "gated", "heads", "scale_logits", "reorder"),
     *("route", "experts", "combine", "act", "adapt", "all_reduce"),
-    *LATENTS,
-    *READERS,
-    "layer_inputs",
-    "gate_inputs",
-    "scale_stream",
-    "norm_sum",
+    *(*LATENTS, *READERS, "gated_delta"),
+    *("layer_inputs", "gate_inputs", "scale_stream", "norm_sum"),
 )
 
 
@@ -247,6 +244,11 @@ def _made_by(value: Value, op: str) -> Node:
 def read_columns(nodes: list[Node], trace: Trace) -> list[Node]:
     """Recurrent operations read their parts of a product where they lie."""
     return columns.read_columns(nodes, trace) if any(node.op in READERS for node in nodes) else nodes
+
+
+def gated_delta(nodes: list[Node], trace: Trace) -> list[Node]:
+    """A delta rule and the norm of its results are one launch."""
+    return recurrent.gated_delta(nodes, trace) if any(node.op == "delta" for node in nodes) else nodes
 
 
 def gated_product(nodes: list[Node], trace: Trace) -> list[Node]:
@@ -491,7 +493,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         scale_logits,
     ),
     "gpu": (
-        *(join_products, heads, read_columns, gated_product, gated, routers, accumulate, norm_sum, post_norm, adapters),
-        *(reorder, convert_stream, add_norm, scale_logits),
+        *(join_products, heads, read_columns, gated_delta, gated_product, gated, routers, accumulate, norm_sum),
+        *(post_norm, adapters, reorder, convert_stream, add_norm, scale_logits),
     ),
 }

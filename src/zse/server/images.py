@@ -4,7 +4,6 @@ Nothing of them is logged, and nothing is kept but what sessions, stored respons
 
 import asyncio
 import binascii
-import hashlib
 from typing import Any
 
 import msgspec
@@ -93,9 +92,9 @@ async def prepare(work: RequestRun, served: Any, messages: list[dict], model: An
     async def one(part: dict) -> DecodedImage:
         nonlocal left
         path = part["path"]
-        data, digest = await maybe_in_thread(True, lambda: _file(part, limits.max_bytes))
+        data = await maybe_in_thread(True, lambda: _file(part, limits.max_bytes))
         try:
-            image = await app.images.decode(data, vision, tenant=tenant, digest=digest, reads=reads)
+            image = await app.images.decode(data, vision, tenant=tenant, reads=reads)
         except UnreadableImage as error:
             raise APIError("invalid_value", f"'{path}': the image {error}.", path) from None
         except RequestError as error:
@@ -117,18 +116,17 @@ async def prepare(work: RequestRun, served: Any, messages: list[dict], model: An
     return _pictures(vision, images, model)
 
 
-def _file(part: dict, most: int) -> tuple[bytes, bytes]:
-    """The bytes of an image's file, and their SHA-256."""
+def _file(part: dict, most: int) -> bytes:
+    """The bytes of an image's file."""
     url, path = part["url"], part["path"]
     begin = url.index(",") + 1
     if 3 * (len(url) - begin) // 4 > most + 2:
         message = f"'{path}': the image has more than {most} bytes, which is what is taken (--max-image-bytes)."
         raise APIError("invalid_value", message, path)
     try:
-        data = binascii.a2b_base64(url[begin:], strict_mode=True)
+        return binascii.a2b_base64(url[begin:], strict_mode=True)
     except (binascii.Error, ValueError):
         raise APIError("invalid_value", f"'{path}' is not base64 behind its comma.", path) from None
-    return data, hashlib.sha256(data).digest()
 
 
 def _pictures(vision: VisionConfig, images: list[DecodedImage], model: Any) -> Pictures:

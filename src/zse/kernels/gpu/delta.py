@@ -1,0 +1,363 @@
+"""The gated delta rule on a GPU, token by token: decoding, short runs, and all runs where there are no matrix units.
+
+A block has one head of one run, its state [k size, v size] in registers: four columns and K / ROWS rows a thread. One
+pass over the old state S gives both products that a token needs, for with d = beta (v - e^g S'k) the new state is
+e^g S + k d' and the result e^g S'q + d (k q). States are read before the wait for the kernels before: nothing else in a
+step writes them. What must be moved is the state, twice: 2 MiB each way for 32 heads of 128 x 128."""
+
+from typing import Any, NamedTuple
+
+from zse import kernel as zl
+from zse.kernels.columns import source
+from zse.kernels.delta import LENGTH_EPS, OutputGate, checked
+from zse.kernels.delta_chunk import MAX_SIZE
+from zse.kernels.gpu import gated_norm, state_chunks
+from zse.kernels.gpu.rows import block_sum
+from zse.kernels.gpu.state import key_head, sigmoid, softplus, unit
+from zse.kernels.op import require
+from zse.kernels.runs import RunParams
+from zse.runtime.args import Args
+from zse.tensor import Tensor
+
+THREADS = 512
+SIZES = ((128, 128), (64, 64))  # k and v size of heads: of Qwen's models the first
+MOST = 1 << 30  # no run has more tokens
+
+
+class DeltaHead(RunParams):
+    """qkv f32 [tokens, qkv_stride]: [q | k | v], heads of K, K and V. a: the gates of decays, b of weights, a row
+    a_stride and b_stride apart; A, dt_bias f32. tiled: k head of v head j is j mod k_heads, else j // (v_heads /
+    k_heads). CHANNELS: each channel of a key has its own decay. fewest, most: tokens of the runs that are computed here.
+
+    GATED: out bf16 = RMSNorm(result) * norm * silu(z), or the sigmoid of z instead, else f32."""
+
+    qkv: zl.Ptr[zl.f32, "const"]
+    a: zl.Ptr[zl.f32, "const"]
+    b: zl.Ptr[zl.f32, "const"]
+    z: zl.Ptr[zl.f32, "const"]
+    A: zl.Ptr[zl.f32, "const"]
+    dt_bias: zl.Ptr[zl.f32, "const"]
+    norm: zl.Ptr[zl.f32, "const"]
+    out: zl.Ptr["OUT"]
+    qkv_stride: zl.i32
+    a_stride: zl.i32
+    b_stride: zl.i32
+    z_stride: zl.i32
+    k_heads: zl.i32
+    v_heads: zl.i32
+    tiled: zl.i32
+    most: zl.i32
+    eps: zl.f32
+    K: zl.static
+    V: zl.static
+    CHANNELS: zl.static
+    GATE: zl.static
+    OUT: zl.static
+
+    @property
+    def columns(self) -> int:
+        """Threads that share a row of the state."""
+        return self.V // 4
+
+    @property
+    def rows(self) -> int:
+        """Rows that a block's threads have at once."""
+        return threads_of(self.K, self.V) // self.columns
+
+
+class AnyDeltaHead(RunParams):
+    """The parameters of delta_columns, as DeltaHead has them."""
+
+    qkv: zl.Ptr[zl.f32, "const"]
+    a: zl.Ptr[zl.f32, "const"]
+    b: zl.Ptr[zl.f32, "const"]
+    A: zl.Ptr[zl.f32, "const"]
+    dt_bias: zl.Ptr[zl.f32, "const"]
+    out: zl.Ptr[zl.f32]
+    qkv_stride: zl.i32
+    a_stride: zl.i32
+    b_stride: zl.i32
+    k_heads: zl.i32
+    v_heads: zl.i32
+    k_size: zl.i32
+    v_size: zl.i32
+    tiled: zl.i32
+    CHANNELS: zl.static
+
+
+class DeltaWork(NamedTuple):
+    """Shared memory of a block. q, k, decay: of a token, by rows; d: what is added, by columns; parts: sums of a
+    thread's rows, with k and with q; scalars: k q, the weight."""
+
+    q: Any
+    k: Any
+    decay: Any
+    d: Any
+    of_k: Any
+    of_q: Any
+    scalars: Any
+
+
+def threads_of(k: int, v: int) -> int:
+    return min(THREADS, k * v // 4)
+
+
+@zl.inline
+def prepare(p, token, head, w):
+    """By warp 0: q and k of a token; by the others its decays and weight."""
+    lane, key = zl.lane_index(), key_head(p, head)
+    row = p.qkv + zl.i64(token) * p.qkv_stride
+    if zl.warp_index() == 0:
+        at = [lane * 4 + i for i in zl.static(range(0, p.K, 128))]
+        qs = [zl.f32.x(4)(0) for _ in at]
+        ks = [zl.f32.x(4)(0) for _ in at]
+        for i in zl.static(range(len(at))):
+            if at[i] < p.K:
+                qs[i] = zl.load(row + (key * p.K + at[i]), 4)
+                ks[i] = zl.load(row + ((p.k_heads + key) * p.K + at[i]), 4)
+        q, k = unit(qs, p.K**-0.5), unit(ks, 1.0)
+        dot = zl.f32(0)
+        for i in zl.static(range(len(at))):
+            both = q[i] * k[i]
+            dot += (both[0] + both[1]) + (both[2] + both[3])
+            if at[i] < p.K:
+                zl.store(w.q + at[i], q[i])
+                zl.store(w.k + at[i], k[i])
+        dot = zl.warp_sum(dot)
+        if lane == 0:
+            w.scalars[0] = dot
+    else:
+        t = zl.thread_index() - zl.target.warp
+        if t == 0:
+            w.scalars[1] = sigmoid(p.b[zl.i64(token) * p.b_stride + head])
+        gates = p.a + zl.i64(token) * p.a_stride
+        if p.CHANNELS:
+            for i in range(t, p.K, zl.target.threads - zl.target.warp):
+                one = softplus(gates[head * p.K + i] + p.dt_bias[head * p.K + i])
+                w.decay[i] = zl.exp(p.A[head] * one)
+        elif t == zl.target.warp:
+            w.decay[0] = zl.exp(p.A[head] * softplus(gates[head] + p.dt_bias[head]))
+
+
+@zl.inline
+def next_token(p, token, head, state, w):
+    """The state behind a token, and the result of column thread_index(), which is 0 behind the last column."""
+    t = zl.thread_index()
+    row, column = t // p.columns, t % p.columns * 4
+    value = zl.f32(0)
+    if t < p.V:
+        value = p.qkv[zl.i64(token) * p.qkv_stride + (2 * p.k_heads * p.K + head * p.V + t)] + 0.0
+    prepare(p, token, head, w)
+    zl.barrier()
+    of_k, of_q = zl.f32.x(4)(0), zl.f32.x(4)(0)
+    for i in zl.static(range(len(state))):
+        r = row + i * p.rows
+        state[i] = state[i] * w.decay[r if p.CHANNELS else 0]
+        of_k = zl.fma(state[i], zl.splat(w.k[r], 4), of_k)
+        of_q = zl.fma(state[i], zl.splat(w.q[r], 4), of_q)
+    zl.store(w.of_k + t * 4, of_k)
+    zl.store(w.of_q + t * 4, of_q)
+    zl.barrier()
+    result = zl.f32(0)
+    if t < p.V:
+        ks = [zl.f32(0) for _ in zl.static(range(2))]
+        qs = [zl.f32(0) for _ in zl.static(range(2))]
+        for r in zl.static(range(p.rows)):
+            ks[r % 2] += w.of_k[r * p.V + t]
+            qs[r % 2] += w.of_q[r * p.V + t]
+        d = w.scalars[1] * (value - (ks[0] + ks[1]))
+        result = zl.fma(d, w.scalars[0], qs[0] + qs[1])
+        w.d[t] = d
+    zl.barrier()
+    change = zl.load(w.d + column, 4)
+    for i in zl.static(range(len(state))):
+        state[i] = zl.fma(change, zl.splat(w.k[row + i * p.rows], 4), state[i])
+    return result
+
+
+@zl.inline
+def leave_result(p, token, head, result, scratch):
+    t = zl.thread_index()
+    at = zl.i64(token) * (p.v_heads * p.V) + (head * p.V + t)
+    if p.GATE == "":
+        if t < p.V:
+            p.out[at] = result
+    else:
+        gate = zl.f32(0)
+        if t < p.V:
+            gate = p.z[zl.i64(token) * p.z_stride + (head * p.V + t)] + 0.0
+        inverse = zl.rsqrt(block_sum(result * result, scratch) / zl.f32(p.V) + p.eps)
+        if t < p.V:
+            factor = sigmoid(gate) if p.GATE == "sigmoid" else gate * sigmoid(gate)
+            p.out[at] = zl.convert(result * inverse * p.norm[t] * factor, p.OUT)
+
+
+@zl.inline
+def prepare_any(p, token, head, w):
+    """As prepare(), of k_size channels."""
+    lane, key = zl.lane_index(), key_head(p, head)
+    q = p.qkv + (zl.i64(token) * p.qkv_stride + key * p.k_size)
+    k = q + p.k_heads * p.k_size
+    of_q, of_k, of_both = zl.f32(0), zl.f32(0), zl.f32(0)
+    for i in range(lane, p.k_size, zl.target.warp):
+        of_q = zl.fma(q[i], q[i], of_q)
+        of_k = zl.fma(k[i], k[i], of_k)
+        of_both = zl.fma(q[i], k[i], of_both)
+    query = zl.rsqrt(zl.warp_sum(of_q) + LENGTH_EPS) * zl.rsqrt(zl.f32(p.k_size))
+    length = zl.rsqrt(zl.warp_sum(of_k) + LENGTH_EPS)
+    both = zl.warp_sum(of_both) * query * length
+    if lane == 0:
+        w.scalars[0] = both
+    for i in range(lane, p.k_size, zl.target.warp):
+        w.q[i] = q[i] * query
+        w.k[i] = k[i] * length
+        gate = head * p.k_size + i if p.CHANNELS else head
+        step = softplus(p.a[zl.i64(token) * p.a_stride + gate] + p.dt_bias[gate])
+        w.decay[i] = zl.exp(p.A[head] * step)
+
+
+@zl.kernel
+def delta_columns(p: AnyDeltaHead):
+    """Grid (v heads, runs): sizes that delta_tokens has no form of. A thread has a column of the state, in memory."""
+    zl.grid_launch_dependents()
+    w = DeltaWork(*[zl.shared_array(zl.f32, size) for size in (MAX_SIZE, MAX_SIZE, MAX_SIZE, 1, 1, 1, 2)])
+    head, run = zl.block_index(0), zl.block_index(1)
+    zl.grid_wait()
+    first, end = p.run_start[run] + 0, p.run_start[run + 1] + 0
+    column = zl.thread_index()
+    place = p.state + (zl.i64(p.run_slot[run]) * p.slot_size + p.place + zl.i64(head * p.k_size * p.v_size + column))
+    fresh = p.positions[first] == 0
+    for token in zl.unroll(range(first, end), 1):
+        if zl.warp_index() == 0:
+            prepare_any(p, token, head, w)
+        zl.barrier()
+        if zl.thread_index() < p.v_size:
+            beta = sigmoid(p.b[zl.i64(token) * p.b_stride + head])
+            of_k, of_q = zl.f32(0), zl.f32(0)
+            begins = fresh and token == first
+            if not begins:
+                for r in zl.unroll(range(p.k_size), 4):
+                    old = place[r * p.v_size] * w.decay[r]
+                    of_k = zl.fma(old, w.k[r], of_k)
+                    of_q = zl.fma(old, w.q[r], of_q)
+            at = zl.i64(token) * p.qkv_stride + (2 * p.k_heads * p.k_size + head * p.v_size + column)
+            d = beta * (p.qkv[at] - of_k)
+            p.out[zl.i64(token) * (p.v_heads * p.v_size) + (head * p.v_size + column)] = zl.fma(d, w.scalars[0], of_q)
+            for r in zl.unroll(range(p.k_size), 4):
+                old = zl.f32(0)
+                if not begins:
+                    old = place[r * p.v_size] * w.decay[r]
+                place[r * p.v_size] = zl.fma(w.k[r], d, old)
+        zl.barrier()
+
+
+@zl.kernel
+def delta_tokens(p: DeltaHead):
+    """Grid (v heads, runs)."""
+    zl.grid_launch_dependents()
+    w = DeltaWork(
+        zl.shared_array(zl.f32, p.K),
+        zl.shared_array(zl.f32, p.K),
+        zl.shared_array(zl.f32, p.K if p.CHANNELS else 1),
+        zl.shared_array(zl.f32, p.V),
+        zl.shared_array(zl.f32, p.rows * p.V),
+        zl.shared_array(zl.f32, p.rows * p.V),
+        zl.shared_array(zl.f32, 2),
+    )
+    scratch = zl.shared_array(zl.f32, zl.target.threads // zl.target.warp)
+    head, run = zl.block_index(0), zl.block_index(1)
+    first, end = p.run_start[run] + 0, p.run_start[run + 1] + 0
+    place = p.state + (zl.i64(p.run_slot[run]) * p.slot_size + p.place + zl.i64(head * (p.K * p.V)))
+    place = place + zl.thread_index() * 4
+    step = zl.target.threads * 4
+    state = [zl.f32.x(4)(0) for _ in zl.static(range(p.K // p.rows))]
+    if end - first <= p.most:
+        if p.positions[first] != 0:
+            for i in zl.static(range(len(state))):
+                state[i] = zl.load(place + i * step, 4)
+        zl.grid_wait()
+        for token in zl.unroll(range(first, end), 1):
+            if token > first:
+                zl.barrier()  # the token before was computed from what is written now
+            result = next_token(p, token, head, state, w)
+            leave_result(p, token, head, result, scratch)
+        for i in zl.static(range(len(state))):
+            zl.store(place + i * step, state[i])
+    else:
+        zl.grid_wait()
+
+
+def record(
+    recorder,
+    qkv,
+    b,
+    a,
+    A,
+    dt_bias,
+    state,
+    runs,
+    out,
+    k_heads: int,
+    k_size: int,
+    tiled: bool = False,
+    gate: OutputGate | None = None,
+    longest_run: int | None = None,
+    work=None,
+) -> None:
+    """delta() on a GPU. gate: out is bf16 and that of the gated norm behind it, where gates() says so. work: f32 [most
+    tokens, state_chunks.work_width() and with a gate the width of out], for recordings with longer runs than state_chunks.SHORT; without it those go token
+    by token, too."""
+    args = checked(qkv, b, a, A, dt_bias, state, runs, out, k_heads, k_size, tiled, "f32" if gate is None else "bf16")
+    tokens, v_heads, size = out.shape[0], args["v_heads"], args.pop("v_size")
+    of_channels = dt_bias.shape[0] != v_heads
+    grid = v_heads, args["runs"]
+    if not fits(args["qkv"], args["qkv_stride"], k_size, size):
+        require(gate is None, f"delta on a GPU: no gated form of {k_size} x {size}")
+        args |= dict(k_size=k_size, v_size=size)
+        recorder.launch(f"delta_columns{'_channels' * of_channels}", Args(**args), grid)
+        return
+    sizes = "delta", k_size, size
+    chunked = state_chunks.chunks(recorder.device, sizes, work, longest_run) and not of_channels
+    if chunked and gate is not None:
+        inner = Tensor(work.buffer, (tokens, v_heads * size), "f32", work.offset)
+        room, width = work.shape[0], v_heads * size
+        rest = Tensor(work.buffer, (room, work.shape[1] - width), "f32", work.offset + 4 * room * width)
+        vectors, options = (A, dt_bias, state, runs), (k_heads, k_size, tiled, None, longest_run, rest)
+        record(recorder, qkv, b, a, *vectors, inner, *options)
+        gated_norm.record(recorder, inner, gate.z, gate.norm, out, gate.eps, v_heads, False, gate.activation)
+        return
+    z, z_stride = (None, 0) if gate is None else source("delta z", gate.z, tokens, v_heads * size)
+    more = dict(z=z, z_stride=z_stride, norm=gate and gate.norm, eps=gate.eps if gate else 0.0)
+    more |= dict(most=state_chunks.SHORT if chunked else MOST)
+    form = ("" if gate is None else f"_{gate.activation}") + "_channels" * of_channels
+    recorder.launch(f"delta_tokens_{k_size}_{size}{form}", Args(**args, **more), grid)
+    if chunked:
+        keys = k_heads * k_size
+        places = dict(x=args.pop("qkv"), x_stride=args.pop("qkv_stride"), q_at=0, k_at=keys, v_at=2 * keys)
+        state_chunks.record(recorder, sizes, work, tokens, **args, **places, D=None, low=0.0, high=0.0)
+
+
+def fits(qkv, stride: int, k_size: int, v_size: int) -> bool:
+    """Whether delta_tokens takes heads of these sizes, qkv lying so."""
+    return (k_size, v_size) in SIZES and stride % 4 == 0 and qkv.offset % 16 == 0
+
+
+def variants(target) -> list[zl.Variant]:
+    """Sizes of heads x what becomes of a result x decays by head or by channel."""
+    found = [
+        zl.Variant(
+            f"delta_tokens_{k}_{v}{gate and f'_{gate}'}{'_channels' * channels}",
+            delta_tokens,
+            {"K": k, "V": v, "CHANNELS": channels, "GATE": gate, "OUT": zl.bf16 if gate else zl.f32},
+            threads=threads_of(k, v),
+            min_blocks=2,
+        )
+        for k, v in SIZES
+        for gate in ("", "silu", "sigmoid")
+        for channels in (False, True)
+        if not (gate and channels)
+    ]
+    for channels in (False, True):
+        symbol = f"delta_columns{'_channels' * channels}"
+        found.append(zl.Variant(symbol, delta_columns, {"CHANNELS": channels}, threads=MAX_SIZE))
+    return found + state_chunks.variants(target, "delta")

@@ -1,0 +1,75 @@
+"""Cases of recurrent layers that only a GPU has: prompts by chunks in bf16, gates and norms in the same launch."""
+
+from zse.kernels import delta, scan
+from zse.kernels.gpu import state_chunks
+from zse.kernels.op import Case, OutputSpec, Tolerance
+from zse.lazy import numpy as np
+from zse.quant import pack
+
+NEAR = Tolerance(5e-5, 5e-5, "f32 sums over k size and from token to token, of numbers of some units")
+ROUNDED = Tolerance(2e-3, 2**-7, "the result is rounded to bf16, and what a norm divides by is as near as f32 sums are")
+# What products of chunks may be off by beside the root mean square of all numbers: all together, and a single one.
+# Their operands have 8 bits; numbers are sums of dozens of products, some of which nearly cancel.
+ALL_OFF, ONE_OFF = 0.01, 0.25
+BY_CHUNKS = Tolerance(0.0, 1.0, "products of bf16: off_by()")
+
+
+def off_by(got, wanted) -> str:
+    """What is wrong with an output of chunks; where wanted is NaN nothing must have been written."""
+    got = pack.bf16_to_f32(got) if got.dtype == np.uint16 else got
+    known = ~np.isnan(wanted)
+    if not np.isnan(got[~known]).all():
+        return "memory beside the state was written"
+    error, size = np.abs(got - wanted)[known], np.sqrt((wanted[known] ** 2).mean())
+    if not np.isfinite(error).all() or np.sqrt((error**2).mean()) > ALL_OFF * size or error.max() > ONE_OFF * size:
+        return f"off by {np.sqrt((error**2).mean()):.3g} (one {error.max():.3g}) of numbers of {size:.3g}"
+    return ""
+
+
+def by_chunks(case: Case, kind: str, *sizes: int) -> Case:
+    """The case with memory for chunks. sizes: as work_width() takes them."""
+    tokens, width = case.outputs["out"].shape
+    own = width if "gate" in case.inputs else 0
+    work = np.full((tokens + 3, state_chunks.work_width(kind, *sizes) + own), np.nan, np.float32)
+    outputs = {
+        name: OutputSpec(spec.shape, spec.dtype, BY_CHUNKS, inout=spec.inout, error=off_by)
+        for name, spec in case.outputs.items()
+    }
+    return Case(f"{case.name}, by chunks", case.inputs | {"work": work}, outputs, case.options)
+
+
+def delta_cases(rng):
+    for decay in delta.CHUNKS:
+        for shape in (*delta.SHAPES, ((2, 4, 64, 64), (1, 1, 6), (1,), 0)):
+            yield delta.make_case(rng, decay, *shape, NEAR)
+    for number, (lengths, fresh, beside) in enumerate(
+        (((17,), (0,), 0), ((3, 129, 1), (1,), 32), ((64, 200), (), 0), ((16, 16, 65), (2,), 0))
+    ):
+        heads = (2, 2, 128, 128) if number % 2 else (1, 3, 128, 128)
+        case = delta.make_case(rng, "head", heads, lengths, fresh, beside, NEAR)
+        yield by_chunks(case, "delta", heads[0], 128, heads[1])
+    for activation in ("silu", "sigmoid"):
+        for size, lengths in ((128, (1, 1, 1)), (64, (2, 1)), (128, (40, 5))):
+            case = delta.make_case(rng, "head", (1, 2, size, size), lengths, (1,), 32, NEAR)
+            width = case.outputs["out"].shape
+            z = (rng.standard_normal(width) * 3).astype(np.float32)
+            z[0, 0], z[-1, 1] = -100.0, 100.0  # exp saturates without a NaN
+            norm = (1 + rng.standard_normal(size) / 4).astype(np.float32)
+            gate = delta.OutputGate(z, norm, 1e-6, activation)
+            outputs = case.outputs | {"out": OutputSpec(width, "bf16", ROUNDED)}
+            case = Case(f"{case.name}, {activation}", case.inputs | {"gate": gate}, outputs, case.options)
+            yield case
+            if size == 128:
+                yield by_chunks(case, "delta", 1, 128, 2)
+
+
+def scan_cases(rng):
+    for shape in (*scan.SHAPES, ((2, 1, 64, 64), (1, 6), (1,), 0, None)):
+        yield scan.make_case(rng, *shape, NEAR)
+    for number, (lengths, fresh, beside) in enumerate(
+        (((17,), (0,), 0), ((3, 129, 1), (1,), 32), ((64, 200), (), 0), ((16, 16, 65), (2,), 0))
+    ):
+        heads, groups = (4, 2) if number % 2 else (3, 1)
+        limits = (0.05, 1.5) if number > 1 else None
+        case = scan.make_case(rng, (heads, groups, 64, 128), lengths, fresh, beside, limits, NEAR)
+        yield by_chunks(case, "scan", groups, 128, heads)
