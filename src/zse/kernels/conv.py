@@ -10,11 +10,23 @@ from itertools import product
 from zse import kernel as zl
 from zse.kernels.columns import embed, source, wide
 from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, check, later, launcher, require
-from zse.kernels.runs import RunParams, States, random_runs, random_state, run_args, run_state, run_tokens, state_output
+from zse.kernels.runs import (
+    BATCHES,
+    RunParams,
+    States,
+    random_runs,
+    random_state,
+    run_args,
+    run_state,
+    run_tokens,
+    state_output,
+    whole,
+)
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
 
-CHUNK = 64  # channels of a block
+CHUNK = 128  # channels of a block
+TILE = 32  # tokens of which a block takes all its channels before the next ones: rows are far apart
 KERNELS = (2, 3, 4)  # inputs that a result depends on; the models of 2026 have 3 and 4
 ACTIVATIONS = ("", "silu")
 
@@ -44,19 +56,14 @@ def conv_input(p, row, at, lanes):
 
 
 @zl.inline
-def conv_channels(p, run, at, taps, lanes, GROUPS):
-    """GROUPS * lanes channels from `at` on of a run. taps: [KERNEL + 1, CHUNK], with the bias."""
+def conv_channels(p, first, last, at, taps, windows, lanes, GROUPS):
+    """GROUPS * lanes channels from `at` on of the tokens of a tile. taps: [KERNEL + 1, CHUNK], with the bias; windows:
+    [KERNEL - 1, CHUNK], the last inputs, in and out."""
     K = p.KERNEL
-    first, last = run_tokens(p, run)
-    state = run_state(p, run) + at
-    begin = at % CHUNK
     steps = [g * lanes for g in zl.static(range(GROUPS))]
+    begin = at % CHUNK
     weights = [[zl.load(taps + j * CHUNK + begin + step, lanes) for j in zl.static(range(K + 1))] for step in steps]
-    window = [[zl.f32(0) if lanes == 1 else zl.f32.x(lanes)(0) for _ in range(K - 1)] for _ in range(GROUPS)]
-    if p.positions[first] != 0:
-        for g in zl.static(range(GROUPS)):
-            for j in zl.static(range(K - 1)):
-                window[g][j] = zl.load(state + j * p.channels + steps[g], lanes)
+    window = [[zl.load(windows + j * CHUNK + begin + step, lanes) for j in zl.static(range(K - 1))] for step in steps]
     for token in range(first, last):
         row = p.x + token * p.x_stride
         for g in zl.static(range(GROUPS)):
@@ -75,7 +82,25 @@ def conv_channels(p, run, at, taps, lanes, GROUPS):
             window[g][K - 2] = value
     for g in zl.static(range(GROUPS)):
         for j in zl.static(range(K - 1)):
-            zl.store(state + j * p.channels + steps[g], window[g][j])
+            zl.store(windows + j * CHUNK + begin + steps[g], window[g][j])
+
+
+@zl.inline
+def move(target, source, count):
+    """target = source."""
+    L = zl.target.lanes
+    whole = count // L * L
+    for i in range(0, whole, L):
+        zl.store(target + i, zl.load(source + i, L))
+    for i in range(whole, count):
+        target[i] = source[i]
+
+
+@zl.inline
+def fill(target, count):
+    """target = 0."""
+    for i in range(count):
+        target[i] = 0.0
 
 
 @zl.kernel
@@ -83,20 +108,32 @@ def conv_chunk(p: ConvParams):
     """Grid (chunks of channels)."""
     L = zl.target.lanes
     GROUPS = 2 if L == 16 else 1  # windows and weights in registers: AVX2 has 16, the others 32
-    first = zl.block_index(0) * CHUNK
-    last = min(first + CHUNK, p.channels)
+    start = zl.block_index(0) * CHUNK
+    stop = min(start + CHUNK, p.channels)
     taps = zl.local_array(zl.f32, (p.KERNEL + 1) * CHUNK)
-    for c in range(first, last):
+    windows = zl.local_array(zl.f32, (p.KERNEL - 1) * CHUNK)
+    for c in range(start, stop):
         for j in zl.static(range(p.KERNEL)):
-            taps[j * CHUNK + c - first] = p.weight[c * p.KERNEL + j]
-        taps[p.KERNEL * CHUNK + c - first] = p.bias[c] if p.BIAS else 0.0
+            taps[j * CHUNK + c - start] = p.weight[c * p.KERNEL + j]
+        taps[p.KERNEL * CHUNK + c - start] = p.bias[c] if p.BIAS else 0.0
     for run in range(p.runs):
-        start = first + 0
-        for lanes, groups in zl.static(((L, GROUPS), (L, 1), (1, 1))):
-            stop = start + (last - start) // (lanes * groups) * (lanes * groups)
-            for at in range(start, stop, lanes * groups):
-                conv_channels(p, run, at, taps, lanes, groups)
-            start = stop
+        first, last = run_tokens(p, run)
+        state = run_state(p, run) + start
+        for j in zl.static(range(p.KERNEL - 1)):
+            if p.positions[first] == 0:
+                fill(windows + j * CHUNK, stop - start)
+            else:
+                move(windows + j * CHUNK, state + j * p.channels, stop - start)
+        for tile in range(first, last, TILE):
+            end = min(tile + TILE, last)
+            at = start + 0
+            for lanes, groups in zl.static(((L, GROUPS), (L, 1), (1, 1))):
+                limit = at + (stop - at) // (lanes * groups) * (lanes * groups)
+                for channel in range(at, limit, lanes * groups):
+                    conv_channels(p, tile, end, channel, taps, windows, lanes, groups)
+                at = limit
+        for j in zl.static(range(p.KERNEL - 1)):
+            move(state + j * p.channels, windows + j * CHUNK, stop - start)
 
 
 def _conv(
@@ -168,9 +205,28 @@ def _reference(x, weight, bias, state, runs, activation="", gated=False, longest
     return {"out": result * parts[1] if gated else result, "state.tensor": states.tensor}
 
 
-def _cases(rng, family="cpu"):
+def _case(rng, fixed: dict, channels: int, lengths: tuple, fresh: tuple = (), beside: int = 0, family="cpu") -> Case:
     near = Tolerance(4e-6, 4e-6, "f32 sums of up to five numbers of a few units; an exponent rounded before exp")
-    rounded = Tolerance(4e-6, 2**-8, "the result is rounded to bf16")
+    runs, tokens = random_runs(rng, lengths, fresh), sum(lengths)
+    kernel, gated = fixed["KERNEL"], fixed["GATED"]
+    state = random_state(rng, runs, (kernel - 1, channels))
+    x = rng.standard_normal((tokens, 3 * channels if gated else channels)).astype(np.float32)
+    inputs = {
+        "x": embed(rng, x, beside, beside // 2) if beside else x,
+        "weight": rng.standard_normal((channels, kernel)).astype(np.float32),
+        "bias": rng.standard_normal(channels).astype(np.float32) if fixed["BIAS"] else None,
+        "state": state,
+        "runs": runs,
+    }
+    out = OutputSpec((tokens, channels), "float32", near)
+    if family == "gpu" and gated:
+        out = OutputSpec((tokens, channels), "bf16", Tolerance(4e-6, 2**-8, "the result is rounded to bf16"))
+    name = f"{_symbol(kernel, fixed['BIAS'], gated, fixed['ACTIVATION'])}: {channels} channels, runs {lengths}"
+    options = {"activation": fixed["ACTIVATION"], "gated": gated}
+    return Case(name, inputs, {"out": out, **state_output(state, near)}, options)
+
+
+def _cases(rng, family="cpu"):
     shapes = (
         (2048, (1,), (), 0),
         (96, (1, 1, 1, 1, 1), (1, 4), 0),
@@ -180,26 +236,18 @@ def _cases(rng, family="cpu"):
     )
     for number, (_, fixed) in enumerate(forms()):
         for channels, lengths, fresh, beside in (shapes[number % 5], shapes[(number + 2) % 5]):
-            runs, tokens = random_runs(rng, lengths, fresh), sum(lengths)
-            kernel, gated = fixed["KERNEL"], fixed["GATED"]
-            state = random_state(rng, runs, (kernel - 1, channels))
-            x = rng.standard_normal((tokens, 3 * channels if gated else channels)).astype(np.float32)
-            inputs = {
-                "x": embed(rng, x, beside, beside // 2) if beside else x,
-                "weight": rng.standard_normal((channels, kernel)).astype(np.float32),
-                "bias": rng.standard_normal(channels).astype(np.float32) if fixed["BIAS"] else None,
-                "state": state,
-                "runs": runs,
-            }
-            options = {"activation": fixed["ACTIVATION"], "gated": gated}
-            out = OutputSpec((tokens, channels), "float32", near)
-            if family == "gpu" and gated:
-                out = OutputSpec((tokens, channels), "bf16", rounded)
-            outputs = {"out": out, **state_output(state, near)}
-            name = f"{_symbol(kernel, fixed['BIAS'], gated, fixed['ACTIVATION'])}: {channels} channels, runs {lengths}"
-            yield Case(name, inputs, outputs, options)
+            case = _case(rng, fixed, channels, lengths, fresh, beside, family)
+            yield case
             if family == "gpu" and max(lengths) == 1:
-                yield Case(f"{name}, of one token", inputs, outputs, options | {"longest_run": 1})
+                yield Case(f"{case.name}, of one token", case.inputs, case.outputs, case.options | {"longest_run": 1})
+
+
+def _sizes(rng):
+    fixed = {"KERNEL": 4, "BIAS": False, "GATED": False, "ACTIVATION": "silu"}
+    for batch, lengths in BATCHES.items():
+        case = _case(rng, fixed, 8192, lengths)
+        case.name = f"Qwen3.5-9B, {batch}"
+        yield case, whole(_reference, case)
 
 
 def _cost(case: Case) -> Cost:
@@ -219,4 +267,5 @@ CONV = Op(
     _cases,
     _cost,
     later("gpu.conv", "variants"),
+    _sizes,
 )

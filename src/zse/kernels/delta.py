@@ -17,7 +17,17 @@ from zse.kernels import delta_chunk
 from zse.kernels.columns import embed, source, wide
 from zse.kernels.delta_chunk import MAX_SIZE, DeltaParams, channel_steps, head_step, unit_rows
 from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, cases_of, check, later, launcher, require
-from zse.kernels.runs import States, random_runs, random_state, run_args, run_state, run_tokens, state_output
+from zse.kernels.runs import (
+    BATCHES,
+    States,
+    random_runs,
+    random_state,
+    run_args,
+    run_state,
+    run_tokens,
+    state_output,
+    whole,
+)
 from zse.kernels.small_product import column_steps
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
@@ -190,10 +200,22 @@ SHAPES: tuple = (
 )
 
 
+NEAR = Tolerance(1e-5, 1e-5, "f32 sums over k size, over a chunk and from chunk to chunk, of numbers of some units")
+ANYWHERE = Tolerance(5e-5, 5e-5, "f32 sums of any device")
+# Model: k heads, v heads, k size, v size.
+MODELS = {"Qwen3.5-0.8B": (16, 16, 128, 128), "Qwen3.5-9B": (16, 32, 128, 128)}
+
+
 def cases(rng):
-    near = Tolerance(1e-5, 1e-5, "f32 sums over k size, over a chunk and from chunk to chunk, of numbers of some units")
     for decay, shape in product(CHUNKS, SHAPES):
-        yield make_case(rng, decay, *shape, near)
+        yield make_case(rng, decay, *shape, NEAR)
+
+
+def _sizes(rng):
+    for (model, sizes), (batch, lengths) in product(MODELS.items(), BATCHES.items()):
+        case = make_case(rng, "head", sizes, lengths, (), 0, ANYWHERE)
+        case.name = f"{model}, {batch}"
+        yield case, whole(_reference, case)
 
 
 def make_case(rng, decay: str, sizes, lengths, fresh, beside: int, near: Tolerance) -> Case:
@@ -244,4 +266,5 @@ DELTA = Op(
     cases_of(cpu=cases, gpu=later("gpu.state_cases", "delta_cases")),
     _cost,
     later("gpu.delta", "variants"),
+    _sizes,
 )

@@ -43,8 +43,8 @@ class DeltaParams(RunParams):
 
 class DeltaScratch(zl.Record):
     """keys, queries [CHUNK, k size], turned [k size, CHUNK] keys; lower, scores [CHUNK, CHUNK]; change [CHUNK,
-    v size]; sums: of logs of decays, [2, CHUNK] as multiples and rests of a head, [CHUNK, k size] of channels; decay
-    [k size]: of the whole chunk; beta, order (0, 1, ...) [CHUNK]."""
+    v size]; sums: of logs of decays, [2, CHUNK] as multiples and rests of a head; each token's own logs, [CHUNK, k size],
+    of channels; decay [k size]: of the whole chunk; beta, order (0, 1, ...) [CHUNK]."""
 
     keys: object
     queries: object
@@ -125,10 +125,8 @@ def load_chunk(p, w, head, token, count, rows):
         else:
             for r in range(0, K, L):
                 logs = zl.f32.x(L)(0)
-                if t > 0:
-                    logs = zl.load(w.sums + (t - 1) * K + r, L)
                 if t < count:
-                    logs += channel_steps(p, head, token + t, r)
+                    logs = channel_steps(p, head, token + t, r)
                 zl.store(w.sums + t * K + r, logs)
 
 
@@ -168,31 +166,51 @@ def head_scores(p, w, rows):
 
 @zl.inline
 def channel_scores(p, w, rows):
-    """lower and scores of decays of channels, and the factors of what the state gives and takes: keys and queries times
-    their decay since the chunk began, turned keys times theirs to its end."""
+    """lower and scores of decays of channels. The logs between two tokens are added from the later one backwards: their
+    sum has the digits that a difference of sums since the chunk began may not have."""
     L, C, K = zl.target.lanes, p.CHUNK, p.k_size
+    by_key = zl.local_array(zl.f32, C * L)
+    by_query = zl.local_array(zl.f32, C * L)
     for t in range(rows):
         for i in range(t + 1):
-            by_key, by_query = zl.f32.x(L)(0), zl.f32.x(L)(0)
-            for r in range(0, K, L):
-                decay = zl.exp(min(zl.load(w.sums + t * K + r, L) - zl.load(w.sums + i * K + r, L), 0.0))
-                key = zl.load(w.keys + i * K + r, L) * decay
-                by_key = zl.fma(zl.load(w.keys + t * K + r, L), key, by_key)
-                by_query = zl.fma(zl.load(w.queries + t * K + r, L), key, by_query)
-            w.lower[t * C + i] = zl.reduce_add(by_key) * (w.beta[t] * -1.0)
-            w.scores[t * C + i] = zl.reduce_add(by_query)
+            zl.store(by_key + i * L, zl.f32.x(L)(0))
+            zl.store(by_query + i * L, zl.f32.x(L)(0))
+        for r in range(0, K, L):
+            own, query = zl.load(w.keys + t * K + r, L), zl.load(w.queries + t * K + r, L)
+            logs = zl.f32.x(L)(0)
+            for back in range(t + 1):
+                i = t - back
+                key = zl.load(w.keys + i * K + r, L) * zl.exp(logs)
+                zl.store(by_key + i * L, zl.fma(own, key, zl.load(by_key + i * L, L)))
+                zl.store(by_query + i * L, zl.fma(query, key, zl.load(by_query + i * L, L)))
+                logs += zl.load(w.sums + i * K + r, L)
+        for i in range(t + 1):
+            w.lower[t * C + i] = zl.reduce_add(zl.load(by_key + i * L, L)) * (w.beta[t] * -1.0)
+            w.scores[t * C + i] = zl.reduce_add(zl.load(by_query + i * L, L))
         for after in range(t + 1, t // ROWS * ROWS + ROWS):
             w.scores[t * C + after] = 0.0
-    line = zl.local_array(zl.f32, MAX_SIZE)
-    for t in range(rows):
-        for r in range(0, K, L):
-            logs = zl.load(w.sums + t * K + r, L)
-            left = zl.exp(zl.load(w.sums + (rows - 1) * K + r, L) - logs)
-            zl.store(line + r, zl.load(w.keys + t * K + r, L) * left)
+
+
+@zl.inline
+def channel_factors(p, w, rows):
+    """With decays of channels: turned keys times what decays of them until the chunk's end; then keys and queries times
+    what decays since it began; the decay of the whole chunk."""
+    L, C, K = zl.target.lanes, p.CHUNK, p.k_size
+    line = zl.local_array(zl.f32, L)
+    for r in range(0, K, L):
+        left = zl.f32.x(L)(0)
+        for back in range(rows):
+            t = rows - 1 - back
+            zl.store(line, zl.load(w.keys + t * K + r, L) * zl.exp(left))
+            for lane in range(L):
+                w.turned[(r + lane) * C + t] = line[lane]
+            left += zl.load(w.sums + t * K + r, L)
+        zl.store(w.decay + r, zl.exp(left))
+        logs = zl.f32.x(L)(0)
+        for t in range(rows):
+            logs += zl.load(w.sums + t * K + r, L)
             zl.store(w.keys + t * K + r, zl.load(w.keys + t * K + r, L) * zl.exp(logs))
             zl.store(w.queries + t * K + r, zl.load(w.queries + t * K + r, L) * zl.exp(logs))
-        for r in range(K):
-            w.turned[r * C + t] = line[r]
 
 
 @zl.inline
@@ -269,11 +287,8 @@ def next_state(p, w, rows, state):
             left = zl.exp((w.sums[last] - w.sums[t]) + (w.sums[C + last] - w.sums[C + t]))
             for c in range(0, V, L):
                 zl.store(w.change + t * V + c, zl.load(w.change + t * V + c, L) * left)
-    for r in range(0, K, L):
-        if p.DECAY == "head":
+        for r in range(0, K, L):
             zl.store(w.decay + r, zl.splat(zl.exp(w.sums[last] + w.sums[C + last]), L))
-        else:
-            zl.store(w.decay + r, zl.exp(zl.load(w.sums + last * K + r, L)))
     start = zl.i64(0)
     for vecs in zl.static(column_steps(vectors())):
         stop = start + (V - start) // (vecs * L) * (vecs * L)
@@ -318,6 +333,7 @@ def delta_chunks(p, head, first, last, state, short):
             head_scores(p, w, rows)
         else:
             channel_scores(p, w, rows)
+            channel_factors(p, w, rows)
         from_state(p, w, head, token, count, rows, state)
         solve(p, w, head, token, count, rows)
         next_state(p, w, rows, state)

@@ -1,9 +1,10 @@
 """The runs of a batch, for kernels whose sequences carry a state (zse.tensor: Runs, StatePart), and their cases."""
 
+from collections.abc import Callable
 from typing import Any
 
 from zse import kernel as zl
-from zse.kernels.op import OutputSpec, Tolerance, check, require
+from zse.kernels.op import Case, OutputSpec, Tolerance, check, require
 from zse.lazy import numpy as np
 from zse.tensor import Runs, StatePart
 
@@ -102,3 +103,12 @@ class States:
             if self.runs.positions[first] == 0:
                 part[:] = 0
             yield range(first, last), part.reshape(shape)
+
+
+# The runs of batches that operations are timed with.
+BATCHES = {"1 token": (1,), "16 sequences": (1,) * 16, "512 tokens": (512,)}
+
+
+def whole(reference: Callable[..., dict[str, Any]], case: Case) -> Callable[[], dict[str, Any]]:
+    """What Op.sizes says of a case that is compared whole."""
+    return lambda: {name: (..., value) for name, value in reference(**case.inputs, **case.options).items()}

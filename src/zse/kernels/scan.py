@@ -12,13 +12,25 @@ the sum of dt A up to token t and no exponent is positive:
 A block has up to HEADS heads of a group, which share C_t · B_i and the turned keys. Results of a run depend on no other
 run; those of another cut differ by rounding."""
 
+from itertools import product
 from typing import Any
 
 from zse import kernel as zl
 from zse.kernels.columns import embed, source, wide
 from zse.kernels.delta_chunk import MAX_SIZE, STEPS, softplus
 from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, cases_of, check, later, launcher, require
-from zse.kernels.runs import RunParams, States, random_runs, random_state, run_args, run_state, run_tokens, state_output
+from zse.kernels.runs import (
+    BATCHES,
+    RunParams,
+    States,
+    random_runs,
+    random_state,
+    run_args,
+    run_state,
+    run_tokens,
+    state_output,
+    whole,
+)
 from zse.kernels.small_product import ROWS, add_products, column_steps, vectors
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
@@ -324,12 +336,22 @@ SHAPES: tuple = (
 )
 
 
+NEAR = Tolerance(1e-5, 1e-5, "f32 sums over state size, over a chunk and from chunk to chunk, of numbers of up to 10")
+ANYWHERE = Tolerance(5e-5, 5e-5, "f32 sums of any device")
+# Model: heads, groups, head size, state size.
+MODELS = {"Granite 4 h-tiny": (48, 1, 64, 128), "Nemotron 3 Nano": (64, 8, 64, 128)}
+
+
 def cases(rng):
-    near = Tolerance(
-        4e-5, 1e-5, "f32 sums over the state, over a chunk and from chunk to chunk, of numbers of up to 100"
-    )
     for shape in SHAPES:
-        yield make_case(rng, *shape, near)
+        yield make_case(rng, *shape, NEAR)
+
+
+def _sizes(rng):
+    for (model, sizes), (batch, lengths) in product(MODELS.items(), BATCHES.items()):
+        case = make_case(rng, sizes, lengths, (), 0, None, ANYWHERE)
+        case.name = f"{model}, {batch}"
+        yield case, whole(_reference, case)
 
 
 def make_case(rng, sizes, lengths, fresh, beside: int, limits, near: Tolerance) -> Case:
@@ -373,4 +395,5 @@ SCAN = Op(
     cases_of(cpu=cases, gpu=later("gpu.state_cases", "scan_cases")),
     _cost,
     later("gpu.scan", "variants"),
+    _sizes,
 )
