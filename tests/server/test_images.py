@@ -7,7 +7,7 @@ import anthropic
 import ollama
 import openai
 import pytest
-from harness import Harness, chat_body
+from harness import Harness, chat_body, wait_for
 from image_files import file_of, hostile, uri
 from test_stored_keys import bearer
 from test_stored_responses import keys, path  # noqa: F401
@@ -253,6 +253,17 @@ def test_stored_responses_keep_images(own_server, path, keys):  # noqa: F811
     body = {"model": "fake", "input": "!images", "previous_response_id": first["id"]}
     said = server.post("/v1/responses", body, me).json
     assert said["output"][0]["content"][0]["text"] == f"5+4 {RED}"
+
+
+def test_passages_of_documents_stand_before_the_images_of_a_question(own_server, tmp_path):
+    server = own_server("--vision area", documents=str(tmp_path / "documents.db"))
+    made = server.post("/v1/rag/documents", {"name": "a.txt", "text": "The capital of France is Paris."}, timeout=20)
+    assert made.status == 200, made.body
+    wait_for(lambda: server.get(f"/v1/rag/documents/{made.json['id']}").json["status"] == "ready", 20)
+    asked = asking(image(), text(" the capital of France "), rag={"stages": ["bm25"]})
+    said = answered(server.post(CHAT, asked, timeout=20))
+    start = int(said.partition("+")[0])
+    assert said.endswith(f"+4 {RED}") and start > len("user:The capital of France is Paris.")
 
 
 def test_logs_show_nothing_of_images(own_server, caplog):

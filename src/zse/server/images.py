@@ -137,8 +137,12 @@ def _pictures(vision: VisionConfig, images: list[DecodedImage], model: Any) -> P
             raise unsupported("messages", reason)
         return id
 
-    ids = map(id_of, (vision.placeholder, vision.row_end, vision.image_end))
-    shown = ImageText(vision.marker, vision.before + vision.placeholder + vision.after, len(images))
+    placeholder = vision.placeholder
+    if vision.placeholder_id is None and model.control_id(placeholder) is None:
+        # GGUF files of Gemma 3 leave its placeholder out, whose embedding nobody reads: any token may stand there.
+        placeholder = model.spare_control or placeholder
+    ids = map(id_of, (placeholder, vision.row_end, vision.image_end))
+    shown = ImageText(vision.marker, vision.before + placeholder + vision.after, len(images))
     return Pictures(vision, images, shown, *ids)
 
 

@@ -91,6 +91,13 @@ class ServedModel:
         """Behind how many tokens of a chat's prompt its last messages begin; () where that is not known."""
         return () if self._template is None else self._template.message_points(prompt)
 
+    @property
+    def spare_control(self) -> str:
+        """The text of a control token that stands in no prompt, of padding or of what is unknown; "": there is none."""
+        ids = self._tokenizer.pad_id, self._tokenizer.unknown_id
+        texts = (self._tokenizer.text_of(id) for id in ids if id is not None and self._tokenizer.is_special(id))
+        return next((text for text in texts if self.control_id(text) is not None), "")
+
     def control_id(self, text: str) -> int | None:
         """Id of the control token whose text this is, or None."""
         id = self._tokenizer.find(text)
