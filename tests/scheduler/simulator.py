@@ -571,7 +571,7 @@ class Simulation:
         scheduler.cache.clear()
         assert scheduler.cache.host.num_free == scheduler.cache.host.num_slots
         if (states := scheduler.cache.states) is not None:
-            assert not states.num_snapshots and not states.live and not states.lent
+            assert not states.on_device.count and not states.on_host.count and not states.live and not states.lent
         self.check()
         assert scheduler.cache.prefix is None or scheduler.cache.prefix.num_nodes == 0
         counters = scheduler.counters

@@ -225,8 +225,10 @@ class PrefixCache:
         node.parent.resident += 1  # type: ignore[union-attr]
 
     def _demote(self, node: TreeNode) -> bool:
-        """Move an idle page to the host. False when it has no place there."""
-        if node.resident or len(node.tokens) < self.page_bytes or not self.make_room(1):
+        """Move an idle page to the host. False when it has no place there: one that is not full only where a state is
+        kept beside it."""
+        is_worth = len(node.tokens) == self.page_bytes or self.states is not None and self.states.has(node)
+        if node.resident or not is_worth or not self.make_room(1):
             return False
         slot = self._host.take()
         self._transfer(("out", node.page, slot))

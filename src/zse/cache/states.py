@@ -9,7 +9,7 @@ a *snapshot* (stands beside a node of the prefix tree; nobody writes it), or *fr
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from math import prod
 from typing import Any
@@ -82,19 +82,58 @@ def state_cache(device, forward, num_slots: int) -> StateCache:
 
 # A struct, as TreeNode: in C.
 class Snapshot(msgspec.Struct, eq=False):
-    """The state behind the first `offset` tokens (1 … a page) of `node` and all before it. slot: of the device."""
+    """The state behind the first `offset` tokens (1 … a page) of `node` and all before it. slot: of the device, or -1;
+    then host: of the host. is_filed: there is a file of it."""
 
     node: TreeNode
     offset: int
     slot: int
+    host: int = -1
+    is_filed: bool = False
+
+
+class Shelf:
+    """The snapshots of one tier, by tenant, of each the longest unused first."""
+
+    def __init__(self) -> None:
+        self._of: dict[SaltAccount, OrderedDict[Snapshot, None]] = {}
+        self.count = 0
+
+    def __iter__(self) -> Iterator[Snapshot]:
+        return (snapshot for kept in self._of.values() for snapshot in kept)
+
+    def add(self, snapshot: Snapshot) -> None:
+        self._of.setdefault(snapshot.node.account, OrderedDict())[snapshot] = None
+        self.count += 1
+
+    def remove(self, snapshot: Snapshot) -> None:
+        kept = self._of[snapshot.node.account]
+        del kept[snapshot]
+        self.count -= 1
+        if not kept:
+            del self._of[snapshot.node.account]
+
+    def touch(self, snapshot: Snapshot) -> None:
+        """It was of use."""
+        self._of[snapshot.node.account].move_to_end(snapshot)
+
+    def victim(self, but: Snapshot | None = None) -> Snapshot | None:
+        """The one, other than `but`, that was used least recently, of the tenant with the most."""
+        shelves = self._of.values()
+        for kept in sorted(shelves, key=len, reverse=True) if len(self._of) > 1 else shelves:
+            found = next((snapshot for snapshot in islice(kept, 2) if snapshot is not but), None)
+            if found is not None:
+                return found
+        return None
 
 
 class StateSlots:
     """Who has which of `num_slots` slots. interval: tokens between snapshots of a prompt or reply. host: slots of host
     memory. transfer: told of each ("state", slot, slot), ("state out", slot, host slot), ("state in", host slot, slot).
 
-    live: sequence → slot. swapped: sequence → host slot. With a prefix cache `within_reach` ends its matches at a
-    snapshot, and `drop` is told of nodes that leave it."""
+    live: sequence → slot. swapped: sequence → host slot. on_device, on_host: the snapshots; one that is evicted from the
+    device goes to the host. With a prefix cache `within_reach` ends its matches at a snapshot, and `drop` is told of
+    nodes that leave it."""
 
     def __init__(
         self,
@@ -112,19 +151,18 @@ class StateSlots:
         self.live: dict[int, int] = {}
         self.swapped: dict[int, int] = {}
         self.lent = 0  # slots of jobs, and of sequences that ended in flight
-        self.num_hits = self.num_taken = self.num_evicted = 0
+        self.num_hits = self.num_host_hits = self.num_taken = self.num_evicted = 0
         self._free = list(range(num_slots - 1, -1, -1))
         self._taken: dict[int, list[tuple[int, int]]] = {}  # sequence → (tokens, slot), ascending
         self._behind: dict[TreeNode, dict[bytes, Snapshot]] = {}  # of a page's parent: by the page's first tokens
         self._at: dict[TreeNode, list[Snapshot]] = {}
-        self._kept: dict[SaltAccount, OrderedDict[Snapshot, None]] = {}  # of each tenant, the longest unused first
-        self.num_snapshots = 0
+        self.on_device, self.on_host = Shelf(), Shelf()
 
     # -- sequences
 
     def has_room(self) -> bool:
         """Whether begin() or fork() would find a slot."""
-        return bool(self._free) or self.num_snapshots > 0
+        return bool(self._free) or self.on_device.count > 0
 
     def begin(self, sequence: int, snapshot: Snapshot | None = None) -> None:
         """A live slot for a sequence, which begins with nothing, a copy of the snapshot, or what it has on the host.
@@ -136,10 +174,11 @@ class StateSlots:
             slot = snapshot.slot  # the last one there is: it becomes the sequence's
             self._forget(snapshot)
         elif snapshot is not None:
-            self.transfer(("state", snapshot.slot, slot))
+            is_near = snapshot.slot >= 0
+            self.transfer(("state", snapshot.slot, slot) if is_near else ("state in", snapshot.host, slot))
             self._touch(snapshot)
-        if snapshot is not None:
-            self.num_hits += 1
+            self.num_host_hits += not is_near
+        self.num_hits += snapshot is not None
         self.live[sequence] = slot
         if sequence in self.swapped:
             self.transfer(("state in", self.swapped[sequence], slot))
@@ -196,10 +235,11 @@ class StateSlots:
     # -- to the host and back
 
     def can_swap(self) -> bool:
-        return self.host.num_free > 0
+        return self.host.num_free > 0 or self.on_host.count > 0
 
     def swap_out(self, sequence: int) -> None:
         """Move the live slot to the host. IndexError where can_swap() is False."""
+        self.make_room()
         self.swapped[sequence] = self.host.take()
         self.transfer(("state out", self.live[sequence], self.swapped[sequence]))
 
@@ -252,54 +292,69 @@ class StateSlots:
         offset = length - (node.depth - 1) * self.page_size
         beside = self._behind.setdefault(node.parent, {})
         there = beside.get(node.tokens[: 4 * offset])
-        if there is not None:
+        if there is None:
+            self._place(Snapshot(node, offset, slot))
+        elif there.slot >= 0:
             self._free.append(slot)
             self._touch(there)
-            return
-        self._place(Snapshot(node, offset, slot))
-        self.num_snapshots += 1
+        else:  # on the host; this one is as good, and nearer
+            self.on_host.remove(there)
+            self.host.give(there.host)
+            there.slot, there.host = slot, -1
+            self.on_device.add(there)
+
+    def _shelf(self, snapshot: Snapshot) -> Shelf:
+        return self.on_device if snapshot.slot >= 0 else self.on_host
 
     def _place(self, snapshot: Snapshot) -> None:
         node = snapshot.node
         self._behind.setdefault(node.parent, {})[node.tokens[: 4 * snapshot.offset]] = snapshot  # type: ignore[arg-type]
         self._at.setdefault(node, []).append(snapshot)
-        self._kept.setdefault(node.account, OrderedDict())[snapshot] = None
+        self._shelf(snapshot).add(snapshot)
 
     def _remove(self, snapshot: Snapshot) -> None:
         node = snapshot.node
-        beside, at, kept = self._behind[node.parent], self._at[node], self._kept[node.account]  # type: ignore[index]
-        del beside[node.tokens[: 4 * snapshot.offset]], kept[snapshot]
+        beside, at = self._behind[node.parent], self._at[node]  # type: ignore[index]
+        del beside[node.tokens[: 4 * snapshot.offset]]
         at.remove(snapshot)
+        self._shelf(snapshot).remove(snapshot)
         if not beside:
             del self._behind[node.parent]  # type: ignore[arg-type]
         if not at:
             del self._at[node]
-        if not kept:
-            del self._kept[node.account]
 
     def _forget(self, snapshot: Snapshot) -> None:
-        """There is no such snapshot any more; its slot is the caller's."""
+        """There is no such snapshot any more; its slot of the device is the caller's."""
         self._remove(snapshot)
-        self.num_snapshots -= 1
+        if snapshot.host >= 0:
+            self.host.give(snapshot.host)
 
     def _touch(self, snapshot: Snapshot) -> None:
-        account = snapshot.node.account
-        kept = self._kept.pop(account)
-        self._kept[account] = kept
-        kept.move_to_end(snapshot)
+        self._shelf(snapshot).touch(snapshot)
 
     def _take(self, but: Snapshot | None = None) -> int | None:
-        """A free slot, or that of the snapshot, other than `but`, that was used least recently, of the tenant with the
-        most."""
+        """A free slot, or that of a snapshot other than `but`, which goes to the host, or is gone."""
         if self._free:
             return self._free.pop()
-        for kept in sorted(self._kept.values(), key=len, reverse=True) if len(self._kept) > 1 else self._kept.values():
-            victim = next((snapshot for snapshot in islice(kept, 2) if snapshot is not but), None)
-            if victim is not None:
-                self._forget(victim)
-                self.num_evicted += 1
-                return victim.slot
-        return None
+        victim = self.on_device.victim(but)
+        if victim is None:
+            return None
+        slot = victim.slot
+        self.num_evicted += 1
+        if self.make_room(but):
+            self.on_device.remove(victim)
+            victim.slot, victim.host = -1, self.host.take()
+            self.transfer(("state out", slot, victim.host))
+            self.on_host.add(victim)
+        else:
+            self._forget(victim)
+        return slot
+
+    def make_room(self, but: Snapshot | None = None) -> bool:
+        """A free slot of the host, as far as snapshots other than `but` hold the others."""
+        if not self.host.num_free and (victim := self.on_host.victim(but)) is not None:
+            self._forget(victim)
+        return self.host.num_free > 0
 
     def within_reach(self, root: TreeNode, nodes: list[TreeNode], tokens: bytes, copies: bool) -> Match:
         """The deepest snapshot of a prompt's beginning, at least one token shorter than the prompt, as a Match. nodes:
@@ -324,24 +379,33 @@ class StateSlots:
             other = _child(parent, tail, node)  # type: ignore[arg-type]
             if other is None:
                 self._forget(snapshot)
-                self._free.append(snapshot.slot)
+                self._free += [snapshot.slot] * (snapshot.slot >= 0)
             else:
                 self._remove(snapshot)
                 snapshot.node = other
                 self._place(snapshot)
+
+    def has(self, node: TreeNode) -> bool:
+        """Whether a snapshot stands beside the node."""
+        return node in self._at
 
     # -- what others may know
 
     def check_integrity(self) -> list[str]:
         """What is wrong, one line each."""
         problems = []
-        snapshots = [snapshot for kept in self._kept.values() for snapshot in kept]
+        near, far = list(self.on_device), list(self.on_host)
+        snapshots = near + far
         taken = [slot for some in self._taken.values() for _, slot in some]
-        held = [*self._free, *self.live.values(), *taken, *(snapshot.slot for snapshot in snapshots)]
+        held = [*self._free, *self.live.values(), *taken, *(snapshot.slot for snapshot in near)]
         if len(set(held)) != len(held) or len(held) + self.lent != self.num_slots:
             problems.append(f"state slots are lost or shared: {len(held)} and {self.lent} lent of {self.num_slots}")
-        if self.num_snapshots != len(snapshots):
-            problems.append(f"{self.num_snapshots} snapshots counted, {len(snapshots)} found")
+        if (self.on_device.count, self.on_host.count) != (len(near), len(far)):
+            problems.append(
+                f"{self.on_device.count} and {self.on_host.count} snapshots counted, {len(snapshots)} found"
+            )
+        if any(snapshot.host >= 0 for snapshot in near) or any(snapshot.slot >= 0 for snapshot in far):
+            problems.append("a snapshot is in two places")
         if not set(self._taken) <= set(self.live):
             problems.append("a state was taken of a sequence that has none")
         if {id(each) for found in self._behind.values() for each in found.values()} != set(map(id, snapshots)):
@@ -351,16 +415,18 @@ class StateSlots:
             tail = node.tokens[: 4 * snapshot.offset]
             if not node.alive or self._behind.get(node.parent, {}).get(tail) is not snapshot:  # type: ignore[arg-type]
                 problems.append(f"the snapshot behind {snapshot.offset} tokens of {node} is out of place")
-        return problems + self.host.check_integrity(list(self.swapped.values()))
+        return problems + self.host.check_integrity([*self.swapped.values(), *(snapshot.host for snapshot in far)])
 
     def counters(self) -> dict[str, float]:
         """Totals since the start, and what there is now."""
         return {
             "state_slots": self.num_slots,
             "state_slots_live": len(self.live) + self.lent,
-            "state_snapshots": self.num_snapshots,
-            "state_snapshot_bytes": self.num_snapshots * self.slot_nbytes,
+            "state_snapshots": self.on_device.count,
+            "state_snapshot_bytes": self.on_device.count * self.slot_nbytes,
+            "state_host_snapshots": self.on_host.count,
             "state_hits": self.num_hits,
+            "state_host_hits": self.num_host_hits,
             "state_taken": self.num_taken,
             "state_evicted": self.num_evicted,
         }

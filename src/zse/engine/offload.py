@@ -66,8 +66,9 @@ class DiskTier(Feature):
         """Remember whose pages go to the host with the batch."""
         if not batch.transfers:
             return
-        by_slot = self._cache.prefix.by_slot
+        by_slot, full = self._cache.prefix.by_slot, self._cache.prefix.page_bytes
         gone = [(slot, by_slot[slot]) for kind, _, slot in batch.transfers if kind == "out" and slot in by_slot]
+        gone = [(slot, node) for slot, node in gone if len(node.tokens) == full]
         if gone:
             self._watched.append((batch, gone))
 
