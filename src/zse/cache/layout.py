@@ -263,6 +263,23 @@ class PageMover:
             raise ValueError(f"{len(content)} bytes for a page of {self.page_nbytes}")
         ctypes.memmove(self.slots.address(slot), content, len(content))
 
+    def read_state(self, slot: int) -> bytes:
+        """What a slot of the device holds, after all that was submitted."""
+        assert self._states is not None
+        return self._device.read(_Range(self._states.address(slot), self._states.slot_nbytes))
+
+    def read_host_state(self, slot: int) -> bytes:
+        """What the host has in a slot for a state: see settle()."""
+        assert self._states is not None and self.state_slots is not None
+        return ctypes.string_at(self.state_slots.address(slot), self._states.slot_nbytes)
+
+    def write_host_state(self, slot: int, content: bytes) -> None:
+        """Fill a host slot that no transfer still has to read."""
+        assert self._states is not None and self.state_slots is not None
+        if len(content) != self._states.slot_nbytes:
+            raise ValueError(f"{len(content)} bytes for a state of {self._states.slot_nbytes}")
+        ctypes.memmove(self.state_slots.address(slot), content, len(content))
+
     def close(self) -> None:
         self.slots.close()
         if self.state_slots is not None:

@@ -151,6 +151,7 @@ class StateSlots:
         self.live: dict[int, int] = {}
         self.swapped: dict[int, int] = {}
         self.lent = 0  # slots of jobs, and of sequences that ended in flight
+        self.num_kept = 0  # snapshots that were made
         self.num_hits = self.num_host_hits = self.num_taken = self.num_evicted = 0
         self._free = list(range(num_slots - 1, -1, -1))
         self._taken: dict[int, list[tuple[int, int]]] = {}  # sequence → (tokens, slot), ascending
@@ -281,7 +282,7 @@ class StateSlots:
             return last
         if last.depth < depth - 1:
             return None
-        return _child(last, tokens[(depth - 1) * self.page_size : length].tobytes())
+        return child_of(last, tokens[(depth - 1) * self.page_size : length].tobytes())
 
     def _attach(self, node: TreeNode | None, length: int, slot: int) -> None:
         """`slot` has the state behind `length` tokens, the last of which are in `node`; free where that is none or has
@@ -293,6 +294,7 @@ class StateSlots:
         beside = self._behind.setdefault(node.parent, {})
         there = beside.get(node.tokens[: 4 * offset])
         if there is None:
+            self.num_kept += 1
             self._place(Snapshot(node, offset, slot))
         elif there.slot >= 0:
             self._free.append(slot)
@@ -376,7 +378,7 @@ class StateSlots:
         """The node leaves the tree. A snapshot goes to another page that begins with the same tokens, or is gone."""
         for snapshot in list(self._at.get(node, ())):
             parent, tail = node.parent, node.tokens[: 4 * snapshot.offset]
-            other = _child(parent, tail, node)  # type: ignore[arg-type]
+            other = child_of(parent, tail, node)  # type: ignore[arg-type]
             if other is None:
                 self._forget(snapshot)
                 self._free += [snapshot.slot] * (snapshot.slot >= 0)
@@ -384,6 +386,21 @@ class StateSlots:
                 self._remove(snapshot)
                 snapshot.node = other
                 self._place(snapshot)
+
+    def snapshots(self) -> list[Snapshot]:
+        """All that there are."""
+        return [*self.on_device, *self.on_host]
+
+    def is_kept(self, snapshot: Snapshot) -> bool:
+        """Whether it is still there."""
+        return snapshot in self._at.get(snapshot.node, ())
+
+    def enter_host(self, node: TreeNode, offset: int, host: int) -> None:
+        """The host's slot, which the caller took, has the state behind `offset` tokens of `node`; a file has it, too."""
+        if self._behind.get(node.parent, {}).get(node.tokens[: 4 * offset]) is None:  # type: ignore[arg-type]
+            self._place(Snapshot(node, offset, -1, host, is_filed=True))
+        else:
+            self.host.give(host)
 
     def has(self, node: TreeNode) -> bool:
         """Whether a snapshot stands beside the node."""
@@ -432,7 +449,7 @@ class StateSlots:
         }
 
 
-def _child(parent: TreeNode, tail: bytes, but: Any = None) -> TreeNode | None:
+def child_of(parent: TreeNode, tail: bytes, but: Any = None) -> TreeNode | None:
     """A page behind `parent`, other than `but`, that begins with `tail`; of many the newest are looked at."""
     for child in islice(reversed(parent.children.values()), MAX_COMPARED):
         if child is not but and child.tokens.startswith(tail):

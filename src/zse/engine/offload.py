@@ -14,17 +14,25 @@ from typing import Any
 
 from zse import __version__
 from zse.cache.eviction import TreeNode
-from zse.cache.files import PageFiles, key_of
+from zse.cache.files import KEY_BYTES, PageFiles, key_of
+from zse.engine import state_files
 from zse.errors import DeviceError
 from zse.scheduler.batch import Batch
 from zse.scheduler.feature import Feature
 from zse.scheduler.options import RequestOptions
 from zse.scheduler.request import salt_of
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from zse.cache.states import Snapshot
+    from zse.engine.state_files import StateFiles
+
 # Content that waits to be written: beyond it pages are left out (they can be computed again).
 MAX_PENDING_BYTES = 64 << 20
 # Read at most at once for a prompt: 0.1 s that others wait.
 MAX_READ_BYTES = 64 << 20
+# Of a model with a state: pages are of use only up to where a state is.
+MAX_STATE_READ_BYTES = 1 << 30
 # A model's revision is read from so many pieces of so many bytes of each file.
 PIECES, PIECE_BYTES = 65, 4096
 # Time at the end to write what is still in memory.
@@ -37,14 +45,17 @@ class DiskTier(Feature):
     """scheduler: its cache has a prefix cache and host slots. mover: the runner's PageMover."""
 
     def __init__(self, scheduler, mover, files: PageFiles):
+        self._states: StateFiles | None = None
+        if scheduler.cache.states is not None:
+            self._states = state_files.StateFiles(scheduler.cache, mover, files, self._key)
         self._scheduler, self._cache, self._mover, self._files = scheduler, scheduler.cache, mover, files
         self.num_written = self.num_read = 0
         self._pending: deque[tuple[bytes, bytes, bytes]] = deque()
         self._pending_bytes = 0
         self._wake = threading.Condition()
         self._watched: deque[tuple[Any, list[tuple[int, TreeNode]]]] = deque()
-        self._walk: list[TreeNode] = []
-        self._walked_at = 0
+        self._walk: list[TreeNode | Snapshot] = []
+        self._walked_at = (0, 0)
         self._closing = False
         self._failed = False
         self._thread = threading.Thread(target=self._write, name="kv files", daemon=True)
@@ -53,12 +64,12 @@ class DiskTier(Feature):
     def counters(self) -> dict[str, float]:
         """Totals since the start, and what is on disk now."""
         return {
-            "prefix_disk_pages": len(self._files),
+            "prefix_disk_pages": len(self._files) - self._files.num_states,
             "prefix_disk_bytes": self._files.num_bytes,
             "prefix_disk_written_pages": self.num_written,
             "prefix_disk_read_pages": self.num_read,
             "prefix_disk_damaged_files": self._files.num_damaged,
-        }
+        } | ({} if self._states is None else self._states.counters())
 
     # -- out
 
@@ -81,19 +92,38 @@ class DiskTier(Feature):
                     self._queue(node, self._mover.read_slot(slot))
 
     def idle(self, now: float) -> bool:
-        """Write one page that has no file yet. False when there is none."""
+        """Write one page, or state, that has no file yet. False when there is none."""
         if self._failed or self._pending_bytes > MAX_PENDING_BYTES // 2:
             return False
-        if not self._walk and self._walked_at != self._cache.prefix.num_entered:
-            self._walked_at = self._cache.prefix.num_entered
+        entered = self._cache.prefix.num_entered, 0 if self._states is None else self._cache.states.num_kept
+        if not self._walk and self._walked_at != entered:
+            self._walked_at = entered
             self._settle()
-            self._walk = list(self._cache.prefix.full_nodes())
+            self._walk = self._kept()
         while self._walk:
-            node = self._walk.pop()
-            if node.alive and not node.is_filed:
-                self._queue_any(node)
+            if self._file(self._walk.pop()):
                 return True
         return False
+
+    def _kept(self) -> "list[TreeNode | Snapshot]":
+        """What there is to be written; pages last, which come first where the last is taken."""
+        states = [] if self._states is None else self._cache.states.snapshots()
+        return [*states, *self._cache.prefix.full_nodes()]
+
+    def _file(self, kept: "TreeNode | Snapshot") -> bool:
+        """Write what has no file yet. False when it has one, or is gone."""
+        if kept.is_filed:
+            return False
+        if isinstance(kept, TreeNode):
+            if kept.alive:
+                self._queue_any(kept)
+            return kept.alive
+        assert self._states is not None
+        found = self._states.content(kept)
+        if found is not None:
+            kept.is_filed = True
+            self._put(*found)
+        return found is not None
 
     def _settle(self) -> None:
         """What pages and slots hold is what the tree says."""
@@ -106,12 +136,15 @@ class DiskTier(Feature):
     def _queue(self, node: TreeNode, content: bytes) -> None:
         if self._failed or self._pending_bytes > MAX_PENDING_BYTES:
             return
-        key = self._key(node)
         node.is_filed = True
+        self._put(self._key(node), node.tokens, content)
+
+    def _put(self, key: bytes, tokens: bytes, content: bytes) -> None:
+        """Have the thread write a file."""
         if key in self._files:
             return
         with self._wake:
-            self._pending.append((key, node.tokens, content))
+            self._pending.append((key, tokens, content))
             self._pending_bytes += len(content)
             self._wake.notify()
 
@@ -139,7 +172,7 @@ class DiskTier(Feature):
             try:
                 if not self._failed:
                     self._files.write(key, tokens, content)
-                    self.num_written += 1
+                    self.num_written += len(key) == KEY_BYTES
             except OSError as error:
                 self._failed = True
                 log.warning("the prefix cache no longer writes to disk: %s", error)
@@ -161,13 +194,19 @@ class DiskTier(Feature):
         key = self._key(node) if node is not None else self._files.root(salt)
         at, end = page_bytes * len(match.nodes), len(tokens) - 4
         keys: list[tuple[bytes, bytes]] = []
-        while at + page_bytes <= end and len(keys) * self._mover.page_nbytes < MAX_READ_BYTES:
+        most = MAX_READ_BYTES if self._states is None else MAX_STATE_READ_BYTES
+        while at + page_bytes <= end and len(keys) * self._mover.page_nbytes < most:
             key = key_of(key, tokens[at : at + page_bytes])
             if key not in self._files:
                 break
             keys.append((key, tokens[at : at + page_bytes]))
             at += page_bytes
-        if not keys:
+        kept = None
+        if self._states is not None:
+            reach = prefix.match(salt, tokens).length
+            kept = self._states.deepest(salt, match.nodes, keys, tokens, reach)
+            keys = keys[: max(0, kept.num_pages - len(match.nodes))] if kept is not None else []
+        if not keys and kept is None:
             return
         # Slots that were given back may still be read by transfers: those come first.
         self._settle()
@@ -184,6 +223,8 @@ class DiskTier(Feature):
             node.key, node.is_filed = key, True
             prefix.claim((node,))
             fetched.append(node)
+        if kept is not None and len(match.nodes) + len(fetched) >= kept.num_pages:
+            self._states.bring(kept, salt, [*match.nodes, *fetched])  # type: ignore[union-attr]
         prefix.disclaim([*on_host, *fetched])
         self.num_read += len(fetched)
 
@@ -194,14 +235,14 @@ class DiskTier(Feature):
         deadline = time.monotonic() + CLOSE_S
         try:
             self._settle()
-            for node in list(self._cache.prefix.full_nodes()):
-                if node.is_filed:
+            for kept in reversed(self._kept()):
+                if kept.is_filed:
                     continue
                 while self._pending_bytes > MAX_PENDING_BYTES // 2 and time.monotonic() < deadline:
                     time.sleep(0.001)
                 if time.monotonic() > deadline or self._failed:
                     break
-                self._queue_any(node)
+                self._file(kept)
         except DeviceError as error:
             log.warning("what is cached is not written to disk: %s", error)
         finally:
@@ -223,6 +264,7 @@ def open_disk_tier(engine, config, source, quantize: str | None) -> DiskTier:
         config.activations,
         quantize,
         engine.runner.device.kernels,
+        *(() if engine.runner.states is None else (engine.runner.states.slot_nbytes,)),
     )
     fingerprint = hashlib.blake2b(revision_of(source) + repr(facts).encode(), digest_size=16).digest()
     return DiskTier(

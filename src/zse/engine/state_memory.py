@@ -22,6 +22,10 @@ ROWS_SHARE, LEAST_ROWS = 1 / 4, 8
 MOST_SNAPSHOTS = 4096
 
 
+# Host memory through which a conversation comes from files, at least: of pages, and states.
+DISK_BYTES, DISK_STATES = 1 << 30, 2
+
+
 class StatePlan(NamedTuple):
     """num_slots of slot_nbytes each on the device, host_slots of them in host memory; interval: tokens between
     snapshots."""
@@ -38,10 +42,12 @@ class StatePlan(NamedTuple):
     def of(self, config: ResolvedConfig) -> ResolvedConfig:
         """The configuration with these slots; those of host pages are fewer for it."""
         page_bytes = config.kv_bytes // config.num_pages
-        host_pages = config.host_slots - -(-self.host_slots * self.slot_nbytes // page_bytes)
+        host_pages = max(0, config.host_slots - -(-self.host_slots * self.slot_nbytes // page_bytes))
+        if config.cache_disk is not None:  # a whole conversation comes back at once, up to where its state is
+            host_pages = max(host_pages, min(config.max_context // config.page_size + 1, DISK_BYTES // page_bytes))
         return msgspec.structs.replace(
             config,
-            host_slots=max(0, host_pages),
+            host_slots=host_pages,
             state_slots=self.num_slots,
             state_bytes=self.nbytes,
             state_interval=self.interval,
@@ -85,6 +91,8 @@ def plan_states(config: EngineConfig, settings: Settings, model, room_bytes: int
     host = int(HOST_SHARE * config.cache_host_memory) // nbytes
     if not host and config.cache_host_memory >= 2 * nbytes:
         host = 1
+    if config.cache_disk is not None:
+        host = max(host, DISK_STATES)
     return StatePlan(rows + snapshots, nbytes, interval, host)
 
 

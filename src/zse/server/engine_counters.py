@@ -52,6 +52,8 @@ COUNTERS: dict[str, tuple[str, str]] = {
     "state_host_hits": (TOTAL, "Of those, the ones whose state came from host memory."),
     "state_taken": (TOTAL, "States that were copied to be kept."),
     "state_evicted": (TOTAL, "Kept states that made room on the device."),
+    "state_disk_files": (NOW, "Files of kept states (--cache-disk)."),
+    "state_disk_read": (TOTAL, "States read from files."),
     "jobs_submitted": (TOTAL, "Forwards without sampling (embeddings, scores, log-probabilities of prompts)."),
     "jobs_finished": (TOTAL, "Of those, the ones that ended."),
     "jobs_cancelled": (TOTAL, "Of those, the ones whose client left."),

@@ -1,0 +1,204 @@
+"""A model with recurrent layers in the engine: its replies do not depend on what was cached, cut, preempted or forked, and little
+of a conversation is computed twice."""
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_engines import TinyEngines
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+import tiny_families  # noqa: E402
+
+from zse.engine.messages import Ask  # noqa: E402
+from zse.errors import ConfigError  # noqa: E402
+from zse.sampling.params import BeamParams, SamplingParams  # noqa: E402
+from zse.scheduler.options import RequestOptions  # noqa: E402
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory):
+    """Makes engines of a tiny LFM2: three convolutions and two layers of attention."""
+    folder = tiny_families.write("lfm2", tmp_path_factory.mktemp("lfm2"))
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 2048}))
+    with TinyEngines(folder, max_context=256, kv_dtype="f32") as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def plain(engines):
+    """One that computes everything, a prompt in one chunk."""
+    return engines(prefix_cache=False)
+
+
+def ids(count: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(3, 150), k=count)
+
+
+class Run:
+    """What became of requests that were submitted together: tokens of each, and how many of its prompt were cached."""
+
+    def __init__(self, engine, prompts, params=GREEDY, options=None, before_step=None):
+        before = engine.scheduler.counters.scheduled_tokens
+        for id, prompt in enumerate(prompts):
+            engine.submit(id, prompt, params, options[id] if options else RequestOptions())
+        self.tokens, self.cached = [[] for _ in prompts], [0] * len(prompts)
+        while engine.has_work:
+            if before_step is not None:
+                before_step(engine.scheduler)
+            for output in engine.step():
+                assert output.error is None
+                self.tokens[output.id] += output.tokens
+                self.cached[output.id] += output.cached_tokens
+            assert engine.scheduler.check_integrity() == []
+        self.computed = engine.scheduler.counters.scheduled_tokens - before
+
+
+def test_replies_do_not_depend_on_how_a_prompt_is_cut(engines, plain):
+    prompts = [ids(70, 1), ids(33, 2), ids(1, 3)]
+    expected = Run(plain, prompts).tokens
+    for size in (4, 5, 7, 13, 31, 63):
+        assert Run(engines(max_tokens_per_step=size, max_rows=3), prompts).tokens == expected, size
+    assert Run(engines(max_rows=3, ahead=True), prompts).tokens == expected
+
+
+@pytest.mark.parametrize(
+    "options", [{}, dict(ahead=True), dict(page_size=64), dict(max_tokens_per_step=17, max_rows=4)]
+)
+def test_a_prompt_continues_from_a_state_that_was_kept(engines, plain, options):
+    engine = engines(state_interval=40, **options)
+    first = ids(90, 4)
+    points = RequestOptions(state_points=(21, 77))
+    whole = Run(engine, [first], options=[points])
+    assert whole.tokens == Run(plain, [first]).tokens and whole.cached == [0]
+    # Behind the reply, where the last message began, there too but for its last token, at the interval, before all of them.
+    continued = first + whole.tokens[0][:-1] + ids(9, 5)
+    for prompt, cached in (
+        (continued, 101),
+        (first[:77] + ids(20, 6), 77),
+        (first[:78], 77),
+        (first[:77], 40),
+        (first[:35] + ids(40, 7), 21),
+        (first[:20] + ids(40, 8), 0),
+    ):
+        run = Run(engine, [prompt])
+        assert run.tokens == Run(plain, [prompt]).tokens and run.cached == [cached]
+    assert engine.scheduler.snapshot()["state_hits"] == 5
+
+
+def test_a_request_that_is_preempted_goes_on(engines, plain):
+    prompts = [ids(40, seed) for seed in range(10, 14)]
+    expected = Run(plain, prompts).tokens
+    for preemption, host in (("recompute", 0), ("swap", 4 << 20)):
+        for prefix in (True, False):
+            engine = engines(
+                max_rows=4, preemption=preemption, cache_host_memory=host, prefix_cache=prefix, state_memory=0
+            )
+            rng = random.Random(1)
+
+            def preempt(scheduler, rng=rng):
+                if scheduler.running and rng.random() < 0.5:
+                    scheduler.preempt(rng.choice(scheduler.running).id)
+
+            assert Run(engine, prompts, before_step=preempt).tokens == expected
+            counters = engine.scheduler.snapshot()
+            assert counters["preemptions"] > 3 and (counters["swapped_in_pages"] > 3) == (preemption == "swap")
+
+
+def test_choices_of_one_prompt_compute_it_once(engines, plain):
+    prompt = ids(64, 20)
+    params = SamplingParams(temperature=0.9, seed=7, max_tokens=10, ignore_eos=True)
+    for ahead in (False, True):
+        run = Run(engines(ahead=ahead), [prompt] * 3, params)
+        assert run.tokens == Run(plain, [prompt] * 3, params).tokens
+        assert run.cached == [0, 63, 63] and run.computed == 64 + 1 + 1 + 3 * 9
+
+
+def test_beams_copy_states(engines, plain):
+    prompt = ids(50, 30)
+    found = []
+    for engine in (engines(), plain):
+        engine.submit(1, prompt, BeamParams(beam_width=3, max_tokens=8))
+        while engine.has_work:
+            engine.step()
+            assert engine.scheduler.check_integrity() == []
+        assert engine.scheduler.counters.forks > 3
+        (search,) = engine.take_completed()
+        found.append([(reply.tokens, pytest.approx(reply.score, abs=1e-4)) for reply in search.result.replies])
+    assert found[0] == found[1]
+
+
+def test_tenants_share_no_state(engines):
+    engine, prompt = engines(), ids(60, 40)
+    mine, theirs, salted = (
+        RequestOptions(tenant=tenant, cache_salt=salt, state_points=(50,))
+        for tenant, salt in (("a", ""), ("b", ""), ("a", "x"))
+    )
+    for options, cached in ((mine, 0), (theirs, 0), (salted, 0), (mine, 50), (theirs, 50)):
+        assert Run(engine, [prompt], options=[options]).cached == [cached]
+
+
+def test_states_go_when_others_need_their_slots(engines, plain):
+    """Five states for two rows: three snapshots of twelve places."""
+    nbytes = 3 * 128 * 2 * 4  # of three convolutions' last two inputs
+    engine = engines(max_rows=2, state_memory=3 * nbytes + 512)
+    assert engine.runner.config.state_slots == 5 and engine.runner.states.slot_nbytes == nbytes
+    prompts = [ids(40, seed) for seed in range(50, 56)]
+    points = [RequestOptions(state_points=(30,))] * 6
+    assert Run(engine, prompts, options=points).tokens == Run(plain, prompts).tokens
+    again = Run(engine, prompts[::-1], options=points)
+    assert again.tokens == Run(plain, prompts[::-1]).tokens and max(again.cached) == 30
+    assert engine.scheduler.snapshot()["state_evicted"] > 6
+
+
+def test_jobs_have_states_of_their_own(engines, plain):
+    texts = [ids(count, 60 + count) for count in (5, 40, 90)]
+    found = []
+    for together in (True, False):
+        engine = engines(max_tokens_per_step=32, max_rows=4)
+        results = {}
+        if together:
+            engine.submit(99, ids(70, 70), GREEDY)
+        for index, text in enumerate(texts):
+            for what, id in (("mean", index), ("logprobs", 10 + index)):
+                engine.submit(id, text, Ask(what))
+                while engine.has_work and (not together or index == len(texts) - 1):
+                    engine.step()
+                    assert engine.scheduler.check_integrity() == []
+                    results |= {job.id: job for job in engine.take_completed()}
+        found.append([results[id].result for id in sorted(results)])
+        assert len(results) == 6 and not engine.scheduler.cache.states.lent
+    for mine, other in zip(*found, strict=True):
+        assert mine.vector == other.vector and [line and line.logprob for line in mine.logprobs or ()] == [
+            line and line.logprob for line in other.logprobs or ()
+        ]
+
+
+def test_an_agent_computes_little_twice(engines):
+    """20 turns: the last answer stands differently in the next prompt, as where a client strips what was reasoned."""
+    engine = engines(max_rows=2, max_context=2048, state_interval=10_000)
+    rng, history, computed, new, before = random.Random(9), ids(200, 80), 0, 0, []
+    for turn in range(20):
+        user = len(history)
+        history += ids(rng.randint(20, 60), 100 + turn)
+        answer = len(history)
+        prompt = history + [5, 6, 7]
+        run = Run(engine, [prompt], options=[RequestOptions(state_points=(user, answer))])
+        computed += run.computed - (len(run.tokens[0]) - 1)
+        new += len(prompt) - next(
+            (i for i, (a, b) in enumerate(zip(before, prompt, strict=False)) if a != b), len(before)
+        )
+        before = prompt + run.tokens[0]
+        history = prompt + [8, *run.tokens[0][6:]]
+    assert computed / new <= 1.1
+
+
+def test_drafts_are_refused_by_name(engines):
+    with pytest.raises(ConfigError, match="recurrent layers.*--speculation none"):
+        engines(speculation="ngram")
+    assert engines().runner.config.speculation == "none"
