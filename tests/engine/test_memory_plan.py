@@ -47,7 +47,7 @@ def record_everything(runner):
     runner.forwards.logprobs([])
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3", "minicpm3"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3", "minicpm3", "lfm2"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -56,6 +56,7 @@ def record_everything(runner):
         dict(activations="f32", speculation="none", cache_host_memory=1 << 22),
         dict(kv_layout="contiguous", max_rows=2, quantize=None),
         dict(adapter_slots=3, adapter_rank=12),
+        dict(state_memory=1 << 20, state_interval=64, cache_host_memory=1 << 22, max_rows=2),
     ],
 )
 def test_a_cpu_allocates_what_was_planned(family, options, tmp_path):

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_engines import TinyEngines
+from tiny_engines import TinyEngines, close
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 import tiny_families  # noqa: E402
@@ -202,3 +202,98 @@ def test_drafts_are_refused_by_name(engines):
     with pytest.raises(ConfigError, match="recurrent layers.*--speculation none"):
         engines(speculation="ngram")
     assert engines().runner.config.speculation == "none"
+
+
+def test_states_come_back_from_host_memory(engines, plain):
+    """Two states on the device, one for each row: the third conversation pushes the first one's to the host."""
+    engine = engines(max_rows=1, state_memory=3 * 1024, num_pages=16, cache_host_memory=8 << 20)
+    prompts = [ids(90, seed) for seed in range(90, 94)]
+    points = [RequestOptions(state_points=(77,))]
+    for prompt in prompts:
+        Run(engine, [prompt], options=points)
+    counters = engine.scheduler.snapshot()
+    assert counters["state_host_snapshots"] > 2 and counters["prefix_host_pages"] > 10
+    for prompt in prompts:
+        run = Run(engine, [prompt[:78] + ids(5, 1)])
+        assert run.cached == [77] and run.tokens == Run(plain, [prompt[:78] + ids(5, 1)]).tokens
+    assert engine.scheduler.snapshot()["state_host_hits"] >= 3
+
+
+@pytest.fixture
+def disk(engines, tmp_path):
+    """(makes the next engine over one folder, closes it, the folder). Nothing of an engine is left but files."""
+    folder = tmp_path / "kv"
+
+    def make(**options):
+        return engines(cache_disk=str(folder), max_rows=2, **options)
+
+    def end(engine):
+        loaded, first = engines.made.pop()
+        assert loaded.engine is engine
+        close(loaded, first)
+
+    return make, end, folder
+
+
+def files_of(folder, states: bool):
+    """Files of states, or of pages."""
+    names = [path for path in folder.glob("*/*.kv")]
+    return [path for path in names if (len(path.stem) > 40) == states]
+
+
+def test_a_conversation_goes_on_after_a_restart(disk, plain):
+    make, end, folder = disk
+    prompt, points = ids(90, 95), [RequestOptions(state_points=(64, 77))]
+    engine = make()
+    reply = Run(engine, [prompt], options=points).tokens[0]
+    end(engine)
+    assert len(files_of(folder, True)) == 3 and len(files_of(folder, False)) == 6
+    # Within a page, at its border, behind the reply.
+    for start, cached in ((prompt[:78], 77), (prompt[:66], 64), (prompt + reply[:-1], 101)):
+        engine = make()
+        asked = start + ids(9, 96)
+        run = Run(engine, [asked])
+        assert run.cached == [cached] and run.tokens == Run(plain, [asked]).tokens
+        counters = engine.counters()
+        assert counters["state_disk_read"] == 1 and counters["state_host_hits"] == 1
+        end(engine)
+    engine = make()
+    assert Run(engine, [prompt], options=[RequestOptions(tenant="other")]).cached == [0]
+    end(engine)
+
+
+@pytest.mark.parametrize("harm", ["torn", "flipped", "foreign", "gone"])
+def test_a_state_file_that_is_not_sound_is_never_used(disk, plain, harm):
+    make, end, folder = disk
+    prompt = ids(90, 97)
+    engine = make()
+    Run(engine, [prompt], options=[RequestOptions(state_points=(77,))])
+    end(engine)
+    for path in files_of(folder, True):
+        data = path.read_bytes()
+        if harm == "torn":
+            path.write_bytes(data[: len(data) // 2])
+        elif harm == "flipped":
+            path.write_bytes(data[:-100] + bytes([data[-100] ^ 1]) + data[-99:])
+        elif harm == "foreign":  # sound, of another prefix
+            path.write_bytes(next(other.read_bytes() for other in files_of(folder, False)))
+    engine = make()
+    for path in files_of(folder, True) if harm == "gone" else ():
+        path.unlink()
+    asked = prompt[:80] + ids(5, 98)
+    run = Run(engine, [asked])
+    assert run.cached == [0] and run.tokens == Run(plain, [asked]).tokens
+    assert engine.counters()["prefix_disk_damaged_files"] == (harm != "gone")
+    assert engine.counters()["state_disk_read"] == 0 and engine.counters()["state_disk_files"] == 1
+    end(engine)
+
+
+def test_states_of_another_model_are_not_found(disk, engines, tmp_path):
+    make, end, folder = disk
+    engine = make()
+    Run(engine, [ids(90, 99)], options=[RequestOptions(state_points=(77,))])
+    end(engine)
+    (tmp_path / "other").mkdir()
+    with TinyEngines(tiny_families.write("lfm2", tmp_path / "other", "BF16"), max_context=128, kv_dtype="f32") as other:
+        engine = other(cache_disk=str(folder))
+        assert Run(engine, [ids(90, 99)]).cached == [0] and engine.counters()["state_disk_files"] == 0
