@@ -303,7 +303,7 @@ def time_ops(device, ops, report, only: list[str] | None = None, seed: int | Non
         checked = all([check(device, op, case) for case in cases_of(op, device, rng)])
         timed: Any
         if op.sizes:
-            timed = ((case, expected) for case, expected in op.sizes(rng))
+            timed = ((case, expected) for case, expected in op.sizes(rng, device.kernels))
         else:
             timed = ((case, None) for case in [max(cases_of(op, device, rng), key=lambda case: op.cost(case).bytes)])
         for case, expected in timed:

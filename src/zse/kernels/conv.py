@@ -9,7 +9,7 @@ from itertools import product
 
 from zse import kernel as zl
 from zse.kernels.columns import embed, source, wide
-from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, check, later, launcher, require
+from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, cases_of, check, later, launcher, require
 from zse.kernels.runs import (
     BATCHES,
     RunParams,
@@ -267,5 +267,5 @@ CONV = Op(
     _cases,
     _cost,
     later("gpu.conv", "variants"),
-    _sizes,
+    cases_of(cpu=_sizes, gpu=later("gpu.state_sizes", "conv_sizes")),
 )

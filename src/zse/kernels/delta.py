@@ -266,5 +266,5 @@ DELTA = Op(
     cases_of(cpu=cases, gpu=later("gpu.state_cases", "delta_cases")),
     _cost,
     later("gpu.delta", "variants"),
-    _sizes,
+    cases_of(cpu=_sizes, gpu=later("gpu.state_sizes", "delta_sizes")),
 )

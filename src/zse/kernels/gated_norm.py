@@ -183,4 +183,13 @@ def _variants(target) -> list[zl.Variant]:
     ]
 
 
-GATED_NORM = Op("gated_norm", _variants, gated_norm, _reference, _cases, _cost, later("gpu.gated_norm", "variants"))
+GATED_NORM = Op(
+    "gated_norm",
+    _variants,
+    gated_norm,
+    _reference,
+    _cases,
+    _cost,
+    later("gpu.gated_norm", "variants"),
+    later("gpu.state_sizes", "gated_norm_sizes"),
+)

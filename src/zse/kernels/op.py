@@ -135,7 +135,7 @@ class Op(Record):
     and dtypes, raises ValueError or TypeError, and records; a launcher() where kinds of devices differ.
     reference(**arrays, **options) → output name → float64 (or integer) array; inputs that the op changes are given as
     their initial content and must not be modified. cases(rng) → fresh random Cases, odd sizes among them; with a GPU
-    form cases(rng, family) takes "cpu" or "gpu". cost(case) → Cost. sizes(rng) → for timing: Cases of real models' sizes,
+    form cases(rng, family) takes "cpu" or "gpu". cost(case) → Cost. sizes(rng, family) → for timing: Cases of real models' sizes,
     each with a function that gives, by output name, (index, expected values) of the part that is
     compared; None: the largest of the cases."""
 

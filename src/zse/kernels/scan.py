@@ -395,5 +395,5 @@ SCAN = Op(
     cases_of(cpu=cases, gpu=later("gpu.state_cases", "scan_cases")),
     _cost,
     later("gpu.scan", "variants"),
-    _sizes,
+    cases_of(cpu=_sizes, gpu=later("gpu.state_sizes", "scan_sizes")),
 )

@@ -60,7 +60,7 @@ def some_rows(weight, first: int, count: int):
     return HostWeight((count, weight.shape[1]), weight.scheme, planes, weight.layout)
 
 
-def sizes(rng):
+def sizes(rng, family: str = "gpu"):
     """(case, expected) for every scheme, shape and number of tokens; the head only for one token."""
     for scheme in SCHEMES:
         for name, (rows, width, epilogue) in SHAPES.items():

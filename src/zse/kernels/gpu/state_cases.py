@@ -1,5 +1,7 @@
 """Cases of recurrent layers that only a GPU has: prompts by chunks in bf16, gates and norms in the same launch."""
 
+from itertools import product
+
 from zse.kernels import delta, scan
 from zse.kernels.gpu import state_chunks
 from zse.kernels.op import Case, OutputSpec, Tolerance
@@ -12,6 +14,23 @@ ROUNDED = Tolerance(2e-3, 2**-7, "the result is rounded to bf16, and what a norm
 # Their operands have 8 bits; numbers are sums of dozens of products, some of which nearly cancel.
 ALL_OFF, ONE_OFF = 0.01, 0.25
 BY_CHUNKS = Tolerance(0.0, 1.0, "products of bf16: off_by()")
+
+# As zse.kernels.delta's and scan's, in shorter runs: the emulator takes 512 threads through each token.
+DELTA_SHAPES: tuple = (
+    ((2, 4, 128, 128), (1, 1, 1), (1,), 0),
+    ((2, 4, 128, 128), (7, 1, 3), (0, 2), 64),
+    ((1, 1, 16, 48), (1, 5, 4), (0, 2), 0),
+    ((2, 2, 32, 16), (3, 2, 17), (1,), 32),
+    ((1, 3, 64, 80), (5, 2), (1,), 0),
+    ((2, 4, 64, 64), (1, 1, 6), (1,), 0),
+)
+SCAN_SHAPES: tuple = (
+    ((8, 1, 64, 128), (1, 1, 1), (1,), 0, None),
+    ((8, 2, 64, 128), (7, 1, 3), (0, 2), 64, None),
+    ((1, 1, 16, 48), (1, 5, 4), (0, 2), 0, (0.1, 2.0)),
+    ((10, 2, 80, 16), (3, 2, 17), (1,), 32, (0.0, 1.5)),
+    ((2, 1, 64, 64), (1, 6), (1,), 0, None),
+)
 
 
 def off_by(got, wanted) -> str:
@@ -39,9 +58,8 @@ def by_chunks(case: Case, kind: str, *sizes: int) -> Case:
 
 
 def delta_cases(rng):
-    for decay in delta.CHUNKS:
-        for shape in (*delta.SHAPES, ((2, 4, 64, 64), (1, 1, 6), (1,), 0)):
-            yield delta.make_case(rng, decay, *shape, NEAR)
+    for decay, shape in product(delta.CHUNKS, DELTA_SHAPES):
+        yield delta.make_case(rng, decay, *shape, NEAR)
     for number, (lengths, fresh, beside) in enumerate(
         (((17,), (0,), 0), ((3, 129, 1), (1,), 32), ((64, 200), (), 0), ((16, 16, 65), (2,), 0))
     ):
@@ -51,20 +69,25 @@ def delta_cases(rng):
     for activation in ("silu", "sigmoid"):
         for size, lengths in ((128, (1, 1, 1)), (64, (2, 1)), (128, (40, 5))):
             case = delta.make_case(rng, "head", (1, 2, size, size), lengths, (1,), 32, NEAR)
-            width = case.outputs["out"].shape
-            z = (rng.standard_normal(width) * 3).astype(np.float32)
-            z[0, 0], z[-1, 1] = -100.0, 100.0  # exp saturates without a NaN
-            norm = (1 + rng.standard_normal(size) / 4).astype(np.float32)
-            gate = delta.OutputGate(z, norm, 1e-6, activation)
-            outputs = case.outputs | {"out": OutputSpec(width, "bf16", ROUNDED)}
-            case = Case(f"{case.name}, {activation}", case.inputs | {"gate": gate}, outputs, case.options)
+            case = gated(rng, case, activation)
             yield case
             if size == 128:
                 yield by_chunks(case, "delta", 1, 128, 2)
 
 
+def gated(rng, case: Case, activation: str) -> Case:
+    """The case with the gated norm behind it."""
+    shape = case.outputs["out"].shape
+    z = (rng.standard_normal(shape) * 3).astype(np.float32)
+    z[0, 0], z[-1, 1] = -100.0, 100.0  # exp saturates without a NaN
+    norm = (1 + rng.standard_normal(shape[1] // len(case.inputs["A"])) / 4).astype(np.float32)
+    gate = delta.OutputGate(z, norm, 1e-6, activation)
+    outputs = case.outputs | {"out": OutputSpec(shape, "bf16", ROUNDED)}
+    return Case(f"{case.name}, {activation}", case.inputs | {"gate": gate}, outputs, case.options)
+
+
 def scan_cases(rng):
-    for shape in (*scan.SHAPES, ((2, 1, 64, 64), (1, 6), (1,), 0, None)):
+    for shape in SCAN_SHAPES:
         yield scan.make_case(rng, *shape, NEAR)
     for number, (lengths, fresh, beside) in enumerate(
         (((17,), (0,), 0), ((3, 129, 1), (1,), 32), ((64, 200), (), 0), ((16, 16, 65), (2,), 0))
