@@ -132,11 +132,14 @@ def test_memory_that_is_missing_is_told_apart(park, model):
 FORK = """
 import os, socket, sys, time
 from zse.engine.process import fork
+def main(words, clock):
+    from zse.engine import worker
+    return worker.main(words, clock=clock)
 start = time.perf_counter()
 listening = socket.socket(); listening.bind(("127.0.0.1", 0)); listening.listen()
 os.environ["ZSE_API_KEY"] = "secret"
 process = fork(["--model", sys.argv[1], "--device", "cpu", "--threads", "1"], lambda: time.perf_counter() - start,
-               close=(listening.fileno(),))
+               main, close=(listening.fileno(),))
 from zse.engine.messages import FrameReader
 from zse.engine.messages import FromEngine, Heartbeat
 assert os.getpgid(process.pid) == process.pid

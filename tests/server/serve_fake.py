@@ -30,7 +30,7 @@ def main() -> int:
     extra = args.engine.split()
     real_spawn, real_serve = process.spawn, server_main.serve
     process.spawn = lambda arguments: real_spawn([*arguments, *extra], (FAKE_ENGINE,))
-    process.fork = lambda arguments, clock, close: process.spawn(arguments)
+    process.fork = lambda arguments, clock, main, close: process.spawn(arguments)
     server_main.serve = lambda *given: real_serve(*given[:-1], fake_text.load)
     serve._models = lambda args: [(name, (name,)) for name in args.models or [args.model_name or "fake"]]
     try:

@@ -3,7 +3,8 @@
 from argparse import Action, BooleanOptionalAction
 
 from zse import lazy
-from zse.cli import kinds, terminal
+from zse.cli import parser as parsers
+from zse.cli import terminal
 from zse.cli.parser import Amount, Group, arg
 from zse.engine import llm
 from zse.errors import ConfigError, ModelNotFoundError, RequestError
@@ -59,7 +60,7 @@ ENGINE = (
     ),
     arg(
         "--max-memory",
-        type=kinds.memory_size,
+        type=parsers.memory_size,
         metavar="SIZE",
         help="most memory for weights, KV and scratch, for example 6G or 800M (default: what is there)",
     ),
@@ -70,14 +71,14 @@ ENGINE = (
     ),
     arg(
         "--resident-layers",
-        type=kinds.resident_layers,
+        type=parsers.resident_layers,
         metavar="LAYERS",
         help="layers whose weights stay on a GPU, or auto: as many as fit; the others' stay in host memory and are copied in every step, "
         "one ahead (default: all layers)",
     ),
     arg(
         "--expert-memory",
-        type=kinds.memory_size,
+        type=parsers.memory_size,
         metavar="SIZE",
         help="memory of a GPU for the experts of a mixture, for example 8G: those that tokens choose stay there, all are in host memory, "
         "from where a step copies what it misses (default: all experts on the GPU)",
@@ -115,7 +116,7 @@ SERVING = (
     ),
     arg(
         "--page-size",
-        type=kinds.page_size,
+        type=parsers.page_size,
         default=0,
         metavar="auto|16|32|64|128",
         help="tokens of a KV page: small pages waste less and share prefixes more finely, large ones cost less time in long "
@@ -162,14 +163,14 @@ SERVING = (
     ),
     arg(
         "--cache-host-memory",
-        type=kinds.memory_size,
+        type=parsers.memory_size,
         default=0,
         metavar="SIZE",
         help="host memory for KV pages that leave the device, cold prefixes and preempted requests (default: none)",
     ),
     arg(
         "--cache-idle-memory",
-        type=kinds.memory_size,
+        type=parsers.memory_size,
         metavar="SIZE",
         help="cached KV pages that an engine on a CPU keeps when it has been idle for 10 s; the rest goes back to the "
         "system (default: twice the weights, at least 256M)",
@@ -182,14 +183,14 @@ SERVING = (
     ),
     arg(
         "--cache-disk-size",
-        type=kinds.memory_size,
+        type=parsers.memory_size,
         default=4 << 30,
         metavar="SIZE",
         help="most bytes of such files for each model (default: 4G)",
     ),
     arg(
         "--state-memory",
-        type=kinds.memory_size,
+        type=parsers.memory_size,
         metavar="SIZE",
         help="of models with recurrent layers, memory of the device for their states beside cached prefixes, from which "
         "prompts that begin alike go on (default: an eighth of what the KV cache may take, at least one state a request)",
@@ -236,7 +237,7 @@ SERVING = (
     ),
     arg(
         "--mixed-ratio",
-        type=kinds.mixed_ratio,
+        type=parsers.mixed_ratio,
         metavar="X",
         help="a step with a prompt's chunk may take so many times a step without; 0: a fixed number of tokens (default: "
         "3, on a GPU 0)",
@@ -257,7 +258,7 @@ SERVING = (
     arg(
         "--tenant-weight",
         dest="tenant_weights",
-        type=kinds.tenant_weight,
+        type=parsers.tenant_weight,
         action=_Joined,
         metavar="NAME=W",
         help="weight of an API key's share, by its name; others have 1; may be repeated",
@@ -293,7 +294,7 @@ ENGINE_OPTIONS = Group("engine", ENGINE)
 # How requests are scheduled and what is cached: every policy can be chosen and switched off, for comparison.
 def quota(name: str, gib: int, of: str):
     """The row of an option that bounds bytes. of: what they are of."""
-    return arg(name, type=kinds.memory_size, default=gib << 30, metavar="SIZE", help=f"bytes {of} (default: {gib}G)")
+    return arg(name, type=parsers.memory_size, default=gib << 30, metavar="SIZE", help=f"bytes {of} (default: {gib}G)")
 
 
 # Of `zse serve`, about documents.
@@ -322,7 +323,7 @@ IMAGE_OPTIONS = (
     arg("--max-images", type=Amount(int, 1, 256), default=32, help="images of one request (default: 32)"),
     arg(
         "--max-image-bytes",
-        type=kinds.memory_size,
+        type=parsers.memory_size,
         default=20 << 20,
         metavar="SIZE",
         help="largest file of an image, a third less than its base64, which --max-body-bytes bounds, too (default: 20M)",

@@ -5,7 +5,8 @@ import os
 from collections import namedtuple
 
 from zse.cli import aliases
-from zse.errors import ConfigError
+from zse.engine import config
+from zse.errors import ConfigError, one_line
 from zse.lazy import difflib
 
 TYPE_CHECKING = False
@@ -151,3 +152,44 @@ MODEL = arg("model", metavar="MODEL", help="a name, hf:ORG/NAME, or a path")
 MODEL_FILE = arg(
     "model", metavar="MODEL", help="a stored name, or the path of a .zse, .gguf or .safetensors file or a folder"
 )
+
+
+def page_size(text: str) -> int:
+    """argparse type: auto (0), 16, 32, 64 or 128."""
+    if text == "auto":
+        return 0
+    if text not in ("16", "32", "64", "128"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not auto, 16, 32, 64 or 128")
+    return int(text)
+
+
+def resident_layers(text: str) -> int:
+    """argparse type: auto (AUTO_LAYERS), or a number of layers."""
+    return config.AUTO_LAYERS if text in ("auto", str(config.AUTO_LAYERS)) else Amount(int, 0, 1 << 16)(text)
+
+
+def mixed_ratio(text: str) -> float:
+    """argparse type: 0, or a number from 1.1 to 1000."""
+    return 0.0 if text == "0" else Amount(float, 1.1, 1000)(text)
+
+
+def tenant_weight(text: str) -> str:
+    """argparse type: NAME=W, a weight above 0 and at most 1000."""
+    name, _, weight = text.rpartition("=")
+    if not name or "," in name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=WEIGHT")
+    Amount(float, high=1000, above=0)(weight)
+    return text
+
+
+def memory_size(text: str) -> int:
+    """argparse type: bytes from "6G", "5.5GiB", "800M" or a plain number; K, M, G, T are powers of 1024."""
+    digits = text.strip().upper().removesuffix("B").removesuffix("I")
+    unit = "KMGT".find(digits[-1:]) + 1 if digits else 0
+    try:
+        value = float(digits[:-1] if unit else digits) * 1024**unit
+    except ValueError:
+        value = 0.0
+    if not 1 <= value < 1 << 50:
+        raise argparse.ArgumentTypeError(f"{one_line(text)!r} is not a size such as 6G or 800M")
+    return int(value)

@@ -6,7 +6,8 @@ import os
 from argparse import BooleanOptionalAction
 
 from zse import env, lazy
-from zse.cli import kinds, settings
+from zse.cli import parser as parsers
+from zse.cli import settings
 from zse.cli.options import (
     DOCUMENT_OPTIONS,
     ENGINE_OPTIONS,
@@ -20,6 +21,7 @@ from zse.cli.options import (
 )
 from zse.cli.parser import CONFIG, Amount, Parser, add, arg
 from zse.engine import process as engine_process
+from zse.engine import worker
 from zse.engine.metrics import since_exec_clock
 from zse.errors import ConfigError
 from zse.formats import converted, hub, store
@@ -100,7 +102,7 @@ ARGUMENTS = (
     ),
     arg(
         "--keep-in-memory",
-        type=kinds.memory_size,
+        type=parsers.memory_size,
         default=0,
         metavar="SIZE",
         help="lock the files of models that were unloaded in memory, the last ones up to this size, so that the next load need "
@@ -272,7 +274,9 @@ def run(args) -> int:
     if args.log_level:
         os.environ["ZSE_LOG"] = args.log_level
     arguments = [_engine_arguments(args, path, own) for (path, _), own in zip(models, adapters, strict=True)]
-    process = engine_process.fork(arguments[0], since_exec, close=(sock.fileno(),))
+    process = engine_process.fork(
+        arguments[0], since_exec, lambda words, clock: worker.main(words, clock=clock), close=(sock.fileno(),)
+    )
     phases["engine spawned"] = round(1000 * since_exec())
     try:
         lazy.import_lean("msgspec")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 import zse
-from zse.engine import child, forwards, messages
+from zse.engine import forwards, messages, process
 from zse.engine.config import EngineConfig, ResolvedConfig
 from zse.errors import ConfigError, DeviceError, GroupError
 from zse.lazy import select
@@ -153,7 +153,7 @@ class Ranks:
 class Peer(NamedTuple):
     """A rank that rank 0 started."""
 
-    process: child.EngineProcess
+    process: process.EngineProcess
     reader: messages.FrameReader
 
 
@@ -186,7 +186,7 @@ class Leader(Ranks):
                     str(descriptor),
                     *of_rank(config, device, rank).to_arguments(),
                 ]
-                started = child.spawn(words)
+                started = process.spawn(words)
                 started.sock.settimeout(found.group.timeout_s)
                 found._poll.register(started.sock, select.POLLIN)
                 found._peers.append(Peer(started, messages.FrameReader(RankLoaded | messages.Fatal)))
@@ -256,7 +256,7 @@ class Leader(Ranks):
         self._peers.clear()
 
 
-def _ended(ended: child.EngineProcess) -> str:
+def _ended(ended: process.EngineProcess) -> str:
     code = ended.wait(0.5)
     if code is None:
         return "closed its socket"

@@ -16,9 +16,9 @@ from zse.cache.groups import PageGeometry, geometry, group_layers
 from zse.cache.layout import KVCache, PageMover
 from zse.cache.pages import BLOCK
 from zse.engine import forwards, masking
+from zse.engine import step as steps
 from zse.engine.config import ResolvedConfig
 from zse.engine.messages import TokenLogprob
-from zse.engine.recordings import first_recordings
 from zse.engine.step import PageTable, StepInputs, job_inputs, job_rows, job_sampler, masks_staging, new_blocks
 from zse.kernels import feed, page_table
 from zse.lora import slots as adapter_slots
@@ -137,7 +137,7 @@ class Runner:
         self._graphs: dict[tuple[str, int, int], Any] = {}
         self._forwards: forwards.Forwards | None = None
         self._masking: masking.Masking | None = None
-        self._wanted_first = first_recordings(self) if ranks is None or ranks.leads else []
+        self._wanted_first = steps.first_recordings(self) if ranks is None or ranks.leads else []
         # Drafts are verified in runs of several tokens that all have logits; a CPU's launches for it are those of
         # decode.
         self._run_kind = "verify" if device.runs_ahead else "decode"

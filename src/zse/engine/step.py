@@ -27,6 +27,8 @@ ALIGN = 256
 # Lines of the page table behind the requests', for jobs (engine/forwards.py). An encoder's texts are short, and all of
 # its work.
 JOB_ROWS, ENCODER_ROWS = 8, 32
+# Tokens of a prompt that a first request on a GPU is likely not to have more of: its recording is made first.
+SHORT_PROMPT = 64
 
 
 class StepArrays(NamedTuple):
@@ -232,3 +234,37 @@ def job_sampler(device, logits: Tensor, history) -> SamplerState:
 def new_blocks(max_tokens: int, max_rows: int) -> int:
     """Most entries of the page table that one step can need: one each BLOCK tokens, and one border a row."""
     return max_tokens // BLOCK + 2 * max_rows
+
+
+def first_recordings(runner: Any) -> list[tuple[str, int, int]]:
+    """Of a Runner: (kind, size, number of the StepSet) of the graphs to record when there is time, in this order: a first
+    request's first."""
+    config, sizes = runner.config, runner.planner.sizes
+    if not runner.model.config.causal:
+        return []
+    if runner.runs_ahead:
+        numbers = range(2)
+        prompts = [size for size in sizes if size > 1]
+        short = runner.size_for("mixed", min(SHORT_PROMPT, config.max_tokens_per_step))
+        first = [("mixed", short, 0), *(("decode", 1, number) for number in reversed(numbers))]
+        first += [("mixed", size, number) for number in numbers for size in prompts if size >= short]
+        first += [
+            ("decode", size, number)
+            for size in sizes[1:]
+            for number in numbers
+            if sizes[sizes.index(size) - 1] < config.max_rows
+        ]
+        first += [
+            ("verify", size, number)
+            for size in sizes[1:]
+            for number in numbers
+            if config.max_drafts and sizes[sizes.index(size) - 1] < config.max_lines
+        ]
+    else:
+        split = runner.size_for("mixed", 2)
+        first = [("mixed", config.max_tokens_per_step, 0), ("decode", 1, 0), ("mixed", split, 0)]
+        if config.max_lines > 1:
+            first.append(("decode", split, 0))
+        if config.max_lines > split:
+            first.append(("decode", sizes[-1], 0))
+    return list(dict.fromkeys(first))

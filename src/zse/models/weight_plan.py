@@ -50,7 +50,7 @@ class FileTensor(NamedTuple):
     role: names.Role
     info: TensorInfo
     first: int
-    cut: shares.ShareCut | None = None
+    cut: "shares.ShareCut | None" = None
 
     @property
     def num_rows(self) -> int:
@@ -107,7 +107,7 @@ class ModelPlan(NamedTuple):
     host_layers: tuple[int, ...] = ()
     lazy_experts: bool = False
     expert_slots: int = 0
-    share: shares.ModelShare | None = None
+    share: "shares.ModelShare | None" = None
 
     @property
     def layer_bytes(self) -> list[int]:

@@ -1,6 +1,6 @@
 """What a recording does where the model is one rank's share (docs/design/0011-several-devices.md)."""
 
-from zse.plan.trace import Node, Trace, Value
+from zse.plan.trace import Node, Value
 from zse.tensor import Tensor
 
 TYPE_CHECKING = False
@@ -10,10 +10,8 @@ if TYPE_CHECKING:
 SHARED = ("o", "down")  # products of which each rank has some columns
 
 
-def all_reduce(nodes: list[Node], trace: Trace) -> list[Node]:
+def all_reduce(nodes: list[Node]) -> list[Node]:
     """What ranks compute with their columns of a weight, or with theirs of all experts, is added before anything reads it."""
-    if not trace.is_shared:
-        return nodes
     found: list[Node] = []
     whole: dict[Value, Value] = {}
     for node in nodes:
@@ -21,7 +19,7 @@ def all_reduce(nodes: list[Node], trace: Trace) -> list[Node]:
         found.append(node)
         if node.op == "combine" or (node.op == "linear" and node.weights["weight"] in SHARED):
             part = node.output
-            whole[part] = Value(trace, part.width)
+            whole[part] = Value(part.trace, part.width)
             found.append(Node("all_reduce", (part,), whole[part], {}, {}))
     return found
 

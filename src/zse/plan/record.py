@@ -16,10 +16,10 @@ from zse.kernels import gpu
 from zse.kernels.attention import SEGMENT, partial_shape
 from zse.kernels.norm import add_rmsnorm
 from zse.kernels.rope import rope_table
+from zse.plan import ranks
 from zse.plan.forms import BREAKS, PRODUCTS, routing_of, tensor_of
 from zse.plan.launch import LAUNCHES
 from zse.plan.place import Placed, aligned, place_part, work_shape
-from zse.plan.ranks import SharedHead
 from zse.plan.rules import Part, trace_forward
 from zse.plan.trace import Node, Value
 from zse.tensor import Runs, StatePart, Tensor
@@ -131,7 +131,7 @@ class Planner:
         self.max_tokens, self.max_lines = buffers.token_ids.shape[0], buffers.logits.shape[0]
         self.adapters, self.states = adapters, states
         self.group, shared = group, group is not None
-        self._head = SharedHead(device, group, model.head_widths, self.max_lines) if shared else None
+        self._head = ranks.SharedHead(device, group, model.head_widths, self.max_lines) if shared else None
         parts = trace_forward(forward, model, device, shared=shared)
         self._begin, self._layers, self._ends, self._finish, self._ropes = parts
         self._adapted_layers: list[Part] = []

@@ -24,8 +24,7 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, NamedTuple
 
-from zse.plan import columns, recurrent
-from zse.plan.ranks import all_reduce
+from zse.plan import columns, ranks, recurrent
 from zse.plan.trace import READERS, Adapted, Node, PlanError, Trace, Value
 
 # Weights that may lie joined by rows → their parts.
@@ -71,7 +70,7 @@ class Part:
 
 def fuse(trace: Trace, start: Value, end: Value, before: Pending | None, device: Any, schemes: dict[str, Any]) -> Part:
     """The part of a forward that was traced from the stream `start` to `end`. before: what the part before left."""
-    nodes, carried = all_reduce(trace.nodes, trace), None
+    nodes, carried = ranks.all_reduce(trace.nodes) if trace.is_shared else trace.nodes, None
     if before is not None:
         carried, x = Value(trace, before.delta.width), Value(trace, start.width, True)
         nodes = [Node("add", (x, carried), start, {}, before.options | {"carried": True}), *nodes]
