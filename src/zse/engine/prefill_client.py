@@ -1,0 +1,366 @@
+"""Asks other engines for the KV pages of long prompts (docs/design/0013-prefill-and-decode.md): a request waits here until
+they are on the host, then goes the way of all requests."""
+
+import ctypes
+import os
+import threading
+from array import array
+from collections import OrderedDict, deque
+from typing import Any
+
+import msgspec
+
+from zse.cache.files import key_of
+from zse.cache.layout import CHUNK_BYTES
+from zse.engine import kv_wire
+from zse.engine.kv_wire import ALIVE, CANCEL, DONE, FAILED, PAGE, PROMPT, Frame, Link, LinkError, Prompt
+from zse.errors import RequestError
+from zse.lazy import logging
+from zse.sampling.params import BeamParams, SamplingParams
+from zse.scheduler.batch import StepOutput, timeout_error
+from zse.scheduler.feature import Feature
+from zse.scheduler.options import RequestOptions
+from zse.scheduler.request import salt_of
+
+MIN_TOKENS = 256  # that are not cached here: below, a step takes about as long as the way there and back
+SILENCE_S = 5.0  # an engine says something every second
+RETRY_S = 2.0  # between attempts to reach one
+KEPT_KEYS = 1 << 16  # pages that a peer was asked for: more than a cache is likely to hold
+
+
+class Fetch:
+    """The pages of one prompt on their way. slots: of the host, for the pages behind the `here` first ones, in order.
+    received: how many have come. is_over: no more will. failure: why there are not all."""
+
+    def __init__(self, slots: list[int], here: int):
+        self.slots, self.here = slots, here
+        self.received = 0
+        self.is_over = self.is_dropped = False
+        self.failure: str | None = None
+
+
+class Peer:
+    """An engine that may be asked. One thread reaches it, again and again, and receives.
+
+    place(slot): memory of a slot of the host. news(): called when a fetch is over."""
+
+    def __init__(self, name: str, fingerprint: bytes, secret: bytes, place: Any, news: Any):
+        self.name, self._fingerprint, self._secret = name, fingerprint, secret
+        self._address = kv_wire.address_of(name, "--kv-peers")
+        self._place, self._news = place, news
+        self.keys: OrderedDict[bytes, None] = OrderedDict()  # of the pages that it was asked for
+        self.num_tokens = 0  # of fetches that are not over
+        self._link: Link | None = None
+        self._fetches: dict[int, Fetch] = {}
+        self._next, self._said = 1, ""
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        threading.Thread(target=self._run, name="kv peer", daemon=True).start()
+
+    @property
+    def is_there(self) -> bool:
+        return self._link is not None
+
+    def ask(self, fetch: Fetch, prompt: Prompt) -> int | None:
+        """Its job; None where the peer is gone."""
+        with self._lock:
+            link, job = self._link, self._next
+            if link is None:
+                return None
+            self._next += 1
+            self._fetches[job] = fetch
+        try:
+            link.send(PROMPT, job, msgspec.msgpack.encode(prompt))
+        except LinkError:
+            link.close()  # the thread ends all fetches
+        return job
+
+    def cancel(self, job: int) -> None:
+        """What comes of it is dropped; it is over when the peer says so."""
+        link, fetch = self._link, self._fetches.get(job)
+        if link is not None and fetch is not None:
+            fetch.is_dropped = True
+            try:
+                link.send(CANCEL, job)
+            except LinkError:
+                link.close()
+
+    def close(self) -> None:
+        self._closing.set()
+        if self._link is not None:
+            self._link.close()
+
+    def _run(self) -> None:
+        log = logging.getLogger("zse.engine")
+        while not self._closing.is_set():
+            try:
+                link = Link.connect(self._address, self._fingerprint, self._secret)
+            except LinkError as error:
+                if str(error) != self._said:  # once, not every two seconds
+                    self._said = str(error)
+                    log.warning("prompts are computed here: %s cannot be asked for KV pages: %s", self.name, error)
+                self._closing.wait(RETRY_S)
+                continue
+            self._said = ""
+            log.info("prompts may be computed by %s", self.name)
+            self._link = link
+            try:
+                while True:
+                    self._take(link.receive(SILENCE_S, self._memory))
+            except LinkError as error:
+                self._lose(link, str(error))
+
+    def _memory(self, job: int, nbytes: int) -> "memoryview | None":
+        fetch = self._fetches.get(job)
+        if fetch is None or fetch.is_dropped or fetch.received == len(fetch.slots):
+            return None
+        view = self._place(fetch.slots[fetch.received])
+        if nbytes != len(view):
+            raise LinkError("a page of another size")
+        return view
+
+    def _take(self, frame: Frame) -> None:
+        fetch = self._fetches.get(frame.job)
+        if frame.kind == PAGE:
+            if fetch is not None and not fetch.is_dropped and fetch.received < len(fetch.slots):
+                fetch.received += 1
+        elif frame.kind in (DONE, FAILED):
+            self._over(frame.job, None if frame.kind == DONE else bytes(frame.content[:200]).decode(errors="replace"))
+        elif frame.kind != ALIVE:
+            raise LinkError("a frame that an engine that computes does not send")
+
+    def _over(self, job: int, failure: str | None) -> None:
+        fetch = self._fetches.pop(job, None)
+        if fetch is not None:
+            fetch.failure, fetch.is_over = failure, True
+            self._news()
+
+    def _lose(self, link: Link, why: str) -> None:
+        with self._lock:
+            self._link = None
+            link.close()
+            self.keys.clear()  # it may have been started again
+            jobs = list(self._fetches)
+        for job in jobs:
+            self._over(job, why)
+        if not self._closing.is_set():
+            logging.getLogger("zse.engine").warning("the connection to %s ended: %s", self.name, why)
+
+
+class Held:
+    """A request that waits for its pages."""
+
+    def __init__(self, prompt: list[int], params: Any, options: RequestOptions, now: float, fetch: Fetch):
+        self.prompt, self.params, self.options, self.since, self.fetch = prompt, params, options, now, fetch
+        self.peer: Peer | None = None
+        self.job = -1
+
+    def deadline_at(self) -> float:
+        most = self.options.deadline_ms
+        return float("inf") if most is None else self.since + most / 1000
+
+
+class PrefillClient(Feature):
+    """peers: names of kv_wire.address_of(). fingerprint, secret: as of kv_wire."""
+
+    def __init__(self, engine: Any, peers: list[str], fingerprint: bytes, secret: bytes):
+        self._engine, self._scheduler, self._cache = engine, engine.scheduler, engine.scheduler.cache
+        self._mover = engine.runner.pages
+        self.num_asked = self.num_fetched = self.num_failed = 0
+        self._held: dict[int, Held] = {}
+        self._dropped: list[Fetch] = []  # their slots are still written
+        self._released = -1  # the request that is given to the engine again
+        self._reserved = 0
+        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._has_news = False
+        self._peers = [Peer(name, fingerprint, secret, self._memory, self._hear) for name in peers]
+
+    def _hear(self) -> None:
+        self._has_news = True
+        os.eventfd_write(self.wake_fd, 1)
+
+    def _memory(self, slot: int) -> memoryview:
+        content = (ctypes.c_char * self._mover.page_nbytes).from_address(self._mover.slots.address(slot))
+        return memoryview(content).cast("B")
+
+    @property
+    def is_live(self) -> bool:  # type: ignore[override]
+        return bool(self._held or self._has_news)
+
+    @property
+    def has_work(self) -> bool:  # type: ignore[override]
+        return self._has_news
+
+    # -- out
+
+    def before_submit(self, id: int, prompt: list[int], params: Any, options: RequestOptions) -> bool:
+        """Hold a request back whose prompt another engine is asked for."""
+        if id == self._released or not isinstance(params, (SamplingParams, BeamParams)) or options.adapter:
+            return False
+        if len(prompt) < MIN_TOKENS or not any(peer.is_there for peer in self._peers):
+            return False
+        self._scheduler.check_room(id, self._held, len(self._held))
+        self._scheduler.limits.check_ids("prompt", prompt)
+        tokens, salt = array("i", prompt).tobytes(), salt_of(options)
+        page_bytes = self._cache.prefix.page_bytes
+        full = (len(tokens) - 4) // page_bytes
+        here = len(self._cache.prefix.match(salt, tokens, copies=False, whole=True).nodes)
+        if (full - here) * page_bytes < 4 * MIN_TOKENS:
+            return False
+        slots = self._take_slots(full - here)
+        if slots is None:
+            return False
+        held = Held(prompt, params, options, self._engine.clock(), Fetch(slots, here))
+        tokens = tokens[: full * page_bytes + 4]
+        peer, keys = self._choose(tokens, salt)
+        job = peer.ask(held.fetch, Prompt(tokens, here, options.tenant, options.cache_salt))
+        if job is None:
+            self._give(held.fetch)
+            return False
+        held.peer, held.job = peer, job
+        peer.num_tokens += len(tokens) // 4
+        for key in keys:
+            peer.keys[key] = None
+            peer.keys.move_to_end(key)
+        while len(peer.keys) > KEPT_KEYS:
+            peer.keys.popitem(last=False)
+        self._held[id] = held
+        self.num_asked += 1
+        return True
+
+    def _take_slots(self, count: int) -> list[int] | None:
+        host = self._cache.host
+        if host.num_slots < count or not self._cache.prefix.make_room(count):
+            return None
+        if count and host.num_free:  # what was given back may still be read by transfers
+            self._mover.run(self._cache.take_transfers())
+            self._mover.settle()
+        slots = [host.take() for _ in range(count)]
+        self._cache.filling.update(slots)
+        return slots
+
+    def _choose(self, tokens: bytes, salt: tuple[str, ...]) -> tuple[Peer, list[bytes]]:
+        """The peer that was sent the most of the prompt's pages, of these the one with the least to do; the pages' keys."""
+        page_bytes = self._cache.prefix.page_bytes
+        key, keys = b"\0".join(text.encode() for text in salt)[:64], []
+        for at in range(0, len(tokens) - 4, page_bytes):
+            key = key_of(key, tokens[at : at + page_bytes])
+            keys.append(key)
+
+        def order(peer: Peer) -> tuple[int, int]:
+            known = next((count for count, key in enumerate(keys) if key not in peer.keys), len(keys))
+            return known, -peer.num_tokens
+
+        return max((peer for peer in self._peers if peer.is_there), key=order, default=self._peers[0]), keys
+
+    # -- in
+
+    def before_schedule(self, now: float) -> list[StepOutput]:
+        """Give the engine those requests whose pages have come, or will not; what there is to tell of others."""
+        outputs: list[StepOutput] = []
+        if self._has_news:
+            self._has_news = False
+            for fetch in [fetch for fetch in self._dropped if fetch.is_over]:
+                self._dropped.remove(fetch)
+                self._give(fetch)
+            for id, held in [(id, held) for id, held in self._held.items() if held.fetch.is_over]:
+                outputs += self._release(id, held, now)
+        for id, held in [(id, held) for id, held in self._held.items() if held.deadline_at() < now]:
+            self._forget(id)
+            self._scheduler.counters.timed_out += 1
+            outputs.append(StepOutput(id, [], None, "timeout", error=timeout_error()))
+        return outputs
+
+    def _release(self, id: int, held: Held, now: float) -> list[StepOutput]:
+        del self._held[id]
+        held.peer.num_tokens -= len(held.prompt)  # type: ignore[union-attr]
+        fetch = held.fetch
+        if fetch.failure is not None:
+            self.num_failed += 1
+        self._enter(held)
+        options = held.options
+        if options.deadline_ms is not None:
+            left_ms = options.deadline_ms - 1000 * (now - held.since)
+            options = msgspec.structs.replace(options, deadline_ms=max(1.0, left_ms))
+        self._released = id
+        try:
+            self._engine.submit(id, held.prompt, held.params, options)
+        except RequestError as error:
+            return [StepOutput(id, [], None, "error", error=error)]
+        finally:
+            self._released = -1
+        return []
+
+    def _enter(self, held: Held) -> None:
+        """The pages that came become the prefix cache's, those behind a gap nobody's."""
+        prefix, fetch, salt = self._cache.prefix, held.fetch, salt_of(held.options)
+        tokens = array("i", held.prompt).tobytes()
+        match = prefix.match(salt, tokens, copies=False, whole=True)
+        prefix.claim([node for node in match.nodes if node.page < 0])
+        claimed = [node for node in match.nodes if node.page < 0]
+        node = match.nodes[-1] if match.nodes else prefix.root(salt)
+        kept = 0
+        for index in range(len(match.nodes) - fetch.here, fetch.received):
+            if index < 0:
+                break  # pages in front of them were evicted meanwhile
+            at = (fetch.here + index) * prefix.page_bytes
+            node = prefix.enter_host(node, tokens[at : at + prefix.page_bytes], fetch.slots[index])
+            prefix.claim((node,))
+            claimed.append(node)
+            self._cache.filling.discard(fetch.slots[index])
+            fetch.slots[index] = -1
+            kept += 1
+        prefix.disclaim(claimed)
+        self.num_fetched += kept
+        self._give(fetch)
+
+    def _give(self, fetch: Fetch) -> None:
+        for slot in fetch.slots:
+            if slot >= 0:
+                self._cache.filling.discard(slot)
+                self._cache.host.give(slot)
+        fetch.slots = []
+
+    def _forget(self, id: int) -> None:
+        held = self._held.pop(id)
+        held.peer.num_tokens -= len(held.prompt)  # type: ignore[union-attr]
+        self._dropped.append(held.fetch)
+        if held.fetch.is_over:
+            self._hear()
+        else:
+            held.peer.cancel(held.job)  # type: ignore[union-attr]
+
+    def cancel(self, id: int) -> bool:
+        """Whether the request waited here."""
+        if id not in self._held:
+            return False
+        self._forget(id)
+        self._scheduler.counters.cancelled += 1
+        return True
+
+    def num_computed(self, id: int) -> int | None:
+        """Nothing of one that waits here."""
+        return 0 if id in self._held else None
+
+    def idle(self, now: float) -> bool:
+        """Take a piece of the host's memory, which is locked for a GPU: that takes 10 ms."""
+        slots = self._mover.slots
+        if self._reserved >= self._cache.host.num_slots:
+            return False
+        slots.address(self._reserved)
+        self._reserved += max(1, CHUNK_BYTES // slots.nbytes)
+        return True
+
+    def counters(self) -> dict[str, float]:
+        """Totals since the start, and how many peers are there."""
+        return {
+            "prefill_peers": sum(peer.is_there for peer in self._peers),
+            "prefill_asked_prompts": self.num_asked,
+            "prefill_fetched_pages": self.num_fetched,
+            "prefill_failed_prompts": self.num_failed,
+        }
+
+    def close(self) -> None:
+        """Leave the peers."""
+        for peer in self._peers:
+            peer.close()
