@@ -17,6 +17,8 @@ from zse.engine.idle_memory import IdleMemory
 from zse.engine.jobs import JobQueue
 from zse.engine.messages import Ask
 from zse.engine.offload import DiskTier
+from zse.engine.prefill_client import PrefillClient
+from zse.engine.prefill_server import PrefillServer
 from zse.engine.token_rules import TokenRuleQueue
 from zse.sampling.params import BeamParams, SamplingParams
 from zse.scheduler.feature import Feature
@@ -32,6 +34,8 @@ CLASSES = {
     "grammars": GrammarQueue,
     "adapters": AdapterStore,
     "disk": DiskTier,
+    "prefill server": PrefillServer,
+    "prefill client": PrefillClient,
     "experts": ExpertCounters,
     "idle memory": IdleMemory,
 }

@@ -417,6 +417,7 @@ def test_every_code_of_the_table_has_a_row_or_a_reason():
         "control_tokens_in_text": "tests/server",
         "engine_unavailable": "tests/server/test_lifecycle.py",
         "storage_unavailable": "tests/server/test_admin_keys.py",
+        "prefill_only": "tests/server/test_prefill_elsewhere_served.py",
         "conflict": "tests/server/test_admin_keys.py",
         "invalid_multipart": "tests/server/test_files.py",
         "unprocessable_file": "tests/server/test_adapters_served.py",

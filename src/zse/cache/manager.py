@@ -68,6 +68,7 @@ class CacheManager:
         self.swapped: dict[int, tuple[list[int], int]] = {}
         self.num_swapped_out = self.num_swapped_in = self.num_onloaded = 0
         self.num_hits = self.num_hit_tokens = self.num_copied_pages = 0
+        self.filling: set[int] = set()  # slots that a feature has taken and fills
         self._entered: dict[int, Entered] = {}
         self._transfers: list[Transfer] = []
         self.states = states
@@ -370,7 +371,9 @@ class CacheManager:
             if len(set(table)) != len(table):
                 problems.append(f"sequence {sequence} holds a page twice")
         slots = [slot for slots, _ in self.swapped.values() for slot in slots]
-        problems += self.host.check_integrity([*slots, *(self.prefix.by_slot if self.prefix is not None else ())])
+        problems += self.host.check_integrity(
+            [*slots, *self.filling, *(self.prefix.by_slot if self.prefix is not None else ())]
+        )
         if set(self.swapped) & set(self.tables):
             problems.append("a swapped sequence has pages")
         if not set(self._entered) <= set(self.tables):

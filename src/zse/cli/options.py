@@ -203,6 +203,29 @@ SERVING = (
         "tokens as have the bytes of a state in the KV cache, at least 512 and a step's)",
     ),
     arg(
+        "--role",
+        choices=("both", "prefill", "decode"),
+        default="both",
+        help="prefill computes prompts for other engines alone, decode asks others for the KV pages of its long prompts "
+        "(default: both, which listens and asks where it is told to)",
+    ),
+    arg(
+        "--kv-listen",
+        metavar="ADDRESS",
+        help="compute prompts of other engines that ask at HOST:PORT or unix:/PATH; what is sent is signed, not encrypted",
+    ),
+    arg(
+        "--kv-peers",
+        metavar="ADDRESSES",
+        help="engines that are asked for KV pages of long prompts, separated by commas; the one that knows the most of a "
+        "prompt first",
+    ),
+    arg(
+        "--kv-secret",
+        metavar="FILE",
+        help="a private file of 16 random bytes and more, the same for engines that listen and ask",
+    ),
+    arg(
         "--deterministic",
         action="store_true",
         help="on a GPU, the same bits alone and in any batch, at the price of speed (a CPU gives them always)",

@@ -49,6 +49,7 @@ MIXED_RATIO = {"cpu": 3.0, "gpu": 0.0}
 SCRATCH_SHARE = 0.04
 # What comes from files goes through slots of the host: a prompt of 2,048 tokens at once.
 LEAST_HOST_TOKENS = 2048
+LEAST_PEER_CONTEXTS = 2  # of prompts whose pages come from other engines
 # "auto" is a draft model where one is named, else prompt lookup.
 SPECULATION = (AUTO, "none", "ngram", "draft")
 # Drafts of one request: a CPU's kernels take eight tokens in little more time than two.
@@ -87,10 +88,13 @@ CHOICES = {
     "cache_policy": CACHE_POLICIES,
     "kv_layout": ("paged", "contiguous"),
     "speculation": SPECULATION,
+    "role": ("both", "prefill", "decode"),
 }
-NOT_OF_RANKS = "draft_model adapter_slots resident_layers expert_memory lazy_experts cache_disk".split()
+NOT_OF_RANKS = (
+    "draft_model adapter_slots resident_layers expert_memory lazy_experts cache_disk kv_listen kv_peers".split()
+)
 # What a ResolvedConfig has as the EngineConfig does.
-UNCHANGED = "model max_waiting kv_layout graphs cache_policy cache_disk cache_disk_size deterministic adapter_slots adapter_rank".split()
+UNCHANGED = "model max_waiting kv_layout graphs cache_policy cache_disk cache_disk_size deterministic adapter_slots adapter_rank role kv_listen kv_peers kv_secret".split()
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -146,6 +150,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     adapter_slots: int = 0
     adapter_rank: int = 16
     tensor_parallel_size: int = 1
+    role: str = "both"
+    kv_listen: str | None = None
+    kv_peers: str | None = None
+    kv_secret: str | None = None
 
     def __post_init__(self):
         for name, (low, high) in RANGES.items():
@@ -167,6 +175,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         parse_weights(self.tenant_weights)
         if self.cache_disk is not None and not self.keeps_prefixes:
             raise ConfigError("cache_disk keeps the prefix cache, which is switched off")
+        _check_role(self)
         if self.speculation == "draft" and self.draft_model is None:
             raise ConfigError("speculation draft needs a draft_model: the path of a smaller model")
         if self.speculation in ("none", "ngram") and self.draft_model is not None:
@@ -259,6 +268,10 @@ class ResolvedConfig(Settings, frozen=True, kw_only=True):
     host_slots: int
     cache_disk: str | None
     cache_disk_size: int
+    role: str
+    kv_listen: str | None
+    kv_peers: str | None
+    kv_secret: str | None
     adapter_slots: int = 0
     adapter_rank: int = 16
     state_slots: int = 0
@@ -423,6 +436,9 @@ def resolve(
             f"{memory >> 20} MiB; lower max_context or num_pages"
         )
     slots = config.cache_host_memory // page_bytes
+    least = LEAST_HOST_TOKENS if config.cache_disk is not None else 0
+    if config.kv_peers is not None:
+        least = max(least, LEAST_PEER_CONTEXTS * max_context)
     return ResolvedConfig(
         **msgspec.structs.asdict(settings),
         **{name: getattr(config, name) for name in UNCHANGED},
@@ -433,7 +449,7 @@ def resolve(
         page_size=page_size,
         kv_bytes=kv_bytes,
         prefix_cache=config.keeps_prefixes,
-        host_slots=slots if config.cache_disk is None else max(slots, LEAST_HOST_TOKENS // page_size),
+        host_slots=max(slots, least // page_size),
         policy=SchedulingPolicy(
             batching=config.batching,
             chunked_prefill=config.chunked_prefill,
@@ -447,6 +463,20 @@ def resolve(
             page_transfer_s=page_bytes / HOST_BYTES_PER_S,
         ),
     )
+
+
+def _check_role(config: EngineConfig) -> None:
+    for role, name in (("prefill", "kv_listen"), ("decode", "kv_peers")):
+        if config.role == role and getattr(config, name) is None:
+            raise ConfigError(f"role {role} needs {name}")
+    if config.kv_listen is None and config.kv_peers is None:
+        return
+    if config.kv_secret is None:
+        raise ConfigError(
+            "kv_listen and kv_peers need kv_secret: a private file with the same random bytes on both ends"
+        )
+    if not config.keeps_prefixes:
+        raise ConfigError("KV pages of others are pages of the prefix cache, which is switched off")
 
 
 def _rows_fit(max_tokens_per_step: int, max_rows: int) -> None:

@@ -69,6 +69,9 @@ class Engine:
 
         params: SamplingParams of a reply, which step() tells; or, of what take_completed() gives, Ask (a forward
         without sampling) or BeamParams (a beam search)."""
+        for feature in self._features.values():
+            if "before_submit" in feature.hooks and feature.before_submit(id, prompt, params, options):
+                return
         for checking in [name for name, row in FEATURES.items() if row.checks is not None and row.checks(options)]:
             self.feature(checking).check(params, options)
         name = next((name for name, row in FEATURES.items() if row.takes(params, options)), None)
@@ -175,6 +178,11 @@ class Engine:
         """Let `feature` stand for this name in FEATURES; None: nothing does."""
         found = {**self._features, name: feature}
         self._features = {name: made for name in FEATURES if (made := found.get(name)) is not None}
+
+    @property
+    def wake_fds(self) -> list[int]:
+        """Of features whose threads have something to tell between steps."""
+        return [feature.wake_fd for feature in self._features.values() if feature.wake_fd >= 0]
 
     def counters(self) -> dict[str, float]:
         """Totals since the start of everything that counts, by name, for the heartbeat."""

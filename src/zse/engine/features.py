@@ -54,6 +54,8 @@ FEATURES = {
         counters=ADAPTER_COUNTERS,
     ),
     "disk": FeatureRow(),
+    "prefill server": FeatureRow(),
+    "prefill client": FeatureRow(),
     "experts": FeatureRow(),
     "ranks": FeatureRow(),
     "idle memory": FeatureRow(make=lambda engine: idle_memory.IdleMemory(engine), counters={"idle_evicted_pages": 0}),

@@ -37,6 +37,25 @@ class LinkError(ZSEError):
     """The other engine cannot be spoken to (any more)."""
 
 
+class Wake:
+    """Ends the engine's wait: `fd` can be read from after set(), by a thread."""
+
+    def __init__(self) -> None:
+        self.fd, self._write = os.pipe()
+        os.set_blocking(self.fd, False)
+        os.set_blocking(self._write, False)
+
+    def set(self) -> None:
+        try:
+            os.write(self._write, b"x")
+        except OSError:
+            pass  # it is full of them already, or closed
+
+    def close(self) -> None:
+        os.close(self.fd)
+        os.close(self._write)
+
+
 class Frame(NamedTuple):
     """content: bytes; of a PAGE, where it was received."""
 

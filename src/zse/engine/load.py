@@ -12,7 +12,7 @@ import msgspec
 from zse import env, lazy
 from zse.cache import groups, prefix, states
 from zse.cache import pages as cache_pages
-from zse.engine import core, expert_counters, memory, messages, metrics, offload
+from zse.engine import core, expert_counters, memory, messages, metrics, offload, roles
 from zse.engine import draft as draft_model
 from zse.engine import ranks as model_ranks
 from zse.engine import runner as engine_runner
@@ -103,6 +103,8 @@ def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None)
         engine = _build(planned.config, device, model, plan, ranks)
         if planned.config.cache_disk is not None:
             engine.use("disk", offload.open_disk_tier(engine, planned.config, source, config.quantize))
+        if planned.config.role != "both" or planned.config.kv_listen or planned.config.kv_peers:
+            roles.open_roles(engine, planned.config, source, config.quantize)
         phases.mark("engine built")
         if not early:
             ahead.stop()  # the loader's threads read from here on
@@ -294,7 +296,9 @@ def kernels_of(model: str, level: str, threads: int) -> set[str]:
 def gpu_kernels_of(config: EngineConfig, device) -> set[str]:
     """Those of a start with `config` on a GPU like `device`."""
     return _asked(
-        msgspec.structs.replace(config, cache_disk=None, tensor_parallel_size=1),
+        msgspec.structs.replace(
+            config, cache_disk=None, tensor_parallel_size=1, role="both", kv_listen=None, kv_peers=None
+        ),
         import_module("zse.engine.needed").AskingGPU(device),
     )
 

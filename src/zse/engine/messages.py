@@ -3,6 +3,7 @@
 The tag field is `kind`: Failed has a `type` of its own. Shared by both ends: `encode` and `FrameReader` are pure,
 `FrameSocket` is the engine's blocking end."""
 
+import os
 import struct
 from typing import Annotated, Literal
 
@@ -351,6 +352,10 @@ class FrameSocket:
     def fileno(self) -> int:
         return self._sock.fileno()
 
+    def watch(self, fd: int) -> None:
+        """From now on receive() waits for this end of a pipe, too, and empties it."""
+        self._poll.register(fd, select.POLLIN)
+
     def send(self, *messages: FromEngine) -> None:
         """Write the messages in one call. Raises ServerGone when the server has closed its end."""
         try:
@@ -363,7 +368,13 @@ class FrameSocket:
         byte. Returns [] when nothing came and None when the server closed its end: then the engine must exit."""
         messages: list[ToEngine] = []
         wait_ms = None if timeout is None else max(0, int(timeout * 1000 + 0.999))
-        while self._poll.poll(wait_ms):
+        while ready := self._poll.poll(wait_ms):
+            for fd, _ in ready:
+                if fd != self._sock.fileno():
+                    os.read(fd, _READ_BYTES)
+            wait_ms = 0
+            if all(fd != self._sock.fileno() for fd, _ in ready):
+                continue
             try:
                 data = self._sock.recv(_READ_BYTES)
             except ConnectionError:
@@ -371,7 +382,6 @@ class FrameSocket:
             if not data:
                 return None
             messages += self._reader.feed(data)
-            wait_ms = 0
         return messages
 
     def close(self) -> None:

@@ -255,21 +255,24 @@ class DiskTier(Feature):
 def open_disk_tier(engine, config, source, quantize: str | None) -> DiskTier:
     """The tier of a ResolvedConfig with cache_disk, for an Engine whose model comes from `source`. Raises
     ConfigError."""
-    mover = engine.runner.pages
+    fingerprint = fingerprint_of(engine, config, source, quantize)
+    files = PageFiles(config.cache_disk, fingerprint, config.cache_disk_size, config.page_size)
+    return DiskTier(engine.scheduler, engine.runner.pages, files)
+
+
+def fingerprint_of(engine, config, source, quantize: str | None) -> bytes:
+    """What the content of pages depends on beside their tokens: 16 bytes, of two engines the same where the pages are."""
     facts = (
         __version__,
         config.page_size,
-        mover.page_nbytes,
+        engine.runner.pages.page_nbytes,
         config.kv_dtype,
         config.activations,
         quantize,
         engine.runner.device.kernels,
         *(() if engine.runner.states is None else (engine.runner.states.slot_nbytes,)),
     )
-    fingerprint = hashlib.blake2b(revision_of(source) + repr(facts).encode(), digest_size=16).digest()
-    return DiskTier(
-        engine.scheduler, mover, PageFiles(config.cache_disk, fingerprint, config.cache_disk_size, config.page_size)
-    )
+    return hashlib.blake2b(revision_of(source) + repr(facts).encode(), digest_size=16).digest()
 
 
 def revision_of(source) -> bytes:

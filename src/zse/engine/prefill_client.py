@@ -1,11 +1,9 @@
 """Asks other engines for the KV pages of long prompts (docs/design/0013-prefill-and-decode.md): a request waits here until
 they are on the host, then goes the way of all requests."""
 
-import ctypes
-import os
 import threading
 from array import array
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from typing import Any
 
 import msgspec
@@ -13,9 +11,9 @@ import msgspec
 from zse.cache.files import key_of
 from zse.cache.layout import CHUNK_BYTES
 from zse.engine import kv_wire
-from zse.engine.kv_wire import ALIVE, CANCEL, DONE, FAILED, PAGE, PROMPT, Frame, Link, LinkError, Prompt
+from zse.engine.kv_wire import ALIVE, CANCEL, DONE, FAILED, PAGE, PROMPT, Frame, Link, LinkError, Prompt, Wake
 from zse.errors import RequestError
-from zse.lazy import logging
+from zse.lazy import ctypes, logging
 from zse.sampling.params import BeamParams, SamplingParams
 from zse.scheduler.batch import StepOutput, timeout_error
 from zse.scheduler.feature import Feature
@@ -148,12 +146,13 @@ class Peer:
 
 
 class Held:
-    """A request that waits for its pages."""
+    """A request that waits for its pages. fetch, peer, job: once one is asked. num_tokens: that the peer computes."""
 
-    def __init__(self, prompt: list[int], params: Any, options: RequestOptions, now: float, fetch: Fetch):
-        self.prompt, self.params, self.options, self.since, self.fetch = prompt, params, options, now, fetch
+    def __init__(self, prompt: list[int], params: Any, options: RequestOptions, now: float):
+        self.prompt, self.params, self.options, self.since = prompt, params, options, now
+        self.fetch: Fetch | None = None
         self.peer: Peer | None = None
-        self.job = -1
+        self.job, self.num_tokens = -1, 0
 
     def deadline_at(self) -> float:
         most = self.options.deadline_ms
@@ -170,14 +169,16 @@ class PrefillClient(Feature):
         self._held: dict[int, Held] = {}
         self._dropped: list[Fetch] = []  # their slots are still written
         self._released = -1  # the request that is given to the engine again
+        self._entered: dict[int, int] = {}  # request → pages of it that wait on the host for its admission
         self._reserved = 0
-        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake = Wake()
+        self.wake_fd = self._wake.fd
         self._has_news = False
         self._peers = [Peer(name, fingerprint, secret, self._memory, self._hear) for name in peers]
 
     def _hear(self) -> None:
         self._has_news = True
-        os.eventfd_write(self.wake_fd, 1)
+        self._wake.set()
 
     def _memory(self, slot: int) -> memoryview:
         content = (ctypes.c_char * self._mover.page_nbytes).from_address(self._mover.slots.address(slot))
@@ -194,64 +195,83 @@ class PrefillClient(Feature):
     # -- out
 
     def before_submit(self, id: int, prompt: list[int], params: Any, options: RequestOptions) -> bool:
-        """Hold a request back whose prompt another engine is asked for."""
+        """Hold a request back whose prompt another engine is asked for, now or when slots of the host are free."""
         if id == self._released or not isinstance(params, (SamplingParams, BeamParams)) or options.adapter:
             return False
-        if len(prompt) < MIN_TOKENS or not any(peer.is_there for peer in self._peers):
+        if len(prompt) <= MIN_TOKENS or not any(peer.is_there for peer in self._peers):
             return False
         self._scheduler.check_room(id, self._held, len(self._held))
         self._scheduler.limits.check_ids("prompt", prompt)
-        tokens, salt = array("i", prompt).tobytes(), salt_of(options)
+        if isinstance(params, SamplingParams):
+            self._scheduler.limits.max_len(prompt, params)
+        held = Held(prompt, params, options, self._engine.clock())
+        is_asked = self._ask(held)
+        if is_asked is False or is_asked is None and not self._held:
+            return False
+        self._held[id] = held
+        return True
+
+    def _ask(self, held: Held) -> bool | None:
+        """Whether a peer was asked for the prompt; None where too few slots are free now."""
+        tokens, salt = array("i", held.prompt).tobytes(), salt_of(held.options)
         page_bytes = self._cache.prefix.page_bytes
         full = (len(tokens) - 4) // page_bytes
         here = len(self._cache.prefix.match(salt, tokens, copies=False, whole=True).nodes)
-        if (full - here) * page_bytes < 4 * MIN_TOKENS:
+        if (full - here) * page_bytes < 4 * MIN_TOKENS or self._cache.host.num_slots < full - here:
             return False
         slots = self._take_slots(full - here)
         if slots is None:
-            return False
-        held = Held(prompt, params, options, self._engine.clock(), Fetch(slots, here))
+            return None
+        fetch = Fetch(slots, here)
         tokens = tokens[: full * page_bytes + 4]
-        peer, keys = self._choose(tokens, salt)
-        job = peer.ask(held.fetch, Prompt(tokens, here, options.tenant, options.cache_salt))
+        peer, known, keys = self._choose(tokens, salt)
+        job = peer.ask(fetch, Prompt(tokens, here, held.options.tenant, held.options.cache_salt))
         if job is None:
-            self._give(held.fetch)
+            self._give(fetch)
             return False
-        held.peer, held.job = peer, job
-        peer.num_tokens += len(tokens) // 4
+        held.fetch, held.peer, held.job = fetch, peer, job
+        held.num_tokens = len(tokens) // 4 - max(here, known) * page_bytes // 4
+        peer.num_tokens += held.num_tokens
         for key in keys:
             peer.keys[key] = None
             peer.keys.move_to_end(key)
         while len(peer.keys) > KEPT_KEYS:
             peer.keys.popitem(last=False)
-        self._held[id] = held
         self.num_asked += 1
         return True
 
     def _take_slots(self, count: int) -> list[int] | None:
-        host = self._cache.host
-        if host.num_slots < count or not self._cache.prefix.make_room(count):
+        prefix, host = self._cache.prefix, self._cache.host
+        requests = self._scheduler.requests
+        self._entered = {
+            id: count for id, count in self._entered.items() if id in requests and not requests[id].residency
+        }
+        if host.num_free + len(prefix.by_slot) - sum(self._entered.values()) < count or not prefix.make_room(count):
             return None
-        if count and host.num_free:  # what was given back may still be read by transfers
-            self._mover.run(self._cache.take_transfers())
-            self._mover.settle()
+        # What was given back may still be read by transfers.
+        self._mover.run(self._cache.take_transfers())
+        self._mover.settle()
         slots = [host.take() for _ in range(count)]
         self._cache.filling.update(slots)
         return slots
 
-    def _choose(self, tokens: bytes, salt: tuple[str, ...]) -> tuple[Peer, list[bytes]]:
-        """The peer that was sent the most of the prompt's pages, of these the one with the least to do; the pages' keys."""
+    def _choose(self, tokens: bytes, salt: tuple[str, ...]) -> tuple[Peer, int, list[bytes]]:
+        """The peer that has computed the prompt first, by what it has to do and what of the prompt it was sent before; how
+        many pages these are; the keys of the prompt's pages."""
         page_bytes = self._cache.prefix.page_bytes
         key, keys = b"\0".join(text.encode() for text in salt)[:64], []
         for at in range(0, len(tokens) - 4, page_bytes):
             key = key_of(key, tokens[at : at + page_bytes])
             keys.append(key)
 
-        def order(peer: Peer) -> tuple[int, int]:
-            known = next((count for count, key in enumerate(keys) if key not in peer.keys), len(keys))
-            return known, -peer.num_tokens
+        def known(peer: Peer) -> int:
+            return next((count for count, key in enumerate(keys) if key not in peer.keys), len(keys))
 
-        return max((peer for peer in self._peers if peer.is_there), key=order, default=self._peers[0]), keys
+        def order(peer: Peer) -> tuple[int, int]:
+            return peer.num_tokens - known(peer) * (page_bytes // 4), len(peer.keys)
+
+        peer = min((peer for peer in self._peers if peer.is_there), key=order, default=self._peers[0])
+        return peer, known(peer), keys
 
     # -- in
 
@@ -263,21 +283,37 @@ class PrefillClient(Feature):
             for fetch in [fetch for fetch in self._dropped if fetch.is_over]:
                 self._dropped.remove(fetch)
                 self._give(fetch)
-            for id, held in [(id, held) for id, held in self._held.items() if held.fetch.is_over]:
+            over = [(id, held) for id, held in self._held.items() if held.fetch is not None and held.fetch.is_over]
+            for id, held in over:
                 outputs += self._release(id, held, now)
+        outputs += self._ask_more(now)
         for id, held in [(id, held) for id, held in self._held.items() if held.deadline_at() < now]:
             self._forget(id)
             self._scheduler.counters.timed_out += 1
             outputs.append(StepOutput(id, [], None, "timeout", error=timeout_error()))
         return outputs
 
+    def _ask_more(self, now: float) -> list[StepOutput]:
+        """Ask for the prompts of those that wait for slots, first come first, as far as there are some now; none is left
+        to wait where no fetch is under way that could give some back."""
+        outputs: list[StepOutput] = []
+        waiting = [(id, held) for id, held in self._held.items() if held.fetch is None]
+        for id, held in waiting:
+            is_asked_for = any(other.fetch is not None for other in self._held.values())
+            under_way = is_asked_for or bool(self._dropped or self._entered)
+            is_asked = self._ask(held)
+            if is_asked is False or is_asked is None and not under_way:
+                outputs += self._release(id, held, now)
+            elif is_asked is None:
+                break
+        return outputs
+
     def _release(self, id: int, held: Held, now: float) -> list[StepOutput]:
         del self._held[id]
-        held.peer.num_tokens -= len(held.prompt)  # type: ignore[union-attr]
-        fetch = held.fetch
-        if fetch.failure is not None:
-            self.num_failed += 1
-        self._enter(held)
+        if held.fetch is not None:
+            held.peer.num_tokens -= held.num_tokens  # type: ignore[union-attr]
+            self.num_failed += held.fetch.failure is not None
+            self._entered[id] = self._enter(held, held.fetch)
         options = held.options
         if options.deadline_ms is not None:
             left_ms = options.deadline_ms - 1000 * (now - held.since)
@@ -291,28 +327,23 @@ class PrefillClient(Feature):
             self._released = -1
         return []
 
-    def _enter(self, held: Held) -> None:
-        """The pages that came become the prefix cache's, those behind a gap nobody's."""
-        prefix, fetch, salt = self._cache.prefix, held.fetch, salt_of(held.options)
+    def _enter(self, held: Held, fetch: Fetch) -> int:
+        """The pages that came become the prefix cache's, those behind a gap nobody's; how many these are."""
+        prefix, salt = self._cache.prefix, salt_of(held.options)
         tokens = array("i", held.prompt).tobytes()
         match = prefix.match(salt, tokens, copies=False, whole=True)
-        prefix.claim([node for node in match.nodes if node.page < 0])
-        claimed = [node for node in match.nodes if node.page < 0]
-        node = match.nodes[-1] if match.nodes else prefix.root(salt)
-        kept = 0
+        kept, node = 0, match.nodes[-1] if match.nodes else None
         for index in range(len(match.nodes) - fetch.here, fetch.received):
             if index < 0:
                 break  # pages in front of them were evicted meanwhile
             at = (fetch.here + index) * prefix.page_bytes
-            node = prefix.enter_host(node, tokens[at : at + prefix.page_bytes], fetch.slots[index])
-            prefix.claim((node,))
-            claimed.append(node)
+            node = prefix.enter_host(node or prefix.root(salt), tokens[at : at + prefix.page_bytes], fetch.slots[index])
             self._cache.filling.discard(fetch.slots[index])
             fetch.slots[index] = -1
             kept += 1
-        prefix.disclaim(claimed)
         self.num_fetched += kept
         self._give(fetch)
+        return kept
 
     def _give(self, fetch: Fetch) -> None:
         for slot in fetch.slots:
@@ -323,7 +354,9 @@ class PrefillClient(Feature):
 
     def _forget(self, id: int) -> None:
         held = self._held.pop(id)
-        held.peer.num_tokens -= len(held.prompt)  # type: ignore[union-attr]
+        if held.fetch is None:
+            return
+        held.peer.num_tokens -= held.num_tokens  # type: ignore[union-attr]
         self._dropped.append(held.fetch)
         if held.fetch.is_over:
             self._hear()

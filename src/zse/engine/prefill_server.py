@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from zse.engine import kv_wire
-from zse.engine.kv_wire import ALIVE, CANCEL, DONE, FAILED, PAGE, PROMPT, Link, LinkError, Prompt
+from zse.engine.kv_wire import ALIVE, CANCEL, DONE, FAILED, PAGE, PROMPT, Link, LinkError, Prompt, Wake
 from zse.errors import ConfigError, RequestError
 from zse.lazy import logging
 from zse.sampling.params import SamplingParams
@@ -101,7 +100,8 @@ class PrefillServer(Feature):
         self._next_id = -1
         self._heard: deque[tuple[Connection, int, Prompt | None]] = deque()
         self._connections: set[Connection] = set()
-        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake = Wake()
+        self.wake_fd = self._wake.fd
         self._listener = _listen(*address)
         threading.Thread(target=self._accept, name="kv listener", daemon=True).start()
 
@@ -129,7 +129,7 @@ class PrefillServer(Feature):
 
     def _hear(self, connection: Connection, job: int, prompt: Prompt | None) -> None:
         self._heard.append((connection, job, prompt))
-        os.eventfd_write(self.wake_fd, 1)
+        self._wake.set()
 
     # -- the engine's side
 
@@ -194,7 +194,7 @@ class PrefillServer(Feature):
             self._mover.settle()
         for node in nodes:
             if job.connection.pending_bytes > MAX_PENDING_BYTES:
-                return  # the pages behind are left out; DONE says how many there are
+                return  # the pages behind are left out
             content = self._mover.read_page(node.page) if node.page >= 0 else self._mover.read_slot(node.slot)
             job.connection.send(PAGE, job.number, content)
             job.sent[0] += 1

@@ -29,6 +29,8 @@ def serve(engine, socket) -> int:
 def turns(engine, socket) -> "Iterator[None]":
     """The loop of serve(), which a test takes turn by turn. It ends when the server goes."""
     next_beat = time.monotonic()
+    for fd in engine.wake_fds:
+        socket.watch(fd)
     while True:
         now = time.monotonic()
         replies = []

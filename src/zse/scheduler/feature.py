@@ -21,6 +21,9 @@ class Feature:
     is_live: bool = True  # whether a request uses it now
     has_work: bool = False  # whether a step would do something for it although no request runs
     reads_tokens: bool = False  # whether the next batch must wait for the tokens of the one in flight
+    wake_fd: int = (
+        -1
+    )  # can be read from, which ends the engine's wait, where a thread of the feature has something to tell
 
     def __init_subclass__(cls) -> None:
         cls.hooks = frozenset(name for name, inherited in vars(Feature).items() if getattr(cls, name) is not inherited)
@@ -28,6 +31,11 @@ class Feature:
     def check(self, params: Any, options: "RequestOptions") -> None:
         """A request is about to be taken by the scheduler or another feature (FeatureRow.checks). Raises RequestError
         to refuse it."""
+
+    def before_submit(self, id: int, prompt: list[int], params: Any, options: "RequestOptions") -> bool:
+        """The engine was given a request. True: it is held back here, and given to Engine.submit() again. Raises
+        RequestError to refuse it."""
+        return False
 
     def before_queue(self, prompt: list[int], options: "RequestOptions") -> None:
         """The scheduler is about to be given a prompt. Raises RequestError to refuse it."""

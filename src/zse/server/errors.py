@@ -55,6 +55,7 @@ CODES: dict[str, tuple[int, str, bool]] = {
     "overloaded": (503, SERVER, True),
     "shutting_down": (503, SERVER, True),
     "engine_restarting": (503, SERVER, True),
+    "prefill_only": (503, SERVER, False),
     "engine_unavailable": (503, SERVER, False),
     "storage_unavailable": (503, SERVER, True),
     "timeout": (504, SERVER, False),

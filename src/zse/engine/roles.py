@@ -1,0 +1,26 @@
+"""Which engines compute prompts for which (docs/design/0013-prefill-and-decode.md): what --role and its options open."""
+
+from typing import Any
+
+from zse.engine import kv_wire, offload, prefill_client, prefill_server
+from zse.errors import ConfigError
+
+
+def open_roles(engine: Any, config: Any, source: Any, quantize: str | None) -> None:
+    """Have an Engine listen for others' prompts and ask others for its own, as a ResolvedConfig says. Raises
+    ConfigError."""
+    if engine.encoder is not None:
+        raise ConfigError("--kv-listen and --kv-peers: this model is an encoder and has no KV pages")
+    if engine.scheduler.cache.num_groups > 1:
+        raise ConfigError("--kv-listen and --kv-peers: pages of this model's sliding windows are not sent")
+    if engine.runner.model.config.has_state:
+        raise ConfigError("--kv-listen and --kv-peers: the states of this model's layers are not sent")
+    secret = kv_wire.read_secret(config.kv_secret)
+    fingerprint = offload.fingerprint_of(engine, config, source, quantize)
+    if config.kv_listen is not None:
+        address = kv_wire.address_of(config.kv_listen, "--kv-listen")
+        server = prefill_server.PrefillServer(engine, address, fingerprint, secret, config.role == "prefill")
+        engine.use("prefill server", server)
+    if config.kv_peers is not None:
+        peers = [name.strip() for name in config.kv_peers.split(",") if name.strip()]
+        engine.use("prefill client", prefill_client.PrefillClient(engine, peers, fingerprint, secret))
