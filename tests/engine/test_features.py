@@ -19,6 +19,7 @@ from zse.engine.messages import Ask
 from zse.engine.offload import DiskTier
 from zse.engine.prefill_client import PrefillClient
 from zse.engine.prefill_server import PrefillServer
+from zse.engine.ranks import RankWatch
 from zse.engine.token_rules import TokenRuleQueue
 from zse.sampling.params import BeamParams, SamplingParams
 from zse.scheduler.feature import Feature
@@ -37,6 +38,7 @@ CLASSES = {
     "prefill server": PrefillServer,
     "prefill client": PrefillClient,
     "experts": ExpertCounters,
+    "ranks": RankWatch,
     "idle memory": IdleMemory,
 }
 

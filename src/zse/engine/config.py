@@ -466,17 +466,13 @@ def resolve(
 
 
 def _check_role(config: EngineConfig) -> None:
-    for role, name in (("prefill", "kv_listen"), ("decode", "kv_peers")):
-        if config.role == role and getattr(config, name) is None:
-            raise ConfigError(f"role {role} needs {name}")
-    if config.kv_listen is None and config.kv_peers is None:
-        return
-    if config.kv_secret is None:
+    needs = {"prefill": "kv_listen", "decode": "kv_peers"}.get(config.role)
+    if needs is not None and getattr(config, needs) is None:
+        raise ConfigError(f"role {config.role} needs {needs}")
+    if (config.kv_listen or config.kv_peers) is not None and config.kv_secret is None:
         raise ConfigError(
             "kv_listen and kv_peers need kv_secret: a private file with the same random bytes on both ends"
         )
-    if not config.keeps_prefixes:
-        raise ConfigError("KV pages of others are pages of the prefix cache, which is switched off")
 
 
 def _rows_fit(max_tokens_per_step: int, max_rows: int) -> None:

@@ -11,6 +11,8 @@ def open_roles(engine: Any, config: Any, source: Any, quantize: str | None) -> N
     ConfigError."""
     if engine.encoder is not None:
         raise ConfigError("--kv-listen and --kv-peers: this model is an encoder and has no KV pages")
+    if not config.prefix_cache:
+        raise ConfigError("--kv-listen and --kv-peers: pages of others are the prefix cache's, which is switched off")
     if engine.scheduler.cache.num_groups > 1:
         raise ConfigError("--kv-listen and --kv-peers: pages of this model's sliding windows are not sent")
     if engine.runner.model.config.has_state:
