@@ -26,7 +26,7 @@ RETRY_S = 2.0  # between attempts to reach one
 KEPT_KEYS = 1 << 16  # pages that a peer was asked for: more than a cache is likely to hold
 
 
-class Fetch:
+class FetchedPages:
     """The pages of one prompt on their way. slots: of the host, for the pages behind the `here` first ones, in order.
     received: how many have come. is_over: no more will. failure: why there are not all."""
 
@@ -37,7 +37,7 @@ class Fetch:
         self.failure: str | None = None
 
 
-class Peer:
+class PrefillPeer:
     """An engine that may be asked. One thread reaches it, again and again, and receives.
 
     place(slot): memory of a slot of the host. news(): called when a fetch is over."""
@@ -49,7 +49,7 @@ class Peer:
         self.keys: OrderedDict[bytes, None] = OrderedDict()  # of the pages that it was asked for
         self.num_tokens = 0  # of fetches that are not over
         self._link: Link | None = None
-        self._fetches: dict[int, Fetch] = {}
+        self._fetches: dict[int, FetchedPages] = {}
         self._next, self._said = 1, ""
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -59,7 +59,7 @@ class Peer:
     def is_there(self) -> bool:
         return self._link is not None
 
-    def ask(self, fetch: Fetch, prompt: Prompt) -> int | None:
+    def ask(self, fetch: FetchedPages, prompt: Prompt) -> int | None:
         """Its job; None where the peer is gone."""
         with self._lock:
             link, job = self._link, self._next
@@ -150,8 +150,8 @@ class Held:
 
     def __init__(self, prompt: list[int], params: Any, options: RequestOptions, now: float):
         self.prompt, self.params, self.options, self.since = prompt, params, options, now
-        self.fetch: Fetch | None = None
-        self.peer: Peer | None = None
+        self.fetch: FetchedPages | None = None
+        self.peer: PrefillPeer | None = None
         self.job, self.num_tokens = -1, 0
 
     def deadline_at(self) -> float:
@@ -167,14 +167,14 @@ class PrefillClient(Feature):
         self._mover = engine.runner.pages
         self.num_asked = self.num_fetched = self.num_failed = 0
         self._held: dict[int, Held] = {}
-        self._dropped: list[Fetch] = []  # their slots are still written
+        self._dropped: list[FetchedPages] = []  # their slots are still written
         self._released = -1  # the request that is given to the engine again
         self._entered: dict[int, int] = {}  # request → pages of it that wait on the host for its admission
         self._reserved = 0
         self._wake = Wake()
         self.wake_fd = self._wake.fd
         self._has_news = False
-        self._peers = [Peer(name, fingerprint, secret, self._memory, self._hear) for name in peers]
+        self._peers = [PrefillPeer(name, fingerprint, secret, self._memory, self._hear) for name in peers]
 
     def _hear(self) -> None:
         self._has_news = True
@@ -222,7 +222,7 @@ class PrefillClient(Feature):
         slots = self._take_slots(full - here)
         if slots is None:
             return None
-        fetch = Fetch(slots, here)
+        fetch = FetchedPages(slots, here)
         tokens = tokens[: full * page_bytes + 4]
         peer, known, keys = self._choose(tokens, salt)
         job = peer.ask(fetch, Prompt(tokens, here, held.options.tenant, held.options.cache_salt))
@@ -255,7 +255,7 @@ class PrefillClient(Feature):
         self._cache.filling.update(slots)
         return slots
 
-    def _choose(self, tokens: bytes, salt: tuple[str, ...]) -> tuple[Peer, int, list[bytes]]:
+    def _choose(self, tokens: bytes, salt: tuple[str, ...]) -> tuple[PrefillPeer, int, list[bytes]]:
         """The peer that has computed the prompt first, by what it has to do and what of the prompt it was sent before; how
         many pages these are; the keys of the prompt's pages."""
         page_bytes = self._cache.prefix.page_bytes
@@ -264,10 +264,10 @@ class PrefillClient(Feature):
             key = key_of(key, tokens[at : at + page_bytes])
             keys.append(key)
 
-        def known(peer: Peer) -> int:
+        def known(peer: PrefillPeer) -> int:
             return next((count for count, key in enumerate(keys) if key not in peer.keys), len(keys))
 
-        def order(peer: Peer) -> tuple[int, int]:
+        def order(peer: PrefillPeer) -> tuple[int, int]:
             return peer.num_tokens - known(peer) * (page_bytes // 4), len(peer.keys)
 
         peer = min((peer for peer in self._peers if peer.is_there), key=order, default=self._peers[0])
@@ -327,7 +327,7 @@ class PrefillClient(Feature):
             self._released = -1
         return []
 
-    def _enter(self, held: Held, fetch: Fetch) -> int:
+    def _enter(self, held: Held, fetch: FetchedPages) -> int:
         """The pages that came become the prefix cache's, those behind a gap nobody's; how many these are."""
         prefix, salt = self._cache.prefix, salt_of(held.options)
         tokens = array("i", held.prompt).tobytes()
@@ -345,7 +345,7 @@ class PrefillClient(Feature):
         self._give(fetch)
         return kept
 
-    def _give(self, fetch: Fetch) -> None:
+    def _give(self, fetch: FetchedPages) -> None:
         for slot in fetch.slots:
             if slot >= 0:
                 self._cache.filling.discard(slot)

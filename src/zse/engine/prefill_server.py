@@ -27,17 +27,17 @@ ALIVE_S = 1.0  # between signs of life
 PARAMS = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 
 
-class Job(NamedTuple):
+class AskedPrompt(NamedTuple):
     """A prompt of the connection's job `number`."""
 
-    connection: "Connection"
+    connection: "PrefillLink"
     number: int
     tokens: bytes
     salt: tuple[str, ...]
     sent: list[int]  # one number: of pages
 
 
-class Connection:
+class PrefillLink:
     """One engine that asks: a thread reads its frames, another writes what it gets."""
 
     def __init__(self, link: Link, heard):
@@ -95,11 +95,11 @@ class PrefillServer(Feature):
         self._engine, self._cache, self._mover = engine, engine.scheduler.cache, engine.runner.pages
         self._fingerprint, self._secret, self._alone = fingerprint, secret, alone
         self.num_prompts = self.num_pages = self.num_refused = 0
-        self._jobs: dict[int, Job] = {}
-        self._ids: dict[tuple[Connection, int], int] = {}
+        self._jobs: dict[int, AskedPrompt] = {}
+        self._ids: dict[tuple[PrefillLink, int], int] = {}
         self._next_id = -1
-        self._heard: deque[tuple[Connection, int, Prompt | None]] = deque()
-        self._connections: set[Connection] = set()
+        self._heard: deque[tuple[PrefillLink, int, Prompt | None]] = deque()
+        self._connections: set[PrefillLink] = set()
         self._wake = Wake()
         self.wake_fd = self._wake.fd
         self._listener = _listen(*address)
@@ -125,9 +125,9 @@ class PrefillServer(Feature):
             self.num_refused += 1
             logging.getLogger("zse.engine").warning("an engine that asked for KV pages was not served: %s", error)
             return
-        self._connections.add(Connection(link, self._hear))
+        self._connections.add(PrefillLink(link, self._hear))
 
-    def _hear(self, connection: Connection, job: int, prompt: Prompt | None) -> None:
+    def _hear(self, connection: PrefillLink, job: int, prompt: Prompt | None) -> None:
         self._heard.append((connection, job, prompt))
         self._wake.set()
 
@@ -163,13 +163,13 @@ class PrefillServer(Feature):
                     self._end(other, job)
         return []
 
-    def _begin(self, connection: Connection, number: int, prompt: Prompt) -> None:
+    def _begin(self, connection: PrefillLink, number: int, prompt: Prompt) -> None:
         options = RequestOptions(tenant=prompt.tenant, cache_salt=prompt.cache_salt)
         id, self._next_id = self._next_id, self._next_id - 1
         try:
             if len(prompt.tokens) % 4 or (connection, number) in self._ids:
                 raise RequestError("no prompt", code="invalid_value")
-            job = Job(connection, number, prompt.tokens, salt_of(options), [max(0, prompt.here)])
+            job = AskedPrompt(connection, number, prompt.tokens, salt_of(options), [max(0, prompt.here)])
             self._jobs[id], self._ids[connection, number] = job, id
             self._engine.submit(id, array("i", prompt.tokens).tolist(), PARAMS, options)
         except RequestError as error:
@@ -187,7 +187,7 @@ class PrefillServer(Feature):
             if job is not None:
                 self._send_pages(job)
 
-    def _send_pages(self, job: Job) -> None:
+    def _send_pages(self, job: AskedPrompt) -> None:
         nodes = self._cache.prefix.match(job.salt, job.tokens, copies=False, whole=True).nodes[job.sent[0] :]
         if any(node.page < 0 for node in nodes):  # on the host, perhaps not yet
             self._mover.run(self._cache.take_transfers())
@@ -211,7 +211,7 @@ class PrefillServer(Feature):
                 self._forget(output.id)
         return [output for output in outputs if output.id >= 0]
 
-    def _end(self, connection: Connection, number: int) -> None:
+    def _end(self, connection: PrefillLink, number: int) -> None:
         id = self._ids.get((connection, number))
         if id is not None:
             self._forget(id)
