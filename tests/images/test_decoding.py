@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import subprocess
 import sys
 import time
@@ -179,6 +180,83 @@ def test_the_event_loop_goes_on_and_tenants_take_turns(decoder):
         await one("flood")  # its turn was given back
 
     asyncio.run(main())
+
+
+def test_the_last_results_are_kept_by_tenant(monkeypatch):
+    monkeypatch.setattr("zse.images.worker.KEPT_BYTES", 2 * 3 * 112 * 112)
+    made, files = ImageDecoder(LIMITS), [file_of(20 + number) for number in range(3)]
+    asked = []
+    run = made.decode_now
+    made.decode_now = lambda *given: asked.append(given[0]) or run(*given)
+
+    async def main():
+        for tenant, number in (("a", 0), ("a", 0), ("b", 0), ("a", 0), ("a", 1), ("a", 0)):
+            await made.decode(files[number], SQUARE, tenant=tenant, digest=bytes([number]))
+        assert await made.decode(files[0], SQUARE, tenant="a", digest=b"\0", reads=False) == DecodedImage(112, 112, b"")
+        await made.decode(files[1], AREA, tenant="a", digest=b"\1")  # as another model sees it
+
+    asyncio.run(main())
+    made.close()
+    assert asked == [files[0], files[0], files[1], files[1]]
+
+
+def test_what_is_closed_stays_closed(decoder):
+    made = ImageDecoder(LIMITS)
+    made.decode_now(file_of(), AREA)
+    process = made._process
+    made.close()
+    assert process.returncode is not None
+    with pytest.raises(RequestError) as refused:
+        made.decode_now(file_of(), AREA)
+    assert refused.value.status == 503
+
+
+def test_a_machine_without_room_says_so(monkeypatch):
+    def full(*given, **more):
+        raise OSError(24, "Too many open files")
+
+    made = ImageDecoder(LIMITS)
+    monkeypatch.setattr(subprocess, "Popen", full)
+    with pytest.raises(RequestError, match="does not start .Too many open files.: try again later") as refused:
+        made.decode_now(file_of(), AREA)
+    assert refused.value.status == 503
+
+
+def mutants(number: int):
+    """Files that were changed at random: bytes, lengths, parts that are there twice or not at all."""
+    draw = random.Random(2026)
+    kinds = [file_of(24, 24, kind, noise=True) for kind in ("PNG", "JPEG", "WEBP")]
+    kinds += [same_picture()[name] for name in ("EXIF in a JPEG", "palette with alpha", "progressive", "alpha in WebP")]
+    for _ in range(number):
+        data = bytearray(draw.choice(kinds))
+        for _ in range(draw.randrange(1, 5)):
+            at, size = draw.randrange(len(data)), draw.randrange(1, 9)
+            how = draw.randrange(4)
+            if how == 0:
+                data[at : at + size] = draw.randbytes(size)
+            elif how == 1:
+                data[at : at + size] = draw.choice((b"\0", b"\xff", b"\x7f\xff")) * size
+            elif how == 2:
+                del data[at : at + draw.randrange(1, 200)]
+            else:
+                data[at:at] = data[at : at + draw.randrange(1, 200)]
+            data = data or bytearray(b"\x89PNG")
+        yield bytes(data)
+
+
+@pytest.mark.parametrize(
+    "number", [200, pytest.param(int(os.environ.get("ZSE_TEST_IMAGE_MUTANTS", 5000)), marks=pytest.mark.exhaustive)]
+)
+def test_mutants_are_read_or_refused(decoder, number):
+    for data in mutants(number):
+        try:
+            image = decoder.decode_now(data, AREA)
+            assert len(image.pixels) == 3 * image.height * image.width
+        except UnreadableImage as refused:
+            assert "\n" not in str(refused) and "Traceback" not in str(refused)
+        except RequestError as refused:
+            assert refused.status == 400, refused
+    assert decoder._process.poll() is None
 
 
 def test_without_pillow_it_says_what_to_do(monkeypatch, tmp_path):

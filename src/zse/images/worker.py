@@ -2,7 +2,8 @@
 
     image = await decoder.decode(data, vision, tenant="acme")
 
-MAX_DECODES run at once, OWN_DECODES of one tenant, and tenants take turns. Nothing that the processes import comes into this one."""
+MAX_DECODES run at once, OWN_DECODES of one tenant, and tenants take turns. The last results are kept, by tenant: each turn of a chat
+brings its images again. Nothing that the processes import comes into this one."""
 
 import asyncio
 import contextlib
@@ -12,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,6 +26,7 @@ from zse.lazy import socket, subprocess
 from zse.structured.turns import Turns
 
 MAX_DECODES, OWN_DECODES = 3, 2
+KEPT_BYTES = 64 << 20  # of pixels: some 30 images
 _COMMAND = ("-P", "-S", "-m", "zse.images")
 _START_S = 20.0  # for Pillow's import on a busy machine, beside an image's own time
 _READ_BYTES = 1 << 20
@@ -46,18 +49,33 @@ class ImageDecoder:
         self._lock = threading.Lock()
         self._process: subprocess.Popen | None = None
         self._control: socket.socket | None = None
+        self._is_closed = False
+        self._kept: OrderedDict[tuple, DecodedImage] = OrderedDict()
+        self._kept_bytes = 0
 
-    async def decode(self, data: bytes, vision: Any, *, tenant: str = "", reads: bool = True) -> DecodedImage:
-        """The image at its model's size, when the tenant's turn has come. vision: the model's VisionConfig. reads: False gives the size alone. Raises UnreadableImage
-        for what cannot be decoded, RequestError (503) when too many of the tenant's wait."""
+    async def decode(
+        self, data: bytes, vision: Any, *, tenant: str = "", digest: bytes = b"", reads: bool = True
+    ) -> DecodedImage:
+        """The image at its model's size, when the tenant's turn has come. vision: the model's VisionConfig. digest: of `data`, where the result may be
+        one that is kept. reads: False gives the size alone. Raises UnreadableImage for what cannot be decoded, RequestError (503) when too
+        many of the tenant's wait, or the machine has no room."""
+        key = tenant, digest, vision
+        kept = self._kept.get(key)
+        if kept is not None:
+            self._kept.move_to_end(key)
+            return kept if reads else kept._replace(pixels=b"")
+        image = await self._in_turn(data, vision, tenant, reads)
+        if digest and reads and key not in self._kept:
+            self._kept[key] = image
+            self._kept_bytes += len(image.pixels)
+            while self._kept_bytes > KEPT_BYTES:
+                self._kept_bytes -= len(self._kept.popitem(last=False)[1].pixels)
+        return image
+
+    async def _in_turn(self, data: bytes, vision: Any, tenant: str, reads: bool) -> DecodedImage:
         number = next(self._numbers)
         if not self._turns.add(tenant, number):
-            raise RequestError(
-                "too many images of yours wait to be decoded: try again later",
-                status=503,
-                type="server_error",
-                code="overloaded",
-            )
+            raise _busy("too many images of yours wait to be decoded")
         loop = asyncio.get_running_loop()
         begun = self._waiting[number] = loop.create_future()
         self._begin_next()
@@ -89,6 +107,7 @@ class ImageDecoder:
     def close(self) -> None:
         """End the processes. Nothing is decoded afterwards."""
         with self._lock:
+            self._is_closed = True
             self._drop()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -110,16 +129,19 @@ class ImageDecoder:
 
     def _forked(self) -> "socket.socket":
         """This end of a socket whose other one a new process has."""
-        mine, other = socket.socketpair()
-        with other, self._lock:
-            for _ in range(2):
-                try:
-                    socket.send_fds(self._started(), [b"j"], [other.fileno()])
-                    return mine
-                except OSError:
-                    self._drop()  # it has died: another one takes its place
-        mine.close()
-        raise UnreadableImage("cannot be decoded: the process for it does not start")
+        why = "images are decoded no more"
+        with contextlib.suppress(OSError):
+            mine, other = socket.socketpair()
+            with other, self._lock:
+                for _ in range(0 if self._is_closed else 2):
+                    try:
+                        socket.send_fds(self._started(), [b"j"], [other.fileno()])
+                        return mine
+                    except OSError as error:
+                        why = f"the process that decodes images does not start ({error.strerror})"
+                        self._drop()  # it has died: another one takes its place
+            mine.close()
+        raise _busy(why)
 
     def _started(self) -> "socket.socket":
         if self._control is not None and self._process is not None and self._process.poll() is None:
@@ -160,6 +182,10 @@ class ImageDecoder:
         if status in (signal.SIGXCPU, signal.SIGALRM) or not rest:
             return f"takes too long to decode (more than {self.limits.cpu_s} s)"
         return f"is damaged, or needs more than {self.limits.memory_bytes >> 20} MiB: it cannot be decoded"
+
+
+def _busy(why: str) -> RequestError:
+    return RequestError(f"{why}: try again later", status=503, type="server_error", code="overloaded")
 
 
 class _Job:

@@ -4,6 +4,7 @@ Nothing of them is logged, and nothing is kept but what sessions, stored respons
 
 import asyncio
 import binascii
+import hashlib
 from typing import Any
 
 import msgspec
@@ -92,9 +93,9 @@ async def prepare(work: RequestRun, served: Any, messages: list[dict], model: An
     async def one(part: dict) -> DecodedImage:
         nonlocal left
         path = part["path"]
-        data = await maybe_in_thread(True, lambda: _file(part, limits.max_bytes))
+        data, digest = await maybe_in_thread(True, lambda: _file(part, limits.max_bytes))
         try:
-            image = await app.images.decode(data, vision, tenant=tenant, reads=reads)
+            image = await app.images.decode(data, vision, tenant=tenant, digest=digest, reads=reads)
         except UnreadableImage as error:
             raise APIError("invalid_value", f"'{path}': the image {error}.", path) from None
         except RequestError as error:
@@ -116,17 +117,18 @@ async def prepare(work: RequestRun, served: Any, messages: list[dict], model: An
     return _pictures(vision, images, model)
 
 
-def _file(part: dict, most: int) -> bytes:
-    """The bytes of an image's file."""
+def _file(part: dict, most: int) -> tuple[bytes, bytes]:
+    """The bytes of an image's file, and their SHA-256."""
     url, path = part["url"], part["path"]
     begin = url.index(",") + 1
     if 3 * (len(url) - begin) // 4 > most + 2:
         message = f"'{path}': the image has more than {most} bytes, which is what is taken (--max-image-bytes)."
         raise APIError("invalid_value", message, path)
     try:
-        return binascii.a2b_base64(url[begin:], strict_mode=True)
+        data = binascii.a2b_base64(url[begin:], strict_mode=True)
     except (binascii.Error, ValueError):
         raise APIError("invalid_value", f"'{path}' is not base64 behind its comma.", path) from None
+    return data, hashlib.sha256(data).digest()
 
 
 def _pictures(vision: VisionConfig, images: list[DecodedImage], model: Any) -> Pictures:
