@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import make_references as references
 import numpy as np
@@ -15,7 +16,7 @@ from image_files import file_of, hostile, saved
 from PIL import Image
 
 from zse.errors import RequestError
-from zse.images.messages import DecodedImage, ImageLimits
+from zse.images.messages import DecodedImage, ImageJob, ImageLimits, encode
 from zse.images.worker import ImageDecoder, UnreadableImage
 
 LIMITS = ImageLimits(20 << 20, 36_000_000)
@@ -137,6 +138,27 @@ def test_limits_of_memory_and_time():
     made.limits = LIMITS
     assert made.decode_now(big, AREA).pixels  # the next one is as ever
     made.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits are Linux's")
+def test_an_image_s_process_has_its_limits_before_the_file_comes(decoder):
+    """tests/structured/test_checker_limits.py tries what they keep out."""
+    decoder.decode_now(file_of(), AREA)
+    others = set(psutil.Process(decoder._process.pid).children())
+    with decoder._forked() as mine:
+        mine.sendall(encode(ImageJob(100, LIMITS)))
+        deadline, status = time.monotonic() + 5, ""
+        while "\nSeccomp:\t2\n" not in status and time.monotonic() < deadline:
+            for child in set(psutil.Process(decoder._process.pid).children()) - others:
+                status = Path(f"/proc/{child.pid}/status").read_text()
+                lines = Path(f"/proc/{child.pid}/limits").read_text().splitlines()
+                opened = os.listdir(f"/proc/{child.pid}/fd")
+        assert "\nSeccomp:\t2\n" in status and "\nNoNewPrivs:\t1\n" in status
+        soft = {" ".join(line[:25].split()): line[26:].split()[0] for line in lines}
+        assert (soft["Max open files"], soft["Max file size"], soft["Max processes"]) == ("3", "0", "0")
+        assert 0 < int(soft["Max cpu time"]) <= LIMITS.cpu_s + 2
+        assert 0 < int(soft["Max address space"]) < LIMITS.memory_bytes + (1 << 30)
+        assert len(opened) <= 8  # null devices, its socket, what wakes the one that forks
 
 
 def test_a_process_that_died_is_replaced(decoder):

@@ -195,6 +195,11 @@ CHAT_ONLY = [
     ),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "missing_required_parameter",
+        "messages[0].content[0].image_url.url",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
         "unsupported_parameter",
         "messages[0].content[0].type",
     ),

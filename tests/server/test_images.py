@@ -255,6 +255,36 @@ def test_stored_responses_keep_images(own_server, path, keys):  # noqa: F811
     assert said["output"][0]["content"][0]["text"] == f"5+4 {RED}"
 
 
+def test_uploaded_files_are_images(own_server, path, keys):  # noqa: F811
+    server, me, other = own_server("--vision area", database=path), bearer(keys[0]), bearer(keys[2])
+    form = (
+        b"--x\r\ncontent-disposition: form-data; name=purpose\r\n\r\nvision\r\n--x\r\n"
+        b'content-disposition: form-data; name=file; filename="a.png"\r\n\r\n' + file_of() + b"\r\n--x--\r\n"
+    )
+    sent = {"content-type": "multipart/form-data; boundary=x", "content-length": str(len(form))}
+    file = server.post("/v1/files", form, me | sent).json["id"]
+    here = {"type": "image_url", "image_url": {"file_id": file}}
+    assert answered(server.post(CHAT, asking(here, session_id="s"), me)) == f"5+4 {RED}"
+    assert server.get("/v1/sessions/s", me).json["messages"][0]["content"] == [here, text("!images")]
+    content = [{"type": "input_image", "file_id": file}, {"type": "input_text", "text": "!images"}]
+    body = {"model": "fake", "input": [{"role": "user", "content": content}], "store": True}
+    first = server.post("/v1/responses", body, me).json
+    assert first["output"][0]["content"][0]["text"] == f"5+4 {RED}"
+    listed = server.get(f"/v1/responses/{first['id']}/input_items", me).json["data"]
+    assert listed[0]["content"] == content
+    block = {"type": "image", "source": {"type": "file", "file_id": file}}
+    messages = [{"role": "user", "content": [block, {"type": "text", "text": "!images"}]}]
+    said = server.post("/v1/messages", {"model": "fake", "max_tokens": 99, "messages": messages}, me).json
+    assert said["content"][0]["text"] == f"5+4 {RED}"
+
+    reply = server.post(CHAT, asking(here), other)
+    assert reply.status == 404 and reply.error["param"] == "messages[0].content[0]"
+    assert server.post(CHAT, asking({"type": "image_url", "image_url": {"file_id": "../../x"}}), me).status == 400
+    assert server.post(CHAT, asking({"type": "image_url", "image_url": {}}), me).error["param"].endswith("url")
+    both = {"type": "image_url", "image_url": {"file_id": file, "url": uri()}}
+    assert "no file_id" in server.post(CHAT, asking(both), me).error["message"]
+
+
 def test_passages_of_documents_stand_before_the_images_of_a_question(own_server, tmp_path):
     server = own_server("--vision area", documents=str(tmp_path / "documents.db"))
     made = server.post("/v1/rag/documents", {"name": "a.txt", "text": "The capital of France is Paris."}, timeout=20)

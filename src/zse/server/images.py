@@ -93,7 +93,7 @@ async def prepare(work: RequestRun, served: Any, messages: list[dict], model: An
     async def one(part: dict) -> DecodedImage:
         nonlocal left
         path = part["path"]
-        data, digest = await maybe_in_thread(True, lambda: _file(part, limits.max_bytes))
+        data, digest = await _file_of(work, part, limits.max_bytes)
         try:
             image = await app.images.decode(data, vision, tenant=tenant, digest=digest, reads=reads)
         except UnreadableImage as error:
@@ -117,13 +117,37 @@ async def prepare(work: RequestRun, served: Any, messages: list[dict], model: An
     return _pictures(vision, images, model)
 
 
-def _file(part: dict, most: int) -> tuple[bytes, bytes]:
-    """The bytes of an image's file, and their SHA-256."""
-    url, path = part["url"], part["path"]
+async def _file_of(work: RequestRun, part: dict, most: int) -> tuple[bytes, bytes]:
+    """The bytes of an image, and their SHA-256. Raises APIError."""
+    if "url" in part:
+        return await maybe_in_thread(True, lambda: _sent(part["url"], part["path"], most))
+    store, path = work.app.files, part["path"]
+    if store is None:
+        raise unsupported(path, "files are kept by a server with a database (--database PATH)")
+    try:
+        stored = await store.find(work.request, part["file"])
+        if stored.size > most:
+            raise _too_large(path, most)
+
+        def read() -> bytes:
+            with store.read(stored.id) as file:
+                return file.read(most)
+
+        return await maybe_in_thread(True, read), stored.digest
+    except APIError as error:
+        error.param = error.param or path
+        raise
+
+
+def _too_large(path: str, most: int) -> APIError:
+    message = f"'{path}': the image has more than {most} bytes, which is what is taken (--max-image-bytes)."
+    return APIError("invalid_value", message, path)
+
+
+def _sent(url: str, path: str, most: int) -> tuple[bytes, bytes]:
     begin = url.index(",") + 1
     if 3 * (len(url) - begin) // 4 > most + 2:
-        message = f"'{path}': the image has more than {most} bytes, which is what is taken (--max-image-bytes)."
-        raise APIError("invalid_value", message, path)
+        raise _too_large(path, most)
     try:
         data = binascii.a2b_base64(url[begin:], strict_mode=True)
     except (binascii.Error, ValueError):

@@ -10,6 +10,7 @@ from zse.sampling.fields import (
     Custom,
     Field,
     Fields,
+    Matching,
     Object,
     OneOf,
     String,
@@ -205,7 +206,8 @@ DATA_URI = Custom(
     {"type": "string", "pattern": "^data:image/(png|jpeg|jpg|webp);base64,[A-Za-z0-9+/]+={0,2}$"},
 )
 DETAIL = Field(OneOf(("auto", "low", "high", "original")))  # the model's own size is used
-_ADDRESS = Object({"url": Field(DATA_URI, required=True), "detail": DETAIL}, FOREIGN_KEYS)
+FILE_ID = Field(Matching("file-[0-9a-f]{1,64}", "the id of a file of yours"))
+_ADDRESS = Object({"url": Field(DATA_URI), "file_id": FILE_ID, "detail": DETAIL}, FOREIGN_KEYS)
 _IMAGE_PART = Object(
     {"type": Field(OneOf(("image_url",)), required=True), "image_url": Field(_ADDRESS, required=True)}, FOREIGN_KEYS
 )
@@ -230,7 +232,8 @@ def _content(value: Any, path: str) -> str | list[dict]:
             message = f"'{here}.type': only parts of text and images are supported."
             raise refused("unsupported_parameter", message, here + ".type")
         if kind == "image_url":
-            parts.append({"type": "image", "url": _IMAGE_PART.check(part, here)["image_url"]["url"], "path": here})
+            address = _IMAGE_PART.check(part, here)["image_url"]
+            parts.append(image_parts.image(address["url"], address["file_id"], here, f"{here}.image_url.url"))
         elif text := _TEXT_PART.check(part, here)["text"]:
             if parts and parts[-1]["type"] == "text":
                 parts[-1]["text"] += text

@@ -1,7 +1,7 @@
 """Images in the messages of requests: data URIs, which is all that is taken. No address is ever fetched.
 
-A message with images has a list as its content, of {"type": "text", "text"} and {"type": "image", "url", "path"}. path: where the request
-has it, for what is said of it."""
+A message with images has a list as its content, of {"type": "text", "text"} and {"type": "image", "path"} with either "url", a data URI,
+or "file", the id of a file of the tenant's. path: where the request has it, for what is said of it."""
 
 import re
 from typing import Any
@@ -25,6 +25,14 @@ def data_uri(value: Any, path: str) -> str:
     raise refused("invalid_value", message, path)
 
 
+def image(url: str | None, file: str | None, path: str, field: str) -> dict:
+    """The part of an image, of which one of both is given. Raises RequestError."""
+    if (url is None) == (file is None):
+        both = "" if url is None else ", and then no file_id"
+        raise refused("missing_required_parameter", f"'{field}' is required{both}.", field)
+    return {"type": "image", "path": path} | ({"url": url} if file is None else {"file": file})
+
+
 def _bare(value: Any, path: str) -> str:
     """Base64 alone, as Ollama has it."""
     expect(str, value, path)
@@ -34,13 +42,15 @@ def _bare(value: Any, path: str) -> str:
 BARE_IMAGE = Custom(_bare, {"type": "string", "pattern": "^[A-Za-z0-9+/]+={0,2}$"})
 
 
-def _source(value: Any, path: str) -> str:
-    """The source of an image block of Anthropic's → a data URI."""
+def _source(value: Any, path: str) -> dict:
+    """The source of an image block of Anthropic's → the `image_url` of a chat request."""
     kind = expect(dict, value, path).get("type")
+    if kind == "file":
+        return {"file_id": _FILE.check(value, path)["file_id"]}
     if kind == "url":
         data_uri(value.get("url"), path + ".url")
     values = _SOURCE.check(value, path)
-    return data_uri(f"data:{values['media_type']};base64,{values['data']}", path + ".data")
+    return {"url": data_uri(f"data:{values['media_type']};base64,{values['data']}", path + ".data")}
 
 
 _SOURCE = Object(
@@ -50,7 +60,8 @@ _SOURCE = Object(
         "data": Field(String(empty=False), required=True),
     }
 )
-SOURCE = Custom(_source, _SOURCE.schema)
+_FILE = Object({"type": Field(OneOf(("file",)), required=True), "file_id": Field(String(128), required=True)})
+SOURCE = Custom(_source, {"anyOf": [_SOURCE.schema, _FILE.schema]})
 
 
 def images_of(messages: list[dict]) -> list[dict]:
@@ -66,7 +77,7 @@ def images_of(messages: list[dict]) -> list[dict]:
 
 def num_characters(messages: list[dict]) -> int:
     """Of the images as they were sent: those of a body that are no text."""
-    return sum(len(part["url"]) for part in images_of(messages))
+    return sum(len(part.get("url", "")) for part in images_of(messages))
 
 
 def text_of(content: str | list[dict]) -> str:
@@ -85,9 +96,11 @@ def as_parts(content: str | list[dict]) -> str | list[dict]:
     """The content as a chat request writes it."""
     if isinstance(content, str):
         return content
-    return [
-        part if part["type"] == "text" else {"type": "image_url", "image_url": {"url": part["url"]}} for part in content
-    ]
+    return [part if part["type"] == "text" else {"type": "image_url", "image_url": _address(part)} for part in content]
+
+
+def _address(part: dict) -> dict:
+    return {"url": part["url"]} if "url" in part else {"file_id": part["file"]}
 
 
 def for_template(messages: list[dict]) -> list[dict]:

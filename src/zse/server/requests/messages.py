@@ -260,7 +260,7 @@ def _add(out: list[dict], role: str, block: dict) -> None:
     if kind == "image" or type(turn["content"]) is list:
         if type(turn["content"]) is str:
             turn["content"] = [{"type": "text", "text": turn["content"]}] if turn["content"] else []
-        image = {"type": "image_url", "image_url": {"url": block.get("source")}}
+        image = {"type": "image_url", "image_url": block.get("source")}
         turn["content"].append({"type": "text", "text": block["text"]} if kind == "text" else image)
     elif kind == "text":
         turn["content"] += ("\n" if turn["content"] else "") + block["text"]

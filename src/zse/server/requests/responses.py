@@ -18,9 +18,18 @@ from zse.sampling.fields import (
     refused,
 )
 from zse.sampling.params import MAX_LOGPROBS
-from zse.server.requests import mcp
+from zse.server.requests import image_parts, mcp
 from zse.server.requests.completions import METADATA, MODEL, USER, Completion, read_chat
-from zse.server.requests.conversation import DATA_URI, DETAIL, MAX_CALLS, MAX_MESSAGES, MAX_TOOLS, NAME, PARAMETERS
+from zse.server.requests.conversation import (
+    DATA_URI,
+    DETAIL,
+    FILE_ID,
+    MAX_CALLS,
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    NAME,
+    PARAMETERS,
+)
 from zse.server.requests.forms import EFFORTS
 
 # What items of earlier answers hold that says nothing here.
@@ -35,7 +44,7 @@ def _object(**fields: Field) -> Object:
 
 
 _TEXT_PART = _object(text=Field(String(), required=True))
-_IMAGE_PART = _object(image_url=Field(DATA_URI, required=True), detail=DETAIL, file_id=Field(None))
+_IMAGE_PART = _object(image_url=Field(DATA_URI), detail=DETAIL, file_id=FILE_ID)
 
 
 def _parts(*kinds: str) -> Custom:
@@ -52,7 +61,10 @@ def _parts(*kinds: str) -> Custom:
                 message = f"'{here}.type' must be one of: {', '.join(kinds)}."
                 raise refused("unsupported_parameter", message, here + ".type")
             if kind == "input_image":
-                parts.append({"type": kind, "image_url": _IMAGE_PART.check(part, here)["image_url"]})
+                given = _IMAGE_PART.check(part, here)
+                image_parts.image(given["image_url"], given["file_id"], here, f"{here}.image_url")  # one of both
+                names = ("image_url", "file_id")
+                parts.append({"type": kind} | {name: given[name] for name in names if given[name] is not None})
             else:
                 parts.append({"type": "input_text", "text": _TEXT_PART.check(part, here)["text"]})
         if any(part["type"] == "input_image" for part in parts):
@@ -297,7 +309,7 @@ def _chat_content(content: str | list[dict]) -> str | list[dict]:
     return [
         {"type": "text", "text": part["text"]}
         if part["type"] == "input_text"
-        else {"type": "image_url", "image_url": {"url": part["image_url"]}}
+        else {"type": "image_url", "image_url": {"url": part.get("image_url"), "file_id": part.get("file_id")}}
         for part in content
     ]
 
