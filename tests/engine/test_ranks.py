@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 import tiny_model
+from rank_threads import ThreadedRanks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "structured"))
 import tiny_text
@@ -20,6 +21,8 @@ from zse.engine import ranks
 from zse.engine.config import EngineConfig
 from zse.errors import ConfigError, GroupError, UnsupportedError, ZSEError
 from zse.parallel.group import RankGroup
+from zse.runtime.cpu import CPUDevice
+from zse.runtime.opening import open_device
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=24, temperature=0.9, top_p=0.9, seed=7, repetition_penalty=1.2, ignore_eos=True)
@@ -116,6 +119,28 @@ def test_pages_move_alike_on_all_ranks(model, one):
         assert llm.generate(longer, GREEDY)[0].token_ids == one.generate(longer, GREEDY)[0].token_ids
         moved = any(kind == "out" for kind, _, _ in moves)
         assert moved and written, llm.metrics()
+
+
+def tokens_of(engine, prompts, params) -> list[list[int]]:
+    found = [[] for _ in prompts]
+    for id, ids in enumerate(prompts):
+        engine.submit(id, ids, params)
+    while engine.has_work:
+        for output in engine.step():
+            assert output.error is None
+            found[output.id] += output.tokens
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_of_devices_that_run_ahead(size, model, monkeypatch, one):
+    """As GPUs do: ids that the host has not read yet come to the other ranks within the recording."""
+    monkeypatch.setattr(CPUDevice, "runs_ahead", True)
+    options = dict(model=str(model), device="cpu", activations="f32", kv_dtype="f32", max_rows=4, speculation="none")
+    with ThreadedRanks(lambda rank: open_device("cpu", threads=1), tensor_parallel_size=size, **options) as found:
+        assert found.engine.runner.runs_ahead
+        wanted = [output.token_ids for output in one.generate(PROMPTS, GREEDY)]
+        assert tokens_of(found.engine, PROMPTS, GREEDY) == wanted
 
 
 def test_a_rank_that_is_killed_ends_the_group(model):

@@ -155,7 +155,7 @@ def prepared(case: Case, path, rng, arrays=None):
     """(plan of one matrix with the weight in its last rows, the order of a head's rows or None, source)."""
     source = Source(path, arrays or stored(case, rng))
     info = source.info(case)
-    part = SimpleNamespace(info=info, first=case.first, role=SimpleNamespace(heads=case.head))
+    part = SimpleNamespace(info=info, first=case.first, cut=None, role=SimpleNamespace(heads=case.head))
     shape = (case.first + case.shape[0], case.shape[1])
     layout = "rows" if case.scheme.kind == "fp8" else "r16"
     matrix = SimpleNamespace(name="m", shape=shape, scheme=case.scheme, layout=layout, parts=(part,))

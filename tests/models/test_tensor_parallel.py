@@ -17,6 +17,7 @@ from test_lut4 import gguf_of
 from zse.errors import UnsupportedError
 from zse.formats.convert import convert
 from zse.formats.opening import open_model
+from zse.models import quantize_load
 from zse.models.load import load_model, plan_model, read_config
 from zse.parallel.group import RankGroup
 from zse.runtime.opening import open_device
@@ -174,4 +175,6 @@ def test_gpt_oss(experts, tmp_path):
 def test_converted_files(quant, tmp_path, monkeypatch):
     path, tokens = write("qwen2", tmp_path / "hf", monkeypatch, **BIG), tiny.tokens("qwen2")
     convert(str(path), str(tmp_path / "model.zse"), quant=quant)
+    if quant != "fp8":  # which becomes bf16 on a CPU
+        monkeypatch.setattr(quantize_load, "fill_parts", None)  # the loader's threads read the columns, not NumPy
     same(logits_of(tmp_path / "model.zse", tokens, 3), logits_of(tmp_path / "model.zse", tokens, 1))

@@ -9,6 +9,7 @@ bit."""
 from collections.abc import Iterator
 
 from zse import kernel as zl
+from zse.quant.scheme import LAYOUT, rows_per_line
 from zse.quant.scheme import TILE_ROWS as TILE
 from zse.runtime.load import LoadJob
 from zse.tensor import Tensor
@@ -207,6 +208,13 @@ def repack_dense(
 
 
 @zl.kernel
+def copy_words(src: zl.Ptr[zl.u32, "const"], out: zl.Ptr[zl.u32], count: zl.i64):
+    """A piece as it is: of runs of a file, which come together in it. One block."""
+    for i in range(count):
+        out[i] = src[i]
+
+
+@zl.kernel
 def convert_vector(
     src: zl.Ptr["W", "const"],
     out: zl.Ptr[zl.f32],
@@ -256,12 +264,65 @@ def variants(target) -> list[zl.Variant]:
         zl.Variant(f"convert_{name}", convert_vector, {"W": dtype})
         for name, dtype in (("f32", zl.f32), ("f16", zl.f16), ("bf16", zl.bf16))
     ]
-    return found
+    return [*found, zl.Variant("copy_words", copy_words, {})]
 
 
 def takes(info, scheme) -> bool:
     """Whether a kernel makes `scheme` of a tensor of a file (TensorInfo)."""
     return info.scheme == scheme and (info.is_dense or (info.layout == "ggml" and info.type in FORMATS))
+
+
+def takes_part(part, matrix) -> bool:
+    """Whether kernels make a part (models.weight_plan.FileTensor) of a MatrixPlan: all of a tensor, or columns of it, which are read
+    as runs of the file."""
+    info, cut = part.info, part.cut
+    if cut is None:
+        return matrix.layout == LAYOUT and takes(info, matrix.scheme)
+    if cut.rows != (0, info.shape[0]) or info.order is not None:
+        return False
+    if (info.layout, info.scheme) == (matrix.layout, matrix.scheme):
+        return info.parts is None
+    unit = FORMATS[info.type][0] if info.type in FORMATS else 1
+    return matrix.layout == LAYOUT and takes(info, matrix.scheme) and not any(end % unit for end in cut.columns)
+
+
+def part_jobs(part, matrix, weight, **order) -> Iterator[LoadJob]:
+    """The jobs of a part that takes_part(). order: as of weight_jobs()."""
+    info, cut = part.info, part.cut
+    if cut is None:
+        yield from weight_jobs(info, weight, first_row=part.first, **order)
+    elif (info.layout, info.scheme) == (matrix.layout, matrix.scheme):
+        for plane, file, offset in info.placed():
+            yield from _cut_plane(part, matrix, weight, plane, file, offset)
+    else:
+        (n, k), (start, stop) = info.shape, cut.columns
+        row_bytes, nbytes = info.nbytes // n, info.nbytes // n * (stop - start) // k
+        first = info.offset + row_bytes * start // k
+        mine = info._replace(shape=(n, stop - start), offset=0, nbytes=n * nbytes)
+        for job in weight_jobs(mine, weight, first_row=part.first):
+            rows, row = job.nbytes // nbytes, job.offset // nbytes
+            yield job._replace(offset=first + row * row_bytes, runs=(rows, row_bytes))
+
+
+def _cut_plane(part, matrix, weight, plane, file, offset: int) -> Iterator[LoadJob]:
+    """Columns of a stored plane [lines, what the columns have, ...]; all of one that has no columns."""
+    (n, k), (start, stop), lines = part.info.shape, part.cut.columns, plane.shape[0]
+    line_bytes, groups = plane.nbytes // lines, plane.shape[1] if len(plane.shape) > 1 else 1
+    begin, end = 0, line_bytes
+    if groups > 1:
+        per = -(-k // groups)
+        begin, end = (line_bytes // groups * count for count in (start // per, -(-stop // per)))
+    nbytes, out = end - begin, weight.planes[plane.name]
+    at = out.offset + part.first // rows_per_line(plane, matrix.layout, n) * nbytes
+    step = max(1, PIECE_BYTES // nbytes)
+    for line in range(0, lines, step):
+        count = min(step, lines - line)
+        to = Tensor(out.buffer, (count * nbytes,), "u8", at + line * nbytes)
+        args, place = {"out": to, "count": count * nbytes // 4}, offset + line * line_bytes + begin
+        runs = (count, line_bytes) if count > 1 else (1, 0)
+        yield LoadJob(
+            file.fd, place, count * nbytes, "copy_words", args, path=file.path, field=part.info.name, runs=runs
+        )
 
 
 def weight_jobs(info, weight, *, first_row: int = 0, order=None, unit: int = TILE) -> Iterator[LoadJob]:

@@ -253,11 +253,10 @@ class Loader:
         jobs: list[LoadJob] = []
         for_numpy: list[tuple[FileTensor, MatrixPlan, Weight]] = []
         for part in matrix.parts:
-            info = part.info
             if self._is_stored(part, matrix):
                 jobs += [copy.job for copy in _plane_copies(part, matrix, weight)]
-            elif part.cut is None and matrix.layout == "r16" and repack.takes(info, matrix.scheme):
-                jobs += repack.weight_jobs(info, weight, first_row=part.first, **self._order_of(part))
+            elif repack.takes_part(part, matrix):
+                jobs += repack.part_jobs(part, matrix, weight, **self._order_of(part))
             elif self.plan.family == "cpu" and self.repacking and self.repacking.takes(part):
                 jobs += self.repacking.jobs(part, weight)
             else:
