@@ -375,6 +375,7 @@ async def _begin(app, job: CompletionRun) -> None:
             else:
                 choice.finish_reason = "length"  # only the prompt was wanted
                 work.outcomes["length"] += 1
+    job.images = []  # the engine has them
 
 
 def _encoder() -> APIError:

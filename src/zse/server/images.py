@@ -12,7 +12,7 @@ import msgspec
 from zse.engine.messages import ImageInput, image_key
 from zse.errors import RequestError
 from zse.images.messages import DecodedImage
-from zse.images.worker import ImageDecoder, ImageLimits, UnreadableImage
+from zse.images.worker import OWN_DECODES, ImageDecoder, ImageLimits, UnreadableImage
 from zse.models.vision.config import VisionConfig
 from zse.server.errors import APIError, unsupported
 from zse.server.requests.image_parts import for_template, images_of
@@ -89,13 +89,15 @@ async def prepare(work: RequestRun, served: Any, messages: list[dict], model: An
         message = f"The request has {len(parts)} images; at most {limits.max_images} are taken."
         raise APIError("array_above_max_length", message, "messages")
     left = MAX_PIXEL_BYTES
+    gate = asyncio.Semaphore(OWN_DECODES)  # a request of many images does not fill its tenant's queue of them
 
     async def one(part: dict) -> DecodedImage:
         nonlocal left
         path = part["path"]
         data, digest = await _file_of(work, part, limits.max_bytes)
         try:
-            image = await app.images.decode(data, vision, tenant=tenant, digest=digest, reads=reads)
+            async with gate:
+                image = await app.images.decode(data, vision, tenant=tenant, digest=digest, reads=reads)
         except UnreadableImage as error:
             raise APIError("invalid_value", f"'{path}': the image {error}.", path) from None
         except RequestError as error:
