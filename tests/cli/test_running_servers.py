@@ -14,9 +14,11 @@ from zse.server import presence
 
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("server", "structured", "engine")]
 
-from harness import Harness, wait_for  # noqa: E402
+from harness import Harness, chat_body, wait_for  # noqa: E402
 from test_admin_models import Store  # noqa: E402
+from test_stored_keys import bearer, make  # noqa: E402
 
+from zse.server.database.connection import Database  # noqa: E402
 from zse.server.keys import OWNER, Key  # noqa: E402
 
 
@@ -127,3 +129,32 @@ def test_a_real_server_announces_itself(home):
     finally:
         process.popen.kill()
         process.popen.communicate()
+
+
+def test_sessions_of_a_server(capsys, tmp_path, monkeypatch):
+    path = str(tmp_path / "zse.db")
+    with Database(path) as database:
+        mine, other = make(database, "a"), make(database, "b")
+    made = Harness(database=path)
+    there = presence.Announcement(made.base, "0.1")
+    monkeypatch.setenv("ZSE_API_KEY", mine)
+    try:
+        assert zse(capsys, "sessions", "ls") == ""
+        for id in ("one", "two", "three"):
+            reply = made.post("/v1/chat/completions", chat_body("hi", session_id=id), bearer(mine))
+            assert reply.status == 200
+        rows = [line.split() for line in zse(capsys, "sessions", "ls").splitlines()]
+        assert [row[:2] for row in rows[1:]] == [["three", "1"], ["two", "1"], ["one", "1"]]
+        assert zse(capsys, "sessions", "ls", "--api-key", other) == ""
+        assert "one: " in zse(capsys, "sessions", "rm", "one", "--api-key", other, code=1)
+        assert zse(capsys, "sessions", "rm", "two") == "two is removed\n"
+        assert "two: " in zse(capsys, "sessions", "rm", "two", code=1)
+        assert zse(capsys, "sessions", "ls", "-q").split() == ["three", "one"]
+        assert [session["id"] for session in json.loads(zse(capsys, "sessions", "ls", "--json"))] == ["three", "one"]
+        assert "or give --all" in zse(capsys, "sessions", "rm", code=2)
+        assert "a key whose tenant" in zse(capsys, "sessions", "ls", "--api-key", "sk-wrong", code=1)
+        assert zse(capsys, "sessions", "rm", "--all").count("is removed") == 2
+        assert zse(capsys, "sessions", "ls", "-q") == ""
+    finally:
+        there.withdraw()
+        made.close()

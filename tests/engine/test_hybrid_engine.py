@@ -67,6 +67,20 @@ def test_replies_do_not_depend_on_how_a_prompt_is_cut(engines, plain):
     assert Run(engines(max_rows=3, ahead=True), prompts).tokens == expected
 
 
+@pytest.mark.parametrize("family", ["qwen3_next", "granite_hybrid", "nemotron_h"])
+def test_every_kind_of_state(family, tmp_path):
+    """Gated DeltaNet, Mamba-2, layers without either: what LFM2 does below, in short."""
+    with TinyEngines(tiny_families.write(family, tmp_path), max_context=256, kv_dtype="f32") as make:
+        plain, prompts = make(prefix_cache=False), [ids(70, 1), ids(33, 2), ids(110, 3)]
+        expected = Run(plain, prompts).tokens
+        points = [RequestOptions(state_points=(len(prompt) - 9,)) for prompt in prompts]
+        engine = make(state_interval=40, max_tokens_per_step=63, max_rows=3)
+        assert Run(engine, prompts, options=points).tokens == expected
+        longer = [prompt + tokens[:-1] + ids(9, 5) for prompt, tokens in zip(prompts, expected, strict=True)]
+        run = Run(engine, longer)
+        assert run.tokens == Run(plain, longer).tokens and run.cached == [81, 44, 121]
+
+
 @pytest.mark.parametrize(
     "options", [{}, dict(ahead=True), dict(page_size=64), dict(max_tokens_per_step=17, max_rows=4)]
 )

@@ -98,12 +98,14 @@ def test_a_draft_model_is_planned(tmp_path):
         ("llama", "bf16", None, 128),
         ("gemma3", "bf16", None, 32),
         ("llama", "bf16", 65001, 64),
+        ("lfm2", "bf16", None, 16),
     ],
 )
 def test_a_gpu_allocates_what_was_planned(like, family, kv_dtype, context, size, tmp_path):
     """context: a longer one than the model's, for which pages of `size` tokens are what auto takes."""
     gpu = SmallGPU(like)
-    plan = plan_model(open_model(str(tiny.write(family, tmp_path, "BF16"))), family="gpu")
+    write = tiny.write if family in tiny.FAMILIES else tiny_families.write
+    plan = plan_model(open_model(str(write(family, tmp_path, "BF16"))), family="gpu")
     if context:
         plan = plan._replace(config=msgspec.structs.replace(plan.config, max_context=context))
     page_size = 0 if context or size == 16 else size

@@ -23,6 +23,7 @@ COMMANDS = {
     "run": "answer one prompt and exit",
     "chat": "talk with a model in the terminal",
     "rag": "add documents to a server that runs, search them, ask about them and get cited answers",
+    "sessions": "list and remove the conversations that a server keeps",
     "keys": "make, list, change, revoke and rotate the API keys of `zse serve`; what they used",
     "pull": "fetch a model into the store",
     "ls": "list the stored models and the catalog",
