@@ -132,6 +132,25 @@ def test_images_of_tools_results_are_shown_by_the_user(own_server):
     assert reply.json["content"][0]["text"] == f"{begin}+4 {RED}; {begin + 4}+4 {RED}"
 
 
+def test_images_of_functions_outputs_are_shown_by_the_user(own_server):
+    server = own_server("--vision area", template="{{ tools }} <tool_call>")
+    seen = {"type": "input_image", "image_url": uri()}
+    calls = [{"type": "function_call", "call_id": id, "name": "look", "arguments": "{}"} for id in "ab"]
+    outputs = [{"type": "function_call_output", "call_id": id, "output": [seen]} for id in "ab"]
+    begin = len("user:look\nassistant:\ntool:\ntool:\nuser:")
+    for said, count in (("!images", 2), ([seen, {"type": "input_text", "text": "!images"}], 3)):
+        items = [{"role": "user", "content": "look"}, *calls, *outputs, {"role": "user", "content": said}]
+        reply = server.post("/v1/responses", {"model": "fake", "input": items}).json
+        wanted = (f"{begin + 4 * number}+4 {RED}" for number in range(count))
+        assert reply["output"][0]["content"][0]["text"] == "; ".join(wanted)
+    alone = server.post(
+        "/v1/responses", {"model": "fake", "input": [{"role": "user", "content": "look"}, *calls, *outputs]}
+    )
+    assert alone.status == 200
+    wrong = [{"role": "assistant", "content": [seen]}]
+    assert "role user" in server.post("/v1/responses", {"model": "fake", "input": wrong}).error["message"]
+
+
 @pytest.mark.parametrize(
     ("url", "words"),
     [

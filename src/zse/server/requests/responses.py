@@ -85,7 +85,8 @@ _ITEMS = {
         call_id=Field(_ID, required=True), name=Field(NAME, required=True), arguments=Field(String(), required=True)
     ),
     "function_call_output": _object(
-        call_id=Field(_ID, required=True), output=Field(_parts("input_text", "output_text", "text"), required=True)
+        call_id=Field(_ID, required=True),
+        output=Field(_parts("input_text", "output_text", "text", "input_image"), required=True),
     ),
     **mcp.items(tuple(_FOREIGN)),
 }
@@ -270,14 +271,26 @@ def _response_format(form: dict) -> dict:
 
 
 def _conversation(instructions: str | None, items: list[dict]) -> list[dict]:
-    """Messages of a chat request: an assistant's reasoning, text and calls in a row are one."""
+    """Messages of a chat request: an assistant's reasoning, text and calls in a row are one. Images of calls' outputs, which
+    chat messages of tools cannot have, are shown by the user behind all outputs in a row."""
     out: list[dict] = []
+    shown: list[dict] = []
     if instructions:
         out.append({"role": "system", "content": instructions})
     for item in items:
         kind, last = item["type"], out[-1] if out and out[-1]["role"] == "assistant" else None
+        if shown and kind != "function_call_output":
+            is_said = kind == "message" and item["role"] == "user"
+            said = _as_list(_chat_content(item["content"])) if is_said else []
+            out.append({"role": "user", "content": shown + said})
+            shown = []
+            if is_said:
+                continue
         if kind == "function_call_output":
-            out.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
+            parts = _as_list(_chat_content(item["output"]))
+            shown += (part for part in parts if part["type"] == "image_url")
+            text = "".join(part["text"] for part in parts if part["type"] == "text")
+            out.append({"role": "tool", "tool_call_id": item["call_id"], "content": text})
         elif kind == "message" and item["role"] != "assistant":
             role = "system" if item["role"] == "developer" else item["role"]
             if (
@@ -291,7 +304,7 @@ def _conversation(instructions: str | None, items: list[dict]) -> list[dict]:
                 last = {"role": "assistant", "content": ""}
                 out.append(last)
             if kind == "message":
-                last["content"] = item["content"]
+                last["content"] = _chat_content(item["content"])
             elif kind == "reasoning":
                 last["reasoning_content"] = last.get("reasoning_content", "") + item["content"]
             else:
@@ -299,7 +312,11 @@ def _conversation(instructions: str | None, items: list[dict]) -> list[dict]:
                 last.setdefault("tool_calls", []).append(
                     {"id": item["call_id"], "type": "function", "function": function}
                 )
-    return out
+    return [*out, {"role": "user", "content": shown}] if shown else out
+
+
+def _as_list(content: str | list[dict]) -> list[dict]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def _chat_content(content: str | list[dict]) -> str | list[dict]:
