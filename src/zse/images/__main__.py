@@ -24,7 +24,7 @@ from zse.structured import limits  # noqa: E402
 
 _PARENT_DEATH_SIGNAL = 1  # prctl(2)
 _NICENESS = 5  # as of readers of documents
-_TICK_MS, _IDLE_MS = 250, 600_000
+_TICK_MS = 250
 _SLACK_S = 1.0  # beyond its time, after which a process is killed from outside
 
 
@@ -135,9 +135,7 @@ def main() -> None:
     poll.register(woken, select.POLLIN)
     forks = _Forks()
     while True:
-        ready = {descriptor for descriptor, _ in poll.poll(_TICK_MS if len(forks) else _IDLE_MS)}
-        if not ready and not len(forks):
-            return  # its memory is worth more than the time of another start
+        ready = {descriptor for descriptor, _ in poll.poll(_TICK_MS if len(forks) else None)}
         if woken in ready:
             os.read(woken, 4096)
         forks.collect()
