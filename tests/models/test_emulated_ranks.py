@@ -1,0 +1,198 @@
+"""Ranks on the kernels of a GPU, in the emulator: what a share's shapes and the rules of a GPU make of a step, and an engine that
+runs ahead. What ranks exchange is added by the host here; the kernels that do it on GPUs: tests/parallel, tests/gpu."""
+
+import ctypes
+import os
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import tiny
+import tiny_families
+from session import Session
+from test_emulated_model import load_emulated
+
+from zse.engine import messages, ranks
+from zse.engine.config import EngineConfig
+from zse.engine.core import Engine
+from zse.engine.memory import plan_memory
+from zse.engine.process import EngineProcess
+from zse.engine.runner import Runner
+from zse.formats.convert import convert
+from zse.formats.opening import open_model
+from zse.kernel import cache
+from zse.models.load import plan_model
+from zse.parallel.group import RankGroup
+from zse.runtime.args import Args
+from zse.runtime.device import Program
+from zse.sampling.params import SamplingParams
+from zse.scheduler.scheduler import Scheduler
+from zse_emulator import EmulateDevice
+
+PARAMS = [["x", "ptr"], ["out", "ptr"], ["rows", "i64"], ["width", "i64"]]
+EMULATOR = threading.Lock()  # one launch at a time: kernels of two devices would stand in one stream
+
+
+class HostSums:
+    """A group's collectives as launches that RankDevice runs."""
+
+    def __init__(self, group):
+        self.group, self.widths = group, ()
+
+    def all_reduce(self, recorder, x, out):
+        recorder.launch("host sum", Args(x=x, out=out, rows=x.shape[0], width=x.shape[1]), 1)
+
+    def gather(self, recorder, x, out, widths):
+        self.widths = tuple(widths)
+        recorder.launch("host gather", Args(x=x, out=out, rows=x.shape[0], width=x.shape[1]), 1)
+
+    def broadcast(self, recorder, x):
+        recorder.launch("host broadcast", Args(x=x, out=x, rows=x.shape[0], width=1), 1)
+
+    def close(self):
+        pass
+
+
+class RankDevice(EmulateDevice):
+    """An emulated GPU of a rank."""
+
+    def __init__(self, group, like):
+        super().__init__(like, cache.package_variants(like))
+        self.group, self.sums = group, HostSums(group)
+        group.connect = lambda device: None
+        group._collectives = self.sums
+
+    def synchronize(self):
+        with EMULATOR:
+            super().synchronize()
+
+    def alloc(self, nbytes, label="other"):
+        with EMULATOR:
+            return super().alloc(nbytes, label)
+
+    def program(self, symbol):
+        return Program(symbol, 0, {"params": PARAMS}) if symbol.startswith("host ") else super().program(symbol)
+
+    def launch(self, symbol, slots, grid):
+        if not symbol.startswith("host "):
+            with EMULATOR:
+                super().launch(symbol, slots, grid)
+                super().synchronize()
+            return
+        x, out, rows, width = slots
+        told = [np.frombuffer(data, np.float32) for data in self.group.exchange(ctypes.string_at(x, 4 * rows * width))]
+        if symbol == "host sum":
+            ctypes.memmove(out, sum(told).astype(np.float32).tobytes(), 4 * rows * width)
+        elif symbol == "host broadcast":
+            ctypes.memmove(out, told[0].tobytes(), 4 * rows * width)
+        elif not self.group.rank:
+            parts = [part.reshape(rows, of) for part, of in zip(told, self.sums.widths, strict=True)]
+            ctypes.memmove(out, np.concatenate(parts, axis=1).tobytes(), 4 * rows * sum(self.sums.widths))
+
+
+def groups_of(size: int) -> list[RankGroup]:
+    first = RankGroup.create(size)
+    return [first, *(RankGroup.join(rank, size, os.dup(first.descriptor)) for rank in range(1, size))]
+
+
+def logits_of(path, tokens, size, sizes, like="sm_90a"):
+    """Rank 0's logits; size 1: of one GPU."""
+
+    def rank_of(group):
+        device = RankDevice(group, like) if group else EmulateDevice(like, cache.package_variants(like))
+        share = dict(rank=group.rank, ranks=size) if group else {}
+        model, _ = load_emulated(device, path, **share)
+        return Session(device, model, rows=1, max_tokens=16, context=32, group=group).run(tokens, sizes)
+
+    if size == 1:
+        return rank_of(None)
+    groups = groups_of(size)
+    with ThreadPoolExecutor(size) as pool:
+        found = [done.result() for done in [pool.submit(rank_of, group) for group in groups]]
+    for group in groups:
+        group.close()
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    "family, like, sizes, quantize",
+    [
+        ("llama", "sm_90a", [12, 1, 1], None),
+        pytest.param("gemma3", "sm_80", [12, 1], None, marks=pytest.mark.exhaustive),
+        ("llama", "sm_90a", [5, 8, 1], "int4"),
+        pytest.param("mixtral", "sm_90a", [9, 1], None, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_logits(family, like, sizes, quantize, kept_kernels, tmp_path):
+    module = tiny if family in tiny.CONFIGS else tiny_families
+    path, tokens = str(module.write(family, tmp_path, "BF16")), tiny.tokens(family)[: sum(sizes)]
+    if quantize:
+        convert(path, str(tmp_path / "model.zse"), quant=quantize)
+        path = str(tmp_path / "model.zse")
+    found, wanted = (logits_of(path, tokens, size, sizes, like) for size in (2, 1))
+    # bf16 between the operations: sums of shares are rounded where the sum of all is.
+    assert np.abs(found - wanted).max() < 0.03 * np.abs(wanted).max()
+
+
+def test_an_engine_runs_ahead(kept_kernels, tmp_path):
+    """Ids that no host has read yet reach the other rank within the recording; both ranks have the pages and ids of their own."""
+    path, groups = str(tiny.write("llama", tmp_path, "BF16")), groups_of(2)
+    wanted = EngineConfig(model="m", max_rows=2, max_context=64, max_tokens_per_step=32, tensor_parallel_size=2)
+    ours, theirs = socket.socketpair()
+    leader = ranks.Leader(groups[0], wanted)
+    leader._poll.register(ours, 1)
+    leader._peers.append(
+        ranks.Peer(EngineProcess(os.getpid(), ours), messages.FrameReader(ranks.RankLoaded | messages.Fatal))
+    )
+    follower = ranks.Follower(groups[1], wanted, messages.FrameSocket(theirs, ranks.ToRank))
+
+    def runner_of(place):
+        device = RankDevice(place.group, "sm_90a")
+        model, plan = load_emulated(device, path, **place.share)
+        config = plan_memory(wanted, plan, device, ranks=place).config
+        return Runner(device, model, config, ranks=place)
+
+    other = threading.Thread(target=lambda: follower.run(runner_of(follower)), daemon=True)
+    other.start()
+    runner = runner_of(leader)
+    scheduler = Scheduler(
+        num_pages=runner.config.num_pages,
+        max_rows=2,
+        max_tokens=32,
+        max_context=64,
+        vocab_size=runner.model.config.vocab_size,
+    )
+    engine, ids = Engine(scheduler, runner), tiny.tokens("llama").tolist()
+    params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+    replies = {0: [], 1: []}
+    engine.submit(0, ids[:14], params)
+    engine.submit(1, ids[5:9], params)
+    while engine.has_work:
+        for output in engine.step():
+            assert output.error is None
+            replies[output.id] += output.tokens
+    assert runner.runs_ahead and [len(reply) for reply in replies.values()] == [5, 5]
+    leader.close()
+    other.join(20)
+    assert not other.is_alive()
+    # By teacher forcing on one GPU: each token is the likeliest after those before it, or as good.
+    for start, stop, reply in ((0, 14, replies[0]), (5, 9, replies[1])):
+        logits = logits_of(path, [*ids[start:stop], *reply[:-1]], 1, [stop - start, *[1] * 4])[stop - start - 1 :]
+        best = logits.max(axis=1)
+        assert (best - logits[range(5), reply] < 0.03 * np.abs(logits).max()).all()
+
+
+def test_shares_fit_the_tiles_of_a_gpu(tmp_path):
+    """Where it can be, the inner width is cut at multiples of 128."""
+    path = tiny.save(tmp_path, tiny.CONFIGS["llama"] | dict(intermediate_size=1152), wide(1152), "BF16")
+    with open_model(str(path)) as source:
+        sizes = [plan_model(source, family="gpu", rank=rank, ranks=2).config.intermediate_size for rank in range(2)]
+    assert sizes == [512, 640]
+
+
+def wide(inner: int) -> dict[str, np.ndarray]:
+    """Weights of the tiny Llama with another inner width."""
+    shapes = tiny.shapes_of(tiny.CONFIGS["llama"] | dict(intermediate_size=inner))
+    return {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
