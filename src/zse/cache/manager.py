@@ -322,14 +322,10 @@ class CacheManager:
         return self.tables.get(sequence, [])
 
     def detach(self, sequence: int) -> list[int]:
-        """Forget `sequence`; its pages keep their references and the caller, who owns them now, releases them. So with its
-        state: see detach_state()."""
+        """Forget `sequence`; its pages keep their references and the caller, who owns them now, releases them. So with the
+        slot of its state, which `states.detach` gives, and adopt() or StateSlots.give() takes."""
         self._entered.pop(sequence, None)
         return self.tables.pop(sequence, [])
-
-    def detach_state(self, sequence: int) -> int:
-        """Of a sequence that detach() forgets: the slot of its state, which adopt() or StateSlots.give() takes; -1."""
-        return -1 if self.states is None else self.states.detach(sequence)
 
     def release(self, sequence: int) -> None:
         """Forget `sequence` and free its pages. A sequence without pages is fine."""

@@ -127,7 +127,7 @@ class Planner:
         self.traits = TRAITS[device.kernels]
         self.pins_forms = deterministic and self.traits.rounds_by_form
         self.device, self.forward, self.model, self.kv, self.buffers = device, forward, model, kv, buffers
-        self.config = model.config
+        self.config, self.has_state = model.config, model.config.has_state
         self.max_tokens, self.max_lines = buffers.token_ids.shape[0], buffers.logits.shape[0]
         self.adapters, self.states = adapters, states
         self.group, shared = group, group is not None
@@ -221,7 +221,7 @@ class Planner:
         """The symbols of one run: graph.run(**symbols). context: tokens of the longest sequence, this step's included.
         max_tokens: as given to record(). runs: those in StepBuffers.run_start, of a model with a state."""
         symbols, most = {"tokens": tokens, "rows": rows}, self.traits.split_tokens
-        if self.config.has_state:
+        if self.has_state:
             symbols["runs"] = runs
         if (max_tokens or self.max_tokens) <= most:
             symbols["splits"] = num_splits(tokens, self.config.num_kv_heads, context, self.device.threads, most)

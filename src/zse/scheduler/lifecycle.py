@@ -197,7 +197,8 @@ class Lifecycle:
         request.reached_len = max(request.reached_len, request.computed_len)
         self.cache.commit(request.id, request.tokens, request.committed_len, partial=True)
         if not (self.should_swap(request) and self.cache.swap_out(request.id, request.computed_len)):
-            self._keep_state(request)
+            if self.cache.states is not None:
+                self._keep_state(request)
             self.cache.release(request.id)
             request.committed_len = 0
             request.lost_len = request.computed_len
@@ -215,7 +216,7 @@ class Lifecycle:
 
     def _keep_state(self, request: Request) -> None:
         """The request, of which nothing is in flight, loses its pages: others may continue where it is."""
-        if self.cache.states is not None and request.computed_len == request.committed_len:
+        if request.computed_len == request.committed_len:
             self.cache.keep_state(request.id, request.tokens, request.committed_len)
 
     def make_room(self, request: Request, length: int) -> bool:
@@ -245,11 +246,13 @@ class Lifecycle:
         else:
             self.queue.remove(request)
         self.queue.leave(request.tenant)
-        cache = self.cache
+        cache, slot = self.cache, -1
         cache.commit(request.id, request.tokens, request.committed_len, partial=True)
-        if not request.in_flight:
-            self._keep_state(request)
-        slot, pages = cache.detach_state(request.id), cache.detach(request.id)
+        if cache.states is not None:
+            if not request.in_flight:
+                self._keep_state(request)
+            slot = cache.states.detach(request.id)
+        pages = cache.detach(request.id)
         if request.id in cache.swapped:
             cache.drop_swapped(request.id)
         if request.row >= 0:
