@@ -2,6 +2,7 @@
 of a conversation is computed twice."""
 
 import json
+import mmap
 import random
 import sys
 from pathlib import Path
@@ -311,3 +312,49 @@ def test_states_of_another_model_are_not_found(disk, engines, tmp_path):
     with TinyEngines(tiny_families.write("lfm2", tmp_path / "other", "BF16"), max_context=128, kv_dtype="f32") as other:
         engine = other(cache_disk=str(folder))
         assert Run(engine, [ids(90, 99)]).cached == [0] and engine.counters()["state_disk_files"] == 0
+
+
+def test_an_idle_engine_keeps_few_states(engines, plain):
+    engine = engines(state_interval=16, cache_idle_memory=4 * 3072)
+    now = [0.0]
+    engine.clock = lambda: now[0]
+    told = Run(engine, [ids(200, 110)]).tokens
+    buffer, busy = engine.runner.states.buffer, engine.scheduler.snapshot()["state_snapshots"]
+    assert busy == 14  # every 16 tokens, and behind the reply
+    for now[0] in range(0, 30, 3):
+        while engine.use_idle_time():
+            pass
+        assert engine.scheduler.check_integrity() == []
+    assert engine.scheduler.snapshot()["state_snapshots"] <= 4
+    runs = [run for run in engine.scheduler.cache.states.free_runs() if run[0] < busy]  # of slots that were used
+    assert max(count for _, count in runs) > 4
+    for first, count in runs:
+        start, end = (-(-3072 * slot // mmap.PAGESIZE) * mmap.PAGESIZE for slot in (first, first + count - 1))
+        assert not any(buffer.view()[start:end])
+    assert Run(engine, [ids(200, 110)]).tokens == told
+
+
+def test_numbers_that_are_not_finite_stay_with_their_request(tmp_path):
+    """Neither the prefix nor the slot of a request that failed spoils another one."""
+    folder, token = tiny_families.write("qwen3_next", tmp_path), 155
+    file = folder / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    size = int.from_bytes(data[:8], "little")
+    embed = json.loads(data[8 : 8 + size])["model.embed_tokens.weight"]
+    width = 4 * embed["shape"][1]
+    at = 8 + size + embed["data_offsets"][0] + width * token
+    data[at : at + width] = b"\xff" * width
+    file.write_bytes(data)
+    points = RequestOptions(state_points=(10, 20))
+    for options in ({}, dict(ahead=True)):
+        with TinyEngines(folder, max_context=256, kv_dtype="f32", max_rows=2) as make:
+            engine, good = make(**options), ids(40, 1)
+            told = Run(engine, [good]).tokens
+            engine.submit(1, [*ids(30, 2), token, 5, 6], GREEDY, points)
+            errors = []
+            while engine.has_work:
+                errors += [output.error.code for output in engine.step() if output.error]
+                assert engine.scheduler.check_integrity() == []
+            assert errors == ["numerical_error"]
+            assert Run(engine, [ids(30, 2) + [7, 8]]).cached == [0]
+            assert all(Run(engine, [good]).tokens == told for _ in range(3))

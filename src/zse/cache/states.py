@@ -10,7 +10,7 @@ a *snapshot* (stands beside a node of the prefix tree; nobody writes it), or *fr
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import groupby, islice
 from math import prod
 from typing import Any
 
@@ -339,8 +339,10 @@ class StateSlots:
         if self._free:
             return self._free.pop()
         victim = self.on_device.victim(but)
-        if victim is None:
-            return None
+        return None if victim is None else self._evict(victim, but)
+
+    def _evict(self, victim: Snapshot, but: Snapshot | None = None) -> int:
+        """The slot of a snapshot of the device, which goes to the host, or is gone."""
         slot = victim.slot
         self.num_evicted += 1
         if self.make_room(but):
@@ -351,6 +353,17 @@ class StateSlots:
         else:
             self._forget(victim)
         return slot
+
+    def keep_at_most(self, count: int) -> None:
+        """No more than so many snapshots stay on the device."""
+        while self.on_device.count > count:
+            self._free.append(self._evict(self.on_device.victim()))  # type: ignore[arg-type]
+
+    def free_runs(self) -> Iterator[tuple[int, int]]:
+        """(slot, count) of those that nobody has and that follow one another."""
+        for _, run in groupby(enumerate(sorted(self._free)), lambda item: item[1] - item[0]):
+            slots = [slot for _, slot in run]
+            yield slots[0], len(slots)
 
     def make_room(self, but: Snapshot | None = None) -> bool:
         """A free slot of the host, as far as snapshots other than `but` hold the others."""

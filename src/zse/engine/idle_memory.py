@@ -21,7 +21,8 @@ class IdleMemory(Feature):
         runner = engine.runner
         self._scheduler, self._cache = engine.scheduler, engine.scheduler.cache
         self._mover, self._buffer, self._page_nbytes = runner.pages, runner.kv.buffer, runner.kv.page_nbytes
-        self._most_kept = runner.config.cache_idle_memory // self._page_nbytes
+        self._states, self._most_bytes = runner.states, runner.config.cache_idle_memory
+        self._most_kept = self._most_bytes // self._page_nbytes
         self._piece = max(1, PIECE_BYTES // self._page_nbytes)
         self._steps, self._since = -1, 0.0
         self._next = 0  # the page at which the next piece begins
@@ -45,7 +46,18 @@ class IdleMemory(Feature):
         for first, count in allocator.empty_runs(self._next, end):
             self._buffer.discard(first * self._page_nbytes, count * self._page_nbytes)
         self._next = end
+        if end == allocator.num_pages and self._states is not None:
+            self._give_states_back()
         return True
+
+    def _give_states_back(self) -> None:
+        """Of the states that are kept beside prefixes as many stay as the bound has bytes for; the memory of free slots
+        goes."""
+        kept, states = self._cache.states, self._states
+        kept.keep_at_most(self._most_bytes // states.slot_nbytes)
+        self._mover.run(self._cache.take_transfers())
+        for first, count in kept.free_runs():
+            states.buffer.discard(first * states.slot_nbytes, count * states.slot_nbytes)
 
     def _evict(self, count: int) -> bool:
         """Take so many pages that nobody uses out of the cache, the coldest first. False when there are none."""
