@@ -13,6 +13,7 @@ from tiny_engines import TinyEngines, close
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 import tiny_families  # noqa: E402
 
+from zse.engine.llm import LLM  # noqa: E402
 from zse.engine.messages import Ask  # noqa: E402
 from zse.errors import ConfigError  # noqa: E402
 from zse.sampling.params import BeamParams, SamplingParams  # noqa: E402
@@ -358,3 +359,39 @@ def test_numbers_that_are_not_finite_stay_with_their_request(tmp_path):
             assert errors == ["numerical_error"]
             assert Run(engine, [ids(30, 2) + [7, 8]]).cached == [0]
             assert all(Run(engine, [good]).tokens == told for _ in range(3))
+
+
+def with_tokenizer(folder: Path) -> Path:
+    """Files of a tokenizer of bytes and of a ChatML template beside a model."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({text: id for id, text in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<|im_start|>", "<|im_end|>")])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + (m.content.split('</think>')[-1] if m.role == 'assistant' "
+        "else m.content) + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    settings = dict(tokenizer_class="PreTrainedTokenizerFast", eos_token="<|im_end|>", chat_template=template)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_a_chat_goes_on_where_its_last_message_began(tmp_path, monkeypatch):
+    """The template strips what was reasoned, so the answer stands differently in the next prompt."""
+    monkeypatch.setitem(tiny_families.CONFIGS, "lfm2", tiny_families.CONFIGS["lfm2"] | dict(vocab_size=288))
+    folder = with_tokenizer(tiny_families.write("lfm2", tmp_path))
+    with LLM(str(folder), device="cpu", threads=2, max_context=256, kv_dtype="f32") as llm:
+        messages = [{"role": "user", "content": "Good morning to you, how are you today?"}]
+        first = llm.chat(messages, SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True))
+        assert first.cached_tokens == 0
+        messages += [
+            {"role": "assistant", "content": "<think>hm</think>Well."},
+            {"role": "user", "content": "And the weather?"},
+        ]
+        second = llm.chat(messages, SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True))
+        begin = len(llm.encode_chat(messages[:1])) - len(b"1assistant\n")
+        assert second.cached_tokens == begin > 40

@@ -65,7 +65,8 @@ def step_work(runner: Any, tokens: int, rows: int, context: float) -> Work:
     seen_by = {layer: min(int(context), config.window(layer) or int(context)) for layer in attending}
     keys = sum(rows * seen * layer_nbytes(config, kv.dtype, layer) // BLOCK for layer, seen in seen_by.items())
     attention = tokens * sum(seen_by.values()) * config.num_heads * sum(config.attended)
-    return Work(weights_bytes(model) - int(unread) + keys, products["int8"], products["f32"] + attention)
+    states = 0 if runner.states is None else 2 * rows * runner.states.slot_nbytes  # read and written
+    return Work(weights_bytes(model) - int(unread) + keys + states, products["int8"], products["f32"] + attention)
 
 
 class Launches:
@@ -73,7 +74,7 @@ class Launches:
     tensors."""
 
     def __init__(self, runner: Any):
-        self._kv, self._config = runner.kv, runner.model.config
+        self._kv, self._config, self._states = runner.kv, runner.model.config, runner.states
         self._weights = {
             plane.address: weight for weight in runner.model.weights.values() for plane in weight.planes.values()
         }
@@ -94,11 +95,18 @@ class Launches:
                 if id(weight) not in seen:
                     seen.add(id(weight))
                     done = done.plus(_weight_work(launch.symbol, weight, args, tokens, symbols))
+            elif self._states is not None and getattr(arg, "buffer", None) is self._states.buffer:
+                done = done.plus(Work(bytes=2 * rows * self._part_nbytes(args)))
             elif getattr(arg, "shape", None) and arg.buffer is not self._kv.buffer and name not in UNCOUNTED:
                 done = done.plus(Work(bytes=prod(_size(size, symbols) for size in arg.shape) * ITEM_BYTES[arg.dtype]))
         if launch.symbol.startswith(("attention", "latent_attention")) and "combine" not in launch.symbol:
             done = done.plus(self._attention(args, symbols["tokens"], rows, context))
         return done
+
+    def _part_nbytes(self, args: dict[str, Any]) -> int:
+        """Of the part of a state that a launch has the place of."""
+        parts = self._states.layout.places.values()
+        return next((4 * prod(shape) for place, shape in parts if place == args.get("place")), 0)
 
     def _attention(self, args: dict[str, Any], tokens: int, rows: int, context: int) -> Work:
         config, mean = self._config, context - (tokens / rows - 1) / 2
