@@ -57,9 +57,9 @@ def combine_pairs(p: ExpertSums):
 
 def combine(recorder, y, routing, out, shared=None, gate=None) -> None:
     """out f32 [M, H] = each token's sum of weight * y over its experts, y f32 [P, H] sorted by expert, + shared f32 [M,
-    H] times sigmoid of gate f32 [M, 1], or times 1."""
+    H] times sigmoid of gate f32 [M, 1], or times 1. On a GPU out may be bf16."""
     (tokens, width), (_, chosen) = out.shape, routing.ids.shape
-    check("combine out", out, "f32", tokens, width)
+    check("combine out", out, ("f32", "bf16") if recorder.device.kernels == "gpu" else "f32", tokens, width)
     check("combine y", y, "f32", routing.place.shape[0], width)
     check("combine weights", routing.weights, "f32", tokens, chosen)
     check("combine place", routing.place, "i32", tokens * chosen)
@@ -80,7 +80,8 @@ def combine(recorder, y, routing, out, shared=None, gate=None) -> None:
         has_shared=int(shared is not None),
         has_gate=int(gate is not None),
     )
-    recorder.launch("combine_pairs", args, (-(-width // CHUNKS[recorder.device.kernels]), tokens))
+    symbol = "combine_pairs_bf16" if out.dtype == "bf16" else "combine_pairs"
+    recorder.launch(symbol, args, (-(-width // CHUNKS[recorder.device.kernels]), tokens))
 
 
 def _reference(y, routing, shared=None, gate=None):
@@ -107,7 +108,11 @@ def _cases(rng, family="cpu"):
         if extras > 1:
             inputs["gate"] = (rng.standard_normal((tokens, 1)) * 3).astype(np.float32)
         output = OutputSpec((tokens, width), "float32", near)
-        yield Case(f"{chosen} of {experts}, {tokens}x{width}, {extras} extras", inputs, {"out": output})
+        name = f"{chosen} of {experts}, {tokens}x{width}, {extras} extras"
+        yield Case(name, inputs, {"out": output})
+        if family == "gpu":
+            rounded = Tolerance(1e-5, 2**-8, "the result is rounded to bf16")
+            yield Case(f"{name}, bf16", inputs, {"out": OutputSpec((tokens, width), "bf16", rounded)})
 
 
 def _cost(case: Case) -> Cost:

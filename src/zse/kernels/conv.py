@@ -232,7 +232,7 @@ def _cases(rng, family="cpu"):
         (96, (1, 1, 1, 1, 1), (1, 4), 0),
         (576, (37, 1, 2, 3, 64), (0, 2), 32),
         (8 if family == "gpu" else 7, (5, 1, 130), (1,), 0),
-        (160, (1, 4), (0, 1), 64),
+        (160, (1, 4), (0, 1), 6),
     )
     for number, (_, fixed) in enumerate(forms()):
         for channels, lengths, fresh, beside in (shapes[number % 5], shapes[(number + 2) % 5]):

@@ -155,7 +155,7 @@ def _cases(rng, family="cpu"):
             z[0, 0], z[-1, 1] = -100.0, 100.0  # exp saturates without a NaN
             inputs = {
                 "x": embed(rng, x, 32, 16) if number % 3 == 1 else x,
-                "z": embed(rng, z, 0, 64) if number % 2 else z,
+                "z": embed(rng, z, 0, 6 * number) if number % 2 else z,
                 "weight": (1 + rng.standard_normal(width if own else part) / 4).astype(np.float32),
             }
             out = OutputSpec((tokens, width), "float32", near)

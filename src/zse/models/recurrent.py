@@ -135,6 +135,10 @@ class Mixers(Hybrid):
         return self.config.mixer(i), super().kind(i)
 
     def rows(self, name: str, i: int) -> int:
+        found = self.config.recurrent
+        if found is not None and name.startswith("mix_"):
+            heads = dict.fromkeys(("mix_b", "mix_a"), found.heads)
+            return (heads | {"mix_qkv": found.channels("delta", self.config.hidden_size), "mix_z": found.inner})[name]
         return super().rows(name, i) * (2 if name == "q" and self.gated_attention else 1)
 
     @property

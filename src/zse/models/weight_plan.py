@@ -371,7 +371,7 @@ def _fuse(
             same = len({(schemes[role], orders.get(role)) for role in roles}) == 1
             unit = schemes[roles[0]].row_unit
             whole_tiles = all(parts[role][0].num_rows % unit == 0 for role in roles[:-1])
-            if same and whole_tiles:
+            if len({len(parts[role]) for role in roles}) == 1 and same and whole_tiles:
                 for suffix in ("", "_bias"):
                     joined = [role + suffix for role in roles]
                     member_of |= {role: (f"layers.{layer}.{fused}{suffix}", joined) for role in joined}

@@ -36,6 +36,7 @@ EMITS: dict[str, dict[str, tuple[str, ...]]] = {
         "gated_product": ("bf16",),
         "reorder": ("bf16",),
         "head_linear": ("bf16",),
+        "combine": ("bf16",),
         "gated_norm": ("bf16",),
         "gated_delta": ("bf16",),
         "gate_output": ("bf16",),

@@ -33,6 +33,8 @@ JOINED: dict[str, tuple[str, ...]] = {
     "gate_up": ("gate", "up"),
     "shared_gate_up": ("shared_gate", "shared_up"),
     "gate_up_exps": ("gate_exps", "up_exps"),
+    "mix_qkvz": ("mix_qkv", "mix_z"),
+    "mix_ba": ("mix_b", "mix_a"),
 }
 ROPES = ("rope", "q_rope")  # options of nodes that turn
 GATED_PRODUCTS = ("silu", "gelu_tanh")  # activations that products compute

@@ -6,7 +6,7 @@ only the first touches the state. It reads the old one and leaves the run's last
 from zse import kernel as zl
 from zse.kernels.columns import source
 from zse.kernels.conv import ConvParams, check_conv, forms
-from zse.kernels.gpu.state import chunk_of, run_of
+from zse.kernels.gpu.state import chunk_of, four, run_of
 from zse.kernels.op import require
 from zse.kernels.runs import run_args
 from zse.runtime.args import Args
@@ -18,19 +18,20 @@ CHUNK = 8  # tokens of a block; 1 where no run has more
 
 
 class ConvTokens(ConvParams):
-    """The parameters of conv_tokens."""
+    """The parameters of conv_tokens. ALIGNED: rows of x begin at multiples of 16 bytes."""
 
     out: zl.Ptr["OUT"]
     OUT: zl.static
+    ALIGNED: zl.static
 
 
 @zl.inline
 def input_at(p, token, at):
     """What is convolved of a token, four channels: x, or B * x."""
     row = p.x + zl.i64(token) * p.x_stride + at
-    value = zl.load(row, 4)
+    value = four(row, p.ALIGNED)
     if p.GATED:
-        value = value * zl.load(row + 2 * p.channels, 4)
+        value = value * four(row + 2 * p.channels, p.ALIGNED)
     return value
 
 
@@ -88,7 +89,7 @@ def conv_chunk(p, run, begin, end, weights, bias, at, TOKENS):
             if p.ACTIVATION == "silu":
                 total = total * zl.reciprocal(1.0 + zl.exp(total * -1.0))
             if p.GATED:
-                total = total * zl.load(p.x + (zl.i64(token) * p.x_stride + p.channels + at), 4)
+                total = total * four(p.x + (zl.i64(token) * p.x_stride + p.channels + at), p.ALIGNED)
             zl.store(p.out + (zl.i64(token) * p.channels + at), zl.convert(total, p.OUT))
             for j in zl.static(range(K - 2)):
                 window[j] = window[j + 1]
@@ -129,8 +130,8 @@ def record(
     symbol = check_conv(out, weight, bias, activation, gated, "bf16")
     require(channels % 4 == 0, f"conv on a GPU: {channels} channels are no multiple of 4")
     where, stride = source("conv x", x, tokens, 3 * channels if gated else channels)
-    require(stride % 4 == 0 and where.offset % 16 == 0, "conv on a GPU: x is not aligned to 16 bytes")
-    size = 1 if longest_run == 1 else CHUNK
+    aligned = stride % 4 == 0 and where.offset % 16 == 0
+    size = 1 if longest_run == 1 and aligned else CHUNK
     args = Args(
         x=where,
         x_stride=stride,
@@ -141,18 +142,18 @@ def record(
         **run_args("conv", state, runs, tokens, weight.shape[1] - 1, channels),
     )
     grid = -(-channels // COLUMNS), ceil_div(tokens, size)
-    recorder.launch(f"{symbol}_t{size}", args, grid)
+    recorder.launch(f"{symbol}_t{size}" if aligned else f"{symbol}_any", args, grid)
 
 
 def variants(target) -> list[zl.Variant]:
-    """Every form x tokens of a chunk."""
+    """Every form x tokens of a chunk, and one for rows that are not aligned."""
     return [
         zl.Variant(
-            f"{symbol}_t{tokens}",
+            f"{symbol}_t{tokens}" if aligned else f"{symbol}_any",
             conv_tokens,
-            {**fixed, "OUT": zl.bf16 if fixed["GATED"] else zl.f32, "TOKENS": tokens},
+            {**fixed, "OUT": zl.bf16 if fixed["GATED"] else zl.f32, "TOKENS": tokens, "ALIGNED": aligned},
             threads=THREADS,
         )
         for symbol, fixed in forms()
-        for tokens in (1, CHUNK)
+        for tokens, aligned in ((1, True), (CHUNK, True), (CHUNK, False))
     ]

@@ -141,12 +141,16 @@ def prepare(p, token, head, w):
 
 @zl.inline
 def next_token(p, token, head, state, w):
-    """The state behind a token, and the result of column thread_index(), which is 0 behind the last column."""
+    """The state behind a token. Of column thread_index() its result and what gates it, zeros behind the last column."""
     t = zl.thread_index()
     row, column = t // p.columns, t % p.columns * 4
-    value = zl.f32(0)
+    value, gate = zl.f32(0), zl.f32(0)
     if t < p.V:
         value = p.qkv[zl.i64(token) * p.qkv_stride + (2 * p.k_heads * p.K + head * p.V + t)] + 0.0
+        if p.GATE != "":
+            z = p.z[zl.i64(token) * p.z_stride + (head * p.V + t)] + 0.0
+            gate = sigmoid(z) if p.GATE == "sigmoid" else z * sigmoid(z)
+            gate = gate * p.norm[t]
     prepare(p, token, head, w)
     zl.barrier()
     of_k, of_q = zl.f32.x(4)(0), zl.f32.x(4)(0)
@@ -172,24 +176,20 @@ def next_token(p, token, head, state, w):
     change = zl.load(w.d + column, 4)
     for i in zl.static(range(len(state))):
         state[i] = zl.fma(change, zl.splat(w.k[row + i * p.rows], 4), state[i])
-    return result
+    return result, gate
 
 
 @zl.inline
-def leave_result(p, token, head, result, scratch):
+def leave_result(p, token, head, result, gate, scratch):
     t = zl.thread_index()
     at = zl.i64(token) * (p.v_heads * p.V) + (head * p.V + t)
     if p.GATE == "":
         if t < p.V:
             p.out[at] = result
     else:
-        gate = zl.f32(0)
-        if t < p.V:
-            gate = p.z[zl.i64(token) * p.z_stride + (head * p.V + t)] + 0.0
         inverse = zl.rsqrt(block_sum(result * result, scratch) / zl.f32(p.V) + p.eps)
         if t < p.V:
-            factor = sigmoid(gate) if p.GATE == "sigmoid" else gate * sigmoid(gate)
-            p.out[at] = zl.convert(result * inverse * p.norm[t] * factor, p.OUT)
+            p.out[at] = zl.convert(result * inverse * gate, p.OUT)
 
 
 @zl.inline
@@ -279,10 +279,11 @@ def delta_tokens(p: DeltaHead):
         for token in zl.unroll(range(first, end), 1):
             if token > first:
                 zl.barrier()  # the token before was computed from what is written now
-            result = next_token(p, token, head, state, w)
-            leave_result(p, token, head, result, scratch)
-        for i in zl.static(range(len(state))):
-            zl.store(place + i * step, state[i])
+            result, gate = next_token(p, token, head, state, w)
+            if token == end - 1:
+                for i in zl.static(range(len(state))):
+                    zl.store(place + i * step, state[i])
+            leave_result(p, token, head, result, gate, scratch)
     else:
         zl.grid_wait()
 

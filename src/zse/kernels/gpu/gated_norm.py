@@ -4,7 +4,7 @@ in registers."""
 from zse import kernel as zl
 from zse.kernels.gated_norm import checked, forms
 from zse.kernels.gpu.rows import block_sum, inverse_rms, square_sum
-from zse.kernels.gpu.state import sigmoid
+from zse.kernels.gpu.state import four, sigmoid
 from zse.kernels.op import check, require
 from zse.runtime.args import Args
 
@@ -14,7 +14,7 @@ SHAPES = {32: (128, 4), 512: (512, 8)}
 
 class PartParams(zl.Record):
     """x, z f32, rows x_stride and z_stride apart, of parts * part numbers. weight f32 [part], or one for each part
-    (weight_step = part, else 0). WIDE: threads of a part."""
+    (weight_step = part, else 0). WIDE: threads of a part. ALIGNED: rows of x and z begin at multiples of 16 bytes."""
 
     x: zl.Ptr[zl.f32, "const"]
     z: zl.Ptr[zl.f32, "const"]
@@ -29,6 +29,7 @@ class PartParams(zl.Record):
     ACTIVATION: zl.static
     GATE_FIRST: zl.static
     WIDE: zl.static
+    ALIGNED: zl.static
 
 
 @zl.inline
@@ -54,8 +55,8 @@ def gated_norm_gpu(p: PartParams):
     zl.grid_wait()
     for v in zl.static(range(len(places))):
         if places[v] < p.part:
-            xs[v] = zl.load(p.x + (token * p.x_stride + (part + places[v])), 4)
-            gates[v] = gate_of(zl.load(p.z + (token * p.z_stride + (part + places[v])), 4), p.ACTIVATION)
+            xs[v] = four(p.x + (token * p.x_stride + (part + places[v])), p.ALIGNED)
+            gates[v] = gate_of(four(p.z + (token * p.z_stride + (part + places[v])), p.ALIGNED), p.ACTIVATION)
             if p.GATE_FIRST:
                 xs[v] = xs[v] * gates[v]
     squares = square_sum(xs)
@@ -79,16 +80,26 @@ def record(
     part = width // groups
     check("gated_norm out", out, "bf16", tokens, width)
     aligned = all(args[f"{name}_stride"] % 4 == 0 and args[name].offset % 16 == 0 for name in ("x", "z"))
-    require(part % 4 == 0 and aligned, f"gated_norm on a GPU: parts of {part} numbers are not aligned to 16 bytes")
+    require(part % 4 == 0, f"gated_norm on a GPU: parts of {part} numbers are no multiple of 4")
     wide = next(wide for wide, (_, vectors) in SHAPES.items() if part <= wide * vectors * 4)
     together = SHAPES[wide][0] // wide
-    recorder.launch(f"{form}_w{wide}", Args(**args, out=out, parts=groups), (-(-groups // together), tokens))
+    recorder.launch(
+        f"{form}_w{wide}{'' if aligned else '_any'}",
+        Args(**args, out=out, parts=groups),
+        (-(-groups // together), tokens),
+    )
 
 
 def variants(target) -> list[zl.Variant]:
-    """Order x activation x threads of a part."""
+    """Order x activation x threads of a part x alignment."""
     return [
-        zl.Variant(f"{form}_w{wide}", gated_norm_gpu, {**fixed, "WIDE": wide}, threads=threads)
+        zl.Variant(
+            f"{form}_w{wide}{'' if aligned else '_any'}",
+            gated_norm_gpu,
+            {**fixed, "WIDE": wide, "ALIGNED": aligned},
+            threads=threads,
+        )
         for form, fixed in forms()
         for wide, (threads, _) in SHAPES.items()
+        for aligned in (True, False)
     ]

@@ -310,8 +310,15 @@ def write_tasks(starts, tasks, experts, num_tasks, task_pairs, lane):
         tasks[word] = 0
 
 
+class GpuSums(ExpertSums):
+    """The parameters of combine_gpu."""
+
+    out: zl.Ptr["OUT"]
+    OUT: zl.static
+
+
 @zl.kernel
-def combine_gpu(p: ExpertSums):
+def combine_gpu(p: GpuSums):
     """Grid (chunks of columns, tokens)."""
     zl.grid_launch_dependents()
     zl.grid_wait()
@@ -327,7 +334,7 @@ def combine_gpu(p: ExpertSums):
             if p.has_gate != 0:
                 factor = 1.0 / (1.0 + zl.exp(p.gate[token] * -1.0))
             total = zl.fma(p.shared[token * p.width + k], factor, total)
-        p.out[token * p.width + k] = total
+        p.out[token * p.width + k] = zl.convert(total, p.OUT)
 
 
 def route_variants(target) -> list[zl.Variant]:
@@ -349,4 +356,7 @@ def route_variants(target) -> list[zl.Variant]:
 
 
 def combine_variants(target) -> list[zl.Variant]:
-    return [zl.Variant("combine_pairs", combine_gpu, threads=SUM_THREADS)]
+    return [
+        zl.Variant(f"combine_pairs{name}", combine_gpu, {"OUT": out}, threads=SUM_THREADS)
+        for name, out in (("", zl.f32), ("_bf16", zl.bf16))
+    ]

@@ -26,6 +26,14 @@ def chunk_of(p, run, segment, TOKENS):
     return begin, min(min(begin + TOKENS, end), end if begin < segment + TOKENS else begin)
 
 
+@zl.inline
+def four(p, ALIGNED):
+    """Four f32 that follow one another."""
+    if ALIGNED:
+        return zl.load(p, 4)
+    return zl.make_vector(p[0] + 0.0, p[1] + 0.0, p[2] + 0.0, p[3] + 0.0)
+
+
 FAR = 20.0  # softplus(x) is x from here on: exp(-20) is below half a step of f32 beside 20
 
 
