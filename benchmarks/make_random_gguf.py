@@ -3,6 +3,7 @@ or the shape of a mixture of experts in blocks of Q4_K that are made here.
 
     python benchmarks/make_random_gguf.py OUT.gguf --llama-python OTHER_ENV/bin/python [--layers 16] [--type Q4_K_M]
     python benchmarks/make_random_gguf.py OUT.gguf --shape qwen3-30b-a3b [--layers 4]
+    python benchmarks/make_random_gguf.py OUT.gguf --shape lfm2-350m
 
 The shape is Llama 3.2 1B's: 16 layers of 2,048, 32 heads of 64 over 8 of keys, 8,192 inside, 128,256 tokens, embedding and head
 tied: 1.24 G weights, 0.8 GB as Q4_K_M. An f16 file (2.5 GB) is written beside OUT and removed. Needs the packages of `make test`
@@ -10,6 +11,9 @@ tied: 1.24 G weights, 0.8 GB as Q4_K_M. An f16 file (2.5 GB) is written beside O
 
 qwen3-30b-a3b: 2,048 wide, 32 heads of 128 over 4 of keys, 128 experts of 768 of which 8 are chosen, 151,936 tokens; 4 of its 48 layers are 1.8 GB, made
 in seconds. Its numbers have a standard deviation of about 0.02.
+
+lfm2-350m: 1,024 wide, 10 layers with a short convolution and 6 with attention (16 heads of 64 over 8), 4,608 inside, 65,536 tokens, head and
+embedding tied, Qwen's form of chats: 0.2 GB.
 """
 
 import argparse
@@ -167,10 +171,77 @@ def write_mixture(path: str, layers: int, seed: int) -> None:
     writer.close()
 
 
+LFM2 = dict(hidden=1024, heads=16, kv_heads=8, inner=4608, vocabulary=65536, kernel=3)
+LFM2_ATTENTION = (2, 5, 8, 10, 12, 14)  # of 16 layers
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def write_lfm2(path: str, seed: int) -> None:
+    """lfm2-350m."""
+    m, rng, draw = LFM2, np.random.default_rng(seed), random.Random(seed)
+    hidden, inner, vocabulary = m["hidden"], m["inner"], m["vocabulary"]
+    writer = gguf.GGUFWriter(path, "lfm2")
+    writer.add_name("random LFM2 350M")
+    writer.add_context_length(128000)
+    writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(inner)
+    writer.add_block_count(16)
+    writer.add_head_count(m["heads"])
+    writer.add_head_count_kv([m["kv_heads"] if layer in LFM2_ATTENTION else 0 for layer in range(16)])
+    writer.add_rope_freq_base(1000000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_uint32("lfm2.shortconv.l_cache", m["kernel"])
+    writer.add_vocab_size(vocabulary)
+    tokenizer = json.loads(made_up_tokenizer({"model_type": "qwen2", "eos_token_id": vocabulary - 1}, seed))
+    control = [token["content"] for token in tokenizer["added_tokens"]]
+    model = tokenizer["model"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list([*model["vocab"], *control])
+    writer.add_token_types([NORMAL] * len(model["vocab"]) + [CONTROL] * len(control))
+    writer.add_token_merges(model["merges"])
+    writer.add_eos_token_id(vocabulary - 1)
+    writer.add_chat_template(CHAT)
+    blocks = q4_k_blocks(1 << 16, rng)
+
+    def add_blocks(name: str, rows: int, columns: int) -> None:
+        data = np.resize(np.roll(blocks, draw.randrange(len(blocks)), axis=0), (rows * columns // K_BLOCK, K_BYTES))
+        shaped = data.reshape(rows, columns // K_BLOCK * K_BYTES)
+        writer.add_tensor(f"{name}.weight", shaped, raw_dtype=gguf.GGMLQuantizationType.Q4_K)
+
+    add_blocks("token_embd", vocabulary, hidden)
+    writer.add_tensor("token_embd_norm.weight", np.ones(hidden, np.float32))
+    for i in range(16):
+        at, head = f"blk.{i}", hidden // m["heads"]
+        for norm in ("attn_norm", "ffn_norm"):
+            writer.add_tensor(f"{at}.{norm}.weight", np.ones(hidden, np.float32))
+        if i in LFM2_ATTENTION:
+            kv = m["kv_heads"] * head
+            for name, rows in (("attn_q", hidden), ("attn_k", kv), ("attn_v", kv), ("attn_output", hidden)):
+                add_blocks(f"{at}.{name}", rows, hidden)
+            for norm in ("attn_q_norm", "attn_k_norm"):
+                writer.add_tensor(f"{at}.{norm}.weight", np.ones(head, np.float32))
+        else:
+            taps = (rng.standard_normal((hidden, m["kernel"])) * 0.5).astype(np.float32)
+            writer.add_tensor(f"{at}.shortconv.conv.weight", taps)
+            add_blocks(f"{at}.shortconv.in_proj", 3 * hidden, hidden)
+            add_blocks(f"{at}.shortconv.out_proj", hidden, hidden)
+        add_blocks(f"{at}.ffn_gate", inner, hidden)
+        add_blocks(f"{at}.ffn_up", inner, hidden)
+        add_blocks(f"{at}.ffn_down", hidden, inner)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out")
-    parser.add_argument("--shape", default="llama-1b", choices=("llama-1b", "qwen3-30b-a3b"))
+    parser.add_argument("--shape", default="llama-1b", choices=("llama-1b", "qwen3-30b-a3b", "lfm2-350m"))
     parser.add_argument("--llama-python", help="a Python that has llama-cpp-python; for llama-1b")
     parser.add_argument("--layers", type=int, help="16 of llama-1b, 4 of qwen3-30b-a3b by default")
     parser.add_argument("--type", default="Q4_K_M", help="one of llama.cpp's file types")
@@ -178,8 +249,11 @@ def main() -> None:
     args = parser.parse_args()
     start = time.perf_counter()
     wide = f"{args.out}.f16"
-    if args.shape == "qwen3-30b-a3b":
-        write_mixture(args.out, args.layers or 4, args.seed)
+    if args.shape != "llama-1b":
+        if args.shape == "lfm2-350m":
+            write_lfm2(args.out, args.seed)
+        else:
+            write_mixture(args.out, args.layers or 4, args.seed)
         print(f"{args.out}: {os.path.getsize(args.out) / 1e9:.2f} GB in {time.perf_counter() - start:.0f} s")
         return
     if args.llama_python is None:
