@@ -89,17 +89,17 @@ def test_every_kind_of_state(family, tmp_path):
 def test_a_prompt_continues_from_a_state_that_was_kept(engines, plain, options):
     engine = engines(state_interval=40, **options)
     first = ids(90, 4)
-    points = RequestOptions(state_points=(21, 77))
+    points = RequestOptions(state_points=(10, 34, 77))  # the first is not worth a chunk
     whole = Run(engine, [first], options=[points])
     assert whole.tokens == Run(plain, [first]).tokens and whole.cached == [0]
-    # Behind the reply, where the last message began, there too but for its last token, at the interval, before all of them.
+    # Behind the reply, where the last message began, there but for its last token, before all of them.
     continued = first + whole.tokens[0][:-1] + ids(9, 5)
     for prompt, cached in (
         (continued, 101),
         (first[:77] + ids(20, 6), 77),
         (first[:78], 77),
-        (first[:77], 40),
-        (first[:35] + ids(40, 7), 21),
+        (first[:77], 34),
+        (first[:38] + ids(40, 7), 34),
         (first[:20] + ids(40, 8), 0),
     ):
         run = Run(engine, [prompt])
@@ -165,10 +165,10 @@ def test_states_go_when_others_need_their_slots(engines, plain):
     engine = engines(max_rows=2, state_memory=3 * nbytes + 512)
     assert engine.runner.config.state_slots == 5 and engine.runner.states.slot_nbytes == nbytes
     prompts = [ids(40, seed) for seed in range(50, 56)]
-    points = [RequestOptions(state_points=(30,))] * 6
+    points = [RequestOptions(state_points=(35,))] * 6
     assert Run(engine, prompts, options=points).tokens == Run(plain, prompts).tokens
     again = Run(engine, prompts[::-1], options=points)
-    assert again.tokens == Run(plain, prompts[::-1]).tokens and max(again.cached) == 30
+    assert again.tokens == Run(plain, prompts[::-1]).tokens and max(again.cached) == 35
     assert engine.scheduler.snapshot()["state_evicted"] > 6
 
 

@@ -261,6 +261,7 @@ class Simulation:
                 HostPool(rng.choice((0, 1, 3))),
                 page_size=page_size if policy else 0,
             )
+            slots.least_gain = rng.choice((1, 1, 32))
         self.scheduler = Scheduler(
             num_pages=self.num_pages,
             max_rows=self.max_rows,

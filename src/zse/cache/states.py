@@ -131,9 +131,14 @@ class StateSlots:
     """Who has which of `num_slots` slots. interval: tokens between snapshots of a prompt or reply. host: slots of host
     memory. transfer: told of each ("state", slot, slot), ("state out", slot, host slot), ("state in", host slot, slot).
 
+    least_gain: a sequence that begins does not keep its state sooner than so many tokens later: they are computed again
+    in less time than a chunk takes that ends there.
+
     live: sequence → slot. swapped: sequence → host slot. on_device, on_host: the snapshots; one that is evicted from the
     device goes to the host. With a prefix cache `within_reach` ends its matches at a snapshot, and `drop` is told of
     nodes that leave it."""
+
+    least_gain = 32
 
     def __init__(
         self,
@@ -209,7 +214,9 @@ class StateSlots:
         if not self.page_size:
             return NEVER
         interval = max(self.interval, -(-prompt // max(1, int(PROMPT_SHARE * self.num_slots))))
-        return min([length - length % interval + interval, *(point for point in points if point > length)])
+        place = length - length % interval + interval
+        place += interval * (place - length < min(self.least_gain, interval))
+        return min([place, *(point for point in points if point > length)])
 
     def detach(self, sequence: int) -> int:
         """Forget the sequence: its slot, which the caller owns now and gives back; -1: it has none (any more)."""

@@ -180,8 +180,9 @@ class Lifecycle:
         request.computed_len = request.first_len = computed_len
         request.committed_len = committed_len
         request.checkpoint = 0
-        if self.cache.states is not None:
-            request.next_place = self.cache.states.next_place(request.places, request.prompt_len, computed_len)
+        if (states := self.cache.states) is not None:
+            request.places = [place for place in request.places if place >= computed_len + states.least_gain]
+            request.next_place = states.next_place(request.places, request.prompt_len, computed_len)
         request.expected_tokens = self.expected_len(request) - computed_len
         self.queue.start(request, request.expected_tokens)
         # Of what it lost, if anything, the rest is computed again.
