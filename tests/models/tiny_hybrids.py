@@ -93,7 +93,8 @@ CONFIGS = {
         **LINEAR
         | EIGHT
         | SHARED
-        | dict(rope_parameters=QWEN35_ROPE, without="rope_theta intermediate_size", norm_topk_prob=None),
+        | dict(rope_parameters=QWEN35_ROPE, without="rope_theta intermediate_size", norm_topk_prob=None)
+        | dict(linear_num_key_heads=4, linear_num_value_heads=16, linear_key_head_dim=16),
     ),
     "granite_hybrid": hf("GraniteMoeHybrid", "granitemoehybrid", num_local_experts=0, **GRANITE),
     "granite_hybrid_moe": hf(

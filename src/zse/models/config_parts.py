@@ -10,7 +10,8 @@ from zse.tensor import GATINGS, MAX_EXPERT_GROUPS, MAX_EXPERTS
 MAX_WIDTH = 1 << 20  # hidden size, intermediate size, heads * head_dim
 MAX_CONTEXT = 1 << 30
 WIDTH_MULTIPLE = 32  # weights are stored in blocks of 32 columns
-MAX_KERNEL = 64  # tokens of a convolution
+MAX_KERNEL = 4  # tokens of a convolution, of its kernels
+MAX_HEAD = 256  # numbers of a head's keys and values, of the kernels of recurrent layers
 DENSE_ACTIVATIONS = ("identity", "tanh", "relu", "gelu", "silu", "sigmoid")
 ROPE_SCALINGS = ("none", "linear", "dynamic", "llama3", "yarn", "longrope")
 
@@ -268,6 +269,10 @@ class RecurrentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         number("recurrent norm_groups", self.norm_groups, 1, MAX_WIDTH)
         number("recurrent dt_min", self.dt_min, 0, 1e9)
         number("recurrent dt_max", self.dt_max, 0, 1e9)
+        for name, unit in (("key_size", 16), ("value_size", WIDTH_MULTIPLE)):
+            size = getattr(self, name)
+            if size > MAX_HEAD or size % unit:
+                raise ValueError(f"recurrent {name}: {size} is no multiple of {unit} up to {MAX_HEAD}")
         if self.heads % (self.groups or 1) or self.inner % self.norm_groups:
             parts = f"{self.groups} groups of keys and {self.norm_groups} of the norm"
             raise ValueError(f"recurrent heads: {self.heads} of {self.value_size} numbers, {parts}")

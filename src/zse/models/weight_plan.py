@@ -10,6 +10,7 @@ import math
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
@@ -382,10 +383,10 @@ def _fuse(
             continue  # came with the first
         first, placed = 0, []
         # Of experts the first one's members, then the second one's.
-        for expert in range(1 + len(others)):
-            for member in joined:
-                placed.append(parts[member][expert]._replace(first=first))
-                first += placed[-1].role.size if part.role.kind in FLAT else placed[-1].num_rows
+        pieces = [parts[member] for member in joined]
+        for piece in chain(*zip(*pieces, strict=True)) if part.role.experts else chain(*pieces):
+            placed.append(piece._replace(first=first))
+            first += piece.role.size if part.role.kind in FLAT else piece.num_rows
         if part.role.kind in MATRICES:
             layout = memory_layout(schemes[role], family)
             shape = first, part.role.shape[1]
