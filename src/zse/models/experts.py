@@ -1,4 +1,5 @@
-"""Where the tensors of experts are in a file, and the matrices of single experts in what is stored together.
+"""Where the tensors of roles are in a file, those of experts above all, and the matrices of single experts in what is
+stored together.
 
 A role of a stack has a name with one or more ways to find it (zse.models.names.EXPERTS): a tensor for each expert, or
 one [E, rows, columns] for all, whose rows may be gate and up behind one another. A `.zse` has such a stack as one
@@ -6,11 +7,12 @@ matrix [E * rows, columns]."""
 
 from zse.errors import FormatError, UnsupportedError
 from zse.formats.source import FP4_LAYOUTS, IN_TURN, ModelSource, TensorInfo
+from zse.models import shares
 from zse.models.names import Role
 
 
-def stored_experts(source: ModelSource, role: Role, name: str) -> list[TensorInfo]:
-    """The tensor [rows, columns] of each expert of the role. FormatError names the tensor that is missing, has another
+def stored_experts(source: ModelSource, role: Role, name: str) -> list[tuple[TensorInfo, None]]:
+    """The tensor [rows, columns] of each expert of the role, each whole. FormatError names the tensor that is missing, has another
     shape, or is of more or fewer experts than the configuration says."""
     ways = [way.partition("#") for way in name.split("|")]
     found = next((way for way in ways if way[0].format(e=0) in source.tensors), ways[0])
@@ -37,7 +39,7 @@ def stored_experts(source: ModelSource, role: Role, name: str) -> list[TensorInf
         raise UnsupportedError(
             f"{source.path}: types of the experts of {stored}", ", ".join(names), ["one type for all"]
         )
-    return infos
+    return [(info, None) for info in infos]
 
 
 def _slices(info: TensorInfo, experts: int, rows: int, columns: int, index: int, parts: int) -> list[TensorInfo]:
@@ -55,3 +57,22 @@ def _slices(info: TensorInfo, experts: int, rows: int, columns: int, index: int,
     suffix = f" part {index}" if parts > 1 else ""
     starts = (((e * parts + index) * rows, f"{info.name}[{e}]{suffix}") for e in range(experts))
     return flat.slices(starts, rows)
+
+
+def stored_rows(source: ModelSource, role: Role, name: str) -> "list[tuple[TensorInfo, shares.ShareCut | None]]":
+    """The tensor of a role of no experts, or those rows of one that are its own (Role.runs): as tensors where they can be
+    read apart, else as cuts. name: "A|B" under one or the other. FormatError."""
+    ways = name.split("|")
+    name = next((way for way in ways if way in source.tensors), ways[0])
+    info = source.tensors.get(name)
+    if info is not None and role.kind in ("vector", "decay") and info.num_elements == role.size:
+        # GGUF has columns of one number, safetensors' convolutions are [C, 1, K].
+        return [(info._replace(shape=role.shape), None)]
+    if info is None or not role.runs or info.shape[0] != role.stored:
+        return [(source.matrix(name, role.shape), None)]
+    info, found = source.matrix(name, (role.stored, role.shape[1])), []
+    for first, count in role.runs:
+        apart = shares.reads_rows(info, first, first + count)
+        part = info.rows(first, count)._replace(name=f"{name} rows {first} to {first + count}") if apart else info
+        found.append((part, None if apart else shares.ShareCut((first, first + count), (0, info.shape[1]))))
+    return found

@@ -270,7 +270,7 @@ class ModelShare:
         name = f"{info.name} rows {start} to {stop}"
         if len(info.shape) == 1:
             return SharePiece(part, info.range_of(info.shape[0], start, rows)._replace(name=name), None)
-        if _reads_rows(info, start, stop):
+        if reads_rows(info, start, stop):
             return SharePiece(part, info.rows(start, rows)._replace(name=name), None)
         unit = self.schemes[role.name].row_unit
         if start % unit or (stop % unit and stop != info.shape[0]):
@@ -288,7 +288,7 @@ def _width(span: Span) -> int:
     return span[1] - span[0]
 
 
-def _reads_rows(info: TensorInfo, start: int, stop: int) -> bool:
+def reads_rows(info: TensorInfo, start: int, stop: int) -> bool:
     """Whether the file stores these rows apart from others."""
     if info.layout == IN_TURN:
         return False

@@ -23,7 +23,7 @@ from zse.models.config import LatentConfig, ModelConfig
 from zse.models.names import ROPE_TENSORS
 from zse.plan.rules import JOINED
 from zse.quant import policy as policies
-from zse.quant.scheme import LAYOUT, ROWS, TILE_ROWS, Plane, Scheme, memory_layout, rows_per_line
+from zse.quant.scheme import LAYOUT, TILE_ROWS, Plane, Scheme, memory_layout, rows_per_line
 from zse.tensor import Tensor, Weight
 
 # Bytes that planes start at multiples of: a cache line; on a GPU what tensor maps and large copies want, as in a .zse.
@@ -206,9 +206,9 @@ def plan_model(
     schemes: dict[str, Scheme] = {}
     parts: dict[str, list[FileTensor]] = {}
     for role, name in _named_roles(family_of_model, config, source.naming, prefix):
-        stored = experts.stored_experts if role.experts else _stored
-        infos = stored(source, role, name)
-        parts[role.name], info = [FileTensor(role, each, 0) for each in infos], infos[0]
+        stored = experts.stored_experts if role.experts else experts.stored_rows
+        parts[role.name] = [FileTensor(role, each, 0, cut) for each, cut in stored(source, role, name)]
+        info = parts[role.name][0].info
         if role.kind in MATRICES:
             schemes[role.name] = _scheme(role, info, config, policy, family)
         elif info.type not in DENSE_TYPES and (role.kind != "flat" or info.layout != "ggml"):
@@ -219,6 +219,9 @@ def plan_model(
         )
     share = None
     if ranks > 1:
+        if any(part.cut is not None for found in parts.values() for part in found):
+            what = f"{source.path}: --tensor-parallel-size {ranks}: gate and up"
+            raise UnsupportedError(what, "stored in one, in words of others", ["plain numbers, GGUF's or .zse's"])
         stored_infos = {role: [part.info for part in found] for role, found in parts.items()}
         share = shares.ModelShare(
             source.path,
@@ -276,24 +279,6 @@ def _orders(path: object, parts: dict[str, list[FileTensor]]) -> tuple[dict[str,
         names_of[role] = name = known.setdefault((role.rpartition(".")[0], order.tobytes()), role)
         orders.setdefault(name, order)
     return orders, names_of
-
-
-def _stored(source: ModelSource, role: names.Role, name: str) -> list[TensorInfo]:
-    """The tensor of a role, or those rows of one that are its own (Role.runs). name: "A|B" under one or the other."""
-    ways = name.split("|")
-    name = next((way for way in ways if way in source.tensors), ways[0])
-    info = source.tensors.get(name)
-    if info is not None and role.kind in ("vector", "decay") and info.num_elements == role.size:
-        return [info._replace(shape=role.shape)]  # GGUF has columns of one number, safetensors' convolutions [C, 1, K]
-    if info is None or not role.runs or info.shape[0] != role.stored:
-        return [source.matrix(name, role.shape)]
-    info = source.matrix(name, (role.stored, role.shape[1]))
-    if not info.is_plain and info.layout not in (LAYOUT, ROWS):
-        raise UnsupportedError(f"{name}: storage of rows of several matrices", info.layout, ["plain, GGUF's or .zse's"])
-    try:
-        return [info.slices([(first, f"{name}[{first}]")], count)[0] for first, count in role.runs]
-    except ValueError as error:
-        raise UnsupportedError(f"{name}: storage of rows of several matrices", str(error), ["plain rows"]) from None
 
 
 def _check_kernels(path: object, config: ModelConfig, family: str) -> None:
