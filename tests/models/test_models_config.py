@@ -103,7 +103,7 @@ def test_architecture_names_are_exact(name):
     assert name in str(error.value) and all(known in str(error.value) for known in registry.HF_NAMES)
 
 
-@pytest.mark.parametrize("name", ["llama4", "qwen3next", "qwen3-moe", "gemma", "olmo3", "", "LLAMA"])
+@pytest.mark.parametrize("name", ["llama4", "qwen3-next", "qwen3-moe", "gemma", "olmo3", "", "LLAMA"])
 def test_gguf_architecture_names_are_exact(name):
     with pytest.raises(UnsupportedError, match="supported: " + ", ".join(registry.GGUF_NAMES)):
         from_gguf(general__architecture=name)

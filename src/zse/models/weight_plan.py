@@ -198,6 +198,8 @@ def plan_model(
     ConfigError.
     """
     config = read_config(source)
+    if ranks == 1:  # else of the share, below
+        _check_kernels(source.path, config, family)
     policy = None
     if quantize is not None:
         policy = policies.Policy(quantize, LOAD_GROUPS[family] if quantize.startswith("int") else None)
@@ -234,12 +236,12 @@ def plan_model(
             family=family,
         )
         config, schemes = share.config, share.schemes
+        _check_kernels(source.path, config, family)
         parts = {
             role: [FileTensor(of, info, 0, cut) for of, info, cut in share.pieces(found[0].role)]
             for role, found in parts.items()
         }
         parts = {role: found for role, found in parts.items() if found}
-    _check_kernels(source.path, config, family)
     orders, order_names = _orders(source.path, parts)
     matrices, vectors = _fuse(config, parts, schemes, order_names, family)
     memory = memory_bytes_of(matrices, vectors, orders, ALIGN[family])
