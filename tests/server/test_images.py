@@ -7,6 +7,7 @@ import anthropic
 import ollama
 import openai
 import pytest
+import test_batches as batches
 from harness import Harness, chat_body, wait_for
 from image_files import file_of, hostile, uri
 from test_stored_keys import bearer
@@ -302,6 +303,21 @@ def test_uploaded_files_are_images(own_server, path, keys):  # noqa: F811
     assert server.post(CHAT, asking({"type": "image_url", "image_url": {}}), me).error["param"].endswith("url")
     both = {"type": "image_url", "image_url": {"file_id": file, "url": uri()}}
     assert "no file_id" in server.post(CHAT, asking(both), me).error["message"]
+
+
+def test_lines_of_batches_have_images(own_server, path, keys):  # noqa: F811
+    server = own_server("--vision area", database=path)
+    with openai.OpenAI(base_url=server.base + "/v1", api_key=keys[0], max_retries=0) as client:
+        lines = [asking(image()), asking(image("https://example.com/a.png"))]
+        made = batches.begin(
+            client,
+            [{"custom_id": str(n), "method": "POST", "url": CHAT, "body": body} for n, body in enumerate(lines)],
+            CHAT,
+        )
+        done = batches.ended(client, made)
+        (good,), (bad,) = (batches.results(client, id) for id in (done.output_file_id, done.error_file_id))
+    assert good["response"]["body"]["choices"][0]["message"]["content"] == f"5+4 {RED}"
+    assert "no URL is fetched" in bad["response"]["body"]["error"]["message"]
 
 
 def test_passages_of_documents_stand_before_the_images_of_a_question(own_server, tmp_path):
