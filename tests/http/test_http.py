@@ -9,6 +9,7 @@ import time
 import pytest
 from harness import chat_body, read_reply, receive, request, wait_for
 
+from zse.http.exchange import FILES_SHARE
 from zse.http.listener import Limits
 
 H = b"Host: localhost\r\n"
@@ -250,7 +251,7 @@ def test_expect_continue(server):
 
 
 def test_body_over_the_limit_is_refused_without_reading_it(own_server):
-    server = own_server(limits=Limits(body_bytes=2000))
+    server = own_server(limits=Limits(body_bytes=2000 // FILES_SHARE))  # of a route that takes images
     reply = server.post("/v1/chat/completions", b" " * 2001)
     assert (reply.status, reply.error["code"], reply.closed) == (413, "request_too_large", True)
     chunk = b"100\r\n" + b" " * 256 + b"\r\n"

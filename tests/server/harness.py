@@ -98,7 +98,9 @@ class Admitted(RequestRun):
             running={},
         )
         app.find_model = lambda request, name, param: served
-        self.request = SimpleNamespace(account=tenant, identity="", body=b"", started=0.0, more_headers=[])
+        self.request = SimpleNamespace(
+            account=tenant, identity="", body=b"", text_bytes=0, started=0.0, more_headers=[]
+        )
         control.admit(self.request, needs_room=True)
         super().__init__(app, self.request)
 

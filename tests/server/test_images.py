@@ -13,6 +13,7 @@ from image_files import file_of, hostile, uri
 from test_stored_keys import bearer
 from test_stored_responses import keys, path  # noqa: F401
 
+from zse.http.listener import Limits
 from zse.images.worker import ImageDecoder, ImageLimits
 from zse.server.database import sessions
 from zse.server.keys import Key, Quota
@@ -318,6 +319,36 @@ def test_lines_of_batches_have_images(own_server, path, keys):  # noqa: F811
         (good,), (bad,) = (batches.results(client, id) for id in (done.output_file_id, done.error_file_id))
     assert good["response"]["body"]["choices"][0]["message"]["content"] == f"5+4 {RED}"
     assert "no URL is fetched" in bad["response"]["body"]["error"]["message"]
+
+
+def test_a_body_may_be_longer_by_its_images(own_server):
+    server = own_server("--vision area", limits=Limits(body_bytes=20_000))
+    big = image(uri(file_of(80, 80, noise=True)))
+    assert len(big["image_url"]["url"]) > 25_000
+    assert answered(server.post(CHAT, asking(big))).startswith("5+9 84x84")
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": uri().partition(",")[2]}}
+    long = {"type": "text", "text": "words " * 5000}
+    messages = [{"role": "user", "content": [block, long]}]
+    bodies = {
+        CHAT: asking(big, long),
+        "/v1/responses": {"model": "fake", "input": "words " * 5000},
+        "/v1/messages": {"model": "fake", "max_tokens": 9, "messages": messages},
+        "/v1/messages/count_tokens": {"model": "fake", "messages": messages},
+        "/tokenize": {"model": "fake", "prompt": "words " * 5000},
+        "/api/generate": {"model": "fake", "prompt": "words " * 5000, "raw": True},
+        "/v1/chats/c": {"version": 0, "messages": [{"parent": -1, "role": "root", "content": "words " * 5000}]},
+    }
+    for where, body in bodies.items():
+        reply = server.post(where, body)
+        assert reply.status == 413 and b"20000 bytes beside its images" in reply.body, (where, reply.body)
+    # What would take long to decode is not decoded.
+    for data in (b'{"a": [' + b"1," * 20_000 + b"1]}", b'{"a\\"": [' + b"1," * 20_000 + b"1]}"):
+        reply = server.post(CHAT, data)
+        assert reply.status == 413 and b"beside files" in reply.body, reply.body
+    assert server.post(CHAT, b'{"a": "' + bytes([32]) * 400_000 + b'"}').status == 413
+    # Other routes take what they took.
+    reply = server.post("/v1/completions", {"model": "fake", "prompt": "words " * 5000})
+    assert reply.status == 413 and b"larger than 20000 bytes" in reply.body
 
 
 def test_passages_of_documents_stand_before_the_images_of_a_question(own_server, tmp_path):

@@ -157,7 +157,7 @@ ARGUMENTS = (
         "--max-body-bytes",
         type=Amount(int, 1024, shown="BYTES"),
         default=2 << 20,
-        help="largest request body (default: 2 MiB)",
+        help="largest request body; images in it, and chats with images, may make it 16 times as large (default: 2 MiB)",
     ),
     arg(
         "--generation-config",

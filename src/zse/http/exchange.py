@@ -50,6 +50,7 @@ CODES = {
 }
 
 # Of a JSON body.
+FILES_SHARE, FILE_BYTES = 16, 1024  # see HTTPRequest.has_files
 MAX_DEPTH = 64
 MAX_STRINGS = 200_000
 MAX_CONTAINERS = 50_000  # the API's largest request (2,048 messages of many parts) has fewer; each costs Python time
@@ -88,7 +89,8 @@ class HTTPRequest(msgspec.Struct, eq=False):
         connection: who reads the answer.
 
     body: bytes, complete when a handler sees it. upload: what the handler reads instead while it arrives, where the
-    application has set it. status: of the answer, 0 until there is one."""
+    application has set it. status: of the answer, 0 until there is one. has_files: the application takes files in its JSON, as long
+    strings: such a body may be FILES_SHARE times as long. text_bytes: what it may have beside them; 0: any number."""
 
     method: str
     path: str
@@ -99,6 +101,8 @@ class HTTPRequest(msgspec.Struct, eq=False):
     connection: "Connection"
     body: bytes | bytearray = msgspec.field(default_factory=bytearray)
     upload: "BodyStream | None" = None
+    has_files: bool = False
+    text_bytes: int = 0
     id: str = msgspec.field(default_factory=new_request_id)
     started: float = msgspec.field(default_factory=time.monotonic)
     more_headers: list[tuple[str, str]] = []  # of the answer, whatever it is
@@ -133,6 +137,8 @@ class HTTPRequest(msgspec.Struct, eq=False):
         beyond 64 bits, no NaN or Infinity, valid UTF-8. Only C-speed passes over the bytes. Raises HTTPError
         invalid_json, or invalid_type when it is JSON but no object."""
         data = bytes(self.body)
+        if self.text_bytes and len(data) > self.text_bytes:
+            _check_text(data, self.text_bytes)
         if not data.strip():
             raise _refuse("it is empty")
         try:
@@ -161,6 +167,19 @@ class HTTPRequest(msgspec.Struct, eq=False):
         if type(value) is not dict:
             raise HTTPError("invalid_type", "The request body must be a JSON object.")
         return value
+
+
+def _check_text(data: bytes, most: int) -> None:
+    """Raises HTTPError request_too_large: a body has more than so many bytes beside strings of FILE_BYTES. To decode those costs no
+    more than to copy them; to decode as many numbers or names would hold up the process."""
+    if b"\\" in data:
+        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if data.count(b'"') > 2 * MAX_STRINGS:
+        raise _refuse(f"it holds more than {MAX_STRINGS} strings")
+    parts = data.split(b'"')
+    if len(data) - sum(len(part) for part in parts[1::2] if len(part) >= FILE_BYTES) > most:
+        message = f"The request body has more than {most} bytes beside files."
+        raise HTTPError("request_too_large", message)
 
 
 def _refuse(reason: str) -> HTTPError:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import httptools
 
 from zse.errors import RequestError
-from zse.http.exchange import HTTPError, HTTPRequest
+from zse.http.exchange import FILES_SHARE, HTTPError, HTTPRequest
 
 if TYPE_CHECKING:
     from zse.http.listener import Connection, Server
@@ -130,6 +130,8 @@ class RequestReader:
             request = self.request = self._build_request()
             self._server.app.check_head(request)
             self._max_body = self._limits.body_bytes if request.upload is None else request.upload.max_bytes
+            if request.has_files and request.upload is None:
+                request.text_bytes, self._max_body = self._max_body, FILES_SHARE * self._max_body
             if int(request.headers.get("content-length") or 0) > self._max_body:
                 raise self._too_large()
             if request.headers.get("expect", "").lower() == "100-continue" and not request.http_10:

@@ -263,7 +263,7 @@ class App:
         if route is None:
             allow = ", ".join(sorted({*methods, *(["HEAD"] if "GET" in methods else [])}))
             raise APIError("method_not_allowed", f"This route takes {allow}.", headers=(("allow", allow),))
-        request.route = route
+        request.route, request.has_files = route, route.images
         if route.scope == ADMIN or request.access.routes is not None:
             self.check_access(request, route)
         if not route.fields:

@@ -15,12 +15,13 @@ from zse.images.messages import DecodedImage
 from zse.images.worker import OWN_DECODES, ImageDecoder, ImageLimits, UnreadableImage
 from zse.models.vision.config import VisionConfig
 from zse.server.errors import APIError, unsupported
-from zse.server.requests.image_parts import for_template, images_of
-from zse.server.work import RequestRun, maybe_in_thread
+from zse.server.requests.image_parts import for_template, images_of, num_characters
+from zse.server.work import RequestRun, check_text, maybe_in_thread
 from zse.tokenizer.chat_template import ImageText
 
 # Of the pixels of a request, which go to the engine in a frame for each of its answers (engine/messages.py: MAX_FRAME_BYTES).
 MAX_PIXEL_BYTES, MAX_ANSWERS_BYTES = 48 << 20, 192 << 20
+PIECE_CHARACTERS = 1 << 20  # of base64: decoding one holds the interpreter's lock for a millisecond
 
 
 class Pictures(msgspec.Struct):
@@ -80,6 +81,7 @@ async def prepare(work: RequestRun, served: Any, messages: list[dict], model: An
     Raises RequestError."""
     parts = images_of(messages)
     app, tenant = work.app, work.request.account
+    check_text(work.request, num_characters(messages))
     info = await app.pool.ready(served)
     if not info.vision:
         raise unsupported(parts[0]["path"], "this model sees no images")
@@ -151,7 +153,8 @@ def _sent(url: str, path: str, most: int) -> tuple[bytes, bytes]:
     if 3 * (len(url) - begin) // 4 > most + 2:
         raise _too_large(path, most)
     try:
-        data = binascii.a2b_base64(url[begin:], strict_mode=True)
+        pieces = (url[at : at + PIECE_CHARACTERS] for at in range(begin, len(url), PIECE_CHARACTERS))
+        data = b"".join([binascii.a2b_base64(piece, strict_mode=True) for piece in pieces])
     except (binascii.Error, ValueError):
         raise APIError("invalid_value", f"'{path}' is not base64 behind its comma.", path) from None
     return data, hashlib.sha256(data).digest()

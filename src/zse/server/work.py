@@ -101,6 +101,12 @@ async def maybe_in_thread(long: bool, work: Callable[[], Result]) -> Result:
     return await _aside.get()(work) if long else work()
 
 
+def check_text(request: APIRequest, image_bytes: int) -> None:
+    """Raises APIError request_too_large: beside its images the body has more than a body may have."""
+    if len(request.body) - image_bytes > request.text_bytes > 0:
+        raise APIError("request_too_large", f"The request has more than {request.text_bytes} bytes beside its images.")
+
+
 class RequestRun(AbstractContextManager):
     """What a request holds of the queue, its tenant's quota, its model and the engine. Leaving it gives all back and
     counts the request in its model's Statistics and its tenant's Usage; the tokens of the quota when the engine has
@@ -147,6 +153,8 @@ class RequestRun(AbstractContextManager):
             answer_tokens: the most that they have together.
             prompt_tokens: None where the prompt is text: estimated.
             image_bytes: of the body that are images: their tokens are known when they are decoded."""
+        if len(self.request.body) > self.request.text_bytes > 0:
+            check_text(self.request, image_bytes)
         served = self.app.find_model(self.request, model, "model")
         control, tenant = self._control, self._tenant
         if prompt_tokens is None:

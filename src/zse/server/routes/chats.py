@@ -15,6 +15,7 @@ from zse.server.errors import APIError
 from zse.server.requests import chats as fields
 from zse.server.requests import queries
 from zse.server.requests.completions import SESSION_ID
+from zse.server.work import check_text
 
 
 def _shown(card: ChatCard, **more: Any) -> dict:
@@ -67,6 +68,7 @@ def _read(request: APIRequest) -> dict:
     """Arguments of database.chats.store. Raises RequestError."""
     values = Object(fields.CHAT).check(request.json(), "")
     messages = values.pop("messages")
+    check_text(request, sum(len(image) for message in messages or () for image in message.get("images", ())))
     return values | {"body": None if messages is None else msgspec.json.encode(messages)}
 
 

@@ -11,7 +11,7 @@ from zse.server.api_request import APIRequest
 from zse.server.requests.messages import read_counted, read_messages
 from zse.server.tools.calls import ToolCall
 from zse.server.tools.chat import prepare
-from zse.server.work import RequestRun, maybe_in_thread
+from zse.server.work import RequestRun, check_text, maybe_in_thread
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 # What a block is when it begins, and the delta that adds to it, by what the answer's parts are.
@@ -128,6 +128,8 @@ async def count_tokens(app, request: APIRequest) -> Response:
         pictures = None
         if completion.has_images:
             pictures = await images.prepare(run, served, completion.messages or [], model, reads=False)
+        else:
+            check_text(request, 0)
 
         def count() -> int:
             prepare(completion, model, app.tool_parser, app.reasoning_parser)  # refuses what the template cannot take

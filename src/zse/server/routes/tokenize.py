@@ -11,7 +11,7 @@ from zse.server.api_request import APIRequest
 from zse.server.errors import APIError
 from zse.server.requests.conversation import has_images
 from zse.server.requests.tokenize import read_detokenize, read_tokenize
-from zse.server.work import RequestRun, maybe_in_thread
+from zse.server.work import RequestRun, check_text, maybe_in_thread
 
 
 async def _answer(app, request: APIRequest, read: Callable[[dict], dict], make: Callable[[dict, Any, Any], dict]):
@@ -23,6 +23,8 @@ async def _answer(app, request: APIRequest, read: Callable[[dict], dict], make: 
         pictures = None
         if renders and has_images(values["messages"]):
             pictures = await images.prepare(run, served, values["messages"], model, reads=False)
+        else:
+            check_text(request, 0)
         body = await maybe_in_thread(run.is_long or renders, lambda: make(values, model, pictures))
         if served.engine.info is not None and "count" in body:
             body["max_model_len"] = served.engine.info.max_context
