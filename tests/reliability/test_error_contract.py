@@ -316,7 +316,10 @@ ROWS = {
         CLOSED | FINAL,
     ),
     "large, as read": (
-        http(POST + "\nTransfer-Encoding: chunked", b"300000\r\n" + b"a" * 0x300000 + b"\r\n0\r\n\r\n"),
+        http(
+            POST.replace("/chat", "") + "\nTransfer-Encoding: chunked",
+            b"300000\r\n" + b"a" * 0x300000 + b"\r\n0\r\n\r\n",
+        ),
         413,
         INVALID,
         "request_too_large",

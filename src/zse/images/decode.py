@@ -14,10 +14,6 @@ from typing import Any
 from zse.lazy import LazyModule
 
 # Pillow is the extra `images`: imported by load(), which says so where it is not there.
-Image: Any
-JpegImagePlugin: Any
-PngImagePlugin: Any
-WebPImagePlugin: Any
 Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin = (
     LazyModule(f"PIL.{name}") for name in ("Image", "JpegImagePlugin", "PngImagePlugin", "WebPImagePlugin")
 )

@@ -66,13 +66,8 @@ SOURCE = Custom(_source, {"anyOf": [_SOURCE.schema, _FILE.schema]})
 
 def images_of(messages: list[dict]) -> list[dict]:
     """The parts that are images, in the prompt's order."""
-    return [
-        part
-        for message in messages
-        if type(message["content"]) is list
-        for part in message["content"]
-        if part["type"] == "image"
-    ]
+    lists = (message["content"] for message in messages if type(message["content"]) is list)
+    return [part for parts in lists for part in parts if part["type"] == "image"]
 
 
 def num_characters(messages: list[dict]) -> int:
@@ -105,10 +100,10 @@ def _address(part: dict) -> dict:
 
 def for_template(messages: list[dict]) -> list[dict]:
     """The messages as a chat template gets them: of an image it learns that there is one."""
+
+    def shown(part: dict) -> dict:
+        return part if part["type"] == "text" else {"type": "image"}
+
     return [
-        message
-        if type(message["content"]) is str
-        else message
-        | {"content": [part if part["type"] == "text" else {"type": "image"} for part in message["content"]]}
-        for message in messages
+        one if isinstance(one["content"], str) else one | {"content": [*map(shown, one["content"])]} for one in messages
     ]
