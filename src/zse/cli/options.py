@@ -344,19 +344,8 @@ DOCUMENT_OPTIONS = (
 # Of `zse serve`, about images in requests.
 IMAGE_OPTIONS = (
     arg("--max-images", type=Amount(int, 1, 256), default=32, help="images of one request (default: 32)"),
-    arg(
-        "--max-image-bytes",
-        type=parsers.memory_size,
-        default=20 << 20,
-        metavar="SIZE",
-        help="largest file of an image, a third less than its base64, which --max-body-bytes bounds, too (default: 20M)",
-    ),
-    arg(
-        "--max-image-pixels",
-        type=Amount(int, 1, 1 << 28, shown="PIXELS"),
-        default=36_000_000,
-        help="most pixels of an image as it is sent, by its header; decoding one takes up to 20 bytes of memory a pixel (default: 36000000)",
-    ),
+    arg("--max-image-bytes", type=parsers.memory_size, default=20 << 20, metavar="SIZE", help="of one (default: 20M)"),
+    arg("--max-image-pixels", type=Amount(int, 1, 1 << 28), default=36_000_000, help="of one (default: 36000000)"),
 )
 SERVING_OPTIONS = Group("scheduling and cache", SERVING)
 

@@ -28,7 +28,7 @@ from zse.server.auth import CacheSalts, HostCheck, KeyCheck, WrongKeys, invalid_
 from zse.server.errors import APIError
 from zse.server.keys import Caller, Key, quotas
 from zse.server.pool import ModelPool
-from zse.server.routes.table import ADMIN, BY_PATH, PUBLIC, ROUTES, USER, WITH_NAME, Route, resolve
+from zse.server.routes.table import ADMIN, BY_PATH, PUBLIC, ROUTES, USER, WITH_IMAGES, WITH_NAME, Route, resolve
 from zse.server.served import Served
 from zse.server.work import FairThreads, RequestRun, Tenants
 
@@ -263,7 +263,7 @@ class App:
         if route is None:
             allow = ", ".join(sorted({*methods, *(["HEAD"] if "GET" in methods else [])}))
             raise APIError("method_not_allowed", f"This route takes {allow}.", headers=(("allow", allow),))
-        request.route, request.has_files = route, route.images
+        request.route, request.has_files = route, route.path in WITH_IMAGES
         if route.scope == ADMIN or request.access.routes is not None:
             self.check_access(request, route)
         if not route.fields:

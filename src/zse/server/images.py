@@ -179,12 +179,13 @@ def _pictures(vision: VisionConfig, images: list[DecodedImage], model: Any) -> P
 
 def check_options(completion: Any, pictures: Pictures) -> None:
     """Raises APIError for what does not go with images."""
-    if completion.extras.truncate_prompt_tokens is not None:
-        raise unsupported("truncate_prompt_tokens", "it does not go with images, which would be cut")
-    if completion.prompt_top is not None:
-        raise unsupported("prompt_logprobs", "they are not computed for prompts with images")
-    if completion.beams is not None:
-        raise unsupported("use_beam_search", "it does not go with images")
+    given = {
+        "truncate_prompt_tokens": completion.extras.truncate_prompt_tokens,
+        "prompt_logprobs": completion.prompt_top,
+        "use_beam_search": completion.beams,
+    }
+    for field in (field for field, value in given.items() if value is not None):
+        raise unsupported(field, "it does not go with images")
     if completion.best_of * sum(len(image.pixels) for image in pictures.images) > MAX_ANSWERS_BYTES:
         message = f"'n': that many answers to these images are not taken; send {completion.best_of} requests."
         raise APIError("invalid_value", message, "n")

@@ -89,13 +89,12 @@ def with_text(content: str | list[dict], text: str) -> str | list[dict]:
 
 def as_parts(content: str | list[dict]) -> str | list[dict]:
     """The content as a chat request writes it."""
-    if isinstance(content, str):
-        return content
-    return [part if part["type"] == "text" else {"type": "image_url", "image_url": _address(part)} for part in content]
 
+    def shown(part: dict) -> dict:
+        address = {"url": part["url"]} if "url" in part else {"file_id": part.get("file")}
+        return part if part["type"] == "text" else {"type": "image_url", "image_url": address}
 
-def _address(part: dict) -> dict:
-    return {"url": part["url"]} if "url" in part else {"file_id": part["file"]}
+    return content if isinstance(content, str) else [*map(shown, content)]
 
 
 def for_template(messages: list[dict]) -> list[dict]:

@@ -28,7 +28,7 @@ class Route(msgspec.Struct, frozen=True, dict=True):
     what may stand behind a "?".
     upload: `fields` are those of a form with files (multipart/form-data) of at most so many bytes, which the handler
     reads while it arrives (zse.server.uploads); 0: of JSON. file: with `upload`: JSON is taken too, and what is neither
-    that nor a form is the file itself; what else is asked then stands in the query. images: a body may have some. queued: a model answers, so that there must be room in the
+    that nor a form is the file itself; what else is asked then stands in the query. queued: a model answers, so that there must be room in the
     queue."""
 
     path: str
@@ -42,7 +42,6 @@ class Route(msgspec.Struct, frozen=True, dict=True):
     query: str = ""
     upload: int = 0
     file: bool = False
-    images: bool = False
     queued: bool = True
 
     @cached_property
@@ -86,7 +85,7 @@ _READY = (
 _METRICS = "counts and times in Prometheus' text format; needs an admin's key, if there are keys"
 
 ROUTES = (
-    Route("/v1/chat/completions", USER, "completions.chat", "an answer to a conversation", _CHAT, images=True),
+    Route("/v1/chat/completions", USER, "completions.chat", "an answer to a conversation", _CHAT),
     Route("/v1/completions", USER, "completions.text", "a continuation of text or token ids", _COMPLETIONS),
     Route("/v1/embeddings", USER, "embeddings.embeddings", "vectors of texts", _EMBEDDINGS),
     Route("/v1/rerank", USER, "relevance.rerank", "documents in the order in which they fit a query", _RERANK),
@@ -108,7 +107,7 @@ ROUTES = (
     Route("/v1/rag/documents/{document}", USER, "documents.delete", "it is gone", verb="DELETE"),
     Route("/v1/rag/search", USER, "documents.search", "passages of your documents", "documents.SEARCH"),
     Route("/v1/rag/ask", USER, "documents.ask", "an answer from your documents, which it cites", "documents.ASK"),
-    Route("/v1/responses", USER, "responses.responses", "an answer of items", "responses.FIELDS", images=True),
+    Route("/v1/responses", USER, "responses.responses", "an answer of items", "responses.FIELDS"),
     Route("/v1/responses/{response}", USER, "responses.retrieve", "a stored response"),
     Route("/v1/responses/{response}", USER, "responses.delete", "it is gone", verb="DELETE"),
     Route(
@@ -132,25 +131,12 @@ ROUTES = (
     Route("/v1/sessions/{session}", USER, "sessions.delete", "it is gone", verb="DELETE"),
     Route("/v1/chats", USER, "chats.listed", "the web page's chats, the last changed first", query="chats.LIST"),
     Route("/v1/chats/{chat}", USER, "chats.retrieve", "a chat with its messages"),
-    Route(
-        "/v1/chats/{chat}",
-        USER,
-        "chats.change",
-        "makes or changes it, where nobody did so before",
-        "chats.CHAT",
-        images=True,
-    ),
+    Route("/v1/chats/{chat}", USER, "chats.change", "makes or changes it, where nobody did so before", "chats.CHAT"),
     Route("/v1/chats/{chat}", USER, "chats.delete", "it is gone", verb="DELETE"),
     Route("/v1/mcp/tools", USER, "mcp.tools", "the tools of the operator's MCP servers"),
     Route("/v1/mcp/call", USER, "mcp.call", "what one of them answers to a call", "mcp.CALL"),
     Route(
-        "/v1/messages",
-        USER,
-        "messages.messages",
-        "an answer, for Anthropic's clients",
-        "messages.FIELDS",
-        ANTHROPIC,
-        images=True,
+        "/v1/messages", USER, "messages.messages", "an answer, for Anthropic's clients", "messages.FIELDS", ANTHROPIC
     ),
     Route(
         "/v1/messages/count_tokens",
@@ -159,10 +145,9 @@ ROUTES = (
         "the tokens of such a request's prompt",
         "messages.COUNTED",
         ANTHROPIC,
-        images=True,
     ),
-    Route("/api/chat", USER, "ollama.chat", "an answer, for Ollama's clients", "ollama.CHAT", OLLAMA, images=True),
-    Route("/api/generate", USER, "ollama.generate", "an answer to a prompt", "ollama.GENERATE", OLLAMA, images=True),
+    Route("/api/chat", USER, "ollama.chat", "an answer, for Ollama's clients", "ollama.CHAT", OLLAMA),
+    Route("/api/generate", USER, "ollama.generate", "an answer to a prompt", "ollama.GENERATE", OLLAMA),
     Route("/api/embed", USER, "ollama.embed", "vectors of texts", "ollama.EMBED", OLLAMA),
     Route("/api/embeddings", USER, "ollama.embeddings", "a text's vector, the older form", "ollama.EMBEDDINGS", OLLAMA),
     Route("/api/show", USER, "ollama.show", "what is known of a model", "ollama.SHOW", OLLAMA),
@@ -201,14 +186,7 @@ ROUTES = (
         "models.PULL",
     ),
     Route("/admin/models/{model}/unload", ADMIN, "models.unload", "ends a model's engine", "models.UNLOAD"),
-    Route(
-        "/tokenize",
-        USER,
-        "tokenize.tokenize",
-        "the token ids of a text or conversation, as vLLM has it",
-        _TOKENIZE,
-        images=True,
-    ),
+    Route("/tokenize", USER, "tokenize.tokenize", "the token ids of a text or conversation, as vLLM has it", _TOKENIZE),
     Route("/detokenize", USER, "tokenize.detokenize", "the text of token ids", "tokenize.DETOKENIZE_FIELDS"),
     Route("/health", PUBLIC, "info.ready", "as /health/ready"),
     Route("/health/live", PUBLIC, "info.live", "200 while the server process answers"),
@@ -235,6 +213,9 @@ ROUTES = (
 
 # Routes by path and method; paths with a name as (before it, the name, behind it), those with something behind it
 # first.
+# Whose bodies may have images.
+WITH_IMAGES = """/v1/chat/completions /v1/responses /v1/messages /v1/messages/count_tokens /api/chat /api/generate /tokenize
+    /v1/chats/{chat}""".split()
 BY_PATH: dict[str, dict[str, Route]] = {}
 for _route in ROUTES:
     BY_PATH.setdefault(_route.path, {})[_route.method] = _route
