@@ -30,6 +30,11 @@ def smollm2(real_models):
         yield llm
 
 
+def test_roles_are_for_servers(model):
+    with pytest.raises(ConfigError, match="options of `zse serve`"):
+        LLM(model, device="cpu", role="prefill", kv_listen="unix:/nowhere", kv_secret="/nowhere")
+
+
 def test_stream_generate_and_chat_agree(smollm2):
     output = smollm2.generate(PROMPTS[0], GREEDY)[0]
     deltas = list(smollm2.stream(PROMPTS[0], GREEDY))

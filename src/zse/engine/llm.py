@@ -98,6 +98,8 @@ class LLM:
             kv_dtype=kv_dtype,
             **options,
         )
+        if config.role != "both" or (config.kv_listen or config.kv_peers) is not None:
+            raise ConfigError("role, kv_listen and kv_peers are options of `zse serve`: prompts are computed here")
         phases.mark("imports")
         self._tokenizer: Any = None
         self._template: Any = None
