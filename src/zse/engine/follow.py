@@ -9,14 +9,12 @@ from zse.engine.messages import FrameSocket
 
 def follow(words: list[str], link: FrameSocket, phases: Any, opening: Any = None) -> None:
     """The life of a rank beside rank 0, in a process of its own. Errors as of load_engine, GroupError."""
-    # After an error the group stays as it is until the process ends: rank 0 is to hear of the error first.
+    # After an error all stays as it is until the process ends: rank 0 is to hear of the error first.
     follower = ranks.Follower.join(words, link)
     loaded = load.load_engine(follower.config, phases, opening=opening, ranks=follower)
     gc.freeze()
     gc.enable()
-    try:
-        follower.run(loaded.engine.runner)
-    finally:
-        loaded.engine.close()
-        loaded.source.close()
+    follower.run(loaded.engine.runner)
     follower.close()
+    loaded.engine.close()
+    loaded.source.close()

@@ -50,12 +50,7 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
     if config.tensor_parallel_size == 1:
         return _load(config, phases, on_source, on_plan, opening)
     ranks = ranks or model_ranks.Leader.start(config)
-    try:
-        loaded = _load(ranks.config, phases, on_source, on_plan, opening, ranks)
-    except BaseException:
-        if ranks.leads:
-            ranks.close()
-        raise
+    loaded = _load(ranks.config, phases, on_source, on_plan, opening, ranks)
     if ranks.leads:
         loaded.engine.use("ranks", model_ranks.RankWatch(ranks))
         try:
@@ -135,13 +130,14 @@ def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None)
         for loading in (model, drafting, ahead):
             if loading is not None:
                 loading.cancel()  # its threads read the file that is closed next
-        if draft is not None:
-            draft.source.close()
-        if source is not None:
-            source.close()
+        for opened in (draft and draft.source, source):
+            if opened is not None:
+                opened.close()
         if device is None:
             with suppress(DeviceError, UnsupportedError):  # what is raised here came first
                 device = opening.result()
+        if ranks is not None:
+            ranks.fail()
         if device is not None:
             device.close()
         raise

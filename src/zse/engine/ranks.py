@@ -145,8 +145,12 @@ class Ranks:
     def look(self) -> None:
         """GroupError when another rank has ended."""
 
+    def fail(self) -> None:
+        """An error ends this rank, whose device is still open. Rank 0 ends the others; these leave the group as it is, for rank 0 to
+        hear of the error first."""
+
     def close(self) -> None:
-        """End the ranks."""
+        """End the ranks, before the device is closed."""
         self.group.close()
 
 
@@ -243,6 +247,9 @@ class Leader(Ranks):
                 self._loaded.add(rank)
             if not data:
                 raise GroupError(f"rank {rank} (process {peer.process.pid}) {_ended(peer.process)}")
+
+    def fail(self) -> None:
+        self.close()
 
     def close(self) -> None:
         for peer in self._peers:
