@@ -33,7 +33,7 @@ PROMPTS = [prompt(40), prompt(7, 1), prompt(90, 2)]
 
 
 def near(found: LLM, wanted: LLM) -> None:
-    """Log-probabilities of prompts; most greedy tokens are the other's under teacher forcing, and the same a second time."""
+    """Log-probabilities of prompts; most greedy tokens are the other's under teacher forcing."""
     for ids in PROMPTS:
         a, b = (np.array(llm.logprobs_of(ids).logprobs) for llm in (found, wanted))
         assert np.abs(a - b).max() < LIMIT * np.abs(b).max()
@@ -41,8 +41,6 @@ def near(found: LLM, wanted: LLM) -> None:
     for ids, reply in zip(PROMPTS, replies, strict=True):
         likeliest = wanted.logprobs_of(ids + reply).top1[len(ids) - 1 :]
         assert (np.array(likeliest) == np.array(reply)).mean() > 0.5
-    again = [output.token_ids for output in found.generate(PROMPTS, GREEDY)]
-    assert again == replies
 
 
 @pytest.fixture(scope="module")
