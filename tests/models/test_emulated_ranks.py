@@ -123,6 +123,7 @@ def logits_of(path, tokens, size, sizes, like="sm_90a"):
         pytest.param("gemma3", "sm_80", [12, 1], None, marks=pytest.mark.exhaustive),
         ("llama", "sm_90a", [5, 8, 1], "int4"),
         pytest.param("mixtral", "sm_90a", [9, 1], None, marks=pytest.mark.exhaustive),
+        pytest.param("minicpm3", "sm_90a", [9, 1], None, marks=pytest.mark.exhaustive),
     ],
 )
 def test_logits(family, like, sizes, quantize, kept_kernels, tmp_path):

@@ -17,12 +17,17 @@ from zse.quant.scheme import TILE_ROWS, AffineScheme, Scheme, rows_per_line
 
 Span = tuple[int, int]  # start, stop
 QUERIES, KEYS, INNER, EXPERTS, SHARED = "queries", "keys", "inner", "experts", "shared"
+LATENTS, VALUES = "latents", "values"  # of query heads: what meets a latent, what is made of one
 # Role → the spans of its rows, one behind the other; the span of its columns.
 ROWS: dict[str, tuple[str, ...]] = {
     "q": (QUERIES,),
     "k": (KEYS,),
     "v": (KEYS,),
     "qkv": (QUERIES, KEYS, KEYS),
+    "q_b": (QUERIES,),
+    "q_whole": (QUERIES,),
+    "k_b": (LATENTS,),
+    "v_b": (VALUES,),
     "gate": (INNER,),
     "up": (INNER,),
     "gate_up": (INNER, INNER),
@@ -31,7 +36,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "shared_gate": (SHARED,),
     "shared_up": (SHARED,),
 }
-COLUMNS = {"o": QUERIES, "down": INNER, "down_exps": EXPERTS, "shared_down": SHARED}
+COLUMNS = {"o": VALUES, "down": INNER, "down_exps": EXPERTS, "shared_down": SHARED}
 ONCE = ("o_bias", "down_bias", "down_exps_bias")  # are added by rank 0
 HEAD_UNIT = 4 * TILE_ROWS  # rows of the vocabulary
 
@@ -113,14 +118,12 @@ class ModelShare:
 
     def _check_kind(self) -> None:
         config = self.whole
-        if config.latent is not None:
-            raise self._refused("attention", "multi-head latent attention", "keys and values of heads")
         if config.has_state:
             raise self._refused("layers", "with a state from token to token", "attention")
         if not config.causal:
             raise self._refused("architecture", config.architecture, "decoders")
         for role, infos in self._stored.items():
-            if role.endswith(("q_norm", "k_norm")) and infos[0].num_elements > config.max_head_dim:
+            if role.endswith((".q_norm", ".k_norm")) and infos[0].num_elements > config.max_head_dim:
                 raise self._refused("norms of q and k", "over all heads together", "of each head")
             if self._columns_of(role) and infos[0].order is not None:
                 raise self._refused(
@@ -175,7 +178,7 @@ class ModelShare:
     def _check_columns(self) -> None:
         """That o can be cut where heads end."""
         for layer in range(self.whole.num_layers):
-            role, dim = f"layers.{layer}.o", self.whole.head_dim_of(layer)
+            role, dim = f"layers.{layer}.o", self._dim(VALUES, layer)
             ends = gcd(*(stop * dim for _, stop in self._heads))
             scheme = self._narrowed(role, lambda unit, ends=ends: ends % unit == 0)
             if ends % lcm(scheme.column_unit, 2 * TILE_ROWS):
@@ -250,11 +253,18 @@ class ModelShare:
 
     def _span(self, kind: str, layer: int) -> Span:
         """Rows or columns, in numbers."""
-        rank, dim = self.rank, self.whole.head_dim_of(layer)
-        if kind in (QUERIES, KEYS):
-            start, stop = self._heads[rank] if kind == QUERIES else self._kv_span(layer, rank)
+        rank, dim = self.rank, self._dim(kind, layer)
+        if dim:
+            start, stop = self._kv_span(layer, rank) if kind == KEYS else self._heads[rank]
             return start * dim, stop * dim
         return {INNER: self._inner.get(layer), EXPERTS: self._experts, SHARED: self._shared}[kind][rank]  # type: ignore[index]
+
+    def _dim(self, kind: str, layer: int) -> int:
+        """Rows or columns of a head; 0 of what heads do not have."""
+        latent, dim = self.whole.latent, self.whole.head_dim_of(layer)
+        if latent is None:
+            return dim if kind in (QUERIES, KEYS, VALUES) else 0
+        return {QUERIES: dim, LATENTS: latent.rank, VALUES: latent.value}.get(kind, 0)
 
     def _total(self, kind: str, layer: int) -> int:
         heads = {QUERIES: self.whole.num_heads, KEYS: self.whole.kv_heads_of(layer)}
