@@ -99,7 +99,8 @@ class ModelShare:
             raise self._refused("attention heads", config.num_heads, f"at least {size}")
         self._heads = head_spans(config.num_heads, config.num_kv_heads, size)
         self._inner = {
-            layer: self._inner_spans(f"layers.{layer}.", "down", size) for layer, size in self._dense_layers()
+            layer: self._spans("down", size, self._unit(f"layers.{layer}.", "down", size))
+            for layer, size in self._dense_layers()
         }
         moe = config.moe
         sparse = [f"layers.{layer}." for layer in range(config.num_layers) if moe and moe.is_sparse(layer)]
@@ -143,9 +144,6 @@ class ModelShare:
         """Spans that all layers can be cut at: the configuration has one width for all."""
         units = {self._unit(layer, role, total) for layer in layers}
         return self._spans(role, total, lcm(*units))
-
-    def _inner_spans(self, layer: str, role: str, total: int) -> list[Span]:
-        return self._spans(role, total, self._unit(layer, role, total))
 
     def _spans(self, role: str, total: int, unit: int) -> list[Span]:
         found = spread(total, unit, self.size)
@@ -227,10 +225,10 @@ class ModelShare:
         if name in ONCE and self.rank:
             return []
         if role.name == "head":
-            return [self._rows(role, info, [self.head_spans[self.rank]]) for info in infos]
+            return [self._rows(role, info, self.head_spans[self.rank]) for info in infos]
         number = int(layer.partition(".")[2] or 0)
         if name == "sinks":
-            return [self._rows(role, infos[0], [self._heads[self.rank]])]
+            return [self._rows(role, infos[0], self._heads[self.rank])]
         columns = self._columns_of(role.name)
         if columns:
             return [self._of_columns(role, info, self._span(columns, number)) for info in infos]
@@ -243,7 +241,7 @@ class ModelShare:
             at = 0
             for kind in kinds:
                 start, stop = self._span(kind, number)
-                found.append(self._rows(role, info, [(at + start, at + stop)]))
+                found.append(self._rows(role, info, (at + start, at + stop)))
                 at += self._total(kind, number)
         return found
 
@@ -270,13 +268,10 @@ class ModelShare:
         heads = {QUERIES: self.whole.num_heads, KEYS: self.whole.kv_heads_of(layer)}
         return heads[kind] * self.whole.head_dim_of(layer) if kind in heads else self.whole.intermediate_of(layer)
 
-    def _rows(self, role: Role, info: TensorInfo, spans: list[Span]) -> SharePiece:
-        (start, stop), count = spans[0], len(self._stored[role.name])
-        rows = stop - start
-        heads = rows // self.whole.head_dim_of(0) if role.heads else 0
-        part = msgspec.structs.replace(
-            role, shape=(rows * (count if role.experts else 1), *role.shape[1:]), heads=heads
-        )
+    def _rows(self, role: Role, info: TensorInfo, span: Span) -> SharePiece:
+        start, stop = span
+        rows, heads = stop - start, _width(span) // self.whole.head_dim_of(0) if role.heads else 0
+        part = msgspec.structs.replace(role, shape=(rows * (role.experts or 1), *role.shape[1:]), heads=heads)
         name = f"{info.name} rows {start} to {stop}"
         if len(info.shape) == 1:
             return SharePiece(part, info.range_of(info.shape[0], start, rows)._replace(name=name), None)
