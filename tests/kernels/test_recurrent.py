@@ -33,7 +33,7 @@ def cases(rng, lengths, fresh=()):
     yield scan.SCAN, scan.make_case(rng, (3, 1, 16, 32), lengths, fresh, 0, None, scan.NEAR)
 
 
-@pytest.mark.parametrize("chunk", [16, 48])
+@pytest.mark.parametrize("chunk", [16, 64])
 @pytest.mark.parametrize(
     "op",
     [

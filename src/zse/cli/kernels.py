@@ -241,10 +241,11 @@ def _bench(args) -> int:
         timed = [(device, kernels.package_ops(args.op))]
 
     def report(line: kernels.Timing, ceiling: float) -> None:
-        share = 100 * line.gigabytes / ceiling
+        share, rate = 100 * line.gigabytes / ceiling, line.flops / line.microseconds / 1e6
+        speed = f"{rate:7.1f} TFLOP/s" if rate >= 1 else f"{1e3 * rate:7.1f} GFLOP/s"
         print(
             f"{line.op:14} {line.case:44} {line.microseconds:9.2f} us {line.gigabytes:7.0f} GB/s {share:5.1f} % "
-            f"{line.flops / line.microseconds / 1e6:7.1f} TFLOP/s{'' if line.checked else '  WRONG'}",
+            f"{speed}{'' if line.checked else '  WRONG'}",
             flush=True,
         )
 

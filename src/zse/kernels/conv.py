@@ -10,18 +10,7 @@ from itertools import product
 from zse import kernel as zl
 from zse.kernels.columns import embed, source, wide
 from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, cases_of, check, later, launcher, require
-from zse.kernels.runs import (
-    BATCHES,
-    RunParams,
-    States,
-    random_runs,
-    random_state,
-    run_args,
-    run_state,
-    run_tokens,
-    state_output,
-    whole,
-)
+from zse.kernels.runs import BATCHES, RunParams, States, random_batch, run_args, run_of, state_output, whole
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
 
@@ -87,20 +76,12 @@ def conv_channels(p, first, last, at, taps, windows, lanes, GROUPS):
 
 @zl.inline
 def move(target, source, count):
-    """target = source."""
+    """target = source; None: zeros."""
     L = zl.target.lanes
-    whole = count // L * L
-    for i in range(0, whole, L):
-        zl.store(target + i, zl.load(source + i, L))
-    for i in range(whole, count):
-        target[i] = source[i]
-
-
-@zl.inline
-def fill(target, count):
-    """target = 0."""
-    for i in range(count):
-        target[i] = 0.0
+    for i in range(0, count // L * L, L):
+        zl.store(target + i, zl.f32.x(L)(0) if source is None else zl.load(source + i, L))
+    for i in range(count // L * L, count):
+        target[i] = 0.0 if source is None else source[i]
 
 
 @zl.kernel
@@ -117,11 +98,11 @@ def conv_chunk(p: ConvParams):
             taps[j * CHUNK + c - start] = p.weight[c * p.KERNEL + j]
         taps[p.KERNEL * CHUNK + c - start] = p.bias[c] if p.BIAS else 0.0
     for run in range(p.runs):
-        first, last = run_tokens(p, run)
-        state = run_state(p, run) + start
+        first, last, states = run_of(p, run)
+        state = states + start
         for j in zl.static(range(p.KERNEL - 1)):
             if p.positions[first] == 0:
-                fill(windows + j * CHUNK, stop - start)
+                move(windows + j * CHUNK, None, stop - start)
             else:
                 move(windows + j * CHUNK, state + j * p.channels, stop - start)
         for tile in range(first, last, TILE):
@@ -207,9 +188,9 @@ def _reference(x, weight, bias, state, runs, activation="", gated=False, longest
 
 def _case(rng, fixed: dict, channels: int, lengths: tuple, fresh: tuple = (), beside: int = 0, family="cpu") -> Case:
     near = Tolerance(4e-6, 4e-6, "f32 sums of up to five numbers of a few units; an exponent rounded before exp")
-    runs, tokens = random_runs(rng, lengths, fresh), sum(lengths)
+    tokens = sum(lengths)
     kernel, gated = fixed["KERNEL"], fixed["GATED"]
-    state = random_state(rng, runs, (kernel - 1, channels))
+    runs, state = random_batch(rng, lengths, fresh, kernel - 1, channels)
     x = rng.standard_normal((tokens, 3 * channels if gated else channels)).astype(np.float32)
     inputs = {
         "x": embed(rng, x, beside, beside // 2) if beside else x,

@@ -12,9 +12,11 @@ and 4 * CHUNK / 2 * (k size + v size) more; but the state is read and written on
 
 from zse import kernel as zl
 from zse.kernels.runs import RunParams
-from zse.kernels.small_product import ROWS, add_products, column_steps, vectors
+from zse.kernels.small_product import ROWS, add_products, begin, column_steps, vectors
 
 MAX_SIZE = 256  # of keys and values of a head
+LINE = 16  # numbers of a cache line
+AHEAD = 6  # rows that are brought nearer while one is read
 STEPS = 16.0  # a sum of logs is a multiple of 1 / STEPS, whose differences are exact, and a rest
 
 
@@ -42,9 +44,10 @@ class DeltaParams(RunParams):
 
 
 class DeltaScratch(zl.Record):
-    """keys, queries [CHUNK, k size], turned [k size, CHUNK] keys; lower, scores [CHUNK, CHUNK]; change [CHUNK,
-    v size]; sums: of logs of decays, [2, CHUNK] as multiples and rests of a head; each token's own logs, [CHUNK, k size],
-    of channels; decay [k size]: of the whole chunk; beta, order (0, 1, ...) [CHUNK]."""
+    """keys, queries [CHUNK, k size], turned [k size, CHUNK] keys; lower, scores [CHUNK, CHUNK]; change, given [CHUNK, v
+    size], a tile of columns behind the other; sums: of logs of decays, [2, CHUNK] as multiples and rests of a head; of
+    channels each token's own logs, [CHUNK, k size]; decay [k size]: of the whole chunk; beta, order (0, 1, ...)
+    [CHUNK]."""
 
     keys: object
     queries: object
@@ -52,6 +55,7 @@ class DeltaScratch(zl.Record):
     lower: object
     scores: object
     change: object
+    given: object
     sums: object
     decay: object
     beta: object
@@ -103,12 +107,36 @@ def unit_rows(p, head, token, key, query):
 
 
 @zl.inline
+def bring(row, size):
+    """`size` numbers nearer: rows of a batch are far apart, which no hardware foresees."""
+    for i in range(0, size, LINE):
+        zl.prefetch(row + i)
+
+
+@zl.inline
+def take_values(p, w, values, t):
+    """Row t of change = values, or nothing."""
+    L = zl.target.lanes
+    for vecs in zl.static(column_steps(vectors())):
+        for c in range(begin(p.v_size, vecs, vectors()), p.v_size // (vecs * L) * (vecs * L), vecs * L):
+            line = w.change + c * p.CHUNK + t * (vecs * L)
+            for v in zl.static(range(vecs)):
+                value = zl.f32.x(L)(0) if values is None else zl.load(values + c + v * L, L)
+                zl.store(line + v * L, value)
+
+
+@zl.inline
 def load_chunk(p, w, head, token, count, rows):
-    """Keys, queries, beta and the sums of logs of `count` tokens; those up to `rows` are nothing, and decay no more."""
-    L, C, K = zl.target.lanes, p.CHUNK, p.k_size
+    """Keys, queries, values (as change), beta and the sums of logs of `count` tokens; those up to `rows` are nothing, and decay no more."""
+    L, C, K, V = zl.target.lanes, p.CHUNK, p.k_size, p.v_size
     total = zl.f64(0)
     for t in range(rows):
         if t < count:
+            after = p.qkv + (token + t + AHEAD) * p.qkv_stride
+            bring(after + key_head(p, head) * K, K)
+            bring(after + (p.k_heads + key_head(p, head)) * K, K)
+            bring(after + 2 * p.k_heads * K + head * V, V)
+            take_values(p, w, p.qkv + (token + t) * p.qkv_stride + 2 * p.k_heads * K + head * V, t)
             unit_rows(p, head, token + t, w.keys + t * K, w.queries + t * K)
             w.beta[t] = 1.0 / (1.0 + zl.exp(p.b[(token + t) * p.b_stride + head] * -1.0))
         else:
@@ -116,6 +144,7 @@ def load_chunk(p, w, head, token, count, rows):
             for r in range(0, K, L):
                 zl.store(w.keys + t * K + r, zl.f32.x(L)(0))
                 zl.store(w.queries + t * K + r, zl.f32.x(L)(0))
+            take_values(p, w, None, t)
         if p.DECAY == "head":
             if t < count:
                 total += zl.f64(head_step(p, head, token + t))
@@ -145,12 +174,11 @@ def head_scores(p, w, rows):
     turn_keys(p, w, rows)
     for t in range(0, rows, ROWS):
         lines = [part + (t + r) * K for part in (w.keys, w.queries) for r in zl.static(range(ROWS))]
-        start = zl.i64(0)
+        seen = (t + ROWS + L - 1) // L * L
         for count in zl.static(column_steps(vectors() // 2)):
-            stop = start + ((t + ROWS - start) + (count * L - 1 if count == 1 else 0)) // (count * L) * (count * L)
-            for i in range(start, stop, count * L):
+            for i in range(begin(seen, count, vectors() // 2), seen // (count * L) * (count * L), count * L):
                 sums = [[zl.f32.x(L)(0) for _ in range(count)] for _ in range(2 * ROWS)]
-                add_products(sums, lines, 1, w.turned + i, C, K)
+                add_products(sums, lines, w.turned + i, C, K)
                 for v in zl.static(range(count)):
                     at = i + v * L
                     order = zl.load(w.order + at, L)
@@ -161,7 +189,6 @@ def head_scores(p, w, rows):
                         lower = sums[r][v] * decay * (w.beta[t + r] * -1.0)
                         zl.store(w.lower + place, zl.where(order < row, lower, 0.0))
                         zl.store(w.scores + place, zl.where(order <= row, sums[ROWS + r][v] * decay, 0.0))
-            start = stop
 
 
 @zl.inline
@@ -214,67 +241,68 @@ def channel_factors(p, w, rows):
 
 
 @zl.inline
-def from_state(p, w, head, token, count, rows, state):
-    """What the state before the chunk gives: change = beta (V - exp(G) K S), out = exp(G) Q S."""
-    L, C, K, V = zl.target.lanes, p.CHUNK, p.k_size, p.v_size
-    values = p.qkv + 2 * p.k_heads * K + head * V
-    start = zl.i64(0)
+def from_state(p, w, rows, state):
+    """What the state before the chunk gives: change = beta (V - exp(G) K S), given = exp(G) Q S. Columns of S are copied
+    first: where they lie, 512 bytes from row to row, they would have half of the first cache's sets, which are too few."""
+    L, K, V = zl.target.lanes, p.k_size, p.v_size
+    columns = zl.local_array(zl.f32, MAX_SIZE * vectors() * L)
     for vecs in zl.static(column_steps(vectors())):
-        stop = start + (V - start) // (vecs * L) * (vecs * L)
-        for c in range(start, stop, vecs * L):
+        for c in range(begin(V, vecs, vectors()), V // (vecs * L) * (vecs * L), vecs * L):
+            for k in range(K):
+                for v in zl.static(range(vecs)):
+                    zl.store(columns + (k * vecs + v) * L, zl.load(state + k * V + c + v * L, L))
             for t in range(0, rows, ROWS):
                 factors = [zl.f32(1) for _ in range(ROWS)]
                 if p.DECAY == "head":
                     for r in zl.static(range(ROWS)):
-                        factors[r] = zl.exp(w.sums[t + r] + w.sums[C + t + r])
+                        factors[r] = zl.exp(w.sums[t + r] + w.sums[p.CHUNK + t + r])
                 sums = [[zl.f32.x(L)(0) for _ in range(vecs)] for _ in range(ROWS)]
-                add_products(sums, [w.keys + (t + r) * K for r in zl.static(range(ROWS))], 1, state + c, V, K)
+                add_products(sums, [w.keys + (t + r) * K for r in zl.static(range(ROWS))], columns, vecs * L, K)
                 for r in zl.static(range(ROWS)):
-                    value = values + (token + min(t + r, count - 1)) * p.qkv_stride + c
+                    line = w.change + c * p.CHUNK + (t + r) * (vecs * L)
                     for v in zl.static(range(vecs)):
-                        change = (zl.load(value + v * L, L) - sums[r][v] * factors[r]) * w.beta[t + r]
-                        zl.store(w.change + (t + r) * V + c + v * L, change)
+                        change = (zl.load(line + v * L, L) - sums[r][v] * factors[r]) * w.beta[t + r]
+                        zl.store(line + v * L, change)
                 sums = [[zl.f32.x(L)(0) for _ in range(vecs)] for _ in range(ROWS)]
-                add_products(sums, [w.queries + (t + r) * K for r in zl.static(range(ROWS))], 1, state + c, V, K)
+                add_products(sums, [w.queries + (t + r) * K for r in zl.static(range(ROWS))], columns, vecs * L, K)
                 for r in zl.static(range(ROWS)):
-                    if t + r < count:
-                        out = p.out + ((token + t + r) * p.v_heads + head) * V + c
-                        for v in zl.static(range(vecs)):
-                            zl.store(out + v * L, sums[r][v] * factors[r])
-        start = stop
+                    for v in zl.static(range(vecs)):
+                        zl.store(w.given + c * p.CHUNK + ((t + r) * vecs + v) * L, sums[r][v] * factors[r])
 
 
 @zl.inline
 def solve(p, w, head, token, count, rows):
-    """change = D, row after row of tiles; out += P D."""
+    """change = D, row after row of tiles; out = given + P D."""
     L, C, V = zl.target.lanes, p.CHUNK, p.v_size
-    start = zl.i64(0)
     for vecs in zl.static(column_steps(vectors())):
-        stop = start + (V - start) // (vecs * L) * (vecs * L)
-        for c in range(start, stop, vecs * L):
-            change = w.change + c
+        step = vecs * L
+        for c in range(begin(V, vecs, vectors()), V // step * step, step):
+            change = w.change + c * C
             for t in range(0, rows, ROWS):
                 lines = [w.lower + (t + r) * C for r in zl.static(range(ROWS))]
-                sums = [
-                    [zl.load(change + (t + r) * V + v * L, L) for v in zl.static(range(vecs))]
-                    for r in zl.static(range(ROWS))
-                ]
-                add_products(sums, lines, 1, change, V, t)
+                sums = tile_at(change + t * step, step, vecs)
+                add_products(sums, lines, change, step, t)
                 for r in zl.static(range(ROWS)):
                     for before in zl.static(range(r)):
                         factor = zl.f32.x(L)(lines[r][t + before])
                         for v in zl.static(range(vecs)):
                             sums[r][v] = zl.fma(sums[before][v], factor, sums[r][v])
                     for v in zl.static(range(vecs)):
-                        zl.store(change + (t + r) * V + v * L, sums[r][v])
-                given = [[zl.f32.x(L)(0) for _ in range(vecs)] for _ in range(ROWS)]
-                add_products(given, [w.scores + (t + r) * C for r in zl.static(range(ROWS))], 1, change, V, t + ROWS)
+                        zl.store(change + (t + r) * step + v * L, sums[r][v])
+                given = tile_at(w.given + c * C + t * step, step, vecs)
+                add_products(given, [w.scores + (t + r) * C for r in zl.static(range(ROWS))], change, step, t + ROWS)
                 for r in zl.static(range(ROWS)):
                     if t + r < count:
                         out = p.out + ((token + t + r) * p.v_heads + head) * V + c
                         for v in zl.static(range(vecs)):
-                            zl.store(out + v * L, zl.load(out + v * L, L) + given[r][v])
-        start = stop
+                            zl.store(out + v * L, given[r][v])
+
+
+@zl.inline
+def tile_at(place, row, vecs):
+    """ROWS rows of `vecs` vectors in registers."""
+    L = zl.target.lanes
+    return [[zl.load(place + r * row + v * L, L) for v in zl.static(range(vecs))] for r in zl.static(range(ROWS))]
 
 
 @zl.inline
@@ -283,27 +311,29 @@ def next_state(p, w, rows, state):
     L, C, K, V = zl.target.lanes, p.CHUNK, p.k_size, p.v_size
     last = rows - 1
     if p.DECAY == "head":
-        for t in range(rows):
-            left = zl.exp((w.sums[last] - w.sums[t]) + (w.sums[C + last] - w.sums[C + t]))
-            for c in range(0, V, L):
-                zl.store(w.change + t * V + c, zl.load(w.change + t * V + c, L) * left)
+        for t in range(rows):  # beta is done with
+            w.beta[t] = zl.exp((w.sums[last] - w.sums[t]) + (w.sums[C + last] - w.sums[C + t]))
         for r in range(0, K, L):
             zl.store(w.decay + r, zl.splat(zl.exp(w.sums[last] + w.sums[C + last]), L))
-    start = zl.i64(0)
     for vecs in zl.static(column_steps(vectors())):
-        stop = start + (V - start) // (vecs * L) * (vecs * L)
-        for c in range(start, stop, vecs * L):
+        step = vecs * L
+        for c in range(begin(V, vecs, vectors()), V // step * step, step):
+            change = w.change + c * C
+            if p.DECAY == "head":
+                for t in range(rows):
+                    for v in zl.static(range(vecs)):
+                        place = change + t * step + v * L
+                        zl.store(place, zl.load(place, L) * w.beta[t])
             for k in range(0, K, ROWS):
                 lines = [state + (k + r) * V + c for r in zl.static(range(ROWS))]
                 sums = [
                     [zl.load(lines[r] + v * L, L) * w.decay[k + r] for v in zl.static(range(vecs))]
                     for r in zl.static(range(ROWS))
                 ]
-                add_products(sums, [w.turned + (k + r) * C for r in zl.static(range(ROWS))], 1, w.change + c, V, rows)
+                add_products(sums, [w.turned + (k + r) * C for r in zl.static(range(ROWS))], change, step, rows)
                 for r in zl.static(range(ROWS)):
                     for v in zl.static(range(vecs)):
                         zl.store(lines[r] + v * L, sums[r][v])
-        start = stop
 
 
 @zl.inline
@@ -317,6 +347,7 @@ def delta_chunks(p, head, first, last, state, short):
         lower=zl.local_array(zl.f32, C * C),
         scores=zl.local_array(zl.f32, C * C),
         change=zl.local_array(zl.f32, C * MAX_SIZE),
+        given=zl.local_array(zl.f32, C * MAX_SIZE),
         sums=zl.local_array(zl.f32, 2 * C if p.DECAY == "head" else C * MAX_SIZE),
         decay=zl.local_array(zl.f32, MAX_SIZE),
         beta=zl.local_array(zl.f32, C),
@@ -334,7 +365,7 @@ def delta_chunks(p, head, first, last, state, short):
         else:
             channel_scores(p, w, rows)
             channel_factors(p, w, rows)
-        from_state(p, w, head, token, count, rows, state)
+        from_state(p, w, rows, state)
         solve(p, w, head, token, count, rows)
         next_state(p, w, rows, state)
         token += count

@@ -7,8 +7,9 @@ from typing import Any
 from zse import kernel as zl
 from zse.kernels.columns import embed, source, wide
 from zse.kernels.norm import inverse_rms
-from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, check, later, launcher, require
+from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, cases_of, check, later, launcher, require
 from zse.kernels.quantize import GROUP, int8_output, quantize_group
+from zse.kernels.runs import whole
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
 
@@ -141,28 +142,41 @@ def _reference(x, z, weight, eps, groups=1, gate_first=False, activation="silu",
 SHAPES = ((1, 32, 128, False), (5, 8, 512, True), (2, 1, 3072, True), (3, 3, 40, False), (1, 2, 1056, True))
 
 
-def _cases(rng, family="cpu"):
-    outs = {"cpu": OUTS, "gpu": ("bf16",)}[family]
+def _case(rng, order: str, activation: str, form: str, shape: tuple, beside: int = 0) -> Case:
+    """beside: a number of a case; some have inputs that are columns."""
     near = Tolerance(1e-6, 2e-5, "f32 sums of a row in partial sums; an exponent of some units rounded before exp")
-    rounded = Tolerance(1e-6, 2**-8, "the result is rounded to bf16")
-    for order, activation, form in product(ORDERS, ACTIVATIONS, outs):
+    tokens, groups, part, own = shape
+    width = groups * part
+    x, z = ((rng.standard_normal((tokens, width)) * 3).astype(np.float32) for _ in range(2))
+    z[0, 0], z[-1, 1] = -100.0, 100.0  # exp saturates without a NaN
+    inputs = {
+        "x": embed(rng, x, 32, 16) if beside % 3 == 1 else x,
+        "z": embed(rng, z, 0, 6 * beside) if beside % 2 else z,
+        "weight": (1 + rng.standard_normal(width if own else part) / 4).astype(np.float32),
+    }
+    out = OutputSpec((tokens, width), "float32", near)
+    if form == "int8":
+        out = int8_output(tokens, width, 2e-5)
+    elif form == "bf16":
+        out = OutputSpec((tokens, width), "bf16", Tolerance(1e-6, 2**-8, "the result is rounded to bf16"))
+    options = {"eps": 1e-5, "groups": groups, "gate_first": ORDERS[order], "activation": activation}
+    return Case(f"{order} {activation} {form} {tokens}x{groups}x{part}", inputs, {"out": out}, options)
+
+
+def _cases(rng, family="cpu"):
+    for order, activation, form in product(ORDERS, ACTIVATIONS, {"cpu": OUTS, "gpu": ("bf16",)}[family]):
         odd = ((4, 2, 7, True),) if form == "f32" else ()
-        for number, (tokens, groups, part, own) in enumerate((*SHAPES, *odd)):
-            if form == "int8" and part % GROUP:
-                continue
-            width = groups * part
-            x, z = ((rng.standard_normal((tokens, width)) * 3).astype(np.float32) for _ in range(2))
-            z[0, 0], z[-1, 1] = -100.0, 100.0  # exp saturates without a NaN
-            inputs = {
-                "x": embed(rng, x, 32, 16) if number % 3 == 1 else x,
-                "z": embed(rng, z, 0, 6 * number) if number % 2 else z,
-                "weight": (1 + rng.standard_normal(width if own else part) / 4).astype(np.float32),
-            }
-            out = OutputSpec((tokens, width), "float32", near)
-            if form != "f32":
-                out = int8_output(tokens, width, 2e-5) if form == "int8" else OutputSpec(out.shape, "bf16", rounded)
-            options = {"eps": 1e-5, "groups": groups, "gate_first": ORDERS[order], "activation": activation}
-            yield Case(f"{order} {activation} {form} {tokens}x{groups}x{part}", inputs, {"out": out}, options)
+        for number, shape in enumerate((*SHAPES, *odd)):
+            if form != "int8" or shape[2] % GROUP == 0:
+                yield _case(rng, order, activation, form, shape, number)
+
+
+def _sizes(rng):
+    """Qwen3.5-9B's and Nemotron 3 Nano's on a CPU."""
+    for tokens in (1, 512):
+        for order, shape in (("norm_first", (tokens, 32, 128, False)), ("gate_first", (tokens, 8, 512, True))):
+            case = _case(rng, order, "silu", "f32", shape)
+            yield case, whole(_reference, case)
 
 
 def _cost(case: Case) -> Cost:
@@ -191,5 +205,5 @@ GATED_NORM = Op(
     _cases,
     _cost,
     later("gpu.gated_norm", "variants"),
-    later("gpu.state_sizes", "gated_norm_sizes"),
+    cases_of(cpu=_sizes, gpu=later("gpu.state_sizes", "gated_norm_sizes")),
 )

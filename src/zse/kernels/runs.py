@@ -22,15 +22,10 @@ class RunParams(zl.Record):
 
 
 @zl.inline
-def run_tokens(p, run):
-    """(first token, token behind the last one) of a run."""
-    return zl.i64(p.run_start[run]), zl.i64(p.run_start[run + 1])
-
-
-@zl.inline
-def run_state(p, run):
-    """Where the run's state begins."""
-    return p.state + zl.i64(p.run_slot[run]) * p.slot_size + p.place
+def run_of(p, run):
+    """(first token, token behind the last one, where the state begins) of a run."""
+    state = p.state + zl.i64(p.run_slot[run]) * p.slot_size + p.place
+    return zl.i64(p.run_start[run]), zl.i64(p.run_start[run + 1]), state
 
 
 def run_args(op: str, state: StatePart, runs: Runs, tokens: Any, *shape: int) -> dict[str, Any]:
@@ -78,6 +73,12 @@ def random_state(rng: Any, runs: Runs, shape: tuple[int, ...], scale: float = 1.
         if runs.positions[first] > 0:
             tensor[slot, place : place + size] = rng.standard_normal(size) * scale
     return StatePart(tensor, place, shape)
+
+
+def random_batch(rng: Any, lengths: tuple[int, ...], fresh: tuple[int, ...], *shape: int) -> tuple[Runs, StatePart]:
+    """random_runs() with a random_state()."""
+    runs = random_runs(rng, lengths, fresh)
+    return runs, random_state(rng, runs, shape)
 
 
 def state_output(state: StatePart, tolerance: Tolerance) -> dict[str, OutputSpec]:

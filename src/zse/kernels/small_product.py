@@ -17,13 +17,20 @@ def vectors():
 
 
 @zl.inline
-def add_products(sums, rows, step, b, b_row, depth):
-    """sums[r][v] += rows[r][k * step] * b[k] for k < depth, over vectors v of the lines of b, b_row apart."""
+def begin(width, vecs, most):
+    """Where steps of so many vectors begin in rows of `width` numbers: behind those of twice as many, up to `most`."""
+    twice = 2 * vecs * zl.target.lanes
+    return zl.i64(0) if vecs == most else width // twice * twice
+
+
+@zl.inline
+def add_products(sums, rows, b, b_row, depth):
+    """sums[r][v] += rows[r][k] * b[k] for k < depth, over vectors v of the lines of b, b_row apart."""
     L = zl.target.lanes
     for k in range(0, depth):
         line = b + k * b_row
         values = [zl.load(line + v * L, L) for v in zl.static(range(len(sums[0])))]
         for r in zl.static(range(len(sums))):
-            factor = zl.f32.x(L)(rows[r][k * step])
+            factor = zl.f32.x(L)(rows[r][k])
             for v in zl.static(range(len(sums[0]))):
                 sums[r][v] = zl.fma(values[v], factor, sums[r][v])
