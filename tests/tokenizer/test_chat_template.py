@@ -118,6 +118,18 @@ def test_equal_to_transformers(tokenizer, name, conversation, tools):
         assert template.render(CONVERSATIONS[conversation], tools=tools, add_generation_prompt=prompt).text == expected
 
 
+def test_reasoning_under_the_name_that_the_template_has_for_it(tokenizer):
+    """LFM2.5 calls it thinking. gpt-oss, too, but refuses it beside a content."""
+    source = (
+        "{% for m in messages %}{% if m.thinking is defined %}({{ m.thinking }}){% endif %}{{ m.content }};{% endfor %}"
+    )
+    messages = [dict(role="user", content="hi"), dict(role="assistant", content="b", reasoning_content="a")]
+    assert ChatTemplate(source, tokenizer).render(messages).text == "hi;(a)b;"
+    for other in ("{# <|channel|> #}", "{# reasoning_content #}"):
+        assert ChatTemplate(other + source, tokenizer).render(messages).text == "hi;b;"
+    assert "thinking" not in messages[1]
+
+
 @pytest.mark.parametrize(
     ("name", "openers"),
     [
