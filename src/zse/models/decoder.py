@@ -109,7 +109,7 @@ class Decoder:
     @classmethod
     def hf_prefix(cls, path: object, names: Container[str]) -> str:
         """What stands before a Hugging Face file's names, told by where its embedding is. Raises FormatError."""
-        return hf_prefix(path, names)
+        return hf_prefix(path, names, cls.model_names["embed"][1])
 
     @classmethod
     def state_parts(cls, config: ModelConfig, layer: int) -> StateParts:

@@ -270,9 +270,9 @@ def mixture_role(name: str, config: ModelConfig) -> list[Role]:
     return [Role(name, shapes.get(name, (moe.shared_size, hidden)), "matrix")]
 
 
-def hf_prefix(path: object, names: Container[str]) -> str:
-    """The prefix of a Hugging Face file's tensor names, told by where its embedding is. Raises FormatError."""
+def hf_prefix(path: object, names: Container[str], table: str) -> str:
+    """The prefix of a Hugging Face file's tensor names, told by where its embedding `table` is. Raises FormatError."""
     for prefix in HF_PREFIXES:
-        if prefix + "embed_tokens.weight" in names:
+        if prefix + table in names:
             return prefix
-    raise FormatError(path, 0, "model.embed_tokens.weight", "the tensor is missing")
+    raise FormatError(path, 0, f"model.{table}", "the tensor is missing")

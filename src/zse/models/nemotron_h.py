@@ -1,7 +1,7 @@
 """Nemotron-H (NVIDIA, arXiv 2504.03624) and Nemotron 3: a layer is one of Mamba-2 (arXiv 2405.21060), attention that turns
 nothing, an MLP, or experts, each of whose products one squared ReLU follows; experts may read a token's latent."""
 
-from zse.errors import FormatError, UnsupportedError
+from zse.errors import UnsupportedError
 from zse.models.common import gguf_moe, gguf_values, hf_moe, hf_values
 from zse.models.config import MAX_WIDTH, Fields, ModelConfig
 from zse.models.names import EXPERT_LATENTS, EXPERTS, MODEL, SELECT, Names
@@ -29,7 +29,6 @@ _EXPERTS |= {
     f"shared_{name}": (f"ffn_{name}_shexp.weight", f"mixer.shared_experts.{name}_proj.weight") for name in _MLP
 }
 _ROUTING: dict = dict(gating="sigmoid", normalize_eps=1e-20, selection_bias=True)
-PREFIXES = ("backbone.", "model.")
 
 
 class NemotronH(Mixers):
@@ -45,14 +44,6 @@ class NemotronH(Mixers):
         if config.mixer(layer) == "none":
             return names
         return {name: found for name, found in names.items() if name not in _MLP and name not in _EXPERTS}
-
-    @classmethod
-    def hf_prefix(cls, path, names):
-        table = cls.model_names["embed"][1]
-        found = next((prefix for prefix in PREFIXES if prefix + table in names), None)
-        if found is None:
-            raise FormatError(path, 0, PREFIXES[0] + table, "the tensor is missing")
-        return found
 
     def layer(self, x, i):
         h, mixer = self.norm(x, "attn_norm", i), self.config.mixer(i)

@@ -51,9 +51,8 @@ class ChatTemplate:
         except ValueError as error:
             raise FormatError(path, 0, "chat_template", f"{error}{WITHOUT}") from None
         # LFM2.5's name for what others call reasoning_content; gpt-oss' template refuses it beside a content.
-        self._says_thinking = ".thinking" in source and not any(
-            word in source for word in ("reasoning_content", "<|channel|>")
-        )
+        others = "reasoning_content" in source or "<|channel|>" in source
+        self._says_thinking = ".thinking" in source and not others
         self._first = tokenizer.control_first_characters()
         # A template that writes "<|" + role + "|>" leaves a control token open where a user's text may begin.
         self._has_open_end = any(map(tokenizer.ends_inside_control, self._template.literals))
@@ -86,10 +85,8 @@ class ChatTemplate:
                 )
         given = {"messages": list(messages), "tools": tools, "variables": variables}
         if self._says_thinking:
-            given["messages"] = [
-                {**message, "thinking": message["reasoning_content"]} if "reasoning_content" in message else message
-                for message in messages
-            ]
+            more = [{"thinking": each["reasoning_content"]} if "reasoning_content" in each else {} for each in messages]
+            given["messages"] = [{**each, **found} for each, found in zip(messages, more, strict=True)]
         text = self._render(given, add_generation_prompt)
         if not self._has_open_end and not _any_string(given, self._holds_first):
             return Rendered(text, ())
