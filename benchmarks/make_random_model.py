@@ -85,6 +85,28 @@ QWEN3_MOE = {
     "mlp_only_layers": [],
 }
 
+# Three layers of Gated DeltaNet, then one that attends.
+QWEN35 = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-06,
+    "max_position_embeddings": 262144,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000000.0, "partial_rotary_factor": 0.25},
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+    "bos_token_id": 248044,
+    "eos_token_id": 248046,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 248320,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+
 
 def _sizes(hidden: int, inner: int, layers: int, heads: int, kv_heads: int) -> dict:
     return {
@@ -105,11 +127,13 @@ SHAPES = {
     "qwen2.5-14b": QWEN2 | _sizes(5120, 13824, 48, 40, 8) | {"rms_norm_eps": 1e-05},
     "qwen2.5-32b": QWEN2 | _sizes(5120, 27648, 64, 40, 8) | {"rms_norm_eps": 1e-05},
     "qwen3-30b-a3b": QWEN3_MOE | _sizes(2048, 6144, 48, 32, 4),
+    "qwen3.5-9b": QWEN35 | _sizes(4096, 12288, 32, 16, 4) | {"head_dim": 256},
     "llama3.1-8b": LLAMA | _sizes(4096, 14336, 32, 32, 8),
     "tiny": QWEN2
     | _sizes(256, 512, 2, 4, 2)
     | {"head_dim": 64, "vocab_size": 2048, "bos_token_id": 2000, "eos_token_id": 2002},
 }
+AS_THEY_ARE = ("mlp.gate.weight", "conv1d.weight", "in_proj_b.weight", "in_proj_a.weight")  # as convert leaves them
 TYPES = ("int4", "int8", "fp8", "bf16", "hf-bf16", "hf-fp8", "hf-awq", "hf-gptq")
 STD = 0.02
 GROUP = 128
@@ -139,7 +163,7 @@ def main() -> int:
     if own.layers:
         config["num_hidden_layers"] = own.layers
     tokenizer = open(own.tokenizer, "rb").read() if own.tokenizer else made_up_tokenizer(config, own.seed)
-    if "num_experts" in config and own.type.startswith("hf-"):
+    if ("num_experts" in config or "full_attention_interval" in config) and own.type.startswith("hf-"):
         parser.error(f"{own.shape} is written as a .zse: --type int4, int8, fp8 or bf16")
     write = write_directory if own.type.startswith("hf-") else write_zse
     nbytes = write(own.out, config, own.type.removeprefix("hf-"), tokenizer, Blocks(own.seed), own.threads)
@@ -197,11 +221,15 @@ def tensors(config: dict) -> list[tuple[str, tuple[int, ...], str | None]]:
                 (f"{at}self_attn.{name}_proj.bias", (rows,), at + "qkv_bias")
                 for name, rows in (("q", q), ("k", kv), ("v", kv))
             ]
-        large += [
-            (f"{at}self_attn.{name}_proj.weight", (rows, hidden), at + "qkv")
-            for name, rows in (("q", q), ("k", kv), ("v", kv))
-        ]
-        large.append((at + "self_attn.o_proj.weight", (hidden, q), None))
+        if config["model_type"] == "qwen3_5_text":
+            mixer_small, mixer_large = qwen35_mixer(config, layer, at)
+            small, large = small + mixer_small, large + mixer_large
+        else:
+            large += [
+                (f"{at}self_attn.{name}_proj.weight", (rows, hidden), at + "qkv")
+                for name, rows in (("q", q), ("k", kv), ("v", kv))
+            ]
+            large.append((at + "self_attn.o_proj.weight", (hidden, q), None))
         if config["model_type"] == "qwen3_moe":
             small += [(f"{at}self_attn.{name}_norm.weight", (dim,), None) for name in "qk"]
             experts, inner = config["num_experts"], config["moe_intermediate_size"]
@@ -220,6 +248,32 @@ def tensors(config: dict) -> list[tuple[str, tuple[int, ...], str | None]]:
     if not config["tie_word_embeddings"]:
         large.append(("lm_head.weight", (config["vocab_size"], hidden), None))
     return small + large
+
+
+def qwen35_mixer(config: dict, layer: int, at: str) -> tuple[list, list]:
+    """(small tensors, large ones) of what mixes a layer's tokens."""
+    hidden, dim = config["hidden_size"], config["head_dim"]
+    q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    if (layer + 1) % config["full_attention_interval"] == 0:
+        small = [(f"{at}self_attn.{name}_norm.weight", (dim,), None) for name in "qk"]
+        rows = {"q": 2 * q, "k": kv, "v": kv}  # q with its gate
+        large = [(f"{at}self_attn.{name}_proj.weight", (rows[name], hidden), at + "qkv") for name in "qkv"]
+        return small, [*large, (at + "self_attn.o_proj.weight", (hidden, q), None)]
+    heads, size = config["linear_num_value_heads"], config["linear_value_head_dim"]
+    channels = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"] + heads * size
+    at += "linear_attn."
+    small = [(at + "A_log", (heads,), None), (at + "dt_bias", (heads,), None), (at + "norm.weight", (size,), None)]
+    large = [
+        (f"{at}{name}.weight", (rows, hidden), None)
+        for name, rows in (
+            ("in_proj_qkv", channels),
+            ("in_proj_z", heads * size),
+            ("in_proj_b", heads),
+            ("in_proj_a", heads),
+        )
+    ]
+    large.append((at + "conv1d.weight", (channels, config["linear_conv_kernel_dim"]), None))
+    return small, [*large, (at + "out_proj.weight", (hidden, heads * size), None)]
 
 
 def write_zse(out: str, config: dict, type: str, tokenizer: bytes, blocks: Blocks, threads: int) -> int:
@@ -264,7 +318,7 @@ def write_zse(out: str, config: dict, type: str, tokenizer: bytes, blocks: Block
 def planned(name: str, shape: tuple[int, ...], group: str | None, type: str) -> PlannedTensor:
     if len(shape) == 1:
         return PlannedTensor(name, "rows", "F32", shape, group)
-    if type == "bf16" or name.endswith("mlp.gate.weight"):  # a router stays as it is
+    if type == "bf16" or name.endswith(AS_THEY_ARE):
         return PlannedTensor(name, "rows", "BF16", shape, group)
     if type == "fp8":
         return PlannedTensor(name, "rows", "fp8-row", shape, group)
