@@ -13,6 +13,7 @@ ROUNDED = Tolerance(2e-3, 2**-7, "the result is rounded to bf16, and what a norm
 # What products of chunks may be off by beside the root mean square of all numbers: all together, and a single one.
 # Their operands have 8 bits; numbers are sums of dozens of products, some of which nearly cancel.
 ALL_OFF, ONE_OFF = 0.01, 0.25
+FORGETTING = (0.01, 1.0, 1e-4)  # factors of A
 BY_CHUNKS = Tolerance(0.0, 1.0, "products of bf16: off_by()")
 
 # As zse.kernels.delta's and scan's, in shorter runs: the emulator takes 512 threads through each token.
@@ -47,7 +48,8 @@ def off_by(got, wanted) -> str:
 
 
 def by_chunks(case: Case, kind: str, *sizes: int) -> Case:
-    """The case with memory for chunks. sizes: as work_width() takes them."""
+    """The case with memory for chunks, and heads that forget within some tokens, hundreds or none. sizes: as work_width()
+    takes them."""
     tokens, width = case.outputs["out"].shape
     own = width if "gate" in case.inputs else 0
     work = np.full((tokens + 3, state_chunks.work_width(kind, *sizes) + own), np.nan, np.float32)
@@ -55,7 +57,9 @@ def by_chunks(case: Case, kind: str, *sizes: int) -> Case:
         name: OutputSpec(spec.shape, spec.dtype, BY_CHUNKS, inout=spec.inout, error=off_by)
         for name, spec in case.outputs.items()
     }
-    return Case(f"{case.name}, by chunks", case.inputs | {"work": work}, outputs, case.options)
+    decays = case.inputs["A"] * np.resize(FORGETTING, len(case.inputs["A"]))
+    inputs = case.inputs | {"work": work, "A": decays.astype(np.float32)}
+    return Case(f"{case.name}, by chunks", inputs, outputs, case.options)
 
 
 def delta_cases(rng):

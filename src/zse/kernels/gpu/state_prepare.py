@@ -11,6 +11,9 @@ from zse.kernels.runs import RunParams
 CHUNK = 64
 THREADS = 128
 FACTORS = CHUNK + 4  # f32 from row to row
+# Of a token's decay: e^-40 leaves nothing of a state beside what is added, and sums over a chunk stay above -2,560, where f32
+# has steps of 0.0002; of -1e5 they would be 0.008.
+LEAST_LOG = -40.0
 
 
 class ChunkParams(RunParams):
@@ -106,7 +109,7 @@ def gates_of(p, token, head):
     else:
         step = min(max(step, p.low), p.high)
         weight = step
-    return step * p.A[head], weight
+    return max(step * p.A[head], LEAST_LOG), weight
 
 
 @zl.inline
