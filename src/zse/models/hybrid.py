@@ -25,7 +25,7 @@ class Hybrid(Decoder):
         if sum(widths) != x.width:
             raise ValueError(f"parts: {' + '.join(map(str, widths))} columns of {x.width}")
         found = tuple(Value(self.trace, width) for width in widths)
-        self.trace.split[x] = found
+        self.trace.split[x], self.trace.named = found, True
         return found
 
     def conv(self, x: Value, name: str, i: int, *, activation: str = "silu") -> Value:
@@ -110,6 +110,7 @@ class Hybrid(Decoder):
         "q": head_norm, rotate, attention; the gate to gate_output."""
         if x.width % (2 * heads):
             raise ValueError(f"head_halves: {x.width} columns are no two halves of {heads} heads")
+        self.trace.named = True
         q, gate = (self.trace.add("head_half", (x,), x.width // 2, heads=heads, half=half) for half in range(2))
         return q, gate
 

@@ -244,7 +244,7 @@ def _made_by(value: Value, op: str) -> Node:
 
 def read_columns(nodes: list[Node], trace: Trace) -> list[Node]:
     """Recurrent operations read their parts of a product where they lie."""
-    return columns.read_columns(nodes, trace) if any(node.op in READERS for node in nodes) else nodes
+    return columns.read_columns(nodes, trace) if trace.named or any(node.op in READERS for node in nodes) else nodes
 
 
 def gated_delta(nodes: list[Node], trace: Trace) -> list[Node]:

@@ -107,6 +107,7 @@ class Trace:
         self.shapes, self.all_rows, self.orders, self.adapted = shapes, all_rows, orders or {}, adapted
         self.nodes: list[Node] = []
         self.split: dict[Value, tuple[Value, ...]] = {}
+        self.named = False  # whether the forward names parts of a product itself
 
     def add(
         self,
