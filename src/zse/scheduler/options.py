@@ -40,7 +40,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     deadline_ms: Annotated[
         float | None,
         Field(
-            Number(0, 86_400_000.0, above_low=True),
+            Number(1.0, 86_400_000.0),
             "When the whole answer is wanted, from now: sooner goes first; answered 504 if it passes before the request "
             "has begun.",
             routes=ROUTES,
