@@ -20,6 +20,7 @@ from zse.cache.grouped import GroupedCacheManager
 from zse.cache.groups import PageGeometry, geometry
 from zse.cache.pages import HostPool
 from zse.cache.prefix import PrefixCache
+from zse.cache.states import StateSlots
 from zse.engine.config import EngineConfig
 from zse.engine.core import Engine
 from zse.engine.memory import plan_memory
@@ -238,6 +239,51 @@ def test_deterministic_forms(like, kept_kernels, tmp_path):
         session.step([(0, ids[10:]), (1, ids[:1])], wanted=[0]),
     ]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+def test_an_engine_keeps_states_on_the_device(kept_kernels, monkeypatch, tmp_path):
+    """Requests in one batch, then the conversation of one of them continued: what is said is what a request says alone that
+    finds nothing cached, and most of its prompt is not computed again."""
+    monkeypatch.setitem(tiny_families.CONFIGS, "qwen3_5", tiny_families.CONFIGS["qwen3_5"] | REAL_HEADS["qwen3_5"])
+    device = EmulateDevice("sm_90a", cache.package_variants("sm_90a"))
+    model, plan = load_emulated(device, str(tiny_families.write("qwen3_5", tmp_path, "BF16")))
+    wanted = EngineConfig(model="m", max_rows=3, max_context=128, max_tokens_per_step=64, speculation="none")
+    config = plan_memory(wanted, plan, device).config
+    runner, params = Runner(device, model, config), SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+    ids = np.resize(tiny.tokens("qwen3_5"), 90).tolist()
+
+    def engine_of(*, caches: bool):
+        pages = dict(num_pages=config.num_pages, max_rows=3, max_tokens=64, max_context=128)
+        size = config.page_size if caches else 0
+        nbytes = config.state_bytes // config.state_slots
+        slots = StateSlots(config.state_slots, config.state_interval, HostPool(0), page_size=size, slot_nbytes=nbytes)
+        found = PrefixCache(config.num_pages, page_size=config.page_size) if caches else None
+        geometry = PageGeometry(page_size=config.page_size)
+        scheduler = Scheduler(
+            **pages, vocab_size=plan.config.vocab_size, geometry=geometry, prefix_cache=found, states=slots
+        )
+        return Engine(scheduler, runner)
+
+    def replies(engine, prompts) -> dict[int, tuple[list[int], int]]:
+        said = {id: ([], 0) for id in prompts}
+        for id, prompt in prompts.items():
+            engine.submit(id, prompt, params)
+        while engine.has_work:
+            for output in engine.step():
+                assert output.finish != "error"
+                said[output.id] = said[output.id][0] + output.tokens, said[output.id][1] + output.cached_tokens
+            assert engine.scheduler.check_integrity() == []
+        return said
+
+    engine = engine_of(caches=True)
+    first = replies(engine, {0: ids[:70], 1: ids[5:9], 2: ids[20:50]})
+    more = ids[:70] + first[0][0] + ids[80:86]
+    continued = replies(engine, {3: more})[3]
+    alone = engine_of(caches=False)
+    assert continued == (replies(alone, {3: more})[3][0], continued[1]) and continued[1] >= 70
+    assert [reply for reply, _ in first.values()] == [
+        replies(alone, {id: prompt})[id][0] for id, prompt in ((0, ids[:70]), (1, ids[5:9]), (2, ids[20:50]))
+    ]
 
 
 def test_an_engine_runs_ahead(kept_kernels, tmp_path):

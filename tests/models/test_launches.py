@@ -12,6 +12,7 @@ import tiny_families
 from null_source import signatures, source_of
 
 from zse.cache.layout import KVCache
+from zse.cache.states import state_cache
 from zse.models.load import load_model, plan_model
 from zse.models.registry import forward_of
 from zse.plan.record import Planner, StepBuffers
@@ -42,6 +43,13 @@ for family in ("phi4_mini", "minicpm"):
     CONFIGS[family] = tiny_families.CONFIGS[family] | dict(intermediate_size=512, num_hidden_layers=3)
 for family in ("qwen3_moe", "glm4_moe"):
     CONFIGS[family] |= dict(moe_intermediate_size=128)
+# Heads of the sizes that real models have.
+LINEAR = {"layer_types": ["linear_attention", "linear_attention", "full_attention"], "head_dim": 64}
+LINEAR |= dict(linear_key_head_dim=128, linear_value_head_dim=128, linear_num_key_heads=8, linear_num_value_heads=16)
+CONFIGS["qwen3_5"] |= LINEAR
+CONFIGS["granite_hybrid"] |= dict(
+    mamba_n_heads=8, mamba_d_head=64, mamba_d_state=128, layer_types=["mamba", "attention", "mamba"]
+)
 # Scheme of the weights by a part of their name. Mixed as GGUF files mix them: v and down, and in part gate, differ.
 INT4 = {"embed": "int8-g32-sym", "lm_head": "int8-g32-sym", "": "int4-g32"}
 LATENT = {"k_b_proj": "f16", "v_b_proj": "f16", **INT4}
@@ -102,6 +110,10 @@ GPU = {
     "qwen3_moe-int4": ("qwen3_moe", {"mlp.gate.weight": "f32", **GPU_INT4}, {}),
     "glm4_moe-fp8": ("glm4_moe", {"mlp.gate.weight": "f32", **FP8}, {}),
 }
+RECURRENT = {"in_proj_b": "bf16", "in_proj_a": "bf16", "conv1d": "f32"}
+CPU["qwen3_5-int4"] = ("qwen3_5", RECURRENT | INT4, {})
+GPU["qwen3_5-int4"] = ("qwen3_5", RECURRENT | GPU_INT4, {})
+GPU["granite_hybrid-bf16"] = ("granite_hybrid", BF16, {})
 # The inner width is no multiple of 16: gate and up are not joined, and the products do not gate.
 ODD = {"cpu": ("odd", BF16, {}), "gpu": ("odd", BF16, {})}
 CONFIGS["odd"] = like("llama", intermediate_size=32 * 15)
@@ -128,7 +140,9 @@ def decoder_of(family: str, name: str) -> Planner:
     buffers = StepBuffers.allocate(
         device, plan.config, max_tokens=MAX_TOKENS, max_rows=MAX_ROWS, max_pages=CONTEXT // 16
     )
-    return Planner(device, forward_of(plan.config), model, kv, buffers, **options)
+    forward = forward_of(plan.config)
+    states = state_cache(device, forward, MAX_ROWS) if plan.config.has_state else None
+    return Planner(device, forward, model, kv, buffers, states=states, **options)
 
 
 def number(value) -> str:
