@@ -135,6 +135,16 @@ def test_choices_of_one_prompt_compute_it_once(engines, plain):
         assert run.cached == [0, 63, 63] and run.computed == 64 + 1 + 1 + 3 * 9
 
 
+def test_requests_that_begin_alike_compute_it_once(engines, plain):
+    """They part within a few tokens of each other: one state serves them."""
+    common = ids(100, 21)
+    prompts = [common[: 90 + count] + ids(20, 22 + count) for count in (10, 3, 0, 7, 1)]
+    engine = engines(max_rows=5)
+    run = Run(engine, prompts)
+    assert run.tokens == Run(plain, prompts).tokens
+    assert run.cached == [0, 90, 90, 90, 90] and engine.scheduler.snapshot()["state_taken"] == 1
+
+
 def test_beams_copy_states(engines, plain):
     prompt = ids(50, 30)
     found = []

@@ -285,9 +285,10 @@ class SharedPrompts:
         request.leads = True
         key = _beginning(request)
         self.leaders.setdefault(key, []).append(request)
-        for other in islice(waiting, MAX_FORESEEN) if self._has_states else ():
-            if _beginning(other) == key:
-                request.keep_at(_shared_place(request, other))
+        if self._has_states:  # the shortest first: others are content with it
+            alike = [other for other in islice(waiting, MAX_FORESEEN) if _beginning(other) == key]
+            for place in sorted(_shared_place(request, other) for other in alike):
+                request.keep_at(place)
 
     def end(self, request: Request) -> None:
         """The prompt of a request that leads is computed, or it lost its pages."""

@@ -10,6 +10,9 @@ from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
 from zse.scheduler.options import DEFAULT, RequestOptions
 
+# For requests that begin as another one does its state is kept in so many places at most, no nearer than so many tokens:
+# a chunk of its prompt ends at each.
+MAX_PLACES, NEAR = 8, 32
 WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
 
 
@@ -101,11 +104,15 @@ class Request:
         return self.pending > 0 or self.chunks_in_flight > 0
 
     def keep_at(self, length: int) -> bool:
-        """Its state is to be kept behind so many of its tokens. False where they are computed already."""
-        if length > self.computed_len:
-            self.places.append(length)
-            self.next_place = min(self.next_place, length)
-        return length in self.places
+        """Its state is to be kept behind so many of its tokens, or somewhat fewer where it is kept anyway. False where
+        they are computed already, or it is kept in many places."""
+        if any(length - NEAR < place <= length for place in self.places):
+            return True
+        if length <= self.computed_len or len(self.places) >= MAX_PLACES:
+            return False
+        self.places.append(length)
+        self.next_place = min(self.next_place, length)
+        return True
 
     @property
     def num_computed(self) -> int:
