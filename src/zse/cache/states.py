@@ -57,13 +57,9 @@ class StateCache:
     """`num_slots` slots in one buffer of the device, zero-filled. tensor: f32 [num_slots, stride]."""
 
     def __init__(self, device, layout: StateLayout, num_slots: int):
-        self.layout, self.num_slots = layout, num_slots
+        self.layout, self.num_slots, self.slot_nbytes = layout, num_slots, layout.nbytes
         self.buffer = device.alloc(num_slots * layout.nbytes, label="states")
         self.tensor = Tensor(self.buffer, (num_slots, layout.stride), "f32")
-
-    @property
-    def slot_nbytes(self) -> int:
-        return self.layout.nbytes
 
     def part(self, layer: int, name: str) -> StatePart:
         """What a kernel takes as the state of a layer. KeyError where the layer has no such part."""
@@ -182,7 +178,7 @@ class StateSlots:
         elif snapshot is not None:
             is_near = snapshot.slot >= 0
             self.transfer(("state", snapshot.slot, slot) if is_near else ("state in", snapshot.host, slot))
-            self._touch(snapshot)
+            self._shelf(snapshot).touch(snapshot)
             self.num_host_hits += not is_near
         self.num_hits += snapshot is not None
         self.live[sequence] = slot
@@ -243,6 +239,7 @@ class StateSlots:
     # -- to the host and back
 
     def can_swap(self) -> bool:
+        """Whether swap_out() would find a slot."""
         return self.host.num_free > 0 or self.on_host.count > 0
 
     def swap_out(self, sequence: int) -> None:
@@ -305,7 +302,7 @@ class StateSlots:
             self._place(Snapshot(node, offset, slot))
         elif there.slot >= 0:
             self._free.append(slot)
-            self._touch(there)
+            self.on_device.touch(there)
         else:  # on the host; this one is as good, and nearer
             self.on_host.remove(there)
             self.host.give(there.host)
@@ -337,9 +334,6 @@ class StateSlots:
         self._remove(snapshot)
         if snapshot.host >= 0:
             self.host.give(snapshot.host)
-
-    def _touch(self, snapshot: Snapshot) -> None:
-        self._shelf(snapshot).touch(snapshot)
 
     def _take(self, but: Snapshot | None = None) -> int | None:
         """A free slot, or that of a snapshot other than `but`, which goes to the host, or is gone."""
@@ -411,10 +405,6 @@ class StateSlots:
         """All that there are."""
         return [*self.on_device, *self.on_host]
 
-    def is_kept(self, snapshot: Snapshot) -> bool:
-        """Whether it is still there."""
-        return snapshot in self._at.get(snapshot.node, ())
-
     def enter_host(self, node: TreeNode, offset: int, host: int) -> None:
         """The host's slot, which the caller took, has the state behind `offset` tokens of `node`; a file has it, too."""
         if self._behind.get(node.parent, {}).get(node.tokens[: 4 * offset]) is None:  # type: ignore[arg-type]
@@ -422,9 +412,9 @@ class StateSlots:
         else:
             self.host.give(host)
 
-    def has(self, node: TreeNode) -> bool:
-        """Whether a snapshot stands beside the node."""
-        return node in self._at
+    def has(self, node: TreeNode, snapshot: Snapshot | None = None) -> bool:
+        """Whether a snapshot, or this one, stands beside the node."""
+        return node in self._at and (snapshot is None or snapshot in self._at[node])
 
     # -- what others may know
 

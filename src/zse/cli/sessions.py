@@ -12,7 +12,7 @@ from zse.errors import ZSEError
 
 EPILOG = """examples:
   zse sessions ls
-  zse sessions rm chat-1 chat-2
+  zse sessions rm chat-1
   zse sessions rm --all --server http://10.0.0.7:8000 --api-key $KEY
 
 They are those of the key's tenant. What a model computed for them is in the prefix cache and, with --cache-disk, in

@@ -38,7 +38,7 @@ class StateFiles:
     def content(self, snapshot: Snapshot) -> tuple[bytes, bytes, bytes] | None:
         """Key, tokens and content of its file; None of one that is gone. What pages and slots hold is settled."""
         node, mover = snapshot.node, self._mover
-        if not node.alive or not self._states.is_kept(snapshot):
+        if not node.alive or not self._states.has(node, snapshot):
             return None
         near = snapshot.slot >= 0
         state = mover.read_state(snapshot.slot) if near else mover.read_host_state(snapshot.host)
