@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from zse.errors import GroupError
+from zse.errors import ConfigError, GroupError
 from zse.parallel.collectives import host
 from zse.parallel.group import RankGroup
 from zse.runtime.opening import open_device
@@ -129,6 +129,13 @@ def test_a_rank_that_ended_is_told_at_once():
     with pytest.raises(GroupError, match="killed by signal 9"):
         group.exchange(b"hello")
     group.close()
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "1e9", "nan"])
+def test_a_time_that_is_none_is_refused(text, monkeypatch):
+    monkeypatch.setenv("ZSE_GROUP_TIMEOUT_S", text)
+    with pytest.raises(ConfigError, match=f"ZSE_GROUP_TIMEOUT_S={text} is not a number of seconds"):
+        RankGroup.create(2)
 
 
 def test_memory_of_another_group_is_refused():

@@ -98,12 +98,13 @@ class ModelShare:
         if config.num_heads < size:
             raise self._refused("attention heads", config.num_heads, f"at least {size}")
         self._heads = head_spans(config.num_heads, config.num_kv_heads, size)
+        layers = range(config.num_layers)
+        widths = [(layer, config.intermediate_of(layer)) for layer in layers if f"layers.{layer}.down" in stored]
         self._inner = {
-            layer: self._spans("down", size, self._unit(f"layers.{layer}.", "down", size))
-            for layer, size in self._dense_layers()
+            layer: self._spans("down", width, self._unit(f"layers.{layer}.", "down", width)) for layer, width in widths
         }
         moe = config.moe
-        sparse = [f"layers.{layer}." for layer in range(config.num_layers) if moe and moe.is_sparse(layer)]
+        sparse = [f"layers.{layer}." for layer in layers if moe and moe.is_sparse(layer)]
         self._experts = self._common(sparse, "down_exps", moe.intermediate_size) if moe else []
         self._shared = self._common(sparse, "shared_down", moe.shared_size) if moe and moe.shared_size else []
         table = self.schemes["embed" if config.tied_head else "head"]
@@ -132,13 +133,6 @@ class ModelShare:
                 )
 
     # -- where cuts are
-
-    def _dense_layers(self) -> "list[tuple[int, int]]":
-        """Layers with an MLP, and its inner width."""
-        layers = range(self.whole.num_layers)
-        return [
-            (layer, self.whole.intermediate_of(layer)) for layer in layers if f"layers.{layer}.down" in self._stored
-        ]
 
     def _common(self, layers: list[str], role: str, total: int) -> list[Span]:
         """Spans that all layers can be cut at: the configuration has one width for all."""
@@ -231,7 +225,9 @@ class ModelShare:
             return [self._rows(role, infos[0], self._heads[self.rank])]
         columns = self._columns_of(role.name)
         if columns:
-            return [self._of_columns(role, info, self._span(columns, number)) for info in infos]
+            span = self._span(columns, number)
+            part = msgspec.structs.replace(role, shape=(role.shape[0], _width(span)))
+            return [SharePiece(part, info, ShareCut((0, info.shape[0]), span)) for info in infos]
         kinds = ROWS.get(name.removesuffix("_bias"))
         if kinds is None:
             return [SharePiece(role, info, None) for info in infos]
@@ -283,10 +279,6 @@ class ModelShare:
                 f"rows of {info.name}, {start} to {stop}, as {self.schemes[role.name]}", rows, f"multiples of {unit}"
             )
         return SharePiece(part, info, ShareCut((start, stop), (0, info.shape[1])))
-
-    def _of_columns(self, role: Role, info: TensorInfo, span: Span) -> SharePiece:
-        part = msgspec.structs.replace(role, shape=(role.shape[0], _width(span)))
-        return SharePiece(part, info, ShareCut((0, info.shape[0]), span))
 
 
 def _width(span: Span) -> int:

@@ -14,7 +14,7 @@ import tempfile
 import time
 
 from zse import env
-from zse.errors import GroupError
+from zse.errors import ConfigError, GroupError
 from zse.parallel.collectives.host import HostCollectives, shared_bytes
 
 TYPE_CHECKING = False
@@ -35,7 +35,10 @@ class RankGroup:
     def __init__(self, rank: int, size: int, descriptor: int):
         self.rank, self.size, self.descriptor = rank, size, descriptor
         self.look: Callable[[], None] = lambda: None
-        self.timeout_s = float(env.get("ZSE_GROUP_TIMEOUT_S"))
+        text = env.get("ZSE_GROUP_TIMEOUT_S")
+        if not text.replace(".", "", 1).isdigit() or not 0 < float(text) <= 86400:
+            raise ConfigError(f"ZSE_GROUP_TIMEOUT_S={text} is not a number of seconds up to 86400")
+        self.timeout_s = float(text)
         self.host = HostCollectives(self, mmap.mmap(descriptor, shared_bytes(size)))
         self._collectives: Any = None
 
