@@ -97,6 +97,24 @@ def test_a_run_alone_and_in_a_batch(isa):
 
 
 @pytest.mark.parametrize("isa", BEST)
+def test_heads_alone_and_together(isa, monkeypatch):
+    """How many heads a block takes depends on the threads, and no result on that."""
+    case = scan.make_case(np.random.default_rng(8), (16, 1, 32, 16), (40, 1), (0,), 0, None, scan.NEAR)
+    together = run_case(scan.SCAN, case, isa)
+    grids = []
+    for threads, blocks in ((1, 4), (2, 4), (4, 8), (64, 16)):
+        recorder = NullDevice(threads).record()
+        recorder.launch = lambda symbol, args, grid: grids.append(grid)
+        operands = {name: to_tensor(value) for name, value in case.inputs.items()}
+        scan.scan(recorder, out=to_tensor(together["out"]), **operands, **case.options)
+        assert grids.pop() == (blocks, 2), threads
+    monkeypatch.setattr(scan, "HEADS", 1)
+    alone = run_case(scan.SCAN, case, isa)
+    for name, found in alone.items():
+        np.testing.assert_array_equal(found, together[name])
+
+
+@pytest.mark.parametrize("isa", BEST)
 def test_a_sequence_may_be_cut_anywhere(isa):
     """As prompts in pieces, then token by token. Within the tolerance of the cases: chunks begin elsewhere."""
     total, cuts = 150, (0, 1, 2, 66, 70, 71, 149, 150)

@@ -26,12 +26,13 @@ from zse.runtime.args import Args
 
 CHUNK = 32
 SHORT = 3  # tokens of a run that are worth a chunk
-HEADS = 4
+HEADS = 4  # of a block, where that leaves each thread two blocks
 NO_LIMITS = (0.0, float("inf"))
 
 
 class StateScan(RunParams):
-    """x, dt f32, rows x_stride and dt_stride apart. per_group: heads of a group; blocks: of its heads."""
+    """x, dt f32, rows x_stride and dt_stride apart. per_group: heads of a group, which go to `blocks`
+    blocks, share to each."""
 
     x: zl.Ptr[zl.f32, "const"]
     dt: zl.Ptr[zl.f32, "const"]
@@ -45,6 +46,7 @@ class StateScan(RunParams):
     groups: zl.index
     per_group: zl.index
     blocks: zl.index
+    share: zl.index
     head_size: zl.index
     state_size: zl.index
     dt_low: zl.f32
@@ -206,8 +208,8 @@ def scan_heads(p: StateScan):
     """Grid (groups * blocks, runs)."""
     L, C = zl.target.lanes, p.CHUNK
     group = zl.block_index(0) // p.blocks
-    first_head = group * p.per_group + zl.block_index(0) % p.blocks * HEADS
-    last_head = min(first_head + HEADS, (group + 1) * p.per_group)
+    first_head = group * p.per_group + zl.block_index(0) % p.blocks * p.share
+    last_head = min(first_head + p.share, (group + 1) * p.per_group)
     run = zl.block_index(1)
     first, last, states = run_of(p, run)
     size = p.state_size * p.head_size
@@ -257,8 +259,11 @@ def _scan(
     """
     heads = A.shape[0]
     args = checked(x, dt, A, D, dt_bias, state, runs, out, groups, state_size, dt_limits)
-    blocks = -(-(heads // groups) // HEADS)
-    args |= dict(per_group=heads // groups, blocks=blocks, head_size=out.shape[1] // heads, state_size=state_size)
+    share, per_group = HEADS, heads // groups
+    while share > 1 and groups * -(-per_group // share) < 2 * recorder.device.threads:
+        share //= 2
+    args |= dict(per_group=per_group, blocks=(blocks := -(-per_group // share)), share=share)
+    args |= dict(head_size=out.shape[1] // heads, state_size=state_size)
     recorder.launch("scan", Args(**args), (groups * blocks, runs.slot.shape[0]))
 
 
