@@ -66,10 +66,18 @@ def choose_forms(
     emits = EMITS[device.kernels]
     users: dict[Value, list[Node]] = {}
     routed = [node.inputs[0].node for node in nodes if node.op == "route"]
-    wide = {node.inputs[0] for node in routed if node}  # a router reads what no product has rounded
+    wide = {node.inputs[0] for node in routed if node}  # such a product reads what no other has rounded
     for node in nodes:
         if node.op in PRODUCTS and node not in routed:
             users.setdefault(node.inputs[0], []).append(node)
+    for value, products in users.items():  # dense weights beside quantized ones take f32 alone
+        dense = [
+            node for node in products if activations == "int8" and "int8" not in schemes[node.weights["weight"]].forms
+        ]
+        if 0 < len(dense) < len(products):
+            wide.add(value)
+            routed += dense
+            users[value] = [node for node in products if node not in dense]
     # What is reordered first is taken as it is, and so are the inputs of other products that read it.
     forms: dict[Value, str] = {node.inputs[0]: device.inner for node in nodes if node.op == "reorder"}
     changed: dict[Node, Value] = {}
