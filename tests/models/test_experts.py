@@ -208,7 +208,7 @@ def test_a_step_reads_the_experts_that_it_uses(device, tmp_path):
     """One token 3 of 8, many tokens all; each multiplies with 3 (zse bench and zse profile hold figures against that)."""
     model = load(device, str(tiny_families.write("qwen3_moe", tmp_path)))
     planner, kv = SimpleNamespace(activations="f32"), SimpleNamespace(dtype="f32")
-    runner = SimpleNamespace(model=model, planner=planner, kv=kv)
+    runner = SimpleNamespace(model=model, planner=planner, kv=kv, states=None)
     stacks = [weight for name, weight in model.weights.items() if name.endswith("_exps")]
     stored = sum(weight.scheme.nbytes(*weight.shape, weight.layout) for weight in stacks)
     products = sum(weight.shape[0] * weight.shape[1] for weight in stacks)
