@@ -57,7 +57,8 @@ class GraniteHybrid(Mixers):
         turns = fields.choice("position_embedding_type", {"rope": True, "nope": False}, "nope")
         values["nope_layers"] = () if turns else (True,) * layers
         values["intermediate_size"] = shared
-        return _build(fields, hf_factors(fields, values), mixers=mixers, recurrent=recurrent, moe=moe)
+        values = hf_factors(fields, values)
+        return fields.build(architecture="granite_hybrid", mixers=mixers, recurrent=recurrent, moe=moe, **values)
 
     @staticmethod
     def from_gguf(fields: Fields, tensors) -> ModelConfig:
@@ -71,8 +72,5 @@ class GraniteHybrid(Mixers):
         groups = fields.integer(".ssm.group_count", high=MAX_WIDTH)
         recurrent = gguf_recurrent(fields, norm_eps=eps, norm_groups=groups, conv_bias=biased)
         values["nope_layers"] = (True,) * layers
-        return _build(fields, gguf_factors(fields, values), mixers=mixers, recurrent=recurrent, moe=moe)
-
-
-def _build(fields: Fields, values: dict, **found) -> ModelConfig:
-    return fields.build(architecture="granite_hybrid", **found, **values)
+        values = gguf_factors(fields, values)
+        return fields.build(architecture="granite_hybrid", mixers=mixers, recurrent=recurrent, moe=moe, **values)

@@ -23,12 +23,11 @@ _NAMES: Names = {
     "down_exps": (EXPERTS["down_exps"][0], "feed_forward.experts.{e}.w2.weight|feed_forward.experts.down_proj"),
     "router_select": (SELECT["router_select"][0], "feed_forward.expert_bias"),
 }
-_ORDER = ATTN_NORM | ATTENTION | QK_NORM | SHORT_CONV | _NAMES
 _ROUTING: dict = dict(gating="sigmoid", normalize_eps=1e-6)
 
 
 class Lfm2(Mixers):
-    names = {name: found for name, found in _ORDER.items() if not name.endswith("_bias")}
+    names = ATTN_NORM | ATTENTION | QK_NORM | SHORT_CONV | _NAMES
     model_names = MODEL | {"final_norm": ("token_embd_norm.weight|output_norm.weight", "embedding_norm.weight")}
 
     def layer(self, x, i):
@@ -66,7 +65,7 @@ class Lfm2(Mixers):
             )
         recurrent = fields.build_recurrent(kernel=fields.integer("conv_L_cache", 3))
         mixers = hf_mixers(fields, KINDS, layers, default)
-        return _build(fields, values, mixers=mixers, recurrent=recurrent, moe=moe)
+        return fields.build(architecture="lfm2", qk_norm=True, mixers=mixers, recurrent=recurrent, moe=moe, **values)
 
     @staticmethod
     def from_gguf(fields: Fields, tensors) -> ModelConfig:
@@ -78,11 +77,7 @@ class Lfm2(Mixers):
             moe = gguf_moe(fields, values["num_layers"], selection_bias=biased, **_ROUTING)
         recurrent = fields.build_recurrent(kernel=fields.integer(".shortconv.l_cache"))
         mixers = tuple("attention" if count else "conv" for count in heads)
-        return _build(fields, values, mixers=mixers, recurrent=recurrent, moe=moe)
-
-
-def _build(fields: Fields, values: dict, **found) -> ModelConfig:
-    return fields.build(architecture="lfm2", qk_norm=True, **found, **values | dict(qkv_bias=False, o_bias=False))
+        return fields.build(architecture="lfm2", qk_norm=True, mixers=mixers, recurrent=recurrent, moe=moe, **values)
 
 
 def _inner(fields: Fields) -> int:
