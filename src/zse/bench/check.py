@@ -56,7 +56,8 @@ def tensors(path: str, family: str) -> dict:
         read += [name for name in names.ROPE_TENSORS if name in source.tensors]
         if len(read) != len(set(read)):  # the plan takes each by its role's name
             raise ZSEError(f"{path}: a tensor is read twice: {max(read, key=read.count)}")
-        whole = {name.partition("[")[0] for name in read}  # of a stack the parts of each expert are read
+        # Of a stack the parts of each expert are read, of a joined product rows.
+        whole = {name.partition("[")[0].partition(" rows ")[0] for name in read}
         return {"read": len(whole), "not_read": sorted(set(source.tensors) - whole)}
 
 
