@@ -14,8 +14,9 @@ from zse.engine.expert_counters import ExpertCounters
 from zse.engine.features import FEATURES
 from zse.engine.grammars import GrammarQueue
 from zse.engine.idle_memory import IdleMemory
+from zse.engine.images import ImageStore
 from zse.engine.jobs import JobQueue
-from zse.engine.messages import Ask
+from zse.engine.messages import Ask, ImageInput
 from zse.engine.offload import DiskTier
 from zse.engine.prefill_client import PrefillClient
 from zse.engine.prefill_server import PrefillServer
@@ -23,11 +24,12 @@ from zse.engine.ranks import RankWatch
 from zse.engine.token_rules import TokenRuleQueue
 from zse.sampling.params import BeamParams, SamplingParams
 from zse.scheduler.feature import Feature
-from zse.scheduler.options import DEFAULT, RequestOptions
+from zse.scheduler.options import DEFAULT, PlacedImage, RequestOptions
 from zse.speculative.speculator import Speculator
 from zse.structured.options import Structure
 
 CLASSES = {
+    "images": ImageStore,
     "speculation": Speculator,
     "beams": BeamQueue,
     "jobs": JobQueue,
@@ -70,6 +72,8 @@ def test_the_core_names_no_feature():
         (BeamParams(), DEFAULT, "beams"),
         (BeamParams(), RequestOptions(structure=Structure(kind="json_object")), "beams"),
         (Ask("mean"), DEFAULT, "jobs"),
+        (SamplingParams(), RequestOptions(images=(ImageInput(0, 1, 1, 1, b"", b""),)), "images"),
+        (SamplingParams(), RequestOptions(images=(PlacedImage(0, 1, b"", b""),)), None),
         (SamplingParams(min_tokens=1), DEFAULT, "rules"),
         (SamplingParams(allowed_token_ids=(1,)), RequestOptions(structure=Structure(kind="json_object")), "rules"),
     ],
@@ -90,7 +94,7 @@ def test_a_feature_is_made_with_its_first_request_and_then_costs_steps_nothing(m
 
     assert reply(1) == [2, 3, 4] and not engine._features
     zeros = {name: 0 for row in FEATURES.values() for name in row.counters}
-    assert engine.counters().items() >= zeros.items() and len(zeros) == 12
+    assert engine.counters().items() >= zeros.items() and len(zeros) == 18
     engine.submit(2, [1], BeamParams(beam_width=2, max_tokens=2))
     while engine.has_work:
         assert engine.step() == []

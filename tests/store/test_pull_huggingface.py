@@ -193,6 +193,7 @@ PUBLISHED = """m-Q4_K_M.gguf m-Q4_K_S.gguf m-UD-Q4_K_M.gguf m-BF16.gguf m-F16.gg
         ("Q4_K_M", ["m-Q4_K_M.gguf"]),
         ("ud-q4_k_m", ["m-UD-Q4_K_M.gguf"]),
         ("F16", ["m-F16.gguf"]),
+        ("mmproj-F16", ["mmproj-F16.gguf"]),
         ("q8_0", ["Q8_0/m-Q8_0-00001-of-00002.gguf", "Q8_0/m-Q8_0-00002-of-00002.gguf"]),
         ("Q8_0/m-Q8_0-00001-of-00002.gguf", ["Q8_0/m-Q8_0-00001-of-00002.gguf", "Q8_0/m-Q8_0-00002-of-00002.gguf"]),
         ("Q2_K_XL", ["UD-Q2_K_XL/m-UD-Q2_K_XL.gguf"]),

@@ -247,6 +247,17 @@ SERVING = (
         help="most drafts of a request in a step; fewer where they do not pay (default: 7, of a draft model 4)",
     ),
     arg(
+        "--mmproj",
+        metavar="FILE",
+        help="what a GGUF model sees with, a stored name or a path (default: the mmproj-*.gguf beside the model)",
+    ),
+    arg(
+        "--image-cache",
+        type=parsers.memory_size,
+        metavar="SIZE",
+        help="host memory for embeddings of images that may come again (default: 256M)",
+    ),
+    arg(
         "--batching",
         choices=("continuous", "static"),
         default="continuous",

@@ -443,6 +443,8 @@ def _engine_arguments(args, path: str, adapters: tuple[tuple[str, str], ...] = (
         values |= {"model": kept, "quantize": None} if kept is not None else {}
     if args.draft_model is not None:
         values["draft_model"] = store.locate(args.draft_model)
+    if args.mmproj is not None:
+        values["mmproj"] = store.locate(args.mmproj)
     if adapters:
         values["adapter_slots"] = ADAPTER_SLOTS if args.adapter_slots is None else args.adapter_slots
         values["adapter_rank"] = args.adapter_rank or rank_of([folder for _, folder in adapters])

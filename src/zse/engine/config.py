@@ -43,8 +43,7 @@ GPU_MIXED_TOKENS = 1024
 HOST_BYTES_PER_S = 8e9
 LEAST_IDLE_BYTES = 256 << 20  # of cached KV pages that an idle engine keeps, beside small weights
 WARM_GRAMMARS_FROM = 1 << 30  # bytes of weights
-# What a step with prompts may take, in decode steps (0: no such bound). On a GPU the number of tokens above does it: a
-# step's time hardly depends on fewer.
+# What a step with prompts may take, in decode steps (0: no bound; a GPU's time hardly depends on fewer tokens).
 MIXED_RATIO = {"cpu": 3.0, "gpu": 0.0}
 SCRATCH_SHARE = 0.04
 # What comes from files goes through slots of the host: a prompt of 2,048 tokens at once.
@@ -76,6 +75,7 @@ RANGES = {
     "state_memory": (0, 1 << 50),
     "state_interval": (1, 1 << 24),
     "draft_tokens": (1, MAX_DRAFT_TOKENS),
+    "image_cache": (0, 1 << 50),
     "adapter_slots": (0, 1024),
     "adapter_rank": (1, 1024),
     "tensor_parallel_size": (1, 64),
@@ -91,17 +91,17 @@ CHOICES = {
     "role": ("both", "prefill", "decode"),
 }
 NOT_OF_RANKS = (
-    "draft_model adapter_slots resident_layers expert_memory lazy_experts cache_disk kv_listen kv_peers".split()
+    "draft_model mmproj adapter_slots resident_layers expert_memory lazy_experts cache_disk kv_listen kv_peers".split()
 )
 # What a ResolvedConfig has as the EngineConfig does.
-UNCHANGED = "model max_waiting kv_layout graphs cache_policy cache_disk cache_disk_size deterministic adapter_slots adapter_rank role kv_listen kv_peers kv_secret".split()
+UNCHANGED = "model max_waiting kv_layout graphs cache_policy cache_disk cache_disk_size deterministic image_cache adapter_slots adapter_rank role kv_listen kv_peers kv_secret".split()
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options of `zse serve` by their names: docs/cli.md says what each means (sizes are bytes here, page_size 0
     and resident_layers -1 are auto). None and "auto" mean auto: see settle() and resolve().
 
-    model, draft_model: paths of a file or directory. max_waiting, max_waiting_tokens: requests, and tokens of their
+    model, draft_model, mmproj: paths of a file or directory. max_waiting, max_waiting_tokens: requests, and tokens of their
     prompts, that may queue behind the running ones. tenant_weights: "name=2,other=0.5" (others: 1)."""
 
     model: str
@@ -138,6 +138,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     speculation: str = AUTO
     draft_model: str | None = None
     draft_tokens: int | None = None
+    mmproj: str | None = None
+    image_cache: int = 256 << 20
     max_waiting_tokens: int = 1 << 22
     batching: str = "continuous"
     chunked_prefill: bool = True
@@ -272,6 +274,7 @@ class ResolvedConfig(Settings, frozen=True, kw_only=True):
     kv_listen: str | None
     kv_peers: str | None
     kv_secret: str | None
+    image_cache: int = 0
     adapter_slots: int = 0
     adapter_rank: int = 16
     state_slots: int = 0

@@ -40,6 +40,7 @@ class Engine:
         model: path of the model, whose tokenizer grammars need; without it requests with a grammar are refused.
         warm: names of features that are made in idle time, before a request asks for them.
         encoder: the ModelConfig of an encoder, which takes Asks alone; None of what writes text.
+        tower: the TowerPlan of what the model sees with; None: it takes no images.
     """
 
     def __init__(
@@ -50,11 +51,12 @@ class Engine:
         model: str | None = None,
         warm: tuple[str, ...] = (),
         encoder: Any = None,
+        tower: Any = None,
     ):
         self.scheduler, self.runner, self.clock = scheduler, runner, clock
         self.model, self.warm = model, warm
         self.integrity = IntegrityWatch(scheduler)
-        self.encoder = encoder
+        self.encoder, self.tower = encoder, tower
         self._features: dict[str, Feature] = {}  # that were made, in the table's order
         self._live: list[Feature] = []  # those that a request uses in this step
         self._flight: Flight | None = None
@@ -64,11 +66,14 @@ class Engine:
 
     # -- requests
 
-    def submit(self, id: int, prompt: list[int], params: Any, options: RequestOptions = DEFAULT) -> None:
+    def submit(
+        self, id: int, prompt: list[int], params: Any, options: RequestOptions = DEFAULT, now: float | None = None
+    ) -> None:
         """Queue a request. Raises RequestError when it is refused.
 
         params: SamplingParams of a reply, which step() tells; or, of what take_completed() gives, Ask (a forward
-        without sampling) or BeamParams (a beam search)."""
+        without sampling) or BeamParams (a beam search). now: when it was submitted, if a feature has held it."""
+        now = self.clock() if now is None else now
         for feature in self._features.values():
             if "before_submit" in feature.hooks and feature.before_submit(id, prompt, params, options):
                 return
@@ -79,9 +84,9 @@ class Engine:
             message = "this model is an encoder and writes no text: it has /v1/embeddings, /v1/rerank and /v1/score"
             raise RequestError(message, code="unsupported_parameter", param="model")
         if name is None:
-            self.queue(id, prompt, params, options, self.clock())
+            self.queue(id, prompt, params, options, now)
         else:
-            self.feature(name).submit(id, prompt, params, options, self.clock())
+            self.feature(name).submit(id, prompt, params, options, now)
 
     def queue(self, id: int, prompt: list[int], params: SamplingParams, options: RequestOptions, now: float) -> Request:
         """Give the scheduler a request that was submitted at `now`. Raises RequestError when it is refused."""
@@ -210,3 +215,5 @@ class Engine:
         for feature in self._features.values():
             feature.close()
         self.runner.close()
+        if self.tower is not None:
+            self.tower.source.close()

@@ -7,9 +7,9 @@ asks, by load.py (Engine.use). The order is that in which the engine calls them.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from zse.engine import adapters, beams, grammars, idle_memory, jobs, token_rules
-from zse.engine.messages import Ask
-from zse.engine.metrics import ADAPTER_COUNTERS, BEAM_COUNTERS, JOB_COUNTERS
+from zse.engine import adapters, beams, grammars, idle_memory, images, jobs, token_rules
+from zse.engine.messages import Ask, ImageInput
+from zse.engine.metrics import ADAPTER_COUNTERS, BEAM_COUNTERS, IMAGE_COUNTERS, JOB_COUNTERS
 from zse.sampling.params import BeamParams, SamplingParams
 from zse.scheduler.feature import Feature
 from zse.scheduler.options import RequestOptions
@@ -27,6 +27,12 @@ class FeatureRow(NamedTuple):
 
 
 FEATURES = {
+    "images": FeatureRow(
+        make=lambda engine: images.ImageStore(engine),
+        # Once they are encoded, the others have their turn.
+        takes=lambda params, options: bool(options.images) and isinstance(options.images[0], ImageInput),
+        counters=IMAGE_COUNTERS,
+    ),
     "speculation": FeatureRow(),
     "beams": FeatureRow(
         make=lambda engine: beams.BeamQueue(engine),

@@ -1,6 +1,7 @@
 """From a path to an engine that can step. Threads open the device and read weights while Python goes on importing and
 recording."""
 
+import os
 import sys
 from contextlib import suppress
 from functools import partial
@@ -22,7 +23,7 @@ from zse.formats import opening as model_files
 from zse.kernel import cache as kernel_cache
 from zse.lazy import logging
 from zse.models import load as model_load
-from zse.models import registry
+from zse.models import registry, vision
 from zse.runtime import load as loads
 from zse.runtime import opening as device_opening
 from zse.scheduler import scheduler as schedulers
@@ -66,7 +67,7 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
 def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None) -> Loaded:
     share, opening = ranks.share if ranks else {}, opening or device_opening.PendingDevice(config.device)
     opening.threads = config.threads
-    device = model = source = draft = drafting = ahead = None
+    device = model = source = draft = drafting = ahead = tower = None
     try:
         source = model_files.open_model(config.model)
         phases.mark("file open")
@@ -90,12 +91,12 @@ def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None)
             ahead.stop()
             model = model_load.load_model(device, plan, verify_weights=config.verify_weights)
             phases.mark("weights reading")
-        planned = _settled(config, plan, device, source, draft, ranks)
+        planned, tower = _settled(config, plan, device, source, draft, ranks)
         plan = planned.model
         _tell(planned, on_plan)
         if model is None:
             model = model_load.load_model(device, plan, start=False, verify_weights=config.verify_weights)
-        engine = _build(planned.config, device, model, plan, ranks)
+        engine = _build(planned.config, device, model, plan, tower, ranks)
         if planned.config.cache_disk is not None:
             engine.use("disk", offload.open_disk_tier(engine, planned.config, source, config.quantize))
         if planned.config.role != "both" or planned.config.kv_listen or planned.config.kv_peers:
@@ -130,7 +131,7 @@ def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None)
         for loading in (model, drafting, ahead):
             if loading is not None:
                 loading.cancel()  # its threads read the file that is closed next
-        for opened in (draft and draft.source, source):
+        for opened in (draft and draft.source, tower and tower.source, source):
             if opened is not None:
                 opened.close()
         if device is None:
@@ -145,13 +146,28 @@ def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None)
     return Loaded(engine, planned.config, whole, source, device, planned)
 
 
-def _settled(config: EngineConfig, plan, device, source, draft, ranks) -> memory.MemoryPlan:
-    """The memory's plan, of several ranks one that all have room for."""
-    planned = memory.plan_memory(config, plan, device, None if draft is None else draft.plan, ranks)
+def _settled(config: EngineConfig, plan, device, source, draft, ranks):
+    """The memory's plan, of several ranks one that all have room for; and what the model sees with."""
+    tower = _find_tower(source, config, plan, device)
+    planned = memory.plan_memory(config, plan, device, None if draft is None else draft.plan, ranks, tower)
     if ranks is None:
-        return planned
+        return planned, tower
     again = partial(memory.plan_memory, plan=plan, device=device, ranks=ranks)
-    return ranks.agree(device, source, planned, again)
+    return ranks.agree(device, source, planned, again), tower
+
+
+def _find_tower(source, config: EngineConfig, plan, device):
+    """The TowerPlan of what the model sees with, or None. Asked only where its files say something of it: config.json, or
+    an mmproj file that is named or lies beside a GGUF; ranks that share a model see nothing."""
+    if config.tensor_parallel_size > 1:
+        return None
+    if config.mmproj is None and source.kind == "gguf":
+        names = os.listdir(os.path.dirname(os.path.abspath(source.path)))
+        if not any("mmproj" in name for name in names):
+            return None
+    elif config.mmproj is None and "vision_config" not in (source.hf_config or {}):
+        return None
+    return vision.load.find_tower(source, config.mmproj, plan.config, config.quantize, device.kernels)
 
 
 def _tell(planned: memory.MemoryPlan, on_plan) -> None:
@@ -189,7 +205,7 @@ def _plan_beside(opening, source, config: EngineConfig, share: dict):
     return plan
 
 
-def _build(config: ResolvedConfig, device, model, plan, ranks=None):
+def _build(config: ResolvedConfig, device, model, plan, tower, ranks=None):
     """Everything but the weights' contents: needs only their addresses."""
     if not config.graphs:
         device.supports_capture = False
@@ -232,13 +248,13 @@ def _build(config: ResolvedConfig, device, model, plan, ranks=None):
             "pages of this model's sliding windows are not kept in host memory or on disk: prefixes come back from there only "
             "while these pages are still in the cache (preempted requests are swapped in full)"
         )
-    runner = engine_runner.Runner(device, model, config, ranks=ranks)
+    runner = engine_runner.Runner(device, model, config, tower=tower, ranks=ranks)
     if runner.adapters is not None:
         runner.adapters.kept = scheduler.life.adapters.rows
     wanted = {"grammars": config.warm_grammars, "idle memory": hasattr(runner.kv.buffer, "discard")}
     warm = tuple(name for name, is_wanted in wanted.items() if is_wanted)
     encoder = None if plan.config.causal else plan.config
-    engine = core.Engine(scheduler, runner, model=config.model, warm=warm, encoder=encoder)
+    engine = core.Engine(scheduler, runner, model=config.model, warm=warm, encoder=encoder, tower=tower)
     if config.speculation == "ngram":
         speculator = ngram.NgramSpeculator(scheduler, config.draft_tokens, device.kernels, runner.runs_ahead)
         engine.use("speculation", speculator)
@@ -277,6 +293,7 @@ def build_from_arguments(arguments: list[str], phases, opening=None):
         pooling=loaded.model_config.pooling,
         num_labels=loaded.model_config.num_labels,
         has_state=loaded.model_config.has_state,
+        vision=b"" if loaded.engine.tower is None else loaded.engine.tower.vision.encode(),
         memory_bytes=loaded.memory_bytes,
         phases_ms=phases.ms,
     )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from zse.cache import groups, layout
 from zse.cache.pages import BLOCK
 from zse.engine import draft as draft_model
-from zse.engine import state_memory
+from zse.engine import image_encoder, state_memory
 from zse.engine.config import (
     AUTO_LAYERS,
     GPU_MEMORY_SHARE,
@@ -91,9 +91,9 @@ class MemoryPlan(NamedTuple):
         )
 
 
-def plan_memory(config: EngineConfig, plan, device, draft=None, ranks=None) -> MemoryPlan:
+def plan_memory(config: EngineConfig, plan, device, draft=None, ranks=None, tower=None) -> MemoryPlan:
     """Settle `config` for `plan` (zse.models.load.ModelPlan) on an open device and count its memory. draft: the
-    ModelPlan of a draft model that runs beside. ranks: zse.engine.ranks.Ranks where the plan is one rank's share.
+    ModelPlan of a draft model beside. ranks: zse.engine.ranks.Ranks where the plan is a rank's share. tower: a TowerPlan.
 
     resident_layers: of the others the weights stay in host memory; AUTO_LAYERS: where not all layers fit, of as many as
     must. expert_memory: experts stay there, and have so many bytes on the device by turns.
@@ -117,14 +117,14 @@ def plan_memory(config: EngineConfig, plan, device, draft=None, ranks=None) -> M
         memory_bytes=limit or 0,
         token_bytes=partial(_token_bytes, plan, device, ranks),
     )
+    seeing = _seeing(config, tower, device, settings.kv_dtype)
     # A row that has a whole context anyway gives nothing back.
     layers = groups.group_layers(model) if config.kv_layout == "paged" else groups.one_group(model)
     block_bytes = layout.block_nbytes(model, settings.kv_dtype, layers)
     if draft is not None:
         block_bytes += layout.block_nbytes(draft.config, settings.kv_dtype)  # it has as many pages
-
     if model.has_state:
-        room = _cache_room(device, None if limit is None else limit - weight_bytes)
+        room = _cache_room(device, None if limit is None else limit - weight_bytes - sum(seeing.values()))
         settings = state_memory.fewer_rows(config, settings, model, room)
 
     def pages_of(page_size: int) -> groups.PageGeometry:
@@ -150,17 +150,17 @@ def plan_memory(config: EngineConfig, plan, device, draft=None, ranks=None) -> M
             geometry=pages_of,
         )
         found = found if states is None else states.of(found)
-        return found, *count(found, plan, device, draft, ranks)
+        return found, *count(found, plan, device, draft, ranks, seeing)
 
     wanted, found = _wanted_host_layers(config, model.num_layers, device), None
     if not wanted:
-        found = resolved_in(None if limit is None else limit - weight_bytes)
+        found = resolved_in(None if limit is None else limit - weight_bytes - sum(seeing.values()))
         if limit is not None and sum(found[1].values()) > limit:
             found = _shrunk(found, resolved_in, limit)
     if limit is not None and wanted != 0 and (found is None or _is_tight(found, limit, config, model)):
         plan, found = _with_host_layers(plan, resolved_in, limit, wanted, found)
         if plan.host_layers:
-            found = found[0], *count(found[0], plan, device, draft)
+            found = found[0], *count(found[0], plan, device, draft, ranks, seeing)
     assert found is not None
     resolved, parts, later = found
     if limit is not None and (total := sum(parts.values())) > limit:
@@ -261,8 +261,11 @@ def _shrunk(found: Found, resolved_in: Callable[[int | None], Found], limit: int
     return larger if sum(larger[1].values()) <= limit else found
 
 
-def count(config: ResolvedConfig, plan, device, draft=None, ranks=None) -> tuple[dict[str, int], int]:
-    """Bytes by use that an engine of `config` allocates on `device` in the end, and those that only features do."""
+def count(
+    config: ResolvedConfig, plan, device, draft=None, ranks=None, seeing: dict[str, int] | None = None
+) -> tuple[dict[str, int], int]:
+    """Bytes by use that an engine of `config` allocates on `device` in the end, and those that only features do. seeing:
+    what the first image takes, by use."""
     counter = CountingDevice(device)
     # Kept: what is dropped counts no more.
     runners = [Runner(counter, load_model(counter, plan, start=False), config, ranks=ranks)]
@@ -275,12 +278,21 @@ def count(config: ResolvedConfig, plan, device, draft=None, ranks=None) -> tuple
     later = sum(found.values()) - before
     del features
     del found["weights"]
-    parts = dict(plan.memory_bytes)
+    parts = plan.memory_bytes | (seeing or {})
+    later += sum((seeing or {}).values())
     if draft is not None:
         parts["draft model"] = sum(draft.memory_bytes.values())
     if not device.shares_memory:
         parts["context"] = CONTEXT_BYTES
     return parts | found, later
+
+
+def _seeing(config: EngineConfig, tower, device, kv_dtype: str) -> dict[str, int]:
+    """What the first image takes, by use; nothing without a tower."""
+    if tower is None:
+        return {}
+    cache = {"image cache": config.image_cache} if device.shares_memory else {}
+    return {"vision tower": image_encoder.encoder_bytes(device, tower, kv_dtype)} | cache
 
 
 def _token_bytes(plan, device, ranks) -> int:
@@ -348,6 +360,7 @@ MODEL_PARTS = (
     "expert tables",
     "head",
     "draft model",
+    "vision tower",
     "context",
     "kv host",
 )

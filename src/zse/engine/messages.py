@@ -4,7 +4,6 @@ The tag field is `kind`: Failed has a `type` of its own. Shared by both ends: `e
 `FrameSocket` is the engine's blocking end."""
 
 import os
-import struct
 from typing import Annotated, Literal
 
 import msgspec
@@ -53,7 +52,8 @@ class ImageInput(msgspec.Struct, array_like=True):
 
 def image_key(height: int, width: int, pixels: bytes) -> bytes:
     """ImageInput.key: SHA-256 of height and width, each as 4 bytes little-endian, and the pixels."""
-    return hashlib.sha256(struct.pack("<II", height, width) + pixels).digest()
+    size = height.to_bytes(4, "little") + width.to_bytes(4, "little")
+    return hashlib.sha256(size + pixels).digest()
 
 
 class Submit(msgspec.Struct, tag_field="kind", tag=True):
@@ -67,6 +67,11 @@ class Submit(msgspec.Struct, tag_field="kind", tag=True):
     params: SamplingParams | Ask | BeamParams
     options: RequestOptions = DEFAULT
     images: list[ImageInput] = []
+
+    @property
+    def all_options(self) -> RequestOptions:
+        """The options, with the images."""
+        return msgspec.structs.replace(self.options, images=tuple(self.images)) if self.images else self.options
 
 
 class Cancel(msgspec.Struct, tag_field="kind", tag=True):

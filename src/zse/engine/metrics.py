@@ -9,6 +9,11 @@ JOB_COUNTERS: dict[str, float] = dict.fromkeys(
 BEAM_COUNTERS: dict[str, float] = dict.fromkeys(("beam_searches", "beam_steps"), 0)
 # Adapters that requests may name, those in slots of the device, and how often one was put there.
 ADAPTER_COUNTERS: dict[str, float] = dict.fromkeys(("adapters_loaded", "adapters_resident", "adapter_loads"), 0)
+# Images that a tower encoded and the seconds that took, images of requests that were there already, embeddings that made
+# room for others; what they take of host memory, and requests whose images are not encoded yet.
+IMAGE_COUNTERS: dict[str, float] = dict.fromkeys(
+    ("images_encoded", "image_seconds", "image_hits", "image_evictions", "image_cache_bytes", "images_waiting"), 0
+)
 
 
 class Phases:

@@ -198,6 +198,8 @@ class PrefillClient(Feature):
         """Hold a request back whose prompt another engine is asked for, now or when slots of the host are free."""
         if id == self._released or not isinstance(params, (SamplingParams, BeamParams)) or options.adapter:
             return False
+        if options.images:  # a peer is asked for tokens, and has not seen them
+            return False
         if len(prompt) <= MIN_TOKENS or not any(peer.is_there for peer in self._peers):
             return False
         self._scheduler.check_room(id, self._held, len(self._held))

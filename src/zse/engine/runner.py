@@ -9,17 +9,27 @@ where host and device memory are the same, the page table is written in place.""
 
 from array import array
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from zse.cache import states
 from zse.cache.groups import PageGeometry, geometry, group_layers
 from zse.cache.layout import KVCache, PageMover
 from zse.cache.pages import BLOCK
-from zse.engine import forwards, masking
+from zse.engine import forwards, image_step, masking
 from zse.engine import step as steps
 from zse.engine.config import ResolvedConfig
 from zse.engine.messages import TokenLogprob
-from zse.engine.step import PageTable, StepInputs, job_inputs, job_rows, job_sampler, masks_staging, new_blocks
+from zse.engine.step import (
+    FilledStep,
+    PageTable,
+    StepInputs,
+    StepSet,
+    job_inputs,
+    job_rows,
+    job_sampler,
+    masks_staging,
+    new_blocks,
+)
 from zse.kernels import feed, page_table
 from zse.lora import slots as adapter_slots
 from zse.lora import targets as adapter_targets
@@ -44,33 +54,13 @@ def _ascending(count: int) -> "memoryview[int]":
     return memoryview(array("i", range(count)))
 
 
-class StepSet(NamedTuple):
-    """The inputs and results that steps use, alternately with another set on a device that runs ahead.
-
-    results: the Staging that is downloaded at the end; sampler: whose parameters stand in the inputs."""
-
-    number: int
-    inputs: StepInputs
-    results: Any
-    sampler: SamplerState
-
-
-class FilledStep(NamedTuple):
-    """A batch whose inputs are written: the Graph to replay, with which symbols, in which buffers; its kind, its size
-    and the buffers' number."""
-
-    graph: Any
-    symbols: dict[str, int]
-    buffers: StepSet
-    key: tuple[str, int, int]
-
-
 class Runner:
     """model: zse.models.load.Model, whose weights need not be loaded yet; submit() must not be called before they are.
 
     runs_ahead: whether a second batch may be submitted before the first is collected (default: the device's). On a CPU
     it is for tests of that: a step runs when it is submitted, and penalties do not see the token in flight. grouped:
-    whether layers with a window have page tables of their own (Entry.windows), where the model has both kinds. ranks: zse.engine.ranks.Ranks where the model is one rank's share.
+    whether layers with a window have page tables of their own (Entry.windows), where the model has both kinds. ranks:
+    zse.engine.ranks.Ranks where the model is one rank's share. tower: the TowerPlan of a model that sees.
     """
 
     def __init__(
@@ -81,6 +71,7 @@ class Runner:
         runs_ahead: bool | None = None,
         grouped: bool = True,
         ranks: Any = None,
+        tower: Any = None,
     ):
         self.device, self.model, self.config, self.ranks = device, model, config, ranks
         grouped = grouped and config.kv_layout == "paged"
@@ -135,6 +126,7 @@ class Runner:
         self._sizes = self.planner.sizes
         self._ascending = _ascending(config.max_context)
         self._graphs: dict[tuple[str, int, int], Any] = {}
+        self._images = None if tower is None else image_step.ImageSets(device, tower, config, len(self._sets))
         self._forwards: forwards.Forwards | None = None
         self._masking: masking.Masking | None = None
         self._wanted_first = steps.first_recordings(self) if ranks is None or ranks.leads else []
@@ -217,8 +209,10 @@ class Runner:
         buffers = self._sets[self._num_submitted % len(self._sets)]
         self._num_submitted += 1
         entries = batch.entries
-        decode = batch.num_tokens == len(entries) == batch.num_samples  # one token an entry, each with logits
-        kind = "decode" if decode else self._run_kind if batch.num_tokens == batch.num_samples else "mixed"
+        sees = self._images is not None and self._images.needed(entries)
+        # One token an entry, each with logits.
+        decode = batch.num_tokens == len(entries) == batch.num_samples and not sees
+        kind = "mixed" if sees or batch.num_tokens != batch.num_samples else "decode" if decode else self._run_kind
         size = self.size_for(kind, batch.num_tokens)
         buffers.inputs.page_count[0] = 0
         context = (self._fill_decode if decode else self._fill)(entries, buffers.inputs, size)
@@ -240,6 +234,9 @@ class Runner:
                 requests += [entry.request] * entry.samples
                 lengths += range(end - entry.samples + 1, end + 1)
         buffers.sampler.prepare(requests, lengths, drafts)
+        if sees and self._images is not None:
+            kind += " images"
+            self._images[buffers.number].fill(entries)
         if self.adapters is not None and self._fill_adapters(entries, buffers.inputs):
             kind += f" adapted{self.adapters.version}"
         if masked:
@@ -382,8 +379,8 @@ class Runner:
         """The recording of this kind and size, made when first asked for.
 
         decode: every token has logits and is sampled from, one token a row. verify: the same with runs of several
-        tokens. mixed: those in logit_rows. With " adapted" behind it: rows have adapters; with " forward": without the
-        sampling, for steps with masks."""
+        tokens. mixed: those in logit_rows. With " images" behind it: some tokens take rows of image embeddings; with
+        " adapted": rows have adapters; with " forward": without the sampling, for steps with masks."""
         key = kind, size, number
         graph = self._graphs.get(key)
         if graph is None:
@@ -397,8 +394,10 @@ class Runner:
             if not self._table.in_place:
                 self._record_inputs(recorder, buffers, step, source, tokens)
             kind, *parts = kind.split()
-            adapted = None
-            if self.adapters is not None and parts and parts[0] != "forward":
+            adapted = images = None
+            if "images" in parts and self._images is not None:
+                images = self._images[number].record(recorder, size)
+            if self.adapters is not None and any(part.startswith("adapted") for part in parts):
                 adapted = self.adapters.tensors(buffers.inputs.tensors["adapter_slots"])
             logits = self.planner.record(
                 recorder,
@@ -407,6 +406,7 @@ class Runner:
                 every_token=kind != "mixed",
                 longest_run=1 if kind == "decode" else None,
                 adapted=adapted,
+                images=images,
             )
             if parts[-1:] != ["forward"]:
                 buffers.sampler.record(recorder, logits)
@@ -479,6 +479,7 @@ class Runner:
             *(masks_staging(device, self._logits) for _ in self._sets),
             job_inputs(device, config, self._lines, self.kv.num_groups, job_rows(self.model.config)),
             job_sampler(device, self._logits, self._sets[0].sampler.history),
+            *(self._images.all() if self._images is not None else ()),
         ]
 
     def close(self) -> None:

@@ -45,7 +45,7 @@ def turns(engine, socket) -> "Iterator[None]":
         for message in received:
             if isinstance(message, messages.Submit):
                 try:
-                    engine.submit(message.id, message.prompt, message.params, message.options)
+                    engine.submit(message.id, message.prompt, message.params, message.all_options)
                 except RequestError as error:
                     replies.append(failed(message.id, error, 0))
             elif isinstance(message, messages.Cancel):

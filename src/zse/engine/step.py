@@ -124,6 +124,27 @@ def _align(nbytes: int) -> int:
     return -(-nbytes // ALIGN) * ALIGN
 
 
+class StepSet(NamedTuple):
+    """The inputs and results that steps use, alternately with another set on a device that runs ahead.
+
+    results: the Staging that is downloaded at the end; sampler: whose parameters stand in the inputs."""
+
+    number: int
+    inputs: StepInputs
+    results: Any
+    sampler: SamplerState
+
+
+class FilledStep(NamedTuple):
+    """A batch whose inputs are written: the Graph to replay, with which symbols, in which buffers; its kind, its size
+    and the buffers' number."""
+
+    graph: Any
+    symbols: dict[str, int]
+    buffers: StepSet
+    key: tuple[str, int, int]
+
+
 class PageTable:
     """tensor: i32 [groups * (max_rows + jobs), blocks of max_context]: of each group of layers one table behind the
     other, whose last rows no request gets: jobs write their pages there.

@@ -46,6 +46,7 @@ def open_directory(path: str) -> ModelSource:
     if SENTENCE_FILES.intersection(names) and (found := sentence.settings(path, names)) is not None:
         beside, dense_files = found
         config = config | {"sentence_transformers": beside}
+    processor = _image_processor(path, names) if "vision_config" in config else None
     files: list[ModelFile] = []
     try:
         tensors, metadata = _open_tensors(path, names, files)
@@ -69,7 +70,16 @@ def open_directory(path: str) -> ModelSource:
         tokenizer=tokenizer,
         chat_template=template,
         interleaved_rope=any(name in INTERLEAVED_ROPE["hf"] for name in _texts(config.get("architectures"))),
+        image_processor=processor,
     )
+
+
+def _image_processor(path: str, names: list[str]) -> dict | None:
+    """preprocessor_config.json, or its part of transformers 5's processor_config.json."""
+    found = _optional_object(path, names, "preprocessor_config.json")
+    if found is None:
+        found = (_optional_object(path, names, "processor_config.json") or {}).get("image_processor")
+    return found if isinstance(found, dict) else None
 
 
 def _texts(value) -> list[str]:

@@ -22,6 +22,7 @@ _SIDE_FILES = (
     *"config.json generation_config.json model.safetensors.index.json tokenizer.json tokenizer_config.json".split(),
     *"tokenizer.model special_tokens_map.json added_tokens.json vocab.json merges.txt".split(),
     *"chat_template.jinja chat_template.json vocab.txt modules.json".split(),
+    *"preprocessor_config.json processor_config.json".split(),
     *"sentence_bert_config.json config_sentence_transformers.json".split(),
     *_LICENCES,
 )
@@ -47,13 +48,15 @@ def parse(name: str) -> tuple[str, str | None, str | None]:
     return repo, revision or None, file or None
 
 
-def ggufs_of(names: list[str]) -> dict[str, list[str]]:
+def ggufs_of(names: list[str], file: str | None = None) -> dict[str, list[str]]:
     """The models among a repository's GGUF files, its folders included: name, without what numbers a part → its files
     in their order. What goes with a model (projectors of images, importance matrices, drafters) is left out where there
-    are others."""
+    are others; projectors are not where `file`, what is asked for, is one."""
     models: dict[str, list[str]] = {}
     for name in sorted(name for name in names if name.endswith(".gguf")):
         models.setdefault(_PART.sub(".gguf", name), []).append(name)
+    if file is not None and "mmproj" in file.lower():
+        return {name: files for name, files in models.items() if "mmproj" in name.lower()}
     return {name: files for name, files in models.items() if not _COMPANION.search(name)} or models
 
 
@@ -91,7 +94,7 @@ def select(repo: str, names: list[str], file: str | None) -> list[str]:
     repository holds only pickles or code, nothing usable, several GGUF files and no choice, or not all parts of one.
     """
     names = [name for name in names if "\\" not in name and not any(part[:1] in ("", ".") for part in name.split("/"))]
-    ggufs = ggufs_of(names)
+    ggufs = ggufs_of(names, file)
     modules = [name for name in names if _MODULES.fullmatch(name)]
     names = sorted(name for name in names if "/" not in name)
     licences = [name for name in names if name in _LICENCES]

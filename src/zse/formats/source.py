@@ -226,7 +226,8 @@ class ModelSource:
     (naming "gguf"; big arrays are lazy), or the safetensors headers' own key -> text. hf_config, generation_config:
     dicts (naming "hf"), else None. tensors: name -> TensorInfo, in file order. tokenizer: TokenizerSource or None.
     chat_template: str or None. interleaved_rope: q's and k's rows stand so that neighbours turn (see rope_row_order); a
-    converted `.zse`'s never do. provenance: dict of where a `.zse` comes from, else {}."""
+    converted `.zse`'s never do. provenance: dict of where a `.zse` comes from, else {}. image_processor: of a folder whose
+    model sees, how images are prepared, or None."""
 
     def __init__(
         self,
@@ -243,12 +244,14 @@ class ModelSource:
         chat_template: str | None = None,
         interleaved_rope: bool = False,
         provenance: dict | None = None,
+        image_processor: dict | None = None,
     ):
         self.kind, self.path, self.naming, self.files, self.tensors = kind, path, naming, files, tensors
         self.metadata = metadata or {}
         self.hf_config, self.generation_config = hf_config, generation_config
         self.tokenizer, self.chat_template = tokenizer, chat_template
         self.interleaved_rope, self.provenance = interleaved_rope, provenance or {}
+        self.image_processor = image_processor
 
     @property
     def architecture(self) -> str:

@@ -1,5 +1,5 @@
 """Attention over paged keys and values: one kernel for decode, prefill, chunked and mixed batches
-(attention_kernels.py; kernels/gpu/attention.py)."""
+(attention_kernels.py, attention_combine.py; kernels/gpu/attention.py)."""
 
 from zse import kernel as zl
 from zse.kernels.kv_pages import BLOCK, PACKED, head_dim_of, pages_shape
@@ -10,6 +10,7 @@ from zse.runtime.args import Args
 SEGMENT = 256
 MAX_HEAD_DIM = 512
 MAX_RANK = 512  # numbers of a latent
+SEEING_ROWS = 4  # rows_in_registers() of steps with images, which are prompts
 MAX_ROWS = 32  # query rows (tokens of the tile x query heads of the group) of one block
 KV_DTYPES = {"f16": zl.f16, "f32": zl.f32, **PACKED}
 
@@ -55,6 +56,7 @@ def _attention(
     partial=None,
     ahead: int = 0,
     sinks=None,
+    sees=None,
 ) -> None:
     """Attention of M tokens, whose keys and values are already in their pages.
 
@@ -65,7 +67,8 @@ def _attention(
     sinks: f32 [Hq], a score of each head that weighs in the softmax's sum and has no value (gpt-oss, arXiv 2508.10925;
     None: none). splits: int or Sym, from Planner.symbols(); other than 1 it needs partial, f32 of partial_shape().
     ahead: keys behind itself that a token sees: 0 is causal attention; an encoder's sees its sequence's, all of which
-    is in the batch, and has splits 1. D is a multiple of 16 up to 512, Hq a multiple of Hk, Hq / Hk at most 32."""
+    is in the batch, and has splits 1. sees: i32 [M], the last key that each token sees, its own or one behind it in the
+    batch (tokens of an image see each other; None: its own; without ahead, with splits 1). D is a multiple of 16 up to 512, Hq a multiple of Hk, Hq / Hk at most 32."""
     tokens, width = q.shape
     kv_heads, head_dim = v_pages.shape[1], head_dim_of(v_pages)
     _check(q, k_pages, v_pages, page_table, token_row, positions, out)
@@ -78,7 +81,11 @@ def _attention(
     common |= {"oq": out.q, "oscale": out.scale, "osum": out.sum} if form == "int8" else {"out": out}
     common |= dict(positions=positions, head_dim=head_dim, window=window)
     common |= split_args("attention", splits, partial, page_table, heads, head_dim)
-    require(not ahead or splits == 1, "attention: keys ahead are not split")
+    require(not (ahead or sees) or splits == 1, "attention: keys ahead are not split")
+    if sees is not None:
+        require(not ahead, "attention: ahead and sees do not go together")
+        check("attention sees", sees, "i32", tokens)
+        common["partial"] = sees
     args = Args(
         **common,
         ahead=ahead,
@@ -95,6 +102,8 @@ def _attention(
         softcap=float(softcap),
     )
     symbol = f"attention_{k_pages.dtype}_r{rows_in_registers(group)}_{form}"
+    if sees is not None:
+        symbol = f"attention_sees_{k_pages.dtype}_r{SEEING_ROWS}_{form}"
     recorder.launch(symbol, args, (kv_heads, tokens, splits))
     if splits != 1:
         recorder.launch(f"attention_combine_{form}", Args(**common, heads=heads), (heads, tokens))
@@ -126,7 +135,7 @@ attention = launcher(cpu=_attention, gpu=later("gpu.attention", "record_attentio
 
 ATTENTION = Op(
     "attention",
-    later("attention_kernels", "variants"),
+    later("attention_combine", "variants"),
     attention,
     later("attention_cases", "attention_reference"),
     cases_of(cpu=later("attention_cases", "make_cpu_cases"), gpu=later("attention_cases", "make_gpu_cases")),

@@ -48,6 +48,7 @@ def attention_reference(
     longest_run=None,
     ahead=0,
     sinks=None,
+    sees=None,
 ):
     """Softmax attention in float64, one token at a time."""
     family = "gpu" if isinstance(q, HostArray) else "cpu"
@@ -59,6 +60,7 @@ def attention_reference(
     result = np.zeros_like(queries)
     for m, (row, position) in enumerate(zip(token_row, positions, strict=True)):
         end = min(position + 1 + ahead, int(positions[token_row == row].max()) + 1)
+        end = end if sees is None else int(sees[m]) + 1
         pages = page_table[row, : (end - 1) // BLOCK + 1]
         first = max(0, position + 1 - window) if window else 0
         keys = k_pages[pages].transpose(1, 0, 2, 3).reshape(kv_heads, -1, head_dim)
@@ -170,6 +172,20 @@ def make_gpu_cases(rng):
             )
 
 
+def _seen(rng, runs):
+    """The last key that each token sees: of images of 7 to 40 tokens, with tokens between, the image's last."""
+    seen = []
+    for first, count in runs:
+        at, end = first, first + count
+        while at < end:
+            size = min(int(rng.integers(7, 40)), end - at)
+            seen += [at + size - 1] * size
+            plain = min(int(rng.integers(0, 9)), end - at - size)
+            seen += range(at + size, at + size + plain)
+            at += size + plain
+    return np.array(seen, np.int32)
+
+
 def make_cpu_cases(rng):
     near = Tolerance(3e-6, 3e-6, "f32 dot products and exponentials; sums of up to a thousand weights")
     shapes = [
@@ -188,23 +204,28 @@ def make_cpu_cases(rng):
         ("pages of 64", [(250, 40), (3, 1), (17, 9)], 8, 2, 128, {"page_size": 64}),
         ("encoder", [(0, 37), (0, 1), (0, 333), (0, 33)], 3, 3, 32, {"ahead": 1 << 20}),
         ("encoder, window", [(0, 400), (0, 70)], 2, 2, 64, {"ahead": 64, "window": 65}),
+        ("images", [(0, 300), (17, 90), (40, 1)], 4, 2, 64, {"sees": True}),
+        ("images, window", [(0, 300), (500, 90)], 6, 2, 48, {"sees": True, "window": 150}),
     ]
     for name, runs, heads, kv_heads, head_dim, options in shapes:
         page_size, has_sinks = options.pop("page_size", BLOCK), options.pop("sinks", False)
+        sees = options.pop("sees", False)
         for dtype in ("float16", "float32", *PACKED):
             batch = attention_batch(rng, runs, heads, kv_heads, head_dim, dtype, page_size)
             if has_sinks:
                 batch["sinks"] = (rng.standard_normal(heads) * 3).astype(np.float32)
+            if sees:
+                batch["sees"] = _seen(rng, runs)
             tokens, width = batch["q"].shape
             context = int(batch["positions"].max()) + 1
             segments = -(-batch["page_table"].shape[1] * BLOCK // 256)
-            for splits in (1,) if "ahead" in options else (1, -(-context // 256)):
-                if splits == 1 and "ahead" not in options and dtype != "float16" and name != "prefill":
+            for splits in (1,) if "ahead" in options or sees else (1, -(-context // 256)):
+                if splits == 1 and not ("ahead" in options or sees) and dtype != "float16" and name != "prefill":
                     continue
                 scratch = {}
                 if splits != 1:
                     scratch["partial"] = np.full((tokens, heads, segments, head_dim + BLOCK), np.nan, np.float32)
-                int8 = dtype == "float16" and splits != 1 or dtype == "float32" and name == "prefill"
+                int8 = dtype == "float16" and (splits != 1 or sees) or dtype == "float32" and name == "prefill"
                 int8 = int8 and head_dim % 32 == 0
                 out = int8_output(tokens, width, 4e-6) if int8 else OutputSpec((tokens, width), "float32", near)
                 yield Case(

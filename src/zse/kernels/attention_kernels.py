@@ -14,7 +14,7 @@ with the same arithmetic.
 from typing import Any, NamedTuple
 
 from zse import kernel as zl
-from zse.kernels.attention import KV_DTYPES, MAX_HEAD_DIM, MAX_RANK, MAX_ROWS, SEGMENT
+from zse.kernels.attention import MAX_HEAD_DIM, MAX_ROWS, SEGMENT
 from zse.kernels.kv_pages import BLOCK, E4M3_IN_F16, E4M3_IN_F32, SCALE_BYTES, narrow_e4m3, widen
 from zse.kernels.quantize import GROUP, quantize_group
 from zse.kernels.softmax import weight_of
@@ -22,10 +22,12 @@ from zse.kernels.softmax import weight_of
 KEY_ALIGN = 64  # key blocks start at multiples of this
 MASKED = -3.0e38  # the score of a key that must not be seen
 FLOOR = -1.0e30  # the running maximum before any key
+SEES = 0  # in the place of R: kernels whose tokens may see keys behind themselves, of SEEING_ROWS
 
 
 class TileParams(zl.Record):
-    """Parameters of attention_tile. sinks: see attention(), null where has_sinks is 0. splits: 1, or at least the number of segments. R: query rows in registers at once."""
+    """Parameters of attention_tile. sinks: see attention(), null where has_sinks is 0. splits: 1, or at least the number of segments. R: query rows in registers at once. SEES: `partial` is i32 [M]: the last
+    key that each token sees."""
 
     q: zl.Ptr[zl.f32, "const"]
     k_pages: zl.Ptr[zl.u8, "const"]
@@ -54,6 +56,7 @@ class TileParams(zl.Record):
     R: zl.static
     KV: zl.static
     INT8: zl.static
+    SEES: zl.static
 
 
 class HeadPages(NamedTuple):
@@ -368,7 +371,11 @@ def attend(p, pages, segment, token, head, rows, sub, work):
         for r in zl.static(range(R))
     ]
     own = [zl.i64(p.positions[token + which[r] // p.group]) for r in zl.static(range(R))]
-    limits = [min(own[r] + 1 + p.ahead, segment.keys) for r in zl.static(range(R))]
+    if p.SEES:
+        sees = zl.cast_ptr(p.partial, zl.i32)
+        limits = [min(zl.i64(sees[token + which[r] // p.group]) + 1, segment.keys) for r in zl.static(range(R))]
+    else:
+        limits = [min(own[r] + 1 + p.ahead, segment.keys) for r in zl.static(range(R))]
     score_keys(p, pages, segment, queries, work.scores, VECTORS)
     hide_keys(p, segment, limits, own, work.scores)
     add_values(p, pages, segment, sub, work, VECTORS)
@@ -393,6 +400,10 @@ def attention_tile(p: TileParams):
     num_keys = zl.i64(p.positions[token + count - 1]) + 1
     if p.ahead > 0:
         num_keys = min(num_keys + p.ahead, keys_of_row(p, token, position))
+    if p.SEES:
+        last_seen = zl.cast_ptr(p.partial, zl.i32) + token
+        for i in range(count):
+            num_keys = max(num_keys, zl.i64(last_seen[i]) + 1)
     first_key = max(position + 1 - p.window, 0) if p.window > 0 else zl.i64(0)
     first_segment = first_key // SEGMENT
     last_segment = (num_keys - 1) // SEGMENT
@@ -441,60 +452,3 @@ def attention_tile(p: TileParams):
         else:
             divisor = with_sink(p, head * p.group + i % p.group, work.maxima[i], work.totals[i])
             write_row(p, work.state + i * p.head_dim, divisor, place * p.head_dim)
-
-
-class CombineParams(zl.Record):
-    """Parameters of attention_combine."""
-
-    positions: zl.Ptr[zl.i32, "const"]
-    sinks: zl.Ptr[zl.f32, "const"]
-    out: zl.Ptr[zl.f32]
-    oq: zl.Ptr[zl.i8]
-    oscale: zl.Ptr[zl.f32]
-    osum: zl.Ptr[zl.f32]
-    partial: zl.Ptr[zl.f32, "const"]
-    has_sinks: zl.i64
-    max_segments: zl.i64
-    splits: zl.i64
-    heads: zl.i64
-    head_dim: zl.i64
-    window: zl.i64
-    INT8: zl.static
-
-
-@zl.kernel
-def attention_combine(p: CombineParams):
-    """Grid (query heads, tokens): merge the segments of one query row, in order. Nothing to do when splits is 1."""
-    if p.splits == 1:
-        return
-    L = zl.target.lanes
-    num_keys = zl.i64(p.positions[zl.block_index(1)]) + 1
-    first = max(num_keys - p.window, 0) // SEGMENT if p.window > 0 else zl.i64(0)
-    place = zl.block_index(1) * p.heads + zl.block_index(0)
-    state = zl.local_array(zl.f32, MAX_RANK)  # what latent_attention.py leaves is merged here, too
-    for d in range(0, p.head_dim, L):
-        zl.store(state + d, zl.f32.x(L)(0))
-    maximum_ = zl.f32(FLOOR)
-    total = zl.f32(0)
-    for index in range(first, (num_keys - 1) // SEGMENT + 1):
-        record = p.partial + (place * p.max_segments + index) * (p.head_dim + BLOCK)
-        peak = record[p.head_dim]
-        new = max(maximum_, peak)
-        rescale = weight_of(maximum_ - new)
-        factor = weight_of(peak - new)
-        total = zl.fma(total, rescale, record[p.head_dim + 1] * factor)
-        for d in range(0, p.head_dim, L):
-            zl.store(state + d, zl.fma(zl.load(state + d, L), rescale, zl.load(record + d, L) * factor))
-        maximum_ = new
-    write_row(p, state, with_sink(p, zl.block_index(0), maximum_, total), place * p.head_dim)
-
-
-def variants(target):
-    return [
-        zl.Variant(f"attention_{name}_r{rows}_{form}", attention_tile, {"R": rows, "KV": dtype, "INT8": form == "int8"})
-        for name, dtype in KV_DTYPES.items()
-        for rows in (2, 3, 4)
-        for form in ("f32", "int8")
-    ] + [
-        zl.Variant(f"attention_combine_{form}", attention_combine, {"INT8": form == "int8"}) for form in ("f32", "int8")
-    ]

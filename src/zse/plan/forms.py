@@ -7,13 +7,30 @@ reference instead of 0.66 %, the mean KL of SmolLM2 0.0020 instead of 0.0028 (be
 f32 and cost half, so "exact" products take int16 for int8."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from zse.dtypes import ITEM_BYTES
 from zse.kernels import gpu, route
 from zse.plan.trace import Node, PlanError, Value
 from zse.tensor import Activation, Fp8Activation, Routing, Tensor
 
+
+class Traits(NamedTuple):
+    """What recordings depend on beside the device's own attributes. sizes: of recordings, in tokens; the step's largest
+    comes on top; one that fits closely picks kernels for few tokens. split_tokens: batches up to this size may split a
+    sequence's keys between threads. rounds_by_form: results depend on which form a recording's size picks. own_scratch:
+    attention's tasks and the partial sums of products have memory of their own."""
+
+    sizes: tuple[int, ...]
+    split_tokens: int
+    rounds_by_form: bool
+    own_scratch: bool
+
+
+TRAITS = {
+    "cpu": Traits((1, 16), 16, False, False),
+    "gpu": Traits((1, 4, 8, 16, 64, 128, 256, 512, 1024, 2048, 4096), 0, True, True),
+}
 # Numbers of tokens up to which a recording's forms and launches are alike; the step's largest comes on top. CPU: the
 # tokens for which attention may split a sequence's keys between threads. GPU: up to 8 tokens fp8 weights take bf16.
 BREAKS = {"cpu": (16,), "gpu": (8,)}

@@ -17,30 +17,13 @@ from zse.kernels.attention import SEGMENT, partial_shape
 from zse.kernels.norm import add_rmsnorm
 from zse.kernels.rope import rope_table
 from zse.plan import ranks
-from zse.plan.forms import BREAKS, PRODUCTS, routing_of, tensor_of
+from zse.plan.forms import BREAKS, PRODUCTS, TRAITS, routing_of, tensor_of
 from zse.plan.launch import LAUNCHES
 from zse.plan.place import Placed, aligned, place_part, work_shape
 from zse.plan.rules import Part, trace_forward
 from zse.plan.trace import Node, Value
 from zse.tensor import Runs, StatePart, Tensor
 
-
-class Traits(NamedTuple):
-    """What recordings depend on beside the device's own attributes. sizes: of recordings, in tokens; the step's largest
-    comes on top; one that fits closely picks kernels for few tokens. split_tokens: batches up to this size may split a
-    sequence's keys between threads. rounds_by_form: results depend on which form a recording's size picks. own_scratch:
-    attention's tasks and the partial sums of products have memory of their own."""
-
-    sizes: tuple[int, ...]
-    split_tokens: int
-    rounds_by_form: bool
-    own_scratch: bool
-
-
-TRAITS = {
-    "cpu": Traits((1, 16), 16, False, False),
-    "gpu": Traits((1, 4, 8, 16, 64, 128, 256, 512, 1024, 2048, 4096), 0, True, True),
-}
 BLOCK = 16  # tokens of an entry of the page table
 
 
@@ -161,6 +144,7 @@ class Planner:
         every_token: bool = False,
         longest_run: int | None = None,
         adapted: Any = None,
+        images: Any = None,
     ) -> Tensor:
         """Record one step and return its logits f32 [rows, vocab_size].
 
@@ -172,10 +156,11 @@ class Planner:
             longest_run: the most tokens of one row in this recording where that is known (1: a decode step), which leaves
                 out kernels for longer ones.
             adapted: the zse.kernels.adapter.Slots of the rows where some may have adapters.
+            images: the StepImages (zse.engine.image_step) of tokens that take rows of image embeddings.
 
         Symbols to run with: `symbols()`.
         """
-        run = self._record_layers(recorder, step, max_tokens, longest_run, adapted=adapted)
+        run = self._record_layers(recorder, step, max_tokens, longest_run, adapted=adapted, images=images)
         max_rows = min(run.max_tokens, self.max_lines)
         rows = run.tokens if every_token else recorder.symbol("rows", max_rows)
         return self._record_end(run, run.step.logits.with_rows(rows), run.step.logit_rows, max_rows, every_token)
@@ -208,9 +193,11 @@ class Planner:
         run = Run(self, recorder, self.buffers, rows, max_rows)
         self._record_end(run, logits.with_rows(rows), wanted, max_rows, None)
 
-    def _record_ropes(self, run: "Run") -> None:
+    def _record_ropes(self, run: "Run", images: Any = None) -> None:
         for name, (table, inv_freq) in self._tables.items():
             rope = self._ropes[name]
+            if images is not None and images.turn(run, inv_freq, run.of(table), rope.mscale):
+                continue
             temperature = rope.temperature_beta, rope.temperature_length
             positions = run.of(run.step.positions)
             rope_table(run.recorder, positions, inv_freq, run.of(table), rope.mscale, temperature)
@@ -235,6 +222,7 @@ class Planner:
         longest_run: int | None,
         types: Tensor | None = None,
         adapted: Any = None,
+        images: Any = None,
     ) -> "Run":
         """After the last layer, which may leave what is still to be added to the stream."""
         step = step or self.buffers
@@ -256,12 +244,16 @@ class Planner:
         run.share_attention(longest_run)
         room = self._room(max_tokens, self.max_tokens)
         run.play(self._begin, self._place(self._begin, room), "", run.tokens)
-        self._record_ropes(run)
+        if images is not None:
+            images.place(run)
+        self._record_ropes(run, images)
         for layer, part in enumerate(self._layers if adapted is None else self._adapted_layers):
             run.layer = layer
             if host_layers is not None:
                 host_layers.before(recorder, layer)
             run.play(part, self._place(part, room), f"layers.{layer}.", run.tokens)
+            if images is not None and layer < len(images.more):
+                images.place(run, layer)
             if host_layers is not None:
                 host_layers.after(recorder, layer)
         return run

@@ -7,6 +7,7 @@ import msgspec
 
 from zse.cache.pages import BLOCK
 from zse.errors import RequestError
+from zse.scheduler import images
 from zse.scheduler.fairness import EVERYBODY, StepPlan
 from zse.scheduler.lifecycle import Lifecycle, choose_victim
 from zse.scheduler.request import Request
@@ -121,10 +122,10 @@ class StepBudget:
 
     max_tokens: of one step, at least max_rows. mixed_tokens: of a step that decodes and prefills (None: a quarter of
     max_tokens). ratio: SchedulingPolicy.mixed_ratio; 0: times are not measured. token_s: seconds of a prompt token
-    beside replies, 0 when not measured. is_limited: whether steps are shorter than configured."""
+    beside replies, 0 when not measured. configured_tokens: max_tokens as given; is_limited: whether steps are shorter."""
 
     def __init__(self, max_tokens: int, mixed_tokens: int | None, max_rows: int, ratio: float):
-        self.max_tokens = self._configured_tokens = max_tokens
+        self.max_tokens = self.configured_tokens = max_tokens
         self._mixed_tokens, self._max_rows = mixed_tokens, max_rows
         self.ratio, self.token_s, self.is_limited = ratio, 0.0, False
         self._decode_s: dict[int, float] = {}  # by the number of rows that decode, in powers of two
@@ -134,8 +135,8 @@ class StepBudget:
     def limit(self, tokens: int) -> None:
         """From now on at most `tokens` in a step: whole blocks, at least one and one token of each row, at most what
         was configured."""
-        self.max_tokens = min(self._configured_tokens, max(tokens // BLOCK * BLOCK, BLOCK, self._max_rows))
-        self.is_limited = self.max_tokens < self._configured_tokens
+        self.max_tokens = min(self.configured_tokens, max(tokens // BLOCK * BLOCK, BLOCK, self._max_rows))
+        self.is_limited = self.max_tokens < self.configured_tokens
 
     def prefill(self, num_decode: int) -> int:
         """Prompt tokens of a step that decodes `num_decode` lines.
@@ -252,11 +253,11 @@ class BatchBuilder:
                     and queue.is_behind(request.tenant)
                     and (admitted := life.admit((*left_out, request.tenant)))
                 ):
-                    budget -= self._add_chunk(entries, admitted, budget)
+                    budget = max(0, budget - self._add_chunk(entries, admitted, budget))
                 if budget:
-                    budget -= self._add_chunk(entries, request, budget)
+                    budget = max(0, budget - self._add_chunk(entries, request, budget))
         while budget and may_admit and (admitted := life.admit(left_out)):
-            budget -= self._add_chunk(entries, admitted, budget)
+            budget = max(0, budget - self._add_chunk(entries, admitted, budget))
         if not entries and not self._chunked_prefill:
             entries, num_drafts = self._decode_entries(ahead, plan.resting) or ([], 0)  # nobody could be admitted
             num_decode = len(entries)
@@ -336,15 +337,20 @@ class BatchBuilder:
         return count
 
     def _add_chunk(self, entries: list[Entry], request: Request, most: int) -> int:
-        """An entry of the next tokens of a prompt, at most `most` and as far as its pages reach; how many."""
+        """An entry of the next tokens of a prompt, at most `most` and as far as its pages reach; how many. An image that
+        one step computes may make them more, as far as a step goes, or none."""
         cache, start = self._cache, request.computed_len
         count = min(len(request.tokens) - start, most)
+        if request.options.images:
+            count = self._uncut(entries, request, start, count)
         if self._grouped is not None:
             if cache.covered(request.id) < start + count:
                 cache.reserve(request.id, 0)
             count = min(count, cache.covered(request.id) - start)
-            if count <= 0:
-                return 0
+            if request.options.images:
+                count = images.uncut(request.options.images, start + count) - start
+        if count <= 0:
+            return 0
         if self._states is not None:
             count = min(count, self._pass_place(request, start) - start)
         end = request.computed_len = start + count
@@ -364,3 +370,13 @@ class BatchBuilder:
         if length >= request.next_place:
             request.next_place = states.next_place(request.places, request.prompt_len, length)
         return request.next_place
+
+    def _uncut(self, entries: list[Entry], request: Request, start: int, count: int) -> int:
+        """How many tokens from `start` on run in this step, `count` but for images that one step computes."""
+        placed = request.options.images
+        whole = images.uncut(placed, start + count) - start
+        if whole > 0:
+            return whole
+        image = next(image for image in placed if image.whole and image.start <= start < image.end)
+        room = self._budget.configured_tokens - sum(entry.count for entry in entries)
+        return image.end - start if image.end - start <= room else 0

@@ -9,7 +9,10 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
+import msgspec
+
 from zse.cache.manager import CacheManager
+from zse.scheduler import images
 from zse.scheduler.counters import BOUNDS, NAMES, Counters
 from zse.scheduler.options import SchedulingPolicy
 from zse.scheduler.queue import LEAST_SHARED, Claimant, FairQueue, RunningAdapters, SharedPrompts, Tenant
@@ -89,7 +92,10 @@ class Lifecycle:
         length = request.max_cached_len if is_pinned else len(request.tokens)
         is_swapped = request.id in cache.swapped
         spare = awaited + kept + cache.num_groups * (self._spare_pages(request, length) if running else 0)
-        cached = cache.admit(request.id, length, request.tokens, request.salt, spare=spare)
+        tokens = request.compared_tokens if request.options.images else request.tokens
+        cached = cache.admit(request.id, length, tokens, request.salt, spare=spare)
+        if cached is not None and request.options.images and not is_swapped:
+            cached = self._end_before_image(request, length, spare, cached)
         if cached is None:
             if kept and request.tenant not in left_out:  # it alone waits: others may begin
                 return self.admit((*left_out, request.tenant))
@@ -104,6 +110,20 @@ class Lifecycle:
         if cache.prefix is not None and len(request.tokens) - cached >= LEAST_SHARED:
             self.prompts.begin(request, queue)
         return request
+
+    def _end_before_image(self, request: Request, length: int, spare: int, found: int) -> int | None:
+        """The request was admitted with `found` cached tokens: again, where they end within an image that one step
+        computes, with those before it. As CacheManager.admit()."""
+        placed, cached = request.options.images, found
+        while (end := images.uncut(placed, cached)) < cached:
+            self.cache.release(request.id)
+            # At least one token fewer than it is given is found.
+            tokens = request.compared_tokens[: end + 1]
+            again = self.cache.admit(request.id, length, tokens, request.salt, spare=spare)
+            if again is None:
+                return None
+            cached = again
+        return cached
 
     def may_start(self, request: Request) -> bool:
         """Whether the waiting request would be admitted if it were next, as far as is known without trying."""
@@ -163,7 +183,7 @@ class Lifecycle:
         if can_start and self.cache.fork(source.id, request.id, shared, len(request.tokens)):
             self._start(request, shared, shared)
         else:
-            self.cache.commit(source.id, source.tokens, source.committed_len, partial=True)
+            self.cache.commit(source.id, source.compared_tokens, source.committed_len, partial=True)
 
     def _start(self, request: Request, computed_len: int, committed_len: int) -> None:
         """The waiting request has pages, with K and V of `computed_len` tokens, the first `committed_len` of which are
@@ -196,7 +216,7 @@ class Lifecycle:
         """The running request loses its row and pages, and waits again. Nothing of it may be in flight."""
         self._stop(request)
         request.reached_len = max(request.reached_len, request.computed_len)
-        self.cache.commit(request.id, request.tokens, request.committed_len, partial=True)
+        self.cache.commit(request.id, request.compared_tokens, request.committed_len, partial=True)
         if not (self.should_swap(request) and self.cache.swap_out(request.id, request.computed_len)):
             if self.cache.states is not None:
                 self._keep_state(request)
@@ -218,7 +238,7 @@ class Lifecycle:
     def _keep_state(self, request: Request) -> None:
         """The request, of which nothing is in flight, loses its pages: others may continue where it is."""
         if request.computed_len == request.committed_len:
-            self.cache.keep_state(request.id, request.tokens, request.committed_len)
+            self.cache.keep_state(request.id, request.compared_tokens, request.committed_len)
 
     def make_room(self, request: Request, length: int) -> bool:
         """Pages for `length` tokens of the running request, from younger ones. False when it had to yield itself."""
@@ -248,7 +268,8 @@ class Lifecycle:
             self.queue.remove(request)
         self.queue.leave(request.tenant)
         cache, slot = self.cache, -1
-        cache.commit(request.id, request.tokens, request.committed_len, partial=True)
+        tokens = request.compared_tokens if request.options.images else request.tokens
+        cache.commit(request.id, tokens, request.committed_len, partial=True)
         if cache.states is not None:
             if not request.in_flight:
                 self._keep_state(request)
@@ -261,6 +282,8 @@ class Lifecycle:
             if not request.in_flight:
                 self.release(request)
         request.row, request.state = -1, FINISHED
+        if request.options.images:  # others may hold the request for longer than the embeddings are to be kept
+            request.options = msgspec.structs.replace(request.options, images=())
 
     def release(self, request: Request) -> None:
         """No batch in flight has the request, which ended, any more."""
@@ -270,7 +293,7 @@ class Lifecycle:
             self.adapters.stop(request)
         if slot >= 0:  # with the state behind all tokens, the last of which ended the request
             known = request.committed_len if request.committed_len == request.computed_len else 0
-            self.cache.adopt(request.tokens, known, pages, request.salt, slot)
+            self.cache.adopt(request.compared_tokens, known, pages, request.salt, slot)
         self.cache.allocator.release(pages)
 
     # -- jobs

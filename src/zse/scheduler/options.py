@@ -1,7 +1,7 @@
 """What a request may ask of the scheduler and the cache, beside what it asks of the sampler (sampling/params.py), and
 how the scheduler chooses."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -15,6 +15,25 @@ PATIENCE_S = 30.0
 LOWEST = -10  # priority
 
 
+class PlacedImage(msgspec.Struct, frozen=True):
+    """An image of `count` tokens from `start` on. key: what its content is called. numbers: i32 [count] in bytes, all
+    below 0: what stands for its tokens where prefixes are compared, equal for equal images alone. whole: its tokens
+    see each other, so that one step computes all of them. content: the engine's Encoding. grid: rows and columns of an image
+    whose tokens turn by their place in it, (0, 0): by their place in the prompt."""
+
+    start: int
+    count: int
+    key: bytes
+    numbers: bytes
+    whole: bool = False
+    content: Any = None
+    grid: tuple[int, int] = (0, 0)
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The second part of the table of request fields; what stands without a Field is the server's to fill in.
 
@@ -23,8 +42,9 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     from submission to the last token, None: none. cache_salt: keeps cached prefixes apart further. speculation: whether
     drafts may be verified for it (its tokens are the same). adapter: the id of a loaded one, the hash of what it holds;
     "": none. state_points: numbers of tokens of the prompt, ascending, behind which messages begin: where another prompt
-    is likely to go another way, a model with a state keeps it there. structure: the form of the answer, None: any. max_wait_s: how long it may wait before it begins, None: any
-    time."""
+    is likely to go another way, a model with a state keeps it there. structure: the form of the answer, None: any.
+    max_wait_s: how long it may wait before it begins, None: any time. images: of the prompt, in its order: the
+    engine's ImageInputs, in the scheduler PlacedImages."""
 
     tenant: str = ""
     weight: Annotated[float | None, Field(Number(0, MAX_WEIGHT, above_low=True), routes=())] = None
@@ -56,6 +76,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     state_points: tuple[int, ...] = ()
     structure: Structure | None = None
     max_wait_s: float | None = None
+    images: tuple[Any, ...] = ()
 
 
 DEFAULT = RequestOptions()

@@ -306,9 +306,9 @@ class SharedPrompts:
             return False
         if request.leader in leaders:
             return True
-        tokens = request.tokens.tobytes()
+        tokens = request.compared_tokens.tobytes()
         for leader in leaders:
-            shared = common_tokens(leader.tokens.tobytes(), tokens) - leader.committed_len
+            shared = common_tokens(leader.compared_tokens.tobytes(), tokens) - leader.committed_len
             if shared >= LEAST_SHARED and 2 * shared >= len(leader.tokens) - leader.computed_len:
                 if self._has_states and not leader.keep_at(_shared_place(leader, request)):
                     continue
@@ -320,8 +320,10 @@ class SharedPrompts:
 
 def _shared_place(leader: Request, request: Request) -> int:
     """How many tokens of the leader's prompt the request does not compute."""
-    return min(common_tokens(leader.tokens.tobytes(), request.tokens.tobytes()), len(request.tokens) - 1)
+    return min(
+        common_tokens(leader.compared_tokens.tobytes(), request.compared_tokens.tobytes()), len(request.tokens) - 1
+    )
 
 
 def _beginning(request: Request) -> tuple:
-    return *request.salt, request.tokens[:LEAST_SHARED].tobytes()
+    return *request.salt, request.compared_tokens[:LEAST_SHARED].tobytes()

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
+from zse.scheduler import images
 from zse.scheduler.options import DEFAULT, RequestOptions
 
 # For requests that begin as another one does its state is kept in so many places at most, no nearer than so many tokens:
@@ -113,6 +114,12 @@ class Request:
         self.places.append(length)
         self.next_place = min(self.next_place, length)
         return True
+
+    @property
+    def compared_tokens(self) -> array:
+        """`tokens` as prefixes are compared by: those of images replaced by what they show."""
+        placed = self.options.images
+        return images.compared(self.tokens, placed) if placed else self.tokens
 
     @property
     def num_computed(self) -> int:

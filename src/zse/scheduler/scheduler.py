@@ -382,7 +382,8 @@ class Scheduler:
         is_first, page_size = first == request.prompt_len, self.cache.page_size
         if request.leads:
             self.life.prompts.end(request)
-        self.cache.commit(request.id, request.tokens, length, partial=is_first)
+        tokens = request.compared_tokens if request.options.images else request.tokens
+        self.cache.commit(request.id, tokens, length, partial=is_first)
         request.checkpoint = min(length + page_size - length % page_size, request.max_len - 1)
         finish = "stop" if token in request.stop_ids else "length" if len(request.tokens) >= request.max_len else None
         if finish is not None:

@@ -13,9 +13,9 @@ from zse.models.config_parts import MAX_WIDTH, choice, number
 
 MAX_SIDE = 1 << 14  # pixels
 MAX_RATIO = 200  # of the sides of an image that keeps its proportions, as Qwen's processor has it
-# Patches of an image at most: what a tower works in grows with them (about 40 KB a patch), and the work with their
-# square. Larger images are made smaller.
-MAX_PATCHES = 8192
+# Patches of an image at most, those of Mistral 3's largest (1540 pixels) among them: what a tower works in grows with them
+# (about 40 KB a patch), and the work with their square. Larger images are made smaller.
+MAX_PATCHES = 112**2
 
 
 class VisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

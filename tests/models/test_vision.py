@@ -1,0 +1,94 @@
+"""Towers against transformers' image features."""
+
+import numpy as np
+import pytest
+import tiny_vision as tiny
+
+from zse.engine.image_encoder import ImageEncoder
+from zse.errors import FormatError, UnsupportedError
+from zse.formats.opening import open_model
+from zse.models.vision.load import plan_tower
+from zse.models.weight_plan import read_config
+from zse.runtime.opening import open_device
+
+REFERENCES = np.load(tiny.PATH)
+
+
+def embeddings(source, beside=None, *, quantize=None, family: str = "gemma3") -> list[np.ndarray]:
+    """Of two images."""
+    plan = plan_tower(source, beside, read_config(source), quantize=quantize, family="cpu")
+    assert plan is not None
+    device = open_device("cpu", threads=2)
+    encoder = ImageEncoder(device, plan, kv_dtype="f32")
+    try:
+        encoder.load()
+        found = []
+        for number in range(2):
+            height, width, pixels = tiny.image(family, number)
+            *between, last = encoder.encode(pixels, height, width)
+            assert set(between) == {None} and len(between) == plan.forward.config.num_layers + 2
+            found.append(last)
+        return found
+    finally:
+        encoder.close()
+        device.close()
+
+
+@pytest.mark.parametrize("family", tiny.CONFIGS)
+def test_embeddings_equal_transformers(family, tmp_path):
+    """Sums of some hundred f32 products in another order, through three layers."""
+    with open_model(str(tiny.write(family, tmp_path))) as source:
+        for number, found in enumerate(embeddings(source, family=family)):
+            np.testing.assert_allclose(found, REFERENCES[f"{family} image {number}"], rtol=1e-4, atol=3e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "swapped"),
+    [("gemma3", False), ("gemma3", True), ("qwen3_vl", False), ("qwen2_5_vl", False), ("mistral3", False)],
+)
+def test_an_mmproj_file_gives_the_same(family, swapped, tmp_path):
+    """Old converters wrote ffn_up and ffn_down under each other's names."""
+    text, tower = tiny.write_gguf(tmp_path, family, swapped)
+    text = tiny.write(family, tmp_path) if family in ("mistral3", "qwen2_5_vl") else text
+    with open_model(str(text)) as source, open_model(str(tower)) as beside:
+        for number, found in enumerate(embeddings(source, beside, family=family)):
+            np.testing.assert_allclose(found, REFERENCES[f"{family} image {number}"], rtol=1e-4, atol=3e-5)
+
+
+def test_fewer_bits_are_near(tmp_path):
+    """f16 of a file, and int8 made while loading, through three layers."""
+    text, tower = tiny.write_gguf(tmp_path, kind="F16")
+    wanted = REFERENCES["gemma3 image 0"][0]
+    with open_model(str(text)) as source, open_model(str(tower)) as beside:
+        for quantize, most in ((None, 0.01), ("int4", 0.1)):
+            found = embeddings(source, beside, quantize=quantize)[0][0]
+            assert np.abs(found - wanted).max() < most * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("family", ["mistral3", "qwen2_5_vl", "qwen3_vl"])
+def test_int8_is_near(family, tmp_path):
+    """Heads of 16 and 24 columns are 32 wide: what attention gives is quantized by 32."""
+    with open_model(str(tiny.write(family, tmp_path))) as source:
+        wanted = REFERENCES[f"{family} image 1"]
+        found = embeddings(source, quantize="int8", family=family)[1]
+        assert np.abs(found - wanted).max() < 0.1 * np.abs(wanted).max()
+
+
+def test_a_tower_that_cannot_be_is_refused(tmp_path):
+    (tmp_path / "hf").mkdir()
+    text, _ = tiny.write_gguf(tmp_path)
+    changed = {"clip.projector_type": ("string", "ldp"), "clip.vision.block_count": ("u32", 4)}
+    reasons = {"clip.projector_type": "ldp", "clip.vision.block_count": "v.blk.3.ln1.weight.*missing"}
+    for key, reason in reasons.items():
+        _, tower = tiny.write_gguf(tmp_path, **{key: changed[key]})
+        with open_model(str(text)) as source, open_model(str(tower)) as beside:
+            with pytest.raises((FormatError, UnsupportedError), match=reason):
+                plan_tower(source, beside, read_config(source), quantize=None, family="cpu")
+    with open_model(str(tiny.write("gemma3", tmp_path / "hf"))) as source:
+        name = next(name for name in source.tensors if name.endswith("layers.1.mlp.fc1.bias"))
+        source.tensors[name] = source.tensors[name]._replace(shape=(103,))
+        with pytest.raises(FormatError, match=r"fc1.bias.*\[103\], expected \[104\]"):
+            plan_tower(source, None, read_config(source), quantize=None, family="cpu")
+        del source.tensors[name]
+        with pytest.raises(FormatError, match="fc1.bias.*missing"):
+            plan_tower(source, None, read_config(source), quantize=None, family="cpu")
