@@ -18,7 +18,7 @@ from zse_emulator import EmulateDevice
 NEAR = dict(rtol=2e-5, atol=5e-5)
 FAMILIES = [
     *("llama", "qwen2", "qwen3", "gemma3", "gemma2", "phi4_mini", "olmo3", "glm4", "cohere", "granite", "gemma4"),
-    *("deepseek_v2_lite", "deepseek_v2", "qwen2_moe", "smollm3"),
+    *("deepseek_v2_lite", "deepseek_v2", "qwen2_moe", "smollm3", "lfm2", "qwen3_5_moe", "granite_hybrid", "nemotron_h"),
 ]
 
 

@@ -7,7 +7,8 @@ import tiny
 import tiny_families
 from formats_build import safetensors
 
-LINEAR = ("_proj.weight", "_proj_with_mqa.weight")
+LINEAR = ("_proj.weight", "_proj_with_mqa.weight", "shared_mlp.input_linear.weight", "shared_mlp.output_linear.weight")
+LINEAR += tuple(f"in_proj_{name}.weight" for name in ("qkv", "z", "b", "a"))
 
 
 def weights_of(family):

@@ -49,14 +49,15 @@ class Targets:
         forward = model(config)
         pairs = any(family == config.architecture for name, family in registry.HF_NAMES.items() if name in _IN_PAIRS)
         for layer in range(config.num_layers):
-            modules, found = {}, {}
-            names = model.layer_names(config, layer)
+            modules: dict[str, tuple[str, ...]] = {}
+            found, names = {}, model.layer_names(config, layer)
             for role in model.layer_roles(config, layer):
                 if role.kind != "matrix" or role.experts or role.name in (*ROUTERS, *HEAD_MATRICES):
                     continue
                 members = JOINED.get(role.name, (role.name,))
                 for way in names[role.name][1].split("|"):
-                    modules[way.removesuffix(".weight")] = members
+                    module = way.removesuffix(".weight")  # several may lie in one, the first rows first
+                    modules[module] = (*modules.get(module, ()), *members) if len(role.runs) == 1 else members
                 for name in members:
                     rows = role.shape[0] if len(members) == 1 else forward.rows(name, layer)
                     found[name] = rows, role.shape[1], role.heads if pairs else 0
