@@ -17,7 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "structured"))
 import tiny_text
 
 from zse import LLM, BeamParams, SamplingParams
-from zse.engine import ranks
+from zse.cache.layout import KVCache
+from zse.engine import idle_memory, ranks
 from zse.engine.config import EngineConfig
 from zse.errors import ConfigError, GroupError, UnsupportedError, ZSEError
 from zse.parallel.group import RankGroup
@@ -141,6 +142,23 @@ def test_ranks_of_devices_that_run_ahead(size, model, monkeypatch, one):
         assert found.engine.runner.runs_ahead
         wanted = [output.token_ids for output in one.generate(PROMPTS, GREEDY)]
         assert tokens_of(found.engine, PROMPTS, GREEDY) == wanted
+
+
+def test_idle_ranks_give_memory_back(model, monkeypatch):
+    """Pages that nobody has, on every rank."""
+    monkeypatch.setattr(idle_memory, "IDLE_S", 0.0)
+    given: dict[int, list[int]] = {}
+    discard = KVCache.discard
+    monkeypatch.setattr(
+        KVCache, "discard", lambda kv, *pages: (given.setdefault(id(kv), []).append(pages), discard(kv, *pages))
+    )
+    options = dict(model=str(model), device="cpu", activations="f32", max_rows=2, prefix_cache=False)
+    with ThreadedRanks(lambda rank: open_device("cpu", threads=1), tensor_parallel_size=2, **options) as found:
+        first = tokens_of(found.engine, PROMPTS[:1], GREEDY)
+        while found.engine.use_idle_time():
+            pass
+        assert tokens_of(found.engine, PROMPTS[:1], GREEDY) == first
+    assert len(given) == 2 and len({tuple(pages) for pages in given.values()}) == 1
 
 
 def test_a_rank_that_is_killed_ends_the_group(model):

@@ -122,6 +122,10 @@ class KVCache:
         if end > self.buffer.nbytes:
             self.buffer.grow(min(-(-end // GROW_BYTES) * GROW_BYTES, self.nbytes))
 
+    def discard(self, first: int, count: int) -> None:
+        """Give back the memory of pages that nobody has, on a CPU."""
+        self.buffer.discard(first * self.page_nbytes, count * self.page_nbytes)
+
     def table_entry(self, pages: list[int], block: int, group: int = 0) -> int:
         """What a group's page table holds for one block of a sequence that has `pages`."""
         count = self.blocks_per_page

@@ -20,7 +20,8 @@ class IdleMemory(Feature):
     def __init__(self, engine: Any):
         runner = engine.runner
         self._scheduler, self._cache = engine.scheduler, engine.scheduler.cache
-        self._mover, self._buffer, self._page_nbytes = runner.pages, runner.kv.buffer, runner.kv.page_nbytes
+        self._mover, self._kv, self._page_nbytes = runner.pages, runner.kv, runner.kv.page_nbytes
+        self._ranks = runner.ranks
         self._states, self._most_bytes = runner.states, runner.config.cache_idle_memory
         self._most_kept = self._most_bytes // self._page_nbytes
         self._piece = max(1, PIECE_BYTES // self._page_nbytes)
@@ -44,7 +45,9 @@ class IdleMemory(Feature):
                 return True
         end = min(self._next + self._piece, allocator.num_pages)
         for first, count in allocator.empty_runs(self._next, end):
-            self._buffer.discard(first * self._page_nbytes, count * self._page_nbytes)
+            if self._ranks is not None:
+                self._ranks.discard(first, count)
+            self._kv.discard(first, count)
         self._next = end
         if end == allocator.num_pages and self._states is not None:
             self._give_states_back()

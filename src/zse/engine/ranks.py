@@ -48,6 +48,13 @@ class Move(msgspec.Struct, tag=True, array_like=True):
     transfers: list[tuple[str, int, int]]
 
 
+class Discard(msgspec.Struct, tag=True, array_like=True):
+    """Give back the memory of so many pages."""
+
+    first: int
+    count: int
+
+
 class WriteTable(msgspec.Struct, tag=True, array_like=True):
     """Write entries of the page table, from byte `at` on."""
 
@@ -139,6 +146,9 @@ class Ranks:
     def write_table(self, at: int, entries: Any) -> None:
         """Entries of the page table are about to be written past a step's inputs."""
 
+    def discard(self, first: int, count: int) -> None:
+        """The memory of pages is about to be given back."""
+
     def wait_loaded(self) -> None:
         """Until all ranks have their weights."""
 
@@ -214,6 +224,9 @@ class Leader(Ranks):
 
     def write_table(self, at: int, entries: Any) -> None:
         self._tell(WriteTable(at, memoryview(entries).tobytes()))
+
+    def discard(self, first: int, count: int) -> None:
+        self._tell(Discard(first, count))
 
     def _tell(self, message: Any) -> None:
         frame = messages.encode(message)
@@ -328,6 +341,8 @@ class Follower(Ranks):
             runner.followed(message.key)
         elif isinstance(message, Move):
             runner.pages.run(message.transfers)
+        elif isinstance(message, Discard):
+            runner.kv.discard(message.first, message.count)
         else:
             runner.write_table(message.at, message.data)
 
@@ -343,7 +358,7 @@ class Follower(Ranks):
         self._tickets[inputs] = graph.submit(**{name: message.symbols[name] for name in graph.symbols})
 
 
-ToRank = Replay | RecordAhead | Move | WriteTable
+ToRank = Replay | RecordAhead | Move | Discard | WriteTable
 
 
 class RankWatch(Feature):
