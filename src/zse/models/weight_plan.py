@@ -208,8 +208,14 @@ def plan_model(
     schemes: dict[str, Scheme] = {}
     parts: dict[str, list[FileTensor]] = {}
     for role, name in _named_roles(family_of_model, config, source.naming, prefix):
-        stored = experts.stored_experts if role.experts else experts.stored_rows
-        parts[role.name] = [FileTensor(role, each, 0, cut) for each, cut in stored(source, role, name)]
+        stored: list[tuple[TensorInfo, Any]]
+        if role.experts:
+            stored = [*experts.stored_experts(source, role, name)]
+        elif role.runs or "|" in name or role.kind in ("vector", "decay"):
+            stored = experts.stored_rows(source, role, name)
+        else:  # all that most models have
+            stored = [(source.matrix(name, role.shape), None)]
+        parts[role.name] = [FileTensor(role, each, 0, cut) for each, cut in stored]
         info = parts[role.name][0].info
         if role.kind in MATRICES:
             schemes[role.name] = _scheme(role, info, config, policy, family)
