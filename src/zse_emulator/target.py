@@ -77,6 +77,18 @@ def _release(t, stmt, outs, args):
     return f"emulate::release(T, {args[0]}, {_shared(stmt.args[0])}, sizeof({ctype}), zse_slot<{ctype}>({args[1]}));"
 
 
+def _relaxed_load(t, stmt, outs, args):
+    ctype = t.c_type(stmt.outs[0].type)
+    elem = t.c_type(getattr(stmt.outs[0].type, "elem", stmt.outs[0].type))
+    return f"zse_load_relaxed<{ctype}>(T, {args[0]}, {_shared(stmt.args[0])}, sizeof({elem}))"
+
+
+def _relaxed_store(t, stmt, outs, args):
+    type = stmt.args[1].type
+    elem = t.c_type(getattr(type, "elem", type))
+    return f"zse_store_relaxed<{t.c_type(type)}>(T, {args[0]}, {_shared(stmt.args[0])}, sizeof({elem}), {args[1]});"
+
+
 def _copy_async(t, stmt, outs, args):
     size = stmt.attrs[0]
     return f"emulate::copy_async(T, {args[0]}, {args[1]}, {size}, {args[2] if len(args) == 3 else size});"
@@ -162,6 +174,8 @@ BODIES = {
     "named_arrive": _call("named_barrier", "{attr[0]}", "false"),
     "load_acquire": _acquire,
     "store_release": _release,
+    "load_relaxed": _relaxed_load,
+    "store_relaxed": _relaxed_store,
     **{name: _exchange(name.upper()) for name in ("shuffle", "shuffle_xor", "shuffle_up", "shuffle_down")},
     "ballot": _vote("BALLOT"),
     "any_thread": _vote("ANY"),

@@ -288,8 +288,12 @@ BUILTINS = _builtins(
     named_arrive="named_arrive(id, threads): arrive at it without waiting",
     cluster_barrier="cluster_barrier(): all threads of the cluster",
     fence="fence(): this thread's earlier accesses come before its later ones for the whole device",
-    load_acquire="load_acquire(pointer): integer load that later accesses stay behind, device scope",
-    store_release="store_release(pointer, value): integer store that earlier accesses stay before, device scope",
+    load_acquire='load_acquire(pointer, scope): integer load that later accesses stay behind; scope "device", or "system": all devices '
+    "and the host",
+    store_release="store_release(pointer, value, scope): integer store that earlier accesses stay before; likewise",
+    load_relaxed="load_relaxed(pointer, lanes): integer load, or of a vector of 2, each of which is read whole, of memory that other "
+    "devices change meanwhile; orders nothing",
+    store_relaxed="store_relaxed(pointer, value): the store for it",
     shuffle="shuffle(value, lane): the value that another lane of the warp holds; all lanes take part",
     shuffle_xor="shuffle_xor(value, mask): of lane ^ mask",
     shuffle_up="shuffle_up(value, n): of lane - n, its own below n",

@@ -15,6 +15,7 @@ import time
 
 from zse import env
 from zse.errors import ConfigError, GroupError
+from zse.parallel.collectives import peer
 from zse.parallel.collectives.host import HostCollectives, shared_bytes
 
 TYPE_CHECKING = False
@@ -40,6 +41,7 @@ class RankGroup:
             raise ConfigError(f"ZSE_GROUP_TIMEOUT_S={text} is not a number of seconds up to 86400")
         self.timeout_s = float(text)
         self.host = HostCollectives(self, mmap.mmap(descriptor, shared_bytes(size)))
+        self.peers: Any = None  # zse.parallel.collectives.peer.PeerCollectives, of GPUs that reach each other
         self._collectives: Any = None
 
     @classmethod
@@ -62,10 +64,14 @@ class RankGroup:
 
     def connect(self, device: "Device") -> None:
         """Make the collectives of recordings of this device. All ranks must call it. GroupError, DeviceError."""
-        if not device.shares_memory:
-            raise GroupError(f"{device.name}: there are no collectives for this device yet; use --device cpu")
         self.host.watch([int.from_bytes(pid, "little") for pid in self.exchange(os.getpid().to_bytes(8, "little"))])
-        self._collectives = self.host
+        if device.shares_memory:
+            self._collectives = self.host
+        elif device.shares_buffers:
+            self._collectives = self.peers = peer.PeerCollectives(self, device)
+            self.peers.watch(self.host.watched)
+        else:
+            raise GroupError(f"{device.name}: there are no collectives for this device; use --device cpu")
 
     # -- of a recording
 
@@ -97,7 +103,7 @@ class RankGroup:
             )
 
     def close(self) -> None:
-        """Give the shared memory back. Closing twice does nothing."""
+        """Give the shared memory back; before the device is closed. Closing twice does nothing."""
         if self.descriptor >= 0:
             collectives, self._collectives = self._collectives, None
             if collectives not in (None, self.host):

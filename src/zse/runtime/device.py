@@ -39,8 +39,7 @@ MAX_BLOCKS = (1 << 28) - 1  # of one launch, and of one group of independent lau
 
 class Launch:
     """One recorded launch. args: by parameter name, as given; params: [[name, type], ...] of the kernel, or None when
-    unknown (null device); slots, syms: of `slots_of`.
-    """
+    unknown (null device); slots, syms: of `slots_of`."""
 
     __slots__ = ("symbol", "args", "grid", "independent", "min_chunk", "params", "slots", "syms")
 
@@ -111,8 +110,7 @@ class Recorder:
             independent: may overlap with the launch just before (and with what that one overlaps with); else it waits
                 for everything before.
             min_chunk: fewest blocks that a thread of a CPU takes at once.
-        Raises DeviceError (no such kernel), TypeError or ValueError with the parameter's name.
-        """
+        Raises DeviceError (no such kernel), TypeError or ValueError with the parameter's name."""
         dims = tuple(grid) if isinstance(grid, tuple | list) else (grid,)
         if not 1 <= len(dims) <= 3:
             raise ValueError(f"{symbol}: grid {grid!r} has {len(dims)} dimensions, not 1 to 3")
@@ -164,8 +162,7 @@ class Staging:
 
     host: writable memoryview of bytes. buffer: the same bytes in device memory, an argument of kernels once wrapped in
     a Tensor. shared: host and buffer are one memory (CPU). The host must not write what a submitted graph still has to
-    upload, nor read what it still has to download: wait for its ticket, or use two in turn.
-    """
+    upload, nor read what it still has to download: wait for its ticket, or use two in turn."""
 
     __slots__ = ("host", "buffer", "nbytes", "shared")
 
@@ -336,6 +333,8 @@ class Device:
     """Each kernel of its pack is loaded into the driver, which can be done before a model asks for it (CUDA)."""
     repacks: bool = False
     """Its own kernels make weights of what files hold otherwise, while they are loaded."""
+    shares_buffers: bool = False
+    """Processes of other devices can be given its buffers (zse.runtime.gpu_memory.export_buffer)."""
     supports_capture: bool = False
     """Of graphs, which are replayed as such; may be set to False before any is recorded."""
 

@@ -92,7 +92,7 @@ class GPUDevice(PackedGPU):
     """
 
     overlaps = False  # launches carry the attribute of programmatic dependent launch
-    supports_capture = True
+    supports_capture = shares_buffers = True
     supports_growth = False
     can_register = True  # file mappings, read-only
     _device: int  # as the driver numbers it

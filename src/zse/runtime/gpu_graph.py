@@ -77,6 +77,8 @@ class GPUTicket(Ticket):
         if status:
             raise self._device.driver.error("event_wait", status, f"running {self._graph.describe()}")
         self._device.give_event(event)
+        for check in self._graph.checks:
+            check()
 
     def __del__(self) -> None:
         if self._event and not self._device.closed:
@@ -92,7 +94,7 @@ class GPUGraph(Graph):
 
     def __init__(self, device: "GPUDevice", recorder: Recorder):
         super().__init__(device, recorder)
-        self._runtime = device._runtime
+        self._runtime, self.checks = device._runtime, tuple(recorder.checks)
         recorded = LaunchList(self, native.GPULaunch)
         # A kernel that overlaps may read weights before the launch before has ended, and ends in an order that only
         # kernels know. Where copies run beside, the link takes the time, and what overlapping saves (1 us a launch) is

@@ -4,7 +4,7 @@ import ctypes
 from ctypes import byref, c_uint64
 
 from zse.errors import DeviceError
-from zse.runtime.bindings.driver import AccessDescription, Address, AllocationProperties, DriverError
+from zse.runtime.bindings.driver import AccessDescription, Address, AllocationProperties, DriverError, IPCHandle
 from zse.runtime.buffer import Account, OwningBuffer, view_of
 from zse.runtime.device import Staging
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 PINNED, DEVICE_LOCATION, READ_WRITE = 1, 1, 3  # CUmemAllocationType, CUmemLocationType, CUmemAccess_flags
 PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
+LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 
 
 class GPUBuffer(OwningBuffer):
@@ -137,6 +138,35 @@ class PinnedMemory(GPUBuffer):
 
     def _give_back(self) -> None:
         self.device.free_pinned(self.address)
+
+
+def export_buffer(buffer: GPUBuffer) -> bytes:
+    """What names the buffer to other processes of this machine, for import_buffer there. DeviceError where the driver cannot."""
+    device, handle, start, size = buffer.device, IPCHandle(), Address(), ctypes.c_size_t()
+    device.use()
+    device.driver.address_range(byref(start), byref(size), buffer.address)
+    device.driver.ipc_handle(byref(handle), buffer.address)
+    return (buffer.address - start.value).to_bytes(8, "little") + bytes(handle.bytes)
+
+
+class PeerMemory:
+    """Another process's buffer, of this GPU or of one that this one reaches. address: for kernels. The other process must keep
+    its buffer until this is closed. DeviceError where this GPU does not reach it."""
+
+    def __init__(self, device: "GPUDevice", exported: bytes):
+        self._device, self.address = device, 0
+        device.use()
+        start = Address()
+        device.driver.ipc_open(byref(start), IPCHandle.from_buffer_copy(exported[8:]), LAZY_PEER_ACCESS)
+        self._start = start.value
+        self.address = self._start + int.from_bytes(exported[:8], "little")
+
+    def close(self) -> None:
+        """Give the addresses back. Closing twice does nothing."""
+        start, self._start = self._start, 0
+        if start and not self._device.closed and self._device.driver.lost is None:
+            self._device.use()
+            self._device.driver.ipc_close(start)
 
 
 class GPUStaging(Staging):

@@ -45,3 +45,16 @@ Size = int | Sym
 def ceil_div(size: Size, n: int) -> Size:
     """ceil(size / n) of a number or a symbol."""
     return size.ceil_div(n) if isinstance(size, Sym) else -(-size // n)
+
+
+def product(sizes: "tuple[Size, ...]") -> Size:
+    """Elements of a shape, of which one may be a symbol."""
+    count: Size = 1
+    for size in sizes:
+        count = size * count
+    return count
+
+
+def most_of(size: Size, maxima: dict[str, int]) -> int:
+    """The most that a number of a recording can be. maxima: Recorder.maxima."""
+    return size.value(maxima) if isinstance(size, Sym) else size

@@ -68,6 +68,8 @@ enum { ADD, MAX, MIN, CAS };
 u64 atomic(Thread *, void *, bool shared, i32 kind, i32 type, u64 value, u64 expected);   /* type: 0 i32, 1 u32, 2 i64, 3 u64, 4 f32 */
 u64 acquire(Thread *, const void *, bool shared, u32 size);
 void release(Thread *, void *, bool shared, u32 size, u64 value);
+void relaxed_load(Thread *, const void *, bool shared, u32 size, void *value);
+void relaxed_store(Thread *, void *, bool shared, u32 size, const void *value);
 
 void barrier(Thread *);
 void warp_barrier(Thread *);
@@ -191,6 +193,16 @@ template <> struct zse_type_of<u64> { static const i32 id = 3; };
 template <> struct zse_type_of<f32> { static const i32 id = 4; };
 template <class V> ZSE V zse_atomic(Thread *T, V *p, bool shared, i32 kind, V v, V expected = 0) {
   return zse_value<V>(emulate::atomic(T, p, shared, kind, zse_type_of<V>::id, zse_slot(v), zse_slot(expected)));
+}
+
+/* Words of `size` bytes, one after the other: between two of a vector other threads may run. */
+template <class V> ZSE V zse_load_relaxed(Thread *T, const void *p, bool shared, u32 size) {
+  V v;
+  for (u32 at = 0; at < sizeof(V); at += size) emulate::relaxed_load(T, (const u8 *)p + at, shared, size, (u8 *)&v + at);
+  return v;
+}
+template <class V> ZSE void zse_store_relaxed(Thread *T, void *p, bool shared, u32 size, V v) {
+  for (u32 at = 0; at < sizeof(V); at += size) emulate::relaxed_store(T, (u8 *)p + at, shared, size, (const u8 *)&v + at);
 }
 
 /* Element (lane / 4, 2 (lane % 4) + half) of an 8x8 matrix becomes (2 (lane % 4) + half, lane / 4). */

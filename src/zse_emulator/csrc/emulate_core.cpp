@@ -228,6 +228,7 @@ static void run(Launch &one) {
   for (i64 i = 0; i < total; ++i) order[i] = i * kernel->cluster;
   for (i64 i = total - 1; i > 0; --i) std::swap(order[i], order[random_below((u32)i + 1)]);
   size_t width = 1 + random_below(3);
+  i64 slow = -1;
   i64 next = 0;
   std::vector<Cluster *> clusters;
   while (!one.failed) {
@@ -237,7 +238,11 @@ static void run(Launch &one) {
     if (stuck && next < total) { ++width; one.spins = 0; continue; }      /* they may wait for blocks that have not started */
     if (stuck) { deadlock(clusters); break; }
     if (!one.pending.empty() && (one.ready.empty() || random_below(4) == 0 || one.spins > 1000)) { run_pending(); one.spins = 0; continue; }
+    /* A block that is slow for a while: what others should have waited for happens late. */
+    if (!(one.picks++ & 1023)) slow = random_below((u32)one.blocks * 2);
     u32 pick = random_below((u32)one.ready.size());
+    for (int tries = 0; tries < 16 && one.blocks > 1 && one.ready[pick]->state->block->linear == slow; ++tries)
+      pick = random_below((u32)one.ready.size());
     Thread *t = one.ready[pick];
     one.ready[pick] = one.ready.back();
     one.ready.pop_back();

@@ -141,7 +141,7 @@ struct Launch {
   std::vector<Thread *> ready;
   std::deque<Pending> pending;
   std::unordered_map<u64, SyncVariable> variables;
-  u64 spins = 0;
+  u64 spins = 0, picks = 0;
   bool failed = false;
   std::string message;
 };

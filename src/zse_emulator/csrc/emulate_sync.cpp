@@ -244,6 +244,20 @@ void release(Thread *t, void *p, bool shared, u32 size, u64 value) {
   memcpy(p, &value, size);
 }
 
+void relaxed_load(Thread *t, const void *p, bool shared, u32 size, void *value) {
+  spin(t, "a loop around load_relaxed()");
+  if (shared) shared_offset(t, p, size, "reads");
+  else find(t, (u64)p, size, "reads");
+  memcpy(value, p, size);
+}
+
+void relaxed_store(Thread *t, void *p, bool shared, u32 size, const void *value) {
+  if (shared) shared_access(t, p, size, true, true);
+  else global_access(t, (u64)p, size, true, true);
+  memcpy(p, value, size);
+  if (random_below(4) == 0) spin(t, "a store_relaxed()");
+}
+
 /* warps ----------------------------------------------------------------------------------------------------------- */
 
 static const char *const KINDS[] = {"shuffle()", "shuffle_xor()", "shuffle_up()", "shuffle_down()", "ballot()", "any_thread()",

@@ -135,30 +135,114 @@ def _accumulate_simt(t, stmt, outs, args):
     return t.accumulate(stmt.args[1].type, stmt.args[0].type.space, args)
 
 
-def _acquire(stager, pointer) -> Plan:
-    pointer = pointer_of(pointer, "load_acquire()")
-    if pointer.type.elem.bits not in (32, 64) or pointer.type.elem.kind == "float":
-        raise StageError(f"load_acquire() of {pointer.type.elem}: 32- and 64-bit integers")
-    return Plan((pointer,), results=(pointer.type.elem,))
+# Scope → what PTX and clang call it. The system is all devices and the host.
+_SCOPES = {"device": ("gpu", "AGENT"), "system": ("sys", "SYSTEM")}
 
 
-def _release(stager, pointer, value) -> Plan:
-    pointer = pointer_of(pointer, "store_release()", writable=True)
-    if pointer.type.elem.bits not in (32, 64) or pointer.type.elem.kind == "float":
-        raise StageError(f"store_release() of {pointer.type.elem}: 32- and 64-bit integers")
-    return Plan((pointer, stager.coerce(value, pointer.type.elem, "store_release()")))
+def _word(pointer: object, what: str, writable: bool = False) -> ir.Expr:
+    pointer = pointer_of(pointer, f"{what}()", writable=writable)
+    elem = pointer.type.elem
+    if elem.bits not in (32, 64) or elem.kind == "float":
+        raise StageError(f"{what}() of {elem}: 32- and 64-bit integers")
+    return pointer
+
+
+def _scope(scope: object, what: str) -> str:
+    if scope not in _SCOPES:
+        raise StageError(f"{what}(): the scope is {' or '.join(map(repr, _SCOPES))}")
+    return scope  # type: ignore[return-value]
+
+
+def _acquire(stager, pointer, scope="device") -> Plan:
+    pointer = _word(pointer, "load_acquire")
+    return Plan((pointer,), (_scope(scope, "load_acquire"),), (pointer.type.elem,))
+
+
+def _release(stager, pointer, value, scope="device") -> Plan:
+    pointer = _word(pointer, "store_release", writable=True)
+    value = stager.coerce(value, pointer.type.elem, "store_release()")
+    return Plan((pointer, value), (_scope(scope, "store_release"),))
+
+
+def _relaxed_load(stager, pointer, lanes=1) -> Plan:
+    pointer = _word(pointer, "load_relaxed")
+    elem = pointer.type.elem
+    return Plan((pointer,), results=(elem if number(lanes, "the number of lanes", 1, 2) == 1 else ir.Vector(elem, 2),))
+
+
+def _relaxed_store(stager, pointer, value) -> Plan:
+    pointer = _word(pointer, "store_relaxed", writable=True)
+    type = getattr(value, "type", None)
+    if not isinstance(type, ir.Vector):
+        value = stager.coerce(value, pointer.type.elem, "store_relaxed()")
+    elif type.elem != pointer.type.elem or type.lanes != 2:
+        raise StageError(f"store_relaxed() of {type} at {pointer.type}: a scalar or a vector of 2")
+    return Plan((pointer, value))
+
+
+def _letter(type: ir.Type) -> str:
+    return "r" if (type.elem if isinstance(type, ir.Vector) else type).bits == 32 else "l"
 
 
 def _acquire_cuda(t, stmt, outs, args):
-    bits = stmt.outs[0].type.bits
-    letter = "r" if bits == 32 else "l"
-    return f'asm volatile("ld.acquire.gpu.b{bits} %0, [%1];" : "={letter}"({outs[0]}) : "l"({args[0]}) : "memory");'
+    type, scope = stmt.outs[0].type, _SCOPES[stmt.attrs[0]][0]
+    return f'asm volatile("ld.acquire.{scope}.b{type.bits} %0, [%1];" : "={_letter(type)}"({outs[0]}) : "l"({args[0]}) : "memory");'
 
 
 def _release_cuda(t, stmt, outs, args):
-    bits = stmt.args[1].type.bits
-    letter = "r" if bits == 32 else "l"
-    return f'asm volatile("st.release.gpu.b{bits} [%0], %1;" :: "l"({args[0]}), "{letter}"({args[1]}) : "memory");'
+    type, scope = stmt.args[1].type, _SCOPES[stmt.attrs[0]][0]
+    return f'asm volatile("st.release.{scope}.b{type.bits} [%0], %1;" :: "l"({args[0]}), "{_letter(type)}"({args[1]}) : "memory");'
+
+
+def _relaxed_load_cuda(t, stmt, outs, args):
+    type = stmt.outs[0].type
+    if not isinstance(type, ir.Vector):
+        return (
+            f'asm volatile("ld.relaxed.sys.b{type.bits} %0, [%1];" : "={_letter(type)}"({outs[0]}) : "l"({args[0]}));'
+        )
+    places = ", ".join(f'"={_letter(type)}"({t.lane_text(outs[0], type, i)})' for i in range(2))
+    return f'asm volatile("ld.relaxed.sys.v2.b{type.elem.bits} {{%0, %1}}, [%2];" : {places} : "l"({args[0]}));'
+
+
+def _relaxed_store_cuda(t, stmt, outs, args):
+    type = stmt.args[1].type
+    if not isinstance(type, ir.Vector):
+        return f'asm volatile("st.relaxed.sys.b{type.bits} [%0], %1;" :: "l"({args[0]}), "{_letter(type)}"({args[1]}) : "memory");'
+    ctype, letter = t.c_type(type), _letter(type)
+    values = ", ".join(f'"{letter}"({t.lane_text("a", type, i)})' for i in range(2))
+    text = f"st.relaxed.sys.v2.b{type.elem.bits} [%0], {{%1, %2}};"
+    body = f'asm volatile("{text}" :: "l"(p), {values} : "memory");'
+    return t.call(f"store_relaxed_{type}", "void", f"{type.elem.name} *p, {ctype} a", body, args) + ";"
+
+
+def _acquire_hip(t, stmt, outs, args):
+    return f"__hip_atomic_load({args[0]}, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_{_SCOPES[stmt.attrs[0]][1]})"
+
+
+def _release_hip(t, stmt, outs, args):
+    scope = _SCOPES[stmt.attrs[0]][1]
+    return f"__hip_atomic_store({args[0]}, {args[1]}, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_{scope});"
+
+
+_RELAXED_HIP = "__ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM"
+
+
+def _relaxed_load_hip(t, stmt, outs, args):
+    type = stmt.outs[0].type
+    if not isinstance(type, ir.Vector):
+        return f"__hip_atomic_load({args[0]}, {_RELAXED_HIP})"
+    lanes = [f"__hip_atomic_load(p + {i}, {_RELAXED_HIP})" for i in range(2)]
+    ctype = t.c_type(type)
+    body = f"{ctype} r; {t.filled(type, lanes)} return r;"
+    return t.call(f"load_relaxed_{type}", ctype, f"const {type.elem.name} *p", body, args)
+
+
+def _relaxed_store_hip(t, stmt, outs, args):
+    type = stmt.args[1].type
+    if not isinstance(type, ir.Vector):
+        return f"__hip_atomic_store({args[0]}, {args[1]}, {_RELAXED_HIP});"
+    stores = " ".join(f"__hip_atomic_store(p + {i}, {t.lane_text('a', type, i)}, {_RELAXED_HIP});" for i in range(2))
+    return t.call(f"store_relaxed_{type}", "void", f"{type.elem.name} *p, {t.c_type(type)} a", stores, args) + ";"
 
 
 def _if_has(feature: str, text: str):
@@ -246,16 +330,10 @@ EFFECTS = (
             "hip": '__builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "agent");',
         },
     ),
-    Effect(
-        "load_acquire",
-        _acquire,
-        {"cuda": _acquire_cuda, "hip": "__hip_atomic_load({0}, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT)"},
-    ),
-    Effect(
-        "store_release",
-        _release,
-        {"cuda": _release_cuda, "hip": "__hip_atomic_store({0}, {1}, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT);"},
-    ),
+    Effect("load_acquire", _acquire, {"cuda": _acquire_cuda, "hip": _acquire_hip}),
+    Effect("store_release", _release, {"cuda": _release_cuda, "hip": _release_hip}),
+    Effect("load_relaxed", _relaxed_load, {"cuda": _relaxed_load_cuda, "hip": _relaxed_load_hip}),
+    Effect("store_relaxed", _relaxed_store, {"cuda": _relaxed_store_cuda, "hip": _relaxed_store_hip}),
     _shuffle("shuffle", "__shfl_sync"),
     _shuffle("shuffle_xor", "__shfl_xor_sync"),
     _shuffle("shuffle_up", "__shfl_up_sync"),

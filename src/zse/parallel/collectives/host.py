@@ -12,7 +12,7 @@ from zse.dtypes import ITEM_BYTES
 from zse.errors import GroupError
 from zse.runtime import native
 from zse.runtime.args import Args
-from zse.runtime.symbol import Sym
+from zse.runtime.symbol import most_of, product
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from zse.parallel.group import RankGroup
     from zse.runtime.device import Recorder
-    from zse.runtime.symbol import Size
     from zse.tensor import Tensor
 
 # Most bytes of one rank's part: 8,192 tokens of 8,192 f32. Only what was written is resident.
@@ -54,7 +53,8 @@ def shared_bytes(size: int) -> int:
 
 
 class HostCollectives:
-    """memory: shared_bytes(group.size), zeroed when the first rank maps it."""
+    """memory: shared_bytes(group.size), zeroed when the first rank maps it. watched: descriptors that become readable when
+    their rank ends."""
 
     def __init__(self, group: "RankGroup", memory: "mmap.mmap"):
         self._group, self._memory, self._runtime = group, memory, native.runtime()
@@ -72,7 +72,7 @@ class HostCollectives:
         if not self._handle:
             raise GroupError(f"rank {group.rank} of {group.size}: the group cannot be opened")
         self._pids: Sequence[int] = ()
-        self._watched: list[int] = []
+        self.watched: list[int] = []
         self._widths: dict[tuple[int, ...], ctypes.Array] = {}
 
     def watch(self, pids: "Sequence[int]") -> None:
@@ -81,12 +81,12 @@ class HostCollectives:
         for rank, pid in enumerate(pids):
             if rank != self._group.rank and sys.platform == "linux":
                 try:
-                    self._watched.append(os.pidfd_open(pid))
+                    self.watched.append(os.pidfd_open(pid))
                 except ProcessLookupError:
                     raise GroupError(f"rank {self._group.rank}: rank {rank} (process {pid}) has ended") from None
                 except OSError:  # an older kernel, a sandbox: its silence is noticed
                     continue
-                self._runtime.zse_group_watch(self._open(), rank, self._watched[-1])
+                self._runtime.zse_group_watch(self._open(), rank, self.watched[-1])
 
     # -- of a recording
 
@@ -94,9 +94,9 @@ class HostCollectives:
         """As RankGroup's. ValueError for more than MAX_BYTES and for other types than f32 and bf16."""
         if (out.shape, out.dtype) != (x.shape, x.dtype) or x.dtype not in TYPES:
             raise ValueError(f"all_reduce of {x.dtype} {x.shape} to {out.dtype} {out.shape}; {', '.join(TYPES)}")
-        count = _count(x.shape)
+        count = product(x.shape)
         args = Args(group=self._open(), x=x, out=out, count=count, type=TYPES[x.dtype])
-        self._record(recorder, "reduce", args, _largest(recorder, count) * ITEM_BYTES[x.dtype])
+        self._record(recorder, "reduce", args, most_of(count, recorder.maxima) * ITEM_BYTES[x.dtype])
 
     def gather(self, recorder: "Recorder", x: "Tensor", out: "Tensor", widths: "Sequence[int]") -> None:
         """As RankGroup's, of any dtype. Errors as of all_reduce."""
@@ -105,13 +105,13 @@ class HostCollectives:
             raise ValueError(f"gather of {x.dtype} {x.shape} to {out.dtype} {out.shape}: widths {tuple(widths)}")
         array = self._widths_of([width * item for width in widths])
         args = Args(group=self._open(), x=x, out=None if rank else out, rows=x.shape[0], widths=ctypes.addressof(array))
-        self._record(recorder, "gather", args, _largest(recorder, x.shape[0]) * max(widths) * item)
+        self._record(recorder, "gather", args, most_of(x.shape[0], recorder.maxima) * max(widths) * item)
 
     def broadcast(self, recorder: "Recorder", x: "Tensor") -> None:
         """As RankGroup's."""
-        nbytes = _count((*x.shape, ITEM_BYTES[x.dtype]))
+        nbytes = product((*x.shape, ITEM_BYTES[x.dtype]))
         args = Args(group=self._open(), x=x, nbytes=nbytes)
-        self._record(recorder, "broadcast", args, _largest(recorder, nbytes))
+        self._record(recorder, "broadcast", args, most_of(nbytes, recorder.maxima))
 
     def _record(self, recorder: "Recorder", name: str, args: Args, largest: int) -> None:
         """The launches of a collective, each with a block for each thread. largest: most bytes of a part."""
@@ -175,7 +175,7 @@ class HostCollectives:
         handle, self._handle = self._handle, None
         if handle:
             self._runtime.zse_group_close(handle)
-            for fd in self._watched:
+            for fd in self.watched:
                 os.close(fd)
             del self._view
             self._memory.close()
@@ -191,16 +191,3 @@ class HostCollectives:
         if len(key) != self._group.size or min(key) < 0:
             raise ValueError(f"widths {key} of {self._group.size} ranks")
         return self._widths.setdefault(key, (ctypes.c_int64 * len(key))(*key))
-
-
-def _count(shape: tuple) -> "Size":
-    """Elements of a shape whose first dimension may be a symbol."""
-    count: Size = 1
-    for dim in shape:
-        count = dim * count
-    return count
-
-
-def _largest(recorder: "Recorder", size: "Size") -> int:
-    """The most that a number of a recording can be."""
-    return size.value(recorder.maxima) if isinstance(size, Sym) else size

@@ -14,11 +14,19 @@ if TYPE_CHECKING:
 Address = c_uint64  # CUdeviceptr, hipDeviceptr_t
 OUT_OF_MEMORY = 2
 
+
+class IPCHandle(ctypes.Structure):
+    """CUipcMemHandle, hipIpcMemHandle_t: names memory of a device to another process of the machine."""
+
+    _fields_ = [("bytes", c_ubyte * 64)]
+
+
 _TYPES: "dict[str, Any]" = {
     "address": Address,
     "byte": c_ubyte,
     "float": c_float,
     "int": c_int,
+    "ipc": IPCHandle,
     "pointer": c_void_p,
     "size": c_size_t,
     "text": c_char_p,
@@ -82,6 +90,10 @@ ROLES = {
     "vmm_map": ("cuMemMap", "hipMemMap", "address size size u64 u64"),
     "vmm_unmap": ("cuMemUnmap", "hipMemUnmap", "address size"),
     "vmm_set_access": ("cuMemSetAccess", "hipMemSetAccess", "address size pointer size"),
+    "address_range": ("cuMemGetAddressRange_v2", "hipMemGetAddressRange", "*address *size address"),
+    "ipc_handle": ("cuIpcGetMemHandle", "hipIpcGetMemHandle", "*ipc address"),
+    "ipc_open": ("cuIpcOpenMemHandle_v2", "hipIpcOpenMemHandle", "*address ipc uint"),
+    "ipc_close": ("cuIpcCloseMemHandle", "hipIpcCloseMemHandle", "address"),
     "device_properties": ("", "hipGetDevicePropertiesR0600", "pointer int"),
 }
 CUDA, HIP = 0, 1  # columns of ROLES

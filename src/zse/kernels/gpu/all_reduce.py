@@ -1,0 +1,465 @@
+"""All-reduce, gather and broadcast between GPUs that can write each other's memory (peers.py says how they meet).
+
+Sums are made in f32 in the order of ranks, each once or by every rank from the same numbers: all ranks get the same bits."""
+
+from zse import kernel as zl
+from zse.kernels.gpu import peers
+from zse.kernels.gpu.peers import PeerParams
+
+SMALL_THREADS, LARGE_THREADS = 256, 512
+TYPES = {"f32": zl.f32, "bf16": zl.bf16}
+GROUP = 32  # numbers that share a scale
+TOGETHER = 2  # tiles that a thread has in flight
+TILES = 4  # likewise, of two ranks: of a section
+
+
+class ReduceParams(PeerParams):
+    """out = the sum of all ranks' x; of `count` numbers those from `begin` on, `most` at most: what is left is another
+    launch's."""
+
+    x: zl.Ptr["T", "const"]
+    out: zl.Ptr["T"]
+    count: zl.i64
+    begin: zl.i64
+    most: zl.i32
+    T: zl.static
+
+
+@zl.inline
+def wide(value, T):
+    """As f32."""
+    return value if T is zl.f32 else zl.convert(value, zl.f32)
+
+
+@zl.inline
+def sum_of(parts, p):
+    """The ranks' vectors, added in their order."""
+    total = parts[0] + 0.0
+    for r in zl.static(range(1, p.WORLD)):
+        if r < p.size:
+            total = total + parts[r]
+    return total
+
+
+@zl.inline
+def words_of(value, T):
+    """Four numbers as u32 words: four, of bf16 two."""
+    bits = zl.bitcast(value, zl.u32)
+    return [bits[i] for i in zl.static(range(4 if T is zl.f32 else 2))]
+
+
+@zl.inline
+def numbers_of(words, T):
+    """The four f32 of a rank's words."""
+    if T is zl.f32:
+        return zl.bitcast(zl.make_vector(words[0], words[1], words[2], words[3]), zl.f32)
+    return zl.convert(zl.bitcast(zl.make_vector(words[0], words[1]), zl.bf16), zl.f32)
+
+
+@zl.inline
+def small_sum(own, at, number, p):
+    """The sum over ranks, in their order, of the four numbers that each sent at word `at`; own: this rank's, f32. Sums of two
+    numbers are the same in either order."""
+    count = 4 if p.T is zl.f32 else 2
+    total = own + 0.0
+    if p.WORLD == 2:
+        found = peers.receive_small(count, [1 - p.rank], at, number, p)
+        if p.size == 2:
+            total = own + numbers_of(found[0], p.T)
+    else:
+        found = peers.receive_small(count, list(range(p.WORLD)), at, number, p)
+        parts = [own + 0.0 for _ in zl.static(range(p.WORLD))]
+        for r in zl.static(range(p.WORLD)):
+            if r != p.rank:
+                parts[r] = numbers_of(found[r], p.T)
+        total = sum_of(parts, p)
+    return total
+
+
+@zl.inline
+def reduce_small(p):
+    """Four numbers a thread; count is a multiple of 4."""
+    T, number = p.T, peers.small_number(p)
+    at = (zl.block_index(0) * zl.target.threads + zl.thread_index()) * 4
+    if at < p.count:
+        word = at if T is zl.f32 else at // 2
+        mine = zl.load(p.x + at, 4)
+        peers.send_small(words_of(mine, T), word, number, p)
+        total = small_sum(wide(mine, T), word, number, p)
+        zl.store(p.out + at, total if T is zl.f32 else zl.convert(total, zl.bf16))
+    peers.end_small(number, p)
+
+
+@zl.kernel
+def all_reduce_small(p: ReduceParams):
+    """Grid (ceil(count / 4 / threads))."""
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    reduce_small(p)
+
+
+# -- large
+
+
+@zl.inline
+def lanes_of(T):
+    return 4 if T is zl.f32 else 8
+
+
+@zl.inline
+def tiles_of(section, p):
+    """Where this thread's numbers of a section begin: of all blocks' tiles in turn."""
+    first = section * TILES * zl.num_blocks(0) + zl.block_index(0)
+    lanes = lanes_of(p.T)
+    return [
+        ((first + t * zl.num_blocks(0)) * zl.target.threads + zl.thread_index()) * lanes
+        for t in zl.static(range(TILES))
+    ]
+
+
+@zl.inline
+def load_tiles(source, places, count, T):
+    """A thread's numbers at places below `count`, all in flight."""
+    lanes = lanes_of(T)
+    values = [zl.splat(zl.convert(zl.f32(0), T), lanes) for _ in places]
+    for t in zl.static(range(TILES)):
+        if places[t] < count:
+            values[t] = zl.load(source + places[t], lanes)
+    return values
+
+
+@zl.inline
+def send_tiles(section, count, p):
+    """A section of a block's tiles to the only peer."""
+    to = zl.cast_ptr(zl.where(p.rank == 0, p.peer1, p.peer0) + p.inbox, p.T)
+    places = tiles_of(section, p)
+    values = load_tiles(p.x + p.begin, places, count, p.T)
+    for t in zl.static(range(TILES)):
+        if places[t] < count:
+            zl.store(to + places[t], values[t])
+
+
+@zl.inline
+def add_tiles(section, count, p):
+    """A section of a block's tiles of both ranks."""
+    places = tiles_of(section, p)
+    own = load_tiles(p.x + p.begin, places, count, p.T)
+    other = load_tiles(zl.cast_ptr(p.own + p.inbox, p.T), places, count, p.T)
+    out = p.out + p.begin
+    for t in zl.static(range(TILES)):
+        total = wide(own[t], p.T) + wide(other[t], p.T)
+        if places[t] < count:
+            zl.store(out + places[t], total if p.T is zl.f32 else zl.convert(total, zl.bf16))
+
+
+@zl.inline
+def reduce_two(p):
+    """Of two ranks: each sends all it has and adds what it gets, one section behind, so that the link and the sums take turns
+    in no block. Sums of two numbers are the same in either order."""
+    number = peers.begin_large(p)
+    count = zl.i32(min(zl.i64(p.most), p.count - p.begin))
+    of_section = zl.num_blocks(0) * TILES * zl.target.threads * lanes_of(p.T)
+    sections = (count + of_section - 1) // of_section
+    send_tiles(zl.i32(0), count, p)
+    peers.tell_section(0, 0, number, p)
+    for section in range(1, sections):
+        send_tiles(section, count, p)
+        peers.tell_section(0, section, number, p)
+        peers.hear_section(0, section - 1, number, p)
+        add_tiles(section - 1, count, p)
+    peers.hear_section(0, sections - 1, number, p)
+    add_tiles(sections - 1, count, p)
+    peers.end_large(number, p)
+
+
+@zl.inline
+def reduce_large(p):
+    """Every rank sums the tiles that it owns (tile % size), and sends them to all."""
+    T, lanes = p.T, lanes_of(p.T)
+    number = peers.begin_large(p)
+    tile = zl.target.threads * lanes
+    count = zl.i32(min(zl.i64(p.most), p.count - p.begin))
+    owned = ((count + tile - 1) // tile + p.size - 1) // p.size
+    x, out = p.x + p.begin, p.out + p.begin
+    mine = zl.thread_index() * lanes
+    inbox = zl.cast_ptr(p.own + p.inbox, T)
+    outbox = zl.cast_ptr(p.own + p.outbox, T)
+    block, blocks = zl.block_index(0), zl.num_blocks(0)
+    for k in zl.unroll(range(block, owned, blocks), TOGETHER):
+        for q, peer in zl.static(enumerate(peers.peers_of(p))):
+            at = (k * p.size + q) * tile + mine
+            if (q < p.size) & (q != p.rank) & (at < count):
+                to = zl.cast_ptr(peer + p.inbox, T) + (p.rank * owned + k) * tile + mine
+                zl.store(to, zl.load(x + at, lanes))
+    peers.meet(0, number, p)
+    for k in zl.unroll(range(block, owned, blocks), TOGETHER):
+        at = (k * p.size + p.rank) * tile + mine
+        if at < count:
+            own = wide(zl.load(x + at, lanes), T)
+            parts = [own + 0.0 for _ in zl.static(range(p.WORLD))]
+            for r in zl.static(range(p.WORLD)):
+                if (r < p.size) & (r != p.rank):
+                    parts[r] = wide(zl.load(inbox + (r * owned + k) * tile + mine, lanes), T)
+            total = sum_of(parts, p)
+            result = total if T is zl.f32 else zl.convert(total, zl.bf16)
+            zl.store(out + at, result)
+            for q, peer in zl.static(enumerate(peers.peers_of(p))):
+                if (q < p.size) & (q != p.rank):
+                    zl.store(zl.cast_ptr(peer + p.outbox, T) + at, result)
+    peers.meet(1, number, p)
+    for k in zl.unroll(range(block, owned, blocks), TOGETHER):
+        for q in zl.static(range(p.WORLD)):
+            at = (k * p.size + q) * tile + mine
+            if (q < p.size) & (q != p.rank) & (at < count):
+                zl.store(out + at, zl.load(outbox + at, lanes))
+    peers.end_large(number, p)
+
+
+@zl.kernel
+def all_reduce_large(p: ReduceParams):
+    """Any grid of up to MAX_BLOCKS that runs at once."""
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    if p.begin < p.count:
+        if p.WORLD == 2:
+            reduce_two(p)
+        else:
+            reduce_large(p)
+
+
+# -- large, in 8 bits: what goes over the link has a scale for 32 numbers
+
+
+@zl.inline
+def quantized(values):
+    """Eight f32 of a thread, four threads a group: (eight i8 in two words, the group's scale)."""
+    top = zl.f32(0)
+    for i in zl.static(range(8)):
+        top = max(top, abs(values[i]))
+    top = zl.warp_max(top, 4)
+    factor = zl.where(top > 1e-30, 127.0 / top, zl.f32(0))
+    q = [zl.bitcast(zl.i32(zl.round_even(values[i] * factor)), zl.u32) & 255 for i in zl.static(range(8))]
+    low = q[0] | q[1] << 8 | q[2] << 16 | q[3] << 24
+    high = q[4] | q[5] << 8 | q[6] << 16 | q[7] << 24
+    return zl.make_vector(low, high), top * (1.0 / 127.0)
+
+
+@zl.inline
+def dequantized(words, scale):
+    """Eight f32."""
+    parts = [zl.bitcast(words[i // 4] << (24 - 8 * (i % 4)), zl.i32) >> 24 for i in zl.static(range(8))]
+    wide = [zl.f32(part) * scale for part in parts]
+    return wide
+
+
+@zl.inline
+def load_eight(x):
+    low, high = zl.load(x, 4), zl.load(x + 4, 4)
+    return [low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]]
+
+
+@zl.inline
+def store_eight(out, v):
+    zl.store(out, zl.make_vector(v[0], v[1], v[2], v[3]))
+    zl.store(out + 4, zl.make_vector(v[4], v[5], v[6], v[7]))
+
+
+@zl.inline
+def put_int8(words, scale, box, at, scales):
+    """Eight numbers, the at-th on, of a box (u64 words) whose scales stand from f32 `scales` on."""
+    zl.store(zl.cast_ptr(box, zl.u32) + at // 4, words)
+    if zl.thread_index() % 4 == 0:
+        zl.store(zl.cast_ptr(box, zl.f32) + (scales + at // GROUP), scale)
+
+
+@zl.inline
+def get_int8(box, at, scales):
+    return dequantized(zl.load(zl.cast_ptr(box, zl.u32) + at // 4, 2), zl.cast_ptr(box, zl.f32)[scales + at // GROUP])
+
+
+@zl.inline
+def reduce_int8(p):
+    number = peers.begin_large(p)
+    tile = zl.target.threads * 8
+    count = zl.i32(min(zl.i64(p.most), p.count - p.begin))
+    owned = ((count + tile - 1) // tile + p.size - 1) // p.size
+    scales = owned * p.size * tile // 4
+    x, out = p.x + p.begin, p.out + p.begin
+    mine = zl.thread_index() * 8
+    block, blocks = zl.block_index(0), zl.num_blocks(0)
+    for k in range(block, owned, blocks):
+        for q, peer in zl.static(enumerate(peers.peers_of(p))):
+            if (q < p.size) & (q != p.rank):
+                at = (k * p.size + q) * tile + mine
+                values = [zl.f32(0) for _ in zl.static(range(8))]
+                if at < count:
+                    loaded = load_eight(x + at)
+                    for i in zl.static(range(8)):
+                        values[i] = loaded[i]
+                words, scale = quantized(values)
+                put_int8(words, scale, peer + p.inbox, (p.rank * owned + k) * tile + mine, scales)
+    peers.meet(0, number, p)
+    for k in range(block, owned, blocks):
+        at = (k * p.size + p.rank) * tile + mine
+        own = [zl.f32(0) for _ in zl.static(range(8))]
+        total = [zl.f32(0) for _ in zl.static(range(8))]
+        if at < count:
+            loaded = load_eight(x + at)
+            for i in zl.static(range(8)):
+                own[i] = loaded[i]
+        for r in zl.static(range(p.WORLD)):
+            if r < p.size:
+                if r == p.rank:
+                    for i in zl.static(range(8)):
+                        total[i] = total[i] + own[i]
+                else:
+                    part = get_int8(p.own + p.inbox, (r * owned + k) * tile + mine, scales)
+                    for i in zl.static(range(8)):
+                        total[i] = total[i] + part[i]
+        words, scale = quantized(total)
+        if at < count:
+            store_eight(out + at, dequantized(words, scale))
+        for q, peer in zl.static(enumerate(peers.peers_of(p))):
+            if (q < p.size) & (q != p.rank):
+                put_int8(words, scale, peer + p.outbox, at, scales)
+    peers.meet(1, number, p)
+    for k in range(block, owned, blocks):
+        for q in zl.static(range(p.WORLD)):
+            at = (k * p.size + q) * tile + mine
+            if (q < p.size) & (q != p.rank) & (at < count):
+                store_eight(out + at, get_int8(p.own + p.outbox, at, scales))
+    peers.end_large(number, p)
+
+
+@zl.kernel
+def all_reduce_int8(p: ReduceParams):
+    """Likewise; count is a multiple of GROUP, x f32. Each rank's part is rounded to 1/254 of its group's largest number at
+    most, and so is the sum."""
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    if p.begin < p.count:
+        reduce_int8(p)
+
+
+# -- gather and broadcast
+
+
+class GatherParams(PeerParams):
+    """Rank 0's out [rows, sum of widths] = the ranks' x [rows, widths[rank]] side by side, rows from `begin` on, `most` at
+    most. Words of 4 bytes; widths are multiples of 4."""
+
+    x: zl.Ptr[zl.u32, "const"]
+    out: zl.Ptr[zl.u32]
+    width0: zl.i32
+    width1: zl.i32
+    width2: zl.i32
+    width3: zl.i32
+    width4: zl.i32
+    width5: zl.i32
+    width6: zl.i32
+    width7: zl.i32
+    rows: zl.i32
+    begin: zl.i32
+    most: zl.i32
+
+
+def widths_of(p):
+    return [p.width0, p.width1, p.width2, p.width3, p.width4, p.width5, p.width6, p.width7][: p.WORLD]
+
+
+@zl.inline
+def gather_rows(p):
+    number = peers.begin_large(p)
+    rows = min(p.most, p.rows - p.begin)
+    step = zl.num_blocks(0) * zl.target.threads * 4
+    start = (zl.block_index(0) * zl.target.threads + zl.thread_index()) * 4
+    widths = widths_of(p)
+    stride = zl.i32(0)
+    for r in zl.static(range(p.WORLD)):
+        stride += widths[r]
+    place = zl.i32(0)
+    to = zl.cast_ptr(p.peer0 + p.inbox, zl.u32)
+    for r in zl.static(range(1, p.WORLD)):
+        place += rows * widths[r - 1]
+        if r == p.rank:
+            for i in range(start, rows * widths[r], step):
+                zl.store(to + place + i, zl.load(p.x + zl.i64(p.begin) * widths[r] + i, 4))
+    peers.meet(0, number, p)
+    if p.rank == 0:
+        offset = zl.i32(0)
+        at = zl.i32(0)
+        inbox = zl.cast_ptr(p.own + p.inbox, zl.u32)
+        for r in zl.static(range(p.WORLD)):
+            for i in range(start, rows * widths[r], step):
+                row = i // widths[r]
+                into = p.out + (zl.i64(p.begin + row) * stride + (offset + i - row * widths[r]))
+                if r == 0:
+                    zl.store(into, zl.load(p.x + zl.i64(p.begin) * widths[r] + i, 4))
+                else:
+                    zl.store(into, zl.load(inbox + at + i, 4))
+            offset += widths[r]
+            at += rows * widths[r]
+    peers.end_large(number, p)
+
+
+@zl.kernel
+def gather_peers(p: GatherParams):
+    """Any grid of up to MAX_BLOCKS."""
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    if p.begin < p.rows:
+        gather_rows(p)
+
+
+class BroadcastParams(PeerParams):
+    """x = rank 0's x, `count` words of 4 bytes."""
+
+    x: zl.Ptr[zl.u32]
+    count: zl.i32
+
+
+@zl.inline
+def broadcast_words(p):
+    number = peers.begin_large(p)
+    step = zl.num_blocks(0) * zl.target.threads
+    start = zl.block_index(0) * zl.target.threads + zl.thread_index()
+    if p.rank == 0:
+        for i in range(start, p.count, step):
+            word = p.x[i]
+            for q, peer in zl.static(enumerate(peers.peers_of(p))):
+                if (q > 0) & (q < p.size):
+                    zl.cast_ptr(peer + p.outbox, zl.u32)[i] = word
+    peers.meet(0, number, p)
+    if p.rank != 0:
+        for i in range(start, p.count, step):
+            p.x[i] = zl.cast_ptr(p.own + p.outbox, zl.u32)[i]
+    peers.end_large(number, p)
+
+
+@zl.kernel
+def broadcast_peers(p: BroadcastParams):
+    """Any grid of up to MAX_BLOCKS."""
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    broadcast_words(p)
+
+
+def variants(target) -> list[zl.Variant]:
+    """None for Metal, whose devices have no peers and whose language no order between blocks."""
+    if target.name.startswith(("metal", "emulate-metal")):
+        return []
+    made = []
+    for world in peers.WORLDS:
+        fixed = {"WORLD": world}
+        for name, T in TYPES.items():
+            typed = fixed | {"T": T}
+            made += [
+                zl.Variant(f"all_reduce_small_{name}_{world}", all_reduce_small, typed, threads=SMALL_THREADS),
+                zl.Variant(f"all_reduce_large_{name}_{world}", all_reduce_large, typed, threads=LARGE_THREADS),
+            ]
+        made += [
+            zl.Variant(f"all_reduce_int8_{world}", all_reduce_int8, fixed | {"T": zl.f32}, threads=LARGE_THREADS),
+            zl.Variant(f"gather_peers_{world}", gather_peers, fixed, threads=LARGE_THREADS),
+            zl.Variant(f"broadcast_peers_{world}", broadcast_peers, fixed, threads=LARGE_THREADS),
+        ]
+    return made

@@ -1,0 +1,224 @@
+"""Collectives between GPUs that can write each other's memory: kernels of zse.kernels.gpu.all_reduce in the recording.
+
+Each rank has a buffer that all others map (CUDA's and HIP's IPC); how kernels meet there says zse.kernels.gpu.peers. A thread
+watches the ranks' processes: when one ends, kernels that wait for it stop, and whoever waits for the replay gets GroupError."""
+
+import ctypes
+import os
+import struct
+import threading
+
+from zse import env
+from zse.dtypes import ITEM_BYTES
+from zse.errors import DeviceError, GroupError
+from zse.kernels.gpu import peers
+from zse.lazy import select
+from zse.runtime import gpu_memory
+from zse.runtime.args import Args
+from zse.runtime.symbol import Sym, ceil_div, most_of, product
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from zse.parallel.group import RankGroup
+    from zse.runtime.device import Recorder
+    from zse.runtime.symbol import Size
+    from zse.tensor import Tensor
+
+SMALL_THREADS, LARGE_THREADS = 256, 512  # of the kernels
+BOX_BYTES = 32 << 20  # of a large exchange at once: longer parts are several launches
+# Ranks → up to how many bytes of a part one-way exchanges are faster than meetings: every rank sends its part twice as wide
+# to each other one. Two ranks, NVLink of two H100s: 1 MiB takes 9.8 us, and 16.2 with a meeting (benchmarks/LOG.md); of more
+# ranks by the bytes.
+SMALL_BYTES = {2: 1 << 20, 3: 512 << 10, 4: 512 << 10}
+SMALL_BYTES_OF_MORE = 256 << 10
+LARGE_BLOCKS = 96
+CYCLES_PER_S = 2_000_000_000  # of a GPU's clock, about: a wait's limit need not be exact
+LAYOUT = 1  # of the buffer and its flags: ranks must have the same
+
+
+def buffer_words(size: int) -> tuple[int, int, int]:
+    """(inbox, outbox, all) of a rank's buffer, in words of 8 bytes. A box has room for a last tile of every rank."""
+    inbox = peers.HEADER_BYTES // 8 + 2 * size * peers.SMALL_VALUES
+    box = (BOX_BYTES + size * LARGE_THREADS * 32 + 4096) // 8
+    return inbox, inbox + box, inbox + 2 * box
+
+
+class PeerCollectives:
+    """Made by all ranks together. GroupError where ranks differ, DeviceError where their GPUs do not reach each other."""
+
+    def __init__(self, group: "RankGroup", device: "Any"):
+        if group.size > peers.MAX_RANKS:
+            raise DeviceError(f"{group.size} ranks: kernels of peers are for up to {peers.MAX_RANKS} GPUs")
+        self._group, self._device = group, device
+        self._inbox, self._outbox, words = buffer_words(group.size)
+        self._world = next(world for world in peers.WORLDS if world >= group.size)
+        self._opened: list[gpu_memory.PeerMemory] = []
+        self._buffer = device.alloc(8 * words, "peers")
+        self._stop = device.host_memory(4096, "peers")
+        self._stop_word = ctypes.c_uint32.from_address(self._stop.address)
+        device.synchronize()  # the buffer is zeroed
+        self._addresses = self._map(group, device, words)
+        self._int8 = env.get("ZSE_ALL_REDUCE") == "int8"
+        self._wake: tuple[int, int] | None = None
+        self._watcher: threading.Thread | None = None
+
+    def _map(self, group: "RankGroup", device: "Any", words: int) -> list[int]:
+        """The addresses of all ranks' buffers, once every rank has all of them."""
+        problem, exported = "", b""
+        try:
+            exported = gpu_memory.export_buffer(self._buffer)
+        except DeviceError as error:
+            problem = str(error)
+        addresses = []
+        for rank, told in enumerate(group.exchange(struct.pack("<IQ", LAYOUT, words) + exported)):
+            if struct.unpack("<IQ", told[:12]) != (LAYOUT, words):
+                raise GroupError(f"rank {rank} has another version of zse than rank {group.rank}: its buffers differ")
+            if rank == group.rank:
+                addresses.append(self._buffer.address)
+            elif len(told) > 12 and not problem:
+                try:
+                    self._opened.append(gpu_memory.PeerMemory(device, told[12:]))
+                    addresses.append(self._opened[-1].address)
+                except DeviceError as error:
+                    problem = f"the GPU of rank {group.rank} does not reach that of rank {rank}: {error}"
+        problems = [text.decode() for text in group.exchange(problem.encode()) if text]
+        if problems:
+            self._unmap()
+            raise DeviceError(problems[0])
+        return addresses
+
+    # -- of a recording
+
+    def all_reduce(self, recorder: "Recorder", x: "Tensor", out: "Tensor") -> None:
+        """As RankGroup's: f32 or bf16, rows of a multiple of 8 numbers."""
+        if (out.shape, out.dtype) != (x.shape, x.dtype) or x.dtype not in ("f32", "bf16"):
+            raise ValueError(f"all_reduce of {x.dtype} {x.shape} to {out.dtype} {out.shape}; f32, bf16")
+        width = product(x.shape[1:])
+        if width % 8:
+            raise ValueError(f"all_reduce of rows of {width} numbers: multiples of 8")
+        form = "large"
+        if most_of(width * x.shape[0], recorder.maxima) * ITEM_BYTES[x.dtype] <= self.small_bytes:
+            form = "small"
+        elif self._int8 and x.dtype == "f32" and width % 32 == 0:
+            form = "int8"
+        self.reduce_by(form, recorder, x, out)
+
+    def reduce_by(self, form: str, recorder: "Recorder", x: "Tensor", out: "Tensor") -> None:
+        """Record all_reduce by a form: "small" (up to 4 * SMALL_VALUES bytes), "large", "int8" (f32 alone, rows of a multiple
+        of 32 numbers)."""
+        count, item = product(x.shape), ITEM_BYTES[x.dtype]
+        largest = most_of(count, recorder.maxima)
+        args = self._common() | dict(x=x, out=out, count=count)
+        if form == "small":
+            blocks = self._small_blocks(count) if isinstance(count, Sym) else ceil_div(count, 4 * SMALL_THREADS)
+            self._launch(recorder, f"all_reduce_small_{x.dtype}_{self._world}", args | dict(begin=0, most=0), blocks)
+            return
+        name, most = (form, BOX_BYTES // 4) if form == "int8" else (f"large_{x.dtype}", BOX_BYTES // item)
+        tile = LARGE_THREADS * (8 if form == "int8" else 16 // item)
+        # Of two ranks each adds all; else each a share.
+        tile *= 1 if form == "large" and self._group.size == 2 else self._group.size
+        for begin in range(0, largest, most):
+            blocks = min(LARGE_BLOCKS, -(-min(most, largest - begin) // tile))
+            symbol = f"all_reduce_{name}_{self._world}"
+            self._launch(recorder, symbol, args | dict(begin=begin, most=most), blocks)
+
+    def _small_blocks(self, count: Sym) -> "Size":
+        """Blocks for a number of 4-number pieces that is known at replay: rows of any width take whole blocks."""
+        per_row = -(-count.factor // (4 * SMALL_THREADS))
+        return Sym(count.name, count.divisor, per_row)
+
+    def gather(self, recorder: "Recorder", x: "Tensor", out: "Tensor", widths: "Sequence[int]") -> None:
+        """As RankGroup's: words of 4 bytes, widths are multiples of 4."""
+        rank = self._group.rank
+        if ITEM_BYTES[x.dtype] != 4 or any(width % 4 for width in widths) or x.shape[1:] != (widths[rank],):
+            raise ValueError(f"gather of {x.dtype} {x.shape}: widths {tuple(widths)}, multiples of 4 words")
+        rows, wide = x.shape[0], [*widths, *[0] * (peers.MAX_RANKS - len(widths))]
+        most = BOX_BYTES // (4 * max(1, sum(widths[1:])))
+        if not most:
+            raise ValueError(f"a row of {sum(widths):,} words is longer than {BOX_BYTES:,} bytes")
+        args = self._common() | dict(x=x, out=out, rows=rows) | {f"width{r}": width for r, width in enumerate(wide)}
+        for begin in range(0, most_of(rows, recorder.maxima), most):
+            blocks = min(
+                LARGE_BLOCKS, -(-max(widths) * min(most, most_of(rows, recorder.maxima)) // (4 * LARGE_THREADS))
+            )
+            self._launch(recorder, f"gather_peers_{self._world}", args | dict(begin=begin, most=most), max(1, blocks))
+
+    def broadcast(self, recorder: "Recorder", x: "Tensor") -> None:
+        """As RankGroup's: whole words of 4 bytes, at most BOX_BYTES."""
+        nbytes = product(x.shape[1:]) * ITEM_BYTES[x.dtype] * x.shape[0]
+        largest = most_of(nbytes, recorder.maxima)
+        if largest > BOX_BYTES or product(x.shape[1:]) * ITEM_BYTES[x.dtype] % 4:
+            raise ValueError(f"broadcast of {largest:,} bytes: whole words of 4, at most {BOX_BYTES:,}")
+        count = Sym(nbytes.name, nbytes.divisor, nbytes.factor // 4) if isinstance(nbytes, Sym) else nbytes // 4
+        blocks = max(1, min(LARGE_BLOCKS, largest // (4 * LARGE_THREADS)))
+        self._launch(recorder, f"broadcast_peers_{self._world}", self._common() | dict(x=x, count=count), blocks)
+
+    @property
+    def small_bytes(self) -> int:
+        """The largest part that goes one way, with its flag in every word."""
+        return min(SMALL_BYTES.get(self._group.size, SMALL_BYTES_OF_MORE), 4 * peers.SMALL_VALUES)
+
+    def _common(self) -> "dict[str, Any]":
+        """Arguments of PeerParams."""
+        absent = [None] * (peers.MAX_RANKS - self._group.size)
+        return {f"peer{r}": address for r, address in enumerate([*self._addresses, *absent])} | dict(
+            own=self._buffer,
+            stop=self._stop,
+            patience=int(self._group.timeout_s * CYCLES_PER_S),
+            rank=self._group.rank,
+            size=self._group.size,
+            inbox=self._inbox,
+            outbox=self._outbox,
+        )
+
+    def _launch(self, recorder: "Recorder", symbol: str, args: "dict[str, Any]", grid: "Size") -> None:
+        recorder.launch(symbol, Args(**args), grid)
+        if self.check not in recorder.checks:
+            recorder.checks.append(self.check)
+
+    # -- faults
+
+    def watch(self, descriptors: "Sequence[int]") -> None:
+        """Stop kernels that wait as soon as one of these becomes readable: its process has ended."""
+        if descriptors:
+            self._wake = os.pipe()
+            self._watcher = threading.Thread(target=self._look, args=(tuple(descriptors),), daemon=True, name="ranks")
+            self._watcher.start()
+
+    def _look(self, descriptors: "tuple[int, ...]") -> None:
+        waiting, wake = select.poll(), self._wake[0] if self._wake else -1
+        for descriptor in (*descriptors, wake):
+            waiting.register(descriptor, select.POLLIN)
+        if wake not in {descriptor for descriptor, _ in waiting.poll()} and not getattr(self._device, "closed", False):
+            self._stop_word.value = peers.STOPPED_BY_HOST
+
+    def check(self) -> None:
+        """GroupError when a kernel stopped waiting."""
+        stopped = self._stop_word.value
+        if stopped:
+            self._group.look()  # knows how a process ended
+            why = (
+                "another rank has ended"
+                if stopped == peers.STOPPED_BY_HOST
+                else f"waited {self._group.timeout_s:g} s for the other GPUs (ZSE_GROUP_TIMEOUT_S)"
+            )
+            raise GroupError(f"rank {self._group.rank} of {self._group.size}: {why}")
+
+    def _unmap(self) -> None:
+        for memory in self._opened:
+            memory.close()
+        self._opened.clear()
+
+    def close(self) -> None:
+        """Stop watching and give the others' memory back, before the device is closed. This rank's goes with its device: others
+        may still have it. Closing twice does nothing."""
+        if self._wake is not None and self._watcher is not None:
+            os.write(self._wake[1], b".")
+            self._watcher.join()
+            for descriptor in self._wake:
+                os.close(descriptor)
+            self._wake = None
+        self._unmap()

@@ -1,0 +1,153 @@
+"""One rank of tests/gpu/test_collectives.py: `python collective_rank.py RANK SIZE DESCRIPTOR WHAT`, and what rank 0 does as well."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import numpy as np
+
+from gpu.harness import LazyKernels
+from gpu.machine import isa
+from zse.errors import GroupError
+from zse.parallel.group import RankGroup
+from zse.quant.pack import bf16_to_f32, f32_to_bf16
+from zse.runtime.cuda import CUDADevice
+from zse.tensor import Tensor
+
+REPLAYS = 200
+
+
+def numbers(rank: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(1000 * rank + sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def tensor(gpu, array: np.ndarray, dtype: str = "f32", rows=None) -> Tensor:
+    buffer = gpu.alloc(max(array.nbytes, 1))
+    gpu.write(buffer, array.tobytes())
+    return Tensor(buffer, (array.shape[0] if rows is None else rows, *array.shape[1:]), dtype)
+
+
+def read(gpu, like: Tensor, kind, rows: int) -> np.ndarray:
+    found = np.frombuffer(gpu.read(like.with_rows(rows)), kind)
+    return found.reshape(rows, *like.shape[1:])
+
+
+def sums(group, gpu) -> None:
+    """Every form, of symbolic rows, in one recording that is replayed as a captured graph with several numbers of rows."""
+    rank, size, most = group.rank, group.size, 3000
+    recorder = gpu.record()
+    small, large = recorder.symbol("small", 16), recorder.symbol("large", most)
+    inputs = {name: numbers(rank, rows, 1024) for name, rows in (("small", 16), ("large", most))}
+    given, out = {}, {}
+    for name, rows in (("small", small), ("large", large)):
+        for dtype in ("f32", "bf16"):
+            array = inputs[name] if dtype == "f32" else f32_to_bf16(inputs[name])
+            given[name, dtype] = tensor(gpu, array, dtype, rows)
+            out[name, dtype] = tensor(gpu, np.zeros_like(array), dtype, rows)
+            group.all_reduce(recorder, given[name, dtype], out[name, dtype])
+    eight = tensor(gpu, np.zeros((most, 1024), np.float32), "f32", large)
+    group.peers.reduce_by("int8", recorder, given["large", "f32"], eight)
+    graph = recorder.finish()
+    for rows in ((1, 1), (16, most), (7, 999), (1, 0), (1, 1), (1, 1)):
+        graph.run(small=rows[0], large=rows[1])
+        for (name, dtype), result in out.items():
+            count = rows[name == "large"]
+            parts = [numbers(r, *inputs[name].shape)[:count] for r in range(size)]
+            if dtype == "bf16":
+                parts = [bf16_to_f32(f32_to_bf16(part)) for part in parts]
+            expected = parts[0]
+            for part in parts[1:]:
+                expected = expected + part
+            if dtype == "bf16":
+                assert np.array_equal(read(gpu, result, np.uint16, count), f32_to_bf16(expected)), (name, dtype, rows)
+            else:
+                assert np.array_equal(read(gpu, result, np.float32, count), expected), (name, dtype, rows)
+        found = read(gpu, eight, np.float32, rows[1])
+        parts = [numbers(r, most, 1024)[: rows[1]] for r in range(size)]
+        tops = sum(np.abs(part).reshape(-1, 32).max(1) for part in parts).repeat(32).reshape(found.shape)
+        assert (np.abs(found - sum(parts)) <= tops * (2.02 / 254)).all()
+        told = group.exchange(found.tobytes()[:4096])
+        assert all(other == told[0] for other in told)
+    graph.close()
+
+
+def replays(group, gpu) -> None:
+    """A captured graph of in-place sums of all forms, replayed again and again with ranks that are late by turns."""
+    rank, size = group.rank, group.size
+    recorder, ones = gpu.record(), np.ones((8, 1024), np.float32)
+    x = tensor(gpu, ones)
+    wide = tensor(gpu, np.ones((2048, 1024), np.float32))
+    group.all_reduce(recorder, x, x)
+    group.all_reduce(recorder, wide, wide)
+    group.all_reduce(recorder, x, x)
+    graph = recorder.finish()
+    for number in range(REPLAYS):
+        gpu.write(x, (ones * (number + rank)).tobytes())
+        if number % 20 == rank:
+            gpu.write(wide, np.full((2048, 1024), 1, np.float32).tobytes())
+            time.sleep(0.002)
+        graph.run()
+        assert (read(gpu, x, np.float32, 8) == size * (size * number + size * (size - 1) // 2)).all(), number
+        gpu.write(wide, np.full((2048, 1024), rank + number, np.float32).tobytes())
+    graph.run()
+    assert (read(gpu, wide, np.float32, 2048) == size * (REPLAYS - 1) + size * (size - 1) // 2).all()
+    graph.close()
+
+
+def others(group, gpu) -> None:
+    """Gather and broadcast."""
+    rank, size = group.rank, group.size
+    widths = [64 * (r + 1) for r in range(size)]
+    recorder = gpu.record()
+    rows = recorder.symbol("rows", 500)
+    x = tensor(gpu, numbers(rank, 500, widths[rank]), "f32", rows)
+    out = tensor(gpu, np.zeros((500, sum(widths)), np.float32), "f32", rows)
+    news = tensor(gpu, np.arange(77, dtype=np.int32) + 1000 * rank, "i32")
+    group.gather(recorder, x, out, widths)
+    group.broadcast(recorder, news)
+    graph = recorder.finish()
+    for count in (1, 500, 3, 3, 3):
+        graph.run(rows=count)
+        if not rank:
+            expected = np.concatenate([numbers(r, 500, width)[:count] for r, width in enumerate(widths)], 1)
+            assert np.array_equal(read(gpu, out, np.float32, count), expected)
+        assert np.array_equal(read(gpu, news, np.int32, 77), np.arange(77))
+    graph.close()
+
+
+def dies(group, gpu) -> None:
+    """Rank 1 is killed: the others' kernels stop waiting within two seconds, and say so."""
+    x = tensor(gpu, np.ones((8, 1024), np.float32))
+    recorder = gpu.record()
+    group.all_reduce(recorder, x, x)
+    graph = recorder.finish()
+    graph.run()
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    try:
+        for _ in range(3):
+            graph.run()
+    except GroupError as error:
+        assert "ended" in str(error) and time.monotonic() - begin < 2, error
+        graph.close()
+        return
+    raise AssertionError("a rank that died was not noticed")
+
+
+def play(group: RankGroup, what: str) -> None:
+    with CUDADevice(group.rank, kernels=LazyKernels(isa())) as gpu:
+        group.connect(gpu)
+        globals()[what](group, gpu)
+        if what != "dies":
+            group.exchange(b"")  # nobody leaves while another still reads its memory
+        group.close()
+
+
+if __name__ == "__main__":
+    number, number_of, descriptor = map(int, sys.argv[1:4])
+    play(RankGroup.join(number, number_of, descriptor), sys.argv[4])

@@ -1,0 +1,128 @@
+"""The kernels of peers with all ranks in one launch of the emulator: grid dimension 1 is the rank, each has its part of every
+buffer. Their blocks then run in any order among each other, as on GPUs, and with one block a rank each may be rounds ahead
+of what the others have begun."""
+
+from zse import kernel as zl
+from zse.kernels.gpu import all_reduce, peers
+
+
+class Ranks(zl.Record):
+    """base: the ranks' buffers, `stride` words of 8 bytes apart. rounds: exchanges one after the other, each of other numbers:
+    of round i rank r's stand at i * size + r."""
+
+    base: zl.Ptr[zl.u64]
+    stride: zl.i32
+    stop: zl.Ptr[zl.u32]
+    patience: zl.i64
+    size: zl.i32
+    inbox: zl.i32
+    outbox: zl.i32
+    rounds: zl.i32
+    WORLD: zl.static
+
+
+@zl.inline
+def base_of(p, rank):
+    return p.base + p.stride * rank
+
+
+@zl.inline
+def peer_params(p, rank):
+    return peers.PeerParams(
+        base_of(p, 0),
+        base_of(p, 1),
+        base_of(p, 2),
+        base_of(p, 3),
+        base_of(p, 4),
+        base_of(p, 5),
+        base_of(p, 6),
+        base_of(p, 7),
+        base_of(p, rank),
+        p.stop,
+        p.patience,
+        rank,
+        p.size,
+        p.inbox,
+        p.outbox,
+        p.WORLD,
+    )
+
+
+class ReduceRanks(Ranks):
+    """x, out: `count` numbers a rank and round."""
+
+    x: zl.Ptr["T", "const"]  # noqa: F821
+    out: zl.Ptr["T"]  # noqa: F821
+    count: zl.i64
+    begin: zl.i64
+    most: zl.i32
+    KIND: zl.static
+    T: zl.static
+
+
+@zl.kernel
+def reduce_ranks(p: ReduceRanks):
+    zl.grid_wait()
+    rank = zl.block_index(1)
+    common = peer_params(p, rank)
+    for i in range(p.rounds):
+        place = p.count * (i * p.size + rank)
+        q = all_reduce.ReduceParams(
+            **vars(common), x=p.x + place, out=p.out + place, count=p.count, begin=p.begin, most=p.most, T=p.T
+        )
+        if p.KIND == "small":
+            all_reduce.reduce_small(q)
+        if p.KIND == "large":
+            all_reduce.reduce_large(q)
+        if p.KIND == "int8":
+            all_reduce.reduce_int8(q)
+        zl.barrier()
+
+
+class GatherRanks(Ranks):
+    """x u32 [rounds, rows, sum of widths]: of each round the ranks' parts one behind the other; out likewise gathered."""
+
+    x: zl.Ptr[zl.u32, "const"]  # noqa: F821
+    out: zl.Ptr[zl.u32]
+    width0: zl.i32
+    width1: zl.i32
+    width2: zl.i32
+    rows: zl.i32
+    begin: zl.i32
+    most: zl.i32
+    KIND: zl.static
+
+
+@zl.kernel
+def gather_ranks(p: GatherRanks):
+    """Of three ranks."""
+    zl.grid_wait()
+    rank = zl.block_index(1)
+    common = peer_params(p, rank)
+    zero = zl.i32(0)
+    total = p.width0 + p.width1 + p.width2
+    before = zl.where(rank == 0, zero, zl.where(rank == 1, p.width0, p.width0 + p.width1))
+    for i in range(p.rounds):
+        x, out = p.x + (i * total + before) * p.rows, p.out + i * total * p.rows
+        if p.KIND == "gather":
+            q = all_reduce.GatherParams(
+                **vars(common),
+                x=x,
+                out=out,
+                width0=p.width0,
+                width1=p.width1,
+                width2=p.width2,
+                width3=zero,
+                width4=zero,
+                width5=zero,
+                width6=zero,
+                width7=zero,
+                rows=p.rows,
+                begin=p.begin,
+                most=p.most,
+            )
+            all_reduce.gather_rows(q)
+        else:
+            q = all_reduce.BroadcastParams(**vars(common), x=p.out + (i * 3 + rank) * p.rows, count=p.rows)
+            all_reduce.broadcast_words(q)
+        zl.barrier()

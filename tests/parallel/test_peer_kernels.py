@@ -1,0 +1,164 @@
+"""Kernels of peers in the emulator, all ranks in one launch: numbers, bits that agree, races, ranks that are rounds ahead."""
+
+import numpy as np
+import peer_kernels
+import pytest
+
+from zse import kernel as zl
+from zse.kernels.gpu import all_reduce, peers
+from zse.quant.pack import bf16_to_f32, f32_to_bf16
+from zse.runtime.args import Args
+from zse_emulator import EmulateDevice
+
+BOX = 16384  # bytes
+PATIENCE = 1 << 60
+TYPES = {"f32": zl.f32, "bf16": zl.bf16}
+
+
+def kernel_of(kernel, size: int, threads: int = 32, **statics) -> dict:
+    world = next(world for world in peers.WORLDS if world >= size)
+    return {"k": zl.Variant("k", kernel, {"WORLD": world, **statics}, threads=threads)}
+
+
+class Group:
+    """Buffers of `size` ranks in an emulated device."""
+
+    def __init__(self, device: EmulateDevice, size: int):
+        self.device, self.size = device, size
+        self.inbox = (peers.HEADER_BYTES + 2 * size * peers.SMALL_VALUES * 8) // 8
+        self.outbox = self.inbox + BOX // 8
+        self.stride = self.outbox + BOX // 8
+        self.base, self.stop = device.alloc(8 * self.stride * size), device.alloc(4)
+
+    def run(self, grid: int, rounds: int = 1, patience: int = PATIENCE, **args) -> None:
+        common = dict(base=self.base, stride=self.stride, stop=self.stop, size=self.size, rounds=rounds)
+        common |= dict(inbox=self.inbox, outbox=self.outbox, patience=patience)
+        self.device.run(lambda recorder: recorder.launch("k", Args(**common, **args), (grid, self.size)))
+
+    def filled(self, array: np.ndarray):
+        buffer = self.device.alloc(array.nbytes)
+        self.device.write(buffer, array.tobytes())
+        return buffer
+
+
+def reduced(kind: str, size: int, dtype: str, count: int, grid: int, rounds: int, seed: int, repeats: int = 1):
+    """(numbers of every rank f32 [rounds, size, count], what each got), through `repeats` launches with the same buffers."""
+    rng = np.random.default_rng(seed)
+    with EmulateDevice("sm_90a", kernel_of(peer_kernels.reduce_ranks, size, KIND=kind, T=TYPES[dtype]), seed) as device:
+        group = Group(device, size)
+        for _ in range(repeats):
+            given = rng.standard_normal((rounds, size, count)).astype(np.float32)
+            if dtype == "bf16":
+                given = bf16_to_f32(f32_to_bf16(given))
+            x = group.filled(given if dtype == "f32" else f32_to_bf16(given))
+            out = group.filled(
+                np.full(given.shape, 0xFF, np.uint8 if dtype == "" else np.uint32 if dtype == "f32" else np.uint16)
+            )
+            group.run(grid, rounds, x=x, out=out, count=count, begin=0, most=count)
+            raw = np.frombuffer(device.read(out), np.float32 if dtype == "f32" else np.uint16).reshape(given.shape)
+        assert not any(device.read(group.stop))
+    return given, raw if dtype == "f32" else bf16_to_f32(raw)
+
+
+def in_order(given: np.ndarray) -> np.ndarray:
+    """The sum over ranks, f32, rank by rank."""
+    total = given[:, 0]
+    for rank in range(1, given.shape[1]):
+        total = total + given[:, rank]
+    return total
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("kind", ["small", "large"])
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_every_rank_has_the_bits_of_the_order_of_ranks(kind, size, dtype, kept_kernels):
+    """Several blocks, launches one after the other with the same buffers, as a graph is replayed."""
+    seed = int(np.random.default_rng().integers(2**31))
+    count = 1000 if kind == "small" else 1512
+    given, found = reduced(kind, size, dtype, count, -(-count // 128) if kind == "small" else 3, 1, seed, repeats=3)
+    expected = in_order(given)
+    if dtype == "bf16":
+        expected = bf16_to_f32(f32_to_bf16(expected))
+    for rank in range(size):
+        assert np.array_equal(found[:, rank], expected), f"seed {seed}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "count"),
+    [("small", 2, 128), ("small", 3, 128), ("large", 2, 128), ("large", 2, 2024), ("large", 3, 128), ("int8", 3, 128)],
+)
+def test_ranks_that_run_ahead_overwrite_nothing(kind, size, count, kept_kernels):
+    """One block a rank and many rounds: each goes on as soon as it has what it needs. (2,024 numbers: of four sections.)"""
+    seed = int(np.random.default_rng().integers(2**31))
+    given, found = reduced(kind, size, "f32", count, 1, 40 if count == 128 else 8, seed)
+    if kind != "int8":
+        assert np.array_equal(found, np.repeat(in_order(given)[:, None], size, 1)), f"seed {seed}"
+    else:
+        assert (np.abs(found - in_order(given)[:, None]) <= int8_bound(given)[:, None]).all(), f"seed {seed}"
+        assert (found == found[:, :1]).all(), f"seed {seed}"
+
+
+def int8_bound(given: np.ndarray) -> np.ndarray:
+    """Of the sum: 1/254 of the group's largest number for each part that was sent (all but one's own) and for the sum, which is
+    at most the sum of those."""
+    rounds, size, count = given.shape
+    tops = np.abs(given).reshape(rounds, size, count // 32, 32).max(3).sum(1)
+    return (2 * tops / 254 * 1.01).repeat(32, 1)
+
+
+def test_int8_keeps_to_its_error(kept_kernels):
+    seed = int(np.random.default_rng().integers(2**31))
+    given, found = reduced("int8", 2, "f32", 4 * 256 + 96, 2, 1, seed, repeats=2)
+    assert (found == found[:, :1]).all(), f"seed {seed}"
+    error = np.abs(found[:, 0] - in_order(given))
+    assert (error <= int8_bound(given)).all() and error.max() > 1e-4, f"seed {seed}"
+
+
+@pytest.mark.parametrize("rounds", [1, 12])
+def test_gather(rounds, kept_kernels):
+    seed, rows, widths = int(np.random.default_rng().integers(2**31)), 5, (8, 4, 20)
+    rng = np.random.default_rng(seed)
+    parts = [[rng.integers(0, 2**32, (rows, width), np.uint32) for width in widths] for _ in range(rounds)]
+    with EmulateDevice("sm_90a", kernel_of(peer_kernels.gather_ranks, 3, KIND="gather"), seed) as device:
+        group = Group(device, 3)
+        x = group.filled(np.concatenate([part.ravel() for round in parts for part in round]))
+        out = group.filled(np.zeros((rounds, rows, sum(widths)), np.uint32))
+        places = {f"width{r}": width for r, width in enumerate(widths)}
+        # In two launches, as of more rows than a box has room for.
+        for begin in (0, 3) if rounds == 1 else (0,):
+            most = 3 if rounds == 1 else rows
+            group.run(3 if rounds == 1 else 1, rounds, x=x, out=out, **places, rows=rows, begin=begin, most=most)
+        found = np.frombuffer(device.read(out), np.uint32).reshape(rounds, rows, sum(widths))
+    assert np.array_equal(found, np.array([np.concatenate(round, 1) for round in parts])), f"seed {seed}"
+
+
+def test_broadcast(kept_kernels):
+    seed, words, rounds = int(np.random.default_rng().integers(2**31)), 77, 9
+    given = np.random.default_rng(seed).integers(0, 2**32, (rounds, 3, words), np.uint32)
+    with EmulateDevice("sm_90a", kernel_of(peer_kernels.gather_ranks, 3, KIND="broadcast"), seed) as device:
+        group = Group(device, 3)
+        out = group.filled(given)
+        group.run(1, rounds, x=out, out=out, width0=0, width1=0, width2=0, rows=words, begin=0, most=0)
+        found = np.frombuffer(device.read(out), np.uint32).reshape(given.shape)
+    assert np.array_equal(found, np.repeat(given[:, :1], 3, 1)), f"seed {seed}"
+
+
+@pytest.mark.parametrize("kind", ["small", "large"])
+def test_a_rank_that_never_comes_is_given_up(kind, kept_kernels):
+    """Of two ranks only one is launched: it says so in `stop` after its patience, or at once where the host has."""
+    with EmulateDevice("sm_90a", kernel_of(peer_kernels.reduce_ranks, 2, KIND=kind, T=zl.f32), 5) as device:
+        for told, patience in ((0, 0), (peers.STOPPED_BY_HOST, PATIENCE)):
+            group = Group(device, 2)
+            device.write(group.stop, told.to_bytes(4, "little"))
+            x = group.filled(np.ones((2, 64), np.float32))
+            args = dict(x=x, out=x, count=64, begin=0, most=64, rounds=1, patience=patience, size=2)
+            args |= dict(base=group.base, stride=group.stride, stop=group.stop, inbox=group.inbox, outbox=group.outbox)
+            device.run(lambda recorder, args=args: recorder.launch("k", Args(**args), (1, 1)))
+            assert int.from_bytes(device.read(group.stop), "little") == (told or peers.GAVE_UP)
+
+
+def test_metal_has_none():
+    class Metal:
+        name = "metal3.1"
+
+    assert not all_reduce.variants(Metal)

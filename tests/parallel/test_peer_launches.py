@@ -1,0 +1,129 @@
+"""What PeerCollectives records: launches that fit the kernels' parameters, forms by size, parts of what no box holds, and the
+numbers of a group of one in the emulator. (Kernels among several ranks: test_peer_kernels.py; on GPUs: tests/gpu.)"""
+
+import os
+import time
+
+import numpy as np
+import pytest
+
+from zse.errors import DeviceError, GroupError
+from zse.kernel import cache
+from zse.kernel.emit import emit_gpu
+from zse.kernels.gpu import peers
+from zse.parallel.collectives import peer
+from zse.parallel.group import RankGroup
+from zse.runtime.null import NullGPU
+from zse.tensor import Tensor
+from zse_emulator import EmulateDevice
+
+
+class AlonePeers(peer.PeerCollectives):
+    """Whose peers are itself."""
+
+    def _map(self, group, device, words):
+        return [self._buffer.address] * group.size
+
+
+class Manifest(dict):
+    """Parameters of the package's kernels, staged when asked for."""
+
+    def __missing__(self, symbol):
+        self[symbol] = {"params": emit_gpu(cache.package_variants("sm_90a")[symbol], "sm_90a")[1]["params"]}
+        return self[symbol]
+
+
+@pytest.fixture
+def group():
+    made = RankGroup.create(2)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def recorded(group):
+    device = NullGPU(manifest=Manifest(none={}))
+    return AlonePeers(group, device), device
+
+
+def test_forms_by_size(recorded, monkeypatch):
+    collectives, device = recorded
+    recorder = device.record()
+    memory = device.alloc(64)
+    rows, many = recorder.symbol("rows", 16), recorder.symbol("many", 8192)
+
+    def symbols(tensor):
+        recorder.launches.clear()
+        collectives.all_reduce(recorder, tensor, tensor)
+        return [(launch.symbol, launch.grid, launch.args["begin"]) for launch in recorder.launches]
+
+    (small,) = symbols(Tensor(memory, (rows, 4096), "f32"))
+    assert small[0] == "all_reduce_small_f32_2" and small[1][0].value({"rows": 3}) == 12
+    assert [name for name, _, _ in symbols(Tensor(memory, (2, 4096), "bf16"))] == ["all_reduce_small_bf16_2"]
+    pieces = symbols(Tensor(memory, (many, 4096), "f32"))
+    assert [begin for _, _, begin in pieces] == [0, 8 << 20, 16 << 20, 24 << 20]
+    assert {name for name, _, _ in pieces} == {"all_reduce_large_f32_2"} and {grid for _, grid, _ in pieces} == {(96,)}
+    monkeypatch.setenv("ZSE_ALL_REDUCE", "int8")
+    collectives = AlonePeers(collectives._group, device)
+    assert symbols(Tensor(memory, (many, 64), "f32"))[0][0] == "all_reduce_int8_2"
+    assert recorder.checks == [recorded[0].check, collectives.check]
+    for shape, dtype in (((4, 12), "f32"), ((4, 8), "i32")):
+        with pytest.raises(ValueError, match="all_reduce of"):
+            symbols(Tensor(memory, shape, dtype))
+
+
+def test_gather_and_broadcast(recorded):
+    collectives, device = recorded
+    recorder, memory = device.record(), device.alloc(64)
+    rows = recorder.symbol("rows", 64)
+    collectives.gather(
+        recorder, Tensor(memory, (rows, 80_000), "f32"), Tensor(memory, (rows, 152_000), "f32"), (80_000, 72_000)
+    )
+    collectives.broadcast(recorder, Tensor(memory, (rows,), "i32"))
+    assert [launch.symbol for launch in recorder.launches] == ["gather_peers_2", "broadcast_peers_2"]
+    assert [launch.args["most"] for launch in recorder.launches[:1]] == [116]
+    with pytest.raises(ValueError, match="gather of"):
+        collectives.gather(recorder, Tensor(memory, (1, 6), "f32"), Tensor(memory, (1, 12), "f32"), (6, 6))
+    with pytest.raises(ValueError, match="broadcast of"):
+        collectives.broadcast(recorder, Tensor(memory, (3,), "u8"))
+
+
+def test_a_group_of_one_sums_its_own(kept_kernels):
+    group = RankGroup.create(1)
+    with EmulateDevice("sm_90a") as device:
+        collectives = AlonePeers(group, device)
+        given = np.random.default_rng(1).standard_normal((3, 1024)).astype(np.float32)
+        x, out = (Tensor(device.alloc(given.nbytes), given.shape, "f32") for _ in range(2))
+        device.write(x, given.tobytes())
+        for form in ("small", "int8"):
+            device.run(lambda recorder, form=form: collectives.reduce_by(form, recorder, x, out))
+            found = np.frombuffer(device.read(out), np.float32).reshape(given.shape)
+            assert np.abs(found - given).max() <= (0 if form == "small" else np.abs(given).max() / 250)
+            device.write(out, bytes(given.nbytes))
+        collectives.close()
+    group.close()
+
+
+def test_a_process_that_ends_stops_the_kernels(recorded):
+    collectives, _ = recorded
+    reading, writing = os.pipe()
+    collectives.watch([reading])
+    collectives.check()
+    os.close(writing)  # as a pidfd becomes readable
+    end = time.monotonic() + 5
+    while not collectives._stop_word.value and time.monotonic() < end:
+        time.sleep(0.001)
+    with pytest.raises(GroupError, match="rank 0 of 2: another rank has ended"):
+        collectives.check()
+    collectives._stop_word.value = peers.GAVE_UP
+    with pytest.raises(GroupError, match="waited 60 s for the other GPUs"):
+        collectives.check()
+    collectives.close()
+    os.close(reading)
+
+
+def test_more_ranks_than_kernels_are_for():
+    group = RankGroup.create(9)
+    with pytest.raises(DeviceError, match="up to 8 GPUs"):
+        AlonePeers(group, NullGPU())
+    group.close()
