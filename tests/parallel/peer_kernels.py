@@ -68,14 +68,19 @@ def reduce_ranks(p: ReduceRanks):
     for i in range(p.rounds):
         place = p.count * (i * p.size + rank)
         q = all_reduce.ReduceParams(
-            **vars(common), x=p.x + place, out=p.out + place, count=p.count, begin=p.begin, most=p.most, T=p.T
+            **vars(common),
+            x=p.x + place,
+            out=p.out + place,
+            count=p.count,
+            begin=p.begin,
+            most=p.most,
+            T=p.T,
+            INT8=p.KIND == "int8",
         )
         if p.KIND == "small":
             all_reduce.reduce_small(q)
-        if p.KIND == "large":
+        else:
             all_reduce.reduce_large(q)
-        if p.KIND == "int8":
-            all_reduce.reduce_int8(q)
         zl.barrier()
 
 

@@ -65,7 +65,7 @@ def test_forms_by_size(recorded, monkeypatch):
     assert {name for name, _, _ in pieces} == {"all_reduce_large_f32_2"} and {grid for _, grid, _ in pieces} == {(96,)}
     monkeypatch.setenv("ZSE_ALL_REDUCE", "int8")
     collectives = AlonePeers(collectives._group, device)
-    assert symbols(Tensor(memory, (many, 64), "f32"))[0][0] == "all_reduce_int8_2"
+    assert symbols(Tensor(memory, (many, 64), "f32"))[0][0] == "all_reduce_large_int8_2"
     assert recorder.checks == [recorded[0].check, collectives.check]
     for shape, dtype in (((4, 12), "f32"), ((4, 8), "i32")):
         with pytest.raises(ValueError, match="all_reduce of"):

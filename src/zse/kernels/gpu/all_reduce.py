@@ -7,10 +7,8 @@ from zse.kernels.gpu import peers
 from zse.kernels.gpu.peers import PeerParams
 
 SMALL_THREADS, LARGE_THREADS = 256, 512
-TYPES = {"f32": zl.f32, "bf16": zl.bf16}
 GROUP = 32  # numbers that share a scale
-TOGETHER = 2  # tiles that a thread has in flight
-TILES = 4  # likewise, of two ranks: of a section
+TILES = 4  # of a section, of two ranks, that a thread has in flight
 
 
 class ReduceParams(PeerParams):
@@ -23,6 +21,7 @@ class ReduceParams(PeerParams):
     begin: zl.i64
     most: zl.i32
     T: zl.static
+    INT8: zl.static
 
 
 @zl.inline
@@ -173,61 +172,24 @@ def reduce_two(p):
 
 
 @zl.inline
-def reduce_large(p):
-    """Every rank sums the tiles that it owns (tile % size), and sends them to all."""
-    T, lanes = p.T, lanes_of(p.T)
-    number = peers.begin_large(p)
-    tile = zl.target.threads * lanes
-    count = zl.i32(min(zl.i64(p.most), p.count - p.begin))
-    owned = ((count + tile - 1) // tile + p.size - 1) // p.size
-    x, out = p.x + p.begin, p.out + p.begin
-    mine = zl.thread_index() * lanes
-    inbox = zl.cast_ptr(p.own + p.inbox, T)
-    outbox = zl.cast_ptr(p.own + p.outbox, T)
-    block, blocks = zl.block_index(0), zl.num_blocks(0)
-    for k in zl.unroll(range(block, owned, blocks), TOGETHER):
-        for q, peer in zl.static(enumerate(peers.peers_of(p))):
-            at = (k * p.size + q) * tile + mine
-            if (q < p.size) & (q != p.rank) & (at < count):
-                to = zl.cast_ptr(peer + p.inbox, T) + (p.rank * owned + k) * tile + mine
-                zl.store(to, zl.load(x + at, lanes))
-    peers.meet(0, number, p)
-    for k in zl.unroll(range(block, owned, blocks), TOGETHER):
-        at = (k * p.size + p.rank) * tile + mine
-        if at < count:
-            own = wide(zl.load(x + at, lanes), T)
-            parts = [own + 0.0 for _ in zl.static(range(p.WORLD))]
-            for r in zl.static(range(p.WORLD)):
-                if (r < p.size) & (r != p.rank):
-                    parts[r] = wide(zl.load(inbox + (r * owned + k) * tile + mine, lanes), T)
-            total = sum_of(parts, p)
-            result = total if T is zl.f32 else zl.convert(total, zl.bf16)
-            zl.store(out + at, result)
-            for q, peer in zl.static(enumerate(peers.peers_of(p))):
-                if (q < p.size) & (q != p.rank):
-                    zl.store(zl.cast_ptr(peer + p.outbox, T) + at, result)
-    peers.meet(1, number, p)
-    for k in zl.unroll(range(block, owned, blocks), TOGETHER):
-        for q in zl.static(range(p.WORLD)):
-            at = (k * p.size + q) * tile + mine
-            if (q < p.size) & (q != p.rank) & (at < count):
-                zl.store(out + at, zl.load(outbox + at, lanes))
-    peers.end_large(number, p)
+def load_eight(x, T):
+    """Eight numbers as f32."""
+    if T is zl.f32:
+        low, high = zl.load(x, 4), zl.load(x + 4, 4)
+        return [low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]]
+    v = zl.convert(zl.load(x, 8), zl.f32)
+    return [v[i] for i in zl.static(range(8))]
 
 
-@zl.kernel
-def all_reduce_large(p: ReduceParams):
-    """Any grid of up to MAX_BLOCKS that runs at once."""
-    zl.grid_launch_dependents()
-    zl.grid_wait()
-    if p.begin < p.count:
-        if p.WORLD == 2:
-            reduce_two(p)
-        else:
-            reduce_large(p)
-
-
-# -- large, in 8 bits: what goes over the link has a scale for 32 numbers
+@zl.inline
+def store_eight(out, v, T):
+    low, high = zl.make_vector(v[0], v[1], v[2], v[3]), zl.make_vector(v[4], v[5], v[6], v[7])
+    if T is zl.f32:
+        zl.store(out, low)
+        zl.store(out + 4, high)
+    else:
+        zl.store(out, zl.convert(low, T))
+        zl.store(out + 4, zl.convert(high, T))
 
 
 @zl.inline
@@ -236,7 +198,7 @@ def quantized(values):
     top = zl.f32(0)
     for i in zl.static(range(8)):
         top = max(top, abs(values[i]))
-    top = zl.warp_max(top, 4)
+    top = zl.warp_max(top, GROUP // 8)
     factor = zl.where(top > 1e-30, 127.0 / top, zl.f32(0))
     q = [zl.bitcast(zl.i32(zl.round_even(values[i] * factor)), zl.u32) & 255 for i in zl.static(range(8))]
     low = q[0] | q[1] << 8 | q[2] << 16 | q[3] << 24
@@ -247,98 +209,105 @@ def quantized(values):
 @zl.inline
 def dequantized(words, scale):
     """Eight f32."""
-    parts = [zl.bitcast(words[i // 4] << (24 - 8 * (i % 4)), zl.i32) >> 24 for i in zl.static(range(8))]
-    wide = [zl.f32(part) * scale for part in parts]
-    return wide
+    return [zl.f32(zl.bitcast(words[i // 4] << (24 - 8 * (i % 4)), zl.i32) >> 24) * scale for i in zl.static(range(8))]
 
 
 @zl.inline
-def load_eight(x):
-    low, high = zl.load(x, 4), zl.load(x + 4, 4)
-    return [low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]]
+def put_eight(boxes, at, values, scales, p):
+    """A thread's eight numbers, the at-th on, into each of (whether, box): returns them as they are read there. scales: where
+    those of 8 bits stand, in f32."""
+    if p.INT8:
+        words, scale = quantized(values)
+        for wanted, box in zl.static(boxes):
+            if wanted:
+                zl.store(zl.cast_ptr(box, zl.u32) + at // 4, words)
+                if zl.thread_index() % (GROUP // 8) == 0:
+                    zl.store(zl.cast_ptr(box, zl.f32) + (scales + at // GROUP), scale)
+        return dequantized(words, scale)
+    for wanted, box in zl.static(boxes):
+        if wanted:
+            store_eight(zl.cast_ptr(box, p.T) + at, values, p.T)
+    return values
 
 
 @zl.inline
-def store_eight(out, v):
-    zl.store(out, zl.make_vector(v[0], v[1], v[2], v[3]))
-    zl.store(out + 4, zl.make_vector(v[4], v[5], v[6], v[7]))
+def get_eight(box, at, scales, p):
+    if p.INT8:
+        scale = zl.cast_ptr(box, zl.f32)[scales + at // GROUP]
+        return dequantized(zl.load(zl.cast_ptr(box, zl.u32) + at // 4, 2), scale)
+    return load_eight(zl.cast_ptr(box, p.T) + at, p.T)
 
 
 @zl.inline
-def put_int8(words, scale, box, at, scales):
-    """Eight numbers, the at-th on, of a box (u64 words) whose scales stand from f32 `scales` on."""
-    zl.store(zl.cast_ptr(box, zl.u32) + at // 4, words)
-    if zl.thread_index() % 4 == 0:
-        zl.store(zl.cast_ptr(box, zl.f32) + (scales + at // GROUP), scale)
+def own_eight(at, count, p):
+    """This rank's numbers; zeros behind the last one."""
+    values = [zl.f32(0) for _ in zl.static(range(8))]
+    if at < count:
+        loaded = load_eight(p.x + p.begin + at, p.T)
+        for i in zl.static(range(8)):
+            values[i] = loaded[i]
+    return values
 
 
 @zl.inline
-def get_int8(box, at, scales):
-    return dequantized(zl.load(zl.cast_ptr(box, zl.u32) + at // 4, 2), zl.cast_ptr(box, zl.f32)[scales + at // GROUP])
-
-
-@zl.inline
-def reduce_int8(p):
+def reduce_shares(p):
+    """Every rank sums the tiles that it owns (tile % size), and sends them to all."""
     number = peers.begin_large(p)
     tile = zl.target.threads * 8
     count = zl.i32(min(zl.i64(p.most), p.count - p.begin))
     owned = ((count + tile - 1) // tile + p.size - 1) // p.size
     scales = owned * p.size * tile // 4
-    x, out = p.x + p.begin, p.out + p.begin
+    out = p.out + p.begin
     mine = zl.thread_index() * 8
     block, blocks = zl.block_index(0), zl.num_blocks(0)
+    ranks = list(range(p.WORLD))
+    others = [(r < p.size) & (r != p.rank) for r in ranks]
     for k in range(block, owned, blocks):
         for q, peer in zl.static(enumerate(peers.peers_of(p))):
-            if (q < p.size) & (q != p.rank):
-                at = (k * p.size + q) * tile + mine
-                values = [zl.f32(0) for _ in zl.static(range(8))]
-                if at < count:
-                    loaded = load_eight(x + at)
-                    for i in zl.static(range(8)):
-                        values[i] = loaded[i]
-                words, scale = quantized(values)
-                put_int8(words, scale, peer + p.inbox, (p.rank * owned + k) * tile + mine, scales)
+            values = own_eight((k * p.size + q) * tile + mine, count, p)
+            put_eight([(others[q], peer + p.inbox)], (p.rank * owned + k) * tile + mine, values, scales, p)
     peers.meet(0, number, p)
     for k in range(block, owned, blocks):
         at = (k * p.size + p.rank) * tile + mine
-        own = [zl.f32(0) for _ in zl.static(range(8))]
         total = [zl.f32(0) for _ in zl.static(range(8))]
-        if at < count:
-            loaded = load_eight(x + at)
-            for i in zl.static(range(8)):
-                own[i] = loaded[i]
-        for r in zl.static(range(p.WORLD)):
+        for r in zl.static(ranks):
             if r < p.size:
-                if r == p.rank:
+                part = own_eight(at, count, p)
+                if r != p.rank:
+                    got = get_eight(p.own + p.inbox, (r * owned + k) * tile + mine, scales, p)
                     for i in zl.static(range(8)):
-                        total[i] = total[i] + own[i]
-                else:
-                    part = get_int8(p.own + p.inbox, (r * owned + k) * tile + mine, scales)
-                    for i in zl.static(range(8)):
-                        total[i] = total[i] + part[i]
-        words, scale = quantized(total)
+                        part[i] = got[i]
+                for i in zl.static(range(8)):
+                    total[i] = part[i] if r == 0 else total[i] + part[i]
+        boxes = [(others[q], peer + p.outbox) for q, peer in enumerate(peers.peers_of(p))]
+        sent = put_eight(boxes, at, total, scales, p)
         if at < count:
-            store_eight(out + at, dequantized(words, scale))
-        for q, peer in zl.static(enumerate(peers.peers_of(p))):
-            if (q < p.size) & (q != p.rank):
-                put_int8(words, scale, peer + p.outbox, at, scales)
+            store_eight(out + at, sent, p.T)
     peers.meet(1, number, p)
     for k in range(block, owned, blocks):
-        for q in zl.static(range(p.WORLD)):
+        for q in zl.static(ranks):
             at = (k * p.size + q) * tile + mine
-            if (q < p.size) & (q != p.rank) & (at < count):
-                store_eight(out + at, get_int8(p.own + p.outbox, at, scales))
+            if others[q] & (at < count):
+                store_eight(out + at, get_eight(p.own + p.outbox, at, scales, p), p.T)
     peers.end_large(number, p)
 
 
+@zl.inline
+def reduce_large(p):
+    if p.WORLD == 2 and not p.INT8:
+        reduce_two(p)
+    else:
+        reduce_shares(p)
+
+
 @zl.kernel
-def all_reduce_int8(p: ReduceParams):
-    """Likewise; count is a multiple of GROUP, x f32. Each rank's part is rounded to 1/254 of its group's largest number at
-    most, and so is the sum."""
+def all_reduce_large(p: ReduceParams):
+    """Any grid of up to MAX_BLOCKS that runs at once. INT8: count is a multiple of GROUP, T f32; each rank's part is rounded to
+    1/254 of its group's largest number at most, and so is the sum."""
     zl.grid_launch_dependents()
     zl.grid_wait()
     if p.begin < p.count:
-        reduce_int8(p)
+        reduce_large(p)
 
 
 # -- gather and broadcast
@@ -450,16 +419,13 @@ def variants(target) -> list[zl.Variant]:
         return []
     made = []
     for world in peers.WORLDS:
-        fixed = {"WORLD": world}
-        for name, T in TYPES.items():
-            typed = fixed | {"T": T}
-            made += [
-                zl.Variant(f"all_reduce_small_{name}_{world}", all_reduce_small, typed, threads=SMALL_THREADS),
-                zl.Variant(f"all_reduce_large_{name}_{world}", all_reduce_large, typed, threads=LARGE_THREADS),
-            ]
-        made += [
-            zl.Variant(f"all_reduce_int8_{world}", all_reduce_int8, fixed | {"T": zl.f32}, threads=LARGE_THREADS),
-            zl.Variant(f"gather_peers_{world}", gather_peers, fixed, threads=LARGE_THREADS),
-            zl.Variant(f"broadcast_peers_{world}", broadcast_peers, fixed, threads=LARGE_THREADS),
-        ]
+        for form, T, int8 in (("f32", zl.f32, False), ("bf16", zl.bf16, False), ("int8", zl.f32, True)):
+            fixed = {"WORLD": world, "T": T, "INT8": int8}
+            if not int8:
+                made.append(
+                    zl.Variant(f"all_reduce_small_{form}_{world}", all_reduce_small, fixed, threads=SMALL_THREADS)
+                )
+            made.append(zl.Variant(f"all_reduce_large_{form}_{world}", all_reduce_large, fixed, threads=LARGE_THREADS))
+        for name, kernel in (("gather", gather_peers), ("broadcast", broadcast_peers)):
+            made.append(zl.Variant(f"{name}_peers_{world}", kernel, {"WORLD": world}, threads=LARGE_THREADS))
     return made

@@ -116,13 +116,13 @@ class PeerCollectives:
             blocks = self._small_blocks(count) if isinstance(count, Sym) else ceil_div(count, 4 * SMALL_THREADS)
             self._launch(recorder, f"all_reduce_small_{x.dtype}_{self._world}", args | dict(begin=0, most=0), blocks)
             return
-        name, most = (form, BOX_BYTES // 4) if form == "int8" else (f"large_{x.dtype}", BOX_BYTES // item)
-        tile = LARGE_THREADS * (8 if form == "int8" else 16 // item)
-        # Of two ranks each adds all; else each a share.
-        tile *= 1 if form == "large" and self._group.size == 2 else self._group.size
+        most = BOX_BYTES // item
+        # Numbers of a block at once: of two ranks each adds all, else each a share.
+        alike = form == "large" and self._group.size == 2
+        tile = LARGE_THREADS * (16 // item if alike else 8 * self._group.size)
         for begin in range(0, largest, most):
             blocks = min(LARGE_BLOCKS, -(-min(most, largest - begin) // tile))
-            symbol = f"all_reduce_{name}_{self._world}"
+            symbol = f"all_reduce_large_{'int8' if form == 'int8' else x.dtype}_{self._world}"
             self._launch(recorder, symbol, args | dict(begin=begin, most=most), blocks)
 
     def _small_blocks(self, count: Sym) -> "Size":
