@@ -21,7 +21,8 @@ from zse_emulator import EmulateDevice
 class AlonePeers(peer.PeerCollectives):
     """Whose peers are itself."""
 
-    def _map(self, group, device, words):
+    def _map(self, group, device, nbytes):
+        self._buffer = device.alloc(nbytes, "peers")
         return [self._buffer.address] * group.size
 
 

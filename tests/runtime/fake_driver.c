@@ -186,7 +186,7 @@ static void *device_bytes(address_t address, size_t nbytes) {
 typedef struct event { long recorded, done; struct stream *stream; int timing, captured; float time; } event_t;
 typedef void (*kernel_t)(void **params, const uint32_t *grid, uint32_t threads);
 typedef struct { char name[64]; kernel_t run; const uint32_t *sizes; } function_t;
-enum { KERNEL, TO_DEVICE, TO_HOST, COPY, SET, RECORD, WAIT };
+enum { KERNEL, TO_DEVICE, TO_HOST, COPY, SET, RECORD, WAIT, HOST };
 typedef struct op {
     int kind;
     function_t *function;
@@ -273,6 +273,7 @@ static void perform(op_t *op) {
         op->event->time = clock_ms;
         break;
     case WAIT: run_until(op->event, op->waited, op->generation); break;
+    case HOST: ((void (*)(void *))(uintptr_t)op->device)(op->host); break;
     }
 }
 
@@ -550,6 +551,12 @@ int NAME(cuMemcpyDtoHAsync_v2, hipMemcpyDtoHAsync)(void *host, address_t device,
         else if (!from) status = INVALID_VALUE;
         else memcpy(host, from, nbytes);
     }
+    LEAVE;
+}
+
+int NAME(cuLaunchHostFunc, hipLaunchHostFunc)(stream_t *stream, void (*function)(void *), void *argument) {
+    ENTER("launch_host");
+    put(stream, (op_t){.kind = HOST, .device = (uintptr_t)function, .host = argument});
     LEAVE;
 }
 

@@ -14,8 +14,9 @@ import tempfile
 import time
 
 from zse import env
-from zse.errors import ConfigError, GroupError
-from zse.parallel.collectives import peer
+from zse.errors import ConfigError, DeviceError, GroupError
+from zse.lazy import logging
+from zse.parallel.collectives import peer, staged
 from zse.parallel.collectives.host import HostCollectives, shared_bytes
 
 TYPE_CHECKING = False
@@ -68,8 +69,12 @@ class RankGroup:
         if device.shares_memory:
             self._collectives = self.host
         elif device.shares_buffers:
-            self._collectives = self.peers = peer.PeerCollectives(self, device)
-            self.peers.watch(self.host.watched)
+            try:
+                self._collectives = self.peers = peer.PeerCollectives(self, device)
+                self.peers.watch(self.host.watched)
+            except DeviceError as error:  # on all ranks alike
+                logging.getLogger("zse.parallel").info("ranks exchange through memory of the host: %s", error)
+                self._collectives = staged.StagedCollectives(self, device)
         else:
             raise GroupError(f"{device.name}: there are no collectives for this device; use --device cpu")
 

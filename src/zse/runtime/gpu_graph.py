@@ -9,6 +9,7 @@ from zse.runtime import native
 from zse.runtime.bindings.driver import pointer_array
 from zse.runtime.device import Copy, Graph, Launch, Recorder, Ticket
 from zse.runtime.fetch import Await, Fetch
+from zse.runtime.host_call import HostFunction
 from zse.runtime.launch_list import LaunchList
 
 TYPE_CHECKING = False
@@ -28,12 +29,14 @@ KINDS = {
     "download": native.GPU_DOWNLOAD,
     "fetch": native.GPU_FETCH,
     "await": native.GPU_AWAIT,
+    "host function": native.GPU_HOST,
 }
 CALLS = {
     "upload": "to_device_async",
     "download": "to_host_async",
     "fetch": "to_device_async",
     "await": "stream_wait_event",
+    "host function": "launch_host",
 }
 
 
@@ -119,11 +122,13 @@ class GPUGraph(Graph):
         self._list = recorded.create("zse_gpu_list_create")
         device._graphs.add(self)
 
-    def _slots_of(self, launch: Copy | Fetch | Await) -> list[int]:
+    def _slots_of(self, launch: Copy | Fetch | Await | HostFunction) -> list[int]:
         """As zse_gpu.h has them."""
         if isinstance(launch, Copy):
             host = launch.staging.host_address  # type: ignore[attr-defined]
             return [launch.staging.buffer.address + launch.offset, host + launch.offset, launch.nbytes]
+        if isinstance(launch, HostFunction):
+            return [launch.function, launch.argument]
         if isinstance(launch, Await):
             return [self.device.fetch_event(launch.number)]
         source = launch.source

@@ -46,7 +46,7 @@ class Patch(ctypes.Structure):
 
 
 GPU_NOT_READY = 600  # a driver's answer about an event that is still to come
-GPU_UPLOAD, GPU_DOWNLOAD, GPU_FETCH, GPU_AWAIT = 1, 2, 3, 4  # kinds of a GPULaunch; 0: a kernel
+GPU_UPLOAD, GPU_DOWNLOAD, GPU_FETCH, GPU_AWAIT, GPU_HOST = 1, 2, 3, 4, 5  # kinds of a GPULaunch; 0: a kernel
 
 
 class GPUDriverTable(ctypes.Structure):
@@ -54,7 +54,7 @@ class GPUDriverTable(ctypes.Structure):
 
     _fields_ = fields(
         "pointer set_current launch_ex launch to_device_async to_host_async event_record event_wait event_query graph_launch",
-        "pointer host_register host_unregister stream_wait_event stream_wait current",
+        "pointer host_register host_unregister stream_wait_event stream_wait launch_host current",
     )
 
 

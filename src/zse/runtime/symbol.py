@@ -1,5 +1,10 @@
 """Sizes that are known when a graph runs, not when it is recorded: tokens of this step, rows of this step."""
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
 
 class Sym:
     """`ceil(symbol / divisor) * factor`; a plain symbol has divisor and factor 1. Usable as a tensor's first dimension,
@@ -47,9 +52,9 @@ def ceil_div(size: Size, n: int) -> Size:
     return size.ceil_div(n) if isinstance(size, Sym) else -(-size // n)
 
 
-def product(sizes: "tuple[Size, ...]") -> Size:
+def product(sizes: "Iterable[Any]") -> "Any":
     """Elements of a shape, of which one may be a symbol."""
-    count: Size = 1
+    count: Any = 1
     for size in sizes:
         count = size * count
     return count

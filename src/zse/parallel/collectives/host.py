@@ -86,37 +86,34 @@ class HostCollectives:
                     raise GroupError(f"rank {self._group.rank}: rank {rank} (process {pid}) has ended") from None
                 except OSError:  # an older kernel, a sandbox: its silence is noticed
                     continue
-                self._runtime.zse_group_watch(self._open(), rank, self.watched[-1])
+                self._runtime.zse_group_watch(self.handle, rank, self.watched[-1])
 
     # -- of a recording
 
     def all_reduce(self, recorder: "Recorder", x: "Tensor", out: "Tensor") -> None:
         """As RankGroup's. ValueError for more than MAX_BYTES and for other types than f32 and bf16."""
-        if (out.shape, out.dtype) != (x.shape, x.dtype) or x.dtype not in TYPES:
-            raise ValueError(f"all_reduce of {x.dtype} {x.shape} to {out.dtype} {out.shape}; {', '.join(TYPES)}")
+        check_sum(x, out)
         count = product(x.shape)
-        args = Args(group=self._open(), x=x, out=out, count=count, type=TYPES[x.dtype])
+        args = Args(group=self.handle, x=x, out=out, count=count, type=TYPES[x.dtype])
         self._record(recorder, "reduce", args, most_of(count, recorder.maxima) * ITEM_BYTES[x.dtype])
 
     def gather(self, recorder: "Recorder", x: "Tensor", out: "Tensor", widths: "Sequence[int]") -> None:
         """As RankGroup's, of any dtype. Errors as of all_reduce."""
         rank, item = self._group.rank, ITEM_BYTES[x.dtype]
-        if x.shape[1:] != (widths[rank],) or (not rank and (out.shape[1:], out.dtype) != ((sum(widths),), x.dtype)):
-            raise ValueError(f"gather of {x.dtype} {x.shape} to {out.dtype} {out.shape}: widths {tuple(widths)}")
-        array = self._widths_of([width * item for width in widths])
-        args = Args(group=self._open(), x=x, out=None if rank else out, rows=x.shape[0], widths=ctypes.addressof(array))
+        check_gather(x, out, widths, rank)
+        array = self.widths_of([width * item for width in widths])
+        args = Args(group=self.handle, x=x, out=None if rank else out, rows=x.shape[0], widths=ctypes.addressof(array))
         self._record(recorder, "gather", args, most_of(x.shape[0], recorder.maxima) * max(widths) * item)
 
     def broadcast(self, recorder: "Recorder", x: "Tensor") -> None:
         """As RankGroup's."""
         nbytes = product((*x.shape, ITEM_BYTES[x.dtype]))
-        args = Args(group=self._open(), x=x, nbytes=nbytes)
+        args = Args(group=self.handle, x=x, nbytes=nbytes)
         self._record(recorder, "broadcast", args, most_of(nbytes, recorder.maxima))
 
     def _record(self, recorder: "Recorder", name: str, args: Args, largest: int) -> None:
         """The launches of a collective, each with a block for each thread. largest: most bytes of a part."""
-        if largest > MAX_BYTES:
-            raise ValueError(f"a part of {largest:,} bytes; ranks share at most {MAX_BYTES:,} at once")
+        check_part(largest)
         device = recorder.device
         for phase in PHASES[: 2 + (largest > SMALL_BYTES)]:
             symbol = f"zse_group_{name}_{phase}"
@@ -129,7 +126,7 @@ class HostCollectives:
     def check(self) -> None:
         """GroupError, which says why, when the group has ended."""
         culprit = ctypes.c_int32()
-        status = self._runtime.zse_group_status(self._open(), culprit)
+        status = self._runtime.zse_group_status(self.handle, culprit)
         if status:
             self._group.look()  # knows how a process ended
             name = f"rank {culprit.value}"
@@ -155,13 +152,13 @@ class HostCollectives:
         """Everybody's bytes, of these sizes, on every rank: a gather by this thread, which looks at the group while it
         waits."""
         out = ctypes.create_string_buffer(max(1, sum(sizes)))
-        widths = self._widths_of(sizes)
+        widths = self.widths_of(sizes)
         kept = ctypes.create_string_buffer(data, max(1, len(data)))
-        numbers = (self._open(), ctypes.addressof(kept), ctypes.addressof(out), 1, ctypes.addressof(widths))
+        numbers = (self.handle, ctypes.addressof(kept), ctypes.addressof(out), 1, ctypes.addressof(widths))
         args, one = (ctypes.c_uint64 * 5)(*numbers), (ctypes.c_int64 * 3)(1, 1, 1)
         for phase in PHASES:
             began = time.monotonic()
-            while phase != "publish" and not (here := self._runtime.zse_group_wait(self._open(), LOOK_MS)):
+            while phase != "publish" and not (here := self._runtime.zse_group_wait(self.handle, LOOK_MS)):
                 self._group.check(began)
             if phase != "publish" and here < 0:
                 self.check()
@@ -180,14 +177,34 @@ class HostCollectives:
             del self._view
             self._memory.close()
 
-    def _open(self) -> int:
+    @property
+    def handle(self) -> int:
+        """C's group. GroupError once it was closed."""
         if self._handle is None:
             raise GroupError(f"rank {self._group.rank} of {self._group.size}: the group was closed")
         return self._handle
 
-    def _widths_of(self, widths: "Sequence[int]") -> "ctypes.Array":
+    def widths_of(self, widths: "Sequence[int]") -> "ctypes.Array":
         """For C, kept as long as this is."""
         key = tuple(widths)
         if len(key) != self._group.size or min(key) < 0:
             raise ValueError(f"widths {key} of {self._group.size} ranks")
         return self._widths.setdefault(key, (ctypes.c_int64 * len(key))(*key))
+
+
+def check_sum(x: "Tensor", out: "Tensor") -> None:
+    """ValueError for tensors that all_reduce does not take."""
+    if (out.shape, out.dtype) != (x.shape, x.dtype) or x.dtype not in TYPES:
+        raise ValueError(f"all_reduce of {x.dtype} {x.shape} to {out.dtype} {out.shape}; {', '.join(TYPES)}")
+
+
+def check_gather(x: "Tensor", out: "Tensor", widths: "Sequence[int]", rank: int) -> None:
+    """Likewise of gather."""
+    if x.shape[1:] != (widths[rank],) or (not rank and (out.shape[1:], out.dtype) != ((sum(widths),), x.dtype)):
+        raise ValueError(f"gather of {x.dtype} {x.shape} to {out.dtype} {out.shape}: widths {tuple(widths)}")
+
+
+def check_part(nbytes: int) -> None:
+    """ValueError for a rank's part that the shared memory has no room for."""
+    if nbytes > MAX_BYTES:
+        raise ValueError(f"a part of {nbytes:,} bytes; ranks share at most {MAX_BYTES:,} at once")

@@ -13,6 +13,7 @@ from zse.dtypes import ITEM_BYTES
 from zse.errors import DeviceError, GroupError
 from zse.kernels.gpu import peers
 from zse.lazy import select
+from zse.parallel.collectives import host
 from zse.runtime import gpu_memory
 from zse.runtime.args import Args
 from zse.runtime.symbol import Sym, ceil_div, most_of, product
@@ -56,29 +57,32 @@ class PeerCollectives:
         self._inbox, self._outbox, words = buffer_words(group.size)
         self._world = next(world for world in peers.WORLDS if world >= group.size)
         self._opened: list[gpu_memory.PeerMemory] = []
-        self._buffer = device.alloc(8 * words, "peers")
+        self._buffer: Any = None
+        self._addresses = self._map(group, device, 8 * words)
         self._stop = device.host_memory(4096, "peers")
         self._stop_word = ctypes.c_uint32.from_address(self._stop.address)
-        device.synchronize()  # the buffer is zeroed
-        self._addresses = self._map(group, device, words)
         self._int8 = env.get("ZSE_ALL_REDUCE") == "int8"
         self._wake: tuple[int, int] | None = None
         self._watcher: threading.Thread | None = None
 
-    def _map(self, group: "RankGroup", device: "Any", words: int) -> list[int]:
-        """The addresses of all ranks' buffers, once every rank has all of them."""
+    def _map(self, group: "RankGroup", device: "Any", nbytes: int) -> list[int]:
+        """The addresses of all ranks' buffers, once every rank has all of them. What one cannot do, all learn."""
         problem, exported = "", b""
         try:
+            self._buffer = device.alloc(nbytes, "peers")
+            device.synchronize()  # it is zeroed
             exported = gpu_memory.export_buffer(self._buffer)
         except DeviceError as error:
-            problem = str(error)
+            problem = f"rank {group.rank}: {error}"
         addresses = []
-        for rank, told in enumerate(group.exchange(struct.pack("<IQ", LAYOUT, words) + exported)):
-            if struct.unpack("<IQ", told[:12]) != (LAYOUT, words):
+        for rank, told in enumerate(group.exchange(struct.pack("<IQ", LAYOUT, nbytes) + exported)):
+            if struct.unpack("<IQ", told[:12]) != (LAYOUT, nbytes):
                 raise GroupError(f"rank {rank} has another version of zse than rank {group.rank}: its buffers differ")
+            if problem or len(told) == 12:
+                continue
             if rank == group.rank:
                 addresses.append(self._buffer.address)
-            elif len(told) > 12 and not problem:
+            else:
                 try:
                     self._opened.append(gpu_memory.PeerMemory(device, told[12:]))
                     addresses.append(self._opened[-1].address)
@@ -87,6 +91,7 @@ class PeerCollectives:
         problems = [text.decode() for text in group.exchange(problem.encode()) if text]
         if problems:
             self._unmap()
+            self._buffer = None
             raise DeviceError(problems[0])
         return addresses
 
@@ -94,8 +99,7 @@ class PeerCollectives:
 
     def all_reduce(self, recorder: "Recorder", x: "Tensor", out: "Tensor") -> None:
         """As RankGroup's: f32 or bf16, rows of a multiple of 8 numbers."""
-        if (out.shape, out.dtype) != (x.shape, x.dtype) or x.dtype not in ("f32", "bf16"):
-            raise ValueError(f"all_reduce of {x.dtype} {x.shape} to {out.dtype} {out.shape}; f32, bf16")
+        host.check_sum(x, out)
         width = product(x.shape[1:])
         if width % 8:
             raise ValueError(f"all_reduce of rows of {width} numbers: multiples of 8")
@@ -133,7 +137,8 @@ class PeerCollectives:
     def gather(self, recorder: "Recorder", x: "Tensor", out: "Tensor", widths: "Sequence[int]") -> None:
         """As RankGroup's: words of 4 bytes, widths are multiples of 4."""
         rank = self._group.rank
-        if ITEM_BYTES[x.dtype] != 4 or any(width % 4 for width in widths) or x.shape[1:] != (widths[rank],):
+        host.check_gather(x, out, widths, rank)
+        if ITEM_BYTES[x.dtype] != 4 or any(width % 4 for width in widths):
             raise ValueError(f"gather of {x.dtype} {x.shape}: widths {tuple(widths)}, multiples of 4 words")
         rows, wide = x.shape[0], [*widths, *[0] * (peers.MAX_RANKS - len(widths))]
         most = BOX_BYTES // (4 * max(1, sum(widths[1:])))

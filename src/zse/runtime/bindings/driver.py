@@ -81,6 +81,7 @@ ROLES = {
     "graph_launch": ("cuGraphLaunch", "hipGraphLaunch", "pointer pointer"),
     "launch": ("cuLaunchKernel", "hipModuleLaunchKernel", "pointer" + 7 * " uint" + 3 * " pointer"),
     "launch_ex": ("cuLaunchKernelEx", "", ""),
+    "launch_host": ("cuLaunchHostFunc", "hipLaunchHostFunc", "pointer pointer pointer"),
     "tensor_map": ("cuTensorMapEncodeTiled", "", "pointer int u32 u64 pointer pointer pointer pointer int int int int"),
     "vmm_granularity": ("cuMemGetAllocationGranularity", "hipMemGetAllocationGranularity", "*size pointer int"),
     "vmm_reserve": ("cuMemAddressReserve", "hipMemAddressReserve", "*address size size address u64"),

@@ -45,6 +45,13 @@ int32_t zse_group_status(const zse_group *group, int32_t *culprit);
  * has ended. */
 int32_t zse_group_wait(zse_group *group, int64_t ms);
 
+/* What a GPU's stream calls: the three kernels of a collective, one after the other, by the calling thread. */
+typedef struct {
+    void (*phases[3])(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last);
+    uint64_t args[5];
+} zse_group_call;
+void zse_group_run(void *call);
+
 /* Kernels; their grid is any number of blocks, the same for the three of a collective.
  * reduce: group, from, to, count, type. gather: group, from, to, rows, widths. broadcast: group, memory, bytes. */
 #define ZSE_GROUP_KERNEL(name) void zse_group_##name(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last);

@@ -47,8 +47,8 @@ zse_gpu_list *zse_gpu_list_create(const zse_gpu_launch *launches, int64_t num_la
     *error = ZSE_EINVAL;
     for (int64_t i = 0; i < num_launches; i++) {
         const zse_gpu_launch *launch = &list->launches[i];
-        static const uint32_t slots[] = {0, 3, 3, 5, 1}; /* of each kind but kernels */
-        if (launch->kind > ZSE_GPU_AWAIT || launch->num_args > ZSE_MAX_ARGS) goto fail;
+        static const uint32_t slots[] = {0, 3, 3, 5, 1, 2}; /* of each kind but kernels */
+        if (launch->kind > ZSE_GPU_HOST || launch->num_args > ZSE_MAX_ARGS) goto fail;
         if (launch->first_arg > num_args || launch->num_args > num_args - launch->first_arg) goto fail;
         if (launch->kind == ZSE_GPU_KERNEL ? !launch->function || !launch->threads : launch->num_args != slots[launch->kind]) goto fail;
         for (uint32_t j = 0; j < launch->num_args; j++) {
@@ -134,6 +134,8 @@ int32_t zse_gpu_list_submit(const zse_gpu_driver *driver, zse_gpu_list *list, vo
             status = fetch(driver, args, stream, copies);
         else if (launch->kind == ZSE_GPU_AWAIT)
             status = driver->stream_wait_event(stream, (void *)(uintptr_t)args[0], 0);
+        else if (launch->kind == ZSE_GPU_HOST)
+            status = driver->launch_host(stream, (void (*)(void *))(uintptr_t)args[0], (void *)(uintptr_t)args[1]);
         else if (launch->grid[0] && launch->grid[1] && launch->grid[2]) /* a driver refuses an empty grid */
             status = launch_kernel(driver, launch, list->params + launch->first_arg, stream, launch->overlaps && !marks);
         if (status) return status;

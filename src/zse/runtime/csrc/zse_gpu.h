@@ -47,16 +47,17 @@ typedef struct {
     int32_t (*host_unregister)(void *host);
     int32_t (*stream_wait_event)(void *stream, void *event, uint32_t flags);
     int32_t (*stream_wait)(void *stream); /* not NULL: called after every entry, so that a failure has a name (slow) */
+    int32_t (*launch_host)(void *stream, void (*function)(void *), void *argument);
     uintptr_t current;
 } zse_gpu_driver;
 
-enum { ZSE_GPU_KERNEL = 0, ZSE_GPU_UPLOAD = 1, ZSE_GPU_DOWNLOAD = 2, ZSE_GPU_FETCH = 3, ZSE_GPU_AWAIT = 4 };
+enum { ZSE_GPU_KERNEL = 0, ZSE_GPU_UPLOAD = 1, ZSE_GPU_DOWNLOAD = 2, ZSE_GPU_FETCH = 3, ZSE_GPU_AWAIT = 4, ZSE_GPU_HOST = 5 };
 
 /* One entry of a launch list. Kernel: arguments are 8-byte slots [first_arg, first_arg + num_args); bit i of `wide` says
  * that slot i is the address of the argument's bytes (a tensor map) instead of the argument. Copy: slots are device
  * address, host address, bytes. Fetch: a copy to the device in the stream of copies, once all that stands before it is done;
  * slots are those of a copy, an event of its own use, the event that says it is done. Await: what follows waits for the
- * event in its slot. */
+ * event in its slot. Host: a C function and its argument, called by a thread of the driver's; what follows waits for it. */
 typedef struct {
     void *function;
     uint32_t kind, first_arg, num_args, wide;
