@@ -1,5 +1,5 @@
-"""Copies to the device beside its kernels: from page-locked memory of the host, in the stream of copies, in the order
-that a recording says.
+"""What a stream does beside kernels and plain copies: calls of C, and copies to the device beside its kernels, from page-locked
+memory of the host, in the stream of copies, in the order that a recording says.
 
     fetch(recorder, 0, destination, source)     # once everything recorded so far is done with the destination
     ...                                         # kernels run meanwhile
@@ -47,6 +47,17 @@ class Await:
 
     def __repr__(self) -> str:
         return f"Await({self.number})"
+
+
+class HostFunction:
+    """A call of C in the stream: what is recorded behind it waits. function: address of a C function void (*)(void *), which calls no driver; argument: what it gets. keep: what must stay."""
+
+    __slots__ = ("function", "argument", "keep", "args")
+
+    symbol, grid = "host function", (1,)
+
+    def __init__(self, function: int, argument: int, keep: object):
+        self.function, self.argument, self.keep, self.args = function, argument, keep, Args()
 
 
 def fetch(recorder: "Recorder", number: int, destination: "Any", source: "Any") -> None:

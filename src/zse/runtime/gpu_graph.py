@@ -8,8 +8,7 @@ from zse.lazy import logging
 from zse.runtime import native
 from zse.runtime.bindings.driver import pointer_array
 from zse.runtime.device import Copy, Graph, Launch, Recorder, Ticket
-from zse.runtime.fetch import Await, Fetch
-from zse.runtime.host_call import HostFunction
+from zse.runtime.fetch import Await, Fetch, HostFunction
 from zse.runtime.launch_list import LaunchList
 
 TYPE_CHECKING = False

@@ -1,5 +1,5 @@
-"""Calls of the host between launches: what stands before a call is done, what stands behind it waits. Of Python on a device that
-runs a step when it is submitted, of C on a GPU."""
+"""Calls of the host between launches, on a device that runs a step when it is submitted: what stands before a call is
+done, what stands behind it waits."""
 
 from zse.runtime.args import Args
 
@@ -19,17 +19,6 @@ class HostCall:
 
     def __init__(self, run: "Callable[[dict[str, int]], None]"):
         self.run, self.args = run, Args()
-
-
-class HostFunction:
-    """function: address of a C function void (*)(void *), which calls no driver; argument: what it gets. keep: what must stay."""
-
-    __slots__ = ("function", "argument", "keep", "args")
-
-    symbol, grid = "host function", (1,)
-
-    def __init__(self, function: int, argument: int, keep: object):
-        self.function, self.argument, self.keep, self.args = function, argument, keep, Args()
 
 
 def call_host(recorder: "Recorder", run: "Callable[[dict[str, int]], None]") -> None:

@@ -9,7 +9,7 @@ from zse.dtypes import ITEM_BYTES
 from zse.parallel.collectives import host
 from zse.runtime import native
 from zse.runtime.device import Copy
-from zse.runtime.host_call import HostFunction
+from zse.runtime.fetch import HostFunction
 from zse.runtime.symbol import most_of, product
 
 TYPE_CHECKING = False
