@@ -134,7 +134,7 @@ def test_what_is_offered(ask):
         ["zse", "run", "smollm2-3"],
         ["zse", "completion", ""],
     )
-    assert found[0] == {"serve"} and found[1] == {"--cache-disk", "--cache-disk-size"}
+    assert found[0] == {"serve", "sessions"} and found[1] == {"--cache-disk", "--cache-disk-size"}
     assert {word for word in found[2] if word} == {"auto", "cpu", "cuda", "hip", "metal"}
     assert found[3] == {"int4", "int8"} and {"decode", "prefill", "serve"} <= found[4]
     assert found[5] == {"--json"} and found[6] == {"my-model"} and found[7] == {"smollm2-360m"}

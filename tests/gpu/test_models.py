@@ -35,7 +35,10 @@ GPU = device()
 # Activations, keys and values are rounded to 2**-9 of themselves at seven places a layer; the tiny models' attention is
 # much sharper than a trained one's, which magnifies every error. Of the largest logit.
 # Gemma 4 with experts is refused by name (tests/models/test_emulated_model.py).
-ON_GPU = [family for family in tiny_families.FAMILIES if family != "gemma4_moe"]
+# So are tiny heads of 32: Nemotron's real ones have 128.
+ON_GPU = [family for family in tiny_families.FAMILIES if family != "gemma4_moe" and not family.startswith("nemotron_h")]
+# Their files hold what is two products here: converted, the whole is quantized where each half would be too small for it.
+JOINED_IN_FILES = ("qwen3_next", "granite_hybrid", "granite_hybrid_moe")
 TINY_LIMIT = 0.05
 MODELS = Path(__file__).resolve().parents[1] / "models"
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -135,10 +138,15 @@ def test_families_in_fp8(family, tmp_path):
         model.wait()
         of_weights = Session(cpu, model, rows=2).run(ids).copy()
     cost = error_of(of_weights, reference)
-    session = Session(GPU, gpu_model(str(path), quantize="fp8"), rows=2)
+    if family in JOINED_IN_FILES:
+        session = Session(GPU, gpu_model(str(tmp_path / "fp8.zse")), rows=2)
+    else:
+        session = Session(GPU, gpu_model(str(path), quantize="fp8"), rows=2)
     near, far = errors_of(session, ids, of_weights), errors_of(session, ids, reference)
     print(f"\n{family} fp8: weights alone {cost:.4f}; from them {near}; from transformers {far}")
-    assert near["token by token"] < TINY_LIMIT  # up to 8 tokens activations stay bf16
+    # Up to 8 tokens activations stay bf16: a rounding 16 times finer, whose errors a model magnifies as it does those of the
+    # weights. A state adds them up over 40 tokens, and the emulator has the same (Qwen3.5 0.058, of 0.31 for the weights).
+    assert near["token by token"] < TINY_LIMIT + (cost / 8 if model.config.has_state else 0.0)
     # With more tokens activations are rounded as the weights are: about as much again.
     assert max(far.values()) < TINY_LIMIT + 2 * cost
 

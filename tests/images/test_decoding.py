@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-import make_references as references
+import make_image_references as references
 import numpy as np
 import psutil
 import pytest

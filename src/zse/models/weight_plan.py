@@ -338,7 +338,8 @@ def _scheme(role: names.Role, info: TensorInfo, config: ModelConfig, policy, fam
     """The scheme that a matrix has in memory."""
     scheme = info.scheme
     if policy is not None and info.was_dense and role.kind == "matrix" and not latent.stays_dense(info.name):
-        scheme = policy.scheme(info.shape, config.vocab_size, config.moe and config.moe.num_experts) or scheme
+        shape = info.shape if role.experts else role.shape  # of which info may be some rows
+        scheme = policy.scheme(shape, config.vocab_size, config.moe and config.moe.num_experts) or scheme
     scheme = scheme.loaded(family)
     if role.experts and info.shape[0] % scheme.row_unit:
         unit = [f"multiples of {scheme.row_unit}"]

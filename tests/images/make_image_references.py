@@ -1,4 +1,4 @@
-"""What transformers' image processors make of a few images: `python tests/images/make_references.py` writes references.npz.
+"""What transformers' image processors make of a few images: `python tests/images/make_image_references.py` writes references.npz.
 
 The processors' own code by Pillow, without torchvision. Their normalization is undone: a difference of 1 is one grey level."""
 
