@@ -163,3 +163,25 @@ def test_a_build_for_this_machine_s_gpu_ends_with_it(gpu, monkeypatch, capsys):
     assert command.run(args) == 1 and "1 are wrong" in capsys.readouterr().out
     args.arch = ["sm_90a"]
     assert command.run(args) == 0 and "compared" not in capsys.readouterr().out
+
+
+def test_a_case_that_is_wrong_once_is_seen_with_other_inputs(monkeypatch):
+    """The name of a case has what was drawn of its shape: seeds are looked through until the name comes again."""
+    seen = []
+
+    class Drawn:
+        name = "drawn"
+
+        def cases(self, rng, kind):
+            draw = int(rng.integers(1, 5))
+            yield SimpleNamespace(name=f"{draw} rows", outputs={}, inputs=rng.random())
+
+    def reason(device, op, case, launched):
+        launched.add("kernel")
+        seen.append(case.inputs)
+        return "values are wrong" if len(seen) == 1 else ""
+
+    monkeypatch.setattr(kernels, "cases_of", lambda op, device, rng: op.cases(rng, "gpu"))
+    monkeypatch.setattr(self_check, "_reason", reason)
+    (found,) = self_check.compare(None, [Drawn()], seed=3)
+    assert found.reason == "" and len(set(seen)) == 2

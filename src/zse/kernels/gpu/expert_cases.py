@@ -53,16 +53,16 @@ def cases(rng):
             inputs["bias"] = rng.standard_normal(experts * rows).astype(np.float32)
         if many:
             largest = float(np.abs(weight.dequantize()).max())
-            near = matmul_cases.tolerance(scheme, a.wide(), largest, bool(gate), bool(gate))
-        elif gate:
-            # act'(gate) <= 1.13 and |act(gate)| <= |gate|: both factors are off by `sums`, and the result is rounded to
-            # bf16.
+            near = matmul_cases.tolerance(scheme, a.wide(), largest, False, bool(gate))
+        if gate:
+            # act'(gate) <= 1.13 and |act(gate)| <= |gate|: both factors are off by what a sum is, and the result is rounded
+            # to bf16.
             peak = float(
                 np.abs(reference(a, weight, inputs["routing"], inputs.get("bias"), gather=gather)["out"]).max()
             )
             near = Tolerance(
-                2.2 * sums * (peak + (8 if gate == CLAMPED else 1)) + 1e-5,
-                2**-8,
+                2.2 * near.absolute * (peak + (8 if gate == CLAMPED else 1)) + 1e-5,
+                near.relative if many else 2**-8,
                 "both factors' sums, and a rounding to bf16",
             )
         yield Case(
