@@ -85,7 +85,9 @@ def test_what_cannot_be_converted_is_one_line(tmp_path, monkeypatch, capsys):
 
 
 def test_the_engine_gets_the_copy_and_a_process_makes_it(model, monkeypatch):
-    arguments = SimpleNamespace(cache_converted=True, quantize="int4", device="cpu", max_rows=None, max_queue=None)
+    arguments = SimpleNamespace(
+        cache_converted=True, quantize="int4", device="cpu", max_rows=None, max_queue=None, mmproj=None
+    )
     arguments.draft_model = None
     monkeypatch.setattr(serve, "values_of", lambda args, options: {"quantize": args.quantize})
     started = []

@@ -343,7 +343,11 @@ def test_every_counter_has_a_line_in_the_metrics(engine, model, tmp_path):
     engine.submit(1, [5], params(), options({"regex": "[a-d]{5}"}))
     drain(engine)
     seen = set(engine.counters()) | {"trimmed_pages"}  # of models with sliding windows (test_layer_groups)
-    for more in ({"kv_layout": "contiguous"}, {"cache_disk": str(tmp_path / "kv")}):
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(32))
+    secret.chmod(0o600)
+    listens = {"kv_listen": f"unix:{tmp_path}/s", "kv_peers": f"unix:{tmp_path}/s", "kv_secret": str(secret)}
+    for more in ({"kv_layout": "contiguous"}, {"cache_disk": str(tmp_path / "kv")}, listens):
         other = load_engine(
             EngineConfig(model=str(model), threads=1, device="cpu", num_pages=32, max_context=128, **more),
             Phases(lambda: 0.0),
