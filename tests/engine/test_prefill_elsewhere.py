@@ -8,12 +8,13 @@ import threading
 import time
 from array import array
 
+import msgspec
 import pytest
 import tiny_model
 from tiny_engines import TinyEngines, prompt
 
 from zse.engine import kv_wire, prefill_client
-from zse.engine.kv_wire import ALIVE, PAGE, PROMPT, Link, LinkError
+from zse.engine.kv_wire import ALIVE, FAILED, PAGE, PROMPT, Link, LinkError
 from zse.errors import ConfigError, RequestError
 from zse.sampling.params import SamplingParams
 from zse.scheduler.options import RequestOptions
@@ -334,3 +335,45 @@ def test_bad_secrets(engines, tmp_path):
     path.write_bytes(b"short")
     with pytest.raises(ConfigError, match="fewer than 16"):
         engines(kv_peers="a:1", kv_secret=str(path))
+
+
+def test_two_that_ask_each_other_come_to_an_end(engines, secret, tmp_path):
+    """A prompt that one was asked for is computed there, not asked for again."""
+    addresses = [f"unix:{tmp_path}/{name}" for name in "ab"]
+    both = [
+        engines(kv_listen=mine, kv_peers=other, kv_secret=secret) for mine, other in (addresses, reversed(addresses))
+    ]
+    running = Running(both[1])
+    try:
+        connected(both[0])
+        connected(both[1])
+        assert replies(both[0], [prompt(700, 12)])[0][1:] == (688, [])
+        assert [engine.counters()["prefill_asked_prompts"] for engine in both] == [1, 0]
+    finally:
+        running.stop()
+
+
+def test_whatever_one_with_the_secret_asks(pair, tmp_path, secret):
+    """Nothing, a token that is none, half a token, a prompt beyond the context: each is told, and the engine goes on."""
+    asks, computes = pair
+    server = computes.feature("prefill server")
+    link = Link.connect(kv_wire.address_of(f"unix:{tmp_path}/kv", ""), server._fingerprint, kv_wire.read_secret(secret))
+    wrong = (b"", b"abc", array("i", [10**6] * 40).tobytes(), array("i", [-1] * 40).tobytes(), bytes(4 * 5000))
+    for job, tokens in enumerate(wrong, 1):
+        link.send(PROMPT, job, msgspec.msgpack.encode(kv_wire.Prompt(tokens, 10**9, "", "")))
+        while (frame := link.receive(5.0)).kind == ALIVE:
+            pass
+        assert (frame.kind, frame.job) == (FAILED, job) and frame.content
+    # One that leaves in the middle of its prompt.
+    link.send(PROMPT, 9, msgspec.msgpack.encode(kv_wire.Prompt(array("i", prompt(1600, 31)).tobytes(), 0, "", "")))
+    link.close()
+    until(lambda: not server._jobs and not server._heard and len(server._connections) == 1)
+    assert replies(asks, [prompt(600, 13)])[0][2] == []
+
+
+def test_a_file_of_somebody_is_not_removed(engines, secret, tmp_path):
+    notes = tmp_path / "notes.txt"
+    notes.write_text("mine")
+    with pytest.raises(ConfigError, match="--kv-listen"):
+        engines(kv_listen=f"unix:{notes}", kv_secret=secret)
+    assert notes.read_text() == "mine"

@@ -17,7 +17,8 @@ MAGIC = b"ZSEKVW01"
 NONCE_BYTES, FINGERPRINT_BYTES, PROOF_BYTES, TAG_BYTES = 32, 16, 32, 16
 HANDSHAKE_S = 5.0  # for each step of it
 SEND_S = 30.0  # a peer that takes nothing for so long is gone
-MAX_CONTENT = 1 << 30  # of one frame
+MAX_CONTENT = 1 << 26  # of a frame that is no page: 16 M tokens
+MAX_PAGE = 1 << 30
 LEAST_SECRET = 16
 
 # The kinds of frames.
@@ -187,7 +188,7 @@ class Link:
             head = _exactly(self._sock, _HEAD.size)
             self._sock.settimeout(SEND_S)
             kind, job, nbytes = _HEAD.unpack(head)
-            if not PROMPT <= kind <= ALIVE or nbytes > MAX_CONTENT:
+            if not PROMPT <= kind <= ALIVE or nbytes > (MAX_PAGE if kind == PAGE else MAX_CONTENT):
                 raise LinkError("a frame that no engine sends")
             memory = place(job, nbytes) if place is not None and kind == PAGE else None
             content = memoryview(bytearray(nbytes)) if memory is None else memory

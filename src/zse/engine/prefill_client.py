@@ -196,6 +196,8 @@ class PrefillClient(Feature):
 
     def before_submit(self, id: int, prompt: list[int], params: Any, options: RequestOptions) -> bool:
         """Hold a request back whose prompt another engine is asked for, now or when slots of the host are free."""
+        if id < 0:  # another engine's, which asked here: two that ask each other would go on for ever
+            return False
         if id == self._released or not isinstance(params, (SamplingParams, BeamParams)) or options.adapter:
             return False
         if options.images:  # a peer is asked for tokens, and has not seen them

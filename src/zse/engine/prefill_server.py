@@ -4,9 +4,11 @@ others, with ids below zero."""
 
 import os
 import socket
+import stat
 import threading
 from array import array
 from collections import deque
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,7 +22,7 @@ from zse.scheduler.feature import Feature
 from zse.scheduler.options import RequestOptions
 from zse.scheduler.request import salt_of
 
-MAX_LINKS = 64
+MAX_LINKS = 64  # and as many handshakes at once: before these a stranger may connect
 # Content that a connection has not taken: beyond it its prompt ends, for the one that reads so slowly can compute as well.
 MAX_PENDING_BYTES = 512 << 20
 ALIVE_S = 1.0  # between signs of life
@@ -46,19 +48,25 @@ class PrefillLink:
         self.is_open = True
         self._pending: deque[tuple[int, int, bytes]] = deque()
         self._wake = threading.Condition()
+
+    def start(self) -> None:
+        """Begin to read and to write."""
         for run in (self._read, self._write):
             threading.Thread(target=run, name="kv link", daemon=True).start()
 
     def send(self, kind: int, job: int, content: bytes = b"") -> None:
-        """Have a frame written."""
+        """Have a frame written; nothing where the other end has gone."""
         with self._wake:
+            if not self.is_open:
+                return
             self._pending.append((kind, job, content))
             self.pending_bytes += len(content)
             self._wake.notify()
 
     def close(self) -> None:
         with self._wake:
-            self.is_open = False
+            self.is_open, self.pending_bytes = False, 0
+            self._pending.clear()
             self._wake.notify()
         self.link.close()
 
@@ -68,6 +76,8 @@ class PrefillLink:
                 with self._wake:
                     if not self._pending:
                         self._wake.wait(ALIVE_S)
+                    if not self.is_open:
+                        return
                     kind, job, content = self._pending.popleft() if self._pending else (ALIVE, 0, b"")
                     self.pending_bytes -= len(content)
                 self.link.send(kind, job, content)
@@ -100,6 +110,7 @@ class PrefillServer(Feature):
         self._next_id = -1
         self._heard: deque[tuple[PrefillLink, int, Prompt | None]] = deque()
         self._connections: set[PrefillLink] = set()
+        self._handshakes = threading.BoundedSemaphore(MAX_LINKS)
         self._wake = Wake()
         self.wake_fd = self._wake.fd
         self._listener = _listen(*address)
@@ -113,6 +124,9 @@ class PrefillServer(Feature):
                 sock, _ = self._listener.accept()
             except OSError:
                 return
+            if not self._handshakes.acquire(blocking=False):
+                sock.close()
+                continue
             threading.Thread(target=self._welcome, args=(sock,), name="kv handshake", daemon=True).start()
 
     def _welcome(self, sock: socket.socket) -> None:
@@ -120,12 +134,14 @@ class PrefillServer(Feature):
             if len(self._connections) >= MAX_LINKS:
                 sock.close()
                 return
-            link = Link.accept(sock, self._fingerprint, self._secret)
+            connection = PrefillLink(Link.accept(sock, self._fingerprint, self._secret), self._hear)
+            self._connections.add(connection)
+            connection.start()  # behind that: what it says last takes it out again
         except LinkError as error:
             self.num_refused += 1
             logging.getLogger("zse.engine").warning("an engine that asked for KV pages was not served: %s", error)
-            return
-        self._connections.add(PrefillLink(link, self._hear))
+        finally:
+            self._handshakes.release()
 
     def _hear(self, connection: PrefillLink, job: int, prompt: Prompt | None) -> None:
         self._heard.append((connection, job, prompt))
@@ -240,8 +256,9 @@ def _listen(family: int, place: Any) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         if family == socket.AF_UNIX:
-            if os.path.exists(place):
-                os.unlink(place)  # of an engine that was killed
+            with suppress(FileNotFoundError):
+                if stat.S_ISSOCK(os.lstat(place).st_mode):
+                    os.unlink(place)  # of an engine that was killed; anything else is somebody's, and bind() says so
             before = os.umask(0o077)
             try:
                 listener.bind(place)
