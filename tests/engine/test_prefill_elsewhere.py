@@ -310,9 +310,9 @@ def test_a_changed_page_is_not_used(engines, secret, tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (dict(role="prefill"), "needs kv_listen"),
-        (dict(role="decode"), "needs kv_peers"),
-        (dict(kv_peers="a:1"), "need kv_secret"),
+        (dict(role="prefill"), "needs --kv-listen"),
+        (dict(role="decode"), "needs --kv-peers"),
+        (dict(kv_peers="a:1"), "need --kv-secret"),
         (dict(kv_peers="a:1", kv_secret="/nowhere"), "No such file"),
         (dict(kv_listen="nonsense", kv_secret="SECRET"), "neither HOST:PORT nor"),
         (dict(kv_listen="unix:/nowhere/x", kv_secret="SECRET"), "--kv-listen"),

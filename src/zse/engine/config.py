@@ -471,10 +471,10 @@ def resolve(
 def _check_role(config: EngineConfig) -> None:
     needs = {"prefill": "kv_listen", "decode": "kv_peers"}.get(config.role)
     if needs is not None and getattr(config, needs) is None:
-        raise ConfigError(f"role {config.role} needs {needs}")
+        raise ConfigError(f"--role {config.role} needs --{needs.replace('_', '-')}")
     if (config.kv_listen or config.kv_peers) is not None and config.kv_secret is None:
         raise ConfigError(
-            "kv_listen and kv_peers need kv_secret: a private file with the same random bytes on both ends"
+            "--kv-listen and --kv-peers need --kv-secret: a private file with the same random bytes on both ends"
         )
 
 

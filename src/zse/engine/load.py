@@ -184,7 +184,10 @@ def _read_ahead(device: str, files) -> loads.ReadAhead:
 
 
 def _opened(opening, config: EngineConfig):
-    """The device, which knows how to learn what it will be asked for."""
+    """The device, which knows how to learn what it will be asked for. ConfigError, before anything is planned, where others
+    cannot be reached as the configuration says."""
+    if config.kv_secret is not None:
+        roles.check_options(config)
     device = opening.result()
     device.compile_ahead(lambda: gpu_kernels_of(config, device))
     return device

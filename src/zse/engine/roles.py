@@ -6,6 +6,19 @@ from zse.engine import kv_wire, offload, prefill_client, prefill_server
 from zse.errors import ConfigError
 
 
+def check_options(config: Any) -> None:
+    """Raises ConfigError for addresses and a secret that are none, before anything is loaded."""
+    kv_wire.read_secret(config.kv_secret)
+    for option, value in (("--kv-listen", config.kv_listen), *(("--kv-peers", peer) for peer in peers_of(config))):
+        if value is not None:
+            kv_wire.address_of(value, option)
+
+
+def peers_of(config: Any) -> list[str]:
+    """The addresses of --kv-peers."""
+    return [name.strip() for name in (config.kv_peers or "").split(",") if name.strip()]
+
+
 def open_roles(engine: Any, config: Any, source: Any, quantize: str | None) -> None:
     """Have an Engine listen for others' prompts and ask others for its own, as a ResolvedConfig says. Raises
     ConfigError."""
@@ -24,5 +37,5 @@ def open_roles(engine: Any, config: Any, source: Any, quantize: str | None) -> N
         server = prefill_server.PrefillServer(engine, address, fingerprint, secret, config.role == "prefill")
         engine.use("prefill server", server)
     if config.kv_peers is not None:
-        peers = [name.strip() for name in config.kv_peers.split(",") if name.strip()]
-        engine.use("prefill client", prefill_client.PrefillClient(engine, peers, fingerprint, secret))
+        client = prefill_client.PrefillClient(engine, peers_of(config), fingerprint, secret)
+        engine.use("prefill client", client)
