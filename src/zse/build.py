@@ -156,7 +156,7 @@ class Builder:
         part then."""
         library, manifest = map(Path, native.kernel_files(str(self.folder), level))
         key = self._key(level, cache.fingerprint())
-        if _made_for(manifest, library) == key:
+        if _is_made(key, manifest, library):
             return
         try:
             path = str(importlib.import_module("zse.formats.store").resolve(model))
@@ -186,7 +186,7 @@ class Builder:
         target, manifest_path = map(Path, native.kernel_files(str(self.folder), level, part))
         sources = cache.fingerprint()
         key = self._key(level, sources, symbols)
-        if not self.force and self.keep_c is None and _made_for(manifest_path, target, part) == key:
+        if not self.force and self.keep_c is None and _is_made(key, manifest_path, target, part):
             return
         manifest: dict[str, dict] = {}
         progress = Progress(f"kernels for {level}", self.quiet)
@@ -250,6 +250,14 @@ class Builder:
 
 def _flags(level: str) -> tuple[str, ...]:
     return (*KERNEL_FLAGS, *ISAS[level].flags)
+
+
+def _is_made(key: str, manifest: Path, library: Path, part: str = "") -> bool:
+    """Whether they are there and of this key. The manifest is as new as its sources then (trust.has_newer_sources)."""
+    if _made_for(manifest, library, part) != key:
+        return False
+    os.utime(manifest)
+    return True
 
 
 def _made_for(manifest: Path, library: Path, part: str = "") -> str | None:

@@ -56,6 +56,21 @@ def native_dir() -> str:
     return env.get("ZSE_NATIVE_DIR") or os.path.join(PACKAGE, "_native")
 
 
+def kernel_sources() -> list[str]:
+    """What the kernels' text depends on: the files of the language, the kernels, and the schemes that they bind."""
+    folders = [each for name in ("kernel", "kernels", "quant") for each in os.walk(os.path.join(PACKAGE, name))]
+    return sorted(os.path.join(top, name) for top, _, names in folders for name in names if name.endswith(".py"))
+
+
+def has_newer_sources(path: str) -> bool:
+    """Whether the kernels' text may have changed since the file was made. In a checkout only: nobody edits what is
+    installed. 2 ms, where hashing the sources takes 30."""
+    if not os.path.exists(os.path.join(PACKAGE, "..", "..", ".git")):
+        return False
+    made = os.stat(path).st_mtime_ns
+    return any(os.stat(source).st_mtime_ns > made for source in kernel_sources())
+
+
 def installed_library(path: str) -> "ctypes.CDLL":
     """A compiled library of the package. OSError where it is not there, cannot be loaded, or may be another user's
     work."""

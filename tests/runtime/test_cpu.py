@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zse import build
+from zse import build, trust
 from zse.errors import ConfigError, DeviceError, FormatError
 from zse.kernel import cache
 from zse.runtime import isa, native
@@ -250,3 +250,31 @@ def test_a_build_says_how_far_it_is(monkeypatch, capsys):
         "kernels for a: compiled 4 of 5, about 2 s left",
         "done",
     ]
+
+
+def test_a_start_asks_whether_the_kernels_are_old(library, tmp_path, monkeypatch):
+    """After new sources came into a checkout, where the kernels would take the same arguments and compute what they did."""
+    text, level = Path(library[0]).with_suffix(".c").read_text(), native.choose_level()
+    monkeypatch.setattr(build, "kernel_units", lambda level: [("k", [])])
+    monkeypatch.setattr(build.emit, "emit_unit", lambda variants, level: (text, library[1]))
+    build.Builder(tmp_path, 1, quiet=True).kernel_library(level)
+    monkeypatch.setenv("ZSE_NATIVE_DIR", str(tmp_path))
+    monkeypatch.setenv("ZSE_ISA", level)
+    here = tmp_path / "checkout" / "src" / "zse"
+    (here / "kernels").mkdir(parents=True)
+    (here / "kernels" / "product.py").write_text("")
+    manifest = str(tmp_path / f"{level}.json")
+    os.utime(manifest, (1e9, 1e9))
+    monkeypatch.setattr(trust, "PACKAGE", str(here))
+    monkeypatch.setattr(cache, "PACKAGE", here)
+    CPUDevice(threads=1).close()  # no checkout: nobody changes what is installed
+    (tmp_path / "checkout" / ".git").mkdir()
+    with pytest.raises(DeviceError, match=r"older than their sources: run `python -m zse.build`$"):
+        CPUDevice(threads=1)
+    monkeypatch.setattr(build.Builder, "_check", lambda *others: None)
+    build.Builder(tmp_path, 1, quiet=True).kernel_library(level)
+    CPUDevice(threads=1).close()
+    os.utime(manifest, (1e9, 1e9))  # as after a checkout of the same sources
+    CPUDevice(threads=1).close()
+    build.Builder(tmp_path, 1, quiet=True).kernel_library(level)
+    assert not trust.has_newer_sources(manifest)

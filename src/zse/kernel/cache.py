@@ -73,13 +73,11 @@ def _sealed(magic: bytes, key: str, covered: bytes) -> bytes:
 
 
 def fingerprint() -> str:
-    """Hash of everything that the kernels' text depends on: the language, the kernels, and the schemes that they
-    bind."""
+    """Hash of everything that the kernels' text depends on: trust.kernel_sources()."""
     total = hashlib.sha256()
-    for name in ("kernel", "kernels", "quant"):
-        for path in sorted((PACKAGE / name).rglob("*.py")):
-            data = path.read_bytes()
-            total.update(f"{path.relative_to(PACKAGE).as_posix()} {len(data)}\n".encode() + data)
+    for path in map(Path, trust.kernel_sources()):
+        data = path.read_bytes()
+        total.update(f"{path.relative_to(PACKAGE).as_posix()} {len(data)}\n".encode() + data)
     return total.hexdigest()[:16]
 
 

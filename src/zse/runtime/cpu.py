@@ -4,6 +4,7 @@ import ctypes
 from ctypes import byref, c_int32, c_int64
 from time import perf_counter_ns
 
+from zse import trust
 from zse.errors import DeviceError
 from zse.lazy import json
 from zse.runtime import native, on_demand, probe
@@ -49,6 +50,8 @@ class CPUDevice(Device):
             except (OSError, ValueError, KeyError) as error:
                 raise DeviceError(f"{path}: {error}; run `python -m zse.build --force` to compile it again") from None
         self._manifest = manifest
+        if self._sources and trust.has_newer_sources(native.manifest_path(self.isa)):
+            self.check_sources()
         status = c_int32()
         self._pool = self._runtime.zse_pool_create(threads, byref(status))
         native.check(f"zse_pool_create({threads} threads)", status.value)

@@ -445,12 +445,12 @@ class Device:
     def compile_ahead(self, symbols: "Callable[[], Iterable[str]]") -> None:
         """What `symbols` gives will be asked for: a device that compiles kernels when they are, compiles them side by side."""
 
-    def check_sources(self, error: Exception) -> None:
-        """Why a launch does not fit, if that is why: DeviceError when the kernels were compiled from other sources than
-        those that are here. Asked then only: reading the sources takes 30 ms, which no start has to spare."""
+    def check_sources(self, error: Exception | None = None) -> None:
+        """DeviceError when the kernels were compiled from other sources than those that are here, which is why a launch
+        does not fit (`error`). Asked when one does not, and by a start that finds newer sources: hashing takes 30 ms."""
         if self._sources is not None and self._sources != cache.fingerprint():
             old = "the compiled kernels are older than their sources: run `python -m zse.build`"
-            raise DeviceError(f"{old} ({error})") from None
+            raise DeviceError(f"{old} ({error})" if error else old) from None
 
     def record(self) -> Recorder:
         """A new recording."""
