@@ -10,6 +10,7 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("models", "formats")]
 import tiny_vision as tiny  # noqa: E402
+import tiny_vision_gguf  # noqa: E402
 
 del sys.path[:2]
 
@@ -85,7 +86,7 @@ def test_logits_equal_transformers(family, folders):
         for number, (ids, images) in enumerate(prompts):
             for length in range(images[-1].start + images[-1].count, len(ids) + 1):
                 (found,) = engines.run((ids[:length], images))
-                agrees(found, REFERENCES[f"{family} logits {number}"][length - 1])
+                agrees(found, REFERENCES[f"{family} logits {number}"][length - 1 - len(ids)])
         assert engines.engine.counters()["images_encoded"] == 2
 
 
@@ -109,6 +110,30 @@ def test_images_are_part_of_the_prefix(folders):
             (again,) = engines.run((ids, [image]))
             assert again[0] == first[0] and abs(again[1][0].logprob - first[1][0].logprob) < 1e-5
         assert engines.engine.counters()["images_encoded"] == 2 and engines.engine.counters()["image_hits"] == 4
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_states_are_those_of_what_was_seen(in_flight, folders):
+    """A state behind a reply is found by who sent the same image, not by who sent another; also where the reply ended
+    by a token of which the next was already being computed."""
+    ids, (image, *_) = tiny.prompt("qwen3_5", 0)
+    pixels = bytes(len(image.pixels))
+    other = msgspec.structs.replace(image, pixels=pixels, key=image_key(image.height, image.width, pixels))
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    with Engines(folders["qwen3_5"], prefix_cache=False) as engines:
+        (reply, _, _), *_ = engines.run((ids, [image], params))
+        follows = [*ids, *reply[:8], 20, 21]
+        wanted = [engines.run((follows, [each]))[0] for each in (image, other)]
+    with Engines(folders["qwen3_5"]) as engines:
+        ends = dict(stop_token_ids=(reply[7],)) if in_flight else dict(max_tokens=8)
+        (found, _, _), *_ = engines.run((ids, [image], msgspec.structs.replace(params, **ends)))
+        assert found == reply[: reply.index(reply[7]) + 1 if in_flight else 8]
+        cached = []
+        for each, (tokens, (logprob,), _) in zip((other, image), wanted[::-1], strict=True):
+            (got, (entry,), (hit,)) = engines.run((follows, [each]))[0]
+            assert got == tokens and abs(entry.logprob - logprob.logprob) < 1e-5
+            cached.append(hit)
+        assert cached[0] <= image.start < image.start + image.count < cached[1]
 
 
 def _other_image() -> tuple[int, int, bytes, bytes]:
@@ -182,15 +207,16 @@ def test_embeddings_make_room(folders):
         assert counters["images_encoded"] == 4 and counters["images_waiting"] == 0
 
 
-def test_a_gguf_turns_by_its_sections(tmp_path):
-    text, _ = tiny.write_gguf(tmp_path, "qwen3_vl")
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "qwen3_5_moe"])
+def test_a_gguf_turns_by_its_sections(family, tmp_path):
+    text, _ = tiny_vision_gguf.write_gguf(tmp_path, family)
     with Engines(text, max_tokens_per_step=9, max_rows=2) as engines:
         for number in (1, 4):
-            agrees(engines.run(tiny.prompt("qwen3_vl", number))[0], REFERENCES[f"qwen3_vl logits {number}"][-1])
+            agrees(engines.run(tiny.prompt(family, number))[0], REFERENCES[f"{family} logits {number}"][-1])
 
 
 def test_a_gguf_sees_by_the_file_beside_it(tmp_path):
-    text, tower = tiny.write_gguf(tmp_path)
+    text, tower = tiny_vision_gguf.write_gguf(tmp_path)
     with Engines(text) as engines:
         agrees(engines.run(tiny.prompt("gemma3", 3))[0], REFERENCES["gemma3 logits 3"][-1])
     away = tmp_path / "away"

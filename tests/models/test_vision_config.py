@@ -18,6 +18,7 @@ GEMMA3 = {
 }
 QWEN2_5 = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "vision_config": {"patch_size": 14}}
 QWEN3 = {"architectures": ["Qwen3VLForConditionalGeneration"], "vision_config": {"patch_size": 16}}
+QWEN3_5 = {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "vision_config": {"patch_size": 16}}
 MISTRAL3 = {
     "architectures": ["Mistral3ForConditionalGeneration"],
     "vision_config": {"patch_size": 14, "image_size": 1540},
@@ -58,7 +59,7 @@ def test_gemma3_images_are_squares_of_256_tokens():
     assert text == "\n\n<start_of_image>" + 256 * "<image_soft_token>" + "<end_of_image>\n\n"
 
 
-@pytest.mark.parametrize("config", [QWEN2_5, QWEN3], ids=["qwen2_5", "qwen3"])
+@pytest.mark.parametrize("config", [QWEN2_5, QWEN3, QWEN3_5], ids=["qwen2_5", "qwen3", "qwen3_5"])
 def test_qwen_sizes_are_those_of_its_processor(config):
     (smart_resize,) = functions_of("qwen2_vl/image_processing_qwen2_vl.py", "smart_resize")
     found = vision(config)

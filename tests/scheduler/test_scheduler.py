@@ -1,12 +1,16 @@
+from array import array
+
 import pytest
 from simulator import EOS, VOCAB, FakeDevice, next_token
 
 from zse.cache.pages import BLOCK as PAGE
+from zse.cache.pages import HostPool
 from zse.cache.prefix import PrefixCache
+from zse.cache.states import StateSlots
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
 from zse.scheduler.lifecycle import MAX_PREEMPTIONS
-from zse.scheduler.options import SchedulingPolicy
+from zse.scheduler.options import PlacedImage, RequestOptions, SchedulingPolicy
 from zse.scheduler.scheduler import Scheduler
 
 
@@ -290,6 +294,31 @@ def test_a_batch_can_be_scheduled_before_the_tokens_of_the_one_before_are_known(
     assert scheduler.schedule() is None and scheduler.requests
     assert scheduler.commit(third, [(4, None)])[0].finish == "length"
     assert not scheduler.requests and scheduler.cache.allocator.num_free == 16 and scheduler.check_integrity() == []
+
+
+def test_what_is_kept_of_an_image_s_request_that_ended_in_flight_is_of_that_image():
+    """Its state is adopted when the step that was submitted ahead is over."""
+    slots = StateSlots(6, 16, HostPool(0), page_size=PAGE)
+    scheduler = make(prefix_cache=PrefixCache(16, "lru", PAGE), states=slots)
+    prompt, seen, other = [5] * 12 + [9] * 4 + [6] * 4, 0x80000001, 0x80000002
+
+    def asks(id: int, shows: int, *behind: int) -> int:
+        """How many tokens are found."""
+        image = PlacedImage(12, 4, b"", array("I", [shows] * 4).tobytes())
+        options = RequestOptions(images=(image,))
+        scheduler.submit(id, [*prompt, *behind], greedy(9, stop_token_ids=(7,)), seed=0, options=options)
+        first, ahead = scheduler.schedule(), scheduler.schedule()
+        request = scheduler.requests[id]
+        found = first.entries[0].start
+        scheduler.commit(first, [(7, None)])
+        assert request.state == "finished" and request.options.images
+        scheduler.commit(ahead, [(8, None)])
+        assert not request.options.images and scheduler.check_integrity() == []
+        return found
+
+    assert asks(1, seen) == 0
+    assert asks(2, other, 7, 8) == 0
+    assert asks(3, seen, 7, 8) == 21
 
 
 def test_nothing_is_preempted_while_a_batch_is_in_flight():

@@ -20,6 +20,7 @@ from test_template_images import GEMMA, PIXTRAL, QWEN  # noqa: E402
 FAMILIES = {
     "gemma3": (GEMMA, {148: "<start_of_image>", 149: "<end_of_image>", 150: "<image_soft_token>"}, 4),
     "qwen3_vl": (QWEN, {148: "<|vision_start|>", 149: "<|vision_end|>", 150: "<|image_pad|>"}, 2),
+    "qwen3_5_moe": (QWEN, {148: "<|vision_start|>", 149: "<|vision_end|>", 150: "<|image_pad|>"}, 2),
     "qwen2_5_vl": (QWEN, {148: "<|vision_start|>", 149: "<|vision_end|>", 150: "<|image_pad|>"}, 2),
     "mistral3": (PIXTRAL, {150: "[IMG]", 12: "[IMG_BREAK]", 13: "[IMG_END]"}, 0),
 }

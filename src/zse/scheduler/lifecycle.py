@@ -281,9 +281,9 @@ class Lifecycle:
             self.retired[request] = request.row, pages, slot
             if not request.in_flight:
                 self.release(request)
+        elif request.options.images:
+            _drop_images(request)
         request.row, request.state = -1, FINISHED
-        if request.options.images:  # others may hold the request for longer than the embeddings are to be kept
-            request.options = msgspec.structs.replace(request.options, images=())
 
     def release(self, request: Request) -> None:
         """No batch in flight has the request, which ended, any more."""
@@ -294,6 +294,8 @@ class Lifecycle:
         if slot >= 0:  # with the state behind all tokens, the last of which ended the request
             known = request.committed_len if request.committed_len == request.computed_len else 0
             self.cache.adopt(request.compared_tokens, known, pages, request.salt, slot)
+        if request.options.images:
+            _drop_images(request)
         self.cache.allocator.release(pages)
 
     # -- jobs
@@ -372,3 +374,8 @@ class Lifecycle:
 def choose_victim(requests: Iterable[Request]) -> Request | None:
     """The request that loses its pages when a decode step finds none: the last in order, unpinned."""
     return max((request for request in requests if not request.is_pinned), key=age_order, default=None)
+
+
+def _drop_images(request: Request) -> None:
+    """Of one that ended and whose pages are given back: others may hold it for longer than the embeddings are kept."""
+    request.options = msgspec.structs.replace(request.options, images=())

@@ -236,7 +236,7 @@ def _area(read: Fields, unit: int, least: int, most: int, patch: int) -> dict:
     return dict(min_pixels=min(int(low), high), max_pixels=max(high, unit**2))
 
 
-def _qwen_hf(family: str, least: int, most: int, patch: int, mean, std):
+def _qwen_hf(family: str, least: int, most: int, patch: int, mean, std, image_token: int = 151655):
     def of(fields: Fields, vision: Fields, read: Fields) -> dict:
         side, merge = vision.integer("patch_size", patch, high=1024), vision.integer("spatial_merge_size", 2, high=64)
         return dict(
@@ -244,7 +244,7 @@ def _qwen_hf(family: str, least: int, most: int, patch: int, mean, std):
             family=family,
             patch=side,
             merge=merge,
-            placeholder_id=fields.integer("image_token_id", 151655, low=0),
+            placeholder_id=fields.integer("image_token_id", image_token, low=0),
             **_area(read, side * merge, least, most, side),
             **_normalization(read, mean, std),
         )
@@ -263,10 +263,13 @@ def _pixtral_hf(fields: Fields, vision: Fields, read: Fields) -> dict:
 
 
 QWEN2_PIXELS, QWEN3_PIXELS = (56 * 56, 28 * 28 * 1280), (256 * 256, 4096 * 4096)
+_QWEN3_5 = _qwen_hf("qwen3_5", *QWEN3_PIXELS, 16, HALF, HALF, 248056)
 HF_FAMILIES = {
     "Gemma3ForConditionalGeneration": _gemma3_hf,
     "Qwen2_5_VLForConditionalGeneration": _qwen_hf("qwen2_5_vl", *QWEN2_PIXELS, 14, CLIP_MEAN, CLIP_STD),
     "Qwen3VLForConditionalGeneration": _qwen_hf("qwen3_vl", *QWEN3_PIXELS, 16, HALF, HALF),
+    "Qwen3_5ForConditionalGeneration": _QWEN3_5,
+    "Qwen3_5MoeForConditionalGeneration": _QWEN3_5,
     "Mistral3ForConditionalGeneration": _pixtral_hf,
 }
 

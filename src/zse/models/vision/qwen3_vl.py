@@ -1,6 +1,8 @@
-"""Qwen3-VL's tower (arXiv 2511.21631): learned positions resampled to any size and a rotation by row and column, LayerNorm
+"""Qwen3-VL's tower (arXiv 2511.21631), and Qwen3.5's, which is that without deepstack: learned positions resampled to any size and a rotation by row and column, LayerNorm
 before each part, 2 × 2 patches merged by an MLP; what some layers give is merged, too, and added to the stream of
 the text model's first layers (deepstack, arXiv 2406.04334)."""
+
+from typing import ClassVar
 
 from zse.lazy import numpy as np
 from zse.models.encoder import ACTIVATIONS
@@ -13,6 +15,7 @@ THETA = 10000.0
 class Qwen3VL(Tower):
     hf_layer = "blocks.{}."
     anchors = ("patch_embed.proj.weight", "merger.linear_fc1.weight")
+    marked: ClassVar[tuple[int, ...]] = (8, 16, 24)  # layers of deepstack where config.json does not say
     parts = {
         "attn_norm": ("ln1", "norm1"),
         "qkv": ("attn_qkv", "attn.qkv"),
@@ -35,7 +38,7 @@ class Qwen3VL(Tower):
             turns=True,
             kernels=kernels,
         )
-        marked = vision.get("deepstack_visual_indexes", [8, 16, 24])
+        marked = vision.get("deepstack_visual_indexes", cls.marked)
         deepstack = tuple(sorted(int(layer) for layer in marked))
         positions = vision.integer("num_position_embeddings", 2304)
         sizes = dict(out=width(vision, "out_hidden_size", 3584), positions=positions, deepstack=deepstack)
@@ -104,3 +107,7 @@ class Qwen3VL(Tower):
     def sections(sizes, half):
         """Which part of a position each pair turns by: time, height, width in turn, as far as each goes."""
         return tuple(part if 0 < part and pair < 3 * sizes[part] else 0 for pair in range(half) for part in [pair % 3])
+
+
+class Qwen35VL(Qwen3VL):
+    marked = ()

@@ -9,6 +9,7 @@ TOWERS = {
     "gemma3": ("siglip", "Siglip"),
     "qwen2_5_vl": ("qwen2_5_vl", "Qwen2_5VL"),
     "qwen3_vl": ("qwen3_vl", "Qwen3VL"),
+    "qwen3_5": ("qwen3_vl", "Qwen35VL"),
     "pixtral": ("pixtral", "Pixtral"),
 }
 # clip.projector_type of mmproj files that are read.
