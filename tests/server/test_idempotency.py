@@ -140,7 +140,7 @@ def test_room_is_made_by_the_oldest_and_for_one_tenant(path, monkeypatch):
             database.now(partial(answers.keep, tenant=tenant, key=key, answer=answer, now=now))
 
         def there(tenant: str, now: float) -> str:
-            finds = {key: partial(answers.find, tenant=tenant, key=key, now=now) for key in "abcdef"}
+            finds = {key: partial(answers.find, tenant=tenant, id=key, now=now) for key in "abcdef"}
             return "".join(key for key, find in finds.items() if database.now(find, writes=False))
 
         keep("u", "a", 0.0, 90)

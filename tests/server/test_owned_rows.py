@@ -29,10 +29,12 @@ OWN = {
     " ORDER BY tenant <= ?, tenant, row LIMIT 1"
 }
 # What clears rows away, whoever's they are.
-CLEARS = {f"DELETE FROM {table} WHERE expires <= ?" for table in ("answers", "responses", "sessions")}
+GENERAL_CLEARS = {"DELETE FROM {} WHERE expires <= ?"}
 # What the server does for all: files that have ended, contents that nobody has, batches that go on.
-CLEARS |= {"SELECT tenant, id FROM files WHERE expires <= ?", "SELECT id FROM files"}
+CLEARS = {"SELECT tenant, id FROM files WHERE expires <= ?", "SELECT id FROM files"}
 CLEARS |= {"SELECT tenant, {} FROM batches WHERE ended = 0 ORDER BY created"}
+# The statements of all tables of one kind, in which the table's name is put; who makes one of them for which table.
+GENERAL, OWNER = "owned.py", re.compile(r"OwnedTable\(\s*\"(\w+)\"")
 VERBS = re.compile(r"^(SELECT|UPDATE|DELETE|INSERT|REPLACE|WITH)\b")
 
 
@@ -48,23 +50,23 @@ def text_of(node: ast.AST) -> str | None:
     return text if VERBS.match(text) else None
 
 
-def statements() -> list[str]:
+def statements(general: bool = False) -> list[str]:
     out = []
     for file in sorted(file for folder in FOLDERS for file in folder.glob("*.py")):
-        if file.name != "schema.py":
+        if file.name != "schema.py" and (file.name == GENERAL) == general:
             nodes = list(ast.walk(ast.parse(file.read_text())))
             parts = {part for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
             out += [text for node in nodes if node not in parts and (text := text_of(node))]
     return out
 
 
-def problem(statement: str) -> str:
-    """What is wrong with it; "": nothing."""
+def problem(statement: str, general: bool = False) -> str:
+    """What is wrong with it; "": nothing. general: it is one of GENERAL, so that its table need not stand in it."""
     tables = set(re.findall(r"\b(?:FROM|INTO|(?<!DO )UPDATE|JOIN) (\w+|\{\})", statement))
-    if not tables or not tables <= TABLES:
+    if not tables or not tables <= TABLES | ({"{}"} if general else set()):
         return "its table does not stand in it"
     owned = tables - SHARED
-    if not owned or statement in CLEARS | WORDS | OWN:
+    if not owned or statement in WORDS | OWN | (GENERAL_CLEARS if general else CLEARS):
         return ""
     if len(owned) > 1 or statement.count("SELECT") > 1 or re.search(r"\bOR\b", statement):
         return "more than one table, or OR"
@@ -74,11 +76,14 @@ def problem(statement: str) -> str:
 
 
 def test_every_statement_names_the_tenant():
-    found = statements()
-    assert len(found) > 20 and TABLES > SHARED
+    found, general = statements(), statements(general=True)
+    assert len(found) > 20 and len(general) >= 7 and TABLES > SHARED
     assert {statement: text for statement in found if (text := problem(statement))} == {}
-    assert found and set(found) >= WORDS | OWN
-    for table in TABLES - SHARED - {"postings"}:
+    assert {statement: text for statement in general if (text := problem(statement, general=True))} == {}
+    assert set(found) >= WORDS | OWN and set(general) >= GENERAL_CLEARS
+    made = {name for folder in FOLDERS for file in folder.glob("*.py") for name in OWNER.findall(file.read_text())}
+    assert made <= TABLES - SHARED
+    for table in TABLES - SHARED - {"postings", "stored"} - made:
         assert sum(table in statement for statement in found) >= 2
 
 
@@ -100,3 +105,9 @@ def test_every_statement_names_the_tenant():
 )
 def test_those_that_do_not_are_found(statement):
     assert problem(statement)
+    assert problem(statement, general=True) or "{}" in statement
+
+
+@pytest.mark.parametrize("statement", ["SELECT {} FROM {} WHERE id = ?", "DELETE FROM {} WHERE id = ?"])
+def test_general_ones_that_do_not_are_found(statement):
+    assert problem(statement, general=True)

@@ -243,7 +243,7 @@ def test_room_is_made_by_those_that_nobody_uses(path, monkeypatch):  # noqa: F81
             database.now(partial(sessions.store, **values))
 
         def there(tenant: str, now: float = 10.0) -> str:
-            rows = database.now(lambda c: sessions.listed(c, tenant, now, 100, None), writes=False)
+            rows = database.now(lambda c: sessions.listed(c, tenant, 100, None, now), writes=False)
             return "".join(card.id for card in rows)
 
         for number, id in enumerate("abc"):

@@ -44,7 +44,7 @@ async def once(
         raise APIError("idempotency_key_in_use", f"A request with this {HEADER} is running.", HEADER)
     app.running_keys.add(name)
     try:
-        work = partial(storage.answers.find, tenant=request.tenant, key=key, now=time.time())
+        work = partial(storage.answers.find, tenant=request.tenant, id=key, now=time.time())
         found = await app.database.run(work, writes=False)
         if found is not None and found.digest != digest:
             message = f"This {HEADER} was used for another request, whose answer is kept for a day."

@@ -4,7 +4,7 @@ Database.run()."""
 import sqlite3
 from typing import NamedTuple
 
-from zse.server.database.room import Owned, make_room
+from zse.server.database.owned import OwnedTable
 
 KEPT_S = 86400.0
 MOST_BYTES = 64 << 20  # of one tenant; the oldest go to make room
@@ -18,29 +18,15 @@ class KeptAnswer(NamedTuple):
     body: bytes
 
 
-_OWNED = Owned(
-    "SELECT bytes FROM stored WHERE tenant = ? AND kind = 'answers'",
-    "SELECT key, size FROM answers WHERE tenant = ? ORDER BY expires LIMIT 64",
-    "DELETE FROM answers WHERE tenant = ? AND key = ?",
-)
-
-
-def find(connection: sqlite3.Connection, tenant: str, key: str, now: float) -> KeptAnswer | None:
-    """The tenant's answer of that key."""
-    row = connection.execute(
-        "SELECT digest, media_type, body FROM answers WHERE tenant = ? AND key = ? AND expires > ?", (tenant, key, now)
-    ).fetchone()
-    return None if row is None else KeptAnswer(*row)
+_TABLE = OwnedTable("answers", KeptAnswer, key="key", oldest="expires")
+find = _TABLE.find  # the tenant's answer of that key
 
 
 def keep(connection: sqlite3.Connection, tenant: str, key: str, answer: KeptAnswer, now: float) -> None:
     """One that is larger than MOST_BYTES is not kept."""
     if len(answer.body) > MOST_BYTES:
         return
-    connection.execute("DELETE FROM answers WHERE expires <= ?", (now,))
-    connection.execute(_OWNED.delete, (tenant, key))  # of another server with this database
-    connection.execute(
-        "INSERT INTO answers (tenant, key, expires, size, digest, media_type, body) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (tenant, key, now + KEPT_S, len(answer.body), *answer),
-    )
-    make_room(connection, tenant, _OWNED, MOST_BYTES)
+    _TABLE.expire(connection, now)
+    _TABLE.delete(connection, tenant, key)  # of another server with this database
+    _TABLE.add(connection, tenant, answer, key=key, expires=now + KEPT_S, size=len(answer.body))
+    _TABLE.make_room(connection, tenant, MOST_BYTES)

@@ -4,7 +4,6 @@ A batch's rows say how far it is, so that a server that starts goes on from ther
 written when it is known; the files of a batch that ends get their rows with its last status, and then its lines' rows
 go."""
 
-import math
 import sqlite3
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ import msgspec
 
 from zse.server.database import files
 from zse.server.database.files import StoredFile
+from zse.server.database.owned import OwnedTable
 from zse.server.errors import APIError
 
 MOST_OPEN = 64  # of one tenant that have not ended
@@ -46,8 +46,8 @@ class StoredBatch(NamedTuple):
     error_file: str | None = None
 
 
-_COLUMNS = ", ".join(StoredBatch._fields)
-_FIND = f"SELECT {_COLUMNS} FROM batches WHERE tenant = ? AND id = ?"
+_TABLE = OwnedTable("batches", StoredBatch)
+find, listed = _TABLE.find, _TABLE.listed
 
 
 def add(connection: sqlite3.Connection, tenant: str, batch: StoredBatch, quota: int) -> None:
@@ -60,35 +60,12 @@ def add(connection: sqlite3.Connection, tenant: str, batch: StoredBatch, quota: 
     count = "SELECT count(*) FROM batches WHERE tenant = ? AND ended = 0"
     if connection.execute(count, (tenant,)).fetchone()[0] >= MOST_OPEN:
         raise APIError("conflict", f"{MOST_OPEN} batches have not ended; wait for one, or cancel one.")
-    marks = ", ".join("?" * len(batch))
-    connection.execute(f"INSERT INTO batches (tenant, {_COLUMNS}) VALUES (?, {marks})", (tenant, *batch))
-
-
-def find(connection: sqlite3.Connection, tenant: str, id: str) -> StoredBatch | None:
-    """The tenant's batch of that id."""
-    row = connection.execute(_FIND, (tenant, id)).fetchone()
-    return None if row is None else StoredBatch(*row)
-
-
-def listed(connection: sqlite3.Connection, tenant: str, limit: int, after: str | None) -> list[StoredBatch] | None:
-    """At most so many, the last made first, behind the one of the id `after`. None: there is none of that id."""
-    start = (math.inf, "")
-    if after is not None:
-        found = find(connection, tenant, after)
-        if found is None:
-            return None
-        start = (found.created, after)
-    rows = connection.execute(
-        f"SELECT {_COLUMNS} FROM batches WHERE tenant = ? AND (created, id) < (?, ?) "
-        "ORDER BY created DESC, id DESC LIMIT ?",
-        (tenant, *start, limit),
-    )
-    return [StoredBatch(*row) for row in rows]
+    _TABLE.add(connection, tenant, batch)
 
 
 def unfinished(connection: sqlite3.Connection) -> list[tuple[str, StoredBatch]]:
     """(tenant, batch) of all that have not ended, the oldest first."""
-    rows = connection.execute(f"SELECT tenant, {_COLUMNS} FROM batches WHERE ended = 0 ORDER BY created")
+    rows = connection.execute(f"SELECT tenant, {_TABLE.columns} FROM batches WHERE ended = 0 ORDER BY created")
     return [(row[0], StoredBatch(*row[1:])) for row in rows]
 
 

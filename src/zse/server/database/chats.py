@@ -1,11 +1,10 @@
 """The web page's chats, by tenant: a document each, whose version tells who was first. The functions take the
 connection: hand them to Database.run()."""
 
-import math
 import sqlite3
 from typing import NamedTuple
 
-from zse.server.database.room import Owned, make_room
+from zse.server.database.owned import OwnedTable
 from zse.server.errors import APIError
 
 MOST_BYTES = 256 << 20  # of one tenant; those that were not changed for longest go to make room
@@ -23,37 +22,15 @@ class ChatCard(NamedTuple):
     size: int
 
 
-_COLUMNS = ", ".join(ChatCard._fields)
-_OWNED = Owned(
-    "SELECT bytes FROM stored WHERE tenant = ? AND kind = 'chats'",
-    "SELECT id, size FROM chats WHERE tenant = ? ORDER BY changed, id LIMIT 64",
-    "DELETE FROM chats WHERE tenant = ? AND id = ?",
-)
-
-
-def find(connection: sqlite3.Connection, tenant: str, id: str) -> tuple[ChatCard, bytes] | None:
-    """The tenant's chat of that id and its messages, JSON."""
-    row = connection.execute(f"SELECT {_COLUMNS}, body FROM chats WHERE tenant = ? AND id = ?", (tenant, id)).fetchone()
-    return None if row is None else (ChatCard(*row[:-1]), row[-1])
+_TABLE = OwnedTable("chats", ChatCard, order="changed", oldest="changed, id")
+find, delete = _TABLE.find_whole, _TABLE.delete
 
 
 def listed(
     connection: sqlite3.Connection, tenant: str, limit: int, after: str | None, search: str
 ) -> list[ChatCard] | None:
-    """At most so many whose title holds `search` in whatever case, the last changed first, behind the one of the id
-    `after`. None: there is none of that id."""
-    start = (math.inf, "")
-    if after is not None:
-        found = find(connection, tenant, after)
-        if found is None:
-            return None
-        start = (found[0].changed, after)
-    rows = connection.execute(
-        f"SELECT {_COLUMNS} FROM chats WHERE tenant = ? AND (changed, id) < (?, ?) AND instr(folded, ?) > 0 "
-        "ORDER BY changed DESC, id DESC LIMIT ?",
-        (tenant, *start, search.casefold(), limit),
-    )
-    return [ChatCard(*row) for row in rows]
+    """As OwnedTable.listed; search: what titles hold, in whatever case."""
+    return _TABLE.listed(connection, tenant, limit, after, where="instr(folded, ?) > 0", values=(search.casefold(),))
 
 
 def store(
@@ -87,15 +64,7 @@ def store(
         changed=now if body is not None else card.changed,
         size=len(kept),
     )
-    connection.execute(_OWNED.delete, (tenant, id))
-    connection.execute(
-        f"INSERT INTO chats (tenant, folded, body, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (tenant, card.title.casefold(), kept, *card),
-    )
-    make_room(connection, tenant, _OWNED, MOST_BYTES)
+    _TABLE.delete(connection, tenant, id)
+    _TABLE.add(connection, tenant, card, folded=card.title.casefold(), body=kept)
+    _TABLE.make_room(connection, tenant, MOST_BYTES)
     return card
-
-
-def delete(connection: sqlite3.Connection, tenant: str, id: str) -> bool:
-    """Whether it was there."""
-    return connection.execute(_OWNED.delete, (tenant, id)).rowcount > 0

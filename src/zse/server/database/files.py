@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from zse.server.database.owned import OwnedTable
 from zse.server.errors import APIError
 
 MAX_FILES = 10_000  # of one tenant
@@ -24,13 +25,8 @@ class StoredFile(NamedTuple):
     digest: bytes
 
 
-_COLUMNS = ", ".join(StoredFile._fields)
-
-
-def stored_bytes(connection: sqlite3.Connection, tenant: str) -> int:
-    """Of all files of the tenant."""
-    row = connection.execute("SELECT bytes FROM stored WHERE tenant = ? AND kind = 'files'", (tenant,)).fetchone()
-    return 0 if row is None else row[0]
+_TABLE = OwnedTable("files", StoredFile)
+find, stored_bytes = _TABLE.find, _TABLE.size
 
 
 def too_much(quota: int) -> APIError:
@@ -47,15 +43,7 @@ def add(connection: sqlite3.Connection, tenant: str, file: StoredFile, quota: in
             raise too_much(quota)
         if connection.execute("SELECT count(*) FROM files WHERE tenant = ?", (tenant,)).fetchone()[0] >= MAX_FILES:
             raise APIError("request_too_large", f"A tenant may have {MAX_FILES} files; delete some.", "file")
-    connection.execute(f"INSERT INTO files (tenant, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (tenant, *file))
-
-
-def find(connection: sqlite3.Connection, tenant: str, id: str, now: float) -> StoredFile | None:
-    """The tenant's file of that id."""
-    row = connection.execute(
-        f"SELECT {_COLUMNS} FROM files WHERE tenant = ? AND id = ? AND expires > ?", (tenant, id, now)
-    ).fetchone()
-    return None if row is None else StoredFile(*row)
+    _TABLE.add(connection, tenant, file)
 
 
 def listed(
@@ -67,22 +55,8 @@ def listed(
     after: str | None,
     purpose: str | None,
 ) -> list[StoredFile] | None:
-    """At most so many, in the order of their making or ("desc") the last first, behind the one of the id `after`. None:
-    there is none of that id."""
-    is_last_first = order == "desc"
-    start = (math.inf if is_last_first else -math.inf, "")
-    if after is not None:
-        found = find(connection, tenant, after, now)
-        if found is None:
-            return None
-        start = (found.created, after)
-    beyond, direction = ("<", "DESC") if is_last_first else (">", "ASC")
-    rows = connection.execute(
-        f"SELECT {_COLUMNS} FROM files WHERE tenant = ? AND (created, id) {beyond} (?, ?) AND expires > ? "
-        f"AND purpose GLOB ? ORDER BY created {direction}, id {direction} LIMIT ?",
-        (tenant, *start, now, purpose or "*", limit),
-    )
-    return [StoredFile(*row) for row in rows]
+    """As OwnedTable.listed; purpose: only those for it."""
+    return _TABLE.listed(connection, tenant, limit, after, now, order, "purpose GLOB ?", (purpose or "*",))
 
 
 def delete(connection: sqlite3.Connection, tenant: str, id: str, now: float) -> bool:
@@ -92,8 +66,7 @@ def delete(connection: sqlite3.Connection, tenant: str, id: str, now: float) -> 
     ).fetchone()
     if batch is not None:
         raise APIError("conflict", f"The batch {batch[0]} reads this file; cancel it, or wait until it has ended.")
-    statement = "DELETE FROM files WHERE tenant = ? AND id = ? AND expires > ?"
-    return connection.execute(statement, (tenant, id, now)).rowcount > 0
+    return _TABLE.delete(connection, tenant, id, now)
 
 
 def expire(connection: sqlite3.Connection, now: float) -> list[str]:

@@ -7,7 +7,7 @@ kept once."""
 import sqlite3
 from typing import NamedTuple
 
-from zse.server.database.room import Owned, make_room
+from zse.server.database.owned import OwnedTable
 from zse.server.errors import APIError
 
 KEPT_S = 30 * 86400.0  # since the last response that went on from it
@@ -30,14 +30,8 @@ class StoredResponse(NamedTuple):
         return len(self.body) + len(self.items)
 
 
-_COLUMNS = ", ".join(StoredResponse._fields)
-_FIND = f"SELECT {_COLUMNS} FROM responses WHERE tenant = ? AND id = ? AND expires > ?"
-
-_OWNED = Owned(
-    "SELECT bytes FROM stored WHERE tenant = ? AND kind = 'responses'",
-    "SELECT id, size FROM responses WHERE tenant = ? ORDER BY expires, created LIMIT 64",
-    "DELETE FROM responses WHERE tenant = ? AND id = ?",
-)
+_TABLE = OwnedTable("responses", StoredResponse, oldest="expires, created")
+find, delete = _TABLE.find, _TABLE.delete
 
 
 def store(connection: sqlite3.Connection, tenant: str, response: StoredResponse, now: float) -> None:
@@ -45,11 +39,8 @@ def store(connection: sqlite3.Connection, tenant: str, response: StoredResponse,
     if response.size > MOST_BYTES:
         message = f"A response of {response.size} bytes is not stored; at most {MOST_BYTES} are."
         raise APIError("request_too_large", message, "store")
-    connection.execute("DELETE FROM responses WHERE expires <= ?", (now,))
-    connection.execute(
-        f"INSERT INTO responses (tenant, size, expires, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (tenant, response.size, now + KEPT_S, *response),
-    )
+    _TABLE.expire(connection, now)
+    _TABLE.add(connection, tenant, response, size=response.size, expires=now + KEPT_S)
     previous = response.previous
     while previous:
         row = connection.execute(
@@ -57,13 +48,7 @@ def store(connection: sqlite3.Connection, tenant: str, response: StoredResponse,
             (now + KEPT_S, tenant, previous),
         ).fetchone()
         previous = row[0] if row else ""
-    make_room(connection, tenant, _OWNED, MOST_BYTES)
-
-
-def find(connection: sqlite3.Connection, tenant: str, id: str, now: float) -> StoredResponse | None:
-    """The tenant's response of that id."""
-    row = connection.execute(_FIND, (tenant, id, now)).fetchone()
-    return None if row is None else StoredResponse(*row)
+    _TABLE.make_room(connection, tenant, MOST_BYTES)
 
 
 def conversation(connection: sqlite3.Connection, tenant: str, id: str, now: float) -> list[StoredResponse]:
@@ -75,9 +60,3 @@ def conversation(connection: sqlite3.Connection, tenant: str, id: str, now: floa
         out.append(found)
         id, size = found.previous, size + found.size
     return out[::-1]
-
-
-def delete(connection: sqlite3.Connection, tenant: str, id: str, now: float) -> bool:
-    """Whether it was there."""
-    statement = "DELETE FROM responses WHERE tenant = ? AND id = ? AND expires > ?"
-    return connection.execute(statement, (tenant, id, now)).rowcount > 0
