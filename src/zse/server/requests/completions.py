@@ -314,6 +314,17 @@ def read_chat(body: dict) -> Completion:
     return completion
 
 
+def read_chat_of(chat: dict, thinking: str, structure: str) -> Completion:
+    """The chat request that a body of another API means, whose fields of its reasoning and of its form have these names
+    there. Raises RequestError."""
+    completion = read_chat(chat)
+    if completion.thinking_field:
+        completion.thinking_field = thinking
+    if completion.structure is not None:
+        completion.structure_field = structure
+    return completion
+
+
 def _thinking_of(values: dict) -> tuple[int | None, str, dict]:
     """(tokens of reasoning, the field that says so, variables of the template)."""
     effort, variables = values["reasoning_effort"], dict(values["chat_template_kwargs"])
@@ -389,19 +400,8 @@ def _completion(body: dict, values: dict, **more: Any) -> Completion:
 
 _BEAM_FIELDS = tuple(of_route(_BEAMS, CHAT))
 # Fields that a search would have to ignore.
-_NOT_SEARCHED = (
-    *("top_p", "top_k", "min_p", "top_n_sigma", "seed", "stop", "repetition_penalty", "presence_penalty"),
-    *(
-        "frequency_penalty",
-        "logit_bias",
-        "min_tokens",
-        "bad_words",
-        "allowed_token_ids",
-        "tools",
-        "thinking_budget",
-        "reasoning_effort",
-    ),
-)
+_NOT_SEARCHED = """top_p top_k min_p top_n_sigma seed stop repetition_penalty presence_penalty frequency_penalty logit_bias min_tokens
+    bad_words allowed_token_ids tools thinking_budget reasoning_effort""".split()
 
 
 def _read_beams(values: dict, best_of: int, structure_field: str) -> BeamParams | None:

@@ -18,7 +18,7 @@ from zse.sampling.fields import (
     expect,
     refused,
 )
-from zse.server.requests.completions import MODEL, Completion, read_chat
+from zse.server.requests.completions import MODEL, Completion, read_chat, read_chat_of
 from zse.server.requests.conversation import MAX_MESSAGES, MAX_TOOLS, NAME, PARAMETERS
 from zse.server.requests.image_parts import SOURCE
 
@@ -152,12 +152,7 @@ def read_messages(body: dict) -> Completion:
     for name in ("temperature", "top_p", "top_k"):
         if values[name] is not None:
             chat[name] = values[name]
-    completion = read_chat(chat)
-    if completion.thinking_field:
-        completion.thinking_field = "thinking"
-    if completion.structure is not None:
-        completion.structure_field = "output_config.format"
-    return completion
+    return read_chat_of(chat, "thinking", "output_config.format")
 
 
 def read_counted(body: dict) -> Completion:
@@ -186,12 +181,8 @@ def _chat(values: dict) -> dict:
         chat["tools"] = [
             {
                 "type": "function",
-                "function": {
-                    "name": tool["name"],
-                    "description": tool["description"],
-                    "parameters": tool["input_schema"],
-                    "strict": tool["strict"],
-                },
+                "function": {name: tool[name] for name in ("name", "description", "strict")}
+                | {"parameters": tool["input_schema"]},
             }
             for tool in values["tools"]
         ]

@@ -21,7 +21,7 @@ from zse.sampling.fields import (
     wrong_type,
 )
 from zse.sampling.params import MAX_LOGPROBS
-from zse.server.requests.completions import KEEP_ALIVE, MODEL, Completion, read_chat, read_completions
+from zse.server.requests.completions import KEEP_ALIVE, MODEL, Completion, read_chat_of, read_completions
 from zse.server.requests.conversation import MAX_CALLS, MAX_MESSAGES, MAX_TOOLS, NAME, PARAMETERS
 from zse.server.requests.image_parts import BARE_IMAGE
 from zse.server.requests.measures import MAX_INPUTS, Embeddings, read_embeddings
@@ -190,16 +190,7 @@ def _chat(values: dict) -> dict:
     }
     if (options["num_predict"] or 0) > 0:
         chat["max_tokens"] = options["num_predict"]
-    for name in (
-        "seed",
-        "temperature",
-        "top_k",
-        "min_p",
-        "repeat_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "stop",
-    ):
+    for name in "seed temperature top_k min_p repeat_penalty presence_penalty frequency_penalty stop".split():
         if options[name] is not None:
             chat[_NAMES.get(name, name)] = options[name]
     if options["top_p"]:
@@ -212,21 +203,13 @@ def _chat(values: dict) -> dict:
     return chat
 
 
-def _read(chat: dict) -> Completion:
-    completion = read_chat(chat)
-    if completion.structure is not None:
-        completion.structure_field = "format"
-    if completion.thinking_field:
-        completion.thinking_field = "think"
-    return completion
-
-
 def read_ollama_chat(body: dict) -> Completion:
     """Check the body of POST /api/chat. Raises RequestError."""
     values = Object(CHAT).check(body, "")
     if not values["messages"]:
         raise refused("missing_required_parameter", "'messages' is required.", "messages")
-    return _read(_chat(values) | {"messages": _conversation(values["messages"]), "tools": values["tools"]})
+    chat = _chat(values) | {"messages": _conversation(values["messages"]), "tools": values["tools"]}
+    return read_chat_of(chat, "think", "format")
 
 
 def read_ollama_generate(body: dict) -> Completion:
@@ -237,10 +220,8 @@ def read_ollama_generate(body: dict) -> Completion:
     if values["raw"]:
         return _continued(values)
     system = [{"role": "system", "content": values["system"]}] if values["system"] else []
-    return _read(
-        _chat(values)
-        | {"messages": [*system, {"role": "user", "content": _content(values["prompt"], values["images"])}]}
-    )
+    said = {"role": "user", "content": _content(values["prompt"], values["images"])}
+    return read_chat_of(_chat(values) | {"messages": [*system, said]}, "think", "format")
 
 
 def _continued(values: dict) -> Completion:

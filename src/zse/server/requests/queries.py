@@ -1,5 +1,6 @@
 """What stands behind the "?" of a request, and pages of lists."""
 
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -35,12 +36,12 @@ def read(query: str, fields: Fields) -> dict[str, Any]:
     return Object(fields).check(values, "")
 
 
-def listed(rows: list[dict] | None, limit: int) -> dict:
-    """What a list answers of `rows` in their order, of which there are more where they are more than `limit`. Raises
-    RequestError for None: `after` is none of them."""
+def listed(rows: list | None, limit: int, show: Callable[[Any], dict] = lambda row: row) -> dict:
+    """What a list answers of `rows` in their order, each as show() has it, of which there are more where they are more than
+    `limit`. Raises RequestError for None: `after` is none of them."""
     if rows is None:
         raise refused("invalid_value", "'after' is no id of this list.", "after")
-    shown_rows = rows[:limit]
+    shown_rows = [show(row) for row in rows[:limit]]
     return {
         "object": "list",
         "data": shown_rows,

@@ -19,7 +19,7 @@ from zse.sampling.fields import (
 )
 from zse.sampling.params import MAX_LOGPROBS
 from zse.server.requests import image_parts, mcp
-from zse.server.requests.completions import METADATA, MODEL, USER, Completion, read_chat
+from zse.server.requests.completions import METADATA, MODEL, USER, Completion, read_chat_of
 from zse.server.requests.conversation import (
     DATA_URI,
     DETAIL,
@@ -251,12 +251,7 @@ def completion_of(values: dict, items: list[dict], names: Mapping[tuple[str, str
     if choice is not None:
         named = type(choice) is dict
         chat["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}} if named else choice
-    completion = read_chat(chat)
-    if completion.thinking_field:
-        completion.thinking_field = "reasoning.effort"
-    if completion.structure is not None:
-        completion.structure_field = "text.format"
-    return completion
+    return read_chat_of(chat, "reasoning.effort", "text.format")
 
 
 def _response_format(form: dict) -> dict:

@@ -62,8 +62,7 @@ async def listed(app, request: APIRequest) -> Response:
     """GET /v1/batches"""
     query = queries.read(request.query, queries.LAST_FIRST)
     rows = await _work(app, request, "listed", limit=query["limit"] + 1, after=query["after"])
-    cards = None if rows is None else [_shown(batch) for batch in rows]
-    return Response.json(queries.listed(cards, query["limit"]))
+    return Response.json(queries.listed(rows, query["limit"], _shown))
 
 
 async def retrieve(app, request: APIRequest) -> Response:

@@ -42,7 +42,7 @@ async def listed(app, request: APIRequest) -> Response:
     query = queries.read(request.query, fields.LIST)
     limit = query.pop("limit")
     cards = await _run(app, request, "listed", limit=limit + 1, **query)
-    return Response.json(queries.listed(None if cards is None else [_shown(card) for card in cards], limit))
+    return Response.json(queries.listed(cards, limit, _shown))
 
 
 async def retrieve(app, request: APIRequest) -> Response:

@@ -70,16 +70,7 @@ async def listed(app, request: APIRequest) -> Response:
     for (owner, id), pending in of.ingest.pending.items():
         if owner == tenant and id > after:
             rows[id] = _with_pending(rows.get(id), pending)
-    ids = sorted(rows)
-    shown_rows = [rows[id] for id in ids[:limit]]
-    body = {
-        "object": "list",
-        "data": shown_rows,
-        "first_id": shown_rows[0]["id"] if shown_rows else None,
-        "last_id": shown_rows[-1]["id"] if shown_rows else None,
-        "has_more": len(ids) > limit,
-    }
-    return Response.json(body)
+    return Response.json(queries.listed([rows[id] for id in sorted(rows)], limit))
 
 
 def _with_pending(row: dict | None, pending: ingest.PendingDocument) -> dict:

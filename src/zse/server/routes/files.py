@@ -87,8 +87,7 @@ async def listed(app, request: APIRequest) -> Response:
     def work(connection) -> bytes:
         asked = query | {"limit": query["limit"] + 1}
         rows = storage.files.listed(connection, request.tenant, time.time(), **asked)
-        cards = None if rows is None else [_shown(file) for file in rows]
-        return msgspec.json.encode(queries.listed(cards, query["limit"]))
+        return msgspec.json.encode(queries.listed(rows, query["limit"], _shown))
 
     return Response(200, await app.database.run(work, writes=False))
 

@@ -9,7 +9,7 @@ from zse.server import images
 from zse.server.answering import Choice, ChoiceDelta, CompletionRun, answer
 from zse.server.api_request import APIRequest
 from zse.server.requests.messages import read_counted, read_messages
-from zse.server.tools.calls import ToolCall
+from zse.server.tools.calls import ToolCall, arguments_of
 from zse.server.tools.chat import prepare
 from zse.server.work import RequestRun, check_text, maybe_in_thread
 
@@ -69,7 +69,7 @@ class _Writer:
             content.append(_BEGUN["thinking"] | {"thinking": choice.reasoning})
         if choice.text:
             content.append(_BEGUN["text"] | {"text": choice.text})
-        content += [_tool_use(call) | {"input": _input(call)} for call in choice.calls]
+        content += [_tool_use(call) | {"input": arguments_of(call)} for call in choice.calls]
         return msgspec.json.encode(self._message() | {"content": content} | self._end(choice))
 
     def part(self, choice: Choice, delta: ChoiceDelta, is_first: bool) -> bytes:
@@ -105,14 +105,6 @@ class _Writer:
 
 def _tool_use(call: ToolCall) -> dict:
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
-
-
-def _input(call: ToolCall) -> dict:
-    """The arguments; of a call that broke off none, which its stop reason tells."""
-    try:
-        return msgspec.json.decode(call.arguments, type=dict)
-    except msgspec.DecodeError:
-        return {}
 
 
 # POST /v1/messages

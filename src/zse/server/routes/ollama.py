@@ -31,6 +31,7 @@ from zse.server.requests.ollama import (
 from zse.server.routes.embeddings import check_dimensions, prepare_texts, vector_of
 from zse.server.tools import parsers
 from zse.server.tools.answer import format_of
+from zse.server.tools.calls import arguments_of
 from zse.server.work import RequestRun, maybe_in_thread
 
 _encode = msgspec.json.encode
@@ -58,19 +59,14 @@ class _Writer:
         self._head["created_at"] = _time(time.time())
         body: dict = {"content": text} | ({"thinking": reasoning} if reasoning else {})
         if calls:
-            body["tool_calls"] = [{"function": {"name": call.name, "arguments": _arguments(call)}} for call in calls]
+            body["tool_calls"] = [{"function": {"name": call.name, "arguments": arguments_of(call)}} for call in calls]
         if self._is_chat:
             out = self._head | {"message": {"role": "assistant"} | body}
         else:
             out = self._head | {"response": body.pop("content")} | body
         if scores:
             out["logprobs"] = [
-                {
-                    "token": score["token"],
-                    "logprob": score["logprob"],
-                    "bytes": score["bytes"],
-                    "top_logprobs": score["top_logprobs"],
-                }
+                {name: score[name] for name in ("token", "logprob", "bytes", "top_logprobs")}
                 for score in chat_logprobs(scores, self.job.model.token_bytes)["content"]
             ]
         return out | {"done": False} | more
@@ -107,14 +103,6 @@ class _Writer:
 
     def last(self) -> bytes:
         return _encode(self._line("", "", [], [], **self._end())) + b"\n"
-
-
-def _arguments(call) -> dict:
-    """An object; {} of a call that broke off."""
-    try:
-        return msgspec.json.decode(call.arguments, type=dict)
-    except msgspec.DecodeError:
-        return {}
 
 
 NEEDED = {True: "messages", False: "prompt"}

@@ -36,16 +36,14 @@ async def _run(app, request: APIRequest, name: str, writes: bool = False, **valu
     return await app.database.run(work, writes)
 
 
-def _not_found() -> APIError:
-    return APIError("not_found", "There is no such session.")
+_NOT_FOUND = "There is no such session."
 
 
 async def listed(app, request: APIRequest) -> Response:
     """GET /v1/sessions"""
     query = queries.read(request.query, queries.LAST_FIRST)
     cards = await _run(app, request, "listed", limit=query["limit"] + 1, after=query["after"])
-    rows = None if cards is None else [_shown(card) for card in cards]
-    return Response.json(queries.listed(rows, query["limit"]))
+    return Response.json(queries.listed(cards, query["limit"], _shown))
 
 
 async def retrieve(app, request: APIRequest) -> Response:
@@ -53,7 +51,7 @@ async def retrieve(app, request: APIRequest) -> Response:
     queries.read(request.query, {})
     found = await _run(app, request, "find", id=request.parameters["session"])
     if found is None:
-        raise _not_found()
+        raise APIError("not_found", _NOT_FOUND)
     card, body = found
     return Response(200, await app.threads.run(request.account, partial(_whole, card, body)))
 
@@ -76,5 +74,5 @@ async def delete(app, request: APIRequest) -> Response:
     if (request.tenant, id) in app.running_sessions:
         raise APIError("conflict", "A request of this session is running.")
     if not await _run(app, request, "delete", writes=True, id=id):
-        raise _not_found()
+        raise APIError("not_found", _NOT_FOUND)
     return Response.json({"id": id, "object": "session", "deleted": True})

@@ -72,6 +72,14 @@ def load_object(text: str) -> dict:
     return value
 
 
+def arguments_of(call: ToolCall) -> dict:
+    """An object; {} of a call that broke off."""
+    try:
+        return msgspec.json.decode(call.arguments, type=dict)
+    except msgspec.DecodeError:
+        return {}
+
+
 def make_call(name: object, arguments: object) -> ToolCall | None:
     """A call of checked parts; None when they make none. arguments: an object, its JSON as text, or None for {}."""
     try:

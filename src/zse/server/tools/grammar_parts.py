@@ -204,6 +204,14 @@ class GrammarParts:
                 first, rest = self._rule(f"{opening} | {first}"), self._rule(f"{following} | {rest}")
         return first
 
+    def _in_turn(self, name: str, part: Callable[[str, str, object], str]) -> list[str]:
+        """What part(name, key, schema) says of each property of a function, in the schema's order; what is not required may be
+        left out."""
+        schema = self._functions[name]
+        required, properties = schema.get("required") or (), schema.get("properties") or {}
+        parts = ((key, part(name, key, of)) for key, of in properties.items())
+        return [text if key in required else f"({text})?" for key, text in parts]
+
     def _part(self, name: str, schema: object) -> object:
         """A property's schema, with the definitions that it may refer to."""
         whole = self._functions[name]

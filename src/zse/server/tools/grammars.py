@@ -60,7 +60,7 @@ class Grammar(GrammarParts):
         calls a function, the call is right; "either": calls, or the JSON that `content` describes. several: more than
         one call may come."""
         if form in WHOLE_ANSWERS:
-            return getattr(self, f"_{form}")(calls, several, content)
+            return self._whole(getattr(self, f"_{form}")(calls, several, content))
         if form in _XML:
             mark, call, between = self._xml(*_XML[form])
         elif form in _LISTS:
@@ -89,6 +89,10 @@ class Grammar(GrammarParts):
             head = f"%llguidance {{}}\nstart: called{again} TEXT\ncalled: {self._lazy(mark)} {call}\nTEXT: /(.|\\n)*/\n"
         return head + "".join(rule + "\n" for rule in self._rules)
 
+    def _whole(self, start: str) -> str:
+        """The grammar of an answer that is this from its first character on."""
+        return "\n".join(["%llguidance {}", f"start: {start}", "TEXT: /(.|\\n)*/", *self._rules, ""])
+
     def _harmony(self, calls: str, several: bool, content: Structure | None) -> str:
         """gpt-oss: a whole answer, its thought included."""
         start, channel, message, end, call, _, constrain = (self._mark(mark) for mark in harmony.MARKS)
@@ -104,8 +108,7 @@ class Grammar(GrammarParts):
         if calls != "required":
             answer += f' | {channel} "final" {message} {"TEXT" if content is None else self._content(content)}'
         thought = f'{channel} "analysis" {message} {self._lazy(harmony.END)} {start} "assistant"'
-        head = f"%llguidance {{}}\nstart: ({thought})? ({answer})\nTEXT: /(.|\\n)*/\n"
-        return head + "".join(rule + "\n" for rule in self._rules)
+        return f"({thought})? ({answer})"
 
     def _functionary_v3(self, calls: str, several: bool, content: Structure | None) -> str:
         """Functionary 3.2: a whole answer, behind the mark that ends the prompt."""
@@ -119,20 +122,16 @@ class Grammar(GrammarParts):
         elif calls != "required":
             answer += f" | {quoted(recipients.WORDS)} (before {several_calls} | TEXT)"
             self._rules.append(f"before[lazy]: /(.|\\n)*{regex(recipients.RECIPIENT)}/")
-        head = f"%llguidance {{}}\nstart: {answer}\nTEXT: /(.|\\n)*/\n"
-        return head + "".join(rule + "\n" for rule in self._rules)
+        return answer
 
     def _kimi_k3(self, calls: str, several: bool, content: Structure | None) -> str:
         words, words_end = reasoning.k3_mark("response"), reasoning.k3_mark("response", is_end=True)
         opening, closing = reasoning.k3_mark("tools"), reasoning.k3_mark("tools", is_end=True)
         begin, _, separator = map(self._mark, reasoning.KIMI_K3)
         bodies = []
-        for name, schema in self._functions.items():
-            required, parts = schema.get("required") or (), []
-            for key, of in (schema.get("properties") or {}).items():
-                part = self._k3_argument(name, key, of)
-                parts.append(part if key in required else f"({part})?")
+        for name in self._functions:
             call = quoted(f'call tool="{name}" index="')
+            parts = self._in_turn(name, self._k3_argument)
             bodies.append(self._rule(" ".join([begin, call, "K3_INDEX", separator, *parts])))
         end = self._mark(reasoning.k3_mark("call", is_end=True))
         call = self._rule(f"{self._either(bodies)} {end}")
@@ -145,8 +144,7 @@ class Grammar(GrammarParts):
         else:
             answer = f"{self._mark(words)} {self._lazy(words_end)} ({block})? | {block}"
         message = self._mark(reasoning.k3_mark("message", is_end=True))
-        head = f"%llguidance {{}}\nstart: ({answer}) ({message})?\nTEXT: /(.|\\n)*/\n"
-        return head + "".join(rule + "\n" for rule in self._rules)
+        return f"({answer}) ({message})?"
 
     def _k3_argument(self, name: str, key: str, schema: object) -> str:
         kind = schema.get("type") if isinstance(schema, dict) else "string"
@@ -172,23 +170,19 @@ class Grammar(GrammarParts):
             answer += f" | {words} {self._content(content)}"
         elif calls != "required":
             answer += f" | {words} ({self._lazy('<|end|>')} {header} {block} | TEXT)"
-        head = f"%llguidance {{}}\nstart: ({header})? ({answer})\nTEXT: /(.|\\n)*/\n"
-        return head + "".join(rule + "\n" for rule in self._rules)
+        return f"({header})? ({answer})"
 
     def _hermes(self, several: bool):
         return "<tool_call>", f'"\\n" {self._objects("arguments")} "\\n" {self._mark("</tool_call>")}', '"\\n"'
 
     def _xml(self, opening: str, closing: str, head: str, parameter: str, value_end: str, call_end: str):
+        def part(name: str, key: str, of: object) -> str:
+            return f"{quoted(parameter.format(key))} {self._xml_value(name, of, value_end)}"
+
         bodies = []
-        for name, schema in self._functions.items():
-            parts = [quoted(head.format(name))]
-            required = schema.get("required") or ()
-            for key, of in (schema.get("properties") or {}).items():
-                part = f"{quoted(parameter.format(key))} {self._xml_value(name, of, value_end)}"
-                parts.append(part if key in required else f"({part})?")
-            bodies.append(
-                self._rule(" ".join([*parts, *([quoted(call_end)] if call_end else []), self._mark(closing)]))
-            )
+        ends = [*([quoted(call_end)] if call_end else []), self._mark(closing)]
+        for name in self._functions:
+            bodies.append(self._rule(" ".join([quoted(head.format(name)), *self._in_turn(name, part), *ends])))
         return opening, self._either(bodies), '"\\n"'
 
     def _llama3_json(self, several: bool):
@@ -211,16 +205,16 @@ class Grammar(GrammarParts):
 
     def _dsml(self, several: bool):
         word = parsers.DSML_BLOCKS["function_calls" not in self._template]
+
+        def part(name: str, key: str, of: object) -> str:
+            mark = self._mark(f'<{parsers.DSML}parameter name="{key}" string="{str(is_text(of)).lower()}">')
+            return f"{mark} {self._value_before(name, of, f'</{parsers.DSML}parameter>{chr(10)}')}"
+
         bodies = []
-        for name, schema in self._functions.items():
-            required = schema.get("required") or ()
-            parts = [self._mark(f'<{parsers.DSML}invoke name="{name}">\n')]
-            for key, of in (schema.get("properties") or {}).items():
-                said = str(is_text(of)).lower()
-                part = self._mark(f'<{parsers.DSML}parameter name="{key}" string="{said}">')
-                part += " " + self._value_before(name, of, f"</{parsers.DSML}parameter>\n")
-                parts.append(part if key in required else f"({part})?")
-            bodies.append(self._rule(" ".join([*parts, self._mark(f"</{parsers.DSML}invoke>\n")])))
+        for name in self._functions:
+            begins = self._mark(f'<{parsers.DSML}invoke name="{name}">\n')
+            ends = self._mark(f"</{parsers.DSML}invoke>\n")
+            bodies.append(self._rule(" ".join([begins, *self._in_turn(name, part), ends])))
         call = self._either(bodies)
         closing = self._mark(f"</{parsers.DSML}{word}>")
         return f"<{parsers.DSML}{word}>", f'"\\n" {call} {f"({call})*" if several else ""} {closing}', None
@@ -298,17 +292,19 @@ class Grammar(GrammarParts):
 
     def _minicpm(self, several: bool):
         opening, closing, parameter, end = parsers.MINICPM
+
+        def part(name: str, key: str, of: object) -> str:
+            is_said = is_text(of)
+            value = (
+                self._text_before(name, of, end) if is_said else f"{self._xml_value(name, of, '')} {self._mark(end)}"
+            )
+            begins = quoted(f' name="{key}">')
+            return f"{self._mark(parameter)} {begins} {value}"
+
         bodies = []
-        for name, schema in self._functions.items():
-            required, parts = schema.get("required") or (), [quoted(f' name="{name}">')]
-            for key, of in (schema.get("properties") or {}).items():
-                value = f"{self._xml_value(name, of, '')} {self._mark(end)}"
-                if is_text(of):
-                    value = self._text_before(name, of, end)
-                key_mark = quoted(f' name="{key}">')
-                part = f"{self._mark(parameter)} {key_mark} {value}"
-                parts.append(part if key in required else f"({part})?")
-            bodies.append(self._rule(" ".join([*parts, self._mark(closing)])))
+        for name in self._functions:
+            parts = [quoted(f' name="{name}">'), *self._in_turn(name, part), self._mark(closing)]
+            bodies.append(self._rule(" ".join(parts)))
         return opening, self._either(bodies), '"\\n"?'
 
 
