@@ -155,6 +155,33 @@ def write_whole(path: str, data: bytes, mode: int, sync: bool = True) -> None:
         raise
 
 
+def write_once(path: str, data: bytes) -> None:
+    """Write a private file that nobody has written yet, to the disk, whole or not at all; one that another process wrote first
+    stays. OSError."""
+    half = f"{path}.{os.urandom(8).hex()}.tmp"  # in a container each start has the same process id, and one may have died here
+    try:
+        handle = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with open(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(handle)
+        try:
+            os.link(half, path)
+        except FileExistsError:
+            pass
+    finally:
+        remove(half)
+
+
+def sync(path: str) -> None:
+    """Bring a file, or a folder's names, to the disk. OSError."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def remove(*paths: str) -> None:
     """Delete files, those that are there."""
     for path in paths:

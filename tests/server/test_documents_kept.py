@@ -210,7 +210,7 @@ def test_a_full_disk_keeps_no_part_of_a_document(own, monkeypatch):  # noqa: F81
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    for name in ("fsync", "rename"):
+    for name in ("fsync", "replace"):
         with monkeypatch.context() as patched:
             patched.setattr(ingest.os, name, full)
             reply = server.post(ROUTE, {"text": "wool", "wait": False})

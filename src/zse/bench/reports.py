@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
+from zse import trust
 from zse.bench import process
 from zse.errors import ConfigError, one_line
 
@@ -111,10 +112,8 @@ def _is_number(value) -> bool:
 
 def write(path: str | os.PathLike, text: str) -> None:
     """Write a whole file, or leave what is there. ConfigError: it cannot be written."""
-    partial = f"{os.fspath(path)}.part"
     try:
-        Path(partial).write_text(text, encoding="utf-8")
-        os.replace(partial, path)
+        trust.write_whole(os.fspath(path), text.encode(), 0o666, sync=False)
     except OSError as error:
         raise ConfigError(f"{one_line(path)} cannot be written: {error.strerror}") from None
 

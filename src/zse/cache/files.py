@@ -16,9 +16,9 @@ import re
 import stat
 import struct
 import threading
-from contextlib import suppress
 from pathlib import Path
 
+from zse import trust
 from zse.cache.pages import BLOCK
 from zse.errors import ConfigError
 
@@ -183,18 +183,8 @@ class PageFiles:
 
     def _make_secret(self) -> bytes:
         path = self._folder / _SECRET
-        if not path.exists():  # whole or not at all: an engine that dies here, or starts beside, finds no half of it
-            half = path.with_name(f".{_SECRET}.{os.urandom(8).hex()}.tmp")
-            try:
-                descriptor = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-                with open(descriptor, "wb") as file:
-                    file.write(os.urandom(32))
-                    file.flush()
-                    os.fsync(descriptor)
-                with suppress(FileExistsError):  # of an engine that starts beside
-                    os.link(half, path)
-            finally:
-                half.unlink(missing_ok=True)
+        if not path.exists():  # an engine that dies here, or starts beside, finds no half of it
+            trust.write_once(str(path), os.urandom(32))
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
             secret = file.read(33)

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 
-from zse import env
+from zse import env, trust
 from zse.cli.agents import AGENTS, Endpoint, exports
 from zse.cli.parser import arg
 from zse.cli.remote import KEY, SERVER, server_of
@@ -83,12 +83,9 @@ def _write(path: str, settings) -> None:
             raise ConfigError(f"{path}: not a JSON object")
         text = json.dumps(_merged(before, settings.value), indent=2) + "\n"
         path = os.path.realpath(path)
-    new = f"{path}.{os.getpid()}.new"
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(new, path)
+        trust.write_whole(path, text.encode(), 0o600, sync=False)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
 

@@ -54,18 +54,7 @@ _TOOL_PARSERS = (
     "kimi_k2 kimi_k3 lfm2 llama3_json minicpm minimax_m2 mistral nemotron pythonic qwen3_coder seed_oss solar_open tool_calls none"
 ).split()
 ADAPTER_SLOTS = 16  # where there are adapters and nobody says
-_REASONING_PARSERS = (
-    "think",
-    "mistral",
-    "seed",
-    "command_r",
-    "gemma4",
-    "apertus",
-    "solar_open",
-    "kimi_k3",
-    "harmony",
-    "none",
-)
+_REASONING_PARSERS = tuple("think mistral seed command_r gemma4 apertus solar_open kimi_k3 harmony none".split())
 
 
 ARGUMENTS = (

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+from zse import trust
 from zse.formats import store
 from zse.formats.adapter import CONFIG, TENSORS
 from zse.lazy import hashlib, json, shutil
@@ -99,12 +100,12 @@ def put(partial: str, model: str, name: str, rank: int, digests: dict[str, bytes
         json.dump(adapter._asdict(), file)
         file.flush()
         os.fsync(file.fileno())
-    store.sync(partial)
+    trust.sync(partial)
     with _locked():
         if find(model, name) is not None:
             raise FileExistsError(name)
         os.rename(partial, adapter.path)
-        store.sync(folder())
+        trust.sync(folder())
     return adapter
 
 
@@ -115,7 +116,7 @@ def remove(model: str, name: str) -> StoredAdapter | None:
         if found is not None:
             trash = _beside()
             os.rename(found.path, trash)
-            store.sync(folder())
+            trust.sync(folder())
             discard(trash)
         return found
     return None

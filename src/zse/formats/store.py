@@ -14,7 +14,7 @@ import os
 import time
 from contextlib import suppress
 
-from zse import env
+from zse import env, trust
 from zse.errors import ModelNotFoundError, ZSEError
 from zse.formats import catalog
 from zse.lazy import ctypes, json, pathlib, shutil
@@ -312,9 +312,9 @@ class PartialFolder:
             json.dump({"name": self.name, **facts, "pulled": pulled, "files": files}, file, indent=1)
         for folder, _, names in os.walk(self.path):
             for path in (*(os.path.join(folder, name) for name in names), folder):
-                sync(path)
+                trust.sync(path)
         _put_in_place(self.path, self.final)
-        sync(models_dir())
+        trust.sync(models_dir())
         _empty_trash()
         return resolve(self.name)
 
@@ -398,15 +398,6 @@ def _move_to_trash(path: str) -> None:
 def _empty_trash() -> None:
     """Delete what lies in the trash, also what a killed run left there."""
     shutil.rmtree(os.path.join(models_dir(), ".trash"), ignore_errors=True)
-
-
-def sync(path: str) -> None:
-    """Bring a folder's names to the disk."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _explain(error: BaseException | None) -> None:

@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from zse import trust
 from zse.errors import UnsupportedError, ZSEError
 from zse.formats import zse as zse_file
 from zse.quant.scheme import PLANE_ALIGN
@@ -211,11 +212,7 @@ class ZseWriter:
                 raise
         with self._explained():
             os.replace(self.part, self.out)
-            folder = os.open(os.path.dirname(self.out) or ".", os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            trust.sync(os.path.dirname(self.out) or ".")
 
     def _sync(self) -> None:
         if self._is_durable:

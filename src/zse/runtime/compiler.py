@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from zse import trust
 from zse.errors import CompileError
 from zse.runtime import native, probe
 
@@ -47,6 +48,5 @@ def link(compiler: str, parts: list[Path], target: Path, flags: tuple[str, ...] 
     """A shared library of objects or C files, put in place whole: a process that has the old one open keeps it."""
     half = target.with_suffix(f".{os.getpid()}.tmp")
     run([compiler, *flags, "-shared", "-pthread", *map(str, parts), "-o", str(half), "-lm", "-ldl"], target.name)
-    with open(half, "rb") as file:
-        os.fsync(file.fileno())
+    trust.sync(str(half))
     half.replace(target)

@@ -9,8 +9,8 @@ import socket
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 
+from zse import trust
 from zse.errors import ConfigError
 from zse.http.bind import is_ip
 from zse.server.admission import Bucket
@@ -168,7 +168,7 @@ def kept_secret(folder: str) -> bytes:
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         if not os.path.exists(path):
-            _make_secret(path)
+            trust.write_once(path, os.urandom(SECRET_BYTES))
         with open(path, "rb") as file:
             state = os.fstat(file.fileno())
             secret = file.read(SECRET_BYTES + 1)
@@ -179,23 +179,6 @@ def kept_secret(folder: str) -> bytes:
     if len(secret) != SECRET_BYTES:
         raise ConfigError(f"{path} is damaged; delete it and what is cached beside it")
     return secret
-
-
-def _make_secret(path: str) -> None:
-    """Whole or not at all, also when two servers start at once."""
-    new = (
-        f"{path}.{os.urandom(8).hex()}"  # in a container each start has the same process id, and one may have died here
-    )
-    try:
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(os.urandom(SECRET_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        with suppress(FileExistsError):  # the other server's
-            os.link(new, path)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(new)
 
 
 class HostCheck:

@@ -18,6 +18,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, BinaryIO
 
+from zse import trust
 from zse.server import database as storage
 from zse.server.api_request import APIRequest
 from zse.server.database.connection import StorageError
@@ -66,7 +67,7 @@ class Written:
                 self._file.close()
                 _tried(os.rename, self.path + PART, self.path)
                 self._is_kept = True
-                _sync_folder(self._folder)
+                _tried(trust.sync, self._folder)
             return self._hash.digest()
 
     def discard(self) -> None:
@@ -101,14 +102,6 @@ def _tried(call: Callable, *arguments: Any) -> Any:
     except OSError as error:
         log.error("a file cannot be kept: %s", error)
         raise StorageError(f"{error.strerror}: {error.filename or 'a file'}") from None
-
-
-def _sync_folder(folder: str) -> None:
-    number = _tried(os.open, folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        _tried(os.fsync, number)
-    finally:
-        os.close(number)
 
 
 class FileStore:

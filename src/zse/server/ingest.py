@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from zse import trust
 from zse.errors import RequestError
 from zse.rag import chunk, store, worker
 from zse.rag.documents import DocumentError
@@ -32,7 +33,7 @@ log = logging.getLogger("zse.server")
 AT_ONCE, OWN_AT_ONCE = 4, 2  # documents, of all and of one tenant: each may be 256 MiB of text in memory
 MOST_WAITING = 64  # of one tenant; of those that failed as many are remembered
 WRITE_BYTES = 1 << 20  # that are written to the disk at once, in a thread
-PART, DATA, ABOUT = ".part", ".data", ".json"
+PART, DATA, ABOUT, TEMPORARY = ".part", ".data", ".json", ".tmp"  # the last: of trust.write_whole
 
 
 class SentFile(msgspec.Struct):
@@ -139,7 +140,7 @@ class Ingest:
         names = set(os.listdir(self.folder))
         for name in sorted(names):
             token, ending = os.path.splitext(name)
-            if ending == PART or ending == DATA and token + ABOUT not in names:
+            if ending in (PART, TEMPORARY) or ending == DATA and token + ABOUT not in names:
                 os.unlink(os.path.join(self.folder, name))
             elif ending == ABOUT:
                 try:
@@ -154,17 +155,8 @@ class Ingest:
 
     def _keep(self, pending: PendingDocument) -> None:
         """Its record, on the disk when this returns."""
-        part, path = self._path(pending.token + ABOUT, PART), self._path(pending.token, ABOUT)
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(msgspec.json.encode(pending))
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(part, path)
-        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        trust.write_whole(self._path(pending.token, ABOUT), msgspec.json.encode(pending), 0o600)
+        trust.sync(self.folder)
 
     def _keep_file(self, pending: PendingDocument, source: SentFile) -> None:
         """The file and then its record; neither where this raises: a full disk must not stay full of them."""
@@ -173,8 +165,6 @@ class Ingest:
             self._keep(pending)
         except OSError:
             self._forget(pending)
-            with suppress(FileNotFoundError):
-                os.unlink(self._path(pending.token + ABOUT, PART))
             raise
 
     def _write_file(self, path: str, source: SentFile) -> None:
@@ -183,11 +173,7 @@ class Ingest:
         else:
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(source.data)
-        file_number = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(file_number)
-        finally:
-            os.close(file_number)
+        trust.sync(path)
 
     def _forget(self, pending: PendingDocument, about: bool = True) -> None:
         """Its record goes first: a file without one is nobody's."""

@@ -19,20 +19,7 @@ _LONG_REFERENCE = re.compile(r"&#(?:\d{8,}|[xX][0-9a-fA-F]{8,});?")
 MAX_ODD_TAGS = 50  # whose quotes are never closed: after so many quotes count no longer
 _RAW = {
     name: re.compile(f"</{name}(?=[\\s/>])", re.IGNORECASE)
-    for name in (
-        "script",
-        "style",
-        "noscript",
-        "template",
-        "svg",
-        "math",
-        "iframe",
-        "object",
-        "select",
-        "title",
-        "textarea",
-        "xmp",
-    )
+    for name in "script style noscript template svg math iframe object select title textarea xmp".split()
 }
 _BLOCKS = set(
     "address article aside blockquote body caption center dd details dialog div dl dt fieldset figcaption figure footer form header "
