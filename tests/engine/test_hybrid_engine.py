@@ -15,7 +15,6 @@ import tiny_families  # noqa: E402
 
 from zse.engine.llm import LLM  # noqa: E402
 from zse.engine.messages import Ask  # noqa: E402
-from zse.errors import ConfigError  # noqa: E402
 from zse.sampling.params import BeamParams, SamplingParams  # noqa: E402
 from zse.scheduler.options import RequestOptions  # noqa: E402
 
@@ -222,12 +221,6 @@ def test_an_agent_computes_little_twice(engines):
         before = prompt + run.tokens[0]
         history = prompt + [8, *run.tokens[0][6:]]
     assert computed / new <= 1.1
-
-
-def test_drafts_are_refused_by_name(engines):
-    with pytest.raises(ConfigError, match="recurrent layers.*--speculation none"):
-        engines(speculation="ngram")
-    assert engines().runner.config.speculation == "none"
 
 
 def test_states_come_back_from_host_memory(engines, plain):

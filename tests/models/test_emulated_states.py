@@ -5,7 +5,7 @@ import random
 
 import pytest
 import tiny_families
-from test_emulated_model import load_emulated
+from test_emulated_model import Knowing, load_emulated
 
 from zse.cache.groups import PageGeometry
 from zse.cache.pages import HostPool
@@ -83,3 +83,47 @@ def test_states_on_a_device_that_runs_ahead(kept_kernels, tmp_path):
     assert say(engine, other) == (told[1], [17, 17, 17])
     counters = engine.scheduler.snapshot()
     assert counters["state_host_hits"] > 1 and counters["state_hits"] == 6
+
+
+@pytest.mark.exhaustive  # a minute of emulation each
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_next", "granite_hybrid"])
+def test_wrong_drafts_are_taken_back(kept_kernels, tmp_path, family):
+    """Runs of drafts, and of tokens that run again before drafts, beside one another and steps that are given ahead."""
+    device = EmulateDevice("sm_90a", cache.package_variants("sm_90a"))
+    model, plan = load_emulated(device, str(tiny_families.write(family, tmp_path, "BF16")))
+    wanted = EngineConfig(
+        model="m", max_rows=2, max_context=64, max_tokens_per_step=32, page_size=16, deterministic=True, draft_tokens=3
+    )
+    config = plan_memory(wanted, plan, device).config
+    assert config.max_drafts == 6 and config.state_slots >= 4
+    runner, draw = Runner(device, model, config), random.Random(2)
+    prompts = [draw.choices(range(3, 150), k=length) for length in (11, 3)]
+
+    def say(known):
+        scheduler = Scheduler(
+            num_pages=config.num_pages,
+            max_rows=2,
+            max_tokens=32,
+            max_context=64,
+            vocab_size=plan.config.vocab_size,
+            geometry=PageGeometry(page_size=16),
+            max_drafts=config.max_drafts,
+            states=StateSlots(config.state_slots, 512),
+        )
+        engine = Engine(scheduler, runner)
+        if known is not None:
+            speculator = Knowing(scheduler, 3, "gpu", runs_ahead=True)
+            speculator.replies = dict(enumerate(known))
+            engine.use("speculation", speculator)
+        replies = [[] for _ in prompts]
+        for id, prompt in enumerate(prompts):
+            engine.submit(id, prompt, SamplingParams(max_tokens=9, temperature=0.6 * id, seed=id, ignore_eos=True))
+        while engine.has_work:
+            for output in engine.step():
+                replies[output.id] += output.tokens
+            assert scheduler.check_integrity() == []
+        return replies, scheduler.counters
+
+    told, _ = say(None)
+    again, counters = say(told)
+    assert again == told and 0 < counters.accepted_tokens < counters.drafted_tokens

@@ -108,6 +108,7 @@ class FakeDevice:
         self.slots: list[tuple | None] = [None] * (num_pages * self.page_size)
         self.spoilt = [-1] * (num_pages * self.page_size)
         self.num_spoilt = 0
+        self.num_again = 0  # runs with drafts behind tokens that ran before
         # What the state in each slot is behind: (salt, position, hash) of the last token, and who spoilt it.
         self.states: list[tuple[tuple | None, int]] = [(None, -1)] * num_states
         self.host_states: dict[int, tuple[tuple | None, int]] = {}
@@ -184,6 +185,7 @@ class FakeDevice:
             spoilers.discard(-1)
             assert spoilers <= {request.arrival}, f"{request} reads numbers of others that are not finite"
             assert entry.samples in (0, 1 + len(entry.drafts))
+            self.num_again += len(entry.drafts) > 0 and entry.count > entry.samples
             for line in range(end - entry.samples + 1, end + 1):
                 assert end == len(request.tokens) + request.pending - 1
                 token = said_after(request.seed, content[line - 1][2])
@@ -271,7 +273,7 @@ class Simulation:
             eos_ids=frozenset((EOS,)),
             max_waiting=max_waiting,
             allocator=self.allocator,
-            max_drafts=0 if states else max_drafts,
+            max_drafts=max_drafts,
             prefix_cache=PrefixCache(self.num_pages, policy, page_size) if policy else None,
             host=HostPool(rng.choice((0, 4, 40, 40))),
             geometry=geometry,

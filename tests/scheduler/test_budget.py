@@ -51,7 +51,7 @@ def observe(budget, num_decode, num_prompt, seconds, num_drafts=0):
     """A step that decoded so many rows, with so many drafts, beside so many prompt tokens took `seconds`."""
     lines = num_decode + num_drafts
     budget.observe(
-        SimpleNamespace(num_decode=lines, num_drafts=num_drafts, num_tokens=lines + num_prompt, num_samples=lines),
+        SimpleNamespace(num_decode=lines, num_rows=num_decode, num_tokens=lines + num_prompt, num_samples=lines),
         seconds,
     )
 

@@ -46,9 +46,10 @@ def test_invariants_hold_with_groups_of_layers(part):
 
 @pytest.mark.parametrize("part", range(3))
 def test_invariants_hold_with_states(part):
-    totals: dict[str, float] = {}
-    for seed in range(part, max(90, SEEDS // 8), 3):
+    totals: dict[str, float] = {"again": 0}
+    for seed in range(part, max(135, SEEDS // 8), 3):
         simulation = walk(seed, 250, states=True, contiguous=seed % 8 == 7)
+        totals["again"] += simulation.device.num_again
         for name, value in simulation.scheduler.snapshot().items():
             totals[name] = totals.get(name, 0) + value
     for name in (
@@ -59,6 +60,8 @@ def test_invariants_hold_with_states(part):
         "state_hits",
         "state_taken",
         "state_evicted",
+        "accepted_tokens",
+        "again",
     ):
         assert totals[name] > 5, name
 

@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import pytest
+import tiny_families
 import tiny_model
 from test_draft_model import always
 from test_verify import model  # noqa: F401
@@ -39,7 +40,7 @@ def probabilities(engine) -> dict[tuple[int, ...], float]:
     for reply in itertools.product(IDS, repeat=LENGTH):
         lines = np.concatenate(
             [
-                np.array(logits, dtype=np.float64).reshape(-1, tiny_model.VOCAB)
+                np.array(logits, dtype=np.float64).reshape(-1, engine.scheduler.vocab_size)
                 for _, _, _, logits in engine.feature("jobs").score([*PROMPT, *reply])
             ]
         )
@@ -61,11 +62,13 @@ def statistic(said, expected) -> tuple[float, float]:
     return value, freedom * (1 - 2 / (9 * freedom) + 3.09 * math.sqrt(2 / (9 * freedom))) ** 3
 
 
-@pytest.mark.parametrize("source", ["ngram", "draft"])
+@pytest.mark.parametrize("source", ["ngram", "draft", "hybrid"])
 def test_distribution(model, tmp_path, source):  # noqa: F811
     options = {"speculation": "ngram"}
     if source == "draft":
         options = {"draft_model": str(tiny_model.write(tmp_path / "other", seed=1))}
+    if source == "hybrid":
+        model = tiny_families.write("qwen3_next", tmp_path)
     loaded = load_engine(
         EngineConfig(
             model=str(model),

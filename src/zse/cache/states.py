@@ -5,7 +5,8 @@ each aligned to ALIGN bytes. Slots lie one behind the other in one buffer, so th
 
 StateCache has their memory, StateSlots says who has which, as layout.py and pages.py do for pages. A slot is *live*
 (the batches of a running sequence write it), *taken* (a copy of a running sequence's, until its tokens are committed),
-a *snapshot* (stands beside a node of the prefix tree; nobody writes it), or *free*."""
+*saved* (the same, from before its drafts were run, until it is known which were right), a *snapshot* (stands beside a
+node of the prefix tree; nobody writes it), or *free*."""
 
 from array import array
 from collections import OrderedDict
@@ -156,6 +157,7 @@ class StateSlots:
         self.num_hits = self.num_host_hits = self.num_taken = self.num_evicted = 0
         self._free = list(range(num_slots - 1, -1, -1))
         self._taken: dict[int, list[tuple[int, int]]] = {}  # sequence → (tokens, slot), ascending
+        self._saved: dict[int, int] = {}
         self._behind: dict[TreeNode, dict[bytes, Snapshot]] = {}  # of a page's parent: by the page's first tokens
         self._at: dict[TreeNode, list[Snapshot]] = {}
         self.on_device, self.on_host = Shelf(), Shelf()
@@ -204,6 +206,23 @@ class StateSlots:
             self.transfer(("state", self.live[sequence], slot))
             self._taken.setdefault(sequence, []).append((length, slot))
 
+    def save(self, sequence: int) -> bool:
+        """Take a copy of the sequence's state, of which nothing is in flight, until settle(): what runs next may be taken
+        back. False, and nothing changed, where no slot can be had."""
+        slot = self._take()
+        if slot is None:
+            return False
+        self.transfer(("state", self.live[sequence], slot))
+        self._saved[sequence] = slot
+        return True
+
+    def settle(self, sequence: int, is_right: bool) -> None:
+        """What ran since save() stands, or the sequence's state is again what it was then."""
+        slot = self._saved.pop(sequence)
+        if not is_right:
+            self.live[sequence], slot = slot, self.live[sequence]
+        self._free.append(slot)
+
     def next_place(self, points: Iterable[int], prompt: int, length: int) -> int:
         """The first place behind `length` tokens at which the state is to be kept: one of `points`, or at the interval,
         which grows for prompts that would take too many snapshots. prompt: tokens of it."""
@@ -216,8 +235,9 @@ class StateSlots:
 
     def detach(self, sequence: int) -> int:
         """Forget the sequence: its slot, which the caller owns now and gives back; -1: it has none (any more)."""
-        for _, slot in self._taken.pop(sequence, ()):
-            self._free.append(slot)
+        self._free += [slot for _, slot in self._taken.pop(sequence, ())]
+        if sequence in self._saved:
+            self._free.append(self._saved.pop(sequence))
         slot = self.live.pop(sequence, -1)
         self.lent += slot >= 0
         return slot
@@ -424,7 +444,7 @@ class StateSlots:
         near, far = list(self.on_device), list(self.on_host)
         snapshots = near + far
         taken = [slot for some in self._taken.values() for _, slot in some]
-        held = [*self._free, *self.live.values(), *taken, *(snapshot.slot for snapshot in near)]
+        held = [*self._free, *self.live.values(), *taken, *self._saved.values(), *(snapshot.slot for snapshot in near)]
         if len(set(held)) != len(held) or len(held) + self.lent != self.num_slots:
             problems.append(f"state slots are lost or shared: {len(held)} and {self.lent} lent of {self.num_slots}")
         if (self.on_device.count, self.on_host.count) != (len(near), len(far)):
@@ -433,7 +453,7 @@ class StateSlots:
             )
         if any(snapshot.host >= 0 for snapshot in near) or any(snapshot.slot >= 0 for snapshot in far):
             problems.append("a snapshot is in two places")
-        if not set(self._taken) <= set(self.live):
+        if not self._taken.keys() | self._saved.keys() <= self.live.keys():
             problems.append("a state was taken of a sequence that has none")
         if {id(each) for found in self._behind.values() for each in found.values()} != set(map(id, snapshots)):
             problems.append("a snapshot stands beside no node, or beside two")

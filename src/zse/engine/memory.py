@@ -104,7 +104,6 @@ def plan_memory(config: EngineConfig, plan, device, draft=None, ranks=None, towe
     beside = ranks.group.size if ranks is not None and device.shares_memory else 1  # ranks on this machine
     if not model.causal:
         config = for_encoder(config, model.max_context, device.kernels)
-    config = state_memory.for_states(config) if model.has_state else config
     limit, option = _limit(config, device)
     if config.expert_memory is not None:
         plan = expert_places.with_expert_memory(plan, config.expert_memory)

@@ -6,8 +6,7 @@ import msgspec
 
 from zse.cache.pages import BLOCK
 from zse.cache.states import StateLayout, layers_parts
-from zse.engine.config import AUTO, EngineConfig, ResolvedConfig, Settings
-from zse.errors import ConfigError
+from zse.engine.config import EngineConfig, ResolvedConfig, Settings
 from zse.models.registry import forward_of
 
 # Of what is left for KV pages, the snapshots of states; and of host memory for pages, what states get there.
@@ -55,17 +54,6 @@ class StatePlan(NamedTuple):
         )
 
 
-def for_states(config: EngineConfig) -> EngineConfig:
-    """The configuration of a model with a state. ConfigError for drafts: what was rejected cannot be taken back from a
-    state."""
-    if config.speculation not in (AUTO, "none") or config.draft_model is not None:
-        raise ConfigError(
-            "this model has recurrent layers, whose states cannot take rejected drafts back: "
-            "use --speculation none and no --draft-model"
-        )
-    return msgspec.structs.replace(config, speculation="none")
-
-
 def fewer_rows(config: EngineConfig, settings: Settings, model, room_bytes: int) -> Settings:
     """Settings with as many rows as have room for their states, where nobody asked for a number."""
     rows, nbytes = settings.max_rows, _slot_nbytes(model)
@@ -84,6 +72,8 @@ def plan_states(config: EngineConfig, settings: Settings, model, room_bytes: int
         snapshots = share // nbytes
         if config.state_memory is None:
             snapshots = max(min(snapshots, MOST_SNAPSHOTS), rows)
+    # A request with drafts has a second slot for a step; a snapshot that was not used lately leaves it.
+    snapshots = max(snapshots, min(rows, settings.max_drafts))
     interval = config.state_interval
     if interval is None:  # as many tokens as have the bytes of a state in KV
         interval = max(LEAST_INTERVAL, settings.max_tokens_per_step, -(-nbytes * BLOCK // block_bytes))

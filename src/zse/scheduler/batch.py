@@ -28,12 +28,15 @@ DECODE_STEP, TOKEN_STEP = 1 / 8, 1 / 2
 SLOWER_STEP, FASTER_STEP = 1 / 8, 1 / 32
 # A budget grows at most so much from one step to the next: a single quick step proves little.
 MAX_GROWTH = 2.0
+# Tokens of a request that run again beside drafts, at most: then they run alone, so that its state catches up.
+MOST_AGAIN = 8
 
 
 # Structs: 256 of each are made in a step, in C.
 class Entry(msgspec.Struct, eq=False, gc=False):
     """`count` tokens of a request from position `start`; the last `samples` of them have a line of logits each, which
-    is sampled: 0 (a chunk that does not end the prompt), 1, or 1 + k where k drafts are verified.
+    is sampled: 0 (a chunk that does not end the prompt), 1, or 1 + k where k drafts are verified. Before them may stand
+    Request.again tokens.
     pages: the request's page table in token order, at least as long as start + count tokens need. drafts: token ids
     that stand behind request.tokens in this entry; without them, where start == len(request.tokens), the token is the
     one that the batch in flight samples for this request. windows: the WindowTable of models with layers in groups.
@@ -54,16 +57,33 @@ class Batch:
     transfers: ("copy", page, page), ("out", page, slot), ("in", slot, page), those of states (StateSlots), to be done in
     this order before the entries run."""
 
-    __slots__ = ("entries", "num_decode", "num_drafts", "num_samples", "num_tokens", "transfers")
+    __slots__ = (
+        "entries",
+        "num_again",
+        "num_decode",
+        "num_drafts",
+        "num_rows",
+        "num_samples",
+        "num_tokens",
+        "transfers",
+    )
 
     def __init__(
-        self, entries: list[Entry], num_decode: int, transfers: list[tuple[str, int, int]], num_drafts: int = 0
+        self,
+        entries: list[Entry],
+        num_rows: int,
+        transfers: list[tuple[str, int, int]],
+        num_drafts: int = 0,
+        num_again: int = 0,
     ):
-        """num_decode: entries that decode; num_drafts: draft tokens that they have together."""
-        self.entries, self.transfers, self.num_drafts = entries, transfers, num_drafts
-        self.num_decode = num_decode + num_drafts  # lines: decoded tokens, drafts among them
-        self.num_tokens = self.num_decode + sum([entry.count for entry in entries[num_decode:]])
-        self.num_samples = self.num_decode + sum([entry.samples for entry in entries[num_decode:]])
+        """num_rows: entries that decode; num_drafts, num_again: draft tokens, and tokens that run again, that they have
+        together."""
+        self.entries, self.num_rows, self.transfers = entries, num_rows, transfers
+        self.num_drafts, self.num_again = num_drafts, num_again
+        lines = num_rows + num_drafts
+        self.num_decode = lines + num_again  # tokens of those that decode
+        self.num_tokens = self.num_decode + sum([entry.count for entry in entries[num_rows:]])
+        self.num_samples = lines + sum([entry.samples for entry in entries[num_rows:]])
 
     def by_entry(self, sampled: list) -> list:
         """The results of each entry: a result where there is one, a list of them where drafts are verified, else
@@ -171,13 +191,13 @@ class StepBudget:
             self.limit(int(batch.num_tokens * STEP_TARGET_S / max(seconds, 1e-6)))
         if not self.ratio:
             return
-        num_decode, num_prompt = batch.num_decode - batch.num_drafts, batch.num_tokens - batch.num_decode
+        num_decode, num_prompt = batch.num_rows, batch.num_tokens - batch.num_decode
         size = num_decode.bit_length()
         if not num_prompt:
             slow = self._slow_s.get(size, seconds)
             weight = SLOWER_STEP if seconds > slow else FASTER_STEP
             self._slow_s[size] = slow + (min(seconds, 2 * slow) - slow) * weight
-            if not batch.num_drafts:
+            if batch.num_decode == num_decode:
                 known = self._decode_s.get(size, seconds)
                 # One late step (another process had the core) must not count for many.
                 self._decode_s[size] = known + (min(seconds, 4 * known) - known) * DECODE_STEP
@@ -222,7 +242,7 @@ class BatchBuilder:
         """Whether prompts are to be computed: those of running requests, or of one that there is a row for."""
         life = self._life
         return bool(life.queue.num_waiting and life.free_rows) or any(
-            len(request.tokens) - request.computed_len > 1 for request in life.running
+            len(request.tokens) - request.computed_len - request.again > 1 for request in life.running
         )
 
     def build(self, ahead: bool, plan: StepPlan) -> Batch | None:
@@ -230,21 +250,21 @@ class BatchBuilder:
         flight, which forbids preemptions. plan: who has to leave this step to others."""
         life, counters = self._life, self._life.counters
         preemptions = counters.preemptions
-        decoding: tuple[list[Entry], int] | None = [], 0
+        decoding: tuple[list[Entry], int, int] | None = [], 0, 0
         if self._chunked_prefill or not self.has_prompts():
             decoding = self._decode_entries(ahead, plan.resting)
         if decoding is None:
             return None
-        entries, num_drafts = decoding
+        entries, num_drafts, num_again = decoding
         num_decode = len(entries)
-        lines = num_decode + num_drafts
+        lines = num_decode + num_drafts + num_again
         left_out, queue = plan.left_out, life.queue
-        budget = min(self._budget.max_tokens - lines, self._budget.prefill(lines), plan.max_prompt)
+        budget = min(max(0, self._budget.max_tokens - lines), self._budget.prefill(lines), plan.max_prompt)
         # Pages that a preemption has just freed are for the decode rows: admitting now would take them back.
         may_admit = preemptions == counters.preemptions
         if num_decode < len(life.running):
             for request in queue.by_share(life.running):
-                if len(request.tokens) - request.computed_len <= 1 or request.tenant in left_out:
+                if len(request.tokens) - request.computed_len - request.again <= 1 or request.tenant in left_out:
                     continue
                 # Prompts of tenants that have less do not wait until this one is computed.
                 while (
@@ -259,7 +279,8 @@ class BatchBuilder:
         while budget and may_admit and (admitted := life.admit(left_out)):
             budget = max(0, budget - self._add_chunk(entries, admitted, budget))
         if not entries and not self._chunked_prefill:
-            entries, num_drafts = self._decode_entries(ahead, plan.resting) or ([], 0)  # nobody could be admitted
+            # Nobody could be admitted.
+            entries, num_drafts, num_again = self._decode_entries(ahead, plan.resting) or ([], 0, 0)
             num_decode = len(entries)
         if not entries:
             if self._grouped is not None and life.running and not ahead and plan is EVERYBODY:
@@ -273,18 +294,22 @@ class BatchBuilder:
         if self._states is not None:
             for entry in entries:
                 entry.slot = self._states.live[entry.request.id]
-        return Batch(entries, num_decode, self._cache.take_transfers(), num_drafts)
+        return Batch(entries, num_decode, self._cache.take_transfers(), num_drafts, num_again)
 
-    def _decode_entries(self, ahead: bool, resting: Collection[Request]) -> tuple[list[Entry], int] | None:
-        """An entry for each running request that has one token to run, and how many drafts they have; None when that
-        needs pages that only a preemption gives, which the batch in flight forbids (`ahead`). resting: have none
-        now."""
+    def _decode_entries(self, ahead: bool, resting: Collection[Request]) -> tuple[list[Entry], int, int] | None:
+        """An entry for each running request that has one token to run, how many drafts they have, and how many tokens run
+        again; None when that needs pages that only a preemption gives, which the batch in flight forbids (`ahead`).
+        resting: have none now."""
         entries: list[Entry] = []
         running, cache = self._life.running, self._cache
         tables, page_size, states = cache.tables, self._page_size, self._states
-        num_drafts = 0
+        num_drafts = num_again = 0
         # Every running request can have its token beside the drafts.
-        most_drafts = min(self._max_drafts, self._budget.max_tokens - len(running))
+        room = self._budget.max_tokens - len(running)
+        if states is not None:  # Right ones before a wrong one run again, beside as many rows as there can be then.
+            again = sum([request.again for request in running])
+            room = min(room, self._budget.configured_tokens - self._life.max_rows) - again
+        most_drafts = min(self._max_drafts, room)
         index = 0
         while index < len(running):  # preemption takes from the far end of this list, or this request itself
             request = running[index]
@@ -295,34 +320,40 @@ class BatchBuilder:
             length = len(request.tokens) + pending
             # The last token that a request may have is never fed back.
             if (
-                length - start == 1
+                length - start == 1 + request.again
                 and length < request.max_len
                 and not (request.stepwise and (pending or request.held))
             ):
                 # Only the first token of a page can lack its page.
                 if not start % page_size and not cache.reserve(request.id, length):
                     if ahead:
-                        for entry in entries:  # none of them, which have no drafts, runs after all
-                            entry.request.computed_len = entry.start
-                            entry.request.pending -= entry.samples
+                        for entry in entries:  # none of them runs after all
+                            other = entry.request
+                            other.computed_len = entry.start
+                            other.again, other.pending = entry.count - entry.samples, other.pending - entry.samples
+                            if states is not None and entry.drafts:
+                                states.settle(other.id, is_right=True)
                         return None
                     if not self._life.make_room(request, length):
                         continue
                 if states is not None and start >= request.next_place:
-                    self._pass_place(request, start)
-                if request.drafts:
+                    self._pass_place(request, start, is_late=True)
+                if request.drafts or request.again:
+                    num_again += request.again
                     num_drafts += self._add_run(entries, request, most_drafts - num_drafts)
                 else:
                     entries.append(Entry(request, start, 1, tables[request.id], 1))
                     request.computed_len = length
                     request.pending = pending + 1
             index += 1
-        return entries, num_drafts
+        return entries, num_drafts, num_again
 
     def _add_run(self, entries: list[Entry], request: Request, most: int) -> int:
         """An entry of the request's next token and its drafts behind it, at most `most` and as far as pages reach
-        that nobody else needs now; how many drafts it has."""
-        drafts, request.drafts = request.drafts or (), ()
+        that nobody else needs now; how many drafts it has. Before them stand the tokens that run again."""
+        drafts = request.drafts or ()
+        if drafts:
+            request.drafts = ()
         cache, length = self._cache, len(request.tokens)
         count = min(len(drafts), most, request.max_len - length - 1)
         # One page a running row stays free, as at an admission: a draft is not worth a preemption.
@@ -331,8 +362,11 @@ class BatchBuilder:
         ):
             count = cache.covered(request.id) - length
         count = max(count, 0)
-        entries.append(Entry(request, length - 1, 1 + count, cache.tables[request.id], 1 + count, drafts[:count]))
-        request.computed_len = length + count
+        if count and self._states is not None and not self._states.save(request.id):
+            count = 0
+        start, again = request.computed_len, request.again
+        entries.append(Entry(request, start, 1 + again + count, cache.tables[request.id], 1 + count, drafts[:count]))
+        request.computed_len, request.again = length + count, 0
         request.pending += 1 + count
         return count
 
@@ -360,12 +394,12 @@ class BatchBuilder:
         entries.append(Entry(request, start, count, cache.tables[request.id], samples))
         return count
 
-    def _pass_place(self, request: Request, length: int) -> int:
+    def _pass_place(self, request: Request, length: int, is_late: bool = False) -> int:
         """`length` tokens of the request are computed, or will be when this batch runs: its state is kept where that is
-        one of its places. Behind how many it is to be kept next."""
+        one of its places, or, is_late, where it has passed one. Behind how many it is to be kept next."""
         states = self._states
         assert states is not None
-        if length == request.next_place:
+        if length == request.next_place or is_late:
             states.keep(request.id, length)
         if length >= request.next_place:
             request.next_place = states.next_place(request.places, request.prompt_len, length)

@@ -147,7 +147,9 @@ class Pace:
     def _newcomer(self) -> Tenant | None:
         """Of the tenants with a prompt to compute the one that had least."""
         life = self._life
-        coming = {request.tenant for request in life.running if len(request.tokens) - request.computed_len > 1}
+        coming = {
+            request.tenant for request in life.running if len(request.tokens) - request.computed_len - request.again > 1
+        }
         coming |= {
             other for other in self._queue.tenants.values() if other.waiting and life.may_start(other.waiting[0])
         }
@@ -166,7 +168,7 @@ class Pace:
         decoding = [
             request
             for request in self._life.running
-            if len(request.tokens) + request.pending - request.computed_len == 1
+            if len(request.tokens) + request.pending - request.computed_len - request.again == 1
         ]
         has_prompts = len(decoding) < len(self._life.running) or bool(self._queue.num_waiting and self._life.free_rows)
         most_rows = self._work * (1 - 1 / self._budget.ratio) if has_prompts else self._work
@@ -198,20 +200,20 @@ class Pace:
     def observe(self, batch: "Batch", seconds: float) -> None:
         """The batch took `seconds`."""
         work: dict[str, list[int]] = {}  # tenant → lines decoded, prompt tokens
-        for entry in batch.entries:
+        for place, entry in enumerate(batch.entries):
             counts = work.setdefault(entry.request.tenant.name, [0, 0])
-            counts[entry.samples != entry.count] += entry.count
+            counts[place >= batch.num_rows and entry.samples != entry.count] += entry.count
         self._count_service(seconds, work)
         self._time_prompts(batch, seconds, len(work) == 1)
         if self._step_s:
             num_prompt = batch.num_tokens - batch.num_decode
-            self._fit(batch.num_decode - batch.num_drafts + TOKEN_WORK * num_prompt, seconds)
+            self._fit(batch.num_rows + TOKEN_WORK * num_prompt, seconds)
         self._count_debts(seconds, work)
 
     def _time_prompts(self, batch: "Batch", seconds: float, is_alone: bool) -> None:
         """What prompts take that ended in this step: what it took, where one tenant had all of it and they began in
         it."""
-        for entry in batch.entries[batch.num_decode - batch.num_drafts :]:
+        for entry in batch.entries[batch.num_rows :]:
             request, visitor = entry.request, self._queue.visitors.get(entry.request.tenant.name)
             if visitor is None or entry.start + entry.count != request.prompt_len:
                 continue

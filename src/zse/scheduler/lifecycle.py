@@ -228,7 +228,7 @@ class Lifecycle:
         if request.options.adapter:
             self.adapters.stop(request)
         self.counters.preemptions += 1
-        request.row, request.computed_len, request.state = -1, 0, WAITING
+        request.row, request.computed_len, request.again, request.state = -1, 0, 0, WAITING
         request.is_pinned = False
         if request.drafts:
             request.drafts = ()

@@ -25,6 +25,7 @@ from zse.cache.prefix import PrefixCache
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
 from zse.scheduler.batch import (
+    MOST_AGAIN,
     STEP_TARGET_S,
     Batch,
     BatchBuilder,
@@ -91,10 +92,8 @@ class Scheduler:
         adapter_slots: int = 0,
         states: "StateSlots | None" = None,
     ):
-        if states is not None and (states.num_slots < max_rows or max_drafts):
-            raise ValueError(
-                f"{states.num_slots} state slots for {max_rows} rows, {max_drafts} drafts (none can be had)"
-            )
+        if states is not None and states.num_slots < max_rows:
+            raise ValueError(f"{states.num_slots} state slots for {max_rows} rows")
         if max_tokens < max_rows:
             raise ValueError(f"max_tokens {max_tokens} is below max_rows {max_rows}: decode rows would not fit a step")
         self.max_rows, self.max_context, self.max_drafts = max_rows, max_context, max_drafts
@@ -363,7 +362,7 @@ class Scheduler:
         """The batch took `seconds`: what a step may take, and who shares something, go by it."""
         totals = self.totals
         totals.steps += 1
-        totals.prompt_tokens += batch.num_tokens - batch.num_samples
+        totals.prompt_tokens += batch.num_tokens - batch.num_samples - batch.num_again
         totals.step_s += seconds
         totals.longest_step_s = max(totals.longest_step_s, seconds)
         if not seconds:
@@ -416,18 +415,23 @@ class Scheduler:
             is_last = token in request.stop_ids or len(request.tokens) >= request.max_len
             if is_last or line < len(drafts) and token != drafts[line]:
                 break
-        counters = self.counters
+        counters, states = self.counters, self.cache.states
         counters.verified_runs += 1
         counters.drafted_tokens += len(drafts)
+        first = entry.start + entry.count - len(drafts)  # the place of the first token
         # Behind these stand K and V of drafts that were not accepted: the next step writes over them before it reads.
-        request.computed_len = end = entry.start + len(accepted)
+        request.computed_len = end = first - 1 + len(accepted)
+        if states is not None:
+            states.settle(request.id, is_right := len(accepted) == entry.samples)
+            if not is_right:  # a state cannot go back to within a run: the run's tokens that were right run again
+                request.computed_len, request.again = entry.start, end - entry.start
         if not accepted:
             return []  # what is committed stays as it is: this may be the end of a prompt that is not finite
         counters.accepted_tokens += len(accepted) - 1
-        request.committed_len = end
+        request.committed_len = request.computed_len
         cached, waited, finish = 0, 0.0, None
         if end >= request.checkpoint or accepted[-1] in request.stop_ids:
-            cached, waited, finish = self._pass_checkpoint(request, entry.start + 1, end, accepted[-1])
+            cached, waited, finish = self._pass_checkpoint(request, first, request.computed_len, accepted[-1])
         return [StepOutput(request.id, accepted, None if logprobs[0] is None else logprobs, finish, cached, waited)]
 
     def _fail(self, request: Request) -> StepOutput:
@@ -457,7 +461,8 @@ class Scheduler:
             request
             for request in self.running
             if not request.pending
-            and len(request.tokens) - request.computed_len == 1
+            and len(request.tokens) - request.computed_len == 1 + request.again
+            and request.again <= MOST_AGAIN
             and not request.chunks_in_flight
             and request.drafts is not None
         ]
