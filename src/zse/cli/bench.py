@@ -8,7 +8,7 @@ from zse.bench import perplexity, process, reports, roofline, serving, speed, st
 from zse.bench.floors import Floors
 from zse.cli import bench_serve
 from zse.cli.options import ENGINE_OPTIONS, locate, open_llm, options_again, text_of
-from zse.cli.parser import JSON, MODEL, Amount, Kinds, arg
+from zse.cli.parser import FLAG, JSON, MODEL, Amount, Kinds, ReadBy, arg, option
 from zse.errors import ConfigError
 
 EPILOG = """examples:
@@ -47,7 +47,7 @@ def _tokens(flag: str, default: int, text: str):
     return arg(flag, type=Amount(int, 1), default=default, help=text)
 
 
-_REPEATS = arg("--repeats", type=Amount(int, 1, 100), default=3, help="runs that count")
+_REPEATS = option("--repeats", Amount(int, 1, 100), "runs that count", 3)
 _COMMON = (MODEL, _REPEATS, JSON, ENGINE_OPTIONS)
 _KINDS = {
     "decode": (
@@ -68,11 +68,10 @@ _KINDS = {
         "time to first token and between tokens of one sequence, in this process: p50, p95, p99",
         (
             *_COMMON,
-            arg(
+            option(
                 "--prompts",
-                type=_lengths,
-                metavar="N,N,…",
-                help="prompt tokens (default: those of 16,128,1024 that fit the context)",
+                ReadBy(_lengths, "N,N,…"),
+                "prompt tokens (default: those of 16,128,1024 that fit the context)",
             ),
             _tokens("--tokens", 64, "new tokens after the first"),
         ),
@@ -82,7 +81,7 @@ _KINDS = {
         (
             *_COMMON,
             _tokens("--tokens", 1024, "most tokens of the text"),
-            arg("--text", metavar="FILE", help="a text of your own (default: a short fixed one)"),
+            option("--text", "FILE", "a text of your own (default: a short fixed one)"),
         ),
     ),
     "graphs": (
@@ -91,16 +90,16 @@ _KINDS = {
     ),
     "startup": (
         "from exec to the first token of `zse run` and `zse serve`, page cache warm and dropped",
-        (*_COMMON, arg("--warm-only", action="store_true", help="leave the page cache alone")),
+        (*_COMMON, option("--warm-only", FLAG, "leave the page cache alone")),
     ),
     "serve": (
         "`zse serve`: exec to first token over HTTP, then several clients at once; or workloads, against any server",
         (
             arg("model", metavar="MODEL", nargs="?", help="a name, hf:ORG/NAME, or a path"),
             _REPEATS,
-            arg("--json", nargs="?", const="-", metavar="FILE", help="write JSON to FILE; without FILE print it"),
+            option("--json", "FILE", "write JSON to FILE; without FILE print it", nargs="?", const="-"),
             ENGINE_OPTIONS,
-            arg("--clients", type=_counts, default=[1, 4, 8], metavar="N,N,…", help="clients at once (default: 1,4,8)"),
+            option("--clients", ReadBy(_counts, "N,N,…"), "clients at once (default: 1,4,8)", [1, 4, 8]),
             _tokens("--tokens", 64, "longest reply of a client"),
             bench_serve.WORKLOADS,
         ),

@@ -10,7 +10,7 @@ from zse import env
 from zse.bench import ablation as ablations
 from zse.bench import client, load, page, reports, serving, workloads
 from zse.cli.options import ENGINE_OPTIONS, locate
-from zse.cli.parser import MODEL, Amount, Group, arg
+from zse.cli.parser import FLAG, MODEL, Amount, Group, ReadBy, arg, option
 from zse.errors import ConfigError
 
 
@@ -23,58 +23,53 @@ def _rates(text: str) -> list[float]:
     return sorted(set(rates))
 
 
-_SCALE = arg(
+_SCALE = option(
     "--scale",
-    type=Amount(float, above=0, high=1, shown="S"),
-    default=1.0,
-    help="multiply numbers of requests and lengths, for small machines",
+    Amount(float, above=0, high=1, shown="S"),
+    "multiply numbers of requests and lengths, for small machines",
+    1.0,
 )
-_SEED = arg("--seed", type=Amount(int, 0), default=42, help="of lengths, arrivals and prompts")
+_SEED = option("--seed", Amount(int, 0), "of lengths, arrivals and prompts", 42)
 _GATE = (
-    arg("--compare", metavar="FILE", help="fail if a figure is worse than in this report"),
-    arg("--tolerance", type=Amount(float, 0, shown="PERCENT"), default=5.0, help="how much worse --compare lets it be"),
-    arg("--page", metavar="FILE", help="draw the reports as one HTML page"),
+    option("--compare", "FILE", "fail if a figure is worse than in this report"),
+    option("--tolerance", Amount(float, 0, shown="PERCENT"), "how much worse --compare lets it be", 5.0),
+    option("--page", "FILE", "draw the reports as one HTML page"),
 )
 # What `zse bench serve` takes beside MODEL and the engine's options.
 WORKLOADS = Group(
     "workloads",
     (
-        arg(
+        option(
             "--workload",
-            metavar="NAME,…",
-            help="send these instead of --clients: infer, zedinfer, all, qps_sweep, baseline, … "
+            "NAME,…",
+            "send these instead of --clients: infer, zedinfer, all, qps_sweep, baseline, … "
             "(docs/benchmarks.md has the table)",
         ),
-        arg(
+        option(
             "--url",
-            metavar="URL",
-            help="a running OpenAI-compatible server, as http://127.0.0.1:8000/v1, in place of MODEL; its key is read from "
+            "URL",
+            "a running OpenAI-compatible server, as http://127.0.0.1:8000/v1, in place of MODEL; its key is read from "
             "ZSE_API_KEY",
         ),
-        arg("--model", dest="served_model", metavar="NAME", help="the model's name at --url (default: its first)"),
+        option("--model", "NAME", "the model's name at --url (default: its first)", dest="served_model"),
         _SCALE,
         _SEED,
-        arg("--qps", type=_rates, metavar="R,R,…", help="requests a second of qps_sweep (default: 1,2,4,8,16)"),
-        arg(
+        option("--qps", ReadBy(_rates, "R,R,…"), "requests a second of qps_sweep (default: 1,2,4,8,16)"),
+        option(
             "--prompt-ids",
-            type=Amount(int, 200, shown="VOCAB"),
-            help="prompts of random token ids below VOCAB, which have exact lengths, in place of text",
+            Amount(int, 200, shown="VOCAB"),
+            "prompts of random token ids below VOCAB, which have exact lengths, in place of text",
         ),
-        arg("--chat", action="store_true", help="ask /chat/completions instead of /completions"),
-        arg("--no-ignore-eos", action="store_true", help="leave ignore_eos out, for servers that refuse it"),
-        arg(
-            "--timeout",
-            type=Amount(float, above=0, shown="SECONDS"),
-            default=300.0,
-            help="of one request; longer ones have failed",
-        ),
-        arg(
+        option("--chat", FLAG, "ask /chat/completions instead of /completions"),
+        option("--no-ignore-eos", FLAG, "leave ignore_eos out, for servers that refuse it"),
+        option("--timeout", Amount(float, above=0, shown="SECONDS"), "of one request; longer ones have failed", 300.0),
+        option(
             "--server-options",
-            metavar="WORDS",
-            default="",
-            help='options for the `zse serve` that is started, as in --server-options="--max-rows 1"',
+            "WORDS",
+            'options for the `zse serve` that is started, as in --server-options="--max-rows 1"',
+            "",
         ),
-        arg("--label", metavar="TEXT", help="what the report is called on the page (default: the model's)"),
+        option("--label", "TEXT", "what the report is called on the page (default: the model's)"),
         *_GATE,
     ),
 )
@@ -82,19 +77,13 @@ ABLATION = (
     "what each serving feature is worth: a workload with all of them off, then with one more switched on at a time",
     (
         MODEL,
-        arg(
+        option(
             "--workload",
-            metavar="NAME,…",
-            default="ablation",
-            help="what each server is sent (default: ablation; docs/benchmarks.md has the table)",
+            "NAME,…",
+            "what each server is sent (default: ablation; docs/benchmarks.md has the table)",
+            "ablation",
         ),
-        arg(
-            "-o",
-            "--output",
-            metavar="DIR",
-            default="ablation",
-            help="folder for a report of each row and ablation.html, made if need be",
-        ),
+        option("-o --output", "DIR", "folder for a report of each row and ablation.html, made if need be", "ablation"),
         _SCALE,
         _SEED,
         ENGINE_OPTIONS,

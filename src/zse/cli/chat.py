@@ -7,7 +7,7 @@ import termios
 
 from zse.cli.chat_session import Session
 from zse.cli.options import ADAPTER, ENGINE_OPTIONS, add_sampling_options, open_adapted, sampling_params
-from zse.cli.parser import CONFIG, arg
+from zse.cli.parser import CONFIG, arg, option
 from zse.cli.terminal import notice
 from zse.errors import ConfigError
 from zse.formats import store
@@ -23,9 +23,9 @@ _QUOTES = '"""'
 
 ARGUMENTS = (
     arg("model", metavar="MODEL", nargs="?", default="smollm2", help="a name, hf:ORG/NAME, or a path"),
-    arg("--system", metavar="TEXT", help="system message (default: the model's own, if its template has one)"),
+    option("--system", "TEXT", "system message (default: the model's own, if its template has one)"),
     ADAPTER,
-    arg("--load", metavar="FILE", help="go on with a conversation that /save wrote"),
+    option("--load", "FILE", "go on with a conversation that /save wrote"),
     lambda parser: add_sampling_options(parser, DEFAULT_MAX_TOKENS),
     ENGINE_OPTIONS,
     CONFIG,

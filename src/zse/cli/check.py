@@ -4,14 +4,14 @@ import json
 
 from zse.bench import check
 from zse.cli.options import ENGINE_OPTIONS, locate, open_llm
-from zse.cli.parser import MODEL, arg
+from zse.cli.parser import FLAG, MODEL, option
 from zse.cli.terminal import printable
 
 EPILOG = """Reads the config, counts the tensors that the model reads and those that it does not, sends texts through the tokenizer and back,
 asks a question, measures the perplexity of a fixed text and tokens a second, and, where transformers is installed, compares the
 logits of a Hugging Face folder with its own. Of encoders, rerankers and embedding models it compares the vectors of three sentences,
 and that of a text with transformers'. Ends with 1 where something cannot be right."""
-ARGUMENTS = (MODEL, arg("--json", action="store_true", help="print JSON"), ENGINE_OPTIONS)
+ARGUMENTS = (MODEL, option("--json", FLAG, "print JSON"), ENGINE_OPTIONS)
 
 
 def run(args) -> int:

@@ -7,7 +7,7 @@ from functools import partial
 
 from zse.bench import perplexity
 from zse.cli.options import text_of
-from zse.cli.parser import Amount, arg
+from zse.cli.parser import FLAG, Amount, ReadBy, arg, option
 from zse.cli.terminal import ProgressBar, notice, size
 from zse.engine.calibrate import CHUNK, DEFAULT_TOKENS, Calibration
 from zse.errors import ConfigError, UnsupportedError
@@ -43,53 +43,46 @@ def _share(text: str) -> float:
 ARGUMENTS = (
     arg("source", metavar="SRC", help="a stored name, or the path of a model file or folder"),
     arg("out", metavar="OUT", help="the .zse file to write"),
-    arg(
+    option(
         "--quant",
-        choices=("int4", "int5", "int6", "int8", "fp8", "f16", "bf16"),
-        help="type of the weight matrices (default: as they are); fp8 is for GPUs",
+        ("int4", "int5", "int6", "int8", "fp8", "f16", "bf16"),
+        "type of the weight matrices (default: as they are); fp8 is for GPUs",
     ),
-    arg(
-        "--group-size",
-        type=Amount(int, 0, 256),
-        help="columns that share a scale: 16, 32, 64, 128, 256, or 0 for a row",
-    ),
-    arg("--head", choices=("int4", "int8", "fp8", "f16", "bf16"), help="type of the embedding and LM head, if another"),
-    arg(
+    option("--group-size", Amount(int, 0, 256), "columns that share a scale: 16, 32, 64, 128, 256, or 0 for a row"),
+    option("--head", ("int4", "int8", "fp8", "f16", "bf16"), "type of the embedding and LM head, if another"),
+    option(
         "--layout",
-        choices=("auto", "r16", "rows"),
-        default="auto",
-        help="order of floating-point matrices: r16 for the CPU, rows for GPUs, auto by what this machine has"
+        ("auto", "r16", "rows"),
+        "order of floating-point matrices: r16 for the CPU, rows for GPUs, auto by what this machine has"
         "; integers have one order for both",
+        "auto",
     ),
-    arg("--threads", type=Amount(int, 1, 1024), help="(default: all processors)"),
-    arg("--no-clip-search", action="store_true", help="quantize faster and less well: no search for the best clipping"),
-    arg(
+    option("--threads", Amount(int, 1, 1024), "(default: all processors)"),
+    option("--no-clip-search", FLAG, "quantize faster and less well: no search for the best clipping"),
+    option(
         "--calibrate",
-        metavar="FILE",
-        help="quantize by what the model's inputs are on this text (GPTQ), which costs minutes; plain text like that "
+        "FILE",
+        "quantize by what the model's inputs are on this text (GPTQ), which costs minutes; plain text like that "
         "which the model will see, some 100 KB of it",
     ),
-    arg(
-        "--calibrate-tokens",
-        type=Amount(int, CHUNK, 1 << 20),
-        help=f"how much of the text is used (default: {DEFAULT_TOKENS:,})",
+    option(
+        "--calibrate-tokens", Amount(int, CHUNK, 1 << 20), f"how much of the text is used (default: {DEFAULT_TOKENS:,})"
     ),
-    arg("--no-perplexity", action="store_true", help="do not measure what quantizing costs"),
-    arg(
+    option("--no-perplexity", FLAG, "do not measure what quantizing costs"),
+    option(
         "--max-perplexity-change",
-        type=_share,
-        metavar="PERCENT",
-        help="write no file, and end with exit code 1, where the perplexity rises by more, for example 1%%",
+        ReadBy(_share, "PERCENT"),
+        "write no file, and end with exit code 1, where the perplexity rises by more, for example 1%%",
     ),
-    arg(
+    option(
         "--target-device",
-        choices=("cpu", "gpu"),
-        help="measure with the activations of this device: int8 of a CPU, bf16 (fp8 beside fp8 weights) of a GPU, which must be "
+        ("cpu", "gpu"),
+        "measure with the activations of this device: int8 of a CPU, bf16 (fp8 beside fp8 weights) of a GPU, which must be "
         "here (default: f32, where the weights alone make the difference; with --max-perplexity-change by --layout)",
     ),
-    arg("--perplexity-text", metavar="FILE", help="measure on a text of your own (default: a short fixed one)"),
-    arg("--force", action="store_true", help="replace OUT if it is there"),
-    arg("-q", "--quiet", action="store_true", help="no progress, no report"),
+    option("--perplexity-text", "FILE", "measure on a text of your own (default: a short fixed one)"),
+    option("--force", FLAG, "replace OUT if it is there"),
+    option("-q --quiet", FLAG, "no progress, no report"),
 )
 
 

@@ -11,7 +11,7 @@ import zse
 from zse import env
 from zse.bench import self_check
 from zse.cli import doctor_gpu, main, settings, terminal
-from zse.cli.parser import arg
+from zse.cli.parser import FLAG, option
 from zse.errors import ZSEError
 from zse.formats import store
 from zse.runtime import cpu, native, probe
@@ -31,7 +31,7 @@ _OPTIONAL = {
 }
 
 
-ARGUMENTS = (arg("--json", action="store_true", help="print JSON: a list of checks with state ok, note or bad"),)
+ARGUMENTS = (option("--json", FLAG, "print JSON: a list of checks with state ok, note or bad"),)
 
 
 def run(args) -> int:

@@ -3,7 +3,7 @@
 import json
 import sys
 
-from zse.cli.parser import MODEL_FILE, arg
+from zse.cli.parser import FLAG, MODEL_FILE, option
 from zse.cli.terminal import printable, size, table
 from zse.errors import FormatError, UnsupportedError
 from zse.formats import store
@@ -13,9 +13,9 @@ from zse.models.load import read_config
 
 ARGUMENTS = (
     MODEL_FILE,
-    arg("--tensors", action="store_true", help="list every tensor"),
-    arg("--metadata", action="store_true", help="list the file's own metadata"),
-    arg("--json", action="store_true", help="print JSON, always with tensors and metadata"),
+    option("--tensors", FLAG, "list every tensor"),
+    option("--metadata", FLAG, "list the file's own metadata"),
+    option("--json", FLAG, "print JSON, always with tensors and metadata"),
 )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from zse import kernels as package
 from zse.bench import kernels, own_kernels, reports, self_check
-from zse.cli.parser import Amount, Kinds, arg
+from zse.cli.parser import FLAG, Amount, Kinds, Many, arg, option
 from zse.errors import ConfigError, DeviceError, DeviceMemoryError
 from zse.kernel import cache, emit
 from zse.runtime import opening, probe
@@ -31,48 +31,40 @@ _KINDS = {
     "build": (
         "compile the kernels for an architecture and write the pack that a start reads",
         (
-            arg(
+            option(
                 "--arch",
+                "ARCH",
+                "an architecture, such as sm_90a (may be repeated); default: that of this machine's GPU",
                 action="append",
-                metavar="ARCH",
-                help="an architecture, such as sm_90a (may be repeated); default: that of this machine's GPU",
             ),
-            arg("--pack", metavar="FILE", help="write the pack to FILE instead of ZSE_HOME/kernels"),
-            arg(
+            option("--pack", "FILE", "write the pack to FILE instead of ZSE_HOME/kernels"),
+            option(
                 "--op",
-                action="append",
-                default=[],
-                metavar="NAME",
-                help="only kernels whose name starts with NAME (may be repeated); no pack is written without --pack",
+                Many("NAME"),
+                "only kernels whose name starts with NAME (may be repeated); no pack is written without --pack",
             ),
-            arg("--jobs", type=Amount(int, low=1), help="compilers at once (default: CPUs)"),
-            arg("--force", action="store_true", help="compile everything again"),
-            arg("-v", "--verbose", action="store_true", help="registers, spills and shared memory of every kernel"),
+            option("--jobs", Amount(int, low=1), "compilers at once (default: CPUs)"),
+            option("--force", FLAG, "compile everything again"),
+            option("-v --verbose", FLAG, "registers, spills and shared memory of every kernel"),
         ),
     ),
     "list": (
         "the kernels of an architecture and whether they are built",
-        (arg("--arch", metavar="ARCH", help="an architecture (default: that of this machine's GPU)"),),
+        (option("--arch", "ARCH", "an architecture (default: that of this machine's GPU)"),),
     ),
     "bench": (
         "time the package's GPU kernels, or those of FILE, beside what the memory of this machine allows; every result is "
         "checked",
         (
             arg("file", nargs="?", metavar="FILE", help="kernels of one's own (default: the package's)"),
-            arg("--op", action="append", default=[], metavar="NAME", help="only this operation (may be repeated)"),
-            arg(
-                "--only",
-                action="append",
-                default=[],
-                metavar="TEXT",
-                help="only cases with TEXT in their name (may be repeated: all of them)",
-            ),
-            arg(
+            option("--op", Many("NAME"), "only this operation (may be repeated)"),
+            option("--only", Many("TEXT"), "only cases with TEXT in their name (may be repeated: all of them)"),
+            option(
                 "--device",
-                metavar="DEVICE",
-                help="cuda, cuda:1, ...; for FILE also cpu (default: the first GPU; for FILE the CPU where there is none)",
+                "DEVICE",
+                "cuda, cuda:1, ...; for FILE also cpu (default: the first GPU; for FILE the CPU where there is none)",
             ),
-            arg("--json", metavar="FILE", help="write the figures to FILE as well"),
+            option("--json", "FILE", "write the figures to FILE as well"),
         ),
     ),
     "new": (
@@ -85,9 +77,9 @@ _KINDS = {
         "GPU kernels on the GPU; one that is wrong is not loaded from then on",
         (
             arg("file", nargs="?", metavar="FILE", help="a file as `zse kernels new` writes it"),
-            arg("--device", metavar="DEVICE", help="without FILE: cuda, cuda:1, ... (default: the first GPU)"),
-            arg("--seed", type=Amount(int, low=0), help="of the inputs (default: a fresh one, shown)"),
-            arg("--arch", default="sm_90a", metavar="ARCH", help="the GPU architecture that is emulated"),
+            option("--device", "DEVICE", "without FILE: cuda, cuda:1, ... (default: the first GPU)"),
+            option("--seed", Amount(int, low=0), "of the inputs (default: a fresh one, shown)"),
+            option("--arch", "ARCH", "the GPU architecture that is emulated", "sm_90a"),
         ),
     ),
 }

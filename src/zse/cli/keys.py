@@ -4,10 +4,10 @@ used."""
 import json
 import os
 import time
-from argparse import ArgumentTypeError, BooleanOptionalAction
+from argparse import ArgumentTypeError
 from functools import partial
 
-from zse.cli.parser import JSON, Amount, Kinds, arg
+from zse.cli.parser import JSON, SWITCH, Amount, Kinds, ReadBy, arg, option
 from zse.cli.terminal import notice, table
 from zse.errors import ConfigError
 from zse.formats import store
@@ -67,11 +67,11 @@ def _settings(*flags: str, help: str, field: str = "", **more):
 
 
 _PRICE = Amount(float, 0, 1e9, shown="PRICE")
-DATABASE = arg("--database", metavar="PATH", help="(default: server.db in ZSE_HOME)")
+DATABASE = option("--database", "PATH", "(default: server.db in ZSE_HOME)")
 NAMED = arg("name", metavar="NAME", help="its name, or the beginning of the key that `zse keys ls` shows")
 SETTINGS = (
-    arg("--tenant", type=_name, default=..., metavar="NAME", help="who owns its cached prompts (default: its name)"),
-    arg("--admin", action=BooleanOptionalAction, default=..., help="it may read the figures of all and change keys"),
+    option("--tenant", ReadBy(_name, "NAME"), "who owns its cached prompts (default: its name)", ...),
+    option("--admin", SWITCH, "it may read the figures of all and change keys", ...),
     _settings("--models", metavar="NAME,…|all", help="models that it may use"),
     _settings("--routes", metavar="PATH,…|all", help="routes that it may use, such as /v1/embeddings"),
     _settings("--rpm", metavar="N|none", help="requests a minute"),
@@ -79,9 +79,9 @@ SETTINGS = (
     _settings("--concurrency", metavar="N|none", help="answers at once"),
     _settings("--weight", metavar="W|none", help="of its share of queue and engine (default: 1)"),
     _settings("--expires", metavar="DATE|never", help="YYYY-MM-DD or YYYY-MM-DDTHH:MMZ: from then on it is no key"),
-    arg("--input-price", type=_PRICE, default=..., help="of a million tokens of prompts, for the cost in its usage"),
-    arg("--cached-price", type=_PRICE, default=..., help="of those in the prefix cache (default: as --input-price)"),
-    arg("--output-price", type=_PRICE, default=..., help="of a million tokens of answers"),
+    option("--input-price", _PRICE, "of a million tokens of prompts, for the cost in its usage", default=...),
+    option("--cached-price", _PRICE, "of those in the prefix cache (default: as --input-price)", default=...),
+    option("--output-price", _PRICE, "of a million tokens of answers", default=...),
 )
 ARGUMENTS = (
     Kinds(
@@ -97,20 +97,16 @@ ARGUMENTS = (
                 "show what keys used: requests, tokens, times, costs",
                 (
                     arg("key", nargs="?", metavar="NAME", help="of one key (default: all)"),
-                    arg(
-                        "--since", type=_time, metavar="DATE", help="from this hour on: YYYY-MM-DD or YYYY-MM-DDTHH:MMZ"
-                    ),
-                    arg("--until", type=_time, metavar="DATE", help="before this hour"),
-                    arg(
-                        "--by", choices=tuple(usage.PERIODS), default="all", help="a row for each, or for all together"
-                    ),
+                    option("--since", ReadBy(_time, "DATE"), "from this hour on: YYYY-MM-DD or YYYY-MM-DDTHH:MMZ"),
+                    option("--until", ReadBy(_time, "DATE"), "before this hour"),
+                    option("--by", tuple(usage.PERIODS), "a row for each, or for all together", "all"),
                     DATABASE,
                     JSON,
                 ),
             ),
             "audit": (
                 "show who changed keys, the latest change first",
-                (arg("--last", type=Amount(int, 1, 1 << 20), default=50, help="changes"), DATABASE, JSON),
+                (option("--last", Amount(int, 1, 1 << 20), "changes", 50), DATABASE, JSON),
             ),
             "rotate": ("give a key a new text and print it, this once; the old one ends", (NAMED, DATABASE, JSON)),
         }

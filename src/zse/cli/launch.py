@@ -6,7 +6,7 @@ import sys
 
 from zse import env, trust
 from zse.cli.agents import AGENTS, Endpoint, exports
-from zse.cli.parser import arg
+from zse.cli.parser import FLAG, arg, option
 from zse.cli.remote import KEY, SERVER, server_of
 from zse.errors import ConfigError
 
@@ -21,8 +21,8 @@ stand in them."""
 ARGUMENTS = (
     arg("agent", metavar="AGENT", choices=tuple(AGENTS), help=", ".join(AGENTS)),
     arg("model", nargs="?", metavar="MODEL", help="the model that it is to use (default: the server's first)"),
-    arg("--write", action="store_true", help="write its settings file"),
-    arg("--env", action="store_true", help="print only the variables, for a shell"),
+    option("--write", FLAG, "write its settings file"),
+    option("--env", FLAG, "print only the variables, for a shell"),
     SERVER,
     KEY,
 )

@@ -2,7 +2,7 @@
 
 import sys
 
-from zse.cli.parser import arg
+from zse.cli.parser import FLAG, arg, option
 from zse.cli.remote import KEY, SERVER, server_of
 from zse.cli.terminal import ProgressBar, size
 
@@ -13,11 +13,11 @@ EPILOG = """examples:
 
 ARGUMENTS = (
     arg("model", metavar="MODEL", help="a name that the server serves, or one of its store"),
-    arg("--pull", action="store_true", help="let the server fetch it first, if it is not in its store"),
-    arg(
+    option("--pull", FLAG, "let the server fetch it first, if it is not in its store"),
+    option(
         "--keep-alive",
-        metavar="DURATION",
-        help="how long it stays loaded without requests, such as 30m; -1s: for ever (default: the server's --idle-timeout)",
+        "DURATION",
+        "how long it stays loaded without requests, such as 30m; -1s: for ever (default: the server's --idle-timeout)",
     ),
     SERVER,
     KEY,

@@ -3,17 +3,13 @@
 import json
 import sys
 
-from zse.cli.parser import DEVICE, JSON, arg
+from zse.cli.parser import DEVICE, FLAG, JSON, option
 from zse.cli.terminal import notice, size, table
 from zse.formats import catalog, fit, store
 from zse.formats.catalog import CATALOG, CatalogEntry, HubModel
 
 ARGUMENTS = (
-    arg(
-        "--available",
-        action="store_true",
-        help="all names that can be pulled: parameters, licence, download, whether it fits",
-    ),
+    option("--available", FLAG, "all names that can be pulled: parameters, licence, download, whether it fits"),
     DEVICE,
     JSON,
 )

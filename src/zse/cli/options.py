@@ -5,7 +5,7 @@ from argparse import Action, BooleanOptionalAction
 from zse import lazy
 from zse.cli import parser as parsers
 from zse.cli import terminal
-from zse.cli.parser import Amount, Group, arg
+from zse.cli.parser import FLAG, SIZE, SWITCH, Amount, Group, ReadBy, arg, option
 from zse.engine import llm
 from zse.errors import ConfigError, ModelNotFoundError, RequestError
 from zse.formats import adapter, catalog, hub, store
@@ -26,126 +26,115 @@ class _Joined(Action):
 
 
 ENGINE = (
-    arg(
+    option(
         "--device",
-        default="auto",
-        metavar="auto|cpu|cuda|hip|metal",
-        help="where to compute; cuda:1 is the second GPU (default: the first usable NVIDIA GPU, else the CPU); hip, an AMD GPU, and metal, an Apple GPU, have never run on hardware",
+        "auto|cpu|cuda|hip|metal",
+        "where to compute; cuda:1 is the second GPU (default: the first usable NVIDIA GPU, else the CPU); hip, an AMD GPU, and metal, an Apple GPU, have never run on hardware",
+        "auto",
     ),
-    arg(
-        "--tensor-parallel-size",
-        "--tp",
-        type=Amount(int, 1, 64, shown="N"),
-        default=1,
-        help="compute each layer on N devices, a process each: N GPUs from --device on, or N shares of the CPU's threads (default: 1)",
+    option(
+        "--tensor-parallel-size --tp",
+        Amount(int, 1, 64, shown="N"),
+        "compute each layer on N devices, a process each: N GPUs from --device on, or N shares of the CPU's threads (default: 1)",
+        1,
     ),
-    arg("--threads", type=Amount(int, 1, 1024), help="CPU threads (default: ZSE_THREADS, else physical cores)"),
-    arg(
+    option("--threads", Amount(int, 1, 1024), "CPU threads (default: ZSE_THREADS, else physical cores)"),
+    option(
         "--activations",
-        choices=("auto", "int8", "f32", "bf16"),
-        default="auto",
-        help="activations of matrix products; on a CPU int8 (default) is faster, f32 is closest; on a GPU bf16",
+        ("auto", "int8", "f32", "bf16"),
+        "activations of matrix products; on a CPU int8 (default) is faster, f32 is closest; on a GPU bf16",
+        "auto",
     ),
-    arg(
+    option(
         "--kv-dtype",
-        choices=("auto", "f16", "f32", "bf16", "int8", "fp8"),
-        default="auto",
-        help="element type of the KV cache (default: f16, on a GPU bf16); int8 and fp8 take half the memory",
+        ("auto", "f16", "f32", "bf16", "int8", "fp8"),
+        "element type of the KV cache (default: f16, on a GPU bf16); int8 and fp8 take half the memory",
+        "auto",
     ),
-    arg(
-        "--max-context",
-        "--max-model-len",
-        type=Amount(int, 16, shown="TOKENS"),
-        help="longest prompt + reply (default: the model's)",
+    option(
+        "--max-context --max-model-len",
+        Amount(int, 16, shown="TOKENS"),
+        "longest prompt + reply (default: the model's)",
     ),
-    arg(
-        "--max-memory",
-        type=parsers.memory_size,
-        metavar="SIZE",
-        help="most memory for weights, KV and scratch, for example 6G or 800M (default: what is there)",
+    option(
+        "--max-memory", SIZE, "most memory for weights, KV and scratch, for example 6G or 800M (default: what is there)"
     ),
-    arg(
+    option(
         "--gpu-memory-utilization",
-        type=Amount(float, 0.01, 1.0, shown="SHARE"),
-        help="of the memory that is free on a GPU, the share that they may take together (default: 0.95)",
+        Amount(float, 0.01, 1.0, shown="SHARE"),
+        "of the memory that is free on a GPU, the share that they may take together (default: 0.95)",
     ),
-    arg(
+    option(
         "--resident-layers",
-        type=parsers.resident_layers,
-        metavar="LAYERS",
-        help="layers whose weights stay on a GPU, or auto: as many as fit; the others' stay in host memory and are copied in every step, "
+        ReadBy(parsers.resident_layers, "LAYERS"),
+        "layers whose weights stay on a GPU, or auto: as many as fit; the others' stay in host memory and are copied in every step, "
         "one ahead (default: all layers)",
     ),
-    arg(
+    option(
         "--expert-memory",
-        type=parsers.memory_size,
-        metavar="SIZE",
-        help="memory of a GPU for the experts of a mixture, for example 8G: those that tokens choose stay there, all are in host memory, "
+        SIZE,
+        "memory of a GPU for the experts of a mixture, for example 8G: those that tokens choose stay there, all are in host memory, "
         "from where a step copies what it misses (default: all experts on the GPU)",
     ),
-    arg(
+    option(
         "--lazy-experts",
-        action="store_true",
-        help="on a CPU, read the experts of a mixture when a token first chooses them: what none chooses never takes memory, and the start "
+        FLAG,
+        "on a CPU, read the experts of a mixture when a token first chooses them: what none chooses never takes memory, and the start "
         "reads the rest only; first tokens wait for their experts",
     ),
-    arg(
+    option(
         "--quantize",
-        choices=("int4", "int8", "fp8"),
-        help="quantize 16- and 32-bit weights while loading (`zse convert` does it once for all; fp8 is for GPUs)",
+        ("int4", "int8", "fp8"),
+        "quantize 16- and 32-bit weights while loading (`zse convert` does it once for all; fp8 is for GPUs)",
     ),
-    arg(
+    option(
         "--verify",
-        dest="verify_weights",
-        action=BooleanOptionalAction,
-        help="compare the checksums of all weights of a .zse before the first token, on every device; one that differs ends "
+        SWITCH,
+        "compare the checksums of all weights of a .zse before the first token, on every device; one that differs ends "
         "the start (default: on a CPU those that are stored as they are computed with, which costs no time; on a GPU none)",
+        dest="verify_weights",
     ),
 )
 SERVING = (
-    arg(
+    option(
         "--max-tokens-per-step",
-        type=Amount(int, 1, 65536, shown="TOKENS"),
-        help="tokens of one step, replies first, the rest for chunks of prompts (default: 256, on a GPU 512 to 2048)",
+        Amount(int, 1, 65536, shown="TOKENS"),
+        "tokens of one step, replies first, the rest for chunks of prompts (default: 256, on a GPU 512 to 2048)",
     ),
-    arg(
+    option(
         "--num-pages",
-        type=Amount(int, 1, 1 << 22),
-        help="size of the KV cache in pages of 16 tokens, whatever --page-size is, of one group of layers where some see a "
+        Amount(int, 1, 1 << 22),
+        "size of the KV cache in pages of 16 tokens, whatever --page-size is, of one group of layers where some see a "
         "window only (default: what memory holds, at most a context for each request)",
     ),
-    arg(
+    option(
         "--page-size",
-        type=parsers.page_size,
-        default=0,
-        metavar="auto|16|32|64|128",
-        help="tokens of a KV page: small pages waste less and share prefixes more finely, large ones cost less time in long "
+        ReadBy(parsers.page_size, "auto|16|32|64|128"),
+        "tokens of a KV page: small pages waste less and share prefixes more finely, large ones cost less time in long "
         "contexts (default: auto, 16 up to a context of 8192 tokens, then more where the cache has many pages a request)",
+        0,
     ),
-    arg(
+    option(
         "--kv-layout",
-        choices=("paged", "contiguous"),
-        default="paged",
-        help="contiguous: each request reserves the KV memory of a whole context in a row and shares nothing, so without "
+        ("paged", "contiguous"),
+        "contiguous: each request reserves the KV memory of a whole context in a row and shares nothing, so without "
         "a prefix cache; for comparison",
+        "paged",
     ),
-    arg(
-        "--graphs",
-        action=BooleanOptionalAction,
-        default=True,
-        help="on a GPU, replay steps as captured graphs; without, launch by launch (default: on)",
+    option(
+        "--graphs", SWITCH, "on a GPU, replay steps as captured graphs; without, launch by launch (default: on)", True
     ),
-    arg(
+    option(
         "--warm-grammars",
-        action=BooleanOptionalAction,
-        help="start the process of structured output when the server has been idle for a second, and keep it: 50 MB for "
+        SWITCH,
+        "start the process of structured output when the server has been idle for a second, and keep it: 50 MB for "
         "49,000 tokens, 150 MB for 262,000; without, the first such request waits 0.4 to 2 s for it (default: on beside "
         "weights of a GiB or more)",
     ),
-    arg(
+    option(
         "--lazy-masks",
-        action=BooleanOptionalAction,
-        help="structured output: draw a token first and compute the mask of the vocabulary only where the grammar refuses "
+        SWITCH,
+        "structured output: draw a token first and compute the mask of the vocabulary only where the grammar refuses "
         "it; the distribution is the same, and so are greedy replies (default: on, on a GPU off)",
     ),
     arg(
@@ -154,172 +143,149 @@ SERVING = (
         action="store_false",
         help="compute every prompt from its beginning, instead of keeping KV pages for requests that begin alike",
     ),
-    arg(
+    option(
         "--cache-policy",
-        choices=("lru", "lfu", "smart"),
-        default="lru",
-        help="which cached pages go first: the least recently or least frequently used, or those that were worth the "
-        "least",
+        ("lru", "lfu", "smart"),
+        "which cached pages go first: the least recently or least frequently used, or those that were worth the least",
+        "lru",
     ),
-    arg(
+    option(
         "--cache-host-memory",
-        type=parsers.memory_size,
-        default=0,
-        metavar="SIZE",
-        help="host memory for KV pages that leave the device, cold prefixes and preempted requests (default: none)",
+        SIZE,
+        "host memory for KV pages that leave the device, cold prefixes and preempted requests (default: none)",
+        0,
     ),
-    arg(
+    option(
         "--cache-idle-memory",
-        type=parsers.memory_size,
-        metavar="SIZE",
-        help="cached KV pages that an engine on a CPU keeps when it has been idle for 10 s; the rest goes back to the "
+        SIZE,
+        "cached KV pages that an engine on a CPU keeps when it has been idle for 10 s; the rest goes back to the "
         "system (default: twice the weights, at least 256M)",
     ),
-    arg(
+    option(
         "--cache-disk",
-        metavar="FOLDER",
-        help="keep cold prefixes in files of this private folder, where the next start of the model finds them; whoever "
+        "FOLDER",
+        "keep cold prefixes in files of this private folder, where the next start of the model finds them; whoever "
         "reads it can learn what users said",
     ),
-    arg(
-        "--cache-disk-size",
-        type=parsers.memory_size,
-        default=4 << 30,
-        metavar="SIZE",
-        help="most bytes of such files for each model (default: 4G)",
-    ),
-    arg(
+    option("--cache-disk-size", SIZE, "most bytes of such files for each model (default: 4G)", 4 << 30),
+    option(
         "--state-memory",
-        type=parsers.memory_size,
-        metavar="SIZE",
-        help="of models with recurrent layers, memory of the device for their states beside cached prefixes, from which "
+        SIZE,
+        "of models with recurrent layers, memory of the device for their states beside cached prefixes, from which "
         "prompts that begin alike go on (default: an eighth of what the KV cache may take, at least one state a request)",
     ),
-    arg(
+    option(
         "--state-interval",
-        type=int,
-        metavar="N",
-        help="of such models, keep the state every N tokens, beside the beginnings of the last messages (default: as many "
+        ReadBy(int, "N"),
+        "of such models, keep the state every N tokens, beside the beginnings of the last messages (default: as many "
         "tokens as have the bytes of a state in the KV cache, at least 512 and a step's)",
     ),
-    arg(
+    option(
         "--role",
-        choices=("both", "prefill", "decode"),
-        default="both",
-        help="prefill computes prompts for other engines alone, decode asks others for the KV pages of its long prompts "
+        ("both", "prefill", "decode"),
+        "prefill computes prompts for other engines alone, decode asks others for the KV pages of its long prompts "
         "(default: both, which listens and asks where it is told to)",
+        "both",
     ),
-    arg(
+    option(
         "--kv-listen",
-        metavar="ADDRESS",
-        help="compute prompts of other engines that ask at HOST:PORT or unix:/PATH; what is sent is signed, not encrypted",
+        "ADDRESS",
+        "compute prompts of other engines that ask at HOST:PORT or unix:/PATH; what is sent is signed, not encrypted",
     ),
-    arg(
+    option(
         "--kv-peers",
-        metavar="ADDRESSES",
-        help="engines that are asked for KV pages of long prompts, separated by commas; the one that knows the most of a "
+        "ADDRESSES",
+        "engines that are asked for KV pages of long prompts, separated by commas; the one that knows the most of a "
         "prompt first",
     ),
-    arg(
-        "--kv-secret",
-        metavar="FILE",
-        help="a private file of 16 random bytes and more, the same for engines that listen and ask",
+    option(
+        "--kv-secret", "FILE", "a private file of 16 random bytes and more, the same for engines that listen and ask"
     ),
-    arg(
+    option(
         "--deterministic",
-        action="store_true",
-        help="on a GPU, the same bits alone and in any batch, at the price of speed (a CPU gives them always)",
+        FLAG,
+        "on a GPU, the same bits alone and in any batch, at the price of speed (a CPU gives them always)",
     ),
-    arg(
+    option(
         "--speculation",
-        choices=("none", "ngram", "draft"),
-        help="verify several drafts of a reply in one step, where that pays: ngram takes what followed the same tokens "
+        ("none", "ngram", "draft"),
+        "verify several drafts of a reply in one step, where that pays: ngram takes what followed the same tokens "
         "before, draft a --draft-model; the replies are the same (default: ngram, draft with a draft model)",
     ),
-    arg(
+    option(
         "--draft-model",
-        metavar="MODEL",
-        help="a smaller model with the same vocabulary, a stored name or a path, whose drafts are verified",
+        "MODEL",
+        "a smaller model with the same vocabulary, a stored name or a path, whose drafts are verified",
     ),
-    arg(
+    option(
         "--draft-tokens",
-        type=Amount(int, 1, 31, shown="K"),
-        help="most drafts of a request in a step; fewer where they do not pay (default: 7, of a draft model 4)",
+        Amount(int, 1, 31, shown="K"),
+        "most drafts of a request in a step; fewer where they do not pay (default: 7, of a draft model 4)",
     ),
-    arg(
+    option(
         "--mmproj",
-        metavar="FILE",
-        help="what a GGUF model sees with, a stored name or a path (default: the mmproj-*.gguf beside the model)",
+        "FILE",
+        "what a GGUF model sees with, a stored name or a path (default: the mmproj-*.gguf beside the model)",
     ),
-    arg(
-        "--image-cache",
-        type=parsers.memory_size,
-        metavar="SIZE",
-        help="host memory for embeddings of images that may come again (default: 256M)",
+    option("--image-cache", SIZE, "host memory for embeddings of images that may come again (default: 256M)"),
+    option(
+        "--batching", ("continuous", "static"), "static: a batch runs to its end before the next begins", "continuous"
     ),
-    arg(
-        "--batching",
-        choices=("continuous", "static"),
-        default="continuous",
-        help="static: a batch runs to its end before the next begins",
-    ),
-    arg(
+    option(
         "--chunked-prefill",
-        action=BooleanOptionalAction,
-        default=True,
-        help="prompts are computed in chunks beside running replies; without it replies wait for them (default: on)",
+        SWITCH,
+        "prompts are computed in chunks beside running replies; without it replies wait for them (default: on)",
+        True,
     ),
-    arg(
+    option(
         "--mixed-ratio",
-        type=parsers.mixed_ratio,
-        metavar="X",
-        help="a step with a prompt's chunk may take so many times a step without; 0: a fixed number of tokens (default: "
+        ReadBy(parsers.mixed_ratio, "X"),
+        "a step with a prompt's chunk may take so many times a step without; 0: a fixed number of tokens (default: "
         "3, on a GPU 0)",
     ),
-    arg(
+    option(
         "--preemption",
-        choices=("recompute", "swap", "auto"),
-        default="auto",
-        help="when the KV cache is full, the last request in order is computed again later, or goes to host memory, or "
+        ("recompute", "swap", "auto"),
+        "when the KV cache is full, the last request in order is computed again later, or goes to host memory, or "
         "what is quicker (default: auto); at most three times",
+        "auto",
     ),
-    arg(
+    option(
         "--fair-share",
-        action=BooleanOptionalAction,
-        default=True,
-        help="API keys get the engine in proportion to their weights, however much each asks (default: on)",
+        SWITCH,
+        "API keys get the engine in proportion to their weights, however much each asks (default: on)",
+        True,
     ),
-    arg(
+    option(
         "--tenant-weight",
+        ReadBy(parsers.tenant_weight, "NAME=W"),
+        "weight of an API key's share, by its name; others have 1; may be repeated",
         dest="tenant_weights",
-        type=parsers.tenant_weight,
         action=_Joined,
-        metavar="NAME=W",
-        help="weight of an API key's share, by its name; others have 1; may be repeated",
     ),
-    arg(
+    option(
         "--ageing-ms",
-        type=Amount(int, 0, 3_600_000, shown="MS"),
-        default=10_000,
-        help="a request goes ahead of those that came up to so much earlier for each level of priority above theirs "
+        Amount(int, 0, 3_600_000, shown="MS"),
+        "a request goes ahead of those that came up to so much earlier for each level of priority above theirs "
         "(default: 10000)",
+        10_000,
     ),
-    arg(
+    option(
         "--reserve-output",
-        action=BooleanOptionalAction,
-        default=True,
-        help="admit a request only when the KV cache has room for the reply that is expected too (default: on)",
+        SWITCH,
+        "admit a request only when the KV cache has room for the reply that is expected too (default: on)",
+        True,
     ),
-    arg(
+    option(
         "--adapter-slots",
-        type=Amount(int, 0, 1024),
-        help="LoRA adapters that may be in the device's memory at once, all that running requests have (default: 16 with --adapter, else 0: "
+        Amount(int, 0, 1024),
+        "LoRA adapters that may be in the device's memory at once, all that running requests have (default: 16 with --adapter, else 0: "
         "none can be loaded)",
     ),
-    arg(
+    option(
         "--adapter-rank",
-        type=Amount(int, 1, 1024),
-        help="the largest rank that a slot holds (default: 16, or what --adapter needs)",
+        Amount(int, 1, 1024),
+        "the largest rank that a slot holds (default: 16, or what --adapter needs)",
     ),
 )
 ENGINE_OPTIONS = Group("engine", ENGINE)
@@ -328,35 +294,35 @@ ENGINE_OPTIONS = Group("engine", ENGINE)
 # How requests are scheduled and what is cached: every policy can be chosen and switched off, for comparison.
 def quota(name: str, gib: int, of: str):
     """The row of an option that bounds bytes. of: what they are of."""
-    return arg(name, type=parsers.memory_size, default=gib << 30, metavar="SIZE", help=f"bytes {of} (default: {gib}G)")
+    return option(name, SIZE, f"bytes {of} (default: {gib}G)", gib << 30)
 
 
 # Of `zse serve`, about documents.
 DOCUMENT_OPTIONS = (
-    arg(
+    option(
         "--documents",
-        metavar="PATH|none",
-        help="a SQLite file with documents that answers may cite, made with the first one (default: documents.db beside the "
+        "PATH|none",
+        "a SQLite file with documents that answers may cite, made with the first one (default: documents.db beside the "
         "database, else in ZSE_HOME)",
     ),
     quota("--document-quota", 4, "that the documents of a tenant may take"),
-    arg(
+    option(
         "--ann-from",
-        type=Amount(int, 0, shown="VECTORS"),
-        default=0,
-        help="vectors of a tenant's documents from which an approximate index answers, which needs the extra ann (default: 0, never: exact)",
+        Amount(int, 0, shown="VECTORS"),
+        "vectors of a tenant's documents from which an approximate index answers, which needs the extra ann (default: 0, never: exact)",
+        0,
     ),
-    arg(
+    option(
         "--ocr-command",
-        metavar="COMMAND",
-        help="reads pages of documents that are images, such as 'tesseract {image} stdout' (default: such pages have no text)",
+        "COMMAND",
+        "reads pages of documents that are images, such as 'tesseract {image} stdout' (default: such pages have no text)",
     ),
 )
 # Of `zse serve`, about images in requests.
 IMAGE_OPTIONS = (
-    arg("--max-images", type=Amount(int, 1, 256), default=32, help="images of one request (default: 32)"),
-    arg("--max-image-bytes", type=parsers.memory_size, default=20 << 20, metavar="SIZE", help="of one (default: 20M)"),
-    arg("--max-image-pixels", type=Amount(int, 1, 1 << 28), default=36_000_000, help="of one (default: 36000000)"),
+    option("--max-images", Amount(int, 1, 256), "images of one request (default: 32)", 32),
+    option("--max-image-bytes", SIZE, "of one (default: 20M)", 20 << 20),
+    option("--max-image-pixels", Amount(int, 1, 1 << 28), "of one (default: 36000000)", 36_000_000),
 )
 SERVING_OPTIONS = Group("scheduling and cache", SERVING)
 
@@ -458,10 +424,10 @@ def locate(model: str, quantize: str | None = None, device: str = "auto") -> str
             return str(pulled)
 
 
-ADAPTER = arg(
+ADAPTER = option(
     "--adapter",
-    metavar="FOLDER",
-    help="reply with this LoRA adapter of the model, a folder as PEFT writes it (adapter_config.json, adapter_model.safetensors)",
+    "FOLDER",
+    "reply with this LoRA adapter of the model, a folder as PEFT writes it (adapter_config.json, adapter_model.safetensors)",
 )
 ADAPTER_RANK = 16  # of slots, at least
 

@@ -84,6 +84,46 @@ def arg(*names: str, **settings: "Any") -> "tuple[tuple[str, ...], dict[str, Any
     return names, settings
 
 
+FLAG, SWITCH = "flag", "switch"  # kinds of option(): given or not; --NAME or --no-NAME
+
+
+class ReadBy(namedtuple("ReadBy", "read metavar")):
+    """A kind of option(): what reads the value, and what stands for it in the help."""
+
+    __slots__ = ()
+
+
+class Many(namedtuple("Many", "metavar")):
+    """A kind of option(): a text, and the option may be repeated."""
+
+    __slots__ = ()
+
+
+def option(
+    names: str,
+    kind: "str | tuple[str, ...] | Amount | ReadBy | Many",
+    help: str,
+    default: "Any" = None,
+    **settings: "Any",
+) -> "Argument":
+    """A row of a command's table of arguments that is an option. names: with a space between. kind: FLAG, SWITCH, an Amount, a
+    ReadBy, a Many, the words that it takes, or what stands for a text in the help. default: None: what the help says."""
+    settings["help"] = help
+    if kind in (FLAG, SWITCH):
+        settings["action"] = "store_true" if kind == FLAG else argparse.BooleanOptionalAction
+    elif isinstance(kind, Amount):
+        settings["type"] = kind
+    elif isinstance(kind, ReadBy):
+        settings |= {"type": kind.read, "metavar": kind.metavar}
+    elif isinstance(kind, Many):
+        settings |= {"action": "append", "metavar": kind.metavar, "default": []}
+    else:
+        settings["metavar" if isinstance(kind, str) else "choices"] = kind
+    if default is not None:
+        settings["default"] = default
+    return arg(*names.split(), **settings)
+
+
 class Group(namedtuple("Group", "title arguments is_exclusive", defaults=(False,))):
     """Arguments under a title of their own; is_exclusive: of which one at most may be given."""
 
@@ -136,18 +176,18 @@ class Amount:
         raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}{told}")
 
 
-DEVICE = arg(
+DEVICE = option(
     "--device",
-    default="auto",
-    metavar="auto|cpu|cuda|hip|metal",
-    help="whose memory a file of a catalog model should fit (default: the first usable GPU's, else RAM)",
+    "auto|cpu|cuda|hip|metal",
+    "whose memory a file of a catalog model should fit (default: the first usable GPU's, else RAM)",
+    "auto",
 )
-CONFIG = arg(
+CONFIG = option(
     "--config",
-    metavar="FILE",
-    help="a TOML file with values of these options (default: ZSE_CONFIG, else zse.toml under ZSE_HOME, if it is there); none: no file",
+    "FILE",
+    "a TOML file with values of these options (default: ZSE_CONFIG, else zse.toml under ZSE_HOME, if it is there); none: no file",
 )
-JSON = arg("--json", action="store_true", help="print JSON")
+JSON = option("--json", FLAG, "print JSON")
 MODEL = arg("model", metavar="MODEL", help="a name, hf:ORG/NAME, or a path")
 MODEL_FILE = arg(
     "model", metavar="MODEL", help="a stored name, or the path of a .zse, .gguf or .safetensors file or a folder"
@@ -193,3 +233,6 @@ def memory_size(text: str) -> int:
     if not 1 <= value < 1 << 50:
         raise argparse.ArgumentTypeError(f"{one_line(text)!r} is not a size such as 6G or 800M")
     return int(value)
+
+
+SIZE = ReadBy(memory_size, "SIZE")

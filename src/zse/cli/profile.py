@@ -5,7 +5,7 @@ import json
 from zse.bench import floors, process, profile, reports
 from zse.cli import options
 from zse.cli.options import ENGINE_OPTIONS
-from zse.cli.parser import MODEL, Amount, arg
+from zse.cli.parser import MODEL, Amount, option
 from zse.engine import config as engine_config
 from zse.engine import load, metrics
 from zse.errors import ConfigError
@@ -22,10 +22,10 @@ is a GPU's reading; a GPU's multiply-adds are those of its clock and units."""
 
 ARGUMENTS = (
     MODEL,
-    arg("--rows", type=Amount(int, 1, 1024), default=1, help="sequences that decode together"),
-    arg("--prompt-tokens", type=Amount(int, 1), default=512, help="random tokens of each prompt"),
-    arg("--steps", type=Amount(int, 1, 10_000), default=16, help="decode steps, of which the median is shown"),
-    arg("-o", "--output", metavar="FILE", help="write both steps to FILE as a Chrome trace"),
+    option("--rows", Amount(int, 1, 1024), "sequences that decode together", 1),
+    option("--prompt-tokens", Amount(int, 1), "random tokens of each prompt", 512),
+    option("--steps", Amount(int, 1, 10_000), "decode steps, of which the median is shown", 16),
+    option("-o --output", "FILE", "write both steps to FILE as a Chrome trace"),
     ENGINE_OPTIONS,
 )
 

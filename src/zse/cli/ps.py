@@ -3,7 +3,7 @@
 import json
 import sys
 
-from zse.cli.parser import JSON, arg
+from zse.cli.parser import FLAG, JSON, option
 from zse.cli.remote import KEY, SERVER, RemoteServer
 from zse.cli.terminal import notice, size, table
 from zse.errors import ZSEError
@@ -15,7 +15,7 @@ EPILOG = """examples:
 
 Each server leaves its address in ZSE_HOME/servers/ while it runs, in a file that its user alone can read."""
 
-ARGUMENTS = (SERVER, KEY, JSON, arg("-q", "--quiet", action="store_true", help="names of loaded models only"))
+ARGUMENTS = (SERVER, KEY, JSON, option("-q --quiet", FLAG, "names of loaded models only"))
 
 
 def run(args) -> int:

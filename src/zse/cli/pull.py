@@ -1,6 +1,6 @@
 """zse pull: fetch a model into the store."""
 
-from zse.cli.parser import DEVICE, arg
+from zse.cli.parser import DEVICE, FLAG, arg, option
 from zse.cli.terminal import ProgressBar, notice
 from zse.formats import hub
 from zse.models import registry
@@ -21,8 +21,8 @@ interrupted continues where it stopped; every file is checked before the model a
 ARGUMENTS = (
     arg("model", metavar="MODEL", help="a catalog name, NAME:QUANTIZATION, or hf:ORG/NAME[@REV][:FILE]"),
     DEVICE,
-    arg("--force", action="store_true", help="fetch again even if it is there; replaces the stored model when done"),
-    arg("-q", "--quiet", action="store_true", help="no progress; only the model's path, or the error"),
+    option("--force", FLAG, "fetch again even if it is there; replaces the stored model when done"),
+    option("-q --quiet", FLAG, "no progress; only the model's path, or the error"),
 )
 
 

@@ -8,7 +8,7 @@ import sys
 from urllib.parse import urlencode
 
 from zse.cli import rag_bench
-from zse.cli.parser import JSON, Amount, Kinds, arg
+from zse.cli.parser import JSON, Amount, Kinds, Many, arg, option
 from zse.cli.remote import server_of
 from zse.cli.terminal import notice, printable, reply_writer, size, table
 from zse.errors import ConfigError, ZSEError
@@ -29,23 +29,17 @@ EPILOG = """examples:
 A file that was added before becomes a new version of its document; one that did not change stays as it is."""
 
 MOST_FILES = 10_000  # of one command
-SERVER = arg(
-    "--server",
-    "--url",
-    metavar="URL",
-    dest="server",
-    help="its address (default: the server of this user that runs here)",
-)
-KEY = arg("--api-key", metavar="KEY", help="a key, where the server asks for one (default: ZSE_API_KEY)")
-MODEL = arg("--model", metavar="NAME", help="of the server's models (default: its first)")
+SERVER = option("--server --url", "URL", "its address (default: the server of this user that runs here)", dest="server")
+KEY = option("--api-key", "KEY", "a key, where the server asks for one (default: ZSE_API_KEY)")
+MODEL = option("--model", "NAME", "of the server's models (default: its first)")
 EXTENSIONS = {extension for kind in kinds.KINDS.values() for extension in kind.extensions}
 STAGES = ("bm25", "tfidf", "dense", "rerank")
 _WHERE = (SERVER, KEY, JSON)
 _HOW = (
     MODEL,
-    arg("--top-k", type=Amount(int, 1, 50), default=5, help="passages"),
-    arg("--stages", metavar="NAME,…", help=f"of {', '.join(STAGES)} (default: all but rerank)"),
-    arg("--document", action="append", default=[], metavar="ID", help="only in this one; may be repeated"),
+    option("--top-k", Amount(int, 1, 50), "passages", 5),
+    option("--stages", "NAME,…", f"of {', '.join(STAGES)} (default: all but rerank)"),
+    option("--document", Many("ID"), "only in this one; may be repeated"),
 )
 ARGUMENTS = (
     Kinds(
@@ -54,14 +48,10 @@ ARGUMENTS = (
                 "add files, and the files of folders",
                 (
                     arg("files", nargs="+", metavar="FILE|FOLDER", help="what to add"),
-                    arg("--id", metavar="ID", help="of the document, of one file (default: made of its path)"),
-                    arg("--password", metavar="TEXT", help="of encrypted files"),
-                    arg("--chunk-tokens", type=Amount(int, 32, 4096), help="most tokens of a passage (default: 512)"),
-                    arg(
-                        "--overlap-tokens",
-                        type=Amount(int, 0, 2048),
-                        help="that a passage repeats (default: an eighth)",
-                    ),
+                    option("--id", "ID", "of the document, of one file (default: made of its path)"),
+                    option("--password", "TEXT", "of encrypted files"),
+                    option("--chunk-tokens", Amount(int, 32, 4096), "most tokens of a passage (default: 512)"),
+                    option("--overlap-tokens", Amount(int, 0, 2048), "that a passage repeats (default: an eighth)"),
                     MODEL,
                     *_WHERE,
                 ),

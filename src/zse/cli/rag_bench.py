@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from zse.cli.options import ENGINE_OPTIONS, locate, open_llm
-from zse.cli.parser import JSON, Amount, arg
+from zse.cli.parser import JSON, Amount, ReadBy, arg, option
 from zse.engine.messages import Measured, TokenLogprob
 from zse.rag import evaluate
 from zse.sampling.params import SamplingParams
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 ARGUMENTS = (
     arg("model", metavar="MODEL", nargs="?", help="a name, or a path (default: none; words alone, tokens are words)"),
-    arg("--seed", type=Amount(int, 0, 1 << 31), action="append", metavar="N", help="of the set; may be repeated"),
-    arg("--per-kind", type=Amount(int, 2, 200), default=16, help="passages of each kind of document"),
-    arg(
+    option("--seed", ReadBy(Amount(int, 0, 1 << 31), "N"), "of the set; may be repeated", action="append"),
+    option("--per-kind", Amount(int, 2, 200), "passages of each kind of document", 16),
+    option(
         "--rerank",
-        choices=(relevance.YES_NO, relevance.LIKELIHOOD),
-        help="the model also judges the best ten passages of each question, by its yes or no or by how likely they make it",
+        (relevance.YES_NO, relevance.LIKELIHOOD),
+        "the model also judges the best ten passages of each question, by its yes or no or by how likely they make it",
     ),
-    arg("--read", type=Amount(int, 0, 10_000), default=0, help="questions that the model answers from either form"),
+    option("--read", Amount(int, 0, 10_000), "questions that the model answers from either form", 0),
     JSON,
     ENGINE_OPTIONS,
 )

@@ -6,7 +6,7 @@ from http.client import HTTPConnection, HTTPException
 from urllib.parse import quote, urlsplit
 
 from zse import env
-from zse.cli.parser import arg
+from zse.cli.parser import option
 from zse.errors import ConfigError, ZSEError
 from zse.server import presence
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, BinaryIO
 
-SERVER = arg("--server", metavar="URL", help="its address (default: the server of this user that runs here)")
-KEY = arg("--api-key", metavar="KEY", help="an admin's key, where the server asks for one (default: ZSE_API_KEY)")
+SERVER = option("--server", "URL", "its address (default: the server of this user that runs here)")
+KEY = option("--api-key", "KEY", "an admin's key, where the server asks for one (default: ZSE_API_KEY)")
 SILENT_S = 3600.0  # a load may take long and says nothing unless it is streamed
 
 

@@ -2,15 +2,12 @@
 
 import sys
 
-from zse.cli.parser import arg
+from zse.cli.parser import FLAG, arg, option
 from zse.cli.terminal import size
 from zse.errors import ConfigError
 from zse.formats import store
 
-ARGUMENTS = (
-    arg("models", metavar="MODEL", nargs="+", help="a stored name"),
-    arg("-y", "--yes", action="store_true", help="do not ask"),
-)
+ARGUMENTS = (arg("models", metavar="MODEL", nargs="+", help="a stored name"), option("-y --yes", FLAG, "do not ask"))
 
 
 def run(args) -> int:

@@ -5,7 +5,7 @@ import sys
 
 from zse.bench import process
 from zse.cli.options import ADAPTER, ENGINE_OPTIONS, add_sampling_options, open_adapted, sampling_params, text_of
-from zse.cli.parser import CONFIG, Group, arg
+from zse.cli.parser import CONFIG, FLAG, Group, arg, option
 from zse.cli.terminal import reply_writer
 from zse.engine.metrics import since_exec_clock
 from zse.errors import ConfigError
@@ -28,19 +28,17 @@ DEFAULT_MAX_TOKENS = 512
 ARGUMENTS = (
     arg("model", metavar="MODEL", help="a name, hf:ORG/NAME, or a path; a missing catalog model is fetched"),
     arg("prompt", metavar="PROMPT", nargs="*", help="the words of the prompt; - stands for standard input"),
-    arg("--system", metavar="TEXT", help="system message (default: the model's own, if its template has one)"),
+    option("--system", "TEXT", "system message (default: the model's own, if its template has one)"),
     ADAPTER,
-    arg("--raw", action="store_true", help="continue the text as it is: no chat template (base models always do)"),
-    arg(
-        "--stats", action="store_true", help="print speed, memory and the start-up phases to standard error at the end"
-    ),
+    option("--raw", FLAG, "continue the text as it is: no chat template (base models always do)"),
+    option("--stats", FLAG, "print speed, memory and the start-up phases to standard error at the end"),
     Group(
         "structure",
         (
-            arg("--json-schema", metavar="FILE", help="the reply is JSON of this schema; - for any JSON object"),
-            arg("--regex", metavar="PATTERN", help="the reply is text that the whole pattern matches"),
-            arg("--choice", metavar="TEXT", action="append", help="the reply is one of these texts (give several)"),
-            arg("--grammar", metavar="FILE", help="the reply is text of a grammar in GBNF or Lark"),
+            option("--json-schema", "FILE", "the reply is JSON of this schema; - for any JSON object"),
+            option("--regex", "PATTERN", "the reply is text that the whole pattern matches"),
+            option("--choice", "TEXT", "the reply is one of these texts (give several)", action="append"),
+            option("--grammar", "FILE", "the reply is text of a grammar in GBNF or Lark"),
         ),
         is_exclusive=True,
     ),

@@ -3,10 +3,8 @@
 import functools
 import gc
 import os
-from argparse import BooleanOptionalAction
 
 from zse import env, lazy
-from zse.cli import parser as parsers
 from zse.cli import settings
 from zse.cli.options import (
     DOCUMENT_OPTIONS,
@@ -19,7 +17,7 @@ from zse.cli.options import (
     values_of,
     words_of,
 )
-from zse.cli.parser import CONFIG, Amount, Parser, add, arg
+from zse.cli.parser import CONFIG, FLAG, SIZE, SWITCH, Amount, Many, Parser, add, arg, option
 from zse.engine import process as engine_process
 from zse.engine import worker
 from zse.engine.metrics import since_exec_clock
@@ -65,182 +63,154 @@ ARGUMENTS = (
         help="a name from `zse ls`, a catalog name or a path (default: smollm2, fetched if missing); "
         "the first is loaded at once, others when a request names them",
     ),
-    arg("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)"),
-    arg(
-        "--port",
-        type=Amount(int, 0, 65535, shown="PORT"),
-        default=8000,
-        help="port (default: 8000; 0 takes a free one)",
-    ),
-    arg("--model-name", metavar="NAME", help="what the API calls the (first) model (default: its short name)"),
-    arg(
+    option("--host", "HOST", "address to listen on (default: 127.0.0.1, this machine only)", "127.0.0.1"),
+    option("--port", Amount(int, 0, 65535, shown="PORT"), "port (default: 8000; 0 takes a free one)", 8000),
+    option("--model-name", "NAME", "what the API calls the (first) model (default: its short name)"),
+    option(
         "--any-model-name",
-        action="store_true",
-        help="requests may give any name: one that no model has means the first model, for clients whose names are fixed",
+        FLAG,
+        "requests may give any name: one that no model has means the first model, for clients whose names are fixed",
     ),
-    arg(
+    option(
         "--spare-engines",
-        type=Amount(int, 0, 16),
-        help="engine processes kept ready without a model, so that the next load is quick; each holds "
+        Amount(int, 0, 16),
+        "engine processes kept ready without a model, so that the next load is quick; each holds "
         "a GPU context (default: 1 when several models are served, else 0)",
     ),
-    arg(
+    option(
         "--idle-timeout",
-        type=Amount(float, above=0, shown="SECONDS"),
-        help="unload a model that has had no request for so long; the next loads it (default: never)",
+        Amount(float, above=0, shown="SECONDS"),
+        "unload a model that has had no request for so long; the next loads it (default: never)",
     ),
-    arg(
+    option(
         "--keep-in-memory",
-        type=parsers.memory_size,
-        default=0,
-        metavar="SIZE",
-        help="lock the files of models that were unloaded in memory, the last ones up to this size, so that the next load need "
+        SIZE,
+        "lock the files of models that were unloaded in memory, the last ones up to this size, so that the next load need "
         "not read the disk (default: what the system's page cache keeps)",
+        0,
     ),
-    arg("--max-loaded", type=Amount(int, 1), help="models that may be loaded at once (default: what memory holds)"),
-    arg(
+    option("--max-loaded", Amount(int, 1), "models that may be loaded at once (default: what memory holds)"),
+    option(
         "--adapter",
-        action="append",
-        default=[],
-        metavar="[MODEL:]NAME=FOLDER",
-        help="a LoRA adapter of a model (default: the first), a folder as PEFT writes it; requests name it MODEL:NAME; may be repeated",
+        Many("[MODEL:]NAME=FOLDER"),
+        "a LoRA adapter of a model (default: the first), a folder as PEFT writes it; requests name it MODEL:NAME; may be repeated",
     ),
     ENGINE_OPTIONS,
     SERVING_OPTIONS,
-    arg(
+    option(
         "--cache-converted",
-        action=BooleanOptionalAction,
-        help="keep a copy of what is packed or quantized while it is loaded in the store, made beside the first requests; the "
+        SWITCH,
+        "keep a copy of what is packed or quantized while it is loaded in the store, made beside the first requests; the "
         "next start copies it (`zse ls` lists it, `zse rm` deletes it; one of a model that has changed is not used; default: on a "
         "CPU of GGUF files that this server has unloaded, for their next load, up to 8 GiB of copies)",
     ),
-    arg(
-        "--max-rows",
-        "--max-concurrency",
-        type=Amount(int, 1, 1024),
-        help="requests that run at once (default: 64, on a GPU 256 where memory allows)",
+    option(
+        "--max-rows --max-concurrency",
+        Amount(int, 1, 1024),
+        "requests that run at once (default: 64, on a GPU 256 where memory allows)",
     ),
-    arg(
+    option(
         "--max-queue",
-        type=Amount(int, 0, 65536),
-        help="requests that may wait; more are answered 503 (default: what is begun within --queue-timeout, from 16 to 4,096)",
+        Amount(int, 0, 65536),
+        "requests that may wait; more are answered 503 (default: what is begun within --queue-timeout, from 16 to 4,096)",
     ),
-    arg(
+    option(
         "--max-queue-tokens",
-        type=Amount(int, 1, shown="TOKENS"),
-        help="prompt tokens that may wait (default: what is begun within --queue-timeout, from 16,384 to 4,194,304)",
+        Amount(int, 1, shown="TOKENS"),
+        "prompt tokens that may wait (default: what is begun within --queue-timeout, from 16,384 to 4,194,304)",
     ),
-    arg(
+    option(
         "--queue-timeout",
-        type=Amount(float, 0.1, 86400.0, shown="SECONDS"),
-        default=30.0,
-        help="how long a request may be expected to wait, by the rate at which requests begin",
+        Amount(float, 0.1, 86400.0, shown="SECONDS"),
+        "how long a request may be expected to wait, by the rate at which requests begin",
+        30.0,
     ),
-    arg(
+    option(
         "--max-wait",
-        type=Amount(float, 0.1, 86400.0, shown="SECONDS"),
-        default=600.0,
-        help="a request that has not begun after so long is answered 503 after all",
+        Amount(float, 0.1, 86400.0, shown="SECONDS"),
+        "a request that has not begun after so long is answered 503 after all",
+        600.0,
     ),
-    arg(
+    option(
         "--max-body-bytes",
-        type=Amount(int, 1024, shown="BYTES"),
-        default=2 << 20,
-        help="largest request body; images in it, and chats with images, may make it 16 times as large (default: 2 MiB)",
+        Amount(int, 1024, shown="BYTES"),
+        "largest request body; images in it, and chats with images, may make it 16 times as large (default: 2 MiB)",
+        2 << 20,
     ),
-    arg(
+    option(
         "--generation-config",
-        choices=("auto", "none"),
-        default="auto",
-        help="sampling where a request names none: auto, what the model's authors recommend (`zse show`), else OpenAI's "
+        ("auto", "none"),
+        "sampling where a request names none: auto, what the model's authors recommend (`zse show`), else OpenAI's "
         "defaults; none, always those",
+        "auto",
     ),
-    arg(
-        "--tool-parser",
-        choices=tuple(_TOOL_PARSERS),
-        help="the format of the models' tool calls (default: by the chat template)",
+    option(
+        "--tool-parser", tuple(_TOOL_PARSERS), "the format of the models' tool calls (default: by the chat template)"
     ),
-    arg(
+    option(
         "--reasoning-parser",
-        choices=_REASONING_PARSERS,
-        help="the marks around the models' reasoning (default: by the chat template)",
+        _REASONING_PARSERS,
+        "the marks around the models' reasoning (default: by the chat template)",
     ),
-    arg(
-        "--api-key",
-        metavar="KEY",
-        help="the key that clients must send (default: ZSE_API_KEY); needed unless --host is loopback",
+    option(
+        "--api-key", "KEY", "the key that clients must send (default: ZSE_API_KEY); needed unless --host is loopback"
     ),
-    arg(
+    option(
         "--api-key-file",
-        metavar="FILE",
-        help="read the keys of several tenants from a file, NAME KEY [WEIGHT] [rpm=N] [tpm=N] "
+        "FILE",
+        "read the keys of several tenants from a file, NAME KEY [WEIGHT] [rpm=N] [tpm=N] "
         "[concurrency=N] [admin] [models=NAME,…] [routes=PATH,…] [expires=DATE] a line: WEIGHT is of the "
         "tenant's share of queue and engine (default: 1), then its quota, then what this key may do "
         "(admin: GET /metrics) and when it ends",
     ),
-    arg(
+    option(
         "--database",
-        metavar="PATH|none",
-        help="a SQLite file with the keys of `zse keys`, made if missing; where it has no key and no other is given, the start "
+        "PATH|none",
+        "a SQLite file with the keys of `zse keys`, made if missing; where it has no key and no other is given, the start "
         "makes one for the administrator and prints it (default: server.db in ZSE_HOME, if it is there)",
     ),
-    arg(
+    option(
         "--session-ttl",
-        type=Amount(float, 1, 366 * 86400, shown="SECONDS"),
-        default=86400.0,
-        help="how long the conversation of a session_id is kept in the database after its last request, at most (default: 86400, a day)",
+        Amount(float, 1, 366 * 86400, shown="SECONDS"),
+        "how long the conversation of a session_id is kept in the database after its last request, at most (default: 86400, a day)",
+        86400.0,
     ),
     quota(
         "--file-quota", 4, "of the files that a tenant uploads and its batches make, which are kept beside the database"
     ),
     *DOCUMENT_OPTIONS,
     *IMAGE_OPTIONS,
-    arg(
+    option(
         "--mcp",
-        metavar="FILE",
-        help="let the page and the Responses API use the tools of the MCP servers in this file, the JSON of other clients "
+        "FILE",
+        "let the page and the Responses API use the tools of the MCP servers in this file, the JSON of other clients "
         '({"mcpServers": {NAME: {"command": …} or {"url": …}}}) with allow, deny, timeout_s and max_result_bytes; read again on SIGHUP '
         "(default: none)",
     ),
     quota("--adapter-quota", 16, "of the adapters that administrators upload, which are kept in ZSE_HOME/adapters"),
-    arg(
-        "--allowed-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a Host name to answer to besides localhost and IP addresses; may be repeated",
+    option(
+        "--allowed-host", Many("NAME"), "a Host name to answer to besides localhost and IP addresses; may be repeated"
     ),
-    arg(
+    option(
         "--cors-origin",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="an origin, such as https://app.example, whose pages may use the API from a browser, or *; may be repeated",
+        Many("ORIGIN"),
+        "an origin, such as https://app.example, whose pages may use the API from a browser, or *; may be repeated",
     ),
-    arg(
-        "--drain-timeout",
-        type=Amount(float, 0, shown="SECONDS"),
-        default=30.0,
-        help="time for running requests at shutdown",
-    ),
-    arg(
+    option("--drain-timeout", Amount(float, 0, shown="SECONDS"), "time for running requests at shutdown", 30.0),
+    option(
         "--on-engine-failure",
-        choices=("exit", "wait"),
-        default="exit",
-        help="when the engine of every model has been started again five times in ten minutes and dies once more: exit "
+        ("exit", "wait"),
+        "when the engine of every model has been started again five times in ten minutes and dies once more: exit "
         "with code 1, or wait: /health/live stays 200, /health/ready is 503, and it is tried every minute "
         "(default: exit)",
+        "exit",
     ),
-    arg("--log-level", choices=("debug", "info", "warning", "error"), default=None, help="(default: ZSE_LOG, info)"),
-    arg(
-        "--log-format",
-        choices=("text", "json"),
-        help="lines of the log, json: an object each (default: ZSE_LOG_FORMAT, text)",
-    ),
-    arg(
+    option("--log-level", ("debug", "info", "warning", "error"), "(default: ZSE_LOG, info)", None),
+    option("--log-format", ("text", "json"), "lines of the log, json: an object each (default: ZSE_LOG_FORMAT, text)"),
+    option(
         "--otlp-traces-endpoint",
-        metavar="URL",
-        help="send a trace of each request to this collector of OpenTelemetry, such as http://localhost:4318; needs the extra otel",
+        "URL",
+        "send a trace of each request to this collector of OpenTelemetry, such as http://localhost:4318; needs the extra otel",
     ),
     CONFIG,
 )

@@ -5,7 +5,7 @@ import sys
 from datetime import datetime
 from urllib.parse import quote
 
-from zse.cli.parser import JSON, Kinds, arg
+from zse.cli.parser import FLAG, JSON, Kinds, arg, option
 from zse.cli.remote import SERVER, server_of
 from zse.cli.terminal import notice, size, table
 from zse.errors import ZSEError
@@ -20,23 +20,21 @@ files, and goes by itself when others need the room."""
 
 NEEDS = "a key whose tenant has them"
 PAGE = 100  # sessions that the server lists at once
-_KEY = arg(
-    "--api-key",
-    metavar="KEY",
-    help="the key whose tenant's they are, where the server asks for one (default: ZSE_API_KEY)",
+_KEY = option(
+    "--api-key", "KEY", "the key whose tenant's they are, where the server asks for one (default: ZSE_API_KEY)"
 )
 ARGUMENTS = (
     Kinds(
         {
             "ls": (
                 "list the sessions, the last used first",
-                (SERVER, _KEY, JSON, arg("-q", "--quiet", action="store_true", help="names only")),
+                (SERVER, _KEY, JSON, option("-q --quiet", FLAG, "names only")),
             ),
             "rm": (
                 "remove sessions",
                 (
                     arg("sessions", nargs="*", metavar="SESSION", help="names"),
-                    arg("--all", action="store_true", help="all of them"),
+                    option("--all", FLAG, "all of them"),
                     SERVER,
                     _KEY,
                 ),

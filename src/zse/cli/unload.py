@@ -2,7 +2,7 @@
 
 import sys
 
-from zse.cli.parser import Group, arg
+from zse.cli.parser import FLAG, Group, arg, option
 from zse.cli.remote import KEY, SERVER, server_of
 
 ARGUMENTS = (
@@ -10,8 +10,8 @@ ARGUMENTS = (
     Group(
         "how",
         (
-            arg("--force", action="store_true", help="end the requests that use it; otherwise they are in the way"),
-            arg("--remove", action="store_true", help="serve it no more; its requests end first, its files stay"),
+            option("--force", FLAG, "end the requests that use it; otherwise they are in the way"),
+            option("--remove", FLAG, "serve it no more; its requests end first, its files stay"),
         ),
         True,
     ),

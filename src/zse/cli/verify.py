@@ -2,7 +2,7 @@
 
 import os
 
-from zse.cli.parser import MODEL_FILE, arg
+from zse.cli.parser import FLAG, MODEL_FILE, option
 from zse.cli.terminal import ProgressBar, size
 from zse.errors import FormatError
 from zse.formats import download, store
@@ -10,8 +10,8 @@ from zse.formats.verify import verify
 
 ARGUMENTS = (
     MODEL_FILE,
-    arg("--fast", action="store_true", help="do not look for NaN and infinities in the weights"),
-    arg("-q", "--quiet", action="store_true", help="no progress, no report; only the exit code and the error"),
+    option("--fast", FLAG, "do not look for NaN and infinities in the weights"),
+    option("-q --quiet", FLAG, "no progress, no report; only the exit code and the error"),
 )
 
 

@@ -4,11 +4,11 @@ import os
 import sys
 
 import zse
-from zse.cli.parser import JSON, arg
+from zse.cli.parser import FLAG, JSON, option
 from zse.lazy import json, platform
 from zse.runtime import isa, native
 
-ARGUMENTS = (JSON, arg("--short", action="store_true", help="only the version number"))
+ARGUMENTS = (JSON, option("--short", FLAG, "only the version number"))
 
 
 def run(args) -> int:
