@@ -19,6 +19,7 @@ from zse.engine.load import load_engine  # noqa: E402
 from zse.engine.messages import Ask, ImageInput, image_key  # noqa: E402
 from zse.engine.metrics import Phases  # noqa: E402
 from zse.errors import RequestError  # noqa: E402
+from zse.formats.convert import convert  # noqa: E402
 from zse.sampling.params import BeamParams, SamplingParams  # noqa: E402
 from zse.scheduler.options import RequestOptions  # noqa: E402
 
@@ -207,12 +208,24 @@ def test_embeddings_make_room(folders):
         assert counters["images_encoded"] == 4 and counters["images_waiting"] == 0
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "qwen3_5_moe"])
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"])
 def test_a_gguf_turns_by_its_sections(family, tmp_path):
     text, _ = tiny_vision_gguf.write_gguf(tmp_path, family)
     with Engines(text, max_tokens_per_step=9, max_rows=2) as engines:
         for number in (1, 4):
             agrees(engines.run(tiny.prompt(family, number))[0], REFERENCES[f"{family} logits {number}"][-1])
+
+
+def test_experts_that_are_not_turned(tmp_path):
+    """Qwen3-VL's as transformers has them in memory, and as they are converted."""
+    folder = tiny.write("qwen3_vl_moe", tmp_path, turned=False)
+    convert(str(folder), str(tmp_path / "model.zse"))
+    ids, images = tiny.prompt("qwen3_vl_moe", 0)
+    with Engines(folder) as engines:
+        agrees(engines.run((ids, images))[0], REFERENCES["qwen3_vl_moe logits 0"][-1])
+        (wanted, _, _), *_ = engines.run(([20, 21, 22], []))
+    with Engines(tmp_path / "model.zse") as engines:
+        assert engines.run(([20, 21, 22], []))[0][0] == wanted
 
 
 def test_a_gguf_sees_by_the_file_beside_it(tmp_path):

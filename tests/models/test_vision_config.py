@@ -18,6 +18,8 @@ GEMMA3 = {
 }
 QWEN2_5 = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "vision_config": {"patch_size": 14}}
 QWEN3 = {"architectures": ["Qwen3VLForConditionalGeneration"], "vision_config": {"patch_size": 16}}
+QWEN2 = {"architectures": ["Qwen2VLForConditionalGeneration"], "vision_config": {"patch_size": 14}}
+QWEN3_MOE = {"architectures": ["Qwen3VLMoeForConditionalGeneration"], "vision_config": {"patch_size": 16}}
 QWEN3_5 = {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "vision_config": {"patch_size": 16}}
 MISTRAL3 = {
     "architectures": ["Mistral3ForConditionalGeneration"],
@@ -59,7 +61,9 @@ def test_gemma3_images_are_squares_of_256_tokens():
     assert text == "\n\n<start_of_image>" + 256 * "<image_soft_token>" + "<end_of_image>\n\n"
 
 
-@pytest.mark.parametrize("config", [QWEN2_5, QWEN3, QWEN3_5], ids=["qwen2_5", "qwen3", "qwen3_5"])
+@pytest.mark.parametrize(
+    "config", [QWEN2, QWEN2_5, QWEN3, QWEN3_MOE, QWEN3_5], ids=lambda config: config["architectures"][0]
+)
 def test_qwen_sizes_are_those_of_its_processor(config):
     (smart_resize,) = functions_of("qwen2_vl/image_processing_qwen2_vl.py", "smart_resize")
     found = vision(config)

@@ -310,11 +310,12 @@ def metadata(family: str, arch: str) -> list[tuple]:
             ("ssm.time_step_rank", "u32", config["mamba_num_heads"]),
             ("ssm.inner_size", "u32", config["mamba_num_heads"] * config["mamba_head_dim"]),
         ]
-    keys += _experts(config)
+    keys += experts(config)
     return [("general.architecture", "string", arch), *((f"{arch}.{key}", *rest) for key, *rest in keys)]
 
 
-def _experts(config: dict) -> list[tuple]:
+def experts(config: dict) -> list[tuple]:
+    """Metadata of a config's experts, behind the architecture's name."""
     count = config.get("num_experts") or config.get("n_routed_experts")
     if not count:
         return []

@@ -76,11 +76,16 @@ def _plus_one(family: str, name: str) -> bool:
     return family == "gemma3" and "vision_tower" not in name
 
 
-def write(family: str, folder: Path) -> Path:
-    """A Hugging Face folder."""
+def write(family: str, folder: Path, turned: bool = True) -> Path:
+    """A Hugging Face folder. turned: Qwen3-VL's experts are, as they are published; transformers turns them while it
+    loads."""
     (folder / "config.json").write_text(json.dumps(CONFIGS[family]))
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSORS[family]))
-    tensors = {name: ("F32", values.shape, values.tobytes()) for name, values in weights(family).items()}
+    tensors = {}
+    for name, values in weights(family).items():
+        is_turned = turned and family == "qwen3_vl_moe" and ".mlp.experts." in name
+        stored = np.ascontiguousarray(values.swapaxes(1, 2)) if is_turned else values
+        tensors[name] = "F32", stored.shape, stored.tobytes()
     (folder / "model.safetensors").write_bytes(safetensors(tensors))
     return folder
 

@@ -112,6 +112,13 @@ _MISTRAL3 = dict(
     eos_token_id=1,
     bos_token_id=2,
 )
+_QWEN3_VL_MOE = _QWEN3_VL | dict(
+    architectures=["Qwen3VLMoeForConditionalGeneration"],
+    model_type="qwen3_vl_moe",
+    text_config=_QWEN3_VL["text_config"]
+    | dict(model_type="qwen3_vl_moe_text", num_experts=8, num_experts_per_tok=3, moe_intermediate_size=96),
+    vision_config=_QWEN3_VL["vision_config"] | dict(model_type="qwen3_vl_moe_vision"),
+)
 _QWEN2_5_VL = dict(
     architectures=["Qwen2_5_VLForConditionalGeneration"],
     model_type="qwen2_5_vl",
@@ -141,6 +148,22 @@ _QWEN2_5_VL = dict(
     eos_token_id=1,
     bos_token_id=2,
 )
+_QWEN2_VL = _QWEN2_5_VL | dict(
+    architectures=["Qwen2VLForConditionalGeneration"],
+    model_type="qwen2_vl",
+    text_config=_QWEN2_5_VL["text_config"] | dict(model_type="qwen2_vl_text"),
+    vision_config=dict(
+        model_type="qwen2_vl",
+        depth=3,
+        embed_dim=96,
+        num_heads=4,
+        mlp_ratio=4,
+        patch_size=4,
+        spatial_merge_size=2,
+        temporal_patch_size=2,
+        hidden_size=64,
+    ),
+)
 
 
 def _hybrid(family: str) -> dict:
@@ -155,7 +178,9 @@ def _hybrid(family: str) -> dict:
 CONFIGS = {
     "gemma3": _GEMMA3,
     "qwen2_5_vl": _QWEN2_5_VL,
+    "qwen2_vl": _QWEN2_VL,
     "qwen3_vl": _QWEN3_VL,
+    "qwen3_vl_moe": _QWEN3_VL_MOE,
     "qwen3_5": _hybrid("qwen3_5"),
     "qwen3_5_moe": _hybrid("qwen3_5_moe"),
     "mistral3": _MISTRAL3,

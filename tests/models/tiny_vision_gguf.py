@@ -69,8 +69,11 @@ _NAMES["qwen2_5_vl"] = {
     "mlp.down_proj": "ffn_down",
 }
 _KINDS = {"qwen2_5_vl": "qwen2.5vl_merger", "gemma3": "gemma3", "qwen3_vl": "qwen3vl_merger", "mistral3": "pixtral"}
-_TEXT = {"gemma3": "gemma3", "qwen3_vl": "qwen3vl", "qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe"}
-for _family in ("qwen3_5", "qwen3_5_moe"):
+TEXT = {"gemma3": "gemma3", "qwen3_vl": "qwen3vl", "qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe"}
+TEXT |= {"qwen3_vl_moe": "qwen3vlmoe"}
+_NAMES["qwen2_vl"] = _NAMES["qwen2_5_vl"] | {"mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down"}
+_KINDS["qwen2_vl"] = "qwen2vl_merger"
+for _family in ("qwen3_5", "qwen3_5_moe", "qwen3_vl_moe"):
     _NAMES[_family], _KINDS[_family] = _NAMES["qwen3_vl"], "qwen3vl_merger"
 
 
@@ -80,7 +83,7 @@ def write_gguf(
     """(text model, mmproj file); of Mistral 3 the latter alone. swapped: ffn_up and ffn_down have each other's names; kind: of the mmproj's matrices;
     changes: of its metadata."""
     text, tower = [], []
-    if family in _TEXT:
+    if family in TEXT:
         for name, values in _text_tensors(family).items():
             text.append(GGUFTensor(name, "F32", values.shape, np.ascontiguousarray(values, np.float32).tobytes()))
     for name, values in weights(family).items():
@@ -91,14 +94,14 @@ def write_gguf(
             data = part.astype(np.float16 if kind == "F16" and is_matrix else np.float32)
             tower.append(GGUFTensor(found, kind if is_matrix else "F32", part.shape, data.tobytes()))
     if text:
-        (folder / "model.gguf").write_bytes(build_gguf(_text_metadata(family, _TEXT[family]), text))
+        (folder / "model.gguf").write_bytes(build_gguf(_text_metadata(family, TEXT[family]), text))
     (folder / "mmproj-model.gguf").write_bytes(build_gguf(_clip_metadata(family, changes), tower))
     return folder / "model.gguf", folder / "mmproj-model.gguf"
 
 
 def _text_tensors(family: str) -> dict[str, np.ndarray]:
     """The text model's, by the names that the file has for them."""
-    config, arch = CONFIGS[family]["text_config"], _TEXT[family]
+    config, arch = CONFIGS[family]["text_config"], TEXT[family]
     kind = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[arch]
     names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
     found = {
@@ -108,6 +111,10 @@ def _text_tensors(family: str) -> dict[str, np.ndarray]:
     }
     if family.startswith("qwen3_5"):
         found = tiny_hybrids.gguf_weights(config, found)
+    elif family == "qwen3_vl_moe":  # the converter stores gate and up apart
+        for name in [name for name in found if name.endswith("gate_up_proj")]:
+            for part, values in zip(("gate_proj", "up_proj"), np.split(found.pop(name), 2, axis=1), strict=True):
+                found[name.replace("gate_up_proj", part)] = values
     elif family == "gemma3":
         found = {name: values + np.float32("norm" in name) for name, values in found.items()}
     return {tiny_hybrids.gguf_name(names, name): values for name, values in found.items()}
@@ -127,7 +134,7 @@ def _in_mmproj(family: str, name: str, values: np.ndarray, swapped: bool) -> lis
         if mark in name:
             layer, _, rest = name.rpartition(mark)[2].partition(".")
             stem, _, ending = rest.rpartition(".")
-            if stem == "attn.qkv" and family == "qwen2_5_vl":
+            if stem == "attn.qkv" and family.startswith("qwen2"):
                 thirds = zip("qkv", np.split(values, 3), strict=True)
                 return [(f"v.blk.{layer}.attn_{part}.{ending}", np.ascontiguousarray(rows)) for part, rows in thirds]
             called = known[stem]
@@ -172,6 +179,7 @@ def _text_metadata(family: str, arch: str) -> list[tuple]:
     else:
         sections = [*text["rope_parameters"]["mrope_section"], 0]
         keys += [("rope.freq_base", "f32", 5000000.0), ("rope.dimension_sections", "u32[]", sections)]
+    keys += tiny_hybrids.experts(text)
     named = [(f"{arch}.{key}", kind, value) for key, kind, value in keys]
     return [("general.architecture", "string", arch), *named, *tokens, *ids]
 
@@ -186,8 +194,9 @@ def _clip_metadata(family: str, changes: dict) -> list[tuple]:
         "clip.has_vision_encoder": ("bool", True),
         "clip.vision.image_size": ("u32", side),
         "clip.vision.patch_size": ("u32", vision["patch_size"]),
-        "clip.vision.embedding_length": ("u32", vision["hidden_size"]),
-        "clip.vision.feed_forward_length": ("u32", vision["intermediate_size"]),
+        "clip.vision.embedding_length": ("u32", vision.get("embed_dim", vision["hidden_size"])),
+        # Of Qwen2-VL it is the text model's hidden size, whatever its name says.
+        "clip.vision.feed_forward_length": ("u32", vision.get("intermediate_size", vision["hidden_size"])),
         "clip.vision.block_count": ("u32", layers),
         "clip.vision.attention.head_count": ("u32", vision.get("num_attention_heads", vision.get("num_heads"))),
         "clip.vision.attention.layer_norm_epsilon": ("f32", 1e-5 if family == "mistral3" else 1e-6),
@@ -203,7 +212,7 @@ def _clip_metadata(family: str, changes: dict) -> list[tuple]:
         if family.startswith("qwen3"):
             marked = [layer in vision.get("deepstack_visual_indexes", ()) for layer in range(layers)]
             keys["clip.vision.is_deepstack_layers"] = ("bool[]", marked)
-        else:
+        elif family == "qwen2_5_vl":
             keys |= {"clip.vision.n_wa_pattern": ("u32", 2), "clip.vision.window_size": ("u32", vision["window_size"])}
         keys["clip.vision.image_min_pixels"] = ("u32", 64)
         keys["clip.vision.image_max_pixels"] = ("u32", 4096)

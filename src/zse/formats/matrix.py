@@ -66,8 +66,12 @@ class Rows(NamedTuple):
         raw = self.source.read(info, low * line, (high - low) * line)
         if not turn.matrix:
             return np.frombuffer(raw, np.uint8).reshape(high - low, turn.step, -1)[:, turn.first].tobytes()
-        values = np.frombuffer(raw, NUMPY_DTYPE[FLOATS[info.type]]).reshape(-1, info.shape[1], unit, turn.step)
-        rows = values[..., turn.first].swapaxes(1, 2).reshape(-1, info.shape[1])
+        values = np.frombuffer(raw, NUMPY_DTYPE[FLOATS[info.type]])
+        if turn.in_blocks:
+            values = values.reshape(-1, info.shape[1], turn.step, unit)[:, :, turn.first]
+        else:
+            values = values.reshape(-1, info.shape[1], unit, turn.step)[..., turn.first]
+        rows = values.swapaxes(1, 2).reshape(-1, info.shape[1])
         return rows[self.start - low : self.stop - low].tobytes()
 
     def planes(self) -> dict[str, NDArray]:

@@ -33,6 +33,8 @@ def open_model(path: str | os.PathLike) -> ModelSource:
             source.tensors = latent.split_pairs(source)
         if source.architecture == "GptOssForCausalLM" and source.kind != "zse":
             source.tensors = in_turn.split(source)
+        if source.architecture == "Qwen3VLMoeForConditionalGeneration" and source.kind != "zse":
+            source.tensors = in_turn.split_blocks(source)
     except Exception:
         source.close()
         raise

@@ -13,7 +13,7 @@ from zse.quant import pack
 from zse.runtime.args import Args
 
 CHUNK = 256  # columns of one block, so that the threads share the exponentials of a single row
-KINDS = ("silu", "gelu_tanh", "gelu", "relu", "relu2", "tanh")
+KINDS = ("silu", "gelu_tanh", "gelu", "relu", "relu2", "tanh", "quick_gelu")
 CLAMPED = "clamped"
 GATED_KINDS = (*KINDS[:3], CLAMPED)
 ALPHA, LIMIT = 1.702, 7.0
@@ -36,9 +36,11 @@ def normal_tail(x):
 
 @zl.inline
 def exponent_of(gate, KIND):
-    """x of silu and gelu_tanh as gate / (1 + exp(x))."""
+    """x of silu, gelu_tanh and quick_gelu as gate / (1 + exp(x))."""
     if KIND == "silu":
         return gate * -1.0
+    if KIND == "quick_gelu":
+        return gate * -ALPHA
     return gate * (gate * gate * (-2 * 0.7978845608028654 * 0.044715) + -2 * 0.7978845608028654)
 
 
@@ -46,7 +48,8 @@ def exponent_of(gate, KIND):
 def activate(gate, KIND):
     """silu(g) = g / (1 + exp(-g)); gelu_tanh(g) = g / (1 + exp(-2 u)), u = sqrt(2 / pi) * (g + 0.044715 g^3): the
     identity 1 + tanh(u) = 2 / (1 + exp(-2 u)) saves the hyperbolic tangent (Hendrycks and Gimpel 2016, tanh form);
-    gelu(g) = g * P(Z < g), for g of either sign max(g, 0) - |g| * P(Z > |g|)."""
+    quick_gelu(g) = g / (1 + exp(-1.702 g)), the sigmoid form; gelu(g) = g * P(Z < g), for g of either sign max(g, 0) -
+    |g| * P(Z > |g|)."""
     if KIND == "gelu":
         return max(gate, 0.0) - max(gate, gate * -1.0) * normal_tail(gate)
     if KIND == "relu":
@@ -182,7 +185,11 @@ def _reference(gate_up, kind, out=None):
     elif kind in ("relu", "relu2", "tanh"):
         active = np.tanh(gate) if kind == "tanh" else np.maximum(gate, 0) ** (2 if kind == "relu2" else 1)
     else:
-        inner = gate if kind == "silu" else 2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
+        inner = (
+            gate * {"silu": 1, "quick_gelu": ALPHA}[kind]
+            if kind != "gelu_tanh"
+            else 2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
+        )
         with np.errstate(over="ignore"):
             active = gate / (1 + np.exp(-inner))
     return {"out": active * up[0] if up else active}

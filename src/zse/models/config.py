@@ -22,7 +22,7 @@ from zse.models.config_parts import (
 
 MAX_LAYERS = 4096
 MAX_VOCAB = 1 << 23
-ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "relu2", "clamped")
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "relu2", "quick_gelu", "clamped")
 POOLINGS = ("", "mean", "cls", "last", "max")
 # What mixes the tokens of a layer: attention, a short convolution, Gated DeltaNet, Mamba-2; none: it only has an MLP.
 MIXERS = ("attention", "conv", "delta", "ssm", "none")

@@ -284,7 +284,7 @@ class Loader:
         """Where each number of a vector stands among those that lie in turn with it: i32 [size]."""
         key = info.turn, info.shape[0]
         if key not in self._turns:
-            first, step, _ = info.turn
+            first, step = info.turn[:2]
             self._turns[key] = _host_order([first + step * place for place in range(info.shape[0])])
         return self._turns[key]
 

@@ -60,11 +60,11 @@ EXPERTS: Names = {
     "router": ("ffn_gate_inp.weight", "mlp.gate.weight"),
     "gate_exps": (
         "ffn_gate_exps.weight|ffn_gate_up_exps.weight#0/2",
-        "mlp.experts.{e}.gate_proj.weight|mlp.experts.gate_up_proj#0/2",
+        "mlp.experts.{e}.gate_proj.weight|mlp.experts.gate_up_proj#0/2|mlp.experts.gate_proj",
     ),
     "up_exps": (
         "ffn_up_exps.weight|ffn_gate_up_exps.weight#1/2",
-        "mlp.experts.{e}.up_proj.weight|mlp.experts.gate_up_proj#1/2",
+        "mlp.experts.{e}.up_proj.weight|mlp.experts.gate_up_proj#1/2|mlp.experts.up_proj",
     ),
     "down_exps": ("ffn_down_exps.weight", "mlp.experts.{e}.down_proj.weight|mlp.experts.down_proj"),
 }

@@ -263,11 +263,14 @@ def _pixtral_hf(fields: Fields, vision: Fields, read: Fields) -> dict:
 
 
 QWEN2_PIXELS, QWEN3_PIXELS = (56 * 56, 28 * 28 * 1280), (256 * 256, 4096 * 4096)
+_QWEN3_VL = _qwen_hf("qwen3_vl", *QWEN3_PIXELS, 16, HALF, HALF)
 _QWEN3_5 = _qwen_hf("qwen3_5", *QWEN3_PIXELS, 16, HALF, HALF, 248056)
 HF_FAMILIES = {
     "Gemma3ForConditionalGeneration": _gemma3_hf,
+    "Qwen2VLForConditionalGeneration": _qwen_hf("qwen2_vl", *QWEN2_PIXELS, 14, CLIP_MEAN, CLIP_STD),
     "Qwen2_5_VLForConditionalGeneration": _qwen_hf("qwen2_5_vl", *QWEN2_PIXELS, 14, CLIP_MEAN, CLIP_STD),
-    "Qwen3VLForConditionalGeneration": _qwen_hf("qwen3_vl", *QWEN3_PIXELS, 16, HALF, HALF),
+    "Qwen3VLForConditionalGeneration": _QWEN3_VL,
+    "Qwen3VLMoeForConditionalGeneration": _QWEN3_VL,
     "Qwen3_5ForConditionalGeneration": _QWEN3_5,
     "Qwen3_5MoeForConditionalGeneration": _QWEN3_5,
     "Mistral3ForConditionalGeneration": _pixtral_hf,
@@ -305,6 +308,7 @@ def _pixtral_gguf(fields: Fields) -> dict:
 
 GGUF_FAMILIES = {
     "gemma3": _gemma3_gguf,
+    "qwen2vl_merger": _qwen_gguf("qwen2_vl", *QWEN2_PIXELS, CLIP_MEAN, CLIP_STD),
     "qwen2.5vl_merger": _qwen_gguf("qwen2_5_vl", *QWEN2_PIXELS, CLIP_MEAN, CLIP_STD),
     "qwen3vl_merger": _qwen_gguf("qwen3_vl", *QWEN3_PIXELS, HALF, HALF),
     "pixtral": _pixtral_gguf,

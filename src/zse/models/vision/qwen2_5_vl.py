@@ -69,8 +69,9 @@ class Qwen2_5VL(Tower):
     def outer_weights(self, naming):
         hidden, out, is_hf = self.config.hidden_size, self.tower.out, naming == "hf"
         yield self.frames_weight(naming)
-        norm = "merger.ln_q.weight" if is_hf else "v.post_ln.weight"
-        yield TowerWeight("merger.norm", (hidden,), ((norm, (hidden,)),))
+        norm = "merger.ln_q" if is_hf else "v.post_ln"
+        for suffix, part in (("", "weight"), ("_bias", "bias"))[: 1 + (self.norm_kind == "layer")]:
+            yield TowerWeight(f"merger.norm{suffix}", (hidden,), ((f"{norm}.{part}", (hidden,)),))
         whole = hidden * self.vision.merge**2
         stored = ("merger.mlp.0", "merger.mlp.2") if is_hf else ("mm.0", "mm.2")
         for name, found, rows in zip(("merger.fc1", "merger.fc2"), stored, (whole, out), strict=True):
@@ -84,7 +85,7 @@ class Qwen2_5VL(Tower):
         return self.axial(height, width, np.concatenate([frequencies, frequencies]), by_row)
 
     def tail(self, work, hidden, number):
-        x = work.together(work.norm(hidden, "merger.norm", "rms", EPS), self.vision.merge**2)
+        x = work.together(work.norm(hidden, "merger.norm", self.norm_kind, EPS), self.vision.merge**2)
         return work.product(work.act(work.product(x, "merger.fc1"), "gelu"), "merger.fc2")
 
     @staticmethod

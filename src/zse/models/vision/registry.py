@@ -7,13 +7,14 @@ from zse.models.vision.tower import Tower
 # VisionConfig.family → module and class.
 TOWERS = {
     "gemma3": ("siglip", "Siglip"),
+    "qwen2_vl": ("qwen2_vl", "Qwen2VL"),
     "qwen2_5_vl": ("qwen2_5_vl", "Qwen2_5VL"),
     "qwen3_vl": ("qwen3_vl", "Qwen3VL"),
     "qwen3_5": ("qwen3_vl", "Qwen35VL"),
     "pixtral": ("pixtral", "Pixtral"),
 }
 # clip.projector_type of mmproj files that are read.
-GGUF_KINDS = ["gemma3", "qwen2.5vl_merger", "qwen3vl_merger", "pixtral"]
+GGUF_KINDS = ["gemma3", "qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger", "pixtral"]
 
 
 def tower_class(family: str) -> type[Tower] | None:
