@@ -98,6 +98,8 @@ class Rows(NamedTuple):
             q, scale = (self._replace(info=info.parts[role]).raw() for role in ("q", "scale"))
             factor = self.source.read(info.parts["factor"]) if "factor" in info.parts else b""
             return quantized_fp4.to_lut4(info, q, scale, factor)
+        if info.layout == BNB4_LAYOUT:
+            return bitsandbytes.arrays_of(self.source, info, self.start, self.stop)
         if info.layout == "r16":
             assert isinstance(info.scheme, AffineScheme | Lut4Scheme)
             return info.scheme.unpack(self.planes(), self.stop - self.start, info.shape[1])
@@ -221,7 +223,7 @@ def planes_of_rows(
     the tensor. threads: how many call this at once. options: more of the scheme's quantize(). ValueError for values
     that the scheme cannot hold."""
     info, start, stop, order = rows.info, rows.start, rows.stop, rows.order
-    if order is not None and (prepared is not None or info.layout == LAYOUT or info.type in FP8_TYPES):
+    if order is not None and (prepared is not None or info.layout in (LAYOUT, BNB4_LAYOUT) or info.type in FP8_TYPES):
         # Their rows do not lie apart: whole heads are made, and put in order in memory.
         unit = math.lcm(rows.order_span, ROW_UNIT)
         low, high = start // unit * unit, min(-(-stop // unit) * unit, info.shape[0])

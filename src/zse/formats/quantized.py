@@ -16,7 +16,8 @@ the stored tensors:
 | fp8 of one scale a tensor (Mistral) | weight, weight_scale_inv | `fp8-tensor` | bit for bit |
 | compressed-tensors mxfp8 | weight, weight_scale (2**n for 32 columns) | `bf16` | bit for bit |
 | ModelOpt FP8 | weight, weight_scale | `fp8-tensor`, `fp8-row` | bit for bit |
-| bitsandbytes nf4, fp4 | zse.formats.bitsandbytes says | `bf16`, `f16` | bit for bit |
+| bitsandbytes nf4 | zse.formats.bitsandbytes says | `lut4-nf4-g32` | to 0.28 % of a block's largest, a factor to 2**-11 |
+| bitsandbytes fp4 | the same | `bf16`, `f16` | bit for bit |
 | 4-bit floats (NVFP4, MXFP4) | zse.formats.quantized_fp4 says | `lut4-fp4-...` | bit for bit |
 
 2 and 3 bits are stored in 4, 7 bits in 8: the numbers are the same. Columns of groups that lie scattered (act-order)
