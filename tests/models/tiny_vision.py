@@ -76,13 +76,32 @@ def _plus_one(family: str, name: str) -> bool:
     return family == "gemma3" and "vision_tower" not in name
 
 
-def write(family: str, folder: Path, turned: bool = True) -> Path:
+def with_wide_heads(family: str) -> tuple[dict, dict[str, list[int]]]:
+    """The config and the shapes with heads of 64 instead of 32 in the text model, which kernels of GPUs take."""
+    config, named = json.loads(json.dumps(CONFIGS[family])), shapes(family)
+    text = config["text_config"]
+    text["head_dim"] *= 2
+    if "mrope_section" in text.get("rope_parameters", {}):
+        text["rope_parameters"]["mrope_section"] = [2 * size for size in text["rope_parameters"]["mrope_section"]]
+    for name, shape in named.items():
+        part = name.split(".")[-2]
+        if "vision" in name or "visual" in name:
+            continue
+        if part in ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm"):
+            shape[0] *= 2
+        elif part == "o_proj":
+            shape[1] *= 2
+    return config, named
+
+
+def write(family: str, folder: Path, turned: bool = True, wide_heads: bool = False) -> Path:
     """A Hugging Face folder. turned: Qwen3-VL's experts are, as they are published; transformers turns them while it
-    loads."""
-    (folder / "config.json").write_text(json.dumps(CONFIGS[family]))
+    loads. wide_heads: see with_wide_heads()."""
+    config, named = with_wide_heads(family) if wide_heads else (CONFIGS[family], None)
+    (folder / "config.json").write_text(json.dumps(config))
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSORS[family]))
     tensors = {}
-    for name, values in weights(family).items():
+    for name, values in weights(family, named).items():
         is_turned = turned and family == "qwen3_vl_moe" and ".mlp.experts." in name
         stored = np.ascontiguousarray(values.swapaxes(1, 2)) if is_turned else values
         tensors[name] = "F32", stored.shape, stored.tobytes()

@@ -35,6 +35,25 @@ class TowerPlanner(Planner):
 
     rotations: Tensor | None = None
     windows: StepBuffers | None = None
+    window_scratch: Any = None  # as attention_scratch, of the windows
+
+    def use_windows(self, windows: StepBuffers) -> None:
+        """Allocates."""
+        self.windows = windows
+        if self.attention_scratch is not None:
+            context = windows.page_table.shape[1] * BLOCK
+            self.window_scratch = self.new_attention_scratch(self.max_tokens, context)
+
+    def share_attention(self, recorder: Any) -> None:
+        """Record how attention is cut, for every layer of an image."""
+        for step in (self.buffers, self.windows):
+            if step is not None and self.attention_scratch is not None:
+                self._run(recorder, step).share_attention(None)
+
+    def _run(self, recorder: Any, step: StepBuffers) -> Run:
+        run = Run(self, recorder, step, recorder.symbol("tokens", self.max_tokens), self.max_tokens)
+        run.scratch = self.attention_scratch if step is self.buffers else self.window_scratch
+        return run
 
     def left_by(self, layer: int) -> Tensor | None:
         """What a layer leaves to be added to the stream, f32 [max_tokens, hidden]."""
@@ -45,9 +64,10 @@ class TowerPlanner(Planner):
 
     def record_part(self, recorder: Any, layer: int | None) -> None:
         """One layer; None: what follows them (Tower.finish)."""
-        tokens = recorder.symbol("tokens", self.max_tokens)
         step = self.windows if self.windows is not None and layer in self.forward.tower.windowed else self.buffers
-        run = Run(self, recorder, step, tokens, self.max_tokens)
+        run = self._run(recorder, step)
+        if run.scratch is not None:
+            run.sharing = {"scratch": run.scratch, "longest_run": None}
         if self.rotations is not None:
             run.tables = {name: run.of(self.rotations) for name in run.tables}
         last = self.config.num_layers - 1
@@ -60,7 +80,8 @@ class TowerPlanner(Planner):
 
 
 class TailWork:
-    """What a tower's tail is recorded with (Tower.tail): results are f32 [parts, columns], in memory of their own."""
+    """What a tower's tail is recorded with (Tower.tail): results are [parts, columns] in memory of their own, f32 of
+    products and means, of norms and activations what the device's products take."""
 
     def __init__(self, device: Any, model: TowerModel, activations: str, max_parts: int, merged: int):
         self._device, self._model, self._activations, self.most = device, model, activations, max_parts
@@ -75,14 +96,14 @@ class TailWork:
         self.parts = recorder.symbol("parts", self.most)
         return self.parts
 
-    def _room(self, columns: int, rows: Any = None) -> Tensor:
-        """f32 [parts, columns], or of as many rows as there are patches; the same memory for what stands at the same
-        place in every recording."""
+    def _room(self, columns: int, rows: Any = None, dtype: str = "f32") -> Tensor:
+        """[parts, columns], or of as many rows as there are patches; the same memory for what stands at the same place in
+        every recording."""
         key, rows = (self._number, columns), self.parts if rows is None else rows
         self._number += 1
         if key not in self._made:
             most = self.most if rows is self.parts else self.most * self._merged
-            self._made[key] = new_tensor(self._device, LABEL, "f32", most, columns)
+            self._made[key] = new_tensor(self._device, LABEL, dtype, most, columns)
         return self._made[key].with_rows(rows)
 
     def copy(self, x: Tensor, added: Tensor | None, places: Tensor) -> Tensor:
@@ -99,7 +120,7 @@ class TailWork:
 
     def together(self, x: Tensor, count: int) -> Tensor:
         """`count` neighbouring rows of the layers' result as one."""
-        return Tensor(x.buffer, (self.parts, count * x.shape[1]), "f32", x.offset)
+        return Tensor(x.buffer, (self.parts, count * x.shape[1]), x.dtype, x.offset)
 
     def mean(self, x: Tensor, count: int) -> Tensor:
         """The mean of each `count` neighbouring rows of the layers' result."""
@@ -114,13 +135,13 @@ class TailWork:
         if kind == "layer":
             add_rmsnorm(self.recorder, x, None, None, weight, None, eps, kind, bias, in_place=True)
             return x
-        out = self._room(x.shape[1], x.shape[0])
+        out = self._room(x.shape[1], x.shape[0], self._device.inner)
         add_rmsnorm(self.recorder, x, None, None, weight, out, eps, kind, bias)
         return out
 
     def act(self, x: Tensor, activation: str) -> Tensor:
         """act(x)."""
-        out = self._room(x.shape[1])
+        out = self._room(x.shape[1], None, self._device.inner)
         gated(self.recorder, (x,), out, activation)
         return out
 
@@ -136,7 +157,7 @@ class TailWork:
                 nbytes = most * row_bytes(form, x.shape[1])
                 self._made[key] = self._device.alloc(nbytes, label=LABEL)
             converted = tensor_of(form, self._made[key], 0, most, x.shape[0], x.shape[1])
-            if form in ("int8", "bf16"):
+            if form == "int8":
                 quantize(self.recorder, x, converted)
             else:
                 add_rmsnorm(self.recorder, x, None, None, None, converted, 1e-6, "none")
@@ -154,8 +175,8 @@ def encoder_bytes(device: Any, plan: TowerPlan, kv_dtype: str) -> int:
     """What an ImageEncoder allocates on the device."""
     counter = CountingDevice(device)
     encoder = ImageEncoder(counter, plan, kv_dtype=tower_kv_dtype(kv_dtype))
-    nbytes = sum(counter.memory().values()) + encoder.tail_bytes
-    return nbytes
+    encoder.record()
+    return sum(counter.memory().values())
 
 
 class ImageEncoder:
@@ -177,10 +198,10 @@ class ImageEncoder:
         self._planner = TowerPlanner(device, forward, self.model, self._kv, self._buffers, activations=activations)
         if self._windows:
             pages = blocks_for(side * side * merged)
-            self._planner.windows = StepBuffers.allocate(
-                device, config, max_tokens=most, max_rows=self._windows, max_pages=pages
+            self._planner.use_windows(
+                StepBuffers.allocate(device, config, max_tokens=most, max_rows=self._windows, max_pages=pages)
             )
-        columns, hidden = 3 * plan.vision.patch**2, config.hidden_size
+        columns, hidden = self.model.weights["patch"].shape[1], config.hidden_size
         turns = bool(self._planner._tables)
         self._places = [0, 4 * most * columns, 4 * most * (columns + hidden)]
         self._input = device.staging(4 * most * (columns + hidden + turns * config.head_dim), label=LABEL)
@@ -201,12 +222,6 @@ class ImageEncoder:
         """Bytes of the embeddings of one part, those of deepstack layers with it."""
         return 4 * self.plan.forward.tower.out * (1 + len(self.plan.forward.tower.deepstack))
 
-    @property
-    def tail_bytes(self) -> int:
-        """About what the tail's results take, which are allocated with the first image."""
-        weights = [matrix for matrix in self.plan.matrices if not matrix.name.startswith("layers.")]
-        return 8 * self._tail.most * sum(sum(matrix.shape) for matrix in weights)
-
     def encode(self, pixels: bytes, height: int, width: int) -> "Iterator[NDArray | None]":
         """Runs a graph at each step of the iterator and gives None; at last the embeddings, f32 [1 + deepstack layers,
         parts, out]."""
@@ -221,7 +236,8 @@ class ImageEncoder:
             parts_in_order, sizes = forward.windows(height, width)
             self._write_windows(sizes * vision.merge**2)
             order = (parts_in_order[:, None] * vision.merge**2 + np.arange(vision.merge**2)).reshape(-1)
-        self._write(0, patches[order])
+        columns = self._patches.shape[1]
+        self._write(0, np.pad(patches[order], [(0, 0), (0, columns - patches.shape[1])]))
         added = forward.positions(self.model.host.get("position_table"), height, width)
         if added is not None:
             self._write(1, added[order])
@@ -265,42 +281,56 @@ class ImageEncoder:
 
     def _prepare(self) -> None:
         """The page table and the graphs: the beginning, each layer (with the tail of those of deepstack), the end."""
-        device, buffers, forward = self._device, self._buffers, self.plan.forward
+        device, buffers = self._device, self._buffers
         blocks = buffers.page_table.shape[1]
         device.write(buffers.page_table, self._kv.table_entries(list(range(blocks)), 0, blocks, 0))
         device.write(buffers.token_row, array("i", [0]) * self._most)
         self._kv.map_to(self._kv.num_pages - 1)
-        self._record(self._begin, None)
-        for layer in range(forward.config.num_layers):
-            number = forward.tower.deepstack.index(layer) + 1 if layer in forward.tower.deepstack else None
-            self._record(lambda recorder, at=layer: self._planner.record_part(recorder, at), number)
-        self._record(lambda recorder: self._planner.record_part(recorder, None), 0)
+        for recorder, result in self.record():
+            self._graphs.append(recorder.finish())
+            self._results.append(result)
 
-    def _record(self, record: Any, tail: int | None) -> None:
-        recorder = self._device.record()
-        record(recorder)
-        result = None
-        if tail is not None:
-            hidden = self._planner.hidden.with_rows(recorder.symbol("tokens", self._most))
-            self._tail.begin(recorder)
-            if tail:  # the next layer goes on from the stream, and adds what this one has left to be added
-                left = self._planner.left_by(self.plan.forward.tower.deepstack[tail - 1])
-                left = None if left is None else left.with_rows(hidden.shape[0])
-                hidden = self._tail.copy(hidden, left, self._buffers.positions)
-            result = self.plan.forward.tail(self._tail, hidden, tail)
-        self._graphs.append(recorder.finish())
-        self._results.append(result)
+    def record(self) -> "list[tuple[Any, Any]]":
+        """(recorder, what its tail gives or None) of each graph; allocates the memory of tails. A CPU has one graph a
+        layer, so that others run between; a GPU, which has all of them done in some milliseconds, one up to each tail."""
+        forward, made, recorder = self.plan.forward, [], None
+        deepstack, last = forward.tower.deepstack, forward.config.num_layers
+        for part in range(-1, last + 1):
+            recorder = recorder or self._device.record()
+            tail = 0 if part == last else deepstack.index(part) + 1 if part in deepstack else None
+            if part < 0:
+                self._begin(recorder)
+            else:
+                self._planner.record_part(recorder, None if part == last else part)
+            result = self._record_tail(recorder, tail)
+            if result is not None or self._device.shares_memory:
+                made.append((recorder, result))
+                recorder = None
+        return made
+
+    def _record_tail(self, recorder: Any, tail: int | None) -> Any:
+        """What it gives; None: there is no tail here."""
+        if tail is None:
+            return None
+        hidden = self._planner.hidden.with_rows(recorder.symbol("tokens", self._most))
+        self._tail.begin(recorder)
+        if tail:  # the next layer goes on from the stream, and adds what this one has left to be added
+            left = self._planner.left_by(self.plan.forward.tower.deepstack[tail - 1])
+            left = None if left is None else left.with_rows(hidden.shape[0])
+            hidden = self._tail.copy(hidden, left, self._buffers.positions)
+        return self.plan.forward.tail(self._tail, hidden, tail)
 
     def _begin(self, recorder: Any) -> None:
         """hidden = patches @ weight.T, + positions or normalized by "pre_norm" where the tower has them."""
         tokens = recorder.symbol("tokens", self._most)
         recorder.upload(self._input)
+        self._planner.share_attention(recorder)
         self._tail.recorder = recorder
         hidden, added = (tensor.with_rows(tokens) for tensor in (self._planner.hidden, self._added))
         norm = self.model.vectors.get("pre_norm")
-        self._tail.product(self._patches.with_rows(tokens), "patch", hidden if norm is None else added, self._most)
+        self._tail.product(self._patches.with_rows(tokens), "patch", hidden, self._most)
         if norm is not None:
-            add_rmsnorm(recorder, added, None, None, norm, hidden, self._planner.config.norm_eps)
+            add_rmsnorm(recorder, hidden, None, None, norm, None, self._planner.config.norm_eps, in_place=True)
         if self.plan.forward.tower.positions:
             add_rmsnorm(recorder, hidden, added, None, None, None, 1e-6)
 

@@ -25,12 +25,10 @@ class StepImages(NamedTuple):
     sections: Tensor | None = None
 
     def place(self, run: Any, layer: int = -1) -> None:
-        """Record into a zse.plan.record.Run: rows of `data` over the stream, and what attention is told; or behind a
-        layer its rows of `more` added to the stream."""
+        """Record into a zse.plan.record.Run: rows of `data` over the stream; or behind a layer its rows of `more` added to
+        it."""
         data = self.data if layer < 0 else self.more[layer]
         place_rows(run.recorder, data, run.of(self.rows), run.of(run.planner.hidden), add=layer >= 0)
-        if self.sees is not None and layer < 0:
-            run.sharing = {"sees": run.of(self.sees)}
 
     def turn(self, run: Any, inv_freq: Tensor, table: Tensor, mscale: float) -> bool:
         """Record the table of rotations; False where tokens turn by the step's positions."""
@@ -70,8 +68,11 @@ class ImageInputs:
         return StepImages(Tensor(buffer, (size,), "i32", 0), data, tuple(more), sees, turned_by, sections)
 
     def record(self, recorder: Any, size: int) -> StepImages:
-        """tensors(), and their upload."""
-        recorder.upload(self.staging)
+        """tensors(), and their upload: of data the rows that so many tokens may take."""
+        recorder.upload(self.staging, 0, self._data_at)
+        for number in range(self._layers):
+            at = self._data_at + 4 * number * self._most * self._hidden
+            recorder.upload(self.staging, at, 4 * size * self._hidden)
         return self.tensors(size)
 
     def fill(self, entries: Sequence[Entry]) -> None:

@@ -155,14 +155,23 @@ def make_gpu_cases(rng):
         ("chunks, wide", [(250, 40), (3, 1), (17, 9), (100, 70)], 8, 1, 512, {"softcap": 20.0}),
         ("chunks, wide", [(0, 71), (600, 20)], 4, 4, 512, {"window": 50}),
         ("encoder", [(0, 37), (0, 1), (0, 150)], 3, 3, 32, {"ahead": 1 << 20}),
+        ("encoder", [(0, 150), (0, 1), (0, 37), (0, 260)], 4, 4, 96, {"ahead": 1 << 20}),
+        ("encoder", [(0, 150), (0, 1), (0, 37), (0, 260)], 2, 2, 80, {"ahead": 1 << 20}),
         ("encoder, window", [(0, 150), (0, 40)], 2, 2, 64, {"ahead": 20, "window": 21}),
+        ("images", [(0, 300), (17, 90), (40, 1)], 4, 2, 64, {"sees": True}),
+        ("images, mixed", [(250, 40), (3, 1), (130, 150)], 14, 2, 128, {"sees": True}),
+        ("images, window", [(0, 300), (500, 90)], 8, 4, 256, {"sees": True, "window": 150}),
+        ("images, wide", [(0, 71), (600, 20)], 4, 1, 512, {"sees": True, "window": 50}),
     ]
     for name, runs, heads, kv_heads, head_dim, options in shapes:
         page_size, has_sinks = options.pop("page_size", BLOCK), options.pop("sinks", False)
+        sees = options.pop("sees", False)
         for dtype in ("bf16", "f16", *PACKED)[: 2 if "ahead" in options or head_dim == 512 else None]:
             batch = gpu_batch(rng, runs, heads, kv_heads, head_dim, dtype, page_size)
             if has_sinks:
                 batch["sinks"] = (rng.standard_normal(heads) * 3).astype(np.float32)
+            if sees:
+                batch["sees"] = _seen(rng, runs)
             tokens = sum(count for _, count in runs)
             yield Case(
                 f"{name} {dtype} {heads}/{kv_heads} D={head_dim}",

@@ -21,7 +21,11 @@ NORMS = {
     "layer_bias": ("add_layernorm_bias", ("none", "add")),
     "none": ("add_convert", DELTAS[::2]),
 }
-STREAM_NORMS = ("layer", "layer_bias")  # that are made in place
+STREAM_NORMS = {
+    "rms": ("none",),
+    "layer": ("none", "add"),
+    "layer_bias": ("none", "add"),
+}  # made in place, behind which DELTAS
 GPU_THREADS = 512
 VECTORS = (2, 4, 8)  # f32x4 per thread of a GPU: rows of up to 4,096, 8,192 and 16,384 values
 
@@ -184,7 +188,7 @@ def add_rmsnorm(
             32); on a GPU a bf16 Tensor or Fp8Activation (H a multiple of 16, at most 16,384).
         norm: "rms"; "layer": (x - mean) / deviation, delta is only added; "none": out = x in its form, weight is None.
         bias: f32 [H], added at the end; of norm "layer" alone.
-        in_place: x = norm(x) * weight, of norm "layer" alone; out is None.
+        in_place: x = norm(x) * weight, of norm "layer", or "rms" without delta; out is None.
         routing: on a GPU, with norm "rms": delta f32 [P, H] is a row a pair, and x += each token's sum of weight * delta
             over its experts (zse.kernels.combine).
     """
@@ -196,7 +200,7 @@ def add_rmsnorm(
         norm = "layer_bias"
     name, deltas = NORMS[norm]
     wants = in_place or out is not None
-    require(not in_place or (out is None and norm in STREAM_NORMS), "add_rmsnorm: only a LayerNorm is made in place")
+    require(not in_place or (out is None and norm in STREAM_NORMS), f"add_rmsnorm: {norm} is not made in place")
     require((weight is None) == (not wants or norm == "none"), "add_rmsnorm: weight and out go together")
     require(delta is not None or wants, "add_rmsnorm: nothing to do without delta and out")
     require(delta_weight is None or delta is not None, "add_rmsnorm: delta_weight without delta")
@@ -214,6 +218,7 @@ def add_rmsnorm(
     require(
         routing is None or (norm, delta_weight) == ("rms", None), "add_rmsnorm: experts are added before an RMSNorm"
     )
+    deltas = STREAM_NORMS.get(norm, ()) if in_place else deltas
     require(not wants or adds in deltas or adds == "experts", f"{name}: delta {adds}, expected {' or '.join(deltas)}")
     if not wants:
         name = "add_rmsnorm"
@@ -268,8 +273,8 @@ def forms(outs: tuple[str, ...]):
             # Nothing to do; only an addition, which is one without a norm; x itself.
             if form == "none" and (adds == "none" or norm != "rms") or (norm, form) == ("none", "f32"):
                 continue
-            # In place a LayerNorm alone; with a bias not as fp8, whose scale is found before the row's factor is known.
-            if form == "stream" and norm not in STREAM_NORMS or (norm, form) == ("layer_bias", "fp8"):
+            # With a bias not as fp8, whose scale is found before the row's factor is known.
+            if form == "stream" and adds not in STREAM_NORMS.get(norm, ()) or (norm, form) == ("layer_bias", "fp8"):
                 continue
             yield f"{name}_{adds}_{form}", {"DELTA": adds, "OUT": form, "NORM": norm}
 
@@ -338,7 +343,10 @@ def _cases(rng, family="cpu"):
             delta = rng.standard_normal((rows * chosen, width)).astype(np.float32)
         options = {"eps": 1e-5, "norm": "layer" if norm == "layer_bias" else norm}
         if form in ("none", "stream"):
-            options = {"eps": 1e-6, "out": None} | ({"in_place": True, "norm": "layer"} if form == "stream" else {})
+            is_stream = form == "stream"
+            options = (
+                options | {"eps": 1e-6, "out": None, "in_place": True} if is_stream else {"eps": 1e-6, "out": None}
+            )
         yield Case(
             f"{norm} {adds} {form} {rows}x{width}",
             {

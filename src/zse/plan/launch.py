@@ -192,8 +192,9 @@ def _heads(run: "Run", node: Node) -> None:
 
 def _attend(run: "Run", node: Node) -> None:
     kv, layer, options = run.planner.kv, run.layer, node.options
-    work = {"partial": run.t[node]} if node in run.t else {}
-    work = {"ahead": options["ahead"]} if options.get("ahead") else work | run.sharing
+    work = ({"partial": run.t[node]} if node in run.t else {}) | run.sharing
+    if options.get("ahead"):
+        work["ahead"] = options["ahead"]
     if node.weights:
         work["sinks"] = run.vector(node, "sinks")
     attention(

@@ -241,7 +241,7 @@ class Planner:
         host_layers = self.model.host_layers
         if host_layers is not None:
             host_layers.begin(recorder)
-        run.share_attention(longest_run)
+        run.share_attention(longest_run, None if images is None else images.sees)
         room = self._room(max_tokens, self.max_tokens)
         run.play(self._begin, self._place(self._begin, room), "", run.tokens)
         if images is not None:
@@ -332,12 +332,16 @@ class Planner:
                     self._reserve(part, self.max_tokens, f"layers.{layer}.")
         if None in self._ends:
             self._reserve(self._ends[None], self.max_lines, "")
-        self.attention_scratch = None
-        if self.traits.own_scratch and self.config.causal:
-            latent = self.config.latent is not None
-            kind = gpu.latent_attention.LatentScratch if latent else gpu.attention_plan.AttentionScratch
-            context = self.buffers.page_table.shape[1] * BLOCK
-            self.attention_scratch = kind.allocate(self.device, self.config, self.max_tokens, context)
+        context = self.buffers.page_table.shape[1] * BLOCK
+        self.attention_scratch = self.new_attention_scratch(self.max_tokens, context)
+
+    def new_attention_scratch(self, max_tokens: int, context: int) -> Any:
+        """What attention works in; None: in the part's own memory."""
+        if not self.traits.own_scratch:
+            return None
+        latent = self.config.latent is not None
+        kind = gpu.latent_attention.LatentScratch if latent else gpu.attention_plan.AttentionScratch
+        return kind.allocate(self.device, self.config, max_tokens, context)
 
     def _reserve(self, part: Part, room: int, prefix: str) -> None:
         """Have the device allocate what the kernels of the part's products work in."""
@@ -373,6 +377,7 @@ class Run:
         self.runs: Runs | None = None
         self.tables: dict[str | None, Any] = {name: self.of(table) for name, (table, _) in planner._tables.items()}
         self.sharing: dict[str, Any] = {}
+        self.scratch = planner.attention_scratch
         self.types: Tensor | None = None
         self.adapters: Any = None
         self._tensors: dict[Part, dict[Value | Node, Any]] = {}
@@ -396,25 +401,28 @@ class Run:
     def of(self, tensor: Tensor) -> Tensor:
         return tensor.with_rows(self.tokens)
 
-    def share_attention(self, longest_run: int | None) -> None:
+    def share_attention(self, longest_run: int | None, sees: Tensor | None = None) -> None:
         """How a CPU's threads share a sequence; on a GPU cut the batch into the tasks of its attention, once for all
-        layers."""
-        planner, scratch = self.planner, self.planner.attention_scratch
+        layers. sees: i32 [tokens], the last position that each token sees, where that is not its own."""
+        planner, scratch = self.planner, self.scratch
+        seen = {} if sees is None else {"sees": self.of(sees)}
         if scratch is None:
-            if self.max_tokens <= planner.traits.split_tokens and planner.config.causal:
+            self.sharing = seen
+            if self.max_tokens <= planner.traits.split_tokens and planner.config.causal and not seen:
                 self.sharing = {"splits": self.recorder.symbol("splits")}
             return
         if planner.config.latent is not None:
             self.sharing = scratch.sharing(self.form_tokens)
             return
-        if planner.pins_forms:
-            # The kernel for prompts takes every row: it and the one for few tokens add in different orders.
+        if planner.pins_forms or seen:
+            # The kernel for prompts takes every row: it and the one for few tokens, which sees no keys behind a token's
+            # own, add in different orders.
             longest_run, scratch = None, {kind: each._replace(max_run=0) for kind, each in scratch.items()}
         elif longest_run is None and self.max_tokens <= gpu.attention_plan.MAX_RUN:
             longest_run = self.max_tokens
         for each in scratch.values():
             gpu.attention_plan.plan_attention(self.recorder, each, self.token_row, self.positions, longest_run)
-        self.sharing = {"scratch": scratch, "longest_run": longest_run}
+        self.sharing = {"scratch": scratch, "longest_run": longest_run} | seen
 
     def play(self, part: Part, placed: Placed, prefix: str, rows: Any) -> None:
         """Record a part. prefix: of its weights' names; rows: of values that are not the stream."""

@@ -1,7 +1,7 @@
 """A device that counts what would be allocated on another one: no memory, no kernels. For memory plans."""
 
 from zse.runtime.buffer import Account, DeviceBuffer
-from zse.runtime.device import Device, Staging
+from zse.runtime.device import Device, Recorder, Staging
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,6 +23,13 @@ class Nothing(DeviceBuffer):
         return memoryview(bytearray()).cast(format)  # type: ignore[call-overload]
 
 
+class NothingRecorded(Recorder):
+    """What is allocated while launches are recorded."""
+
+    def launch(self, symbol, args, grid, independent=False, min_chunk=1) -> None:
+        return
+
+
 class CountingDevice(Device):
     """like: the device whose allocations are counted, by label, in memory(); it can do what that one can. Buffers that
     grow count in full."""
@@ -41,6 +48,12 @@ class CountingDevice(Device):
 
     def host_memory(self, nbytes: int, label: str) -> "Any":
         return self.alloc(nbytes, label) if self.shares_memory else Nothing(nbytes, label, Account())
+
+    def record(self) -> Recorder:
+        return NothingRecorded(self)
+
+    def tensor_map(self, tensor: "Any", box: "Any", **options: "Any") -> None:
+        return
 
     def write(self, tensor: "Any", data: "bytes | bytearray | memoryview") -> None:
         pass

@@ -5,7 +5,7 @@ from zse.kernel import Variant
 from zse.kernels.gpu import attention_mma, attention_packed, attention_simple
 from zse.kernels.gpu import attention_plan as planning
 from zse.kernels.gpu.attention_decode import decode_symbol, decode_variants
-from zse.kernels.gpu.attention_plan import MAX_RUN, WIDE, decode_columns, decode_share, head_dims, reciprocal31
+from zse.kernels.gpu.attention_plan import MAX_RUN, SMALL, WIDE, decode_columns, decode_share, head_dims, reciprocal31
 from zse.kernels.gpu.attention_prefill import prefill_swizzle, wgmma_symbol, wgmma_variants
 from zse.kernels.kv_pages import BLOCK, PACKED, head_dim_of, pages_shape
 from zse.kernels.op import check, require
@@ -59,15 +59,19 @@ def record_attention(
     longest_run: int | None = None,
     ahead: int = 0,
     sinks=None,
+    sees=None,
 ) -> None:
     """attention() on a GPU; what is not said here is said there. q, out bf16; both pages [P, Hk, 16, D], bf16 or f16,
-    or packed i8 or e4m3; D 64, 96, 128 or 256, with pages in 16 bits 512; Hq / Hk at most 128.
+    or packed i8 or e4m3; D 64, 96, 128 or 256, with pages in 16 bits 512, of encoders 32 and 80; Hq / Hk at most 128.
 
     scratch: by KV heads and head_dim the AttentionScratch that plan_attention() has filled in this recording with the
-    same longest_run (None: made and filled here, for tests); longest_run: the most tokens of one row in any run of the
-    recording (None: unknown)."""
+    same longest_run (None: made and filled here, for tests), with `sees` one whose max_run is 0; longest_run: the most
+    tokens of one row in any run of the recording (None: unknown). ahead: of an encoder, whose scratch is not causal and
+    says what is seen."""
     device = recorder.device
-    dims = attention_simple.ENCODER_DIMS if ahead else head_dims(k_pages.dtype)
+    dims = head_dims(k_pages.dtype)
+    if ahead:
+        dims = tuple(sorted((SMALL, *planning.ENCODER_DIMS, *planning.HEAD_DIMS)))
     dims = attention_simple.SIMPLE_DIMS if device.simt else dims
     head_dim, group = _check(q, k_pages, v_pages, page_table, token_row, positions, out, dims)
     kv_heads, (tokens, width) = v_pages.shape[1], q.shape
@@ -87,26 +91,40 @@ def record_attention(
     if sinks is not None:
         check("attention sinks", sinks, "f32", width // head_dim)
     paged = dict(k_pages=k_pages, v_pages=v_pages)
-    if device.simt or ahead:
-        args = Args(**common, **paged, token_row=token_row, positions=positions, tokens=tokens, ahead=ahead)
-        recorder.launch(attention_simple.symbol_of(k_pages.dtype, head_dim), args, (kv_heads * group, tokens))
-        return
     if scratch is None:
         require(isinstance(tokens, int), "attention: a number of tokens that is a symbol needs scratch")
-        found = planning.AttentionScratch.make(
-            device, width // head_dim, kv_heads, head_dim, [window], tokens, page_table.shape[1] * BLOCK
-        )
+        sizes = width // head_dim, kv_heads, head_dim, [window], tokens, page_table.shape[1] * BLOCK
+        found = planning.AttentionScratch.make(device, *sizes, causal=not ahead and sees is None)
         planning.plan_attention(recorder, found, token_row, positions, longest_run)
     else:
         require((kv_heads, head_dim) in scratch, "attention: scratch was made for other heads")
         found = scratch[kv_heads, head_dim]
     require(window in found.plans, f"attention: scratch was made for windows {sorted(found.plans)}, not {window}")
     require(found.heads == width // head_dim, "attention: scratch was made for other heads")
-    plan, kv = found.plans[window], k_pages.dtype
+    if ahead:
+        require(found.sees is not None, "attention: scratch was made for causal attention")
+        sees = found.sees[window]
+    elif sees is not None:
+        check("attention sees", sees, "i32", tokens)
+        require(found.max_run == 0, "attention: scratch decodes, which sees no keys ahead")
+    seen = dict(sees=sees, has_sees=int(sees is not None))
+    if device.simt or head_dim == SMALL:
+        args = Args(**common, **seen, **paged, token_row=token_row, positions=positions)
+        recorder.launch(attention_simple.symbol_of(k_pages.dtype, head_dim), args, (kv_heads * group, tokens))
+        return
+    common |= dict(plan=found.plans[window], tasks_room=found.tasks_room)
+    if found.max_run:
+        _record_decode(recorder, common, paged, found, longest_run)
+    if longest_run is None or longest_run > found.max_run:
+        _record_prompts(recorder, common | seen, paged, group, head_dim, found.blocks)
+
+
+def _record_decode(recorder, common, paged, found: planning.AttentionScratch, longest_run: int | None) -> None:
+    """The launch for rows with few tokens."""
+    kv, head_dim, kv_heads, group = paged["v_pages"].dtype, found.head_dim, common["kv_heads"], common["group"]
     share = decode_share(group, head_dim)
     heads, part = kv_heads * share, group // share
     parts = 1 if longest_run == 1 and part <= 8 else decode_columns(head_dim) // 8
-    common |= dict(plan=plan, tasks_room=found.tasks_room)
     args = Args(
         **common | dict(kv_heads=heads, group=part),
         **paged,
@@ -120,9 +138,6 @@ def record_attention(
         fresh_before=0 if longest_run == 1 else MAX_RUN - 1,
     )
     recorder.launch(decode_symbol(kv, head_dim, parts), args, found.blocks)
-    if longest_run is not None and longest_run <= MAX_RUN:
-        return
-    _record_prompts(recorder, common, paged, group, head_dim, found.blocks)
 
 
 def _record_prompts(recorder, common, paged, group: int, head_dim: int, blocks: int) -> None:
@@ -143,11 +158,11 @@ def _record_prompts(recorder, common, paged, group: int, head_dim: int, blocks: 
 
 def attention_variants(target) -> list[Variant]:
     """All kernels of attention for a target."""
+    everywhere = attention_simple.simple_variants(target) + planning.plan_variants(target)
     if target.has("simt"):
-        return attention_simple.simple_variants(target)
+        return everywhere
     return (
-        attention_simple.simple_variants(target)
-        + planning.plan_variants(target)
+        everywhere
         + decode_variants(target)
         + wgmma_variants(target)
         + attention_packed.packed_variants(target)

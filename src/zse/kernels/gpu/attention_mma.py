@@ -9,7 +9,7 @@ from zse import kernel as zl
 from zse.kernels.gpu import attention_prefill as prefill
 from zse.kernels.gpu.attention_pages import first_column
 from zse.kernels.gpu.attention_parts import FLOOR, KV_TYPES, multiply, pack_pair
-from zse.kernels.gpu.attention_plan import WIDE, divide, head_dims, prefill_rows, warps_of_head
+from zse.kernels.gpu.attention_plan import ENCODER_DIMS, WIDE, head_dims, prefill_rows, warps_of_head
 from zse.kernels.gpu.kv8 import is_packed, item_nbytes, page_nbytes, scales_of_columns, two_pairs
 from zse.kernels.kv_pages import BLOCK
 
@@ -239,7 +239,7 @@ def attention_prefill_mma(
         load_block(v_pages, values, table, begin, seen, last, head, p)
         load_queries(q, queries, token, head, rows, p)
         factor = prefill.factor_of(p)
-        limits = [position + divide(min(mine + 8 * h, rows - 1), p.by_group) for h in zl.static(range(2))]
+        sight = prefill.sight_of(mine, rows, token, position, p)
         acc = [[zl.f32(0) for u in zl.static(range(4))] for d in zl.static(range(p.columns // 8))]
         high = [zl.f32(FLOOR) for h in zl.static(range(2))]
         sums = [zl.f32(0) for h in zl.static(range(2))]
@@ -253,7 +253,7 @@ def attention_prefill_mma(
                 load_block(k_pages, keys, table, block + 1, seen, last, head, p)
             else:
                 zl.copy_commit()
-            prefill.softmax(sum(scores, []), limits, (high, sums, shrink), block * KEYS, position, factor, p, acc)
+            prefill.softmax(sum(scores, []), sight, (high, sums, shrink), block * KEYS, factor, p, acc)
             zl.copy_wait(1)
             zl.barrier()
             add_values(acc, scores, values + zl.warp_index() % 2 * (p.columns * item) if is_shared else values, p)
@@ -297,6 +297,6 @@ def mma_variants(target) -> list[zl.Variant]:
             threads=THREADS,
         )
         for name, dtype in KV_TYPES.items()
-        for dim in head_dims(name)
+        for dim in (*(() if is_packed(dtype) else ENCODER_DIMS), *head_dims(name))
         if dim == WIDE or target.arch != 90
     ]

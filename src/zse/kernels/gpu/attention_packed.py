@@ -73,7 +73,7 @@ def enter_tile(at, batch, BN):
         at[LINE] = tile[2] + 0
         at[HEAD] = work - divide(work, batch.by_heads) * batch.kv_heads
         at[FIRST] = max(tile[3] + 1 - batch.window, 0) if batch.window > 0 else zl.i32(0)
-        at[LAST] = tile[3] + tile[1] - 1
+        at[LAST] = prefill.last_key(tile, batch)
         at[NUMBER] = at[FIRST] // BN
 
 

@@ -17,6 +17,7 @@ from zse.dtypes import ITEM_BYTES
 from zse.kernels.kv_pages import BLOCK, PACKED
 from zse.kernels.op import require
 from zse.runtime.args import Args
+from zse.runtime.symbol import ceil_div
 from zse.tensor import Tensor
 
 HEADER = 16  # i32 in front of the tasks: number of tasks, number of prefill tiles
@@ -29,8 +30,11 @@ SEGMENT = 1024  # keys
 TASK_KEYS = 160  # what a task costs besides its keys, in keys (H200, 2 µs)
 ALONE = 0.85  # time of a key where half of the multiprocessors are busy, of that where all are
 MAX_RECORDS = 512  # tokens x tasks of tiles that are not whole
+ALL = 1 << 20  # keys ahead of a token of an encoder without a window
 MAX_PARTS = 4095  # tasks of a tile
 HEAD_DIMS = (64, 96, 128, 256)
+SMALL = 32  # dimensions of heads of encoders that attention_simple takes on every GPU
+ENCODER_DIMS = (80,)  # of heads of which there are kernels for encoders alone: towers have 72 and 80
 WIDE = 512  # dimensions of heads that two warps share; of pages in 16 bits
 PREFILL_ROWS = 128  # of a prefill tile
 
@@ -67,6 +71,33 @@ def block_scan(value, scratch):
         mine += count if zl.warp_index() > warp else 0
         total += count
     return mine + inclusive - value, total
+
+
+@zl.kernel
+def attention_sees(
+    token_row: zl.Ptr[zl.i32, "const"],
+    positions: zl.Ptr[zl.i32, "const"],
+    sees: zl.Ptr[zl.i32],
+    tokens: zl.i32,
+    ahead: zl.i32,
+):
+    """The last key that each token of an encoder sees: `ahead` behind its own, at most its sequence's last. Grid (tokens
+    by threads)."""
+    zl.grid_wait()
+    token = zl.block_index(0) * zl.target.threads + zl.thread_index()
+    if token < tokens:
+        # The last token of the row by bisection: its tokens stand together.
+        low = zl.i32(token)
+        high = tokens + 0
+        while high - low > 1:
+            middle = (low + high) // 2
+            same = token_row[middle] == token_row[token]
+            low = middle if same else low
+            high = high if same else middle
+        sees[token] = positions[token] + min(ahead, low - token)
+    zl.fence()
+    zl.barrier()
+    zl.grid_launch_dependents()
 
 
 class PlanParams(zl.Record):
@@ -305,7 +336,8 @@ def decode_tile_tokens(group: int, head_dim: int, longest_run: int | None) -> in
 class AttentionScratch(NamedTuple):
     """Scratch memory of attention on the GPU. plans: window → i32 plan. counters: i32, all zero between launches.
     records: f32 [capacity, heads, head_dim] unnormalised sums; totals: f32 [capacity, heads, 2] maximum (of scores
-    times log2 e) and sum."""
+    times log2 e) and sum. max_run: rows with more tokens are no decode tasks; sees: of encoders, by window the last key
+    that each token sees, i32 [tokens]."""
 
     plans: dict
     counters: Tensor
@@ -316,6 +348,7 @@ class AttentionScratch(NamedTuple):
     tasks_room: int
     blocks: int
     max_run: int = MAX_RUN
+    sees: dict | None = None
 
     @property
     def capacity(self) -> int:
@@ -327,10 +360,14 @@ class AttentionScratch(NamedTuple):
         return self.records.shape[2]
 
     @staticmethod
-    def shapes(heads: int, head_dim: int, max_tokens: int, max_context: int) -> dict[str, tuple[int, ...]]:
-        """Shapes by name. max_tokens: of one step; max_context: tokens of a sequence."""
-        capacity = min(MAX_RECORDS, max_tokens * -(-max_context // CHUNK))
+    def shapes(
+        heads: int, head_dim: int, max_tokens: int, max_context: int, causal: bool = True
+    ) -> dict[str, tuple[int, ...]]:
+        """Shapes by name. max_tokens: of one step; max_context: tokens of a sequence; causal: an encoder's tokens are not
+        decoded, and leave no records."""
+        capacity = min(MAX_RECORDS, max_tokens * -(-max_context // CHUNK)) if causal else 1
         return {
+            "sees": (max_tokens,),
             "plan": (HEADER + (capacity + max_tokens) * TASK + max_tokens * TILE,),
             "counters": (capacity * heads,),
             "records": (capacity, heads, head_dim),
@@ -346,16 +383,24 @@ class AttentionScratch(NamedTuple):
             kind = config.kv_heads_of(layer), config.head_dim_of(layer)
             windows.setdefault(kind, set()).add(config.window(layer))
         return {
-            kind: cls.make(device, config.num_heads, *kind, sorted(found), max_tokens, max_context)
+            kind: cls.make(device, config.num_heads, *kind, sorted(found), max_tokens, max_context, config.causal)
             for kind, found in windows.items()
         }
 
     @classmethod
     def make(
-        cls, device, heads: int, kv_heads: int, head_dim: int, windows: list[int], max_tokens: int, max_context: int
+        cls,
+        device,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        windows: list[int],
+        max_tokens: int,
+        max_context: int,
+        causal: bool = True,
     ) -> "AttentionScratch":
         """Of layers of one kind. windows: the distinct ones (0: none)."""
-        shapes = cls.shapes(heads, head_dim, max_tokens, max_context)
+        shapes = cls.shapes(heads, head_dim, max_tokens, max_context, causal)
 
         def new(name: str, dtype: str) -> Tensor:
             return Tensor(device.alloc(prod(shapes[name]) * ITEM_BYTES[dtype], label="scratch"), shapes[name], dtype)
@@ -369,15 +414,22 @@ class AttentionScratch(NamedTuple):
             kv_heads,
             shapes["records"][0] + max_tokens,
             device.num_sms,
+            MAX_RUN if causal else 0,
+            None if causal else {window: new("sees", "i32") for window in windows},
         )
 
 
 def plan_attention(recorder, scratch: AttentionScratch, token_row, positions, longest_run: int | None = None) -> None:
     """Record the cutting of the batch: token_row, positions i32 [M], as attention() takes them. longest_run: the most
     tokens of one row in this recording, as attention() is given it; None: unknown."""
-    if recorder.device.simt:
-        return  # attention_simple needs no plan
     tokens = token_row.shape[0]
+    for window, sees in (scratch.sees or {}).items():
+        args = Args(
+            token_row=token_row, positions=positions, sees=sees, tokens=tokens, ahead=window - 1 if window else ALL
+        )
+        recorder.launch("attention_sees", args, ceil_div(tokens, THREADS))
+    if recorder.device.simt or scratch.head_dim == SMALL:
+        return  # attention_simple needs no plan
     group = scratch.heads // scratch.kv_heads
     require(positions.shape[0] == tokens, f"plan_attention: {positions.shape[0]} positions of {tokens} tokens")
     for window, plan in scratch.plans.items():
@@ -399,5 +451,6 @@ def plan_attention(recorder, scratch: AttentionScratch, token_row, positions, lo
 
 
 def plan_variants(target) -> list[zl.Variant]:
-    """The plan kernel."""
-    return [zl.Variant("attention_plan", attention_plan, threads=THREADS)]
+    """The plan kernel, and what an encoder's tokens see."""
+    sees = [zl.Variant("attention_sees", attention_sees, threads=THREADS)]
+    return sees if target.has("simt") else [*sees, zl.Variant("attention_plan", attention_plan, threads=THREADS)]

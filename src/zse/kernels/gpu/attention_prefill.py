@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from zse import kernel as zl
 from zse.kernels.gpu.attention_parts import FLOOR, LOG2E, MASKED, pack_pair, with_sink
-from zse.kernels.gpu.attention_plan import HEAD_DIMS, HEADER, PREFILL_ROWS, TASK, TILE, divide
+from zse.kernels.gpu.attention_plan import ENCODER_DIMS, HEAD_DIMS, HEADER, PREFILL_ROWS, TASK, TILE, divide
 from zse.kernels.kv_pages import BLOCK
 
 GROUPS = 2  # warpgroups that compute
@@ -52,6 +52,8 @@ class PrefillParams(zl.Record):
     softcap: zl.f32
     sinks: zl.Ptr[zl.f32, "const"]
     has_sinks: zl.i32
+    sees: zl.Ptr[zl.i32, "const"]
+    has_sees: zl.i32
     D: zl.static
     KV: zl.static
 
@@ -80,11 +82,39 @@ def factor_of(p):
 
 @zl.inline
 def tile_at(work, batch):
-    """(first token, rows, position of the first, of the last, line of the page table, kv head) of a work item."""
+    """(first token, rows, position of the first, last key that is seen, line of the page table, kv head) of a work
+    item."""
     tile = zl.load(batch.tiles + divide(work, batch.by_heads) * TILE, 4)
     head = work - divide(work, batch.by_heads) * batch.kv_heads
     table = batch.page_table + zl.i64(tile[2]) * batch.max_pages
-    return tile[0], tile[1] * batch.group, tile[3], tile[3] + tile[1] - 1, table, head
+    return tile[0], tile[1] * batch.group, tile[3], last_key(tile, batch), table, head
+
+
+@zl.inline
+def last_key(tile, batch):
+    """The last key that a tile's tokens see: the last token's, as later tokens see no less."""
+    last = tile[3] + tile[1] - 1
+    if batch.has_sees > 0:
+        last = batch.sees[tile[0] + tile[1] - 1] + 0
+    return last
+
+
+@zl.inline
+def sight_of(row, rows, token, position, batch):
+    """What softmax() masks by: the last keys that a thread's rows `row` and `row` + 8 of a tile see, and where the rows
+    stand."""
+    own = own_keys(row, rows, position, batch)
+    limits = [own[h] + 0 for h in zl.static(range(2))]
+    if batch.has_sees > 0:
+        for h in zl.static(range(2)):
+            limits[h] = batch.sees[token + own[h] - position] + 0
+    return limits, (row, rows, position)
+
+
+@zl.inline
+def own_keys(row, rows, position, batch):
+    """The positions of rows `row` and `row` + 8."""
+    return [position + divide(min(row + 8 * h, rows - 1), batch.by_group) for h in zl.static(range(2))]
 
 
 @zl.inline
@@ -139,21 +169,27 @@ def add_values(acc, weights, values, D, BN, SW, F):
 
 
 @zl.inline
-def softmax(scores, limits, running, key, position, factor, batch, acc=()):
-    """Scores become weights; running: (maximum and sum of two rows a thread, factor of earlier sums). acc: what was
+def softmax(scores, sight, running, key, factor, batch, acc=()):
+    """Scores become weights; sight: sight_of(), without the second where there are no windows; running: (maximum and sum of two rows a thread, factor of earlier sums). acc: what was
     summed before and shrinks at once, four numbers of the rows each."""
     BN = len(scores) * 2
+    limits, where = sight
     high, sums, shrink = running
     j = zl.lane_index() % 4
     if batch.softcap > 0.0:
         for i in zl.static(range(BN // 2)):
             scores[i] = zl.tanh(scores[i] * batch.scale / batch.softcap) * batch.softcap
-    if key + BN - 1 > position or batch.window > 0:
+    if key + BN - 1 > limits[0] or batch.window > 0:
+        # Computed here, as nothing is to stay in registers for it.
+        first = [zl.i32(0) for h in zl.static(range(2))]
+        if where is not None and batch.window > 0:
+            own = own_keys(*where, batch)
+            for h in zl.static(range(2)):
+                first[h] = own[h] + 1 - batch.window
         for i in zl.static(range(BN // 2)):
             mine = key + i // 4 * 8 + j * 2 + i % 2
-            limit = limits[i // 2 % 2]
-            hidden = mine > limit or (batch.window > 0 and mine <= limit - batch.window)
-            scores[i] = zl.f32(MASKED) if hidden else scores[i]
+            is_seen = mine <= limits[i // 2 % 2] and mine >= first[i // 2 % 2]
+            scores[i] = scores[i] if is_seen else zl.f32(MASKED)
     for h in zl.static(range(2)):
         peak = max(scores[2 * h], scores[2 * h + 1])
         for n in zl.static(range(1, BN // 8)):
@@ -201,8 +237,8 @@ def write_queries(q, place, token, head, rows, batch, SW):
         if row >= rows:
             words = zl.u32.x(4)(0)
         # The pattern of the hardware: the 16-byte column is xored with the row (SW 128: rows mod 8; SW 64: rows // 2
-        # mod 4).
-        mixed = x % (SW // 16) ^ (r % 8 if SW == 128 else r // 2 % 4)
+        # mod 4; SW 32: rows // 4 mod 2).
+        mixed = x % (SW // 16) ^ r % 8 // (128 // SW)
         zl.store(zl.cast_ptr(place + (x // (SW // 16) * (PREFILL_ROWS * SW) + r * SW + mixed * 16), zl.u32), words)
 
 
@@ -337,7 +373,7 @@ def consume(q, factor, batch, stages):
         write_queries(q, my_queries, token, head, rows, batch, SW)
         zl.fence_async()
         zl.named_barrier(warp // 4, 128)
-        limits = [position + divide(min(mine + 8 * h, rows - 1), batch.by_group) for h in zl.static(range(2))]
+        sight = sight_of(mine, rows, token, position, batch)
         acc = [zl.f32(0) for _ in zl.static(range(D // 2))]
         scores = [zl.f32(0) for _ in zl.static(range(BN // 2))]
         weights = [[zl.u32(0) for u in zl.static(range(4))] for n in zl.static(range(BN // 16))]
@@ -350,7 +386,7 @@ def consume(q, factor, batch, stages):
         if lane == 0:
             zl.mbarrier_arrive(stages.k_empty + k_at[0])
         advance(k_at)
-        softmax(scores, limits, (high, sums, shrink), begin * BN, position, factor, batch)
+        softmax(scores, sight, (high, sums, shrink), begin * BN, factor, batch)
         pack_weights(scores, weights, BN, KV)
         for block in zl.unroll(range(begin, end), 1):
             zl.mbarrier_wait(stages.k_full + k_at[0], k_at[1])
@@ -360,7 +396,7 @@ def consume(q, factor, batch, stages):
             zl.wgmma_wait(1, scores)
             if lane == 0 and not stages.late:
                 zl.mbarrier_arrive(stages.k_empty + k_at[0])
-            softmax(scores, limits, (high, sums, shrink), (block + 1) * BN, position, factor, batch)
+            softmax(scores, sight, (high, sums, shrink), (block + 1) * BN, factor, batch)
             if stages.late and lane == 0 and not (sums[0] < 0.0 or sums[1] < 0.0):  # always: it waits for the sums
                 zl.mbarrier_arrive(stages.k_empty + k_at[0])
             zl.wgmma_wait(0, acc, *weights)
@@ -421,7 +457,7 @@ def attention_prefill_wgmma(
 
 def prefill_swizzle(head_dim: int) -> int:
     """Bytes of the rows in shared memory: a head's row is cut into columns of this width."""
-    return 128 if head_dim % 64 == 0 else 64
+    return 128 if head_dim % 64 == 0 else 64 if head_dim % 32 == 0 else 32
 
 
 def wgmma_symbol(kv: str, head_dim: int) -> str:
@@ -440,5 +476,5 @@ def wgmma_variants(target) -> list[zl.Variant]:
             threads=THREADS,
         )
         for name, dtype in (("bf16", zl.bf16), ("f16", zl.f16))
-        for dim in HEAD_DIMS
+        for dim in (*ENCODER_DIMS, *HEAD_DIMS)
     ]

@@ -1,5 +1,5 @@
-"""Attention for GPUs without matrix instructions in the language (HIP, Metal), and of encoders on all: one block is one
-token's query head.
+"""Attention for GPUs without matrix instructions in the language (HIP, Metal), and of heads that are too small for them:
+one block is one token's query head.
 
 The warps take 32 keys in turn. A lane computes one key's score; the weights then go around the warp while the lanes add
 up 32 neighbouring dimensions of the values at a time. Running maxima as in Milakov and Gimelshein 2018; the warps'
@@ -8,14 +8,13 @@ batched and in chunks."""
 
 from zse import kernel as zl
 from zse.kernels.gpu.attention_parts import FLOOR, KV_TYPES, LOG2E, with_sink
-from zse.kernels.gpu.attention_plan import HEAD_DIMS, WIDE
+from zse.kernels.gpu.attention_plan import ENCODER_DIMS, HEAD_DIMS, SMALL, WIDE
 from zse.kernels.gpu.kv8 import is_packed, page_nbytes
 from zse.kernels.kv_pages import BLOCK
 
 THREADS = 128
-ENCODER_KV = ("bf16", "f16")
-SIMPLE_DIMS = (32, *HEAD_DIMS, WIDE)
-ENCODER_DIMS = SIMPLE_DIMS[:-1]
+SMALL_KV = ("bf16", "f16")
+SIMPLE_DIMS = tuple(sorted((SMALL, *ENCODER_DIMS, *HEAD_DIMS, WIDE)))
 
 
 class SimpleAttentionParams(zl.Record):
@@ -33,11 +32,11 @@ class SimpleAttentionParams(zl.Record):
     group: zl.i32
     scale: zl.f32
     window: zl.i32
-    ahead: zl.i32
-    tokens: zl.i32
     softcap: zl.f32
     sinks: zl.Ptr[zl.f32, "const"]
     has_sinks: zl.i32
+    sees: zl.Ptr[zl.i32, "const"]
+    has_sees: zl.i32
     D: zl.static
     KV: zl.static
 
@@ -67,6 +66,11 @@ def score_of(query, slot, p):
     return score, value_scale
 
 
+def columns(head_dim: int) -> int:
+    """Dimensions of a head that a lane adds up; of 80 half of the lanes have one less."""
+    return -(-head_dim // 32)
+
+
 @zl.inline
 def add_values(acc, weight, slot, count, p):
     """acc += the values of the warp's `count` keys, lane by lane, times their weights."""
@@ -78,8 +82,9 @@ def add_values(acc, weight, slot, count, p):
             row = p.v_pages + place
         else:
             row = p.v_pages + (zl.i64(its_slot) * p.D + zl.lane_index())
-        for c in zl.static(range(p.D // 32)):
-            acc[c] = zl.fma(share, zl.f32(row[c * 32]), acc[c])
+        for c in zl.static(range(columns(p.D))):
+            if c * 32 + 32 <= p.D or c * 32 + zl.lane_index() < p.D:
+                acc[c] = zl.fma(share, zl.f32(row[c * 32]), acc[c])
 
 
 @zl.inline
@@ -94,8 +99,9 @@ def merge_warps(acc, high, mass, place, p):
     if zl.lane_index() == 0:
         maxima[warp] = high
         masses[warp] = mass
-    for c in zl.static(range(p.D // 32)):
-        parts[warp * p.D + c * 32 + zl.lane_index()] = acc[c]
+    for c in zl.static(range(columns(p.D))):
+        if c * 32 + 32 <= p.D or c * 32 + zl.lane_index() < p.D:
+            parts[warp * p.D + c * 32 + zl.lane_index()] = acc[c]
     zl.barrier()
     top = maxima[0]
     for n in zl.static(range(1, warps)):
@@ -126,16 +132,8 @@ def attention_simple(p: SimpleAttentionParams):
     position = p.positions[token]
     begin = max(position + 1 - p.window, 0) if p.window > 0 else zl.i32(0)
     end = position + 1
-    if p.ahead > 0:
-        # The last token of the row by bisection: its tokens stand together.
-        low = zl.i32(token)
-        high = p.tokens + 0
-        while high - low > 1:
-            middle = (low + high) // 2
-            same = p.token_row[middle] == p.token_row[token]
-            low = middle if same else low
-            high = high if same else middle
-        end = min(end + p.ahead, position + 1 + low - token)
+    if p.has_sees > 0:
+        end = p.sees[token] + 1
     table = p.page_table + zl.i64(p.token_row[token]) * p.max_pages
     for d in range(zl.thread_index(), p.D, zl.target.threads):
         query[d] = zl.f32(p.q[place + d])
@@ -143,7 +141,7 @@ def attention_simple(p: SimpleAttentionParams):
 
     high = zl.f32(FLOOR)
     mass = zl.f32(0)
-    acc = [zl.f32(0) for c in zl.static(range(p.D // 32))]
+    acc = [zl.f32(0) for c in zl.static(range(columns(p.D)))]
     for base in range(begin + zl.warp_index() * 32, end, warps * 32):
         key = min(base + lane, end - 1)
         slot = (table[key // BLOCK] * p.kv_heads + head) * BLOCK + key % BLOCK
@@ -154,7 +152,7 @@ def attention_simple(p: SimpleAttentionParams):
         weight = zl.exp2(score - new) if base + lane < end else zl.f32(0)
         high = new + 0.0
         mass = zl.fma(mass, shrink, weight)
-        for c in zl.static(range(p.D // 32)):
+        for c in zl.static(range(columns(p.D))):
             acc[c] = acc[c] * shrink
         if is_packed(p.KV):
             weight = weight * value_scale
@@ -167,10 +165,10 @@ def symbol_of(kv: str, head_dim: int) -> str:
 
 
 def simple_variants(target) -> list[zl.Variant]:
-    """head_dim x dtype of the pages; where there are others for causal attention only what encoders take."""
+    """head_dim x dtype of the pages; where there are others only small heads."""
     return [
         zl.Variant(symbol_of(name, dim), attention_simple, {"D": dim, "KV": dtype}, threads=THREADS)
         for name, dtype in KV_TYPES.items()
-        for dim in (SIMPLE_DIMS if target.has("simt") else ENCODER_DIMS)
-        if target.has("simt") or name in ENCODER_KV
+        for dim in (SIMPLE_DIMS if target.has("simt") else (SMALL,))
+        if target.has("simt") or name in SMALL_KV
     ]

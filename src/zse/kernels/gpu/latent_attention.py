@@ -260,7 +260,7 @@ def latent_attention_mma(p: LatentBatch):
             for n in zl.static(range(p.KEYS // 8)):
                 for u in zl.static(range(4)):
                     scores[n][u] = scores[n][u] * factors[u // 2]
-        softmax(sum(scores, []), limits, (high, sums, shrink), key, min(position, last), p.scale * LOG2E, a, acc)
+        softmax(sum(scores, []), (limits, None), (high, sums, shrink), key, p.scale * LOG2E, a, acc)
         add_values(acc, scores, here, p, a)
         zl.barrier()
         if p.STAGES == 1 and key + p.KEYS < end:

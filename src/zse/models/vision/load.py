@@ -8,6 +8,7 @@ from zse.errors import FormatError, UnsupportedError
 from zse.formats import opening
 from zse.formats.source import ModelSource
 from zse.lazy import logging
+from zse.lazy import numpy as np
 from zse.models.config import Fields, ModelConfig
 from zse.models.config_parts import MAX_WIDTH
 from zse.models.vision.config import VisionConfig, vision_from_gguf, vision_from_hf
@@ -18,6 +19,7 @@ from zse.quant.scheme import AffineScheme, DenseScheme, Scheme, memory_layout
 from zse.tensor import Tensor, Weight
 
 INT8 = AffineScheme(8, 32, True)
+GPU_COLUMNS = 16  # of a product's inputs a multiple
 DENSE = {"F32": "f32", "BF16": "bf16"}  # else f16
 
 
@@ -45,11 +47,10 @@ def find_tower(
     source: ModelSource, mmproj: str | None, config: ModelConfig, quantize: str | None, family: str
 ) -> TowerPlan | None:
     """The tower of an open model: of the file `mmproj`; else its own; else of a GGUF that lies beside it, one with 16 bits
-    first, which is left out with a warning where it does not fit. None on a GPU, too: kernels for its heads are to
-    come. Raises FormatError, UnsupportedError."""
-    if family != "cpu" or not config.causal:
+    first, which is left out with a warning where it does not fit. Raises FormatError, UnsupportedError."""
+    if not config.causal:
         if mmproj is not None:
-            raise UnsupportedError("images", "on this device", ["--device cpu, a model that writes text"])
+            raise UnsupportedError("images", "of a model that writes no text", ["a model that writes text"])
         return None
     if mmproj is not None:
         return _beside(source, mmproj, config, quantize, family)
@@ -141,7 +142,9 @@ def _checked(path: object, make):
 
 
 def _placed(source, vision, forward: Tower, quantize: str | None, family: str) -> TowerPlan:
-    reader, dense = TowerReader(source, type(forward)), _dense(source)
+    reader = TowerReader(source, type(forward))
+    # A GPU multiplies in bf16 whatever 16 bits the file has.
+    dense: Scheme = DenseScheme("bf16") if family == "gpu" else _dense(source)
     matrices, vectors = [], {}
     for weight in forward.weights(source.naming):
         for stored in weight.stored:
@@ -152,7 +155,9 @@ def _placed(source, vision, forward: Tower, quantize: str | None, family: str) -
             vectors[weight.name] = weight.shape[0]
             continue
         rows, columns = weight.shape
-        scheme: Scheme = dense
+        if family == "gpu":
+            columns += -columns % GPU_COLUMNS  # of the product with patches: 588 become 592, with zeros
+        scheme = dense
         if quantize is not None and INT8.fits(columns) and family == "cpu":
             scheme = INT8
         matrices.append(MatrixPlan(weight.name, (rows, columns), scheme, (), memory_layout(scheme, family)))
@@ -199,6 +204,8 @@ class TowerModel:
             if matrix is None:
                 device.write(self.vectors[weight.name], values.tobytes())
                 continue
+            if matrix.shape != values.shape:
+                values = np.pad(values, [(0, 0), (0, matrix.shape[1] - values.shape[1])])
             try:
                 planes = matrix.scheme.quantize(values, matrix.layout)
             except ValueError as error:

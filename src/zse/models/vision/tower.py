@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # Columns of a head that attention's kernels take for encoders; what they give is quantized by 32 for products in int8.
-HEAD_DIMS = {"cpu": range(16, 513, 16), "cpu int8": range(32, 513, 32), "gpu": (32, 64, 96, 128, 256)}
+HEAD_DIMS = {"cpu": range(16, 513, 16), "cpu int8": range(32, 513, 32), "gpu": (64, 80, 96, 128, 256)}
 
 
 class TowerConfig(msgspec.Struct, frozen=True, kw_only=True):
