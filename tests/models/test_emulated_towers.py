@@ -19,7 +19,7 @@ REFERENCES = np.load(tiny.PATH)
 @pytest.mark.parametrize(
     ("family", "like"),
     [("gemma3", "sm_90a"), ("gemma3", "gfx90a"), ("qwen2_5_vl", "sm_90a"), ("qwen2_5_vl", "sm_80")]
-    + [("qwen3_vl", "sm_90a"), ("mistral3", "sm_80"), ("mistral3", "metal3.1")],
+    + [("qwen3_vl", "sm_90a"), ("mistral3", "sm_80"), ("mistral3", "metal3.1"), ("qwen2_vl", "sm_90a")],
 )
 def test_embeddings_equal_transformers(family, like, kept_kernels, tmp_path):
     """Two images, one after the other."""
