@@ -22,6 +22,10 @@ CONFIGS = {
     },
     "qwen2_5": {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "vision_config": {"patch_size": 14}},
     "qwen3": {"architectures": ["Qwen3VLForConditionalGeneration"], "vision_config": {"patch_size": 16}},
+    "gemma4": {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "vision_config": {"patch_size": 4, "pooling_kernel_size": 3},
+    },
     "mistral3": {
         "architectures": ["Mistral3ForConditionalGeneration"],
         "vision_config": {"patch_size": 14, "image_size": 112},
@@ -32,6 +36,7 @@ PROCESSORS = {
     "gemma3": {"size": {"height": 112, "width": 112}},
     "qwen2_5": {"size": {"shortest_edge": 3136, "longest_edge": 12544}},
     "qwen3": {"size": {"shortest_edge": 4096, "longest_edge": 16384}},
+    "gemma4": {"max_soft_tokens": 70, "patch_size": 4, "pooling_kernel_size": 3},
     "mistral3": {"size": {"longest_edge": 112}, "patch_size": 28},
 }
 
@@ -54,9 +59,17 @@ def processed(name: str, image: Image.Image) -> np.ndarray:
     """u8 [height, width, 3], as transformers' processor gives the image to the tower."""
     warnings.simplefilter("ignore")
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
     from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+    if name == "gemma4":  # patches pixel by pixel, not normalized, with their columns and rows
+        result = Gemma4ImageProcessorPil(**PROCESSORS[name])(images=[image], return_tensors="np")
+        places, side = np.asarray(result["image_position_ids"][0]), PROCESSORS[name]["patch_size"]
+        columns, rows = places.max(0) + 1
+        grid = np.asarray(result["pixel_values"][0])[: rows * columns].reshape(rows, columns, side, side, 3)
+        plain = grid.transpose(0, 2, 1, 3, 4).reshape(rows * side, columns * side, 3)
+        return np.rint(255 * plain).astype(np.uint8)
     kind = {"gemma3": Gemma3ImageProcessorPil, "mistral3": PixtralImageProcessorPil}.get(name, Qwen2VLImageProcessorPil)
     config = vision(name)
     means = {"image_mean": list(config.mean), "image_std": list(config.std)}

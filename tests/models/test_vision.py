@@ -1,5 +1,7 @@
 """Towers against transformers' image features."""
 
+import json
+
 import numpy as np
 import pytest
 import tiny_vision as tiny
@@ -63,13 +65,45 @@ def test_fewer_bits_are_near(tmp_path):
             assert np.abs(found - wanted).max() < most * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("family", ["mistral3", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["mistral3", "qwen2_5_vl", "qwen3_vl", "gemma4_moe"])
 def test_int8_is_near(family, tmp_path):
     """Heads of 16 and 24 columns are 32 wide: what attention gives is quantized by 32."""
     with open_model(str(tiny.write(family, tmp_path))) as source:
         wanted = REFERENCES[f"{family} image 1"]
         found = embeddings(source, quantize="int8", family=family)[1]
         assert np.abs(found - wanted).max() < 0.1 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (dict(position_embedding_size=100), "position_embedding_size.*100 rows and columns.*210"),
+        (dict(head_dim=48), "head_dim"),
+        (dict(hidden_size=96, use_clipped_linears=True), "use_clipped_linears.*24"),
+        (dict(standardize=True), "std_bias.*missing"),
+        (dict(num_hidden_layers=4), "layers.3.input_layernorm.weight.*missing"),
+    ],
+)
+def test_what_gemma4_cannot_be_is_refused(changes, reason, tmp_path):
+    folder = tiny.write("gemma4", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config["vision_config"] |= changes
+    if changes.get("hidden_size"):
+        config["vision_config"].pop("head_dim")
+    (folder / "config.json").write_text(json.dumps(config))
+    with open_model(str(folder)) as source, pytest.raises(FormatError, match=reason):
+        plan_tower(source, None, read_config(source), quantize=None, family="cpu")
+
+
+def test_gemma4_on_a_gpu_is_told(tmp_path, caplog):
+    """Text is served; a file that was asked for is refused."""
+    text, tower = tiny_vision_gguf.write_gguf(tmp_path, "gemma4")
+    with open_model(str(tiny.write("gemma4", tmp_path))) as source:
+        assert plan_tower(source, None, read_config(source), quantize=None, family="gpu") is None
+    assert "images are not taken" in caplog.text and "--device cpu" in caplog.text
+    with open_model(str(text)) as source, open_model(str(tower)) as beside:
+        with pytest.raises(UnsupportedError, match="GPU"):
+            plan_tower(source, beside, read_config(source), quantize=None, family="gpu")
 
 
 def test_a_tower_that_cannot_be_is_refused(tmp_path):

@@ -26,6 +26,7 @@ MISTRAL3 = {
     "vision_config": {"patch_size": 14, "image_size": 1540},
     "spatial_merge_size": 2,
 }
+GEMMA4 = {"architectures": ["Gemma4ForConditionalGeneration"], "vision_config": {"patch_size": 16}}
 SIZES = [(1, 1), (37, 512), (480, 640), (28, 28), (1000, 17), (3000, 2000), (1540, 1541), (13, 2500)]
 
 
@@ -93,6 +94,27 @@ def test_pixtral_sizes_and_rows_are_those_of_its_processor():
         assert found.target(height, width) == wanted and found.fits(*wanted), (height, width)
     assert found.expansion(56, 84) == "[IMG][IMG][IMG][IMG_BREAK][IMG][IMG][IMG][IMG_END]"
     assert found.num_tokens(56, 84) == 8 and found.parts(56, 84) == [0, 1, 2, -1, 3, 4, 5, -1]
+
+
+def test_gemma4_sizes_are_those_of_its_processor():
+    (wanted_size,) = functions_of("gemma4/image_processing_pil_gemma4.py", "get_aspect_ratio_preserving_size")
+    for tokens in (70, 280, 1120):
+        found = vision(GEMMA4, {"max_soft_tokens": tokens})
+        assert (found.patch, found.merge, found.mean, found.std) == (16, 3, (0.5,) * 3, (0.5,) * 3)
+        assert found.max_patches == 9 * tokens <= MAX_PATCHES
+        for height, width in (*SIZES, (4000, 30)):
+            wanted = wanted_size(height, width, 16, 9 * tokens, 3)
+            assert found.target(height, width) == wanted and found.fits(*wanted), (height, width)
+            assert found.num_tokens(*wanted) <= tokens
+        assert not found.fits(48 * (tokens + 1), 48) and not found.fits(48, 50)
+    assert found.expansion(48, 96) == "<|image><|image|><|image|><image|>" and not found.whole
+    sees = GEMMA4 | {"text_config": {"use_bidirectional_attention": "vision", "pad_token_id": 3}}
+    assert vision(sees).whole and vision(sees).embed_id == 3
+    normalized = vision(GEMMA4, {"do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.25] * 3})
+    assert normalized.mean == (0.625,) * 3 and normalized.std == (0.125,) * 3
+    for processor, reason in (({"max_soft_tokens": 100}, "max_soft_tokens"), ({"patch_size": 14}, "patch_size")):
+        with pytest.raises((FormatError, UnsupportedError), match=reason):
+            vision(GEMMA4, processor)
 
 
 def test_a_gguf_says_the_same():

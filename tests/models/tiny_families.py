@@ -303,9 +303,12 @@ def _stacked(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return found | {name: np.stack(parts) for name, parts in stacks.items()}
 
 
-def write_gguf(family: str, folder: Path, split: str = "", apart: bool = False) -> Path:
+def write_gguf(
+    family: str, folder: Path, split: str = "", apart: bool = False, named: dict | None = None, more: tuple = ()
+) -> Path:
     """A GGUF file of f32 tensors as llama.cpp's converter makes it: names, row orders, Gemma's +1, joined tensors. split: type of
-    the two tensors that kv_b is; "": it is one. apart: stacks of experts are a tensor for each."""
+    the two tensors that kv_b is; "": it is one. apart: stacks of experts are a tensor for each. named:
+    the folder's tensors (default: weights()); more: metadata."""
     config = CONFIGS[family]
     if family in tiny_hybrids.CONFIGS:
         return tiny_hybrids.write_gguf(family, folder, _stacked(weights(family)))
@@ -316,7 +319,7 @@ def write_gguf(family: str, folder: Path, split: str = "", apart: bool = False) 
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     plus_one = config["model_type"] == "gemma2"
     tensors = []
-    for name, values in _stacked(weights(family)).items():
+    for name, values in _stacked(named or weights(family)).items():
         name += ".weight" if name.endswith("layer_scalar") else ""
         stem, _, ending = name.rpartition(".")
         member = stem.rpartition(".")[2]
@@ -365,5 +368,5 @@ def write_gguf(family: str, folder: Path, split: str = "", apart: bool = False) 
         data = np.where(np.arange(pairs) < int(pairs * part), 1, 1e30).astype(np.float32)
         tensors.append(GGUFTensor("rope_freqs.weight", "F32", data.shape, data.tobytes()))
     path = folder / f"{family}.gguf"
-    path.write_bytes(bytes(build_gguf(_metadata(family, arch), tensors)))
+    path.write_bytes(bytes(build_gguf([*_metadata(family, arch), *more], tensors)))
     return path

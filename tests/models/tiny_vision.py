@@ -63,9 +63,16 @@ def weights(family: str, named: dict[str, list[int]] | None = None) -> dict[str,
     found = {}
     for name, shape in (named or shapes(family)).items():
         spread = 0.3 if len(shape) == 1 else (3.0 / np.prod(shape[1:])) ** 0.5
+        spread = 0.5 if name.endswith("position_embedding_table") else spread
         values = tiny.uniform(f"{family} {name}", shape, spread)
+        if name.endswith(("_min", "_max")):  # bounds of products, which cut some of what they get
+            values = np.float32(1 if name.endswith("_max") else -1) * (np.abs(values) / 4 + np.float32(0.4))
+        if name.endswith("layer_scalar"):
+            values += np.float32(1)
         is_norm = len(shape) == 1 and "norm" in name and name.endswith("weight")
-        found[name] = values + np.float32(1) if is_norm and not _plus_one(family, name) else values
+        found[name] = np.asarray(values + np.float32(1) if is_norm and not _plus_one(family, name) else values)
+        if family.startswith("gemma4") and "q_norm" in name:  # scores are not divided by anything
+            found[name] = found[name] * np.float32(0.25)
     return found
 
 
@@ -151,6 +158,9 @@ def inputs(family: str, number: int) -> dict:
         return given | {"pixel_values": torch.stack(pixels), "token_type_ids": is_image}
     if family == "mistral3":
         return given | _padded(pixels)
+    if family.startswith("gemma4"):
+        is_image = torch.tensor([[int(id == placeholder(family)) for id in ids]])
+        return given | {"mm_token_type_ids": is_image} | _placed(family, images)
     if family.startswith("qwen"):
         is_image = torch.tensor([[int(id == placeholder(family)) for id in ids]])
         return given | {"mm_token_type_ids": is_image} | _flat(family, images)
@@ -164,6 +174,24 @@ def _padded(pixels: list) -> dict:
     height, width = (max(each.shape[side] for each in pixels) for side in (1, 2))
     whole = [torch.nn.functional.pad(each, (0, width - each.shape[2], 0, height - each.shape[1])) for each in pixels]
     return {"pixel_values": torch.stack(whole), "image_sizes": torch.tensor([each.shape[1:] for each in pixels])}
+
+
+def _placed(family: str, images: list[ImageInput]) -> dict:
+    """Patches of Gemma 4, numbers pixel by pixel, with their columns and rows; -1 behind the shorter image's."""
+    import torch
+
+    p, found, places = CONFIGS[family]["vision_config"]["patch_size"], [], []
+    for values in pixel_values(family, images):
+        _, height, width = values.shape
+        rows, columns = height // p, width // p
+        patches = ((values + 1) / 2).reshape(3, rows, p, columns, p).transpose(1, 3, 2, 4, 0)
+        found.append(patches.reshape(rows * columns, -1))
+        row, column = np.indices((rows, columns))
+        places.append(np.stack([column.reshape(-1), row.reshape(-1)], axis=1))
+    most = max(map(len, found))
+    found = [np.pad(each, ((0, most - len(each)), (0, 0))) for each in found]
+    places = [np.pad(each, ((0, most - len(each)), (0, 0)), constant_values=-1) for each in places]
+    return {"pixel_values": torch.from_numpy(np.stack(found)), "image_position_ids": torch.tensor(np.stack(places))}
 
 
 def _flat(family: str, images: list[ImageInput]) -> dict:
@@ -198,6 +226,8 @@ def references(family: str) -> dict[str, np.ndarray]:
             one = [ImageInput(0, 0, height, width, pixels, b"")]
             if family == "gemma3":
                 made = model.model.get_image_features(torch.from_numpy(pixel_values(family, one)[0])[None])
+            elif family.startswith("gemma4"):
+                made = model.model.get_image_features(**_placed(family, one))
             elif family == "mistral3":
                 made = model.model.get_image_features(**_padded([torch.from_numpy(pixel_values(family, one)[0])]))
             else:

@@ -1,5 +1,6 @@
 """config.json and preprocessor_config.json of the tiny models that see, and the sizes of their images."""
 
+import tiny_configs
 import tiny_hybrids
 
 _GEMMA3 = dict(
@@ -175,6 +176,29 @@ def _hybrid(family: str) -> dict:
     return _QWEN3_VL | outer | dict(text_config=text, vision_config=tower | {"model_type": f"{family}_vision"})
 
 
+def _gemma4(family: str, tower: dict, **text) -> dict:
+    """As tests/models/tiny_configs.py has the text part."""
+    found = {name: value for name, value in tiny_configs.OTHERS[family].items() if name != "architectures"}
+    sizes = dict(intermediate_size=104, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=4, patch_size=4)
+    return dict(
+        architectures=["Gemma4ForConditionalGeneration"],
+        model_type="gemma4",
+        text_config=found | text,
+        vision_config=dict(model_type="gemma4_vision", position_embedding_size=1024, **sizes) | tower,
+        audio_config=None,
+        image_token_id=150,
+        boi_token_id=148,
+        eoi_token_id=149,
+        video_token_id=151,
+        audio_token_id=152,
+        boa_token_id=153,
+        eoa_token_index=154,
+        tie_word_embeddings=True,
+        bos_token_id=2,
+        eos_token_id=1,
+    )
+
+
 CONFIGS = {
     "gemma3": _GEMMA3,
     "qwen2_5_vl": _QWEN2_5_VL,
@@ -184,15 +208,22 @@ CONFIGS = {
     "qwen3_5": _hybrid("qwen3_5"),
     "qwen3_5_moe": _hybrid("qwen3_5_moe"),
     "mistral3": _MISTRAL3,
+    "gemma4": _gemma4("gemma4", dict(hidden_size=64, head_dim=16, use_clipped_linears=True)),
+    # Heads that are made wider; images whose parts see each other in layers with a window, which is shorter than one of them.
+    "gemma4_moe": _gemma4(
+        "gemma4_moe", dict(hidden_size=96, head_dim=24, standardize=True), use_bidirectional_attention="vision"
+    ),
 }
 _NORMALIZED = {"image_mean": [0.5, 0.4, 0.45], "image_std": [0.5, 0.45, 0.55]}
 _AREA = _NORMALIZED | {"size": {"shortest_edge": 64, "longest_edge": 4096}}
 PROCESSORS = {
     "gemma3": _NORMALIZED,
     **dict.fromkeys([family for family in CONFIGS if family.startswith("qwen")], _AREA),
+    **dict.fromkeys(("gemma4", "gemma4_moe"), {"max_soft_tokens": 70}),
     "mistral3": _NORMALIZED | {"size": {"longest_edge": 64}},
 }
 SIZES = dict.fromkeys(CONFIGS, ((24, 40), (56, 16)))
+SIZES |= dict.fromkeys(("gemma4", "gemma4_moe"), ((36, 48), (48, 12)))
 SIZES |= {"qwen2_5_vl": ((40, 56), (56, 16)), "gemma3": ((112, 112), (112, 112))}
 # Tokens of text before, between and behind two images; -1: no second image.
 PROMPTS = ((5, -1, 9), (0, -1, 4), (7, 3, 6), (18, 1, 3), (3, 40, 11))

@@ -4,12 +4,14 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+import tiny_families
 import tiny_hybrids
 from formats_build import Tensor as GGUFTensor
 from formats_build import gguf as build_gguf
 from tiny_vision import weights
 from tiny_vision_configs import CONFIGS, PROCESSORS
 
+_IDS = [("tokenizer.ggml.eos_token_id", "u32", 1), ("tokenizer.ggml.bos_token_id", "u32", 2)]
 _NAMES = {
     "gemma3": {
         "vision_tower.embeddings.patch_embedding": "v.patch_embd",
@@ -73,6 +75,27 @@ TEXT = {"gemma3": "gemma3", "qwen3_vl": "qwen3vl", "qwen3_5": "qwen35", "qwen3_5
 TEXT |= {"qwen3_vl_moe": "qwen3vlmoe"}
 _NAMES["qwen2_vl"] = _NAMES["qwen2_5_vl"] | {"mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down"}
 _KINDS["qwen2_vl"] = "qwen2vl_merger"
+_NAMES["gemma4"] = _NAMES["gemma4_moe"] = {
+    "vision_tower.patch_embedder.input_proj": "v.patch_embd",
+    "vision_tower.patch_embedder": "v.position_embd",
+    "vision_tower": "v",
+    "embed_vision.embedding_projection": "mm.input_projection",
+    "input_layernorm": "ln1",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_out",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "attn_post_norm",
+    "pre_feedforward_layernorm": "ln2",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "post_feedforward_layernorm": "ffn_post_norm",
+}
+_KINDS["gemma4"] = _KINDS["gemma4_moe"] = "gemma4v"
+TEXT |= {"gemma4": "gemma4", "gemma4_moe": "gemma4"}
 for _family in ("qwen3_5", "qwen3_5_moe", "qwen3_vl_moe"):
     _NAMES[_family], _KINDS[_family] = _NAMES["qwen3_vl"], "qwen3vl_merger"
 
@@ -83,7 +106,9 @@ def write_gguf(
     """(text model, mmproj file); of Mistral 3 the latter alone. swapped: ffn_up and ffn_down have each other's names; kind: of the mmproj's matrices;
     changes: of its metadata."""
     text, tower = [], []
-    if family in TEXT:
+    if family.startswith("gemma4"):
+        _gemma4_text(folder, family)
+    elif family in TEXT:
         for name, values in _text_tensors(family).items():
             text.append(GGUFTensor(name, "F32", values.shape, np.ascontiguousarray(values, np.float32).tobytes()))
     for name, values in weights(family).items():
@@ -97,6 +122,18 @@ def write_gguf(
         (folder / "model.gguf").write_bytes(build_gguf(_text_metadata(family, TEXT[family]), text))
     (folder / "mmproj-model.gguf").write_bytes(build_gguf(_clip_metadata(family, changes), tower))
     return folder / "model.gguf", folder / "mmproj-model.gguf"
+
+
+def _gemma4_text(folder: Path, family: str) -> None:
+    """As tests/models/tiny_families.py writes it, with the weights of this one."""
+    named = {
+        name.replace("language_model.", ""): values
+        for name, values in weights(family).items()
+        if "language_model." in name
+    }
+    tokens = ("tokenizer.ggml.tokens", "string[]", [f"t{id}" for id in range(160)])
+    path = tiny_families.write_gguf(family, folder, named=named, more=(tokens, *_IDS))
+    path.rename(folder / "model.gguf")
 
 
 def _text_tensors(family: str) -> dict[str, np.ndarray]:
@@ -126,6 +163,13 @@ def _in_mmproj(family: str, name: str, values: np.ndarray, swapped: bool) -> lis
     if name.endswith("mm_input_projection_weight"):
         return [("mm.input_projection.weight", values)]
     values = values + np.float32("soft_emb_norm" in name)
+    name = name.replace(".linear.weight", ".weight")
+    if name.endswith("position_embedding_table"):
+        name = name.removesuffix("_embedding_table").removesuffix(".position") + ".weight"
+    if name.endswith("patch_embedder.input_proj.weight"):
+        patch = CONFIGS[family]["vision_config"]["patch_size"]
+        values = np.ascontiguousarray(values.reshape(-1, patch, patch, 3).transpose(0, 3, 1, 2))
+    values = np.atleast_1d(values)
     if "deepstack_merger_list" in name:
         _, _, number, part, ending = name.split(".")
         layer = CONFIGS[family]["vision_config"]["deepstack_visual_indexes"][int(number)]
@@ -154,11 +198,10 @@ def _in_mmproj(family: str, name: str, values: np.ndarray, swapped: bool) -> lis
 def _text_metadata(family: str, arch: str) -> list[tuple]:
     text = CONFIGS[family]["text_config"]
     tokens = [("tokenizer.ggml.tokens", "string[]", [f"t{id}" for id in range(text["vocab_size"])])]
-    ids = [("tokenizer.ggml.eos_token_id", "u32", 1), ("tokenizer.ggml.bos_token_id", "u32", 2)]
     if family.startswith("qwen3_5"):
         sections = [*text["rope_parameters"]["mrope_section"], 0]
         turns = (f"{arch}.rope.dimension_sections", "u32[]", sections)
-        return [*tiny_hybrids.metadata(family, arch), turns, *tokens, *ids]
+        return [*tiny_hybrids.metadata(family, arch), turns, *tokens, *_IDS]
     keys = [
         ("block_count", "u32", text["num_hidden_layers"]),
         ("context_length", "u32", text["max_position_embeddings"]),
@@ -181,7 +224,7 @@ def _text_metadata(family: str, arch: str) -> list[tuple]:
         keys += [("rope.freq_base", "f32", 5000000.0), ("rope.dimension_sections", "u32[]", sections)]
     keys += tiny_hybrids.experts(text)
     named = [(f"{arch}.{key}", kind, value) for key, kind, value in keys]
-    return [("general.architecture", "string", arch), *named, *tokens, *ids]
+    return [("general.architecture", "string", arch), *named, *tokens, *_IDS]
 
 
 def _clip_metadata(family: str, changes: dict) -> list[tuple]:
@@ -200,10 +243,13 @@ def _clip_metadata(family: str, changes: dict) -> list[tuple]:
         "clip.vision.block_count": ("u32", layers),
         "clip.vision.attention.head_count": ("u32", vision.get("num_attention_heads", vision.get("num_heads"))),
         "clip.vision.attention.layer_norm_epsilon": ("f32", 1e-5 if family == "mistral3" else 1e-6),
-        "clip.vision.image_mean": ("f32[]", processor["image_mean"]),
-        "clip.vision.image_std": ("f32[]", processor["image_std"]),
+        "clip.vision.image_mean": ("f32[]", processor.get("image_mean", [0.0] * 3)),
+        "clip.vision.image_std": ("f32[]", processor.get("image_std", [1.0] * 3)),
     }
-    if is_gemma:
+    if family.startswith("gemma4"):
+        keys.pop("clip.projector_type")
+        keys |= {"clip.vision.projector_type": ("string", _KINDS[family])}
+    elif is_gemma:
         keys["clip.vision.projector.scale_factor"] = ("u32", 2)
     elif family == "mistral3":
         keys |= {"clip.vision.spatial_merge_size": ("u32", 2), "clip.use_silu": ("bool", True)}

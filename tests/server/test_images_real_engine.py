@@ -16,12 +16,21 @@ sys.path += [str(HERE.parent / folder) for folder in ("models", "formats", "toke
 import tiny_vision  # noqa: E402
 from test_template_images import GEMMA, PIXTRAL, QWEN  # noqa: E402
 
+# As Gemma 4's writes a message with parts.
+GEMMA4 = """
+{%- for m in messages -%}{{ '<start_of_turn>' + m['role'] + '\\n' }}
+{%- if m['content'] is string -%}{{ m['content'] | trim }}{%- else -%}{%- for item in m['content'] -%}
+{%- if item['type'] == 'text' -%}{{- item['text'] | trim -}}{%- elif item['type'] == 'image' -%}{{- '<|image|>' -}}{%- endif -%}
+{%- endfor -%}{%- endif -%}{{ '<end_of_turn>\\n' }}{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<start_of_turn>model\\n' }}{%- endif -%}
+"""
 # family: its chat template, tokens that the model's configuration numbers, and how many stand around an image.
 FAMILIES = {
     "gemma3": (GEMMA, {148: "<start_of_image>", 149: "<end_of_image>", 150: "<image_soft_token>"}, 4),
     "qwen3_vl": (QWEN, {148: "<|vision_start|>", 149: "<|vision_end|>", 150: "<|image_pad|>"}, 2),
     "qwen3_5_moe": (QWEN, {148: "<|vision_start|>", 149: "<|vision_end|>", 150: "<|image_pad|>"}, 2),
     "qwen2_5_vl": (QWEN, {148: "<|vision_start|>", 149: "<|vision_end|>", 150: "<|image_pad|>"}, 2),
+    "gemma4": (GEMMA4, {148: "<|image>", 149: "<image|>", 150: "<|image|>"}, 2),
     "mistral3": (PIXTRAL, {150: "[IMG]", 12: "[IMG_BREAK]", 13: "[IMG_END]"}, 0),
 }
 CONTROLS = "<pad> </s> <s> <unk> <start_of_turn> <end_of_turn> <|im_start|> <|im_end|> [INST] [/INST]".split()

@@ -10,7 +10,7 @@ from typing import Any
 from zse.cache.layout import KVCache
 from zse.cache.pages import BLOCK, blocks_for
 from zse.kernels.activation import gated
-from zse.kernels.images import mean_rows, place_rows
+from zse.kernels.images import mean_rows, place_rows, standardize
 from zse.kernels.matmul import matmul
 from zse.kernels.norm import add_rmsnorm
 from zse.kernels.quantize import quantize
@@ -127,6 +127,11 @@ class TailWork:
         out = self._room(x.shape[1])
         mean_rows(self.recorder, x, out, count)
         return out
+
+    def standardize(self, x: Tensor, bias: str, scale: str) -> Tensor:
+        """(x - the vector `bias`) * the vector `scale`, x itself."""
+        standardize(self.recorder, x, self._model.vectors[bias], self._model.vectors[scale])
+        return x
 
     def norm(self, x: Tensor, name: str, kind: str, eps: float) -> Tensor:
         """x normalized, times the vector `name`, plus its bias where it has one: x itself of LayerNorm."""

@@ -14,7 +14,7 @@ from zse.tensor import Tensor
 class StepImages(NamedTuple):
     """As a recording's launches see it. rows i32 [tokens]: which row of `data` f32 [most, hidden] a token takes, -1: none.
     more: likewise, for the first layers, whose streams get them added. sees i32 [tokens]: the last position that a token
-    sees; None: its own. turned_by i32 [3, most]: positions in three parts, sections i32 [pairs of a head]: which of them a
+    sees; None: its own; windowed: in layers with a window alone. turned_by i32 [3, most]: positions in three parts, sections i32 [pairs of a head]: which of them a
     pair turns by; None: all turn by the step's positions."""
 
     rows: Tensor
@@ -23,6 +23,7 @@ class StepImages(NamedTuple):
     sees: Tensor | None = None
     turned_by: Tensor | None = None
     sections: Tensor | None = None
+    windowed: bool = False
 
     def place(self, run: Any, layer: int = -1) -> None:
         """Record into a zse.plan.record.Run: rows of `data` over the stream; or behind a layer its rows of `more` added to
@@ -40,12 +41,23 @@ class StepImages(NamedTuple):
 
 class ImageInputs:
     """The inputs of one set of step buffers. hidden: columns of an embedding; layers: how many rows of `more` there are
-    beside it; sees: whether tokens of an image see each other; sections: see StepImages, () for none."""
+    beside it; sees: whether tokens of an image see each other; sections: see StepImages, () for none. embed_id: the token that
+    is embedded in place of an image's, None: they are themselves."""
 
     def __init__(
-        self, device: Any, *, max_tokens: int, hidden: int, layers: int, sees: bool, sections: tuple[int, ...] = ()
+        self,
+        device: Any,
+        *,
+        max_tokens: int,
+        hidden: int,
+        layers: int,
+        sees: bool,
+        sections: tuple[int, ...] = (),
+        windowed: bool = False,
+        embed_id: int | None = None,
     ):
         self._most, self._hidden, self._layers, self._sees = max_tokens, hidden, 1 + layers, sees
+        self._windowed, self._embed_id = windowed, embed_id
         self._sections, self._turned_at = sections, 8 * max_tokens
         self._data_at = self._turned_at + 12 * max_tokens + 4 * len(sections)
         self._data_at += -self._data_at % 64
@@ -65,7 +77,9 @@ class ImageInputs:
             turned_by = Tensor(buffer, (3, self._most), "i32", self._turned_at)
             sections = Tensor(buffer, (len(self._sections),), "i32", at)
             self.staging.host[at : at + 4 * len(self._sections)] = array("i", self._sections).tobytes()
-        return StepImages(Tensor(buffer, (size,), "i32", 0), data, tuple(more), sees, turned_by, sections)
+        return StepImages(
+            Tensor(buffer, (size,), "i32", 0), data, tuple(more), sees, turned_by, sections, self._windowed
+        )
 
     def record(self, recorder: Any, size: int) -> StepImages:
         """tensors(), and their upload: of data the rows that so many tokens may take."""
@@ -75,8 +89,8 @@ class ImageInputs:
             recorder.upload(self.staging, at, 4 * size * self._hidden)
         return self.tensors(size)
 
-    def fill(self, entries: Sequence[Entry]) -> None:
-        """Write what the entries' tokens take."""
+    def fill(self, entries: Sequence[Entry], token_ids: memoryview) -> None:
+        """Write what the entries' tokens take. token_ids: those of the step."""
         at = count = 0
         rows, sees = array("i"), array("i")
         turned = array("i"), array("i"), array("i")
@@ -95,6 +109,8 @@ class ImageInputs:
                 for place, part in enumerate(parts, first - entry.start):
                     if part >= 0:
                         mine[place] = count + part - taken[0]
+                        if self._embed_id is not None:
+                            token_ids[at + place] = self._embed_id
                 if taken:
                     values = image.content.values[:, taken[0] : taken[-1] + 1]
                     for number in range(self._layers):
@@ -130,6 +146,7 @@ class ImageSets:
             tower, plan = self._tower.forward.tower, self._tower
             sizes: dict[str, Any] = dict(max_tokens=self._most, hidden=tower.out, layers=len(tower.deepstack))
             sizes |= dict(sees=plan.vision.whole, sections=plan.sections)
+            sizes |= dict(windowed=plan.vision.windowed, embed_id=plan.vision.embed_id)
             self._made = [ImageInputs(self._device, **sizes) for _ in range(self._number)]
         return self._made
 

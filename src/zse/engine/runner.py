@@ -236,7 +236,7 @@ class Runner:
         buffers.sampler.prepare(requests, lengths, drafts)
         if sees and self._images is not None:
             kind += " images"
-            self._images[buffers.number].fill(entries)
+            self._images[buffers.number].fill(entries, buffers.inputs.arrays(size)[0])
         if self.adapters is not None and self._fill_adapters(entries, buffers.inputs):
             kind += f" adapted{self.adapters.version}"
         if masked:

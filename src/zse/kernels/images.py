@@ -208,3 +208,86 @@ ROPE_SECTIONS = Op(
     _section_cost,
     later("gpu.images", "section_variants"),
 )
+
+
+@zl.kernel
+def clamp_rows(
+    x: zl.Ptr[zl.f32, "const"], bounds: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32], lower: zl.i64, width: zl.i64
+):
+    """Grid (rows)."""
+    L = zl.target.lanes
+    mine = x + zl.block_index(0) * width
+    to = out + zl.block_index(0) * width
+    low, high = bounds[lower], bounds[lower + 1]
+    whole = width // L * L
+    for k in range(0, whole, L):
+        zl.store(to + k, min(max(zl.load(mine + k, L), low), high))
+    for k in range(whole, width):
+        to[k] = min(max(mine[k], low), high)
+
+
+def clamp(recorder, x, bounds, out, first: int) -> None:
+    """out f32 [M, K] = x f32 [M, K], at least bounds[first] and at most bounds[first + 1] of bounds f32 [N]."""
+    rows, width = x.shape
+    check("clamp x", x, "f32", rows, width)
+    check("clamp out", out, "f32", rows, width)
+    check("clamp bounds", bounds, "f32", None)
+    require(0 <= first < bounds.shape[0] - 1, f"clamp: bounds {first} and {first + 1} of {bounds.shape[0]}")
+    recorder.launch("clamp_rows", Args(x=x, bounds=bounds, out=out, lower=first, width=width), (rows,))
+
+
+def _clamp_cases(rng, family="cpu"):
+    for rows, width, first in ((1, 64, 0), (9, 37, 2), (5, 4304, 2)):
+        x = rng.standard_normal((rows, width)).astype(np.float32)
+        bounds = np.array([-0.5, np.inf, -np.inf, 0.25], np.float32)
+        inputs = {"x": x, "bounds": bounds}
+        yield Case(f"{rows} of {width}", inputs, {"out": OutputSpec((rows, width), "float32", EXACT)}, {"first": first})
+
+
+CLAMP = Op(
+    "clamp",
+    lambda target: [zl.Variant("clamp_rows", clamp_rows)],
+    clamp,
+    lambda x, bounds, first, out=None: {"out": np.clip(x, bounds[first], bounds[first + 1])},
+    _clamp_cases,
+    lambda case: Cost(8 * case.inputs["x"].size, 2 * case.inputs["x"].size),
+)
+
+
+@zl.kernel
+def standardize_rows(x: zl.Ptr[zl.f32], bias: zl.Ptr[zl.f32, "const"], scale: zl.Ptr[zl.f32, "const"], width: zl.i64):
+    """Grid (rows)."""
+    L = zl.target.lanes
+    mine = x + zl.block_index(0) * width
+    whole = width // L * L
+    for k in range(0, whole, L):
+        zl.store(mine + k, (zl.load(mine + k, L) - zl.load(bias + k, L)) * zl.load(scale + k, L))
+    for k in range(whole, width):
+        mine[k] = (mine[k] - bias[k]) * scale[k]
+
+
+def standardize(recorder, x, bias, scale) -> None:
+    """x f32 [M, K] = (x - bias f32 [K]) * scale f32 [K], in place."""
+    rows, width = x.shape
+    check("standardize x", x, "f32", rows, width)
+    check("standardize bias", bias, "f32", width)
+    check("standardize scale", scale, "f32", width)
+    recorder.launch("standardize_rows", Args(x=x, bias=bias, scale=scale, width=width), (rows,))
+
+
+def _standardize_cases(rng, family="cpu"):
+    near = Tolerance(2e-6, 2e-6, "an f32 difference of values near 1 and a product")
+    for rows, width in ((1, 64), (9, 37), (5, 1152)):
+        x, bias, scale = (rng.standard_normal(shape).astype(np.float32) for shape in ((rows, width), width, width))
+        out = OutputSpec((rows, width), "float32", near, inout=x)
+        yield Case(f"{rows} of {width}", {"bias": bias, "scale": scale}, {"x": out})
+
+
+STANDARDIZE = Op(
+    "standardize",
+    lambda target: [zl.Variant("standardize_rows", standardize_rows)],
+    standardize,
+    lambda bias, scale, x: {"x": (x.astype(np.float64) - bias) * scale},
+    _standardize_cases,
+    lambda case: Cost(8 * case.outputs["x"].shape[0] * case.outputs["x"].shape[1], 2 * case.outputs["x"].shape[0]),
+)

@@ -32,7 +32,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "page_table": ("UPDATE_PAGES",),
     "logits": ("SCALE_LOGITS",),
     "layer_inputs": ("LAYER_INPUTS", "SCALE_ROWS", "NORM_SUM", "SCALE_CHOICES"),
-    "images": ("PLACE_ROWS", "MEAN_ROWS", "ROPE_SECTIONS"),
+    "images": ("PLACE_ROWS", "MEAN_ROWS", "ROPE_SECTIONS", "CLAMP", "STANDARDIZE"),
     "mask": ("MASK_LOGITS",),
     "sample": ("SAMPLE", "LOGPROB_ROWS"),
     "dense_search": ("DENSE_SEARCH",),

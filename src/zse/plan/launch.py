@@ -12,6 +12,7 @@ from zse.kernels import (
     gate_output,
     gated_norm,
     head_product,
+    images,
     latent_attention,
     latent_post,
     layer_inputs,
@@ -40,6 +41,8 @@ def _embed(run: "Run", node: Node) -> None:
     is_added = bool(node.inputs)
     rows = run.of(ids), run.weight(node), run.t[node.output]
     embed(run.recorder, *rows, options["scale"], is_added, options.get("first", 0))
+    if run.images is not None and node.output.is_stream:
+        run.images.place(run)
 
 
 def _layer_inputs(run: "Run", node: Node) -> None:
@@ -57,6 +60,12 @@ def _norm_sum(run: "Run", node: Node) -> None:
     a, b = (run.t[value] for value in node.inputs)
     weights = run.vector(node, "norm"), run.vector(node, "other")
     layer_inputs.norm_sum(run.recorder, a, b, *weights, run.t[node.output], node.options["eps"])
+
+
+def _clamp(run: "Run", node: Node) -> None:
+    images.clamp(
+        run.recorder, run.t[node.inputs[0]], run.vector(node, "bounds"), run.t[node.output], node.options["first"]
+    )
 
 
 def _scale_stream(run: "Run", node: Node) -> None:
@@ -195,6 +204,8 @@ def _attend(run: "Run", node: Node) -> None:
     work = ({"partial": run.t[node]} if node in run.t else {}) | run.sharing
     if options.get("ahead"):
         work["ahead"] = options["ahead"]
+    if run.images is not None and run.images.windowed and not options["window"]:
+        work.pop("sees", None)
     if node.weights:
         work["sinks"] = run.vector(node, "sinks")
     attention(
@@ -358,4 +369,5 @@ LAUNCHES: dict[str, "Callable[[Run, Node], None]"] = {
     "gate_inputs": _gate_inputs,
     "scale_stream": _scale_stream,
     "norm_sum": _norm_sum,
+    "clamp": _clamp,
 }

@@ -243,9 +243,8 @@ class Planner:
             host_layers.begin(recorder)
         run.share_attention(longest_run, None if images is None else images.sees)
         room = self._room(max_tokens, self.max_tokens)
+        run.images = images
         run.play(self._begin, self._place(self._begin, room), "", run.tokens)
-        if images is not None:
-            images.place(run)
         self._record_ropes(run, images)
         for layer, part in enumerate(self._layers if adapted is None else self._adapted_layers):
             run.layer = layer
@@ -378,6 +377,7 @@ class Run:
         self.tables: dict[str | None, Any] = {name: self.of(table) for name, (table, _) in planner._tables.items()}
         self.sharing: dict[str, Any] = {}
         self.scratch = planner.attention_scratch
+        self.images: Any = None
         self.types: Tensor | None = None
         self.adapters: Any = None
         self._tensors: dict[Part, dict[Value | Node, Any]] = {}

@@ -46,7 +46,7 @@ LAUNCHES = (
     *("embed", "linear", "wanted", "attend", "add_norm", "gated_product", "gated", "heads", "scale_logits", "reorder"),
     *("route", "experts", "combine", "act", "adapt", "all_reduce"),
     *(*LATENTS, *READERS, "gated_delta"),
-    *("layer_inputs", "gate_inputs", "scale_stream", "norm_sum"),
+    *("layer_inputs", "gate_inputs", "scale_stream", "norm_sum", "clamp"),
 )
 
 

@@ -13,6 +13,7 @@ A Value stands for [tokens, width] numbers, a Node for one operation. The operat
     attend_latent (q, turned) → attention       heads, scale, temperature; among the latents
     gate        (gate, up) → act(gate) * up     activation
     act         (x) → act(x)                    activation
+    clamp       (x) → within bounds             bounds, a vector; first: of the lower one
     route       (logits) → which experts        bias, factors of experts; what zse.kernels.route takes
     experts     (x, routing) → a row a pair     weight, bias: stacks of experts'; gather: x has a row a token
     combine     (pairs, routing[, shared[, gate]]) → a token's experts, weighted and added

@@ -23,13 +23,15 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     family: of the tower (models/vision/towers.py). patch: side of a patch; merge: patches a side that become one token.
     resize: "square" (to size × size), "edge" (the longer side at most `size`), "area" (between min_pixels and
-    max_pixels in all); the last two keep the proportions and give multiples of patch * merge. resample: "bilinear" or
+    max_pixels in all), "budget" (max_pixels in all, or as near as they come); all but the first keep the proportions and
+    give multiples of patch * merge. resample: "bilinear" or
     "bicubic". mean, std: of x / 255, by channel (red, green, blue).
 
     marker: the text that a chat template writes for an image; expansion() stands in its place. placeholder: the text of
     the one token that stands for each part of the image, placeholder_id its id where config.json says it. before,
     after: around them; row_end: behind each row of parts, image_end in place of the last; "": nothing. whole: the
-    parts of an image see each other in both directions in the text model."""
+    parts of an image see each other in both directions in the text model; windowed: in its layers with a window alone.
+    embed_id: the token whose embeddings of layers their own (Gemma 4's) the parts of an image take."""
 
     family: str
     patch: int
@@ -49,13 +51,17 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     row_end: str = ""
     image_end: str = ""
     whole: bool = False
+    windowed: bool = False
+    embed_id: int | None = None
 
     def __post_init__(self):
         number("patch_size", self.patch, 1, 1024)
         number("merge_size", self.merge, 1, 64)
-        choice("resize", self.resize, ("square", "edge", "area"))
+        choice("resize", self.resize, ("square", "edge", "area", "budget"))
         choice("resample", self.resample, ("bilinear", "bicubic"))
-        if self.resize == "area":
+        if self.resize == "budget":
+            number("max_pixels", self.max_pixels, self.unit**2, MAX_SIDE**2)
+        elif self.resize == "area":
             number("min_pixels", self.min_pixels, 1, MAX_SIDE**2)
             number("max_pixels", self.max_pixels, self.min_pixels, MAX_SIDE**2)
         else:
@@ -86,6 +92,8 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if ratio > 1:
                 height, width = math.floor(height / ratio), math.floor(width / ratio)
             return tuple(max(1, -(-side // unit)) * unit for side in (height, width))  # type: ignore[return-value]
+        if self.resize == "budget":
+            return self._within_budget(height, width)
         rows, columns = round(height / unit), round(width / unit)
         if rows * columns * unit**2 > self.max_pixels:
             factor = math.sqrt(height * width / self.max_pixels)
@@ -95,6 +103,17 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             rows, columns = (math.ceil(side * factor / unit) for side in (height, width))
         return max(rows, 1) * unit, max(columns, 1) * unit
 
+    def _within_budget(self, height: int, width: int) -> tuple[int, int]:
+        """target(): as many units as fit, one at least a side."""
+        unit, factor = self.unit, math.sqrt(self.max_pixels / (height * width))
+        rows, columns = (math.floor(side * factor / unit) for side in (height, width))
+        most = self.max_pixels // unit**2
+        if rows < 1:
+            rows, columns = 1, min(width // height, most)
+        elif columns < 1:
+            rows, columns = min(height // width, most), 1
+        return rows * unit, columns * unit
+
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """(rows, columns) of the parts of a resized image: one embedding each."""
         return height // self.unit, width // self.unit
@@ -102,6 +121,8 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def max_patches(self) -> int:
         """Patches of the largest image."""
+        if self.resize == "budget":
+            return self.max_pixels // self.patch**2
         if self.resize == "area":
             return max(self.max_pixels // self.patch**2, MAX_RATIO * self.merge**2)
         return (-(-self.size // self.unit) * self.merge) ** 2
@@ -116,7 +137,7 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.resize == "edge":
             return max(height, width) < self.size + unit
         # A side is one unit at least, however thin the image is.
-        is_thin = min(height, width) == unit and max(height, width) <= MAX_RATIO * unit
+        is_thin = self.resize == "area" and min(height, width) == unit and max(height, width) <= MAX_RATIO * unit
         return height * width <= self.max_pixels or is_thin
 
     def num_tokens(self, height: int, width: int) -> int:
@@ -168,6 +189,18 @@ PIXTRAL = dict(
 )
 
 
+GEMMA4 = dict(
+    family="gemma4",
+    resize="budget",
+    marker="<|image|>",
+    placeholder="<|image|>",
+    before="<|image>",
+    after="<image|>",
+    windowed=True,
+)
+GEMMA4_TOKENS = (70, 140, 280, 560, 1120)  # of an image
+
+
 def vision_from_hf(path: object, config: dict, processor: dict | None) -> VisionConfig | None:
     """The VisionConfig of a config.json and preprocessor_config.json (or None); None where the model sees nothing, or
     by a tower that is not known. FormatError for values that cannot be."""
@@ -189,7 +222,8 @@ def vision_from_gguf(path: object, metadata: dict) -> VisionConfig | None:
         return None
     values = GGUF_FAMILIES[kind](fields)
     mean, std = (tuple(_floats(fields, f".image_{name}")) for name in ("mean", "std"))
-    return _build(path, **values | dict(mean=mean or values["mean"], std=std or values["std"]))
+    values |= dict(mean=mean or values["mean"], std=std or values["std"])
+    return _build(path, **values | (_around_zero(values) if kind == "gemma4v" else {}))
 
 
 def _floats(fields: Fields, key: str) -> list[float]:
@@ -262,6 +296,35 @@ def _pixtral_hf(fields: Fields, vision: Fields, read: Fields) -> dict:
     return dict(PIXTRAL, patch=patch, merge=merge, size=edge, placeholder_id=found, **normalization)
 
 
+def _gemma4_hf(fields: Fields, vision: Fields, read: Fields) -> dict:
+    patch, merge = vision.integer("patch_size", 16, high=1024), vision.integer("pooling_kernel_size", 3, high=64)
+    tokens = read.integer("max_soft_tokens", 280)
+    if tokens not in GEMMA4_TOKENS:
+        raise UnsupportedError(f"{read.path}: max_soft_tokens", tokens, GEMMA4_TOKENS)
+    for name, wanted in (("patch_size", patch), ("pooling_kernel_size", merge)):
+        if read.integer(name, wanted) != wanted:
+            raise read.fail(name, f"{read.get(name)}, config.json says {wanted}")
+    normalizes = read.boolean("do_normalize", False)
+    found = _normalization(read.changed(do_normalize=True), (0.0,) * 3, (1.0,) * 3)
+    text = fields.section("text_config") or fields
+    return dict(
+        GEMMA4,
+        patch=patch,
+        merge=merge,
+        max_pixels=tokens * (patch * merge) ** 2,
+        placeholder_id=fields.integer("image_token_id", 258880, low=0),
+        embed_id=text.integer("pad_token_id", 0, low=0),
+        whole=text.get("use_bidirectional_attention") == "vision",
+        **_around_zero(found if normalizes else dict(mean=(0.0,) * 3, std=(1.0,) * 3)),
+    )
+
+
+def _around_zero(values: dict) -> dict:
+    """mean and std of 2 * y - 1, y normalized by those of `values`."""
+    halves = [each / 2 for each in values["std"]]
+    return dict(mean=tuple(map(sum, zip(values["mean"], halves, strict=True))), std=tuple(halves))
+
+
 QWEN2_PIXELS, QWEN3_PIXELS = (56 * 56, 28 * 28 * 1280), (256 * 256, 4096 * 4096)
 _QWEN3_VL = _qwen_hf("qwen3_vl", *QWEN3_PIXELS, 16, HALF, HALF)
 _QWEN3_5 = _qwen_hf("qwen3_5", *QWEN3_PIXELS, 16, HALF, HALF, 248056)
@@ -274,6 +337,7 @@ HF_FAMILIES = {
     "Qwen3_5ForConditionalGeneration": _QWEN3_5,
     "Qwen3_5MoeForConditionalGeneration": _QWEN3_5,
     "Mistral3ForConditionalGeneration": _pixtral_hf,
+    "Gemma4ForConditionalGeneration": _gemma4_hf,
 }
 
 
@@ -306,10 +370,21 @@ def _pixtral_gguf(fields: Fields) -> dict:
     return dict(PIXTRAL, size=size, mean=CLIP_MEAN, std=CLIP_STD, **sizes)
 
 
+def _gemma4_gguf(fields: Fields) -> dict:
+    """The file does not say how many tokens an image has: the processor's default. Images see each other where the text
+    model has no embeddings of layers their own (load.py)."""
+    patch, merge = fields.integer(".patch_size", high=1024), fields.integer(".projector.scale_factor", 3, high=64)
+    plain = dict(mean=(0.0,) * 3, std=(1.0,) * 3)
+    return dict(
+        GEMMA4, patch=patch, merge=merge, max_pixels=280 * (patch * merge) ** 2, embed_id=0, whole=True, **plain
+    )
+
+
 GGUF_FAMILIES = {
     "gemma3": _gemma3_gguf,
     "qwen2vl_merger": _qwen_gguf("qwen2_vl", *QWEN2_PIXELS, CLIP_MEAN, CLIP_STD),
     "qwen2.5vl_merger": _qwen_gguf("qwen2_5_vl", *QWEN2_PIXELS, CLIP_MEAN, CLIP_STD),
     "qwen3vl_merger": _qwen_gguf("qwen3_vl", *QWEN3_PIXELS, HALF, HALF),
     "pixtral": _pixtral_gguf,
+    "gemma4v": _gemma4_gguf,
 }

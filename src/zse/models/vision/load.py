@@ -4,6 +4,8 @@ the weights in NumPy, in a thread of the caller's."""
 import os
 from typing import Any, NamedTuple
 
+import msgspec
+
 from zse.errors import FormatError, UnsupportedError
 from zse.formats import opening
 from zse.formats.source import ModelSource
@@ -99,14 +101,22 @@ def plan_tower(
             name = fields.get("clip.projector_type") or fields.get(".projector_type")
             raise UnsupportedError(f"{path}: clip.projector_type", name, GGUF_KINDS)
         return None
+    if family != "cpu" and not kind.on_gpu:
+        refused = UnsupportedError(f"{path}: images", "of this model on a GPU", ["--device cpu"])
+        if beside is not None:
+            raise refused
+        logging.getLogger("zse.engine").warning("images are not taken: %s", refused)
+        return None
     section = fields.section("vision_config") or fields
     kernels = "cpu int8" if quantize is not None and family == "cpu" else family
     if beside is not None:
-        tower = _checked(path, lambda: kind.tower_from_gguf(fields, config.hidden_size, kernels))
+        tower = _checked(path, lambda: kind.tower_from_gguf(fields, config.hidden_size, kernels, source.tensors))
     else:
         tower = _checked(path, lambda: kind.tower_from_hf(fields, section, kernels))
     if tower.out != config.hidden_size:
         raise FormatError(source.path, 0, "projection", f"{tower.out} columns, the text model has {config.hidden_size}")
+    if beside is not None and vision.windowed and config.ple_width:  # E2B's and E4B's images do not see what follows
+        vision = msgspec.structs.replace(vision, whole=False)
     forward = kind(tower, vision)
     down = source.tensors.get("v.blk.0.ffn_down.weight")
     if down is not None and tuple(down.shape) == (tower.inner, tower.layers.hidden_size):

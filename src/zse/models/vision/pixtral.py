@@ -49,7 +49,7 @@ class Pixtral(Tower):
         return TowerConfig(layers=config, head_dim=dim, inner=inner, tail_biases=biases, **sizes)
 
     @classmethod
-    def tower_from_gguf(cls, fields, out, kernels):
+    def tower_from_gguf(cls, fields, out, kernels, tensors):
         inner = width(fields, ".feed_forward_length")
         config, dim = layers_config(
             hidden=width(fields, ".embedding_length"),

@@ -48,7 +48,7 @@ class Qwen2_5VL(Tower):
         return TowerConfig(layers=config, head_dim=dim, inner=inner, **sizes)
 
     @classmethod
-    def tower_from_gguf(cls, fields, out, kernels):
+    def tower_from_gguf(cls, fields, out, kernels, tensors):
         inner, layers = width(fields, ".feed_forward_length"), fields.integer(".block_count", high=4096)
         config, dim = layers_config(
             hidden=width(fields, ".embedding_length"),

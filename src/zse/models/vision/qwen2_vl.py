@@ -30,7 +30,7 @@ class Qwen2VL(Qwen2_5VL):
         )
 
     @classmethod
-    def tower_from_gguf(cls, fields, out, kernels):
+    def tower_from_gguf(cls, fields, out, kernels, tensors):
         hidden = width(fields, ".embedding_length")
         return _tower(
             hidden=hidden,

@@ -45,7 +45,7 @@ class Qwen3VL(Tower):
         return TowerConfig(layers=config, head_dim=dim, inner=inner, **sizes)
 
     @classmethod
-    def tower_from_gguf(cls, fields, out, kernels):
+    def tower_from_gguf(cls, fields, out, kernels, tensors):
         inner = width(fields, ".feed_forward_length")
         config, dim = layers_config(
             hidden=width(fields, ".embedding_length"),

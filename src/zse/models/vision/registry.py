@@ -12,9 +12,10 @@ TOWERS = {
     "qwen3_vl": ("qwen3_vl", "Qwen3VL"),
     "qwen3_5": ("qwen3_vl", "Qwen35VL"),
     "pixtral": ("pixtral", "Pixtral"),
+    "gemma4": ("gemma4", "Gemma4Vision"),
 }
 # clip.projector_type of mmproj files that are read.
-GGUF_KINDS = ["gemma3", "qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger", "pixtral"]
+GGUF_KINDS = ["gemma3", "qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger", "pixtral", "gemma4v"]
 
 
 def tower_class(family: str) -> type[Tower] | None:

@@ -37,7 +37,7 @@ class Siglip(Tower):
         return TowerConfig(layers=config, head_dim=dim, inner=inner, out=out, positions=side**2)
 
     @classmethod
-    def tower_from_gguf(cls, fields, out, kernels):
+    def tower_from_gguf(cls, fields, out, kernels, tensors):
         inner = width(fields, ".feed_forward_length")
         config, dim = layers_config(
             hidden=width(fields, ".embedding_length"),

@@ -37,7 +37,8 @@ class TowerConfig(msgspec.Struct, frozen=True, kw_only=True):
     the text model's hidden size. positions: rows of the table of learned positions, 0: none. deepstack: layers behind
     which what they give is projected, too, and added to the stream of the text model's first layers. tail_eps, tail_biases:
     of the projection's norm and products, where a family has them apart. windowed: layers in which patches see those of a
-    square of window * window parts of the image."""
+    square of window * window parts of the image. theta: of the rotation, bounded: products have bounds, standardized: the
+    means are, where a family has them apart."""
 
     layers: ModelConfig
     head_dim: int
@@ -48,6 +49,9 @@ class TowerConfig(msgspec.Struct, frozen=True, kw_only=True):
     tail_eps: float = 0.0
     window: int = 0
     windowed: tuple[int, ...] = ()
+    theta: float = 0.0
+    bounded: bool = False
+    standardized: bool = False
 
     def __post_init__(self):
         if self.windowed and self.window < 1:
@@ -121,15 +125,20 @@ class TowerReader:
 class Tower(Encoder):
     """A family. hf_layer, gguf_layer: what stands before a layer's names, with its number as {}; parts: our name of a
     layer's product or norm → what a GGUF and a Hugging Face file call it. anchors: names by which the tower and its projection are
-    found in a Hugging Face file. has_biases: products have biases; is_gated: the MLP is. swaps: ffn_up and ffn_down have
+    found in a Hugging Face file. hf_product: what a Hugging Face file has behind a product's
+    name. norms: of a layer. has_biases: products have biases; is_gated: the MLP is; on_gpu: there are
+    kernels for all of it. swaps: ffn_up and ffn_down have
     each other's names in this file, as old converters wrote them."""
 
     anchors: ClassVar[tuple[str, str]] = ("", "")
     hf_layer: ClassVar[str] = ""
     gguf_layer: ClassVar[str] = "v.blk.{}."
     parts: ClassVar[dict[str, tuple[str, str]]] = {}
+    hf_product: ClassVar[str] = ""
+    norms: ClassVar[tuple[str, ...]] = ("attn_norm", "mlp_norm")
     has_biases: ClassVar[bool] = True
     is_gated: ClassVar[bool] = False
+    on_gpu: ClassVar[bool] = True
     on_host: ClassVar[tuple[str, ...]] = ("position_table",)  # weights that only the host reads
 
     def __init__(self, tower: TowerConfig, vision: VisionConfig):
@@ -144,8 +153,9 @@ class Tower(Encoder):
         raise NotImplementedError
 
     @classmethod
-    def tower_from_gguf(cls, fields: Fields, out: int, kernels: str) -> TowerConfig:
-        """Of the metadata of an mmproj file (prefix clip.vision), likewise. out: the text model's hidden size."""
+    def tower_from_gguf(cls, fields: Fields, out: int, kernels: str, tensors: dict[str, TensorInfo]) -> TowerConfig:
+        """Of the metadata and tensors of an mmproj file (prefix clip.vision), likewise. out: the text model's hidden
+        size."""
         raise NotImplementedError
 
     def weights(self, naming: str) -> Iterator[TowerWeight]:
@@ -166,7 +176,7 @@ class Tower(Encoder):
         if self.swaps:
             names["up"], names["down"] = names["down"], names["up"]
         mine = f"layers.{layer}."
-        for name in ("attn_norm", "mlp_norm"):
+        for name in self.norms:
             for suffix, part in (("", "weight"), ("_bias", "bias"))[: 1 + (self.norm_kind == "layer")]:
                 yield TowerWeight(f"{mine}{name}{suffix}", (hidden,), ((f"{names[name]}.{part}", (hidden,)),))
 
@@ -176,7 +186,7 @@ class Tower(Encoder):
             def both(values):
                 return make_columns(make_rows(values).T).T
 
-            shape = (stored, narrow)
+            shape, called = (stored, narrow), called + (self.hf_product if naming == "hf" else "")
             yield TowerWeight(mine + name, (rows, columns), ((f"{called}.weight", shape),), both)
             if self.has_biases:
                 yield TowerWeight(f"{mine}{name}_bias", (rows,), ((f"{called}.bias", (stored,)),), make_rows)
@@ -271,9 +281,9 @@ class Tower(Encoder):
         """The stream is there already: patches and positions."""
         return Value(self.trace, self.config.hidden_size, True)
 
-    def norm(self, x: Value, name: str, i: int | None = None) -> Value:
+    def norm(self, x: Value, name: str, i: int | None = None, eps: float | None = None) -> Value:
         bias = {"bias": f"{name}_bias"} if f"{name}_bias" in self.trace.shapes else {}
-        options: dict[str, Any] = dict(eps=self.config.norm_eps, kind=self.norm_kind)
+        options: dict[str, Any] = dict(eps=eps or self.config.norm_eps, kind=self.norm_kind)
         return self.trace.add("norm", (x,), x.width, {"weight": name} | bias, **options)
 
     def layer(self, x: Value, i: int) -> Value:
@@ -296,10 +306,19 @@ class Tower(Encoder):
 
 
 def layers_config(
-    *, hidden: int, layers: int, heads: int, inner: int, eps: float, activation: str, turns: bool, kernels: str
+    *,
+    hidden: int,
+    layers: int,
+    heads: int,
+    inner: int,
+    eps: float,
+    activation: str,
+    turns: bool,
+    kernels: str,
+    scale: float | None = None,
 ) -> tuple[ModelConfig, int]:
-    """The ModelConfig of a tower's layers, padded for the kernels (a key of HEAD_DIMS), and the file's head_dim. Raises
-    ValueError."""
+    """The ModelConfig of a tower's layers, padded for the kernels (a key of HEAD_DIMS), and the file's head_dim. scale: of
+    the scores (default: head_dim ** -0.5). Raises ValueError."""
     if hidden % heads or hidden // heads % 2:
         raise ValueError(f"num_attention_heads: {heads} heads of a hidden size of {hidden}")
     dim = hidden // heads
@@ -320,7 +339,7 @@ def layers_config(
         max_context=1 << 20,
         rope=RopeConfig(),
         nope_layers=() if turns else (True,) * layers,
-        query_scale=dim**-0.5,
+        query_scale=dim**-0.5 if scale is None else scale,
         activation=activation,
     )
     return config, dim
