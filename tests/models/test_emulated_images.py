@@ -9,7 +9,9 @@ import tiny_vision as tiny
 from test_emulated_model import load_emulated
 
 from zse.cache.groups import PageGeometry
+from zse.cache.pages import HostPool
 from zse.cache.prefix import PrefixCache
+from zse.cache.states import StateSlots
 from zse.engine.config import EngineConfig
 from zse.engine.core import Engine
 from zse.engine.load import load_engine
@@ -52,7 +54,15 @@ def emulated(path: str, like: str, quantize: str | None, **options) -> SimpleNam
         dict(model="m", max_rows=ROWS, max_context=CONTEXT, max_tokens_per_step=TOKENS, speculation="none") | options
     )
     planned = plan_memory(EngineConfig(**wanted), plan, device, tower=tower)
-    config = planned.config
+    config, states = planned.config, None
+    if config.state_slots:
+        states = StateSlots(
+            config.state_slots,
+            config.state_interval,
+            HostPool(0),
+            page_size=config.page_size,
+            slot_nbytes=config.state_bytes // config.state_slots,
+        )
     scheduler = Scheduler(
         num_pages=config.num_pages,
         max_rows=ROWS,
@@ -61,6 +71,7 @@ def emulated(path: str, like: str, quantize: str | None, **options) -> SimpleNam
         vocab_size=plan.config.vocab_size,
         geometry=PageGeometry(page_size=config.page_size),
         prefix_cache=PrefixCache(config.num_pages, page_size=config.page_size),
+        states=states,
     )
     engine = Engine(scheduler, Runner(device, model, config, tower=tower, grouped=False), tower=tower)
     return SimpleNamespace(engine=engine, plan=planned)
@@ -76,7 +87,12 @@ def near(found, logprobs, spread: float) -> None:
 @pytest.mark.parametrize(
     ("family", "like", "quantize", "kv"),
     [("gemma3", "sm_90a", None, "bf16"), ("gemma3", "sm_80", None, "int8"), ("qwen2_5_vl", "sm_90a", "int4", "bf16")]
-    + [("qwen3_vl", "sm_90a", None, "fp8"), ("mistral3", "sm_80", None, "bf16"), ("gemma3", "gfx90a", None, "bf16")],
+    + [
+        ("qwen3_vl", "sm_90a", None, "fp8"),
+        ("mistral3", "sm_80", None, "bf16"),
+        ("gemma3", "gfx90a", None, "bf16"),
+        ("qwen3_5", "sm_90a", None, "bf16"),
+    ],
 )
 def test_a_gpu_says_what_a_cpu_says(family, like, quantize, kv, kept_kernels, tmp_path):
     path = str(tiny.write(family, tmp_path, wide_heads=True))
@@ -88,7 +104,8 @@ def test_a_gpu_says_what_a_cpu_says(family, like, quantize, kv, kept_kernels, tm
     made.engine.close()
     cpu = dict(device="cpu", threads=2, kv_dtype="f32", activations="f32", quantize=quantize)
     loaded = load_engine(EngineConfig(model=path, **cpu), Phases(lambda: 0.0))
-    spread = 0.1 if (quantize, kv) == (None, "bf16") else 0.3
+    # bf16 through recurrent layers: text alone differs by 0.10.
+    spread = 0.1 if (quantize, kv) == (None, "bf16") and family != "qwen3_5" else 0.3
     for (ids, images), (tokens, logprobs) in zip([*prompts, prompts[1]], replies + again, strict=True):
         assert len(tokens) == 4
         one = SamplingParams(temperature=0.0, max_tokens=1, logprobs=20)
