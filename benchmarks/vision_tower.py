@@ -3,7 +3,7 @@ Qwen2.5-VL's (32 layers, most of windows, 1,008 x 1,008): what a start does for 
 which other requests' next tokens wait for; on a GPU the graphs alone, too, and their share of --tflops by the multiply-adds of heads
 and widths as the file has them.
 
-    python benchmarks/vision_tower.py [--shape gemma3|qwen2.5-vl] [--device cpu|cuda] [--quantize int8] [--threads N] [--tflops 790]
+    python benchmarks/vision_tower.py [--shape gemma3|qwen2.5-vl] [--device cpu|cuda] [--quantize int8] [--threads N] [--tflops 790] [--kernels]
 """
 
 import argparse
@@ -140,8 +140,7 @@ def operations(plan, height: int, width: int) -> float:
 
 def time_graphs(device, encoder, count: int) -> float:
     """Seconds of the graphs of the last image, the median of `count`."""
-    merged = encoder.plan.vision.merge**2
-    symbols, times = {"tokens": count, "parts": count // merged, "rows": 1, "splits": 1}, []
+    symbols, times = symbols_of(encoder, count), []
     for _ in range(10):
         device.synchronize()
         began = time.perf_counter()
@@ -151,6 +150,20 @@ def time_graphs(device, encoder, count: int) -> float:
     return statistics.median(times)
 
 
+def symbols_of(encoder, count: int) -> dict[str, int]:
+    return {"tokens": count, "parts": count // encoder.plan.vision.merge**2, "rows": 1, "splits": 1}
+
+
+def kernels_of(encoder, count: int) -> list[tuple[str, int, float]]:
+    """(kernel, launches, milliseconds of all, one by one), those that take most first."""
+    symbols, found = symbols_of(encoder, count), {}
+    for graph in encoder._graphs:
+        for name, ns in graph.profile(**{name: symbols[name] for name in graph.symbols}):
+            launches, total = found.get(name, (0, 0.0))
+            found[name] = launches + 1, total + ns / 1e6
+    return sorted(((name, *each) for name, each in found.items()), key=lambda line: -line[2])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=tuple(CONFIGS), default="gemma3")
@@ -158,6 +171,7 @@ def main() -> None:
     parser.add_argument("--quantize", choices=("int8",))
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--tflops", type=float, default=790.0)
+    parser.add_argument("--kernels", action="store_true", help="the time of each kind of kernel")
     args = parser.parse_args()
     side = SIDES[args.shape]
     with tempfile.TemporaryDirectory() as folder:
@@ -185,11 +199,14 @@ def main() -> None:
         assert values is not None and np.isfinite(values).all()
         print(f"encode {last - began:.3f} s, the longest piece {longest:.3f} s, {device.threads} threads")
         if not device.shares_memory:
-            seconds, work = time_graphs(device, encoder, (side // plan.vision.patch) ** 2), operations(plan, side, side)
+            patches = (side // plan.vision.patch) ** 2
+            seconds, work = time_graphs(device, encoder, patches), operations(plan, side, side)
             share = work / seconds / args.tflops / 1e12
             print(
                 f"graphs {1000 * seconds:.2f} ms: {work / 1e12:.2f} TFLOP, {work / seconds / 1e12:.0f} TFLOP/s, {share:.0%} of the floor"
             )
+        for name, launches, ms in kernels_of(encoder, patches) if args.kernels and not device.shares_memory else ():
+            print(f"{ms:8.2f} ms  {launches:4} {name}")
         encoder.close()
         device.close()
 

@@ -241,8 +241,7 @@ class ImageEncoder:
             parts_in_order, sizes = forward.windows(height, width)
             self._write_windows(sizes * vision.merge**2)
             order = (parts_in_order[:, None] * vision.merge**2 + np.arange(vision.merge**2)).reshape(-1)
-        columns = self._patches.shape[1]
-        self._write(0, np.pad(patches[order], [(0, 0), (0, columns - patches.shape[1])]))
+        self._write(0, patches[order], self._patches.shape[1])
         added = forward.positions(self.model.host.get("position_table"), height, width)
         if added is not None:
             self._write(1, added[order])
@@ -279,10 +278,12 @@ class ImageEncoder:
         for tensor, values in ((step.page_table, table), (step.token_row, of_token), (step.positions, places)):
             self._device.write(tensor, values.tobytes())
 
-    def _write(self, number: int, values: "NDArray") -> None:
-        data = np.ascontiguousarray(values, np.float32).tobytes()
+    def _write(self, number: int, values: "NDArray", columns: int | None = None) -> None:
+        """Rows of `columns` numbers: behind a row's values stand the zeros of before."""
+        count, wide = len(values), columns or values.shape[1]
         at = self._places[number]
-        self._input.host[at : at + len(data)] = data
+        rows = np.frombuffer(self._input.host[at : at + 4 * count * wide], np.float32).reshape(count, wide)
+        rows[:, : values.shape[1]] = values
 
     def _prepare(self) -> None:
         """The page table and the graphs: the beginning, each layer (with the tail of those of deepstack), the end."""

@@ -62,7 +62,7 @@ def record_attention(
     sees=None,
 ) -> None:
     """attention() on a GPU; what is not said here is said there. q, out bf16; both pages [P, Hk, 16, D], bf16 or f16,
-    or packed i8 or e4m3; D 64, 96, 128 or 256, with pages in 16 bits 512, of encoders 32 and 80; Hq / Hk at most 128.
+    or packed i8 or e4m3; D 64, 96, 128 or 256, with pages in 16 bits 512, of encoders 32; Hq / Hk at most 128.
 
     scratch: by KV heads and head_dim the AttentionScratch that plan_attention() has filled in this recording with the
     same longest_run (None: made and filled here, for tests), with `sees` one whose max_run is 0; longest_run: the most
@@ -71,7 +71,7 @@ def record_attention(
     device = recorder.device
     dims = head_dims(k_pages.dtype)
     if ahead:
-        dims = tuple(sorted((SMALL, *planning.ENCODER_DIMS, *planning.HEAD_DIMS)))
+        dims = (SMALL, *planning.HEAD_DIMS)
     dims = attention_simple.SIMPLE_DIMS if device.simt else dims
     head_dim, group = _check(q, k_pages, v_pages, page_table, token_row, positions, out, dims)
     kv_heads, (tokens, width) = v_pages.shape[1], q.shape

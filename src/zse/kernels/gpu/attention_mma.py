@@ -9,7 +9,7 @@ from zse import kernel as zl
 from zse.kernels.gpu import attention_prefill as prefill
 from zse.kernels.gpu.attention_pages import first_column
 from zse.kernels.gpu.attention_parts import FLOOR, KV_TYPES, multiply, pack_pair
-from zse.kernels.gpu.attention_plan import ENCODER_DIMS, WIDE, head_dims, prefill_rows, warps_of_head
+from zse.kernels.gpu.attention_plan import WIDE, head_dims, prefill_rows, warps_of_head
 from zse.kernels.gpu.kv8 import is_packed, item_nbytes, page_nbytes, scales_of_columns, two_pairs
 from zse.kernels.kv_pages import BLOCK
 
@@ -297,6 +297,6 @@ def mma_variants(target) -> list[zl.Variant]:
             threads=THREADS,
         )
         for name, dtype in KV_TYPES.items()
-        for dim in (*(() if is_packed(dtype) else ENCODER_DIMS), *head_dims(name))
+        for dim in head_dims(name)
         if dim == WIDE or target.arch != 90
     ]

@@ -34,7 +34,6 @@ ALL = 1 << 20  # keys ahead of a token of an encoder without a window
 MAX_PARTS = 4095  # tasks of a tile
 HEAD_DIMS = (64, 96, 128, 256)
 SMALL = 32  # dimensions of heads of encoders that attention_simple takes on every GPU
-ENCODER_DIMS = (80,)  # of heads of which there are kernels for encoders alone: towers have 72 and 80
 WIDE = 512  # dimensions of heads that two warps share; of pages in 16 bits
 PREFILL_ROWS = 128  # of a prefill tile
 

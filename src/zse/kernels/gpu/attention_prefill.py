@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from zse import kernel as zl
 from zse.kernels.gpu.attention_parts import FLOOR, LOG2E, MASKED, pack_pair, with_sink
-from zse.kernels.gpu.attention_plan import ENCODER_DIMS, HEAD_DIMS, HEADER, PREFILL_ROWS, TASK, TILE, divide
+from zse.kernels.gpu.attention_plan import HEAD_DIMS, HEADER, PREFILL_ROWS, TASK, TILE, divide
 from zse.kernels.kv_pages import BLOCK
 
 GROUPS = 2  # warpgroups that compute
@@ -237,7 +237,7 @@ def write_queries(q, place, token, head, rows, batch, SW):
         if row >= rows:
             words = zl.u32.x(4)(0)
         # The pattern of the hardware: the 16-byte column is xored with the row (SW 128: rows mod 8; SW 64: rows // 2
-        # mod 4; SW 32: rows // 4 mod 2).
+        # mod 4).
         mixed = x % (SW // 16) ^ r % 8 // (128 // SW)
         zl.store(zl.cast_ptr(place + (x // (SW // 16) * (PREFILL_ROWS * SW) + r * SW + mixed * 16), zl.u32), words)
 
@@ -457,7 +457,7 @@ def attention_prefill_wgmma(
 
 def prefill_swizzle(head_dim: int) -> int:
     """Bytes of the rows in shared memory: a head's row is cut into columns of this width."""
-    return 128 if head_dim % 64 == 0 else 64 if head_dim % 32 == 0 else 32
+    return 128 if head_dim % 64 == 0 else 64
 
 
 def wgmma_symbol(kv: str, head_dim: int) -> str:
@@ -476,5 +476,5 @@ def wgmma_variants(target) -> list[zl.Variant]:
             threads=THREADS,
         )
         for name, dtype in (("bf16", zl.bf16), ("f16", zl.f16))
-        for dim in (*ENCODER_DIMS, *HEAD_DIMS)
+        for dim in HEAD_DIMS
     ]

@@ -8,13 +8,13 @@ batched and in chunks."""
 
 from zse import kernel as zl
 from zse.kernels.gpu.attention_parts import FLOOR, KV_TYPES, LOG2E, with_sink
-from zse.kernels.gpu.attention_plan import ENCODER_DIMS, HEAD_DIMS, SMALL, WIDE
+from zse.kernels.gpu.attention_plan import HEAD_DIMS, SMALL, WIDE
 from zse.kernels.gpu.kv8 import is_packed, page_nbytes
 from zse.kernels.kv_pages import BLOCK
 
 THREADS = 128
 SMALL_KV = ("bf16", "f16")
-SIMPLE_DIMS = tuple(sorted((SMALL, *ENCODER_DIMS, *HEAD_DIMS, WIDE)))
+SIMPLE_DIMS = (SMALL, *HEAD_DIMS, WIDE)
 
 
 class SimpleAttentionParams(zl.Record):
@@ -66,11 +66,6 @@ def score_of(query, slot, p):
     return score, value_scale
 
 
-def columns(head_dim: int) -> int:
-    """Dimensions of a head that a lane adds up; of 80 half of the lanes have one less."""
-    return -(-head_dim // 32)
-
-
 @zl.inline
 def add_values(acc, weight, slot, count, p):
     """acc += the values of the warp's `count` keys, lane by lane, times their weights."""
@@ -82,9 +77,8 @@ def add_values(acc, weight, slot, count, p):
             row = p.v_pages + place
         else:
             row = p.v_pages + (zl.i64(its_slot) * p.D + zl.lane_index())
-        for c in zl.static(range(columns(p.D))):
-            if c * 32 + 32 <= p.D or c * 32 + zl.lane_index() < p.D:
-                acc[c] = zl.fma(share, zl.f32(row[c * 32]), acc[c])
+        for c in zl.static(range(p.D // 32)):
+            acc[c] = zl.fma(share, zl.f32(row[c * 32]), acc[c])
 
 
 @zl.inline
@@ -99,9 +93,8 @@ def merge_warps(acc, high, mass, place, p):
     if zl.lane_index() == 0:
         maxima[warp] = high
         masses[warp] = mass
-    for c in zl.static(range(columns(p.D))):
-        if c * 32 + 32 <= p.D or c * 32 + zl.lane_index() < p.D:
-            parts[warp * p.D + c * 32 + zl.lane_index()] = acc[c]
+    for c in zl.static(range(p.D // 32)):
+        parts[warp * p.D + c * 32 + zl.lane_index()] = acc[c]
     zl.barrier()
     top = maxima[0]
     for n in zl.static(range(1, warps)):
@@ -141,7 +134,7 @@ def attention_simple(p: SimpleAttentionParams):
 
     high = zl.f32(FLOOR)
     mass = zl.f32(0)
-    acc = [zl.f32(0) for c in zl.static(range(columns(p.D)))]
+    acc = [zl.f32(0) for c in zl.static(range(p.D // 32))]
     for base in range(begin + zl.warp_index() * 32, end, warps * 32):
         key = min(base + lane, end - 1)
         slot = (table[key // BLOCK] * p.kv_heads + head) * BLOCK + key % BLOCK
@@ -152,7 +145,7 @@ def attention_simple(p: SimpleAttentionParams):
         weight = zl.exp2(score - new) if base + lane < end else zl.f32(0)
         high = new + 0.0
         mass = zl.fma(mass, shrink, weight)
-        for c in zl.static(range(columns(p.D))):
+        for c in zl.static(range(p.D // 32)):
             acc[c] = acc[c] * shrink
         if is_packed(p.KV):
             weight = weight * value_scale

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # Columns of a head that attention's kernels take for encoders; what they give is quantized by 32 for products in int8.
-HEAD_DIMS = {"cpu": range(16, 513, 16), "cpu int8": range(32, 513, 32), "gpu": (64, 80, 96, 128, 256)}
+HEAD_DIMS = {"cpu": range(16, 513, 16), "cpu int8": range(32, 513, 32), "gpu": (64, 96, 128, 256)}
 
 
 class TowerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,12 +234,15 @@ class Tower(Encoder):
         """The normalized image as f32 [patches, 3 * patch * patch], channel by channel as convolutions have it; the
         merge * merge patches of a token one behind the other, tokens row by row."""
         vision, p, m = self.vision, self.vision.patch, self.vision.merge
-        image = np.frombuffer(pixels, np.uint8).reshape(height, width, 3).astype(np.float32)
-        mean, std = (np.array(values, np.float32) for values in (vision.mean, vision.std))
-        image = (image * np.float32(1 / 255) - mean) / std
+        image = np.frombuffer(pixels, np.uint8)
+        mean, std = (np.array(values, np.float32)[:, None] for values in (vision.mean, vision.std))
+        levels = (np.arange(256, dtype=np.float32) * np.float32(1 / 255) - mean) / std  # of each channel
         rows, columns = height // (p * m), width // (p * m)
-        blocks = image.reshape(rows, m, p, columns, m, p, 3).transpose(0, 3, 1, 4, 6, 2, 5)
-        return blocks.reshape(rows * columns * m * m, 3 * p * p)
+        blocks = image.reshape(rows, m, p, columns, m, p, 3).transpose(6, 0, 3, 1, 4, 2, 5).reshape(3, -1, p * p)
+        found = np.empty((blocks.shape[1], 3, p * p), np.float32)
+        for channel in range(3):
+            found[:, channel] = levels[channel][blocks[channel]]
+        return found.reshape(-1, 3 * p * p)
 
     def places(self, height: int, width: int) -> "tuple[NDArray, NDArray]":
         """(row, column) of each patch, in the order of patches(), i64 [patches] both."""
