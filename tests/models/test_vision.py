@@ -45,7 +45,9 @@ def test_embeddings_equal_transformers(family, tmp_path):
             np.testing.assert_allclose(found, REFERENCES[f"{family} image {number}"], rtol=1e-4, atol=3e-5)
 
 
-@pytest.mark.parametrize(("family", "swapped"), [("gemma3", True), *((family, False) for family in tiny.CONFIGS)])
+@pytest.mark.parametrize(
+    ("family", "swapped"), [("gemma3", True), *((family, False) for family in tiny_vision_gguf.KINDS)]
+)
 def test_an_mmproj_file_gives_the_same(family, swapped, tmp_path):
     """Old converters wrote ffn_up and ffn_down under each other's names."""
     text, tower = tiny_vision_gguf.write_gguf(tmp_path, family, swapped)
@@ -90,6 +92,19 @@ def test_what_gemma4_cannot_be_is_refused(changes, reason, tmp_path):
     config["vision_config"] |= changes
     if changes.get("hidden_size"):
         config["vision_config"].pop("head_dim")
+    (folder / "config.json").write_text(json.dumps(config))
+    with open_model(str(folder)) as source, pytest.raises(FormatError, match=reason):
+        plan_tower(source, None, read_config(source), quantize=None, family="cpu")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [(dict(output_proj_dims=32), "output_proj_dims"), (dict(mm_posemb_size=60), "mm_posemb_size.*60 rows")],
+)
+def test_what_gemma4_unified_cannot_be_is_refused(changes, reason, tmp_path):
+    folder = tiny.write("gemma4_unified", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config["vision_config"] |= changes
     (folder / "config.json").write_text(json.dumps(config))
     with open_model(str(folder)) as source, pytest.raises(FormatError, match=reason):
         plan_tower(source, None, read_config(source), quantize=None, family="cpu")

@@ -112,6 +112,9 @@ def test_gemma4_sizes_are_those_of_its_processor():
     assert vision(sees).whole and vision(sees).embed_id == 3
     normalized = vision(GEMMA4, {"do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.25] * 3})
     assert normalized.mean == (0.625,) * 3 and normalized.std == (0.125,) * 3
+    unified = vision(GEMMA4 | {"architectures": ["Gemma4UnifiedForConditionalGeneration"]}, {"max_soft_tokens": 280})
+    assert (unified.patch, unified.merge, unified.mean, unified.std) == (48, 1, (0.0,) * 3, (1.0,) * 3)
+    assert unified.whole and unified.max_patches == 280 and unified.target(480, 640) == (672, 912)
     for processor, reason in (({"max_soft_tokens": 100}, "max_soft_tokens"), ({"patch_size": 14}, "patch_size")):
         with pytest.raises((FormatError, UnsupportedError), match=reason):
             vision(GEMMA4, processor)

@@ -63,7 +63,7 @@ def weights(family: str, named: dict[str, list[int]] | None = None) -> dict[str,
     found = {}
     for name, shape in (named or shapes(family)).items():
         spread = 0.3 if len(shape) == 1 else (3.0 / np.prod(shape[1:])) ** 0.5
-        spread = 0.5 if name.endswith("position_embedding_table") else spread
+        spread = 0.5 if name.endswith(("position_embedding_table", "pos_embedding")) else spread
         values = tiny.uniform(f"{family} {name}", shape, spread)
         if name.endswith(("_min", "_max")):  # bounds of products, which cut some of what they get
             values = np.float32(1 if name.endswith("_max") else -1) * (np.abs(values) / 4 + np.float32(0.4))
@@ -111,6 +111,12 @@ def write(family: str, folder: Path, turned: bool = True, wide_heads: bool = Fal
     for name, values in weights(family, named).items():
         is_turned = turned and family == "qwen3_vl_moe" and ".mlp.experts." in name
         stored = np.ascontiguousarray(values.swapaxes(1, 2)) if is_turned else values
+        if family == "gemma4_unified":  # whose embedder transformers calls otherwise than the published files
+            name = (
+                name.replace("multimodal_embedder.", "")
+                if "multimodal" in name
+                else name.replace("embed_vision.", "vision_embedder.")
+            )
         tensors[name] = "F32", stored.shape, stored.tobytes()
     (folder / "model.safetensors").write_bytes(safetensors(tensors))
     return folder
@@ -180,11 +186,12 @@ def _placed(family: str, images: list[ImageInput]) -> dict:
     """Patches of Gemma 4, numbers pixel by pixel, with their columns and rows; -1 behind the shorter image's."""
     import torch
 
-    p, found, places = CONFIGS[family]["vision_config"]["patch_size"], [], []
+    p, found, places = vision(family).patch, [], []
     for values in pixel_values(family, images):
         _, height, width = values.shape
         rows, columns = height // p, width // p
-        patches = ((values + 1) / 2).reshape(3, rows, p, columns, p).transpose(1, 3, 2, 4, 0)
+        plain = values if family == "gemma4_unified" else (values + 1) / 2
+        patches = plain.reshape(3, rows, p, columns, p).transpose(1, 3, 2, 4, 0)
         found.append(patches.reshape(rows * columns, -1))
         row, column = np.indices((rows, columns))
         places.append(np.stack([column.reshape(-1), row.reshape(-1)], axis=1))
@@ -218,9 +225,16 @@ def references(family: str) -> dict[str, np.ndarray]:
     found = {f"{family} shapes": np.frombuffer(json.dumps(named).encode(), np.uint8)}
     with torch.no_grad():
         for number in range(len(PROMPTS)):
-            last = prompt(family, number)[1][-1]
+            last, given = prompt(family, number)[1][-1], inputs(family, number)
+            if family == "gemma4_unified":
+                # As generate() makes them for a static cache, and Gemma 4's own forward does; with another cache this
+                # model's forward lets images see each other in layers without a window, too.
+                embedded = model.get_input_embeddings()(given["input_ids"])
+                given["attention_mask"] = model.create_masks_for_generate(
+                    model.config, embedded, None, None, None, given["mm_token_type_ids"]
+                )
             behind = slice(last.start + last.count - 1, None)
-            found[f"{family} logits {number}"] = model(**inputs(family, number)).logits[0, behind].float().numpy()
+            found[f"{family} logits {number}"] = model(**given).logits[0, behind].float().numpy()
         for number in range(2):
             height, width, pixels = image(family, number)
             one = [ImageInput(0, 0, height, width, pixels, b"")]

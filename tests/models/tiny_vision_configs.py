@@ -199,6 +199,13 @@ def _gemma4(family: str, tower: dict, **text) -> dict:
     )
 
 
+def _gemma4_unified() -> dict:
+    sizes = dict(patch_size=4, mm_embed_dim=64, mm_posemb_size=280, output_proj_dims=64)
+    found = _gemma4("gemma4_large", {}, use_bidirectional_attention="vision", model_type="gemma4_unified_text")
+    outer = dict(architectures=["Gemma4UnifiedForConditionalGeneration"], model_type="gemma4_unified")
+    return found | outer | dict(vision_config=dict(model_type="gemma4_unified_vision", **sizes))
+
+
 CONFIGS = {
     "gemma3": _GEMMA3,
     "qwen2_5_vl": _QWEN2_5_VL,
@@ -213,17 +220,18 @@ CONFIGS = {
     "gemma4_moe": _gemma4(
         "gemma4_moe", dict(hidden_size=96, head_dim=24, standardize=True), use_bidirectional_attention="vision"
     ),
+    "gemma4_unified": _gemma4_unified(),
 }
 _NORMALIZED = {"image_mean": [0.5, 0.4, 0.45], "image_std": [0.5, 0.45, 0.55]}
 _AREA = _NORMALIZED | {"size": {"shortest_edge": 64, "longest_edge": 4096}}
 PROCESSORS = {
     "gemma3": _NORMALIZED,
     **dict.fromkeys([family for family in CONFIGS if family.startswith("qwen")], _AREA),
-    **dict.fromkeys(("gemma4", "gemma4_moe"), {"max_soft_tokens": 70}),
+    **dict.fromkeys(("gemma4", "gemma4_moe", "gemma4_unified"), {"max_soft_tokens": 70}),
     "mistral3": _NORMALIZED | {"size": {"longest_edge": 64}},
 }
 SIZES = dict.fromkeys(CONFIGS, ((24, 40), (56, 16)))
-SIZES |= dict.fromkeys(("gemma4", "gemma4_moe"), ((36, 48), (48, 12)))
+SIZES |= dict.fromkeys(("gemma4", "gemma4_moe", "gemma4_unified"), ((36, 48), (48, 12)))
 SIZES |= {"qwen2_5_vl": ((40, 56), (56, 16)), "gemma3": ((112, 112), (112, 112))}
 # Tokens of text before, between and behind two images; -1: no second image.
 PROMPTS = ((5, -1, 9), (0, -1, 4), (7, 3, 6), (18, 1, 3), (3, 40, 11))

@@ -70,11 +70,11 @@ _NAMES["qwen2_5_vl"] = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-_KINDS = {"qwen2_5_vl": "qwen2.5vl_merger", "gemma3": "gemma3", "qwen3_vl": "qwen3vl_merger", "mistral3": "pixtral"}
+KINDS = {"qwen2_5_vl": "qwen2.5vl_merger", "gemma3": "gemma3", "qwen3_vl": "qwen3vl_merger", "mistral3": "pixtral"}
 TEXT = {"gemma3": "gemma3", "qwen3_vl": "qwen3vl", "qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe"}
 TEXT |= {"qwen3_vl_moe": "qwen3vlmoe"}
 _NAMES["qwen2_vl"] = _NAMES["qwen2_5_vl"] | {"mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down"}
-_KINDS["qwen2_vl"] = "qwen2vl_merger"
+KINDS["qwen2_vl"] = "qwen2vl_merger"
 _NAMES["gemma4"] = _NAMES["gemma4_moe"] = {
     "vision_tower.patch_embedder.input_proj": "v.patch_embd",
     "vision_tower.patch_embedder": "v.position_embd",
@@ -94,10 +94,10 @@ _NAMES["gemma4"] = _NAMES["gemma4_moe"] = {
     "mlp.down_proj": "ffn_down",
     "post_feedforward_layernorm": "ffn_post_norm",
 }
-_KINDS["gemma4"] = _KINDS["gemma4_moe"] = "gemma4v"
+KINDS["gemma4"] = KINDS["gemma4_moe"] = "gemma4v"
 TEXT |= {"gemma4": "gemma4", "gemma4_moe": "gemma4"}
 for _family in ("qwen3_5", "qwen3_5_moe", "qwen3_vl_moe"):
-    _NAMES[_family], _KINDS[_family] = _NAMES["qwen3_vl"], "qwen3vl_merger"
+    _NAMES[_family], KINDS[_family] = _NAMES["qwen3_vl"], "qwen3vl_merger"
 
 
 def write_gguf(
@@ -233,7 +233,7 @@ def _clip_metadata(family: str, changes: dict) -> list[tuple]:
     layers = vision.get("num_hidden_layers", vision.get("depth"))
     keys = {
         "general.architecture": ("string", "clip"),
-        "clip.projector_type": ("string", _KINDS[family]),
+        "clip.projector_type": ("string", KINDS[family]),
         "clip.has_vision_encoder": ("bool", True),
         "clip.vision.image_size": ("u32", side),
         "clip.vision.patch_size": ("u32", vision["patch_size"]),
@@ -248,7 +248,7 @@ def _clip_metadata(family: str, changes: dict) -> list[tuple]:
     }
     if family.startswith("gemma4"):
         keys.pop("clip.projector_type")
-        keys |= {"clip.vision.projector_type": ("string", _KINDS[family])}
+        keys |= {"clip.vision.projector_type": ("string", KINDS[family])}
     elif is_gemma:
         keys["clip.vision.projector.scale_factor"] = ("u32", 2)
     elif family == "mistral3":

@@ -30,6 +30,7 @@ FAMILIES = {
     "qwen3_vl": (QWEN, {148: "<|vision_start|>", 149: "<|vision_end|>", 150: "<|image_pad|>"}, 2),
     "qwen3_5_moe": (QWEN, {148: "<|vision_start|>", 149: "<|vision_end|>", 150: "<|image_pad|>"}, 2),
     "qwen2_5_vl": (QWEN, {148: "<|vision_start|>", 149: "<|vision_end|>", 150: "<|image_pad|>"}, 2),
+    "gemma4_unified": (GEMMA4, {148: "<|image>", 149: "<image|>", 150: "<|image|>"}, 2),
     "gemma4": (GEMMA4, {148: "<|image>", 149: "<image|>", 150: "<|image|>"}, 2),
     "mistral3": (PIXTRAL, {150: "[IMG]", 12: "[IMG_BREAK]", 13: "[IMG_END]"}, 0),
 }

@@ -88,6 +88,7 @@ class TailWork:
         self._made: dict[tuple, Any] = {}
         self._merged = merged  # patches of a part
         self.recorder: Any = None
+        self.added: Any = None  # positions, f32 [patches, hidden]
 
     def begin(self, recorder: Any) -> Any:
         """Record into `recorder` from now on; the symbol of how many parts there are."""
@@ -121,6 +122,11 @@ class TailWork:
     def together(self, x: Tensor, count: int) -> Tensor:
         """`count` neighbouring rows of the layers' result as one."""
         return Tensor(x.buffer, (self.parts, count * x.shape[1]), x.dtype, x.offset)
+
+    def add_positions(self, x: Tensor) -> Tensor:
+        """x + Tower.positions(), x itself."""
+        add_rmsnorm(self.recorder, x, self.added.with_rows(x.shape[0]), None, None, None, 1e-6)
+        return x
 
     def mean(self, x: Tensor, count: int) -> Tensor:
         """The mean of each `count` neighbouring rows of the layers' result."""
@@ -215,6 +221,7 @@ class ImageEncoder:
         if turns:
             self._planner.rotations = Tensor(self._input.buffer, (most, config.head_dim), "f32", self._places[2])
         self._tail = TailWork(device, self.model, self._planner.activations, max(1, most // merged), merged)
+        self._tail.added = self._added
         self._graphs: list[Any] = []
         self._results: list[Any] = []  # what each tail gives
 
@@ -231,7 +238,7 @@ class ImageEncoder:
         """Runs a graph at each step of the iterator and gives None; at last the embeddings, f32 [1 + deepstack layers,
         parts, out]."""
         forward, vision = self.plan.forward, self.plan.vision
-        patches = forward.patches(pixels, height, width)
+        patches = forward.patches(pixels, height, width, self.model.host)
         count = len(patches)
         parts = count // vision.merge**2
         if not self._graphs:

@@ -319,6 +319,16 @@ def _gemma4_hf(fields: Fields, vision: Fields, read: Fields) -> dict:
     )
 
 
+def _gemma4_unified_hf(fields: Fields, vision: Fields, read: Fields) -> dict:
+    """A patch is a token's whole square."""
+    found = _gemma4_hf(fields, vision, read)
+    text = fields.section("text_config") or fields
+    found["whole"] = text.get("use_bidirectional_attention", "vision") == "vision"
+    plain = dict(mean=read.numbers("image_mean") or (0.0,) * 3, std=read.numbers("image_std") or (1.0,) * 3)
+    plain = plain if read.get("do_normalize") else dict(mean=(0.0,) * 3, std=(1.0,) * 3)
+    return found | dict(family="gemma4_unified", patch=found["patch"] * found["merge"], merge=1) | plain
+
+
 def _around_zero(values: dict) -> dict:
     """mean and std of 2 * y - 1, y normalized by those of `values`."""
     halves = [each / 2 for each in values["std"]]
@@ -338,6 +348,7 @@ HF_FAMILIES = {
     "Qwen3_5MoeForConditionalGeneration": _QWEN3_5,
     "Mistral3ForConditionalGeneration": _pixtral_hf,
     "Gemma4ForConditionalGeneration": _gemma4_hf,
+    "Gemma4UnifiedForConditionalGeneration": _gemma4_unified_hf,
 }
 
 

@@ -12,6 +12,7 @@ TOWERS = {
     "qwen3_vl": ("qwen3_vl", "Qwen3VL"),
     "qwen3_5": ("qwen3_vl", "Qwen35VL"),
     "pixtral": ("pixtral", "Pixtral"),
+    "gemma4_unified": ("gemma4_unified", "Gemma4Unified"),
     "gemma4": ("gemma4", "Gemma4Vision"),
 }
 # clip.projector_type of mmproj files that are read.

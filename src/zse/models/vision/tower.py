@@ -37,7 +37,7 @@ class TowerConfig(msgspec.Struct, frozen=True, kw_only=True):
     the text model's hidden size. positions: rows of the table of learned positions, 0: none. deepstack: layers behind
     which what they give is projected, too, and added to the stream of the text model's first layers. tail_eps, tail_biases:
     of the projection's norm and products, where a family has them apart. windowed: layers in which patches see those of a
-    square of window * window parts of the image. theta: of the rotation, bounded: products have bounds, standardized: the
+    square of window * window parts of the image. late_positions: rows of tables that the tail adds. theta: of the rotation, bounded: products have bounds, standardized: the
     means are, where a family has them apart."""
 
     layers: ModelConfig
@@ -49,6 +49,7 @@ class TowerConfig(msgspec.Struct, frozen=True, kw_only=True):
     tail_eps: float = 0.0
     window: int = 0
     windowed: tuple[int, ...] = ()
+    late_positions: int = 0
     theta: float = 0.0
     bounded: bool = False
     standardized: bool = False
@@ -127,7 +128,7 @@ class Tower(Encoder):
     layer's product or norm → what a GGUF and a Hugging Face file call it. anchors: names by which the tower and its projection are
     found in a Hugging Face file. hf_product: what a Hugging Face file has behind a product's
     name. norms: of a layer. has_biases: products have biases; is_gated: the MLP is; on_gpu: there are
-    kernels for all of it. swaps: ffn_up and ffn_down have
+    kernels for all of it, and images in its text model were tried with them. swaps: ffn_up and ffn_down have
     each other's names in this file, as old converters wrote them."""
 
     anchors: ClassVar[tuple[str, str]] = ("", "")
@@ -230,9 +231,9 @@ class Tower(Encoder):
 
     # -- the input
 
-    def patches(self, pixels: bytes, height: int, width: int) -> "NDArray":
+    def patches(self, pixels: bytes, height: int, width: int, host: "dict[str, NDArray]") -> "NDArray":
         """The normalized image as f32 [patches, 3 * patch * patch], channel by channel as convolutions have it; the
-        merge * merge patches of a token one behind the other, tokens row by row."""
+        merge * merge patches of a token one behind the other, tokens row by row. host: the weights of `on_host`."""
         vision, p, m = self.vision, self.vision.patch, self.vision.merge
         image = np.frombuffer(pixels, np.uint8)
         mean, std = (np.array(values, np.float32)[:, None] for values in (vision.mean, vision.std))
