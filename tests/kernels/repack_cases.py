@@ -10,6 +10,7 @@ from zse.formats.file import ModelFile
 from zse.formats.matrix import Rows, planes_of_rows, prepare
 from zse.formats.source import TensorInfo
 from zse.models import repack_load
+from zse.models.shares import ShareCut
 from zse.quant.pack import f32_to_bf16
 from zse.quant.scheme import AffineScheme, Fp8Scheme, Scheme
 from zse.runtime.args import Args
@@ -21,7 +22,7 @@ FILLER = 0xA5
 
 class Case(NamedTuple):
     """layout: of the file. dtype: of its scales, or of plain numbers. order: rows of a head, or 0. step_bytes: of a piece. orders:
-    which of "columns", "rows" change places."""
+    which of "columns", "rows" change places. cut: the columns that are taken, of a rank's share."""
 
     layout: str
     shape: tuple[int, int]
@@ -31,6 +32,7 @@ class Case(NamedTuple):
     step_bytes: int = 1 << 14
     first: int = 0
     orders: tuple[str, ...] = ()
+    cut: tuple[int, int] | None = None
 
     def __str__(self) -> str:
         n, k = self.shape
@@ -38,6 +40,7 @@ class Case(NamedTuple):
             f"{self.layout}-{self.dtype}-{n}x{k}-{self.scheme}"
             + (f"-heads of {self.head}" if self.head else "")
             + "".join(f"-{role}" for role in self.orders)
+            + (f"-columns {self.cut[0]} to {self.cut[1]}" if self.cut else "")
         )
 
 
@@ -70,12 +73,15 @@ CASES = [
     Case("rows", (37, 256), AffineScheme(8, 128, True), "BF16"),
     Case("rows", (19, 96), SYM8, "F32"),
     Case("rows", (48, 64), SYM8, "F16", head=16),
+    Case("rows", (37, 320), AffineScheme(4, 64, False), "BF16", step_bytes=1 << 12, cut=(128, 320)),
+    Case("rows", (50, 192), SYM8, "F32", first=16, cut=(0, 96)),
 ]
 GPU_CASES = [
     *CASES,
     Case("rows", (37, 272), Fp8Scheme("row"), "BF16", first=16),
     Case("rows", (5, 2064), Fp8Scheme("row"), "F16"),
     Case("rows", (64, 48), Fp8Scheme("row"), "F32", head=32),
+    Case("rows", (37, 272), Fp8Scheme("row"), "BF16", first=16, cut=(32, 160)),
 ]
 
 
@@ -155,8 +161,9 @@ def prepared(case: Case, path, rng, arrays=None):
     """(plan of one matrix with the weight in its last rows, the order of a head's rows or None, source)."""
     source = Source(path, arrays or stored(case, rng))
     info = source.info(case)
-    part = SimpleNamespace(info=info, first=case.first, cut=None, role=SimpleNamespace(heads=case.head))
-    shape = (case.first + case.shape[0], case.shape[1])
+    cut = case.cut and ShareCut((0, case.shape[0]), case.cut)
+    part = SimpleNamespace(info=info, first=case.first, cut=cut, role=SimpleNamespace(heads=case.head))
+    shape = (case.first + case.shape[0], case.cut[1] - case.cut[0] if case.cut else case.shape[1])
     layout = "rows" if case.scheme.kind == "fp8" else "r16"
     matrix = SimpleNamespace(name="m", shape=shape, scheme=case.scheme, layout=layout, parts=(part,))
     config = SimpleNamespace(head_dim=case.head or 16)
@@ -168,7 +175,10 @@ def reference(case: Case, source, order) -> dict[str, np.ndarray]:
     rows = None if order is None else [row // case.head * case.head + order[row % case.head] for row in range(n)]
     layout = "rows" if case.scheme.kind == "fp8" else "r16"
     taken = Rows(source, info, 0, n, rows, case.head or 1)
-    return planes_of_rows(taken, case.scheme, layout, prepared=prepare(source, info))
+    planes = planes_of_rows(taken, case.scheme, layout, prepared=prepare(source, info))
+    if case.cut is None:
+        return planes
+    return {name: np.ascontiguousarray(plane) for name, plane in case.scheme.cut(planes, info.shape[1], *case.cut).items()}
 
 
 def load(case: Case, device, path, rng, run, arrays=None) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:

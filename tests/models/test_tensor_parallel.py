@@ -136,6 +136,7 @@ def test_weights_are_quantized_as_in_one_process(quantize, activations, tmp_path
     path, tokens = write("llama", tmp_path, monkeypatch, **BIG), tiny.tokens("llama")
     options = dict(quantize=quantize, activations=activations)
     bits = 8 if activations == "int8" else 32
+    monkeypatch.setattr(quantize_load, "fill_parts", None)  # kernels cut the columns, not NumPy
     same(logits_of(path, tokens, 3, **options), logits_of(path, tokens, 1, **options), bits)
 
 

@@ -168,6 +168,17 @@ class TensorInfo(
         shape = (stop - start, *self.shape[1:])
         return self._replace(shape=shape, offset=self.offset + start * line_bytes, nbytes=size, crc32=None)
 
+    def columns(self, first: int, count: int) -> "TensorInfo":
+        """Columns [first, first + count), for files that have them one behind the other: GPTQ's and AWQ's. first and count
+        are multiples of what share a scale."""
+        n, k = self.shape
+        parts = {role: part.range_of(k, first, count) for role, part in (self.parts or {}).items()}
+        name = f"{self.name} columns {first} to {first + count}"
+        nbytes = sum(part.nbytes for part in parts.values())
+        return self._replace(
+            name=name, shape=(n, count), offset=parts["q"].offset, nbytes=nbytes, crc32=None, parts=parts
+        )
+
     @property
     def is_plain(self) -> bool:
         """Rows one after the other, whatever they are made of."""

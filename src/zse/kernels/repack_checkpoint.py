@@ -264,6 +264,8 @@ def quantize_groups(
     order: zl.Ptr[zl.i32, "const"],
     bad: zl.Ptr[zl.i32],
     rows: zl.i64,
+    stride: zl.i64,
+    first_column: zl.i64,
     width: zl.i64,
     group: zl.i64,
     has_order: zl.i64,
@@ -283,7 +285,7 @@ def quantize_groups(
         row = place
         if has_order != 0:
             row = place // unit * unit + zl.i64(order[place % unit])
-        rows_at[r] = row * width
+        rows_at[r] = row * stride + first_column
     here = min(rows - tile * TILE, zl.i64(TILE))
     for r in range(here, TILE):
         for k in range(group):

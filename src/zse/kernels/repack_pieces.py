@@ -97,13 +97,15 @@ def pieces_of(
     unit: int,
     orders: Orders = AS_STORED,
     in_runs: bool = False,
+    columns: tuple[int, int] | None = None,
 ) -> Iterator[StoredPiece]:
-    """The pieces that fill rows [first_row, + info's rows) of `weight`; of at most `most` bytes where that can be.
+    """The pieces that fill rows [first_row, + info's rows) of `weight`; of at most `most` bytes where that can be. columns:
+    of plain numbers, those that are taken; None: all.
 
     bad: i32, gets what says that a number cannot be held (`wrong()`). order: i32 [unit]: row i of every unit of rows is
     the source's row order[i]; None: rows stay. orders: of integers. in_runs: a piece may be runs of the file."""
     if info.layout not in INTEGERS:
-        yield from _dense_pieces(info, weight, first_row, bad, most, order, unit)
+        yield from _dense_pieces(info, weight, first_row, bad, most, order, unit, in_runs, columns or (0, info.shape[1]))
         return
     by_column = info.layout not in BY_ROW
     yield from (_scale_columns if by_column else _scale_rows)(info, weight, first_row, bad, most, orders.rows)
@@ -129,12 +131,18 @@ def lines_of(plane: Tensor, first_row: int, rows: int, per_line: int = TILE_ROWS
     return Tensor(plane.buffer, (-(-rows // per_line) * line_bytes,), "u8", plane.offset + first * line_bytes)
 
 
-def _dense_pieces(info, weight, first_row, bad, most, order, unit) -> Iterator[StoredPiece]:
-    (rows, width), scheme = info.shape, weight.scheme
-    row_bytes = info.nbytes // rows
+def _dense_pieces(info, weight, first_row, bad, most, order, unit, in_runs, columns) -> Iterator[StoredPiece]:
+    """Of some columns only their runs are read, or where pieces are none, whole rows, whose other columns the kernel skips."""
+    (rows, stride), scheme, (first, last) = info.shape, weight.scheme, columns
+    row_bytes, width, at = info.nbytes // rows, last - first, 0
+    line_bytes = row_bytes
+    if in_runs and width < stride:
+        at, row_bytes = row_bytes // stride * first, row_bytes // stride * width
+        first, stride = 0, width
     is_rows = isinstance(scheme, Fp8Scheme)
     symbol = f"quantize_{scheme.element}_{INPUTS[info.type]}"
-    common = dict(order=order, has_order=int(order is not None), unit=unit, bad=bad, width=width)
+    common = dict(order=order, has_order=int(order is not None), unit=unit, bad=bad)
+    common |= dict(stride=stride, first_column=first, width=width)
     if not is_rows:
         common |= dict(group=scheme.group, offset=None)
     step = max(unit, most // row_bytes // unit * unit)
@@ -146,11 +154,12 @@ def _dense_pieces(info, weight, first_row, bad, most, order, unit) -> Iterator[S
         }
         args = common | planes if is_rows else common | planes | {"rows": count}
         yield StoredPiece(
-            ((info, start * row_bytes, count * row_bytes),),
+            ((info, start * line_bytes + at, count * row_bytes),),
             symbol,
             args,
             count if is_rows else width // scheme.group,
             -(-count // TILE_ROWS),
+            (count, line_bytes) if line_bytes != row_bytes else (1, 0),
         )
 
 

@@ -59,7 +59,7 @@ class Repacking:
             (part, matrix)
             for matrix in plan.matrices
             for part in matrix.parts
-            if part.cut is None
+            if (part.cut is None or (part.info.is_dense and part.cut.rows == (0, part.info.shape[0])))
             and repack_pieces.takes(part.info, matrix.scheme, matrix.layout, plan.family, self._permuted(part))
         ]
         self._parts = {part.info.name: (number, part, matrix) for number, (part, matrix) in enumerate(parts)}
@@ -113,7 +113,10 @@ class Repacking:
             order, unit = self._order if self._is_cpu else self._device_order(), self._plan.config.head_dim
         found = part.info.parts or {}
         orders = Orders(*(self._tables[role, found[role].name] if role in found else None for role in Orders._fields))
-        return repack_pieces.pieces_of(part.info, weight, part.first, bad, most, order, unit, orders, self._is_cpu)
+        columns = part.cut and part.cut.columns
+        return repack_pieces.pieces_of(
+            part.info, weight, part.first, bad, most, order, unit, orders, self._is_cpu, columns
+        )
 
     def _device_order(self) -> Tensor:
         assert self._order is not None

@@ -38,6 +38,7 @@ ROWS: dict[str, tuple[str, ...]] = {
 }
 COLUMNS = {"o": VALUES, "down": INNER, "down_exps": EXPERTS, "shared_down": SHARED}
 ONCE = ("o_bias", "down_bias", "down_exps_bias")  # are added by rank 0
+BY_COLUMN = ("awq", "gptq", "gptq+1")  # layouts whose columns follow one another
 HEAD_UNIT = 4 * TILE_ROWS  # rows of the vocabulary
 
 
@@ -227,7 +228,7 @@ class ModelShare:
         if columns:
             span = self._span(columns, number)
             part = msgspec.structs.replace(role, shape=(role.shape[0], _width(span)))
-            return [SharePiece(part, info, ShareCut((0, info.shape[0]), span)) for info in infos]
+            return [self._columns(part, info, span) for info in infos]
         kinds = ROWS.get(name.removesuffix("_bias"))
         if kinds is None:
             return [SharePiece(role, info, None) for info in infos]
@@ -263,6 +264,12 @@ class ModelShare:
     def _total(self, kind: str, layer: int) -> int:
         heads = {QUERIES: self.whole.num_heads, KEYS: self.whole.kv_heads_of(layer)}
         return heads[kind] * self.whole.head_dim_of(layer) if kind in heads else self.whole.intermediate_of(layer)
+
+    @staticmethod
+    def _columns(part: Role, info: TensorInfo, span: Span) -> SharePiece:
+        if info.layout in BY_COLUMN and info.parts and info.parts.keys() <= {"q", "scale", "zero"}:
+            return SharePiece(part, info.columns(span[0], _width(span)), None)
+        return SharePiece(part, info, ShareCut((0, info.shape[0]), span))
 
     def _rows(self, role: Role, info: TensorInfo, span: Span) -> SharePiece:
         start, stop = span

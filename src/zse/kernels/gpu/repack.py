@@ -157,6 +157,8 @@ def quantize_groups(
     order: zl.Ptr[zl.i32, "const"],
     bad: zl.Ptr[zl.i32],
     rows: zl.i32,
+    stride: zl.i32,
+    first_column: zl.i32,
     width: zl.i32,
     group: zl.i32,
     has_order: zl.i32,
@@ -165,8 +167,8 @@ def quantize_groups(
     IN: zl.static,
 ):
     """Grid (groups of LINES groups, tiles): rows of numbers as int4 with offsets or symmetric int8, `group` columns a
-    scale, a multiple of 32. Inside every unit of rows, row i is the source's row order[i]. Rows from `rows` on are
-    padding. bad: gets the bits of the largest magnitude that f16 cannot hold."""
+    scale, a multiple of 32. Of the `stride` columns of a stored row those [first_column, first_column + width) are taken.
+    Inside every unit of rows, row i is the source's row order[i]. Rows from `rows` on are padding. bad: gets the bits of the largest magnitude that f16 cannot hold."""
     zl.grid_launch_dependents()
     zl.grid_wait()
     r = zl.thread_index() % TILE_ROWS
@@ -181,7 +183,7 @@ def quantize_groups(
             row = place
             if has_order != 0:
                 row = place // unit * unit + order[place % unit]
-            row_src = src + zl.i64(row) * width
+            row_src = src + (zl.i64(row) * stride + first_column)
             first = index * group
             high, low, top = zl.f32(-3.4e38), zl.f32(3.4e38), zl.i32(0)
             for k in range(0, group, 8):
@@ -217,13 +219,15 @@ def quantize_rows(
     scale: zl.Ptr[zl.f32],
     order: zl.Ptr[zl.i32, "const"],
     bad: zl.Ptr[zl.i32],
+    stride: zl.i32,
+    first_column: zl.i32,
     width: zl.i32,
     has_order: zl.i32,
     unit: zl.i32,
     IN: zl.static,
 ):
-    """Grid (rows): e4m3 with one scale a row, the largest magnitude becomes 448. width: a multiple of 16. order: as
-    above. bad: gets the bits of infinity or NaN."""
+    """Grid (rows): e4m3 with one scale a row, the largest magnitude of all its columns becomes 448. stride, first_column,
+    width (multiples of 16), order: as above. bad: gets the bits of infinity or NaN."""
     zl.grid_launch_dependents()
     zl.grid_wait()
     scratch = zl.shared_array(zl.i32, zl.target.threads // zl.target.warp)
@@ -231,10 +235,10 @@ def quantize_rows(
     row = place
     if has_order != 0:
         row = place // unit * unit + order[place % unit]
-    row_src = src + zl.i64(row) * width
+    row_src = src + zl.i64(row) * stride
     out = w + zl.i64(place) * width
     top = zl.i32(0)
-    for k in range(zl.thread_index() * 8, width, zl.target.threads * 8):
+    for k in range(zl.thread_index() * 8, stride, zl.target.threads * 8):
         top = max(top, largest_bits(magnitude_bits(read_eight(row_src, k))))
     top = block_max(top, scratch)
     # A row of zeros takes any scale; the smallest normal one keeps the division finite.
@@ -244,7 +248,7 @@ def quantize_rows(
         if top >= INFINITY_BITS:
             zl.atomic_max(bad, top)
     for k in range(zl.thread_index() * 8, width, zl.target.threads * 8):
-        zl.store(out + k, zl.convert(read_eight(row_src, k) / factor, zl.e4m3))
+        zl.store(out + k, zl.convert(read_eight(row_src + first_column, k) / factor, zl.e4m3))
 
 
 def variants(target) -> list[zl.Variant]:
