@@ -257,9 +257,7 @@ def test_ranks_that_differ_refuse_each_other(field, value, message):
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(draft_model="x"), "--draft-model is not possible with --tensor-parallel-size 2 yet"),
-        (dict(adapter_slots=1), "--adapter-slots is not possible"),
-        (dict(resident_layers=0), "--resident-layers is not possible"),
+        (dict(resident_layers=0), "--resident-layers is not possible with --tensor-parallel-size 2 yet"),
         (dict(expert_memory=1), "--expert-memory is not possible"),
         (dict(lazy_experts=True), "--lazy-experts is not possible"),
         (dict(cache_disk="x"), "--cache-disk is not possible"),

@@ -178,7 +178,9 @@ def reference(case: Case, source, order) -> dict[str, np.ndarray]:
     planes = planes_of_rows(taken, case.scheme, layout, prepared=prepare(source, info))
     if case.cut is None:
         return planes
-    return {name: np.ascontiguousarray(plane) for name, plane in case.scheme.cut(planes, info.shape[1], *case.cut).items()}
+    return {
+        name: np.ascontiguousarray(plane) for name, plane in case.scheme.cut(planes, info.shape[1], *case.cut).items()
+    }
 
 
 def load(case: Case, device, path, rng, run, arrays=None) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:

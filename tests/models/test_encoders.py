@@ -74,6 +74,12 @@ def test_references_are_those_of_transformers(tmp_path):
 
 
 @pytest.mark.parametrize("family", tiny.PLAIN)
+def test_two_ranks_give_the_vectors_of_one(family, tmp_path):
+    path = tiny.write(family, tmp_path)
+    np.testing.assert_allclose(embed(family, path, tensor_parallel_size=2), embed(family, path), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("family", tiny.PLAIN)
 def test_vectors_equal_transformers(family, tmp_path):
     """Sums of up to 96 f32 products in another order, through four layers."""
     path = tiny.write(family, tmp_path)

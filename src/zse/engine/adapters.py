@@ -43,7 +43,7 @@ class AdapterStore(Feature):
     def load(self, path: str) -> Image:
         """Read an adapter and keep it. Raises RequestError, FormatError, UnsupportedError."""
         slots = self._slots()
-        image = read_image(path, slots.targets, slots.rank)
+        image = read_image(path, slots.whole, slots.rank)
         self._keep(image)
         return image
 
@@ -53,7 +53,7 @@ class AdapterStore(Feature):
 
         def read() -> None:
             try:
-                self._read[id] = read_image(path, slots.targets, slots.rank)
+                self._read[id] = read_image(path, slots.whole, slots.rank)
             except ZSEError as error:
                 self._read[id] = error
             except Exception as error:  # the step's thread must hear of it

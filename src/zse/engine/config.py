@@ -90,9 +90,7 @@ CHOICES = {
     "speculation": SPECULATION,
     "role": ("both", "prefill", "decode"),
 }
-NOT_OF_RANKS = (
-    "draft_model mmproj adapter_slots resident_layers expert_memory lazy_experts cache_disk kv_listen kv_peers".split()
-)
+NOT_OF_RANKS = "mmproj resident_layers expert_memory lazy_experts cache_disk kv_listen kv_peers".split()
 # What a ResolvedConfig has as the EngineConfig does.
 UNCHANGED = "model max_waiting kv_layout graphs cache_policy cache_disk cache_disk_size deterministic image_cache adapter_slots adapter_rank role kv_listen kv_peers kv_secret".split()
 

@@ -80,7 +80,7 @@ def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None)
         if plan is None or plan.family != device.kernels:
             plan = model_load.plan_model(source, quantize=config.quantize, family=device.kernels, **share)
         plan = plan._replace(lazy_experts=config.lazy_experts)
-        if config.draft_model is not None:
+        if config.draft_model is not None and (ranks is None or ranks.leads):
             draft = draft_model.plan_draft(
                 config.draft_model, source, plan.config, quantize=config.quantize, family=device.kernels
             )
@@ -149,11 +149,11 @@ def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None)
 def _settled(config: EngineConfig, plan, device, source, draft, ranks):
     """The memory's plan, of several ranks one that all have room for; and what the model sees with."""
     tower = _find_tower(source, config, plan, device)
-    planned = memory.plan_memory(config, plan, device, None if draft is None else draft.plan, ranks, tower)
-    if ranks is None:
-        return planned, tower
-    again = partial(memory.plan_memory, plan=plan, device=device, ranks=ranks)
-    return ranks.agree(device, source, planned, again), tower
+    plan_again = partial(
+        memory.plan_memory, plan=plan, device=device, draft=draft and draft.plan, ranks=ranks, tower=tower
+    )
+    planned = plan_again(config)
+    return planned if ranks is None else ranks.agree(device, source, planned, plan_again), tower
 
 
 def _find_tower(source, config: EngineConfig, plan, device):

@@ -15,12 +15,14 @@ from zse.engine import forwards, messages, process
 from zse.engine.config import EngineConfig, ResolvedConfig
 from zse.errors import ConfigError, DeviceError, GroupError
 from zse.lazy import select
+from zse.lora.targets import Image
 from zse.parallel.group import RankGroup
 from zse.runtime import probe
 from zse.runtime.bindings import cuda as cuda_driver
 from zse.scheduler.feature import Feature
 
 Key = tuple[str, int, int]  # kind of recording, its size, the number of its inputs
+PART_BYTES = 16 << 20  # of an adapter, in a message
 END_S = 2.0  # for ranks that are to end
 # What ranks must agree on, and take the least of.
 LEAST = ("max_context", "max_rows", "max_tokens_per_step", "page_size")
@@ -60,6 +62,36 @@ class WriteTable(msgspec.Struct, tag=True, array_like=True):
 
     at: int
     data: bytes
+
+
+class AdapterPart(msgspec.Struct, tag=True, array_like=True):
+    """Numbers of the adapter that is kept next, from number `at` of a slot of the whole model on."""
+
+    at: int
+    data: bytes
+
+
+class KeepAdapter(msgspec.Struct, tag=True, array_like=True):
+    """Recordings may have this adapter (zse.lora.targets.Image) from now on, whose parts were told."""
+
+    id: str
+    rank: int
+    scales: bytes
+    members: list[str]
+    own_rank: int
+
+
+class ForgetAdapter(msgspec.Struct, tag=True, array_like=True):
+    """No recording will have it."""
+
+    id: str
+
+
+class FillSlot(msgspec.Struct, tag=True, array_like=True):
+    """Write an adapter into a slot."""
+
+    slot: int
+    id: str
 
 
 class RankLoaded(msgspec.Struct, tag_field="kind", tag=True):
@@ -149,6 +181,15 @@ class Ranks:
     def discard(self, first: int, count: int) -> None:
         """The memory of pages is about to be given back."""
 
+    def keep_adapter(self, image: Any) -> None:
+        """An adapter (zse.lora.targets.Image) is about to be kept."""
+
+    def forget_adapter(self, id: str) -> None:
+        """An adapter is about to be forgotten."""
+
+    def fill_slot(self, slot: int, id: str) -> None:
+        """An adapter is about to be written into a slot."""
+
     def wait_loaded(self) -> None:
         """Until all ranks have their weights."""
 
@@ -227,6 +268,18 @@ class Leader(Ranks):
 
     def discard(self, first: int, count: int) -> None:
         self._tell(Discard(first, count))
+
+    def keep_adapter(self, image: Any) -> None:
+        for at, data in image.parts:
+            for start in range(0, len(data), PART_BYTES):
+                self._tell(AdapterPart(at + start // 2, data[start : start + PART_BYTES]))
+        self._tell(KeepAdapter(image.id, image.rank, image.scales, sorted(image.members), image.own_rank))
+
+    def forget_adapter(self, id: str) -> None:
+        self._tell(ForgetAdapter(id))
+
+    def fill_slot(self, slot: int, id: str) -> None:
+        self._tell(FillSlot(slot, id))
 
     def _tell(self, message: Any) -> None:
         frame = messages.encode(message)
@@ -315,6 +368,7 @@ class Follower(Ranks):
         super().__init__(group, config)
         self._link = link
         self._tickets: dict[tuple[str, int], Any] = {}  # by the inputs that a replay reads
+        self._parts: list[tuple[int, bytes]] = []  # of the adapter that is kept next
         group.look = self.look
 
     @classmethod
@@ -343,8 +397,18 @@ class Follower(Ranks):
             runner.pages.run(message.transfers)
         elif isinstance(message, Discard):
             runner.kv.discard(message.first, message.count)
-        else:
+        elif isinstance(message, WriteTable):
             runner.write_table(message.at, message.data)
+        elif isinstance(message, AdapterPart):
+            self._parts.append((message.at, message.data))
+        elif isinstance(message, KeepAdapter):
+            parts, self._parts = self._parts, []
+            members = frozenset(message.members)
+            runner.keep_adapter(Image(message.id, message.rank, parts, message.scales, members, message.own_rank))
+        elif isinstance(message, ForgetAdapter):
+            runner.adapters.forget(message.id)
+        else:
+            runner.adapters.fill(message.slot, message.id)
 
     def _replay(self, runner: Any, message: Replay) -> None:
         kind, _, number = message.key
@@ -358,7 +422,7 @@ class Follower(Ranks):
         self._tickets[inputs] = graph.submit(**{name: message.symbols[name] for name in graph.symbols})
 
 
-ToRank = Replay | RecordAhead | Move | Discard | WriteTable
+ToRank = Replay | RecordAhead | Move | Discard | WriteTable | AdapterPart | KeepAdapter | ForgetAdapter | FillSlot
 
 
 class RankWatch(Feature):

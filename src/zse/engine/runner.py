@@ -104,7 +104,8 @@ class Runner:
         self.adapters: adapter_slots.AdapterSlots | None = None
         if config.adapter_slots:
             targets = adapter_targets.Targets(model.config)
-            self.adapters = adapter_slots.AdapterSlots(device, targets, config.adapter_slots, config.adapter_rank)
+            sizes = config.adapter_slots, config.adapter_rank
+            self.adapters = adapter_slots.AdapterSlots(device, targets, *sizes, model.share, ranks)
         forward = forward_of(model.config)
         self.states = states.state_cache(device, forward, config.state_slots) if config.state_slots else None
         self._history: Tensor | None = None  # of tokens, by block, where the host cannot keep it
@@ -419,7 +420,7 @@ class Runner:
         kind, size, number = key
         if kind in forwards.KINDS:
             return self.forwards.followed(kind, size)
-        return self._graph(kind.split()[0] + " forward", size, number), self._sets[number].inputs.staging
+        return self._graph(kind.removesuffix(" forward") + " forward", size, number), self._sets[number].inputs.staging
 
     def write_table(self, at: int, entries: bytes) -> None:
         """Entries of the page table, from byte `at` on."""

@@ -105,7 +105,9 @@ def pieces_of(
     bad: i32, gets what says that a number cannot be held (`wrong()`). order: i32 [unit]: row i of every unit of rows is
     the source's row order[i]; None: rows stay. orders: of integers. in_runs: a piece may be runs of the file."""
     if info.layout not in INTEGERS:
-        yield from _dense_pieces(info, weight, first_row, bad, most, order, unit, in_runs, columns or (0, info.shape[1]))
+        yield from _dense_pieces(
+            info, weight, first_row, bad, most, order, unit, in_runs, columns or (0, info.shape[1])
+        )
         return
     by_column = info.layout not in BY_ROW
     yield from (_scale_columns if by_column else _scale_rows)(info, weight, first_row, bad, most, orders.rows)

@@ -4,8 +4,10 @@
 from array import array
 from collections.abc import Collection
 from functools import cache
+from typing import Any
 
 from zse.kernels.adapter import RANK_STEP, Place, Slots
+from zse.lora import shares
 from zse.lora.targets import Image, Targets
 from zse.plan.trace import Adapted
 from zse.tensor import Tensor
@@ -18,10 +20,14 @@ class AdapterSlots:
 
     every: all that an adapter of this model may change; adapted: what those that were kept so far change; version:
     counts how often that grew. images: those that requests may name, by id. kept: ids of those that requests in rows
-    have, fewer than there are slots or as many; the scheduler's. The runner is its one writer."""
+    have, fewer than there are slots or as many; the scheduler's. share: zse.models.shares.ModelShare where the targets are one
+    rank's, and ranks: the zse.engine.ranks.Ranks, which do the same; whole: the targets of all of the model, which adapters are
+    read for. The runner is its one writer."""
 
-    def __init__(self, device, targets: Targets, number: int, rank: int):
-        self._device, self.targets = device, targets
+    def __init__(self, device, targets: Targets, number: int, rank: int, share: Any = None, ranks: Any = None):
+        self._device, self.targets, self._share = device, targets, share
+        self.whole = targets if share is None else Targets(share.whole)
+        self._ranks = ranks
         self.rank = rank = -(-rank // RANK_STEP) * RANK_STEP
         self.every, self.adapted = Adapted(targets.members, rank), Adapted(frozenset(), rank)
         self.version = 0
@@ -56,6 +62,10 @@ class AdapterSlots:
 
     def keep(self, image: Image) -> bool:
         """Requests may name an adapter from now on. Whether recordings have to add more than before."""
+        if self._ranks is not None:
+            self._ranks.keep_adapter(image)
+        if self._share is not None:
+            image = shares.cut(image, self.whole, self.targets, self._share)
         self.images[image.id] = image
         if image.members <= self.adapted.members:
             return False
@@ -71,18 +81,24 @@ class AdapterSlots:
             if not self._free:
                 self._free.append(self._slot_of.pop(next(other for other in self._slot_of if other not in self.kept)))
             slot = self._free.pop()
-            self._load(slot, self.images[id])
+            if self._ranks is not None:
+                self._ranks.fill_slot(slot, id)
+            self.fill(slot, id)
         self._slot_of[id] = slot
         return slot
 
     def forget(self, id: str) -> None:
         """No request has this adapter, and none will."""
+        if self._ranks is not None:
+            self._ranks.forget_adapter(id)
         self.images.pop(id, None)
         slot = self._slot_of.pop(id, None)
         if slot is not None:
             self._free.append(slot)
 
-    def _load(self, slot: int, image: Image) -> None:
+    def fill(self, slot: int, id: str) -> None:
+        """Write an adapter that was kept into a slot."""
+        image = self.images[id]
         matrices, scales = self._matrices, self._scales
         line = 2 * matrices.shape[1] * slot
         for at, data in image.parts:

@@ -160,7 +160,7 @@ def _image(file: AdapterFile, targets: Targets, most: int) -> Image:
                 scales[target.product] = scale
                 parts += [(target.down * rank, a), (target.up * rank, b)]
                 members.add(name)
-    whole = _merged(parts)
+    whole = merged(parts)
     digest = hashlib.blake2b(scales.tobytes(), digest_size=16)
     for at, data in whole:
         digest.update(at.to_bytes(8, "little") + len(data).to_bytes(8, "little") + data)
@@ -177,7 +177,7 @@ def _narrow(values: Any, rank: int, width: int) -> tuple[Any, float]:
     return padded, factor
 
 
-def _merged(parts: list[tuple[int, Any]]) -> list[tuple[int, bytes]]:
+def merged(parts: list[tuple[int, Any]]) -> list[tuple[int, bytes]]:
     """The parts as bytes, those that lie one behind the other as one."""
     found: list[tuple[int, list[bytes]]] = []
     end = -1

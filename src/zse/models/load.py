@@ -51,7 +51,7 @@ class Model:
     """weights: name ("embed", "layers.0.qkv", ...) → Weight. vectors: name ("layers.0.attn_norm", ...) → f32 Tensor.
     Contents are valid after wait(). host_layers: HostLayers, of layers whose weights are in memory of the host, or
     None; lazy_experts: LazyExperts, of those that are read when they are chosen, or None; host_experts: HostExperts, of
-    those that have places on the device by turns, or None."""
+    those that have places on the device by turns, or None. share: what one rank of several has of it, or None."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Model:
         self.config, self.weights, self.vectors, self.buffer = plan.config, weights, vectors, buffer
         self.memory_bytes, self.host_layers, self.lazy_experts = plan.memory_bytes, host_layers, lazy_experts
         self.host_experts = host_experts
-        self.head_widths = plan.share.widths if plan.share is not None else (plan.config.vocab_size,)
+        self.share = plan.share
         self._source, self._begin, self._checks, self._finish = plan.source, begin, checks, finish
         self._loading: BackgroundLoad | None = None
 

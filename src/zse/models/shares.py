@@ -111,7 +111,7 @@ class ModelShare:
         table = self.schemes["embed" if config.tied_head else "head"]
         self.head_spans = spread(config.vocab_size, lcm(HEAD_UNIT, table.row_unit), size)
         self.widths = tuple(stop - start for start, stop in self.head_spans)
-        if not all(self.widths):
+        if config.causal and not all(self.widths):
             raise self._refused("tokens of the vocabulary", config.vocab_size, f"at least {size * HEAD_UNIT}")
         self._check_columns()
         self.config = self._config()
@@ -123,8 +123,6 @@ class ModelShare:
         config = self.whole
         if config.has_state:
             raise self._refused("layers", "with a state from token to token", "attention")
-        if not config.causal:
-            raise self._refused("architecture", config.architecture, "decoders")
         for role, infos in self._stored.items():
             if role.endswith((".q_norm", ".k_norm")) and infos[0].num_elements > config.max_head_dim:
                 raise self._refused("norms of q and k", "over all heads together", "of each head")
@@ -210,6 +208,11 @@ class ModelShare:
         if self.rank:
             changes["o_bias"] = False
         return msgspec.structs.replace(whole, **changes)
+
+    def spans_of(self, layer: int, name: str) -> tuple[Span | None, Span | None]:
+        """The rows and the columns of a product of a layer that are the rank's; None: all."""
+        rows, columns = ROWS.get(name), COLUMNS.get(name)
+        return rows and self._span(rows[0], layer), columns and self._span(columns, layer)
 
     # -- pieces of tensors
 

@@ -447,7 +447,7 @@ def place(plan: ModelPlan, buffer, base: int = 0) -> tuple[dict[str, Weight], di
             continue
         weights[matrix.name] = weight_at(matrix, buffer, offset, align, orders.get(matrix.order))
         offset += placed_bytes(matrix, align)
-    if plan.share is not None and "head" not in weights:
+    if plan.share is not None and plan.config.causal and "head" not in weights:
         weights["head"] = rows_of(weights["embed"], *plan.share.head_spans[plan.share.rank])
     ends: dict[int, int] = {}  # of layers in their slots
     for matrix in later:

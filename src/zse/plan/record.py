@@ -114,7 +114,8 @@ class Planner:
         self.max_tokens, self.max_lines = buffers.token_ids.shape[0], buffers.logits.shape[0]
         self.adapters, self.states = adapters, states
         self.group, shared = group, group is not None
-        self._head = ranks.SharedHead(device, group, model.head_widths, self.max_lines) if shared else None
+        has_head = shared and model.config.causal
+        self._head = ranks.SharedHead(device, group, model.share.widths, self.max_lines) if has_head else None
         parts = trace_forward(forward, model, device, shared=shared)
         self._begin, self._layers, self._ends, self._finish, self._ropes = parts
         self._adapted_layers: list[Part] = []
@@ -126,7 +127,8 @@ class Planner:
 
     def adapt(self, adapted: Any) -> None:
         """From now on recordings with adapters add what these (zse.plan.trace.Adapted) change."""
-        self._adapted_layers = trace_forward(self.forward, self.model, self.device, adapted).layers
+        shared = self.group is not None
+        self._adapted_layers = trace_forward(self.forward, self.model, self.device, adapted, shared).layers
 
     @property
     def sizes(self) -> list[int]:

@@ -1,0 +1,63 @@
+"""What engines of one device can, on several ranks: adapters, and a draft model beside rank 0."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from rank_threads import ThreadedRanks
+from test_engine_adapters import FAMILY, GREEDY, expected, folders, prompts, replies_of  # noqa: F401
+from tiny_engines import prompt
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+
+import tiny  # noqa: E402
+
+from zse.errors import RequestError  # noqa: E402
+from zse.runtime.cpu import CPUDevice  # noqa: E402
+from zse.runtime.opening import open_device  # noqa: E402
+from zse.sampling.params import SamplingParams  # noqa: E402
+from zse.scheduler.options import RequestOptions  # noqa: E402
+
+OPTIONS = dict(kv_dtype="f32", activations="f32", max_rows=4, max_context=96, max_tokens_per_step=32)
+
+
+def ranks_of(model, **options) -> ThreadedRanks:
+    options = OPTIONS | dict(model=str(model), device="cpu", tensor_parallel_size=2) | options
+    return ThreadedRanks(lambda rank: open_device("cpu", threads=1), **options)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("slots, ahead", [(3, False), (1, False), (2, True)])
+def test_adapters(size, slots, ahead, folders, expected, monkeypatch):  # noqa: F811
+    """Every adapter and none with every prompt, of which four run at once; replies are those of merged models. Three ranks have
+    two KV heads: one of them, and its rows of B, is on two ranks."""
+    monkeypatch.setattr(CPUDevice, "runs_ahead", ahead)
+    with ranks_of(folders["base"], tensor_parallel_size=size, adapter_slots=slots, speculation="none") as found:
+        store = found.engine.feature("adapters")
+        ids = ["", *(store.load(str(folders[number])).id for number in (1, 2, 3))]
+        asked = [(number, index) for index in range(4) for number in range(4)]
+        got = replies_of(found.engine, [(prompts()[index], ids[number]) for number, index in asked])
+        for id, (number, index) in enumerate(asked):
+            assert got[id] == expected[number, index], f"prompt {index} with adapter {number}"
+        store.unload(ids[1])
+        with pytest.raises(RequestError, match="not loaded here any more"):
+            found.engine.submit(99, prompts()[0], GREEDY, RequestOptions(adapter=ids[1]))
+        ids[1] = store.load(str(folders[1])).id
+        assert replies_of(found.engine, [(prompts()[0], ids[1])])[0] == expected[1, 0]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_draft_model_runs_beside_rank_0(ahead, model, monkeypatch):
+    """The model drafts for itself: nearly all is accepted, and the replies are those without drafts."""
+    monkeypatch.setattr(CPUDevice, "runs_ahead", ahead)
+    asked = [(prompt(40), ""), (prompt(7, 1), ""), (prompt(25, 2), "")]
+    params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+    with ranks_of(model, speculation="none") as found:
+        wanted = replies_of(found.engine, asked, params)
+    with ranks_of(model, draft_model=str(model), draft_tokens=3) as found:
+        speculator = found.engine.feature("speculation")
+        speculator.room = lambda rows, most: most
+        speculator.choose = lambda candidates, rows, most, round_s=0.0: [min(3, each.room) for each in candidates]
+        assert replies_of(found.engine, asked, params) == wanted
+        counters = found.engine.counters()
+        assert counters["accepted_tokens"] > 0.8 * counters["drafted_tokens"] > 20
