@@ -1,16 +1,9 @@
 """What engines of one device can, on several ranks: adapters, and a draft model beside rank 0."""
 
-import sys
-from pathlib import Path
-
 import pytest
 from rank_threads import ThreadedRanks
 from test_engine_adapters import FAMILY, GREEDY, expected, folders, prompts, replies_of  # noqa: F401
 from tiny_engines import prompt
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
-
-import tiny  # noqa: E402
 
 from zse.errors import RequestError  # noqa: E402
 from zse.runtime.cpu import CPUDevice  # noqa: E402

@@ -27,7 +27,7 @@ class AdapterSlots:
     def __init__(self, device, targets: Targets, number: int, rank: int, share: Any = None, ranks: Any = None):
         self._device, self.targets, self._share = device, targets, share
         self.whole = targets if share is None else Targets(share.whole)
-        self._ranks = ranks
+        self._told = ranks
         self.rank = rank = -(-rank // RANK_STEP) * RANK_STEP
         self.every, self.adapted = Adapted(targets.members, rank), Adapted(frozenset(), rank)
         self.version = 0
@@ -62,8 +62,8 @@ class AdapterSlots:
 
     def keep(self, image: Image) -> bool:
         """Requests may name an adapter from now on. Whether recordings have to add more than before."""
-        if self._ranks is not None:
-            self._ranks.keep_adapter(image)
+        if self._told is not None:
+            self._told.keep_adapter(image)
         if self._share is not None:
             image = shares.cut(image, self.whole, self.targets, self._share)
         self.images[image.id] = image
@@ -81,16 +81,16 @@ class AdapterSlots:
             if not self._free:
                 self._free.append(self._slot_of.pop(next(other for other in self._slot_of if other not in self.kept)))
             slot = self._free.pop()
-            if self._ranks is not None:
-                self._ranks.fill_slot(slot, id)
+            if self._told is not None:
+                self._told.fill_slot(slot, id)
             self.fill(slot, id)
         self._slot_of[id] = slot
         return slot
 
     def forget(self, id: str) -> None:
         """No request has this adapter, and none will."""
-        if self._ranks is not None:
-            self._ranks.forget_adapter(id)
+        if self._told is not None:
+            self._told.forget_adapter(id)
         self.images.pop(id, None)
         slot = self._slot_of.pop(id, None)
         if slot is not None:
