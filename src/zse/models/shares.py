@@ -211,8 +211,9 @@ class ModelShare:
 
     def spans_of(self, layer: int, name: str) -> tuple[Span | None, Span | None]:
         """The rows and the columns of a product of a layer that are the rank's; None: all."""
-        rows, columns = ROWS.get(name), COLUMNS.get(name)
-        return rows and self._span(rows[0], layer), columns and self._span(columns, layer)
+        kinds = ROWS.get(name, (None,))[0], COLUMNS.get(name)
+        rows, columns = (self._span(kind, layer) if kind else None for kind in kinds)
+        return rows, columns
 
     # -- pieces of tensors
 
