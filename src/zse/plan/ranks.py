@@ -40,3 +40,10 @@ class SharedHead:
     def gather(self, recorder: "Any", logits: Tensor) -> None:
         """Record: what all ranks made of the lines of `logits` comes there, on rank 0."""
         self._group.gather(recorder, self.part(logits), logits, self._widths)
+
+
+def head_of(device: "Any", group: "Any", model: "Any", lines: int) -> SharedHead | None:
+    """The SharedHead of one rank's share of a decoder; None where there is no group, or the model has no head."""
+    if group is None or not model.config.causal:
+        return None
+    return SharedHead(device, group, model.share.widths, lines)

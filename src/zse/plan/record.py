@@ -113,11 +113,10 @@ class Planner:
         self.config, self.has_state = model.config, model.config.has_state
         self.max_tokens, self.max_lines = buffers.token_ids.shape[0], buffers.logits.shape[0]
         self.adapters, self.states = adapters, states
-        self.group, shared = group, group is not None
-        has_head = shared and model.config.causal
-        self._head = ranks.SharedHead(device, group, model.share.widths, self.max_lines) if has_head else None
-        parts = trace_forward(forward, model, device, shared=shared)
-        self._begin, self._layers, self._ends, self._finish, self._ropes = parts
+        self.group = group
+        self._head = ranks.head_of(device, group, model, self.max_lines)
+        self._trace = lambda adapted=None: trace_forward(forward, model, device, adapted, group is not None)
+        self._begin, self._layers, self._ends, self._finish, self._ropes = self._trace()
         self._adapted_layers: list[Part] = []
         if adapters is not None:
             self.adapt(adapters.every)
@@ -127,8 +126,7 @@ class Planner:
 
     def adapt(self, adapted: Any) -> None:
         """From now on recordings with adapters add what these (zse.plan.trace.Adapted) change."""
-        shared = self.group is not None
-        self._adapted_layers = trace_forward(self.forward, self.model, self.device, adapted, shared).layers
+        self._adapted_layers = self._trace(adapted).layers
 
     @property
     def sizes(self) -> list[int]:
