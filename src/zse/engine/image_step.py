@@ -57,7 +57,7 @@ class ImageInputs:
         embed_id: int | None = None,
     ):
         self._most, self._hidden, self._layers, self._sees = max_tokens, hidden, 1 + layers, sees
-        self._windowed, self._embed_id = windowed, embed_id
+        self._windowed, self._embed_id, self._rows = windowed, embed_id, 0  # rows: that the last step took
         self._sections, self._turned_at = sections, 8 * max_tokens
         self._data_at = self._turned_at + 12 * max_tokens + 4 * len(sections)
         self._data_at += -self._data_at % 64
@@ -88,6 +88,14 @@ class ImageInputs:
             at = self._data_at + 4 * number * self._most * self._hidden
             recorder.upload(self.staging, at, 4 * size * self._hidden)
         return self.tensors(size)
+
+    def sent(self) -> list[tuple[int, bytes]]:
+        """What fill() wrote, as (byte, data) of the staging: for ranks that have no images."""
+        host, parts = self.staging.host, [(0, self._data_at)]
+        for number in range(self._layers):
+            at = self._data_at + 4 * number * self._most * self._hidden
+            parts.append((at, at + 4 * self._rows * self._hidden))
+        return [(at, bytes(host[at:end])) for at, end in parts]
 
     def fill(self, entries: Sequence[Entry], token_ids: memoryview) -> None:
         """Write what the entries' tokens take. token_ids: those of the step."""
@@ -124,6 +132,7 @@ class ImageInputs:
                 for whole, line in zip(turned, lines, strict=True):
                     whole.extend(line)
             at += entry.count
+        self._rows = count
         host[: 4 * at] = rows.tobytes()
         if self._sees:
             host[4 * most : 4 * most + 4 * at] = sees.tobytes()
@@ -162,6 +171,11 @@ class ImageSets:
             for entry in entries
             for image in entry.request.options.images
         )
+
+    def sent(self, key: tuple[str, int, int]) -> list[tuple[int, bytes]]:
+        """ImageInputs.sent() of what a recording is to be replayed with; nothing of one without images."""
+        kind, _, number = key
+        return self[number].sent() if "images" in kind.split() else []
 
     def __getitem__(self, number: int) -> ImageInputs:
         return self.all()[number]

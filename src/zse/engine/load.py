@@ -158,9 +158,7 @@ def _settled(config: EngineConfig, plan, device, source, draft, ranks):
 
 def _find_tower(source, config: EngineConfig, plan, device):
     """The TowerPlan of what the model sees with, or None. Asked only where its files say something of it: config.json, or
-    an mmproj file that is named or lies beside a GGUF; ranks that share a model see nothing."""
-    if config.tensor_parallel_size > 1:
-        return None
+    an mmproj file that is named or lies beside a GGUF."""
     if config.mmproj is None and source.kind == "gguf":
         names = os.listdir(os.path.dirname(os.path.abspath(source.path)))
         if not any("mmproj" in name for name in names):

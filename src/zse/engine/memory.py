@@ -116,7 +116,7 @@ def plan_memory(config: EngineConfig, plan, device, draft=None, ranks=None, towe
         memory_bytes=limit or 0,
         token_bytes=partial(_token_bytes, plan, device, ranks),
     )
-    seeing = _seeing(config, tower, device, settings.kv_dtype)
+    seeing = {} if ranks is not None and not ranks.leads else _seeing(config, tower, device, settings.kv_dtype)
     # A row that has a whole context anyway gives nothing back.
     layers = groups.group_layers(model) if config.kv_layout == "paged" else groups.one_group(model)
     block_bytes = layout.block_nbytes(model, settings.kv_dtype, layers)
@@ -149,7 +149,7 @@ def plan_memory(config: EngineConfig, plan, device, draft=None, ranks=None, towe
             geometry=pages_of,
         )
         found = found if states is None else states.of(found)
-        return found, *count(found, plan, device, draft, ranks, seeing)
+        return found, *count(found, plan, device, draft, ranks, seeing, tower)
 
     wanted, found = _wanted_host_layers(config, model.num_layers, device), None
     if not wanted:
@@ -159,7 +159,7 @@ def plan_memory(config: EngineConfig, plan, device, draft=None, ranks=None, towe
     if limit is not None and wanted != 0 and (found is None or _is_tight(found, limit, config, model)):
         plan, found = _with_host_layers(plan, resolved_in, limit, wanted, found)
         if plan.host_layers:
-            found = found[0], *count(found[0], plan, device, draft, ranks, seeing)
+            found = found[0], *count(found[0], plan, device, draft, ranks, seeing, tower)
     assert found is not None
     resolved, parts, later = found
     if limit is not None and (total := sum(parts.values())) > limit:
@@ -261,13 +261,13 @@ def _shrunk(found: Found, resolved_in: Callable[[int | None], Found], limit: int
 
 
 def count(
-    config: ResolvedConfig, plan, device, draft=None, ranks=None, seeing: dict[str, int] | None = None
+    config: ResolvedConfig, plan, device, draft=None, ranks=None, seeing: dict[str, int] | None = None, tower=None
 ) -> tuple[dict[str, int], int]:
     """Bytes by use that an engine of `config` allocates on `device` in the end, and those that only features do. seeing:
     what the first image takes, by use."""
     counter = CountingDevice(device)
     # Kept: what is dropped counts no more.
-    runners = [Runner(counter, load_model(counter, plan, start=False), config, ranks=ranks)]
+    runners = [Runner(counter, load_model(counter, plan, start=False), config, ranks=ranks, tower=tower)]
     if draft is not None:
         own = draft_model.draft_config(config, draft)
         runners.append(Runner(counter, load_model(counter, draft, start=False), own, grouped=False))

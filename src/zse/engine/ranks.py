@@ -29,13 +29,15 @@ LEAST = ("max_context", "max_rows", "max_tokens_per_step", "page_size")
 
 
 class Replay(msgspec.Struct, tag=True, array_like=True):
-    """Write `data` at byte `at` of the recording's inputs, have memory for pages up to number `mapped`, replay."""
+    """Write `data` at byte `at` of the recording's inputs, have memory for pages up to number `mapped`, replay. images:
+    (byte, data) of the inputs of steps with images."""
 
     key: Key
     symbols: dict[str, int]
     at: int
     data: bytes
     mapped: int
+    images: list[tuple[int, bytes]] = []
 
 
 class RecordAhead(msgspec.Struct, tag=True, array_like=True):
@@ -169,8 +171,10 @@ class Ranks:
     def record(self, key: Key) -> None:
         """A recording is about to be made."""
 
-    def replay(self, key: Key, symbols: dict[str, int], staging: Any, at: int, end: int, kv: Any) -> None:
-        """A recording is about to be replayed, with bytes [at, end) of its inputs."""
+    def replay(
+        self, key: Key, symbols: dict[str, int], staging: Any, at: int, end: int, kv: Any, images: Any = ()
+    ) -> None:
+        """A recording is about to be replayed, with bytes [at, end) of its inputs. images: ImageSets.sent()."""
 
     def move(self, transfers: "list[tuple[str, int, int]]") -> None:
         """Transfers of pages are about to run."""
@@ -255,9 +259,11 @@ class Leader(Ranks):
     def record(self, key: Key) -> None:
         self._tell(RecordAhead(key))
 
-    def replay(self, key: Key, symbols: dict[str, int], staging: Any, at: int, end: int, kv: Any) -> None:
+    def replay(
+        self, key: Key, symbols: dict[str, int], staging: Any, at: int, end: int, kv: Any, images: Any = ()
+    ) -> None:
         mapped = min(kv.buffer.nbytes // kv.page_nbytes, kv.num_pages) - 1
-        self._tell(Replay(key, symbols, at, bytes(staging.host[at:end]), mapped))
+        self._tell(Replay(key, symbols, at, bytes(staging.host[at:end]), mapped, list(images)))
 
     def move(self, transfers: "list[tuple[str, int, int]]") -> None:
         if transfers:
@@ -418,6 +424,8 @@ class Follower(Ranks):
         if before is not None:
             before.wait()  # it may still read the inputs
         staging.host[message.at : message.at + len(message.data)] = message.data
+        for at, data in message.images:
+            runner.images[number].staging.host[at : at + len(data)] = data
         runner.kv.map_to(message.mapped)
         self._tickets[inputs] = graph.submit(**{name: message.symbols[name] for name in graph.symbols})
 

@@ -127,7 +127,7 @@ class Runner:
         self._sizes = self.planner.sizes
         self._ascending = _ascending(config.max_context)
         self._graphs: dict[tuple[str, int, int], Any] = {}
-        self._images = None if tower is None else image_step.ImageSets(device, tower, config, len(self._sets))
+        self.images = None if tower is None else image_step.ImageSets(device, tower, config, len(self._sets))
         self._forwards: forwards.Forwards | None = None
         self._masking: masking.Masking | None = None
         self._wanted_first = steps.first_recordings(self) if ranks is None or ranks.leads else []
@@ -200,8 +200,8 @@ class Runner:
     def launch(self, step: FilledStep) -> Any:
         """Start what fill() prepared; its Ticket."""
         if self.ranks is not None:
-            inputs, (_, size, _) = step.buffers.inputs, step.key
-            self.ranks.replay(step.key, step.symbols, inputs.staging, *inputs.sent(size), self.kv)
+            inputs, images = step.buffers.inputs, [] if self.images is None else self.images.sent(step.key)
+            self.ranks.replay(step.key, step.symbols, inputs.staging, *inputs.sent(step.key[1]), self.kv, images)
         return step.graph.submit(**step.symbols)
 
     def fill(self, batch: Batch, masked: bool = False) -> FilledStep:
@@ -210,7 +210,7 @@ class Runner:
         buffers = self._sets[self._num_submitted % len(self._sets)]
         self._num_submitted += 1
         entries = batch.entries
-        sees = self._images is not None and self._images.needed(entries)
+        sees = self.images is not None and self.images.needed(entries)
         # One token an entry, each with logits.
         decode = batch.num_tokens == len(entries) == batch.num_samples and not sees
         kind = "mixed" if sees or batch.num_tokens != batch.num_samples else "decode" if decode else self._run_kind
@@ -235,9 +235,9 @@ class Runner:
                 requests += [entry.request] * entry.samples
                 lengths += range(end - entry.samples + 1, end + 1)
         buffers.sampler.prepare(requests, lengths, drafts)
-        if sees and self._images is not None:
+        if sees and self.images is not None:
             kind += " images"
-            self._images[buffers.number].fill(entries, buffers.inputs.arrays(size)[0])
+            self.images[buffers.number].fill(entries, buffers.inputs.arrays(size)[0])
         if self.adapters is not None and self._fill_adapters(entries, buffers.inputs):
             kind += f" adapted{self.adapters.version}"
         if masked:
@@ -396,8 +396,8 @@ class Runner:
                 self._record_inputs(recorder, buffers, step, source, tokens)
             kind, *parts = kind.split()
             adapted = images = None
-            if "images" in parts and self._images is not None:
-                images = self._images[number].record(recorder, size)
+            if "images" in parts and self.images is not None:
+                images = self.images[number].record(recorder, size)
             if self.adapters is not None and any(part.startswith("adapted") for part in parts):
                 adapted = self.adapters.tensors(buffers.inputs.tensors["adapter_slots"])
             logits = self.planner.record(
@@ -480,7 +480,7 @@ class Runner:
             *(masks_staging(device, self._logits) for _ in self._sets),
             job_inputs(device, config, self._lines, self.kv.num_groups, job_rows(self.model.config)),
             job_sampler(device, self._logits, self._sets[0].sampler.history),
-            *(self._images.all() if self._images is not None else ()),
+            *(self.images.all() if self.images is not None else ()),
         ]
 
     def close(self) -> None:
