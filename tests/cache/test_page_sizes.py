@@ -124,10 +124,13 @@ def test_common_beginnings():
 def test_files_of_other_page_sizes_are_not_read(tmp_path):
     tokens, made = bytes(4 * 32), PageFiles(tmp_path / "kv", b"f" * 16, 9000, 32)
     key = key_of(made.root(("a",)), tokens)
-    made.write(key, tokens, bytes(1000))
-    assert made.read(key, tokens, 1000) == bytes(1000)
+    made.write(key, made.root(("a",)), b"x" * 1000)
+    found = bytearray(1000)
+    assert made.read([(key, (memoryview(found),))]) == 1 and found == b"x" * 1000
+    made.close()
     other = PageFiles(tmp_path / "kv", b"f" * 16, 9000, 64)  # even under one fingerprint
-    assert other.read(key, tokens + tokens, 1000) is None and other.num_damaged == 1
+    assert key not in other and other.num_damaged == 1
+    assert other.read([(key, (memoryview(found),))]) == 0 and not list(tmp_path.rglob("*.kv"))
 
 
 # Damage to the books of pages of 64 tokens, each of which check_integrity must find.

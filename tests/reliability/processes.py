@@ -67,9 +67,11 @@ class Mover:
     """Pages between device, host and files. In a file stands the number of a page whose content the world keeps."""
 
     page_nbytes = PAGE_BYTES
+    can_fill_pages = False
 
     def __init__(self, world, device: FakeDevice):
         self._kept, self._device = world.pages, device
+        self._views: dict[int, bytearray] = {}
 
     def _as_bytes(self, content) -> bytes:
         self._kept.append(content)
@@ -82,11 +84,21 @@ class Mover:
         at = slice(page * self._device.page_size, (page + 1) * self._device.page_size)
         return self._as_bytes((self._device.slots[at], self._device.spoilt[at]))
 
-    def write_slot(self, slot: int, content: bytes) -> None:
-        slots, spoilt = self._kept[int.from_bytes(content[:8], "little") - 1]
-        # A spoilt page may be nobody's: requests of other engines have other numbers.
-        self._device.host[slot] = slots, [-1 if number < 0 else 1 << 40 for number in spoilt]
-        self._device.num_spoilt += any(number >= 0 for number in spoilt)
+    def slot_view(self, slot: int) -> memoryview:
+        self._views[slot] = bytearray(PAGE_BYTES)
+        return memoryview(self._views[slot])
+
+    def take_read(self) -> None:
+        """What was read to slots stands there."""
+        for slot, content in self._views.items():
+            number = int.from_bytes(content[:8], "little")
+            if not 0 < number <= len(self._kept) or content != content[:8] * (PAGE_BYTES // 8):
+                continue
+            slots, spoilt = self._kept[number - 1]
+            # A spoilt page may be nobody's: requests of other engines have other numbers.
+            self._device.host[slot] = slots, [-1 if number < 0 else 1 << 40 for number in spoilt]
+            self._device.num_spoilt += any(number >= 0 for number in spoilt)
+        self._views.clear()
 
     def run(self, transfers) -> None:
         self._device.transfer(transfers)
@@ -309,8 +321,12 @@ class EngineProcess:
         if self.status is not None:
             return
         self.status = status
-        if status == 0 and self.engine is not None:
-            self.engine.close()
+        if self.engine is not None:
+            disk = self.engine._features.get("disk")
+            if status == 0:
+                self.engine.close()
+            elif disk is not None:
+                disk._files.close()  # as the process's end does
         self._turns = None
         self.close_socket()
         self.world.note("process ended", (self.pid, status))
@@ -364,5 +380,5 @@ def build_engine(world, rng: random.Random) -> Engine:
     if has_prefix and host.num_slots and world.has_disk:
         files = world.page_files(page_size)
         if files is not None:
-            engine.use("disk", offload.DiskTier(scheduler, Mover(world, device), files))
+            engine.use("disk", offload.DiskTier(engine, Mover(world, device), files))
     return engine

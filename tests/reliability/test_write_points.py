@@ -118,13 +118,15 @@ def page_files(folder: Path) -> PageFiles:
 
 def write_page(folder: Path) -> None:
     pages = page_files(folder)
-    pages.write(key_of(pages.root(("a", "")), TOKENS), TOKENS, CONTENT)
+    root = pages.root(("a", ""))
+    pages.write(key_of(root, TOKENS), root, CONTENT, "ab" * 16, 4e9)
 
 
 def page_is_whole(folder: Path, acknowledged: bool) -> None:
     if acknowledged:
         pages = page_files(folder)
-        content = pages.read(key_of(pages.root(("a", "")), TOKENS), TOKENS, len(CONTENT))
+        content = bytearray(len(CONTENT))
+        pages.read([(key_of(pages.root(("a", "")), TOKENS), (memoryview(content),))])
         assert content == CONTENT, "a page that was written is not there"
 
 

@@ -18,6 +18,7 @@ import os
 import random
 import signal
 import tempfile
+import threading
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
@@ -28,7 +29,7 @@ from simulator import EOS, chain, said_after
 from virtual_time import Clock, Loop, Wire
 
 from zse.cache import files
-from zse.engine import offload
+from zse.engine import disk_reads, offload
 from zse.engine.messages import Fatal, ServerGone
 from zse.http.listener import Limits, Server
 from zse.server import keys, main
@@ -285,6 +286,13 @@ def is_whole(data: bytes) -> bool:
     return False
 
 
+class Unwaited(threading.Condition):
+    """Of a thread that waits in virtual time: it looks again later."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return False
+
+
 class World:
     """One walk. events: how many things happen."""
 
@@ -349,6 +357,11 @@ class World:
             tier._closing = True
             tier._write()
             tier._closing = False
+        if tier is not None and tier._reading and self.rng.random() < 0.3:
+            tier._reader._closing = True
+            tier._reader.read()
+            tier._reader._closing = False
+            tier._mover.take_read()
 
     # -- the walk
 
@@ -402,7 +415,7 @@ class World:
         real_open = os.open
 
         def failing_open(path, flags, *rest, **more):
-            if world.disk_error and flags & os.O_CREAT and str(path).endswith(".tmp"):
+            if world.disk_error and flags & os.O_CREAT and str(path).endswith((".tmp", ".kv")):
                 raise OSError(world.disk_error, os.strerror(world.disk_error))
             return real_open(path, flags, *rest, **more)
 
@@ -420,11 +433,13 @@ class World:
         keys.open = open_keys
         real_threading = offload.threading
         offload.threading = SimpleNamespace(Thread=InlineThread, Condition=real_threading.Condition)
+        disk_reads.threading = SimpleNamespace(Thread=InlineThread, Condition=Unwaited)
         files.os = Proxy(os, open=failing_open)
         try:
             yield
         finally:
             main.Server, offload.threading, main.AdmissionControl, main.KeyCheck, main.App.request_type = before
+            disk_reads.threading = real_threading
             del keys.open
             files.os = os
 
@@ -533,7 +548,7 @@ class World:
                     if how == 0:
                         file.truncate(rng.randrange(100))
                     elif how == 1:
-                        file.seek(rng.randrange(os.path.getsize(path)))
+                        file.seek(rng.randrange(max(1, os.path.getsize(path))))
                         file.write(b"\x55")
                     else:
                         os.unlink(path)

@@ -51,7 +51,9 @@ class ContiguousCacheManager(CacheManager):
         self.tables[sequence], self._behind[sequence] = [], pages[::-1]
         return True
 
-    def admit(self, sequence: int, length: int, tokens: array, salt: "Salt", spare: int = 0) -> int | None:
+    def admit(
+        self, sequence: int, length: int, tokens: array, salt: "Salt", spare: int = 0, session: str = ""
+    ) -> int | None:
         # Of `spare`, a page for each that runs is for its next token: here all of them have theirs.
         spare = max(0, spare - len(self.tables))
         if (

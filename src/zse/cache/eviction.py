@@ -32,7 +32,8 @@ class TreeNode(msgspec.Struct, eq=False):
     parent's. slot: of the host, -1 while it is on the device. children: by their tokens. resident: how many of them are
     in device memory. is_idle: no page table holds the page. uses: hits, and the time it was made. used: when it became
     idle last, in Eviction's count. version: changes whenever an entry of a heap is no longer true. salt: of a root.
-    key: the name of its file, once that was asked for; is_filed: there is such a file."""
+    key: what it has on disk, once that was asked for; is_filed: there is a record of it. session: the one that alone
+    has used it, "": none, or others too."""
 
     parent: "TreeNode | None"
     tokens: bytes
@@ -50,6 +51,7 @@ class TreeNode(msgspec.Struct, eq=False):
     is_filed: bool = False
     alive: bool = True
     key: bytes = b""
+    session: str = ""
 
     def __repr__(self) -> str:
         return f"<TreeNode depth={self.depth} page={self.page} idle={self.is_idle} children={len(self.children)}>"

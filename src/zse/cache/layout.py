@@ -261,11 +261,19 @@ class PageMover:
         """What the host has in a slot: see settle()."""
         return ctypes.string_at(self.slots.address(slot), self.page_nbytes)
 
-    def write_slot(self, slot: int, content: bytes) -> None:
-        """Fill a slot that no transfer still has to read: see settle()."""
-        if len(content) != self.page_nbytes:
-            raise ValueError(f"{len(content)} bytes for a page of {self.page_nbytes}")
-        ctypes.memmove(self.slots.address(slot), content, len(content))
+    @property
+    def can_fill_pages(self) -> bool:
+        """Whether the host may write into pages: a CPU's, which are in one piece."""
+        return self._device.shares_memory and len(self._parts) == 1
+
+    def page_view(self, page: int) -> memoryview:
+        """The memory of a page that no batch uses; see can_fill_pages."""
+        self._kv.map_to(page)
+        return _view(self._kv.buffer.address + page * self.page_nbytes, self.page_nbytes)
+
+    def slot_view(self, slot: int) -> memoryview:
+        """The memory of a host slot, to be written while no transfer still has to read it: see settle()."""
+        return _view(self.slots.address(slot), self.page_nbytes)
 
     def read_state(self, slot: int) -> bytes:
         """What a slot of the device holds, after all that was submitted."""
@@ -277,17 +285,19 @@ class PageMover:
         assert self._states is not None and self.state_slots is not None
         return ctypes.string_at(self.state_slots.address(slot), self._states.slot_nbytes)
 
-    def write_host_state(self, slot: int, content: bytes) -> None:
-        """Fill a host slot that no transfer still has to read."""
+    def host_state_view(self, slot: int) -> memoryview:
+        """As slot_view() of a slot for a state."""
         assert self._states is not None and self.state_slots is not None
-        if len(content) != self._states.slot_nbytes:
-            raise ValueError(f"{len(content)} bytes for a state of {self._states.slot_nbytes}")
-        ctypes.memmove(self.state_slots.address(slot), content, len(content))
+        return _view(self.state_slots.address(slot), self._states.slot_nbytes)
 
     def close(self) -> None:
         self.slots.close()
         if self.state_slots is not None:
             self.state_slots.close()
+
+
+def _view(address: int, nbytes: int) -> memoryview:
+    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
 
 
 class _Range(NamedTuple):

@@ -28,11 +28,12 @@ NOTHING = Match([], None, 0)
 
 class Entered(msgspec.Struct, eq=False):
     """A sequence that may enter the prefix cache. last: the node of the last full page that it entered. num_shared:
-    pages that were there when it was admitted."""
+    pages that were there when it was admitted. session: that it is of, "": of none."""
 
     salt: "Salt"
     last: TreeNode | None = None
     num_shared: int = 0
+    session: str = ""
 
 
 class CacheManager:
@@ -68,6 +69,7 @@ class CacheManager:
         self.swapped: dict[int, tuple[list[int], int]] = {}
         self.num_swapped_out = self.num_swapped_in = self.num_onloaded = 0
         self.num_hits = self.num_hit_tokens = self.num_copied_pages = 0
+        self.num_host_hits = self.num_host_hit_tokens = 0
         self.filling: set[int] = set()  # slots that a feature has taken and fills
         self._entered: dict[int, Entered] = {}
         self._transfers: list[Transfer] = []
@@ -103,7 +105,9 @@ class CacheManager:
             self.prefix.own(self._entered[sequence].salt, pages)  # type: ignore[union-attr]
         return True
 
-    def admit(self, sequence: int, length: int, tokens: array, salt: "Salt", spare: int = 0) -> int | None:
+    def admit(
+        self, sequence: int, length: int, tokens: array, salt: "Salt", spare: int = 0, session: str = ""
+    ) -> int | None:
         """Pages for `length` tokens of a new or swapped sequence that begins with `tokens` (array of i32, at most
         `length`), and leave `spare` free. How many of the tokens need not be computed, at least one fewer than there
         are; None, and nothing changed, when too few pages are free, or no state slot is."""
@@ -122,12 +126,13 @@ class CacheManager:
         if not placed:
             return None
         if prefix is not None:
-            self._entered[sequence] = Entered(salt, match.nodes[-1] if match.nodes else None, len(match.nodes))
+            nodes = match.nodes
+            self._entered[sequence] = Entered(salt, nodes[-1] if nodes else None, len(nodes), session)
             prefix.own(salt, self.tables[sequence])
             if match.length:
                 self.num_hits += 1
                 self.num_hit_tokens += match.length
-                prefix.hit(match)
+                prefix.hit(match, session)
         if self.states is not None:
             self.states.begin(sequence, match.snapshot)
         if swapped is not None:
@@ -173,6 +178,9 @@ class CacheManager:
             self._transfers.append(("in", node.slot, page))
             self.prefix.promote(node, page)  # type: ignore[union-attr]
         self.num_onloaded += len(cold)
+        if cold:
+            self.num_host_hits += 1
+            self.num_host_hit_tokens += self.page_size * len(cold)
         if source is not None:
             page = pages[len(cold)]
             self._transfers.append(("copy", source.page, page) if source.page >= 0 else ("in", source.slot, page))
@@ -206,7 +214,8 @@ class CacheManager:
     def _enter_fork(self, source: int, sequence: int, num_shared: int) -> None:
         """A new sequence shares so many pages of `source`."""
         if source in self._entered:
-            self._entered[sequence] = Entered(self._entered[source].salt, None, num_shared)
+            of = self._entered[source]
+            self._entered[sequence] = Entered(of.salt, None, num_shared, of.session)
 
     # -- to the host and back
 
@@ -266,25 +275,26 @@ class CacheManager:
         if length - (node.depth * page_size if node is not None else 0) >= (1 if partial else page_size):
             if node is None:
                 node = prefix.root(entered.salt)
-            node = self._enter(node, tokens[node.depth * page_size : length].tobytes(), self.tables[sequence], partial)
+            added = tokens[node.depth * page_size : length].tobytes()
+            node = self._enter(node, added, self.tables[sequence], partial, entered.session)
             if node.depth:
                 entered.last = node
         if self.states is not None and node is not None:
             self.states.commit(sequence, tokens, length, node)
 
-    def _enter(self, node: TreeNode, data: bytes, table: list[int], partial: bool) -> TreeNode:
+    def _enter(self, node: TreeNode, data: bytes, table: list[int], partial: bool, session: str = "") -> TreeNode:
         """Enter the pages of a table that have the tokens in `data`, behind those of `node`; the last full page's
         node."""
         prefix: PrefixCache = self.prefix  # type: ignore[assignment]
         at, end, page_bytes = 0, len(data), prefix.page_bytes
         while end - at >= page_bytes:
-            child = prefix.enter(node, data[at : at + page_bytes], table[node.depth])
+            child = prefix.enter(node, data[at : at + page_bytes], table[node.depth], session)
             if child is None:
                 return node
             node = child
             at += page_bytes
         if partial and end > at:
-            prefix.enter(node, data[at:], table[node.depth])
+            prefix.enter(node, data[at:], table[node.depth], session)
         return node
 
     def adopt(self, tokens: array, length: int, pages: list[int], salt: "Salt", slot: int = -1) -> None:
@@ -333,6 +343,11 @@ class CacheManager:
             self.states.give(self.states.detach(sequence))
         self.allocator.release(self.detach(sequence))
 
+    def drop_session(self, session: str) -> None:
+        """Forget what only this session has used."""
+        if self.prefix is not None:
+            self.prefix.drop_session(session)
+
     def clear(self) -> None:
         """Forget all prefixes."""
         if self.prefix is not None:
@@ -352,6 +367,8 @@ class CacheManager:
         return totals | {
             "prefix_hits": self.num_hits,
             "prefix_hit_tokens": self.num_hit_tokens,
+            "prefix_host_hits": self.num_host_hits,
+            "prefix_host_hit_tokens": self.num_host_hit_tokens,
             "prefix_evicted_pages": self.prefix.num_evicted,
             "prefix_copied_pages": self.num_copied_pages,
             "prefix_pages": self.prefix.num_nodes,

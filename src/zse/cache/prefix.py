@@ -110,10 +110,12 @@ class PrefixCache:
         match = Match(nodes, source, at // 4 + copied)
         return match if whole or self.windows is None else self.windows.within_reach(match)
 
-    def hit(self, match: Match) -> None:
-        """A request runs on this match: its nodes were of use."""
+    def hit(self, match: Match, session: str = "") -> None:
+        """A request, of a session perhaps, runs on this match: its nodes were of use."""
         for node in match.nodes:
             node.uses += 1
+            if node.session != session:
+                node.session = ""
         last = match.source or (match.nodes[-1] if match.nodes else None)
         if last is not None:
             if match.source is not None:
@@ -154,14 +156,16 @@ class PrefixCache:
             if not account.num_pages:
                 self._drop_account(account)
 
-    def enter(self, parent: TreeNode, tokens: bytes, page: int) -> TreeNode | None:
-        """`page`, which a table holds, has `tokens` behind those of `parent`. The node that stands for them: another
+    def enter(self, parent: TreeNode, tokens: bytes, page: int, session: str = "") -> TreeNode | None:
+        """`page`, which a table holds, has `tokens` behind those of `parent`, of a session perhaps. The node that stands for them: another
         page's when these tokens are cached already. None when the page is in the tree in another place."""
         if not parent.alive:
             raise ValueError("a page cannot be entered behind one that was evicted")
         there = parent.children.get(tokens)
         before = self._node_of[page]
         if there is not None:
+            if there.session != session:
+                there.session = ""
             if there.page < 0:  # on the host; this page is as good
                 if before is not None:
                     self._drop(before)
@@ -176,7 +180,7 @@ class PrefixCache:
             self.num_entered += 1
             parent.children[tokens] = before
             return before
-        node = TreeNode(parent, tokens, page, parent.account, parent.depth + 1)
+        node = TreeNode(parent, tokens, page, parent.account, parent.depth + 1, session=session)
         parent.children[tokens] = node
         parent.resident += 1
         node.account.num_nodes += 1
@@ -192,6 +196,17 @@ class PrefixCache:
             node = self._node_of[page]
             if node is not None:
                 self._drop(node)
+
+    def drop_session(self, session: str) -> int:
+        """Forget what only this session has used; how many pages. Requests that run keep theirs until they end."""
+        stack, before = list(self.roots.values()), self.num_nodes
+        while stack:
+            node = stack.pop()
+            if node.session == session:
+                self._drop(node)
+            else:
+                stack += node.children.values()
+        return before - self.num_nodes
 
     def full_nodes(self) -> "Iterator[TreeNode]":
         """Every page that is full, those in front first. The tree must not change meanwhile."""
@@ -245,9 +260,9 @@ class PrefixCache:
         self.by_slot[slot] = node
         self.disclaim((node,))
 
-    def enter_host(self, parent: TreeNode, tokens: bytes, slot: int) -> TreeNode:
+    def enter_host(self, parent: TreeNode, tokens: bytes, slot: int, session: str = "") -> TreeNode:
         """`slot`, which the caller took, has full `tokens` behind those of `parent`, which has no such child."""
-        node = TreeNode(parent, tokens, -1, parent.account, parent.depth + 1)
+        node = TreeNode(parent, tokens, -1, parent.account, parent.depth + 1, session=session)
         parent.children[tokens] = node
         node.account.num_nodes += 1
         self.num_nodes += 1

@@ -152,6 +152,7 @@ class StateSlots:
         self.transfer = transfer
         self.live: dict[int, int] = {}
         self.swapped: dict[int, int] = {}
+        self.filling: set[int] = set()  # slots of the host that a feature has taken and fills
         self.lent = 0  # slots of jobs, and of sequences that ended in flight
         self.num_kept = 0  # snapshots that were made
         self.num_hits = self.num_host_hits = self.num_taken = self.num_evicted = 0
@@ -462,7 +463,8 @@ class StateSlots:
             tail = node.tokens[: 4 * snapshot.offset]
             if not node.alive or self._behind.get(node.parent, {}).get(tail) is not snapshot:  # type: ignore[arg-type]
                 problems.append(f"the snapshot behind {snapshot.offset} tokens of {node} is out of place")
-        return problems + self.host.check_integrity([*self.swapped.values(), *(snapshot.host for snapshot in far)])
+        hosts = [*self.swapped.values(), *(snapshot.host for snapshot in far), *self.filling]
+        return problems + self.host.check_integrity(hosts)
 
     def counters(self) -> dict[str, float]:
         """Totals since the start, and what there is now."""

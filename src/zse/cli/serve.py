@@ -259,6 +259,7 @@ def run(args) -> int:
             images=lambda: images.decoder(args.max_image_bytes, args.max_image_pixels, args.max_images),
             # The same after a restart: what is cached on disk is salted with it.
             cache_secret=auth.kept_secret(args.cache_disk) if args.cache_disk else None,
+            cache_folder=args.cache_disk,
             exits_on_failure=args.on_engine_failure == "exit",
             library=functools.partial(_library, args),
             phases_ms=phases,

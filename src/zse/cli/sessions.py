@@ -16,7 +16,7 @@ EPILOG = """examples:
   zse sessions rm --all --server http://10.0.0.7:8000 --api-key $KEY
 
 They are those of the key's tenant. What a model computed for them is in the prefix cache and, with --cache-disk, in
-files, and goes by itself when others need the room."""
+files; rm removes it with them, but for beginnings that others have, too."""
 
 NEEDS = "a key whose tenant has them"
 PAGE = 100  # sessions that the server lists at once

@@ -19,6 +19,7 @@ from zse.engine.messages import (
     Ask,
     Cancel,
     Cancelled,
+    DropSession,
     Failed,
     Fatal,
     FrameReader,
@@ -351,6 +352,11 @@ class EngineClient:
         """No request will name it any more."""
         if self._link is not None:
             self._link.send(UnloadAdapter(adapter))
+
+    def drop_session(self, session: str) -> None:
+        """Forget what was computed for a session (RequestOptions.session) alone."""
+        if self._link is not None:
+            self._link.send(DropSession(session))
 
     def _adapter_read(self, id: int, found: AdapterLoaded | RequestError) -> None:
         future = self._loads.pop(id)

@@ -46,7 +46,7 @@ WARM_GRAMMARS_FROM = 1 << 30  # bytes of weights
 # What a step with prompts may take, in decode steps (0: no bound; a GPU's time hardly depends on fewer tokens).
 MIXED_RATIO = {"cpu": 3.0, "gpu": 0.0}
 SCRATCH_SHARE = 0.04
-# What comes from files goes through slots of the host: a prompt of 2,048 tokens at once.
+# What goes to files and comes from there passes slots of the host; on a CPU it comes to pages at once.
 LEAST_HOST_TOKENS = 2048
 LEAST_PEER_CONTEXTS = 2  # of prompts whose pages come from other engines
 # "auto" is a draft model where one is named, else prompt lookup.
@@ -437,7 +437,7 @@ def resolve(
             f"{memory >> 20} MiB; lower max_context or num_pages"
         )
     slots = config.cache_host_memory // page_bytes
-    least = LEAST_HOST_TOKENS if config.cache_disk is not None else 0
+    least = 0 if config.cache_disk is None else LEAST_HOST_TOKENS if device == "cpu" else max_context
     if config.kv_peers is not None:
         least = max(least, LEAST_PEER_CONTEXTS * max_context)
     return ResolvedConfig(

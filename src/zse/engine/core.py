@@ -67,14 +67,22 @@ class Engine:
     # -- requests
 
     def submit(
-        self, id: int, prompt: list[int], params: Any, options: RequestOptions = DEFAULT, now: float | None = None
+        self,
+        id: int,
+        prompt: list[int],
+        params: Any,
+        options: RequestOptions = DEFAULT,
+        now: float | None = None,
+        after: Feature | None = None,
     ) -> None:
         """Queue a request. Raises RequestError when it is refused.
 
         params: SamplingParams of a reply, which step() tells; or, of what take_completed() gives, Ask (a forward
-        without sampling) or BeamParams (a beam search). now: when it was submitted, if a feature has held it."""
+        without sampling) or BeamParams (a beam search). now: when it was submitted, if a feature has held it. after: the
+        feature that held it back: those behind it have their turn."""
         now = self.clock() if now is None else now
-        for feature in self._features.values():
+        features = list(self._features.values())
+        for feature in features[features.index(after) + 1 :] if after is not None else features:
             if "before_submit" in feature.hooks and feature.before_submit(id, prompt, params, options):
                 return
         for checking in [name for name, row in FEATURES.items() if row.checks is not None and row.checks(options)]:
@@ -99,6 +107,12 @@ class Engine:
     def cancel(self, id: int) -> bool:
         """Drop a request in any state; False for an unknown id."""
         return any(feature.cancel(id) for feature in self._features.values()) or self.scheduler.cancel(id)
+
+    def drop_session(self, session: str) -> None:
+        """Forget what was computed for a session (RequestOptions.session) alone."""
+        self.scheduler.cache.drop_session(session)
+        for feature in self._features.values():
+            feature.drop_session(session)
 
     def num_computed(self, id: int) -> int:
         """Tokens computed so far for a request that has not ended: of its prompt without what was cached, and made. 0

@@ -100,6 +100,12 @@ class UnloadAdapter(msgspec.Struct, tag_field="kind", tag=True):
     adapter: str
 
 
+class DropSession(msgspec.Struct, tag_field="kind", tag=True):
+    """server → engine, not answered: forget what was computed for this session (RequestOptions.session) alone."""
+
+    session: str
+
+
 class AdapterLoaded(msgspec.Struct, tag_field="kind", tag=True):
     """engine → server: requests may name it. adapter: the hash of what it holds. members: the model's weights that it
     changes, by our names. nbytes: of the host's memory."""
@@ -278,7 +284,7 @@ class Heartbeat(msgspec.Struct, tag_field="kind", tag=True):
     counters: dict[str, float] = {}
 
 
-ToEngine = Submit | Cancel | LoadModel | LoadAdapter | UnloadAdapter | Shutdown
+ToEngine = Submit | Cancel | LoadModel | LoadAdapter | UnloadAdapter | DropSession | Shutdown
 FromEngine = (
     Ready | Parked | AdapterLoaded | Tokens | StepTokens | Measured | Searched | Failed | Cancelled | Fatal | Heartbeat
 )

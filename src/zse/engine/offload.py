@@ -1,38 +1,44 @@
-"""Between host slots and files: pages that went to the host are written in the background; a prompt whose beginning is
-in files gets it back before it is queued.
+"""Between the cache and files: pages are written in the background; a prompt whose beginning is in files waits until it is
+in memory, while the steps of others go on.
 
-The tree of prefixes is the scheduler's; this runs in the engine's thread, between steps. Only writing has a thread of
-its own."""
+The tree of prefixes is the scheduler's; this runs in the engine's thread, between steps. Writing and reading have
+threads of their own."""
 
 import hashlib
 import logging
 import threading
 import time
 from array import array
-from collections import deque
-from typing import Any
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 from zse import __version__
 from zse.cache.eviction import TreeNode
 from zse.cache.files import KEY_BYTES, PageFiles, key_of
-from zse.engine import state_files
+from zse.cache.layout import CHUNK_BYTES
+from zse.engine import disk_reads, state_files
+from zse.engine.held import Held, HoldingFeature
 from zse.errors import DeviceError
-from zse.scheduler.batch import Batch
-from zse.scheduler.feature import Feature
-from zse.scheduler.options import RequestOptions
+from zse.sampling.params import BeamParams, SamplingParams
+from zse.scheduler import images
+from zse.scheduler.batch import Batch, StepOutput
+from zse.scheduler.options import PlacedImage, RequestOptions
 from zse.scheduler.request import salt_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from zse.cache.states import Snapshot
-    from zse.engine.state_files import StateFiles
+    from zse.engine.state_files import PlacedState, StateFiles
 
 # Content that waits to be written: beyond it pages are left out (they can be computed again).
 MAX_PENDING_BYTES = 64 << 20
-# Read at most at once for a prompt: 0.1 s that others wait.
-MAX_READ_BYTES = 64 << 20
-# Of a model with a state: pages are of use only up to where a state is.
-MAX_STATE_READ_BYTES = 1 << 30
+# Pages that each running request may need while others are read for one that waits.
+SPARE_PAGES = 2
+WAIT_S = 0.001  # for what is read, at a time, when nothing else runs
+TIDY_S = 60.0  # between looks at which sessions have ended
+MAX_SESSIONS = 1 << 16  # whose ends are known
 # A model's revision is read from so many pieces of so many bytes of each file.
 PIECES, PIECE_BYTES = 65, 4096
 # Time at the end to write what is still in memory.
@@ -41,35 +47,68 @@ CLOSE_S = 3.0
 log = logging.getLogger("zse.engine")
 
 
-class DiskTier(Feature):
-    """scheduler: its cache has a prefix cache and host slots. mover: the runner's PageMover."""
+class Write(NamedTuple):
+    """What the writing thread is to do. nbytes: that wait with it; pages: that it writes. session: what it is of alone."""
 
-    def __init__(self, scheduler, mover, files: PageFiles):
+    run: Callable[[], None]
+    nbytes: int = 0
+    pages: int = 0
+    session: str = ""
+
+
+class Waiting(Held):
+    """A request whose beginning is read. fetch: once something is; here: pages in front of it; keys, tokens: of those that
+    are read; places: pages or host slots for them; held: pages that are kept meanwhile; state: that is read, too."""
+
+    fetch: disk_reads.Fetch | None = None
+    here = 0
+    keys: tuple[tuple[bytes, bytes], ...] = ()
+    places: tuple[int, ...] = ()
+    held: tuple[list[int], ...] = ()
+    state: "PlacedState | None" = None
+
+    @property
+    def compared(self) -> bytes:
+        """The prompt as prefixes are compared by."""
+        return images.compared(array("i", self.prompt), self.options.images).tobytes()
+
+
+class DiskTier(HoldingFeature):
+    """engine: its cache has a prefix cache and host slots. mover: the runner's PageMover."""
+
+    def __init__(self, engine, mover, files: PageFiles):
+        super().__init__(engine)
         self._states: StateFiles | None = None
-        if scheduler.cache.states is not None:
-            self._states = state_files.StateFiles(scheduler.cache, mover, files, self._key)
-        self._scheduler, self._cache, self._mover, self._files = scheduler, scheduler.cache, mover, files
-        self.num_written = self.num_read = 0
-        self._pending: deque[tuple[bytes, bytes, bytes]] = deque()
+        if self._cache.states is not None:
+            self._states = state_files.StateFiles(self._cache, mover, files, self._key)
+        self._mover, self._files = mover, files
+        self.num_written = self.num_read = self.num_hits = self.num_hit_tokens = 0
+        self._pending: deque[Write] = deque()
         self._pending_bytes = 0
         self._wake = threading.Condition()
         self._watched: deque[tuple[Any, list[tuple[int, TreeNode]]]] = deque()
         self._walk: list[TreeNode | Snapshot] = []
         self._walked_at = (0, 0)
-        self._closing = False
-        self._failed = False
+        self._closing = self._failed = False
+        self._sessions: OrderedDict[str, float] = OrderedDict()  # when they end, seconds since 1970
+        self._tidied_at, self._reserved = 0.0, 0
+        self._reading: list[Waiting] = []
         self._thread = threading.Thread(target=self._write, name="kv files", daemon=True)
         self._thread.start()
+        self._reader = disk_reads.DiskReader(files)
 
     def counters(self) -> dict[str, float]:
         """Totals since the start, and what is on disk now."""
-        return {
-            "prefix_disk_pages": len(self._files) - self._files.num_states,
-            "prefix_disk_bytes": self._files.num_bytes,
-            "prefix_disk_written_pages": self.num_written,
-            "prefix_disk_read_pages": self.num_read,
-            "prefix_disk_damaged_files": self._files.num_damaged,
-        } | ({} if self._states is None else self._states.counters())
+        return (
+            self._files.counters()
+            | {
+                "prefix_disk_written_pages": self.num_written,
+                "prefix_disk_read_pages": self.num_read,
+                "prefix_disk_hits": self.num_hits,
+                "prefix_disk_hit_tokens": self.num_hit_tokens,
+            }
+            | ({} if self._states is None else self._states.counters())
+        )
 
     # -- out
 
@@ -92,23 +131,31 @@ class DiskTier(Feature):
                     self._queue(node, self._mover.read_slot(slot))
 
     def idle(self, now: float) -> bool:
-        """Write one page, or state, that has no file yet. False when there is none."""
+        """Write one page, or state, that has no file yet; take a piece of the host's memory, which is locked for a GPU: that
+        takes 10 ms. False when there is nothing."""
+        if now - self._tidied_at > TIDY_S:
+            self._tidied_at = now
+            self._ask(Write(partial(self._files.tidy, time.time())))
+        if not self._mover.can_fill_pages and len(self._files) and self._reserved < self._cache.host.num_slots:
+            self._mover.slot_view(self._reserved)
+            self._reserved += max(1, CHUNK_BYTES // self._mover.page_nbytes)
+            return True
         if self._failed or self._pending_bytes > MAX_PENDING_BYTES // 2:
             return False
         entered = self._cache.prefix.num_entered, 0 if self._states is None else self._cache.states.num_kept
         if not self._walk and self._walked_at != entered:
             self._walked_at = entered
             self._settle()
-            self._walk = self._kept()
+            self._walk = self._kept()[::-1]
         while self._walk:
             if self._file(self._walk.pop()):
                 return True
         return False
 
     def _kept(self) -> "list[TreeNode | Snapshot]":
-        """What there is to be written; pages last, which come first where the last is taken."""
+        """What there is to be written, pages behind those in front of them: so they stand in one file."""
         states = [] if self._states is None else self._cache.states.snapshots()
-        return [*states, *self._cache.prefix.full_nodes()]
+        return [*self._cache.prefix.full_nodes(), *states]
 
     def _file(self, kept: "TreeNode | Snapshot") -> bool:
         """Write what has no file yet. False when it has one, or is gone."""
@@ -122,7 +169,7 @@ class DiskTier(Feature):
         found = self._states.content(kept)
         if found is not None:
             kept.is_filed = True
-            self._put(*found)
+            self._put(*found, kept.node.session)
         return found is not None
 
     def _settle(self) -> None:
@@ -137,16 +184,29 @@ class DiskTier(Feature):
         if self._failed or self._pending_bytes > MAX_PENDING_BYTES:
             return
         node.is_filed = True
-        self._put(self._key(node), node.tokens, content)
+        assert node.parent is not None
+        self._put(self._key(node), self._key(node.parent), content, node.session)
 
-    def _put(self, key: bytes, tokens: bytes, content: bytes) -> None:
-        """Have the thread write a file."""
-        if key in self._files:
-            return
+    def _put(self, key: bytes, parent: bytes, content: bytes, session: str) -> None:
+        """Have the thread write a page or state."""
+        if key not in self._files:
+            write = partial(self._files.write, key, parent, content, session, self._sessions.get(session, 0.0))
+            self._ask(Write(write, len(content), len(key) == KEY_BYTES, session))
+
+    def _ask(self, write: Write) -> None:
         with self._wake:
-            self._pending.append((key, tokens, content))
-            self._pending_bytes += len(content)
+            self._pending.append(write)
+            self._pending_bytes += write.nbytes
             self._wake.notify()
+
+    def drop_session(self, session: str) -> None:
+        """Remove what files have of a session alone. The cache has forgotten it."""
+        with self._wake:
+            self._pending_bytes -= sum(write.nbytes for write in self._pending if write.session == session)
+            self._pending = deque(write for write in self._pending if write.session != session)
+        self._walk, self._walked_at = [], (0, 0)
+        self._sessions.pop(session, None)
+        self._ask(Write(partial(self._files.drop_session, session)))
 
     def _key(self, node: TreeNode) -> bytes:
         chain = []
@@ -168,74 +228,220 @@ class DiskTier(Feature):
                     self._wake.wait()
                 if not self._pending:
                     return
-                key, tokens, content = self._pending.popleft()
+                write = self._pending.popleft()
             try:
-                if not self._failed:
-                    self._files.write(key, tokens, content)
-                    self.num_written += len(key) == KEY_BYTES
+                if not self._failed or not write.nbytes:  # what removes may still go
+                    write.run()
+                    self.num_written += write.pages
             except OSError as error:
                 self._failed = True
                 log.warning("the prefix cache no longer writes to disk: %s", error)
             with self._wake:
-                self._pending_bytes -= len(content)
+                self._pending_bytes -= write.nbytes
 
     # -- in
 
-    def before_queue(self, prompt: list[int], options: RequestOptions) -> None:
-        """Bring what files have of the prompt's beginning, behind what is in memory, to the host."""
-        self._scheduler.limits.check_ids("prompt", prompt)
+    def before_submit(self, id: int, prompt: list[int], params: Any, options: RequestOptions) -> bool:
+        """Hold a request back whose prompt begins with what files have and memory has not."""
+        if not isinstance(params, (SamplingParams, BeamParams)):
+            return False
+        if options.images and not isinstance(options.images[0], PlacedImage):
+            return False  # they are not encoded yet
+        if options.session:
+            self._use(options.session, options.session_ttl)
         if not len(self._files):
-            return
-        salt, prefix, host = salt_of(options), self._cache.prefix, self._cache.host
-        page_bytes = prefix.page_bytes
-        tokens = array("i", prompt).tobytes()
-        match = prefix.match(salt, tokens, whole=True)
-        node = match.nodes[-1] if match.nodes else None
-        key = self._key(node) if node is not None else self._files.root(salt)
-        at, end = page_bytes * len(match.nodes), len(tokens) - 4
-        keys: list[tuple[bytes, bytes]] = []
-        most = MAX_READ_BYTES if self._states is None else MAX_STATE_READ_BYTES
-        while at + page_bytes <= end and len(keys) * self._mover.page_nbytes < most:
+            return False
+        self.check_held(id, prompt, params)
+        held = Waiting(prompt, params, options, self._engine.clock())
+        if not self._begin(held):
+            return False
+        self._held[id] = held
+        return True
+
+    def _use(self, session: str, ttl_s: float) -> None:
+        """The session goes on."""
+        self._sessions[session] = expires = time.time() + ttl_s
+        self._sessions.move_to_end(session)
+        if len(self._sessions) > MAX_SESSIONS:
+            self._sessions.popitem(last=False)
+        self._ask(Write(partial(self._files.extend, session, expires), session=session))
+
+    def _begin(self, held: Waiting) -> bool:
+        """Whether something is to be waited for: what is read for the request from here on, or for one before it."""
+        tokens, salt, prefix = held.compared, salt_of(held.options), self._cache.prefix
+        nodes = prefix.match(salt, tokens, copies=False, whole=True).nodes
+        if self._mover.can_fill_pages:  # what was moved to host memory is read, too, where it has a file
+            nodes = [node for node in nodes if node.page >= 0]
+        keys = self._keys_behind(self._key(nodes[-1]) if nodes else self._files.root(salt), tokens, len(nodes))
+        kept = None
+        if self._states is not None:
+            reach = prefix.match(salt, tokens).length
+            most = self._room(nodes) - 1  # one for a page that is not full
+            kept = self._states.deepest(salt, nodes, keys, tokens, reach, most)
+            keys = keys[: max(0, kept.num_pages - len(nodes))] if kept is not None else []
+        if not keys and kept is None:
+            return False
+        wanted = {key for key, _ in keys} | ({kept.key} if kept is not None else set())
+        if any(not wanted.isdisjoint(key for key, _ in other.fetch.wanted) for other in self._reading if other.fetch):
+            return True
+        self._settle()  # slots that were given back may still be read by transfers
+        held.here, held.keys = len(nodes), tuple(keys)
+        views = self._take_places(held, nodes)
+        if kept is not None and len(held.keys) == len(keys):
+            held.state = self._states.take(kept)  # type: ignore[union-attr]
+        found: list[tuple[bytes, tuple[memoryview, ...]]] = [
+            (key, (view,)) for (key, _), view in zip(held.keys, views, strict=True)
+        ]
+        if held.state is not None:
+            found.append((held.state.kept.key, held.state.views))
+        if not found:
+            self._give_places(held)
+            return False
+        held.fetch = disk_reads.Fetch(found)
+        self._reading.append(held)
+        self._reader.add(held.fetch)
+        return True
+
+    def _keys_behind(self, key: bytes, tokens: bytes, count: int) -> list[tuple[bytes, bytes]]:
+        """(key, tokens) of the prompt's pages that files have behind its first `count`, the last of which has `key`."""
+        page_bytes, keys = self._cache.prefix.page_bytes, []
+        for at in range(page_bytes * count, len(tokens) - 4 - page_bytes + 1, page_bytes):
             key = key_of(key, tokens[at : at + page_bytes])
             if key not in self._files:
                 break
             keys.append((key, tokens[at : at + page_bytes]))
-            at += page_bytes
-        kept = None
-        if self._states is not None:
-            reach = prefix.match(salt, tokens).length
-            kept = self._states.deepest(salt, match.nodes, keys, tokens, reach)
-            keys = keys[: max(0, kept.num_pages - len(match.nodes))] if kept is not None else []
-        if not keys and kept is None:
-            return
-        # Slots that were given back may still be read by transfers: those come first.
-        self._settle()
-        on_host = [inner for inner in match.nodes if inner.page < 0]
-        prefix.claim(on_host)
-        fetched: list[TreeNode] = []
-        for key, page_tokens in keys[: host.num_slots - len(on_host)]:
-            content = self._files.read(key, page_tokens, self._mover.page_nbytes)
-            if content is None or not prefix.make_room(1):
+        return keys
+
+    def _room(self, nodes: list[TreeNode]) -> int:
+        """How many pages may be read at most behind `nodes`, which stay."""
+        if not self._mover.can_fill_pages:
+            return self._cache.host.num_slots - sum(node.page < 0 for node in nodes)
+        free = self._cache.allocator.num_free - SPARE_PAGES * len(self._scheduler.running)
+        return max(0, free - sum(not self._cache.allocator.references(node.page) for node in nodes))
+
+    def _take_places(self, held: Waiting, nodes: list[TreeNode]) -> list[memoryview]:
+        """The memory that the pages of `held.keys`, or the first of them, are read to: pages where the host can write them,
+        else slots of the host. nodes: what stands in front."""
+        cache, prefix, host = self._cache, self._cache.prefix, self._cache.host
+        if self._mover.can_fill_pages:
+            front = [node.page for node in nodes]
+            cache.allocator.retain(front)
+            pages = cache.allocator.allocate(min(len(held.keys), self._room([]))) or []
+            held.places, held.held = tuple(pages), (front, pages)
+            self._scheduler.life.job_pages += held.held
+            self._settle()  # what was in them may be on its way to the host
+            views = [self._mover.page_view(page) for page in pages]
+        else:
+            on_host = [node for node in nodes if node.page < 0]
+            prefix.claim(on_host)  # others make room first
+            prefix.disclaim(on_host)
+            count = min(len(held.keys), self._room(nodes))
+            while count and not prefix.make_room(count):
+                count = min(count - 1, host.num_free)
+            held.places = tuple(host.take() for _ in range(count))
+            cache.filling.update(held.places)
+            views = [self._mover.slot_view(slot) for slot in held.places]
+        held.keys = held.keys[: len(views)]
+        return views
+
+    def _give_places(self, held: Waiting) -> None:
+        """What is not the cache's is free again; pages of its that were kept may go."""
+        for pages in held.held:
+            self._scheduler.life.job_pages[:] = [each for each in self._scheduler.life.job_pages if each is not pages]
+        for pages in held.held[::-1]:
+            self._cache.allocator.release(pages)
+        if not held.held:
+            for slot in self._cache.filling.intersection(held.places):
+                self._cache.filling.discard(slot)
+                self._cache.host.give(slot)
+        held.places, held.held = (), ()
+
+    def before_schedule(self, now: float) -> list[StepOutput]:
+        """Give the engine those requests whose beginnings have come; what there is to tell of others."""
+        if not self._reading and not self._held:
+            return []
+        if not self._scheduler.requests:
+            self._reader.wait(WAIT_S)
+        outputs: list[StepOutput] = []
+        over = [held for held in self._reading if held.fetch is not None and not held.fetch.num_left]
+        for held in over:
+            self._reading.remove(held)
+            self._enter(held)
+        done = {id(held) for held in over}
+        for request, held in list(self._held.items()):
+            is_over = id(held) in done or over and held.fetch is None and not self._begin(held)
+            if is_over:
+                outputs += self.release(request, now)
+        return outputs + self.end_late(now)
+
+    def _enter(self, held: Waiting) -> None:
+        """What came becomes the prefix cache's."""
+        prefix, salt, tokens = self._cache.prefix, salt_of(held.options), held.compared
+        fetch, count = held.fetch, 0
+        assert fetch is not None
+        nodes = prefix.match(salt, tokens, copies=False, whole=True).nodes
+        chain = nodes[: held.here]
+        # Pages that stood in front may have gone meanwhile.
+        for index in range(min(fetch.sound, len(held.keys)) if len(chain) == held.here else 0):
+            key, data = held.keys[index]
+            parent = chain[-1] if chain else None
+            there = nodes[held.here + index] if held.here + index < len(nodes) else None
+            node = self._place(
+                parent, salt, data, held.places[index], there, self._session_of(key, held.options.session)
+            )
+            if node is None:
                 break
-            slot = host.take()
-            self._mover.write_slot(slot, content)
-            node = prefix.enter_host(node if node is not None else prefix.root(salt), page_tokens, slot)
             node.key, node.is_filed = key, True
-            prefix.claim((node,))
-            fetched.append(node)
-        if kept is not None and len(match.nodes) + len(fetched) >= kept.num_pages:
-            self._states.bring(kept, salt, [*match.nodes, *fetched])  # type: ignore[union-attr]
-        prefix.disclaim([*on_host, *fetched])
-        self.num_read += len(fetched)
+            chain.append(node)
+            count += 1
+        if held.state is not None:
+            if fetch.sound < len(fetch.wanted):
+                self._states.give(held.state)  # type: ignore[union-attr]
+            elif self._states.enter(held.state, salt, chain, held.options.session):  # type: ignore[union-attr]
+                self._files.used(held.state.kept.key)
+        self._give_places(held)
+        self.num_read += count
+        if count:
+            self.num_hits += 1
+            self.num_hit_tokens += count * self._cache.page_size
+            self._files.used(held.keys[count - 1][0])
+
+    def _session_of(self, key: bytes, session: str) -> str:
+        """What a page that a request brings is of alone."""
+        return session if session and self._files.session_of(key) == session else ""
+
+    def _place(
+        self, parent: TreeNode | None, salt, data: bytes, place: int, there: TreeNode | None, session: str
+    ) -> TreeNode | None:
+        """The node of a page that came behind `parent`; there: the one that has come otherwise. None where it cannot be."""
+        prefix = self._cache.prefix
+        if self._mover.can_fill_pages:
+            if parent is not None and parent.page < 0:
+                return None
+            return prefix.enter(parent or prefix.root(salt), data, place, session)
+        if there is not None:
+            return there
+        self._cache.filling.discard(place)
+        return prefix.enter_host(parent or prefix.root(salt), data, place, session)
+
+    def stop(self, held: Waiting) -> None:
+        """What was read of it until here is of use to others."""
+        if held.fetch is not None:
+            held.fetch.is_cancelled = True
+
+    @property
+    def has_work(self) -> bool:  # type: ignore[override]
+        return bool(self._held or self._reading)
 
     # -- the end
 
     def close(self) -> None:
         """Write what is in memory and has no file, for a few seconds at most."""
         deadline = time.monotonic() + CLOSE_S
+        self._reader.close()  # pages are freed next
         try:
             self._settle()
-            for kept in reversed(self._kept()):
+            for kept in self._kept():
                 if kept.is_filed:
                     continue
                 while self._pending_bytes > MAX_PENDING_BYTES // 2 and time.monotonic() < deadline:
@@ -250,6 +456,7 @@ class DiskTier(Feature):
                 self._closing = True
                 self._wake.notify()
             self._thread.join(max(0.1, deadline - time.monotonic()))
+            self._files.close()
 
 
 def open_disk_tier(engine, config, source, quantize: str | None) -> DiskTier:
@@ -257,7 +464,7 @@ def open_disk_tier(engine, config, source, quantize: str | None) -> DiskTier:
     ConfigError."""
     fingerprint = fingerprint_of(engine, config, source, quantize)
     files = PageFiles(config.cache_disk, fingerprint, config.cache_disk_size, config.page_size)
-    return DiskTier(engine.scheduler, engine.runner.pages, files)
+    return DiskTier(engine, engine.runner.pages, files)
 
 
 def fingerprint_of(engine, config, source, quantize: str | None) -> bytes:

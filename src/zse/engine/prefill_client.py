@@ -11,12 +11,11 @@ import msgspec
 from zse.cache.files import key_of
 from zse.cache.layout import CHUNK_BYTES
 from zse.engine import kv_wire
+from zse.engine.held import Held, HoldingFeature
 from zse.engine.kv_wire import ALIVE, CANCEL, DONE, FAILED, PAGE, PROMPT, Frame, Link, LinkError, Prompt, Wake
-from zse.errors import RequestError
-from zse.lazy import ctypes, logging
+from zse.lazy import logging
 from zse.sampling.params import BeamParams, SamplingParams
-from zse.scheduler.batch import StepOutput, timeout_error
-from zse.scheduler.feature import Feature
+from zse.scheduler.batch import StepOutput
 from zse.scheduler.options import RequestOptions
 from zse.scheduler.request import salt_of
 
@@ -145,44 +144,34 @@ class PrefillPeer:
             logging.getLogger("zse.engine").warning("the connection to %s ended: %s", self.name, why)
 
 
-class Held:
+class Asking(Held):
     """A request that waits for its pages. fetch, peer, job: once one is asked. num_tokens: that the peer computes."""
 
-    def __init__(self, prompt: list[int], params: Any, options: RequestOptions, now: float):
-        self.prompt, self.params, self.options, self.since = prompt, params, options, now
-        self.fetch: FetchedPages | None = None
-        self.peer: PrefillPeer | None = None
-        self.job, self.num_tokens = -1, 0
-
-    def deadline_at(self) -> float:
-        most = self.options.deadline_ms
-        return float("inf") if most is None else self.since + most / 1000
+    fetch: FetchedPages | None = None
+    peer: PrefillPeer | None = None
+    job, num_tokens = -1, 0
 
 
-class PrefillClient(Feature):
+class PrefillClient(HoldingFeature):
     """peers: names of kv_wire.address_of(). fingerprint, secret: as of kv_wire."""
 
     def __init__(self, engine: Any, peers: list[str], fingerprint: bytes, secret: bytes):
-        self._engine, self._scheduler, self._cache = engine, engine.scheduler, engine.scheduler.cache
+        super().__init__(engine)
         self._mover = engine.runner.pages
         self.num_asked = self.num_fetched = self.num_failed = 0
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, Asking] = {}
         self._dropped: list[FetchedPages] = []  # their slots are still written
-        self._released = -1  # the request that is given to the engine again
         self._entered: dict[int, int] = {}  # request → pages of it that wait on the host for its admission
         self._reserved = 0
         self._wake = Wake()
         self.wake_fd = self._wake.fd
         self._has_news = False
-        self._peers = [PrefillPeer(name, fingerprint, secret, self._memory, self._hear) for name in peers]
+        place = self._mover.slot_view
+        self._peers = [PrefillPeer(name, fingerprint, secret, place, self._hear) for name in peers]
 
     def _hear(self) -> None:
         self._has_news = True
         self._wake.set()
-
-    def _memory(self, slot: int) -> memoryview:
-        content = (ctypes.c_char * self._mover.page_nbytes).from_address(self._mover.slots.address(slot))
-        return memoryview(content).cast("B")
 
     @property
     def is_live(self) -> bool:  # type: ignore[override]
@@ -198,24 +187,21 @@ class PrefillClient(Feature):
         """Hold a request back whose prompt another engine is asked for, now or when slots of the host are free."""
         if id < 0:  # another engine's, which asked here: two that ask each other would go on for ever
             return False
-        if id == self._released or not isinstance(params, (SamplingParams, BeamParams)) or options.adapter:
+        if not isinstance(params, (SamplingParams, BeamParams)) or options.adapter:
             return False
         if options.images:  # a peer is asked for tokens, and has not seen them
             return False
         if len(prompt) <= MIN_TOKENS or not any(peer.is_there for peer in self._peers):
             return False
-        self._scheduler.check_room(id, self._held, len(self._held))
-        self._scheduler.limits.check_ids("prompt", prompt)
-        if isinstance(params, SamplingParams):
-            self._scheduler.limits.max_len(prompt, params)
-        held = Held(prompt, params, options, self._engine.clock())
+        self.check_held(id, prompt, params)
+        held = Asking(prompt, params, options, self._engine.clock())
         is_asked = self._ask(held)
         if is_asked is False or is_asked is None and not self._held:
             return False
         self._held[id] = held
         return True
 
-    def _ask(self, held: Held) -> bool | None:
+    def _ask(self, held: Asking) -> bool | None:
         """Whether a peer was asked for the prompt; None where too few slots are free now."""
         tokens, salt = array("i", held.prompt).tobytes(), salt_of(held.options)
         page_bytes = self._cache.prefix.page_bytes
@@ -287,15 +273,10 @@ class PrefillClient(Feature):
             for fetch in [fetch for fetch in self._dropped if fetch.is_over]:
                 self._dropped.remove(fetch)
                 self._give(fetch)
-            over = [(id, held) for id, held in self._held.items() if held.fetch is not None and held.fetch.is_over]
-            for id, held in over:
-                outputs += self._release(id, held, now)
-        outputs += self._ask_more(now)
-        for id, held in [(id, held) for id, held in self._held.items() if held.deadline_at() < now]:
-            self._forget(id)
-            self._scheduler.counters.timed_out += 1
-            outputs.append(StepOutput(id, [], None, "timeout", error=timeout_error()))
-        return outputs
+            over = [id for id, held in self._held.items() if held.fetch is not None and held.fetch.is_over]
+            for id in over:
+                outputs += self.release(id, now)
+        return outputs + self._ask_more(now) + self.end_late(now)
 
     def _ask_more(self, now: float) -> list[StepOutput]:
         """Ask for the prompts of those that wait for slots, first come first, as far as there are some now; none is left
@@ -307,31 +288,20 @@ class PrefillClient(Feature):
             under_way = is_asked_for or bool(self._dropped or self._entered)
             is_asked = self._ask(held)
             if is_asked is False or is_asked is None and not under_way:
-                outputs += self._release(id, held, now)
+                outputs += self.release(id, now)
             elif is_asked is None:
                 break
         return outputs
 
-    def _release(self, id: int, held: Held, now: float) -> list[StepOutput]:
-        del self._held[id]
+    def release(self, id: int, now: float) -> list[StepOutput]:
+        held = self._held[id]
         if held.fetch is not None:
             held.peer.num_tokens -= held.num_tokens  # type: ignore[union-attr]
             self.num_failed += held.fetch.failure is not None
             self._entered[id] = self._enter(held, held.fetch)
-        options = held.options
-        if options.deadline_ms is not None:
-            left_ms = options.deadline_ms - 1000 * (now - held.since)
-            options = msgspec.structs.replace(options, deadline_ms=max(1.0, left_ms))
-        self._released = id
-        try:
-            self._engine.submit(id, held.prompt, held.params, options)
-        except RequestError as error:
-            return [StepOutput(id, [], None, "error", error=error)]
-        finally:
-            self._released = -1
-        return []
+        return super().release(id, now)
 
-    def _enter(self, held: Held, fetch: FetchedPages) -> int:
+    def _enter(self, held: Asking, fetch: FetchedPages) -> int:
         """The pages that came become the prefix cache's, those behind a gap nobody's; how many these are."""
         prefix, salt = self._cache.prefix, salt_of(held.options)
         tokens = array("i", held.prompt).tobytes()
@@ -356,8 +326,7 @@ class PrefillClient(Feature):
                 self._cache.host.give(slot)
         fetch.slots = []
 
-    def _forget(self, id: int) -> None:
-        held = self._held.pop(id)
+    def stop(self, held: Asking) -> None:
         if held.fetch is None:
             return
         held.peer.num_tokens -= held.num_tokens  # type: ignore[union-attr]
@@ -366,18 +335,6 @@ class PrefillClient(Feature):
             self._hear()
         else:
             held.peer.cancel(held.job)  # type: ignore[union-attr]
-
-    def cancel(self, id: int) -> bool:
-        """Whether the request waited here."""
-        if id not in self._held:
-            return False
-        self._forget(id)
-        self._scheduler.counters.cancelled += 1
-        return True
-
-    def num_computed(self, id: int) -> int | None:
-        """Nothing of one that waits here."""
-        return 0 if id in self._held else None
 
     def idle(self, now: float) -> bool:
         """Take a piece of the host's memory, which is locked for a GPU: that takes 10 ms."""

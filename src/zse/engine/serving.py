@@ -58,6 +58,8 @@ def turns(engine, socket) -> "Iterator[None]":
                     replies.append(failed(message.id, error, 0))
             elif isinstance(message, messages.UnloadAdapter):
                 engine.feature("adapters").unload(message.adapter)
+            elif isinstance(message, messages.DropSession):
+                engine.drop_session(message.session)
             elif isinstance(message, messages.Shutdown):
                 return
         replies += told(engine.step())

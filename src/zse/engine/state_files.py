@@ -1,7 +1,7 @@
-"""Files of kept states (cache/files.py), for the disk tier (engine/offload.py): what is written of one, and which of them
+"""Kept states in files (cache/files.py), for the disk tier (engine/offload.py): what is written of one, and which of them
 a prompt continues from.
 
-A file has the state and, where it stands within a page, that page too: files of pages are of full ones."""
+A record has the state and, where it stands within a page, that page too: those of pages are of full ones."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,13 +12,23 @@ from zse.cache.states import Snapshot, StateSlots, child_of
 
 
 class KeptState(NamedTuple):
-    """A file with the state behind the first `depth` pages of a prompt and the tokens `tail`. num_pages: full pages that
+    """A record with the state behind the first `depth` pages of a prompt and the tokens `tail`. num_pages: full pages that
     must be there for it."""
 
     key: bytes
     depth: int
     tail: bytes
     num_pages: int
+
+
+class PlacedState(NamedTuple):
+    """A state on its way. host: its slot of the host; slot: of the page that it stands within, -1: it stands at the end of
+    one; views: their memory."""
+
+    kept: KeptState
+    host: int
+    slot: int
+    views: tuple[memoryview, ...]
 
 
 class StateFiles:
@@ -28,15 +38,17 @@ class StateFiles:
     def __init__(self, cache, mover, files: PageFiles, key_of_node: Callable[[TreeNode], bytes]):
         self._prefix, self._host, self._mover, self._files = cache.prefix, cache.host, mover, files
         self._states: StateSlots = cache.states
+        self._filling: set[int] = cache.filling
         self._key_of_node = key_of_node
         self.num_read = 0
 
     def counters(self) -> dict[str, float]:
-        """Files of states, and how many were read since the start."""
+        """States in files, and how many were read since the start."""
         return {"state_disk_files": self._files.num_states, "state_disk_read": self.num_read}
 
     def content(self, snapshot: Snapshot) -> tuple[bytes, bytes, bytes] | None:
-        """Key, tokens and content of its file; None of one that is gone. What pages and slots hold is settled."""
+        """Key, key of the page before, and content of its record; None of one that is gone. What pages and slots hold is
+        settled."""
         node, mover = snapshot.node, self._mover
         if not node.alive or not self._states.has(node, snapshot):
             return None
@@ -45,17 +57,17 @@ class StateFiles:
         tail = node.tokens[: 4 * snapshot.offset]
         if len(tail) < self._prefix.page_bytes:
             state += mover.read_page(node.page) if node.page >= 0 else mover.read_slot(node.slot)
-        return state_key(self._key_of_node(node.parent), tail), tail, state  # type: ignore[arg-type]
+        parent = self._key_of_node(node.parent)  # type: ignore[arg-type]
+        return state_key(parent, tail), parent, state
 
     def deepest(
-        self, salt, nodes: list[TreeNode], keys: list[tuple[bytes, bytes]], tokens: bytes, reach: int
+        self, salt, nodes: list[TreeNode], keys: list[tuple[bytes, bytes]], tokens: bytes, reach: int, most: int
     ) -> KeptState | None:
-        """The file with the deepest state of a prompt, deeper than the `reach` tokens that memory has one for. nodes:
-        its pages in memory; keys: those behind them that are in files, with their tokens."""
+        """The record of the deepest state of a prompt, deeper than the `reach` tokens that memory has one for. nodes:
+        its pages in memory; keys: those behind them that are in files, with their tokens, `most` of which have a place."""
         page_bytes, end = self._prefix.page_bytes, len(tokens) - 4
-        # Places on the host for the pages, and one for a page that is not full.
-        most = len(nodes) + self._host.num_slots - sum(node.page < 0 for node in nodes) - 1
-        for depth in range(min(len(nodes) + len(keys), most), -1, -1):
+        most = len(nodes) + min(len(keys), most)
+        for depth in range(most, -1, -1):
             at = depth * page_bytes
             if at + page_bytes <= 4 * reach:
                 return None
@@ -65,27 +77,48 @@ class StateFiles:
                 key = self._key_of_node(nodes[depth - 1]) if depth else self._files.root(salt)
             for tail in self._files.states_behind(key, tokens[at : at + page_bytes]):
                 num_pages = depth + (len(tail) == page_bytes)
-                if 4 * reach < at + len(tail) <= end and num_pages <= min(len(nodes) + len(keys), most):
+                if 4 * reach < at + len(tail) <= end and num_pages <= most:
                     return KeptState(state_key(key, tail), depth, tail, num_pages)
         return None
 
-    def bring(self, kept: KeptState, salt, nodes: list[TreeNode]) -> None:
-        """Read the state to the host and enter it. nodes: the prompt's pages, kept.num_pages of them at least, which
-        nobody takes away meanwhile."""
-        page_bytes, state_nbytes = self._prefix.page_bytes, self._states.slot_nbytes
-        is_full = len(kept.tail) == page_bytes
-        content = self._files.read(kept.key, kept.tail, state_nbytes + (0 if is_full else self._mover.page_nbytes))
-        if content is None or not self._states.make_room():
-            return
+    def take(self, kept: KeptState) -> PlacedState | None:
+        """Places on the host for a state, and for its page where it stands within one; None where there are none."""
+        is_full = len(kept.tail) == self._prefix.page_bytes
+        if not self._states.make_room() or not is_full and not self._prefix.make_room(1):
+            return None
+        host, slot = self._states.host.take(), -1 if is_full else self._host.take()
+        self._states.filling.add(host)
+        views: tuple[memoryview, ...] = (self._mover.host_state_view(host),)
+        if slot >= 0:
+            self._filling.add(slot)
+            views = (*views, self._mover.slot_view(slot))
+        return PlacedState(kept, host, slot, views)
+
+    def give(self, placed: PlacedState) -> None:
+        """Nothing came."""
+        self._states.filling.discard(placed.host)
+        self._states.host.give(placed.host)
+        if placed.slot >= 0:
+            self._filling.discard(placed.slot)
+            self._host.give(placed.slot)
+
+    def enter(self, placed: PlacedState, salt, nodes: list[TreeNode], session: str) -> bool:
+        """The state came. nodes: the prompt's pages that are there. False where they are too few now."""
+        kept = placed.kept
+        if len(nodes) < kept.num_pages:
+            self.give(placed)
+            return False
         parent = nodes[kept.depth - 1] if kept.depth else self._prefix.roots.get(salt)
-        node = nodes[kept.depth] if is_full else parent and child_of(parent, kept.tail)
-        if node is None:
-            if not self._prefix.make_room(1):
-                return
-            slot = self._host.take()
-            self._mover.write_slot(slot, content[state_nbytes:])
-            node = self._prefix.enter_host(parent or self._prefix.root(salt), kept.tail, slot)
-        host = self._states.host.take()
-        self._mover.write_host_state(host, content[:state_nbytes])
-        self._states.enter_host(node, len(kept.tail) // 4, host)
+        node = nodes[kept.depth] if placed.slot < 0 else parent and child_of(parent, kept.tail)
+        if placed.slot >= 0:
+            self._filling.discard(placed.slot)
+            if node is None:
+                parent = parent or self._prefix.root(salt)
+                node = self._prefix.enter_host(parent, kept.tail, placed.slot, session)  # type: ignore[arg-type]
+            else:
+                self._host.give(placed.slot)
+        self._states.filling.discard(placed.host)
+        assert node is not None
+        self._states.enter_host(node, len(kept.tail) // 4, placed.host)
         self.num_read += 1
+        return True

@@ -75,6 +75,9 @@ class Feature:
         """Drop a request. False when it is not this feature's, or is the scheduler's now."""
         return False
 
+    def drop_session(self, session: str) -> None:
+        """A session was removed: forget what is of it alone."""
+
     def num_computed(self, id: int) -> int | None:
         """Tokens computed so far for a request of this feature that has not ended; None when it is not this
         feature's."""

@@ -93,7 +93,7 @@ class Lifecycle:
         is_swapped = request.id in cache.swapped
         spare = awaited + kept + cache.num_groups * (self._spare_pages(request, length) if running else 0)
         tokens = request.compared_tokens if request.options.images else request.tokens
-        cached = cache.admit(request.id, length, tokens, request.salt, spare=spare)
+        cached = cache.admit(request.id, length, tokens, request.salt, spare, request.options.session)
         if cached is not None and request.options.images and not is_swapped:
             cached = self._end_before_image(request, length, spare, cached)
         if cached is None:
@@ -119,7 +119,7 @@ class Lifecycle:
             self.cache.release(request.id)
             # At least one token fewer than it is given is found.
             tokens = request.compared_tokens[: end + 1]
-            again = self.cache.admit(request.id, length, tokens, request.salt, spare=spare)
+            again = self.cache.admit(request.id, length, tokens, request.salt, spare, request.options.session)
             if again is None:
                 return None
             cached = again

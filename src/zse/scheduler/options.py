@@ -43,7 +43,8 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     drafts may be verified for it (its tokens are the same). adapter: the id of a loaded one, the hash of what it holds;
     "": none. state_points: numbers of tokens of the prompt, ascending, behind which messages begin: where another prompt
     is likely to go another way, a model with a state keeps it there. structure: the form of the answer, None: any.
-    max_wait_s: how long it may wait before it begins, None: any time. images: of the prompt, in its order: the
+    max_wait_s: how long it may wait before it begins, None: any time. session: the name (32 hex digits) of the session that
+    it is of, "": of none; session_ttl: seconds for which that is kept from now on. images: of the prompt, in its order: the
     engine's ImageInputs, in the scheduler PlacedImages."""
 
     tenant: str = ""
@@ -74,6 +75,8 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ] = True
     adapter: str = ""
     state_points: tuple[int, ...] = ()
+    session: str = ""
+    session_ttl: float = 0.0
     structure: Structure | None = None
     max_wait_s: float | None = None
     images: tuple[Any, ...] = ()

@@ -143,11 +143,17 @@ def network(address: str) -> bytes:
 
 class CacheSalts:
     """Salts of cached prefixes: HMAC-SHA-256 of tenant and the client's own salt, so that nobody can tell from times or
-    `cached_tokens` what others have sent. secret None: a new one, for a cache that ends with this process."""
+    `cached_tokens` what others have sent. secret None: a new one, for a cache that ends with this process. folder: where
+    the cache is kept (--cache-disk), None: nowhere."""
 
-    def __init__(self, secret: bytes | None = None):
+    def __init__(self, secret: bytes | None = None, folder: str | None = None):
+        self.folder = folder
         self._secret = secret or os.urandom(SECRET_BYTES)
         self._plain: dict[str, str] = {}  # tenant → salt of requests that bring none
+
+    def session(self, tenant: str, id: str) -> str:
+        """What the engines call a session by, 32 hex digits."""
+        return self.salt(tenant, f"session {id}")
 
     def salt(self, tenant: str, client_salt: str = "") -> str:
         known = self._plain.get(tenant) if not client_salt else None

@@ -63,7 +63,8 @@ class ServeOptions(msgspec.Struct, frozen=True):
         ocr: reads pages that are images, from the path of a PNG; None: nothing does.
         mcp: the path of the file with MCP servers, read again on SIGHUP; None: there are none.
         images: makes what decodes images.
-        cache_secret: of the salts of cached prompts; None: a new one.
+        cache_secret: of the salts of cached prompts; None: a new one. cache_folder: where the prefix cache is kept, None:
+            nowhere.
         allowed_hosts: Host names that are answered; None: any.
         cors_origins: of pages that may use the API from a browser; "*": all.
         exits_on_failure: the process ends when the engines of all models have died too often; else they are tried again.
@@ -104,6 +105,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     mcp: str | None = None
     images: Callable[[], Any] = lambda: images.decoder()
     cache_secret: bytes | None = None
+    cache_folder: str | None = None
     allowed_hosts: frozenset[str] | None = None
     cors_origins: frozenset[str] = frozenset()
     exits_on_failure: bool = True
@@ -244,7 +246,7 @@ class _Serving:
                 quotas(keys),
             ),
             weights=shares,
-            salts=CacheSalts(options.cache_secret),
+            salts=CacheSalts(options.cache_secret, options.cache_folder),
             key=KeyCheck(keys, secret=None if keyring is None else keyring.secret),
             hosts=HostCheck(options.allowed_hosts),
             cross_origin=cross_origin.CrossOrigin(options.cors_origins) if options.cors_origins else None,

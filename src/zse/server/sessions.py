@@ -4,12 +4,14 @@ brought those before them and their answers, too.
 The answer is kept before its end is sent; one that fails or is not waited for leaves the session as it was."""
 
 import time
+from contextlib import suppress
 from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from zse.cache import files as cache_files
 from zse.server import database as storage
 from zse.server.errors import APIError, unsupported
 from zse.server.requests import image_parts
@@ -22,6 +24,16 @@ if TYPE_CHECKING:
     from zse.server.answering import Choice, CompletionRun
 
 FIELD = "session_id"
+
+
+async def forget(app, tenant: str, id: str) -> None:
+    """What was computed for a session alone goes from memory and, with --cache-disk, from the disk."""
+    name = app.salts.session(tenant, id)
+    for served in app.pool.models:
+        served.engine.drop_session(name)
+    if app.salts.folder is not None:  # of models that are not loaded now
+        with suppress(OSError):
+            await app.threads.run(tenant, partial(cache_files.remove_session, app.salts.folder, name))
 
 
 def needs_database() -> APIError:
@@ -64,6 +76,9 @@ async def resume(job: "CompletionRun") -> None:
         completion.prompts = [whole]
     else:
         completion.messages = whole
+    ttl_s = min(app.session_ttl_s, completion.session_ttl or app.session_ttl_s)
+    name = app.salts.session(request.tenant, id)
+    completion.options = msgspec.structs.replace(completion.options, session=name, session_ttl=ttl_s)
     job.keeps.append(partial(_keep, job, id, 0 if found is None else found[0].turns, whole))
 
 

@@ -13,7 +13,7 @@ from zse.server.database.sessions import SessionCard
 from zse.server.errors import APIError
 from zse.server.requests import queries
 from zse.server.requests.image_parts import as_parts
-from zse.server.sessions import needs_database
+from zse.server.sessions import forget, needs_database
 
 
 def _shown(card: SessionCard) -> dict:
@@ -75,4 +75,5 @@ async def delete(app, request: APIRequest) -> Response:
         raise APIError("conflict", "A request of this session is running.")
     if not await _run(app, request, "delete", writes=True, id=id):
         raise APIError("not_found", _NOT_FOUND)
+    await forget(app, request.tenant, id)
     return Response.json({"id": id, "object": "session", "deleted": True})

@@ -1,0 +1,98 @@
+"""Seconds to the first token of a session that goes on: from memory, from host memory, and after a restart of the server.
+
+    python benchmarks/session_resume.py MODEL [--tokens 8000] [--rounds 3] [-- options of zse serve]
+
+A server with --cache-disk and a database answers a long prompt of a session; then the same session is asked for `--new` tokens more. "memory": at
+once. "restart": a new process of the server, its files in the system's page cache; the first request of each process is a short one of no
+session, so that what a first request records is not counted. Prints a line for each, the least of `--rounds`, and what was cached.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from http.client import HTTPConnection
+from urllib.parse import urlsplit
+
+KEY = "measures-a-session-of-its-own"
+HEADERS = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
+
+
+class Server:
+    def __init__(self, model: str, folder: str, options: list[str]):
+        command = [sys.executable, "-m", "zse", "serve", model, "--served-model-name", "m", "--port", "0"]
+        command += ["--cache-disk", f"{folder}/kv", "--database", f"{folder}/db", *options]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=os.environ | {"ZSE_API_KEY": KEY}
+        )
+        assert self.process.stdout is not None
+        line = next((line for line in self.process.stdout if " on http" in line), None)
+        if line is None:
+            raise SystemExit("the server did not start")
+        self.place = urlsplit(line.split(" on ")[1].split()[0]).netloc
+
+    def ask(self, prompt: str, session: str | None = None) -> tuple[float, int, int]:
+        """(seconds to the first token, tokens of the prompt, those of them that were cached)."""
+        body = {"model": "m", "prompt": prompt, "max_tokens": 4, "temperature": 0, "stream": True, "ignore_eos": True}
+        body |= {"stream_options": {"include_usage": True}} | ({"session_id": session} if session else {})
+        connection = HTTPConnection(self.place, timeout=1800)
+        begin, first, usage = time.perf_counter(), 0.0, {}
+        connection.request("POST", "/v1/completions", json.dumps(body), HEADERS)
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise SystemExit(f"{answer.status} {answer.read()!r}")
+        while line := answer.readline():
+            if line.startswith(b"data: {"):
+                first = first or time.perf_counter() - begin
+                usage = json.loads(line[6:]).get("usage") or usage
+        connection.close()
+        return first, usage["prompt_tokens"], (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+
+
+def words(seed: int, count: int) -> str:
+    rng = random.Random(seed)
+    return " ".join(rng.choice(("ba", "do", "ki", "lu", "me", "no")) for _ in range(count))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("--tokens", type=int, default=8000, help="of the session's first prompt, about")
+    parser.add_argument("--new", type=int, default=8, help="words of each later request")
+    parser.add_argument("--rounds", type=int, default=3)
+    args, options = parser.parse_known_args()
+    options = [option for option in options if option != "--"]
+    found: dict[str, list[tuple[float, int, int]]] = {"memory": [], "restart": []}
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server(args.model, folder, options)
+        few, many = (server.ask(words(1, count))[1] for count in (100, 300))
+        first = server.ask(words(2, int(args.tokens / ((many - few) / 200))), "long")
+        print(json.dumps({"the first prompt": first[1], "seconds": round(first[0], 3)}), flush=True)
+        for number in range(args.rounds):
+            found["memory"].append(server.ask(" " + words(10 + number, args.new), "long"))
+        for number in range(args.rounds):
+            time.sleep(3)  # what is idle is written
+            server.end()
+            server = Server(args.model, folder, options)
+            server.ask(words(3, 20))
+            found["restart"].append(server.ask(" " + words(20 + number, args.new), "long"))
+        server.end()
+    for name, runs in found.items():
+        seconds, tokens, cached = min(runs)
+        print(
+            json.dumps(
+                {"from": name, "first token, s": round(seconds, 3), "prompt": tokens, "computed": tokens - cached}
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()

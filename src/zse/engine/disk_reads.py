@@ -1,0 +1,78 @@
+"""Pages and states on their way from files, read by threads while the engine's steps go on."""
+
+import threading
+from collections import deque
+from typing import Any
+
+from zse.cache.files import PageFiles
+
+READERS = 2  # a core copies and checks about 5 GB/s of what the system has cached, a disk needs some asked for at once
+PIECE = 16  # pages that a thread reads at once
+
+
+class Fetch:
+    """What one request waits for. wanted: (key, memory) of pages that follow each other, then perhaps of a state. sound:
+    so many of them came. num_left: pieces that are not read yet."""
+
+    def __init__(self, wanted: list[tuple[bytes, tuple[memoryview, ...]]]):
+        self.wanted, self.sound = wanted, len(wanted)
+        self.num_left = -(-len(wanted) // PIECE)
+        self.is_cancelled = False
+
+
+class DiskReader:
+    """Its threads read Fetches from `files`, first come first."""
+
+    def __init__(self, files: PageFiles, num_threads: int = READERS):
+        self._files = files
+        self._pieces: deque[tuple[Fetch, int]] = deque()
+        self._changed = threading.Condition()
+        self._has_news = self._closing = False
+        self._threads: list[Any] = [
+            threading.Thread(target=self.read, name="kv reader", daemon=True) for _ in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def add(self, fetch: Fetch) -> None:
+        with self._changed:
+            self._pieces += [(fetch, start) for start in range(0, len(fetch.wanted), PIECE)]
+            self._changed.notify_all()
+
+    def wait(self, seconds: float) -> None:
+        """Until a fetch is over, or so long."""
+        with self._changed:
+            if not self._has_news:
+                self._changed.wait(seconds)
+            self._has_news = False
+
+    def read(self) -> None:
+        """What a thread does until close()."""
+        while True:
+            with self._changed:
+                while not self._pieces and not self._closing:
+                    self._changed.wait()
+                if not self._pieces:
+                    return
+                fetch, start = self._pieces.popleft()
+            wanted = fetch.wanted[start : start + PIECE]
+            # What stands behind a page that is not sound is of no use.
+            count = 0 if fetch.is_cancelled or start > fetch.sound else self._files.read(wanted)
+            with self._changed:
+                if count < len(wanted):
+                    fetch.sound = min(fetch.sound, start + count)
+                fetch.num_left -= 1
+                if not fetch.num_left:
+                    self._has_news = True
+                    self._changed.notify_all()
+
+    def close(self) -> None:
+        """Nothing more is read; what memory a fetch had is not written from here on."""
+        with self._changed:
+            for fetch, _ in self._pieces:
+                fetch.is_cancelled = True
+            self._pieces.clear()
+            self._closing = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(10.0)
