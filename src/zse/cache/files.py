@@ -28,7 +28,16 @@ from pathlib import Path
 from zse import trust
 from zse.cache import segments
 from zse.cache.pages import BLOCK
-from zse.cache.segments import CONTENT, HEAD_BYTES, KEY_BYTES, SESSION, STATE_KEY_BYTES, TAIL_BYTES, Record, Segment
+from zse.cache.segments import (
+    CONTENT,
+    HEAD_BYTES,
+    KEY_BYTES,
+    SESSION,
+    STATE_KEY_BYTES,
+    TAIL_BYTES,
+    PageRecord,
+    RecordFile,
+)
 from zse.errors import ConfigError
 
 NAME_BYTES = 16  # of a file's name, and of what names a session
@@ -60,8 +69,8 @@ class PageFiles:
         self._seal = fingerprint + struct.pack("<I", page_size)
         self.num_damaged = self.num_bytes = self.num_states = 0
         self._lock = threading.RLock()
-        self._files: OrderedDict[str, Segment] = OrderedDict()  # the longest unused first
-        self._at: dict[bytes, tuple[Segment, Record]] = {}
+        self._files: OrderedDict[str, RecordFile] = OrderedDict()  # the longest unused first
+        self._at: dict[bytes, tuple[RecordFile, PageRecord]] = {}
         self._spoilt: dict[str, None] = {}  # files with a record that is not sound
         self._behind: dict[bytes, set[bytes]] = {}  # the key of a page → those of the states behind it
         top = Path(folder)
@@ -132,7 +141,9 @@ class PageFiles:
         if segment is not None and segment.expires + EXTEND_S < expires:
             self._append(segment, [(SESSION, b"", b"")], bytes(KEY_BYTES), expires)
 
-    def _append(self, segment: Segment, added: list[tuple[int, bytes, bytes]], parent: bytes, expires: float) -> None:
+    def _append(
+        self, segment: RecordFile, added: list[tuple[int, bytes, bytes]], parent: bytes, expires: float
+    ) -> None:
         """Add (kind, key, content) at the file's end. Raises OSError; the file is as it was then."""
         found, size = [], segment.nbytes
         descriptor = os.open(self._path(segment.name), os.O_WRONLY | os.O_CREAT | _FLAGS, 0o600)
@@ -141,7 +152,7 @@ class PageFiles:
                 os.ftruncate(descriptor, size)
             for kind, key, data in added:
                 end = expires if kind == SESSION else 0.0
-                record = Record(kind, key, parent, size, len(data), segments.crc32(data), end)
+                record = PageRecord(kind, key, parent, size, len(data), segments.crc32(data), end)
                 segments.write(descriptor, segments.pack(self._seal_of(segment.name), record), data, size)
                 found.append(record)
                 size = record.end
@@ -155,16 +166,16 @@ class PageFiles:
             for record in found:
                 self._enter(segment, record)
 
-    def _file_for(self, parent: bytes, session: str, is_page: bool) -> Segment:
+    def _file_for(self, parent: bytes, session: str, is_page: bool) -> RecordFile:
         """The session's file; of no session the one that ends with the page before, or has it, or a new one."""
         if session:
-            return self._files.get(session) or Segment(session)
+            return self._files.get(session) or RecordFile(session)
         there = self._at.get(parent)
         if there is not None and not there[0].expires and (there[0].tip == parent or not is_page):
             return there[0]
-        return Segment(os.urandom(NAME_BYTES).hex())
+        return RecordFile(os.urandom(NAME_BYTES).hex())
 
-    def _enter(self, segment: Segment, record: Record) -> None:
+    def _enter(self, segment: RecordFile, record: PageRecord) -> None:
         before = segment.nbytes
         segment.add(record)
         self.num_bytes += segment.nbytes - before
@@ -182,7 +193,7 @@ class PageFiles:
     def _touch(self, key: bytes) -> None:
         """A page or state was of use, and what stands before it, which goes after it; but what others go on from in a
         session's file stays when that goes."""
-        seen: dict[str, Segment] = {}
+        seen: dict[str, RecordFile] = {}
         while (there := self._at.get(key)) is not None and there[0].name not in seen:
             seen[there[0].name] = there[0]
             key = there[0].behind
@@ -276,7 +287,7 @@ class PageFiles:
                 if self._files.get(segment.name) is segment:
                     self._rewrite(segment, [self._at[key][1] for key in segment.keys], segment.expires)
 
-    def _end(self, segment: Segment) -> None:
+    def _end(self, segment: RecordFile) -> None:
         """Keep of a session's file what others continue behind, as nobody's."""
         with self._lock:
             needed = self._needed_by_others(segment)
@@ -286,7 +297,7 @@ class PageFiles:
             else:
                 self._remove(segment)
 
-    def _needed_by_others(self, segment: Segment) -> set[bytes]:
+    def _needed_by_others(self, segment: RecordFile) -> set[bytes]:
         needed: set[bytes] = set()
         for other, record in self._at.values():
             key = record.parent
@@ -295,17 +306,17 @@ class PageFiles:
                 key = there[1].parent
         return needed
 
-    def _rewrite(self, segment: Segment, kept: list[Record], expires: float = 0.0) -> None:
+    def _rewrite(self, segment: RecordFile, kept: list[PageRecord], expires: float = 0.0) -> None:
         """A file of only these records, by one rename. expires: of the session that it is of, 0: of none."""
         half, seal = self._folder / f".{segment.name}.kv.tmp", self._seal_of(segment.name)
-        made: list[Record] = []
+        made: list[PageRecord] = []
         offset = 0
         source = self._open(segment.name)
         try:
             target = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _FLAGS, 0o600)
             try:
                 if expires:
-                    kept = [Record(SESSION, b"", bytes(KEY_BYTES), 0, 0, 0, expires), *kept]
+                    kept = [PageRecord(SESSION, b"", bytes(KEY_BYTES), 0, 0, 0, expires), *kept]
                 for record in kept:
                     content = bytearray(record.nbytes)
                     if record.kind == SESSION or segments.read(source, seal, record, (memoryview(content),)):
@@ -319,11 +330,11 @@ class PageFiles:
             os.close(source)
             half.unlink(missing_ok=True)
         self._forget(segment)
-        again = Segment(segment.name)
+        again = RecordFile(segment.name)
         for record in made:
             self._enter(again, record)
 
-    def _make_room(self, size: int, but: Segment | None = None) -> bool:
+    def _make_room(self, size: int, but: RecordFile | None = None) -> bool:
         """Room for so many bytes more: files go, other than `but`, the longest unused first; of sessions what they have
         alone."""
         while self.num_bytes + size > self.max_bytes:
@@ -340,13 +351,13 @@ class PageFiles:
                 self._remove(segment)
         return True
 
-    def _remove(self, segment: Segment) -> None:
+    def _remove(self, segment: RecordFile) -> None:
         self._forget(segment)
         # A folder in its place, or a disk that has become read-only: it is not in the index any more.
         with suppress(OSError):
             self._path(segment.name).unlink(missing_ok=True)
 
-    def _forget(self, segment: Segment) -> None:
+    def _forget(self, segment: RecordFile) -> None:
         for key in list(segment.keys):
             self._leave(key)
         if self._files.pop(segment.name, None) is not None:
@@ -384,7 +395,7 @@ class PageFiles:
                     os.unlink(entry.path)
         now = time.time()
         for _, name, size in sorted(found):
-            segment, path = Segment(name), self._path(name)
+            segment, path = RecordFile(name), self._path(name)
             descriptor = os.open(path, os.O_RDWR | _FLAGS)
             try:
                 for record in segments.records(descriptor, self._seal_of(name), size):

@@ -26,7 +26,7 @@ HEAD_BYTES = _HEAD.size + _DIGEST_BYTES
 _END = struct.Struct("<d")
 
 
-class Record(NamedTuple):
+class PageRecord(NamedTuple):
     """Where one begins. parent: the key of the page (or root) before. nbytes: of its content. expires: of SESSION."""
 
     kind: int
@@ -42,7 +42,7 @@ class Record(NamedTuple):
         return self.offset + HEAD_BYTES + self.nbytes
 
 
-class Segment:
+class RecordFile:
     """A file. name: without its ending. nbytes: of the file. keys: of its records. tip: the key of the last page that was
     added, behind: that of the page before its first. expires: of the session that it is of, 0: of none."""
 
@@ -51,7 +51,7 @@ class Segment:
         self.keys: dict[bytes, None] = {}
         self.tip = self.behind = b""
 
-    def add(self, record: Record) -> None:
+    def add(self, record: PageRecord) -> None:
         self.nbytes = record.end
         if record.kind == SESSION:
             self.expires = record.expires
@@ -63,27 +63,27 @@ class Segment:
             self.tip = record.key
 
 
-def pack(seal: bytes, record: Record) -> bytes:
+def pack(seal: bytes, record: PageRecord) -> bytes:
     """The head of a record. seal: what the digest is keyed by."""
     key = _END.pack(record.expires) if record.kind == SESSION else record.key
     head = _HEAD.pack(MAGIC, record.kind, len(key), record.crc32, key, record.parent, record.nbytes)
     return head + _digest(seal, head, record.offset)
 
 
-def unpack(seal: bytes, head: bytes, offset: int) -> Record | None:
+def unpack(seal: bytes, head: bytes, offset: int) -> PageRecord | None:
     """The record whose head was read at `offset`; None where it is none."""
     if len(head) != HEAD_BYTES or head[_HEAD.size :] != _digest(seal, head[: _HEAD.size], offset):
         return None
     _, kind, size, crc, key, parent, nbytes = _HEAD.unpack(head[: _HEAD.size])
     expires = _END.unpack(key[:size])[0] if kind == SESSION else 0.0
-    return Record(kind, key[:size], parent, offset, nbytes, crc, expires)
+    return PageRecord(kind, key[:size], parent, offset, nbytes, crc, expires)
 
 
 def _digest(seal: bytes, head: bytes, offset: int) -> bytes:
     return blake2b(head + offset.to_bytes(8, "little"), key=seal, digest_size=_DIGEST_BYTES).digest()
 
 
-def records(descriptor: int, seal: bytes, size: int) -> Iterator[Record]:
+def records(descriptor: int, seal: bytes, size: int) -> Iterator[PageRecord]:
     """Those of an open file of `size` bytes, up to the first that is none or ends behind the file."""
     offset = 0
     while offset < size:
@@ -94,7 +94,7 @@ def records(descriptor: int, seal: bytes, size: int) -> Iterator[Record]:
         offset = record.end
 
 
-def read(descriptor: int, seal: bytes, record: Record, views: tuple[memoryview, ...]) -> bool:
+def read(descriptor: int, seal: bytes, record: PageRecord, views: tuple[memoryview, ...]) -> bool:
     """Fill `views`, one behind the other, with the content of a record. False where they do not have its length, or it is
     not sound."""
     if sum(len(view) for view in views) != record.nbytes:

@@ -10,7 +10,7 @@ READERS = 2  # a core copies and checks about 5 GB/s of what the system has cach
 PIECE = 16  # pages that a thread reads at once
 
 
-class Fetch:
+class DiskFetch:
     """What one request waits for. wanted: (key, memory) of pages that follow each other, then perhaps of a state. sound:
     so many of them came. num_left: pieces that are not read yet."""
 
@@ -21,11 +21,11 @@ class Fetch:
 
 
 class DiskReader:
-    """Its threads read Fetches from `files`, first come first."""
+    """Its threads read fetches from `files`, first come first."""
 
     def __init__(self, files: PageFiles, num_threads: int = READERS):
         self._files = files
-        self._pieces: deque[tuple[Fetch, int]] = deque()
+        self._pieces: deque[tuple[DiskFetch, int]] = deque()
         self._changed = threading.Condition()
         self._has_news = self._closing = False
         self._threads: list[Any] = [
@@ -34,7 +34,7 @@ class DiskReader:
         for thread in self._threads:
             thread.start()
 
-    def add(self, fetch: Fetch) -> None:
+    def add(self, fetch: DiskFetch) -> None:
         with self._changed:
             self._pieces += [(fetch, start) for start in range(0, len(fetch.wanted), PIECE)]
             self._changed.notify_all()

@@ -56,11 +56,11 @@ class Write(NamedTuple):
     session: str = ""
 
 
-class Waiting(Held):
+class AwaitingDisk(Held):
     """A request whose beginning is read. fetch: once something is; here: pages in front of it; keys, tokens: of those that
     are read; places: pages or host slots for them; held: pages that are kept meanwhile; state: that is read, too."""
 
-    fetch: disk_reads.Fetch | None = None
+    fetch: disk_reads.DiskFetch | None = None
     here = 0
     keys: tuple[tuple[bytes, bytes], ...] = ()
     places: tuple[int, ...] = ()
@@ -92,7 +92,7 @@ class DiskTier(HoldingFeature):
         self._closing = self._failed = False
         self._sessions: OrderedDict[str, float] = OrderedDict()  # when they end, seconds since 1970
         self._tidied_at, self._reserved = 0.0, 0
-        self._reading: list[Waiting] = []
+        self._reading: list[AwaitingDisk] = []
         self._thread = threading.Thread(target=self._write, name="kv files", daemon=True)
         self._thread.start()
         self._reader = disk_reads.DiskReader(files)
@@ -252,7 +252,7 @@ class DiskTier(HoldingFeature):
         if not len(self._files):
             return False
         self.check_held(id, prompt, params)
-        held = Waiting(prompt, params, options, self._engine.clock())
+        held = AwaitingDisk(prompt, params, options, self._engine.clock())
         if not self._begin(held):
             return False
         self._held[id] = held
@@ -266,7 +266,7 @@ class DiskTier(HoldingFeature):
             self._sessions.popitem(last=False)
         self._ask(Write(partial(self._files.extend, session, expires), session=session))
 
-    def _begin(self, held: Waiting) -> bool:
+    def _begin(self, held: AwaitingDisk) -> bool:
         """Whether something is to be waited for: what is read for the request from here on, or for one before it."""
         tokens, salt, prefix = held.compared, salt_of(held.options), self._cache.prefix
         nodes = prefix.match(salt, tokens, copies=False, whole=True).nodes
@@ -297,7 +297,7 @@ class DiskTier(HoldingFeature):
         if not found:
             self._give_places(held)
             return False
-        held.fetch = disk_reads.Fetch(found)
+        held.fetch = disk_reads.DiskFetch(found)
         self._reading.append(held)
         self._reader.add(held.fetch)
         return True
@@ -319,7 +319,7 @@ class DiskTier(HoldingFeature):
         free = self._cache.allocator.num_free - SPARE_PAGES * len(self._scheduler.running)
         return max(0, free - sum(not self._cache.allocator.references(node.page) for node in nodes))
 
-    def _take_places(self, held: Waiting, nodes: list[TreeNode]) -> list[memoryview]:
+    def _take_places(self, held: AwaitingDisk, nodes: list[TreeNode]) -> list[memoryview]:
         """The memory that the pages of `held.keys`, or the first of them, are read to: pages where the host can write them,
         else slots of the host. nodes: what stands in front."""
         cache, prefix, host = self._cache, self._cache.prefix, self._cache.host
@@ -344,7 +344,7 @@ class DiskTier(HoldingFeature):
         held.keys = held.keys[: len(views)]
         return views
 
-    def _give_places(self, held: Waiting) -> None:
+    def _give_places(self, held: AwaitingDisk) -> None:
         """What is not the cache's is free again; pages of its that were kept may go."""
         for pages in held.held:
             self._scheduler.life.job_pages[:] = [each for each in self._scheduler.life.job_pages if each is not pages]
@@ -374,7 +374,7 @@ class DiskTier(HoldingFeature):
                 outputs += self.release(request, now)
         return outputs + self.end_late(now)
 
-    def _enter(self, held: Waiting) -> None:
+    def _enter(self, held: AwaitingDisk) -> None:
         """What came becomes the prefix cache's."""
         prefix, salt, tokens = self._cache.prefix, salt_of(held.options), held.compared
         fetch, count = held.fetch, 0
@@ -424,7 +424,7 @@ class DiskTier(HoldingFeature):
         self._cache.filling.discard(place)
         return prefix.enter_host(parent or prefix.root(salt), data, place, session)
 
-    def stop(self, held: Waiting) -> None:
+    def stop(self, held: AwaitingDisk) -> None:
         """What was read of it until here is of use to others."""
         if held.fetch is not None:
             held.fetch.is_cancelled = True
