@@ -342,3 +342,44 @@ def test_tenants_share_no_prefix(real_models, tmp_path):
     for number, (text, _) in enumerate(first + again + salted):
         assert not any(secret in text for other, secret in enumerate(secrets) if other != number % 3)
     assert process.returncode == 0 and not any(word in log for word in [*secrets, "sk-0"])
+
+
+def test_a_session_goes_on_after_a_restart_and_its_file_goes_with_it(real_models, tmp_path, monkeypatch):
+    monkeypatch.setenv("ZSE_API_KEY", "a-key-of-this-test-alone")
+    options = ("--cache-disk", str(tmp_path / "kv"), "--database", str(tmp_path / "db"), "--model-name", "m")
+    text = " ".join(f"word {number}" for number in range(60))
+
+    def start():
+        process = subprocess.Popen(
+            command(str(real_models["smollm2"]), *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        line = next((line for line in process.stdout if " on http://" in line), None)
+        assert line is not None, process.communicate()[1]
+        url = line.split(" on ")[1].split()[0] + "/v1"
+        return process, openai.OpenAI(base_url=url, api_key="a-key-of-this-test-alone", max_retries=0)
+
+    def ask(client, prompt):
+        said = client.completions.create(model="m", prompt=prompt, max_tokens=4, extra_body={"session_id": "trip"})
+        return said.usage.prompt_tokens, said.usage.prompt_tokens_details.cached_tokens
+
+    def end(process):
+        process.send_signal(signal.SIGTERM)
+        _, stderr = process.communicate(timeout=30)
+        assert process.returncode == 0 and "Traceback" not in stderr
+
+    process, client = start()
+    with client:
+        first, _ = ask(client, text)
+    end(process)
+    (file,) = tmp_path.rglob("kv/*/*.kv")
+    process, client = start()
+    with client:
+        total, cached = ask(client, " and more")
+        assert total > first and cached == first - first % 16 and file.exists()
+        client.delete("/sessions/trip", cast_to=object)
+        deadline = time.monotonic() + 30
+        while file.exists():
+            assert time.monotonic() < deadline, "the file of a session that was removed is still there"
+            time.sleep(0.05)
+    end(process)
+    assert not list(tmp_path.rglob("kv/*/*.kv"))
