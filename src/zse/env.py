@@ -2,6 +2,7 @@
 for them."""
 
 import os
+import sys
 
 SWITCHES = {
     "ZSE_HOME": ("~/.cache/zse", "where models, converted files, the server's database and the chat history are kept"),
@@ -46,3 +47,9 @@ SWITCHES = {
 def get(name: str) -> str:
     """The switch's value, or its default. An unknown name is a programming error."""
     return os.environ.get(name) or SWITCHES[name][0]
+
+
+def python_path() -> str:
+    """PYTHONPATH of an interpreter that looks nowhere by itself (-P -S): where this one found the package and everything else."""
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return os.pathsep.join(dict.fromkeys([root, *filter(None, sys.path)]))

@@ -5,25 +5,22 @@
 MAX_DECODES run at once, OWN_DECODES of one tenant, and tenants take turns. The last results are kept, by tenant: each turn of a chat
 brings its images again. Nothing that the processes import comes into this one."""
 
-import asyncio
 import contextlib
-import itertools
 import os
 import signal
 import sys
 import threading
 import time
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 
-from zse.errors import RequestError
+from zse import env
 from zse.images import messages
 from zse.images.messages import DecodedImage, ImageJob, ImageLimits
 from zse.lazy import socket, subprocess
-from zse.structured.turns import Turns
+from zse.structured.threads import ThreadTurns, busy
 
 MAX_DECODES, OWN_DECODES = 3, 2
 KEPT_BYTES = 64 << 20  # of pixels: some 30 images
@@ -42,10 +39,7 @@ class ImageDecoder:
 
     def __init__(self, limits: ImageLimits):
         self.limits = limits
-        self._numbers = itertools.count()
-        self._turns = Turns(MAX_DECODES, OWN_DECODES)
-        self._waiting: dict[int, asyncio.Future[None]] = {}
-        self._threads = ThreadPoolExecutor(MAX_DECODES, "image")
+        self._turns = ThreadTurns(MAX_DECODES, OWN_DECODES, "image", "images of yours wait to be decoded")
         self._lock = threading.Lock()
         self._process: subprocess.Popen | None = None
         self._control: socket.socket | None = None
@@ -64,33 +58,13 @@ class ImageDecoder:
         if kept is not None:
             self._kept.move_to_end(key)
             return kept if reads else kept._replace(pixels=b"")
-        image = await self._in_turn(data, vision, tenant, reads)
+        image = await self._turns.run(tenant, lambda: self.decode_now(data, vision, reads))
         if digest and reads and key not in self._kept:
             self._kept[key] = image
             self._kept_bytes += len(image.pixels)
             while self._kept_bytes > KEPT_BYTES:
                 self._kept_bytes -= len(self._kept.popitem(last=False)[1].pixels)
         return image
-
-    async def _in_turn(self, data: bytes, vision: Any, tenant: str, reads: bool) -> DecodedImage:
-        number = next(self._numbers)
-        if not self._turns.add(tenant, number):
-            raise _busy("too many images of yours wait to be decoded")
-        loop = asyncio.get_running_loop()
-        begun = self._waiting[number] = loop.create_future()
-        self._begin_next()
-        try:
-            await begun
-        except asyncio.CancelledError:
-            self._end(tenant, number)
-            raise
-        work = loop.run_in_executor(self._threads, self.decode_now, data, vision, reads)
-        work.add_done_callback(lambda done: self._end(tenant, number))  # its turn lasts as long as its process
-        try:
-            return await asyncio.shield(work)
-        except asyncio.CancelledError:
-            work.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at, where nobody waits
-            raise
 
     def decode_now(self, data: bytes, vision: Any, reads: bool = True) -> DecodedImage:
         """decode() in the calling thread, without a turn."""
@@ -109,21 +83,7 @@ class ImageDecoder:
         with self._lock:
             self._is_closed = True
             self._drop()
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    # -- turns
-
-    def _begin_next(self) -> None:
-        while (number := self._turns.next()) is not None:
-            begun = self._waiting[number]
-            if not begun.done():
-                begun.set_result(None)
-
-    def _end(self, tenant: str, number: int) -> None:
-        self._waiting.pop(number, None)
-        if not self._turns.remove(tenant, number):
-            self._turns.done(tenant)
-        self._begin_next()
+        self._turns.close()
 
     # -- processes
 
@@ -141,14 +101,12 @@ class ImageDecoder:
                         why = f"the process that decodes images does not start ({error.strerror})"
                         self._drop()  # it has died: another one takes its place
             mine.close()
-        raise _busy(why)
+        raise busy(why)
 
     def _started(self) -> "socket.socket":
         if self._control is not None and self._process is not None and self._process.poll() is None:
             return self._control
         self._drop()
-        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        paths = dict.fromkeys([root, *(folder for folder in sys.path if folder)])
         self._control, other = socket.socketpair()
         with other:
             self._process = subprocess.Popen(
@@ -156,7 +114,7 @@ class ImageDecoder:
                 stdin=other.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={"PYTHONPATH": os.pathsep.join(paths), "PATH": os.defpath},
+                env={"PYTHONPATH": env.python_path(), "PATH": os.defpath},
             )
         return self._control
 
@@ -182,10 +140,6 @@ class ImageDecoder:
         if status in (signal.SIGXCPU, signal.SIGALRM) or not rest:
             return f"takes too long to decode (more than {self.limits.cpu_s} s)"
         return f"is damaged, or needs more than {self.limits.memory_bytes >> 20} MiB: it cannot be decoded"
-
-
-def _busy(why: str) -> RequestError:
-    return RequestError(f"{why}: try again later", status=503, type="server_error", code="overloaded")
 
 
 class _Job:

@@ -5,23 +5,20 @@
 MAX_PARSES run at once, OWN_PARSES of one tenant, and tenants take turns. The process costs about 40 ms, and nothing that it imports
 comes into this one."""
 
-import asyncio
 import contextlib
-import itertools
 import os
 import signal
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from zse.errors import RequestError
+from zse import env
 from zse.lazy import select, subprocess, tempfile
 from zse.rag import ocr as ocr_module
 from zse.rag.documents import DocumentError, ParsedDocument, ParseLimits, TextBlock
 from zse.rag.parse import messages
-from zse.structured.turns import Turns
+from zse.structured.threads import ThreadTurns
 
 MAX_PARSES, OWN_PARSES = 3, 2
 _COMMAND = ("-P", "-S", "-m", "zse.rag.parse")
@@ -46,34 +43,8 @@ async def parse_document(
 
     Raises DocumentError for what cannot be read, RequestError (503) when too many of the tenant's wait. A task that is cancelled
     takes its process with it."""
-    number = next(_NUMBERS)
-    loop = asyncio.get_running_loop()
-    begun: asyncio.Future[None] = loop.create_future()
-    if not _TURNS.add(tenant, number):
-        raise RequestError(
-            "too many documents of yours wait to be read: try again later",
-            status=503,
-            type="server_error",
-            code="overloaded",
-        )
-    _WAITING[number] = begun
-    _begin_next()
-    try:
-        await begun
-        process = _ParserProcess(source, _request(name, media_type, kind, password, ocr, limits))
-        work = loop.run_in_executor(_threads(), process.run, ocr)
-        try:
-            return await asyncio.shield(work)
-        except asyncio.CancelledError:
-            process.kill()
-            with contextlib.suppress(DocumentError):
-                await work
-            raise
-    finally:
-        _WAITING.pop(number, None)
-        if not _TURNS.remove(tenant, number):
-            _TURNS.done(tenant)
-        _begin_next()
+    process = _ParserProcess(source, _request(name, media_type, kind, password, ocr, limits))
+    return await _TURNS.run(tenant, lambda: process.run(ocr), process.kill)
 
 
 def parse_now(
@@ -96,23 +67,7 @@ def _request(
     return messages.ParseRequest(os.getpid(), 0, name, media_type, kind, password or "", ocr is not None, limits)
 
 
-_NUMBERS = itertools.count()
-_TURNS = Turns(MAX_PARSES, OWN_PARSES)
-_WAITING: dict[int, "asyncio.Future[None]"] = {}
-_POOL: list[ThreadPoolExecutor] = []
-
-
-def _threads() -> ThreadPoolExecutor:
-    if not _POOL:
-        _POOL.append(ThreadPoolExecutor(MAX_PARSES, "parse"))
-    return _POOL[0]
-
-
-def _begin_next() -> None:
-    while (number := _TURNS.next()) is not None:
-        begun = _WAITING[number]
-        if not begun.done():
-            begun.set_result(None)
+_TURNS = ThreadTurns(MAX_PARSES, OWN_PARSES, "parse", "documents of yours wait to be read")
 
 
 class _ParserProcess:
@@ -159,15 +114,13 @@ class _ParserProcess:
     def _parse(self, descriptor: int, limits: ParseLimits, images: "ocr_module.PageImages | None") -> ParsedDocument:
         deadline = time.monotonic() + limits.wall_s
         self._request.descriptor = descriptor
-        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        paths = dict.fromkeys([root, *(folder for folder in sys.path if folder)])
         process = self._process = subprocess.Popen(
             [sys.executable, *_COMMAND],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             pass_fds=(descriptor,),
-            env={"PYTHONPATH": os.pathsep.join(paths), "PATH": os.defpath},
+            env={"PYTHONPATH": env.python_path(), "PATH": os.defpath},
         )
         assert process.stdin is not None and process.stdout is not None
         try:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from zse import env
 from zse.errors import RequestError, one_line
 from zse.lazy import logging
 from zse.structured.messages import (
@@ -306,9 +307,7 @@ class Grammars:
                 ]
                 environment = dict(os.environ)
                 environment.pop("ZSE_API_KEY", None)
-                environment["PYTHONPATH"] = os.pathsep.join(
-                    dict.fromkeys([_root(), *(folder for folder in sys.path if folder)])
-                )
+                environment["PYTHONPATH"] = env.python_path()
                 self._pid = os.posix_spawn(
                     sys.executable,
                     [sys.executable, *self._command, *map(str, arguments)],
@@ -445,7 +444,3 @@ def _stuck(reason: str) -> RequestError:
 
 def _lost() -> RequestError:
     return RequestError("the grammar of this request was lost", status=500, type="server_error", code="internal_error")
-
-
-def _root() -> str:
-    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

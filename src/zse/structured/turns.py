@@ -18,7 +18,7 @@ MAX_REFUSED, REFUSED_S = 1024, 300.0  # refusals that are kept, and how long: a 
 
 class Turns:
     """Numbers of compilations, by tenant, in the order in which they may be checked. max_running, own_running: at once, of all and
-    of one tenant. Documents take turns by the same rule (rag/worker.py)."""
+    of one tenant. Documents and images do so by the same rule (threads.py)."""
 
     def __init__(self, max_running: int = MAX_CHECKS, own_running: int = OWN_CHECKS) -> None:
         self._max_running, self._own_running = max_running, own_running
