@@ -3,7 +3,8 @@
     python benchmarks/session_resume.py MODEL [--tokens 8000] [--rounds 3] [-- options of zse serve]
 
 A server with --cache-disk and a database answers a long prompt of a session; then the same session is asked for `--new` tokens more. "memory": at
-once. "restart": a new process of the server, its files in the system's page cache; the first request of each process is a short one of no
+once. "host" (with --cache-host-memory, and a device that has no room for two such prompts): after another long prompt; the counters of tiers are
+printed, which say where the pages were. "restart": a new process of the server, its files in the system's page cache; the first request of each process is a short one of no
 session, so that what a first request records is not counted. Prints a line for each, the least of `--rounds`, and what was cached.
 """
 
@@ -18,6 +19,7 @@ import time
 from http.client import HTTPConnection
 from urllib.parse import urlsplit
 
+TIERS = ("host", "disk", "tier")
 KEY = "measures-a-session-of-its-own"
 HEADERS = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
 
@@ -52,6 +54,15 @@ class Server:
         connection.close()
         return first, usage["prompt_tokens"], (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
 
+    def tiers(self) -> dict[str, float]:
+        """The counters that name a tier of the cache."""
+        connection = HTTPConnection(self.place, timeout=60)
+        connection.request("GET", "/metrics", headers=HEADERS)
+        lines = connection.getresponse().read().decode().splitlines()
+        connection.close()
+        rows = [line.rpartition(" ") for line in lines if not line.startswith("#") and any(t in line for t in TIERS)]
+        return {name: float(value) for name, _, value in rows if float(value)}
+
     def end(self) -> None:
         self.process.terminate()
         self.process.wait()
@@ -70,14 +81,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     args, options = parser.parse_known_args()
     options = [option for option in options if option != "--"]
-    found: dict[str, list[tuple[float, int, int]]] = {"memory": [], "restart": []}
+    found: dict[str, list[tuple[float, int, int]]] = {"memory": [], "host": [], "restart": []}
     with tempfile.TemporaryDirectory() as folder:
         server = Server(args.model, folder, options)
         few, many = (server.ask(words(1, count))[1] for count in (100, 300))
-        first = server.ask(words(2, int(args.tokens / ((many - few) / 200))), "long")
+        length = int(args.tokens / ((many - few) / 200))
+        first = server.ask(words(2, length), "long")
         print(json.dumps({"the first prompt": first[1], "seconds": round(first[0], 3)}), flush=True)
         for number in range(args.rounds):
             found["memory"].append(server.ask(" " + words(10 + number, args.new), "long"))
+        for number in range(args.rounds if "--cache-host-memory" in options else 0):
+            server.ask(words(30 + number, length))
+            found["host"].append(server.ask(" " + words(40 + number, args.new), "long"))
+        print(json.dumps(server.tiers()), flush=True)
         for number in range(args.rounds):
             time.sleep(3)  # what is idle is written
             server.end()
@@ -85,7 +101,7 @@ def main() -> None:
             server.ask(words(3, 20))
             found["restart"].append(server.ask(" " + words(20 + number, args.new), "long"))
         server.end()
-    for name, runs in found.items():
+    for name, runs in ((name, runs) for name, runs in found.items() if runs):
         seconds, tokens, cached = min(runs)
         print(
             json.dumps(
