@@ -10,6 +10,7 @@ For each type a model of Qwen2.5-7B's shape with random weights is made (make_ra
     load    --clients at once, 512 tokens in, 256 out (--client is the script that plays them)
             beside both the floor: the bytes that a step must read at 4.35 TB/s, of a mixture's experts those that are chosen
     default the same with no option of zse serve at all, and a burst: 1,000 requests of 1,024 tokens at once, none refused
+    mix     MIX (clients, tokens in and out) with no option of zse serve, the clients in four processes
     checkpoints  starts of an AWQ directory, and of a bf16 directory as it is and with --quantize fp8, int4, int8; not by type
     swap    two models of which one fits (--max-loaded 1): request for the other one → first token, with a parked engine
 
@@ -76,12 +77,23 @@ VLLM: dict[str, dict[str, float]] = {
         "out 256": 9924,
     },
 }
+# clients:in:out → (requests, output tok/s of vLLM 0.26.0 with its defaults: int4, fp8), an H200, four client processes.
+MIX = {
+    "64:512:256": (128, 7513, 9914),
+    "256:512:256": (512, 9318, 11341),
+    "128:128:512": (256, 17522, 21966),
+    "64:2048:128": (128, 2089, 3097),
+    "32:7000:64": (64, 337, 501),
+    "256:1000:100": (512, 3380, 4518),
+}
+for _case, (_, _int4, _fp8) in MIX.items():
+    VLLM["int4"][f"mix {_case}"], VLLM["fp8"][f"mix {_case}"] = _int4, _fp8
 UNCACHED = ("--no-prefix-cache", "--speculation", "none")  # of all parts but `default`
 # Of the prompts, another for each case: with one seed the 512 prompts of 256 clients began with the 128 of 64 clients before them,
 # which the prefix cache of default settings then had.
 SEEDS = itertools.count(1)
 CACHED_BY_CHANCE = 50
-PARTS = ("start", "memory", "ttft", "load", "default", "checkpoints", "swap")
+PARTS = ("start", "memory", "ttft", "load", "default", "mix", "checkpoints", "swap")
 # What the part checkpoints starts: name → the directory's type of make_random_model.py, options of zse serve.
 CHECKPOINTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "awq": ("hf-awq", ()),
@@ -118,8 +130,8 @@ def main() -> int:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     types, parts = own.types.split(","), own.parts.split(",")
     unknown = set(parts) - set(PARTS)
-    if unknown or {"load", "ttft", "default"} & {*parts} and not own.client:
-        parser.error(f"no such part: {', '.join(unknown)}" if unknown else "ttft, load and default need --client")
+    if unknown or {"load", "ttft", "default", "mix"} & {*parts} and not own.client:
+        parser.error(f"no such part: {', '.join(unknown)}" if unknown else "ttft, load, default and mix need --client")
     os.makedirs(own.folder, exist_ok=True)
     end = time.monotonic() + own.budget_seconds
     figures: dict[str, dict[str, float]] = {}
@@ -127,7 +139,7 @@ def main() -> int:
     steps += [(name, "checkpoints") for name in own.checkpoints.split(",") if "checkpoints" in parts]
     for number, (type, part) in enumerate(steps):
         # What is left is shared by the parts that are left; load takes three shares.
-        weights = [3 if name in ("load", "default") else 1 for _, name in steps[number:]]
+        weights = [3 if name in ("load", "default", "mix") else 1 for _, name in steps[number:]]
         share = (end - time.monotonic()) * weights[0] / sum(weights)
         try:
             if share < 3:
@@ -194,13 +206,17 @@ def measure(part: str, path: str, own, deadline: float, into: dict[str, float]) 
         if part == "default":
             options = ()
             cases.append("1000:1024:16:1000")
+        if part == "mix":
+            options, cases = (), [f"{case}:{requests}" for case, (requests, *_) in MIX.items()]
         with Server([path], own, *options) as server:
             server.first_token(deadline)
             for case in cases:
                 row = play(own.client, server, case, deadline)
                 print(f"{os.path.basename(path)}: {json.dumps(row)}", flush=True)
                 print_floor(own, path, row)
-                if part == "default":
+                if part == "mix":
+                    into[f"mix {row['clients']}:{row['in']}:{row['out']}"] = row["out_tok_s"]
+                elif part == "default":
                     into[f"default out {row['clients']}"] = row["out_tok_s"]
                 elif part == "ttft":
                     into[f"ttft {row['in']}"] = row["ttft_p50_ms"]
@@ -447,7 +463,19 @@ def play(client: str, server: Server, case: str, deadline: float) -> dict:
     """The figures that the client script prints for one case."""
     server.check(deadline)
     process = subprocess.Popen(
-        [sys.executable, client, "load", "--url", server.url, "--case", case, "--seed", str(next(SEEDS))],
+        [
+            sys.executable,
+            client,
+            "load",
+            "--url",
+            server.url,
+            "--case",
+            case,
+            "--seed",
+            str(next(SEEDS)),
+            "--procs",
+            "4",
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
