@@ -155,21 +155,28 @@ def test_jobs_and_beams_say_the_same(engine_of, size, ahead):
 
 @pytest.mark.parametrize("size", [32, 64])
 def test_pages_come_back_from_the_host_and_from_files(model, tmp_path, size):
-    engines = TinyEngines(model, threads=1, max_rows=2, num_pages=32, cache_disk=str(tmp_path / "kv"))
-    ids, engine = prompt(200, 1), engines(page_size=size)
-    expected = run(engine, (ids, greedy())).tokens
-    for seed in range(4):  # others take its place
-        run(engine, (prompt(180, 100 + seed), greedy()))
-    assert engine.scheduler.snapshot()["prefix_host_pages"] > 3
-    again = run(engine, (ids, greedy()))
-    assert again.tokens == expected and again.cached[0] == 192  # whole pages
-    assert engine.scheduler.snapshot()["prefix_onloaded_pages"] == 192 // size
-    while engine.use_idle_time():
-        pass
-    close(*engines.made[-1])
+    """From host memory where there are no files; a CPU reads files, in threads, where a step would copy."""
+    engines, ids, expected = TinyEngines(model, threads=1, max_rows=2, num_pages=32), prompt(200, 1), None
+    for counter, options in (
+        ("prefix_onloaded_pages", dict(cache_host_memory=1 << 20)),
+        ("prefix_disk_read_pages", dict(cache_disk=str(tmp_path / "kv"))),
+    ):
+        engine = engines(page_size=size, **options)
+        first = run(engine, (ids, greedy())).tokens
+        assert first == (expected or first)
+        expected = first
+        for seed in range(4):  # others take its place
+            run(engine, (prompt(180, 100 + seed), greedy()))
+        assert engine.scheduler.snapshot()["prefix_host_pages"] > 3
+        again = run(engine, (ids, greedy()))
+        assert again.tokens == expected and again.cached[0] == 192  # whole pages
+        assert (engine.scheduler.snapshot() | engine.counters())[counter] == 192 // size
+        while engine.use_idle_time():
+            pass
+        close(*engines.made[-1])
     # Files of another page size are not this cache's.
     for other, cached in ((16, 0), (size, 192)):
-        engine = engines(page_size=other)
+        engine = engines(page_size=other, **options)
         said = run(engine, (ids, greedy()))
         assert said.tokens == expected and said.cached[0] == cached
         assert engine.counters()["prefix_disk_read_pages"] == cached // size

@@ -43,7 +43,7 @@ class SharedHead:
 
 
 def head_of(device: "Any", group: "Any", model: "Any", lines: int) -> SharedHead | None:
-    """The SharedHead of one rank's share of a decoder; None where there is no group, or the model has no head."""
-    if group is None or not model.config.causal:
+    """The SharedHead of one rank's share of a decoder; None where the model has no head."""
+    if not model.config.causal:
         return None
     return SharedHead(device, group, model.share.widths, lines)

@@ -114,7 +114,7 @@ class Planner:
         self.max_tokens, self.max_lines = buffers.token_ids.shape[0], buffers.logits.shape[0]
         self.adapters, self.states = adapters, states
         self.group = group
-        self._head = ranks.head_of(device, group, model, self.max_lines)
+        self._head = None if group is None else ranks.head_of(device, group, model, self.max_lines)
         self._trace = lambda adapted=None: trace_forward(forward, model, device, adapted, group is not None)
         self._begin, self._layers, self._ends, self._finish, self._ropes = self._trace()
         self._adapted_layers: list[Part] = []
