@@ -193,6 +193,7 @@ def test_text_of_kimi(tmp_path, device):
     [
         ("deepseek_v3", dict(topk_method="best"), UnsupportedError, "topk_method"),
         ("deepseek_v3", dict(moe_layer_freq=2), UnsupportedError, "moe_layer_freq 2"),
+        ("deepseek_v2", dict(topk_method="noaux_tc"), FormatError, "e_score_correction_bias|exp_probs_b"),
         ("deepseek_v3", dict(n_group=3), FormatError, "3 do not divide 8 experts"),
         ("deepseek_v3", dict(n_routed_experts=9), FormatError, "expert|shape"),
         ("glm4_moe_lite", dict(mlp_layer_types=["dense"]), FormatError, "mlp_layer_types"),
@@ -203,3 +204,13 @@ def test_bad_routing(family, changes, error, reason, tmp_path):
     (folder / "config.json").write_text(json.dumps({**tiny_families.CONFIGS[family], **changes}))
     with pytest.raises(error, match=reason), open_model(str(folder)) as source:
         plan_model(source)
+
+
+def test_a_v2_that_chooses_as_v3_has_its_bias(tmp_path, device):
+    """As the text part of DeepSeek-VL2 does: V3's weights under V2's name."""
+    folder = tiny_families.write("deepseek_v3", tmp_path)
+    named = dict(architectures=["DeepseekV2ForCausalLM"], model_type="deepseek_v2", topk_method="noaux_tc")
+    named |= dict(scoring_func="sigmoid", norm_topk_prob=True)
+    (folder / "config.json").write_text(json.dumps({**tiny_families.CONFIGS["deepseek_v3"], **named}))
+    got = Session(device, load(device, str(folder))).run(tiny.tokens("deepseek_v3"))
+    np.testing.assert_allclose(got, REFERENCES["deepseek_v3"], rtol=2e-5, atol=5e-5)

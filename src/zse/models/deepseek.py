@@ -58,11 +58,14 @@ class DeepSeek(Decoder):
 
 
 def _hf_moe(fields: Fields, num_layers: int) -> MoeConfig:
-    """V3's files name their method, GLM-4.7-Flash's and what transformers writes do not."""
+    """V3's files name their method, GLM-4.7-Flash's and what transformers writes do not. With "noaux_tc" a V2 (the text part of
+    DeepSeek-VL2) chooses with V3's bias; Mistral's, whose only method it is, has none."""
     usual, gatings, biased = ROUTING.get(str(fields.get("model_type")), V3)
     method = fields.choice("topk_method", {name: name for name in METHODS}, usual)
     gating = fields.choice("scoring_func", {"softmax": "softmax", "sigmoid": "sigmoid"}, gatings)
-    fixed: dict = dict(gating=gating, normalize_eps=1e-20, selection_bias=biased and method == "noaux_tc")
+    fixed: dict = dict(
+        gating=gating, normalize_eps=1e-20, selection_bias=method == "noaux_tc" and (biased or usual != method)
+    )
     fixed |= dict(group_best=METHODS[method]) if METHODS[method] else dict(groups=1, groups_used=1)
     fixed["normalize"] = fields.boolean("norm_topk_prob", usual != "greedy")
     kinds = fields.get("mlp_layer_types")
