@@ -1,12 +1,15 @@
 """Pages that left the device come back, from host slots and from files, also in the next engine; bad files do no harm."""
 
+import errno
 import os
 import random
 import threading
+import time
 
 import pytest
 from tiny_engines import prompt
 
+from zse.cache import segments
 from zse.cache.files import PageFiles, key_of, remove_session
 from zse.cache.layout import PageMover
 from zse.engine.config import EngineConfig
@@ -283,3 +286,24 @@ def test_a_full_disk_ends_writing_and_nothing_else(loaded_of, tmp_path, monkeypa
         pass
     close(loaded)
     assert "no longer writes to disk" in caplog.text and not list(tmp_path.rglob("*.kv"))
+
+
+def test_a_disk_that_is_full_between_two_records(tmp_path, monkeypatch):
+    """A session's first page brings two: what says when it ends, then the page. The file has what the index says."""
+    files, write = PageFiles(tmp_path / "kv", b"f" * 16, 5000), segments.write
+    root = files.root(b"")
+
+    def full(descriptor, head, content, offset):
+        if content:
+            raise OSError(errno.ENOSPC, "full")
+        write(descriptor, head, content, offset)
+
+    monkeypatch.setattr(segments, "write", full)
+    with pytest.raises(OSError, match="full"):
+        files.write(key_of(root, b"page"), root, bytes(100), "0" * 32, time.time() + 1000)
+    monkeypatch.setattr(segments, "write", write)
+    files.write(key_of(root, b"page"), root, bytes(100), "0" * 32, time.time() + 1000)
+    files.close()
+    again = PageFiles(tmp_path / "kv", b"f" * 16, 5000)
+    assert (len(again), again.num_damaged) == (1, 0)
+    again.close()

@@ -157,7 +157,7 @@ class PageFiles:
                 found.append(record)
                 size = record.end
         except OSError:
-            if not segment.nbytes:
+            if not size:
                 self._path(segment.name).unlink(missing_ok=True)
             raise
         finally:
