@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 from gpu.harness import check_case, device, gpu_ops, run_case
+from zse.kernels.gpu.matmul_cases import WIDE_GATE, make_case
+from zse.kernels.table import all_ops
+from zse.quant.scheme import AffineScheme, DenseScheme
 
 GPU = device()
 
@@ -31,10 +34,6 @@ def test_reference(op):
 
 def test_a_head_of_a_quarter_million_rows():
     """More tiles than there are counters for tiles in parts, memory beside which is not zero."""
-    from zse.kernels.gpu.matmul_cases import make_case
-    from zse.kernels.table import all_ops
-    from zse.quant.scheme import AffineScheme
-
     matmul = next(op for op in all_ops() if op.name == "matmul")
     junk = [GPU.alloc(size, label="test") for size in (4096, 8192, 65536) * 8]
     for buffer in junk:
@@ -46,3 +45,10 @@ def test_a_head_of_a_quarter_million_rows():
     for buffer in junk[1::2]:
         assert GPU.read(buffer) == b"\x3c" * buffer.nbytes
         buffer.free()
+
+
+@pytest.mark.parametrize("scheme", [AffineScheme(4, 32, True), AffineScheme(8, 32, True), DenseScheme("bf16")], ids=str)
+def test_a_gate_as_wide_as_a_model(scheme):
+    matmul = next(op for op in all_ops() if op.name == "matmul")
+    case = make_case(np.random.default_rng(), scheme, "silu", *WIDE_GATE)
+    check_case(matmul, case, run_case(matmul, case, GPU, 2))

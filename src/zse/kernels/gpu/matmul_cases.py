@@ -1,9 +1,11 @@
 """Cases of the matrix product on a GPU, for the tests: every scheme, epilogue and form, odd sizes, split k."""
 
+from functools import partial
+
 from zse.kernels.host import random_weight
 from zse.kernels.op import Case, HostArray, HostFp8Activation, OutputSpec, Tolerance
 from zse.lazy import numpy as np
-from zse.quant.pack import f32_to_bf16
+from zse.quant.pack import bf16_to_f32, f32_to_bf16
 from zse.quant.scheme import FP8_SCALINGS, AffineScheme, DenseScheme, Fp8Scheme, Lut4Scheme
 
 SCHEMES = (
@@ -43,6 +45,8 @@ LARGE_SHAPES = (
     (1030, 224, 352),
     (2200, 352, 160),
 )
+# Of a gate: its factors grow with the width.
+WIDE_GATE = (300, 1024, 3584)
 # Tiles of gemm_skinny that outnumber the counters of the emulated device's multiprocessors, with parts of tiles among
 # the last.
 MANY_TILES = (9, 7744, 192)
@@ -67,8 +71,19 @@ def tolerance(scheme, values, largest: float, gated: bool, narrow: bool) -> Tole
     )
 
 
-def case_of(name: str, weight, a, epilogue: str, near: Tolerance, rng, options: dict) -> Case:
-    """A product. epilogue: of EPILOGUES; "accumulate" gets random content to add to."""
+def gated_error(got, *, wanted, near: Tolerance, factors) -> str:
+    """What is wrong with act(gate) * up, bf16 as stored, where each product may be off by near.absolute. factors: gate and
+    up [tokens, rows], exact. act'(gate) <= 1.13 and |act(gate)| <= |gate|: one's error counts by the size of the other."""
+    gate, up = (np.abs(factor) for factor in factors)
+    bound = near.absolute * (1.13 * (up + near.absolute) + gate) + near.relative * np.abs(wanted)
+    excess = np.abs(bf16_to_f32(got) - wanted) / bound
+    if (excess <= 1).all():
+        return ""
+    return f"{(~(excess <= 1)).sum()} of {excess.size} values are off by up to {excess.max():.3g} times the bound"
+
+
+def case_of(name: str, weight, a, epilogue: str, near: Tolerance, rng, options: dict, error=None) -> Case:
+    """A product. epilogue: of EPILOGUES; "accumulate" gets random content to add to; error: as an OutputSpec's."""
     gated = epilogue in GATES
     shape = (a.shape[0] if isinstance(a, HostFp8Activation) else len(a.array), weight.shape[0] // (2 if gated else 1))
     dtype = "bf16" if gated or epilogue == "bf16" else "float32"
@@ -77,7 +92,7 @@ def case_of(name: str, weight, a, epilogue: str, near: Tolerance, rng, options: 
     if options.pop("bias", False):
         inputs["bias"] = rng.standard_normal(shape[1]).astype(np.float32)
     options |= {"gate": epilogue} if gated else {"accumulate": True} if before is not None else {}
-    return Case(name, inputs, {"out": OutputSpec(shape, dtype, near, before)}, options)
+    return Case(name, inputs, {"out": OutputSpec(shape, dtype, near, before, error=error)}, options)
 
 
 def small_cases(rng):
@@ -116,9 +131,12 @@ def make_case(rng, scheme, epilogue: str, tokens: int, rows: int, width: int) ->
     x = rng.standard_normal((tokens, width)).astype(np.float32)
     a = HostFp8Activation.quantize(x) if fp8 else HostArray("bf16", f32_to_bf16(x))
     values = a.dequantize() if fp8 else a.wide()
-    near = tolerance(scheme, values, float(np.abs(weight.dequantize()).max()), gated, gated or epilogue == "bf16")
+    numbers = weight.dequantize()
+    near = tolerance(scheme, values, float(np.abs(numbers).max()), False, gated or epilogue == "bf16")
+    factors = np.split(values.astype(np.float64) @ numbers.T, 2, axis=1) if gated else None
+    error = partial(gated_error, near=near, factors=factors) if gated else None
     options = {"max_tokens": tokens, "bias": bool(rng.integers(2)) and not gated}
-    return case_of(f"gemm {scheme} {epilogue} {tokens}x{rows}x{width}", weight, a, epilogue, near, rng, options)
+    return case_of(f"gemm {scheme} {epilogue} {tokens}x{rows}x{width}", weight, a, epilogue, near, rng, options, error)
 
 
 def cases(rng):
