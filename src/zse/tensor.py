@@ -134,6 +134,15 @@ class Runs(NamedTuple):
     positions: Tensor
 
 
+class Taken(NamedTuple):
+    """What a block that predicts behind a model (zse.models.next_token) begins with: of each token the row `rows` i32
+    [max_tokens] of each of `streams` f32 [tokens, hidden]. again: the stream is its own."""
+
+    streams: tuple[Tensor, ...]
+    rows: Tensor
+    again: bool = False
+
+
 class Weight(NamedTuple):
     """A matrix of N outputs and K inputs. planes: name → Tensor, as `scheme.planes(N, K, layout)` lists them.
 

@@ -9,6 +9,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 import tiny  # noqa: E402
 import tiny_families  # noqa: E402
+import tiny_mtp  # noqa: E402
 
 from zse.engine import memory as memory_plans  # noqa: E402
 from zse.engine.config import AUTO_LAYERS, EngineConfig  # noqa: E402
@@ -23,7 +24,7 @@ from zse.models.load import load_model, plan_model  # noqa: E402
 from zse.runtime import probe  # noqa: E402
 from zse.runtime.null import NullGPU  # noqa: E402
 
-WEIGHTS = ("embedding", "layers", "layer slots", "expert places", "head", "draft model")
+WEIGHTS = ("embedding", "layers", "layer slots", "expert places", "head", "draft model", "next-token block")
 
 
 class SmallGPU(NullGPU):
@@ -83,6 +84,21 @@ def test_a_draft_model_is_planned(tmp_path):
     try:
         record_everything(loaded.engine.runner)
         assert loaded.plan.parts["draft model"] > 0
+        assert loaded.device.memory() == counted(loaded.plan.parts)
+    finally:
+        loaded.engine.close()
+        loaded.source.close()
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "deepseek_v3"])
+def test_a_next_token_block_is_planned(family, tmp_path):
+    config = EngineConfig(
+        model=str(tiny_mtp.write(family, tmp_path)), device="cpu", threads=2, speculation="mtp", max_rows=2
+    )
+    loaded = load_engine(config, Phases(lambda: 0.0))
+    try:
+        record_everything(loaded.engine.runner)
+        assert loaded.plan.parts["next-token block"] > 0
         assert loaded.device.memory() == counted(loaded.plan.parts)
     finally:
         loaded.engine.close()

@@ -1,4 +1,4 @@
-"""What is said has the distribution that the model gives, with drafts from prompt lookup and from a model that thinks
+"""What is said has the distribution that the model gives, with drafts from prompt lookup, from a model and from a block that think
 otherwise: chi-square over many seeds against probabilities from teacher forcing."""
 
 import itertools
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tiny_families
 import tiny_model
+import tiny_mtp
 from test_draft_model import always
 from test_verify import model  # noqa: F401
 
@@ -62,13 +63,16 @@ def statistic(said, expected) -> tuple[float, float]:
     return value, freedom * (1 - 2 / (9 * freedom) + 3.09 * math.sqrt(2 / (9 * freedom))) ** 3
 
 
-@pytest.mark.parametrize("source", ["ngram", "draft", "hybrid"])
+@pytest.mark.parametrize("source", ["ngram", "draft", "hybrid", "mtp", "mtp latent"])
 def test_distribution(model, tmp_path, source):  # noqa: F811
     options = {"speculation": "ngram"}
     if source == "draft":
         options = {"draft_model": str(tiny_model.write(tmp_path / "other", seed=1))}
     if source == "hybrid":
         model = tiny_families.write("qwen3_next", tmp_path)
+    if source.startswith("mtp"):
+        options = {"speculation": "mtp"}
+        model = tiny_mtp.write("deepseek_v3" if "latent" in source else "qwen3_5", tmp_path)
     loaded = load_engine(
         EngineConfig(
             model=str(model),

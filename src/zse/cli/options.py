@@ -208,9 +208,10 @@ SERVING = (
     ),
     option(
         "--speculation",
-        ("none", "ngram", "draft"),
+        ("none", "ngram", "draft", "mtp"),
         "verify several drafts of a reply in one step, where that pays: ngram takes what followed the same tokens "
-        "before, draft a --draft-model; the replies are the same (default: ngram, draft with a draft model)",
+        "before, draft a --draft-model, mtp the model's own next-token block; the replies are the same (default: ngram, "
+        "draft with a draft model)",
     ),
     option(
         "--draft-model",
@@ -220,7 +221,7 @@ SERVING = (
     option(
         "--draft-tokens",
         Amount(int, 1, 31, shown="K"),
-        "most drafts of a request in a step; fewer where they do not pay (default: 7, of a draft model 4)",
+        "most drafts of a request in a step; fewer where they do not pay (default: 7, of a draft model 4, of mtp 3)",
     ),
     option(
         "--mmproj",

@@ -50,9 +50,9 @@ SCRATCH_SHARE = 0.04
 LEAST_HOST_TOKENS = 2048
 LEAST_PEER_CONTEXTS = 2  # of prompts whose pages come from other engines
 # "auto" is a draft model where one is named, else prompt lookup.
-SPECULATION = (AUTO, "none", "ngram", "draft")
+SPECULATION = (AUTO, "none", "ngram", "draft", "mtp")
 # Drafts of one request: a CPU's kernels take eight tokens in little more time than two.
-DRAFT_TOKENS = {"ngram": 7, "draft": 4}
+DRAFT_TOKENS = {"ngram": 7, "draft": 4, "mtp": 3}
 MAX_DRAFT_TOKENS = 31
 # Drafts of all requests in one step: each is a line of logits, and beyond this many a step is bound by arithmetic.
 STEP_DRAFTS = {"cpu": 24, "gpu": 128}
@@ -178,7 +178,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _check_role(self)
         if self.speculation == "draft" and self.draft_model is None:
             raise ConfigError("speculation draft needs a draft_model: the path of a smaller model")
-        if self.speculation in ("none", "ngram") and self.draft_model is not None:
+        if self.speculation in ("none", "ngram", "mtp") and self.draft_model is not None:
             raise ConfigError(f"draft_model is not used with speculation {self.speculation}: leave one of them out")
         name, _, number = self.device.partition(":")
         if name not in DEVICES or (number and not number.isdecimal()):
@@ -197,6 +197,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigError(
                     f"--{option} is not possible with --tensor-parallel-size {self.tensor_parallel_size} yet"
                 )
+        if self.speculation == "mtp":
+            raise ConfigError("--speculation mtp is not possible with --tensor-parallel-size yet")
         if self.device.partition(":")[0] not in ("auto", "cpu", "cuda"):
             raise ConfigError(f"--tensor-parallel-size is for CPUs and NVIDIA GPUs, not for --device {self.device}")
 

@@ -1,38 +1,49 @@
-"""The draft model beside the model: opened, held against it, planned, built."""
+"""What drafts beside the model: a draft model, opened and held against it, or the model's own next-token block."""
 
 from typing import Any, NamedTuple
 
 import msgspec
 
-from zse.engine.config import ResolvedConfig
+from zse.engine.block_runner import BlockRunner
+from zse.engine.config import EngineConfig, ResolvedConfig
 from zse.engine.runner import Runner
 from zse.errors import ConfigError
 from zse.formats.opening import open_model
 from zse.models.load import load_model, plan_model
+from zse.models.next_token import plan_block, share
+from zse.speculative.block import BlockSpeculator
 from zse.speculative.draft_model import DraftModelSpeculator
 from zse.tokenizer import load as tokenizers
 
+# Tokens of one run of a block, which sees those of a larger step in several: its scratch is beside the model's.
+BLOCK_TOKENS = 1024
+
 
 class DraftPlan(NamedTuple):
-    """source: the open file of the draft model; plan: its ModelPlan. It goes with a model of the same vocabulary."""
+    """source: the open file of the draft model, None where it is the model's; plan: its ModelPlan. is_block: it is the model's own
+    next-token block."""
 
     source: Any
     plan: Any
+    is_block: bool = False
 
 
-def plan_draft(path: str, source, config, *, quantize: str | None, family: str) -> DraftPlan:
-    """Open the draft model at `path` and hold it against the model of `source` and its ModelConfig.
+def plan_drafts(config: EngineConfig, source, model, family: str) -> DraftPlan:
+    """What drafts beside the model of `source` and its ModelConfig: one that is named, or its block.
 
-    Raises FormatError, UnsupportedError, ConfigError when their vocabularies differ."""
-    draft_source = open_model(path)
+    Raises FormatError, UnsupportedError, ConfigError where it does not go with the model."""
+    if config.speculation == "mtp":
+        return DraftPlan(None, plan_block(source, model, quantize=config.quantize, family=family), is_block=True)
+    assert config.draft_model is not None
+    draft_source = open_model(config.draft_model)
     try:
-        plan = plan_model(draft_source, quantize=quantize, family=family)
+        plan = plan_model(draft_source, quantize=config.quantize, family=family)
         if plan.config.has_state:
             raise ConfigError(
                 f"draft model {draft_source.path} has recurrent layers, whose states cannot take rejected drafts back; "
                 "use one without"
             )
-        _check_vocabulary(source, config, draft_source, plan.config)
+        _check_vocabulary(source, model, draft_source, plan.config)
     except BaseException:
         draft_source.close()
         raise
@@ -59,45 +70,54 @@ def _check_vocabulary(source, config, draft_source, draft_config) -> None:
             raise differs(f"token {id} is {other.token_bytes(id)!r}, of the model {mine.token_bytes(id)!r}")
 
 
-def draft_config(config: ResolvedConfig, plan: Any) -> ResolvedConfig:
-    """The draft model's own: as many rows and pages, its own context, no drafts of drafts."""
+def draft_config(config: ResolvedConfig, draft: DraftPlan) -> ResolvedConfig:
+    """Its own: as many rows and pages, its own context, no drafts of drafts."""
+    changes: dict[str, Any] = {}
+    if draft.is_block:
+        most = max(BLOCK_TOKENS, config.max_lines)
+        changes = dict(max_tokens_per_step=min(config.max_tokens_per_step, most), draft_tokens=0)
     return msgspec.structs.replace(
         config,
-        max_context=min(config.max_context, plan.config.max_context),
+        max_context=min(config.max_context, draft.plan.config.max_context),
         max_drafts=0,
         speculation="none",
         prefix_cache=False,
         adapter_slots=0,
         state_slots=0,
+        **changes,
     )
 
 
+def draft_runner(config: ResolvedConfig, device, draft: DraftPlan, model, beside: Runner) -> Runner:
+    """The Runner of what drafts, `model`, beside the model's."""
+    own = draft_config(config, draft)
+    if not draft.is_block:
+        return Runner(device, model, own, grouped=False)
+    share(model, beside.model)
+    return BlockRunner(device, model, own, beside)
+
+
 def build_draft(
-    config: ResolvedConfig,
-    device,
-    draft: DraftPlan,
-    target_plan: Any,
-    scheduler,
-    *,
-    runs_ahead: bool,
-    verify_weights: bool | None = None,
+    config: ResolvedConfig, device, draft: DraftPlan, target_plan: Any, engine, *, verify_weights: bool | None = None
 ):
-    """(the draft model, whose weights are being read, its DraftModelSpeculator)."""
+    """(what drafts, whose weights are being read, its Speculator)."""
     model = load_model(device, draft.plan, verify_weights=verify_weights)
-    own = draft_config(config, draft.plan)
-    runner = Runner(device, model, own, grouped=False)
-    nbytes, target_nbytes = (sum(plan.memory_bytes.values()) for plan in (draft.plan, target_plan))
-    return model, DraftModelSpeculator(
-        scheduler,
-        runner,
+    runner = draft_runner(config, device, draft, model, engine.runner)
+    own, plan = runner.config, draft.plan
+    nbytes, target_nbytes = (sum(each.memory_bytes.values()) for each in (plan, target_plan))
+    if draft.is_block:  # it reads the model's head
+        nbytes += target_plan.memory_bytes.get("head", target_plan.memory_bytes["embedding"])
+    options: dict[str, Any] = dict(
         draft_tokens=config.draft_tokens,
         family=device.kernels,
-        runs_ahead=runs_ahead,
+        runs_ahead=engine.runner.runs_ahead,
         num_pages=own.num_pages,
         page_size=own.page_size,
         max_tokens=own.max_tokens_per_step,
         max_context=own.max_context,
-        vocab_size=draft.plan.config.vocab_size,
-        target_vocab=target_plan.config.vocab_size,
         share=nbytes / target_nbytes,
     )
+    if draft.is_block:
+        return model, BlockSpeculator(engine.scheduler, runner, **options)
+    vocabularies = dict(vocab_size=plan.config.vocab_size, target_vocab=target_plan.config.vocab_size)
+    return model, DraftModelSpeculator(engine.scheduler, runner, **options, **vocabularies)

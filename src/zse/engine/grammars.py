@@ -4,7 +4,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from zse.engine.masking import StepMasks
-from zse.engine.runner import logit_rows
+from zse.engine.step import logit_rows
 from zse.errors import RequestError
 from zse.lazy import logging
 from zse.sampling.params import SamplingParams

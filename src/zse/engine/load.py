@@ -80,10 +80,8 @@ def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None)
         if plan is None or plan.family != device.kernels:
             plan = model_load.plan_model(source, quantize=config.quantize, family=device.kernels, **share)
         plan = plan._replace(lazy_experts=config.lazy_experts)
-        if config.draft_model is not None and (ranks is None or ranks.leads):
-            draft = draft_model.plan_draft(
-                config.draft_model, source, plan.config, quantize=config.quantize, family=device.kernels
-            )
+        if (config.draft_model or config.speculation == "mtp") and (ranks is None or ranks.leads):
+            draft = draft_model.plan_drafts(config, source, plan.config, device.kernels)
         # A CPU's threads read while the memory is counted and the engine built (25 ms). A GPU's driver gives no memory
         # while it registers a file's pages (90 ms for 4 GB): memory comes first there.
         early = device.shares_memory and sum(plan.memory_bytes.values()) <= (config.max_memory or device.memory_total)
@@ -108,13 +106,7 @@ def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None)
             phases.mark("weights reading")
         if draft is not None:
             drafting, speculator = draft_model.build_draft(
-                planned.config,
-                device,
-                draft,
-                plan,
-                engine.scheduler,
-                runs_ahead=engine.runner.runs_ahead,
-                verify_weights=config.verify_weights,
+                planned.config, device, draft, plan, engine, verify_weights=config.verify_weights
             )
             engine.use("speculation", speculator)
         engine.runner.record_ahead()
@@ -125,7 +117,8 @@ def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None)
         ahead.wait()
         if draft is not None and drafting is not None:
             drafting.wait()
-            draft.source.close()
+            if draft.source is not None:
+                draft.source.close()
         phases.mark("weights loaded")
     except BaseException:
         for loading in (model, drafting, ahead):
@@ -149,9 +142,7 @@ def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None)
 def _settled(config: EngineConfig, plan, device, source, draft, ranks):
     """The memory's plan, of several ranks one that all have room for; and what the model sees with."""
     tower = _find_tower(source, config, plan, device)
-    plan_again = partial(
-        memory.plan_memory, plan=plan, device=device, draft=draft and draft.plan, ranks=ranks, tower=tower
-    )
+    plan_again = partial(memory.plan_memory, plan=plan, device=device, draft=draft, ranks=ranks, tower=tower)
     planned = plan_again(config)
     return planned if ranks is None else ranks.agree(device, source, planned, plan_again), tower
 

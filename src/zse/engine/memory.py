@@ -93,7 +93,7 @@ class MemoryPlan(NamedTuple):
 
 def plan_memory(config: EngineConfig, plan, device, draft=None, ranks=None, tower=None) -> MemoryPlan:
     """Settle `config` for `plan` (zse.models.load.ModelPlan) on an open device and count its memory. draft: the
-    ModelPlan of a draft model beside. ranks: zse.engine.ranks.Ranks where the plan is a rank's share. tower: a TowerPlan.
+    DraftPlan of what drafts beside. ranks: zse.engine.ranks.Ranks where the plan is a rank's share. tower: a TowerPlan.
 
     resident_layers: of the others the weights stay in host memory; AUTO_LAYERS: where not all layers fit, of as many as
     must. expert_memory: experts stay there, and have so many bytes on the device by turns.
@@ -121,7 +121,7 @@ def plan_memory(config: EngineConfig, plan, device, draft=None, ranks=None, towe
     layers = groups.group_layers(model) if config.kv_layout == "paged" else groups.one_group(model)
     block_bytes = layout.block_nbytes(model, settings.kv_dtype, layers)
     if draft is not None:
-        block_bytes += layout.block_nbytes(draft.config, settings.kv_dtype)  # it has as many pages
+        block_bytes += layout.block_nbytes(draft.plan.config, settings.kv_dtype)  # it has as many pages
     if model.has_state:
         room = _cache_room(device, None if limit is None else limit - weight_bytes - sum(seeing.values()))
         settings = state_memory.fewer_rows(config, settings, model, room)
@@ -269,8 +269,8 @@ def count(
     # Kept: what is dropped counts no more.
     runners = [Runner(counter, load_model(counter, plan, start=False), config, ranks=ranks, tower=tower)]
     if draft is not None:
-        own = draft_model.draft_config(config, draft)
-        runners.append(Runner(counter, load_model(counter, draft, start=False), own, grouped=False))
+        beside = load_model(counter, draft.plan, start=False)
+        runners.append(draft_model.draft_runner(config, counter, draft, beside, runners[0]))
     before = sum(counter.memory().values())
     features = runners[0].reserve()
     found = counter.memory()
@@ -280,7 +280,7 @@ def count(
     parts = plan.memory_bytes | (seeing or {})
     later += sum((seeing or {}).values())
     if draft is not None:
-        parts["draft model"] = sum(draft.memory_bytes.values())
+        parts["next-token block" if draft.is_block else "draft model"] = sum(draft.plan.memory_bytes.values())
     if not device.shares_memory:
         parts["context"] = CONTEXT_BYTES
     return parts | found, later
@@ -359,6 +359,7 @@ MODEL_PARTS = (
     "expert tables",
     "head",
     "draft model",
+    "next-token block",
     "vision tower",
     "context",
     "kv host",

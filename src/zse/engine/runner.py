@@ -19,17 +19,7 @@ from zse.engine import forwards, image_step, masking
 from zse.engine import step as steps
 from zse.engine.config import ResolvedConfig
 from zse.engine.messages import TokenLogprob
-from zse.engine.step import (
-    FilledStep,
-    PageTable,
-    StepInputs,
-    StepSet,
-    job_inputs,
-    job_rows,
-    job_sampler,
-    masks_staging,
-    new_blocks,
-)
+from zse.engine.step import FilledStep, PageTable, StepInputs, StepSet
 from zse.kernels import feed, page_table
 from zse.lora import slots as adapter_slots
 from zse.lora import targets as adapter_targets
@@ -38,15 +28,7 @@ from zse.plan.record import Planner, new_tensor
 from zse.sampling.state import SamplerState, input_nbytes, result_nbytes
 from zse.scheduler.batch import Batch, Entry
 from zse.scheduler.request import Request
-from zse.tensor import Tensor
-
-# Lines of logits kept at least: jobs read so many at a time. Lines that are not used are never touched.
-SCORE_ROWS = 16
-
-
-def logit_rows(max_lines: int, max_tokens_per_step: int) -> int:
-    """Lines of logits that the step buffers hold; max_lines: of a step that samples."""
-    return max(max_lines, min(SCORE_ROWS, max_tokens_per_step))
+from zse.tensor import Taken, Tensor
 
 
 @lru_cache(maxsize=2)
@@ -60,8 +42,11 @@ class Runner:
     runs_ahead: whether a second batch may be submitted before the first is collected (default: the device's). On a CPU
     it is for tests of that: a step runs when it is submitted, and penalties do not see the token in flight. grouped:
     whether layers with a window have page tables of their own (Entry.windows), where the model has both kinds. ranks:
-    zse.engine.ranks.Ranks where the model is one rank's share. tower: the TowerPlan of a model that sees.
+    zse.engine.ranks.Ranks where the model is one rank's share. tower: the TowerPlan of a model that sees. logits: of a runner whose
+    steps are never between a step of this one and its results.
     """
+
+    _variant = ""  # of the next recording, behind its kind
 
     def __init__(
         self,
@@ -72,13 +57,14 @@ class Runner:
         grouped: bool = True,
         ranks: Any = None,
         tower: Any = None,
+        logits: Tensor | None = None,
     ):
         self.device, self.model, self.config, self.ranks = device, model, config, ranks
         grouped = grouped and config.kv_layout == "paged"
         self.runs_ahead = device.runs_ahead if runs_ahead is None else runs_ahead
         # The device is done with the logits when a step's tokens are known: they can be sampled again.
         self.lazy_masks = config.lazy_masks and not self.runs_ahead
-        self._lines = lines = logit_rows(config.max_lines, config.max_tokens_per_step)
+        self._lines = lines = steps.logit_rows(config.max_lines, config.max_tokens_per_step)
         self.kv = KVCache(
             device,
             model.config,
@@ -95,12 +81,16 @@ class Runner:
             self.kv,
             pages,
             max_rows=config.max_rows,
-            jobs=job_rows(model.config),
+            jobs=steps.job_rows(model.config),
             max_context=config.max_context,
             in_place=not self.runs_ahead and ranks is None,
             told=ranks and ranks.write_table,
         )
-        self._logits = new_tensor(device, "step", "f32", lines, model.config.vocab_size)
+        self._logits = (
+            new_tensor(device, "step", "f32", lines, model.config.vocab_size)
+            if logits is None
+            else logits.with_rows(lines)
+        )
         self.adapters: adapter_slots.AdapterSlots | None = None
         if config.adapter_slots:
             targets = adapter_targets.Targets(model.config)
@@ -151,7 +141,7 @@ class Runner:
                 device,
                 max_tokens=config.max_tokens_per_step,
                 max_rows=self._lines,
-                max_updates=self.kv.num_groups * new_blocks(config.max_tokens_per_step, config.max_rows),
+                max_updates=self.kv.num_groups * steps.new_blocks(config.max_tokens_per_step, config.max_rows),
                 sampler_nbytes=input_nbytes(config.max_lines, device.kernels),
                 adapter_rows=config.max_rows if config.adapter_slots else 0,
                 max_runs=config.max_rows if config.state_slots else 0,
@@ -240,8 +230,7 @@ class Runner:
             self.images[buffers.number].fill(entries, buffers.inputs.arrays(size)[0])
         if self.adapters is not None and self._fill_adapters(entries, buffers.inputs):
             kind += f" adapted{self.adapters.version}"
-        if masked:
-            kind += " forward"
+        kind += self._variant + (" forward" if masked else "")
         graph = self._graphs.get((kind, size, buffers.number)) or self._graph(kind, size, buffers.number)
         if self.states is not None:
             buffers.inputs.fill_runs([entry.count for entry in entries], [entry.slot for entry in entries])
@@ -408,12 +397,21 @@ class Runner:
                 longest_run=1 if kind == "decode" else None,
                 adapted=adapted,
                 images=images,
+                taken=self._taken(recorder, parts, number),
             )
             if parts[-1:] != ["forward"]:
                 buffers.sampler.record(recorder, logits)
                 recorder.download(buffers.results)
             graph = self._graphs[key] = recorder.finish()
         return graph
+
+    def _taken(self, recorder, parts: list[str], number: int) -> Taken | None:
+        """What a block begins with that predicts behind a model (engine/block_runner.py)."""
+
+    @property
+    def logits(self) -> Tensor:
+        """Of the last step, which another runner may write over once its tokens are read."""
+        return self._logits
 
     def followed(self, key: tuple[str, int, int]) -> tuple[Any, Any]:
         """The recording that a rank beside rank 0 makes for one of its, without sampling, and the Staging of its inputs."""
@@ -477,9 +475,9 @@ class Runner:
         device, config = self.device, self.config
         self.pages.reserve(config.host_slots, config.host_states)
         return [
-            *(masks_staging(device, self._logits) for _ in self._sets),
-            job_inputs(device, config, self._lines, self.kv.num_groups, job_rows(self.model.config)),
-            job_sampler(device, self._logits, self._sets[0].sampler.history),
+            *(steps.masks_staging(device, self._logits) for _ in self._sets),
+            steps.job_inputs(device, config, self._lines, self.kv.num_groups, steps.job_rows(self.model.config)),
+            steps.job_sampler(device, self._logits, self._sets[0].sampler.history),
             *(self.images.all() if self.images is not None else ()),
         ]
 

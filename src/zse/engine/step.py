@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from zse.runtime.device import Staging
 
 ALIGN = 256
+# Lines of logits kept at least: jobs read so many at a time. Lines that are not used are never touched.
+SCORE_ROWS = 16
 # Lines of the page table behind the requests', for jobs (engine/forwards.py). An encoder's texts are short, and all of
 # its work.
 JOB_ROWS, ENCODER_ROWS = 8, 32
@@ -289,3 +291,8 @@ def first_recordings(runner: Any) -> list[tuple[str, int, int]]:
         if config.max_lines > split:
             first.append(("decode", sizes[-1], 0))
     return list(dict.fromkeys(first))
+
+
+def logit_rows(max_lines: int, max_tokens_per_step: int) -> int:
+    """Lines of logits that the step buffers hold; max_lines: of a step that samples."""
+    return max(max_lines, min(SCORE_ROWS, max_tokens_per_step))

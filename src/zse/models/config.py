@@ -44,7 +44,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     latent attention, whose head_dim is that of queries and whose num_kv_heads is 1; None for keys and values of heads.
     mixers: what mixes the tokens of each layer, one of MIXERS; (): attention does in all of them. recurrent:
     the sizes of those that are neither attention nor none.
-    eos_ids end a generation. bos_id: None where the model has none. Raises ValueError naming the field.
+    eos_ids end a generation. bos_id: None where the model has none. follows: of a block of one layer that predicts behind a
+    model (models/next_token.py) how many layers the model has; 0: it is a model. Raises ValueError naming the field.
 
     causal: False of encoders, whose window is to both sides, own token included. Theirs are also: positions, rows of
     the table of learned positions (0: none), of which the first token's is position_first; token_types, rows of theirs;
@@ -98,6 +99,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     sinks: bool = False
     mixers: tuple[str, ...] = ()
     recurrent: RecurrentConfig | None = None
+    follows: int = 0
 
     def __post_init__(self):
         number("num_layers", self.num_layers, 1, MAX_LAYERS)

@@ -107,6 +107,11 @@ class Decoder:
         return "|".join(f"{prefix}layers.{layer}.{way}" for way in cls.names[name][1].split("|"))
 
     @classmethod
+    def file_name(cls, config: ModelConfig, role: str, naming: str, prefix: str) -> str:
+        """What a file with names of `naming` calls a role."""
+        return cls.gguf_name(role) if naming == "gguf" else cls.hf_name(role, prefix)
+
+    @classmethod
     def hf_prefix(cls, path: object, names: Container[str]) -> str:
         """What stands before a Hugging Face file's names, told by where its embedding is. Raises FormatError."""
         return hf_prefix(path, names, cls.model_names["embed"][1])
@@ -169,6 +174,12 @@ class Decoder:
         _, width = self.trace.shape("embed")
         scale = self.config.embed_scale if scale is None else scale
         return self.trace.add("embed", (), width, {"weight": "embed"}, is_stream=True, scale=scale)
+
+    def taken(self, norm: str = "", number: int = 0) -> Value:
+        """Of each token the row of another stream that Planner.record() is told, normalized by the vector `norm`. number: of
+        the streams which one."""
+        weights = {"norm": norm} if norm else {}
+        return self.trace.add("taken", (), self.config.hidden_size, weights, number=number)
 
     def norm(self, x: Value, name: str, i: int | None = None) -> Value:
         """x normalized (see norm_kind), times the vector `name`."""

@@ -60,10 +60,15 @@ def _slices(info: TensorInfo, experts: int, rows: int, columns: int, index: int,
 
 
 def stored_rows(source: ModelSource, role: Role, name: str) -> "list[tuple[TensorInfo, shares.ShareCut | None]]":
-    """The tensor of a role of no experts, or those rows of one that are its own (Role.runs): as tensors where they can be
+    """The tensor of a role of no experts, or those rows or columns of one that are its own (Role.runs, columns): as tensors where they can be
     read apart, else as cuts. name: "A|B" under one or the other. FormatError."""
     ways = name.split("|")
     name = next((way for way in ways if way in source.tensors), ways[0])
+    if role.columns is not None:
+        first, count = role.columns[0], role.shape[1]
+        whole = source.matrix(name, (role.shape[0], role.columns[1]))
+        # Of a name of its own: that of the whole has a checksum.
+        return [shares.columns_of(whole._replace(name=f"{name} columns {first} to {first + count}"), first, count)]
     info = source.tensors.get(name)
     if info is not None and role.kind in ("vector", "decay") and info.num_elements == role.size:
         # GGUF has columns of one number, safetensors' convolutions are [C, 1, K].

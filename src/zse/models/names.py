@@ -144,7 +144,7 @@ class Role(msgspec.Struct, frozen=True):
     matrix or vector that the host reads, its numbers in a row; vector: numbers as they are, of any shape; decay: a
     vector of -exp(what a Hugging Face file has). factor: that a vector's numbers are multiplied with. heads: for rows
     of q and k (and their biases) the number of heads they belong to, else 0. experts: of a stack [experts * rows,
-    columns], else 0. runs: where the matrix lies in a file that has it with others in one: (first row, rows) of one of
+    columns], else 0. columns: where it is columns of a wider matrix of a file, the first one and how many that has. runs: where the matrix lies in a file that has it with others in one: (first row, rows) of one of
     `stored` rows, one behind the other."""
 
     name: str
@@ -155,6 +155,7 @@ class Role(msgspec.Struct, frozen=True):
     factor: float = 1.0
     runs: tuple[tuple[int, int], ...] = ()
     stored: int = 0
+    columns: tuple[int, int] | None = None
 
     @property
     def size(self) -> int:

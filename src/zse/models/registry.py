@@ -47,6 +47,10 @@ ARCHITECTURES = {
     "modernbert": ("modernbert", "ModernBert"),
     "nomic_bert": ("nomic_bert", "NomicBert"),
     "nomic_bert_moe": ("nomic_bert_moe", "NomicBertMoe"),
+    "qwen3_next_mtp": ("next_token", "Qwen3NextBlock"),
+    "qwen3_5_mtp": ("next_token", "Qwen35Block"),
+    "glm4_moe_mtp": ("next_token", "Glm4MoeBlock"),
+    "deepseek_mtp": ("next_token", "DeepSeekBlock"),
 }
 # `architectures[0]` of config.json.
 HF_NAMES = {

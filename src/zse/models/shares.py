@@ -232,7 +232,7 @@ class ModelShare:
         if columns:
             span = self._span(columns, number)
             part = msgspec.structs.replace(role, shape=(role.shape[0], _width(span)))
-            return [self._columns(part, info, span) for info in infos]
+            return [SharePiece(part, *columns_of(info, span[0], _width(span))) for info in infos]
         kinds = ROWS.get(name.removesuffix("_bias"))
         if kinds is None:
             return [SharePiece(role, info, None) for info in infos]
@@ -269,12 +269,6 @@ class ModelShare:
         heads = {QUERIES: self.whole.num_heads, KEYS: self.whole.kv_heads_of(layer)}
         return heads[kind] * self.whole.head_dim_of(layer) if kind in heads else self.whole.intermediate_of(layer)
 
-    @staticmethod
-    def _columns(part: Role, info: TensorInfo, span: Span) -> SharePiece:
-        if info.layout in BY_COLUMN and info.parts and info.parts.keys() <= {"q", "scale", "zero"}:
-            return SharePiece(part, info.columns(span[0], _width(span)), None)
-        return SharePiece(part, info, ShareCut((0, info.shape[0]), span))
-
     def _rows(self, role: Role, info: TensorInfo, span: Span) -> SharePiece:
         start, stop = span
         rows, heads = stop - start, _width(span) // self.whole.head_dim_of(0) if role.heads else 0
@@ -294,6 +288,13 @@ class ModelShare:
 
 def _width(span: Span) -> int:
     return span[1] - span[0]
+
+
+def columns_of(info: TensorInfo, first: int, count: int) -> tuple[TensorInfo, ShareCut | None]:
+    """Columns of a stored matrix: as a tensor where they can be read apart, else as a cut."""
+    if info.layout in BY_COLUMN and info.parts and info.parts.keys() <= {"q", "scale", "zero"}:
+        return info.columns(first, count), None
+    return info, ShareCut((0, info.shape[0]), (first, first + count))
 
 
 def reads_rows(info: TensorInfo, start: int, stop: int) -> bool:

@@ -189,15 +189,21 @@ def decays_of(source, info: TensorInfo) -> bytes:
 
 
 def plan_model(
-    source: ModelSource, *, quantize: str | None = None, family: str = "cpu", rank: int = 0, ranks: int = 1
+    source: ModelSource,
+    *,
+    quantize: str | None = None,
+    family: str = "cpu",
+    rank: int = 0,
+    ranks: int = 1,
+    config: ModelConfig | None = None,
 ) -> ModelPlan:
     """Check that every tensor the architecture needs is there with its shape, and lay out memory.
 
     quantize: "int4" or "int8" (any zse.quant.policy.Policy quant): dense matrices are quantized while loading; already
-    quantized ones stay as they are. family: of the device that it is for. rank, ranks: whose share of the model. Raises FormatError, UnsupportedError,
-    ConfigError.
+    quantized ones stay as they are. family: of the device that it is for. rank, ranks: whose share of the model. config: of a
+    part of the file (models/next_token.py). Raises FormatError, UnsupportedError, ConfigError.
     """
-    config = read_config(source)
+    is_part, config = config is not None, config or read_config(source)
     if ranks == 1:  # else of the share, below
         _check_kernels(source.path, config, family)
     policy = None
@@ -211,7 +217,7 @@ def plan_model(
         stored: list[tuple[TensorInfo, Any]]
         if role.experts:
             stored = [*experts.stored_experts(source, role, name)]
-        elif role.runs or "|" in name or role.kind in ("vector", "decay"):
+        elif role.runs or role.columns or "|" in name or role.kind in ("vector", "decay"):
             stored = experts.stored_rows(source, role, name)
         else:  # all that most models have
             stored = [(source.matrix(name, role.shape), None)]
@@ -221,7 +227,7 @@ def plan_model(
             schemes[role.name] = _scheme(role, info, config, policy, family)
         elif info.type not in DENSE_TYPES and (role.kind != "flat" or info.layout != "ggml"):
             raise UnsupportedError(f"{source.path}: type of {name}", info.type, DENSE_TYPES)
-    if policy is not None and not any(parts[role][0].info.is_dense for role in schemes):
+    if policy is not None and not is_part and not any(parts[role][0].info.is_dense for role in schemes):
         raise ConfigError(
             f"{source.path} is quantized already ({schemes[next(role for role in schemes if role != 'embed')]}): leave --quantize out"
         )
@@ -265,7 +271,7 @@ def part_of(plan: ModelPlan, matrices: Sequence[MatrixPlan], vectors: Sequence[V
 def _named_roles(family, config: ModelConfig, naming: str, prefix: str) -> Iterator[tuple[names.Role, str]]:
     """The model's roles with what the file calls them."""
     for role in family.roles(config):
-        yield role, family.gguf_name(role.name) if naming == "gguf" else family.hf_name(role.name, prefix)
+        yield role, family.file_name(config, role.name, naming, prefix)
     for role, gguf, hf in names.dense_roles(config):
         yield role, gguf if naming == "gguf" else hf
 

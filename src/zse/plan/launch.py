@@ -26,6 +26,7 @@ from zse.kernels.attention import attention
 from zse.kernels.embed import embed
 from zse.kernels.gather import gather_rows
 from zse.kernels.matmul import matmul
+from zse.kernels.norm import add_rmsnorm
 from zse.kernels.qkv_post import qkv_post
 from zse.kernels.quantize import quantize
 from zse.plan.trace import Node
@@ -43,6 +44,13 @@ def _embed(run: "Run", node: Node) -> None:
     embed(run.recorder, *rows, options["scale"], is_added, options.get("first", 0))
     if run.images is not None and node.output.is_stream:
         run.images.place(run)
+
+
+def _taken(run: "Run", node: Node) -> None:
+    out, taken, norm = run.t[node.output], run.taken, run.vector(node, "norm")
+    gather_rows(run.recorder, taken.streams[node.options["number"]], run.of(taken.rows), out)
+    if norm is not None:
+        add_rmsnorm(run.recorder, out, None, None, norm, None, run.planner.config.norm_eps, in_place=True)
 
 
 def _layer_inputs(run: "Run", node: Node) -> None:
@@ -370,4 +378,5 @@ LAUNCHES: dict[str, "Callable[[Run, Node], None]"] = {
     "scale_stream": _scale_stream,
     "norm_sum": _norm_sum,
     "clamp": _clamp,
+    "taken": _taken,
 }

@@ -4,6 +4,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from zse.kernels import gpu
+from zse.kernels.attention import SEGMENT
 from zse.plan.forms import choose_forms, row_bytes
 from zse.plan.rules import Part
 from zse.plan.trace import Node, Value
@@ -107,3 +108,11 @@ def work_shape(node: Node, device: Any, room: int) -> tuple[int, int] | None:
         return None
     own = node.output.width if node.op == "gated_delta" else 0  # the results before their norm
     return room, gpu.state_chunks.work_width(sizes[0], *keys, heads) + own
+
+
+def num_splits(tokens: int, kv_heads: int, context: int, threads: int, max_tokens: int) -> int:
+    """The `splits` of a step: one block a segment while heads x tokens do not fill the threads evenly, else 1.
+    Results do not depend on it. context: the longest sequence's tokens, this step's included; max_tokens: of
+    partial_shape."""
+    segments = -(-context // SEGMENT)
+    return segments if tokens <= max_tokens and tokens * kv_heads < 4 * threads else 1

@@ -13,16 +13,17 @@ from typing import Any, NamedTuple
 from zse.dtypes import ITEM_BYTES
 from zse.errors import ConfigError
 from zse.kernels import gpu
-from zse.kernels.attention import SEGMENT, partial_shape
+from zse.kernels.attention import partial_shape
 from zse.kernels.norm import add_rmsnorm
 from zse.kernels.rope import rope_table
 from zse.plan import ranks
 from zse.plan.forms import BREAKS, PRODUCTS, TRAITS, routing_of, tensor_of
+from zse.plan.forward import trace_forward
 from zse.plan.launch import LAUNCHES
-from zse.plan.place import Placed, aligned, place_part, work_shape
-from zse.plan.rules import Part, trace_forward
+from zse.plan.place import Placed, aligned, num_splits, place_part, work_shape
+from zse.plan.rules import Part
 from zse.plan.trace import Node, Value
-from zse.tensor import Runs, StatePart, Tensor
+from zse.tensor import Runs, StatePart, Taken, Tensor
 
 BLOCK = 16  # tokens of an entry of the page table
 
@@ -71,14 +72,6 @@ def new_tensor(device: Any, label: str, dtype: str, *shape: int) -> Tensor:
     return Tensor(device.alloc(prod(shape) * ITEM_BYTES[dtype], label=label), shape, dtype)
 
 
-def num_splits(tokens: int, kv_heads: int, context: int, threads: int, max_tokens: int) -> int:
-    """The `splits` of a step: one block a segment while heads x tokens do not fill the threads evenly, else 1.
-    Results do not depend on it. context: the longest sequence's tokens, this step's included; max_tokens: of
-    partial_shape."""
-    segments = -(-context // SEGMENT)
-    return segments if tokens <= max_tokens and tokens * kv_heads < 4 * threads else 1
-
-
 class Planner:
     """Records steps of `model` (zse.models.load.Model) over `kv` (zse.cache.layout.KVCache).
 
@@ -116,7 +109,7 @@ class Planner:
         self.group = group
         self._head = None if group is None else ranks.head_of(device, group, model, self.max_lines)
         self._trace = lambda adapted=None: trace_forward(forward, model, device, adapted, group is not None)
-        self._begin, self._layers, self._ends, self._finish, self._ropes = self._trace()
+        self._begin, self._again, self._layers, self._ends, self._finish, self._ropes = self._trace()
         self._adapted_layers: list[Part] = []
         if adapters is not None:
             self.adapt(adapters.every)
@@ -145,6 +138,7 @@ class Planner:
         longest_run: int | None = None,
         adapted: Any = None,
         images: Any = None,
+        taken: Taken | None = None,
     ) -> Tensor:
         """Record one step and return its logits f32 [rows, vocab_size].
 
@@ -157,10 +151,11 @@ class Planner:
                 out kernels for longer ones.
             adapted: the zse.kernels.adapter.Slots of the rows where some may have adapters.
             images: the StepImages (zse.engine.image_step) of tokens that take rows of image embeddings.
+            taken: what a block begins with.
 
         Symbols to run with: `symbols()`.
         """
-        run = self._record_layers(recorder, step, max_tokens, longest_run, adapted=adapted, images=images)
+        run = self._record_layers(recorder, step, max_tokens, longest_run, adapted=adapted, images=images, taken=taken)
         max_rows = min(run.max_tokens, self.max_lines)
         rows = run.tokens if every_token else recorder.symbol("rows", max_rows)
         return self._record_end(run, run.step.logits.with_rows(rows), run.step.logit_rows, max_rows, every_token)
@@ -223,6 +218,7 @@ class Planner:
         types: Tensor | None = None,
         adapted: Any = None,
         images: Any = None,
+        taken: Taken | None = None,
     ) -> "Run":
         """After the last layer, which may leave what is still to be added to the stream."""
         step = step or self.buffers
@@ -243,8 +239,9 @@ class Planner:
             host_layers.begin(recorder)
         run.share_attention(longest_run, None if images is None else images.sees)
         room = self._room(max_tokens, self.max_tokens)
-        run.images = images
-        run.play(self._begin, self._place(self._begin, room), "", run.tokens)
+        run.images, run.taken = images, taken
+        begin = self._begin if taken is None or not taken.again or self._again is None else self._again
+        run.play(begin, self._place(begin, room), "", run.tokens)
         self._record_ropes(run, images)
         for layer, part in enumerate(self._layers if adapted is None else self._adapted_layers):
             run.layer = layer
@@ -309,7 +306,7 @@ class Planner:
         at += aligned(4 * self.max_tokens * self.config.num_layers * self.config.ple_width)
         self._scratch_at = at
         layers = dict.fromkeys([*self._layers, *self._adapted_layers])
-        parts = [self._begin, *layers, *([self._finish] if self._finish else [])]
+        parts = [self._begin, *layers, *(part for part in (self._again, self._finish) if part)]
         rooms = {self._room(size, self.max_tokens) for size in (*BREAKS[self.device.kernels], self.max_tokens)}
         at += max(self._place(part, room).nbytes for part in parts for room in rooms)
         rooms = {self._room(size, self.max_lines) for size in (*BREAKS[self.device.kernels], self.max_lines)}
@@ -378,6 +375,7 @@ class Run:
         self.sharing: dict[str, Any] = {}
         self.scratch = planner.attention_scratch
         self.images: Any = None
+        self.taken: Any = None
         self.types: Tensor | None = None
         self.adapters: Any = None
         self._tensors: dict[Part, dict[Value | Node, Any]] = {}

@@ -20,12 +20,11 @@ Launchable (zse.plan.record has a launch for each):
     scale_logits    (x) → factor, soft cap         in place
 """
 
-from collections.abc import Callable, Hashable
-from functools import partial
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from zse.plan import columns, ranks, recurrent
-from zse.plan.trace import READERS, Adapted, Node, PlanError, Trace, Value
+from zse.plan.trace import READERS, Node, PlanError, Trace, Value
 
 # Weights that may lie joined by rows → their parts.
 JOINED: dict[str, tuple[str, ...]] = {
@@ -36,7 +35,6 @@ JOINED: dict[str, tuple[str, ...]] = {
     "mix_qkvz": ("mix_qkv", "mix_z"),
     "mix_ba": ("mix_b", "mix_a"),
 }
-ROPES = ("rope", "q_rope")  # options of nodes that turn
 GATED_PRODUCTS = ("silu", "gelu_tanh")  # activations that products compute
 GATED_EXPERTS = (*GATED_PRODUCTS, "clamped")  # those with stacks of experts
 # What add_norm's kernels add before they normalize, by kind of norm; "none" converts.
@@ -44,7 +42,7 @@ ADDS = {"rms": ("none", "add", "norm"), "layer": ("none", "add"), "none": ("none
 LATENTS = ("latent", "head_linear", "attend_latent")
 LAUNCHES = (
     *("embed", "linear", "wanted", "attend", "add_norm", "gated_product", "gated", "heads", "scale_logits", "reorder"),
-    *("route", "experts", "combine", "act", "adapt", "all_reduce"),
+    *("route", "experts", "combine", "act", "adapt", "all_reduce", "taken"),
     *(*LATENTS, *READERS, "gated_delta"),
     *("layer_inputs", "gate_inputs", "scale_stream", "norm_sum", "clamp"),
 )
@@ -70,8 +68,17 @@ class Part:
         self.placed: dict[int, Any] = {}
 
 
-def fuse(trace: Trace, start: Value, end: Value, before: Pending | None, device: Any, schemes: dict[str, Any]) -> Part:
-    """The part of a forward that was traced from the stream `start` to `end`. before: what the part before left."""
+def fuse(
+    trace: Trace,
+    start: Value,
+    end: Value,
+    before: Pending | None,
+    device: Any,
+    schemes: dict[str, Any],
+    whole: bool = False,
+) -> Part:
+    """The part of a forward that was traced from the stream `start` to `end`. before: what the part before left. whole:
+    this one leaves nothing."""
     nodes, carried = ranks.all_reduce(trace.nodes) if trace.is_shared else trace.nodes, None
     if before is not None:
         carried, x = Value(trace, before.delta.width), Value(trace, start.width, True)
@@ -79,7 +86,8 @@ def fuse(trace: Trace, start: Value, end: Value, before: Pending | None, device:
     for rule in RULES[device.kernels]:
         nodes = rule(nodes, trace)
     pending = None
-    if nodes and nodes[-1].op == "add" and nodes[-1].output is end and not nodes[-1].options.get("carried"):
+    is_added = nodes and nodes[-1].op == "add" and nodes[-1].output is end
+    if is_added and not whole and not nodes[-1].options.get("carried"):
         last = nodes.pop()
         pending, end = Pending(last.inputs[1], last.options), last.inputs[0]
     if nodes and nodes[-1].op == "scale_logits" and nodes[-1].output is end:
@@ -90,86 +98,6 @@ def fuse(trace: Trace, start: Value, end: Value, before: Pending | None, device:
             raise PlanError(f"{node}: no launch of this device computes it here")
     _check_stream(nodes)
     return Part(nodes, carried, end, pending, schemes)
-
-
-class Parts(NamedTuple):
-    """layers: the part of each. ends: by whether every token has logits, and over hidden states that are there already
-    (None); of an encoder none, but `finish`, what follows its layers. ropes: the rotations that are used, by name."""
-
-    begin: Part
-    layers: list[Part]
-    ends: dict[bool | None, Part]
-    finish: Part | None
-    ropes: dict[str, Any]
-
-
-def trace_forward(forward: Any, model: Any, device: Any, adapted: Adapted | None = None, shared: bool = False) -> Parts:
-    """Trace the forward: its beginning, and each kind of layer behind what the one before leaves to be added. adapted:
-    what adapters change of the layers' products. shared: the model is one rank's share."""
-    weights: dict[str, dict[str, Any]] = {"": {}}
-    for name, weight in (*model.weights.items(), *model.vectors.items()):
-        layer, _, suffix = name.rpartition(".")
-        weights.setdefault(layer, {})[suffix] = weight
-    traced = partial(_traced, forward, device, is_shared=shared)
-    begin, pending = traced(weights[""], lambda x: forward.begin()), None
-    known: dict[Hashable, Part] = {}
-    layers: list[Part] = []
-    for layer in range(model.config.num_layers):
-        mine = weights[f"layers.{layer}"]
-        kind = forward.kind(layer), None if pending is None else (*pending.options.items(),), _kind(mine)
-        if kind not in known:
-            known[kind] = traced(mine, partial(forward.layer, i=layer), pending, layer=layer, adapted=adapted)
-        layers.append(known[kind])
-        pending = known[kind].pending
-    ends: dict[bool | None, Part] = {
-        every: traced(weights[""], forward.end, None if every is None else pending, every or False)
-        for every in ((False, True, None) if model.config.causal else ())
-    }
-    finish = None if model.config.causal else traced(weights[""], forward.finish, pending)
-    used = {node.options[key] for part in known.values() for node in part.nodes for key in ROPES if key in node.options}
-    return Parts(begin, layers, ends, finish, {name: rope for name, rope in forward.ropes().items() if name in used})
-
-
-def _traced(
-    forward: Any,
-    device: Any,
-    weights: dict[str, Any],
-    run: Callable[[Value], Value],
-    before: Pending | None = None,
-    all_rows: bool = False,
-    layer: int = 0,
-    adapted: Adapted | None = None,
-    is_shared: bool = False,
-) -> Part:
-    """A part of the forward with these weights. before: what the part before leaves to be added; layer: a layer's
-    number."""
-    shapes = {name: weight.shape for name, weight in weights.items()}
-    for joined, names in JOINED.items():
-        if joined in weights:
-            for name in names:
-                shapes[name] = (forward.rows(name, layer), weights[joined].shape[1])
-                if f"{joined}_bias" in weights:
-                    shapes[f"{name}_bias"] = shapes[name][:1]
-    trace = forward.trace = Trace(shapes, all_rows, _orders(weights), adapted, is_shared)
-    start = Value(trace, forward.config.hidden_size, True)
-    schemes = {name: getattr(weight, "scheme", None) for name, weight in weights.items()}
-    return fuse(trace, start, run(start), before, device, schemes)
-
-
-def _kind(weights: dict[str, Any]) -> Hashable:
-    """What the launches of a layer depend on: the shapes and schemes of its weights, which vectors it has."""
-    orders = _orders(weights)
-    return tuple(
-        (name, weight.shape, getattr(weight, "scheme", None), getattr(weight, "layout", None), orders.get(name))
-        for name, weight in weights.items()
-    )
-
-
-def _orders(weights: dict[str, Any]) -> dict[str, str]:
-    """Weights whose columns are ordered → the first weight with the same order."""
-    first: dict[int, str] = {}
-    found = ((name, getattr(weight, "order", None)) for name, weight in weights.items())
-    return {name: first.setdefault(order.offset, name) for name, order in found if order is not None}
 
 
 # -- the rules: (nodes, trace) → nodes

@@ -3,6 +3,7 @@
 A Value stands for [tokens, width] numbers, a Node for one operation. The operations of a trace:
 
     embed       () → stream, (x) → x + rows     weight: the table; scale; ids: "tokens", "positions", "types"; first row
+    taken       () → rows of another stream     norm; number: which of the streams that record() is told
     norm        (x) → x normalized              weight, bias; eps, kind ("rms", "layer"); in_place: x is the stream
     linear      (x) → x @ weight.T + bias       weight, bias; exact: see `forms`
     head_norm   (q, k or v) → RMSNorm of heads  weight; eps

@@ -36,12 +36,13 @@ LEAST_SURVIVAL = 0.1
 # The room for drafts is computed anew after so many steps, or for another number of rows.
 ROOM_STEPS = 16
 # Length of an n-gram match up to which it counts as this kind; beyond the last one more kind. A draft model's drafts
-# are a kind of their own, and tokens that a grammar leaves no choice about.
+# are a kind of their own, those of a model's own block, and tokens that a grammar leaves no choice about.
 MATCHES = (3, 4, 6, 9, 15)
 DRAFT_MODEL = len(MATCHES) + 1
 FORCED = DRAFT_MODEL + 1
+BLOCK = FORCED + 1
 # Where nothing was seen yet.
-PRIOR = (0.3, 0.4, 0.5, 0.65, 0.8, 0.9, 0.7, 0.99)
+PRIOR = (0.3, 0.4, 0.5, 0.65, 0.8, 0.9, 0.7, 0.99, 0.7)
 PRIOR_WEIGHT = 8.0  # drafts that the prior counts as
 KIND_WEIGHT = 4.0  # drafts that a kind's rate counts as beside those of the request itself
 KIND_MEMORY = 0.98  # of what a kind has seen, for each run verified

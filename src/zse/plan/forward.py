@@ -1,0 +1,95 @@
+"""A forward traced part by part: its beginning, each kind of layer, its end."""
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, NamedTuple
+
+from zse.plan.rules import JOINED, Part, Pending, fuse
+from zse.plan.trace import Adapted, Trace, Value
+
+ROPES = ("rope", "q_rope")  # options of nodes that turn
+
+
+class Parts(NamedTuple):
+    """again: of a block that predicts behind a model, the beginning behind its own state. layers: the part of each. ends: by whether every token has logits, and over hidden states that are there already
+    (None); of an encoder none, but `finish`, what follows its layers. ropes: the rotations that are used, by name."""
+
+    begin: Part
+    again: Part | None
+    layers: list[Part]
+    ends: dict[bool | None, Part]
+    finish: Part | None
+    ropes: dict[str, Any]
+
+
+def trace_forward(forward: Any, model: Any, device: Any, adapted: Adapted | None = None, shared: bool = False) -> Parts:
+    """Trace the forward: its beginning, and each kind of layer behind what the one before leaves to be added. adapted:
+    what adapters change of the layers' products. shared: the model is one rank's share."""
+    weights: dict[str, dict[str, Any]] = {"": {}}
+    for name, weight in (*model.weights.items(), *model.vectors.items()):
+        layer, _, suffix = name.rpartition(".")
+        weights.setdefault(layer, {})[suffix] = weight
+    traced = partial(_traced, forward, device, is_shared=shared)
+    begin, pending = traced(weights[""], lambda x: forward.begin(), whole=True), None
+    again = traced(weights[""], lambda x: forward.begin_again(), whole=True) if model.config.follows else None
+    known: dict[Hashable, Part] = {}
+    layers: list[Part] = []
+    for layer in range(model.config.num_layers):
+        mine = weights[f"layers.{layer}"]
+        kind = forward.kind(layer), None if pending is None else (*pending.options.items(),), _kind(mine)
+        if kind not in known:
+            known[kind] = traced(mine, partial(forward.layer, i=layer), pending, layer=layer, adapted=adapted)
+        layers.append(known[kind])
+        pending = known[kind].pending
+    ends: dict[bool | None, Part] = {
+        every: traced(weights[""], forward.end, None if every is None else pending, every or False)
+        for every in ((False, True, None) if model.config.causal else ())
+    }
+    finish = None if model.config.causal else traced(weights[""], forward.finish, pending)
+    used = {node.options[key] for part in known.values() for node in part.nodes for key in ROPES if key in node.options}
+    return Parts(
+        begin, again, layers, ends, finish, {name: rope for name, rope in forward.ropes().items() if name in used}
+    )
+
+
+def _traced(
+    forward: Any,
+    device: Any,
+    weights: dict[str, Any],
+    run: Callable[[Value], Value],
+    before: Pending | None = None,
+    all_rows: bool = False,
+    layer: int = 0,
+    adapted: Adapted | None = None,
+    is_shared: bool = False,
+    whole: bool = False,
+) -> Part:
+    """A part of the forward with these weights. before: what the part before leaves to be added; layer: a layer's
+    number; whole: it leaves nothing."""
+    shapes = {name: weight.shape for name, weight in weights.items()}
+    for joined, names in JOINED.items():
+        if joined in weights:
+            for name in names:
+                shapes[name] = (forward.rows(name, layer), weights[joined].shape[1])
+                if f"{joined}_bias" in weights:
+                    shapes[f"{name}_bias"] = shapes[name][:1]
+    trace = forward.trace = Trace(shapes, all_rows, _orders(weights), adapted, is_shared)
+    start = Value(trace, forward.config.hidden_size, True)
+    schemes = {name: getattr(weight, "scheme", None) for name, weight in weights.items()}
+    return fuse(trace, start, run(start), before, device, schemes, whole)
+
+
+def _kind(weights: dict[str, Any]) -> Hashable:
+    """What the launches of a layer depend on: the shapes and schemes of its weights, which vectors it has."""
+    orders = _orders(weights)
+    return tuple(
+        (name, weight.shape, getattr(weight, "scheme", None), getattr(weight, "layout", None), orders.get(name))
+        for name, weight in weights.items()
+    )
+
+
+def _orders(weights: dict[str, Any]) -> dict[str, str]:
+    """Weights whose columns are ordered → the first weight with the same order."""
+    first: dict[int, str] = {}
+    found = ((name, getattr(weight, "order", None)) for name, weight in weights.items())
+    return {name: first.setdefault(order.offset, name) for name, order in found if order is not None}
