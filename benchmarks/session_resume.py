@@ -1,22 +1,28 @@
 """Seconds to the first token of a session that goes on: from memory, from host memory, and after a restart of the server.
 
-    python benchmarks/session_resume.py MODEL [--tokens 8000] [--rounds 3] [-- options of zse serve]
+    python benchmarks/session_resume.py MODEL [--tokens 8000] [--rounds 3] [--positions N] [-- options of zse serve]
 
 A server with --cache-disk and a database answers a long prompt of a session; then the same session is asked for `--new` tokens more. "memory": at
 once. "host" (with --cache-host-memory, and a device that has no room for two such prompts): after another long prompt; the counters of tiers are
 printed, which say where the pages were. "restart": a new process of the server, its files in the system's page cache; the first request of each process is a short one of no
-session, so that what a first request records is not counted. Prints a line for each, the least of `--rounds`, and what was cached.
+session, so that what a first request records is not counted. Prints a line for each, the least of `--rounds`, what was cached, and where the time went by the
+server's own timings: before the engine had it (reading, tokenizing), waiting there (for what is read, too), its prompt.
+
+--positions: a copy of MODEL, a GGUF, that says it has so many, in place of a longer context that it would have to be trained for: its words are no better
+or worse than random, its time is that of the shape.
 """
 
 import argparse
 import json
 import os
 import random
+import struct
 import subprocess
 import sys
 import tempfile
 import time
 from http.client import HTTPConnection
+from pathlib import Path
 from urllib.parse import urlsplit
 
 TIERS = ("host", "disk", "tier")
@@ -37,12 +43,14 @@ class Server:
             raise SystemExit("the server did not start")
         self.place = urlsplit(line.split(" on ")[1].split()[0]).netloc
 
-    def ask(self, prompt: str, session: str | None = None) -> tuple[float, int, int]:
-        """(seconds to the first token, tokens of the prompt, those of them that were cached)."""
+    def ask(self, prompt: str, session: str | None = None) -> tuple[float, int, int, dict[str, float]]:
+        """(seconds to the first token, tokens of the prompt, those of them that were cached, the server's timings)."""
         body = {"model": "m", "prompt": prompt, "max_tokens": 4, "temperature": 0, "stream": True, "ignore_eos": True}
-        body |= {"stream_options": {"include_usage": True}} | ({"session_id": session} if session else {})
+        body |= {"stream_options": {"include_usage": True}, "timings": True} | (
+            {"session_id": session} if session else {}
+        )
         connection = HTTPConnection(self.place, timeout=1800)
-        begin, first, usage = time.perf_counter(), 0.0, {}
+        begin, first, usage, timings = time.perf_counter(), 0.0, {}, {}
         connection.request("POST", "/v1/completions", json.dumps(body), HEADERS)
         answer = connection.getresponse()
         if answer.status != 200:
@@ -50,9 +58,11 @@ class Server:
         while line := answer.readline():
             if line.startswith(b"data: {"):
                 first = first or time.perf_counter() - begin
-                usage = json.loads(line[6:]).get("usage") or usage
+                event = json.loads(line[6:])
+                usage, timings = event.get("usage") or usage, event.get("timings") or timings
         connection.close()
-        return first, usage["prompt_tokens"], (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        return first, usage["prompt_tokens"], cached, timings
 
     def tiers(self) -> dict[str, float]:
         """The counters that name a tier of the cache."""
@@ -68,6 +78,17 @@ class Server:
         self.process.wait()
 
 
+def with_positions(path: str, folder: str, count: int) -> str:
+    """A copy of a GGUF that says it has `count` positions."""
+    data = bytearray(Path(path).read_bytes())
+    key = b".context_length" + struct.pack("<I", 4)  # u32
+    at = data.index(key) + len(key)
+    data[at : at + 4] = struct.pack("<I", count)
+    made = Path(folder) / "model.gguf"
+    made.write_bytes(data)
+    return str(made)
+
+
 def words(seed: int, count: int) -> str:
     rng = random.Random(seed)
     return " ".join(rng.choice(("ba", "do", "ki", "lu", "me", "no")) for _ in range(count))
@@ -79,11 +100,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8000, help="of the session's first prompt, about")
     parser.add_argument("--new", type=int, default=8, help="words of each later request")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--positions", type=int, help="that a copy of the model says it has")
     args, options = parser.parse_known_args()
     options = [option for option in options if option != "--"]
-    found: dict[str, list[tuple[float, int, int]]] = {"memory": [], "host": [], "restart": []}
+    found: dict[str, list[tuple[float, int, int, dict[str, float]]]] = {"memory": [], "host": [], "restart": []}
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(args.model, folder, options)
+        model = args.model if args.positions is None else with_positions(args.model, folder, args.positions)
+        server = Server(model, folder, options)
         few, many = (server.ask(words(1, count))[1] for count in (100, 300))
         length = int(args.tokens / ((many - few) / 200))
         first = server.ask(words(2, length), "long")
@@ -97,17 +120,15 @@ def main() -> None:
         for number in range(args.rounds):
             time.sleep(3)  # what is idle is written
             server.end()
-            server = Server(args.model, folder, options)
+            server = Server(model, folder, options)
             server.ask(words(3, 20))
             found["restart"].append(server.ask(" " + words(20 + number, args.new), "long"))
         server.end()
     for name, runs in ((name, runs) for name, runs in found.items() if runs):
-        seconds, tokens, cached = min(runs)
-        print(
-            json.dumps(
-                {"from": name, "first token, s": round(seconds, 3), "prompt": tokens, "computed": tokens - cached}
-            )
-        )
+        seconds, tokens, cached, timings = min(runs, key=lambda run: run[0])
+        row = {"from": name, "first token, s": round(seconds, 3), "prompt": tokens, "computed": tokens - cached}
+        parts = {part: timings[part] for part in ("before_ms", "queue_ms", "prompt_ms") if part in timings}
+        print(json.dumps(row | parts | {"all, s": [round(run[0], 3) for run in runs]}))
 
 
 if __name__ == "__main__":

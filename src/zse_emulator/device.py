@@ -323,7 +323,7 @@ class EmulateDevice(GPUCapabilities):
     def staging(self, nbytes: int, label: str = "staging") -> EmulatedStaging:
         return EmulatedStaging(self, nbytes, label)
 
-    def host_memory(self, nbytes: int, label: str) -> EmulatedHostMemory:
+    def host_memory(self, nbytes: int, label: str, for_copies: bool = False) -> EmulatedHostMemory:
         return EmulatedHostMemory(self, nbytes, label)
 
     def _load_program(self, symbol: str, variant: "Variant") -> EmulatedProgram:  # type: ignore[override]

@@ -149,12 +149,12 @@ def _a_page_twice(cache):
 
 
 def _a_full_page_is_shorter(cache):
-    node = next(cache.prefix.full_nodes())
+    node = next(cache.prefix.nodes())
     node.tokens = node.tokens[: 4 * 16]
 
 
 def _an_idle_page_is_free(cache):
-    cache.allocator.free(next(iter(node.page for node in cache.prefix.full_nodes())))
+    cache.allocator.free(next(iter(node.page for node in cache.prefix.nodes())))
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,70 @@ def test_a_session_has_a_file_and_loses_what_it_has_alone(loaded_of, tmp_path):
     close(loaded)
 
 
+def ask_session(engine, ids, name="cc" * 16):
+    """(tokens, cached_tokens) of a reply within a session."""
+    engine.submit(1, ids, PARAMS, RequestOptions(session=name, session_ttl=100.0))
+    told, cached = [], 0
+    while engine.has_work:
+        for output in engine.step():
+            told, cached = told + output.tokens, cached + output.cached_tokens
+        assert engine.scheduler.check_integrity() == []
+    return told, cached
+
+
+@pytest.mark.parametrize("fill_pages", (True, False))  # into pages, or slots of the host
+def test_a_session_goes_on_behind_its_last_token_of_a_page(loaded_of, tmp_path, monkeypatch, fill_pages):
+    if not fill_pages:
+        monkeypatch.setattr(PageMover, "can_fill_pages", False)
+    options = dict(cache_disk=str(tmp_path / "kv"))
+    loaded, ids = loaded_of(**options), prompt(90, 21)
+    told, _ = ask_session(loaded.engine, ids)
+    assert reply(loaded.engine, prompt(90, 22))[1] == 0  # of no session: its last page is not kept
+    close(loaded)
+    loaded = loaded_of(**options)
+    whole = [*ids, *told]  # 102 tokens, of the last of which there is no key yet
+    longer = [*whole, *prompt(30, 23)]
+    again, cached = ask_session(loaded.engine, longer)
+    assert cached == 101 and loaded.engine.counters()["prefix_disk_hit_tokens"] == 101
+    assert again == reply(loaded_of(prefix_cache=False).engine, longer)[0]
+    assert reply(loaded.engine, [*prompt(90, 22), 5, 6])[1] == 80
+    close(loaded)
+    loaded = loaded_of(**options)  # what was written then stands behind another page
+    assert ask_session(loaded.engine, [*longer, *again, 7, 8, 9])[1] == len(longer) + len(again) - 1
+    other = [*whole[:85], *prompt(20, 24)]  # goes another way within the page
+    assert ask_session(loaded.engine, other, "dd" * 16)[1] in (80, 85)
+    close(loaded)
+
+
+def test_what_sessions_go_on_from_is_written_first(loaded_of, tmp_path):
+    engine = loaded_of(cache_disk=str(tmp_path / "kv")).engine
+    common = prompt(64, 31)
+    reply(engine, prompt(100, 32))
+    reply(engine, [*common, *prompt(40, 33)])
+    ask_session(engine, [*common, *prompt(40, 34)])
+    reply(engine, prompt(100, 35))
+    disk = engine.feature("disk")
+    kept = disk._kept()
+    sessions = [bool(node.session) for node in kept]
+    assert len(kept) > 20 and sum(sessions) == 3 and not any(sessions[7:])
+    assert [node.depth for node in kept[:7]] == [1, 2, 3, 4, 5, 6, 7]
+    assert [len(node.tokens) for node in disk._kept(ends=True) if node not in kept] == [12]  # bytes of 3 tokens
+
+
+def test_a_writer_that_is_behind_is_waited_for(loaded_of, tmp_path, monkeypatch):
+    """Idle time goes on until all is written: the engine does not sleep meanwhile."""
+    monkeypatch.setattr("zse.engine.offload.MAX_PENDING_BYTES", 4000)  # less than a page
+    engine = loaded_of(cache_disk=str(tmp_path / "kv")).engine
+    reply(engine, prompt(100, 41))
+    while engine.use_idle_time():
+        pass
+    disk = engine.feature("disk")
+    assert all(node.is_filed for node in disk._kept())
+    while disk._pending_bytes:
+        time.sleep(0.001)
+    assert engine.counters()["prefix_disk_written_pages"] == len(disk._kept()) > 5
+
+
 def test_a_folder_that_others_may_enter_is_refused(loaded_of, tmp_path):
     tmp_path.chmod(0o755)
     with pytest.raises(ConfigError, match="may be entered by others"):

@@ -13,6 +13,7 @@ from zse.engine.beams import BeamQueue
 from zse.engine.expert_counters import ExpertCounters
 from zse.engine.features import FEATURES
 from zse.engine.grammars import GrammarQueue
+from zse.engine.host_memory import HostMemory
 from zse.engine.idle_memory import IdleMemory
 from zse.engine.images import ImageStore
 from zse.engine.jobs import JobQueue
@@ -41,6 +42,7 @@ CLASSES = {
     "prefill client": PrefillClient,
     "experts": ExpertCounters,
     "ranks": RankWatch,
+    "host memory": HostMemory,
     "idle memory": IdleMemory,
 }
 
@@ -94,7 +96,7 @@ def test_a_feature_is_made_with_its_first_request_and_then_costs_steps_nothing(m
 
     assert reply(1) == [2, 3, 4] and not engine._features
     zeros = {name: 0 for row in FEATURES.values() for name in row.counters}
-    assert engine.counters().items() >= zeros.items() and len(zeros) == 18
+    assert engine.counters().items() >= zeros.items() and len(zeros) == 19
     engine.submit(2, [1], BeamParams(beam_width=2, max_tokens=2))
     while engine.has_work:
         assert engine.step() == []

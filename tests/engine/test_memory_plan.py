@@ -43,7 +43,7 @@ def record_everything(runner):
         pass
     runner.masking.reserve(range(len(runner._sets)))
     runner.forwards.reserve()
-    runner.pages.reserve(runner.config.host_slots, runner.config.host_states)
+    runner.pages.reserve()
     runner.forwards.run([])  # what jobs record first
     runner.forwards.logprobs([])
 

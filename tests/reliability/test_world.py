@@ -155,8 +155,9 @@ def _an_event_comes_twice(patch):
 
 
 def _tenants_share_prefixes(patch):
-    match = PrefixCache.match
+    match, root = PrefixCache.match, PrefixCache.root
     patch.setattr(PrefixCache, "match", lambda self, salt, data, **how: match(self, ("a", "x"), data, **how))
+    patch.setattr(PrefixCache, "root", lambda self, salt: root(self, ("a", "x")))
 
 
 def _numbers_that_are_not_finite_are_cached(patch):

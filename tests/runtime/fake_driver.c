@@ -512,7 +512,7 @@ int NAME(cuMemHostRegister_v2, hipHostRegister)(void *host, size_t nbytes, unsig
     uintptr_t start = (uintptr_t)host & ~4095ull, end = ((uintptr_t)host + nbytes + 4095) & ~4095ull;
     for (range_t *range = ranges; range; range = range->next)
         if (range->kind == REGISTERED && start < range->start + range->nbytes && range->start < end) status = ALREADY_REGISTERED;
-    if ((uintptr_t)host != start || !nbytes || flags != 8) status = INVALID_VALUE;
+    if ((uintptr_t)host != start || !nbytes || (flags != 8 && flags != 1)) status = INVALID_VALUE;
     else if (!status) add_range(start, end - start, REGISTERED);
     if (settings_register_us) usleep((useconds_t)settings_register_us);
     LEAVE;

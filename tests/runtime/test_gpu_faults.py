@@ -1,5 +1,6 @@
 """What can be wrong with a GPU and its driver: each is one line that says what to do, and the CPU always works."""
 
+import ctypes
 import subprocess
 import sys
 import threading
@@ -300,3 +301,23 @@ except ZSEError as error:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (75, "75\n", "")
+
+
+def test_memory_for_copies_that_cannot_be_locked(device, fake):
+    size = 4 << 20
+    locked = device.host_memory(size, "kv host", for_copies=True)
+    assert locked.is_locked and fake.count("host_register") == 1
+    fake.fail("host_register", 801)
+    plain = device.host_memory(size, "kv host", for_copies=True)
+    assert not plain.is_locked and device.memory() == {}
+    target = device.alloc(size, "x")
+    for number, memory in enumerate((locked, plain)):
+        ctypes.memset(memory.address, 7 + number, size)
+        device.copy_in(target.address, memory.address, size)
+        device.synchronize()
+        ctypes.memset(memory.address, 0, size)
+        device.copy_out(memory.address, target.address, size)
+        device.synchronize()
+        assert ctypes.string_at(memory.address, size) == bytes((7 + number,)) * size
+        memory.free()
+    assert fake.count("host_unregister") == 1

@@ -13,6 +13,7 @@ b * parts_of[group]: page tables hold these numbers, one for each BLOCK tokens, 
 """
 
 import ctypes
+from _thread import allocate_lock  # a start does without the module threading
 from array import array
 from math import lcm, prod
 from typing import Any, NamedTuple
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 KV_DTYPES = {"f16": "f16", "f32": "f32", "bf16": "bf16", "int8": "i8", "fp8": "e4m3"}
 STATE_TRANSFERS = ("state", "state out", "state in")  # see zse.cache.states.StateSlots
 GROW_BYTES = 256 << 20  # of device memory at once: a GPU maps it in about a millisecond
-# Of host memory at once: page-locking takes about 0.3 ms a MiB, which a step must not wait for in full.
+# Of host memory at once: page-locking takes about 0.3 ms a MiB, which a step must not wait for in full. As many bytes as two large
+# pages or more: memory that is taken so is zeroed and locked faster.
 CHUNK_BYTES = 32 << 20
 
 
@@ -160,26 +162,39 @@ def first_nbytes(nbytes: int) -> int:
 
 
 class HostSlots:
-    """Slots of `nbytes` each. Memory is taken by the chunk, when a slot of it is first used."""
+    """`count` slots of `nbytes` each. Memory is taken by the chunk of `per_chunk` slots, when a slot of it is first used, or
+    ahead of that, by any thread."""
 
-    def __init__(self, device, nbytes: int):
-        self.nbytes = nbytes
+    def __init__(self, device, nbytes: int, count: int):
+        self.nbytes, self.count = nbytes, count
         self._device = device
-        self._per_chunk = max(1, CHUNK_BYTES // nbytes)
+        self.per_chunk = max(1, CHUNK_BYTES // nbytes)
         self._chunks: dict[int, Any] = {}
+        self._taking: dict[int, Any] = {}
+
+    @property
+    def taken_nbytes(self) -> int:
+        """Bytes of host memory that it has."""
+        return sum(chunk.nbytes for chunk in list(self._chunks.values()))
 
     def address(self, slot: int) -> int:
         """Where the slot is. Raises DeviceError when there is no memory for it."""
-        number, place = divmod(slot, self._per_chunk)
-        chunk = self._chunks.get(number)
-        if chunk is None:
-            chunk = self._chunks[number] = self._device.host_memory(self._per_chunk * self.nbytes, "kv host")
-        return chunk.address + place * self.nbytes
+        number, place = divmod(slot, self.per_chunk)
+        return (self._chunks.get(number) or self.take(number)).address + place * self.nbytes
 
-    def reserve(self, count: int) -> None:
-        """Take the memory of the first `count` slots."""
-        for slot in range(0, count, self._per_chunk):
-            self.address(slot)
+    def take(self, number: int) -> "Any":
+        """The memory (Device.host_memory) of the chunk of this number. DeviceError."""
+        with self._taking.setdefault(number, allocate_lock()):
+            chunk = self._chunks.get(number)
+            if chunk is None:
+                slots = min(self.per_chunk, self.count - number * self.per_chunk)
+                chunk = self._chunks[number] = self._device.host_memory(slots * self.nbytes, "kv host", for_copies=True)
+            return chunk
+
+    def reserve(self) -> None:
+        """Take all memory."""
+        for number in range(-(-self.count // self.per_chunk)):
+            self.take(number)
 
     def close(self) -> None:
         for chunk in self._chunks.values():
@@ -190,7 +205,7 @@ class HostSlots:
 class PageMover:
     """Runs transfers (scheduler.Batch.transfers) behind what was submitted to the device before.
 
-    history: i32 [num_blocks, BLOCK], the tokens of each block on a GPU, which go with it; None on a CPU. states: the
+    host_slots, host_states: places of the host for pages and states.     history: i32 [num_blocks, BLOCK], the tokens of each block on a GPU, which go with it; None on a CPU. states: the
     StateCache of a model with a state. told(transfers): called before they run, for ranks that have pages of their own."""
 
     def __init__(
@@ -200,6 +215,8 @@ class PageMover:
         history: Tensor | None = None,
         states: "StateCache | None" = None,
         told: "Callable[[list], None] | None" = None,
+        host_slots: int = 0,
+        host_states: int = 0,
     ):
         self._device, self._kv, self._states, self._told = device, kv, states, told
         # (start, bytes of a page) of what makes up a page.
@@ -207,8 +224,8 @@ class PageMover:
         if history is not None:
             self._parts.append((history.address, 4 * BLOCK * kv.blocks_per_page))
         self.page_nbytes = sum(nbytes for _, nbytes in self._parts)
-        self.slots = HostSlots(device, self.page_nbytes)
-        self.state_slots = None if states is None else HostSlots(device, states.slot_nbytes)
+        self.slots = HostSlots(device, self.page_nbytes, host_slots)
+        self.state_slots = None if states is None else HostSlots(device, states.slot_nbytes, host_states)
 
     def run(self, transfers: list[tuple[str, int, int]]) -> None:
         """In this order. Raises DeviceError."""
@@ -233,11 +250,15 @@ class PageMover:
                     self._device.copy_in(start + target * nbytes, at, nbytes)
                     at += nbytes
 
-    def reserve(self, pages: int, states: int) -> None:
-        """Take the host memory of so many pages and states."""
-        self.slots.reserve(pages)
-        if self.state_slots is not None:
-            self.state_slots.reserve(states)
+    @property
+    def host(self) -> list[HostSlots]:
+        """The slots of pages, and those of states where there are some."""
+        return [self.slots] if self.state_slots is None else [self.slots, self.state_slots]
+
+    def reserve(self) -> None:
+        """Take the host memory of all slots."""
+        for slots in self.host:
+            slots.reserve()
 
     def _move_state(self, kind: str, source: int, target: int) -> None:
         states, host, device = self._states, self.state_slots, self._device
@@ -291,9 +312,8 @@ class PageMover:
         return _view(self.state_slots.address(slot), self._states.slot_nbytes)
 
     def close(self) -> None:
-        self.slots.close()
-        if self.state_slots is not None:
-            self.state_slots.close()
+        for slots in self.host:
+            slots.close()
 
 
 def _view(address: int, nbytes: int) -> memoryview:

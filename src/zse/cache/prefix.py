@@ -176,7 +176,7 @@ class PrefixCache:
                 return None
             # It was entered before it was full, and is a leaf.
             del parent.children[before.tokens]
-            before.tokens = tokens
+            before.tokens, before.is_filed = tokens, False
             self.num_entered += 1
             parent.children[tokens] = before
             return before
@@ -208,13 +208,14 @@ class PrefixCache:
                 stack += node.children.values()
         return before - self.num_nodes
 
-    def full_nodes(self) -> "Iterator[TreeNode]":
-        """Every page that is full, those in front first. The tree must not change meanwhile."""
+    def nodes(self, ends: bool = False) -> "Iterator[TreeNode]":
+        """Every page that is full, those in front first; ends: those, too, that are not full and of a session. The tree must not
+        change meanwhile."""
         stack = list(self.roots.values())
         while stack:
             node = stack.pop()
             stack += node.children.values()
-            if len(node.tokens) == self.page_bytes:
+            if len(node.tokens) == self.page_bytes or ends and node.session:
                 yield node
 
     # -- on the host

@@ -152,7 +152,7 @@ SERVING = (
     option(
         "--cache-host-memory",
         SIZE,
-        "host memory for KV pages that leave the device, cold prefixes and preempted requests (default: none)",
+        "host memory for KV pages that leave the device, cold prefixes and preempted requests; for a GPU it is taken from the start on (default: none)",
         0,
     ),
     option(

@@ -2,19 +2,26 @@
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from zse.cache.files import PageFiles
+from zse.errors import DeviceError
+from zse.runtime import probe
 
-READERS = 2  # a core copies and checks about 5 GB/s of what the system has cached, a disk needs some asked for at once
+# A core copies and checks about 3 GB/s of what the system has cached, and locks as much; a disk needs some asked for at once.
+LEAST_READERS, MOST_READERS, CORES_PER_READER = 2, 4, 4
 PIECE = 16  # pages that a thread reads at once
+
+# A key, and what gives the memory for its content: a reader asks it, since memory for a GPU may have to be locked first.
+Wanted = tuple[bytes, Callable[[], tuple[memoryview, ...]]]
 
 
 class DiskFetch:
-    """What one request waits for. wanted: (key, memory) of pages that follow each other, then perhaps of a state. sound:
-    so many of them came. num_left: pieces that are not read yet."""
+    """What one request waits for. wanted: pages that follow each other, then perhaps a state. sound: so many of them came.
+    num_left: pieces that are not read yet."""
 
-    def __init__(self, wanted: list[tuple[bytes, tuple[memoryview, ...]]]):
+    def __init__(self, wanted: list[Wanted]):
         self.wanted, self.sound = wanted, len(wanted)
         self.num_left = -(-len(wanted) // PIECE)
         self.is_cancelled = False
@@ -23,8 +30,9 @@ class DiskFetch:
 class DiskReader:
     """Its threads read fetches from `files`, first come first."""
 
-    def __init__(self, files: PageFiles, num_threads: int = READERS):
+    def __init__(self, files: PageFiles):
         self._files = files
+        num_threads = max(LEAST_READERS, min(MOST_READERS, probe.default_threads() // CORES_PER_READER))
         self._pieces: deque[tuple[DiskFetch, int]] = deque()
         self._changed = threading.Condition()
         self._has_news = self._closing = False
@@ -57,7 +65,7 @@ class DiskReader:
                 fetch, start = self._pieces.popleft()
             wanted = fetch.wanted[start : start + PIECE]
             # What stands behind a page that is not sound is of no use.
-            count = 0 if fetch.is_cancelled or start > fetch.sound else self._files.read(wanted)
+            count = 0 if fetch.is_cancelled or start > fetch.sound else self._read(wanted)
             with self._changed:
                 if count < len(wanted):
                     fetch.sound = min(fetch.sound, start + count)
@@ -65,6 +73,14 @@ class DiskReader:
                 if not fetch.num_left:
                     self._has_news = True
                     self._changed.notify_all()
+
+    def _read(self, wanted: list[Wanted]) -> int:
+        """How many could be."""
+        try:
+            placed = [(key, memory()) for key, memory in wanted]
+        except DeviceError:  # no memory for them: they are computed
+            return 0
+        return self._files.read(placed)
 
     def close(self) -> None:
         """Nothing more is read; what memory a fetch had is not written from here on."""

@@ -64,5 +64,6 @@ FEATURES = {
     "prefill client": FeatureRow(),
     "experts": FeatureRow(),
     "ranks": FeatureRow(),
+    "host memory": FeatureRow(counters={"host_cache_bytes": 0}),
     "idle memory": FeatureRow(make=lambda engine: idle_memory.IdleMemory(engine), counters={"idle_evicted_pages": 0}),
 }

@@ -13,7 +13,7 @@ import msgspec
 from zse import env, lazy
 from zse.cache import groups, prefix, states
 from zse.cache import pages as cache_pages
-from zse.engine import core, expert_counters, memory, messages, metrics, offload, roles
+from zse.engine import core, expert_counters, host_memory, memory, messages, metrics, offload, roles
 from zse.engine import draft as draft_model
 from zse.engine import ranks as model_ranks
 from zse.engine import runner as engine_runner
@@ -247,6 +247,8 @@ def _build(config: ResolvedConfig, device, model, plan, tower, ranks=None):
     warm = tuple(name for name, is_wanted in wanted.items() if is_wanted)
     encoder = None if plan.config.causal else plan.config
     engine = core.Engine(scheduler, runner, model=config.model, warm=warm, encoder=encoder, tower=tower)
+    if config.host_slots or config.host_states:
+        engine.use("host memory", host_memory.HostMemory(engine))
     if config.speculation == "ngram":
         speculator = ngram.NgramSpeculator(scheduler, config.draft_tokens, device.kernels, runner.runs_ahead)
         engine.use("speculation", speculator)

@@ -4,7 +4,6 @@ in memory, while the steps of others go on.
 The tree of prefixes is the scheduler's; this runs in the engine's thread, between steps. Writing and reading have
 threads of their own."""
 
-import hashlib
 import logging
 import threading
 import time
@@ -14,11 +13,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from zse import __version__
 from zse.cache.eviction import TreeNode
-from zse.cache.files import KEY_BYTES, PageFiles, key_of
-from zse.cache.layout import CHUNK_BYTES
-from zse.engine import disk_reads, state_files
+from zse.cache.files import KEY_BYTES, PageFiles, key_of, state_key
+from zse.engine import disk_reads, fingerprints, state_files
 from zse.engine.held import Held, HoldingFeature
 from zse.errors import DeviceError
 from zse.sampling.params import BeamParams, SamplingParams
@@ -39,8 +36,6 @@ SPARE_PAGES = 2
 WAIT_S = 0.001  # for what is read, at a time, when nothing else runs
 TIDY_S = 60.0  # between looks at which sessions have ended
 MAX_SESSIONS = 1 << 16  # whose ends are known
-# A model's revision is read from so many pieces of so many bytes of each file.
-PIECES, PIECE_BYTES = 65, 4096
 # Time at the end to write what is still in memory.
 CLOSE_S = 3.0
 
@@ -91,7 +86,7 @@ class DiskTier(HoldingFeature):
         self._walked_at = (0, 0)
         self._closing = self._failed = False
         self._sessions: OrderedDict[str, float] = OrderedDict()  # when they end, seconds since 1970
-        self._tidied_at, self._reserved = 0.0, 0
+        self._tidied_at = 0.0
         self._reading: list[AwaitingDisk] = []
         self._thread = threading.Thread(target=self._write, name="kv files", daemon=True)
         self._thread.start()
@@ -128,20 +123,20 @@ class DiskTier(HoldingFeature):
             for slot, node in self._watched.popleft()[1]:
                 # Given to another page since, the slot may be written just now.
                 if self._cache.prefix.by_slot.get(slot) is node and not node.is_filed:
-                    self._queue(node, self._mover.read_slot(slot))
+                    self._queue(node)
 
     def idle(self, now: float) -> bool:
-        """Write one page, or state, that has no file yet; take a piece of the host's memory, which is locked for a GPU: that
-        takes 10 ms. False when there is nothing."""
+        """Write one page, or state, that has no file yet, or wait a little for those that are written. False when there is
+        nothing."""
         if now - self._tidied_at > TIDY_S:
             self._tidied_at = now
             self._ask(Write(partial(self._files.tidy, time.time())))
-        if not self._mover.can_fill_pages and len(self._files) and self._reserved < self._cache.host.num_slots:
-            self._mover.slot_view(self._reserved)
-            self._reserved += max(1, CHUNK_BYTES // self._mover.page_nbytes)
-            return True
-        if self._failed or self._pending_bytes > MAX_PENDING_BYTES // 2:
+        if self._failed:
             return False
+        if self._pending_bytes > MAX_PENDING_BYTES // 2:
+            with self._wake:
+                self._wake.wait(WAIT_S)
+            return True
         entered = self._cache.prefix.num_entered, 0 if self._states is None else self._cache.states.num_kept
         if not self._walk and self._walked_at != entered:
             self._walked_at = entered
@@ -152,10 +147,21 @@ class DiskTier(HoldingFeature):
                 return True
         return False
 
-    def _kept(self) -> "list[TreeNode | Snapshot]":
-        """What there is to be written, pages behind those in front of them: so they stand in one file."""
+    def _kept(self, ends: bool = False) -> "list[TreeNode | Snapshot]":
+        """What there is to be written, pages behind those in front of them: so they stand in one file. What sessions go on
+        from comes first: at the end there may be no time for all. ends: with the last pages of sessions, as far as they go:
+        a CPU computes half a page in half a second behind 32,000 tokens. (A state brings such a page along.)"""
+        nodes = list(self._cache.prefix.nodes(ends and self._states is None and self._cache.grouped is None))
         states = [] if self._states is None else self._cache.states.snapshots()
-        return [*self._cache.prefix.full_nodes(), *states]
+        first: set[TreeNode] = set()
+        for node in (*nodes, *(state.node for state in states)):
+            above: TreeNode | None = node if node.session else None
+            while above is not None and above not in first:
+                first.add(above)
+                above = above.parent
+        kept = [[each for each in nodes if (each in first) == is_first] for is_first in (True, False)]
+        behind = [[each for each in states if (each.node in first) == is_first] for is_first in (True, False)]
+        return [*kept[0], *behind[0], *kept[1], *behind[1]]
 
     def _file(self, kept: "TreeNode | Snapshot") -> bool:
         """Write what has no file yet. False when it has one, or is gone."""
@@ -163,7 +169,7 @@ class DiskTier(HoldingFeature):
             return False
         if isinstance(kept, TreeNode):
             if kept.alive:
-                self._queue_any(kept)
+                self._queue(kept)
             return kept.alive
         assert self._states is not None
         found = self._states.content(kept)
@@ -177,15 +183,14 @@ class DiskTier(HoldingFeature):
         self._mover.run(self._cache.take_transfers())
         self._mover.settle()
 
-    def _queue_any(self, node: TreeNode) -> None:
-        self._queue(node, self._mover.read_slot(node.slot) if node.page < 0 else self._mover.read_page(node.page))
-
-    def _queue(self, node: TreeNode, content: bytes) -> None:
+    def _queue(self, node: TreeNode) -> None:
         if self._failed or self._pending_bytes > MAX_PENDING_BYTES:
             return
+        content = self._mover.read_slot(node.slot) if node.page < 0 else self._mover.read_page(node.page)
         node.is_filed = True
         assert node.parent is not None
-        self._put(self._key(node), self._key(node.parent), content, node.session)
+        parent, is_full = self._key(node.parent), len(node.tokens) == self._cache.prefix.page_bytes
+        self._put(self._key(node) if is_full else state_key(parent, node.tokens), parent, content, node.session)
 
     def _put(self, key: bytes, parent: bytes, content: bytes, session: str) -> None:
         """Have the thread write a page or state."""
@@ -238,6 +243,7 @@ class DiskTier(HoldingFeature):
                 log.warning("the prefix cache no longer writes to disk: %s", error)
             with self._wake:
                 self._pending_bytes -= write.nbytes
+                self._wake.notify()
 
     # -- in
 
@@ -269,16 +275,22 @@ class DiskTier(HoldingFeature):
     def _begin(self, held: AwaitingDisk) -> bool:
         """Whether something is to be waited for: what is read for the request from here on, or for one before it."""
         tokens, salt, prefix = held.compared, salt_of(held.options), self._cache.prefix
-        nodes = prefix.match(salt, tokens, copies=False, whole=True).nodes
+        matched = prefix.match(salt, tokens, whole=True)
+        nodes = matched.nodes
         if self._mover.can_fill_pages:  # what was moved to host memory is read, too, where it has a file
             nodes = [node for node in nodes if node.page >= 0]
-        keys = self._keys_behind(self._key(nodes[-1]) if nodes else self._files.root(salt), tokens, len(nodes))
+        parent = self._key(nodes[-1]) if nodes else self._files.root(salt)
+        keys = self._keys_behind(parent, tokens, len(nodes))
         kept = None
         if self._states is not None:
             reach = prefix.match(salt, tokens).length
             most = self._room(nodes) - 1  # one for a page that is not full
             kept = self._states.deepest(salt, nodes, keys, tokens, reach, most)
             keys = keys[: max(0, kept.num_pages - len(nodes))] if kept is not None else []
+        else:
+            keys += self._end_behind(
+                keys[-1][0] if keys else parent, tokens, len(nodes) + len(keys), 0 if keys else matched.length
+            )
         if not keys and kept is None:
             return False
         wanted = {key for key, _ in keys} | ({kept.key} if kept is not None else set())
@@ -286,11 +298,11 @@ class DiskTier(HoldingFeature):
             return True
         self._settle()  # slots that were given back may still be read by transfers
         held.here, held.keys = len(nodes), tuple(keys)
-        views = self._take_places(held, nodes)
+        memory = self._take_places(held, nodes)
         if kept is not None and len(held.keys) == len(keys):
             held.state = self._states.take(kept)  # type: ignore[union-attr]
-        found: list[tuple[bytes, tuple[memoryview, ...]]] = [
-            (key, (view,)) for (key, _), view in zip(held.keys, views, strict=True)
+        found: list[disk_reads.Wanted] = [
+            (key, partial(_views, memory, place)) for (key, _), place in zip(held.keys, held.places, strict=True)
         ]
         if held.state is not None:
             found.append((held.state.kept.key, held.state.views))
@@ -312,6 +324,15 @@ class DiskTier(HoldingFeature):
             keys.append((key, tokens[at : at + page_bytes]))
         return keys
 
+    def _end_behind(self, key: bytes, tokens: bytes, count: int, reach: int) -> list[tuple[bytes, bytes]]:
+        """(key, tokens) of the page that files have, not full, behind the prompt's first `count`, the last of which has `key`;
+        where it has more than the `reach` tokens of the prompt that are in memory."""
+        at = count * self._cache.prefix.page_bytes
+        tails = self._files.states_behind(
+            key, tokens[at : at + self._cache.prefix.page_bytes][: max(0, len(tokens) - 4 - at)]
+        )
+        return [(state_key(key, tail), tail) for tail in tails[:1] if at + len(tail) > 4 * reach]
+
     def _room(self, nodes: list[TreeNode]) -> int:
         """How many pages may be read at most behind `nodes`, which stay."""
         if not self._mover.can_fill_pages:
@@ -319,9 +340,9 @@ class DiskTier(HoldingFeature):
         free = self._cache.allocator.num_free - SPARE_PAGES * len(self._scheduler.running)
         return max(0, free - sum(not self._cache.allocator.references(node.page) for node in nodes))
 
-    def _take_places(self, held: AwaitingDisk, nodes: list[TreeNode]) -> list[memoryview]:
-        """The memory that the pages of `held.keys`, or the first of them, are read to: pages where the host can write them,
-        else slots of the host. nodes: what stands in front."""
+    def _take_places(self, held: AwaitingDisk, nodes: list[TreeNode]) -> Callable[[int], memoryview]:
+        """Places that the pages of `held.keys`, or the first of them, are read to: pages where the host can write them,
+        else slots of the host; what gives their memory. nodes: what stands in front."""
         cache, prefix, host = self._cache, self._cache.prefix, self._cache.host
         if self._mover.can_fill_pages:
             front = [node.page for node in nodes]
@@ -330,7 +351,7 @@ class DiskTier(HoldingFeature):
             held.places, held.held = tuple(pages), (front, pages)
             self._scheduler.life.job_pages += held.held
             self._settle()  # what was in them may be on its way to the host
-            views = [self._mover.page_view(page) for page in pages]
+            memory = self._mover.page_view
         else:
             on_host = [node for node in nodes if node.page < 0]
             prefix.claim(on_host)  # others make room first
@@ -340,9 +361,9 @@ class DiskTier(HoldingFeature):
                 count = min(count - 1, host.num_free)
             held.places = tuple(host.take() for _ in range(count))
             cache.filling.update(held.places)
-            views = [self._mover.slot_view(slot) for slot in held.places]
-        held.keys = held.keys[: len(views)]
-        return views
+            memory = self._mover.slot_view
+        held.keys = held.keys[: len(held.places)]
+        return memory
 
     def _give_places(self, held: AwaitingDisk) -> None:
         """What is not the cache's is free again; pages of its that were kept may go."""
@@ -384,14 +405,13 @@ class DiskTier(HoldingFeature):
         # Pages that stood in front may have gone meanwhile.
         for index in range(min(fetch.sound, len(held.keys)) if len(chain) == held.here else 0):
             key, data = held.keys[index]
-            parent = chain[-1] if chain else None
-            there = nodes[held.here + index] if held.here + index < len(nodes) else None
-            node = self._place(
-                parent, salt, data, held.places[index], there, self._session_of(key, held.options.session)
-            )
+            parent = chain[-1] if chain else prefix.root(salt)
+            node = self._place(parent, data, held.places[index], self._session_of(key, held.options.session))
             if node is None:
                 break
-            node.key, node.is_filed = key, True
+            node.is_filed = True
+            if len(key) == KEY_BYTES:
+                node.key = key
             chain.append(node)
             count += 1
         if held.state is not None:
@@ -403,26 +423,23 @@ class DiskTier(HoldingFeature):
         self.num_read += count
         if count:
             self.num_hits += 1
-            self.num_hit_tokens += count * self._cache.page_size
+            self.num_hit_tokens += sum(len(data) for _, data in held.keys[:count]) // 4
             self._files.used(held.keys[count - 1][0])
 
     def _session_of(self, key: bytes, session: str) -> str:
         """What a page that a request brings is of alone."""
         return session if session and self._files.session_of(key) == session else ""
 
-    def _place(
-        self, parent: TreeNode | None, salt, data: bytes, place: int, there: TreeNode | None, session: str
-    ) -> TreeNode | None:
-        """The node of a page that came behind `parent`; there: the one that has come otherwise. None where it cannot be."""
+    def _place(self, parent: TreeNode, data: bytes, place: int, session: str) -> TreeNode | None:
+        """The node of a page that came behind `parent`, or of the one that has come otherwise. None where it cannot be."""
         prefix = self._cache.prefix
         if self._mover.can_fill_pages:
-            if parent is not None and parent.page < 0:
-                return None
-            return prefix.enter(parent or prefix.root(salt), data, place, session)
+            return None if parent.depth and parent.page < 0 else prefix.enter(parent, data, place, session)
+        there = parent.children.get(data)
         if there is not None:
             return there
         self._cache.filling.discard(place)
-        return prefix.enter_host(parent or prefix.root(salt), data, place, session)
+        return prefix.enter_host(parent, data, place, session)
 
     def stop(self, held: AwaitingDisk) -> None:
         """What was read of it until here is of use to others."""
@@ -441,7 +458,7 @@ class DiskTier(HoldingFeature):
         self._reader.close()  # pages are freed next
         try:
             self._settle()
-            for kept in self._kept():
+            for kept in self._kept(ends=True):
                 if kept.is_filed:
                     continue
                 while self._pending_bytes > MAX_PENDING_BYTES // 2 and time.monotonic() < deadline:
@@ -459,36 +476,13 @@ class DiskTier(HoldingFeature):
             self._files.close()
 
 
+def _views(memory: Callable[[int], memoryview], place: int) -> tuple[memoryview, ...]:
+    return (memory(place),)
+
+
 def open_disk_tier(engine, config, source, quantize: str | None) -> DiskTier:
     """The tier of a ResolvedConfig with cache_disk, for an Engine whose model comes from `source`. Raises
     ConfigError."""
-    fingerprint = fingerprint_of(engine, config, source, quantize)
+    fingerprint = fingerprints.fingerprint_of(engine, config, source, quantize)
     files = PageFiles(config.cache_disk, fingerprint, config.cache_disk_size, config.page_size)
     return DiskTier(engine, engine.runner.pages, files)
-
-
-def fingerprint_of(engine, config, source, quantize: str | None) -> bytes:
-    """What the content of pages depends on beside their tokens: 16 bytes, of two engines the same where the pages are."""
-    facts = (
-        __version__,
-        config.page_size,
-        engine.runner.pages.page_nbytes,
-        config.kv_dtype,
-        config.activations,
-        quantize,
-        engine.runner.device.kernels,
-        *(() if engine.runner.states is None else (engine.runner.states.slot_nbytes,)),
-    )
-    return hashlib.blake2b(revision_of(source) + repr(facts).encode(), digest_size=16).digest()
-
-
-def revision_of(source) -> bytes:
-    """A digest by which the model's files are told from others: of their sizes, their beginnings (metadata and table of
-    tensors) and pieces all over them. Reading a model in full would take longer than loading it."""
-    total = hashlib.blake2b(digest_size=32)
-    for file in source.files:
-        total.update(file.size.to_bytes(8, "little"))
-        piece = min(PIECE_BYTES, file.size)
-        for number in range(PIECES):
-            total.update(file.read((file.size - piece) * number // (PIECES - 1), piece))
-    return total.digest()

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from zse.engine import kv_wire, offload, prefill_client, prefill_server
+from zse.engine import fingerprints, kv_wire, prefill_client, prefill_server
 from zse.errors import ConfigError
 
 
@@ -31,7 +31,7 @@ def open_roles(engine: Any, config: Any, source: Any, quantize: str | None) -> N
     if engine.runner.model.config.has_state:
         raise ConfigError("--kv-listen and --kv-peers: the states of this model's layers are not sent")
     secret = kv_wire.read_secret(config.kv_secret)
-    fingerprint = offload.fingerprint_of(engine, config, source, quantize)
+    fingerprint = fingerprints.fingerprint_of(engine, config, source, quantize)
     if config.kv_listen is not None:
         address = kv_wire.address_of(config.kv_listen, "--kv-listen")
         server = prefill_server.PrefillServer(engine, address, fingerprint, secret, config.role == "prefill")

@@ -100,7 +100,8 @@ class Runner:
         self.states = states.state_cache(device, forward, config.state_slots) if config.state_slots else None
         self._history: Tensor | None = None  # of tokens, by block, where the host cannot keep it
         self._sets = self._make_sets()
-        self.pages = PageMover(device, self.kv, self._history, self.states, ranks and ranks.move)
+        told, host = ranks and ranks.move, (config.host_slots, config.host_states)
+        self.pages = PageMover(device, self.kv, self._history, self.states, told, *host)
         buffers, _ = self._sets[0].inputs.buffers(config.max_tokens_per_step, self._table.tensor, self._logits)
         self.planner = Planner(
             device,
@@ -470,10 +471,9 @@ class Runner:
         return self._forwards
 
     def reserve(self) -> list:
-        """What masks, jobs and host slots take when they are first asked for: a memory plan counts it. Nothing uses
-        it."""
+        """What masks, jobs and host slots take when they are first asked for: a memory plan counts it. Nothing uses it."""
         device, config = self.device, self.config
-        self.pages.reserve(config.host_slots, config.host_states)
+        self.pages.reserve()
         return [
             *(steps.masks_staging(device, self._logits) for _ in self._sets),
             steps.job_inputs(device, config, self._lines, self.kv.num_groups, steps.job_rows(self.model.config)),

@@ -23,12 +23,12 @@ class KeptState(NamedTuple):
 
 class PlacedState(NamedTuple):
     """A state on its way. host: its slot of the host; slot: of the page that it stands within, -1: it stands at the end of
-    one; views: their memory."""
+    one; views: gives their memory."""
 
     kept: KeptState
     host: int
     slot: int
-    views: tuple[memoryview, ...]
+    views: Callable[[], tuple[memoryview, ...]]
 
 
 class StateFiles:
@@ -88,11 +88,10 @@ class StateFiles:
             return None
         host, slot = self._states.host.take(), -1 if is_full else self._host.take()
         self._states.filling.add(host)
-        views: tuple[memoryview, ...] = (self._mover.host_state_view(host),)
         if slot >= 0:
             self._filling.add(slot)
-            views = (*views, self._mover.slot_view(slot))
-        return PlacedState(kept, host, slot, views)
+        state, page = self._mover.host_state_view, self._mover.slot_view
+        return PlacedState(kept, host, slot, lambda: (state(host), *([page(slot)] if slot >= 0 else [])))
 
     def give(self, placed: PlacedState) -> None:
         """Nothing came."""

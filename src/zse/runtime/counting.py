@@ -46,7 +46,7 @@ class CountingDevice(Device):
     def staging(self, nbytes: int, label: str = "staging") -> Staging:
         return Staging(self.alloc(nbytes, label), self.shares_memory)
 
-    def host_memory(self, nbytes: int, label: str) -> "Any":
+    def host_memory(self, nbytes: int, label: str, for_copies: bool = False) -> "Any":
         return self.alloc(nbytes, label) if self.shares_memory else Nothing(nbytes, label, Account())
 
     def record(self) -> Recorder:

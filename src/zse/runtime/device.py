@@ -333,6 +333,8 @@ class Device:
     """Each kernel of its pack is loaded into the driver, which can be done before a model asks for it (CUDA)."""
     repacks: bool = False
     """Its own kernels make weights of what files hold otherwise, while they are loaded."""
+    locks_memory: bool = False
+    """What it copies from and to of the host's memory is page-locked, which takes time: it is to be had before it is used."""
     shares_buffers: bool = False
     """Processes of other devices can be given its buffers (zse.runtime.gpu_memory.export_buffer)."""
     supports_capture: bool = False
@@ -354,9 +356,8 @@ class Device:
         raise NotImplementedError
 
     def alloc_growing(self, nbytes: int, maximum: int, label: str = "other") -> "Any":
-        """A buffer of `nbytes` whose `grow(nbytes)` makes it up to `maximum` bytes at the same address; of `maximum` bytes
-        at once where memory becomes resident when it is first touched (CPU) or cannot grow. Errors as of alloc, and
-        ValueError for more than `maximum`."""
+        """A buffer of `nbytes` whose `grow(nbytes)` makes it up to `maximum` bytes at the same address; of `maximum` at once where memory becomes
+        resident when it is first touched (CPU) or cannot grow. Errors as of alloc, and ValueError for more than `maximum`."""
         return self.alloc(maximum, label)
 
     def scratch(self, name: str, nbytes: int) -> DeviceBuffer:
@@ -395,8 +396,7 @@ class Device:
         return ctypes.string_at(tensor.address, tensor.nbytes)
 
     def write(self, tensor: "Any", data: "bytes | bytearray | memoryview") -> None:
-        """Fill a Tensor or Buffer with `data`, after all that was submitted. Errors as of read, and ValueError unless the
-        sizes agree and the buffer behind a tensor is as long."""
+        """Fill a Tensor or Buffer with `data`, after all that was submitted. Errors as of read, and ValueError unless sizes agree."""
         data = memoryview(data).cast("B")
         check_write(tensor, data.nbytes)
         self.synchronize()
@@ -408,8 +408,9 @@ class Device:
         self.synchronize()
         ctypes.memmove(destination, source, nbytes)
 
-    def host_memory(self, nbytes: int, label: str) -> "Any":
-        """Memory of the host for copy_out and copy_in, page-locked on a GPU: `address`, `nbytes`, `free()`. DeviceError."""
+    def host_memory(self, nbytes: int, label: str, for_copies: bool = False) -> "Any":
+        """Memory of the host for copy_out and copy_in, page-locked on a GPU: `address`, `nbytes`, `free()`. DeviceError. for_copies alone:
+        locked where that can be (`is_locked`); other threads' launches do not wait for pieces of some MiB."""
         return Buffer(nbytes, label, self._account if self.shares_memory else Account())
 
     def copy_out(self, host: int, source: int, nbytes: int) -> None:

