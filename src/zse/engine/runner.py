@@ -125,8 +125,7 @@ class Runner:
         # Drafts are verified in runs of several tokens that all have logits; a CPU's launches for it are those of
         # decode.
         self._run_kind = "verify" if device.runs_ahead else "decode"
-        self._line_of_row = [0] * config.max_rows  # in the batch submitted last
-        self._num_submitted = 0
+        self._num_submitted, self._line_of_row = 0, [0] * config.max_rows  # in the batch submitted last
         # Requests and their residencies, of the last decode step.
         self._decoded: tuple[list[Request], list[int]] = ([], [])
 
