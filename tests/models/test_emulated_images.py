@@ -8,7 +8,7 @@ import pytest
 import tiny_vision as tiny
 from test_emulated_model import load_emulated
 
-from zse.cache.groups import PageGeometry
+from zse.cache.groups import PageGeometry, geometry
 from zse.cache.pages import HostPool
 from zse.cache.prefix import PrefixCache
 from zse.cache.states import StateSlots
@@ -27,6 +27,9 @@ from zse.scheduler.scheduler import Scheduler
 from zse_emulator import EmulateDevice
 
 ROWS, TOKENS, CONTEXT = 3, 48, 128
+# bf16 through recurrent layers, of which text alone differs by 0.10; and through Gemma 4's sums of unlike numbers, of
+# which transformers in bf16 loses 3 to 8 % of the largest logit as well (make_references.py: 0.11 of the tiny 26B-A4B).
+WIDE = ("qwen3_5", "gemma4_moe")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, logprobs=20, ignore_eos=True)
 
 
@@ -63,17 +66,21 @@ def emulated(path: str, like: str, quantize: str | None, **options) -> SimpleNam
             page_size=config.page_size,
             slot_nbytes=config.state_bytes // config.state_slots,
         )
+    pages = PageGeometry(page_size=config.page_size)
+    if plan.config.global_head_dim:  # heads of two sizes have no page table in common
+        pages = geometry(plan.config, TOKENS, device.steps_in_flight, config.page_size)
     scheduler = Scheduler(
         num_pages=config.num_pages,
         max_rows=ROWS,
         max_tokens=TOKENS,
         max_context=CONTEXT,
         vocab_size=plan.config.vocab_size,
-        geometry=PageGeometry(page_size=config.page_size),
+        geometry=pages,
         prefix_cache=PrefixCache(config.num_pages, page_size=config.page_size),
         states=states,
     )
-    engine = Engine(scheduler, Runner(device, model, config, tower=tower, grouped=False), tower=tower)
+    grouped = pages.num_groups > 1
+    engine = Engine(scheduler, Runner(device, model, config, tower=tower, grouped=grouped), tower=tower)
     return SimpleNamespace(engine=engine, plan=planned)
 
 
@@ -92,10 +99,13 @@ def near(found, logprobs, spread: float) -> None:
         ("mistral3", "sm_80", None, "bf16"),
         ("gemma3", "gfx90a", None, "bf16"),
         ("qwen3_5", "sm_90a", None, "bf16"),
+        ("gemma4", "sm_90a", None, "bf16"),
+        ("gemma4_moe", "sm_80", None, "bf16"),
+        ("gemma4_unified", "sm_90a", None, "bf16"),
     ],
 )
 def test_a_gpu_says_what_a_cpu_says(family, like, quantize, kv, kept_kernels, tmp_path):
-    path = str(tiny.write(family, tmp_path, wide_heads=True))
+    path = str(tiny.write(family, tmp_path, wide_heads=not family.startswith("gemma4")))  # whose heads are wide enough
     prompts = [tiny.prompt(family, number) for number in (0, 3, 4)]
     made = emulated(path, like, quantize, kv_dtype=kv)
     replies = run(made.engine, [(*prompt, GREEDY) for prompt in prompts])
@@ -104,8 +114,7 @@ def test_a_gpu_says_what_a_cpu_says(family, like, quantize, kv, kept_kernels, tm
     made.engine.close()
     cpu = dict(device="cpu", threads=2, kv_dtype="f32", activations="f32", quantize=quantize)
     loaded = load_engine(EngineConfig(model=path, **cpu), Phases(lambda: 0.0))
-    # bf16 through recurrent layers: text alone differs by 0.10.
-    spread = 0.1 if (quantize, kv) == (None, "bf16") and family != "qwen3_5" else 0.3
+    spread = 0.1 if (quantize, kv) == (None, "bf16") and family not in WIDE else 0.3
     for (ids, images), (tokens, logprobs) in zip([*prompts, prompts[1]], replies + again, strict=True):
         assert len(tokens) == 4
         one = SamplingParams(temperature=0.0, max_tokens=1, logprobs=20)

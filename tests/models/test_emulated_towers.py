@@ -9,7 +9,6 @@ from zse.engine.image_encoder import ImageEncoder, encoder_bytes
 from zse.formats.opening import open_model
 from zse.kernel import cache
 from zse.models.vision.load import plan_tower
-from zse.models.vision.registry import tower_class
 from zse.models.weight_plan import read_config
 from zse.runtime.null import NullGPU
 from zse_emulator import EmulateDevice
@@ -26,6 +25,11 @@ REFERENCES = np.load(tiny.PATH)
         ("mistral3", "metal3.1"),
         ("qwen2_vl", "sm_90a"),
         ("qwen3_5", "sm_80"),
+        ("gemma4", "sm_90a"),
+        ("gemma4", "gfx90a"),
+        ("gemma4_moe", "sm_80"),
+        ("gemma4_moe", "metal3.1"),
+        ("gemma4_unified", "sm_90a"),
     ],
 )
 def test_embeddings_equal_transformers(family, like, kept_kernels, tmp_path):
@@ -44,9 +48,7 @@ def test_embeddings_equal_transformers(family, like, kept_kernels, tmp_path):
         encoder.close()
 
 
-@pytest.mark.parametrize(
-    "family", [family for family in tiny.CONFIGS if tower_class(tiny.vision(family).family).on_gpu]
-)
+@pytest.mark.parametrize("family", tiny.CONFIGS)
 @pytest.mark.parametrize("like", ["sm_90a", "sm_80", "gfx90a"])
 def test_what_is_allocated_is_what_the_plan_counts(family, like, tmp_path):
     with open_model(str(tiny.write(family, tmp_path))) as source:

@@ -81,6 +81,7 @@ def logits_of(path, like, quantize, expert_memory, ids, sizes, max_tokens=16):
         ("gpt_oss", "sm_90a", None),  # MXFP4, and a bias of each expert
         pytest.param("gpt_oss", "sm_80", None, marks=pytest.mark.exhaustive),
         ("qwen3_moe_dense", "gfx90a", None),  # a layer without experts between
+        ("gemma4_moe", "sm_90a", None),  # beside a dense MLP, with a factor of each expert
     ],
 )
 def test_tokens_are_the_same_bits(family, like, quantize, kept_kernels, monkeypatch, tmp_path):

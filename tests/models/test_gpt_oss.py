@@ -301,7 +301,16 @@ def test_a_folder_that_says_otherwise_is_refused(name, value, message, device, t
         load(device, write_folder(tmp_path, "MXFP4", **{name: value}))
 
 
-@pytest.mark.parametrize("like, sizes, experts", [("sm_90a", [17, 1], "MXFP4"), ("sm_80", [5, 8, 4, 1], "F32")])
+@pytest.mark.parametrize(
+    "like, sizes, experts",
+    [
+        ("sm_90a", [17, 1], "MXFP4"),
+        ("sm_80", [5, 8, 4, 1], "F32"),
+        ("sm_80", [17, 1], "BF16"),
+        ("gfx90a", [17, 1], "MXFP4"),
+        ("metal3.1", [5, 12, 1], "BF16"),
+    ],
+)
 def test_on_a_gpu(like, sizes, experts, kept_kernels, monkeypatch, tmp_path):
     """In the emulator, with heads of a size that a GPU has: a prompt longer than the window, then a token."""
     monkeypatch.setattr(sys.modules[__name__], "DIM", 64)

@@ -11,6 +11,7 @@ from zse.engine.image_encoder import ImageEncoder
 from zse.errors import FormatError, UnsupportedError
 from zse.formats.opening import open_model
 from zse.models.vision.load import plan_tower
+from zse.models.vision.tower import TowerReader
 from zse.models.weight_plan import read_config
 from zse.runtime.opening import open_device
 
@@ -81,7 +82,6 @@ def test_int8_is_near(family, tmp_path):
     [
         (dict(position_embedding_size=100), "position_embedding_size.*100 rows and columns.*210"),
         (dict(head_dim=48), "head_dim"),
-        (dict(hidden_size=96, use_clipped_linears=True), "use_clipped_linears.*24"),
         (dict(standardize=True), "std_bias.*missing"),
         (dict(num_hidden_layers=4), "layers.3.input_layernorm.weight.*missing"),
     ],
@@ -90,8 +90,6 @@ def test_what_gemma4_cannot_be_is_refused(changes, reason, tmp_path):
     folder = tiny.write("gemma4", tmp_path)
     config = json.loads((folder / "config.json").read_text())
     config["vision_config"] |= changes
-    if changes.get("hidden_size"):
-        config["vision_config"].pop("head_dim")
     (folder / "config.json").write_text(json.dumps(config))
     with open_model(str(folder)) as source, pytest.raises(FormatError, match=reason):
         plan_tower(source, None, read_config(source), quantize=None, family="cpu")
@@ -110,15 +108,27 @@ def test_what_gemma4_unified_cannot_be_is_refused(changes, reason, tmp_path):
         plan_tower(source, None, read_config(source), quantize=None, family="cpu")
 
 
-def test_gemma4_on_a_gpu_is_told(tmp_path, caplog):
-    """Text is served; a file that was asked for is refused."""
-    text, tower = tiny_vision_gguf.write_gguf(tmp_path, "gemma4")
+def test_bounds_that_leave_out_the_zeros_behind_a_head_are_refused(monkeypatch, tmp_path):
+    """Heads of 16 columns are 64 wide on a GPU."""
+    plain = tiny.weights
+
+    def above_zero(family, named=None):
+        found = plain(family, named)
+        name = next(name for name in found if name.endswith("layers.1.self_attn.k_proj.output_min"))
+        return found | {name: np.float32(0.125)}
+
+    monkeypatch.setattr(tiny, "weights", above_zero)
     with open_model(str(tiny.write("gemma4", tmp_path))) as source:
-        assert plan_tower(source, None, read_config(source), quantize=None, family="gpu") is None
-    assert "images are not taken" in caplog.text and "--device cpu" in caplog.text
-    with open_model(str(text)) as source, open_model(str(tower)) as beside:
-        with pytest.raises(UnsupportedError, match="GPU"):
-            plan_tower(source, beside, read_config(source), quantize=None, family="gpu")
+        for family, refused in (("cpu", False), ("gpu", True)):
+            plan = plan_tower(source, None, read_config(source), quantize=None, family=family)
+            assert plan is not None
+            reader = TowerReader(source, type(plan.forward))
+            (weight,) = (each for each in plan.forward.weights("hf") if each.name == "layers.1.k_bounds")
+            if refused:
+                with pytest.raises(FormatError, match="layers.1.self_attn.k_proj.output_min.*leave out 0"):
+                    reader.read(weight)
+            else:
+                assert reader.read(weight)[2] == np.float32(0.125)
 
 
 def test_a_tower_that_cannot_be_is_refused(tmp_path):

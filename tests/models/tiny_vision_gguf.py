@@ -95,7 +95,16 @@ _NAMES["gemma4"] = _NAMES["gemma4_moe"] = {
     "post_feedforward_layernorm": "ffn_post_norm",
 }
 KINDS["gemma4"] = KINDS["gemma4_moe"] = "gemma4v"
-TEXT |= {"gemma4": "gemma4", "gemma4_moe": "gemma4"}
+_NAMES["gemma4_unified"] = {
+    "patch_dense": "v.patch_embd",
+    "pos_embedding": "v.position_embd",
+    "patch_ln1": "v.patch_norm.1",
+    "patch_ln2": "v.patch_norm.2",
+    "pos_norm": "v.patch_norm.3",
+    "embedding_projection": "mm.input_projection",
+}
+KINDS["gemma4_unified"] = "gemma4uv"
+TEXT |= dict.fromkeys(("gemma4", "gemma4_moe", "gemma4_unified"), "gemma4")
 for _family in ("qwen3_5", "qwen3_5_moe", "qwen3_vl_moe"):
     _NAMES[_family], KINDS[_family] = _NAMES["qwen3_vl"], "qwen3vl_merger"
 
@@ -132,7 +141,8 @@ def _gemma4_text(folder: Path, family: str) -> None:
         if "language_model." in name
     }
     tokens = ("tokenizer.ggml.tokens", "string[]", [f"t{id}" for id in range(160)])
-    path = tiny_families.write_gguf(family, folder, named=named, more=(tokens, *_IDS))
+    text = "gemma4_large" if family == "gemma4_unified" else family
+    path = tiny_families.write_gguf(text, folder, named=named, more=(tokens, *_IDS))
     path.rename(folder / "model.gguf")
 
 
@@ -162,6 +172,8 @@ def _in_mmproj(family: str, name: str, values: np.ndarray, swapped: bool) -> lis
     known = _NAMES[family]
     if name.endswith("mm_input_projection_weight"):
         return [("mm.input_projection.weight", values)]
+    if family == "gemma4_unified":
+        return [_of_unified(name, values)]
     values = values + np.float32("soft_emb_norm" in name)
     name = name.replace(".linear.weight", ".weight")
     if name.endswith("position_embedding_table"):
@@ -193,6 +205,19 @@ def _in_mmproj(family: str, name: str, values: np.ndarray, swapped: bool) -> lis
     if values.ndim == 5:
         return [(f"v.patch_embd.weight{'.1' * frame}", np.ascontiguousarray(values[:, :, frame])) for frame in (0, 1)]
     return [(f"{known[stem]}.{ending}", values)]
+
+
+def _of_unified(name: str, values: np.ndarray) -> tuple[str, np.ndarray]:
+    """Gemma 4 12B's: numbers of a patch channel by channel, a table for columns before one for rows."""
+    stem, _, ending = name.rpartition(".")
+    if ending == "pos_embedding":
+        stem, ending, values = ending, "weight", values.swapaxes(0, 1)
+    stem = stem.rpartition(".")[2]
+    if f"{stem}.{ending}" == "patch_dense.weight" or stem == "patch_ln1":
+        sizes = CONFIGS["gemma4_unified"]["vision_config"]
+        pixels = (3 * sizes["patch_size"]) ** 2
+        values = values.reshape(*values.shape[:-1], pixels, 3).swapaxes(-1, -2).reshape(values.shape)
+    return f"{_NAMES['gemma4_unified'][stem]}.{ending}", np.ascontiguousarray(values)
 
 
 def _text_metadata(family: str, arch: str) -> list[tuple]:
@@ -229,6 +254,9 @@ def _text_metadata(family: str, arch: str) -> list[tuple]:
 
 def _clip_metadata(family: str, changes: dict) -> list[tuple]:
     vision, processor = CONFIGS[family]["vision_config"], PROCESSORS[family]
+    if family == "gemma4_unified":  # the converter writes 0 for what the tower does not have
+        zeros = dict.fromkeys(("intermediate_size", "num_hidden_layers", "num_attention_heads"), 0)
+        vision = vision | zeros | {"hidden_size": vision["mm_embed_dim"]}
     is_gemma, side = family == "gemma3", vision.get("image_size", 6 * vision["patch_size"])
     layers = vision.get("num_hidden_layers", vision.get("depth"))
     keys = {

@@ -1,11 +1,16 @@
 """What steps with images and towers need beside other operations: rows put at chosen tokens, means of neighbouring rows,
 and rotary tables of positions in three parts."""
 
+import math
+
 from zse import kernel as zl
-from zse.kernels.op import EXACT, Case, Cost, Op, OutputSpec, Tolerance, check, later, require
+from zse.kernels.op import EXACT, Case, Cost, HostArray, Op, OutputSpec, Tolerance, check, later, require
 from zse.kernels.rope import LANES, TWO_PI
 from zse.lazy import numpy as np
+from zse.quant import pack
 from zse.runtime.args import Args
+
+GPU_CHUNK = 1024  # columns of one block of clamp on a GPU, four a thread
 
 
 @zl.kernel
@@ -227,30 +232,55 @@ def clamp_rows(
 
 
 def clamp(recorder, x, bounds, out, first: int) -> None:
-    """out f32 [M, K] = x f32 [M, K], at least bounds[first] and at most bounds[first + 1] of bounds f32 [N]."""
+    """out [M, K] = x [M, K], at least bounds[first] and at most bounds[first + 1] of bounds f32 [N]. On a CPU both are f32;
+    on a GPU each is f32 or bf16, and K a multiple of 4."""
     rows, width = x.shape
-    check("clamp x", x, "f32", rows, width)
-    check("clamp out", out, "f32", rows, width)
+    is_gpu = recorder.device.kernels == "gpu"
+    types = ("f32", "bf16") if is_gpu else ("f32",)
+    check("clamp x", x, types, rows, width)
+    check("clamp out", out, types, rows, width)
     check("clamp bounds", bounds, "f32", None)
     require(0 <= first < bounds.shape[0] - 1, f"clamp: bounds {first} and {first + 1} of {bounds.shape[0]}")
-    recorder.launch("clamp_rows", Args(x=x, bounds=bounds, out=out, lower=first, width=width), (rows,))
+    args = Args(x=x, bounds=bounds, out=out, lower=first, width=width)
+    if is_gpu:
+        require(width % 4 == 0, f"clamp: width {width} is not a multiple of 4")
+        recorder.launch(f"clamp_{x.dtype}_{out.dtype}", args, (-(-width // GPU_CHUNK), rows))
+    else:
+        recorder.launch("clamp_rows", args, (rows,))
 
 
 def _clamp_cases(rng, family="cpu"):
-    for rows, width, first in ((1, 64, 0), (9, 37, 2), (5, 4304, 2)):
+    bounds = np.array([-0.5, np.inf, -np.inf, 0.25], np.float32)
+    rounded = Tolerance(1e-30, 2**-8, "the result is rounded to bf16")
+    forms = (
+        [(source, out) for source in ("f32", "bf16") for out in ("f32", "bf16")] if family == "gpu" else [("f32",) * 2]
+    )
+    for rows, width, first in ((1, 64, 0), (9, 36 if family == "gpu" else 37, 2), (5, 4304, 2)):
         x = rng.standard_normal((rows, width)).astype(np.float32)
-        bounds = np.array([-0.5, np.inf, -np.inf, 0.25], np.float32)
-        inputs = {"x": x, "bounds": bounds}
-        yield Case(f"{rows} of {width}", inputs, {"out": OutputSpec((rows, width), "float32", EXACT)}, {"first": first})
+        for source, out in forms:
+            inputs = {"x": HostArray("bf16", pack.f32_to_bf16(x)) if source == "bf16" else x, "bounds": bounds}
+            spec = OutputSpec((rows, width), *(("float32", EXACT) if out == "f32" else ("bf16", rounded)))
+            yield Case(f"{rows} of {width} {source} {out}", inputs, {"out": spec}, {"first": first})
+
+
+def _clamp_reference(x, bounds, first, out=None):
+    return {"out": np.clip(x.wide() if isinstance(x, HostArray) else x, bounds[first], bounds[first + 1])}
+
+
+def _clamp_cost(case: Case) -> Cost:
+    (rows, width), x = case.outputs["out"].shape, case.inputs["x"]
+    item = (2 if isinstance(x, HostArray) else 4) + (2 if case.outputs["out"].dtype == "bf16" else 4)
+    return Cost(rows * width * item, 2 * rows * width)
 
 
 CLAMP = Op(
     "clamp",
     lambda target: [zl.Variant("clamp_rows", clamp_rows)],
     clamp,
-    lambda x, bounds, first, out=None: {"out": np.clip(x, bounds[first], bounds[first + 1])},
+    _clamp_reference,
     _clamp_cases,
-    lambda case: Cost(8 * case.inputs["x"].size, 2 * case.inputs["x"].size),
+    _clamp_cost,
+    later("gpu.images", "clamp_variants"),
 )
 
 
@@ -289,5 +319,6 @@ STANDARDIZE = Op(
     standardize,
     lambda bias, scale, x: {"x": (x.astype(np.float64) - bias) * scale},
     _standardize_cases,
-    lambda case: Cost(8 * case.outputs["x"].shape[0] * case.outputs["x"].shape[1], 2 * case.outputs["x"].shape[0]),
+    lambda case: Cost(8 * math.prod(case.outputs["x"].shape), 2 * math.prod(case.outputs["x"].shape)),
+    later("gpu.images", "standardize_variants"),
 )

@@ -312,9 +312,6 @@ def _check_heads(path: object, config: ModelConfig, family: str) -> None:
         if head_dim % TILE_ROWS or head_dim > most:
             what = "head_dim" if family == "cpu" else "head_dim on a GPU (--device cpu takes more)"
             raise UnsupportedError(f"{path}: {what}", head_dim, range(TILE_ROWS, most + 1, TILE_ROWS))
-    if family == "gpu" and config.moe is not None and config.global_head_dim:
-        what = f"{config.architecture} with experts"
-        raise UnsupportedError(f"{path}: on a GPU (--device cpu takes it)", what, [f"{config.architecture} without"])
     for kv_heads in {config.kv_heads_of(layer) for layer in range(config.num_layers)}:
         if config.num_heads // kv_heads > MAX_GROUP:
             raise UnsupportedError(

@@ -67,7 +67,7 @@ def place_part(part: Part, device: Any, activations: str, room: int, work_bytes:
     sizes: dict[Value, int] = {}
     work: dict[Node, Value] = {}
     at = 0
-    kinds = {"heads": device.inner, "attend": device.inner, "route": "routing"}
+    kinds = dict.fromkeys(("heads", "attend", "add_norm", "gated", "act"), device.inner) | {"route": "routing"}
     for node in nodes:
         at += not node.options.get("independent", False)  # those that may overlap are one moment
         for value in (*node.inputs, node.output):

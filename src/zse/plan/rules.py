@@ -196,6 +196,8 @@ def gated_product(nodes: list[Node], trace: Trace) -> list[Node]:
         known = GATED_EXPERTS if product.op == "experts" else GATED_PRODUCTS
         if gate.options["activation"] not in known or _adapted(trace, product):
             continue
+        if product.op == "linear" and "bias" in product.weights:
+            continue  # its kernels add none
         if product.op == "linear":
             found = Node("gated_product", product.inputs, gate.output, product.weights, gate.options)
         else:

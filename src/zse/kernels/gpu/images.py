@@ -1,7 +1,7 @@
 """The kernels of zse.kernels.images on a GPU."""
 
 from zse import kernel as zl
-from zse.kernels.images import RopeSections
+from zse.kernels.images import GPU_CHUNK, RopeSections
 from zse.kernels.rope import TWO_PI
 
 THREADS = 256
@@ -49,6 +49,49 @@ def rope_sections_gpu(p: RopeSections):
         reduced = zl.fma(turns, TWO_PI[2], zl.fma(turns, TWO_PI[1], zl.fma(turns, TWO_PI[0], angle)))
         row[i] = zl.cos(reduced) * p.mscale
         row[p.pairs + i] = zl.sin(reduced) * p.mscale
+
+
+@zl.kernel
+def clamp_gpu(
+    x: zl.Ptr["IN", "const"],
+    bounds: zl.Ptr[zl.f32, "const"],
+    out: zl.Ptr["OUT"],
+    lower: zl.i32,
+    width: zl.i32,
+    IN: zl.static,
+    OUT: zl.static,
+):
+    """Grid (chunks of columns, rows); four columns a thread."""
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    k = zl.block_index(0) * GPU_CHUNK + zl.thread_index() * 4
+    if k < width:
+        at = zl.i64(zl.block_index(1)) * width + k
+        value = zl.convert(zl.load(x + at, 4), zl.f32)
+        zl.store(out + at, zl.convert(min(max(value, bounds[lower] + 0.0), bounds[lower + 1] + 0.0), OUT))
+
+
+@zl.kernel
+def standardize_gpu(x: zl.Ptr[zl.f32], bias: zl.Ptr[zl.f32, "const"], scale: zl.Ptr[zl.f32, "const"], width: zl.i32):
+    """Grid (rows)."""
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    mine = x + zl.i64(zl.block_index(0)) * width
+    for k in range(zl.thread_index(), width, zl.target.threads):
+        mine[k] = (mine[k] - bias[k]) * scale[k]
+
+
+def clamp_variants(target):
+    types = {"f32": zl.f32, "bf16": zl.bf16}
+    return [
+        zl.Variant(f"clamp_{source}_{out}", clamp_gpu, {"IN": types[source], "OUT": types[out]}, threads=THREADS)
+        for source in types
+        for out in types
+    ]
+
+
+def standardize_variants(target):
+    return [zl.Variant("standardize_rows", standardize_gpu, threads=THREADS)]
 
 
 def place_variants(target):

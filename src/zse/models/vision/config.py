@@ -391,6 +391,12 @@ def _gemma4_gguf(fields: Fields) -> dict:
     )
 
 
+def _gemma4_unified_gguf(fields: Fields) -> dict:
+    """A patch is a token's whole square; the metadata have the size of what others merge."""
+    found = _gemma4_gguf(fields)
+    return found | dict(family="gemma4_unified", patch=found["patch"] * found["merge"], merge=1)
+
+
 GGUF_FAMILIES = {
     "gemma3": _gemma3_gguf,
     "qwen2vl_merger": _qwen_gguf("qwen2_vl", *QWEN2_PIXELS, CLIP_MEAN, CLIP_STD),
@@ -398,4 +404,5 @@ GGUF_FAMILIES = {
     "qwen3vl_merger": _qwen_gguf("qwen3_vl", *QWEN3_PIXELS, HALF, HALF),
     "pixtral": _pixtral_gguf,
     "gemma4v": _gemma4_gguf,
+    "gemma4uv": _gemma4_unified_gguf,
 }

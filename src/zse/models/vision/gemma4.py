@@ -2,6 +2,8 @@
 head by column and of the second by row, RMSNorm before and behind each part and of each head, gated MLP, in E2B and E4B
 with inputs and results of products within bounds; means of 3 × 3 patches, normalized, and a projection."""
 
+from functools import partial
+
 from zse.errors import FormatError
 from zse.lazy import numpy as np
 from zse.models.encoder import ACTIVATIONS
@@ -19,7 +21,6 @@ class Gemma4Vision(Tower):
     norms = ("attn_norm", "post_attn_norm", "mlp_norm", "post_mlp_norm")
     has_biases = False
     is_gated = True
-    on_gpu = False
     hf_product = ".linear"
     parts = {
         "attn_norm": ("ln1", "input_layernorm"),
@@ -115,7 +116,15 @@ class Gemma4Vision(Tower):
         for name in ("q", "k", "v", "o", "gate", "up", "down") if self.tower.bounded else ():
             called = f"{before}{self.parts[name][naming == 'hf']}"
             stored = tuple((f"{called}.{bound}", (1,)) for bound in BOUNDS)
-            yield TowerWeight(f"layers.{layer}.{name}_bounds", (4,), stored, lambda *each: np.concatenate(each))
+            yield TowerWeight(f"layers.{layer}.{name}_bounds", (4,), stored, partial(self._bounds, called, name))
+
+    def _bounds(self, called, name, *each):
+        """Zeros behind a head stay zeros; what attention gives is larger where heads have them (layer()), and so is what
+        the product behind it gives."""
+        dim, wide, found = self.tower.head_dim, self.config.head_dim, np.concatenate(each)
+        if dim < wide and name in "qkv" and not found[2] <= 0 <= found[3]:
+            raise FormatError("vision tower", 0, f"{called}.output_min", f"{found[2]} to {found[3]} leave out 0")
+        return found * np.float32((wide / dim) ** 0.5) if name == "o" else found
 
     def _head_norm(self, values):
         """The mean of squares of a head with zeros behind it is smaller."""
@@ -175,7 +184,5 @@ def _tower(*, out, positions, theta, bounded, standardized, inner, **sizes) -> T
     config, dim = layers_config(inner=inner, turns=True, scale=1.0, **sizes)
     if dim % 4:
         raise ValueError(f"num_attention_heads: heads of {dim} have no halves that turn")
-    if bounded and dim != config.head_dim:
-        raise ValueError(f"use_clipped_linears: heads of {dim}, multiples of 16 are supported")
     more = dict(theta=theta, bounded=bounded, standardized=standardized)
     return TowerConfig(layers=config, head_dim=dim, inner=inner, out=out, positions=positions, **more)

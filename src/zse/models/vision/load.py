@@ -101,12 +101,6 @@ def plan_tower(
             name = fields.get("clip.projector_type") or fields.get(".projector_type")
             raise UnsupportedError(f"{path}: clip.projector_type", name, GGUF_KINDS)
         return None
-    if family != "cpu" and not kind.on_gpu:
-        refused = UnsupportedError(f"{path}: images", "of this model on a GPU", ["--device cpu"])
-        if beside is not None:
-            raise refused
-        logging.getLogger("zse.engine").warning("images are not taken: %s", refused)
-        return None
     section = fields.section("vision_config") or fields
     kernels = "cpu int8" if quantize is not None and family == "cpu" else family
     if beside is not None:

@@ -16,7 +16,7 @@ TOWERS = {
     "gemma4": ("gemma4", "Gemma4Vision"),
 }
 # clip.projector_type of mmproj files that are read.
-GGUF_KINDS = ["gemma3", "qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger", "pixtral", "gemma4v"]
+GGUF_KINDS = ["gemma3", "qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger", "pixtral", "gemma4v", "gemma4uv"]
 
 
 def tower_class(family: str) -> type[Tower] | None:

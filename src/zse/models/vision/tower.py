@@ -21,6 +21,7 @@ from zse.models.config import WIDTH_MULTIPLE, Fields, ModelConfig, RopeConfig
 from zse.models.config_parts import MAX_WIDTH
 from zse.models.encoder import Encoder
 from zse.models.vision.config import VisionConfig
+from zse.plan.rules import JOINED
 from zse.plan.trace import Value
 from zse.quant.pack import NUMPY_DTYPE, widen
 
@@ -127,9 +128,8 @@ class Tower(Encoder):
     """A family. hf_layer, gguf_layer: what stands before a layer's names, with its number as {}; parts: our name of a
     layer's product or norm → what a GGUF and a Hugging Face file call it. anchors: names by which the tower and its projection are
     found in a Hugging Face file. hf_product: what a Hugging Face file has behind a product's
-    name. norms: of a layer. has_biases: products have biases; is_gated: the MLP is; on_gpu: there are
-    kernels for all of it, and images in its text model were tried with them. swaps: ffn_up and ffn_down have
-    each other's names in this file, as old converters wrote them."""
+    name. norms: of a layer. has_biases: products have biases; is_gated: the MLP is. swaps: ffn_up and ffn_down
+    have each other's names in this file, as old converters wrote them."""
 
     anchors: ClassVar[tuple[str, str]] = ("", "")
     hf_layer: ClassVar[str] = ""
@@ -139,7 +139,6 @@ class Tower(Encoder):
     norms: ClassVar[tuple[str, ...]] = ("attn_norm", "mlp_norm")
     has_biases: ClassVar[bool] = True
     is_gated: ClassVar[bool] = False
-    on_gpu: ClassVar[bool] = True
     on_host: ClassVar[tuple[str, ...]] = ("position_table",)  # weights that only the host reads
 
     def __init__(self, tower: TowerConfig, vision: VisionConfig):
@@ -163,7 +162,8 @@ class Tower(Encoder):
         """Every weight, those outside of the layers first. naming: "hf" or "gguf"."""
         yield from self.outer_weights(naming)
         for layer in range(self.config.num_layers):
-            yield from self.layer_weights(naming, layer)
+            mine = self.layer_weights(naming, layer)
+            yield from mine if self.tower.bounded else _joined(mine, f"layers.{layer}.")
 
     def outer_weights(self, naming: str) -> Iterator[TowerWeight]:
         raise NotImplementedError
@@ -347,6 +347,33 @@ def layers_config(
         activation=activation,
     )
     return config, dim
+
+
+def _joined(weights: Iterator[TowerWeight], prefix: str) -> Iterator[TowerWeight]:
+    """A layer's weights, those that read the same input as one: fewer and larger products."""
+    named = {weight.name: weight for weight in weights}
+    for whole, members in JOINED.items():
+        for suffix in ("", "_bias"):
+            names = [f"{prefix}{member}{suffix}" for member in members]
+            if all(name in named for name in names):
+                together = _together(f"{prefix}{whole}{suffix}", [named.pop(name) for name in names])
+                named[together.name] = together
+    yield from named.values()
+
+
+def _together(name: str, parts: list[TowerWeight]) -> TowerWeight:
+    """The rows of all, one part behind the other."""
+
+    def make(*arrays):
+        rest = list(arrays)
+        made = []
+        for part in parts:
+            mine, rest = rest[: len(part.stored)], rest[len(part.stored) :]
+            made.append((mine[0] if part.make is None else part.make(*mine)).reshape(part.shape))
+        return np.concatenate(made)
+
+    shape = sum(part.shape[0] for part in parts), *parts[0].shape[1:]
+    return TowerWeight(name, shape, tuple(stored for part in parts for stored in part.stored), make)
 
 
 def _third(values: "NDArray", number: int, of) -> "NDArray":
