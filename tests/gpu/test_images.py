@@ -16,7 +16,16 @@ from zse.models.vision.load import plan_tower
 from zse.models.weight_plan import read_config
 from zse.sampling.params import SamplingParams
 
-FAMILIES = ("gemma3", "qwen2_5_vl", "qwen3_vl", "mistral3", "gemma4", "gemma4_moe", "gemma4_unified")
+FAMILIES = (
+    "gemma3",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "mistral3",
+    "gemma4",
+    "gemma4_moe",
+    "gemma4_unified",
+    "deepseek_vl2_plain",
+)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -13,11 +13,12 @@ import numpy as np
 import psutil
 import pytest
 from image_files import file_of, hostile, saved
-from PIL import Image
+from PIL import Image, ImageOps
 
 from zse.errors import RequestError
 from zse.images.messages import DecodedImage, ImageJob, ImageLimits, encode
 from zse.images.worker import ImageDecoder, UnreadableImage
+from zse.models.vision.config import vision_from_hf
 
 LIMITS = ImageLimits(20 << 20, 36_000_000)
 SQUARE = references.vision("gemma3")
@@ -55,6 +56,28 @@ def test_pixels_are_those_of_transformers_processors(decoder, stored, name, size
     """Within a grey level, since another Pillow may round otherwise."""
     found = decoder.decode_now(saved(references.picture(*size)), references.vision(name))
     assert difference(found, stored[f"{name} {size[0]} {size[1]}"]) <= 1
+
+
+def test_tiles_are_padded_as_pillow_pads(decoder):
+    """As DeepSeek-VL2's authors call it: an overview, then what is cut, on grey."""
+    vision = vision_from_hf(
+        "config.json",
+        {
+            "architectures": ["DeepseekVLV2ForCausalLM"],
+            "vision_config": {"patch_size": 14},
+            "candidate_resolutions": [[384, 384], [768, 384], [384, 768]],
+        },
+        None,
+    )
+    for size, (height, width) in (((500, 200), (768, 384)), ((200, 200), (384, 384)), ((30, 900), (384, 768))):
+        shown = references.picture(*size)
+        found = decoder.decode_now(saved(shown), vision)
+        assert (found.height, found.width) == (height, width)
+        views = [
+            ImageOps.pad(shown.convert("RGB"), each, method=Image.Resampling.BICUBIC, color=(127, 127, 127))
+            for each in ((384, 384), (width, height))
+        ]
+        assert found.pixels == b"".join(np.asarray(view).tobytes() for view in views)
 
 
 @pytest.mark.exhaustive

@@ -30,6 +30,8 @@ REFERENCES = np.load(tiny.PATH)
         ("gemma4_moe", "sm_80"),
         ("gemma4_moe", "metal3.1"),
         ("gemma4_unified", "sm_90a"),
+        ("deepseek_vl2", "sm_90a"),
+        ("deepseek_vl2", "gfx90a"),
     ],
 )
 def test_embeddings_equal_transformers(family, like, kept_kernels, tmp_path):

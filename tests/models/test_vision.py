@@ -68,7 +68,7 @@ def test_fewer_bits_are_near(tmp_path):
             assert np.abs(found - wanted).max() < most * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("family", ["mistral3", "qwen2_5_vl", "qwen3_vl", "gemma4_moe"])
+@pytest.mark.parametrize("family", ["mistral3", "qwen2_5_vl", "qwen3_vl", "gemma4_moe", "deepseek_vl2"])
 def test_int8_is_near(family, tmp_path):
     """Heads of 16 and 24 columns are 32 wide: what attention gives is quantized by 32."""
     with open_model(str(tiny.write(family, tmp_path))) as source:
@@ -103,6 +103,25 @@ def test_what_gemma4_unified_cannot_be_is_refused(changes, reason, tmp_path):
     folder = tiny.write("gemma4_unified", tmp_path)
     config = json.loads((folder / "config.json").read_text())
     config["vision_config"] |= changes
+    (folder / "config.json").write_text(json.dumps(config))
+    with open_model(str(folder)) as source, pytest.raises(FormatError, match=reason):
+        plan_tower(source, None, read_config(source), quantize=None, family="cpu")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (dict(vision_config=dict(class_token=True)), "class_token"),
+        (dict(projector_config=dict(projector_type="linear")), "projector_type"),
+        (dict(projector_config=dict(input_dim=64)), "input_dim: 64, the tower has 96"),
+        (dict(projector_config=dict(n_embed=96)), "projector.layers.0.*|projection"),
+    ],
+)
+def test_what_deepseek_cannot_be_is_refused(changes, reason, tmp_path):
+    folder = tiny.write("deepseek_vl2", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    for name, values in changes.items():
+        config[name] |= values
     (folder / "config.json").write_text(json.dumps(config))
     with open_model(str(folder)) as source, pytest.raises(FormatError, match=reason):
         plan_tower(source, None, read_config(source), quantize=None, family="cpu")

@@ -27,6 +27,15 @@ MISTRAL3 = {
     "spatial_merge_size": 2,
 }
 GEMMA4 = {"architectures": ["Gemma4ForConditionalGeneration"], "vision_config": {"patch_size": 16}}
+DEEPSEEK = {  # the published sizes
+    "architectures": ["DeepseekVLV2ForCausalLM"],
+    "vision_config": {"patch_size": 14, "width": 1152, "layers": 27},
+    "candidate_resolutions": [
+        [384 * columns, 384 * rows]
+        for columns, rows in [(1, 1), (1, 2), (2, 1), (1, 3), (2, 2), (3, 1), (1, 4), (4, 1), (1, 5), (5, 1)]
+        + [(1, 6), (2, 3), (3, 2), (6, 1), (1, 7), (7, 1), (1, 8), (2, 4), (4, 2), (8, 1), (1, 9), (3, 3), (9, 1)]
+    ],
+}
 SIZES = [(1, 1), (37, 512), (480, 640), (28, 28), (1000, 17), (3000, 2000), (1540, 1541), (13, 2500)]
 
 
@@ -118,6 +127,42 @@ def test_gemma4_sizes_are_those_of_its_processor():
     for processor, reason in (({"max_soft_tokens": 100}, "max_soft_tokens"), ({"patch_size": 14}, "patch_size")):
         with pytest.raises((FormatError, UnsupportedError), match=reason):
             vision(GEMMA4, processor)
+
+
+def test_deepseek_images_are_cut_where_most_of_them_is_left():
+    """By the rule of its paper's section 2.1, said again for one size after another; 14 × 14 parts of a tile."""
+    found = vision(DEEPSEEK)
+    assert found.max_patches == 10 * 27**2 and found.overview == 384 and found.tile_side == 14
+
+    def wanted(height: int, width: int) -> tuple[int, int]:
+        best: tuple = (-1, 0, None)
+        for columns, rows in DEEPSEEK["candidate_resolutions"]:
+            scale = min(columns / width, rows / height)
+            kept = min(int(scale * height) * int(scale * width), height * width)
+            if (kept, kept - columns * rows) > best[:2]:
+                best = kept, kept - columns * rows, (rows, columns)
+        return best[2]
+
+    for height, width in (*SIZES, (384, 384), (385, 384), (768, 768), (500, 4000), (1200, 1200)):
+        rows, columns = found.target(height, width)
+        assert (rows, columns) == wanted(height, width) and found.fits(rows, columns), (height, width)
+        count = 14 * 15 + 1 + rows // 384 * 14 * (columns // 384 * 14 + 1)
+        assert found.num_tokens(rows, columns) == count and found.parts(rows, columns) == list(range(count))
+        assert found.expansion(rows, columns) == count * "<image>"
+        assert found.num_pixels(rows, columns) == rows * columns + 384**2
+    assert found.beside(2) is found and found.beside(3).target(500, 4000) == (384, 384)
+    assert found.beside(3).target(3000, 100) == (384, 384) and found.fits(384, 384)
+    assert not found.fits(384, 500) and not found.fits(384 * 4, 384 * 4)
+    for changes, reason in (
+        ({"candidate_resolutions": [[384, 500]]}, "multiples of 384"),
+        ({"candidate_resolutions": [[384, 0]]}, "multiples of 384"),
+        ({"candidate_resolutions": "384"}, "list of widths"),
+        ({"candidate_resolutions": [[384, 384 * 40]]}, "candidate_resolutions"),
+        ({"tile_tag": "1D"}, "tile_tag"),
+    ):
+        with pytest.raises((FormatError, UnsupportedError), match=reason):
+            vision(DEEPSEEK | changes)
+    assert vision(QWEN3).beside(9) == vision(QWEN3)
 
 
 def test_a_gguf_says_the_same():

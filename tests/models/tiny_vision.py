@@ -7,10 +7,12 @@ makes vision.npz anew, with transformers and torch installed.
 """
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import tiny
+import tiny_deepseek_vl2
 from formats_build import safetensors
 from tiny_vision_configs import CONFIGS, PROCESSORS, PROMPTS, SIZES
 
@@ -27,15 +29,15 @@ def vision(family: str) -> VisionConfig:
 
 
 def image(family: str, number: int) -> tuple[int, int, bytes]:
-    """(height, width, pixels) of an image."""
+    """(height, width, pixels) of an image, behind its overview where it has one."""
     height, width = SIZES[family][number % 2]
-    numbers = tiny.uniform(f"{family} image {number}", (height, width, 3), 127.5) + 127.5
+    numbers = tiny.uniform(f"{family} image {number}", (vision(family).num_pixels(height, width), 3), 127.5) + 127.5
     return height, width, numbers.astype(np.uint8).tobytes()
 
 
 def placeholder(family: str) -> int:
     config = CONFIGS[family]
-    return config.get("image_token_index", config.get("image_token_id"))
+    return config.get("image_token_index", config.get("image_token_id", 150))
 
 
 def prompt(family: str, number: int) -> tuple[list[int], list[ImageInput]]:
@@ -52,6 +54,11 @@ def prompt(family: str, number: int) -> tuple[list[int], list[ImageInput]]:
             images.append(ImageInput(len(ids), count, height, width, pixels, image_key(height, width, pixels)))
             ids += [placeholder(family) if part >= 0 else 12 for part in vision(family).parts(height, width)]
     return ids, images
+
+
+def packed(named: dict[str, list[int]]) -> np.ndarray:
+    """As shapes() reads them."""
+    return np.frombuffer(json.dumps(named).encode(), np.uint8)
 
 
 def shapes(family: str) -> dict[str, list[int]]:
@@ -86,12 +93,12 @@ def _plus_one(family: str, name: str) -> bool:
 def with_wide_heads(family: str) -> tuple[dict, dict[str, list[int]]]:
     """The config and the shapes with heads of 64 instead of 32 in the text model, which kernels of GPUs take."""
     config, named = json.loads(json.dumps(CONFIGS[family])), shapes(family)
-    text = config["text_config"]
-    text["head_dim"] *= 2
+    text = config.get("text_config") or config["language_config"]
+    text["head_dim"] = 2 * text.get("head_dim", 32)
     if "mrope_section" in text.get("rope_parameters", {}):
         text["rope_parameters"]["mrope_section"] = [2 * size for size in text["rope_parameters"]["mrope_section"]]
     for name, shape in named.items():
-        part = name.split(".")[-2]
+        part = name.split(".")[-2:][0]
         if "vision" in name or "visual" in name:
             continue
         if part in ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm"):
@@ -221,8 +228,10 @@ def references(family: str) -> dict[str, np.ndarray]:
     """Tower outputs of two images, and logits of every prompt from the last token of its last image on."""
     import torch
 
+    if family.startswith("deepseek"):
+        return tiny_deepseek_vl2.references(family, sys.modules[__name__])
     model, named = oracle(family)
-    found = {f"{family} shapes": np.frombuffer(json.dumps(named).encode(), np.uint8)}
+    found = {f"{family} shapes": packed(named)}
     with torch.no_grad():
         for number in range(len(PROMPTS)):
             last, given = prompt(family, number)[1][-1], inputs(family, number)
@@ -252,8 +261,6 @@ def references(family: str) -> dict[str, np.ndarray]:
 
 
 if __name__ == "__main__":
-    import sys
-
     old = dict(np.load(PATH)) if PATH.exists() else {}
     for family in sys.argv[1:] or CONFIGS:
         old |= references(family)

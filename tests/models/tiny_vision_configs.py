@@ -1,6 +1,7 @@
 """config.json and preprocessor_config.json of the tiny models that see, and the sizes of their images."""
 
 import tiny_configs
+import tiny_deepseek_vl2
 import tiny_hybrids
 
 _GEMMA3 = dict(
@@ -221,6 +222,8 @@ CONFIGS = {
         "gemma4_moe", dict(hidden_size=96, head_dim=24, standardize=True), use_bidirectional_attention="vision"
     ),
     "gemma4_unified": _gemma4_unified(),
+    "deepseek_vl2": tiny_deepseek_vl2.CONFIG,
+    "deepseek_vl2_plain": tiny_deepseek_vl2.PLAIN,
 }
 _NORMALIZED = {"image_mean": [0.5, 0.4, 0.45], "image_std": [0.5, 0.45, 0.55]}
 _AREA = _NORMALIZED | {"size": {"shortest_edge": 64, "longest_edge": 4096}}
@@ -228,10 +231,12 @@ PROCESSORS = {
     "gemma3": _NORMALIZED,
     **dict.fromkeys([family for family in CONFIGS if family.startswith("qwen")], _AREA),
     **dict.fromkeys(("gemma4", "gemma4_moe", "gemma4_unified"), {"max_soft_tokens": 70}),
+    **dict.fromkeys(("deepseek_vl2", "deepseek_vl2_plain"), _NORMALIZED),
     "mistral3": _NORMALIZED | {"size": {"longest_edge": 64}},
 }
 SIZES = dict.fromkeys(CONFIGS, ((24, 40), (56, 16)))
 SIZES |= dict.fromkeys(("gemma4", "gemma4_moe", "gemma4_unified"), ((36, 48), (48, 12)))
+SIZES |= dict.fromkeys(("deepseek_vl2", "deepseek_vl2_plain"), ((28, 28), (56, 28)))
 SIZES |= {"qwen2_5_vl": ((40, 56), (56, 16)), "gemma3": ((112, 112), (112, 112))}
 # Tokens of text before, between and behind two images; -1: no second image.
 PROMPTS = ((5, -1, 9), (0, -1, 4), (7, 3, 6), (18, 1, 3), (3, 40, 11))

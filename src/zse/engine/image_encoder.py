@@ -119,6 +119,19 @@ class TailWork:
             add_rmsnorm(self.recorder, out, added, None, None, None, 1e-6)
         return out
 
+    def spread(self, x: Tensor, places: "NDArray") -> Tensor:
+        """The rows `places` of x, i32 [most * merged]; zeros where -1."""
+        rows, width = self.recorder.symbol("cells", len(places)), x.shape[1]
+        if "spread" not in self._made:
+            made = new_tensor(self._device, LABEL, "f32", len(places), width)
+            table = new_tensor(self._device, LABEL, "i32", len(places))
+            self._device.write(made, bytes(4 * len(places) * width))
+            self._device.write(table, places.tobytes())
+            self._made["spread"] = made, table
+        out, table = (tensor.with_rows(rows) for tensor in self._made["spread"])
+        place_rows(self.recorder, x, table, out)
+        return out
+
     def together(self, x: Tensor, count: int) -> Tensor:
         """`count` neighbouring rows of the layers' result as one."""
         return Tensor(x.buffer, (self.parts, count * x.shape[1]), x.dtype, x.offset)
@@ -200,15 +213,14 @@ class ImageEncoder:
         forward, config = plan.forward, plan.forward.config
         most, merged = plan.vision.max_patches, plan.vision.merge**2
         self._most, blocks = most, blocks_for(most)
-        side, self._windows = forward.tower.window, 0
+        self._windows, longest = 0, 0
         if forward.tower.windowed:
-            # Of r × c parts (r / side + 1) * (c / side + 1) at most, of an image one part high every `side` parts.
-            self._windows = most // merged // min(side, 3) + 8
+            self._windows, longest = forward.window_room(most)
         self._kv = KVCache(device, config, blocks + self._windows, kv_dtype, None, BLOCK)
         self._buffers = StepBuffers.allocate(device, config, max_tokens=most, max_rows=1, max_pages=blocks)
         self._planner = TowerPlanner(device, forward, self.model, self._kv, self._buffers, activations=activations)
         if self._windows:
-            pages = blocks_for(side * side * merged)
+            pages = blocks_for(longest)
             self._planner.use_windows(
                 StepBuffers.allocate(device, config, max_tokens=most, max_rows=self._windows, max_pages=pages)
             )
@@ -220,7 +232,7 @@ class ImageEncoder:
         self._added = Tensor(self._input.buffer, (most, hidden), "f32", self._places[1])
         if turns:
             self._planner.rotations = Tensor(self._input.buffer, (most, config.head_dim), "f32", self._places[2])
-        self._tail = TailWork(device, self.model, self._planner.activations, max(1, most // merged), merged)
+        self._tail = TailWork(device, self.model, self._planner.activations, max(1, forward.num_parts(most)), merged)
         self._tail.added = self._added
         self._graphs: list[Any] = []
         self._results: list[Any] = []  # what each tail gives
@@ -237,17 +249,16 @@ class ImageEncoder:
     def encode(self, pixels: bytes, height: int, width: int) -> "Iterator[NDArray | None]":
         """Runs a graph at each step of the iterator and gives None; at last the embeddings, f32 [1 + deepstack layers,
         parts, out]."""
-        forward, vision = self.plan.forward, self.plan.vision
+        forward = self.plan.forward
         patches = forward.patches(pixels, height, width, self.model.host)
         count = len(patches)
-        parts = count // vision.merge**2
+        parts = forward.num_parts(count)
         if not self._graphs:
             self._prepare()
         order: Any = slice(None)
         if self._windows:
-            parts_in_order, sizes = forward.windows(height, width)
-            self._write_windows(sizes * vision.merge**2)
-            order = (parts_in_order[:, None] * vision.merge**2 + np.arange(vision.merge**2)).reshape(-1)
+            order, sizes = forward.windows(height, width)
+            self._write_windows(sizes)
         self._write(0, patches[order], self._patches.shape[1])
         added = forward.positions(self.model.host.get("position_table"), height, width)
         if added is not None:
@@ -255,7 +266,8 @@ class ImageEncoder:
         rotations = forward.rotations(height, width)
         if rotations is not None:
             self._write(2, rotations[order])
-        symbols = {"tokens": count, "parts": parts, "rows": 1, "splits": 1}
+        cells = parts * self.plan.vision.merge**2
+        symbols = {"tokens": count, "parts": parts, "cells": cells, "rows": 1, "splits": 1}
         self._device.write(self._buffers.positions, array("i", range(self._most)))
         results = []
         for graph, result in zip(self._graphs, self._results, strict=True):
@@ -264,10 +276,7 @@ class ImageEncoder:
                 found = np.frombuffer(self._device.read(result.with_rows(parts)), np.float32)
                 results.append(found.reshape(parts, -1))
             yield None
-        found = np.stack([results[-1], *results[:-1]])
-        if self._windows:
-            found[:, parts_in_order] = found.copy()
-        yield found
+        yield forward.assembled(np.stack([results[-1], *results[:-1]]), height, width, self.model.host)
 
     def _write_windows(self, sizes: "NDArray") -> None:
         """Each window of `sizes` patches is a row of its own, in pages of its own."""

@@ -119,7 +119,7 @@ class ImageStore(Feature):
         how, end, most = self._plan.vision, 0, self._engine.runner.config.max_tokens_per_step
         for image in images:
             size = image.height, image.width
-            if not how.fits(*size) or len(image.pixels) != 3 * image.height * image.width:
+            if not how.fits(*size) or len(image.pixels) != 3 * how.num_pixels(*size):
                 raise _refused(
                     f"an image of {image.width} x {image.height} pixels is not of a size that this model takes"
                 )

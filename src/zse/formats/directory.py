@@ -26,6 +26,20 @@ SENTENCE_FILES = {
 }  # zse.formats.sentence's
 
 
+# Chat templates of models whose files have none, as their authors' code writes a conversation.
+TEMPLATES = {
+    # deepseek_vl2/models/conversation.py ("deepseek") at ef9f91e2; images as in its examples.
+    "DeepseekVLV2ForCausalLM": (
+        "{{ bos_token }}{% for message in messages %}"
+        "{% set name = {'user': '<|User|>', 'assistant': '<|Assistant|>'}.get(message.role) %}{{ name + ': ' if name }}"
+        "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+        "{{ '<image>\n' if part.type == 'image' else part.text }}{% endfor %}{% endif %}"
+        "{{ eos_token if message.role == 'assistant' else '\n\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}<|Assistant|>:{% endif %}"
+    )
+}
+
+
 def open_directory(path: str) -> ModelSource:
     """Opens a directory with config.json and safetensors (single, sharded with an index, or several files)."""
     try:
@@ -36,12 +50,16 @@ def open_directory(path: str) -> ModelSource:
         raise FormatError(path, 0, "config.json", "is missing; a model directory has config.json and *.safetensors")
     config_path = os.path.join(path, "config.json")
     config = read_object(config_path, "config.json")
+    if "language_config" in config:  # DeepSeek-VL2's name of it
+        config = {"text_config": config["language_config"]} | config
     scheme = config.get("quantization_config") or config.get("compression_config") or _modelopt(path, names)
     if not isinstance(scheme, dict | None):
         raise FormatError(config_path, 0, "quantization_config", "is not an object")
     method = None if scheme is None else quantized.read_method(path, scheme)
     generation = _optional_object(path, names, "generation_config.json")
     tokenizer, template = _tokenizer(path, names)
+    if template is None:
+        template = next((TEMPLATES[name] for name in _texts(config.get("architectures")) if name in TEMPLATES), None)
     dense_files: list[str] = []
     if SENTENCE_FILES.intersection(names) and (found := sentence.settings(path, names)) is not None:
         beside, dense_files = found

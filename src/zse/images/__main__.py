@@ -66,7 +66,7 @@ def _work(job: socket.socket) -> None:
         image = decode.EncodedImage(_receive(job, asked.num_bytes), bounds.max_pixels)
         _answer(job, messages.ImageSize(image.height, image.width))
         target = _read(job, messages.ResizeTo)
-        pixels = image.resized(target.height, target.width, target.resample)
+        pixels = image.resized(target)
     except decode.ImageError as error:
         _answer(job, messages.Refused(str(error)))
     except MemoryError:

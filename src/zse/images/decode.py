@@ -11,11 +11,12 @@ import zlib
 from importlib import import_module
 from typing import Any
 
+from zse.images.messages import ResizeTo
 from zse.lazy import LazyModule
 
 # Pillow is the extra `images`: imported by load(), which says so where it is not there.
-Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin = (
-    LazyModule(f"PIL.{name}") for name in ("Image", "JpegImagePlugin", "PngImagePlugin", "WebPImagePlugin")
+Image, ImageOps, JpegImagePlugin, PngImagePlugin, WebPImagePlugin = (
+    LazyModule(f"PIL.{name}") for name in ("Image", "ImageOps", "JpegImagePlugin", "PngImagePlugin", "WebPImagePlugin")
 )
 _PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
 _WHITE = (255, 255, 255)
@@ -35,7 +36,15 @@ class ImageError(Exception):
 
 def load() -> None:
     """Import and prepare whatever decoding needs: afterwards no file can be opened. ImportError: Pillow is not installed."""
-    for name in ("Image", "JpegImagePlugin", "MpoImagePlugin", "PngImagePlugin", "TiffImagePlugin", "WebPImagePlugin"):
+    for name in (
+        "Image",
+        "ImageOps",
+        "JpegImagePlugin",
+        "MpoImagePlugin",
+        "PngImagePlugin",
+        "TiffImagePlugin",
+        "WebPImagePlugin",
+    ):
         import_module(f"PIL.{name}")
     made = Image.new("RGB", (2, 2))
     about = Image.Exif()
@@ -43,7 +52,8 @@ def load() -> None:
     for kind in ("PNG", "JPEG", "WEBP"):
         data = io.BytesIO()
         made.save(data, kind, exif=about)
-        _upright(_opened(data.getvalue())).resize((4, 4), Image.Resampling.BICUBIC)
+        image = _upright(_opened(data.getvalue())).resize((4, 4), Image.Resampling.BICUBIC)
+        ImageOps.pad(image, (6, 4), method=Image.Resampling.BICUBIC, color=(1, 2, 3))
 
 
 @contextlib.contextmanager
@@ -74,13 +84,16 @@ class EncodedImage:
             if _orientation(image) in _SWAPS:
                 self.width, self.height = self.height, self.width
 
-    def resized(self, height: int, width: int, resample: str) -> bytes:
-        """Its pixels at that size, u8 [height, width, 3]. Raises as above."""
+    def resized(self, target: ResizeTo) -> bytes:
+        """Its pixels at that size, u8 [height, width, 3], behind those of the overview. Raises as above."""
         with _refusing():
             shown = _in_colour(_upright(self._image))
-            if shown.size != (width, height):
-                shown = shown.resize((width, height), Image.Resampling[resample.upper()])
-            return shown.tobytes()
+            size, how = (target.width, target.height), Image.Resampling[target.resample.upper()]
+            if side := target.overview:
+                fill = (target.fill,) * 3
+                views = (ImageOps.pad(shown, view, method=how, color=fill) for view in ((side, side), size))
+                return b"".join(view.tobytes() for view in views)
+            return (shown if shown.size == size else shown.resize(size, how)).tobytes()
 
 
 def _opened(data: bytes) -> Any:

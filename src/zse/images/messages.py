@@ -48,11 +48,14 @@ class ImageSize(msgspec.Struct, array_like=True, tag=0):
 
 
 class ResizeTo(msgspec.Struct, array_like=True):
-    """server → process. In pixels."""
+    """server → process. In pixels. overview: side of a square in which the image comes first, both padded with the grey
+    value `fill`; 0: none does, and the proportions are not kept."""
 
     height: int
     width: int
     resample: Literal["bilinear", "bicubic"]
+    overview: int = 0
+    fill: int = 0
 
 
 class Decoded(msgspec.Struct, array_like=True, tag=1):
@@ -68,7 +71,7 @@ class Refused(msgspec.Struct, array_like=True, tag=2):
 
 
 class DecodedImage(NamedTuple):
-    """height, width: after resizing. pixels: u8 [height, width, 3]; empty where only the size was asked for."""
+    """height, width: after resizing. pixels: u8 [height, width, 3], behind those of an overview; empty where only the size was asked for."""
 
     height: int
     width: int

@@ -169,10 +169,12 @@ class _Job:
         height, width = vision.target(size.height, size.width)
         if not reads:
             return DecodedImage(height, width, b"")
-        self._send(messages.encode(messages.ResizeTo(height, width, vision.resample)))
-        if self._read(messages.Decoded).num_bytes != 3 * height * width:
+        fill = int(255 * vision.mean[0])
+        self._send(messages.encode(messages.ResizeTo(height, width, vision.resample, vision.overview, fill)))
+        count = 3 * vision.num_pixels(height, width)
+        if self._read(messages.Decoded).num_bytes != count:
             raise EOFError
-        pixels = self._take(3 * height * width)
+        pixels = self._take(count)
         self._to_the_end()
         return DecodedImage(height, width, pixels)
 

@@ -1,15 +1,16 @@
 """DeepSeek V2 and V2-Lite (arXiv 2405.04434), V3, R1 and V3.1 (2412.19437), Kimi K2 (2507.20534), GLM-4.7-Flash,
-Mistral Small 4: multi-head latent attention whose neighbours turn, yarn that scales scores too, experts in groups with
+Mistral Small 4, the text part of DeepSeek-VL2 (2412.10302): multi-head latent attention whose neighbours turn, yarn that scales scores too, experts in groups with
 shared ones, first layers dense."""
 
 import msgspec
 
 from zse.errors import UnsupportedError
-from zse.models.common import gguf_moe, hf_moe
+from zse.models.common import gguf_moe, hf_moe, hf_values
 from zse.models.config import Fields, ModelConfig, MoeConfig
 from zse.models.decoder import Decoder
 from zse.models.latent import gguf_latent_values, hf_latent_values
-from zse.models.names import ATTN_NORM, EXPERTS, LATENT_ATTENTION, MLP, MLP_NORM, SELECT, Names
+from zse.models.llama import Llama
+from zse.models.names import ATTN_NORM, EXPERTS, LATENT_ATTENTION, LLAMA, MLP, MLP_NORM, SELECT, Names
 
 SHARED: Names = {
     "shared_gate": ("ffn_gate_shexp.weight", "mlp.shared_experts.gate_proj.weight"),
@@ -33,12 +34,15 @@ class DeepSeek(Decoder):
 
     @staticmethod
     def from_hf(fields: Fields, generation: Fields | None) -> ModelConfig:
-        values = hf_latent_values(fields, generation, pairs=True)
+        if not fields.boolean("use_mla", True):  # the smallest DeepSeek-VL2
+            values, name = hf_values(fields, generation), "deepseek_plain"
+        else:
+            values, name = hf_latent_values(fields, generation, pairs=True), "deepseek"
         if fields.integer("moe_layer_freq", 1) != 1:
             raise UnsupportedError(f"{fields.path}: moe_layer_freq", fields.get("moe_layer_freq"), [1])
         if fields.get("n_routed_experts") is None:
-            return fields.build(architecture="deepseek", **values)
-        return fields.build(architecture="deepseek", moe=_hf_moe(fields, values["num_layers"]), **values)
+            return fields.build(architecture=name, **values)
+        return fields.build(architecture=name, moe=_hf_moe(fields, values["num_layers"]), **values)
 
     @staticmethod
     def from_gguf(fields: Fields, tensors) -> ModelConfig:
@@ -55,6 +59,12 @@ class DeepSeek(Decoder):
         if moe.gating == "softmax" and not biased:
             changes["group_best"] = METHODS["group_limited_greedy"]
         return fields.build(architecture="deepseek", moe=msgspec.structs.replace(moe, **changes), **values)
+
+
+class DeepSeekPlain(Llama):
+    """With the attention of Llama."""
+
+    names = LLAMA | EXPERTS | SELECT | SHARED
 
 
 def _hf_moe(fields: Fields, num_layers: int) -> MoeConfig:

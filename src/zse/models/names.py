@@ -127,6 +127,7 @@ HF_PREFIXES = {
     "": "",
     "backbone.": "",
     "language_model.model.": "language_model.",
+    "language.model.": "language.",
     "model.language_model.": "",
     "model.text_model.": "",
 }

@@ -85,7 +85,7 @@ async def prepare(work: RequestRun, served: Any, messages: list[dict], model: An
     info = await app.pool.ready(served)
     if not info.vision:
         raise unsupported(parts[0]["path"], "this model sees no images")
-    vision = VisionConfig.decode(info.vision)
+    vision = VisionConfig.decode(info.vision).beside(len(parts))
     limits = app.images.limits
     if len(parts) > limits.max_images:
         message = f"The request has {len(parts)} images; at most {limits.max_images} are taken."

@@ -16,6 +16,7 @@ MAX_RATIO = 200  # of the sides of an image that keeps its proportions, as Qwen'
 # Patches of an image at most, those of Mistral 3's largest (1540 pixels) among them: what a tower works in grows with them
 # (about 40 KB a patch), and the work with their square. Larger images are made smaller.
 MAX_PATCHES = 112**2
+MAX_CUT = 2  # images of a request that are cut into tiles (DeepSeek-VL2)
 
 
 class VisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,8 +24,9 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     family: of the tower (models/vision/towers.py). patch: side of a patch; merge: patches a side that become one token.
     resize: "square" (to size × size), "edge" (the longer side at most `size`), "area" (between min_pixels and
-    max_pixels in all), "budget" (max_pixels in all, or as near as they come); all but the first keep the proportions and
-    give multiples of patch * merge. resample: "bilinear" or
+    max_pixels in all), "budget" (max_pixels in all, or as near as they come), which but for the first keep the
+    proportions and give multiples of patch * merge; "tiles" (padded to `size` times the rows and columns of one of
+    `tilings`, and cut; padded to one square, the overview, it stands before that). resample: "bilinear" or
     "bicubic". mean, std: of x / 255, by channel (red, green, blue).
 
     marker: the text that a chat template writes for an image; expansion() stands in its place. placeholder: the text of
@@ -53,11 +55,12 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     whole: bool = False
     windowed: bool = False
     embed_id: int | None = None
+    tilings: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self):
         number("patch_size", self.patch, 1, 1024)
         number("merge_size", self.merge, 1, 64)
-        choice("resize", self.resize, ("square", "edge", "area", "budget"))
+        choice("resize", self.resize, ("square", "edge", "area", "budget", "tiles"))
         choice("resample", self.resample, ("bilinear", "bicubic"))
         if self.resize == "budget":
             number("max_pixels", self.max_pixels, self.unit**2, MAX_SIDE**2)
@@ -66,6 +69,10 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             number("max_pixels", self.max_pixels, self.min_pixels, MAX_SIDE**2)
         else:
             number("image size", self.size, self.unit, MAX_SIDE)
+        if self.resize == "tiles":
+            sides = [side for tiling in self.tilings for side in tiling]
+            if not sides or min(sides) < 1 or self.max_patches > MAX_PATCHES:
+                raise ValueError(f"candidate_resolutions: {self.tilings} tiles of {self.size} pixels")
         if self.resize == "square" and self.size % self.unit:
             raise ValueError(f"image size: {self.size} is not a multiple of {self.unit}")
         for name in ("mean", "std"):
@@ -83,6 +90,8 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise RequestError(f"an image of {width} x {height} pixels", code="invalid_value", param="messages")
         if self.resize == "square":
             return self.size, self.size
+        if self.resize == "tiles":
+            return self._best_tiling(height, width)
         if max(height, width) > MAX_RATIO * min(height, width):
             message = f"an image of {width} x {height} pixels: one side is over {MAX_RATIO} times the other"
             raise RequestError(message, code="invalid_value", param="messages")
@@ -114,6 +123,37 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             rows, columns = min(height // width, most), 1
         return rows * unit, columns * unit
 
+    def _best_tiling(self, height: int, width: int) -> tuple[int, int]:
+        """target(): where most of the image's pixels stay, of equals where least is padding; the first of equals."""
+
+        def rank(tiling: tuple[int, int]) -> tuple[int, int]:
+            rows, columns = (side * self.size for side in tiling)
+            scale = min(columns / width, rows / height)
+            kept = min(int(width * scale) * int(height * scale), height * width)
+            return kept, kept - rows * columns
+
+        rows, columns = max(self.tilings, key=rank)
+        return rows * self.size, columns * self.size
+
+    def beside(self, count: int) -> "VisionConfig":
+        """How an image of a request that has `count` of them becomes tokens: of three and more none is cut."""
+        is_cut = self.resize == "tiles" and count <= MAX_CUT
+        return self if is_cut or self.resize != "tiles" else msgspec.structs.replace(self, tilings=((1, 1),))
+
+    @property
+    def overview(self) -> int:
+        """Side of the square that stands before the pixels of an image, 0: none does."""
+        return self.size if self.resize == "tiles" else 0
+
+    def num_pixels(self, height: int, width: int) -> int:
+        """Of a resized image, with its overview."""
+        return height * width + self.overview**2
+
+    @property
+    def tile_side(self) -> int:
+        """Parts a side of a tile."""
+        return -(-(self.size // self.patch) // self.merge)
+
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """(rows, columns) of the parts of a resized image: one embedding each."""
         return height // self.unit, width // self.unit
@@ -121,6 +161,8 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def max_patches(self) -> int:
         """Patches of the largest image."""
+        if self.resize == "tiles":
+            return (1 + max(1, *(rows * columns for rows, columns in self.tilings))) * (self.size // self.patch) ** 2
         if self.resize == "budget":
             return self.max_pixels // self.patch**2
         if self.resize == "area":
@@ -131,6 +173,9 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Whether target() could give this size."""
         if self.resize == "square":
             return (height, width) == (self.size, self.size)
+        if self.resize == "tiles":
+            is_whole = height % self.size == width % self.size == 0
+            return is_whole and (height // self.size, width // self.size) in (*self.tilings, (1, 1))
         unit = self.unit
         if height < 1 or width < 1 or height % unit or width % unit:
             return False
@@ -142,11 +187,17 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def num_tokens(self, height: int, width: int) -> int:
         """Tokens of a resized image from its first placeholder to its last part or end of a row."""
+        if self.resize == "tiles":  # rows end in a learned one, and one stands behind the overview
+            side = self.tile_side
+            rows, columns = (side * (pixels // self.size) for pixels in (height, width))
+            return side * (side + 1) + 1 + rows * (columns + 1)
         rows, columns = self.grid(height, width)
         return rows * (columns + bool(self.row_end))
 
     def parts(self, height: int, width: int) -> list[int]:
         """For each of num_tokens() the number of its embedding, -1 for the end of a row."""
+        if self.resize == "tiles":
+            return list(range(self.num_tokens(height, width)))
         rows, columns = self.grid(height, width)
         ends = [-1] if self.row_end else []
         return [part for row in range(rows) for part in (*range(row * columns, (row + 1) * columns), *ends)]
@@ -156,7 +207,7 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ImageInput.start points."""
         rows, columns = self.grid(height, width)
         row = self.placeholder * columns + self.row_end
-        text = row * rows
+        text = self.placeholder * self.num_tokens(height, width) if self.overview else row * rows
         if self.image_end:
             text = text.removesuffix(self.row_end) + self.image_end
         return self.before + text + self.after
@@ -335,6 +386,32 @@ def _around_zero(values: dict) -> dict:
     return dict(mean=tuple(map(sum, zip(values["mean"], halves, strict=True))), std=tuple(halves))
 
 
+def _deepseek_vl2_hf(fields: Fields, vision: Fields, read: Fields) -> dict:
+    """What the files leave out is as in the authors' code (deepseek-ai/DeepSeek-VL2 at ef9f91e2)."""
+    for key, wanted in (("tile_tag", "2D"), ("global_view_pos", "head")):
+        if fields.get(key, wanted) != wanted:
+            raise UnsupportedError(f"{fields.path}: {key}", fields.get(key), [wanted])
+    projector = fields.section("projector_config") or Fields(fields.path, {})
+    found = fields.get("candidate_resolutions", read.get("candidate_resolutions", [[384, 384]]))
+    sizes = [tuple(each) for each in found if isinstance(each, list)] if isinstance(found, list) else []
+    if not sizes or not all(len(each) == 2 and all(type(side) is int for side in each) for each in sizes):
+        raise fields.fail("candidate_resolutions", "is not a list of widths and heights")
+    size = sizes[0][0]
+    if not 1 <= size <= MAX_SIDE or any(side % size or not size <= side <= MAX_SIDE for each in sizes for side in each):
+        raise fields.fail("candidate_resolutions", f"not all are multiples of {size}")
+    return dict(
+        family="deepseek_vl2",
+        resize="tiles",
+        marker="<image>",
+        placeholder="<image>",
+        patch=vision.integer("patch_size", 16, high=1024),
+        merge=projector.integer("downsample_ratio", 2, high=64),
+        size=size,
+        tilings=tuple((height // size, width // size) for width, height in sizes),
+        **_normalization(read),
+    )
+
+
 QWEN2_PIXELS, QWEN3_PIXELS = (56 * 56, 28 * 28 * 1280), (256 * 256, 4096 * 4096)
 _QWEN3_VL = _qwen_hf("qwen3_vl", *QWEN3_PIXELS, 16, HALF, HALF)
 _QWEN3_5 = _qwen_hf("qwen3_5", *QWEN3_PIXELS, 16, HALF, HALF, 248056)
@@ -347,6 +424,7 @@ HF_FAMILIES = {
     "Qwen3_5ForConditionalGeneration": _QWEN3_5,
     "Qwen3_5MoeForConditionalGeneration": _QWEN3_5,
     "Mistral3ForConditionalGeneration": _pixtral_hf,
+    "DeepseekVLV2ForCausalLM": _deepseek_vl2_hf,
     "Gemma4ForConditionalGeneration": _gemma4_hf,
     "Gemma4UnifiedForConditionalGeneration": _gemma4_unified_hf,
 }

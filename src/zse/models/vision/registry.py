@@ -12,6 +12,7 @@ TOWERS = {
     "qwen3_vl": ("qwen3_vl", "Qwen3VL"),
     "qwen3_5": ("qwen3_vl", "Qwen35VL"),
     "pixtral": ("pixtral", "Pixtral"),
+    "deepseek_vl2": ("deepseek_vl2", "DeepSeekVL2"),
     "gemma4_unified": ("gemma4_unified", "Gemma4Unified"),
     "gemma4": ("gemma4", "Gemma4Vision"),
 }

@@ -38,7 +38,8 @@ class TowerConfig(msgspec.Struct, frozen=True, kw_only=True):
     the text model's hidden size. positions: rows of the table of learned positions, 0: none. deepstack: layers behind
     which what they give is projected, too, and added to the stream of the text model's first layers. tail_eps, tail_biases:
     of the projection's norm and products, where a family has them apart. windowed: layers in which patches see those of a
-    square of window * window parts of the image. late_positions: rows of tables that the tail adds. theta: of the rotation, bounded: products have bounds, standardized: the
+    square of window * window parts of the image. late_positions: rows of tables that the tail adds. mixed: columns between the projection's products,
+    where a family has them apart; theta: of the rotation, bounded: products have bounds, standardized: the
     means are, where a family has them apart."""
 
     layers: ModelConfig
@@ -52,6 +53,7 @@ class TowerConfig(msgspec.Struct, frozen=True, kw_only=True):
     windowed: tuple[int, ...] = ()
     late_positions: int = 0
     theta: float = 0.0
+    mixed: int = 0
     bounded: bool = False
     standardized: bool = False
 
@@ -253,14 +255,35 @@ class Tower(Encoder):
         row, column = (each.reshape(shape).transpose(0, 2, 1, 3).reshape(-1) for each in (rows, columns))
         return row, column
 
+    def num_parts(self, patches: int) -> int:
+        """Embeddings that the tail makes of so many patches."""
+        return patches // self.vision.merge**2
+
+    def window_room(self, patches: int) -> tuple[int, int]:
+        """(windows at most of images of so many patches, patches of a window at most)."""
+        side, merged = self.tower.window, self.vision.merge**2
+        # Of r × c parts (r / side + 1) * (c / side + 1) at most, of an image one part high every `side` parts.
+        return patches // merged // min(side, 3) + 8, side * side * merged
+
     def windows(self, height: int, width: int) -> "tuple[NDArray, NDArray]":
-        """(the parts of the image window by window, i64 [parts]; how many each window has), windows and their parts row
-        by row."""
+        """(the patches of the image window by window, i64 [patches], those of a part together; how many each window has),
+        windows and their parts row by row."""
         rows, columns = self.vision.grid(height, width)
         side = self.tower.window
         row, column = (each.reshape(-1) for each in np.indices((rows, columns)))
         window = row // side * -(-columns // side) + column // side
-        return np.argsort(window, kind="stable"), np.bincount(window)
+        merged = self.vision.merge**2
+        order = np.argsort(window, kind="stable")[:, None] * merged + np.arange(merged)
+        return order.reshape(-1), np.bincount(window) * merged
+
+    def assembled(self, found: "NDArray", height: int, width: int, host: "dict[str, NDArray]") -> "NDArray":
+        """The embeddings of an image's tokens, f32 [1 + deepstack layers, VisionConfig.parts, out], of what the tail made of
+        its patches in windows() order."""
+        if not self.tower.windowed:
+            return found
+        in_order = np.empty_like(found)
+        in_order[:, self.windows(height, width)[0][:: self.vision.merge**2] // self.vision.merge**2] = found
+        return in_order
 
     def positions(self, table: "NDArray | None", height: int, width: int) -> "NDArray | None":
         """What is added to the patches, f32 [patches, hidden], of the learned positions f32 [positions, hidden]."""
