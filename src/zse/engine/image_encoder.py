@@ -122,13 +122,13 @@ class TailWork:
     def spread(self, x: Tensor, places: "NDArray") -> Tensor:
         """The rows `places` of x, i32 [most * merged]; zeros where -1."""
         rows, width = self.recorder.symbol("cells", len(places)), x.shape[1]
-        if "spread" not in self._made:
+        if ("spread",) not in self._made:
             made = new_tensor(self._device, LABEL, "f32", len(places), width)
             table = new_tensor(self._device, LABEL, "i32", len(places))
             self._device.write(made, bytes(4 * len(places) * width))
             self._device.write(table, places.tobytes())
-            self._made["spread"] = made, table
-        out, table = (tensor.with_rows(rows) for tensor in self._made["spread"])
+            self._made["spread",] = made, table
+        out, table = (tensor.with_rows(rows) for tensor in self._made["spread",])
         place_rows(self.recorder, x, table, out)
         return out
 

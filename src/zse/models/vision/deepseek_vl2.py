@@ -72,8 +72,8 @@ class DeepSeekVL2(Siglip):
         patch = "vision.patch_embed.proj"
         yield TowerWeight("patch", (hidden, 3 * p * p), ((f"{patch}.weight", (hidden, 3, p, p)),))
         yield TowerWeight("patch_bias", (hidden,), ((f"{patch}.bias", (hidden,)),))
-        stored = "vision.pos_embed", (1, positions, hidden)
-        yield TowerWeight("position_table", (positions, hidden), (stored,), lambda values: values[0])
+        table = "vision.pos_embed", (1, positions, hidden)
+        yield TowerWeight("position_table", (positions, hidden), (table,), lambda values: values[0])
         for suffix, part in (("", "weight"), ("_bias", "bias")):
             yield TowerWeight(f"post_norm{suffix}", (hidden,), ((f"vision.norm.{part}", (hidden,)),))
 
