@@ -280,6 +280,19 @@ def test_a_writer_that_is_behind_is_waited_for(loaded_of, tmp_path, monkeypatch)
     assert engine.counters()["prefix_disk_written_pages"] == len(disk._kept()) > 5
 
 
+def test_a_page_that_cannot_wait_is_not_copied_either(loaded_of, tmp_path, monkeypatch):
+    """What goes to the host is copied for the writer within a step: not where it would be dropped."""
+    engine = loaded_of(num_pages=16, cache_host_memory=64 << 20, cache_disk=str(tmp_path / "kv")).engine
+    read, disk, copied = PageMover.read_slot, engine.feature("disk"), []
+    monkeypatch.setattr(PageMover, "read_slot", lambda mover, slot: copied.append(slot) or read(mover, slot))
+    disk._pending_bytes += 1 << 40
+    fill(engine, 1)
+    assert engine.scheduler.snapshot()["prefix_host_pages"] > 20 and not copied
+    disk._pending_bytes -= 1 << 40
+    fill(engine, 2)
+    assert copied
+
+
 def test_a_folder_that_others_may_enter_is_refused(loaded_of, tmp_path):
     tmp_path.chmod(0o755)
     with pytest.raises(ConfigError, match="may be entered by others"):
