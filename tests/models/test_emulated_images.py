@@ -29,7 +29,7 @@ from zse_emulator import EmulateDevice
 ROWS, TOKENS, CONTEXT = 3, 48, 192
 # bf16 through recurrent layers, of which text alone differs by 0.10; and through Gemma 4's sums of unlike numbers, of
 # which transformers in bf16 loses 3 to 8 % of the largest logit as well (make_references.py: 0.11 of the tiny 26B-A4B).
-WIDE = ("qwen3_5", "gemma4_moe")
+WIDE = ("qwen3_5", "gemma4", "gemma4_moe")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, logprobs=20, ignore_eos=True)
 
 
