@@ -17,7 +17,7 @@ from zse.errors import ConfigError, FormatError, UnsupportedError, ZSEError
 from zse.formats import zse_writer
 from zse.formats.convert import convert
 from zse.formats.ggml import EXACT, SCHEMES
-from zse.formats.gguf_blocks import dequantize, to_affine
+from zse.formats.gguf_blocks import dequantize, to_affine, to_scheme
 from zse.formats.info import info
 from zse.formats.matrix import Rows
 from zse.formats.opening import open_model
@@ -129,7 +129,7 @@ def test_planes_in_the_file_are_those_of_pack(llama, tmp_path):
     with open_model(llama) as before, open_model(out) as after:
         for name in ("blk.0.attn_v.weight", "blk.0.attn_output.weight", "token_embd.weight", "blk.0.extra_b.weight"):
             tensor = before.tensors[name]
-            expected = to_affine(tensor.type, before.read(tensor), tensor.shape).pack()
+            expected = to_scheme(tensor.type, before.read(tensor), tensor.shape).pack()
             got = planes_from_bytes(SCHEMES[tensor.type], after.read(name), *tensor.shape)
             assert set(got) == set(expected)
             for plane, array in expected.items():

@@ -54,12 +54,14 @@ def test_exact_mappings(type):
     assert np.array_equal(found.scheme.dequantize(found.pack(), *shape), expected)
 
 
-@pytest.mark.parametrize("type", ROUNDED)
+@pytest.mark.parametrize("type", [*ROUNDED, "Q4_K", "Q5_K", "Q6_K"])
 def test_rounded_mappings_round_scale_and_offset_once(type):
+    """K types as a GPU has them."""
     raw = random_blocks(np.random.default_rng(10), type, 24)
     shape = (6, 4 * 256)
     q, scale, offset = unpack_blocks(type, raw)
-    affine = to_affine(type, raw, shape)
+    affine = to_affine(type, raw, shape) if type in ROUNDED else to_scheme(type, raw, shape).narrowed()
+    assert affine.scheme == SCHEMES[type].loaded("gpu")
     assert np.array_equal(affine.q, q.reshape(shape))
     for narrow, wide in ((affine.scale, scale), (affine.offset, offset)):
         if wide is None:
@@ -121,4 +123,5 @@ def test_q4_k_with_power_of_two_scales_is_exact():
     block[8:12] = 8  # minima 0..3
     block[16:] = np.random.default_rng(2).integers(0, 256, 128)
     raw = block.tobytes()
-    assert np.array_equal(to_affine("Q4_K", raw, (1, 256)).dequantize(), dequantize("Q4_K", raw, (1, 256)))
+    exact = dequantize("Q4_K", raw, (1, 256))
+    assert np.array_equal(to_scheme("Q4_K", raw, (1, 256)).narrowed().dequantize(), exact)

@@ -9,6 +9,7 @@ from zse.kernels.matmul import MATMUL
 from zse.kernels.op import EXACT, Case, HostActivation, OutputSpec
 from zse.kernels.route import sorted_pairs
 from zse.quant.scheme import AffineScheme, DenseScheme
+from zse.quant.superblock import SUPERBLOCK_SCHEMES
 
 SCHEMES = [
     *(
@@ -16,6 +17,7 @@ SCHEMES = [
         for bits in (4, 5, 6, 8)
         for group, symmetric in ((16, False), (32, True), (64, False))
     ),
+    *SUPERBLOCK_SCHEMES,
     *(DenseScheme(dtype) for dtype in ("f32", "f16", "bf16")),
 ]
 
@@ -29,6 +31,7 @@ def test_a_token_alone_and_in_a_batch(isa, kind, tokens, rows, width):
     for scheme in SCHEMES:
         if kind != "f32" and scheme.kind == "dense":
             continue
+        width += -width % scheme.step
         a = rng.standard_normal((tokens, width)).astype(np.float32)
         if kind != "f32":
             a = HostActivation.quantize(a, kind)
@@ -72,6 +75,7 @@ def test_a_token_alone_and_in_a_batch_with_experts(isa, kind):
     for scheme in SCHEMES:
         if kind != "f32" and scheme.kind == "dense":
             continue
+        width += -width % scheme.step
         a = rng.standard_normal((tokens, width)).astype(np.float32)
         weight = random_weight(rng, experts * rows, width, scheme)
         found = {}

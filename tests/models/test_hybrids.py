@@ -153,8 +153,7 @@ def quantized_gguf(family: str, folder: Path, exact: bool) -> Path:
 
 @pytest.mark.parametrize("family", [family for family in ONE_OF_EACH if family in tiny_hybrids.IN_GGUF])
 def test_gguf_blocks_compute_what_they_mean(family, device, tmp_path, monkeypatch):
-    """Q8_0, and Q4_K where rows have 256 columns: scales of Q4_K are rounded to f16, and b and a of Qwen3-Next, which lie
-    together in blocks; all else is exact."""
+    """Q8_0, and Q4_K where rows have 256 columns: b and a of Qwen3-Next, which lie together in blocks, are rounded; all else is exact."""
     found, wanted = (logits_of(device, quantized_gguf(family, tmp_path, exact), family) for exact in (False, True))
     assert np.abs(found - wanted).mean() < 0.02 * np.abs(wanted).mean()
 

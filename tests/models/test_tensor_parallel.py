@@ -20,6 +20,7 @@ from zse.formats.opening import open_model
 from zse.models import quantize_load
 from zse.models.load import load_model, plan_model, read_config
 from zse.parallel.group import RankGroup
+from zse.quant.superblock import SuperblockScheme
 from zse.runtime.opening import open_device
 
 REFERENCES = np.load(Path(__file__).with_name("references.npz"))
@@ -141,14 +142,26 @@ def test_weights_are_quantized_as_in_one_process(quantize, activations, tmp_path
 
 
 @pytest.mark.parametrize(
-    "types", [{"down": "Q4_K", "o": "Q6_K"}, {"gate": "Q8_0", "down": "IQ4_XS", "o": "Q5_1", "q": "Q4_K"}]
+    "types, heads",
+    [({"down": "Q4_K", "o": "Q6_K"}, 4), ({"gate": "Q8_0", "down": "IQ4_XS", "o": "Q5_1", "q": "Q4_K"}, 2)],
 )
-def test_gguf(types, tmp_path, monkeypatch):
+def test_gguf(types, heads, tmp_path, monkeypatch):
     """Blocks of 32 and of 256 numbers, whose cuts stand where a scale ends."""
-    monkeypatch.setitem(tiny.CONFIGS, "wide_qwen2", WIDE_GGUF)
+    more = dict(num_attention_heads=WIDE_GGUF["num_attention_heads"] * heads // 2)
+    monkeypatch.setitem(tiny.CONFIGS, "wide_qwen2", WIDE_GGUF | more)
     path = gguf_of("wide_qwen2", tmp_path, types)[0]
     tokens = tiny.tokens("qwen2")
     same(logits_of(path, tokens, 2, [39, 1]), logits_of(path, tokens, 1))
+
+
+def test_a_cut_within_a_super_block_rounds_its_scales(tmp_path, monkeypatch):
+    """Two ranks with half of Q6_K's 256 columns each have what one has with f16 scales."""
+    monkeypatch.setitem(tiny.CONFIGS, "wide_qwen2", WIDE_GGUF)
+    path = gguf_of("wide_qwen2", tmp_path, {"down": "Q4_K", "o": "Q6_K"})[0]
+    tokens = tiny.tokens("qwen2")
+    found = logits_of(path, tokens, 2, [39, 1])
+    monkeypatch.setattr(SuperblockScheme, "loaded", lambda self, family: self.narrow if self.bits == 6 else self)
+    same(found, logits_of(path, tokens, 1))
 
 
 @pytest.mark.parametrize("symmetric", [True, False])

@@ -105,7 +105,7 @@ def test_bf16_rounds_to_nearest_even():
 
 
 def test_names_read_back():
-    assert len(set(SCHEME_NAMES)) == len(SCHEME_NAMES) == 6 + len(BITS) * len(GROUPS) * 2 + len(LUT4_SCHEMES)
+    assert len(set(SCHEME_NAMES)) == len(SCHEME_NAMES) == 6 + len(BITS) * len(GROUPS) * 2 + len(LUT4_SCHEMES) + 3
     for name in SCHEME_NAMES:
         assert parse_scheme(name).name == name
     assert AffineScheme(4, 32, False).name == "int4-g32" and AffineScheme(8, 0, True).name == "int8-row-sym"

@@ -73,7 +73,7 @@ def convert(
     """Writes the model `source` as the `.zse` file `out`.
 
     quant: int4, int5, int6, int8, fp8, f16, bf16 or f32 for the matrices (zse.quant.policy has the rule), None to keep
-    what is there: GGUF's blocks become affine groups (exactly, except the scales of K types, which are rounded to f16).
+    what is there: GGUF's blocks become the groups that they are (exactly, except the scales of Q2_K, which are rounded to f16).
     group_size: columns per scale (16 ... 256, 0 for a row; 32 by default). head: what the embedding and the LM head
     become (without quant: only these, where they are not quantized yet). layout: of floating-point matrices, "r16" for
     the CPU's kernels or "rows" for a GPU's. threads: of NumPy (default: the processors). progress(done_bytes,

@@ -1,6 +1,6 @@
 """ggml's tensor types: their numbers, blocks, and what each is as a scheme of this package."""
 
-from zse.quant.scheme import AffineScheme, Lut4Scheme, Scheme
+from zse.quant.scheme import AffineScheme, Lut4Scheme, Scheme, SuperblockScheme
 
 # type number -> name, elements of a block, bytes of a block
 TYPES = {
@@ -41,9 +41,9 @@ SCHEMES: dict[str, Scheme] = {
     "Q5_0": AffineScheme(5, 32, True),
     "Q5_1": AffineScheme(5, 32, False),
     "Q8_0": AffineScheme(8, 32, True),
-    "Q4_K": AffineScheme(4, 32, False),
-    "Q5_K": AffineScheme(5, 32, False),
-    "Q6_K": AffineScheme(6, 16, True),
+    "Q4_K": SuperblockScheme(4),
+    "Q5_K": SuperblockScheme(5),
+    "Q6_K": SuperblockScheme(6),
     "Q2_K": AffineScheme(4, 16, False),
     "TQ1_0": AffineScheme(4, 256, True),
     "TQ2_0": AffineScheme(4, 256, True),
@@ -62,7 +62,7 @@ SCHEMES: dict[str, Scheme] = {
     "IQ1_S": Lut4Scheme("iq1", "i8", 32),
     "IQ1_M": Lut4Scheme("iq1", "i8", 16),
 }
-ROUNDED = ("Q2_K", "Q4_K", "Q5_K", "Q6_K")  # their scales are products, which f16 holds to 2**-11; all others are exact
+ROUNDED = ("Q2_K",)  # its scales are products, which f16 holds to 2**-11; all others are exact
 EXACT = tuple(type for type in SCHEMES if type not in ROUNDED)
 # All types by their numbers, "-" for one that was given up. Only for messages: a type we do not read is named, not
 # numbered.

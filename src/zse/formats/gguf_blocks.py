@@ -12,16 +12,16 @@ are f16 in the file. Sub-blocks of the K types have 32 (Q4_K, Q5_K) or 16 (Q6_K)
 | Q5_0 | d (q - 16)                             | int5-g32-sym: scale = d           | yes   |
 | Q5_1 | d q + m                                | int5-g32: scale = d, offset = m   | yes   |
 | Q8_0 | d q, q signed                          | int8-g32-sym: q + 128, scale = d  | yes   |
-| Q4_K | d sc q - dmin m                        | int4-g32: f16(d sc), f16(-dmin m) | rounded |
-| Q5_K | d sc q - dmin m                        | int5-g32: f16(d sc), f16(-dmin m) | rounded |
-| Q6_K | d sc (q - 32)                          | int6-g16-sym: f16(d sc)           | rounded |
+| Q4_K | d sc q - dmin m                        | int4-g32-i6: d, sc, dmin, m       | yes   |
+| Q5_K | d sc q - dmin m                        | int5-g32-i6: d, sc, dmin, m       | yes   |
+| Q6_K | d sc (q - 32)                          | int6-g16-sym-i8: d, sc            | yes   |
 | Q2_K | d sc q - dmin m                        | int4-g16: f16(d sc), f16(-dmin m) | rounded |
 | TQ1_0, TQ2_0 | d (q - 1)                      | int4-g256-sym: scale = d          | yes   |
 | Q1_0 | d or -d                                | int4-g128-sym: scale = d          | yes   |
 | Q2_0 | d (q - 1)                              | int4-g64-sym: scale = d           | yes   |
 
-"Rounded": the product has up to 19 significant bits and f16 keeps 11, so a scale or offset moves by at most
-2**-11 of itself (to nearest, ties to even). Where the product fits, as with sc a power of two, it is exact.
+"Rounded": the product has up to 15 significant bits and f16 keeps 11, so a scale or offset moves by at most
+2**-11 of itself (to nearest, ties to even). On a GPU that happens to Q4_K, Q5_K and Q6_K as well (zse.quant.superblock).
 """
 
 import math
@@ -35,6 +35,7 @@ from zse.formats.gguf_lut4 import to_lut4
 from zse.quant.affine import AffineArrays, AffineScheme
 from zse.quant.lut4 import Lut4Arrays
 from zse.quant.pack import bf16_to_f32
+from zse.quant.superblock import SuperblockArrays, SuperblockScheme
 
 _LOW = np.uint8(15)
 
@@ -172,7 +173,7 @@ def unpack_blocks(type: str, raw) -> tuple[NDArray, NDArray, NDArray | None]:
 def scales_of(type: str, raw) -> NDArray:
     """Every scale and offset of the blocks of any quantized type, f32: what may be NaN or infinite."""
     scheme = SCHEMES[type]
-    if isinstance(scheme, AffineScheme):
+    if isinstance(scheme, AffineScheme | SuperblockScheme):
         return np.concatenate([part.ravel() for part in unpack_blocks(type, raw)[1:] if part is not None])
     return to_lut4(type, raw, (len(raw) // BLOCKS[type][1], BLOCKS[type][0])).steps()
 
@@ -187,7 +188,7 @@ def dequantize(type: str, raw, shape: tuple[int, ...], factor: NDArray | float =
     if type == "BF16":
         return bf16_to_f32(np.frombuffer(raw, np.uint16)).reshape(shape)
     scheme = SCHEMES[type]
-    if not isinstance(scheme, AffineScheme):
+    if not isinstance(scheme, AffineScheme | SuperblockScheme):
         return to_lut4(type, raw, (math.prod(shape[:-1]), shape[-1]), factor).dequantize().reshape(shape)
     q, scale, offset = unpack_blocks(type, raw)
     groups = q.reshape(*scale.shape, -1).astype(np.float32)
@@ -208,8 +209,27 @@ def to_affine(type: str, raw, shape: tuple[int, int]) -> AffineArrays:
     return AffineArrays(scheme, q.reshape(n, k), narrow_scale, narrow_offset)
 
 
-def to_scheme(type: str, raw, shape: tuple[int, int], factor: NDArray | float = 1.0) -> AffineArrays | Lut4Arrays:
+def to_superblocks(type: str, raw, shape: tuple[int, int]) -> SuperblockArrays:
+    """A matrix of blocks of Q4_K, Q5_K or Q6_K, bit for bit."""
+    blocks, scheme, n = np.frombuffer(raw, np.uint8).reshape(-1, BLOCKS[type][1]), SCHEMES[type], shape[0]
+    assert isinstance(scheme, SuperblockScheme)
+    q = _UNPACK[type](blocks)[0].reshape(shape)
+    d, dmin = (np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16).reshape(n, -1) for at in _FACTORS[type])
+    if scheme.symmetric:
+        return SuperblockArrays(scheme, q, np.ascontiguousarray(blocks[:, 192:208]).reshape(n, -1), d)
+    sc, m = (part.reshape(n, -1) for part in _k_scales(blocks[:, 4:16]))
+    return SuperblockArrays(scheme, q, sc, d, m, dmin)
+
+
+_FACTORS = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208, 208)}  # where d and dmin stand in a block
+
+
+def to_scheme(
+    type: str, raw, shape: tuple[int, int], factor: NDArray | float = 1.0
+) -> AffineArrays | Lut4Arrays | SuperblockArrays:
     """A matrix of blocks as what its type becomes."""
+    if isinstance(SCHEMES[type], SuperblockScheme):
+        return to_superblocks(type, raw, shape)
     if isinstance(SCHEMES[type], AffineScheme):
         return to_affine(type, raw, shape)
     return to_lut4(type, raw, shape, factor)

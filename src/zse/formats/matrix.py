@@ -23,7 +23,17 @@ from zse.quant.affine import AffineArrays, AffineScheme
 from zse.quant.lut4 import Lut4Arrays, Lut4Scheme
 from zse.quant.pack import NUMPY_DTYPE, e4m3_to_f32, widen
 from zse.quant.quantize import MANY_THREADS_ELEMENTS
-from zse.quant.scheme import FP8_SCALINGS, LAYOUT, DenseScheme, Fp8Scheme, Plane, Scheme, rows_per_line
+from zse.quant.scheme import (
+    FP8_SCALINGS,
+    LAYOUT,
+    DenseScheme,
+    Fp8Scheme,
+    Plane,
+    Scheme,
+    SuperblockScheme,
+    rows_per_line,
+)
+from zse.quant.superblock import SuperblockArrays
 
 ROW_UNIT = 128  # whole tiles, and whole blocks of fp8
 FP8_TYPES = tuple(Fp8Scheme(scaling).name for scaling in FP8_SCALINGS)
@@ -89,7 +99,7 @@ class Rows(NamedTuple):
             planes[plane.name] = values.reshape(last - first, *plane.shape[1:])
         return planes
 
-    def arrays(self) -> AffineArrays | Lut4Arrays:
+    def arrays(self) -> AffineArrays | Lut4Arrays | SuperblockArrays:
         """As the groups that the tensor has or maps onto. r16: start is a multiple of 16."""
         info = self.info
         if info.layout in INTEGERS:
@@ -101,7 +111,7 @@ class Rows(NamedTuple):
         if info.layout == BNB4_LAYOUT:
             return bitsandbytes.arrays_of(self.source, info, self.start, self.stop)
         if info.layout == "r16":
-            assert isinstance(info.scheme, AffineScheme | Lut4Scheme)
+            assert isinstance(info.scheme, AffineScheme | Lut4Scheme | SuperblockScheme)
             return info.scheme.unpack(self.planes(), self.stop - self.start, info.shape[1])
         return to_scheme(info.type, self.raw(), (self.stop - self.start, info.shape[1]), self._factor())
 
@@ -237,9 +247,10 @@ def planes_of_rows(
         return prepared.arrays(start, stop).pack()
     if info.layout == "ggml" and info.scheme == scheme:
         return rows.arrays().pack()
-    if isinstance(scheme, Lut4Scheme) and scheme in (info.scheme, info.scheme.loaded("gpu")):
+    is_k_type = info.layout in ("ggml", LAYOUT) and isinstance(info.scheme, SuperblockScheme)
+    if (is_k_type or isinstance(scheme, Lut4Scheme)) and scheme in (info.scheme, info.scheme.loaded("gpu")):
         arrays = rows.arrays() if prepared is None else prepared.arrays(start, stop)
-        assert isinstance(arrays, Lut4Arrays)
+        assert isinstance(arrays, Lut4Arrays | SuperblockArrays)
         return (arrays if arrays.scheme == scheme else arrays.narrowed()).pack()
     if isinstance(scheme, DenseScheme) and (info.is_dense or info.layout == LAYOUT) and info.scheme == scheme:
         return scheme.pack(rows.dense(), layout)

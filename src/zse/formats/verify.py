@@ -14,8 +14,10 @@ from zse.formats.quantized import INTEGERS
 from zse.formats.source import BNB4_LAYOUT, ModelSource, TensorInfo
 from zse.formats.zse import ENTRY, HEADER, read_sections
 from zse.lazy import numpy as np
+from zse.quant.affine import AffineArrays
 from zse.quant.lut4 import Lut4Arrays, Lut4Scheme
 from zse.quant.pack import e4m3_to_f32
+from zse.quant.superblock import SuperblockScheme
 
 _CHUNK_BYTES = 1 << 22
 _CHUNK_ELEMENTS = 1 << 20
@@ -94,12 +96,15 @@ def _verify_numbers(model: ModelSource, info: TensorInfo) -> bool:
         elif info.layout in quantized_fp4.LAYOUTS:
             try:
                 found = Rows(model, info, start, stop).arrays()
+                assert isinstance(found, AffineArrays | Lut4Arrays)
                 arrays = {"scale": found.steps() if isinstance(found, Lut4Arrays) else found.scale}
             except ValueError as error:
                 raise info.wrong(str(error)) from None
         elif info.layout == "r16" or is_fp8:
             planes = Rows(model, info, start, stop).planes()
             arrays = {name: planes[name] for name in ("scale", "offset") if name in planes}
+            if isinstance(info.scheme, SuperblockScheme):
+                arrays = {"scale": planes["factor"]}
             if isinstance(info.scheme, Lut4Scheme):
                 arrays = {"scale": info.scheme.unpack(planes, stop - start, info.shape[1]).steps()}
             if "w" in planes:

@@ -6,6 +6,7 @@ from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, check, later, 
 from zse.lazy import numpy as np
 from zse.quant.lut4 import CODES
 from zse.quant.scheme import FP8_SCALINGS, LUT4_SCHEMES, AffineScheme, DenseScheme, Fp8Scheme, Scheme, memory_layout
+from zse.quant.superblock import SUPERBLOCK_SCHEMES
 from zse.runtime.args import Args
 
 TILE = 16
@@ -96,6 +97,58 @@ def embed_affine(p: AffineEmbedding):
             for s in zl.static(range(half * 4, half * 4 + 4)):
                 value = zl.convert(quarter(p.q, p.high, at, r, s, p.BITS), zl.f32) * step + base
                 zl.store(destination + block * 32 + s * 4, value * p.factor)
+
+
+class SuperblockEmbedding(zl.Record):
+    """Parameters of embed() of tables whose scales are integers (zse.quant.superblock); scale_factor: their factors."""
+
+    ids: zl.Ptr[zl.i32, "const"]
+    q: zl.Ptr[zl.u8, "const"]
+    high: zl.Ptr[zl.u8, "const"]
+    scale: zl.Ptr[zl.u8, "const"]
+    scale_factor: zl.Ptr[zl.f16, "const"]
+    out: zl.Ptr[zl.f32]
+    rows: zl.i64
+    width: zl.i64
+    factor: zl.f32
+    BITS: zl.static
+
+
+@zl.inline
+def superblock_step(p, at, group, r):
+    """(scale, offset) of a group (compile time) of super-block `at`, row r."""
+    if p.BITS == 6:
+        code = zl.i32(zl.cast_ptr(p.scale, zl.i8)[(at * 16 + group) * TILE + r])
+        step = zl.f32(code) * zl.f32(p.scale_factor[at * TILE + r])
+        return step, step * -32.0
+    words = [zl.cast_ptr(p.scale, zl.i32)[(at * 3 + j) * TILE + r] for j in zl.static(range(3))]
+    fields = [
+        (words[field // 5] >> (6 * (field % 5))) & 63
+        if field < 15
+        else ((words[0] >> 30) & 3) | ((words[1] >> 28) & 12) | ((words[2] >> 26) & 48)
+        for field in (group, 8 + group)
+    ]
+    factors = [zl.f32(p.scale_factor[(at * 2 + i) * TILE + r]) for i in zl.static(range(2))]
+    return zl.f32(fields[0]) * factors[0], zl.f32(fields[1]) * factors[1] * -1.0
+
+
+@zl.kernel
+def embed_superblock(p: SuperblockEmbedding):
+    """One block is one token."""
+    row = token_row(p.ids, 0, p.rows)
+    tile = row // TILE
+    r = row % TILE
+    count = p.width // 256
+    destination = p.out + zl.block_index(0) * p.width
+    for number in range(count):
+        at = tile * count + number
+        for block in zl.static(range(8)):
+            for half in zl.static(range(2)):
+                if half == 0 or p.BITS == 6:
+                    step, base = superblock_step(p, at, block * 2 + half if p.BITS == 6 else block, r)
+                for s in zl.static(range(half * 4, half * 4 + 4)):
+                    value = zl.convert(quarter(p.q, p.high, at * 8 + block, r, s, p.BITS), zl.f32) * step + base
+                    zl.store(destination + number * 256 + (block * 32 + s * 4), value * p.factor)
 
 
 @zl.inline
@@ -190,6 +243,12 @@ def _groups(scheme, planes, width: int, layout: str) -> tuple[str, dict]:
     return f"embed_int{scheme.bits}_{'sym' if scheme.symmetric else 'asym'}", args | {"group": scheme.group or width}
 
 
+def _superblocks(scheme, planes, width: int, layout: str) -> tuple[str, dict]:
+    require(scheme.fits(width), f"embed: {scheme.name} does not fit {width} columns")
+    args = {"q": planes["q"], "high": planes.get("high"), "scale": planes["scale"], "scale_factor": planes["factor"]}
+    return f"embed_int{scheme.bits}_{scheme.code}", args
+
+
 def _tables(scheme, planes, width: int, layout: str) -> tuple[str, dict]:
     require(scheme.fits(width), f"embed: {scheme.name} does not fit {width} columns")
     args = {"q": planes["q"], "scale": planes["scale"], "scale_factor": planes.get("factor"), "group": scheme.group}
@@ -207,6 +266,7 @@ TABLES = {
     ("cpu", "dense"): _tiles,
     ("cpu", "affine"): _groups,
     ("cpu", "lut4"): _tables,
+    ("cpu", "superblock"): _superblocks,
     ("gpu", "dense"): _rows,
     ("gpu", "fp8"): _scaled_rows,
     ("gpu", "affine"): _groups,
@@ -228,7 +288,7 @@ def _cases(rng, family="cpu"):
         for bits, group in zip((4, 5, 6, 8), (32, 64, 16, 0), strict=True)
         for symmetric in (False, True)
     ]
-    for scheme in (*schemes, *LUT4_SCHEMES):
+    for scheme in (*schemes, *LUT4_SCHEMES, *SUPERBLOCK_SCHEMES):
         if (family, scheme.kind) not in TABLES or scheme.loaded(family) != scheme:
             continue
         rows, width, count = (300, 208, 5) if scheme.numbers == "w" else (37, max(128, 2 * scheme.step), 5)
@@ -272,6 +332,10 @@ def _variants(target):
             for form in ("sym", "asym")
         ]
         + [zl.Variant(f"embed_lut4_{code}", embed_lut4, {"CODE": code}) for code in CODES]
+        + [
+            zl.Variant(f"embed_int{scheme.bits}_{scheme.code}", embed_superblock, {"BITS": scheme.bits})
+            for scheme in SUPERBLOCK_SCHEMES
+        ]
     )
 
 

@@ -32,6 +32,7 @@ from zse.kernels.op import (
 )
 from zse.lazy import numpy as np
 from zse.quant.scheme import BITS, DENSE_DTYPES, LUT4_SCHEMES, SCHEMES, AffineScheme, DenseScheme
+from zse.quant.superblock import SUPERBLOCK_SCHEMES
 from zse.runtime.args import Args
 from zse.runtime.symbol import ceil_div
 
@@ -131,7 +132,7 @@ def _cpu_cases(rng) -> Iterator[Case]:
         for symmetric in (False, True)
     ]
     shapes = [(1, 32, 64), (3, 40, 128), (8, 16, 192), (67, 24, 64), (1, 1, 256), (5, 33, 320)]
-    for scheme in [*schemes, *LUT4_SCHEMES, *(DenseScheme(dtype) for dtype in DENSE_DTYPES)]:
+    for scheme in [*schemes, *LUT4_SCHEMES, *SUPERBLOCK_SCHEMES, *(DenseScheme(dtype) for dtype in DENSE_DTYPES)]:
         for kind in sorted(scheme.forms):
             tokens, rows, width = shapes[int(rng.integers(len(shapes)))]
             width = -(-width // scheme.step) * scheme.step

@@ -3,7 +3,9 @@
 int8 activations: the four bytes of a 32-bit lane are four consecutive k of one row. With VNNI one instruction
 multiplies and adds them into i32. Without, maddubs gives i16 pairs; their range allows 8 (4 bits), 4 (5 bits) or 2 (6
 bits) steps before they are widened, and 8-bit weights go through |w| * sign(a, w), because u8 * s8 pairs would overflow
-i16. Per 32 values of k: out += scale_w * scale_a * dot + offset_w * (scale_a * sum of a's q).
+i16. Per 32 values of k: out += scale_w * scale_a * dot + offset_w * (scale_a * sum of a's q). Scales that are integers of 6 or
+8 bits with factors for 256 columns (zse.quant.superblock) are multiplied by these when the columns are reached: a token
+alone reads 4.5 bits a weight instead of 5.
 
 int16 activations are two bytes, a = scale_a * (q + low / 256), multiplied apart and added as 256 * dot(q) + dot(low):
 as exact as f32 beside weights of 4 to 8 bits, for twice the multiply-adds of int8 (f32 takes four times, and unpacks
@@ -17,18 +19,25 @@ from zse.kernels.matmul_affine_parts import (
     BLOCK_TILES,
     LUT,
     MIDDLE,
+    SUPER,
     Int8Product,
+    coded,
+    group_scales,
     half_sum,
+    in_units,
+    is_coded,
     joined_dots,
     load_scales,
     num_groups,
     prefetch_block,
-    table_step,
+    super_block,
     tile_planes,
     unpack,
+    widen_if_first,
 )
 from zse.kernels.matmul_tile import TILE, block_tokens, source_row, stacked_tile, store_tile, tile_for
 from zse.quant.scheme import BITS, AffineScheme
+from zse.quant.superblock import SUPERBLOCK_SCHEMES
 
 # Tokens that share one pass over the weights. With f32 a weight is dequantized once per tile.
 TILES = {"int8": (1, 8), "int16": (1,), "f32": (1, 8)}
@@ -68,6 +77,20 @@ def accumulate(acc, first, w, scales, a, block, p):
 
 
 @zl.inline
+def multiply_super_block(acc, p, planes, parts, a, first):
+    """acc += the blocks from `first` on that share factors, of one token: their scales stay in registers."""
+    blocks = [super_block(p, planes, first, part) for part in parts]
+    for i in zl.static(range(SUPER)):
+        for n, part in enumerate(parts):
+            w = unpack(planes, first + i, part, p.BITS)
+            if p.GROUP == 16:
+                scales = [in_units(p, *coded(p, blocks[n], i * 2 + half)) for half in zl.static(range(2))]
+            else:
+                scales = in_units(p, *coded(p, blocks[n], i))
+            accumulate(acc, n, w, scales, a, first + i, p)
+
+
+@zl.inline
 def multiply_pass(p, planes, tile, expert, first_part, groups, token, token_last, TOKENS):
     """Parts first_part .. first_part + PARTS - 1 of a tile's rows for tokens token .. token + TOKENS - 1; those from
     token_last on are computed as the one before and dropped."""
@@ -83,10 +106,14 @@ def multiply_pass(p, planes, tile, expert, first_part, groups, token, token_last
                     prefetch_block(p, planes, block + AHEAD)
                 for i, part in enumerate(parts):
                     accumulate(acc, i * TOKENS, unpack(planes, block, part, p.BITS), scales[i], a, block, p)
+    elif is_coded(p) and TOKENS == 1:
+        for first in range(0, p.blocks, SUPER):
+            multiply_super_block(acc, p, planes, parts, a, first)
     else:
         for block in range(p.blocks):
             if TOKENS > 1:
                 prefetch_block(p, planes, block + AHEAD)
+            widen_if_first(p, planes, block, parts)
             for i, part in enumerate(parts):
                 w = unpack(planes, block, part, p.BITS)
                 if p.GROUP == 16:
@@ -124,7 +151,7 @@ def multiply_tile(p):
 
 class F32Product(zl.Record):
     """Parameters of matmul_f32. HALVES: groups of 16 have two scales a block; wider groups repeat theirs group_blocks
-    blocks."""
+    blocks. offset, CODE: as of Int8Product."""
 
     q: zl.Ptr[zl.i32, "const"]
     high: zl.Ptr[zl.i32, "const"]
@@ -145,6 +172,7 @@ class F32Product(zl.Record):
     SYMMETRIC: zl.static
     HALVES: zl.static
     TOKENS: zl.static
+    CODE: zl.static
 
 
 @zl.inline
@@ -173,14 +201,8 @@ def weight_f32(p, planes, scales, block, k, part):
 @zl.inline
 def f32_scales(p, planes, group, part):
     """(scale, offset) of a group, f32."""
-    lanes = zl.target.lanes
-    if p.BITS == LUT:
-        s = table_step(p, planes, group, part)
-    else:
-        s = zl.convert(zl.load(planes.scale + group * TILE + part * lanes, lanes), zl.f32)
-    if p.SYMMETRIC:
-        return s, s * -MIDDLE[p.BITS]
-    return s, zl.convert(zl.load(planes.offset + group * TILE + part * lanes, lanes), zl.f32)
+    s, o = group_scales(p, planes, group, part)
+    return s, s * -MIDDLE[p.BITS] if p.SYMMETRIC else o
 
 
 @zl.kernel
@@ -210,6 +232,7 @@ def multiply_tile_f32(p):
             a_rows = [p.a + source_row(p, at[t]) * (p.blocks * 32) for t in zl.static(range(TOKENS))]
             acc = [zl.f32.x(lanes)(0) for _ in zl.static(range(parts_at_once * TOKENS * chains))]
             for block in range(p.blocks):
+                widen_if_first(p, planes, block, parts)
                 for half in zl.static(range(2)):
                     group = block * 2 + half if p.HALVES == 2 else block // p.group_blocks
                     for place, part in enumerate(parts):
@@ -231,6 +254,7 @@ def symbol_of(scheme, form: str, tokens: str) -> str:
     """The variant for a weight scheme, a form of activations ("int8", "int16", "f32") and tokens ("t1", "t8", "many").
     Groups of 16 and 32 have their own loops with integers, everything wider shares one."""
     groups = f"g{scheme.group}" if scheme.group == 16 or scheme.group == 32 and form != "f32" else "wide"
+    groups = groups if scheme.kind == "affine" else f"g{scheme.group}_{scheme.code}"
     return f"matmul_{form}_int{scheme.bits}{'s' if scheme.symmetric else 'a'}_{groups}_{tokens}"
 
 
@@ -240,6 +264,7 @@ def launch_of(weight, a, max_tokens: int) -> tuple[str, dict, int]:
     inputs = {"a": a} if a.dtype == "f32" else {"aq": a.q, "a_low": a.low, "a_scale": a.scale, "a_sum": a.sum}
     blocks = {"blocks": width // 32, "group_blocks": (scheme.group or width) // 32 or 1}
     args = {name: planes.get(name) for name in ("q", "high", "scale", "offset")} | inputs | blocks
+    args["offset"] = planes.get("factor", args["offset"])
     few = 1 if scheme.group == 16 or a.dtype == "int16" else FEW
     if a.dtype != "f32" and max_tokens > few:
         return symbol_of(scheme, a.dtype, "many"), args, BLOCK_TILES
@@ -248,9 +273,10 @@ def launch_of(weight, a, max_tokens: int) -> tuple[str, dict, int]:
 
 def variants(target) -> list[zl.Variant]:
     made = []
-    for bits, symmetric, group in product(BITS, (False, True), (16, 32, 0)):
-        scheme = AffineScheme(bits, group, symmetric)
-        statics = {"BITS": bits, "SYMMETRIC": symmetric}
+    schemes = [AffineScheme(bits, *more) for bits, *more in product(BITS, (16, 32, 0), (False, True))]
+    for scheme in (*schemes, *SUPERBLOCK_SCHEMES):
+        group, is_affine = scheme.group, scheme.kind == "affine"
+        statics = {"BITS": scheme.bits, "SYMMETRIC": scheme.symmetric, "CODE": "f16" if is_affine else scheme.code}
         for form in ("int8", "int16"):
             more = {"GROUP": group, "WIDE": form == "int16"}
             for tokens in TILES[form][: 1 if group == 16 else None]:
@@ -259,7 +285,7 @@ def variants(target) -> list[zl.Variant]:
                 made.append(zl.Variant(symbol_of(scheme, form, f"t{tokens}"), matmul_int8, one))
             many = statics | more | {"PARTS": 1, "TOKENS": 4 if form == "int8" or target.lanes == TILE else 2}
             made.append(zl.Variant(symbol_of(scheme, form, "many"), matmul_affine_many.matmul_int8_many, many))
-        for tokens in TILES["f32"] if group != 32 else ():
+        for tokens in TILES["f32"] if group != 32 or not is_affine else ():
             more = {"HALVES": 2 if group == 16 else 1, "TOKENS": tokens}
             made.append(zl.Variant(symbol_of(scheme, "f32", f"t{tokens}"), matmul_f32, statics | more))
     return made

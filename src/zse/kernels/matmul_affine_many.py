@@ -21,6 +21,7 @@ from zse.kernels.matmul_affine_parts import (
     prefetch_block,
     tile_planes,
     unpack,
+    widen_if_first,
 )
 from zse.kernels.matmul_tile import TILE, TOKENS_PER_BLOCK, block_tokens, source_row, stacked_tile, store_tile
 
@@ -55,6 +56,7 @@ def stage(p, planes, staged, first, count):
     lanes = zl.target.lanes
     for i in range(count):
         block = first + i
+        widen_if_first(p, planes, block, list(range(TILE // lanes)))
         for part in zl.static(range(TILE // lanes)):
             w = unpack(planes, block, part, p.BITS)
             for s in zl.static(range(8)):

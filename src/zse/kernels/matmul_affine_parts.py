@@ -10,11 +10,15 @@ LOW = 0x0F0F0F0F
 LUT = "lut4"  # as BITS: indices of 4 bits, looked up in a table (zse.kernels.matmul_lut4); then as 8 bits
 HIGH_WORDS = {4: 0, 5: TILE, 6: 2 * TILE, 8: 0, LUT: 0}  # i32 of `high` in a block of a tile, by bits
 MIDDLE = {4: 8.0, 5: 16.0, 6: 32.0, 8: 128.0, LUT: 128.0}  # what a symmetric scheme subtracts
+# Blocks of 32 columns that share a factor where scales are integers: CODE "i6" (q4, q5) and "i8" (q6) of affine weights
+# (zse.quant.superblock). Their scales and offsets are widened together, into WIDE_ROWS rows of 16.
+SUPER, WIDE_ROWS = 8, 16
 BLOCK_TILES = 4  # of matmul_int8_many: what is read of the activations stays in the first cache for so many tiles
 
 
 class Planes(NamedTuple):
-    """Pointers at a tile's part of a weight's planes; table: its bytes plus 128, as lookup_s8 takes them, of LUT."""
+    """Pointers at a tile's part of a weight's planes; table: its bytes plus 128, as lookup_s8 takes them, of LUT; wide: where
+    widen_scales() writes."""
 
     q: Any
     high: Any
@@ -22,12 +26,13 @@ class Planes(NamedTuple):
     offset: Any
     factor: Any = None
     table: Any = None
+    wide: Any = None
 
 
 class Int8Product(zl.Record):
     """Parameters of matmul_int8. a_low: the second byte of int16 activations, which WIDE says they are. blocks: K / 32.
     GROUP: 16, 32, or 0 for any multiple of 32 (group_blocks * 32). PARTS: register parts of a tile computed in one pass
-    over k. TOKENS: of a pass."""
+    over k. TOKENS: of a pass. CODE: of scales: "f16", or of those that factors multiply, which offset points to then."""
 
     q: zl.Ptr[zl.i32, "const"]
     high: zl.Ptr[zl.i32, "const"]
@@ -53,6 +58,7 @@ class Int8Product(zl.Record):
     PARTS: zl.static
     TOKENS: zl.static
     WIDE: zl.static
+    CODE: zl.static
 
 
 @zl.inline
@@ -60,12 +66,104 @@ def tile_planes(p, tile, groups):
     if p.BITS == LUT:
         q, scale = p.q + tile * p.blocks * 64, p.scale + tile * groups * (TILE * (2 if p.CODE == "f16" else 1))
         return Planes(q, None, scale, None, tile_factor(p, tile), lookup_table(p))
+    if is_coded(p):
+        scale = zl.cast_ptr(p.scale, zl.u8) + tile * p.blocks * scale_bytes(p)
+        factor = p.offset + tile * (p.blocks // SUPER) * (TILE if p.SYMMETRIC else 2 * TILE)
+        wide = zl.local_array(zl.f32, WIDE_ROWS * TILE)
+        high = p.high + tile * p.blocks * HIGH_WORDS[p.BITS]
+        return Planes(p.q + tile * p.blocks * 64, high, scale, None, factor, None, wide)
     return Planes(
         p.q + tile * p.blocks * (128 if p.BITS == 8 else 64),
         p.high + tile * p.blocks * HIGH_WORDS[p.BITS],
         p.scale + tile * groups * TILE,
         p.offset + tile * groups * TILE,
     )
+
+
+def is_coded(p) -> bool:
+    """Whether scales are integers and offsets too."""
+    return p.BITS != LUT and p.CODE != "f16"
+
+
+def scale_bytes(p) -> int:
+    """Of the coded scales of a block of 32 columns of a tile: 6 bits for sc and m, or two bytes."""
+    return 2 * TILE if p.CODE == "i8" else TILE * 12 // SUPER
+
+
+class SuperBlock(NamedTuple):
+    """Of a register of rows. codes: of i6 the three words of fields, of i8 a pointer; d and low: the factors, f32, of
+    scales and of minima (None of i8)."""
+
+    codes: Any
+    d: Any
+    low: Any
+
+
+@zl.inline
+def super_block(p, planes, block, part):
+    """The SuperBlock that begins at `block`."""
+    lanes = zl.target.lanes
+    row = part * lanes
+    factor = planes.factor + block // SUPER * (TILE if p.SYMMETRIC else 2 * TILE) + row
+    d = zl.convert(zl.load(factor, lanes), zl.f32)
+    if p.CODE == "i8":
+        return SuperBlock(zl.cast_ptr(planes.scale, zl.i8) + block * (2 * TILE) + row, d, None)
+    first = zl.cast_ptr(planes.scale, zl.i32) + block // SUPER * (3 * TILE) + row
+    words = [zl.load(first + j * TILE, lanes) for j in zl.static(range(3))]
+    return SuperBlock(words, d, zl.convert(zl.load(factor + TILE, lanes), zl.f32) * -1.0)
+
+
+@zl.inline
+def code_of(words, field):
+    """A field of 6 bits (its number at compile time) of three words, f32."""
+    if field == 15:
+        code = ((words[0] >> 30) & 3) | ((words[1] >> 28) & 12) | ((words[2] >> 26) & 48)
+    else:
+        code = (words[field // 5] >> (6 * (field % 5))) & 63
+    return zl.convert(code, zl.f32)
+
+
+@zl.inline
+def coded(p, of, group):
+    """(d sc, -dmin m or None) of a group of a SuperBlock (its number there at compile time), f32."""
+    if p.CODE == "i8":
+        codes = zl.convert(zl.load(of.codes + group * TILE, zl.target.lanes), zl.i32)
+        return zl.convert(codes, zl.f32) * of.d, None
+    return code_of(of.codes, group) * of.d, code_of(of.codes, SUPER + group) * of.low
+
+
+@zl.inline
+def widen_scales(p, planes, block, part):
+    """coded() of all groups of the super-block that begins at `block` to planes.wide: d sc, of i6 then -dmin m."""
+    of = super_block(p, planes, block, part)
+    for group in zl.static(range(WIDE_ROWS if p.SYMMETRIC else SUPER)):
+        place, (scale, offset) = planes.wide + group * TILE + part * zl.target.lanes, coded(p, of, group)
+        zl.store(place, scale)
+        if offset is not None:
+            zl.store(place + SUPER * TILE, offset)
+
+
+@zl.inline
+def widen_if_first(p, planes, block, parts):
+    """widen_scales() where a super-block begins."""
+    if is_coded(p):
+        if block & (SUPER - 1) == 0:
+            for part in zl.static(parts):
+                widen_scales(p, planes, block, part)
+
+
+@zl.inline
+def group_scales(p, planes, group, part):
+    """(scale, offset or None of symmetric schemes) of a group, f32; its super-block is widened where there is such."""
+    lanes = zl.target.lanes
+    if is_coded(p):
+        place = planes.wide + (group & (WIDE_ROWS - 1 if p.SYMMETRIC else SUPER - 1)) * TILE + part * lanes
+        return zl.load(place, lanes), None if p.SYMMETRIC else zl.load(place + SUPER * TILE, lanes)
+    if p.BITS == LUT:
+        s = table_step(p, planes, group, part)
+    else:
+        s = zl.convert(zl.load(planes.scale + group * TILE + part * lanes, lanes), zl.f32)
+    return s, None if p.SYMMETRIC else zl.convert(zl.load(planes.offset + group * TILE + part * lanes, lanes), zl.f32)
 
 
 @zl.inline
@@ -134,7 +232,10 @@ def prefetch_block(p, planes, block):
         zl.prefetch(planes.q + block * words + line)
     for line in zl.static(range(0, HIGH_WORDS[p.BITS], 16)):
         zl.prefetch(planes.high + block * HIGH_WORDS[p.BITS] + line)
-    if p.GROUP != 0:
+    if is_coded(p):
+        zl.prefetch(planes.scale + block * scale_bytes(p))
+        zl.prefetch(planes.factor + block * (TILE // SUPER if p.SYMMETRIC else 2 * TILE // SUPER))
+    elif p.GROUP != 0:
         group = block * 2 if p.GROUP == 16 else block
         zl.prefetch(planes.scale + group * (TILE * 2 if p.BITS == LUT and p.CODE == "f16" else TILE))
         if not p.SYMMETRIC:
@@ -172,18 +273,19 @@ def dots(w, a, first, count, BITS):
 
 @zl.inline
 def load_scales(p, planes, group, part):
-    """(scale, what multiplies scale_a * sum(q_a)) of a group, f32. The dot product above is of q, or of q - 128 for
-    BITS 8 without VNNI; of int16 activations it is 256 times as large, and the scale as much smaller."""
-    lanes = zl.target.lanes
-    if p.BITS == LUT:
-        s = table_step(p, planes, group, part)
-    else:
-        s = zl.convert(zl.load(planes.scale + group * TILE + part * lanes, lanes), zl.f32)
+    """(scale, what multiplies scale_a * sum(q_a)) of a group, f32."""
+    s, o = group_scales(p, planes, group, part)
+    return in_units(p, s, o)
+
+
+@zl.inline
+def in_units(p, s, o):
+    """A scale, and an offset or None, as the dot products want them: these are of q, or of q - 128 for BITS 8 without
+    VNNI; of int16 activations they are 256 times as large, and the scale as much smaller."""
     unit = s * (1 / 256) if p.WIDE else s
     centered = p.BITS in (8, LUT) and not zl.target.has("vnni")
     if p.SYMMETRIC:
         return unit, None if centered else s * -MIDDLE[p.BITS]
-    o = zl.convert(zl.load(planes.offset + group * TILE + part * lanes, lanes), zl.f32)
     return unit, zl.fma(s, 128.0, o) if centered else o
 
 

@@ -15,7 +15,7 @@ KINDS = (("f16", 16), ("f16", 32), ("i8", 16), ("i8", 32), ("e8m0", 32), ("e4m3"
 
 
 class Lut4Int8Product(Int8Product):
-    """table0 .. 3: the scheme's table_args(); unit: what multiplies the numbers; CODE: of scales."""
+    """table0 .. 3: the scheme's table_args(); unit: what multiplies the numbers."""
 
     scale: zl.Ptr[zl.u8, "const"]
     factor: zl.Ptr[zl.u8, "const"]
@@ -24,7 +24,6 @@ class Lut4Int8Product(Int8Product):
     table2: zl.i32
     table3: zl.i32
     unit: zl.f32
-    CODE: zl.static
 
 
 class Lut4F32Product(F32Product):
@@ -37,7 +36,6 @@ class Lut4F32Product(F32Product):
     table2: zl.i32
     table3: zl.i32
     unit: zl.f32
-    CODE: zl.static
 
     @property
     def GROUP(self) -> int:

@@ -3,8 +3,8 @@ as they arrive.
 
 A piece holds whole source rows; a block of the grid makes one tile of 16 rows. Bit layouts of the source blocks: the
 GGUF specification (ggml, MIT). The truth they are tested against is zse.formats.gguf's NumPy mapping with
-quant/affine.py. Scales of Q4_K, Q5_K and Q6_K are products and are rounded to f16; everything else is moved bit for
-bit."""
+quant/affine.py. Everything is moved bit for bit, but for
+scales of Q4_K, Q5_K and Q6_K where a GPU wants them multiplied: they are rounded to f16 then."""
 
 from collections.abc import Iterator
 
@@ -72,19 +72,45 @@ def k_scales(scales, sub):
 
 
 @zl.inline
-def k_block(src, q, high, scale, offset, block, row, KIND):
-    """Q4_K, Q5_K: 256 values in 8 sub-blocks of 32, scale = d * sc, offset = -dmin * m."""
+def k_fields(scales):
+    """The 12 packed bytes of Q4_K and Q5_K → three words of fields of 6 bits: 8 scales, 8 minima (zse.quant.superblock)."""
+    bytes_ = [zl.i32(scales[i]) for i in zl.static(range(12))]
+    fields = [bytes_[i] & 63 for i in range(4)]
+    fields = fields + [(bytes_[i + 8] & 15) | ((bytes_[i] >> 6) << 4) for i in range(4)]
+    fields = fields + [bytes_[i + 4] & 63 for i in range(4)]
+    fields = fields + [(bytes_[i + 8] >> 4) | ((bytes_[i + 4] >> 6) << 4) for i in range(4)]
+    return [
+        fields[5 * j]
+        | (fields[5 * j + 1] << 6)
+        | (fields[5 * j + 2] << 12)
+        | (fields[5 * j + 3] << 18)
+        | (fields[5 * j + 4] << 24)
+        | (((fields[15] >> (2 * j)) & 3) << 30)
+        for j in zl.static(range(3))
+    ]
+
+
+@zl.inline
+def k_block(src, q, high, scale, offset, factor, block, row, KIND, CODED):
+    """Q4_K, Q5_K: 256 values in 8 sub-blocks of 32, scale = d * sc, offset = -dmin * m; CODED: these as they are."""
     p = src + block * (144 if KIND == "Q4_K" else 176)
     halves = zl.cast_ptr(p, zl.f16)
     d, dmin = zl.f32(halves[0]), zl.f32(halves[1])
+    if CODED:
+        for i in zl.static(range(2)):
+            factor[(block * 2 + i) * TILE + row] = zl.cast_ptr(p, zl.u16)[i]
+        words = k_fields(p + 4)
+        for j in zl.static(range(3)):
+            store_dword(zl.cast_ptr(scale, zl.i32), block * 3 + j, row, words[j])
     scales, qs = p + 4, zl.cast_ptr(p + (16 if KIND == "Q4_K" else 48), zl.i32)
     if KIND == "Q5_K":
         bits = [zl.load(zl.cast_ptr(p + (16 + 16 * part), zl.i32), 4) for part in zl.static(range(2))]
     for sub in zl.static(range(8)):
         out = block * 8 + sub
-        sc, m = k_scales(scales, sub)
-        scale[out * TILE + row] = zl.f16(d * sc)
-        offset[out * TILE + row] = zl.f16(-(dmin * m))
+        if not CODED:
+            sc, m = k_scales(scales, sub)
+            scale[out * TILE + row] = zl.f16(d * sc)
+            offset[out * TILE + row] = zl.f16(-(dmin * m))
         first, second = zl.load(qs + (sub // 2) * 8, 4), zl.load(qs + ((sub // 2) * 8 + 4), 4)
         if sub % 2 == 0:
             v = (first & LOW) | ((second & LOW) << 4)
@@ -100,13 +126,18 @@ def k_block(src, q, high, scale, offset, block, row, KIND):
 
 
 @zl.inline
-def q6_block(src, q, high, scale, block, row):
-    """Q6_K: 256 values, 16 signed 8-bit scales times an f16."""
+def q6_block(src, q, high, scale, factor, block, row, CODED):
+    """Q6_K: 256 values, 16 signed 8-bit scales times an f16; CODED: these as they are."""
     p = src + block * 210
     d = zl.f32(zl.cast_ptr(p + 208, zl.f16)[0])
     scales = zl.cast_ptr(p + 192, zl.i8)
+    if CODED:
+        factor[block * TILE + row] = zl.cast_ptr(p + 208, zl.u16)[0]
     for g in zl.static(range(16)):
-        scale[(block * 16 + g) * TILE + row] = zl.f16(d * zl.f32(zl.i32(scales[g])))
+        if CODED:
+            scale[(block * 16 + g) * TILE + row] = p[192 + g]
+        else:
+            scale[(block * 16 + g) * TILE + row] = zl.f16(d * zl.f32(zl.i32(scales[g])))
     for half in zl.static(range(2)):
         lows = [zl.load(zl.cast_ptr(p + (64 * half + 16 * i), zl.i32), 4) for i in zl.static(range(4))]
         tops = [zl.load(zl.cast_ptr(p + (128 + 32 * half + 16 * i), zl.i32), 4) for i in zl.static(range(2))]
@@ -124,16 +155,23 @@ def q6_block(src, q, high, scale, block, row):
 
 
 @zl.inline
-def zero_block(q, high, scale, offset, block, row, KIND):
-    """A padding row: all planes zero."""
+def zero_block(q, high, scale, offset, factor, block, blocks, row, KIND, CODED):
+    """A padding row: all planes zero. blocks: of the row."""
     bits, group, symmetric = FORMATS[KIND][2:]
     for s in zl.static(range(8 if bits == 8 else 4)):
         store_dword(q, block * (8 if bits == 8 else 4) + s, row, zl.i32(0))
     for s in zl.static(range({4: 0, 5: 1, 6: 2, 8: 0}[bits])):
         store_dword(high, block * {5: 1, 6: 2}[bits] + s, row, zl.i32(0))
-    for g in zl.static(range(32 // group)):
-        scale[(block * (32 // group) + g) * TILE + row] = 0
+    if CODED:
+        if block < blocks // 8 * (1 if symmetric else 2):
+            factor[block * TILE + row] = 0
         if not symmetric:
+            if block < blocks // 8 * 3:
+                store_dword(zl.cast_ptr(scale, zl.i32), block, row, zl.i32(0))
+    for g in zl.static(range(32 // group)):
+        if symmetric or not CODED:
+            scale[(block * (32 // group) + g) * TILE + row] = 0
+        if not symmetric and not CODED:
             offset[(block * (32 // group) + g) * TILE + row] = 0
 
 
@@ -144,6 +182,7 @@ def repack_affine(
     high: zl.Ptr[zl.i32],
     scale: zl.Ptr["SCALE"],
     offset: zl.Ptr["SCALE"],
+    factor: zl.Ptr[zl.u16],
     order: zl.Ptr[zl.i32, "const"],
     row_bytes: zl.i64,
     rows: zl.i64,
@@ -152,14 +191,16 @@ def repack_affine(
     unit: zl.i64,
     KIND: zl.static,
     SCALE: zl.static,
+    CODED: zl.static,
 ):
     """Block t makes tile t of the piece; inside every unit of rows, row i is the source's row order[i] (or i without an
-    order); rows past `rows` are padding. Planes point at the piece's first tile; blocks = K / 32."""
+    order); rows past `rows` are padding. Planes point at the piece's first tile; blocks = K / 32. CODED: scales as zse.quant.superblock has them."""
     source_block, _, bits, group, symmetric = FORMATS[KIND]
     tile = zl.block_index(0)
     q_tile = q + tile * blocks * (TILE * (8 if bits == 8 else 4))
     high_tile = high + tile * blocks * (TILE * {4: 0, 5: 1, 6: 2, 8: 0}[bits])
-    scale_tile = scale + tile * blocks * (TILE * (32 // group))
+    scale_tile = scale + tile * blocks * (TILE * 12 // 8 if CODED and not symmetric else TILE * (32 // group))
+    factor_tile = factor + tile * (blocks // 8) * (TILE if symmetric else 2 * TILE)
     offset_tile = offset + tile * blocks * (TILE * (32 // group))
     for r in range(TILE):
         place = tile * TILE + r
@@ -170,14 +211,14 @@ def repack_affine(
             row_src = src + row * row_bytes
             for block in range(blocks // (source_block // 32)):
                 if KIND in ("Q4_K", "Q5_K"):
-                    k_block(row_src, q_tile, high_tile, scale_tile, offset_tile, block, r, KIND)
+                    k_block(row_src, q_tile, high_tile, scale_tile, offset_tile, factor_tile, block, r, KIND, CODED)
                 elif KIND == "Q6_K":
-                    q6_block(row_src, q_tile, high_tile, scale_tile, block, r)
+                    q6_block(row_src, q_tile, high_tile, scale_tile, factor_tile, block, r, CODED)
                 else:
                     legacy_block(row_src, q_tile, high_tile, scale_tile, offset_tile, block, r, KIND)
         else:
             for block in range(blocks):
-                zero_block(q_tile, high_tile, scale_tile, offset_tile, block, r, KIND)
+                zero_block(q_tile, high_tile, scale_tile, offset_tile, factor_tile, block, blocks, r, KIND, CODED)
 
 
 @zl.kernel
@@ -246,16 +287,17 @@ FORMATS = {
     "Q6_K": (256, 210, 6, 16, True),
 }
 K_FORMATS = ("Q4_K", "Q5_K", "Q6_K")
+CODED_END = "_coded"  # of the kernels that leave the scales of these as they are
 DENSE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 def variants(target) -> list[zl.Variant]:
     """Every repacking kernel."""
+    kinds = [(kind, "", zl.f16 if kind in K_FORMATS else zl.u16) for kind in FORMATS]
+    kinds += [(kind, CODED_END, zl.u8) for kind in K_FORMATS]
     found = [
-        zl.Variant(
-            f"repack_{kind.lower()}", repack_affine, {"KIND": kind, "SCALE": zl.f16 if kind in K_FORMATS else zl.u16}
-        )
-        for kind in FORMATS
+        zl.Variant(f"repack_{kind.lower()}{end}", repack_affine, {"KIND": kind, "SCALE": scale, "CODED": bool(end)})
+        for kind, end, scale in kinds
     ]
     found += [
         zl.Variant(f"repack_dense_{bits}", repack_dense, {"W": dtype}) for bits, dtype in ((16, zl.u16), (32, zl.u32))
@@ -269,7 +311,9 @@ def variants(target) -> list[zl.Variant]:
 
 def takes(info, scheme) -> bool:
     """Whether a kernel makes `scheme` of a tensor of a file (TensorInfo)."""
-    return info.scheme == scheme and (info.is_dense or (info.layout == "ggml" and info.type in FORMATS))
+    if info.layout == "ggml":
+        return info.type in FORMATS and scheme in (info.scheme, info.scheme.loaded("gpu"))
+    return info.is_dense and info.scheme == scheme
 
 
 def takes_part(part, matrix) -> bool:
@@ -342,8 +386,10 @@ def weight_jobs(info, weight, *, first_row: int = 0, order=None, unit: int = TIL
         planes = {name: _tiles(plane, (first_row + start) // TILE, tiles) for name, plane in weight.planes.items()}
         args = planes | {"order": order, "has_order": int(order is not None), "unit": unit, "rows": count}
         if info.layout == "ggml":
-            symbol = f"repack_{info.type.lower()}"
-            args = {"high": None, "offset": None} | args | {"row_bytes": row_bytes, "blocks": width // 32}
+            symbol = f"repack_{info.type.lower()}{CODED_END if weight.scheme.kind == 'superblock' else ''}"
+            args = (
+                {"high": None, "offset": None, "factor": None} | args | {"row_bytes": row_bytes, "blocks": width // 32}
+            )
         else:
             symbol = f"repack_dense_{8 * DENSE_BYTES[info.type]}"
             args["width"] = width

@@ -13,7 +13,7 @@ from zse.errors import UnsupportedError
 from zse.formats.source import FP4_LAYOUTS, IN_TURN, TensorInfo
 from zse.models.config import ModelConfig
 from zse.models.names import Role
-from zse.quant.scheme import TILE_ROWS, AffineScheme, Scheme, rows_per_line
+from zse.quant.scheme import TILE_ROWS, AffineScheme, Scheme, SuperblockScheme, rows_per_line
 
 Span = tuple[int, int]  # start, stop
 QUERIES, KEYS, INNER, EXPERTS, SHARED = "queries", "keys", "inner", "experts", "shared"
@@ -159,6 +159,8 @@ class ModelShare:
     def _narrowed(self, role: str, fits) -> Scheme:
         """The scheme of a role; of numbers that are quantized now the groups are halved until they fit."""
         scheme, info = self.schemes[role], self._stored[role][0]
+        if isinstance(scheme, SuperblockScheme) and not fits(scheme.column_unit):
+            scheme = scheme.narrow  # a cut inside a super-block
         while self._quantizes and info.was_dense and isinstance(scheme, AffineScheme) and not fits(scheme.column_unit):
             if scheme.group <= 2 * TILE_ROWS:
                 break

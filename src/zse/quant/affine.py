@@ -85,20 +85,8 @@ class AffineScheme(namedtuple("AffineScheme", "bits group symmetric"), StoredSch
     def unpack(self, planes: "Mapping[str, NDArray]", n: int, k: int) -> "AffineArrays":
         """The inverse of AffineArrays.pack(). ValueError if a plane is missing or has another shape."""
         given = pack.check_planes(self, planes, n, k)
-        t, b = tiles(n), k // BLOCK_COLUMNS
-        nibbles = given["q"]
-        if self.bits == 8:
-            q = nibbles
-        else:
-            q = np.concatenate([nibbles & 15, nibbles >> 4], axis=2)
-            if self.bits == 5:
-                q |= np.unpackbits(given["high"][:, :, None], axis=2, bitorder="little") << 4
-            elif self.bits == 6:
-                top = np.stack([(given["high"] >> (2 * i)) & 3 for i in range(4)], axis=3)
-                q |= top.reshape(t, b, 8, TILE_ROWS, 4) << 4
-        rows = q.transpose(0, 3, 1, 2, 4).reshape(t * TILE_ROWS, k)[:n]
         offset = None if self.symmetric else pack.untile(given["offset"], n)
-        return AffineArrays(self, np.ascontiguousarray(rows), pack.untile(given["scale"], n), offset)
+        return AffineArrays(self, unpack_numbers(given, self.bits, n, k), pack.untile(given["scale"], n), offset)
 
     def nearest(self, w: "NDArray", **options) -> "AffineArrays":
         """f32 [N, K] as affine groups. options: of zse.quant.quantize.quantize(); inputs: a gptq.Inputs, what is known
@@ -162,23 +150,40 @@ class AffineArrays:
 
     def pack(self) -> "dict[str, NDArray]":
         """The planes by name, in the shapes of `scheme.planes(N, K)`. Padding rows are zero."""
-        bits, (n, k) = self.scheme.bits, self.shape
-        t, b = tiles(n), k // BLOCK_COLUMNS
-        # [T, B, s, r, c]
-        q = pack.pad_rows(self.q, t * TILE_ROWS).reshape(t, TILE_ROWS, b, 8, 4).transpose(0, 2, 3, 1, 4)
-        planes: dict[str, NDArray] = {}
-        if bits == 8:
-            planes["q"] = q
-        else:
-            planes["q"] = (q[:, :, :4] & 15) | ((q[:, :, 4:] & 15) << 4)
-            if bits == 5:
-                planes["high"] = np.packbits(q >> 4, axis=2, bitorder="little")[:, :, 0]
-            elif bits == 6:
-                top = (q >> 4).reshape(t, b, 2, 4, TILE_ROWS, 4)
-                planes["high"] = (
-                    top[:, :, :, 0] | (top[:, :, :, 1] << 2) | (top[:, :, :, 2] << 4) | (top[:, :, :, 3] << 6)
-                )
+        planes = pack_numbers(self.q, self.scheme.bits)
         planes["scale"] = pack.tile(self.scale)
         if self.offset is not None:
             planes["offset"] = pack.tile(self.offset)
-        return {name: np.ascontiguousarray(array) for name, array in planes.items()}
+        return planes
+
+
+def pack_numbers(q: "NDArray", bits: int) -> "dict[str, NDArray]":
+    """u8 [N, K] below 2**bits → the planes q and, for bits 5 and 6, high. Padding rows are zero."""
+    (n, k), planes = q.shape, {}
+    t, b = tiles(n), k // BLOCK_COLUMNS
+    # [T, B, s, r, c]
+    q = pack.pad_rows(q, t * TILE_ROWS).reshape(t, TILE_ROWS, b, 8, 4).transpose(0, 2, 3, 1, 4)
+    if bits == 8:
+        return {"q": np.ascontiguousarray(q)}
+    planes["q"] = np.ascontiguousarray((q[:, :, :4] & 15) | ((q[:, :, 4:] & 15) << 4))
+    if bits == 5:
+        planes["high"] = np.ascontiguousarray(np.packbits(q >> 4, axis=2, bitorder="little")[:, :, 0])
+    elif bits == 6:
+        top = (q >> 4).reshape(t, b, 2, 4, TILE_ROWS, 4)
+        high = top[:, :, :, 0] | (top[:, :, :, 1] << 2) | (top[:, :, :, 2] << 4) | (top[:, :, :, 3] << 6)
+        planes["high"] = np.ascontiguousarray(high)
+    return planes
+
+
+def unpack_numbers(planes: "Mapping[str, NDArray]", bits: int, n: int, k: int) -> "NDArray":
+    """The inverse of pack_numbers()."""
+    t, b = tiles(n), k // BLOCK_COLUMNS
+    q = planes["q"]
+    if bits != 8:
+        q = np.concatenate([q & 15, q >> 4], axis=2)
+        if bits == 5:
+            q |= np.unpackbits(planes["high"][:, :, None], axis=2, bitorder="little") << 4
+        elif bits == 6:
+            top = np.stack([(planes["high"] >> (2 * i)) & 3 for i in range(4)], axis=3)
+            q |= top.reshape(t, b, 8, TILE_ROWS, 4) << 4
+    return np.ascontiguousarray(q.transpose(0, 3, 1, 2, 4).reshape(t * TILE_ROWS, k)[:n])

@@ -9,10 +9,11 @@ from zse.quant.dense import DENSE_DTYPES, DenseScheme
 from zse.quant.fp8 import FP8_BLOCK, FP8_SCALINGS, Fp8Scheme
 from zse.quant.lut4 import LUT4_SCHEMES, Lut4Scheme
 from zse.quant.plane import BLOCK_COLUMNS, LAYOUT, LAYOUTS, PLANE_ALIGN, ROWS, TILE_ROWS, Plane, tiles
+from zse.quant.superblock import SUPERBLOCK_SCHEMES, SuperblockScheme
 
 __all__ = ["BLOCK_COLUMNS", "LAYOUT", "LAYOUTS", "PLANE_ALIGN", "ROWS", "TILE_ROWS", "Plane", "tiles"]
 
-Scheme = AffineScheme | DenseScheme | Fp8Scheme | Lut4Scheme
+Scheme = AffineScheme | DenseScheme | Fp8Scheme | Lut4Scheme | SuperblockScheme
 
 
 def memory_layout(scheme: Scheme, family: str) -> str:
@@ -56,5 +57,6 @@ SCHEMES: list[Scheme] = [DenseScheme(dtype) for dtype in DENSE_DTYPES]
 SCHEMES += [AffineScheme(bits, group, symmetric) for bits in BITS for group in GROUPS for symmetric in (False, True)]
 SCHEMES += [Fp8Scheme(scaling) for scaling in FP8_SCALINGS]
 SCHEMES += LUT4_SCHEMES
+SCHEMES += SUPERBLOCK_SCHEMES
 _BY_NAME = {scheme.name: scheme for scheme in SCHEMES}
 SCHEME_NAMES = tuple(_BY_NAME)

@@ -21,7 +21,7 @@ static inline i32x4 zse_pairs_u8s8_i32x4(i32x4 w, i32x4 a) { uint8_t bw[16]; __b
 static inline i32x4 zse_pairs_i16_i32x4(i32x4 v) { int8_t bv[16]; __builtin_memcpy(bv, &v, sizeof v); int16_t h[8]; __builtin_memcpy(h, &v, sizeof v); for (int i = 0; i < 4; ++i) v[i] = h[2 * i] + h[2 * i + 1]; return v; }
 static inline f32x4 zse_fma_f32x4(f32x4 a, f32x4 b, f32x4 c) { f32x4 r; for (int i = 0; i < 4; ++i) r[i] = __builtin_fmaf(a[i], b[i], c[i]); return r; }
 
-/* zse/kernels/matmul_affine.py: matmul_int8(BITS=4, SYMMETRIC=False, GROUP=32, WIDE=False, PARTS=1, TOKENS=8) */
+/* zse/kernels/matmul_affine.py: matmul_int8(BITS=4, SYMMETRIC=False, CODE=f16, GROUP=32, WIDE=False, PARTS=1, TOKENS=8) */
 void matmul_int8_int4a_g32_t8(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
   const int32_t *const q = (const int32_t *)(uintptr_t)args[0];
   const uint16_t *const scale = (const uint16_t *)(uintptr_t)args[2];
@@ -144,8 +144,11 @@ void matmul_int8_int4a_g32_t8(const uint64_t *args, const int64_t *grid, int64_t
             i32x4 w_6 = ((packed_2 >> zse_splat_i32x4(4)) & zse_splat_i32x4(252645135));
             i32x4 w_7 = ((packed_3 >> zse_splat_i32x4(4)) & zse_splat_i32x4(252645135));
             f32x4 s = zse_f32_of_f16_f32x4((*(const f16x4_mem *)((planes_2 + (block_ * 16LL)) + (parts * 4LL))));
-            f32x4 unit = s;
-            f32x4 o = zse_f32_of_f16_f32x4((*(const f16x4_mem *)((planes_3 + (block_ * 16LL)) + (parts * 4LL))));
+            f32x4 value_5 = s;
+            f32x4 value_6 = zse_f32_of_f16_f32x4((*(const f16x4_mem *)((planes_3 + (block_ * 16LL)) + (parts * 4LL))));
+            f32x4 s_1 = value_5;
+            f32x4 o = value_6;
+            f32x4 unit = s_1;
             f32x4 scales = unit;
             f32x4 scales_1 = o;
             const int32_t * q_1 = ((const int32_t *)(a + (block_ * 32LL)));
@@ -429,9 +432,12 @@ void matmul_int8_int4a_g32_t8(const uint64_t *args, const int64_t *grid, int64_t
             i32x4 w_13 = ((packed_5 >> zse_splat_i32x4(4)) & zse_splat_i32x4(252645135));
             i32x4 w_14 = ((packed_6 >> zse_splat_i32x4(4)) & zse_splat_i32x4(252645135));
             i32x4 w_15 = ((packed_7 >> zse_splat_i32x4(4)) & zse_splat_i32x4(252645135));
-            f32x4 s_1 = zse_f32_of_f16_f32x4((*(const f16x4_mem *)((planes_2 + (block__2 * 16LL)) + (parts_1 * 4LL))));
-            f32x4 unit_1 = s_1;
-            f32x4 o_1 = zse_f32_of_f16_f32x4((*(const f16x4_mem *)((planes_3 + (block__2 * 16LL)) + (parts_1 * 4LL))));
+            f32x4 s_2 = zse_f32_of_f16_f32x4((*(const f16x4_mem *)((planes_2 + (block__2 * 16LL)) + (parts_1 * 4LL))));
+            f32x4 value_7 = s_2;
+            f32x4 value_8 = zse_f32_of_f16_f32x4((*(const f16x4_mem *)((planes_3 + (block__2 * 16LL)) + (parts_1 * 4LL))));
+            f32x4 s_3 = value_7;
+            f32x4 o_1 = value_8;
+            f32x4 unit_1 = s_3;
             f32x4 scales_2 = unit_1;
             f32x4 scales_3 = o_1;
             const int32_t * q_5 = ((const int32_t *)(a_12 + (block__2 * 32LL)));

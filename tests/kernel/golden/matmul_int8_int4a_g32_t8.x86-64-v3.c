@@ -16,7 +16,7 @@ static inline int64_t zse_minimum_i64(int64_t a, int64_t b) { return (a < b ? a 
 static inline f32x8 zse_splat_f32x8(float a) { return (f32x8)_mm256_set1_ps(a); }
 static inline i32x8 zse_splat_i32x8(int32_t a) { return (i32x8)_mm256_set1_epi32(a); }
 
-/* zse/kernels/matmul_affine.py: matmul_int8(BITS=4, SYMMETRIC=False, GROUP=32, WIDE=False, PARTS=1, TOKENS=8) */
+/* zse/kernels/matmul_affine.py: matmul_int8(BITS=4, SYMMETRIC=False, CODE=f16, GROUP=32, WIDE=False, PARTS=1, TOKENS=8) */
 void matmul_int8_int4a_g32_t8(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
   const int32_t *const q = (const int32_t *)(uintptr_t)args[0];
   const uint16_t *const scale = (const uint16_t *)(uintptr_t)args[2];
@@ -139,8 +139,11 @@ void matmul_int8_int4a_g32_t8(const uint64_t *args, const int64_t *grid, int64_t
             i32x8 w_6 = ((packed_2 >> zse_splat_i32x8(4)) & zse_splat_i32x8(252645135));
             i32x8 w_7 = ((packed_3 >> zse_splat_i32x8(4)) & zse_splat_i32x8(252645135));
             f32x8 s = ((f32x8)_mm256_cvtph_ps((__m128i)(*(const f16x8_mem *)((planes_2 + (block_ * 16LL)) + (parts * 8LL)))));
-            f32x8 unit = s;
-            f32x8 o = ((f32x8)_mm256_cvtph_ps((__m128i)(*(const f16x8_mem *)((planes_3 + (block_ * 16LL)) + (parts * 8LL)))));
+            f32x8 value_5 = s;
+            f32x8 value_6 = ((f32x8)_mm256_cvtph_ps((__m128i)(*(const f16x8_mem *)((planes_3 + (block_ * 16LL)) + (parts * 8LL)))));
+            f32x8 s_1 = value_5;
+            f32x8 o = value_6;
+            f32x8 unit = s_1;
             f32x8 scales = unit;
             f32x8 scales_1 = o;
             const int32_t * q_1 = ((const int32_t *)(a + (block_ * 32LL)));
@@ -424,9 +427,12 @@ void matmul_int8_int4a_g32_t8(const uint64_t *args, const int64_t *grid, int64_t
             i32x8 w_13 = ((packed_5 >> zse_splat_i32x8(4)) & zse_splat_i32x8(252645135));
             i32x8 w_14 = ((packed_6 >> zse_splat_i32x8(4)) & zse_splat_i32x8(252645135));
             i32x8 w_15 = ((packed_7 >> zse_splat_i32x8(4)) & zse_splat_i32x8(252645135));
-            f32x8 s_1 = ((f32x8)_mm256_cvtph_ps((__m128i)(*(const f16x8_mem *)((planes_2 + (block__2 * 16LL)) + (parts_1 * 8LL)))));
-            f32x8 unit_1 = s_1;
-            f32x8 o_1 = ((f32x8)_mm256_cvtph_ps((__m128i)(*(const f16x8_mem *)((planes_3 + (block__2 * 16LL)) + (parts_1 * 8LL)))));
+            f32x8 s_2 = ((f32x8)_mm256_cvtph_ps((__m128i)(*(const f16x8_mem *)((planes_2 + (block__2 * 16LL)) + (parts_1 * 8LL)))));
+            f32x8 value_7 = s_2;
+            f32x8 value_8 = ((f32x8)_mm256_cvtph_ps((__m128i)(*(const f16x8_mem *)((planes_3 + (block__2 * 16LL)) + (parts_1 * 8LL)))));
+            f32x8 s_3 = value_7;
+            f32x8 o_1 = value_8;
+            f32x8 unit_1 = s_3;
             f32x8 scales_2 = unit_1;
             f32x8 scales_3 = o_1;
             const int32_t * q_5 = ((const int32_t *)(a_12 + (block__2 * 32LL)));

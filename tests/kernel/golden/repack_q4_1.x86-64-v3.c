@@ -7,18 +7,18 @@ typedef int32_t i32x4 __attribute__((vector_size(16)));
 typedef int32_t i32x4_mem __attribute__((vector_size(16), aligned(1), may_alias));
 
 
-/* zse/kernels/repack.py: repack_affine(KIND=Q4_1, SCALE=u16) */
+/* zse/kernels/repack.py: repack_affine(KIND=Q4_1, SCALE=u16, CODED=False) */
 void repack_q4_1(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
   const uint8_t *const src = (const uint8_t *)(uintptr_t)args[0];
   int32_t *const q = (int32_t *)(uintptr_t)args[1];
   uint16_t *const scale = (uint16_t *)(uintptr_t)args[3];
   uint16_t *const offset = (uint16_t *)(uintptr_t)args[4];
-  const int32_t *const order = (const int32_t *)(uintptr_t)args[5];
-  int64_t const row_bytes = (int64_t)args[6];
-  int64_t const rows = (int64_t)args[7];
-  int64_t const blocks = (int64_t)args[8];
-  int64_t const has_order = (int64_t)args[9];
-  int64_t const unit = (int64_t)args[10];
+  const int32_t *const order = (const int32_t *)(uintptr_t)args[6];
+  int64_t const row_bytes = (int64_t)args[7];
+  int64_t const rows = (int64_t)args[8];
+  int64_t const blocks = (int64_t)args[9];
+  int64_t const has_order = (int64_t)args[10];
+  int64_t const unit = (int64_t)args[11];
   for (int64_t block = first; block < last; ++block) {
     const int64_t block_0 = block % grid[0];
     int64_t tile = block_0;
