@@ -230,6 +230,12 @@ def prefetch_block(p, planes, block):
     words = 8 * TILE if p.BITS == 8 else 4 * TILE
     for line in zl.static(range(0, words, 16)):
         zl.prefetch(planes.q + block * words + line)
+    prefetch_scales(p, planes, block)
+
+
+@zl.inline
+def prefetch_scales(p, planes, block):
+    """What belongs to a tile's block of 32 columns in other planes than q."""
     for line in zl.static(range(0, HIGH_WORDS[p.BITS], 16)):
         zl.prefetch(planes.high + block * HIGH_WORDS[p.BITS] + line)
     if is_coded(p):
