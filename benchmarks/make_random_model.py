@@ -1,12 +1,12 @@
 """Models with random weights in published shapes, made in seconds: for benchmarks, which do not care what is said.
 
-    python benchmarks/make_random_model.py OUT [--shape qwen2.5-7b] [--type int4] [--layers N] [--tokenizer FILE]
+    python benchmarks/make_random_model.py OUT [--shape qwen2.5-7b] [--type int4] [--layers N] [--tokenizer FILE] [--mtp]
 
 --type int4 | int8 | fp8 | bf16 writes a `.zse` file straight in the layout that GPU kernels read (int4: groups of 128,
 embedding and head int8; a router and its stacks of experts as convert leaves them); hf-bf16 | hf-fp8 | hf-awq | hf-gptq write a Hugging Face directory (safetensors; GPTQ with
 act-order, which is one order for modules that read the same). Numbers have a
 standard deviation of 0.02, norms are 1. Weights are cut at random places from a block of random bytes, so that writing
-is as fast as the page cache. Unless --tokenizer names a tokenizer.json, a byte-level BPE vocabulary of the shape's size
+is as fast as the page cache. --mtp: of qwen3.5 with its next-token block. Unless --tokenizer names a tokenizer.json, a byte-level BPE vocabulary of the shape's size
 is made up.
 """
 
@@ -127,6 +127,9 @@ SHAPES = {
     "qwen2.5-14b": QWEN2 | _sizes(5120, 13824, 48, 40, 8) | {"rms_norm_eps": 1e-05},
     "qwen2.5-32b": QWEN2 | _sizes(5120, 27648, 64, 40, 8) | {"rms_norm_eps": 1e-05},
     "qwen3-30b-a3b": QWEN3_MOE | _sizes(2048, 6144, 48, 32, 4),
+    "qwen3.5-0.8b": QWEN35
+    | _sizes(1024, 3584, 24, 8, 2)
+    | {"head_dim": 256, "linear_num_value_heads": 16, "tie_word_embeddings": True},
     "qwen3.5-9b": QWEN35 | _sizes(4096, 12288, 32, 16, 4) | {"head_dim": 256},
     "llama3.1-8b": LLAMA | _sizes(4096, 14336, 32, 32, 8),
     "tiny": QWEN2
@@ -157,11 +160,16 @@ def main() -> int:
     parser.add_argument("--tokenizer", help="a tokenizer.json to take instead of a made-up one")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--mtp", action="store_true", help="with the next-token block, of qwen3.5 shapes")
     own = parser.parse_args()
     start = time.perf_counter()
     config = dict(SHAPES[own.shape])
     if own.layers:
         config["num_hidden_layers"] = own.layers
+    if own.mtp:
+        if config["model_type"] != "qwen3_5_text":
+            parser.error("--mtp: of qwen3.5 shapes")
+        config["mtp_num_hidden_layers"] = 1
     tokenizer = open(own.tokenizer, "rb").read() if own.tokenizer else made_up_tokenizer(config, own.seed)
     if ("num_experts" in config or "full_attention_interval" in config) and own.type.startswith("hf-"):
         parser.error(f"{own.shape} is written as a .zse: --type int4, int8, fp8 or bf16")
@@ -210,8 +218,13 @@ def tensors(config: dict) -> list[tuple[str, tuple[int, ...], str | None]]:
     q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
     small: list = []
     large: list = [("model.embed_tokens.weight", (config["vocab_size"], hidden), None)]
-    for layer in range(config["num_hidden_layers"]):
-        at = f"model.layers.{layer}."
+    layers = [(layer, f"model.layers.{layer}.") for layer in range(config["num_hidden_layers"])]
+    if config.get("mtp_num_hidden_layers"):
+        layers.append((config["full_attention_interval"] - 1, "mtp.layers.0."))
+        norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+        small += [(f"mtp.{name}.weight", (hidden,), None) for name in norms]
+        large.append(("mtp.fc.weight", (hidden, 2 * hidden), None))
+    for layer, at in layers:
         small += [
             (at + "input_layernorm.weight", (hidden,), None),
             (at + "post_attention_layernorm.weight", (hidden,), None),

@@ -47,12 +47,13 @@ TOKENS = 14
 REFERENCES = np.load(Path(__file__).with_name("references.npz"))
 
 
-def load_emulated(device, path, quantize=None, host_layers=0, expert_memory=None, **share):
+def load_emulated(device, path, quantize=None, host_layers=0, expert_memory=None, planned=plan_model, **share):
     """(Model, its ModelPlan): the host's memory as the loader fills it for a GPU, copied to the emulated one. host_layers: how many
-    layers stay in the host's memory; expert_memory: bytes of the places for experts; share: rank and ranks, of plan_model()."""
+    layers stay in the host's memory; expert_memory: bytes of the places for experts; planned, share: what makes
+    the plan, with rank and ranks."""
     with CPUDevice(2) as cpu, open_model(path) as source:
         cpu.kernels = "gpu"
-        plan = plan_model(source, family="gpu", quantize=quantize, **share).with_host_layers(host_layers)
+        plan = planned(source, family="gpu", quantize=quantize, **share).with_host_layers(host_layers)
         if expert_memory is not None:
             plan = with_expert_memory(plan, expert_memory)
         host = load_model(cpu, plan)

@@ -25,6 +25,21 @@ class BlockRunner(Runner):
         count = config.max_tokens_per_step
         self._stagings = [device.staging(4 * count, label="step") for _ in self._sets]
         self._places = [staging.host[: 4 * count].cast("i") for staging in self._stagings]
+        rows = self.size_for("decode", config.max_rows)
+        sizes = [size for size in self.planner.sizes if size <= rows]
+        kinds = [f"decode {AGAIN}", "mixed", "decode"]
+        self._wanted_first = [
+            (kind, size, number)
+            for size in sizes
+            for number in range(len(self._sets))
+            for kind in kinds
+            if size > 1 or kind != "mixed"
+        ]
+
+    @property
+    def num_recorded(self) -> int:
+        """Recordings so far: a step that makes one takes long."""
+        return len(self._graphs)
 
     def run_pairs(self, entries: list[Entry], rows: Sequence[int], again: bool = False) -> list[tuple[int, object]]:
         """Run entries whose tokens stand behind the states in `rows`: of the model's last step, or (again) of this runner's. What

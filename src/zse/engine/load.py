@@ -111,7 +111,8 @@ def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None)
             engine.use("speculation", speculator)
         engine.runner.record_ahead()
         phases.mark("prefill recorded")
-        while not model.is_loaded and engine.runner.record_ahead():
+        runners = [engine.runner] if draft is None else [engine.runner, engine.feature("speculation").runner]
+        while not model.is_loaded and any(runner.record_ahead() for runner in runners):
             pass
         model.wait()
         ahead.wait()

@@ -22,7 +22,7 @@ from zse.sampling.params import SamplingParams
 from zse.scheduler.batch import Batch, Entry, StepOutput
 from zse.scheduler.request import RUNNING, Request
 from zse.scheduler.scheduler import Scheduler
-from zse.speculative.speculator import BLOCK, Candidate, RequestAcceptance, Speculator, StepCost, without_ends
+from zse.speculative.speculator import BLOCK, OUTLIER, Candidate, RequestAcceptance, Speculator, StepCost, without_ends
 
 
 class Followed(RequestAcceptance, eq=False):
@@ -97,9 +97,10 @@ class BlockSpeculator(Speculator):
         follows = self._follows()
         self.reads_tokens = self.runs_ahead and follows
         if follows and stand:
-            started = time.perf_counter()
             self._run(self._work(batch))
-            self._lost_s += time.perf_counter() - started
+
+    def idle(self, now: float) -> bool:
+        return self.runner.record_ahead()
 
     def close(self) -> None:
         """Drop the block's graphs. Its device is the model's."""
@@ -110,11 +111,21 @@ class BlockSpeculator(Speculator):
     # -- inside
 
     def _follows(self) -> bool:
-        """Whether drafts may pay in steps like this one."""
-        scheduler, rows = self.scheduler, len(self.scheduler.running)
+        """Whether drafts would pay in steps like this one, as far as that is known."""
+        scheduler, running = self.scheduler, self.scheduler.running
+        rows = len(running)
         if not self.cost.num_steps or not rows:
             return True
-        return self.room(rows, min(scheduler.max_drafts, scheduler.budget.max_tokens - rows)) > 0
+        room = self.room(rows, min(scheduler.max_drafts, scheduler.budget.max_tokens - rows))
+        rate, known = self.acceptance.rate(BLOCK), [request.drafting for request in running]
+        rates = [rate if state is None else state.rate(rate) for state in known]
+        likely = [Candidate(*pair, BLOCK, 0, self.draft_tokens) for pair in zip(running, rates, strict=True)]
+        if room and any(self.choose(likely, rows, room, self._round_s(rows))):
+            return True
+        for state in known:
+            if state is not None:
+                state.rest()
+        return False
 
     def _candidate(self, request: Request) -> Candidate | None:
         work = self._ready.get(request)
@@ -207,11 +218,11 @@ class BlockSpeculator(Speculator):
         group: list[_Part] = []
         for part in early:
             if sum([each.size for each in group]) + part.size > self._max_tokens:
-                self.runner.run_pairs(*self._entries(group, 0))
+                self._run_pairs(*self._entries(group, 0))
                 group = []
             group.append(part)
         if group:
-            self.runner.run_pairs(*self._entries(group, 0))
+            self._run_pairs(*self._entries(group, 0))
         if late:
             self._draft(late, wanted)
 
@@ -225,6 +236,20 @@ class BlockSpeculator(Speculator):
             rows += range(work.place + at, work.place + at + count)
         return entries, rows
 
+    def _run_pairs(self, entries: list[Entry], rows: list[int], again: bool = False) -> list[tuple[int, Any]]:
+        """What the runner says. Its time is drafts' cost; how long a round of drafts behind drafts takes is learned. A run that
+        makes a recording, or is a recording's first (a GPU's graph is sent to it then), says little of either."""
+        recorded, started = self.runner.num_recorded, time.perf_counter()
+        results = self.runner.run_pairs(entries, rows, again=again)
+        seconds = time.perf_counter() - started
+        if self.runner.num_recorded == recorded:
+            if len(rows) <= len(entries) * (1 + self.draft_tokens):  # of a prompt it is longer
+                seconds = min(seconds, OUTLIER * self._round_s(len(entries)))
+            self._lost_s += seconds
+            if again:
+                self._round_cost.record(len(entries), seconds)
+        return results
+
     def _draft(self, parts: list["_Part"], wanted: dict[_Work, int]) -> None:
         """The last states of requests, and the drafts that each is to have: a round for each."""
         drafts = {part.work: array("i") for part in parts}
@@ -233,10 +258,7 @@ class BlockSpeculator(Speculator):
         places = [end - 1 for end in accumulate(part.size for part in parts)]
         number = 0
         while alive:
-            started = time.perf_counter()
-            results = self.runner.run_pairs(entries, rows, again=number > 0)
-            if number:
-                self._round_cost.record(len(alive), time.perf_counter() - started)
+            results = self._run_pairs(entries, rows, again=number > 0)
             number += 1
             going, rows, entries = [], [], []
             for work, place, (token, _) in zip(alive, places, results, strict=True):

@@ -58,6 +58,7 @@ SHAPES = {
     "gpu": (1, 1.1, 1.12, 1.15, 1.18, 1.2, 1.25, 1.3, 1.4, 1.5, 1.7, 2, 2.3, 2.8, 3.3, 4.2, 5.2, 7, 9, 17),
 }
 RATE = 0.1  # weight of a new measurement
+FIRST = 0.25  # of the first one for so many tokens, beside what was expected
 OUTLIER = 2.0  # a step this many times as long as expected was held up by something else
 FORGET_STEPS = 64  # what was not measured in so many steps moves a quarter of the way back to the shape
 
@@ -127,7 +128,10 @@ class StepCost:
         edge = min(bisect_left(EDGES, tokens), len(EDGES) - 1)
         known = self._seconds[edge]
         if known is None:
-            self._seconds[edge] = min(seconds, OUTLIER * self._expected(edge)) if self.num_steps else seconds
+            # The first of a recording is slow on a GPU, which gets the graph then.
+            expected = self._expected(edge)
+            first = expected + FIRST * (min(seconds, OUTLIER * expected) - expected)
+            self._seconds[edge] = first if self.num_steps else seconds
         else:
             self._seconds[edge] = known + RATE * (min(seconds, OUTLIER * known) - known)
         self.num_steps += 1
