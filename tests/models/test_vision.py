@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import tiny_deepseek_vl2
 import tiny_vision as tiny
 import tiny_vision_gguf
 
@@ -106,6 +107,42 @@ def test_what_gemma4_unified_cannot_be_is_refused(changes, reason, tmp_path):
     (folder / "config.json").write_text(json.dumps(config))
     with open_model(str(folder)) as source, pytest.raises(FormatError, match=reason):
         plan_tower(source, None, read_config(source), quantize=None, family="cpu")
+
+
+def test_six_tiles_of_deepseek(tmp_path):
+    """Two rows of three, of other images than those of the references."""
+    torch = pytest.importorskip("torch")
+    height, width = 56, 84
+    folder = tiny.write("deepseek_vl2", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config["candidate_resolutions"].append([width, height])
+    (folder / "config.json").write_text(json.dumps(config))
+    state = {name: torch.from_numpy(values) for name, values in tiny.weights("deepseek_vl2").items()}
+    with open_model(str(folder)) as source, open_device("cpu", threads=2) as device:
+        plan = plan_tower(source, None, read_config(source), quantize=None, family="cpu")
+        assert plan is not None
+        count = 3 * plan.vision.num_pixels(height, width)
+        encoder = ImageEncoder(device, plan, kv_dtype="f32")
+        encoder.load()
+        pixels = np.random.default_rng().integers(0, 256, count, np.uint8).tobytes()
+        *_, found = encoder.encode(pixels, height, width)
+        encoder.close()
+        mean, std = plan.vision.mean, plan.vision.std
+    wanted = tiny_deepseek_vl2.embedded(state, pixels, height, width, mean, std)
+    np.testing.assert_allclose(found[0], wanted.numpy(), rtol=1e-4, atol=3e-5)
+
+
+def test_what_deepseek_s_processor_config_says(tmp_path):
+    """Its folders have no preprocessor_config.json."""
+    folder = tiny.write("deepseek_vl2", tmp_path)
+    (folder / "preprocessor_config.json").unlink()
+    about = {"candidate_resolutions": [[28, 28]], "image_mean": [0.25, 0.5, 0.75], "image_std": [0.5, 0.25, 0.5]}
+    (folder / "processor_config.json").write_text(json.dumps(about))
+    with open_model(str(folder)) as source:
+        assert source.architecture == "DeepseekVLV2ForCausalLM"
+        plan = plan_tower(source, None, read_config(source), quantize=None, family="cpu")
+    assert plan is not None and plan.vision.mean == (0.25, 0.5, 0.75) and plan.vision.std == (0.5, 0.25, 0.5)
+    assert len(plan.vision.tilings) == 4 and plan.vision.fill == (63, 127, 191)
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_gemma4_sizes_are_those_of_its_processor():
 def test_deepseek_images_are_cut_where_most_of_them_is_left():
     """By the rule of its paper's section 2.1, said again for one size after another; 14 × 14 parts of a tile."""
     found = vision(DEEPSEEK)
-    assert found.max_patches == 10 * 27**2 and found.overview == 384 and found.tile_side == 14
+    assert found.max_patches == 10 * 27**2 and found.overview(768, 384) == 384 and found.tile_side == 14
 
     def wanted(height: int, width: int) -> tuple[int, int]:
         best: tuple = (-1, 0, None)
@@ -149,7 +149,9 @@ def test_deepseek_images_are_cut_where_most_of_them_is_left():
         count = 14 * 15 + 1 + rows // 384 * 14 * (columns // 384 * 14 + 1)
         assert found.num_tokens(rows, columns) == count and found.parts(rows, columns) == list(range(count))
         assert found.expansion(rows, columns) == count * "<image>"
-        assert found.num_pixels(rows, columns) == rows * columns + 384**2
+        seen_twice = (rows, columns) != (384, 384)  # else the whole is its only tile
+        assert found.num_pixels(rows, columns) == rows * columns + seen_twice * 384**2
+        assert found.overview(rows, columns) == seen_twice * 384
     assert found.beside(2) is found and found.beside(3).target(500, 4000) == (384, 384)
     assert found.beside(3).target(3000, 100) == (384, 384) and found.fits(384, 384)
     assert not found.fits(384, 500) and not found.fits(384 * 4, 384 * 4)
@@ -159,9 +161,16 @@ def test_deepseek_images_are_cut_where_most_of_them_is_left():
         ({"candidate_resolutions": "384"}, "list of widths"),
         ({"candidate_resolutions": [[384, 384 * 40]]}, "candidate_resolutions"),
         ({"tile_tag": "1D"}, "tile_tag"),
+        ({"global_view_pos": "tail"}, "global_view_pos"),
+        (
+            {"vision_config": {"patch_size": 14, "image_size": 448}},
+            "tiles of 384 pixels, the tower has positions for 448",
+        ),
     ):
         with pytest.raises((FormatError, UnsupportedError), match=reason):
             vision(DEEPSEEK | changes)
+    with pytest.raises(UnsupportedError, match="normalize"):
+        vision(DEEPSEEK, {"normalize": False})
     assert vision(QWEN3).beside(9) == vision(QWEN3)
 
 

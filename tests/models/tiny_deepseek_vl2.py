@@ -51,7 +51,10 @@ SIDE = 28  # of a tile
 def tiles(pixels: bytes, height: int, width: int) -> np.ndarray:
     """u8 [tiles, 28, 28, 3], the overview first."""
     whole = np.frombuffer(pixels, np.uint8)
-    first, rest = whole[: 3 * SIDE * SIDE].reshape(1, SIDE, SIDE, 3), whole[3 * SIDE * SIDE :].reshape(height, width, 3)
+    first = whole[: 3 * SIDE * SIDE].reshape(1, SIDE, SIDE, 3)
+    if (height, width) == (SIDE, SIDE):  # which is its only tile, too
+        return np.concatenate([first, first])
+    rest = whole[3 * SIDE * SIDE :].reshape(height, width, 3)
     cut = [rest[y : y + SIDE, x : x + SIDE] for y in range(0, height, SIDE) for x in range(0, width, SIDE)]
     return np.concatenate([first, np.stack(cut)])
 

@@ -112,6 +112,8 @@ def write(family: str, folder: Path, turned: bool = True, wide_heads: bool = Fal
     """A Hugging Face folder. turned: Qwen3-VL's experts are, as they are published; transformers turns them while it
     loads. wide_heads: see with_wide_heads()."""
     config, named = with_wide_heads(family) if wide_heads else (CONFIGS[family], None)
+    if family.startswith("deepseek"):  # as they are published
+        config = {name: value for name, value in config.items() if name != "architectures"}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSORS[family]))
     tensors = {}

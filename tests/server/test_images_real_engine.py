@@ -122,10 +122,11 @@ def test_tokens_of_a_prompt_with_images(client):
     """Those of its parts and ends of rows, and what stands around: Gemma's line ends are one token with the template's."""
     vision, around = tiny_vision.vision(client.family), FAMILIES[client.family][2]
     words = ask(client, "ab").usage.prompt_tokens
-    for sizes in (((60, 60),), ((60, 60), (9, 30))):
+    for sizes in (((60, 60),), ((60, 60), (9, 30)), ((60, 60), (9, 30), (20, 90))):
+        seen = vision.beside(len(sizes))
         ends = len(sizes) - 1 if around is None else around * len(sizes)
         asked = ask(client, "ab", *(file_of(*size) for size in sizes)).usage.prompt_tokens
-        assert asked == words + ends + sum(vision.num_tokens(*vision.target(*size)) for size in sizes)
+        assert asked == words + ends + sum(seen.num_tokens(*seen.target(*size)) for size in sizes)
     assert client.models.list().data[0].input_modalities == ["text", "image"]
 
 

@@ -26,17 +26,31 @@ SENTENCE_FILES = {
 }  # zse.formats.sentence's
 
 
+# config.json's `model_type` of models whose own files name no architecture → its name.
+ARCHITECTURES = {"deepseek_vl_v2": "DeepseekVLV2ForCausalLM"}
 # Chat templates of models whose files have none, as their authors' code writes a conversation.
 TEMPLATES = {
-    # deepseek_vl2/models/conversation.py ("deepseek") at ef9f91e2; images as in its examples.
-    "DeepseekVLV2ForCausalLM": (
-        "{{ bos_token }}{% for message in messages %}"
-        "{% set name = {'user': '<|User|>', 'assistant': '<|Assistant|>'}.get(message.role) %}{{ name + ': ' if name }}"
-        "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
-        "{{ '<image>\n' if part.type == 'image' else part.text }}{% endfor %}{% endif %}"
-        "{{ eos_token if message.role == 'assistant' else '\n\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}<|Assistant|>:{% endif %}"
-    )
+    # DeepSeek-VL2 at ef9f91e2, processing_deepseek_vl_v2.py: format_messages_v2 ("deepseek" of conversation.py): contents are stripped,
+    # a system message has nothing around it, an answer ends with the end of text; images as in the examples.
+    "DeepseekVLV2ForCausalLM": """\
+{{- bos_token -}}
+{%- for message in messages -%}
+{%- set ns = namespace(text='') -%}
+{%- if message['content'] is string -%}
+{%- set ns.text = message['content'] -%}
+{%- else -%}
+{%- for part in message['content'] -%}
+{%- if part['type'] == 'image' -%}{%- set ns.text = ns.text + '<image>\\n' -%}
+{%- else -%}{%- set ns.text = ns.text + part['text'] -%}{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{%- if message['role'] == 'user' -%}{{- '<|User|>: ' + ns.text | trim + '\\n\\n' -}}
+{%- elif message['role'] == 'assistant' -%}{{- '<|Assistant|>:' + ns.text | trim + eos_token -}}
+{%- elif message['role'] == 'system' -%}{{- ns.text | trim -}}
+{%- else -%}{{- raise_exception('DeepSeek-VL2 has messages of system, user and assistant') -}}{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|Assistant|>:' -}}{%- endif -%}
+"""
 }
 
 
@@ -52,6 +66,8 @@ def open_directory(path: str) -> ModelSource:
     config = read_object(config_path, "config.json")
     if "language_config" in config:  # DeepSeek-VL2's name of it
         config = {"text_config": config["language_config"]} | config
+    if not config.get("architectures") and str(config.get("model_type")) in ARCHITECTURES:
+        config = config | {"architectures": [ARCHITECTURES[str(config["model_type"])]]}
     scheme = config.get("quantization_config") or config.get("compression_config") or _modelopt(path, names)
     if not isinstance(scheme, dict | None):
         raise FormatError(config_path, 0, "quantization_config", "is not an object")
@@ -93,10 +109,11 @@ def open_directory(path: str) -> ModelSource:
 
 
 def _image_processor(path: str, names: list[str]) -> dict | None:
-    """preprocessor_config.json, or its part of transformers 5's processor_config.json."""
+    """preprocessor_config.json, or its part of transformers 5's processor_config.json, which is DeepSeek-VL2's whole."""
     found = _optional_object(path, names, "preprocessor_config.json")
     if found is None:
-        found = (_optional_object(path, names, "processor_config.json") or {}).get("image_processor")
+        whole = _optional_object(path, names, "processor_config.json") or {}
+        found = whole.get("image_processor", whole if "candidate_resolutions" in whole else None)
     return found if isinstance(found, dict) else None
 
 

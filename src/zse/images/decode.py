@@ -89,9 +89,9 @@ class EncodedImage:
         with _refusing():
             shown = _in_colour(_upright(self._image))
             size, how = (target.width, target.height), Image.Resampling[target.resample.upper()]
-            if side := target.overview:
-                fill = (target.fill,) * 3
-                views = (ImageOps.pad(shown, view, method=how, color=fill) for view in ((side, side), size))
+            if target.fill is not None:
+                side, fill = target.overview, target.fill
+                views = (ImageOps.pad(shown, view, method=how, color=fill) for view in ((side, side), size)[not side :])
                 return b"".join(view.tobytes() for view in views)
             return (shown if shown.size == size else shown.resize(size, how)).tobytes()
 

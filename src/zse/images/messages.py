@@ -48,14 +48,14 @@ class ImageSize(msgspec.Struct, array_like=True, tag=0):
 
 
 class ResizeTo(msgspec.Struct, array_like=True):
-    """server → process. In pixels. overview: side of a square in which the image comes first, both padded with the grey
-    value `fill`; 0: none does, and the proportions are not kept."""
+    """server → process. In pixels. overview: side of a square in which the image comes first; 0: none does. fill: the colour
+    around it, which keeps its proportions; None: it is stretched."""
 
     height: int
     width: int
     resample: Literal["bilinear", "bicubic"]
     overview: int = 0
-    fill: int = 0
+    fill: tuple[int, int, int] | None = None
 
 
 class Decoded(msgspec.Struct, array_like=True, tag=1):

@@ -169,8 +169,8 @@ class _Job:
         height, width = vision.target(size.height, size.width)
         if not reads:
             return DecodedImage(height, width, b"")
-        fill = int(255 * vision.mean[0])
-        self._send(messages.encode(messages.ResizeTo(height, width, vision.resample, vision.overview, fill)))
+        overview = vision.overview(height, width)
+        self._send(messages.encode(messages.ResizeTo(height, width, vision.resample, overview, vision.fill)))
         count = 3 * vision.num_pixels(height, width)
         if self._read(messages.Decoded).num_bytes != count:
             raise EOFError

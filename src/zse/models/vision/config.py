@@ -26,7 +26,8 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     resize: "square" (to size × size), "edge" (the longer side at most `size`), "area" (between min_pixels and
     max_pixels in all), "budget" (max_pixels in all, or as near as they come), which but for the first keep the
     proportions and give multiples of patch * merge; "tiles" (padded to `size` times the rows and columns of one of
-    `tilings`, and cut; padded to one square, the overview, it stands before that). resample: "bilinear" or
+    `tilings`, and cut; padded to one square, the overview, it stands before
+    that where it has several tiles). resample: "bilinear" or
     "bicubic". mean, std: of x / 255, by channel (red, green, blue).
 
     marker: the text that a chat template writes for an image; expansion() stands in its place. placeholder: the text of
@@ -140,14 +141,18 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         is_cut = self.resize == "tiles" and count <= MAX_CUT
         return self if is_cut or self.resize != "tiles" else msgspec.structs.replace(self, tilings=((1, 1),))
 
-    @property
-    def overview(self) -> int:
-        """Side of the square that stands before the pixels of an image, 0: none does."""
-        return self.size if self.resize == "tiles" else 0
+    def overview(self, height: int, width: int) -> int:
+        """Side of the square that stands before the pixels of a resized image, 0: none does, as it is its only tile, too."""
+        return self.size if self.resize == "tiles" and (height, width) != (self.size, self.size) else 0
 
     def num_pixels(self, height: int, width: int) -> int:
         """Of a resized image, with its overview."""
-        return height * width + self.overview**2
+        return height * width + self.overview(height, width) ** 2
+
+    @property
+    def fill(self) -> tuple[int, ...] | None:
+        """The colour around an image that keeps its proportions (red, green, blue); None: it is stretched."""
+        return tuple(max(0, min(255, int(255 * each))) for each in self.mean) if self.resize == "tiles" else None
 
     @property
     def tile_side(self) -> int:
@@ -207,7 +212,7 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ImageInput.start points."""
         rows, columns = self.grid(height, width)
         row = self.placeholder * columns + self.row_end
-        text = self.placeholder * self.num_tokens(height, width) if self.overview else row * rows
+        text = self.placeholder * self.num_tokens(height, width) if self.resize == "tiles" else row * rows
         if self.image_end:
             text = text.removesuffix(self.row_end) + self.image_end
         return self.before + text + self.after
@@ -388,6 +393,8 @@ def _around_zero(values: dict) -> dict:
 
 def _deepseek_vl2_hf(fields: Fields, vision: Fields, read: Fields) -> dict:
     """What the files leave out is as in the authors' code (deepseek-ai/DeepSeek-VL2 at ef9f91e2)."""
+    if read.get("normalize", True) is not True:
+        raise UnsupportedError(f"{read.path}: normalize", read.get("normalize"), [True])
     for key, wanted in (("tile_tag", "2D"), ("global_view_pos", "head")):
         if fields.get(key, wanted) != wanted:
             raise UnsupportedError(f"{fields.path}: {key}", fields.get(key), [wanted])
@@ -399,12 +406,15 @@ def _deepseek_vl2_hf(fields: Fields, vision: Fields, read: Fields) -> dict:
     size = sizes[0][0]
     if not 1 <= size <= MAX_SIDE or any(side % size or not size <= side <= MAX_SIDE for each in sizes for side in each):
         raise fields.fail("candidate_resolutions", f"not all are multiples of {size}")
+    patch, side = vision.integer("patch_size", 16, high=1024), vision.integer("image_size", 384, high=MAX_SIDE)
+    if size // patch != side // patch:
+        raise fields.fail("candidate_resolutions", f"tiles of {size} pixels, the tower has positions for {side}")
     return dict(
         family="deepseek_vl2",
         resize="tiles",
         marker="<image>",
         placeholder="<image>",
-        patch=vision.integer("patch_size", 16, high=1024),
+        patch=patch,
         merge=projector.integer("downsample_ratio", 2, high=64),
         size=size,
         tilings=tuple((height // size, width // size) for width, height in sizes),

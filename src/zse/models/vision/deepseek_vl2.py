@@ -92,10 +92,10 @@ class DeepSeekVL2(Siglip):
             yield TowerWeight(name, (out,), ((stored, (out,)),))
 
     def patches(self, pixels, height, width, host):
-        """Tile by tile, the overview first, row by row in each."""
+        """Tile by tile, the overview first where there are several, row by row in each."""
         size, p, side = self.vision.size, self.vision.patch, self.tower.window
-        image = np.frombuffer(pixels, np.uint8)
-        first, rest = image[: 3 * size * size].reshape(1, size, size, 3), image[3 * size * size :]
+        image, overview = np.frombuffer(pixels, np.uint8), 3 * self.vision.overview(height, width) ** 2
+        first, rest = image[:overview].reshape(-1, size, size, 3), image[overview:]
         cut = rest.reshape(height // size, size, width // size, size, 3).swapaxes(1, 2).reshape(-1, size, size, 3)
         tiles = np.concatenate([first, cut])[:, : side * p, : side * p]
         blocks = tiles.reshape(-1, side, p, side, p, 3).transpose(0, 1, 3, 5, 2, 4).reshape(-1, 3, p * p)
@@ -107,7 +107,7 @@ class DeepSeekVL2(Siglip):
 
     def num_tiles(self, height, width):
         """With the overview."""
-        return 1 + height * width // self.vision.size**2
+        return self.vision.num_pixels(height, width) // self.vision.size**2
 
     def windows(self, height, width):
         tiles, patches = self.num_tiles(height, width), self.tower.window**2
@@ -137,7 +137,12 @@ class DeepSeekVL2(Siglip):
         side, size, out = self.vision.tile_side, self.vision.size, self.tower.out
         rows, columns = height // size, width // size
         tiles = found[0].reshape(-1, side, side, out)
-        whole = tiles[1:].reshape(rows, columns, side, side, out).swapaxes(1, 2).reshape(rows * side, -1, out)
+        whole = (
+            tiles[-rows * columns :]
+            .reshape(rows, columns, side, side, out)
+            .swapaxes(1, 2)
+            .reshape(rows * side, -1, out)
+        )
 
         def ended(parts):
             ends = np.broadcast_to(host["row_end"], (len(parts), 1, out))
