@@ -1,9 +1,15 @@
-"""What engines of one device can, on several ranks: adapters, and a draft model beside rank 0."""
+"""What engines of one device can, on several ranks: adapters, a draft model beside rank 0, states of recurrent layers."""
+
+import sys
+from pathlib import Path
 
 import pytest
 from rank_threads import ThreadedRanks
 from test_engine_adapters import FAMILY, GREEDY, expected, folders, prompts, replies_of  # noqa: F401
-from tiny_engines import prompt
+from tiny_engines import TinyEngines, prompt
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+import tiny_families  # noqa: E402
 
 from zse.errors import RequestError  # noqa: E402
 from zse.runtime.cpu import CPUDevice  # noqa: E402
@@ -54,3 +60,35 @@ def test_a_draft_model_runs_beside_rank_0(ahead, model, monkeypatch):
         assert replies_of(found.engine, asked, params) == wanted
         counters = found.engine.counters()
         assert counters["accepted_tokens"] > 0.8 * counters["drafted_tokens"] > 20
+
+
+@pytest.fixture(scope="module", params=["lfm2", "qwen3_5", "granite_hybrid", "nemotron_h"])
+def hybrid(request, tmp_path_factory):
+    return tiny_families.write(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_states_are_on_all_ranks(ahead, hybrid, monkeypatch):
+    """Recurrent layers: conversations that go on from snapshots, also those that were in host memory, and drafts whose tokens are
+    taken back. Replies are those of one process that caches nothing."""
+    options = OPTIONS | dict(max_context=256)
+    asked = [(prompt(70, 1), ""), (prompt(33, 2), ""), ([3, 4, 5, 6] * 20, "")]
+    with TinyEngines(hybrid, **options) as made:
+        plain = made(prefix_cache=False, speculation="none")
+        wanted = replies_of(plain, asked)
+        longer = [(ids + wanted[number] + prompt(9, 7), "") for number, (ids, _) in enumerate(asked)]
+        after = replies_of(plain, longer)
+    monkeypatch.setattr(CPUDevice, "runs_ahead", ahead)
+    options |= dict(cache_host_memory=1 << 24, state_memory=0, state_interval=32, speculation="ngram")
+    with ranks_of(hybrid, **options) as found:
+        moves, runner = [], found.engine.runner
+        tell = runner.ranks.move
+        runner.pages._told = lambda transfers: (moves.extend(transfers), tell(transfers))
+        assert replies_of(found.engine, asked) == wanted
+        replies_of(found.engine, [(prompt(40 + number, 20 + number), "") for number in range(8)])
+        before = found.engine.scheduler.counters.scheduled_tokens
+        assert replies_of(found.engine, longer) == after
+        computed = found.engine.scheduler.counters.scheduled_tokens - before
+        assert found.engine.scheduler.check_integrity() == []
+    assert {"state", "state out", "state in"} <= {kind for kind, _, _ in moves}
+    assert computed < sum(len(ids) for ids, _ in longer)

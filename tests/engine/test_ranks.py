@@ -239,7 +239,11 @@ def test_pages_are_the_least_that_any_rank_has(model, monkeypatch):
 def test_ranks_that_differ_refuse_each_other(field, value, message):
     group = RankGroup.create(2)
     used = SimpleNamespace(
-        **dict.fromkeys(ranks.LEAST, 64), num_pages=4, host_slots=0, kv_dtype="f16", activations="f32"
+        **dict.fromkeys(ranks.LEAST, 64),
+        **dict.fromkeys(ranks.SLOTS, 0),
+        num_pages=4,
+        kv_dtype="f16",
+        activations="f32",
     )
     source, device = SimpleNamespace(files=[]), SimpleNamespace(name="cpu")
 

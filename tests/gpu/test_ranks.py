@@ -61,7 +61,10 @@ def test_logits_of_one_gpu(path):
         np.testing.assert_allclose(two.embed(PROMPTS[:2]), one.embed(PROMPTS[:2]), atol=0.02)
 
 
-@pytest.mark.parametrize("family, quant", [("gemma3", "fp8"), ("mixtral", "bf16"), ("llama", "int4")])
+HYBRIDS = [("lfm2", "bf16"), ("qwen3_5", "bf16"), ("granite_hybrid", "bf16")]
+
+
+@pytest.mark.parametrize("family, quant", [("gemma3", "fp8"), ("mixtral", "bf16"), ("llama", "int4"), *HYBRIDS])
 def test_families_and_schemes(family, quant, tmp_path):
     module = tiny if family in tiny.CONFIGS else tiny_families
     (tmp_path / "hf").mkdir()

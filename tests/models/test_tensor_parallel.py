@@ -9,6 +9,7 @@ import pytest
 import test_gpt_oss as test_gpt_oss_of
 import tiny
 import tiny_families
+import tiny_hybrids
 from session import Session
 from test_act_order import write as write_gptq
 from test_lut4 import CONFIG as WIDE_GGUF
@@ -18,7 +19,7 @@ from zse.errors import UnsupportedError
 from zse.formats.convert import convert
 from zse.formats.opening import open_model
 from zse.models import quantize_load
-from zse.models.load import load_model, plan_model, read_config
+from zse.models.load import load_model, plan_model
 from zse.parallel.group import RankGroup
 from zse.quant.superblock import SuperblockScheme
 from zse.runtime.opening import open_device
@@ -27,11 +28,11 @@ REFERENCES = np.load(Path(__file__).with_name("references.npz"))
 # Sums of up to 128 f32 products in another order, of ranks apart, through up to 4 layers, with logits up to 10.
 NEAR = dict(rtol=2e-5, atol=8e-5)
 NORMS = "norms of q and k 'over all heads together'"
-STATE = "layers 'with a state from token to token'"
 NARROW = "columns of down_exps in groups of 32 32 is not supported; supported: at least 64"
 REFUSED = {
     **dict.fromkeys(("olmo2", "olmo3", "olmoe", "minimax_m2"), NORMS),
     **dict.fromkeys(("qwen3_moe", "qwen3_moe_dense", "qwen2_moe", "glm4_moe", "gemma4_moe"), NARROW),
+    **dict.fromkeys(("lfm2_moe", "qwen3_next", "qwen3_5_moe", "nemotron_h_moe", "nemotron_h_latent"), NARROW),
     **dict.fromkeys(("deepseek_v2_lite", "deepseek_v2", "deepseek_v3", "mistral4", "glm4_moe_lite"), NARROW),
 }
 
@@ -78,6 +79,11 @@ WIDE = {
     "deepseek_v2_lite": dict(moe_intermediate_size=96),
     "deepseek_v3": dict(moe_intermediate_size=64),
     "mistral4": dict(moe_intermediate_size=64),
+    "lfm2_moe": dict(moe_intermediate_size=64),
+    "qwen3_next": dict(moe_intermediate_size=96, shared_expert_intermediate_size=96),
+    "qwen3_5_moe": dict(moe_intermediate_size=64),
+    "nemotron_h_moe": dict(moe_intermediate_size=96, moe_shared_expert_intermediate_size=96),
+    "nemotron_h_latent": dict(moe_intermediate_size=64),
 }
 BIG = dict(num_attention_heads=8, num_key_value_heads=4, intermediate_size=320, hidden_size=256, head_dim=32)
 
@@ -104,7 +110,7 @@ def same(found: np.ndarray, wanted: np.ndarray, bits: int = 32) -> None:
 def test_two_ranks_have_the_logits_of_transformers(family, tmp_path):
     path, tokens = write(family, tmp_path), tiny.tokens(family)
     with open_model(str(path)) as source:
-        why = REFUSED.get(family, STATE if read_config(source).has_state else "")
+        why = REFUSED.get(family)
         if why:
             with pytest.raises(UnsupportedError) as refused:
                 plan_model(source, rank=1, ranks=2)
@@ -193,3 +199,65 @@ def test_converted_files(quant, tmp_path, monkeypatch):
     if quant != "fp8":  # which becomes bf16 on a CPU
         monkeypatch.setattr(quantize_load, "fill_parts", None)  # the loader's threads read the columns, not NumPy
     same(logits_of(tmp_path / "model.zse", tokens, 3), logits_of(tmp_path / "model.zse", tokens, 1))
+
+
+def recurrent_of(path, size: int) -> list:
+    """Whether each rank has a part of the recurrent layers, and their sizes."""
+    with open_model(str(path)) as source:
+        plans = [plan_model(source, rank=rank, ranks=size) for rank in range(size)]
+        return [("mix_out" in plan.share.partial, plan.config.recurrent) for plan in plans]
+
+
+# (family, changes, ranks, heads of each, groups of each); None: every rank has all of these layers.
+HYBRIDS = [
+    ("qwen3_5", {}, 2, (3, 3), (1, 1)),
+    ("qwen3_5", {}, 3, (3, 1, 2), (1, 1, 1)),  # more ranks than groups of keys
+    ("qwen3_5", dict(linear_num_key_heads=4, linear_num_value_heads=8), 3, (2, 2, 4), (1, 1, 2)),
+    ("nemotron_h", {}, 2, (3, 3), (1, 1)),
+    ("nemotron_h", dict(n_groups=4, mamba_num_heads=8), 3, (2, 2, 4), (1, 1, 2)),
+    ("nemotron_h", {}, 3, None, None),  # a norm's group would be on two ranks
+    ("granite_hybrid", {}, 2, None, None),
+    ("granite_hybrid", dict(mamba_n_groups=4), 2, (4, 4), (2, 2)),
+]
+
+
+@pytest.mark.parametrize("family, changes, size, heads, groups", HYBRIDS)
+def test_heads_of_recurrent_layers(family, changes, size, heads, groups, tmp_path, monkeypatch):
+    wide = dict(intermediate_size=192, shared_intermediate_size=192, vocab_size=384)
+    if size == 3:
+        wide |= dict(num_attention_heads=6, num_key_value_heads=3)
+    path = write(family, tmp_path, monkeypatch, **wide | changes)
+    found = recurrent_of(path, size)
+    if heads is None:
+        assert not any(cut for cut, _ in found)
+    else:
+        assert all(cut for cut, _ in found)
+        assert (tuple(part.heads for _, part in found), tuple(part.groups for _, part in found)) == (heads, groups)
+    tokens = tiny.tokens(family)
+    same(logits_of(path, tokens, size, [33, 1, 6]), logits_of(path, tokens, 1))
+
+
+def test_channels_of_short_convolutions(tmp_path):
+    path, tokens = write("lfm2", tmp_path), tiny.tokens("lfm2")
+    assert [part.width for _, part in recurrent_of(path, 2)] == [64, 64]
+    same(logits_of(path, tokens, 2, [33, 1, 6]), logits_of(path, tokens, 1))
+
+
+@pytest.mark.parametrize("family", [each for each in tiny_hybrids.IN_GGUF if each not in REFUSED])
+@pytest.mark.parametrize("size", [2, 3])
+def test_hybrids_in_gguf(family, size, tmp_path, monkeypatch):
+    """Heads of values in turn; vectors of other shapes."""
+    heads = dict(num_attention_heads=2 * size, num_key_value_heads=size, vocab_size=384)
+    changes = {
+        "lfm2": dict(hidden_size=64 * size),
+        "granite_hybrid": dict(
+            hidden_size=64 * size, mamba_n_heads=4 * size, mamba_n_groups=size, shared_intermediate_size=192
+        ),
+        "qwen3_5": dict(head_dim=64, intermediate_size=192),
+        "nemotron_h": dict(intermediate_size=192),
+    }[family] | heads
+    monkeypatch.setitem(tiny_hybrids.CONFIGS, family, tiny_hybrids.CONFIGS[family] | changes)
+    monkeypatch.setitem(tiny_families.CONFIGS, family, tiny_hybrids.CONFIGS[family])
+    path = tiny_families.write_gguf(family, tmp_path)
+    tokens = tiny.tokens(family)
+    same(logits_of(path, tokens, size, [33, 1, 6]), logits_of(path, tokens, 1))

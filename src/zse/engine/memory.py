@@ -123,7 +123,7 @@ def plan_memory(config: EngineConfig, plan, device, draft=None, ranks=None, towe
     if draft is not None:
         block_bytes += layout.block_nbytes(draft.plan.config, settings.kv_dtype)  # it has as many pages
     if model.has_state:
-        room = _cache_room(device, None if limit is None else limit - weight_bytes - sum(seeing.values()))
+        room = _cache_room(device, None if limit is None else limit - weight_bytes - sum(seeing.values()), beside)
         settings = state_memory.fewer_rows(config, settings, model, room)
 
     def pages_of(page_size: int) -> groups.PageGeometry:
@@ -134,7 +134,7 @@ def plan_memory(config: EngineConfig, plan, device, draft=None, ranks=None, towe
     def resolved_in(room: int | None) -> Found:
         states = None
         if model.has_state:
-            room = _cache_room(device, room)
+            room = _cache_room(device, room, beside)
             states = state_memory.plan_states(config, settings, model, room, block_bytes)
             room = max(0, room - states.nbytes)
         found = resolve(
@@ -180,9 +180,9 @@ def _describe_states(config: ResolvedConfig) -> str:
     )
 
 
-def _cache_room(device, room: int | None) -> int:
-    """Bytes for what sequences take, where nothing says so: a share of the memory."""
-    return int(device.memory_total * KV_MEMORY_SHARE) if room is None else room
+def _cache_room(device, room: int | None, beside: int) -> int:
+    """Bytes for what sequences take, where nothing says so: a share of the memory, which `beside` ranks share."""
+    return int(device.memory_total * KV_MEMORY_SHARE / beside) if room is None else room
 
 
 def _wanted_host_layers(config: EngineConfig, layers: int, device) -> int | None:

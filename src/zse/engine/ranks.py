@@ -26,6 +26,7 @@ PART_BYTES = 16 << 20  # of an adapter, in a message
 END_S = 2.0  # for ranks that are to end
 # What ranks must agree on, and take the least of.
 LEAST = ("max_context", "max_rows", "max_tokens_per_step", "page_size")
+SLOTS = ("host_slots", "state_slots", "host_states")
 
 
 class Replay(msgspec.Struct, tag=True, array_like=True):
@@ -102,7 +103,7 @@ class RankLoaded(msgspec.Struct, tag_field="kind", tag=True):
 
 class Hello(msgspec.Struct):
     """What a rank says of itself. files: size and time of change of the model's. settings: of LEAST; tokens: that its KV pages hold;
-    host_slots: as ResolvedConfig has them."""
+    host_slots, state_slots, host_states: as ResolvedConfig has them."""
 
     version: str
     files: list[tuple[int, int]]
@@ -112,6 +113,8 @@ class Hello(msgspec.Struct):
     settings: dict[str, int]
     tokens: int
     host_slots: int
+    state_slots: int = 0
+    host_states: int = 0
 
 
 class Ranks:
@@ -134,8 +137,7 @@ class Ranks:
         for _ in range(2):
             told = self._exchange(device, source, planned.config)
             if len({(hello.tokens, *hello.settings.values()) for hello in told}) == 1:
-                slots = min(hello.host_slots for hello in told)
-                return planned._replace(config=msgspec.structs.replace(planned.config, host_slots=slots))
+                return planned._replace(config=_with_least(planned.config, told))
             least = {name: min(hello.settings[name] for hello in told) for name in LEAST}
             tokens = min(hello.tokens for hello in told)
             planned = again(msgspec.structs.replace(self.config, num_pages=max(1, tokens // 16), **least))
@@ -155,6 +157,8 @@ class Ranks:
             settings=settings,
             tokens=used.num_pages * used.page_size,
             host_slots=used.host_slots,
+            state_slots=used.state_slots,
+            host_states=used.host_states,
         )
         told = [msgspec.msgpack.decode(data, type=Hello) for data in self.group.exchange(msgspec.msgpack.encode(mine))]
         for rank, hello in enumerate(told):
@@ -207,6 +211,13 @@ class Ranks:
     def close(self) -> None:
         """End the ranks, before the device is closed."""
         self.group.close()
+
+
+def _with_least(used: ResolvedConfig, told: list[Hello]) -> ResolvedConfig:
+    """The slots that every rank has."""
+    least = {name: min(getattr(hello, name) for hello in told) for name in SLOTS}
+    state_bytes = used.state_bytes // used.state_slots * least["state_slots"] if used.state_slots else 0
+    return msgspec.structs.replace(used, state_bytes=state_bytes, **least)
 
 
 class Peer(NamedTuple):

@@ -17,9 +17,9 @@ def cut(image: Image, whole: Targets, mine: Targets, share: Any) -> Image:
     for (layer, name), product in whole.by_name.items():
         own = mine.by_name[layer, name]
         sides = zip((product.down, product.up), (own.down, own.up), (product.columns, product.rows), strict=True)
-        for (at, to, width), span in zip(sides, reversed(share.spans_of(layer, name)), strict=True):
-            first, stop = span or (0, width)
-            part = numbers[at * rank : (at + width) * rank].reshape(rank, width)[:, first:stop]
+        for (at, to, width), spans in zip(sides, reversed(share.spans_of(layer, name)), strict=True):
+            side = numbers[at * rank : (at + width) * rank].reshape(rank, width)
+            part = np.concatenate([side[:, first:stop] for first, stop in spans or [(0, width)]], axis=1)
             if part.any():
                 parts.append((to * rank, np.ascontiguousarray(part)))
     return image._replace(parts=merged(parts))

@@ -247,7 +247,7 @@ class RecurrentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     heads / groups of them; key_size: numbers of a key (of Mamba-2: the state's); value_size: of a head's values.
     tiled: head j belongs to group j % groups, not to j // (heads / groups). norm_eps: of the norm behind them;
     norm_groups: parts of all heads' numbers that it normalizes alone. dt_min, dt_max: limits of Mamba-2's time steps;
-    dt_max 0: none."""
+    dt_max 0: none. width: channels of a short convolution that one rank of several has; 0: hidden_size."""
 
     kernel: int
     conv_bias: bool = False
@@ -260,6 +260,7 @@ class RecurrentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     norm_groups: int = 1
     dt_min: float = 0.0
     dt_max: float = 0.0
+    width: int = 0
 
     def __post_init__(self):
         number("recurrent kernel", self.kernel, 2, MAX_KERNEL)
@@ -284,7 +285,7 @@ class RecurrentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     def channels(self, mixer: str, hidden_size: int) -> int:
         """What the convolution of a layer of that kind sees of a token."""
-        return hidden_size if mixer == "conv" else self.inner + 2 * self.groups * self.key_size
+        return (self.width or hidden_size) if mixer == "conv" else self.inner + 2 * self.groups * self.key_size
 
     def parts(self, mixer: str, hidden_size: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """What a sequence carries through a layer of that kind, one of ModelConfig's MIXERS: the last inputs of the

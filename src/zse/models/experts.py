@@ -7,7 +7,7 @@ matrix [E * rows, columns]."""
 
 from zse.errors import FormatError, UnsupportedError
 from zse.formats.source import FP4_LAYOUTS, IN_TURN, ModelSource, TensorInfo
-from zse.models import shares
+from zse.models import shares, spans
 from zse.models.names import Role
 
 
@@ -77,7 +77,7 @@ def stored_rows(source: ModelSource, role: Role, name: str) -> "list[tuple[Tenso
         return [(source.matrix(name, role.shape), None)]
     info, found = source.matrix(name, (role.stored, role.shape[1])), []
     for first, count in role.runs:
-        apart = shares.reads_rows(info, first, first + count)
+        apart = spans.reads_rows(info, first, first + count)
         part = info.rows(first, count)._replace(name=f"{name} rows {first} to {first + count}") if apart else info
         found.append((part, None if apart else shares.ShareCut((first, first + count), (0, info.shape[1]))))
     return found

@@ -65,7 +65,7 @@ def mixer_roles(config: ModelConfig, mixer: str) -> dict[str, Role]:
         return {}
     channels, heads, inner = found.channels(mixer, hidden), found.heads, found.inner
     vectors: dict[str, tuple[int, ...]] = {"conv": (channels, found.kernel)}
-    matrices = {"mix_in": (3 * hidden, hidden), "mix_out": (hidden, hidden)}
+    matrices = {"mix_in": (3 * channels, hidden), "mix_out": (hidden, channels)}
     if found.conv_bias:
         vectors["conv_bias"] = (channels,)
     if mixer != "conv":

@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from zse.errors import UnsupportedError
-from zse.formats.source import FP4_LAYOUTS, IN_TURN, TensorInfo
+from zse.formats.source import TensorInfo
+from zse.models import registry
 from zse.models.config import ModelConfig
+from zse.models.mixer_shares import MixerShares
 from zse.models.names import Role
-from zse.quant.scheme import TILE_ROWS, AffineScheme, Scheme, SuperblockScheme, rows_per_line
+from zse.models.spans import Span, head_spans, reads_rows, spread
+from zse.quant.scheme import TILE_ROWS, AffineScheme, Scheme, SuperblockScheme
 
-Span = tuple[int, int]  # start, stop
 QUERIES, KEYS, INNER, EXPERTS, SHARED = "queries", "keys", "inner", "experts", "shared"
 LATENTS, VALUES = "latents", "values"  # of query heads: what meets a latent, what is made of one
 # Role → the spans of its rows, one behind the other; the span of its columns.
@@ -57,23 +59,6 @@ class SharePiece(NamedTuple):
     cut: ShareCut | None
 
 
-def spread(total: int, unit: int, size: int) -> list[Span]:
-    """[0, total) as `size` spans, as equal as cuts at multiples of `unit` allow; some are empty where these are too few."""
-    count = -(-total // unit)
-    return [(count * rank // size * unit, min(total, count * (rank + 1) // size * unit)) for rank in range(size)]
-
-
-def head_spans(heads: int, kv_heads: int, size: int) -> list[Span]:
-    """The query heads of each rank: whole groups of a KV head, or where there are more ranks than those a part of one's."""
-    group = heads // kv_heads
-    if size <= kv_heads:
-        return [(start * group, stop * group) for start, stop in spread(kv_heads, 1, size)]
-    spans = []
-    for kv_head, (first, last) in enumerate(spread(size, 1, kv_heads)):
-        spans += [(kv_head * group + start, kv_head * group + stop) for start, stop in spread(group, 1, last - first)]
-    return spans
-
-
 class ModelShare:
     """What rank `rank` of `size` has. config: its ModelConfig; whole: the model's; widths: rows of the head that each rank has.
     schemes: of the matrices, by role, as the rank has them. UnsupportedError names what cannot be cut.
@@ -95,7 +80,9 @@ class ModelShare:
     ):
         self.path, self.whole, self.rank, self.size = path, config, rank, size
         self._stored, self.schemes, self._quantizes, self._family = stored, dict(schemes), quantizes, family
+        self._mixers: MixerShares | None = None
         self._check_kind()
+        self._gated = 2 if getattr(registry.architecture(config.architecture), "gated_attention", False) else 1
         if config.num_heads < size:
             raise self._refused("attention heads", config.num_heads, f"at least {size}")
         self._heads = head_spans(config.num_heads, config.num_kv_heads, size)
@@ -114,15 +101,21 @@ class ModelShare:
         if config.causal and not all(self.widths):
             raise self._refused("tokens of the vocabulary", config.vocab_size, f"at least {size * HEAD_UNIT}")
         self._check_columns()
+        if config.has_state:
+            self._mixers = MixerShares(config, stored, self.schemes, self._narrowed, rank, size)
         self.config = self._config()
+
+    @property
+    def partial(self) -> frozenset[str]:
+        """Weights of layers of whose products each rank has a part of the sum."""
+        is_cut = self._mixers is not None and self._mixers.is_cut
+        return frozenset(("o", "down", "shared_down", "mix_out") if is_cut else ("o", "down", "shared_down"))
 
     def _refused(self, what: str, found: object, known: str) -> UnsupportedError:
         return UnsupportedError(f"{self.path}: --tensor-parallel-size {self.size}: {what}", found, [known])
 
     def _check_kind(self) -> None:
         config = self.whole
-        if config.has_state:
-            raise self._refused("layers", "with a state from token to token", "attention")
         for role, infos in self._stored.items():
             if role.endswith((".q_norm", ".k_norm")) and infos[0].num_elements > config.max_head_dim:
                 raise self._refused("norms of q and k", "over all heads together", "of each head")
@@ -172,6 +165,8 @@ class ModelShare:
         """That o can be cut where heads end."""
         for layer in range(self.whole.num_layers):
             role, dim = f"layers.{layer}.o", self._dim(VALUES, layer)
+            if role not in self.schemes:
+                continue  # a layer without attention
             ends = gcd(*(stop * dim for _, stop in self._heads))
             scheme = self._narrowed(role, lambda unit, ends=ends: ends % unit == 0)
             if ends % lcm(scheme.column_unit, 2 * TILE_ROWS):
@@ -207,15 +202,21 @@ class ModelShare:
             shared = _width(self._shared[self.rank]) if self._shared else 0
             size = _width(self._experts[self.rank])
             changes["moe"] = msgspec.structs.replace(whole.moe, intermediate_size=size, shared_size=shared)
+        if self._mixers is not None:
+            changes["recurrent"] = self._mixers.recurrent
         if self.rank:
             changes["o_bias"] = False
         return msgspec.structs.replace(whole, **changes)
 
-    def spans_of(self, layer: int, name: str) -> tuple[Span | None, Span | None]:
-        """The rows and the columns of a product of a layer that are the rank's; None: all."""
-        kinds = ROWS.get(name, (None,))[0], COLUMNS.get(name)
-        rows, columns = (self._span(kind, layer) if kind else None for kind in kinds)
-        return rows, columns
+    def spans_of(self, layer: int, name: str) -> tuple[list[Span] | None, list[Span] | None]:
+        """The rows, one range behind the other, and the columns of a product of a layer that are the rank's; None: all."""
+        rows, at = [], 0
+        for kind in self._row_kinds(layer, name):
+            start, stop = self._span(kind, layer)
+            rows.append((at + start, at + stop))
+            at += self._total(kind, layer)
+        columns = self._columns_of(f"layers.{layer}.{name}")
+        return rows or None, [self._span(columns, layer)] if columns else None
 
     # -- pieces of tensors
 
@@ -235,25 +236,34 @@ class ModelShare:
             span = self._span(columns, number)
             part = msgspec.structs.replace(role, shape=(role.shape[0], _width(span)))
             return [SharePiece(part, *columns_of(info, span[0], _width(span))) for info in infos]
-        kinds = ROWS.get(name.removesuffix("_bias"))
-        if kinds is None:
+        rows = self.spans_of(number, name)[0] or self.spans_of(number, name.removesuffix("_bias"))[0]
+        if rows is None:
             return [SharePiece(role, info, None) for info in infos]
-        found = []
-        for info in infos:
-            # Joined tensors have the rows of their members one behind the other.
-            at = 0
-            for kind in kinds:
-                start, stop = self._span(kind, number)
-                found.append(self._rows(role, info, (at + start, at + stop)))
-                at += self._total(kind, number)
+        # Of experts each has a tensor; other rows may lie in several, one behind the other.
+        found: list[SharePiece] = []
+        for members in [[info] for info in infos] if role.experts else [infos]:
+            for start, stop in rows:
+                at = 0
+                for info in members:
+                    first, last = max(start - at, 0), min(stop - at, info.shape[0])
+                    if first < last:
+                        found.append(self._rows(role, info, (first, last)))
+                    at += info.shape[0]
         return found
 
     def _columns_of(self, role: str) -> str:
         layer, _, name = role.rpartition(".")
-        return COLUMNS.get(name, "") if layer else ""
+        if not layer:
+            return ""
+        return COLUMNS.get(name) or (self._mixers.columns(int(layer[7:]), name) if self._mixers else "")
+
+    def _row_kinds(self, layer: int, name: str) -> tuple[str, ...]:
+        return ROWS.get(name) or (self._mixers.rows(layer, name) if self._mixers else ())
 
     def _span(self, kind: str, layer: int) -> Span:
         """Rows or columns, in numbers."""
+        if self._mixers is not None and (span := self._mixers.span(kind)) is not None:
+            return span
         rank, dim = self.rank, self._dim(kind, layer)
         if dim:
             start, stop = self._kv_span(layer, rank) if kind == KEYS else self._heads[rank]
@@ -264,12 +274,14 @@ class ModelShare:
         """Rows or columns of a head; 0 of what heads do not have."""
         latent, dim = self.whole.latent, self.whole.head_dim_of(layer)
         if latent is None:
-            return dim if kind in (QUERIES, KEYS, VALUES) else 0
+            return {QUERIES: dim * self._gated, KEYS: dim, VALUES: dim}.get(kind, 0)
         return {QUERIES: dim, LATENTS: latent.rank, VALUES: latent.value}.get(kind, 0)
 
     def _total(self, kind: str, layer: int) -> int:
+        if self._mixers is not None and self._mixers.span(kind) is not None:
+            return self._mixers.total(kind)
         heads = {QUERIES: self.whole.num_heads, KEYS: self.whole.kv_heads_of(layer)}
-        return heads[kind] * self.whole.head_dim_of(layer) if kind in heads else self.whole.intermediate_of(layer)
+        return heads[kind] * self._dim(kind, layer) if kind in heads else self.whole.intermediate_of(layer)
 
     def _rows(self, role: Role, info: TensorInfo, span: Span) -> SharePiece:
         start, stop = span
@@ -297,15 +309,3 @@ def columns_of(info: TensorInfo, first: int, count: int) -> tuple[TensorInfo, Sh
     if info.layout in BY_COLUMN and info.parts and info.parts.keys() <= {"q", "scale", "zero"}:
         return info.columns(first, count), None
     return info, ShareCut((0, info.shape[0]), (first, first + count))
-
-
-def reads_rows(info: TensorInfo, start: int, stop: int) -> bool:
-    """Whether the file stores these rows apart from others."""
-    if info.layout == IN_TURN:
-        return False
-    if info.is_plain or info.layout in FP4_LAYOUTS:
-        return True
-    if info.parts is not None or info.layout not in ("r16", "rows") or info.order is not None:
-        return False
-    lines = [rows_per_line(plane, info.layout, info.shape[0]) for plane, _, _ in info.placed()]
-    return all(start % rows == 0 and (stop % rows == 0 or stop == info.shape[0]) for rows in lines)

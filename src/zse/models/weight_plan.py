@@ -85,7 +85,9 @@ class VectorPlan(NamedTuple):
     @property
     def shape(self) -> tuple[int, ...]:
         role = self.parts[0].role
-        return role.shape if role.kind == "vector" else (self.size,)
+        if role.kind != "vector":
+            return (self.size,)
+        return self.size // math.prod(role.shape[1:]), *role.shape[1:]
 
 
 class ModelPlan(NamedTuple):

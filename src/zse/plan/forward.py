@@ -22,14 +22,14 @@ class Parts(NamedTuple):
     ropes: dict[str, Any]
 
 
-def trace_forward(forward: Any, model: Any, device: Any, adapted: Adapted | None = None, shared: bool = False) -> Parts:
+def trace_forward(forward: Any, model: Any, device: Any, adapted: Adapted | None = None) -> Parts:
     """Trace the forward: its beginning, and each kind of layer behind what the one before leaves to be added. adapted:
-    what adapters change of the layers' products. shared: the model is one rank's share."""
+    what adapters change of the layers' products. Where the model is one rank's share, parts of sums are added."""
     weights: dict[str, dict[str, Any]] = {"": {}}
     for name, weight in (*model.weights.items(), *model.vectors.items()):
         layer, _, suffix = name.rpartition(".")
         weights.setdefault(layer, {})[suffix] = weight
-    traced = partial(_traced, forward, device, is_shared=shared)
+    traced = partial(_traced, forward, device, partial_weights=model.share.partial if model.share else frozenset())
     begin, pending = traced(weights[""], lambda x: forward.begin(), whole=True), None
     again = traced(weights[""], lambda x: forward.begin_again(), whole=True) if model.config.follows else None
     known: dict[Hashable, Part] = {}
@@ -61,7 +61,7 @@ def _traced(
     all_rows: bool = False,
     layer: int = 0,
     adapted: Adapted | None = None,
-    is_shared: bool = False,
+    partial_weights: frozenset[str] = frozenset(),
     whole: bool = False,
 ) -> Part:
     """A part of the forward with these weights. before: what the part before leaves to be added; layer: a layer's
@@ -73,7 +73,7 @@ def _traced(
                 shapes[name] = (forward.rows(name, layer), weights[joined].shape[1])
                 if f"{joined}_bias" in weights:
                     shapes[f"{name}_bias"] = shapes[name][:1]
-    trace = forward.trace = Trace(shapes, all_rows, _orders(weights), adapted, is_shared)
+    trace = forward.trace = Trace(shapes, all_rows, _orders(weights), adapted, partial_weights)
     start = Value(trace, forward.config.hidden_size, True)
     schemes = {name: getattr(weight, "scheme", None) for name, weight in weights.items()}
     return fuse(trace, start, run(start), before, device, schemes, whole)

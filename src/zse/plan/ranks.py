@@ -7,17 +7,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-SHARED = ("o", "down")  # products of which each rank has some columns
 
-
-def all_reduce(nodes: list[Node]) -> list[Node]:
-    """What ranks compute with their columns of a weight, or with theirs of all experts, is added before anything reads it."""
+def all_reduce(nodes: list[Node], partial: frozenset[str]) -> list[Node]:
+    """What ranks compute with their columns of a weight of those named, or with theirs of all experts, is added before anything
+    reads it; what experts give together is, at once."""
     found: list[Node] = []
     whole: dict[Value, Value] = {}
+    combined = {value for node in nodes if node.op == "combine" for value in node.inputs}
     for node in nodes:
         node.inputs = tuple(whole.get(value, value) for value in node.inputs)
         found.append(node)
-        if node.op == "combine" or (node.op == "linear" and node.weights["weight"] in SHARED):
+        is_part = node.op == "linear" and node.weights["weight"] in partial and node.output not in combined
+        if node.op == "combine" or is_part:
             part = node.output
             whole[part] = Value(part.trace, part.width)
             found.append(Node("all_reduce", (part,), whole[part], {}, {}))

@@ -79,7 +79,7 @@ def fuse(
 ) -> Part:
     """The part of a forward that was traced from the stream `start` to `end`. before: what the part before left. whole:
     this one leaves nothing."""
-    nodes, carried = ranks.all_reduce(trace.nodes) if trace.is_shared else trace.nodes, None
+    nodes, carried = ranks.all_reduce(trace.nodes, trace.partial) if trace.partial else trace.nodes, None
     if before is not None:
         carried, x = Value(trace, before.delta.width), Value(trace, start.width, True)
         nodes = [Node("add", (x, carried), start, {}, before.options | {"carried": True}), *nodes]

@@ -93,8 +93,8 @@ class Node:
 class Trace:
     """The operations of one part of a forward, in order. shapes: of the part's weights and vectors by name; what is not
     in it the part does not have (a bias, say). orders: of weights whose columns stand in another order, by the name of
-    one that has the same. all_rows: every token's logits are wanted. adapted: what adapters add to. is_shared: ranks have
-    shares of the weights, and what they compute with them is added. split: values of joined products, or that are read by
+    one that has the same. all_rows: every token's logits are wanted. adapted: what adapters add to. partial: weights of
+    which ranks have shares of the columns: what they compute with them is added. split: values of joined products, or that are read by
     parts → the values that they consist of."""
 
     def __init__(
@@ -103,9 +103,9 @@ class Trace:
         all_rows: bool = False,
         orders: dict[str, str] | None = None,
         adapted: Adapted | None = None,
-        is_shared: bool = False,
+        partial: frozenset[str] = frozenset(),
     ):
-        self.is_shared = is_shared
+        self.partial = partial
         self.shapes, self.all_rows, self.orders, self.adapted = shapes, all_rows, orders or {}, adapted
         self.nodes: list[Node] = []
         self.split: dict[Value, tuple[Value, ...]] = {}
