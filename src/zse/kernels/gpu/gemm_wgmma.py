@@ -16,6 +16,7 @@ from zse.kernels.gpu.gemm_parts import activated, put_pair, ring_of, sum_parts, 
 from zse.quant.scheme import FP8_BLOCK
 
 THREADS = 384  # one warpgroup that copies, two that multiply
+TOGETHER = 8  # pairs of columns whose biases and scales a thread has in flight
 ROW_BYTES = 128  # of k in a stage: the width of the swizzle
 SHARED_BYTES = 231_000  # of the 232,448 a block may have; the rest is for the barriers
 
@@ -112,37 +113,39 @@ def scaled(acc, first, scales, row_scale, KIND):
 @zl.inline
 def store_tile(accs, row, col, p):
     """A thread's part of a tile: rows row + 64 x + 8 half, two of every eight columns. What belongs to a column is read
-    once for all rows."""
+    once for all rows, of TOGETHER pairs of columns before the first is needed: one after another they cost a tile of 18
+    pairs with a bias as long as ten of its steps."""
     parts = [(x, half) for x in zl.static(range(len(accs))) for half in zl.static(range(2))]
     rows = [row + (x * 64 + half * 8) for x, half in zl.static(parts)]
     places = [zl.i64(r) * p.stride + col for r in zl.static(rows)]
     row_scales = [p.a_scale[min(r, p.tokens - 1)] if p.KIND != "bf16" else 1.0 for r in zl.static(rows)]
-    for j in zl.static(range(p.BN // 16 if p.GATED else p.BN // 8)):
-        at = col + j * 8
-        if at < p.cols:
-            scales = pair_of(at, p)
-            if p.GATED:
-                up_scales = pair_of(p.cols + at, p)
+    count = p.BN // 16 if p.GATED else p.BN // 8
+    for begin in zl.static(range(0, count, TOGETHER)):
+        columns = [j for j in zl.static(range(begin, min(begin + TOGETHER, count)))]
+        read = [min(col + j * 8, p.cols - 2) for j in zl.static(columns)]
+        scales = [pair_of(at, p) for at in zl.static(read)]
+        up_scales = [pair_of(p.cols + at, p) for at in zl.static(read)] if p.GATED else scales
+        shifts = [[zl.f32(0), zl.f32(0)] for _ in zl.static(columns)]
+        if not p.GATED:
+            if p.has_bias != 0:
+                for u, at in enumerate(read):
+                    both = zl.load(p.bias + at, 2)
+                    shifts[u][0] = both[0]
+                    shifts[u][1] = both[1]
+        for u, j in enumerate(columns):
+            if col + j * 8 < p.cols:
                 for i in zl.static(range(len(parts))):
                     if rows[i] < p.tokens:
                         acc, first = accs[parts[i][0]], j * 4 + parts[i][1] * 2
-                        gates = scaled(acc, first, scales, row_scales[i], p.KIND)
-                        ups = scaled(acc, p.BN // 4 + first, up_scales, row_scales[i], p.KIND)
-                        both = zl.make_vector(
-                            activated(gates[0], ups[0], p.linear, p.cubic),
-                            activated(gates[1], ups[1], p.linear, p.cubic),
-                        )
-                        zl.store(zl.cast_ptr(p.out, zl.bf16) + (places[i] + j * 8), zl.convert(both, zl.bf16))
-            else:
-                shift = [zl.f32(0), zl.f32(0)]
-                if p.has_bias != 0:
-                    both = zl.load(p.bias + at, 2)
-                    shift[0] = both[0]
-                    shift[1] = both[1]
-                for i in zl.static(range(len(parts))):
-                    if rows[i] < p.tokens:
-                        low, high = scaled(accs[parts[i][0]], j * 4 + parts[i][1] * 2, scales, row_scales[i], p.KIND)
-                        put_pair(p.out, places[i] + j * 8, low + shift[0], high + shift[1], p.mode)
+                        low, high = scaled(acc, first, scales[u], row_scales[i], p.KIND)
+                        if p.GATED:
+                            ups = scaled(acc, p.BN // 4 + first, up_scales[u], row_scales[i], p.KIND)
+                            both = zl.make_vector(
+                                activated(low, ups[0], p.linear, p.cubic), activated(high, ups[1], p.linear, p.cubic)
+                            )
+                            zl.store(zl.cast_ptr(p.out, zl.bf16) + (places[i] + j * 8), zl.convert(both, zl.bf16))
+                        else:
+                            put_pair(p.out, places[i] + j * 8, low + shifts[u][0], high + shifts[u][1], p.mode)
 
 
 @zl.inline
