@@ -118,8 +118,6 @@ def choose_forms(
         forms[converted := Value(value.trace, value.width, per_token=value.per_token)] = form
         before[products[0]] = Node("convert", (value,), converted, {}, {})
         changed |= {node: converted for node in products}
-    if device.inner == "bf16":
-        forms |= dict.fromkeys(_activated(nodes), "bf16")
     found = []
     for node in nodes:
         if node in before:
@@ -141,17 +139,6 @@ def choose_forms(
             node.output.node = producer
         found.append(node)
     return found, forms
-
-
-def _activated(nodes: list[Node]) -> list[Value]:
-    """Products that an activation alone reads: in 16 bits half as much is written and read."""
-    read = [value for node in nodes for value in node.inputs]
-    found = []
-    for node in nodes:
-        makers = [value.node for value in node.inputs] if node.op in ("act", "gated") else []
-        if makers and all(maker is not None and maker.op == "linear" for maker in makers):
-            found += [value for value in node.inputs if read.count(value) == 1]
-    return found
 
 
 def row_bytes(form: str, width: int) -> int:

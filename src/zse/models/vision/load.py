@@ -178,7 +178,7 @@ def _dense(source: ModelSource) -> Scheme:
 class TowerModel:
     """What a Planner asks of a model, and `host`: f32 arrays that the host reads. load() fills it."""
 
-    host_layers = lazy_experts = host_experts = None
+    host_layers = lazy_experts = host_experts = share = None
 
     def __init__(self, device: Any, plan: TowerPlan):
         """Allocates. Raises DeviceError."""
