@@ -103,6 +103,7 @@ def near(found, logprobs, spread: float) -> None:
         ("gemma4_moe", "sm_80", None, "bf16"),
         ("gemma4_unified", "sm_90a", None, "bf16"),
         ("deepseek_vl2_plain", "sm_90a", None, "bf16"),
+        ("deepseek_vl2", "sm_90a", None, "bf16"),
     ],
 )
 def test_a_gpu_says_what_a_cpu_says(family, like, quantize, kv, kept_kernels, tmp_path):

@@ -94,6 +94,8 @@ def with_wide_heads(family: str) -> tuple[dict, dict[str, list[int]]]:
     """The config and the shapes with heads of 64 instead of 32 in the text model, which kernels of GPUs take."""
     config, named = json.loads(json.dumps(CONFIGS[family])), shapes(family)
     text = config.get("text_config") or config["language_config"]
+    if text.get("kv_lora_rank"):  # heads are of latents
+        return config, named
     text["head_dim"] = 2 * text.get("head_dim", 32)
     if "mrope_section" in text.get("rope_parameters", {}):
         text["rope_parameters"]["mrope_section"] = [2 * size for size in text["rope_parameters"]["mrope_section"]]
