@@ -2,6 +2,7 @@
 with states of the model and of their own; what carries them, and files without one."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,10 @@ import tiny_families
 import tiny_mtp
 from session import Session
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "structured"))
+import tiny_text
+
+from zse.engine.calibrate import Calibration
 from zse.errors import FormatError, UnsupportedError
 from zse.formats.convert import convert
 from zse.formats.opening import open_model
@@ -118,6 +123,36 @@ def test_quantized_on_load_and_in_a_file(family, device, tmp_path):
     wanted = REFERENCES[family]
     for found in (on_load, in_file):
         assert np.abs(found - wanted).mean() < 0.05 * np.abs(wanted).mean()
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
+def test_behind_the_text_part_of_a_model_that_sees(family, device, tmp_path):
+    """As Qwen3.5 is published: a wrapper, its block's tensors without the text part's prefix, experts fused."""
+    name = "Qwen3_5ForConditionalGeneration" if family == "qwen3_5" else "Qwen3_5MoeForConditionalGeneration"
+    text = {key: value for key, value in tiny_mtp.config(family).items() if key != "architectures"}
+    outer = dict(architectures=[name], model_type="qwen3_5", vision_config={}, text_config=text)
+    named = {each.replace("model.", "model.language_model.", 1): v for each, v in tiny_mtp.weights(family).items()}
+    if family == "qwen3_5_moe":
+        at = "mtp.layers.0.mlp.experts."
+        gate, up, down = (
+            np.stack([named.pop(f"{at}{e}.{kind}_proj.weight") for e in range(8)]) for kind in ("gate", "up", "down")
+        )
+        named |= {f"{at}gate_up_proj": np.concatenate([gate, up], axis=1), f"{at}down_proj": down}
+    found, again = logits_of(device, tiny.save(tmp_path, outer, named, "F32"), family)
+    np.testing.assert_allclose(found, REFERENCES[family], **NEAR)
+    np.testing.assert_allclose(again, REFERENCES[f"{family} again"], **NEAR)
+
+
+def test_calibration_leaves_it_to_plain_rounding(device, tmp_path):
+    """What is known of the inputs of a model's layers is not of its block."""
+    path, out = tiny_mtp.write("qwen3_5", tmp_path, "BF16"), tmp_path / "model.zse"
+    tiny_text.write(path)
+    text = "the quick brown fox jumps over the lazy dog " * 40
+    calibrated = lambda source, names: Calibration(source, names, text, 64, 2)  # noqa: E731
+    convert(str(path), str(out), "int8", calibrate=calibrated)
+    found, _ = logits_of(device, out, "qwen3_5")
+    wanted = REFERENCES["qwen3_5"]
+    assert np.abs(found - wanted).mean() < 0.05 * np.abs(wanted).mean()
 
 
 def test_without_a_block(tmp_path):

@@ -77,6 +77,7 @@ class Calibration:
             vectors=self._fixed.vectors,
             lazy_experts=None,
             host_experts=None,
+            share=None,
         )
         self._weights = model.weights
         pages = -(-self._chunk // BLOCK)
