@@ -118,7 +118,7 @@ def multiply_pass(p, planes, tile, expert, first_part, groups, token, token_last
             if TOKENS > 1:
                 prefetch_block(p, planes, block + AHEAD)
             elif p.GROUP == 32 and p.BITS != LUT:
-                prefetch_scales(p, planes, block + NEAR)
+                prefetch_scales(p, planes, block + NEAR, zl.prefetch)
             widen_if_first(p, planes, block, parts)
             for i, part in enumerate(parts):
                 w = unpack(planes, block, part, p.BITS)

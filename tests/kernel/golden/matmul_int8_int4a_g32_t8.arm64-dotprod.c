@@ -123,13 +123,13 @@ void matmul_int8_int4a_g32_t8(const uint64_t *args, const int64_t *grid, int64_t
           f32x4 acc_3 = zse_splat_f32x4((0.0f));
           for (int64_t block_ = 0LL; block_ < blocks; block_ += 1LL) {
             int64_t block__1 = (block_ + 16LL);
-            __builtin_prefetch((planes + (block__1 * 64LL)));
-            __builtin_prefetch(((planes + (block__1 * 64LL)) + 16LL));
-            __builtin_prefetch(((planes + (block__1 * 64LL)) + 32LL));
-            __builtin_prefetch(((planes + (block__1 * 64LL)) + 48LL));
+            __builtin_prefetch((planes + (block__1 * 64LL)), 0, 2);
+            __builtin_prefetch(((planes + (block__1 * 64LL)) + 16LL), 0, 2);
+            __builtin_prefetch(((planes + (block__1 * 64LL)) + 32LL), 0, 2);
+            __builtin_prefetch(((planes + (block__1 * 64LL)) + 48LL), 0, 2);
             int64_t group = block__1;
-            __builtin_prefetch((planes_2 + (group * 16LL)));
-            __builtin_prefetch((planes_3 + (group * 16LL)));
+            __builtin_prefetch((planes_2 + (group * 16LL)), 0, 2);
+            __builtin_prefetch((planes_3 + (group * 16LL)), 0, 2);
             int64_t row_4 = (parts * 4LL);
             i32x4 packed = (*(const i32x4_mem *)((planes + (block_ * 64LL)) + (0LL + row_4)));
             i32x4 packed_1 = (*(const i32x4_mem *)((planes + (block_ * 64LL)) + (16LL + row_4)));
@@ -412,13 +412,13 @@ void matmul_int8_int4a_g32_t8(const uint64_t *args, const int64_t *grid, int64_t
           f32x4 acc_11 = zse_splat_f32x4((0.0f));
           for (int64_t block__2 = 0LL; block__2 < blocks; block__2 += 1LL) {
             int64_t block__3 = (block__2 + 16LL);
-            __builtin_prefetch((planes + (block__3 * 64LL)));
-            __builtin_prefetch(((planes + (block__3 * 64LL)) + 16LL));
-            __builtin_prefetch(((planes + (block__3 * 64LL)) + 32LL));
-            __builtin_prefetch(((planes + (block__3 * 64LL)) + 48LL));
+            __builtin_prefetch((planes + (block__3 * 64LL)), 0, 2);
+            __builtin_prefetch(((planes + (block__3 * 64LL)) + 16LL), 0, 2);
+            __builtin_prefetch(((planes + (block__3 * 64LL)) + 32LL), 0, 2);
+            __builtin_prefetch(((planes + (block__3 * 64LL)) + 48LL), 0, 2);
             int64_t group_1 = block__3;
-            __builtin_prefetch((planes_2 + (group_1 * 16LL)));
-            __builtin_prefetch((planes_3 + (group_1 * 16LL)));
+            __builtin_prefetch((planes_2 + (group_1 * 16LL)), 0, 2);
+            __builtin_prefetch((planes_3 + (group_1 * 16LL)), 0, 2);
             int64_t row_17 = (parts_1 * 4LL);
             i32x4 packed_4 = (*(const i32x4_mem *)((planes + (block__2 * 64LL)) + (0LL + row_17)));
             i32x4 packed_5 = (*(const i32x4_mem *)((planes + (block__2 * 64LL)) + (16LL + row_17)));

@@ -491,25 +491,25 @@ void matmul_int8_int6s_g16_many(const uint64_t *args, const int64_t *grid, int64
             int64_t block__3 = (first__2 + i_3);
             if (coming_11) {
               int64_t block__4 = zse_minimum_i64((coming_10 + i_3), (blocks - 1LL));
-              __builtin_prefetch((coming_2 + (block__4 * 64LL)));
-              __builtin_prefetch(((coming_2 + (block__4 * 64LL)) + 16LL));
-              __builtin_prefetch(((coming_2 + (block__4 * 64LL)) + 32LL));
-              __builtin_prefetch(((coming_2 + (block__4 * 64LL)) + 48LL));
-              __builtin_prefetch((coming_3 + (block__4 * 32LL)));
-              __builtin_prefetch(((coming_3 + (block__4 * 32LL)) + 16LL));
+              __builtin_prefetch((coming_2 + (block__4 * 64LL)), 0, 2);
+              __builtin_prefetch(((coming_2 + (block__4 * 64LL)) + 16LL), 0, 2);
+              __builtin_prefetch(((coming_2 + (block__4 * 64LL)) + 32LL), 0, 2);
+              __builtin_prefetch(((coming_2 + (block__4 * 64LL)) + 48LL), 0, 2);
+              __builtin_prefetch((coming_3 + (block__4 * 32LL)), 0, 2);
+              __builtin_prefetch(((coming_3 + (block__4 * 32LL)) + 16LL), 0, 2);
               int64_t group_2 = (block__4 * 2LL);
-              __builtin_prefetch((coming_4 + (group_2 * 16LL)));
+              __builtin_prefetch((coming_4 + (group_2 * 16LL)), 0, 2);
             }
             if (coming_12) {
               int64_t block__5 = zse_minimum_i64((coming_10 + i_3), (blocks - 1LL));
-              __builtin_prefetch((coming_6 + (block__5 * 64LL)));
-              __builtin_prefetch(((coming_6 + (block__5 * 64LL)) + 16LL));
-              __builtin_prefetch(((coming_6 + (block__5 * 64LL)) + 32LL));
-              __builtin_prefetch(((coming_6 + (block__5 * 64LL)) + 48LL));
-              __builtin_prefetch((coming_7 + (block__5 * 32LL)));
-              __builtin_prefetch(((coming_7 + (block__5 * 32LL)) + 16LL));
+              __builtin_prefetch((coming_6 + (block__5 * 64LL)), 0, 2);
+              __builtin_prefetch(((coming_6 + (block__5 * 64LL)) + 16LL), 0, 2);
+              __builtin_prefetch(((coming_6 + (block__5 * 64LL)) + 32LL), 0, 2);
+              __builtin_prefetch(((coming_6 + (block__5 * 64LL)) + 48LL), 0, 2);
+              __builtin_prefetch((coming_7 + (block__5 * 32LL)), 0, 2);
+              __builtin_prefetch(((coming_7 + (block__5 * 32LL)) + 16LL), 0, 2);
               int64_t group_3 = (block__5 * 2LL);
-              __builtin_prefetch((coming_8 + (group_3 * 16LL)));
+              __builtin_prefetch((coming_8 + (group_3 * 16LL)), 0, 2);
             }
             int32_t * words = (staged + ((0LL + i_3) * 128LL));
             int32_t * words_1 = (staged + ((8LL + i_3) * 128LL));
@@ -815,25 +815,25 @@ void matmul_int8_int6s_g16_many(const uint64_t *args, const int64_t *grid, int64
             int64_t block__6 = (first__2 + i_4);
             if (coming_11) {
               int64_t block__7 = zse_minimum_i64((coming_10 + i_4), (blocks - 1LL));
-              __builtin_prefetch((coming_2 + (block__7 * 64LL)));
-              __builtin_prefetch(((coming_2 + (block__7 * 64LL)) + 16LL));
-              __builtin_prefetch(((coming_2 + (block__7 * 64LL)) + 32LL));
-              __builtin_prefetch(((coming_2 + (block__7 * 64LL)) + 48LL));
-              __builtin_prefetch((coming_3 + (block__7 * 32LL)));
-              __builtin_prefetch(((coming_3 + (block__7 * 32LL)) + 16LL));
+              __builtin_prefetch((coming_2 + (block__7 * 64LL)), 0, 2);
+              __builtin_prefetch(((coming_2 + (block__7 * 64LL)) + 16LL), 0, 2);
+              __builtin_prefetch(((coming_2 + (block__7 * 64LL)) + 32LL), 0, 2);
+              __builtin_prefetch(((coming_2 + (block__7 * 64LL)) + 48LL), 0, 2);
+              __builtin_prefetch((coming_3 + (block__7 * 32LL)), 0, 2);
+              __builtin_prefetch(((coming_3 + (block__7 * 32LL)) + 16LL), 0, 2);
               int64_t group_4 = (block__7 * 2LL);
-              __builtin_prefetch((coming_4 + (group_4 * 16LL)));
+              __builtin_prefetch((coming_4 + (group_4 * 16LL)), 0, 2);
             }
             if (coming_12) {
               int64_t block__8 = zse_minimum_i64((coming_10 + i_4), (blocks - 1LL));
-              __builtin_prefetch((coming_6 + (block__8 * 64LL)));
-              __builtin_prefetch(((coming_6 + (block__8 * 64LL)) + 16LL));
-              __builtin_prefetch(((coming_6 + (block__8 * 64LL)) + 32LL));
-              __builtin_prefetch(((coming_6 + (block__8 * 64LL)) + 48LL));
-              __builtin_prefetch((coming_7 + (block__8 * 32LL)));
-              __builtin_prefetch(((coming_7 + (block__8 * 32LL)) + 16LL));
+              __builtin_prefetch((coming_6 + (block__8 * 64LL)), 0, 2);
+              __builtin_prefetch(((coming_6 + (block__8 * 64LL)) + 16LL), 0, 2);
+              __builtin_prefetch(((coming_6 + (block__8 * 64LL)) + 32LL), 0, 2);
+              __builtin_prefetch(((coming_6 + (block__8 * 64LL)) + 48LL), 0, 2);
+              __builtin_prefetch((coming_7 + (block__8 * 32LL)), 0, 2);
+              __builtin_prefetch(((coming_7 + (block__8 * 32LL)) + 16LL), 0, 2);
               int64_t group_5 = (block__8 * 2LL);
-              __builtin_prefetch((coming_8 + (group_5 * 16LL)));
+              __builtin_prefetch((coming_8 + (group_5 * 16LL)), 0, 2);
             }
             int32_t * words_2 = ((staged + ((0LL + i_4) * 128LL)) + 64LL);
             int32_t * words_3 = ((staged + ((8LL + i_4) * 128LL)) + 64LL);

@@ -53,6 +53,12 @@ TABLE = (
         },
     ),
     Intrinsic(
-        "prefetch_l2", _pointer, {"cuda": 'asm volatile("prefetch.global.L2 [%0];" :: "l"({0}))', "simt": "(void)0"}
+        "prefetch_l2",
+        _pointer,
+        {
+            "cpu": "__builtin_prefetch({0}, 0, 2)",
+            "cuda": 'asm volatile("prefetch.global.L2 [%0];" :: "l"({0}))',
+            "simt": "(void)0",
+        },
     ),
 )
