@@ -92,3 +92,17 @@ def test_states_are_on_all_ranks(ahead, hybrid, monkeypatch):
         assert found.engine.scheduler.check_integrity() == []
     assert {"state", "state out", "state in"} <= {kind for kind, _, _ in moves}
     assert computed < sum(len(ids) for ids, _ in longer)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_whole_experts(ahead, tmp_path, monkeypatch):
+    """--expert-parallel: four experts on three ranks."""
+    options = OPTIONS | dict(speculation="none")
+    changes = dict(num_attention_heads=6, num_key_value_heads=3, vocab_size=384, intermediate_size=192)
+    monkeypatch.setitem(tiny_families.CONFIGS, "mixtral", tiny_families.CONFIGS["mixtral"] | changes)
+    path, asked = tiny_families.write("mixtral", tmp_path), [(prompt(40), ""), (prompt(7, 1), ""), (prompt(25, 2), "")]
+    with TinyEngines(path, **options) as made:
+        wanted = replies_of(made(), asked)
+    monkeypatch.setattr(CPUDevice, "runs_ahead", ahead)
+    with ranks_of(path, tensor_parallel_size=3, expert_parallel=True, **options) as found:
+        assert replies_of(found.engine, asked) == wanted

@@ -75,6 +75,13 @@ def test_families_and_schemes(family, quant, tmp_path):
         near(two, one)
 
 
+def test_whole_experts(tmp_path):
+    source = tiny_families.write("mixtral", tmp_path, "BF16")
+    tiny_text.write(source, letters="".join(map(chr, range(0xC0, 0xC0 + 36))))
+    with engine(source, 1) as one, engine(source, 2, expert_parallel=True) as two:
+        near(two, one)
+
+
 def test_a_rank_that_is_killed_ends_the_group(path):
     with engine(path, 2) as two:
         peer = two._engine.feature("ranks")._ranks._peers[0].process.pid

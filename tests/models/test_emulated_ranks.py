@@ -97,12 +97,12 @@ def groups_of(size: int) -> list[RankGroup]:
     return [first, *(RankGroup.join(rank, size, os.dup(first.descriptor)) for rank in range(1, size))]
 
 
-def logits_of(path, tokens, size, sizes, like="sm_90a"):
-    """Rank 0's logits; size 1: of one GPU."""
+def logits_of(path, tokens, size, sizes, like="sm_90a", **more):
+    """Rank 0's logits; size 1: of one GPU. more: of plan_model, for ranks."""
 
     def rank_of(group):
         device = RankDevice(group, like) if group else EmulateDevice(like, cache.package_variants(like))
-        share = dict(rank=group.rank, ranks=size) if group else {}
+        share = dict(rank=group.rank, ranks=size) | more if group else {}
         model, _ = load_emulated(device, path, **share)
         return Session(device, model, rows=1, max_tokens=16, context=32, group=group).run(tokens, sizes)
 
@@ -139,6 +139,14 @@ def test_logits(family, like, sizes, quantize, kept_kernels, tmp_path, monkeypat
         path = str(tmp_path / "model.zse")
     found, wanted = (logits_of(path, tokens, size, sizes, like) for size in (2, 1))
     # bf16 between the operations: sums of shares are rounded where the sum of all is.
+    assert np.abs(found - wanted).max() < 0.03 * np.abs(wanted).max()
+
+
+@pytest.mark.exhaustive
+def test_whole_experts(kept_kernels, tmp_path):
+    path, sizes = str(tiny_families.write("mixtral", tmp_path, "BF16")), [9, 1]
+    tokens = tiny.tokens("mixtral")[: sum(sizes)]
+    found, wanted = logits_of(path, tokens, 2, sizes, whole_experts=True), logits_of(path, tokens, 1, sizes)
     assert np.abs(found - wanted).max() < 0.03 * np.abs(wanted).max()
 
 

@@ -22,7 +22,9 @@ from zse.models import quantize_load
 from zse.models.load import load_model, plan_model
 from zse.parallel.group import RankGroup
 from zse.quant.superblock import SuperblockScheme
+from zse.runtime.cpu import CPUDevice
 from zse.runtime.opening import open_device
+from zse.tensor import Tensor
 
 REFERENCES = np.load(Path(__file__).with_name("references.npz"))
 # Sums of up to 128 f32 products in another order, of ranks apart, through up to 4 layers, with logits up to 10.
@@ -37,7 +39,7 @@ REFUSED = {
 }
 
 
-def logits_of(path, tokens, size: int, sizes=None, quantize=None, activations=None):
+def logits_of(path, tokens, size: int, sizes=None, quantize=None, activations=None, whole_experts=False):
     """Rank 0's logits of a sequence, in steps of `sizes` tokens. size 1: of one process."""
 
     def rank_of(group: RankGroup | None):
@@ -45,7 +47,7 @@ def logits_of(path, tokens, size: int, sizes=None, quantize=None, activations=No
             if group is not None:
                 group.connect(device)
             rank = group.rank if group else 0
-            plan = plan_model(source, quantize=quantize, rank=rank, ranks=size)
+            plan = plan_model(source, quantize=quantize, rank=rank, ranks=size, whole_experts=whole_experts)
             model = load_model(device, plan)
             model.wait()
             return Session(device, model, group=group, activations=activations).run(tokens, sizes)
@@ -261,3 +263,66 @@ def test_hybrids_in_gguf(family, size, tmp_path, monkeypatch):
     path = tiny_families.write_gguf(family, tmp_path)
     tokens = tiny.tokens(family)
     same(logits_of(path, tokens, size, [33, 1, 6]), logits_of(path, tokens, 1))
+
+
+def poisoned(monkeypatch) -> None:
+    """Scratch begins with numbers that are none: what others' experts would have written must not be read."""
+    alloc = CPUDevice.alloc
+
+    def filled(device, nbytes, label="other"):
+        buffer = alloc(device, nbytes, label)
+        if label == "scratch":
+            device.write(Tensor(buffer, (nbytes // 4,), "i32", 0), np.full(nbytes // 4, 0x7FC00000, np.int32))
+        return buffer
+
+    monkeypatch.setattr(CPUDevice, "alloc", filled)
+
+
+WHOLE = [each for each in tiny_families.FAMILIES if "experts_per_tok" in str(tiny_families.CONFIGS[each])]
+
+
+@pytest.mark.parametrize("family", [family for family in WHOLE if NORMS != REFUSED.get(family)])
+@pytest.mark.parametrize("size", [2, 3])
+def test_experts_are_whole_on_ranks(family, size, tmp_path, monkeypatch):
+    """As many as there are on each, or one more."""
+    poisoned(monkeypatch)
+    config = tiny_families.CONFIGS[family]
+    changes = dict(vocab_size=384)
+    changes |= {key: 192 for key in ("intermediate_size", "moe_shared_expert_intermediate_size") if key in config}
+    for key in ("shared_expert_intermediate_size", "shared_intermediate_size"):
+        changes |= {key: 96} if key in config else {}
+    if config.get("n_shared_experts") and "moe_shared_expert_intermediate_size" not in config:
+        changes |= dict(moe_intermediate_size=96)
+    if size == 3:
+        changes |= dict(num_attention_heads=6, num_key_value_heads=3)
+        if "kv_lora_rank" in config:
+            changes |= dict(num_key_value_heads=6)
+        elif "head_dim" not in config:
+            changes |= dict(hidden_size=192)
+    path, tokens = write(family, tmp_path, monkeypatch, **changes), tiny.tokens(family)
+    with open_model(str(path)) as source:
+        own = [plan_model(source, rank=rank, ranks=size, whole_experts=True).config.moe.own for rank in range(size)]
+    assert [first for first, _ in own] == [sum(count for _, count in own[:rank]) for rank in range(size)]
+    assert max(count for _, count in own) - min(count for _, count in own) <= 1
+    same(logits_of(path, tokens, size, [33, 1, 6], whole_experts=True), logits_of(path, tokens, 1))
+
+
+@pytest.mark.parametrize("quantize", ["int4", "int8"])
+def test_whole_experts_are_quantized(quantize, tmp_path):
+    path, tokens, options = (
+        write("mixtral", tmp_path),
+        tiny.tokens("mixtral"),
+        dict(quantize=quantize, activations="f32"),
+    )
+    same(logits_of(path, tokens, 2, whole_experts=True, **options), logits_of(path, tokens, 1, **options))
+
+
+def test_what_has_no_whole_experts_is_refused(tmp_path):
+    for family, size, why in (
+        ("llama", 2, "--expert-parallel: model 'without experts'"),
+        ("mixtral", 5, "experts with --expert-parallel 4 is not"),
+    ):
+        (tmp_path / family).mkdir()
+        with open_model(str(write(family, tmp_path / family))) as source:
+            with pytest.raises(UnsupportedError, match=why):
+                plan_model(source, rank=0, ranks=size, whole_experts=True)

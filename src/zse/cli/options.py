@@ -38,6 +38,11 @@ ENGINE = (
         "compute each layer on N devices, a process each: N GPUs from --device on, or N shares of the CPU's threads (default: 1)",
         1,
     ),
+    option(
+        "--expert-parallel --enable-expert-parallel",
+        FLAG,
+        "with --tensor-parallel-size, experts of a mixture are whole on one of the devices each, not cut into a part for every one",
+    ),
     option("--threads", Amount(int, 1, 1024), "CPU threads (default: ZSE_THREADS, else physical cores)"),
     option(
         "--activations",

@@ -150,6 +150,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     adapter_slots: int = 0
     adapter_rank: int = 16
     tensor_parallel_size: int = 1
+    expert_parallel: bool = False
     role: str = "both"
     kv_listen: str | None = None
     kv_peers: str | None = None
@@ -187,16 +188,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             _rows_fit(self.max_tokens_per_step, self.max_rows)
         if self.tensor_parallel_size > 1:
             self._check_ranks()
+        elif self.expert_parallel:
+            raise ConfigError("--expert-parallel divides experts among ranks: give --tensor-parallel-size N too")
 
     def _check_ranks(self) -> None:
-        """ConfigError for what does not go with several ranks."""
-        defaults = {field.name: field.default for field in msgspec.structs.fields(type(self))}
-        for name in NOT_OF_RANKS:
-            if getattr(self, name) != defaults[name]:
-                option = name.replace("_", "-")
-                raise ConfigError(
-                    f"--{option} is not possible with --tensor-parallel-size {self.tensor_parallel_size} yet"
-                )
+        size = self.tensor_parallel_size
+        for field in msgspec.structs.fields(type(self)):
+            if field.name in NOT_OF_RANKS and getattr(self, field.name) != field.default:
+                option = field.name.replace("_", "-")
+                raise ConfigError(f"--{option} is not possible with --tensor-parallel-size {size} yet")
         if self.speculation == "mtp":
             raise ConfigError("--speculation mtp is not possible with --tensor-parallel-size yet")
         if self.device.partition(":")[0] not in ("auto", "cpu", "cuda"):

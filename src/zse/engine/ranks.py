@@ -126,9 +126,10 @@ class Ranks:
         self.group, self.config = group, config
 
     @property
-    def share(self) -> dict[str, int]:
+    def share(self) -> dict[str, Any]:
         """Whose share of the model is planned (plan_model)."""
-        return {"rank": self.group.rank, "ranks": self.group.size}
+        whole = self.config.expert_parallel
+        return {"rank": self.group.rank, "ranks": self.group.size, "whole_experts": whole}
 
     def agree(self, device: Any, source: Any, planned: Any, again: Any) -> Any:
         """The MemoryPlan that all ranks have room for. planned: this rank's; again(config): its plan with other settings. Connects

@@ -1,16 +1,19 @@
-"""What the experts of a token give, weighted and added, with what a shared expert gives beside them."""
+"""What the experts of a token give, weighted and added, with what a shared expert gives beside them; and which of them one rank
+computes, where ranks have whole experts (docs/design/0011-several-devices.md)."""
 
 from zse import kernel as zl
-from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, check, later, require
+from zse.kernels.op import EXACT, Case, Cost, Op, OutputSpec, Tolerance, check, later, require
 from zse.kernels.route import sorted_pairs
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
+from zse.runtime.symbol import ceil_div
 
 CHUNKS = {"cpu": 1024, "gpu": 256}  # columns of one block
+OWN_THREADS = 256  # of a block on a GPU
 
 
 class ExpertSums(zl.Record):
-    """y f32 [pairs, width], sorted by expert; weights f32, place i32 [tokens, chosen]; shared f32 [tokens, width] and
+    """y f32 [pairs, width], sorted by expert; weights f32, place i32 [tokens, chosen], rows of a weight of 0 are not read; shared f32 [tokens, width] and
     gate f32 [tokens, 1], which has_shared and has_gate say there are."""
 
     y: zl.Ptr[zl.f32, "const"]
@@ -30,8 +33,9 @@ def weighted(p, token, k, lanes, factor):
     """`lanes` columns from k on of a token's sum, in the order of its experts. factor: of the shared expert."""
     total = zl.f32.x(lanes)(0)
     for j in range(token * p.chosen, (token + 1) * p.chosen):
-        row = p.y + zl.i64(p.place[j]) * p.width
-        total = zl.fma(zl.load(row + k, lanes), zl.f32.x(lanes)(p.weights[j]), total)
+        if p.weights[j] != 0.0:  # else perhaps another rank's, which nobody wrote
+            row = p.y + zl.i64(p.place[j]) * p.width
+            total = zl.fma(zl.load(row + k, lanes), zl.f32.x(lanes)(p.weights[j]), total)
     if p.has_shared != 0:
         total = zl.fma(zl.load(p.shared + token * p.width + k, lanes), zl.f32.x(lanes)(factor), total)
     return total
@@ -86,7 +90,8 @@ def combine(recorder, y, routing, out, shared=None, gate=None) -> None:
 
 def _reference(y, routing, shared=None, gate=None):
     rows = np.asarray(y, np.float64)[routing.place].reshape(*routing.weights.shape, -1)
-    total = (rows * routing.weights.astype(np.float64)[:, :, None]).sum(axis=1)
+    weights = routing.weights.astype(np.float64)[:, :, None]
+    total = np.where(weights == 0, 0, rows * weights).sum(axis=1)
     if shared is not None:
         total = total + shared.astype(np.float64) * (1 if gate is None else 1 / (1 + np.exp(-gate.astype(np.float64))))
     return {"out": total}
@@ -101,8 +106,12 @@ def _cases(rng, family="cpu"):
         (3, 1, 2, 7, 2),
     ):
         ids = np.argsort(rng.random((tokens, experts)), axis=1)[:, :chosen].astype(np.int32)
-        routing = sorted_pairs(ids, experts)._replace(weights=rng.random((tokens, chosen)).astype(np.float32))
-        inputs = {"y": rng.standard_normal((tokens * chosen, width)).astype(np.float32), "routing": routing}
+        weights = rng.random((tokens, chosen)).astype(np.float32)
+        weights[rng.random(weights.shape) < 0.2] = 0
+        routing = sorted_pairs(ids, experts)._replace(weights=weights)
+        y = rng.standard_normal((tokens * chosen, width)).astype(np.float32)
+        y[routing.place[weights.reshape(-1) == 0]] = np.nan
+        inputs = {"y": y, "routing": routing}
         if extras:
             inputs["shared"] = rng.standard_normal((tokens, width)).astype(np.float32)
         if extras > 1:
@@ -128,4 +137,90 @@ COMBINE = Op(
     _cases,
     _cost,
     later("gpu.route", "combine_variants"),
+)
+
+
+class OwnExperts(zl.Record):
+    """ids i32, weights f32 [pairs]; tasks i32 [num_tasks, 3]. lowest, count: the experts that are here."""
+
+    ids: zl.Ptr[zl.i32, "const"]
+    weights: zl.Ptr[zl.f32]
+    tasks: zl.Ptr[zl.i32]
+    pairs: zl.index
+    num_tasks: zl.index
+    lowest: zl.index
+    count: zl.index
+
+
+@zl.inline
+def keep_own(p, begin, step):
+    """Every step-th pair and task from `begin` on."""
+    for pair in range(begin, p.pairs, step):
+        expert = p.ids[pair] - zl.i32(p.lowest)
+        if expert < 0 or expert >= zl.i32(p.count):
+            p.weights[pair] = zl.f32(0)
+    for number in range(begin, p.num_tasks, step):
+        task = p.tasks + number * 3
+        expert = task[0] - zl.i32(p.lowest)
+        if expert < 0 or expert >= zl.i32(p.count):
+            task[0] = zl.i32(0)
+            task[1] = zl.i32(0)
+            task[2] = zl.i32(0)
+        else:
+            task[0] = expert
+
+
+@zl.kernel
+def own_experts_cpu(p: OwnExperts):
+    """One block."""
+    keep_own(p, zl.i64(0), 1)
+
+
+def own_experts(recorder, ids, weights, tasks, *, first: int, count: int) -> None:
+    """weights f32 [M, k] of pairs whose expert (ids i32 [M, k]) is none of first .. first + count - 1 become 0; tasks i32 [N, 3]
+    (zse.tensor.Routing) of such experts become empty, those of others count experts from `first` on. In place."""
+    tokens, chosen = ids.shape
+    check("own_experts ids", ids, "i32", tokens, chosen)
+    check("own_experts weights", weights, "f32", tokens, chosen)
+    check("own_experts tasks", tasks, "i32", None, 3)
+    require(first >= 0 and count > 0, f"own_experts: {count} experts from {first} on")
+    pairs = tokens * chosen
+    args = Args(ids=ids, weights=weights, tasks=tasks, pairs=pairs, num_tasks=tasks.shape[0], lowest=first, count=count)
+    recorder.launch("own_experts", args, (ceil_div(tokens, 32) if recorder.device.kernels == "gpu" else 1,))
+
+
+def _own_reference(ids, weights, tasks, first, count):
+    own = (ids >= first) & (ids < first + count)
+    kept = (tasks[:, 0] >= first) & (tasks[:, 0] < first + count)
+    return {"weights": np.where(own, weights, 0), "tasks": np.where(kept[:, None], tasks - [first, 0, 0], 0)}
+
+
+def _own_cases(rng, family="cpu"):
+    for tokens, chosen, experts, first, count in (
+        (1, 8, 128, 0, 64),
+        (5, 3, 7, 4, 3),
+        (300, 2, 5, 1, 2),
+        (2, 1, 4, 2, 1),
+    ):
+        ids = np.argsort(rng.random((tokens, experts)), axis=1)[:, :chosen].astype(np.int32)
+        weights = rng.random((tokens, chosen)).astype(np.float32) + np.float32(0.1)
+        tasks = sorted_pairs(ids, experts, 8).tasks
+        outputs = {"weights": OutputSpec(weights.shape, "float32", EXACT, inout=weights)}
+        outputs["tasks"] = OutputSpec(tasks.shape, "int32", EXACT, inout=tasks)
+        name = f"{tokens} tokens, {chosen} of {experts}, {count} from {first} on"
+        yield Case(name, {"ids": ids}, outputs, {"first": first, "count": count})
+
+
+def _own_cost(case: Case) -> Cost:
+    return Cost(case.inputs["ids"].size * 12 + case.outputs["tasks"].inout.size * 8, case.inputs["ids"].size)
+
+
+OWN_EXPERTS = Op(
+    "own_experts",
+    lambda target: [zl.Variant("own_experts", own_experts_cpu)],
+    own_experts,
+    _own_reference,
+    _own_cases,
+    _own_cost,
+    later("gpu.route", "own_variants"),
 )

@@ -10,7 +10,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "matmul": ("MATMUL",),
     "experts": ("EXPERTS",),
     "route": ("ROUTE",),
-    "combine": ("COMBINE",),
+    "combine": ("COMBINE", "OWN_EXPERTS"),
     "adapter": ("ADAPT",),
     "embed": ("EMBED",),
     "norm": ("ADD_RMSNORM",),

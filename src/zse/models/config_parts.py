@@ -195,7 +195,8 @@ class MoeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     `groups` groups of experts are chosen from, by the sum of the group_best best scores. shared_size: inner width of
     the expert that computes every token, 0: there is none; shared_gate: it is weighted, too. dense_layers: for each
     layer whether it has an MLP instead; (): none has. sum_bias: a vector is added to what a layer's experts give
-    together. input_size: numbers that experts read and give where these are not hidden_size (Nemotron 3's latents)."""
+    together. input_size: numbers that experts read and give where these are not hidden_size (Nemotron 3's latents).
+    own: (first, number) of the experts that one rank of several has, where these have whole ones; (0, 0): all."""
 
     num_experts: int
     experts_per_token: int
@@ -213,6 +214,7 @@ class MoeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     dense_layers: tuple[bool, ...] = ()
     sum_bias: bool = False
     input_size: int = 0
+    own: tuple[int, int] = (0, 0)
 
     def __post_init__(self):
         number("num_experts", self.num_experts, 1, MAX_EXPERTS)
@@ -233,6 +235,11 @@ class MoeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError(f"expert groups: {self.groups} do not divide {self.num_experts} experts")
         if self.num_experts // self.groups * self.groups_used < self.experts_per_token:
             raise ValueError(f"expert groups_used: {self.groups_used} have fewer than {self.experts_per_token} experts")
+
+    @property
+    def held(self) -> int:
+        """Experts whose weights are here."""
+        return self.own[1] or self.num_experts
 
     def is_sparse(self, layer: int) -> bool:
         """Whether layer `layer` has experts."""

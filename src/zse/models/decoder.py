@@ -162,7 +162,7 @@ class Decoder:
         config = self.config
         heads = {"q": config.num_heads, "k": config.kv_heads_of(i), "v": config.kv_heads_of(i)}
         if config.moe is not None and name.endswith("_exps"):
-            return config.moe.num_experts * config.moe.intermediate_size
+            return config.moe.held * config.moe.intermediate_size
         if config.moe is not None and name.startswith("shared_"):
             return config.moe.shared_size
         return heads[name] * config.head_dim_of(i) if name in heads else config.intermediate_of(i)
@@ -312,9 +312,9 @@ class Decoder:
         weights = {"weight": name} | ({"bias": f"{name}_bias"} if f"{name}_bias" in self.trace.shapes else {})
         moe, (rows, columns) = self.config.moe, self.trace.shape(name)
         assert moe is not None
-        if columns != x.width or rows % moe.num_experts:
-            raise ValueError(f"experts {name}: [{rows}, {columns}] for {moe.num_experts} and inputs {x.width} wide")
-        width, chosen = rows // moe.num_experts, moe.experts_per_token
+        if columns != x.width or rows % moe.held:
+            raise ValueError(f"experts {name}: [{rows}, {columns}] for {moe.held} and inputs {x.width} wide")
+        width, chosen = rows // moe.held, moe.experts_per_token
         return self.trace.add("experts", (x, routing), width, weights, per_token=chosen, gather=gather)
 
     def gate(self, gate: Value, up: Value) -> Value:

@@ -64,7 +64,7 @@ class ModelShare:
     schemes: of the matrices, by role, as the rank has them. UnsupportedError names what cannot be cut.
 
     stored: the tensors of each role of the model. quantizes: plain numbers are quantized while loading, in groups that may become
-    smaller for it. family: of the device."""
+    smaller for it. family: of the device. whole_experts: a rank has some experts, not a part of each."""
 
     def __init__(
         self,
@@ -77,10 +77,12 @@ class ModelShare:
         size: int,
         quantizes: bool = False,
         family: str = "cpu",
+        whole_experts: bool = False,
     ):
         self.path, self.whole, self.rank, self.size = path, config, rank, size
         self._stored, self.schemes, self._quantizes, self._family = stored, dict(schemes), quantizes, family
         self._mixers: MixerShares | None = None
+        self._own = self._own_experts() if whole_experts else None
         self._check_kind()
         self._gated = 2 if getattr(registry.architecture(config.architecture), "gated_attention", False) else 1
         if config.num_heads < size:
@@ -93,7 +95,7 @@ class ModelShare:
         }
         moe = config.moe
         sparse = [f"layers.{layer}." for layer in layers if moe and moe.is_sparse(layer)]
-        self._experts = self._common(sparse, "down_exps", moe.intermediate_size) if moe else []
+        self._experts = self._common(sparse, "down_exps", moe.intermediate_size) if moe and not self._own else []
         self._shared = self._common(sparse, "shared_down", moe.shared_size) if moe and moe.shared_size else []
         table = self.schemes["embed" if config.tied_head else "head"]
         self.head_spans = spread(config.vocab_size, lcm(HEAD_UNIT, table.row_unit), size)
@@ -113,6 +115,17 @@ class ModelShare:
 
     def _refused(self, what: str, found: object, known: str) -> UnsupportedError:
         return UnsupportedError(f"{self.path}: --tensor-parallel-size {self.size}: {what}", found, [known])
+
+    def _own_experts(self) -> Span:
+        """The experts that are whole on this rank."""
+        moe = self.whole.moe
+        if moe is None:
+            raise UnsupportedError(
+                f"{self.path}: --expert-parallel: model", "without experts", ["a mixture of experts"]
+            )
+        if moe.num_experts < self.size:
+            raise self._refused("experts with --expert-parallel", moe.num_experts, f"at least {self.size}")
+        return spread(moe.num_experts, 1, self.size)[self.rank]
 
     def _check_kind(self) -> None:
         config = self.whole
@@ -200,8 +213,10 @@ class ModelShare:
             changes["intermediate_sizes"] = widths if len(set(widths)) > 1 else ()
         if whole.moe is not None:
             shared = _width(self._shared[self.rank]) if self._shared else 0
-            size = _width(self._experts[self.rank])
-            changes["moe"] = msgspec.structs.replace(whole.moe, intermediate_size=size, shared_size=shared)
+            mine: dict[str, Any] = {"own": (self._own[0], _width(self._own))} if self._own else {}
+            if not self._own:
+                mine["intermediate_size"] = _width(self._experts[self.rank])
+            changes["moe"] = msgspec.structs.replace(whole.moe, shared_size=shared, **mine)
         if self._mixers is not None:
             changes["recurrent"] = self._mixers.recurrent
         if self.rank:
@@ -224,6 +239,11 @@ class ModelShare:
         """What the rank has of a role, in the order of its rows; none of what others add."""
         layer, _, name = role.name.rpartition(".")
         infos = self._stored[role.name]
+        if role.experts and self._own:
+            count = _width(self._own)
+            shape = role.shape[0] // role.experts * count, *role.shape[1:]
+            part = msgspec.structs.replace(role, shape=shape, experts=count)
+            return [SharePiece(part, info, None) for info in infos[slice(*self._own)]]
         if name in ONCE and self.rank:
             return []
         if role.name == "head":
@@ -253,7 +273,7 @@ class ModelShare:
 
     def _columns_of(self, role: str) -> str:
         layer, _, name = role.rpartition(".")
-        if not layer:
+        if not layer or (name == "down_exps" and self._own):
             return ""
         return COLUMNS.get(name) or (self._mixers.columns(int(layer[7:]), name) if self._mixers else "")
 

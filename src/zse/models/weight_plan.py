@@ -197,13 +197,14 @@ def plan_model(
     family: str = "cpu",
     rank: int = 0,
     ranks: int = 1,
+    whole_experts: bool = False,
     config: ModelConfig | None = None,
 ) -> ModelPlan:
     """Check that every tensor the architecture needs is there with its shape, and lay out memory.
 
     quantize: "int4" or "int8" (any zse.quant.policy.Policy quant): dense matrices are quantized while loading; already
-    quantized ones stay as they are. family: of the device that it is for. rank, ranks: whose share of the model. config: of a
-    part of the file (models/next_token.py). Raises FormatError, UnsupportedError, ConfigError.
+    quantized ones stay as they are. family: of the device that it is for. rank, ranks: whose share of the model; whole_experts: of the experts
+    some, not a part of each. config: of a part of the file (models/next_token.py). Raises FormatError, UnsupportedError, ConfigError.
     """
     is_part, config = config is not None, config or read_config(source)
     if ranks == 1:  # else of the share, below
@@ -248,6 +249,7 @@ def plan_model(
             size=ranks,
             quantizes=policy is not None,
             family=family,
+            whole_experts=whole_experts,
         )
         config, schemes = share.config, share.schemes
         _check_kernels(source.path, config, family)

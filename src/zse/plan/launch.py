@@ -120,6 +120,9 @@ def _route(run: "Run", node: Node) -> None:
     if factors is not None:
         layer_inputs.scale_choices(run.recorder, routing.ids, routing.weights, factors)
     model = run.planner.model
+    first, count = model.config.moe.own
+    if count:
+        combine.own_experts(run.recorder, routing.ids, routing.weights, routing.tasks, first=first, count=count)
     for waiting in (model.lazy_experts, model.host_experts):
         if waiting is not None:
             waiting.record(run.recorder, run.layer, routing)

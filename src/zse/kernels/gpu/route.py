@@ -1,7 +1,7 @@
 """Routing on a GPU (zse.kernels.route says what is computed): a warp chooses for a token, one block sorts all pairs."""
 
 from zse import kernel as zl
-from zse.kernels.combine import CHUNKS, ExpertSums
+from zse.kernels.combine import CHUNKS, OWN_THREADS, ExpertSums, OwnExperts, keep_own
 from zse.kernels.gpu import route_one
 from zse.kernels.route import LEAST, ROUTER_ROWS, ROUTERS, PairSorting, RouteParams, probabilities
 from zse.tensor import GATINGS, MAX_EXPERT_GROUPS, MAX_EXPERTS
@@ -328,13 +328,27 @@ def combine_gpu(p: GpuSums):
         total = zl.f32(0)
         for j in range(p.chosen):
             at = token * p.chosen + j
-            total = zl.fma(p.y[zl.i64(p.place[at]) * p.width + k], p.weights[at], total)
+            if p.weights[at] != 0.0:  # else perhaps another rank's, which nobody wrote
+                total = zl.fma(p.y[zl.i64(p.place[at]) * p.width + k], p.weights[at], total)
         if p.has_shared != 0:
             factor = zl.f32(1)
             if p.has_gate != 0:
                 factor = 1.0 / (1.0 + zl.exp(p.gate[token] * -1.0))
             total = zl.fma(p.shared[token * p.width + k], factor, total)
         p.out[token * p.width + k] = zl.convert(total, p.OUT)
+
+
+@zl.kernel
+def own_experts_gpu(p: OwnExperts):
+    """Grid (blocks that share the pairs and the tasks)."""
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    threads = zl.target.threads
+    keep_own(p, zl.block_index(0) * threads + zl.thread_index(), zl.num_blocks(0) * threads)
+
+
+def own_variants(target) -> list[zl.Variant]:
+    return [zl.Variant("own_experts", own_experts_gpu, threads=OWN_THREADS)]
 
 
 def route_variants(target) -> list[zl.Variant]:
