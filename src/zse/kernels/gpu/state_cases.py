@@ -10,8 +10,10 @@ from zse.quant import pack
 
 NEAR = Tolerance(5e-5, 5e-5, "f32 sums over k size and from token to token, of numbers of some units")
 ROUNDED = Tolerance(2e-3, 2**-7, "the result is rounded to bf16, and what a norm divides by is as near as f32 sums are")
-# What products of chunks may be off by beside the root mean square of all numbers: all together, and a single one.
-# Their operands have 8 bits; numbers are sums of dozens of products, some of which nearly cancel.
+# What products of chunks may be off by beside the root mean square of all numbers: all together, and a single one, which
+# may be off by an eighth of that beside its own size, too: of a million numbers behind a norm and a gate some are 70 times
+# the mean and off by 0.4 % of themselves. Operands have 8 bits; numbers are sums of dozens of products, some of which
+# nearly cancel.
 ALL_OFF, ONE_OFF = 0.01, 0.25
 FORGETTING = (0.01, 1.0, 1e-4)  # factors of A
 BY_CHUNKS = Tolerance(0.0, 1.0, "products of bf16: off_by()")
@@ -42,7 +44,8 @@ def off_by(got, wanted) -> str:
     if not np.isnan(got[~known]).all():
         return "memory beside the state was written"
     error, size = np.abs(got - wanted)[known], np.sqrt((wanted[known] ** 2).mean())
-    if not np.isfinite(error).all() or np.sqrt((error**2).mean()) > ALL_OFF * size or error.max() > ONE_OFF * size:
+    is_far = error > ONE_OFF * (size + np.abs(wanted[known]) / 8)
+    if not np.isfinite(error).all() or np.sqrt((error**2).mean()) > ALL_OFF * size or is_far.any():
         return f"off by {np.sqrt((error**2).mean()):.3g} (one {error.max():.3g}) of numbers of {size:.3g}"
     return ""
 
