@@ -25,7 +25,7 @@ SERVE, RUN = options_of("serve"), options_of("run")
         ("--model m --served-model-name x --dtype bfloat16", "m --model-name x --activations bf16"),
         ("m --kv-cache-dtype fp8 --block-size 32", "m --kv-dtype fp8 --page-size 32"),
         ("m --kv-cache-dtype fp8_e4m3 --swap-space 4", "m --kv-dtype fp8 --cache-host-memory 4G"),
-        ("m --pipeline-parallel-size 1 --enable-prefix-caching --enforce-eager", "m --no-graphs"),
+        ("m --data-parallel-size 1 --enable-prefix-caching --enforce-eager", "m --no-graphs"),
         ("m -tp 2 --tensor-parallel-size 2", "m --tensor-parallel-size 2 --tensor-parallel-size 2"),
         ("m --quantization awq --no-enable-prefix-caching", "m --no-prefix-cache"),
         ("m --quantization fp8 --seed 1", None),

@@ -55,8 +55,8 @@ def test_help_lists_every_command(zse):
         (["serve", "--bogus"], "unknown option --bogus (see `zse serve --help`)"),
         (["serve", "--max-num-seq", "3"], "unknown option --max-num-seq; did you mean --max-num-seqs?"),
         (
-            ["serve", "--pipeline-parallel-size", "2"],
-            "--pipeline-parallel-size 2 (vLLM) is not taken: layers are not divided among devices",
+            ["serve", "--data-parallel-size", "2"],
+            "--data-parallel-size 2 (vLLM) is not taken: a server has one engine a model",
         ),
         (
             ["run", "base", "hi", "--tp", "2", "--lazy-experts"],

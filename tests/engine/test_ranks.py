@@ -276,7 +276,7 @@ def test_options_that_do_not_go_together(options, message):
 
 
 def test_more_ranks_than_there_is_to_share(model):
-    with pytest.raises(ConfigError, match="--threads 2 for --tensor-parallel-size 3: each rank needs one"):
+    with pytest.raises(ConfigError, match="--threads 2 for 3 ranks: each needs one"):
         LLM(str(model), device="cpu", threads=2, tensor_parallel_size=3)
     with pytest.raises(
         (UnsupportedError, GroupError), match="--tensor-parallel-size 5: attention heads 4 is not supported"

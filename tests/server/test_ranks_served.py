@@ -1,4 +1,4 @@
-"""`zse serve --tp 2` with real processes: a rank that is killed in the middle of an answer, and nothing that is left behind."""
+"""`zse serve --tp 2` and `--pp 2` with real processes: a rank that is killed in the middle of an answer, and nothing that is left behind."""
 
 import json
 import os
@@ -18,8 +18,8 @@ COMPLETE = "/v1/completions"
 BODY = {"model": "one", "prompt": "on and on", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
 
 
-@pytest.fixture
-def served(tmp_path):
+@pytest.fixture(params=["--tp", "--pp"])
+def served(request, tmp_path):
     """(address, process) of a server whose model has two ranks."""
     model = tiny_model.write(tmp_path / "models" / "one")
     tiny_text.write(model)
@@ -29,7 +29,7 @@ def served(tmp_path):
         "zse",
         "serve",
         "one",
-        "--tp",
+        request.param,
         "2",
         "--port",
         "0",

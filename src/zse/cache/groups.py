@@ -83,10 +83,13 @@ def one_group(config) -> Layers:
     return (every,)
 
 
-def group_layers(config) -> Layers:
+def group_layers(config, whole=None) -> Layers:
     """The layers of each group of a ModelConfig: those without a window, then those with one, in groups that take about
     as many bytes. Layers that read another's K and V, or have no attention, are in none. One group of a model with
-    a state: what is cached of it ends at a snapshot, wherever windows are."""
+    a state: what is cached of it ends at a snapshot, wherever windows are. whole: the ModelConfig that these are some layers of,
+    which have as many groups."""
+    if whole not in (None, config):
+        return _grouped_as(whole, config)
     every = [layer for layer in range(config.num_layers) if config.kv_layer(layer) == layer]
     whole = [layer for layer in every if not config.window(layer)]
     sliding = [layer for layer in every if config.window(layer)]
@@ -101,6 +104,18 @@ def group_layers(config) -> Layers:
     return groups
 
 
+def _grouped_as(whole, config) -> Layers:
+    """The layers of `config` in as many groups as those of `whole` are in."""
+    count = len(group_layers(whole)) - 1
+    every = [layer for layer in range(config.num_layers) if config.kv_layer(layer) == layer]
+    if not count:
+        return (tuple(every),)
+    sliding = [layer for layer in every if config.window(layer)]
+    cuts = [len(sliding) * number // count for number in range(count + 1)]
+    parts = (tuple(sliding[start:stop]) for start, stop in zip(cuts, cuts[1:], strict=False))
+    return (tuple(layer for layer in every if not config.window(layer)), *parts)
+
+
 def geometry(config, step_tokens: int, steps: int, page_size: int = BLOCK) -> PageGeometry:
     """The PageGeometry of a ModelConfig. step_tokens: of one step; steps: that may be in flight at once: pages for what
     they write are held beside the window."""
@@ -109,3 +124,8 @@ def geometry(config, step_tokens: int, steps: int, page_size: int = BLOCK) -> Pa
         return ONE_GROUP if page_size == BLOCK else PageGeometry(page_size=page_size)
     span = config.sliding_window - 1 + steps * max(step_tokens, BLOCK)
     return PageGeometry(windowed, config.sliding_window, -(-span // page_size) + 1, page_size=page_size)
+
+
+def paged_by(model):
+    """The ModelConfig whose layers say what pages a sequence takes, of a Model or a ModelPlan: of a pipeline's rank the whole model's."""
+    return model.share.whole if model.share is not None and model.share.is_stage else model.config

@@ -46,6 +46,7 @@ def block_nbytes(config, dtype: str = "f16", groups: Layers | None = None) -> in
     if dtype not in KV_DTYPES:
         raise ConfigError(f"KV cache dtype {dtype!r}: expected one of {', '.join(KV_DTYPES)}")
     groups = groups or one_group(config)
+    groups = tuple(filter(None, groups))  # a pipeline's rank may have no layers of one
     sizes = [layer_nbytes(config, dtype, layers[0]) for layers in groups]
     most = max(len(layers) * size for layers, size in zip(groups, sizes, strict=True))
     # Every group finds its blocks at multiples of its own parts.
@@ -56,6 +57,12 @@ def block_nbytes(config, dtype: str = "f16", groups: Layers | None = None) -> in
             f"KV cache dtype {dtype!r}: heads of this model's two sizes do not share pages in it; use f16"
         )
     return nbytes
+
+
+def parts_of(config, dtype: str, groups: Layers) -> list[int]:
+    """How many parts of its layers' size a block has, for each group."""
+    nbytes, first = block_nbytes(config, dtype, groups), next(filter(None, groups))
+    return [nbytes // _part_nbytes(config, dtype, (layers or first)[0]) for layers in groups]
 
 
 def layer_nbytes(config, dtype: str, layer: int) -> int:
@@ -97,7 +104,7 @@ class KVCache:
         nbytes = block_nbytes(config, dtype, groups)
         self.page_nbytes = nbytes * self.blocks_per_page
         kind = KV_DTYPES[dtype]
-        self.parts_of = [nbytes // _part_nbytes(config, dtype, layers[0]) for layers in groups]
+        self.parts_of = parts_of(config, dtype, groups)
         self.parts_per_block = self.parts_of[0]
         self.buffer = device.alloc_growing(first_nbytes(self.nbytes), self.nbytes, label="kv cache")
         places = {layer: (group, place) for group, layers in enumerate(groups) for place, layer in enumerate(layers)}

@@ -55,8 +55,8 @@ ALIASES = (
     Alias("--speculative-config", _VLLM, why="give --speculation, --draft-model and --draft-tokens"),
     Alias("--tool-call-parser", _VLLM, "--tool-parser {}", {"deepseek_v3": "--tool-parser deepseek"}),
     Alias("-tp", _VLLM, "--tensor-parallel-size {}"),
-    Alias("--pipeline-parallel-size -pp --data-parallel-size -dp", _VLLM, values={"1": ""},
-          why="layers are not divided among devices, only what is in them (--tensor-parallel-size)"),
+    Alias("-pp", _VLLM, "--pipeline-parallel-size {}"),
+    Alias("--data-parallel-size -dp", _VLLM, values={"1": ""}, why="a server has one engine a model: start one for each device"),
     Alias("--cpu-offload-gb", _VLLM, values={"0": ""}, why="weights lie whole on one device; --quantize shrinks them"),
     Alias("-ngl --gpu-layers --n-gpu-layers", _LLAMA, values=_LAYERS,
           why="layers are not divided between GPU and CPU: 0 (--device cpu) or all"),
@@ -75,7 +75,7 @@ ALIASES = (
 )
 # fmt: on
 # Options that mean the same here as there.
-SAME = "--tensor-parallel-size --host --port --api-key --max-model-len --gpu-memory-utilization --generation-config --threads --otlp-traces-endpoint".split()
+SAME = "--tensor-parallel-size --pipeline-parallel-size --host --port --api-key --max-model-len --gpu-memory-utilization --generation-config --threads --otlp-traces-endpoint".split()
 _BY_NAME = {name: alias for alias in ALIASES for name in alias.names.split()}
 
 

@@ -43,6 +43,12 @@ ENGINE = (
         FLAG,
         "with --tensor-parallel-size, experts of a mixture are whole on one of the devices each, not cut into a part for every one",
     ),
+    option(
+        "--pipeline-parallel-size --pp",
+        Amount(int, 1, 64, shown="N"),
+        "compute the layers on N devices one behind the other, a process each; devices as of --tensor-parallel-size (default: 1)",
+        1,
+    ),
     option("--threads", Amount(int, 1, 1024), "CPU threads (default: ZSE_THREADS, else physical cores)"),
     option(
         "--activations",

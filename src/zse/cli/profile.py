@@ -34,8 +34,10 @@ def run(args) -> int:
     config = engine_config.EngineConfig(
         model=options.locate(args.model), max_rows=args.rows, **options.values_of(args, ENGINE_OPTIONS)
     )
-    if config.tensor_parallel_size > 1:
-        raise ConfigError("zse profile replays launches on one device: leave --tensor-parallel-size out")
+    if max(config.tensor_parallel_size, config.pipeline_parallel_size) > 1:
+        raise ConfigError(
+            "zse profile replays launches on one device: leave --tensor-parallel-size and --pipeline-parallel-size out"
+        )
     loaded = load.load_engine(config, metrics.Phases(metrics.since_exec_clock()))
     try:
         steps = profile.profile(loaded, rows=args.rows, prompt_tokens=args.prompt_tokens, steps=args.steps)

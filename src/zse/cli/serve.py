@@ -373,7 +373,7 @@ def _model(name: str, args) -> tuple[str, tuple[str, ...]]:
 
 def _park_arguments(args) -> list[str]:
     """What a parked engine must know before it has a model."""
-    names = ("device", "threads", "tensor_parallel_size")
+    names = ("device", "threads", "tensor_parallel_size", "pipeline_parallel_size")
     return ["--park", *words_of({name: getattr(args, name) for name in names})]
 
 

@@ -9,6 +9,7 @@ from zse.cache.eviction import POLICIES as CACHE_POLICIES
 from zse.cache.groups import PageGeometry
 from zse.cache.pages import BLOCK, PAGE_SIZES
 from zse.engine.page_size import choose_pool
+from zse.engine.rank_options import check_ranks
 from zse.errors import ConfigError
 from zse.scheduler.options import SchedulingPolicy, parse_weights
 
@@ -79,6 +80,7 @@ RANGES = {
     "adapter_slots": (0, 1024),
     "adapter_rank": (1, 1024),
     "tensor_parallel_size": (1, 64),
+    "pipeline_parallel_size": (1, 64),
 }
 CHOICES = {
     "preemption": ("recompute", "swap", "auto"),
@@ -90,7 +92,6 @@ CHOICES = {
     "speculation": SPECULATION,
     "role": ("both", "prefill", "decode"),
 }
-NOT_OF_RANKS = "mmproj resident_layers expert_memory lazy_experts cache_disk kv_listen kv_peers".split()
 # What a ResolvedConfig has as the EngineConfig does.
 UNCHANGED = "model max_waiting kv_layout graphs cache_policy cache_disk cache_disk_size deterministic image_cache adapter_slots adapter_rank role kv_listen kv_peers kv_secret".split()
 
@@ -151,6 +152,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     adapter_rank: int = 16
     tensor_parallel_size: int = 1
     expert_parallel: bool = False
+    pipeline_parallel_size: int = 1
     role: str = "both"
     kv_listen: str | None = None
     kv_peers: str | None = None
@@ -186,21 +188,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"device {self.device!r} is not one of {', '.join(DEVICES)} (or cuda:1, the second GPU)")
         if self.max_tokens_per_step is not None and self.max_rows is not None:
             _rows_fit(self.max_tokens_per_step, self.max_rows)
-        if self.tensor_parallel_size > 1:
-            self._check_ranks()
-        elif self.expert_parallel:
-            raise ConfigError("--expert-parallel divides experts among ranks: give --tensor-parallel-size N too")
-
-    def _check_ranks(self) -> None:
-        size = self.tensor_parallel_size
-        for field in msgspec.structs.fields(type(self)):
-            if field.name in NOT_OF_RANKS and getattr(self, field.name) != field.default:
-                option = field.name.replace("_", "-")
-                raise ConfigError(f"--{option} is not possible with --tensor-parallel-size {size} yet")
-        if self.speculation == "mtp":
-            raise ConfigError("--speculation mtp is not possible with --tensor-parallel-size yet")
-        if self.device.partition(":")[0] not in ("auto", "cpu", "cuda"):
-            raise ConfigError(f"--tensor-parallel-size is for CPUs and NVIDIA GPUs, not for --device {self.device}")
+        check_ranks(self)
 
     @property
     def keeps_prefixes(self) -> bool:

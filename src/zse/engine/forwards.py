@@ -120,7 +120,7 @@ class Forwards:
             self._sampler.prepare([self._top_request(line.top) for line in lines], [0] * count)
         kind = "tops" if tops else HEAD
         graph = self._graphs.get((kind, 0)) or self._record_head(tops)
-        if self._ranks is not None:
+        if self._ranks is not None and not self._ranks.is_pipeline:
             asked = self._head_words
             self._ranks.replay((HEAD, 0, 0), {"rows": count}, asked, 0, 4 * self.max_lines, self._planner.kv)
         graph.submit(rows=count).wait()
@@ -201,6 +201,12 @@ class Forwards:
 
     # -- recordings
 
+    @property
+    def inputs(self) -> StepInputs:
+        """Of chunks."""
+        self._inputs = self._inputs or self._make_inputs()
+        return self._inputs
+
     def followed(self, kind: str, size: int) -> tuple[Any, Any]:
         """As Runner.followed(): of a chunk, or of the head alone."""
         inputs = self._inputs = self._inputs or self._make_inputs()
@@ -249,7 +255,7 @@ class Forwards:
         return graph
 
     def _record_head(self, tops: bool):
-        if self._ranks is not None:
+        if self._ranks is not None and not self._ranks.is_pipeline:
             self._ranks.record((HEAD, 0, 0))
         recorder, count = self._device.record(), self.max_lines
         wanted, targets, logprob, argmax = (

@@ -16,8 +16,8 @@ from zse.cache import pages as cache_pages
 from zse.engine import core, expert_counters, host_memory, memory, messages, metrics, offload, roles
 from zse.engine import draft as draft_model
 from zse.engine import ranks as model_ranks
-from zse.engine import runner as engine_runner
 from zse.engine.config import GPU_MIXED_TOKENS, QUEUE_TOKENS, EngineConfig, ResolvedConfig
+from zse.engine.rank_options import num_ranks
 from zse.errors import DeviceError, UnsupportedError, ZSEError
 from zse.formats import opening as model_files
 from zse.kernel import cache as kernel_cache
@@ -48,7 +48,7 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
     tokenizer can load meanwhile). on_plan(MemoryPlan): called before anything but a CPU's weights is allocated.
     opening: the PendingDevice to load onto, if one was started. ranks: the Follower, in a process beside rank 0's. Raises
     FormatError, UnsupportedError, ConfigError, DeviceError, GroupError."""
-    if config.tensor_parallel_size == 1:
+    if num_ranks(config) == 1:
         return _load(config, phases, on_source, on_plan, opening)
     ranks = ranks or model_ranks.Leader.start(config)
     loaded = _load(ranks.config, phases, on_source, on_plan, opening, ranks)
@@ -211,7 +211,9 @@ def _build(config: ResolvedConfig, device, model, plan, tower, ranks=None):
     if config.kv_layout == "contiguous":
         pages = groups.rows_of(config.max_context, config.num_pages, config.page_size)
     else:
-        pages = groups.geometry(plan.config, config.max_tokens_per_step, device.steps_in_flight, config.page_size)
+        pages = groups.geometry(
+            groups.paged_by(plan), config.max_tokens_per_step, device.steps_in_flight, config.page_size
+        )
     slots = None
     if config.state_slots:
         host, page_size = cache_pages.HostPool(config.host_states), config.page_size if config.prefix_cache else 0
@@ -241,7 +243,7 @@ def _build(config: ResolvedConfig, device, model, plan, tower, ranks=None):
             "pages of this model's sliding windows are not kept in host memory or on disk: prefixes come back from there only "
             "while these pages are still in the cache (preempted requests are swapped in full)"
         )
-    runner = engine_runner.Runner(device, model, config, tower=tower, ranks=ranks)
+    runner = memory.runner_of(model)(device, model, config, tower=tower, ranks=ranks)
     if runner.adapters is not None:
         runner.adapters.kept = scheduler.life.adapters.rows
     wanted = {"grammars": config.warm_grammars, "idle memory": hasattr(runner.kv.buffer, "discard")}
@@ -305,7 +307,13 @@ def gpu_kernels_of(config: EngineConfig, device) -> set[str]:
     """Those of a start with `config` on a GPU like `device`."""
     return _asked(
         msgspec.structs.replace(
-            config, cache_disk=None, tensor_parallel_size=1, role="both", kv_listen=None, kv_peers=None
+            config,
+            cache_disk=None,
+            tensor_parallel_size=1,
+            pipeline_parallel_size=1,
+            role="both",
+            kv_listen=None,
+            kv_peers=None,
         ),
         import_module("zse.engine.needed").AskingGPU(device),
     )
@@ -324,11 +332,11 @@ def _asked(config: EngineConfig, device) -> set[str]:
 def park(arguments: list[str]):
     """What can be done before the model is known: the device opened, kernels loaded into it, modules imported.
 
-    arguments: --device, --threads and --tensor-parallel-size of a worker's command line. Returns the PendingDevice. Raises
+    arguments: --device, --threads and the numbers of ranks of a worker's command line. Returns the PendingDevice. Raises
     ZSEError.
     """
     config = EngineConfig.from_arguments(["--model", "", *arguments])
-    if config.tensor_parallel_size > 1:
+    if num_ranks(config) > 1:
         config = model_ranks.of_rank(config, model_ranks.device_of(config), 0)
     opening = device_opening.PendingDevice(config.device, config.threads)
     for name in lazy.PARKED_ENGINE:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from zse.cache import groups, layout
 from zse.cache.pages import BLOCK
 from zse.engine import draft as draft_model
-from zse.engine import image_encoder, state_memory
+from zse.engine import image_encoder, stages, state_memory
 from zse.engine.config import (
     AUTO_LAYERS,
     GPU_MEMORY_SHARE,
@@ -25,7 +25,7 @@ from zse.models import expert_places
 from zse.models.load import load_model
 from zse.models.registry import forward_of
 from zse.models.weight_plan import STAGING_LABEL, ModelPlan
-from zse.plan.record import Planner, StepBuffers
+from zse.plan.record import StepBuffers
 from zse.runtime import fetch, probe
 from zse.runtime.counting import CountingDevice
 
@@ -118,7 +118,7 @@ def plan_memory(config: EngineConfig, plan, device, draft=None, ranks=None, towe
     )
     seeing = {} if ranks is not None and not ranks.leads else _seeing(config, tower, device, settings.kv_dtype)
     # A row that has a whole context anyway gives nothing back.
-    layers = groups.group_layers(model) if config.kv_layout == "paged" else groups.one_group(model)
+    layers = _grouped(config, plan)
     block_bytes = layout.block_nbytes(model, settings.kv_dtype, layers)
     if draft is not None:
         block_bytes += layout.block_nbytes(draft.plan.config, settings.kv_dtype)  # it has as many pages
@@ -129,7 +129,7 @@ def plan_memory(config: EngineConfig, plan, device, draft=None, ranks=None, towe
     def pages_of(page_size: int) -> groups.PageGeometry:
         if len(layers) == 1:
             return groups.PageGeometry(page_size=page_size)
-        return groups.geometry(model, settings.max_tokens_per_step, device.steps_in_flight, page_size)
+        return groups.geometry(groups.paged_by(plan), settings.max_tokens_per_step, device.steps_in_flight, page_size)
 
     def resolved_in(room: int | None) -> Found:
         states = None
@@ -170,6 +170,17 @@ def plan_memory(config: EngineConfig, plan, device, draft=None, ranks=None, towe
     if not device.shares_memory:
         first += layout.first_nbytes(resolved.kv_bytes)
     return MemoryPlan(resolved, parts, limit, option, first, plan, link)
+
+
+def _grouped(config: EngineConfig, plan: ModelPlan) -> groups.Layers:
+    if config.kv_layout == "paged":
+        return groups.group_layers(plan.config, groups.paged_by(plan))
+    return groups.one_group(plan.config)
+
+
+def runner_of(model) -> type[Runner]:
+    """The class of the runner of a Model or a ModelPlan."""
+    return Runner if groups.paged_by(model) is model.config else stages.StageRunner
 
 
 def _describe_states(config: ResolvedConfig) -> str:
@@ -267,7 +278,7 @@ def count(
     what the first image takes, by use."""
     counter = CountingDevice(device)
     # Kept: what is dropped counts no more.
-    runners = [Runner(counter, load_model(counter, plan, start=False), config, ranks=ranks, tower=tower)]
+    runners = [runner_of(plan)(counter, load_model(counter, plan, start=False), config, ranks=ranks, tower=tower)]
     if draft is not None:
         beside = load_model(counter, draft.plan, start=False)
         runners.append(draft_model.draft_runner(config, counter, draft, beside, runners[0]))
@@ -305,7 +316,11 @@ def _scratch(plan, device, tokens: int, ranks) -> int:
     model = load_model(counter, plan, start=False)
     buffers = StepBuffers.allocate(counter, plan.config, max_tokens=tokens, max_rows=1, max_pages=1)
     group = ranks and ranks.group
-    return Planner(counter, forward_of(plan.config), model, None, buffers, group=group).scratch.nbytes
+    return (
+        runner_of(plan)
+        .planner_class(counter, forward_of(plan.config), model, None, buffers, group=group)
+        .scratch.nbytes
+    )
 
 
 def _limit(config: EngineConfig, device) -> tuple[int | None, str]:

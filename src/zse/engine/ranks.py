@@ -13,6 +13,7 @@ import msgspec
 import zse
 from zse.engine import forwards, messages, process
 from zse.engine.config import EngineConfig, ResolvedConfig
+from zse.engine.rank_options import num_ranks
 from zse.errors import ConfigError, DeviceError, GroupError
 from zse.lazy import select
 from zse.lora.targets import Image
@@ -124,12 +125,13 @@ class Ranks:
 
     def __init__(self, group: RankGroup, config: EngineConfig):
         self.group, self.config = group, config
+        self.is_pipeline = config.pipeline_parallel_size > 1
 
     @property
     def share(self) -> dict[str, Any]:
         """Whose share of the model is planned (plan_model)."""
-        whole = self.config.expert_parallel
-        return {"rank": self.group.rank, "ranks": self.group.size, "whole_experts": whole}
+        place = {"rank": self.group.rank, "ranks": self.group.size}
+        return place | {"whole_experts": self.config.expert_parallel, "pipeline": self.is_pipeline}
 
     def agree(self, device: Any, source: Any, planned: Any, again: Any) -> Any:
         """The MemoryPlan that all ranks have room for. planned: this rank's; again(config): its plan with other settings. Connects
@@ -244,7 +246,7 @@ class Leader(Ranks):
     @classmethod
     def start(cls, config: EngineConfig) -> "Leader":
         """Start the other ranks, which load beside this one. ConfigError, DeviceError."""
-        size, device = config.tensor_parallel_size, device_of(config)
+        size, device = num_ranks(config), device_of(config)
         found = cls(RankGroup.create(size), of_rank(config, device, 0))
         descriptor = found.group.descriptor
         try:
@@ -368,12 +370,12 @@ def device_of(config: EngineConfig) -> str:
 def of_rank(config: EngineConfig, device: str, rank: int) -> EngineConfig:
     """A rank's options: a CPU's threads and memory are shared by all, every GPU has a number. ConfigError for more ranks than
     threads."""
-    size, (kind, _, number) = config.tensor_parallel_size, device.partition(":")
+    size, (kind, _, number) = num_ranks(config), device.partition(":")
     if kind != "cpu":
         return msgspec.structs.replace(config, device=f"{kind}:{int(number or 0) + rank}")
     threads = config.threads or probe.default_threads()
     if config.threads is not None and threads < size:
-        raise ConfigError(f"--threads {threads} for --tensor-parallel-size {size}: each rank needs one")
+        raise ConfigError(f"--threads {threads} for {size} ranks: each needs one")
     mine = max(1, threads * (rank + 1) // size - threads * rank // size)
     memory = None if config.max_memory is None else config.max_memory // size
     return msgspec.structs.replace(config, device="cpu", threads=mine, max_memory=memory)
@@ -393,7 +395,7 @@ class Follower(Ranks):
     def join(cls, words: list[str], link: messages.FrameSocket) -> "Follower":
         """words: --rank R --memory FD and the engine's options, as Leader.start gives them."""
         config = EngineConfig.from_arguments(words[4:])
-        return cls(RankGroup.join(int(words[1]), config.tensor_parallel_size, int(words[3])), config, link)
+        return cls(RankGroup.join(int(words[1]), num_ranks(config), int(words[3])), config, link)
 
     def look(self) -> None:
         if self._link.is_hung_up:
@@ -438,6 +440,8 @@ class Follower(Ranks):
         staging.host[message.at : message.at + len(message.data)] = message.data
         for at, data in message.images:
             runner.images[number].staging.host[at : at + len(data)] = data
+        if self.is_pipeline:
+            runner.localize(message.key)
         runner.kv.map_to(message.mapped)
         self._tickets[inputs] = graph.submit(**{name: message.symbols[name] for name in graph.symbols})
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from zse.cache import states
-from zse.cache.groups import PageGeometry, geometry, group_layers
+from zse.cache.groups import PageGeometry, geometry, group_layers, paged_by
 from zse.cache.layout import KVCache, PageMover
 from zse.cache.pages import BLOCK
 from zse.engine import forwards, image_step, masking
@@ -48,6 +48,8 @@ class Runner:
 
     _variant = ""  # of the next recording, behind its kind
 
+    planner_class: type[Planner] = Planner
+
     def __init__(
         self,
         device,
@@ -70,12 +72,12 @@ class Runner:
             model.config,
             config.num_pages,
             config.kv_dtype,
-            group_layers(model.config) if grouped else None,
+            group_layers(model.config, paged_by(model)) if grouped else None,
             config.page_size,
         )
         pages = PageGeometry(page_size=config.page_size)
         if grouped:
-            pages = geometry(model.config, config.max_tokens_per_step, device.steps_in_flight, config.page_size)
+            pages = geometry(paged_by(model), config.max_tokens_per_step, device.steps_in_flight, config.page_size)
         self._table = PageTable(
             device,
             self.kv,
@@ -103,7 +105,7 @@ class Runner:
         told, host = ranks and ranks.move, (config.host_slots, config.host_states)
         self.pages = PageMover(device, self.kv, self._history, self.states, told, *host)
         buffers, _ = self._sets[0].inputs.buffers(config.max_tokens_per_step, self._table.tensor, self._logits)
-        self.planner = Planner(
+        self.planner = self.planner_class(
             device,
             forward,
             model,
@@ -433,7 +435,7 @@ class Runner:
         if not self.runs_ahead:
             return
         before = self._sets[1 - buffers.number].sampler
-        if self.ranks is not None:
+        if self.ranks is not None and not self.ranks.is_pipeline:
             self.ranks.group.broadcast(recorder, before.tokens)
         feed.feed_tokens(
             recorder,

@@ -170,6 +170,7 @@ class PageTable:
         self._device, self._kv, self._pages = device, kv, pages
         self.max_rows, self.max_blocks = max_rows, blocks_for(max_context)
         self._rows = max_rows + jobs
+        self.group_entries = self._rows * self.max_blocks
         self.tensor = new_tensor(device, "step", "i32", self._rows * kv.num_groups, self.max_blocks)
         self.in_place, self._told = in_place, told
         self._view: Any = self.tensor.view() if in_place else None

@@ -66,6 +66,8 @@ class ModelShare:
     stored: the tensors of each role of the model. quantizes: plain numbers are quantized while loading, in groups that may become
     smaller for it. family: of the device. whole_experts: a rank has some experts, not a part of each."""
 
+    is_stage = False
+
     def __init__(
         self,
         path: object,

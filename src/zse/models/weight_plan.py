@@ -18,7 +18,7 @@ import msgspec
 from zse.errors import ConfigError, FormatError, UnsupportedError
 from zse.formats import column_order, latent
 from zse.formats.source import DENSE_TYPES, ModelSource, TensorInfo
-from zse.models import experts, names, registry, shares
+from zse.models import experts, names, registry, shares, stages
 from zse.models.config import LatentConfig, ModelConfig
 from zse.models.names import ROPE_TENSORS
 from zse.plan.rules import JOINED
@@ -110,7 +110,7 @@ class ModelPlan(NamedTuple):
     host_layers: tuple[int, ...] = ()
     lazy_experts: bool = False
     expert_slots: int = 0
-    share: "shares.ModelShare | None" = None
+    share: Any = None
 
     @property
     def layer_bytes(self) -> list[int]:
@@ -199,15 +199,17 @@ def plan_model(
     ranks: int = 1,
     whole_experts: bool = False,
     config: ModelConfig | None = None,
+    pipeline: bool = False,
 ) -> ModelPlan:
     """Check that every tensor the architecture needs is there with its shape, and lay out memory.
 
     quantize: "int4" or "int8" (any zse.quant.policy.Policy quant): dense matrices are quantized while loading; already
     quantized ones stay as they are. family: of the device that it is for. rank, ranks: whose share of the model; whole_experts: of the experts
-    some, not a part of each. config: of a part of the file (models/next_token.py). Raises FormatError, UnsupportedError, ConfigError.
+    some, not a part of each; pipeline: of its layers some. config: of a part of the file (models/next_token.py). Raises FormatError,
+    UnsupportedError, ConfigError.
     """
     is_part, config = config is not None, config or read_config(source)
-    if ranks == 1:  # else of the share, below
+    if ranks == 1 or pipeline:  # else of the share, below
         _check_kernels(source.path, config, family)
     policy = None
     if quantize is not None:
@@ -234,23 +236,18 @@ def plan_model(
         raise ConfigError(
             f"{source.path} is quantized already ({schemes[next(role for role in schemes if role != 'embed')]}): leave --quantize out"
         )
-    share = None
-    if ranks > 1:
+    share: Any = None
+    if pipeline:
+        share = stages.StageShare(source.path, config, parts, schemes, rank=rank, size=ranks, family=family)
+        config, schemes, parts = share.config, share.cut(schemes), share.cut(parts)
+    elif ranks > 1:
         if any(part.cut is not None for found in parts.values() for part in found):
             what = f"{source.path}: --tensor-parallel-size {ranks}: gate and up"
             raise UnsupportedError(what, "stored in one, in words of others", ["plain numbers, GGUF's or .zse's"])
         stored_infos = {role: [part.info for part in found] for role, found in parts.items()}
-        share = shares.ModelShare(
-            source.path,
-            config,
-            stored_infos,
-            schemes,
-            rank=rank,
-            size=ranks,
-            quantizes=policy is not None,
-            family=family,
-            whole_experts=whole_experts,
-        )
+        options: dict[str, Any] = dict(rank=rank, size=ranks, quantizes=policy is not None, family=family)
+        options["whole_experts"] = whole_experts
+        share = shares.ModelShare(source.path, config, stored_infos, schemes, **options)
         config, schemes = share.config, share.schemes
         _check_kernels(source.path, config, family)
         parts = {
@@ -454,7 +451,7 @@ def place(plan: ModelPlan, buffer, base: int = 0) -> tuple[dict[str, Weight], di
             continue
         weights[matrix.name] = weight_at(matrix, buffer, offset, align, orders.get(matrix.order))
         offset += placed_bytes(matrix, align)
-    if plan.share is not None and plan.config.causal and "head" not in weights:
+    if plan.share is not None and not plan.share.is_stage and plan.config.causal and "head" not in weights:
         weights["head"] = rows_of(weights["embed"], *plan.share.head_spans[plan.share.rank])
     ends: dict[int, int] = {}  # of layers in their slots
     for matrix in later:

@@ -44,6 +44,7 @@ class RankGroup:
         self.host = HostCollectives(self, mmap.mmap(descriptor, shared_bytes(size)))
         self.peers: Any = None  # zse.parallel.collectives.peer.PeerCollectives, of GPUs that reach each other
         self._collectives: Any = None
+        self._links: Any = self.host  # what send and receive go through
 
     @classmethod
     def create(cls, size: int) -> "RankGroup":
@@ -75,6 +76,7 @@ class RankGroup:
             except DeviceError as error:  # on all ranks alike
                 logging.getLogger("zse.parallel").info("ranks exchange through memory of the host: %s", error)
                 self._collectives = staged.StagedCollectives(self, device)
+            self._links = staged.StagedCollectives(self, device)
         else:
             raise GroupError(f"{device.name}: there are no collectives for this device; use --device cpu")
 
@@ -92,6 +94,14 @@ class RankGroup:
     def broadcast(self, recorder: "Recorder", x: "Tensor") -> None:
         """Record: x = rank 0's x, of any dtype."""
         self._collectives.broadcast(recorder, x)
+
+    def send(self, recorder: "Recorder", x: "Tensor") -> None:
+        """Record: x, of any dtype, to the next rank (of the last one: rank 0), which need not be there yet."""
+        self._links.send(recorder, x)
+
+    def receive(self, recorder: "Recorder", x: "Tensor") -> None:
+        """Record: x = what the rank before sent, in the order in which it did."""
+        self._links.receive(recorder, x)
 
     # -- outside of recordings
 

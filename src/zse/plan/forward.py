@@ -12,7 +12,8 @@ ROPES = ("rope", "q_rope")  # options of nodes that turn
 
 class Parts(NamedTuple):
     """again: of a block that predicts behind a model, the beginning behind its own state. layers: the part of each. ends: by whether every token has logits, and over hidden states that are there already
-    (None); of an encoder none, but `finish`, what follows its layers. ropes: the rotations that are used, by name."""
+    (None); of an encoder none, but `finish`, what follows its layers. ropes: the rotations that are used, by name. hops: of a pipeline, what follows
+    the layers, by whether the stream comes back to rank 0."""
 
     begin: Part
     again: Part | None
@@ -20,6 +21,7 @@ class Parts(NamedTuple):
     ends: dict[bool | None, Part]
     finish: Part | None
     ropes: dict[str, Any]
+    hops: dict[bool, Part]
 
 
 def trace_forward(forward: Any, model: Any, device: Any, adapted: Adapted | None = None) -> Parts:
@@ -30,7 +32,9 @@ def trace_forward(forward: Any, model: Any, device: Any, adapted: Adapted | None
         layer, _, suffix = name.rpartition(".")
         weights.setdefault(layer, {})[suffix] = weight
     traced = partial(_traced, forward, device, partial_weights=model.share.partial if model.share else frozenset())
-    begin, pending = traced(weights[""], lambda x: forward.begin(), whole=True), None
+    stage = model.share is not None and model.share.is_stage
+    begins = not stage or not model.share.rank
+    begin, pending = traced(weights[""], lambda x: forward.begin() if begins else _receive(forward), whole=True), None
     again = traced(weights[""], lambda x: forward.begin_again(), whole=True) if model.config.follows else None
     known: dict[Hashable, Part] = {}
     layers: list[Part] = []
@@ -41,15 +45,32 @@ def trace_forward(forward: Any, model: Any, device: Any, adapted: Adapted | None
             known[kind] = traced(mine, partial(forward.layer, i=layer), pending, layer=layer, adapted=adapted)
         layers.append(known[kind])
         pending = known[kind].pending
+    hops: dict[bool, Part] = {}
+    if stage:
+        hops = {back: traced({}, partial(_hop, forward, model.share, back), pending) for back in (False, True)}
+        layers.append(hops[True])
+        pending = None
     ends: dict[bool | None, Part] = {
         every: traced(weights[""], forward.end, None if every is None else pending, every or False)
-        for every in ((False, True, None) if model.config.causal else ())
+        for every in ((False, True, None) if model.config.causal and begins else ())
     }
-    finish = None if model.config.causal else traced(weights[""], forward.finish, pending)
+    finish = None if model.config.causal or not begins else traced(weights[""], forward.finish, pending)
     used = {node.options[key] for part in known.values() for node in part.nodes for key in ROPES if key in node.options}
     return Parts(
-        begin, again, layers, ends, finish, {name: rope for name, rope in forward.ropes().items() if name in used}
+        begin, again, layers, ends, finish, {name: rope for name, rope in forward.ropes().items() if name in used}, hops
     )
+
+
+def _receive(forward: Any, *before: Value) -> Value:
+    """The stream from the rank before."""
+    return forward.trace.add("receive", before, forward.config.hidden_size, is_stream=True)
+
+
+def _hop(forward: Any, share: Any, comes_back: bool, x: Value) -> Value:
+    """The stream to the next rank, and on rank 0 from the last one, which sends it where it is to come back."""
+    if share.rank < share.size - 1 or comes_back:
+        x = forward.trace.add("send", (x,), x.width, is_stream=True)
+    return _receive(forward, x) if not share.rank and comes_back else x
 
 
 def _traced(

@@ -344,6 +344,14 @@ def _all_reduce(run: "Run", node: Node) -> None:
     run.planner.group.all_reduce(run.recorder, run.t[node.inputs[0]], run.t[node.output])
 
 
+def _send(run: "Run", node: Node) -> None:
+    run.planner.group.send(run.recorder, run.of(run.planner.hidden))
+
+
+def _receive(run: "Run", node: Node) -> None:
+    run.planner.group.receive(run.recorder, run.of(run.planner.hidden))
+
+
 def _convert(run: "Run", node: Node) -> None:
     quantize(run.recorder, run.t[node.inputs[0]], run.t[node.output])
 
@@ -376,6 +384,8 @@ LAUNCHES: dict[str, "Callable[[Run, Node], None]"] = {
     "convert": _convert,
     "adapt": _adapt,
     "all_reduce": _all_reduce,
+    "send": _send,
+    "receive": _receive,
     "layer_inputs": _layer_inputs,
     "gate_inputs": _gate_inputs,
     "scale_stream": _scale_stream,

@@ -45,6 +45,6 @@ class SharedHead:
 
 def head_of(device: "Any", group: "Any", model: "Any", lines: int) -> SharedHead | None:
     """The SharedHead of one rank's share of a decoder; None where the model has no head."""
-    if not model.config.causal:
+    if not model.config.causal or not model.share.widths:
         return None
     return SharedHead(device, group, model.share.widths, lines)

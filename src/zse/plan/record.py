@@ -109,7 +109,7 @@ class Planner:
         self.group = group
         self._head = None if group is None else ranks.head_of(device, group, model, self.max_lines)
         self._trace = lambda adapted=None: trace_forward(forward, model, device, adapted)
-        self._begin, self._again, self._layers, self._ends, self._finish, self._ropes = self._trace()
+        self._begin, self._again, self._layers, self._ends, self._finish, self._ropes, self._hops = self._trace()
         self._adapted_layers: list[Part] = []
         if adapters is not None:
             self.adapt(adapters.every)

@@ -15,6 +15,7 @@ Launchable (zse.plan.record has a launch for each):
     reorder         (x) → x, columns reordered     by the order of a weight's columns
     route, experts, combine                        as traced; weights of gate and up perhaps joined, experts with gate: act(gate) * up
     all_reduce      (x) → the sum of all ranks' x  of products whose columns are shared
+    send, receive   (x) → x                        to the next rank of a pipeline, from the one before
     adapt           (x, y[, y, y]) → A x           y += B (A x) of the row's adapter, of products that share an input
     convert         (x) → x in another form        zse.plan.forms
     scale_logits    (x) → factor, soft cap         in place
@@ -42,7 +43,7 @@ ADDS = {"rms": ("none", "add", "norm"), "layer": ("none", "add"), "none": ("none
 LATENTS = ("latent", "head_linear", "attend_latent")
 LAUNCHES = (
     *("embed", "linear", "wanted", "attend", "add_norm", "gated_product", "gated", "heads", "scale_logits", "reorder"),
-    *("route", "experts", "combine", "act", "adapt", "all_reduce", "taken"),
+    *("route", "experts", "combine", "act", "adapt", "all_reduce", "send", "receive", "taken"),
     *(*LATENTS, *READERS, "gated_delta"),
     *("layer_inputs", "gate_inputs", "scale_stream", "norm_sum", "clamp"),
 )

@@ -37,8 +37,12 @@ PARAMS = {
     "reduce": [["group", "ptr"], ["x", "ptr"], ["out", "ptr"], ["count", "i64"], ["type", "i64"]],
     "gather": [["group", "ptr"], ["x", "ptr"], ["out", "ptr"], ["rows", "i64"], ["widths", "ptr"]],
     "broadcast": [["group", "ptr"], ["x", "ptr"], ["nbytes", "i64"]],
+    "send": [["group", "ptr"], ["x", "ptr"], ["nbytes", "i64"]],
+    "receive": [["group", "ptr"], ["x", "ptr"], ["nbytes", "i64"]],
 }
 PHASES = ("publish", "combine", "finish")
+SYMBOLS = {name: tuple(f"zse_group_{name}_{phase}" for phase in PHASES) for name in PARAMS}
+SYMBOLS |= {name: (f"zse_group_{name}",) for name in ("send", "receive")}
 WHY = {
     1: "{culprit} has ended",
     2: "{culprit} has left the group",
@@ -111,12 +115,21 @@ class HostCollectives:
         args = Args(group=self.handle, x=x, nbytes=nbytes)
         self._record(recorder, "broadcast", args, most_of(nbytes, recorder.maxima))
 
+    def send(self, recorder: "Recorder", x: "Tensor", name: str = "send") -> None:
+        """As RankGroup's."""
+        nbytes = product((*x.shape, ITEM_BYTES[x.dtype]))
+        args = Args(group=self.handle, x=x, nbytes=nbytes)
+        self._record(recorder, name, args, most_of(nbytes, recorder.maxima))
+
+    def receive(self, recorder: "Recorder", x: "Tensor") -> None:
+        """As RankGroup's."""
+        self.send(recorder, x, "receive")
+
     def _record(self, recorder: "Recorder", name: str, args: Args, largest: int) -> None:
         """The launches of a collective, each with a block for each thread. largest: most bytes of a part."""
         check_part(largest)
         device = recorder.device
-        for phase in PHASES[: 2 + (largest > SMALL_BYTES)]:
-            symbol = f"zse_group_{name}_{phase}"
+        for symbol in SYMBOLS[name][: 2 + (largest > SMALL_BYTES)]:
             address = ctypes.cast(getattr(self._runtime, symbol), ctypes.c_void_p).value or 0
             device.define(symbol, address, PARAMS[name])  # type: ignore[attr-defined]
             recorder.launch(symbol, args, grid=device.threads)

@@ -57,6 +57,14 @@ class StagedCollectives:
         memory, rank = self._room(nbytes), self._group.rank
         self._record(recorder, "broadcast", None if rank else x, x if rank else None, memory.address, nbytes)
 
+    def send(self, recorder: "Recorder", x: "Tensor") -> None:
+        nbytes = most_of(product((*x.shape, ITEM_BYTES[x.dtype])), recorder.maxima)
+        self._record(recorder, "send", x, None, self._room(nbytes).address, nbytes)
+
+    def receive(self, recorder: "Recorder", x: "Tensor") -> None:
+        nbytes = most_of(product((*x.shape, ITEM_BYTES[x.dtype])), recorder.maxima)
+        self._record(recorder, "receive", None, x, self._room(nbytes).address, nbytes)
+
     def _room(self, nbytes: int, part: int | None = None) -> "Any":
         """Page-locked memory that all collectives use one after another; recordings keep what they were given."""
         host.check_part(nbytes if part is None else part)
@@ -66,8 +74,8 @@ class StagedCollectives:
 
     def _record(self, recorder: "Recorder", name: str, x: "Any", out: "Any", *numbers: int) -> None:
         """numbers: of the kernels' arguments behind the group; the first is where x goes, the second where out comes from (of a
-        broadcast the first)."""
-        phases = [getattr(self._runtime, f"zse_group_{name}_{phase}") for phase in host.PHASES]
+        broadcast, of a message the first)."""
+        phases = [getattr(self._runtime, symbol) for symbol in host.SYMBOLS[name]]
         addresses = [ctypes.cast(phase, ctypes.c_void_p).value for phase in phases]
         args = self._group.host.handle, *numbers, *[0] * (4 - len(numbers))
         call = GroupCall((ctypes.c_void_p * 3)(*addresses), (ctypes.c_uint64 * 5)(*args))
@@ -76,7 +84,7 @@ class StagedCollectives:
         if x is not None:
             steps.insert(0, self._copy(recorder, "download", x, numbers[0]))
         if out is not None:
-            steps.append(self._copy(recorder, "upload", out, numbers[0 if name == "broadcast" else 1]))
+            steps.append(self._copy(recorder, "upload", out, numbers[1 if name in ("reduce", "gather") else 0]))
         recorder.launches += steps
         if self._group.host.check not in recorder.checks:
             recorder.checks.append(self._group.host.check)

@@ -23,6 +23,8 @@
 struct rank_state {
     _Alignas(LINE) _Atomic uint32_t arrived; /* barriers that this rank has reached, modulo 2^32 */
     _Atomic uint32_t left;
+    _Alignas(LINE) _Atomic uint32_t sent; /* to the next rank */
+    _Alignas(LINE) _Atomic uint32_t received; /* from the one before */
 };
 
 struct header {
@@ -40,6 +42,7 @@ struct zse_group {
     int32_t watched[ZSE_MAX_RANKS];
     uint32_t barrier; /* that this rank arrived at last */
     uint32_t number;  /* of this collective */
+    uint32_t sends, receives; /* that are done */
     _Alignas(LINE) _Atomic uint64_t done; /* blocks of the phase */
     _Atomic int32_t status, culprit;
 };
@@ -48,7 +51,7 @@ static int64_t rounded(int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
 int64_t zse_group_bytes(int32_t size, int64_t max_bytes, int64_t small_bytes) {
     int64_t large = max_bytes > small_bytes ? rounded(max_bytes) : 0; /* no large slots where every part is small */
-    return rounded(sizeof(struct header)) + size * (2 * rounded(small_bytes) + large) + large;
+    return rounded(sizeof(struct header)) + size * (2 * rounded(small_bytes) + large) + large + 2 * size * rounded(max_bytes);
 }
 
 static uint8_t *small_slot(const zse_group *group, int32_t rank) {
@@ -60,6 +63,12 @@ static uint8_t *large_slot(const zse_group *group, int32_t rank) {
 }
 
 static uint8_t *result_of(const zse_group *group) { return large_slot(group, group->size); }
+
+/* What `rank` sends to the next one lies in two slots by turns, behind everything else. */
+static uint8_t *sent_slot(const zse_group *group, int32_t rank, uint32_t number) {
+    uint8_t *first = group->max_bytes > group->small_bytes ? large_slot(group, group->size + 1) : large_slot(group, 0);
+    return first + (2 * rank + (number & 1)) * rounded(group->max_bytes);
+}
 
 zse_group *zse_group_open(void *memory, int32_t rank, int32_t size, int64_t max_bytes, int64_t small_bytes, int64_t timeout_ms,
                           int32_t spins) {
@@ -140,15 +149,25 @@ static bool has_arrived(const zse_group *group, int32_t rank) {
     return (int32_t)(atomic_load_explicit(&group->header->ranks[rank].arrived, memory_order_acquire) - group->barrier) >= 0;
 }
 
+/* What says that `rank` never arrives, as ZSE_GROUP_*. */
+static int32_t why_ended(zse_group *group, int32_t rank) {
+    return atomic_load(&group->header->ended)               ? ZSE_GROUP_ENDED
+           : atomic_load(&group->header->ranks[rank].left) ? ZSE_GROUP_LEFT
+           : has_ended(group, rank)                         ? ZSE_GROUP_DIED
+                                                            : ZSE_GROUP_OK;
+}
+
+/* rank: to blame, but for who ended the group before. */
+static void end_group(zse_group *group, int32_t status, int32_t rank) {
+    uint32_t ended = atomic_load(&group->header->ended);
+    fail(group, status, status == ZSE_GROUP_ENDED && ended ? (int32_t)ended - 1 : rank);
+}
+
 /* Whether to wait on for `rank`. Ends the group for what says that it never arrives. */
 static bool look_at(zse_group *group, int32_t rank) {
-    uint32_t ended = atomic_load(&group->header->ended);
-    int32_t status = ended                                              ? ZSE_GROUP_ENDED
-                     : atomic_load(&group->header->ranks[rank].left) ? ZSE_GROUP_LEFT
-                     : has_ended(group, rank)                         ? ZSE_GROUP_DIED
-                                                                      : ZSE_GROUP_OK;
+    int32_t status = why_ended(group, rank);
     if (status == ZSE_GROUP_OK || has_arrived(group, rank)) return true; /* it may arrive and end at once */
-    fail(group, status, ended ? (int32_t)ended - 1 : rank);
+    end_group(group, status, rank);
     return false;
 }
 
@@ -389,6 +408,66 @@ void zse_group_broadcast_finish(const uint64_t *args, const int64_t *grid, int64
     if ((int64_t)args[2] > group->small_bytes) after_large(group, grid, first, last);
 }
 
+/* Send and receive: of ranks in a ring. args: group, memory, bytes. A sender is two messages ahead at most. */
+
+/* Whether `word` of the other rank has reached `least`: waits for it, as a kernel does. */
+static bool wait_for_word(zse_group *group, int32_t rank, _Atomic uint32_t *word, uint32_t least) {
+    int64_t end_ms = 0;
+    for (int32_t looks = 0; is_running(group); looks++) {
+        uint32_t seen = atomic_load_explicit(word, memory_order_acquire);
+        if ((int32_t)(seen - least) >= 0) return true;
+        if (looks < group->spins) {
+            pause_core();
+        } else if (looks < group->spins + YIELDS) {
+            sched_yield();
+        } else {
+            int32_t status = why_ended(group, rank);
+            if (!end_ms) end_ms = now_ms() + group->timeout_ms;
+            if (status == ZSE_GROUP_OK && now_ms() >= end_ms) status = ZSE_GROUP_TIMEOUT;
+            if (status == ZSE_GROUP_OK)
+                sleep_on(group, word, seen);
+            else if (atomic_load(word) == seen) /* it may have sent and ended at once */
+                end_group(group, status, rank);
+        }
+    }
+    return false;
+}
+
+static void wake_at(zse_group *group, _Atomic uint32_t *word, uint32_t value) {
+    atomic_store(word, value);
+#if defined(__linux__)
+    if (atomic_load(&group->header->sleepers)) syscall(SYS_futex, word, FUTEX_WAKE, 1 << 30, NULL, NULL, 0);
+#endif
+}
+
+void zse_group_send(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
+    zse_group *group = (zse_group *)(uintptr_t)args[0];
+    int32_t next = (group->rank + 1) % group->size;
+    uint32_t number = group->sends;
+    int64_t from, to;
+    if (!is_running(group) || !wait_for_word(group, next, &group->header->ranks[next].received, number - 1)) return;
+    share_of((int64_t)args[2], grid[0] * grid[1] * grid[2], first, last, &from, &to);
+    memcpy(sent_slot(group, group->rank, number) + from, (uint8_t *)(uintptr_t)args[1] + from, (size_t)(to - from));
+    if (is_last(group, grid, first, last)) {
+        group->sends = number + 1;
+        wake_at(group, &group->header->ranks[group->rank].sent, number + 1);
+    }
+}
+
+void zse_group_receive(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
+    zse_group *group = (zse_group *)(uintptr_t)args[0];
+    int32_t before = (group->rank + group->size - 1) % group->size;
+    uint32_t number = group->receives;
+    int64_t from, to;
+    if (!is_running(group) || !wait_for_word(group, before, &group->header->ranks[before].sent, number + 1)) return;
+    share_of((int64_t)args[2], grid[0] * grid[1] * grid[2], first, last, &from, &to);
+    memcpy((uint8_t *)(uintptr_t)args[1] + from, sent_slot(group, before, number) + from, (size_t)(to - from));
+    if (is_last(group, grid, first, last)) {
+        group->receives = number + 1;
+        wake_at(group, &group->header->ranks[group->rank].received, number + 1);
+    }
+}
+
 int32_t zse_group_status(const zse_group *group, int32_t *culprit) {
     *culprit = atomic_load(&group->culprit);
     return atomic_load(&group->status);
@@ -403,5 +482,6 @@ void zse_group_close(zse_group *group) {
 void zse_group_run(void *call) {
     static const int64_t grid[3] = {1, 1, 1};
     zse_group_call *one = call;
-    for (int phase = 0; phase < 3; phase++) one->phases[phase](one->args, grid, 0, 1);
+    for (int phase = 0; phase < 3; phase++)
+        if (one->phases[phase]) one->phases[phase](one->args, grid, 0, 1);
 }

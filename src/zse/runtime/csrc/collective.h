@@ -14,7 +14,8 @@
  *
  * The three are kernels of the CPU runtime (zse_runtime.h), so that a recorded step replays them with its own threads; a
  * gather may leave ranks without a copy (`to` NULL), a broadcast is of rank 0's bytes. All sums are made in f32 in the
- * order of ranks: every rank gets the same bits. A kernel returns nothing: what failed stands in the group, whose kernels do
+ * order of ranks: every rank gets the same bits. Apart from them stand send and receive: what a rank sends to the next one of
+ * the ring waits in one of two slots of its own, so that a sender need not wait for who receives. A kernel returns nothing: what failed stands in the group, whose kernels do
  * nothing from then on, and in the header, which ends the other ranks' waits.
  */
 #ifndef ZSE_COLLECTIVE_H
@@ -45,7 +46,7 @@ int32_t zse_group_status(const zse_group *group, int32_t *culprit);
  * has ended. */
 int32_t zse_group_wait(zse_group *group, int64_t ms);
 
-/* What a GPU's stream calls: the three kernels of a collective, one after the other, by the calling thread. */
+/* What a GPU's stream calls: the three kernels of a collective (NULL: it has fewer), one after the other, by the calling thread. */
 typedef struct {
     void (*phases[3])(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last);
     uint64_t args[5];
@@ -53,11 +54,13 @@ typedef struct {
 void zse_group_run(void *call);
 
 /* Kernels; their grid is any number of blocks, the same for the three of a collective.
- * reduce: group, from, to, count, type. gather: group, from, to, rows, widths. broadcast: group, memory, bytes. */
+ * reduce: group, from, to, count, type. gather: group, from, to, rows, widths. broadcast, and send and receive, which are one
+ * kernel each: group, memory, bytes. */
 #define ZSE_GROUP_KERNEL(name) void zse_group_##name(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last);
 ZSE_GROUP_KERNEL(reduce_publish) ZSE_GROUP_KERNEL(reduce_combine) ZSE_GROUP_KERNEL(reduce_finish)
 ZSE_GROUP_KERNEL(gather_publish) ZSE_GROUP_KERNEL(gather_combine) ZSE_GROUP_KERNEL(gather_finish)
 ZSE_GROUP_KERNEL(broadcast_publish) ZSE_GROUP_KERNEL(broadcast_combine) ZSE_GROUP_KERNEL(broadcast_finish)
+ZSE_GROUP_KERNEL(send) ZSE_GROUP_KERNEL(receive)
 #undef ZSE_GROUP_KERNEL
 
 #endif

@@ -1,0 +1,35 @@
+"""Which options of an EngineConfig go with several ranks."""
+
+from typing import Any
+
+import msgspec
+
+from zse.errors import ConfigError
+
+NOT_OF_RANKS = "mmproj resident_layers expert_memory lazy_experts cache_disk kv_listen kv_peers".split()
+NOT_OF_STAGES = [*NOT_OF_RANKS, "tensor_parallel_size", "expert_parallel", "adapter_slots", "kv_layout"]
+
+
+def num_ranks(config: Any) -> int:
+    """How many processes compute the model."""
+    return max(config.tensor_parallel_size, config.pipeline_parallel_size)
+
+
+def check_ranks(config: Any) -> None:
+    """ConfigError for what does not go with several ranks."""
+    if num_ranks(config) == 1:
+        if config.expert_parallel:
+            raise ConfigError("--expert-parallel divides experts among ranks: give --tensor-parallel-size N too")
+        return
+    is_pipeline = config.pipeline_parallel_size > 1
+    option, refused = "--tensor-parallel-size", NOT_OF_RANKS
+    if is_pipeline:
+        option, refused = "--pipeline-parallel-size", NOT_OF_STAGES
+    defaults = {field.name: field.default for field in msgspec.structs.fields(type(config))}
+    for name in refused:
+        if getattr(config, name) != defaults[name]:
+            raise ConfigError(f"--{name.replace('_', '-')} is not possible with {option} {num_ranks(config)} yet")
+    if config.speculation == "mtp":
+        raise ConfigError(f"--speculation mtp is not possible with {option} yet")
+    if config.device.partition(":")[0] not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"{option} is for CPUs and NVIDIA GPUs, not for --device {config.device}")
