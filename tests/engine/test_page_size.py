@@ -100,7 +100,7 @@ def test_preempted_requests_say_the_same(engine_of, size, ahead, how):
         )
         scheduler = engine.scheduler
         scheduler.life.should_swap = lambda request: how == "swap"
-        scheduler.cache.host.num_slots = 32
+        scheduler.cache.host.num_slots = engine.runner.pages.slots.count = 32
         assert run(engine, *requests).tokens == plain.tokens
         counters = scheduler.snapshot()
         assert counters["preemptions"] > 0 and (counters["swapped_out_pages"] > 0) == (how == "swap")

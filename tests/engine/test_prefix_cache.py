@@ -156,6 +156,7 @@ def test_swapped_requests_go_on_where_they_were(engine_of):
     engine = engine_of(reserve_output=False, num_pages=9, prefix_cache=False)
     scheduler = engine.scheduler
     scheduler.cache.host, scheduler.life.should_swap = HostPool(32), lambda request: True
+    engine.runner.pages.slots.count = 32
     requests = [(prompt(20, seed), sampled(seed, 40, presence_penalty=0.4)) for seed in range(4)]
     said = run(engine, *requests)
     counters = scheduler.snapshot()

@@ -120,6 +120,13 @@ def test_a_page_without_memory_is_computed(engine_of, tmp_path, monkeypatch):
     assert totals["prefix_disk_damaged_files"] == 0 and totals["prefix_disk_pages"] >= 6
 
 
+def test_a_slot_that_there_is_not_has_no_address(engine_of, locking):
+    slots = engine_of(cache_host_memory=1 << 20).runner.pages.slots
+    assert slots.address(slots.count - 1)
+    with pytest.raises(IndexError):
+        slots.address(slots.count)
+
+
 def test_an_engine_that_is_closed_waits_for_no_more_than_a_chunk(engine_of, locking, monkeypatch):
     take = locking.take
 

@@ -340,6 +340,7 @@ def test_an_engine_runs_ahead(kept_kernels, tmp_path):
     assert run([1])[1] == together[1]
 
     # Pages that are found again bring the tokens that penalties look at: shared, copied, and by way of the host.
+    runner.pages.slots.count = 8
     scheduler = Scheduler(
         num_pages=3,
         max_rows=1,

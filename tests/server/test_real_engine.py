@@ -375,7 +375,9 @@ def test_a_session_goes_on_after_a_restart_and_its_file_goes_with_it(real_models
     process, client = start()
     with client:
         total, cached = ask(client, " and more")
-        assert total > first and cached == first - first % 16 and file.exists()
+        assert (
+            total > first and cached == first + 3 and file.exists()
+        )  # of the answer's 4 tokens the last has no key yet
         client.delete("/sessions/trip", cast_to=object)
         deadline = time.monotonic() + 30
         while file.exists():

@@ -186,6 +186,8 @@ class HostSlots:
 
     def address(self, slot: int) -> int:
         """Where the slot is. Raises DeviceError when there is no memory for it."""
+        if slot >= self.count:
+            raise IndexError(f"host slot {slot} of {self.count}")
         number, place = divmod(slot, self.per_chunk)
         return (self._chunks.get(number) or self.take(number)).address + place * self.nbytes
 
