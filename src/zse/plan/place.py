@@ -3,11 +3,12 @@
 from math import prod
 from typing import Any, NamedTuple
 
+from zse.dtypes import ITEM_BYTES
 from zse.kernels import gpu
-from zse.kernels.attention import SEGMENT
 from zse.plan.forms import choose_forms, row_bytes
 from zse.plan.rules import Part
 from zse.plan.trace import Node, Value
+from zse.tensor import Tensor
 
 SPLIT = ("attend", "attend_latent")  # may leave parts of their sums for one another
 CHUNKED = ("delta", "gated_delta", "scan")  # take prompts by chunks on a GPU
@@ -110,9 +111,6 @@ def work_shape(node: Node, device: Any, room: int) -> tuple[int, int] | None:
     return room, gpu.state_chunks.work_width(sizes[0], *keys, heads) + own
 
 
-def num_splits(tokens: int, kv_heads: int, context: int, threads: int, max_tokens: int) -> int:
-    """The `splits` of a step: one block a segment while heads x tokens do not fill the threads evenly, else 1.
-    Results do not depend on it. context: the longest sequence's tokens, this step's included; max_tokens: of
-    partial_shape."""
-    segments = -(-context // SEGMENT)
-    return segments if tokens <= max_tokens and tokens * kv_heads < 4 * threads else 1
+def new_tensor(device: Any, label: str, dtype: str, *shape: int) -> Tensor:
+    """Device memory of its own."""
+    return Tensor(device.alloc(prod(shape) * ITEM_BYTES[dtype], label=label), shape, dtype)

@@ -10,17 +10,16 @@ from collections.abc import Callable
 from math import prod
 from typing import Any, NamedTuple
 
-from zse.dtypes import ITEM_BYTES
 from zse.errors import ConfigError
 from zse.kernels import gpu
-from zse.kernels.attention import partial_shape
+from zse.kernels.attention import SEGMENT, partial_shape
 from zse.kernels.norm import add_rmsnorm
 from zse.kernels.rope import rope_table
 from zse.plan import ranks
 from zse.plan.forms import BREAKS, PRODUCTS, TRAITS, routing_of, tensor_of
 from zse.plan.forward import trace_forward
 from zse.plan.launch import LAUNCHES
-from zse.plan.place import Placed, aligned, num_splits, place_part, work_shape
+from zse.plan.place import Placed, aligned, new_tensor, place_part, work_shape
 from zse.plan.rules import Part
 from zse.plan.trace import Node, Value
 from zse.tensor import Runs, StatePart, Taken, Tensor
@@ -67,9 +66,12 @@ class StepBuffers(NamedTuple):
         )
 
 
-def new_tensor(device: Any, label: str, dtype: str, *shape: int) -> Tensor:
-    """Device memory of its own."""
-    return Tensor(device.alloc(prod(shape) * ITEM_BYTES[dtype], label=label), shape, dtype)
+def num_splits(tokens: int, kv_heads: int, context: int, threads: int, max_tokens: int) -> int:
+    """The `splits` of a step: one block a segment while heads x tokens do not fill the threads evenly, else 1.
+    Results do not depend on it. context: the longest sequence's tokens, this step's included; max_tokens: of
+    partial_shape."""
+    segments = -(-context // SEGMENT)
+    return segments if tokens <= max_tokens and tokens * kv_heads < 4 * threads else 1
 
 
 class Planner:
