@@ -19,7 +19,7 @@ import numpy as np
 from zse.engine.image_encoder import ImageEncoder, encoder_bytes
 from zse.formats.opening import open_model
 from zse.models.config import Fields
-from zse.models.vision.config import vision_from_hf
+from zse.models.vision.read import vision_from_hf
 from zse.models.vision.load import plan_tower
 from zse.models.vision.registry import tower_class
 from zse.models.weight_plan import read_config

@@ -10,7 +10,8 @@ import numpy as np
 from PIL import Image
 
 sys.path.append(str(Path(__file__).parents[2] / "src"))
-from zse.models.vision.config import VisionConfig, vision_from_hf  # noqa: E402
+from zse.models.vision.config import VisionConfig  # noqa: E402
+from zse.models.vision.read import vision_from_hf  # noqa: E402
 
 PLACE = Path(__file__).parent / "references.npz"
 SIZES = ((37, 90), (200, 9))  # height, width

@@ -18,7 +18,7 @@ from PIL import Image, ImageOps
 from zse.errors import RequestError
 from zse.images.messages import DecodedImage, ImageJob, ImageLimits, encode
 from zse.images.worker import ImageDecoder, UnreadableImage
-from zse.models.vision.config import vision_from_hf
+from zse.models.vision.read import vision_from_hf
 
 LIMITS = ImageLimits(20 << 20, 36_000_000)
 SQUARE = references.vision("gemma3")

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from zse.errors import FormatError, RequestError, UnsupportedError
-from zse.models.vision.config import MAX_PATCHES, VisionConfig, vision_from_gguf, vision_from_hf
+from zse.models.vision.config import MAX_PATCHES, VisionConfig
+from zse.models.vision.read import vision_from_gguf, vision_from_hf
 
 GEMMA3 = {
     "architectures": ["Gemma3ForConditionalGeneration"],

@@ -17,7 +17,8 @@ from formats_build import safetensors
 from tiny_vision_configs import CONFIGS, PROCESSORS, PROMPTS, SIZES
 
 from zse.engine.messages import ImageInput, image_key
-from zse.models.vision.config import VisionConfig, vision_from_hf
+from zse.models.vision.config import VisionConfig
+from zse.models.vision.read import vision_from_hf
 
 PATH = Path(__file__).with_name("vision.npz")
 

@@ -7,7 +7,8 @@ import pytest
 
 from zse.engine.messages import image_key
 from zse.images.messages import DecodedImage
-from zse.models.vision.config import VisionConfig, vision_from_gguf, vision_from_hf
+from zse.models.vision.config import VisionConfig
+from zse.models.vision.read import vision_from_gguf, vision_from_hf
 from zse.server import images
 from zse.server.errors import APIError
 from zse.server.models import ServedModel

@@ -214,7 +214,7 @@ class HostSlots:
 class PageMover:
     """Runs transfers (scheduler.Batch.transfers) behind what was submitted to the device before.
 
-    host_slots, host_states: places of the host for pages and states.     history: i32 [num_blocks, BLOCK], the tokens of each block on a GPU, which go with it; None on a CPU. states: the
+    host_slots, host_states: places of the host for pages and states. history: i32 [num_blocks, BLOCK], the tokens of each block on a GPU, which go with it; None on a CPU. states: the
     StateCache of a model with a state. told(transfers): called before they run, for ranks that have pages of their own."""
 
     def __init__(

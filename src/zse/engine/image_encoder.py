@@ -255,17 +255,18 @@ class ImageEncoder:
         parts = forward.num_parts(count)
         if not self._graphs:
             self._prepare()
-        order: Any = slice(None)
+        order = None
         if self._windows:
             order, sizes = forward.windows(height, width)
             self._write_windows(sizes)
-        self._write(0, patches[order], self._patches.shape[1])
+        taken = slice(None) if order is None else order
+        self._write(0, patches[taken], self._patches.shape[1])
         added = forward.positions(self.model.host.get("position_table"), height, width)
         if added is not None:
-            self._write(1, added[order])
+            self._write(1, added[taken])
         rotations = forward.rotations(height, width)
         if rotations is not None:
-            self._write(2, rotations[order])
+            self._write(2, rotations[taken])
         cells = parts * self.plan.vision.merge**2
         symbols = {"tokens": count, "parts": parts, "cells": cells, "rows": 1, "splits": 1}
         self._device.write(self._buffers.positions, array("i", range(self._most)))
@@ -276,7 +277,7 @@ class ImageEncoder:
                 found = np.frombuffer(self._device.read(result.with_rows(parts)), np.float32)
                 results.append(found.reshape(parts, -1))
             yield None
-        yield forward.assembled(np.stack([results[-1], *results[:-1]]), height, width, self.model.host)
+        yield forward.assembled(np.stack([results[-1], *results[:-1]]), order, height, width, self.model.host)
 
     def _write_windows(self, sizes: "NDArray") -> None:
         """Each window of `sizes` patches is a row of its own, in pages of its own."""

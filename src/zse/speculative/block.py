@@ -15,14 +15,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from zse.cache.groups import PageGeometry
-from zse.cache.manager import CacheManager
-from zse.cache.pages import PageAllocator
 from zse.sampling.params import SamplingParams
 from zse.scheduler.batch import Batch, Entry, StepOutput
 from zse.scheduler.request import RUNNING, Request
 from zse.scheduler.scheduler import Scheduler
-from zse.speculative.speculator import BLOCK, OUTLIER, Candidate, RequestAcceptance, Speculator, StepCost, without_ends
+from zse.speculative.beside import BesideSpeculator
+from zse.speculative.speculator import BLOCK, OUTLIER, Candidate, RequestAcceptance, without_ends
 
 
 class Followed(RequestAcceptance, eq=False):
@@ -55,34 +53,15 @@ class _Work(msgspec.Struct, eq=False):
     is_last: bool
 
 
-class BlockSpeculator(Speculator):
-    """runner: a zse.engine.block_runner.BlockRunner with as many rows as the model's, num_pages pages of page_size tokens, and
-    steps of max_tokens. share: of the model's weights that one round reads, in bytes."""
+class BlockSpeculator(BesideSpeculator):
+    """runner: a zse.engine.block_runner.BlockRunner. Else as BesideSpeculator."""
 
     first_steps = 6.0  # who asks for it wants it to be tried; of 200 tokens they are 3 %
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        runner: Any,
-        *,
-        draft_tokens: int,
-        family: str,
-        runs_ahead: bool,
-        num_pages: int,
-        page_size: int,
-        max_tokens: int,
-        max_context: int,
-        share: float,
-    ):
-        super().__init__(scheduler, draft_tokens, family, runs_ahead)
-        self.runner, self._share = runner, share
-        self.cache = CacheManager(PageAllocator(num_pages), geometry=PageGeometry(page_size=page_size))
-        self._max_tokens, self._max_context = max_tokens, max_context
-        self._round_cost = StepCost(family)
-        self._followed: dict[Request, Followed] = {}
+    def __init__(self, scheduler: Scheduler, runner: Any, **options: Any):
+        super().__init__(scheduler, runner, **options)
         self._ready: dict[Request, _Work] = {}
-        self.reads_tokens = runs_ahead
+        self.reads_tokens = self.runs_ahead
 
     # -- the engine's side
 
@@ -101,12 +80,6 @@ class BlockSpeculator(Speculator):
 
     def idle(self, now: float) -> bool:
         return self.runner.record_ahead()
-
-    def close(self) -> None:
-        """Drop the block's graphs. Its device is the model's."""
-        for request in list(self._followed):
-            self._release(request)
-        self.runner.drop_graphs()
 
     # -- inside
 
@@ -129,25 +102,10 @@ class BlockSpeculator(Speculator):
 
     def _candidate(self, request: Request) -> Candidate | None:
         work = self._ready.get(request)
-        room = min(request.max_len, self._max_context) - len(request.tokens) - 1
+        room = self._room_of(request)
         if work is None or room < 1:
             return None
         return Candidate(request, work.followed.rate(self.acceptance.rate(BLOCK)), BLOCK, 0, room)
-
-    def _round_s(self, rows: int) -> float:
-        if self._round_cost.num_steps:
-            return self._round_cost.seconds(rows)
-        return self._share * self.cost.seconds(rows)
-
-    def _forget(self) -> None:
-        """Release what requests that ended or gave up their row had."""
-        for request, followed in list(self._followed.items()):
-            if request.state is not RUNNING or request.residency != followed.residency:
-                self._release(request)
-
-    def _release(self, request: Request) -> None:
-        self.cache.release(request.id)
-        del self._followed[request]
 
     def _work(self, batch: Batch) -> list[_Work]:
         """What the block can take of the step: states of sound tokens whose next ones are known."""

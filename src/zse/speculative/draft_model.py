@@ -8,13 +8,11 @@ import time
 from array import array
 from typing import Any
 
-from zse.cache.groups import PageGeometry
-from zse.cache.manager import CacheManager
-from zse.cache.pages import PageAllocator
 from zse.scheduler.batch import Batch, Entry, StepOutput
-from zse.scheduler.request import RUNNING, Request
+from zse.scheduler.request import Request
 from zse.scheduler.scheduler import Scheduler
-from zse.speculative.speculator import DRAFT_MODEL, Candidate, RequestAcceptance, Speculator, StepCost, without_ends
+from zse.speculative.beside import BesideSpeculator
+from zse.speculative.speculator import DRAFT_MODEL, Candidate, RequestAcceptance, without_ends
 
 # A request that lacks more tokens than this is brought up to date before it has drafts; less where a step is shorter.
 LAG = 32
@@ -31,38 +29,17 @@ class _Followed(RequestAcceptance):
     fed: Any = ()
 
 
-class DraftModelSpeculator(Speculator):
-    """runner: an engine's Runner of the draft model on the same device, with as many rows, num_pages pages of page_size
-    tokens and chunks of max_tokens. max_context, vocab_size: of the draft model. target_vocab: of the model that
-    verifies; the vocabularies are the same but for unused ids at the end. share: of the target's weights that the draft
-    model has, in bytes."""
+class DraftModelSpeculator(BesideSpeculator):
+    """runner: an engine's Runner of the draft model; share: of the target's weights that the draft model has. Else as
+    BesideSpeculator. vocab_size: of the draft model. target_vocab: of the model that verifies; the vocabularies are the
+    same but for unused ids at the end."""
 
     first_steps = 16.0  # who names a draft model wants it to be tried
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        runner: Any,
-        *,
-        draft_tokens: int,
-        family: str,
-        runs_ahead: bool,
-        num_pages: int,
-        page_size: int,
-        max_tokens: int,
-        max_context: int,
-        vocab_size: int,
-        target_vocab: int,
-        share: float,
-    ):
-        super().__init__(scheduler, draft_tokens, family, runs_ahead)
-        self.runner = runner
-        self.cache = CacheManager(PageAllocator(num_pages), geometry=PageGeometry(page_size=page_size))
-        self._max_tokens, self._max_context = max_tokens, max_context
-        self._lag = min(LAG, max_tokens - 1)
-        self._vocab_size, self._target_vocab, self._share = vocab_size, target_vocab, share
-        self._draft_cost = StepCost(family)
-        self._followed: dict[Request, _Followed] = {}
+    def __init__(self, scheduler: Scheduler, runner: Any, *, vocab_size: int, target_vocab: int, **options: Any):
+        super().__init__(scheduler, runner, **options)
+        self._lag = min(LAG, self._max_tokens - 1)
+        self._vocab_size, self._target_vocab = vocab_size, target_vocab
 
     # -- the engine's side
 
@@ -79,35 +56,14 @@ class DraftModelSpeculator(Speculator):
         self._lost_s += time.perf_counter() - started
         return []
 
-    def close(self) -> None:
-        """Drop the draft model's graphs. Its device is the target's."""
-        for request in list(self._followed):
-            self._release(request)
-        self.runner.drop_graphs()
-
     # -- inside
 
     def _candidate(self, request: Request) -> Candidate | None:
-        room = min(request.max_len, self._max_context) - len(request.tokens) - 1
+        room = self._room_of(request)
         if room < 1:
             return None
         rate, followed = self.acceptance.rate(DRAFT_MODEL), request.drafting
         return Candidate(request, rate if followed is None else followed.rate(rate), DRAFT_MODEL, 0, room)
-
-    def _round_s(self, rows: int) -> float:
-        if self._draft_cost.num_steps:
-            return self._draft_cost.seconds(rows)
-        return self._share * self.cost.seconds(rows)
-
-    def _forget(self) -> None:
-        """Release what requests that ended or gave up their row had."""
-        for request, followed in list(self._followed.items()):
-            if request.state is not RUNNING or request.residency != followed.residency:
-                self._release(request)
-
-    def _release(self, request: Request) -> None:
-        self.cache.release(request.id)
-        del self._followed[request]
 
     def _catch_up(self, requests: list[Request]) -> list[Request]:
         """Compute what the draft model has not seen of them, all but the last tokens, one chunk at most; the requests
@@ -206,5 +162,5 @@ class DraftModelSpeculator(Speculator):
         started = time.perf_counter()
         results = self.runner.run(batch)
         if batch.num_tokens == batch.num_samples:
-            self._draft_cost.record(batch.num_tokens, time.perf_counter() - started)
+            self._round_cost.record(batch.num_tokens, time.perf_counter() - started)
         return results

@@ -6,6 +6,7 @@ becomes 28 × 28 with zeros before it is merged, and its attention pooling is no
 
 from zse.lazy import numpy as np
 from zse.models.config import Fields
+from zse.models.vision.config import TiledVision
 from zse.models.vision.siglip import Siglip
 from zse.models.vision.tower import TowerConfig, TowerWeight, layers_config, width
 
@@ -13,6 +14,8 @@ EPS = 1e-6
 
 
 class DeepSeekVL2(Siglip):
+    vision: TiledVision
+
     hf_layer = "vision.blocks.{}."
     parts = {
         "attn_norm": ("", "norm1"),
@@ -133,7 +136,7 @@ class DeepSeekVL2(Siglip):
         x = work.together(work.spread(hidden, self.cells(work.most)), self.vision.merge**2)
         return work.product(work.act(work.product(x, "fc1"), "gelu"), "fc2")
 
-    def assembled(self, found, height, width, host):
+    def assembled(self, found, order, height, width, host):
         side, size, out = self.vision.tile_side, self.vision.size, self.tower.out
         rows, columns = height // size, width // size
         tiles = found[0].reshape(-1, side, side, out)

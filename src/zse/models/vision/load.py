@@ -13,7 +13,8 @@ from zse.lazy import logging
 from zse.lazy import numpy as np
 from zse.models.config import Fields, ModelConfig
 from zse.models.config_parts import MAX_WIDTH
-from zse.models.vision.config import VisionConfig, vision_from_gguf, vision_from_hf
+from zse.models.vision.config import VisionConfig
+from zse.models.vision.read import vision_from_gguf, vision_from_hf
 from zse.models.vision.registry import GGUF_KINDS, tower_class
 from zse.models.vision.tower import Tower, TowerReader
 from zse.models.weight_plan import ALIGN, MatrixPlan, aligned, placed_bytes, weight_at

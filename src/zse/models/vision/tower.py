@@ -38,9 +38,9 @@ class TowerConfig(msgspec.Struct, frozen=True, kw_only=True):
     the text model's hidden size. positions: rows of the table of learned positions, 0: none. deepstack: layers behind
     which what they give is projected, too, and added to the stream of the text model's first layers. tail_eps, tail_biases:
     of the projection's norm and products, where a family has them apart. windowed: layers in which patches see those of a
-    square of window * window parts of the image. late_positions: rows of tables that the tail adds. mixed: columns between the projection's products,
-    where a family has them apart; theta: of the rotation, bounded: products have bounds, standardized: the
-    means are, where a family has them apart."""
+    square of window * window parts of the image. late_positions: rows of tables that the tail adds. theta: of the
+    rotation. mixed: columns between the projection's products. bounded: products have bounds. standardized: the means
+    are."""
 
     layers: ModelConfig
     head_dim: int
@@ -276,13 +276,15 @@ class Tower(Encoder):
         order = np.argsort(window, kind="stable")[:, None] * merged + np.arange(merged)
         return order.reshape(-1), np.bincount(window) * merged
 
-    def assembled(self, found: "NDArray", height: int, width: int, host: "dict[str, NDArray]") -> "NDArray":
+    def assembled(
+        self, found: "NDArray", order: "NDArray | None", height: int, width: int, host: "dict[str, NDArray]"
+    ) -> "NDArray":
         """The embeddings of an image's tokens, f32 [1 + deepstack layers, VisionConfig.parts, out], of what the tail made of
-        its patches in windows() order."""
-        if not self.tower.windowed:
+        its patches in the `order` of windows()."""
+        if order is None:
             return found
-        in_order = np.empty_like(found)
-        in_order[:, self.windows(height, width)[0][:: self.vision.merge**2] // self.vision.merge**2] = found
+        in_order, merged = np.empty_like(found), self.vision.merge**2
+        in_order[:, order[::merged] // merged] = found
         return in_order
 
     def positions(self, table: "NDArray | None", height: int, width: int) -> "NDArray | None":
