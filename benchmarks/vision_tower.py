@@ -19,8 +19,8 @@ import numpy as np
 from zse.engine.image_encoder import ImageEncoder, encoder_bytes
 from zse.formats.opening import open_model
 from zse.models.config import Fields
-from zse.models.vision.read import vision_from_hf
 from zse.models.vision.load import plan_tower
+from zse.models.vision.read import vision_from_hf
 from zse.models.vision.registry import tower_class
 from zse.models.weight_plan import read_config
 from zse.runtime.opening import open_device
