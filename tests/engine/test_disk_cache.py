@@ -12,9 +12,11 @@ from tiny_engines import prompt
 from zse.cache import segments
 from zse.cache.files import PageFiles, key_of, remove_session
 from zse.cache.layout import PageMover
+from zse.engine.client import STOP_S
 from zse.engine.config import EngineConfig
 from zse.engine.load import load_engine
 from zse.engine.metrics import Phases
+from zse.engine.offload import CLOSE_S
 from zse.errors import ConfigError
 from zse.sampling.params import SamplingParams
 from zse.scheduler.options import RequestOptions
@@ -384,3 +386,8 @@ def test_a_disk_that_is_full_between_two_records(tmp_path, monkeypatch):
     again = PageFiles(tmp_path / "kv", b"f" * 16, 5000)
     assert (len(again), again.num_damaged) == (1, 0)
     again.close()
+
+
+def test_a_server_waits_for_what_is_written_at_the_end():
+    """It kills an engine that does not end: not before that has had its time to write."""
+    assert STOP_S > CLOSE_S

@@ -52,6 +52,7 @@ RESTART_BUDGET, RESTART_WINDOW_S = 5, 600.0
 RETRY_DOWN_S = 60.0  # where an engine that is down is tried again
 SILENT_S = 8.0  # without a frame (a heartbeat is due each second) the engine counts as frozen: not ready
 STUCK_S = 30.0  # without a step while rows run: not ready
+STOP_S = 4.0  # asked to exit, it may write what is cached (engine/offload.py: CLOSE_S); killed then
 KILL_S = 60.0  # silent this long with work to do: killed and restarted
 
 
@@ -262,8 +263,8 @@ class EngineClient:
                 process.kill()
                 return
 
-    async def stop(self, timeout: float = 2.0) -> None:
-        """Fail what is left, ask the engine to exit, kill it after `timeout` seconds, reap it."""
+    async def stop(self) -> None:
+        """Fail what is left, ask the engine to exit, kill it after STOP_S seconds, reap it."""
         self.fail_requests(shutting_down_error())
         self.state = STOPPING
         if self._ready is not None and not self._ready.done():
@@ -271,7 +272,7 @@ class EngineClient:
         if self._link is not None:
             self._link.send(Shutdown())
         if self._process is not None:
-            deadline = time.monotonic() + timeout
+            deadline = time.monotonic() + STOP_S
             while self._process.poll() is None and time.monotonic() < deadline:
                 await asyncio.sleep(0.005)
             self._process.kill()
