@@ -264,7 +264,8 @@ class EngineClient:
                 return
 
     async def stop(self) -> None:
-        """Fail what is left, ask the engine to exit, kill it after STOP_S seconds, reap it."""
+        """Fail what is left, ask the engine to exit, kill it after STOP_S seconds (one that loads after half of them), reap it."""
+        patience = STOP_S if self.state == READY else STOP_S / 2
         self.fail_requests(shutting_down_error())
         self.state = STOPPING
         if self._ready is not None and not self._ready.done():
@@ -272,7 +273,7 @@ class EngineClient:
         if self._link is not None:
             self._link.send(Shutdown())
         if self._process is not None:
-            deadline = time.monotonic() + STOP_S
+            deadline = time.monotonic() + patience
             while self._process.poll() is None and time.monotonic() < deadline:
                 await asyncio.sleep(0.005)
             self._process.kill()
