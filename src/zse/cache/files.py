@@ -1,11 +1,12 @@
-"""Cold prefixes on disk, which the next engine of the same model finds: full pages, and of models with a state those that
-were kept.
+"""Cold prefixes on disk, which the next engine of the same model finds: full pages, last pages of sessions as far as they
+go, and of models with a state those that were kept.
 
 DIR/<fingerprint>/<name>.kv: a file for each session and for each run of pages of no session (segments.py). The
 fingerprint stands for everything that the content depends on beside the tokens: model revision, layout, page size,
 element type. key = BLAKE2b(parent's key, tokens); a root's key is that of the salt (tenant, ...), with a secret of the
 folder, so that names tell nothing about what was said. The key of a state is that of the page before, the number of
-tokens behind it, and a hash of these: so an engine that starts knows behind which pages there are some.
+tokens behind it, and a hash of these; so is that of a page that is not full. Each record has its tokens, and an engine that
+starts knows what there is behind which page: so a prompt that leaves a page within it finds what it has in common.
 
 A page stands in one file, that of the session which wrote it, and others continue behind it by its key. When a session
 goes (its end, its deletion, the room), what others continue behind stays, in a file of nobody; the rest is gone by one
@@ -23,11 +24,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from zse import trust
 from zse.cache import segments
 from zse.cache.pages import BLOCK
+from zse.cache.prefix import MAX_COMPARED, common_tokens
 from zse.cache.segments import (
     CONTENT,
     HEAD_BYTES,
@@ -72,7 +75,8 @@ class PageFiles:
         self._files: OrderedDict[str, RecordFile] = OrderedDict()  # the longest unused first
         self._at: dict[bytes, tuple[RecordFile, PageRecord]] = {}
         self._spoilt: dict[str, None] = {}  # files with a record that is not sound
-        self._behind: dict[bytes, set[bytes]] = {}  # the key of a page → those of the states behind it
+        # The key of a page or root → those of what is behind it, the newest last.
+        self._behind: dict[bytes, dict[bytes, None]] = {}
         top = Path(folder)
         try:
             _make_private(top)
@@ -109,9 +113,18 @@ class PageFiles:
     def states_behind(self, parent: bytes, tokens: bytes) -> list[bytes]:
         """The beginnings of `tokens`, the longest first, behind which and the page of key `parent` a state is kept."""
         with self._lock:
-            keys = list(self._behind.get(parent, ()))
-        tails = {key: tokens[: 4 * key[KEY_BYTES]] for key in keys}
-        return sorted((tail for key, tail in tails.items() if state_key(parent, tail) == key), key=len, reverse=True)
+            behind = self._behind.get(parent, ())
+            tails = [self._at[key][1].tokens for key in behind if len(key) == STATE_KEY_BYTES]
+        return sorted((tail for tail in tails if tokens.startswith(tail)), key=len, reverse=True)
+
+    def nearest_behind(self, parent: bytes, tokens: bytes) -> tuple[bytes, bytes, int]:
+        """(key, tokens, how many of them) of the page, full or not, behind the page of key `parent` that has the most of the
+        beginning of `tokens`; nothing where none has any. Of many the newest are looked at, as in memory."""
+        with self._lock:
+            newest = islice(reversed(self._behind.get(parent, {})), MAX_COMPARED)
+            found = [(key, self._at[key][1].tokens) for key in newest]
+        near = ((key, tail, common_tokens(tokens, tail)) for key, tail in found)
+        return max([(b"", b"", 0), *near], key=lambda each: each[2])
 
     def root(self, salt: tuple[str, ...]) -> bytes:
         """The key of a salt's root."""
@@ -120,17 +133,21 @@ class PageFiles:
 
     # -- writing
 
-    def write(self, key: bytes, parent: bytes, content: bytes, session: str = "", expires: float = 0.0) -> None:
+    def write(
+        self, key: bytes, parent: bytes, content: bytes, session: str = "", expires: float = 0.0, tokens: bytes = b""
+    ) -> None:
         """Keep a page, or a state, behind the page (or root) of key `parent`. session: the name (32 hex digits) of the one
-        that it is of alone, which ends at `expires`, in seconds since 1970. Raises OSError; nothing is left behind then."""
+        that it is of alone, which ends at `expires`, in seconds since 1970. tokens: of the page, or before the state, by whose
+        beginning it is found. Raises OSError; nothing is left behind then."""
         with self._lock:
             if key in self._at:
                 return
             segment = self._file_for(parent, session, is_page=len(key) == KEY_BYTES)
             told = [SESSION] if session and segment.expires + EXTEND_S < expires else []
-            if not self._make_room(len(content) + (1 + len(told)) * HEAD_BYTES, segment):
+            if not self._make_room(len(content) + len(tokens) + (1 + len(told)) * HEAD_BYTES, segment):
                 return
-        self._append(segment, [(SESSION, b"", b"")] * len(told) + [(CONTENT, key, content)], parent, expires)
+        added = [(SESSION, b"", b"", b"")] * len(told) + [(CONTENT, key, tokens, content)]
+        self._append(segment, added, parent, expires)
         with self._lock:
             self._touch(key)
 
@@ -139,20 +156,20 @@ class PageFiles:
         with self._lock:
             segment = self._files.get(session)
         if segment is not None and segment.expires + EXTEND_S < expires:
-            self._append(segment, [(SESSION, b"", b"")], bytes(KEY_BYTES), expires)
+            self._append(segment, [(SESSION, b"", b"", b"")], bytes(KEY_BYTES), expires)
 
     def _append(
-        self, segment: RecordFile, added: list[tuple[int, bytes, bytes]], parent: bytes, expires: float
+        self, segment: RecordFile, added: list[tuple[int, bytes, bytes, bytes]], parent: bytes, expires: float
     ) -> None:
-        """Add (kind, key, content) at the file's end. Raises OSError; the file is as it was then."""
+        """Add (kind, key, tokens, content) at the file's end. Raises OSError; the file is as it was then."""
         found, size = [], segment.nbytes
         descriptor = os.open(self._path(segment.name), os.O_WRONLY | os.O_CREAT | _FLAGS, 0o600)
         try:
             if os.fstat(descriptor).st_size != size:
                 os.ftruncate(descriptor, size)
-            for kind, key, data in added:
+            for kind, key, tokens, data in added:
                 end = expires if kind == SESSION else 0.0
-                record = PageRecord(kind, key, parent, size, len(data), segments.crc32(data), end)
+                record = PageRecord(kind, key, parent, size, len(data), segments.crc32(data), end, tokens)
                 segments.write(descriptor, segments.pack(self._seal_of(segment.name), record), data, size)
                 found.append(record)
                 size = record.end
@@ -186,9 +203,8 @@ class PageFiles:
             self._leave(record.key)
             segment.keys[record.key] = None
         self._at[record.key] = segment, record
-        if len(record.key) == STATE_KEY_BYTES:
-            self.num_states += 1
-            self._behind.setdefault(record.key[:KEY_BYTES], set()).add(record.key)
+        self.num_states += len(record.key) == STATE_KEY_BYTES
+        self._behind.setdefault(record.parent, {})[record.key] = None
 
     def _touch(self, key: bytes) -> None:
         """A page or state was of use, and what stands before it, which goes after it; but what others go on from in a
@@ -364,14 +380,13 @@ class PageFiles:
             self.num_bytes -= segment.nbytes
 
     def _leave(self, key: bytes) -> None:
-        segment, _ = self._at.pop(key)
+        segment, record = self._at.pop(key)
         segment.keys.pop(key, None)
-        if len(key) == STATE_KEY_BYTES:
-            self.num_states -= 1
-            behind = self._behind[key[:KEY_BYTES]]
-            behind.discard(key)
-            if not behind:
-                del self._behind[key[:KEY_BYTES]]
+        self.num_states -= len(key) == STATE_KEY_BYTES
+        behind = self._behind[record.parent]
+        del behind[key]
+        if not behind:
+            del self._behind[record.parent]
 
     # -- the folder
 

@@ -1,8 +1,9 @@
 """One file of cold pages and states (cache/files.py): records one behind the other, only ever added at the end.
 
-A record: magic, kind, CRC-32 of the content, key, key of the page before, length of the content, and BLAKE2b of all that
-and of the place in the file, keyed by what the content depends on and the file's name; then the content. So a record
-of another model, another file or another place is none, and what a process that died left half written ends the file."""
+A record: magic, kind, CRC-32 of the content, key, key of the page before, length of the content, and BLAKE2b of all that,
+of the tokens that come next and of the place in the file, keyed by what the content depends on and the file's name; then
+the tokens, then the content. So a record of another model, another file or another place is none, its tokens are those of its
+content, and what a process that died left half written ends the file."""
 
 import ctypes
 import os
@@ -14,20 +15,22 @@ from typing import NamedTuple
 
 from zse.runtime import native
 
-MAGIC = b"ZSKV"
+MAGIC = b"ZSK2"
 # Kinds of records: the latter has no content and says when the session of the file ends, in its key.
 CONTENT, SESSION = 1, 2
 KEY_BYTES = 20
 TAIL_BYTES = 8  # of the hash of a state's last tokens
 STATE_KEY_BYTES = KEY_BYTES + 1 + TAIL_BYTES
-_HEAD = struct.Struct(f"<4sBBxxI{STATE_KEY_BYTES}s{KEY_BYTES}sxxxQ")
+_HEAD = struct.Struct(f"<4sBBBxI{STATE_KEY_BYTES}s{KEY_BYTES}sxxxQ")
 _DIGEST_BYTES = 16
 HEAD_BYTES = _HEAD.size + _DIGEST_BYTES
+MOST_TOKENS = 128  # of a page
 _END = struct.Struct("<d")
 
 
 class PageRecord(NamedTuple):
-    """Where one begins. parent: the key of the page (or root) before. nbytes: of its content. expires: of SESSION."""
+    """Where one begins. parent: the key of the page (or root) before; tokens: i32 bytes, behind that page. nbytes: of its
+    content. expires: of SESSION."""
 
     kind: int
     key: bytes
@@ -36,10 +39,11 @@ class PageRecord(NamedTuple):
     nbytes: int
     crc32: int
     expires: float = 0.0
+    tokens: bytes = b""
 
     @property
     def end(self) -> int:
-        return self.offset + HEAD_BYTES + self.nbytes
+        return self.offset + HEAD_BYTES + len(self.tokens) + self.nbytes
 
 
 class RecordFile:
@@ -64,19 +68,24 @@ class RecordFile:
 
 
 def pack(seal: bytes, record: PageRecord) -> bytes:
-    """The head of a record. seal: what the digest is keyed by."""
+    """The head of a record, and its tokens. seal: what the digest is keyed by."""
     key = _END.pack(record.expires) if record.kind == SESSION else record.key
-    head = _HEAD.pack(MAGIC, record.kind, len(key), record.crc32, key, record.parent, record.nbytes)
-    return head + _digest(seal, head, record.offset)
+    count = len(record.tokens) // 4
+    head = _HEAD.pack(MAGIC, record.kind, len(key), count, record.crc32, key, record.parent, record.nbytes)
+    return head + _digest(seal, head + record.tokens, record.offset) + record.tokens
 
 
-def unpack(seal: bytes, head: bytes, offset: int) -> PageRecord | None:
-    """The record whose head was read at `offset`; None where it is none."""
-    if len(head) != HEAD_BYTES or head[_HEAD.size :] != _digest(seal, head[: _HEAD.size], offset):
+def unpack(seal: bytes, data: bytes, offset: int) -> PageRecord | None:
+    """The record whose beginning, at least its head and tokens, was read at `offset`; None where it is none."""
+    if len(data) < HEAD_BYTES:
         return None
-    _, kind, size, crc, key, parent, nbytes = _HEAD.unpack(head[: _HEAD.size])
+    head = data[: _HEAD.size]
+    _, kind, size, count, crc, key, parent, nbytes = _HEAD.unpack(head)
+    tokens = data[HEAD_BYTES : HEAD_BYTES + 4 * count]
+    if data[_HEAD.size : HEAD_BYTES] != _digest(seal, head + tokens, offset):
+        return None
     expires = _END.unpack(key[:size])[0] if kind == SESSION else 0.0
-    return PageRecord(kind, key[:size], parent, offset, nbytes, crc, expires)
+    return PageRecord(kind, key[:size], parent, offset, nbytes, crc, expires, tokens)
 
 
 def _digest(seal: bytes, head: bytes, offset: int) -> bytes:
@@ -87,7 +96,7 @@ def records(descriptor: int, seal: bytes, size: int) -> Iterator[PageRecord]:
     """Those of an open file of `size` bytes, up to the first that is none or ends behind the file."""
     offset = 0
     while offset < size:
-        record = unpack(seal, os.pread(descriptor, HEAD_BYTES, offset), offset)
+        record = unpack(seal, os.pread(descriptor, HEAD_BYTES + 4 * MOST_TOKENS, offset), offset)
         if record is None or record.end > size:
             return
         yield record
@@ -99,7 +108,7 @@ def read(descriptor: int, seal: bytes, record: PageRecord, views: tuple[memoryvi
     not sound."""
     if sum(len(view) for view in views) != record.nbytes:
         return False
-    head, left, offset = bytearray(HEAD_BYTES), HEAD_BYTES + record.nbytes, record.offset
+    head, left, offset = bytearray(HEAD_BYTES + len(record.tokens)), record.end - record.offset, record.offset
     wanted = [memoryview(head), *views]
     while left:
         count = os.preadv(descriptor, wanted, offset)

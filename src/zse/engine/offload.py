@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from zse.cache.eviction import TreeNode
 from zse.cache.files import KEY_BYTES, PageFiles, key_of, state_key
+from zse.cache.prefix import common_tokens
 from zse.engine import disk_reads, fingerprints, state_files
 from zse.engine.held import Held, HoldingFeature
 from zse.errors import DeviceError
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 MAX_PENDING_BYTES = 64 << 20
 # Pages that each running request may need while others are read for one that waits.
 SPARE_PAGES = 2
+# Tokens that a page must spare a prompt which would wait for it alone: fewer are computed while it is read.
+LEAST_GAIN = 8
 WAIT_S = 0.001  # for what is read, at a time, when nothing else runs
 TIDY_S = 60.0  # between looks at which sessions have ended
 MAX_SESSIONS = 1 << 16  # whose ends are known
@@ -190,12 +193,14 @@ class DiskTier(HoldingFeature):
         node.is_filed = True
         assert node.parent is not None
         parent, is_full = self._key(node.parent), len(node.tokens) == self._cache.prefix.page_bytes
-        self._put(self._key(node) if is_full else state_key(parent, node.tokens), parent, content, node.session)
+        key = self._key(node) if is_full else state_key(parent, node.tokens)
+        self._put(key, parent, node.tokens, content, node.session)
 
-    def _put(self, key: bytes, parent: bytes, content: bytes, session: str) -> None:
+    def _put(self, key: bytes, parent: bytes, tokens: bytes, content: bytes, session: str) -> None:
         """Have the thread write a page or state."""
         if key not in self._files:
-            write = partial(self._files.write, key, parent, content, session, self._sessions.get(session, 0.0))
+            ends = self._sessions.get(session, 0.0)
+            write = partial(self._files.write, key, parent, content, session, ends, tokens)
             self._ask(Write(write, len(content), len(key) == KEY_BYTES, session))
 
     def _ask(self, write: Write) -> None:
@@ -288,9 +293,7 @@ class DiskTier(HoldingFeature):
             kept = self._states.deepest(salt, nodes, keys, tokens, reach, most)
             keys = keys[: max(0, kept.num_pages - len(nodes))] if kept is not None else []
         else:
-            keys += self._end_behind(
-                keys[-1][0] if keys else parent, tokens, len(nodes) + len(keys), 0 if keys else matched.length
-            )
+            keys += self._end_behind(parent, keys, tokens, len(nodes), matched.length)
         if not keys and kept is None:
             return False
         wanted = {key for key, _ in keys} | ({kept.key} if kept is not None else set())
@@ -324,14 +327,17 @@ class DiskTier(HoldingFeature):
             keys.append((key, tokens[at : at + page_bytes]))
         return keys
 
-    def _end_behind(self, key: bytes, tokens: bytes, count: int, reach: int) -> list[tuple[bytes, bytes]]:
-        """(key, tokens) of the page that files have, not full, behind the prompt's first `count`, the last of which has `key`;
-        where it has more than the `reach` tokens of the prompt that are in memory."""
-        at = count * self._cache.prefix.page_bytes
-        tails = self._files.states_behind(
-            key, tokens[at : at + self._cache.prefix.page_bytes][: max(0, len(tokens) - 4 - at)]
-        )
-        return [(state_key(key, tail), tail) for tail in tails[:1] if at + len(tail) > 4 * reach]
+    def _end_behind(
+        self, parent: bytes, keys: list[tuple[bytes, bytes]], tokens: bytes, count: int, reach: int
+    ) -> list[tuple[bytes, bytes]]:
+        """(key, its tokens) of the page in files that the prompt goes on within, behind its first `count`, the last of which
+        has the key `parent`, and `keys`; where it has more than the `reach` tokens of the prompt that are in memory."""
+        page_bytes = self._cache.prefix.page_bytes
+        at = page_bytes * (count + len(keys))
+        wanted = tokens[at : min(at + page_bytes, len(tokens) - 4)]
+        key, found, common = self._files.nearest_behind(keys[-1][0] if keys else parent, wanted)
+        gain = at // 4 + common - max(reach, at // 4)
+        return [(key, found)] if gain >= (1 if keys else LEAST_GAIN) else []
 
     def _room(self, nodes: list[TreeNode]) -> int:
         """How many pages may be read at most behind `nodes`, which stay."""
@@ -398,7 +404,7 @@ class DiskTier(HoldingFeature):
     def _enter(self, held: AwaitingDisk) -> None:
         """What came becomes the prefix cache's."""
         prefix, salt, tokens = self._cache.prefix, salt_of(held.options), held.compared
-        fetch, count = held.fetch, 0
+        fetch, count, page_bytes = held.fetch, 0, prefix.page_bytes
         assert fetch is not None
         nodes = prefix.match(salt, tokens, copies=False, whole=True).nodes
         chain = nodes[: held.here]
@@ -406,7 +412,9 @@ class DiskTier(HoldingFeature):
         for index in range(min(fetch.sound, len(held.keys)) if len(chain) == held.here else 0):
             key, data = held.keys[index]
             parent = chain[-1] if chain else prefix.root(salt)
-            node = self._place(parent, data, held.places[index], self._session_of(key, held.options.session))
+            is_whole = tokens.startswith(data, page_bytes * len(chain))
+            session = self._session_of(key, held.options.session, is_whole)
+            node = self._place(parent, data, held.places[index], session)
             if node is None:
                 break
             node.is_filed = True
@@ -423,12 +431,15 @@ class DiskTier(HoldingFeature):
         self.num_read += count
         if count:
             self.num_hits += 1
-            self.num_hit_tokens += sum(len(data) for _, data in held.keys[:count]) // 4
+            came = b"".join(data for _, data in held.keys[:count])
+            self.num_hit_tokens += common_tokens(tokens[page_bytes * held.here : -4], came)
             self._files.used(held.keys[count - 1][0])
 
-    def _session_of(self, key: bytes, session: str) -> str:
-        """What a page that a request brings is of alone."""
-        return session if session and self._files.session_of(key) == session else ""
+    def _session_of(self, key: bytes, session: str, is_whole: bool) -> str:
+        """What a page that a request brings is of alone. is_whole: the request has all of its tokens; else nobody goes on
+        from it, and it goes with the session that wrote it."""
+        wrote = self._files.session_of(key)
+        return wrote if wrote == session or not is_whole else ""
 
     def _place(self, parent: TreeNode, data: bytes, place: int, session: str) -> TreeNode | None:
         """The node of a page that came behind `parent`, or of the one that has come otherwise. None where it cannot be."""

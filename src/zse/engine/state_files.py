@@ -46,9 +46,9 @@ class StateFiles:
         """States in files, and how many were read since the start."""
         return {"state_disk_files": self._files.num_states, "state_disk_read": self.num_read}
 
-    def content(self, snapshot: Snapshot) -> tuple[bytes, bytes, bytes] | None:
-        """Key, key of the page before, and content of its record; None of one that is gone. What pages and slots hold is
-        settled."""
+    def content(self, snapshot: Snapshot) -> tuple[bytes, bytes, bytes, bytes] | None:
+        """Key, key of the page before, tokens behind that, and content of its record; None of one that is gone. What pages
+        and slots hold is settled."""
         node, mover = snapshot.node, self._mover
         if not node.alive or not self._states.has(node, snapshot):
             return None
@@ -58,7 +58,7 @@ class StateFiles:
         if len(tail) < self._prefix.page_bytes:
             state += mover.read_page(node.page) if node.page >= 0 else mover.read_slot(node.slot)
         parent = self._key_of_node(node.parent)  # type: ignore[arg-type]
-        return state_key(parent, tail), parent, state
+        return state_key(parent, tail), parent, tail, state
 
     def deepest(
         self, salt, nodes: list[TreeNode], keys: list[tuple[bytes, bytes]], tokens: bytes, reach: int, most: int
