@@ -12,8 +12,10 @@ import pytest
 import tiny
 import tiny_families
 from session import Session
+from test_act_order import write as write_gptq
 from test_emulated_model import load_emulated
 
+from zse.dtypes import ITEM_BYTES
 from zse.engine import messages, ranks
 from zse.engine.config import EngineConfig
 from zse.engine.core import Engine
@@ -26,6 +28,7 @@ from zse.kernel import cache
 from zse.models.load import plan_model
 from zse.parallel.group import RankGroup
 from zse.runtime.args import Args
+from zse.runtime.cpu import CPUDevice
 from zse.runtime.device import Program
 from zse.sampling.params import SamplingParams
 from zse.scheduler.scheduler import Scheduler
@@ -44,9 +47,13 @@ class HostSums:
     def all_reduce(self, recorder, x, out):
         recorder.launch("host sum", Args(x=x, out=out, rows=x.shape[0], width=x.shape[1]), 1)
 
-    def gather(self, recorder, x, out, widths):
-        self.widths = tuple(widths)
-        recorder.launch("host gather", Args(x=x, out=out, rows=x.shape[0], width=x.shape[1]), 1)
+    def gather(self, recorder, x, out, widths, every=False):
+        kind = "gather"
+        if every:
+            kind = "all " + ",".join(str(width * ITEM_BYTES[x.dtype]) for width in widths)
+        else:
+            self.widths = tuple(widths)
+        recorder.launch(f"host {kind}", Args(x=x, out=out, rows=x.shape[0], width=x.shape[1]), 1)
 
     def broadcast(self, recorder, x):
         recorder.launch("host broadcast", Args(x=x, out=x, rows=x.shape[0], width=1), 1)
@@ -82,6 +89,12 @@ class RankDevice(EmulateDevice):
                 super().synchronize()
             return
         x, out, rows, width = slots
+        if symbol.startswith("host all "):
+            widths = [int(word) for word in symbol.removeprefix("host all ").split(",")]
+            told = self.group.exchange(ctypes.string_at(x, rows * widths[self.group.rank]))
+            parts = [np.frombuffer(data, np.uint8).reshape(rows, -1) for data in told]
+            ctypes.memmove(out, np.concatenate(parts, axis=1).tobytes(), rows * sum(widths))
+            return
         told = [np.frombuffer(data, np.float32) for data in self.group.exchange(ctypes.string_at(x, 4 * rows * width))]
         if symbol == "host sum":
             ctypes.memmove(out, sum(told).astype(np.float32).tobytes(), 4 * rows * width)
@@ -139,6 +152,15 @@ def test_logits(family, like, sizes, quantize, kept_kernels, tmp_path, monkeypat
         path = str(tmp_path / "model.zse")
     found, wanted = (logits_of(path, tokens, size, sizes, like) for size in (2, 1))
     # bf16 between the operations: sums of shares are rounded where the sum of all is.
+    assert np.abs(found - wanted).max() < 0.03 * np.abs(wanted).max()
+
+
+def test_columns_in_an_order_of_their_own(kept_kernels, tmp_path, monkeypatch):
+    """Every rank has all inputs of o, which it takes its columns' from."""
+    monkeypatch.setattr(CPUDevice, "repacks", False)  # which fills the memory of the emulated GPU
+    path, _ = write_gptq(tmp_path / "m")
+    tokens, sizes = tiny.tokens("llama")[:10], [9, 1]
+    found, wanted = (logits_of(path, tokens, size, sizes) for size in (2, 1))
     assert np.abs(found - wanted).max() < 0.03 * np.abs(wanted).max()
 
 

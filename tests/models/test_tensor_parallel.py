@@ -20,6 +20,7 @@ from zse.formats.convert import convert
 from zse.formats.opening import open_model
 from zse.models import quantize_load
 from zse.models.load import load_model, plan_model
+from zse.parallel.collectives.host import HostCollectives
 from zse.parallel.group import RankGroup
 from zse.quant.superblock import SuperblockScheme
 from zse.runtime.cpu import CPUDevice
@@ -179,10 +180,37 @@ def test_gptq(symmetric, tmp_path, monkeypatch):
     same(logits_of(path, tiny.tokens("llama"), 2), logits_of(path, tiny.tokens("llama"), 1))
 
 
-def test_columns_in_an_order_of_their_own_are_refused(tmp_path):
-    path, _ = write_gptq(tmp_path / "gptq")
-    with open_model(path) as source, pytest.raises(UnsupportedError, match="o_proj.weight 'in an order of their own"):
-        plan_model(source, rank=0, ranks=2)
+@pytest.mark.parametrize(
+    "size, converted, options",
+    [
+        (2, False, {}),
+        (3, False, dict(symmetric=False)),
+        (2, False, dict(bits=3)),
+        (2, False, dict(dense=("gate_proj",))),  # so down has an order, too
+        (3, True, dict(dense=("gate_proj",))),
+        (2, True, {}),
+    ],
+)
+def test_columns_in_an_order_of_their_own(size, converted, options, tmp_path, monkeypatch):
+    """A rank's columns of o, and of down, are anybody's inputs."""
+    changes = BIG | dict(num_attention_heads=6, num_key_value_heads=3, hidden_size=192) if size == 3 else BIG
+    monkeypatch.setitem(tiny.CONFIGS, "llama", tiny.CONFIGS["llama"] | changes)
+    path, _ = write_gptq(tmp_path / "gptq", **options)
+    if converted:
+        convert(path, path := str(tmp_path / "model.zse"))
+        monkeypatch.setattr(quantize_load, "fill_parts", None)  # the loader's threads read the columns, not NumPy
+    tokens = tiny.tokens("llama")
+    gathered, record = [], HostCollectives.gather
+
+    def count(self, recorder, x, out, widths, every=False):
+        gathered.append(every and not self._group.rank)
+        record(self, recorder, x, out, widths, every)
+
+    monkeypatch.setattr(HostCollectives, "gather", count)
+    found = logits_of(path, tokens, size, [33, 1, 6], activations="f32")
+    assert sum(gathered) == 3 * (2 if "dense" in options else 1) * tiny.config("llama")["num_hidden_layers"]
+    same(found, logits_of(path, tokens, 1, activations="f32"))
+    same(logits_of(path, tokens, size, activations="int8"), logits_of(path, tokens, 1, activations="int8"), 8)
 
 
 @pytest.mark.parametrize("experts", ["F32", "MXFP4", "folder F32", "folder MXFP4", "folder BF16"])

@@ -95,7 +95,7 @@ class GatherRanks(Ranks):
     rows: zl.i32
     begin: zl.i32
     most: zl.i32
-    KIND: zl.static
+    KIND: zl.static  # "all": out is every rank's, one behind the other
 
 
 @zl.kernel
@@ -108,8 +108,10 @@ def gather_ranks(p: GatherRanks):
     total = p.width0 + p.width1 + p.width2
     before = zl.where(rank == 0, zero, zl.where(rank == 1, p.width0, p.width0 + p.width1))
     for i in range(p.rounds):
-        x, out = p.x + (i * total + before) * p.rows, p.out + i * total * p.rows
-        if p.KIND == "gather":
+        every = p.KIND == "all"
+        place = i * 3 + rank if every else i
+        x, out = p.x + (i * total + before) * p.rows, p.out + place * total * p.rows
+        if p.KIND != "broadcast":
             q = all_reduce.GatherParams(
                 **vars(common),
                 x=x,
@@ -125,6 +127,7 @@ def gather_ranks(p: GatherRanks):
                 rows=p.rows,
                 begin=p.begin,
                 most=p.most,
+                every=zl.i32(1 if every else 0),
             )
             all_reduce.gather_rows(q)
         else:

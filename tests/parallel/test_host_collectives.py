@@ -79,6 +79,8 @@ def check_gather(device, group, buffer, rows: int) -> None:
     expected = np.concatenate([numbers(rank, rows, width) for rank, width in enumerate(widths)], axis=1)
     found = np.array(whole.view()).reshape(rows, -1)
     assert np.array_equal(found, expected if group.rank == 0 else 0 * expected)
+    device.run(lambda recorder: group.all_gather(recorder, mine, whole, widths))
+    assert np.array_equal(np.array(whole.view()).reshape(rows, -1), expected)
 
 
 def check_broadcast(device, group, buffer) -> None:

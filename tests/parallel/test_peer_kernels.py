@@ -115,21 +115,25 @@ def test_int8_keeps_to_its_error(kept_kernels):
 
 
 @pytest.mark.parametrize("rounds", [1, 12])
-def test_gather(rounds, kept_kernels):
+@pytest.mark.parametrize("kind", ["gather", "all"])
+def test_gather(kind, rounds, kept_kernels):
+    """To rank 0, and to every rank."""
     seed, rows, widths = int(np.random.default_rng().integers(2**31)), 5, (8, 4, 20)
     rng = np.random.default_rng(seed)
     parts = [[rng.integers(0, 2**32, (rows, width), np.uint32) for width in widths] for _ in range(rounds)]
-    with EmulateDevice("sm_90a", kernel_of(peer_kernels.gather_ranks, 3, KIND="gather"), seed) as device:
+    with EmulateDevice("sm_90a", kernel_of(peer_kernels.gather_ranks, 3, KIND=kind), seed) as device:
         group = Group(device, 3)
         x = group.filled(np.concatenate([part.ravel() for round in parts for part in round]))
-        out = group.filled(np.zeros((rounds, rows, sum(widths)), np.uint32))
+        copies = 3 if kind == "all" else 1
+        out = group.filled(np.zeros((rounds, copies, rows, sum(widths)), np.uint32))
         places = {f"width{r}": width for r, width in enumerate(widths)}
         # In two launches, as of more rows than a box has room for.
         for begin in (0, 3) if rounds == 1 else (0,):
             most = 3 if rounds == 1 else rows
             group.run(3 if rounds == 1 else 1, rounds, x=x, out=out, **places, rows=rows, begin=begin, most=most)
-        found = np.frombuffer(device.read(out), np.uint32).reshape(rounds, rows, sum(widths))
-    assert np.array_equal(found, np.array([np.concatenate(round, 1) for round in parts])), f"seed {seed}"
+        found = np.frombuffer(device.read(out), np.uint32).reshape(rounds, copies, rows, sum(widths))
+    whole = np.array([np.concatenate(round, 1) for round in parts])
+    assert np.array_equal(found, np.repeat(whole[:, None], copies, 1)), f"seed {seed}"
 
 
 def test_broadcast(kept_kernels):

@@ -80,9 +80,13 @@ def test_gather_and_broadcast(recorded):
     collectives.gather(
         recorder, Tensor(memory, (rows, 80_000), "f32"), Tensor(memory, (rows, 152_000), "f32"), (80_000, 72_000)
     )
+    wide = Tensor(memory, (rows, 160_000), "bf16"), Tensor(memory, (rows, 304_000), "bf16")
+    collectives.gather(recorder, *wide, (160_000, 144_000), every=True)
     collectives.broadcast(recorder, Tensor(memory, (rows,), "i32"))
-    assert [launch.symbol for launch in recorder.launches] == ["gather_peers_2", "broadcast_peers_2"]
-    assert [launch.args["most"] for launch in recorder.launches[:1]] == [116]
+    assert [launch.symbol for launch in recorder.launches] == ["gather_peers_2"] * 3 + ["broadcast_peers_2"]
+    assert [launch.args["begin"] for launch in recorder.launches[:3]] == [0, 0, 55]
+    assert [launch.args["most"] for launch in recorder.launches[:3]] == [116, 55, 55]  # every rank's part comes to each
+    assert [launch.args["every"] for launch in recorder.launches[:3]] == [0, 1, 1]
     with pytest.raises(ValueError, match="gather of"):
         collectives.gather(recorder, Tensor(memory, (1, 6), "f32"), Tensor(memory, (1, 12), "f32"), (6, 6))
     with pytest.raises(ValueError, match="broadcast of"):

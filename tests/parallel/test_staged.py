@@ -30,7 +30,7 @@ def library(tmp_path_factory):
 
 
 def test_ranks_agree_without_peers(library, tmp_path):
-    """A sum in place and one apart, a gather and a broadcast in one recording: walked, then replayed as a captured graph."""
+    """A sum in place and one apart, gathers to one and to all and a broadcast in one recording: walked, then replayed as a captured graph."""
     first = RankGroup.create(SIZE)
 
     def work(rank):
@@ -46,10 +46,12 @@ def test_ranks_agree_without_peers(library, tmp_path):
             x, total = (Tensor(device.alloc(4 * ROWS * 8), (rows, 8), "f32") for _ in range(2))
             mine = Tensor(device.alloc(4 * 5 * WIDTHS[rank]), (5, WIDTHS[rank]), "f32")
             whole = Tensor(device.alloc(4 * 5 * sum(WIDTHS)), (5, sum(WIDTHS)), "f32")
+            everywhere = Tensor(device.alloc(4 * 5 * sum(WIDTHS)), (5, sum(WIDTHS)), "f32")
             news = Tensor(device.alloc(44), (11,), "i32")
             group.all_reduce(recorder, x, total)
             group.all_reduce(recorder, total, total)
             group.gather(recorder, mine, whole, WIDTHS)
+            group.all_gather(recorder, mine, everywhere, WIDTHS)
             group.broadcast(recorder, news)
             graph = recorder.finish()
             device.write(mine, part(rank, 5, WIDTHS[rank]).tobytes())
@@ -57,7 +59,7 @@ def test_ranks_agree_without_peers(library, tmp_path):
                 device.write(x.with_rows(ROWS), part(rank + 10 * turn, ROWS, 8).tobytes())
                 device.write(news, np.full(11, rank + 100 * turn, np.int32).tobytes())
                 graph.run(rows=3)
-                found.append([device.read(tensor) for tensor in (total.with_rows(3), whole, news)])
+                found.append([device.read(tensor) for tensor in (total.with_rows(3), whole, everywhere, news)])
             assert graph.num_captured == 1
             graph.close()
             group.close()
@@ -69,8 +71,9 @@ def test_ranks_agree_without_peers(library, tmp_path):
         parts = [part(rank + 10 * turn, ROWS, 8)[:3] for rank in range(SIZE)]
         once = parts[0] + parts[1] + parts[2]
         for rank, found in enumerate(answers):
-            total, whole, news = found[turn]
+            total, whole, everywhere, news = found[turn]
             assert total == (once + once + once).tobytes()
             assert whole == (gathered if not rank else bytes(len(gathered)))
+            assert everywhere == gathered
             assert news == np.full(11, 100 * turn, np.int32).tobytes()
     first.close()

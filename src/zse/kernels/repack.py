@@ -322,7 +322,7 @@ def takes_part(part, matrix) -> bool:
     info, cut = part.info, part.cut
     if cut is None:
         return matrix.layout == LAYOUT and takes(info, matrix.scheme)
-    if cut.rows != (0, info.shape[0]) or info.order is not None:
+    if cut.rows != (0, info.shape[0]):
         return False
     if (info.layout, info.scheme) == (matrix.layout, matrix.scheme):
         return info.parts is None

@@ -4,6 +4,7 @@ each stored tensor that are its own.
 Query heads go with their KV head, gate and up with the columns of down that read them, the head by rows of the vocabulary. What all
 ranks need, all have; a bias behind a product whose parts are added is rank 0's alone."""
 
+from collections.abc import Iterable
 from math import gcd, lcm
 from typing import Any, NamedTuple
 
@@ -134,10 +135,6 @@ class ModelShare:
         for role, infos in self._stored.items():
             if role.endswith((".q_norm", ".k_norm")) and infos[0].num_elements > config.max_head_dim:
                 raise self._refused("norms of q and k", "over all heads together", "of each head")
-            if self._columns_of(role) and infos[0].order is not None:
-                raise self._refused(
-                    f"columns of {infos[0].name}", "in an order of their own (act-order)", "as the inputs stand"
-                )
 
     # -- where cuts are
 
@@ -235,6 +232,13 @@ class ModelShare:
         columns = self._columns_of(f"layers.{layer}.{name}")
         return rows or None, [self._span(columns, layer)] if columns else None
 
+    def gathered(self, layer: int, ordered: Iterable[str]) -> dict[str, tuple[int, ...]]:
+        """Of products of a layer whose columns are in an order of their own (zse.formats.column_order) and cut: how many of their
+        inputs each rank makes. A rank's columns are a range of that order, as long as its own inputs are: of any rank's."""
+        kinds = {name: kind for name in ordered if (kind := self._columns_of(f"layers.{layer}.{name}"))}
+        ranks = range(self.size)
+        return {name: tuple(_width(self._span(kind, layer, rank)) for rank in ranks) for name, kind in kinds.items()}
+
     # -- pieces of tensors
 
     def pieces(self, role: Role) -> list[SharePiece]:
@@ -282,11 +286,11 @@ class ModelShare:
     def _row_kinds(self, layer: int, name: str) -> tuple[str, ...]:
         return ROWS.get(name) or (self._mixers.rows(layer, name) if self._mixers else ())
 
-    def _span(self, kind: str, layer: int) -> Span:
-        """Rows or columns, in numbers."""
+    def _span(self, kind: str, layer: int, rank: int | None = None) -> Span:
+        """Rows or columns, in numbers. rank: whose, by default this one's; of mixers (whose columns have no order) always."""
         if self._mixers is not None and (span := self._mixers.span(kind)) is not None:
             return span
-        rank, dim = self.rank, self._dim(kind, layer)
+        rank, dim = self.rank if rank is None else rank, self._dim(kind, layer)
         if dim:
             start, stop = self._kv_span(layer, rank) if kind == KEYS else self._heads[rank]
             return start * dim, stop * dim

@@ -29,7 +29,7 @@ def reads_rows(info: TensorInfo, start: int, stop: int) -> bool:
         return False
     if info.is_plain or info.layout in FP4_LAYOUTS:
         return True
-    if info.parts is not None or info.layout not in ("r16", "rows") or info.order is not None:
+    if info.parts is not None or info.layout not in ("r16", "rows"):
         return False
     lines = [rows_per_line(plane, info.layout, info.shape[0]) for plane, _, _ in info.placed()]
     return all(start % rows == 0 and (stop % rows == 0 or stop == info.shape[0]) for rows in lines)

@@ -283,14 +283,16 @@ def _orders(path: object, parts: dict[str, list[FileTensor]]) -> tuple[dict[str,
     names_of: dict[str, str] = {}
     known: dict[tuple[str, bytes], str] = {}  # layer and content → name
     for role, stored in parts.items():
-        info = next((part.info for part in stored if part.info.order is not None), None)
-        if info is None or stored[0].role.kind != "matrix":
+        ordered = next((part for part in stored if part.info.order is not None), None)
+        if ordered is None or stored[0].role.kind != "matrix":
             continue
         if role == "embed" or len(stored) > 1:
-            raise UnsupportedError(
-                f"{path}: an embedding or experts with ordered columns", info.name, ["plain columns"]
-            )
+            what = f"{path}: an embedding or experts with ordered columns"
+            raise UnsupportedError(what, ordered.info.name, ["plain columns"])
+        info, cut = ordered.info, ordered.cut
         order = column_order.order_of(info.order, info.scheme.groups(info.shape[1]))
+        if cut is not None:
+            order = order[slice(*cut.columns)]
         names_of[role] = name = known.setdefault((role.rpartition(".")[0], order.tobytes()), role)
         orders.setdefault(name, order)
     return orders, names_of

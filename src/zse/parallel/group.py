@@ -91,6 +91,10 @@ class RankGroup:
         not touched."""
         self._collectives.gather(recorder, x, out, widths)
 
+    def all_gather(self, recorder: "Recorder", x: "Tensor", out: "Tensor", widths: "Sequence[int]") -> None:
+        """Record: on every rank out [rows, sum of widths] = the ranks' x [rows, widths[rank]], of any dtype, side by side."""
+        self._collectives.gather(recorder, x, out, widths, every=True)
+
     def broadcast(self, recorder: "Recorder", x: "Tensor") -> None:
         """Record: x = rank 0's x, of any dtype."""
         self._collectives.broadcast(recorder, x)

@@ -97,7 +97,7 @@ def choose_forms(
             routed += dense
             users[value] = [node for node in products if node not in dense]
     # What is reordered first is taken as it is, and so are the inputs of other products that read it.
-    forms: dict[Value, str] = {node.inputs[0]: device.inner for node in nodes if node.op == "reorder"}
+    forms: dict[Value, str] = {node.inputs[0]: device.inner for node in nodes if node.op in ("reorder", "all_gather")}
     changed: dict[Node, Value] = {}
     before: dict[Node, Node] = {}
     for value, products in users.items():

@@ -31,7 +31,8 @@ def trace_forward(forward: Any, model: Any, device: Any, adapted: Adapted | None
     for name, weight in (*model.weights.items(), *model.vectors.items()):
         layer, _, suffix = name.rpartition(".")
         weights.setdefault(layer, {})[suffix] = weight
-    traced = partial(_traced, forward, device, partial_weights=model.share.partial if model.share else frozenset())
+    partial_weights = model.share.partial if model.share else frozenset()
+    traced = partial(_traced, forward, device, partial_weights=partial_weights)
     stage = model.share is not None and model.share.is_stage
     begins = not stage or not model.share.rank
     begin, pending = traced(weights[""], lambda x: forward.begin() if begins else _receive(forward), whole=True), None
@@ -40,9 +41,12 @@ def trace_forward(forward: Any, model: Any, device: Any, adapted: Adapted | None
     layers: list[Part] = []
     for layer in range(model.config.num_layers):
         mine = weights[f"layers.{layer}"]
-        kind = forward.kind(layer), None if pending is None else (*pending.options.items(),), _kind(mine)
+        gathered = model.share.gathered(layer, _orders(mine)) if partial_weights else {}
+        before = None if pending is None else (*pending.options.items(),)
+        kind = forward.kind(layer), before, _kind(mine), (*gathered.items(),)
         if kind not in known:
-            known[kind] = traced(mine, partial(forward.layer, i=layer), pending, layer=layer, adapted=adapted)
+            options: dict[str, Any] = dict(layer=layer, adapted=adapted, gathered=gathered)
+            known[kind] = traced(mine, partial(forward.layer, i=layer), pending, **options)
         layers.append(known[kind])
         pending = known[kind].pending
     hops: dict[bool, Part] = {}
@@ -83,6 +87,7 @@ def _traced(
     layer: int = 0,
     adapted: Adapted | None = None,
     partial_weights: frozenset[str] = frozenset(),
+    gathered: dict[str, tuple[int, ...]] | None = None,
     whole: bool = False,
 ) -> Part:
     """A part of the forward with these weights. before: what the part before leaves to be added; layer: a layer's
@@ -94,7 +99,7 @@ def _traced(
                 shapes[name] = (forward.rows(name, layer), weights[joined].shape[1])
                 if f"{joined}_bias" in weights:
                     shapes[f"{name}_bias"] = shapes[name][:1]
-    trace = forward.trace = Trace(shapes, all_rows, _orders(weights), adapted, partial_weights)
+    trace = forward.trace = Trace(shapes, all_rows, _orders(weights), adapted, partial_weights, gathered)
     start = Value(trace, forward.config.hidden_size, True)
     schemes = {name: getattr(weight, "scheme", None) for name, weight in weights.items()}
     return fuse(trace, start, run(start), before, device, schemes, whole)

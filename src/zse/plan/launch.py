@@ -344,6 +344,11 @@ def _all_reduce(run: "Run", node: Node) -> None:
     run.planner.group.all_reduce(run.recorder, run.t[node.inputs[0]], run.t[node.output])
 
 
+def _all_gather(run: "Run", node: Node) -> None:
+    x, out = run.t[node.inputs[0]], run.t[node.output]
+    run.planner.group.all_gather(run.recorder, x, out, node.options["widths"])
+
+
 def _send(run: "Run", node: Node) -> None:
     run.planner.group.send(run.recorder, run.of(run.planner.hidden))
 
@@ -384,6 +389,7 @@ LAUNCHES: dict[str, "Callable[[Run, Node], None]"] = {
     "convert": _convert,
     "adapt": _adapt,
     "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
     "send": _send,
     "receive": _receive,
     "layer_inputs": _layer_inputs,

@@ -12,7 +12,8 @@ Launchable (zse.plan.record has a launch for each):
     gated           (gate, up) → act(gate) * up    of one joined value or two
     act             (x) → act(x)
     heads           (q, k, v) → q                  norms, RoPE, K and V to the cache; of one joined value or three, or of q alone
-    reorder         (x) → x, columns reordered     by the order of a weight's columns
+    reorder         (x) → x, columns reordered     by the order of a weight's columns, of a rank's those that it has
+    all_gather      (x) → all ranks' x side by side  before that, where columns are shared
     route, experts, combine                        as traced; weights of gate and up perhaps joined, experts with gate: act(gate) * up
     all_reduce      (x) → the sum of all ranks' x  of products whose columns are shared
     send, receive   (x) → x                        to the next rank of a pipeline, from the one before
@@ -43,7 +44,7 @@ ADDS = {"rms": ("none", "add", "norm"), "layer": ("none", "add"), "none": ("none
 LATENTS = ("latent", "head_linear", "attend_latent")
 LAUNCHES = (
     *("embed", "linear", "wanted", "attend", "add_norm", "gated_product", "gated", "heads", "scale_logits", "reorder"),
-    *("route", "experts", "combine", "act", "adapt", "all_reduce", "send", "receive", "taken"),
+    *("route", "experts", "combine", "act", "adapt", "all_reduce", "all_gather", "send", "receive", "taken"),
     *(*LATENTS, *READERS, "gated_delta"),
     *("layer_inputs", "gate_inputs", "scale_stream", "norm_sum", "clamp"),
 )
@@ -317,18 +318,22 @@ def post_norm(nodes: list[Node], trace: Trace) -> list[Node]:
 
 def reorder(nodes: list[Node], trace: Trace) -> list[Node]:
     """Products with weights whose columns are ordered: their input is brought into that order, once for all that share
-    both."""
+    both. Of a rank's columns any rank may have the input: it has all of them first."""
     made: dict[tuple[Value, str], Value] = {}
     found = []
     for node in nodes:
         order = trace.orders.get(node.weights["weight"]) if node.op in ("linear", "gated_product") else None
         if order is not None:
-            x = node.inputs[0]
+            x, widths = node.inputs[0], trace.gathered.get(node.weights["weight"])
             if (x, order) not in made:
-                made[x, order] = Value(trace, x.width)
-                found.append(Node("reorder", (x,), made[x, order], {"weight": order}, {}))
+                made[x, order] = ordered = Value(trace, x.width)
+                if widths:
+                    part, whole = x, Value(trace, sum(widths))
+                    found.append(Node("all_gather", (part,), whole, {}, {"widths": widths}))
+                    x = whole
+                found.append(Node("reorder", (x,), ordered, {"weight": order}, {}))
                 node.options = node.options | {"independent": False}  # of what comes just before it now
-            node.inputs = (made[x, order], *node.inputs[1:])
+            node.inputs = (made[node.inputs[0], order], *node.inputs[1:])
         found.append(node)
     return found
 

@@ -94,7 +94,8 @@ class Trace:
     """The operations of one part of a forward, in order. shapes: of the part's weights and vectors by name; what is not
     in it the part does not have (a bias, say). orders: of weights whose columns stand in another order, by the name of
     one that has the same. all_rows: every token's logits are wanted. adapted: what adapters add to. partial: weights of
-    which ranks have shares of the columns: what they compute with them is added. split: values of joined products, or that are read by
+    which ranks have shares of the columns: what they compute with them is added. gathered: of those whose columns are ordered, how
+    many inputs each rank makes. split: values of joined products, or that are read by
     parts → the values that they consist of."""
 
     def __init__(
@@ -104,8 +105,9 @@ class Trace:
         orders: dict[str, str] | None = None,
         adapted: Adapted | None = None,
         partial: frozenset[str] = frozenset(),
+        gathered: dict[str, tuple[int, ...]] | None = None,
     ):
-        self.partial = partial
+        self.partial, self.gathered = partial, gathered or {}
         self.shapes, self.all_rows, self.orders, self.adapted = shapes, all_rows, orders or {}, adapted
         self.nodes: list[Node] = []
         self.split: dict[Value, tuple[Value, ...]] = {}

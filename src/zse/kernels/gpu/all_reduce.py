@@ -314,8 +314,8 @@ def all_reduce_large(p: ReduceParams):
 
 
 class GatherParams(PeerParams):
-    """Rank 0's out [rows, sum of widths] = the ranks' x [rows, widths[rank]] side by side, rows from `begin` on, `most` at
-    most. Words of 4 bytes; widths are multiples of 4."""
+    """Rank 0's out [rows, sum of widths], or with `every` each rank's, = the ranks' x [rows, widths[rank]] side by side, rows from
+    `begin` on, `most` at most. Words of 4 bytes; widths are multiples of 4."""
 
     x: zl.Ptr[zl.u32, "const"]
     out: zl.Ptr[zl.u32]
@@ -330,6 +330,7 @@ class GatherParams(PeerParams):
     rows: zl.i32
     begin: zl.i32
     most: zl.i32
+    every: zl.i32
 
 
 def widths_of(p):
@@ -346,15 +347,20 @@ def gather_rows(p):
     stride = zl.i32(0)
     for r in zl.static(range(p.WORLD)):
         stride += widths[r]
-    place = zl.i32(0)
-    to = zl.cast_ptr(p.peer0 + p.inbox, zl.u32)
-    for r in zl.static(range(1, p.WORLD)):
-        place += rows * widths[r - 1]
+    place, own = zl.i32(0), zl.i32(0)
+    for r in zl.static(range(p.WORLD)):
+        if r < p.rank:
+            place += rows * widths[r]
         if r == p.rank:
-            for i in range(start, rows * widths[r], step):
-                zl.store(to + place + i, zl.load(p.x + zl.i64(p.begin) * widths[r] + i, 4))
+            own = widths[r]
+    x = p.x + zl.i64(p.begin) * own
+    for q, peer in zl.static(enumerate(peers.peers_of(p))):
+        if (q < p.size) & (q != p.rank) & ((q == 0) | (p.every != 0)):
+            to = zl.cast_ptr(peer + p.inbox, zl.u32)
+            for i in range(start, rows * own, step):
+                zl.store(to + place + i, zl.load(x + i, 4))
     peers.meet(0, number, p)
-    if p.rank == 0:
+    if (p.rank == 0) | (p.every != 0):
         offset = zl.i32(0)
         at = zl.i32(0)
         inbox = zl.cast_ptr(p.own + p.inbox, zl.u32)
@@ -362,8 +368,8 @@ def gather_rows(p):
             for i in range(start, rows * widths[r], step):
                 row = i // widths[r]
                 into = p.out + (zl.i64(p.begin + row) * stride + (offset + i - row * widths[r]))
-                if r == 0:
-                    zl.store(into, zl.load(p.x + zl.i64(p.begin) * widths[r] + i, 4))
+                if r == p.rank:
+                    zl.store(into, zl.load(x + i, 4))
                 else:
                     zl.store(into, zl.load(inbox + at + i, 4))
             offset += widths[r]

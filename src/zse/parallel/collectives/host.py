@@ -101,12 +101,15 @@ class HostCollectives:
         args = Args(group=self.handle, x=x, out=out, count=count, type=TYPES[x.dtype])
         self._record(recorder, "reduce", args, most_of(count, recorder.maxima) * ITEM_BYTES[x.dtype])
 
-    def gather(self, recorder: "Recorder", x: "Tensor", out: "Tensor", widths: "Sequence[int]") -> None:
-        """As RankGroup's, of any dtype. Errors as of all_reduce."""
-        rank, item = self._group.rank, ITEM_BYTES[x.dtype]
-        check_gather(x, out, widths, rank)
+    def gather(
+        self, recorder: "Recorder", x: "Tensor", out: "Tensor", widths: "Sequence[int]", every: bool = False
+    ) -> None:
+        """As RankGroup's, of any dtype; every: all_gather(). Errors as of all_reduce."""
+        is_read, item = every or not self._group.rank, ITEM_BYTES[x.dtype]
+        check_gather(x, out, widths, self._group.rank, every)
         array = self.widths_of([width * item for width in widths])
-        args = Args(group=self.handle, x=x, out=None if rank else out, rows=x.shape[0], widths=ctypes.addressof(array))
+        places = dict(x=x, out=out if is_read else None)
+        args = Args(group=self.handle, rows=x.shape[0], widths=ctypes.addressof(array), **places)
         self._record(recorder, "gather", args, most_of(x.shape[0], recorder.maxima) * max(widths) * item)
 
     def broadcast(self, recorder: "Recorder", x: "Tensor") -> None:
@@ -211,9 +214,10 @@ def check_sum(x: "Tensor", out: "Tensor") -> None:
         raise ValueError(f"all_reduce of {x.dtype} {x.shape} to {out.dtype} {out.shape}; {', '.join(TYPES)}")
 
 
-def check_gather(x: "Tensor", out: "Tensor", widths: "Sequence[int]", rank: int) -> None:
-    """Likewise of gather."""
-    if x.shape[1:] != (widths[rank],) or (not rank and (out.shape[1:], out.dtype) != ((sum(widths),), x.dtype)):
+def check_gather(x: "Tensor", out: "Tensor", widths: "Sequence[int]", rank: int, every: bool) -> None:
+    """Likewise of gather, to every rank or to rank 0."""
+    is_read = every or not rank
+    if x.shape[1:] != (widths[rank],) or (is_read and (out.shape[1:], out.dtype) != ((sum(widths),), x.dtype)):
         raise ValueError(f"gather of {x.dtype} {x.shape} to {out.dtype} {out.shape}: widths {tuple(widths)}")
 
 

@@ -134,17 +134,21 @@ class PeerCollectives:
         per_row = -(-count.factor // (4 * SMALL_THREADS))
         return Sym(count.name, count.divisor, per_row)
 
-    def gather(self, recorder: "Recorder", x: "Tensor", out: "Tensor", widths: "Sequence[int]") -> None:
-        """As RankGroup's: words of 4 bytes, widths are multiples of 4."""
-        rank = self._group.rank
-        host.check_gather(x, out, widths, rank)
-        if ITEM_BYTES[x.dtype] != 4 or any(width % 4 for width in widths):
-            raise ValueError(f"gather of {x.dtype} {x.shape}: widths {tuple(widths)}, multiples of 4 words")
-        rows, wide = x.shape[0], [*widths, *[0] * (peers.MAX_RANKS - len(widths))]
-        most = BOX_BYTES // (4 * max(1, sum(widths[1:])))
+    def gather(
+        self, recorder: "Recorder", x: "Tensor", out: "Tensor", widths: "Sequence[int]", every: bool = False
+    ) -> None:
+        """As RankGroup's, every: all_gather(); widths are multiples of 16 bytes."""
+        host.check_gather(x, out, widths, self._group.rank, every)
+        item, rows = ITEM_BYTES[x.dtype], x.shape[0]
+        if any(width * item % 16 for width in widths):
+            raise ValueError(f"gather of {x.dtype} {x.shape}: widths {tuple(widths)}, multiples of 16 bytes")
+        widths = [width * item // 4 for width in widths]  # in words
+        wide = [*widths, *[0] * (peers.MAX_RANKS - len(widths))]
+        most = BOX_BYTES // (4 * max(1, sum(widths if every else widths[1:])))
         if not most:
             raise ValueError(f"a row of {sum(widths):,} words is longer than {BOX_BYTES:,} bytes")
-        args = self._common() | dict(x=x, out=out, rows=rows) | {f"width{r}": width for r, width in enumerate(wide)}
+        args = self._common() | dict(x=x, out=out, rows=rows, every=int(every))
+        args |= {f"width{r}": width for r, width in enumerate(wide)}
         for begin in range(0, most_of(rows, recorder.maxima), most):
             blocks = min(
                 LARGE_BLOCKS, -(-max(widths) * min(most, most_of(rows, recorder.maxima)) // (4 * LARGE_THREADS))

@@ -41,16 +41,19 @@ class StagedCollectives:
         memory = self._room(count * ITEM_BYTES[x.dtype])
         self._record(recorder, "reduce", x, out, memory.address, memory.address, count, host.TYPES[x.dtype])
 
-    def gather(self, recorder: "Recorder", x: "Tensor", out: "Tensor", widths: "Sequence[int]") -> None:
+    def gather(
+        self, recorder: "Recorder", x: "Tensor", out: "Tensor", widths: "Sequence[int]", every: bool = False
+    ) -> None:
         rank, item = self._group.rank, ITEM_BYTES[x.dtype]
-        host.check_gather(x, out, widths, rank)
+        is_read = every or not rank
+        host.check_gather(x, out, widths, rank, every)
         rows = most_of(x.shape[0], recorder.maxima)
         whole = sum(widths) * item * rows
         memory = self._room(whole + widths[rank] * item * rows, max(widths) * item * rows)
         array = self._group.host.widths_of([width * item for width in widths])
-        part, to = memory.address + whole, 0 if rank else memory.address
+        part, to = memory.address + whole, memory.address if is_read else 0
         numbers = part, to, rows, ctypes.addressof(array)
-        self._record(recorder, "gather", x, None if rank else out, *numbers)
+        self._record(recorder, "gather", x, out if is_read else None, *numbers)
 
     def broadcast(self, recorder: "Recorder", x: "Tensor") -> None:
         nbytes = most_of(product((*x.shape, ITEM_BYTES[x.dtype])), recorder.maxima)
