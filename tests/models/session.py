@@ -126,7 +126,7 @@ class Session:
             self.decoder.record(recorder, max_tokens=size, every_token=wanted is None, adapted=self.adapted)
             self._graphs[key] = recorder.finish()
         graph = self._graphs[key]
-        symbols = self.decoder.symbols(at, lines, context, max_tokens=size, runs=len(batch))
+        symbols = self.decoder.symbols(at, lines, context, runs=len(batch))
         graph.run(**{name: symbols[name] for name in graph.symbols})
         logits = self.device.read(buffers.logits.with_rows(lines))
         return np.frombuffer(logits, np.float32).reshape(lines, -1).copy()

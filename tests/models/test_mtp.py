@@ -3,6 +3,7 @@ with states of the model and of their own; what carries them, and files without 
 
 import json
 import sys
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,9 @@ from zse.formats.opening import open_model
 from zse.models import next_token
 from zse.models.load import load_model, plan_model
 from zse.plan.record import new_tensor
-from zse.tensor import Taken
+from zse.quant.pack import NUMPY_DTYPE
+from zse.quant.scheme import SCHEME_NAMES, parse_scheme
+from zse.tensor import Taken, Tensor, Weight
 
 REFERENCES = np.load(Path(__file__).with_name("mtp.npz"))
 AGAIN = 2
@@ -44,7 +47,7 @@ def pair_of(device, path, quantize=None):
 class Block(Session):
     """Runs pairs of a state and the token behind it. Positions begin at 0: only distances count."""
 
-    def pairs(self, streams, rows, ids, again=False):
+    def pairs(self, streams, rows, ids, again=False, instead=None):
         device, count = self.device, len(ids)
         recorder = device.record()
         places = new_tensor(device, "step", "i32", self.decoder.max_tokens)
@@ -58,7 +61,11 @@ class Block(Session):
         ):
             self._put(tensor.with_rows(count), list(values))
         taken = Taken(tuple(streams), places, again)
-        logits = self.decoder.record(recorder, every_token=True, taken=taken)
+        step = self.buffers
+        if instead:
+            lines = step.logits.shape[0]
+            step = step._replace(logits=step.logits._replace(shape=(lines, instead["head"].shape[0])))
+        logits = self.decoder.record(recorder, step=step, every_token=True, taken=taken, instead=instead)
         graph = recorder.finish()
         symbols = self.decoder.symbols(count, count, start + count)
         graph.run(**{name: symbols[name] for name in graph.symbols})
@@ -95,6 +102,50 @@ def test_logits_equal_transformers(family, device, tmp_path):
     found, again = logits_of(device, tiny_mtp.write(family, tmp_path), family)
     np.testing.assert_allclose(found, REFERENCES[family], **NEAR)
     np.testing.assert_allclose(again, REFERENCES[f"{family} again"], **NEAR)
+
+
+@pytest.mark.parametrize("name", SCHEME_NAMES)
+@pytest.mark.parametrize("count", [64, 130])
+def test_first_rows_of_a_head(name, count):
+    """They are what they are in the whole head, in its memory, whatever scheme and layout it has."""
+    scheme, (n, k), rng = parse_scheme(name), (392, 512), np.random.default_rng(count)
+    for layout in scheme.layouts:
+        stored = {part.name: rng.integers(0, 56, part.nbytes, np.uint8) for part in scheme.planes(n, k, layout)}
+        stored = {
+            p.name: stored[p.name].view(NUMPY_DTYPE[p.dtype]).reshape(p.shape) for p in scheme.planes(n, k, layout)
+        }
+        whole = {part.name: Tensor(None, part.shape, part.dtype, 64) for part in scheme.planes(n, k, layout)}
+        found = next_token.first_rows(Weight((n, k), scheme, whole, layout), count)
+        rows = found.shape[0]
+        assert (
+            count <= rows < count + 128
+            and rows % 16 == 0
+            and all(plane.offset == 64 for plane in found.planes.values())
+        )
+        cut = {}
+        for part in scheme.planes(rows, k, layout):
+            assert found.planes[part.name].shape == part.shape
+            cut[part.name] = stored[part.name].reshape(-1)[: prod(part.shape)].reshape(part.shape)
+        np.testing.assert_array_equal(
+            scheme.dequantize(cut, rows, k, layout), scheme.dequantize(stored, n, k, layout)[:rows]
+        )
+        assert next_token.first_rows(Weight((n, k), scheme, whole, layout), n) == Weight((n, k), scheme, whole, layout)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "glm4_moe"])
+@pytest.mark.parametrize("quantize", [None, "int8", "int4"])
+def test_logits_of_the_first_ids(family, quantize, device, tmp_path):
+    """Those of the whole head, tied or not."""
+    model, block = pair_of(device, tiny_mtp.write(family, tmp_path, "BF16"), quantize)
+    assert model.config.tied_head == (family == "qwen3_5") or "head" in model.weights
+    ids, rows = tiny.tokens(family), []
+    narrow = next_token.first_rows(block.weights["head"], 50)
+    for head in (block.weights["head"], narrow):
+        target, drafts = Session(device, model), Block(device, block)
+        target.step([(0, ids[:20])])
+        rows.append(drafts.pairs([target.decoder.hidden], range(20), ids[1:21], instead={"head": head}))
+    assert rows[1].shape == (20, 64) and rows[0].shape[1] > 64
+    np.testing.assert_array_equal(rows[1], rows[0][:, :64])
 
 
 @pytest.mark.parametrize("family", tiny_mtp.IN_GGUF)

@@ -235,6 +235,12 @@ SERVING = (
         "most drafts of a request in a step; fewer where they do not pay (default: 7, of a draft model 4, of mtp 3)",
     ),
     option(
+        "--draft-vocabulary",
+        ReadBy(parsers.draft_vocabulary, "auto|all|IDS"),
+        "of --speculation mtp: a draft is one of the first so many token ids where that pays, so that less of the head is read; "
+        "what a reply holds besides decides (default: auto, 65536 of vocabularies of 98304 and more)",
+    ),
+    option(
         "--mmproj",
         "FILE",
         "what a GGUF model sees with, a stored name or a path (default: the mmproj-*.gguf beside the model)",

@@ -208,6 +208,11 @@ def resident_layers(text: str) -> int:
     return config.AUTO_LAYERS if text in ("auto", str(config.AUTO_LAYERS)) else Amount(int, 0, 1 << 16)(text)
 
 
+def draft_vocabulary(text: str) -> int | None:
+    """argparse type: auto (None), all (0), or a number of token ids."""
+    return {"auto": None, "all": 0}[text] if text in ("auto", "all") else Amount(int, 1, 1 << 24)(text)
+
+
 def mixed_ratio(text: str) -> float:
     """argparse type: 0, or a number from 1.1 to 1000."""
     return 0.0 if text == "0" else Amount(float, 1.1, 1000)(text)

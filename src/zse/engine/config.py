@@ -55,6 +55,8 @@ SPECULATION = (AUTO, "none", "ngram", "draft", "mtp")
 # Drafts of one request: a CPU's kernels take eight tokens in little more time than two.
 DRAFT_TOKENS = {"ngram": 7, "draft": 4, "mtp": 3}
 MAX_DRAFT_TOKENS = 31
+# Ids that a block drafts with where the vocabulary is half as large again: 98 % of English and code, 93 % of French (LOG).
+DRAFT_VOCABULARY = 65_536
 # Drafts of all requests in one step: each is a line of logits, and beyond this many a step is bound by arithmetic.
 STEP_DRAFTS = {"cpu": 24, "gpu": 128}
 # What an EngineConfig may have: whole numbers, from and to; words.
@@ -76,6 +78,7 @@ RANGES = {
     "state_memory": (0, 1 << 50),
     "state_interval": (1, 1 << 24),
     "draft_tokens": (1, MAX_DRAFT_TOKENS),
+    "draft_vocabulary": (0, 1 << 24),
     "image_cache": (0, 1 << 50),
     "adapter_slots": (0, 1024),
     "adapter_rank": (1, 1024),
@@ -137,6 +140,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     speculation: str = AUTO
     draft_model: str | None = None
     draft_tokens: int | None = None
+    draft_vocabulary: int | None = None
     mmproj: str | None = None
     image_cache: int = 256 << 20
     max_waiting_tokens: int = 1 << 22
@@ -183,6 +187,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError("speculation draft needs a draft_model: the path of a smaller model")
         if self.speculation in ("none", "ngram", "mtp") and self.draft_model is not None:
             raise ConfigError(f"draft_model is not used with speculation {self.speculation}: leave one of them out")
+        if self.draft_vocabulary is not None and self.speculation != "mtp":
+            raise ConfigError("draft_vocabulary is for speculation mtp: leave one of them out")
         name, _, number = self.device.partition(":")
         if name not in DEVICES or (number and not number.isdecimal()):
             raise ConfigError(f"device {self.device!r} is not one of {', '.join(DEVICES)} (or cuda:1, the second GPU)")
@@ -222,7 +228,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What depends on the kind of device alone, settled before any memory is counted.
 
-    draft_tokens: of a request in one step; max_drafts: of all requests together; both 0 without speculation."""
+    draft_tokens: of a request in one step; max_drafts: of all requests together; both 0 without speculation. draft_vocabulary:
+    ids that a next-token block may draft with alone, 0: all."""
 
     max_rows: int
     max_tokens_per_step: int
@@ -231,6 +238,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     mixed_ratio: float = 0.0
     speculation: str = "none"
     draft_tokens: int = 0
+    draft_vocabulary: int = 0
     max_drafts: int = 0
     warm_grammars: bool = False
     lazy_masks: bool = False
@@ -355,11 +363,13 @@ def settle(
     if speculation == AUTO:
         speculation = "ngram" if config.draft_model is None else "draft"
     drafts = 0 if speculation == "none" else config.draft_tokens or DRAFT_TOKENS[speculation]
+    vocabulary = DRAFT_VOCABULARY if speculation == "mtp" and 2 * vocab_size >= 3 * DRAFT_VOCABULARY else 0
     return Settings(
         max_rows=max_rows,
         max_tokens_per_step=tokens,
         speculation=speculation,
         draft_tokens=drafts,
+        draft_vocabulary=vocabulary if config.draft_vocabulary is None else config.draft_vocabulary,
         max_drafts=min(max_rows * drafts, STEP_DRAFTS[family], tokens - max_rows),
         activations=_auto("activations", config.activations, ACTIVATIONS, family),
         kv_dtype=_auto("kv_dtype", config.kv_dtype, KV_DTYPES, family),

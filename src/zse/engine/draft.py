@@ -94,7 +94,7 @@ def draft_runner(config: ResolvedConfig, device, draft: DraftPlan, model, beside
     if not draft.is_block:
         return Runner(device, model, own, grouped=False)
     share(model, beside.model)
-    return BlockRunner(device, model, own, beside)
+    return BlockRunner(device, model, own, beside, config.draft_tokens, config.draft_vocabulary)
 
 
 def build_draft(
@@ -105,8 +105,7 @@ def build_draft(
     runner = draft_runner(config, device, draft, model, engine.runner)
     own, plan = runner.config, draft.plan
     nbytes, target_nbytes = (sum(each.memory_bytes.values()) for each in (plan, target_plan))
-    if draft.is_block:  # it reads the model's head
-        nbytes += target_plan.memory_bytes.get("head", target_plan.memory_bytes["embedding"])
+    head = target_plan.memory_bytes.get("head", target_plan.memory_bytes["embedding"])
     options: dict[str, Any] = dict(
         draft_tokens=config.draft_tokens,
         family=device.kernels,
@@ -115,9 +114,12 @@ def build_draft(
         page_size=own.page_size,
         max_tokens=own.max_tokens_per_step,
         max_context=own.max_context,
-        share=nbytes / target_nbytes,
+        share=(nbytes + head * draft.is_block) / target_nbytes,
     )
-    if draft.is_block:
+    if draft.is_block:  # it reads the model's head, or its first rows
+        assert isinstance(runner, BlockRunner)
+        part = runner.vocabulary / plan.config.vocab_size
+        options["narrow_share"] = (nbytes + part * head) / target_nbytes
         return model, BlockSpeculator(engine.scheduler, runner, **options)
     vocabularies = dict(vocab_size=plan.config.vocab_size, target_vocab=target_plan.config.vocab_size)
     return model, DraftModelSpeculator(engine.scheduler, runner, **options, **vocabularies)

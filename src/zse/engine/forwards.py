@@ -102,7 +102,7 @@ class Forwards:
         if inputs.max_runs:
             inputs.fill_runs([piece.num_tokens for piece in pieces], [piece.slot for piece in pieces])
         graph = self._graphs.get((HIDDEN, size)) or self._record_hidden(size)
-        symbols = self._planner.symbols(tokens, 1, context, max_tokens=size, runs=len(pieces))
+        symbols = self._planner.symbols(tokens, 1, context, runs=len(pieces))
         used = {name: symbols[name] for name in graph.symbols}
         if self._ranks is not None:
             self._ranks.replay((HIDDEN, size, 0), used, inputs.staging, *inputs.sent(size), self._planner.kv)

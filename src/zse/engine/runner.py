@@ -28,7 +28,7 @@ from zse.plan.record import Planner, new_tensor
 from zse.sampling.state import SamplerState, input_nbytes, result_nbytes
 from zse.scheduler.batch import Batch, Entry
 from zse.scheduler.request import Request
-from zse.tensor import Taken, Tensor
+from zse.tensor import Tensor
 
 
 @lru_cache(maxsize=2)
@@ -47,7 +47,8 @@ class Runner:
     """
 
     _variant = ""  # of the next recording, behind its kind
-
+    _rounds = 1  # most tokens that one replay draws of a line, each behind the one before
+    _ahead = 0  # tokens of a row that the next replay adds to those it is given
     planner_class: type[Planner] = Planner
 
     def __init__(
@@ -85,7 +86,7 @@ class Runner:
             max_rows=config.max_rows,
             jobs=steps.job_rows(model.config),
             max_context=config.max_context,
-            in_place=not self.runs_ahead and ranks is None,
+            in_place=device.shares_memory and not self.runs_ahead and ranks is None,
             told=ranks and ranks.write_table,
         )
         self._logits = (
@@ -132,7 +133,7 @@ class Runner:
         self._decoded: tuple[list[Request], list[int]] = ([], [])
 
     def _make_sets(self) -> list[StepSet]:
-        config, device = self.config, self.device
+        config, device, lines = self.config, self.device, self._rounds * self.config.max_lines
         history = None
         if not device.shares_memory:
             self._history = new_tensor(device, "step", "i32", self.kv.num_blocks, BLOCK)
@@ -144,15 +145,15 @@ class Runner:
                 max_tokens=config.max_tokens_per_step,
                 max_rows=self._lines,
                 max_updates=self.kv.num_groups * steps.new_blocks(config.max_tokens_per_step, config.max_rows),
-                sampler_nbytes=input_nbytes(config.max_lines, device.kernels),
+                sampler_nbytes=input_nbytes(lines, device.kernels),
                 adapter_rows=config.max_rows if config.adapter_slots else 0,
                 max_runs=config.max_rows if config.state_slots else 0,
             )
-            results = device.staging(result_nbytes(config.max_lines), label="step")
+            results = device.staging(result_nbytes(lines), label="step")
             sampler = SamplerState(
                 device,
                 self.model.config.vocab_size,
-                max_rows=config.max_lines,
+                max_rows=lines,
                 history=history,
                 # Running requests hold pages for all tokens but the last; each line of a draft has lists of its own.
                 max_tokens=(config.num_pages * config.page_size + config.max_rows) * (1 + config.draft_tokens),
@@ -209,10 +210,25 @@ class Runner:
         size = self.size_for(kind, batch.num_tokens)
         buffers.inputs.page_count[0] = 0
         context = (self._fill_decode if decode else self._fill)(entries, buffers.inputs, size)
-        sampling = entries if decode else [entry for entry in entries if entry.samples]
+        self._prepare(batch, entries if decode else [entry for entry in entries if entry.samples], buffers.sampler)
+        if sees and self.images is not None:
+            kind += " images"
+            self.images[buffers.number].fill(entries, buffers.inputs.arrays(size)[0])
+        if self.adapters is not None and self._fill_adapters(entries, buffers.inputs):
+            kind += f" adapted{self.adapters.version}"
+        kind += self._variant + (" forward" if masked else "")
+        graph = self._graphs.get((kind, size, buffers.number)) or self._graph(kind, size, buffers.number)
+        if self.states is not None:
+            buffers.inputs.fill_runs([entry.count for entry in entries], [entry.slot for entry in entries])
+        runs = len(entries)
+        symbols = self.planner.symbols(batch.num_tokens, batch.num_samples, context + self._ahead, runs=runs)
+        return FilledStep(graph, {name: symbols[name] for name in graph.symbols}, buffers, (kind, size, buffers.number))
+
+    def _prepare(self, batch: Batch, sampling: list[Entry], sampler: SamplerState) -> None:
+        """Tell the sampler whose lines there will be."""
         line_of_row = self._line_of_row
         drafts = None
-        if not batch.num_drafts and not entries[0].drafts:  # a draft model's entries all have drafts, or none
+        if not batch.num_drafts and not batch.entries[0].drafts:  # a draft model's entries all have drafts, or none
             requests = [entry.request for entry in sampling]
             if self.runs_ahead:
                 for line, request in enumerate(requests):
@@ -226,19 +242,7 @@ class Runner:
                 line_of_row[entry.request.row] = len(requests)
                 requests += [entry.request] * entry.samples
                 lengths += range(end - entry.samples + 1, end + 1)
-        buffers.sampler.prepare(requests, lengths, drafts)
-        if sees and self.images is not None:
-            kind += " images"
-            self.images[buffers.number].fill(entries, buffers.inputs.arrays(size)[0])
-        if self.adapters is not None and self._fill_adapters(entries, buffers.inputs):
-            kind += f" adapted{self.adapters.version}"
-        kind += self._variant + (" forward" if masked else "")
-        graph = self._graphs.get((kind, size, buffers.number)) or self._graph(kind, size, buffers.number)
-        if self.states is not None:
-            buffers.inputs.fill_runs([entry.count for entry in entries], [entry.slot for entry in entries])
-        runs = len(entries)
-        symbols = self.planner.symbols(batch.num_tokens, batch.num_samples, context, max_tokens=size, runs=runs)
-        return FilledStep(graph, {name: symbols[name] for name in graph.symbols}, buffers, (kind, size, buffers.number))
+        sampler.prepare(requests, lengths, drafts)
 
     def collect(self, submitted: tuple[Any, Any]) -> list[tuple[int, object]]:
         """Wait for a batch; (token, TokenLogprob | None) for each entry that samples, in order. Token -1: the logits
@@ -255,7 +259,7 @@ class Runner:
                 kind, size, _ = key
                 graph = self._graph(*key)
                 if kind == "decode" and size == 1:
-                    symbols = self.planner.symbols(1, 1, 1, max_tokens=1)
+                    symbols = self.planner.symbols(1, 1, 1)
                     graph.prepare(**{name: symbols[name] for name in graph.symbols})
                 return True
         return False
@@ -386,29 +390,22 @@ class Runner:
             if not self._table.in_place:
                 self._record_inputs(recorder, buffers, step, source, tokens)
             kind, *parts = kind.split()
-            adapted = images = None
-            if "images" in parts and self.images is not None:
-                images = self.images[number].record(recorder, size)
-            if self.adapters is not None and any(part.startswith("adapted") for part in parts):
-                adapted = self.adapters.tensors(buffers.inputs.tensors["adapter_slots"])
-            logits = self.planner.record(
-                recorder,
-                step=step,
-                max_tokens=size,
-                every_token=kind != "mixed",
-                longest_run=1 if kind == "decode" else None,
-                adapted=adapted,
-                images=images,
-                taken=self._taken(recorder, parts, number),
-            )
-            if parts[-1:] != ["forward"]:
-                buffers.sampler.record(recorder, logits)
-                recorder.download(buffers.results)
+            options = dict(step=step, max_tokens=size, every_token=kind != "mixed")
+            options["longest_run"] = 1 if kind == "decode" else None
+            self._record_step(recorder, buffers, parts, options)
             graph = self._graphs[key] = recorder.finish()
         return graph
 
-    def _taken(self, recorder, parts: list[str], number: int) -> Taken | None:
-        """What a block begins with that predicts behind a model (engine/block_runner.py)."""
+    def _record_step(self, recorder, buffers: StepSet, parts: list[str], options: dict[str, Any]) -> None:
+        """What a step computes and draws. parts: of its kind; options: of Planner.record()."""
+        if "images" in parts and self.images is not None:
+            options["images"] = self.images[buffers.number].record(recorder, options["max_tokens"])
+        if self.adapters is not None and any(part.startswith("adapted") for part in parts):
+            options["adapted"] = self.adapters.tensors(buffers.inputs.tensors["adapter_slots"])
+        logits = self.planner.record(recorder, **options)
+        if parts[-1:] != ["forward"]:
+            buffers.sampler.record(recorder, logits)
+            recorder.download(buffers.results)
 
     @property
     def logits(self) -> Tensor:

@@ -7,6 +7,7 @@ eh_proj · [norm of the token's embedding, norm of the state before the token]: 
 behind a draft, its own behind its own (transformers' MtpLayer, llama.cpp's graph_mtp)."""
 
 from collections.abc import Iterator
+from math import lcm
 from typing import ClassVar
 
 import msgspec
@@ -20,8 +21,10 @@ from zse.models.glm4_moe import Glm4Moe
 from zse.models.names import Role
 from zse.models.qwen3_next import Qwen3Next, Qwen35
 from zse.models.registry import architecture
+from zse.models.shares import HEAD_UNIT
 from zse.models.weight_plan import ModelPlan, plan_model
 from zse.plan.trace import Value
+from zse.tensor import Weight
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -113,6 +116,7 @@ def block_config(path: object, config: ModelConfig) -> ModelConfig:
     moe = config.moe and msgspec.structs.replace(config.moe, dense_layers=())
     return msgspec.structs.replace(
         config,
+        tied_head=False,
         architecture=BLOCKS[config.architecture],
         follows=config.num_layers,
         num_layers=1,
@@ -138,7 +142,21 @@ def plan_block(
 
 def share(block: "Model", model: "Model") -> None:
     """The block computes with the embedding and the head of its model, and begins behind its final norm."""
-    for name in ("embed", "head"):
-        if name in model.weights:
-            block.weights[name] = model.weights[name]
+    block.weights["embed"] = model.weights["embed"]
+    block.weights["head"] = model.weights.get("head", model.weights["embed"])
     block.vectors["model_norm"] = model.vectors["final_norm"]
+
+
+def first_rows(weight: Weight, count: int) -> Weight:
+    """The first rows of a weight, in its memory: `count`, and what shares a tile or a scale with them.
+
+    Byte-pair encodings number tokens as they were merged, the frequent ones first, so that these rows of a head make most drafts
+    (as FR-Spec's, arXiv 2502.14856, which ranks them by counts, and the mapping to fewer ids of EAGLE-3, arXiv 2503.01840)."""
+    rows, columns = weight.shape
+    unit = lcm(HEAD_UNIT, weight.scheme.row_unit)
+    count = min(-(-count // unit) * unit, rows)
+    planes = {
+        plane.name: weight.planes[plane.name]._replace(shape=plane.shape)
+        for plane in weight.scheme.planes(count, columns, weight.layout)
+    }
+    return weight._replace(shape=(count, columns), planes=planes)

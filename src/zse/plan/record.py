@@ -1,9 +1,8 @@
 """Records the launches of a model's steps over a flat batch of tokens.
 
-A batch is [tokens, hidden_size]: prompts, chunks of prompts and single decoded tokens of several sequences stand one
-after another; what differs between them is in StepBuffers. The number of tokens and of rows with logits are symbols, so
-that one recording serves every batch up to its size.
-"""
+A batch is [tokens, hidden_size]: prompts, chunks of prompts and single decoded tokens of several sequences stand one after
+another; what differs between them is in StepBuffers. The number of tokens and of rows with logits are symbols, so that one
+recording serves every batch up to its size."""
 
 from array import array
 from collections.abc import Callable
@@ -30,15 +29,13 @@ BLOCK = 16  # tokens of an entry of the page table
 class StepBuffers(NamedTuple):
     """What the host fills before a step, and the logits it finds afterwards. All of the largest step's size.
 
-    token_ids, positions, token_row i32 [max_tokens]: a token's id, its position in its sequence (from 0), and its row
-    in page_table. Tokens of a row stand together, positions ascending by one. page_table i32 [max_rows, max_pages]: the
-    row's KV blocks by their numbers (KVCache.table_entries); of models with groups of layers one such table behind the
-    other. logit_rows i32 [max_rows]: which tokens of the batch want logits. logits f32 [max_rows, vocab_size]: one line
-    for each of them.
+    token_ids, positions, token_row i32 [max_tokens]: a token's id, its position in its sequence (from 0), and its row in
+    page_table. Tokens of a row stand together, positions ascending by one. page_table i32 [max_rows, max_pages]: the row's KV
+    blocks by their numbers (KVCache.table_entries); of models with groups of layers one such table behind the other.
+    logit_rows i32 [max_rows]: which tokens of the batch want logits. logits f32 [max_rows, vocab_size]: one line for each.
 
-    Of models with a state: run_start i32 [max_rows + 1]: the first token of each run (the tokens of one sequence), and
-    behind the last one the number of tokens; run_slot i32 [max_rows]: the slot of each run's state.
-    """
+    Of models with a state: run_start i32 [max_rows + 1]: the first token of each run (the tokens of one sequence), and behind
+    the last one the number of tokens; run_slot i32 [max_rows]: the slot of each run's state."""
 
     token_ids: Tensor
     positions: Tensor
@@ -67,9 +64,8 @@ class StepBuffers(NamedTuple):
 
 
 def num_splits(tokens: int, kv_heads: int, context: int, threads: int, max_tokens: int) -> int:
-    """The `splits` of a step: one block a segment while heads x tokens do not fill the threads evenly, else 1.
-    Results do not depend on it. context: the longest sequence's tokens, this step's included; max_tokens: of
-    partial_shape."""
+    """The `splits` of a step: one block a segment while heads x tokens do not fill the threads evenly, else 1. Results do not
+    depend on it. context: the longest sequence's tokens, this step's included; max_tokens: of partial_shape."""
     segments = -(-context // SEGMENT)
     return segments if tokens <= max_tokens and tokens * kv_heads < 4 * threads else 1
 
@@ -141,6 +137,8 @@ class Planner:
         adapted: Any = None,
         images: Any = None,
         taken: Taken | None = None,
+        tokens: Any = None,
+        instead: dict[str, Any] | None = None,
     ) -> Tensor:
         """Record one step and return its logits f32 [rows, vocab_size].
 
@@ -154,10 +152,14 @@ class Planner:
             adapted: the zse.kernels.adapter.Slots of the rows where some may have adapters.
             images: the StepImages (zse.engine.image_step) of tokens that take rows of image embeddings.
             taken: what a block begins with.
+            tokens: the symbol of how many there are (default: "tokens"), of a step behind another in the recording.
+            instead: weights for the model's of these names behind the layers.
 
         Symbols to run with: `symbols()`.
         """
-        run = self._record_layers(recorder, step, max_tokens, longest_run, adapted=adapted, images=images, taken=taken)
+        more: dict[str, Any] = dict(adapted=adapted, images=images, taken=taken, tokens=tokens)
+        run = self._record_layers(recorder, step, max_tokens, longest_run, **more)
+        run.instead = instead or {}
         max_rows = min(run.max_tokens, self.max_lines)
         rows = run.tokens if every_token else recorder.symbol("rows", max_rows)
         return self._record_end(run, run.step.logits.with_rows(rows), run.step.logit_rows, max_rows, every_token)
@@ -165,9 +167,9 @@ class Planner:
     def record_hidden(
         self, recorder, *, step: StepBuffers | None = None, max_tokens: int | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """Record one step without the head and return the hidden states before the final norm, of an encoder those that
-        are pooled, f32 [tokens, hidden]: `hidden`, whole until the next step of any recording. step, max_tokens: as of
-        record(). types: i32 [max_tokens], of tokens, where an encoder has a table of them."""
+        """Record one step without the head and return the hidden states before the final norm, of an encoder those that are
+        pooled, f32 [tokens, hidden]: `hidden`, whole until the next step of any recording. types: i32 [max_tokens], of tokens,
+        where an encoder has a table of them."""
         run, x = self._record_layers(recorder, step, max_tokens, None, types), self.hidden
         pending = self._layers[-1].pending
         if self._finish is not None:
@@ -199,17 +201,12 @@ class Planner:
             positions = run.of(run.step.positions)
             rope_table(run.recorder, positions, inv_freq, run.of(table), rope.mscale, temperature)
 
-    def symbols(
-        self, tokens: int, rows: int, context: int, *, max_tokens: int | None = None, runs: int = 0
-    ) -> dict[str, int]:
-        """The symbols of one run: graph.run(**symbols). context: tokens of the longest sequence, this step's included.
-        max_tokens: as given to record(). runs: those in StepBuffers.run_start, of a model with a state."""
-        symbols, most = {"tokens": tokens, "rows": rows}, self.traits.split_tokens
-        if self.has_state:
-            symbols["runs"] = runs
-        if (max_tokens or self.max_tokens) <= most:
-            symbols["splits"] = num_splits(tokens, self.config.num_kv_heads, context, self.device.threads, most)
-        return symbols
+    def symbols(self, tokens: int, rows: int, context: int, *, runs: int = 0) -> dict[str, int]:
+        """The symbols of one run, of which a graph has some (Graph.symbols). context: tokens of the longest sequence, this step's
+        included. runs: those in StepBuffers.run_start, of a model with a state."""
+        most = self.traits.split_tokens
+        splits = num_splits(tokens, self.config.num_kv_heads, context, self.device.threads, most)
+        return {"tokens": tokens, "rows": rows, "runs": runs, "splits": splits}
 
     def _record_layers(
         self,
@@ -221,6 +218,7 @@ class Planner:
         adapted: Any = None,
         images: Any = None,
         taken: Taken | None = None,
+        tokens: Any = None,
     ) -> "Run":
         """After the last layer, which may leave what is still to be added to the stream."""
         step = step or self.buffers
@@ -228,7 +226,7 @@ class Planner:
         max_tokens = capacity if max_tokens is None else max_tokens
         if not 0 < max_tokens <= capacity:
             raise ConfigError(f"a step of {max_tokens} tokens: the buffers hold {capacity}")
-        run = Run(self, recorder, step, recorder.symbol("tokens", max_tokens), max_tokens)
+        run = Run(self, recorder, step, recorder.symbol(tokens.name if tokens else "tokens", max_tokens), max_tokens)
         run.types, run.adapters, run.longest_run = types, adapted, longest_run or max_tokens
         run.use_states()
         # Norms of other kinds have no form that adds experts.
@@ -378,6 +376,7 @@ class Run:
         self.scratch = planner.attention_scratch
         self.images: Any = None
         self.taken: Any = None
+        self.instead: dict[str, Any] = {}
         self.types: Tensor | None = None
         self.adapters: Any = None
         self._tensors: dict[Part, dict[Value | Node, Any]] = {}
@@ -487,7 +486,8 @@ class Run:
         return self.may_defer and pending is not None and pending.delta is combine.output and not pending.options
 
     def weight(self, node: Node, role: str = "weight") -> Any:
-        return self.planner.model.weights[self.prefix + node.weights[role]]
+        name = self.prefix + node.weights[role]
+        return self.instead.get(name) or self.planner.model.weights[name]
 
     def layer_inputs(self) -> Tensor:
         """f32 [tokens, ple_width]: the layer's own embeddings."""

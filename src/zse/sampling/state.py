@@ -50,7 +50,7 @@ class SamplerState:
     def __init__(
         self, device, vocab_size: int, *, max_rows: int, max_tokens: int, history=None, inputs=None, results=None
     ):
-        self._device, self.history = device, history
+        self._device, self._vocab_size, self.history = device, vocab_size, history
         shapes = sample_tensors(max_rows, vocab_size, max_rows * MAX_LOGIT_BIAS_ENTRIES, max_tokens, device.kernels)
         self._reads_history = "history_row" in shapes  # of the device; else lists of the tokens that were seen
         if self._reads_history and history is None:
@@ -93,11 +93,16 @@ class SamplerState:
         return self._tensors["tokens"]
 
     def record(self, recorder, logits, first: int = 0) -> None:
-        """Record sampling from `logits` f32 [rows, vocab_size], which are those of the lines from `first` on."""
+        """Record sampling from `logits` f32 [rows, vocab_size or fewer], which are those of the lines from `first` on."""
         inputs, results = self._owned
         if inputs is not None:
             recorder.upload(inputs)
-        tensors = self._tensors
+        tensors, vocab = self._tensors, logits.shape[1]
+        if vocab < self._vocab_size:  # of the first ids alone: a row has fewer parts
+            shapes = sample_tensors(1, vocab, 1, 1, self._device.kernels)
+            parts = {name: tensor for name, tensor in tensors.items() if len(shapes[name][1]) == 3}
+            rows = {name: tensor.shape[:1] + shapes[name][1][1:] for name, tensor in parts.items()}
+            tensors = tensors | {name: tensor._replace(shape=rows[name]) for name, tensor in parts.items()}
         if first:
             tensors = {name: tensor if name in LISTS else _from_line(tensor, first) for name, tensor in tensors.items()}
         sample(recorder, logits, history=self.history, **tensors)

@@ -4,13 +4,16 @@ It runs behind each step of the model, while the states of that step's tokens st
 the state before it, and what it predicts behind the last one is the first draft. Further ones it makes of its own states, whose
 keys and values the next step's right ones are written over.
 
+Where that pays it drafts with the first ids of the vocabulary alone, of which less of the head is read: by how many of the tokens
+that a request had of late were among them.
+
 It has pages of its own, whose positions begin where it began to follow a request (only distances count): a prompt's cached part,
 of which no states come by, is no hole in what it sees but lies before it. So with steps that it did not see while drafts did not
 pay: it begins anew."""
 
 import time
 from array import array
-from itertools import accumulate
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,18 +23,22 @@ from zse.scheduler.batch import Batch, Entry, StepOutput
 from zse.scheduler.request import RUNNING, Request
 from zse.scheduler.scheduler import Scheduler
 from zse.speculative.beside import BesideSpeculator
-from zse.speculative.speculator import BLOCK, OUTLIER, Candidate, RequestAcceptance, without_ends
+from zse.speculative.speculator import BLOCK, OUTLIER, Candidate, RequestAcceptance, StepCost, without_ends
+
+LATE = 128  # tokens of a request by which the ids of its next ones are judged
 
 
 class Followed(RequestAcceptance, eq=False):
     """A request as the block's runner knows it. tokens: that it has seen, the first of them the request's token `shift`. params:
-    without penalties, which look at tokens that it has not seen."""
+    without penalties, which look at tokens that it has not seen. among: the share of its tokens of late that are among the first
+    ids, where drafts may be of these alone."""
 
     kind: int = BLOCK
     shift: int = 0
     row: int = 0
     residency: int = 0
     seed: int = 0
+    among: float = 1.0
     prompt_len: int = 0
     tokens: array = msgspec.field(default_factory=lambda: array("i"))
     params: Any = None
@@ -54,14 +61,18 @@ class _Work(msgspec.Struct, eq=False):
 
 
 class BlockSpeculator(BesideSpeculator):
-    """runner: a zse.engine.block_runner.BlockRunner. Else as BesideSpeculator."""
+    """runner: a zse.engine.block_runner.BlockRunner. narrow_share: as `share`, of a round that drafts with the first ids alone. Else
+    as BesideSpeculator."""
 
     first_steps = 6.0  # who asks for it wants it to be tried; of 200 tokens they are 3 %
 
-    def __init__(self, scheduler: Scheduler, runner: Any, **options: Any):
+    def __init__(self, scheduler: Scheduler, runner: Any, *, narrow_share: float = 0.0, **options: Any):
         super().__init__(scheduler, runner, **options)
         self._ready: dict[Request, _Work] = {}
         self.reads_tokens = self.runs_ahead
+        # Of rounds with the whole head, and of narrow ones: the share of the weights, what they took.
+        self._round_costs = (self._share, self._round_cost), (narrow_share, StepCost(options["family"]))
+        self.is_narrow = runner.vocabulary > 0
 
     # -- the engine's side
 
@@ -81,7 +92,36 @@ class BlockSpeculator(BesideSpeculator):
     def idle(self, now: float) -> bool:
         return self.runner.record_ahead()
 
+    def choose(self, candidates: Sequence[Candidate], rows: int, most: int, round_s: float = 0.0) -> list[int]:
+        """As Speculator.choose(), of drafts of all ids or of the first alone, whichever gives more."""
+        room, count = self.runner.vocabulary, len(candidates)
+        value, counts = self.weigh(candidates, rows, most, self._round_s(count, False))
+        if room:
+            narrow = [each._replace(rate=each.rate * self._among(each.request)) for each in candidates]
+            narrow_value, narrow_counts = self.weigh(narrow, rows, most, self._round_s(count, True))
+            self.is_narrow = narrow_value >= value
+            return narrow_counts if self.is_narrow else counts
+        return counts
+
     # -- inside
+
+    def _round_s(self, rows: int, is_narrow: bool | None = None) -> float:
+        share, cost = self._round_costs[self.is_narrow if is_narrow is None else is_narrow]
+        return cost.seconds(rows) if cost.num_steps else share * self.cost.seconds(rows)
+
+    def _among(self, request: Request) -> float:
+        """Probability that a token of the request is among the first ids."""
+        known = request.drafting
+        return known.among if isinstance(known, Followed) else self._share_among(request.tokens[-LATE:])
+
+    def _share_among(self, tokens: array) -> float:
+        room = self.runner.vocabulary or self.scheduler.vocab_size
+        return sum([token < room for token in tokens]) / len(tokens)
+
+    def _tested(self, request: Request, drafts: int, accepted: int) -> int:
+        """A token that is not among the first ids says nothing of a draft that had to be."""
+        missed = self.is_narrow and accepted < drafts and request.tokens[-1] >= self.runner.vocabulary
+        return accepted if missed else super()._tested(request, drafts, accepted)
 
     def _follows(self) -> bool:
         """Whether drafts would pay in steps like this one, as far as that is known."""
@@ -121,7 +161,9 @@ class BlockSpeculator(BesideSpeculator):
             if followed is None:
                 continue
             at = followed.next
-            followed.tokens.extend(request.tokens[at + 1 : end + 1])
+            new = request.tokens[at + 1 : end + 1]
+            followed.tokens.extend(new)
+            followed.among += min(len(new) / LATE, 1.0) * (self._share_among(new[-LATE:]) - followed.among)
             found.append(_Work(request, followed, first + at - entry.start, end - at, end == last))
         return found
 
@@ -145,7 +187,8 @@ class BlockSpeculator(BesideSpeculator):
                 row=request.row,
                 residency=request.residency,
                 seed=request.seed,
-                params=_neutral(request.params),
+                among=self._share_among(request.tokens[-LATE:]),
+                params=_neutral(request.params, self.runner.vocabulary or self.scheduler.vocab_size),
             )
         length = min(end + 1 + self.draft_tokens, request.max_len, self._max_context) - followed.shift
         if not self.cache.reserve(request.id, max(length, end + 1 - followed.shift)):
@@ -190,48 +233,32 @@ class BlockSpeculator(BesideSpeculator):
         rows: list[int] = []
         for work, at, count in parts:
             start = len(work.followed.tokens) - work.count + at
-            entries.append(_entry(work, start, count, self.cache.table(work.request.id), samples))
+            request: Any = work.followed  # as the block's runner knows it
+            entries.append(Entry(request, start, count, self.cache.table(work.request.id), samples))
             rows += range(work.place + at, work.place + at + count)
         return entries, rows
 
-    def _run_pairs(self, entries: list[Entry], rows: list[int], again: bool = False) -> list[tuple[int, Any]]:
-        """What the runner says. Its time is drafts' cost; how long a round of drafts behind drafts takes is learned. A run that
-        makes a recording, or is a recording's first (a GPU's graph is sent to it then), says little of either."""
+    def _run_pairs(self, entries: list[Entry], rows: list[int], counts: Sequence[int] = ()) -> list[array]:
+        """What the runner says. Its time is drafts' cost; how long a round takes is learned. A run that makes a recording, or is a
+        recording's first (a GPU's graph is sent to it then), says little of either."""
         recorded, started = self.runner.num_recorded, time.perf_counter()
-        results = self.runner.run_pairs(entries, rows, again=again)
-        seconds = time.perf_counter() - started
-        if self.runner.num_recorded == recorded:
-            if len(rows) <= len(entries) * (1 + self.draft_tokens):  # else of prompts, a layer's share of their time
-                seconds = min(seconds, OUTLIER * self._round_s(len(entries)))
-                self._lost_s += seconds
-            if again:
-                self._round_cost.record(len(entries), seconds)
+        results = self.runner.run_pairs(entries, rows, counts, self.is_narrow)
+        seconds, rounds = time.perf_counter() - started, max(counts, default=1)
+        # Else of prompts, a layer's share of their time.
+        if self.runner.num_recorded == recorded and len(rows) <= len(entries) * (1 + self.draft_tokens):
+            seconds = min(seconds, OUTLIER * rounds * self._round_s(len(entries)))
+            self._lost_s += seconds
+            if rounds > 1:
+                self._round_costs[self.is_narrow][1].record(len(entries), seconds / rounds)
         return results
 
     def _draft(self, parts: list["_Part"], wanted: dict[_Work, int]) -> None:
-        """The last states of requests, and the drafts that each is to have: a round for each."""
-        drafts = {part.work: array("i") for part in parts}
+        """The last states of requests, and the drafts that each is to have."""
         entries, rows = self._entries(parts, 1)
-        alive = [part.work for part in parts]
-        places = [end - 1 for end in accumulate(part.size for part in parts)]
-        number = 0
-        while alive:
-            results = self._run_pairs(entries, rows, again=number > 0)
-            number += 1
-            going, rows, entries = [], [], []
-            for work, place, (token, _) in zip(alive, places, results, strict=True):
-                if token < 0:
-                    continue  # not finite
-                made = drafts[work]
-                made.append(token)
-                if len(made) < wanted[work]:
-                    table, start = self.cache.table(work.request.id), len(work.followed.tokens) + number - 1
-                    entries.append(_entry(work, start, 1, table, 1, made[:]))
-                    going.append(work)
-                    rows.append(place)
-            alive, places = going, [*range(len(going))]
-        for work, made in drafts.items():
-            work.request.drafts = without_ends(work.request, made, self.scheduler.eos_ids)
+        counts = [wanted[part.work] for part in parts]
+        for part, drafts in zip(parts, self._run_pairs(entries, rows, counts), strict=True):
+            request = part.work.request
+            request.drafts = without_ends(request, drafts, self.scheduler.eos_ids)
 
 
 class _Part(NamedTuple):
@@ -242,14 +269,9 @@ class _Part(NamedTuple):
     size: int
 
 
-def _entry(work: _Work, *rest: Any) -> Entry:
-    """Of the request as the block's runner knows it."""
-    request: Any = work.followed
-    return Entry(request, *rest)
-
-
-def _neutral(params: SamplingParams) -> SamplingParams:
-    """Without what looks at tokens that the block has not seen, and without what nobody reads."""
-    return msgspec.structs.replace(
-        params, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, logprobs=None
-    )
+def _neutral(params: SamplingParams, vocabulary: int) -> SamplingParams:
+    """Without what looks at tokens that the block has not seen, without what nobody reads, and without biases of ids that may have no
+    logits here."""
+    biases = params.logit_bias and {id: bias for id, bias in params.logit_bias.items() if id < vocabulary}
+    neutral: dict[str, Any] = dict(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, logprobs=None)
+    return msgspec.structs.replace(params, logit_bias=biases or None, **neutral)

@@ -254,14 +254,17 @@ class Speculator(Feature):
         """Note what became of an entry's drafts; how many were accepted."""
         request = entry.request
         accepted = len(request.tokens) - (entry.start + entry.count - len(entry.drafts)) - 1
-        tested = min(accepted + 1, len(entry.drafts))
         if accepted < 0:
             return 0  # cancelled meanwhile, or its logits were not finite
-        state = request.drafting
+        state, tested = request.drafting, self._tested(request, len(entry.drafts), accepted)
         if state.kind != FORCED:
             state.record(tested, accepted)
         self.acceptance.record(state.kind, tested, accepted)
         return accepted
+
+    def _tested(self, request: Request, drafts: int, accepted: int) -> int:
+        """How many of a step's drafts say something: those behind a wrong one do not."""
+        return min(accepted + 1, drafts)
 
     def room(self, rows: int, most: int) -> int:
         """Drafts that a step of `rows` rows can have before even right ones would cost more than they give."""
@@ -283,6 +286,12 @@ class Speculator(Feature):
     def choose(self, candidates: Sequence[Candidate], rows: int, most: int, round_s: float = 0.0) -> list[int]:
         """How many drafts each candidate gets, so that a step of `rows` rows gives the most tokens a second; all 0 when
         none pay. round_s: seconds that making one more draft of each takes."""
+        return self.weigh(candidates, rows, most, round_s)[1]
+
+    def weigh(
+        self, candidates: Sequence[Candidate], rows: int, most: int, round_s: float = 0.0
+    ) -> tuple[float, list[int]]:
+        """(tokens a second, what choose() gives)."""
         counts, best_counts = [0] * len(candidates), [0] * len(candidates)
         plain = rows / self.cost.seconds(rows)
         best, expected, total, deepest = LEAST_GAIN * plain, float(rows), 0, 0
@@ -306,4 +315,4 @@ class Speculator(Feature):
                 best, best_counts = value, counts[:]
             if counts[number] < min(candidates[number].room, self.draft_tokens):
                 heappush(alive, (negative * candidates[number].rate, number))
-        return best_counts
+        return best, best_counts
