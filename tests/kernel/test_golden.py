@@ -48,7 +48,7 @@ print(time.process_time() - start)
 
 @pytest.mark.timed
 def test_the_c_of_a_level_is_generated_in_seconds():
-    """All kernels of one level take 5 s of one core at most: 4 to 5 s, as busy as the machine is. In a process of its own, as a build
+    """All kernels of one level take 5 s of one core at most: 3 to 4 s, as busy as the machine is. In a process of its own, as a build
     is: in one that holds what other tests imported, collecting garbage takes as long again."""
     done = subprocess.run([sys.executable, "-c", GENERATE], check=True, capture_output=True, text=True)
     assert float(done.stdout) <= 5

@@ -36,12 +36,14 @@ class Calls(Values):
         row = INTRINSICS[name]
         if kwargs:
             raise StageError(f"{name}() takes no keywords")
-        runtime = [value for value in args if is_runtime(value)]
-        if row.unify and runtime:
-            widest = max((value.type for value in runtime), key=lambda type: isinstance(type, ir.Vector))
-            args = [self.coerce(value, widest, f"{name}()") for value in args]
-        result = self.result_of(name, [value.type if is_runtime(value) else value for value in args])
-        call = ir.Call(result, name, tuple(value if is_runtime(value) else ir.Const(ir.I64, value) for value in args))
+        if row.unify:
+            types = [value.type for value in args if isinstance(value, ir.Expr)]
+            if types:
+                widest = max(types, key=lambda type: isinstance(type, ir.Vector))
+                args = [self.coerce(value, widest, f"{name}()") for value in args]
+        result = self.result_of(name, [value.type if isinstance(value, ir.Expr) else value for value in args])
+        values = [value if isinstance(value, ir.Expr) else ir.Const(ir.I64, value) for value in args]
+        call = ir.Call(result, name, tuple(values))
         if isinstance(result, ir.Void):
             self.emit(ir.Eval(call))
             return None
@@ -168,10 +170,8 @@ class Calls(Values):
         code = function.function
         outer = (self.source, self.function, self.scope, self.line)
         self.source, self.function = source_of(code), code
-        signature = self.source.signature.bind(*args, **kwargs)
-        signature.apply_defaults()
         self.scope = Scope(None, False)
-        for name, value in signature.arguments.items():
+        for name, value in self.source.arguments(args, kwargs).items():
             # A variable passed in is copied only if the function assigns to it; constants and variables are used as
             # they are.
             simple = isinstance(value, ir.Const) or (isinstance(value, ir.Var) and name not in self.source.assigned)

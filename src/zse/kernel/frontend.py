@@ -6,6 +6,7 @@ to a run-time value is a variable of the generated code; a name bound to a Pytho
 import ast
 import builtins
 import operator
+from collections import defaultdict
 from collections.abc import Callable
 
 import zse.kernel.ir as ir
@@ -64,6 +65,8 @@ COMPARES: dict[type, tuple[str | None, Callable]] = {
     ast.In: (None, lambda a, b: a in b),
     ast.NotIn: (None, lambda a, b: a not in b),
 }
+BUILTIN_NAMES = vars(builtins)
+AUGMENTED: dict[ast.AugAssign, ast.BinOp] = {}  # `a += b` → `a + b`
 PYTHON_TO_BUILTIN = {builtins.min: "minimum", builtins.max: "maximum", builtins.abs: "absolute"}
 
 
@@ -81,19 +84,25 @@ class Stager(Calls):
         return CompileError(f"{source.path}:{source.first_line + index}: {error}\n{text}\n{caret}")
 
     def expression(self, node: ast.expr) -> object:
-        kind = type(node)
-        if kind is ast.Constant:
-            return node.value  # type: ignore[attr-defined]
-        try:
-            return EXPRESSIONS.get(kind, Stager.unknown)(self, node)
-        except (CompileError, InlineReturn):
-            raise
-        except Exception as error:  # also what the author's compile-time Python raised
-            detail = error if isinstance(error, StageError) else f"{type(error).__name__}: {error}"
-            raise self.located(node, StageError(detail)) from (None if isinstance(error, StageError) else error)
+        return EXPRESSIONS[type(node)](self, node)
+
+    def innermost(self, node: ast.stmt, error: Exception) -> ast.AST:
+        """The part of a statement that was staged last when it raised the error: of 2 million expressions none has to note where
+        it stands."""
+        found: ast.AST = node
+        trace = error.__traceback__
+        while trace is not None:
+            names = trace.tb_frame.f_locals
+            if names.get("self") is self and isinstance(names.get("node"), ast.expr):
+                found = names["node"]
+            trace = trace.tb_next
+        return found
 
     def unknown(self, node: ast.AST):
         raise StageError(f"{type(node).__name__} is not part of the kernel language")
+
+    def expr_Constant(self, node):
+        return node.value
 
     def expr_Name(self, node):
         name: str = node.id
@@ -102,7 +111,8 @@ class Stager(Calls):
             if name in scope.names:
                 return scope.names[name]
             scope = scope.parent
-        for table in (closure_of(self.function), self.function.__globals__, vars(builtins)):
+        function = self.function
+        for table in (closure_of(function) if function.__closure__ else {}, function.__globals__, BUILTIN_NAMES):
             if name in table:
                 return self.of_target(table[name])
         raise StageError(
@@ -115,9 +125,10 @@ class Stager(Calls):
 
     def expr_Attribute(self, node):
         base = self.expression(node.value)
-        if is_runtime(base):
+        if isinstance(base, ir.Expr):
             raise StageError(f"a run-time value has no attribute {node.attr}")
-        return self.of_target(getattr(base, node.attr))
+        value = getattr(base, node.attr)
+        return self.target if isinstance(value, _TargetProxy) else value
 
     def expr_List(self, node):
         hint = self.hint
@@ -189,18 +200,23 @@ class Stager(Calls):
         return ir.Unary(value.type, op, value)
 
     def expr_Compare(self, node):
-        values = [self.expression(item) for item in (node.left, *node.comparators)]
         result: object = None
-        for kind, left, right in zip(node.ops, values, values[1:], strict=False):
+        left = self.expression(node.left)
+        for kind, item in zip(node.ops, node.comparators, strict=True):
+            right = self.expression(item)
             op, compute = COMPARES[type(kind)]
             # `x is None` asks about the compile-time side of a value.
-            if isinstance(kind, ast.Is | ast.IsNot) or not (is_runtime(left) or is_runtime(right)):
+            if not (isinstance(left, ir.Expr) or isinstance(right, ir.Expr)) or compute in (
+                operator.is_,
+                operator.is_not,
+            ):
                 part: object = compute(left, right)
             elif op is None:
                 raise StageError(f"{type(kind).__name__} on run-time values")
             else:
                 part = self.compare(op, left, right)
             result = part if result is None else self.logical("&&", result, part)
+            left = right
         return result
 
     def logical(self, op: str, left: object, right: object) -> object:
@@ -278,11 +294,13 @@ class Stager(Calls):
         self.hint = "item"
         self.line = self.source.first_line + node.lineno - 1
         try:
-            getattr(self, f"stmt_{type(node).__name__}", self.unknown)(node)
+            STATEMENTS[type(node)](self, node)
         except (CompileError, InlineReturn):
             raise
-        except StageError as error:
-            raise self.located(node, error) from None
+        except Exception as error:  # also what the author's compile-time Python raised
+            is_ours = isinstance(error, StageError)
+            detail = error if is_ours else f"{type(error).__name__}: {error}"
+            raise self.located(self.innermost(node, error), StageError(detail)) from (None if is_ours else error)
 
     def stmt_Pass(self, node):
         pass
@@ -308,8 +326,10 @@ class Stager(Calls):
         self.bind_target(node.target, self.convert(self.expression(node.value), dtype))
 
     def stmt_AugAssign(self, node):
-        load = ast.copy_location(type(node.target)(**{**vars(node.target), "ctx": ast.Load()}), node.target)
-        self.bind_target(node.target, self.expression(ast.copy_location(ast.BinOp(load, node.op, node.value), node)))
+        if node not in AUGMENTED:
+            load = ast.copy_location(type(node.target)(**{**vars(node.target), "ctx": ast.Load()}), node.target)
+            AUGMENTED[node] = ast.copy_location(ast.BinOp(load, node.op, node.value), node)
+        self.bind_target(node.target, self.expression(AUGMENTED[node]))
 
     def bind_target(self, target: ast.expr, value: object, fresh: bool = False) -> None:
         if isinstance(target, ast.Name):
@@ -317,7 +337,7 @@ class Stager(Calls):
                 self.scope.names[target.id] = value
             else:
                 self.bind(target.id, value)
-        elif isinstance(target, ast.Tuple | ast.List):
+        elif type(target) is ast.Tuple or type(target) is ast.List:
             if is_runtime(value):
                 raise StageError("a run-time value cannot be unpacked")
             items = list(value)  # type: ignore[call-overload]
@@ -333,7 +353,7 @@ class Stager(Calls):
             index = self.compile_time(index, "an index into a compile-time container")
             old = base[index] if isinstance(base, list) or index in base else None
             if isinstance(old, ir.Var):
-                self.emit(ir.Assign(old, self.coerce(value, old.type, f"this element is {old.type}")))
+                self.emit(ir.Assign(old, self.coerce(value, old.type, "this element is {type}")))
             elif self.depth and not is_runtime(value):
                 raise StageError("a compile-time container changes inside a run-time block")
             else:
@@ -480,4 +500,10 @@ def stage(kernel: Kernel, statics: dict[str, object], symbol: str, target) -> ir
 
 
 # By the type of a node: a level's kernels have 1.5 million of them.
-EXPRESSIONS = {getattr(ast, name[5:]): method for name, method in vars(Stager).items() if name.startswith("expr_")}
+EXPRESSIONS, STATEMENTS = (
+    defaultdict(
+        lambda: Stager.unknown,
+        {getattr(ast, name[5:]): method for name, method in vars(Stager).items() if name.startswith(prefix)},
+    )
+    for prefix in ("expr_", "stmt_")
+)

@@ -6,7 +6,7 @@ prints this and nothing else: whatever Python did at compile time is gone by now
 A look-up in a module that came lazily costs 1 µs, and generating a level's C makes 6 million of them: the compiler's
 files say `import zse.kernel.ir as ir`."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -15,8 +15,26 @@ from typing import Any, ClassVar, dataclass_transform
 from zse.errors import CompileError
 
 
-@dataclass(frozen=True)
-class Scalar:
+class OneEach(type):
+    """Types of which there is one object of each value: equal ones are the same, so that `is` and a dictionary's look-up compare them.
+    A level's kernels ask for half a million."""
+
+    def __init__(cls, *args: Any) -> None:
+        super().__init__(*args)
+        cls._made: dict[tuple, Any] = {}
+
+    def __call__(cls, *args: Any, **named: Any) -> Any:
+        found = None if named else cls._made.get(args)
+        if found is None:
+            found = super().__call__(*args, **named)
+            found = cls._made.setdefault(tuple(vars(found).values()), found)
+            if not named:
+                cls._made[args] = found  # as it was asked for, without what has a default
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Scalar(metaclass=OneEach):
     """A scalar type. kind: "int", "uint", "float", "bool", or "opaque" (a parameter that only intrinsics read); bits:
     its size."""
 
@@ -28,8 +46,8 @@ class Scalar:
         return self.name
 
 
-@dataclass(frozen=True)
-class Vector:
+@dataclass(frozen=True, eq=False)
+class Vector(metaclass=OneEach):
     """`lanes` elements of one scalar type in a register."""
 
     elem: Scalar
@@ -39,8 +57,8 @@ class Vector:
         return f"{self.elem}x{self.lanes}"
 
 
-@dataclass(frozen=True)
-class Mask:
+@dataclass(frozen=True, eq=False)
+class Mask(metaclass=OneEach):
     """The result of comparing two vectors: per lane all ones or all zeros, as wide as the compared elements."""
 
     bits: int
@@ -50,8 +68,8 @@ class Mask:
         return f"mask{self.bits}x{self.lanes}"
 
 
-@dataclass(frozen=True)
-class Pointer:
+@dataclass(frozen=True, eq=False)
+class Pointer(metaclass=OneEach):
     """An address of elements. space: "global", "local" (scratch of the block) or "shared" (GPU targets)."""
 
     elem: Scalar
@@ -62,8 +80,8 @@ class Pointer:
         return f"Ptr[{self.elem}{', const' if self.const else ''}]"
 
 
-@dataclass(frozen=True)
-class Void:
+@dataclass(frozen=True, eq=False)
+class Void(metaclass=OneEach):
     def __str__(self) -> str:
         return "void"
 
@@ -101,7 +119,8 @@ class Expr:
 
     def __init_subclass__(cls) -> None:
         cls.printer = f"expr_{cls.__name__}"
-        cls.inner = staticmethod(_getter(tuple(name for name, kind in cls.__annotations__.items() if kind is Expr)))
+        fields = [name for name, kind in cls.__annotations__.items() if kind is Expr]
+        cls.inner = staticmethod(attrgetter("args") if "args" in cls.__annotations__ else _getter(tuple(fields)))
         dataclass(unsafe_hash=True)(cls)
 
 
@@ -186,15 +205,18 @@ class Call(Expr):
 @dataclass
 class Stmt:
     """A statement; subclasses are dataclasses. line, path: its place in its author's source, the file as the package
-    names it. operands, blocks: names of the fields that are expressions, and of those that are lists of statements."""
+    names it. operands: gives the fields that are expressions; blocks: names of those that are lists of statements; printer: as
+    Expr's."""
 
     line: int = field(default=0, kw_only=True)
     path: str = field(default="", kw_only=True)
-    operands: ClassVar[tuple[str, ...]] = ()
+    operands: ClassVar[Any]
+    printer: ClassVar[str] = ""
     blocks: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
-        cls.operands = tuple(name for name, kind in cls.__annotations__.items() if kind is Expr)
+        cls.printer = f"stmt_{cls.__name__}"
+        cls.operands = staticmethod(_getter(tuple(name for name, kind in cls.__annotations__.items() if kind is Expr)))
         cls.blocks = tuple(name for name, kind in cls.__annotations__.items() if kind == list[Stmt])
         dataclass(cls)
 
@@ -302,27 +324,27 @@ class Function:
 
 def children(expr: Expr) -> Sequence[Expr]:
     """The operands of an expression."""
-    return expr.args if type(expr) is Call else expr.inner(expr)
+    return expr.inner(expr)
 
 
 def blocks(stmt: Stmt) -> list[list[Stmt]]:
     """The statement lists inside a statement."""
-    return [getattr(stmt, name) for name in stmt.blocks]
+    return [getattr(stmt, name) for name in stmt.blocks] if stmt.blocks else []
 
 
 def expressions(stmt: Stmt) -> Sequence[Expr]:
     """The expressions a statement evaluates itself (not those of its inner blocks)."""
     if isinstance(stmt, Invoke):
         return (*stmt.args, *stmt.outs) if stmt.in_place else stmt.args
-    return [getattr(stmt, name) for name in stmt.operands]
+    return stmt.operands(stmt)
 
 
 def _wrong_binary(expr: Binary) -> str | None:
     a, b, type, op = expr.left.type, expr.right.type, expr.type, expr.op
-    if a is not b and a != b and op not in ("<<", ">>"):
+    if a is not b and op not in ("<<", ">>"):
         return f"{a} {op} {b}"
     if op not in COMPARISONS:
-        return None if type is a or type == a else f"{op} of {a} gives {type}"
+        return None if type is a else f"{op} of {a} gives {type}"
     return f"comparison of {a} gives {type}" if isinstance(a, Vector) != isinstance(type, Mask) else None
 
 
@@ -354,7 +376,7 @@ def verify(function: Function) -> Counter[str]:
     """Check that every variable is declared before use in an enclosing block, once, and that all types agree; how often
     each is read. Raises CompileError: a failure here is a bug of the front end, not of the kernel's author."""
     names: set[str] = set()
-    reads: Counter[str] = Counter()
+    reads: dict[str, int] = defaultdict(int)  # a Counter takes twice as long to count one at a time
 
     def fail(line: int, reason: str) -> None:
         raise CompileError(f"{function.origin}: IR of {function.symbol}, line {line}: {reason}")
@@ -364,15 +386,22 @@ def verify(function: Function) -> Counter[str]:
         if kind is Const:
             return
         if type(expr) is Var:
-            declared = scope.get(expr.name)
-            reads[expr.name] += 1
-            if declared is not expr.type and declared != expr.type:
-                fail(line, f"{expr.name} is used as {expr.type} but is {declared or 'not declared here'}")
+            name, declared = expr.name, scope.get(expr.name)
+            reads[name] += 1
+            if declared is not expr.type:
+                fail(line, f"{name} is used as {expr.type} but is {declared or 'not declared here'}")
             return
-        for child in children(expr):
+        for child in expr.inner(expr):
             check_expr(child, scope, line)
-        if kind in CHECKS and (wrong := CHECKS[kind](expr)):
+        check = CHECKS.get(kind)
+        if check and (wrong := check(expr)):
             fail(line, wrong)
+
+    def declare(var: Var, scope: dict[str, Type], line: int) -> None:
+        if var.name in names:
+            fail(line, f"{var.name} is declared twice")
+        names.add(var.name)
+        scope[var.name] = var.type
 
     def check_block(body: list[Stmt], scope: dict[str, Type], in_loop: bool) -> None:
         scope = dict(scope)
@@ -383,39 +412,33 @@ def verify(function: Function) -> Counter[str]:
                 continue
             for expr in expressions(stmt):
                 check_expr(expr, scope, stmt.line)
-            inner = scope
-            match stmt:
-                case Declare(var, value) | Assign(var, value):
-                    if var.type != value.type:
-                        fail(stmt.line, f"{var.name}: {var.type} = {value.type}")
-                    if isinstance(stmt, Declare):
-                        if var.name in names:
-                            fail(stmt.line, f"{var.name} is declared twice")
-                        names.add(var.name)
-                        scope[var.name] = var.type
-                    elif scope.get(var.name) != var.type:
-                        fail(stmt.line, f"{var.name} is assigned before it is declared")
-                case LocalArray(var, _) | SharedArray(var, _, _):
-                    names.add(var.name)
-                    scope[var.name] = var.type
-                case Invoke(outs) if not stmt.in_place:
-                    for var in outs:
-                        if var.name in names:
-                            fail(stmt.line, f"{var.name} is declared twice")
-                        names.add(var.name)
-                        scope[var.name] = var.type
-                case Store(pointer, value):
-                    elem = value.type.elem if isinstance(value.type, Vector) else value.type
-                    if not isinstance(pointer.type, Pointer) or pointer.type.elem != elem or pointer.type.const:
-                        fail(stmt.line, f"store of {value.type} to {pointer.type}")
-                case For(var):
-                    names.add(var.name)
-                    inner = scope | {var.name: var.type}
-                case Break() | Continue():
-                    if not in_loop:
-                        fail(stmt.line, "break or continue outside a run-time loop")
-            for block in blocks(stmt):
-                check_block(block, inner, in_loop or isinstance(stmt, For))
+            inner, kind = scope, type(stmt)
+            if isinstance(stmt, Declare | Assign):
+                var = stmt.var
+                if var.type is not stmt.value.type:
+                    fail(stmt.line, f"{var.name}: {var.type} = {stmt.value.type}")
+                if kind is Declare:
+                    declare(var, scope, stmt.line)
+                elif scope.get(var.name) is not var.type:
+                    fail(stmt.line, f"{var.name} is assigned before it is declared")
+            elif isinstance(stmt, Store):
+                pointer, value = stmt.pointer.type, stmt.value.type
+                elem = value.elem if isinstance(value, Vector) else value
+                if not isinstance(pointer, Pointer) or pointer.elem is not elem or pointer.const:
+                    fail(stmt.line, f"store of {value} to {pointer}")
+            elif isinstance(stmt, LocalArray | SharedArray):
+                declare(stmt.var, scope, stmt.line)
+            elif isinstance(stmt, Invoke):
+                for var in () if stmt.in_place else stmt.outs:
+                    declare(var, scope, stmt.line)
+            elif isinstance(stmt, For):
+                inner = dict(scope)
+                declare(stmt.var, inner, stmt.line)
+            elif kind is Break or kind is Continue:
+                if not in_loop:
+                    fail(stmt.line, "break or continue outside a run-time loop")
+            for name in stmt.blocks:
+                check_block(getattr(stmt, name), inner, in_loop or kind is For)
 
     check_block(function.body, {param.name: param.type for param in function.params}, False)
-    return reads
+    return Counter(reads)

@@ -56,9 +56,16 @@ class DType:
     def ir(self) -> "ir.Scalar":
         return ir.Scalar(self.name, self.kind, self.bits)
 
+    @cached_property
+    def _vectors(self) -> "dict[int, VectorType]":
+        return {}
+
     def x(self, lanes: int) -> "VectorType":
         """The vector type of `lanes` (a power of two) elements."""
-        return VectorType(self, lanes)
+        found = self._vectors.get(lanes)
+        if found is None:
+            found = self._vectors[lanes] = VectorType(self, lanes)
+        return found
 
     def __repr__(self) -> str:
         return self.name
@@ -70,7 +77,7 @@ class VectorType:
     def __init__(self, elem: DType, lanes: int):
         self.elem, self.lanes = elem, lanes
 
-    @property
+    @cached_property
     def ir(self) -> "ir.Vector":
         return ir.Vector(self.elem.ir, self.lanes)
 

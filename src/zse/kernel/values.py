@@ -78,21 +78,21 @@ class Values:
 
     def materialize(self, value: object, hint: str) -> object:
         """A run-time value as a variable of its own (so that it is computed once); containers element by element."""
+        if isinstance(value, ir.Expr):
+            return self.declare(hint, value)
         if isinstance(value, list | tuple):
             items = [self.materialize(item, hint) for item in value]
             return type(value)._make(items) if hasattr(value, "_make") else type(value)(items)  # type: ignore[attr-defined]
-        if is_runtime(value):
-            return self.declare(hint, value)
         return value
 
     def bind(self, name: str, value: object) -> None:
         scope, crossed = self.scope.find(name)
         old = scope.names[name] if scope else None
-        if is_runtime(value):
-            if value.type == ir.TENSOR_MAP:
+        if isinstance(value, ir.Expr):
+            if value.type is ir.TENSOR_MAP:
                 raise StageError("a TensorMap is used where it is declared: as a parameter")
             if isinstance(old, ir.Var):
-                self.emit(ir.Assign(old, self.coerce(value, old.type, f"{name} is {old.type}")))
+                self.emit(ir.Assign(old, self.coerce(value, old.type, f"{name} is {{type}}")))
                 return
             if crossed and old is not None:
                 raise StageError(
@@ -102,7 +102,7 @@ class Values:
             self.scope.names[name] = self.declare(name, value)
             return
         if isinstance(old, ir.Var) and isinstance(value, int | float):
-            self.emit(ir.Assign(old, self.coerce(value, old.type, f"{name} is {old.type}")))
+            self.emit(ir.Assign(old, self.coerce(value, old.type, f"{name} is {{type}}")))
             return
         if crossed:
             raise StageError(
@@ -131,27 +131,18 @@ class Values:
     # ---------------------------------------------------------------------------------------------------------------
 
     def coerce(self, value: object, type: ir.Type, context: str) -> ir.Expr:
-        """The value as `type`: a Python number becomes a constant, a scalar is splat to a vector of its type."""
-        if is_runtime(value) and value.type is type:  # as most are; equal ones take a comparison of fields
-            return value
-        if isinstance(type, ir.Vector) and not (is_runtime(value) and isinstance(value.type, ir.Vector)):
-            return ir.Splat(type, self.coerce(value, type.elem, context))
-        if not is_runtime(value):
-            if isinstance(value, bool) and type == ir.BOOL:
-                return ir.Const(type, value)
-            if isinstance(value, int | float) and isinstance(type, ir.Scalar):
-                if isinstance(value, float) and type.kind != "float":
-                    raise StageError(f"{context}, {value!r} is not an integer")
-                if type.kind in ("int", "uint"):
-                    low, high = (
-                        (0, 2**type.bits) if type.kind == "uint" else (-(2 ** (type.bits - 1)), 2 ** (type.bits - 1))
-                    )
-                    if not low <= value < high:
-                        raise StageError(f"{value} does not fit in {type}")
-                return ir.Const(type, float(value) if type.kind == "float" else int(value))
-            raise StageError(f"{context}, got the compile-time value {value!r}")
-        if value.type == type:
-            return value
+        """The value as `type`: a Python number becomes a constant, a scalar is splat to a vector of its type.
+
+        context: what an error begins with, "{type}" in it for the type."""
+        if isinstance(value, ir.Expr):
+            if value.type is type:
+                return value
+            if isinstance(type, ir.Vector) and not isinstance(value.type, ir.Vector):
+                return ir.Splat(type, self.coerce(value, type.elem, context))
+        elif isinstance(type, ir.Vector):
+            return ir.Splat(type, self.number(value, type.elem, context))
+        else:
+            return self.number(value, type, context)
         if (
             isinstance(type, ir.Scalar)
             and isinstance(value.type, ir.Scalar)
@@ -166,31 +157,47 @@ class Values:
             and type.const
         ):
             return ir.Offset(type, value, ir.Const(ir.I64, 0))
-        raise StageError(f"{context}, got {value.type}; convert it")
+        raise StageError(f"{context.format(type=type)}, got {value.type}; convert it")
+
+    def number(self, value: object, type: ir.Type, context: str) -> ir.Const:
+        """A Python number as a constant; context: as coerce() takes it."""
+        if isinstance(value, bool) and type is ir.BOOL:
+            return ir.Const(type, value)
+        if not isinstance(value, int | float) or not isinstance(type, ir.Scalar):
+            raise StageError(f"{context.format(type=type)}, got the compile-time value {value!r}")
+        if type.kind == "float":
+            return ir.Const(type, float(value))
+        if isinstance(value, float):
+            raise StageError(f"{context.format(type=type)}, {value!r} is not an integer")
+        if type.kind in ("int", "uint"):
+            signed = type.kind == "int"
+            if not 0 <= value + (1 << type.bits - 1 if signed else 0) < 1 << type.bits:
+                raise StageError(f"{value} does not fit in {type}")
+        return ir.Const(type, int(value))
 
     def unify(self, left: object, right: object, what: str) -> tuple[ir.Expr, ir.Expr]:
-        if not is_runtime(left):
-            assert is_runtime(right)  # two compile-time values never come here: Python computes with them
-            return self.coerce(left, right.type, f"{what} with {right.type}"), right
-        if not is_runtime(right):
-            return left, self.coerce(right, left.type, f"{what} with {left.type}")
+        if not isinstance(left, ir.Expr):
+            assert isinstance(right, ir.Expr)  # two compile-time values never come here: Python computes with them
+            return self.coerce(left, right.type, f"{what} with {{type}}"), right
+        if not isinstance(right, ir.Expr):
+            return left, self.coerce(right, left.type, f"{what} with {{type}}")
         a, b = left.type, right.type
-        if a is b or a == b:
+        if a is b:
             return left, right
         if isinstance(a, ir.Vector) and not isinstance(b, ir.Vector | ir.Pointer):
-            return left, self.coerce(right, a, f"{what} with {a}")
+            return left, self.coerce(right, a, f"{what} with {{type}}")
         if isinstance(b, ir.Vector) and not isinstance(a, ir.Vector | ir.Pointer):
-            return self.coerce(left, b, f"{what} with {b}"), right
+            return self.coerce(left, b, f"{what} with {{type}}"), right
         if isinstance(a, ir.Scalar) and isinstance(b, ir.Scalar) and a.kind == b.kind == "int":
             wide = a if a.bits >= b.bits else b
             return self.coerce(left, wide, what), self.coerce(right, wide, what)
         raise StageError(f"{what} of {a} and {b}: convert one of them")
 
     def binary(self, op: str, left: object, right: object) -> ir.Expr:
-        if is_runtime(left) and isinstance(left.type, ir.Pointer):
+        if isinstance(left, ir.Expr) and isinstance(left.type, ir.Pointer):
             if op not in ("+", "-"):
                 raise StageError(f"{left.type} {op} is not defined")
-            narrow = op == "+" and is_runtime(right) and right.type in self.target.offset_types
+            narrow = op == "+" and isinstance(right, ir.Expr) and right.type in self.target.offset_types
             index = right if narrow else self.coerce(right, ir.I64, "a pointer offset is an integer")
             if op == "-":
                 index = ir.Unary(ir.I64, "-", index)

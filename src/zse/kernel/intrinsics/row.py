@@ -27,12 +27,16 @@ class Spelled:
 
     def body_for(self, target) -> Any:
         """The target's own body, else that of its nearest family. CompileError where there is none."""
+        known = target.bodies.get(self.name)
+        if known is not None:
+            return known
         if self.feature and not target.has(self.feature):
             raise CompileError(f"intrinsic {self.name} needs {self.feature}, which target {target.name} does not have")
         found = [self.bodies[family] for family in target.families if family in self.bodies]
         if self.name not in target.own and not found:
             raise CompileError(f"intrinsic {self.name} has no body for target {target.name}")
-        return target.own.get(self.name, found[0] if found else None)
+        body = target.bodies[self.name] = target.own.get(self.name, found[0] if found else None)
+        return body
 
 
 @dataclass(frozen=True)

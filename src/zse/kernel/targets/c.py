@@ -44,6 +44,7 @@ class CTarget:
     def __init__(self) -> None:
         self.types: dict[str, str] = {}
         self.helpers: dict[str, str] = {}
+        self.bodies: dict[str, object] = {}  # of intrinsics, by name, as Spelled.body_for() found them
 
     def has(self, feature: str) -> bool:
         return feature in self.features
@@ -126,7 +127,7 @@ class CTarget:
         return [line for stmt in body for line in self.statement(stmt, indent)]
 
     def statement(self, stmt: ir.Stmt, indent: str) -> list[str]:
-        return getattr(self, f"stmt_{type(stmt).__name__}")(stmt, indent)
+        return getattr(self, stmt.printer)(stmt, indent)
 
     def stmt_Declare(self, stmt: ir.Declare, indent: str) -> list[str]:
         return [f"{indent}{self.declared(stmt.var)} = {self.expr(stmt.value)};"]
