@@ -28,7 +28,7 @@ from zse.kernel.language import (
     index,
     static,
 )
-from zse.kernel.source import Scope, closure_of, source_of
+from zse.kernel.source import Scope, closure_of, innermost, source_of
 from zse.kernel.values import is_runtime
 
 # How Python's AST calls an operator → the operator of the IR, or None, and what computes it at compile time.
@@ -76,27 +76,8 @@ class Stager(Calls):
     # expressions
     # ---------------------------------------------------------------------------------------------------------
 
-    def located(self, node: ast.AST, error: Exception) -> CompileError:
-        source = self.source
-        index = node.lineno - 1
-        text = source.lines[index].rstrip("\n") if index < len(source.lines) else ""
-        caret = " " * (node.col_offset + source.indent) + "^" * max(1, _width(node))
-        return CompileError(f"{source.path}:{source.first_line + index}: {error}\n{text}\n{caret}")
-
     def expression(self, node: ast.expr) -> object:
         return EXPRESSIONS[type(node)](self, node)
-
-    def innermost(self, node: ast.stmt, error: Exception) -> ast.AST:
-        """The part of a statement that was staged last when it raised the error: of 2 million expressions none has to note where
-        it stands."""
-        found: ast.AST = node
-        trace = error.__traceback__
-        while trace is not None:
-            names = trace.tb_frame.f_locals
-            if names.get("self") is self and isinstance(names.get("node"), ast.expr):
-                found = names["node"]
-            trace = trace.tb_next
-        return found
 
     def unknown(self, node: ast.AST):
         raise StageError(f"{type(node).__name__} is not part of the kernel language")
@@ -299,8 +280,8 @@ class Stager(Calls):
             raise
         except Exception as error:  # also what the author's compile-time Python raised
             is_ours = isinstance(error, StageError)
-            detail = error if is_ours else f"{type(error).__name__}: {error}"
-            raise self.located(self.innermost(node, error), StageError(detail)) from (None if is_ours else error)
+            detail = str(error) if is_ours else f"{type(error).__name__}: {error}"
+            raise self.source.error(innermost(self, node, error), detail) from (None if is_ours else error)
 
     def stmt_Pass(self, node):
         pass
@@ -487,10 +468,6 @@ class Stager(Calls):
         shown = ", ".join(f"{name}={value}" for name, value in statics.items())
         origin = f"{self.source.name}:{self.source.first_line} {kernel.name}({shown})"
         return ir.Function(symbol, params, self.body, origin)
-
-
-def _width(node: ast.AST) -> int:
-    return node.end_col_offset - node.col_offset if node.end_lineno == node.lineno else 1
 
 
 def stage(kernel: Kernel, statics: dict[str, object], symbol: str, target) -> ir.Function:

@@ -8,6 +8,9 @@ import textwrap
 from dataclasses import dataclass
 from functools import cached_property
 from types import CodeType
+from typing import Any
+
+from zse.errors import CompileError
 
 
 @dataclass
@@ -22,6 +25,13 @@ class Source:
     assigned: frozenset[str]
     signature: inspect.Signature
     name: str  # the path as error reports of generated code show it
+
+    def error(self, node: ast.AST, what: str) -> CompileError:
+        """What is wrong with a part of the function: its line with a caret below it."""
+        index = node.lineno - 1  # type: ignore[attr-defined]
+        text = self.lines[index].rstrip("\n") if index < len(self.lines) else ""
+        caret = " " * (node.col_offset + self.indent) + "^" * max(1, _width(node))  # type: ignore[attr-defined]
+        return CompileError(f"{self.path}:{self.first_line + index}: {what}\n{text}\n{caret}")
 
     def arguments(self, args: list, kwargs: dict) -> dict[str, object]:
         """Name → value of a call's arguments, defaults included. TypeError where they do not fit."""
@@ -40,6 +50,23 @@ class Source:
             if all(each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters)
             else ()
         )
+
+
+def _width(node: Any) -> int:
+    return node.end_col_offset - node.col_offset if node.end_lineno == node.lineno else 1
+
+
+def innermost(stager: object, node: ast.stmt, error: Exception) -> ast.AST:
+    """The part of a statement that `stager` was at when it raised the error, from the traceback: of 2 million expressions none has
+    to note where it stands."""
+    found: ast.AST = node
+    trace = error.__traceback__
+    while trace is not None:
+        names = trace.tb_frame.f_locals
+        if names.get("self") is stager and isinstance(names.get("node"), ast.expr):
+            found = names["node"]
+        trace = trace.tb_next
+    return found
 
 
 _sources: dict[object, Source] = {}
