@@ -1,7 +1,8 @@
-"""PDFs that are small and would be large, or go round in circles: name → (bytes, words of the refusal or "" where any will do)."""
+"""PDFs that are small and would be large, or go round in circles: name → (what makes its bytes, words of the refusal or "" where any will do)."""
 
 import functools
 import zlib
+from collections.abc import Callable
 
 from pdf_writer import Encryption, Pdf, with_table
 
@@ -84,63 +85,92 @@ def _form_in_itself(depth: int) -> dict[int, bytes]:
     return forms
 
 
+MEBI = 1 << 20
+
+
 @functools.cache
-def bombs() -> dict[str, tuple[bytes, str]]:
-    mebi = 1 << 20
-    flate = zlib.compress(b" " * (40 * mebi), 9)
+def _flate() -> bytes:
+    return zlib.compress(b" " * (40 * MEBI), 9)
+
+
+@functools.cache
+def _words() -> Pdf:
     made = Pdf()
     made.page().text(72, 700, "Words.")
-    plain = made.data()
-    start = int(plain.rpartition(b"startxref\n")[2].split(b"\n")[0])
+    return made
+
+
+def _plain() -> bytes:
+    return _words().data()
+
+
+def _own_previous() -> bytes:
+    start = int(_plain().rpartition(b"startxref\n")[2].split(b"\n")[0])
+    return _plain().replace(b"/Info 3 0 R", f"/Prev {start}".encode()).replace(b"(Words.) Tj", b"")
+
+
+def _many_objects() -> bytes:
+    many = b"".join(b"%d 0 obj 0 endobj\n" % number for number in range(9, 300_000))
+    return _plain().replace(b"xref\n", many + b"xref\n", 1)
+
+
+def _other_key() -> bytes:
     encryption = Encryption("aes-256", "p")
     encryption.user = encryption.user[:40] + b"\xff" * 8
-    many = b"".join(b"%d 0 obj 0 endobj\n" % number for number in range(9, 300_000))
-    nest = 60_000
-    return {
-        "flate": (content("/FlateDecode", zlib.compress(b" " * (65 * mebi), 9)), "times its size|MiB"),
-        "double flate": (content("[/FlateDecode/FlateDecode]", zlib.compress(flate, 9)), "times its size"),
-        "long chain": (content("[" + "/FlateDecode" * 5 + "]", flate), "4 filters"),
-        "ratio": (content("/FlateDecode", zlib.compress(b" " * (2 * mebi), 9)), "times its size"),
-        "run length": (content("/RunLengthDecode", b"\x81 " * mebi), "MiB"),
-        "run length chain": (content("[/RunLengthDecode/RunLengthDecode/RunLengthDecode]", b"\x81\x81" * mebi), ""),
-        "lzw": (content("/LZWDecode", _lzw(b" " * (4 * mebi))), ""),
-        "ascii85": (content("/ASCII85Decode", b"z" * (20 * mebi) + b"~>"), ""),
-        "a lying length": (content("", b" " * 100).replace(b"/Length 100", b"/Length 4294967295"), ""),
-        "self-Prev": (plain.replace(b"/Info 3 0 R", f"/Prev {start}".encode()).replace(b"(Words.) Tj", b""), ""),
-        "pages in pages": (_pages({2: b"<</Type/Pages/Count 1/Kids[2 0 R]>>"}), ""),
-        "two that are each other's": (
-            _pages({2: b"<</Type/Pages/Count 9/Kids[4 0 R]>>", 4: b"<</Type/Pages/Count 9/Kids[2 0 R]>>"}),
+    return _words().data(encryption=encryption)
+
+
+NEST = 60_000
+# What makes each (seconds for some: nobody pays who only asks for the names), and the words of its refusal.
+BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
+    "flate": (lambda: content("/FlateDecode", zlib.compress(b" " * (65 * MEBI), 9)), "times its size|MiB"),
+    "double flate": (lambda: content("[/FlateDecode/FlateDecode]", zlib.compress(_flate(), 9)), "times its size"),
+    "long chain": (lambda: content("[" + "/FlateDecode" * 5 + "]", _flate()), "4 filters"),
+    "ratio": (lambda: content("/FlateDecode", zlib.compress(b" " * (2 * MEBI), 9)), "times its size"),
+    "run length": (lambda: content("/RunLengthDecode", b"\x81 " * MEBI), "MiB"),
+    "run length chain": (lambda: content("[/RunLengthDecode/RunLengthDecode/RunLengthDecode]", b"\x81\x81" * MEBI), ""),
+    "lzw": (lambda: content("/LZWDecode", _lzw(b" " * (4 * MEBI))), ""),
+    "ascii85": (lambda: content("/ASCII85Decode", b"z" * (20 * MEBI) + b"~>"), ""),
+    "a lying length": (lambda: content("", b" " * 100).replace(b"/Length 100", b"/Length 4294967295"), ""),
+    "self-Prev": (_own_previous, ""),
+    "pages in pages": (lambda: _pages({2: b"<</Type/Pages/Count 1/Kids[2 0 R]>>"}), ""),
+    "two that are each other's": (
+        lambda: _pages({2: b"<</Type/Pages/Count 9/Kids[4 0 R]>>", 4: b"<</Type/Pages/Count 9/Kids[2 0 R]>>"}),
+        "",
+    ),
+    "pages by number": (lambda: _pages({2: b"<</Type/Pages/Count 2000000000/Kids[]>>"}), ""),
+    "too many pages": (
+        lambda: _pages(
+            {2: b"<</Type/Pages/Count 6000/Kids[%s]>>" % (b"4 0 R " * 6000), 4: b"<</Type/Page/Parent 2 0 R>>"}
+        ),
+        "5000",
+    ),
+    "a million objects": (_many_objects, "200000 objects"),
+    "objects by number": (
+        lambda: (
+            _plain()
+            .replace(b"/Type/Catalog", b"/Type/ObjStm/N 9999999 ", 1)
+            .replace(b">>\nendobj", b">>stream\n\nendstream\nendobj", 1)
+        ),
+        "",
+    ),
+    "arrays in arrays": (lambda: _pages({2: b"[" * NEST + b"]" * NEST}), ""),
+    "dictionaries in dictionaries": (lambda: _pages({2: b"<</Kids" * NEST + b">>" * NEST}), ""),
+    "forms in forms": (lambda: content("", b"/X Do " * 10, _form_in_itself(9), "/XObject<</X 6 0 R>>"), ""),
+    "cmap of all": (lambda: cmap(b"1 beginbfrange <0000> <FFFFFFFF> <0020> endbfrange"), ""),
+    "cmap of many": (lambda: cmap(b"100 beginbfrange " + b"<0000> <FFFF> <0020> " * 20_000 + b"endbfrange"), ""),
+    "key": (_other_key, "encrypted"),
+    "a stream that is its own length": (lambda: content("", SHOWN).replace(b"/Length 35", b"/Length 5 0 R"), ""),
+    "no end": (lambda: content("", b"(" * 5_000_000), ""),
+    "operands": (lambda: content("", b"0 " * 5_000_000 + b"Tj"), ""),
+    "states": (lambda: content("", b"q " * 3_000_000), ""),
+    "text": (
+        lambda: content(
             "",
+            b"BT /F 1 Tf " + b"(aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa)Tj " * 60_000,
+            {6: b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>"},
+            "/Font<</F 6 0 R>>",
         ),
-        "pages by number": (_pages({2: b"<</Type/Pages/Count 2000000000/Kids[]>>"}), ""),
-        "too many pages": (
-            _pages({2: b"<</Type/Pages/Count 6000/Kids[%s]>>" % (b"4 0 R " * 6000), 4: b"<</Type/Page/Parent 2 0 R>>"}),
-            "5000",
-        ),
-        "a million objects": (plain.replace(b"xref\n", many + b"xref\n", 1), "200000 objects"),
-        "objects by number": (
-            plain.replace(b"/Type/Catalog", b"/Type/ObjStm/N 9999999 ", 1).replace(
-                b">>\nendobj", b">>stream\n\nendstream\nendobj", 1
-            ),
-            "",
-        ),
-        "arrays in arrays": (_pages({2: b"[" * nest + b"]" * nest}), ""),
-        "dictionaries in dictionaries": (_pages({2: b"<</Kids" * nest + b">>" * nest}), ""),
-        "forms in forms": (content("", b"/X Do " * 10, _form_in_itself(9), "/XObject<</X 6 0 R>>"), ""),
-        "cmap of all": (cmap(b"1 beginbfrange <0000> <FFFFFFFF> <0020> endbfrange"), ""),
-        "cmap of many": (cmap(b"100 beginbfrange " + b"<0000> <FFFF> <0020> " * 20_000 + b"endbfrange"), ""),
-        "key": (made.data(encryption=encryption), "encrypted"),
-        "a stream that is its own length": (content("", SHOWN).replace(b"/Length 35", b"/Length 5 0 R"), ""),
-        "no end": (content("", b"(" * 5_000_000), ""),
-        "operands": (content("", b"0 " * 5_000_000 + b"Tj"), ""),
-        "states": (content("", b"q " * 3_000_000), ""),
-        "text": (
-            content(
-                "",
-                b"BT /F 1 Tf " + b"(aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa)Tj " * 60_000,
-                {6: b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>"},
-                "/Font<</F 6 0 R>>",
-            ),
-            "characters",
-        ),
-    }
+        "characters",
+    ),
+}

@@ -9,7 +9,7 @@ from harness import Harness, request
 
 sys.path.append(str(Path(__file__).parents[1] / "rag"))
 import docx_writer as word  # noqa: E402
-from pdf_bombs import bombs  # noqa: E402
+from pdf_bombs import BOMBS  # noqa: E402
 from pdf_writer import Encryption, Pdf  # noqa: E402
 
 ROUTE, SEARCH = "/v1/rag/documents", "/v1/rag/search"
@@ -51,7 +51,7 @@ def test_an_encrypted_pdf_needs_its_password(library, method):
 
 def test_a_bomb_is_422(library):
     reply = library.raw(
-        request("POST", f"{ROUTE}?name=a.pdf", bombs()["double flate"][0], {"content-type": "application/pdf"})
+        request("POST", f"{ROUTE}?name=a.pdf", BOMBS["double flate"][0](), {"content-type": "application/pdf"})
     )
     assert (reply.status, reply.json["error"]["code"]) == (422, "unprocessable_file")
     assert "times its size" in reply.json["error"]["message"]
