@@ -56,7 +56,8 @@ def compiled(sources: "list[Path]", text: str, name: str, optimize: str) -> Path
     """The shared library of these files (or of `text`), from the cache if it is there."""
     compiler = find_compiler()
     total = hashlib.sha256(repr((compiler, FLAGS, optimize, text)).encode())
-    for path in (*sources, *sorted(CSRC.glob("emulate*.h"))):
+    headers = CSRC.glob("emulate*.h") if sources else [CSRC / "emulate.h"]
+    for path in (*sources, *sorted(headers)):
         total.update(path.read_bytes())
     folder = cache.folder() / "emulate"
     target = folder / f"{name}-{total.hexdigest()[:32]}.so"

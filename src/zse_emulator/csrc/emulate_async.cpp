@@ -6,9 +6,20 @@
 
 namespace emulate {
 
+/* Accesses of natural alignment to `size` bytes. */
+static void access_pieces(Thread *t, u64 address, i32 size, bool write) {
+  for (i32 k = 0; k < size; ) {
+    i32 piece = 16;
+    while (piece > size - k || (address + k) % piece) piece /= 2;
+    global_access(t, address + k, piece, write, false);
+    k += piece;
+  }
+}
+
 /* The destination may be overwritten now, and is in flight from here on. */
 static void claim(Thread *t, Block *block, u32 offset, u32 size, const char *verb) {
   Access now = access_of(t);
+  touch(block, offset, size);
   for (u32 k = offset; k < offset + size; ++k) {
     Cell &c = block->cells[k];
     if (c.state == OUTSIDE) fail(t, "%s shared memory outside of the arrays (offset %u)", verb, k);
@@ -48,12 +59,7 @@ void copy_async(Thread *t, void *dst, const void *src, i32 size, i32 valid) {
   u32 offset = shared_offset(t, dst, size, "copies");
   if (valid) {
     if ((u64)src % size) fail(t, "copy_async() of %d bytes from an address that is no multiple of it", size);
-    for (i32 k = 0; k < valid; ) {      /* pieces of natural alignment */
-      i32 piece = 16;
-      while (piece > valid - k || ((u64)src + k) % piece) piece /= 2;
-      global_access(t, (u64)src + k, piece, false, false);
-      k += piece;
-    }
+    access_pieces(t, (u64)src, valid, false);
   }
   claim(t, t->state->block, offset, size, "copies into");
   t->state->open.push_back(Copy{(u8 *)dst, (const u8 *)src, size, valid, t->at});
@@ -72,7 +78,7 @@ void finish_copies(Thread *t, size_t groups) {
       by.at = copy.at;
       land(t->state->block, copy, (u32)(copy.dst - t->shared), by, true);
     }
-    all.pop_front();
+    all.erase(all.begin());
   }
 }
 
@@ -83,7 +89,7 @@ void copy_wait(Thread *t, i32 groups) { finish_copies(t, groups); if (random_bel
 static MBarrierState &barrier_at(Thread *t, Block *block, u32 offset, const char *verb) {
   auto found = block->mbarriers.find(offset);
   if (found == block->mbarriers.end()) fail(t, "%s an mbarrier that has not been initialised (offset %u of shared memory)", verb, offset);
-  Cell &c = block->cells[offset];
+  Cell &c = *touch(block, offset, 8);
   if (!ordered(t, c.write)) fail(t, "%s an mbarrier whose init at %s no barrier has published", verb, place(c.write.at));
   return found->second;
 }
@@ -92,6 +98,7 @@ void mbarrier_init(Thread *t, u64 *barrier, i32 count) {
   u32 offset = shared_offset(t, barrier, 8, "initialises");
   Block *block = t->state->block;
   if (count < 1 || count > (1 << 20) - 1) fail(t, "an mbarrier of %d arrivals", count);
+  touch(block, offset, 8);
   for (u32 k = offset; k < offset + 8; ++k) {
     Cell &c = block->cells[k];
     if (c.write.valid && !ordered(t, c.write)) fail(t, "race: initialises an mbarrier that thread %d wrote at %s", c.write.thread % launch->kernel->threads, place(c.write.at));
@@ -218,6 +225,19 @@ template <class F> static void each(Thread *t, const TensorMap &map, i32 rank, c
   }
 }
 
+/* A piece of a copy: with the one before it, where both of its sides go on. */
+static void add_piece(std::vector<Copy> &copies, u8 *dst, const u8 *src, i32 size, u32 at) {
+  if (!copies.empty()) {
+    Copy &last = copies.back();
+    if (last.dst + last.size == dst && (src ? last.src && last.src + last.size == src : !last.src)) {
+      last.size += size;
+      last.valid += size;
+      return;
+    }
+  }
+  copies.push_back(Copy{dst, src, size, size, at});
+}
+
 static u32 box_bytes(const TensorMap &map) {
   u32 bytes = map.element;
   for (u32 d = 0; d < map.rank; ++d) bytes *= map.box[d];
@@ -235,9 +255,9 @@ void tma_load(Thread *t, void *dst, const TensorMap &map, u64 *barrier, i32 rank
     claim(t, other, offset, bytes, "copies into");
   }
   each(t, map, rank, coords, offset, [&](u32 where, u64 address) {
-    if (address) global_access(t, address, map.element, false, false);
-    one.copies.push_back(Copy{t->shared + where, (const u8 *)address, (i32)map.element, (i32)map.element, t->at});
+    add_piece(one.copies, t->shared + where, (const u8 *)address, (i32)map.element, t->at);
   });
+  for (Copy &copy : one.copies) if (copy.src) access_pieces(t, (u64)copy.src, copy.size, false);
   launch->pending.push_back(std::move(one));
   tick(t);
 }
@@ -249,12 +269,7 @@ static void store_now(Thread *t, Store &store) {
     engine_reads(block, (u32)(copy.src - t->shared), copy.size, store.clock, store.epoch, store.at, t, "the copy engine");
     u32 before = t->at;
     t->at = store.at;
-    for (i32 k = 0; k < copy.size; ) {
-      i32 piece = 16;
-      while (piece > copy.size - k || ((u64)copy.dst + k) % piece) piece /= 2;
-      global_access(t, (u64)copy.dst + k, piece, true, false);
-      k += piece;
-    }
+    access_pieces(t, (u64)copy.dst, copy.size, true);
     t->at = before;
     memcpy(copy.dst, copy.src, copy.size);
   }
@@ -277,7 +292,7 @@ void tma_store(Thread *t, const TensorMap &map, const void *src, i32 rank, const
   u32 offset = shared_offset(t, src, box_bytes(map), "copies");
   Store store{{}, snapshot(t), t->state->block->epoch, t->at};
   each(t, map, rank, coords, offset, [&](u32 where, u64 address) {
-    if (address) store.copies.push_back(Copy{(u8 *)address, t->shared + where, (i32)map.element, (i32)map.element, t->at});
+    if (address) add_piece(store.copies, (u8 *)address, t->shared + where, (i32)map.element, t->at);
   });
   add_store(t, std::move(store));
 }
@@ -291,7 +306,7 @@ void finish_stores(Thread *t, size_t groups) {
   auto &all = t->state->store_groups;
   while (all.size() > groups) {
     for (Store &store : all.front()) store_now(t, store);
-    all.pop_front();
+    all.erase(all.begin());
   }
 }
 

@@ -16,9 +16,14 @@ Thread *current;
 namespace {
 
 const size_t STACK = 256 << 10;     /* virtual; a kernel's variables take a few KiB of it */
+/* Their tops begin at as many offsets: at one, the frames of all fibers would share a few sets of the processor's caches. */
+const u32 TOPS = 61, TOP = 320;
+const size_t KEPT = 8;              /* blocks whose memory is used again */
 const u64 LONGEST = 400u << 20;     /* accesses of a thread between two switches: more is a loop without an end */
 void *scheduler_sp;
 std::vector<void *> stacks;
+std::vector<Block *> idle;
+u32 num_fibers;
 u32 num_launches, complete_launches;   /* complete: when the next launch starts */
 
 }  /* namespace */
@@ -100,7 +105,7 @@ void wake(Thread *t) {
 static void fiber_main() {
   Thread *t = current;
   launch->kernel->run(t, launch->args);
-  bulk_commit(t);
+  if (!t->state->stores.empty()) bulk_commit(t);
   finish_stores(t, 0);
   t->state->running = DONE;
   to_scheduler(t);
@@ -121,20 +126,32 @@ static void *take_stack() {
 
 static Block *make_block(Cluster *cluster, i64 linear, i32 rank) {
   const Kernel *kernel = launch->kernel;
-  Block *block = new Block();
+  Block *block = idle.empty() ? new Block() : idle.back();
+  if (!idle.empty()) idle.pop_back();
   block->linear = linear;
   block->rank = rank;
   block->cluster = cluster;
   block->threads.resize(kernel->threads);
-  block->states.resize(kernel->threads);
+  if ((i32)block->states.size() < kernel->threads) block->states.resize(kernel->threads);
   block->memory.assign(kernel->shared_bytes + 2048, 0xff);    /* NaN in every float */
   block->shared = (u8 *)(((u64)block->memory.data() + 1023) / 1024 * 1024);
-  block->cells.assign(kernel->shared_bytes, Cell{{}, {}, OUTSIDE, false, false});
-  for (i32 k = 0; k < kernel->num_arrays; ++k)
-    for (u32 at = 0; at < kernel->arrays[k][1]; ++at) block->cells[kernel->arrays[k][0] + at].state = UNWRITTEN;
-  block->warps.resize((kernel->threads + kernel->warp - 1) / kernel->warp);
+  if (block->cells.size() < kernel->shared_bytes) {
+    block->cells.resize(kernel->shared_bytes);
+    block->made.resize((kernel->shared_bytes + LINE - 1) / LINE);
+  }
+  ++block->use;
+  size_t warps = (kernel->threads + kernel->warp - 1) / kernel->warp;
+  if (block->warps.size() < warps) block->warps.resize(warps);
+  for (Warp &warp : block->warps) warp.count = 0;
+  block->groups.clear();
   block->groups.resize((kernel->threads + 127) / 128);
   block->known.assign(launch->blocks, false);
+  block->mbarriers.clear();
+  block->whole.waiting.clear();
+  for (Barrier &one : block->named) one = Barrier();
+  block->epoch = 1;
+  block->engine = 0;
+  block->waited = false;
   block->alive = kernel->threads;
   i32 size = kernel->threads * kernel->cluster + 2 * kernel->cluster;
   for (i32 i = 0; i < kernel->threads; ++i) {
@@ -152,13 +169,33 @@ static Block *make_block(Cluster *cluster, i64 linear, i32 rank) {
     t.shared = block->shared;
     t.state = &state;
     state.block = block;
+    state.own = rank * kernel->threads + i;
+    state.doing = nullptr;
     state.clock.assign(size, 0);
-    state.clock[rank * kernel->threads + i] = 1;
+    state.clock[state.own] = 1;
+    state.async_fence = 0;
+    state.fenced = state.waited = false;
+    state.open.clear();
+    state.groups.clear();
+    state.stores.clear();
+    state.store_groups.clear();
+    state.last = nullptr;
     state.stack = take_stack();
-    state.sp = first_frame((u8 *)state.stack + STACK, fiber_main);
+    state.sp = first_frame((u8 *)state.stack + STACK - num_fibers++ % TOPS * TOP, fiber_main);
     wake(&t);
   }
   return block;
+}
+
+void make_line(Block *block, u32 line) {
+  const Kernel *kernel = launch->kernel;
+  u32 start = line * LINE, end = std::min(start + LINE, (u32)kernel->shared_bytes);
+  for (u32 k = start; k < end; ++k) block->cells[k] = Cell{{}, {}, OUTSIDE, false, false};
+  for (i32 k = 0; k < kernel->num_arrays; ++k) {
+    u32 from = std::max(start, kernel->arrays[k][0]), to = std::min(end, kernel->arrays[k][0] + kernel->arrays[k][1]);
+    for (u32 at = from; at < to; ++at) block->cells[at].state = UNWRITTEN;
+  }
+  block->made[line] = block->use;
 }
 
 static Cluster *make_cluster(i64 first) {
@@ -174,8 +211,9 @@ static bool cluster_done(Cluster *cluster) {
 
 static void drop_cluster(Cluster *cluster) {
   for (Block *block : cluster->blocks) {
-    for (ThreadState &state : block->states) stacks.push_back(state.stack);
-    delete block;
+    for (Thread &t : block->threads) stacks.push_back(t.state->stack);
+    if (idle.size() < KEPT) idle.push_back(block);
+    else delete block;
   }
   delete cluster;
 }

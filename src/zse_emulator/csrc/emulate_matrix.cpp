@@ -206,7 +206,7 @@ void wgmma(Thread *t, i32 dtype, f32 *const *acc, i32 n, const u32 *a_registers,
   Product one{accumulator, dtype, n, a_registers != nullptr, accumulate, trans_a, trans_b, {}, a, b, snapshot(t), leader->state->block->epoch, t->at, leader};
   one.clock = snapshot(leader);
   for (i32 i = 0; i < 128; ++i) {
-    join(one.clock, snapshot(g.members[i]));
+    join_thread(one.clock, g.members[i]);
     for (i32 r = 0; r < 4 && a_registers; ++r) one.registers.push_back(((const Operands *)g.data[i])->a[r]);
   }
   g.open.push_back(std::move(one));

@@ -97,7 +97,9 @@ struct Block {
   std::vector<ThreadState> states;
   std::vector<u8> memory;           /* of `shared`, which is aligned to 1024 bytes in it */
   u8 *shared;
-  std::vector<Cell> cells;
+  std::vector<Cell> cells;          /* of the bytes of `shared`; a line of them is made when it is first touched: see touch() */
+  std::vector<u32> made;            /* of each line: of which use of this block */
+  u32 use = 0;
   std::vector<Warp> warps;
   std::vector<Group> groups;
   Barrier whole, named[16];
@@ -112,6 +114,7 @@ enum Running : u8 { READY, BLOCKED, SPINNING, DONE };
 
 struct ThreadState {
   Block *block;
+  i32 own;                          /* of the threads of the cluster */
   void *stack = nullptr, *sp = nullptr;
   Running running;
   const char *doing;                /* what it is blocked in */
@@ -119,9 +122,9 @@ struct ThreadState {
   u32 async_fence = 0;              /* its clock at the last fence_async() */
   bool fenced = false, waited = false;
   std::vector<Copy> open;
-  std::deque<std::vector<Copy>> groups;
+  std::vector<std::vector<Copy>> groups;             /* a few, the oldest first */
   std::vector<Store> stores;
-  std::deque<std::vector<Store>> store_groups;
+  std::vector<std::vector<Store>> store_groups;
   u64 accesses = 0;
   Allocation *last = nullptr;
 };
@@ -163,18 +166,43 @@ void leave(Thread *, Meeting &);
 i32 warp_size(Thread *);
 
 Allocation *find(Thread *, u64 address, u64 size, const char *verb);
-bool ordered(Thread *, const Access &);           /* is that access before what this thread does now */
-bool ordered_clock(Block *, const Clock &, u32 own_epoch, const Access &);
 void join(Clock &, const Clock &);
 Clock snapshot(Thread *);                         /* what another thread learns from this one */
+void join_thread(Clock &, Thread *);              /* its snapshot */
 void tick(Thread *);
-i32 cluster_thread(Thread *);
-Access access_of(Thread *);
 u32 shared_offset(Thread *, const void *, u32 size, const char *verb);
 void global_access(Thread *, u64 address, u32 size, bool write, bool is_atomic);
 void run_pending();
 void finish_copies(Thread *, size_t groups);
 void finish_stores(Thread *, size_t groups);
+
+inline i32 cluster_thread(Thread *t) { return t->state->own; }
+
+inline Access access_of(Thread *t) {
+  const ThreadState *s = t->state;
+  return Access{s->block->epoch, s->clock[s->own], t->at, (u16)s->own, true};
+}
+
+inline bool ordered_clock(Block *block, const Clock &clock, u32 own_epoch, const Access &access) {
+  u32 threads = launch->kernel->threads, cluster = launch->kernel->cluster, all = threads * cluster;
+  if (access.thread >= all) return access.clock <= clock[access.thread + cluster];
+  u32 epoch = cluster == 1 || access.thread / threads == (u32)block->rank ? own_epoch : clock[all + access.thread / threads];
+  return access.epoch < epoch || access.clock <= clock[access.thread];
+}
+
+/* Is that access before what this thread does now? */
+inline bool ordered(Thread *t, const Access &access) {
+  return ordered_clock(t->state->block, t->state->clock, t->state->block->epoch, access);
+}
+
+/* The cells of bytes of shared memory. Most of it no small launch touches: lines that it does are made then. */
+const u32 LINE = 128;
+void make_line(Block *, u32 line);
+inline Cell *touch(Block *block, u32 offset, u32 size) {
+  for (u32 line = offset / LINE; line <= (offset + size - 1) / LINE; ++line)
+    if (block->made[line] != block->use) make_line(block, line);
+  return &block->cells[offset];
+}
 
 /* Bytes that the copy engine or a matrix unit reads, as of a clock. */
 void engine_reads(Block *, u32 offset, u32 size, const Clock &, u32 epoch, u32 at, Thread *reader, const char *what);

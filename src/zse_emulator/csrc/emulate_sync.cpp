@@ -5,26 +5,20 @@
 
 namespace emulate {
 
-i32 cluster_thread(Thread *t) { return t->rank * launch->kernel->threads + t->index; }
-
-Access access_of(Thread *t) {
-  i32 own = cluster_thread(t);
-  return Access{t->state->block->epoch, t->state->clock[own], t->at, (u16)own, true};
-}
-
-bool ordered_clock(Block *block, const Clock &clock, u32 own_epoch, const Access &access) {
-  const Kernel *kernel = launch->kernel;
-  i32 all = kernel->threads * kernel->cluster, other = access.thread / kernel->threads;
-  if (access.thread >= all) return access.clock <= clock[access.thread + kernel->cluster];
-  u32 epoch = other == block->rank ? own_epoch : clock[kernel->threads * kernel->cluster + other];
-  return access.epoch < epoch || access.clock <= clock[access.thread];
-}
-
-bool ordered(Thread *t, const Access &access) { return ordered_clock(t->state->block, t->state->clock, t->state->block->epoch, access); }
-
+#if defined(__x86_64__)
+__attribute__((target("sse4.1")))     /* which has the maximum of four clocks */
+#endif
 void join(Clock &into, const Clock &from) {
   if (into.size() < from.size()) into.resize(from.size());
-  for (size_t i = 0; i < from.size(); ++i) into[i] = std::max(into[i], from[i]);
+  u32 *__restrict__ known = into.data();
+  const u32 *__restrict__ told = from.data();
+  for (size_t i = 0, n = from.size(); i < n; ++i) known[i] = known[i] > told[i] ? known[i] : told[i];
+}
+
+void join_thread(Clock &into, Thread *t) {
+  join(into, t->state->clock);
+  u32 &epoch = into[launch->kernel->threads * launch->kernel->cluster + t->rank];
+  epoch = std::max(epoch, t->state->block->epoch);
 }
 
 Clock snapshot(Thread *t) {
@@ -58,8 +52,9 @@ static void shared_access(Thread *t, const void *p, u32 size, bool write, bool i
   u32 offset = shared_offset(t, p, size, verb);
   Block *block = t->state->block;
   Access now = access_of(t);
+  Cell *cells = touch(block, offset, size);
   for (u32 k = 0; k < size; ++k) {
-    Cell &c = block->cells[offset + k];
+    Cell &c = cells[k];
     if (c.state == OUTSIDE) fail(t, "%s shared memory outside of the arrays (offset %u)", verb, offset + k);
     if (c.state == MBARRIER) fail(t, "%s an mbarrier (offset %u of shared memory)", verb, offset + k);
     if (c.state == IN_FLIGHT) fail(t, "%s shared memory while the copy of %s into it has not been waited for (offset %u)", verb, place(c.write.at), offset + k);
@@ -91,11 +86,12 @@ void check_shared_write(Thread *t, void *p, u32 size) { shared_access(t, p, size
 
 void engine_reads(Block *block, u32 offset, u32 size, const Clock &clock, u32 epoch, u32 at, Thread *reader, const char *what) {
   i32 threads = launch->kernel->threads;
-  u32 total = (u32)block->cells.size();
+  u32 total = (u32)launch->kernel->shared_bytes;
   u32 before = reader->at;
   reader->at = at;
   if (offset + size > total) fail(reader, "%s reads %u bytes at offset %u of shared memory, which has %u bytes", what, size, offset, total);
   i32 own = cluster_thread(reader);
+  touch(block, offset, size);
   for (u32 k = offset; k < offset + size; ++k) {
     Cell &c = block->cells[k];
     if (c.state == OUTSIDE) fail(reader, "%s reads shared memory outside of the arrays (offset %u)", what, k);
@@ -121,7 +117,7 @@ void engine_reads(Block *block, u32 offset, u32 size, const Clock &clock, u32 ep
 
 static void merge(std::vector<Thread *> &threads) {
   Clock all;
-  for (Thread *t : threads) join(all, snapshot(t));
+  for (Thread *t : threads) join_thread(all, t);
   for (Thread *t : threads) { t->state->clock = all; tick(t); }
 }
 
@@ -155,7 +151,7 @@ void named_barrier(Thread *t, i32 which, i32 threads, bool wait) {
   Barrier &b = t->state->block->named[which];
   if (b.arrived && b.expected != threads) fail(t, "barrier %d is waited for with %d threads and with %d", which, threads, b.expected);
   b.expected = threads;
-  join(b.clock, snapshot(t));
+  join_thread(b.clock, t);
   tick(t);
   ++b.arrived;
   if (wait) b.waiting.push_back(t);
