@@ -14,6 +14,7 @@ import test_gpt_oss
 import tiny
 import tiny_encoders
 import tiny_families
+from preloaded import Preloaded
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from zse.bench import check, check_vectors
@@ -26,6 +27,23 @@ EVERY = (*tiny.FAMILIES, *tiny_families.FAMILIES, "gpt_oss")
 COMPARED = ("llama", "qwen3_moe", "gemma4_moe")
 # What transformers has no class for.
 NOT_IN_TRANSFORMERS = ("minicpm",)
+
+
+@pytest.fixture(scope="module")
+def preloaded():
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    process = Preloaded(os.environ | {"HF_HUB_OFFLINE": "1"})
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def reference(preloaded, monkeypatch):
+    """Scripts of transformers run in forks of one process; `llama` and `bert_pair` are left to processes of their own."""
+    for module in (check, check_vectors):
+        monkeypatch.setattr(module, "subprocess", preloaded)
+    return monkeypatch
 
 
 @pytest.fixture
@@ -86,10 +104,10 @@ def test_a_gguf_file_is_read_whole(family, tmp_path):
         if name not in NOT_IN_TRANSFORMERS
     ],
 )
-def test_logits_beside_transformers(family, folder_of):
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
+def test_logits_beside_transformers(family, folder_of, reference):
     path = folder_of(family)
+    if family == "llama":
+        reference.undo()
     with open_llm(path) as llm:
         found = check.compared(llm, path)
     assert "left_out" not in found, found
@@ -146,10 +164,10 @@ def test_an_encoder_is_read_whole(family, tmp_path, monkeypatch):
         for name in tiny_encoders.CONFIGS
     ],
 )
-def test_vectors_beside_transformers(family, tmp_path):
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
+def test_vectors_beside_transformers(family, tmp_path, reference):
     path = write_encoder(family, tmp_path)
+    if family == "bert_pair":
+        reference.undo()
     with open_llm(path) as llm:
         found = check_vectors.compared(llm, path)
     if family == "nomic_moe":
@@ -159,7 +177,7 @@ def test_vectors_beside_transformers(family, tmp_path):
         assert found["cosine"] > 0.999999 and found["mean_difference"] < 1e-4 * found["mean_number"]
 
 
-def test_a_language_model_with_a_pooling_gives_vectors(folder_of):
+def test_a_language_model_with_a_pooling_gives_vectors(folder_of, reference):
     """Qwen3-Embedding is a Qwen3 whose files say how its states are pooled; its perplexity says nothing."""
     path = folder_of("qwen3")
     modules = [
