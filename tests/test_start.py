@@ -225,21 +225,29 @@ def with_database(tmp_path) -> dict[str, list]:
     return {"options": ["--database", path], "key": made[-1][1]}
 
 
+# Imports of Python's own, and what they take on two cores of a 2.5 GHz Xeon: where they take more, because others use its caches and its
+# cores' other halves (176 ms at a load of 14), a start may, too.
+YARDSTICK = "import asyncio, decimal, email.message, http.client, json, logging.handlers, unittest"
+YARDSTICK_MS = 120
+
+
 @linux
 @pytest.mark.timed
 @pytest.mark.parametrize("has_database", [False, True])
 def test_a_start_takes_little_processor_time(start, imported, with_database, has_database):
     """With keys in a database, too. Until its first answer is complete, Python itself included; the best of up to six starts: a busy machine takes twice
     as long. On two cores of a 2.5 GHz Xeon the server takes 105 to 140 ms and the engine 80 to 100."""
-    bounds, best = {"server": 0.180, "engine": 0.140}, dict.fromkeys(("server", "engine"), 9.9)
+    bounds, best, yardstick = {"server": 0.180, "engine": 0.140}, dict.fromkeys(("server", "engine"), 9.9), 9e9
     given = with_database if has_database else {"options": [], "key": ""}
     for _ in range(6):
+        yardstick = min(yardstick, cpu_ms("-c", YARDSTICK))
         for process, (seconds, _) in start(*given["options"], key=given["key"]).items():
             best[process] = min(best[process], seconds)
-        if all(best[process] <= bound for process, bound in bounds.items()):
+        slower = max(1.0, yardstick / YARDSTICK_MS)
+        if all(best[process] <= bound * slower for process, bound in bounds.items()):
             break
-    print(best)
-    assert all(best[process] <= bound for process, bound in bounds.items()), best
+    print(best, yardstick)
+    assert all(best[process] <= bound * slower for process, bound in bounds.items()), (best, yardstick)
 
 
 @linux

