@@ -9,15 +9,16 @@ from zse.engine import load, messages, ranks
 from zse.engine.config import EngineConfig
 from zse.engine.metrics import Phases
 from zse.engine.process import EngineProcess
+from zse.engine.rank_options import num_ranks
 from zse.parallel.group import RankGroup
 
 
 class ThreadedRanks:
-    """open_device(rank) → its Device. options: of EngineConfig, tensor_parallel_size among them. engine: rank 0's."""
+    """open_device(rank) → its Device. options: of EngineConfig, tensor_parallel_size or pipeline_parallel_size among them. engine: rank 0's."""
 
     def __init__(self, open_device, **options):
         config = EngineConfig(**options)
-        size, self.errors = config.tensor_parallel_size, []
+        size, self.errors = num_ranks(config), []
         group = RankGroup.create(size)
         leader = ranks.Leader(group, config)
         self.threads = []

@@ -119,6 +119,45 @@ def others(group, gpu) -> None:
     graph.close()
 
 
+def messages(group, gpu) -> None:
+    """Round the ring: small, of two boxes, and of more, which go through the host's memory;
+    replayed as captured graphs with ranks that are late by turns."""
+    rank, most = group.rank, 40_000
+    parts = []
+    rows = {"few": 16, "many": 15_000, "most": most}
+    for name, count in rows.items():
+        recorder = gpu.record()
+        given = tensor(gpu, numbers(0, count, 1024), "f32", recorder.symbol(name, count))
+        taken = tensor(gpu, np.zeros((count, 1024), np.float32), "f32", recorder.symbol(name, count))
+        assert group.peers.fits(recorder, given) == (name != "most")
+        if rank:
+            group.receive(recorder, taken)
+        group.send(recorder, taken if rank else given)
+        first = recorder.finish()
+        recorder = gpu.record()
+        recorder.symbol(name, count)
+        if not rank:
+            group.receive(recorder, taken)
+        parts.append((name, count, taken, first, recorder.finish() if not rank else None))
+    for number in range(30):
+        for name, count, taken, first, second in parts:
+            if number % 10 == rank:
+                time.sleep(0.002)
+            used = min(count, 1 + 700 * number)
+            first.submit(**{name: used})
+            if second is not None:
+                second.run(**{name: used})
+                assert np.array_equal(read(gpu, taken, np.float32, used), numbers(0, count, 1024)[:used]), (
+                    name,
+                    number,
+                )
+    gpu.synchronize()
+    for *_, first, second in parts:
+        for graph in (first, second):
+            if graph is not None:
+                graph.close()
+
+
 def dies(group, gpu) -> None:
     """Rank 1 is killed: the others' kernels stop waiting within two seconds, and say so."""
     x = tensor(gpu, np.ones((8, 1024), np.float32))

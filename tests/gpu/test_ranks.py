@@ -82,6 +82,18 @@ def test_whole_experts(tmp_path):
         near(two, one)
 
 
+def test_stages(path):
+    """Two groups of rows under way, and the first of them again: the tokens of one GPU bit for bit."""
+    found = []
+    for size in (1, 2):
+        options = dict(max_context=192, max_rows=4, deterministic=True, pipeline_parallel_size=size)
+        with LLM(str(path), device="cuda", **options) as llm:
+            found.append([output.token_ids for output in llm.generate(PROMPTS * 3, GREEDY)])
+            found.append(llm.embed(PROMPTS[:2]))
+    assert found[0] == found[2]
+    np.testing.assert_array_equal(found[1], found[3])
+
+
 def test_a_rank_that_is_killed_ends_the_group(path):
     with engine(path, 2) as two:
         peer = two._engine.feature("ranks")._ranks._peers[0].process.pid

@@ -20,7 +20,7 @@ from zse.kernel import cache
 from zse.kernel.archs import SHARED_LIMIT
 from zse.kernel.emit import emit_gpu, gpu_target
 from zse.kernel.targets.metal import PRELUDE
-from zse.kernels.gpu import all_reduce, matmul_cases
+from zse.kernels.gpu import all_reduce, matmul_cases, peer_messages
 from zse_emulator.device import CSRC, EmulateDevice, EmulatedProgram
 
 ARCH = "metal3.1"
@@ -86,7 +86,8 @@ def test_check_finds_mixed_address_spaces():
 def test_every_operation_has_kernels():
     """But latent attention, which is refused by name, and what kernels do with other GPUs."""
     assert {op.name for op in gpu_ops()} - {op.name for op in ops_of(ARCH)} == {"latent_attention", "head_product"}
-    others = {variant.symbol for variant in all_reduce.variants(gpu_target("gfx90a"))}
+    target = gpu_target("gfx90a")
+    others = {variant.symbol for module in (all_reduce, peer_messages) for variant in module.variants(target)}
     assert set(cache.package_variants("gfx90a")) == set(cache.package_variants(ARCH)) | others and others
 
 

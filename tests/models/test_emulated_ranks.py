@@ -3,6 +3,7 @@ runs ahead. What ranks exchange is added by the host here; the kernels that do i
 
 import ctypes
 import os
+import queue
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -16,12 +17,10 @@ from test_act_order import write as write_gptq
 from test_emulated_model import load_emulated
 
 from zse.dtypes import ITEM_BYTES
-from zse.engine import messages, ranks
+from zse.engine import memory, messages, ranks
 from zse.engine.config import EngineConfig
 from zse.engine.core import Engine
-from zse.engine.memory import plan_memory
 from zse.engine.process import EngineProcess
-from zse.engine.runner import Runner
 from zse.formats.convert import convert
 from zse.formats.opening import open_model
 from zse.kernel import cache
@@ -35,6 +34,7 @@ from zse.scheduler.scheduler import Scheduler
 from zse_emulator import EmulateDevice
 
 PARAMS = [["x", "ptr"], ["out", "ptr"], ["rows", "i64"], ["width", "i64"]]
+rings: list[queue.Queue] = [queue.Queue(), queue.Queue()]  # what each rank of a pipeline was sent
 EMULATOR = threading.Lock()  # one launch at a time: kernels of two devices would stand in one stream
 
 
@@ -58,6 +58,12 @@ class HostSums:
     def broadcast(self, recorder, x):
         recorder.launch("host broadcast", Args(x=x, out=x, rows=x.shape[0], width=1), 1)
 
+    def send(self, recorder, x):
+        recorder.launch("host send", Args(x=x, out=x, rows=x.shape[0], width=x.shape[1]), 1)
+
+    def receive(self, recorder, x):
+        recorder.launch("host receive", Args(x=x, out=x, rows=x.shape[0], width=x.shape[1]), 1)
+
     def close(self):
         pass
 
@@ -69,7 +75,7 @@ class RankDevice(EmulateDevice):
         super().__init__(like, cache.package_variants(like))
         self.group, self.sums = group, HostSums(group)
         group.connect = lambda device: None
-        group._collectives = self.sums
+        group._collectives = group._staged = self.sums
 
     def synchronize(self):
         with EMULATOR:
@@ -94,6 +100,12 @@ class RankDevice(EmulateDevice):
             told = self.group.exchange(ctypes.string_at(x, rows * widths[self.group.rank]))
             parts = [np.frombuffer(data, np.uint8).reshape(rows, -1) for data in told]
             ctypes.memmove(out, np.concatenate(parts, axis=1).tobytes(), rows * sum(widths))
+            return
+        if symbol == "host send":
+            rings[(self.group.rank + 1) % self.group.size].put(ctypes.string_at(x, 4 * rows * width))
+            return
+        if symbol == "host receive":
+            ctypes.memmove(out, rings[self.group.rank].get(timeout=60), 4 * rows * width)
             return
         told = [np.frombuffer(data, np.float32) for data in self.group.exchange(ctypes.string_at(x, 4 * rows * width))]
         if symbol == "host sum":
@@ -172,10 +184,13 @@ def test_whole_experts(kept_kernels, tmp_path):
     assert np.abs(found - wanted).max() < 0.03 * np.abs(wanted).max()
 
 
-def test_an_engine_runs_ahead(kept_kernels, tmp_path):
-    """Ids that no host has read yet reach the other rank within the recording; both ranks have the pages and ids of their own."""
+@pytest.mark.parametrize("form", ["tensor", "pipeline"])
+def test_an_engine_runs_ahead(form, kept_kernels, tmp_path):
+    """Ids that no host has read yet reach the other rank within the recording; both ranks have the pages and ids of their own. Of a
+    pipeline two groups of rows and the first of them again are under way."""
     path, groups = str(tiny.write("llama", tmp_path, "BF16")), groups_of(2)
-    wanted = EngineConfig(model="m", max_rows=2, max_context=64, max_tokens_per_step=32, tensor_parallel_size=2)
+    size = {f"{form}_parallel_size": 2}
+    wanted = EngineConfig(model="m", max_rows=2, max_context=64, max_tokens_per_step=32, **size)
     ours, theirs = socket.socketpair()
     leader = ranks.Leader(groups[0], wanted)
     leader._poll.register(ours, 1)
@@ -187,8 +202,8 @@ def test_an_engine_runs_ahead(kept_kernels, tmp_path):
     def runner_of(place):
         device = RankDevice(place.group, "sm_90a")
         model, plan = load_emulated(device, path, **place.share)
-        config = plan_memory(wanted, plan, device, ranks=place).config
-        return Runner(device, model, config, ranks=place)
+        config = memory.plan_memory(wanted, plan, device, ranks=place).config
+        return memory.runner_of(model)(device, model, config, ranks=place)
 
     other = threading.Thread(target=lambda: follower.run(runner_of(follower)), daemon=True)
     other.start()
@@ -199,16 +214,20 @@ def test_an_engine_runs_ahead(kept_kernels, tmp_path):
         max_tokens=32,
         max_context=64,
         vocab_size=runner.model.config.vocab_size,
+        groups=runner.num_sets - 1,
     )
     engine, ids = Engine(scheduler, runner), tiny.tokens("llama").tolist()
     params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
     replies = {0: [], 1: []}
     engine.submit(0, ids[:14], params)
     engine.submit(1, ids[5:9], params)
+    most = 0
     while engine.has_work:
         for output in engine.step():
             assert output.error is None
             replies[output.id] += output.tokens
+        most = max(most, len(engine._flights))
+    assert most == runner.num_sets - 1 == (2 if form == "pipeline" else 1) and not any(ring.qsize() for ring in rings)
     assert runner.runs_ahead and [len(reply) for reply in replies.values()] == [5, 5]
     leader.close()
     other.join(20)

@@ -81,8 +81,13 @@ def test_step_sets_alternate_and_feed_each_other(gpu, tmp_path):
     feeds = [
         next(launch for launch in graph.launches if launch.symbol == "feed_tokens").args for graph in (first, second)
     ]
-    tokens = [each.sampler.tokens.address for each in runner._sets]
-    assert [feed["sampled"].address for feed in feeds] == tokens[::-1]
+    # Either feeds from the results of all sets, in which a token in flight is named by its place.
+    tokens = [each.sampler.tokens.address - each.results[1] for each in runner._sets]
+    assert [feed["sampled"].address for feed in feeds] == tokens and feeds[0]["sampled"].nbytes == 2 * runner._sets[
+        1
+    ].results[1]
+    downloads = [graph.launches[-1] for graph in (first, second)]
+    assert [(copy.offset, copy.nbytes) for copy in downloads] == [each.results[1:] for each in runner._sets]
     uploads = [graph.launches[0].staging for graph in (first, second)]
     assert uploads == [each.inputs.staging for each in runner._sets] and uploads[0] is not uploads[1]
     assert first.launches[0].nbytes < runner._graph("mixed", 512, 0).launches[0].nbytes

@@ -3,7 +3,7 @@ buffer. Their blocks then run in any order among each other, as on GPUs, and wit
 of what the others have begun."""
 
 from zse import kernel as zl
-from zse.kernels.gpu import all_reduce, peers
+from zse.kernels.gpu import all_reduce, peer_messages, peers
 
 
 class Ranks(zl.Record):
@@ -133,4 +133,47 @@ def gather_ranks(p: GatherRanks):
         else:
             q = all_reduce.BroadcastParams(**vars(common), x=p.out + (i * 3 + rank) * p.rows, count=p.rows)
             all_reduce.broadcast_words(q)
+        zl.barrier()
+
+
+class RingRanks(Ranks):
+    """x u32 [rounds, size, count]: what each rank has. out, likewise: what came to rank 0 after a way round the ring, on which every
+    other rank added 1 to each word; what the others sent on. ahead: messages that rank 0 sends before it takes the first."""
+
+    x: zl.Ptr[zl.u32]
+    out: zl.Ptr[zl.u32]
+    count: zl.i32
+    begin: zl.i32
+    most: zl.i32
+    ahead: zl.i32
+
+
+@zl.inline
+def message(p, common, x):
+    return peer_messages.MessageParams(**vars(common), x=x, count=zl.i64(p.count), begin=zl.i64(p.begin), most=p.most)
+
+
+@zl.kernel
+def ring_ranks(p: RingRanks):
+    """One block a rank, or, of a single round, several."""
+    zl.grid_wait()
+    rank = zl.block_index(1)
+    common = peer_params(p, rank)
+    for i in range(p.rounds + p.ahead):
+        if rank == 0:
+            if i < p.rounds:
+                peer_messages.send_words(message(p, common, p.x + i * p.size * p.count))
+            zl.barrier()
+            if i >= p.ahead:
+                peer_messages.receive_words(message(p, common, p.out + (i - p.ahead) * p.size * p.count))
+        elif i < p.rounds:
+            place = p.out + (i * p.size + rank) * p.count
+            peer_messages.receive_words(message(p, common, place))
+            zl.barrier()
+            first = zl.block_index(0) * zl.target.threads + zl.thread_index()
+            for k in zl.static(range(4)):  # what copy_share gives this thread's block
+                if p.begin + first * 4 + k < p.count:
+                    place[p.begin + first * 4 + k] = place[p.begin + first * 4 + k] + 1
+            zl.barrier()
+            peer_messages.send_words(message(p, common, place))
         zl.barrier()

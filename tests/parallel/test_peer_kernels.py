@@ -5,7 +5,7 @@ import peer_kernels
 import pytest
 
 from zse import kernel as zl
-from zse.kernels.gpu import all_reduce, peers
+from zse.kernels.gpu import all_reduce, peer_messages, peers
 from zse.quant.pack import bf16_to_f32, f32_to_bf16
 from zse.runtime.args import Args
 from zse_emulator import EmulateDevice
@@ -147,6 +147,40 @@ def test_broadcast(kept_kernels):
     assert np.array_equal(found, np.repeat(given[:, :1], 3, 1)), f"seed {seed}"
 
 
+@pytest.mark.parametrize(
+    "size, grid, rounds, ahead", [(2, 1, 24, 0), (2, 1, 24, 2), (3, 1, 24, 3), (3, 3, 1, 0), (5, 1, 6, 5)]
+)
+def test_messages_round_the_ring(size, grid, rounds, ahead, kept_kernels):
+    """Messages by turns through two boxes, rank 0 as many ahead as a pipeline has ranks; several launches with the same buffers, whose
+    numbers go on."""
+    seed = int(np.random.default_rng().integers(2**31))
+    count = 128 * grid - 12
+    with EmulateDevice("sm_90a", kernel_of(peer_kernels.ring_ranks, size), seed) as device:
+        group = Group(device, size)
+        for repeat in range(3):
+            given = np.random.default_rng(seed + repeat).integers(0, 2**32, (rounds, size, count), np.uint32)
+            x, out = group.filled(given), group.filled(np.full_like(given, 0xFFFFFFFF))
+            # In pieces, as of more than a box has room for.
+            pieces = ((0, count),) if rounds > 1 or grid > 1 else ((0, 64), (64, 64))
+            for begin, most in pieces:
+                group.run(grid, rounds, x=x, out=out, count=count, begin=begin, most=most, ahead=ahead)
+            found = np.frombuffer(device.read(out), np.uint32).reshape(given.shape)
+            for rank in range(size):
+                added = rank if rank else size - 1
+                assert np.array_equal(found[:, rank], given[:, 0] + np.uint32(added)), f"seed {seed}, rank {rank}"
+        assert not any(device.read(group.stop))
+
+
+def test_a_message_that_never_comes_is_given_up(kept_kernels):
+    with EmulateDevice("sm_90a", kernel_of(peer_kernels.ring_ranks, 2), 5) as device:
+        group = Group(device, 2)
+        x = group.filled(np.ones((2, 64), np.uint32))
+        args = dict(x=x, out=x, count=64, begin=0, most=64, ahead=0, rounds=1, patience=0, size=2)
+        args |= dict(base=group.base, stride=group.stride, stop=group.stop, inbox=group.inbox, outbox=group.outbox)
+        device.run(lambda recorder: recorder.launch("k", Args(**args), (1, 1)))
+        assert int.from_bytes(device.read(group.stop), "little") == peers.GAVE_UP
+
+
 @pytest.mark.parametrize("kind", ["small", "large"])
 def test_a_rank_that_never_comes_is_given_up(kind, kept_kernels):
     """Of two ranks only one is launched: it says so in `stop` after its patience, or at once where the host has."""
@@ -165,4 +199,4 @@ def test_metal_has_none():
     class Metal:
         name = "metal3.1"
 
-    assert not all_reduce.variants(Metal)
+    assert not all_reduce.variants(Metal) and not peer_messages.variants(Metal)

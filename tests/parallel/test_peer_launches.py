@@ -3,6 +3,7 @@ numbers of a group of one in the emulator. (Kernels among several ranks: test_pe
 
 import os
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -91,6 +92,52 @@ def test_gather_and_broadcast(recorded):
         collectives.gather(recorder, Tensor(memory, (1, 6), "f32"), Tensor(memory, (1, 12), "f32"), (6, 6))
     with pytest.raises(ValueError, match="broadcast of"):
         collectives.broadcast(recorder, Tensor(memory, (3,), "u8"))
+
+
+def test_messages(recorded, group):
+    """By the boxes as far as these have room, else through the host's memory; never a kernel that meets all ranks."""
+    collectives, device = recorded
+    recorder, memory = device.record(), device.alloc(64)
+    rows, many = recorder.symbol("rows", 16), recorder.symbol("many", 4096)
+    group.peers, staged = collectives, []
+    group._staged = SimpleNamespace(
+        send=lambda recorder, x: staged.append(x), receive=lambda recorder, x: staged.append(x)
+    )
+    group.send(recorder, Tensor(memory, (rows, 96), "f32"))
+    group.receive(recorder, Tensor(memory, (many, 4096), "f32"))
+    assert [launch.symbol for launch in recorder.launches] == ["send_peer_2", "receive_peer_2", "receive_peer_2"]
+    assert [launch.args["begin"] for launch in recorder.launches] == [0, 0, 8 << 20]
+    assert [launch.grid for launch in recorder.launches] == [(1,), (32,), (32,)] and not staged
+    assert recorder.launches[0].args["count"].value({"rows": 3}) == 288
+    for shape in ((many, 4100), (rows, 6)):
+        group.send(recorder, Tensor(memory, shape, "f32"))
+        group.receive(recorder, Tensor(memory, shape, "f32"))
+        with pytest.raises(ValueError, match="send of f32"):
+            collectives.send(recorder, Tensor(memory, shape, "f32"))
+    assert len(staged) == 4 and len(recorder.launches) == 3
+
+
+def test_a_message_to_itself(kept_kernels):
+    """A group of one is its own next rank: what it sends comes back, again and again."""
+    group = RankGroup.create(1)
+    with EmulateDevice("sm_90a") as device:
+        collectives = AlonePeers(group, device)
+        given = np.random.default_rng(2).standard_normal((5, 1000)).astype(np.float32)
+        recorder = device.record()
+        rows = recorder.symbol("rows", 5)
+        x, out = (Tensor(device.alloc(given.nbytes), (rows, 1000), "f32") for _ in range(2))
+        collectives.send(recorder, x)
+        collectives.receive(recorder, out)
+        graph = recorder.finish()
+        for count in (5, 1, 0, 3):
+            device.write(x.with_rows(5), (given + count).tobytes())
+            device.write(out.with_rows(5), bytes(given.nbytes))
+            graph.run(rows=count)
+            found = np.frombuffer(device.read(out.with_rows(5)), np.float32).reshape(given.shape)
+            assert np.array_equal(found[:count], (given + count)[:count]) and not found[count:].any()
+        graph.close()
+        collectives.close()
+    group.close()
 
 
 def test_a_group_of_one_sums_its_own(kept_kernels):

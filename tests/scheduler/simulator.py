@@ -223,7 +223,8 @@ class FakeDevice:
 class Simulation:
     """One walk. checks_every: operations between two check_integrity(), which cost most of the time. grouped: layers in
     groups, of which all but one see a window. contiguous: each request has pages for a whole context in a row. storm:
-    requests are preempted all the time, and nothing of them is kept. states: of a model with a state."""
+    requests are preempted all the time, and nothing of them is kept. states: of a model with a state. groups, feeds: the
+    scheduler's."""
 
     nan_chance = 0.02  # that some rows of a step are not finite
     page_sizes: tuple[int, ...] = (16, 16, 16, 32, 32, 64, 128)
@@ -237,6 +238,8 @@ class Simulation:
         contiguous: bool = False,
         storm: bool = False,
         states: bool = False,
+        groups: int = 1,
+        feeds: bool = True,
     ):
         self.rng = rng = random.Random(seed)
         self.checks_every, self.num_checks = checks_every, 0
@@ -247,7 +250,7 @@ class Simulation:
         geometry = PageGeometry(page_size=page_size)
         if grouped:
             window = rng.choice((1, 5, page_size, page_size + 1, 40))
-            most = geometry.pages_for(window - 1 + 2 * max(max_tokens, BLOCK)) + 1
+            most = geometry.pages_for(window - 1 + (1 + groups) * max(max_tokens, BLOCK)) + 1
             geometry = PageGeometry(rng.randint(1, 3), window, most, page_size=page_size)
             self.num_pages *= geometry.num_groups
         max_context, policies = rng.choice((20, 64, 150) if page_size <= 32 else (40, 100, 200)), POLICIES
@@ -278,6 +281,8 @@ class Simulation:
             host=HostPool(rng.choice((0, 4, 40, 40))),
             geometry=geometry,
             states=slots,
+            groups=groups,
+            feeds=feeds,
             policy=SchedulingPolicy(
                 reserve_output=rng.random() < 0.5,
                 batching=rng.choice(("continuous", "continuous", "static")),
@@ -297,6 +302,7 @@ class Simulation:
         self.capacity = min(self.scheduler.max_context, self.scheduler.cache.capacity + 1)
         self.device = FakeDevice(self.num_pages, self.max_rows, geometry, 0 if slots is None else slots.num_slots)
         self.flight: list[tuple[Batch, list]] = []  # submitted, not committed
+        self.most_in_flight = groups + feeds
         self.ahead_rate = rng.choice((0.0, 0.9, 1.0))
         self.draft_rate = rng.choice((0.0, 0.5, 1.0))
         self.num_ahead = self.num_preempted = self.num_pinned = 0
@@ -349,6 +355,7 @@ class Simulation:
         assert len(requests) == len(batch.entries), "a request stands twice in a batch"
         written = {}
         for entry in batch.entries:
+            self.check_group(entry)
             for page in self.pages_of(entry, entry.start):
                 assert self.allocator.references(page) == 1, f"{entry.request} writes a page that others hold"
                 written[page] = entry.request
@@ -362,6 +369,15 @@ class Simulation:
                     assert all(entry.request.row != request.row for request in requests), (
                         "a row in flight was given away"
                     )
+
+    def check_group(self, entry) -> None:
+        """A token in flight is one of the oldest batch, of a device that feeds it."""
+        if entry.start + entry.count <= len(entry.request.tokens) + len(entry.drafts):
+            return
+        flying = [batch for batch, _ in self.flight if any(each.request is entry.request for each in batch.entries)]
+        assert self.most_in_flight > self.scheduler.groups and flying == [self.flight[0][0]], "a token that nobody has"
+        if self.scheduler.groups > 1:
+            assert len(self.flight) in (1, self.scheduler.groups)
 
     def submit(self) -> None:
         rng, chunk, page = self.rng, self.scheduler.budget.max_tokens, self.page_size
@@ -506,8 +522,10 @@ class Simulation:
         for _ in range(mid_step_cancels):
             self.cancel()
             self.check()
-        if self.rng.random() < self.ahead_rate:
-            self.num_ahead += self.submit_step(nan_rate)
+        while len(self.flight) < self.most_in_flight and self.rng.random() < self.ahead_rate:
+            if not self.submit_step(nan_rate):
+                break
+            self.num_ahead += 1
         batch, sampled = self.flight.pop(0)
         cached = {entry.request.id: entry.request.cached_len for entry in batch.entries}
         for output in self.scheduler.commit(batch, sampled, self.rng.random() / 10):

@@ -334,6 +334,54 @@ def test_nothing_is_preempted_while_a_batch_is_in_flight():
     assert scheduler.counters.preemptions == 1 and scheduler.check_integrity() == []
 
 
+@pytest.mark.parametrize("groups, shares", [(2, [(1, 2, 3), (4, 5)]), (3, [(1, 2), (3, 4), (5,)])])
+def test_rows_are_divided_into_groups(groups, shares):
+    """Of five that decode; once one has left, groups differ by one at most again."""
+    scheduler = make(max_rows=5, groups=groups, feeds=False)
+    for id in range(1, 6):
+        scheduler.submit(id, [id], greedy(30), seed=0)
+    step(scheduler)
+    flying = [scheduler.schedule() for _ in range(groups)]
+    for turn in range(8 * groups):
+        found = [tuple(entry.request.id for entry in batch.entries) for batch in flying]
+        if turn < 2 * groups:
+            assert found == shares
+            shares = [*shares[1:], shares[0]]
+        first = flying.pop(0)
+        scheduler.commit(first, [(1, None)] * first.num_samples)
+        if turn == 2 * groups:
+            scheduler.cancel(2)
+        flying.append(scheduler.schedule())
+        assert scheduler.check_integrity() == []
+    assert sorted(id for ids in found for id in ids) == [1, 3, 4, 5] and max(map(len, found)) == 2
+
+
+def test_chunks_of_a_prompt_follow_each_other_beside_groups():
+    """A batch without rows that decode leaves time for those that are in flight."""
+    scheduler = make(groups=2, feeds=False)
+    scheduler.submit(1, [1], greedy(9), seed=0)
+    step(scheduler)
+    scheduler.submit(2, [1] * 60, greedy(9), seed=0)
+    first, second = scheduler.schedule(), scheduler.schedule()
+    assert shape(first) == [(1, 1, 1, 1), (2, 0, 7, 0)] and shape(second) == [(2, 7, 7, 0)]
+    with pytest.raises(RuntimeError):
+        scheduler.schedule(), scheduler.schedule()
+
+
+def test_a_device_that_feeds_tokens_is_given_the_oldest_group_again():
+    scheduler = make(groups=2, feeds=True)
+    scheduler.submit(1, [1], greedy(9), seed=0)
+    scheduler.submit(2, [2], greedy(9), seed=0)
+    step(scheduler)
+    batches = [scheduler.schedule() for _ in range(3)]
+    assert [shape(batch) for batch in batches] == [[(1, 1, 1, 1)], [(2, 1, 1, 1)], [(1, 2, 1, 1)]]
+    assert scheduler.cancel(2)
+    for batch in batches[:2]:
+        scheduler.commit(batch, [(1, None)])
+    assert shape(scheduler.schedule()) == [(1, 3, 1, 1)]  # alone
+    assert scheduler.schedule() is None and scheduler.check_integrity() == []
+
+
 def test_a_prompt_may_fill_what_decode_rows_leave():
     scheduler = make(mixed_tokens=32)
     scheduler.submit(1, [1], greedy(9), seed=0)

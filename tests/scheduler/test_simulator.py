@@ -44,6 +44,21 @@ def test_invariants_hold_with_groups_of_layers(part):
         assert totals[name] > 10, name
 
 
+@pytest.mark.parametrize("feeds", [False, True])
+@pytest.mark.parametrize("groups", [2, 3])
+def test_invariants_hold_with_groups_of_rows(groups, feeds):
+    """Of a pipeline."""
+    ahead, totals = 0, {}
+    for seed in range(max(40, SEEDS // 16)):
+        simulation = walk(seed, 250, groups=groups, feeds=feeds, grouped=seed % 4 == 3)
+        ahead += simulation.num_ahead
+        for name, value in simulation.scheduler.snapshot().items():
+            totals[name] = totals.get(name, 0) + value
+    for name in ("finished", "preemptions", "swapped_in_pages", "prefix_hits", "accepted_tokens", "forks"):
+        assert totals[name] > 10, name
+    assert ahead > 1000
+
+
 @pytest.mark.parametrize("part", range(3))
 def test_invariants_hold_with_states(part):
     totals: dict[str, float] = {"again": 0}

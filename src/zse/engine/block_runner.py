@@ -14,7 +14,6 @@ from zse.engine.runner import Runner
 from zse.engine.step import FilledStep, StepSet
 from zse.models.next_token import first_rows
 from zse.plan.record import new_tensor
-from zse.sampling.state import SamplerState
 from zse.scheduler.batch import Batch, Entry
 from zse.tensor import Taken, Tensor
 
@@ -97,7 +96,7 @@ class BlockRunner(Runner):
                 self._table.write(step.buffers.inputs, entry, end + min(self._ahead, count))
         return step
 
-    def _prepare(self, batch: Batch, sampling: list[Entry], sampler: SamplerState) -> None:
+    def _prepare(self, batch: Batch, sampling: list[Entry], buffers: StepSet) -> None:
         """The lines of each round stand behind those of the one before, as many as the recording has room for."""
         requests: list[Any] = [entry.request for entry in sampling]
         lengths = [entry.start + entry.count + request.shift for entry, request in zip(sampling, requests, strict=True)]
@@ -106,7 +105,7 @@ class BlockRunner(Runner):
         for number in range(1, self._ahead + 1):
             lines += requests[-1:] * left + requests
             places += [0] * left + [length + number for length in lengths]
-        sampler.prepare(lines, places)
+        buffers.sampler.prepare(lines, places)
 
     def _record_step(self, recorder, buffers: StepSet, parts: list[str], options: dict[str, Any]) -> None:
         recorder.upload(self._staging)
@@ -137,4 +136,4 @@ class BlockRunner(Runner):
             taken = Taken((self.planner.hidden,), wanted, True)
             sampler.record(recorder, self.planner.record(recorder, taken=taken, **options), size * number)
             wanted = self._in_order
-        recorder.download(buffers.results)
+        recorder.download(*buffers.results)

@@ -1,7 +1,8 @@
 """The engine: schedule → run → commit. It lives in one thread and knows neither sockets nor text.
 
 Where the device works on its own (`runner.runs_ahead`), step n + 1 is given to it before the tokens of step n are read,
-so that it never waits for the host: the host's work of a step is hidden behind the device's work of the next.
+so that it never waits for the host: the host's work of a step is hidden behind the device's work of the next. Of a pipeline a
+step for each rank is under way (Scheduler.groups).
 """
 
 import os
@@ -59,7 +60,7 @@ class Engine:
         self.encoder, self.tower = encoder, tower
         self._features: dict[str, Feature] = {}  # that were made, in the table's order
         self._live: list[Feature] = []  # those that a request uses in this step
-        self._flight: Flight | None = None
+        self._flights: list[Flight] = []  # oldest first
         self._outputs: list[StepOutput] = []  # of this step
         self._kept: list[StepOutput] = []  # of steps between, for the next one to return
         self._collected_at = 0.0
@@ -128,24 +129,26 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        is_running = bool(self.scheduler.requests or self._flight)
+        is_running = bool(self.scheduler.requests or self._flights)
         return is_running or bool(self._kept) or any(feature.has_work for feature in self._features.values())
 
     def step(self) -> list[StepOutput]:
-        """Finish one batch, having started the next where the device runs ahead; what became of the requests."""
+        """Finish one batch, having started the next ones where they may be under way; what became of the requests."""
         self._live = live = [feature for feature in self._features.values() if feature.is_live]
-        flight = self._flight or self._start()
-        if flight is not None:
-            self._flight = flight  # before anything can fail: what is on the device is known
-            waits = not self.runner.runs_ahead or any([feature.reads_tokens for feature in live])
-            ahead = None if waits else self._start()
-            self._finish(flight)
-            self._flight = ahead
+        flights = self._flights
+        ran = bool(flights) or self._start()
+        if ran:
+            most = self.scheduler.groups + self.runner.runs_ahead
+            waits = most == 1 or any([feature.reads_tokens for feature in live])
+            while not waits and len(flights) < most and self._start():
+                pass
+            self._finish(flights[0])
+            del flights[0]
         outputs, self._outputs = self._outputs, []
         for feature in live:
             if "filter_outputs" in feature.hooks:
                 outputs = feature.filter_outputs(outputs)
-        if any([feature.after_step(flight is not None) for feature in live if "after_step" in feature.hooks]):
+        if any([feature.after_step(ran) for feature in live if "after_step" in feature.hooks]):
             self._collected_at = time.perf_counter()
         kept, self._kept = self._kept, []
         return kept + outputs
@@ -154,7 +157,8 @@ class Engine:
         """A step whose outputs the next step() returns: for features that are not done within one."""
         self._kept = self.step()
 
-    def _start(self) -> Flight | None:
+    def _start(self) -> bool:
+        """Submit the next batch; False when there is none."""
         now = self.clock()
         for feature in self._live:
             if "before_schedule" in feature.hooks:
@@ -162,11 +166,12 @@ class Engine:
         self._outputs += self.scheduler.expire(now)
         batch = self.scheduler.schedule(now)
         if batch is None:
-            return None
+            return False
         started = time.perf_counter()  # a CPU runs the batch in submit()
         asked = [feature.before_run(batch) for feature in self._live if "before_run" in feature.hooks]
         masks = [masks for masks in asked if masks is not None]
-        return Flight(batch, self.runner.submit(batch, *masks), started)
+        self._flights.append(Flight(batch, self.runner.submit(batch, *masks), started))
+        return True
 
     def _finish(self, flight: Flight) -> None:
         batch = flight.batch

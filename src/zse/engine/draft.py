@@ -109,7 +109,7 @@ def build_draft(
     options: dict[str, Any] = dict(
         draft_tokens=config.draft_tokens,
         family=device.kernels,
-        runs_ahead=engine.runner.runs_ahead,
+        runs_ahead=engine.runner.num_sets > 1,
         num_pages=own.num_pages,
         page_size=own.page_size,
         max_tokens=own.max_tokens_per_step,

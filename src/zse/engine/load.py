@@ -18,6 +18,7 @@ from zse.engine import draft as draft_model
 from zse.engine import ranks as model_ranks
 from zse.engine.config import GPU_MIXED_TOKENS, QUEUE_TOKENS, EngineConfig, ResolvedConfig
 from zse.engine.rank_options import num_ranks
+from zse.engine.step import steps_in_flight
 from zse.errors import DeviceError, UnsupportedError, ZSEError
 from zse.formats import opening as model_files
 from zse.kernel import cache as kernel_cache
@@ -212,7 +213,7 @@ def _build(config: ResolvedConfig, device, model, plan, tower, ranks=None):
         pages = groups.rows_of(config.max_context, config.num_pages, config.page_size)
     else:
         pages = groups.geometry(
-            groups.paged_by(plan), config.max_tokens_per_step, device.steps_in_flight, config.page_size
+            groups.paged_by(plan), config.max_tokens_per_step, steps_in_flight(device, plan.share), config.page_size
         )
     slots = None
     if config.state_slots:
@@ -237,6 +238,8 @@ def _build(config: ResolvedConfig, device, model, plan, tower, ranks=None):
         geometry=pages,
         adapter_slots=config.adapter_slots,
         states=slots,
+        groups=steps_in_flight(device, plan.share) - device.runs_ahead,
+        feeds=device.runs_ahead,
     )
     if scheduler.cache.num_groups > 1 and (config.host_slots or config.cache_disk):
         logging.getLogger("zse.engine").warning(
@@ -253,7 +256,8 @@ def _build(config: ResolvedConfig, device, model, plan, tower, ranks=None):
     if config.host_slots or config.host_states:
         engine.use("host memory", host_memory.HostMemory(engine))
     if config.speculation == "ngram":
-        speculator = ngram.NgramSpeculator(scheduler, config.draft_tokens, device.kernels, runner.runs_ahead)
+        ahead = runner.num_sets > 1
+        speculator = ngram.NgramSpeculator(scheduler, config.draft_tokens, device.kernels, ahead)
         engine.use("speculation", speculator)
     if model.host_experts is not None:
         engine.use("experts", expert_counters.ExpertCounters(model.host_experts))

@@ -12,6 +12,7 @@ from zse.engine.lazy_masks import SECOND_DRAW, DrawnRun, check_drawn, check_mask
 from zse.engine.step import masks_at, masks_staging
 from zse.errors import RequestError
 from zse.kernels.mask import mask_logits
+from zse.scheduler.request import FINISHED
 from zse.structured.service import Grammars, MaskAsk
 from zse.tensor import Tensor
 
@@ -34,6 +35,7 @@ class StepMasks:
         self._asked: list[MaskAsk] = []
         self._later_lines: set[int] = set()
         self._masked: frozenset[int] | None = None  # lines that have a mask, once that is known
+        self._kept: list[tuple[int, bytes]] = []
 
     @classmethod
     def of_batch(
@@ -97,6 +99,18 @@ class StepMasks:
                     ask.request.forced = forced.get(ask.request.id) if forced else None
         return self._masked
 
+    def keep(self) -> None:
+        """Wait for the masks, and keep those of lines that are drawn first: others are asked for before restore()."""
+        self._kept = [(line, bytes(self.mask(line))) for line in self.wait() & self._later_lines]
+
+    def restore(self) -> None:
+        """The step has run, and is to be checked: put back what was kept, forget requests that ended meanwhile."""
+        for line, mask in self._kept:
+            self.mask(line)[:] = mask
+        self._later, self._lazy = (
+            [run for run in runs if run.request.state is not FINISHED] for runs in (self._later, self._lazy)
+        )
+
     def first_lines(self) -> frozenset[int]:
         """Those that are to be masked before they are sampled."""
         return self.wait() - self._later_lines
@@ -147,9 +161,9 @@ class Masking:
         self._graphs: dict[tuple[int, int], Any] = {}
         self._line_graphs: dict[tuple[int, int], Any] = {}  # by StepSet and line
 
-    def submit(self, buffers, rows: int, masks: Iterable[Any]):
-        """Wait for the masks (StepMasks, RuleMasks), then mask and sample `rows` lines of logits; the Ticket. buffers:
-        the runner's StepSet."""
+    def fill(self, buffers, rows: int, masks: Iterable[Any]):
+        """Wait for the masks (StepMasks, RuleMasks); the Graph that masks and samples `rows` lines of logits. buffers: the
+        runner's StepSet."""
         size = next((1 << bits for bits in range(16) if 1 << bits >= rows), rows)
         size = min(size, self._lines)
         graph = self._graphs.get((buffers.number, size)) or self._record(buffers, size)
@@ -159,7 +173,7 @@ class Masking:
             place[row] = -1
         for line, some in lines:
             self._write(buffers.number, line, some.mask(line))
-        return graph.submit(rows=rows)
+        return graph
 
     def settle(self, buffers, rows: int, masks: StepMasks) -> None:
         """Hold what was sampled without a mask in `rows` lines against the grammars, and sample again what they refuse.
@@ -227,7 +241,7 @@ class Masking:
         line_of_row = Tensor(staging.buffer, (self._lines,), "i32").with_rows(rows)
         mask_logits(recorder, logits, mask, line_of_row)
         buffers.sampler.record(recorder, logits)
-        recorder.download(buffers.results)
+        recorder.download(*buffers.results)
         graph = self._graphs[buffers.number, size] = recorder.finish()
         return graph
 

@@ -20,6 +20,7 @@ from zse.engine.config import (
     settle,
 )
 from zse.engine.runner import Runner
+from zse.engine.step import steps_in_flight
 from zse.errors import ConfigError, MemoryPlanError
 from zse.models import expert_places
 from zse.models.load import load_model
@@ -129,7 +130,8 @@ def plan_memory(config: EngineConfig, plan, device, draft=None, ranks=None, towe
     def pages_of(page_size: int) -> groups.PageGeometry:
         if len(layers) == 1:
             return groups.PageGeometry(page_size=page_size)
-        return groups.geometry(groups.paged_by(plan), settings.max_tokens_per_step, device.steps_in_flight, page_size)
+        most = steps_in_flight(device, plan.share)
+        return groups.geometry(groups.paged_by(plan), settings.max_tokens_per_step, most, page_size)
 
     def resolved_in(room: int | None) -> Found:
         states = None

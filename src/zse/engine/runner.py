@@ -4,7 +4,7 @@ Device memory and graphs have this one writer. Everything here is flat arrays an
 rows costs tens of microseconds of Python.
 
 On a device that runs ahead a step is submitted while the one before still runs, so two StepSets are filled alternately,
-and a token that the host has not read yet is named by its line in the step before (`feed_tokens`). Else there is one;
+and a token that the host has not read yet is named by its place among their results (`feed_tokens`). Else there is one;
 where host and device memory are the same, the page table is written in place."""
 
 from array import array
@@ -25,6 +25,7 @@ from zse.lora import slots as adapter_slots
 from zse.lora import targets as adapter_targets
 from zse.models.registry import forward_of
 from zse.plan.record import Planner, new_tensor
+from zse.runtime.device import Recorder
 from zse.sampling.state import SamplerState, input_nbytes, result_nbytes
 from zse.scheduler.batch import Batch, Entry
 from zse.scheduler.request import Request
@@ -39,7 +40,7 @@ def _ascending(count: int) -> "memoryview[int]":
 class Runner:
     """model: zse.models.load.Model, whose weights need not be loaded yet; submit() must not be called before they are.
 
-    runs_ahead: whether a second batch may be submitted before the first is collected (default: the device's). On a CPU
+    runs_ahead: whether one batch more may be submitted before the first is collected (default: the device's). On a CPU
     it is for tests of that: a step runs when it is submitted, and penalties do not see the token in flight. grouped:
     whether layers with a window have page tables of their own (Entry.windows), where the model has both kinds. ranks:
     zse.engine.ranks.Ranks where the model is one rank's share. tower: the TowerPlan of a model that sees. logits: of a runner whose
@@ -52,15 +53,7 @@ class Runner:
     planner_class: type[Planner] = Planner
 
     def __init__(
-        self,
-        device,
-        model,
-        config: ResolvedConfig,
-        runs_ahead: bool | None = None,
-        grouped: bool = True,
-        ranks: Any = None,
-        tower: Any = None,
-        logits: Tensor | None = None,
+        self, device, model, config: ResolvedConfig, runs_ahead=None, grouped=True, ranks=None, tower=None, logits=None
     ):
         self.device, self.model, self.config, self.ranks = device, model, config, ranks
         grouped = grouped and config.kv_layout == "paged"
@@ -78,7 +71,8 @@ class Runner:
         )
         pages = PageGeometry(page_size=config.page_size)
         if grouped:
-            pages = geometry(paged_by(model), config.max_tokens_per_step, device.steps_in_flight, config.page_size)
+            most = steps.steps_in_flight(device, model.share)
+            pages = geometry(paged_by(model), config.max_tokens_per_step, most, config.page_size)
         self._table = PageTable(
             device,
             self.kv,
@@ -128,7 +122,7 @@ class Runner:
         # Drafts are verified in runs of several tokens that all have logits; a CPU's launches for it are those of
         # decode.
         self._run_kind = "verify" if device.runs_ahead else "decode"
-        self._num_submitted, self._line_of_row = 0, [0] * config.max_rows  # in the batch submitted last
+        self._num_submitted, self._line_of_row = 0, [0] * config.max_rows  # places in self._sampled
         # Requests and their residencies, of the last decode step.
         self._decoded: tuple[list[Request], list[int]] = ([], [])
 
@@ -138,8 +132,10 @@ class Runner:
         if not device.shares_memory:
             self._history = new_tensor(device, "step", "i32", self.kv.num_blocks, BLOCK)
             history = feed.TokenHistory(self._history, self._table.tensor, self.kv.parts_per_block)
-        sets = []
-        for number in range(2 if self.runs_ahead else 1):
+        sets, nbytes = [], result_nbytes(lines)
+        results = device.staging(self.num_sets * nbytes, label="step")
+        self._sampled = Tensor(results.buffer, (results.nbytes // 4,), "i32")
+        for number in range(self.num_sets):
             inputs = StepInputs(
                 device,
                 max_tokens=config.max_tokens_per_step,
@@ -149,7 +145,6 @@ class Runner:
                 adapter_rows=config.max_rows if config.adapter_slots else 0,
                 max_runs=config.max_rows if config.state_slots else 0,
             )
-            results = device.staging(result_nbytes(lines), label="step")
             sampler = SamplerState(
                 device,
                 self.model.config.vocab_size,
@@ -158,10 +153,15 @@ class Runner:
                 # Running requests hold pages for all tokens but the last; each line of a draft has lists of its own.
                 max_tokens=(config.num_pages * config.page_size + config.max_rows) * (1 + config.draft_tokens),
                 inputs=(inputs.staging, 0),
-                results=(results, 0),
+                results=(results, number * nbytes),
             )
-            sets.append(StepSet(number, inputs, results, sampler))
+            sets.append(StepSet(number, inputs, (results, number * nbytes, nbytes), sampler))
         return sets
+
+    @property
+    def num_sets(self) -> int:
+        """StepSets: batches that may be submitted and not collected, at most."""
+        return 1 + self.runs_ahead
 
     # -- a step
 
@@ -183,7 +183,7 @@ class Runner:
     def _submit_masked(self, step: FilledStep, ticket, rows: int, masks) -> Any:
         first = [some for some in masks if some.come_first]
         if first:
-            ticket = self.masking.submit(step.buffers, rows, first)
+            ticket = self.masking.fill(step.buffers, rows, first).submit(rows=rows)
         for some in masks:
             if some.draws_first:  # only of a device that does not run ahead
                 ticket.wait()
@@ -210,7 +210,7 @@ class Runner:
         size = self.size_for(kind, batch.num_tokens)
         buffers.inputs.page_count[0] = 0
         context = (self._fill_decode if decode else self._fill)(entries, buffers.inputs, size)
-        self._prepare(batch, entries if decode else [entry for entry in entries if entry.samples], buffers.sampler)
+        self._prepare(batch, entries if decode else [entry for entry in entries if entry.samples], buffers)
         if sees and self.images is not None:
             kind += " images"
             self.images[buffers.number].fill(entries, buffers.inputs.arrays(size)[0])
@@ -224,14 +224,14 @@ class Runner:
         symbols = self.planner.symbols(batch.num_tokens, batch.num_samples, context + self._ahead, runs=runs)
         return FilledStep(graph, {name: symbols[name] for name in graph.symbols}, buffers, (kind, size, buffers.number))
 
-    def _prepare(self, batch: Batch, sampling: list[Entry], sampler: SamplerState) -> None:
+    def _prepare(self, batch: Batch, sampling: list[Entry], buffers: StepSet) -> None:
         """Tell the sampler whose lines there will be."""
-        line_of_row = self._line_of_row
+        line_of_row, first = self._line_of_row, buffers.results[1] // 4
         drafts = None
         if not batch.num_drafts and not batch.entries[0].drafts:  # a draft model's entries all have drafts, or none
             requests = [entry.request for entry in sampling]
             if self.runs_ahead:
-                for line, request in enumerate(requests):
+                for line, request in enumerate(requests, first):
                     line_of_row[request.row] = line
             lengths = [entry.start + entry.count for entry in sampling]
         else:
@@ -239,10 +239,10 @@ class Runner:
             drafts = {entry.request: entry.drafts for entry in sampling if entry.drafts}
             for entry in sampling:
                 end = entry.start + entry.count
-                line_of_row[entry.request.row] = len(requests)
+                line_of_row[entry.request.row] = first + len(requests)
                 requests += [entry.request] * entry.samples
                 lengths += range(end - entry.samples + 1, end + 1)
-        sampler.prepare(requests, lengths, drafts)
+        buffers.sampler.prepare(requests, lengths, drafts)
 
     def collect(self, submitted: tuple[Any, Any]) -> list[tuple[int, object]]:
         """Wait for a batch; (token, TokenLogprob | None) for each entry that samples, in order. Token -1: the logits
@@ -327,7 +327,7 @@ class Runner:
             elif entry.drafts:
                 token_ids[index], source[index] = entry.drafts[position - len(tokens)], -1
             else:
-                source[index] = line_of_row[row]  # in flight: sampled by the batch submitted last
+                source[index] = line_of_row[row]  # in flight
             positions[index] = position
             token_row[index] = row
             resident = residents[row]
@@ -393,8 +393,10 @@ class Runner:
             options = dict(step=step, max_tokens=size, every_token=kind != "mixed")
             options["longest_run"] = 1 if kind == "decode" else None
             self._record_step(recorder, buffers, parts, options)
-            graph = self._graphs[key] = recorder.finish()
+            graph = self._graphs[key] = self._finished(recorder)
         return graph
+
+    _finished = staticmethod(Recorder.finish)  # a recorder → what is replayed
 
     def _record_step(self, recorder, buffers: StepSet, parts: list[str], options: dict[str, Any]) -> None:
         """What a step computes and draws. parts: of its kind; options: of Planner.record()."""
@@ -405,7 +407,7 @@ class Runner:
         logits = self.planner.record(recorder, **options)
         if parts[-1:] != ["forward"]:
             buffers.sampler.record(recorder, logits)
-            recorder.download(buffers.results)
+            recorder.download(*buffers.results)
 
     @property
     def logits(self) -> Tensor:
@@ -431,14 +433,13 @@ class Runner:
         )
         if not self.runs_ahead:
             return
-        before = self._sets[1 - buffers.number].sampler
-        if self.ranks is not None and not self.ranks.is_pipeline:
-            self.ranks.group.broadcast(recorder, before.tokens)
+        if self.ranks is not None and not self.ranks.is_pipeline:  # of a pipeline rank 0 alone has use for them
+            self.ranks.group.broadcast(recorder, self._sets[1 - buffers.number].sampler.tokens)
         feed.feed_tokens(
             recorder,
             step.token_ids.with_rows(tokens),
             source.with_rows(tokens),
-            before.tokens,
+            self._sampled,
             step.positions.with_rows(tokens),
             step.token_row.with_rows(tokens),
             buffers.sampler.history,

@@ -35,7 +35,7 @@ SHORT_PROMPT = 64
 
 class StepArrays(NamedTuple):
     """Host views of the token arrays for recordings of one size, i32 each; source: where the token's id comes from: -1
-    for token_ids, else the line of the step before that sampled it."""
+    for token_ids, else its place among the results of all steps in flight."""
 
     token_ids: memoryview
     positions: memoryview
@@ -117,6 +117,12 @@ class StepInputs:
         recorder.upload(self.staging, 0, self._tokens_at + 16 * size)
 
 
+def steps_in_flight(device: Any, share: Any) -> int:
+    """Batches that are submitted and not collected, at most. share: of the model that the device has, or None: of a pipeline one
+    for each rank."""
+    return device.steps_in_flight + (share.size - 1 if share is not None and share.is_stage else 0)
+
+
 def job_rows(model: Any) -> int:
     """Jobs at once of a ModelConfig."""
     return JOB_ROWS if model.causal else ENCODER_ROWS
@@ -127,13 +133,14 @@ def _align(nbytes: int) -> int:
 
 
 class StepSet(NamedTuple):
-    """The inputs and results that steps use, alternately with another set on a device that runs ahead.
+    """The inputs and results that steps use, by turns with others where several are under way.
 
-    results: the Staging that is downloaded at the end; sampler: whose parameters stand in the inputs."""
+    results: (Staging, byte, bytes): what is downloaded at the end, of a Staging for all sets: a token in flight is named by its
+    place there. sampler: whose parameters stand in the inputs."""
 
     number: int
     inputs: StepInputs
-    results: Any
+    results: tuple[Any, int, int]
     sampler: SamplerState
 
 
@@ -267,7 +274,7 @@ def first_recordings(runner: Any) -> list[tuple[str, int, int]]:
     if not runner.model.config.causal:
         return []
     if runner.runs_ahead:
-        numbers = range(2)
+        numbers = range(runner.num_sets)
         prompts = [size for size in sizes if size > 1]
         short = runner.size_for("mixed", min(SHORT_PROMPT, config.max_tokens_per_step))
         first = [("mixed", short, 0), *(("decode", 1, number) for number in reversed(numbers))]
@@ -286,11 +293,12 @@ def first_recordings(runner: Any) -> list[tuple[str, int, int]]:
         ]
     else:
         split = runner.size_for("mixed", 2)
-        first = [("mixed", config.max_tokens_per_step, 0), ("decode", 1, 0), ("mixed", split, 0)]
+        kinds = [("mixed", config.max_tokens_per_step), ("decode", 1), ("mixed", split)]
         if config.max_lines > 1:
-            first.append(("decode", split, 0))
+            kinds.append(("decode", split))
         if config.max_lines > split:
-            first.append(("decode", sizes[-1], 0))
+            kinds.append(("decode", sizes[-1]))
+        first = [(*kind, number) for kind in kinds for number in range(runner.num_sets)]
     return list(dict.fromkeys(first))
 
 

@@ -44,7 +44,7 @@ class RankGroup:
         self.host = HostCollectives(self, mmap.mmap(descriptor, shared_bytes(size)))
         self.peers: Any = None  # zse.parallel.collectives.peer.PeerCollectives, of GPUs that reach each other
         self._collectives: Any = None
-        self._links: Any = self.host  # what send and receive go through
+        self._staged: Any = self.host  # what send and receive go through where peers do not reach each other
 
     @classmethod
     def create(cls, size: int) -> "RankGroup":
@@ -76,7 +76,7 @@ class RankGroup:
             except DeviceError as error:  # on all ranks alike
                 logging.getLogger("zse.parallel").info("ranks exchange through memory of the host: %s", error)
                 self._collectives = staged.StagedCollectives(self, device)
-            self._links = staged.StagedCollectives(self, device)
+            self._staged = staged.StagedCollectives(self, device)
         else:
             raise GroupError(f"{device.name}: there are no collectives for this device; use --device cpu")
 
@@ -101,11 +101,14 @@ class RankGroup:
 
     def send(self, recorder: "Recorder", x: "Tensor") -> None:
         """Record: x, of any dtype, to the next rank (of the last one: rank 0), which need not be there yet."""
-        self._links.send(recorder, x)
+        self._link(recorder, x).send(recorder, x)
 
     def receive(self, recorder: "Recorder", x: "Tensor") -> None:
-        """Record: x = what the rank before sent, in the order in which it did."""
-        self._links.receive(recorder, x)
+        """Record: x = what the rank before sent, in the order in which it did, from a tensor of the same shape."""
+        self._link(recorder, x).receive(recorder, x)
+
+    def _link(self, recorder: "Recorder", x: "Tensor") -> "Any":
+        return self.peers if self.peers is not None and self.peers.fits(recorder, x) else self._staged
 
     # -- outside of recordings
 

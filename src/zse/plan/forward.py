@@ -65,16 +65,16 @@ def trace_forward(forward: Any, model: Any, device: Any, adapted: Adapted | None
     )
 
 
-def _receive(forward: Any, *before: Value) -> Value:
+def _receive(forward: Any) -> Value:
     """The stream from the rank before."""
-    return forward.trace.add("receive", before, forward.config.hidden_size, is_stream=True)
+    return forward.trace.add("receive", (), forward.config.hidden_size, is_stream=True)
 
 
 def _hop(forward: Any, share: Any, comes_back: bool, x: Value) -> Value:
-    """The stream to the next rank, and on rank 0 from the last one, which sends it where it is to come back."""
+    """The stream to the next rank, of the last one to rank 0, where it is to come back (StagePlanner records that)."""
     if share.rank < share.size - 1 or comes_back:
         x = forward.trace.add("send", (x,), x.width, is_stream=True)
-    return _receive(forward, x) if not share.rank and comes_back else x
+    return x
 
 
 def _traced(

@@ -1,7 +1,7 @@
 """What a step runs and what comes of it: the batch that goes to a runner, the outputs that go to who asked; and how a
 batch is made: how many tokens it may have; rows that decode first, then chunks of prompts, then who can be admitted."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
 
 import msgspec
 
@@ -230,10 +230,20 @@ class BatchBuilder:
         life, budget: who runs and may begin to, and how many tokens a step has.
         chunked_prefill: whether replies run beside prompts.
         max_drafts: draft tokens that all requests of one step may verify together.
+        groups: of the rows that decode: each runs in a batch of its own, and they are in flight together (a pipeline's ranks).
+        feeds: whether a batch may have rows whose last token is still in flight, which the device feeds it.
     """
 
-    def __init__(self, life: Lifecycle, budget: StepBudget, chunked_prefill: bool, max_drafts: int):
-        self._life, self._budget = life, budget
+    def __init__(
+        self,
+        life: Lifecycle,
+        budget: StepBudget,
+        chunked_prefill: bool,
+        max_drafts: int,
+        groups: int = 1,
+        feeds: bool = True,
+    ):
+        self._life, self._budget, self._groups, self._feeds = life, budget, groups, feeds
         self._chunked_prefill, self._max_drafts = chunked_prefill, max_drafts
         self._cache = cache = life.cache
         self._page_size, self._grouped, self._states = cache.page_size, cache.grouped, cache.states
@@ -245,21 +255,24 @@ class BatchBuilder:
             len(request.tokens) - request.computed_len - request.again > 1 for request in life.running
         )
 
-    def build(self, ahead: bool, plan: StepPlan) -> Batch | None:
-        """The next batch, or None when nothing can run, or nothing without a preemption. ahead: there is a batch in
-        flight, which forbids preemptions. plan: who has to leave this step to others."""
+    def build(self, in_flight: Sequence[Batch], plan: StepPlan) -> Batch | None:
+        """The next batch, or None when nothing can run, or nothing without a preemption, which a batch in flight forbids. plan:
+        who has to leave this step to others."""
         life, counters = self._life, self._life.counters
         preemptions = counters.preemptions
         decoding: tuple[list[Entry], int, int] | None = [], 0, 0
         if self._chunked_prefill or not self.has_prompts():
-            decoding = self._decode_entries(ahead, plan.resting)
+            decoding = self._decode_entries(in_flight, plan.resting)
         if decoding is None:
             return None
         entries, num_drafts, num_again = decoding
         num_decode = len(entries)
         lines = num_decode + num_drafts + num_again
         left_out, queue = plan.left_out, life.queue
-        budget = min(max(0, self._budget.max_tokens - lines), self._budget.prefill(lines), plan.max_prompt)
+        beside = lines  # what prompts must leave time for
+        if not lines and self._groups > 1:
+            beside = sum([request.pending for request in life.running])
+        budget = min(max(0, self._budget.max_tokens - lines), self._budget.prefill(beside), plan.max_prompt)
         # Pages that a preemption has just freed are for the decode rows: admitting now would take them back.
         may_admit = preemptions == counters.preemptions
         if num_decode < len(life.running):
@@ -280,13 +293,13 @@ class BatchBuilder:
             budget = max(0, budget - self._add_chunk(entries, admitted, budget))
         if not entries and not self._chunked_prefill:
             # Nobody could be admitted.
-            entries, num_drafts, num_again = self._decode_entries(ahead, plan.resting) or ([], 0, 0)
+            entries, num_drafts, num_again = self._decode_entries(in_flight, plan.resting) or ([], 0, 0)
             num_decode = len(entries)
         if not entries:
-            if self._grouped is not None and life.running and not ahead and plan is EVERYBODY:
+            if self._grouped is not None and life.running and not in_flight and plan is EVERYBODY:
                 # Chunks wait for windowed pages that others share and nobody else gives.
                 life.preempt(choose_victim(life.running) or life.running[-1])
-                return self.build(ahead, EVERYBODY)
+                return self.build(in_flight, EVERYBODY)
             return None
         if self._grouped is not None:
             for entry in entries:
@@ -296,11 +309,29 @@ class BatchBuilder:
                 entry.slot = self._states.live[entry.request.id]
         return Batch(entries, num_decode, self._cache.take_transfers(), num_drafts, num_again)
 
-    def _decode_entries(self, ahead: bool, resting: Collection[Request]) -> tuple[list[Entry], int, int] | None:
-        """An entry for each running request that has one token to run, how many drafts they have, and how many tokens run
-        again; None when that needs pages that only a preemption gives, which the batch in flight forbids (`ahead`).
+    def _group(self, in_flight: Sequence[Batch]) -> tuple[int, Container[Request]]:
+        """Of several groups: how many rows the next batch may have, so that all get as many, and who of those in flight may be
+        among them: those of the oldest batch, once all groups are in flight, or where there is nobody else."""
+        decoding = [
+            request
+            for request in self._life.running
+            if request.pending or not request.held and len(request.tokens) - request.computed_len == 1 + request.again
+        ]
+        fed: Container[Request] = ()
+        if self._feeds and in_flight:
+            is_alone = len(in_flight) == 1 and all([request.pending for request in decoding])
+            if is_alone or len(in_flight) == self._groups:
+                fed = {entry.request for entry in in_flight[0].entries}
+        return -(-len(decoding) // self._groups), fed
+
+    def _decode_entries(
+        self, in_flight: Sequence[Batch], resting: Collection[Request]
+    ) -> tuple[list[Entry], int, int] | None:
+        """An entry for each running request that has one token to run, or for one group of them, how many drafts they have, and
+        how many tokens run again; None when that needs pages that only a preemption gives, which a batch in flight forbids.
         resting: have none now."""
         entries: list[Entry] = []
+        most_rows, fed = self._group(in_flight) if self._groups > 1 else (len(self._life.running), None)
         running, cache = self._life.running, self._cache
         tables, page_size, states = cache.tables, self._page_size, self._states
         num_drafts = num_again = 0
@@ -311,7 +342,9 @@ class BatchBuilder:
             room = min(room, self._budget.configured_tokens - self._life.max_rows) - again
         most_drafts = min(self._max_drafts, room)
         index = 0
-        while index < len(running):  # preemption takes from the far end of this list, or this request itself
+        while (
+            index < len(running) and len(entries) < most_rows
+        ):  # preemption takes from the far end of this list, or this request itself
             request = running[index]
             if resting and request in resting:
                 index += 1
@@ -323,10 +356,11 @@ class BatchBuilder:
                 length - start == 1 + request.again
                 and length < request.max_len
                 and not (request.stepwise and (pending or request.held))
+                and (not pending or fed is None or pending == 1 and request in fed)
             ):
                 # Only the first token of a page can lack its page.
                 if not start % page_size and not cache.reserve(request.id, length):
-                    if ahead:
+                    if in_flight:
                         for entry in entries:  # none of them runs after all
                             other = entry.request
                             other.computed_len = entry.start

@@ -3,8 +3,8 @@
 `schedule(now)` says which tokens of which requests run next, `commit(batch, sampled)` takes what came out. Between the
 two the batch is in flight: a request cancelled meanwhile ends at once, its row and pages follow with the commit.
 
-One batch more may be scheduled while another is in flight (a GPU is given step n + 1 before step n is read): lengths
-advance when a batch is scheduled, the ids of its tokens come with the commit. What the ids decide waits for them: a
+More may be scheduled while batches are in flight (a GPU is given step n + 1 before step n is read, a pipeline has one for each
+rank): lengths advance when a batch is scheduled, the ids of its tokens come with the commit. What the ids decide waits: a
 request that turns out to have ended is dropped one step late, and nothing is preempted while a batch is in flight.
 
 This file is what others call: requests enter, and results of a batch are taken. request.py says what a request must be,
@@ -46,7 +46,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from zse.cache.states import StateSlots
 
-MAX_IN_FLIGHT = 2
 PATIENCE_LOOK_S = 0.25  # between looks at who has waited for too long: a thousand requests take 0.1 ms
 MEAN_STEP = 1 / 32  # weight of the newest reply in the running mean
 
@@ -68,6 +67,7 @@ class Scheduler:
         geometry: how many tokens a page has, as prefix_cache's, and which groups the layers are in.
         adapter_slots: how many adapters the requests that run may have together.
         states: slots of a model with a state, at least max_rows.
+        groups, feeds: as of BatchBuilder; there is at most one batch more in flight than groups.
 
     requests: by id, that were accepted and have not ended. running: those that have a row, oldest first. queue: those
     that wait. Others must not change them. counters, totals: of requests and of steps."""
@@ -91,12 +91,14 @@ class Scheduler:
         geometry: PageGeometry = ONE_GROUP,
         adapter_slots: int = 0,
         states: "StateSlots | None" = None,
+        groups: int = 1,
+        feeds: bool = True,
     ):
         if states is not None and states.num_slots < max_rows:
             raise ValueError(f"{states.num_slots} state slots for {max_rows} rows")
         if max_tokens < max_rows:
             raise ValueError(f"max_tokens {max_tokens} is below max_rows {max_rows}: decode rows would not fit a step")
-        self.max_rows, self.max_context, self.max_drafts = max_rows, max_context, max_drafts
+        self.max_rows, self.max_context, self.max_drafts, self.groups = max_rows, max_context, max_drafts, groups
         self.vocab_size, self.eos_ids, self.max_waiting = vocab_size, eos_ids, max_waiting
         self.policy = policy = policy or SchedulingPolicy()
         self.cache = cache = cache_manager(allocator or PageAllocator(num_pages), prefix_cache, host, geometry, states)
@@ -111,7 +113,7 @@ class Scheduler:
         self.limits = TokenLimits(vocab_size, max_context, cache.capacity)
         self.job_share = JobShare(life.queue)
         self.pace = Pace(life, budget) if budget.ratio and policy.fair_share else None
-        self.builder = BatchBuilder(life, budget, policy.chunked_prefill, max_drafts)
+        self.builder = BatchBuilder(life, budget, policy.chunked_prefill, max_drafts, groups, feeds)
         self.totals, self.num_arrivals = StepTotals(), 0
         self._deadlines: list[tuple[float, int]] = []  # a heap of (deadline_at, id), of those that ended too
         self._patience_seen_at = 0.0  # when max_wait_s was last looked at
@@ -285,20 +287,18 @@ class Scheduler:
     # -- a step
 
     def schedule(self, now: float = 0.0) -> Batch | None:
-        """The next batch, or None when nothing can run, or nothing before the batch in flight is committed.
-
-        At most MAX_IN_FLIGHT batches may be scheduled and not committed; RuntimeError beyond that.
-        """
+        """The next batch, or None when nothing can run, or nothing before a batch in flight is committed. RuntimeError when too
+        many are."""
         in_flight = self._in_flight
-        if len(in_flight) >= MAX_IN_FLIGHT:
+        if len(in_flight) > self.groups:
             raise RuntimeError("schedule() before commit() of the batches in flight")
-        if in_flight and in_flight[0].num_drafts:
+        if any([batch.num_drafts for batch in in_flight]):
             return None  # its requests' lengths are not known, and without them others would run in smaller steps
         self.life.now = max(self.life.now, now)
         plan = self.pace.plan() if self.pace is not None and len(self.queue.visitors) > 1 else EVERYBODY
-        batch = self.builder.build(bool(in_flight), plan)
+        batch = self.builder.build(in_flight, plan)
         if batch is None and plan is not EVERYBODY:
-            batch = self.builder.build(bool(in_flight), EVERYBODY)  # the others have nothing to run now
+            batch = self.builder.build(in_flight, EVERYBODY)  # the others have nothing to run now
         if batch is not None:
             in_flight.append(batch)
             self.counters.scheduled_tokens += batch.num_tokens

@@ -1,6 +1,7 @@
 """Collectives between GPUs that can write each other's memory: kernels of zse.kernels.gpu.all_reduce in the recording.
 
-Each rank has a buffer that all others map (CUDA's and HIP's IPC); how kernels meet there says zse.kernels.gpu.peers. A thread
+Each rank has a buffer that all others map (CUDA's and HIP's IPC); how kernels meet there says zse.kernels.gpu.peers, how a pipeline's
+ranks hand on what they computed zse.kernels.gpu.peer_messages. A thread
 watches the ranks' processes: when one ends, kernels that wait for it stop, and whoever waits for the replay gets GroupError."""
 
 import ctypes
@@ -11,7 +12,7 @@ import threading
 from zse import env
 from zse.dtypes import ITEM_BYTES
 from zse.errors import DeviceError, GroupError
-from zse.kernels.gpu import peers
+from zse.kernels.gpu import peer_messages, peers
 from zse.lazy import select
 from zse.parallel.collectives import host
 from zse.runtime import gpu_memory
@@ -37,7 +38,8 @@ SMALL_BYTES = {2: 1 << 20, 3: 512 << 10, 4: 512 << 10}
 SMALL_BYTES_OF_MORE = 256 << 10
 LARGE_BLOCKS = 96
 CYCLES_PER_S = 2_000_000_000  # of a GPU's clock, about: a wait's limit need not be exact
-LAYOUT = 1  # of the buffer and its flags: ranks must have the same
+MESSAGE_BLOCKS = 32  # of a message: who waits should not take a GPU's memory for polling
+LAYOUT = 2  # of the buffer and its flags: ranks must have the same
 
 
 def buffer_words(size: int) -> tuple[int, int, int]:
@@ -164,6 +166,28 @@ class PeerCollectives:
         count = Sym(nbytes.name, nbytes.divisor, nbytes.factor // 4) if isinstance(nbytes, Sym) else nbytes // 4
         blocks = max(1, min(LARGE_BLOCKS, largest // (4 * LARGE_THREADS)))
         self._launch(recorder, f"broadcast_peers_{self._world}", self._common() | dict(x=x, count=count), blocks)
+
+    def fits(self, recorder: "Recorder", x: "Tensor") -> bool:
+        """Whether messages of x go this way: rows of whole 16 bytes, and all of it into the two boxes, so that a sender need not wait
+        for who receives, which may wait for what is sent behind it."""
+        width, largest = product(x.shape[1:]) * ITEM_BYTES[x.dtype], most_of(x.shape[0], recorder.maxima)
+        return width % 16 == 0 and width * largest <= 2 * BOX_BYTES
+
+    def send(self, recorder: "Recorder", x: "Tensor", name: str = "send") -> None:
+        """As RankGroup's, of what fits()."""
+        if not self.fits(recorder, x):
+            raise ValueError(f"{name} of {x.dtype} {x.shape}: rows of whole 16 bytes, at most {2 * BOX_BYTES:,} in all")
+        count, most = product((*x.shape, ITEM_BYTES[x.dtype])), BOX_BYTES // 4
+        words = Sym(count.name, count.divisor, count.factor // 4) if isinstance(count, Sym) else count // 4
+        largest = most_of(words, recorder.maxima)
+        for begin in range(0, largest, most):
+            blocks = -(-min(most, largest - begin) // (4 * peer_messages.THREADS))
+            args = self._common() | dict(x=x, count=words, begin=begin, most=most)
+            self._launch(recorder, f"{name}_peer_{self._world}", args, min(MESSAGE_BLOCKS, blocks))
+
+    def receive(self, recorder: "Recorder", x: "Tensor") -> None:
+        """As RankGroup's, of what fits()."""
+        self.send(recorder, x, "receive")
 
     @property
     def small_bytes(self) -> int:
