@@ -97,6 +97,7 @@ class KVCache:
             raise ConfigError(f"num_pages must be at least 1, got {num_pages}")
         check_page_size(page_size)
         self.num_pages, self.dtype = num_pages, dtype
+        self.first_page = 0  # of a rank that has pages of its own, among all ranks'
         self.blocks_per_page = page_size // BLOCK
         self.num_blocks = num_pages * self.blocks_per_page
         groups = groups or one_group(config)
@@ -132,8 +133,10 @@ class KVCache:
             self.buffer.grow(min(-(-end // GROW_BYTES) * GROW_BYTES, self.nbytes))
 
     def discard(self, first: int, count: int) -> None:
-        """Give back the memory of pages that nobody has, on a CPU."""
-        self.buffer.discard(first * self.page_nbytes, count * self.page_nbytes)
+        """Give back the memory of pages that nobody has, on a CPU; nothing of another rank's."""
+        first -= self.first_page
+        if 0 <= first < self.num_pages:
+            self.buffer.discard(first * self.page_nbytes, count * self.page_nbytes)
 
     def table_entry(self, pages: list[int], block: int, group: int = 0) -> int:
         """What a group's page table holds for one block of a sequence that has `pages`."""
@@ -240,6 +243,10 @@ class PageMover:
         """In this order. Raises DeviceError."""
         if self._told is not None:
             self._told(transfers)
+        self.run_own(transfers)
+
+    def run_own(self, transfers: list[tuple[str, int, int]]) -> None:
+        """run() of what no rank is told."""
         for kind, source, target in transfers:
             if kind == "copy":
                 self._kv.map_to(target)

@@ -47,6 +47,7 @@ class CacheManager:
     this manager, where layers with a window have page tables of their own."""
 
     grouped: "GroupedCacheManager | None" = None
+    rank_of: "dict[int, int] | None" = None  # of each sequence, where ranks have pages of their own (divided.py)
 
     def __init__(
         self,

@@ -44,6 +44,11 @@ ENGINE = (
         "with --tensor-parallel-size, experts of a mixture are whole on one of the devices each, not cut into a part for every one",
     ),
     option(
+        "--data-parallel-attention --enable-dp-attention",
+        FLAG,
+        "with --tensor-parallel-size, of models with latent attention (DeepSeek): each rank has the attention, and the KV pages, of requests of its own; CPU ranks yet",
+    ),
+    option(
         "--pipeline-parallel-size --pp",
         Amount(int, 1, 64, shown="N"),
         "compute the layers on N devices one behind the other, a process each; devices as of --tensor-parallel-size (default: 1)",

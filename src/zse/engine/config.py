@@ -156,6 +156,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     adapter_rank: int = 16
     tensor_parallel_size: int = 1
     expert_parallel: bool = False
+    data_parallel_attention: bool = False
     pipeline_parallel_size: int = 1
     role: str = "both"
     kv_listen: str | None = None
@@ -248,7 +249,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 class ResolvedConfig(Settings, frozen=True, kw_only=True):
     """An EngineConfig whose every value is the one in use; num_pages: of page_size tokens; kv_bytes: the address space
     of them all. Of models with a state: state_slots on the device, state_bytes of them all, host_states in host memory,
-    state_interval between snapshots, in tokens."""
+    state_interval between snapshots, in tokens. page_pools: ranks that have num_pages of their own each."""
 
     model: str
     device: str
@@ -277,7 +278,10 @@ class ResolvedConfig(Settings, frozen=True, kw_only=True):
     state_bytes: int = 0
     state_interval: int = 0
     host_states: int = 0
+    page_pools: int = 1
     policy: SchedulingPolicy = SchedulingPolicy()
+
+    all_pages = property(lambda self: self.page_pools * self.num_pages, doc="Of all ranks together.")
 
     @property
     def cache_bytes(self) -> int:
@@ -405,15 +409,11 @@ def resolve(
     room_bytes: int | None = None,
     geometry: Callable[[int], PageGeometry] = lambda page_size: PageGeometry(page_size=page_size),
 ) -> ResolvedConfig:
-    """Fill in what is auto.
+    """Fill in what is auto. device: its name. model_context: tokens that the model was made for. block_bytes: of 16 tokens of one group of
+    layers. geometry: what pages of so many tokens a sequence takes. threads: what the device runs with. memory_bytes: of the machine.
+    room_bytes: what is left for KV pages (of max_memory, or of a GPU's free memory), None: a quarter of the memory.
 
-    device: its name. model_context: tokens that the model was made for. block_bytes: of 16 tokens of one group
-    of layers. geometry: what pages of so many tokens a sequence takes.
-    threads: what the device runs with. memory_bytes: of the machine. room_bytes: what is left for KV pages (of
-    max_memory, or of a GPU's free memory), None: a quarter of the memory.
-
-    max_context: the model's, less where the room does not hold one such sequence. num_pages: max_rows whole contexts,
-    within the room, at least one context. page_size: see page_size.py.
+    max_context: the model's, less where the room does not hold one such sequence. num_pages: max_rows whole contexts, within the room.
     Raises ConfigError for a max_context beyond the model's, or one that num_pages or the memory cannot hold.
     """
     memory = memory_bytes
@@ -451,6 +451,7 @@ def resolve(
         kv_bytes=kv_bytes,
         prefix_cache=config.keeps_prefixes,
         host_slots=max(slots, least // page_size),
+        page_pools=config.tensor_parallel_size if config.data_parallel_attention else 1,
         policy=SchedulingPolicy(
             batching=config.batching,
             chunked_prefill=config.chunked_prefill,

@@ -98,6 +98,8 @@ class Forwards:
             arrays.source[at:last] = self._sources(piece)
             arrays.positions[at:last] = array("i", range(piece.start, end))
             arrays.token_row[at:last] = array("i", [row]) * piece.num_tokens
+            if inputs.owners:
+                inputs.owners[row] = piece.pages.rank  # type: ignore[attr-defined]
             at, context = last, max(context, end)
         if inputs.max_runs:
             inputs.fill_runs([piece.num_tokens for piece in pieces], [piece.slot for piece in pieces])
@@ -106,6 +108,8 @@ class Forwards:
         used = {name: symbols[name] for name in graph.symbols}
         if self._ranks is not None:
             self._ranks.replay((HIDDEN, size, 0), used, inputs.staging, *inputs.sent(size), self._planner.kv)
+            if inputs.owners:
+                used["own"] = inputs.fill_own(size, tokens, self._ranks.group.rank)
         graph.submit(**used).wait()
 
     def logprobs(self, lines: list[Line]) -> list[TokenLogprob]:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import msgspec
 
 from zse import env, lazy
-from zse.cache import groups, prefix, states
+from zse.cache import divided, groups, prefix, states
 from zse.cache import pages as cache_pages
 from zse.engine import core, expert_counters, host_memory, memory, messages, metrics, offload, roles
 from zse.engine import draft as draft_model
@@ -240,6 +240,7 @@ def _build(config: ResolvedConfig, device, model, plan, tower, ranks=None):
         states=slots,
         groups=steps_in_flight(device, plan.share) - device.runs_ahead,
         feeds=device.runs_ahead,
+        cache=_divided_cache(config, pages) if config.page_pools > 1 else None,
     )
     if scheduler.cache.num_groups > 1 and (config.host_slots or config.cache_disk):
         logging.getLogger("zse.engine").warning(
@@ -264,6 +265,18 @@ def _build(config: ResolvedConfig, device, model, plan, tower, ranks=None):
     return engine
 
 
+def _divided_cache(config: ResolvedConfig, pages: groups.PageGeometry) -> divided.DividedCache:
+    """Of ranks with pages of their own."""
+
+    def make() -> schedulers.CacheManager:
+        cached = None
+        if config.prefix_cache:
+            cached = prefix.PrefixCache(config.num_pages, config.cache_policy, config.page_size)
+        return schedulers.cache_manager(cache_pages.PageAllocator(config.num_pages), cached, None, pages)
+
+    return divided.divide(config.page_pools, make)
+
+
 def build_from_arguments(arguments: list[str], phases, opening=None):
     """The worker's way: (Engine, Ready) from its command line; prints the memory plan. opening: as of load_engine.
     Raises ZSEError."""
@@ -286,7 +299,7 @@ def build_from_arguments(arguments: list[str], phases, opening=None):
         model=used.model,
         max_context=used.max_context,
         max_rows=used.max_rows,
-        num_pages=used.num_pages,
+        num_pages=used.all_pages,
         page_size=used.page_size,
         queue_tokens=QUEUE_TOKENS[loaded.engine.runner.device.kernels],
         hidden_size=loaded.model_config.embedding_size,

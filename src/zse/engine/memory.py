@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from zse.cache import groups, layout
 from zse.cache.pages import BLOCK
+from zse.engine import divided, image_encoder, stages, state_memory
 from zse.engine import draft as draft_model
-from zse.engine import image_encoder, stages, state_memory
 from zse.engine.config import (
     AUTO_LAYERS,
     GPU_MEMORY_SHARE,
@@ -182,6 +182,8 @@ def _grouped(config: EngineConfig, plan: ModelPlan) -> groups.Layers:
 
 def runner_of(model) -> type[Runner]:
     """The class of the runner of a Model or a ModelPlan."""
+    if model.share is not None and model.share.divides_rows:
+        return divided.DividedRunner
     return Runner if groups.paged_by(model) is model.config else stages.StageRunner
 
 

@@ -8,6 +8,7 @@ from zse.errors import ConfigError
 
 NOT_OF_RANKS = "mmproj resident_layers expert_memory lazy_experts cache_disk kv_listen kv_peers".split()
 NOT_OF_STAGES = [*NOT_OF_RANKS, "tensor_parallel_size", "expert_parallel", "adapter_slots", "kv_layout"]
+NOT_OF_OWN_PAGES = ["adapter_slots", "kv_layout", "cache_host_memory", "draft_model"]
 
 
 def num_ranks(config: Any) -> int:
@@ -20,15 +21,23 @@ def check_ranks(config: Any) -> None:
     if num_ranks(config) == 1:
         if config.expert_parallel:
             raise ConfigError("--expert-parallel divides experts among ranks: give --tensor-parallel-size N too")
+        if config.data_parallel_attention:
+            raise ConfigError(
+                "--data-parallel-attention divides requests among ranks: give --tensor-parallel-size N too"
+            )
         return
     is_pipeline = config.pipeline_parallel_size > 1
     option, refused = "--tensor-parallel-size", NOT_OF_RANKS
     if is_pipeline:
-        option, refused = "--pipeline-parallel-size", NOT_OF_STAGES
+        option, refused = "--pipeline-parallel-size", [*NOT_OF_STAGES, "data_parallel_attention"]
     defaults = {field.name: field.default for field in msgspec.structs.fields(type(config))}
     for name in refused:
         if getattr(config, name) != defaults[name]:
             raise ConfigError(f"--{name.replace('_', '-')} is not possible with {option} {num_ranks(config)} yet")
+    if config.data_parallel_attention:
+        for name in NOT_OF_OWN_PAGES:
+            if getattr(config, name) != defaults[name]:
+                raise ConfigError(f"--{name.replace('_', '-')} is not possible with --data-parallel-attention yet")
     if config.speculation == "mtp":
         raise ConfigError(f"--speculation mtp is not possible with {option} yet")
     if config.device.partition(":")[0] not in ("auto", "cpu", "cuda"):

@@ -131,7 +131,8 @@ class Ranks:
     def share(self) -> dict[str, Any]:
         """Whose share of the model is planned (plan_model)."""
         place = {"rank": self.group.rank, "ranks": self.group.size}
-        return place | {"whole_experts": self.config.expert_parallel, "pipeline": self.is_pipeline}
+        place |= {"whole_experts": self.config.expert_parallel, "pipeline": self.is_pipeline}
+        return place | {"whole_attention": self.config.data_parallel_attention}
 
     def agree(self, device: Any, source: Any, planned: Any, again: Any) -> Any:
         """The MemoryPlan that all ranks have room for. planned: this rank's; again(config): its plan with other settings. Connects
@@ -247,6 +248,8 @@ class Leader(Ranks):
     def start(cls, config: EngineConfig) -> "Leader":
         """Start the other ranks, which load beside this one. ConfigError, DeviceError."""
         size, device = num_ranks(config), device_of(config)
+        if config.data_parallel_attention and device != "cpu":
+            raise ConfigError(f"--data-parallel-attention is for ranks of a CPU yet, not for --device {device}")
         found = cls(RankGroup.create(size), of_rank(config, device, 0))
         descriptor = found.group.descriptor
         try:
@@ -440,10 +443,13 @@ class Follower(Ranks):
         staging.host[message.at : message.at + len(message.data)] = message.data
         for at, data in message.images:
             runner.images[number].staging.host[at : at + len(data)] = data
+        symbols = message.symbols
         if self.is_pipeline:
             runner.localize(message.key)
+        if self.config.data_parallel_attention:
+            symbols = runner.localize(message.key, symbols)
         runner.kv.map_to(message.mapped)
-        self._tickets[inputs] = graph.submit(**{name: message.symbols[name] for name in graph.symbols})
+        self._tickets[inputs] = graph.submit(**{name: symbols[name] for name in graph.symbols})
 
 
 ToRank = Replay | RecordAhead | Move | Discard | WriteTable | AdapterPart | KeepAdapter | ForgetAdapter | FillSlot

@@ -40,9 +40,8 @@ def _ascending(count: int) -> "memoryview[int]":
 class Runner:
     """model: zse.models.load.Model, whose weights need not be loaded yet; submit() must not be called before they are.
 
-    runs_ahead: whether one batch more may be submitted before the first is collected (default: the device's). On a CPU
-    it is for tests of that: a step runs when it is submitted, and penalties do not see the token in flight. grouped:
-    whether layers with a window have page tables of their own (Entry.windows), where the model has both kinds. ranks:
+    runs_ahead: whether one batch more may be submitted before the first is collected (default: the device's). On a CPU it is for tests
+    of that: penalties do not see the token in flight. grouped: whether layers with a window have page tables of their own. ranks:
     zse.engine.ranks.Ranks where the model is one rank's share. tower: the TowerPlan of a model that sees. logits: of a runner whose
     steps are never between a step of this one and its results.
     """
@@ -51,6 +50,7 @@ class Runner:
     _rounds = 1  # most tokens that one replay draws of a line, each behind the one before
     _ahead = 0  # tokens of a row that the next replay adds to those it is given
     planner_class: type[Planner] = Planner
+    mover_class: type[PageMover] = PageMover
 
     def __init__(
         self, device, model, config: ResolvedConfig, runs_ahead=None, grouped=True, ranks=None, tower=None, logits=None
@@ -98,7 +98,7 @@ class Runner:
         self._history: Tensor | None = None  # of tokens, by block, where the host cannot keep it
         self._sets = self._make_sets()
         told, host = ranks and ranks.move, (config.host_slots, config.host_states)
-        self.pages = PageMover(device, self.kv, self._history, self.states, told, *host)
+        self.pages = self.mover_class(device, self.kv, self._history, self.states, told, *host)
         buffers, _ = self._sets[0].inputs.buffers(config.max_tokens_per_step, self._table.tensor, self._logits)
         self.planner = self.planner_class(
             device,
@@ -144,6 +144,7 @@ class Runner:
                 sampler_nbytes=input_nbytes(lines, device.kernels),
                 adapter_rows=config.max_rows if config.adapter_slots else 0,
                 max_runs=config.max_rows if config.state_slots else 0,
+                owner_rows=config.max_rows + steps.job_rows(self.model.config) if config.page_pools > 1 else 0,
             )
             sampler = SamplerState(
                 device,
@@ -151,7 +152,7 @@ class Runner:
                 max_rows=lines,
                 history=history,
                 # Running requests hold pages for all tokens but the last; each line of a draft has lists of its own.
-                max_tokens=(config.num_pages * config.page_size + config.max_rows) * (1 + config.draft_tokens),
+                max_tokens=(config.all_pages * config.page_size + config.max_rows) * (1 + config.draft_tokens),
                 inputs=(inputs.staging, 0),
                 results=(results, number * nbytes),
             )

@@ -13,6 +13,7 @@ from zse.cache.groups import PageGeometry
 from zse.cache.layout import KVCache
 from zse.cache.pages import BLOCK, blocks_for
 from zse.engine.config import ResolvedConfig
+from zse.plan.ranks import OwnRows
 from zse.plan.record import StepBuffers, new_tensor
 from zse.sampling.state import SamplerState
 from zse.scheduler.batch import Entry
@@ -49,7 +50,8 @@ class StepInputs:
     max_tokens: of the largest step; max_rows: lines of logits; sampler_nbytes: the sampler's part, which comes first.
     page_index, page_value i32 [max_updates]: page_table[index] = value, page_count of them. adapter_slots i32
     [adapter_rows]: the slot of each row's adapter, -1: none. max_runs: sequences of a step, of a model with a state;
-    else 0."""
+    else 0. owners i32 [owner_rows]: the rank that has the pages of each row of the page table, where each has its own; such ranks find
+    their tokens among all (fill_own)."""
 
     def __init__(
         self,
@@ -61,6 +63,7 @@ class StepInputs:
         sampler_nbytes: int = 0,
         adapter_rows: int = 0,
         max_runs: int = 0,
+        owner_rows: int = 0,
     ):
         self.max_tokens, self.max_updates, self.max_runs = max_tokens, max_updates, max_runs
         at = _align(sampler_nbytes)
@@ -73,17 +76,19 @@ class StepInputs:
             ("adapter_slots", adapter_rows),
             ("run_start", max_runs and max_runs + 1),
             ("run_slot", max_runs),
+            ("owners", owner_rows),
         ):
             places[name] = at, count
             at = _align(at + 4 * count)
         self._tokens_at = at
-        self.staging = device.staging(at + 16 * max_tokens, label="step")
+        self._token_bytes = 32 if owner_rows else 16
+        self.staging = device.staging(at + self._token_bytes * max_tokens, label="step")
         self.tensors = {
             name: Tensor(self.staging.buffer, (count,), "i32", start) for name, (start, count) in places.items()
         }
         views = [self._view(start, count) for start, count in places.values()]
         self.logit_rows, self.page_count, self.page_index, self.page_value, self.adapter_slots = views[:5]
-        self._run_start, self._run_slot = views[5:]
+        self._run_start, self._run_slot, self.owners = views[5:]
         self.arrays = functools.cache(self._arrays_of)
 
     def _view(self, start: int, count: int) -> memoryview:
@@ -95,12 +100,30 @@ class StepInputs:
 
     def buffers(self, size: int, page_table: Tensor, logits: Tensor) -> tuple[StepBuffers, Tensor]:
         """The same arrays as the kernels see them, and `source`."""
-        token_ids, positions, token_row, source = (
-            Tensor(self.staging.buffer, (size,), "i32", self._tokens_at + 4 * size * index) for index in range(4)
+        token_ids, positions, token_row, source, *own = (
+            Tensor(self.staging.buffer, (size,), "i32", self._tokens_at + 4 * size * index)
+            for index in range(self._token_bytes // 4)
         )
-        runs = [self.tensors[name] if self.max_runs else None for name in ("run_start", "run_slot")]
+        runs: list[Any] = [self.tensors[name] if self.max_runs else None for name in ("run_start", "run_slot")]
         logit_rows = self.tensors["logit_rows"]
-        return StepBuffers(token_ids, positions, token_row, page_table, logit_rows, logits, *runs), source
+        found = StepBuffers(token_ids, positions, token_row, page_table, logit_rows, logits, *runs)
+        return found._replace(own=OwnRows(*own) if own else None), source
+
+    def fill_own(self, size: int, tokens: int, rank: int) -> int:
+        """Which of the first `tokens` of a recording of `size` are of rows whose pages are on `rank`; how many."""
+        arrays, owners = self.arrays(size), self.owners
+        rows, positions, token_row, place = (
+            self._view(self._tokens_at + 4 * size * index, size) for index in range(4, 8)
+        )
+        mine = [index for index in range(tokens) if owners[arrays.token_row[index]] == rank]
+        count = len(mine)
+        rows[:count] = array("i", mine)
+        positions[:count] = array("i", [arrays.positions[index] for index in mine])
+        token_row[:count] = array("i", [arrays.token_row[index] for index in mine])
+        place[:tokens] = array("i", [self.max_tokens]) * tokens  # a row of zeros
+        for at, index in enumerate(mine):
+            place[index] = at
+        return count
 
     def fill_runs(self, counts: list[int], slots: list[int]) -> None:
         """The tokens of each sequence of the batch, and the slot of its state."""
@@ -114,7 +137,7 @@ class StepInputs:
 
     def upload(self, recorder, size: int) -> None:
         """Record the upload of everything that a recording of `size` reads."""
-        recorder.upload(self.staging, 0, self._tokens_at + 16 * size)
+        recorder.upload(self.staging, 0, self._tokens_at + self._token_bytes * size)
 
 
 def steps_in_flight(device: Any, share: Any) -> int:
@@ -253,7 +276,10 @@ def job_inputs(device, config: ResolvedConfig, lines: int, num_groups: int, jobs
     """Inputs of jobs (engine/forwards.py), and four words for each line of logits."""
     tokens, runs = config.max_tokens_per_step, jobs if config.state_slots else 0
     updates = num_groups * new_blocks(tokens, jobs)
-    inputs = StepInputs(device, max_tokens=tokens, max_rows=lines, max_updates=updates, max_runs=runs)
+    owners = config.max_rows + jobs if config.page_pools > 1 else 0
+    inputs = StepInputs(
+        device, max_tokens=tokens, max_rows=lines, max_updates=updates, max_runs=runs, owner_rows=owners
+    )
     return inputs, device.staging(16 * lines, label="step")
 
 

@@ -65,7 +65,8 @@ class ModelShare:
     schemes: of the matrices, by role, as the rank has them. UnsupportedError names what cannot be cut.
 
     stored: the tensors of each role of the model. quantizes: plain numbers are quantized while loading, in groups that may become
-    smaller for it. family: of the device. whole_experts: a rank has some experts, not a part of each."""
+    smaller for it. family: of the device. whole_experts: a rank has some experts, not a part of each. whole_attention: every rank
+    has all of the layers' attention, for tokens of its own requests; divides_rows: likewise."""
 
     is_stage = False
 
@@ -81,16 +82,20 @@ class ModelShare:
         quantizes: bool = False,
         family: str = "cpu",
         whole_experts: bool = False,
+        whole_attention: bool = False,
     ):
         self.path, self.whole, self.rank, self.size = path, config, rank, size
         self._stored, self.schemes, self._quantizes, self._family = stored, dict(schemes), quantizes, family
         self._mixers: MixerShares | None = None
         self._own = self._own_experts() if whole_experts else None
+        self.divides_rows = whole_attention
         self._check_kind()
         self._gated = 2 if getattr(registry.architecture(config.architecture), "gated_attention", False) else 1
-        if config.num_heads < size:
+        if config.num_heads < size and not whole_attention:
             raise self._refused("attention heads", config.num_heads, f"at least {size}")
-        self._heads = head_spans(config.num_heads, config.num_kv_heads, size)
+        self._heads = [(0, config.num_heads)] * size
+        if not whole_attention:
+            self._heads = head_spans(config.num_heads, config.num_kv_heads, size)
         layers = range(config.num_layers)
         widths = [(layer, config.intermediate_of(layer)) for layer in layers if f"layers.{layer}.down" in stored]
         self._inner = {
@@ -114,7 +119,8 @@ class ModelShare:
     def partial(self) -> frozenset[str]:
         """Weights of layers of whose products each rank has a part of the sum."""
         is_cut = self._mixers is not None and self._mixers.is_cut
-        return frozenset(("o", "down", "shared_down", "mix_out") if is_cut else ("o", "down", "shared_down"))
+        found = {"o", "down", "shared_down", *(["mix_out"] if is_cut else [])}
+        return frozenset(found - {"o"} if self.divides_rows else found)
 
     def _refused(self, what: str, found: object, known: str) -> UnsupportedError:
         return UnsupportedError(f"{self.path}: --tensor-parallel-size {self.size}: {what}", found, [known])
@@ -132,6 +138,9 @@ class ModelShare:
 
     def _check_kind(self) -> None:
         config = self.whole
+        if self.divides_rows and config.latent is None:
+            what = f"{self.path}: --data-parallel-attention: attention"
+            raise UnsupportedError(what, "with keys and values of heads", ["of latents (DeepSeek V2 and its like)"])
         for role, infos in self._stored.items():
             if role.endswith((".q_norm", ".k_norm")) and infos[0].num_elements > config.max_head_dim:
                 raise self._refused("norms of q and k", "over all heads together", "of each head")
@@ -218,7 +227,7 @@ class ModelShare:
             changes["moe"] = msgspec.structs.replace(whole.moe, shared_size=shared, **mine)
         if self._mixers is not None:
             changes["recurrent"] = self._mixers.recurrent
-        if self.rank:
+        if self.rank and not self.divides_rows:
             changes["o_bias"] = False
         return msgspec.structs.replace(whole, **changes)
 
@@ -250,7 +259,7 @@ class ModelShare:
             shape = role.shape[0] // role.experts * count, *role.shape[1:]
             part = msgspec.structs.replace(role, shape=shape, experts=count)
             return [SharePiece(part, info, None) for info in infos[slice(*self._own)]]
-        if name in ONCE and self.rank:
+        if name in ONCE and self.rank and not (name == "o_bias" and self.divides_rows):
             return []
         if role.name == "head":
             return [self._rows(role, info, self.head_spans[self.rank]) for info in infos]
@@ -279,7 +288,7 @@ class ModelShare:
 
     def _columns_of(self, role: str) -> str:
         layer, _, name = role.rpartition(".")
-        if not layer or (name == "down_exps" and self._own):
+        if not layer or (name == "down_exps" and self._own) or (name == "o" and self.divides_rows):
             return ""
         return COLUMNS.get(name) or (self._mixers.columns(int(layer[7:]), name) if self._mixers else "")
 

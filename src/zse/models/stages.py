@@ -44,7 +44,7 @@ class StageShare:
     """What rank `rank` of `size` has. config: its ModelConfig, of its layers alone; whole: the model's; spans: all ranks' layers. parts:
     FileTensors of each role; schemes: of the matrices, on a device of `family`. UnsupportedError for a model that cannot be cut between layers."""
 
-    is_stage = True
+    is_stage, divides_rows = True, False
     widths: tuple[int, ...] = ()  # the head is not cut
     partial: frozenset[str] = frozenset()  # nothing is added up
 

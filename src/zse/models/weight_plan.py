@@ -198,6 +198,7 @@ def plan_model(
     rank: int = 0,
     ranks: int = 1,
     whole_experts: bool = False,
+    whole_attention: bool = False,
     config: ModelConfig | None = None,
     pipeline: bool = False,
 ) -> ModelPlan:
@@ -205,7 +206,7 @@ def plan_model(
 
     quantize: "int4" or "int8" (any zse.quant.policy.Policy quant): dense matrices are quantized while loading; already
     quantized ones stay as they are. family: of the device that it is for. rank, ranks: whose share of the model; whole_experts: of the experts
-    some, not a part of each; pipeline: of its layers some. config: of a part of the file (models/next_token.py). Raises FormatError,
+    some, not a part of each; whole_attention: each has all of it, for requests of its own; pipeline: of its layers some. config: of a part of the file (models/next_token.py). Raises FormatError,
     UnsupportedError, ConfigError.
     """
     is_part, config = config is not None, config or read_config(source)
@@ -246,7 +247,7 @@ def plan_model(
             raise UnsupportedError(what, "stored in one, in words of others", ["plain numbers, GGUF's or .zse's"])
         stored_infos = {role: [part.info for part in found] for role, found in parts.items()}
         options: dict[str, Any] = dict(rank=rank, size=ranks, quantizes=policy is not None, family=family)
-        options["whole_experts"] = whole_experts
+        options |= dict(whole_experts=whole_experts, whole_attention=whole_attention)
         share = shares.ModelShare(source.path, config, stored_infos, schemes, **options)
         config, schemes = share.config, share.schemes
         _check_kernels(source.path, config, family)

@@ -32,7 +32,8 @@ def trace_forward(forward: Any, model: Any, device: Any, adapted: Adapted | None
         layer, _, suffix = name.rpartition(".")
         weights.setdefault(layer, {})[suffix] = weight
     partial_weights = model.share.partial if model.share else frozenset()
-    traced = partial(_traced, forward, device, partial_weights=partial_weights)
+    divides = model.share is not None and model.share.divides_rows
+    traced = partial(_traced, forward, device, partial_weights=partial_weights, divides=divides)
     stage = model.share is not None and model.share.is_stage
     begins = not stage or not model.share.rank
     begin, pending = traced(weights[""], lambda x: forward.begin() if begins else _receive(forward), whole=True), None
@@ -88,6 +89,7 @@ def _traced(
     adapted: Adapted | None = None,
     partial_weights: frozenset[str] = frozenset(),
     gathered: dict[str, tuple[int, ...]] | None = None,
+    divides: bool = False,
     whole: bool = False,
 ) -> Part:
     """A part of the forward with these weights. before: what the part before leaves to be added; layer: a layer's
@@ -99,7 +101,7 @@ def _traced(
                 shapes[name] = (forward.rows(name, layer), weights[joined].shape[1])
                 if f"{joined}_bias" in weights:
                     shapes[f"{name}_bias"] = shapes[name][:1]
-    trace = forward.trace = Trace(shapes, all_rows, _orders(weights), adapted, partial_weights, gathered)
+    trace = forward.trace = Trace(shapes, all_rows, _orders(weights), adapted, partial_weights, gathered, divides)
     start = Value(trace, forward.config.hidden_size, True)
     schemes = {name: getattr(weight, "scheme", None) for name, weight in weights.items()}
     return fuse(trace, start, run(start), before, device, schemes, whole)

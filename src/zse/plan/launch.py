@@ -349,6 +349,14 @@ def _all_gather(run: "Run", node: Node) -> None:
     run.planner.group.all_gather(run.recorder, x, out, node.options["widths"])
 
 
+def _own_rows(run: "Run", node: Node) -> None:
+    run.planner.divided.take(run, run.t[node.inputs[0]], run.t[node.output])
+
+
+def _all_rows(run: "Run", node: Node) -> None:
+    run.planner.divided.spread(run, run.t[node.output])
+
+
 def _send(run: "Run", node: Node) -> None:
     run.planner.group.send(run.recorder, run.of(run.planner.hidden))
 
@@ -390,6 +398,8 @@ LAUNCHES: dict[str, "Callable[[Run, Node], None]"] = {
     "adapt": _adapt,
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
+    "own_rows": _own_rows,
+    "all_rows": _all_rows,
     "send": _send,
     "receive": _receive,
     "layer_inputs": _layer_inputs,

@@ -35,7 +35,8 @@ class StepBuffers(NamedTuple):
     logit_rows i32 [max_rows]: which tokens of the batch want logits. logits f32 [max_rows, vocab_size]: one line for each.
 
     Of models with a state: run_start i32 [max_rows + 1]: the first token of each run (the tokens of one sequence), and behind
-    the last one the number of tokens; run_slot i32 [max_rows]: the slot of each run's state."""
+    the last one the number of tokens; run_slot i32 [max_rows]: the slot of each run's state. own: of ranks with
+    requests of their own."""
 
     token_ids: Tensor
     positions: Tensor
@@ -45,6 +46,7 @@ class StepBuffers(NamedTuple):
     logits: Tensor
     run_start: Tensor | None = None
     run_slot: Tensor | None = None
+    own: "ranks.OwnRows | None" = None
 
     @classmethod
     def allocate(
@@ -71,15 +73,13 @@ def num_splits(tokens: int, kv_heads: int, context: int, threads: int, max_token
 
 
 class Planner:
-    """Records steps of `model` (zse.models.load.Model) over `kv` (zse.cache.layout.KVCache).
-
-    forward: the model's zse.models.decoder.Decoder. buffers: of the largest step. activations: what matrix products
-    take, one of device.activations: "int8" (8-bit, one scale per 32, wherever the weights are quantized) or "f32" on a
-    CPU, "bf16" on a GPU. deterministic: every recording takes the forms of the largest step, so that a token's bits do
-    not depend on how many run with it. Scratch memory is allocated here, once; every recording uses it, so recordings
-    must not run at the same time. states: zse.cache.states.StateCache of a model with a state. adapters: zse.lora.slots.AdapterSlots, of an engine that
-    may be given some. group: zse.parallel.group.RankGroup where the model is one rank's share. Raises
-    PlanError for a forward that this device has no launches for."""
+    """Records steps of `model` (zse.models.load.Model) over `kv` (zse.cache.layout.KVCache). forward: the model's
+    zse.models.decoder.Decoder. buffers: of the largest step. activations: what matrix products take, one of device.activations: "int8"
+    (8-bit, one scale per 32, wherever the weights are quantized) or "f32" on a CPU, "bf16" on a GPU. deterministic: every recording
+    takes the forms of the largest step, so that a token's bits do not depend on how many run with it. Scratch memory is allocated here,
+    once; every recording uses it, so recordings must not run at the same time. states: zse.cache.states.StateCache of a model with a
+    state. adapters: zse.lora.slots.AdapterSlots, of an engine that may be given some. group: zse.parallel.group.RankGroup where the
+    model is one rank's share. Raises PlanError for a forward that this device has no launches for."""
 
     def __init__(
         self,
@@ -106,6 +106,7 @@ class Planner:
         self.adapters, self.states = adapters, states
         self.group = group
         self._head = None if group is None else ranks.head_of(device, group, model, self.max_lines)
+        self.divided: Any = ranks.divided_of(device, buffers, self.config)
         self._trace = lambda adapted=None: trace_forward(forward, model, device, adapted)
         self._begin, self._again, self._layers, self._ends, self._finish, self._ropes, self._hops = self._trace()
         self._adapted_layers: list[Part] = []
@@ -144,13 +145,10 @@ class Planner:
 
         Args:
             step: the inputs (default: the Planner's buffers).
-            max_tokens: the most tokens that this recording will run with (default: the buffers' size); small ones choose
-                kernels for few tokens.
+            max_tokens: the most tokens that this recording will run with (default: the buffers' size); few choose their own kernels.
             every_token: each token has logits, in order: logit_rows is not read and the step is run with rows = tokens.
-            longest_run: the most tokens of one row in this recording where that is known (1: a decode step), which leaves
-                out kernels for longer ones.
-            adapted: the zse.kernels.adapter.Slots of the rows where some may have adapters.
-            images: the StepImages (zse.engine.image_step) of tokens that take rows of image embeddings.
+            longest_run: the most tokens of one row where that is known (1: a decode step): kernels for longer ones are left out.
+            adapted: the zse.kernels.adapter.Slots of the rows. images: the StepImages (zse.engine.image_step) of tokens with embeddings.
             taken: what a block begins with.
             tokens: the symbol of how many there are (default: "tokens"), of a step behind another in the recording.
             instead: weights for the model's of these names behind the layers.
@@ -167,9 +165,8 @@ class Planner:
     def record_hidden(
         self, recorder, *, step: StepBuffers | None = None, max_tokens: int | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """Record one step without the head and return the hidden states before the final norm, of an encoder those that are
-        pooled, f32 [tokens, hidden]: `hidden`, whole until the next step of any recording. types: i32 [max_tokens], of tokens,
-        where an encoder has a table of them."""
+        """Record one step without the head and return the hidden states before the final norm, of an encoder those that are pooled, f32
+        [tokens, hidden]: `hidden`, whole until the next step. step, max_tokens: as of record(). types: i32 [max_tokens], of an encoder."""
         run, x = self._record_layers(recorder, step, max_tokens, None, types), self.hidden
         pending = self._layers[-1].pending
         if self._finish is not None:
@@ -185,8 +182,7 @@ class Planner:
         return Tensor(self.scratch, (self.max_tokens, self.config.hidden_size), "f32")
 
     def record_head(self, recorder, wanted: Tensor, logits: Tensor) -> None:
-        """Record the final norm and the head over lines of `hidden`: wanted i32 [max_rows], logits f32 [max_rows,
-        vocab_size]; to run with rows <= max_rows."""
+        """Record the final norm and the head over lines of `hidden`: wanted i32 [max_rows], logits f32 [max_rows, vocab_size]."""
         max_rows = wanted.shape[0]
         rows = recorder.symbol("rows", max_rows)
         run = Run(self, recorder, self.buffers, rows, max_rows)
@@ -198,15 +194,14 @@ class Planner:
             if images is not None and images.turn(run, inv_freq, run.of(table), rope.mscale):
                 continue
             temperature = rope.temperature_beta, rope.temperature_length
-            positions = run.of(run.step.positions)
-            rope_table(run.recorder, positions, inv_freq, run.of(table), rope.mscale, temperature)
+            rope_table(run.recorder, run.positions, inv_freq, run.tables[name], rope.mscale, temperature)
 
     def symbols(self, tokens: int, rows: int, context: int, *, runs: int = 0) -> dict[str, int]:
         """The symbols of one run, of which a graph has some (Graph.symbols). context: tokens of the longest sequence, this step's
-        included. runs: those in StepBuffers.run_start, of a model with a state."""
+        included. runs: those in StepBuffers.run_start, of a model with a state. "own" each rank says itself."""
         most = self.traits.split_tokens
         splits = num_splits(tokens, self.config.num_kv_heads, context, self.device.threads, most)
-        return {"tokens": tokens, "rows": rows, "runs": runs, "splits": splits}
+        return {"tokens": tokens, "rows": rows, "runs": runs, "splits": splits, "own": tokens}
 
     def _record_layers(
         self,
@@ -229,6 +224,8 @@ class Planner:
         run = Run(self, recorder, step, recorder.symbol(tokens.name if tokens else "tokens", max_tokens), max_tokens)
         run.types, run.adapters, run.longest_run = types, adapted, longest_run or max_tokens
         run.use_states()
+        if self.divided is not None:
+            self.divided.begin(run)
         # Norms of other kinds have no form that adds experts.
         kinds = {
             node.options.get("kind", "rms") for part in self._layers for node in part.nodes if node.op == "add_norm"
@@ -464,6 +461,8 @@ class Run:
             tensors[part.pending.delta] = carry
         if not part.end.is_stream:
             tensors[part.end] = self.logits
+        if planner.divided is not None:
+            planner.divided.bind(self, placed.nodes, tensors)
         return tensors
 
     def add(

@@ -16,6 +16,8 @@ Launchable (zse.plan.record has a launch for each):
     all_gather      (x) → all ranks' x side by side  before that, where columns are shared
     route, experts, combine                        as traced; weights of gate and up perhaps joined, experts with gate: act(gate) * up
     all_reduce      (x) → the sum of all ranks' x  of products whose columns are shared
+    own_rows        (stream) → this rank's tokens  whose attention it computes
+    all_rows        (x) → all tokens               the others' are zeros
     send, receive   (x) → x                        to the next rank of a pipeline, from the one before
     adapt           (x, y[, y, y]) → A x           y += B (A x) of the row's adapter, of products that share an input
     convert         (x) → x in another form        zse.plan.forms
@@ -44,7 +46,20 @@ ADDS = {"rms": ("none", "add", "norm"), "layer": ("none", "add"), "none": ("none
 LATENTS = ("latent", "head_linear", "attend_latent")
 LAUNCHES = (
     *("embed", "linear", "wanted", "attend", "add_norm", "gated_product", "gated", "heads", "scale_logits", "reorder"),
-    *("route", "experts", "combine", "act", "adapt", "all_reduce", "all_gather", "send", "receive", "taken"),
+    *(
+        "route",
+        "experts",
+        "combine",
+        "act",
+        "adapt",
+        "all_reduce",
+        "all_gather",
+        "own_rows",
+        "all_rows",
+        "send",
+        "receive",
+        "taken",
+    ),
     *(*LATENTS, *READERS, "gated_delta"),
     *("layer_inputs", "gate_inputs", "scale_stream", "norm_sum", "clamp"),
 )
@@ -81,7 +96,8 @@ def fuse(
 ) -> Part:
     """The part of a forward that was traced from the stream `start` to `end`. before: what the part before left. whole:
     this one leaves nothing."""
-    nodes, carried = ranks.all_reduce(trace.nodes, trace.partial) if trace.partial else trace.nodes, None
+    nodes, carried = ranks.own_rows(trace.nodes) if trace.divides else trace.nodes, None
+    nodes = ranks.all_reduce(nodes, trace.partial) if trace.partial else nodes
     if before is not None:
         carried, x = Value(trace, before.delta.width), Value(trace, start.width, True)
         nodes = [Node("add", (x, carried), start, {}, before.options | {"carried": True}), *nodes]

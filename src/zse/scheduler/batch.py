@@ -40,7 +40,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     pages: the request's page table in token order, at least as long as start + count tokens need. drafts: token ids
     that stand behind request.tokens in this entry; without them, where start == len(request.tokens), the token is the
     one that the batch in flight samples for this request. windows: the WindowTable of models with layers in groups.
-    slot: of the request's state, of models with one."""
+    slot: of the request's state, of models with one. rank: that has the pages, where ranks have pages of their own."""
 
     request: Request
     start: int
@@ -50,6 +50,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     drafts: Sequence[int] = ()
     windows: "WindowTable | None" = None
     slot: int = -1
+    rank: int = 0
 
 
 class Batch:
@@ -304,6 +305,9 @@ class BatchBuilder:
         if self._grouped is not None:
             for entry in entries:
                 entry.windows = self._grouped.windows(entry.request.id)
+        if self._cache.rank_of is not None:
+            for entry in entries:
+                entry.rank = self._cache.rank_of[entry.request.id]
         if self._states is not None:
             for entry in entries:
                 entry.slot = self._states.live[entry.request.id]

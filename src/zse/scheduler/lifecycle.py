@@ -244,7 +244,10 @@ class Lifecycle:
         """Pages for `length` tokens of the running request, from younger ones. False when it had to yield itself."""
         while not self.cache.reserve(request.id, length):
             # This request itself at the latest: a pinned one has all its pages, this one lacks one.
-            victim = choose_victim(self.running) or request
+            ranks, rivals = self.cache.rank_of, self.running
+            if ranks is not None:  # others' pages are of no use to it
+                rivals = [other for other in rivals if ranks[other.id] == ranks[request.id]]
+            victim = choose_victim(rivals) or request
             self.preempt(victim)
             if victim is request:
                 return False

@@ -56,17 +56,15 @@ class Scheduler:
     Args:
         num_pages: in the pool; allocator: whose pages they are (default: a new one).
         max_rows: requests that run at once.
-        max_tokens: of one step, at least max_rows; mixed_tokens: of a step that decodes and prefills (default: a
-            quarter of max_tokens).
+        max_tokens: of one step, at least max_rows; mixed_tokens: of a step that decodes and prefills (default: a quarter of them).
         max_context: tokens of one request.
         vocab_size: what token ids are below; eos_ids: those that end a reply unless ignore_eos.
         max_waiting: requests that may queue.
         prefix_cache: None computes every prompt. host: slots for pages that leave the device.
         max_drafts: draft tokens that all requests of one step may verify together (Request.drafts).
-        policy: how requests are chosen.
-        geometry: how many tokens a page has, as prefix_cache's, and which groups the layers are in.
+        policy: how requests are chosen. geometry: how many tokens a page has, and which groups the layers are in.
         adapter_slots: how many adapters the requests that run may have together.
-        states: slots of a model with a state, at least max_rows.
+        states: slots of a model with a state, at least max_rows. cache: the manager of all pages (default: one of these).
         groups, feeds: as of BatchBuilder; there is at most one batch more in flight than groups.
 
     requests: by id, that were accepted and have not ended. running: those that have a row, oldest first. queue: those
@@ -93,6 +91,7 @@ class Scheduler:
         states: "StateSlots | None" = None,
         groups: int = 1,
         feeds: bool = True,
+        cache: CacheManager | None = None,
     ):
         if states is not None and states.num_slots < max_rows:
             raise ValueError(f"{states.num_slots} state slots for {max_rows} rows")
@@ -101,7 +100,8 @@ class Scheduler:
         self.max_rows, self.max_context, self.max_drafts, self.groups = max_rows, max_context, max_drafts, groups
         self.vocab_size, self.eos_ids, self.max_waiting = vocab_size, eos_ids, max_waiting
         self.policy = policy = policy or SchedulingPolicy()
-        self.cache = cache = cache_manager(allocator or PageAllocator(num_pages), prefix_cache, host, geometry, states)
+        allocator = allocator or PageAllocator(num_pages)
+        self.cache = cache = cache or cache_manager(allocator, prefix_cache, host, geometry, states)
         self.budget = budget = StepBudget(max_tokens, mixed_tokens, max_rows, policy.mixed_ratio)
 
         def should_swap(request: Request) -> bool:

@@ -1,0 +1,193 @@
+"""--data-parallel-attention: ranks with requests of their own have the replies of one process, and several times its pages."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rank_threads import ThreadedRanks
+from test_engine_adapters import replies_of
+from tiny_engines import TinyEngines, prompt
+
+sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("models", "structured")]
+import tiny_families  # noqa: E402
+import tiny_text  # noqa: E402
+
+from zse import LLM, BeamParams, SamplingParams  # noqa: E402
+from zse.cache.layout import KVCache  # noqa: E402
+from zse.engine import ranks  # noqa: E402
+from zse.engine.config import EngineConfig  # noqa: E402
+from zse.errors import ConfigError, UnsupportedError  # noqa: E402
+from zse.formats.opening import open_model  # noqa: E402
+from zse.models.load import plan_model  # noqa: E402
+from zse.runtime.cpu import CPUDevice  # noqa: E402
+from zse.runtime.opening import open_device  # noqa: E402
+
+OPTIONS = dict(kv_dtype="f32", activations="f32", max_rows=6, max_context=96, max_tokens_per_step=32, page_size=16)
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+ASKED = [(prompt(length, seed), "") for seed, length in enumerate((40, 7, 25, 33, 16, 50, 3, 64))]
+
+
+@pytest.fixture(scope="module", params=["deepseek_v3", "deepseek_v2_lite", "minicpm3"])
+def latent(request, tmp_path_factory):
+    """V3: experts in groups and a product of queries in two; V2 Lite: one, interleaved; MiniCPM3: no experts."""
+    with pytest.MonkeyPatch.context() as patch:
+        config = tiny_families.CONFIGS[request.param]
+        changes = dict(vocab_size=384, intermediate_size=192) | (
+            dict(moe_intermediate_size=96) if "moe_intermediate_size" in config else {}
+        )
+        patch.setitem(tiny_families.CONFIGS, request.param, config | changes)
+        path = tiny_families.write(request.param, tmp_path_factory.mktemp(request.param))
+        tiny_text.write(path, letters="".join(map(chr, range(0x4E00, 0x4E00 + 384 - 124))))
+        yield path
+
+
+def ranks_of(model, **options) -> ThreadedRanks:
+    options = OPTIONS | dict(model=str(model), device="cpu", tensor_parallel_size=2) | options
+    return ThreadedRanks(lambda rank: open_device("cpu", threads=1), data_parallel_attention=True, **options)
+
+
+@pytest.mark.parametrize("size, ahead, experts", [(2, False, False), (3, True, False), (2, True, True)])
+def test_replies_are_those_of_one_process(size, ahead, experts, latent, monkeypatch):
+    """Prompts in chunks beside replies, more requests than rows; then conversations that go on from what their rank has cached."""
+    with TinyEngines(latent, **OPTIONS) as made:
+        plain = made(prefix_cache=False, speculation="none")
+        wanted = replies_of(plain, ASKED, GREEDY)
+        longer = [(ids + wanted[number] + prompt(5, 9), "") for number, (ids, _) in enumerate(ASKED[:4])]
+        after = replies_of(plain, longer, GREEDY)
+    if experts and "minicpm3" in str(latent):
+        experts = False
+    monkeypatch.setattr(CPUDevice, "runs_ahead", ahead)
+    with ranks_of(latent, tensor_parallel_size=size, expert_parallel=experts) as found:
+        engine = found.engine
+        assert replies_of(engine, ASKED, GREEDY) == wanted
+        before = engine.counters()
+        assert replies_of(engine, longer, GREEDY) == after
+        assert engine.counters()["prefix_hit_tokens"] - before["prefix_hit_tokens"] > 100
+        cache = engine.scheduler.cache
+        assert all(part.allocator.num_pages == engine.runner.config.num_pages for part in cache.parts)
+        assert all(part.prefix.num_nodes for part in cache.parts) and len(cache.parts) == size
+        assert engine.scheduler.check_integrity() == []
+
+
+def test_each_rank_has_pages_of_its_own(latent):
+    """Two requests need four pages each, of six: two ranks run them together, and preempt within a rank alone."""
+    tight = dict(num_pages=6, reserve_output=False, speculation="none", prefix_cache=False)
+    asked = [(prompt(40, seed), "") for seed in range(6)]
+    with TinyEngines(latent, **OPTIONS) as made:
+        wanted = replies_of(made(speculation="none"), asked, GREEDY)
+        one = made(**tight)
+        assert replies_of(one, asked, GREEDY) == wanted
+        alone = one.scheduler.totals.steps
+    with ranks_of(latent, **tight) as found:
+        engine, together = found.engine, set()
+        run = engine.runner.submit
+        engine.runner.submit = lambda batch, *masks: (
+            together.add(tuple(sorted((entry.rank, entry.request.id) for entry in batch.entries))),
+            run(batch, *masks),
+        )[1]
+        assert replies_of(engine, asked, GREEDY) == wanted
+        assert engine.scheduler.totals.steps < 0.7 * alone
+        assert {rank for batch in together for rank, _ in batch} == {0, 1}
+        assert max(map(len, together)) == 2 and engine.scheduler.check_integrity() == []
+    many = [(prompt(20, seed), "") for seed in range(8)]
+    with TinyEngines(latent, **OPTIONS) as made:
+        wanted = replies_of(
+            made(speculation="none"), many, SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+        )
+    with ranks_of(latent, max_rows=8, **tight | dict(prefix_cache=True)) as found:
+        engine, preempted = found.engine, []
+        preempt = engine.scheduler.life.preempt
+        ranks = engine.scheduler.cache.rank_of
+
+        def seen(request):
+            full = [rank for rank, part in enumerate(engine.scheduler.cache.parts) if not part.allocator.num_free]
+            preempted.append(ranks[request.id] in full)
+            preempt(request)
+
+        engine.scheduler.life.preempt = seen
+        got = replies_of(engine, many, SamplingParams(max_tokens=40, temperature=0, ignore_eos=True))
+        assert got == wanted and preempted and all(preempted)
+        assert engine.scheduler.check_integrity() == []
+
+
+def test_a_step_without_a_rank(latent):
+    """One request is on one rank: the other has no token of any step, and its experts all the same."""
+    with TinyEngines(latent, **OPTIONS) as made:
+        wanted = replies_of(made(speculation="none"), ASKED[:1], GREEDY)
+    with ranks_of(latent, tensor_parallel_size=3) as found:
+        assert replies_of(found.engine, ASKED[:1], GREEDY) == wanted
+
+
+def test_the_memory_of_idle_pages_goes_on_every_rank(latent, monkeypatch):
+    given, discard = [], KVCache.discard
+    monkeypatch.setattr(KVCache, "discard", lambda kv, *run: (given.append((kv, *run)), discard(kv, *run))[1])
+    with ranks_of(latent, cache_idle_memory=0) as found:
+        engine = found.engine
+        wanted = replies_of(engine, ASKED, GREEDY)
+        idle = engine.feature("idle memory")
+        idle.idle(0.0)
+        while idle.idle(1000.0):
+            pass
+        pages = engine.scheduler.cache.allocator
+        assert pages.num_empty == pages.num_pages == 2 * engine.runner.config.num_pages
+        assert replies_of(engine, ASKED, GREEDY) == wanted  # after what the other rank was told
+        assert {kv.first_page for kv, *_ in given} == {0, engine.runner.config.num_pages}
+        assert sum(count for kv, _, count in given if kv.first_page) == pages.num_pages
+
+
+def llm_of(model, size: int, **options) -> LLM:
+    options |= dict(device="cpu", threads=size, tensor_parallel_size=size, data_parallel_attention=size > 1)
+    return LLM(str(model), **OPTIONS | options)
+
+
+def test_processes(latent):
+    """Jobs, beams, log-probabilities and seeds."""
+    prompts = [ids for ids, _ in ASKED[:4]]
+    told = SamplingParams(max_tokens=8, temperature=0.0, logprobs=3, prompt_logprobs=2)
+    drawn = SamplingParams(max_tokens=12, temperature=0.9, seed=7, repetition_penalty=1.2, ignore_eos=True)
+    beams = BeamParams(beam_width=3, max_tokens=8)
+    with llm_of(latent, 1) as one, llm_of(latent, 2) as two:
+        wanted, found = one.generate(prompts, told), two.generate(prompts, told)
+        for some, others in zip(found, wanted, strict=True):
+            assert some.token_ids == others.token_ids
+            for name, first in (("logprobs", 0), ("prompt_logprobs", 1)):
+                mine, theirs = ([entry.logprob for entry in getattr(each, name)[first:]] for each in (some, others))
+                assert mine == pytest.approx(theirs, abs=1e-4)
+        assert [each.token_ids for each in two.generate(prompts, drawn)] == [
+            each.token_ids for each in one.generate(prompts, drawn)
+        ]
+        np.testing.assert_allclose(two.embed(prompts), one.embed(prompts), atol=1e-5)
+        np.testing.assert_allclose(two.score(prompts, [5, 9]), one.score(prompts, [5, 9]), rtol=1e-4)
+        searched = [[beam.token_ids for beam in llm.beam_search(prompts[1], beams)[0]] for llm in (one, two)]
+        assert searched[0] == searched[1]
+        assert two._engine.scheduler.check_integrity() == [] and not two._engine.has_work
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(tensor_parallel_size=1), "--data-parallel-attention divides requests among ranks: give"),
+        (dict(adapter_slots=1), "--adapter-slots is not possible with --data-parallel-attention yet"),
+        (dict(cache_host_memory=1 << 24), "--cache-host-memory is not possible with --data-parallel-attention yet"),
+        (dict(draft_model="x"), "--draft-model is not possible with --data-parallel-attention yet"),
+        (
+            dict(tensor_parallel_size=1, pipeline_parallel_size=2),
+            "--data-parallel-attention is not possible with --pipe",
+        ),
+    ],
+)
+def test_options_that_do_not_go_together(options, message):
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(**dict(model="x", tensor_parallel_size=2, data_parallel_attention=True) | options)
+    if "adapter_slots" in options:
+        config = EngineConfig(model="x", device="cuda", tensor_parallel_size=2, data_parallel_attention=True)
+        with pytest.raises(
+            ConfigError, match="--data-parallel-attention is for ranks of a CPU yet, not for --device cuda"
+        ):
+            ranks.Leader.start(config)
+
+
+def test_attention_with_heads_of_its_own_is_refused(model):
+    with open_model(str(model)) as source, pytest.raises(UnsupportedError, match="with keys and values of heads"):
+        plan_model(source, rank=0, ranks=2, whole_attention=True)
