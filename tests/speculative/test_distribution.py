@@ -19,15 +19,19 @@ from zse.engine.metrics import Phases
 from zse.sampling.params import SamplingParams
 
 IDS = (40, 41, 42)  # all that is said: biases leave the others e^-100
+NARROW, PARTLY = 64, (40, 42, 71)  # first ids, of which one of these is none
 LENGTH, SEEDS = 3, 1500
 # Any three of them stand in the prompt: prompt lookup always has a draft, often a wrong one.
-PROMPT = [7, 8, *random.Random(1).choices(IDS, k=100)]
 
 
-def replies(engine) -> list[tuple[int, ...]]:
-    params = dict(max_tokens=LENGTH, temperature=2.0, ignore_eos=True, logit_bias={id: 100.0 for id in IDS})
+def prompt_of(ids) -> list[int]:
+    return [7, 8, *random.Random(1).choices(ids, k=100)]
+
+
+def replies(engine, ids) -> list[tuple[int, ...]]:
+    params = dict(max_tokens=LENGTH, temperature=2.0, ignore_eos=True, logit_bias={id: 100.0 for id in ids})
     for seed in range(SEEDS):
-        engine.submit(seed, PROMPT, SamplingParams(seed=seed, **params))
+        engine.submit(seed, prompt_of(ids), SamplingParams(seed=seed, **params))
     said: dict[int, tuple[int, ...]] = {}
     while engine.has_work:
         for output in engine.step():
@@ -35,19 +39,19 @@ def replies(engine) -> list[tuple[int, ...]]:
     return [said[seed] for seed in range(SEEDS)]
 
 
-def probabilities(engine) -> dict[tuple[int, ...], float]:
+def probabilities(engine, ids) -> dict[tuple[int, ...], float]:
     """Of every reply, from the logits of teacher forcing."""
-    found = {}
-    for reply in itertools.product(IDS, repeat=LENGTH):
+    found, prompt = {}, prompt_of(ids)
+    for reply in itertools.product(ids, repeat=LENGTH):
         lines = np.concatenate(
             [
                 np.array(logits, dtype=np.float64).reshape(-1, engine.scheduler.vocab_size)
-                for _, _, _, logits in engine.feature("jobs").score([*PROMPT, *reply])
+                for _, _, _, logits in engine.feature("jobs").score([*prompt, *reply])
             ]
         )
-        tempered = lines[len(PROMPT) - 1 : -1, IDS] / 2.0
+        tempered = lines[len(prompt) - 1 : -1, ids] / 2.0
         each = np.exp(tempered) / np.exp(tempered).sum(axis=1, keepdims=True)
-        found[reply] = float(np.prod([each[at, IDS.index(token)] for at, token in enumerate(reply)]))
+        found[reply] = float(np.prod([each[at, ids.index(token)] for at, token in enumerate(reply)]))
     return found
 
 
@@ -63,7 +67,7 @@ def statistic(said, expected) -> tuple[float, float]:
     return value, freedom * (1 - 2 / (9 * freedom) + 3.09 * math.sqrt(2 / (9 * freedom))) ** 3
 
 
-@pytest.mark.parametrize("source", ["ngram", "draft", "hybrid", "mtp", "mtp latent"])
+@pytest.mark.parametrize("source", ["ngram", "draft", "hybrid", "mtp", "mtp latent", "mtp narrow"])
 def test_distribution(model, tmp_path, source):  # noqa: F811
     options = {"speculation": "ngram"}
     if source == "draft":
@@ -71,7 +75,7 @@ def test_distribution(model, tmp_path, source):  # noqa: F811
     if source == "hybrid":
         model = tiny_families.write("qwen3_next", tmp_path)
     if source.startswith("mtp"):
-        options = {"speculation": "mtp"}
+        options = {"speculation": "mtp"} | ({"draft_vocabulary": NARROW} if "narrow" in source else {})
         model = tiny_mtp.write("deepseek_v3" if "latent" in source else "qwen3_5", tmp_path)
     loaded = load_engine(
         EngineConfig(
@@ -87,11 +91,11 @@ def test_distribution(model, tmp_path, source):  # noqa: F811
         ),
         Phases(lambda: 0.0),
     )
-    engine = loaded.engine
-    expected = probabilities(engine)
+    engine, ids = loaded.engine, PARTLY if "narrow" in source else IDS
+    expected = probabilities(engine, ids)
     assert sum(expected.values()) == pytest.approx(1.0, abs=1e-9)
     always(engine.feature("speculation"))
-    said = replies(engine)
+    said = replies(engine, ids)
     counters = engine.scheduler.counters
     assert 0.1 < counters.accepted_tokens / counters.drafted_tokens < 0.9
     value, bound = statistic(said, expected)
