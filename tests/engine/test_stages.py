@@ -21,6 +21,8 @@ from zse.engine.config import EngineConfig
 from zse.engine.messages import Ask
 from zse.engine.ranks import Leader
 from zse.errors import ConfigError, GroupError, UnsupportedError
+from zse.formats.opening import open_model
+from zse.models.load import plan_model
 from zse.models.stages import spans_of
 from zse.runtime.cpu import CPUDevice
 from zse.runtime.opening import open_device
@@ -266,6 +268,16 @@ def test_options_that_do_not_go_together(options):
 def test_more_ranks_than_layers(model):
     with pytest.raises((UnsupportedError, GroupError), match="--pipeline-parallel-size 9: layers"):
         LLM(str(model), device="cpu", pipeline_parallel_size=9)
+
+
+def test_spans_go_by_time_or_by_memory(tmp_path, monkeypatch):
+    """A head as large as six layers, beside which keys and values of many tokens are larger."""
+    monkeypatch.setattr(tiny_model, "LAYERS", 5)
+    monkeypatch.setattr(tiny_model, "VOCAB", 16_000)
+    with open_model(str(tiny_model.write(tmp_path))) as source:
+        for family, wanted in (("cpu", [(0, 1), (1, 5)]), ("gpu", [(0, 2), (2, 5)])):
+            plan = plan_model(source, family=family, rank=0, ranks=2, pipeline=True)
+            assert plan.share.spans == wanted
 
 
 def test_spans_are_even():

@@ -77,3 +77,51 @@ def test_ranks_agree_without_peers(library, tmp_path):
             assert everywhere == gathered
             assert news == np.full(11, 100 * turn, np.int32).tobytes()
     first.close()
+
+
+def test_a_ring_without_peers(library, tmp_path):
+    """A pipeline's ranks: rank 0 sends as many messages as there are ranks before it takes the first back, in another recording. They
+    are of recordings for few rows and for many by turns, which lie in the same memory."""
+    first, turns = RankGroup.create(SIZE), 12
+
+    def work(rank):
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        group = RankGroup.join(rank, SIZE, first.descriptor) if rank else first
+        found = []
+        with CUDADevice(0, CUDADriver(gpu_fixtures.Fake(library, folder).path), gpu_fixtures.kernels()) as device:
+            group.connect(device)
+
+            def recorded(whole, *what):
+                recorder = device.record()
+                rows = recorder.symbol("rows", whole.shape[0])
+                for each in what:
+                    each(recorder, whole.with_rows(rows))
+                return recorder.finish()
+
+            steps = []
+            for most in (4, 9):
+                whole = Tensor(device.alloc(4 * most * 8), (most, 8), "f32")
+                both = [[group.send], [group.receive]] if not rank else [[group.receive, group.send], []]
+                steps.append((whole, *(recorded(whole, *what) for what in both)))
+            for turn in range(turns + SIZE - 1):
+                if turn < turns:
+                    whole, graph, _ = steps[turn % 2]
+                    if not rank:
+                        device.write(whole, part(turn, *whole.shape).tobytes())
+                    graph.run(rows=2)
+                if not rank and turn >= SIZE - 1:
+                    whole, _, back = steps[(turn - SIZE + 1) % 2]
+                    device.write(whole, bytes(whole.nbytes))
+                    back.run(rows=2)
+                    found.append(device.read(whole.with_rows(2)))
+            group.exchange(b"")
+            for _, *graphs in steps:
+                for graph in graphs:
+                    graph.close()
+            group.close()
+        return found
+
+    found = run_ranks(SIZE, work)[0]
+    assert found == [part(turn, (4, 9)[turn % 2], 8)[:2].tobytes() for turn in range(turns)]
+    first.close()

@@ -1,7 +1,8 @@
 """What one rank of a pipeline has of a model (docs/design/0011-several-devices.md): a span of its layers, and rank 0 all else.
 
 Rank 0 samples, so it has the head beside the embedding: of a step hidden states come back to it, not logits, and a tied head is there
-once. Spans are chosen so that ranks have about as many bytes of weights and of keys and values."""
+once. Spans are chosen so that ranks have about as many bytes of weights and of keys and values; on a CPU, whose memory all ranks
+share, so that a step reads about as many on each, for the slowest one's time is that of all."""
 
 from typing import Any
 
@@ -11,7 +12,7 @@ from zse.errors import UnsupportedError
 from zse.models.config import ModelConfig
 from zse.quant.scheme import Scheme, memory_layout
 
-KV_TOKENS = 1 << 16  # whose keys and values count, of two bytes a number
+KV_TOKENS = {"gpu": 1 << 16, "cpu": 1 << 11}  # whose keys and values count, of two bytes a number
 # Fields of a ModelConfig, and of its MoeConfig, with an entry for each layer.
 PER_LAYER = ("sliding_layers", "nope_layers", "intermediate_sizes", "mixers")
 
@@ -78,11 +79,11 @@ class StageShare:
                 )
             if role.startswith("layers."):
                 costs[int(role.split(".")[1])] += nbytes
-            else:
+            elif family == "gpu" or role == ("embed" if config.tied_head else "head"):
                 first += nbytes
         for layer in range(config.num_layers):
             width = 2 * config.kv_heads_of(layer) * config.head_dim_of(layer)
-            costs[layer] += 2 * KV_TOKENS * (width if config.latent is None else config.latent.width)
+            costs[layer] += 2 * KV_TOKENS[family] * (width if config.latent is None else config.latent.width)
         self.spans = spans_of(costs, first, size)
         self.config = self.config_of(rank)
 

@@ -325,7 +325,7 @@ class BatchBuilder:
         if self._feeds and in_flight:
             is_alone = len(in_flight) == 1 and all([request.pending for request in decoding])
             if is_alone or len(in_flight) == self._groups:
-                fed = {entry.request for entry in in_flight[0].entries}
+                fed = {entry.request for entry in in_flight[0].entries if entry.samples}
         return -(-len(decoding) // self._groups), fed
 
     def _decode_entries(
