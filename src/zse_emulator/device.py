@@ -124,6 +124,21 @@ def core() -> ctypes.CDLL:
     return _core
 
 
+# Of kernels that other devices of this process have printed: a tenth of a second each, 30 for a step of a small model.
+_emitted: "dict[tuple, tuple[str, dict]]" = {}
+
+
+def emitted(variant: "Variant", like: str) -> tuple[str, dict]:
+    """The text of a variant and its manifest entry."""
+    sizes = variant.threads, variant.min_blocks, variant.cluster
+    # repr tells 1 from True, and functions of one name apart.
+    key = like, variant.symbol, variant.kernel, *sizes, *((name, repr(it)) for name, it in variant.statics.items())
+    if key not in _emitted:
+        _emitted[key] = emit_for(variant, EmulateTarget(like, *sizes))
+    text, entry = _emitted[key]
+    return text, dict(entry)
+
+
 class EmulatedBuffer:
     """Zero-filled memory that kernels may touch, between two zones that they may not."""
 
@@ -328,8 +343,7 @@ class EmulateDevice(GPUCapabilities):
         return EmulatedHostMemory(self, nbytes, label)
 
     def _load_program(self, symbol: str, variant: "Variant") -> EmulatedProgram:  # type: ignore[override]
-        target = EmulateTarget(self.like, variant.threads, variant.min_blocks, variant.cluster)
-        text, entry = emit_for(variant, target)
+        text, entry = emitted(variant, self.like)
         return EmulatedProgram(symbol, ctypes.CDLL(str(compiled([], text, symbol, KERNEL_OPTIMIZATION))), entry)
 
     def launch(self, symbol: str, slots: "list[int]", grid: "list[int]") -> None:
