@@ -19,8 +19,8 @@ static void access_pieces(Thread *t, u64 address, i32 size, bool write) {
 /* The destination may be overwritten now, and is in flight from here on. */
 static void claim(Thread *t, Block *block, u32 offset, u32 size, const char *verb) {
   Access now = access_of(t);
-  touch(block, offset, size);
-  for (u32 k = offset; k < offset + size; ++k) {
+  u32 step = touch(block, offset, size);
+  for (u32 k = offset; k < offset + size; k += step) {
     Cell &c = block->cells[k];
     if (c.state == OUTSIDE) fail(t, "%s shared memory outside of the arrays (offset %u)", verb, k);
     if (c.state == MBARRIER) fail(t, "%s an mbarrier (offset %u of shared memory)", verb, k);
@@ -44,7 +44,8 @@ static void claim(Thread *t, Block *block, u32 offset, u32 size, const char *ver
 static void land(Block *block, const Copy &copy, u32 offset, const Access &by, bool generic) {
   if (copy.src) memcpy(block->shared + offset, copy.src, copy.valid);
   memset(block->shared + offset + (copy.src ? copy.valid : 0), 0, copy.size - (copy.src ? copy.valid : 0));
-  for (u32 k = offset; k < offset + (u32)copy.size; ++k) {
+  u32 step = touch(block, offset, copy.size);
+  for (u32 k = offset; k < offset + (u32)copy.size; k += step) {
     Cell &c = block->cells[k];
     c.write = by;
     c.state = WRITTEN;
@@ -89,7 +90,8 @@ void copy_wait(Thread *t, i32 groups) { finish_copies(t, groups); if (random_bel
 static MBarrierState &barrier_at(Thread *t, Block *block, u32 offset, const char *verb) {
   auto found = block->mbarriers.find(offset);
   if (found == block->mbarriers.end()) fail(t, "%s an mbarrier that has not been initialised (offset %u of shared memory)", verb, offset);
-  Cell &c = *touch(block, offset, 8);
+  touch(block, offset, 8);
+  Cell &c = block->cells[offset];
   if (!ordered(t, c.write)) fail(t, "%s an mbarrier whose init at %s no barrier has published", verb, place(c.write.at));
   return found->second;
 }
@@ -98,8 +100,8 @@ void mbarrier_init(Thread *t, u64 *barrier, i32 count) {
   u32 offset = shared_offset(t, barrier, 8, "initialises");
   Block *block = t->state->block;
   if (count < 1 || count > (1 << 20) - 1) fail(t, "an mbarrier of %d arrivals", count);
-  touch(block, offset, 8);
-  for (u32 k = offset; k < offset + 8; ++k) {
+  u32 step = touch(block, offset, 8);
+  for (u32 k = offset; k < offset + 8; k += step) {
     Cell &c = block->cells[k];
     if (c.write.valid && !ordered(t, c.write)) fail(t, "race: initialises an mbarrier that thread %d wrote at %s", c.write.thread % launch->kernel->threads, place(c.write.at));
     c.write = access_of(t);

@@ -135,9 +135,11 @@ static Block *make_block(Cluster *cluster, i64 linear, i32 rank) {
   if ((i32)block->states.size() < kernel->threads) block->states.resize(kernel->threads);
   block->memory.assign(kernel->shared_bytes + 2048, 0xff);    /* NaN in every float */
   block->shared = (u8 *)(((u64)block->memory.data() + 1023) / 1024 * 1024);
-  if (block->cells.size() < kernel->shared_bytes) {
-    block->cells.resize(kernel->shared_bytes);
-    block->made.resize((kernel->shared_bytes + LINE - 1) / LINE);
+  u64 lines = (kernel->shared_bytes + LINE - 1) / LINE;
+  if (block->made.size() < lines) {
+    block->cells.resize(lines * LINE);
+    block->made.resize(lines);
+    block->split.resize(lines);
   }
   ++block->use;
   size_t warps = (kernel->threads + kernel->warp - 1) / kernel->warp;
@@ -189,10 +191,12 @@ static Block *make_block(Cluster *cluster, i64 linear, i32 rank) {
 
 void make_line(Block *block, u32 line) {
   const Kernel *kernel = launch->kernel;
-  u32 start = line * LINE, end = std::min(start + LINE, (u32)kernel->shared_bytes);
+  u32 start = line * LINE, end = start + LINE;
   for (u32 k = start; k < end; ++k) block->cells[k] = Cell{{}, {}, OUTSIDE, false, false};
+  block->split[line] = false;
   for (i32 k = 0; k < kernel->num_arrays; ++k) {
     u32 from = std::max(start, kernel->arrays[k][0]), to = std::min(end, kernel->arrays[k][0] + kernel->arrays[k][1]);
+    if (from < to && ((from | to) & 3)) block->split[line] = true;
     for (u32 at = from; at < to; ++at) block->cells[at].state = UNWRITTEN;
   }
   block->made[line] = block->use;
@@ -327,11 +331,15 @@ Allocation *find(Thread *t, u64 address, u64 size, const char *verb) {
   fail(t, "%s %llu bytes at offset %llu of '%s', which has %llu bytes", verb, size, address - near->address, near->label.c_str(), near->size);
 }
 
+static u64 lines_of(const Allocation &a) { return (a.size + LINE - 1) / LINE; }
+static u64 shadow_bytes(const Allocation &a) { return lines_of(a) * (LINE * sizeof(GlobalCell) + 1); }
+
 static void track(Allocation &a) {
   if (a.cells || !a.size) return;
-  void *cells = mmap(nullptr, a.size * sizeof(GlobalCell), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void *cells = mmap(nullptr, shadow_bytes(a), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (cells == MAP_FAILED) { perror("emulator: shadow memory"); abort(); }
   a.cells = (GlobalCell *)cells;
+  a.split = (u8 *)(a.cells + lines_of(a) * LINE);
 }
 
 static const char *block_name(i64 linear, char *text) {
@@ -352,7 +360,8 @@ void global_access(Thread *t, u64 address, u32 size, bool write, bool is_atomic)
   Block *block = state->block;
   char name[80];
   Access now = access_of(t);
-  for (u32 k = 0; k < size; ++k) {
+  u32 step = grain(a->cells, a->split, address - a->address, size);
+  for (u32 k = 0; k < size; k += step) {
     GlobalCell &c = a->cells[address - a->address + k];
     if (c.write.valid && !(is_atomic && c.atomic)) {
       if (c.write_launch != launch->id) {
@@ -392,12 +401,12 @@ using namespace emulate;
 extern "C" {
 
 /* Memory that kernels may touch. */
-void zse_emulate_allocate(u64 address, u64 size, const char *label) { allocations[address] = Allocation{address, size, label, nullptr}; }
+void zse_emulate_allocate(u64 address, u64 size, const char *label) { allocations[address] = Allocation{address, size, label}; }
 
 void zse_emulate_release(u64 address) {
   auto found = allocations.find(address);
   if (found == allocations.end()) return;
-  if (found->second.cells) munmap(found->second.cells, found->second.size * sizeof(GlobalCell));
+  if (found->second.cells) munmap(found->second.cells, shadow_bytes(found->second));
   allocations.erase(found);
 }
 

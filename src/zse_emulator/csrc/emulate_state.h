@@ -28,6 +28,7 @@ struct Allocation {
   u64 address, size;
   std::string label;
   GlobalCell *cells = nullptr;      /* once a kernel may write here */
+  u8 *split = nullptr;              /* as of Block, lines from the allocation's start */
 };
 
 struct Barrier { i32 arrived = 0, expected = 0; std::vector<Thread *> waiting; Clock clock; };
@@ -99,6 +100,7 @@ struct Block {
   u8 *shared;
   std::vector<Cell> cells;          /* of the bytes of `shared`; a line of them is made when it is first touched: see touch() */
   std::vector<u32> made;            /* of each line: of which use of this block */
+  std::vector<u8> split;            /* of each line: a cell for each byte; otherwise the first of four is that of the word */
   u32 use = 0;
   std::vector<Warp> warps;
   std::vector<Group> groups;
@@ -195,13 +197,29 @@ inline bool ordered(Thread *t, const Access &access) {
   return ordered_clock(t->state->block, t->state->clock, t->state->block->epoch, access);
 }
 
-/* The cells of bytes of shared memory. Most of it no small launch touches: lines that it does are made then. */
+/* Bytes that are only touched as whole words of four have one cell, the first: a line is split when it is touched otherwise. */
 const u32 LINE = 128;
+
+/* The bytes from one cell to the next in this range. */
+template <class C> inline u32 grain(C *cells, u8 *split, u64 offset, u64 size) {
+  u64 first = offset / LINE, last = (offset + size - 1) / LINE;
+  bool bytes = (offset | size) & 3;
+  for (u64 line = first; line <= last && !bytes; ++line) bytes = split[line];
+  if (!bytes) return 4;
+  for (u64 line = first; line <= last; ++line) {
+    if (split[line]) continue;
+    split[line] = 1;
+    for (C *cell = cells + line * LINE, *end = cell + LINE; cell < end; cell += 4) cell[1] = cell[2] = cell[3] = cell[0];
+  }
+  return 1;
+}
+
+/* Before cells of a block are looked at: lines that this launch has not touched are made now, since most launches touch few. grain(). */
 void make_line(Block *, u32 line);
-inline Cell *touch(Block *block, u32 offset, u32 size) {
+inline u32 touch(Block *block, u32 offset, u32 size) {
   for (u32 line = offset / LINE; line <= (offset + size - 1) / LINE; ++line)
     if (block->made[line] != block->use) make_line(block, line);
-  return &block->cells[offset];
+  return grain(block->cells.data(), block->split.data(), offset, size);
 }
 
 /* Bytes that the copy engine or a matrix unit reads, as of a clock. */

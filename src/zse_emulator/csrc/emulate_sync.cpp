@@ -52,9 +52,9 @@ static void shared_access(Thread *t, const void *p, u32 size, bool write, bool i
   u32 offset = shared_offset(t, p, size, verb);
   Block *block = t->state->block;
   Access now = access_of(t);
-  Cell *cells = touch(block, offset, size);
-  for (u32 k = 0; k < size; ++k) {
-    Cell &c = cells[k];
+  u32 step = touch(block, offset, size);
+  for (u32 k = 0; k < size; k += step) {
+    Cell &c = block->cells[offset + k];
     if (c.state == OUTSIDE) fail(t, "%s shared memory outside of the arrays (offset %u)", verb, offset + k);
     if (c.state == MBARRIER) fail(t, "%s an mbarrier (offset %u of shared memory)", verb, offset + k);
     if (c.state == IN_FLIGHT) fail(t, "%s shared memory while the copy of %s into it has not been waited for (offset %u)", verb, place(c.write.at), offset + k);
@@ -91,8 +91,8 @@ void engine_reads(Block *block, u32 offset, u32 size, const Clock &clock, u32 ep
   reader->at = at;
   if (offset + size > total) fail(reader, "%s reads %u bytes at offset %u of shared memory, which has %u bytes", what, size, offset, total);
   i32 own = cluster_thread(reader);
-  touch(block, offset, size);
-  for (u32 k = offset; k < offset + size; ++k) {
+  u32 step = touch(block, offset, size);
+  for (u32 k = offset; k < offset + size; k += step) {
     Cell &c = block->cells[k];
     if (c.state == OUTSIDE) fail(reader, "%s reads shared memory outside of the arrays (offset %u)", what, k);
     if (c.state == IN_FLIGHT) fail(reader, "%s reads shared memory while the copy of %s into it is in flight (offset %u)", what, place(c.write.at), k);
