@@ -135,12 +135,18 @@ def pytest_configure(config):
     config.pluginmanager.register(Gate(config))
 
 
+def wants_to_be_alone(item) -> bool:
+    marker = item.get_closest_marker("timed")
+    return marker is not None and marker.kwargs.get("alone", True)
+
+
 class Gate:
     """Which tests run, and which of them alone.
 
     Tests marked `exhaustive` are breadth: `make test` leaves them out, says how many, and `make test-all` runs them.
     Tests marked `timed` hold a time against a bound. Of several processes (pytest -n) each waits while another runs one, or several
-    that follow each other: to be alone costs what is left of the others' tests.
+    that follow each other: to be alone costs what is left of the others' tests, and a core. Those whose bound has room for what others
+    make of processor time say timed(alone=False).
     They have three attempts: a shared machine may take the processor away for hundreds of milliseconds at any moment, and
     what the code makes slow is slow three times."""
 
@@ -173,13 +179,13 @@ class Gate:
             yield
             return
         gate, running = self.locks  # who wants to be alone holds the gate until the others are done with their test
-        alone = item.get_closest_marker("timed")
+        alone = wants_to_be_alone(item)
         if not self.is_alone:
             fcntl.flock(gate, fcntl.LOCK_EX)
             fcntl.flock(running, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
             fcntl.flock(gate, fcntl.LOCK_UN)
         yield
-        self.is_alone = bool(alone and nextitem and nextitem.get_closest_marker("timed"))
+        self.is_alone = alone and nextitem is not None and wants_to_be_alone(nextitem)
         if not self.is_alone:
             fcntl.flock(running, fcntl.LOCK_UN)
 

@@ -22,7 +22,7 @@ from zse.tokenizer.template_fast import compile_fast
 from zse.tokenizer.template_jinja import FILTERS, TESTS, JinjaTemplate
 
 NUM_PROGRAMS = int(os.environ.get("ZSE_TEST_TEMPLATES", "400"))
-MOST_SECONDS = 0.6  # of CPU: 0.1 that a render without messages has, and the longest single operation
+MOST_SECONDS = 0.6  # of the thread's CPU: 0.1 that a render without messages has, and the longest single operation
 MOST_KIB = 400 << 10
 MOST_ADDRESSES = 2 << 30
 COMPILERS = [compile_fast, JinjaTemplate]
@@ -113,7 +113,7 @@ def render(compile, source: str, **variables) -> tuple[object, float, int]:
     return result, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 
 
-@pytest.mark.timed
+@pytest.mark.timed(alone=False)
 @pytest.mark.parametrize("source", HOSTILE, ids=range(len(HOSTILE)))
 @pytest.mark.parametrize("compile", COMPILERS)
 def test_no_operation_escapes_the_bounds(compile, source):
@@ -219,7 +219,7 @@ def run_programs(kind: str, seed: str, count: int) -> None:
     assert rendered > least, "most programs are refused at load: they test nothing"
 
 
-@pytest.mark.timed
+@pytest.mark.timed(alone=False)
 @pytest.mark.parametrize("kind", ["random", "mutants"])
 def test_random_programs_end_in_time_and_memory(kind):
     seed = os.environ.get("ZSE_TEST_SEED", str(time.time_ns() % 10**9))
