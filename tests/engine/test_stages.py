@@ -116,8 +116,8 @@ def expected(deep):
 
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("size", [2, 3])
-def test_groups_of_rows_are_under_way_together(size, ahead, deep, expected, monkeypatch):
-    """More requests than rows, with ranks of CPUs, and of devices that are fed the tokens of the oldest group as GPUs are."""
+def test_micro_batches_are_under_way_together(size, ahead, deep, expected, monkeypatch):
+    """More requests than rows, with ranks of CPUs, and of devices that are fed the tokens of the oldest as GPUs are."""
     monkeypatch.setattr(CPUDevice, "runs_ahead", ahead)
     prompts, wanted = expected
     with threaded(deep, size) as found:
@@ -183,7 +183,7 @@ def test_every_rank_has_something_to_do(size, deep, monkeypatch):
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_jobs_and_cancelling_beside_groups(ahead, deep, expected, monkeypatch):
+def test_jobs_and_cancelling_beside_micro_batches(ahead, deep, expected, monkeypatch):
     """A job between steps gets its own stream, not that of a request under way."""
     monkeypatch.setattr(CPUDevice, "runs_ahead", ahead)
     prompts, wanted = expected
@@ -208,8 +208,8 @@ def test_jobs_and_cancelling_beside_groups(ahead, deep, expected, monkeypatch):
         np.testing.assert_array_equal(np.frombuffer(done[10 + step].vector, np.float32), np.asarray(vector, np.float32))
 
 
-def test_grammars_and_drafts_beside_groups(deep):
-    """Masks of two groups are asked for one after the other; where there are drafts steps wait for tokens."""
+def test_grammars_and_drafts_beside_micro_batches(deep):
+    """Masks of two micro-batches are asked for one after the other; where there are drafts steps wait for tokens."""
     sampled = SamplingParams(max_tokens=16, temperature=0.8, seed=3)
     asked = (
         (PROMPTS * 2, sampled, {"regex": "[a-f]{4,12}"}),

@@ -187,7 +187,7 @@ def test_whole_experts(kept_kernels, tmp_path):
 @pytest.mark.parametrize("form", ["tensor", "pipeline"])
 def test_an_engine_runs_ahead(form, kept_kernels, tmp_path):
     """Ids that no host has read yet reach the other rank within the recording; both ranks have the pages and ids of their own. Of a
-    pipeline two groups of rows and the first of them again are under way."""
+    pipeline two micro-batches and the first of them again are under way."""
     path, groups = str(tiny.write("llama", tmp_path, "BF16")), groups_of(2)
     size = {f"{form}_parallel_size": 2}
     wanted = EngineConfig(model="m", max_rows=2, max_context=64, max_tokens_per_step=32, **size)
@@ -214,7 +214,7 @@ def test_an_engine_runs_ahead(form, kept_kernels, tmp_path):
         max_tokens=32,
         max_context=64,
         vocab_size=runner.model.config.vocab_size,
-        groups=runner.num_sets - 1,
+        micro_batches=runner.num_sets - 1,
     )
     engine, ids = Engine(scheduler, runner), tiny.tokens("llama").tolist()
     params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)

@@ -223,7 +223,7 @@ class FakeDevice:
 class Simulation:
     """One walk. checks_every: operations between two check_integrity(), which cost most of the time. grouped: layers in
     groups, of which all but one see a window. contiguous: each request has pages for a whole context in a row. storm:
-    requests are preempted all the time, and nothing of them is kept. states: of a model with a state. groups, feeds: the
+    requests are preempted all the time, and nothing of them is kept. states: of a model with a state. micro_batches, feeds: the
     scheduler's."""
 
     nan_chance = 0.02  # that some rows of a step are not finite
@@ -238,7 +238,7 @@ class Simulation:
         contiguous: bool = False,
         storm: bool = False,
         states: bool = False,
-        groups: int = 1,
+        micro_batches: int = 1,
         feeds: bool = True,
     ):
         self.rng = rng = random.Random(seed)
@@ -250,7 +250,7 @@ class Simulation:
         geometry = PageGeometry(page_size=page_size)
         if grouped:
             window = rng.choice((1, 5, page_size, page_size + 1, 40))
-            most = geometry.pages_for(window - 1 + (1 + groups) * max(max_tokens, BLOCK)) + 1
+            most = geometry.pages_for(window - 1 + (1 + micro_batches) * max(max_tokens, BLOCK)) + 1
             geometry = PageGeometry(rng.randint(1, 3), window, most, page_size=page_size)
             self.num_pages *= geometry.num_groups
         max_context, policies = rng.choice((20, 64, 150) if page_size <= 32 else (40, 100, 200)), POLICIES
@@ -281,7 +281,7 @@ class Simulation:
             host=HostPool(rng.choice((0, 4, 40, 40))),
             geometry=geometry,
             states=slots,
-            groups=groups,
+            micro_batches=micro_batches,
             feeds=feeds,
             policy=SchedulingPolicy(
                 reserve_output=rng.random() < 0.5,
@@ -302,7 +302,7 @@ class Simulation:
         self.capacity = min(self.scheduler.max_context, self.scheduler.cache.capacity + 1)
         self.device = FakeDevice(self.num_pages, self.max_rows, geometry, 0 if slots is None else slots.num_slots)
         self.flight: list[tuple[Batch, list]] = []  # submitted, not committed
-        self.most_in_flight = groups + feeds
+        self.most_in_flight = micro_batches + feeds
         self.ahead_rate = rng.choice((0.0, 0.9, 1.0))
         self.draft_rate = rng.choice((0.0, 0.5, 1.0))
         self.num_ahead = self.num_preempted = self.num_pinned = 0
@@ -375,9 +375,11 @@ class Simulation:
         if entry.start + entry.count <= len(entry.request.tokens) + len(entry.drafts):
             return
         flying = [batch for batch, _ in self.flight if any(each.request is entry.request for each in batch.entries)]
-        assert self.most_in_flight > self.scheduler.groups and flying == [self.flight[0][0]], "a token that nobody has"
-        if self.scheduler.groups > 1:
-            assert len(self.flight) in (1, self.scheduler.groups)
+        assert self.most_in_flight > self.scheduler.micro_batches and flying == [self.flight[0][0]], (
+            "a token that nobody has"
+        )
+        if self.scheduler.micro_batches > 1:
+            assert len(self.flight) in (1, self.scheduler.micro_batches)
 
     def submit(self) -> None:
         rng, chunk, page = self.rng, self.scheduler.budget.max_tokens, self.page_size

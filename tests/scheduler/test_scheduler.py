@@ -334,31 +334,31 @@ def test_nothing_is_preempted_while_a_batch_is_in_flight():
     assert scheduler.counters.preemptions == 1 and scheduler.check_integrity() == []
 
 
-@pytest.mark.parametrize("groups, shares", [(2, [(1, 2, 3), (4, 5)]), (3, [(1, 2), (3, 4), (5,)])])
-def test_rows_are_divided_into_groups(groups, shares):
-    """Of five that decode; once one has left, groups differ by one at most again."""
-    scheduler = make(max_rows=5, groups=groups, feeds=False)
+@pytest.mark.parametrize("micro_batches, shares", [(2, [(1, 2, 3), (4, 5)]), (3, [(1, 2), (3, 4), (5,)])])
+def test_rows_are_divided_into_micro_batches(micro_batches, shares):
+    """Of five that decode; once one has left, micro_batches differ by one at most again."""
+    scheduler = make(max_rows=5, micro_batches=micro_batches, feeds=False)
     for id in range(1, 6):
         scheduler.submit(id, [id], greedy(30), seed=0)
     step(scheduler)
-    flying = [scheduler.schedule() for _ in range(groups)]
-    for turn in range(8 * groups):
+    flying = [scheduler.schedule() for _ in range(micro_batches)]
+    for turn in range(8 * micro_batches):
         found = [tuple(entry.request.id for entry in batch.entries) for batch in flying]
-        if turn < 2 * groups:
+        if turn < 2 * micro_batches:
             assert found == shares
             shares = [*shares[1:], shares[0]]
         first = flying.pop(0)
         scheduler.commit(first, [(1, None)] * first.num_samples)
-        if turn == 2 * groups:
+        if turn == 2 * micro_batches:
             scheduler.cancel(2)
         flying.append(scheduler.schedule())
         assert scheduler.check_integrity() == []
     assert sorted(id for ids in found for id in ids) == [1, 3, 4, 5] and max(map(len, found)) == 2
 
 
-def test_chunks_of_a_prompt_follow_each_other_beside_groups():
+def test_chunks_of_a_prompt_follow_each_other_beside_micro_batches():
     """A batch without rows that decode leaves time for those that are in flight."""
-    scheduler = make(groups=2, feeds=False)
+    scheduler = make(micro_batches=2, feeds=False)
     scheduler.submit(1, [1], greedy(9), seed=0)
     step(scheduler)
     scheduler.submit(2, [1] * 60, greedy(9), seed=0)
@@ -368,8 +368,8 @@ def test_chunks_of_a_prompt_follow_each_other_beside_groups():
         scheduler.schedule(), scheduler.schedule()
 
 
-def test_a_device_that_feeds_tokens_is_given_the_oldest_group_again():
-    scheduler = make(groups=2, feeds=True)
+def test_a_device_that_feeds_tokens_is_given_the_oldest_micro_batch_again():
+    scheduler = make(micro_batches=2, feeds=True)
     scheduler.submit(1, [1], greedy(9), seed=0)
     scheduler.submit(2, [2], greedy(9), seed=0)
     step(scheduler)

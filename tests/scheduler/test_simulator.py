@@ -45,12 +45,12 @@ def test_invariants_hold_with_groups_of_layers(part):
 
 
 @pytest.mark.parametrize("feeds", [False, True])
-@pytest.mark.parametrize("groups", [2, 3])
-def test_invariants_hold_with_groups_of_rows(groups, feeds):
+@pytest.mark.parametrize("micro_batches", [2, 3])
+def test_invariants_hold_with_micro_batches(micro_batches, feeds):
     """Of a pipeline."""
     ahead, totals = 0, {}
     for seed in range(max(40, SEEDS // 16)):
-        simulation = walk(seed, 250, groups=groups, feeds=feeds, grouped=seed % 4 == 3)
+        simulation = walk(seed, 250, micro_batches=micro_batches, feeds=feeds, grouped=seed % 4 == 3)
         ahead += simulation.num_ahead
         for name, value in simulation.scheduler.snapshot().items():
             totals[name] = totals.get(name, 0) + value

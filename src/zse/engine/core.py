@@ -2,7 +2,7 @@
 
 Where the device works on its own (`runner.runs_ahead`), step n + 1 is given to it before the tokens of step n are read,
 so that it never waits for the host: the host's work of a step is hidden behind the device's work of the next. Of a pipeline a
-step for each rank is under way (Scheduler.groups).
+step for each rank is under way (Scheduler.micro_batches).
 """
 
 import os
@@ -138,7 +138,7 @@ class Engine:
         flights = self._flights
         ran = bool(flights) or self._start()
         if ran:
-            most = self.scheduler.groups + self.runner.runs_ahead
+            most = self.scheduler.micro_batches + self.runner.runs_ahead
             waits = most == 1 or any([feature.reads_tokens for feature in live])
             while not waits and len(flights) < most and self._start():
                 pass

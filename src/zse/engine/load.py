@@ -238,7 +238,7 @@ def _build(config: ResolvedConfig, device, model, plan, tower, ranks=None):
         geometry=pages,
         adapter_slots=config.adapter_slots,
         states=slots,
-        groups=steps_in_flight(device, plan.share) - device.runs_ahead,
+        micro_batches=steps_in_flight(device, plan.share) - device.runs_ahead,
         feeds=device.runs_ahead,
         cache=_divided_cache(config, pages) if config.page_pools > 1 else None,
     )

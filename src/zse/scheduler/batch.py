@@ -231,7 +231,8 @@ class BatchBuilder:
         life, budget: who runs and may begin to, and how many tokens a step has.
         chunked_prefill: whether replies run beside prompts.
         max_drafts: draft tokens that all requests of one step may verify together.
-        groups: of the rows that decode: each runs in a batch of its own, and they are in flight together (a pipeline's ranks).
+        micro_batches: into how many parts the rows that decode are divided; each runs in a batch of its own, and they are in
+            flight together, on the ranks of a pipeline.
         feeds: whether a batch may have rows whose last token is still in flight, which the device feeds it.
     """
 
@@ -241,10 +242,10 @@ class BatchBuilder:
         budget: StepBudget,
         chunked_prefill: bool,
         max_drafts: int,
-        groups: int = 1,
+        micro_batches: int = 1,
         feeds: bool = True,
     ):
-        self._life, self._budget, self._groups, self._feeds = life, budget, groups, feeds
+        self._life, self._budget, self._micro_batches, self._feeds = life, budget, micro_batches, feeds
         self._chunked_prefill, self._max_drafts = chunked_prefill, max_drafts
         self._cache = cache = life.cache
         self._page_size, self._grouped, self._states = cache.page_size, cache.grouped, cache.states
@@ -271,7 +272,7 @@ class BatchBuilder:
         lines = num_decode + num_drafts + num_again
         left_out, queue = plan.left_out, life.queue
         beside = lines  # what prompts must leave time for
-        if not lines and self._groups > 1:
+        if not lines and self._micro_batches > 1:
             beside = sum([request.pending for request in life.running])
         budget = min(max(0, self._budget.max_tokens - lines), self._budget.prefill(beside), plan.max_prompt)
         # Pages that a preemption has just freed are for the decode rows: admitting now would take them back.
@@ -313,9 +314,9 @@ class BatchBuilder:
                 entry.slot = self._states.live[entry.request.id]
         return Batch(entries, num_decode, self._cache.take_transfers(), num_drafts, num_again)
 
-    def _group(self, in_flight: Sequence[Batch]) -> tuple[int, Container[Request]]:
-        """Of several groups: how many rows the next batch may have, so that all get as many, and who of those in flight may be
-        among them: those of the oldest batch, once all groups are in flight, or where there is nobody else."""
+    def _micro_batch(self, in_flight: Sequence[Batch]) -> tuple[int, Container[Request]]:
+        """Of several micro-batches: how many rows the next may have, so that all get as many, and who of those in flight may be
+        among them: those of the oldest, once all are in flight, or where there is nobody else."""
         decoding = [
             request
             for request in self._life.running
@@ -324,18 +325,18 @@ class BatchBuilder:
         fed: Container[Request] = ()
         if self._feeds and in_flight:
             is_alone = len(in_flight) == 1 and all([request.pending for request in decoding])
-            if is_alone or len(in_flight) == self._groups:
+            if is_alone or len(in_flight) == self._micro_batches:
                 fed = {entry.request for entry in in_flight[0].entries if entry.samples}
-        return -(-len(decoding) // self._groups), fed
+        return -(-len(decoding) // self._micro_batches), fed
 
     def _decode_entries(
         self, in_flight: Sequence[Batch], resting: Collection[Request]
     ) -> tuple[list[Entry], int, int] | None:
-        """An entry for each running request that has one token to run, or for one group of them, how many drafts they have, and
+        """An entry for each running request that has one token to run, or for a micro-batch of them, how many drafts they have, and
         how many tokens run again; None when that needs pages that only a preemption gives, which a batch in flight forbids.
         resting: have none now."""
         entries: list[Entry] = []
-        most_rows, fed = self._group(in_flight) if self._groups > 1 else (len(self._life.running), None)
+        most_rows, fed = self._micro_batch(in_flight) if self._micro_batches > 1 else (len(self._life.running), None)
         running, cache = self._life.running, self._cache
         tables, page_size, states = cache.tables, self._page_size, self._states
         num_drafts = num_again = 0

@@ -65,7 +65,7 @@ class Scheduler:
         policy: how requests are chosen. geometry: how many tokens a page has, and which groups the layers are in.
         adapter_slots: how many adapters the requests that run may have together.
         states: slots of a model with a state, at least max_rows. cache: the manager of all pages (default: one of these).
-        groups, feeds: as of BatchBuilder; there is at most one batch more in flight than groups.
+        micro_batches, feeds: as of BatchBuilder; one batch more may be in flight.
 
     requests: by id, that were accepted and have not ended. running: those that have a row, oldest first. queue: those
     that wait. Others must not change them. counters, totals: of requests and of steps."""
@@ -89,7 +89,7 @@ class Scheduler:
         geometry: PageGeometry = ONE_GROUP,
         adapter_slots: int = 0,
         states: "StateSlots | None" = None,
-        groups: int = 1,
+        micro_batches: int = 1,
         feeds: bool = True,
         cache: CacheManager | None = None,
     ):
@@ -97,7 +97,7 @@ class Scheduler:
             raise ValueError(f"{states.num_slots} state slots for {max_rows} rows")
         if max_tokens < max_rows:
             raise ValueError(f"max_tokens {max_tokens} is below max_rows {max_rows}: decode rows would not fit a step")
-        self.max_rows, self.max_context, self.max_drafts, self.groups = max_rows, max_context, max_drafts, groups
+        self.max_rows, self.max_context, self.max_drafts = max_rows, max_context, max_drafts
         self.vocab_size, self.eos_ids, self.max_waiting = vocab_size, eos_ids, max_waiting
         self.policy = policy = policy or SchedulingPolicy()
         allocator = allocator or PageAllocator(num_pages)
@@ -113,8 +113,8 @@ class Scheduler:
         self.limits = TokenLimits(vocab_size, max_context, cache.capacity)
         self.job_share = JobShare(life.queue)
         self.pace = Pace(life, budget) if budget.ratio and policy.fair_share else None
-        self.builder = BatchBuilder(life, budget, policy.chunked_prefill, max_drafts, groups, feeds)
-        self.totals, self.num_arrivals = StepTotals(), 0
+        self.builder = BatchBuilder(life, budget, policy.chunked_prefill, max_drafts, micro_batches, feeds)
+        self.totals, self.num_arrivals, self.micro_batches = StepTotals(), 0, micro_batches
         self._deadlines: list[tuple[float, int]] = []  # a heap of (deadline_at, id), of those that ended too
         self._patience_seen_at = 0.0  # when max_wait_s was last looked at
         self._in_flight: list[Batch] = []  # oldest first
@@ -290,7 +290,7 @@ class Scheduler:
         """The next batch, or None when nothing can run, or nothing before a batch in flight is committed. RuntimeError when too
         many are."""
         in_flight = self._in_flight
-        if len(in_flight) > self.groups:
+        if len(in_flight) > self.micro_batches:
             raise RuntimeError("schedule() before commit() of the batches in flight")
         if any([batch.num_drafts for batch in in_flight]):
             return None  # its requests' lengths are not known, and without them others would run in smaller steps
