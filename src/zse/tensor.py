@@ -135,10 +135,10 @@ class Runs(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What a block that predicts behind a model (zse.models.next_token) begins with: of each token the row `rows` i32
-    [max_tokens] of each of `streams` f32 [tokens, hidden]. again: the stream is its own."""
+    """What a block that predicts behind a model (zse.models.next_token, zse.models.eagle3) begins with: of each token the row
+    `rows` i32 [max_tokens] of `stream` f32 [tokens, width]. again: the stream is its own."""
 
-    streams: tuple[Tensor, ...]
+    stream: Tensor
     rows: Tensor
     again: bool = False
 

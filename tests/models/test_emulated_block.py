@@ -41,13 +41,13 @@ def test_logits(like, family, kept_kernels, tmp_path):
     target, mine = Session(device, model), Block(device, block)
     target.step([(0, ids[:-1])])
     rows = len(ids) - 1
-    found, wanted = mine.pairs([target.decoder.hidden], range(rows), ids[1:]), REFERENCES[family]
+    found, wanted = mine.pairs(target.decoder.hidden, range(rows), ids[1:]), REFERENCES[family]
     error = np.abs(found - wanted).mean() / np.abs(wanted).mean()
     assert error < 0.03
     mine.lengths[0] = rows - AGAIN
-    mine.pairs([mine.decoder.hidden], [rows - AGAIN - 1], ids[rows - 1 : rows], again=True)
+    mine.pairs(mine.decoder.hidden, [rows - AGAIN - 1], ids[rows - 1 : rows], again=True)
     narrow = next_token.first_rows(block.weights["head"], 100)
-    found = mine.pairs([mine.decoder.hidden], [0], ids[rows:], again=True, instead={"head": narrow})
+    found = mine.pairs(mine.decoder.hidden, [0], ids[rows:], again=True, instead={"head": narrow})
     assert found.shape[1] == 128
     wanted = REFERENCES[f"{family} again"][-1:, :128]
     assert np.abs(found - wanted).mean() < 0.05 * np.abs(wanted).mean()

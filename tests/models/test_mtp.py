@@ -47,7 +47,7 @@ def pair_of(device, path, quantize=None):
 class Block(Session):
     """Runs pairs of a state and the token behind it. Positions begin at 0: only distances count."""
 
-    def pairs(self, streams, rows, ids, again=False, instead=None):
+    def pairs(self, stream, rows, ids, again=False, instead=None):
         device, count = self.device, len(ids)
         recorder = device.record()
         places = new_tensor(device, "step", "i32", self.decoder.max_tokens)
@@ -60,7 +60,7 @@ class Block(Session):
             (self.buffers.token_row, [0] * count),
         ):
             self._put(tensor.with_rows(count), list(values))
-        taken = Taken(tuple(streams), places, again)
+        taken = Taken(stream, places, again)
         step = self.buffers
         if instead:
             lines = step.logits.shape[0]
@@ -82,16 +82,16 @@ def logits_of(device, path, family, sizes=(9, 1, 29), quantize=None, **options):
     found, at = [], 0
     for size in sizes:
         target.step([(0, ids[at : at + size])])
-        found.append(drafts.pairs([target.decoder.hidden], range(size), ids[at + 1 : at + size + 1]))
+        found.append(drafts.pairs(target.decoder.hidden, range(size), ids[at + 1 : at + size + 1]))
         at += size
     # Back to before the last pairs: their keys are written over.
     last = len(ids) - 1 - AGAIN
     drafts.lengths[0] = last - 1
     target.reset()
     target.step([(0, ids[: last + 1])])
-    drafts.pairs([target.decoder.hidden], [last - 1], ids[last : last + 1])
+    drafts.pairs(target.decoder.hidden, [last - 1], ids[last : last + 1])
     again = [
-        drafts.pairs([drafts.decoder.hidden], [0], ids[last + number + 1 : last + number + 2], again=True)
+        drafts.pairs(drafts.decoder.hidden, [0], ids[last + number + 1 : last + number + 2], again=True)
         for number in range(AGAIN)
     ]
     return np.concatenate(found), np.concatenate(again)
@@ -143,7 +143,7 @@ def test_logits_of_the_first_ids(family, quantize, device, tmp_path):
     for head in (block.weights["head"], narrow):
         target, drafts = Session(device, model), Block(device, block)
         target.step([(0, ids[:20])])
-        rows.append(drafts.pairs([target.decoder.hidden], range(20), ids[1:21], instead={"head": head}))
+        rows.append(drafts.pairs(target.decoder.hidden, range(20), ids[1:21], instead={"head": head}))
     assert rows[1].shape == (20, 64) and rows[0].shape[1] > 64
     np.testing.assert_array_equal(rows[1], rows[0][:, :64])
 

@@ -217,11 +217,11 @@ def test_each_draft_is_of_the_one_before(engines, vocabulary, folders, request):
     options = dict(activations="f32", kv_dtype="f32")
     target, mine = Session(engine.runner.device, model, **options), Block(engine.runner.device, block, **options)
     target.step([(0, ids)])
-    logits = mine.pairs([target.decoder.hidden], range(len(ids)), [*ids[1:], reply[0]])[-1:]
+    logits = mine.pairs(target.decoder.hidden, range(len(ids)), [*ids[1:], reply[0]])[-1:]
     wanted, row = [], len(ids) - 1
     for _ in range(3):
         wanted.append(int(logits[-1][: vocabulary or None].argmax()))
-        logits, row = mine.pairs([mine.decoder.hidden], [row], wanted[-1:], again=True), 0
+        logits, row = mine.pairs(mine.decoder.hidden, [row], wanted[-1:], again=True), 0
     assert made[len(ids) + 1] == wanted
 
 

@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import pytest
+import tiny_eagle3
 import tiny_families
 import tiny_model
 import tiny_mtp
@@ -67,7 +68,7 @@ def statistic(said, expected) -> tuple[float, float]:
     return value, freedom * (1 - 2 / (9 * freedom) + 3.09 * math.sqrt(2 / (9 * freedom))) ** 3
 
 
-@pytest.mark.parametrize("source", ["ngram", "draft", "hybrid", "mtp", "mtp latent", "mtp narrow"])
+@pytest.mark.parametrize("source", ["ngram", "draft", "hybrid", "mtp", "mtp latent", "mtp narrow", "eagle3"])
 def test_distribution(model, tmp_path, source):  # noqa: F811
     options = {"speculation": "ngram"}
     if source == "draft":
@@ -77,6 +78,9 @@ def test_distribution(model, tmp_path, source):  # noqa: F811
     if source.startswith("mtp"):
         options = {"speculation": "mtp"} | ({"draft_vocabulary": NARROW} if "narrow" in source else {})
         model = tiny_mtp.write("deepseek_v3" if "latent" in source else "qwen3_5", tmp_path)
+    if source == "eagle3":  # one of the ids it does not know
+        model, head = tiny_eagle3.write(tmp_path, "qwen3", absent=IDS[2:])
+        options = {"speculation": "eagle3", "draft_model": str(head)}
     loaded = load_engine(
         EngineConfig(
             model=str(model),

@@ -52,7 +52,7 @@ ALIASES = (
     Alias("--enforce-eager", _VLLM, "--no-graphs", is_flag=True),
     Alias("--num-speculative-tokens --spec-length", f"{_VLLM}, infer", "--draft-tokens {}"),
     Alias("--speculative-model", _VLLM, "--draft-model {}"),
-    Alias("--speculative-config", _VLLM, why="give --speculation, --draft-model and --draft-tokens"),
+    Alias("--speculative-config", _VLLM, why="give --speculation (eagle3 and mtp are its methods' names here too), --draft-model and --draft-tokens"),
     Alias("--tool-call-parser", _VLLM, "--tool-parser {}", {"deepseek_v3": "--tool-parser deepseek"}),
     Alias("-tp", _VLLM, "--tensor-parallel-size {}"),
     Alias("-pp", _VLLM, "--pipeline-parallel-size {}"),

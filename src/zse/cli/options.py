@@ -224,20 +224,21 @@ SERVING = (
     ),
     option(
         "--speculation",
-        ("none", "ngram", "draft", "mtp"),
+        ("none", "ngram", "draft", "mtp", "eagle3"),
         "verify several drafts of a reply in one step, where that pays: ngram takes what followed the same tokens "
-        "before, draft a --draft-model, mtp the model's own next-token block; the replies are the same (default: ngram, "
-        "draft with a draft model)",
+        "before, draft a --draft-model, mtp the model's own next-token block, eagle3 an EAGLE-3 head, which --draft-model "
+        "names; the replies are the same (default: ngram, draft with a draft model)",
     ),
     option(
         "--draft-model",
         "MODEL",
-        "a smaller model with the same vocabulary, a stored name or a path, whose drafts are verified",
+        "a smaller model with the same vocabulary, or with --speculation eagle3 a head made for this model, a stored name or a "
+        "path, whose drafts are verified",
     ),
     option(
         "--draft-tokens",
         Amount(int, 1, 31, shown="K"),
-        "most drafts of a request in a step; fewer where they do not pay (default: 7, of a draft model 4, of mtp 3)",
+        "most drafts of a request in a step; fewer where they do not pay (default: 7, of a draft model 4, of mtp and eagle3 3)",
     ),
     option(
         "--draft-vocabulary",

@@ -1,5 +1,5 @@
-"""Runs the block that predicts behind a model (zse.models.next_token) between the model's steps, on what they leave: the stream
-behind the last layer, which stands until the next step begins.
+"""Runs the block that predicts behind a model (zse.models.next_token, zse.models.eagle3) between the model's steps, on what they
+leave: the stream behind the last layer, or what is kept between layers, which stands until the next step begins.
 
 All drafts of a step are one recording: each is the token of the round behind it, which reads it where the sampler wrote it, so that
 the host waits once."""
@@ -28,7 +28,8 @@ class BlockRunner(Runner):
     def __init__(self, device, block, config: ResolvedConfig, model: Runner, rounds: int, vocabulary: int = 0):
         self._rounds = rounds
         super().__init__(device, block, config, runs_ahead=False, grouped=False, logits=model.logits)
-        self._model_hidden = model.planner.hidden
+        kept = model.planner.kept
+        self._model_hidden = model.planner.hidden if kept is None else kept.streams
         self._rows: Sequence[int] = ()
         self._counts: Sequence[int] = ()
         self._lines_a_round = 1
@@ -117,7 +118,7 @@ class BlockRunner(Runner):
         staging, rows = self._staging.buffer, self.config.max_rows
         *arrays, places = (Tensor(staging, (rows,), "i32", 4 * rows * number) for number in range(1 + self._rounds))
         options["step"] = step._replace(logits=logits)
-        taken = Taken((self._model_hidden,), places._replace(shape=(self.config.max_tokens_per_step,)))
+        taken = Taken(self._model_hidden, places._replace(shape=(self.config.max_tokens_per_step,)))
         drawn = self.planner.record(recorder, taken=taken, **options)
         sampler, count, wanted = buffers.sampler, drawn.shape[0], step.logit_rows
         sampler.record(recorder, drawn)
@@ -133,7 +134,7 @@ class BlockRunner(Runner):
                 token_row=arrays[0],
                 logits=logits,
             )
-            taken = Taken((self.planner.hidden,), wanted, True)
+            taken = Taken(self.planner.hidden, wanted, True)
             sampler.record(recorder, self.planner.record(recorder, taken=taken, **options), size * number)
             wanted = self._in_order
         recorder.download(*buffers.results)

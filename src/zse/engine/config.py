@@ -51,9 +51,10 @@ SCRATCH_SHARE = 0.04
 LEAST_HOST_TOKENS = 2048
 LEAST_PEER_CONTEXTS = 2  # of prompts whose pages come from other engines
 # "auto" is a draft model where one is named, else prompt lookup.
-SPECULATION = (AUTO, "none", "ngram", "draft", "mtp")
+SPECULATION = (AUTO, "none", "ngram", "draft", "mtp", "eagle3")
+DRAFTERS = {"draft": "the path of a smaller model", "eagle3": "the folder of an EAGLE-3 head made for this model"}
 # Drafts of one request: a CPU's kernels take eight tokens in little more time than two.
-DRAFT_TOKENS = {"ngram": 7, "draft": 4, "mtp": 3}
+DRAFT_TOKENS = {"ngram": 7, "draft": 4, "mtp": 3, "eagle3": 3}
 MAX_DRAFT_TOKENS = 31
 # Ids that a block drafts with where the vocabulary is half as large again: 98 % of English and code, 93 % of French (LOG).
 DRAFT_VOCABULARY = 65_536
@@ -184,8 +185,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.cache_disk is not None and not self.keeps_prefixes:
             raise ConfigError("cache_disk keeps the prefix cache, which is switched off")
         _check_role(self)
-        if self.speculation == "draft" and self.draft_model is None:
-            raise ConfigError("speculation draft needs a draft_model: the path of a smaller model")
+        if self.speculation in DRAFTERS and self.draft_model is None:
+            raise ConfigError(f"speculation {self.speculation} needs a draft_model: {DRAFTERS[self.speculation]}")
         if self.speculation in ("none", "ngram", "mtp") and self.draft_model is not None:
             raise ConfigError(f"draft_model is not used with speculation {self.speculation}: leave one of them out")
         if self.draft_vocabulary is not None and self.speculation != "mtp":

@@ -1,5 +1,6 @@
-"""What drafts beside the model: a draft model, opened and held against it, or the model's own next-token block."""
+"""What drafts beside the model: a draft model, opened and held against it, the model's own next-token block, or an EAGLE-3 head."""
 
+from array import array
 from typing import Any, NamedTuple
 
 import msgspec
@@ -9,8 +10,10 @@ from zse.engine.config import EngineConfig, ResolvedConfig
 from zse.engine.runner import Runner
 from zse.errors import ConfigError
 from zse.formats.opening import open_model
+from zse.models import eagle3
 from zse.models.load import load_model, plan_model
 from zse.models.next_token import plan_block, share
+from zse.plan.kept import KeptStreams
 from zse.speculative.block import BlockSpeculator
 from zse.speculative.draft_model import DraftModelSpeculator
 from zse.tokenizer import load as tokenizers
@@ -20,16 +23,17 @@ BLOCK_TOKENS = 1024
 
 
 class DraftPlan(NamedTuple):
-    """source: the open file of the draft model, None where it is the model's; plan: its ModelPlan. is_block: it is the model's own
-    next-token block."""
+    """source: the open file of what drafts, None where it is the model's; plan: its ModelPlan. is_block: it runs on states of the
+    model's. ids: i32, of each token of the model an EAGLE-3 head's own or -1; None: they are the same."""
 
     source: Any
     plan: Any
     is_block: bool = False
+    ids: array | None = None
 
 
 def plan_drafts(config: EngineConfig, source, model, family: str) -> DraftPlan:
-    """What drafts beside the model of `source` and its ModelConfig: one that is named, or its block.
+    """What drafts beside the model of `source` and its ModelConfig: a model or a head that is named, or its block.
 
     Raises FormatError, UnsupportedError, ConfigError where it does not go with the model."""
     if config.speculation == "mtp":
@@ -37,6 +41,9 @@ def plan_drafts(config: EngineConfig, source, model, family: str) -> DraftPlan:
     assert config.draft_model is not None
     draft_source = open_model(config.draft_model)
     try:
+        if config.speculation == "eagle3":
+            plan = eagle3.plan_head(draft_source, model, family=family)
+            return DraftPlan(draft_source, plan, is_block=True, ids=eagle3.read_ids(draft_source, plan.config))
         plan = plan_model(draft_source, quantize=config.quantize, family=family)
         if plan.config.has_state:
             raise ConfigError(
@@ -93,7 +100,11 @@ def draft_runner(config: ResolvedConfig, device, draft: DraftPlan, model, beside
     own = draft_config(config, draft)
     if not draft.is_block:
         return Runner(device, model, own, grouped=False)
-    share(model, beside.model)
+    if own_eagle := model.config.eagle:
+        eagle3.share(model, beside.model, draft.ids, device)
+        beside.planner.kept = KeptStreams(beside.planner, own_eagle.layers)
+    else:
+        share(model, beside.model)
     return BlockRunner(device, model, own, beside, config.draft_tokens, config.draft_vocabulary)
 
 
@@ -105,7 +116,8 @@ def build_draft(
     runner = draft_runner(config, device, draft, model, engine.runner)
     own, plan = runner.config, draft.plan
     nbytes, target_nbytes = (sum(each.memory_bytes.values()) for each in (plan, target_plan))
-    head = target_plan.memory_bytes.get("head", target_plan.memory_bytes["embedding"])
+    # Of what drafts with the model's head.
+    head = 0 if draft.source else target_plan.memory_bytes.get("head", target_plan.memory_bytes["embedding"])
     options: dict[str, Any] = dict(
         draft_tokens=config.draft_tokens,
         family=device.kernels,

@@ -295,7 +295,7 @@ def count(
     parts = plan.memory_bytes | (seeing or {})
     later += sum((seeing or {}).values())
     if draft is not None:
-        parts["next-token block" if draft.is_block else "draft model"] = sum(draft.plan.memory_bytes.values())
+        parts["draft model" if draft.source else "next-token block"] = sum(draft.plan.memory_bytes.values())
     if not device.shares_memory:
         parts["context"] = CONTEXT_BYTES
     return parts | found, later

@@ -38,7 +38,7 @@ def check_ranks(config: Any) -> None:
         for name in NOT_OF_OWN_PAGES:
             if getattr(config, name) != defaults[name]:
                 raise ConfigError(f"--{name.replace('_', '-')} is not possible with --data-parallel-attention yet")
-    if config.speculation == "mtp":
-        raise ConfigError(f"--speculation mtp is not possible with {option} yet")
+    if config.speculation in ("mtp", "eagle3"):
+        raise ConfigError(f"--speculation {config.speculation} is not possible with {option} yet")
     if config.device.partition(":")[0] not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"{option} is for CPUs and NVIDIA GPUs, not for --device {config.device}")

@@ -12,6 +12,7 @@ from zse.models.config_parts import (
     MAX_WIDTH,
     WIDTH_MULTIPLE,
     DenseConfig,
+    Eagle3Config,
     LatentConfig,
     MoeConfig,
     RecurrentConfig,
@@ -45,7 +46,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     mixers: what mixes the tokens of each layer, one of MIXERS; (): attention does in all of them. recurrent:
     the sizes of those that are neither attention nor none.
     eos_ids end a generation. bos_id: None where the model has none. follows: of a block of one layer that predicts behind a
-    model (models/next_token.py) how many layers the model has; 0: it is a model. Raises ValueError naming the field.
+    model (models/next_token.py, models/eagle3.py) how many layers the model has; 0: it is a model; eagle: what an EAGLE-3 head
+    reads of it. Raises ValueError naming the field.
 
     causal: False of encoders, whose window is to both sides, own token included. Theirs are also: positions, rows of
     the table of learned positions (0: none), of which the first token's is position_first; token_types, rows of theirs;
@@ -100,6 +102,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     mixers: tuple[str, ...] = ()
     recurrent: RecurrentConfig | None = None
     follows: int = 0
+    eagle: Eagle3Config | None = None
 
     def __post_init__(self):
         number("num_layers", self.num_layers, 1, MAX_LAYERS)

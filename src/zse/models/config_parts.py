@@ -246,6 +246,29 @@ class MoeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return not (self.dense_layers and self.dense_layers[layer])
 
 
+class Eagle3Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an EAGLE-3 head (models/eagle3.py) reads of its model, and where it normalizes.
+
+    layers: those of the model whose inputs it reads, the number of layers standing for what the last one gives; width: numbers
+    of one of these. vocab: tokens that its own head knows; owns_embedding: it has an embedding of its own. norm_before_fc: what it reads is
+    normalized; norm_before_residual: its layer adds to the normed state; norm_output: what it goes on from is normed."""
+
+    layers: tuple[int, ...]
+    width: int
+    vocab: int
+    owns_embedding: bool = False
+    norm_before_fc: bool = False
+    norm_before_residual: bool = False
+    norm_output: bool = False
+
+    def __post_init__(self):
+        number("eagle width", self.width, 1, MAX_WIDTH)
+        number("eagle vocab", self.vocab, 1, 1 << 23)
+        number("eagle layers", len(self.layers), 1, 16)
+        if self.width % WIDTH_MULTIPLE:
+            raise ValueError(f"eagle width: {self.width} is not a multiple of {WIDTH_MULTIPLE}")
+
+
 class RecurrentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The layers of a hybrid model that are no attention; which they are, and of which kind, says ModelConfig.mixers.
 

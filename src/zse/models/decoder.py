@@ -175,11 +175,11 @@ class Decoder:
         scale = self.config.embed_scale if scale is None else scale
         return self.trace.add("embed", (), width, {"weight": "embed"}, is_stream=True, scale=scale)
 
-    def taken(self, norm: str = "", number: int = 0) -> Value:
-        """Of each token the row of another stream that Planner.record() is told, normalized by the vector `norm`. number: of
-        the streams which one."""
+    def taken(self, norm: str = "", width: int = 0) -> Value:
+        """Of each token the row of another stream that Planner.record() is told, normalized by the vector `norm`. width: of it,
+        where it is not hidden_size."""
         weights = {"norm": norm} if norm else {}
-        return self.trace.add("taken", (), self.config.hidden_size, weights, number=number)
+        return self.trace.add("taken", (), width or self.config.hidden_size, weights)
 
     def norm(self, x: Value, name: str, i: int | None = None) -> Value:
         """x normalized (see norm_kind), times the vector `name`."""

@@ -52,6 +52,7 @@ ARCHITECTURES = {
     "qwen3_5_mtp": ("next_token", "Qwen35Block"),
     "glm4_moe_mtp": ("next_token", "Glm4MoeBlock"),
     "deepseek_mtp": ("next_token", "DeepSeekBlock"),
+    "eagle3": ("eagle3", "Eagle3"),
 }
 # `architectures[0]` of config.json.
 HF_NAMES = {
@@ -169,6 +170,9 @@ GGUF_NAMES = {
     "nomic-bert": "nomic_bert",
     "nomic-bert-moe": "nomic_bert_moe",
 }
+# EAGLE-3 heads (models/eagle3.py), as SpecForge, AngelSlim and NVIDIA call them, and as speculators does. Those of EAGLE's authors are
+# called LlamaForCausalLM and have draft_vocab_size.
+EAGLE3_NAMES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
 # What those are that have experts and no name of their own, and those whose tokens see what comes behind them.
 GGUF_WITH_EXPERTS = {"llama": "mixtral"}
 HF_WITH_EXPERTS = {"nomic_bert": "nomic_bert_moe"}
@@ -204,15 +208,22 @@ def config_from_gguf(path: object, metadata, tensors) -> ModelConfig:
 
 
 def name_of(path: object, config: dict) -> str:
-    """The architecture that a config.json names, which is one that can be served. What it may say of code of its own
+    """The architecture that a config.json names, which is one that can be served or that drafts. What it may say of code of its own
     (`auto_map`) is for other programs. FormatError, UnsupportedError."""
     fields = Fields(path, config)
     names = fields.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise fields.fail("architectures", "is not a list of names")
-    if names[0] not in HF_NAMES and names[0] not in WRAPPERS:
+    if not any(names[0] in known for known in (HF_NAMES, WRAPPERS, EAGLE3_NAMES)):
         raise UnsupportedError(f"{path}: architecture", names[0], [*HF_NAMES, *WRAPPERS])
     return names[0]
+
+
+def is_head(config: dict) -> bool:
+    """Whether a config.json is of an EAGLE-3 head."""
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    return name in EAGLE3_NAMES or (name == "LlamaForCausalLM" and config.get("draft_vocab_size") is not None)
 
 
 def config_from_hf(path: object, config: dict, generation_config: dict | None = None) -> ModelConfig:
@@ -222,6 +233,10 @@ def config_from_hf(path: object, config: dict, generation_config: dict | None = 
     """
     fields = Fields(path, config)
     name = name_of(path, config)
+    if is_head(config):
+        raise fields.fail(
+            "architectures", "is an EAGLE-3 head, no model: MODEL --speculation eagle3 --draft-model HEAD"
+        )
     family = HF_NAMES.get(name)
     if family is None:
         text = fields.section("text_config") or fields

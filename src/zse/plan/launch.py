@@ -25,6 +25,7 @@ from zse.kernels.activation import gated
 from zse.kernels.attention import attention
 from zse.kernels.embed import embed
 from zse.kernels.gather import gather_rows
+from zse.kernels.join import join
 from zse.kernels.matmul import matmul
 from zse.kernels.norm import add_rmsnorm
 from zse.kernels.qkv_post import qkv_post
@@ -48,9 +49,20 @@ def _embed(run: "Run", node: Node) -> None:
 
 def _taken(run: "Run", node: Node) -> None:
     out, taken, norm = run.t[node.output], run.taken, run.vector(node, "norm")
-    gather_rows(run.recorder, taken.streams[node.options["number"]], run.of(taken.rows), out)
+    gather_rows(run.recorder, taken.stream, run.of(taken.rows), out)
     if norm is not None:
         add_rmsnorm(run.recorder, out, None, None, norm, None, run.planner.config.norm_eps, in_place=True)
+
+
+def _join(run: "Run", node: Node) -> None:
+    out, first = run.t[node.output], 0
+    for number, value in enumerate(node.inputs):
+        join(run.recorder, run.t[value], run.vector(node, f"norm{number}"), out, first, node.options["eps"])
+        first += value.width
+
+
+def _spread(run: "Run", node: Node) -> None:
+    logits.spread_logits(run.recorder, run.t[node.inputs[0]], run.vector(node, "ids"), run.t[node.output])
 
 
 def _layer_inputs(run: "Run", node: Node) -> None:
@@ -408,4 +420,6 @@ LAUNCHES: dict[str, "Callable[[Run, Node], None]"] = {
     "norm_sum": _norm_sum,
     "clamp": _clamp,
     "taken": _taken,
+    "join": _join,
+    "spread": _spread,
 }

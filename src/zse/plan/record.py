@@ -103,8 +103,8 @@ class Planner:
         self.device, self.forward, self.model, self.kv, self.buffers = device, forward, model, kv, buffers
         self.config, self.has_state = model.config, model.config.has_state
         self.max_tokens, self.max_lines = buffers.token_ids.shape[0], buffers.logits.shape[0]
-        self.adapters, self.states = adapters, states
-        self.group = group
+        self.adapters, self.states, self.group = adapters, states, group
+        self.kept: Any = None  # zse.plan.kept.KeptStreams, where something drafts with streams between layers
         self._head = None if group is None else ranks.head_of(device, group, model, self.max_lines)
         self.divided: Any = ranks.divided_of(device, buffers, self.config)
         self._trace = lambda adapted=None: trace_forward(forward, model, device, adapted)
@@ -149,9 +149,8 @@ class Planner:
             every_token: each token has logits, in order: logit_rows is not read and the step is run with rows = tokens.
             longest_run: the most tokens of one row where that is known (1: a decode step): kernels for longer ones are left out.
             adapted: the zse.kernels.adapter.Slots of the rows. images: the StepImages (zse.engine.image_step) of tokens with embeddings.
-            taken: what a block begins with.
+            taken: what a block begins with. instead: weights for the model's of these names behind the layers.
             tokens: the symbol of how many there are (default: "tokens"), of a step behind another in the recording.
-            instead: weights for the model's of these names behind the layers.
 
         Symbols to run with: `symbols()`.
         """
@@ -160,7 +159,8 @@ class Planner:
         run.instead = instead or {}
         max_rows = min(run.max_tokens, self.max_lines)
         rows = run.tokens if every_token else recorder.symbol("rows", max_rows)
-        return self._record_end(run, run.step.logits.with_rows(rows), run.step.logit_rows, max_rows, every_token)
+        logits = self._record_end(run, run.step.logits.with_rows(rows), run.step.logit_rows, max_rows, every_token)
+        return logits if self.kept is None else self.kept.end(run, logits)
 
     def record_hidden(
         self, recorder, *, step: StepBuffers | None = None, max_tokens: int | None = None, types: Tensor | None = None
@@ -224,6 +224,7 @@ class Planner:
         run = Run(self, recorder, step, recorder.symbol(tokens.name if tokens else "tokens", max_tokens), max_tokens)
         run.types, run.adapters, run.longest_run = types, adapted, longest_run or max_tokens
         run.use_states()
+        run.tap = self.kept and self.kept.begin()
         if self.divided is not None:
             self.divided.begin(run)
         # Norms of other kinds have no form that adds experts.

@@ -22,6 +22,7 @@ Launchable (zse.plan.record has a launch for each):
     adapt           (x, y[, y, y]) → A x           y += B (A x) of the row's adapter, of products that share an input
     convert         (x) → x in another form        zse.plan.forms
     scale_logits    (x) → factor, soft cap         in place
+    join, spread                                   as traced
 """
 
 from collections.abc import Callable
@@ -58,8 +59,8 @@ LAUNCHES = (
         "all_rows",
         "send",
         "receive",
-        "taken",
     ),
+    *("taken", "join", "spread"),
     *(*LATENTS, *READERS, "gated_delta"),
     *("layer_inputs", "gate_inputs", "scale_stream", "norm_sum", "clamp"),
 )

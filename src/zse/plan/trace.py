@@ -3,7 +3,8 @@
 A Value stands for [tokens, width] numbers, a Node for one operation. The operations of a trace:
 
     embed       () → stream, (x) → x + rows     weight: the table; scale; ids: "tokens", "positions", "types"; first row
-    taken       () → rows of another stream     norm; number: which of the streams that record() is told
+    taken       () → rows of another stream     norm; the stream is one that record() is told
+    join        (x, ...) → side by side         norm0, norm1, ...: of an input; eps
     norm        (x) → x normalized              weight, bias; eps, kind ("rms", "layer"); in_place: x is the stream
     linear      (x) → x @ weight.T + bias       weight, bias; exact: see `forms`
     head_norm   (q, k or v) → RMSNorm of heads  weight; eps
@@ -29,6 +30,7 @@ A Value stands for [tokens, width] numbers, a Node for one operation. The operat
     gate_output (x, gate) → x * sigmoid(gate)
     add         (x, y), scale (x) by factor, cap (x): cap * tanh(x / cap)
     wanted      (x) → its rows whose logits are wanted
+    spread      (logits) → those of all tokens  ids: of each token its own, -1: none
 
 `rules` makes launches of them.
 """
