@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from kernels.harness import DirectRecorder, host_isas, poisoned, to_tensor
-from zse.kernels.attention import SEGMENT, attention, partial_shape, rows_in_registers
+from zse.kernels.attention import SEGMENT, attention, num_splits, partial_shape, rows_in_registers
 from zse.kernels.attention_cases import BLOCK, attention_batch, attention_reference
 from zse.kernels.kv_pages import head_dim_of
-from zse.plan.record import num_splits
 
 
 def run(isa, batch, width, **options):
@@ -84,6 +83,10 @@ def test_splits_fill_the_threads_only_when_needed():
     assert num_splits(1, 3, 200, 2, 16) == 1
     assert num_splits(8, 3, 1024, 2, 16) == 1
     assert num_splits(17, 1, 1024, 64, 16) == 1
+    # One sequence's tokens are a block or two of each head, however many there are.
+    assert num_splits(12, 3, 32_000, 2, 16, runs=1) == 125
+    assert num_splits(12, 3, 32_000, 2, 16, runs=12) == num_splits(12, 3, 1024, 2, 16, runs=1) == 1
+    assert num_splits(17, 3, 32_000, 2, 16, runs=1) == 1
     assert [rows_in_registers(group) for group in (1, 2, 3, 4, 5, 6, 7, 8, 9)] == [2, 2, 3, 4, 3, 3, 4, 4, 3]
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from zse.errors import ConfigError
 from zse.kernels import gpu
-from zse.kernels.attention import SEGMENT, partial_shape
+from zse.kernels.attention import num_splits, partial_shape
 from zse.kernels.norm import add_rmsnorm
 from zse.kernels.rope import rope_table
 from zse.plan import ranks
@@ -63,13 +63,6 @@ class StepBuffers(NamedTuple):
             run_start=new_tensor(device, "step", "i32", max_rows + 1) if config.has_state else None,
             run_slot=new_tensor(device, "step", "i32", max_rows) if config.has_state else None,
         )
-
-
-def num_splits(tokens: int, kv_heads: int, context: int, threads: int, max_tokens: int) -> int:
-    """The `splits` of a step: one block a segment while heads x tokens do not fill the threads evenly, else 1. Results do not
-    depend on it. context: the longest sequence's tokens, this step's included; max_tokens: of partial_shape."""
-    segments = -(-context // SEGMENT)
-    return segments if tokens <= max_tokens and tokens * kv_heads < 4 * threads else 1
 
 
 class Planner:
@@ -198,9 +191,9 @@ class Planner:
 
     def symbols(self, tokens: int, rows: int, context: int, *, runs: int = 0) -> dict[str, int]:
         """The symbols of one run, of which a graph has some (Graph.symbols). context: tokens of the longest sequence, this step's
-        included. runs: those in StepBuffers.run_start, of a model with a state. "own" each rank says itself."""
+        included. runs: of one sequence's tokens each, as in StepBuffers.run_start of a model with a state. "own" each rank says itself."""
         most = self.traits.split_tokens
-        splits = num_splits(tokens, self.config.num_kv_heads, context, self.device.threads, most)
+        splits = num_splits(tokens, self.config.num_kv_heads, context, self.device.threads, most, runs)
         return {"tokens": tokens, "rows": rows, "runs": runs, "splits": splits, "own": tokens}
 
     def _record_layers(
