@@ -2,6 +2,7 @@
 
     python benchmarks/all_reduce.py --ranks 2
     python benchmarks/all_reduce.py --ranks 2 --device cpu --threads 1
+    python benchmarks/all_reduce.py --device cpu --hosts    # two ranks, each as on a host of its own, over a TCP socket
 
 A recording of REPEATS all-reduces is replayed as a captured graph, rounds in a row; the time is the slowest rank's, divided. Each
 form is checked first: every rank must have the bits of the sum in the order of ranks (int8: the same bits on all ranks, within its
@@ -10,6 +11,7 @@ error)."""
 import argparse
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -17,7 +19,7 @@ import time
 import numpy as np
 
 from zse.errors import ZSEError
-from zse.parallel.group import RankGroup
+from zse.parallel.group import SUMS, RankGroup, new_memory
 from zse.runtime.opening import open_device
 from zse.tensor import Tensor
 
@@ -63,7 +65,9 @@ def check(device, x: Tensor, out: Tensor, form: str, size: int) -> None:
 
 
 def measure(rank: int, size: int, descriptor: int, args: argparse.Namespace) -> None:
-    group = RankGroup.join(rank, size, descriptor) if rank else PLAYED[0]
+    group = RankGroup.join(rank, size, descriptor, 1 + args.hosts) if rank else PLAYED[0]
+    if rank and args.hosts:
+        link(group, socket.socket(fileno=args.socket))
     name = "cpu" if args.device == "cpu" else f"{args.device}:{rank}"
     with open_device(name, threads=args.threads if args.device == "cpu" else None) as device:
         group.connect(device)
@@ -97,23 +101,44 @@ def measure(rank: int, size: int, descriptor: int, args: argparse.Namespace) -> 
 PLAYED: list[RankGroup] = []
 
 
+def link(group: RankGroup, sock: socket.socket) -> None:
+    """To the other host."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    group.link(1 - group.node, sock, bytes(32), SUMS)
+
+
+def loopback() -> tuple[socket.socket, socket.socket]:
+    """Both ends of a TCP connection."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        return one, server.accept()[0]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--device", choices=("cuda", "hip", "cpu"), default="cuda")
     parser.add_argument("--threads", type=int, default=1, help="of each rank, on a CPU")
     parser.add_argument("--kib", type=int, nargs="*", default=KIB)
+    parser.add_argument("--hosts", action="store_true", help="two ranks over a socket")
+    parser.add_argument("--socket", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--descriptor", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank:
         return measure(args.rank, args.ranks, args.descriptor, args)
-    group = RankGroup.create(args.ranks)
-    os.set_inheritable(group.descriptor, True)
+    group = RankGroup.create(args.ranks, 1 + args.hosts)
+    memory, theirs = group.descriptor, []
+    if args.hosts:
+        memory, (ours, other) = new_memory(2, 2), loopback()
+        link(group, ours)
+        other.set_inheritable(True)
+        theirs = ["--socket", str(other.fileno())]
+    os.set_inheritable(memory, True)
     PLAYED.append(group)
     others = [
         subprocess.Popen(
-            [sys.executable, __file__, *sys.argv[1:], "--rank", str(rank), "--descriptor", str(group.descriptor)],
+            [sys.executable, __file__, *sys.argv[1:], "--rank", str(rank), "--descriptor", str(memory), *theirs],
             close_fds=False,
         )
         for rank in range(1, args.ranks)

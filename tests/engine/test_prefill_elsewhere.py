@@ -13,7 +13,7 @@ import pytest
 import tiny_model
 from tiny_engines import TinyEngines, prompt
 
-from zse.engine import kv_wire, prefill_client
+from zse.engine import kv_wire, prefill_client, wire
 from zse.engine.kv_wire import ALIVE, FAILED, PAGE, PROMPT, Link, LinkError
 from zse.errors import ConfigError, RequestError
 from zse.sampling.params import SamplingParams
@@ -170,7 +170,7 @@ def test_the_other_engine_goes(engines, secret, tmp_path, monkeypatch):
     assert replies(asks, [ids]) == replies(alone, [ids])  # nobody is there
     client = asks.feature("prefill client")
     fingerprint = client._peers[0]._fingerprint
-    key = kv_wire.read_secret(secret)
+    key = wire.read_secret(secret)
     mover = alone.runner.pages
     for num_pages in (0, 1, 20):
         listener = socket.socket(socket.AF_UNIX)
@@ -208,7 +208,7 @@ def test_one_that_is_silent(engines, secret, tmp_path, monkeypatch):
     listener.listen()
     asks = engines(role="decode", kv_peers=f"unix:{tmp_path}/kv", kv_secret=secret)
     fingerprint = asks.feature("prefill client")._peers[0]._fingerprint
-    link = Link.accept(listener.accept()[0], fingerprint, kv_wire.read_secret(secret))
+    link = Link.accept(listener.accept()[0], fingerprint, wire.read_secret(secret))
     connected(asks)
     began = time.monotonic()
     assert replies(asks, [prompt(500, 3)])[0][2] == []
@@ -243,7 +243,7 @@ def test_strangers_are_refused(pair, secret, tmp_path):
     """Without the secret, of another model, and whatever bytes they send: no page, and the engine goes on."""
     asks, computes = pair
     server = computes.feature("prefill server")
-    address, key = kv_wire.address_of(f"unix:{tmp_path}/kv", ""), kv_wire.read_secret(secret)
+    address, key = wire.address_of(f"unix:{tmp_path}/kv", ""), wire.read_secret(secret)
     with pytest.raises(LinkError, match="another --kv-secret"):
         Link.connect(address, server._fingerprint, b"x" * 32)
     with pytest.raises(LinkError, match="another model"):
@@ -357,7 +357,7 @@ def test_whatever_one_with_the_secret_asks(pair, tmp_path, secret):
     """Nothing, a token that is none, half a token, a prompt beyond the context: each is told, and the engine goes on."""
     asks, computes = pair
     server = computes.feature("prefill server")
-    link = Link.connect(kv_wire.address_of(f"unix:{tmp_path}/kv", ""), server._fingerprint, kv_wire.read_secret(secret))
+    link = Link.connect(wire.address_of(f"unix:{tmp_path}/kv", ""), server._fingerprint, wire.read_secret(secret))
     wrong = (b"", b"abc", array("i", [10**6] * 40).tobytes(), array("i", [-1] * 40).tobytes(), bytes(4 * 5000))
     for job, tokens in enumerate(wrong, 1):
         link.send(PROMPT, job, msgspec.msgpack.encode(kv_wire.Prompt(tokens, 10**9, "", "")))

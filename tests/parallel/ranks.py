@@ -12,9 +12,11 @@ from select import select
 DEADLINE_S = 60
 
 
-def run_ranks(size: int, work: Callable[[int], object], killed: tuple[int, ...] = ()) -> list:
+def run_ranks(
+    size: int, work: Callable[[int], object], killed: tuple[int, ...] = (), forked: Callable[[], object] = lambda: None
+) -> list:
     """work(rank) in a process for each rank; what each returned, in their order. A rank of `killed` ends itself. What one
-    raises fails the test here."""
+    raises fails the test here. forked: called when all have been started."""
     children, pipes = [], []
     for rank in range(size):
         ours, theirs = os.pipe()
@@ -35,6 +37,7 @@ def run_ranks(size: int, work: Callable[[int], object], killed: tuple[int, ...] 
         os.close(theirs)
         children.append(pid)
         pipes.append(ours)
+    forked()
     answers = []
     try:
         for rank, pipe in enumerate(pipes):

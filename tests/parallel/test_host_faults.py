@@ -204,18 +204,18 @@ def test_what_does_not_fit_is_refused(create):
             group.host.gather(recorder, Tensor(x, (4, 2), "f32"), Tensor(x, (4, 2), "f32"), (2,))
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_no_data_race(tmp_path, ranks):
-    """Ranks as threads of one process, under ThreadSanitizer."""
+@pytest.mark.parametrize("ranks, hosts", [(2, 1), (4, 1), (2, 2), (4, 2)])
+def test_no_data_race(tmp_path, ranks, hosts):
+    """Ranks as threads of one process, under ThreadSanitizer; the ring, and sockets between hosts."""
     compiler, _ = build.find_compiler()
     program = tmp_path / "stress"
-    sources = [Path(__file__).with_name("collective_stress.c"), CSRC / "collective.c"]
+    sources = [Path(__file__).with_name("collective_stress.c"), CSRC / "collective.c", CSRC / "collective_hosts.c"]
     flags = ["-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-fsanitize=thread", f"-I{CSRC}"]
     done = subprocess.run([compiler, *flags, *map(str, sources), "-o", str(program)], capture_output=True, text=True)
     if done.returncode and ("tsan" in done.stderr or "sanitize" in done.stderr):
         pytest.skip(f"this compiler has no ThreadSanitizer: {done.stderr.splitlines()[-1]}")
     assert done.returncode == 0, done.stderr
-    done = subprocess.run([str(program), str(ranks), "500"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([str(program), str(ranks), str(hosts), "500"], capture_output=True, text=True, timeout=120)
     if "unexpected memory mapping" in done.stderr:
         pytest.skip("ThreadSanitizer cannot run under this kernel's address layout")
     assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr[:4000]

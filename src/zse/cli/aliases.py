@@ -56,6 +56,9 @@ ALIASES = (
     Alias("--tool-call-parser", _VLLM, "--tool-parser {}", {"deepseek_v3": "--tool-parser deepseek"}),
     Alias("-tp", _VLLM, "--tensor-parallel-size {}"),
     Alias("-pp", _VLLM, "--pipeline-parallel-size {}"),
+    Alias("--dist-init-addr --rdzv-endpoint", "SGLang, torchrun", "--rendezvous {}"),
+    Alias("--master-addr --master-port", _VLLM, why="give --rendezvous HOST:PORT"),
+    Alias("--headless", _VLLM, "", is_flag=True, why="--node-rank 1 and up have no HTTP"),
     Alias("--data-parallel-size -dp", _VLLM, values={"1": ""}, why="a server has one engine a model: start one for each device"),
     Alias("--cpu-offload-gb", _VLLM, values={"0": ""}, why="weights lie whole on one device; --quantize shrinks them"),
     Alias("-ngl --gpu-layers --n-gpu-layers", _LLAMA, values=_LAYERS,
@@ -75,7 +78,7 @@ ALIASES = (
 )
 # fmt: on
 # Options that mean the same here as there.
-SAME = "--tensor-parallel-size --pipeline-parallel-size --host --port --api-key --max-model-len --gpu-memory-utilization --generation-config --threads --otlp-traces-endpoint".split()
+SAME = "--tensor-parallel-size --pipeline-parallel-size --nnodes --node-rank --host --port --api-key --max-model-len --gpu-memory-utilization --generation-config --threads --otlp-traces-endpoint".split()
 _BY_NAME = {name: alias for alias in ALIASES for name in alias.names.split()}
 
 

@@ -187,20 +187,17 @@ SERVING = (
     option(
         "--state-memory",
         SIZE,
-        "of models with recurrent layers, memory of the device for their states beside cached prefixes, from which "
-        "prompts that begin alike go on (default: an eighth of what the KV cache may take, at least one state a request)",
+        "of models with recurrent layers, memory of the device for their states beside cached prefixes, from which prompts that begin alike go on (default: an eighth of what the KV cache may take, at least one state a request)",
     ),
     option(
         "--state-interval",
         ReadBy(int, "N"),
-        "of such models, keep the state every N tokens, beside the beginnings of the last messages (default: as many "
-        "tokens as have the bytes of a state in the KV cache, at least 512 and a step's)",
+        "of such models, keep the state every N tokens, beside the beginnings of the last messages (default: as many tokens as have the bytes of a state in the KV cache, at least 512 and a step's)",
     ),
     option(
         "--role",
         ("both", "prefill", "decode"),
-        "prefill computes prompts for other engines alone, decode asks others for the KV pages of its long prompts "
-        "(default: both, which listens and asks where it is told to)",
+        "prefill computes prompts for other engines alone, decode asks others for the KV pages of its long prompts (default: both, which listens and asks where it is told to)",
         "both",
     ),
     option(
@@ -211,11 +208,34 @@ SERVING = (
     option(
         "--kv-peers",
         "ADDRESSES",
-        "engines that are asked for KV pages of long prompts, separated by commas; the one that knows the most of a "
-        "prompt first",
+        "engines that are asked for KV pages of long prompts, separated by commas; the one that knows the most of a prompt first",
     ),
     option(
         "--kv-secret", "FILE", "a private file of 16 random bytes and more, the same for engines that listen and ask"
+    ),
+    option(
+        "--nnodes --nodes",
+        Amount(int, 1, 64, shown="N"),
+        "hosts that the ranks of --tensor-parallel-size or --pipeline-parallel-size are divided among, as many on each; the same command on each but for --node-rank (default: 1)",
+        1,
+    ),
+    option(
+        "--node-rank",
+        Amount(int, 0, 63, shown="R"),
+        "number of this host; 0 answers requests, the others have no HTTP, join it, and join again when the group has ended (default: 0)",
+        0,
+    ),
+    option(
+        "--rendezvous",
+        "HOST:PORT",
+        "where node 0 listens for the others; what is sent is signed, not encrypted, and hosts connect to each other",
+    ),
+    option("--group-secret", "FILE", "a private file of 16 random bytes and more, the same on all hosts"),
+    option(
+        "--join-timeout",
+        Amount(int, 1, 86400, shown="SECONDS"),
+        "how long node 0 waits for the others at a start, and they for it (default: 300)",
+        300,
     ),
     option(
         "--deterministic",

@@ -18,8 +18,8 @@ from zse.cli.options import (
     words_of,
 )
 from zse.cli.parser import CONFIG, FLAG, SIZE, SWITCH, Amount, Many, Parser, add, arg, option
+from zse.engine import node, worker
 from zse.engine import process as engine_process
-from zse.engine import worker
 from zse.engine.metrics import since_exec_clock
 from zse.errors import ConfigError
 from zse.formats import converted, hub, store
@@ -224,10 +224,15 @@ def run(args) -> int:
     since_exec = since_exec_clock()
     gc.disable()  # a start makes many objects and no garbage: 8 ms; the server turns it on again when it is ready
     args.database_path = _database(args)
-    keys = _checked_keys(args, args.host)
+    keys = None if args.node_rank else _checked_keys(args, args.host)
     traces = args.otlp_traces_endpoint and tracing.checked(args.otlp_traces_endpoint)
     models = _models(args)
+    if args.nnodes > 1:
+        _check_nodes(args, models)
     adapters = _adapters(args, [names for _, names in models])
+    if args.node_rank:
+        lazy.import_lean("msgspec")
+        return node.serve_node(_engine_arguments(args, models[0][0], adapters[0]))
     sock = bind.listen(args.host, args.port)
     phases = {"socket": round(1000 * since_exec())}
     if args.log_level:
@@ -280,6 +285,20 @@ def run(args) -> int:
         )
     finally:
         process.kill()
+
+
+def _check_nodes(args, models: list) -> None:
+    """ConfigError for what other hosts cannot follow: they wait for one model."""
+    refused = {
+        "several models": len(models) > 1,
+        "--idle-timeout": args.idle_timeout,
+        "--spare-engines": args.spare_engines,
+    }
+    for what, is_given in refused.items():
+        if is_given:
+            raise ConfigError(
+                f"{what} is not possible with --nnodes {args.nnodes}: all hosts have one model, from the start on"
+            )
 
 
 def _checked_keys(args, host: str):

@@ -9,7 +9,7 @@ from zse.cache.eviction import POLICIES as CACHE_POLICIES
 from zse.cache.groups import PageGeometry
 from zse.cache.pages import BLOCK, PAGE_SIZES
 from zse.engine.page_size import choose_pool
-from zse.engine.rank_options import check_ranks
+from zse.engine.rank_options import check_ranks, check_role
 from zse.errors import ConfigError
 from zse.scheduler.options import SchedulingPolicy, parse_weights
 
@@ -85,6 +85,9 @@ RANGES = {
     "adapter_rank": (1, 1024),
     "tensor_parallel_size": (1, 64),
     "pipeline_parallel_size": (1, 64),
+    "nnodes": (1, 64),
+    "node_rank": (0, 63),
+    "join_timeout": (1, 86400),
 }
 CHOICES = {
     "preemption": ("recompute", "swap", "auto"),
@@ -159,6 +162,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     expert_parallel: bool = False
     data_parallel_attention: bool = False
     pipeline_parallel_size: int = 1
+    nnodes: int = 1
+    node_rank: int = 0
+    rendezvous: str | None = None
+    group_secret: str | None = None
+    join_timeout: int = 300
     role: str = "both"
     kv_listen: str | None = None
     kv_peers: str | None = None
@@ -184,7 +192,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         parse_weights(self.tenant_weights)
         if self.cache_disk is not None and not self.keeps_prefixes:
             raise ConfigError("cache_disk keeps the prefix cache, which is switched off")
-        _check_role(self)
+        check_role(self)
         if self.speculation in DRAFTERS and self.draft_model is None:
             raise ConfigError(f"speculation {self.speculation} needs a draft_model: {DRAFTERS[self.speculation]}")
         if self.speculation in ("none", "ngram", "mtp") and self.draft_model is not None:
@@ -466,16 +474,6 @@ def resolve(
             page_transfer_s=page_bytes / HOST_BYTES_PER_S,
         ),
     )
-
-
-def _check_role(config: EngineConfig) -> None:
-    needs = {"prefill": "kv_listen", "decode": "kv_peers"}.get(config.role)
-    if needs is not None and getattr(config, needs) is None:
-        raise ConfigError(f"--role {config.role} needs --{needs.replace('_', '-')}")
-    if (config.kv_listen or config.kv_peers) is not None and config.kv_secret is None:
-        raise ConfigError(
-            "--kv-listen and --kv-peers need --kv-secret: a private file with the same random bytes on both ends"
-        )
 
 
 def _rows_fit(max_tokens_per_step: int, max_rows: int) -> None:

@@ -292,6 +292,7 @@ FromEngine = (
 HEADER_BYTES = 4
 MAX_FRAME_BYTES = 64 << 20  # a prompt of 1 M token ids is 5 MB; anything near this is a broken peer
 _READ_BYTES = 1 << 18
+_POLLRDHUP = getattr(select, "POLLRDHUP", 0)  # of TCP, whose POLLHUP says that both ends have closed
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -348,7 +349,7 @@ class FrameSocket:
         self._sock = sock
         self._reader = FrameReader(kind)
         self._poll = select.poll()
-        self._poll.register(sock, select.POLLIN)
+        self._poll.register(sock, select.POLLIN | _POLLRDHUP)
 
     @classmethod
     def from_fd(cls, fd: int, kind: object = ToEngine) -> "FrameSocket":
@@ -358,7 +359,7 @@ class FrameSocket:
     @property
     def is_hung_up(self) -> bool:
         """Whether the other end is closed. Reads nothing."""
-        return any(events & select.POLLHUP for _, events in self._poll.poll(0))
+        return any(events & (select.POLLHUP | _POLLRDHUP) for _, events in self._poll.poll(0))
 
     def fileno(self) -> int:
         return self._sock.fileno()

@@ -10,7 +10,7 @@ import msgspec
 
 from zse.cache.files import key_of
 from zse.cache.layout import CHUNK_BYTES
-from zse.engine import kv_wire
+from zse.engine import wire
 from zse.engine.held import Held, HoldingFeature
 from zse.engine.kv_wire import ALIVE, CANCEL, DONE, FAILED, PAGE, PROMPT, Frame, Link, LinkError, Prompt, Wake
 from zse.lazy import logging
@@ -43,7 +43,7 @@ class PrefillPeer:
 
     def __init__(self, name: str, fingerprint: bytes, secret: bytes, place: Any, news: Any):
         self.name, self._fingerprint, self._secret = name, fingerprint, secret
-        self._address = kv_wire.address_of(name, "--kv-peers")
+        self._address = wire.address_of(name, "--kv-peers")
         self._place, self._news = place, news
         self.keys: OrderedDict[bytes, None] = OrderedDict()  # of the pages that it was asked for
         self.num_tokens = 0  # of fetches that are not over
@@ -153,7 +153,7 @@ class Asking(Held):
 
 
 class PrefillClient(HoldingFeature):
-    """peers: names of kv_wire.address_of(). fingerprint, secret: as of kv_wire."""
+    """peers: names of wire.address_of(). fingerprint, secret: as of kv_wire."""
 
     def __init__(self, engine: Any, peers: list[str], fingerprint: bytes, secret: bytes):
         super().__init__(engine)

@@ -98,7 +98,7 @@ class PrefillLink:
 
 
 class PrefillServer(Feature):
-    """address: of kv_wire.address_of(), where it listens. fingerprint: of the model and its pages. alone: whether
+    """address: of wire.address_of(), where it listens. fingerprint: of the model and its pages. alone: whether
     requests of this engine's own server are refused (--role prefill). Raises ConfigError where it cannot listen."""
 
     def __init__(self, engine: Any, address: Any, fingerprint: bytes, secret: bytes, alone: bool):

@@ -1,4 +1,4 @@
-"""Which options of an EngineConfig go with several ranks."""
+"""Which options of an EngineConfig go with several ranks, hosts or engines."""
 
 from typing import Any
 
@@ -18,6 +18,7 @@ def num_ranks(config: Any) -> int:
 
 def check_ranks(config: Any) -> None:
     """ConfigError for what does not go with several ranks."""
+    _check_nodes(config)
     if num_ranks(config) == 1:
         if config.expert_parallel:
             raise ConfigError("--expert-parallel divides experts among ranks: give --tensor-parallel-size N too")
@@ -42,3 +43,35 @@ def check_ranks(config: Any) -> None:
         raise ConfigError(f"--speculation {config.speculation} is not possible with {option} yet")
     if config.device.partition(":")[0] not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"{option} is for CPUs and NVIDIA GPUs, not for --device {config.device}")
+
+
+def _check_nodes(config: Any) -> None:
+    if config.nnodes == 1:
+        if config.node_rank or config.rendezvous is not None or config.group_secret is not None:
+            raise ConfigError("--node-rank, --rendezvous and --group-secret are of several hosts: give --nnodes N too")
+        return
+    size = num_ranks(config)
+    if size % config.nnodes:
+        raise ConfigError(
+            f"--nnodes {config.nnodes}: {size} ranks (--tensor-parallel-size, --pipeline-parallel-size) are not as many on each"
+        )
+    if config.node_rank >= config.nnodes:
+        raise ConfigError(f"--node-rank {config.node_rank} of --nnodes {config.nnodes}: they are numbered from 0")
+    for name in ("rendezvous", "group_secret"):
+        if getattr(config, name) is None:
+            what = {
+                "rendezvous": "HOST:PORT, where node 0 listens",
+                "group_secret": "a private file with the same random bytes on all",
+            }
+            raise ConfigError(f"--nnodes {config.nnodes} needs --{name.replace('_', '-')}: {what[name]}")
+
+
+def check_role(config: Any) -> None:
+    """ConfigError for a role without what it needs."""
+    needs = {"prefill": "kv_listen", "decode": "kv_peers"}.get(config.role)
+    if needs is not None and getattr(config, needs) is None:
+        raise ConfigError(f"--role {config.role} needs --{needs.replace('_', '-')}")
+    if (config.kv_listen or config.kv_peers) is not None and config.kv_secret is None:
+        raise ConfigError(
+            "--kv-listen and --kv-peers need --kv-secret: a private file with the same random bytes on both ends"
+        )

@@ -11,95 +11,36 @@ from typing import Any, NamedTuple
 import msgspec
 
 import zse
-from zse.engine import forwards, messages, process
+from zse.engine import forwards, messages, process, rendezvous
 from zse.engine.config import EngineConfig, ResolvedConfig
+from zse.engine.rank_messages import (
+    AdapterPart,
+    Discard,
+    FillSlot,
+    ForgetAdapter,
+    KeepAdapter,
+    Key,
+    Move,
+    RankLoaded,
+    RecordAhead,
+    Replay,
+    ToRank,
+    WriteTable,
+)
 from zse.engine.rank_options import num_ranks
-from zse.errors import ConfigError, DeviceError, GroupError
-from zse.lazy import select
+from zse.errors import ConfigError, DeviceError, GroupError, ZSEError
+from zse.lazy import logging, select
 from zse.lora.targets import Image
 from zse.parallel.group import RankGroup
 from zse.runtime import probe
 from zse.runtime.bindings import cuda as cuda_driver
 from zse.scheduler.feature import Feature
 
-Key = tuple[str, int, int]  # kind of recording, its size, the number of its inputs
 PART_BYTES = 16 << 20  # of an adapter, in a message
 END_S = 2.0  # for ranks that are to end
 # What ranks must agree on, and take the least of.
 LEAST = ("max_context", "max_rows", "max_tokens_per_step", "page_size")
 SLOTS = ("host_slots", "state_slots", "host_states")
-
-
-class Replay(msgspec.Struct, tag=True, array_like=True):
-    """Write `data` at byte `at` of the recording's inputs, have memory for pages up to number `mapped`, replay. images:
-    (byte, data) of the inputs of steps with images."""
-
-    key: Key
-    symbols: dict[str, int]
-    at: int
-    data: bytes
-    mapped: int
-    images: list[tuple[int, bytes]] = []
-
-
-class RecordAhead(msgspec.Struct, tag=True, array_like=True):
-    """Make a recording that will be replayed."""
-
-    key: Key
-
-
-class Move(msgspec.Struct, tag=True, array_like=True):
-    """Run transfers of pages."""
-
-    transfers: list[tuple[str, int, int]]
-
-
-class Discard(msgspec.Struct, tag=True, array_like=True):
-    """Give back the memory of so many pages."""
-
-    first: int
-    count: int
-
-
-class WriteTable(msgspec.Struct, tag=True, array_like=True):
-    """Write entries of the page table, from byte `at` on."""
-
-    at: int
-    data: bytes
-
-
-class AdapterPart(msgspec.Struct, tag=True, array_like=True):
-    """Numbers of the adapter that is kept next, from number `at` of a slot of the whole model on."""
-
-    at: int
-    data: bytes
-
-
-class KeepAdapter(msgspec.Struct, tag=True, array_like=True):
-    """Recordings may have this adapter (zse.lora.targets.Image) from now on, whose parts were told."""
-
-    id: str
-    rank: int
-    scales: bytes
-    members: list[str]
-    own_rank: int
-
-
-class ForgetAdapter(msgspec.Struct, tag=True, array_like=True):
-    """No recording will have it."""
-
-    id: str
-
-
-class FillSlot(msgspec.Struct, tag=True, array_like=True):
-    """Write an adapter into a slot."""
-
-    slot: int
-    id: str
-
-
-class RankLoaded(msgspec.Struct, tag_field="kind", tag=True):
-    """To rank 0: the weights are there."""
 
 
 class Hello(msgspec.Struct):
@@ -116,6 +57,7 @@ class Hello(msgspec.Struct):
     host_slots: int
     state_slots: int = 0
     host_states: int = 0
+    isa: str = ""  # of a CPU's kernels
 
 
 class Ranks:
@@ -140,6 +82,7 @@ class Ranks:
         self.group.connect(device)
         for _ in range(2):
             told = self._exchange(device, source, planned.config)
+            _check_levels(told, planned)
             if len({(hello.tokens, *hello.settings.values()) for hello in told}) == 1:
                 return planned._replace(config=_with_least(planned.config, told))
             least = {name: min(hello.settings[name] for hello in told) for name in LEAST}
@@ -150,7 +93,9 @@ class Ranks:
         )
 
     def _exchange(self, device: Any, source: Any, used: ResolvedConfig) -> list[Hello]:
-        files = [(stat.st_size, stat.st_mtime_ns) for stat in (os.fstat(file.fd) for file in source.files)]
+        # Of several hosts the rendezvous has compared what the files hold.
+        is_one = self.group.nodes == 1
+        files = [(stat.st_size, stat.st_mtime_ns * is_one) for stat in (os.fstat(file.fd) for file in source.files)]
         settings = {name: getattr(used, name) for name in LEAST}
         mine = Hello(
             version=zse.__version__,
@@ -163,6 +108,7 @@ class Ranks:
             host_slots=used.host_slots,
             state_slots=used.state_slots,
             host_states=used.host_states,
+            isa=getattr(device, "isa", ""),
         )
         told = [msgspec.msgpack.decode(data, type=Hello) for data in self.group.exchange(msgspec.msgpack.encode(mine))]
         for rank, hello in enumerate(told):
@@ -217,6 +163,21 @@ class Ranks:
         self.group.close()
 
 
+def _check_levels(told: list[Hello], planned: Any) -> None:
+    """CPUs of several hosts may have other kernels, whose sums differ in the last bit. What ranks compute each for itself then does,
+    too: of a mixture which experts a token goes to."""
+    for rank, hello in enumerate(told):
+        if hello.isa == told[0].isa:
+            continue
+        if planned.model.config.moe is not None:
+            raise GroupError(
+                f"rank {rank} has the kernels of {hello.isa}, rank 0 of {told[0].isa}: give both ZSE_ISA, so that they route alike"
+            )
+        logging.getLogger("zse.engine").warning(
+            "rank %d has the kernels of %s, rank 0 of %s: last bits differ", rank, hello.isa, told[0].isa
+        )
+
+
 def _with_least(used: ResolvedConfig, told: list[Hello]) -> ResolvedConfig:
     """The slots that every rank has."""
     least = {name: min(getattr(hello, name) for hello in told) for name in SLOTS}
@@ -225,9 +186,9 @@ def _with_least(used: ResolvedConfig, told: list[Hello]) -> ResolvedConfig:
 
 
 class Peer(NamedTuple):
-    """A rank that rank 0 started."""
+    """A rank that rank 0 started, or that has joined from another host."""
 
-    process: process.EngineProcess
+    process: process.EngineProcess | rendezvous.FarRank
     reader: messages.FrameReader
 
 
@@ -250,11 +211,15 @@ class Leader(Ranks):
         size, device = num_ranks(config), device_of(config)
         if config.data_parallel_attention and device != "cpu":
             raise ConfigError(f"--data-parallel-attention is for ranks of a CPU yet, not for --device {device}")
-        found = cls(RankGroup.create(size), of_rank(config, device, 0))
-        descriptor = found.group.descriptor
+        found = cls(
+            RankGroup.create(size, config.nnodes, config.pipeline_parallel_size > 1), of_rank(config, device, 0)
+        )
+        descriptor, far = found.group.descriptor, []
         try:
+            if config.nnodes > 1:  # before any rank waits for what is exchanged
+                far = rendezvous.assemble(found.group, config)
             os.set_inheritable(descriptor, True)
-            for rank in range(1, size):
+            for rank in found.group.here[1:]:
                 words = [
                     "--rank",
                     str(rank),
@@ -262,16 +227,21 @@ class Leader(Ranks):
                     str(descriptor),
                     *of_rank(config, device, rank).to_arguments(),
                 ]
-                started = process.spawn(words)
-                started.sock.settimeout(found.group.timeout_s)
-                found._poll.register(started.sock, select.POLLIN)
-                found._peers.append(Peer(started, messages.FrameReader(RankLoaded | messages.Fatal)))
+                found._add(process.spawn(words))
+            while far:
+                found._add(far.pop(0))
         except BaseException:
+            for joined in far:
+                joined.sock.close()
             found.close()
             raise
-        finally:
-            os.set_inheritable(descriptor, False)
+        os.set_inheritable(descriptor, False)
         return found
+
+    def _add(self, started: process.EngineProcess | rendezvous.FarRank) -> None:
+        started.sock.settimeout(self.group.timeout_s)
+        self._poll.register(started.sock, select.POLLIN)
+        self._peers.append(Peer(started, messages.FrameReader(RankLoaded | messages.Fatal)))
 
     def record(self, key: Key) -> None:
         self._tell(RecordAhead(key))
@@ -352,7 +322,9 @@ class Leader(Ranks):
         self._peers.clear()
 
 
-def _ended(ended: process.EngineProcess) -> str:
+def _ended(ended: process.EngineProcess | rendezvous.FarRank) -> str:
+    if isinstance(ended, rendezvous.FarRank):
+        return f"on node {ended.node} has ended, or cannot be reached"
     code = ended.wait(0.5)
     if code is None:
         return "closed its socket"
@@ -373,7 +345,8 @@ def device_of(config: EngineConfig) -> str:
 def of_rank(config: EngineConfig, device: str, rank: int) -> EngineConfig:
     """A rank's options: a CPU's threads and memory are shared by all, every GPU has a number. ConfigError for more ranks than
     threads."""
-    size, (kind, _, number) = num_ranks(config), device.partition(":")
+    size, (kind, _, number) = num_ranks(config) // config.nnodes, device.partition(":")
+    rank %= size  # of this host
     if kind != "cpu":
         return msgspec.structs.replace(config, device=f"{kind}:{int(number or 0) + rank}")
     threads = config.threads or probe.default_threads()
@@ -398,7 +371,15 @@ class Follower(Ranks):
     def join(cls, words: list[str], link: messages.FrameSocket) -> "Follower":
         """words: --rank R --memory FD and the engine's options, as Leader.start gives them."""
         config = EngineConfig.from_arguments(words[4:])
-        return cls(RankGroup.join(int(words[1]), num_ranks(config), int(words[3])), config, link)
+        is_ring = config.pipeline_parallel_size > 1
+        group = RankGroup.join(int(words[1]), num_ranks(config), int(words[3]), config.nnodes, is_ring)
+        return cls(group, config, rendezvous.enter(group, config, ToRank) if config.node_rank else link)
+
+    def tell(self, error: ZSEError) -> None:
+        """Rank 0 of another host why this one ends; of this host's it is told by the process."""
+        if self.config.node_rank:
+            with contextlib.suppress(messages.ServerGone):
+                self._link.send(messages.Fatal(str(error), error.exit_code, error.code or ""))
 
     def look(self) -> None:
         if self._link.is_hung_up:
@@ -450,9 +431,6 @@ class Follower(Ranks):
             symbols = runner.localize(message.key, symbols)
         runner.kv.map_to(message.mapped)
         self._tickets[inputs] = graph.submit(**{name: symbols[name] for name in graph.symbols})
-
-
-ToRank = Replay | RecordAhead | Move | Discard | WriteTable | AdapterPart | KeepAdapter | ForgetAdapter | FillSlot
 
 
 class RankWatch(Feature):

@@ -2,16 +2,16 @@
 
 from typing import Any
 
-from zse.engine import fingerprints, kv_wire, prefill_client, prefill_server
+from zse.engine import fingerprints, prefill_client, prefill_server, wire
 from zse.errors import ConfigError
 
 
 def check_options(config: Any) -> None:
     """Raises ConfigError for addresses and a secret that are none, before anything is loaded."""
-    kv_wire.read_secret(config.kv_secret)
+    wire.read_secret(config.kv_secret)
     for option, value in (("--kv-listen", config.kv_listen), *(("--kv-peers", peer) for peer in peers_of(config))):
         if value is not None:
-            kv_wire.address_of(value, option)
+            wire.address_of(value, option)
 
 
 def peers_of(config: Any) -> list[str]:
@@ -30,10 +30,10 @@ def open_roles(engine: Any, config: Any, source: Any, quantize: str | None) -> N
         raise ConfigError("--kv-listen and --kv-peers: pages of this model's sliding windows are not sent")
     if engine.runner.model.config.has_state:
         raise ConfigError("--kv-listen and --kv-peers: the states of this model's layers are not sent")
-    secret = kv_wire.read_secret(config.kv_secret)
+    secret = wire.read_secret(config.kv_secret)
     fingerprint = fingerprints.fingerprint_of(engine, config, source, quantize)
     if config.kv_listen is not None:
-        address = kv_wire.address_of(config.kv_listen, "--kv-listen")
+        address = wire.address_of(config.kv_listen, "--kv-listen")
         server = prefill_server.PrefillServer(engine, address, fingerprint, secret, config.role == "prefill")
         engine.use("prefill server", server)
     if config.kv_peers is not None:

@@ -43,7 +43,8 @@ def main(arguments: list[str], build=None, clock=None) -> int:
         lazy.import_lean("msgspec")
         build = load.build_from_arguments
     is_rank = arguments[2:3] == ["--rank"]
-    if not is_rank:  # a rank ends with its socket: the thread that started it may end before the process does
+    # A rank ends with its socket: the thread that started it may end before the process does. That of another host's has one thread.
+    if not is_rank or "--node-rank" in arguments:
         die_with_parent(parent)
     socket = messages.FrameSocket.from_fd(int(arguments[1]), *((ranks.ToRank,) if is_rank else ()))
     engine = None

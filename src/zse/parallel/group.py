@@ -2,6 +2,7 @@
 
     group = RankGroup.create(2)                  # rank 0; ranks get group.descriptor
     group = RankGroup.join(1, 2, descriptor)     # in their own processes
+    group.link(1, sock, keys, SUMS)          # of ranks on several hosts, their first ones
     group.connect(device)                    # collectives for the device's kind of memory
     group.all_reduce(recorder, partial, whole)
 
@@ -28,47 +29,54 @@ if TYPE_CHECKING:
     from zse.tensor import Tensor
 
 MAX_RANKS = 64
+SUMS, STREAM = 0, 1  # what a connection between hosts is for
 
 
 class RankGroup:
-    """rank: of this process, from 0; size: how many there are. descriptor: of the shared memory, for ranks that are started; look:
-    called while this rank waits, raises GroupError when another one ended."""
+    """rank: of this process, from 0; size: how many there are. descriptor: of the memory that ranks of a host share, for those that
+    are started; look: called while this rank waits, raises GroupError when another one ended. nodes: hosts; each has as many ranks,
+    here: those of this one. is_ring: whether ranks send to the next one."""
 
-    def __init__(self, rank: int, size: int, descriptor: int):
-        self.rank, self.size, self.descriptor = rank, size, descriptor
+    def __init__(self, rank: int, size: int, descriptor: int, nodes: int = 1, is_ring: bool = False):
+        self.rank, self.size, self.descriptor, self.nodes, self.is_ring = rank, size, descriptor, nodes, is_ring
+        self.node, each = rank * nodes // size, size // nodes
+        self.here = range(self.node * each, (self.node + 1) * each)
+        self._sockets: list[Any] = []
         self.look: Callable[[], None] = lambda: None
         text = env.get("ZSE_GROUP_TIMEOUT_S")
         if not text.replace(".", "", 1).isdigit() or not 0 < float(text) <= 86400:
             raise ConfigError(f"ZSE_GROUP_TIMEOUT_S={text} is not a number of seconds up to 86400")
         self.timeout_s = float(text)
-        self.host = HostCollectives(self, mmap.mmap(descriptor, shared_bytes(size)))
+        self.host = HostCollectives(self, mmap.mmap(descriptor, shared_bytes(size, nodes)))
         self.peers: Any = None  # zse.parallel.collectives.peer.PeerCollectives, of GPUs that reach each other
         self._collectives: Any = None
         self._staged: Any = self.host  # what send and receive go through where peers do not reach each other
 
     @classmethod
-    def create(cls, size: int) -> "RankGroup":
+    def create(cls, size: int, nodes: int = 1, is_ring: bool = False) -> "RankGroup":
         """Rank 0 of a new group."""
-        if hasattr(os, "memfd_create"):
-            descriptor = os.memfd_create("zse-group")
-        else:
-            descriptor, path = tempfile.mkstemp(prefix="zse-group-")
-            os.unlink(path)
-        os.ftruncate(descriptor, shared_bytes(size))
-        return cls(0, size, descriptor)
+        return cls(0, size, new_memory(size, nodes), nodes, is_ring)
 
     @classmethod
-    def join(cls, rank: int, size: int, descriptor: int) -> "RankGroup":
+    def join(cls, rank: int, size: int, descriptor: int, nodes: int = 1, is_ring: bool = False) -> "RankGroup":
         """Another rank, in a process that inherited the descriptor. GroupError for one of another size."""
-        if not 0 < rank < size <= MAX_RANKS or os.fstat(descriptor).st_size != shared_bytes(size):
+        if not 0 < rank < size <= MAX_RANKS or os.fstat(descriptor).st_size != shared_bytes(size, nodes):
             raise GroupError(f"rank {rank} of {size}: the group's memory is not that of such a group")
-        return cls(rank, size, descriptor)
+        return cls(rank, size, descriptor, nodes, is_ring)
+
+    def link(self, node: int, sock: "Any", keys: bytes, kind: int) -> None:
+        """What the first rank of this host and that of another exchange goes over this connected socket, which the group closes.
+        keys: 16 bytes for what is sent, 16 for what comes. kind: SUMS, STREAM. GroupError."""
+        self._sockets.append(sock)
+        self.host.link(kind, node, sock.fileno(), keys)
 
     def connect(self, device: "Device") -> None:
         """Make the collectives of recordings of this device. All ranks must call it. GroupError, DeviceError."""
         self.host.watch([int.from_bytes(pid, "little") for pid in self.exchange(os.getpid().to_bytes(8, "little"))])
         if device.shares_memory:
             self._collectives = self.host
+        elif device.shares_buffers and self.nodes > 1:
+            self._collectives = self._staged = staged.StagedCollectives(self, device)
         elif device.shares_buffers:
             try:
                 self._collectives = self.peers = peer.PeerCollectives(self, device)
@@ -93,7 +101,9 @@ class RankGroup:
 
     def all_gather(self, recorder: "Recorder", x: "Tensor", out: "Tensor", widths: "Sequence[int]") -> None:
         """Record: on every rank out [rows, sum of widths] = the ranks' x [rows, widths[rank]], of any dtype, side by side."""
-        self._collectives.gather(recorder, x, out, widths, every=True)
+        self._collectives.gather(recorder, x, out, widths, every=self.nodes == 1)
+        if self.nodes > 1:  # what other hosts have came to rank 0
+            self._collectives.broadcast(recorder, out)
 
     def broadcast(self, recorder: "Recorder", x: "Tensor") -> None:
         """Record: x = rank 0's x, of any dtype."""
@@ -133,3 +143,16 @@ class RankGroup:
             self.host.close()
             os.close(self.descriptor)
             self.descriptor = -1
+            for sock in self._sockets:
+                sock.close()
+
+
+def new_memory(size: int, nodes: int = 1) -> int:
+    """A descriptor of memory that a host's ranks may share."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("zse-group")
+    else:
+        descriptor, path = tempfile.mkstemp(prefix="zse-group-")
+        os.unlink(path)
+    os.ftruncate(descriptor, shared_bytes(size, nodes))
+    return descriptor

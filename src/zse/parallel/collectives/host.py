@@ -1,4 +1,4 @@
-"""Collectives through memory that the ranks' processes share (runtime/csrc/collective.h).
+"""Collectives through memory that the ranks' processes share, and between hosts over sockets (runtime/csrc/collective.h).
 
 In a recording they are launches as others are: the device's threads copy, wait and add, without Python. A rank that does not come
 within the group's time, has ended or has left ends the group on every rank; the replay then raises GroupError."""
@@ -32,6 +32,7 @@ SMALL_BYTES = 256 << 10
 # more ranks than cores the one that is waited for may need the core of the one that waits.
 SPINS, CROWDED_SPINS = 2000, 20
 LOOK_MS = 50
+CLOSED, CLOSED_LOOKS = 5, 10
 TYPES = {"f32": 0, "bf16": 1}
 PARAMS = {
     "reduce": [["group", "ptr"], ["x", "ptr"], ["out", "ptr"], ["count", "i64"], ["type", "i64"]],
@@ -40,34 +41,44 @@ PARAMS = {
     "send": [["group", "ptr"], ["x", "ptr"], ["nbytes", "i64"]],
     "receive": [["group", "ptr"], ["x", "ptr"], ["nbytes", "i64"]],
 }
-PHASES = ("publish", "combine", "finish")
-SYMBOLS = {name: tuple(f"zse_group_{name}_{phase}" for phase in PHASES) for name in PARAMS}
-SYMBOLS |= {name: (f"zse_group_{name}",) for name in ("send", "receive")}
+# Of one host, and of several; there the host's ranks have their sum before it is sent.
+PHASES = {name: ("publish", "combine", "finish") for name in ("reduce", "gather", "broadcast")}
+FAR_PHASES = {name: ("publish", "exchange", "combine", "finish") for name in PHASES}
+FAR_PHASES["reduce"] = ("publish", "combine", "exchange", "finish")
 WHY = {
     1: "{culprit} has ended",
     2: "{culprit} has left the group",
     3: "waited {timeout:g} s for {culprit} (ZSE_GROUP_TIMEOUT_S)",
     4: "another rank ended the group because of {culprit}",
+    CLOSED: "the host of {culprit} closed the connection",
+    6: "a message of {culprit}'s host was changed on its way",
 }
 
 
-def shared_bytes(size: int) -> int:
-    """Bytes of the memory that `size` ranks share; what is not written costs none."""
-    return native.runtime().zse_group_bytes(size, MAX_BYTES, SMALL_BYTES)
+def shared_bytes(size: int, nodes: int = 1) -> int:
+    """Bytes of the memory that a host's ranks share, of `size` ranks on so many hosts; what is not written costs none."""
+    return native.runtime().zse_group_bytes(size, nodes, MAX_BYTES, SMALL_BYTES)
+
+
+def symbols_of(name: str, nodes: int) -> tuple[str, ...]:
+    """The kernels of a collective between ranks of so many hosts."""
+    phases = (PHASES if nodes == 1 else FAR_PHASES).get(name)
+    return (f"zse_group_{name}",) if phases is None else tuple(f"zse_group_{name}_{phase}" for phase in phases)
 
 
 class HostCollectives:
-    """memory: shared_bytes(group.size), zeroed when the first rank maps it. watched: descriptors that become readable when
+    """memory: shared_bytes(group.size, group.nodes), zeroed when the first rank maps it. watched: descriptors that become readable when
     their rank ends."""
 
     def __init__(self, group: "RankGroup", memory: "mmap.mmap"):
         self._group, self._memory, self._runtime = group, memory, native.runtime()
         self._view = (ctypes.c_char * len(memory)).from_buffer(memory)
-        spins = SPINS if group.size <= (os.cpu_count() or 1) else CROWDED_SPINS
+        spins = SPINS if group.size // group.nodes <= (os.cpu_count() or 1) else CROWDED_SPINS
         self._handle: int | None = self._runtime.zse_group_open(
             ctypes.addressof(self._view),
             group.rank,
             group.size,
+            group.nodes,
             MAX_BYTES,
             SMALL_BYTES,
             int(group.timeout_s * 1000),
@@ -80,10 +91,11 @@ class HostCollectives:
         self._widths: dict[tuple[int, ...], ctypes.Array] = {}
 
     def watch(self, pids: "Sequence[int]") -> None:
-        """Notice within 20 ms when one of these processes, the ranks', has ended (Linux 5.3 or later)."""
+        """Notice within 20 ms when one of these processes, the ranks', has ended (Linux 5.3 or later); on other hosts their
+        connections say it."""
         self._pids = pids
         for rank, pid in enumerate(pids):
-            if rank != self._group.rank and sys.platform == "linux":
+            if rank in self._group.here and rank != self._group.rank and sys.platform == "linux":
                 try:
                     self.watched.append(os.pidfd_open(pid))
                 except ProcessLookupError:
@@ -91,6 +103,11 @@ class HostCollectives:
                 except OSError:  # an older kernel, a sandbox: its silence is noticed
                     continue
                 self._runtime.zse_group_watch(self.handle, rank, self.watched[-1])
+
+    def link(self, kind: int, node: int, fd: int, keys: bytes) -> None:
+        """Of the host's first rank: sums (kind 0), or what ranks send each other (1), go to another host's over this socket."""
+        if self._runtime.zse_group_link(self.handle, kind, node, fd, keys):
+            raise GroupError(f"rank {self._group.rank}: the connection to host {node} cannot be used")
 
     # -- of a recording
 
@@ -132,7 +149,8 @@ class HostCollectives:
         """The launches of a collective, each with a block for each thread. largest: most bytes of a part."""
         check_part(largest)
         device = recorder.device
-        for symbol in SYMBOLS[name][: 2 + (largest > SMALL_BYTES)]:
+        symbols = symbols_of(name, self._group.nodes)
+        for symbol in symbols if self._group.nodes > 1 else symbols[: 2 + (largest > SMALL_BYTES)]:
             address = ctypes.cast(getattr(self._runtime, symbol), ctypes.c_void_p).value or 0
             device.define(symbol, address, PARAMS[name])  # type: ignore[attr-defined]
             recorder.launch(symbol, args, grid=device.threads)
@@ -145,6 +163,9 @@ class HostCollectives:
         status = self._runtime.zse_group_status(self.handle, culprit)
         if status:
             self._group.look()  # knows how a process ended
+            for _ in range(CLOSED_LOOKS if status == CLOSED else 0):  # another connection says which, a moment later
+                time.sleep(LOOK_MS / 1000)
+                self._group.look()
             name = f"rank {culprit.value}"
             if self._pids:
                 name += f" (process {self._pids[culprit.value]})"
@@ -170,17 +191,23 @@ class HostCollectives:
         out = ctypes.create_string_buffer(max(1, sum(sizes)))
         widths = self.widths_of(sizes)
         kept = ctypes.create_string_buffer(data, max(1, len(data)))
-        numbers = (self.handle, ctypes.addressof(kept), ctypes.addressof(out), 1, ctypes.addressof(widths))
-        args, one = (ctypes.c_uint64 * 5)(*numbers), (ctypes.c_int64 * 3)(1, 1, 1)
-        for phase in PHASES:
-            began = time.monotonic()
-            while phase != "publish" and not (here := self._runtime.zse_group_wait(self.handle, LOOK_MS)):
-                self._group.check(began)
-            if phase != "publish" and here < 0:
-                self.check()
-            getattr(self._runtime, f"zse_group_gather_{phase}")(args, one, ctypes.c_int64(0), ctypes.c_int64(1))
+        place = ctypes.addressof(out)
+        self._run("gather", ctypes.addressof(kept), place, 1, ctypes.addressof(widths))
+        if self._group.nodes > 1:  # rank 0 has it
+            self._run("broadcast", place, sum(sizes))
         starts = [sum(sizes[:rank]) for rank in range(len(sizes))]
         return [out.raw[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+
+    def _run(self, name: str, *numbers: int) -> None:
+        args, one = (ctypes.c_uint64 * 5)(self.handle, *numbers), (ctypes.c_int64 * 3)(1, 1, 1)
+        for index, symbol in enumerate(symbols_of(name, self._group.nodes)):
+            began = time.monotonic()
+            while index and not (here := self._runtime.zse_group_wait(self.handle, LOOK_MS)):
+                self._group.check(began)
+            if index and here < 0:
+                self.check()
+            getattr(self._runtime, symbol)(args, one, ctypes.c_int64(0), ctypes.c_int64(1))
+        self.check()
 
     def close(self) -> None:
         """Leave, and give the memory back: ranks that wait for this one get a GroupError. Its recordings must not be

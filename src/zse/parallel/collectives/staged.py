@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 class GroupCall(ctypes.Structure):
     """zse_group_call."""
 
-    _fields_ = [("phases", ctypes.c_void_p * 3), ("args", ctypes.c_uint64 * 5)]
+    _fields_ = [("phases", ctypes.c_void_p * 4), ("args", ctypes.c_uint64 * 5)]
 
 
 class StagedCollectives:
-    """Interface and errors as of HostCollectives."""
+    """Also of GPUs on several hosts, whose collectives are calls of C that use sockets. Interface and errors as of HostCollectives."""
 
     def __init__(self, group: "RankGroup", device: "Any"):
         self._group, self._device, self._runtime = group, device, native.runtime()
@@ -78,10 +78,10 @@ class StagedCollectives:
     def _record(self, recorder: "Recorder", name: str, x: "Any", out: "Any", *numbers: int) -> None:
         """numbers: of the kernels' arguments behind the group; the first is where x goes, the second where out comes from (of a
         broadcast, of a message the first)."""
-        phases = [getattr(self._runtime, symbol) for symbol in host.SYMBOLS[name]]
+        phases = [getattr(self._runtime, symbol) for symbol in host.symbols_of(name, self._group.nodes)]
         addresses = [ctypes.cast(phase, ctypes.c_void_p).value for phase in phases]
         args = self._group.host.handle, *numbers, *[0] * (4 - len(numbers))
-        call = GroupCall((ctypes.c_void_p * 3)(*addresses), (ctypes.c_uint64 * 5)(*args))
+        call = GroupCall((ctypes.c_void_p * 4)(*addresses), (ctypes.c_uint64 * 5)(*args))
         run = ctypes.cast(self._runtime.zse_group_run, ctypes.c_void_p).value or 0
         steps: list[Any] = [HostFunction(run, ctypes.addressof(call), (call, self._memory))]
         if x is not None:

@@ -1,12 +1,10 @@
 /* See collective.h. */
 #define _GNU_SOURCE
-#include "collective.h"
+#include "collective_group.h"
 #include "zse_runtime.h"
 
 #include <poll.h>
 #include <sched.h>
-#include <stdatomic.h>
-#include <stdbool.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -15,64 +13,16 @@
 #include <sys/syscall.h>
 #endif
 
-#define LINE 64
-#define YIELDS 400      /* of the processor, before a wait sleeps */
-#define SLICE_MS 20     /* a sleeping wait looks so often whether its peer is alive and time is left */
-#define SHARE_ALIGN 16  /* elements: blocks begin at whole cache lines */
-
-struct rank_state {
-    _Alignas(LINE) _Atomic uint32_t arrived; /* barriers that this rank has reached, modulo 2^32 */
-    _Atomic uint32_t left;
-    _Alignas(LINE) _Atomic uint32_t sent; /* to the next rank */
-    _Alignas(LINE) _Atomic uint32_t received; /* from the one before */
-};
-
-struct header {
-    _Alignas(LINE) _Atomic uint32_t ended; /* 1 + the rank to blame */
-    _Atomic uint32_t sleepers;
-    struct rank_state ranks[ZSE_MAX_RANKS];
-};
-
-struct zse_group {
-    struct header *header;
-    uint8_t *slots;
-    int64_t max_bytes, small_bytes;
-    int32_t rank, size, spins;
-    int64_t timeout_ms;
-    int32_t watched[ZSE_MAX_RANKS];
-    uint32_t barrier; /* that this rank arrived at last */
-    uint32_t number;  /* of this collective */
-    uint32_t sends, receives; /* that are done */
-    _Alignas(LINE) _Atomic uint64_t done; /* blocks of the phase */
-    _Atomic int32_t status, culprit;
-};
-
-static int64_t rounded(int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
-
-int64_t zse_group_bytes(int32_t size, int64_t max_bytes, int64_t small_bytes) {
+int64_t zse_group_bytes(int32_t size, int32_t nodes, int64_t max_bytes, int64_t small_bytes) {
     int64_t large = max_bytes > small_bytes ? rounded(max_bytes) : 0; /* no large slots where every part is small */
-    return rounded(sizeof(struct header)) + size * (2 * rounded(small_bytes) + large) + large + 2 * size * rounded(max_bytes);
+    return rounded(sizeof(struct header)) + size * (2 * rounded(small_bytes) + large) + nodes * large +
+           2 * size * rounded(max_bytes);
 }
 
-static uint8_t *small_slot(const zse_group *group, int32_t rank) {
-    return group->slots + (2 * rank + (group->number & 1)) * rounded(group->small_bytes);
-}
-
-static uint8_t *large_slot(const zse_group *group, int32_t rank) {
-    return group->slots + 2 * group->size * rounded(group->small_bytes) + rank * rounded(group->max_bytes);
-}
-
-static uint8_t *result_of(const zse_group *group) { return large_slot(group, group->size); }
-
-/* What `rank` sends to the next one lies in two slots by turns, behind everything else. */
-static uint8_t *sent_slot(const zse_group *group, int32_t rank, uint32_t number) {
-    uint8_t *first = group->max_bytes > group->small_bytes ? large_slot(group, group->size + 1) : large_slot(group, 0);
-    return first + (2 * rank + (number & 1)) * rounded(group->max_bytes);
-}
-
-zse_group *zse_group_open(void *memory, int32_t rank, int32_t size, int64_t max_bytes, int64_t small_bytes, int64_t timeout_ms,
-                          int32_t spins) {
+zse_group *zse_group_open(void *memory, int32_t rank, int32_t size, int32_t nodes, int64_t max_bytes, int64_t small_bytes,
+                          int64_t timeout_ms, int32_t spins) {
     if (!memory || size < 1 || size > ZSE_MAX_RANKS || rank < 0 || rank >= size || max_bytes < 1 || small_bytes < 1) return NULL;
+    if (nodes < 1 || size % nodes || (nodes > 1 && max_bytes <= small_bytes)) return NULL;
     zse_group *group = NULL;
     if (posix_memalign((void **)&group, LINE, sizeof *group)) return NULL;
     memset(group, 0, sizeof *group);
@@ -84,17 +34,17 @@ zse_group *zse_group_open(void *memory, int32_t rank, int32_t size, int64_t max_
     group->size = size;
     group->spins = spins;
     group->timeout_ms = timeout_ms;
+    group->nodes = nodes;
+    group->per_node = size / nodes;
+    group->node = rank / group->per_node;
+    group->first = group->node * group->per_node;
     for (int32_t i = 0; i < size; i++) group->watched[i] = -1;
     return group;
 }
 
 void zse_group_watch(zse_group *group, int32_t rank, int32_t fd) { group->watched[rank] = fd; }
 
-static bool is_running(const zse_group *group) {
-    return atomic_load_explicit(&group->status, memory_order_relaxed) == ZSE_GROUP_OK;
-}
-
-static int64_t now_ms(void) {
+int64_t zse_now_ms(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
@@ -118,15 +68,15 @@ static void wake_sleepers(zse_group *group, int32_t rank) {
 }
 
 /* Elsewhere a sleeper looks again after half a millisecond. */
-static void sleep_on(zse_group *group, _Atomic uint32_t *word, uint32_t seen) {
+void zse_group_sleep_on(zse_group *group, _Atomic uint32_t *word, uint32_t seen, int64_t ms) {
 #if defined(__linux__)
-    struct timespec slice = {0, SLICE_MS * 1000000l};
+    struct timespec slice = {0, ms * 1000000l};
     atomic_fetch_add(&group->header->sleepers, 1);
     if (atomic_load(word) == seen) syscall(SYS_futex, word, FUTEX_WAIT, seen, &slice, NULL, 0);
     atomic_fetch_sub(&group->header->sleepers, 1);
 #else
     struct timespec slice = {0, 500000};
-    (void)group, (void)word, (void)seen;
+    (void)group, (void)word, (void)seen, (void)ms;
     nanosleep(&slice, NULL);
 #endif
 }
@@ -149,33 +99,31 @@ static bool has_arrived(const zse_group *group, int32_t rank) {
     return (int32_t)(atomic_load_explicit(&group->header->ranks[rank].arrived, memory_order_acquire) - group->barrier) >= 0;
 }
 
-/* What says that `rank` never arrives, as ZSE_GROUP_*. */
-static int32_t why_ended(zse_group *group, int32_t rank) {
+int32_t zse_group_why_ended(zse_group *group, int32_t rank) {
     return atomic_load(&group->header->ended)               ? ZSE_GROUP_ENDED
            : atomic_load(&group->header->ranks[rank].left) ? ZSE_GROUP_LEFT
            : has_ended(group, rank)                         ? ZSE_GROUP_DIED
                                                             : ZSE_GROUP_OK;
 }
 
-/* rank: to blame, but for who ended the group before. */
-static void end_group(zse_group *group, int32_t status, int32_t rank) {
+void zse_group_end(zse_group *group, int32_t status, int32_t rank) {
     uint32_t ended = atomic_load(&group->header->ended);
     fail(group, status, status == ZSE_GROUP_ENDED && ended ? (int32_t)ended - 1 : rank);
 }
 
 /* Whether to wait on for `rank`. Ends the group for what says that it never arrives. */
 static bool look_at(zse_group *group, int32_t rank) {
-    int32_t status = why_ended(group, rank);
+    int32_t status = zse_group_why_ended(group, rank);
     if (status == ZSE_GROUP_OK || has_arrived(group, rank)) return true; /* it may arrive and end at once */
-    end_group(group, status, rank);
+    zse_group_end(group, status, rank);
     return false;
 }
 
-/* Until all ranks have reached the barrier that this one reached last. -1: they have; else the rank that has not after `ms`,
+/* Until all ranks of this host have reached the barrier that this one reached last. -1: they have; else the rank that has not after `ms`,
  * or when the group ended. */
 static int32_t first_missing(zse_group *group, int64_t ms) {
     int64_t end_ms = 0;
-    for (int32_t rank = 0; rank < group->size; rank++) {
+    for (int32_t rank = group->first; rank < group->first + group->per_node; rank++) {
         for (int32_t looks = 0; !has_arrived(group, rank); looks++) {
             if (looks < group->spins) {
                 pause_core();
@@ -184,9 +132,9 @@ static int32_t first_missing(zse_group *group, int64_t ms) {
             } else {
                 _Atomic uint32_t *arrived = &group->header->ranks[rank].arrived;
                 uint32_t seen = atomic_load(arrived);
-                if (!end_ms) end_ms = now_ms() + ms;
-                if (!look_at(group, rank) || now_ms() >= end_ms) return rank;
-                if (!has_arrived(group, rank)) sleep_on(group, arrived, seen);
+                if (!end_ms) end_ms = zse_now_ms() + ms;
+                if (!look_at(group, rank) || zse_now_ms() >= end_ms) return rank;
+                if (!has_arrived(group, rank)) zse_group_sleep_on(group, arrived, seen, SLICE_MS);
             }
         }
     }
@@ -200,8 +148,7 @@ int32_t zse_group_wait(zse_group *group, int64_t ms) {
     return !is_running(group) ? -1 : missing < 0;
 }
 
-/* As a kernel waits. False: the group has ended. */
-static bool wait_for_all(zse_group *group) {
+bool zse_group_wait_for_all(zse_group *group) {
     int32_t missing = first_missing(group, group->timeout_ms);
     if (missing >= 0 && is_running(group)) fail(group, ZSE_GROUP_TIMEOUT, missing);
     uint32_t ended = atomic_load_explicit(&group->header->ended, memory_order_relaxed);
@@ -209,13 +156,12 @@ static bool wait_for_all(zse_group *group) {
     return is_running(group);
 }
 
-static void arrive(zse_group *group) {
+void zse_group_arrive(zse_group *group) {
     atomic_store(&group->header->ranks[group->rank].arrived, ++group->barrier);
     wake_sleepers(group, group->rank);
 }
 
-/* Whether these were the last blocks of the phase: all other blocks are done then. */
-static bool is_last(zse_group *group, const int64_t *grid, int64_t first, int64_t last) {
+bool zse_group_is_last(zse_group *group, const int64_t *grid, int64_t first, int64_t last) {
     uint64_t blocks = (uint64_t)(grid[0] * grid[1] * grid[2]), mine = (uint64_t)(last - first);
     if (atomic_fetch_add_explicit(&group->done, mine, memory_order_acq_rel) + mine < blocks) return false;
     atomic_store_explicit(&group->done, 0, memory_order_relaxed);
@@ -226,12 +172,12 @@ static void after_combine(zse_group *group, bool small) {
     if (small)
         group->number++;
     else
-        arrive(group); /* large: the shares of the result are there, or the slots are read */
+        zse_group_arrive(group); /* large: the shares of the result are there, or the slots are read */
 }
 
 /* The second barrier of a large collective without a result. */
 static void after_large(zse_group *group, const int64_t *grid, int64_t first, int64_t last) {
-    if (is_running(group) && wait_for_all(group) && is_last(group, grid, first, last)) group->number++;
+    if (is_running(group) && zse_group_wait_for_all(group) && zse_group_is_last(group, grid, first, last)) group->number++;
 }
 
 /* Elements [*from, *to) of `count` are blocks [first, last) of `blocks`. */
@@ -298,50 +244,59 @@ static void sum(void *to, const void *const *parts, int32_t size, int64_t begin,
 
 /* All-reduce. args: group, from, to, count, type. */
 
-static int64_t item_bytes(int64_t type) { return type == ZSE_GROUP_F32 ? 4 : 2; }
+int64_t zse_group_item_bytes(int64_t type) { return type == ZSE_GROUP_F32 ? 4 : 2; }
 
 static bool reduces_small(const zse_group *group, const uint64_t *args) {
-    return (int64_t)args[3] * item_bytes((int64_t)args[4]) <= group->small_bytes;
+    return group->nodes == 1 && (int64_t)args[3] * zse_group_item_bytes((int64_t)args[4]) <= group->small_bytes;
 }
 
 void zse_group_reduce_publish(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
     zse_group *group = (zse_group *)(uintptr_t)args[0];
-    int64_t from, to, item = item_bytes((int64_t)args[4]);
+    int64_t from, to, item = zse_group_item_bytes((int64_t)args[4]);
     if (!is_running(group)) return;
     share_of((int64_t)args[3], grid[0] * grid[1] * grid[2], first, last, &from, &to);
     uint8_t *slot = reduces_small(group, args) ? small_slot(group, group->rank) : large_slot(group, group->rank);
     memcpy(slot + from * item, (const uint8_t *)(uintptr_t)args[1] + from * item, (size_t)((to - from) * item));
-    if (is_last(group, grid, first, last)) arrive(group);
+    if (zse_group_is_last(group, grid, first, last)) zse_group_arrive(group);
 }
 
 void zse_group_reduce_combine(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
     zse_group *group = (zse_group *)(uintptr_t)args[0];
     int64_t from, to, count = (int64_t)args[3], blocks = grid[0] * grid[1] * grid[2];
+    int32_t here = group->rank - group->first;
     bool small = reduces_small(group, args);
     const void *parts[ZSE_MAX_RANKS];
-    if (!is_running(group) || !wait_for_all(group)) return;
-    for (int32_t rank = 0; rank < group->size; rank++) parts[rank] = small ? small_slot(group, rank) : large_slot(group, rank);
+    if (!is_running(group) || !zse_group_wait_for_all(group)) return;
+    for (int32_t i = 0; i < group->per_node; i++)
+        parts[i] = small ? small_slot(group, i) : large_slot(group, group->first + i);
     if (small)
         share_of(count, blocks, first, last, &from, &to);
-    else /* of all ranks' blocks this rank's come by rank */
-        share_of(count, blocks * group->size, blocks * group->rank + first, blocks * group->rank + last, &from, &to);
-    sum(small ? (void *)(uintptr_t)args[2] : result_of(group), parts, group->size, from, to, (int64_t)args[4]);
-    if (is_last(group, grid, first, last)) after_combine(group, small);
+    else /* of all the host's ranks' blocks this rank's come by rank */
+        share_of(count, blocks * group->per_node, blocks * here + first, blocks * here + last, &from, &to);
+    sum(small ? (void *)(uintptr_t)args[2] : result_of(group, group->node), parts, group->per_node, from, to, (int64_t)args[4]);
+    if (zse_group_is_last(group, grid, first, last)) after_combine(group, small);
 }
 
 void zse_group_reduce_finish(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
     zse_group *group = (zse_group *)(uintptr_t)args[0];
-    int64_t from, to, item = item_bytes((int64_t)args[4]);
-    if (reduces_small(group, args) || !is_running(group) || !wait_for_all(group)) return;
+    int64_t from, to, item = zse_group_item_bytes((int64_t)args[4]);
+    if (reduces_small(group, args) || !is_running(group) || !zse_group_wait_for_all(group)) return;
     share_of((int64_t)args[3], grid[0] * grid[1] * grid[2], first, last, &from, &to);
-    memcpy((uint8_t *)(uintptr_t)args[2] + from * item, result_of(group) + from * item, (size_t)((to - from) * item));
-    if (is_last(group, grid, first, last)) group->number++;
+    if (group->nodes == 1) {
+        memcpy((uint8_t *)(uintptr_t)args[2] + from * item, result_of(group, 0) + from * item, (size_t)((to - from) * item));
+    } else {
+        const void *parts[ZSE_MAX_RANKS];
+        for (int32_t node = 0; node < group->nodes; node++) parts[node] = result_of(group, node);
+        sum((void *)(uintptr_t)args[2], parts, group->nodes, from, to, (int64_t)args[4]);
+    }
+    if (zse_group_is_last(group, grid, first, last)) group->number++;
 }
 
 /* All-gather. args: group, from, to, rows, widths (bytes). Blocks share the rows of each part. */
 
 static bool gathers_small(const zse_group *group, const uint64_t *args) {
     const int64_t *widths = (const int64_t *)(uintptr_t)args[4];
+    if (group->nodes > 1) return false;
     for (int32_t rank = 0; rank < group->size; rank++)
         if ((int64_t)args[3] * widths[rank] > group->small_bytes) return false;
     return true;
@@ -355,7 +310,7 @@ void zse_group_gather_publish(const uint64_t *args, const int64_t *grid, int64_t
     share_of((int64_t)args[3] * widths[group->rank], grid[0] * grid[1] * grid[2], first, last, &from, &to);
     uint8_t *slot = gathers_small(group, args) ? small_slot(group, group->rank) : large_slot(group, group->rank);
     memcpy(slot + from, (const uint8_t *)(uintptr_t)args[1] + from, (size_t)(to - from));
-    if (is_last(group, grid, first, last)) arrive(group);
+    if (zse_group_is_last(group, grid, first, last)) zse_group_arrive(group);
 }
 
 void zse_group_gather_combine(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
@@ -363,7 +318,7 @@ void zse_group_gather_combine(const uint64_t *args, const int64_t *grid, int64_t
     const int64_t *widths = (const int64_t *)(uintptr_t)args[4];
     int64_t blocks = grid[0] * grid[1] * grid[2], rows = (int64_t)args[3], row_bytes = 0, at = 0;
     bool small = gathers_small(group, args);
-    if (!is_running(group) || !wait_for_all(group)) return;
+    if (!is_running(group) || !zse_group_wait_for_all(group)) return;
     for (int32_t rank = 0; rank < group->size; rank++) row_bytes += widths[rank];
     for (int32_t rank = 0; rank < group->size && args[2]; at += widths[rank++]) {
         const uint8_t *part = small ? small_slot(group, rank) : large_slot(group, rank);
@@ -371,7 +326,7 @@ void zse_group_gather_combine(const uint64_t *args, const int64_t *grid, int64_t
         for (int64_t row = rows * first / blocks; row < rows * last / blocks; row++)
             memcpy(to + row * row_bytes, part + row * widths[rank], (size_t)widths[rank]);
     }
-    if (is_last(group, grid, first, last)) after_combine(group, small);
+    if (zse_group_is_last(group, grid, first, last)) after_combine(group, small);
 }
 
 void zse_group_gather_finish(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
@@ -381,8 +336,12 @@ void zse_group_gather_finish(const uint64_t *args, const int64_t *grid, int64_t 
 
 /* Broadcast. args: group, memory, bytes. */
 
+static bool broadcasts_small(const zse_group *group, const uint64_t *args) {
+    return group->nodes == 1 && (int64_t)args[2] <= group->small_bytes;
+}
+
 static uint8_t *broadcast_slot(const zse_group *group, const uint64_t *args) {
-    return (int64_t)args[2] <= group->small_bytes ? small_slot(group, 0) : large_slot(group, 0);
+    return broadcasts_small(group, args) ? small_slot(group, 0) : large_slot(group, 0);
 }
 
 void zse_group_broadcast_publish(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
@@ -391,21 +350,21 @@ void zse_group_broadcast_publish(const uint64_t *args, const int64_t *grid, int6
     if (!is_running(group)) return;
     share_of((int64_t)args[2], grid[0] * grid[1] * grid[2], first, last, &from, &to);
     if (!group->rank) memcpy(broadcast_slot(group, args) + from, (uint8_t *)(uintptr_t)args[1] + from, (size_t)(to - from));
-    if (is_last(group, grid, first, last)) arrive(group);
+    if (zse_group_is_last(group, grid, first, last)) zse_group_arrive(group);
 }
 
 void zse_group_broadcast_combine(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
     zse_group *group = (zse_group *)(uintptr_t)args[0];
     int64_t from, to;
-    if (!is_running(group) || !wait_for_all(group)) return;
+    if (!is_running(group) || !zse_group_wait_for_all(group)) return;
     share_of((int64_t)args[2], grid[0] * grid[1] * grid[2], first, last, &from, &to);
     if (group->rank) memcpy((uint8_t *)(uintptr_t)args[1] + from, broadcast_slot(group, args) + from, (size_t)(to - from));
-    if (is_last(group, grid, first, last)) after_combine(group, (int64_t)args[2] <= group->small_bytes);
+    if (zse_group_is_last(group, grid, first, last)) after_combine(group, broadcasts_small(group, args));
 }
 
 void zse_group_broadcast_finish(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
     zse_group *group = (zse_group *)(uintptr_t)args[0];
-    if ((int64_t)args[2] > group->small_bytes) after_large(group, grid, first, last);
+    if (!broadcasts_small(group, args)) after_large(group, grid, first, last);
 }
 
 /* Send and receive: of ranks in a ring. args: group, memory, bytes. A sender is two messages ahead at most. */
@@ -421,19 +380,19 @@ static bool wait_for_word(zse_group *group, int32_t rank, _Atomic uint32_t *word
         } else if (looks < group->spins + YIELDS) {
             sched_yield();
         } else {
-            int32_t status = why_ended(group, rank);
-            if (!end_ms) end_ms = now_ms() + group->timeout_ms;
-            if (status == ZSE_GROUP_OK && now_ms() >= end_ms) status = ZSE_GROUP_TIMEOUT;
+            int32_t status = zse_group_why_ended(group, rank);
+            if (!end_ms) end_ms = zse_now_ms() + group->timeout_ms;
+            if (status == ZSE_GROUP_OK && zse_now_ms() >= end_ms) status = ZSE_GROUP_TIMEOUT;
             if (status == ZSE_GROUP_OK)
-                sleep_on(group, word, seen);
+                zse_group_sleep_on(group, word, seen, SLICE_MS);
             else if (atomic_load(word) == seen) /* it may have sent and ended at once */
-                end_group(group, status, rank);
+                zse_group_end(group, status, rank);
         }
     }
     return false;
 }
 
-static void wake_at(zse_group *group, _Atomic uint32_t *word, uint32_t value) {
+void zse_group_wake_at(zse_group *group, _Atomic uint32_t *word, uint32_t value) {
     atomic_store(word, value);
 #if defined(__linux__)
     if (atomic_load(&group->header->sleepers)) syscall(SYS_futex, word, FUTEX_WAKE, 1 << 30, NULL, NULL, 0);
@@ -448,9 +407,10 @@ void zse_group_send(const uint64_t *args, const int64_t *grid, int64_t first, in
     if (!is_running(group) || !wait_for_word(group, next, &group->header->ranks[next].received, number - 1)) return;
     share_of((int64_t)args[2], grid[0] * grid[1] * grid[2], first, last, &from, &to);
     memcpy(sent_slot(group, group->rank, number) + from, (uint8_t *)(uintptr_t)args[1] + from, (size_t)(to - from));
-    if (is_last(group, grid, first, last)) {
+    if (zse_group_is_last(group, grid, first, last)) {
         group->sends = number + 1;
-        wake_at(group, &group->header->ranks[group->rank].sent, number + 1);
+        group->header->ranks[group->rank].sent_bytes[number & 1] = (int64_t)args[2];
+        zse_group_wake_at(group, &group->header->ranks[group->rank].sent, number + 1);
     }
 }
 
@@ -459,12 +419,16 @@ void zse_group_receive(const uint64_t *args, const int64_t *grid, int64_t first,
     int32_t before = (group->rank + group->size - 1) % group->size;
     uint32_t number = group->receives;
     int64_t from, to;
+    if (group->nodes > 1 && leads(group)) {
+        zse_group_receive_far(group, args, grid, first, last);
+        return;
+    }
     if (!is_running(group) || !wait_for_word(group, before, &group->header->ranks[before].sent, number + 1)) return;
     share_of((int64_t)args[2], grid[0] * grid[1] * grid[2], first, last, &from, &to);
     memcpy((uint8_t *)(uintptr_t)args[1] + from, sent_slot(group, before, number) + from, (size_t)(to - from));
-    if (is_last(group, grid, first, last)) {
+    if (zse_group_is_last(group, grid, first, last)) {
         group->receives = number + 1;
-        wake_at(group, &group->header->ranks[group->rank].received, number + 1);
+        zse_group_wake_at(group, &group->header->ranks[group->rank].received, number + 1);
     }
 }
 
@@ -474,6 +438,7 @@ int32_t zse_group_status(const zse_group *group, int32_t *culprit) {
 }
 
 void zse_group_close(zse_group *group) {
+    zse_group_stop_pump(group);
     atomic_store(&group->header->ranks[group->rank].left, 1);
     wake_sleepers(group, group->rank);
     free(group);
@@ -482,6 +447,6 @@ void zse_group_close(zse_group *group) {
 void zse_group_run(void *call) {
     static const int64_t grid[3] = {1, 1, 1};
     zse_group_call *one = call;
-    for (int phase = 0; phase < 3; phase++)
+    for (int phase = 0; phase < 4; phase++)
         if (one->phases[phase]) one->phases[phase](one->args, grid, 0, 1);
 }

@@ -1,0 +1,80 @@
+"""What rank 0 says to the others, whether on this host or another, and what they say first."""
+
+import msgspec
+
+Key = tuple[str, int, int]  # kind of recording, its size, the number of its inputs
+
+
+class Replay(msgspec.Struct, tag=True, array_like=True):
+    """Write `data` at byte `at` of the recording's inputs, have memory for pages up to number `mapped`, replay. images:
+    (byte, data) of the inputs of steps with images."""
+
+    key: Key
+    symbols: dict[str, int]
+    at: int
+    data: bytes
+    mapped: int
+    images: list[tuple[int, bytes]] = []
+
+
+class RecordAhead(msgspec.Struct, tag=True, array_like=True):
+    """Make a recording that will be replayed."""
+
+    key: Key
+
+
+class Move(msgspec.Struct, tag=True, array_like=True):
+    """Run transfers of pages."""
+
+    transfers: list[tuple[str, int, int]]
+
+
+class Discard(msgspec.Struct, tag=True, array_like=True):
+    """Give back the memory of so many pages."""
+
+    first: int
+    count: int
+
+
+class WriteTable(msgspec.Struct, tag=True, array_like=True):
+    """Write entries of the page table, from byte `at` on."""
+
+    at: int
+    data: bytes
+
+
+class AdapterPart(msgspec.Struct, tag=True, array_like=True):
+    """Numbers of the adapter that is kept next, from number `at` of a slot of the whole model on."""
+
+    at: int
+    data: bytes
+
+
+class KeepAdapter(msgspec.Struct, tag=True, array_like=True):
+    """Recordings may have this adapter (zse.lora.targets.Image) from now on, whose parts were told."""
+
+    id: str
+    rank: int
+    scales: bytes
+    members: list[str]
+    own_rank: int
+
+
+class ForgetAdapter(msgspec.Struct, tag=True, array_like=True):
+    """No recording will have it."""
+
+    id: str
+
+
+class FillSlot(msgspec.Struct, tag=True, array_like=True):
+    """Write an adapter into a slot."""
+
+    slot: int
+    id: str
+
+
+class RankLoaded(msgspec.Struct, tag_field="kind", tag=True):
+    """To rank 0: the weights are there."""
+
+
+ToRank = Replay | RecordAhead | Move | Discard | WriteTable | AdapterPart | KeepAdapter | ForgetAdapter | FillSlot
