@@ -31,7 +31,7 @@ AGREE = """tensor_parallel_size pipeline_parallel_size expert_parallel data_para
     state_memory state_interval cache_host_memory""".split()
 
 
-class Join(msgspec.Struct, tag=True, array_like=True):
+class JoinRequest(msgspec.Struct, tag=True, array_like=True):
     """What a rank of another host says first. purpose: "rank", or a kind of connection between the first ranks of hosts. options: of
     AGREE; model: a digest of its files. memory: what the ranks of a host share. session: of the Roster. port: where the first rank of
     a host listens for others."""
@@ -63,7 +63,7 @@ class Refusal(msgspec.Struct, tag=True, array_like=True):
 class Joined(NamedTuple):
     """A rank that is there."""
 
-    join: Join
+    join: JoinRequest
     sock: wire.SignedSocket
 
 
@@ -125,7 +125,7 @@ class Listener:
         try:
             signed = wire.SignedSocket(sock, *wire.answer(sock, MAGIC, FINGERPRINT, self._secret, REFUSALS))
             signed.settimeout(wire.HANDSHAKE_S)
-            self._heard.put(Joined(_decoded(signed.recv(), Join), signed))
+            self._heard.put(Joined(_decoded(signed.recv(), JoinRequest), signed))
         except wire.LinkError as error:
             sock.close()
             self.note(f"{host}: {error}")
@@ -152,7 +152,7 @@ class Listener:
         self._sock.close()
 
 
-def _mine(group: RankGroup, config: EngineConfig) -> Join:
+def _mine(group: RankGroup, config: EngineConfig) -> JoinRequest:
     source = model_files.open_model(config.model)
     try:
         model = fingerprints.revision_of(source)
@@ -161,10 +161,12 @@ def _mine(group: RankGroup, config: EngineConfig) -> Join:
     options = {name: str(getattr(config, name)) for name in AGREE} | {
         "draft_model": str(config.draft_model is not None)
     }
-    return Join(group.rank, options=options, model=model, memory=os.fstat(group.descriptor).st_ino, pid=os.getpid())
+    return JoinRequest(
+        group.rank, options=options, model=model, memory=os.fstat(group.descriptor).st_ino, pid=os.getpid()
+    )
 
 
-def _refusal(join: Join, mine: Join, group: RankGroup, there: dict[int, Joined]) -> str:
+def _refusal(join: JoinRequest, mine: JoinRequest, group: RankGroup, there: dict[int, Joined]) -> str:
     """Why this rank may not join, in the terms of its host; "": it may."""
     if join.version != mine.version:
         return f"another version of zse: {join.version}, node 0 has {mine.version}"
@@ -186,7 +188,7 @@ def _refusal(join: Join, mine: Join, group: RankGroup, there: dict[int, Joined])
 def _drop_gone(there: dict[int, Joined]) -> None:
     """A rank that ended while it waited makes room for its next start."""
     for rank, joined in list(there.items()):
-        if messages.FrameSocket(joined.sock, Join).is_hung_up:  # type: ignore[arg-type]
+        if messages.FrameSocket(joined.sock, JoinRequest).is_hung_up:  # type: ignore[arg-type]
             joined.sock.close()
             del there[rank]
 
@@ -284,7 +286,7 @@ def enter(group: RankGroup, config: EngineConfig, kind: Any) -> messages.FrameSo
             place = address if not other else (address[0], tuple(roster.addresses[other]))
             for use in _kinds(group, other):
                 purpose = ("sums", "stream")[use]
-                link = _connected(Join(group.rank, purpose, session=roster.session), place, secret)
+                link = _connected(JoinRequest(group.rank, purpose, session=roster.session), place, secret)
                 group.link(other, link, link.keys_for(b"links"), use)
         if listener is not None:
             _take_links(group, listener, roster.session)
@@ -296,7 +298,7 @@ def enter(group: RankGroup, config: EngineConfig, kind: Any) -> messages.FrameSo
     return messages.FrameSocket(sock, kind)  # type: ignore[arg-type]
 
 
-def _connected(join: Join, address: "tuple[int, Any]", secret: bytes) -> wire.SignedSocket:
+def _connected(join: JoinRequest, address: "tuple[int, Any]", secret: bytes) -> wire.SignedSocket:
     signed = wire.SignedSocket(*wire.ask(address, MAGIC, FINGERPRINT, secret, REFUSALS))
     try:
         signed.sendall(msgspec.msgpack.encode(join))
@@ -307,7 +309,7 @@ def _connected(join: Join, address: "tuple[int, Any]", secret: bytes) -> wire.Si
 
 
 def _roster(
-    join: Join, address: "tuple[int, Any]", secret: bytes, deadline: float, config: EngineConfig
+    join: JoinRequest, address: "tuple[int, Any]", secret: bytes, deadline: float, config: EngineConfig
 ) -> tuple[wire.SignedSocket, Roster]:
     """Rank 0 may not be there yet, and may end while others are waited for: until the deadline it is asked again."""
     why, where = "", f"node 0 at {config.rendezvous}"
