@@ -15,7 +15,6 @@ import tiny_text  # noqa: E402
 
 from zse import LLM, BeamParams, SamplingParams  # noqa: E402
 from zse.cache.layout import KVCache  # noqa: E402
-from zse.engine import ranks  # noqa: E402
 from zse.engine.config import EngineConfig  # noqa: E402
 from zse.errors import ConfigError, UnsupportedError  # noqa: E402
 from zse.formats.opening import open_model  # noqa: E402
@@ -180,12 +179,6 @@ def test_processes(latent):
 def test_options_that_do_not_go_together(options, message):
     with pytest.raises(ConfigError, match=message):
         EngineConfig(**dict(model="x", tensor_parallel_size=2, data_parallel_attention=True) | options)
-    if "adapter_slots" in options:
-        config = EngineConfig(model="x", device="cuda", tensor_parallel_size=2, data_parallel_attention=True)
-        with pytest.raises(
-            ConfigError, match="--data-parallel-attention is for ranks of a CPU yet, not for --device cuda"
-        ):
-            ranks.Leader.start(config)
 
 
 def test_attention_with_heads_of_its_own_is_refused(model):

@@ -99,7 +99,7 @@ def replays(group, gpu) -> None:
 
 
 def others(group, gpu) -> None:
-    """Gather and broadcast."""
+    """Gathers to one and to all, and broadcast."""
     rank, size = group.rank, group.size
     widths = [64 * (r + 1) for r in range(size)]
     recorder = gpu.record()
@@ -107,13 +107,18 @@ def others(group, gpu) -> None:
     x = tensor(gpu, numbers(rank, 500, widths[rank]), "f32", rows)
     out = tensor(gpu, np.zeros((500, sum(widths)), np.float32), "f32", rows)
     news = tensor(gpu, np.arange(77, dtype=np.int32) + 1000 * rank, "i32")
+    halves = [2 * width for width in widths]  # of two bytes each
+    mine = Tensor(x.buffer, (rows, halves[rank]), "bf16", x.offset)
+    every = tensor(gpu, np.zeros((500, sum(widths)), np.float32), "f32", rows)
     group.gather(recorder, x, out, widths)
+    group.all_gather(recorder, mine, Tensor(every.buffer, (rows, sum(halves)), "bf16", every.offset), halves)
     group.broadcast(recorder, news)
     graph = recorder.finish()
     for count in (1, 500, 3, 3, 3):
         graph.run(rows=count)
+        expected = np.concatenate([numbers(r, 500, width)[:count] for r, width in enumerate(widths)], 1)
+        assert np.array_equal(read(gpu, every, np.float32, count), expected)
         if not rank:
-            expected = np.concatenate([numbers(r, 500, width)[:count] for r, width in enumerate(widths)], 1)
             assert np.array_equal(read(gpu, out, np.float32, count), expected)
         assert np.array_equal(read(gpu, news, np.int32, 77), np.arange(77))
     graph.close()

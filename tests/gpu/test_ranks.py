@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import tiny
 import tiny_families
 import tiny_model
 import tiny_text
+from test_act_order import write as write_gptq
 
 from zse import LLM, SamplingParams
 from zse.errors import GroupError
@@ -79,6 +81,22 @@ def test_whole_experts(tmp_path):
     source = tiny_families.write("mixtral", tmp_path, "BF16")
     tiny_text.write(source, letters="".join(map(chr, range(0xC0, 0xC0 + 36))))
     with engine(source, 1) as one, engine(source, 2, expert_parallel=True) as two:
+        near(two, one)
+
+
+def test_attention_of_own_requests(tmp_path):
+    source = tiny_families.write("minicpm3", tmp_path, "BF16")
+    tiny_text.write(source, letters="".join(map(chr, range(0xC0, 0xC0 + 36))))
+    with engine(source, 1) as one, engine(source, 2, data_parallel_attention=True) as two:
+        near(two, one)
+        assert two._engine.scheduler.check_integrity() == []
+
+
+def test_columns_in_an_order_of_their_own(tmp_path):
+    """GPTQ's act-order: ranks gather the inputs of o."""
+    source, _ = write_gptq(tmp_path / "gptq")
+    tiny_text.write(Path(source), letters="".join(map(chr, range(0xC0, 0xC0 + 36))))
+    with engine(source, 1) as one, engine(source, 2) as two:
         near(two, one)
 
 

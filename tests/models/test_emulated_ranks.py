@@ -16,8 +16,9 @@ from session import Session
 from test_act_order import write as write_gptq
 from test_emulated_model import load_emulated
 
+from zse.cache.groups import ONE_GROUP
 from zse.dtypes import ITEM_BYTES
-from zse.engine import memory, messages, ranks
+from zse.engine import load, memory, messages, ranks
 from zse.engine.config import EngineConfig
 from zse.engine.core import Engine
 from zse.engine.process import EngineProcess
@@ -176,21 +177,8 @@ def test_columns_in_an_order_of_their_own(kept_kernels, tmp_path, monkeypatch):
     assert np.abs(found - wanted).max() < 0.03 * np.abs(wanted).max()
 
 
-@pytest.mark.exhaustive
-def test_whole_experts(kept_kernels, tmp_path):
-    path, sizes = str(tiny_families.write("mixtral", tmp_path, "BF16")), [9, 1]
-    tokens = tiny.tokens("mixtral")[: sum(sizes)]
-    found, wanted = logits_of(path, tokens, 2, sizes, whole_experts=True), logits_of(path, tokens, 1, sizes)
-    assert np.abs(found - wanted).max() < 0.03 * np.abs(wanted).max()
-
-
-@pytest.mark.parametrize("form", ["tensor", "pipeline"])
-def test_an_engine_runs_ahead(form, kept_kernels, tmp_path):
-    """Ids that no host has read yet reach the other rank within the recording; both ranks have the pages and ids of their own. Of a
-    pipeline two micro-batches and the first of them again are under way."""
-    path, groups = str(tiny.write("llama", tmp_path, "BF16")), groups_of(2)
-    size = {f"{form}_parallel_size": 2}
-    wanted = EngineConfig(model="m", max_rows=2, max_context=64, max_tokens_per_step=32, **size)
+def engine_of(path, groups, wanted):
+    """(rank 0's Leader, the thread of the other rank, place → its Runner)."""
     ours, theirs = socket.socketpair()
     leader = ranks.Leader(groups[0], wanted)
     leader._poll.register(ours, 1)
@@ -207,6 +195,62 @@ def test_an_engine_runs_ahead(form, kept_kernels, tmp_path):
 
     other = threading.Thread(target=lambda: follower.run(runner_of(follower)), daemon=True)
     other.start()
+    return leader, other, runner_of
+
+
+def test_requests_have_ranks(kept_kernels, tmp_path):
+    """--data-parallel-attention: each rank has attention and pages of one request; penalties look at the history of both on rank 0. The
+    third begins with a copy of a page."""
+    path, groups = str(tiny_families.write("minicpm3", tmp_path, "BF16")), groups_of(2)
+    ids, options = tiny.tokens("minicpm3").tolist(), dict(tensor_parallel_size=2, data_parallel_attention=True)
+    wanted = EngineConfig(model="m", max_rows=2, max_context=64, max_tokens_per_step=32, page_size=16, **options)
+    leader, other, runner_of = engine_of(path, groups, wanted)
+    runner = runner_of(leader)
+    cache = load._divided_cache(runner.config, ONE_GROUP)
+    sizes = dict(max_rows=2, max_tokens=32, max_context=64, vocab_size=runner.model.config.vocab_size)
+    engine = Engine(Scheduler(num_pages=runner.config.num_pages, cache=cache, **sizes), runner)
+    params = SamplingParams(max_tokens=4, temperature=0.0, repetition_penalty=1.3, ignore_eos=True)
+    asked, replies, seen, copies = [ids[:14], ids[5:9], ids[5:9] + ids[20:23]], [[], [], []], set(), []
+    tell = runner.pages._told
+    runner.pages._told = lambda transfers: (copies.extend(transfers), tell(transfers))
+    for some in ((0, 1), (2,)):
+        for id in some:
+            engine.submit(id, asked[id], params)
+        while engine.has_work:
+            for output in engine.step():
+                assert output.error is None
+                replies[output.id] += output.tokens
+            seen |= {(rank, id) for id, rank in cache.rank_of.items()}
+    assert {rank for rank, _ in seen} == {0, 1} and [kind.partition("@")[0] for kind, _, _ in copies] == ["copy"]
+    leader.close()
+    other.join(20)
+    assert not other.is_alive()
+    for prompt, reply in zip(asked, replies, strict=True):
+        logits = logits_of(path, prompt + reply[:-1], 1, [len(prompt), *[1] * 3])[len(prompt) - 1 :]
+        size = np.abs(logits).max()
+        for number, token in enumerate(reply):
+            known = list({*prompt, *reply[:number]})
+            some = logits[number, known]
+            logits[number, known] = np.where(some > 0, some / 1.3, some * 1.3)
+            assert logits[number].max() - logits[number, token] < 0.03 * size
+
+
+@pytest.mark.exhaustive
+def test_whole_experts(kept_kernels, tmp_path):
+    path, sizes = str(tiny_families.write("mixtral", tmp_path, "BF16")), [9, 1]
+    tokens = tiny.tokens("mixtral")[: sum(sizes)]
+    found, wanted = logits_of(path, tokens, 2, sizes, whole_experts=True), logits_of(path, tokens, 1, sizes)
+    assert np.abs(found - wanted).max() < 0.03 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("form", ["tensor", "pipeline"])
+def test_an_engine_runs_ahead(form, kept_kernels, tmp_path):
+    """Ids that no host has read yet reach the other rank within the recording; both ranks have the pages and ids of their own. Of a
+    pipeline two micro-batches and the first of them again are under way."""
+    path, groups = str(tiny.write("llama", tmp_path, "BF16")), groups_of(2)
+    size = {f"{form}_parallel_size": 2}
+    wanted = EngineConfig(model="m", max_rows=2, max_context=64, max_tokens_per_step=32, **size)
+    leader, other, runner_of = engine_of(path, groups, wanted)
     runner = runner_of(leader)
     scheduler = Scheduler(
         num_pages=runner.config.num_pages,

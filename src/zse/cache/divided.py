@@ -112,14 +112,14 @@ class DividedCache(CacheManager):
     def admit(
         self, sequence: int, length: int, tokens: "array", salt: "Salt", spare: int = 0, session: str = ""
     ) -> int | None:
-        """On the rank that has the fewest pages in use then: what it has cached of the sequence counts for it. The ranks that follow
+        """On the rank that has the least in use then: what it has cached of the sequence counts for it. The ranks that follow
         are tried where pages are too few."""
         data, spare = tokens.tobytes(), -(-spare // len(self.parts))
 
         def used(rank: int) -> int:
             part = self.parts[rank]
             cached = 0 if part.prefix is None else part.prefix.match(salt, data).length
-            return part.allocator.num_pages - part.allocator.num_free - cached // self.page_size
+            return self.page_size * (part.allocator.num_pages - part.allocator.num_free) - cached
 
         for rank in sorted(range(len(self.parts)), key=used):
             found = self.parts[rank].admit(sequence, length, tokens, salt, spare, session)
@@ -153,7 +153,7 @@ class DividedCache(CacheManager):
             self._part(sequence).distrust(sequence)
 
     def take_transfers(self) -> "list[Transfer]":
-        """Each says its rank: see of_rank()."""
+        """Each says its rank: "copy@1"."""
         taken = ((rank, transfer) for rank, part in enumerate(self.parts) for transfer in part.take_transfers())
         return [(f"{kind}@{rank}", source, target) for rank, (kind, source, target) in taken]
 
@@ -190,9 +190,3 @@ class DividedCache(CacheManager):
 def divide(ranks: int, make: Callable[[], CacheManager]) -> DividedCache:
     """Of so many ranks, each with what `make` gives."""
     return DividedCache([make() for _ in range(ranks)])
-
-
-def of_rank(transfers: "list[Transfer]", rank: int) -> "list[Transfer]":
-    """Those of DividedCache.take_transfers() that are a rank's."""
-    end = f"@{rank}"
-    return [(kind.removesuffix(end), source, target) for kind, source, target in transfers if kind.endswith(end)]

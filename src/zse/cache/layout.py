@@ -126,6 +126,14 @@ class KVCache:
             self.keys.append(Tensor(self.buffer, (count, *parts[0]), kind, first * part))
             self.values.append(Tensor(self.buffer, (count, *parts[-1]), kind, last * part))
 
+    def number_from(self, first_page: int) -> None:
+        """Page tables have numbers of all ranks' pages, of which these begin at `first_page`."""
+        self.first_page, shift = first_page, first_page * self.page_nbytes
+        self.keys, self.values = (
+            [tensor and tensor._replace(offset=tensor.offset - shift) for tensor in tensors]
+            for tensors in (self.keys, self.values)
+        )
+
     def map_to(self, page: int) -> None:
         """Have memory for pages up to number `page`. DeviceError when there is none."""
         end = (page + 1) * self.page_nbytes
@@ -243,10 +251,6 @@ class PageMover:
         """In this order. Raises DeviceError."""
         if self._told is not None:
             self._told(transfers)
-        self.run_own(transfers)
-
-    def run_own(self, transfers: list[tuple[str, int, int]]) -> None:
-        """run() of what no rank is told."""
         for kind, source, target in transfers:
             if kind == "copy":
                 self._kv.map_to(target)

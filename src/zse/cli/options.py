@@ -46,7 +46,7 @@ ENGINE = (
     option(
         "--data-parallel-attention --enable-dp-attention",
         FLAG,
-        "with --tensor-parallel-size, of models with latent attention (DeepSeek): each rank has the attention, and the KV pages, of requests of its own; CPU ranks yet",
+        "with --tensor-parallel-size, of models with latent attention (DeepSeek): each rank has the attention, and the KV pages, of requests of its own",
     ),
     option(
         "--pipeline-parallel-size --pp",

@@ -1,36 +1,64 @@
 """A runner whose rank computes the attention of requests of its own (attention data parallel, docs/design/0011-several-devices.md):
-which tokens of a step these are, and where pages lie. A step's inputs are the same on all ranks; each finds its own in them."""
+which tokens of a step these are, and where pages lie. A step's inputs are the same on all ranks; each finds its own in them.
+
+Page tables number the pages of all ranks, one rank's behind the other's, for the history of tokens, which lies by page on a GPU, is of
+every request. A rank's keys lie as if the pages before its own were there."""
 
 from typing import Any
 
-from zse.cache import divided
 from zse.cache.layout import PageMover
 from zse.engine import forwards
 from zse.engine.runner import Runner
-from zse.scheduler.batch import Batch
+from zse.engine.step import PageTable, StepInputs
+from zse.scheduler.batch import Batch, Entry
+
+
+class RankTable(PageTable):
+    """Numbers the pages of all ranks."""
+
+    _rank = 0  # whose pages are written
+
+    def write(self, inputs: StepInputs, entry: Entry, length: int) -> None:
+        self._rank = entry.rank
+        super().write(inputs, entry, length)
+
+    def write_job(self, inputs: StepInputs, row: int, pages: list[int], length: int, first: int, end: int) -> None:
+        self._rank = pages.rank  # type: ignore[attr-defined]
+        super().write_job(inputs, row, pages, length, first, end)
+
+    def _update(self, inputs: StepInputs, row: int, pages: list[int], first: int, end: int, group: int = 0) -> None:
+        base = self._rank * self._kv.num_pages
+        super()._update(inputs, row, [page + base for page in pages] if base else pages, first, end, group)
 
 
 class RankMover(PageMover):
-    """Runs this rank's transfers."""
+    """Runs this rank's transfers, which are copies, and of the history those of all ranks."""
 
     rank = 0
 
     def run(self, transfers: list[tuple[str, int, int]]) -> None:
         if self._told is not None:
             self._told(transfers)
-        self.run_own(divided.of_rank(transfers, self.rank))
+        for kind, *pages in transfers:
+            rank = int(kind.removeprefix("copy@"))
+            for number, (start, nbytes) in enumerate(self._parts):
+                base = rank * self._kv.num_pages if number else 0  # the history is of all pages
+                source, target = (start + (base + page) * nbytes for page in pages)
+                if number or rank == self.rank:
+                    self._device.copy(target, source, nbytes)
 
 
 class DividedRunner(Runner):
     """As Runner."""
 
+    table_class = RankTable
     mover_class = RankMover
     pages: RankMover
 
     def __init__(self, device: Any, model: Any, config: Any, **options: Any):
         super().__init__(device, model, config, **options)
         self.rank = self.pages.rank = model.share.rank
-        self.kv.first_page = self.rank * config.num_pages
+        self.kv.number_from(self.rank * config.num_pages)
 
     def fill(self, batch: Batch, masked: bool = False) -> Any:
         step = super().fill(batch, masked)

@@ -209,8 +209,6 @@ class Leader(Ranks):
     def start(cls, config: EngineConfig) -> "Leader":
         """Start the other ranks, which load beside this one. ConfigError, DeviceError."""
         size, device = num_ranks(config), device_of(config)
-        if config.data_parallel_attention and device != "cpu":
-            raise ConfigError(f"--data-parallel-attention is for ranks of a CPU yet, not for --device {device}")
         found = cls(
             RankGroup.create(size, config.nnodes, config.pipeline_parallel_size > 1), of_rank(config, device, 0)
         )

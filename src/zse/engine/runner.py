@@ -50,6 +50,7 @@ class Runner:
     _rounds = 1  # most tokens that one replay draws of a line, each behind the one before
     _ahead = 0  # tokens of a row that the next replay adds to those it is given
     planner_class: type[Planner] = Planner
+    table_class: type[PageTable] = PageTable
     mover_class: type[PageMover] = PageMover
 
     def __init__(
@@ -73,7 +74,7 @@ class Runner:
         if grouped:
             most = steps.steps_in_flight(device, model.share)
             pages = geometry(paged_by(model), config.max_tokens_per_step, most, config.page_size)
-        self._table = PageTable(
+        self._table = self.table_class(
             device,
             self.kv,
             pages,
@@ -130,7 +131,7 @@ class Runner:
         config, device, lines = self.config, self.device, self._rounds * self.config.max_lines
         history = None
         if not device.shares_memory:
-            self._history = new_tensor(device, "step", "i32", self.kv.num_blocks, BLOCK)
+            self._history = new_tensor(device, "step", "i32", config.page_pools * self.kv.num_blocks, BLOCK)
             history = feed.TokenHistory(self._history, self._table.tensor, self.kv.parts_per_block)
         sets, nbytes = [], result_nbytes(lines)
         results = device.staging(self.num_sets * nbytes, label="step")

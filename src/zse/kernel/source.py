@@ -5,6 +5,7 @@ import ast
 import inspect
 import linecache
 import textwrap
+from _thread import allocate_lock
 from dataclasses import dataclass
 from functools import cached_property
 from types import CodeType
@@ -69,6 +70,8 @@ def innermost(stager: object, node: ast.stmt, error: Exception) -> ast.AST:
     return found
 
 
+# CPython counts how deep it is in a tree for all threads together: two that parse fail now and then (SystemError).
+_parsing = allocate_lock()
 _sources: dict[object, Source] = {}
 
 _AROUND = __file__.replace("\\", "/").removesuffix("zse/kernel/source.py")  # the folder that the package lies in
@@ -91,7 +94,8 @@ def source_of(function) -> Source:
     if function not in _sources:
         lines, first = _lines_of(function)
         text = "".join(lines)
-        tree = ast.parse(textwrap.dedent(text)).body[0]
+        with _parsing:
+            tree = ast.parse(textwrap.dedent(text)).body[0]
         assert isinstance(tree, ast.FunctionDef)
         indent = len(lines[0]) - len(lines[0].lstrip())
         assigned = frozenset(
