@@ -13,6 +13,7 @@ from zse.engine.config import EngineConfig
 from zse.engine.load import load_engine
 from zse.engine.metrics import Phases
 from zse.errors import ConfigError, RequestError
+from zse.plan import record
 from zse.sampling.params import SamplingParams
 
 
@@ -249,3 +250,11 @@ def test_memory_limits_are_kept(model):
     loaded.source.close()
     with pytest.raises(ConfigError, match="MiB of memory"):
         load_engine(EngineConfig(model=str(model), max_memory=1000), Phases(lambda: 0.0))
+
+
+def test_a_step_says_how_many_sequences_it_has(engine_of, monkeypatch):
+    """By which attention of a few tokens is divided between threads (num_splits)."""
+    told, real = [], record.num_splits
+    monkeypatch.setattr(record, "num_splits", lambda *args: told.append((args[0], args[-1])) or real(*args))
+    run(engine_of(), one=(prompt(12, 1), greedy(3)), two=(prompt(5, 2), greedy(3)))
+    assert told == [(17, 2), (2, 2), (2, 2)]
