@@ -355,7 +355,6 @@ class Simulation:
         assert len(requests) == len(batch.entries), "a request stands twice in a batch"
         written = {}
         for entry in batch.entries:
-            self.check_group(entry)
             for page in self.pages_of(entry, entry.start):
                 assert self.allocator.references(page) == 1, f"{entry.request} writes a page that others hold"
                 written[page] = entry.request
@@ -370,7 +369,7 @@ class Simulation:
                         "a row in flight was given away"
                     )
 
-    def check_group(self, entry) -> None:
+    def check_fed(self, entry) -> None:
         """A token in flight is one of the oldest batch, of a device that feeds it."""
         if entry.start + entry.count <= len(entry.request.tokens) + len(entry.drafts):
             return
@@ -514,6 +513,8 @@ class Simulation:
             return False
         self.inspect(batch)
         poisoned = {entry.request.id for entry in batch.entries if self.rng.random() < nan_rate}
+        for entry in batch.entries:
+            self.check_fed(entry)
         self.flight.append((batch, self.device.run(batch, poisoned)))
         self.trace.append([(e.request.id, e.start, e.count) for e in batch.entries])
         return True
