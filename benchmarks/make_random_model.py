@@ -1,12 +1,13 @@
 """Models with random weights in published shapes, made in seconds: for benchmarks, which do not care what is said.
 
-    python benchmarks/make_random_model.py OUT [--shape qwen2.5-7b] [--type int4] [--layers N] [--tokenizer FILE] [--mtp]
+    python benchmarks/make_random_model.py OUT [--shape qwen2.5-7b] [--type int4] [--layers N] [--tokenizer FILE] [--mtp] [--eagle3]
 
 --type int4 | int8 | fp8 | bf16 writes a `.zse` file straight in the layout that GPU kernels read (int4: groups of 128,
 embedding and head int8; a router and its stacks of experts as convert leaves them); hf-bf16 | hf-fp8 | hf-awq | hf-gptq write a Hugging Face directory (safetensors; GPTQ with
 act-order, which is one order for modules that read the same). Numbers have a
 standard deviation of 0.02, norms are 1. Weights are cut at random places from a block of random bytes, so that writing
-is as fast as the page cache. --mtp: of qwen3.5 with its next-token block. Unless --tokenizer names a tokenizer.json, a byte-level BPE vocabulary of the shape's size
+is as fast as the page cache. --mtp: of qwen3.5 with its next-token block. --eagle3: instead of the model an EAGLE-3 head for it, a directory in bf16, of the
+first 32,000 tokens. Unless --tokenizer names a tokenizer.json, a byte-level BPE vocabulary of the shape's size
 is made up.
 """
 
@@ -136,6 +137,8 @@ SHAPES = {
     | _sizes(256, 512, 2, 4, 2)
     | {"head_dim": 64, "vocab_size": 2048, "bos_token_id": 2000, "eos_token_id": 2002},
 }
+HEAD = dict(architectures=["LlamaForCausalLMEagle3"], model_type="llama", num_hidden_layers=1, draft_vocab_size=32_000)
+HEAD |= dict(tie_word_embeddings=False)
 AS_THEY_ARE = ("mlp.gate.weight", "conv1d.weight", "in_proj_b.weight", "in_proj_a.weight")  # as convert leaves them
 TYPES = ("int4", "int8", "fp8", "bf16", "hf-bf16", "hf-fp8", "hf-awq", "hf-gptq")
 STD = 0.02
@@ -161,9 +164,12 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mtp", action="store_true", help="with the next-token block, of qwen3.5 shapes")
+    parser.add_argument("--eagle3", action="store_true", help="an EAGLE-3 head for the shape, --type hf-bf16")
     own = parser.parse_args()
     start = time.perf_counter()
     config = dict(SHAPES[own.shape])
+    if own.eagle3:
+        own.type, config = "hf-bf16", config | HEAD
     if own.layers:
         config["num_hidden_layers"] = own.layers
     if own.mtp:
@@ -216,6 +222,8 @@ def tensors(config: dict) -> list[tuple[str, tuple[int, ...], str | None]]:
     """(name, shape, group) as a checkpoint has them, in the order of a `.zse`: small ones, embedding, layers, head."""
     hidden, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    if "draft_vocab_size" in config:
+        return head_tensors(config, q, kv)
     small: list = []
     large: list = [("model.embed_tokens.weight", (config["vocab_size"], hidden), None)]
     layers = [(layer, f"model.layers.{layer}.") for layer in range(config["num_hidden_layers"])]
@@ -261,6 +269,22 @@ def tensors(config: dict) -> list[tuple[str, tuple[int, ...], str | None]]:
     if not config["tie_word_embeddings"]:
         large.append(("lm_head.weight", (config["vocab_size"], hidden), None))
     return small + large
+
+
+def head_tensors(config: dict, q: int, kv: int) -> list[tuple[str, tuple[int, ...], str | None]]:
+    """tensors() of an EAGLE-3 head."""
+    hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["draft_vocab_size"]
+    rows = {"self_attn.q": q, "self_attn.k": kv, "self_attn.v": kv, "mlp.gate": inner, "mlp.up": inner}
+    shapes = {f"{name}_proj": (count, 2 * hidden if "attn" in name else hidden) for name, count in rows.items()}
+    shapes |= {"self_attn.o_proj": (hidden, q), "mlp.down_proj": (hidden, inner)}
+    norms = [f"midlayer.{name}" for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")]
+    large = {
+        "fc": (hidden, 3 * hidden),
+        **{f"midlayer.{name}": shape for name, shape in shapes.items()},
+        "lm_head": (vocab, hidden),
+    }
+    named = dict.fromkeys([*norms, "norm"], (hidden,)) | large
+    return [("d2t", (vocab,), None), *((f"{name}.weight", shape, None) for name, shape in named.items())]
 
 
 def qwen35_mixer(config: dict, layer: int, at: str) -> tuple[list, list]:
@@ -377,7 +401,9 @@ def write_directory(out: str, config: dict, type: str, tokenizer: bytes, blocks:
     for name, shape, _ in tensors(config):
         stem, is_linear = name.removesuffix(".weight"), "_proj.weight" in name
         plain = ("F16", "f16") if type in ("awq", "gptq") else ("BF16", "bf16")
-        if not is_linear or type == "bf16":
+        if name == "d2t":
+            entries.append((name, "I64", shape, "nothing"))
+        elif not is_linear or type == "bf16":
             entries.append((name, plain[0], shape, "ones" if "norm" in name else plain[1]))
         elif type == "fp8":
             entries += [(name, "F8_E4M3", shape, "e4m3"), (stem + ".weight_scale", "F32", (shape[0], 1), "scale")]
@@ -469,7 +495,7 @@ def write_directory(out: str, config: dict, type: str, tokenizer: bytes, blocks:
 
 def entry_bytes(entry) -> int:
     _, dtype, shape, _ = entry
-    return int(np.prod(shape)) * {"BF16": 2, "F16": 2, "F8_E4M3": 1, "F32": 4, "I32": 4}[dtype]
+    return int(np.prod(shape)) * {"BF16": 2, "F16": 2, "F8_E4M3": 1, "F32": 4, "I32": 4, "I64": 8}[dtype]
 
 
 def write_shard(path: str, entries: list, blocks: Blocks, pool: ThreadPoolExecutor) -> int:
@@ -502,6 +528,8 @@ def shard_content(entry, blocks: Blocks):
     count = int(np.prod(shape))
     if kind in ("bits", "bf16", "f16", "e4m3"):
         yield from blocks.take(kind, entry_bytes(entry), sum(name.encode()) * 7919)
+    elif kind == "nothing":
+        yield 0, bytes(entry_bytes(entry))
     elif kind == "ones":
         yield 0, (np.ones(count, np.float16) if dtype == "F16" else f32_to_bf16(np.ones(count, np.float32))).tobytes()
     elif kind == "zeros":  # zero points 7 or 8, so that the mean is 0

@@ -1,10 +1,10 @@
-"""What drafts of a model's own next-token block gain at a given acceptance, which random weights do not have: the block runs as it
+"""What drafts of a model's own next-token block, or of an EAGLE-3 head, gain at a given acceptance, which random weights do not have: the block runs as it
 does, and an oracle says what came of it.
 
     python benchmarks/mtp.py MODEL [--device cpu] [--acceptance 0.7 0] [--batch 1] [--tokens 200] [--rounds 5] [--draft-tokens 3]
-        [--draft-vocabulary 0] [--always]
+        [--draft-vocabulary 0] [--always] [--draft HEAD]
 
-MODEL: with a block, as of make_random_model.py --mtp. Each draft is right with the acceptance given those before it; a bias
+MODEL: with a block, as of make_random_model.py --mtp, or --draft an EAGLE-3 head for it (--eagle3). Each draft is right with the acceptance given those before it; a bias
 decides what is said, for random weights have near ties, and a recurrent layer's bits depend on how its tokens are cut into runs. Each round runs
 both in changing order; the figure is the median of the rounds' ratios, of decoding alone, of clocks and (cpu) of this process's
 processor time, which others on the machine disturb less. At acceptance 0 the drafts are to be
@@ -72,6 +72,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--prompt", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--draft", metavar="HEAD", help="an EAGLE-3 head that drafts instead of the model's block")
     parser.add_argument("--draft-tokens", type=int)
     parser.add_argument("--draft-vocabulary", type=int, help="0: all ids")
     parser.add_argument("--always", action="store_true", help="most drafts whether they pay or not")
@@ -84,7 +85,8 @@ def main() -> None:
         max_context=2048,
         max_rows=max(own.batch),
         prefix_cache=False,
-        speculation="mtp",
+        speculation="mtp" if own.draft is None else "eagle3",
+        draft_model=own.draft,
         draft_tokens=own.draft_tokens,
         draft_vocabulary=own.draft_vocabulary,
     )
