@@ -184,3 +184,18 @@ def test_options_that_do_not_go_together(options, message):
 def test_attention_with_heads_of_its_own_is_refused(model):
     with open_model(str(model)) as source, pytest.raises(UnsupportedError, match="with keys and values of heads"):
         plan_model(source, rank=0, ranks=2, whole_attention=True)
+
+
+def test_inputs_of_8_bits(latent):
+    """Products whose inputs are rounded before them: what steps of numbers on an edge make is as with heads cut; of f32 there is none."""
+    prompts, told = [ids for ids, _ in ASKED[:4]], SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+
+    def told_of(size: int, own: bool, activations: str) -> np.ndarray:
+        options = dict(activations=activations, quantize="int8", data_parallel_attention=own)
+        with LLM(str(latent), device="cpu", threads=size, tensor_parallel_size=size, **OPTIONS | options) as llm:
+            found = llm.generate(prompts, told)
+            return np.array([entry.logprob for each in found for entry in each.prompt_logprobs[1:]])
+
+    np.testing.assert_allclose(told_of(2, True, "f32"), told_of(1, False, "f32"), atol=1e-3, rtol=1e-5)
+    one, cut, own = told_of(1, False, "int8"), told_of(2, False, "int8"), told_of(2, True, "int8")
+    assert np.abs(own - one).mean() < 2 * np.abs(cut - one).mean() < 0.05 * np.abs(one).mean()
