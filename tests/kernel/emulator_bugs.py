@@ -64,6 +64,33 @@ def wait_without_barrier(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32]):
 
 
 @zl.kernel
+def missing_barrier_before_bytes(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32]):
+    """Words are stored as words, and read as bytes."""
+    bytes = zl.shared_array(zl.u8, 256)
+    tile = zl.shared_array(zl.u8, 256)
+    t = zl.thread_index()
+    for k in zl.static(range(4)):
+        bytes[t * 4 + k] = zl.u8(t)
+    zl.store(tile + t * 4, zl.load(bytes + t * 4, 4))
+    out[t] = zl.f32(tile[255 - t * 4])  # here
+
+
+@zl.kernel
+def bytes_side_by_side(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32]):
+    """No mistake: four threads store and read each its byte of a word; words are stored, and after a barrier others' bytes are read."""
+    bytes = zl.shared_array(zl.u8, 256)
+    tile = zl.shared_array(zl.u8, 256)
+    t = zl.thread_index()
+    bytes[t] = zl.u8(t)
+    out[t] = zl.f32(bytes[t])
+    zl.barrier()
+    zl.store(tile + t * 4, zl.load(bytes + t // 4 * 4, 4))
+    zl.barrier()
+    out[t] = out[t] + zl.f32(tile[255 - t * 4])
+    tile[255 - t * 4] = zl.u8(0)
+
+
+@zl.kernel
 def off_by_one_global(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32]):
     t = zl.thread_index()
     out[t] = x[t + 1]  # here

@@ -75,6 +75,7 @@ def lines_of(function) -> list[str]:
 # mistake → (threads, grid, what the report says)
 MISTAKES = {
     "missing_barrier": (64, 1, "race: reads what thread \\d+ wrote|reads shared memory that nothing has written"),
+    "missing_barrier_before_bytes": (64, 1, "race: reads what thread \\d+ wrote|nothing has written"),
     "missing_second_barrier": (64, 1, "race: (writes what thread \\d+ reads|reads what thread \\d+ wrote)"),
     "missing_warp_barrier": (64, 1, "race: reads what|nothing has written"),
     "missing_copy_wait": (64, 1, "has not been waited for"),
@@ -115,6 +116,14 @@ def test_a_mistake_is_caught(name, kept_kernels):
         assert re.search(report, text), text
         assert text.startswith(tuple(lines_of(function))), text
         assert f": {name}: " in text and f"seed {seed}" in text
+
+
+def test_bytes_of_a_word_are_watched_one_by_one(kept_kernels):
+    for seed in range(12):
+        run = Run(bugs.bytes_side_by_side, 64, seed)
+        run.launch()
+        t = np.arange(64)
+        np.testing.assert_array_equal(run.out()[:64], t + (63 - t) // 4 * 4 + 3)
 
 
 def test_a_wrong_fragment_gives_a_wrong_product(kept_kernels):
