@@ -265,7 +265,7 @@ def _build(config: ResolvedConfig, device, model, plan, tower, ranks=None):
     return engine
 
 
-def _divided_cache(config: ResolvedConfig, pages: groups.PageGeometry) -> divided.DividedCache:
+def _divided_cache(config: ResolvedConfig, pages: groups.PageGeometry) -> "divided.DividedCache":
     """Of ranks with pages of their own."""
 
     def make() -> schedulers.CacheManager:

@@ -13,7 +13,7 @@ from zse.cache.groups import PageGeometry
 from zse.cache.layout import KVCache
 from zse.cache.pages import BLOCK, blocks_for
 from zse.engine.config import ResolvedConfig
-from zse.plan.ranks import OwnRows
+from zse.plan import ranks
 from zse.plan.record import StepBuffers, new_tensor
 from zse.sampling.state import SamplerState
 from zse.scheduler.batch import Entry
@@ -107,7 +107,7 @@ class StepInputs:
         runs: list[Any] = [self.tensors[name] if self.max_runs else None for name in ("run_start", "run_slot")]
         logit_rows = self.tensors["logit_rows"]
         found = StepBuffers(token_ids, positions, token_row, page_table, logit_rows, logits, *runs)
-        return found._replace(own=OwnRows(*own) if own else None), source
+        return found._replace(own=ranks.OwnRows(*own) if own else None), source
 
     def fill_own(self, size: int, tokens: int, rank: int) -> int:
         """Which of the first `tokens` of a recording of `size` are of rows whose pages are on `rank`; how many."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from zse.kernels.join import join
+from zse.kernels import join
 from zse.plan.place import new_tensor
 from zse.plan.record import Planner, Run
 from zse.plan.trace import Node
@@ -39,4 +39,4 @@ class KeptStreams:
         for number, each in enumerate(self._layers):
             if each == layer:
                 width = self._hidden.shape[1]
-                join(run.recorder, run.of(self._hidden), None, run.of(self.streams), number * width, 0.0)
+                join.join(run.recorder, run.of(self._hidden), None, run.of(self.streams), number * width, 0.0)

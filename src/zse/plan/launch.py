@@ -13,6 +13,7 @@ from zse.kernels import (
     gated_norm,
     head_product,
     images,
+    join,
     latent_attention,
     latent_post,
     layer_inputs,
@@ -25,7 +26,6 @@ from zse.kernels.activation import gated
 from zse.kernels.attention import attention
 from zse.kernels.embed import embed
 from zse.kernels.gather import gather_rows
-from zse.kernels.join import join
 from zse.kernels.matmul import matmul
 from zse.kernels.norm import add_rmsnorm
 from zse.kernels.qkv_post import qkv_post
@@ -57,7 +57,7 @@ def _taken(run: "Run", node: Node) -> None:
 def _join(run: "Run", node: Node) -> None:
     out, first = run.t[node.output], 0
     for number, value in enumerate(node.inputs):
-        join(run.recorder, run.t[value], run.vector(node, f"norm{number}"), out, first, node.options["eps"])
+        join.join(run.recorder, run.t[value], run.vector(node, f"norm{number}"), out, first, node.options["eps"])
         first += value.width
 
 

@@ -106,11 +106,6 @@ class DividedAttention:
         gather_rows(run.recorder, self._results, run.of(run.step.own.place), out)
 
 
-def divided_of(device: "Any", buffers: "Any", config: "Any") -> DividedAttention | None:
-    """For steps of these buffers (zse.plan.record.StepBuffers); None where a rank has the attention of all tokens."""
-    return None if buffers.own is None else DividedAttention(device, buffers.token_ids.shape[0], config)
-
-
 class SharedHead:
     """A head of which each rank has some rows of the vocabulary: logits are made here and gathered on rank 0.
 

@@ -99,7 +99,7 @@ class Planner:
         self.adapters, self.states, self.group = adapters, states, group
         self.kept: Any = None  # zse.plan.kept.KeptStreams, where something drafts with streams between layers
         self._head = None if group is None else ranks.head_of(device, group, model, self.max_lines)
-        self.divided: Any = ranks.divided_of(device, buffers, self.config)
+        self.divided: Any = buffers.own and ranks.DividedAttention(device, self.max_tokens, self.config)
         self._trace = lambda adapted=None: trace_forward(forward, model, device, adapted)
         self._begin, self._again, self._layers, self._ends, self._finish, self._ropes, self._hops = self._trace()
         self._adapted_layers: list[Part] = []
