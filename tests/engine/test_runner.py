@@ -253,8 +253,13 @@ def test_memory_limits_are_kept(model):
 
 
 def test_a_step_says_how_many_sequences_it_has(engine_of, monkeypatch):
-    """By which attention of a few tokens is divided between threads (num_splits)."""
-    told, real = [], record.num_splits
-    monkeypatch.setattr(record, "num_splits", lambda *args: told.append((args[0], args[-1])) or real(*args))
+    """By which attention of a few tokens is divided between threads."""
+    told, real = [], record.Planner.symbols
+
+    def symbols(planner, tokens, rows, context, *, runs=0):
+        told.append((tokens, runs))
+        return real(planner, tokens, rows, context, runs=runs)
+
+    monkeypatch.setattr(record.Planner, "symbols", symbols)
     run(engine_of(), one=(prompt(12, 1), greedy(3)), two=(prompt(5, 2), greedy(3)))
     assert told == [(17, 2), (2, 2), (2, 2)]

@@ -1,12 +1,15 @@
 """What attention promises beyond its reference: a row's bits depend on nothing but the row."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from kernels.harness import DirectRecorder, host_isas, poisoned, to_tensor
-from zse.kernels.attention import SEGMENT, attention, num_splits, partial_shape, rows_in_registers
+from zse.kernels.attention import SEGMENT, attention, partial_shape, rows_in_registers
 from zse.kernels.attention_cases import BLOCK, attention_batch, attention_reference
 from zse.kernels.kv_pages import head_dim_of
+from zse.plan.record import Planner
 
 
 def run(isa, batch, width, **options):
@@ -78,15 +81,22 @@ def test_every_e4m3_is_read_exactly(isa, count):
     np.testing.assert_allclose(run(isa, batch, 128), want, rtol=2e-5, atol=2e-5 * np.abs(want).max())
 
 
+def splits(tokens: int, kv_heads: int, context: int, threads: int, most: int, runs: int = 0) -> int:
+    """What a planner of such a model says of a step."""
+    config, device = SimpleNamespace(num_kv_heads=kv_heads), SimpleNamespace(threads=threads)
+    planner = SimpleNamespace(config=config, device=device, traits=SimpleNamespace(split_tokens=most))
+    return Planner.symbols(planner, tokens, tokens, context, runs=runs)["splits"]
+
+
 def test_splits_fill_the_threads_only_when_needed():
-    assert num_splits(1, 3, 1024, 2, 16) == 4
-    assert num_splits(1, 3, 200, 2, 16) == 1
-    assert num_splits(8, 3, 1024, 2, 16) == 1
-    assert num_splits(17, 1, 1024, 64, 16) == 1
+    assert splits(1, 3, 1024, 2, 16) == 4
+    assert splits(1, 3, 200, 2, 16) == 1
+    assert splits(8, 3, 1024, 2, 16) == 1
+    assert splits(17, 1, 1024, 64, 16) == 1
     # One sequence's tokens are a block or two of each head, however many there are.
-    assert num_splits(12, 3, 32_000, 2, 16, runs=1) == 125
-    assert num_splits(12, 3, 32_000, 2, 16, runs=12) == num_splits(12, 3, 1024, 2, 16, runs=1) == 1
-    assert num_splits(17, 3, 32_000, 2, 16, runs=1) == 1
+    assert splits(12, 3, 32_000, 2, 16, runs=1) == 125
+    assert splits(12, 3, 32_000, 2, 16, runs=12) == splits(12, 3, 1024, 2, 16, runs=1) == 1
+    assert splits(17, 3, 32_000, 2, 16, runs=1) == 1
     assert [rows_in_registers(group) for group in (1, 2, 3, 4, 5, 6, 7, 8, 9)] == [2, 2, 3, 4, 3, 3, 4, 4, 3]
 
 

@@ -26,16 +26,6 @@ def partial_shape(max_tokens: int, heads: int, head_dim: int, max_context: int) 
     return max_tokens, heads, -(-max_context // SEGMENT), head_dim + BLOCK
 
 
-def num_splits(tokens: int, kv_heads: int, context: int, threads: int, max_tokens: int, runs: int = 0) -> int:
-    """The `splits` of a step: one block a segment while heads x tokens do not fill the threads evenly, else 1.
-    Results do not depend on it. context: the longest sequence's tokens, this step's included; max_tokens: of
-    partial_shape; runs: sequences, 0: as many as tokens."""
-    segments = -(-context // SEGMENT)
-    # Of neighbours the first one's block does all the work, and a thread takes all of its heads: of 12 tokens 1.36 times its share.
-    is_uneven = 0 < runs < tokens and segments >= 4 * threads
-    return segments if tokens <= max_tokens and (is_uneven or tokens * kv_heads < 4 * threads) else 1
-
-
 def split_args(op: str, splits, partial, page_table, heads: int, width: int) -> dict:
     """What kernels take of segments that are computed apart. width: numbers of a head's state."""
     if splits == 1:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from zse.errors import ConfigError
 from zse.kernels import gpu
-from zse.kernels.attention import num_splits, partial_shape
+from zse.kernels.attention import SEGMENT, partial_shape
 from zse.kernels.norm import add_rmsnorm
 from zse.kernels.rope import rope_table
 from zse.plan import ranks
@@ -191,9 +191,13 @@ class Planner:
 
     def symbols(self, tokens: int, rows: int, context: int, *, runs: int = 0) -> dict[str, int]:
         """The symbols of one run, of which a graph has some (Graph.symbols). context: tokens of the longest sequence, this step's
-        included. runs: of one sequence's tokens each, as in StepBuffers.run_start of a model with a state. "own" each rank says itself."""
-        most = self.traits.split_tokens
-        splits = num_splits(tokens, self.config.num_kv_heads, context, self.device.threads, most, runs)
+        included. runs: of one sequence's tokens each, as in StepBuffers.run_start of a model with a state; 0: as many as tokens. "own" each
+        rank says itself. splits: one block a segment of keys while heads x tokens do not fill the threads evenly, else 1; results do
+        not depend on it."""
+        segments, threads = -(-context // SEGMENT), self.device.threads
+        # Of neighbours the first one's block does all the work, and a thread takes all of its heads: of 12 tokens 1.36 times its share.
+        is_uneven = 0 < runs < tokens and segments >= 4 * threads or tokens * self.config.num_kv_heads < 4 * threads
+        splits = segments if tokens <= self.traits.split_tokens and is_uneven else 1
         return {"tokens": tokens, "rows": rows, "runs": runs, "splits": splits, "own": tokens}
 
     def _record_layers(
