@@ -34,15 +34,15 @@ def gpu(tmp_path, kernel_cache, monkeypatch):
     monkeypatch.setenv("ZSE_HOME", str(tmp_path / "home"))
     pack_of({symbol: b"cubin of " + symbol.encode() for symbol in VARIANTS})
     harmed: set[str] = set()
-    real, compiled = emulated.emit_for, emulated.compiled
+    real, compiled = emulated.emitted, emulated.compiled
 
     def compiled_once(*args):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("ZSE_HOME", str(kernel_cache))
             return compiled(*args)
 
-    def miscompiled(variant, target):
-        text, entry = real(variant, target)
+    def miscompiled(variant, like):
+        text, entry = real(variant, like)
         return text.replace(")) * zse_load", ")) + zse_load") if variant.symbol in harmed else text, entry
 
     def opened(name):
@@ -50,7 +50,7 @@ def gpu(tmp_path, kernel_cache, monkeypatch):
         device.pack = cache.open_pack(ARCH)
         return device
 
-    monkeypatch.setattr(emulated, "emit_for", miscompiled)
+    monkeypatch.setattr(emulated, "emitted", miscompiled)
     monkeypatch.setattr(emulated, "compiled", compiled_once)
     monkeypatch.setattr(command.opening, "open_device", opened)
     monkeypatch.setattr(kernels, "package_ops", lambda names: OPS)
