@@ -257,7 +257,7 @@ def test_a_record_that_was_changed_ends_the_connection():
     [
         (dict(nnodes=2), "--nnodes 2 needs --rendezvous: HOST:PORT, where node 0 listens"),
         (dict(nnodes=2, rendezvous="h:1"), "--nnodes 2 needs --group-secret: a private file"),
-        (dict(nnodes=3, tensor_parallel_size=4), "--nnodes 3: 4 ranks .* are not as many on each"),
+        (dict(nnodes=3, tensor_parallel_size=4), "--nnodes 3: 4 ranks cannot be divided evenly: give a .* multiple"),
         (dict(nnodes=2, node_rank=2), "--node-rank 2 of --nnodes 2: they are numbered from 0"),
         (dict(node_rank=1), "--node-rank, --rendezvous and --group-secret are of several hosts"),
         (dict(rendezvous="h:1"), "are of several hosts: give --nnodes N too"),

@@ -53,7 +53,8 @@ def _check_nodes(config: Any) -> None:
     size = num_ranks(config)
     if size % config.nnodes:
         raise ConfigError(
-            f"--nnodes {config.nnodes}: {size} ranks (--tensor-parallel-size, --pipeline-parallel-size) are not as many on each"
+            f"--nnodes {config.nnodes}: {size} rank{'s' * (size > 1)} cannot be divided evenly: give a --tensor-parallel-size or "
+            "--pipeline-parallel-size that is a multiple"
         )
     if config.node_rank >= config.nnodes:
         raise ConfigError(f"--node-rank {config.node_rank} of --nnodes {config.nnodes}: they are numbered from 0")

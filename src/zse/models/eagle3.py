@@ -118,10 +118,11 @@ def head_config(source: ModelSource, model: ModelConfig) -> ModelConfig:
     """The configuration of the head in an open folder, for the model of `model`. Raises FormatError, UnsupportedError, and ConfigError
     where it was made for another model."""
     path, raw = source.path, source.hf_config
-    if raw is None or not is_head(raw):
-        found = "no config.json" if raw is None else raw.get("architectures")
+    if raw is None:
+        raise ConfigError(f"{path} is no EAGLE-3 head: a folder with config.json and *.safetensors")
+    if not is_head(raw):
         known = [*EAGLE3_NAMES, "LlamaForCausalLM with draft_vocab_size"]
-        raise UnsupportedError(f"{path}: an EAGLE-3 head's architecture", found, known)
+        raise UnsupportedError(f"{path}: an EAGLE-3 head's architecture", raw.get("architectures"), known)
     whole = Fields(path, raw)
     layer = whole.section("transformer_layer_config")  # speculators'
     fields = whole if layer is None else Fields(path, raw | layer.values)
