@@ -9,6 +9,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from select import select
 
+from zse.errors import GroupError
+from zse.parallel.group import RankGroup
+from zse.runtime.cpu import CPUDevice
+from zse.tensor import Tensor
+
 DEADLINE_S = 60
 
 
@@ -54,3 +59,19 @@ def run_ranks(
                 os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
     return answers
+
+
+def message_of(call) -> str:
+    """Of the GroupError that it raises."""
+    try:
+        call()
+    except GroupError as error:
+        return str(error)
+    return "nothing was raised"
+
+
+def recorded_sum(group: RankGroup, device: CPUDevice):
+    """A recording with a sum of all ranks."""
+    recorder, x = device.record(), Tensor(device.alloc(400), (100, 1), "f32")
+    group.host.all_reduce(recorder, x, x)
+    return recorder.finish()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks import run_ranks
+from ranks import message_of, recorded_sum, run_ranks
 
 from zse import build
 from zse.errors import GroupError
@@ -118,20 +118,6 @@ def test_ten_thousand_rounds_of_all_kinds(create):
         return bad
 
     assert run_ranks(2, work) == [0, 0]
-
-
-def message_of(call) -> str:
-    try:
-        call()
-    except GroupError as error:
-        return str(error)
-    return "nothing was raised"
-
-
-def recorded_sum(group: RankGroup, device: CPUDevice):
-    recorder, x = device.record(), Tensor(device.alloc(400), (100, 1), "f32")
-    group.all_reduce(recorder, x, x)
-    return recorder.finish()
 
 
 def test_a_killed_rank_ends_the_group_by_name(create):

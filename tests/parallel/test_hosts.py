@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 from hosts import Hosts
-from ranks import run_ranks
+from ranks import message_of, recorded_sum, run_ranks
 
 from zse.errors import GroupError
 from zse.parallel.group import RankGroup
@@ -136,20 +136,6 @@ def test_a_ring_through_hosts(size, nodes, threads):
     for rank in range(1, size):
         expected = [numbers + np.float32(rank) for numbers in expected]
     assert run_ranks(size, work, forked=hosts.close)[0] == [numbers.tobytes() for numbers in expected]
-
-
-def message_of(call) -> str:
-    try:
-        call()
-    except GroupError as error:
-        return str(error)
-    return "nothing was raised"
-
-
-def recorded_sum(group: RankGroup, device: CPUDevice):
-    recorder, x = device.record(), Tensor(device.alloc(400), (100, 1), "f32")
-    group.host.all_reduce(recorder, x, x)
-    return recorder.finish()
 
 
 @pytest.mark.parametrize("killed", [2, 3])

@@ -8,7 +8,15 @@ import pytest
 import tiny_families
 import tiny_mtp
 import tiny_text
-from schemas import SCHEMAS
+from block_checks import (
+    ORDERS,
+    accepted,
+    drafts_of,
+    drafts_that_see_all_at_once,
+    replies_in_an_order,
+    replies_under_masks,
+    run,
+)
 from session import Session
 from test_draft_model import always
 from test_hybrid_drafts import params, prompt
@@ -19,10 +27,7 @@ from zse.engine.config import EngineConfig, settle
 from zse.engine.load import load_engine
 from zse.engine.metrics import Phases
 from zse.errors import ConfigError, FormatError
-from zse.sampling.params import SamplingParams
-from zse.scheduler.options import RequestOptions
 from zse.speculative.speculator import BLOCK, Candidate
-from zse.structured.options import read_structure
 
 FAMILIES = ("qwen3_5", "qwen3_next", "glm4_moe", "deepseek_v3")
 NARROW = 128  # of 160 ids
@@ -51,24 +56,6 @@ def drafting(engine, is_ahead=False):
         speculator.runs_ahead = speculator.reads_tokens = True
         speculator.runner._model_hidden = engine.runner.planner.hidden
     return engine
-
-
-def run(engine, requests):
-    """Tokens of requests that are submitted together."""
-    for id, (ids, some) in enumerate(requests):
-        engine.submit(id, ids, some)
-    found = [[] for _ in requests]
-    while engine.has_work:
-        for output in engine.step():
-            assert output.error is None
-            found[output.id] += output.tokens
-        assert engine.scheduler.check_integrity() == []
-    return found
-
-
-def accepted(engine) -> tuple[int, int]:
-    counters = engine.scheduler.counters
-    return counters.accepted_tokens, counters.drafted_tokens
 
 
 @pytest.mark.parametrize("engines", [*FAMILIES, "qwen3_5 other", "deepseek_v3 other"], indirect=True)
@@ -103,24 +90,9 @@ def test_replies_are_the_same(engines, vocabulary, request):
 
 
 @pytest.mark.parametrize("engines", ["qwen3_5", "deepseek_v3"], indirect=True)
-@pytest.mark.parametrize(
-    "options",
-    [
-        dict(ahead=True),
-        dict(num_pages=12, max_tokens_per_step=24, reserve_output=False),
-        dict(max_rows=2, max_tokens_per_step=8),
-        dict(prefix_cache=False, page_size=64),
-    ],
-    ids=["ahead", "preempted", "small steps", "no cache"],
-)
+@ORDERS
 def test_in_other_orders(engines, options):
-    requests = [(prompt(length, 2), params(40)) for length in (5, 16, 30, 61, 9)]
-    told = run(engines(prefix_cache=False, speculation="none"), requests)
-    engine = drafting(engines(**options), "ahead" in options)
-    for _ in range(2):
-        assert run(engine, requests) == told
-    counters = engine.scheduler.snapshot()
-    assert counters["accepted_tokens"] > 0 and (counters["preemptions"] > 0) == ("num_pages" in options)
+    replies_in_an_order(engines, options, dict(speculation="none"), drafting)
 
 
 @pytest.mark.parametrize("engines", ["qwen3_5 other", "glm4_moe other"], indirect=True)
@@ -128,32 +100,7 @@ def test_in_other_orders(engines, options):
 def test_drafts_are_those_of_a_block_that_sees_all_at_once(engines, chunk):
     """Behind a prompt in chunks, after rejected drafts, and behind each reply's token: every state is paired with the token
     behind it, and what was drafted wrongly is written over."""
-    engine, ids = drafting(engines(max_tokens_per_step=chunk, max_rows=1)), prompt(50, 3)
-    made = drafts_of(engine)
-    (reply,) = run(engine, [(ids, params(40))])
-    whole = [*ids, *reply]
-    again = drafting(engines(max_tokens_per_step=128, max_rows=1, prefix_cache=False))
-    wanted = drafts_of(again)
-    for length in sorted(made)[:-1]:
-        wanted.clear()
-        run(again, [(whole[: length - 1], params(5))])
-        count = min(len(wanted[length]), len(made[length]))  # near its end a request has fewer
-        assert wanted[length][:count] == made[length][:count], length
-    assert len(made) > 5
-
-
-def drafts_of(engine) -> dict[int, list[int]]:
-    """Tokens of the request → the drafts behind them, as they are made."""
-    speculator, found = engine.feature("speculation"), {}
-    draft = speculator._draft
-
-    def watch(parts, wanted):
-        draft(parts, wanted)
-        request = parts[0].work.request
-        found.setdefault(len(request.tokens), list(request.drafts))
-
-    speculator._draft = watch
-    return found
+    drafts_that_see_all_at_once(engines, chunk, drafting)
 
 
 @pytest.mark.parametrize("engines", ["qwen3_5"], indirect=True)
@@ -264,20 +211,9 @@ def test_which_drafts_pay(engines, among, is_narrow):
 def test_masks_hold(engines, vocabulary, folders, tmp_path):
     tiny_text.write(folders["qwen3_5"])
 
-    def replies(engine):
-        names = ("person", "array", "pattern", "enum")
-        found: dict[str, list[int]] = {name: [] for name in names}
-        for id, name in enumerate(names):
-            options = RequestOptions(structure=read_structure({"json": SCHEMAS[name]}))
-            engine.submit(id, [5 + id, 6, 7], SamplingParams(max_tokens=60, temperature=1.0, seed=id), options)
-        while engine.has_work:
-            for output in engine.step():
-                found[names[output.id]] += output.tokens
-        return found
-
-    told = replies(engines(speculation="none"))
+    told = replies_under_masks(engines(speculation="none"))
     engine = drafting(engines(draft_vocabulary=vocabulary))
-    assert replies(engine) == told
+    assert replies_under_masks(engine) == told
     assert accepted(engine)[1] > 0 and engine.feature("speculation").runner.vocabulary == vocabulary
 
 

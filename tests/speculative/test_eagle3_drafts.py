@@ -5,8 +5,7 @@ import pytest
 import tiny
 import tiny_eagle3
 import tiny_text
-from schemas import SCHEMAS
-from test_block import accepted, run
+from block_checks import ORDERS, accepted, drafts_that_see_all_at_once, replies_in_an_order, replies_under_masks, run
 from test_draft_model import always
 from test_hybrid_drafts import params, prompt
 from tiny_engines import TinyEngines
@@ -16,9 +15,6 @@ from zse.engine.load import load_engine
 from zse.engine.metrics import Phases
 from zse.errors import ConfigError, FormatError
 from zse.plan.kept import KeptStreams
-from zse.sampling.params import SamplingParams
-from zse.scheduler.options import RequestOptions
-from zse.structured.options import read_structure
 
 OPTIONS = dict(max_context=128, max_rows=4, draft_tokens=3, kv_dtype="f32", speculation="eagle3")
 PLAIN = dict(speculation="none", draft_model=None)
@@ -75,77 +71,27 @@ def test_replies_are_the_same(engines, request):
 
 
 @pytest.mark.parametrize("engines", ["qwen3"], indirect=True)
-@pytest.mark.parametrize(
-    "options",
-    [
-        dict(ahead=True),
-        dict(num_pages=12, max_tokens_per_step=24, reserve_output=False),
-        dict(max_rows=2, max_tokens_per_step=8),
-        dict(prefix_cache=False, page_size=64),
-    ],
-    ids=["ahead", "preempted", "small steps", "no cache"],
-)
+@ORDERS
 def test_in_other_orders(engines, options):
-    requests = [(prompt(length, 2), params(40)) for length in (5, 16, 30, 61, 9)]
-    told = run(engines(prefix_cache=False, **PLAIN), requests)
-    engine = drafting(engines(**options), "ahead" in options)
-    for _ in range(2):
-        assert run(engine, requests) == told
-    counters = engine.scheduler.snapshot()
-    assert counters["accepted_tokens"] > 0 and (counters["preemptions"] > 0) == ("num_pages" in options)
+    replies_in_an_order(engines, options, PLAIN, drafting)
 
 
 @pytest.mark.parametrize("engines", ["llama other"], indirect=True)
 @pytest.mark.parametrize("chunk", [16, 64])
 def test_drafts_are_those_of_a_head_that_sees_all_at_once(engines, chunk):
     """Behind a prompt in chunks, after rejected drafts, and behind each reply's token; and they are tokens that it knows."""
-    engine, ids = drafting(engines(max_tokens_per_step=chunk, max_rows=1)), prompt(50, 3)
-    made = drafts_of(engine)
-    (reply,) = run(engine, [(ids, params(40))])
-    whole = [*ids, *reply]
-    again = drafting(engines(max_tokens_per_step=128, max_rows=1, prefix_cache=False))
-    wanted = drafts_of(again)
-    for length in sorted(made)[:-1]:
-        wanted.clear()
-        run(again, [(whole[: length - 1], params(5))])
-        count = min(len(wanted[length]), len(made[length]))  # near its end a request has fewer
-        assert wanted[length][:count] == made[length][:count], length
+    made = drafts_that_see_all_at_once(engines, chunk, drafting)
     known = set(tiny_eagle3.tokens_of(tiny_eagle3.head_config("llama")).tolist())
-    assert len(made) > 5 and all(known.issuperset(drafts) for drafts in made.values())
-
-
-def drafts_of(engine) -> dict[int, list[int]]:
-    """Tokens of the request → the drafts behind them, as they are made."""
-    speculator, found = engine.feature("speculation"), {}
-    draft = speculator._draft
-
-    def watch(parts, wanted):
-        draft(parts, wanted)
-        request = parts[0].work.request
-        found.setdefault(len(request.tokens), list(request.drafts))
-
-    speculator._draft = watch
-    return found
+    assert all(known.issuperset(drafts) for drafts in made.values())
 
 
 @pytest.mark.parametrize("engines", ["llama"], indirect=True)
 def test_masks_hold(engines, folders):
     tiny_text.write(folders["llama"][0])
 
-    def replies(engine):
-        names = ("person", "array", "pattern", "enum")
-        found: dict[str, list[int]] = {name: [] for name in names}
-        for id, name in enumerate(names):
-            options = RequestOptions(structure=read_structure({"json": SCHEMAS[name]}))
-            engine.submit(id, [5 + id, 6, 7], SamplingParams(max_tokens=60, temperature=1.0, seed=id), options)
-        while engine.has_work:
-            for output in engine.step():
-                found[names[output.id]] += output.tokens
-        return found
-
-    told = replies(engines(**PLAIN))
+    told = replies_under_masks(engines(**PLAIN))
     engine = drafting(engines())
-    assert replies(engine) == told
+    assert replies_under_masks(engine) == told
     assert accepted(engine)[1] > 0
 
 

@@ -75,8 +75,9 @@ class PageFiles:
         self._files: OrderedDict[str, RecordFile] = OrderedDict()  # the longest unused first
         self._at: dict[bytes, tuple[RecordFile, PageRecord]] = {}
         self._spoilt: dict[str, None] = {}  # files with a record that is not sound
-        # The key of a page or root → those of what is behind it, the newest last.
-        self._behind: dict[bytes, dict[bytes, None]] = {}
+        # The key of a page or root, and bytes of those of what is behind it (full pages, or states and other pages) → these, the newest
+        # last: behind a root are as many full pages as there are first ones.
+        self._behind: dict[tuple[bytes, int], dict[bytes, None]] = {}
         top = Path(folder)
         try:
             _make_private(top)
@@ -113,15 +114,15 @@ class PageFiles:
     def states_behind(self, parent: bytes, tokens: bytes) -> list[bytes]:
         """The beginnings of `tokens`, the longest first, behind which and the page of key `parent` a state is kept."""
         with self._lock:
-            behind = self._behind.get(parent, ())
-            tails = [self._at[key][1].tokens for key in behind if len(key) == STATE_KEY_BYTES]
+            tails = [self._at[key][1].tokens for key in self._behind.get((parent, STATE_KEY_BYTES), ())]
         return sorted((tail for tail in tails if tokens.startswith(tail)), key=len, reverse=True)
 
     def nearest_behind(self, parent: bytes, tokens: bytes) -> tuple[bytes, bytes, int]:
         """(key, tokens, how many of them) of the page, full or not, behind the page of key `parent` that has the most of the
-        beginning of `tokens`; nothing where none has any. Of many the newest are looked at, as in memory."""
+        beginning of `tokens`; nothing where none has any. Of many of a kind the newest are looked at, as in memory."""
         with self._lock:
-            newest = islice(reversed(self._behind.get(parent, {})), MAX_COMPARED)
+            kinds = [self._behind.get((parent, size), {}) for size in (KEY_BYTES, STATE_KEY_BYTES)]
+            newest = [key for behind in kinds for key in islice(reversed(behind), MAX_COMPARED)]
             found = [(key, self._at[key][1].tokens) for key in newest]
         near = ((key, tail, common_tokens(tokens, tail)) for key, tail in found)
         return max([(b"", b"", 0), *near], key=lambda each: each[2])
@@ -204,7 +205,7 @@ class PageFiles:
             segment.keys[record.key] = None
         self._at[record.key] = segment, record
         self.num_states += len(record.key) == STATE_KEY_BYTES
-        self._behind.setdefault(record.parent, {})[record.key] = None
+        self._behind.setdefault((record.parent, len(record.key)), {})[record.key] = None
 
     def _touch(self, key: bytes) -> None:
         """A page or state was of use, and what stands before it, which goes after it; but what others go on from in a
@@ -383,10 +384,10 @@ class PageFiles:
         segment, record = self._at.pop(key)
         segment.keys.pop(key, None)
         self.num_states -= len(key) == STATE_KEY_BYTES
-        behind = self._behind[record.parent]
-        del behind[key]
-        if not behind:
-            del self._behind[record.parent]
+        place = record.parent, len(key)
+        del self._behind[place][key]
+        if not self._behind[place]:
+            del self._behind[place]
 
     # -- the folder
 

@@ -347,9 +347,8 @@ class BatchBuilder:
             room = min(room, self._budget.configured_tokens - self._life.max_rows) - again
         most_drafts = min(self._max_drafts, room)
         index = 0
-        while (
-            index < len(running) and len(entries) < most_rows
-        ):  # preemption takes from the far end of this list, or this request itself
+        # Preemption takes from the far end of this list, or this request itself.
+        while index < len(running) and len(entries) < most_rows:
             request = running[index]
             if resting and request in resting:
                 index += 1

@@ -1,0 +1,94 @@
+"""What tests of all drafts that run beside the model's states ask alike: of a next-token block, of an EAGLE-3 head. `drafting` makes an
+engine draft whether it pays or not; `plain` are options of an engine without drafts."""
+
+import pytest
+from schemas import SCHEMAS
+from test_hybrid_drafts import params, prompt
+
+from zse.sampling.params import SamplingParams
+from zse.scheduler.options import RequestOptions
+from zse.structured.options import read_structure
+
+ORDERS = pytest.mark.parametrize(
+    "options",
+    [
+        dict(ahead=True),
+        dict(num_pages=12, max_tokens_per_step=24, reserve_output=False),
+        dict(max_rows=2, max_tokens_per_step=8),
+        dict(prefix_cache=False, page_size=64),
+    ],
+    ids=["ahead", "preempted", "small steps", "no cache"],
+)
+
+
+def run(engine, requests):
+    """Tokens of requests that are submitted together."""
+    for id, (ids, some) in enumerate(requests):
+        engine.submit(id, ids, some)
+    found = [[] for _ in requests]
+    while engine.has_work:
+        for output in engine.step():
+            assert output.error is None
+            found[output.id] += output.tokens
+        assert engine.scheduler.check_integrity() == []
+    return found
+
+
+def accepted(engine) -> tuple[int, int]:
+    counters = engine.scheduler.counters
+    return counters.accepted_tokens, counters.drafted_tokens
+
+
+def drafts_of(engine) -> dict[int, list[int]]:
+    """Tokens of the request → the drafts behind them, as they are made."""
+    speculator, found = engine.feature("speculation"), {}
+    draft = speculator._draft
+
+    def watch(parts, wanted):
+        draft(parts, wanted)
+        request = parts[0].work.request
+        found.setdefault(len(request.tokens), list(request.drafts))
+
+    speculator._draft = watch
+    return found
+
+
+def replies_in_an_order(engines, options, plain, drafting) -> None:
+    """The replies are those without drafts, whatever waits for what."""
+    requests = [(prompt(length, 2), params(40)) for length in (5, 16, 30, 61, 9)]
+    told = run(engines(prefix_cache=False, **plain), requests)
+    engine = drafting(engines(**options), "ahead" in options)
+    for _ in range(2):
+        assert run(engine, requests) == told
+    counters = engine.scheduler.snapshot()
+    assert counters["accepted_tokens"] > 0 and (counters["preemptions"] > 0) == ("num_pages" in options)
+
+
+def drafts_that_see_all_at_once(engines, chunk, drafting) -> dict[int, list[int]]:
+    """Drafts behind a prompt in chunks, after rejected ones and behind each reply's token are those of who sees all tokens at once; what
+    drafts_of() gives of them."""
+    engine, ids = drafting(engines(max_tokens_per_step=chunk, max_rows=1)), prompt(50, 3)
+    made = drafts_of(engine)
+    (reply,) = run(engine, [(ids, params(40))])
+    whole = [*ids, *reply]
+    again = drafting(engines(max_tokens_per_step=128, max_rows=1, prefix_cache=False))
+    wanted = drafts_of(again)
+    for length in sorted(made)[:-1]:
+        wanted.clear()
+        run(again, [(whole[: length - 1], params(5))])
+        count = min(len(wanted[length]), len(made[length]))  # near its end a request has fewer
+        assert wanted[length][:count] == made[length][:count], length
+    assert len(made) > 5
+    return made
+
+
+def replies_under_masks(engine) -> dict[str, list[int]]:
+    names = ("person", "array", "pattern", "enum")
+    found: dict[str, list[int]] = {name: [] for name in names}
+    for id, name in enumerate(names):
+        options = RequestOptions(structure=read_structure({"json": SCHEMAS[name]}))
+        engine.submit(id, [5 + id, 6, 7], SamplingParams(max_tokens=60, temperature=1.0, seed=id), options)
+    while engine.has_work:
+        for output in engine.step():
+            found[names[output.id]] += output.tokens
+    return found
