@@ -1,11 +1,11 @@
 """Seconds to the first token of a session that goes on: from memory, from host memory, and after a restart of the server.
 
-    python benchmarks/session_resume.py MODEL [--tokens 8000] [--rounds 3] [--positions N] [-- options of zse serve]
+    python benchmarks/session_resume.py MODEL [--tokens 8000] [--rounds 3] [--positions N] [--rest S] [-- options of zse serve]
 
 A server with --cache-disk and a database answers a long prompt of a session; then the same session is asked for `--new` tokens more. "memory": at
 once. "host" (with --cache-host-memory, and a device that has no room for two such prompts): after another long prompt; the counters of tiers are
 printed, which say where the pages were. "restart": a new process of the server, its files in the system's page cache; the first request of each process is a short one of no
-session, so that what a first request records is not counted. Prints a line for each, the least of `--rounds`, what was cached, and where the time went by the
+session, so that what a first request records is not counted, and the session's follows at once, or --rest seconds later. Prints a line for each, the least of `--rounds`, what was cached, and where the time went by the
 server's own timings: before the engine had it (reading, tokenizing), waiting there (for what is read, too), its prompt.
 
 --positions: a copy of MODEL, a GGUF, that says it has so many, in place of a longer context that it would have to be trained for: its words are no better
@@ -100,6 +100,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8000, help="of the session's first prompt, about")
     parser.add_argument("--new", type=int, default=8, help="words of each later request")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--rest", type=float, default=0.0, help="seconds of a restarted server before the session is asked for"
+    )
     parser.add_argument("--positions", type=int, help="that a copy of the model says it has")
     args, options = parser.parse_known_args()
     options = [option for option in options if option != "--"]
@@ -122,6 +125,7 @@ def main() -> None:
             server.end()
             server = Server(model, folder, options)
             server.ask(words(3, 20))
+            time.sleep(args.rest)
             found["restart"].append(server.ask(" " + words(20 + number, args.new), "long"))
         server.end()
     for name, runs in ((name, runs) for name, runs in found.items() if runs):

@@ -117,6 +117,12 @@ class Eviction:
         if account in self._seen:
             self._seen.move_to_end(account)
 
+    def expose(self, account: SaltAccount) -> None:
+        """What is idle of the account goes before all other pages, as of a tenant that has not been seen for long."""
+        account.seen = self._clock - IDLE_TURNS * self._capacity - 1
+        if account in self._seen:
+            self._seen.move_to_end(account, last=False)
+
     def offer(self, node: TreeNode) -> None:
         """An idle node became a leaf."""
         heap = node.account.heap

@@ -127,6 +127,19 @@ class PageFiles:
         near = ((key, tail, common_tokens(tokens, tail)) for key, tail in found)
         return max([(b"", b"", 0), *near], key=lambda each: each[2])
 
+    def last_session(self) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+        """Of the session that was used last, which ends last: the key of its root, and (key, tokens) of the pages behind that, in
+        order, the last as far as it goes. (b"", []) where there is none."""
+        with self._lock:  # not the file that was written last: an engine that ends writes all in any order
+            segment = max(self._files.values(), key=lambda each: each.expires, default=None)
+            key = segment.tip if segment is not None and segment.expires else b""
+            ends = self._behind.get((key, STATE_KEY_BYTES), ())
+            chain = [(end, self._at[end][1].tokens) for end in islice(reversed(ends), 1)]
+            while (there := self._at.get(key)) is not None and len(chain) <= len(self._at):  # a forged file has circles
+                chain.append((key, there[1].tokens))
+                key = there[1].parent
+        return key, chain[::-1]
+
     def root(self, salt: tuple[str, ...]) -> bytes:
         """The key of a salt's root."""
         parts = b"".join(struct.pack("<I", len(raw)) + raw for raw in (text.encode() for text in salt))

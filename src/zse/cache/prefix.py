@@ -197,6 +197,12 @@ class PrefixCache:
             if node is not None:
                 self._drop(node)
 
+    def withdraw(self, pages: list[int]) -> None:
+        """Take pages that follow each other, which a table holds, and everything behind the first out of the tree: they are nobody's."""
+        self.distrust(pages[:1])
+        for page in pages:
+            self._disown(page)
+
     def drop_session(self, session: str) -> int:
         """Forget what only this session has used; how many pages. Requests that run keep theirs until they end."""
         stack, before = list(self.roots.values()), self.num_nodes

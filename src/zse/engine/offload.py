@@ -7,7 +7,6 @@ threads of their own."""
 import logging
 import threading
 import time
-from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import partial
@@ -17,10 +16,11 @@ from zse.cache.eviction import TreeNode
 from zse.cache.files import KEY_BYTES, PageFiles, key_of, state_key
 from zse.cache.prefix import common_tokens
 from zse.engine import disk_reads, fingerprints, state_files
-from zse.engine.held import Held, HoldingFeature
+from zse.engine.disk_reads import AwaitingDisk
+from zse.engine.held import HoldingFeature
+from zse.engine.read_ahead import SessionAhead
 from zse.errors import DeviceError
 from zse.sampling.params import BeamParams, SamplingParams
-from zse.scheduler import images
 from zse.scheduler.batch import Batch, StepOutput
 from zse.scheduler.options import PlacedImage, RequestOptions
 from zse.scheduler.request import salt_of
@@ -28,7 +28,7 @@ from zse.scheduler.request import salt_of
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from zse.cache.states import Snapshot
-    from zse.engine.state_files import PlacedState, StateFiles
+    from zse.engine.state_files import StateFiles
 
 # Content that waits to be written: beyond it pages are left out (they can be computed again).
 MAX_PENDING_BYTES = 64 << 20
@@ -54,23 +54,6 @@ class Write(NamedTuple):
     session: str = ""
 
 
-class AwaitingDisk(Held):
-    """A request whose beginning is read. fetch: once something is; here: pages in front of it; keys, tokens: of those that
-    are read; places: pages or host slots for them; held: pages that are kept meanwhile; state: that is read, too."""
-
-    fetch: disk_reads.DiskFetch | None = None
-    here = 0
-    keys: tuple[tuple[bytes, bytes], ...] = ()
-    places: tuple[int, ...] = ()
-    held: tuple[list[int], ...] = ()
-    state: "PlacedState | None" = None
-
-    @property
-    def compared(self) -> bytes:
-        """The prompt as prefixes are compared by."""
-        return images.compared(array("i", self.prompt), self.options.images).tobytes()
-
-
 class DiskTier(HoldingFeature):
     """engine: its cache has a prefix cache and host slots. mover: the runner's PageMover."""
 
@@ -94,6 +77,7 @@ class DiskTier(HoldingFeature):
         self._thread = threading.Thread(target=self._write, name="kv files", daemon=True)
         self._thread.start()
         self._reader = disk_reads.DiskReader(files)
+        self._ahead = SessionAhead(engine.scheduler, mover, files, self._reader)
 
     def counters(self) -> dict[str, float]:
         """Totals since the start, and what is on disk now."""
@@ -101,7 +85,7 @@ class DiskTier(HoldingFeature):
             self._files.counters()
             | {
                 "prefix_disk_written_pages": self.num_written,
-                "prefix_disk_read_pages": self.num_read,
+                "prefix_disk_read_pages": self.num_read + self._ahead.num_read,
                 "prefix_disk_hits": self.num_hits,
                 "prefix_disk_hit_tokens": self.num_hit_tokens,
             }
@@ -131,6 +115,8 @@ class DiskTier(HoldingFeature):
     def idle(self, now: float) -> bool:
         """Write one page, or state, that has no file yet, or wait a little for those that are written. False when there is
         nothing."""
+        self._ahead.begin()
+        self._ahead.settle()
         if now - self._tidied_at > TIDY_S:
             self._tidied_at = now
             self._ask(Write(partial(self._files.tidy, time.time())))
@@ -215,6 +201,7 @@ class DiskTier(HoldingFeature):
             self._pending_bytes -= sum(write.nbytes for write in self._pending if write.session == session)
             self._pending = deque(write for write in self._pending if write.session != session)
         self._walk, self._walked_at = [], (0, 0)
+        self._ahead.drop(session)
         self._sessions.pop(session, None)
         self._ask(Write(partial(self._files.drop_session, session)))
 
@@ -264,6 +251,7 @@ class DiskTier(HoldingFeature):
             return False
         self.check_held(id, prompt, params)
         held = AwaitingDisk(prompt, params, options, self._engine.clock())
+        self._reading += self._ahead.claim(held)
         if not self._begin(held):
             return False
         self._held[id] = held
@@ -298,6 +286,7 @@ class DiskTier(HoldingFeature):
             return False
         wanted = {key for key, _ in keys} | ({kept.key} if kept is not None else set())
         if any(not wanted.isdisjoint(key for key, _ in other.fetch.wanted) for other in self._reading if other.fetch):
+            self._reader.hurry()
             return True
         self._settle()  # slots that were given back may still be read by transfers
         held.here, held.keys = len(nodes), tuple(keys)
@@ -305,7 +294,8 @@ class DiskTier(HoldingFeature):
         if kept is not None and len(held.keys) == len(keys):
             held.state = self._states.take(kept)  # type: ignore[union-attr]
         found: list[disk_reads.Wanted] = [
-            (key, partial(_views, memory, place)) for (key, _), place in zip(held.keys, held.places, strict=True)
+            (key, partial(disk_reads.views_of, memory, place))
+            for (key, _), place in zip(held.keys, held.places, strict=True)
         ]
         if held.state is not None:
             found.append((held.state.kept.key, held.state.views))
@@ -385,6 +375,7 @@ class DiskTier(HoldingFeature):
 
     def before_schedule(self, now: float) -> list[StepOutput]:
         """Give the engine those requests whose beginnings have come; what there is to tell of others."""
+        self._ahead.settle()
         if not self._reading and not self._held:
             return []
         if not self._scheduler.requests:
@@ -393,7 +384,7 @@ class DiskTier(HoldingFeature):
         over = [held for held in self._reading if held.fetch is not None and not held.fetch.num_left]
         for held in over:
             self._reading.remove(held)
-            self._enter(held)
+            self.num_read += self._enter(held)
         done = {id(held) for held in over}
         for request, held in list(self._held.items()):
             is_over = id(held) in done or over and held.fetch is None and not self._begin(held)
@@ -401,8 +392,8 @@ class DiskTier(HoldingFeature):
                 outputs += self.release(request, now)
         return outputs + self.end_late(now)
 
-    def _enter(self, held: AwaitingDisk) -> None:
-        """What came becomes the prefix cache's."""
+    def _enter(self, held: AwaitingDisk) -> int:
+        """What came becomes the prefix cache's; how many pages."""
         prefix, salt, tokens = self._cache.prefix, salt_of(held.options), held.compared
         fetch, count, page_bytes = held.fetch, 0, prefix.page_bytes
         assert fetch is not None
@@ -428,12 +419,13 @@ class DiskTier(HoldingFeature):
             elif self._states.enter(held.state, salt, chain, held.options.session):  # type: ignore[union-attr]
                 self._files.used(held.state.kept.key)
         self._give_places(held)
-        self.num_read += count
-        if count:
+        came = b"".join(data for _, data in held.keys[:count])
+        num_common = common_tokens(tokens[page_bytes * held.here : -4], came)
+        if num_common:
             self.num_hits += 1
-            came = b"".join(data for _, data in held.keys[:count])
-            self.num_hit_tokens += common_tokens(tokens[page_bytes * held.here : -4], came)
+            self.num_hit_tokens += num_common
             self._files.used(held.keys[count - 1][0])
+        return count
 
     def _session_of(self, key: bytes, session: str, is_whole: bool) -> str:
         """What a page that a request brings is of alone. is_whole: the request has all of its tokens; else nobody goes on
@@ -485,10 +477,6 @@ class DiskTier(HoldingFeature):
                 self._wake.notify()
             self._thread.join(max(0.1, deadline - time.monotonic()))
             self._files.close()
-
-
-def _views(memory: Callable[[int], memoryview], place: int) -> tuple[memoryview, ...]:
-    return (memory(place),)
 
 
 def open_disk_tier(engine, config, source, quantize: str | None) -> DiskTier:

@@ -1,0 +1,116 @@
+"""The session that was used last, read from files before anybody asks for it: in the idle time after a start its pages come into
+memory, beside whatever else begins then, so that the user who goes on waits for what is left at most.
+
+Files say no tenant's name: what came stands in the prefix cache under a root of its own, which no request's salt can be
+equal to, until one comes whose root has the key in files; then it is under that request's. Until then its pages are the first
+to go when others need some, and go like all idle ones when nobody comes (engine/idle_memory.py)."""
+
+from functools import partial
+from itertools import takewhile
+
+from zse.cache.eviction import TreeNode
+from zse.cache.files import KEY_BYTES, PageFiles
+from zse.engine.disk_reads import AwaitingDisk, DiskFetch, DiskReader, views_of
+from zse.scheduler.options import RequestOptions
+from zse.scheduler.request import salt_of
+
+# Requests that come meanwhile have the other pages.
+MOST_PAGES = 1 / 2
+UNCLAIMED = ("read ahead",)  # a salt; those of requests have two parts or more
+
+
+class SessionAhead:
+    """Of a device whose pages the host may write, for models whose pages are all that a prompt goes on from; of others nothing
+    is read. num_read: pages that came, but those that a request has claimed."""
+
+    def __init__(self, scheduler, mover, files: PageFiles, reader: DiskReader):
+        self._life, self._cache, self._mover = scheduler.life, scheduler.cache, mover
+        self._files, self._reader = files, reader
+        self.num_read = 0
+        self._has_begun = False
+        self._root = b""  # key of the root, while anything is read or unclaimed
+        self._held: AwaitingDisk | None = None
+        self._came: list[tuple[bytes, TreeNode]] = []
+
+    def begin(self) -> None:
+        """The engine is idle: have the pages read, at the first call."""
+        if self._has_begun:
+            return
+        self._has_begun, cache = True, self._cache
+        if not self._mover.can_fill_pages or cache.states is not None or cache.grouped is not None:
+            return
+        root, keys = self._files.last_session()
+        most = min(int(MOST_PAGES * cache.allocator.num_pages), cache.allocator.num_empty)
+        pages = cache.allocator.allocate(min(len(keys), most))
+        if not pages:
+            return
+        self._mover.run(cache.take_transfers())  # what was in them may be on its way to the host
+        session = self._files.session_of(keys[-1][0])
+        held = self._hold(AwaitingDisk([], None, RequestOptions(session=session), 0.0), keys[: len(pages)], pages)
+        self._held, self._root = held, root
+        self._reader.add(held.fetch, is_ahead=True)  # type: ignore[arg-type]
+
+    def _hold(self, held: AwaitingDisk, keys: list[tuple[bytes, bytes]], pages: list[int]) -> AwaitingDisk:
+        """Let it hold pages, which it was given, for the content of these keys."""
+        held.keys, held.places, held.held = tuple(keys), tuple(pages), (pages,)
+        held.fetch = DiskFetch(
+            [(key, partial(views_of, self._mover.page_view, page)) for (key, _), page in zip(keys, pages, strict=True)]
+        )
+        self._life.job_pages += held.held
+        return held
+
+    def settle(self) -> None:
+        """What came, where all is read, is cached, unclaimed."""
+        held = self._held
+        if held is None or held.fetch is None or held.fetch.num_left:
+            return
+        self._held, prefix, parent = None, self._cache.prefix, None
+        for (key, data), page in zip(held.keys[: held.fetch.sound], held.places, strict=False):
+            parent = parent or prefix.root(UNCLAIMED)
+            parent = prefix.enter(parent, data, page, self._files.session_of(key))
+            assert parent is not None  # nothing else stands there
+            parent.is_filed = True
+            if len(key) == KEY_BYTES:
+                parent.key = key
+            self._came.append((key, parent))
+        self.num_read += len(self._came)
+        self._give(held)
+        if parent is None:
+            self._root = b""
+        else:
+            prefix.eviction.expose(parent.account)
+
+    def _give(self, held: AwaitingDisk) -> None:
+        (pages,), held.held = held.held, ()
+        self._life.job_pages[:] = [each for each in self._life.job_pages if each is not pages]
+        self._cache.allocator.release(pages)
+
+    def claim(self, asked: AwaitingDisk) -> list[AwaitingDisk]:
+        """A request comes: what is its tenant's and salt's of this becomes a reading of the request's own, which is over or
+        under way, as its beginning would be read; []: nothing is."""
+        self.settle()
+        if not self._root or self._root != self._files.root(salt_of(asked.options)):
+            return []
+        held, self._held, self._root = self._held, None, b""
+        if held is not None:
+            held.prompt, held.params, held.options = asked.prompt, asked.params, asked.options
+            return [held]
+        # Some have gone meanwhile, perhaps: those behind first.
+        came = list(takewhile(lambda each: each[1].alive and each[1].page >= 0, self._came))
+        self._came = []
+        if not came:
+            return []
+        pages = [node.page for _, node in came]
+        self._cache.allocator.retain(pages)
+        self._cache.prefix.withdraw(pages)
+        self.num_read -= len(pages)  # they are counted with the request
+        keys = [(key, node.tokens) for key, node in came]
+        again = self._hold(AwaitingDisk(asked.prompt, asked.params, asked.options, asked.since), keys, pages)
+        again.fetch.num_left = 0  # type: ignore[union-attr]
+        return [again]
+
+    def drop(self, session: str) -> None:
+        """The session was removed. (What is cached of it has gone.)"""
+        if self._held is not None and self._held.options.session == session:
+            self._held.keys = ()
+            self._held.fetch.is_cancelled = True  # type: ignore[union-attr]
