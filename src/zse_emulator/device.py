@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 from ctypes import c_char_p, c_int, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
@@ -36,9 +37,11 @@ if TYPE_CHECKING:
 CSRC = Path(__file__).with_name("csrc")
 CORE = ("emulate_core.cpp", "emulate_sync.cpp", "emulate_async.cpp", "emulate_matrix.cpp")
 # Signed integers wrap, as on a GPU.
-# Kernels run for milliseconds, most of them in the emulator's functions, which are -O2: -O1 takes three times as long to compile
-# (28 s for 45 cases of products, experts and attention, 10 s with -O0) and saves a sixth of their run (13 s of 15).
-KERNEL_OPTIMIZATION = "-O0"
+# Kernels run for milliseconds, most of them in the emulator's functions, which are -O3: -O1 takes three times as long to compile
+# (28 s for 45 cases of products, experts and attention, 10 s with -O0) and saves a sixth of their run (13 s of 15). One that has run
+# for SOON seconds of a process is compiled once more, for all: its threads' frames, 8 KB each with -O0, are what the caches miss.
+KERNEL_OPTIMIZATION, MORE_OPTIMIZATION = "-O0", "-O1"
+SOON = 0.5
 FLAGS = ("-std=c++17", "-fPIC", "-shared", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-w")
 RED_ZONE = 4096  # bytes before and after every allocation
 
@@ -52,15 +55,19 @@ def find_compiler() -> str:
     raise CompileError("no C++ compiler: the emulated GPU needs g++ or clang++ (or set CXX)")
 
 
-def compiled(sources: "list[Path]", text: str, name: str, optimize: str) -> Path:
-    """The shared library of these files (or of `text`), from the cache if it is there."""
-    compiler = find_compiler()
-    total = hashlib.sha256(repr((compiler, FLAGS, optimize, text)).encode())
+def _library(sources: "list[Path]", text: str, name: str, optimize: str) -> Path:
+    """Where the shared library of these files (or of `text`) is kept."""
+    total = hashlib.sha256(repr((find_compiler(), FLAGS, optimize, text)).encode())
     headers = CSRC.glob("emulate*.h") if sources else [CSRC / "emulate.h"]
     for path in (*sources, *sorted(headers)):
         total.update(path.read_bytes())
-    folder = cache.folder() / "emulate"
-    target = folder / f"{name}-{total.hexdigest()[:32]}.so"
+    return cache.folder() / "emulate" / f"{name}-{total.hexdigest()[:32]}.so"
+
+
+def compiled(sources: "list[Path]", text: str, name: str, optimize: str) -> Path:
+    """The shared library of these files (or of `text`), from the cache if it is there."""
+    compiler, target = find_compiler(), _library(sources, text, name, optimize)
+    folder = target.parent
     if not _is_ours(target):
         try:
             trust.make_private(str(folder), str(cache.folder()))
@@ -126,6 +133,7 @@ def core() -> ctypes.CDLL:
 
 # Of kernels that other devices of this process have printed: a tenth of a second each, 30 for a step of a small model.
 _emitted: "dict[tuple, tuple[str, dict]]" = {}
+_seconds: "dict[str, float]" = {}  # of the processor, that launches of this text took
 
 
 def emitted(variant: "Variant", like: str) -> tuple[str, dict]:
@@ -229,13 +237,13 @@ class EmulatedMap:
 
 
 class EmulatedProgram(Program):
-    """address: of the kernel's description in its library."""
+    """address: of the kernel's description in its library. text: that may be compiled once more, or ""."""
 
-    __slots__ = ("library",)
+    __slots__ = ("library", "text")
 
-    def __init__(self, symbol: str, library: ctypes.CDLL, entry: dict):
+    def __init__(self, symbol: str, library: ctypes.CDLL, entry: dict, text: str = ""):
         super().__init__(symbol, ctypes.addressof(c_int.in_dll(library, "zse_kernel")), entry)
-        self.library = library
+        self.library, self.text = library, text
 
 
 class EmulatedGraph(Graph):
@@ -344,16 +352,21 @@ class EmulateDevice(GPUCapabilities):
 
     def _load_program(self, symbol: str, variant: "Variant") -> EmulatedProgram:  # type: ignore[override]
         text, entry = emitted(variant, self.like)
-        return EmulatedProgram(symbol, ctypes.CDLL(str(compiled([], text, symbol, KERNEL_OPTIMIZATION))), entry)
+        if _seconds.get(text, 0.0) > SOON or _library([], text, symbol, MORE_OPTIMIZATION).exists():
+            return EmulatedProgram(symbol, ctypes.CDLL(str(compiled([], text, symbol, MORE_OPTIMIZATION))), entry)
+        return EmulatedProgram(symbol, ctypes.CDLL(str(compiled([], text, symbol, KERNEL_OPTIMIZATION))), entry, text)
 
     def launch(self, symbol: str, slots: "list[int]", grid: "list[int]") -> None:
         """Run a kernel. DeviceError for a broken rule."""
         if self.closed:
             raise DeviceError("the emulated device was closed")
-        program = self.program(symbol)
+        program: EmulatedProgram = self.program(symbol)  # type: ignore[assignment]
+        if program.text and _seconds.get(program.text, 0.0) > SOON:
+            self._programs[symbol] = program = self._load_program(symbol, self._manifest[symbol])
         message = ctypes.create_string_buffer(4096)
         with self._lock:
             self.seed += 1
+            started = time.thread_time()
             if core().zse_emulate_launch(
                 program.address,
                 (c_uint64 * max(1, len(slots)))(*slots),
@@ -364,6 +377,7 @@ class EmulateDevice(GPUCapabilities):
                 len(message),
             ):
                 raise DeviceError(f"{message.value.decode(errors='replace')}, seed {self.seed - 1}")
+            _seconds[program.text] = _seconds.get(program.text, 0.0) + time.thread_time() - started
 
     def tensor_map(
         self,

@@ -191,13 +191,16 @@ static Block *make_block(Cluster *cluster, i64 linear, i32 rank) {
 
 void make_line(Block *block, u32 line) {
   const Kernel *kernel = launch->kernel;
-  u32 start = line * LINE, end = start + LINE;
-  for (u32 k = start; k < end; ++k) block->cells[k] = Cell{{}, {}, OUTSIDE, false, false};
-  block->split[line] = false;
+  u32 start = line * LINE, end = start + LINE, step = 4;
   for (i32 k = 0; k < kernel->num_arrays; ++k) {
     u32 from = std::max(start, kernel->arrays[k][0]), to = std::min(end, kernel->arrays[k][0] + kernel->arrays[k][1]);
-    if (from < to && ((from | to) & 3)) block->split[line] = true;
-    for (u32 at = from; at < to; ++at) block->cells[at].state = UNWRITTEN;
+    if (from < to && ((from | to) & 3)) step = 1;
+  }
+  block->split[line] = step == 1;
+  for (u32 k = start; k < end; k += step) block->cells[cell_at(k, step)] = Cell{{}, {}, OUTSIDE, false, false};
+  for (i32 k = 0; k < kernel->num_arrays; ++k) {
+    u32 from = std::max(start, kernel->arrays[k][0]), to = std::min(end, kernel->arrays[k][0] + kernel->arrays[k][1]);
+    for (u32 at = from; at < to; at += step) block->cells[cell_at(at, step)].state = UNWRITTEN;
   }
   block->made[line] = block->use;
 }
@@ -283,7 +286,7 @@ static void run(Launch &one) {
     /* A block that is slow for a while: what others should have waited for happens late. */
     if (!(one.picks++ & 1023)) slow = random_below((u32)one.blocks * 2);
     u32 pick = random_below((u32)one.ready.size());
-    for (int tries = 0; tries < 16 && one.blocks > 1 && one.ready[pick]->state->block->linear == slow; ++tries)
+    for (int tries = 0; tries < 16 && slow < one.blocks && one.blocks > 1 && one.ready[pick]->state->block->linear == slow; ++tries)
       pick = random_below((u32)one.ready.size());
     Thread *t = one.ready[pick];
     one.ready[pick] = one.ready.back();
@@ -362,7 +365,7 @@ void global_access(Thread *t, u64 address, u32 size, bool write, bool is_atomic)
   Access now = access_of(t);
   u32 step = grain(a->cells, a->split, address - a->address, size);
   for (u32 k = 0; k < size; k += step) {
-    GlobalCell &c = a->cells[address - a->address + k];
+    GlobalCell &c = a->cells[cell_at(address - a->address + k, step)];
     if (c.write.valid && !(is_atomic && c.atomic)) {
       if (c.write_launch != launch->id) {
         if (launch->dependent && !state->waited && c.write_launch > launch->complete)

@@ -14,6 +14,36 @@ static f32 value_of(const char *dtype, u32 bits) {
   return zse_float(bits);
 }
 
+/* The elements of one operand that the lanes of a warp hold, by their places in the matrix. */
+template <class T, class Value> static void spread(const Fragment &part, i32 lane, const void *registers, f32 *matrix, i32 width, Value value) {
+  const T *held = (const T *)registers;
+  const u8 (*place)[2] = part.place + lane * part.per_lane;
+  for (i32 i = 0; i < part.per_lane; ++i) matrix[place[i][0] * width + place[i][1]] = value(held[i]);
+}
+
+static void spread(const char *dtype, bool is_a, const Fragment &part, i32 lane, const u32 *registers, f32 *matrix, i32 width) {
+  if (dtype[0] == 'b') spread<bf16>(part, lane, registers, matrix, width, zse_f32_of_bf16);
+  else if (dtype[0] == 'e') spread<e4m3>(part, lane, registers, matrix, width, zse_f32_of_e4m3);
+  else if (dtype[0] == 'f') spread<f16>(part, lane, registers, matrix, width, zse_f32_of_f16);
+  else if (is_a) spread<u8>(part, lane, registers, matrix, width, [](u8 it) { return (f32)it; });
+  else spread<i8>(part, lane, registers, matrix, width, [](i8 it) { return (f32)it; });
+}
+
+/* sums += left right, each in f64 and in the order of k. A product of two f32 is exact in f64. */
+#if defined(__x86_64__)
+__attribute__((target_clones("avx2", "default")))
+#endif
+static void multiply_into(f64 *__restrict__ sums, const f32 *__restrict__ left, const f32 *__restrict__ right, i32 m, i32 n, i32 depth) {
+  for (i32 row = 0; row < m; ++row)
+    for (i32 start = 0; start < n; start += 8) {
+      f64 some[8];
+      for (i32 j = 0; j < 8; ++j) some[j] = sums[row * n + start + j];
+      for (i32 k = 0; k < depth; ++k)
+        for (i32 j = 0; j < 8; ++j) some[j] += (f64)left[row * depth + k] * right[k * n + start + j];
+      for (i32 j = 0; j < 8; ++j) sums[row * n + start + j] = some[j];
+    }
+}
+
 static u32 element(const u32 *registers, i32 index, i32 bits) {
   i32 per = 32 / bits;
   u32 word = registers[index / per] >> index % per * bits;
@@ -34,29 +64,27 @@ void mma(Thread *t, const Mma &table, f32 *const *acc, const u32 *a, const u32 *
   w.data[t->lane] = &mine;
   if (!last) { wait_here(t, "mma"); return; }
   bool integers = table.dtype[0] == 'u';
-  std::vector<f32> left(table.m * table.k), right(table.k * table.n);
+  static std::vector<f32> left, right;
+  static std::vector<f64> sums;
+  left.resize(table.m * table.k);
+  right.resize(table.k * table.n);
+  sums.resize(table.m * table.n);
+  auto sum_at = [&](i32 lane, i32 i) -> f64 & {
+    const u8 *p = table.c.place[lane * table.c.per_lane + i];
+    return sums[p[0] * table.n + p[1]];
+  };
   for (i32 lane = 0; lane < size; ++lane) {
     const Operands &o = *(const Operands *)w.data[lane];
-    for (i32 i = 0; i < table.a.per_lane; ++i) {
-      const u8 *p = table.a.place[lane * table.a.per_lane + i];
-      u32 bits = element(o.a, i, table.a.bits);
-      left[p[0] * table.k + p[1]] = integers ? (f32)bits : value_of(table.dtype, bits);
-    }
-    for (i32 i = 0; i < table.b.per_lane; ++i) {
-      const u8 *p = table.b.place[lane * table.b.per_lane + i];
-      u32 bits = element(o.b, i, table.b.bits);
-      right[p[0] * table.n + p[1]] = integers ? (f32)(i8)bits : value_of(table.dtype, bits);
-    }
+    spread(table.dtype, true, table.a, lane, o.a, left.data(), table.k);
+    spread(table.dtype, false, table.b, lane, o.b, right.data(), table.n);
+    for (i32 i = 0; i < table.c.per_lane; ++i) sum_at(lane, i) = integers ? *(i32 *)o.acc[i] : *o.acc[i];
   }
+  multiply_into(sums.data(), left.data(), right.data(), table.m, table.n, table.k);
   for (i32 lane = 0; lane < size; ++lane) {
     const Operands &o = *(const Operands *)w.data[lane];
     for (i32 i = 0; i < table.c.per_lane; ++i) {
-      const u8 *p = table.c.place[lane * table.c.per_lane + i];
-      i32 *whole = (i32 *)o.acc[i];
-      f64 sum = integers ? *whole : *o.acc[i];
-      for (i32 k = 0; k < table.k; ++k) sum += (f64)left[p[0] * table.k + k] * right[k * table.n + p[1]];
-      if (integers) *whole = (i32)sum;
-      else *o.acc[i] = (f32)sum;
+      if (integers) *(i32 *)o.acc[i] = (i32)sum_at(lane, i);
+      else *o.acc[i] = (f32)sum_at(lane, i);
     }
   }
   leave(t, w);
@@ -162,7 +190,7 @@ static void multiply(Product &p) {
   };
   for (i32 k = 0; k < depth; ++k) {
     for (i32 row = 0; row < 64 && !p.in_registers; ++row) a[row * depth + k] = fetch(Operand{p, p.a, p.trans_a}, row, k);
-    for (i32 n = 0; n < p.n; ++n) b[n * depth + k] = fetch(Operand{p, p.b, p.trans_b}, n, k);
+    for (i32 n = 0; n < p.n; ++n) b[k * p.n + n] = fetch(Operand{p, p.b, p.trans_b}, n, k);
   }
   for (i32 thread = 0; thread < 128 && p.in_registers; ++thread)
     for (i32 i = 0; i < 16 / bytes; ++i) {
@@ -170,13 +198,16 @@ static void multiply(Product &p) {
       i32 row = thread / 32 * 16 + lane / 4 + 8 * (r % 2), k = lane % 4 * per + i % per + depth / 2 * (r / 2);
       a[row * depth + k] = value_of(DTYPES[p.dtype], element(&p.registers[thread * 4], i, bytes * 8));
     }
+  std::vector<f64> sums(64 * p.n);
+  auto sum_at = [&](i32 thread, i32 i) -> f64 & {
+    i32 lane = thread % 32, row = thread / 32 * 16 + lane / 4 + 8 * (i / 2 % 2), column = 8 * (i / 4) + lane % 4 * 2 + i % 2;
+    return sums[row * p.n + column];
+  };
+  for (i32 thread = 0; thread < 128 && p.accumulate; ++thread)
+    for (i32 i = 0; i < p.n / 2; ++i) sum_at(thread, i) = p.acc->values[thread][i];
+  multiply_into(sums.data(), a.data(), b.data(), 64, p.n, depth);
   for (i32 thread = 0; thread < 128; ++thread)
-    for (i32 i = 0; i < p.n / 2; ++i) {
-      i32 lane = thread % 32, row = thread / 32 * 16 + lane / 4 + 8 * (i / 2 % 2), column = 8 * (i / 4) + lane % 4 * 2 + i % 2;
-      f64 sum = p.accumulate ? p.acc->values[thread][i] : 0;
-      for (i32 k = 0; k < depth; ++k) sum += (f64)a[row * depth + k] * b[column * depth + k];
-      p.acc->values[thread][i] = (f32)sum;
-    }
+    for (i32 i = 0; i < p.n / 2; ++i) p.acc->values[thread][i] = (f32)sum_at(thread, i);
 }
 
 void wgmma(Thread *t, i32 dtype, f32 *const *acc, i32 n, const u32 *a_registers, u64 a, u64 b, bool accumulate, bool trans_a, bool trans_b) {

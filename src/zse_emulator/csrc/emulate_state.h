@@ -100,7 +100,7 @@ struct Block {
   u8 *shared;
   std::vector<Cell> cells;          /* of the bytes of `shared`; a line of them is made when it is first touched: see touch() */
   std::vector<u32> made;            /* of each line: of which use of this block */
-  std::vector<u8> split;            /* of each line: a cell for each byte; otherwise the first of four is that of the word */
+  std::vector<u8> split;            /* of each line: a cell for each byte, otherwise for each word: see cell_at() */
   u32 use = 0;
   std::vector<Warp> warps;
   std::vector<Group> groups;
@@ -197,8 +197,12 @@ inline bool ordered(Thread *t, const Access &access) {
   return ordered_clock(t->state->block, t->state->clock, t->state->block->epoch, access);
 }
 
-/* Bytes that are only touched as whole words of four have one cell, the first: a line is split when it is touched otherwise. */
+/* Bytes that are only touched as whole words of four have one cell for the word, the line's first 32 after each other (what lies apart
+ * costs the processor's caches): a line is split when it is touched otherwise. */
 const u32 LINE = 128;
+
+/* Where the cell of a byte is, `step` bytes a cell. */
+inline u64 cell_at(u64 offset, u32 step) { return step == 4 ? (offset & ~(u64)(LINE - 1)) + offset % LINE / 4 : offset; }
 
 /* The bytes from one cell to the next in this range. */
 template <class C> inline u32 grain(C *cells, u8 *split, u64 offset, u64 size) {
@@ -209,7 +213,8 @@ template <class C> inline u32 grain(C *cells, u8 *split, u64 offset, u64 size) {
   for (u64 line = first; line <= last; ++line) {
     if (split[line]) continue;
     split[line] = 1;
-    for (C *cell = cells + line * LINE, *end = cell + LINE; cell < end; cell += 4) cell[1] = cell[2] = cell[3] = cell[0];
+    C *first_cell = cells + line * LINE;
+    for (u32 byte = LINE; byte-- > 0;) first_cell[byte] = first_cell[byte / 4];
   }
   return 1;
 }

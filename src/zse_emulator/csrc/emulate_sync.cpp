@@ -54,7 +54,7 @@ static void shared_access(Thread *t, const void *p, u32 size, bool write, bool i
   Access now = access_of(t);
   u32 step = touch(block, offset, size);
   for (u32 k = 0; k < size; k += step) {
-    Cell &c = block->cells[offset + k];
+    Cell &c = block->cells[cell_at(offset + k, step)];
     if (c.state == OUTSIDE) fail(t, "%s shared memory outside of the arrays (offset %u)", verb, offset + k);
     if (c.state == MBARRIER) fail(t, "%s an mbarrier (offset %u of shared memory)", verb, offset + k);
     if (c.state == IN_FLIGHT) fail(t, "%s shared memory while the copy of %s into it has not been waited for (offset %u)", verb, place(c.write.at), offset + k);
@@ -93,7 +93,7 @@ void engine_reads(Block *block, u32 offset, u32 size, const Clock &clock, u32 ep
   i32 own = cluster_thread(reader);
   u32 step = touch(block, offset, size);
   for (u32 k = offset; k < offset + size; k += step) {
-    Cell &c = block->cells[k];
+    Cell &c = block->cells[cell_at(k, step)];
     if (c.state == OUTSIDE) fail(reader, "%s reads shared memory outside of the arrays (offset %u)", what, k);
     if (c.state == IN_FLIGHT) fail(reader, "%s reads shared memory while the copy of %s into it is in flight (offset %u)", what, place(c.write.at), k);
     if (c.write.valid) {
@@ -263,11 +263,13 @@ bool arrive(Thread *t, Meeting &m, i32 size, i32 kind, const char *doing) {
   if (m.count == 0) {
     m.kind = kind;
     m.at = t->at;
-    m.members.assign(size, nullptr);
-    m.values.assign(size, 0);
-    m.arguments.assign(size, 0);
-    m.data.assign(size, nullptr);
-    if ((i32)m.results.size() < size) m.results.assign(size, 0);
+    if ((i32)m.members.size() != size) { /* all of them are written by who comes */
+      m.members.resize(size);
+      m.values.resize(size);
+      m.arguments.resize(size);
+      m.data.resize(size);
+      if ((i32)m.results.size() < size) m.results.resize(size);
+    }
   }
   if (m.kind != kind || m.at != t->at) {
     u32 other = m.at;
