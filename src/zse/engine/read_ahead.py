@@ -2,7 +2,7 @@
 memory, beside whatever else begins then, so that the user who goes on waits for what is left at most.
 
 Files say no tenant's name: what came stands in the prefix cache under a root of its own, which no request's salt can be
-equal to, until one comes whose root has the key in files; then it is under that request's. Until then its pages are the first
+equal to, until one comes whose root has the key in files, and that begins alike; then it is under that request's. Until then its pages are the first
 to go when others need some, and go like all idle ones when nobody comes (engine/idle_memory.py)."""
 
 from functools import partial
@@ -10,6 +10,7 @@ from itertools import takewhile
 
 from zse.cache.eviction import TreeNode
 from zse.cache.files import KEY_BYTES, PageFiles
+from zse.cache.prefix import common_tokens
 from zse.engine.disk_reads import AwaitingDisk, DiskFetch, DiskReader, views_of
 from zse.scheduler.options import RequestOptions
 from zse.scheduler.request import salt_of
@@ -28,7 +29,10 @@ class SessionAhead:
         self._files, self._reader = files, reader
         self.num_read = 0
         self._has_begun = False
-        self._root = b""  # key of the root, while anything is read or unclaimed
+        self._root, self._begins = (
+            b"",
+            b"",
+        )  # key of the root, tokens of the first page, while anything is read or unclaimed
         self._held: AwaitingDisk | None = None
         self._came: list[tuple[bytes, TreeNode]] = []
 
@@ -47,7 +51,7 @@ class SessionAhead:
         self._mover.run(cache.take_transfers())  # what was in them may be on its way to the host
         session = self._files.session_of(keys[-1][0])
         held = self._hold(AwaitingDisk([], None, RequestOptions(session=session), 0.0), keys[: len(pages)], pages)
-        self._held, self._root = held, root
+        self._held, self._root, self._begins = held, root, keys[0][1]
         self._reader.add(held.fetch, is_ahead=True)  # type: ignore[arg-type]
 
     def _hold(self, held: AwaitingDisk, keys: list[tuple[bytes, bytes]], pages: list[int]) -> AwaitingDisk:
@@ -86,10 +90,11 @@ class SessionAhead:
         self._cache.allocator.release(pages)
 
     def claim(self, asked: AwaitingDisk) -> list[AwaitingDisk]:
-        """A request comes: what is its tenant's and salt's of this becomes a reading of the request's own, which is over or
-        under way, as its beginning would be read; []: nothing is."""
+        """A request comes: where this is its tenant's and salt's, and begins as its prompt does, it becomes a reading of the
+        request's own, which is over or under way; else []."""
         self.settle()
-        if not self._root or self._root != self._files.root(salt_of(asked.options)):
+        is_its = self._root and self._root == self._files.root(salt_of(asked.options))
+        if not is_its or not common_tokens(asked.compared, self._begins):
             return []
         held, self._held, self._root = self._held, None, b""
         if held is not None:
