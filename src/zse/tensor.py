@@ -124,14 +124,23 @@ class StatePart(NamedTuple):
         return self.tensor.shape[1]
 
 
+# Runs of up to so many tokens go token by token on a GPU; only such runs leave states behind tokens before their last.
+SHORT_RUN = 16
+
+
 class Runs(NamedTuple):
     """The runs of a batch: tokens of one sequence that stand one behind the other. start i32 [most runs + 1]: the first
     token of each, and behind the last one the number of tokens; slot i32 [runs]: where its state is. positions i32
-    [tokens]: a run whose first token has position 0 begins with zeros, whatever its slot holds."""
+    [tokens]: a run whose first token has position 0 begins with zeros, whatever its slot holds.
+
+    leave i32 [tokens]: the slot that the state behind a token is left in, too; -1: none, as of all tokens of runs of more than
+    SHORT_RUN. Each is named once, and is the slot of no run of the batch. Of a run's last token it is not read: the state
+    behind that goes to the run's slot. None: of no token."""
 
     start: Tensor
     slot: Tensor
     positions: Tensor
+    leave: Tensor | None = None
 
 
 class Taken(NamedTuple):

@@ -4,7 +4,7 @@ import pytest
 
 from zse.cache.groups import group_layers
 from zse.cache.layout import KVCache
-from zse.cache.states import ALIGN, StateCache, StateLayout, layers_parts
+from zse.cache.states import ALIGN, LEAST_KEPT, StateCache, StateLayout, StateSlots, layers_parts
 from zse.models.config import ModelConfig
 from zse.models.config_parts import RopeConfig
 from zse.models.decoder import Decoder
@@ -61,3 +61,39 @@ def test_parts_and_mixers_say_the_same():
     for mixers, error in (("cc", "no layer has attention"), ("", "num_layers")):
         with pytest.raises(ValueError, match=error):
             hybrid(mixers)
+
+
+def test_states_behind_drafts():
+    """Wherever drafts end the state there is the live one, without a copy, and all other slots are free again."""
+    for accepted in range(6):
+        copies: list = []
+        slots = StateSlots(16, 512, transfer=copies.append, page_size=16)
+        slots.begin(1)
+        live, kept = slots.live[1], slots.save(1, 9)
+        assert len(kept) == LEAST_KEPT == slots.num_saved and slots.save(2, 1) == [] and not slots.check_integrity()
+        assert slots.live[1] == live not in kept
+        slots.settle(1, accepted)
+        assert slots.live[1] == [live, *kept, live][accepted]
+        assert not slots.num_saved and not slots.check_integrity() and not copies
+        slots.give(slots.detach(1))
+        assert not slots.check_integrity() and sum(count for _, count in slots.free_runs()) == 16
+
+
+def test_slots_of_a_run_in_flight_are_nobody_s():
+    slots = StateSlots(6, 512)
+    slots.begin(1)
+    kept = slots.save(1, 3)
+    slots.give(slots.detach(1))
+    assert not slots.check_integrity() and sum(count for _, count in slots.free_runs()) == 3
+    slots.settle(1)
+    assert len(kept) == 3 and sum(count for _, count in slots.free_runs()) == 6
+
+
+def test_at_most_a_quarter_of_slots_beside_prefixes():
+    assert (
+        StateSlots(64, 512, page_size=16).most_kept == 16 and StateSlots(5, 512, page_size=16).most_kept == LEAST_KEPT
+    )
+    slots = StateSlots(3, 512)
+    for sequence in (1, 2):
+        slots.begin(sequence)
+    assert len(slots.save(1, 3)) == 1 and slots.save(2, 3) == []

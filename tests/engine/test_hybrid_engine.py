@@ -172,7 +172,7 @@ def test_tenants_share_no_state(engines):
 def test_states_go_when_others_need_their_slots(engines, plain):
     """Five states for two rows: three snapshots of twelve places."""
     nbytes = 3 * 128 * 2 * 4  # of three convolutions' last two inputs
-    engine = engines(max_rows=2, state_memory=3 * nbytes + 512)
+    engine = engines(max_rows=2, state_memory=3 * nbytes + 512, speculation="none")
     assert engine.runner.config.state_slots == 5 and engine.runner.states.slot_nbytes == nbytes
     prompts = [ids(40, seed) for seed in range(50, 56)]
     points = [RequestOptions(state_points=(35,))] * 6

@@ -66,6 +66,33 @@ def test_every_length_of_a_run(isa):
             raise AssertionError(f"{op.name}, seed {seed}: {error}") from None
 
 
+@pytest.mark.parametrize("isa", BEST)
+def test_states_behind_every_token(isa):
+    """Of runs that are fresh and that go on, each token's state is that of the run which ends there, to the bit where that goes
+    token by token, and what leaves none leaves the same results."""
+    for op, case in cases(np.random.default_rng(), (16, 1, 5), (2,)):
+        runs, state = case.inputs["runs"], case.inputs["state"]
+        slots = len(state.tensor)
+        tensor = np.concatenate([state.tensor, np.full((22, state.stride), np.nan, np.float32)])
+        leave = np.arange(slots, slots + 22, dtype=np.int32)
+        leave[[15, 16, 21]] = runs.slot  # of last tokens: not read
+        runs = runs._replace(leave=leave)
+        state = state._replace(tensor=tensor)
+        got = run_case(op, part_of(case, 0, 22, runs, state), isa)
+        near = case.outputs["out"].tolerance
+        for run, (first, last) in enumerate(((0, 16), (16, 17), (17, 22))):
+            for token in range(first, last):
+                end = token + 1
+                piece = Runs(np.array([0, end - first], np.int32), runs.slot[run : run + 1], runs.positions[first:end])
+                alone = run_case(op, part_of(case, first, end, piece, state), isa)
+                slot = runs.slot[run] if end == last else leave[token]
+                found, wanted = got["state.tensor"][slot], alone["state.tensor"][runs.slot[run]]
+                part = slice(state.place, state.place + int(np.prod(state.shape)))
+                assert np.isnan(np.delete(found, np.r_[part])).all(), (op.name, token)
+                wanted = wanted[part]
+                assert np.allclose(found[part], wanted, near.relative, 2 * near.absolute), (op.name, token)
+
+
 def part_of(case: Case, first: int, last: int, runs: Runs, state: StatePart) -> Case:
     """Some of a case's tokens, as these runs, over this state."""
     inputs = {
@@ -89,11 +116,14 @@ def test_a_run_alone_and_in_a_batch(isa):
         got, runs, state = run_case(op, case, isa), case.inputs["runs"], case.inputs["state"]
         for run in range(len(lengths)):
             first, last = runs.start[run : run + 2]
-            mine = Runs(np.array([0, last - first], np.int32), runs.slot[run : run + 1], runs.positions[first:last])
+            leave = None if runs.leave is None else runs.leave[first:last]
+            mine = Runs(
+                np.array([0, last - first], np.int32), runs.slot[run : run + 1], runs.positions[first:last], leave
+            )
             alone = run_case(op, part_of(case, first, last, mine, state), isa)
             np.testing.assert_array_equal(alone["out"], got["out"][first:last], err_msg=f"{op.name}, run {run}")
-            slot = runs.slot[run]
-            np.testing.assert_array_equal(alone["state.tensor"][slot], got["state.tensor"][slot], err_msg=op.name)
+            for slot in (runs.slot[run], *(leave[leave >= 0] if leave is not None else ())):
+                np.testing.assert_array_equal(alone["state.tensor"][slot], got["state.tensor"][slot], err_msg=op.name)
 
 
 @pytest.mark.parametrize("isa", BEST)

@@ -15,7 +15,7 @@ from zse.kernels.gpu import state_cases, state_chunks
 from zse.kernels.op import Case, OutputSpec
 from zse.kernels.scan import SCAN, scan
 from zse.runtime.null import NullGPU
-from zse.tensor import Runs, StatePart, Tensor
+from zse.tensor import SHORT_RUN, Runs, StatePart, Tensor
 from zse_emulator import EmulateDevice
 
 
@@ -59,7 +59,7 @@ def test_steps_of_one_token_a_row_have_one_launch_and_prompts_their_chunks():
     chunks = ["prepare_delta_128_128", "walk_delta_128_128_w4"]
     assert recorded(delta, longest_run=1) == ["delta_tokens_128_128"]
     assert recorded(delta, longest_run=1, gate=True) == ["delta_tokens_128_128_silu"]
-    assert recorded(delta, longest_run=state_chunks.SHORT, gate=True) == ["delta_tokens_128_128_silu"]
+    assert recorded(delta, longest_run=SHORT_RUN, gate=True) == ["delta_tokens_128_128_silu"]
     assert recorded(delta) == ["delta_tokens_128_128", *chunks]
     assert recorded(delta, gate=True) == ["delta_tokens_128_128", *chunks, "gated_norm_norm_first_silu_w32"]
     assert recorded(scan) == ["scan_tokens_128_64", "prepare_scan_128_64", "walk_scan_128_64_w4"]
@@ -99,7 +99,8 @@ def alone(case: Case, run: int) -> Case:
     for name in ("qkv", "b", "a"):
         inputs[name] = np.ascontiguousarray(inputs[name][first:last])
     start = np.array([0, last - first], np.int32)
-    inputs["runs"] = Runs(start, runs.slot[run : run + 1], np.ascontiguousarray(runs.positions[first:last]))
+    leave = None if runs.leave is None else np.ascontiguousarray(runs.leave[first:last])
+    inputs["runs"] = Runs(start, runs.slot[run : run + 1], np.ascontiguousarray(runs.positions[first:last]), leave)
     out = case.outputs["out"]
     outputs = case.outputs | {"out": OutputSpec((int(last - first), out.shape[1]), out.dtype, out.tolerance)}
     return Case(case.name, inputs, outputs, case.options)

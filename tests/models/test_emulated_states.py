@@ -37,6 +37,7 @@ def test_states_on_a_device_that_runs_ahead(kept_kernels, tmp_path):
         state_memory=6144,
         deterministic=True,
         cache_host_memory=1 << 20,
+        speculation="none",
     )
     config = plan_memory(wanted, plan, device).config
     runner = Runner(device, model, config)
@@ -88,7 +89,7 @@ def test_states_on_a_device_that_runs_ahead(kept_kernels, tmp_path):
 @pytest.mark.exhaustive  # a minute of emulation each
 @pytest.mark.parametrize("family", ["lfm2", "qwen3_next", "granite_hybrid"])
 def test_wrong_drafts_are_taken_back(kept_kernels, tmp_path, family):
-    """Runs of drafts, and of tokens that run again before drafts, beside one another and steps that are given ahead."""
+    """Runs of drafts, beside one another and steps that are given ahead."""
     device = EmulateDevice("sm_90a", cache.package_variants("sm_90a"))
     model, plan = load_emulated(device, str(tiny_families.write(family, tmp_path, "BF16")))
     wanted = EngineConfig(

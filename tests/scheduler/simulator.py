@@ -108,7 +108,7 @@ class FakeDevice:
         self.slots: list[tuple | None] = [None] * (num_pages * self.page_size)
         self.spoilt = [-1] * (num_pages * self.page_size)
         self.num_spoilt = 0
-        self.num_again = 0  # runs with drafts behind tokens that ran before
+        self.num_kept = 0  # states left behind tokens of runs with drafts
         # What the state in each slot is behind: (salt, position, hash) of the last token, and who spoilt it.
         self.states: list[tuple[tuple | None, int]] = [(None, -1)] * num_states
         self.host_states: dict[int, tuple[tuple | None, int]] = {}
@@ -160,7 +160,8 @@ class FakeDevice:
         written: list[tuple[int, tuple]] = []
         self.num_spoilt += len(poisoned)
         if self.states:
-            assert len({entry.slot for entry in batch.entries}) == len(batch.entries), "two requests have one state"
+            held = [slot for entry in batch.entries for slot in (entry.slot, *entry.kept)]
+            assert len(set(held)) == len(held), "two states have one slot"
         rows = [entry.request.row for entry in batch.entries]
         assert len(set(rows)) == len(rows) and all(0 <= row < self.max_rows for row in rows)
         for entry in batch.entries:
@@ -185,7 +186,7 @@ class FakeDevice:
             spoilers.discard(-1)
             assert spoilers <= {request.arrival}, f"{request} reads numbers of others that are not finite"
             assert entry.samples in (0, 1 + len(entry.drafts))
-            self.num_again += len(entry.drafts) > 0 and entry.count > entry.samples
+            assert entry.count == entry.samples or not entry.drafts, f"{request} runs tokens again"
             for line in range(end - entry.samples + 1, end + 1):
                 assert end == len(request.tokens) + request.pending - 1
                 token = said_after(request.seed, content[line - 1][2])
@@ -201,7 +202,12 @@ class FakeDevice:
         assert not entry.start or before == content[entry.start - 1], (
             f"{entry.request} reads a state that is not its own"
         )
-        self.states[entry.slot] = content[-1], spoilt if spoilt >= 0 else spoiler
+        spoilt_too = spoilt if spoilt >= 0 else spoiler
+        self.states[entry.slot] = content[-1], spoilt_too
+        assert len(entry.kept) == len(entry.drafts)
+        for at, slot in enumerate(entry.kept, entry.start):
+            self.states[slot] = content[at], spoilt_too
+        self.num_kept += len(entry.kept)
         return spoiler if spoiler >= 0 else spoilt
 
     def run_windowed(self, entry, group: int, table: list[int], content, spoilt: int, written) -> set[int]:
@@ -363,7 +369,8 @@ class Simulation:
                 for page in self.pages_of(entry, 0):
                     assert written.get(page, entry.request) is entry.request, "a page in flight was given away"
                 for mine in batch.entries if entry.slot >= 0 else ():
-                    assert entry.slot != mine.slot or mine.request is entry.request, "a state in flight was given away"
+                    shared = {entry.slot, *entry.kept} & {mine.slot, *mine.kept}
+                    assert not shared or mine.request is entry.request, "a state in flight was given away"
                 if entry.request not in requests:
                     assert all(entry.request.row != request.row for request in requests), (
                         "a row in flight was given away"
@@ -596,6 +603,7 @@ class Simulation:
         assert scheduler.cache.host.num_free == scheduler.cache.host.num_slots
         if (states := scheduler.cache.states) is not None:
             assert not states.on_device.count and not states.on_host.count and not states.live and not states.lent
+            assert not states.kept and not states.num_saved
         self.check()
         assert scheduler.cache.prefix is None or scheduler.cache.prefix.num_nodes == 0
         counters = scheduler.counters

@@ -61,10 +61,10 @@ def test_invariants_hold_with_micro_batches(micro_batches, feeds):
 
 @pytest.mark.parametrize("part", range(3))
 def test_invariants_hold_with_states(part):
-    totals: dict[str, float] = {"again": 0}
+    totals: dict[str, float] = {"kept": 0}
     for seed in range(part, max(135, SEEDS // 8), 3):
         simulation = walk(seed, 250, states=True, contiguous=seed % 8 == 7)
-        totals["again"] += simulation.device.num_again
+        totals["kept"] += simulation.device.num_kept
         for name, value in simulation.scheduler.snapshot().items():
             totals[name] = totals.get(name, 0) + value
     for name in (
@@ -76,7 +76,7 @@ def test_invariants_hold_with_states(part):
         "state_taken",
         "state_evicted",
         "accepted_tokens",
-        "again",
+        "kept",
     ):
         assert totals[name] > 5, name
 
@@ -274,6 +274,19 @@ def _a_state_is_kept_behind_too_few_tokens(patch):
     patch.setattr(StateSlots, "keep", lambda self, sequence, length: keep(self, sequence, max(1, length - 1)))
 
 
+def _a_state_behind_another_token_is_taken(patch):
+    settle = StateSlots.settle
+    patch.setattr(StateSlots, "settle", lambda self, sequence, accepted=0: settle(self, sequence, max(0, accepted - 1)))
+
+
+def _a_state_that_a_run_wrote_over_goes_on(patch):
+    preempt = lifecycle.Lifecycle.preempt
+    patch.setattr(
+        lifecycle.Lifecycle, "preempt", lambda self, request, is_lost=False: None if is_lost else preempt(self, request)
+    )
+    patch.setattr(Simulation, "nan_chance", 0.3)
+
+
 def _a_state_outlives_its_page(patch):
     patch.setattr(StateSlots, "drop", lambda self, node: None)
 
@@ -313,6 +326,8 @@ def _one_token_too_many(patch):
         _wrong_share,
         _a_state_in_flight_is_given_away,
         _a_state_is_kept_behind_too_few_tokens,
+        _a_state_behind_another_token_is_taken,
+        _a_state_that_a_run_wrote_over_goes_on,
         _a_state_outlives_its_page,
         _shared_page_is_written,
         _pages_in_flight_are_given_away,

@@ -1,4 +1,5 @@
-"""Drafts of models with recurrent layers: what was wrong is taken back from states, which the next step may have to build again."""
+"""Drafts of models with recurrent layers: a run leaves a state behind each token at which its drafts may end, so that no token
+runs again."""
 
 import random
 
@@ -9,7 +10,8 @@ from test_draft_model import always
 from test_verify import params
 from tiny_engines import TinyEngines
 
-from zse.scheduler.batch import MOST_AGAIN
+from zse.cache.states import LEAST_KEPT
+from zse.tensor import SHORT_RUN
 
 COUNT = 4
 FAMILIES = ("lfm2", "qwen3_next", "qwen3_5", "granite_hybrid", "nemotron_h")
@@ -72,7 +74,7 @@ def test_replies_are_the_same(engines):
     "options",
     [
         dict(ahead=True),
-        dict(num_pages=12, max_tokens_per_step=24, reserve_output=False),
+        dict(num_pages=9, max_tokens_per_step=24, reserve_output=False),
         dict(max_rows=2, max_tokens_per_step=8, state_memory=0),
         dict(prefix_cache=False, page_size=64),
     ],
@@ -89,23 +91,80 @@ def test_in_other_orders(engines, options):
     assert "prefix_cache" in options or counters["state_taken"] > 4
 
 
-@pytest.mark.parametrize("engines", ["qwen3_next"], indirect=True)
-def test_no_run_grows_without_end(engines):
-    """Drafts that are always half right: what runs again beside them is bounded, and then runs alone."""
-    engine, longest = engines(max_rows=1), 0
-    told = run(engines(speculation="none"), [(prompt(20), params(60))])
-    schedule = engine.scheduler.schedule
+@pytest.mark.parametrize("engines", ["lfm2", "qwen3_next"], indirect=True)
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(max_rows=1),
+        dict(),
+        dict(ahead=True),
+        dict(num_pages=9, max_tokens_per_step=24, reserve_output=False),
+        dict(max_rows=2, state_memory=0),
+    ],
+    ids=["alone", "rows", "ahead", "preempted", "few slots"],
+)
+def test_no_token_runs_again(engines, options):
+    """What ran are the tokens of prompts and replies, once, the drafts that were wrong, and what preemptions threw away."""
+    requests = [(prompt(length, 3), params(40)) for length in (5, 16, 30, 61, 9)]
+    told = run(engines(prefix_cache=False, speculation="none"), requests)
+    engine, rng = engines(prefix_cache=False, **options), random.Random(5)
+    if options.get("ahead"):  # what was submitted ahead of an end is dropped
+        requests = [(ids, params(40, ignore_eos=True)) for ids, _ in requests]
+    assert run(engine, requests, told, lambda: rng.randint(0, COUNT)) == told
+    counters = engine.scheduler.counters
+    new = sum(len(ids) + len(reply) - 1 for (ids, _), reply in zip(requests, told, strict=True))
+    wrong = counters.drafted_tokens - counters.accepted_tokens
+    assert counters.accepted_tokens > 20 and wrong > 20
+    ran = new + wrong + counters.recomputed_tokens
+    if options.get("ahead"):
+        assert ran <= counters.scheduled_tokens <= ran + len(requests)
+    else:
+        assert counters.scheduled_tokens == ran
+    assert (counters.preemptions > 0) == ("num_pages" in options)
 
-    def watch(now=0.0):
-        nonlocal longest
-        batch = schedule(now)
-        if batch is not None and batch.num_again:
-            longest = max(longest, batch.num_tokens)
-        return batch
 
-    engine.scheduler.schedule = watch
-    assert run(engine, [(prompt(20), params(60))], told, lambda: 2) == told
-    assert MOST_AGAIN < longest <= MOST_AGAIN + 1 + COUNT
+@pytest.mark.parametrize("engines", ["qwen3_5"], indirect=True)
+def test_as_many_drafts_as_slots(engines):
+    """One request always has some; of more requests than slots some have fewer, and nobody that begins waits for them."""
+    for rows, known in ((1, 1), (4, 4)):
+        engine = engines(max_rows=rows, state_memory=0)
+        states, requests = engine.scheduler.cache.states, [(prompt(9, row), params(20)) for row in range(known)]
+        assert states.most_kept == states.num_slots - rows == LEAST_KEPT
+        told, batches = run(engine, requests), []
+        schedule = engine.scheduler.schedule
+
+        def watch(now=0.0, schedule=schedule, batches=batches):
+            batch = schedule(now)
+            batches.append([] if batch is None else [len(entry.drafts) for entry in batch.entries])
+            return batch
+
+        engine.scheduler.schedule = watch
+        assert run(engine, requests, told, lambda: COUNT) == told
+        assert max(map(sum, batches)) == LEAST_KEPT and max(map(max, filter(None, batches))) == LEAST_KEPT
+    assert COUNT < SHORT_RUN
+
+
+@pytest.mark.parametrize("engines", ["lfm2"], indirect=True)
+def test_a_run_whose_first_line_is_not_finite(engines):
+    """It wrote over the state before it: the request is computed again, without drafts, and goes on."""
+    requests = [(prompt(30, 6), params(20)), (prompt(7, 6), params(20))]
+    engine = engines()
+    told, commit, spoilt = run(engine, requests), engine.scheduler.commit, []
+
+    def spoil(batch, sampled, seconds=0.0):
+        at = 0
+        for entry in batch.entries:
+            if entry.drafts and entry.request.id == 1 and not spoilt:
+                sampled = [*sampled]
+                sampled[at] = (-1, None)
+                spoilt.append(entry)
+            at += entry.samples
+        return commit(batch, sampled, seconds)
+
+    engine.scheduler.commit = spoil
+    assert run(engine, requests, told, lambda: COUNT) == told
+    counters = engine.scheduler.counters
+    assert spoilt and counters.preemptions == 1 and counters.failed == 0
 
 
 @pytest.mark.parametrize("engines", ["lfm2"], indirect=True)

@@ -5,7 +5,7 @@ each aligned to ALIGN bytes. Slots lie one behind the other in one buffer, so th
 
 StateCache has their memory, StateSlots says who has which, as layout.py and pages.py do for pages. A slot is *live*
 (the batches of a running sequence write it), *taken* (a copy of a running sequence's, until its tokens are committed),
-*saved* (the same, from before its drafts were run, until it is known which were right), a *snapshot* (stands beside a
+*kept* (gets the state behind a token of a run with drafts, until it is known which were right), a *snapshot* (stands beside a
 node of the prefix tree; nobody writes it), or *free*."""
 
 from array import array
@@ -26,6 +26,8 @@ ALIGN = 64  # bytes: a cache line, and the widest load of a kernel
 # Snapshots at the interval that one prompt may take of all: a single long one must not push everybody's out.
 PROMPT_SHARE = 1 / 8
 NEVER = 1 << 62
+# Of all slots those that states behind drafts may have at once, beside prefixes; at least LEAST_KEPT.
+KEPT_SHARE, LEAST_KEPT = 1 / 4, 4
 Parts = tuple[tuple[str, tuple[int, ...]], ...]
 
 
@@ -133,7 +135,9 @@ class StateSlots:
 
     live: sequence → slot. swapped: sequence → host slot. on_device, on_host: the snapshots; one that is evicted from the
     device goes to the host. With a prefix cache `within_reach` ends its matches at a snapshot, and `drop` is told of
-    nodes that leave it."""
+    nodes that leave it.
+
+    kept: sequence → the slots that its run with drafts leaves states in, num_saved of all; most_kept: of them at once."""
 
     least_gain = 32
 
@@ -158,7 +162,8 @@ class StateSlots:
         self.num_hits = self.num_host_hits = self.num_taken = self.num_evicted = 0
         self._free = list(range(num_slots - 1, -1, -1))
         self._taken: dict[int, list[tuple[int, int]]] = {}  # sequence → (tokens, slot), ascending
-        self._saved: dict[int, int] = {}
+        self.kept: dict[int, list[int]] = {}
+        self.num_saved, self.most_kept = 0, max(LEAST_KEPT, int(num_slots * (KEPT_SHARE if page_size else 1)))
         self._behind: dict[TreeNode, dict[bytes, Snapshot]] = {}  # of a page's parent: by the page's first tokens
         self._at: dict[TreeNode, list[Snapshot]] = {}
         self.on_device, self.on_host = Shelf(), Shelf()
@@ -207,22 +212,25 @@ class StateSlots:
             self.transfer(("state", self.live[sequence], slot))
             self._taken.setdefault(sequence, []).append((length, slot))
 
-    def save(self, sequence: int) -> bool:
-        """Take a copy of the sequence's state, of which nothing is in flight, until settle(): what runs next may be taken
-        back. False, and nothing changed, where no slot can be had."""
-        slot = self._take()
-        if slot is None:
-            return False
-        self.transfer(("state", self.live[sequence], slot))
-        self._saved[sequence] = slot
-        return True
+    def save(self, sequence: int, count: int) -> list[int]:
+        """Up to `count` slots, until settle(): for the states behind the first tokens of the sequence's next run, of which
+        drafts may end at each. Nothing of it is in flight. Fewer, or none, where most_kept are or no slot can be had."""
+        kept: list[int] = []
+        while len(kept) < min(count, self.most_kept - self.num_saved) and (slot := self._take()) is not None:
+            kept.append(slot)
+        if kept:
+            self.kept[sequence] = kept
+            self.num_saved += len(kept)
+        return kept
 
-    def settle(self, sequence: int, is_right: bool) -> None:
-        """What ran since save() stands, or the sequence's state is again what it was then."""
-        slot = self._saved.pop(sequence)
-        if not is_right:
-            self.live[sequence], slot = slot, self.live[sequence]
-        self._free.append(slot)
+    def settle(self, sequence: int, accepted: int = 0) -> None:
+        """Of the run since save(), which is over, the first `accepted` tokens stand. All, or 0: the live slot stays what it
+        is, if there is one; after 0 it has no state of the sequence's any more, but where the run did not begin."""
+        slots = list(self.kept.pop(sequence))
+        self.num_saved -= len(slots)
+        if 0 < accepted <= len(slots):
+            self.live[sequence], slots[accepted - 1] = slots[accepted - 1], self.live[sequence]
+        self._free += slots
 
     def next_place(self, points: Iterable[int], prompt: int, length: int) -> int:
         """The first place behind `length` tokens at which the state is to be kept: one of `points`, or at the interval,
@@ -235,10 +243,9 @@ class StateSlots:
         return min([place, *(point for point in points if point > length)])
 
     def detach(self, sequence: int) -> int:
-        """Forget the sequence: its slot, which the caller owns now and gives back; -1: it has none (any more)."""
+        """Forget the sequence: its slot, which the caller owns now and gives back; -1: it has none (any more). What a run in
+        flight leaves states in is the sequence's until settle()."""
         self._free += [slot for _, slot in self._taken.pop(sequence, ())]
-        if sequence in self._saved:
-            self._free.append(self._saved.pop(sequence))
         slot = self.live.pop(sequence, -1)
         self.lent += slot >= 0
         return slot
@@ -445,7 +452,8 @@ class StateSlots:
         near, far = list(self.on_device), list(self.on_host)
         snapshots = near + far
         taken = [slot for some in self._taken.values() for _, slot in some]
-        held = [*self._free, *self.live.values(), *taken, *self._saved.values(), *(snapshot.slot for snapshot in near)]
+        kept = [slot for some in self.kept.values() for slot in some]
+        held = [*self._free, *self.live.values(), *taken, *kept, *(snapshot.slot for snapshot in near)]
         if len(set(held)) != len(held) or len(held) + self.lent != self.num_slots:
             problems.append(f"state slots are lost or shared: {len(held)} and {self.lent} lent of {self.num_slots}")
         if (self.on_device.count, self.on_host.count) != (len(near), len(far)):
@@ -454,7 +462,9 @@ class StateSlots:
             )
         if any(snapshot.host >= 0 for snapshot in near) or any(snapshot.slot >= 0 for snapshot in far):
             problems.append("a snapshot is in two places")
-        if not self._taken.keys() | self._saved.keys() <= self.live.keys():
+        if len(kept) != self.num_saved:
+            problems.append(f"{self.num_saved} slots counted for states behind drafts, {len(kept)} found")
+        if not self._taken.keys() <= self.live.keys():
             problems.append("a state was taken of a sequence that has none")
         if {id(each) for found in self._behind.values() for each in found.values()} != set(map(id, snapshots)):
             problems.append("a snapshot stands beside no node, or beside two")

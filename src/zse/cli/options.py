@@ -187,7 +187,7 @@ SERVING = (
     option(
         "--state-memory",
         SIZE,
-        "of models with recurrent layers, memory of the device for their states beside cached prefixes, from which prompts that begin alike go on (default: an eighth of what the KV cache may take, at least one state a request)",
+        "of models with recurrent layers, memory of the device for their states beside cached prefixes, from which prompts that begin alike go on (default: an eighth of what the KV cache may take, at least one state a request, and 4 with drafts)",
     ),
     option(
         "--state-interval",

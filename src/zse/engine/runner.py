@@ -145,6 +145,7 @@ class Runner:
                 sampler_nbytes=input_nbytes(lines, device.kernels),
                 adapter_rows=config.max_rows if config.adapter_slots else 0,
                 max_runs=config.max_rows if config.state_slots else 0,
+                keeps=config.state_slots > 0 and config.max_drafts > 0,
                 owner_rows=config.max_rows + steps.job_rows(self.model.config) if config.page_pools > 1 else 0,
             )
             sampler = SamplerState(
@@ -221,9 +222,8 @@ class Runner:
         kind += self._variant + (" forward" if masked else "")
         graph = self._graphs.get((kind, size, buffers.number)) or self._graph(kind, size, buffers.number)
         if self.states is not None:
-            buffers.inputs.fill_runs([entry.count for entry in entries], [entry.slot for entry in entries])
-        runs = len(entries)
-        symbols = self.planner.symbols(batch.num_tokens, batch.num_samples, context + self._ahead, runs=runs)
+            buffers.inputs.fill_entries(entries, size, decode)
+        symbols = self.planner.symbols(batch.num_tokens, batch.num_samples, context + self._ahead, runs=len(entries))
         return FilledStep(graph, {name: symbols[name] for name in graph.symbols}, buffers, (kind, size, buffers.number))
 
     def _prepare(self, batch: Batch, sampling: list[Entry], buffers: StepSet) -> None:
@@ -386,12 +386,13 @@ class Runner:
                 self.ranks.record(key)
             recorder = self.device.record()
             buffers = self._sets[number]
-            step, source = buffers.inputs.buffers(size, self._table.tensor, self._logits)
+            kind, *parts = kind.split()
+            keeps = kind in ("mixed", self._run_kind)
+            step, source = buffers.inputs.buffers(size, self._table.tensor, self._logits, keeps)
             tokens = recorder.symbol("tokens", size)
-            buffers.inputs.upload(recorder, size)
+            buffers.inputs.upload(recorder, size, keeps)
             if not self._table.in_place:
                 self._record_inputs(recorder, buffers, step, source, tokens)
-            kind, *parts = kind.split()
             options = dict(step=step, max_tokens=size, every_token=kind != "mixed")
             options["longest_run"] = 1 if kind == "decode" else None
             self._record_step(recorder, buffers, parts, options)

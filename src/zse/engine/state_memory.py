@@ -5,7 +5,7 @@ from typing import NamedTuple
 import msgspec
 
 from zse.cache.pages import BLOCK
-from zse.cache.states import StateLayout, layers_parts
+from zse.cache.states import LEAST_KEPT, StateLayout, layers_parts
 from zse.engine.config import EngineConfig, ResolvedConfig, Settings
 from zse.models.registry import forward_of
 
@@ -72,8 +72,8 @@ def plan_states(config: EngineConfig, settings: Settings, model, room_bytes: int
         snapshots = share // nbytes
         if config.state_memory is None:
             snapshots = max(min(snapshots, MOST_SNAPSHOTS), rows)
-    # A request with drafts has a second slot for a step; a snapshot that was not used lately leaves it.
-    snapshots = max(snapshots, min(rows, settings.max_drafts))
+    # States behind drafts are in slots for a step; snapshots that were not used lately leave them.
+    snapshots = max(snapshots, min(max(rows, LEAST_KEPT), settings.max_drafts))
     interval = config.state_interval
     if interval is None:  # as many tokens as have the bytes of a state in KV
         interval = max(LEAST_INTERVAL, settings.max_tokens_per_step, -(-nbytes * BLOCK // block_bytes))

@@ -6,6 +6,7 @@ The token arrays stand at the inputs' end, closely packed for each recording's s
 
 import functools
 from array import array
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -50,7 +51,7 @@ class StepInputs:
     max_tokens: of the largest step; max_rows: lines of logits; sampler_nbytes: the sampler's part, which comes first.
     page_index, page_value i32 [max_updates]: page_table[index] = value, page_count of them. adapter_slots i32
     [adapter_rows]: the slot of each row's adapter, -1: none. max_runs: sequences of a step, of a model with a state;
-    else 0. owners i32 [owner_rows]: the rank that has the pages of each row of the page table, where each has its own; such ranks find
+    else 0; keeps: whether runs may leave states behind tokens before their last (Entry.kept). owners i32 [owner_rows]: the rank that has the pages of each row of the page table, where each has its own; such ranks find
     their tokens among all (fill_own)."""
 
     def __init__(
@@ -63,9 +64,10 @@ class StepInputs:
         sampler_nbytes: int = 0,
         adapter_rows: int = 0,
         max_runs: int = 0,
+        keeps: bool = False,
         owner_rows: int = 0,
     ):
-        self.max_tokens, self.max_updates, self.max_runs = max_tokens, max_updates, max_runs
+        self.max_tokens, self.max_updates, self.max_runs, self.keeps = max_tokens, max_updates, max_runs, keeps
         at = _align(sampler_nbytes)
         places = {}
         for name, count in (
@@ -81,7 +83,8 @@ class StepInputs:
             places[name] = at, count
             at = _align(at + 4 * count)
         self._tokens_at = at
-        self._token_bytes = 32 if owner_rows else 16
+        self._keeps_at = 32 if owner_rows else 16  # bytes of a token before `leave`
+        self._token_bytes = self._keeps_at + 4 * keeps
         self.staging = device.staging(at + self._token_bytes * max_tokens, label="step")
         self.tensors = {
             name: Tensor(self.staging.buffer, (count,), "i32", start) for name, (start, count) in places.items()
@@ -98,14 +101,16 @@ class StepInputs:
         """The host's token arrays of recordings for up to `size` tokens."""
         return StepArrays(*(self._view(self._tokens_at + 4 * size * index, size) for index in range(4)))
 
-    def buffers(self, size: int, page_table: Tensor, logits: Tensor) -> tuple[StepBuffers, Tensor]:
-        """The same arrays as the kernels see them, and `source`."""
+    def buffers(self, size: int, page_table: Tensor, logits: Tensor, keeps: bool = False) -> tuple[StepBuffers, Tensor]:
+        """The same arrays as the kernels see them, and `source`. keeps: with `leave`, where there is one."""
         token_ids, positions, token_row, source, *own = (
             Tensor(self.staging.buffer, (size,), "i32", self._tokens_at + 4 * size * index)
-            for index in range(self._token_bytes // 4)
+            for index in range(self._keeps_at // 4)
         )
         runs: list[Any] = [self.tensors[name] if self.max_runs else None for name in ("run_start", "run_slot")]
         logit_rows = self.tensors["logit_rows"]
+        if keeps and self.keeps:
+            runs.append(Tensor(self.staging.buffer, (size,), "i32", self._tokens_at + self._keeps_at * size))
         found = StepBuffers(token_ids, positions, token_row, page_table, logit_rows, logits, *runs)
         return found._replace(own=ranks.OwnRows(*own) if own else None), source
 
@@ -131,13 +136,23 @@ class StepInputs:
         self._run_start[: number + 1] = array("i", accumulate(counts, initial=0))
         self._run_slot[:number] = array("i", slots)
 
+    def fill_entries(self, entries: Sequence[Entry], size: int, decode: bool) -> None:
+        """fill_runs() of a batch, and for a recording of `size` where its states are left; decode: one token an entry."""
+        self.fill_runs([entry.count for entry in entries], [entry.slot for entry in entries])
+        if self.keeps and not decode:
+            leave = array("i", [-1]) * self._run_start[len(entries)]
+            for end, entry in zip(self._run_start[1 : len(entries) + 1], entries, strict=True):
+                if entry.kept:
+                    leave[end - 1 - len(entry.kept) : end - 1] = array("i", entry.kept)
+            self._view(self._tokens_at + self._keeps_at * size, len(leave))[:] = leave
+
     def sent(self, size: int) -> tuple[int, int]:
         """The bytes of the staging, from and to, that ranks without a sampler need for a recording of `size`."""
-        return self.tensors["logit_rows"].offset, self._tokens_at + 16 * size
+        return self.tensors["logit_rows"].offset, self._tokens_at + (16 + 4 * self.keeps) * size
 
-    def upload(self, recorder, size: int) -> None:
-        """Record the upload of everything that a recording of `size` reads."""
-        recorder.upload(self.staging, 0, self._tokens_at + self._token_bytes * size)
+    def upload(self, recorder, size: int, keeps: bool = False) -> None:
+        """Record the upload of everything that a recording of `size` reads. keeps: as of buffers()."""
+        recorder.upload(self.staging, 0, self._tokens_at + (self._token_bytes if keeps else self._keeps_at) * size)
 
 
 def steps_in_flight(device: Any, share: Any) -> int:

@@ -10,7 +10,19 @@ from itertools import product
 from zse import kernel as zl
 from zse.kernels.columns import embed, source, wide
 from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, cases_of, check, later, launcher, require
-from zse.kernels.runs import BATCHES, RunParams, States, random_batch, run_args, run_of, state_output, whole
+from zse.kernels.runs import (
+    BATCHES,
+    KeepParams,
+    States,
+    keep_state,
+    move,
+    piece_end,
+    random_batch,
+    run_args,
+    run_of,
+    state_output,
+    whole,
+)
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
 
@@ -20,7 +32,7 @@ KERNELS = (2, 3, 4)  # inputs that a result depends on; the models of 2026 have 
 ACTIVATIONS = ("", "silu")
 
 
-class ConvParams(RunParams):
+class ConvParams(KeepParams):
     """x f32, rows `x_stride` apart: of a gated form [B, C, x] of `channels` each. weight f32 [channels, KERNEL], the last
     column of a token's own input. ACTIVATION: of the result."""
 
@@ -74,16 +86,6 @@ def conv_channels(p, first, last, at, taps, windows, lanes, GROUPS):
             zl.store(windows + j * CHUNK + begin + steps[g], window[g][j])
 
 
-@zl.inline
-def move(target, source, count):
-    """target = source; None: zeros."""
-    L = zl.target.lanes
-    for i in range(0, count // L * L, L):
-        zl.store(target + i, zl.f32.x(L)(0) if source is None else zl.load(source + i, L))
-    for i in range(count // L * L, count):
-        target[i] = 0.0 if source is None else source[i]
-
-
 @zl.kernel
 def conv_chunk(p: ConvParams):
     """Grid (chunks of channels)."""
@@ -105,14 +107,18 @@ def conv_chunk(p: ConvParams):
                 move(windows + j * CHUNK, None, stop - start)
             else:
                 move(windows + j * CHUNK, state + j * p.channels, stop - start)
-        for tile in range(first, last, TILE):
-            end = min(tile + TILE, last)
+        tile = first + 0
+        while tile < last:
+            end = piece_end(p, tile, min(tile + TILE, last))
             at = start + 0
             for lanes, groups in zl.static(((L, GROUPS), (L, 1), (1, 1))):
                 limit = at + (stop - at) // (lanes * groups) * (lanes * groups)
                 for channel in range(at, limit, lanes * groups):
                     conv_channels(p, tile, end, channel, taps, windows, lanes, groups)
                 at = limit
+            for j in zl.static(range(p.KERNEL - 1)):
+                keep_state(p, end - 1, last, windows + j * CHUNK, start + j * p.channels, stop - start)
+            tile = end + 0
         for j in zl.static(range(p.KERNEL - 1)):
             move(state + j * p.channels, windows + j * CHUNK, stop - start)
 
@@ -181,6 +187,7 @@ def _reference(x, weight, bias, state, runs, activation="", gated=False, longest
             seen = np.concatenate([window, inputs[token : token + 1]])
             result[token] = (seen * weight.T).sum(axis=0) + (0 if bias is None else bias)
             window[:] = seen[1:]
+            states.behind(token, window)
     if activation == "silu":
         result = result / (1 + np.exp(-result))
     return {"out": result * parts[1] if gated else result, "state.tensor": states.tensor}
@@ -214,9 +221,10 @@ def _cases(rng, family="cpu"):
         (576, (37, 1, 2, 3, 64), (0, 2), 32),
         (8 if family == "gpu" else 7, (5, 1, 130), (1,), 0),
         (160, (1, 4), (0, 1), 6),
+        (204, (16, 2, 9, 17, 3), (2,), 4),
     )
     for number, (_, fixed) in enumerate(forms()):
-        for channels, lengths, fresh, beside in (shapes[number % 5], shapes[(number + 2) % 5]):
+        for channels, lengths, fresh, beside in (shapes[number % 6], shapes[(number + 2) % 6]):
             case = _case(rng, fixed, channels, lengths, fresh, beside, family)
             yield case
             if family == "gpu" and max(lengths) == 1:

@@ -17,7 +17,7 @@ from zse.kernels import delta_chunk
 from zse.kernels.columns import embed, source, wide
 from zse.kernels.delta_chunk import MAX_SIZE, DeltaParams, channel_steps, head_step, unit_rows
 from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, cases_of, check, later, launcher, require
-from zse.kernels.runs import BATCHES, States, random_batch, run_args, run_of, state_output, whole
+from zse.kernels.runs import BATCHES, States, keep_state, piece_end, random_batch, run_args, run_of, state_output, whole
 from zse.kernels.small_product import begin, column_steps
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
@@ -90,16 +90,21 @@ def delta_head(p: DeltaParams):
     head = zl.block_index(0)
     run = zl.block_index(1)
     first, last, states = run_of(p, run)
-    state = states + head * p.k_size * p.v_size
+    at = head * p.k_size * p.v_size
+    state = states + at
     if p.positions[first] == 0:
         for i in range(0, p.k_size * p.v_size, L):
             zl.store(state + i, zl.f32.x(L)(0))
-    token = first + 0
-    if last - first >= SHORT:
-        token = delta_chunk.delta_chunks(p, head, first, last, state, SHORT)
     work = zl.local_array(zl.f32, 4 * MAX_SIZE)
-    for rest in range(token, last):
-        delta_token(p, head, rest, state, work)
+    token = first + 0
+    while token < last:
+        end = piece_end(p, token, last)
+        if end - token >= SHORT:
+            token = delta_chunk.delta_chunks(p, head, token, end, state, SHORT)
+        for rest in range(token, end):
+            delta_token(p, head, rest, state, work)
+        keep_state(p, end - 1, last, state, at, p.k_size * p.v_size)
+        token = end + 0
 
 
 class OutputGate(NamedTuple):
@@ -173,6 +178,7 @@ def _reference(qkv, b, a, A, dt_bias, state, runs, k_heads, k_size, tiled=False,
             change = beta[t][:, None] * (v[t] - np.einsum("hkv,hk->hv", S, k[t]))
             S += k[t][:, :, None] * change[:, None]
             result[t] = np.einsum("hkv,hk->hv", S, q[t])
+            states.behind(t, S)
     if gate is not None:
         z = wide(gate.z).reshape(result.shape)
         result /= np.sqrt((result * result).mean(axis=2, keepdims=True) + gate.eps)
@@ -187,6 +193,7 @@ SHAPES: tuple = (
     ((1, 1, 16, 48), (1, 5, 4, 64, 65, 16), (0, 2, 4), 0),
     ((2, 2, 32, 16), (33, 2, 7, 200), (3,), 32),
     ((1, 3, 64, 80), (31, 63, 17), (1,), 0),
+    ((1, 2, 48, 64), (16, 2, 9, 17, 3), (2,), 0),
 )
 
 

@@ -11,7 +11,7 @@ No exponent is positive, whatever the decays. Of a token there are 6 * k size * 
 and 4 * CHUNK / 2 * (k size + v size) more; but the state is read and written once a chunk, and sums stay in registers."""
 
 from zse import kernel as zl
-from zse.kernels.runs import RunParams
+from zse.kernels.runs import KeepParams
 from zse.kernels.small_product import ROWS, add_products, begin, column_steps, vectors
 
 MAX_SIZE = 256  # of keys and values of a head
@@ -20,7 +20,7 @@ AHEAD = 6  # rows that are brought nearer while one is read
 STEPS = 16.0  # a sum of logs is a multiple of 1 / STEPS, whose differences are exact, and a rest
 
 
-class DeltaParams(RunParams):
+class DeltaParams(KeepParams):
     """qkv, b, a f32, rows so far apart. DECAY: "head" or "channel": what has a decay of its own. CHUNK: tokens."""
 
     qkv: zl.Ptr[zl.f32, "const"]

@@ -19,7 +19,18 @@ from zse import kernel as zl
 from zse.kernels.columns import embed, source, wide
 from zse.kernels.delta_chunk import MAX_SIZE, STEPS, softplus
 from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, cases_of, check, later, launcher, require
-from zse.kernels.runs import BATCHES, RunParams, States, random_batch, run_args, run_of, state_output, whole
+from zse.kernels.runs import (
+    BATCHES,
+    KeepParams,
+    States,
+    keep_state,
+    piece_end,
+    random_batch,
+    run_args,
+    run_of,
+    state_output,
+    whole,
+)
 from zse.kernels.small_product import ROWS, add_products, begin, column_steps, vectors
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
@@ -30,7 +41,7 @@ HEADS = 4  # of a block, where that leaves each thread two blocks
 NO_LIMITS = (0.0, float("inf"))
 
 
-class StateScan(RunParams):
+class StateScan(KeepParams):
     """x, dt f32, rows x_stride and dt_stride apart. per_group: heads of a group, which go to `blocks`
     blocks, share to each."""
 
@@ -229,18 +240,23 @@ def scan_heads(p: StateScan):
     for i in range(C):
         w.order[i] = zl.f32(i)
     token = first + 0
-    while last - token >= SHORT:
-        count = min(last - token, C)
-        group_scores(p, w, group, token, count)
-        for head in range(first_head, last_head):
-            head_logs(p, w, head, token, count)
-            head_scores(p, w, count)
-            head_outputs(p, w, head, group, token, count, states + head * size)
-            next_state(p, w, count, states + head * size)
-        token += count
-    for rest in range(token, last):
-        for head in range(first_head, last_head):
-            scan_token(p, head, group, rest, states + head * size)
+    while token < last:
+        end = piece_end(p, token, last)
+        while end - token >= SHORT:
+            count = min(end - token, C)
+            group_scores(p, w, group, token, count)
+            for head in range(first_head, last_head):
+                head_logs(p, w, head, token, count)
+                head_scores(p, w, count)
+                head_outputs(p, w, head, group, token, count, states + head * size)
+                next_state(p, w, count, states + head * size)
+            token += count
+        for rest in range(token, end):
+            for head in range(first_head, last_head):
+                scan_token(p, head, group, rest, states + head * size)
+        own = first_head * size
+        keep_state(p, end - 1, last, states + own, own, (last_head - first_head) * size)
+        token = end + 0
 
 
 def _scan(
@@ -304,6 +320,7 @@ def _reference(x, dt, A, D, dt_bias, state, runs, groups, state_size, dt_limits=
             S *= np.exp(steps[t] * A)[:, None, None]
             S += B[t][:, :, None] * (steps[t][:, None] * values[t])[:, None]
             result[t] = np.einsum("hnp,hn->hp", S, C[t]) + D[:, None] * values[t]
+            states.behind(t, S)
     return {"out": result.reshape(tokens, -1), "state.tensor": states.tensor}
 
 
@@ -314,6 +331,7 @@ SHAPES: tuple = (
     ((1, 1, 16, 48), (1, 5, 4, 64, 65, 16), (0, 2, 4), 0, (0.1, 2.0)),
     ((10, 2, 80, 16), (33, 2, 7, 200), (3,), 32, (0.0, 1.5)),
     ((3, 3, 32, 64), (31, 63, 17), (1,), 0, None),
+    ((6, 2, 48, 32), (16, 2, 9, 17, 3), (2,), 0, None),
 )
 
 

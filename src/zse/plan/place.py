@@ -8,7 +8,7 @@ from zse.kernels import gpu
 from zse.plan.forms import choose_forms, row_bytes
 from zse.plan.rules import Part
 from zse.plan.trace import Node, Value
-from zse.tensor import Tensor
+from zse.tensor import SHORT_RUN, Tensor
 
 SPLIT = ("attend", "attend_latent")  # may leave parts of their sums for one another
 CHUNKED = ("delta", "gated_delta", "scan")  # take prompts by chunks on a GPU
@@ -96,7 +96,7 @@ def place_part(part: Part, device: Any, activations: str, room: int, work_bytes:
 
 def work_shape(node: Node, device: Any, room: int) -> tuple[int, int] | None:
     """f32 numbers that the launches of an operation leave for one another in steps of up to `room` tokens; None: none."""
-    if node.op not in CHUNKED or device.kernels != "gpu" or device.simt or room <= gpu.state_chunks.SHORT:
+    if node.op not in CHUNKED or device.kernels != "gpu" or device.simt or room <= SHORT_RUN:
         return None
     options = node.options
     if node.op == "scan":

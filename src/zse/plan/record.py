@@ -35,8 +35,9 @@ class StepBuffers(NamedTuple):
     logit_rows i32 [max_rows]: which tokens of the batch want logits. logits f32 [max_rows, vocab_size]: one line for each.
 
     Of models with a state: run_start i32 [max_rows + 1]: the first token of each run (the tokens of one sequence), and behind
-    the last one the number of tokens; run_slot i32 [max_rows]: the slot of each run's state. own: of ranks with
-    requests of their own."""
+    the last one the number of tokens; run_slot i32 [max_rows]: the slot of each run's state; leave i32 [max_tokens], of
+    steps with drafts: the slot that the state behind a token is left in, too (zse.tensor.Runs). own: of ranks with requests
+    of their own."""
 
     token_ids: Tensor
     positions: Tensor
@@ -46,6 +47,7 @@ class StepBuffers(NamedTuple):
     logits: Tensor
     run_start: Tensor | None = None
     run_slot: Tensor | None = None
+    leave: Tensor | None = None
     own: "ranks.OwnRows | None" = None
 
     @classmethod
@@ -386,7 +388,8 @@ class Run:
         start, slot = self.step.run_start, self.step.run_slot
         if start is not None and slot is not None:
             many = self.recorder.symbol("runs", min(slot.shape[0], self.max_tokens)) if runs is None else runs
-            self.runs = Runs(start, slot.with_rows(many), self.positions)
+            leave = None if self.step.leave is None else self.of(self.step.leave)
+            self.runs = Runs(start, slot.with_rows(many), self.positions, leave)
 
     def state(self, part: str) -> StatePart:
         """The part (of Decoder.state_parts) of the layer that is recorded; which tokens it is for say `runs`."""

@@ -11,6 +11,7 @@ from zse.scheduler import images
 from zse.scheduler.fairness import EVERYBODY, StepPlan
 from zse.scheduler.lifecycle import Lifecycle, choose_victim
 from zse.scheduler.request import Request
+from zse.tensor import SHORT_RUN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,19 +29,17 @@ DECODE_STEP, TOKEN_STEP = 1 / 8, 1 / 2
 SLOWER_STEP, FASTER_STEP = 1 / 8, 1 / 32
 # A budget grows at most so much from one step to the next: a single quick step proves little.
 MAX_GROWTH = 2.0
-# Tokens of a request that run again beside drafts, at most: then they run alone, so that its state catches up.
-MOST_AGAIN = 8
 
 
 # Structs: 256 of each are made in a step, in C.
 class Entry(msgspec.Struct, eq=False, gc=False):
     """`count` tokens of a request from position `start`; the last `samples` of them have a line of logits each, which
-    is sampled: 0 (a chunk that does not end the prompt), 1, or 1 + k where k drafts are verified. Before them may stand
-    Request.again tokens.
+    is sampled: 0 (a chunk that does not end the prompt), 1, or 1 + k where k drafts are verified.
     pages: the request's page table in token order, at least as long as start + count tokens need. drafts: token ids
     that stand behind request.tokens in this entry; without them, where start == len(request.tokens), the token is the
     one that the batch in flight samples for this request. windows: the WindowTable of models with layers in groups.
-    slot: of the request's state, of models with one. rank: that has the pages, where ranks have pages of their own."""
+    slot: of the request's state, of models with one, and kept: of the states behind each of its tokens but the last, where
+    drafts are verified. rank: that has the pages, where ranks have pages of their own."""
 
     request: Request
     start: int
@@ -50,6 +49,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     drafts: Sequence[int] = ()
     windows: "WindowTable | None" = None
     slot: int = -1
+    kept: Sequence[int] = ()
     rank: int = 0
 
 
@@ -58,33 +58,14 @@ class Batch:
     transfers: ("copy", page, page), ("out", page, slot), ("in", slot, page), those of states (StateSlots), to be done in
     this order before the entries run."""
 
-    __slots__ = (
-        "entries",
-        "num_again",
-        "num_decode",
-        "num_drafts",
-        "num_rows",
-        "num_samples",
-        "num_tokens",
-        "transfers",
-    )
+    __slots__ = ("entries", "num_decode", "num_drafts", "num_rows", "num_samples", "num_tokens", "transfers")
 
-    def __init__(
-        self,
-        entries: list[Entry],
-        num_rows: int,
-        transfers: list[tuple[str, int, int]],
-        num_drafts: int = 0,
-        num_again: int = 0,
-    ):
-        """num_rows: entries that decode; num_drafts, num_again: draft tokens, and tokens that run again, that they have
-        together."""
-        self.entries, self.num_rows, self.transfers = entries, num_rows, transfers
-        self.num_drafts, self.num_again = num_drafts, num_again
-        lines = num_rows + num_drafts
-        self.num_decode = lines + num_again  # tokens of those that decode
+    def __init__(self, entries: list[Entry], num_rows: int, transfers: list[tuple[str, int, int]], num_drafts: int = 0):
+        """num_rows: entries that decode; num_drafts: draft tokens that they have together."""
+        self.entries, self.num_rows, self.num_drafts, self.transfers = entries, num_rows, num_drafts, transfers
+        self.num_decode = num_rows + num_drafts  # tokens of those that decode
         self.num_tokens = self.num_decode + sum([entry.count for entry in entries[num_rows:]])
-        self.num_samples = lines + sum([entry.samples for entry in entries[num_rows:]])
+        self.num_samples = self.num_decode + sum([entry.samples for entry in entries[num_rows:]])
 
     def by_entry(self, sampled: list) -> list:
         """The results of each entry: a result where there is one, a list of them where drafts are verified, else
@@ -249,12 +230,14 @@ class BatchBuilder:
         self._chunked_prefill, self._max_drafts = chunked_prefill, max_drafts
         self._cache = cache = life.cache
         self._page_size, self._grouped, self._states = cache.page_size, cache.grouped, cache.states
+        if (states := cache.states) is not None:  # whoever begins finds a slot
+            states.most_kept = min(states.most_kept, states.num_slots - life.max_rows)
 
     def has_prompts(self) -> bool:
         """Whether prompts are to be computed: those of running requests, or of one that there is a row for."""
         life = self._life
         return bool(life.queue.num_waiting and life.free_rows) or any(
-            len(request.tokens) - request.computed_len - request.again > 1 for request in life.running
+            len(request.tokens) - request.computed_len > 1 for request in life.running
         )
 
     def build(self, in_flight: Sequence[Batch], plan: StepPlan) -> Batch | None:
@@ -262,14 +245,14 @@ class BatchBuilder:
         who has to leave this step to others."""
         life, counters = self._life, self._life.counters
         preemptions = counters.preemptions
-        decoding: tuple[list[Entry], int, int] | None = [], 0, 0
+        decoding: tuple[list[Entry], int] | None = [], 0
         if self._chunked_prefill or not self.has_prompts():
             decoding = self._decode_entries(in_flight, plan.resting)
         if decoding is None:
             return None
-        entries, num_drafts, num_again = decoding
+        entries, num_drafts = decoding
         num_decode = len(entries)
-        lines = num_decode + num_drafts + num_again
+        lines = num_decode + num_drafts
         left_out, queue = plan.left_out, life.queue
         beside = lines  # what prompts must leave time for
         if not lines and self._micro_batches > 1:
@@ -279,7 +262,7 @@ class BatchBuilder:
         may_admit = preemptions == counters.preemptions
         if num_decode < len(life.running):
             for request in queue.by_share(life.running):
-                if len(request.tokens) - request.computed_len - request.again <= 1 or request.tenant in left_out:
+                if len(request.tokens) - request.computed_len <= 1 or request.tenant in left_out:
                     continue
                 # Prompts of tenants that have less do not wait until this one is computed.
                 while (
@@ -295,7 +278,7 @@ class BatchBuilder:
             budget = max(0, budget - self._add_chunk(entries, admitted, budget))
         if not entries and not self._chunked_prefill:
             # Nobody could be admitted.
-            entries, num_drafts, num_again = self._decode_entries(in_flight, plan.resting) or ([], 0, 0)
+            entries, num_drafts = self._decode_entries(in_flight, plan.resting) or ([], 0)
             num_decode = len(entries)
         if not entries:
             if self._grouped is not None and life.running and not in_flight and plan is EVERYBODY:
@@ -312,7 +295,7 @@ class BatchBuilder:
         if self._states is not None:
             for entry in entries:
                 entry.slot = self._states.live[entry.request.id]
-        return Batch(entries, num_decode, self._cache.take_transfers(), num_drafts, num_again)
+        return Batch(entries, num_decode, self._cache.take_transfers(), num_drafts)
 
     def _micro_batch(self, in_flight: Sequence[Batch]) -> tuple[int, Container[Request]]:
         """Of several micro-batches: how many rows the next may have, so that all get as many, and who of those in flight may be
@@ -320,7 +303,7 @@ class BatchBuilder:
         decoding = [
             request
             for request in self._life.running
-            if request.pending or not request.held and len(request.tokens) - request.computed_len == 1 + request.again
+            if request.pending or not request.held and len(request.tokens) - request.computed_len == 1
         ]
         fed: Container[Request] = ()
         if self._feeds and in_flight:
@@ -331,21 +314,17 @@ class BatchBuilder:
 
     def _decode_entries(
         self, in_flight: Sequence[Batch], resting: Collection[Request]
-    ) -> tuple[list[Entry], int, int] | None:
-        """An entry for each running request that has one token to run, or for a micro-batch of them, how many drafts they have, and
-        how many tokens run again; None when that needs pages that only a preemption gives, which a batch in flight forbids.
+    ) -> tuple[list[Entry], int] | None:
+        """An entry for each running request that has one token to run, or for a micro-batch of them, and how many drafts they
+        have; None when that needs pages that only a preemption gives, which a batch in flight forbids.
         resting: have none now."""
         entries: list[Entry] = []
         most_rows, fed = self._micro_batch(in_flight) if self._micro_batches > 1 else (len(self._life.running), None)
         running, cache = self._life.running, self._cache
         tables, page_size, states = cache.tables, self._page_size, self._states
-        num_drafts = num_again = 0
+        num_drafts = 0
         # Every running request can have its token beside the drafts.
-        room = self._budget.max_tokens - len(running)
-        if states is not None:  # Right ones before a wrong one run again, beside as many rows as there can be then.
-            again = sum([request.again for request in running])
-            room = min(room, self._budget.configured_tokens - self._life.max_rows) - again
-        most_drafts = min(self._max_drafts, room)
+        most_drafts = min(self._max_drafts, self._budget.max_tokens - len(running))
         index = 0
         # Preemption takes from the far end of this list, or this request itself.
         while index < len(running) and len(entries) < most_rows:
@@ -357,7 +336,7 @@ class BatchBuilder:
             length = len(request.tokens) + pending
             # The last token that a request may have is never fed back.
             if (
-                length - start == 1 + request.again
+                length - start == 1
                 and length < request.max_len
                 and not (request.stepwise and (pending or request.held))
                 and (not pending or fed is None or pending == 1 and request in fed)
@@ -367,31 +346,28 @@ class BatchBuilder:
                     if in_flight:
                         for entry in entries:  # none of them runs after all
                             other = entry.request
-                            other.computed_len = entry.start
-                            other.again, other.pending = entry.count - entry.samples, other.pending - entry.samples
-                            if states is not None and entry.drafts:
-                                states.settle(other.id, is_right=True)
+                            other.computed_len, other.pending = entry.start, other.pending - entry.samples
+                            if states is not None and entry.kept:
+                                states.settle(other.id)
                         return None
                     if not self._life.make_room(request, length):
                         continue
                 if states is not None and start >= request.next_place:
                     self._pass_place(request, start, is_late=True)
-                if request.drafts or request.again:
-                    num_again += request.again
+                if request.drafts:
                     num_drafts += self._add_run(entries, request, most_drafts - num_drafts)
                 else:
                     entries.append(Entry(request, start, 1, tables[request.id], 1))
                     request.computed_len = length
                     request.pending = pending + 1
             index += 1
-        return entries, num_drafts, num_again
+        return entries, num_drafts
 
     def _add_run(self, entries: list[Entry], request: Request, most: int) -> int:
         """An entry of the request's next token and its drafts behind it, at most `most` and as far as pages reach
-        that nobody else needs now; how many drafts it has. Before them stand the tokens that run again."""
-        drafts = request.drafts or ()
-        if drafts:
-            request.drafts = ()
+        that nobody else needs now, and slots for the states behind them; how many drafts it has."""
+        drafts: Sequence[int] = request.drafts or ()
+        request.drafts = ()
         cache, length = self._cache, len(request.tokens)
         count = min(len(drafts), most, request.max_len - length - 1)
         # One page a running row stays free, as at an admission: a draft is not worth a preemption.
@@ -399,12 +375,13 @@ class BatchBuilder:
             cache.allocator.num_free <= len(self._life.running) or not cache.reserve(request.id, length + count)
         ):
             count = cache.covered(request.id) - length
-        count = max(count, 0)
-        if count and self._states is not None and not self._states.save(request.id):
-            count = 0
-        start, again = request.computed_len, request.again
-        entries.append(Entry(request, start, 1 + again + count, cache.tables[request.id], 1 + count, drafts[:count]))
-        request.computed_len, request.again = length + count, 0
+        count, kept = max(count, 0), []
+        if self._states is not None:
+            kept = self._states.save(request.id, min(count, SHORT_RUN - 1))
+            count = len(kept)
+        start, pages = request.computed_len, cache.tables[request.id]
+        entries.append(Entry(request, start, 1 + count, pages, 1 + count, drafts[:count], kept=kept))
+        request.computed_len = length + count
         request.pending += 1 + count
         return count
 

@@ -147,9 +147,7 @@ class Pace:
     def _newcomer(self) -> Tenant | None:
         """Of the tenants with a prompt to compute the one that had least."""
         life = self._life
-        coming = {
-            request.tenant for request in life.running if len(request.tokens) - request.computed_len - request.again > 1
-        }
+        coming = {request.tenant for request in life.running if len(request.tokens) - request.computed_len > 1}
         coming |= {
             other for other in self._queue.tenants.values() if other.waiting and life.may_start(other.waiting[0])
         }
@@ -168,7 +166,7 @@ class Pace:
         decoding = [
             request
             for request in self._life.running
-            if len(request.tokens) + request.pending - request.computed_len - request.again == 1
+            if len(request.tokens) + request.pending - request.computed_len == 1
         ]
         has_prompts = len(decoding) < len(self._life.running) or bool(self._queue.num_waiting and self._life.free_rows)
         most_rows = self._work * (1 - 1 / self._budget.ratio) if has_prompts else self._work

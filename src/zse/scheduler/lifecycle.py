@@ -212,13 +212,14 @@ class Lifecycle:
 
     # -- a running request gives up its row
 
-    def preempt(self, request: Request) -> None:
-        """The running request loses its row and pages, and waits again. Nothing of it may be in flight."""
+    def preempt(self, request: Request, is_lost: bool = False) -> None:
+        """The running request loses its row and pages, and waits again. Nothing of it may be in flight. is_lost: it has no
+        state any more, and is computed again; nobody else took its place."""
         self._stop(request)
         request.reached_len = max(request.reached_len, request.computed_len)
         self.cache.commit(request.id, request.compared_tokens, request.committed_len, partial=True)
-        if not (self.should_swap(request) and self.cache.swap_out(request.id, request.computed_len)):
-            if self.cache.states is not None:
+        if is_lost or not (self.should_swap(request) and self.cache.swap_out(request.id, request.computed_len)):
+            if self.cache.states is not None and not is_lost:
                 self._keep_state(request)
             self.cache.release(request.id)
             request.committed_len = 0
@@ -228,11 +229,11 @@ class Lifecycle:
         if request.options.adapter:
             self.adapters.stop(request)
         self.counters.preemptions += 1
-        request.row, request.computed_len, request.again, request.state = -1, 0, 0, WAITING
+        request.row, request.computed_len, request.state = -1, 0, WAITING
         request.is_pinned = False
         if request.drafts:
             request.drafts = ()
-        request.preemptions += 1
+        request.preemptions += not is_lost
         self.queue.add(request)
 
     def _keep_state(self, request: Request) -> None:

@@ -42,7 +42,6 @@ class Request:
     pending: int  # sampled tokens that submitted batches will give: their number is known, their ids are not
     chunks_in_flight: int  # submitted batches with a part of its prompt after which nothing is sampled
     computed_len: int  # how many have K and V in pages once all submitted batches have run
-    again: int  # tokens of its next run that ran before, until drafts among them were wrong: of a model with a state
     committed_len: int  # how many have them for sure, in pages that others may use: logits were finite
     cached_len: int  # of the prompt, found in the prefix cache at the first admission; -1: not admitted yet
     lost_len: int  # how many a preemption threw away, while it waits to be admitted again
@@ -88,7 +87,7 @@ class Request:
         self.state, self.row, self.cached_len = WAITING, -1, -1
         self.residency = self.pending = self.chunks_in_flight = self.preemptions = 0
         self.computed_len = self.committed_len = self.lost_len = self.reached_len = self.checkpoint = 0
-        self.first_len = self.expected_tokens = self.next_place = self.again = 0
+        self.first_len = self.expected_tokens = self.next_place = 0
         self.places = [*options.state_points]
         self.waited_s = 0.0
         self.is_pinned = self.held = self.leads = False

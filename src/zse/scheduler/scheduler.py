@@ -25,7 +25,6 @@ from zse.cache.prefix import PrefixCache
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
 from zse.scheduler.batch import (
-    MOST_AGAIN,
     STEP_TARGET_S,
     Batch,
     BatchBuilder,
@@ -330,6 +329,8 @@ class Scheduler:
                 life.counters.late_results += 1
                 request.pending -= entry.samples
                 request.chunks_in_flight -= not entry.samples
+                if entry.kept:
+                    self.cache.states.settle(request.id)  # type: ignore[union-attr]
                 if not request.in_flight:
                     is_known = life.retired[request][2] >= 0 and request.computed_len == len(request.tokens)
                     if is_known and results is not None and 0 <= results[0] < vocab_size:
@@ -362,7 +363,7 @@ class Scheduler:
         """The batch took `seconds`: what a step may take, and who shares something, go by it."""
         totals = self.totals
         totals.steps += 1
-        totals.prompt_tokens += batch.num_tokens - batch.num_samples - batch.num_again
+        totals.prompt_tokens += batch.num_tokens - batch.num_samples
         totals.step_s += seconds
         totals.longest_step_s = max(totals.longest_step_s, seconds)
         if not seconds:
@@ -422,9 +423,9 @@ class Scheduler:
         # Behind these stand K and V of drafts that were not accepted: the next step writes over them before it reads.
         request.computed_len = end = first - 1 + len(accepted)
         if states is not None:
-            states.settle(request.id, is_right := len(accepted) == entry.samples)
-            if not is_right:  # a state cannot go back to within a run: the run's tokens that were right run again
-                request.computed_len, request.again = entry.start, end - entry.start
+            states.settle(request.id, len(accepted))
+            if not accepted:  # the run wrote over the state before it
+                self.life.preempt(request, is_lost=True)
         if not accepted:
             return []  # what is committed stays as it is: this may be the end of a prompt that is not finite
         counters.accepted_tokens += len(accepted) - 1
@@ -461,8 +462,7 @@ class Scheduler:
             request
             for request in self.running
             if not request.pending
-            and len(request.tokens) - request.computed_len == 1 + request.again
-            and request.again <= MOST_AGAIN
+            and len(request.tokens) - request.computed_len == 1
             and not request.chunks_in_flight
             and request.drafts is not None
         ]

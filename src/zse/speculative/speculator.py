@@ -184,7 +184,6 @@ class Speculator(Feature):
 
     def __init__(self, scheduler: Scheduler, draft_tokens: int, family: str, runs_ahead: bool = False):
         self.scheduler, self.draft_tokens, self.runs_ahead = scheduler, draft_tokens, runs_ahead
-        self._runs_again = scheduler is not None and scheduler.cache.states is not None
         self.cost = StepCost(family)
         self.acceptance = Acceptance()
         self._lost_s = 0.0  # by wrong drafts, less what right ones saved
@@ -198,19 +197,18 @@ class Speculator(Feature):
         raise NotImplementedError
 
     def after_commit(self, batch: Batch, seconds: float) -> None:
-        only_decodes = batch.num_tokens == batch.num_samples + batch.num_again
+        only_decodes = batch.num_tokens == batch.num_samples
         if only_decodes:
             self.cost.record(batch.num_tokens, seconds)
             self._spent_s += seconds
         rows = len(batch.entries)
-        if batch.num_drafts or batch.num_again and only_decodes:
+        if batch.num_drafts:
             extra = 0
             for entry in batch.entries:
                 if entry.drafts:
                     extra += self._learn(entry)
             plain = self.cost.seconds(rows)
-            ran = rows + batch.num_drafts + batch.num_again
-            self._lost_s += self.cost.seconds(ran) - plain - extra * plain / rows
+            self._lost_s += self.cost.seconds(rows + batch.num_drafts) - plain - extra * plain / rows
             self._lost_s = max(self._lost_s, -SAVED_STEPS * plain)
         self.acceptance.rest()
         # Only a device that is given steps ahead asks; the step ahead may have all but the last token.
@@ -233,6 +231,8 @@ class Speculator(Feature):
         scheduler = self.scheduler
         rows = len(scheduler.running)
         most = min(scheduler.max_drafts, scheduler.budget.max_tokens - rows)
+        if scheduler.cache.states is not None:
+            most = min(most, scheduler.cache.states.most_kept)
         room = self.room(rows, most) if rows else 0
         # A step that computes prompts for as long as its replies may wait has no time for drafts: chunks would be
         # smaller.
@@ -295,7 +295,6 @@ class Speculator(Feature):
         counts, best_counts = [0] * len(candidates), [0] * len(candidates)
         plain = rows / self.cost.seconds(rows)
         best, expected, total, deepest = LEAST_GAIN * plain, float(rows), 0, 0
-        again = 0.0  # tokens that the next step runs for it
         # The draft that is likeliest to be accepted comes next; a request's own become less likely one by one.
         alive = [(-candidate.rate, number) for number, candidate in enumerate(candidates) if candidate.room]
         heapify(alive)
@@ -308,9 +307,7 @@ class Speculator(Feature):
             total += 1
             expected += survival
             deepest = max(deepest, counts[number])
-            if self._runs_again:  # those before a wrong draft
-                again += counts[number] * (survival / candidates[number].rate - survival)
-            value = expected / (self.cost.seconds(rows + total + int(again)) + round_s * deepest)
+            value = expected / (self.cost.seconds(rows + total) + round_s * deepest)
             if value > best:
                 best, best_counts = value, counts[:]
             if counts[number] < min(candidates[number].room, self.draft_tokens):

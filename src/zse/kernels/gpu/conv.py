@@ -1,7 +1,8 @@
 """The short causal convolution on a GPU: a thread has four channels of a chunk of a run, its window in registers.
 
 Chunks of TOKENS tokens begin with their run, so that what lies before any but the first comes from the inputs themselves:
-only the first touches the state. It reads the old one and leaves the run's last inputs."""
+only the first touches the run's state. It reads the old one and leaves the run's last inputs. States behind tokens before
+are left by who computes these tokens, from registers."""
 
 from zse import kernel as zl
 from zse.kernels.columns import source
@@ -54,6 +55,17 @@ def leave_state(p, run, old, at):
 
 
 @zl.inline
+def keep_window(p, token, last, window, at):
+    """Leaves the window behind a token that is not its run's last where it is to be left."""
+    if p.keeps != 0 and token < last - 1:
+        slot = p.leave[token] + 0
+        if slot >= 0:
+            state = p.state + (zl.i64(slot) * p.slot_size + p.place + at)
+            for j in zl.static(range(p.KERNEL - 1)):
+                zl.store(state + j * p.channels, window[j])
+
+
+@zl.inline
 def begin_run(p, run, window, at):
     """The window before a run's first token, from its state; the state is what it will be behind the run."""
     K = p.KERNEL
@@ -94,6 +106,8 @@ def conv_chunk(p, run, begin, end, weights, bias, at, TOKENS):
             for j in zl.static(range(K - 2)):
                 window[j] = window[j + 1]
             window[K - 2] = values[u]
+            if TOKENS > 1:
+                keep_window(p, token, p.run_start[run + 1], window, at)
 
 
 @zl.kernel

@@ -15,16 +15,16 @@ from zse.kernels.gpu import gated_norm, state_chunks
 from zse.kernels.gpu.rows import block_sum
 from zse.kernels.gpu.state import key_head, sigmoid, softplus, unit
 from zse.kernels.op import require
-from zse.kernels.runs import RunParams
+from zse.kernels.runs import KeepParams, slot_behind
 from zse.runtime.args import Args
-from zse.tensor import Tensor
+from zse.tensor import SHORT_RUN, Tensor
 
 THREADS = 512
 SIZES = ((128, 128), (64, 64))  # k and v size of heads: of Qwen's models the first
 MOST = 1 << 30  # no run has more tokens
 
 
-class DeltaHead(RunParams):
+class DeltaHead(KeepParams):
     """qkv f32 [tokens, qkv_stride]: [q | k | v], heads of K, K and V. a: the gates of decays, b of weights, a row
     a_stride and b_stride apart; A, dt_bias f32. tiled: k head of v head j is j mod k_heads, else j // (v_heads /
     k_heads). CHANNELS: each channel of a key has its own decay. fewest, most: tokens of the runs that are computed here.
@@ -65,7 +65,7 @@ class DeltaHead(RunParams):
         return threads_of(self.K, self.V) // self.columns
 
 
-class AnyDeltaHead(RunParams):
+class AnyDeltaHead(KeepParams):
     """The parameters of delta_columns, as DeltaHead has them."""
 
     qkv: zl.Ptr[zl.f32, "const"]
@@ -225,7 +225,8 @@ def delta_columns(p: AnyDeltaHead):
     zl.grid_wait()
     first, end = p.run_start[run] + 0, p.run_start[run + 1] + 0
     column = zl.thread_index()
-    place = p.state + (zl.i64(p.run_slot[run]) * p.slot_size + p.place + zl.i64(head * p.k_size * p.v_size + column))
+    states = p.state + (p.place + zl.i64(head * p.k_size * p.v_size + column))
+    place = states + zl.i64(p.run_slot[run]) * p.slot_size
     fresh = p.positions[first] == 0
     for token in zl.unroll(range(first, end), 1):
         if zl.warp_index() == 0:
@@ -248,6 +249,11 @@ def delta_columns(p: AnyDeltaHead):
                 if not begins:
                     old = place[r * p.v_size] * w.decay[r]
                 place[r * p.v_size] = zl.fma(w.k[r], d, old)
+            slot = slot_behind(p, run, token, end)
+            if token < end - 1 and slot >= 0:
+                left = states + zl.i64(slot) * p.slot_size
+                for r in zl.unroll(range(p.k_size), 4):
+                    left[r * p.v_size] = place[r * p.v_size] + 0.0
         zl.barrier()
 
 
@@ -267,8 +273,8 @@ def delta_tokens(p: DeltaHead):
     scratch = zl.shared_array(zl.f32, zl.target.threads // zl.target.warp)
     head, run = zl.block_index(0), zl.block_index(1)
     first, end = p.run_start[run] + 0, p.run_start[run + 1] + 0
-    place = p.state + (zl.i64(p.run_slot[run]) * p.slot_size + p.place + zl.i64(head * (p.K * p.V)))
-    place = place + zl.thread_index() * 4
+    states = p.state + (p.place + zl.i64(head * (p.K * p.V) + zl.thread_index() * 4))
+    place = states + zl.i64(p.run_slot[run]) * p.slot_size
     step = zl.target.threads * 4
     state = [zl.f32.x(4)(0) for _ in zl.static(range(p.K // p.rows))]
     if end - first <= p.most:
@@ -280,9 +286,11 @@ def delta_tokens(p: DeltaHead):
             if token > first:
                 zl.barrier()  # the token before was computed from what is written now
             result, gate = next_token(p, token, head, state, w)
-            if token == end - 1:
+            slot = slot_behind(p, run, token, end)
+            if slot >= 0:
+                left = states + zl.i64(slot) * p.slot_size
                 for i in zl.static(range(len(state))):
-                    zl.store(place + i * step, state[i])
+                    zl.store(left + i * step, state[i])
             leave_result(p, token, head, result, gate, scratch)
     else:
         zl.grid_wait()
@@ -306,7 +314,7 @@ def record(
     work=None,
 ) -> None:
     """delta() on a GPU. gate: out is bf16 and that of the gated norm behind it, where gates() says so. work: f32 [most
-    tokens, state_chunks.work_width() and with a gate the width of out], for recordings with longer runs than state_chunks.SHORT; without it those go token
+    tokens, state_chunks.work_width() and with a gate the width of out], for recordings with longer runs than SHORT_RUN; without it those go token
     by token, too."""
     args = checked(qkv, b, a, A, dt_bias, state, runs, out, k_heads, k_size, tiled, "f32" if gate is None else "bf16")
     tokens, v_heads, size = out.shape[0], args["v_heads"], args.pop("v_size")
@@ -329,7 +337,7 @@ def record(
         return
     z, z_stride = (None, 0) if gate is None else source("delta z", gate.z, tokens, v_heads * size)
     more = dict(z=z, z_stride=z_stride, norm=gate and gate.norm, eps=gate.eps if gate else 0.0)
-    more |= dict(most=state_chunks.SHORT if chunked else MOST)
+    more |= dict(most=SHORT_RUN if chunked else MOST)
     form = ("" if gate is None else f"_{gate.activation}") + "_channels" * of_channels
     recorder.launch(f"delta_tokens_{k_size}_{size}{form}", Args(**args, **more), grid)
     if chunked:

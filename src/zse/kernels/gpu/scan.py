@@ -8,16 +8,17 @@ from zse import kernel as zl
 from zse.kernels.delta_chunk import MAX_SIZE
 from zse.kernels.gpu import state_chunks
 from zse.kernels.gpu.state import softplus
-from zse.kernels.runs import RunParams
+from zse.kernels.runs import KeepParams, slot_behind
 from zse.kernels.scan import checked
 from zse.runtime.args import Args
+from zse.tensor import SHORT_RUN
 
 THREADS = 256
 SIZES = ((128, 64), (64, 64))  # state and head size: Granite's and Nemotron's the first
 MOST = 1 << 30  # no run has more tokens
 
 
-class ScanHeads(RunParams):
+class ScanHeads(KeepParams):
     """x f32, rows x_stride apart: [x | B | C], heads of head_size, groups of state_size, the same. dt: of steps, rows
     dt_stride apart; A, D, dt_bias f32 [heads]; dt_low, dt_high: of steps."""
 
@@ -103,8 +104,8 @@ def scan_tokens(p: HeadParams):
     parts = zl.shared_array(zl.f32, p.rows * p.P)
     head, run = zl.block_index(0), zl.block_index(1)
     first, end = p.run_start[run] + 0, p.run_start[run + 1] + 0
-    place = p.state + (zl.i64(p.run_slot[run]) * p.slot_size + p.place + zl.i64(head * (p.P * p.N)))
-    place = place + zl.thread_index() * 4
+    states = p.state + (p.place + zl.i64(head * (p.P * p.N) + zl.thread_index() * 4))
+    place = states + zl.i64(p.run_slot[run]) * p.slot_size
     step = zl.target.threads * 4
     state = [zl.f32.x(4)(0) for _ in zl.static(range(p.N // p.rows))]
     if end - first <= p.most:
@@ -116,8 +117,11 @@ def scan_tokens(p: HeadParams):
             if token > first:
                 zl.barrier()  # the sums of the token before were read
             next_token(p, token, head, state, parts)
-        for i in zl.static(range(len(state))):
-            zl.store(place + i * step, state[i])
+            slot = slot_behind(p, run, token, end)
+            if slot >= 0:
+                left = states + zl.i64(slot) * p.slot_size
+                for i in zl.static(range(len(state))):
+                    zl.store(left + i * step, state[i])
     else:
         zl.grid_wait()
 
@@ -131,8 +135,8 @@ def scan_columns(p: AnyHeadParams):
     if column >= p.head_size:
         return
     first, end = p.run_start[run] + 0, p.run_start[run + 1] + 0
-    at = zl.i64(head * (p.state_size * p.head_size) + column)
-    place = p.state + (zl.i64(p.run_slot[run]) * p.slot_size + p.place + at)
+    states = p.state + (p.place + zl.i64(head * (p.state_size * p.head_size) + column))
+    place = states + zl.i64(p.run_slot[run]) * p.slot_size
     fresh = p.positions[first] == 0
     for token in zl.unroll(range(first, end), 1):
         line = p.x + zl.i64(token) * p.x_stride
@@ -148,6 +152,11 @@ def scan_columns(p: AnyHeadParams):
             place[n * p.head_size] = new
             total = zl.fma(new, keys[p.groups * p.state_size + n], total)
         p.out[zl.i64(token) * (p.heads * p.head_size) + (head * p.head_size + column)] = zl.fma(x, p.D[head], total)
+        slot = slot_behind(p, run, token, end)
+        if token < end - 1 and slot >= 0:
+            left = states + zl.i64(slot) * p.slot_size
+            for n in zl.unroll(range(p.state_size), 4):
+                left[n * p.head_size] = place[n * p.head_size] + 0.0
 
 
 def record(
@@ -167,7 +176,7 @@ def record(
     work=None,
 ) -> None:
     """scan() on a GPU. work: f32 [most tokens, state_chunks.work_width()], for recordings with longer runs than
-    state_chunks.SHORT; without it those go token by token, too."""
+    SHORT_RUN; without it those go token by token, too."""
     args = checked(x, dt, A, D, dt_bias, state, runs, out, groups, state_size, dt_limits)
     (tokens, width), heads = out.shape, args["heads"]
     size, grid = width // heads, (heads, args["runs"])
@@ -176,7 +185,7 @@ def record(
         return
     sizes = "scan", state_size, size
     chunked = state_chunks.chunks(recorder.device, sizes, work, longest_run)
-    most = state_chunks.SHORT if chunked else MOST
+    most = SHORT_RUN if chunked else MOST
     recorder.launch(f"scan_tokens_{state_size}_{size}", Args(**args, most=most), grid)
     if chunked:
         for old, new in (("dt", "a"), ("dt_stride", "a_stride"), ("heads", "v_heads"), ("groups", "k_heads")):

@@ -23,9 +23,8 @@ from zse.kernels.gpu.state import key_head
 from zse.kernels.gpu.state_prepare import CHUNK, THREADS, ChunkParams, prepare_chunks
 from zse.runtime.args import Args
 from zse.runtime.symbol import ceil_div
-from zse.tensor import Tensor
+from zse.tensor import SHORT_RUN, Tensor
 
-SHORT = 16  # runs of up to so many tokens go token by token
 WARPS = (2, 4)  # of walk_chunks
 SIZES = {"delta": ((128, 128),), "scan": ((128, 64),)}  # of a key and of a value: state size and head size of a scan
 SOLVED = CHUNK * 2 + 16  # bytes from row to row; the padding keeps ldmatrix free of bank conflicts
@@ -256,11 +255,12 @@ def takes(kind: str, k_size: int, v_size: int) -> bool:
 
 def chunks(device, sizes: tuple[str, int, int], work: Tensor | None, longest_run: int | None) -> bool:
     """Whether a recording computes its longer runs by chunks. sizes: kind, of a key and of a value."""
-    return takes(*sizes) and not device.simt and work is not None and (longest_run is None or longest_run > SHORT)
+    return takes(*sizes) and not device.simt and work is not None and (longest_run is None or longest_run > SHORT_RUN)
 
 
 def record(recorder, sizes: tuple[str, int, int], work: Tensor, tokens, warps: int = 4, **common: Any) -> None:
-    """Both launches. common: of ChunkParams what is not of the work."""
+    """Both launches. common: of ChunkParams what is not of the work, and what run_args() gives beside."""
+    del common["leave"], common["keeps"]  # only of short runs
     kind, k, v = sizes
     k_heads, v_heads, room, at = common["k_heads"], common["v_heads"], work.shape[0], work.offset
     parts = {}
@@ -274,7 +274,7 @@ def record(recorder, sizes: tuple[str, int, int], work: Tensor, tokens, warps: i
     ):
         parts[name] = Tensor(work.buffer, (room, words), dtype, at)
         at += 4 * room * words
-    args = Args(**common, **parts, fewest=SHORT)
+    args = Args(**common, **parts, fewest=SHORT_RUN)
     recorder.launch(f"prepare_{kind}_{k}_{v}", args, (ceil_div(tokens, CHUNK), v_heads))
     grid = v // (16 * warps), v_heads, common["runs"]
     recorder.launch(f"walk_{kind}_{k}_{v}_w{warps}", args, grid)

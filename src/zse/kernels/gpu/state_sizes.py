@@ -1,10 +1,11 @@
 """Recurrent layers of real models, as they are timed on a GPU: decoding of one row and of 64, and a prompt."""
 
 from zse.kernels import delta, scan
-from zse.kernels.gpu import state_cases, state_chunks
+from zse.kernels.gpu import state_cases
 from zse.kernels.op import Case, OutputSpec, Tolerance
 from zse.kernels.runs import random_runs, random_state, state_output
 from zse.lazy import numpy as np
+from zse.tensor import SHORT_RUN
 
 ROWS, PROMPT = (1, 64), 8192
 
@@ -25,7 +26,7 @@ def delta_sizes(rng):
             delta.make_case(rng, "head", (k_heads, v_heads, size, size), lengths, fresh, 0, state_cases.NEAR),
             "silu",
         )
-        if max(lengths) > state_chunks.SHORT:
+        if max(lengths) > SHORT_RUN:
             case = state_cases.by_chunks(case, "delta", k_heads, size, v_heads)
         options = case.options | {"longest_run": max(lengths), "tiled": False}
         yield Case(f"Qwen3.5-9B, {name}", case.inputs, case.outputs, options), first_head(case)
@@ -62,7 +63,7 @@ def scan_sizes(rng):
     for model, heads, groups in (("Granite 4 h-small", 128, 1), ("Nemotron 3 30B-A3B", 64, 8)):
         for name, lengths in batches():
             case = scan.make_case(rng, (heads, groups, 64, 128), lengths, (), 0, None, state_cases.NEAR)
-            if max(lengths) > state_chunks.SHORT:
+            if max(lengths) > SHORT_RUN:
                 case = state_cases.by_chunks(case, "scan", groups, 128, heads)
             options = case.options | {"longest_run": max(lengths)}
             yield Case(f"{model}, {name}", case.inputs, case.outputs, options), first_scan(case)
