@@ -32,11 +32,18 @@ class Oracle:
     def __init__(self, speculator, vocab: int, seed: int = 1):
         self.speculator, self.vocab, self.rng = speculator, vocab, random.Random(seed)
         self.acceptance, self.replies, self.narrow_runs = 0.0, {}, 0
-        self._run, speculator.runner.run_pairs = speculator.runner.run_pairs, self.run_pairs
+        runner = speculator.runner
+        self._start, runner.start_pairs = runner.start_pairs, self.start_pairs
+        self._read, runner.read_drafts = runner.read_drafts, self.read_drafts
 
-    def run_pairs(self, entries, rows, counts=(), is_narrow=False):
-        self._run(entries, rows, counts, is_narrow)
+    def start_pairs(self, entries, rows, counts=(), is_narrow=False):
+        self._asked = entries, counts
         self.narrow_runs += bool(counts) and is_narrow
+        return self._start(entries, rows, counts, is_narrow)
+
+    def read_drafts(self):
+        self._read()
+        entries, counts = self._asked
         requests = {followed: request for request, followed in self.speculator._followed.items()}
         found = []
         for entry, count in zip(entries, counts, strict=bool(counts)):

@@ -122,6 +122,7 @@ def main() -> None:
         print(json.dumps(server.tiers()), flush=True)
         for number in range(args.rounds):
             time.sleep(3)  # what is idle is written
+            print(json.dumps({"before a restart": server.tiers()}), flush=True)
             server.end()
             server = Server(model, folder, options)
             server.ask(words(3, 20))
@@ -132,7 +133,8 @@ def main() -> None:
         seconds, tokens, cached, timings = min(runs, key=lambda run: run[0])
         row = {"from": name, "first token, s": round(seconds, 3), "prompt": tokens, "computed": tokens - cached}
         parts = {part: timings[part] for part in ("before_ms", "queue_ms", "prompt_ms") if part in timings}
-        print(json.dumps(row | parts | {"all, s": [round(run[0], 3) for run in runs]}))
+        every = {"all, s": [round(run[0], 3) for run in runs], "all, computed": [run[1] - run[2] for run in runs]}
+        print(json.dumps(row | parts | every))
 
 
 if __name__ == "__main__":

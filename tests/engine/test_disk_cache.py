@@ -418,8 +418,13 @@ def test_sessions_end_and_make_room(tmp_path):
             chains[-1].append(key)
     # The first had to go, but for what the others go on from.
     assert common in files and chains[0][1] in files and len(files) == 10
-    files.write(key_of(files.root(("b",)), bytes(64)), files.root(("b",)), bytes(1000))
-    assert common in files and not any(key in files for key in chains[0][1:]) and chains[1][1] in files
+    other, root = key_of(files.root(("b",)), bytes(64)), files.root(("b",))
+    files.write(other, root, bytes(1000))  # no session goes for a page of nobody
+    assert other not in files and len(files) == 10
+    files.write(other, root, bytes(1000), names[2], 100.0)
+    assert (
+        other in files and common in files and not any(key in files for key in chains[0][1:]) and chains[1][1] in files
+    )
     files.tidy(99.0)
     assert files.counters()["session_files"] == 2
     remove_session(tmp_path / "kv", names[1])  # an engine has the folder

@@ -5,6 +5,7 @@ import pytest
 from schemas import SCHEMAS
 from test_hybrid_drafts import params, prompt
 
+from zse.engine.block_runner import BlockRunner
 from zse.sampling.params import SamplingParams
 from zse.scheduler.options import RequestOptions
 from zse.structured.options import read_structure
@@ -34,6 +35,16 @@ def run(engine, requests):
     return found
 
 
+def run_ahead(engine) -> None:
+    """The block follows a runner that takes a step before the last one is read, and feeds the step with its drafts."""
+    speculator, old = engine.feature("speculation"), engine.feature("speculation").runner
+    speculator.runs_ahead = speculator.reads_tokens = True
+    speculator.runner = BlockRunner(
+        old.device, old.model, old.config, engine.runner, speculator.draft_tokens, old.vocabulary
+    )
+    old.drop_graphs()
+
+
 def accepted(engine) -> tuple[int, int]:
     counters = engine.scheduler.counters
     return counters.accepted_tokens, counters.drafted_tokens
@@ -57,9 +68,20 @@ def replies_in_an_order(engines, options, plain, drafting) -> None:
     """The replies are those without drafts, whatever waits for what."""
     requests = [(prompt(length, 2), params(40)) for length in (5, 16, 30, 61, 9)]
     told = run(engines(prefix_cache=False, **plain), requests)
-    engine = drafting(engines(**options), "ahead" in options)
+    engine, fed = drafting(engines(**options), "ahead" in options), 0
+    speculator = engine.feature("speculation")
+    read = speculator._read_drafts
+
+    def count(batch):
+        nonlocal fed
+        fed += any(entry.drafts and max(entry.drafts) < -1 for entry in batch.entries)
+        read(batch)
+
+    speculator._read_drafts = count
     for _ in range(2):
         assert run(engine, requests) == told
+    # One step in 16 waits for its drafts, to learn what they take.
+    assert (fed > 5) == ("ahead" in options)
     counters = engine.scheduler.snapshot()
     assert counters["accepted_tokens"] > 0 and (counters["preemptions"] > 0) == ("num_pages" in options)
 

@@ -16,6 +16,7 @@ from block_checks import (
     replies_in_an_order,
     replies_under_masks,
     run,
+    run_ahead,
 )
 from session import Session
 from test_draft_model import always
@@ -53,8 +54,7 @@ def drafting(engine, is_ahead=False):
     speculator = engine.feature("speculation")
     always(speculator)
     if is_ahead:
-        speculator.runs_ahead = speculator.reads_tokens = True
-        speculator.runner._model_hidden = engine.runner.planner.hidden
+        run_ahead(engine)
     return engine
 
 
@@ -73,8 +73,8 @@ def test_replies_are_the_same(engines, vocabulary, request):
     told = run(engines(prefix_cache=False, speculation="none"), requests)
     engine = drafting(engines(draft_vocabulary=vocabulary))
     speculator, drafts = engine.feature("speculation"), []
-    run_pairs = speculator.runner.run_pairs
-    speculator.runner.run_pairs = lambda *pairs: drafts.append(run_pairs(*pairs)) or drafts[-1]
+    read = speculator.runner.read_drafts
+    speculator.runner.read_drafts = lambda: drafts.append(read()) or drafts[-1]
     for _ in range(2):  # the second time prompts and replies are cached
         assert run(engine, requests) == told
     right, drafted = accepted(engine)
@@ -222,14 +222,14 @@ def test_what_is_not_accepted_switches_it_off(engines):
     """By what steps cost here: then it sees nothing, and costs nothing."""
     engine = engines(max_rows=1)
     speculator, seen = engine.feature("speculation"), 0
-    runner, run_pairs = speculator.runner, speculator.runner.run_pairs
+    runner, read = speculator.runner, speculator.runner.read_drafts
 
-    def wrong(*pairs):
+    def wrong():
         nonlocal seen
         seen += 1
-        return [array("i", [(token + 1) % 150 for token in drafts]) for drafts in run_pairs(*pairs)]
+        return [array("i", [(token + 1) % 150 for token in drafts]) for drafts in read()]
 
-    runner.run_pairs = wrong
+    runner.read_drafts = wrong
     told = run(engine, [(prompt(20), params(100))])
     before, steps = seen, engine.scheduler.totals.steps
     told = run(engine, [(prompt(20), params(100))])

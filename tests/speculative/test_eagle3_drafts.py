@@ -5,7 +5,15 @@ import pytest
 import tiny
 import tiny_eagle3
 import tiny_text
-from block_checks import ORDERS, accepted, drafts_that_see_all_at_once, replies_in_an_order, replies_under_masks, run
+from block_checks import (
+    ORDERS,
+    accepted,
+    drafts_that_see_all_at_once,
+    replies_in_an_order,
+    replies_under_masks,
+    run,
+    run_ahead,
+)
 from test_draft_model import always
 from test_hybrid_drafts import params, prompt
 from tiny_engines import TinyEngines
@@ -42,10 +50,9 @@ def drafting(engine, is_ahead=False):
     speculator = engine.feature("speculation")
     always(speculator)
     if is_ahead:
-        speculator.runs_ahead = speculator.reads_tokens = True
         planner = engine.runner.planner
         planner.kept = KeptStreams(planner, speculator.runner.model.config.eagle.layers)
-        speculator.runner._model_hidden = planner.kept.streams
+        run_ahead(engine)
     return engine
 
 

@@ -158,7 +158,8 @@ class PageFiles:
                 return
             segment = self._file_for(parent, session, is_page=len(key) == KEY_BYTES)
             told = [SESSION] if session and segment.expires + EXTEND_S < expires else []
-            if not self._make_room(len(content) + len(tokens) + (1 + len(told)) * HEAD_BYTES, segment):
+            size = len(content) + len(tokens) + (1 + len(told)) * HEAD_BYTES
+            if not self._make_room(size, segment, of_sessions=bool(session)):
                 return
         added = [(SESSION, b"", b"", b"")] * len(told) + [(CONTENT, key, tokens, content)]
         self._append(segment, added, parent, expires)
@@ -364,11 +365,12 @@ class PageFiles:
         for record in made:
             self._enter(again, record)
 
-    def _make_room(self, size: int, but: RecordFile | None = None) -> bool:
-        """Room for so many bytes more: files go, other than `but`, the longest unused first; of sessions what they have
-        alone."""
+    def _make_room(self, size: int, but: RecordFile | None = None, of_sessions: bool = True) -> bool:
+        """Room for so many bytes more: files go, other than `but`, the longest unused first; of sessions, where of_sessions, what
+        they have alone: a page of nobody is written when there is time, long after it was used, and no session goes for it."""
         while self.num_bytes + size > self.max_bytes:
-            segment = next((each for each in self._files.values() if each is not but), None)
+            files = (each for each in self._files.values() if each is not but)
+            segment = next((each for each in files if of_sessions or not each.expires), None)
             if segment is None or size > self.max_bytes:
                 return False
             before = self.num_bytes

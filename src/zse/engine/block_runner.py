@@ -14,7 +14,7 @@ from zse.engine.runner import Runner
 from zse.engine.step import FilledStep, StepSet
 from zse.models.next_token import first_rows
 from zse.plan.record import new_tensor
-from zse.scheduler.batch import Batch, Entry
+from zse.scheduler.batch import Batch, Entry, unread
 from zse.tensor import Taken, Tensor
 
 NARROW, WHOLE = "narrow", "whole"  # recordings with the first rows of the head, and with all
@@ -26,10 +26,13 @@ class BlockRunner(Runner):
     their first token, less 1: random numbers are those of the reply."""
 
     def __init__(self, device, block, config: ResolvedConfig, model: Runner, rounds: int, vocabulary: int = 0):
-        self._rounds = rounds
+        self._rounds, self._shared_results = rounds, model.drafted
         super().__init__(device, block, config, runs_ahead=False, grouped=False, logits=model.logits)
         kept = model.planner.kept
         self._model_hidden = model.planner.hidden if kept is None else kept.streams
+        # Whether the model's next step can be fed with drafts that the host has not read.
+        self.feeds = model.runs_ahead
+        self._started: tuple[Any, list[array]] | None = None
         self._rows: Sequence[int] = ()
         self._counts: Sequence[int] = ()
         self._lines_a_round = 1
@@ -68,20 +71,29 @@ class BlockRunner(Runner):
         """Recordings so far: a step that makes one takes long."""
         return len(self._graphs)
 
-    def run_pairs(
+    def start_pairs(
         self, entries: list[Entry], rows: Sequence[int], counts: Sequence[int] = (), is_narrow: bool = False
     ) -> list[array]:
-        """Run entries whose tokens stand behind the states in `rows` of the model's last step. counts: the drafts that each entry is
-        to have behind its last token, where all sample; is_narrow: of the first ids alone. The drafts; fewer where logits were
-        not finite."""
+        """Run entries whose tokens stand behind the states in `rows` of the model's last step, until read_drafts(). counts: the
+        drafts that each entry is to have behind its last token, where all sample; is_narrow: of the first ids alone. The drafts, as
+        unread() says."""
         self._rows, self._counts, self._variant, self._ahead = rows, counts, "", 0
         if counts:
             size = self.size_for("decode", len(counts))
             self._ahead, self._lines_a_round = max(counts) - 1, min(size, self.config.max_rows)
             self._variant = self._variant_of(max(counts), size, is_narrow and self.vocabulary > 0)
-        lines, step = self.run(Batch(entries, 0, [])), self._lines_a_round
-        drawn = ([lines[line + step * number][0] for number in range(count)] for line, count in enumerate(counts))
-        return [array("i", takewhile(lambda token: token >= 0, tokens)) for tokens in drawn]
+        submitted, step = self.submit(Batch(entries, 0, [])), self._lines_a_round
+        places = [array("i", range(line, line + step * count, step)) for line, count in enumerate(counts)]
+        self._started = submitted, places
+        first = submitted[1].tokens.offset // 4
+        return [array("i", [unread(first + place) for place in each]) for each in places]
+
+    def read_drafts(self) -> list[array]:
+        """Of each entry that was to have some; fewer where logits were not finite. Waits for what start_pairs() began."""
+        assert self._started is not None
+        (submitted, places), self._started = self._started, None
+        lines = self.collect(submitted)
+        return [array("i", takewhile(lambda token: token >= 0, [lines[at][0] for at in each])) for each in places]
 
     def fill(self, batch: Batch, masked: bool = False) -> FilledStep:
         step = super().fill(batch, masked)

@@ -52,6 +52,7 @@ LEAST_HOST_TOKENS = 2048
 LEAST_PEER_CONTEXTS = 2  # of prompts whose pages come from other engines
 # "auto" is a draft model where one is named, else prompt lookup.
 SPECULATION = (AUTO, "none", "ngram", "draft", "mtp", "eagle3")
+BLOCK_DRAFTS = "mtp", "eagle3"  # made of what steps of the model leave
 DRAFTERS = {"draft": "the path of a smaller model", "eagle3": "the folder of an EAGLE-3 head made for this model"}
 # Drafts of one request: a CPU's kernels take eight tokens in little more time than two.
 DRAFT_TOKENS = {"ngram": 7, "draft": 4, "mtp": 3, "eagle3": 3}

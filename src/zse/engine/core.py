@@ -180,6 +180,9 @@ class Engine:
         # What was submitted ahead began when the step before it ended.
         seconds = now - max(flight.submitted_at, self._collected_at)
         self._collected_at = now
+        for feature in self._live:
+            if "before_commit" in feature.hooks:
+                feature.before_commit(batch)
         self._outputs += self.scheduler.commit(batch, sampled, seconds)
         if self.scheduler.totals.steps >= self.integrity.due:
             self.integrity.look()

@@ -8,7 +8,6 @@ and a token that the host has not read yet is named by its place among their res
 where host and device memory are the same, the page table is written in place."""
 
 from array import array
-from functools import lru_cache
 from typing import Any
 
 from zse.cache import states
@@ -27,14 +26,9 @@ from zse.models.registry import forward_of
 from zse.plan.record import Planner, new_tensor
 from zse.runtime.device import Recorder
 from zse.sampling.state import SamplerState, input_nbytes, result_nbytes
-from zse.scheduler.batch import Batch, Entry
+from zse.scheduler.batch import Batch, Entry, unread
 from zse.scheduler.request import Request
 from zse.tensor import Tensor
-
-
-@lru_cache(maxsize=2)
-def _ascending(count: int) -> "memoryview[int]":
-    return memoryview(array("i", range(count)))
 
 
 class Runner:
@@ -48,6 +42,9 @@ class Runner:
 
     _variant = ""  # of the next recording, behind its kind
     _rounds = 1  # most tokens that one replay draws of a line, each behind the one before
+    _shared_results: tuple[Any, int] | None = (
+        None  # where results go, of what drafts; else they have a Staging of their own
+    )
     _ahead = 0  # tokens of a row that the next replay adds to those it is given
     planner_class: type[Planner] = Planner
     table_class: type[PageTable] = PageTable
@@ -114,7 +111,7 @@ class Runner:
             group=ranks and ranks.group,
         )
         self._sizes = self.planner.sizes
-        self._ascending = _ascending(config.max_context)
+        self._ascending = steps.ascending(config.max_context)
         self._graphs: dict[tuple[str, int, int], Any] = {}
         self.images = None if tower is None else image_step.ImageSets(device, tower, config, len(self._sets))
         self._forwards: forwards.Forwards | None = None
@@ -134,7 +131,8 @@ class Runner:
             self._history = new_tensor(device, "step", "i32", config.page_pools * self.kv.num_blocks, BLOCK)
             history = feed.TokenHistory(self._history, self._table.tensor, self.kv.parts_per_block)
         sets, nbytes = [], result_nbytes(lines)
-        results = device.staging(self.num_sets * nbytes, label="step")
+        results, first = self._shared_results or (steps.result_staging(device, config, self.num_sets * nbytes), 0)
+        self.drafted = results, self.num_sets * nbytes
         self._sampled = Tensor(results.buffer, (results.nbytes // 4,), "i32")
         for number in range(self.num_sets):
             inputs = StepInputs(
@@ -156,9 +154,9 @@ class Runner:
                 # Running requests hold pages for all tokens but the last; each line of a draft has lists of its own.
                 max_tokens=(config.all_pages * config.page_size + config.max_rows) * (1 + config.draft_tokens),
                 inputs=(inputs.staging, 0),
-                results=(results, number * nbytes),
+                results=(results, first + number * nbytes),
             )
-            sets.append(StepSet(number, inputs, (results, number * nbytes, nbytes), sampler))
+            sets.append(StepSet(number, inputs, (results, first + number * nbytes, nbytes), sampler))
         return sets
 
     @property
@@ -354,6 +352,8 @@ class Runner:
                     ids += array("i", entry.drafts[max(start - known, 0) : end - known])
                 token_ids[at:last] = ids
                 source[at:last] = array("i", [-1]) * entry.count
+                if entry.drafts and entry.drafts[0] < -1:
+                    source[at:last] = array("i", [max(unread(id), -1) for id in ids])
             else:
                 source[at] = self._line_of_row[request.row]
             positions[at:last] = self._ascending[start:end]

@@ -67,13 +67,14 @@ def plan_states(config: EngineConfig, settings: Settings, model, room_bytes: int
     KV."""
     rows = settings.max_rows
     nbytes, snapshots = _slot_nbytes(model), 0
+    share = int(SNAPSHOT_SHARE * room_bytes) if config.state_memory is None else config.state_memory
     if config.keeps_prefixes:
-        share = int(SNAPSHOT_SHARE * room_bytes) if config.state_memory is None else config.state_memory
         snapshots = share // nbytes
         if config.state_memory is None:
             snapshots = max(min(snapshots, MOST_SNAPSHOTS), rows)
     # States behind drafts are in slots for a step; snapshots that were not used lately leave them.
-    snapshots = max(snapshots, min(max(rows, LEAST_KEPT), settings.max_drafts))
+    behind = min(rows * settings.draft_tokens, settings.max_drafts)
+    snapshots = max(snapshots, min(behind, max(rows, LEAST_KEPT, share // nbytes)))
     interval = config.state_interval
     if interval is None:  # as many tokens as have the bytes of a state in KV
         interval = max(LEAST_INTERVAL, settings.max_tokens_per_step, -(-nbytes * BLOCK // block_bytes))

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from zse.cache.groups import PageGeometry
 from zse.cache.layout import KVCache
 from zse.cache.pages import BLOCK, blocks_for
-from zse.engine.config import ResolvedConfig
+from zse.engine.config import BLOCK_DRAFTS, ResolvedConfig
 from zse.plan import ranks
 from zse.plan.record import StepBuffers, new_tensor
-from zse.sampling.state import SamplerState
+from zse.sampling.state import SamplerState, result_nbytes
 from zse.scheduler.batch import Entry
 from zse.scheduler.request import Request
 from zse.tensor import Tensor
@@ -153,6 +153,19 @@ class StepInputs:
     def upload(self, recorder, size: int, keeps: bool = False) -> None:
         """Record the upload of everything that a recording of `size` reads. keeps: as of buffers()."""
         recorder.upload(self.staging, 0, self._tokens_at + (self._token_bytes if keeps else self._keeps_at) * size)
+
+
+@functools.lru_cache(maxsize=2)
+def ascending(count: int) -> "memoryview[int]":
+    """0, 1, … count - 1, i32."""
+    return memoryview(array("i", range(count)))
+
+
+def result_staging(device: Any, config: ResolvedConfig, nbytes: int) -> Any:
+    """A Staging for what steps draw, and behind these bytes what a block draws between them, which the next step is fed with before
+    the host has read it."""
+    drafted = result_nbytes(config.draft_tokens * config.max_rows) if config.speculation in BLOCK_DRAFTS else 0
+    return device.staging(nbytes + drafted, label="step")
 
 
 def steps_in_flight(device: Any, share: Any) -> int:

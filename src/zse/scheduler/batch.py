@@ -31,12 +31,18 @@ SLOWER_STEP, FASTER_STEP = 1 / 8, 1 / 32
 MAX_GROWTH = 2.0
 
 
+def unread(place: int) -> int:
+    """What stands for a draft that the host has not read yet: of its place among a device's results, and the other way round.
+    Below -1, which no token is."""
+    return -2 - place
+
+
 # Structs: 256 of each are made in a step, in C.
 class Entry(msgspec.Struct, eq=False, gc=False):
     """`count` tokens of a request from position `start`; the last `samples` of them have a line of logits each, which
     is sampled: 0 (a chunk that does not end the prompt), 1, or 1 + k where k drafts are verified.
     pages: the request's page table in token order, at least as long as start + count tokens need. drafts: token ids
-    that stand behind request.tokens in this entry; without them, where start == len(request.tokens), the token is the
+    that stand behind request.tokens in this entry, or what unread() says; without them, where start == len(request.tokens), the token is the
     one that the batch in flight samples for this request. windows: the WindowTable of models with layers in groups.
     slot: of the request's state, of models with one, and kept: of the states behind each of its tokens but the last, where
     drafts are verified. rank: that has the pages, where ranks have pages of their own."""

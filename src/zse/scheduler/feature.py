@@ -51,6 +51,9 @@ class Feature:
     def before_run(self, batch: Batch) -> Any:
         """The batch is about to be submitted. Returns the StepMasks of its lines (engine/masking.py), or None."""
 
+    def before_commit(self, batch: Batch) -> None:
+        """The batch's tokens are drawn, and the scheduler is about to take them."""
+
     def after_commit(self, batch: Batch, seconds: float) -> None:
         """The scheduler has the batch's tokens. seconds: what it took on the device."""
 

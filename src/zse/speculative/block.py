@@ -18,13 +18,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from zse.sampling.params import SamplingParams
+from zse.sampling.params import SamplingParams, has_rules
 from zse.scheduler.batch import Batch, Entry, StepOutput
 from zse.scheduler.request import RUNNING, Request
 from zse.scheduler.scheduler import Scheduler
 from zse.speculative.beside import BesideSpeculator
 from zse.speculative.speculator import BLOCK, OUTLIER, Candidate, RequestAcceptance, StepCost, without_ends
 
+WAITED, WAITS = 4, 16  # runs that are waited for to learn what a round takes: the first ones, and one in so many
 LATE = 128  # tokens of a request by which the ids of its next ones are judged
 
 
@@ -64,7 +65,7 @@ class BlockSpeculator(BesideSpeculator):
     """runner: a zse.engine.block_runner.BlockRunner. narrow_share: as `share`, of a round that drafts with the first ids alone. Else
     as BesideSpeculator."""
 
-    first_steps = 6.0  # who asks for it wants it to be tried; of 200 tokens they are 3 %
+    first_steps = 4.0  # who asks for it wants it to be tried; of 200 tokens they are 2 %
 
     def __init__(self, scheduler: Scheduler, runner: Any, *, narrow_share: float = 0.0, **options: Any):
         super().__init__(scheduler, runner, **options)
@@ -73,21 +74,37 @@ class BlockSpeculator(BesideSpeculator):
         # Of rounds with the whole head, and of narrow ones: the share of the weights, what they took.
         self._round_costs = (self._share, self._round_cost), (narrow_share, StepCost(options["family"]))
         self.is_narrow = runner.vocabulary > 0
+        # Requests whose drafts the host has not read; when the run that makes them is likely to end; runs so far.
+        self._unread: list[Request] = []
+        self._ends_at, self._step_s, self._num_runs = 0.0, 0.0, 0
+        # Running requests, and how many drafts each would have in a step of all.
+        self._likely: tuple[list[Request], list[int]] = ([], [])
 
     # -- the engine's side
 
     def before_schedule(self, now: float) -> list[StepOutput]:
         return []
 
+    def before_commit(self, batch: Batch) -> None:
+        if self._unread:
+            # The step behind the drafts is over, and began when they were made.
+            self._step_s = time.perf_counter() - self._ends_at
+            self._read_drafts(batch)
+
     def after_commit(self, batch: Batch, seconds: float) -> None:
+        if self._step_s:
+            seconds, self._step_s = max(min(seconds, self._step_s), seconds / 2), 0.0
         # A step that was given ahead has written over the states.
         stand = self.reads_tokens or not self.runs_ahead
-        super().after_commit(batch, seconds)
         self._forget()
         follows = self._follows()
         self.reads_tokens = self.runs_ahead and follows
         if follows and stand:
             self._run(self._work(batch))
+        # Last, for a GPU has nothing to do before the run.
+        self.learn(batch, seconds)
+        if follows:
+            self._likely = self.scheduler.running[:], self._likely_counts()
 
     def idle(self, now: float) -> bool:
         return self.runner.record_ahead()
@@ -125,20 +142,42 @@ class BlockSpeculator(BesideSpeculator):
 
     def _follows(self) -> bool:
         """Whether drafts would pay in steps like this one, as far as that is known."""
-        scheduler, running = self.scheduler, self.scheduler.running
-        rows = len(running)
-        if not self.cost.num_steps or not rows:
+        running = self.scheduler.running
+        if not self.cost.num_steps or not running:
             return True
-        room = self.room(rows, min(scheduler.max_drafts, scheduler.budget.max_tokens - rows))
+        if self._likely[0] != running:
+            self._likely = running[:], self._likely_counts()
+        if any(self._likely[1]):
+            return True
+        self._likely = [], []
+        for request in running:
+            if request.drafting is not None:
+                request.drafting.rest()
+        return False
+
+    def _likely_counts(self) -> list[int]:
+        """How many drafts each running request would have in a step of all."""
+        running = self.scheduler.running
+        rows = len(running)
+        room = self.room(rows, self._most_drafts(rows)) if rows else 0
+        if not room:
+            return [0] * rows
         rate, known = self.acceptance.rate(BLOCK), [request.drafting for request in running]
         rates = [rate if state is None else state.rate(rate) for state in known]
         likely = [Candidate(*pair, BLOCK, 0, self.draft_tokens) for pair in zip(running, rates, strict=True)]
-        if room and any(self.choose(likely, rows, room, self._round_s(rows))):
-            return True
-        for state in known:
-            if state is not None:
-                state.rest()
-        return False
+        return self.choose(likely, rows, room, self._round_s(rows))
+
+    def _wanted(self) -> dict[_Work, int]:
+        """How many drafts each request is to have of which the step left all there is."""
+        running = self.scheduler.running
+        if self._likely[0] == running == self.scheduler.decoding() and len(self._ready) == len(running):
+            counts = dict(zip(*self._likely, strict=True))  # chosen while the device was at work
+            most = {work: min(counts[request], self._room_of(request)) for request, work in self._ready.items()}
+            return {work: count for work, count in most.items() if count > 0}
+        return {
+            self._ready[candidate.request]: count
+            for candidate, count in zip(*self._plan(self.scheduler.decoding), strict=True)
+        }
 
     def _candidate(self, request: Request) -> Candidate | None:
         work = self._ready.get(request)
@@ -201,9 +240,7 @@ class BlockSpeculator(BesideSpeculator):
     def _run(self, works: list[_Work]) -> None:
         """Let the block see what the step left, and draft behind it."""
         self._ready = {work.request: work for work in works if work.is_last}
-        wanted = {}
-        for candidate, count in zip(*self._plan(self.scheduler.decoding), strict=True):
-            wanted[self._ready[candidate.request]] = count
+        wanted = self._wanted()
         self._ready = {}
         early, late = [], []
         room = self._max_tokens - len(works)
@@ -239,10 +276,11 @@ class BlockSpeculator(BesideSpeculator):
         return entries, rows
 
     def _run_pairs(self, entries: list[Entry], rows: list[int], counts: Sequence[int] = ()) -> list[array]:
-        """What the runner says. Its time is drafts' cost; how long a round takes is learned. A run that makes a recording, or is a
+        """The drafts. Their time is drafts' cost; how long a round takes is learned. A run that makes a recording, or is a
         recording's first (a GPU's graph is sent to it then), says little of either."""
         recorded, started = self.runner.num_recorded, time.perf_counter()
-        results = self.runner.run_pairs(entries, rows, counts, self.is_narrow)
+        self.runner.start_pairs(entries, rows, counts, self.is_narrow)
+        results = self.runner.read_drafts()
         seconds, rounds = time.perf_counter() - started, max(counts, default=1)
         # Else of prompts, a layer's share of their time.
         if self.runner.num_recorded == recorded and len(rows) <= len(entries) * (1 + self.draft_tokens):
@@ -255,10 +293,39 @@ class BlockSpeculator(BesideSpeculator):
     def _draft(self, parts: list["_Part"], wanted: dict[_Work, int]) -> None:
         """The last states of requests, and the drafts that each is to have."""
         entries, rows = self._entries(parts, 1)
-        counts = [wanted[part.work] for part in parts]
-        for part, drafts in zip(parts, self._run_pairs(entries, rows, counts), strict=True):
-            request = part.work.request
-            request.drafts = without_ends(request, drafts, self.scheduler.eos_ids)
+        counts, requests = [wanted[part.work] for part in parts], [part.work.request for part in parts]
+        self._num_runs += 1
+        if self._can_feed(requests):
+            drafts = self.runner.start_pairs(entries, rows, counts, self.is_narrow)
+            seconds = max(counts) * self._round_s(len(entries))
+            self._lost_s += seconds
+            self._unread, self._ends_at = requests, time.perf_counter() + seconds
+        else:
+            drafts = self._run_pairs(entries, rows, counts)
+            drafts = [without_ends(*pair, self.scheduler.eos_ids) for pair in zip(requests, drafts, strict=True)]
+        for request, some in zip(requests, drafts, strict=True):
+            request.drafts = some
+
+    def _can_feed(self, requests: list[Request]) -> bool:
+        """Whether the next step may be given to the device before the host has read the drafts: no mask needs them, and what a round
+        takes was measured of late."""
+        known = self._round_costs[self.is_narrow][1].num_steps
+        if not self.runner.feeds or known < WAITED or self._num_runs % WAITS == 0:
+            return False
+        return not any([request.options.structure is not None or has_rules(request.params) for request in requests])
+
+    def _read_drafts(self, batch: Batch) -> None:
+        """The drafts that the batch was fed with, and those of requests that it has none of."""
+        read = dict(zip(self._unread, self.runner.read_drafts(), strict=True))
+        self._unread = []
+        for request, drafts in read.items():
+            if request.drafts:
+                request.drafts = without_ends(request, drafts, self.scheduler.eos_ids)
+        for entry in batch.entries:
+            if entry.drafts and entry.drafts[0] < -1:
+                count = len(entry.drafts)
+                # Where logits were not finite a draft is none, which no token equals.
+                entry.drafts = (read[entry.request] + array("i", [-1]) * count)[:count]
 
 
 class _Part(NamedTuple):

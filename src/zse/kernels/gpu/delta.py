@@ -2,7 +2,8 @@
 
 A block has one head of one run, its state [k size, v size] in registers: four columns and K / ROWS rows a thread. One
 pass over the old state S gives both products that a token needs, for with d = beta (v - e^g S'k) the new state is
-e^g S + k d' and the result e^g S'q + d (k q). States are read before the wait for the kernels before: nothing else in a
+e^g S + k d' and the result e^g S'q + d (k q). What does not need the state, and the norm behind it, is done for GROUP tokens
+side by side, so that a token behind another waits for two barriers and no memory. States are read before the wait for the kernels before: nothing else in a
 step writes them. What must be moved is the state, twice: 2 MiB each way for 32 heads of 128 x 128."""
 
 from typing import Any, NamedTuple
@@ -12,14 +13,14 @@ from zse.kernels.columns import source
 from zse.kernels.delta import LENGTH_EPS, OutputGate, checked
 from zse.kernels.delta_chunk import MAX_SIZE
 from zse.kernels.gpu import gated_norm, state_chunks
-from zse.kernels.gpu.rows import block_sum
-from zse.kernels.gpu.state import key_head, sigmoid, softplus, unit
+from zse.kernels.gpu.state import four, key_head, sigmoid, softplus, unit
 from zse.kernels.op import require
 from zse.kernels.runs import KeepParams, slot_behind
 from zse.runtime.args import Args
 from zse.tensor import SHORT_RUN, Tensor
 
 THREADS = 512
+GROUP = 4  # tokens that are prepared side by side
 SIZES = ((128, 128), (64, 64))  # k and v size of heads: of Qwen's models the first
 MOST = 1 << 30  # no run has more tokens
 
@@ -86,16 +87,18 @@ class AnyDeltaHead(KeepParams):
 
 
 class DeltaWork(NamedTuple):
-    """Shared memory of a block. q, k, decay: of a token, by rows; d: what is added, by columns; parts: sums of a
-    thread's rows, with k and with q; scalars: k q, the weight."""
+    """Shared memory of a block. q, k, decay: of GROUP tokens, by rows; scalars: of each k q and the weight; results: by columns, values at first; gates. d: what
+    a token adds, by columns; parts: sums of a thread's rows, with k and with q. slots: that states go to."""
 
     q: Any
     k: Any
     decay: Any
-    d: Any
-    of_k: Any
-    of_q: Any
     scalars: Any
+    results: Any
+    gates: Any
+    d: Any
+    parts: Any
+    slots: Any
 
 
 def threads_of(k: int, v: int) -> int:
@@ -103,93 +106,132 @@ def threads_of(k: int, v: int) -> int:
 
 
 @zl.inline
-def prepare(p, token, head, w):
-    """By warp 0: q and k of a token; by the others its decays and weight."""
+def prepare_keys(p, token, head, w, u):
+    """By a warp: q and k of a token, number u of its group, and their product."""
     lane, key = zl.lane_index(), key_head(p, head)
     row = p.qkv + zl.i64(token) * p.qkv_stride
-    if zl.warp_index() == 0:
-        at = [lane * 4 + i for i in zl.static(range(0, p.K, 128))]
-        qs = [zl.f32.x(4)(0) for _ in at]
-        ks = [zl.f32.x(4)(0) for _ in at]
-        for i in zl.static(range(len(at))):
-            if at[i] < p.K:
-                qs[i] = zl.load(row + (key * p.K + at[i]), 4)
-                ks[i] = zl.load(row + ((p.k_heads + key) * p.K + at[i]), 4)
-        q, k = unit(qs, p.K**-0.5), unit(ks, 1.0)
-        dot = zl.f32(0)
-        for i in zl.static(range(len(at))):
-            both = q[i] * k[i]
-            dot += (both[0] + both[1]) + (both[2] + both[3])
-            if at[i] < p.K:
-                zl.store(w.q + at[i], q[i])
-                zl.store(w.k + at[i], k[i])
-        dot = zl.warp_sum(dot)
-        if lane == 0:
-            w.scalars[0] = dot
-    else:
-        t = zl.thread_index() - zl.target.warp
-        if t == 0:
-            w.scalars[1] = sigmoid(p.b[zl.i64(token) * p.b_stride + head])
-        gates = p.a + zl.i64(token) * p.a_stride
-        if p.CHANNELS:
-            for i in range(t, p.K, zl.target.threads - zl.target.warp):
-                one = softplus(gates[head * p.K + i] + p.dt_bias[head * p.K + i])
-                w.decay[i] = zl.exp(p.A[head] * one)
-        elif t == zl.target.warp:
-            w.decay[0] = zl.exp(p.A[head] * softplus(gates[head] + p.dt_bias[head]))
+    at = [lane * 4 + i for i in zl.static(range(0, p.K, zl.target.warp * 4))]
+    qs = [zl.f32.x(4)(0) for _ in at]
+    ks = [zl.f32.x(4)(0) for _ in at]
+    for i in zl.static(range(len(at))):
+        if at[i] < p.K:
+            qs[i] = zl.load(row + (key * p.K + at[i]), 4)
+            ks[i] = zl.load(row + ((p.k_heads + key) * p.K + at[i]), 4)
+    q, k = unit(qs, p.K**-0.5), unit(ks, 1.0)
+    dot = zl.f32(0)
+    for i in zl.static(range(len(at))):
+        both = q[i] * k[i]
+        dot += (both[0] + both[1]) + (both[2] + both[3])
+        if at[i] < p.K:
+            zl.store(w.q + (u * p.K + at[i]), q[i])
+            zl.store(w.k + (u * p.K + at[i]), k[i])
+    dot = zl.warp_sum(dot)
+    if lane == 0:
+        w.scalars[2 * u] = dot
 
 
 @zl.inline
-def next_token(p, token, head, state, w):
-    """The state behind a token. Of column thread_index() its result and what gates it, zeros behind the last column."""
+def prepare_gates(p, token, head, w, u):
+    """By a warp: a token's decays and weight."""
+    lane = zl.lane_index()
+    gates = p.a + zl.i64(token) * p.a_stride
+    if p.CHANNELS:
+        for i in range(lane, p.K, zl.target.warp):
+            one = softplus(gates[head * p.K + i] + p.dt_bias[head * p.K + i])
+            w.decay[u * p.K + i] = zl.exp(p.A[head] * one)
+    elif lane == 1:
+        w.decay[u] = zl.exp(p.A[head] * softplus(gates[head] + p.dt_bias[head]))
+    if lane == 0:
+        w.scalars[2 * u + 1] = sigmoid(p.b[zl.i64(token) * p.b_stride + head])
+
+
+@zl.inline
+def prepare_values(p, token, head, w, u):
+    """By a warp: a token's values, where its results will be."""
+    column = zl.lane_index() * 4
+    if column < p.V:
+        values = p.qkv + (zl.i64(token) * p.qkv_stride + (2 * p.k_heads * p.K + head * p.V + column))
+        zl.store(w.results + (u * p.V + column), zl.load(values, 4))
+
+
+@zl.inline
+def prepare_factors(p, token, head, w, u):
+    """By a warp: what a token's results are multiplied with behind the norm."""
+    column = zl.lane_index() * 4
+    if column < p.V:
+        z = four(p.z + (zl.i64(token) * p.z_stride + (head * p.V + column)), False)
+        weight = zl.load(p.norm + column, 4)
+        gate = zl.reciprocal(1.0 + zl.exp(z * -1.0))
+        zl.store(w.gates + (u * p.V + column), (gate if p.GATE == "sigmoid" else z * gate) * weight)
+
+
+@zl.inline
+def prepare(p, run, first, end, head, w):
+    """GROUP tokens of a run, which ends before `end`, from `first` on: each in four parts, which warps share, so that they wait for
+    memory side by side."""
+    for item in zl.unroll(range(zl.warp_index(), GROUP * 4, zl.target.threads // zl.target.warp), 1):
+        u = item % GROUP
+        if first + u < end:
+            if item < GROUP:
+                prepare_keys(p, first + u, head, w, u)
+            elif item < GROUP * 2:
+                prepare_gates(p, first + u, head, w, u)
+                if zl.lane_index() == 2:
+                    w.slots[u] = slot_behind(p, run, first + u, end)
+            elif item < GROUP * 3:
+                prepare_values(p, first + u, head, w, u)
+            elif p.GATE != "":
+                prepare_factors(p, first + u, head, w, u)
+
+
+@zl.inline
+def next_token(p, state, w, u):
+    """The state behind a token, number u of its group; its results take the place of its values."""
     t = zl.thread_index()
-    row, column = t // p.columns, t % p.columns * 4
-    value, gate = zl.f32(0), zl.f32(0)
-    if t < p.V:
-        value = p.qkv[zl.i64(token) * p.qkv_stride + (2 * p.k_heads * p.K + head * p.V + t)] + 0.0
-        if p.GATE != "":
-            z = p.z[zl.i64(token) * p.z_stride + (head * p.V + t)] + 0.0
-            gate = sigmoid(z) if p.GATE == "sigmoid" else z * sigmoid(z)
-            gate = gate * p.norm[t]
-    prepare(p, token, head, w)
-    zl.barrier()
+    row, column, rows = t // p.columns, t % p.columns * 4, p.rows
     of_k, of_q = zl.f32.x(4)(0), zl.f32.x(4)(0)
     for i in zl.static(range(len(state))):
-        r = row + i * p.rows
-        state[i] = state[i] * w.decay[r if p.CHANNELS else 0]
+        r = u * p.K + (row + i * rows)
+        state[i] = state[i] * w.decay[r if p.CHANNELS else u]
         of_k = zl.fma(state[i], zl.splat(w.k[r], 4), of_k)
         of_q = zl.fma(state[i], zl.splat(w.q[r], 4), of_q)
-    zl.store(w.of_k + t * 4, of_k)
-    zl.store(w.of_q + t * 4, of_q)
+    zl.store(w.parts + t * 4, of_k)
+    zl.store(w.parts + (rows * p.V + t * 4), of_q)
     zl.barrier()
-    result = zl.f32(0)
+    # Columns' sums with k, by the first threads, and with q, by as many behind them.
+    place = u * p.V + t % p.V
+    sums = [zl.f32(0) for _ in zl.static(range(2))]
+    if t < 2 * p.V:
+        for r in zl.static(range(rows)):
+            sums[r % 2] += w.parts[t // p.V * (rows * p.V) + (r * p.V + t % p.V)]
+    total = sums[0] + sums[1]
     if t < p.V:
-        ks = [zl.f32(0) for _ in zl.static(range(2))]
-        qs = [zl.f32(0) for _ in zl.static(range(2))]
-        for r in zl.static(range(p.rows)):
-            ks[r % 2] += w.of_k[r * p.V + t]
-            qs[r % 2] += w.of_q[r * p.V + t]
-        d = w.scalars[1] * (value - (ks[0] + ks[1]))
-        result = zl.fma(d, w.scalars[0], qs[0] + qs[1])
-        w.d[t] = d
+        w.d[t] = w.scalars[2 * u + 1] * (w.results[place] - total)
     zl.barrier()
+    if t >= p.V and t < 2 * p.V:
+        w.results[place] = zl.fma(w.d[t - p.V], w.scalars[2 * u] + 0.0, total)
     change = zl.load(w.d + column, 4)
     for i in zl.static(range(len(state))):
-        state[i] = zl.fma(change, zl.splat(w.k[row + i * p.rows], 4), state[i])
-    return result, gate
+        state[i] = zl.fma(change, zl.splat(w.k[u * p.K + (row + i * rows)], 4), state[i])
 
 
 @zl.inline
-def leave_result(p, token, head, result, gate, scratch):
-    t = zl.thread_index()
-    at = zl.i64(token) * (p.v_heads * p.V) + (head * p.V + t)
-    if p.GATE == "":
-        if t < p.V:
-            p.out[at] = result
-    else:
-        inverse = zl.rsqrt(block_sum(result * result, scratch) / zl.f32(p.V) + p.eps)
-        if t < p.V:
-            p.out[at] = zl.convert(result * inverse * gate, p.OUT)
+def leave_result(p, token, head, w, u):
+    """By a warp: the result of a token, number u of its group, gated and normalized where the kernel does that."""
+    column = zl.lane_index() * 4
+    result = zl.f32.x(4)(0)
+    if column < p.V:
+        result = zl.load(w.results + (u * p.V + column), 4)
+    if p.GATE != "":
+        squares = result * result
+        total = zl.warp_sum((squares[0] + squares[1]) + (squares[2] + squares[3]))
+        result = result * zl.rsqrt(total / zl.f32(p.V) + p.eps)
+    if column < p.V:
+        place = p.out + (zl.i64(token) * (p.v_heads * p.V) + (head * p.V + column))
+        if p.GATE == "":
+            zl.store(place, result)
+        else:
+            zl.store(place, zl.convert(result * zl.load(w.gates + (u * p.V + column), 4), p.OUT))
 
 
 @zl.inline
@@ -220,7 +262,7 @@ def prepare_any(p, token, head, w):
 def delta_columns(p: AnyDeltaHead):
     """Grid (v heads, runs): sizes that delta_tokens has no form of. A thread has a column of the state, in memory."""
     zl.grid_launch_dependents()
-    w = DeltaWork(*[zl.shared_array(zl.f32, size) for size in (MAX_SIZE, MAX_SIZE, MAX_SIZE, 1, 1, 1, 2)])
+    w = DeltaWork(*[zl.shared_array(zl.f32, size) for size in (MAX_SIZE, MAX_SIZE, MAX_SIZE, 2, 1, 1, 1, 1, 1)])
     head, run = zl.block_index(0), zl.block_index(1)
     zl.grid_wait()
     first, end = p.run_start[run] + 0, p.run_start[run + 1] + 0
@@ -262,15 +304,16 @@ def delta_tokens(p: DeltaHead):
     """Grid (v heads, runs)."""
     zl.grid_launch_dependents()
     w = DeltaWork(
-        zl.shared_array(zl.f32, p.K),
-        zl.shared_array(zl.f32, p.K),
-        zl.shared_array(zl.f32, p.K if p.CHANNELS else 1),
+        zl.shared_array(zl.f32, GROUP * p.K),
+        zl.shared_array(zl.f32, GROUP * p.K),
+        zl.shared_array(zl.f32, GROUP * (p.K if p.CHANNELS else 1)),
+        zl.shared_array(zl.f32, GROUP * 2),
+        zl.shared_array(zl.f32, GROUP * p.V),
+        zl.shared_array(zl.f32, GROUP * p.V if p.GATE != "" else 1),
         zl.shared_array(zl.f32, p.V),
-        zl.shared_array(zl.f32, p.rows * p.V),
-        zl.shared_array(zl.f32, p.rows * p.V),
-        zl.shared_array(zl.f32, 2),
+        zl.shared_array(zl.f32, 2 * p.rows * p.V),
+        zl.shared_array(zl.i32, GROUP),
     )
-    scratch = zl.shared_array(zl.f32, zl.target.threads // zl.target.warp)
     head, run = zl.block_index(0), zl.block_index(1)
     first, end = p.run_start[run] + 0, p.run_start[run + 1] + 0
     states = p.state + (p.place + zl.i64(head * (p.K * p.V) + zl.thread_index() * 4))
@@ -282,16 +325,22 @@ def delta_tokens(p: DeltaHead):
             for i in zl.static(range(len(state))):
                 state[i] = zl.load(place + i * step, 4)
         zl.grid_wait()
-        for token in zl.unroll(range(first, end), 1):
-            if token > first:
-                zl.barrier()  # the token before was computed from what is written now
-            result, gate = next_token(p, token, head, state, w)
-            slot = slot_behind(p, run, token, end)
-            if slot >= 0:
-                left = states + zl.i64(slot) * p.slot_size
-                for i in zl.static(range(len(state))):
-                    zl.store(left + i * step, state[i])
-            leave_result(p, token, head, result, gate, scratch)
+        for group in zl.unroll(range(first, end, GROUP), 1):
+            if group > first:
+                zl.barrier()  # results of the group before are out
+            prepare(p, run, group, end, head, w)
+            zl.barrier()
+            for u in zl.static(range(GROUP)):
+                if group + u < end:
+                    next_token(p, state, w, u)
+                    slot = w.slots[u] + 0
+                    if slot >= 0:
+                        left = states + zl.i64(slot) * p.slot_size
+                        for i in zl.static(range(len(state))):
+                            zl.store(left + i * step, state[i])
+            zl.barrier()  # results are there, and what was prepared is no longer read
+            if zl.warp_index() < min(GROUP, end - group):
+                leave_result(p, group + zl.warp_index(), head, w, zl.warp_index())
     else:
         zl.grid_wait()
 
@@ -359,7 +408,7 @@ def variants(target) -> list[zl.Variant]:
             delta_tokens,
             {"K": k, "V": v, "CHANNELS": channels, "GATE": gate, "OUT": zl.bf16 if gate else zl.f32},
             threads=threads_of(k, v),
-            min_blocks=2,
+            min_blocks=1 if channels else 2,
         )
         for k, v in SIZES
         for gate in ("", "silu", "sigmoid")
