@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from gpu.machine import missing
+from order import dealt
 
 from zse.formats import store
 from zse.formats.catalog import CATALOG
@@ -141,7 +142,7 @@ def wants_to_be_alone(item) -> bool:
 
 
 class Gate:
-    """Which tests run, and which of them alone.
+    """Which tests run, in which order, and which of them alone.
 
     Tests marked `exhaustive` are breadth: `make test` leaves them out, says how many, and `make test-all` runs them.
     Tests marked `timed` hold a time against a bound. Of several processes (pytest -n) each waits while another runs one, or several
@@ -166,6 +167,7 @@ class Gate:
             items[:] = [item for item in items if item not in set(left)]
             self.config.hook.pytest_deselected(items=left)
             self.left_out = len(left) if mode == "none" else 0
+        items[:] = dealt(items, getattr(self.config, "workerinput", {}).get("workercount", 1))
         if hasattr(self.config, "workeroutput"):
             self.config.workeroutput["left_out"] = self.left_out
 

@@ -129,12 +129,14 @@ def test_smollm2(real_models):
     check(real_models["smollm2"], requests, ("in a batch of 64", "in chunks of 17", "with a cache"))
 
 
+@pytest.mark.long
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("activations", ["int8", "f32"])
 def test_smollm2_in_every_way(real_models, activations):
     check(real_models["smollm2"], requests_of(MANY, 40000, 700), activations=activations)
 
 
+@pytest.mark.long
 @pytest.mark.exhaustive
 def test_many_prompts_five_times(real_models):
     requests = requests_of(MANY, 40000, 400)

@@ -3,11 +3,13 @@
 from functools import cache
 
 import numpy as np
+import pytest
 from kernels.harness import DTYPES, join_fields
 
 from gpu.machine import isa
 from zse.kernel.nvrtc import compile_variant
 from zse.kernel.targets.cuda import CudaTarget
+from zse.kernels.gpu import matmul_cases
 from zse.kernels.op import EXACT, HostActivation, HostArray, HostFp8Activation
 from zse.kernels.table import all_ops, all_variants
 from zse.quant.pack import bf16_to_f32, e4m3_to_f32
@@ -186,11 +188,57 @@ def check_case(op, case, got: dict) -> None:
 MOST_FLOPS = 400_000_000
 
 
-def check_cases(op, device, seed: int, cases: list, most: int = 0) -> None:
-    """Every case, or `most` of them where there are many more and none of over MOST_FLOPS, in a random order, as the seed says."""
+# Among how many tests the cases of an operation are shared where many are run: at the end of a run one test would be alone on a core.
+PARTS = {"attention": 8, "matmul": 4}
+
+# Operations without matrix instructions that have more than 2 SOME cases; of the others SOME are all.
+SOME, MANY = 6, 60
+WITH_MANY = (
+    "matmul",
+    "experts",
+    "route",
+    "embed",
+    "add_rmsnorm",
+    "qkv_post",
+    "attention",
+    "conv",
+    "delta",
+    "gated_norm",
+    "gated",
+    "join",
+)
+
+
+def parts_of(arch: str):
+    """Parameters of a test of every operation of an architecture without matrix instructions: operation, how many cases, part."""
+    for op in ops_of(arch):
+        yield pytest.param(op, SOME, (0, 1), id=f"{op.name}-some")
+        parts = PARTS.get(op.name, 1) if op.name in WITH_MANY else 0
+        for number in range(parts):
+            marks = [pytest.mark.exhaustive, *([pytest.mark.long] if parts > 1 else [])]
+            yield pytest.param(op, MANY, (number, parts), id=f"{op.name}-many-{number}", marks=marks)
+
+
+def check_without_matrices(op, device, seed: int, most: int, part: tuple[int, int]) -> None:
+    """What parts_of() says, of cases that the seed makes."""
+    if op.name == "matmul":
+        cases = list(matmul_cases.small_cases(np.random.default_rng(seed)))  # others are of gemm's tiles
+    else:
+        cases = list(op.cases(np.random.default_rng(seed), "gpu"))
+    assert (len(cases) > 2 * SOME) == (op.name in WITH_MANY)
+    check_cases(op, device, seed, cases, most, part)
+
+
+def check_cases(op, device, seed: int, cases: list, most: int = 0, part: tuple[int, int] = (0, 1)) -> None:
+    """Every case, or `most` of them where there are many more and none of over MOST_FLOPS, in a random order, as the seed says.
+
+    part: (number, of how many), for tests that share the cases: each has its own and its share of `most`."""
     if most:
         cases = [case for case in cases if op.cost(case).flops <= MOST_FLOPS]
-    most = most if most and len(cases) > 2 * most else len(cases)
+    number, parts = part
+    some = bool(most) and len(cases) > 2 * most
+    cases = cases[number::parts]
+    most = min(len(cases), -(-most // parts)) if some else len(cases)
     for number in np.random.default_rng(seed).permutation(len(cases))[:most]:
         try:
             check_case(op, cases[number], run_case(op, cases[number], device))

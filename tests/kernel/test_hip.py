@@ -8,14 +8,13 @@ import struct
 
 import numpy as np
 import pytest
-from gpu.harness import check_cases, gpu_ops, ops_of
+from gpu.harness import check_without_matrices, gpu_ops, ops_of, parts_of
 
 from zse import kernel as zl
 from zse.errors import CompileError, ConfigError
 from zse.kernel import amd, cache, mathlib
 from zse.kernel.archs import ARCHS, SHARED_LIMIT
 from zse.kernel.emit import emit_gpu
-from zse.kernels.gpu import matmul_cases
 from zse.runtime.args import Args
 from zse.runtime.hip import HIPDevice
 from zse_emulator import EmulateDevice
@@ -177,14 +176,9 @@ def test_mathematics(name, kept_kernels):
     np.testing.assert_allclose(got, want, rtol=relative, atol=absolute)
 
 
-@pytest.mark.parametrize("most", [6, pytest.param(60, marks=pytest.mark.exhaustive)], ids=["some", "many"])
-@pytest.mark.parametrize("op", ops_of("gfx90a"), ids=lambda op: op.name)
-def test_reference(op, most, kept_kernels):
+@pytest.mark.parametrize(("op", "most", "part"), list(parts_of("gfx90a")))
+def test_reference(op, most, part, kept_kernels):
     """Every operation's HIP form in the emulator against its float64 reference."""
     seed = int(np.random.default_rng().integers(2**32))
     with EmulateDevice("gfx90a", seed=seed) as device:
-        if op.name == "matmul":
-            cases = list(matmul_cases.small_cases(np.random.default_rng(seed)))  # others are of gemm's tiles
-        else:
-            cases = list(op.cases(np.random.default_rng(seed), "gpu"))
-        check_cases(op, device, seed, cases, most)
+        check_without_matrices(op, device, seed, most, part)

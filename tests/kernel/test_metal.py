@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gpu.harness import check_cases, gpu_ops, ops_of
+from gpu.harness import check_without_matrices, gpu_ops, ops_of, parts_of
 
 from zse.errors import CompileError
 from zse.kernel import cache
 from zse.kernel.archs import SHARED_LIMIT
 from zse.kernel.emit import emit_gpu, gpu_target
 from zse.kernel.targets.metal import PRELUDE
-from zse.kernels.gpu import all_reduce, matmul_cases, peer_messages
+from zse.kernels.gpu import all_reduce, peer_messages
 from zse_emulator.device import CSRC, EmulateDevice, EmulatedProgram
 
 ARCH = "metal3.1"
@@ -160,16 +160,11 @@ class MetalInEmulator(EmulateDevice):
         return [re.sub(r"\bdevice ", "", param).rpartition("*")[0] + "*" for param in params]
 
 
-@pytest.mark.parametrize("most", [6, pytest.param(60, marks=pytest.mark.exhaustive)], ids=["some", "many"])
-@pytest.mark.parametrize("op", ops_of(ARCH), ids=lambda op: op.name)
-def test_reference(op, most, kept_kernels):
+@pytest.mark.parametrize(("op", "most", "part"), list(parts_of(ARCH)))
+def test_reference(op, most, part, kept_kernels):
     """Every operation's Metal text against its float64 reference."""
     clang()
     seed = int(np.random.default_rng().integers(2**32))
     with MetalInEmulator(ARCH, seed=seed, dependent=False, initialised=False) as device:  # plain stores are not seen
         (cache.folder() / "emulate").mkdir(parents=True, exist_ok=True)
-        if op.name == "matmul":
-            cases = list(matmul_cases.small_cases(np.random.default_rng(seed)))
-        else:
-            cases = list(op.cases(np.random.default_rng(seed), "gpu"))
-        check_cases(op, device, seed, cases, most)
+        check_without_matrices(op, device, seed, most, part)

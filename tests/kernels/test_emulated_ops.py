@@ -4,7 +4,7 @@ Where an operation has many cases, a run of `make test` is a random choice of th
 
 import numpy as np
 import pytest
-from gpu.harness import check_case, check_cases, gpu_ops, run_case
+from gpu.harness import PARTS, check_case, check_cases, gpu_ops, run_case
 
 from zse import kernel as zl
 from zse.kernel import cache
@@ -54,11 +54,24 @@ class Spaced(EmulateDevice):
 
 @pytest.mark.parametrize("like", ["sm_90a", "sm_80"])
 @pytest.mark.parametrize(
-    ("op", "most"),
-    [pytest.param(op, SOME if op.name in MANY else 0, id=op.name) for op in gpu_ops()]
-    + [pytest.param(op, 0, id=f"{op.name}-all", marks=pytest.mark.exhaustive) for op in gpu_ops() if op.name in MANY],
+    ("op", "most", "part"),
+    [
+        pytest.param(op, SOME, (0, 1), id=op.name, marks=pytest.mark.long)
+        if op.name in MANY
+        else pytest.param(op, 0, (0, 1), id=op.name)
+        for op in gpu_ops()
+    ]
+    + [
+        pytest.param(
+            op, 0, (number, parts), id=f"{op.name}-all-{number}", marks=[pytest.mark.exhaustive, pytest.mark.long]
+        )
+        for op in gpu_ops()
+        if op.name in MANY
+        for parts in [PARTS.get(op.name, 1)]
+        for number in range(parts)
+    ],
 )
-def test_reference(op, most, like, kept_kernels):
+def test_reference(op, most, part, like, kept_kernels):
     seed = int(np.random.default_rng().integers(2**32))
     cases = list(op.cases(np.random.default_rng(seed), "gpu"))
     assert op.name not in MANY or len(cases) > 2 * SOME
@@ -67,7 +80,7 @@ def test_reference(op, most, like, kept_kernels):
     ):  # other architectures have no tensor cores for fp8 activations: a planner never makes them there
         cases = [case for case in cases if not isinstance(case.inputs.get("a"), HostFp8Activation)]
     with Spaced(like, seed=seed, initialised=op.name not in UNUSED_READS) as device:
-        check_cases(op, device, seed, cases, most)
+        check_cases(op, device, seed, cases, most, part)
 
 
 def test_more_tiles_than_multiprocessors_have_counters(kept_kernels):

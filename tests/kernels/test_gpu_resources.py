@@ -65,6 +65,7 @@ def text_keys(arch: str, version: tuple[int, ...]) -> dict[str, str]:
     return keys
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arch", "every"),
     [("sm_80", False), ("sm_90a", False)] + [pytest.param(arch, True, marks=pytest.mark.exhaustive) for arch in ARCHS],

@@ -1,6 +1,6 @@
-"""Recurrent layers on a GPU: which kernels their operations record, HIP's and Metal's forms in the emulator, and that a run's
-results are its own. Every operation's cases on NVIDIA's architectures are in test_emulated_ops.py, whole models in
-tests/models/test_emulated_model.py."""
+"""Recurrent layers on a GPU: which kernels their operations record, Metal's forms in the emulator, and that a run's
+results are its own. Every operation's cases on NVIDIA's architectures are in test_emulated_ops.py, HIP's in
+tests/kernel/test_hip.py, whole models in tests/models/test_emulated_model.py."""
 
 import numpy as np
 import pytest
@@ -83,12 +83,12 @@ def test_what_kernels_cannot_take_is_refused():
         recorded(delta, size=48, gate=True)
 
 
-@pytest.mark.parametrize("like", ["gfx90a", pytest.param("metal3.1", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive  # HIP's forms, in make test, are in tests/kernel/test_hip.py
 @pytest.mark.parametrize("op", [CONV, DELTA, SCAN, GATED_NORM, GATE_OUTPUT], ids=lambda op: op.name)
-def test_reference(op, like, kept_kernels):
+def test_reference(op, kept_kernels):
     seed = int(np.random.default_rng().integers(2**32))
     cases = list(op.cases(np.random.default_rng(seed), "gpu"))
-    with EmulateDevice(like, cache.package_variants(like), seed=seed) as device:
+    with EmulateDevice("metal3.1", cache.package_variants("metal3.1"), seed=seed) as device:
         check_cases(op, device, seed, cases, 6)
 
 

@@ -223,6 +223,7 @@ def test_what_is_refused(tmp_path, monkeypatch, capsys):
         Calibration(encoder, set(), "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "tokens"), [("smollm2", 1024), pytest.param("gemma3-270m", 2048, marks=pytest.mark.exhaustive)]
 )

@@ -53,6 +53,7 @@ def test_logits(like, family, kept_kernels, tmp_path):
     assert np.abs(found - wanted).mean() < 0.05 * np.abs(wanted).mean()
 
 
+@pytest.mark.long
 @pytest.mark.exhaustive  # a minute of emulation
 def test_an_engine_drafts(kept_kernels, tmp_path):
     device = EmulateDevice("sm_90a", cache.package_variants("sm_90a"))

@@ -26,6 +26,8 @@ from zse.scheduler.options import RequestOptions
 from zse.scheduler.scheduler import Scheduler
 from zse_emulator import EmulateDevice
 
+pytestmark = pytest.mark.long
+
 ROWS, TOKENS, CONTEXT = 3, 48, 192
 # bf16 through recurrent layers, of which text alone differs by 0.10; and through Gemma 4's sums of unlike numbers, of
 # which transformers in bf16 loses 3 to 8 % of the largest logit as well.

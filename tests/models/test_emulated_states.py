@@ -24,6 +24,7 @@ from zse_emulator import EmulateDevice
 GREEDY = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
 
 
+@pytest.mark.long
 @pytest.mark.exhaustive  # half a minute of emulation
 def test_states_on_a_device_that_runs_ahead(kept_kernels, tmp_path):
     device = EmulateDevice("sm_90a", cache.package_variants("sm_90a"))
@@ -86,6 +87,7 @@ def test_states_on_a_device_that_runs_ahead(kept_kernels, tmp_path):
     assert counters["state_host_hits"] > 1 and counters["state_hits"] == 6
 
 
+@pytest.mark.long
 @pytest.mark.exhaustive  # a minute of emulation each
 @pytest.mark.parametrize("family", ["lfm2", "qwen3_next", "granite_hybrid"])
 def test_wrong_drafts_are_taken_back(kept_kernels, tmp_path, family):

@@ -29,6 +29,8 @@ from zse.scheduler.scheduler import Scheduler
 from zse.server.engine_counters import COUNTERS
 from zse_emulator import EmulateDevice
 
+pytestmark = pytest.mark.long
+
 SIZES = [1, 1, 12, 1, 1, 1, 1]  # of the steps
 
 
