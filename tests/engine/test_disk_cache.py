@@ -17,7 +17,7 @@ from zse.engine.client import STOP_S
 from zse.engine.config import EngineConfig
 from zse.engine.load import load_engine
 from zse.engine.metrics import Phases
-from zse.engine.offload import CLOSE_S
+from zse.engine.offload import CLOSE_S, DiskTier
 from zse.errors import ConfigError
 from zse.sampling.params import SamplingParams
 from zse.scheduler.options import RequestOptions
@@ -257,6 +257,8 @@ def test_a_session_goes_on_behind_its_last_token_of_a_page(loaded_of, tmp_path, 
 def test_a_prompt_that_leaves_a_page_in_files_within_it(loaded_of, tmp_path, monkeypatch, fill_pages):
     """As a chat does, whose text is tokenized again: replies end otherwise than they were sampled, and reasoning is left out."""
     monkeypatch.setattr(PageMover, "can_fill_pages", fill_pages)
+    # Beside pages that are in memory a page is read for eight tokens or more only.
+    monkeypatch.setattr(DiskTier, "read_ahead", lambda self: None)
     options, plain = dict(cache_disk=str(tmp_path / "kv")), loaded_of(prefix_cache=False).engine
     loaded, ids = loaded_of(**options), prompt(90, 21)
     told, _ = ask_session(loaded.engine, ids)  # pages up to 96, and 5 tokens of the next

@@ -1,4 +1,4 @@
-"""After a start the session that was used last comes into memory in idle time, before anybody asks for it: nobody else finds it,
+"""After a start the session that was used last comes into memory, before anybody asks for it: nobody else finds it,
 it gives way to everything else, and what is not sound of it is not used."""
 
 import threading

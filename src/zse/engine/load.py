@@ -122,6 +122,8 @@ def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None)
             if draft.source is not None:
                 draft.source.close()
         phases.mark("weights loaded")
+        if planned.config.cache_disk is not None:
+            engine.feature("disk").read_ahead()
     except BaseException:
         for loading in (model, drafting, ahead):
             if loading is not None:

@@ -115,7 +115,6 @@ class DiskTier(HoldingFeature):
     def idle(self, now: float) -> bool:
         """Write one page, or state, that has no file yet, or wait a little for those that are written. False when there is
         nothing."""
-        self._ahead.begin()
         self._ahead.settle()
         if now - self._tidied_at > TIDY_S:
             self._tidied_at = now
@@ -238,6 +237,10 @@ class DiskTier(HoldingFeature):
                 self._wake.notify()
 
     # -- in
+
+    def read_ahead(self) -> None:
+        """The engine is ready: have read what is likely to be asked for."""
+        self._ahead.begin()
 
     def before_submit(self, id: int, prompt: list[int], params: Any, options: RequestOptions) -> bool:
         """Hold a request back whose prompt begins with what files have and memory has not."""

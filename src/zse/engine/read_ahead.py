@@ -1,5 +1,5 @@
-"""The session that was used last, read from files before anybody asks for it: in the idle time after a start its pages come into
-memory, beside whatever else begins then, so that the user who goes on waits for what is left at most.
+"""The session that was used last, read from files before anybody asks for it: when an engine is ready a thread begins to bring
+its pages into memory, beside whatever else begins then, so that the user who goes on waits for what is left at most.
 
 Files say no tenant's name: what came stands in the prefix cache under a root of its own, which no request's salt can be
 equal to, until one comes whose root has the key in files, and that begins alike; then it is under that request's. Until then its pages are the first
@@ -28,7 +28,6 @@ class SessionAhead:
         self._life, self._cache, self._mover = scheduler.life, scheduler.cache, mover
         self._files, self._reader = files, reader
         self.num_read = 0
-        self._has_begun = False
         self._root, self._begins = (
             b"",
             b"",
@@ -37,10 +36,8 @@ class SessionAhead:
         self._came: list[tuple[bytes, TreeNode]] = []
 
     def begin(self) -> None:
-        """The engine is idle: have the pages read, at the first call."""
-        if self._has_begun:
-            return
-        self._has_begun, cache = True, self._cache
+        """Have the pages read, once: nobody has asked for any yet."""
+        cache = self._cache
         if not self._mover.can_fill_pages or cache.states is not None or cache.grouped is not None:
             return
         root, keys = self._files.last_session()
