@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from zse.engine import adapters, beams, grammars, idle_memory, images, jobs, token_rules
 from zse.engine.messages import Ask, ImageInput
 from zse.engine.metrics import ADAPTER_COUNTERS, BEAM_COUNTERS, IMAGE_COUNTERS, JOB_COUNTERS
-from zse.sampling.params import BeamParams, SamplingParams, has_rules
+from zse.sampling.params import BeamParams, SamplingParams
 from zse.scheduler.feature import Feature
 from zse.scheduler.options import RequestOptions
 
@@ -46,7 +46,10 @@ FEATURES = {
     ),
     "rules": FeatureRow(
         make=lambda engine: token_rules.TokenRuleQueue(engine),
-        takes=lambda params, options: isinstance(params, SamplingParams) and has_rules(params),
+        takes=lambda params, options: (
+            isinstance(params, SamplingParams)
+            and (params.min_tokens > 0 or params.bad_token_ids != () or params.allowed_token_ids is not None)
+        ),
     ),
     "grammars": FeatureRow(
         make=lambda engine: grammars.GrammarQueue(engine), takes=lambda params, options: options.structure is not None

@@ -192,11 +192,6 @@ class SamplingParams(Asked, frozen=True, kw_only=True):
         return any(getattr(self, name) != fields_of(SamplingParams)[name].default for name in FILTERS)
 
 
-def has_rules(params: SamplingParams) -> bool:
-    """Whether fields forbid tokens: then steps have masks of them (engine/token_rules.py)."""
-    return params.min_tokens > 0 or params.bad_token_ids != () or params.allowed_token_ids is not None
-
-
 def with_bad_tokens(params: SamplingParams, encode: Callable[[str], list[int]]) -> SamplingParams:
     """`params` with the tokens of its bad words, each as it begins a text and as it stands behind a space (as vLLM has
     it). encode: text → its token ids, without BOS."""

@@ -233,11 +233,12 @@ class BatchBuilder:
         feeds: bool = True,
     ):
         self._life, self._budget, self._micro_batches, self._feeds = life, budget, micro_batches, feeds
-        self._chunked_prefill, self._max_drafts = chunked_prefill, max_drafts
+        self._chunked_prefill, self.max_drafts = chunked_prefill, max_drafts
         self._cache = cache = life.cache
         self._page_size, self._grouped, self._states = cache.page_size, cache.grouped, cache.states
         if (states := cache.states) is not None:  # whoever begins finds a slot
             states.most_kept = min(states.most_kept, states.num_slots - life.max_rows)
+            self.max_drafts = min(max_drafts, states.most_kept)
 
     def has_prompts(self) -> bool:
         """Whether prompts are to be computed: those of running requests, or of one that there is a row for."""
@@ -330,7 +331,7 @@ class BatchBuilder:
         tables, page_size, states = cache.tables, self._page_size, self._states
         num_drafts = 0
         # Every running request can have its token beside the drafts.
-        most_drafts = min(self._max_drafts, self._budget.max_tokens - len(running))
+        most_drafts = min(self.max_drafts, self._budget.max_tokens - len(running))
         index = 0
         # Preemption takes from the far end of this list, or this request itself.
         while index < len(running) and len(entries) < most_rows:

@@ -96,8 +96,8 @@ class Scheduler:
             raise ValueError(f"{states.num_slots} state slots for {max_rows} rows")
         if max_tokens < max_rows:
             raise ValueError(f"max_tokens {max_tokens} is below max_rows {max_rows}: decode rows would not fit a step")
-        self.max_rows, self.max_context, self.max_drafts = max_rows, max_context, max_drafts
-        self.vocab_size, self.eos_ids, self.max_waiting = vocab_size, eos_ids, max_waiting
+        self.max_rows, self.max_context, self.max_waiting = max_rows, max_context, max_waiting
+        self.vocab_size, self.eos_ids, self.num_arrivals = vocab_size, eos_ids, 0
         self.policy = policy = policy or SchedulingPolicy()
         allocator = allocator or PageAllocator(num_pages)
         self.cache = cache = cache or cache_manager(allocator, prefix_cache, host, geometry, states)
@@ -113,7 +113,7 @@ class Scheduler:
         self.job_share = JobShare(life.queue)
         self.pace = Pace(life, budget) if budget.ratio and policy.fair_share else None
         self.builder = BatchBuilder(life, budget, policy.chunked_prefill, max_drafts, micro_batches, feeds)
-        self.totals, self.num_arrivals, self.micro_batches = StepTotals(), 0, micro_batches
+        self.totals, self.micro_batches, self.max_drafts = StepTotals(), micro_batches, self.builder.max_drafts
         self._deadlines: list[tuple[float, int]] = []  # a heap of (deadline_at, id), of those that ended too
         self._patience_seen_at = 0.0  # when max_wait_s was last looked at
         self._in_flight: list[Batch] = []  # oldest first

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from zse.sampling.params import SamplingParams, has_rules
+from zse.sampling.params import SamplingParams
 from zse.scheduler.batch import Batch, Entry, StepOutput
 from zse.scheduler.request import RUNNING, Request
 from zse.scheduler.scheduler import Scheduler
@@ -65,6 +65,7 @@ class BlockSpeculator(BesideSpeculator):
     """runner: a zse.engine.block_runner.BlockRunner. narrow_share: as `share`, of a round that drafts with the first ids alone. Else
     as BesideSpeculator."""
 
+    looks_ahead = False
     first_steps = 4.0  # who asks for it wants it to be tried; of 200 tokens they are 2 %
 
     def __init__(self, scheduler: Scheduler, runner: Any, *, narrow_share: float = 0.0, **options: Any):
@@ -102,7 +103,7 @@ class BlockSpeculator(BesideSpeculator):
         if follows and stand:
             self._run(self._work(batch))
         # Last, for a GPU has nothing to do before the run.
-        self.learn(batch, seconds)
+        super().after_commit(batch, seconds)
         if follows:
             self._likely = self.scheduler.running[:], self._likely_counts()
 
@@ -157,9 +158,9 @@ class BlockSpeculator(BesideSpeculator):
 
     def _likely_counts(self) -> list[int]:
         """How many drafts each running request would have in a step of all."""
-        running = self.scheduler.running
+        scheduler, running = self.scheduler, self.scheduler.running
         rows = len(running)
-        room = self.room(rows, self._most_drafts(rows)) if rows else 0
+        room = self.room(rows, min(scheduler.max_drafts, scheduler.budget.max_tokens - rows)) if rows else 0
         if not room:
             return [0] * rows
         rate, known = self.acceptance.rate(BLOCK), [request.drafting for request in running]
@@ -312,7 +313,7 @@ class BlockSpeculator(BesideSpeculator):
         known = self._round_costs[self.is_narrow][1].num_steps
         if not self.runner.feeds or known < WAITED or self._num_runs % WAITS == 0:
             return False
-        return not any([request.options.structure is not None or has_rules(request.params) for request in requests])
+        return not any([request.options.structure is not None or request.params.rule for request in requests])
 
     def _read_drafts(self, batch: Batch) -> None:
         """The drafts that the batch was fed with, and those of requests that it has none of."""

@@ -181,6 +181,7 @@ class Speculator(Feature):
 
     first_steps = 1.0  # steps that wrong drafts may cost before anything was saved
     most_requests: int | None = None  # that are weighed for one step
+    looks_ahead = True  # whether reads_tokens is what would be drafted for the tokens in flight
 
     def __init__(self, scheduler: Scheduler, draft_tokens: int, family: str, runs_ahead: bool = False):
         self.scheduler, self.draft_tokens, self.runs_ahead = scheduler, draft_tokens, runs_ahead
@@ -197,12 +198,6 @@ class Speculator(Feature):
         raise NotImplementedError
 
     def after_commit(self, batch: Batch, seconds: float) -> None:
-        self.learn(batch, seconds)
-        # Only a device that is given steps ahead asks; the step ahead may have all but the last token.
-        self.reads_tokens = self.runs_ahead and any(self._plan(lambda: self.scheduler.running)[1])
-
-    def learn(self, batch: Batch, seconds: float) -> None:
-        """What the step took, and what became of its drafts."""
         only_decodes = batch.num_tokens == batch.num_samples
         if only_decodes:
             self.cost.record(batch.num_tokens, seconds)
@@ -217,6 +212,9 @@ class Speculator(Feature):
             self._lost_s += self.cost.seconds(rows + batch.num_drafts) - plain - extra * plain / rows
             self._lost_s = max(self._lost_s, -SAVED_STEPS * plain)
         self.acceptance.rest()
+        # Only a device that is given steps ahead asks; the step ahead may have all but the last token.
+        if self.looks_ahead:
+            self.reads_tokens = self.runs_ahead and any(self._plan(lambda: self.scheduler.running)[1])
 
     def counters(self) -> dict[str, float]:
         """Beside the scheduler's totals: the share of drafts accepted, and tokens that a verified run gave; 0 before
@@ -234,7 +232,7 @@ class Speculator(Feature):
         """Which of the requests could have drafts in the next step, and how many each gets."""
         scheduler = self.scheduler
         rows = len(scheduler.running)
-        room = self.room(rows, self._most_drafts(rows)) if rows else 0
+        room = self.room(rows, min(scheduler.max_drafts, scheduler.budget.max_tokens - rows)) if rows else 0
         # A step that computes prompts for as long as its replies may wait has no time for drafts: chunks would be
         # smaller.
         if not room or scheduler.budget.ratio and scheduler.builder.has_prompts():
@@ -242,12 +240,6 @@ class Speculator(Feature):
         found = (self._candidate(request) for request in requests() if request.drafts is not None)
         candidates = list(islice((candidate for candidate in found if candidate is not None), self.most_requests))
         return candidates, self.choose(candidates, rows, room, self._round_s(len(candidates))) if candidates else []
-
-    def _most_drafts(self, rows: int) -> int:
-        """Of a step of `rows` rows."""
-        scheduler = self.scheduler
-        most = min(scheduler.max_drafts, scheduler.budget.max_tokens - rows)
-        return most if scheduler.cache.states is None else min(most, scheduler.cache.states.most_kept)
 
     def _candidate(self, request: Request) -> Candidate | None:
         """The request, where there is something to draft for it."""
