@@ -79,7 +79,7 @@ def test_no_framework_is_a_dependency():
 
 
 def test_the_package_itself_is_small():
-    """5.57 MB, and 5.1 for what is compiled, of all levels, with the manifests. Object files and the C that the libraries are made of
+    """5.57 MB, and 5.11 for what is compiled, of all levels, with the manifests. Object files and the C that the libraries are made of
     stay where they were built. The aim is 5: hybrid models, several devices and images brought the text to 5.05, five more towers and
     sessions in files to 5.29, drafts of a model's own block and of EAGLE-3's heads, pipelines and ranks on several hosts to 5.53, states behind drafts, steps
     ahead of them and sessions that are read ahead to 5.56."""
@@ -93,7 +93,7 @@ def test_the_package_itself_is_small():
             else:
                 total += size
     assert 500_000 < total <= 5_570_000  # less than that: the sources are missing
-    assert 500_000 < kernels <= 5_100_000
+    assert 500_000 < kernels <= 5_115_000
 
 
 def all_modules() -> list[str]:
