@@ -9,6 +9,7 @@ from tiny_engines import TinyEngines, prompt
 
 from zse.cache.files import PageFiles, key_of, state_key
 from zse.engine.idle_memory import IDLE_S
+from zse.engine.offload import DiskTier
 from zse.engine.read_ahead import UNCLAIMED
 from zse.sampling.params import SamplingParams
 from zse.scheduler.options import RequestOptions
@@ -110,6 +111,24 @@ def test_who_goes_another_way_has_what_is_common(engine_of, talk, no_files, star
     engine.drop_session(LAST)  # what it has alone goes
     depths = [node.depth for node in engine.scheduler.cache.prefix.nodes() if node.session != "dd" * 16]
     assert max(depths, default=0) == start // 16
+
+
+def test_nothing_is_read_ahead_while_a_request_runs(engine_of, talk, monkeypatch):
+    real, reads = PageFiles.read, []
+    monkeypatch.setattr(DiskTier, "read_ahead", lambda self: None)
+    engine = engine_of()
+    monkeypatch.setattr(PageFiles, "read", lambda self, wanted: reads.append(wanted) or real(self, wanted))
+    engine.submit(1, prompt(40, 24), PARAMS, RequestOptions(tenant="other"))
+    engine.step()
+    disk = engine.feature("disk")
+    disk._reader.pause(True)  # as the step would have, had there been something
+    disk._ahead.begin()
+    engine.step()
+    time.sleep(0.1)
+    assert engine.scheduler.requests and reads == []
+    finish(engine)
+    rest(engine, num_read=7)
+    assert len(reads) == 1
 
 
 def test_a_request_waits_for_what_is_on_its_way(engine_of, talk, monkeypatch):

@@ -66,7 +66,7 @@ class DiskReader:
         self._pieces: deque[tuple[DiskFetch, int]] = deque()
         self._ahead: deque[tuple[DiskFetch, int]] = deque()
         self._changed = threading.Condition()
-        self._has_news = self._closing = False
+        self._has_news = self._closing = self._is_paused = False
         self._threads: list[Any] = [
             threading.Thread(target=self.read, name="kv reader", daemon=True, args=(number == 0,))
             for number in range(num_threads)
@@ -80,6 +80,13 @@ class DiskReader:
             pieces = self._ahead if is_ahead else self._pieces
             pieces += [(fetch, start) for start in range(0, len(fetch.wanted), PIECE)]
             self._changed.notify_all()
+
+    def pause(self, is_paused: bool) -> None:
+        """Whether what is read ahead is to wait."""
+        if is_paused != self._is_paused:
+            with self._changed:
+                self._is_paused = is_paused
+                self._changed.notify_all()
 
     def hurry(self) -> None:
         """What is read ahead is waited for."""
@@ -99,7 +106,7 @@ class DiskReader:
         """What a thread does until close()."""
         while True:
             with self._changed:
-                while not (pieces := self._pieces or (self._ahead if reads_ahead else None)) and not self._closing:
+                while not (pieces := self._next(reads_ahead)) and not self._closing:
                     self._changed.wait()
                 if not pieces:
                     return
@@ -114,6 +121,10 @@ class DiskReader:
                 if not fetch.num_left:
                     self._has_news = True
                     self._changed.notify_all()
+
+    def _next(self, reads_ahead: bool) -> deque[tuple[DiskFetch, int]]:
+        """Of what a thread takes the next piece, if it has one."""
+        return self._ahead if reads_ahead and not self._pieces and not self._is_paused else self._pieces
 
     def _read(self, wanted: list[Wanted]) -> int:
         """How many could be."""

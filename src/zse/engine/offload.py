@@ -289,7 +289,6 @@ class DiskTier(HoldingFeature):
             return False
         wanted = {key for key, _ in keys} | ({kept.key} if kept is not None else set())
         if any(not wanted.isdisjoint(key for key, _ in other.fetch.wanted) for other in self._reading if other.fetch):
-            self._reader.hurry()
             return True
         self._settle()  # slots that were given back may still be read by transfers
         held.here, held.keys = len(nodes), tuple(keys)

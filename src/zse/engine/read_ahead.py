@@ -1,5 +1,5 @@
 """The session that was used last, read from files before anybody asks for it: when an engine is ready a thread begins to bring
-its pages into memory, beside whatever else begins then, so that the user who goes on waits for what is left at most.
+its pages into memory, while no request runs, so that the user who goes on waits for what is left at most.
 
 Files say no tenant's name: what came stands in the prefix cache under a root of its own, which no request's salt can be
 equal to, until one comes whose root has the key in files, and that begins alike; then it is under that request's. Until then its pages are the first
@@ -26,7 +26,7 @@ class SessionAhead:
 
     def __init__(self, scheduler, mover, files: PageFiles, reader: DiskReader):
         self._life, self._cache, self._mover = scheduler.life, scheduler.cache, mover
-        self._files, self._reader = files, reader
+        self._files, self._reader, self._requests = files, reader, scheduler.requests
         self.num_read = 0
         self._root, self._begins = (
             b"",
@@ -61,9 +61,13 @@ class SessionAhead:
         return held
 
     def settle(self) -> None:
-        """What came, where all is read, is cached, unclaimed."""
+        """What came, where all is read, is cached, unclaimed. While requests run nothing is read: a machine whose host gives memory
+        back slowly has a processor less for milliseconds at a time, which each layer of a step would wait for."""
         held = self._held
-        if held is None or held.fetch is None or held.fetch.num_left:
+        if held is None or held.fetch is None:
+            return
+        self._reader.pause(bool(self._requests))
+        if held.fetch.num_left:
             return
         self._held, prefix, parent = None, self._cache.prefix, None
         for (key, data), page in zip(held.keys[: held.fetch.sound], held.places, strict=False):
@@ -96,6 +100,7 @@ class SessionAhead:
         held, self._held, self._root = self._held, None, b""
         if held is not None:
             held.prompt, held.params, held.options = asked.prompt, asked.params, asked.options
+            self._reader.hurry()
             return [held]
         # Some have gone meanwhile, perhaps: those behind first.
         came = list(takewhile(lambda each: each[1].alive and each[1].page >= 0, self._came))
