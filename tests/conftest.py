@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import gc
 import os
 import signal
 import tempfile
@@ -134,6 +135,12 @@ def pytest_configure(config):
         for name, size in SOAK.items():
             os.environ.setdefault(name, str(size))
     config.pluginmanager.register(Gate(config))
+
+
+def pytest_collection_finish():
+    # A million objects of modules and tests stay to the end: collections of garbage need not walk them (a fifth of printing kernels).
+    gc.collect()
+    gc.freeze()
 
 
 def wants_to_be_alone(item) -> bool:

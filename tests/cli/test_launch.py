@@ -8,9 +8,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-import anthropic
-import ollama
-import openai
 import pytest
 import yaml
 
@@ -94,6 +91,10 @@ def variables(text: str) -> dict[str, str]:
 
 
 def test_clients_with_the_variables_reach_the_server(zse, monkeypatch):
+    import anthropic  # here: three seconds in each process that collects tests
+    import ollama
+    import openai
+
     for agent in ("openai", "claude"):
         for name, value in variables(zse(agent, "--env")).items():
             if name.startswith(("OPENAI_", "ANTHROPIC_")):

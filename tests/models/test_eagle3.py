@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import tiny
 import tiny_eagle3
-import torch
-import transformers
 from session import Session
 from test_mtp import NEAR, Block
 
@@ -83,23 +81,27 @@ def spread(logits, ids) -> np.ndarray:
     return found
 
 
-@torch.no_grad()
 def expected(path, config: dict, weights: dict, ids, tokens, layers=(2, 3, 4)) -> tuple[np.ndarray, list, list[int]]:
     """(logits of all pairs, of each further round, the drafts)."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval().float()
-    found: list = []
-    hooks = [layer.register_forward_pre_hook(lambda _, args: found.append(args[0][0])) for layer in model.model.layers]
-    hooks.append(model.model.norm.register_forward_pre_hook(lambda _, args: found.append(args[0][0])))
-    model(torch.tensor(tokens.astype(np.int64))[None])
-    reference = Reference(config, weights, model.model.embed_tokens.weight.numpy())
-    states = torch.cat([found[layer][:-1] for layer in layers], -1)
-    logits, state = reference.pairs(reference.fused(states), tokens[1:].tolist())
-    first, again, drafts = spread(logits, ids), [], []
-    for _ in range(ROUNDS):
-        drafts.append(int((first if not again else again[-1])[-1].argmax()))
-        logits, state = reference.pairs(state[-1:], drafts[-1:])
-        again.append(spread(logits, ids))
-    return first, again, drafts
+    global torch, transformers  # imported here: two seconds in each process that collects tests, and they may not be installed
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    with torch.no_grad():
+        model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval().float()
+        found: list = []
+        hooks = [
+            layer.register_forward_pre_hook(lambda _, args: found.append(args[0][0])) for layer in model.model.layers
+        ]
+        hooks.append(model.model.norm.register_forward_pre_hook(lambda _, args: found.append(args[0][0])))
+        model(torch.tensor(tokens.astype(np.int64))[None])
+        reference = Reference(config, weights, model.model.embed_tokens.weight.numpy())
+        states = torch.cat([found[layer][:-1] for layer in layers], -1)
+        logits, state = reference.pairs(reference.fused(states), tokens[1:].tolist())
+        first, again, drafts = spread(logits, ids), [], []
+        for _ in range(ROUNDS):
+            drafts.append(int((first if not again else again[-1])[-1].argmax()))
+            logits, state = reference.pairs(state[-1:], drafts[-1:])
+            again.append(spread(logits, ids))
+        return first, again, drafts
 
 
 def loaded(device, model_path, head_path):
