@@ -131,6 +131,27 @@ def test_nothing_is_read_ahead_while_a_request_runs(engine_of, talk, monkeypatch
     assert len(reads) == 1
 
 
+def test_a_request_that_needs_its_pages_has_them(engine_of, talk, monkeypatch):
+    """Nothing is read while requests run or wait: one that waits for pages would do so for good."""
+    wanted = prompt(150, 29)
+    expected = ask(engine_of(cache_disk=None), wanted)
+    monkeypatch.setattr(DiskTier, "read_ahead", lambda self: None)
+    engine = engine_of(num_pages=16)
+    engine.submit(1, wanted, PARAMS, RequestOptions(tenant="other"))
+    disk = engine.feature("disk")
+    disk._reader.pause(True)
+    disk._ahead.begin()
+    assert engine.scheduler.cache.allocator.num_free == 9, "it needs 11"
+    deadline, found = time.monotonic() + 30, ([], 0)
+    while engine.has_work:
+        assert time.monotonic() < deadline
+        for output in engine.step():
+            found = found[0] + output.tokens, found[1] + output.cached_tokens
+    assert found == expected and engine.scheduler.cache.allocator.num_free == 16
+    whole, expected = talk
+    assert ask(engine, [*whole, *TURN], LAST) == (expected, len(whole) - 1), "it is read when it is asked for"
+
+
 def test_a_request_waits_for_what_is_on_its_way(engine_of, talk, monkeypatch):
     whole, expected = talk
     alone = ask(engine_of(cache_disk=None), prompt(40, 24))

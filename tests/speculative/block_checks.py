@@ -3,7 +3,7 @@ engine draft whether it pays or not; `plain` are options of an engine without dr
 
 import pytest
 from schemas import SCHEMAS
-from test_hybrid_drafts import params, prompt
+from test_hybrid_drafts import params, prompt, said
 
 from zse.engine.block_runner import BlockRunner
 from zse.sampling.params import SamplingParams
@@ -20,19 +20,6 @@ ORDERS = pytest.mark.parametrize(
     ],
     ids=["ahead", "preempted", "small steps", "no cache"],
 )
-
-
-def run(engine, requests):
-    """Tokens of requests that are submitted together."""
-    for id, (ids, some) in enumerate(requests):
-        engine.submit(id, ids, some)
-    found = [[] for _ in requests]
-    while engine.has_work:
-        for output in engine.step():
-            assert output.error is None
-            found[output.id] += output.tokens
-        assert engine.scheduler.check_integrity() == []
-    return found
 
 
 def run_ahead(engine) -> None:
@@ -67,7 +54,7 @@ def drafts_of(engine) -> dict[int, list[int]]:
 def replies_in_an_order(engines, options, plain, drafting) -> None:
     """The replies are those without drafts, whatever waits for what."""
     requests = [(prompt(length, 2), params(40)) for length in (5, 16, 30, 61, 9)]
-    told = run(engines(prefix_cache=False, **plain), requests)
+    told = said(engines(prefix_cache=False, **plain), requests)
     engine, fed = drafting(engines(**options), "ahead" in options), 0
     speculator = engine.feature("speculation")
     read = speculator._read_drafts
@@ -79,11 +66,37 @@ def replies_in_an_order(engines, options, plain, drafting) -> None:
 
     speculator._read_drafts = count
     for _ in range(2):
-        assert run(engine, requests) == told
+        assert said(engine, requests) == told
     # One step in 16 waits for its drafts, to learn what they take.
     assert (fed > 5) == ("ahead" in options)
     counters = engine.scheduler.snapshot()
     assert counters["accepted_tokens"] > 0 and (counters["preemptions"] > 0) == ("num_pages" in options)
+
+
+def a_client_that_leaves(engines, plain, drafting) -> None:
+    """While the host has not read the drafts of its request: others say what they would, and no slot or page is lost."""
+    ids, others = prompt(30, 2), [(prompt(16, 2), params(40)), (prompt(9, 2), params(40))]
+    told = said(engines(prefix_cache=False, **plain), others)
+    for with_others in (False, True):
+        engine = drafting(engines(ahead=True, prefix_cache=False), True)
+        speculator, found = engine.feature("speculation"), {0: [], 1: []}
+        engine.submit(9, ids, params(60))
+        if with_others:
+            for id, other in enumerate(others):
+                engine.submit(id, *other)
+        while not any(request.id == 9 for request in speculator._unread):
+            for output in engine.step():
+                found.setdefault(output.id, []).extend(output.tokens)
+        engine.cancel(9)
+        while engine.has_work:
+            for output in engine.step():
+                assert output.error is None and output.id != 9
+                found[output.id] += output.tokens
+            assert engine.scheduler.check_integrity() == []
+        assert said(engine, others) == told and (not with_others or [found[0], found[1]] == told)
+        speculator._forget()
+        for pages in (engine.scheduler.cache.allocator, speculator.cache.allocator):
+            assert pages.num_free == pages.num_pages
 
 
 def drafts_that_see_all_at_once(engines, chunk, drafting) -> dict[int, list[int]]:
@@ -91,13 +104,13 @@ def drafts_that_see_all_at_once(engines, chunk, drafting) -> dict[int, list[int]
     drafts_of() gives of them."""
     engine, ids = drafting(engines(max_tokens_per_step=chunk, max_rows=1)), prompt(50, 3)
     made = drafts_of(engine)
-    (reply,) = run(engine, [(ids, params(40))])
+    (reply,) = said(engine, [(ids, params(40))])
     whole = [*ids, *reply]
     again = drafting(engines(max_tokens_per_step=128, max_rows=1, prefix_cache=False))
     wanted = drafts_of(again)
     for length in sorted(made)[:-1]:
         wanted.clear()
-        run(again, [(whole[: length - 1], params(5))])
+        said(again, [(whole[: length - 1], params(5))])
         count = min(len(wanted[length]), len(made[length]))  # near its end a request has fewer
         assert wanted[length][:count] == made[length][:count], length
     assert len(made) > 5

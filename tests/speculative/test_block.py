@@ -10,17 +10,17 @@ import tiny_mtp
 import tiny_text
 from block_checks import (
     ORDERS,
+    a_client_that_leaves,
     accepted,
     drafts_of,
     drafts_that_see_all_at_once,
     replies_in_an_order,
     replies_under_masks,
-    run,
     run_ahead,
 )
 from session import Session
 from test_draft_model import always
-from test_hybrid_drafts import params, prompt
+from test_hybrid_drafts import params, prompt, said
 from test_mtp import Block, pair_of
 from tiny_engines import TinyEngines
 
@@ -70,13 +70,13 @@ def test_replies_are_the_same(engines, vocabulary, request):
     requests = [
         (prompt(length), params(32, **more)) for length, more in ((1, {}), (15, {}), (33, sampled[0]), (40, sampled[1]))
     ]
-    told = run(engines(prefix_cache=False, speculation="none"), requests)
+    told = said(engines(prefix_cache=False, speculation="none"), requests)
     engine = drafting(engines(draft_vocabulary=vocabulary))
     speculator, drafts = engine.feature("speculation"), []
     read = speculator.runner.read_drafts
     speculator.runner.read_drafts = lambda: drafts.append(read()) or drafts[-1]
     for _ in range(2):  # the second time prompts and replies are cached
-        assert run(engine, requests) == told
+        assert said(engine, requests) == told
     right, drafted = accepted(engine)
     least = 0.1 if vocabulary else 0.2
     assert (right < 0.1 * drafted) if "other" in request.node.name else (least * drafted < right < drafted), (
@@ -95,6 +95,11 @@ def test_in_other_orders(engines, options):
     replies_in_an_order(engines, options, dict(speculation="none"), drafting)
 
 
+@pytest.mark.parametrize("engines", ["qwen3_5", "deepseek_v3"], indirect=True)
+def test_a_client_leaves_before_its_drafts_are_read(engines):
+    a_client_that_leaves(engines, dict(speculation="none"), drafting)
+
+
 @pytest.mark.parametrize("engines", ["qwen3_5 other", "glm4_moe other"], indirect=True)
 @pytest.mark.parametrize("chunk", [16, 64])
 def test_drafts_are_those_of_a_block_that_sees_all_at_once(engines, chunk):
@@ -108,13 +113,13 @@ def test_behind_a_cached_prefix_it_begins_where_its_states_do(engines):
     engine = drafting(engines(state_interval=16))
     speculator = engine.feature("speculation")
     ids = prompt(64, 5)
-    run(engine, [(ids, params(4))])
+    said(engine, [(ids, params(4))])
     begun = []
     follow = speculator._follow
     speculator._follow = lambda request, start, end: begun.append(start) or follow(request, start, end)
-    told = run(engine, [(ids, params(30))])
+    told = said(engine, [(ids, params(30))])
     assert min(begun) > 0 and accepted(engine)[1] > 10
-    assert told == run(engines(speculation="none"), [(ids, params(30))])
+    assert told == said(engines(speculation="none"), [(ids, params(30))])
 
 
 @pytest.mark.parametrize("engines", ["qwen3_5 other"], indirect=True)
@@ -127,7 +132,7 @@ def test_a_request_that_wants_fewer_drafts(engines, vocabulary):
     for number, one in enumerate(requests):
         engine = drafting(engines(max_rows=1, draft_vocabulary=vocabulary))
         alone[number] = drafts_of(engine)
-        run(engine, [one])
+        said(engine, [one])
     engine = drafting(engines(draft_vocabulary=vocabulary))
     speculator = engine.feature("speculation")
     number_of = {len(ids): number for number, (ids, _) in enumerate(requests)}
@@ -145,7 +150,7 @@ def test_a_request_that_wants_fewer_drafts(engines, vocabulary):
             found[number_of[request.prompt_len]].setdefault(len(request.tokens), list(request.drafts))
 
     speculator._draft = watch
-    run(engine, requests)
+    said(engine, requests)
     assert (1, 2, 3) in seen
     for number, count in enumerate(most):
         same = [(drafts, alone[number][at]) for at, drafts in found[number].items() if at in alone[number]]
@@ -159,7 +164,7 @@ def test_each_draft_is_of_the_one_before(engines, vocabulary, folders, request):
     family = request.node.callspec.params["engines"].split()[0]
     engine, ids = drafting(engines(max_rows=1, draft_vocabulary=vocabulary)), prompt(21, 8)
     made = drafts_of(engine)
-    (reply,) = run(engine, [(ids, params(6))])
+    (reply,) = said(engine, [(ids, params(6))])
     model, block = pair_of(engine.runner.device, folders[f"{family} other"])
     options = dict(activations="f32", kv_dtype="f32")
     target, mine = Session(engine.runner.device, model, **options), Block(engine.runner.device, block, **options)
@@ -230,11 +235,11 @@ def test_what_is_not_accepted_switches_it_off(engines):
         return [array("i", [(token + 1) % 150 for token in drafts]) for drafts in read()]
 
     runner.read_drafts = wrong
-    told = run(engine, [(prompt(20), params(100))])
+    told = said(engine, [(prompt(20), params(100))])
     before, steps = seen, engine.scheduler.totals.steps
-    told = run(engine, [(prompt(20), params(100))])
+    told = said(engine, [(prompt(20), params(100))])
     assert seen - before < (engine.scheduler.totals.steps - steps) // 4
-    assert told == run(engines(speculation="none"), [(prompt(20), params(100))])
+    assert told == said(engines(speculation="none"), [(prompt(20), params(100))])
 
 
 def test_refused(folders, tmp_path):

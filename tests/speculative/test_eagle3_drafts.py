@@ -11,11 +11,10 @@ from block_checks import (
     drafts_that_see_all_at_once,
     replies_in_an_order,
     replies_under_masks,
-    run,
     run_ahead,
 )
 from test_draft_model import always
-from test_hybrid_drafts import params, prompt
+from test_hybrid_drafts import params, prompt, said
 from tiny_engines import TinyEngines
 
 from zse.engine.config import EngineConfig
@@ -64,10 +63,10 @@ def test_replies_are_the_same(engines, request):
         (prompt(length), params(32, **more))
         for length, more in ((1, {}), (15, {"logit_bias": {9: 1.0}}), (33, sampled[0]), (40, sampled[1]))
     ]
-    told = run(engines(prefix_cache=False, **PLAIN), requests)
+    told = said(engines(prefix_cache=False, **PLAIN), requests)
     engine = drafting(engines())
     for _ in range(2):  # the second time prompts and replies are cached
-        assert run(engine, requests) == told
+        assert said(engine, requests) == told
     right, drafted = accepted(engine)
     assert (right < 0.1 * drafted) if "other" in request.node.name else (0.2 * drafted < right < drafted), (
         right / drafted
@@ -106,9 +105,9 @@ def test_masks_hold(engines, folders):
 def test_with_quantized_weights_of_the_model(engines):
     """The head stays as it is."""
     requests = [(prompt(20), params(40)), (prompt(9, 4), params(40, temperature=1.0, seed=1))]
-    told = run(engines(quantize="int8", **PLAIN), requests)
+    told = said(engines(quantize="int8", **PLAIN), requests)
     engine = drafting(engines(quantize="int8"))
-    assert run(engine, requests) == told and accepted(engine)[0] > 0
+    assert said(engine, requests) == told and accepted(engine)[0] > 0
     weights = engine.feature("speculation").runner.model.weights
     assert {weights[name].scheme.kind for name in ("fc", "head", "layers.0.qkv")} == {"dense"}
     assert weights["embed"] is engine.runner.model.weights["embed"]
@@ -117,7 +116,7 @@ def test_with_quantized_weights_of_the_model(engines):
 @pytest.mark.parametrize("engines", ["llama"], indirect=True)
 def test_its_memory_is_planned(engines):
     engine = drafting(engines())
-    run(engine, [(prompt(20), params(20))])
+    said(engine, [(prompt(20), params(20))])
     device, config = engine.runner.device, engine.runner.config
     hidden = engine.runner.model.config.hidden_size
     assert engine.runner.planner.kept.streams.shape == (config.max_tokens_per_step, 3 * hidden)

@@ -35,13 +35,8 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return random.Random(1000 * seed + length).choices(range(3, 150), k=length)
 
 
-def run(engine, requests, replies=None, right=None):
-    """Tokens of requests that are submitted together, with drafts where what they will say is known."""
-    if replies is None:
-        engine.use("speculation", None)
-    else:
-        known = {tuple(ids): reply for (ids, _), reply in zip(requests, replies, strict=True)}
-        engine.use("speculation", Oracle(engine.scheduler, known, COUNT, right, 150))
+def said(engine, requests):
+    """Tokens of requests that are submitted together."""
     for id, (ids, some) in enumerate(requests):
         engine.submit(id, ids, some)
     found = [[] for _ in requests]
@@ -51,6 +46,16 @@ def run(engine, requests, replies=None, right=None):
             found[output.id] += output.tokens
         assert engine.scheduler.check_integrity() == []
     return found
+
+
+def run(engine, requests, replies=None, right=None):
+    """As said(), with drafts where what they will say is known."""
+    if replies is None:
+        engine.use("speculation", None)
+    else:
+        known = {tuple(ids): reply for (ids, _), reply in zip(requests, replies, strict=True)}
+        engine.use("speculation", Oracle(engine.scheduler, known, COUNT, right, 150))
+    return said(engine, requests)
 
 
 @pytest.mark.parametrize("engines", FAMILIES, indirect=True)

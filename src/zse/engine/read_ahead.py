@@ -28,10 +28,9 @@ class SessionAhead:
         self._life, self._cache, self._mover = scheduler.life, scheduler.cache, mover
         self._files, self._reader, self._requests = files, reader, scheduler.requests
         self.num_read = 0
-        self._root, self._begins = (
-            b"",
-            b"",
-        )  # key of the root, tokens of the first page, while anything is read or unclaimed
+        # Key of the root, tokens of the first page, while anything is read or unclaimed.
+        self._root, self._begins = b"", b""
+        self._has_waited = False  # whether a request waited when settle() was last called
         self._held: AwaitingDisk | None = None
         self._came: list[tuple[bytes, TreeNode]] = []
 
@@ -62,10 +61,16 @@ class SessionAhead:
 
     def settle(self) -> None:
         """What came, where all is read, is cached, unclaimed. While requests run nothing is read: a machine whose host gives memory
-        back slowly has a processor less for milliseconds at a time, which each layer of a step would wait for."""
+        back slowly has a processor less for milliseconds at a time, which each layer of a step would wait for. A request that is
+        left waiting by a step may need the pages: what was not read by then is given up."""
         held = self._held
         if held is None or held.fetch is None:
             return
+        waits = self._life.queue.num_waiting > 0
+        if waits and self._has_waited and not held.fetch.is_cancelled:
+            held.fetch.is_cancelled = True
+            self._reader.hurry()  # which reads nothing any more, and ends
+        self._has_waited = waits
         self._reader.pause(bool(self._requests))
         if held.fetch.num_left:
             return

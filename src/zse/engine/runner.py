@@ -42,9 +42,7 @@ class Runner:
 
     _variant = ""  # of the next recording, behind its kind
     _rounds = 1  # most tokens that one replay draws of a line, each behind the one before
-    _shared_results: tuple[Any, int] | None = (
-        None  # where results go, of what drafts; else they have a Staging of their own
-    )
+    _shared_results: tuple[Any, int] | None = None  # where a block's results go; others have a Staging of their own
     _ahead = 0  # tokens of a row that the next replay adds to those it is given
     planner_class: type[Planner] = Planner
     table_class: type[PageTable] = PageTable

@@ -51,8 +51,9 @@ class StepInputs:
     max_tokens: of the largest step; max_rows: lines of logits; sampler_nbytes: the sampler's part, which comes first.
     page_index, page_value i32 [max_updates]: page_table[index] = value, page_count of them. adapter_slots i32
     [adapter_rows]: the slot of each row's adapter, -1: none. max_runs: sequences of a step, of a model with a state;
-    else 0; keeps: whether runs may leave states behind tokens before their last (Entry.kept). owners i32 [owner_rows]: the rank that has the pages of each row of the page table, where each has its own; such ranks find
-    their tokens among all (fill_own)."""
+    else 0; keeps: whether runs may leave states behind tokens before their last (Entry.kept). owners i32 [owner_rows]: the
+    rank that has the pages of each row of the page table, where each has its own; such ranks find their tokens among all
+    (fill_own)."""
 
     def __init__(
         self,

@@ -3,8 +3,8 @@
 A block has one head of one run, its state [k size, v size] in registers: four columns and K / ROWS rows a thread. One
 pass over the old state S gives both products that a token needs, for with d = beta (v - e^g S'k) the new state is
 e^g S + k d' and the result e^g S'q + d (k q). What does not need the state, and the norm behind it, is done for GROUP tokens
-side by side, so that a token behind another waits for two barriers and no memory. States are read before the wait for the kernels before: nothing else in a
-step writes them. What must be moved is the state, twice: 2 MiB each way for 32 heads of 128 x 128."""
+side by side, so that a token behind another waits for two barriers and no memory. States are read before the wait for the
+kernels before: nothing else in a step writes them. What must be moved is the state, twice: 2 MiB each way for 32 heads of 128 x 128."""
 
 from typing import Any, NamedTuple
 
@@ -87,8 +87,9 @@ class AnyDeltaHead(KeepParams):
 
 
 class DeltaWork(NamedTuple):
-    """Shared memory of a block. q, k, decay: of GROUP tokens, by rows; scalars: of each k q and the weight; results: by columns, values at first; gates. d: what
-    a token adds, by columns; parts: sums of a thread's rows, with k and with q. slots: that states go to."""
+    """Shared memory of a block. Of GROUP tokens q, k, decay by rows, scalars (k q, the weight), results and gates by columns
+    (results are values at first), slots that states go to; of one token d, what it adds, by columns, and parts, sums of a
+    thread's rows with k and with q."""
 
     q: Any
     k: Any
