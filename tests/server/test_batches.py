@@ -332,7 +332,7 @@ def test_a_restart_goes_on(own_server, path, keys):
     """No line that has a result is run again, and each has one."""
     server = Harness(database=path)
     client = openai.OpenAI(base_url=server.base + "/v1", api_key=keys[0], timeout=20, max_retries=0)
-    made = begin(client, [line(n, "!tokens=9 !ms=2", max_tokens=60) for n in range(60)])
+    made = begin(client, [line(n, "!tokens=9 !ms=8", max_tokens=60) for n in range(60)])
     wait_for(lambda: client.batches.retrieve(made.id).request_counts.completed > 10)
     server.close()
     kept = {number for _, number in rows_of(path)}
