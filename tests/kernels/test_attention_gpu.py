@@ -2,14 +2,17 @@
 
 import numpy as np
 import pytest
-from gpu.harness import check_cases
+from gpu.harness import check_cases, read_back, to_tensor, upload
 
+from kernels.test_emulated_ops import Spaced
 from zse.errors import UnsupportedError
 from zse.kernel import cache
 from zse.kernels.attention import ATTENTION, attention
+from zse.kernels.attention_cases import attention_reference, gpu_batch
 from zse.kernels.gpu.attention_plan import MAX_RECORDS, AttentionScratch, decode_share, plan_attention, reciprocal31
 from zse.kernels.kv_pages import pages_shape
 from zse.kernels.qkv_post import qkv_post
+from zse.quant import pack
 from zse.runtime.null import NullGPU
 from zse.tensor import Tensor
 from zse_emulator import EmulateDevice
@@ -149,3 +152,28 @@ def test_qkv_post_wants_pages_of_the_form_of_their_type(dtype, shape, message):
     values = new(device, dtype, 4, 2, *pages_shape(64, dtype, False, "gpu"))
     with pytest.raises(ValueError, match=message):
         qkv_post(device.record(), **tensors, k_pages=new(device, dtype, *shape), v_pages=values)
+
+
+@pytest.mark.parametrize(("dtype", "head_dim"), [("bf16", 128), ("f16", 64), ("e4m3", 96)])
+def test_prompts_are_the_same_however_their_tiles_are_dealt(dtype, head_dim):
+    """To few blocks and to many: whole tiles, and halves of what is left over for less than half of the blocks."""
+    rng = np.random.default_rng()
+    heads, kv_heads = 6, 2
+    batch = gpu_batch(rng, [(int(rng.integers(250, 300)), 60), (260, 120), (9, 3)], heads, kv_heads, head_dim, dtype)
+    device = Spaced("sm_90a")
+    tensors = {name: to_tensor(device, value) for name, value in batch.items()}
+    results = []
+    for blocks in (1, 3, 5, 7, 9, 11, 64):  # 12 to 14 tiles x heads, of 42 tokens
+        scratch = AttentionScratch.make(device, heads, kv_heads, head_dim, [0], 183, 416)._replace(blocks=blocks)
+        out = upload(device, np.full((183, heads * head_dim), 0x7FFF, np.uint16), "bf16")
+
+        def record(recorder, scratch=scratch, out=out):
+            plan_attention(recorder, scratch, tensors["token_row"], tensors["positions"])
+            attention(recorder, out=out, scale=0.1, scratch={(kv_heads, head_dim): scratch}, **tensors)
+
+        device.run(record)
+        results.append(read_back(device, out, np.uint16))
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+    wanted = attention_reference(**batch, scale=0.1)["out"]
+    np.testing.assert_allclose(pack.bf16_to_f32(results[0]), wanted, rtol=6e-3, atol=6e-3)

@@ -5,11 +5,21 @@ from zse.kernel import Variant
 from zse.kernels.gpu import attention_mma, attention_packed, attention_simple
 from zse.kernels.gpu import attention_plan as planning
 from zse.kernels.gpu.attention_decode import decode_symbol, decode_variants
-from zse.kernels.gpu.attention_plan import MAX_RUN, SMALL, WIDE, decode_columns, decode_share, head_dims, reciprocal31
+from zse.kernels.gpu.attention_plan import (
+    MAX_RUN,
+    PREFILL_ROWS,
+    SMALL,
+    WIDE,
+    decode_columns,
+    decode_share,
+    head_dims,
+    reciprocal31,
+)
 from zse.kernels.gpu.attention_prefill import prefill_swizzle, wgmma_symbol, wgmma_variants
 from zse.kernels.kv_pages import BLOCK, PACKED, head_dim_of, pages_shape
 from zse.kernels.op import check, require
 from zse.runtime.args import Args
+from zse.runtime.symbol import most_of
 
 KV_DTYPES = ("bf16", "f16", *PACKED)
 MAX_GROUP = 128  # query heads of a kv head: rows of a prefill tile
@@ -150,7 +160,14 @@ def _record_prompts(recorder, common, paged, group: int, head_dim: int, blocks: 
         for name, tensor in (("k_map", paged["k_pages"]), ("v_map", paged["v_pages"])):
             flat = tensor._replace(shape=(pages * kv_heads * BLOCK, head_dim))
             args[name] = device.tensor_map(flat, (BLOCK, swizzle // 2), swizzle=swizzle)
-        recorder.launch(wgmma_symbol(kv, head_dim), args, blocks)
+        # A tile's tokens x heads of a group, of as many tokens as the recording may have.
+        q, per_tile = common["q"], max(1, PREFILL_ROWS // group)
+        room = (q.buffer.nbytes - q.offset) // (2 * q.shape[1])
+        tokens = min(room, most_of(q.shape[0], recorder.maxima))
+        args["q_map"] = device.tensor_map(
+            q, (per_tile, group, swizzle // 2), swizzle=swizzle, dims=(tokens, kv_heads * group, head_dim)
+        )
+        recorder.launch(wgmma_symbol(kv, head_dim), Args(**args, box_rows=per_tile * group), blocks)
     else:
         symbol = attention_packed.packed_symbol if on_hopper else attention_mma.mma_symbol
         recorder.launch(symbol(kv, head_dim), Args(**args, **paged), blocks)

@@ -1,12 +1,12 @@
 """Attention of many query tokens with mma.sync, where there is no wgmma.
 
-Tiles, masks and softmax are those of attention_prefill.py (FlashAttention 2, Dao 2023): eight warps of 16 query rows
+Tiles, masks and softmax are those of attention_tiles.py (FlashAttention 2, Dao 2023): eight warps of 16 query rows
 share blocks of 64 keys that cp.async brings; while one block's scores are computed its values are on their way, and the
 next keys under P V. Of heads of 512 a tile has half of the rows: two warps compute the scores of the same 16, and each
 adds up half of the values' dimensions."""
 
 from zse import kernel as zl
-from zse.kernels.gpu import attention_prefill as prefill
+from zse.kernels.gpu import attention_tiles as tiling
 from zse.kernels.gpu.attention_pages import first_column
 from zse.kernels.gpu.attention_parts import FLOOR, KV_TYPES, multiply, pack_pair
 from zse.kernels.gpu.attention_plan import WIDE, head_dims, prefill_rows, warps_of_head
@@ -17,7 +17,7 @@ THREADS = 256
 BLOCK_KEYS = (64, 32, 16)
 
 
-class MmaBatch(prefill.TileBatch):
+class MmaBatch(tiling.TileBatch):
     """The tiles, and the variant: KEYS keys are in shared memory at once."""
 
     KEYS: int
@@ -64,7 +64,7 @@ def load_queries(q, place, token, head, rows, p):
         row = e // pieces
         x = e % pieces
         which = row if row < rows else 0
-        line = q + prefill.query_place(which, token, head, p)
+        line = q + tiling.query_place(which, token, head, p)
         words = zl.bitcast(zl.load(line + x * 8, 8), zl.u32.x(4))
         if p.F is zl.f16:
             words = zl.bitcast(zl.convert(zl.convert(zl.bitcast(words, zl.bf16.x(8)), zl.f32), zl.f16), zl.u32.x(4))
@@ -195,9 +195,9 @@ def write_rows(acc, running, first, rows, token, head, p):
     high, sums, _ = running
     for h in zl.static(range(2)):
         r = first + 8 * h
-        inverse = 1.0 / prefill.sum_with_sink(sums[h], high[h], r, head, p)
+        inverse = 1.0 / tiling.sum_with_sink(sums[h], high[h], r, head, p)
         if r < rows:
-            place = first_column(p.out, p.columns, p) + prefill.query_place(r, token, head, p)
+            place = first_column(p.out, p.columns, p) + tiling.query_place(r, token, head, p)
             for d in zl.static(range(p.columns // 16)):
                 c = [acc[2 * d + u // 2][2 * h + u % 2] * inverse for u in zl.static(range(4))]
                 if p.item == 2:
@@ -212,7 +212,7 @@ def attention_prefill_mma(
     q: zl.Ptr[zl.bf16, "const"],
     k_pages: zl.Ptr[zl.u8, "const"],
     v_pages: zl.Ptr[zl.u8, "const"],
-    params: prefill.PrefillParams,
+    params: tiling.PrefillParams,
     KEYS: zl.static,
 ):
     """A persistent grid over the plan's tiles x kv heads."""
@@ -226,20 +226,20 @@ def attention_prefill_mma(
     warp = zl.warp_index() // 2 if is_shared else zl.warp_index()
     mine = warp * 16 + zl.lane_index() // 4
     zl.grid_wait()
-    p = MmaBatch(**vars(prefill.batch_of(params)), KEYS=KEYS)
+    p = MmaBatch(**vars(tiling.batch_of(params)), KEYS=KEYS)
     for turn in range(0, p.total, zl.num_blocks(0)):
-        work = prefill.work_of(turn)
+        work = tiling.work_of(turn)
         if work >= p.total:
             break
-        token, rows, position, last, table, head = prefill.tile_at(work, p)
+        token, rows, position, last, table, head = tiling.tile_at(tiling.tile_of(work, p), work, p)
         seen = (max(position + 1 - p.window, 0) if p.window > 0 else zl.i32(0)) // BLOCK
         begin = seen * BLOCK // KEYS
         end = last // KEYS
         load_block(k_pages, keys, table, begin, seen, last, head, p)
         load_block(v_pages, values, table, begin, seen, last, head, p)
         load_queries(q, queries, token, head, rows, p)
-        factor = prefill.factor_of(p)
-        sight = prefill.sight_of(mine, rows, token, position, p)
+        factor = tiling.factor_of(p)
+        sight = tiling.sight_of(mine, rows, token, position, p)
         acc = [[zl.f32(0) for u in zl.static(range(4))] for d in zl.static(range(p.columns // 8))]
         high = [zl.f32(FLOOR) for h in zl.static(range(2))]
         sums = [zl.f32(0) for h in zl.static(range(2))]
@@ -253,7 +253,7 @@ def attention_prefill_mma(
                 load_block(k_pages, keys, table, block + 1, seen, last, head, p)
             else:
                 zl.copy_commit()
-            prefill.softmax(sum(scores, []), sight, (high, sums, shrink), block * KEYS, factor, p, acc)
+            tiling.softmax(sum(scores, []), sight, (high, sums, shrink), block * KEYS, factor, p, acc)
             zl.copy_wait(1)
             zl.barrier()
             add_values(acc, scores, values + zl.warp_index() % 2 * (p.columns * item) if is_shared else values, p)

@@ -9,7 +9,8 @@ from typing import Any
 
 from zse import kernel as zl
 from zse.kernels.gpu import attention_prefill as prefill
-from zse.kernels.gpu.attention_plan import HEAD_DIMS, PREFILL_ROWS, TILE, divide
+from zse.kernels.gpu import attention_tiles as tiling
+from zse.kernels.gpu.attention_plan import HEAD_DIMS, PREFILL_ROWS, divide
 from zse.kernels.gpu.kv8 import page_nbytes
 from zse.kernels.kv_pages import BLOCK, PACKED
 
@@ -66,14 +67,15 @@ def loading_of(stages):
 @zl.inline
 def enter_tile(at, batch, BN):
     """The first block of the tile of turn at[TURN], if there is one."""
-    work = prefill.work_of(at[TURN])
+    work = tiling.work_of(at[TURN])
     at[MORE] = zl.i32(1) if work < batch.total else zl.i32(0)
     if work < batch.total:
-        tile = zl.load(batch.tiles + divide(work, batch.by_heads) * TILE, 4)
+        item = prefill.item_of(work, batch)
+        tile = tiling.tile_of(item, batch)
         at[LINE] = tile[2] + 0
-        at[HEAD] = work - divide(work, batch.by_heads) * batch.kv_heads
+        at[HEAD] = item - divide(item, batch.by_heads) * batch.kv_heads
         at[FIRST] = max(tile[3] + 1 - batch.window, 0) if batch.window > 0 else zl.i32(0)
-        at[LAST] = prefill.last_key(tile, batch)
+        at[LAST] = tiling.last_key(tile, batch)
         at[NUMBER] = at[FIRST] // BN
 
 
@@ -196,14 +198,14 @@ def produce(streams, batch, KV, stages, SLOTS):
         if at[MORE] == 1:
             asked += 1
             next_block(at, batch, BN)
-        prefill.advance(stage)
+        prefill.advance(stage, streams[0].tiles)
         slot[1] = 1 - slot[1] if slot[0] == SLOTS - 1 else slot[1]
         slot[0] = 0 if slot[0] == SLOTS - 1 else slot[0] + 1
 
 
-def of_f16(batch: prefill.TileBatch) -> prefill.TileBatch:
+def of_f16(batch: prefill.HalvedBatch) -> prefill.HalvedBatch:
     """The batch as its computing side has it."""
-    return prefill.TileBatch(**(vars(batch) | {"KV": zl.f16}))
+    return prefill.HalvedBatch(**(vars(batch) | {"KV": zl.f16}))
 
 
 @zl.kernel
@@ -211,7 +213,7 @@ def attention_prefill_packed(
     q: zl.Ptr[zl.bf16, "const"],
     k_pages: zl.Ptr[zl.u8, "const"],
     v_pages: zl.Ptr[zl.u8, "const"],
-    p: prefill.PrefillParams,
+    p: tiling.PrefillParams,
     BN: zl.static,
     SLOTS: zl.static,
     WGS: zl.static,
@@ -227,18 +229,16 @@ def attention_prefill_packed(
     there = zl.mbarrier_array(8 * SLOTS)
     full = zl.mbarrier_array(2 * prefill.STAGES)
     empty = zl.mbarrier_array(2 * prefill.STAGES)
-    stages = prefill.KeyStages(
-        queries,
-        keys,
-        keys + prefill.STAGES * block,
-        full,
-        full + prefill.STAGES,
-        empty,
-        empty + prefill.STAGES,
-        D,
-        BN,
-        True,
-    )
+    rings = [
+        prefill.BlockRing(
+            keys + which * (prefill.STAGES * block),
+            full + which * prefill.STAGES,
+            empty + which * prefill.STAGES,
+            prefill.STAGES,
+        )
+        for which in zl.static(range(2))
+    ]
+    stages = prefill.KeyStages(prefill.BlockRing(queries, None, None, 1), rings[0], rings[1], D, BN)
     if zl.thread_index() == 0:
         for each in zl.static(range(8 * SLOTS)):
             zl.mbarrier_init(there + each, 1)
@@ -248,26 +248,28 @@ def attention_prefill_packed(
         zl.mbarrier_init_fence()
     zl.barrier()
     zl.grid_wait()
-    batch = of_f16(prefill.batch_of(p))
+    batch = of_f16(prefill.halved(tiling.batch_of(p)))
     warp = zl.warp_index()
     if warp >= 4 and warp < 4 + 4 * prefill.GROUPS:
         zl.set_max_registers("inc", REGISTERS[WGS][1])
-        prefill.consume(q, prefill.factor_of(p), batch, stages)
+        prefill.consume(q, tiling.factor_of(p), batch, stages)
     else:
         zl.set_max_registers("dec", REGISTERS[WGS][0])
         part = bytes_ + warp % 4 * (size // 4)
         if WGS == 2:
             which = warp // 12
             tiles = prefill.BlockRing(
-                keys + which * (prefill.STAGES * block), full + which * prefill.STAGES, empty + which * prefill.STAGES
+                keys + which * (prefill.STAGES * block),
+                full + which * prefill.STAGES,
+                empty + which * prefill.STAGES,
+                prefill.STAGES,
             )
             its = there + (which * (4 * SLOTS) + warp % 4)
             stream = Stream(v_pages if which == 1 else k_pages, part + which * (SLOTS * size), its, tiles)
             produce((stream,), batch, p.KV, stages, SLOTS)
         else:
-            for_keys = Stream(k_pages, part, there + warp % 4, prefill.BlockRing(keys, full, empty))
-            tiles = prefill.BlockRing(stages.values, stages.v_full, stages.v_empty)
-            for_values = Stream(v_pages, part + SLOTS * size, there + (4 * SLOTS + warp % 4), tiles)
+            for_keys = Stream(k_pages, part, there + warp % 4, rings[0])
+            for_values = Stream(v_pages, part + SLOTS * size, there + (4 * SLOTS + warp % 4), rings[1])
             produce((for_keys, for_values), batch, p.KV, stages, SLOTS)
 
 

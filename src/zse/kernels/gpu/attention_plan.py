@@ -24,6 +24,7 @@ HEADER = 16  # i32 in front of the tasks: number of tasks, number of prefill til
 TASK = 8  # i32 of a task
 TILE = 4  # i32 of a prefill tile
 THREADS = 512
+BUCKET_KEYS = 128  # prefill tiles are sorted by this many keys
 MAX_RUN = 8  # rows with up to this many tokens in the batch are decoded
 CHUNK = 256  # keys
 SEGMENT = 1024  # keys
@@ -232,11 +233,19 @@ def first_record(start, stop, span, scratch, p):
 
 
 @zl.inline
-def count_work(start, stop, record, span, scratch, p):
-    """(tasks before this thread's, all, prefill tiles before this thread's, all)."""
+def bucket_of(position, count, p):
+    """Prefill tiles with about as many keys; those with the most come first."""
+    keys = min(position, p.window) + count if p.window > 0 else position + count
+    return THREADS - 1 - min(keys // BUCKET_KEYS, THREADS - 1)
+
+
+@zl.inline
+def count_work(start, stop, record, span, buckets, scratch, p):
+    """(tasks before this thread's, all, prefill tiles). buckets: of prefill tiles, become how many are in those before."""
     tasks = zl.i32(0)
-    tiles = zl.i32(0)
     at = record + 0
+    buckets[zl.thread_index()] = 0
+    zl.barrier()
     for token in range(start, stop):
         row, position, count, decoded = tile_at(token, p)
         if count > 0:
@@ -246,10 +255,12 @@ def count_work(start, stop, record, span, scratch, p):
                 parts = wanted_parts(begin, end, span)
                 at += parts * count if parts > 1 else 0
             else:
-                tiles += 1
+                zl.atomic_add(buckets + bucket_of(position, count, p), 1)
     task, all_tasks = block_scan(tasks, scratch)
-    tile, all_tiles = block_scan(tiles, scratch)
-    return task, all_tasks, tile, all_tiles
+    before, all_tiles = block_scan(buckets[zl.thread_index()] + 0, scratch)
+    buckets[zl.thread_index()] = before
+    zl.barrier()
+    return task, all_tasks, all_tiles
 
 
 @zl.kernel
@@ -257,12 +268,13 @@ def attention_plan(p: PlanParams):
     """One block."""
     zl.grid_wait()
     scratch = zl.shared_array(zl.i32, 32)
+    buckets = zl.shared_array(zl.i32, THREADS)
     each = (p.tokens + zl.target.threads - 1) // zl.target.threads
     start = zl.thread_index() * each
     stop = min(start + each, p.tokens)
     span = span_of(start, stop, scratch, p)
     record = first_record(start, stop, span, scratch, p)
-    task, all_tasks, tile, all_tiles = count_work(start, stop, record, span, scratch, p)
+    task, all_tasks, all_tiles = count_work(start, stop, record, span, buckets, scratch, p)
     if zl.thread_index() == 0:
         p.plan[0] = all_tasks
         p.plan[1] = all_tiles
@@ -292,9 +304,8 @@ def attention_plan(p: PlanParams):
                 parts = wanted_parts(begin, end, span)
                 at += parts * count if parts > 1 else 0
             else:
-                # Later tiles of a prompt see more keys: reversed, the longest start first.
-                zl.store(tile_out + (all_tiles - 1 - tile) * TILE, zl.make_vector(token, count, row, position))
-                tile += 1
+                tile = zl.atomic_add(buckets + bucket_of(position, count, p), 1)
+                zl.store(tile_out + tile * TILE, zl.make_vector(token, count, row, position))
     # Only now: attention reads the plan, and what is written before this kernel, before its own grid_wait().
     zl.fence()
     zl.barrier()

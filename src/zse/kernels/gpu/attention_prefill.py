@@ -2,28 +2,54 @@
 
 A tile is up to 128 query rows (neighbouring tokens of one sequence x query heads of one key/value head), so keys and
 values are read once for a whole group. One warp brings keys and values page by page (TMA, one box a page and 128 bytes
-of its rows) into a ring; two warpgroups of 64 rows each compute. As in FlashAttention 3 (Shah et al. 2024) the scores
-of the next block of keys are computed beside the product of the last one's weights with the values, and softmax
-(online, base 2) runs under the latter.
+of its rows) and the next tile's queries into rings; two warpgroups of 64 rows each compute. As in FlashAttention 3 (Shah
+et al. 2024) they take turns at the matrix units: one's softmax (online, base 2) runs beside the other's products, scores
+of the next block of keys and the last one's weights times its values.
 """
 
 from typing import Any, NamedTuple
 
 from zse import kernel as zl
-from zse.kernels.gpu.attention_parts import FLOOR, LOG2E, MASKED, pack_pair, with_sink
-from zse.kernels.gpu.attention_plan import HEAD_DIMS, HEADER, PREFILL_ROWS, TASK, TILE, divide
+from zse.kernels.gpu import attention_tiles as tiling
+from zse.kernels.gpu.attention_parts import FLOOR, pack_pair
+from zse.kernels.gpu.attention_plan import HEAD_DIMS, PREFILL_ROWS, TILE
 from zse.kernels.kv_pages import BLOCK
 
 GROUPS = 2  # warpgroups that compute
 THREADS = 128 * (GROUPS + 1)
-STAGES = 2  # blocks of keys (and of values) in shared memory
+STAGES, VALUE_STAGES = 2, 3  # blocks of keys and of values in shared memory
+
+
+class HalvedBatch(tiling.TileBatch):
+    """A batch whose last items are halves of a tile, for one warpgroup alone."""
+
+    whole: Any  # work items in front of the halves
 
 
 @zl.inline
-def work_of(turn):
-    """This block's item of the turn that starts at item `turn`; items get shorter: every other turn runs backwards."""
-    mine = zl.block_index(0)
-    return turn + (mine if turn // zl.num_blocks(0) % 2 == 0 else zl.num_blocks(0) - 1 - mine)
+def length_of(item, batch):
+    """Keys of an item, about."""
+    tile = tiling.tile_of(item, batch)
+    return min(tile[3], batch.window) if batch.window > 0 else tile[3] + 0
+
+
+@zl.inline
+def halved(batch):
+    """What is left over for less than half of the blocks is dealt to twice as many, unless it is little beside the first
+    items, which come with the most keys: half of an item takes about two thirds of its time."""
+    rest = batch.total % zl.num_blocks(0)
+    whole = batch.total - rest
+    if 2 * rest > zl.num_blocks(0):
+        whole = batch.total + 0
+    elif rest > 0 and whole > 0 and 2 * length_of(whole, batch) < length_of(0, batch):
+        whole = batch.total + 0
+    return HalvedBatch(**(vars(batch) | {"total": 2 * batch.total - whole, "whole": whole}))
+
+
+@zl.inline
+def item_of(work, batch):
+    """Tile and head, of a work item that may be half of one."""
+    return work if work < batch.whole else batch.whole + (work - batch.whole) // 2
 
 
 @zl.inline
@@ -35,179 +61,27 @@ def product(acc, a, b, n, accumulate, transposed, F):
         zl.wgmma_f16(acc, a, b, n, accumulate, False, transposed)
 
 
-class PrefillParams(zl.Record):
-    """What the prefill kernels have in common."""
-
-    page_table: zl.Ptr[zl.i32, "const"]
-    plan: zl.Ptr[zl.i32, "const"]
-    out: zl.Ptr[zl.bf16]
-    max_pages: zl.i32
-    kv_heads: zl.i32
-    by_heads: zl.u32
-    group: zl.i32
-    by_group: zl.u32
-    tasks_room: zl.i32
-    scale: zl.f32
-    window: zl.i32
-    softcap: zl.f32
-    sinks: zl.Ptr[zl.f32, "const"]
-    has_sinks: zl.i32
-    sees: zl.Ptr[zl.i32, "const"]
-    has_sees: zl.i32
-    D: zl.static
-    KV: zl.static
-
-
-class TileBatch(PrefillParams):
-    """The prefill tiles of a plan and the query rows that they name."""
-
-    tiles: Any
-    total: Any  # work items: tiles x kv heads
-    width: Any  # of a row of q and out
-
-
-@zl.inline
-def batch_of(p):
-    total = p.plan[1] * p.kv_heads
-    tiles = p.plan + (HEADER + p.tasks_room * TASK)
-    width = p.kv_heads * p.group * p.D
-    return TileBatch(*vars(p).values(), tiles, total, width)
-
-
-@zl.inline
-def factor_of(p):
-    """What scores are multiplied with before exp2."""
-    return zl.f32(LOG2E) if p.softcap > 0.0 else p.scale * LOG2E
-
-
-@zl.inline
-def tile_at(work, batch):
-    """(first token, rows, position of the first, last key that is seen, line of the page table, kv head) of a work
-    item."""
-    tile = zl.load(batch.tiles + divide(work, batch.by_heads) * TILE, 4)
-    head = work - divide(work, batch.by_heads) * batch.kv_heads
-    table = batch.page_table + zl.i64(tile[2]) * batch.max_pages
-    return tile[0], tile[1] * batch.group, tile[3], last_key(tile, batch), table, head
-
-
-@zl.inline
-def last_key(tile, batch):
-    """The last key that a tile's tokens see: the last token's, as later tokens see no less."""
-    last = tile[3] + tile[1] - 1
-    if batch.has_sees > 0:
-        last = batch.sees[tile[0] + tile[1] - 1] + 0
-    return last
-
-
-@zl.inline
-def sight_of(row, rows, token, position, batch):
-    """What softmax() masks by: the last keys that a thread's rows `row` and `row` + 8 of a tile see, and where the rows
-    stand."""
-    own = own_keys(row, rows, position, batch)
-    limits = [own[h] + 0 for h in zl.static(range(2))]
-    if batch.has_sees > 0:
-        for h in zl.static(range(2)):
-            limits[h] = batch.sees[token + own[h] - position] + 0
-    return limits, (row, rows, position)
-
-
-@zl.inline
-def own_keys(row, rows, position, batch):
-    """The positions of rows `row` and `row` + 8."""
-    return [position + divide(min(row + 8 * h, rows - 1), batch.by_group) for h in zl.static(range(2))]
-
-
-@zl.inline
-def query_place(row, token, head, batch):
-    """Element of q and out where a tile's row begins."""
-    its_token = divide(row, batch.by_group)
-    return zl.i64(token + its_token) * batch.width + ((head - its_token) * batch.group + row) * batch.D
-
-
-@zl.inline
-def row_sum(sum):
-    """Of the four lanes that share a row."""
-    whole = sum
-    for mask in zl.static((1, 2)):
-        whole += zl.shuffle_xor(whole, mask)
-    return whole
-
-
-@zl.inline
-def sum_with_sink(sum, high, row, head, batch):
-    """Of a tile's row, with its query head's sink."""
-    query_head = head * batch.group + (row - divide(row, batch.by_group) * batch.group)
-    return with_sink(row_sum(sum), high, query_head, batch)
-
-
 @zl.inline
 def scores_of(scores, queries, keys, D, BN, SW, F):
-    """Starts scores = Q K^T of this warpgroup's 64 rows."""
+    """Starts scores = Q K^T of this warpgroup's 64 rows. queries: their descriptor, whose address is in 16 bytes."""
+    first = zl.smem_desc(keys, SW, 8 * SW)
     zl.wgmma_fence(scores)
     for kd in zl.static(range(D // 16)):
         column = kd * 32 // SW
-        inside = kd * 32 % SW
-        product(
-            scores,
-            zl.smem_desc(queries + (column * PREFILL_ROWS * SW + inside), SW, 8 * SW),
-            zl.smem_desc(keys + (column * BN * SW + inside), SW, 8 * SW),
-            BN,
-            kd > 0,
-            False,
-            F,
-        )
+        inside = kd * 32 % SW // 16
+        a, b = queries + (column * PREFILL_ROWS * SW // 16 + inside), first + (column * BN * SW // 16 + inside)
+        product(scores, a, b, BN, kd > 0, False, F)
     zl.wgmma_commit()
 
 
 @zl.inline
 def add_values(acc, weights, values, D, BN, SW, F):
     """Starts acc += P V."""
+    first = zl.smem_desc(values, SW, 8 * SW, BN * SW)
     zl.wgmma_fence(acc, *weights)
     for n in zl.static(range(BN // 16)):
-        product(acc, weights[n], zl.smem_desc(values + n * 16 * SW, SW, 8 * SW, BN * SW), D, True, True, F)
+        product(acc, weights[n], first + n * SW, D, True, True, F)
     zl.wgmma_commit()
-
-
-@zl.inline
-def softmax(scores, sight, running, key, factor, batch, acc=()):
-    """Scores become weights; sight: sight_of(), without the second where there are no windows; running: (maximum and sum of two rows a thread, factor of earlier sums). acc: what was
-    summed before and shrinks at once, four numbers of the rows each."""
-    BN = len(scores) * 2
-    limits, where = sight
-    high, sums, shrink = running
-    j = zl.lane_index() % 4
-    if batch.softcap > 0.0:
-        for i in zl.static(range(BN // 2)):
-            scores[i] = zl.tanh(scores[i] * batch.scale / batch.softcap) * batch.softcap
-    if key + BN - 1 > limits[0] or batch.window > 0:
-        # Computed here, as nothing is to stay in registers for it.
-        first = [zl.i32(0) for h in zl.static(range(2))]
-        if where is not None and batch.window > 0:
-            own = own_keys(*where, batch)
-            for h in zl.static(range(2)):
-                first[h] = own[h] + 1 - batch.window
-        for i in zl.static(range(BN // 2)):
-            mine = key + i // 4 * 8 + j * 2 + i % 2
-            is_seen = mine <= limits[i // 2 % 2] and mine >= first[i // 2 % 2]
-            scores[i] = scores[i] if is_seen else zl.f32(MASKED)
-    for h in zl.static(range(2)):
-        peak = max(scores[2 * h], scores[2 * h + 1])
-        for n in zl.static(range(1, BN // 8)):
-            peak = max(peak, max(scores[n * 4 + 2 * h], scores[n * 4 + 2 * h + 1]))
-        for lanes in zl.static((1, 2)):
-            peak = max(peak, zl.shuffle_xor(peak, lanes))
-        new = max(high[h], peak * factor)
-        shrink[h] = zl.exp2(high[h] - new)
-        high[h] = new
-        total = zl.f32(0)
-        for n in zl.static(range(BN // 8)):
-            for u in zl.static(range(2)):
-                scores[n * 4 + 2 * h + u] = zl.exp2(zl.fma(scores[n * 4 + 2 * h + u], factor, -new))
-                total += scores[n * 4 + 2 * h + u]
-        sums[h] = zl.fma(sums[h], shrink[h], total)
-        for row in zl.static(acc):
-            for u in zl.static(range(2)):
-                row[2 * h + u] = row[2 * h + u] * shrink[h]
 
 
 @zl.inline
@@ -220,17 +94,16 @@ def pack_weights(scores, weights, BN, F):
 
 
 @zl.inline
-def write_queries(q, place, token, head, rows, batch, SW):
-    """This warpgroup's rows of Q into shared memory, swizzled; rows that are none become zeros. place: of its row 0."""
+def write_queries(q, place, token, head, first, rows, batch, SW):
+    """64 rows of Q from `first` on into shared memory, swizzled; rows that are none become zeros. place: of the first."""
     thread = zl.thread_index() % 128
-    first = zl.thread_index() // 128 * 64 - 64
     pieces = batch.D * 2 // 16
-    for e in zl.unroll(range(thread, 64 * pieces, 128), 4):
+    for e in zl.unroll(range(thread, 64 * pieces, 128), 4 if batch.D <= 128 else 2):
         r = e // pieces
         x = e % pieces
         row = first + r
         which = row if row < rows else 0
-        line = q + query_place(which, token, head, batch)
+        line = q + tiling.query_place(which, token, head, batch)
         words = zl.bitcast(zl.load(line + x * 8, 8), zl.u32.x(4))
         if batch.KV is zl.f16:
             words = zl.bitcast(zl.convert(zl.convert(zl.bitcast(words, zl.bf16.x(8)), zl.f32), zl.f16), zl.u32.x(4))
@@ -243,33 +116,33 @@ def write_queries(q, place, token, head, rows, batch, SW):
 
 
 class BlockRing(zl.Record):
-    """Blocks of keys, or of values, in shared memory, with the barriers of their stages."""
+    """Blocks of keys, of values or of queries in shared memory, with the barriers of their stages. full: None of queries
+    that the computing warpgroups write."""
 
     memory: Any
     full: Any
     empty: Any
+    count: int  # of stages
 
 
 class KeyStages(NamedTuple):
-    """Blocks of keys and of values in shared memory, with the barriers of their stages. late: softmax comes before the
-    wait for the product with the values, as it is written; the compiler else puts the wait first, which is faster where
-    nothing but the two computing warpgroups runs (6 % at 8k), and slower beside warps that convert (7 %)."""
+    """What is in shared memory."""
 
-    queries: Any
-    keys: Any
-    values: Any
-    k_full: Any
-    v_full: Any
-    k_empty: Any
-    v_empty: Any
+    queries: BlockRing
+    keys: BlockRing
+    values: BlockRing
     D: int
     BN: int  # keys of a block
-    late: bool = False
 
     @property
     def block(self) -> int:
-        """Bytes."""
+        """Bytes of a block of keys."""
         return self.BN * self.D * 2
+
+    @property
+    def tile(self) -> int:
+        """Bytes of a tile's queries."""
+        return PREFILL_ROWS * self.D * 2
 
     @property
     def swizzle(self) -> int:
@@ -281,178 +154,304 @@ class KeyStages(NamedTuple):
 
 
 @zl.inline
-def load_block(ring, page_map, stage, phase, row, count, present, stages):
-    """Ask for a block of keys or of values, `count` pages of which this lane's begins at row `row` of the map."""
-    lane, SW = zl.lane_index(), stages.swizzle
-    zl.mbarrier_wait(ring.empty + stage, phase)
-    if lane == 0:
-        zl.mbarrier_expect(ring.full + stage, count * (BLOCK * stages.D * 2))
-    if lane < stages.BN // BLOCK and present:
-        for column in zl.static(range(stages.columns)):
-            to = ring.memory + (stage * stages.block + column * stages.BN * SW + lane * (BLOCK * SW))
-            zl.tma_load(to, page_map, [column * (SW // 2), row], ring.full + stage)
+def advance(at, ring):
+    """at: [stage, phase] of a ring's next block."""
+    at[1] = 1 - at[1] if at[0] == ring.count - 1 else at[1]
+    at[0] = 0 if at[0] == ring.count - 1 else at[0] + 1
 
 
 @zl.inline
-def produce(k_map, v_map, batch, stages):
-    """The warp that loads keys and values."""
-    BN, window = stages.BN, batch.window
-    keys = BlockRing(stages.keys, stages.k_full, stages.k_empty)
-    values = BlockRing(stages.values, stages.v_full, stages.v_empty)
-    pages = BN // BLOCK
-    lane = zl.lane_index()
-    stage = zl.i32(0)
-    phase = zl.i32(1)  # the first wait for an empty stage returns at once
+def release(ring, at, alone):
+    """This warp has read the block; alone: for the other warpgroup's warp as well."""
+    if zl.lane_index() < (zl.i32(2) if alone else 1):
+        zl.mbarrier_arrive(ring.empty + at[0])
+
+
+@zl.inline
+def load_block(ring, page_map, at, row, count, stages):
+    """Ask for a block of keys or of values, `count` pages of which this lane's begins at row `row` of the map."""
+    SW = stages.swizzle
+    zl.mbarrier_wait(ring.empty + at[0], at[1])
+    if zl.lane_index() == 0:
+        zl.mbarrier_expect(ring.full + at[0], count * (BLOCK * stages.D * 2))
+    if zl.lane_index() < count:
+        for column in zl.static(range(stages.columns)):
+            to = ring.memory + (at[0] * stages.block + column * stages.BN * SW + zl.lane_index() * (BLOCK * SW))
+            zl.tma_load(to, page_map, [column * (SW // 2), row], ring.full + at[0])
+    advance(at, ring)
+
+
+@zl.inline
+def load_queries(ring, q_map, at, token, head, box_rows, stages):
+    """Ask for a tile's rows of Q, and for those behind them where the tile has fewer tokens than others: no result of
+    theirs is written."""
+    SW = stages.swizzle
+    zl.mbarrier_wait(ring.empty + at[0], at[1])
+    if zl.lane_index() == 0:
+        zl.mbarrier_expect(ring.full + at[0], box_rows * (stages.D * 2))
+        for column in zl.static(range(stages.columns)):
+            to = ring.memory + (at[0] * stages.tile + column * PREFILL_ROWS * SW)
+            zl.tma_load(to, q_map, [column * (SW // 2), head, token], ring.full + at[0])
+    advance(at, ring)
+
+
+@zl.inline
+def produce(q_map, k_map, v_map, box_rows, batch, stages):
+    """The warp that loads, in the order in which blocks are computed with: values one block behind their keys.
+    box_rows: rows of q_map's boxes."""
+    BN, window, pages = stages.BN, batch.window, stages.BN // BLOCK
+    # The first wait for an empty stage returns at once.
+    q_at, k_at, v_at = [[zl.i32(0), zl.i32(1)] for _ in zl.static(range(3))]
     for turn in range(0, batch.total, zl.num_blocks(0)):
-        work = work_of(turn)
+        work = tiling.work_of(turn)
         if work >= batch.total:
             break
-        token, rows, position, last, table, head = tile_at(work, batch)
+        item = item_of(work, batch)
+        token, _, position, last, table, head = tiling.tile_at(tiling.tile_of(item, batch), item, batch)
         first = max(position + 1 - window, 0) if window > 0 else zl.i32(0)
+        if stages.queries.full is not None:
+            load_queries(stages.queries, q_map, q_at, token, head * batch.group, box_rows, stages)
+        before = [zl.i32(0), zl.i32(0)]
         for block in zl.unroll(range(first // BN, last // BN + 1), 1):
-            page = block * pages + lane % pages
-            present = page <= last // BLOCK
             # What a window has passed may be another sequence's by now: its rows are a page that is seen.
-            row = (table[max(page, first // BLOCK) if present else 0] * batch.kv_heads + head) * BLOCK
+            page = max(min(block * pages + zl.lane_index() % pages, last // BLOCK), first // BLOCK)
+            row = (table[page] * batch.kv_heads + head) * BLOCK
             count = min(pages, last // BLOCK + 1 - block * pages)
-            load_block(keys, k_map, stage, phase, row, count, present, stages)
-            load_block(values, v_map, stage, phase, row, count, present, stages)
-            phase = 1 - phase if stage == STAGES - 1 else phase
-            stage = 0 if stage == STAGES - 1 else stage + 1
-
-
-@zl.inline
-def advance(at):
-    """at: [stage, phase] of the next block."""
-    at[1] = 1 - at[1] if at[0] == STAGES - 1 else at[1]
-    at[0] = 0 if at[0] == STAGES - 1 else at[0] + 1
+            load_block(stages.keys, k_map, k_at, row, count, stages)
+            if block > first // BN:
+                load_block(stages.values, v_map, v_at, before[0], before[1], stages)
+            before[0] = row
+            before[1] = count
+        load_block(stages.values, v_map, v_at, before[0], before[1], stages)
 
 
 @zl.inline
 def clear_rows(values, first, stages):
-    """Rows behind the last key are not this sequence's: they weigh 0, and become 0 so that no NaN comes of it."""
-    SW = stages.swizzle
-    for r in range(first + zl.thread_index() - 128, stages.BN, 128 * GROUPS):
+    """Rows behind the last key are not this sequence's: they weigh 0, and become 0 so that no NaN comes of it. By one
+    warpgroup."""
+    SW, thread = stages.swizzle, zl.thread_index() % 128
+    for at in zl.unroll(range(first * SW + thread * 16, stages.BN * SW, 128 * 16), 1):
         for column in zl.static(range(stages.columns)):
-            for x in zl.static(range(0, SW, 16)):
-                place = values + (column * stages.BN * SW + r * SW + x)
-                zl.store(zl.cast_ptr(place, zl.u32), zl.u32.x(4)(0))
+            zl.store(zl.cast_ptr(values + (column * stages.BN * SW + at), zl.u32), zl.u32.x(4)(0))
+
+
+@zl.inline
+def clear_tail(queries, first, count, stages):
+    """Rows of Q that no box fills, of `count` tiles."""
+    SW = stages.swizzle
+    for place in zl.static(
+        [(i * stages.columns + c) * PREFILL_ROWS * SW for i in range(count) for c in range(stages.columns)]
+    ):
+        for at in zl.unroll(range(first * SW + zl.thread_index() * 16, PREFILL_ROWS * SW, THREADS * 16), 1):
+            zl.store(zl.cast_ptr(queries + (place + at), zl.u32), zl.u32.x(4)(0))
+    zl.fence_async()
+
+
+@zl.inline
+def read_ahead(ahead, turn, batch):
+    """The tile of the turn that starts at item `turn`, if there is one, into the list `ahead`."""
+    work = tiling.work_of(turn)
+    if work < batch.total:
+        tile = tiling.tile_of(item_of(work, batch), batch)
+        for u in zl.static(range(TILE)):
+            ahead[u] = tile[u] + 0
+
+
+@zl.inline
+def transpose(words, lane):
+    """Four words of each of four lanes: lane j gets every lane's word j, in their order."""
+    odd, upper = lane % 2 == 1, lane // 2 % 2 == 1
+    near = [zl.shuffle_xor(words[u] if odd else words[u + 1], 1) for u in zl.static((0, 2))]
+    pairs = [(near[u] if odd else words[2 * u], words[2 * u + 1] if odd else near[u]) for u in zl.static(range(2))]
+    others = [zl.shuffle_xor(pairs[0][u] if upper else pairs[1][u], 2) for u in zl.static(range(2))]
+    low = [others[u] if upper else pairs[0][u] for u in zl.static(range(2))]
+    return low + [pairs[1][u] if upper else others[u] for u in zl.static(range(2))]
 
 
 @zl.inline
 def write_rows(acc, running, first, rows, token, head, batch):
-    """The two rows of a thread, from row `first` on."""
+    """The two rows of a thread, from row `first` on. Four lanes have two numbers each of every eight; each gets eight
+    neighbours of them, to write 16 bytes."""
     high, sums, _ = running
+    lane = zl.lane_index()
     for h in zl.static(range(2)):
         r = first + 8 * h
-        inverse = 1.0 / sum_with_sink(sums[h], high[h], r, head, batch)
-        if r < rows:
-            place = batch.out + (query_place(r, token, head, batch) + zl.lane_index() % 4 * 2)
-            for d in zl.static(range(batch.D // 8)):
-                both = zl.make_vector(acc[d * 4 + 2 * h] * inverse, acc[d * 4 + 2 * h + 1] * inverse)
-                zl.store(place + d * 8, zl.convert(both, zl.bf16))
+        inverse = 1.0 / tiling.sum_with_sink(sums[h], high[h], r, head, batch)
+        place = batch.out + (tiling.query_place(min(r, rows - 1), token, head, batch) + lane % 4 * 8)
+        for d in zl.static(range(0, batch.D // 8, 4)):
+            words = [
+                pack_pair(acc[(d + n) * 4 + 2 * h] * inverse, acc[(d + n) * 4 + 2 * h + 1] * inverse, zl.bf16)
+                for n in zl.static((0, 1, 2, 3))
+            ]
+            quad = transpose(words, lane)
+            if r < rows:
+                zl.store(zl.cast_ptr(place + d * 8, zl.u32), zl.make_vector(quad[0], quad[1], quad[2], quad[3]))
+
+
+@zl.inline
+def take_turn(group, alone):
+    """The two warpgroups ask for products in turn, so that one's softmax runs beside the other's products (FlashAttention
+    3's pingpong): else both are often in the same phase, and the matrix units wait for both."""
+    if not alone:
+        zl.named_barrier(GROUPS + 1 + group, 128 * GROUPS)
+
+
+@zl.inline
+def pass_turn(group, alone):
+    if not alone:
+        zl.named_arrive(GROUPS + 2 - group, 128 * GROUPS)
+
+
+@zl.inline
+def await_queries(q, at, token, head, rows, part, group, batch, stages):
+    """Descriptor of this warpgroup's rows of Q, half `part` of the tile's, which are in shared memory then."""
+    ring = stages.queries
+    place = ring.memory + (at[0] * stages.tile + part * (64 * stages.swizzle))
+    if ring.full is not None:
+        zl.mbarrier_wait(ring.full + at[0], at[1])
+    else:
+        zl.named_barrier(1 + group, 128)  # the last tile's scores were computed from Q
+        write_queries(q, place, token, head, part * 64, rows, batch, stages.swizzle)
+        zl.fence_async()
+        zl.named_barrier(1 + group, 128)
+    return zl.smem_desc(place, stages.swizzle, 8 * stages.swizzle)
+
+
+@zl.inline
+def add_last_values(acc, weights, at, keys, group, alone, KV, stages):
+    """acc += P V of the block in which a tile ends, of which `keys` keys are there."""
+    values = stages.values
+    place = values.memory + at[0] * stages.block
+    zl.mbarrier_wait(values.full + at[0], at[1])
+    if group == 0:  # which the other one's turn comes after
+        clear_rows(place, keys, stages)
+        zl.fence_async()
+        zl.named_barrier(1, 128)
+    take_turn(group, alone)
+    add_values(acc, weights, place, stages.D, stages.BN, stages.swizzle, KV)
+    pass_turn(group, alone)
+    zl.wgmma_wait(0, acc)
+    release(values, at, alone)
+    advance(at, values)
 
 
 @zl.inline
 def consume(q, factor, batch, stages):
     """The warpgroups that compute, 64 rows of a tile each."""
-    D, BN, KV, SW, BLOCK_BYTES = batch.D, stages.BN, batch.KV, stages.swizzle, stages.block
+    D, BN, KV, SW, keys, values = batch.D, stages.BN, batch.KV, stages.swizzle, stages.keys, stages.values
     lane, warp = zl.lane_index(), zl.warp_index()
-    mine = (warp - 4) * 16 + lane // 4  # first row of this thread
-    my_queries = stages.queries + (warp // 4 - 1) * 64 * SW
-    k_at = [zl.i32(0) for _ in zl.static(range(2))]
-    v_at = [zl.i32(0) for _ in zl.static(range(2))]
+    group = zl.shuffle(warp // 4, 0) - 1  # so that the compiler knows it as the warp's
+    q_at, k_at, v_at = [[zl.i32(0), zl.i32(0)] for _ in zl.static(range(3))]
+    # The next tile, read while the last is computed; where Q is written here, there are no registers left.
+    ahead = [zl.i32(0) for _ in zl.static(range(TILE))]
+    if stages.queries.full is not None:
+        read_ahead(ahead, 0, batch)
+    if group == 1:
+        pass_turn(group, False)
     for turn in range(0, batch.total, zl.num_blocks(0)):
-        work = work_of(turn)
-        if work >= batch.total:
+        work = tiling.work_of(turn)
+        alone = work >= batch.whole
+        if work >= batch.total or (alone and group == 1):
             break
-        token, rows, position, last, table, head = tile_at(work, batch)
+        if stages.queries.full is None:
+            read_ahead(ahead, turn, batch)
+        token, rows, position, last, _, head = tiling.tile_at(ahead, item_of(work, batch), batch)
+        part = (work - batch.whole) % 2 if alone else group
+        mine = part * 64 + warp % 4 * 16 + lane // 4  # first row of this thread
         begin = (max(position + 1 - batch.window, 0) if batch.window > 0 else zl.i32(0)) // BN
         end = last // BN
-        zl.named_barrier(warp // 4, 128)  # the last tile's scores were computed from Q
-        write_queries(q, my_queries, token, head, rows, batch, SW)
-        zl.fence_async()
-        zl.named_barrier(warp // 4, 128)
-        sight = sight_of(mine, rows, token, position, batch)
+        queries = await_queries(q, q_at, token, head, rows, part, group, batch, stages)
+        if stages.queries.full is not None:
+            read_ahead(ahead, turn + zl.num_blocks(0), batch)
+        sight = tiling.sight_of(mine, rows, token, position, batch)
         acc = [zl.f32(0) for _ in zl.static(range(D // 2))]
         scores = [zl.f32(0) for _ in zl.static(range(BN // 2))]
         weights = [[zl.u32(0) for u in zl.static(range(4))] for n in zl.static(range(BN // 16))]
         high = [zl.f32(FLOOR) for h in zl.static(range(2))]
         sums = [zl.f32(0) for h in zl.static(range(2))]
         shrink = [zl.f32(0) for h in zl.static(range(2))]
-        zl.mbarrier_wait(stages.k_full + k_at[0], k_at[1])
-        scores_of(scores, my_queries, stages.keys + k_at[0] * BLOCK_BYTES, D, BN, SW, KV)
+        zl.mbarrier_wait(keys.full + k_at[0], k_at[1])
+        take_turn(group, alone)
+        scores_of(scores, queries, keys.memory + k_at[0] * stages.block, D, BN, SW, KV)
+        pass_turn(group, alone)
         zl.wgmma_wait(0, scores)
-        if lane == 0:
-            zl.mbarrier_arrive(stages.k_empty + k_at[0])
-        advance(k_at)
-        softmax(scores, sight, (high, sums, shrink), begin * BN, factor, batch)
+        release(keys, k_at, alone)
+        advance(k_at, keys)
+        tiling.softmax(scores, sight, (high, sums, shrink), begin * BN, factor, batch)
         pack_weights(scores, weights, BN, KV)
         for block in zl.unroll(range(begin, end), 1):
-            zl.mbarrier_wait(stages.k_full + k_at[0], k_at[1])
-            scores_of(scores, my_queries, stages.keys + k_at[0] * BLOCK_BYTES, D, BN, SW, KV)
-            zl.mbarrier_wait(stages.v_full + v_at[0], v_at[1])
-            add_values(acc, weights, stages.values + v_at[0] * BLOCK_BYTES, D, BN, SW, KV)
+            zl.mbarrier_wait(keys.full + k_at[0], k_at[1])
+            zl.mbarrier_wait(values.full + v_at[0], v_at[1])
+            take_turn(group, alone)
+            scores_of(scores, queries, keys.memory + k_at[0] * stages.block, D, BN, SW, KV)
+            add_values(acc, weights, values.memory + v_at[0] * stages.block, D, BN, SW, KV)
+            pass_turn(group, alone)
             zl.wgmma_wait(1, scores)
-            if lane == 0 and not stages.late:
-                zl.mbarrier_arrive(stages.k_empty + k_at[0])
-            softmax(scores, sight, (high, sums, shrink), (block + 1) * BN, factor, batch)
-            if stages.late and lane == 0 and not (sums[0] < 0.0 or sums[1] < 0.0):  # always: it waits for the sums
-                zl.mbarrier_arrive(stages.k_empty + k_at[0])
+            release(keys, k_at, alone)
+            advance(k_at, keys)
+            tiling.softmax(scores, sight, (high, sums, shrink), (block + 1) * BN, factor, batch)
             zl.wgmma_wait(0, acc, *weights)
-            if lane == 0:
-                zl.mbarrier_arrive(stages.v_empty + v_at[0])
+            release(values, v_at, alone)
+            advance(v_at, values)
             for i in zl.static(range(D // 2)):
                 acc[i] = acc[i] * shrink[i // 2 % 2]
             pack_weights(scores, weights, BN, KV)
-            advance(k_at)
-            advance(v_at)
-        zl.mbarrier_wait(stages.v_full + v_at[0], v_at[1])
-        values = stages.values + v_at[0] * BLOCK_BYTES
-        clear_rows(values, last % BN + 1, stages)
-        zl.fence_async()
-        zl.named_barrier(GROUPS + 1, 128 * GROUPS)
-        add_values(acc, weights, values, D, BN, SW, KV)
-        zl.wgmma_wait(0, acc)
-        if lane == 0:
-            zl.mbarrier_arrive(stages.v_empty + v_at[0])
-        advance(v_at)
+        if stages.queries.full is not None:
+            release(stages.queries, q_at, alone)
+            advance(q_at, stages.queries)
+        add_last_values(acc, weights, v_at, last % BN + 1, group, alone, KV, stages)
         write_rows(acc, (high, sums, shrink), mine, rows, token, head, batch)
+    if group == 0:
+        take_turn(group, False)  # nobody is left at the barrier
 
 
 @zl.kernel
 def attention_prefill_wgmma(
-    q: zl.Ptr[zl.bf16, "const"], k_map: zl.TensorMap, v_map: zl.TensorMap, p: PrefillParams, BN: zl.static
+    q: zl.Ptr[zl.bf16, "const"],
+    q_map: zl.TensorMap,
+    k_map: zl.TensorMap,
+    v_map: zl.TensorMap,
+    box_rows: zl.i32,
+    p: tiling.PrefillParams,
+    BN: zl.static,
+    QUERIES: zl.static,
 ):
-    """A persistent grid over the plan's tiles x kv heads. k_map, v_map: pages as [blocks * kv_heads * 16, D], boxes of
-    16 rows x SW bytes with that swizzle (prefill_swizzle)."""
-    D, block = p.D, BN * p.D * 2  # bytes of a block of keys
+    """A persistent grid over the plan's tiles x kv heads. q_map: Q as [tokens, heads, D], boxes of the tokens of a tile x
+    the heads of a group x SW bytes, box_rows rows (of bf16 pages; where f16 is computed the warpgroups turn Q into f16).
+    k_map, v_map: pages as [blocks * kv_heads * 16, D], boxes of 16 rows x SW bytes; all with the swizzle SW
+    (prefill_swizzle). QUERIES: tiles of Q in shared memory."""
+    D, block, tile = p.D, BN * p.D * 2, PREFILL_ROWS * p.D * 2
     zl.grid_launch_dependents()
-    queries = zl.shared_array(zl.u8, PREFILL_ROWS * D * 2, align=1024)
+    loads_queries = p.KV is zl.bf16
+    queries = zl.shared_array(zl.u8, QUERIES * tile, align=1024)
     keys = zl.shared_array(zl.u8, STAGES * block, align=1024)
-    values = zl.shared_array(zl.u8, STAGES * block, align=1024)
-    k_full = zl.mbarrier_array(STAGES)
-    v_full = zl.mbarrier_array(STAGES)
-    k_empty = zl.mbarrier_array(STAGES)
-    v_empty = zl.mbarrier_array(STAGES)
-    stages = KeyStages(queries, keys, values, k_full, v_full, k_empty, v_empty, D, BN)
+    values = zl.shared_array(zl.u8, VALUE_STAGES * block, align=1024)
+    full = zl.mbarrier_array(QUERIES + STAGES + VALUE_STAGES)
+    empty = zl.mbarrier_array(QUERIES + STAGES + VALUE_STAGES)
+    stages = KeyStages(
+        BlockRing(queries, full if loads_queries else None, empty, QUERIES),
+        BlockRing(keys, full + QUERIES, empty + QUERIES, STAGES),
+        BlockRing(values, full + (QUERIES + STAGES), empty + (QUERIES + STAGES), VALUE_STAGES),
+        D,
+        BN,
+    )
     if zl.thread_index() == 0:
-        for stage in zl.static(range(STAGES)):
-            zl.mbarrier_init(k_full + stage, 1)
-            zl.mbarrier_init(v_full + stage, 1)
-            zl.mbarrier_init(k_empty + stage, GROUPS * 4)
-            zl.mbarrier_init(v_empty + stage, GROUPS * 4)
+        for stage in zl.static(range(QUERIES + STAGES + VALUE_STAGES)):
+            zl.mbarrier_init(full + stage, 1)
+            zl.mbarrier_init(empty + stage, GROUPS * 4)
         zl.mbarrier_init_fence()
+    if loads_queries:
+        clear_tail(queries, box_rows, QUERIES, stages)
     zl.barrier()
     zl.grid_wait()
-    batch = batch_of(p)
+    batch = halved(tiling.batch_of(p))
     if zl.warp_index() < 4:
         zl.set_max_registers("dec", 40)
         if zl.warp_index() == 0:
-            produce(k_map, v_map, batch, stages)
+            produce(q_map, k_map, v_map, box_rows, batch, stages)
     else:
         zl.set_max_registers("inc", 232)
-        consume(q, factor_of(p), batch, stages)
+        consume(q, tiling.factor_of(p), batch, stages)
 
 
 def prefill_swizzle(head_dim: int) -> int:
@@ -472,7 +471,12 @@ def wgmma_variants(target) -> list[zl.Variant]:
         zl.Variant(
             wgmma_symbol(name, dim),
             attention_prefill_wgmma,
-            {"D": dim, "KV": dtype, "BN": 64 if dim > 128 else 128},
+            {
+                "D": dim,
+                "KV": dtype,
+                "BN": 64 if dim > 128 else 128,
+                "QUERIES": 2 if name == "bf16" and dim <= 128 else 1,
+            },
             threads=THREADS,
         )
         for name, dtype in (("bf16", zl.bf16), ("f16", zl.f16))

@@ -12,7 +12,7 @@ from zse import kernel as zl
 from zse.errors import UnsupportedError
 from zse.kernels.gpu.attention_mma import key_operands, query_fragments, value_operands
 from zse.kernels.gpu.attention_parts import FLOOR, KV_TYPES, LOG2E, multiply, pack_pair
-from zse.kernels.gpu.attention_prefill import row_sum, softmax
+from zse.kernels.gpu.attention_tiles import row_sum, softmax
 from zse.kernels.gpu.kv8 import is_packed, item_nbytes
 from zse.kernels.kv_pages import BLOCK, SCALE_BYTES
 from zse.kernels.latent_post import check_latent
