@@ -1,6 +1,7 @@
 """What long prompts do to the replies beside them, with one engine and with prompts computed by another.
 
     python benchmarks/prefill_elsewhere.py MODEL [--streams 4] [--prompt 7000] [--prompts 4] [--tokens 400] [--threads 1]
+    python benchmarks/prefill_elsewhere.py MODEL --devices cuda:0,cuda:1    # a GPU each; the one engine has the first
 
 Three servers of the same model, one after another: one engine with both engines' threads; a pair (--role prefill, --role decode) with half of them
 each; in each, `streams` replies of random prompts run first alone, then while prompts of `prompt` random token ids arrive one after another. Prefix
@@ -95,6 +96,9 @@ def main() -> None:
         "--most", type=int, default=4000, help="tokens of the replies beside prompts: these must not end first"
     )
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--devices", default="cpu,cpu", help="of who decodes (and of the one engine), of who computes prompts"
+    )
     args, options = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
         secret = Path(folder) / "secret"
@@ -102,11 +106,12 @@ def main() -> None:
         secret.chmod(0o600)
         link = ["--kv-secret", str(secret)]
         half = ["--threads", str(args.threads), *options]
+        mine, other = (["--device", device] for device in args.devices.split(","))
         cases = {
-            "one engine": [["--threads", str(2 * args.threads), *options]],
+            "one engine": [["--threads", str(2 * args.threads), *options, *mine]],
             "prompts elsewhere": [
-                ["--role", "prefill", "--kv-listen", f"unix:{folder}/kv", *link, *half],
-                ["--role", "decode", "--kv-peers", f"unix:{folder}/kv", *link, *half],
+                ["--role", "prefill", "--kv-listen", f"unix:{folder}/kv", *link, *half, *other],
+                ["--role", "decode", "--kv-peers", f"unix:{folder}/kv", *link, *half, *mine],
             ],
         }
         for name, servers in cases.items():
@@ -131,7 +136,10 @@ def main() -> None:
                 for server, _ in running:
                     server.terminate()
                 for server, _ in running:
-                    server.wait()
+                    try:
+                        server.wait(20)
+                    except subprocess.TimeoutExpired:
+                        server.kill()
 
 
 if __name__ == "__main__":

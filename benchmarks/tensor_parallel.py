@@ -1,22 +1,24 @@
-"""A model on one device and on several: `python benchmarks/tensor_parallel.py [--device cuda] [--sizes 1,2] [--quantize none,fp8]`.
+"""A model on one device and on several: `python benchmarks/tensor_parallel.py [--device cuda] [--sizes 1,2,2/f32,pp2] [--quantize none,fp8]`.
 
 Random bf16 weights, by default eight layers of a 32B shape (hidden 5,120, 40 heads of 128 for 8 KV heads, inner 27,648), are written to
---folder (8 GB; memory is best). For each size: the start's phases, then of one request and of 64 the tokens a second once all have a first
-one, and the time to that one; how many of a greedy reply's tokens are those of one device."""
+--folder (8 GB; memory is best). For each size (2: tensor parallel; 2/f32: with ZSE_ALL_REDUCE=f32; pp2: a pipeline): the start's phases, then of
+one request and of several the tokens a second once all have a first one, and the time to that one; how many of a greedy reply's tokens are those
+of the first size, and how far the log-probabilities of a prompt are from its (of the largest)."""
 
 import argparse
 import json
+import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
-from zse.engine.config import EngineConfig
-from zse.engine.load import load_engine
-from zse.engine.metrics import Phases
+from zse import LLM
 from zse.sampling.params import SamplingParams
 
-RUNS = ((1, 32, 100), (64, 32, 60), (1, 1024, 4))  # requests, tokens of a prompt and of a reply
+LONG = (1, 1024, 4)  # requests, tokens of a prompt and of a reply
+WRITERS = 8  # threads that write the file
 
 
 def config_of(args) -> dict:
@@ -70,16 +72,21 @@ def write(folder: Path, args) -> None:
     rng = np.random.default_rng(0)
     bits = rng.integers(0, 1 << 16, 1 << 25, np.uint16) & np.uint16(0x807F) | np.uint16(0x3C00)
     block = bits.view(np.uint8)
-    with (folder / "model.safetensors").open("wb") as file:
+    with (folder / "model.safetensors").open("wb") as file, ThreadPoolExecutor(WRITERS) as pool:
         file.write(len(text).to_bytes(8, "little") + text)
-        for shape in shapes_of(args).values():
-            left, start = 2 * int(np.prod(shape)), 2 * int(rng.integers(0, 1 << 20))
-            if len(shape) == 1:
-                file.write(np.full(shape, 0x3F80, np.uint16).tobytes())
-                continue
-            while left:
-                left -= file.write(block[start : start + left])
+        file.flush()
+
+        def fill(entry: dict, start: int) -> None:
+            at, end = (8 + len(text) + offset for offset in entry["data_offsets"])
+            if len(entry["shape"]) == 1:
+                os.pwrite(file.fileno(), np.full(entry["shape"], 0x3F80, np.uint16).tobytes(), at)
+                return
+            while at < end:
+                at += os.pwrite(file.fileno(), block[start : start + end - at], at)
                 start = 0
+
+        for done in [pool.submit(fill, entry, 2 * int(rng.integers(0, 1 << 20))) for entry in header.values()]:
+            done.result()
     (folder / "config.json").write_text(json.dumps(config_of(args)))
 
 
@@ -102,50 +109,51 @@ def run(engine, vocab: int, rows: int, prompt: int, count: int, seed: int) -> tu
     return first[0] - begun, (total - first[1]) / (end - first[0]), [replies[id] for id in sorted(replies)]
 
 
-def measure(folder: Path, args, size: int, quantize: str | None) -> tuple[dict, list[int]]:
-    begun = time.perf_counter()
-    phases = Phases(lambda: time.perf_counter() - begun)
-    config = EngineConfig(
-        model=str(folder),
-        device=args.device,
-        tensor_parallel_size=size,
-        max_context=2048,
-        max_rows=64,
-        speculation="none",
-        quantize=quantize,
-    )
-    loaded, reply = load_engine(config, phases), []
-    phases.mark("ready")
-    found = {"size": size, "quantize": quantize, "start_ms": {name: round(ms) for name, ms in phases.ms.items()}}
-    for rows, prompt, count in RUNS:
-        run(loaded.engine, args.vocab, rows, prompt, count, 1)  # records what is measured then
-        first_s, per_s, replies = run(loaded.engine, args.vocab, rows, prompt, count, 2)
-        found[f"{rows} x {prompt}"] = {"first_ms": round(1000 * first_s, 2), "tokens_per_s": round(per_s, 1)}
-        reply = reply or replies[0]
-    loaded.engine.close()
-    loaded.source.close()
-    return found, reply
+def measure(folder: Path, args, size: str, quantize: str | None) -> tuple[dict, list[int], np.ndarray]:
+    """(figures, a greedy reply, the log-probabilities of a prompt's tokens)."""
+    ranks, _, sent = size.partition("/")
+    os.environ["ZSE_ALL_REDUCE"] = sent
+    kind = "pipeline_parallel_size" if ranks.startswith("pp") else "tensor_parallel_size"
+    options = {kind: int(ranks.removeprefix("pp")), "max_context": 2048, "max_rows": max(args.requests)}
+    begun, reply = time.perf_counter(), []
+    with LLM(str(folder), device=args.device, speculation="none", quantize=quantize, **options) as llm:
+        ready = round(1000 * (time.perf_counter() - begun))
+        phases = {name: round(ms) for name, ms in llm.phases_ms.items()}
+        found: dict = {"size": size, "quantize": quantize, "ready_ms": ready, "start_ms": phases}
+        for rows, prompt, count in [*((rows, 32, 100 if rows == 1 else 60) for rows in args.requests), LONG]:
+            run(llm._engine, args.vocab, rows, prompt, count, 1)  # records what is measured then
+            first_s, per_s, replies = run(llm._engine, args.vocab, rows, prompt, count, 2)
+            found[f"{rows} x {prompt}"] = {"first_ms": round(1000 * first_s, 2), "tokens_per_s": round(per_s, 1)}
+            reply = reply or replies[0]
+        ids = np.random.default_rng(3).integers(3, args.vocab, 1024).tolist()
+        return found, reply, np.array(llm.logprobs_of(ids).logprobs)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--sizes", default="1,2")
+    parser.add_argument("--requests", default="1,64")
     parser.add_argument("--quantize", default="none,fp8")
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm/zse-tensor-parallel"))
     shape = dict(layers=8, hidden=5120, heads=40, kv_heads=8, head_dim=128, inner=27648, vocab=32768)
     for name, value in shape.items():
         parser.add_argument("--" + name.replace("_", "-"), type=int, default=value)
     args = parser.parse_args()
+    args.requests = [int(rows) for rows in args.requests.split(",")]
+    begun = time.perf_counter()
     write(args.folder, args)
+    print(json.dumps({"written_s": round(time.perf_counter() - begun, 1)}), flush=True)
     for quantize in args.quantize.split(","):
-        alone: list[int] = []
-        for size in map(int, args.sizes.split(",")):
-            found, reply = measure(args.folder, args, size, None if quantize == "none" else quantize)
-            alone = alone or reply
-            pairs = zip(reply, alone, strict=True)
-            same = next((count for count, (a, b) in enumerate(pairs) if a != b), len(reply))
-            print(json.dumps(found | {"same_tokens": same}), flush=True)
+        alone: tuple[list[int], np.ndarray] | None = None
+        for size in args.sizes.split(","):
+            found, reply, told = measure(args.folder, args, size, None if quantize == "none" else quantize)
+            alone = alone or (reply, told)
+            pairs = zip(reply, alone[0], strict=True)
+            found["same_tokens"] = next((count for count, (a, b) in enumerate(pairs) if a != b), len(reply))
+            off = np.abs(told - alone[1]) / np.abs(alone[1]).max()
+            found["off"] = {"most": round(float(off.max()), 5), "mean": round(float(off.mean()), 6)}
+            print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

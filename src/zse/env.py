@@ -28,8 +28,9 @@ SWITCHES = {
     "ZSE_GPU_CHECK": ("", "1: wait after every GPU kernel, so that an error names the kernel (slow)"),
     "ZSE_ALL_REDUCE": (
         "",
-        "int8: GPUs of --tensor-parallel-size send each other the sums of prompts in 8 bits with a scale for 32 numbers: a quarter of "
-        "the bytes, each number within 1/254 of its group's largest",
+        "as what GPUs of --tensor-parallel-size send each other their parts of sums that are too large to go one way (of two GPUs "
+        "1 MiB, 51 rows of 5,120): bf16, half of the bytes, each part rounded once (default); f32 (default with --deterministic); int8 with a scale for 32 "
+        "numbers, a quarter of the bytes, each number within 1/254 of its group's largest",
     ),
     "ZSE_GROUP_TIMEOUT_S": (
         "60",

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from functools import reduce
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -49,16 +50,20 @@ def sums(group, gpu) -> None:
             given[name, dtype] = tensor(gpu, array, dtype, rows)
             out[name, dtype] = tensor(gpu, np.zeros_like(array), dtype, rows)
             group.all_reduce(recorder, given[name, dtype], out[name, dtype])
-    eight = tensor(gpu, np.zeros((most, 1024), np.float32), "f32", large)
+    eight, half = (tensor(gpu, np.zeros((most, 1024), np.float32), "f32", large) for _ in range(2))
+    few = tensor(gpu, np.zeros((16, 1024), np.float32), "f32", small)
     group.peers.reduce_by("int8", recorder, given["large", "f32"], eight)
+    group.peers.reduce_by("large half", recorder, given["large", "f32"], half)
+    group.peers.reduce_by("small half", recorder, given["small", "f32"], few)
     graph = recorder.finish()
     for rows in ((1, 1), (16, most), (7, 999), (1, 0), (1, 1), (1, 1)):
         graph.run(small=rows[0], large=rows[1])
         for (name, dtype), result in out.items():
             count = rows[name == "large"]
             parts = [numbers(r, *inputs[name].shape)[:count] for r in range(size)]
+            halves = [bf16_to_f32(f32_to_bf16(part)) for part in parts]
             if dtype == "bf16":
-                parts = [bf16_to_f32(f32_to_bf16(part)) for part in parts]
+                parts = halves
             expected = parts[0]
             for part in parts[1:]:
                 expected = expected + part
@@ -66,6 +71,12 @@ def sums(group, gpu) -> None:
                 assert np.array_equal(read(gpu, result, np.uint16, count), f32_to_bf16(expected)), (name, dtype, rows)
             else:
                 assert np.array_equal(read(gpu, result, np.float32, count), expected), (name, dtype, rows)
+                short = read(gpu, half if name == "large" else few, np.float32, count)
+                if name == "small" or size == 2:
+                    assert np.array_equal(short, reduce(np.add, halves)), (name, rows)
+                else:  # one rank adds, and rounds the sum
+                    bound = 2.0**-8 * (sum(map(np.abs, parts)) + np.abs(expected)) * 1.01
+                    assert (np.abs(short - expected) <= bound).all(), (name, rows)
         found = read(gpu, eight, np.float32, rows[1])
         parts = [numbers(r, most, 1024)[: rows[1]] for r in range(size)]
         tops = sum(np.abs(part).reshape(-1, 32).max(1) for part in parts).repeat(32).reshape(found.shape)
@@ -143,19 +154,16 @@ def messages(group, gpu) -> None:
         recorder.symbol(name, count)
         if not rank:
             group.receive(recorder, taken)
-        parts.append((name, count, taken, first, recorder.finish() if not rank else None))
+        parts.append((name, numbers(0, count, 1024), taken, first, recorder.finish() if not rank else None))
     for number in range(30):
-        for name, count, taken, first, second in parts:
+        for name, sent, taken, first, second in parts:
             if number % 10 == rank:
                 time.sleep(0.002)
-            used = min(count, 1 + 700 * number)
+            used = min(len(sent), 1 + 700 * number)
             first.submit(**{name: used})
             if second is not None:
                 second.run(**{name: used})
-                assert np.array_equal(read(gpu, taken, np.float32, used), numbers(0, count, 1024)[:used]), (
-                    name,
-                    number,
-                )
+                assert np.array_equal(read(gpu, taken, np.float32, used), sent[:used]), (name, number)
     gpu.synchronize()
     for *_, first, second in parts:
         for graph in (first, second):
@@ -185,6 +193,7 @@ def dies(group, gpu) -> None:
 
 def play(group: RankGroup, what: str) -> None:
     with CUDADevice(group.rank, kernels=LazyKernels(isa())) as gpu:
+        group.exact = True  # what is rounded is asked for by name
         group.connect(gpu)
         globals()[what](group, gpu)
         if what != "dies":

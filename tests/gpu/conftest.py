@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
-for name in ("engine", "models", "formats", "runtime", "speculative", "structured"):
+for name in ("engine", "models", "formats", "runtime", "speculative", "structured", "server"):
     sys.path.insert(0, str(TESTS / name))
 
 

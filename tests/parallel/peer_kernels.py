@@ -58,6 +58,7 @@ class ReduceRanks(Ranks):
     most: zl.i32
     KIND: zl.static
     T: zl.static
+    M: zl.static
 
 
 @zl.kernel
@@ -68,14 +69,7 @@ def reduce_ranks(p: ReduceRanks):
     for i in range(p.rounds):
         place = p.count * (i * p.size + rank)
         q = all_reduce.ReduceParams(
-            **vars(common),
-            x=p.x + place,
-            out=p.out + place,
-            count=p.count,
-            begin=p.begin,
-            most=p.most,
-            T=p.T,
-            INT8=p.KIND == "int8",
+            **vars(common), x=p.x + place, out=p.out + place, count=p.count, begin=p.begin, most=p.most, T=p.T, M=p.M
         )
         if p.KIND == "small":
             all_reduce.reduce_small(q)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from zse.errors import DeviceError, GroupError
+from zse.errors import ConfigError, DeviceError, GroupError
 from zse.kernel import cache
 from zse.kernel.emit import emit_gpu
 from zse.kernels.gpu import peers
@@ -64,11 +64,20 @@ def test_forms_by_size(recorded, monkeypatch):
     assert [name for name, _, _ in symbols(Tensor(memory, (2, 4096), "bf16"))] == ["all_reduce_small_bf16_2"]
     pieces = symbols(Tensor(memory, (many, 4096), "f32"))
     assert [begin for _, _, begin in pieces] == [0, 8 << 20, 16 << 20, 24 << 20]
-    assert {name for name, _, _ in pieces} == {"all_reduce_large_f32_2"} and {grid for _, grid, _ in pieces} == {(96,)}
+    assert {name for name, _, _ in pieces} == {"all_reduce_large_half_2"} and {grid for _, grid, _ in pieces} == {(96,)}
+    # 64 rows of 5,120 numbers are just too many as f32, and go one way as bf16.
+    (half,) = symbols(Tensor(memory, (recorder.symbol("middle", 64), 5120), "f32"))
+    assert half[0] == "all_reduce_small_half_2" and half[1][0].value({"middle": 3}) == 15
+    collectives._group.exact = True
+    exact = AlonePeers(collectives._group, device)
     monkeypatch.setenv("ZSE_ALL_REDUCE", "int8")
-    collectives = AlonePeers(collectives._group, device)
-    assert symbols(Tensor(memory, (many, 64), "f32"))[0][0] == "all_reduce_large_int8_2"
-    assert recorder.checks == [recorded[0].check, collectives.check]
+    short = AlonePeers(collectives._group, device)
+    for collectives, form in ((exact, "f32"), (short, "int8")):
+        assert symbols(Tensor(memory, (many, 64), "f32"))[0][0] == f"all_reduce_large_{form}_2"
+    assert recorder.checks == [recorded[0].check, exact.check, short.check]
+    monkeypatch.setenv("ZSE_ALL_REDUCE", "fp8")
+    with pytest.raises(ConfigError, match="ZSE_ALL_REDUCE=fp8: expected one of f32, bf16, int8"):
+        AlonePeers(collectives._group, device)
     for shape, dtype in (((4, 12), "f32"), ((4, 8), "i32")):
         with pytest.raises(ValueError, match="all_reduce of"):
             symbols(Tensor(memory, shape, dtype))
@@ -147,10 +156,10 @@ def test_a_group_of_one_sums_its_own(kept_kernels):
         given = np.random.default_rng(1).standard_normal((3, 1024)).astype(np.float32)
         x, out = (Tensor(device.alloc(given.nbytes), given.shape, "f32") for _ in range(2))
         device.write(x, given.tobytes())
-        for form in ("small", "int8"):
+        for form in ("small", "int8", "small half"):
             device.run(lambda recorder, form=form: collectives.reduce_by(form, recorder, x, out))
             found = np.frombuffer(device.read(out), np.float32).reshape(given.shape)
-            assert np.abs(found - given).max() <= (0 if form == "small" else np.abs(given).max() / 250)
+            assert np.abs(found - given).max() <= (0 if form == "small" else np.abs(given).max() / 250), form
             device.write(out, bytes(given.nbytes))
         collectives.close()
     group.close()

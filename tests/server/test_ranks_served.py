@@ -6,6 +6,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,34 +20,27 @@ COMPLETE = "/v1/completions"
 BODY = {"model": "one", "prompt": "on and on", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
 
 
+@contextmanager
+def serving(folder: Path, *options: str, **model):
+    """(address, process) of a server whose model has two ranks. model: of tiny_model.write()."""
+    tiny_text.write(tiny_model.write(folder / "models" / "one", **model))
+    command = [sys.executable, "-m", "zse", "serve", "one", "--port", "0", *options]
+    environment = os.environ | {"ZSE_HOME": str(folder)}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        line = process.stdout.readline()
+        assert " on http://" in line, process.communicate()[1]
+        where = urlsplit(line.split(" on ")[1].split()[0])
+        yield (where.hostname, where.port), process
+    finally:
+        process.kill()
+        process.communicate()
+
+
 @pytest.fixture(params=["--tp", "--pp"])
 def served(request, tmp_path):
-    """(address, process) of a server whose model has two ranks."""
-    model = tiny_model.write(tmp_path / "models" / "one")
-    tiny_text.write(model)
-    command = [
-        sys.executable,
-        "-m",
-        "zse",
-        "serve",
-        "one",
-        request.param,
-        "2",
-        "--port",
-        "0",
-        "--device",
-        "cpu",
-        "--threads",
-        "2",
-    ]
-    environment = os.environ | {"ZSE_HOME": str(tmp_path)}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    line = process.stdout.readline()
-    assert " on http://" in line, process.communicate()[1]
-    where = urlsplit(line.split(" on ")[1].split()[0])
-    yield (where.hostname, where.port), process
-    process.kill()
-    process.communicate()
+    with serving(tmp_path, request.param, "2", "--device", "cpu", "--threads", "2") as found:
+        yield found
 
 
 def children(pid: int) -> list[int]:
@@ -91,8 +86,21 @@ def until_ready(address) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 def test_a_rank_that_dies_is_told_and_replaced(served):
-    address, process = served
+    ranks_are_replaced(*served)
+
+
+def ranks_are_replaced(address, process) -> list[tuple[str, float]]:
+    """Each rank is killed in the middle of an answer: that is told, and the next answer is as before. What took how many seconds."""
+    took, begun_s = [], time.monotonic()
+
+    def done(what: str) -> None:
+        nonlocal begun_s
+        now = time.monotonic()
+        took.append((what, now - begun_s))
+        begun_s = now
+
     wanted = text_of(ask(address))
+    done("first answer")
     ended = []
     for victim in (1, 0):
         killed = engine_of(process)
@@ -107,19 +115,25 @@ def test_a_rank_that_dies_is_told_and_replaced(served):
                 begun += data
                 if data.endswith(b"0\r\n\r\n"):
                     break
+        done(f"rank {victim} killed until that is told")
         events = [line[6:] for line in begun.splitlines() if line.startswith(b"data: {")]
         assert json.loads(events[-1])["error"]["code"] == "engine_restarting"
         until_ready(address)
+        done("ready again")
         wait_for(lambda killed=killed: not any(map(is_running, killed)))
+        done("processes gone")
         assert text_of(ask(address)) == wanted
+        done("next answer")
     last = engine_of(process)
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 0
     wait_for(lambda: not any(map(is_running, last)))
+    done("stopped")
     said = process.stderr.read()
     assert f"the engine process stopped: rank 1 (process {ended[0]}) was killed by signal 9" in said
     assert "the engine process stopped: the engine process was killed by SIGKILL" in said
     assert "Traceback" not in said
+    return took
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")

@@ -89,10 +89,12 @@ class Link:
     def send(self, kind: int, job: int, content: bytes = b"") -> None:
         """Write a frame."""
         head = _HEAD.pack(kind, job, len(content))
+        # Before anything is sent: who receives hashes the page before meanwhile, and need not wait for this.
+        tag = self._tag(self._send_key, self._num_sent, head, content)
         try:
             self._sock.sendall(head)
             self._sock.sendall(content)
-            self._sock.sendall(self._tag(self._send_key, self._num_sent, head, content))
+            self._sock.sendall(tag)
         except OSError as error:
             raise LinkError(error.strerror or str(error)) from None
         self._num_sent += 1

@@ -79,6 +79,7 @@ class Ranks:
     def agree(self, device: Any, source: Any, planned: Any, again: Any) -> Any:
         """The MemoryPlan that all ranks have room for. planned: this rank's; again(config): its plan with other settings. Connects
         the group to the device. GroupError where ranks differ in what they must not."""
+        self.group.exact = self.config.deterministic
         self.group.connect(device)
         for _ in range(2):
             told = self._exchange(device, source, planned.config)

@@ -35,7 +35,8 @@ SUMS, STREAM = 0, 1  # what a connection between hosts is for
 class RankGroup:
     """rank: of this process, from 0; size: how many there are. descriptor: of the memory that ranks of a host share, for those that
     are started; look: called while this rank waits, raises GroupError when another one ended. nodes: hosts; each has as many ranks,
-    here: those of this one. is_ring: whether ranks send to the next one."""
+    here: those of this one. is_ring: whether ranks send to the next one. exact: whether sums must not depend on how many rows there are;
+    set before connect()."""
 
     def __init__(self, rank: int, size: int, descriptor: int, nodes: int = 1, is_ring: bool = False):
         self.rank, self.size, self.descriptor, self.nodes, self.is_ring = rank, size, descriptor, nodes, is_ring
@@ -43,6 +44,7 @@ class RankGroup:
         self.here = range(self.node * each, (self.node + 1) * each)
         self._sockets: list[Any] = []
         self.look: Callable[[], None] = lambda: None
+        self.exact = False
         text = env.get("ZSE_GROUP_TIMEOUT_S")
         if not text.replace(".", "", 1).isdigit() or not 0 < float(text) <= 86400:
             raise ConfigError(f"ZSE_GROUP_TIMEOUT_S={text} is not a number of seconds up to 86400")

@@ -8,12 +8,14 @@ from zse.kernels.gpu.peers import PeerParams
 
 SMALL_THREADS, LARGE_THREADS = 256, 512
 GROUP = 32  # numbers that share a scale
+# Of what numbers, sent as what.
+FORMS = (("f32", zl.f32, zl.f32), ("bf16", zl.bf16, zl.bf16), ("half", zl.f32, zl.bf16), ("int8", zl.f32, zl.i8))
 TILES = 4  # of a section, of two ranks, that a thread has in flight
 
 
 class ReduceParams(PeerParams):
     """out = the sum of all ranks' x; of `count` numbers those from `begin` on, `most` at most: what is left is another
-    launch's."""
+    launch's. M: what ranks send each other: T, of f32 also bf16 (each part is rounded once), and i8 with scales."""
 
     x: zl.Ptr["T", "const"]
     out: zl.Ptr["T"]
@@ -21,13 +23,25 @@ class ReduceParams(PeerParams):
     begin: zl.i64
     most: zl.i32
     T: zl.static
-    INT8: zl.static
+    M: zl.static
 
 
 @zl.inline
 def wide(value, T):
     """As f32."""
     return value if T is zl.f32 else zl.convert(value, zl.f32)
+
+
+@zl.inline
+def narrow(value, T):
+    """f32 as T."""
+    return value if T is zl.f32 else zl.convert(value, T)
+
+
+@zl.inline
+def sent_as(value, T, M):
+    """Numbers of x as they are sent: every rank adds these, its own too, so that all have the same bits."""
+    return value if T is M else zl.convert(value, M)
 
 
 @zl.inline
@@ -41,16 +55,16 @@ def sum_of(parts, p):
 
 
 @zl.inline
-def words_of(value, T):
+def words_of(value, M):
     """Four numbers as u32 words: four, of bf16 two."""
     bits = zl.bitcast(value, zl.u32)
-    return [bits[i] for i in zl.static(range(4 if T is zl.f32 else 2))]
+    return [bits[i] for i in zl.static(range(4 if M is zl.f32 else 2))]
 
 
 @zl.inline
-def numbers_of(words, T):
+def numbers_of(words, M):
     """The four f32 of a rank's words."""
-    if T is zl.f32:
+    if M is zl.f32:
         return zl.bitcast(zl.make_vector(words[0], words[1], words[2], words[3]), zl.f32)
     return zl.convert(zl.bitcast(zl.make_vector(words[0], words[1]), zl.bf16), zl.f32)
 
@@ -59,18 +73,18 @@ def numbers_of(words, T):
 def small_sum(own, at, number, p):
     """The sum over ranks, in their order, of the four numbers that each sent at word `at`; own: this rank's, f32. Sums of two
     numbers are the same in either order."""
-    count = 4 if p.T is zl.f32 else 2
+    count = 4 if p.M is zl.f32 else 2
     total = own + 0.0
     if p.WORLD == 2:
         found = peers.receive_small(count, [1 - p.rank], at, number, p)
         if p.size == 2:
-            total = own + numbers_of(found[0], p.T)
+            total = own + numbers_of(found[0], p.M)
     else:
         found = peers.receive_small(count, list(range(p.WORLD)), at, number, p)
         parts = [own + 0.0 for _ in zl.static(range(p.WORLD))]
         for r in zl.static(range(p.WORLD)):
             if r != p.rank:
-                parts[r] = numbers_of(found[r], p.T)
+                parts[r] = numbers_of(found[r], p.M)
         total = sum_of(parts, p)
     return total
 
@@ -78,14 +92,13 @@ def small_sum(own, at, number, p):
 @zl.inline
 def reduce_small(p):
     """Four numbers a thread; count is a multiple of 4."""
-    T, number = p.T, peers.small_number(p)
+    T, M, number = p.T, p.M, peers.small_number(p)
     at = (zl.block_index(0) * zl.target.threads + zl.thread_index()) * 4
     if at < p.count:
-        word = at if T is zl.f32 else at // 2
-        mine = zl.load(p.x + at, 4)
-        peers.send_small(words_of(mine, T), word, number, p)
-        total = small_sum(wide(mine, T), word, number, p)
-        zl.store(p.out + at, total if T is zl.f32 else zl.convert(total, zl.bf16))
+        word = at if M is zl.f32 else at // 2
+        mine = sent_as(zl.load(p.x + at, 4), T, M)
+        peers.send_small(words_of(mine, M), word, number, p)
+        zl.store(p.out + at, narrow(small_sum(wide(mine, M), word, number, p), T))
     peers.end_small(number, p)
 
 
@@ -101,15 +114,16 @@ def all_reduce_small(p: ReduceParams):
 
 
 @zl.inline
-def lanes_of(T):
-    return 4 if T is zl.f32 else 8
+def lanes_of(M):
+    """Numbers of 16 bytes that are sent."""
+    return 4 if M is zl.f32 else 8
 
 
 @zl.inline
 def tiles_of(section, p):
     """Where this thread's numbers of a section begin: of all blocks' tiles in turn."""
     first = section * TILES * zl.num_blocks(0) + zl.block_index(0)
-    lanes = lanes_of(p.T)
+    lanes = lanes_of(p.M)
     return [
         ((first + t * zl.num_blocks(0)) * zl.target.threads + zl.thread_index()) * lanes
         for t in zl.static(range(TILES))
@@ -117,22 +131,25 @@ def tiles_of(section, p):
 
 
 @zl.inline
-def load_tiles(source, places, count, T):
-    """A thread's numbers at places below `count`, all in flight."""
-    lanes = lanes_of(T)
-    values = [zl.splat(zl.convert(zl.f32(0), T), lanes) for _ in places]
+def load_tiles(source, places, count, T, M):
+    """A thread's numbers T at places below `count`, all in flight, as they are sent."""
+    lanes = lanes_of(M)
+    values = [zl.splat(zl.convert(zl.f32(0), M), lanes) for _ in places]
     for t in zl.static(range(TILES)):
         if places[t] < count:
-            values[t] = zl.load(source + places[t], lanes)
+            if T is M:
+                values[t] = zl.load(source + places[t], lanes)
+            else:
+                values[t] = zl.make_vector(*[zl.convert(one, M) for one in load_eight(source + places[t], T)])
     return values
 
 
 @zl.inline
 def send_tiles(section, count, p):
     """A section of a block's tiles to the only peer."""
-    to = zl.cast_ptr(zl.where(p.rank == 0, p.peer1, p.peer0) + p.inbox, p.T)
+    to = zl.cast_ptr(zl.where(p.rank == 0, p.peer1, p.peer0) + p.inbox, p.M)
     places = tiles_of(section, p)
-    values = load_tiles(p.x + p.begin, places, count, p.T)
+    values = load_tiles(p.x + p.begin, places, count, p.T, p.M)
     for t in zl.static(range(TILES)):
         if places[t] < count:
             zl.store(to + places[t], values[t])
@@ -142,13 +159,16 @@ def send_tiles(section, count, p):
 def add_tiles(section, count, p):
     """A section of a block's tiles of both ranks."""
     places = tiles_of(section, p)
-    own = load_tiles(p.x + p.begin, places, count, p.T)
-    other = load_tiles(zl.cast_ptr(p.own + p.inbox, p.T), places, count, p.T)
+    own = load_tiles(p.x + p.begin, places, count, p.T, p.M)
+    other = load_tiles(zl.cast_ptr(p.own + p.inbox, p.M), places, count, p.M, p.M)
     out = p.out + p.begin
     for t in zl.static(range(TILES)):
-        total = wide(own[t], p.T) + wide(other[t], p.T)
+        total = wide(own[t], p.M) + wide(other[t], p.M)
         if places[t] < count:
-            zl.store(out + places[t], total if p.T is zl.f32 else zl.convert(total, zl.bf16))
+            if p.T is p.M:
+                zl.store(out + places[t], narrow(total, p.T))
+            else:
+                store_eight(out + places[t], [total[i] for i in zl.static(range(8))], p.T)
 
 
 @zl.inline
@@ -157,7 +177,7 @@ def reduce_two(p):
     in no block. Sums of two numbers are the same in either order."""
     number = peers.begin_large(p)
     count = zl.i32(min(zl.i64(p.most), p.count - p.begin))
-    of_section = zl.num_blocks(0) * TILES * zl.target.threads * lanes_of(p.T)
+    of_section = zl.num_blocks(0) * TILES * zl.target.threads * lanes_of(p.M)
     sections = (count + of_section - 1) // of_section
     send_tiles(zl.i32(0), count, p)
     peers.tell_section(0, 0, number, p)
@@ -216,7 +236,7 @@ def dequantized(words, scale):
 def put_eight(boxes, at, values, scales, p):
     """A thread's eight numbers, the at-th on, into each of (whether, box): returns them as they are read there. scales: where
     those of 8 bits stand, in f32."""
-    if p.INT8:
+    if p.M is zl.i8:
         words, scale = quantized(values)
         for wanted, box in zl.static(boxes):
             if wanted:
@@ -226,16 +246,16 @@ def put_eight(boxes, at, values, scales, p):
         return dequantized(words, scale)
     for wanted, box in zl.static(boxes):
         if wanted:
-            store_eight(zl.cast_ptr(box, p.T) + at, values, p.T)
-    return values
+            store_eight(zl.cast_ptr(box, p.M) + at, values, p.M)
+    return [wide(narrow(values[i], p.M), p.M) for i in zl.static(range(8))]
 
 
 @zl.inline
 def get_eight(box, at, scales, p):
-    if p.INT8:
+    if p.M is zl.i8:
         scale = zl.cast_ptr(box, zl.f32)[scales + at // GROUP]
         return dequantized(zl.load(zl.cast_ptr(box, zl.u32) + at // 4, 2), scale)
-    return load_eight(zl.cast_ptr(box, p.T) + at, p.T)
+    return load_eight(zl.cast_ptr(box, p.M) + at, p.M)
 
 
 @zl.inline
@@ -294,7 +314,7 @@ def reduce_shares(p):
 
 @zl.inline
 def reduce_large(p):
-    if p.WORLD == 2 and not p.INT8:
+    if p.WORLD == 2 and p.M is not zl.i8:
         reduce_two(p)
     else:
         reduce_shares(p)
@@ -302,8 +322,9 @@ def reduce_large(p):
 
 @zl.kernel
 def all_reduce_large(p: ReduceParams):
-    """Any grid of up to MAX_BLOCKS that runs at once. INT8: count is a multiple of GROUP, T f32; each rank's part is rounded to
-    1/254 of its group's largest number at most, and so is the sum."""
+    """Any grid of up to MAX_BLOCKS that runs at once. M i8: count is a multiple of GROUP, T f32; each rank's part is rounded to
+    1/254 of its group's largest number at most, and so is the sum. M bf16, T f32, of more than two ranks: the sum is rounded,
+    too."""
     zl.grid_launch_dependents()
     zl.grid_wait()
     if p.begin < p.count:
@@ -425,9 +446,9 @@ def variants(target) -> list[zl.Variant]:
         return []
     made = []
     for world in peers.WORLDS:
-        for form, T, int8 in (("f32", zl.f32, False), ("bf16", zl.bf16, False), ("int8", zl.f32, True)):
-            fixed = {"WORLD": world, "T": T, "INT8": int8}
-            if not int8:
+        for form, T, M in FORMS:
+            fixed = {"WORLD": world, "T": T, "M": M}
+            if M is not zl.i8:
                 made.append(
                     zl.Variant(f"all_reduce_small_{form}_{world}", all_reduce_small, fixed, threads=SMALL_THREADS)
                 )

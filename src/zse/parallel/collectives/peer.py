@@ -11,7 +11,7 @@ import threading
 
 from zse import env
 from zse.dtypes import ITEM_BYTES
-from zse.errors import DeviceError, GroupError
+from zse.errors import ConfigError, DeviceError, GroupError
 from zse.kernels.gpu import peer_messages, peers
 from zse.lazy import select
 from zse.parallel.collectives import host
@@ -37,6 +37,7 @@ BOX_BYTES = 32 << 20  # of a large exchange at once: longer parts are several la
 SMALL_BYTES = {2: 1 << 20, 3: 512 << 10, 4: 512 << 10}
 SMALL_BYTES_OF_MORE = 256 << 10
 LARGE_BLOCKS = 96
+SENT = ("f32", "bf16", "int8")  # as what ranks send their parts of what is larger
 CYCLES_PER_S = 2_000_000_000  # of a GPU's clock, about: a wait's limit need not be exact
 MESSAGE_BLOCKS = 32  # of a message: who waits should not take a GPU's memory for polling
 LAYOUT = 2  # of the buffer and its flags: ranks must have the same
@@ -55,6 +56,9 @@ class PeerCollectives:
     def __init__(self, group: "RankGroup", device: "Any"):
         if group.size > peers.MAX_RANKS:
             raise DeviceError(f"{group.size} ranks: kernels of peers are for up to {peers.MAX_RANKS} GPUs")
+        self._sent = env.get("ZSE_ALL_REDUCE") or ("f32" if group.exact else "bf16")
+        if self._sent not in SENT:
+            raise ConfigError(f"ZSE_ALL_REDUCE={self._sent}: expected one of {', '.join(SENT)}")
         self._group, self._device = group, device
         self._inbox, self._outbox, words = buffer_words(group.size)
         self._world = next(world for world in peers.WORLDS if world >= group.size)
@@ -63,7 +67,6 @@ class PeerCollectives:
         self._addresses = self._map(group, device, 8 * words)
         self._stop = device.host_memory(4096, "peers")
         self._stop_word = ctypes.c_uint32.from_address(self._stop.address)
-        self._int8 = env.get("ZSE_ALL_REDUCE") == "int8"
         self._wake: tuple[int, int] | None = None
         self._watcher: threading.Thread | None = None
 
@@ -105,30 +108,35 @@ class PeerCollectives:
         width = product(x.shape[1:])
         if width % 8:
             raise ValueError(f"all_reduce of rows of {width} numbers: multiples of 8")
-        form = "large"
-        if most_of(width * x.shape[0], recorder.maxima) * ITEM_BYTES[x.dtype] <= self.small_bytes:
+        largest, form = most_of(width * x.shape[0], recorder.maxima), "large"
+        if largest * ITEM_BYTES[x.dtype] <= self.small_bytes:
             form = "small"
-        elif self._int8 and x.dtype == "f32" and width % 32 == 0:
+        elif x.dtype == "f32" and self._sent == "int8" and width % 32 == 0:
             form = "int8"
+        elif x.dtype == "f32" and self._sent == "bf16":
+            form = "small half" if 2 * largest <= self.small_bytes else "large half"
         self.reduce_by(form, recorder, x, out)
 
     def reduce_by(self, form: str, recorder: "Recorder", x: "Tensor", out: "Tensor") -> None:
-        """Record all_reduce by a form: "small" (up to 4 * SMALL_VALUES bytes), "large", "int8" (f32 alone, rows of a multiple
-        of 32 numbers)."""
+        """Record all_reduce by a form: "small" (up to 4 * SMALL_VALUES bytes that are sent), "large", of f32 alone "small half" and
+        "large half", which are sent as bf16, and "int8" (rows of a multiple of 32 numbers)."""
         count, item = product(x.shape), ITEM_BYTES[x.dtype]
+        size, _, sent = form.partition(" ")
+        if form == "int8":
+            size, sent = "large", form
         largest = most_of(count, recorder.maxima)
         args = self._common() | dict(x=x, out=out, count=count)
-        if form == "small":
+        symbol = f"all_reduce_{size}_{sent or x.dtype}_{self._world}"
+        if size == "small":
             blocks = self._small_blocks(count) if isinstance(count, Sym) else ceil_div(count, 4 * SMALL_THREADS)
-            self._launch(recorder, f"all_reduce_small_{x.dtype}_{self._world}", args | dict(begin=0, most=0), blocks)
+            self._launch(recorder, symbol, args | dict(begin=0, most=0), blocks)
             return
         most = BOX_BYTES // item
         # Numbers of a block at once: of two ranks each adds all, else each a share.
-        alike = form == "large" and self._group.size == 2
-        tile = LARGE_THREADS * (16 // item if alike else 8 * self._group.size)
+        alike = sent != "int8" and self._group.size == 2
+        tile = LARGE_THREADS * (16 // (2 if sent else item) if alike else 8 * self._group.size)
         for begin in range(0, largest, most):
             blocks = min(LARGE_BLOCKS, -(-min(most, largest - begin) // tile))
-            symbol = f"all_reduce_large_{'int8' if form == 'int8' else x.dtype}_{self._world}"
             self._launch(recorder, symbol, args | dict(begin=begin, most=most), blocks)
 
     def _small_blocks(self, count: Sym) -> "Size":
