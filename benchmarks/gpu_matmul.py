@@ -1,6 +1,6 @@
 """The matrix products of a model's layers on one GPU, without anything between them: time, TFLOP/s and TB/s.
 
-    python benchmarks/gpu_matmul.py [--precisions bf16,fp8,int4] [--tokens 1,16,64,128,512,1024] [--layers 28] [--each]
+    python benchmarks/gpu_matmul.py [--precisions bf16,fp8,int4,int4-fp8] [--tokens 1,16,64,128,512,1024] [--layers 28] [--each]
         [--cube 8192]
 
 The shapes are those of Qwen2.5-7B (hidden 3584, 28 + 2 * 4 heads of 128, inner 18944). Every layer has weights of its
@@ -19,7 +19,7 @@ from zse.kernels.matmul import matmul
 from zse.quant.scheme import AffineScheme, DenseScheme, Fp8Scheme, memory_layout
 from zse.runtime.opening import open_device
 from zse.runtime.symbol import Sym
-from zse.tensor import Fp8Activation, Tensor, Weight
+from zse.tensor import Fp8Activation, Tensor, Weight, sum_width
 
 HIDDEN, QKV, INNER = 3584, 4608, 18944
 SCHEMES = {
@@ -27,6 +27,7 @@ SCHEMES = {
     "fp8": Fp8Scheme("row"),
     "fp8-block": Fp8Scheme("block"),
     "int4": AffineScheme(4, 128, False),
+    "int4-fp8": AffineScheme(4, 128, False),
     "int4-g32": AffineScheme(4, 32, False),
     "int5-g32": AffineScheme(5, 32, False),
     "int6-g16": AffineScheme(6, 16, True),
@@ -34,6 +35,7 @@ SCHEMES = {
     "int8-g32": AffineScheme(8, 32, True),
     "f16": DenseScheme("f16"),
 }
+OF_FP8 = ("fp8", "fp8-block", "int4-fp8")  # their activations are e4m3 from 9 tokens on
 PRODUCTS = (("qkv", QKV, HIDDEN), ("o", HIDDEN, HIDDEN), ("gate_up", 2 * INNER, HIDDEN), ("down", HIDDEN, INNER))
 PATTERN = 8 << 20  # bytes of random values, repeated
 
@@ -111,11 +113,14 @@ def record_products(recorder, layer, inputs, outputs, tokens: int, only: str | N
 
 def measure(device, maker, precision: str, layers: list, tokens: int, each: bool) -> None:
     symbol = Sym("tokens")
-    fp8 = precision.startswith("fp8") and tokens > 8
+    fp8 = precision in OF_FP8 and tokens > 8
 
     def values(width: int):
-        whole = maker.tensor((tokens, width), "e4m3" if fp8 else "bf16").with_rows(symbol)
-        return Fp8Activation(whole, maker.tensor((tokens,), "f32").with_rows(symbol)) if fp8 else whole
+        whole = maker.tensor((tokens, width), "e4m3" if fp8 else "bf16")
+        if not fp8:
+            return whole.with_rows(symbol)
+        sums = maker.tensor((tokens, sum_width(width)), "f16")
+        return Fp8Activation(whole, maker.tensor((tokens,), "f32"), sums).with_rows(symbol)
 
     inputs = {width: values(width) for width in (HIDDEN, INNER)}
     outputs = {

@@ -76,11 +76,21 @@ class Activation(NamedTuple):
         )
 
 
+SUM_COLUMNS = 128  # of a row of an Fp8Activation that have a sum
+
+
+def sum_width(width: int) -> int:
+    """Sums of a row of an Fp8Activation of `width` columns, filled up to 16 bytes."""
+    return -(-width // (SUM_COLUMNS * 8)) * 8
+
+
 class Fp8Activation(NamedTuple):
-    """8-bit float rows for a GEMM with fp8 weights: q e4m3 [M, K], scale f32 [M]; a[m, k] = scale[m] * q[m, k]."""
+    """8-bit float rows for a GEMM with fp8 or int4 weights: q e4m3 [M, K], scale f32 [M]; a[m, k] = scale[m] * q[m, k].
+    sums f16 [M, sum_width(K)]: of q, each SUM_COLUMNS of a row; what is behind the last is anything."""
 
     q: Tensor
     scale: Tensor
+    sums: Tensor
 
     @property
     def dtype(self) -> str:
@@ -91,7 +101,7 @@ class Fp8Activation(NamedTuple):
         return self.q.shape
 
     def with_rows(self, rows: "int | Sym") -> "Fp8Activation":
-        return Fp8Activation(self.q.with_rows(rows), self.scale.with_rows(rows))
+        return Fp8Activation(*(part.with_rows(rows) for part in self))
 
 
 class Routing(NamedTuple):

@@ -14,7 +14,7 @@ from zse.kernels.op import EXACT, HostActivation, HostArray, HostFp8Activation
 from zse.kernels.table import all_ops, all_variants
 from zse.quant.pack import bf16_to_f32, e4m3_to_f32
 from zse.runtime.cuda import CUDADevice
-from zse.tensor import Activation, Fp8Activation, Tensor, Weight
+from zse.tensor import Activation, Fp8Activation, Tensor, Weight, sum_width
 
 BITS = {"bf16": "uint16", "e4m3": "uint8"}
 
@@ -75,7 +75,7 @@ def to_tensor(gpu, value):
     if isinstance(value, HostActivation):
         return Activation(*(upload(gpu, part) for part in (value.q, value.scale, value.sum)))
     if isinstance(value, HostFp8Activation):
-        return Fp8Activation(upload(gpu, value.q, "e4m3"), upload(gpu, value.scale))
+        return Fp8Activation(upload(gpu, value.q, "e4m3"), upload(gpu, value.scale), upload(gpu, value.sums))
     if hasattr(value, "planes"):
         kinds = {plane.name: plane.dtype for plane in value.scheme.planes(*value.shape, value.layout)}
         planes = {name: upload(gpu, plane, kinds[name]) for name, plane in value.planes.items()}
@@ -106,7 +106,9 @@ def run_case(op, case, gpu, times: int = 1) -> dict:
         if output.fp8:
             rows, width = output.shape
             tensors[name] = Fp8Activation(
-                upload(gpu, poisoned((rows, width), "e4m3"), "e4m3"), upload(gpu, poisoned((rows,), "float32"))
+                upload(gpu, poisoned((rows, width), "e4m3"), "e4m3"),
+                upload(gpu, poisoned((rows,), "float32")),
+                upload(gpu, poisoned((rows, sum_width(width)), "float16")),
             )
         else:
             initial = poisoned(output.shape, output.dtype) if output.inout is None else output.inout
@@ -122,7 +124,10 @@ def run_case(op, case, gpu, times: int = 1) -> dict:
         tensor = tensors[name]
         if output.fp8:
             results[name] = HostFp8Activation(
-                output.shape, read_back(gpu, tensor.q, np.uint8), read_back(gpu, tensor.scale, np.float32)
+                output.shape,
+                read_back(gpu, tensor.q, np.uint8),
+                read_back(gpu, tensor.scale, np.float32),
+                read_back(gpu, tensor.sums, np.float16),
             )
         else:
             results[name] = read_back(gpu, tensor, BITS.get(output.dtype, output.dtype))
@@ -249,7 +254,11 @@ def check_cases(op, device, seed: int, cases: list, most: int = 0, part: tuple[i
 
 def check_fp8(got: HostFp8Activation, values: np.ndarray, slack: float, what: str) -> None:
     """scale = largest magnitude / 448; q within half a step of e4m3 (2**-4 of the value, 2**-10 near zero) and `slack`
-    of the row's largest magnitude."""
+    of the row's largest magnitude; sums those of q, rounded to f16."""
+    wanted = HostFp8Activation.sums_of(got.q)
+    np.testing.assert_allclose(
+        np.where(np.isnan(wanted), wanted, got.sums), wanted, rtol=2**-10, atol=0.01, err_msg=f"{what}: sums"
+    )
     peak = np.abs(values).max(axis=1)
     np.testing.assert_allclose(got.scale, peak / 448, rtol=slack + 1e-6, atol=1e-38, err_msg=f"{what}: scale")
     assert ((got.q & 0x7F) != 0x7F).all(), f"{what}: q is NaN"

@@ -17,7 +17,7 @@ import pytest
 import test_gpt_oss
 import tiny
 import tiny_families
-from session import Session
+from session import Session, dequantized, loss_of, quantized
 
 from gpu.harness import device
 from zse.engine.config import EngineConfig
@@ -25,7 +25,6 @@ from zse.engine.load import load_engine
 from zse.engine.metrics import Phases
 from zse.formats.convert import convert
 from zse.formats.opening import open_model
-from zse.kernels.op import HostFp8Activation
 from zse.models.load import load_model, plan_model, read_config
 from zse.runtime.opening import open_device
 from zse.sampling.params import SamplingParams
@@ -190,66 +189,32 @@ def random_model(folder, kind: str, layers: int, shape: str = "qwen2.5-7b") -> s
     return str(out)
 
 
-def dequantized(model) -> dict[str, np.ndarray]:
-    """What the planes on the GPU stand for, by role, f32."""
-
-    dtypes = {"u8": np.uint8, "e4m3": np.uint8, "f16": np.float16, "f32": np.float32, "bf16": np.uint16}
-    config = model.config
-    q, kv, inner = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim, config.intermediate_size
-    found = {}
-    for name, weight in model.weights.items():
-        planes = {
-            plane: np.frombuffer(GPU.read(tensor), dtypes[tensor.dtype]).reshape(tensor.shape)
-            for plane, tensor in weight.planes.items()
-        }
-        values = weight.scheme.dequantize(planes, *weight.shape, weight.layout)
-        at, _, stem = name.rpartition(".")
-        cuts = {"qkv": (("q", q), ("k", kv), ("v", kv)), "gate_up": (("gate", inner), ("up", inner))}.get(stem)
-        first = 0
-        for role, rows in cuts or ((stem, len(values)),):
-            found[f"{at}.{role}" if at else role] = values[first : first + rows]
-            first += rows
-    for name, vector in model.vectors.items():
-        values = np.frombuffer(GPU.read(vector), np.float32)
-        if name.endswith("qkv_bias"):
-            at = name[: -len("qkv_bias")]
-            for role, part in zip("qkv", np.split(values, [q, q + kv]), strict=True):
-                found[f"{at}{role}_bias"] = part
-        else:
-            found[name] = values
-    return found
-
-
 @pytest.mark.parametrize("quantize", ["int4", "int8"])
 def test_quantized_on_load(quantize, tmp_path):
     """Against the oracle on what the planes stand for: only roundings to bf16 differ."""
     model = gpu_model(str(tiny.write("wide", tmp_path)), quantize=quantize)
     ids = tiny.tokens("wide")
-    error = error_of(Session(GPU, model).run(ids), numpy_model.forward(model.config, dequantized(model), ids))
+    error = error_of(Session(GPU, model).run(ids), numpy_model.forward(model.config, dequantized(GPU, model), ids))
     print(f"\n{quantize}: {error:.4f} of the largest logit")
     assert error < TINY_LIMIT
 
 
-def quantized(x):
-    """An activation as fp8 products see it."""
-    return HostFp8Activation.quantize(x).dequantize().astype(x.dtype)
-
-
 # bf16 between the operations: each is off by up to 2**-9.
-@pytest.mark.parametrize("kind", ["bf16", "int4", "int8", "fp8"])
+@pytest.mark.parametrize("kind", ["bf16", "int4", "int4-fp8", "int8", "fp8"])
 def test_layers_of_a_7b_shape(kind, tmp_path):
     """Two layers with 7B widths: 150 tokens at once, 40 at once, and token by token, against NumPy in f32.
 
-    Above 8 tokens fp8 weights get fp8 activations. What these cost is measured on the reference; the GPU may lose 15 % more
+    Above 8 tokens fp8 weights get fp8 activations, and int4 weights where they are asked for. What these cost is measured on the reference; the GPU may lose 15 % more
     (the tensor cores keep 14 bits of a sum of fp8 products). A closer comparison says nothing: a rounding to bf16 before
     the one to fp8 makes the reference itself differ by two thirds of what fp8 costs."""
-    model = gpu_model(random_model(tmp_path, kind, 2))
+    stored, _, narrow = kind.partition("-")
+    model = gpu_model(random_model(tmp_path, stored, 2))
     ids = np.random.default_rng(3).integers(0, 150_000, 150)
-    weights = dequantized(model)
+    weights = dequantized(GPU, model)
     reference = numpy_model.forward(model.config, weights, ids)
     errors, losses = {}, {}
     for name, sizes in (("150", None), ("40", [40, 40, 40, 30]), ("1", [8] * 15 + [1] * 30)):
-        session = Session(GPU, model, rows=1, max_tokens=160, context=160)
+        session = Session(GPU, model, activations=narrow or None, rows=1, max_tokens=160, context=160)
         logits = session.run(ids, sizes)
         errors[name], losses[name] = error_of(logits, reference), loss_of(logits, reference)
     print(
@@ -259,20 +224,12 @@ def test_layers_of_a_7b_shape(kind, tmp_path):
         )
     )
     limits = dict.fromkeys(errors, 0.02)
-    if kind == "fp8":
+    if kind.endswith("fp8"):
         rounded = loss_of(numpy_model.forward(model.config, weights, ids, operand=quantized), reference)
         print(f"what fp8 activations cost the reference: {rounded:.4f} in the mean")
         assert max(losses["150"], losses["40"]) < 1.15 * rounded
         limits = {"1": 0.02}
     assert all(errors[name] < limit for name, limit in limits.items())
-
-
-def loss_of(logits, reference) -> float:
-    """Root of the mean square of the differences, as a part of that of the logits."""
-    assert np.isfinite(logits).all()
-    return float(
-        np.sqrt(np.mean((logits - reference) ** 2, dtype=np.float64) / np.mean(reference**2, dtype=np.float64))
-    )
 
 
 def replies(path: str, where: str, prompts, num_tokens: int, max_context: int = 256, **options):

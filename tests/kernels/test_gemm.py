@@ -12,7 +12,7 @@ from zse.kernels.gpu.matmul_cases import SCHEMES
 from zse.kernels.matmul import matmul
 from zse.quant.scheme import AffineScheme, DenseScheme, Fp8Scheme
 from zse.runtime.null import NullGPU
-from zse.tensor import Fp8Activation, Tensor, Weight
+from zse.tensor import Fp8Activation, Tensor, Weight, sum_width
 
 ROWS, WIDTH = 1024, 2048
 
@@ -70,7 +70,11 @@ def test_every_scheme_has_a_kernel(arch, tokens):
             recorder = device.record()
             symbol = recorder.symbol("tokens", tokens)
             a = (
-                Fp8Activation(new(device, (symbol, WIDTH), "e4m3"), new(device, (symbol,), "f32"))
+                Fp8Activation(
+                    new(device, (symbol, WIDTH), "e4m3"),
+                    new(device, (symbol,), "f32"),
+                    new(device, (symbol, sum_width(WIDTH)), "f16"),
+                )
                 if fp8
                 else new(device, (symbol, WIDTH), "bf16")
             )
@@ -85,7 +89,7 @@ def test_every_scheme_has_a_kernel(arch, tokens):
 def test_choice_fills_the_chip():
     """A choice is never slower, by its own model, than the largest tile without splits; parts never outnumber
     processors."""
-    for kind in ("bf16", "e4m3", "block", 4, 8):
+    for kind in ("bf16", "e4m3", "block", "w4a8", 4, 8):
         for tokens in (65, 128, 300, 512, 1024, 2048, 8192):
             for cols, width in ((4608, 3584), (3584, 3584), (3584, 18944), (1024, 512), (152064, 3584)):
                 for gated in (False, True):
@@ -107,6 +111,10 @@ MEASURED = {
     ("bf16", 1024, 4608, 3584): {(256, 144, 1): 47.9, (128, 144, 1): 49.2, (128, 128, 1): 61.4, (128, 224, 1): 70.3},
     ("e4m3", 128, 3584, 18944): {(128, 64, 2): 28.6, (128, 128, 4): 34.8, (128, 64, 1): 36.9},
     ("e4m3", 1024, 3584, 3584): {(256, 112, 1): 27.3, (128, 128, 1): 31.8},
+    ("w4a8", 256, 3584, 18944): {(128, 128, 2): 42.4, (256, 128, 4): 49.4},
+    ("w4a8", 1024, 3584, 18944): {(256, 128, 1): 123.9, (128, 128, 1): 144.7},
+    ("w4a8", 2048, 3584, 18944): {(256, 128, 1): 265.7, (128, 128, 1): 319.2},
+    ("w4a8", 2048, 3584, 3584): {(256, 128, 1): 67.3, (128, 128, 1): 77.7},
     (4, 128, 4608, 3584): {(128, 128, 3): 18.0, (128, 128, 1): 31.7, (256, 128, 3): 35.6},
     (4, 256, 3584, 18944): {(256, 128, 4): 65.6, (128, 128, 2): 91.7},
     (4, 512, 3584, 3584): {(256, 128, 2): 32.7, (128, 128, 1): 36.4, (256, 128, 1): 46.7},

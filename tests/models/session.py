@@ -6,6 +6,7 @@ from zse.cache.groups import group_layers
 from zse.cache.layout import KVCache
 from zse.cache.states import state_cache
 from zse.formats.opening import open_model
+from zse.kernels.op import HostFp8Activation
 from zse.lora.slots import AdapterSlots
 from zse.lora.targets import Targets
 from zse.models.load import load_model, plan_model
@@ -142,3 +143,45 @@ class Session:
 
     def reset(self):
         self.lengths = [0] * len(self.lengths)
+
+
+def dequantized(device, model) -> dict[str, np.ndarray]:
+    """What the planes on a GPU stand for, by role, f32."""
+    dtypes = {"u8": np.uint8, "e4m3": np.uint8, "f16": np.float16, "f32": np.float32, "bf16": np.uint16}
+    config = model.config
+    q, kv, inner = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim, config.intermediate_size
+    found = {}
+    for name, weight in model.weights.items():
+        planes = {
+            plane: np.frombuffer(device.read(tensor), dtypes[tensor.dtype]).reshape(tensor.shape)
+            for plane, tensor in weight.planes.items()
+        }
+        values = weight.scheme.dequantize(planes, *weight.shape, weight.layout)
+        at, _, stem = name.rpartition(".")
+        cuts = {"qkv": (("q", q), ("k", kv), ("v", kv)), "gate_up": (("gate", inner), ("up", inner))}.get(stem)
+        first = 0
+        for role, rows in cuts or ((stem, len(values)),):
+            found[f"{at}.{role}" if at else role] = values[first : first + rows]
+            first += rows
+    for name, vector in model.vectors.items():
+        values = np.frombuffer(device.read(vector), np.float32)
+        if name.endswith("qkv_bias"):
+            at = name[: -len("qkv_bias")]
+            for role, part in zip("qkv", np.split(values, [q, q + kv]), strict=True):
+                found[f"{at}{role}_bias"] = part
+        else:
+            found[name] = values
+    return found
+
+
+def quantized(x):
+    """An activation as fp8 products see it."""
+    return HostFp8Activation.quantize(x).dequantize().astype(x.dtype)
+
+
+def loss_of(logits, reference) -> float:
+    """Root of the mean square of the differences, as a part of that of the logits."""
+    assert np.isfinite(logits).all()
+    return float(
+        np.sqrt(np.mean((logits - reference) ** 2, dtype=np.float64) / np.mean(reference**2, dtype=np.float64))
+    )

@@ -12,7 +12,7 @@ import numpy_model
 import pytest
 import tiny
 import tiny_families
-from session import Session, load
+from session import Session, dequantized, load, loss_of, quantized
 
 from zse.bench.profile import profile
 from zse.bench.speed import greedy
@@ -27,6 +27,7 @@ from zse.engine.memory import plan_memory
 from zse.engine.messages import Ask
 from zse.engine.runner import Runner
 from zse.errors import UnsupportedError
+from zse.formats.convert import convert
 from zse.formats.opening import open_model
 from zse.kernel import cache
 from zse.models.expert_places import with_expert_memory
@@ -89,6 +90,26 @@ def test_logits_and_order(like, sizes, family, kept_kernels, tmp_path):
     logits = Session(device, model, rows=1, max_tokens=16, context=32).run(ids, sizes)
     # bf16 between the operations, as in tests/gpu/test_models.py.
     assert np.abs(logits - reference).max() < 0.05 * np.abs(reference).max()
+
+
+def test_int4_beside_fp8_activations(kept_kernels, monkeypatch, tmp_path):
+    """From 9 tokens on e4m3 activations cost what they cost the reference (a rounding to bf16 before makes some difference).
+    Steps of fewer tokens are those of bf16, bit for bit."""
+    monkeypatch.setitem(tiny.CONFIGS, "wide", tiny.config("wide") | dict(intermediate_size=512))
+    name, ids = str(tmp_path / "int4.zse"), tiny.tokens("wide")
+    convert(tiny.write("wide", tmp_path), name, "int4", 128, head="bf16", layout="rows")
+    device = EmulateDevice("sm_90a", cache.package_variants("sm_90a"))
+    model, _ = load_emulated(device, name)
+    weights = dequantized(device, model)
+    reference = numpy_model.forward(model.config, weights, ids)
+    rounded = loss_of(numpy_model.forward(model.config, weights, ids, operand=quantized), reference)
+    options = dict(rows=1, max_tokens=64, context=64)
+    for count in (40, 20):
+        logits = Session(device, model, activations="fp8", **options).run(ids, [count] * (40 // count))
+        assert rounded / 3 < loss_of(logits, reference) < 1.5 * rounded
+    few, bf16 = (Session(device, model, activations=name, **options).run(ids, [8] * 5) for name in ("fp8", "bf16"))
+    np.testing.assert_array_equal(few, bf16)
+    assert loss_of(bf16, reference) < rounded / 3
 
 
 @pytest.mark.parametrize("family, count", [("gemma3", 3), ("llama", 1), ("qwen2_moe", 2)])

@@ -88,6 +88,7 @@ CPU = {
 }
 GPU = {
     "llama-int4": ("llama", GPU_INT4, {}),
+    "llama-int4-bf16": ("llama", GPU_INT4, dict(activations="bf16")),
     "llama-mixed": ("llama", GPU_MIXED, {}),
     "llama-bf16": ("llama", BF16, {}),
     "llama-fp8": ("llama", FP8, {}),

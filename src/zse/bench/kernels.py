@@ -14,7 +14,7 @@ from zse.kernels import op as kernels_op
 from zse.kernels import table
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
-from zse.tensor import Activation, Fp8Activation, Tensor, Weight
+from zse.tensor import Activation, Fp8Activation, Tensor, Weight, sum_width
 
 COPIES_BYTES = 3  # times the L2 cache: how much the copies of a launch's inputs are together
 TARGET_S = 0.004  # of one replay
@@ -58,7 +58,7 @@ def place(device, value: Any) -> Any:
         low = None if value.low is None else upload(device, value.low)
         return Activation(upload(device, value.q), upload(device, value.scale), upload(device, value.sum), low)
     if isinstance(value, kernels_op.HostFp8Activation):
-        return Fp8Activation(upload(device, value.q, "e4m3"), upload(device, value.scale))
+        return Fp8Activation(upload(device, value.q, "e4m3"), upload(device, value.scale), upload(device, value.sums))
     if hasattr(value, "planes"):
         kinds = {plane.name: plane.dtype for plane in value.scheme.planes(*value.shape, value.layout)}
         return Weight(
@@ -82,6 +82,7 @@ def outputs(device, case) -> dict[str, Any]:
             found[name] = Fp8Activation(
                 upload(device, np.full(output.shape, 0x7F, np.uint8), "e4m3"),
                 upload(device, np.full(rows, np.nan, np.float32)),
+                upload(device, np.full((rows, sum_width(width)), np.nan, np.float16)),
             )
         elif output.int8:
             found[name] = Activation(

@@ -58,7 +58,7 @@ the gulls forgot to be afraid of the dogs.
 ACTIVATIONS: dict[str, dict[str, Any]] = {
     "weights": {"device": "cpu", "activations": "f32", "kv_dtype": "f32"},
     "cpu": {"device": "cpu", "activations": "int8", "kv_dtype": "f16"},
-    "gpu": {"device": "cuda", "activations": "bf16", "kv_dtype": "bf16"},
+    "gpu": {"device": "cuda", "activations": "fp8", "kv_dtype": "bf16"},
 }
 
 

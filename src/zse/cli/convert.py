@@ -77,7 +77,7 @@ ARGUMENTS = (
     option(
         "--target-device",
         ("cpu", "gpu"),
-        "measure with the activations of this device: int8 of a CPU, bf16 (fp8 beside fp8 weights) of a GPU, which must be "
+        "measure with the activations of this device: int8 of a CPU, fp8 or bf16 of a GPU, which must be "
         "here (default: f32, where the weights alone make the difference; with --max-perplexity-change by --layout)",
     ),
     option("--perplexity-text", "FILE", "measure on a text of your own (default: a short fixed one)"),

@@ -57,8 +57,8 @@ ENGINE = (
     option("--threads", Amount(int, 1, 1024), "CPU threads (default: ZSE_THREADS, else physical cores)"),
     option(
         "--activations",
-        ("auto", "int8", "f32", "bf16"),
-        "activations of matrix products; on a CPU int8 (default) is faster, f32 is closest; on a GPU bf16",
+        ("auto", "int8", "f32", "bf16", "fp8"),
+        "activations of products; a CPU: int8 (default) is faster, f32 closest; a GPU: fp8 (default) from 9 tokens on, bf16 closest",
         "auto",
     ),
     option(

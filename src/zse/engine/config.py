@@ -17,7 +17,7 @@ AUTO = "auto"
 AUTO_LAYERS = -1  # of resident_layers: as many as fit
 DEVICES = ("auto", "cpu", "cuda", "hip", "metal")
 # What each family of devices computes with; the first is what "auto" means.
-ACTIVATIONS = {"cpu": ("int8", "f32"), "gpu": ("bf16",)}
+ACTIVATIONS: dict[str, tuple[str, ...]] = {"cpu": ("int8", "f32"), "gpu": ("fp8", "bf16")}
 KV_DTYPES = {"cpu": ("f16", "f32", "int8", "fp8"), "gpu": ("bf16", "int8", "fp8")}
 # Requests at once: the fewest, and the most where their logits (ROW_BYTES a token of the vocabulary: the f32 and what
 # the sampler keeps of them) take no more than ROWS_SHARE of the memory. Qwen2.5's 152,064 tokens: 311 MB for 256 rows.

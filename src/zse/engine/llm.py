@@ -64,7 +64,8 @@ class LLM:
             print(llm.chat([{"role": "user", "content": "Hello!"}]).text)
 
     model: a name of the store, or a path. device: "auto" (the first GPU that can be used, else the CPU), "cpu", "cuda",
-    "cuda:1". threads: of the CPU, default ZSE_THREADS, else physical cores. activations: "int8" or "f32" on a CPU.
+    "cuda:1". threads: of the CPU, default ZSE_THREADS, else physical cores. activations: "int8" or "f32" on a CPU,
+    "fp8" or "bf16" on a GPU.
     kv_dtype: "f16" or "f32" on a CPU, "bf16" on a GPU, "int8" or "fp8" on both. max_context: tokens of prompt and reply
     (default: the model's). max_rows: requests that run as one batch (default: 64). prepare_chat: load the chat template
     at once, while weights are read, instead of at the first chat. Further options are EngineConfig's. Raises ZSEError

@@ -7,7 +7,7 @@ from zse import kernel as zl
 from zse.dtypes import ITEM_BYTES
 from zse.kernels import gpu
 from zse.kernels.op import Case, Cost, HostArray, Op, OutputSpec, Tolerance, cases_of, check, later, launcher, require
-from zse.kernels.quantize import GROUP, fp8_output, int8_output, quantize_group
+from zse.kernels.quantize import GROUP, int8_output, quantize_group
 from zse.lazy import numpy as np
 from zse.quant import pack
 from zse.runtime.args import Args
@@ -156,18 +156,13 @@ def _gated(recorder, gate_up, out, kind: str) -> None:
 
 
 def _gated_gpu(recorder, gate_up, out, kind: str) -> None:
-    """As on a CPU, but gate_up f32 or bf16, out a bf16 Tensor or Fp8Activation, F a multiple of 8."""
+    """As on a CPU, but gate_up f32 or bf16, out bf16, F a multiple of 8."""
     name, source = _sources(gate_up, out, kind, ("f32", "bf16"))
     rows, width = out.shape
     require(width % 8 == 0, f"gated: width {width} is not a multiple of 8")
     symbol = f"{name}_{source['gates'].dtype}"
-    if out.dtype == "fp8":
-        require(source["ups"] is not None and kind in gpu.activation.FP8_KINDS, f"gated: {name} is not written as fp8")
-        args = Args(**source, q=out.q, scale=out.scale)
-        recorder.launch(f"{symbol}_fp8_v{gpu.activation.row_vectors(width)}", args, (rows,))
-    else:
-        check("gated out", out, "bf16", rows, width)
-        recorder.launch(f"{symbol}_bf16", Args(**source, out=out), (-(-width // gpu.activation.CHUNK), rows))
+    check("gated out", out, "bf16", rows, width)
+    recorder.launch(f"{symbol}_bf16", Args(**source, out=out), (-(-width // gpu.activation.CHUNK), rows))
 
 
 gated = launcher(cpu=_gated, gpu=_gated_gpu)
@@ -203,23 +198,17 @@ def _near(kind: str, relative: float, reason: str) -> Tolerance:
 def _gpu_cases(rng):
     for kind in (*KINDS, CLAMPED):
         near = _near(kind, 2**-8, "the result is rounded to bf16")
-        for rows, width, form in (
-            (1, 18944, "bf16"),
-            (5, 40, "bf16"),
-            (3, 1024, "fp8"),
-            (2, 18944, "fp8"),
-            (2, 20488, "fp8"),
-        ):
+        for rows, width in ((1, 18944), (5, 40)):
             x = (rng.standard_normal((rows, 2 * width)) * 3).astype(np.float32)
             x[0, 0], x[-1, 1] = -100.0, 100.0
-            out = OutputSpec((rows, width), "bf16", near) if form == "bf16" else fp8_output(rows, width, 2e-5)
+            out = OutputSpec((rows, width), "bf16", near)
             narrow = HostArray("bf16", pack.f32_to_bf16(x))
             pair = tuple(np.ascontiguousarray(part) for part in np.split(x, 2, axis=1))
             one = (pair[0],), (HostArray("bf16", pack.f32_to_bf16(pair[0])),)
             inputs = [("f32", x), ("bf16", narrow), ("pair", pair)] if kind in GATED_KINDS else []
-            inputs += [("one", one[0]), ("one bf16", one[1])] if form == "bf16" and kind != CLAMPED else []
-            for name, gate_up in inputs if form == "bf16" or kind in gpu.activation.FP8_KINDS else ():
-                yield Case(f"{kind} {name} {form} {rows}x{width}", {"gate_up": gate_up}, {"out": out}, {"kind": kind})
+            inputs += [("one", one[0]), ("one bf16", one[1])] if kind != CLAMPED else []
+            for name, gate_up in inputs:
+                yield Case(f"{kind} {name} {rows}x{width}", {"gate_up": gate_up}, {"out": out}, {"kind": kind})
 
 
 def _cpu_cases(rng):
@@ -244,7 +233,7 @@ def _cpu_cases(rng):
 def _cost(case: Case) -> Cost:
     rows, width = case.outputs["out"].shape
     out, source = case.outputs["out"], case.inputs["gate_up"]
-    wide = 1 if out.int8 or out.fp8 else 2 if out.dtype == "bf16" else 4
+    wide = 1 if out.int8 else 2 if out.dtype == "bf16" else 4
     parts = source if isinstance(source, tuple) else (source, source)
     read = sum(2 if isinstance(part, HostArray) else 4 for part in parts)
     return Cost(rows * width * (read + wide), rows * width * 20)

@@ -9,7 +9,7 @@ from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, check, later, 
 from zse.kernels.quantize import GROUP, fp8_output, int8_output, quantize_group
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
-from zse.tensor import Routing
+from zse.tensor import Fp8Activation, Routing
 
 DELTAS = ("none", "add", "norm")
 # stream: back to x itself.
@@ -247,13 +247,13 @@ def _cpu_target(out, rows: int, width: int, norm: str) -> tuple[str, dict]:
 def _gpu_target(out, rows: int, width: int, norm: str) -> tuple[str, dict]:
     vectors = norm_vectors(width)
     require(width % 8 == 0 and vectors > 0, f"add_rmsnorm: width {width} is not a multiple of 8 up to 16,384")
-    targets = dict.fromkeys(("out", "q", "scale"))
+    targets = dict.fromkeys(("out", *Fp8Activation._fields))
     if out is None:
         return f"none_v{vectors}", targets
     form = "fp8" if out.dtype == "fp8" else "bf16"
     require((norm, form) != ("layer_bias", "fp8"), "add_rmsnorm: a LayerNorm with a bias is not written as fp8")
     check("add_rmsnorm out", out, form, rows, width)
-    return f"{form}_v{vectors}", targets | ({"q": out.q, "scale": out.scale} if form == "fp8" else {"out": out})
+    return f"{form}_v{vectors}", targets | (out._asdict() if form == "fp8" else {"out": out})
 
 
 TARGETS = {"cpu": _cpu_target, "gpu": _gpu_target}

@@ -12,6 +12,7 @@ from zse.kernel import Variant
 from zse.kernel.language import Record
 from zse.lazy import numpy as np
 from zse.quant import pack
+from zse.tensor import SUM_COLUMNS, sum_width
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,20 +71,32 @@ class HostActivation(Record):
 
 
 class HostFp8Activation(Record):
-    """An Fp8Activation on the host. As an output, q and scale are None and only the shape is used.
+    """An Fp8Activation on the host. As an output, only the shape is used.
 
-    q: u8 [M, K] bit patterns of e4m3, scale: f32 [M]."""
+    q: u8 [M, K] bit patterns of e4m3, scale: f32 [M], sums: f16 [M, sum_width(K)]."""
 
     shape: tuple[int, int]
     q: "numpy.ndarray | None" = None
     scale: "numpy.ndarray | None" = None
+    sums: "numpy.ndarray | None" = None
 
     @classmethod
     def quantize(cls, x: "numpy.ndarray") -> "HostFp8Activation":
         """f32 [M, K] as the kernels quantize it: scale = absmax / 448 of a row, nearest even."""
         peak = np.abs(x).max(axis=1).astype(np.float32)
         factor = np.divide(np.float32(448), peak, out=np.zeros_like(peak), where=peak > 1e-30)
-        return cls(x.shape, pack.f32_to_e4m3(x.astype(np.float32) * factor[:, None]), peak / np.float32(448))
+        q = pack.f32_to_e4m3(x.astype(np.float32) * factor[:, None])
+        return cls(x.shape, q, peak / np.float32(448), cls.sums_of(q))
+
+    @staticmethod
+    def sums_of(q: "numpy.ndarray") -> "numpy.ndarray":
+        """What the sums of q are, f16; what nobody reads is NaN."""
+        rows, width = q.shape
+        numbers = np.zeros((rows, width + -width % SUM_COLUMNS), np.float32)
+        numbers[:, :width] = pack.e4m3_to_f32(q)
+        sums = np.full((rows, sum_width(width)), np.nan, np.float16)
+        sums[:, : numbers.shape[1] // SUM_COLUMNS] = numbers.reshape(rows, -1, SUM_COLUMNS).sum(axis=2)
+        return sums
 
     def dequantize(self) -> "numpy.ndarray":
         """float64 [M, K]."""

@@ -79,7 +79,7 @@ def _to_fp8(recorder, x, out) -> None:
     check("quantize x", x, "bf16", rows, width)
     check("quantize out", out, "fp8", rows, width)
     require(width % 16 == 0, f"quantize: width {width} is not a multiple of 16")
-    args = Args(x=x, q=out.q, scale=out.scale, width=width)
+    args = Args(x=x, **out._asdict(), width=width)
     recorder.launch(f"quantize_fp8_v{gpu.quantize.row_vectors(width)}", args, (rows,))
 
 

@@ -497,4 +497,4 @@ class GPUCapabilities(Device):
     num_sms = 132  # an H200's, where a driver does not say
     products_per_s = 0.0  # multiply-adds of 16-bit floats by the data sheet; 0: unknown
     inner = "bf16"
-    activations = ("bf16",)
+    activations = ("fp8", "bf16")

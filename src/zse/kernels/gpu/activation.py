@@ -1,14 +1,10 @@
-"""Activations on the GPU: by columns for bf16, by rows where a row's scale is needed (fp8)."""
+"""Activations on the GPU, by columns."""
 
 from zse import kernel as zl
 from zse.kernels.activation import ALPHA, CLAMPED, FORMS, LIMIT, exponent_of
-from zse.kernels.gpu.rows import block_max, fp8_scales, largest_bits, magnitude_bits
 
 COLUMN_THREADS = 256
-ROW_THREADS = 1024
 CHUNK = COLUMN_THREADS * 4  # columns of one block: a single row of 18,944 is spread over 19 blocks
-VECTORS = (2, 5, 0)  # f32x4 per thread kept in registers: up to 8,192 and 20,480 columns; 0: computed twice
-FP8_KINDS = ("silu", "gelu_tanh")  # the planner writes fp8 after none
 INPUTS = {"f32": zl.f32, "bf16": zl.bf16}
 
 
@@ -65,60 +61,6 @@ def gated_columns(
         zl.store(out + row * width + k, zl.convert(value, zl.bf16))
 
 
-@zl.kernel
-def gated_row(
-    gates: zl.Ptr["IN", "const"],
-    ups: zl.Ptr["IN", "const"],
-    stride: zl.i32,
-    q: zl.Ptr[zl.e4m3],
-    scale: zl.Ptr[zl.f32],
-    width: zl.i32,
-    KIND: zl.static,
-    GATED: zl.static,
-    IN: zl.static,
-    V: zl.static,
-):
-    """Grid (rows); width a multiple of 16."""
-    zl.grid_launch_dependents()
-    zl.grid_wait()
-    t = zl.thread_index()
-    row = zl.i64(zl.block_index(0))
-    gate = gates + row * stride
-    up = ups + row * stride if GATED else ups
-    out = q + row * width
-    top = zl.i32(0)
-    scratch = zl.shared_array(zl.i32, zl.target.threads // zl.target.warp)
-    if V > 0:
-        values = [zl.f32.x(4)(0) for v in zl.static(range(V))]
-        for v in zl.static(range(V)):
-            k = (t + v * zl.target.threads) * 4
-            if k < width:
-                values[v] = activated_at(gate, up, k, KIND, GATED)
-                top = max(top, largest_bits(magnitude_bits(values[v])))
-        unit, factor = fp8_scales(zl.bitcast(block_max(top, scratch), zl.f32))
-        for v in zl.static(range(V)):
-            k = (t + v * zl.target.threads) * 4
-            if k < width:
-                zl.store(out + k, zl.convert(values[v] * factor, zl.e4m3))
-        if t == 0:
-            scale[row] = unit
-    else:
-        for k in range(t * 4, width, zl.target.threads * 4):
-            value = activated_at(gate, up, k, KIND, GATED)
-            top = max(top, largest_bits(magnitude_bits(value)))
-        unit, factor = fp8_scales(zl.bitcast(block_max(top, scratch), zl.f32))
-        for k in range(t * 4, width, zl.target.threads * 4):
-            value = activated_at(gate, up, k, KIND, GATED)
-            zl.store(out + k, zl.convert(value * factor, zl.e4m3))
-        if t == 0:
-            scale[row] = unit
-
-
-def row_vectors(width: int) -> int:
-    """The V of VECTORS for rows of `width` values."""
-    return next((v for v in VECTORS[:-1] if width <= v * 4 * ROW_THREADS), 0)
-
-
 def gated_variants(target):
     """Every form of gated on a GPU."""
     fixed = [
@@ -126,10 +68,4 @@ def gated_variants(target):
         for symbol, kind, is_gated in FORMS
         for name, dtype in INPUTS.items()
     ]
-    columns = [zl.Variant(f"{name}_bf16", gated_columns, each, threads=COLUMN_THREADS) for name, each in fixed]
-    return columns + [
-        zl.Variant(f"{name}_fp8_v{vectors}", gated_row, each | {"V": vectors}, threads=ROW_THREADS)
-        for name, each in fixed
-        for vectors in VECTORS
-        if each["GATED"] and each["KIND"] in FP8_KINDS
-    ]
+    return [zl.Variant(f"{name}_bf16", gated_columns, each, threads=COLUMN_THREADS) for name, each in fixed]

@@ -2,7 +2,7 @@
 (gemm_launch records them).
 
 On Hopper, up to 64 tokens, or 128 with integers, a product is bound by reading the weights (gemm_skinny); above, by the
-tensor cores: gemm_wgmma for bf16 and fp8, gemm_r16 for integers. With 132 multiprocessors a product of 1,024 tokens and
+tensor cores: gemm_wgmma for bf16 and fp8, gemm_r16 for integers. int4 weights with e4m3 activations are gemm_w4a8's. With 132 multiprocessors a product of 1,024 tokens and
 3,584 rows is 112 tiles of 128 x 256: a sixth of the chip would idle. So there are several tiles, and `choose` takes
 what a simple model of measured times says is fastest: waves of units, each as long as its steps of k and its epilogue,
 and for few tiles their k split into parts. The figures stand in benchmarks/LOG.md.
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from zse.kernel import Variant
-from zse.kernels.gpu import dequantize, gemm_portable, gemm_r16, gemm_skinny, gemm_wgmma
+from zse.kernels.gpu import dequantize, gemm_portable, gemm_r16, gemm_skinny, gemm_w4a8, gemm_w4a8_few, gemm_wgmma
 from zse.kernels.gpu.r16 import stage_blocks
 
 FEW_TOKENS = 8  # up to here matmul_small is faster
@@ -60,7 +60,11 @@ TILES = {
     ("block", True): (Tile(256, 128, 0.850), Tile(128, 128, 0.450)),
     ("integer", False): (Tile(256, 128, 0.670), Tile(176, 128, 0.560), Tile(128, 128, 0.490)),
     ("integer", True): (Tile(256, 128, 0.670), Tile(128, 128, 0.490)),
+    ("w4a8", False): (Tile(256, 128, 0.800), Tile(128, 128, 0.455)),
+    ("w4a8", True): (Tile(256, 128, 0.800), Tile(128, 128, 0.455)),
 }
+# gemm_w4a8_few: (tokens, blocks of 64 rows of a warpgroup) of its forms.
+W4A8_FEW = ((16, 2), (64, 2))
 # gemm_skinny: kind -> (tokens, warpgroups that multiply) of its forms.
 SKINNY = {
     "bf16": ((16, 2), (64, 2)),
@@ -96,9 +100,11 @@ def is_fp8(kind: object) -> bool:
     return kind in ("e4m3", "block")
 
 
-def wants_fp8(device, scheme, max_tokens: int) -> bool:
-    """Whether products of this many tokens with such a weight take an Fp8Activation rather than bf16."""
-    return has_wgmma(device) and scheme.element == "e4m3" and max_tokens > FEW_TOKENS
+def wants_fp8(device, scheme, max_tokens: int, narrow: bool = False) -> bool:
+    """Whether products of this many tokens with such a weight take an Fp8Activation rather than bf16. narrow: int4
+    weights do, too, where gemm_w4a8 takes them."""
+    mine = scheme.element == "e4m3" or narrow and kind_of(scheme) == 4 and scheme.group == gemm_w4a8.DEPTH
+    return has_wgmma(device) and mine and max_tokens > FEW_TOKENS
 
 
 def direct(device, weight, activation: str, gated: bool, max_tokens: int) -> bool:
@@ -107,7 +113,8 @@ def direct(device, weight, activation: str, gated: bool, max_tokens: int) -> boo
     kind = kind_of(weight.scheme)
     if not has_wgmma(device) or max_tokens <= FEW_TOKENS or kind is None:
         return False
-    if activation != ("fp8" if is_fp8(kind) else "bf16"):
+    narrow = activation == "fp8"
+    if narrow != is_fp8(kind) and not (narrow and wants_fp8(device, weight.scheme, max_tokens, True)):
         return False
     if kind == "block" and gated and rows % 128:
         return False
@@ -140,8 +147,8 @@ def choose(kind: object, gated: bool, tokens: int, cols: int, width: int, sms: i
     """The tile and the number of parts of k for out [tokens, cols], by the model of this module."""
     integer = isinstance(kind, int)
     only = 256 if integer and (kind != 4 or group == FINE) else 0  # other integers have the large tile alone
-    steps = -(-width // (128 if is_fp8(kind) else 64))
-    item = kind / 8 if isinstance(kind, int) else 2.0 if kind == "bf16" else 1.0
+    steps = -(-width // (128 if is_fp8(kind) or kind == "w4a8" else 64))
+    item = kind / 8 if integer else {"bf16": 2.0, "w4a8": 0.5}.get(str(kind), 1.0)
     read_us = cols * (2 if gated else 1) * width * item / READ_BYTES_US
     best = None
     for tile in TILES["integer" if integer else kind, gated]:
@@ -187,7 +194,9 @@ def variants(target) -> list[Variant]:
         return made
     for (kind, gated), tiles in TILES.items():
         for tile in tiles:
-            if kind == "integer":
+            if kind == "w4a8":
+                made.append(_w4a8_variant(tile.tokens, 0, gated))
+            elif kind == "integer":
                 made += [
                     _r16_variant(bits, fine, tile, gated)
                     for bits in (4, 5, 6, 8)
@@ -207,7 +216,7 @@ def variants(target) -> list[Variant]:
             for tokens, wg in forms
             for gated in (False, True)
         ]
-    return made
+    return made + [_w4a8_variant(tokens, mt, gated) for tokens, mt in W4A8_FEW for gated in (False, True)]
 
 
 def portable(gated: bool) -> str:
@@ -219,6 +228,19 @@ def _wgmma_variant(kind: object, tile: Tile, gated: bool) -> Variant:
     statics = dict(BM=tokens, BN=rows, STAGES=gemm_wgmma.stages(tokens, rows), GATED=gated, KIND=kind)
     symbol = symbol_of("gemm", kind, tokens, rows, gated)
     return Variant(symbol, gemm_wgmma.gemm_wgmma, statics, threads=gemm_wgmma.THREADS)
+
+
+def w4a8_symbol(tokens: int, mt: int, gated: bool) -> str:
+    """mt: 0, or of gemm_w4a8_few."""
+    rows = f"few_{tokens}x{mt * 128}" if mt else f"{tokens}x{gemm_w4a8.ROWS}"
+    return f"gemm_w4a8_{rows}{'_gated' if gated else ''}"
+
+
+def _w4a8_variant(tokens: int, mt: int, gated: bool) -> Variant:
+    kernel = gemm_w4a8_few.gemm_w4a8_few if mt else gemm_w4a8.gemm_w4a8
+    stages = gemm_w4a8.stages(tokens, mt * 128 or gemm_w4a8.ROWS)
+    statics = dict(BT=tokens, STAGES=stages, GATED=gated) | (dict(MT=mt) if mt else {})
+    return Variant(w4a8_symbol(tokens, mt, gated), kernel, statics, threads=128 * (gemm_w4a8.WARPGROUPS + 1))
 
 
 def _r16_variant(bits: int, fine: bool, tile: Tile, gated: bool) -> Variant:

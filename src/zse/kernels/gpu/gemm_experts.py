@@ -21,7 +21,7 @@ from zse.kernels.gpu.quantize import row_vectors
 from zse.kernels.gpu.r16 import FP4, LUT4, arguments, is_integer, table_of
 from zse.quant.scheme import FP8_BLOCK
 from zse.runtime.args import Args
-from zse.tensor import Fp8Activation, Tensor, Weight
+from zse.tensor import Fp8Activation, Tensor, Weight, sum_width
 
 TASKS = (64, 16)  # pairs of one
 GATHER_THREADS = 256
@@ -222,8 +222,8 @@ def reserve(device, weight: Weight, max_pairs: int, gather: bool) -> None:
 
 
 def fp8_bytes(pairs: int, width: int) -> int:
-    """Of the scales, then the numbers, each a multiple of 16."""
-    return -(-pairs * 4 // 16) * 16 + pairs * width
+    """Of the scales, then the numbers, each a multiple of 16, then the sums."""
+    return -(-pairs * 4 // 16) * 16 + pairs * (width + 2 * sum_width(width))
 
 
 def _activations(recorder, a: Tensor, routing, gather: bool, fp8: bool, max_pairs: int):
@@ -237,9 +237,12 @@ def _activations(recorder, a: Tensor, routing, gather: bool, fp8: bool, max_pair
         return a
     place = device.scratch("pairs in fp8", fp8_bytes(max_pairs, width))
     scale = Tensor(place, (pairs,), "f32")
-    q = Tensor(place, (pairs, width), "e4m3", fp8_bytes(max_pairs, 0))
-    recorder.launch(f"quantize_fp8_v{row_vectors(width)}", Args(x=a, q=q, scale=scale, width=width), (pairs,))
-    return Fp8Activation(q, scale)
+    begin = fp8_bytes(max_pairs, 0)
+    q = Tensor(place, (pairs, width), "e4m3", begin)
+    sums = Tensor(place, (pairs, sum_width(width)), "f16", begin + max_pairs * width)
+    made = Fp8Activation(q, scale, sums)
+    recorder.launch(f"quantize_fp8_v{row_vectors(width)}", Args(x=a, **made._asdict(), width=width), (pairs,))
+    return made
 
 
 def launch(recorder, a, weight: Weight, out: Tensor, routing, bias, *, gather: bool, gate: str | None, max_tokens: int):

@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 
 from zse.dtypes import ITEM_BYTES
 from zse.kernels.activation import ALPHA, CLAMPED
-from zse.kernels.gpu import dequantize, gemm, gemm_portable
-from zse.kernels.gpu.gemm import FINE, SKINNY, direct, is_fp8, is_skinny, kind_of, symbol_of
+from zse.kernels.gpu import dequantize, gemm, gemm_portable, gemm_w4a8
+from zse.kernels.gpu.gemm import FINE, SKINNY, W4A8_FEW, direct, is_fp8, is_skinny, kind_of, symbol_of, w4a8_symbol
 from zse.kernels.gpu.gemm_parts import ACCUMULATE, PARTIAL_BYTES, STORE, STORE_BF16, depth_of
 from zse.kernels.gpu.r16 import HIGH_BYTES, arguments, q_bytes, stage_blocks
 from zse.kernels.op import require
@@ -25,7 +25,7 @@ EXPERT_GATES = GATES | {CLAMPED: (-ALPHA * LOG2E, 0.0)}  # of experts' kernels
 class Product(NamedTuple):
     """out = a @ weight.T + bias (f32 or bf16), out f32 += it, or, gated, out bf16 = act(a @ gates.T) * (a @ ups.T).
 
-    a: bf16 [M, K], or Fp8Activation for fp8 weights. gated: None, "silu" or "gelu_tanh"; the weight's first half are
+    a: bf16 [M, K], or Fp8Activation for fp8 and int4 weights. gated: None, "silu" or "gelu_tanh"; the weight's first half are
     the gates. max_tokens: the most tokens this recording will run with. kind: kind_of() of the weight."""
 
     device: Any
@@ -91,10 +91,10 @@ class Product(NamedTuple):
         q = words(planes["q"], q_bytes(bits))
         return q, words(planes["high"], HIGH_BYTES[bits]) if "high" in planes else q
 
-    def choice(self) -> tuple[gemm.TileChoice, int]:
-        """The tile with the parts of k, and the grid."""
+    def choice(self, kind: object = None) -> tuple[gemm.TileChoice, int]:
+        """The tile with the parts of k, and the grid. kind: other than the weight's."""
         sms, width = self.device.num_sms, self.weight.shape[1]
-        found = gemm.choose(self.kind, bool(self.gated), self.max_tokens, self.cols, width, sms, self.group)
+        found = gemm.choose(kind or self.kind, bool(self.gated), self.max_tokens, self.cols, width, sms, self.group)
         made = found.tile.rows // 2 if self.gated else found.tile.rows
         return found, min(sms, -(-self.max_tokens // found.tile.tokens) * -(-self.cols // made) * found.splits)
 
@@ -136,6 +136,8 @@ def launch(
     integer = isinstance(kind, int)
     if not direct(product.device, weight, a.dtype, gated is not None, max_tokens):
         _launch_pieces(recorder, product)
+    elif integer and a.dtype == "fp8":
+        _launch_w4a8(recorder, product)
     elif is_skinny(kind, max_tokens, product.group):
         _launch_skinny(recorder, product)
     elif integer:
@@ -158,6 +160,49 @@ def _launch_r16(recorder, product: Product) -> None:
     )
     fine = product.group == FINE
     recorder.launch(symbol_of("gemm", product.kind, tile.tokens, tile.rows, bool(product.gated), fine), args, grid)
+
+
+def _launch_w4a8(recorder, product: Product) -> None:
+    device, weight, gated, most = product.device, product.weight, bool(product.gated), product.max_tokens
+    groups = weight.shape[1] // gemm_w4a8.DEPTH
+    shift_steps = -(-groups // gemm_w4a8.SHIFTS)
+    steps = shift_steps + groups
+    form = next((form for form in W4A8_FEW if form[0] >= most), None)
+    if form:
+        (bt, mt), splits = form, 1
+        total = steps * -(-product.cols // (mt * (64 if gated else 128)))
+        share = ceil_div(total, device.num_sms)
+        grid = -(-total // share)
+    else:
+        (tile, splits, _), grid = product.choice("w4a8")
+        bt, mt, share = tile.tokens, 0, 0
+    tiles = (mt or 1) * (4 if gated else 8)
+
+    def plane(name: str, box: tuple[int, int], dtype: str):
+        held = weight.planes[name]
+        columns = held.nbytes // held.shape[0] // ITEM_BYTES[dtype]
+        return device.tensor_map(Tensor(held.buffer, (held.shape[0], columns), dtype, held.offset), box)
+
+    q, sums = product.a.q, product.a.sums
+    has_offset = not weight.scheme.symmetric
+    args = Args(
+        **product.common(),
+        **scratch_of(device),
+        a_map=device.tensor_map(q, (bt, gemm_w4a8.DEPTH), swizzle=128, dims=(most, q.shape[1])),
+        sums_map=device.tensor_map(
+            sums, (bt, gemm_w4a8.SHIFTS), swizzle=gemm_w4a8.SUM_BYTES, dims=(most, groups), strides=(sums.shape[1] * 2,)
+        ),
+        w_map=plane("q", (tiles, 16 * gemm_w4a8.ROW_BYTES // 4), "u32"),
+        scale_map=plane("scale", (tiles, 16), "f16"),
+        shift_map=plane("offset" if has_offset else "scale", (tiles, 16 * gemm_w4a8.BOX), "f16"),
+        a_scale=product.a.scale,
+        steps=steps,
+        shift_steps=shift_steps,
+        splits=splits,
+        share=share,
+        shift_scale=1.0 if has_offset else gemm_w4a8.MIDDLE,
+    )
+    recorder.launch(w4a8_symbol(bt, mt, gated), args, grid)
 
 
 def _launch_wgmma(recorder, product: Product, first: int = 0, early: bool = True) -> None:

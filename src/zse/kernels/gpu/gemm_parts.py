@@ -15,8 +15,7 @@ REGISTERS = {2: (40, 232), 3: (24, 160), 4: (24, 112)}
 # what becomes of a product: out f32 =, out f32 +=, out bf16 =; the same of gates and ups within LIMIT, ups plus 1
 STORE, ACCUMULATE, STORE_BF16, LIFTED = range(4)
 NO_LIMIT = 3.0e38
-# of scratch per multiprocessor: two f32 tiles of 128 tokens and 192 rows, or one of 128 x 256
-PARTIAL_BYTES = 2 * 128 * 192 * 4
+PARTIAL_BYTES = 2 * 128 * 256 * 4  # of scratch per multiprocessor: two f32 tiles of 128 tokens and 256 rows
 
 
 class Ring(NamedTuple):

@@ -23,6 +23,7 @@ from zse.quant.scheme import FP8_BLOCK
 ROW_BYTES = 128  # of k in a stage of bf16 or e4m3
 SHARED_BYTES = 230_000
 MAX_STAGES = 16
+TOKEN_SCALES = ("e4m3", "block", "w4a8")  # kinds whose activations have a scale a token
 
 
 def row_tile_bytes(kind: object, bt: int) -> int:
@@ -150,9 +151,9 @@ def load_tokens(ring, slot, step, p):
 
 
 @zl.inline
-def produce(ring, begin, finish, p):
+def produce(ring, begin, finish, p, load_weights, load_tokens):
     """The thread that fills the ring. Nobody writes weights: the first stages' are on their way while the kernels
-    before this one end."""
+    before this one end. load_weights, load_tokens: those of this module, or of gemm_w4a8_few."""
     ahead = min(finish - begin, ring.stages)
     for i in range(ahead):
         load_weights(ring, i, (begin + i) % p.steps, (begin + i) // p.steps, p)
@@ -172,21 +173,21 @@ def produce(ring, begin, finish, p):
 
 
 @zl.inline
-def gather_parts(total, tile, blocks, late, last, thread, p):
-    """Leave this block's part of a tile; true in the block that comes last, which then has the sum of all parts in
-    their order. late: 1 if this part is not the block's first piece of work (a block has at most one part of each
-    kind)."""
+def gather_parts(totals, tile, blocks, late, last, thread, p):
+    """Leave this block's part of a tile, a thread's sums by blocks of its warpgroup's rows; true in the block that comes
+    last, which then has the sum of all parts in their order. late: 1 if this part is not the block's first piece of work
+    (a block has at most one part of each kind)."""
     first, end = blocks
     threads = p.WG * 128
-    size = p.BT // 8 * threads
+    size = len(totals) * (p.BT // 8) * threads
     mine = p.partial + (zl.i64(zl.block_index(0) * 2 + late) * size + thread) * 4
     # Counted where the tile begins: only one of a block's tiles goes on in the next block.
-    is_last = parts.leave_part((total,), mine, p.counters + first, end - first, last, thread, threads)
+    is_last = parts.leave_part(totals, mine, p.counters + first, end - first, last, thread, threads)
     if is_last:
-        parts.clear_sums((total,))
+        parts.clear_sums(totals)
         for block in range(first, end):
             place = zl.i64(block * 2 + (zl.i32(1) if block * p.share < tile * p.steps else 0))
-            parts.add_part((total,), p.partial + (place * size + thread) * 4, threads, False)
+            parts.add_part(totals, p.partial + (place * size + thread) * 4, threads, False)
     return is_last
 
 
@@ -202,7 +203,7 @@ def store_sums(total, tile, warp, first_token, p):
         col = tile * p.tile_cols + warp * 8
         gate_scale = p.w_scale[min(col + g, p.cols - 1) * p.per_row] if KIND == "e4m3" else 1.0
         up_scale = p.w_scale[(p.cols + min(col + g, p.cols - 1)) * p.per_row] if KIND == "e4m3" else 1.0
-        if KIND in ("e4m3", "block"):
+        if KIND in TOKEN_SCALES:
             for i in zl.static(range(count // 8)):
                 for e in zl.static(range(4)):
                     token_scale = p.a_scale[min(first_token + i * 8 + j * 2 + e % 2, last_token)]
@@ -211,7 +212,7 @@ def store_sums(total, tile, warp, first_token, p):
     else:
         for y in zl.static(range(2)):
             col = tile * p.tile_cols + warp * 16 + y * 8 + g
-            if KIND in ("e4m3", "block"):
+            if KIND in TOKEN_SCALES:
                 row_scale = p.w_scale[min(col, p.cols - 1) * p.per_row] if KIND == "e4m3" else 1.0
                 for i in zl.static(range(count // 8)):
                     for e in zl.static(range(2)):
@@ -221,20 +222,27 @@ def store_sums(total, tile, warp, first_token, p):
 
 
 @zl.inline
-def finish_tile(total, tile, at, count, begin, tiles, last, thread, p):
-    """`count` steps of a tile from `at` on are done: store them, or add them to what other blocks have."""
+def store_all(totals, tile, thread, p):
+    for block, total in enumerate(totals):
+        store_sums(total, tile, thread // 32 + block * (p.WG * 4), 0, p)
+
+
+@zl.inline
+def finish_tile(totals, tile, at, count, begin, tiles, last, thread, p):
+    """`count` steps of a tile from `at` on are done: store them, or add them to what other blocks have. totals: a
+    thread's sums for each of the blocks of 64 rows that its warpgroup has, p.WG * 64 apart."""
     if count == p.steps:
-        store_sums(total, tile, thread // 32, 0, p)
+        store_all(totals, tile, thread, p)
     else:
         late = zl.i32(1) if at > begin else 0
         first = tile * p.steps // p.share
         end = ((tile + 1) * p.steps - 1) // p.share + 1
         if end - first > 2:
-            add_slices(total, tile, (first, end), late, tiles * p.steps, thread, p, store_sums)
+            add_slices(totals, tile, (first, end), late, tiles * p.steps, thread, p, store_sums)
         else:
-            complete = gather_parts(total, tile, (first, end), late, last, thread, p)
+            complete = gather_parts(totals, tile, (first, end), late, last, thread, p)
             if complete:
-                store_sums(total, tile, thread // 32, 0, p)
+                store_all(totals, tile, thread, p)
 
 
 @zl.inline
@@ -309,7 +317,7 @@ def consume(ring, begin, finish, tiles, last, p):
             multiply_tile(total, acc, tile, ring, state, first, end, warp, p)
         if at == begin:
             zl.grid_wait()
-        finish_tile(total, tile, at, end - first, begin, tiles, last, thread, p)
+        finish_tile((total,), tile, at, end - first, begin, tiles, last, thread, p)
         at += end - first
 
 
@@ -322,7 +330,7 @@ def gemm_skinny(p: SkinnyParams):
     if zl.warp_index() < 4:
         zl.set_max_registers("dec", parts.REGISTERS[p.WG][0])
         if zl.thread_index() == 0:
-            produce(ring, begin, finish, p)
+            produce(ring, begin, finish, p, load_weights, load_tokens)
     else:
         zl.set_max_registers("inc", parts.REGISTERS[p.WG][1])
         consume(ring, begin, finish, tiles, last, p)

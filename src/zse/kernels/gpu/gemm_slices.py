@@ -19,18 +19,19 @@ def load_part(block, tile, size, place, p):
 
 
 @zl.inline
-def add_slices(total, tile, blocks, late, last_step, thread, p, store):
+def add_slices(totals, tile, blocks, late, last_step, thread, p, store):
     """Leave this block's part of a tile for `blocks`, first and the one after the last. Those of them whose last work
     the tile is wait for all, and each adds units of a warp's rows and eight tokens, in the blocks' order, and stores
     them: store([4 sums], warp, first token). last_step: the end of the line of (tile, step)."""
     first, end = blocks
     threads, warps = p.WG * 128, p.WG * 4
-    size = p.BT // 8 * threads
+    eights = p.BT // 8
+    size = len(totals) * eights * threads
     goes_on = min(end * p.share, last_step) > (tile + 1) * p.steps
     adding = end - first - (zl.i32(1) if goes_on else 0)
     index = zl.block_index(0) - first
     counter = p.counters + first
-    leave_sums((total,), p.partial + (zl.i64(zl.block_index(0) * 2 + late) * size + thread) * 4, threads)
+    leave_sums(totals, p.partial + (zl.i64(zl.block_index(0) * 2 + late) * size + thread) * 4, threads)
     zl.named_barrier(CONSUMERS, threads)
     if thread == 0:
         zl.atomic_add(counter, 1)
@@ -40,7 +41,7 @@ def add_slices(total, tile, blocks, late, last_step, thread, p, store):
                 pass
         zl.named_barrier(CONSUMERS, threads)
         sums = [zl.f32(0) for _ in zl.static(range(4))]
-        for unit in range(index * warps + thread // 32, warps * (p.BT // 8), adding * warps):
+        for unit in range(index * warps + thread // 32, warps * (len(totals) * eights), adding * warps):
             warp = unit % warps
             eight = unit // warps
             for e in zl.static(range(4)):
@@ -52,7 +53,7 @@ def add_slices(total, tile, blocks, late, last_step, thread, p, store):
                     if block + x < end:
                         for e in zl.static(range(4)):
                             sums[e] += parts[x][e]
-            store(sums, tile, warp, eight * 8, p)
+            store(sums, tile, warp + eight // eights * warps, eight % eights * 8, p)
         zl.named_barrier(CONSUMERS, threads)
         if thread == 0:
             before = zl.atomic_add(counter, 1)

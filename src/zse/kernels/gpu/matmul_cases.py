@@ -45,6 +45,17 @@ LARGE_SHAPES = (
     (1030, 224, 352),
     (2200, 352, 160),
 )
+# Of gemm_w4a8, of one tile and more; the emulated GPU's blocks share tiles and parts of k.
+W4A8_SHAPES = (
+    (9, 96, 384),
+    (16, 544, 2304),
+    (33, 352, 256),
+    (64, 96, 4608),
+    (100, 544, 640),
+    (130, 544, 256),
+    (300, 96, 2176),
+    (300, 544, 128),
+)
 # Of a gate: its factors grow with the width.
 WIDE_GATE = (300, 1024, 3584)
 # Tiles of gemm_skinny that outnumber the counters of the emulated device's multiprocessors, with parts of tiles among
@@ -120,9 +131,10 @@ def small_cases(rng):
             yield case_of(f"{scheme} {epilogue} {tokens}x{rows}x{width}", weight, a, epilogue, near, rng, options)
 
 
-def make_case(rng, scheme, epilogue: str, tokens: int, rows: int, width: int) -> Case:
-    """A product of gemm.py with random operands; rows and width become what the scheme and the epilogue need."""
-    integer, fp8, gated = scheme.numbers == "q", scheme.element == "e4m3", epilogue in GATES
+def make_case(rng, scheme, epilogue: str, tokens: int, rows: int, width: int, narrow: bool = False) -> Case:
+    """A product of gemm.py with random operands; rows and width become what the scheme and the epilogue need. narrow:
+    activations are fp8 beside integers, too."""
+    integer, fp8, gated = scheme.numbers == "q", narrow or scheme.element == "e4m3", epilogue in GATES
     width += -width % (scheme.group or 32 if integer else 16)
     rows += -rows % 128 if gated and scheme == Fp8Scheme("block") else 0 if gated else int(rng.integers(16)) * 2
     if scheme.element in ("f32", "f16"):
@@ -146,3 +158,7 @@ def cases(rng):
         for epilogue in EPILOGUES:
             yield make_case(rng, scheme, epilogue, *LARGE_SHAPES[int(rng.integers(len(LARGE_SHAPES)))])
     yield make_case(rng, DenseScheme("bf16"), "store", *MANY_TILES)
+    for number, shape in enumerate(W4A8_SHAPES):
+        for symmetric in (False, True):
+            epilogue = EPILOGUES[(number + 2 * symmetric) % len(EPILOGUES)]
+            yield make_case(rng, AffineScheme(4, 128, symmetric), epilogue, *shape, True)

@@ -18,6 +18,7 @@ class NormParams(zl.Record):
     out: zl.Ptr[zl.bf16]
     q: zl.Ptr[zl.e4m3]
     scale: zl.Ptr[zl.f32]
+    sums: zl.Ptr[zl.f16]
     width: zl.i32
     eps: zl.f32
     DELTA: zl.static
@@ -71,9 +72,8 @@ def write_row(xs, ws, places, row, p):
             top = max(top, peaks[w])
         unit, inverse_unit = rows.fp8_scales(zl.bitcast(top, zl.f32) * inverse)
         for v in zl.static(range(V)):
-            if places[v] < p.width:
-                normed = xs[v] if NORM == "none" else xs[v] * inverse * ws[v]
-                zl.store(p.q + row * p.width + places[v], zl.convert(normed * inverse_unit, zl.e4m3))
+            normed = xs[v] if NORM == "none" else xs[v] * inverse * ws[v]
+            rows.store_fp8(normed * inverse_unit, p.q, p.sums, row, places[v], p.width)
         if t == 0:
             p.scale[row] = unit
 

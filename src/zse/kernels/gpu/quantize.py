@@ -1,21 +1,27 @@
 """bf16 rows to fp8 rows with one scale each: one block is one row."""
 
 from zse import kernel as zl
-from zse.kernels.gpu.rows import block_max, fp8_scales, largest_bits, magnitude_bits
+from zse.kernels.gpu.rows import block_max, fp8_scales, largest_bits, magnitude_bits, store_fp8
 
 THREADS = 512
 VECTORS = (1, 2, 5, 0)  # bf16x8 per thread kept in registers: up to 4,096, 8,192, 20,480 columns; 0: read twice
 
 
 @zl.kernel
-def quantize_row(x: zl.Ptr[zl.bf16, "const"], q: zl.Ptr[zl.e4m3], scale: zl.Ptr[zl.f32], width: zl.i32, V: zl.static):
+def quantize_row(
+    x: zl.Ptr[zl.bf16, "const"],
+    q: zl.Ptr[zl.e4m3],
+    scale: zl.Ptr[zl.f32],
+    sums: zl.Ptr[zl.f16],
+    width: zl.i64,
+    V: zl.static,
+):
     """Grid (rows); width a multiple of 16."""
     zl.grid_launch_dependents()
     zl.grid_wait()
     t = zl.thread_index()
     row = zl.i64(zl.block_index(0))
     source = x + row * width
-    out = q + row * width
     top = zl.i32(0)
     scratch = zl.shared_array(zl.i32, zl.target.threads // zl.target.warp)
     if V > 0:
@@ -28,17 +34,19 @@ def quantize_row(x: zl.Ptr[zl.bf16, "const"], q: zl.Ptr[zl.e4m3], scale: zl.Ptr[
             top = max(top, largest_bits(magnitude_bits(values[v])))
         unit, factor = fp8_scales(zl.bitcast(block_max(top, scratch), zl.f32))
         for v in zl.static(range(V)):
-            k = (t + v * zl.target.threads) * 8
-            if k < width:
-                zl.store(out + k, zl.convert(values[v] * factor, zl.e4m3))
+            store_fp8(values[v] * factor, q, sums, row, (t + v * zl.target.threads) * 8, width)
         if t == 0:
             scale[row] = unit
     else:
         for k in range(t * 8, width, zl.target.threads * 8):
             top = max(top, largest_bits(magnitude_bits(zl.convert(zl.load(source + k, 8), zl.f32))))
         unit, factor = fp8_scales(zl.bitcast(block_max(top, scratch), zl.f32))
-        for k in range(t * 8, width, zl.target.threads * 8):
-            zl.store(out + k, zl.convert(zl.convert(zl.load(source + k, 8), zl.f32) * factor, zl.e4m3))
+        for base in range(0, width, zl.target.threads * 8):
+            k = base + t * 8
+            value = zl.f32.x(8)(0)
+            if k < width:
+                value = zl.convert(zl.load(source + k, 8), zl.f32) * factor
+            store_fp8(value, q, sums, row, k, width)
         if t == 0:
             scale[row] = unit
 

@@ -6,6 +6,7 @@ same order, so that the result does not depend on anything but the row. `scratch
 """
 
 from zse import kernel as zl
+from zse.tensor import SUM_COLUMNS
 
 E4M3_LARGEST = 448.0
 
@@ -94,6 +95,27 @@ def largest_bits(bits):
 def len_of(value):
     """Lanes of a vector, at compile time."""
     return value.type.lanes
+
+
+@zl.inline
+def store_fp8(values, q, sums, row, k, width):
+    """Some f32 of a row from column k on, already times its factor, as e4m3 with the sum of each SUM_COLUMNS (see
+    Fp8Activation). All threads of a warp take part, with neighbouring columns; those with k >= width store nothing, and
+    their values are zeros."""
+    rounded = zl.convert(values, zl.e4m3)
+    kept = zl.convert(rounded, zl.f32)
+    lanes = len_of(values)
+    total = (kept[0] + kept[1]) + (kept[2] + kept[3])
+    if lanes == 8:
+        total = total + ((kept[4] + kept[5]) + (kept[6] + kept[7]))
+    for mask in zl.static((1, 2, 4, 8, 16)):
+        if mask * lanes < SUM_COLUMNS:
+            total = total + zl.shuffle_xor(total, mask)
+    if k < width:
+        zl.store(q + (row * width + k), rounded)
+        if k % SUM_COLUMNS == 0:
+            stride = (width + (SUM_COLUMNS * 8 - 1)) // (SUM_COLUMNS * 8) * 8
+            sums[row * stride + k // SUM_COLUMNS] = zl.convert(total, zl.f16)
 
 
 @zl.inline
