@@ -70,11 +70,10 @@ class StepBuffers(NamedTuple):
 class Planner:
     """Records steps of `model` (zse.models.load.Model) over `kv` (zse.cache.layout.KVCache). forward: the model's
     zse.models.decoder.Decoder. buffers: of the largest step. activations: what matrix products take, one of device.activations: "int8"
-    (8-bit, one scale per 32, wherever the weights are quantized) or "f32" on a CPU, "fp8" (e4m3 where
-    kernels take it) or "bf16" (e4m3 beside e4m3 weights alone) on a GPU. deterministic: every recording
-    takes the forms of the largest step, so that a token's bits do not depend on how many run with it. Scratch memory is allocated here,
-    once; every recording uses it, so recordings must not run at the same time. states: zse.cache.states.StateCache of a model with a
-    state. adapters: zse.lora.slots.AdapterSlots, of an engine that may be given some. group: zse.parallel.group.RankGroup where the
+    (8-bit, one scale per 32, wherever the weights are quantized) or "f32" on a CPU; "fp8" (e4m3 wherever kernels take it) or "bf16" on a
+    GPU. deterministic: every recording takes the forms of the largest step, so that a token's bits do not depend on how many run with it.
+    Scratch memory is allocated here, once; every recording uses it, so recordings must not run at the same time. states: StateCache of
+    a model with a state. adapters: zse.lora.slots.AdapterSlots, of an engine that may be given some. group: zse.parallel.group.RankGroup where the
     model is one rank's share. Raises PlanError for a forward that this device has no launches for."""
 
     def __init__(
