@@ -183,6 +183,17 @@ def test_a_process_that_ends_stops_the_kernels(recorded):
     os.close(reading)
 
 
+def test_kernels_that_wait_end_when_the_group_is_closed(recorded):
+    """Also where nobody has seen a process end yet: the driver would wait for them."""
+    collectives, device = recorded
+    reading, writing = os.pipe()
+    collectives.watch([reading])
+    collectives.close()
+    assert collectives._stop_word.value == peers.STOPPED_BY_HOST
+    for end in (reading, writing):
+        os.close(end)
+
+
 def test_more_ranks_than_kernels_are_for():
     group = RankGroup.create(9)
     with pytest.raises(DeviceError, match="up to 8 GPUs"):

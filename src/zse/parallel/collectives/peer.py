@@ -65,8 +65,8 @@ class PeerCollectives:
         self._opened: list[gpu_memory.PeerMemory] = []
         self._buffer: Any = None
         self._addresses = self._map(group, device, 8 * words)
-        self._stop = device.host_memory(4096, "peers")
-        self._stop_word = ctypes.c_uint32.from_address(self._stop.address)
+        self._stop_memory = device.host_memory(4096, "peers")
+        self._stop_word = ctypes.c_uint32.from_address(self._stop_memory.address)
         self._wake: tuple[int, int] | None = None
         self._watcher: threading.Thread | None = None
 
@@ -207,7 +207,7 @@ class PeerCollectives:
         absent = [None] * (peers.MAX_RANKS - self._group.size)
         return {f"peer{r}": address for r, address in enumerate([*self._addresses, *absent])} | dict(
             own=self._buffer,
-            stop=self._stop,
+            stop=self._stop_memory,
             patience=int(self._group.timeout_s * CYCLES_PER_S),
             rank=self._group.rank,
             size=self._group.size,
@@ -233,8 +233,13 @@ class PeerCollectives:
         waiting, wake = select.poll(), self._wake[0] if self._wake else -1
         for descriptor in (*descriptors, wake):
             waiting.register(descriptor, select.POLLIN)
-        if wake not in {descriptor for descriptor, _ in waiting.poll()} and not getattr(self._device, "closed", False):
-            self._stop_word.value = peers.STOPPED_BY_HOST
+        if wake not in {descriptor for descriptor, _ in waiting.poll()}:
+            self._stop()
+
+    def _stop(self) -> None:
+        """Kernels that wait for other ranks end."""
+        if not getattr(self._device, "closed", False):
+            self._stop_word.value = self._stop_word.value or peers.STOPPED_BY_HOST
 
     def check(self) -> None:
         """GroupError when a kernel stopped waiting."""
@@ -256,6 +261,9 @@ class PeerCollectives:
     def close(self) -> None:
         """Stop watching and give the others' memory back, before the device is closed. This rank's goes with its device: others
         may still have it. Closing twice does nothing."""
+        # A process's socket closes before the process ends. Who heard of it first closes here, and what the driver is asked for then
+        # would wait for kernels that wait for that process, as long as their patience lasts.
+        self._stop()
         if self._wake is not None and self._watcher is not None:
             os.write(self._wake[1], b".")
             self._watcher.join()
