@@ -178,10 +178,13 @@ def warps(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32], votes: zl.Ptr[zl.u64]
     out[len(rows) * threads + t] = zl.f32(wide - 1e9)
     bits = zl.ballot(v > 0.0)
     some, every = zl.any_thread(v > 0.9), zl.all_threads(v > -0.9)
+    word = zl.bitcast(v, zl.u32)
+    top = zl.warp_top(word) if zl.target.has("mma_sync") else zl.warp_max(word)
     if zl.lane_index() == 0:
-        votes[zl.warp_index() * 3] = bits
-        votes[zl.warp_index() * 3 + 1] = zl.u64(1) if some else zl.u64(0)
-        votes[zl.warp_index() * 3 + 2] = zl.u64(1) if every else zl.u64(0)
+        votes[zl.warp_index() * 4] = bits
+        votes[zl.warp_index() * 4 + 1] = zl.u64(1) if some else zl.u64(0)
+        votes[zl.warp_index() * 4 + 2] = zl.u64(1) if every else zl.u64(0)
+        votes[zl.warp_index() * 4 + 3] = zl.u64(top)
 
 
 @zl.kernel

@@ -128,8 +128,9 @@ def _weight_work(symbol: str, weight: Any, args: dict[str, Any], tokens: float, 
     """Of a launch that reads a weight: a product, a look-up of rows, or making other numbers of it."""
     nbytes = weight.scheme.nbytes(*weight.shape, weight.layout)
     if args.get("experts") and symbol.startswith("matmul"):  # tokens: pairs of a token and an expert
-        experts = weight.shape[0] // args["rows"]
-        tokens, nbytes = tokens / experts, int(nbytes * share_of_experts(1, experts, tokens))
+        experts, chosen = weight.shape[0] // args["rows"], args.get("chosen")  # of one token
+        share = chosen / experts if chosen else share_of_experts(1, experts, tokens)
+        tokens, nbytes = (chosen or tokens) / experts, int(nbytes * share)
     if symbol.startswith("embed"):
         return Work(bytes=nbytes * symbols["tokens"] // weight.shape[0])
     is_product = symbol.startswith(("matmul", "gemm", "head_product"))

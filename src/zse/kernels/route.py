@@ -24,6 +24,8 @@ from zse.tensor import GATINGS, MAX_EXPERT_GROUPS, MAX_EXPERTS, Routing
 
 TASK_PAIRS = {"cpu": TOKENS_PER_BLOCK, "gpu": 8}  # most of a task
 LEAST = -3.0e38  # a score that is never chosen
+MAX_CHOSEN, MAX_CHOSEN_FROM = 32, 512  # of one token behind its norm: a lane each, and 16 a lane
+SELECTED = ("sigmoid", "sqrt_softplus")  # gatings of each expert alone
 
 
 def num_tasks(tokens: Size, max_tokens: int, chosen: int, experts: int, task_pairs: int) -> Size:
@@ -271,8 +273,8 @@ def route(
     DEFAULTS. normalize: weights are divided by their sum + eps (softmax_chosen: they are always), then multiplied with
     scale. max_tokens: the most tokens this recording will run with. product: the router's (a, weight, bias or None); on
     a GPU and of up to ROUTED_TOKENS tokens the launch that routes computes the logits as well (on NVIDIA's: Metal has
-    no fence between blocks). norm: of one token, with a product whose a is not there yet: (x f32 [1, H], weight f32 [H],
-    eps), where no groups are searched; normed bf16 [1, H] = the RMSNorm of x times the weight, which is a."""
+    no fence between blocks). norm: of one token that chooses_one(), with a product whose a is not there yet: (x f32 [1, H],
+    weight f32 [H], eps), where no groups are searched; normed bf16 [1, H] = the RMSNorm of x times the weight, which is a."""
     options = DEFAULTS | options
     args = route_args(logits, routing, bias, options)
     device = recorder.device
@@ -281,7 +283,11 @@ def route(
         "route: the product is the GPU's; on the CPU record matmul and route",
     )
     if product is not None and not device.simt:
-        _launch_product(recorder, logits, routing, args, product, norm, normed, options["gating"], max_tokens)
+        if norm is not None:
+            require(max_tokens == 1, f"route: a norm of {max_tokens} tokens; of one")
+            later("gpu.router", "launch_route")(recorder, logits, routing, bias, product, norm, normed, options)
+        else:
+            _launch_product(recorder, logits, routing, args, product, options["gating"], max_tokens)
         if max_tokens == 1:
             return
     else:
@@ -306,14 +312,18 @@ def routes_product(device, weight, max_tokens: int) -> bool:
     return device.kernels == "gpu" and not device.simt and max_tokens <= ROUTED_TOKENS and fits
 
 
-def _launch_product(recorder, logits, routing, args: Args, product, norm, normed, gating: str, max_tokens: int) -> None:
+def chooses_one(chosen: int, experts: int, gating: str, has_select: bool) -> bool:
+    """Whether the kernels that choose for one token behind its norm (zse.kernels.gpu.router) take this."""
+    return chosen <= MAX_CHOSEN and experts <= MAX_CHOSEN_FROM and (gating in SELECTED or not has_select)
+
+
+def _launch_product(recorder, logits, routing, args: Args, product, gating: str, max_tokens: int) -> None:
     """One launch for logits and routing, of one token with its pairs sorted."""
     a, weight, bias = product
     tokens, experts = logits.shape
     require(max_tokens <= ROUTED_TOKENS, f"route: a product of {max_tokens} tokens; up to {ROUTED_TOKENS}")
     if bias is not None:
         check("route router bias", bias, "f32", experts)
-    a = a if norm is None else normed
     check("route a", a, "bf16", tokens, weight.shape[1])
     args |= dict(
         source=routing.source,
@@ -326,17 +336,11 @@ def _launch_product(recorder, logits, routing, args: Args, product, norm, normed
         out=logits,
         counter=recorder.device.scratch("route counter", 4),
         width=weight.shape[1],
+        a=a,
+        tokens=tokens,
+        sorts=int(max_tokens == 1),
     )
-    if norm is None:
-        name = "route"
-        args |= dict(a=a, tokens=tokens, sorts=int(max_tokens == 1))
-    else:
-        name, (x, norm_weight, eps) = "route_one", norm
-        require(max_tokens == 1, f"route: a norm of {max_tokens} tokens; of one")
-        check("route x", x, "f32", tokens, weight.shape[1])
-        check("route norm", norm_weight, "f32", weight.shape[1])
-        args |= dict(x=x, norm=norm_weight, normed=normed, norm_eps=float(eps))
-    recorder.launch(f"{name}_{weight.scheme.element}_{gating}", args, (-(-experts // ROUTER_ROWS),))
+    recorder.launch(f"route_{weight.scheme.element}_{gating}", args, (-(-experts // ROUTER_ROWS),))
 
 
 def sorted_pairs(ids, experts: int, task_pairs: int = TASK_PAIRS["cpu"]) -> Routing:

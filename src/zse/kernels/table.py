@@ -10,6 +10,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "matmul": ("MATMUL",),
     "experts": ("EXPERTS",),
     "route": ("ROUTE",),
+    "one_token": ("ONE_TOKEN",),
     "combine": ("COMBINE", "OWN_EXPERTS"),
     "adapter": ("ADAPT",),
     "embed": ("EMBED",),

@@ -30,6 +30,7 @@ from zse.kernels.matmul import matmul
 from zse.kernels.norm import add_rmsnorm
 from zse.kernels.qkv_post import qkv_post
 from zse.kernels.quantize import quantize
+from zse.plan import mixtures
 from zse.plan.trace import Node
 
 TYPE_CHECKING = False
@@ -93,7 +94,7 @@ def _scale_stream(run: "Run", node: Node) -> None:
 
 
 def _linear(run: "Run", node: Node) -> None:
-    if node.options.get("routes") and _routes(run, node):
+    if (node.options.get("routes") and _routes(run, node)) or mixtures.is_one(run, node):
         return  # the launch that routes computes it
     adds = node.options.get("accumulate", False)
     out = run.t[node.inputs[1] if adds else node.output]
@@ -118,11 +119,13 @@ def _adapt(run: "Run", node: Node) -> None:
 
 
 def _route(run: "Run", node: Node) -> None:
+    if mixtures.is_one(run, node):
+        return
     router, product = node.inputs[0].node, None
     if router is not None and router.options.get("routes") and _routes(run, router):
         product = run.t[router.inputs[0]], run.weight(router), run.vector(router, "bias")
     logits, routing, bias = run.t[node.inputs[0]], run.t[node.output], run.vector(node, "bias")
-    options = dict(node.options)
+    options = {name: value for name, value in node.options.items() if name != "mixture"}
     before = router.inputs[0].node if product is not None and router is not None else None
     if before is not None and _norms(run, before):
         eps = before.options.get("eps", run.planner.config.norm_eps)
@@ -153,6 +156,8 @@ def _routes(run: "Run", router: Node) -> bool:
 
 
 def _experts(run: "Run", node: Node) -> None:
+    if mixtures.is_one(run, node):
+        return
     matmul(
         run.recorder,
         run.t[node.inputs[0]],
@@ -168,6 +173,9 @@ def _experts(run: "Run", node: Node) -> None:
 
 
 def _combine(run: "Run", node: Node) -> None:
+    if mixtures.is_one(run, node):
+        mixtures.record(run, node.options["mixture"])
+        return
     y, routing, *shared = (run.t[value] for value in node.inputs)
     if not shared and run.defers(node):
         run.deferred = y, routing
@@ -190,7 +198,7 @@ def _act(run: "Run", node: Node) -> None:
 
 
 def _add_norm(run: "Run", node: Node) -> None:
-    if _norms(run, node):
+    if mixtures.is_one(run, node) or _norms(run, node):
         return
     x, delta = run.t[node.inputs[0]], run.t[node.inputs[1]] if len(node.inputs) > 1 else None
     prefix = run.before if node.options.get("carried") else run.prefix

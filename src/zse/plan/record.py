@@ -380,7 +380,7 @@ class Run:
         self.prefix = self.before = ""  # of the weights' names, in this part and in the one before
         self.tap: Callable[[Run, Node], None] | None = None
         self.part: Part = planner._begin
-        self.deferred: Any = None  # what the experts of the part before gave, and their routing (defers())
+        self.deferred: Any = None  # what the experts before gave, and their routing (defers()); None, None: is added
         self.layer, self.may_defer = 0, False
 
     def use_states(self, runs: int | None = None) -> None:
@@ -474,10 +474,10 @@ class Run:
         if delta_norm is not None:
             delta_norm = planner.model.vectors[prefix + delta_norm]
         eps, kind = options.get("eps", planner.config.norm_eps), options.get("kind", "rms")
-        in_place, routing = options.get("in_place", False), None
-        if self.deferred is not None:
-            (delta, routing), self.deferred = self.deferred, None
-        add_rmsnorm(self.recorder, x, delta, delta_norm, norm, out, eps, kind, bias, in_place, routing)
+        in_place = options.get("in_place", False)
+        (delta, routing), self.deferred = self.deferred or (delta, None), None
+        if delta is not None or out is not None or in_place:
+            add_rmsnorm(self.recorder, x, delta, delta_norm, norm, out, eps, kind, bias, in_place, routing)
 
     def defers(self, combine: Node) -> bool:
         """Whether what the experts of the only token give stays as it is until the next part's first launch adds it,

@@ -28,7 +28,9 @@ Launchable (zse.plan.record has a launch for each):
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from zse.kernels import route
 from zse.plan import columns, ranks, recurrent
+from zse.plan.mixtures import mixtures
 from zse.plan.trace import READERS, Node, PlanError, Trace, Value
 
 # Weights that may lie joined by rows → their parts.
@@ -236,7 +238,9 @@ def routers(nodes: list[Node], trace: Trace) -> list[Node]:
                 router.options["routes"] = True
                 norm = router.inputs[0].node
                 searched = node.options.get("groups_used", 1) < node.options.get("groups", 1)
-                if norm is not None and norm.op == "norm" and norm.options["kind"] == "rms" and not searched:
+                sizes = node.output.width, node.inputs[0].width
+                fits = route.chooses_one(*sizes, node.options["gating"], "bias" in node.weights) and not searched
+                if norm is not None and norm.op == "norm" and norm.options["kind"] == "rms" and fits:
                     between = nodes[nodes.index(norm) + 1 : nodes.index(node)]
                     # It is made where the routing is: nothing reads it before, and what it reads is still there.
                     others = [other for other in between if other is not router]
@@ -448,6 +452,6 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "gpu": (
         *(join_products, heads, read_columns, gated_delta, gated_product, gated, routers, accumulate, norm_sum),
-        *(post_norm, adapters, reorder, convert_stream, add_norm, scale_logits),
+        *(post_norm, adapters, reorder, convert_stream, add_norm, scale_logits, mixtures),
     ),
 }

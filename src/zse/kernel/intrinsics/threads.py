@@ -60,6 +60,10 @@ def _vote(result: ir.Type):
     return plan
 
 
+def _top(stager, value) -> Plan:
+    return Plan((stager.coerce(value, ir.U32, "warp_top() compares u32"),), results=(ir.U32,))
+
+
 def _named(name: str):
     def plan(stager, which, threads) -> Plan:
         return Plan(
@@ -347,6 +351,7 @@ EFFECTS = (
             "metal": "(u64)(simd_vote::vote_t)simd_ballot({0})",
         },
     ),
+    Effect("warp_top", _top, {"cuda": f"__reduce_max_sync({FULL}, {{0}})"}, "mma_sync"),
     Effect(
         "any_thread",
         _vote(ir.BOOL),

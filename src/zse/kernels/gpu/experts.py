@@ -215,6 +215,7 @@ def reserve(device, weight, max_tokens: int, moe, *, gather: bool) -> None:
     """Allocate what record() and the routing before it work in. moe: the model's MoEConfig."""
     if not device.simt:
         device.scratch("route counter", 4)
+        device.scratch("router logits", 4 * moe.num_experts)
     if task_pairs(device, weight.scheme, max_tokens, moe) > TOKENS:
         gemm_experts.reserve(device, weight, max_tokens * moe.experts_per_token, gather)
 

@@ -86,11 +86,11 @@ def small_ring(form: tuple[str, int], arch: int) -> tuple[int, int]:
     return found
 
 
-def experts_ring(form: tuple[str, int], arch: int) -> tuple[int, int, int]:
+def experts_ring(form: tuple[str, int], arch: int, choice: int = 0) -> tuple[int, int, int]:
     """(warps, slots of a ring, blocks of a multiprocessor) of the products with experts: many small blocks, so that one
-    is computed while another waits for its expert's first weights."""
-    kind, group = form
-    slot, fixed = tiles.slot_bytes(kind, group, FORMS[form]), tiles.sums_bytes(EXPERT_WARPS, small.TOKENS, 1)
+    is computed while another waits for its expert's first weights. choice: bytes of a block that chooses for its only token."""
+    slot, tokens = tiles.slot_bytes(*form, FORMS[form]), 1 if choice else small.TOKENS
+    fixed = tiles.sums_bytes(EXPERT_WARPS, tokens, 1) + choice
     for blocks in (EXPERT_BLOCKS - (form in WIDE), 4, 3, 2, 1):
         stages = (shared_bytes(arch) // blocks - BLOCK_BYTES - fixed) // (EXPERT_WARPS * slot)
         if stages >= 3 or blocks == 1:

@@ -22,7 +22,7 @@ The accumulation is f32 of exact products. What a token gets does not depend on 
 
 from zse import kernel as zl
 from zse.kernels.gpu import matmul_tiles as tiles
-from zse.kernels.gpu.r16 import fp4_bits, looked_up, table_of
+from zse.kernels.gpu.r16 import looked_up, table_of
 
 TOKENS = 8  # columns of one mma
 ONES = 0x3F803F80  # two bf16 ones
@@ -54,6 +54,14 @@ def e4m3_bits(word):
     low = zl.lop3(word << 4, zl.u32(0x07F007F0), (word << 8) & 0x80008000, 0xEA)
     high = zl.lop3(word >> 4, zl.u32(0x07F007F0), word & 0x80008000, 0xEA)
     return low, high
+
+
+@zl.inline
+def fp4_pair(word, n):
+    """r16.fp4_bits() in three instructions, and one for two: the product has both places that a nibble's bits go to."""
+    word = word >> 8 if n > 1 else word
+    nibbles, factor = (word & 0x00F000F0, 0x104) if n % 2 else (word & 0x000F000F, 0x1040)
+    return (nibbles * zl.u32(factor)) & 0x81C081C0
 
 
 @zl.inline
@@ -119,7 +127,7 @@ def multiply_integers(acc, slot, b, product):
                     zl.mma_bf16(part[0:4], [f[0], f[2], f[1], f[3]], fb)
                     zl.mma_bf16(part[4:8], [f[4], f[6], f[5], f[7]], fb)
             elif KIND == "fp4":
-                f = [fp4_bits(words[i][q], c * 2 + h) for q in zl.static(range(4)) for c in zl.static(range(2))]
+                f = [fp4_pair(words[i][q], c * 2 + h) for q in zl.static(range(4)) for c in zl.static(range(2))]
                 zl.mma_bf16(part[0:4], [f[0], f[2], f[1], f[3]], fb)
                 zl.mma_bf16(part[4:8], [f[4], f[6], f[5], f[7]], fb)
             else:
@@ -174,8 +182,13 @@ def multiply_dense(acc, slot, b, product):
             if scaling == 2
             else zl.f32(1)
         )
+        factors = [factor] * 4
+        if product.HALVES:  # the sum is of several experts, whose rows have factors of their own
+            at_rows = zl.cast_ptr(slot + (tiles.pieces(KIND, CHUNK) * 512 + lane // 4 * 16), zl.f32)
+            rows = zl.load(at_rows, 4)
+            factors = [rows[q] if scaling == 0 else factor for q in zl.static(range(4))]
         for e in zl.static(range(8)):
-            acc[e] = zl.fma(part[e], factor, acc[e])
+            acc[e] = zl.fma(part[e], factors[e // 2], acc[e])
     else:
         for p in zl.static(range(per)):
             if KIND == "bf16":

@@ -99,6 +99,11 @@ class BlockProduct(ProductParams):
     table: Any = None  # of lut4: its four words, each byte plus 128
     BUFFERS: int = 2  # of sums
     CLAMPS: bool = False  # the mode may be GATED_CLAMPED: others need no code for it, which every launch would read
+    factor: Any = None  # [what act(gate) * up is multiplied with]
+    HALVES: bool = False  # a unit is one tile of 16 rows, of two experts
+    ROLLED: bool = (
+        False  # the first copies are a loop: less code, which a launch of a few microseconds mostly waits for
+    )
 
     @property
     def slot_bytes(self) -> int:
@@ -149,8 +154,12 @@ def start(p):
     following = [zl.block_index(0) if p.warp < p.chunks else p.units, p.warp + 0]
     at = [p.w + 0 for _ in zl.static(range(state_of(p.KIND)))]
     point(at, p, following[0], following[1])
-    for s in zl.static(range(p.STAGES - 1)):
-        copy_next(p.ring + s * p.slot_bytes, at, following, p)
+    if p.ROLLED:
+        for s in zl.unroll(range(p.STAGES - 1), 1):
+            copy_next(p.ring + s * p.slot_bytes, at, following, p)
+    else:
+        for s in zl.static(range(p.STAGES - 1)):
+            copy_next(p.ring + s * p.slot_bytes, at, following, p)
     return following, at
 
 
@@ -190,9 +199,11 @@ def low_bits(word, s):
 
 
 @zl.inline
-def first_row(unit, x, rows, gated):
+def first_row(unit, x, p):
     """Where tile x (0, 1) of a unit begins."""
-    return x * (rows // 2) + unit * 16 if gated != 0 else unit * UNIT + x * 16
+    if p.HALVES:
+        return unit * 16
+    return x * (p.rows // 2) + unit * 16 if p.gated != 0 else unit * UNIT + x * 16
 
 
 def block_bytes(kind: str) -> tuple[int, int]:
@@ -210,7 +221,7 @@ def point(at, p, unit, chunk):
     """Let the pointers in `at` show where this lane's weights of a chunk of a unit begin."""
     rows, width, KIND, CHUNK = p.rows, p.width, p.KIND, p.CHUNK
     g, t = p.lane // 4, p.lane % 4
-    row = first_row(unit, g // 4, rows, p.gated)
+    row = first_row(unit, g // 4, p)
     if KIND in INTEGERS:
         q_bytes, high_bytes = block_bytes(KIND)
         block = zl.i64(min(row // 16, (rows + 15) // 16 - 1) * (width // 32) + chunk * (CHUNK // 32))
@@ -269,7 +280,7 @@ def copy_chunk(slot, at, p, unit, chunk):
         # Lane t of four copies the scales of groups t, t + 4 of the chunk; class 32 is any multiple of 32, class 0 of
         # the chunk.
         nbytes, step = scale_bytes(KIND, GROUP, CHUNK), GROUP or CHUNK
-        tile = min(first_row(unit, g // 4, rows, p.gated) // 16, (rows + 15) // 16 - 1)
+        tile = min(first_row(unit, g // 4, p) // 16, (rows + 15) // 16 - 1)
         for s in zl.static(range(nbytes // 256)):
             index = chunk * (CHUNK // step) + min(s * 4 + t, CHUNK // step - 1)
             index = min(index >> p.shift if GROUP in (0, 32) else index, groups - 1)
@@ -280,8 +291,11 @@ def copy_chunk(slot, at, p, unit, chunk):
                 zl.copy_async(to_scale + nbytes, p.offset + source, 8)
     if KIND == "e4m3":
         if p.scaling == 2:
-            at_block = (first_row(unit, g // 4, rows, p.gated) // 128) * ((width + 127) // 128) + chunk * CHUNK // 128
+            at_block = (first_row(unit, g // 4, p) // 128) * ((width + 127) // 128) + chunk * CHUNK // 128
             zl.copy_async(slot + (pieces(KIND, CHUNK) * 512 + lane * 4), p.scale + at_block * 4, 4)
+        elif p.HALVES:
+            to_factor = slot + (pieces(KIND, CHUNK) * 512 + lane * 4)
+            zl.copy_async(to_factor, p.scale + (unit * 16 + lane % 16) * 4, 4)
 
 
 @zl.inline
@@ -373,5 +387,7 @@ def finish_unit(sums, unit, p):
                     if p.has_bias != 0:
                         up += p.bias[row + num_rows]
                     total = gated_value(total, up, mode, p.CLAMPS)
+                    if p.factor is not None:
+                        total = total * p.factor[0]
                 to = zl.cast_ptr(out, zl.bf16)
                 to[at_out] = zl.convert(total, zl.bf16)

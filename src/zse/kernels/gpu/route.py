@@ -2,7 +2,7 @@
 
 from zse import kernel as zl
 from zse.kernels.combine import CHUNKS, OWN_THREADS, ExpertSums, OwnExperts, keep_own
-from zse.kernels.gpu import route_one
+from zse.kernels.gpu import router
 from zse.kernels.route import LEAST, ROUTER_ROWS, ROUTERS, PairSorting, RouteParams, probabilities
 from zse.tensor import GATINGS, MAX_EXPERT_GROUPS, MAX_EXPERTS
 
@@ -366,7 +366,7 @@ def route_variants(target) -> list[zl.Variant]:
         for element in ROUTERS
         for gating in GATINGS
     ]
-    return [*made, *route_one.variants(target), zl.Variant("sort_pairs", sort_pairs_gpu, threads=SORT_THREADS)]
+    return [*made, *router.variants(target), zl.Variant("sort_pairs", sort_pairs_gpu, threads=SORT_THREADS)]
 
 
 def combine_variants(target) -> list[zl.Variant]:
