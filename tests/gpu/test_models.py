@@ -17,9 +17,11 @@ import pytest
 import test_gpt_oss
 import tiny
 import tiny_families
+import tiny_text
 from session import Session, dequantized, loss_of, quantized
 
 from gpu.harness import device
+from zse import LLM
 from zse.engine.config import EngineConfig
 from zse.engine.load import load_engine
 from zse.engine.metrics import Phases
@@ -122,6 +124,18 @@ def test_gpt_oss_equals_transformers(experts, tmp_path, monkeypatch):
     errors = errors_of(Session(GPU, gpu_model(test_gpt_oss.write(tmp_path, experts))), ids, test_gpt_oss.expected(ids))
     print(f"\ngpt-oss {experts}: {errors}")
     assert max(errors.values()) < TINY_LIMIT
+
+
+def test_gpt_oss_of_a_folder_in_an_engine(tmp_path, monkeypatch):
+    """Log-probabilities of a CPU, but for a tenth of the tokens, of which rounding changes a router's choice."""
+    monkeypatch.setattr(test_gpt_oss, "DIM", 64)
+    path = test_gpt_oss.write_folder(tmp_path, "MXFP4")
+    tiny_text.write(tmp_path, letters="".join(map(chr, range(0xC0, 0xC0 + test_gpt_oss.VOCAB - 124))))
+    ids = np.random.default_rng(0).integers(3, 120, 90).tolist()
+    options = dict(max_context=128, num_pages=64, max_rows=4)
+    with LLM(path, device="cuda", **options) as gpu, LLM(path, device="cpu", activations="f32", **options) as cpu:
+        found, wanted = (np.array(llm.logprobs_of(ids).logprobs) for llm in (gpu, cpu))
+    assert np.quantile(np.abs(found - wanted), 0.9) < TINY_LIMIT * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize("family", ON_GPU)
