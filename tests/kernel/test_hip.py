@@ -29,7 +29,7 @@ COMPILED = (
     "embed_int5_asym",
     "embed_fp8_block",
     "feed_tokens",
-    "gated_silu_bf16_fp8_v2",
+    "gated_silu_bf16_bf16",
     "gather_rows",
     "logprob_rows",
     "matmul_simple_int4",
