@@ -29,7 +29,7 @@ def test_settings_by_family():
     config = EngineConfig(model="m")
     cpu, gpu = settle(config, "cpu"), settle(config, "gpu", weight_bytes=4 * GIB, token_bytes=lambda: 60_000)
     assert (cpu.max_rows, cpu.max_tokens_per_step, cpu.activations, cpu.kv_dtype) == (64, 256, "int8", "f16")
-    assert (gpu.max_rows, gpu.max_tokens_per_step, gpu.activations, gpu.kv_dtype) == (64, 2048, "bf16", "bf16")
+    assert (gpu.max_rows, gpu.max_tokens_per_step, gpu.activations, gpu.kv_dtype) == (64, 2048, "fp8", "bf16")
     # 4 % of the weights, from 512 to 2048 tokens.
     assert settle(config, "gpu", weight_bytes=1, token_bytes=lambda: 60_000).max_tokens_per_step == 512
     assert settle(config, "gpu", weight_bytes=1 << 40, token_bytes=lambda: 60_000).max_tokens_per_step == 2048
