@@ -11,20 +11,22 @@ from zse.cache.layout import KVCache
 from zse.models.decoder import Decoder
 from zse.models.load import load_model, plan_model
 from zse.models.registry import forward_of
+from zse.plan.forms import form_of
 from zse.plan.place import ALIGN, Life, place
 from zse.plan.record import Planner, StepBuffers
 from zse.plan.trace import PlanError
+from zse.quant.scheme import parse_scheme
 from zse.runtime.counting import CountingDevice
 from zse.runtime.null import NullDevice, NullGPU
 
 INT4 = {"embed": "int8-g32-sym", "lm_head": "int8-g32-sym", "": "int4-g32"}
 
 
-def planner_of(forward=None, device=None, layers=2, **changes):
+def planner_of(forward=None, device=None, layers=2, schemes=INT4, **changes):
     """A Planner of a Llama, or of a Decoder's class, on a device that only counts."""
     device = CountingDevice(device or NullDevice(2))
     config = tiny.config("llama") | dict(num_hidden_layers=layers, hidden_size=256, intermediate_size=512) | changes
-    plan = plan_model(source_of(config, INT4), family=device.kernels)
+    plan = plan_model(source_of(config, schemes), family=device.kernels)
     model = load_model(device, plan, start=False)
     kv = KVCache(device, plan.config, 8, "f16" if device.shares_memory else "bf16")
     buffers = StepBuffers.allocate(device, plan.config, max_tokens=512, max_rows=16, max_pages=8)
@@ -52,6 +54,15 @@ def test_places_do_not_overlap_while_both_live():
 def test_one_after_another_share_a_place():
     offsets, total = place([Life(1000, 0, 1), Life(1000, 2, 3), Life(500, 1, 2)])
     assert offsets == [0, 0, 1024] and total == 1024 + 512
+
+
+@pytest.mark.parametrize("head", ["int4-g128", "fp8-row", "fp8-block"])
+def test_a_head_with_an_odd_number_of_rows_takes_bf16(head):
+    """The products that take e4m3 activations write columns in pairs."""
+    device, scheme = NullGPU(), parse_scheme(head)
+    assert [form_of(device, "fp8", [(scheme, rows)], 16, False) for rows in (160, 161)] == ["fp8", "bf16"]
+    planner = planner_of(device=device, schemes={"lm_head": head, "": "int4-g128"}, vocab_size=161)
+    planner.record(planner.device.record(), max_tokens=64, every_token=True)
 
 
 def test_layers_of_a_kind_are_traced_once():

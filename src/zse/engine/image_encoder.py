@@ -174,7 +174,7 @@ class TailWork:
         weight, most = self._model.weights[name], most or self.most
         if out is None:
             out = self._room(weight.shape[0])
-        form = form_of(self._device, self._activations, [weight.scheme], most, True)
+        form = form_of(self._device, self._activations, [(weight.scheme, weight.shape[0])], most, True)
         if form != x.dtype:
             key = name, form
             if key not in self._made:

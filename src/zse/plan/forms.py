@@ -65,17 +65,19 @@ EMITS: dict[str, dict[str, tuple[str, ...]]] = {
 PRODUCTS = ("linear", "gated_product", "experts")
 
 
-def form_of(device: Any, activations: str, schemes: Iterable[Any], tokens: int, exact: bool) -> str:
-    """The form of the inputs that weights of all these schemes are multiplied with, in steps of up to `tokens`
-    tokens."""
-    schemes = list(schemes)
+def form_of(device: Any, activations: str, weights: Iterable[tuple[Any, int]], tokens: int, exact: bool) -> str:
+    """The form of the inputs that weights, of a scheme and so many rows each, are all multiplied with, in steps of up to
+    `tokens` tokens."""
+    schemes, rows = zip(*weights, strict=True)
     if activations == "int8":
         wanted = "int16" if exact else "int8"
         return wanted if all(wanted in scheme.forms for scheme in schemes) else "f32"  # dense weights take f32
     if device.kernels == "gpu":
         # Few tokens: weights are converted exactly, in registers. Many: Hopper's tensor cores take both as fp8, of int4
-        # weights if that is asked for.
+        # weights if that is asked for. An odd number of rows (a head of 50,257 tokens) is multiplied by others.
         narrow = activations == "fp8"
+        if any(count % 2 for count in rows):
+            return "bf16"
         return "fp8" if all(gpu.gemm.wants_fp8(device, scheme, tokens, narrow) for scheme in schemes) else "bf16"
     return activations
 
@@ -110,7 +112,8 @@ def choose_forms(
         if device.inner == "bf16" and any(node.op == "experts" for node in products):
             forms[value] = "bf16"  # a GPU's products with stacks of experts take no other
             continue
-        form = form_of(device, activations, (schemes[node.weights["weight"]] for node in products), tokens, exact)
+        weights = [(schemes[node.weights["weight"]], node.output.width) for node in products]
+        form = form_of(device, activations, weights, tokens, exact)
         able = emits.get(value.node.op if value.node and value not in wide else "", ())
         if form in able:
             forms[value] = form

@@ -2,8 +2,8 @@
 (gemm_launch records them).
 
 On Hopper, up to 64 tokens, or 128 with integers, a product is bound by reading the weights (gemm_skinny); above, by the
-tensor cores: gemm_wgmma for bf16 and fp8, gemm_r16 for integers. int4 weights with e4m3 activations are gemm_w4a8's. With 132 multiprocessors a product of 1,024 tokens and
-3,584 rows is 112 tiles of 128 x 256: a sixth of the chip would idle. So there are several tiles, and `choose` takes
+tensor cores: gemm_wgmma for bf16 and fp8, gemm_r16 for integers. int4 weights with e4m3 activations are gemm_w4a8's and
+gemm_w4a8_few's. With 132 multiprocessors a product of 1,024 tokens and 3,584 rows is 112 tiles of 128 x 256: a sixth of the chip would idle. So there are several tiles, and `choose` takes
 what a simple model of measured times says is fastest: waves of units, each as long as its steps of k and its epilogue,
 and for few tiles their k split into parts. The figures stand in benchmarks/LOG.md.
 
