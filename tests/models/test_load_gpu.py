@@ -3,10 +3,12 @@ the CUDA device over the fake driver of tests/runtime."""
 
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+import test_gpt_oss
 import tiny
 import tiny_families
 from formats_build import safetensors
@@ -19,6 +21,7 @@ from zse.models import load as model_load
 from zse.models.load import FileCopy, load_model, merge, plan_model
 from zse.models.weight_plan import place_host_layers
 from zse.quant.pack import bf16_to_f32, e4m3_to_f32
+from zse.runtime.buffer import Account, Buffer
 from zse.runtime.cpu import CPUDevice
 from zse.tensor import Tensor
 
@@ -321,3 +324,43 @@ def test_fp8_rows_in_pairs_are_put_in_order(block, gpu, tmp_path):
 def test_the_plan_must_be_for_the_device(gpu, tmp_path):
     with open_model(tiny.write("llama", tmp_path)) as source, pytest.raises(ValueError, match="a plan for cpu"):
         load_model(gpu, plan_model(source))
+
+
+class Asked:
+    """A GPU that keeps the jobs of its load and runs none."""
+
+    kernels, repacks = "gpu", True
+
+    def alloc(self, nbytes: int, label: str) -> Buffer:
+        return Buffer(nbytes, label, Account())
+
+    def write(self, tensor, data) -> None:
+        pass
+
+    def load(self, jobs, sums=False):
+        self.jobs = jobs
+
+
+def jobs_of(path, quantize: str | None = None):
+    """(first byte, end, job) of all that a load writes into the weights, in order."""
+    device = Asked()
+    with open_model(path) as source:
+        plan = plan_model(source, family="gpu", quantize=quantize)
+        buffer = device.alloc(sum(plan.memory_bytes.values()), "weights")
+        model_load.Loader(device, plan, *model_load.place(plan, buffer)).load_gpu()
+    outputs = [(tensor, job.field) for job in device.jobs for tensor in job.args.values()]
+    return sorted((t.offset, t.offset + t.nbytes, field) for t, field in outputs if getattr(t, "buffer", None) is buffer)
+
+
+@pytest.mark.parametrize("family", [*tiny_families.FAMILIES, "gpt_oss"])
+def test_no_two_jobs_write_the_same_bytes(family, tmp_path):
+    """Jobs end in any order, and a GPU is sent all bytes of an output: biases of gpt-oss's experts, tensors of one each,
+    were sent as large as all of them, so that what came last stood over others and over the final norm."""
+    if family == "gpt_oss":
+        path = test_gpt_oss.write_folder(tmp_path, "MXFP4")
+    else:
+        path = tiny_families.write(family, tmp_path, "BF16")
+    for quantize in (None, "int8"):
+        jobs = jobs_of(str(path), quantize)
+        assert len(jobs) > 4
+        assert not [pair for pair in pairwise(jobs) if pair[1][0] < pair[0][1]]

@@ -240,7 +240,8 @@ class Loader:
         """Norms and biases become f32, with the 1 added and the order of heads undone; decays are made of logarithms."""
         tensor = self.vectors[vector.name]
         for part in vector.parts:
-            out = Tensor(tensor.buffer, (part.role.size,), "f32", tensor.offset + 4 * part.first)
+            # Of the part alone: a GPU gets all bytes of `out`, and a stack's role is as large as all of its experts.
+            out = Tensor(tensor.buffer, (part.info.num_elements,), "f32", tensor.offset + 4 * part.first)
             if self._is_logarithm(part) or part.info.layout == "ggml":  # of the host's, quantized
                 made = decays_of if self._is_logarithm(part) else quantize_load.numbers_of
                 self.device.write(out, made(self.plan.source, part.info))
