@@ -349,7 +349,9 @@ def jobs_of(path, quantize: str | None = None):
         buffer = device.alloc(sum(plan.memory_bytes.values()), "weights")
         model_load.Loader(device, plan, *model_load.place(plan, buffer)).load_gpu()
     outputs = [(tensor, job.field) for job in device.jobs for tensor in job.args.values()]
-    return sorted((t.offset, t.offset + t.nbytes, field) for t, field in outputs if getattr(t, "buffer", None) is buffer)
+    return sorted(
+        (t.offset, t.offset + t.nbytes, field) for t, field in outputs if getattr(t, "buffer", None) is buffer
+    )
 
 
 @pytest.mark.parametrize("family", [*tiny_families.FAMILIES, "gpt_oss"])
