@@ -1,5 +1,5 @@
 # make serve: install into .venv, fetch the default model (or MODEL=NAME), serve it.   make test: the tests of every change, 12
-# minutes on two cores at most.   make test-all: the tests that it leaves out as well.   make soak: the long forms, hours.   JOBS=N: processes
+# minutes on two cores at most, and how many it leaves to make test-rest, and why.   make test-all: both.   make soak: the long forms, hours.   JOBS=N: processes
 # that run tests; three are for two cores, because tests of servers wait.
 PYTHON ?= python3
 PORT ?= 8000
@@ -34,7 +34,7 @@ test: $(TESTED) build models
 
 test-all: test test-rest
 
-# What `make test` leaves out.
+# What `make test` leaves out (CONTRIBUTING.md says by which rules).
 test-rest: $(TESTED) build
 	$(PYTEST) --exhaustive=only
 

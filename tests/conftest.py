@@ -7,9 +7,11 @@ import os
 import signal
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from breadth import combinations
 from gpu.machine import missing
 from order import dealt
 
@@ -151,7 +153,8 @@ def wants_to_be_alone(item) -> bool:
 class Gate:
     """Which tests run, in which order, and which of them alone.
 
-    Tests marked `exhaustive` are breadth: `make test` leaves them out, says how many, and `make test-all` runs them.
+    Tests marked `exhaustive` are breadth, and so are combinations of what tests marked `each` have once: `make test` leaves them out,
+    says how many, and `make test-all` runs them.
     Tests marked `timed` hold a time against a bound. Of several processes (pytest -n) each waits while another runs one, or several
     that follow each other: to be alone costs what is left of the others' tests, and a core. Those whose bound has room for what others
     make of processor time say timed(alone=False).
@@ -159,7 +162,7 @@ class Gate:
     what the code makes slow is slow three times."""
 
     def __init__(self, config):
-        self.config, self.left_out, self.is_alone = config, 0, False
+        self.config, self.left_out, self.is_alone = config, {}, False
         run = getattr(config, "workerinput", {}).get("testrunuid")
         self.files = [Path(tempfile.gettempdir(), f"zse-{run}-{name}") for name in ("gate", "running")] if run else []
         self.locks = [os.open(path, os.O_CREAT | os.O_RDWR, 0o600) for path in self.files]
@@ -168,12 +171,16 @@ class Gate:
         for item in items:
             if item.get_closest_marker("timed"):
                 item.add_marker(pytest.mark.flaky(reruns=2))
+        for item in combinations(items):
+            item.add_marker(pytest.mark.exhaustive("combinations of what ran here once"))
         mode = self.config.getoption("--exhaustive")
         if mode != "all":
             left = [item for item in items if (item.get_closest_marker("exhaustive") is None) == (mode == "only")]
             items[:] = [item for item in items if item not in set(left)]
             self.config.hook.pytest_deselected(items=left)
-            self.left_out = len(left) if mode == "none" else 0
+            if mode == "none":
+                whys = ((*item.get_closest_marker("exhaustive").args, "long forms")[0] for item in left)
+                self.left_out = dict(Counter(whys).most_common())
         items[:] = dealt(items, getattr(self.config, "workerinput", {}).get("workercount", 1))
         if hasattr(self.config, "workeroutput"):
             self.config.workeroutput["left_out"] = self.left_out
@@ -205,6 +212,7 @@ class Gate:
 
     def pytest_terminal_summary(self, terminalreporter):
         if self.left_out:
+            kinds = ", ".join(f"{count} {why}" for why, count in self.left_out.items())
             terminalreporter.write_line(
-                f"{self.left_out} exhaustive tests left out: `make test-all` (pytest --exhaustive=only) runs them"
+                f"{sum(self.left_out.values())} tests are left to `make test-rest` (`make test-all` runs both): {kinds}"
             )

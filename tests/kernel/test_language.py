@@ -4,13 +4,14 @@ import re
 
 import numpy as np
 import pytest
+from kernels.harness import each_isa
 
 from zse import kernel as zl
 
-from .compiled import Compiled, host_isas
+from .compiled import Compiled
 
 
-@pytest.fixture(params=host_isas())
+@pytest.fixture(params=each_isa())
 def isa(request):
     return request.param
 

@@ -6,6 +6,8 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pytest
+from kernel.compiled import host_isas
 
 from zse.build import build
 from zse.kernels.op import HostActivation, HostArray
@@ -27,15 +29,13 @@ DTYPES = {
 }
 
 
-def host_isas() -> list[str]:
-    """The ISA levels that this machine can run, of those there are kernels for."""
-    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    names = []
-    if " avx2 " in flags and " f16c " in flags and " fma " in flags:
-        names.append("x86-64-v3")
-    if "avx512_vnni" in flags and " avx512bw " in flags and " avx512vl " in flags:
-        names.append("x86-64-v4-vnni")
-    return names
+def each_isa() -> list:
+    """Parameters of a test of every level that this machine can run: kernels of its best one, which are those that it serves with, are
+    built before; those of the others, a minute of two cores, are left to `make test-rest`."""
+    *others, best = host_isas() or [None]
+    return [pytest.param(name, marks=pytest.mark.exhaustive("kernels of lower CPU levels")) for name in others] + [
+        best
+    ] * bool(best)
 
 
 @cache

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kernels.harness import DirectRecorder, host_isas, poisoned, to_tensor
+from kernels.harness import DirectRecorder, each_isa, poisoned, to_tensor
 from zse.kernels.attention import SEGMENT, attention, partial_shape, rows_in_registers
 from zse.kernels.attention_cases import BLOCK, attention_batch, attention_reference
 from zse.kernels.kv_pages import head_dim_of
@@ -30,7 +30,7 @@ def part(batch, chosen):
     return batch | tokens
 
 
-@pytest.mark.parametrize("isa", host_isas())
+@pytest.mark.parametrize("isa", each_isa())
 @pytest.mark.parametrize(
     "heads, kv_heads, head_dim, window, dtype",
     [
@@ -65,7 +65,7 @@ def test_rows_are_the_same_alone_batched_chunked_and_split(isa, heads, kv_heads,
     np.testing.assert_array_equal(run(isa, batch, width, window=window, splits=4), whole)
 
 
-@pytest.mark.parametrize("isa", host_isas())
+@pytest.mark.parametrize("isa", each_isa())
 @pytest.mark.parametrize("count", [1, 24])
 def test_every_e4m3_is_read_exactly(isa, count):
     """Subnormal numbers too, where pages are read as they are (one token) and where they become f16 first."""

@@ -4,7 +4,7 @@ The table also has a hash of each kernel's text, compiler and options: what is t
 kernels with another hash are compiled. `--exhaustive` compiles SOME of the others as well, by chance, and `--soak` all (four minutes).
 
 `python -m pytest tests/kernels/test_gpu_resources.py --exhaustive=all --update-golden` rewrites the table (without --exhaustive:
-of the architectures that `make test` looks at, what changed); look at the diff.
+of the architecture that `make test` looks at, what changed); look at the diff.
 """
 
 import json
@@ -67,8 +67,7 @@ def text_keys(arch: str, version: tuple[int, ...]) -> dict[str, str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("arch", "every"),
-    [("sm_80", False), ("sm_90a", False)] + [pytest.param(arch, True, marks=pytest.mark.exhaustive) for arch in ARCHS],
+    ("arch", "every"), [("sm_90a", False)] + [pytest.param(arch, True, marks=pytest.mark.exhaustive) for arch in ARCHS]
 )
 def test_resources(arch, every, compiler, request, kept_kernels):
     if int(arch.removeprefix("sm_").removesuffix("a")) not in compiler.architectures():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kernels.harness import host_isas, run_case
+from kernels.harness import each_isa, run_case
 from zse.kernels.host import random_weight
 from zse.kernels.matmul import MATMUL
 from zse.kernels.op import EXACT, Case, HostActivation, OutputSpec
@@ -22,7 +22,7 @@ SCHEMES = [
 ]
 
 
-@pytest.mark.parametrize("isa", host_isas())
+@pytest.mark.parametrize("isa", each_isa())
 @pytest.mark.parametrize("kind", ["f32", "int8", "int16"])
 @pytest.mark.parametrize("tokens,rows,width", [(21, 40, 192), (71, 150, 576), (21, 40, 4160)])
 def test_a_token_alone_and_in_a_batch(isa, kind, tokens, rows, width):
@@ -65,7 +65,7 @@ def test_a_token_alone_and_in_a_batch(isa, kind, tokens, rows, width):
             np.testing.assert_array_equal(got, whole[some], err_msg=f"{scheme} {kind} {first} {count} {size}")
 
 
-@pytest.mark.parametrize("isa", host_isas())
+@pytest.mark.parametrize("isa", each_isa())
 @pytest.mark.parametrize("kind", ["f32", "int8"])
 def test_a_token_alone_and_in_a_batch_with_experts(isa, kind):
     """Of each token what its experts give is the same, whatever else is sent to them: 150 tokens are more than a task takes."""

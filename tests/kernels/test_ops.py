@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gpu.harness import gpu_ops
 
-from kernels.harness import check_case, host_isas, run_case, to_tensor
+from kernels.harness import check_case, each_isa, host_isas, run_case, to_tensor
 from zse.kernel.emit import emit_unit
 from zse.kernel.targets.cpu import ISAS
 from zse.kernels.activation import gated
@@ -25,7 +25,7 @@ def test_this_machine_runs_some_kernels():
 CPU_OPS = [op for op in all_ops() if op.variants(ISAS["x86-64-v3"])]
 
 
-@pytest.mark.parametrize("isa", host_isas())
+@pytest.mark.parametrize("isa", each_isa())
 @pytest.mark.parametrize("op", CPU_OPS, ids=lambda op: op.name)
 @pytest.mark.parametrize("threads", [False, True], ids=["direct", "graph"])
 def test_reference(op, isa, threads):

@@ -4,7 +4,7 @@ its own; a sequence may be cut anywhere; decays of any size leave numbers."""
 import numpy as np
 import pytest
 
-from kernels.harness import check_case, host_isas, run_case, to_tensor
+from kernels.harness import check_case, each_isa, host_isas, run_case, to_tensor
 from zse import kernel as zl
 from zse.bench.kernels import problem
 from zse.bench.own_kernels import cpu_device
@@ -56,7 +56,7 @@ def test_chunks_of_other_sizes(op, chunk):
     device.close()
 
 
-@pytest.mark.parametrize("isa", host_isas())
+@pytest.mark.parametrize("isa", each_isa())
 def test_every_length_of_a_run(isa):
     seed = int(np.random.default_rng().integers(2**32))
     for op, case in cases(np.random.default_rng(seed), ODD, tuple(range(0, len(ODD), 3))):

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from kernels.harness import host_isas, run_case
+from kernels.harness import each_isa, run_case
 from kernels.sample_rows import check_a_row_depends_on_itself_only, check_broken_neighbours_change_nothing
 from zse.kernels.sample import SAMPLE
 from zse.kernels.sample_cases import add_lists, draw, kept_set, make_parameters, make_sample_case, philox, settle
@@ -20,7 +20,7 @@ def test_philox_known_answers():
     assert philox(0, 0) == (0xE169C58D6627E8D5 >> 11) * 2.0**-53
 
 
-@pytest.mark.parametrize("isa", host_isas())
+@pytest.mark.parametrize("isa", each_isa())
 def test_draws_follow_the_kept_distribution(isa):
     """20,000 draws from one row: chi-square of 30 tokens below 70 (99.99 % of fair samplers), nothing outside the
     kept set."""
@@ -38,7 +38,7 @@ def test_draws_follow_the_kept_distribution(isa):
     assert ((counts[ids] - expected) ** 2 / expected).sum() < 40 + 2 * len(ids)
 
 
-@pytest.mark.parametrize("isa", host_isas())
+@pytest.mark.parametrize("isa", each_isa())
 @pytest.mark.parametrize(
     "values",
     [
@@ -71,7 +71,7 @@ def test_kept_sets_are_exact(isa, values, kind):
     np.testing.assert_array_equal(got, [draw(x, r, params)[0] for r in range(rows)])
 
 
-@pytest.mark.parametrize("isa", host_isas())
+@pytest.mark.parametrize("isa", each_isa())
 def test_the_deviation_of_top_n_sigma_is_that_of_the_tokens_that_are_possible(isa):
     """Masked tokens do not count: with them the deviation would be no number."""
     rng = np.random.default_rng(5)
@@ -83,17 +83,17 @@ def test_the_deviation_of_top_n_sigma_is_that_of_the_tokens_that_are_possible(is
     assert got <= set(np.flatnonzero(x >= x.max() - finite.std()).tolist()) and len(got) > 3
 
 
-@pytest.mark.parametrize("isa", host_isas())
+@pytest.mark.parametrize("isa", each_isa())
 def test_a_row_depends_on_itself_only(isa):
     check_a_row_depends_on_itself_only(partial(tokens_of, isa=isa))
 
 
-@pytest.mark.parametrize("isa", host_isas())
+@pytest.mark.parametrize("isa", each_isa())
 def test_broken_neighbours_change_nothing(isa):
     check_broken_neighbours_change_nothing(partial(tokens_of, isa=isa), 2000)
 
 
-@pytest.mark.parametrize("isa", host_isas())
+@pytest.mark.parametrize("isa", each_isa())
 def test_penalties_and_biases_reach_the_choice(isa):
     rng = np.random.default_rng()
     rows, vocab = 8, 1500

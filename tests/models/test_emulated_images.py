@@ -99,13 +99,15 @@ def near(found, logprobs, spread: float) -> None:
     assert apart(found, logprobs) < spread
 
 
+# Of every family test_vision.py has the text beside transformers, and test_emulated_towers.py the images through a GPU's kernels.
+@pytest.mark.each("like", "quantize", "kv")
 @pytest.mark.parametrize(
     ("family", "like", "quantize", "kv"),
-    [("gemma3", "sm_90a", None, "bf16"), ("gemma3", "sm_80", None, "int8"), ("qwen2_5_vl", "sm_90a", "int4", "bf16")]
+    [("gemma3", "sm_80", None, "int8"), ("qwen2_5_vl", "sm_90a", "int4", "bf16"), ("qwen3_vl", "sm_90a", None, "fp8")]
     + [
-        ("qwen3_vl", "sm_90a", None, "fp8"),
-        ("mistral3", "sm_80", None, "bf16"),
         ("gemma3", "gfx90a", None, "bf16"),
+        ("gemma3", "sm_90a", None, "bf16"),
+        ("mistral3", "sm_80", None, "bf16"),
         ("qwen3_5", "sm_90a", None, "bf16"),
         ("gemma4", "sm_90a", None, "bf16"),
         ("gemma4_moe", "sm_80", None, "bf16"),

@@ -51,6 +51,11 @@ def compare(ids, reference, candidate):
     return np.concatenate(kl).mean(), np.concatenate(top).mean(), *map(np.concatenate, nll)
 
 
+@pytest.mark.parametrize(
+    "case",
+    ["smollm2", pytest.param("gemma3-270m", marks=pytest.mark.exhaustive("measures of real models"))],
+    indirect=True,
+)
 def test_perplexity_kl_and_top1(case):
     name, golden, session = case
     most_nll, least_top1, most_kl = LIMITS[name]

@@ -29,7 +29,7 @@ def preloaded(tmp_path_factory):
 
 
 LONG = pytest.mark.exhaustive
-WORKS = ("first start", "create", "revoke", "rotate", "store", "usage")
+WORKS = ("create", "first start", "revoke", "rotate", "store", "usage")
 RUNS = [(work, "die") for work in WORKS] + [("create", "ENOSPC"), ("usage", "EIO")]
 # A point of a document takes seconds: it is done with what a call can fail by in general.
 LATER = [("document", how) for how in ("die", "ENOSPC")]
@@ -39,6 +39,7 @@ OTHERS = LATER + [
 ]
 
 
+@pytest.mark.each("how")
 @pytest.mark.parametrize(("work", "how"), [*RUNS, *(pytest.param(*run, marks=LONG) for run in OTHERS)])
 def test_every_write_of_the_database(preloaded, tmp_path, work, how):
     environment = os.environ | {"LD_PRELOAD": str(preloaded), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -17,16 +17,9 @@ HERE = Path(__file__).parent
 CORPUS = HERE / "corpus"
 LONG = int(os.environ.get("ZSE_TEST_MUTANTS", "5000"))
 SEED = int(os.environ.get("ZSE_TEST_SEED", "1"))
-SHORT = {
-    "http": 600,
-    "body": 600,
-    "query": 600,
-    "config.json": 600,
-    "vocabulary": 600,
-    "tokenizer.json": 400,
-    "chat template": 200,
-} | dict.fromkeys(("json schema", "regex", "lark", "gbnf"), 300)
-SHORT |= dict.fromkeys(mutator.DOCUMENTS, 1000)
+# The first of the long form's, which `make test-rest` tries.
+SHORT = dict.fromkeys(("http", "body", "query", "config.json", "vocabulary", *mutator.DOCUMENTS), 250)
+SHORT |= dict.fromkeys(("tokenizer.json", "chat template", "json schema", "regex", "lark", "gbnf"), 120)
 FEW = 80  # of formats that tests/formats has more of
 ADDRESSES_MIB = 4096
 
