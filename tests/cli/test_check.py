@@ -11,8 +11,9 @@ import pytest
 from zse.bench import check
 from zse.engine.llm import LLM
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
+sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("engine", "models")]
 import tiny_model  # noqa: E402
+from preloaded import preloaded  # noqa: E402, F401
 
 
 class Characters:
@@ -41,7 +42,8 @@ def test_a_sound_model(zse, real_models):
     assert 5 < result["perplexity"]["perplexity"] < 60 and result["wrong"] == []
 
 
-def test_a_model_of_random_numbers_is_not_sound(tmp_path, monkeypatch):
+def test_a_model_of_random_numbers_is_not_sound(tmp_path, monkeypatch, preloaded):  # noqa: F811
+    monkeypatch.setattr(check, "subprocess", preloaded)
     monkeypatch.setattr(check, "rates", lambda llm: {})  # replies want a tokenizer in the folder
     path = str(tiny_model.write(tmp_path / "tiny"))
     with LLM(path, device="cpu", threads=1, prefix_cache=False) as llm:
@@ -64,12 +66,11 @@ def test_a_tensor_that_nobody_reads_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("changed", [False, True])
-def test_logits_beside_transformers(changed, tmp_path, monkeypatch):
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
+def test_logits_beside_transformers(changed, tmp_path, monkeypatch, preloaded):  # noqa: F811
     path = str(tiny_model.write(tmp_path / "tiny"))
     other = str(tiny_model.write(tmp_path / "other", seed=int(changed)))
-    with LLM(other, device="cpu", threads=1, activations="f32", kv_dtype="f32") as llm:
+    with LLM(other, device="cpu", threads=1, activations="f32", kv_dtype="f32") as llm, monkeypatch.context() as patch:
+        patch.setattr(check, "subprocess", preloaded)
         found = check.compared(with_characters(llm), path)
     assert found["tokens"] == tiny_model.CONTEXT == check.COMPARED_TOKENS
     if changed:

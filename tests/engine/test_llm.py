@@ -141,7 +141,13 @@ def test_a_base_model_says_that_it_cannot_chat(real_models):
         assert "France" in llm.generate(PROMPTS[0], GREEDY)[0].text
 
 
-@pytest.mark.parametrize(("name", "file"), [("smollm2", "smollm2"), ("gemma3-270m", "gemma")])
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("smollm2", "smollm2"),
+        pytest.param("gemma3-270m", "gemma", marks=pytest.mark.exhaustive("measures of real models")),
+    ],
+)
 def test_f32_activations_follow_the_reference(real_models, goldens, name, file):
     """Greedy tokens equal the float32 reference's as long as its margin is clear; teacher forcing agrees in nats."""
     golden = json.loads((goldens / f"{file}.json").read_text())

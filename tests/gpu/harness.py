@@ -189,8 +189,9 @@ def check_case(op, case, got: dict) -> None:
             )
 
 
-# Floating-point operations of a case that a random choice may have: the longest prompts of attention, 1.8e9, take an emulator 50 s.
-MOST_FLOPS = 400_000_000
+# Floating-point operations of a case that a random choice of many, and of SOME, may have: the longest prompts of attention, 1.8e9, take an
+# emulator 50 s.
+MOST_FLOPS, FEW_FLOPS = 400_000_000, 100_000_000
 
 
 # Among how many tests the cases of an operation are shared where many are run: at the end of a run one test would be alone on a core.
@@ -235,11 +236,12 @@ def check_without_matrices(op, device, seed: int, most: int, part: tuple[int, in
 
 
 def check_cases(op, device, seed: int, cases: list, most: int = 0, part: tuple[int, int] = (0, 1)) -> None:
-    """Every case, or `most` of them where there are many more and none of over MOST_FLOPS, in a random order, as the seed says.
+    """Every case, or `most` of them where there are many more and none is too long, in a random order, as the seed says.
 
     part: (number, of how many), for tests that share the cases: each has its own and its share of `most`."""
     if most:
-        cases = [case for case in cases if op.cost(case).flops <= MOST_FLOPS]
+        longest = FEW_FLOPS if most <= SOME else MOST_FLOPS
+        cases = [case for case in cases if op.cost(case).flops <= longest]
     number, parts = part
     some = bool(most) and len(cases) > 2 * most
     cases = cases[number::parts]

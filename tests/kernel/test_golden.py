@@ -46,7 +46,7 @@ print(time.process_time() - start)
 """
 
 
-@pytest.mark.timed
+@pytest.mark.timed(alone=False)
 def test_the_c_of_a_level_is_generated_in_seconds():
     """All kernels of one level take 5 s of one core at most: 3 to 4 s, as busy as the machine is. In a process of its own, as a build
     is: in one that holds what other tests imported, collecting garbage takes as long again."""

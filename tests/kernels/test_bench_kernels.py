@@ -66,4 +66,4 @@ def test_every_gpu_operation_can_be_timed():
     """Its cases have a cost, which the figures are divided by."""
     for op in all_ops():
         if op.gpu_variants and op.sizes is None:
-            assert max(op.cost(case).bytes for case in op.cases(np.random.default_rng(), "gpu")) > 0, op.name
+            assert any(op.cost(case).bytes > 0 for case in op.cases(np.random.default_rng(), "gpu")), op.name

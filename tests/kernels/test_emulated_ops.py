@@ -2,19 +2,22 @@
 
 Where an operation has many cases, a run of `make test` is a random choice of them, and `make test-all` runs them all."""
 
+import itertools
+
 import numpy as np
 import pytest
-from gpu.harness import PARTS, check_case, check_cases, gpu_ops, run_case
+from gpu.harness import PARTS, SOME, check_case, check_cases, gpu_ops, run_case
 
 from zse import kernel as zl
 from zse.kernel import cache
+from zse.kernel.emit import gpu_target
 from zse.kernels.op import HostFp8Activation
 from zse.runtime.args import Args
 from zse.runtime.device import Recorder
 from zse_emulator import EmulateDevice
 
-SOME = 6  # cases in `make test` of the operations of MANY
-MANY = ("attention", "experts", "matmul")
+MANY = ("attention", "experts", "matmul", "one_token")  # of which `make test` runs SOME cases
+LIKE = "sm_90a", "sm_80"
 # Operations that read shared memory which nothing has written, and do not use what they read: a used value would be NaN.
 UNUSED_READS = dict.fromkeys(("matmul", "experts", "one_token"), "the offsets that symmetric weights do not have")
 
@@ -52,26 +55,30 @@ class Spaced(EmulateDevice):
         return recorder
 
 
-@pytest.mark.parametrize("like", ["sm_90a", "sm_80"])
-@pytest.mark.parametrize(
-    ("op", "most", "part"),
-    [
-        pytest.param(op, SOME, (0, 1), id=op.name, marks=pytest.mark.long)
-        if op.name in MANY
-        else pytest.param(op, 0, (0, 1), id=op.name)
-        for op in gpu_ops()
-    ]
-    + [
-        pytest.param(
-            op, 0, (number, parts), id=f"{op.name}-all-{number}", marks=[pytest.mark.exhaustive, pytest.mark.long]
-        )
-        for op in gpu_ops()
-        if op.name in MANY
-        for parts in [PARTS.get(op.name, 1)]
-        for number in range(parts)
-    ],
-)
-def test_reference(op, most, part, like, kept_kernels):
+def has_own_kernels(op, like: str) -> bool:
+    """Whether the operation has kernels for an architecture that the first one has not."""
+    first, own = ({variant.symbol for variant in op.gpu_variants(gpu_target(arch))} for arch in (LIKE[0], like))
+    return like == LIKE[0] or not own <= first
+
+
+def parts_of():
+    """Operation, architecture, how many cases by chance (0: all), part of them. Of a second architecture `make test` runs the operations that
+    have kernels of their own there."""
+    for op, like in itertools.product(gpu_ops(), LIKE):
+        if has_own_kernels(op, like):
+            some, marks = (SOME, pytest.mark.long) if op.name in MANY else (0, ())
+            yield pytest.param(op, like, some, (0, 1), id=f"{op.name}-{like}", marks=marks)
+        elif op.name not in MANY:
+            marks = pytest.mark.exhaustive("kernels of a second architecture")
+            yield pytest.param(op, like, 0, (0, 1), id=f"{op.name}-{like}", marks=marks)
+        parts = PARTS.get(op.name, 1) if op.name in MANY else 0
+        for number in range(parts):
+            marks = pytest.mark.exhaustive, pytest.mark.long
+            yield pytest.param(op, like, 0, (number, parts), id=f"{op.name}-all-{number}-{like}", marks=marks)
+
+
+@pytest.mark.parametrize(("op", "like", "most", "part"), list(parts_of()))
+def test_reference(op, like, most, part, kept_kernels):
     seed = int(np.random.default_rng().integers(2**32))
     cases = list(op.cases(np.random.default_rng(seed), "gpu"))
     assert op.name not in MANY or len(cases) > 2 * SOME

@@ -1,11 +1,14 @@
 """A process that has torch and transformers and forks for each script: their imports take five seconds, most scripts a tenth of one."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
+
+import pytest
 
 SERVER = """
 import json, os, sys, traceback
@@ -56,3 +59,12 @@ class Preloaded:
         self._server.stdin.close()
         self._server.wait(20)
         self._server.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def preloaded():
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    process = Preloaded(os.environ | {"HF_HUB_OFFLINE": "1"})
+    yield process
+    process.close()

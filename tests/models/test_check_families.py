@@ -14,7 +14,7 @@ import test_gpt_oss
 import tiny
 import tiny_encoders
 import tiny_families
-from preloaded import Preloaded
+from preloaded import preloaded  # noqa: F401
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from zse.bench import check, check_vectors
@@ -29,17 +29,8 @@ COMPARED = ("llama", "qwen3_moe", "gemma4_moe")
 NOT_IN_TRANSFORMERS = ("minicpm",)
 
 
-@pytest.fixture(scope="module")
-def preloaded():
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    process = Preloaded(os.environ | {"HF_HUB_OFFLINE": "1"})
-    yield process
-    process.close()
-
-
 @pytest.fixture
-def reference(preloaded, monkeypatch):
+def reference(preloaded, monkeypatch):  # noqa: F811
     """Scripts of transformers run in forks of one process; `llama` and `bert_pair` are left to processes of their own."""
     for module in (check, check_vectors):
         monkeypatch.setattr(module, "subprocess", preloaded)

@@ -100,7 +100,7 @@ def near(found, logprobs, spread: float) -> None:
 
 
 # Of every family test_vision.py has the text beside transformers, and test_emulated_towers.py the images through a GPU's kernels.
-@pytest.mark.each("like", "quantize", "kv")
+@pytest.mark.each("quantize", "kv")
 @pytest.mark.parametrize(
     ("family", "like", "quantize", "kv"),
     [("gemma3", "sm_80", None, "int8"), ("qwen2_5_vl", "sm_90a", "int4", "bf16"), ("qwen3_vl", "sm_90a", None, "fp8")]

@@ -73,6 +73,7 @@ def logits_of(path, like, quantize, expert_memory, ids, sizes, max_tokens=16):
     return session.run(ids, sizes), model.host_experts, plan
 
 
+@pytest.mark.each("like", "quantize")
 @pytest.mark.parametrize(
     "family, like, quantize",
     [

@@ -269,6 +269,7 @@ RUNS += [
 ]
 
 
+@pytest.mark.each()
 @pytest.mark.parametrize(("name", "hows"), RUNS)
 def test_every_write_point(name, hows, tmp_path, monkeypatch):
     work, numbers = WORKS[name], iter(range(1 << 30))

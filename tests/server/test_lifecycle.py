@@ -245,7 +245,7 @@ def crash_often(process, times):
         assert process.chat("!crash=0").error["code"] == "engine_restarting", number
 
 
-@pytest.mark.timed
+@pytest.mark.timed(alone=False)
 def test_an_engine_that_dies_too_often_ends_the_process(start):
     process = start("--log-level", "error")
     crash_often(process, engine_client.RESTART_BUDGET + 1)
@@ -255,7 +255,7 @@ def test_an_engine_that_dies_too_often_ends_the_process(start):
     assert "Traceback" not in stderr
 
 
-@pytest.mark.timed
+@pytest.mark.timed(alone=False)
 def test_the_server_may_wait_for_an_engine_that_dies_too_often(start):
     process = start("--log-level", "error", "--on-engine-failure", "wait")
     crash_often(process, engine_client.RESTART_BUDGET + 1)
