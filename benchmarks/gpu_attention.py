@@ -111,7 +111,7 @@ class Batch:
             self.device.write(Tensor(buffer, (size,), "u8", at), piece[:size])
 
     def record_plan(self, recorder, longest):
-        plan_attention(recorder, self.scratch, self.token_row, self.positions, longest)
+        plan_attention(recorder, self.scratch, self.token_row, self.positions, self.args.kv, longest)
 
     def record_attention(self, recorder, layer, longest):
         attention(

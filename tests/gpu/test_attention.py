@@ -30,7 +30,9 @@ def run(batch, chosen, heads, kv_heads, head_dim, window, longest_run, blocks=No
         scratch = scratch._replace(blocks=blocks)
 
     def record(recorder):
-        plan_attention(recorder, scratch, tensors["token_row"], tensors["positions"], longest_run)
+        plan_attention(
+            recorder, scratch, tensors["token_row"], tensors["positions"], tensors["k_pages"].dtype, longest_run
+        )
         mine = {(kv_heads, head_dim): scratch}
         attention(recorder, out=out, scale=0.1, window=window, scratch=mine, longest_run=longest_run, **tensors)
 
@@ -94,7 +96,7 @@ def test_a_plan_without_room_for_records_takes_tiles_whole():
     out = upload(GPU, np.full((3, 512), 0x7FFF, np.uint16), "bf16")
 
     def record(recorder):
-        plan_attention(recorder, scratch, tensors["token_row"], tensors["positions"], 1)
+        plan_attention(recorder, scratch, tensors["token_row"], tensors["positions"], "bf16", 1)
         attention(recorder, out=out, scale=0.1, scratch={(2, 64): scratch}, longest_run=1, **tensors)
 
     GPU.run(record)

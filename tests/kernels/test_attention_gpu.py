@@ -86,7 +86,7 @@ def test_scratch_belongs_to_windows_and_heads():
     device = NullGPU("sm_80")
     scratch = AttentionScratch.make(device, 28, 4, 128, [0, 512], 64, 4096)
     recorder = device.record()
-    plan_attention(recorder, scratch, new(device, "i32", 5), new(device, "i32", 5), 1)
+    plan_attention(recorder, scratch, new(device, "i32", 5), new(device, "i32", 5), "bf16", 1)
     assert [launch.symbol for launch in recorder.launches] == ["attention_plan"] * 2
     for options, message in (
         ({"window": 100}, "windows"),
@@ -168,7 +168,7 @@ def test_prompts_are_the_same_however_their_tiles_are_dealt(dtype, head_dim):
         out = upload(device, np.full((183, heads * head_dim), 0x7FFF, np.uint16), "bf16")
 
         def record(recorder, scratch=scratch, out=out):
-            plan_attention(recorder, scratch, tensors["token_row"], tensors["positions"])
+            plan_attention(recorder, scratch, tensors["token_row"], tensors["positions"], dtype)
             attention(recorder, out=out, scale=0.1, scratch={(kv_heads, head_dim): scratch}, **tensors)
 
         device.run(record)

@@ -104,7 +104,7 @@ class KVCache:
         self.num_groups = len(groups)
         nbytes = block_nbytes(config, dtype, groups)
         self.page_nbytes = nbytes * self.blocks_per_page
-        kind = KV_DTYPES[dtype]
+        kind = self.kind = KV_DTYPES[dtype]  # of the tensors
         self.parts_of = parts_of(config, dtype, groups)
         self.parts_per_block = self.parts_of[0]
         self.buffer = device.alloc_growing(first_nbytes(self.nbytes), self.nbytes, label="kv cache")

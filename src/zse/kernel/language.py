@@ -293,7 +293,7 @@ BUILTINS = _builtins(
     warp_barrier="warp_barrier(): all lanes of the warp; orders their memory accesses",
     named_barrier="named_barrier(id, threads): barrier id (1 to 15) of that many threads, whole warps",
     named_arrive="named_arrive(id, threads): arrive at it without waiting",
-    cluster_barrier="cluster_barrier(): all threads of the cluster",
+    cluster_barrier="cluster_barrier(relaxed): all threads of the cluster; relaxed (False): as in mbarrier_arrive_remote()",
     fence="fence(): this thread's earlier accesses come before its later ones for the whole device",
     load_acquire='load_acquire(pointer, scope): integer load that later accesses stay behind; scope "device", or "system": all devices '
     "and the host",
@@ -327,7 +327,9 @@ BUILTINS = _builtins(
     mbarrier_init="mbarrier_init(b, count): by one thread; count: arrivals of a phase",
     mbarrier_init_fence="mbarrier_init_fence(): after the inits, before the barrier() that publishes them",
     mbarrier_arrive="mbarrier_arrive(b): one arrival",
-    mbarrier_arrive_remote="mbarrier_arrive_remote(b, rank): one arrival at the same barrier of another block of the cluster",
+    mbarrier_arrive_remote="mbarrier_arrive_remote(b, rank, relaxed): one arrival at the same barrier of another block of the "
+    "cluster; relaxed (False): without the fence of the whole GPU that publishing this thread's stores takes, where it has only "
+    "read",
     mbarrier_expect="mbarrier_expect(b, bytes): one arrival, and the phase waits for that many bytes of bulk copies",
     mbarrier_wait="mbarrier_wait(b, parity): until the phase of this parity (0, 1, 0, ...) is over",
     bulk_copy="bulk_copy(dst, src, bytes, b, hint): contiguous global to shared, multiples of 16 bytes, counted at mbarrier b; "

@@ -401,7 +401,7 @@ class Run:
     def share_attention(self, longest_run: int | None, sees: Tensor | None = None) -> None:
         """How a CPU's threads share a sequence; on a GPU cut the batch into the tasks of its attention, once for all
         layers. sees: i32 [tokens], the last position that each token sees, where that is not its own."""
-        planner, scratch = self.planner, self.scratch
+        planner, scratch, kv = self.planner, self.scratch, self.planner.kv.kind
         seen = {} if sees is None else {"sees": self.of(sees)}
         if scratch is None:
             self.sharing = seen
@@ -418,7 +418,7 @@ class Run:
         elif longest_run is None and self.max_tokens <= gpu.attention_plan.MAX_RUN:
             longest_run = self.max_tokens
         for each in scratch.values():
-            gpu.attention_plan.plan_attention(self.recorder, each, self.token_row, self.positions, longest_run)
+            gpu.attention_plan.plan_attention(self.recorder, each, self.token_row, self.positions, kv, longest_run)
         self.sharing = {"scratch": scratch, "longest_run": longest_run} | seen
 
     def play(self, part: Part, placed: Placed, prefix: str, rows: Any) -> None:

@@ -198,10 +198,19 @@ def _bulk_wait(stager, n, read=True) -> Plan:
     return Plan(attrs=(number(n, "bulk_wait(): n", 0, 63), bool(read)))
 
 
-_REMOTE = (
-    "{{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; "
-    "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote]; }}"
-)
+def _remote_plan(stager, barrier, rank, relaxed=False) -> Plan:
+    name = "mbarrier_arrive_remote"
+    if not isinstance(relaxed, bool):
+        raise StageError(f"{name}(): relaxed is True or False")
+    return Plan((_barrier(barrier, name), stager.coerce(rank, ir.I32, f"{name}(): rank")), (relaxed,))
+
+
+def _remote_cuda(t, stmt, outs, args):
+    text = (
+        "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; "
+        f"mbarrier.arrive.{'relaxed' if stmt.attrs[0] else 'release'}.cluster.shared::cluster.b64 _, [remote]; }}"
+    )
+    return _asm(text, _shared(t, args[0]), f'"r"({args[1]})')
 
 
 def _barrier_effect(name: str, bodies: dict, *extra: tuple[str, ir.Type]) -> Effect:
@@ -220,7 +229,7 @@ EFFECTS = (
         "tma",
     ),
     _barrier_effect("mbarrier_arrive", _on("mbarrier.arrive.shared::cta.b64 _, [%0];", "s")),
-    _barrier_effect("mbarrier_arrive_remote", _on(_REMOTE, "sr"), ("rank", ir.I32)),
+    Effect("mbarrier_arrive_remote", _remote_plan, {"cuda": _remote_cuda}, "tma"),
     _barrier_effect(
         "mbarrier_expect", _on("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;", "sr"), ("bytes", ir.I32)
     ),

@@ -269,6 +269,19 @@ def _cluster_rank(t, result, types, args):
     return t.call("cluster_rank", "i32", "", body, []) if t.has("tma") else "0"
 
 
+def _cluster_plan(stager, relaxed=False) -> Plan:
+    if not isinstance(relaxed, bool):
+        raise StageError("cluster_barrier(): relaxed is True or False")
+    return Plan(attrs=(relaxed,))
+
+
+def _cluster_cuda(t, stmt, outs, args):
+    order = "relaxed" if stmt.attrs[0] else "release"
+    return (
+        f'asm volatile("barrier.cluster.arrive.{order}.aligned;\\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");'
+    )
+
+
 _METAL_MEMORY = "mem_flags::mem_device | mem_flags::mem_threadgroup"
 
 
@@ -316,14 +329,7 @@ EFFECTS = (
         _named("named_arrive"),
         {"cuda": 'asm volatile("bar.arrive %0, {attr[0]};" :: "r"({0}) : "memory");'},
     ),
-    Effect(
-        "cluster_barrier",
-        nothing,
-        {
-            "cuda": 'asm volatile("barrier.cluster.arrive.release.aligned;\\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");'
-        },
-        "tma",
-    ),
+    Effect("cluster_barrier", _cluster_plan, {"cuda": _cluster_cuda}, "tma"),
     # Kernels leave data and count: acquire and release are enough (PTX ISA, "Memory Consistency Model"). __threadfence() is
     # fence.sc, which waits for longer.
     Effect(

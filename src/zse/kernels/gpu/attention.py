@@ -13,13 +13,14 @@ from zse.kernels.gpu.attention_plan import (
     decode_columns,
     decode_share,
     head_dims,
+    prefill_ranks,
     reciprocal31,
 )
 from zse.kernels.gpu.attention_prefill import prefill_swizzle, wgmma_symbol, wgmma_variants
 from zse.kernels.kv_pages import BLOCK, PACKED, head_dim_of, pages_shape
 from zse.kernels.op import check, require
 from zse.runtime.args import Args
-from zse.runtime.symbol import most_of
+from zse.runtime.symbol import ceil_div, most_of
 
 KV_DTYPES = ("bf16", "f16", *PACKED)
 MAX_GROUP = 128  # query heads of a kv head: rows of a prefill tile
@@ -105,7 +106,7 @@ def record_attention(
         require(isinstance(tokens, int), "attention: a number of tokens that is a symbol needs scratch")
         sizes = width // head_dim, kv_heads, head_dim, [window], tokens, page_table.shape[1] * BLOCK
         found = planning.AttentionScratch.make(device, *sizes, causal=not ahead and sees is None)
-        planning.plan_attention(recorder, found, token_row, positions, longest_run)
+        planning.plan_attention(recorder, found, token_row, positions, k_pages.dtype, longest_run)
     else:
         require((kv_heads, head_dim) in scratch, "attention: scratch was made for other heads")
         found = scratch[kv_heads, head_dim]
@@ -167,7 +168,9 @@ def _record_prompts(recorder, common, paged, group: int, head_dim: int, blocks: 
         args["q_map"] = device.tensor_map(
             q, (per_tile, group, swizzle // 2), swizzle=swizzle, dims=(tokens, kv_heads * group, head_dim)
         )
-        recorder.launch(wgmma_symbol(kv, head_dim), Args(**args, box_rows=per_tile * group), blocks)
+        ranks = prefill_ranks(device.arch, kv, head_dim)
+        args["box_rows"] = per_tile * group
+        recorder.launch(wgmma_symbol(kv, head_dim), args, ceil_div(blocks, ranks) * ranks)
     else:
         symbol = attention_packed.packed_symbol if on_hopper else attention_mma.mma_symbol
         recorder.launch(symbol(kv, head_dim), Args(**args, **paged), blocks)

@@ -70,7 +70,7 @@ def enter_tile(at, batch, BN):
     work = tiling.work_of(at[TURN])
     at[MORE] = zl.i32(1) if work < batch.total else zl.i32(0)
     if work < batch.total:
-        item = prefill.item_of(work, batch)
+        item = tiling.item_of(work, batch)
         tile = tiling.tile_of(item, batch)
         at[LINE] = tile[2] + 0
         at[HEAD] = item - divide(item, batch.by_heads) * batch.kv_heads
@@ -203,9 +203,9 @@ def produce(streams, batch, KV, stages, SLOTS):
         slot[0] = 0 if slot[0] == SLOTS - 1 else slot[0] + 1
 
 
-def of_f16(batch: prefill.HalvedBatch) -> prefill.HalvedBatch:
+def of_f16(batch: tiling.HalvedBatch) -> tiling.HalvedBatch:
     """The batch as its computing side has it."""
-    return prefill.HalvedBatch(**(vars(batch) | {"KV": zl.f16}))
+    return tiling.HalvedBatch(**(vars(batch) | {"KV": zl.f16}))
 
 
 @zl.kernel
@@ -248,7 +248,7 @@ def attention_prefill_packed(
         zl.mbarrier_init_fence()
     zl.barrier()
     zl.grid_wait()
-    batch = of_f16(prefill.halved(tiling.batch_of(p)))
+    batch = of_f16(tiling.halved(tiling.batch_of(p), 0, 1))
     warp = zl.warp_index()
     if warp >= 4 and warp < 4 + 4 * prefill.GROUPS:
         zl.set_max_registers("inc", REGISTERS[WGS][1])

@@ -35,6 +35,7 @@ ALL = 1 << 20  # keys ahead of a token of an encoder without a window
 MAX_PARTS = 4095  # tasks of a tile
 HEAD_DIMS = (64, 96, 128, 256)
 SMALL = 32  # dimensions of heads of encoders that attention_simple takes on every GPU
+PAIRED = (96, 128, 256)  # dimensions of heads whose prompts two blocks of a Hopper cluster compute; of 64 it is slower
 WIDE = 512  # dimensions of heads that two warps share; of pages in 16 bits
 PREFILL_ROWS = 128  # of a prefill tile
 
@@ -327,6 +328,11 @@ def prefill_rows(head_dim: int) -> int:
     return PREFILL_ROWS // warps_of_head(head_dim)
 
 
+def prefill_ranks(arch: int, kv: str, head_dim: int) -> int:
+    """Blocks of a cluster that compute a prefill tile, of `prefill_rows` query rows for each. kv: type of the pages."""
+    return 2 if arch == 90 and kv not in PACKED and head_dim in PAIRED else 1
+
+
 def decode_columns(head_dim: int) -> int:
     """Query rows (tokens x heads) of a decode tile, at most: what the registers hold."""
     return 8 if head_dim > 128 else 16
@@ -430,9 +436,11 @@ class AttentionScratch(NamedTuple):
         )
 
 
-def plan_attention(recorder, scratch: AttentionScratch, token_row, positions, longest_run: int | None = None) -> None:
-    """Record the cutting of the batch: token_row, positions i32 [M], as attention() takes them. longest_run: the most
-    tokens of one row in this recording, as attention() is given it; None: unknown."""
+def plan_attention(
+    recorder, scratch: AttentionScratch, token_row, positions, kv: str, longest_run: int | None = None
+) -> None:
+    """Record the cutting of the batch: token_row, positions i32 [M], as attention() takes them. kv: type of its pages;
+    longest_run: the most tokens of one row in this recording, as attention() is given it; None: unknown."""
     tokens = token_row.shape[0]
     for window, sees in (scratch.sees or {}).items():
         args = Args(
@@ -443,6 +451,7 @@ def plan_attention(recorder, scratch: AttentionScratch, token_row, positions, lo
         return  # attention_simple needs no plan
     group = scratch.heads // scratch.kv_heads
     require(positions.shape[0] == tokens, f"plan_attention: {positions.shape[0]} positions of {tokens} tokens")
+    ranks = prefill_ranks(recorder.device.arch, kv, scratch.head_dim)
     for window, plan in scratch.plans.items():
         args = Args(
             token_row=token_row,
@@ -452,7 +461,7 @@ def plan_attention(recorder, scratch: AttentionScratch, token_row, positions, lo
             window=window,
             heads=scratch.kv_heads * decode_share(group, scratch.head_dim),
             decode_tokens=decode_tile_tokens(group, scratch.head_dim, longest_run),
-            prefill_tokens=max(1, prefill_rows(scratch.head_dim) // group),
+            prefill_tokens=ranks * max(1, prefill_rows(scratch.head_dim) // group),
             max_run=scratch.max_run,
             blocks=scratch.blocks,
             capacity=scratch.capacity,

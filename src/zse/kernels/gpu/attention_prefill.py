@@ -4,7 +4,8 @@ A tile is up to 128 query rows (neighbouring tokens of one sequence x query head
 values are read once for a whole group. One warp brings keys and values page by page (TMA, one box a page and 128 bytes
 of its rows) and the next tile's queries into rings; two warpgroups of 64 rows each compute. As in FlashAttention 3 (Shah
 et al. 2024) they take turns at the matrix units: one's softmax (online, base 2) runs beside the other's products, scores
-of the next block of keys and the last one's weights times its values.
+of the next block of keys and the last one's weights times its values. Two blocks of a cluster compute neighbouring
+tiles (attention_plan.PAIRED): each asks for half of the pages for both, so that half as much is read from L2.
 """
 
 from typing import Any, NamedTuple
@@ -12,44 +13,12 @@ from typing import Any, NamedTuple
 from zse import kernel as zl
 from zse.kernels.gpu import attention_tiles as tiling
 from zse.kernels.gpu.attention_parts import FLOOR, pack_pair
-from zse.kernels.gpu.attention_plan import HEAD_DIMS, PREFILL_ROWS, TILE
+from zse.kernels.gpu.attention_plan import HEAD_DIMS, PREFILL_ROWS, TILE, divide, prefill_ranks
 from zse.kernels.kv_pages import BLOCK
 
 GROUPS = 2  # warpgroups that compute
 THREADS = 128 * (GROUPS + 1)
 STAGES, VALUE_STAGES = 2, 3  # blocks of keys and of values in shared memory
-
-
-class HalvedBatch(tiling.TileBatch):
-    """A batch whose last items are halves of a tile, for one warpgroup alone."""
-
-    whole: Any  # work items in front of the halves
-
-
-@zl.inline
-def length_of(item, batch):
-    """Keys of an item, about."""
-    tile = tiling.tile_of(item, batch)
-    return min(tile[3], batch.window) if batch.window > 0 else tile[3] + 0
-
-
-@zl.inline
-def halved(batch):
-    """What is left over for less than half of the blocks is dealt to twice as many, unless it is little beside the first
-    items, which come with the most keys: half of an item takes about two thirds of its time."""
-    rest = batch.total % zl.num_blocks(0)
-    whole = batch.total - rest
-    if 2 * rest > zl.num_blocks(0):
-        whole = batch.total + 0
-    elif rest > 0 and whole > 0 and 2 * length_of(whole, batch) < length_of(0, batch):
-        whole = batch.total + 0
-    return HalvedBatch(**(vars(batch) | {"total": 2 * batch.total - whole, "whole": whole}))
-
-
-@zl.inline
-def item_of(work, batch):
-    """Tile and head, of a work item that may be half of one."""
-    return work if work < batch.whole else batch.whole + (work - batch.whole) // 2
 
 
 @zl.inline
@@ -123,6 +92,7 @@ class BlockRing(zl.Record):
     full: Any
     empty: Any
     count: int  # of stages
+    ranks: int = 1  # blocks of the cluster, each of which fills a part of every block's stages
 
 
 class KeyStages(NamedTuple):
@@ -163,21 +133,30 @@ def advance(at, ring):
 @zl.inline
 def release(ring, at, alone):
     """This warp has read the block; alone: for the other warpgroup's warp as well."""
-    if zl.lane_index() < (zl.i32(2) if alone else 1):
-        zl.mbarrier_arrive(ring.empty + at[0])
+    if zl.lane_index() < (zl.i32(2 * ring.ranks) if alone else ring.ranks):
+        if ring.ranks == 1:
+            zl.mbarrier_arrive(ring.empty + at[0])
+        else:
+            zl.mbarrier_arrive_remote(ring.empty + at[0], zl.lane_index() % ring.ranks, True)
 
 
 @zl.inline
 def load_block(ring, page_map, at, row, count, stages):
-    """Ask for a block of keys or of values, `count` pages of which this lane's begins at row `row` of the map."""
-    SW = stages.swizzle
+    """Ask for this thread block's part of a block of keys or of values, which has `count` pages; this lane's begins at
+    row `row` of the map."""
+    SW, PART = stages.swizzle, stages.BN // BLOCK // ring.ranks
     zl.mbarrier_wait(ring.empty + at[0], at[1])
     if zl.lane_index() == 0:
         zl.mbarrier_expect(ring.full + at[0], count * (BLOCK * stages.D * 2))
-    if zl.lane_index() < count:
+    which = zl.lane_index() if ring.ranks == 1 else zl.cluster_rank() * PART + zl.lane_index()
+    if zl.lane_index() < PART and which < count:
         for column in zl.static(range(stages.columns)):
-            to = ring.memory + (at[0] * stages.block + column * stages.BN * SW + zl.lane_index() * (BLOCK * SW))
-            zl.tma_load(to, page_map, [column * (SW // 2), row], ring.full + at[0])
+            to = ring.memory + (at[0] * stages.block + column * stages.BN * SW + which * (BLOCK * SW))
+            if ring.ranks == 1:
+                zl.tma_load(to, page_map, [column * (SW // 2), row], ring.full + at[0])
+            else:
+                everyone = (1 << ring.ranks) - 1
+                zl.tma_load(to, page_map, [column * (SW // 2), row], ring.full + at[0], multicast=everyone)
     advance(at, ring)
 
 
@@ -196,25 +175,36 @@ def load_queries(ring, q_map, at, token, head, box_rows, stages):
 
 
 @zl.inline
+def drain(ring, at):
+    """Until all blocks have been read everywhere: the other block of the cluster arrives here until then."""
+    for _ in zl.static(range(ring.count)):
+        zl.mbarrier_wait(ring.empty + at[0], at[1])
+        advance(at, ring)
+
+
+@zl.inline
 def produce(q_map, k_map, v_map, box_rows, batch, stages):
     """The warp that loads, in the order in which blocks are computed with: values one block behind their keys.
     box_rows: rows of q_map's boxes."""
     BN, window, pages = stages.BN, batch.window, stages.BN // BLOCK
     # The first wait for an empty stage returns at once.
     q_at, k_at, v_at = [[zl.i32(0), zl.i32(1)] for _ in zl.static(range(3))]
-    for turn in range(0, batch.total, zl.num_blocks(0)):
-        work = tiling.work_of(turn)
+    PART = pages // batch.ranks
+    first_page = zl.lane_index() % PART + (zl.cluster_rank() * PART if batch.ranks > 1 else zl.i32(0))
+    for turn in range(0, batch.total, tiling.workers(batch.ranks)):
+        work = tiling.work_of(turn, batch.ranks)
         if work >= batch.total:
             break
-        item = item_of(work, batch)
-        token, _, position, last, table, head = tiling.tile_at(tiling.tile_of(item, batch), item, batch)
+        item = tiling.item_of(work, batch)
+        token, rows, position, last, table, head = tiling.tile_at(tiling.tile_of(item, batch), item, batch)
         first = max(position + 1 - window, 0) if window > 0 else zl.i32(0)
+        token, _, _, _ = tiling.own_part(token, rows, position, batch)
         if stages.queries.full is not None:
             load_queries(stages.queries, q_map, q_at, token, head * batch.group, box_rows, stages)
         before = [zl.i32(0), zl.i32(0)]
         for block in zl.unroll(range(first // BN, last // BN + 1), 1):
             # What a window has passed may be another sequence's by now: its rows are a page that is seen.
-            page = max(min(block * pages + zl.lane_index() % pages, last // BLOCK), first // BLOCK)
+            page = max(min(block * pages + first_page, last // BLOCK), first // BLOCK)
             row = (table[page] * batch.kv_heads + head) * BLOCK
             count = min(pages, last // BLOCK + 1 - block * pages)
             load_block(stages.keys, k_map, k_at, row, count, stages)
@@ -223,6 +213,9 @@ def produce(q_map, k_map, v_map, box_rows, batch, stages):
             before[0] = row
             before[1] = count
         load_block(stages.values, v_map, v_at, before[0], before[1], stages)
+    if batch.ranks > 1:
+        drain(stages.keys, k_at)
+        drain(stages.values, v_at)
 
 
 @zl.inline
@@ -250,9 +243,9 @@ def clear_tail(queries, first, count, stages):
 @zl.inline
 def read_ahead(ahead, turn, batch):
     """The tile of the turn that starts at item `turn`, if there is one, into the list `ahead`."""
-    work = tiling.work_of(turn)
+    work = tiling.work_of(turn, batch.ranks)
     if work < batch.total:
-        tile = tiling.tile_of(item_of(work, batch), batch)
+        tile = tiling.tile_of(tiling.item_of(work, batch), batch)
         for u in zl.static(range(TILE)):
             ahead[u] = tile[u] + 0
 
@@ -348,21 +341,22 @@ def consume(q, factor, batch, stages):
         read_ahead(ahead, 0, batch)
     if group == 1:
         pass_turn(group, False)
-    for turn in range(0, batch.total, zl.num_blocks(0)):
-        work = tiling.work_of(turn)
+    for turn in range(0, batch.total, tiling.workers(batch.ranks)):
+        work = tiling.work_of(turn, batch.ranks)
         alone = work >= batch.whole
         if work >= batch.total or (alone and group == 1):
             break
         if stages.queries.full is None:
             read_ahead(ahead, turn, batch)
-        token, rows, position, last, _, head = tiling.tile_at(ahead, item_of(work, batch), batch)
+        token, rows, position, last, _, head = tiling.tile_at(ahead, tiling.item_of(work, batch), batch)
         part = (work - batch.whole) % 2 if alone else group
         mine = part * 64 + warp % 4 * 16 + lane // 4  # first row of this thread
         begin = (max(position + 1 - batch.window, 0) if batch.window > 0 else zl.i32(0)) // BN
         end = last // BN
+        token, rows, position, written = tiling.own_part(token, rows, position, batch)
         queries = await_queries(q, q_at, token, head, rows, part, group, batch, stages)
         if stages.queries.full is not None:
-            read_ahead(ahead, turn + zl.num_blocks(0), batch)
+            read_ahead(ahead, turn + tiling.workers(batch.ranks), batch)
         sight = tiling.sight_of(mine, rows, token, position, batch)
         acc = [zl.f32(0) for _ in zl.static(range(D // 2))]
         scores = [zl.f32(0) for _ in zl.static(range(BN // 2))]
@@ -400,7 +394,7 @@ def consume(q, factor, batch, stages):
             release(stages.queries, q_at, alone)
             advance(q_at, stages.queries)
         add_last_values(acc, weights, v_at, last % BN + 1, group, alone, KV, stages)
-        write_rows(acc, (high, sums, shrink), mine, rows, token, head, batch)
+        write_rows(acc, (high, sums, shrink), mine, written, token, head, batch)
     if group == 0:
         take_turn(group, False)  # nobody is left at the barrier
 
@@ -415,11 +409,12 @@ def attention_prefill_wgmma(
     p: tiling.PrefillParams,
     BN: zl.static,
     QUERIES: zl.static,
+    RANKS: zl.static,
 ):
     """A persistent grid over the plan's tiles x kv heads. q_map: Q as [tokens, heads, D], boxes of the tokens of a tile x
     the heads of a group x SW bytes, box_rows rows (of bf16 pages; where f16 is computed the warpgroups turn Q into f16).
     k_map, v_map: pages as [blocks * kv_heads * 16, D], boxes of 16 rows x SW bytes; all with the swizzle SW
-    (prefill_swizzle). QUERIES: tiles of Q in shared memory."""
+    (prefill_swizzle). QUERIES: tiles of Q in shared memory; RANKS: blocks of a cluster."""
     D, block, tile = p.D, BN * p.D * 2, PREFILL_ROWS * p.D * 2
     zl.grid_launch_dependents()
     loads_queries = p.KV is zl.bf16
@@ -430,21 +425,23 @@ def attention_prefill_wgmma(
     empty = zl.mbarrier_array(QUERIES + STAGES + VALUE_STAGES)
     stages = KeyStages(
         BlockRing(queries, full if loads_queries else None, empty, QUERIES),
-        BlockRing(keys, full + QUERIES, empty + QUERIES, STAGES),
-        BlockRing(values, full + (QUERIES + STAGES), empty + (QUERIES + STAGES), VALUE_STAGES),
+        BlockRing(keys, full + QUERIES, empty + QUERIES, STAGES, RANKS),
+        BlockRing(values, full + (QUERIES + STAGES), empty + (QUERIES + STAGES), VALUE_STAGES, RANKS),
         D,
         BN,
     )
     if zl.thread_index() == 0:
         for stage in zl.static(range(QUERIES + STAGES + VALUE_STAGES)):
             zl.mbarrier_init(full + stage, 1)
-            zl.mbarrier_init(empty + stage, GROUPS * 4)
+            zl.mbarrier_init(empty + stage, GROUPS * 4 * (1 if stage < QUERIES else RANKS))
         zl.mbarrier_init_fence()
     if loads_queries:
         clear_tail(queries, box_rows, QUERIES, stages)
     zl.barrier()
+    if RANKS > 1:
+        zl.cluster_barrier(True)  # no load or arrival comes before the barriers that it is for
     zl.grid_wait()
-    batch = halved(tiling.batch_of(p))
+    batch = tiling.halved(tiling.batch_of(p), divide(box_rows, p.by_group), RANKS)
     if zl.warp_index() < 4:
         zl.set_max_registers("dec", 40)
         if zl.warp_index() == 0:
@@ -476,8 +473,10 @@ def wgmma_variants(target) -> list[zl.Variant]:
                 "KV": dtype,
                 "BN": 64 if dim > 128 else 128,
                 "QUERIES": 2 if name == "bf16" and dim <= 128 else 1,
+                "RANKS": prefill_ranks(target.arch, name, dim),
             },
             threads=THREADS,
+            cluster=prefill_ranks(target.arch, name, dim),
         )
         for name, dtype in (("bf16", zl.bf16), ("f16", zl.f16))
         for dim in HEAD_DIMS

@@ -10,10 +10,16 @@ from zse.kernels.gpu.attention_plan import HEADER, TASK, TILE, divide
 
 
 @zl.inline
-def work_of(turn):
-    """This block's item of the turn that starts at item `turn`; items get shorter: every other turn runs backwards."""
-    mine = zl.block_index(0)
-    return turn + (mine if turn // zl.num_blocks(0) % 2 == 0 else zl.num_blocks(0) - 1 - mine)
+def workers(ranks):
+    """Blocks, or clusters of `ranks` blocks, that take work items."""
+    return zl.num_blocks(0) // ranks
+
+
+@zl.inline
+def work_of(turn, ranks=1):
+    """This worker's item of the turn that starts at item `turn`; items get shorter: every other turn runs backwards."""
+    mine = zl.block_index(0) // ranks
+    return turn + (mine if turn // workers(ranks) % 2 == 0 else workers(ranks) - 1 - mine)
 
 
 class PrefillParams(zl.Record):
@@ -47,12 +53,61 @@ class TileBatch(PrefillParams):
     width: Any  # of a row of q and out
 
 
+class HalvedBatch(TileBatch):
+    """A batch whose last items are halves of a tile, for one warpgroup alone."""
+
+    whole: Any  # work items in front of the halves
+    part: Any  # tokens of a thread block's part of a tile
+    ranks: int  # blocks of a cluster that compute a tile: its parts
+
+
 @zl.inline
 def batch_of(p):
     total = p.plan[1] * p.kv_heads
     tiles = p.plan + (HEADER + p.tasks_room * TASK)
     width = p.kv_heads * p.group * p.D
     return TileBatch(*vars(p).values(), tiles, total, width)
+
+
+@zl.inline
+def length_of(item, batch):
+    """Keys of an item, about."""
+    tile = tile_of(item, batch)
+    return min(tile[3], batch.window) if batch.window > 0 else tile[3] + 0
+
+
+@zl.inline
+def halved(batch, part, ranks):
+    """What is left over for less than half of the workers is dealt to twice as many, unless it is little beside the first
+    items, which come with the most keys: half of an item takes about two thirds of its time."""
+    rest = batch.total % workers(ranks)
+    whole = batch.total - rest
+    if 2 * rest > workers(ranks):
+        whole = batch.total + 0
+    elif rest > 0 and whole > 0 and 2 * length_of(whole, batch) < length_of(0, batch):
+        whole = batch.total + 0
+    total = 2 * batch.total - whole
+    return HalvedBatch(**(vars(batch) | {"total": total, "whole": whole, "part": part, "ranks": ranks}))
+
+
+@zl.inline
+def item_of(work, batch):
+    """Tile and head, of a work item that may be half of one."""
+    return work if work < batch.whole else batch.whole + (work - batch.whole) // 2
+
+
+@zl.inline
+def own_part(token, rows, position, batch):
+    """(first token, rows, position, rows that are written) of this block's part of a tile. Where there is nothing left for
+    it, it computes the tile's last token, of which the other block writes the result."""
+    if batch.ranks == 1:
+        own = token, rows, position, rows
+    else:
+        before = zl.cluster_rank() * batch.part
+        written = max(min(rows - before * batch.group, batch.part * batch.group), 0)
+        begin = min(before, divide(rows, batch.by_group) - 1)
+        own = token + begin, max(written, batch.group), position + begin, written
+    return own
 
 
 @zl.inline
