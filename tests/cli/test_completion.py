@@ -136,7 +136,7 @@ def test_what_is_offered(ask):
     )
     assert found[0] == {"serve", "sessions"} and found[1] == {"--cache-disk", "--cache-disk-size"}
     assert {word for word in found[2] if word} == {"auto", "cpu", "cuda", "hip", "metal"}
-    assert found[3] == {"int4", "int8"} and {"decode", "prefill", "serve"} <= found[4]
+    assert found[3] == {"int4", "int4-g32", "int4-g128", "int8"} and {"decode", "prefill", "serve"} <= found[4]
     assert found[5] == {"--json"} and found[6] == {"my-model"} and found[7] == {"smollm2-360m"}
     assert found[8] == {"bash", "zsh", "fish"}
 

@@ -139,10 +139,14 @@ def test_a_converted_file_is_one_copy(family, quant, layout, gpu, tmp_path):
     assert {weight.layout for weight in model.weights.values()} <= {"r16", "rows"}
 
 
-def test_quantizing_on_load(gpu, tmp_path):
+@pytest.mark.parametrize("quantize, scheme", [("int4", "int4-g128"), ("int4-g32", "int4-g32")])
+def test_quantizing_on_load(quantize, scheme, gpu, tmp_path):
     path = tiny.write("wide", tmp_path)
-    model = load(gpu, path, quantize="int4")
-    assert model.weights["layers.0.qkv"].scheme.name == "int4-g128"
+    model = load(gpu, path, quantize=quantize)
+    assert model.weights["layers.0.qkv"].scheme.name == scheme
+    with open_model(path) as source:
+        planned = plan_model(source, family="gpu", quantize=quantize).memory_bytes
+    assert model.buffer.nbytes == sum(planned.values())
     check(gpu, model, tiny.by_role("wide", model.config), 0.16)
 
 

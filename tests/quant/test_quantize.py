@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zse.errors import ConfigError, UnsupportedError
-from zse.quant.policy import QUANTS, Policy
+from zse.quant.policy import LOADED, QUANTS, Policy
 from zse.quant.scheme import BITS, AffineScheme, DenseScheme
 
 schemes = st.builds(AffineScheme, st.sampled_from(BITS), st.sampled_from((16, 32, 64, 0)), st.booleans())
@@ -123,3 +123,29 @@ def test_policy_refuses():
     with pytest.raises(ConfigError):
         Policy("bf16", 32)
     assert all(Policy(quant).scheme((512, 512), None) for quant in QUANTS)
+
+
+@pytest.mark.parametrize(
+    "quantize, family, columns, expected",
+    [
+        ("int4", "gpu", 3584, "int4-g128"),
+        ("int4", "gpu", 576, "int4-g64"),
+        ("int4", "gpu", 96, "int4-g32"),
+        ("int4", "cpu", 3584, "int4-g32"),
+        ("int4-g32", "gpu", 3584, "int4-g32"),
+        ("int4-g128", "cpu", 3584, "int4-g128"),
+        ("int8", "gpu", 3584, "int8-g128-sym"),
+        ("int8", "cpu", 3584, "int8-g32-sym"),
+        ("fp8", "gpu", 3584, "fp8-row"),
+    ],
+)
+def test_groups_while_loading(quantize, family, columns, expected):
+    """By the kind of device where the option does not say it; the largest part of it that divides the columns."""
+    assert Policy.of_load(quantize, family).scheme((256, columns), 1000).name == expected
+    assert quantize in LOADED
+
+
+@pytest.mark.parametrize("quantize", ["int4-g", "int4-g7", "int4-gx", "int4-128", "fp8-g128", "nf4", ""])
+def test_what_is_no_type_to_load_is_refused(quantize):
+    with pytest.raises((UnsupportedError, ConfigError)):
+        Policy.of_load(quantize, "gpu")

@@ -37,7 +37,7 @@ def loaded(path, quantize=None) -> bytes:
         return bytes(made.buffer.view())
 
 
-@pytest.mark.parametrize("quantize", ["int4", "int8"])
+@pytest.mark.parametrize("quantize", ["int4", "int4-g128", "int8"])
 def test_a_copy_has_the_same_weights_and_is_found(quantize, model):
     assert converted.find(model, quantize, "cpu") is None
     assert keep_converted.main(["cpu", quantize, "-", model]) == 0
@@ -48,6 +48,7 @@ def test_a_copy_has_the_same_weights_and_is_found(quantize, model):
     assert entry["name"].startswith(f"{os.path.basename(model)[:2]}") and f"-for-cpu-{quantize}-" in entry["name"]
     assert converted.find(model, "int8" if quantize == "int4" else "int4", "cpu") is None
     assert converted.find(model, quantize, "gpu") is None
+    assert converted._IS_COPY.search(entry["name"])  # counts where copies may take so much
     assert store.remove(entry["name"]) > 0 and converted.find(model, quantize, "cpu") is None
 
 

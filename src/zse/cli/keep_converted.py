@@ -12,7 +12,7 @@ from zse.formats import converted
 from zse.formats.convert import convert
 from zse.formats.opening import open_model
 from zse.models.load import is_packed, plan_model
-from zse.models.weight_plan import LOAD_GROUPS
+from zse.quant.policy import Policy
 from zse.quant.scheme import LAYOUT, ROWS
 
 
@@ -25,12 +25,13 @@ def _is_made(info, matrix, family: str) -> bool:
 def main(arguments: list[str]) -> int:
     family, wanted, most, *paths = arguments
     quantize = None if wanted == "-" else wanted
-    group = LOAD_GROUPS[family] if (quantize or "").startswith("int") else None
     os.nice(19)
 
     def make(source: str, out: str) -> None:
         layout = ROWS if family == "gpu" else LAYOUT
-        convert(source, out, quantize, group, layout=layout, tokenizer_image=tokenizer_image)
+        policy = None if quantize is None else Policy.of_load(quantize, family)
+        group = policy.group if policy is not None and policy.quant.startswith("int") else None
+        convert(source, out, policy and policy.quant, group, layout=layout, tokenizer_image=tokenizer_image)
 
     for path in paths:
         try:

@@ -100,8 +100,9 @@ ENGINE = (
     ),
     option(
         "--quantize",
-        ("int4", "int8", "fp8"),
-        "quantize 16- and 32-bit weights while loading (`zse convert` does it once for all; fp8 is for GPUs)",
+        ("int4", "int4-g32", "int4-g128", "int8", "fp8"),
+        "quantize 16- and 32-bit weights while loading (`zse convert` does it once for all; fp8 is for GPUs), integers in groups "
+        "of 32 columns on a CPU and 128 on a GPU, or of so many: small groups are more accurate",
     ),
     option(
         "--verify",
@@ -454,8 +455,7 @@ def text_of(path: str) -> str:
 
 
 def locate(model: str, quantize: str | None = None, device: str = "auto") -> str:
-    """The path of a model, fetched first when it is a catalog or hf: name that is not stored yet: of a catalog model
-    the file that fits the memory of `device`, or, to be quantized while loading, the original weights."""
+    """The path of a model, fetched first if need be: the file that fits `device`, or the original weights to quantize."""
     if quantize and not store.is_path(model) and model in catalog.HUB_MODELS:
         model = f"{model}:{catalog.ORIGINAL}"
     try:

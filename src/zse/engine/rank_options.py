@@ -39,8 +39,9 @@ def check_ranks(config: Any) -> None:
         for name in NOT_OF_OWN_PAGES:
             if getattr(config, name) != defaults[name]:
                 raise ConfigError(f"--{name.replace('_', '-')} is not possible with --data-parallel-attention yet")
-    if config.speculation in ("mtp", "eagle3"):
-        raise ConfigError(f"--speculation {config.speculation} is not possible with {option} yet")
+    refusing = option if is_pipeline else "--data-parallel-attention" if config.data_parallel_attention else None
+    if refusing is not None and config.speculation in ("mtp", "eagle3"):
+        raise ConfigError(f"--speculation {config.speculation} is not possible with {refusing} yet")
     if config.device.partition(":")[0] not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"{option} is for CPUs and NVIDIA GPUs, not for --device {config.device}")
 

@@ -13,7 +13,7 @@ from zse.formats.download import sha256_file
 
 FILE = "model.zse"
 LEFT_BYTES = 1 << 30  # of the disk, of what nobody asked for
-_IS_COPY = re.compile(r"-for-(cpu|gpu)-\w+-[0-9a-f]{12}$")
+_IS_COPY = re.compile(r"-for-(cpu|gpu)-[\w-]+-[0-9a-f]{12}$")
 FOR_GPU = ("/dev/nvidiactl", "/dev/kfd")
 
 

@@ -33,9 +33,6 @@ LATENT_SIZES = {"gpu": ((512, 64), (256, 64), (256, 32))}  # rank and rotary, wh
 # Of the attention kernels: of a model's layers, and of those without a window where their heads are others.
 MAX_HEAD_DIM = {"cpu": (512, 512), "gpu": (256, 512)}
 MAX_GROUP = 32  # query heads that share a KV head, of the attention kernels
-# Columns that share a scale where integer weights are quantized on load; None: the policy's. On a GPU half the scales'
-# bytes, and its activations have no groups of their own to match.
-LOAD_GROUPS = {"cpu": None, "gpu": 128}
 STAGING_LABEL = "load staging"  # memory that a load needs and gives back
 MATRICES = ("matrix", "table")  # kinds of roles
 FLAT = ("flat", "vector")  # of those whose numbers stand in a row whatever their shape is
@@ -204,7 +201,7 @@ def plan_model(
 ) -> ModelPlan:
     """Check that every tensor the architecture needs is there with its shape, and lay out memory.
 
-    quantize: "int4" or "int8" (any zse.quant.policy.Policy quant): dense matrices are quantized while loading; already
+    quantize: as zse.quant.policy.Policy.of_load() takes it: dense matrices are quantized while loading; already
     quantized ones stay as they are. family: of the device that it is for. rank, ranks: whose share of the model; whole_experts: of the experts
     some, not a part of each; whole_attention: each has all of it, for requests of its own; pipeline: of its layers some. config: of a part of the file (models/next_token.py). Raises FormatError,
     UnsupportedError, ConfigError.
@@ -212,9 +209,7 @@ def plan_model(
     is_part, config = config is not None, config or read_config(source)
     if ranks == 1 or pipeline:  # else of the share, below
         _check_kernels(source.path, config, family)
-    policy = None
-    if quantize is not None:
-        policy = policies.Policy(quantize, LOAD_GROUPS[family] if quantize.startswith("int") else None)
+    policy = None if quantize is None else policies.Policy.of_load(quantize, family)
     family_of_model = registry.architecture(config.architecture)
     prefix = family_of_model.hf_prefix(source.path, source.tensors) if source.naming == "hf" else ""
     schemes: dict[str, Scheme] = {}
