@@ -9,7 +9,9 @@ from test_engine_adapters import FAMILY, GREEDY, expected, folders, prompts, rep
 from tiny_engines import TinyEngines, prompt
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+import tiny_eagle3  # noqa: E402
 import tiny_families  # noqa: E402
+import tiny_mtp  # noqa: E402
 
 from zse.errors import RequestError  # noqa: E402
 from zse.runtime.cpu import CPUDevice  # noqa: E402
@@ -60,6 +62,64 @@ def test_a_draft_model_runs_beside_rank_0(ahead, model, monkeypatch):
         assert replies_of(found.engine, asked, params) == wanted
         counters = found.engine.counters()
         assert counters["accepted_tokens"] > 0.8 * counters["drafted_tokens"] > 20
+
+
+@pytest.fixture(
+    scope="module", params=["qwen3_5", "tied qwen3_5", "glm4_moe", "deepseek_v3", "eagle3 llama", "eagle3 qwen3"]
+)
+def drafting(request, tmp_path_factory) -> tuple[Path, dict]:
+    """A model, and options with which what thinks mostly as it does drafts behind its states."""
+    kind, _, family = request.param.rpartition(" ")
+    folder = tmp_path_factory.mktemp(family)
+    if kind == "eagle3":
+        path, head = tiny_eagle3.write(folder, family, agrees=True)
+        return path, dict(speculation="eagle3", draft_model=str(head))
+    changes = {"tie_word_embeddings": True} if kind else {}
+    config = tiny_families.CONFIGS[family]
+    if "moe_intermediate_size" in config:
+        changes["moe_intermediate_size"] = 96  # that can be cut in three
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(tiny_families.CONFIGS, family, config | changes)
+        return tiny_mtp.write(family, folder, agrees=True), dict(speculation="mtp")
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("size", [2, 3])
+def test_drafts_behind_the_models_states(size, ahead, drafting, monkeypatch):
+    """On rank 0 alone: greedy and sampled replies are those of one process without drafts. The drafts are one process's, which has as
+    much of the head as rank 0: its rows of one that is cut. Those that no host has read reach all ranks."""
+    path, options = drafting
+    asked = [(prompt(40), ""), (prompt(7, 1), ""), (prompt(25, 2), "")]
+    told = [
+        SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True),
+        SamplingParams(max_tokens=24, temperature=0.4, seed=3, logit_bias={9: 1.0, 150: 2.0}, ignore_eos=True),
+    ]
+    options = options | dict(draft_tokens=3)
+
+    def run(engine) -> tuple[list, int, int]:
+        """Replies, tokens that were drafted, and of these accepted."""
+        speculator = engine.feature("speculation")
+        speculator.room = lambda rows, most: most
+        speculator.choose = lambda candidates, rows, most, round_s=0.0: [min(3, each.room) for each in candidates]
+        replies, counters = [replies_of(engine, asked, params) for params in told], engine.counters()
+        return replies, counters["drafted_tokens"], counters["accepted_tokens"]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CPUDevice, "runs_ahead", ahead)
+        with ranks_of(path, tensor_parallel_size=size, **options) as found:
+            speculator, fed = found.engine.feature("speculation"), []
+            read, num_ids = speculator._read_drafts, speculator.runner.num_ids
+            speculator._read_drafts = lambda batch: (fed.append(batch), read(batch))
+            replies, drafted, accepted = run(found.engine)
+            assert bool(fed) == ahead and found.engine.scheduler.check_integrity() == []
+    is_part = num_ids < found.loaded.model_config.vocab_size
+    assert is_part == (options["speculation"] == "mtp" and not found.loaded.model_config.tied_head)
+    with TinyEngines(path, **OPTIONS) as made:
+        assert replies == [replies_of(made(speculation="none", draft_model=None), asked, params) for params in told]
+        same, others, right = run(made(**options, **(dict(draft_vocabulary=num_ids) if is_part else {})))
+    assert replies == same and accepted > 0.05 * drafted and drafted > 50
+    if not ahead:  # a draft between two that are as likely may be the other: sums of ranks are rounded otherwise
+        assert abs(drafted - others) <= 0.02 * others and abs(accepted - right) <= 0.1 * right
 
 
 @pytest.fixture(scope="module", params=["lfm2", "qwen3_5", "granite_hybrid", "nemotron_h"])

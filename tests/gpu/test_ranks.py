@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,10 @@ import test_prefill_elsewhere
 import test_ranks_served
 import tiny
 import tiny_adapters
+import tiny_eagle3
 import tiny_families
 import tiny_model
+import tiny_mtp
 import tiny_text
 from test_act_order import write as write_gptq
 
@@ -91,8 +94,9 @@ def as_good(replies, wanted: LLM, part: float = 1.0, prompts=PROMPTS) -> None:
         assert np.quantile(off, part) < LIMIT * np.abs(told.logprobs).max()
 
 
-def written(family: str, folder: Path, monkeypatch) -> Path:
-    """The tiny model of a family in bf16, with heads of a size that GPUs' kernels have and experts that can be cut, and a tokenizer."""
+def written(family: str, folder: Path, monkeypatch, write=None) -> Path:
+    """The tiny model of a family in bf16, with heads of a size that GPUs' kernels have and experts that can be cut, and a tokenizer.
+    write: as tiny.write, another way to write it."""
     folder.mkdir()
     if family == "gpt_oss":
         monkeypatch.setattr(test_gpt_oss, "DIM", 64)
@@ -103,7 +107,7 @@ def written(family: str, folder: Path, monkeypatch) -> Path:
         least = {name: size for name, size in (("head_dim", 64), ("moe_intermediate_size", 96)) if name in config}
         changes = {name: size for name, size in least.items() if config[name] < size}
         monkeypatch.setitem(module.CONFIGS, family, config | changes)
-        path, vocabulary = module.write(family, folder, "BF16"), config["vocab_size"]
+        path, vocabulary = (write or module.write)(family, folder, "BF16"), config["vocab_size"]
     tiny_text.write(path, letters="".join(map(chr, range(0xC0, 0xC0 + vocabulary - 124))))
     return path
 
@@ -223,6 +227,29 @@ def test_a_draft_model_beside_rank_0(path):
         near(two, one)
         counters = two._engine.counters()
         assert counters["accepted_tokens"] > 0.5 * counters["drafted_tokens"] > 20
+
+
+@pytest.mark.parametrize("speculation", ["mtp", "eagle3"])
+def test_drafts_behind_the_models_states(speculation, tmp_path, monkeypatch):
+    """A block on rank 0, with its rows of a head that is cut, and an EAGLE-3 head. The next step is fed, on both GPUs, with drafts that the
+    host has not read."""
+    if speculation == "mtp":
+        path, head = written("qwen3_5", tmp_path / "m", monkeypatch, partial(tiny_mtp.write, agrees=True)), None
+    else:
+        heads = dict(head_dim=64, num_attention_heads=2, num_key_value_heads=1)
+        path, head = tiny_eagle3.write(tmp_path, "llama", "BF16", **heads)
+        tiny_text.write(path, letters="".join(map(chr, range(0xC0, 0xC0 + tiny_eagle3.VOCAB - 124))))
+    options = dict(speculation=speculation, draft_model=head and str(head), draft_tokens=3)
+    with engine(path, 1) as one, engine(path, 2, **options) as two:
+        speculator, fed = two._engine.feature("speculation"), []
+        speculator.room = lambda rows, most: most
+        speculator.choose = lambda candidates, rows, most, round_s=0.0: [min(3, each.room) for each in candidates]
+        read = speculator._read_drafts
+        speculator._read_drafts = lambda batch: (fed.append(batch), read(batch))
+        near(two, one)
+        counters = two._engine.counters()
+        assert counters["drafted_tokens"] > 20 and fed
+        assert counters["accepted_tokens"] > 0.03 * counters["drafted_tokens"] or speculation == "eagle3"
 
 
 @pytest.mark.parametrize("family", ["minicpm3", "deepseek_v2_lite"])

@@ -246,8 +246,8 @@ def test_refused(folders, tmp_path):
     plain = tiny_families.write("qwen3_5", tmp_path)
     with pytest.raises(FormatError, match="has no next-token block to draft with: leave --speculation mtp out"):
         load_engine(EngineConfig(model=str(plain), device="cpu", speculation="mtp"), Phases(lambda: 0.0))
-    with pytest.raises(ConfigError, match="--speculation mtp is not possible with --tensor-parallel-size yet"):
-        EngineConfig(model="m", speculation="mtp", tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match="--speculation mtp is not possible with --pipeline-parallel-size yet"):
+        EngineConfig(model="m", speculation="mtp", pipeline_parallel_size=2)
     with pytest.raises(ConfigError, match="not used with speculation mtp"):
         EngineConfig(model="m", speculation="mtp", draft_model="d")
     with pytest.raises(ConfigError, match="draft_vocabulary is for speculation mtp"):

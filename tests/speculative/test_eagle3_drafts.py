@@ -135,8 +135,8 @@ def test_refused(folders, tmp_path):
     model, head = folders["llama"]
     with pytest.raises(ConfigError, match="speculation eagle3 needs a draft_model: the folder of an EAGLE-3 head"):
         EngineConfig(model="m", speculation="eagle3")
-    with pytest.raises(ConfigError, match="--speculation eagle3 is not possible with --tensor-parallel-size yet"):
-        EngineConfig(model="m", speculation="eagle3", draft_model="d", tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match="--speculation eagle3 is not possible with --pipeline-parallel-size yet"):
+        EngineConfig(model="m", speculation="eagle3", draft_model="d", pipeline_parallel_size=2)
     refused(FormatError, "is an EAGLE-3 head, no model", model, head)  # --speculation left out
     refused(FormatError, "is an EAGLE-3 head, no model", head, head, speculation="eagle3")
     (tmp_path / "small").mkdir()

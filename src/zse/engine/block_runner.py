@@ -22,7 +22,8 @@ NARROW, WHOLE = "narrow", "whole"  # recordings with the first rows of the head,
 
 class BlockRunner(Runner):
     """A Runner of the block. model: the Runner of the model, whose logits it writes over. rounds: most drafts of a request. vocabulary:
-    ids that it can draft with alone, the first ones, 0: always with all. Entries' requests have a `shift`: the place in the reply of
+    ids that it can draft with alone, the first ones, 0: always with all. num_ids: that it can draft with at all, of a head that ranks
+    share the first ones. Entries' requests have a `shift`: the place in the reply of
     their first token, less 1: random numbers are those of the reply."""
 
     def __init__(self, device, block, config: ResolvedConfig, model: Runner, rounds: int, vocabulary: int = 0):
@@ -37,6 +38,7 @@ class BlockRunner(Runner):
         self._counts: Sequence[int] = ()
         self._lines_a_round = 1
         head = block.weights["head"]
+        self.num_ids = block.config.vocab_size if block.config.eagle else head.shape[0]
         self._narrow = first_rows(head, vocabulary)
         self.vocabulary = self._narrow.shape[0] % head.shape[0]
         # The rows of the requests that have drafts, their positions in each round behind the first; then the rows of the model's
@@ -124,8 +126,9 @@ class BlockRunner(Runner):
         recorder.upload(self._staging)
         rounds, size = map(int, parts[1].split("x")) if parts else (1, self._lines)
         step, logits = options["step"], options["step"].logits
-        if NARROW in parts:
-            logits = logits._replace(shape=(logits.shape[0], self.vocabulary))
+        is_narrow = NARROW in parts
+        logits = logits._replace(shape=(logits.shape[0], self.vocabulary if is_narrow else self.num_ids))
+        if is_narrow:
             options["instead"] = {"head": self._narrow}
         staging, rows = self._staging.buffer, self.config.max_rows
         *arrays, places = (Tensor(staging, (rows,), "i32", 4 * rows * number) for number in range(1 + self._rounds))

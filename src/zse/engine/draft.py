@@ -130,7 +130,7 @@ def build_draft(
     )
     if draft.is_block:  # it reads the model's head, or its first rows
         assert isinstance(runner, BlockRunner)
-        part = runner.vocabulary / plan.config.vocab_size
+        part = runner.vocabulary / runner.num_ids
         options["narrow_share"] = (nbytes + part * head) / target_nbytes
         return model, BlockSpeculator(engine.scheduler, runner, **options)
     vocabularies = dict(vocab_size=plan.config.vocab_size, target_vocab=target_plan.config.vocab_size)

@@ -82,7 +82,8 @@ def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None)
             plan = model_load.plan_model(source, quantize=config.quantize, family=device.kernels, **share)
         plan = plan._replace(lazy_experts=config.lazy_experts)
         if (config.draft_model or config.speculation == "mtp") and (ranks is None or ranks.leads):
-            draft = draft_model.plan_drafts(config, source, plan.config, device.kernels)
+            whole = plan.config if plan.share is None else plan.share.whole
+            draft = draft_model.plan_drafts(config, source, whole, device.kernels)
         # A CPU's threads read while the memory is counted and the engine built (25 ms). A GPU's driver gives no memory
         # while it registers a file's pages (90 ms for 4 GB): memory comes first there.
         early = device.shares_memory and sum(plan.memory_bytes.values()) <= (config.max_memory or device.memory_total)

@@ -390,7 +390,7 @@ class Runner:
             tokens = recorder.symbol("tokens", size)
             buffers.inputs.upload(recorder, size, keeps)
             if not self._table.in_place:
-                self._record_inputs(recorder, buffers, step, source, tokens)
+                self._record_inputs(recorder, buffers, step, source, tokens, kind)
             options = dict(step=step, max_tokens=size, every_token=kind != "mixed")
             options["longest_run"] = 1 if kind == "decode" else None
             self._record_step(recorder, buffers, parts, options)
@@ -426,7 +426,7 @@ class Runner:
         """Entries of the page table, from byte `at` on."""
         self.device.write(Tensor(self._table.tensor.buffer, (len(entries) // 4,), "i32", at), entries)
 
-    def _record_inputs(self, recorder, buffers: StepSet, step, source: Tensor, tokens) -> None:
+    def _record_inputs(self, recorder, buffers: StepSet, step, source: Tensor, tokens, kind: str) -> None:
         """The first launches of a step that runs ahead: new pages into the page table, sampled ids into the inputs."""
         pages = buffers.inputs.tensors
         page_table.update_pages(
@@ -435,7 +435,8 @@ class Runner:
         if not self.runs_ahead:
             return
         if self.ranks is not None and not self.ranks.is_pipeline:  # of a pipeline rank 0 alone has use for them
-            self.ranks.group.broadcast(recorder, self._sets[1 - buffers.number].sampler.tokens)
+            for ids in steps.unread_ids(self.config, self._sets[1 - buffers.number], self.drafted, kind):
+                self.ranks.group.broadcast(recorder, ids)
         feed.feed_tokens(
             recorder,
             step.token_ids.with_rows(tokens),

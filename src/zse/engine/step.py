@@ -169,6 +169,15 @@ def result_staging(device: Any, config: ResolvedConfig, nbytes: int) -> Any:
     return device.staging(nbytes + drafted, label="step")
 
 
+def unread_ids(config: ResolvedConfig, before: "StepSet", drafted: tuple[Any, int], kind: str) -> list[Tensor]:
+    """What a step of this kind may be fed with before the host has read it: the tokens of the step before, and drafts that a block
+    has made behind it, at byte `drafted` of a Staging."""
+    found = [before.sampler.tokens]
+    if config.speculation in BLOCK_DRAFTS and kind != "decode":
+        found.append(Tensor(drafted[0].buffer, (config.draft_tokens * config.max_rows,), "i32", drafted[1]))
+    return found
+
+
 def steps_in_flight(device: Any, share: Any) -> int:
     """Batches that are submitted and not collected, at most. share: of the model that the device has, or None: of a pipeline one
     for each rank."""

@@ -141,9 +141,11 @@ def plan_block(
 
 
 def share(block: "Model", model: "Model") -> None:
-    """The block computes with the embedding and the head of its model, and begins behind its final norm."""
+    """The block computes with the embedding and the head of its model, and begins behind its final norm. Of a head that ranks share it
+    has this rank's rows, on rank 0 the first ones."""
+    is_tied = (model.config if model.share is None else model.share.whole).tied_head
     block.weights["embed"] = model.weights["embed"]
-    block.weights["head"] = model.weights.get("head", model.weights["embed"])
+    block.weights["head"] = model.weights["embed" if is_tied else "head"]
     block.vectors["model_norm"] = model.vectors["final_norm"]
 
 

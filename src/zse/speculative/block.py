@@ -133,7 +133,7 @@ class BlockSpeculator(BesideSpeculator):
         return known.among if isinstance(known, Followed) else self._share_among(request.tokens[-LATE:])
 
     def _share_among(self, tokens: array) -> float:
-        room = self.runner.vocabulary or self.scheduler.vocab_size
+        room = self.runner.vocabulary or self.runner.num_ids
         return sum([token < room for token in tokens]) / len(tokens)
 
     def _tested(self, request: Request, drafts: int, accepted: int) -> int:
@@ -228,7 +228,7 @@ class BlockSpeculator(BesideSpeculator):
                 residency=request.residency,
                 seed=request.seed,
                 among=self._share_among(request.tokens[-LATE:]),
-                params=_neutral(request.params, self.runner.vocabulary or self.scheduler.vocab_size),
+                params=_neutral(request.params, self.runner.vocabulary or self.runner.num_ids),
             )
         length = min(end + 1 + self.draft_tokens, request.max_len, self._max_context) - followed.shift
         if not self.cache.reserve(request.id, max(length, end + 1 - followed.shift)):
