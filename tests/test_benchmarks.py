@@ -79,6 +79,7 @@ def test_a_start_is_measured_from_outside(tmp_path):
 
 
 @pytest.mark.timed
+@pytest.mark.exhaustive("times beside a load")
 def test_the_figures_of_a_cpu_stand_beside_its_floors(tmp_path):
     """Each but that of drafts has its share of the floor; drafts have a row of their own; memory stands beside what cannot be less."""
     path = make(tmp_path / "m.zse", "int4")

@@ -141,6 +141,7 @@ def rebuilt(path: str, name: str, content: bytes) -> bytes:
     return bytes(head).ljust(PAGE, b"\0") + body
 
 
+@pytest.mark.each()
 @pytest.mark.parametrize("kind", ["hf", "gguf"])
 @pytest.mark.parametrize("name", ["config", "tokenizer", "provenance", "index"])
 def test_sections_of_a_zse(folder, tmp_path, name, kind):

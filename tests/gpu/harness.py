@@ -215,10 +215,13 @@ WITH_MANY = (
 )
 
 
-def parts_of(arch: str):
-    """Parameters of a test of every operation of an architecture without matrix instructions: operation, how many cases, part."""
+def parts_of(arch: str, others: bool = True):
+    """Parameters of a test of every operation of an architecture without matrix instructions: operation, how many cases, part. others: whether
+    `make test` runs operations that are not of WITH_MANY, whose cases differ less, as well."""
     for op in ops_of(arch):
-        yield pytest.param(op, SOME, (0, 1), id=f"{op.name}-some")
+        is_left = not others and op.name not in WITH_MANY
+        marks = [pytest.mark.exhaustive("kernels of a second architecture")] * is_left
+        yield pytest.param(op, SOME, (0, 1), id=f"{op.name}-some", marks=marks)
         parts = PARTS.get(op.name, 1) if op.name in WITH_MANY else 0
         for number in range(parts):
             marks = [pytest.mark.exhaustive, *([pytest.mark.long] if parts > 1 else [])]

@@ -65,6 +65,7 @@ async def read_stream(port: int, body: dict, gaps: list[float]) -> list:
 
 
 @pytest.mark.timed
+@pytest.mark.exhaustive("times beside a load")
 def test_a_thousand_streams_and_slow_readers(own_process):
     process = own_process(
         "--max-queue",

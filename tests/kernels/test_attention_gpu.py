@@ -106,7 +106,9 @@ def test_heads_of_512_are_shared_by_two_warps():
             record(**wide, dtype="i8")
 
 
-@pytest.mark.parametrize("like", ["gfx90a", "metal3.1"])
+@pytest.mark.parametrize(
+    "like", ["gfx90a", pytest.param("metal3.1", marks=pytest.mark.exhaustive("kernels of a second architecture"))]
+)
 def test_sinks_and_wide_heads_without_matrix_instructions(like, kept_kernels):
     cases = [
         case

@@ -16,7 +16,15 @@ from zse.runtime.args import Args
 from zse.runtime.device import Recorder
 from zse_emulator import EmulateDevice
 
-MANY = ("attention", "experts", "matmul", "one_token")  # of which `make test` runs SOME cases
+MANY = (
+    "add_rmsnorm",
+    "attention",
+    "conv",
+    "delta",
+    "experts",
+    "matmul",
+    "one_token",
+)  # of which `make test` runs SOME cases
 LIKE = "sm_90a", "sm_80"
 # Operations that read shared memory which nothing has written, and do not use what they read: a used value would be NaN.
 UNUSED_READS = dict.fromkeys(("matmul", "experts", "one_token"), "the offsets that symmetric weights do not have")

@@ -76,6 +76,7 @@ def load_emulated(device, path, quantize=None, host_layers=0, expert_memory=None
 
 
 # 12 tokens at once go to the skinny GEMM on Hopper, up to 8 to kernels of their own.
+@pytest.mark.each()
 @pytest.mark.parametrize("like, sizes", [("sm_80", [12, 1, 1]), ("sm_90a", [12, 1, 1]), ("sm_90a", [5, 8, 1])])
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_logits_and_order(like, sizes, family, kept_kernels, tmp_path):
@@ -548,7 +549,13 @@ def test_jobs_and_beams(kept_kernels, tmp_path):
     assert abs(over[4].replies[0].logprobs[0].logprob - logprobs[-1, over[4].replies[0].tokens[0]]) < near
 
 
-@pytest.mark.parametrize("like, kv_dtype", [("sm_80", "fp8"), ("sm_90a", "bf16")])
+@pytest.mark.parametrize(
+    "like, kv_dtype",
+    [
+        ("sm_90a", "bf16"),
+        pytest.param("sm_80", "fp8", marks=pytest.mark.exhaustive("kernels of a second architecture")),
+    ],
+)
 def test_no_kernel_reads_what_a_window_has_passed(like, kv_dtype, kept_kernels, tmp_path, monkeypatch):
     """A prompt in chunks and a few tokens on a model with layers in groups: pages that were given back are NaN at once."""
     device = EmulateDevice(like, cache.package_variants(like))

@@ -16,7 +16,7 @@ from zse_emulator import EmulateDevice
 REFERENCES = np.load(tiny.PATH)
 
 
-@pytest.mark.each()
+@pytest.mark.each("family")
 @pytest.mark.parametrize(
     ("family", "like"),
     [("gemma3", "sm_90a"), ("gemma3", "gfx90a"), ("qwen2_5_vl", "sm_90a"), ("qwen2_5_vl", "sm_80")]

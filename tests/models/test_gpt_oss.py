@@ -301,6 +301,7 @@ def test_a_folder_that_says_otherwise_is_refused(name, value, message, device, t
         load(device, write_folder(tmp_path, "MXFP4", **{name: value}))
 
 
+@pytest.mark.each("like")
 @pytest.mark.parametrize(
     "like, sizes, experts",
     [

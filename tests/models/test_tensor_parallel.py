@@ -273,6 +273,7 @@ def test_channels_of_short_convolutions(tmp_path):
     same(logits_of(path, tokens, 2, [33, 1, 6]), logits_of(path, tokens, 1))
 
 
+@pytest.mark.each()
 @pytest.mark.parametrize("family", [each for each in tiny_hybrids.IN_GGUF if each not in REFUSED])
 @pytest.mark.parametrize("size", [2, 3])
 def test_hybrids_in_gguf(family, size, tmp_path, monkeypatch):
@@ -309,6 +310,7 @@ def poisoned(monkeypatch) -> None:
 WHOLE = [each for each in tiny_families.FAMILIES if "experts_per_tok" in str(tiny_families.CONFIGS[each])]
 
 
+@pytest.mark.each()
 @pytest.mark.parametrize("family", [family for family in WHOLE if NORMS != REFUSED.get(family)])
 @pytest.mark.parametrize("size", [2, 3])
 def test_experts_are_whole_on_ranks(family, size, tmp_path, monkeypatch):

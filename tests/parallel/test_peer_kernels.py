@@ -70,6 +70,7 @@ def rounded(numbers: np.ndarray) -> np.ndarray:
     return bf16_to_f32(f32_to_bf16(numbers))
 
 
+@pytest.mark.each()
 @pytest.mark.parametrize("form", ["f32", "bf16", "half"])
 @pytest.mark.parametrize("kind", ["small", "large"])
 @pytest.mark.parametrize("size", [2, 3, 5])

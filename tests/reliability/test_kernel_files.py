@@ -109,20 +109,21 @@ def mutants(data: bytes, other: bytes, seed: int):
 # GPU kernels ----------------------------------------------------------------------------------------------------------
 
 
-def test_mutants_of_cubins_and_packs_are_compiled_again(home, compilers):
-    """1,000 of them. Whatever stands on the disk, a device gets the right bytes."""
+@pytest.mark.parametrize("share", [5, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_mutants_of_cubins_and_packs_are_compiled_again(home, compilers, share):
+    """1,300 of them, or a share. Whatever stands on the disk, a device gets the right bytes."""
     build_all = cache.build("sm_80")
     pack, expected = build_all[0], right()
     assert images() == expected and not (compilers.clear() or images() != expected or compilers)
     data, other = pack.read_bytes(), b"".join(expected.values()) * 4
-    for what, changed in itertools.islice(mutants(data, other, SEED), 300):
+    for what, changed in itertools.islice(mutants(data, other, SEED), 300 // share):
         pack.write_bytes(changed)
         assert images() == expected, what
         del compilers[:]
     pack.unlink()
     cubins = sorted((home / "kernels" / "cubins").iterdir())
     whole = {path: path.read_bytes() for path in cubins}
-    for number, path in zip(range(700), itertools.cycle(cubins)):
+    for number, path in zip(range(700 // share), itertools.cycle(cubins)):
         swapped = whole[cubins[(number + 3) % len(cubins)]]
         what, changed = next(mutants(whole[path], swapped, SEED + number))
         if number % 2:
@@ -134,7 +135,7 @@ def test_mutants_of_cubins_and_packs_are_compiled_again(home, compilers):
     symbols = sorted((home / "kernels" / "symbols").iterdir())
     whole = {path: path.read_bytes() for path in symbols}
     assert len(symbols) == len(SYMBOLS)
-    for number, path in zip(range(300), itertools.cycle(symbols)):
+    for number, path in zip(range(300 // share), itertools.cycle(symbols)):
         swapped = whole[symbols[(number + 3) % len(symbols)]]
         what, changed = next(mutants(whole[path], swapped, SEED + number))
         path.write_bytes(swapped if number % 2 else changed)
@@ -312,8 +313,9 @@ assert here.images() == here.right()
 """
 
 
-def test_eight_processes_fill_the_cache_at_once(home, rounds=50):
-    """Eight kernels each, 50 times: no error, one file for each kernel, nothing half-written."""
+@pytest.mark.parametrize("rounds", [5, pytest.param(50, marks=pytest.mark.exhaustive)])
+def test_eight_processes_fill_the_cache_at_once(home, rounds):
+    """Eight kernels each, so many times: no error, one file for each kernel, nothing half-written."""
     script = RACE.format(here=str(Path(__file__).parent), home=str(home), rounds=rounds)
     racers = [subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE) for _ in range(8)]
     assert [racer.communicate(timeout=300)[1] for racer in racers] == [b""] * 8

@@ -66,6 +66,7 @@ class Loris:
 
 
 @pytest.mark.timed
+@pytest.mark.exhaustive("times beside a load")
 def test_a_thousand_slow_connections_slow_nobody():
     process = Process("--log-level", "error")
 

@@ -180,6 +180,7 @@ KEYS = (Key("flood", "sk-flood"), Key("calm", "sk-calm"))
 
 
 @pytest.mark.timed
+@pytest.mark.exhaustive("times beside a load")
 def test_a_flood_does_not_slow_others(scheduled):
     """One tenant asks all the time with 60 clients; another one's single requests take at most twice as long as alone."""
     server = scheduled("--rows 4 --pages 512 --step-ms 4", key=KEYS, max_choices=48)

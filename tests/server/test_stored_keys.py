@@ -341,7 +341,7 @@ def test_a_start_with_a_damaged_database_ends(start, path):  # noqa: F811
 
 
 @pytest.mark.timed
-@pytest.mark.timed
+@pytest.mark.exhaustive("times beside a load")
 def test_a_change_among_thousands_of_keys_does_not_hold_up_the_loop(own_server, database, path):
     def many(connection):
         return [keys.create(connection, f"k{index}", "test", rpm=60, tpm=1000)[1] for index in range(4000)]

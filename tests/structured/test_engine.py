@@ -211,6 +211,7 @@ def test_a_hostile_grammar_is_refused_while_others_run(engine):
 
 
 @pytest.mark.timed
+@pytest.mark.exhaustive("times beside a load")
 def test_a_tenant_s_slow_grammars_hold_up_nobody_else_s(engine):
     """Sixty of them took 45 s of two compilers, and another tenant's trivial one waited for all."""
     slow = [SLOW | {"multipleOf": 9999991 + number} for number in range(12)]
