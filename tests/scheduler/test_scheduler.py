@@ -390,28 +390,6 @@ def test_a_prompt_may_fill_what_decode_rows_leave():
     assert step(scheduler)[0] == [(1, 1, 1, True), (2, 0, 31, False)]
 
 
-def test_many_prompts_that_wait_fill_whole_steps():
-    """Beside replies of their own tenant, where no ratio bounds a step."""
-    for waiting, ratio, others, count in (
-        (5, 0.0, "", 64),
-        (4, 0.0, "", 32),
-        (5, 0.0, "another", 32),
-        (5, 3.0, "", 32),
-    ):
-        policy = SchedulingPolicy(mixed_ratio=ratio)
-        scheduler = make(mixed_tokens=32, max_tokens=64, num_pages=400, policy=policy)
-        scheduler.submit(1, [1], greedy(9), seed=0, options=RequestOptions(tenant=others))
-        step(scheduler)
-        for id in range(2, 2 + waiting):
-            scheduler.submit(id, [id] * 30, greedy(9), seed=0)
-        assert scheduler.schedule().num_tokens == count, (waiting, ratio, others)
-    scheduler = make(mixed_tokens=32, max_tokens=64, num_pages=400)
-    scheduler.submit(1, [1], greedy(9), seed=0)
-    step(scheduler)
-    scheduler.submit(2, [1] * 190, greedy(9), seed=0)  # one prompt, however long
-    assert scheduler.schedule().num_tokens == 32
-
-
 def test_the_integrity_check_sees_damage():
     scheduler = make()
     scheduler.submit(1, [1] * 20, greedy(5), seed=0)

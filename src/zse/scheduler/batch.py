@@ -29,10 +29,6 @@ DECODE_STEP, TOKEN_STEP = 1 / 8, 1 / 2
 SLOWER_STEP, FASTER_STEP = 1 / 8, 1 / 32
 # A budget grows at most so much from one step to the next: a single quick step proves little.
 MAX_GROWTH = 2.0
-# Mixed steps that several waiting prompts are longer than: what replies wait for less in steps of half the length, prompts
-# wait for twice, and each step reads the weights and all the rows' keys again (a 7B model in fp8 on an H200, 256 rows of
-# 1,050 tokens: 3.5 of 16.3 ms).
-BACKLOG_STEPS = 4
 
 
 def unread(place: int) -> int:
@@ -150,19 +146,16 @@ class StepBudget:
         self.max_tokens = min(self.configured_tokens, max(tokens // BLOCK * BLOCK, BLOCK, self._max_rows))
         self.is_limited = self.max_tokens < self.configured_tokens
 
-    def prefill(self, num_decode: int, waiting: int = 0) -> int:
+    def prefill(self, num_decode: int) -> int:
         """Prompt tokens of a step that decodes `num_decode` lines.
 
         A step takes as long as its prompt tokens: beside running replies at most `mixed_tokens` in all, so that their
         next tokens are not held up for a whole chunk (256 tokens of a 135M model are about 0.3 s on two cores). Where
-        both kinds of steps were measured, as many as the ratio allows. waiting: tokens of prompts that queue up; from
-        BACKLOG_STEPS such steps on they are what everybody waits for: steps are whole, where no ratio bounds them."""
+        both kinds of steps were measured, as many as the ratio allows."""
         most = self.max_tokens
         if not num_decode:
             return most
         mixed = most // 4 if self._mixed_tokens is None else min(self._mixed_tokens, most)
-        if waiting > BACKLOG_STEPS * mixed and not self.ratio:
-            return most
         tokens = max(1, int(most * LEAST_PREFILL_SHARE), mixed - num_decode)
         if not self.ratio:
             return tokens
@@ -271,8 +264,7 @@ class BatchBuilder:
         beside = lines  # what prompts must leave time for
         if not lines and self._micro_batches > 1:
             beside = sum([request.pending for request in life.running])
-        prompts = self._budget.prefill(beside, self._backlog())
-        budget = min(max(0, self._budget.max_tokens - lines), prompts, plan.max_prompt)
+        budget = min(max(0, self._budget.max_tokens - lines), self._budget.prefill(beside), plan.max_prompt)
         # Pages that a preemption has just freed are for the decode rows: admitting now would take them back.
         may_admit = preemptions == counters.preemptions
         if num_decode < len(life.running):
@@ -311,11 +303,6 @@ class BatchBuilder:
             for entry in entries:
                 entry.slot = self._states.live[entry.request.id]
         return Batch(entries, num_decode, self._cache.take_transfers(), num_drafts)
-
-    def _backlog(self) -> int:
-        """Tokens of prompts that queue up, several of them; 0 beside another tenant's replies, which keep their pace."""
-        queue = self._life.queue
-        return queue.num_tokens if queue.num_waiting > 1 and len(queue.tenants) == 1 else 0
 
     def _micro_batch(self, in_flight: Sequence[Batch]) -> tuple[int, Container[Request]]:
         """Of several micro-batches: how many rows the next may have, so that all get as many, and who of those in flight may be
