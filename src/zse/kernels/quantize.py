@@ -7,8 +7,11 @@ from zse.kernels.op import Case, Cost, HostArray, Op, OutputSpec, Tolerance, cas
 from zse.lazy import numpy as np
 from zse.quant import pack
 from zse.runtime.args import Args
+from zse.runtime.symbol import most_of
 
 GROUP = 32  # values that share a scale
+MANY = "quantize_fp8_v1_many"
+MANY_ROWS = 128  # rows of a GPU's recording from which on kernels of rows have fewer threads
 CHUNK = 1024  # columns of one block: two threads share even a single row of a wide model
 
 
@@ -73,6 +76,11 @@ def _to_int8(recorder, x, out) -> None:
     recorder.launch("quantize", args, (chunks, rows))
 
 
+def many_rows(recorder, rows) -> bool:
+    """Whether so many rows are recorded that multiprocessors have several each."""
+    return most_of(rows, recorder.maxima) >= MANY_ROWS
+
+
 def _to_fp8(recorder, x, out) -> None:
     """x bf16 [M, K] → Fp8Activation [M, K]; K a multiple of 16."""
     rows, width = x.shape
@@ -80,7 +88,10 @@ def _to_fp8(recorder, x, out) -> None:
     check("quantize out", out, "fp8", rows, width)
     require(width % 16 == 0, f"quantize: width {width} is not a multiple of 16")
     args = Args(x=x, **out._asdict(), width=width)
-    recorder.launch(f"quantize_fp8_v{gpu.quantize.row_vectors(width)}", args, (rows,))
+    symbol = f"quantize_fp8_v{gpu.quantize.row_vectors(width)}"
+    if f"{symbol}_many" == MANY and many_rows(recorder, rows):
+        symbol = MANY
+    recorder.launch(symbol, args, (rows,))
 
 
 quantize = launcher(cpu=_to_int8, gpu=_to_fp8)
@@ -110,6 +121,7 @@ def _gpu_cases(rng):
     for name, rows, width, spread in (
         ("one row", 1, 3584, 1.0),
         ("odd rows", 7, 96, 100.0),
+        ("many rows", MANY_ROWS + 1, 144, 10.0),
         ("wide", 2, 8192, 1e-3),
         ("wider", 3, 18944, 30.0),
         ("widest", 2, 20496, 1.0),

@@ -2,13 +2,14 @@
 
 from zse import kernel as zl
 from zse.kernels.gpu import rows
-from zse.kernels.norm import GPU_THREADS, OUTS, VECTORS, forms
+from zse.kernels.norm import GPU_THREADS, MANY, OUTS, VECTORS, forms
 
 TOGETHER = 4  # experts' rows that a thread has in flight
 
 
 class NormParams(zl.Record):
-    """The parameters of add_rmsnorm_row. width is a multiple of 8."""
+    """The parameters of add_rmsnorm_row. width is a multiple of 8. PARTS: threads of GPU_THREADS that one stands for, whose
+    sums it keeps apart, so that the bits are the same."""
 
     x: zl.Ptr[zl.f32]
     delta: zl.Ptr[zl.f32, "const"]
@@ -25,6 +26,7 @@ class NormParams(zl.Record):
     OUT: zl.static
     V: zl.static
     NORM: zl.static
+    PARTS: zl.static
 
 
 @zl.inline
@@ -39,13 +41,14 @@ def shifted(normed, place, p):
 def write_row(xs, ws, places, row, p):
     """The normed row as bf16, as f32 back to the stream, or as fp8 with its scale."""
     t = zl.thread_index()
-    NORM, V = p.NORM, p.V
+    NORM, V, PARTS = p.NORM, p.V, p.PARTS
     warps = zl.target.threads // zl.target.warp
-    sum = None if NORM == "none" else zl.warp_sum(rows.square_sum(xs))
-    scratch = None if NORM == "none" else zl.shared_array(zl.f32, warps)
+    parts = range(0 if NORM == "none" else PARTS)
+    sums = [zl.warp_sum(rows.square_sum([xs[v] for v in zl.static(range(i, V, PARTS))])) for i in zl.static(parts)]
+    scratch = None if NORM == "none" else zl.shared_array(zl.f32, warps * PARTS)
     if p.OUT == "bf16" or p.OUT == "stream":
         inverse = (
-            None if NORM == "none" else rows.inverse_rms(rows.tree_sum(rows.gathered(sum, scratch)), p.width, p.eps)
+            None if NORM == "none" else rows.inverse_rms(rows.tree_sum(rows.gathered(sums, scratch)), p.width, p.eps)
         )
         for v in zl.static(range(V)):
             if places[v] < p.width:
@@ -67,7 +70,7 @@ def write_row(xs, ws, places, row, p):
             zl.barrier()
             inverse = zl.f32(1)
         else:
-            inverse = rows.inverse_rms(rows.tree_sum(rows.gathered(sum, scratch)), p.width, p.eps)
+            inverse = rows.inverse_rms(rows.tree_sum(rows.gathered(sums, scratch)), p.width, p.eps)
         for w in zl.static(range(warps)):
             top = max(top, peaks[w])
         unit, inverse_unit = rows.fp8_scales(zl.bitcast(top, zl.f32) * inverse)
@@ -170,13 +173,17 @@ def add_and_norm(p):
 
 def norm_variants(target):
     """Every form of add_rmsnorm on a GPU."""
-    return [
+    variants = [
         zl.Variant(
             f"{symbol}_v{vectors}",
             add_experts_row if fixed["DELTA"] == "experts" else add_rmsnorm_row,
-            fixed | {"V": vectors},
+            fixed | {"V": vectors, "PARTS": 1},
             threads=GPU_THREADS,
         )
         for symbol, fixed in forms(OUTS["gpu"])
         for vectors in VECTORS
     ]
+    # Half of the threads have a quarter of the instructions less, and four rows are on a multiprocessor instead of two.
+    many = next(variant for variant in variants if f"{variant.symbol}_many" == MANY)
+    fixed = many.statics | {"V": 4, "PARTS": 2}
+    return [*variants, zl.Variant(MANY, many.kernel, fixed, threads=GPU_THREADS // 2, min_blocks=4)]

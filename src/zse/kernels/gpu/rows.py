@@ -12,19 +12,22 @@ E4M3_LARGEST = 448.0
 
 
 @zl.inline
-def gathered(value, scratch):
-    """The warps' values of `value` (alike in a warp), as a list in every thread."""
-    if zl.lane_index() == 0:
-        scratch[zl.warp_index()] = value
-    zl.barrier()
+def gathered(mine, scratch):
+    """The warps' values of each of `mine` (alike in a warp), as a list in every thread."""
     warps = zl.target.threads // zl.target.warp
+    if zl.lane_index() == 0:
+        for i in zl.static(range(len(mine))):
+            place = scratch if i == 0 else scratch + i * warps
+            place[zl.warp_index()] = mine[i]
+    zl.barrier()
+    count = warps * len(mine)
     values = []
-    for w in zl.static(range(0, warps, 4)):
-        if warps % 4 == 0:
+    for w in zl.static(range(0, count, 4)):
+        if count % 4 == 0:
             four = zl.load(scratch + w, 4)
             values += [four[0], four[1], four[2], four[3]]
         else:
-            values += [scratch[i] for i in zl.static(range(w, min(w + 4, warps)))]
+            values += [scratch[i] for i in zl.static(range(w, min(w + 4, count)))]
     return values
 
 
@@ -66,13 +69,13 @@ def inverse_rms(total, width, eps):
 @zl.inline
 def block_sum(value, scratch):
     """Sum of an f32 over the block, in every thread."""
-    return tree_sum(gathered(zl.warp_sum(value), scratch))
+    return tree_sum(gathered([zl.warp_sum(value)], scratch))
 
 
 @zl.inline
 def block_max(value, scratch):
     """Largest i32 or f32 of the block, in every thread."""
-    values = gathered(zl.warp_max(value), scratch)
+    values = gathered([zl.warp_max(value)], scratch)
     best = values[0]
     for other in zl.static(values[1:]):
         best = max(best, other)

@@ -1,0 +1,55 @@
+"""Kernels of rows on a GPU, in the emulator: a row has the same bits among many, whose kernels have fewer threads."""
+
+import numpy as np
+import pytest
+from gpu.harness import read_back, upload
+
+from kernels.test_emulated_ops import Spaced
+from zse.kernels import norm
+from zse.kernels import quantize as rounding
+from zse.kernels.norm import add_rmsnorm
+from zse.kernels.quantize import MANY_ROWS, quantize
+from zse.quant import pack
+from zse.tensor import Fp8Activation, Tensor, sum_width
+
+
+def fp8(device, rows, width):
+    parts = ("e4m3", 1, (rows, width)), ("f32", 4, (rows,)), ("f16", 2, (rows, sum_width(width)))
+    return Fp8Activation(
+        *(Tensor(device.alloc(size * int(np.prod(shape))), shape, kind) for kind, size, shape in parts)
+    )
+
+
+@pytest.mark.parametrize("kind", ["norm", "quantize"])
+@pytest.mark.parametrize("width", [3584, 144])
+def test_a_row_is_the_same_among_many(kind, width):
+    rng = np.random.default_rng()
+    device, few = Spaced("sm_90a"), 3
+    x = (rng.standard_normal((MANY_ROWS, width)) * 3).astype(np.float32)
+    weight = upload(device, rng.standard_normal(width).astype(np.float32))
+    results, symbols = [], []
+    for rows in (MANY_ROWS, few):
+        out = fp8(device, rows, width)
+
+        def record(recorder, rows=rows, out=out):
+            if kind == "norm":
+                add_rmsnorm(recorder, upload(device, x[:rows]), None, None, weight, out, 1e-6)
+            else:
+                quantize(recorder, upload(device, pack.f32_to_bf16(x[:rows]), "bf16"), out)
+            symbols.append(recorder.launches[0].symbol)
+
+        device.run(record)
+        kept = (width + 127) // 128  # sums behind the last are anything
+        results.append(
+            [
+                read_back(device, part, kind)[:few, ..., :n] if n else read_back(device, part, kind)[:few]
+                for part, kind, n in (
+                    (out.q, np.uint8, width),
+                    (out.scale, np.float32, 0),
+                    (out.sums, np.float16, kept),
+                )
+            ]
+        )
+    assert symbols == [norm.MANY if kind == "norm" else rounding.MANY, symbols[0].removesuffix("_many")]
+    for many, alone in zip(*results, strict=True):
+        np.testing.assert_array_equal(many, alone)
