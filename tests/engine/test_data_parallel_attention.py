@@ -11,6 +11,7 @@ from tiny_engines import TinyEngines, prompt
 
 sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("models", "structured")]
 import tiny_families  # noqa: E402
+import tiny_mtp  # noqa: E402
 import tiny_text  # noqa: E402
 
 from zse import LLM, BeamParams, SamplingParams  # noqa: E402
@@ -169,7 +170,6 @@ def test_processes(latent):
         (dict(tensor_parallel_size=1), "--data-parallel-attention divides requests among ranks: give"),
         (dict(adapter_slots=1), "--adapter-slots is not possible with --data-parallel-attention yet"),
         (dict(cache_host_memory=1 << 24), "--cache-host-memory is not possible with --data-parallel-attention yet"),
-        (dict(draft_model="x"), "--draft-model is not possible with --data-parallel-attention yet"),
         (
             dict(tensor_parallel_size=1, pipeline_parallel_size=2),
             "--data-parallel-attention is not possible with --pipe",
@@ -184,6 +184,41 @@ def test_options_that_do_not_go_together(options, message):
 def test_attention_with_heads_of_its_own_is_refused(model):
     with open_model(str(model)) as source, pytest.raises(UnsupportedError, match="with keys and values of heads"):
         plan_model(source, rank=0, ranks=2, whole_attention=True)
+
+
+@pytest.fixture(scope="module")
+def with_block(tmp_path_factory):
+    """A model with a next-token block that mostly thinks as it does."""
+    with pytest.MonkeyPatch.context() as patch:
+        changes = dict(vocab_size=384, intermediate_size=192, moe_intermediate_size=96)
+        patch.setitem(tiny_families.CONFIGS, "deepseek_v3", tiny_families.CONFIGS["deepseek_v3"] | changes)
+        return tiny_mtp.write("deepseek_v3", tmp_path_factory.mktemp("block"), agrees=True)
+
+
+@pytest.mark.parametrize("size, ahead", [(2, False), (2, True), (3, True)])
+@pytest.mark.parametrize("kind", ["mtp", "draft"])
+def test_what_drafts_has_pages_for_requests_of_all_ranks(kind, size, ahead, with_block, monkeypatch):
+    """It is on rank 0 with all of its attention; each rank verifies what was drafted for its requests."""
+    params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+    with TinyEngines(with_block, **OPTIONS) as made:
+        wanted = replies_of(made(prefix_cache=False, speculation="none"), ASKED, params)
+    options = dict(speculation=kind, draft_model=str(with_block) if kind == "draft" else None, draft_tokens=3)
+    monkeypatch.setattr(CPUDevice, "runs_ahead", ahead)
+    with ranks_of(with_block, tensor_parallel_size=size, num_pages=24, **options) as found:
+        engine, verified = found.engine, set()
+        speculator, run = engine.feature("speculation"), engine.runner.submit
+        speculator.room = lambda rows, most: most
+        speculator.choose = lambda candidates, rows, most, round_s=0.0: [min(3, each.room) for each in candidates]
+        engine.runner.submit = lambda batch, *masks: (
+            verified.update(entry.rank for entry in batch.entries if entry.drafts),
+            run(batch, *masks),
+        )[1]
+        assert speculator.cache.allocator.num_pages == speculator.runner.kv.num_pages == size * 24
+        assert replies_of(engine, ASKED, params) == wanted
+        counters = engine.counters()
+        drafted, accepted = (counters[f"{what}_tokens"] for what in ("drafted", "accepted"))
+        assert drafted > 20 and accepted > (0.05 if kind == "mtp" else 0.8) * drafted
+        assert verified == set(range(size)) and engine.scheduler.check_integrity() == []
 
 
 def test_inputs_of_8_bits(latent):

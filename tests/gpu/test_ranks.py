@@ -252,13 +252,21 @@ def test_drafts_behind_the_models_states(speculation, tmp_path, monkeypatch):
         assert counters["accepted_tokens"] > 0.03 * counters["drafted_tokens"] or speculation == "eagle3"
 
 
-@pytest.mark.parametrize("family", ["minicpm3", "deepseek_v2_lite"])
+@pytest.mark.parametrize("family", ["minicpm3", "deepseek_v2_lite", "minicpm3 drafted"])
 def test_attention_of_own_requests(family, tmp_path, monkeypatch):
-    """More requests than rows; then conversations that go on from what their rank has cached."""
+    """More requests than rows; then conversations that go on from what their rank has cached. drafted: by the model beside rank 0."""
+    family, _, is_drafted = family.partition(" ")
     source, part = written(family, tmp_path / "hf", monkeypatch), MOST if family in MIXTURES else 1.0
     prompts = [prompt(length, seed) for seed, length in enumerate((40, 7, 25, 33, 16, 50, 3, 64))]
-    with engine(source, 1) as one, engine(source, 2, data_parallel_attention=True) as two:
+    more = dict(draft_model=str(source), draft_tokens=3) if is_drafted else {}
+    with engine(source, 1) as one, engine(source, 2, data_parallel_attention=True, **more) as two:
+        if is_drafted:
+            speculator = two._engine.feature("speculation")
+            speculator.room = lambda rows, most: most
+            speculator.choose = lambda candidates, rows, most, round_s=0.0: [min(3, each.room) for each in candidates]
         near(two, one, part, prompts)
+        counters = two._engine.counters()
+        assert not is_drafted or counters["accepted_tokens"] > 0.5 * counters["drafted_tokens"] > 20
         replies = [output.token_ids for output in two.generate(prompts, GREEDY)]
         longer = [ids + reply + prompt(5, 9) for ids, reply in zip(prompts[:4], replies, strict=False)]
         before = two._engine.counters()["prefix_hit_tokens"]

@@ -9,7 +9,7 @@ from zse.cache.eviction import POLICIES as CACHE_POLICIES
 from zse.cache.groups import PageGeometry
 from zse.cache.pages import BLOCK, PAGE_SIZES
 from zse.engine.page_size import choose_pool
-from zse.engine.rank_options import check_ranks, check_role
+from zse.engine.rank_options import check_ranks, check_role, page_pools
 from zse.errors import ConfigError
 from zse.scheduler.options import SchedulingPolicy, parse_weights
 
@@ -461,7 +461,7 @@ def resolve(
         kv_bytes=kv_bytes,
         prefix_cache=config.keeps_prefixes,
         host_slots=max(slots, least // page_size),
-        page_pools=config.tensor_parallel_size if config.data_parallel_attention else 1,
+        page_pools=page_pools(config),
         policy=SchedulingPolicy(
             batching=config.batching,
             chunked_prefill=config.chunked_prefill,

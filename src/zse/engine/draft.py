@@ -78,7 +78,7 @@ def _check_vocabulary(source, config, draft_source, draft_config) -> None:
 
 
 def draft_config(config: ResolvedConfig, draft: DraftPlan) -> ResolvedConfig:
-    """Its own: as many rows and pages, its own context, no drafts of drafts."""
+    """Its own: as many rows, and pages as all ranks together, its own context, no drafts of drafts."""
     changes: dict[str, Any] = {}
     if draft.is_block:
         most = max(BLOCK_TOKENS, config.max_lines)
@@ -89,6 +89,8 @@ def draft_config(config: ResolvedConfig, draft: DraftPlan) -> ResolvedConfig:
         max_drafts=0,
         speculation="none",
         prefix_cache=False,
+        num_pages=config.all_pages,
+        page_pools=1,
         adapter_slots=0,
         state_slots=0,
         **changes,

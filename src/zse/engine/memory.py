@@ -19,6 +19,7 @@ from zse.engine.config import (
     resolve,
     settle,
 )
+from zse.engine.rank_options import page_pools
 from zse.engine.runner import Runner
 from zse.engine.step import steps_in_flight
 from zse.errors import ConfigError, MemoryPlanError
@@ -121,8 +122,8 @@ def plan_memory(config: EngineConfig, plan, device, draft=None, ranks=None, towe
     # A row that has a whole context anyway gives nothing back.
     layers = _grouped(config, plan)
     block_bytes = layout.block_nbytes(model, settings.kv_dtype, layers)
-    if draft is not None:
-        block_bytes += layout.block_nbytes(draft.plan.config, settings.kv_dtype)  # it has as many pages
+    if draft is not None:  # it has pages for the requests of all
+        block_bytes += page_pools(config) * layout.block_nbytes(draft.plan.config, settings.kv_dtype)
     if model.has_state:
         room = _cache_room(device, None if limit is None else limit - weight_bytes - sum(seeing.values()), beside)
         settings = state_memory.fewer_rows(config, settings, model, room)

@@ -8,12 +8,17 @@ from zse.errors import ConfigError
 
 NOT_OF_RANKS = "mmproj resident_layers expert_memory lazy_experts cache_disk kv_listen kv_peers".split()
 NOT_OF_STAGES = [*NOT_OF_RANKS, "tensor_parallel_size", "expert_parallel", "adapter_slots", "kv_layout"]
-NOT_OF_OWN_PAGES = ["adapter_slots", "kv_layout", "cache_host_memory", "draft_model"]
+NOT_OF_OWN_PAGES = ["adapter_slots", "kv_layout", "cache_host_memory"]
 
 
 def num_ranks(config: Any) -> int:
     """How many processes compute the model."""
     return max(config.tensor_parallel_size, config.pipeline_parallel_size)
+
+
+def page_pools(config: Any) -> int:
+    """How many ranks have KV pages of their own."""
+    return config.tensor_parallel_size if config.data_parallel_attention else 1
 
 
 def check_ranks(config: Any) -> None:
@@ -39,9 +44,8 @@ def check_ranks(config: Any) -> None:
         for name in NOT_OF_OWN_PAGES:
             if getattr(config, name) != defaults[name]:
                 raise ConfigError(f"--{name.replace('_', '-')} is not possible with --data-parallel-attention yet")
-    refusing = option if is_pipeline else "--data-parallel-attention" if config.data_parallel_attention else None
-    if refusing is not None and config.speculation in ("mtp", "eagle3"):
-        raise ConfigError(f"--speculation {config.speculation} is not possible with {refusing} yet")
+    if is_pipeline and config.speculation in ("mtp", "eagle3"):
+        raise ConfigError(f"--speculation {config.speculation} is not possible with {option} yet")
     if config.device.partition(":")[0] not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"{option} is for CPUs and NVIDIA GPUs, not for --device {config.device}")
 
