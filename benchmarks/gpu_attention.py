@@ -16,6 +16,7 @@ from functools import cache
 
 from zse.kernels.attention import attention
 from zse.kernels.gpu.attention_plan import AttentionScratch, plan_attention
+from zse.kernels.heads_attention import FEW_TOKENS, heads_attention, takes
 from zse.kernels.kv_pages import BLOCK, head_nbytes, pages_shape
 from zse.kernels.qkv_post import qkv_post
 from zse.runtime.opening import open_device
@@ -23,11 +24,14 @@ from zse.tensor import Tensor
 
 BANDWIDTH, FLOPS = 4.3e12, 790e12
 DECODE = {
+    "1 x 128": [128],
     "1 x 1k": [1024],
     "1 x 4k": [4096],
     "1 x 32k": [32768],
     "1 x 8k": [8192],
     "4 x 1k": [1024] * 4,
+    "8 x 1k": [1024] * 8,
+    "8 x 8k": [8192] * 8,
     "16 x 1k": [1024] * 16,
     "16 x 4k": [4096] * 16,
     "16 x 8k": [8192] * 16,
@@ -129,6 +133,24 @@ class Batch:
             longest_run=longest,
         )
 
+    def record_in_one(self, recorder, layer):
+        heads_attention(
+            recorder,
+            self.qkv,
+            None,
+            None,
+            self.table,
+            self.keys[layer],
+            self.values[layer],
+            self.page_table,
+            self.token_row,
+            self.positions,
+            self.out,
+            self.args.head_dim**-0.5,
+            self.args.window,
+            scratch={(self.args.kv_heads, self.args.head_dim): self.scratch},
+        )
+
     def record_qkv_post(self, recorder, layer):
         qkv_post(
             recorder,
@@ -181,8 +203,9 @@ def measure(device, record) -> float:
     return best * 1e6
 
 
-def measure_layer(device, batch: Batch, longest: int | None) -> tuple[float, float, float, float]:
-    """Microseconds of a layer's attention, of its qkv_post, of both, and of the plan."""
+def measure_layer(device, batch: Batch, longest: int | None) -> tuple[float, float, float, float, float | None]:
+    """Microseconds of a layer's attention, of its qkv_post, of both, of the plan, and of both in one launch, where a
+    decode step of so many tokens has it."""
 
     def attend(recorder, layer):
         batch.record_attention(recorder, layer, longest)
@@ -197,7 +220,12 @@ def measure_layer(device, batch: Batch, longest: int | None) -> tuple[float, flo
         return (measure(device, record) - plan) / batch.layers
 
     plan = measure(device, lambda recorder: [batch.record_plan(recorder, longest) for _ in range(8)]) / 8
-    return of_layers(attend), of_layers(batch.record_qkv_post), of_layers(batch.record_qkv_post, attend), plan
+    args, in_one = batch.args, None
+    group = args.heads // args.kv_heads
+    if longest == 1 and batch.tokens <= FEW_TOKENS and takes(device, batch.values[0], group, args.head_dim, None):
+        in_one = of_layers(batch.record_in_one)
+    both = of_layers(batch.record_qkv_post, attend)
+    return of_layers(attend), of_layers(batch.record_qkv_post), both, plan, in_one
 
 
 def compare(device, args) -> None:
@@ -249,19 +277,22 @@ def main() -> None:
         f"{args.heads}/{args.kv_heads} heads of {args.head_dim}, {args.kv} pages, window {args.window or 'none'}; "
         "µs of a layer"
     )
-    print(f"{'decode':>14} | attention | + qkv_post | qkv_post | plan, once a step | floor | of bandwidth")
+    print(f"{'decode':>14} | attention | + qkv_post | in one | qkv_post | plan, once a step | floor | of bandwidth")
     for name, lengths in DECODE.items():
         layers = min(args.layers, max(4, int(12e9 / (sum(lengths) * token_bytes))))
         batch = Batch(device, args, [(length - 1, 1) for length in lengths], layers)
-        alone, post, both, plan = measure_layer(device, batch, 1)
+        alone, post, both, plan, in_one = measure_layer(device, batch, 1)
         floor = sum(min(length, args.window or length) for length in lengths) * token_bytes / BANDWIDTH * 1e6
-        columns = f"{alone:9.2f} | {both:10.2f} | {post:8.2f} | {plan:17.2f} | {floor:5.2f} | {floor / alone:.0%}"
+        one = "-" if in_one is None else f"{in_one:.2f}"
+        columns = (
+            f"{alone:9.2f} | {both:10.2f} | {one:>6} | {post:8.2f} | {plan:17.2f} | {floor:5.2f} | {floor / alone:.0%}"
+        )
         print(f"{name:>14} | {columns}", flush=True)
         batch.free()
     print(f"{'prefill':>14} | attention | qkv_post | plan, once a step | floor | TFLOP/s")
     for name, runs in PREFILL.items():
         batch = Batch(device, args, runs, min(args.layers, 8))
-        alone, post, _, plan = measure_layer(device, batch, None)
+        alone, post, _, plan, _ = measure_layer(device, batch, None)
         flops = sum(4 * args.heads * args.head_dim * (n * first + n * (n + 1) / 2) for first, n in runs)
         columns = f"{alone:9.1f} | {post:8.1f} | {plan:17.1f} | {flops / FLOPS * 1e6:5.1f} | {flops / alone / 1e6:.0f}"
         print(f"{name:>14} | {columns}", flush=True)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from gpu.harness import device, read_back, to_tensor, upload
+from gpu.heads import same_as_two_launches
 from zse.kernels.attention import attention
 from zse.kernels.attention_cases import attention_reference, gpu_batch
 from zse.kernels.gpu.attention_plan import HEADER, TASK, AttentionScratch, plan_attention
@@ -102,3 +103,9 @@ def test_a_plan_without_room_for_records_takes_tiles_whole():
     GPU.run(record)
     assert read_back(GPU, scratch.plans[0], np.int32)[0] == 3
     np.testing.assert_array_equal(read_back(GPU, out, np.uint16), expected)
+
+
+@pytest.mark.parametrize("heads, kv_heads, head_dim, norm", [(28, 4, 128, False), (16, 2, 64, True)])
+def test_heads_made_by_attention_have_the_bits_of_their_own_launch(heads, kv_heads, head_dim, norm):
+    """Results and pages, however the rows are cut."""
+    same_as_two_launches(GPU, heads, kv_heads, head_dim, norm)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from gpu.harness import check_cases, read_back, to_tensor, upload
+from gpu.heads import same_as_two_launches
 
 from kernels.test_emulated_ops import Spaced
 from zse.errors import UnsupportedError
@@ -117,6 +118,12 @@ def test_sinks_and_wide_heads_without_matrix_instructions(like, kept_kernels):
     ]
     with EmulateDevice(like, cache.package_variants(like), seed=3) as device:
         check_cases(ATTENTION, device, 3, cases, 5)
+
+
+@pytest.mark.parametrize("heads, kv_heads, head_dim, norm", [(14, 2, 128, True), (9, 3, 64, False)])
+def test_heads_made_by_attention_have_the_bits_of_their_own_launch(heads, kv_heads, head_dim, norm, kept_kernels):
+    with Spaced("sm_90a", seed=3) as device:
+        same_as_two_launches(device, heads, kv_heads, head_dim, norm)
 
 
 def test_groups_are_cut_into_equal_parts_that_fit_a_tile():

@@ -267,7 +267,7 @@ def qkv_post(
     for norm, width in ((q_norm, q_width), (k_norm, kv_width)):
         if norm is not None:
             check("qkv_post q_norm, k_norm", norm, "f32", width if form == "whole" else head_dim)
-    q, k, v, strides = _sources(qkv, tokens, 2 * q_width if gated else q_width, kv_width)
+    q, k, v, strides = sources(qkv, tokens, 2 * q_width if gated else q_width, kv_width)
     which, grid = kind.walk(q_width // head_dim, kv_heads, tokens, writes)
     args = Args(
         q=q,
@@ -310,7 +310,7 @@ def _check_pages(k_pages, v_pages, head_dim: int, family: str) -> None:
         check(f"qkv_post {name}", tensor, dtypes, pages, kv_heads, *shape)
 
 
-def _sources(qkv, tokens, q_width: int, kv_width: int):
+def sources(qkv, tokens, q_width: int, kv_width: int):
     """(q, k, v, their strides), of joined products or of three."""
     widths = q_width, kv_width, kv_width
     if not isinstance(qkv, Tensor):

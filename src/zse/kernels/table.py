@@ -18,6 +18,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "rope": ("ROPE_TABLE",),
     "qkv_post": ("QKV_POST",),
     "attention": ("ATTENTION",),
+    "heads_attention": ("HEADS_ATTENTION",),
     "latent_post": ("LATENT_POST",),
     "latent_attention": ("LATENT_ATTENTION",),
     "head_product": ("HEAD_PRODUCT",),

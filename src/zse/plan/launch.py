@@ -12,6 +12,7 @@ from zse.kernels import (
     gate_output,
     gated_norm,
     head_product,
+    heads_attention,
     images,
     join,
     latent_attention,
@@ -206,7 +207,22 @@ def _add_norm(run: "Run", node: Node) -> None:
     run.add(x, delta, prefix, node.options, run.vector(node, "norm"), out, run.vector(node, "bias"))
 
 
+def _attends(run: "Run", heads: Node) -> bool:
+    """Whether attention's launch computes these heads."""
+    planner, options = run.planner, heads.options
+    few = run.sharing.get("longest_run") == 1 and run.max_tokens <= heads_attention.FEW_TOKENS
+    if not few or planner.divided is not None or options["shared"] or options["gated"] or options["v_norm"]:
+        return False
+    table, values = run.tables.get(options["rope"]), planner.kv.values[run.layer]
+    if table is None or options["q_rope"] != options["rope"]:
+        return False
+    group = planner.config.num_heads // values.shape[1]
+    return heads_attention.takes(planner.device, values, group, table.shape[1], run.vector(heads, "q_norm"))
+
+
 def _heads(run: "Run", node: Node) -> None:
+    if _attends(run, node):
+        return
     kv, layer = run.planner.kv, run.layer
     sources = tuple(run.t[value] for value in node.inputs)
     if node.options["shared"]:
@@ -239,18 +255,24 @@ def _attend(run: "Run", node: Node) -> None:
         work.pop("sees", None)
     if node.weights:
         work["sinks"] = run.vector(node, "sinks")
-    attention(
+    pages = kv.keys[layer], kv.values[layer], run.page_tables[kv.group_of[layer]], run.token_row, run.positions
+    how = options["scale"], options["window"], options["softcap"]
+    heads = options.get("heads")
+    if heads is None or not _attends(run, heads):
+        attention(run.recorder, run.t[node.inputs[0]], *pages, run.t[node.output], *how, **work)
+        return
+    sources = tuple(run.t[value] for value in heads.inputs)
+    del work["longest_run"]
+    heads_attention.heads_attention(
         run.recorder,
-        run.t[node.inputs[0]],
-        kv.keys[layer],
-        kv.values[layer],
-        run.page_tables[kv.group_of[layer]],
-        run.token_row,
-        run.positions,
+        sources if len(sources) > 1 else sources[0],
+        run.vector(heads, "q_norm"),
+        run.vector(heads, "k_norm"),
+        run.tables[heads.options["rope"]],
+        *pages,
         run.t[node.output],
-        options["scale"],
-        options["window"],
-        options["softcap"],
+        *how,
+        heads.options.get("eps", run.planner.config.norm_eps),
         **work,
     )
 

@@ -4,7 +4,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from zse.dtypes import ITEM_BYTES
-from zse.kernels import gpu
+from zse.kernels import gpu, heads_attention
 from zse.plan.forms import choose_forms, row_bytes
 from zse.plan.rules import Part
 from zse.plan.trace import Node, Value
@@ -71,7 +71,7 @@ def place_part(part: Part, device: Any, activations: str, room: int, work_bytes:
     kinds = dict.fromkeys(("heads", "attend", "add_norm", "gated", "act"), device.inner) | {"route": "routing"}
     for node in nodes:
         at += not node.options.get("independent", False)  # those that may overlap are one moment
-        for value in (*node.inputs, node.output):
+        for value in (*node.inputs, *_read_by_attend(node, device, room), node.output):
             if value.is_stream or value in elsewhere:
                 continue
             if value not in lives:
@@ -92,6 +92,14 @@ def place_part(part: Part, device: Any, activations: str, room: int, work_bytes:
     at_of = dict(zip(lives, offsets, strict=True))
     places = {value: (form, at_of[value]) for value, form in forms.items() if value in at_of}
     return Placed(nodes, places, forms, {node: at_of[value] for node, value in work.items()}, total, room)
+
+
+def _read_by_attend(node: Node, device: Any, room: int) -> tuple[Value, ...]:
+    """What attention perhaps makes its heads of (zse.kernels.heads_attention)."""
+    heads = node.options.get("heads") if node.op == "attend" else None
+    if heads is None or device.kernels != "gpu" or room > heads_attention.FEW_TOKENS:
+        return ()
+    return heads.inputs
 
 
 def work_shape(node: Node, device: Any, room: int) -> tuple[int, int] | None:

@@ -11,7 +11,8 @@ Launchable (zse.plan.record has a launch for each):
     gated_product   (x) → act(gate) * up           of joined weights
     gated           (gate, up) → act(gate) * up    of one joined value or two
     act             (x) → act(x)
-    heads           (q, k, v) → q                  norms, RoPE, K and V to the cache; of one joined value or three, or of q alone
+    heads           (q, k, v) → q                  norms, RoPE, K and V to the cache; of one joined value or three, or of q alone;
+                                                   of few tokens on a GPU attend's launch computes it
     reorder         (x) → x, columns reordered     by the order of a weight's columns, of a rank's those that it has
     all_gather      (x) → all ranks' x side by side  before that, where columns are shared
     route, experts, combine                        as traced; weights of gate and up perhaps joined, experts with gate: act(gate) * up
@@ -179,7 +180,7 @@ def heads(nodes: list[Node], trace: Trace) -> list[Node]:
         turned = Value(trace, q.width)
         options = eps | {"rope": ropes[-1], "q_rope": ropes[0], "v_norm": v_norm, "shared": not written, "gated": gated}
         found = Node("heads", _sources(tuple(sources), trace), turned, weights, options)
-        replaced = Node("attend", (turned,), attend.output, attend.weights, attend.options)
+        replaced = Node("attend", (turned,), attend.output, attend.weights, attend.options | {"heads": found})
         at = nodes.index(attend)
         nodes = [*(node for node in nodes[:at] if node not in gone), found, replaced, *nodes[at + 1 :]]
     return nodes

@@ -27,17 +27,18 @@ MAX_GROUP = 128  # query heads of a kv head: rows of a prefill tile
 
 
 def _check(q, k_pages, v_pages, page_table, token_row, positions, out, dims=planning.HEAD_DIMS) -> tuple[int, int]:
-    """(head_dim, query heads of a kv head) of tensors that attention takes. ValueError, TypeError, UnsupportedError."""
+    """(head_dim, query heads of a kv head) of tensors that attention takes. q: None where the launch makes it. ValueError, TypeError, UnsupportedError."""
     pages, kv_heads = v_pages.shape[:2]
     head_dim = head_dim_of(v_pages)
-    tokens, width = q.shape
+    tokens, width = (out if q is None else q).shape
     if head_dim not in dims:
         raise UnsupportedError("attention on a GPU (--device cpu takes more): head_dim", head_dim, dims)
     require(width % (kv_heads * head_dim) == 0, f"attention: q is {width} wide, {kv_heads} kv heads of {head_dim}")
     group = width // (kv_heads * head_dim)
     if group > MAX_GROUP:
         raise UnsupportedError("attention: query heads of a kv head", group, [f"1 to {MAX_GROUP}"])
-    check("attention q", q, "bf16", tokens, width)
+    if q is not None:
+        check("attention q", q, "bf16", tokens, width)
     check("attention out", out, "bf16", tokens, width)
     for name, tensor in (("k_pages", k_pages), ("v_pages", v_pages)):
         check(
@@ -71,6 +72,7 @@ def record_attention(
     ahead: int = 0,
     sinks=None,
     sees=None,
+    heads: tuple[Args, str] | None = None,
 ) -> None:
     """attention() on a GPU; what is not said here is said there. q, out bf16; both pages [P, Hk, 16, D], bf16 or f16,
     or packed i8 or e4m3; D 64, 96, 128 or 256, with pages in 16 bits 512, of encoders 32; Hq / Hk at most 128.
@@ -78,14 +80,14 @@ def record_attention(
     scratch: by KV heads and head_dim the AttentionScratch that plan_attention() has filled in this recording with the
     same longest_run (None: made and filled here, for tests), with `sees` one whose max_run is 0; longest_run: the most
     tokens of one row in any run of the recording (None: unknown). ahead: of an encoder, whose scratch is not causal and
-    says what is seen."""
+    says what is seen. heads: instead of q what the kernel of that symbol makes it of (zse.kernels.heads_attention)."""
     device = recorder.device
     dims = head_dims(k_pages.dtype)
     if ahead:
         dims = (SMALL, *planning.HEAD_DIMS)
     dims = attention_simple.SIMPLE_DIMS if device.simt else dims
     head_dim, group = _check(q, k_pages, v_pages, page_table, token_row, positions, out, dims)
-    kv_heads, (tokens, width) = v_pages.shape[1], q.shape
+    kv_heads, (tokens, width) = v_pages.shape[1], out.shape
     common = dict(
         q=q,
         page_table=page_table,
@@ -125,12 +127,12 @@ def record_attention(
         return
     common |= dict(plan=found.plans[window], tasks_room=found.tasks_room)
     if found.max_run:
-        _record_decode(recorder, common, paged, found, longest_run)
+        _record_decode(recorder, common, paged, found, longest_run, heads)
     if longest_run is None or longest_run > found.max_run:
         _record_prompts(recorder, common | seen, paged, group, head_dim, found.blocks)
 
 
-def _record_decode(recorder, common, paged, found: planning.AttentionScratch, longest_run: int | None) -> None:
+def _record_decode(recorder, common, paged, found: planning.AttentionScratch, longest_run: int | None, made) -> None:
     """The launch for rows with few tokens."""
     kv, head_dim, kv_heads, group = paged["v_pages"].dtype, found.head_dim, common["kv_heads"], common["group"]
     share = decode_share(group, head_dim)
@@ -148,7 +150,8 @@ def _record_decode(recorder, common, paged, found: planning.AttentionScratch, lo
         by_group=reciprocal31(part),
         fresh_before=0 if longest_run == 1 else MAX_RUN - 1,
     )
-    recorder.launch(decode_symbol(kv, head_dim, parts), args, found.blocks)
+    of_heads, symbol = made or ({}, decode_symbol(kv, head_dim, parts))
+    recorder.launch(symbol, Args(**args | of_heads), found.blocks)
 
 
 def _record_prompts(recorder, common, paged, group: int, head_dim: int, blocks: int) -> None:

@@ -15,6 +15,7 @@ result: 30 registers of these, which are touched once a chunk, spill.)"""
 from typing import Any
 
 from zse import kernel as zl
+from zse.kernels.gpu import attention_heads as heads
 from zse.kernels.gpu import attention_parts as operands
 from zse.kernels.gpu.attention_merge import clear, is_last, leave_results, leave_sums, merge_records, merge_warps
 from zse.kernels.gpu.attention_pages import NUM_VARIABLES, first_column, load_page, read_item, start_loading
@@ -27,12 +28,11 @@ SMALL_BYTES = 2 << 10  # at most, of the other arrays
 EXCHANGE_BYTES = 4 << 10  # at most, of scores that warps give each other
 
 
-class DecodeParams(zl.Record):
-    """The parameters of attention_decode. NT: parts of 8 query rows. kv_heads, group: where a group is larger than a
+class TasksParams(zl.Record):
+    """The parameters of all decode kernels. NT: parts of 8 query rows. kv_heads, group: where a group is larger than a
     tile its parts count as kv heads of their own; page_heads: of the pages. fresh_before: tokens before a tile that
     this step may write."""
 
-    q: zl.Ptr[zl.bf16, "const"]
     k_pages: zl.Ptr[zl.u8, "const"]
     v_pages: zl.Ptr[zl.u8, "const"]
     page_table: zl.Ptr[zl.i32, "const"]
@@ -91,9 +91,37 @@ class DecodeParams(zl.Record):
         return zl.bf16 if self.KV is zl.bf16 else zl.f16
 
 
-class DecodeBlock(DecodeParams):
-    """What a block works on, and where."""
+class DecodeParams(TasksParams):
+    """The parameters of attention_decode."""
 
+    q: zl.Ptr[zl.bf16, "const"]
+
+
+class HeadsParams(TasksParams):
+    """The parameters of attention_heads: what it makes queries, keys and values of, as qkv_post takes it, and the pages that
+    it writes. table f32 [tokens, D]: all of a head is turned. NORM: "plain" or "norm"."""
+
+    k_pages: zl.Ptr[zl.u8]
+    v_pages: zl.Ptr[zl.u8]
+    q: zl.Ptr[zl.f32, "const"]
+    k: zl.Ptr[zl.f32, "const"]
+    v: zl.Ptr[zl.f32, "const"]
+    q_stride: zl.i32
+    k_stride: zl.i32
+    v_stride: zl.i32
+    q_norm: zl.Ptr[zl.f32, "const"]
+    k_norm: zl.Ptr[zl.f32, "const"]
+    table: zl.Ptr[zl.f32, "const"]
+    eps: zl.f32
+    NORM: zl.static
+
+
+class DecodeBlock(TasksParams):
+    """What a block works on, and where. q: the queries, or None: heads is a HeadsParams."""
+
+    q: Any
+    heads: Any
+    made: Any  # heads that the block has made
     total: Any  # work items
     width: Any  # of a row of q and out
     factor: Any  # of scores before exp2
@@ -238,9 +266,9 @@ def attend_page(slot, key, item, limits, queries, bias, found, p):
 
 
 @zl.inline
-def attend_task(state, slot, item, queries, coming, work, into, p):
+def attend_task(state, slot, item, queries, coming, work, into, head, fresh, p):
     """The chunks of a task. into: (segment, result); slot: [of the ring]; coming, work: the next task, whose queries
-    are loaded at the end. Columns are the task's query rows."""
+    are loaded at the end; fresh: of heads.make(). Columns are the task's query rows."""
     NT, W, parts = p.NT, p.walkers, p.columns // 16
     lane, warp = zl.lane_index(), zl.warp_index()
     columns = item[1] * p.group
@@ -270,9 +298,12 @@ def attend_task(state, slot, item, queries, coming, work, into, p):
             zl.copy_wait(p.STAGES - 2)
             zl.warp_barrier()  # the page is there for all lanes, and all have read the one before
             load_page(state, p)
+            if p.heads is not None:
+                if page == item[3] // BLOCK:
+                    heads.add_fresh(p.ring + slot[0] * p.slot_bytes, fresh, head, item, p)
             attend_page(p.ring + slot[0] * p.slot_bytes, page * BLOCK, item, limits, queries, bias, found, p)
             slot[0] = 0 if slot[0] == p.STAGES - 1 else slot[0] + 1
-        if stop == end and work < p.total:
+        if p.heads is None and stop == end and work < p.total:
             load_queries(queries, coming, work, p)
         for nt in zl.static(range(NT)):
             for u in zl.static(range(2)):
@@ -292,7 +323,7 @@ def attend_task(state, slot, item, queries, coming, work, into, p):
 
 
 @zl.inline
-def block_of(p):
+def block_of(p, makes_heads=False):
     """The DecodeBlock, with its shared memory."""
     W = zl.target.threads // zl.target.warp
     memory = zl.shared_array(zl.u8, W * p.STAGES * p.slot_bytes, align=128)
@@ -306,14 +337,45 @@ def block_of(p):
     ring = memory + zl.warp_index() * (p.STAGES * p.slot_bytes)
     factor = zl.f32(operands.LOG2E) if p.softcap > 0.0 else p.scale * operands.LOG2E
     mine = (8 * (p.D // 4) + zl.target.threads - 1) // zl.target.threads
-    return DecodeBlock(*vars(p).values(), total, width, factor, W, mine, memory, ring, peaks, places, exchange)
+    made = None
+    if makes_heads:
+        made = zl.shared_array(zl.bf16, heads.made_numbers(p.D), align=16)
+    return DecodeBlock(
+        *[getattr(p, name) for name in TasksParams._fields],
+        None if makes_heads else p.q,
+        p if makes_heads else None,
+        made,
+        total,
+        width,
+        factor,
+        W,
+        mine,
+        memory,
+        ring,
+        peaks,
+        places,
+        exchange,
+    )
 
 
 @zl.kernel
 def attention_decode(params: DecodeParams):
     """A persistent grid over the plan's tasks x kv heads."""
     zl.grid_launch_dependents()
-    p = block_of(params)
+    attend_tasks(block_of(params))
+
+
+@zl.kernel
+def attention_heads(params: HeadsParams):
+    """The same of steps of a token each row, with the norms and the rotation of its heads and the write of its keys and
+    values."""
+    zl.grid_launch_dependents()
+    attend_tasks(block_of(params, True))
+
+
+@zl.inline
+def attend_tasks(p):
+    """The body of a kernel."""
     arrived = zl.shared_array(zl.i32, 4)
     begin, step = zl.block_index(0), zl.num_blocks(0)
     state = [zl.i32(0) for _ in zl.static(range(NUM_VARIABLES))]
@@ -326,13 +388,17 @@ def attention_decode(params: DecodeParams):
         [[zl.u32(0) for u in zl.static(range(2))] for nt in zl.static(range(p.NT))]
         for kd in zl.static(range(p.columns // 16))
     ]
-    if begin < p.total:
+    if p.heads is None and begin < p.total:
         load_queries(queries, coming, begin, p)
     for work in range(begin, p.total, step):
         head = work - divide(work, p.by_heads) * p.kv_heads
         for i in zl.static(range(TASK)):
             item[i] = coming[i] + 0
         read_item(coming, work + step, p)
+        fresh = None
+        if p.heads is not None:
+            fresh = heads.make(item, head, p)
+            heads.load_queries(queries, p)
         if p.F is not zl.bf16:
             operands.as_f16(queries)
         segment, result = [
@@ -346,7 +412,7 @@ def attention_decode(params: DecodeParams):
             for m in zl.static(range(p.mine)):
                 clear(segment[nt][m])
                 clear(result[nt][m])
-        attend_task(state, slot, item, queries, coming, work + step, (segment, result), p)
+        attend_task(state, slot, item, queries, coming, work + step, (segment, result), head, fresh, p)
         leave_results(result, item, head, p)
         parts = item[7] & 4095
         if parts > 1:
@@ -362,13 +428,13 @@ def decode_symbol(kv: str, head_dim: int, parts: int) -> str:
     return f"attention_decode_{kv}_d{head_dim}_n{parts}"
 
 
-def decode_shape(head_dim: int, item_bytes: int, shared_limit: int) -> tuple[int, int]:
+def decode_shape(head_dim: int, item_bytes: int, shared_limit: int, more: int = 0) -> tuple[int, int]:
     """(warps, slots of a warp's ring): what fills the shared memory of a multiprocessor; three to six slots, two of
-    heads that warps share."""
+    heads that warps share. more: bytes of other arrays."""
     together = warps_of_head(head_dim)
     slot = 2 * BLOCK * (head_dim // together * item_bytes + 16) + scales_nbytes(item_bytes)
     small, least = (SMALL_BYTES, 3) if together == 1 else (SMALL_BYTES + EXCHANGE_BYTES, 2)
-    room = min(RING_BYTES, shared_limit - small)
+    room = min(RING_BYTES, shared_limit - small - more)
     warps = next((warps for warps in (8, 4) if least * warps * slot <= room), 2)
     return warps, min(6, room // (warps * slot))
 
@@ -390,4 +456,17 @@ def decode_variants(target) -> list[zl.Variant]:
                 )
                 for parts in range(1, decode_columns(dim) // 8 + 1)
             ]
+    return variants
+
+
+def heads_variants(target) -> list[zl.Variant]:
+    """head_dim x norm."""
+    variants: list[zl.Variant] = []
+    for dim in heads.HEAD_DIMS if target.has("mma_sync") else ():
+        warps, stages = decode_shape(dim, 2, target.shared_limit, 2 * heads.made_numbers(dim))
+        statics = {"D": dim, "NT": 1, "KV": zl.bf16, "STAGES": stages}
+        variants += [
+            zl.Variant(heads.symbol_of(dim, norm), attention_heads, statics | {"NORM": norm}, threads=32 * warps)
+            for norm in heads.NORMS
+        ]
     return variants

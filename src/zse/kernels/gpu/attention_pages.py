@@ -108,10 +108,13 @@ def load_page(state, p):
         if state[NEXT] % 32 == 0 and state[NEXT] > 0:
             state[IDS] = page_ids(state[TABLE], state[COUNT], state[NEXT], p)
         page = state[FIRST] + state[NEXT] * p.walkers
-        if state[WAITED] == 0 and (page + 1) * BLOCK > state[FRESH] - p.fresh_before:
-            zl.grid_wait()
-            state[WAITED] = 1
-        valid = state[END] - page * BLOCK
+        if p.heads is not None:
+            valid = min(state[END], state[FRESH]) - page * BLOCK  # what this step writes the block makes itself
+        else:
+            if state[WAITED] == 0 and (page + 1) * BLOCK > state[FRESH] - p.fresh_before:
+                zl.grid_wait()
+                state[WAITED] = 1
+            valid = state[END] - page * BLOCK
         number = zl.shuffle(state[IDS], state[NEXT] % 32)
         at = (zl.i64(number) * p.page_heads + divide(state[HEAD], p.by_share)) * page_nbytes(D, ITEM)
         slot = p.ring + state[SLOT] * p.slot_bytes

@@ -254,10 +254,31 @@ def matmul_small_lut4(params: tiles.Lut4ProductParams):
 
 
 @zl.inline
+def take_tokens(unit, chunk, b, ahead, a_row, p):
+    """The B fragments of a chunk, loaded before, into b; starts the loads of the next chunk's."""
+    for i in zl.static(range(p.CHUNK // 8)):
+        b[i] = ahead[i] + 0
+    following = chunk + p.WARPS
+    load_tokens(unit, following if following < p.chunks else p.warp, ahead, a_row, p)
+
+
+@zl.inline
 def multiply_units(p):
     """The body of a kernel."""
     following, at = tiles.start(p)
+    ends = None
+    if p.KIND in tiles.ITEM and zl.target.threads >= TOKENS * tiles.UNIT:
+        ends = [zl.f32(1), zl.f32(1), zl.f32(0), zl.f32(0), zl.f32(0)]
+        if p.warp == 0:
+            tiles.fetch_ends(p)
     zl.grid_wait()
     a_row = p.a + zl.i64(p.first_token + min(p.lane // 4, p.here - 1)) * p.width
     b = [zl.u32(0) for _ in zl.static(range(p.CHUNK // 8))]
-    tiles.stream(p, following, at, 8, (nothing,), (load_tokens, b, a_row, p), (multiply, b, p), (leave, p))
+    if p.KIND in tiles.ITEM:
+        ahead = [zl.u32(0) for _ in zl.static(range(p.CHUNK // 8))]
+        load_tokens(zl.i32(0), p.warp, ahead, a_row, p)
+        tiles.stream(
+            p, following, at, 8, (nothing,), (take_tokens, b, ahead, a_row, p), (multiply, b, p), (leave, p), ends
+        )
+    else:
+        tiles.stream(p, following, at, 8, (nothing,), (load_tokens, b, a_row, p), (multiply, b, p), (leave, p))

@@ -164,17 +164,19 @@ def start(p):
 
 
 @zl.inline
-def stream(p, following, at, acc_count, begin, prepare, multiply, leave):
+def stream(p, following, at, acc_count, begin, prepare, multiply, leave, ends=None):
     """The product: every warp's chunks of all units of this block pass its ring and are multiplied. following, at: of
     start().
 
     begin, prepare, multiply, leave: tuples of an inline function and what else it takes: begin(unit); prepare(unit,
     chunk), before the chunk's weights are waited for; multiply(acc, slot, chunk); leave(acc, sums): this warp's sums of
-    the unit."""
+    the unit. ends: room for what load_ends() loads, of blocks that have a thread for every row and token."""
     slot, buffer = zl.i32(0), zl.i32(0)
     for unit in range(zl.block_index(0), p.units, zl.num_blocks(0)):
         acc = [zl.f32(0) for _ in zl.static(range(acc_count))]
         begin[0](unit, *begin[1:])
+        if ends is not None:
+            load_ends(unit, ends, p)
         for chunk in range(p.warp, p.chunks, p.WARPS):
             prepare[0](unit, chunk, *prepare[1:])
             zl.copy_wait(p.STAGES - 2)
@@ -185,7 +187,7 @@ def stream(p, following, at, acc_count, begin, prepare, multiply, leave):
             slot = slot + 1 if slot < p.STAGES - 1 else zl.i32(0)
         leave[0](acc, p.sums + (buffer * p.WARPS + p.warp) * (p.TOKENS * PITCH), *leave[1:])
         zl.barrier()  # with two buffers the only one of a unit: the next unit's sums go to the other one
-        finish_unit(p.sums + buffer * (p.WARPS * p.TOKENS * PITCH), unit, p)
+        finish_unit(p.sums + buffer * (p.WARPS * p.TOKENS * PITCH), unit, p, ends)
         if p.BUFFERS == 2:
             buffer = 1 - buffer
         else:
@@ -357,8 +359,39 @@ def gated_value(gate, up, mode, CLAMPS):
 
 
 @zl.inline
-def finish_unit(sums, unit, p):
-    """Add the warps' sums [WARPS][TOKENS][PITCH] of a unit in their order, and write its rows."""
+def fetch_ends(p):
+    """Bring what the end of the first unit reads, a lane each tile, into L2: the bias, and factors of rows."""
+    if p.lane < 2:
+        row = first_row(zl.block_index(0), p.lane, p)
+        if p.has_bias != 0:
+            zl.prefetch_l2(p.bias + min(row, p.rows - 1))
+        if p.KIND == "e4m3" and p.scaling == 0:
+            zl.prefetch_l2(p.scale + min(row, p.rows - 1) * 4)
+
+
+@zl.inline
+def load_ends(unit, ends, p):
+    """Starts the loads of what finish_unit() needs of this thread's row beside sums, while the weights are multiplied:
+    its factor and bias, and those of its up projection; what it is added to."""
+    bits = zl.i32(4) if p.gated != 0 else zl.i32(5)
+    num_rows = p.rows // 2 if p.gated != 0 else p.rows
+    i = zl.thread_index()
+    row = (unit << bits) + (i & ((1 << bits) - 1))
+    if i < p.here << bits and row < num_rows:
+        ends[0] = row_factor(p, row)
+        if p.gated != 0:
+            ends[1] = row_factor(p, row + num_rows)
+        if p.has_bias != 0:
+            ends[2] = p.bias[row] + 0.0
+            if p.gated != 0:
+                ends[3] = p.bias[row + num_rows] + 0.0
+        if p.mode == ACCUMULATE:
+            ends[4] = p.out[zl.i64(p.first_token + (i >> bits)) * num_rows + row] + 0.0
+
+
+@zl.inline
+def finish_unit(sums, unit, p, ends=None):
+    """Add the warps' sums [WARPS][TOKENS][PITCH] of a unit in their order, and write its rows. ends: of load_ends()."""
     rows, gated, mode, out, WARPS, TOKENS = p.rows, p.gated, p.mode, p.out, p.WARPS, p.TOKENS
     bits = zl.i32(4) if gated != 0 else zl.i32(5)
     num_rows = rows // 2 if gated != 0 else rows
@@ -370,22 +403,22 @@ def finish_unit(sums, unit, p):
             total = at_sum[0]
             for n in zl.static(range(1, WARPS)):
                 total += at_sum[n * (TOKENS * PITCH)]
-            total = total * row_factor(p, row)
+            total = total * (row_factor(p, row) if ends is None else ends[0])
             if p.has_bias != 0:
-                total += p.bias[row]
+                total += p.bias[row] if ends is None else ends[2]
             at_out = zl.i64(p.first_token + token) * num_rows + row
             if mode == STORE:
                 out[at_out] = total
             elif mode == ACCUMULATE:
-                out[at_out] = out[at_out] + total
+                out[at_out] = (out[at_out] if ends is None else ends[4]) + total
             else:
                 if gated != 0:
                     up = at_sum[16]
                     for n in zl.static(range(1, WARPS)):
                         up += at_sum[n * (TOKENS * PITCH) + 16]
-                    up = up * row_factor(p, row + num_rows)
+                    up = up * (row_factor(p, row + num_rows) if ends is None else ends[1])
                     if p.has_bias != 0:
-                        up += p.bias[row + num_rows]
+                        up += p.bias[row + num_rows] if ends is None else ends[3]
                     total = gated_value(total, up, mode, p.CLAMPS)
                     if p.factor is not None:
                         total = total * p.factor[0]

@@ -55,17 +55,6 @@ class Lut4ChosenParams(ChosenParams):
     table3: zl.u32
 
 
-@zl.inline
-def fetch_ends(p):
-    """Bring what the end of the first unit reads, a lane each tile, into L2: the bias, and factors of rows."""
-    if p.lane < 2:
-        row = tiles.first_row(zl.block_index(0), p.lane, p)
-        if p.has_bias != 0:
-            zl.prefetch_l2(p.bias + row)
-        if p.KIND == "e4m3" and p.scaling == 0:
-            zl.prefetch_l2(p.scale + row * 4)
-
-
 @zl.kernel
 def gate_up_chosen(params: ChosenParams):
     """Grid (blocks that share the units of an expert, chosen experts)."""
@@ -112,7 +101,7 @@ def multiply_expert(params, table):
     )
     following, at = tiles.start(p)
     if warp == 0:  # which finishes all units
-        fetch_ends(p)
+        tiles.fetch_ends(p)
         factor[0] = zl.shuffle(weight_of(params, found, lane), which)
     b = [zl.u32(0) for _ in zl.static(range(p.CHUNK // 8))]
     tiles.stream(
