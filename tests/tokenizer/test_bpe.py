@@ -213,6 +213,7 @@ UNITS = {
 }
 
 
+@pytest.mark.each()
 @pytest.mark.parametrize("model", ["smollm2", "gemma3-270m"])
 @pytest.mark.parametrize("unit", [*UNITS, "random"])
 def test_a_megabyte_in_linear_time(real_tokenizers, model, unit):
