@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 import tiny
 import tiny_families
+import tiny_mtp
 from session import Session
 from test_act_order import write as write_gptq
 from test_emulated_model import load_emulated
 
 from zse.cache.groups import ONE_GROUP
 from zse.dtypes import ITEM_BYTES
+from zse.engine import draft as drafts
 from zse.engine import load, memory, messages, ranks
 from zse.engine.config import EngineConfig
 from zse.engine.core import Engine
@@ -32,6 +34,7 @@ from zse.runtime.cpu import CPUDevice
 from zse.runtime.device import Program
 from zse.sampling.params import SamplingParams
 from zse.scheduler.scheduler import Scheduler
+from zse.speculative.block import BlockSpeculator
 from zse_emulator import EmulateDevice
 
 PARAMS = [["x", "ptr"], ["out", "ptr"], ["rows", "i64"], ["width", "i64"]]
@@ -281,6 +284,57 @@ def test_an_engine_runs_ahead(form, kept_kernels, tmp_path):
         logits = logits_of(path, [*ids[start:stop], *reply[:-1]], 1, [stop - start, *[1] * 4])[stop - start - 1 :]
         best = logits.max(axis=1)
         assert (best - logits[range(5), reply] < 0.03 * np.abs(logits).max()).all()
+
+
+@pytest.mark.long
+@pytest.mark.exhaustive  # a minute of emulation
+def test_an_engine_drafts(kept_kernels, tmp_path, monkeypatch):
+    """A next-token block beside rank 0, with its rows of the head: steps are fed, on both ranks, with drafts that no host has read."""
+    config = tiny_families.CONFIGS["glm4_moe"] | dict(moe_intermediate_size=96)
+    monkeypatch.setitem(tiny_families.CONFIGS, "glm4_moe", config)
+    path, groups = str(tiny_mtp.write("glm4_moe", tmp_path, "BF16", agrees=True)), groups_of(2)
+    sizes = dict(max_rows=2, max_context=64, max_tokens_per_step=32, num_pages=12, draft_tokens=2)
+    wanted = EngineConfig(model="m", tensor_parallel_size=2, deterministic=True, speculation="mtp", **sizes)
+    leader, other, runner_of = engine_of(path, groups, wanted)
+    runner = runner_of(leader)
+    device, used, share = runner.device, runner.config, runner.model.share
+
+    def of_block(source, family, quantize=None):
+        return drafts.plan_drafts(wanted, source, share.whole, family).plan
+
+    block, plan = load_emulated(device, path, planned=of_block)
+    beside = drafts.draft_runner(used, device, drafts.DraftPlan(None, plan, is_block=True), block, runner)
+    assert beside.num_ids == share.widths[0] < share.whole.vocab_size and beside.feeds
+
+    def say(is_drafting: bool):
+        options = dict(max_rows=2, max_tokens=32, max_context=64, vocab_size=share.whole.vocab_size)
+        scheduler = Scheduler(num_pages=used.num_pages, max_drafts=used.max_drafts, **options)
+        engine, fed = Engine(scheduler, runner), []
+        if is_drafting:
+            options = dict(num_pages=used.num_pages, page_size=16, max_tokens=32, max_context=64, share=0.2)
+            speculator = BlockSpeculator(scheduler, beside, draft_tokens=2, family="gpu", runs_ahead=True, **options)
+            speculator.room = lambda rows, most: most
+            speculator.choose = lambda candidates, rows, most, round_s=0.0: [min(2, each.room) for each in candidates]
+            speculator._can_feed = lambda requests: True
+            read = speculator._read_drafts
+            speculator._read_drafts = lambda batch: (fed.append(batch), read(batch))
+            engine.use("speculation", speculator)
+        for id, length in enumerate((9, 20)):
+            params = SamplingParams(max_tokens=10, temperature=float(id), seed=3, ignore_eos=True)
+            engine.submit(id, tiny.tokens("glm4_moe")[:length].tolist(), params)
+        found: list[list[int]] = [[], []]
+        while engine.has_work:
+            for output in engine.step():
+                assert output.error is None
+                found[output.id] += output.tokens
+        assert bool(fed) == is_drafting
+        return found, scheduler.counters
+
+    told, _ = say(False)
+    found, counters = say(True)
+    leader.close()
+    other.join(20)
+    assert found == told and 0 < counters.accepted_tokens < counters.drafted_tokens and not other.is_alive()
 
 
 def test_shares_fit_the_tiles_of_a_gpu(tmp_path):
