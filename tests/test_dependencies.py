@@ -79,10 +79,11 @@ def test_no_framework_is_a_dependency():
 
 
 def test_the_package_itself_is_small():
-    """5.64 MB, and 5.11 for what is compiled, of all levels, with the manifests. Object files and the C that the libraries are made of
+    """5.66 MB, and 5.11 for what is compiled, of all levels, with the manifests. Object files and the C that the libraries are made of
     stay where they were built. The aim is 5: hybrid models, several devices and images brought the text to 5.05, five more towers and
     sessions in files to 5.29, drafts of a model's own block and of EAGLE-3's heads, pipelines and ranks on several hosts to 5.53, states behind drafts, steps
-    ahead of them and sessions that are read ahead to 5.56, int4 with e4m3 activations and attention of prompts to 5.59, a mixture of one token in three launches to 5.63."""
+    ahead of them and sessions that are read ahead to 5.56, int4 with e4m3 activations and attention of prompts to 5.59, a mixture of one token in three launches to 5.63,
+    heads inside attention, prompts' attention in clusters and drafts on ranks to 5.66."""
     total = kernels = 0
     for folder, folders, names in os.walk(Path(zse.__file__).parent):
         folders[:] = [name for name in folders if name not in ("__pycache__", "objects", "csrc")]
@@ -92,7 +93,7 @@ def test_the_package_itself_is_small():
                 kernels += size
             else:
                 total += size
-    assert 500_000 < total <= 5_640_000  # less than that: the sources are missing
+    assert 500_000 < total <= 5_660_000  # less than that: the sources are missing
     assert 500_000 < kernels <= 5_115_000
 
 

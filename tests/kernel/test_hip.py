@@ -83,7 +83,8 @@ NVIDIA_ONLY = {
     "latent_attention",
     "head_product",
     "one_token",
-}  # refused by name; one token's mixture: by the launches of others
+    "heads_attention",
+}  # refused by name; one token's mixture and heads inside attention: by the launches of others
 
 
 def test_every_kernel_is_listed_and_printed():

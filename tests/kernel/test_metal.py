@@ -89,6 +89,7 @@ def test_every_operation_has_kernels():
         "latent_attention",
         "head_product",
         "one_token",
+        "heads_attention",
     }
     target = gpu_target("gfx90a")
     others = {variant.symbol for module in (all_reduce, peer_messages) for variant in module.variants(target)}
