@@ -1,6 +1,7 @@
 """qkv_post and attention of a decode step of few tokens in one launch, on a GPU with matrix instructions
 (kernels/gpu/attention_heads.py)."""
 
+from functools import cache
 from typing import Any
 
 from zse.kernels import attention_cases, gpu
@@ -14,13 +15,21 @@ from zse.runtime.args import Args
 FEW_TOKENS = 8  # of a recording, at most: every block makes its queries
 
 
-def takes(device, pages, group: int, rotary: int, q_norm) -> bool:
-    """Whether heads_attention() takes heads. pages: of the values; group: query heads of a KV head; rotary: dimensions
-    that are turned."""
-    found, head_dim = gpu.attention_heads, head_dim_of(pages)
-    on_device = device.kernels == "gpu" and not device.simt and pages.dtype == "bf16"
-    sizes = head_dim in found.HEAD_DIMS and rotary == head_dim and group <= found.GROUP
-    return on_device and sizes and (q_norm is None or q_norm.shape == (head_dim,))
+@cache
+def _kernels() -> tuple[Any, Any, Any, int]:
+    """What this needs of lazy modules, whose names cost 2 us each: how attention is recorded, symbols, sizes of heads and groups."""
+    found = gpu.attention_heads
+    return gpu.attention.record_attention, found.symbol_of, found.HEAD_DIMS, found.GROUP
+
+
+def takes(device, tokens: int, pages, group: int, rotary: int, q_norm) -> bool:
+    """Whether heads_attention() takes heads. tokens: of the recording, at most; pages: of the values; group: query heads of a KV
+    head; rotary: dimensions that are turned."""
+    if device.kernels != "gpu" or device.simt or pages.dtype != "bf16" or tokens > FEW_TOKENS:
+        return False
+    (_, _, head_dims, most), head_dim = _kernels(), head_dim_of(pages)
+    is_one = head_dim in head_dims and rotary == head_dim and group <= most
+    return is_one and (q_norm is None or q_norm.shape == (head_dim,))
 
 
 def heads_attention(
@@ -51,7 +60,7 @@ def heads_attention(
     tokens, width = out.shape
     require(table is not None, "heads_attention: heads are turned")
     group = width // (kv_heads * head_dim)
-    require(takes(recorder.device, v_pages, group, table.shape[1], q_norm), "heads_attention: other heads")
+    require(takes(recorder.device, 1, v_pages, group, table.shape[1], q_norm), "heads_attention: other heads")
     require((q_norm is None) == (k_norm is None), "heads_attention: q_norm and k_norm go together")
     for norm in (q_norm, k_norm):
         if norm is not None:
@@ -60,7 +69,8 @@ def heads_attention(
     q, k, v, strides = sources(qkv, tokens, width, kv_heads * head_dim)
     made_of = Args(q=q, k=k, v=v, **dict(zip(("q_stride", "k_stride", "v_stride"), strides, strict=True)))
     made_of |= dict(q_norm=q_norm, k_norm=k_norm, table=table, eps=float(eps))
-    gpu.attention.record_attention(
+    record, symbol_of, _, _ = _kernels()
+    record(
         recorder,
         None,
         k_pages,
@@ -75,7 +85,7 @@ def heads_attention(
         scratch,
         longest_run=1,
         sinks=sinks,
-        heads=(made_of, gpu.attention_heads.symbol_of(head_dim, "plain" if q_norm is None else "norm")),
+        heads=(made_of, symbol_of(head_dim, "plain" if q_norm is None else "norm")),
     )
 
 

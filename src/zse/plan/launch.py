@@ -207,21 +207,28 @@ def _add_norm(run: "Run", node: Node) -> None:
     run.add(x, delta, prefix, node.options, run.vector(node, "norm"), out, run.vector(node, "bias"))
 
 
+def _maker(run: "Run", heads: Node) -> Any:
+    """What computes these heads in attention's launch, or None; asked once a recording, for names of lazy modules cost 2 us."""
+    if heads not in run.makers:
+        run.makers[heads] = heads_attention.heads_attention if _attends(run, heads) else None
+    return run.makers[heads]
+
+
 def _attends(run: "Run", heads: Node) -> bool:
-    """Whether attention's launch computes these heads."""
     planner, options = run.planner, heads.options
-    few = run.sharing.get("longest_run") == 1 and run.max_tokens <= heads_attention.FEW_TOKENS
-    if not few or planner.divided is not None or options["shared"] or options["gated"] or options["v_norm"]:
+    one_each = run.sharing.get("longest_run") == 1
+    if not one_each or planner.divided is not None or options["shared"] or options["gated"] or options["v_norm"]:
         return False
     table, values = run.tables.get(options["rope"]), planner.kv.values[run.layer]
     if table is None or options["q_rope"] != options["rope"]:
         return False
     group = planner.config.num_heads // values.shape[1]
-    return heads_attention.takes(planner.device, values, group, table.shape[1], run.vector(heads, "q_norm"))
+    heads_of = values, group, table.shape[1], run.vector(heads, "q_norm")
+    return heads_attention.takes(planner.device, run.max_tokens, *heads_of)
 
 
 def _heads(run: "Run", node: Node) -> None:
-    if _attends(run, node):
+    if _maker(run, node) is not None:
         return
     kv, layer = run.planner.kv, run.layer
     sources = tuple(run.t[value] for value in node.inputs)
@@ -258,12 +265,12 @@ def _attend(run: "Run", node: Node) -> None:
     pages = kv.keys[layer], kv.values[layer], run.page_tables[kv.group_of[layer]], run.token_row, run.positions
     how = options["scale"], options["window"], options["softcap"]
     heads = options.get("heads")
-    if heads is None or not _attends(run, heads):
+    if heads is None or (maker := _maker(run, heads)) is None:
         attention(run.recorder, run.t[node.inputs[0]], *pages, run.t[node.output], *how, **work)
         return
     sources = tuple(run.t[value] for value in heads.inputs)
     del work["longest_run"]
-    heads_attention.heads_attention(
+    maker(
         run.recorder,
         sources if len(sources) > 1 else sources[0],
         run.vector(heads, "q_norm"),

@@ -359,8 +359,7 @@ class Run:
         self.tokens, self.max_tokens, self.longest_run = tokens, max_tokens, max_tokens
         self.form_tokens = planner.max_tokens if planner.pins_forms else max_tokens
         self.wanted = self.logits = step.logits
-        kv = planner.kv
-        groups, (rows, max_pages) = kv.num_groups, step.page_table.shape
+        groups, (rows, max_pages) = planner.kv.num_groups, step.page_table.shape
         shape = rows // groups, max_pages
         self.page_tables = [
             step.page_table._replace(shape=shape, offset=step.page_table.offset + group * 4 * prod(shape))
@@ -382,6 +381,7 @@ class Run:
         self.part: Part = planner._begin
         self.deferred: Any = None  # what the experts before gave, and their routing (defers()); None, None: is added
         self.layer, self.may_defer = 0, False
+        self.makers: dict[Node, Any] = {}  # of heads: what computes them in attention's launch, or None
 
     def use_states(self, runs: int | None = None) -> None:
         """Of a model with a state: so many runs are in the step's buffers; None: the symbol `runs` of them."""
