@@ -117,39 +117,18 @@ class Batch:
     def record_plan(self, recorder, longest):
         plan_attention(recorder, self.scratch, self.token_row, self.positions, self.args.kv, longest)
 
+    def over_pages(self, layer):
+        """What both ways to attend take behind their queries."""
+        where = self.page_table, self.token_row, self.positions
+        return self.keys[layer], self.values[layer], *where, self.out, self.args.head_dim**-0.5, self.args.window
+
     def record_attention(self, recorder, layer, longest):
-        attention(
-            recorder,
-            self.q,
-            self.keys[layer],
-            self.values[layer],
-            self.page_table,
-            self.token_row,
-            self.positions,
-            self.out,
-            self.args.head_dim**-0.5,
-            self.args.window,
-            scratch={(self.args.kv_heads, self.args.head_dim): self.scratch},
-            longest_run=longest,
-        )
+        scratch = {(self.args.kv_heads, self.args.head_dim): self.scratch}
+        attention(recorder, self.q, *self.over_pages(layer), scratch=scratch, longest_run=longest)
 
     def record_in_one(self, recorder, layer):
-        heads_attention(
-            recorder,
-            self.qkv,
-            None,
-            None,
-            self.table,
-            self.keys[layer],
-            self.values[layer],
-            self.page_table,
-            self.token_row,
-            self.positions,
-            self.out,
-            self.args.head_dim**-0.5,
-            self.args.window,
-            scratch={(self.args.kv_heads, self.args.head_dim): self.scratch},
-        )
+        scratch = {(self.args.kv_heads, self.args.head_dim): self.scratch}
+        heads_attention(recorder, self.qkv, None, None, self.table, *self.over_pages(layer), scratch=scratch)
 
     def record_qkv_post(self, recorder, layer):
         qkv_post(

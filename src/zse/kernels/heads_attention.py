@@ -89,30 +89,12 @@ def heads_attention(
     )
 
 
-def _reference(
-    qkv,
-    q_norm,
-    k_norm,
-    table,
-    k_pages,
-    v_pages,
-    page_table,
-    token_row,
-    positions,
-    scale,
-    window=0,
-    softcap=0.0,
-    eps=0.0,
-    sinks=None,
-    out=None,
-):
-    """Queries, keys and values rounded to bf16 once, as they are in pages."""
-    where = k_pages, v_pages, page_table, token_row, positions
-    made = QKV_POST.reference(qkv, q_norm, k_norm, table, *where, eps)
+def _reference(qkv, q_norm, k_norm, table, k_pages, v_pages, eps=0.0, **paged):
+    """Queries, keys and values rounded to bf16 once, as they are in pages. paged: as of attention()."""
+    where = (paged[name] for name in ("page_table", "token_row", "positions"))
+    made = QKV_POST.reference(qkv, q_norm, k_norm, table, k_pages, v_pages, *where, eps)
     q, keys, values = (HostArray("bf16", pack.f32_to_bf16(part.astype(np.float32))) for part in made.values())
-    attended = attention_cases.attention_reference(
-        q, keys, values, page_table, token_row, positions, scale, window, softcap, sinks=sinks
-    )
+    attended = attention_cases.attention_reference(q, keys, values, **paged)
     return attended | {name: made[name] for name in ("k_pages", "v_pages")}
 
 

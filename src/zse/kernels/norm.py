@@ -6,7 +6,7 @@ from itertools import product
 
 from zse import kernel as zl
 from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, check, later, require
-from zse.kernels.quantize import GROUP, MANY_ROWS, fp8_output, int8_output, many_rows, quantize_group
+from zse.kernels.quantize import GROUP, MANY_ROWS, fp8_output, int8_output, of_rows, quantize_group
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
 from zse.tensor import Fp8Activation, Routing
@@ -27,7 +27,6 @@ STREAM_NORMS = {
     "layer_bias": ("none", "add"),
 }  # made in place, behind which DELTAS
 GPU_THREADS = 512
-MANY = "add_rmsnorm_none_fp8_v2_many"  # for recordings of many_rows()
 VECTORS = (2, 4, 8)  # f32x4 per thread of a GPU: rows of up to 4,096, 8,192 and 16,384 values
 
 
@@ -229,10 +228,7 @@ def add_rmsnorm(
         form = form.replace("none", "stream")
     if routing is not None:
         targets |= dict(weights=routing.weights, place=routing.place, chosen=routing.ids.shape[1])
-    symbol = f"{name}_{adds}_{form}"
-    if f"{symbol}_many" == MANY and many_rows(recorder, rows):
-        symbol = MANY
-    recorder.launch(symbol, Args(**args, **targets), (rows,))
+    recorder.launch(of_rows(recorder, f"{name}_{adds}_{form}", rows), Args(**args, **targets), (rows,))
 
 
 def _cpu_target(out, rows: int, width: int, norm: str) -> tuple[str, dict]:

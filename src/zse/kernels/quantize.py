@@ -10,8 +10,8 @@ from zse.runtime.args import Args
 from zse.runtime.symbol import most_of
 
 GROUP = 32  # values that share a scale
-MANY = "quantize_fp8_v1_many"
-MANY_ROWS = 128  # rows of a GPU's recording from which on kernels of rows have fewer threads
+MANY_ROWS = 128  # rows of a GPU's recording from which on these kernels of rows have fewer threads
+HAVE_MANY = ("quantize_fp8_v1", "add_rmsnorm_none_fp8_v2")
 CHUNK = 1024  # columns of one block: two threads share even a single row of a wide model
 
 
@@ -76,9 +76,10 @@ def _to_int8(recorder, x, out) -> None:
     recorder.launch("quantize", args, (chunks, rows))
 
 
-def many_rows(recorder, rows) -> bool:
-    """Whether so many rows are recorded that multiprocessors have several each."""
-    return most_of(rows, recorder.maxima) >= MANY_ROWS
+def of_rows(recorder, symbol: str, rows) -> str:
+    """The symbol, or its form for recordings of so many rows that multiprocessors have several each."""
+    is_many = symbol in HAVE_MANY and most_of(rows, recorder.maxima) >= MANY_ROWS
+    return f"{symbol}_many" if is_many else symbol
 
 
 def _to_fp8(recorder, x, out) -> None:
@@ -88,10 +89,7 @@ def _to_fp8(recorder, x, out) -> None:
     check("quantize out", out, "fp8", rows, width)
     require(width % 16 == 0, f"quantize: width {width} is not a multiple of 16")
     args = Args(x=x, **out._asdict(), width=width)
-    symbol = f"quantize_fp8_v{gpu.quantize.row_vectors(width)}"
-    if f"{symbol}_many" == MANY and many_rows(recorder, rows):
-        symbol = MANY
-    recorder.launch(symbol, args, (rows,))
+    recorder.launch(of_rows(recorder, f"quantize_fp8_v{gpu.quantize.row_vectors(width)}", rows), args, (rows,))
 
 
 quantize = launcher(cpu=_to_int8, gpu=_to_fp8)

@@ -27,7 +27,8 @@ MAX_GROUP = 128  # query heads of a kv head: rows of a prefill tile
 
 
 def _check(q, k_pages, v_pages, page_table, token_row, positions, out, dims=planning.HEAD_DIMS) -> tuple[int, int]:
-    """(head_dim, query heads of a kv head) of tensors that attention takes. q: None where the launch makes it. ValueError, TypeError, UnsupportedError."""
+    """(head_dim, query heads of a kv head) of tensors that attention takes; q: None where the launch makes it. ValueError,
+    TypeError, UnsupportedError."""
     pages, kv_heads = v_pages.shape[:2]
     head_dim = head_dim_of(v_pages)
     tokens, width = (out if q is None else q).shape

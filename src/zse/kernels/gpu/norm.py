@@ -2,7 +2,8 @@
 
 from zse import kernel as zl
 from zse.kernels.gpu import rows
-from zse.kernels.norm import GPU_THREADS, MANY, OUTS, VECTORS, forms
+from zse.kernels.norm import GPU_THREADS, OUTS, VECTORS, forms
+from zse.kernels.quantize import HAVE_MANY
 
 TOGETHER = 4  # experts' rows that a thread has in flight
 
@@ -184,6 +185,6 @@ def norm_variants(target):
         for vectors in VECTORS
     ]
     # Half of the threads have a quarter of the instructions less, and four rows are on a multiprocessor instead of two.
-    many = next(variant for variant in variants if f"{variant.symbol}_many" == MANY)
+    many = next(variant for variant in variants if variant.symbol in HAVE_MANY)
     fixed = many.statics | {"V": 4, "PARTS": 2}
-    return [*variants, zl.Variant(MANY, many.kernel, fixed, threads=GPU_THREADS // 2, min_blocks=4)]
+    return [*variants, zl.Variant(f"{many.symbol}_many", many.kernel, fixed, threads=GPU_THREADS // 2, min_blocks=4)]

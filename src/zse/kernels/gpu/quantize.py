@@ -2,7 +2,7 @@
 
 from zse import kernel as zl
 from zse.kernels.gpu.rows import block_max, fp8_scales, largest_bits, magnitude_bits, store_fp8
-from zse.kernels.quantize import MANY
+from zse.kernels.quantize import HAVE_MANY
 
 THREADS = 512
 VECTORS = (1, 2, 5, 0)  # bf16x8 per thread kept in registers: up to 4,096, 8,192, 20,480 columns; 0: read twice
@@ -63,4 +63,4 @@ def quantize_variants(target):
         zl.Variant(f"quantize_fp8_v{vectors}", quantize_row, {"V": vectors}, threads=THREADS) for vectors in VECTORS
     ]
     # A fifth of the instructions less, as there are half the threads that find a row's scale.
-    return [*variants, zl.Variant(MANY, quantize_row, {"V": 2}, threads=THREADS // 2, min_blocks=8)]
+    return [*variants, zl.Variant(f"{HAVE_MANY[0]}_many", quantize_row, {"V": 2}, threads=THREADS // 2, min_blocks=8)]
