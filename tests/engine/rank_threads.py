@@ -24,7 +24,7 @@ class ThreadedRanks:
         self.threads = []
         for rank in range(1, size):
             ours, theirs = socket.socketpair()
-            reader = messages.FrameReader(ranks.RankLoaded | messages.Fatal)
+            reader = messages.FrameReader(ranks.ToLeader | messages.Fatal)
             leader._poll.register(ours, 1)
             leader._peers.append(ranks.Peer(EngineProcess(os.getpid(), ours), reader))
             place = RankGroup.join(rank, size, os.dup(group.descriptor))

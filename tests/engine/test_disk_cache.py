@@ -207,7 +207,7 @@ def test_a_session_has_a_file_and_loses_what_it_has_alone(loaded_of, tmp_path):
     assert ask(engine, "bb" * 16) == (expected["bb" * 16], 103)
     pages = engine.counters()["prefix_disk_pages"]
     engine.drop_session("aa" * 16)  # what both begin with stays
-    while engine.feature("disk")._pending or engine.use_idle_time():
+    while engine.feature("disk")._writer.pending or engine.use_idle_time():
         pass
     close(loaded)
     loaded = loaded_of(**options)
@@ -367,10 +367,10 @@ def test_a_page_that_cannot_wait_is_not_copied_either(loaded_of, tmp_path, monke
     engine = loaded_of(num_pages=16, cache_host_memory=64 << 20, cache_disk=str(tmp_path / "kv")).engine
     read, disk, copied = PageMover.read_slot, engine.feature("disk"), []
     monkeypatch.setattr(PageMover, "read_slot", lambda mover, slot: copied.append(slot) or read(mover, slot))
-    disk._pending_bytes += 1 << 40
+    disk._writer.pending_bytes += 1 << 40
     fill(engine, 1)
     assert engine.scheduler.snapshot()["prefix_host_pages"] > 20 and not copied
-    disk._pending_bytes -= 1 << 40
+    disk._writer.pending_bytes -= 1 << 40
     fill(engine, 2)
     assert copied
 

@@ -232,7 +232,7 @@ def test_a_session_that_is_removed(engine_of, talk, monkeypatch, when):
         gate.set()
     disk = engine.feature("disk")
     deadline = time.monotonic() + 30
-    while disk._pending or disk._ahead._held is not None:
+    while disk._writer.pending or disk._ahead._held is not None:
         engine.use_idle_time()
         assert time.monotonic() < deadline
     assert engine.counters()["prefix_pages"] == 0 and engine.scheduler.cache.allocator.num_free == 64

@@ -90,6 +90,23 @@ def test_replies_are_those_of_one_process(kind, size, nodes, model, meeting, wan
         assert f"zse node {node}: ranks " in said
 
 
+def test_pages_in_files_of_each_host(model, meeting, wanted, tmp_path):
+    """Found again after a restart of both."""
+    options = NUMBERS | meeting | dict(tensor_parallel_size=2, nnodes=2, threads=1, cache_disk=str(tmp_path / "kv"))
+    for cached in (0, 39):
+        other = start_node(model, 1, options)
+        try:
+            with LLM(str(model), **options) as llm:
+                (found,) = llm.generate(PROMPTS[:1], GREEDY)
+                assert found.token_ids == wanted[0][0].token_ids
+                assert llm.metrics()["prefix_disk_hit_tokens"] == cached
+        finally:
+            other.terminate()
+        said = other.communicate(timeout=20)[1]
+        assert other.returncode == 0 and "Traceback" not in said, said
+    assert len(list(tmp_path.glob("kv/*/*.kv"))) == len(list(tmp_path.glob("kv/*/*/*.kv"))) == 1
+
+
 def joined(config: EngineConfig, rank: int, outcome: list) -> threading.Thread:
     """enter() of a rank of another host, in a thread: what it gave or raised comes to `outcome`."""
     group = RankGroup(

@@ -29,7 +29,7 @@ from simulator import EOS, chain, said_after
 from virtual_time import Clock, Loop, Wire
 
 from zse.cache import files
-from zse.engine import disk_reads, offload
+from zse.engine import disk_reads, disk_writes
 from zse.engine.messages import Fatal, ServerGone
 from zse.http.listener import Limits, Server
 from zse.server import keys, main
@@ -353,10 +353,10 @@ class World:
         assert process.engine.runner.flight or not scheduler.life.retired, "held although nothing is in flight"
         assert len(scheduler.running) <= scheduler.max_rows
         tier = process.engine._features.get("disk")
-        if tier is not None and tier._pending and self.rng.random() < 0.3:
-            tier._closing = True
-            tier._write()
-            tier._closing = False
+        if tier is not None and tier._writer.pending and self.rng.random() < 0.3:
+            tier._writer._closing = True
+            tier._writer.run()
+            tier._writer._closing = False
         if tier is not None and tier._reading and self.rng.random() < 0.3:
             tier._reader._closing = True
             tier._reader.read()
@@ -425,20 +425,20 @@ class World:
             return request
 
         # Defaults of arguments are bound before the clock is ours.
-        before = main.Server, offload.threading, main.AdmissionControl, main.KeyCheck, main.App.request_type
+        before = main.Server, disk_writes.threading, main.AdmissionControl, main.KeyCheck, main.App.request_type
         main.Server = OrderedServer
         main.AdmissionControl = functools.partial(main.AdmissionControl, clock=lambda: self.clock.now)
         main.KeyCheck = functools.partial(main.KeyCheck, clock=lambda: self.clock.now + self.clock.wall_offset)
         main.App.request_type = staticmethod(made)
         keys.open = open_keys
-        real_threading = offload.threading
-        offload.threading = SimpleNamespace(Thread=InlineThread, Condition=real_threading.Condition)
+        real_threading = disk_writes.threading
+        disk_writes.threading = SimpleNamespace(Thread=InlineThread, Condition=real_threading.Condition)
         disk_reads.threading = SimpleNamespace(Thread=InlineThread, Condition=Unwaited)
         files.os = Proxy(os, open=failing_open)
         try:
             yield
         finally:
-            main.Server, offload.threading, main.AdmissionControl, main.KeyCheck, main.App.request_type = before
+            main.Server, disk_writes.threading, main.AdmissionControl, main.KeyCheck, main.App.request_type = before
             disk_reads.threading = real_threading
             del keys.open
             files.os = os

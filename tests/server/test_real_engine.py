@@ -344,9 +344,12 @@ def test_tenants_share_no_prefix(real_models, tmp_path):
     assert process.returncode == 0 and not any(word in log for word in [*secrets, "sk-0"])
 
 
-def test_a_session_goes_on_after_a_restart_and_its_file_goes_with_it(real_models, tmp_path, monkeypatch):
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_session_goes_on_after_a_restart_and_its_file_goes_with_it(ranks, real_models, tmp_path, monkeypatch):
+    """And its file of every rank."""
     monkeypatch.setenv("ZSE_API_KEY", "a-key-of-this-test-alone")
     options = ("--cache-disk", str(tmp_path / "kv"), "--database", str(tmp_path / "db"), "--model-name", "m")
+    options += ("--tp", str(ranks), "--threads", "2")
     text = " ".join(f"word {number}" for number in range(60))
 
     def start():
@@ -371,17 +374,18 @@ def test_a_session_goes_on_after_a_restart_and_its_file_goes_with_it(real_models
     with client:
         first, _ = ask(client, text)
     end(process)
-    (file,) = tmp_path.rglob("kv/*/*.kv")
+    files = [*tmp_path.rglob("kv/**/*.kv")]
+    assert len(files) == ranks
     process, client = start()
     with client:
         total, cached = ask(client, " and more")
         assert (
-            total > first and cached == first + 3 and file.exists()
+            total > first and cached == first + 3 and all(file.exists() for file in files)
         )  # of the answer's 4 tokens the last has no key yet
         client.delete("/sessions/trip", cast_to=object)
         deadline = time.monotonic() + 30
-        while file.exists():
+        while any(file.exists() for file in files):
             assert time.monotonic() < deadline, "the file of a session that was removed is still there"
             time.sleep(0.05)
     end(process)
-    assert not list(tmp_path.rglob("kv/*/*.kv"))
+    assert not list(tmp_path.rglob("kv/**/*.kv"))

@@ -22,7 +22,7 @@ import struct
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -80,9 +80,9 @@ class PageFiles:
         self._behind: dict[tuple[bytes, int], dict[bytes, None]] = {}
         top = Path(folder)
         try:
-            _make_private(top)
-            self._folder, self._claim = _claim(top / fingerprint.hex()[:32])
-            self._secret = _make_secret(self._folder)
+            make_private(top)
+            self.folder, self._claim = _claim(top / fingerprint.hex()[:32])
+            self._secret = _make_secret(self.folder)
             self._scan()
         except OSError as error:
             raise ConfigError(f"--cache-disk {top}: {error.strerror or error}") from None
@@ -93,6 +93,9 @@ class PageFiles:
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._at
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(tuple(self._at))
 
     def close(self) -> None:
         """Another engine may have the folder."""
@@ -251,11 +254,11 @@ class PageFiles:
                         descriptor = -1
                         descriptor, opened = self._open(segment.name), segment.name
                 if not segments.read(descriptor, self._seal_of(segment.name), record, views):
-                    self._damaged(key)
+                    self.forget(key, is_damaged=True)
                     return count
                 count += 1
         except OSError:
-            self._damaged(key, is_there=False)
+            self.forget(key, is_there=False)
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
@@ -282,10 +285,10 @@ class PageFiles:
             with suppress(OSError):
                 os.utime(self._path(there[0].name), follow_symlinks=False)
 
-    def _damaged(self, key: bytes, is_there: bool = True) -> None:
-        """Forget a record that is not sound, whose bytes tidy() removes; or a file that is not there."""
+    def forget(self, key: bytes, is_damaged: bool = False, is_there: bool = True) -> None:
+        """Forget a record that is not sound, or of no use, whose bytes tidy() removes; or a file that is not there."""
         with self._lock:
-            self.num_damaged += is_there
+            self.num_damaged += is_damaged
             there = self._at.get(key)
             if there is None:
                 return
@@ -339,7 +342,7 @@ class PageFiles:
 
     def _rewrite(self, segment: RecordFile, kept: list[PageRecord], expires: float = 0.0) -> None:
         """A file of only these records, by one rename. expires: of the session that it is of, 0: of none."""
-        half, seal = self._folder / f".{segment.name}.kv.tmp", self._seal_of(segment.name)
+        half, seal = self.folder / f".{segment.name}.kv.tmp", self._seal_of(segment.name)
         made: list[PageRecord] = []
         offset = 0
         source = self._open(segment.name)
@@ -410,12 +413,12 @@ class PageFiles:
         return self._seal + bytes.fromhex(name)
 
     def _path(self, name: str) -> Path:
-        return self._folder / f"{name}.kv"
+        return self.folder / f"{name}.kv"
 
     def _scan(self) -> None:
         """Enter what the files have; what is none of ours is removed, of a file that was torn the end."""
         found = []
-        with os.scandir(self._folder) as entries:
+        with os.scandir(self.folder) as entries:
             for entry in entries:
                 if entry.name == _SECRET:
                     continue
@@ -444,7 +447,7 @@ class PageFiles:
 def remove_session(folder: str | os.PathLike, name: str) -> None:
     """Remove a session's file of models whose engines do not run now. What others continued behind it is computed again.
     Raises OSError."""
-    for path in Path(folder).glob(f"*/{name}.kv"):
+    for path in Path(folder).glob(f"**/{name}.kv"):  # of several ranks within the first one's
         descriptor = os.open(path.parent / _SECRET, os.O_RDONLY | _FLAGS)
         with open(descriptor, "rb") as claim, suppress(BlockingIOError):  # an engine has it, which is told
             fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -455,7 +458,7 @@ def _claim(folder: Path):
     """The folder, or where another engine has it one beside it; with an open file that holds it."""
     for number in range(MOST_FOLDERS):
         path = folder.with_name(f"{folder.name}-{number}") if number else folder
-        _make_private(path)
+        make_private(path)
         _make_secret(path)
         descriptor = os.open(path / _SECRET, os.O_RDONLY | _FLAGS)
         # Open until close().
@@ -484,7 +487,7 @@ def _make_secret(folder: Path) -> bytes:
     return secret
 
 
-def _make_private(path: Path) -> None:
+def make_private(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode):

@@ -3,7 +3,7 @@
 import threading
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from zse.cache.files import PageFiles
@@ -20,16 +20,30 @@ if TYPE_CHECKING:
 LEAST_READERS, MOST_READERS, CORES_PER_READER = 2, 4, 4
 PIECE = 16  # pages that a thread reads at once
 
-# A key, and what gives the memory for its content: a reader asks it, since memory for a GPU may have to be locked first.
-Wanted = tuple[bytes, Callable[[], tuple[memoryview, ...]]]
+# Where a part of a page's or state's content is: a kind of READS or VIEWS, and its number.
+Place = tuple[str, int]
+READS = {"page": "read_page", "slot": "read_slot", "state": "read_state", "host state": "read_host_state"}
+VIEWS = {"page": "page_view", "slot": "slot_view", "host state": "host_state_view"}
+# A key, and the places for its content: a reader asks for their memory, since that of a GPU may have to be locked first.
+Wanted = tuple[bytes, Sequence[Place]]
+
+
+def content_of(mover, places: Sequence[Place]) -> bytes:
+    """What a PageMover has there, one behind the other."""
+    return b"".join([getattr(mover, READS[kind])(number) for kind, number in places])
+
+
+def views_of(mover, places: Sequence[Place]) -> tuple[memoryview, ...]:
+    """The memory of places to which the host may write. Raises DeviceError where there is none."""
+    return tuple([getattr(mover, VIEWS[kind])(number) for kind, number in places])
 
 
 class DiskFetch:
     """What one request waits for. wanted: pages that follow each other, then perhaps a state. sound: so many of them came.
-    num_left: pieces that are not read yet."""
+    num_left: pieces that are not read yet, by any rank. number: by which ranks speak of it."""
 
-    def __init__(self, wanted: list[Wanted]):
-        self.wanted, self.sound = wanted, len(wanted)
+    def __init__(self, wanted: list[Wanted], number: int = 0):
+        self.wanted, self.sound, self.number = wanted, len(wanted), number
         self.num_left = -(-len(wanted) // PIECE)
         self.is_cancelled = False
 
@@ -51,17 +65,12 @@ class AwaitingDisk(Held):
         return images.compared(array("i", self.prompt), self.options.images).tobytes()
 
 
-def views_of(memory: Callable[[int], memoryview], place: int) -> tuple[memoryview, ...]:
-    """What a page is read to, as DiskFetch takes it."""
-    return (memory(place),)
-
-
 class DiskReader:
-    """Its threads read fetches from `files`, first come first; what nobody waits for yet is read by one of them, when there
-    is nothing else."""
+    """Its threads read fetches from `files` to the places of a PageMover, first come first; what nobody waits for yet is read by one of
+    them, when there is nothing else. told(fetch, start, count): called by them for each piece, of which so many pages came."""
 
-    def __init__(self, files: PageFiles):
-        self._files = files
+    def __init__(self, files: PageFiles, mover, told: Callable[[DiskFetch, int, int], None] | None = None):
+        self._files, self._mover, self._told = files, mover, told
         num_threads = max(LEAST_READERS, min(MOST_READERS, probe.default_threads() // CORES_PER_READER))
         self._pieces: deque[tuple[DiskFetch, int]] = deque()
         self._ahead: deque[tuple[DiskFetch, int]] = deque()
@@ -95,6 +104,10 @@ class DiskReader:
             self._ahead.clear()
             self._changed.notify_all()
 
+    def cancel(self, fetch: DiskFetch) -> None:
+        """Nobody waits for it any more; it is over when those of its pieces are that are being read."""
+        fetch.is_cancelled = True
+
     def wait(self, seconds: float) -> None:
         """Until a fetch is over, or so long."""
         with self._changed:
@@ -114,13 +127,19 @@ class DiskReader:
             wanted = fetch.wanted[start : start + PIECE]
             # What stands behind a page that is not sound is of no use.
             count = 0 if fetch.is_cancelled or start > fetch.sound else self._read(wanted)
-            with self._changed:
-                if count < len(wanted):
-                    fetch.sound = min(fetch.sound, start + count)
-                fetch.num_left -= 1
-                if not fetch.num_left:
-                    self._has_news = True
-                    self._changed.notify_all()
+            self.came(fetch, start, count)
+            if self._told is not None:
+                self._told(fetch, start, count)
+
+    def came(self, fetch: DiskFetch, start: int, count: int) -> None:
+        """So many pages of the piece at `start` came, here or on another rank."""
+        with self._changed:
+            if count < min(PIECE, len(fetch.wanted) - start):
+                fetch.sound = min(fetch.sound, start + count)
+            fetch.num_left -= 1
+            if not fetch.num_left:
+                self._has_news = True
+                self._changed.notify_all()
 
     def _next(self, reads_ahead: bool) -> deque[tuple[DiskFetch, int]]:
         """Of what a thread takes the next piece, if it has one."""
@@ -129,7 +148,7 @@ class DiskReader:
     def _read(self, wanted: list[Wanted]) -> int:
         """How many could be."""
         try:
-            placed = [(key, memory()) for key, memory in wanted]
+            placed = [(key, views_of(self._mover, places)) for key, places in wanted]
         except DeviceError:  # no memory for them: they are computed
             return 0
         return self._files.read(placed)

@@ -9,7 +9,9 @@ PIECES, PIECE_BYTES = 65, 4096
 
 
 def fingerprint_of(engine, config, source, quantize: str | None) -> bytes:
-    """What the content of pages depends on beside their tokens: 16 bytes, of two engines the same where the pages are."""
+    """What the content of pages depends on beside their tokens: 16 bytes, of two engines the same where the pages are. Of several ranks
+    each has its own."""
+    share = engine.runner.model.share
     facts = (
         __version__,
         config.page_size,
@@ -19,6 +21,7 @@ def fingerprint_of(engine, config, source, quantize: str | None) -> bytes:
         quantize,
         engine.runner.device.kernels,
         *(() if engine.runner.states is None else (engine.runner.states.slot_nbytes,)),
+        *(() if share is None else (share.rank, share.size, share.is_stage, getattr(share, "spans", None))),
     )
     return hashlib.blake2b(revision_of(source) + repr(facts).encode(), digest_size=16).digest()
 

@@ -57,6 +57,8 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
         loaded.engine.use("ranks", model_ranks.RankWatch(ranks))
         try:
             ranks.wait_loaded()
+            if loaded.config.cache_disk is not None:
+                loaded.engine.feature("disk").read_ahead()
         except BaseException:
             loaded.engine.close()
             loaded.source.close()
@@ -98,7 +100,7 @@ def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None)
             model = model_load.load_model(device, plan, start=False, verify_weights=config.verify_weights)
         engine = _build(planned.config, device, model, plan, tower, ranks)
         if planned.config.cache_disk is not None:
-            engine.use("disk", offload.open_disk_tier(engine, planned.config, source, config.quantize))
+            offload.open_disk_tier(engine, planned.config, source, config.quantize, ranks)
         if planned.config.role != "both" or planned.config.kv_listen or planned.config.kv_peers:
             roles.open_roles(engine, planned.config, source, config.quantize)
         phases.mark("engine built")
@@ -123,7 +125,7 @@ def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None)
             if draft.source is not None:
                 draft.source.close()
         phases.mark("weights loaded")
-        if planned.config.cache_disk is not None:
+        if planned.config.cache_disk is not None and ranks is None:
             engine.feature("disk").read_ahead()
     except BaseException:
         for loading in (model, drafting, ahead):

@@ -5,21 +5,20 @@ The tree of prefixes is the scheduler's; this runs in the engine's thread, betwe
 threads of their own."""
 
 import logging
-import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from zse.cache.eviction import TreeNode
 from zse.cache.files import KEY_BYTES, PageFiles, key_of, state_key
 from zse.cache.prefix import common_tokens
-from zse.engine import disk_reads, fingerprints, state_files
-from zse.engine.disk_reads import AwaitingDisk
+from zse.engine import disk_reads, disk_writes, fingerprints, rank_files, state_files
+from zse.engine.disk_reads import AwaitingDisk, Place
+from zse.engine.disk_writes import Write
 from zse.engine.held import HoldingFeature
 from zse.engine.read_ahead import SessionAhead
-from zse.errors import DeviceError
+from zse.errors import DeviceError, GroupError
 from zse.sampling.params import BeamParams, SamplingParams
 from zse.scheduler.batch import Batch, StepOutput
 from zse.scheduler.options import PlacedImage, RequestOptions
@@ -45,46 +44,37 @@ CLOSE_S = 3.0
 log = logging.getLogger("zse.engine")
 
 
-class Write(NamedTuple):
-    """What the writing thread is to do. nbytes: that wait with it; pages: that it writes. session: what it is of alone."""
-
-    run: Callable[[], None]
-    nbytes: int = 0
-    pages: int = 0
-    session: str = ""
-
-
 class DiskTier(HoldingFeature):
-    """engine: its cache has a prefix cache and host slots. mover: the runner's PageMover."""
+    """engine: its cache has a prefix cache and host slots. mover: the runner's PageMover. ranks: zse.engine.ranks.Leader where other
+    ranks have parts of pages, which had these in files (opened)."""
 
-    def __init__(self, engine, mover, files: PageFiles):
+    def __init__(self, engine, mover, files: PageFiles, ranks=None, opened=()):
         super().__init__(engine)
         self._states: StateFiles | None = None
         if self._cache.states is not None:
-            self._states = state_files.StateFiles(self._cache, mover, files, self._key)
+            self._states = state_files.StateFiles(self._cache, files, self._key)
         self._mover, self._files = mover, files
-        self.num_written = self.num_read = self.num_hits = self.num_hit_tokens = 0
-        self._pending: deque[Write] = deque()
-        self._pending_bytes = 0
-        self._wake = threading.Condition()
+        self.num_read = self.num_hits = self.num_hit_tokens = 0
+        self._writer = disk_writes.DiskWriter()
         self._watched: deque[tuple[Any, list[tuple[int, TreeNode]]]] = deque()
         self._walk: list[TreeNode | Snapshot] = []
         self._walked_at = (0, 0)
-        self._closing = self._failed = False
         self._sessions: OrderedDict[str, float] = OrderedDict()  # when they end, seconds since 1970
         self._tidied_at = 0.0
         self._reading: list[AwaitingDisk] = []
-        self._thread = threading.Thread(target=self._write, name="kv files", daemon=True)
-        self._thread.start()
-        self._reader = disk_reads.DiskReader(files)
+        self._far: rank_files.RankFiles | None = None
+        if ranks is not None:
+            self._far = rank_files.RankFiles(files, mover, ranks, opened, self._writer)
+        self._reader = self._far or disk_reads.DiskReader(files, mover)
         self._ahead = SessionAhead(engine.scheduler, mover, files, self._reader)
 
     def counters(self) -> dict[str, float]:
         """Totals since the start, and what is on disk now."""
+        counters = self._files.counters()
         return (
-            self._files.counters()
+            (counters if self._far is None else self._far.sums(counters))
             | {
-                "prefix_disk_written_pages": self.num_written,
+                "prefix_disk_written_pages": self._writer.num_written,
                 "prefix_disk_read_pages": self.num_read + self._ahead.num_read,
                 "prefix_disk_hits": self.num_hits,
                 "prefix_disk_hit_tokens": self.num_hit_tokens,
@@ -118,12 +108,15 @@ class DiskTier(HoldingFeature):
         self._ahead.settle()
         if now - self._tidied_at > TIDY_S:
             self._tidied_at = now
-            self._ask(Write(partial(self._files.tidy, time.time())))
-        if self._failed:
+            self._writer.ask(Write(partial(self._files.tidy, time.time())))
+            if self._far is not None:
+                self._far.order("tidy", at=time.time())
+        if self._far is not None:
+            self._far.look()
+        if self._writer.has_failed:
             return False
         if self._pending_bytes > MAX_PENDING_BYTES // 2:
-            with self._wake:
-                self._wake.wait(WAIT_S)
+            self._wait_for_writes()
             return True
         entered = self._cache.prefix.num_entered, 0 if self._states is None else self._cache.states.num_kept
         if not self._walk and self._walked_at != entered:
@@ -133,7 +126,20 @@ class DiskTier(HoldingFeature):
         while self._walk:
             if self._file(self._walk.pop()):
                 return True
-        return False
+        if self._far is None or not self._far.waiting_bytes:
+            return False
+        self._wait_for_writes()
+        return True
+
+    @property
+    def _pending_bytes(self) -> int:
+        return self._writer.pending_bytes + (0 if self._far is None else self._far.waiting_bytes)
+
+    def _wait_for_writes(self) -> None:
+        if self._far is not None and self._far.waiting_bytes:
+            self._far.look(WAIT_S)
+        else:
+            self._writer.wait(WAIT_S)
 
     def _kept(self, ends: bool = False) -> "list[TreeNode | Snapshot]":
         """What there is to be written, pages behind those in front of them: so they stand in one file. What sessions go on
@@ -172,37 +178,36 @@ class DiskTier(HoldingFeature):
         self._mover.settle()
 
     def _queue(self, node: TreeNode) -> None:
-        if self._failed or self._pending_bytes > MAX_PENDING_BYTES:
+        if self._writer.has_failed or self._pending_bytes > MAX_PENDING_BYTES:
             return
-        content = self._mover.read_slot(node.slot) if node.page < 0 else self._mover.read_page(node.page)
         node.is_filed = True
         assert node.parent is not None
         parent, is_full = self._key(node.parent), len(node.tokens) == self._cache.prefix.page_bytes
         key = self._key(node) if is_full else state_key(parent, node.tokens)
-        self._put(key, parent, node.tokens, content, node.session)
+        places = [("slot", node.slot) if node.page < 0 else ("page", node.page)]
+        self._put(key, parent, node.tokens, places, node.session)
 
-    def _put(self, key: bytes, parent: bytes, tokens: bytes, content: bytes, session: str) -> None:
+    def _put(self, key: bytes, parent: bytes, tokens: bytes, places: list[Place], session: str) -> None:
         """Have the thread write a page or state."""
-        if key not in self._files:
-            ends = self._sessions.get(session, 0.0)
-            write = partial(self._files.write, key, parent, content, session, ends, tokens)
-            self._ask(Write(write, len(content), len(key) == KEY_BYTES, session))
-
-    def _ask(self, write: Write) -> None:
-        with self._wake:
-            self._pending.append(write)
-            self._pending_bytes += write.nbytes
-            self._wake.notify()
+        if key in self._files:
+            return
+        content, ends = disk_reads.content_of(self._mover, places), self._sessions.get(session, 0.0)
+        run = partial(self._files.write, key, parent, content, session, ends, tokens)
+        write = Write(run, len(content), len(key) == KEY_BYTES, session)
+        if self._far is None:
+            self._writer.ask(write)
+        else:
+            self._far.write(write, key, parent, tokens, places, ends)
 
     def drop_session(self, session: str) -> None:
         """Remove what files have of a session alone. The cache has forgotten it."""
-        with self._wake:
-            self._pending_bytes -= sum(write.nbytes for write in self._pending if write.session == session)
-            self._pending = deque(write for write in self._pending if write.session != session)
+        self._writer.drop(session)
+        if self._far is not None:
+            self._far.drop(session)
         self._walk, self._walked_at = [], (0, 0)
         self._ahead.drop(session)
         self._sessions.pop(session, None)
-        self._ask(Write(partial(self._files.drop_session, session)))
+        self._writer.ask(Write(partial(self._files.drop_session, session)))
 
     def _key(self, node: TreeNode) -> bytes:
         chain = []
@@ -216,25 +221,6 @@ class DiskTier(HoldingFeature):
                 key_of(inner.parent.key, inner.tokens) if inner.parent is not None else self._files.root(inner.salt)
             )
         return chain[0].key if chain else node.key
-
-    def _write(self) -> None:
-        while True:
-            with self._wake:
-                while not self._pending and not self._closing:
-                    self._wake.wait()
-                if not self._pending:
-                    return
-                write = self._pending.popleft()
-            try:
-                if not self._failed or not write.nbytes:  # what removes may still go
-                    write.run()
-                    self.num_written += write.pages
-            except OSError as error:
-                self._failed = True
-                log.warning("the prefix cache no longer writes to disk: %s", error)
-            with self._wake:
-                self._pending_bytes -= write.nbytes
-                self._wake.notify()
 
     # -- in
 
@@ -266,7 +252,9 @@ class DiskTier(HoldingFeature):
         self._sessions.move_to_end(session)
         if len(self._sessions) > MAX_SESSIONS:
             self._sessions.popitem(last=False)
-        self._ask(Write(partial(self._files.extend, session, expires), session=session))
+        self._writer.ask(Write(partial(self._files.extend, session, expires), session=session))
+        if self._far is not None:
+            self._far.order("extend", session=session, at=expires)
 
     def _begin(self, held: AwaitingDisk) -> bool:
         """Whether something is to be waited for: what is read for the request from here on, or for one before it."""
@@ -292,15 +280,14 @@ class DiskTier(HoldingFeature):
             return True
         self._settle()  # slots that were given back may still be read by transfers
         held.here, held.keys = len(nodes), tuple(keys)
-        memory = self._take_places(held, nodes)
+        kind = self._take_places(held, nodes)
         if kept is not None and len(held.keys) == len(keys):
             held.state = self._states.take(kept)  # type: ignore[union-attr]
         found: list[disk_reads.Wanted] = [
-            (key, partial(disk_reads.views_of, memory, place))
-            for (key, _), place in zip(held.keys, held.places, strict=True)
+            (key, [(kind, place)]) for (key, _), place in zip(held.keys, held.places, strict=True)
         ]
         if held.state is not None:
-            found.append((held.state.kept.key, held.state.views))
+            found.append((held.state.kept.key, held.state.places))
         if not found:
             self._give_places(held)
             return False
@@ -338,9 +325,9 @@ class DiskTier(HoldingFeature):
         free = self._cache.allocator.num_free - SPARE_PAGES * len(self._scheduler.running)
         return max(0, free - sum(not self._cache.allocator.references(node.page) for node in nodes))
 
-    def _take_places(self, held: AwaitingDisk, nodes: list[TreeNode]) -> Callable[[int], memoryview]:
+    def _take_places(self, held: AwaitingDisk, nodes: list[TreeNode]) -> str:
         """Places that the pages of `held.keys`, or the first of them, are read to: pages where the host can write them,
-        else slots of the host; what gives their memory. nodes: what stands in front."""
+        else slots of the host; their kind. nodes: what stands in front."""
         cache, prefix, host = self._cache, self._cache.prefix, self._cache.host
         if self._mover.can_fill_pages:
             front = [node.page for node in nodes]
@@ -349,7 +336,7 @@ class DiskTier(HoldingFeature):
             held.places, held.held = tuple(pages), (front, pages)
             self._scheduler.life.job_pages += held.held
             self._settle()  # what was in them may be on its way to the host
-            memory = self._mover.page_view
+            kind = "page"
         else:
             on_host = [node for node in nodes if node.page < 0]
             prefix.claim(on_host)  # others make room first
@@ -359,9 +346,9 @@ class DiskTier(HoldingFeature):
                 count = min(count - 1, host.num_free)
             held.places = tuple(host.take() for _ in range(count))
             cache.filling.update(held.places)
-            memory = self._mover.slot_view
+            kind = "slot"
         held.keys = held.keys[: len(held.places)]
-        return memory
+        return kind
 
     def _give_places(self, held: AwaitingDisk) -> None:
         """What is not the cache's is free again; pages of its that were kept may go."""
@@ -377,6 +364,8 @@ class DiskTier(HoldingFeature):
 
     def before_schedule(self, now: float) -> list[StepOutput]:
         """Give the engine those requests whose beginnings have come; what there is to tell of others."""
+        if self._far is not None:
+            self._far.look()
         self._ahead.settle()
         if not self._reading and not self._held:
             return []
@@ -419,15 +408,22 @@ class DiskTier(HoldingFeature):
             if fetch.sound < len(fetch.wanted):
                 self._states.give(held.state)  # type: ignore[union-attr]
             elif self._states.enter(held.state, salt, chain, held.options.session):  # type: ignore[union-attr]
-                self._files.used(held.state.kept.key)
+                self._use_key(held.state.kept.key)
         self._give_places(held)
         came = b"".join(data for _, data in held.keys[:count])
         num_common = common_tokens(tokens[page_bytes * held.here : -4], came)
         if num_common:
             self.num_hits += 1
             self.num_hit_tokens += num_common
-            self._files.used(held.keys[count - 1][0])
+            self._use_key(held.keys[count - 1][0])
+        if self._far is not None and not fetch.is_cancelled and fetch.sound < len(fetch.wanted):
+            self._files.forget(fetch.wanted[fetch.sound][0])  # a rank has not its part of it
         return count
+
+    def _use_key(self, key: bytes) -> None:
+        self._files.used(key)
+        if self._far is not None:
+            self._far.order("used", key=key)
 
     def _session_of(self, key: bytes, session: str, is_whole: bool) -> str:
         """What a page that a request brings is of alone. is_whole: the request has all of its tokens; else nobody goes on
@@ -449,7 +445,7 @@ class DiskTier(HoldingFeature):
     def stop(self, held: AwaitingDisk) -> None:
         """What was read of it until here is of use to others."""
         if held.fetch is not None:
-            held.fetch.is_cancelled = True
+            self._reader.cancel(held.fetch)
 
     @property
     def has_work(self) -> bool:  # type: ignore[override]
@@ -462,28 +458,36 @@ class DiskTier(HoldingFeature):
         deadline = time.monotonic() + CLOSE_S
         self._reader.close()  # pages are freed next
         try:
+            if self._far is not None:
+                self._far.look()  # raises where a rank has ended
             self._settle()
             for kept in self._kept(ends=True):
                 if kept.is_filed:
                     continue
                 while self._pending_bytes > MAX_PENDING_BYTES // 2 and time.monotonic() < deadline:
-                    time.sleep(0.001)
-                if time.monotonic() > deadline or self._failed:
+                    self._wait_for_writes()
+                if time.monotonic() > deadline or self._writer.has_failed:
                     break
                 self._file(kept)
-        except DeviceError as error:
+            while self._far is not None and self._far.waiting_bytes and time.monotonic() < deadline:
+                self._far.look(WAIT_S)
+        except (DeviceError, GroupError) as error:
             log.warning("what is cached is not written to disk: %s", error)
         finally:
-            with self._wake:
-                self._closing = True
-                self._wake.notify()
-            self._thread.join(max(0.1, deadline - time.monotonic()))
+            self._writer.close(deadline)
             self._files.close()
 
 
-def open_disk_tier(engine, config, source, quantize: str | None) -> DiskTier:
-    """The tier of a ResolvedConfig with cache_disk, for an Engine whose model comes from `source`. Raises
-    ConfigError."""
-    fingerprint = fingerprints.fingerprint_of(engine, config, source, quantize)
-    files = PageFiles(config.cache_disk, fingerprint, config.cache_disk_size, config.page_size)
-    return DiskTier(engine, engine.runner.pages, files)
+def open_disk_tier(engine, config, source, quantize: str | None, ranks=None) -> None:
+    """Give an Engine, whose model comes from `source`, the tier of a ResolvedConfig with cache_disk; of several ranks (zse.engine.ranks)
+    each has files, and rank 0 the tier. Raises ConfigError, GroupError."""
+    fingerprint, mover = fingerprints.fingerprint_of(engine, config, source, quantize), engine.runner.pages
+    if ranks is None:
+        files = PageFiles(config.cache_disk, fingerprint, config.cache_disk_size, config.page_size)
+        engine.use("disk", DiskTier(engine, mover, files))
+        return
+    files, opened = rank_files.open_files(ranks, config, fingerprint, mover.page_nbytes)
+    if ranks.leads:
+        engine.use("disk", DiskTier(engine, mover, files, ranks, opened))
+    else:
+        ranks.store = rank_files.RankStore(files, mover, ranks)

@@ -3,6 +3,7 @@
 import msgspec
 
 Key = tuple[str, int, int]  # kind of recording, its size, the number of its inputs
+Place = tuple[str, int]  # as engine/disk_reads.py has it
 
 
 class Replay(msgspec.Struct, tag=True, array_like=True):
@@ -73,8 +74,53 @@ class FillSlot(msgspec.Struct, tag=True, array_like=True):
     id: str
 
 
+class WritePage(msgspec.Struct, tag=True, array_like=True):
+    """Write a page or state to files, as PageFiles.write(): what is at these places now. Answered."""
+
+    number: int
+    key: bytes
+    parent: bytes
+    tokens: bytes
+    places: list[Place]
+    session: str
+    expires: float
+
+
+class ReadPages(msgspec.Struct, tag=True, array_like=True):
+    """Read what stands under these keys in files to these places. Each piece of it is answered."""
+
+    number: int
+    wanted: list[tuple[bytes, list[Place]]]
+    is_ahead: bool
+
+
+class FileOrder(msgspec.Struct, tag=True, array_like=True):
+    """Of files: "extend" or "drop" a session, "tidy" (answered, with number 0), a key was "used"; of what is read: "pause" what nobody
+    waits for (at: whether), "hurry" with it, "cancel" a number."""
+
+    what: str
+    session: str = ""
+    at: float = 0.0
+    key: bytes = b""
+    number: int = 0
+
+
 class RankLoaded(msgspec.Struct, tag_field="kind", tag=True):
     """To rank 0: the weights are there."""
 
 
-ToRank = Replay | RecordAhead | Move | Discard | WriteTable | AdapterPart | KeepAdapter | ForgetAdapter | FillSlot
+class FilesDone(msgspec.Struct, tag_field="kind", tag=True):
+    """To rank 0: a page is written (count 1), was not worth its room (0), or the disk takes no more (-1); or so many pages of a piece
+    came, which begins at `start`. counters: of files, now and then."""
+
+    number: int
+    start: int = 0
+    count: int = 0
+    counters: dict[str, float] = {}
+
+
+OfFiles = WritePage | ReadPages | FileOrder
+ToRank = (
+    Replay | RecordAhead | Move | Discard | WriteTable | AdapterPart | KeepAdapter | ForgetAdapter | FillSlot | OfFiles
+)
+ToLeader = RankLoaded | FilesDone

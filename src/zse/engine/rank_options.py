@@ -6,9 +6,9 @@ import msgspec
 
 from zse.errors import ConfigError
 
-NOT_OF_RANKS = "mmproj resident_layers expert_memory lazy_experts cache_disk kv_listen kv_peers".split()
+NOT_OF_RANKS = "mmproj resident_layers expert_memory lazy_experts kv_listen kv_peers".split()
 NOT_OF_STAGES = [*NOT_OF_RANKS, "tensor_parallel_size", "expert_parallel", "adapter_slots", "kv_layout"]
-NOT_OF_OWN_PAGES = ["adapter_slots", "kv_layout", "cache_host_memory"]
+NOT_OF_OWN_PAGES = ["adapter_slots", "kv_layout", "cache_host_memory", "cache_disk"]
 
 
 def num_ranks(config: Any) -> int:

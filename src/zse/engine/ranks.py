@@ -6,6 +6,8 @@ they write where theirs are read. They have no scheduler and sample nothing."""
 
 import contextlib
 import os
+from _thread import allocate_lock  # a start does without the module threading
+from collections import deque
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,14 +18,17 @@ from zse.engine.config import EngineConfig, ResolvedConfig
 from zse.engine.rank_messages import (
     AdapterPart,
     Discard,
+    FilesDone,
     FillSlot,
     ForgetAdapter,
     KeepAdapter,
     Key,
     Move,
+    OfFiles,
     RankLoaded,
     RecordAhead,
     Replay,
+    ToLeader,
     ToRank,
     WriteTable,
 )
@@ -203,6 +208,7 @@ class Leader(Ranks):
         self._peers: list[Peer] = []
         self._encoder = msgspec.msgpack.Encoder()
         self._loaded: set[int] = set()
+        self.answers: deque[tuple[int, FilesDone]] = deque()  # (rank, what it says)
         self._poll = select.poll()
         group.look = self.look
 
@@ -240,7 +246,7 @@ class Leader(Ranks):
     def _add(self, started: process.EngineProcess | rendezvous.FarRank) -> None:
         started.sock.settimeout(self.group.timeout_s)
         self._poll.register(started.sock, select.POLLIN)
-        self._peers.append(Peer(started, messages.FrameReader(RankLoaded | messages.Fatal)))
+        self._peers.append(Peer(started, messages.FrameReader(ToLeader | messages.Fatal)))
 
     def record(self, key: Key) -> None:
         self._tell(RecordAhead(key))
@@ -273,6 +279,15 @@ class Leader(Ranks):
     def fill_slot(self, slot: int, id: str) -> None:
         self._tell(FillSlot(slot, id))
 
+    def order(self, message: OfFiles) -> None:
+        """What the others are to do with their files (engine/rank_files.py)."""
+        self._tell(message)
+
+    def listen(self, seconds: float) -> None:
+        """Wait so long for a rank to say something; what it says. GroupError as look()."""
+        self._poll.poll(1000 * seconds)
+        self.look()
+
     def _tell(self, message: Any) -> None:
         frame = messages.encode(message)
         for rank, peer in enumerate(self._peers, 1):
@@ -302,7 +317,10 @@ class Leader(Ranks):
                     error = GroupError(f"rank {rank}: {message.message}")
                     error.exit_code, error.code = message.exit_code, message.code
                     raise error
-                self._loaded.add(rank)
+                if isinstance(message, FilesDone):
+                    self.answers.append((rank, message))
+                else:
+                    self._loaded.add(rank)
             if not data:
                 raise GroupError(f"rank {rank} (process {peer.process.pid}) {_ended(peer.process)}")
 
@@ -364,6 +382,8 @@ class Follower(Ranks):
         self._link = link
         self._tickets: dict[tuple[str, int], Any] = {}  # by the inputs that a replay reads
         self._parts: list[tuple[int, bytes]] = []  # of the adapter that is kept next
+        self._sending = allocate_lock()
+        self.store: Any = None  # its engine/rank_files.py: RankStore, where pages are kept in files
         group.look = self.look
 
     @classmethod
@@ -380,6 +400,16 @@ class Follower(Ranks):
             with contextlib.suppress(messages.ServerGone):
                 self._link.send(messages.Fatal(str(error), error.exit_code, error.code or ""))
 
+    def answer(self, message: FilesDone) -> None:
+        """Tell rank 0, from any thread."""
+        with self._sending, contextlib.suppress(messages.ServerGone):  # which run() sees
+            self._link.send(message)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        if self.store is not None:
+            self.store.close()
+        super().close()
+
     def look(self) -> None:
         if self._link.is_hung_up:
             raise GroupError(f"rank {self.group.rank}: rank 0 has ended")
@@ -394,6 +424,8 @@ class Follower(Ranks):
     def _do(self, runner: Any, message: Any) -> None:
         if isinstance(message, Replay):
             self._replay(runner, message)
+        elif isinstance(message, OfFiles):
+            self.store.do(message)
         elif isinstance(message, RecordAhead):
             runner.followed(message.key)
         elif isinstance(message, Move):

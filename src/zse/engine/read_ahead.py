@@ -5,13 +5,12 @@ Files say no tenant's name: what came stands in the prefix cache under a root of
 equal to, until one comes whose root has the key in files, and that begins alike; then it is under that request's. Until then its pages are the first
 to go when others need some, and go like all idle ones when nobody comes (engine/idle_memory.py)."""
 
-from functools import partial
 from itertools import takewhile
 
 from zse.cache.eviction import TreeNode
 from zse.cache.files import KEY_BYTES, PageFiles
 from zse.cache.prefix import common_tokens
-from zse.engine.disk_reads import AwaitingDisk, DiskFetch, DiskReader, views_of
+from zse.engine.disk_reads import AwaitingDisk, DiskFetch, DiskReader
 from zse.scheduler.options import RequestOptions
 from zse.scheduler.request import salt_of
 
@@ -53,9 +52,7 @@ class SessionAhead:
     def _hold(self, held: AwaitingDisk, keys: list[tuple[bytes, bytes]], pages: list[int]) -> AwaitingDisk:
         """Let it hold pages, which it was given, for the content of these keys."""
         held.keys, held.places, held.held = tuple(keys), tuple(pages), (pages,)
-        held.fetch = DiskFetch(
-            [(key, partial(views_of, self._mover.page_view, page)) for (key, _), page in zip(keys, pages, strict=True)]
-        )
+        held.fetch = DiskFetch([(key, (("page", page),)) for (key, _), page in zip(keys, pages, strict=True)])
         self._life.job_pages += held.held
         return held
 
@@ -68,7 +65,7 @@ class SessionAhead:
             return
         waits = self._life.queue.num_waiting > 0
         if waits and self._has_waited and not held.fetch.is_cancelled:
-            held.fetch.is_cancelled = True
+            self._reader.cancel(held.fetch)
             self._reader.hurry()  # which reads nothing any more, and ends
         self._has_waited = waits
         self._reader.pause(bool(self._requests))
@@ -125,4 +122,4 @@ class SessionAhead:
         """The session was removed. (What is cached of it has gone.)"""
         if self._held is not None and self._held.options.session == session:
             self._held.keys = ()
-            self._held.fetch.is_cancelled = True  # type: ignore[union-attr]
+            self._reader.cancel(self._held.fetch)  # type: ignore[arg-type]

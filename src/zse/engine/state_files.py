@@ -9,6 +9,7 @@ from typing import NamedTuple
 from zse.cache.eviction import TreeNode
 from zse.cache.files import PageFiles, state_key
 from zse.cache.states import Snapshot, StateSlots, child_of
+from zse.engine.disk_reads import Place
 
 
 class KeptState(NamedTuple):
@@ -23,20 +24,23 @@ class KeptState(NamedTuple):
 
 class PlacedState(NamedTuple):
     """A state on its way. host: its slot of the host; slot: of the page that it stands within, -1: it stands at the end of
-    one; views: gives their memory."""
+    one."""
 
     kept: KeptState
     host: int
     slot: int
-    views: Callable[[], tuple[memoryview, ...]]
+
+    @property
+    def places(self) -> list[Place]:
+        """What its record is read to."""
+        return [("host state", self.host), *([("slot", self.slot)] if self.slot >= 0 else [])]
 
 
 class StateFiles:
-    """cache: a CacheManager with states and a prefix cache. mover: the runner's PageMover. key_of_node: of the pages'
-    files."""
+    """cache: a CacheManager with states and a prefix cache. key_of_node: of the pages' files."""
 
-    def __init__(self, cache, mover, files: PageFiles, key_of_node: Callable[[TreeNode], bytes]):
-        self._prefix, self._host, self._mover, self._files = cache.prefix, cache.host, mover, files
+    def __init__(self, cache, files: PageFiles, key_of_node: Callable[[TreeNode], bytes]):
+        self._prefix, self._host, self._files = cache.prefix, cache.host, files
         self._states: StateSlots = cache.states
         self._filling: set[int] = cache.filling
         self._key_of_node = key_of_node
@@ -46,19 +50,19 @@ class StateFiles:
         """States in files, and how many were read since the start."""
         return {"state_disk_files": self._files.num_states, "state_disk_read": self.num_read}
 
-    def content(self, snapshot: Snapshot) -> tuple[bytes, bytes, bytes, bytes] | None:
-        """Key, key of the page before, tokens behind that, and content of its record; None of one that is gone. What pages
-        and slots hold is settled."""
-        node, mover = snapshot.node, self._mover
+    def content(self, snapshot: Snapshot) -> tuple[bytes, bytes, bytes, list[Place]] | None:
+        """Key, key of the page before, tokens behind that, and where the content of its record is; None of one that is gone. What
+        pages and slots hold is settled."""
+        node = snapshot.node
         if not node.alive or not self._states.has(node, snapshot):
             return None
         near = snapshot.slot >= 0
-        state = mover.read_state(snapshot.slot) if near else mover.read_host_state(snapshot.host)
+        places = [("state", snapshot.slot) if near else ("host state", snapshot.host)]
         tail = node.tokens[: 4 * snapshot.offset]
         if len(tail) < self._prefix.page_bytes:
-            state += mover.read_page(node.page) if node.page >= 0 else mover.read_slot(node.slot)
+            places.append(("page", node.page) if node.page >= 0 else ("slot", node.slot))
         parent = self._key_of_node(node.parent)  # type: ignore[arg-type]
-        return state_key(parent, tail), parent, tail, state
+        return state_key(parent, tail), parent, tail, places
 
     def deepest(
         self, salt, nodes: list[TreeNode], keys: list[tuple[bytes, bytes]], tokens: bytes, reach: int, most: int
@@ -90,8 +94,7 @@ class StateFiles:
         self._states.filling.add(host)
         if slot >= 0:
             self._filling.add(slot)
-        state, page = self._mover.host_state_view, self._mover.slot_view
-        return PlacedState(kept, host, slot, lambda: (state(host), *([page(slot)] if slot >= 0 else [])))
+        return PlacedState(kept, host, slot)
 
     def give(self, placed: PlacedState) -> None:
         """Nothing came."""
