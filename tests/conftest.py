@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from breadth import combinations
 from gpu.machine import missing
-from order import dealt
+from order import dealt, rotated
 
 from zse.formats import store
 from zse.formats.catalog import CATALOG
@@ -136,7 +136,16 @@ def pytest_configure(config):
     if config.getoption("--soak"):
         for name, size in SOAK.items():
             os.environ.setdefault(name, str(size))
+    worker = getattr(config, "workerinput", None)
+    if worker and config.args_source is config.ArgsSource.TESTPATHS:
+        number = int(worker["workerid"].removeprefix("gw"))
+        config.args = [str(path) for path in rotated(HERE, number % worker["workercount"], worker["workercount"])]
     config.pluginmanager.register(Gate(config))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.parts)  # wherever a worker began; as they stand in it, in each file
 
 
 def pytest_collection_finish():
@@ -181,7 +190,7 @@ class Gate:
             if mode == "none":
                 whys = ((*item.get_closest_marker("exhaustive").args, "long forms")[0] for item in left)
                 self.left_out = dict(Counter(whys).most_common())
-        items[:] = dealt(items, getattr(self.config, "workerinput", {}).get("workercount", 1))
+        items[:] = dealt(items, getattr(self.config, "workerinput", {}).get("workercount", 1), wants_to_be_alone)
         if hasattr(self.config, "workeroutput"):
             self.config.workeroutput["left_out"] = self.left_out
 

@@ -8,7 +8,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
+from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
@@ -269,23 +271,36 @@ RUNS += [
 ]
 
 
-@pytest.mark.each()
-@pytest.mark.parametrize(("name", "hows"), RUNS)
-def test_every_write_point(name, hows, tmp_path, monkeypatch):
+def every_write_point(name: str, hows: tuple[str | int, ...], tmp_path: Path) -> int:
+    """How many runs each_point() made of the work of this name."""
     work, numbers = WORKS[name], iter(range(1 << 30))
     real_pid = os.getpid()
-    monkeypatch.setattr(os, "getpid", lambda: real_pid)  # as in a container, where each start has the same
-    monkeypatch.setattr(hub_client, "model", hub_model)
-    monkeypatch.setattr(hub_client, "file", lambda repo, commit, name, start: nullcontext(FileAnswer(name, start)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: real_pid)  # as in a container, where each start has the same
+        patch.setattr(hub_client, "model", hub_model)
+        patch.setattr(hub_client, "file", lambda repo, commit, name, start: nullcontext(FileAnswer(name, start)))
 
-    def prepare() -> Path:
-        folder = tmp_path / str(next(numbers))
-        folder.mkdir()
-        monkeypatch.setenv("ZSE_HOME", str(folder / "home"))
-        work.prepare(folder)
-        return folder
+        def prepare() -> Path:
+            folder = tmp_path / str(next(numbers))
+            folder.mkdir()
+            patch.setenv("ZSE_HOME", str(folder / "home"))
+            work.prepare(folder)
+            return folder
 
-    runs = each_point(prepare, work.run, work.check, hows, ALLOWED)
+        return each_point(prepare, work.run, work.check, hows, ALLOWED)
+
+
+@pytest.fixture(scope="module")
+def small_process():
+    """Runs calls in a process of its own: a fork of one that has run tests for a while copies the tables of a gigabyte, 50 ms a time."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        yield lambda *call: pool.submit(*call).result()
+
+
+@pytest.mark.each()
+@pytest.mark.parametrize(("name", "hows"), RUNS)
+def test_every_write_point(name, hows, tmp_path, small_process):
+    runs = small_process(every_write_point, name, hows, tmp_path)
     shutil.rmtree(tmp_path, ignore_errors=True)
     assert runs >= 4
 
