@@ -406,6 +406,22 @@ def test_files_stay_within_their_size(tmp_path):
     again.close()
 
 
+def test_no_session_goes_for_one_that_was_used_before_it(tmp_path):
+    """At a stop what each session has in memory is written, in any order."""
+    files = PageFiles(tmp_path / "kv", b"f" * 16, 5000)
+    names = [bytes([number] * 16).hex() for number in range(5)]
+    keys = [key_of(files.root(("a",)), name.encode()) for name in names]
+    for number in (0, 1, 2, 3):
+        files.write(keys[number], files.root(("a",)), bytes(1000), names[number], 100.0 + number)
+    ends = [key_of(key, b"end") for key in keys]
+    for number in (2, 1):  # the latter would take the place of the next
+        files.write(ends[number], keys[number], bytes(1000), names[number], 100.0 + number)
+    assert keys[0] not in files and ends[2] in files and keys[3] in files and ends[1] not in files
+    files.write(ends[3], keys[3], bytes(1000), names[3], 103.0)
+    assert keys[1] not in files and all(key in files for key in (keys[2], ends[2], keys[3], ends[3]))
+    files.close()
+
+
 def test_sessions_end_and_make_room(tmp_path):
     files = PageFiles(tmp_path / "kv", b"f" * 16, 12_000)
     names = [bytes([number] * 16).hex() for number in range(1, 4)]

@@ -365,6 +365,19 @@ def test_a_rank_that_ends_or_is_silent_ends_the_group(how, options, path, monkey
         assert time.monotonic() - began < 15
 
 
+@pytest.mark.parametrize("options", kinds(2), ids=["tensor", "pipeline"])
+def test_pages_in_files_outlast_a_restart(options, deep, tmp_path):
+    """By slots of page-locked memory of each rank."""
+    numbers = dict(device=FIRST, max_context=128, num_pages=64, max_rows=4, page_size=16, deterministic=True) | options
+    replies = []
+    for cached in (0, 89):
+        with LLM(str(deep), cache_disk=str(tmp_path / "kv"), **numbers) as llm:
+            replies.append(llm.generate(PROMPTS[2:], GREEDY)[0].token_ids)
+            assert llm.metrics()["prefix_disk_hit_tokens"] == cached
+    assert replies[0] == replies[1]
+    assert len(list(tmp_path.glob("kv/*/*.kv"))) == len(list(tmp_path.glob("kv/*/*/*.kv"))) == 1
+
+
 @pytest.mark.parametrize("option", ["--tp", "--pp"])
 def test_a_server_replaces_ranks_that_end(option, tmp_path):
     pack = cache.pack_path(isa())

@@ -15,6 +15,7 @@ same model has one beside it."""
 
 import fcntl
 import hashlib
+import math
 import os
 import re
 import stat
@@ -47,7 +48,7 @@ NAME_BYTES = 16  # of a file's name, and of what names a session
 MOST_FOLDERS = 16  # engines of one model at once
 EXTEND_S = 60.0  # a session's end is written again when it is so much later
 _NAME = re.compile(rf"[0-9a-f]{{{2 * NAME_BYTES}}}\.kv")
-_SECRET = "secret"
+SECRET = "secret"
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -162,7 +163,7 @@ class PageFiles:
             segment = self._file_for(parent, session, is_page=len(key) == KEY_BYTES)
             told = [SESSION] if session and segment.expires + EXTEND_S < expires else []
             size = len(content) + len(tokens) + (1 + len(told)) * HEAD_BYTES
-            if not self._make_room(size, segment, of_sessions=bool(session)):
+            if not self._make_room(size, segment, max(expires, segment.expires) if session else 0.0):
                 return
         added = [(SESSION, b"", b"", b"")] * len(told) + [(CONTENT, key, tokens, content)]
         self._append(segment, added, parent, expires)
@@ -368,12 +369,11 @@ class PageFiles:
         for record in made:
             self._enter(again, record)
 
-    def _make_room(self, size: int, but: RecordFile | None = None, of_sessions: bool = True) -> bool:
-        """Room for so many bytes more: files go, other than `but`, the longest unused first; of sessions, where of_sessions, what
-        they have alone: a page of nobody is written when there is time, long after it was used, and no session goes for it."""
+    def _make_room(self, size: int, but: RecordFile | None = None, end: float = math.inf) -> bool:
+        """Room for so many bytes more: files go, other than `but`, the longest unused first; of sessions that end up to `end` what
+        they have alone. What is written was used long before, perhaps: no session goes for one that ends earlier, or for a page of nobody."""
         while self.num_bytes + size > self.max_bytes:
-            files = (each for each in self._files.values() if each is not but)
-            segment = next((each for each in files if of_sessions or not each.expires), None)
+            segment = next((each for each in self._files.values() if each is not but and each.expires <= end), None)
             if segment is None or size > self.max_bytes:
                 return False
             before = self.num_bytes
@@ -420,7 +420,7 @@ class PageFiles:
         found = []
         with os.scandir(self.folder) as entries:
             for entry in entries:
-                if entry.name == _SECRET:
+                if entry.name == SECRET:
                     continue
                 status = entry.stat(follow_symlinks=False)
                 if _NAME.fullmatch(entry.name) and stat.S_ISREG(status.st_mode):
@@ -448,7 +448,7 @@ def remove_session(folder: str | os.PathLike, name: str) -> None:
     """Remove a session's file of models whose engines do not run now. What others continued behind it is computed again.
     Raises OSError."""
     for path in Path(folder).glob(f"**/{name}.kv"):  # of several ranks within the first one's
-        descriptor = os.open(path.parent / _SECRET, os.O_RDONLY | _FLAGS)
+        descriptor = os.open(path.parent / SECRET, os.O_RDONLY | _FLAGS)
         with open(descriptor, "rb") as claim, suppress(BlockingIOError):  # an engine has it, which is told
             fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink(missing_ok=True)
@@ -460,7 +460,7 @@ def _claim(folder: Path):
         path = folder.with_name(f"{folder.name}-{number}") if number else folder
         make_private(path)
         _make_secret(path)
-        descriptor = os.open(path / _SECRET, os.O_RDONLY | _FLAGS)
+        descriptor = os.open(path / SECRET, os.O_RDONLY | _FLAGS)
         # Open until close().
         claim = open(descriptor, "rb")  # noqa: SIM115
         try:
@@ -475,7 +475,7 @@ def _claim(folder: Path):
 
 
 def _make_secret(folder: Path) -> bytes:
-    path = folder / _SECRET
+    path = folder / SECRET
     if not path.exists():  # an engine that dies here, or starts beside, finds no half of it
         trust.write_once(str(path), os.urandom(32))
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

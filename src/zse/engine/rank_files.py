@@ -4,6 +4,8 @@ Rank 0 decides what is written and read, and tells the others in the order of ev
 in their pages and slots what it has in its own. A page is written by the others first: what rank 0 has in files, all had then. Who has
 less, since files were damaged or lost, says so when it reads; the least counts, and rank 0 forgets the page."""
 
+import contextlib
+import fcntl
 import time
 from functools import partial
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from zse.cache.files import PageFiles, make_private
+from zse.cache.files import SECRET, PageFiles, make_private
 from zse.engine import disk_reads
 from zse.engine.disk_reads import DiskFetch, DiskReader, Place
 from zse.engine.disk_writes import DiskWriter, Write
@@ -20,6 +22,7 @@ from zse.errors import GroupError
 from zse.lazy import logging
 
 TELL_S = 0.5  # between two counts of what files a rank has
+CLAIM_S = 5.0  # for a rank that is about to end
 END_S = 1.0  # for what waits to be written when rank 0 has ended
 SUMS = ("prefix_disk_bytes", "session_bytes", "prefix_disk_damaged_files")  # over all ranks
 
@@ -43,7 +46,9 @@ def open_files(ranks: Any, config: Any, fingerprint: bytes, page_nbytes: int) ->
         files = PageFiles(config.cache_disk, fingerprint, room, config.page_size) if ranks.leads else None
         folder = group.exchange(b"" if files is None else files.folder.name.encode())[0].decode()
         if files is None:
-            files = PageFiles(Path(config.cache_disk) / folder, fingerprint, room, config.page_size)
+            inner = Path(config.cache_disk) / folder
+            _wait_for_end(inner / fingerprint.hex()[:32] / SECRET)
+            files = PageFiles(inner, fingerprint, room, config.page_size)
         mine = msgspec.msgpack.encode(FilesThere(list(files), _counted(files)))
         told = [msgspec.msgpack.decode(data, type=FilesThere) for data in group.exchange(mine)]
     finally:
@@ -56,6 +61,21 @@ def open_files(ranks: Any, config: Any, fingerprint: bytes, page_nbytes: int) ->
             files.forget(key)
         files.tidy(time.time())
     return files, told
+
+
+def _wait_for_end(claimed: Path) -> None:
+    """Of the rank that had this folder before, where rank 0 was killed: without its files nobody would have any page."""
+    deadline = time.monotonic() + CLAIM_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(FileNotFoundError), open(claimed, "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.02)
+                continue
+            except OSError:  # a file system without locks
+                return
+        return
 
 
 def _counted(files: PageFiles) -> dict[str, float]:
