@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,11 +18,13 @@ import tiny_text  # noqa: E402
 from zse import LLM, BeamParams, SamplingParams  # noqa: E402
 from zse.cache.layout import KVCache  # noqa: E402
 from zse.engine.config import EngineConfig  # noqa: E402
+from zse.engine.divided import RankMover  # noqa: E402
 from zse.errors import ConfigError, UnsupportedError  # noqa: E402
 from zse.formats.opening import open_model  # noqa: E402
 from zse.models.load import plan_model  # noqa: E402
 from zse.runtime.cpu import CPUDevice  # noqa: E402
 from zse.runtime.opening import open_device  # noqa: E402
+from zse.tensor import Tensor  # noqa: E402
 
 OPTIONS = dict(kv_dtype="f32", activations="f32", max_rows=6, max_context=96, max_tokens_per_step=32, page_size=16)
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
@@ -111,6 +114,64 @@ def test_each_rank_has_pages_of_its_own(latent):
         assert engine.scheduler.check_integrity() == []
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_pages_leave_a_rank_for_its_host_memory(ahead, latent, monkeypatch):
+    """Of requests that are swapped, and of prompts that others push out: each comes back on the rank where it was."""
+    tight = dict(num_pages=6, reserve_output=False, speculation="none", cache_host_memory=1 << 24, max_rows=8)
+    asked, long = (
+        [(prompt(20, seed), "") for seed in range(8)],
+        SamplingParams(max_tokens=40, temperature=0, ignore_eos=True),
+    )
+    with TinyEngines(latent, **OPTIONS) as made:
+        plain = made(speculation="none", prefix_cache=False)
+        wanted = replies_of(plain, asked, long)
+        longer = [(ids + wanted[number] + prompt(5, 9), "") for number, (ids, _) in enumerate(asked)]
+        after = replies_of(plain, longer, GREEDY)
+    monkeypatch.setattr(CPUDevice, "runs_ahead", ahead)
+    with ranks_of(latent, preemption="swap", **tight) as found:
+        engine, moves = found.engine, set()
+        tell = engine.runner.ranks.move
+        engine.runner.pages._told = lambda transfers: (moves.update(kind for kind, *_ in transfers), tell(transfers))
+        assert replies_of(engine, asked, long) == wanted
+        assert engine.scheduler.check_integrity() == []
+        counters = engine.counters()
+        assert counters["swapped_out_pages"] and counters["swapped_in_pages"]
+        assert {"out@0", "out@1", "in@0", "in@1"} <= moves
+        assert replies_of(engine, longer, GREEDY) == after
+        assert engine.scheduler.check_integrity() == []
+        after_all = engine.counters()
+        assert after_all["prefix_onloaded_pages"] > counters["prefix_onloaded_pages"]
+        for id, (ids, _) in enumerate(asked):  # clients that leave while they are swapped
+            engine.submit(id, ids, long)
+        while engine.has_work:
+            engine.step()
+            for id in list(engine.scheduler.cache.swapped):
+                assert engine.cancel(id)
+            assert engine.scheduler.check_integrity() == []
+        assert engine.counters()["cancelled"] > 0 and not engine.scheduler.cache.swapped
+
+
+def test_the_history_of_tokens_moves_on_every_rank():
+    """As on a GPU: a page of rank 1 takes its line of the history along on rank 0 too, to a slot of rank 1's."""
+    with_history = []
+    for rank in (0, 1):
+        device = open_device("cpu", threads=1)
+        kv = SimpleNamespace(
+            buffer=device.alloc(4 * 64, "test"), page_nbytes=64, num_pages=4, num_blocks=4, blocks_per_page=1
+        )
+        kv.map_to = lambda page: None
+        history = Tensor(device.alloc(8 * 64, "test"), (8, 16), "i32")
+        mover = RankMover(device, kv, history, None, None, 3, 0)
+        mover.rank = rank
+        keys, tokens = (np.frombuffer(each.view(), np.uint8).reshape(-1, 64) for each in (kv.buffer, history.buffer))
+        keys[:], tokens[:] = np.arange(4)[:, None] + 10 * rank, np.arange(8)[:, None]
+        mover.run([("out@1", 2, 1), ("out@0", 2, 1), ("copy@1", 0, 2), ("in@1", 1, 3), ("copy@0", 1, 0)])
+        with_history.append((keys[:, 0].tolist(), tokens[:, 0].tolist()))
+        mover.close()
+    history = [1, 1, 2, 3, 4, 5, 4, 6]
+    assert with_history == [([1, 1, 2, 3], history), ([10, 11, 10, 12], history)]
+
+
 def test_a_step_without_a_rank(latent):
     """One request is on one rank: the other has no token of any step, and its experts all the same."""
     with TinyEngines(latent, **OPTIONS) as made:
@@ -169,7 +230,7 @@ def test_processes(latent):
     [
         (dict(tensor_parallel_size=1), "--data-parallel-attention divides requests among ranks: give"),
         (dict(adapter_slots=1), "--adapter-slots is not possible with --data-parallel-attention yet"),
-        (dict(cache_host_memory=1 << 24), "--cache-host-memory is not possible with --data-parallel-attention yet"),
+        (dict(cache_disk="x"), "--cache-disk is not possible with --data-parallel-attention yet"),
         (
             dict(tensor_parallel_size=1, pipeline_parallel_size=2),
             "--data-parallel-attention is not possible with --pipe",

@@ -275,6 +275,19 @@ def test_attention_of_own_requests(family, tmp_path, monkeypatch):
         assert len(two._engine.scheduler.cache.parts) == 2 and two._engine.scheduler.check_integrity() == []
 
 
+def test_own_pages_leave_for_host_memory(tmp_path, monkeypatch):
+    """Of two requests a rank has pages for one: the other's go to its host memory, and the history of tokens with them on both."""
+    source = written("minicpm3", tmp_path / "hf", monkeypatch)
+    prompts = [prompt(length, seed) for seed, length in enumerate((40, 7, 25, 33, 16, 50, 3, 64))]
+    tight = dict(num_pages=8, page_size=16, reserve_output=False, preemption="swap", cache_host_memory=1 << 26)
+    with engine(source, 1) as one, engine(source, 2, data_parallel_attention=True, speculation="none", **tight) as two:
+        near(two, one, 1.0, prompts)
+        near(two, one, 1.0, prompts)
+        counters = two._engine.counters()
+        assert counters["swapped_out_pages"] and counters["swapped_in_pages"] and counters["prefix_onloaded_pages"]
+        assert two._engine.scheduler.check_integrity() == []
+
+
 # -- pipeline
 
 

@@ -1,8 +1,8 @@
 """Pages of several ranks, each with sequences of its own (attention data parallel, docs/design/0011-several-devices.md): one
 CacheManager a rank, behind the interface of one.
 
-Page numbers are a rank's own, and lists of pages say whose they are (RankPages). A sequence is on one rank from admit() until it
-has no pages. Pages do not leave the device here."""
+Page numbers are a rank's own, and lists of pages say whose they are (RankPages); so are those of host slots. A sequence is on one rank
+from admit() until it has no pages, and comes back there where it was swapped."""
 
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -89,8 +89,8 @@ class DividedPrefixes:
 
 
 class DividedCache(CacheManager):
-    """parts: the CacheManager of each rank, of one geometry, without states, groups of layers and host slots. rank_of: the rank of
-    each sequence that has pages."""
+    """parts: the CacheManager of each rank, of one geometry, without states and groups of layers. rank_of: the rank of each sequence
+    that has pages."""
 
     rank_of: dict[int, int]
 
@@ -101,7 +101,8 @@ class DividedCache(CacheManager):
         self.allocator = DividedPages([part.allocator for part in parts])
         self.prefix: Any = None if first.prefix is None else DividedPrefixes([part.prefix for part in parts])
         self.tables: Any = ChainMap(*(part.tables for part in parts))
-        self.swapped, self.filling, self.rank_of = {}, set(), {}
+        self.swapped: Any = ChainMap(*(part.swapped for part in parts))
+        self.filling, self.rank_of = set(), {}
 
     def _part(self, sequence: int) -> CacheManager:
         return self.parts[self.rank_of[sequence]]
@@ -113,7 +114,7 @@ class DividedCache(CacheManager):
         self, sequence: int, length: int, tokens: "array", salt: "Salt", spare: int = 0, session: str = ""
     ) -> int | None:
         """On the rank that has the least in use then: what it has cached of the sequence counts for it. The ranks that follow
-        are tried where pages are too few."""
+        are tried where pages are too few; not where it has been swapped on one."""
         data, spare = tokens.tobytes(), -(-spare // len(self.parts))
 
         def used(rank: int) -> int:
@@ -121,7 +122,8 @@ class DividedCache(CacheManager):
             cached = 0 if part.prefix is None else part.prefix.match(salt, data).length
             return self.page_size * (part.allocator.num_pages - part.allocator.num_free) - cached
 
-        for rank in sorted(range(len(self.parts)), key=used):
+        ranks = [rank for rank, part in enumerate(self.parts) if sequence in part.swapped]
+        for rank in ranks or sorted(range(len(self.parts)), key=used):
             found = self.parts[rank].admit(sequence, length, tokens, salt, spare, session)
             if found is not None:
                 self.rank_of[sequence] = rank
@@ -136,10 +138,18 @@ class DividedCache(CacheManager):
         return is_done
 
     def can_swap(self, length: int) -> bool:
-        return False
+        return any(part.can_swap(length) for part in self.parts)
 
     def swap_out(self, sequence: int, length: int) -> bool:
-        return False
+        is_done = self._part(sequence).swap_out(sequence, length)
+        if is_done:
+            del self.rank_of[sequence]
+        return is_done
+
+    def drop_swapped(self, sequence: int) -> None:
+        for part in self.parts:
+            if sequence in part.swapped:
+                part.drop_swapped(sequence)
 
     def commit(self, sequence: int, tokens: "array", length: int, partial: bool = False) -> None:
         if sequence in self.rank_of:

@@ -6,7 +6,7 @@ every request. A rank's keys lie as if the pages before its own were there."""
 
 from typing import Any
 
-from zse.cache.layout import PageMover
+from zse.cache.layout import HostSlots, KVCache, PageMover
 from zse.engine import forwards
 from zse.engine.runner import Runner
 from zse.engine.step import PageTable, StepInputs
@@ -32,20 +32,44 @@ class RankTable(PageTable):
 
 
 class RankMover(PageMover):
-    """Runs this rank's transfers, which are copies, and of the history those of all ranks."""
+    """Runs this rank's transfers, and of the history, which is of all pages, those of all ranks: it has host slots of its own, one
+    rank's behind the other's."""
 
     rank = 0
+
+    def __init__(
+        self, device: Any, kv: KVCache, history: Any, states: Any, told: Any, host_slots: int, host_states: int
+    ):
+        super().__init__(device, kv, history, states, told)
+        pools = 1 if history is None else history.shape[0] // kv.num_blocks
+        self._num_slots = host_slots
+        self._part_slots = [
+            HostSlots(device, nbytes, host_slots * (pools if number else 1))
+            for number, (_, nbytes) in enumerate(self._parts)
+        ]
+
+    @property
+    def host(self) -> list[HostSlots]:
+        return self._part_slots
 
     def run(self, transfers: list[tuple[str, int, int]]) -> None:
         if self._told is not None:
             self._told(transfers)
-        for kind, *pages in transfers:
-            rank = int(kind.removeprefix("copy@"))
+        for what, source, target in transfers:
+            kind, rank = what.split("@")
+            if int(rank) == self.rank and kind != "out":
+                self._kv.map_to(target)
             for number, (start, nbytes) in enumerate(self._parts):
-                base = rank * self._kv.num_pages if number else 0  # the history is of all pages
-                source, target = (start + (base + page) * nbytes for page in pages)
-                if number or rank == self.rank:
-                    self._device.copy(target, source, nbytes)
+                if number or int(rank) == self.rank:
+                    of_others = int(rank) if number else 0
+                    page, slot = start + of_others * self._kv.num_pages * nbytes, of_others * self._num_slots
+                    slots = self._part_slots[number]
+                    if kind == "copy":
+                        self._device.copy(page + target * nbytes, page + source * nbytes, nbytes)
+                    elif kind == "out":
+                        self._device.copy_out(slots.address(slot + target), page + source * nbytes, nbytes)
+                    else:
+                        self._device.copy_in(page + target * nbytes, slots.address(slot + source), nbytes)
 
 
 class DividedRunner(Runner):

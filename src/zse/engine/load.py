@@ -277,7 +277,8 @@ def _divided_cache(config: ResolvedConfig, pages: groups.PageGeometry) -> "divid
         cached = None
         if config.prefix_cache:
             cached = prefix.PrefixCache(config.num_pages, config.cache_policy, config.page_size)
-        return schedulers.cache_manager(cache_pages.PageAllocator(config.num_pages), cached, None, pages)
+        allocator, host = cache_pages.PageAllocator(config.num_pages), cache_pages.HostPool(config.host_slots)
+        return schedulers.cache_manager(allocator, cached, host, pages)
 
     return divided.divide(config.page_pools, make)
 
