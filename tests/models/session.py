@@ -23,8 +23,8 @@ def load(device, path, quantize=None):
 
 
 class Session:
-    """One decoder with `rows` sequences, whose pages are scattered over the cache. adapters: Images; adapt() says which row has
-    which."""
+    """One decoder with `rows` sequences, whose pages are scattered over the cache. max_lines: of logits (default: one a token).
+    adapters: Images; adapt() says which row has which."""
 
     def __init__(
         self,
@@ -35,6 +35,7 @@ class Session:
         kv_dtype=None,
         rows=2,
         max_tokens=64,
+        max_lines=None,
         context=256,
         deterministic=False,
         adapters=(),
@@ -50,8 +51,9 @@ class Session:
             groups = (tuple(i for i in range(model.config.num_layers) if model.config.kv_layer(i) >= 0),)
         every = len(groups) * rows * pages
         self.kv = KVCache(device, model.config, every, kv_dtype, groups)
+        lines = max_lines or max_tokens
         self.buffers = StepBuffers.allocate(
-            device, model.config, max_tokens=max_tokens, max_rows=max_tokens, max_pages=pages, groups=len(groups)
+            device, model.config, max_tokens=max_tokens, max_rows=lines, max_pages=pages, groups=len(groups)
         )
         self.slots = self.adapted = None
         if adapters:
@@ -81,7 +83,7 @@ class Session:
         table = self.buffers.page_table
         for group in range(len(groups)):
             mine = order[group * rows * pages : (group + 1) * rows * pages]
-            at = table.offset + 4 * group * max_tokens * pages
+            at = table.offset + 4 * group * lines * pages
             self._put(
                 table._replace(shape=(rows, pages), offset=at), self.kv.table_entries(mine, 0, rows * pages, group)
             )
@@ -130,7 +132,7 @@ class Session:
         symbols = self.decoder.symbols(at, lines, context, runs=len(batch))
         graph.run(**{name: symbols[name] for name in graph.symbols})
         logits = self.device.read(buffers.logits.with_rows(lines))
-        return np.frombuffer(logits, np.float32).reshape(lines, -1).copy()
+        return np.frombuffer(logits, np.float32).reshape(lines, buffers.logits.shape[1]).copy()
 
     def run(self, ids, sizes=None, row=0):
         """Logits of a whole sequence, in steps of `sizes` tokens (default: one step)."""

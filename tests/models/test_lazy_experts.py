@@ -65,6 +65,17 @@ def expert_pages(model, layer: int, expert: int) -> list[int]:
     return pages
 
 
+def test_a_chunk_that_wants_no_logits_reads_no_experts_of_the_last_layer(device, path):
+    """Nothing is computed of it behind attention (zse.plan.forward.LastLayer)."""
+    with open_model(path) as source:
+        model = loaded(device, source, True)
+        Session(device, model).step([(0, tiny.tokens("qwen3_moe")[:9])], wanted=[], max_tokens=9)
+        lazy, last = model.lazy_experts, model.config.num_layers - 1
+        missing = [len(lazy._missing[layer]) for layer in sorted(lazy._stacks)]
+        assert missing[-1] == 16 > max(missing[:-1]) and lazy.num_read == sum(16 - each for each in missing) > 0
+        assert max(lazy._stacks) == last
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="mincore of memory that was never touched")
 def test_experts_that_no_token_chooses_never_become_resident(device, path):
     ids = tiny.tokens("qwen3_moe")[:9]

@@ -79,11 +79,11 @@ def test_layers_of_a_kind_are_traced_once():
             return x + self.mlp(self.norm(x, "mlp_norm", i), i)
 
     planner_of(Counted, layers=9)
-    # The first layer begins with nothing to be added, so the third is not like it.
-    assert calls == [0, 1, 2]
+    # The first layer begins with nothing to be added, so the third is not like it; the last is in two parts as well.
+    assert calls == [0, 1, 2, 8]
     calls.clear()
     planner_of(Counted, NullGPU(), layers=9)
-    assert calls == [0, 1]
+    assert calls == [0, 1, 8]
 
 
 def test_the_stream_before_an_addition_is_gone():
@@ -96,6 +96,30 @@ def test_the_stream_before_an_addition_is_gone():
     for device in (NullDevice(2), NullGPU()):
         with pytest.raises(PlanError, match="reads the stream as it was before an addition"):
             planner_of(Stale, device)
+
+
+def test_a_last_layer_in_two_parts():
+    """All but attention is computed of the wanted rows; a layer that adds to the stream before it reads other tokens is left whole,
+    and so is one of a model whose stream is read behind a step."""
+
+    class Turned(Decoder):
+        def layer(self, x, i):
+            x = x + self.mlp(self.norm(x, "mlp_norm", i), i)
+            q, k, v = self.qkv(self.norm(x, "attn_norm", i), i)
+            return x + self.linear(self.attention(q, k, v, i), "o", i)
+
+    for device in (NullDevice(2), NullGPU()):
+        planner = planner_of(None, device)
+        first, rest = planner._last
+        assert "attend" in [node.op for node in first.nodes] and {node.op for node in first.nodes[-2:]} == {"wanted"}
+        assert not {"attend", "heads", "wanted"} & {node.op for node in rest.nodes}
+        products = [node.weights["weight"] for node in rest.nodes if node.op in ("linear", "gated_product")]
+        assert products == ["o", "gate_up", "down"]
+        assert planner_of(Turned, device)._last is None
+        whole = Planner(device, planner.forward, planner.model, planner.kv, planner.buffers, whole_stream=True)
+        assert whole._last is None
+        # On a CPU the rows lie in what is carried to the layer; no GPU's layers carry anything here.
+        assert (whole.scratch.nbytes == planner.scratch.nbytes) == (device.kernels == "cpu")
 
 
 def test_a_weight_that_is_not_there():

@@ -107,6 +107,7 @@ class Runner:
             deterministic=config.deterministic,
             adapters=self.adapters,
             group=ranks and ranks.group,
+            whole_stream=config.speculation in steps.BLOCK_DRAFTS,
         )
         self._sizes = self.planner.sizes
         self._ascending = steps.ascending(config.max_context)

@@ -14,7 +14,8 @@ did: nothing here knows a device, a dtype or a weight's scheme. The contract:
   one. q, k, v and gate, up are named apart; where they lie joined (as "qkv", "gate_up") one product computes them.
 - What `layer` asks of the configuration by i must be in `kind(i)`, beside which layers of one kind have weights of the same
   names, shapes and schemes.
-- A new operation is a method here that adds a node, a launch in zse.plan.record, and a rule where it fuses.
+- A new operation is a method here that adds a node, a launch in zse.plan.launch, a rule where it fuses, and a name in
+  zse.plan.forward.BY_ROW where a row of its results depends on no other.
 """
 
 from collections.abc import Container, Hashable, Iterator

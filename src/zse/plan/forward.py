@@ -1,19 +1,64 @@
-"""A forward traced part by part: its beginning, each kind of layer, its end."""
+"""A forward traced part by part: its beginning, each kind of layer, its end.
+
+Where few tokens have logits, as in a prompt's step, the last layer is two parts (`LastLayer`): behind its last operation that reads
+other tokens only the rows that are wanted are computed. What of them is still read, the stream and what attention gave, is gathered
+before."""
 
 from collections.abc import Callable, Hashable
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
+from zse.plan.place import aligned
 from zse.plan.rules import JOINED, Part, Pending, fuse
-from zse.plan.trace import Adapted, Trace, Value
+from zse.plan.trace import Adapted, Node, Trace, Value
+from zse.tensor import Tensor
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from zse.plan.record import Run
 
 ROPES = ("rope", "q_rope")  # options of nodes that turn
+# Operations whose rows depend on nothing but the same rows of what they read.
+BY_ROW = frozenset(
+    ("linear", "norm", "add", "scale", "gate", "act", "clamp", "route", "experts", "combine", "scale_stream")
+)
+# Those whose results are gathered: they are written in the device's `inner` form where no product reads them.
+GATHERED = ("attend", "gate_output", "gated_norm", "gated_conv", "head_linear")
+
+
+class LastLayer(NamedTuple):
+    """first: up to the first product behind the last operation that reads other tokens, of all tokens; rest: of the rows."""
+
+    first: Part
+    rest: Part
+
+    def nbytes(self, lines: int) -> int:
+        """What the rows take in between."""
+        return sum(aligned(4 * lines * value.width) for value in self.first.rows)
+
+    def begin(self, run: "Run", layers: list[Part]) -> list[Part]:
+        """The parts to record of these, the first part of the last one for the rows that are wanted."""
+        most = min(run.max_tokens, run.planner.max_lines)
+        run.wanted = run.step.logit_rows.with_rows(run.recorder.symbol("rows", most))
+        return [*layers[:-1], self.first]
+
+    def record(self, run: "Run", rows: Any, most: int) -> "Run":
+        """Record the rest behind `first`, of `rows` rows, at most so many: the Run of these rows, for what follows."""
+        planner = run.planner
+        # Two at least: kernels for exactly one row would run where none is wanted.
+        found = type(run)(planner, run.recorder, run.step, rows, max(most, 2))
+        found.layer, found.wanted = run.layer, run.wanted
+        # The stream of all tokens is read no more: what is left to be added has its place.
+        found.stream, found.carry = planner.wanted_rows, planner.hidden
+        found.play(self.rest, planner._place(self.rest, planner._room(most, planner.max_tokens)), run.prefix, rows)
+        return found
 
 
 class Parts(NamedTuple):
     """again: of a block that predicts behind a model, the beginning behind its own state. layers: the part of each. ends: by whether every token has logits, and over hidden states that are there already
     (None); of an encoder none, but `finish`, what follows its layers. ropes: the rotations that are used, by name. hops: of a pipeline, what follows
-    the layers, by whether the stream comes back to rank 0."""
+    the layers, by whether the stream comes back to rank 0. last: the last layer in two parts, where that is possible."""
 
     begin: Part
     again: Part | None
@@ -22,6 +67,7 @@ class Parts(NamedTuple):
     finish: Part | None
     ropes: dict[str, Any]
     hops: dict[bool, Part]
+    last: LastLayer | None
 
 
 def trace_forward(forward: Any, model: Any, device: Any, adapted: Adapted | None = None) -> Parts:
@@ -45,11 +91,15 @@ def trace_forward(forward: Any, model: Any, device: Any, adapted: Adapted | None
         gathered = model.share.gathered(layer, _orders(mine)) if partial_weights else {}
         before = None if pending is None else (*pending.options.items(),)
         kind = forward.kind(layer), before, _kind(mine), (*gathered.items(),)
+        options: dict[str, Any] = dict(layer=layer, adapted=adapted, gathered=gathered)
+        given = mine, partial(forward.layer, i=layer), pending
         if kind not in known:
-            options: dict[str, Any] = dict(layer=layer, adapted=adapted, gathered=gathered)
-            known[kind] = traced(mine, partial(forward.layer, i=layer), pending, **options)
+            known[kind] = traced(*given, **options)
         layers.append(known[kind])
         pending = known[kind].pending
+    # Tokens of ranks' own, and rows of adapters, are found by a token's place; a block reads the stream of all.
+    cuts = model.config.causal and layers and not (stage or divides or adapted or model.config.follows)
+    last = traced(*given, **options, finish=cut) if cuts else None
     hops: dict[bool, Part] = {}
     if stage:
         hops = {back: traced({}, partial(_hop, forward, model.share, back), pending) for back in (False, True)}
@@ -62,7 +112,8 @@ def trace_forward(forward: Any, model: Any, device: Any, adapted: Adapted | None
     finish = None if model.config.causal or not begins else traced(weights[""], forward.finish, pending)
     used = {node.options[key] for part in known.values() for node in part.nodes for key in ROPES if key in node.options}
     return Parts(
-        begin, again, layers, ends, finish, {name: rope for name, rope in forward.ropes().items() if name in used}, hops
+        *(begin, again, layers, ends, finish),
+        *({name: rope for name, rope in forward.ropes().items() if name in used}, hops, last),
     )
 
 
@@ -91,9 +142,10 @@ def _traced(
     gathered: dict[str, tuple[int, ...]] | None = None,
     divides: bool = False,
     whole: bool = False,
-) -> Part:
+    finish: Callable[..., Any] = fuse,
+) -> Any:
     """A part of the forward with these weights. before: what the part before leaves to be added; layer: a layer's
-    number; whole: it leaves nothing."""
+    number; whole: it leaves nothing; finish: what makes launchable nodes of it."""
     shapes = {name: weight.shape for name, weight in weights.items()}
     for joined, names in JOINED.items():
         if joined in weights:
@@ -104,7 +156,7 @@ def _traced(
     trace = forward.trace = Trace(shapes, all_rows, _orders(weights), adapted, partial_weights, gathered, divides)
     start = Value(trace, forward.config.hidden_size, True)
     schemes = {name: getattr(weight, "scheme", None) for name, weight in weights.items()}
-    return fuse(trace, start, run(start), before, device, schemes, whole)
+    return finish(trace, start, run(start), before, device, schemes, whole)
 
 
 def _kind(weights: dict[str, Any]) -> Hashable:
@@ -121,3 +173,77 @@ def _orders(weights: dict[str, Any]) -> dict[str, str]:
     first: dict[int, str] = {}
     found = ((name, getattr(weight, "order", None)) for name, weight in weights.items())
     return {name: first.setdefault(order.offset, name) for name, order in found if order is not None}
+
+
+# -- the last layer in two parts
+
+
+def last_layer_of(planner: Any, images: Any) -> LastLayer | None:
+    """Of a step with images (StepImages or None); None where what is behind the last layer is read of every token."""
+    is_changed = images is not None and len(images.more) >= planner.config.num_layers
+    return None if is_changed or planner.kept is not None else planner._last
+
+
+def place_rows(last: LastLayer | None, lines: int, carry: tuple[int, int], at: int) -> tuple[int, int]:
+    """Where the rows lie between the two parts, and where what follows `at` begins: in what was carried to the layer (from, to),
+    which its first launch has read, where there is room for them."""
+    nbytes = 0 if last is None else last.nbytes(lines)
+    return (carry[0], at) if nbytes <= carry[1] - carry[0] else (at, at + nbytes)
+
+
+def bind_rows(run: "Run", part: Part, tensors: dict[Any, Any]) -> None:
+    """Give values that lie between the two parts their places, the stream first."""
+    planner, stream = run.planner, run.planner.wanted_rows
+    at, form = stream.offset, stream.dtype
+    for value in part.rows:
+        tensors[value] = Tensor(stream.buffer, (run.wanted.shape[0], value.width), form, at)
+        at, form = at + aligned(4 * planner.max_lines * value.width), planner.device.inner
+
+
+def words_of(tensor: Tensor) -> Tensor:
+    """Its rows as f32, which are 4 bytes that a copy does not look into."""
+    narrow = 2 if tensor.dtype == "bf16" else 1
+    return tensor._replace(shape=(tensor.shape[0], prod(tensor.shape[1:]) // narrow), dtype="f32")
+
+
+def cut(
+    trace: Trace,
+    start: Value,
+    end: Value,
+    before: Pending | None,
+    device: Any,
+    schemes: dict[str, Any],
+    whole: bool = False,
+) -> LastLayer | None:
+    """As `fuse`, in two parts. None where the stream is added to before other tokens are read for the last time, or where
+    something is read behind that which is not gathered."""
+    nodes = trace.nodes
+    at = max((number for number, node in enumerate(nodes, 1) if node.op not in BY_ROW), default=0)
+    while 0 < at < len(nodes) and nodes[at].op != "linear":  # norms and gates of what attention gave
+        at += 1
+    first, rest = nodes[:at], nodes[at:]
+    if not rest or any(node.output.is_stream for node in first):
+        return None
+    made = {node.output: node for node in first}
+    again: list[Node] = []
+    of_rows: dict[Value, Value] = {}
+    gathered: list[Value] = [start]
+    for value in dict.fromkeys(value for node in rest for value in node.inputs if value in made):
+        of_rows[value], maker = Value(trace, value.width), made[value]
+        if maker.op == "norm" and maker.inputs == (start,):  # attention and MLP may read the same one
+            again.append(Node("norm", (start,), of_rows[value], maker.weights, dict(maker.options)))
+        elif maker.op in GATHERED and value.width % 2 == 0:
+            gathered.append(value)
+        else:
+            return None
+    arrived = (start, *(of_rows[value] for value in gathered[1:]))
+    for node in rest:
+        node.inputs = tuple(of_rows.get(value, value) for value in node.inputs)
+    copies = [Node("wanted", (value,), Value(trace, value.width), {}, {}) for value in gathered]
+    trace.nodes = [*first, *copies]
+    beginning = fuse(trace, start, start, before, device, schemes, True)
+    beginning.rows = tuple(node.output for node in copies)
+    trace.nodes = [*again, *rest]
+    ending = fuse(trace, start, end, None, device, schemes, whole)
+    ending.rows = arrived
+    return LastLayer(beginning, ending)

@@ -32,6 +32,7 @@ from zse.kernels.norm import add_rmsnorm
 from zse.kernels.qkv_post import qkv_post
 from zse.kernels.quantize import quantize
 from zse.plan import mixtures
+from zse.plan.forward import words_of
 from zse.plan.trace import Node
 
 TYPE_CHECKING = False
@@ -377,7 +378,8 @@ def _gate_output(run: "Run", node: Node) -> None:
 
 
 def _wanted(run: "Run", node: Node) -> None:
-    gather_rows(run.recorder, run.t[node.inputs[0]], run.wanted, run.t[node.output])
+    x, out = (words_of(run.t[value]) for value in (node.inputs[0], node.output))
+    gather_rows(run.recorder, x, run.wanted, out)
 
 
 def _scale_logits(run: "Run", node: Node) -> None:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from zse.dtypes import ITEM_BYTES
 from zse.kernels import gpu, heads_attention
-from zse.plan.forms import choose_forms, row_bytes
+from zse.plan.forms import PRODUCTS, choose_forms, row_bytes
 from zse.plan.rules import Part
 from zse.plan.trace import Node, Value
 from zse.tensor import SHORT_RUN, Tensor
@@ -63,7 +63,7 @@ def place_part(part: Part, device: Any, activations: str, room: int, work_bytes:
     """Forms and places for steps of up to `room` tokens. activations: what products take; work_bytes: what attention's
     splits leave for each other, 0 where it is not split."""
     nodes, forms = choose_forms(part.nodes, device, activations, part.schemes, room)
-    elsewhere = (part.carried, part.end, part.pending and part.pending.delta)
+    elsewhere = (part.carried, part.end, part.pending and part.pending.delta, *part.rows)
     lives: dict[Value, list[int]] = {}
     sizes: dict[Value, int] = {}
     work: dict[Node, Value] = {}
@@ -100,6 +100,27 @@ def _read_by_attend(node: Node, device: Any, room: int) -> tuple[Value, ...]:
     if heads is None or device.kernels != "gpu" or room > heads_attention.FEW_TOKENS:
         return ()
     return heads.inputs
+
+
+def reserve(planner: Any) -> None:
+    """Have the device allocate what the kernels of products work in, of the largest steps."""
+    found = {part: f"layers.{layer}." for layer, part in enumerate(planner._adapted_layers)}
+    found |= {part: f"layers.{layer}." for layer, part in enumerate(planner._layers)}
+    found |= dict.fromkeys(planner._last or (), f"layers.{planner.config.num_layers - 1}.")
+    rooms = [(part, prefix, planner.max_tokens) for part, prefix in found.items()]
+    if None in planner._ends:
+        rooms.append((planner._ends[None], "", planner.max_lines))
+    for part, prefix, room in rooms:
+        placed = planner._place(part, room)
+        for node in placed.nodes:
+            if node.op not in PRODUCTS:
+                continue
+            weight = planner.model.weights[prefix + node.weights["weight"]]
+            if node.op == "experts":
+                gpu.experts.reserve(planner.device, weight, room, planner.config.moe, gather=node.options["gather"])
+            else:
+                form = placed.forms.get(node.inputs[0], "f32")
+                gpu.gemm_launch.reserve(planner.device, weight, form, node.op == "gated_product", room)
 
 
 def work_shape(node: Node, device: Any, room: int) -> tuple[int, int] | None:

@@ -16,9 +16,9 @@ from zse.kernels.norm import add_rmsnorm
 from zse.kernels.rope import rope_table
 from zse.plan import ranks
 from zse.plan.forms import BREAKS, PRODUCTS, TRAITS, routing_of, tensor_of
-from zse.plan.forward import trace_forward
+from zse.plan.forward import LastLayer, bind_rows, last_layer_of, place_rows, trace_forward
 from zse.plan.launch import LAUNCHES
-from zse.plan.place import Placed, aligned, new_tensor, place_part, work_shape
+from zse.plan.place import Placed, aligned, new_tensor, place_part, reserve, work_shape
 from zse.plan.rules import Part
 from zse.plan.trace import Node, Value
 from zse.tensor import Runs, StatePart, Taken, Tensor
@@ -74,7 +74,7 @@ class Planner:
     GPU. deterministic: every recording takes the forms of the largest step, so that a token's bits do not depend on how many run with it.
     Scratch memory is allocated here, once; every recording uses it, so recordings must not run at the same time. states: StateCache of
     a model with a state. adapters: zse.lora.slots.AdapterSlots, of an engine that may be given some. group: zse.parallel.group.RankGroup where the
-    model is one rank's share. Raises PlanError for a forward that this device has no launches for."""
+    model is one rank's share. whole_stream: `hidden` is read behind a step, of every token. Raises PlanError for a forward that this device has no launches for."""
 
     def __init__(
         self,
@@ -89,6 +89,7 @@ class Planner:
         adapters: Any = None,
         states: Any = None,
         group: Any = None,
+        whole_stream: bool = False,
     ):
         self.activations = activations or device.activations[0]
         if self.activations not in device.activations:
@@ -103,7 +104,9 @@ class Planner:
         self._head = None if group is None else ranks.head_of(device, group, model, self.max_lines)
         self.divided: Any = buffers.own and ranks.DividedAttention(device, self.max_tokens, self.config)
         self._trace = lambda adapted=None: trace_forward(forward, model, device, adapted)
-        self._begin, self._again, self._layers, self._ends, self._finish, self._ropes, self._hops = self._trace()
+        found = self._trace()
+        self._begin, self._again, self._layers, self._ends, self._finish, self._ropes, self._hops, _ = found
+        self._last = None if whole_stream or self.max_tokens < 2 else found.last
         self._adapted_layers: list[Part] = []
         if adapters is not None:
             self.adapt(adapters.every)
@@ -150,10 +153,13 @@ class Planner:
         Symbols to run with: `symbols()`.
         """
         more: dict[str, Any] = dict(adapted=adapted, images=images, taken=taken, tokens=tokens)
-        run = self._record_layers(recorder, step, max_tokens, longest_run, **more)
+        last = None if every_token or adapted or taken else last_layer_of(self, images)
+        run = self._record_layers(recorder, step, max_tokens, longest_run, last=last, **more)
         run.instead = instead or {}
         max_rows = min(run.max_tokens, self.max_lines)
         rows = run.tokens if every_token else recorder.symbol("rows", max_rows)
+        if last is not None:  # what is left has the wanted rows alone
+            run, every_token = last.record(run, rows, max_rows), True
         logits = self._record_end(run, run.step.logits.with_rows(rows), run.step.logit_rows, max_rows, every_token)
         return logits if self.kept is None else self.kept.end(run, logits)
 
@@ -213,8 +219,9 @@ class Planner:
         images: Any = None,
         taken: Taken | None = None,
         tokens: Any = None,
+        last: LastLayer | None = None,
     ) -> "Run":
-        """After the last layer, which may leave what is still to be added to the stream."""
+        """After the last layer, which may leave what is still to be added to the stream. last: after its first part."""
         step = step or self.buffers
         capacity = step.token_ids.shape[0]
         max_tokens = capacity if max_tokens is None else max_tokens
@@ -240,7 +247,10 @@ class Planner:
         begin = self._begin if taken is None or not taken.again or self._again is None else self._again
         run.play(begin, self._place(begin, room), "", run.tokens)
         self._record_ropes(run, images)
-        for layer, part in enumerate(self._layers if adapted is None else self._adapted_layers):
+        layers = self._layers if adapted is None else self._adapted_layers
+        if last is not None:
+            layers = last.begin(run, layers)
+        for layer, part in enumerate(layers):
             run.layer = layer
             if host_layers is not None:
                 host_layers.before(recorder, layer)
@@ -301,8 +311,9 @@ class Planner:
             at += aligned(8 * self.max_tokens * len(values)) + aligned(4 * len(values))
         inputs_at = at
         at += aligned(4 * self.max_tokens * self.config.num_layers * self.config.ple_width)
-        self._scratch_at = at
-        layers = dict.fromkeys([*self._layers, *self._adapted_layers])
+        rows_at, self._scratch_at = place_rows(self._last, self.max_lines, (carry_at, self._carried_bytes), at)
+        at = self._scratch_at
+        layers = dict.fromkeys([*self._layers, *self._adapted_layers, *(self._last or ())])
         parts = [self._begin, *layers, *(part for part in (self._again, self._finish) if part)]
         rooms = {self._room(size, self.max_tokens) for size in (*BREAKS[self.device.kernels], self.max_tokens)}
         at += max(self._place(part, room).nbytes for part in parts for room in rooms)
@@ -311,6 +322,7 @@ class Planner:
         at = max(at, self._scratch_at + end)
         self.scratch = self.device.alloc(at, label="scratch")
         self._carry = Tensor(self.scratch, self.hidden.shape, "f32", carry_at)
+        self.wanted_rows = Tensor(self.scratch, (self.max_lines, self.config.hidden_size), "f32", rows_at)
         shape = self.config.num_layers, self.max_tokens, self.config.ple_width
         self.layer_inputs = Tensor(self.scratch, shape, "f32", inputs_at)
         self._tables = {}
@@ -319,12 +331,8 @@ class Planner:
             inv_freq = Tensor(self.scratch, (len(values),), "f32", start + aligned(8 * self.max_tokens * len(values)))
             self.device.write(inv_freq, memoryview(values))
             self._tables[name] = table, inv_freq
-        for parts in (self._layers, self._adapted_layers):
-            for layer, part in enumerate(parts):
-                if part not in parts[:layer]:
-                    self._reserve(part, self.max_tokens, f"layers.{layer}.")
-        if None in self._ends:
-            self._reserve(self._ends[None], self.max_lines, "")
+        if self.traits.own_scratch:
+            reserve(self)
         context = self.buffers.page_table.shape[1] * BLOCK
         self.attention_scratch = self.new_attention_scratch(self.max_tokens, context)
 
@@ -335,18 +343,6 @@ class Planner:
         latent = self.config.latent is not None
         kind = gpu.latent_attention.LatentScratch if latent else gpu.attention_plan.AttentionScratch
         return kind.allocate(self.device, self.config, max_tokens, context)
-
-    def _reserve(self, part: Part, room: int, prefix: str) -> None:
-        """Have the device allocate what the kernels of the part's products work in."""
-        placed = self._place(part, room)
-        for node in placed.nodes:
-            if node.op not in PRODUCTS or not self.traits.own_scratch:
-                continue
-            weight, form = self.model.weights[prefix + node.weights["weight"]], placed.forms.get(node.inputs[0], "f32")
-            if node.op == "experts":
-                gpu.experts.reserve(self.device, weight, room, self.config.moe, gather=node.options["gather"])
-            else:
-                gpu.gemm_launch.reserve(self.device, weight, form, node.op == "gated_product", room)
 
 
 class Run:
@@ -359,6 +355,7 @@ class Run:
         self.tokens, self.max_tokens, self.longest_run = tokens, max_tokens, max_tokens
         self.form_tokens = planner.max_tokens if planner.pins_forms else max_tokens
         self.wanted = self.logits = step.logits
+        self.stream, self.carry = planner.hidden, planner._carry
         groups, (rows, max_pages) = planner.kv.num_groups, step.page_table.shape
         shape = rows // groups, max_pages
         self.page_tables = [
@@ -450,18 +447,19 @@ class Run:
             head_dim = node.output.width // planner.config.num_heads
             shape = work_shape(node, planner.device, placed.room) or planner._partial_shape(placed.room, head_dim)
             tensors[node] = Tensor(scratch, shape, "f32", first + offset)
-        stream = self.of(planner.hidden)
+        stream = self.of(self.stream)
         for node in placed.nodes:
             for value in (*node.inputs, node.output):
                 if value.is_stream:
                     tensors[value] = stream
-        carry = self.of(planner._carry)
+        carry = self.of(self.carry)
         if part.carried is not None:
             tensors[part.carried] = carry
         if part.pending is not None:
             tensors[part.pending.delta] = carry
         if not part.end.is_stream:
             tensors[part.end] = self.logits
+        bind_rows(self, part, tensors)
         if planner.divided is not None:
             planner.divided.bind(self, placed.nodes, tensors)
         return tensors

@@ -79,13 +79,14 @@ class Pending(NamedTuple):
 
 class Part:
     """A part of a forward as launchable nodes. carried: the value that the part before left to be added, or None; end:
-    what the part gives, the stream or logits; pending: what it leaves itself; schemes: of its weights by name; placed:
-    room → what zse.plan.record made of it."""
+    what the part gives, the stream or logits; pending: what it leaves itself; schemes: of its weights by name; rows: what lies
+    between the two parts of a last layer (zse.plan.forward.LastLayer); placed: room → what zse.plan.record made of it."""
 
     def __init__(
         self, nodes: list[Node], carried: Value | None, end: Value, pending: Pending | None, schemes: dict[str, Any]
     ):
         self.nodes, self.carried, self.end, self.pending, self.schemes = nodes, carried, end, pending, schemes
+        self.rows: tuple[Value, ...] = ()
         self.placed: dict[int, Any] = {}
 
 
