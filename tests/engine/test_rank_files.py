@@ -18,11 +18,12 @@ from test_ranks import pids
 from tiny_engines import TinyEngines, prompt
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+import tiny
 import tiny_families
 
 from zse import LLM
 from zse.cache import segments
-from zse.cache.files import PageFiles
+from zse.cache.files import PageFiles, remove_session
 from zse.cache.layout import PageMover
 from zse.engine.offload import DiskTier
 from zse.errors import ConfigError, GroupError
@@ -181,6 +182,41 @@ def test_damage_at_any_place(ranks_of, one, tmp_path):
         with ranks_of() as found:
             told, cached = ask(found.engine, longer, SESSION)
             assert told == wanted and cached <= 101
+
+
+def test_a_session_is_removed_while_no_engine_runs(ranks_of, one, tmp_path):
+    """And of a rank whose file was left, as on another host, the next start removes it."""
+    for _ in range(2):
+        with ranks_of() as found:
+            assert ask(found.engine, IDS, SESSION) == (one(IDS), 0)
+            rest(found.engine)
+            remove_session(tmp_path / "kv", SESSION)  # an engine has the folders
+            assert [len(each) for each in parts(tmp_path / "kv")] == [1, 1]
+        remove_session(tmp_path / "kv", SESSION)
+        assert not list(tmp_path.rglob("*.kv"))
+    with ranks_of() as found:
+        ask(found.engine, IDS, SESSION)
+    (path,), _ = parts(tmp_path / "kv")
+    path.unlink()
+    with ranks_of():
+        assert not list(tmp_path.rglob("*.kv"))
+
+
+@pytest.mark.parametrize("kind", ["tensor", "pipeline"])
+@pytest.mark.parametrize("family, cached", [("gemma3", 0), ("minicpm3", 101)])
+def test_windows_and_latents(family, cached, kind, ranks_of, tmp_path):
+    """Pages of windows are in no file, as on one device; latents are on all ranks."""
+    path = (tiny if family in tiny.CONFIGS else tiny_families).write(family, tmp_path)
+    ids, turn = ([id % 40 + 3 for id in some] for some in (IDS, TURN))
+    with TinyEngines(path, threads=1, prefix_cache=False, **NUMBERS) as engines:
+        plain = engines()
+        told = ask(plain, ids)[0]
+        longer = [*ids, *told, *turn]
+        wanted = ask(plain, longer)[0]
+    with ranks_of(2, kind, path) as found:
+        assert ask(found.engine, ids, SESSION) == (told, 0)
+    with ranks_of(2, kind, path) as found:
+        assert ask(found.engine, longer, SESSION) == (wanted, cached)
 
 
 def test_another_number_of_ranks_has_files_of_its_own(ranks_of, one, tmp_path, model):
