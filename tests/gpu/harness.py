@@ -10,7 +10,7 @@ from gpu.machine import isa
 from zse.kernel.nvrtc import compile_variant
 from zse.kernel.targets.cuda import CudaTarget
 from zse.kernels.gpu import matmul_cases
-from zse.kernels.op import EXACT, HostActivation, HostArray, HostFp8Activation
+from zse.kernels.op import EXACT, Cases, HostActivation, HostArray, HostFp8Activation
 from zse.kernels.table import all_ops, all_variants
 from zse.quant.pack import bf16_to_f32, e4m3_to_f32
 from zse.runtime.cuda import CUDADevice
@@ -231,30 +231,40 @@ def parts_of(arch: str, others: bool = True):
 def check_without_matrices(op, device, seed: int, most: int, part: tuple[int, int]) -> None:
     """What parts_of() says, of cases that the seed makes."""
     if op.name == "matmul":
-        cases = list(matmul_cases.small_cases(np.random.default_rng(seed)))  # others are of gemm's tiles
+        cases = matmul_cases.small_cases(np.random.default_rng(seed))  # others are of gemm's tiles
     else:
-        cases = list(op.cases(np.random.default_rng(seed), "gpu"))
+        cases = made_by(op, seed)
     assert (len(cases) > 2 * SOME) == (op.name in WITH_MANY)
     check_cases(op, device, seed, cases, most, part)
 
 
-def check_cases(op, device, seed: int, cases: list, most: int = 0, part: tuple[int, int] = (0, 1)) -> None:
-    """Every case, or `most` of them where there are many more and none is too long, in a random order, as the seed says.
+def check_cases(
+    op, device, seed: int, cases, most: int = 0, part: tuple[int, int] = (0, 1), has=lambda case: True
+) -> None:
+    """Every case, or `most` of them where there are many more and none is too long, in a random order, as the seed says. cases: a list, or a
+    Cases, of which those are made that run.
 
-    part: (number, of how many), for tests that share the cases: each has its own and its share of `most`."""
-    if most:
-        longest = FEW_FLOPS if most <= SOME else MOST_FLOPS
-        cases = [case for case in cases if op.cost(case).flops <= longest]
-    number, parts = part
-    some = bool(most) and len(cases) > 2 * most
-    cases = cases[number::parts]
-    most = min(len(cases), -(-most // parts)) if some else len(cases)
-    for number in np.random.default_rng(seed).permutation(len(cases))[:most]:
+    part: (number, of how many), for tests that share the cases: each has its own and its share of `most`. has: of a case, whether the
+    device has kernels for it."""
+    longest = (FEW_FLOPS if most <= SOME else MOST_FLOPS) if most else float("inf")
+    numbers = range(len(cases))[part[0] :: part[1]]
+    left = -(-most // part[1]) if most and len(cases) > 2 * most else len(numbers)
+    for number in np.random.default_rng(seed).permutation(numbers):
+        case = cases[number] if left else None
+        if case is None or op.cost(case).flops > longest or not has(case):
+            continue
+        left -= 1
         try:
-            check_case(op, cases[number], run_case(op, cases[number], device))
+            check_case(op, case, run_case(op, case, device))
         except Exception as error:
-            what = f"{op.name}, seed {seed}, {cases[number].name}"
+            what = f"{op.name}, seed {seed}, {case.name}"
             raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def made_by(op, seed: int):
+    """The GPU's cases of an operation, of which some can be asked for."""
+    cases = op.cases(np.random.default_rng(seed), "gpu")
+    return cases if isinstance(cases, Cases) else list(cases)
 
 
 def check_fp8(got: HostFp8Activation, values: np.ndarray, slack: float, what: str) -> None:

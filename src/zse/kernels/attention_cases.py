@@ -1,7 +1,9 @@
 """Reference, cases and cost of attention over paged keys and values."""
 
+from functools import partial
+
 from zse.kernels.kv_pages import BLOCK, PACKED, TRANSPOSED, head_dim_of, pack_pages, unpack_pages
-from zse.kernels.op import Case, Cost, HostArray, OutputSpec, Tolerance
+from zse.kernels.op import Case, Cases, Cost, HostArray, OutputSpec, Tolerance
 from zse.kernels.quantize import int8_output
 from zse.lazy import numpy as np
 from zse.quant import pack
@@ -88,8 +90,8 @@ def attention_batch(rng, runs, heads, kv_heads, head_dim, dtype="float16", page_
     first_blocks = rng.permutation(pages // together)[: len(runs) * max_pages // together] * together
     page_table = (first_blocks[:, None] + np.arange(together)).reshape(len(runs), max_pages).astype(np.int32)
     numbers = "float32" if dtype in PACKED else dtype
-    k = rng.standard_normal((pages, kv_heads, head_dim, BLOCK)).astype(numbers)
-    v = rng.standard_normal((pages, kv_heads, BLOCK, head_dim)).astype(numbers)
+    k = rng.standard_normal((pages, kv_heads, head_dim, BLOCK), np.float32).astype(numbers, copy=False)
+    v = rng.standard_normal((pages, kv_heads, BLOCK, head_dim), np.float32).astype(numbers, copy=False)
     for row, (first, count) in enumerate(runs):
         end = first + count
         last, used = page_table[row, (end - 1) // BLOCK], (end - 1) % BLOCK + 1
@@ -125,8 +127,9 @@ def gpu_batch(rng, runs, heads, kv_heads, head_dim, dtype, page_size=BLOCK):
     return batch
 
 
-def make_gpu_cases(rng):
-    """Decoding, verification, prompts and mixtures of them; every head_dim and dtype of pages."""
+def make_gpu_cases(rng, names: tuple[str, ...] = ("",)) -> Cases:
+    """Decoding, verification, prompts and mixtures of them; every head_dim and dtype of pages. names: beginnings of those
+    that are wanted."""
     near = Tolerance(6e-3, 6e-3, "weights and the result rounded to bf16 (2^-9), sums of some hundred values near 1")
     shapes = [
         ("decode", [(0, 1), (15, 1), (16, 1), (300, 1), (1023, 1)], 28, 4, 128, {"longest_run": 1}),
@@ -162,22 +165,30 @@ def make_gpu_cases(rng):
         ("images, window", [(0, 300), (500, 90)], 8, 4, 256, {"sees": True, "window": 150}),
         ("images, wide", [(0, 71), (600, 20)], 4, 1, 512, {"sees": True, "window": 50}),
     ]
-    for name, runs, heads, kv_heads, head_dim, options in shapes:
-        page_size, has_sinks = options.pop("page_size", BLOCK), options.pop("sinks", False)
-        sees = options.pop("sees", False)
-        for dtype in ("bf16", "f16", *PACKED)[: 2 if "ahead" in options or head_dim == 512 else None]:
-            batch = gpu_batch(rng, runs, heads, kv_heads, head_dim, dtype, page_size)
-            if has_sinks:
-                batch["sinks"] = (rng.standard_normal(heads) * 3).astype(np.float32)
-            if sees:
-                batch["sees"] = _seen(rng, runs)
-            tokens = sum(count for _, count in runs)
-            yield Case(
-                f"{name} {dtype} {heads}/{kv_heads} D={head_dim}",
-                batch,
-                {"out": OutputSpec((tokens, heads * head_dim), "bf16", near)},
-                {"scale": head_dim**-0.5} | options,
-            )
+    return Cases(
+        partial(_gpu_case, rng, dtype, near, *shape)
+        for shape in shapes
+        if shape[0].startswith(names)
+        for dtype in ("bf16", "f16", *PACKED)[: 2 if "ahead" in shape[-1] or shape[-2] == 512 else None]
+    )
+
+
+def _gpu_case(rng, dtype, near, name, runs, heads, kv_heads, head_dim, options):
+    options = dict(options)
+    page_size, has_sinks = options.pop("page_size", BLOCK), options.pop("sinks", False)
+    sees = options.pop("sees", False)
+    batch = gpu_batch(rng, runs, heads, kv_heads, head_dim, dtype, page_size)
+    if has_sinks:
+        batch["sinks"] = (rng.standard_normal(heads) * 3).astype(np.float32)
+    if sees:
+        batch["sees"] = _seen(rng, runs)
+    tokens = sum(count for _, count in runs)
+    return Case(
+        f"{name} {dtype} {heads}/{kv_heads} D={head_dim}",
+        batch,
+        {"out": OutputSpec((tokens, heads * head_dim), "bf16", near)},
+        {"scale": head_dim**-0.5} | options,
+    )
 
 
 def _seen(rng, runs):

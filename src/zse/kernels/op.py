@@ -4,7 +4,7 @@ Tests, `zse bench` and the build all read these objects; nothing here imports Nu
 build imports it in an environment that has none (references and cases import NumPy themselves).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from typing import Any
 
@@ -140,6 +140,24 @@ class Case(Record):
     options: dict[str, Any] = {}
 
 
+class Cases:
+    """Cases whose inputs are made when one is asked for: those of hundreds take seconds, and a test may want six.
+
+    makes: functions that give a Case each. Iterated, all of them in this order."""
+
+    def __init__(self, makes: "Iterable[Callable[[], Case]]"):
+        self._makes = list(makes)
+
+    def __len__(self) -> int:
+        return len(self._makes)
+
+    def __getitem__(self, number: int) -> Case:
+        return self._makes[number]()
+
+    def __iter__(self) -> Iterator[Case]:
+        return (make() for make in self._makes)
+
+
 class Op(Record):
     """One operation.
 
@@ -147,8 +165,8 @@ class Op(Record):
     target.warp, target.has), None while the op has no GPU form. launch(recorder, **tensors, **options): checks shapes
     and dtypes, raises ValueError or TypeError, and records; a launcher() where kinds of devices differ.
     reference(**arrays, **options) → output name → float64 (or integer) array; inputs that the op changes are given as
-    their initial content and must not be modified. cases(rng) → fresh random Cases, odd sizes among them; with a GPU
-    form cases(rng, family) takes "cpu" or "gpu". cost(case) → Cost. sizes(rng, family) → for timing: Cases of real models' sizes,
+    their initial content and must not be modified. cases(rng) → fresh random Cases, odd sizes among them, an iterator or
+    a Cases; with a GPU form cases(rng, family) takes "cpu" or "gpu". cost(case) → Cost. sizes(rng, family) → for timing: Cases of real models' sizes,
     each with a function that gives, by output name, (index, expected values) of the part that is
     compared; None: the largest of the cases."""
 
@@ -156,7 +174,7 @@ class Op(Record):
     variants: Callable[[Any], list[Variant]]
     launch: Callable[..., None]
     reference: Callable[..., dict[str, Any]]
-    cases: Callable[..., Iterator[Case]]
+    cases: Callable[..., Iterable[Case]]
     cost: Callable[[Case], Cost]
     gpu_variants: Callable[[Any], list[Variant]] | None = None
     sizes: Callable[[Any], Iterator[tuple[Case, Callable[[], dict[str, Any]]]]] | None = None
@@ -187,7 +205,7 @@ def launcher(**launchers: Callable[..., None]) -> Callable[..., None]:
     return launch
 
 
-def cases_of(**cases: Callable[[Any], Iterator[Case]]) -> Callable[..., Iterator[Case]]:
+def cases_of(**cases: Callable[[Any], Iterable[Case]]) -> Callable[..., Iterable[Case]]:
     """Cases that differ by kind of device: (rng, `Device.kernels`) → those of its name."""
     return lambda rng, family="cpu": cases[family](rng)
 

@@ -3,7 +3,7 @@
 from functools import partial
 
 from zse.kernels.host import random_weight
-from zse.kernels.op import Case, HostArray, HostFp8Activation, OutputSpec, Tolerance
+from zse.kernels.op import Case, Cases, HostArray, HostFp8Activation, OutputSpec, Tolerance
 from zse.lazy import numpy as np
 from zse.quant.pack import bf16_to_f32, f32_to_bf16
 from zse.quant.scheme import FP8_SCALINGS, AffineScheme, DenseScheme, Fp8Scheme, Lut4Scheme
@@ -106,29 +106,31 @@ def case_of(name: str, weight, a, epilogue: str, near: Tolerance, rng, options: 
     return Case(name, inputs, {"out": OutputSpec(shape, dtype, near, before, error=error)}, options)
 
 
-def small_cases(rng):
+def small_cases(rng) -> Cases:
     """Every scheme, with few and more tokens, odd sizes, and every epilogue, on matmul_small and matmul_few."""
-    for scheme in SCHEMES:
-        integer = scheme.numbers == "q"
-        step = scheme.group or 32 if integer else 16
-        for epilogue in EPILOGUES:
-            tokens, rows, width = SMALL_SHAPES[int(rng.integers(len(SMALL_SHAPES)))]
-            width += -width % max(step, 32) + max(step, 32 if integer else 16) * int(rng.integers(3))
-            gated = epilogue in GATES
-            rows = (rows + 31) // 32 * 32 if gated else rows
-            weight = random_weight(rng, rows, width, scheme, scheme.in_memory["gpu"])
-            a = HostArray("bf16", f32_to_bf16(rng.standard_normal((tokens, width)).astype(np.float32)))
-            size = float(np.abs(a.wide()).sum(axis=1).max()) * float(np.abs(weight.dequantize()).max())
-            # matmul_few rounds activations to 2**-16 of the largest of 128.
-            largest = float(np.abs(a.wide()).max()) * float(np.abs(weight.dequantize()).max())
-            near = Tolerance(
-                (size * 2**-18 + largest * 2**-16 * width**0.5) * (8 if gated else 1),
-                2**-8 if gated or epilogue == "bf16" else 1e-6,
-                "f32 sums of products of 128 + q, up to 34 times the weights; a bf16 result is rounded once more",
-            )
-            options = {"max_tokens": tokens, "kernel": "few" if rng.integers(2) else "small"}
-            options["bias"] = bool(rng.integers(2)) and not gated
-            yield case_of(f"{scheme} {epilogue} {tokens}x{rows}x{width}", weight, a, epilogue, near, rng, options)
+    return Cases(partial(_small_case, rng, scheme, epilogue) for scheme in SCHEMES for epilogue in EPILOGUES)
+
+
+def _small_case(rng, scheme, epilogue: str) -> Case:
+    integer = scheme.numbers == "q"
+    step = scheme.group or 32 if integer else 16
+    tokens, rows, width = SMALL_SHAPES[int(rng.integers(len(SMALL_SHAPES)))]
+    width += -width % max(step, 32) + max(step, 32 if integer else 16) * int(rng.integers(3))
+    gated = epilogue in GATES
+    rows = (rows + 31) // 32 * 32 if gated else rows
+    weight = random_weight(rng, rows, width, scheme, scheme.in_memory["gpu"])
+    a = HostArray("bf16", f32_to_bf16(rng.standard_normal((tokens, width)).astype(np.float32)))
+    size = float(np.abs(a.wide()).sum(axis=1).max()) * float(np.abs(weight.dequantize()).max())
+    # matmul_few rounds activations to 2**-16 of the largest of 128.
+    largest = float(np.abs(a.wide()).max()) * float(np.abs(weight.dequantize()).max())
+    near = Tolerance(
+        (size * 2**-18 + largest * 2**-16 * width**0.5) * (8 if gated else 1),
+        2**-8 if gated or epilogue == "bf16" else 1e-6,
+        "f32 sums of products of 128 + q, up to 34 times the weights; a bf16 result is rounded once more",
+    )
+    options = {"max_tokens": tokens, "kernel": "few" if rng.integers(2) else "small"}
+    options["bias"] = bool(rng.integers(2)) and not gated
+    return case_of(f"{scheme} {epilogue} {tokens}x{rows}x{width}", weight, a, epilogue, near, rng, options)
 
 
 def make_case(rng, scheme, epilogue: str, tokens: int, rows: int, width: int, narrow: bool = False) -> Case:
@@ -151,14 +153,21 @@ def make_case(rng, scheme, epilogue: str, tokens: int, rows: int, width: int, na
     return case_of(f"gemm {scheme} {epilogue} {tokens}x{rows}x{width}", weight, a, epilogue, near, rng, options, error)
 
 
-def cases(rng):
+def cases(rng) -> Cases:
     """Those of few tokens; one of gemm.py per scheme and epilogue, each with a shape of its own; one of many tiles."""
-    yield from small_cases(rng)
-    for scheme in SCHEMES:
-        for epilogue in EPILOGUES:
-            yield make_case(rng, scheme, epilogue, *LARGE_SHAPES[int(rng.integers(len(LARGE_SHAPES)))])
-    yield make_case(rng, DenseScheme("bf16"), "store", *MANY_TILES)
-    for number, shape in enumerate(W4A8_SHAPES):
-        for symmetric in (False, True):
-            epilogue = EPILOGUES[(number + 2 * symmetric) % len(EPILOGUES)]
-            yield make_case(rng, AffineScheme(4, 128, symmetric), epilogue, *shape, True)
+    small = small_cases(rng)
+    large = [
+        (scheme, epilogue, *LARGE_SHAPES[int(rng.integers(len(LARGE_SHAPES)))])
+        for scheme in SCHEMES
+        for epilogue in EPILOGUES
+    ]
+    many = (DenseScheme("bf16"), "store", *MANY_TILES)
+    narrow = [
+        (AffineScheme(4, 128, symmetric), EPILOGUES[(number + 2 * symmetric) % len(EPILOGUES)], *shape, True)
+        for number, shape in enumerate(W4A8_SHAPES)
+        for symmetric in (False, True)
+    ]
+    return Cases(
+        [partial(small.__getitem__, number) for number in range(len(small))]
+        + [partial(make_case, rng, *one) for one in [*large, many, *narrow]]
+    )

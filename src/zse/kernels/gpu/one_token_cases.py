@@ -1,9 +1,11 @@
 """Cases of the experts of one token."""
 
+from functools import partial
+
 from zse.kernels import activation, host
 from zse.kernels.activation import CLAMPED
 from zse.kernels.gpu.expert_cases import GPU_SCHEMES
-from zse.kernels.op import Case, OutputSpec, Tolerance
+from zse.kernels.op import Case, Cases, OutputSpec, Tolerance
 from zse.kernels.route import ROUTE, ROUTERS, SELECTED, num_tasks
 from zse.lazy import numpy as np
 from zse.quant import pack
@@ -61,31 +63,34 @@ def _empty(chosen: int, experts: int) -> Routing:
     return Routing(**{name: np.zeros(shape, np.int32) for name, shape in shapes.items()}, tasks=tasks, task_pairs=8)
 
 
-def cases(rng):
+def cases(rng) -> Cases:
     """Every scheme, with all gatings, biases and activations among them."""
-    for number, scheme in enumerate(GPU_SCHEMES):
-        chosen, experts, width, inner = SHAPES[int(rng.integers(len(SHAPES)))]
-        unit = max(scheme.group, scheme.step, scheme.row_unit, 32)
-        width, inner = width + -width % unit, inner + -inner % unit
-        gating, gate = GATINGS[number % len(GATINGS)], ("silu", "gelu_tanh", CLAMPED)[int(rng.integers(3))]
-        stacks = [
-            host.random_weight(rng, experts * rows, columns, scheme, scheme.in_memory["gpu"])
-            for rows, columns in ((2 * inner, width), (width, inner))
-        ]
-        biases = [rng.standard_normal(s.shape[0]).astype(np.float32) if rng.integers(2) else None for s in stacks]
-        x = (rng.standard_normal((1, width)) * 3).astype(np.float32)
-        norm = (rng.standard_normal(width) / width**0.5).astype(np.float32)
-        inputs = dict(norm=norm, router=_router(rng, x, norm, experts, ROUTERS[number % 3]))
-        inputs |= dict(gate_up=(stacks[0], biases[0]), down=(stacks[1], biases[1]))
-        if gating in SELECTED and rng.integers(2):
-            inputs["select"] = (rng.standard_normal(experts) * 0.3).astype(np.float32)
-        if rng.integers(2):  # the experts are elsewhere in their stacks
-            inputs["tasks"] = np.zeros((chosen, 3), np.int32)
-            inputs["tasks"][:, 0] = rng.permutation(experts)[:chosen]
-        options = dict(gating=gating, gate=gate, normalize=bool(rng.integers(2)), scale=1.5, eps=1e-20)
-        options |= dict(norm_eps=1e-5, chosen=chosen)
-        outputs = _outputs(x, inputs, options, [float(np.abs(stack.dequantize()).max()) for stack in stacks])
-        yield Case(f"{scheme} {chosen} of {experts}, {width}x{inner} {gating} {gate}", inputs, outputs, options)
+    return Cases(partial(_case, rng, number, scheme) for number, scheme in enumerate(GPU_SCHEMES))
+
+
+def _case(rng, number: int, scheme) -> Case:
+    chosen, experts, width, inner = SHAPES[int(rng.integers(len(SHAPES)))]
+    unit = max(scheme.group, scheme.step, scheme.row_unit, 32)
+    width, inner = width + -width % unit, inner + -inner % unit
+    gating, gate = GATINGS[number % len(GATINGS)], ("silu", "gelu_tanh", CLAMPED)[int(rng.integers(3))]
+    stacks = [
+        host.random_weight(rng, experts * rows, columns, scheme, scheme.in_memory["gpu"])
+        for rows, columns in ((2 * inner, width), (width, inner))
+    ]
+    biases = [rng.standard_normal(s.shape[0]).astype(np.float32) if rng.integers(2) else None for s in stacks]
+    x = (rng.standard_normal((1, width)) * 3).astype(np.float32)
+    norm = (rng.standard_normal(width) / width**0.5).astype(np.float32)
+    inputs = dict(norm=norm, router=_router(rng, x, norm, experts, ROUTERS[number % 3]))
+    inputs |= dict(gate_up=(stacks[0], biases[0]), down=(stacks[1], biases[1]))
+    if gating in SELECTED and rng.integers(2):
+        inputs["select"] = (rng.standard_normal(experts) * 0.3).astype(np.float32)
+    if rng.integers(2):  # the experts are elsewhere in their stacks
+        inputs["tasks"] = np.zeros((chosen, 3), np.int32)
+        inputs["tasks"][:, 0] = rng.permutation(experts)[:chosen]
+    options = dict(gating=gating, gate=gate, normalize=bool(rng.integers(2)), scale=1.5, eps=1e-20)
+    options |= dict(norm_eps=1e-5, chosen=chosen)
+    outputs = _outputs(x, inputs, options, [float(np.abs(stack.dequantize()).max()) for stack in stacks])
+    return Case(f"{scheme} {chosen} of {experts}, {width}x{inner} {gating} {gate}", inputs, outputs, options)
 
 
 def _router(rng, x, norm, experts: int, element: str):
