@@ -86,11 +86,12 @@ def sum_width(width: int) -> int:
 
 class Fp8Activation(NamedTuple):
     """8-bit float rows for a GEMM with fp8 or int4 weights: q e4m3 [M, K], scale f32 [M]; a[m, k] = scale[m] * q[m, k].
-    sums f16 [M, sum_width(K)]: of q, each SUM_COLUMNS of a row; what is behind the last is anything."""
+    sums f16 [M, sum_width(K)]: of q, each SUM_COLUMNS of a row; what is behind the last is anything. None where nobody reads
+    them: products with int4 weights alone do."""
 
     q: Tensor
     scale: Tensor
-    sums: Tensor
+    sums: Tensor | None
 
     @property
     def dtype(self) -> str:
@@ -101,7 +102,8 @@ class Fp8Activation(NamedTuple):
         return self.q.shape
 
     def with_rows(self, rows: "int | Sym") -> "Fp8Activation":
-        return Fp8Activation(*(part.with_rows(rows) for part in self))
+        sums = None if self.sums is None else self.sums.with_rows(rows)
+        return Fp8Activation(self.q.with_rows(rows), self.scale.with_rows(rows), sums)
 
 
 class Routing(NamedTuple):

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from zse.kernels.kv_pages import BLOCK, PACKED, TRANSPOSED, head_dim_of, pack_pages, unpack_pages
+from zse.kernels.kv_pages import BLOCK, PACKED, TRANSPOSED, head_dim_of, pack_pages, pages_shape, unpack_pages
 from zse.kernels.op import Case, Cases, Cost, HostArray, OutputSpec, Tolerance
 from zse.kernels.quantize import int8_output
 from zse.lazy import numpy as np
@@ -25,6 +25,14 @@ def token_major(pages, keys: bool, family: str):
         stored, scale = unpack_pages(array, "e4m3" if isinstance(pages, HostArray) else "i8", keys, family)
         return stored * scale[..., None]
     return wide_pages(pages).swapaxes(2, 3) if keys and TRANSPOSED[family] else wide_pages(pages)
+
+
+def random_pages(rng, shape: tuple[int, int], head_dim: int, dtype: str, keys: bool, family: str):
+    """Pages of shape[0] pages and shape[1] heads, random, as a kind of device has those of keys or values."""
+    if dtype in PACKED:
+        return pack_pages(rng.standard_normal((*shape, BLOCK, head_dim)), dtype, keys, family)
+    numbers = rng.standard_normal((*shape, *pages_shape(head_dim, "f16", keys, family)))
+    return narrow_pages(numbers, dtype)
 
 
 def narrow_pages(values, dtype: str):

@@ -6,7 +6,7 @@ from itertools import product
 
 from zse import kernel as zl
 from zse.kernels.op import Case, Cost, Op, OutputSpec, Tolerance, check, later, require
-from zse.kernels.quantize import GROUP, MANY_ROWS, fp8_output, int8_output, of_rows, quantize_group
+from zse.kernels.quantize import GROUP, MANY_ROWS, fp8_args, fp8_output, int8_output, of_rows, quantize_group
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
 from zse.tensor import Fp8Activation, Routing
@@ -247,13 +247,13 @@ def _cpu_target(out, rows: int, width: int, norm: str) -> tuple[str, dict]:
 def _gpu_target(out, rows: int, width: int, norm: str) -> tuple[str, dict]:
     vectors = norm_vectors(width)
     require(width % 8 == 0 and vectors > 0, f"add_rmsnorm: width {width} is not a multiple of 8 up to 16,384")
-    targets = dict.fromkeys(("out", *Fp8Activation._fields))
+    targets = dict.fromkeys(("out", *Fp8Activation._fields)) | {"has_sums": 0}
     if out is None:
         return f"none_v{vectors}", targets
     form = "fp8" if out.dtype == "fp8" else "bf16"
     require((norm, form) != ("layer_bias", "fp8"), "add_rmsnorm: a LayerNorm with a bias is not written as fp8")
     check("add_rmsnorm out", out, form, rows, width)
-    return f"{form}_v{vectors}", targets | (out._asdict() if form == "fp8" else {"out": out})
+    return f"{form}_v{vectors}", targets | (fp8_args(out) if form == "fp8" else {"out": out})
 
 
 TARGETS = {"cpu": _cpu_target, "gpu": _gpu_target}

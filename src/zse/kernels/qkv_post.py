@@ -7,25 +7,28 @@ from typing import Any, NamedTuple
 
 from zse import kernel as zl
 from zse.kernels import attention_cases
-from zse.kernels.kv_pages import (
-    BLOCK,
-    PACKED,
-    SCALE_BYTES,
-    head_dim_of,
-    pack_head,
-    pack_pages,
-    packed_error,
-    pages_shape,
-)
+from zse.kernels.kv_pages import BLOCK, PACKED, SCALE_BYTES, head_dim_of, pack_head, packed_error, pages_shape
 from zse.kernels.op import Case, Cost, HostArray, Op, OutputSpec, Tolerance, check, later, require
+from zse.kernels.quantize import MANY_ROWS
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
+from zse.runtime.symbol import most_of
 from zse.tensor import Tensor
 
 LANES = 8  # head dimensions and halves of rotary dimensions are multiples of 8
 MAX_HEAD_DIM = 512
 KV_DTYPES = {"f16": zl.f16, "f32": zl.f32, **PACKED}
 GPU_WARP, GPU_THREADS = 32, 128
+# What a kernel of a GPU for many tokens takes: heads turned as a whole, in pages that are not packed.
+MANY_HEADS, MANY_PAGES, MANY_NORMS = (64, 128, 256), ("bf16", "f16"), ("plain", "norm")
+MANY = [f"qkv_post_{pages}_{norm}" for pages in MANY_PAGES for norm in MANY_NORMS]
+MANY_CASES = (
+    (64, 64, 5, 1, "many"),
+    (128, 128, 15, 3, "many"),
+    (128, 128, 6, 2, "many norm"),
+    (256, 256, 20, 2, "many norm"),
+)
+ROWS_THREADS = 192  # of it: twelve heads of 128, three times of which are the 36 of a 7B model
 
 
 class Form(NamedTuple):
@@ -251,15 +254,14 @@ def qkv_post(
     rotary, kv_width = 0 if table is None else table.shape[1], kv_heads * head_dim
     writes = isinstance(qkv, Tensor) or qkv[1] is not None
     form = _norm_form(q_norm, head_dim, writes, v_norm, gated)
-    most_of = ("head_dim", head_dim, MAX_HEAD_DIM if form == "values" else kind.head_dim), ("rotary", rotary, head_dim)
-    for name, size, most in most_of:
+    limits = ("head_dim", head_dim, MAX_HEAD_DIM if form == "values" else kind.head_dim), ("rotary", rotary, head_dim)
+    for name, size, most in limits:
         require(size % 16 == 0 and size <= most, f"qkv_post: {name} {size} is not a multiple of 16 up to {most}")
     require(q_width % kv_width == 0, f"qkv_post: q_out is {q_width} wide, {kv_heads} kv heads of {head_dim}")
     _check_pages(k_pages, v_pages, head_dim, family)
     check("qkv_post q_out", q_out, kind.q_out, tokens, q_width)
-    for one in (table, q_table):
-        if one is not None:
-            check("qkv_post table", one, "f32", tokens, rotary)
+    for one in filter(None, (table, q_table)):
+        check("qkv_post table", one, "f32", tokens, rotary)
     check("qkv_post page_table", page_table, "i32", None, None)
     for name, tensor in (("token_row", token_row), ("positions", positions)):
         check(f"qkv_post {name}", tensor, "i32", tokens)
@@ -291,7 +293,15 @@ def qkv_post(
         rotary=rotary,
         eps=float(eps),
     )
-    recorder.launch(f"qkv_post_{k_pages.dtype}_{form}", args, grid)
+    symbol, grid = _of_many(recorder, f"qkv_post_{k_pages.dtype}_{form}", (head_dim, rotary), tokens, grid)
+    recorder.launch(symbol, args, grid)
+
+
+def _of_many(recorder, symbol: str, sizes: tuple[int, int], tokens, grid: tuple) -> tuple[str, tuple]:
+    """The symbol and its grid, or those of a GPU's kernel for many tokens where there is one. sizes: head_dim, rotary."""
+    taken = recorder.device.kernels == "gpu" and symbol in MANY and sizes in [(size, size) for size in MANY_HEADS]
+    is_many = taken and most_of(tokens, recorder.maxima) >= MANY_ROWS
+    return (f"{symbol}_many", (tokens,)) if is_many else (symbol, grid)
 
 
 def _norm_form(q_norm, head_dim: int, writes: bool, v_norm: bool, gated: bool) -> str:
@@ -384,13 +394,6 @@ def _reference(
     return {"q_out": turned, "k_pages": keys, "v_pages": values}
 
 
-def _random_pages(rng, shape: tuple[int, int], head_dim: int, dtype: str, keys: bool, family: str):
-    if dtype in PACKED:
-        return pack_pages(rng.standard_normal((*shape, BLOCK, head_dim)), dtype, keys, family)
-    numbers = rng.standard_normal((*shape, *pages_shape(head_dim, "f16", keys, family)))
-    return attention_cases.narrow_pages(numbers, dtype)
-
-
 def _cases(rng, family="cpu"):
     kind = FORMS[family]
     rounding = {"f16": (1e-6, 1.1 * 2.0**-11), "bf16": (1e-6, 1.1 * 2.0**-8)}
@@ -409,8 +412,11 @@ def _cases(rng, family="cpu"):
             (MAX_HEAD_DIM, 64, 6, 3, "alone"),
             (256, 64, 4, 2, "gated"),
             (64, 32, 6, 2, "gated"),
+            *(MANY_CASES if family == "gpu" and dtype in MANY_PAGES else ()),
         ):
-            tokens, rows, max_pages, pages = 5, 3, 4, 13
+            is_many = norm.startswith("many")
+            norm = norm.removeprefix("many").strip()
+            tokens, rows, max_pages, pages = (MANY_ROWS + 3, 2, 6, 13) if is_many else (5, 3, 4, 13)
             width, kv_width = heads * head_dim, kv_heads * head_dim
             columns = width * (1 + (norm == "gated")), kv_width, kv_width
             parts = [rng.standard_normal((tokens, w)).astype(np.float32) for w in columns]
@@ -418,7 +424,10 @@ def _cases(rng, family="cpu"):
             table = np.concatenate([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
             factors = rng.uniform(0.5, 2, (tokens, 1)).astype(np.float32)
             page_table = rng.permutation(pages)[: rows * max_pages].reshape(rows, max_pages).astype(np.int32)
-            kv = [_random_pages(rng, (pages, kv_heads), head_dim, dtype, keys, family) for keys in (True, False)]
+            kv = [
+                attention_cases.random_pages(rng, (pages, kv_heads), head_dim, dtype, keys, family)
+                for keys in (True, False)
+            ]
             near = Tolerance(1e-6, 2e-6, "norm and rotation in f32")
             stored = (
                 near if dtype == "f32" or dtype in PACKED else Tolerance(*rounding[dtype], f"rounded once to {dtype}")
@@ -434,9 +443,11 @@ def _cases(rng, family="cpu"):
                 "table": table if rotary else None,
                 "q_table": table * factors if norm == "q_table" else None,
                 "page_table": page_table,
-                "token_row": np.array([0, 0, 1, 2, 2], np.int32),
+                "token_row": np.arange(tokens, dtype=np.int32) % 2 if is_many else np.array([0, 0, 1, 2, 2], np.int32),
                 "positions": np.array([15, 16, 0, 62, 63], np.int32),
             }
+            if is_many:
+                inputs["positions"] = 5 + np.arange(tokens, dtype=np.int32) // 2
             outputs = {"q_out": OutputSpec((tokens, width), "float32", near)}
             if kind.q_out == "bf16":
                 q_near = Tolerance(*rounding["bf16"], "rounded once to bf16")
@@ -447,24 +458,13 @@ def _cases(rng, family="cpu"):
                     continue
                 error = None
                 if dtype in PACKED:
-                    error = partial(
-                        packed_error,
-                        initial=array,
-                        dtype=dtype,
-                        keys=name == "k_pages",
-                        family=family,
-                        pages=page_table[inputs["token_row"], inputs["positions"] // BLOCK],
-                        slots=inputs["positions"] % BLOCK,
-                    )
-                outputs[name] = OutputSpec(
-                    array.shape,
-                    dtype if dtype in ("bf16", "e4m3") else str(array.dtype),
-                    stored,
-                    inout=array,
-                    error=error,
-                )
+                    places = page_table[inputs["token_row"], inputs["positions"] // BLOCK], inputs["positions"] % BLOCK
+                    how = dict(initial=array, dtype=dtype, keys=name == "k_pages", family=family)
+                    error = partial(packed_error, **how, pages=places[0], slots=places[1])
+                kept = dtype if dtype in ("bf16", "e4m3") else str(array.dtype)
+                outputs[name] = OutputSpec(array.shape, kept, stored, inout=array, error=error)
             yield Case(
-                f"{dtype} D={head_dim} R={rotary} {heads}/{kv_heads}{norm and ' ' + norm}",
+                f"{dtype} D={head_dim} R={rotary} {heads}/{kv_heads}{norm and ' ' + norm}{' many' * is_many}",
                 inputs,
                 outputs,
                 {"eps": 1e-6, "v_norm": norm == "values", "gated": norm == "gated"},

@@ -82,13 +82,18 @@ def of_rows(recorder, symbol: str, rows) -> str:
     return f"{symbol}_many" if is_many else symbol
 
 
+def fp8_args(out) -> dict:
+    """A kernel's arguments for an Fp8Activation that it writes."""
+    return out._asdict() | {"has_sums": int(out.sums is not None)}
+
+
 def _to_fp8(recorder, x, out) -> None:
-    """x bf16 [M, K] → Fp8Activation [M, K]; K a multiple of 16."""
+    """x bf16 [M, K] → Fp8Activation [M, K], with sums or without; K a multiple of 16."""
     rows, width = x.shape
     check("quantize x", x, "bf16", rows, width)
     check("quantize out", out, "fp8", rows, width)
     require(width % 16 == 0, f"quantize: width {width} is not a multiple of 16")
-    args = Args(x=x, **out._asdict(), width=width)
+    args = Args(x=x, **fp8_args(out), width=width)
     recorder.launch(of_rows(recorder, f"quantize_fp8_v{gpu.quantize.row_vectors(width)}", rows), args, (rows,))
 
 

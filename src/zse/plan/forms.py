@@ -1,8 +1,8 @@
 """The form in which each product takes its inputs, chosen from its weight's scheme and the number of tokens, and what a
 form takes in memory.
 
-int8: 8 bits with a scale and a sum for each 32; int16: twice 8 bits; fp8: e4m3 with a scale for each row and a sum for
-each 128 columns. The softmax
+int8: 8 bits with a scale and a sum for each 32; int16: twice 8 bits; fp8: e4m3 with a scale for each row; fp8_sums: and
+a sum for each 128 columns, which int4 weights want. The softmax
 amplifies what int8 loses before it: with f32 inputs of q, k and v the perplexity of Gemma 3 270M is 0.04 % above the
 reference instead of 0.66 %, the mean KL of SmolLM2 0.0020 instead of 0.0028 (benchmarks/LOG.md). 16 bits are as good as
 f32 and cost half, so "exact" products take int16 for int8."""
@@ -35,6 +35,7 @@ TRAITS = {
 # Numbers of tokens up to which a recording's forms and launches are alike; the step's largest comes on top. CPU: the
 # tokens for which attention may split a sequence's keys between threads. GPU: up to 8 tokens fp8 weights take bf16.
 BREAKS = {"cpu": (16,), "gpu": (8,)}
+FP8 = ("fp8", "fp8_sums")
 # What an operation can write; all others' results, and what is not a product's input, are f32 or the device's `inner`.
 EMITS: dict[str, dict[str, tuple[str, ...]]] = {
     "cpu": {
@@ -47,7 +48,7 @@ EMITS: dict[str, dict[str, tuple[str, ...]]] = {
         "gate_output": ("f32", "int8"),
     },
     "gpu": {
-        "add_norm": ("bf16", "fp8"),
+        "add_norm": ("bf16", *FP8),
         "attend": ("bf16",),
         "gated": ("bf16",),
         "act": ("bf16",),
@@ -78,7 +79,9 @@ def form_of(device: Any, activations: str, weights: Iterable[tuple[Any, int]], t
         narrow = activations == "fp8"
         if any(count % 2 for count in rows):
             return "bf16"
-        return "fp8" if all(gpu.gemm.wants_fp8(device, scheme, tokens, narrow) for scheme in schemes) else "bf16"
+        if not all(gpu.gemm.wants_fp8(device, scheme, tokens, narrow) for scheme in schemes):
+            return "bf16"
+        return "fp8" if all(scheme.element == "e4m3" for scheme in schemes) else "fp8_sums"
     return activations
 
 
@@ -154,7 +157,12 @@ def row_bytes(form: str, width: int) -> int:
         return 28 * width  # four numbers a pair, and three of a task, of which there are fewer
     if form in ("int8", "int16"):
         return width * (2 if form == "int16" else 1) + width // 32 * 8
-    return width + 4 + 2 * sum_width(width) if form == "fp8" else width * ITEM_BYTES[form]
+    return width + 4 + _sum_bytes(form, width) if form in FP8 else width * ITEM_BYTES[form]
+
+
+def _sum_bytes(form: str, width: int) -> int:
+    """Of a row's sums."""
+    return 2 * sum_width(width) if form == "fp8_sums" else 0
 
 
 def routing_of(
@@ -189,9 +197,10 @@ def tensor_of(form: str, buffer: Any, offset: int, room: int, rows: Any, width: 
         return Activation(
             part("i8", width, 0), part("f32", width // 32, width), part("f32", width // 32, width + width // 8), low
         )
-    if form == "fp8":
-        scale = Tensor(buffer, (rows,), "f32", offset + room * (width + 2 * sum_width(width)))
-        return Fp8Activation(part("e4m3", width, 0), scale, part("f16", sum_width(width), width))
+    if form in FP8:
+        scale = Tensor(buffer, (rows,), "f32", offset + room * (width + _sum_bytes(form, width)))
+        sums = part("f16", sum_width(width), width) if form == "fp8_sums" else None
+        return Fp8Activation(part("e4m3", width, 0), scale, sums)
     if form not in ITEM_BYTES:
         raise PlanError(f"no tensor is of form {form!r}")
     return part(form, width, 0)

@@ -19,9 +19,10 @@ from zse.kernels.gpu.gemm_parts import LIFTED, REGISTERS, depth_of, ring_of
 from zse.kernels.gpu.matmul_tiles import shifted
 from zse.kernels.gpu.quantize import row_vectors
 from zse.kernels.gpu.r16 import FP4, LUT4, arguments, is_integer, table_of
+from zse.kernels.quantize import fp8_args
 from zse.quant.scheme import FP8_BLOCK
 from zse.runtime.args import Args
-from zse.tensor import Fp8Activation, Tensor, Weight, sum_width
+from zse.tensor import Fp8Activation, Tensor, Weight
 
 TASKS = (64, 16)  # pairs of one
 GATHER_THREADS = 256
@@ -222,8 +223,8 @@ def reserve(device, weight: Weight, max_pairs: int, gather: bool) -> None:
 
 
 def fp8_bytes(pairs: int, width: int) -> int:
-    """Of the scales, then the numbers, each a multiple of 16, then the sums."""
-    return -(-pairs * 4 // 16) * 16 + pairs * (width + 2 * sum_width(width))
+    """Of the scales, a multiple of 16, then the numbers."""
+    return -(-pairs * 4 // 16) * 16 + pairs * width
 
 
 def _activations(recorder, a: Tensor, routing, gather: bool, fp8: bool, max_pairs: int):
@@ -239,9 +240,8 @@ def _activations(recorder, a: Tensor, routing, gather: bool, fp8: bool, max_pair
     scale = Tensor(place, (pairs,), "f32")
     begin = fp8_bytes(max_pairs, 0)
     q = Tensor(place, (pairs, width), "e4m3", begin)
-    sums = Tensor(place, (pairs, sum_width(width)), "f16", begin + max_pairs * width)
-    made = Fp8Activation(q, scale, sums)
-    recorder.launch(f"quantize_fp8_v{row_vectors(width)}", Args(x=a, **made._asdict(), width=width), (pairs,))
+    made = Fp8Activation(q, scale, None)
+    recorder.launch(f"quantize_fp8_v{row_vectors(width)}", Args(x=a, **fp8_args(made), width=width), (pairs,))
     return made
 
 

@@ -108,8 +108,9 @@ def scratch_of(device) -> dict[str, Any]:
 
 
 def reserve(device, weight, activation: str, gated: bool, max_tokens: int) -> None:
-    """Allocate what launch() works in for products with this weight of up to `max_tokens` tokens. activation: "bf16" or
-    "fp8"."""
+    """Allocate what launch() works in for products with this weight of up to `max_tokens` tokens. activation: "bf16", or
+    "fp8" with or without sums."""
+    activation = "fp8" if activation.startswith("fp8") else activation
     if not gemm.takes(device, weight, activation, gated, max_tokens):
         return
     if gemm.has_wgmma(device):
@@ -184,6 +185,7 @@ def _launch_w4a8(recorder, product: Product) -> None:
         return device.tensor_map(Tensor(held.buffer, (held.shape[0], columns), dtype, held.offset), box)
 
     q, sums = product.a.q, product.a.sums
+    require(sums is not None, "matmul: int4 weights take fp8 activations with their sums")
     has_offset = not weight.scheme.symmetric
     args = Args(
         **product.common(),

@@ -70,10 +70,14 @@ def units_of(tokens, cols, steps, splits, tile_tokens, tile_cols):
 @zl.inline
 def unit_place(unit, units):
     """(tile, its index among tiles of tokens, among tiles of rows, first step, the step after its last)."""
-    tile = unit // units.splits
-    part = unit % units.splits
+    tile, first, end = unit + 0, zl.i32(0), units.steps + 0
+    if units.splits > 1:  # divisions, for which every warp of the block would wait
+        tile = unit // units.splits
+        part = unit - tile * units.splits
+        first = part * units.steps // units.splits
+        end = (part + 1) * units.steps // units.splits
     m, n = tile_place(tile, units.token_tiles, units.row_tiles)
-    return tile, m, n, part * units.steps // units.splits, (part + 1) * units.steps // units.splits
+    return tile, m, n, first, end
 
 
 @zl.inline
@@ -83,7 +87,8 @@ def tile_place(tile, token_tiles, row_tiles):
     first = group * GROUP
     count = min(token_tiles - first, GROUP)
     inside = tile - first * row_tiles
-    return first + inside % count, inside // count
+    row = inside // count
+    return first + (inside - row * count), row
 
 
 @zl.inline
@@ -92,6 +97,12 @@ def release(empty, lane):
     zl.warp_barrier()
     if lane == 0:
         zl.mbarrier_arrive(empty)
+
+
+@zl.inline
+def power_of(gate, p):
+    """exp(-y) of activated()."""
+    return zl.exp2(gate * zl.fma(gate * gate, p.cubic, p.linear))
 
 
 @zl.inline

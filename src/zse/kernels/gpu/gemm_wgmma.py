@@ -11,12 +11,23 @@ Sources of the method: the CUTLASS documentation of warp-specialised persistent 
 benchmarks/LOG.md.
 """
 
+from typing import NamedTuple
+
 from zse import kernel as zl
-from zse.kernels.gpu.gemm_parts import activated, put_pair, ring_of, sum_parts, unit_place, units_of
+from zse.kernels.gpu.gemm_parts import (
+    ACCUMULATE,
+    STORE,
+    STORE_BF16,
+    power_of,
+    put_pair,
+    ring_of,
+    sum_parts,
+    unit_place,
+    units_of,
+)
 from zse.quant.scheme import FP8_BLOCK
 
 THREADS = 384  # one warpgroup that copies, two that multiply
-TOGETHER = 8  # pairs of columns whose biases and scales a thread has in flight
 ROW_BYTES = 128  # of k in a stage: the width of the swizzle
 SHARED_BYTES = 231_000  # of the 232,448 a block may have; the rest is for the barriers
 
@@ -65,6 +76,16 @@ class WgmmaParams(zl.Record):
         return self.BN // 2 if self.GATED else self.BN
 
     @property
+    def pairs(self) -> int:
+        """Of neighbouring columns of a tile that a thread has of a row."""
+        return self.tile_cols // 8
+
+    @property
+    def together(self) -> int:
+        """Of them, whose scales and biases a thread has in flight."""
+        return 2 if self.GATED else 8
+
+    @property
     def depth(self) -> int:
         """k of a stage."""
         return ROW_BYTES // 2 if self.KIND == "bf16" else ROW_BYTES
@@ -102,50 +123,106 @@ def pair_of(at, p):
 @zl.inline
 def scaled(acc, first, scales, row_scale, KIND):
     """Two neighbouring columns of the product, with the scales of the token and of the weight rows."""
-    low, high = acc[first] + 0.0, acc[first + 1] + 0.0
-    if KIND == "block":
-        low, high = low * row_scale, high * row_scale
     if KIND == "e4m3":
-        low, high = low * (row_scale * scales[0]), high * (row_scale * scales[1])
-    return low, high
+        pair = acc[first] * (row_scale * scales[0]), acc[first + 1] * (row_scale * scales[1])
+    elif KIND == "block":
+        pair = acc[first] * row_scale, acc[first + 1] * row_scale
+    else:
+        pair = acc[first] + 0.0, acc[first + 1] + 0.0
+    return pair
+
+
+class Ends(NamedTuple):
+    """What a thread multiplies its part of a tile with: scales of its rows, and of the first of its pairs of columns."""
+
+    rows: list
+    columns: list
 
 
 @zl.inline
-def store_tile(accs, row, col, p):
-    """A thread's part of a tile: rows row + 64 x + 8 half, two of every eight columns. What belongs to a column is read
-    once for all rows, of TOGETHER pairs of columns before the first is needed: one after another they cost a tile of 18
-    pairs with a bias as long as ten of its steps."""
-    parts = [(x, half) for x in zl.static(range(len(accs))) for half in zl.static(range(2))]
-    rows = [row + (x * 64 + half * 8) for x, half in zl.static(parts)]
-    places = [zl.i64(r) * p.stride + col for r in zl.static(rows)]
+def columns_of(begin, col, p):
+    """(pair, up's pair) of scales of some pairs of columns from the thread's `begin`th on, read at once: one after another
+    they cost a tile as long as ten of its steps."""
+    read = [min(col + j * 8, p.cols - 2) for j in zl.static(range(begin, min(begin + p.together, p.pairs)))]
+    scales = [pair_of(at, p) for at in zl.static(read)]
+    ups = [pair_of(p.cols + at, p) for at in zl.static(read)] if p.GATED else scales
+    return [(scales[u], ups[u]) for u in zl.static(range(len(read)))]
+
+
+@zl.inline
+def ends_of(rows, col, p):
+    """Read while the last products run."""
     row_scales = [p.a_scale[min(r, p.tokens - 1)] if p.KIND != "bf16" else 1.0 for r in zl.static(rows)]
-    count = p.BN // 16 if p.GATED else p.BN // 8
-    for begin in zl.static(range(0, count, TOGETHER)):
-        columns = [j for j in zl.static(range(begin, min(begin + TOGETHER, count)))]
-        read = [min(col + j * 8, p.cols - 2) for j in zl.static(columns)]
-        scales = [pair_of(at, p) for at in zl.static(read)]
-        up_scales = [pair_of(p.cols + at, p) for at in zl.static(read)] if p.GATED else scales
+    return Ends(row_scales, columns_of(0, col, p))
+
+
+@zl.inline
+def put_pairs(accs, j, parts, places, row_scales, scales, shift, mode, p):
+    """The `j`th pair of columns of some rows of out. scales: of the columns, of their ups. All rows take each step before
+    any takes the next: a warp has nothing else to do while exp2 and a reciprocal come."""
+    found = [scaled(accs[i // 2], j * 4 + i % 2 * 2, scales[0], row_scales[i], p.KIND) for i in zl.static(parts)]
+    if p.GATED:
+        high = p.BN // 4 + j * 4
+        ups = [scaled(accs[i // 2], high + i % 2 * 2, scales[1], row_scales[i], p.KIND) for i in zl.static(parts)]
+        powers = [power_of(pair[0], p) for pair in found] + [power_of(pair[1], p) for pair in found]
+        halves = [zl.reciprocal(power + 1.0) for power in powers]
+        for u, i in enumerate(parts):
+            low = found[u][0] * halves[u] * ups[u][0]
+            high = found[u][1] * halves[len(parts) + u] * ups[u][1]
+            zl.store(zl.cast_ptr(p.out, zl.bf16) + places[i], zl.convert(zl.make_vector(low, high), zl.bf16))
+    else:
+        for u, i in enumerate(parts):
+            put_pair(p.out, places[i], found[u][0] + shift[0], found[u][1] + shift[1], mode)
+
+
+@zl.inline
+def put_tile(accs, rows, col, ends, mode, CHECKED, p):
+    """A thread's part of a tile. CHECKED: rows or columns of it may be none of out's."""
+    places = [zl.i64(r) * p.stride + col for r in zl.static(rows)]
+    scales = ends.columns
+    for begin in zl.static(range(0, p.pairs, p.together)):
+        columns = [j for j in zl.static(range(begin, min(begin + p.together, p.pairs)))]
         shifts = [[zl.f32(0), zl.f32(0)] for _ in zl.static(columns)]
         if not p.GATED:
             if p.has_bias != 0:
-                for u, at in enumerate(read):
-                    both = zl.load(p.bias + at, 2)
+                for u, j in enumerate(columns):
+                    both = zl.load(p.bias + min(col + j * 8, p.cols - 2), 2)
                     shifts[u][0] = both[0]
                     shifts[u][1] = both[1]
+        if CHECKED:
+            if begin > 0:
+                scales = columns_of(begin, col, p)
+        else:
+            following = columns_of(begin + p.together, col, p)  # before the stores, behind which they would wait
         for u, j in enumerate(columns):
-            if col + j * 8 < p.cols:
-                for i in zl.static(range(len(parts))):
-                    if rows[i] < p.tokens:
-                        acc, first = accs[parts[i][0]], j * 4 + parts[i][1] * 2
-                        low, high = scaled(acc, first, scales[u], row_scales[i], p.KIND)
-                        if p.GATED:
-                            ups = scaled(acc, p.BN // 4 + first, up_scales[u], row_scales[i], p.KIND)
-                            both = zl.make_vector(
-                                activated(low, ups[0], p.linear, p.cubic), activated(high, ups[1], p.linear, p.cubic)
-                            )
-                            zl.store(zl.cast_ptr(p.out, zl.bf16) + (places[i] + j * 8), zl.convert(both, zl.bf16))
-                        else:
-                            put_pair(p.out, places[i] + j * 8, low + shifts[u][0], high + shifts[u][1], p.mode)
+            at = [place + j * 8 for place in places]
+            if CHECKED:
+                if col + j * 8 < p.cols:
+                    for i in zl.static(range(len(rows))):
+                        if rows[i] < p.tokens:
+                            put_pairs(accs, j, [i], at, ends.rows, scales[u], shifts[u], mode, p)
+            else:
+                every = [i for i in zl.static(range(len(rows)))]
+                put_pairs(accs, j, every, at, ends.rows, scales[u], shifts[u], mode, p)
+        if not CHECKED:
+            scales = following
+
+
+@zl.inline
+def store_tile(accs, rows, col, ends, whole, p):
+    """Of a `whole` tile nothing is asked of each pair of columns: behind a branch each would wait for its own exp2 and
+    reciprocal, 32 times in a row, with two warps a scheduler to hide it."""
+    if p.KIND != "e4m3":  # of others it is not measured
+        put_tile(accs, rows, col, ends, p.mode, True, p)
+    elif whole:
+        if p.GATED:
+            put_tile(accs, rows, col, ends, STORE_BF16, False, p)
+        else:
+            for mode in zl.static((STORE, ACCUMULATE, STORE_BF16)):
+                if p.mode == mode:
+                    put_tile(accs, rows, col, ends, mode, False, p)
+    else:
+        put_tile(accs, rows, col, ends, p.mode, True, p)
 
 
 @zl.inline
@@ -245,17 +322,20 @@ def consume(ring, units, last, p):
             if slot == ring.stages:
                 slot = 0
                 parity = parity ^ 1
+        if unit == zl.block_index(0):
+            zl.grid_wait()
+        row = m * p.BM + group * (parts * 64) + zl.warp_index() % 4 * 16 + lane // 4
+        rows = [row + (x * 64 + half * 8) for x in zl.static(range(parts)) for half in zl.static(range(2))]
+        ends = ends_of(rows, first_col + lane % 4 * 2, p)
         zl.wgmma_wait(0, *accs)
         if thread % 128 == 0:
             zl.mbarrier_arrive(ring.empty + previous)
-        if unit == zl.block_index(0):
-            zl.grid_wait()
         complete = units.splits <= 1
         if units.splits > 1:
             complete = sum_parts(accs, unit, tile, last, thread, THREADS - 128, p)
         if complete:
-            row = m * p.BM + group * (parts * 64) + zl.warp_index() % 4 * 16 + lane // 4
-            store_tile(accs, row, first_col + lane % 4 * 2, p)
+            whole = (m + 1) * p.BM <= p.tokens and first_col + p.tile_cols <= p.cols
+            store_tile(accs, rows, first_col + lane % 4 * 2, ends, whole, p)
 
 
 @zl.kernel

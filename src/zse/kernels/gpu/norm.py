@@ -21,6 +21,7 @@ class NormParams(zl.Record):
     q: zl.Ptr[zl.e4m3]
     scale: zl.Ptr[zl.f32]
     sums: zl.Ptr[zl.f16]
+    has_sums: zl.i32
     width: zl.i32
     eps: zl.f32
     DELTA: zl.static
@@ -77,7 +78,7 @@ def write_row(xs, ws, places, row, p):
         unit, inverse_unit = rows.fp8_scales(zl.bitcast(top, zl.f32) * inverse)
         for v in zl.static(range(V)):
             normed = xs[v] if NORM == "none" else xs[v] * inverse * ws[v]
-            rows.store_fp8(normed * inverse_unit, p.q, p.sums, row, places[v], p.width)
+            rows.store_fp8(normed * inverse_unit, p.q, p.sums, p.has_sums, row, places[v], p.width)
         if t == 0:
             p.scale[row] = unit
 

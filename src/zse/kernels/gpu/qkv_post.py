@@ -4,7 +4,9 @@ from zse import kernel as zl
 from zse.kernels.gpu.attention_parts import KV_TYPES
 from zse.kernels.gpu.kv8 import is_packed
 from zse.kernels.kv_pages import BLOCK, LARGEST, SCALE_BYTES
-from zse.kernels.qkv_post import GPU_THREADS, NORMS, QKVPost, largest_head
+from zse.kernels.qkv_post import GPU_THREADS, MANY_NORMS, MANY_PAGES, NORMS, ROWS_THREADS, QKVPost, largest_head
+
+TOGETHER = 3  # heads of a token that a thread of qkv_post_rows has in flight
 
 
 @zl.inline
@@ -227,9 +229,98 @@ def qkv_post_gpu(p: PostParams):
         write_value(lane, row, out, scale, p)
 
 
+@zl.inline
+def source_of(head, token, p):
+    """Where a head of q, k or v of a token stands."""
+    x = p.q + (zl.i64(token) * p.q_stride + head * p.q_step)
+    if head >= p.heads:
+        x = p.k + (zl.i64(token) * p.k_stride + (head - p.heads) * p.head_dim)
+    if head >= p.heads + p.kv_heads:
+        x = p.v + (zl.i64(token) * p.v_stride + (head - (p.heads + p.kv_heads)) * p.head_dim)
+    return x
+
+
+@zl.inline
+def put_halves(out, low, high, half, T):
+    """Four neighbours of each half of a head, as T."""
+    zl.store(out, zl.convert(low, T))
+    zl.store(out + half, zl.convert(high, T))
+
+
+@zl.inline
+def head_scale(low, high, lanes, p):
+    """1 / rms of the head that `lanes` neighbouring lanes have; all lanes of the warp take part."""
+    squares = zl.fma(low, low, high * high)
+    total = (squares[0] + squares[1]) + (squares[2] + squares[3])
+    for mask in zl.static((1, 2, 4, 8, 16)):
+        if mask < lanes:
+            total = total + zl.shuffle_xor(total, mask)
+    return zl.rsqrt(total / zl.f32(p.head_dim) + p.eps)
+
+
+@zl.kernel
+def qkv_post_rows(p: PostParams):
+    """Grid (tokens). Heads of 64, 128 or 256, turned as a whole, of many tokens: head_dim / 8 lanes have a head, four
+    neighbours of each half, and a thread the same place of several heads, of which TOGETHER are in flight. A warp for each
+    head of a token had 100 instructions and two round trips for 768 bytes."""
+    zl.grid_wait()
+    zl.grid_launch_dependents()
+    t = zl.thread_index()
+    token = zl.block_index(0)
+    lanes = p.head_dim // 8
+    own, at = t // lanes, t % lanes * 4
+    half, step = p.head_dim // 2, zl.target.threads // lanes
+    count = p.heads + 2 * p.kv_heads
+    turn = zl.i64(token) * p.rotary + at
+    c, s = zl.load(p.q_table + turn, 4), zl.load(p.q_table + (turn + half), 4)
+    weights = [zl.f32.x(4)(1) for _ in zl.static(range(2))]
+    if p.NORM != "plain":
+        weights = [zl.load(p.q_norm + at, 4), zl.load(p.q_norm + (at + half), 4)]
+    slot, page = zl.i32(0), zl.i32(0)
+    if p.kv_heads > 0:
+        position = p.positions[token]
+        page = p.page_table[zl.i64(p.token_row[token]) * p.max_pages + position // BLOCK]
+        slot = position % BLOCK
+    for first in range(0, count, step * TOGETHER):
+        heads = [first + own + u * step for u in zl.static(range(TOGETHER))]
+        sources = [source_of(min(head, count - 1), token, p) + at for head in zl.static(heads)]
+        lows = [zl.load(source, 4) for source in zl.static(sources)]
+        highs = [zl.load(source + half, 4) for source in zl.static(sources)]
+        factors = [zl.f32(1) for _ in zl.static(heads)]
+        if p.NORM != "plain":
+            factors = [head_scale(lows[u], highs[u], lanes, p) for u in zl.static(range(TOGETHER))]
+        for u, head in enumerate(heads):
+            low, high = lows[u], highs[u]
+            if head < p.heads:
+                if p.NORM != "plain":
+                    low, high = low * factors[u] * weights[0], high * factors[u] * weights[1]
+                out = p.q_out + ((zl.i64(token) * p.heads + head) * p.head_dim + at)
+                put_halves(out, low * c - high * s, high * c + low * s, half, zl.bf16)
+            elif head < p.heads + p.kv_heads:
+                if p.NORM != "plain":
+                    low = low * factors[u] * zl.load(p.k_norm + at, 4)
+                    high = high * factors[u] * zl.load(p.k_norm + (at + half), 4)
+                cos, sin = zl.load(p.table + turn, 4), zl.load(p.table + (turn + half), 4)
+                out, _ = places_of(p.k_pages, page, head - p.heads, slot, p)
+                put_halves(out + at, low * cos - high * sin, high * cos + low * sin, half, p.KV)
+            elif head < count:
+                out, _ = places_of(p.v_pages, page, head - (p.heads + p.kv_heads), slot, p)
+                put_halves(out + at, low, high, half, p.KV)
+
+
 def qkv_post_variants(target) -> list[zl.Variant]:
     """dtype of the pages x with or without QK-norm."""
-    return [
+    rows = [
+        zl.Variant(
+            f"qkv_post_{name}_{form}_many",
+            qkv_post_rows,
+            {"Q": zl.bf16, "KV": KV_TYPES[name], "NORM": form},
+            ROWS_THREADS,
+        )
+        for name in MANY_PAGES
+        for form in MANY_NORMS
+    ]
+    return rows + [
         zl.Variant(
             f"qkv_post_{name}_{form}", qkv_post_gpu, {"Q": zl.bf16, "KV": dtype, "NORM": form}, threads=GPU_THREADS
         )

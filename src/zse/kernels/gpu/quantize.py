@@ -14,6 +14,7 @@ def quantize_row(
     q: zl.Ptr[zl.e4m3],
     scale: zl.Ptr[zl.f32],
     sums: zl.Ptr[zl.f16],
+    has_sums: zl.i32,
     width: zl.i64,
     V: zl.static,
 ):
@@ -35,7 +36,7 @@ def quantize_row(
             top = max(top, largest_bits(magnitude_bits(values[v])))
         unit, factor = fp8_scales(zl.bitcast(block_max(top, scratch), zl.f32))
         for v in zl.static(range(V)):
-            store_fp8(values[v] * factor, q, sums, row, (t + v * zl.target.threads) * 8, width)
+            store_fp8(values[v] * factor, q, sums, has_sums, row, (t + v * zl.target.threads) * 8, width)
         if t == 0:
             scale[row] = unit
     else:
@@ -47,7 +48,7 @@ def quantize_row(
             value = zl.f32.x(8)(0)
             if k < width:
                 value = zl.convert(zl.load(source + k, 8), zl.f32) * factor
-            store_fp8(value, q, sums, row, k, width)
+            store_fp8(value, q, sums, has_sums, row, k, width)
         if t == 0:
             scale[row] = unit
 
@@ -60,7 +61,8 @@ def row_vectors(width: int) -> int:
 def quantize_variants(target):
     """Every form of quantize on a GPU."""
     variants = [
-        zl.Variant(f"quantize_fp8_v{vectors}", quantize_row, {"V": vectors}, threads=THREADS) for vectors in VECTORS
+        zl.Variant(f"quantize_fp8_v{vectors}", quantize_row, {"V": vectors}, threads=THREADS, min_blocks=2)
+        for vectors in VECTORS
     ]
     # A fifth of the instructions less, as there are half the threads that find a row's scale.
     return [*variants, zl.Variant(f"{HAVE_MANY[0]}_many", quantize_row, {"V": 2}, threads=THREADS // 2, min_blocks=8)]

@@ -101,24 +101,26 @@ def len_of(value):
 
 
 @zl.inline
-def store_fp8(values, q, sums, row, k, width):
-    """Some f32 of a row from column k on, already times its factor, as e4m3 with the sum of each SUM_COLUMNS (see
+def store_fp8(values, q, sums, has_sums, row, k, width):
+    """Some f32 of a row from column k on, already times its factor, as e4m3, if has_sums with the sum of each SUM_COLUMNS (see
     Fp8Activation). All threads of a warp take part, with neighbouring columns; those with k >= width store nothing, and
     their values are zeros."""
     rounded = zl.convert(values, zl.e4m3)
-    kept = zl.convert(rounded, zl.f32)
-    lanes = len_of(values)
-    total = (kept[0] + kept[1]) + (kept[2] + kept[3])
-    if lanes == 8:
-        total = total + ((kept[4] + kept[5]) + (kept[6] + kept[7]))
-    for mask in zl.static((1, 2, 4, 8, 16)):
-        if mask * lanes < SUM_COLUMNS:
-            total = total + zl.shuffle_xor(total, mask)
     if k < width:
         zl.store(q + (row * width + k), rounded)
-        if k % SUM_COLUMNS == 0:
-            stride = (width + (SUM_COLUMNS * 8 - 1)) // (SUM_COLUMNS * 8) * 8
-            sums[row * stride + k // SUM_COLUMNS] = zl.convert(total, zl.f16)
+    if has_sums != 0:
+        kept = zl.convert(rounded, zl.f32)
+        lanes = len_of(values)
+        total = (kept[0] + kept[1]) + (kept[2] + kept[3])
+        if lanes == 8:
+            total = total + ((kept[4] + kept[5]) + (kept[6] + kept[7]))
+        for mask in zl.static((1, 2, 4, 8, 16)):
+            if mask * lanes < SUM_COLUMNS:
+                total = total + zl.shuffle_xor(total, mask)
+        if k < width:
+            if k % SUM_COLUMNS == 0:
+                stride = (width + (SUM_COLUMNS * 8 - 1)) // (SUM_COLUMNS * 8) * 8
+                sums[row * stride + k // SUM_COLUMNS] = zl.convert(total, zl.f16)
 
 
 @zl.inline
