@@ -139,16 +139,7 @@ def multiply_slice(params, table):
     following, at = tiles.start(p)
     a_row = p.a + source_row(params, first + max(min(lane // 4, here - 1), 0)) * p.width
     b = [zl.u32(0) for _ in zl.static(range(p.CHUNK // 8))]
-    tiles.stream(
-        p,
-        following,
-        at,
-        8,
-        (small.nothing,),
-        (small.load_tokens, b, a_row, p),
-        (small.multiply, b, p),
-        (small.leave, p),
-    )
+    tiles.stream(p, following, at, 8, (small.load_tokens, b, a_row, p), (small.multiply, b, p), (small.leave, p))
 
 
 @zl.kernel

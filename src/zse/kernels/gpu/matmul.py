@@ -2,9 +2,9 @@
 the language (HIP, Metal) all of them are matmul_simple's.
 
 Up to 8 tokens matmul_small, or for integer weights and up to 4 tokens matmul_few where a multiprocessor has two units
-of rows and more; above, gemm.py where it takes the weight, else matmul_small, 8 tokens at a time. In each of them a
-token's result is the same bits alone and in a batch; between them it differs by rounding (f32 sums in another order,
-and 2**-16 of the largest activation of 128 in matmul_few).
+of rows and more, of 4 and 8 bits and one token always; above, gemm.py where it takes the weight, else matmul_small, 8
+tokens at a time. In each of them a token's result is the same bits alone and in a batch; between them it differs by
+rounding (f32 sums in another order, and 2**-16 of the largest activation of 128 in matmul_few).
 """
 
 from zse.kernel import Variant
@@ -70,13 +70,12 @@ def pick(device, weight, gated: bool, max_tokens: int, kernel: str | None = None
     form = form_of(weight.scheme, weight.shape[1])
     units, blocks = blocks_of(device, weight, gated)
     columns = -(-weight.shape[1] // CHUNK) * CHUNK
-    # Preparing the activations pays from two units a block on: 4 bits, 37888 x 3584 in 18.8 us instead of 23.9, but
-    # 3584 x 18944 in 16.0 instead of 13.0 (H200, one token).
-    # Of 8 bits, where they save most instructions, always: 5,120 x 2,880 and 2,880 x 4,096 in 12.4 instead of 13.4.
-    pays = units >= 2 * blocks or (weight.scheme.element == "int8" and max_tokens == 1)
-    takes_few = (
-        max_tokens <= FEW_TOKENS and max_tokens * columns <= ELEMENTS and (kernel == "few" or kernel is None and pays)
-    )
+    # Preparing the activations pays from two units a block on: 4 bits, 37888 x 3584 in 18.9 us instead of 23.9, at four
+    # tokens 21.4 instead of 26.1. At one token always: 4608 x 3584 in 4.6 instead of 5.6, 3584 x 18944 in 12.3 instead of
+    # 13.1; 8 bits, 5120 x 2880 and 2880 x 4096 in 12.4 instead of 13.4 (H200).
+    pays = units >= 2 * blocks or (weight.scheme.element in ("int4", "int8") and max_tokens == 1)
+    fits = max_tokens <= FEW_TOKENS and max_tokens * columns <= ELEMENTS and weight.shape[1] >= CHUNK
+    takes_few = fits and (kernel == "few" or kernel is None and pays)
     return "few" if takes_few and few_ring(form, device.arch) else "small"
 
 

@@ -98,10 +98,9 @@ def load_tokens(unit, chunk, b, a_row, p):
 @zl.inline
 def multiply_integers(acc, slot, b, product):
     """acc += a chunk of quantized weights in a slot, times the tokens."""
-    lane, KIND, GROUP, CHUNK = product.lane, product.KIND, product.GROUP, product.CHUNK
-    g, t = lane // 4, lane % 4
+    t, KIND, GROUP, CHUNK = product.lane % 4, product.KIND, product.GROUP, product.CHUNK
     per = CHUNK // 32
-    place = slot + ((lane // 16) * 256 + t * 64 + ((g % 4) ^ (t & 2)) * 16)
+    place = slot + tiles.piece_of(product)
     words = [zl.load(zl.cast_ptr(place + i * 512, zl.u32), 4) for i in zl.static(range(tiles.pieces(KIND, CHUNK)))]
     num_groups = 1 if GROUP == 0 else CHUNK // GROUP
     steps = CHUNK // 16 // num_groups
@@ -167,7 +166,7 @@ def multiply_dense(acc, slot, b, product):
     lane, scaling, KIND, CHUNK = product.lane, product.scaling, product.KIND, product.CHUNK
     item = tiles.ITEM[KIND]
     per = CHUNK * item // 64
-    place = slot + lane * 16
+    place = slot + tiles.piece_of(product)
     if KIND == "e4m3":
         part = [zl.f32(0) for _ in zl.static(range(8))]
         for p in zl.static(range(per)):
@@ -216,11 +215,6 @@ def multiply_dense(acc, slot, b, product):
 
 
 @zl.inline
-def nothing(unit):
-    pass
-
-
-@zl.inline
 def multiply(acc, slot, chunk, b, product):
     fragments = crossed(b, product.KIND)
     if product.KIND in tiles.INTEGERS:
@@ -266,19 +260,13 @@ def take_tokens(unit, chunk, b, ahead, a_row, p):
 def multiply_units(p):
     """The body of a kernel."""
     following, at = tiles.start(p)
-    ends = None
-    if p.KIND in tiles.ITEM and zl.target.threads >= TOKENS * tiles.UNIT:
-        ends = [zl.f32(1), zl.f32(1), zl.f32(0), zl.f32(0), zl.f32(0)]
-        if p.warp == 0:
-            tiles.fetch_ends(p)
+    ends = tiles.begin_ends(p, TOKENS)
     zl.grid_wait()
     a_row = p.a + zl.i64(p.first_token + min(p.lane // 4, p.here - 1)) * p.width
     b = [zl.u32(0) for _ in zl.static(range(p.CHUNK // 8))]
     if p.KIND in tiles.ITEM:
         ahead = [zl.u32(0) for _ in zl.static(range(p.CHUNK // 8))]
         load_tokens(zl.i32(0), p.warp, ahead, a_row, p)
-        tiles.stream(
-            p, following, at, 8, (nothing,), (take_tokens, b, ahead, a_row, p), (multiply, b, p), (leave, p), ends
-        )
+        tiles.stream(p, following, at, 8, (take_tokens, b, ahead, a_row, p), (multiply, b, p), (leave, p), ends)
     else:
-        tiles.stream(p, following, at, 8, (nothing,), (load_tokens, b, a_row, p), (multiply, b, p), (leave, p))
+        tiles.stream(p, following, at, 8, (load_tokens, b, a_row, p), (multiply, b, p), (leave, p), ends)

@@ -100,6 +100,7 @@ class BlockProduct(ProductParams):
     BUFFERS: int = 2  # of sums
     CLAMPS: bool = False  # the mode may be GATED_CLAMPED: others need no code for it, which every launch would read
     factor: Any = None  # [what act(gate) * up is multiplied with]
+    piece: Any = None  # of piece_of(), kept
     HALVES: bool = False  # a unit is one tile of 16 rows, of two experts
     ROLLED: bool = (
         False  # the first copies are a loop: less code, which a launch of a few microseconds mostly waits for
@@ -116,17 +117,37 @@ def shifted(p, base, **changes):
 
 
 @zl.inline
+def kept(number):
+    """An i32 that stays in a register: what the compiler knows to be made of the thread's index it makes anew in every
+    round of a loop (of the 235 instructions of a chunk of int4 130 made addresses)."""
+    return zl.shuffle(number, zl.lane_index())
+
+
+@zl.inline
+def place_of(lane, KIND):
+    """Where in a slot the pieces are that a lane copies and reads."""
+    t = lane % 4
+    return (lane // 16) * 256 + t * 64 + ((lane // 4 % 4) ^ (t & 2)) * 16 if KIND in INTEGERS else lane * 16
+
+
+@zl.inline
+def piece_of(p):
+    """place_of(), made anew where it was not kept."""
+    return place_of(p.lane, p.KIND) if p.piece is None else p.piece
+
+
+@zl.inline
 def product_of(p, TOKENS, table=None):
     """The BlockProduct of this block, with its shared memory."""
     WARPS = zl.target.threads // 32
     nbytes = slot_bytes(p.KIND, p.GROUP, p.CHUNK)
-    lane, warp = zl.lane_index(), zl.warp_index()
+    lane, warp = kept(zl.lane_index()), zl.warp_index()
     chunks = (p.width + (p.CHUNK - 1)) // p.CHUNK
     gated = zl.i32(p.mode >= GATED_SILU)
     units = (p.rows // 2 + 15) // 16 if gated != 0 else (p.rows + (UNIT - 1)) // UNIT
     ring = zl.shared_array(zl.u8, WARPS * p.STAGES * nbytes, align=128)
     sums = zl.shared_array(zl.f32, sums_bytes(WARPS, TOKENS) // 4)
-    mine = ring + warp * (p.STAGES * nbytes)
+    mine = ring + kept(warp * (p.STAGES * nbytes))
     first_token = zl.block_index(1) * TOKENS
     here = min(p.tokens - first_token, TOKENS)
     return BlockProduct(
@@ -143,6 +164,7 @@ def product_of(p, TOKENS, table=None):
         WARPS,
         TOKENS,
         table,
+        piece=kept(place_of(lane, p.KIND)),
     )
 
 
@@ -152,7 +174,7 @@ def start(p):
     STAGES - 1 ahead of what is computed, and pointers there."""
     zl.grid_launch_dependents()
     following = [zl.block_index(0) if p.warp < p.chunks else p.units, p.warp + 0]
-    at = [p.w + 0 for _ in zl.static(range(state_of(p.KIND)))]
+    at = [p.w + 0 for _ in zl.static(range(num_pointers(p)))]
     point(at, p, following[0], following[1])
     if p.ROLLED:
         for s in zl.unroll(range(p.STAGES - 1), 1):
@@ -164,27 +186,27 @@ def start(p):
 
 
 @zl.inline
-def stream(p, following, at, acc_count, begin, prepare, multiply, leave, ends=None):
+def stream(p, following, at, acc_count, prepare, multiply, leave, ends=None):
     """The product: every warp's chunks of all units of this block pass its ring and are multiplied. following, at: of
     start().
 
-    begin, prepare, multiply, leave: tuples of an inline function and what else it takes: begin(unit); prepare(unit,
-    chunk), before the chunk's weights are waited for; multiply(acc, slot, chunk); leave(acc, sums): this warp's sums of
+    prepare, multiply, leave: tuples of an inline function and what else it takes: prepare(unit, chunk), before the
+    chunk's weights are waited for, or None; multiply(acc, slot, chunk); leave(acc, sums): this warp's sums of
     the unit. ends: room for what load_ends() loads, of blocks that have a thread for every row and token."""
-    slot, buffer = zl.i32(0), zl.i32(0)
+    slot, free, buffer = zl.i32(0), zl.i32((p.STAGES - 1) * p.slot_bytes), zl.i32(0)
     for unit in range(zl.block_index(0), p.units, zl.num_blocks(0)):
         acc = [zl.f32(0) for _ in zl.static(range(acc_count))]
-        begin[0](unit, *begin[1:])
         if ends is not None:
             load_ends(unit, ends, p)
         for chunk in range(p.warp, p.chunks, p.WARPS):
-            prepare[0](unit, chunk, *prepare[1:])
+            if prepare is not None:
+                prepare[0](unit, chunk, *prepare[1:])
             zl.copy_wait(p.STAGES - 2)
             zl.warp_barrier()  # every lane's copies are here, and every lane is done with the slot that is filled next
-            free = slot - 1 if slot > 0 else zl.i32(p.STAGES - 1)
-            copy_next(p.ring + free * p.slot_bytes, at, following, p)
-            multiply[0](acc, p.ring + slot * p.slot_bytes, chunk, *multiply[1:])
-            slot = slot + 1 if slot < p.STAGES - 1 else zl.i32(0)
+            copy_next(p.ring + free, at, following, p)
+            multiply[0](acc, p.ring + slot, chunk, *multiply[1:])
+            free = slot + 0
+            slot = slot + p.slot_bytes if slot < (p.STAGES - 1) * p.slot_bytes else zl.i32(0)
         leave[0](acc, p.sums + (buffer * p.WARPS + p.warp) * (p.TOKENS * PITCH), *leave[1:])
         zl.barrier()  # with two buffers the only one of a unit: the next unit's sums go to the other one
         finish_unit(p.sums + buffer * (p.WARPS * p.TOKENS * PITCH), unit, p, ends)
@@ -213,9 +235,16 @@ def block_bytes(kind: str) -> tuple[int, int]:
     return 512 if kind == "int8" else 256, {"int5": 64, "int6": 128}.get(kind, 0)
 
 
-def state_of(kind: str) -> int:
-    """Pointers that follow a lane's weights: one and one into `high`, or one for each of its four rows."""
-    return 2 if kind in INTEGERS else 4
+def num_pointers(p) -> int:
+    """That follow a lane's weights: one for each of its four rows; of integers one, one into `high`, and two to the tile's
+    scales and offsets where registers are not few (a mixture's, of which blocks share a multiprocessor, would spill)."""
+    return 2 if p.KIND in INTEGERS and p.piece is None else 4
+
+
+@zl.inline
+def tile_of(unit, p):
+    """The tile of this lane's rows, or the last."""
+    return min(first_row(unit, p.lane // 4 // 4, p) // 16, (p.rows + 15) // 16 - 1)
 
 
 @zl.inline
@@ -226,9 +255,14 @@ def point(at, p, unit, chunk):
     row = first_row(unit, g // 4, p)
     if KIND in INTEGERS:
         q_bytes, high_bytes = block_bytes(KIND)
-        block = zl.i64(min(row // 16, (rows + 15) // 16 - 1) * (width // 32) + chunk * (CHUNK // 32))
+        tile = tile_of(unit, p)
+        block = zl.i64(tile * (width // 32) + chunk * (CHUNK // 32))
         at[0] = p.w + (block * q_bytes + (t * 64 + g % 4 * 16))
         at[1] = p.high + (block * high_bytes + g % 4 * 16)
+        if num_pointers(p) > 2:
+            scales = zl.i64(tile * p.groups) * 32 + (g % 4) * 8
+            at[2] = p.scale + scales
+            at[3] = p.offset + scales
     else:
         item = ITEM[KIND]
         for j in zl.static(range(4)):
@@ -265,14 +299,13 @@ def copy_weights(to, at, last, KIND, CHUNK, WHOLE):
 def copy_chunk(slot, at, p, unit, chunk):
     """Start the copies of this lane's weights of a chunk (`at` points there), and of the scales, into a slot of the
     ring."""
-    rows, width, groups, lane, KIND, GROUP, CHUNK = p.rows, p.width, p.groups, p.lane, p.KIND, p.GROUP, p.CHUNK
+    width, groups, lane, KIND, GROUP, CHUNK = p.width, p.groups, p.lane, p.KIND, p.GROUP, p.CHUNK
     g, t = lane // 4, lane % 4
     whole = chunk * CHUNK + CHUNK <= width
+    to = slot + piece_of(p)
     if KIND in INTEGERS:
-        to = slot + ((lane // 16) * 256 + t * 64 + ((g % 4) ^ (t & 2)) * 16)
         last = width // 32 - chunk * (CHUNK // 32) - 1
     else:
-        to = slot + lane * 16
         last = (width - chunk * CHUNK) * ITEM[KIND] - t * 16 - 16
     if whole:
         copy_weights(to, at, last, KIND, CHUNK, True)
@@ -281,16 +314,17 @@ def copy_chunk(slot, at, p, unit, chunk):
     if KIND in INTEGERS:
         # Lane t of four copies the scales of groups t, t + 4 of the chunk; class 32 is any multiple of 32, class 0 of
         # the chunk.
-        nbytes, step = scale_bytes(KIND, GROUP, CHUNK), GROUP or CHUNK
-        tile = min(first_row(unit, g // 4, p) // 16, (rows + 15) // 16 - 1)
+        nbytes, step, kept_scales = scale_bytes(KIND, GROUP, CHUNK), GROUP or CHUNK, num_pointers(p) > 2
+        tile = None if kept_scales else tile_of(unit, p)
         for s in zl.static(range(nbytes // 256)):
             index = chunk * (CHUNK // step) + min(s * 4 + t, CHUNK // step - 1)
             index = min(index >> p.shift if GROUP in (0, 32) else index, groups - 1)
-            source = zl.i64(tile * groups + index) * 32 + (g % 4) * 8
             to_scale = slot + (pieces(KIND, CHUNK) * 512 + s * 256 + lane * 8)
-            zl.copy_async(to_scale, p.scale + source, 8)
+            scale, offset = (at[2], at[3]) if kept_scales else (p.scale, p.offset)
+            source = zl.i64(index) * 32 if kept_scales else zl.i64(tile * groups + index) * 32 + (g % 4) * 8
+            zl.copy_async(to_scale, scale + source, 8)
             if p.symmetric == 0:
-                zl.copy_async(to_scale + nbytes, p.offset + source, 8)
+                zl.copy_async(to_scale + nbytes, offset + source, 8)
     if KIND == "e4m3":
         if p.scaling == 2:
             at_block = (first_row(unit, g // 4, p) // 128) * ((width + 127) // 128) + chunk * CHUNK // 128
@@ -367,6 +401,17 @@ def fetch_ends(p):
             zl.prefetch_l2(p.bias + min(row, p.rows - 1))
         if p.KIND == "e4m3" and p.scaling == 0:
             zl.prefetch_l2(p.scale + min(row, p.rows - 1) * 4)
+
+
+@zl.inline
+def begin_ends(p, TOKENS):
+    """Before grid_wait(): room for load_ends(), or None where a block has fewer threads than a unit results."""
+    ends = None
+    if zl.target.threads >= TOKENS * UNIT:
+        ends = [zl.f32(1), zl.f32(1), zl.f32(0), zl.f32(0), zl.f32(0)]
+        if p.warp == 0:
+            fetch_ends(p)
+    return ends
 
 
 @zl.inline

@@ -104,9 +104,7 @@ def multiply_expert(params, table):
         tiles.fetch_ends(p)
         factor[0] = zl.shuffle(weight_of(params, found, lane), which)
     b = [zl.u32(0) for _ in zl.static(range(p.CHUNK // 8))]
-    tiles.stream(
-        p, following, at, 8, (small.nothing,), (small.load_tokens, b, p.a, p), (small.multiply, b, p), (small.leave, p)
-    )
+    tiles.stream(p, following, at, 8, (small.load_tokens, b, p.a, p), (small.multiply, b, p), (small.leave, p))
 
 
 class SummedProduct(tiles.BlockProduct):
@@ -134,7 +132,7 @@ def copy_place(slot, place, p):
         expert = zl.i64(p.places[min(place[0] * 2 + p.half, p.params.chosen - 1)])
         w, high, scale, offset, _ = experts.planes_of(p.params, expert)
         mine = tiles.BlockProduct(**tiles.shifted(p, tiles.BlockProduct, w=w, high=high, scale=scale, offset=offset))
-        at = [w + 0 for _ in zl.static(range(tiles.state_of(p.KIND)))]
+        at = [w + 0 for _ in zl.static(range(tiles.num_pointers(p)))]
         tiles.point(at, mine, p.unit, place[1])
         tiles.copy_chunk(slot, at, mine, p.unit, place[1])
         move_on(place, p.WARPS, p)
