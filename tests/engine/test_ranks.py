@@ -186,11 +186,11 @@ def test_an_idle_engine_sees_that_a_rank_ended(model):
 
 
 def test_a_rank_that_is_silent_is_given_up(model, monkeypatch):
-    monkeypatch.setenv("ZSE_GROUP_TIMEOUT_S", "2")
+    monkeypatch.setenv("ZSE_GROUP_TIMEOUT_S", "5")  # the start waits for as long, on a busy machine too
     with engine(model, 2) as llm:
         (pid,) = pids(llm)
         os.kill(pid, signal.SIGSTOP)
-        with pytest.raises(GroupError, match="waited 2 s for rank 1"):
+        with pytest.raises(GroupError, match="waited 5 s for rank 1"):
             llm.generate(PROMPTS, GREEDY)
     assert is_gone(pid)
 
