@@ -195,4 +195,5 @@ def test_time_grows_with_the_text(kind, source):
         return time.process_time() - started
 
     short = min(spent(50_000) for _ in range(2))
-    assert spent(200_000) < 12 * short + 0.05
+    # Of two: a collection of the garbage of all tests before may fall into one.
+    assert min(spent(200_000) for _ in range(2)) < 12 * short + 0.05

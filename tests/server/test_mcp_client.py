@@ -94,7 +94,7 @@ def test_what_it_started_dies_with_the_server(file):
         child = int(process.stdout.readline())
         assert alive(child)
         process.kill()
-    wait_for(lambda: not alive(child))
+    wait_for(lambda: not alive(child), timeout=20)
 
 
 def alive(pid: int) -> bool:
