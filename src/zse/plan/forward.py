@@ -99,7 +99,7 @@ def trace_forward(forward: Any, model: Any, device: Any, adapted: Adapted | None
         pending = known[kind].pending
     # Tokens of ranks' own, and rows of adapters, are found by a token's place; a block reads the stream of all.
     cuts = model.config.causal and layers and not (stage or divides or adapted or model.config.follows)
-    last = traced(*given, **options, finish=cut) if cuts else None
+    last = traced(*given, **options, in_two=True) if cuts else None
     hops: dict[bool, Part] = {}
     if stage:
         hops = {back: traced({}, partial(_hop, forward, model.share, back), pending) for back in (False, True)}
@@ -142,10 +142,10 @@ def _traced(
     gathered: dict[str, tuple[int, ...]] | None = None,
     divides: bool = False,
     whole: bool = False,
-    finish: Callable[..., Any] = fuse,
+    in_two: bool = False,
 ) -> Any:
     """A part of the forward with these weights. before: what the part before leaves to be added; layer: a layer's
-    number; whole: it leaves nothing; finish: what makes launchable nodes of it."""
+    number; whole: it leaves nothing; in_two: a LastLayer is made of it."""
     shapes = {name: weight.shape for name, weight in weights.items()}
     for joined, names in JOINED.items():
         if joined in weights:
@@ -156,7 +156,9 @@ def _traced(
     trace = forward.trace = Trace(shapes, all_rows, _orders(weights), adapted, partial_weights, gathered, divides)
     start = Value(trace, forward.config.hidden_size, True)
     schemes = {name: getattr(weight, "scheme", None) for name, weight in weights.items()}
-    return finish(trace, start, run(start), before, device, schemes, whole)
+    made_of = partial(fuse, trace, device=device, schemes=schemes)
+    end = run(start)
+    return cut(made_of, trace, start, end, before) if in_two else made_of(start, end, before, whole=whole)
 
 
 def _kind(weights: dict[str, Any]) -> Hashable:
@@ -207,15 +209,9 @@ def words_of(tensor: Tensor) -> Tensor:
 
 
 def cut(
-    trace: Trace,
-    start: Value,
-    end: Value,
-    before: Pending | None,
-    device: Any,
-    schemes: dict[str, Any],
-    whole: bool = False,
+    made_of: Callable[..., Part], trace: Trace, start: Value, end: Value, before: Pending | None
 ) -> LastLayer | None:
-    """As `fuse`, in two parts. None where the stream is added to before other tokens are read for the last time, or where
+    """A layer from the stream `start` to `end` in two parts, each by `made_of`, which is `fuse` of this trace. None where the stream is added to before other tokens are read for the last time, or where
     something is read behind that which is not gathered."""
     nodes = trace.nodes
     at = max((number for number, node in enumerate(nodes, 1) if node.op not in BY_ROW), default=0)
@@ -241,9 +237,9 @@ def cut(
         node.inputs = tuple(of_rows.get(value, value) for value in node.inputs)
     copies = [Node("wanted", (value,), Value(trace, value.width), {}, {}) for value in gathered]
     trace.nodes = [*first, *copies]
-    beginning = fuse(trace, start, start, before, device, schemes, True)
+    beginning = made_of(start, start, before, whole=True)
     beginning.rows = tuple(node.output for node in copies)
     trace.nodes = [*again, *rest]
-    ending = fuse(trace, start, end, None, device, schemes, whole)
+    ending = made_of(start, end, None)
     ending.rows = arrived
     return LastLayer(beginning, ending)
