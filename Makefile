@@ -30,12 +30,14 @@ serve: $(INSTALLED)
 	($(BIN)/python -m zse.build --idle &); exec $(BIN)/zse serve $(MODEL) --port $(PORT)
 
 test: $(TESTED) build models
+	$(BIN)/python tests/prepare.py
 	$(PYTEST)
 
 test-all: test test-rest
 
 # What `make test` leaves out (CONTRIBUTING.md says by which rules).
 test-rest: $(TESTED) build
+	$(BIN)/python tests/prepare.py --rest
 	$(PYTEST) --exhaustive=only
 
 # examples/ray_serve.py on a cluster of this machine, in an environment of its own: Ray is 230 MB.

@@ -14,6 +14,7 @@ import pytest
 from breadth import combinations
 from gpu.machine import missing
 from order import dealt, rotated
+from prepare import cache_folder
 
 from zse.formats import store
 from zse.formats.catalog import CATALOG
@@ -55,17 +56,10 @@ def goldens() -> Path:
     return Path(os.environ.get("ZSE_GOLDENS") or HERE / "goldens")
 
 
-def _cache_folder() -> Path:
-    """Where compiled kernels are kept between runs and clones, by content: ZSE_TEST_CACHE, or zse-tests in the user's
-    cache folder."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(os.environ.get("ZSE_TEST_CACHE") or os.path.join(home, "zse-tests"))
-
-
 @pytest.fixture(scope="session")
 def kernel_cache() -> Path:
     """A ZSE_HOME for tests that compile kernels. What has not been compiled for two weeks is deleted."""
-    folder = _cache_folder()
+    folder = cache_folder()
     for path in folder.glob("kernels/*/*"):
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > 14 * 86400:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kernels.harness import DirectRecorder, each_isa, poisoned, to_tensor
+from kernels.harness import DirectRecorder, each_isa, host_isas, poisoned, to_tensor
 from zse.kernels.attention import SEGMENT, attention, partial_shape, rows_in_registers
 from zse.kernels.attention_cases import BLOCK, attention_batch, attention_reference
 from zse.kernels.kv_pages import head_dim_of
@@ -114,4 +114,4 @@ def test_wrong_shapes_are_refused(change, message):
     for name, shape in change.items():
         batch[name] = np.zeros(shape, batch[name].dtype)
     with pytest.raises(ValueError, match=message):
-        run("x86-64-v3", batch, 64)
+        run(host_isas()[-1], batch, 64)

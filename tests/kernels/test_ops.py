@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gpu.harness import gpu_ops
 
-from kernels.harness import check_case, each_isa, host_isas, run_case, to_tensor
+from kernels.harness import check_case, each_isa, host_isas, library, run_case, to_tensor
 from zse.kernel.emit import emit_unit
 from zse.kernel.targets.cpu import ISAS
 from zse.kernels.activation import gated
@@ -43,6 +43,15 @@ def test_reference(op, isa, threads):
         assert cost.bytes > 0 and cost.flops >= 0
         count += 1
     assert count
+
+
+def test_no_test_compiles_a_lower_level(monkeypatch, tmp_path):
+    """It is tests/prepare.py's to do, before the tests and with all cores."""
+    monkeypatch.setenv("ZSE_NATIVE_DIR", str(tmp_path))
+    lower = next(level for level in ISAS if level not in host_isas()[-1:])
+    with pytest.raises(AssertionError, match="prepare.py --rest"):
+        library.__wrapped__(lower)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("isa", sorted(ISAS))
