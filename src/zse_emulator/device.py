@@ -71,6 +71,8 @@ def compiled(sources: "list[Path]", text: str, name: str, optimize: str) -> Path
     compiler, target = find_compiler(), _library(sources, text, name, optimize)
     folder = target.parent
     if not _is_ours(target):
+        # What stood here, or in a folder that others can write, is compiled anew whatever it looks like afterwards.
+        is_new = not os.path.lexists(target) and not (folder.exists() and folder.stat().st_mode & 0o022)
         try:
             trust.make_private(str(folder), str(cache.folder()))
         except OSError as error:
@@ -80,7 +82,7 @@ def compiled(sources: "list[Path]", text: str, name: str, optimize: str) -> Path
         # Of several processes that ask for it one compiles: tests of a kernel are dealt to all of them, and begin at once.
         with open(folder / f"lock-{target.stem[-1]}", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not _is_ours(target):
+            if not (is_new and _is_ours(target)):
                 half = target.with_suffix(f".{os.getpid()}-{threading.get_ident()}.tmp")
                 _compile([compiler, *FLAGS, f"-I{CSRC}", optimize], sources, text, name, half)
                 half.chmod(0o700)

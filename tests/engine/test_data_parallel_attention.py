@@ -50,6 +50,7 @@ def ranks_of(model, **options) -> ThreadedRanks:
     return ThreadedRanks(lambda rank: open_device("cpu", threads=1), data_parallel_attention=True, **options)
 
 
+@pytest.mark.each()
 @pytest.mark.parametrize("size, ahead, experts", [(2, False, False), (3, True, False), (2, True, True)])
 def test_replies_are_those_of_one_process(size, ahead, experts, latent, monkeypatch):
     """Prompts in chunks beside replies, more requests than rows; then conversations that go on from what their rank has cached."""
@@ -114,6 +115,7 @@ def test_each_rank_has_pages_of_its_own(latent):
         assert engine.scheduler.check_integrity() == []
 
 
+@pytest.mark.each()
 @pytest.mark.parametrize("ahead", [False, True])
 def test_pages_leave_a_rank_for_its_host_memory(ahead, latent, monkeypatch):
     """Of requests that are swapped, and of prompts that others push out: each comes back on the rank where it was."""
@@ -256,7 +258,8 @@ def with_block(tmp_path_factory):
         return tiny_mtp.write("deepseek_v3", tmp_path_factory.mktemp("block"), agrees=True)
 
 
-@pytest.mark.parametrize("size, ahead", [(2, False), (2, True), (3, True)])
+@pytest.mark.each()
+@pytest.mark.parametrize("size, ahead", [(2, False), (3, True), (2, True)])
 @pytest.mark.parametrize("kind", ["mtp", "draft"])
 def test_what_drafts_has_pages_for_requests_of_all_ranks(kind, size, ahead, with_block, monkeypatch):
     """It is on rank 0 with all of its attention; each rank verifies what was drafted for its requests."""

@@ -27,6 +27,7 @@ def ranks_of(model, **options) -> ThreadedRanks:
     return ThreadedRanks(lambda rank: open_device("cpu", threads=1), **options)
 
 
+@pytest.mark.each()
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("slots, ahead", [(3, False), (1, False), (2, True)])
 def test_adapters(size, slots, ahead, folders, expected, monkeypatch):  # noqa: F811
@@ -83,8 +84,8 @@ def drafting(request, tmp_path_factory) -> tuple[Path, dict]:
         return tiny_mtp.write(family, folder, agrees=True), dict(speculation="mtp")
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.each()
+@pytest.mark.parametrize("size, ahead", [(2, False), (3, True), (2, True), (3, False)])
 def test_drafts_behind_the_models_states(size, ahead, drafting, monkeypatch):
     """On rank 0 alone: greedy and sampled replies are those of one process without drafts. The drafts are one process's, which has as
     much of the head as rank 0: its rows of one that is cut. Those that no host has read reach all ranks."""
@@ -127,6 +128,7 @@ def hybrid(request, tmp_path_factory):
     return tiny_families.write(request.param, tmp_path_factory.mktemp(request.param))
 
 
+@pytest.mark.each()
 @pytest.mark.parametrize("ahead", [False, True])
 def test_states_are_on_all_ranks(ahead, hybrid, monkeypatch):
     """Recurrent layers: conversations that go on from snapshots, also those that were in host memory, and drafts whose tokens are

@@ -46,10 +46,30 @@ def kept(seed: int) -> World:
         raise
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_worlds(part):
-    for seed in range(part, SHORT, 4):
-        kept(seed)
+def test_worlds():
+    """Walks are worth their time only if faults happen and requests live through them: more than the first, where those do not."""
+    answers: dict[int, int] = {}
+    totals = dict.fromkeys("num_faults num_poisoned num_whole num_steps num_unanswered".split(), 0)
+    pages = preemptions = 0
+
+    def is_seen() -> bool:
+        statuses = (200, 400, 401, 408, 429, 503, 504)
+        enough = all(answers.get(status, 0) > 2 for status in statuses) and pages > 10 and preemptions > 10
+        return enough and all(count > 4 for count in totals.values())
+
+    for seed in [*range(SHORT), *range(100, 112)]:
+        if seed >= SHORT and is_seen():
+            break
+        found = kept(seed)
+        for status, count in found.num_answers.items():
+            answers[status] = answers.get(status, 0) + count
+        for name in totals:
+            totals[name] += getattr(found, name)
+        pages += len(found.pages)
+        preemptions += sum(
+            process.engine.scheduler.counters.preemptions for process in found.processes if process.engine is not None
+        )
+    assert is_seen(), (answers, totals, pages, preemptions)
 
 
 @pytest.mark.parametrize("seed", known())
@@ -62,26 +82,6 @@ def test_worlds_that_failed_once(seed):
 def test_many_worlds(part):
     for seed in range(FIRST + part, FIRST + LONG, PARTS):
         kept(seed)
-
-
-def test_worlds_reach_every_state():
-    """Walks are worth their time only if faults happen and requests live through them."""
-    answers: dict[int, int] = {}
-    totals = dict.fromkeys("num_faults num_poisoned num_whole num_steps num_unanswered".split(), 0)
-    pages = preemptions = 0
-    for seed in range(100, 112):
-        found = walk(seed)
-        for status, count in found.num_answers.items():
-            answers[status] = answers.get(status, 0) + count
-        for name in totals:
-            totals[name] += getattr(found, name)
-        pages += len(found.pages)
-        preemptions += sum(
-            process.engine.scheduler.counters.preemptions for process in found.processes if process.engine is not None
-        )
-    assert all(answers.get(status, 0) > 2 for status in (200, 400, 401, 408, 429, 503, 504)), answers
-    assert all(count > 4 for count in totals.values()), totals
-    assert pages > 10 and preemptions > 10
 
 
 def test_the_same_seed_gives_the_same_trace_in_another_process():

@@ -40,6 +40,7 @@ def expected(path) -> bytes:
     return bytes((byte + 1) % 256 for byte in path.read_bytes())
 
 
+@pytest.mark.each()
 @pytest.mark.parametrize("how", ["mapped", "read", "refused", "slow", "window"])
 @pytest.mark.parametrize("threads", [1, 4, 8])
 def test_every_step_reads_its_own_bytes(device, fake, file, monkeypatch, how, threads):  # noqa: F811

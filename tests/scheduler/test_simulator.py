@@ -16,7 +16,7 @@ from zse.scheduler.scheduler import Scheduler
 
 SEEDS = int(os.environ.get("ZSE_TEST_SEEDS", "500"))
 PARTS, OPERATIONS = 20, 1000 if SEEDS > 500 else 500
-FIRST = 8  # parts that `make test` walks
+FIRST = 4  # parts that `make test` walks
 
 
 def walk(seed: int, operations: int = OPERATIONS, **layout: bool) -> Simulation:
@@ -47,8 +47,8 @@ def test_invariants_hold_with_groups_of_layers(part):
         assert totals[name] > 10, name
 
 
-@pytest.mark.parametrize("feeds", [False, True])
-@pytest.mark.parametrize("micro_batches", [2, 3])
+@pytest.mark.each()
+@pytest.mark.parametrize("micro_batches, feeds", [(2, False), (3, True), (2, True), (3, False)])
 def test_invariants_hold_with_micro_batches(micro_batches, feeds):
     """Of a pipeline."""
     ahead, totals = 0, {}
@@ -94,48 +94,55 @@ def test_invariants_hold_with_a_run_of_pages_for_each_request():
 
 
 def test_little_is_recomputed_in_a_storm_of_preemptions():
-    num_pinned = sum(
-        walk(seed, 500, grouped=seed % 5 == 0, storm=True).num_pinned for seed in range(max(50, SEEDS // 8))
-    )
+    num_pinned = 0
+    for seed in range(max(50, SEEDS // 8)):
+        num_pinned += walk(seed, 500, grouped=seed % 5 == 0, storm=True).num_pinned
+        if num_pinned > 50 and seed >= 30:  # the first are walked for what a walk checks
+            break
     assert num_pinned > 50  # before their third preemption
 
 
+# What a walk is worth its time for: it preempts, refuses, cancels in flight and fails rows.
+SEEN = (
+    "ahead",
+    "preempted",
+    "finished",
+    "cancelled",
+    "failed",
+    "refused",
+    "preemptions",
+    "late_results",
+    "ignored_cancels",
+    "recomputed_tokens",
+    "queue_wait_s",
+    "prefix_hits",
+    "prefix_hit_tokens",
+    "prefix_evicted_pages",
+    "prefix_copied_pages",
+    "prefix_onloaded_pages",
+    "forks",
+    "swapped_out_pages",
+    "swapped_in_pages",
+    "drafted_tokens",
+    "accepted_tokens",
+    "timed_out",
+    "deadlines_met",
+    "deadlines_missed",
+)
+
+
 def test_walks_reach_every_state():
-    """The walk is worth its time only if it preempts, refuses, cancels in flight and fails rows."""
-    totals: dict[str, float] = {"ahead": 0, "preempted": 0}
+    """As soon as they have: test_invariants_hold_on_random_walks() has more of them."""
+    totals = dict.fromkeys(SEEN, 0.0)
     for seed in range(80):
         simulation = walk(seed, 500)
         totals["ahead"] += simulation.num_ahead
         totals["preempted"] += simulation.num_preempted
         for name, value in simulation.scheduler.snapshot().items():
             totals[name] = totals.get(name, 0) + value
-    for name in (
-        "ahead",
-        "preempted",
-        "finished",
-        "cancelled",
-        "failed",
-        "refused",
-        "preemptions",
-        "late_results",
-        "ignored_cancels",
-        "recomputed_tokens",
-        "queue_wait_s",
-        "prefix_hits",
-        "prefix_hit_tokens",
-        "prefix_evicted_pages",
-        "prefix_copied_pages",
-        "prefix_onloaded_pages",
-        "forks",
-        "swapped_out_pages",
-        "swapped_in_pages",
-        "drafted_tokens",
-        "accepted_tokens",
-        "timed_out",
-        "deadlines_met",
-        "deadlines_missed",
-    ):
-        assert totals[name] > 20, name
+        if all(totals[name] > 20 for name in SEEN):
+            break
+    assert not [name for name in SEEN if totals[name] <= 20], totals
 
 
 def test_the_same_seed_gives_the_same_trace():

@@ -12,6 +12,7 @@ namespace emulate {
 
 Launch *launch;
 Thread *current;
+u64 zse_emulate_longest = 400u << 20;
 
 namespace {
 
@@ -19,7 +20,6 @@ const size_t STACK = 256 << 10;     /* virtual; a kernel's variables take a few 
 /* Their tops begin at as many offsets: at one, the frames of all fibers would share a few sets of the processor's caches. */
 const u32 TOPS = 61, TOP = 320;
 const size_t KEPT = 8;              /* blocks whose memory is used again */
-const u64 LONGEST = 400u << 20;     /* accesses of a thread between two switches: more is a loop without an end */
 void *scheduler_sp;
 std::vector<void *> stacks;
 std::vector<Block *> idle;
@@ -354,7 +354,7 @@ static const char *block_name(i64 linear, char *text) {
 void global_access(Thread *t, u64 address, u32 size, bool write, bool is_atomic) {
   const char *verb = is_atomic ? "atomically changes" : write ? "writes" : "reads";
   ThreadState *state = t->state;
-  if (++state->accesses > LONGEST) fail(t, "runs on and on: a loop without an end?");
+  if (++state->accesses > zse_emulate_longest) fail(t, "runs on and on: a loop without an end?");
   Allocation *a = find(t, address, size, verb);
   u32 align = size < 16 ? size : 16;
   if (address % align) fail(t, "%s %u bytes at an address that is no multiple of %u (offset %llu of '%s')", verb, size, align, address - a->address, a->label.c_str());

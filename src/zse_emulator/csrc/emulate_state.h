@@ -153,6 +153,7 @@ struct Launch {
 
 extern Launch *launch;
 extern Thread *current;
+extern "C" u64 zse_emulate_longest; /* accesses of a thread between two switches: more is a loop without an end */
 
 u32 random_below(u32 n);
 [[noreturn]] void fail(Thread *, const char *format, ...) __attribute__((format(printf, 2, 3)));

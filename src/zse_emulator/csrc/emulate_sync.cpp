@@ -48,7 +48,7 @@ u32 shared_offset(Thread *t, const void *p, u32 size, const char *verb) {
 
 static void shared_access(Thread *t, const void *p, u32 size, bool write, bool is_atomic) {
   const char *verb = is_atomic ? "atomically changes" : write ? "writes" : "reads";
-  if (++t->state->accesses > (400u << 20)) fail(t, "runs on and on: a loop without an end?");
+  if (++t->state->accesses > zse_emulate_longest) fail(t, "runs on and on: a loop without an end?");
   u32 offset = shared_offset(t, p, size, verb);
   Block *block = t->state->block;
   Access now = access_of(t);
