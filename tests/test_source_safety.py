@@ -20,11 +20,21 @@ UNSAFE_ATTRIBUTES = {
     ("ssl", "_create_unverified_context"),
 }
 UNSAFE_KEYWORDS = {"shell": True, "trust_remote_code": True, "allow_pickle": True, "verify": False}
+# A text without any of these words has no unsafe part: to parse all modules took 9 s.
+UNSAFE_WORDS = {
+    *FORBIDDEN_PACKAGES,
+    *UNSAFE_MODULES,
+    *UNSAFE_CALLS,
+    *(attribute for _, attribute in UNSAFE_ATTRIBUTES),
+    *UNSAFE_KEYWORDS,
+} - {"load"} | {"yaml"}  # torch is one of the packages
 
 
 def unsafe_parts(source: str) -> list[str]:
     """ "line: what" of everything in `source` that runs data as code, skips a check, or imports a framework."""
-    found = []
+    found: list[str] = []
+    if not any(word in source for word in UNSAFE_WORDS):
+        return found
     for node in ast.walk(ast.parse(source)):
         modules: list[str] = []
         if isinstance(node, ast.Import):

@@ -35,19 +35,17 @@ def test_kernels_that_compute_wrong_numbers_are_bad(monkeypatch):
     assert doctor._numbers("x")[1:3] == (doctor.BAD, "matmul, odd sizes: out: 3 of 9 values")
 
 
-def test_missing_kernels_exit_1_and_say_how_to_mend_it(zse, tmp_path, monkeypatch):
+def test_missing_kernels_exit_1_and_a_strange_switch_is_said(zse, tmp_path, monkeypatch):
     from cli_process import ENVIRONMENT
 
     monkeypatch.setitem(ENVIRONMENT, "ZSE_NATIVE_DIR", str(tmp_path))
+    monkeypatch.setitem(ENVIRONMENT, "ZSE_THREAD", "2")
     done = zse("doctor", code=1)
+    assert "zse does not read ZSE_THREAD" in done.stdout
     assert "BAD   cpu kernels" in done.stdout and "python -m zse.build" in done.stdout and "1 of " in done.stdout
 
 
-def test_an_unwritable_store_and_a_strange_switch_are_said(zse, monkeypatch):
-    from cli_process import ENVIRONMENT
-
-    monkeypatch.setitem(ENVIRONMENT, "ZSE_THREAD", "2")
-    assert "zse does not read ZSE_THREAD" in zse("doctor").stdout
+def test_an_unwritable_store_is_said(monkeypatch):
     monkeypatch.setenv("ZSE_HOME", "/dev/null/home")
     assert [(name, state) for name, state, *_ in doctor._store()] == [("store", doctor.BAD)]
 

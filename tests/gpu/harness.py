@@ -197,8 +197,8 @@ MOST_FLOPS, FEW_FLOPS = 400_000_000, 100_000_000
 # Among how many tests the cases of an operation are shared where many are run: at the end of a run one test would be alone on a core.
 PARTS = {"attention": 8, "matmul": 4}
 
-# Operations without matrix instructions that have more than 2 SOME cases; of the others SOME are all.
-SOME, MANY = 6, 60
+# Operations without matrix instructions that have more than FULL cases, of which SOME run, or MANY; of the others all.
+SOME, FULL, MANY = 4, 12, 60
 WITH_MANY = (
     "matmul",
     "experts",
@@ -221,7 +221,8 @@ def parts_of(arch: str, others: bool = True):
     for op in ops_of(arch):
         is_left = not others and op.name not in WITH_MANY
         marks = [pytest.mark.exhaustive("kernels of a second architecture")] * is_left
-        yield pytest.param(op, SOME, (0, 1), id=f"{op.name}-some", marks=marks)
+        some = SOME if op.name in WITH_MANY else FULL // 2
+        yield pytest.param(op, some, (0, 1), id=f"{op.name}-some", marks=marks)
         parts = PARTS.get(op.name, 1) if op.name in WITH_MANY else 0
         for number in range(parts):
             marks = [pytest.mark.exhaustive, *([pytest.mark.long] if parts > 1 else [])]
@@ -234,7 +235,7 @@ def check_without_matrices(op, device, seed: int, most: int, part: tuple[int, in
         cases = matmul_cases.small_cases(np.random.default_rng(seed))  # others are of gemm's tiles
     else:
         cases = made_by(op, seed)
-    assert (len(cases) > 2 * SOME) == (op.name in WITH_MANY)
+    assert (len(cases) > FULL) == (op.name in WITH_MANY)
     check_cases(op, device, seed, cases, most, part)
 
 
@@ -246,7 +247,7 @@ def check_cases(
 
     part: (number, of how many), for tests that share the cases: each has its own and its share of `most`. has: of a case, whether the
     device has kernels for it."""
-    longest = (FEW_FLOPS if most <= SOME else MOST_FLOPS) if most else float("inf")
+    longest = (FEW_FLOPS if most <= FULL // 2 else MOST_FLOPS) if most else float("inf")
     numbers = range(len(cases))[part[0] :: part[1]]
     left = -(-most // part[1]) if most and len(cases) > 2 * most else len(numbers)
     for number in np.random.default_rng(seed).permutation(numbers):

@@ -170,7 +170,7 @@ def test_prompts_are_the_same_however_their_tiles_are_dealt(dtype, head_dim):
     device = Spaced("sm_90a")
     tensors = {name: to_tensor(device, value) for name, value in batch.items()}
     results = []
-    for blocks in (1, 3, 5, 7, 9, 11, 64):  # 12 to 14 tiles x heads, of 42 tokens
+    for blocks in (1, 5, 11, 64):  # 12 to 14 tiles x heads, of 42 tokens
         scratch = AttentionScratch.make(device, heads, kv_heads, head_dim, [0], 183, 416)._replace(blocks=blocks)
         out = upload(device, np.full((183, heads * head_dim), 0x7FFF, np.uint16), "bf16")
 

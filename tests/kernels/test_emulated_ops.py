@@ -22,6 +22,7 @@ MANY = (
     "conv",
     "delta",
     "experts",
+    "latent_attention",
     "matmul",
     "one_token",
 )  # of which `make test` runs SOME cases

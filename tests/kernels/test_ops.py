@@ -60,6 +60,7 @@ def test_symbols_are_unique_and_launchable(isa):
     assert len(symbols) == len(set(symbols)) and symbols == sorted(symbols)
 
 
+@pytest.mark.each()
 @pytest.mark.parametrize("isa", sorted(set(ISAS) - set(host_isas())))
 @pytest.mark.parametrize("op", [op for op in all_ops() if op.name != "matmul"], ids=lambda op: op.name)
 def test_emits_for_machines_other_than_this(op, isa):

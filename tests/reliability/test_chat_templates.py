@@ -21,7 +21,7 @@ from zse.errors import RequestError
 from zse.tokenizer.template_fast import compile_fast
 from zse.tokenizer.template_jinja import FILTERS, TESTS, JinjaTemplate
 
-NUM_PROGRAMS = int(os.environ.get("ZSE_TEST_TEMPLATES", "400"))
+NUM_PROGRAMS = int(os.environ.get("ZSE_TEST_TEMPLATES", "200"))
 MOST_SECONDS = 0.6  # of the thread's CPU: 0.1 that a render without messages has, and the longest single operation
 MOST_KIB = 400 << 10
 MOST_ADDRESSES = 2 << 30

@@ -18,8 +18,8 @@ CORPUS = HERE / "corpus"
 LONG = int(os.environ.get("ZSE_TEST_MUTANTS", "5000"))
 SEED = int(os.environ.get("ZSE_TEST_SEED", "1"))
 # The first of the long form's, which `make test-rest` tries.
-SHORT = dict.fromkeys(("http", "body", "query", "config.json", "vocabulary", *mutator.DOCUMENTS), 250)
-SHORT |= dict.fromkeys(("tokenizer.json", "chat template", "json schema", "regex", "lark", "gbnf"), 120)
+SHORT = dict.fromkeys(("http", "body", "query", "config.json", "vocabulary", *mutator.DOCUMENTS), 150)
+SHORT |= dict.fromkeys(("tokenizer.json", "chat template", "json schema", "regex", "lark", "gbnf"), 80)
 FEW = 80  # of formats that tests/formats has more of
 ADDRESSES_MIB = 4096
 
