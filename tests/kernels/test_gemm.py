@@ -130,6 +130,34 @@ def test_choice_is_near_what_was_measured(shape):
     assert times[tile.tokens, tile.rows, splits] <= 1.1 * min(times.values())
 
 
+# Of a model's prompts: whether the warpgroups' tiles were faster each of its own (benchmarks/LOG.md).
+PINGPONG = {
+    ("e4m3", True, 1024, 18944, 3584): True,
+    ("e4m3", True, 2048, 18944, 3584): True,
+    ("e4m3", False, 2048, 4608, 3584): True,
+    ("e4m3", False, 2048, 3584, 3584): True,
+    ("e4m3", False, 2048, 3584, 18944): False,
+    ("e4m3", False, 1024, 4608, 3584): False,
+    ("bf16", True, 2048, 18944, 3584): True,
+}
+
+
+@pytest.mark.parametrize("shape", PINGPONG, ids=str)
+def test_pingpong_where_it_was_faster(shape):
+    tile, splits, _ = gemm.choose(*shape, 132)
+    assert tile.pingpong == PINGPONG[shape] and splits == 1
+
+
+def test_pingpong_needs_two_tiles_a_block():
+    for kind in ("e4m3", "bf16"):
+        for tokens in (65, 128, 256, 512, 1024, 4096):
+            for cols in (512, 3584, 18944):
+                for gated in (False, True):
+                    tile, splits, _ = gemm.choose(kind, gated, tokens, cols, 3584, 132)
+                    made = tile.rows // 2 if gated else tile.rows
+                    assert not tile.pingpong or (splits == 1 and -(-tokens // tile.tokens) * -(-cols // made) > 132)
+
+
 def test_skinny_scratch():
     """Two tiles per multiprocessor are the most that gemm_skinny leaves there."""
     for forms in gemm.SKINNY.values():

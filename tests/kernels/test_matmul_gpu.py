@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from zse.bench.kernels import check, outputs, place, read, release
+from zse.kernels.gpu import gemm, matmul_cases
 from zse.kernels.gpu import matmul as gpu_matmul
-from zse.kernels.gpu import matmul_cases
 from zse.kernels.host import random_weight
 from zse.kernels.matmul import MATMUL
 from zse.kernels.op import Case, HostArray, OutputSpec, Tolerance
@@ -93,6 +93,37 @@ def test_a_tile_of_many_blocks(scheme):
     np.testing.assert_allclose(results[0], wanted, rtol=0.02, atol=0.02 * np.abs(wanted).max())
     np.testing.assert_array_equal(results[0], results[2])
     np.testing.assert_array_equal(results[0][:9], results[1])
+
+
+@pytest.mark.parametrize(
+    ("scheme", "gated", "tile"),
+    [
+        (scheme, gated, tile)
+        for scheme, kind in ((Fp8Scheme("row"), "e4m3"), (DenseScheme("bf16"), "bf16"))
+        for gated in (False, True)
+        for tile in gemm.TILES[kind, gated]
+        if tile.pingpong
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("width", [96, 1600])
+def test_pingpong(scheme, gated, tile, width, monkeypatch):
+    """Tiles of one warpgroup each, on blocks with three and two of them, so that one of the two has none at the end; in
+    one step of k, and in more than twice as many as the ring has stages: without the turns that the warpgroups take one
+    would hold a stage of the other's for its own."""
+    rng, device = np.random.default_rng(), EmulateDevice("sm_90a")
+    device.num_sms = 3
+    made = tile.rows // 2 if gated else tile.rows
+    rows = 3 * made + (16 if gated else 2)  # 4 tiles of rows, the last one narrow, by 2 of tokens: 3, 3 and 2 a block
+    epilogue = "silu" if gated else ("store", "accumulate", "bf16")[int(rng.integers(3))]
+    case = matmul_cases.make_case(rng, scheme, epilogue, 129, rows * (2 if gated else 1), width)
+    monkeypatch.setattr(gemm, "choose", lambda *shape: gemm.TileChoice(tile, 1, 0.0))
+    launched = []
+    monkeypatch.setattr(
+        device, "launch", lambda symbol, *rest, of=device.launch: (launched.append(symbol), of(symbol, *rest))
+    )
+    assert check(device, MATMUL, case), case.name
+    assert set(launched) == {gemm.wgmma_symbol("bf16" if scheme.kind == "dense" else "e4m3", tile, gated)}
 
 
 def test_tiny_and_huge_activations(device):

@@ -4,8 +4,8 @@
 On Hopper, up to 64 tokens, or 128 with integers, a product is bound by reading the weights (gemm_skinny); above, by the
 tensor cores: gemm_wgmma for bf16 and fp8, gemm_r16 for integers. int4 weights with e4m3 activations are gemm_w4a8's and
 gemm_w4a8_few's. With 132 multiprocessors a product of 1,024 tokens and 3,584 rows is 112 tiles of 128 x 256: a sixth of the chip would idle. So there are several tiles, and `choose` takes
-what a simple model of measured times says is fastest: waves of units, each as long as its steps of k and its epilogue,
-and for few tiles their k split into parts. The figures stand in benchmarks/LOG.md.
+what a simple model of measured times says is fastest: waves of units, each as long as its steps of k and its epilogue
+(in pingpong only the last one's), and for few tiles their k split into parts. The figures stand in benchmarks/LOG.md.
 
 Elsewhere, and for weights that these kernels have no form for (f16, f32), pieces of the weight that stay in the L2
 cache are turned into bf16 (dequantize) and multiplied (gemm_wgmma, gemm_portable).
@@ -29,11 +29,13 @@ PART_US = {False: 3.8 / 32768, True: 2.0 / 32768}  # for integers: True
 
 
 class Tile(NamedTuple):
-    """tokens x rows of the weight; step_us: time of 128 bytes of k (64 columns of integers), measured on an H200."""
+    """tokens x rows of the weight; step_us: time of 128 bytes of k (64 columns of integers), measured on an H200.
+    pingpong: a tile is one warpgroup's, and its end runs beside the other's products."""
 
     tokens: int
     rows: int
     step_us: float
+    pingpong: bool = False
 
 
 # (kind, gated) -> tiles. Gated tiles are half gates, half ups.
@@ -46,16 +48,24 @@ TILES = {
         Tile(128, 128, 0.335),
         Tile(128, 64, 0.230),
     ),
-    ("bf16", True): (Tile(256, 144, 0.745), Tile(128, 256, 0.690), Tile(128, 192, 0.525), Tile(128, 144, 0.385)),
+    ("bf16", True): (
+        Tile(128, 192, 0.525, True),
+        Tile(256, 144, 0.745),
+        Tile(128, 256, 0.690),
+        Tile(128, 192, 0.525),
+        Tile(128, 144, 0.385),
+    ),
     ("e4m3", False): (
         Tile(256, 128, 0.720),
         Tile(256, 144, 0.800),
+        Tile(128, 144, 0.430, True),
+        Tile(128, 112, 0.360, True),
         Tile(256, 112, 0.670),
         Tile(128, 144, 0.415),
         Tile(128, 128, 0.380),
         Tile(128, 64, 0.240),
     ),
-    ("e4m3", True): (Tile(256, 128, 0.780), Tile(128, 192, 0.590), Tile(128, 144, 0.440)),
+    ("e4m3", True): (Tile(128, 192, 0.610, True), Tile(256, 128, 0.780), Tile(128, 192, 0.590), Tile(128, 144, 0.440)),
     ("block", False): (Tile(256, 128, 0.850), Tile(128, 128, 0.450)),
     ("block", True): (Tile(256, 128, 0.850), Tile(128, 128, 0.450)),
     ("integer", False): (Tile(256, 128, 0.670), Tile(176, 128, 0.560), Tile(128, 128, 0.490)),
@@ -157,11 +167,14 @@ def choose(kind: object, gated: bool, tokens: int, cols: int, width: int, sms: i
         made = tile.rows // 2 if gated else tile.rows
         tiles = -(-tokens // tile.tokens) * -(-cols // made)
         size = tile.tokens * tile.rows
-        for splits in range(1, 10):
+        if tile.pingpong and tiles <= sms:
+            continue  # no block has two, so nothing would hide an end
+        for splits in range(1, 2 if tile.pingpong else 10):
             if splits > 1 and (tiles * splits > sms or splits * 4 > steps):
                 break
             waves = -(-tiles * splits // sms)
-            computing = waves * (-(-steps // splits) * tile.step_us + UNIT_US + WRITE_US * size)
+            ends = (1 if tile.pingpong else waves) * (UNIT_US + WRITE_US * size)  # that nothing hides
+            computing = waves * -(-steps // splits) * tile.step_us + ends
             time = max(read_us, computing) + 0.1 * computing  # neither hides the other quite
             if splits > 1:
                 time += SPLIT_US + PART_US[integer] * size * splits
@@ -226,8 +239,12 @@ def portable(gated: bool) -> str:
 def _wgmma_variant(kind: object, tile: Tile, gated: bool) -> Variant:
     tokens, rows = tile.tokens, tile.rows
     statics = dict(BM=tokens, BN=rows, STAGES=gemm_wgmma.stages(tokens, rows), GATED=gated, KIND=kind)
-    symbol = symbol_of("gemm", kind, tokens, rows, gated)
-    return Variant(symbol, gemm_wgmma.gemm_wgmma, statics, threads=gemm_wgmma.THREADS)
+    statics["PINGPONG"] = tile.pingpong
+    return Variant(wgmma_symbol(kind, tile, gated), gemm_wgmma.gemm_wgmma, statics, threads=gemm_wgmma.THREADS)
+
+
+def wgmma_symbol(kind: object, tile: Tile, gated: bool) -> str:
+    return symbol_of("gemm", kind, tile.tokens, tile.rows, gated) + ("_pingpong" if tile.pingpong else "")
 
 
 def w4a8_symbol(tokens: int, mt: int, gated: bool) -> str:

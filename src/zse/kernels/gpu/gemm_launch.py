@@ -223,7 +223,7 @@ def _launch_wgmma(recorder, product: Product, first: int = 0, early: bool = True
         splits=splits,
         early=int(early),
     )
-    recorder.launch(symbol_of("gemm", product.kind, tile.tokens, tile.rows, bool(product.gated)), args, grid)
+    recorder.launch(gemm.wgmma_symbol(product.kind, tile, bool(product.gated)), args, grid)
 
 
 def _launch_pieces(recorder, product: Product) -> None:

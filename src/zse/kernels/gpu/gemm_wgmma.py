@@ -5,7 +5,8 @@ row-major, which is what wgmma wants of both operands, so nothing is repacked. A
 and BN rows of w, 128 bytes of k each, in the 128-byte swizzle; `full` counts its bytes, `empty` the two warpgroups that
 have multiplied it. The grid is persistent: block b computes units b, b + grid, ... A unit is an output tile, or with
 splits > 1 a part of a tile's k; the block that finishes a tile last adds the parts in their order, so a result does not
-depend on which block that is.
+depend on which block that is. In pingpong (CUTLASS's term) a tile is one warpgroup's: while one ends its tile, the other
+multiplies the next one. The ring has the stages of both in the order of their tiles.
 
 Sources of the method: the CUTLASS documentation of warp-specialised persistent kernels, and the measurements in
 benchmarks/LOG.md.
@@ -16,6 +17,7 @@ from typing import NamedTuple
 from zse import kernel as zl
 from zse.kernels.gpu.gemm_parts import (
     ACCUMULATE,
+    CONSUMERS,
     STORE,
     STORE_BF16,
     power_of,
@@ -41,8 +43,8 @@ class WgmmaParams(zl.Record):
     """The parameters of gemm_wgmma. cols: columns that this launch computes, of rows of out that are `stride` elements
     apart; the weights have as many rows, or twice as many when GATED (all gates first, then all ups). width = K. KIND:
     "bf16", "e4m3", or "block": e4m3 with w_scale [rows / 128, K / 128]. A tile is BM tokens x BN rows (GATED: half
-    gates, half ups). early: whether the weights may be read before the kernels before this one are done. per_row: 1 if
-    w_scale is [rows], 0 if [1]. mode: STORE, ACCUMULATE or STORE_BF16; GATED writes bf16. linear, cubic: see
+    gates, half ups). PINGPONG: tiles of one warpgroup each, of whole k. early: whether the weights may be read before the
+    kernels before this one are done. per_row: 1 if w_scale is [rows], 0 if [1]. mode: STORE, ACCUMULATE or STORE_BF16; GATED writes bf16. linear, cubic: see
     activated(). partial f32 [units, BM, BN] and counters i32 [tiles] (zero before and after) are used when splits >
     1."""
 
@@ -70,6 +72,12 @@ class WgmmaParams(zl.Record):
     STAGES: zl.static
     GATED: zl.static
     KIND: zl.static
+    PINGPONG: zl.static
+
+    @property
+    def groups(self) -> int:
+        """Warpgroups that multiply a tile."""
+        return 1 if self.PINGPONG else 2
 
     @property
     def tile_cols(self) -> int:
@@ -289,10 +297,35 @@ def multiply(accs, a_desc, w_desc, is_first, BN, KIND):
 
 
 @zl.inline
+def behind(slot, parity, steps, p):
+    """The stage behind those of a tile that is the other warpgroup's."""
+    at = slot + steps
+    rounds = at // p.STAGES
+    return at - rounds * p.STAGES, parity ^ (rounds % 2)
+
+
+@zl.inline
+def await_other(group, unit):
+    """Until the other warpgroup waits for no stage of the tile before: a parity tells a stage's round of the ring from
+    the next one, not from later ones."""
+    if unit >= zl.num_blocks(0):
+        zl.named_barrier(CONSUMERS + 1 + group, THREADS - 128)
+
+
+@zl.inline
+def wake_other(group, unit, units):
+    """This warpgroup waits for no other stage of its tile."""
+    if unit + zl.num_blocks(0) < units.count:
+        zl.named_arrive(CONSUMERS + 2 - group, THREADS - 128)
+
+
+@zl.inline
 def consume(ring, units, last, p):
-    """The warpgroups that multiply, each half of a tile's tokens."""
-    BN, KIND, parts = p.BN, p.KIND, p.BM // 128  # blocks of 64 rows of one warpgroup
+    """The warpgroups that multiply, each half of a tile's tokens, or every other tile."""
+    BN, KIND, parts = p.BN, p.KIND, p.BM // 64 // p.groups  # blocks of 64 rows of one warpgroup
     group = zl.warp_index() // 4 - 1
+    if p.PINGPONG:
+        group = zl.shuffle(group, 0)  # so that the compiler knows it as the warp's
     thread = zl.thread_index() - 128
     lane = zl.lane_index()
     base = zl.smem_desc(ring.memory)
@@ -300,13 +333,20 @@ def consume(ring, units, last, p):
     parity = zl.i32(0)
     accs = [[zl.f32(0) for _ in zl.static(range(BN // 2))] for x in zl.static(range(parts))]
     product = [zl.f32(0) for _ in zl.static(range(BN // 2))] if KIND == "block" else accs[0]
-    for unit in range(zl.block_index(0), units.count, zl.num_blocks(0)):
+    begin, pitch, above = zl.block_index(0), zl.num_blocks(0), group * (parts * 64)
+    if p.PINGPONG:
+        begin, pitch, above = begin + group * pitch, pitch * 2, 0
+        if group == 1:
+            slot, parity = behind(slot, parity, units.steps, p)
+    for unit in range(begin, units.count, pitch):
         tile, m, n, first, end = unit_place(unit, units)
         first_col = n * p.tile_cols
         previous = zl.i32(-1)
+        if p.PINGPONG:
+            await_other(group, unit)
         for step in range(first, end):
             zl.mbarrier_wait(ring.full + slot, parity)
-            a_desc = base + zl.u64((slot * ring.stride + group * (parts * 64 * ROW_BYTES)) // 16)
+            a_desc = base + zl.u64((slot * ring.stride + above * ROW_BYTES) // 16)
             w_desc = base + zl.u64((slot * ring.stride + p.BM * ROW_BYTES) // 16)
             if KIND == "block":
                 gate = p.w_scale[first_col // FP8_BLOCK * units.steps + step]
@@ -322,9 +362,11 @@ def consume(ring, units, last, p):
             if slot == ring.stages:
                 slot = 0
                 parity = parity ^ 1
-        if unit == zl.block_index(0):
+        if p.PINGPONG:
+            wake_other(group, unit, units)
+        if unit == begin:
             zl.grid_wait()
-        row = m * p.BM + group * (parts * 64) + zl.warp_index() % 4 * 16 + lane // 4
+        row = m * p.BM + above + zl.warp_index() % 4 * 16 + lane // 4
         rows = [row + (x * 64 + half * 8) for x in zl.static(range(parts)) for half in zl.static(range(2))]
         ends = ends_of(rows, first_col + lane % 4 * 2, p)
         zl.wgmma_wait(0, *accs)
@@ -336,16 +378,20 @@ def consume(ring, units, last, p):
         if complete:
             whole = (m + 1) * p.BM <= p.tokens and first_col + p.tile_cols <= p.cols
             store_tile(accs, rows, first_col + lane % 4 * 2, ends, whole, p)
+        if p.PINGPONG:
+            slot, parity = behind(slot, parity, units.steps, p)
 
 
 @zl.kernel
 def gemm_wgmma(p: WgmmaParams):
-    ring, last = ring_of(p.stage_bytes, p.STAGES, 2)
-    units = units_of(p.tokens, p.cols, (p.width + (p.depth - 1)) // p.depth, p.splits, p.BM, p.tile_cols)
+    ring, last = ring_of(p.stage_bytes, p.STAGES, p.groups)
+    splits = 1 if p.PINGPONG else p.splits
+    units = units_of(p.tokens, p.cols, (p.width + (p.depth - 1)) // p.depth, splits, p.BM, p.tile_cols)
+    few, many = (24, 240) if p.PINGPONG else (40, 232)  # a tile of 128 x 192 takes 192 of a thread for its sums
     if zl.warp_index() < 4:
-        zl.set_max_registers("dec", 40)
+        zl.set_max_registers("dec", few)
         if zl.thread_index() == 0:
             produce(ring, units, p)
     else:
-        zl.set_max_registers("inc", 232)
+        zl.set_max_registers("inc", many)
         consume(ring, units, last, p)
