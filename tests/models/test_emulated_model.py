@@ -108,9 +108,9 @@ def test_int4_beside_fp8_activations(kept_kernels, monkeypatch, tmp_path):
     for count in (40, 20):
         logits = Session(device, model, activations="fp8", **options).run(ids, [count] * (40 // count))
         assert rounded / 3 < loss_of(logits, reference) < 1.5 * rounded
-    few, bf16 = (Session(device, model, activations=name, **options).run(ids, [8] * 5) for name in ("fp8", "bf16"))
+    few, bf16 = (Session(device, model, activations=name, **options).run(ids[:16], [8, 8]) for name in ("fp8", "bf16"))
     np.testing.assert_array_equal(few, bf16)
-    assert loss_of(bf16, reference) < rounded / 3
+    assert loss_of(bf16, reference[:16]) < rounded / 3
 
 
 @pytest.mark.parametrize("family, count", [("gemma3", 3), ("llama", 1), ("qwen2_moe", 2)])
