@@ -1,6 +1,7 @@
 """The engine over the CPU device with a tiny model: what it says must not depend on how it was batched."""
 
 import math
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -9,6 +10,7 @@ import tiny_model
 from tiny_engines import TinyEngines, prompt
 from tiny_model import CONTEXT, EOS, NAN_TOKEN, VOCAB
 
+from zse.engine import step as steps
 from zse.engine.config import EngineConfig
 from zse.engine.load import load_engine
 from zse.engine.metrics import Phases
@@ -265,3 +267,22 @@ def test_a_step_says_how_many_sequences_it_has(engine_of, monkeypatch):
     monkeypatch.setattr(record.Planner, "symbols", symbols)
     run(engine, one=(prompt(12, 1), greedy(3)), two=(prompt(5, 2), greedy(3)))
     assert told == [(17, 2), (2, 2), (2, 2)]
+
+
+@pytest.mark.parametrize("sets", [1, 2])
+def test_a_first_requests_recordings_come_first(sets):
+    """Of a device that runs ahead: a short prompt's, those of its next tokens, a prompt's of a few words; then the others, each once."""
+    sizes = [1, 4, 8, 16, 64, 128, 256]
+    config = SimpleNamespace(max_tokens_per_step=256, max_rows=8, max_lines=8, max_drafts=0)
+    runner = SimpleNamespace(
+        config=config,
+        planner=SimpleNamespace(sizes=sizes),
+        model=SimpleNamespace(config=SimpleNamespace(causal=True)),
+        runs_ahead=True,
+        num_sets=sets,
+        size_for=lambda kind, tokens: next(size for size in sizes if size >= tokens),
+    )
+    found = steps.first_recordings(runner)
+    decodes = [("decode", 1, number) for number in reversed(range(sets))]
+    assert found[: 2 + sets] == [("mixed", 64, 0), *decodes, ("mixed", 16, 0)]
+    assert len(found) == len(set(found)) and ("mixed", 128, 0) in found

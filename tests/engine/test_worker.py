@@ -11,6 +11,7 @@ import pytest
 import tiny_model
 from fake_engine import EOS
 
+from zse.engine import serving
 from zse.engine.messages import (
     Ask,
     Cancel,
@@ -304,3 +305,67 @@ def test_a_job_is_answered_once_or_refused(start, tmp_path):
     assert (answers[3].code, answers[3].param) == ("invalid_token_id", "prompt")
     while not client.beats or client.beats[-1].counters["jobs_finished"] != 2:
         client.beats += client.reader.feed(client.process.sock.recv(1 << 16))
+
+
+class QuietEngine:
+    """Has something to do in idle time, as long as `pieces` are left; `busy` turns of work first."""
+
+    wake_fds: tuple[int, ...] = ()
+
+    def __init__(self, pieces: int, busy: int = 0):
+        self.pieces, self.busy, self.begun = pieces, busy, []
+
+    has_work = property(lambda self: self.busy > 0)
+
+    def use_idle_time(self) -> bool:
+        self.pieces -= 1
+        self.begun.append(time.monotonic())
+        return self.pieces >= 0
+
+    def counters(self):
+        return {}
+
+    def step(self):
+        self.busy -= self.busy > 0
+        return []
+
+    def take_completed(self):
+        return []
+
+
+class WaitingSocket:
+    """Nothing comes; a wait lasts as long as it is asked for. messages: what the first receives return, one each."""
+
+    def __init__(self, *messages):
+        self.messages, self.waits = list(messages), []
+
+    def receive(self, seconds: float):
+        self.waits.append(seconds)
+        time.sleep(seconds)
+        return [self.messages.pop(0)] if self.messages else []
+
+    def send(self, *messages):
+        pass
+
+    def watch(self, fd):
+        pass
+
+
+@pytest.mark.parametrize("after", ["start", "message", "work"])
+def test_idle_time_begins_behind_a_quiet_while(after, monkeypatch):
+    """A request that follows a start, a message or the end of others finds no graph being recorded; what is to be done is done then
+    without a pause."""
+    monkeypatch.setattr(serving, "heartbeat", lambda engine: None)
+    engine = QuietEngine(3, busy=5 if after == "work" else 0)
+    socket = WaitingSocket(*[Cancel(id=9)] * (after == "message"))
+    engine.num_computed, engine.cancel = lambda id: 0, lambda id: None
+    loop = serving.turns(engine, socket)
+    begin = time.monotonic()
+    while engine.busy > 0:
+        next(loop)
+        begin = time.monotonic()
+    while engine.pieces >= 0:
+        next(loop)
+    assert engine.begun[0] - begin >= 0.9 * serving.QUIET_S
+    assert len(engine.begun) == 4 and socket.waits[-1] > 0.1  # then it waits for a message
+    assert sum(seconds > 0 for seconds in socket.waits[:-1]) <= 3

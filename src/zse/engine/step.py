@@ -31,8 +31,9 @@ SCORE_ROWS = 16
 # Lines of the page table behind the requests', for jobs (engine/forwards.py). An encoder's texts are short, and all of
 # its work.
 JOB_ROWS, ENCODER_ROWS = 8, 32
-# Tokens of a prompt that a first request on a GPU is likely not to have more of: its recording is made first.
-SHORT_PROMPT = 64
+# Tokens of a prompt that a first request on a GPU is likely not to have more of: its recording is made first. And those of
+# one of a few words, behind the recordings that every request wants.
+SHORT_PROMPT, LEAST_PROMPT = 64, 16
 
 
 class StepArrays(NamedTuple):
@@ -341,7 +342,8 @@ def first_recordings(runner: Any) -> list[tuple[str, int, int]]:
         numbers = range(runner.num_sets)
         prompts = [size for size in sizes if size > 1]
         short = runner.size_for("mixed", min(SHORT_PROMPT, config.max_tokens_per_step))
-        first = [("mixed", short, 0), *(("decode", 1, number) for number in reversed(numbers))]
+        least = runner.size_for("mixed", min(LEAST_PROMPT, config.max_tokens_per_step))
+        first = [("mixed", short, 0), *(("decode", 1, number) for number in reversed(numbers)), ("mixed", least, 0)]
         first += [("mixed", size, number) for number in numbers for size in prompts if size >= short]
         first += [
             ("decode", size, number)
