@@ -204,8 +204,10 @@ def make_sample_case(name, logits, params, rng=None) -> Case:
     return Case(name, params | scratch, outputs)
 
 
-def settle(rng, logits, params, least: float = 3e-6) -> None:
-    """Draw seeds, and parameters where a limit itself is too near, until f32 rounding cannot change a row's token."""
+def settle(rng, logits, params, least: float = 3e-6) -> bool:
+    """Draw seeds, and parameters where a limit itself is too near, until f32 rounding cannot change a row's token. False where a
+    row's logits have no such draw."""
+    settled = True
     for r, x in enumerate(logits):
         changed = change_logits(x, r, params)
         for attempt in range(200):
@@ -217,6 +219,9 @@ def settle(rng, logits, params, least: float = 3e-6) -> None:
                 for name, parameter in PARAMETERS.items():
                     if parameter.cuts and parameter.dtype == "f32" and params[name][r] != parameter.off:
                         params[name][r] *= 0.99
+        else:
+            settled = False
+    return settled
 
 
 VOCABULARIES = {"cpu": (1003, 20011), "gpu": (1003, 20011, 40000)}
