@@ -45,8 +45,11 @@ def test_stream_generate_and_chat_agree(smollm2):
     reply = smollm2.chat(MESSAGES, GREEDY)
     assert reply.text == "".join(delta.text for delta in smollm2.stream_chat(MESSAGES, GREEDY))
     assert reply.prompt_token_ids == smollm2.encode_chat(MESSAGES)
-    assert reply.finish_reason == "stop" and reply.token_ids[-1] in smollm2.tokenizer.eos_ids
-    assert "<|im_end|>" not in reply.text and "Red" in reply.text
+    # A CPU's level decides between tokens that are nearly as likely, and so whether the reply ends within these.
+    ended = reply.token_ids[-1] in smollm2.tokenizer.eos_ids
+    assert reply.finish_reason == ("stop" if ended else "length")
+    assert ended or len(reply.token_ids) == GREEDY.max_tokens
+    assert "<|im_end|>" not in reply.text and "red" in reply.text.lower()
 
 
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(max_tokens=24, temperature=0.9, top_p=0.9, seed=7)])

@@ -18,7 +18,8 @@ def test_the_example_runs(real_models, tmp_path):
     script = tmp_path / "example.py"
     script.write_text(code.replace('"smollm2"', repr(str(real_models["smollm2"]))))
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and "Red" in done.stdout and "Paris" in done.stdout, done.stderr
+    # Of a reply that is drawn; the tokens are those of the CPU's level.
+    assert done.returncode == 0 and "red" in done.stdout.lower() and "Paris" in done.stdout, (done.stdout, done.stderr)
 
 
 def test_every_name_exists():
