@@ -44,9 +44,9 @@ class WgmmaParams(zl.Record):
     apart; the weights have as many rows, or twice as many when GATED (all gates first, then all ups). width = K. KIND:
     "bf16", "e4m3", or "block": e4m3 with w_scale [rows / 128, K / 128]. A tile is BM tokens x BN rows (GATED: half
     gates, half ups). PINGPONG: tiles of one warpgroup each, of whole k. early: whether the weights may be read before the
-    kernels before this one are done. per_row: 1 if w_scale is [rows], 0 if [1]. mode: STORE, ACCUMULATE or STORE_BF16; GATED writes bf16. linear, cubic: see
-    activated(). partial f32 [units, BM, BN] and counters i32 [tiles] (zero before and after) are used when splits >
-    1."""
+    kernels before this one are done. per_row: 1 if w_scale is [rows], 0 if [1]. mode: STORE, ACCUMULATE or STORE_BF16;
+    GATED writes bf16. linear, cubic: see activated(). partial f32 [units, BM, BN] and counters i32 [tiles] (zero before
+    and after) are used when splits > 1."""
 
     a_map: zl.TensorMap
     w_map: zl.TensorMap
