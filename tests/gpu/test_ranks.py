@@ -44,8 +44,8 @@ SECONDS = 120  # of a test: who waits for ever is ended, with where it stands
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
 # bf16 between the operations. Of the largest log-probability.
 LIMIT = 0.05
-# Of a mixture's tokens: a router's choice that rounding changes makes a token's log-probabilities others. Of fp8 weights': steps of more than
-# 8 tokens have activations in fp8, those of a reply have not.
+# Of a mixture's tokens: a router's choice that rounding changes makes a token's log-probabilities others. Of weights in fp8,
+# and in int4 of groups of 128: steps of more than 8 tokens have activations in fp8, those of a reply have not.
 MOST = 0.9
 MIXTURES = ("mixtral", "qwen3_moe", "deepseek_v2_lite", "deepseek_v3", "gpt_oss")
 
@@ -168,7 +168,7 @@ def test_families_and_schemes(family, quant, tmp_path, monkeypatch):
 def test_quantized_at_the_start(quantize, tmp_path, monkeypatch):
     source = written("wide", tmp_path / "hf", monkeypatch)
     with engine(source, 1, quantize=quantize) as one, engine(source, 2, quantize=quantize) as two:
-        near(two, one, MOST if quantize == "fp8" else 1.0)
+        near(two, one, MOST)
 
 
 def test_whole_experts(tmp_path, monkeypatch):

@@ -56,6 +56,7 @@ class ReduceRanks(Ranks):
     count: zl.i64
     begin: zl.i64
     most: zl.i32
+    in_place: zl.i32
     KIND: zl.static
     T: zl.static
     M: zl.static
@@ -69,7 +70,15 @@ def reduce_ranks(p: ReduceRanks):
     for i in range(p.rounds):
         place = p.count * (i * p.size + rank)
         q = all_reduce.ReduceParams(
-            **vars(common), x=p.x + place, out=p.out + place, count=p.count, begin=p.begin, most=p.most, T=p.T, M=p.M
+            **vars(common),
+            x=p.x + place,
+            out=p.out + place,
+            count=p.count,
+            begin=p.begin,
+            most=p.most,
+            in_place=p.in_place,
+            T=p.T,
+            M=p.M,
         )
         if p.KIND == "small":
             all_reduce.reduce_small(q)

@@ -41,7 +41,9 @@ class Group:
         return buffer
 
 
-def reduced(kind: str, size: int, form: str, count: int, grid: int, rounds: int, seed: int, repeats: int = 1):
+def reduced(
+    kind: str, size: int, form: str, count: int, grid: int, rounds: int, seed: int, repeats: int = 1, in_place: int = 0
+):
     """(numbers of every rank f32 [rounds, size, count], what each got), through `repeats` launches with the same buffers."""
     rng, dtype = np.random.default_rng(seed), "bf16" if form == "bf16" else "f32"
     with EmulateDevice("sm_90a", kernel_of(peer_kernels.reduce_ranks, size, KIND=kind, **TYPES[form]), seed) as device:
@@ -51,11 +53,21 @@ def reduced(kind: str, size: int, form: str, count: int, grid: int, rounds: int,
             if dtype == "bf16":
                 given = bf16_to_f32(f32_to_bf16(given))
             x = group.filled(given if dtype == "f32" else f32_to_bf16(given))
-            out = group.filled(np.full(given.shape, 0xFF, np.uint32 if dtype == "f32" else np.uint16))
-            group.run(grid, rounds, x=x, out=out, count=count, begin=0, most=count)
+            out = (
+                x if in_place else group.filled(np.full(given.shape, 0xFF, np.uint32 if dtype == "f32" else np.uint16))
+            )
+            group.run(grid, rounds, x=x, out=out, count=count, begin=0, most=count, in_place=in_place)
             raw = np.frombuffer(device.read(out), np.float32 if dtype == "f32" else np.uint16).reshape(given.shape)
         assert not any(device.read(group.stop))
     return given, raw if dtype == "f32" else bf16_to_f32(raw)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("kind", ["small", "large"])
+def test_in_place(kind, size, kept_kernels):
+    seed = int(np.random.default_rng().integers(2**31))
+    given, found = reduced(kind, size, "f32", 1512, 12 if kind == "small" else 4, 1, seed, repeats=3, in_place=1)
+    assert np.array_equal(found, np.repeat(in_order(given)[:, None], size, 1)), f"seed {seed}"
 
 
 def in_order(given: np.ndarray) -> np.ndarray:
@@ -79,7 +91,7 @@ def test_every_rank_has_the_bits_of_the_order_of_ranks(kind, size, form, kept_ke
     large ones of more than two ranks are added by one, whose own part is not, and the sum is rounded."""
     seed = int(np.random.default_rng().integers(2**31))
     count = 1000 if kind == "small" else 1512
-    given, found = reduced(kind, size, form, count, -(-count // 128) if kind == "small" else 3, 1, seed, repeats=3)
+    given, found = reduced(kind, size, form, count, -(-count // 128) if kind == "small" else 4, 1, seed, repeats=3)
     shared = form == "half" and kind == "large" and size > 2
     expected = in_order(rounded(given) if form == "half" else given)
     if form == "bf16":
@@ -201,7 +213,7 @@ def test_a_rank_that_never_comes_is_given_up(kind, kept_kernels):
             group = Group(device, 2)
             device.write(group.stop, told.to_bytes(4, "little"))
             x = group.filled(np.ones((2, 64), np.float32))
-            args = dict(x=x, out=x, count=64, begin=0, most=64, rounds=1, patience=patience, size=2)
+            args = dict(x=x, out=x, count=64, begin=0, most=64, in_place=1, rounds=1, patience=patience, size=2)
             args |= dict(base=group.base, stride=group.stride, stop=group.stop, inbox=group.inbox, outbox=group.outbox)
             device.run(lambda recorder, args=args: recorder.launch("k", Args(**args), (1, 1)))
             assert int.from_bytes(device.read(group.stop), "little") == (told or peers.GAVE_UP)

@@ -64,7 +64,9 @@ def test_forms_by_size(recorded, monkeypatch):
     assert [name for name, _, _ in symbols(Tensor(memory, (2, 4096), "bf16"))] == ["all_reduce_small_bf16_2"]
     pieces = symbols(Tensor(memory, (many, 4096), "f32"))
     assert [begin for _, _, begin in pieces] == [0, 8 << 20, 16 << 20, 24 << 20]
-    assert {name for name, _, _ in pieces} == {"all_reduce_large_half_2"} and {grid for _, grid, _ in pieces} == {(96,)}
+    assert {name for name, _, _ in pieces} == {"all_reduce_large_half_2"} and {grid for _, grid, _ in pieces} == {
+        (128,)
+    }
     # 64 rows of 5,120 numbers are just too many as f32, and go one way as bf16.
     (half,) = symbols(Tensor(memory, (recorder.symbol("middle", 64), 5120), "f32"))
     assert half[0] == "all_reduce_small_half_2" and half[1][0].value({"middle": 3}) == 15

@@ -10,18 +10,20 @@ SMALL_THREADS, LARGE_THREADS = 256, 512
 GROUP = 32  # numbers that share a scale
 # Of what numbers, sent as what.
 FORMS = (("f32", zl.f32, zl.f32), ("bf16", zl.bf16, zl.bf16), ("half", zl.f32, zl.bf16), ("int8", zl.f32, zl.i8))
-TILES = 4  # of a section, of two ranks, that a thread has in flight
+TILES = 4  # of a section, of two ranks, that a warp has in flight
 
 
 class ReduceParams(PeerParams):
     """out = the sum of all ranks' x; of `count` numbers those from `begin` on, `most` at most: what is left is another
-    launch's. M: what ranks send each other: T, of f32 also bf16 (each part is rounded once), and i8 with scales."""
+    launch's. in_place: out is x. M: what ranks send each other: T, of f32 also bf16 (each part is rounded once), and i8 with
+    scales."""
 
     x: zl.Ptr["T", "const"]
     out: zl.Ptr["T"]
     count: zl.i64
     begin: zl.i64
     most: zl.i32
+    in_place: zl.i32
     T: zl.static
     M: zl.static
 
@@ -120,14 +122,12 @@ def lanes_of(M):
 
 
 @zl.inline
-def tiles_of(section, p):
-    """Where this thread's numbers of a section begin: of all blocks' tiles in turn."""
-    first = section * TILES * zl.num_blocks(0) + zl.block_index(0)
+def tiles_of(warp, warps, section, p):
+    """Where this thread's numbers of a warp's section begin: TILES of a warp's vectors, one behind the other."""
     lanes = lanes_of(p.M)
-    return [
-        ((first + t * zl.num_blocks(0)) * zl.target.threads + zl.thread_index()) * lanes
-        for t in zl.static(range(TILES))
-    ]
+    first = (section * warps + warp) * TILES
+    lane = zl.thread_index() % zl.target.warp
+    return [((first + t) * zl.target.warp + lane) * lanes for t in zl.static(range(TILES))]
 
 
 @zl.inline
@@ -145,10 +145,9 @@ def load_tiles(source, places, count, T, M):
 
 
 @zl.inline
-def send_tiles(section, count, p):
-    """A section of a block's tiles to the only peer."""
+def send_tiles(places, count, p):
+    """A section of a warp's tiles to the only peer."""
     to = zl.cast_ptr(zl.where(p.rank == 0, p.peer1, p.peer0) + p.inbox, p.M)
-    places = tiles_of(section, p)
     values = load_tiles(p.x + p.begin, places, count, p.T, p.M)
     for t in zl.static(range(TILES)):
         if places[t] < count:
@@ -156,10 +155,10 @@ def send_tiles(section, count, p):
 
 
 @zl.inline
-def add_tiles(section, count, p):
-    """A section of a block's tiles of both ranks."""
-    places = tiles_of(section, p)
+def add_tiles(places, count, warp, number, p):
+    """A section of a warp's tiles of both ranks, once the other's have come."""
     own = load_tiles(p.x + p.begin, places, count, p.T, p.M)
+    peers.hear_warp(warp, number, p)
     other = load_tiles(zl.cast_ptr(p.own + p.inbox, p.M), places, count, p.M, p.M)
     out = p.out + p.begin
     for t in zl.static(range(TILES)):
@@ -173,21 +172,27 @@ def add_tiles(section, count, p):
 
 @zl.inline
 def reduce_two(p):
-    """Of two ranks: each sends all it has and adds what it gets, one section behind, so that the link and the sums take turns
-    in no block. Sums of two numbers are the same in either order."""
-    number = peers.begin_large(p)
+    """Of two ranks: half of the blocks send all that this one has, the others add what comes, so that the link never waits for
+    a sum. A warp that is to write what it sent, or a lone block's, does one after the other. Warps tell warps: no block waits
+    for its last one. Sums of two numbers are the same in either order."""
+    number = peers.large_number(p)
     count = zl.i32(min(zl.i64(p.most), p.count - p.begin))
-    of_section = zl.num_blocks(0) * TILES * zl.target.threads * lanes_of(p.M)
+    blocks, block = zl.num_blocks(0), zl.block_index(0)
+    apart = (blocks > 1) & (p.in_place == 0)
+    senders = zl.where(apart, blocks // 2, blocks)
+    of_block = zl.target.threads // zl.target.warp
+    warps = senders * of_block
+    warp = block % senders * of_block + zl.thread_index() // zl.target.warp
+    of_section = warps * TILES * zl.target.warp * lanes_of(p.M)
     sections = (count + of_section - 1) // of_section
-    send_tiles(zl.i32(0), count, p)
-    peers.tell_section(0, 0, number, p)
-    for section in range(1, sections):
-        send_tiles(section, count, p)
-        peers.tell_section(0, section, number, p)
-        peers.hear_section(0, section - 1, number, p)
-        add_tiles(section - 1, count, p)
-    peers.hear_section(0, sections - 1, number, p)
-    add_tiles(sections - 1, count, p)
+    if block < senders:
+        peers.may_send(number, p)
+        for section in range(sections):
+            send_tiles(tiles_of(warp, warps, section, p), count, p)
+            peers.tell_warp(warp, number + zl.u32(section), p)
+    if (block >= senders) | (not apart):
+        for section in range(sections):
+            add_tiles(tiles_of(warp, warps, section, p), count, warp, number + zl.u32(section), p)
     peers.end_large(number, p)
 
 
@@ -284,8 +289,9 @@ def reduce_shares(p):
     others = [(r < p.size) & (r != p.rank) for r in ranks]
     for k in range(block, owned, blocks):
         for q, peer in zl.static(enumerate(peers.peers_of(p))):
-            values = own_eight((k * p.size + q) * tile + mine, count, p)
-            put_eight([(others[q], peer + p.inbox)], (p.rank * owned + k) * tile + mine, values, scales, p)
+            if others[q]:
+                values = own_eight((k * p.size + q) * tile + mine, count, p)
+                put_eight([(True, peer + p.inbox)], (p.rank * owned + k) * tile + mine, values, scales, p)
     peers.meet(0, number, p)
     for k in range(block, owned, blocks):
         at = (k * p.size + p.rank) * tile + mine
@@ -322,9 +328,9 @@ def reduce_large(p):
 
 @zl.kernel
 def all_reduce_large(p: ReduceParams):
-    """Any grid of up to MAX_BLOCKS that runs at once. M i8: count is a multiple of GROUP, T f32; each rank's part is rounded to
-    1/254 of its group's largest number at most, and so is the sum. M bf16, T f32, of more than two ranks: the sum is rounded,
-    too."""
+    """Any grid of up to MAX_BLOCKS that runs at once; of two ranks 1 or an even one of up to twice as many. M i8: count is a
+    multiple of GROUP, T f32; each rank's part is rounded to 1/254 of its group's largest number at most, and so is the sum.
+    M bf16, T f32, of more than two ranks: the sum is rounded, too."""
     zl.grid_launch_dependents()
     zl.grid_wait()
     if p.begin < p.count:

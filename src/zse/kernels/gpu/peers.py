@@ -9,7 +9,7 @@ one 8-byte store makes visible together. No fence, no second message: one way ov
 is enough: who sends exchange n + 2 has received something of n + 1 from every rank, which a rank sends when its kernel of n
 has ended.
 
-Large exchanges write data, then a flag with release, once for each block, phase and peer. A rank begins the next one when
+Large exchanges write data, then a flag with release, once for each block, phase and peer; sums of two ranks for each warp. A rank begins the next one when
 all ranks have ended the one before (FINISHED), which they said by then: nothing is overwritten that is still read.
 
 The number of an exchange stands in the rank's own memory, so a captured graph can be replayed any number of times. Every
@@ -199,10 +199,39 @@ def meet(phase, number, p):
 
 
 @zl.inline
-def begin_large(p):
-    """The number of this large exchange, a multiple of SECTIONS, once all ranks have ended the one before."""
-    number = zl.load_relaxed(zl.cast_ptr(p.own, zl.u32) + LARGE_NUMBER) + SECTIONS
+def tell_warp(warp, number, p):
+    """To the same warp of the only other rank: what this one has written so far is there."""
+    zl.warp_barrier()
+    if zl.thread_index() % zl.target.warp == 0:
+        other = zl.where(p.rank == 0, p.peer1, p.peer0)
+        zl.store_release(zl.cast_ptr(other, zl.u32) + (FLAGS + warp), number, "system")
+
+
+@zl.inline
+def hear_warp(warp, number, p):
+    """Until that warp has told it."""
+    if zl.thread_index() % zl.target.warp == 0:
+        wait_for(zl.cast_ptr(p.own, zl.u32) + (FLAGS + warp), number, p)
+    zl.warp_barrier()
+
+
+@zl.inline
+def large_number(p):
+    """The number of this large exchange, a multiple of SECTIONS."""
+    return zl.load_relaxed(zl.cast_ptr(p.own, zl.u32) + LARGE_NUMBER) + SECTIONS
+
+
+@zl.inline
+def may_send(number, p):
+    """Until all ranks have ended the large exchange before: nobody reads what it sent."""
     hear(FINISHED, 1, number - SECTIONS, p)
+
+
+@zl.inline
+def begin_large(p):
+    """The number of this large exchange, once it may send."""
+    number = large_number(p)
+    may_send(number, p)
     return number
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from zse.tensor import Tensor
 
 SMALL_THREADS, LARGE_THREADS = 256, 512  # of the kernels
+TILES = 4  # of 16 bytes a thread, that large sums of two ranks move at once
 BOX_BYTES = 32 << 20  # of a large exchange at once: longer parts are several launches
 # Ranks → up to how many bytes of a part one-way exchanges are faster than meetings: every rank sends its part twice as wide
 # to each other one. Two ranks, NVLink of two H100s: 1 MiB takes 9.8 us, and 16.2 with a meeting (benchmarks/LOG.md); of more
@@ -37,6 +38,7 @@ BOX_BYTES = 32 << 20  # of a large exchange at once: longer parts are several la
 SMALL_BYTES = {2: 1 << 20, 3: 512 << 10, 4: 512 << 10}
 SMALL_BYTES_OF_MORE = 256 << 10
 LARGE_BLOCKS = 96
+PAIR_BLOCKS = 64  # that send, of two ranks, and as many that add: all run at once
 SENT = ("f32", "bf16", "int8")  # as what ranks send their parts of what is larger
 CYCLES_PER_S = 2_000_000_000  # of a GPU's clock, about: a wait's limit need not be exact
 MESSAGE_BLOCKS = 32  # of a message: who waits should not take a GPU's memory for polling
@@ -103,7 +105,7 @@ class PeerCollectives:
     # -- of a recording
 
     def all_reduce(self, recorder: "Recorder", x: "Tensor", out: "Tensor") -> None:
-        """As RankGroup's: f32 or bf16, rows of a multiple of 8 numbers."""
+        """As RankGroup's: f32 or bf16, rows of a multiple of 8 numbers; out may be x."""
         host.check_sum(x, out)
         width = product(x.shape[1:])
         if width % 8:
@@ -125,19 +127,21 @@ class PeerCollectives:
         if form == "int8":
             size, sent = "large", form
         largest = most_of(count, recorder.maxima)
-        args = self._common() | dict(x=x, out=out, count=count)
+        in_place = (x.buffer, x.offset) == (out.buffer, out.offset)
+        args = self._common() | dict(x=x, out=out, count=count, in_place=int(in_place))
         symbol = f"all_reduce_{size}_{sent or x.dtype}_{self._world}"
         if size == "small":
             blocks = self._small_blocks(count) if isinstance(count, Sym) else ceil_div(count, 4 * SMALL_THREADS)
             self._launch(recorder, symbol, args | dict(begin=0, most=0), blocks)
             return
         most = BOX_BYTES // item
-        # Numbers of a block at once: of two ranks each adds all, else each a share.
-        alike = sent != "int8" and self._group.size == 2
-        tile = LARGE_THREADS * (16 // (2 if sent else item) if alike else 8 * self._group.size)
+        # Numbers of a block at once: of two ranks each adds all, half of the blocks, else each a share.
+        pairs = sent != "int8" and self._group.size == 2
+        tile = LARGE_THREADS * (TILES * 16 // (2 if sent else item) if pairs else 8 * self._group.size)
         for begin in range(0, largest, most):
-            blocks = min(LARGE_BLOCKS, -(-min(most, largest - begin) // tile))
-            self._launch(recorder, symbol, args | dict(begin=begin, most=most), blocks)
+            blocks = -(-min(most, largest - begin) // tile)
+            grid = 2 * min(PAIR_BLOCKS, blocks) if pairs else min(LARGE_BLOCKS, blocks)
+            self._launch(recorder, symbol, args | dict(begin=begin, most=most), grid)
 
     def _small_blocks(self, count: Sym) -> "Size":
         """Blocks for a number of 4-number pieces that is known at replay: rows of any width take whole blocks."""
