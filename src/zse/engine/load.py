@@ -365,9 +365,10 @@ def park(arguments: list[str]):
     ZSEError.
     """
     config = EngineConfig.from_arguments(["--model", "", *arguments])
-    if num_ranks(config) > 1:
+    alone = num_ranks(config) == 1
+    if not alone:
         config = model_ranks.of_rank(config, model_ranks.device_of(config), 0)
-    opening = device_opening.PendingDevice(config.device, config.threads)
+    opening = device_opening.PendingDevice(config.device, config.threads, alone)
     for name in lazy.PARKED_ENGINE:
         import_module(name)
     for name in registry.ARCHITECTURES:

@@ -9,8 +9,9 @@ one 8-byte store makes visible together. No fence, no second message: one way ov
 is enough: who sends exchange n + 2 has received something of n + 1 from every rank, which a rank sends when its kernel of n
 has ended.
 
-Large exchanges write data, then a flag with release, once for each block, phase and peer; sums of two ranks for each warp. A rank begins the next one when
-all ranks have ended the one before (FINISHED), which they said by then: nothing is overwritten that is still read.
+Large exchanges write data, then a flag with release, once for each block, phase and peer; sums of two ranks for each warp.
+A rank begins the next one when all ranks have ended the one before (FINISHED), which they said by then: nothing is
+overwritten that is still read.
 
 The number of an exchange stands in the rank's own memory, so a captured graph can be replayed any number of times. Every
 rank launches the same exchanges in the same order. A wait ends when `stop` (memory of the host) is set, by the host that saw
