@@ -126,6 +126,30 @@ def test_pingpong(scheme, gated, tile, width, monkeypatch):
     assert set(launched) == {gemm.wgmma_symbol("bf16" if scheme.kind == "dense" else "e4m3", tile, gated)}
 
 
+@pytest.mark.parametrize(
+    ("gated", "tile"), [(gated, tile) for gated in (False, True) for tile in gemm.TILES["w4a8", gated]], ids=str
+)
+def test_int4_tiles_with_fp8_activations(gated, tile, monkeypatch):
+    """Each tile of gemm_w4a8, of one product a stage or several: two tiles of tokens by two of rows, of which the second
+    ones are narrow, with more stages than a ring has; whole, or in two parts of k."""
+    rng, device = np.random.default_rng(), EmulateDevice("sm_90a")
+    splits = int(rng.integers(1, 3))
+    device.num_sms = 3 if splits == 1 else 8
+    made = tile.rows // 2 if gated else tile.rows
+    rows = made + 16
+    epilogue = "silu" if gated else ("store", "accumulate", "bf16")[int(rng.integers(3))]
+    tokens = tile.tokens + int(rng.integers(1, 80))
+    scheme = AffineScheme(4, 128, bool(rng.integers(2)))
+    case = matmul_cases.make_case(rng, scheme, epilogue, tokens, rows * (2 if gated else 1), 12 * 128, True)
+    monkeypatch.setattr(gemm, "choose", lambda *shape: gemm.TileChoice(tile, splits, 0.0))
+    launched = []
+    monkeypatch.setattr(
+        device, "launch", lambda symbol, *rest, of=device.launch: (launched.append(symbol), of(symbol, *rest))
+    )
+    assert check(device, MATMUL, case), case.name
+    assert set(launched) == {gemm.w4a8_symbol(tile.tokens, 0, gated)}
+
+
 def test_tiny_and_huge_activations(device):
     """Scales of the prepared activations at the ends of the range of bf16."""
     rng = np.random.default_rng()

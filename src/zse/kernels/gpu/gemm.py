@@ -70,7 +70,7 @@ TILES = {
     ("block", True): (Tile(256, 128, 0.850), Tile(128, 128, 0.450)),
     ("integer", False): (Tile(256, 128, 0.670), Tile(176, 128, 0.560), Tile(128, 128, 0.490)),
     ("integer", True): (Tile(256, 128, 0.670), Tile(128, 128, 0.490)),
-    ("w4a8", False): (Tile(256, 128, 0.800), Tile(128, 128, 0.455)),
+    ("w4a8", False): (Tile(256, 128, 0.800), Tile(192, 128, 0.630), Tile(152, 128, 0.500), Tile(128, 128, 0.455)),
     ("w4a8", True): (Tile(256, 128, 0.800), Tile(128, 128, 0.455)),
 }
 # gemm_w4a8_few: (tokens, blocks of 64 rows of a warpgroup) of its forms.
