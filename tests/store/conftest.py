@@ -9,6 +9,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "formats"))  # writers of small files
+
 from fake_hub import CONFIG, WEIGHTS, FakeHub
 
 from zse.formats import catalog
