@@ -54,9 +54,9 @@ def test_forms_by_size(recorded, monkeypatch):
     memory = device.alloc(64)
     rows, many = recorder.symbol("rows", 16), recorder.symbol("many", 8192)
 
-    def symbols(tensor):
+    def symbols(tensor, out=None):
         recorder.launches.clear()
-        collectives.all_reduce(recorder, tensor, tensor)
+        collectives.all_reduce(recorder, tensor, out or tensor)
         return [(launch.symbol, launch.grid, launch.args["begin"]) for launch in recorder.launches]
 
     (small,) = symbols(Tensor(memory, (rows, 4096), "f32"))
@@ -64,8 +64,11 @@ def test_forms_by_size(recorded, monkeypatch):
     assert [name for name, _, _ in symbols(Tensor(memory, (2, 4096), "bf16"))] == ["all_reduce_small_bf16_2"]
     pieces = symbols(Tensor(memory, (many, 4096), "f32"))
     assert [begin for _, _, begin in pieces] == [0, 8 << 20, 16 << 20, 24 << 20]
-    assert {name for name, _, _ in pieces} == {"all_reduce_large_half_2"} and {grid for _, grid, _ in pieces} == {
-        (128,)
+    assert {name for name, _, _ in pieces} == {"all_reduce_large_half_2"}
+    assert {grid for _, grid, _ in pieces} == {(128,)}  # in place; else as many blocks add
+    apart = symbols(Tensor(memory, (many, 4096), "f32"), Tensor(device.alloc(64), (many, 4096), "f32"))
+    assert {grid for _, grid, _ in apart} == {(256,)} and {launch.args["in_place"] for launch in recorder.launches} == {
+        0
     }
     # 64 rows of 5,120 numbers are just too many as f32, and go one way as bf16.
     (half,) = symbols(Tensor(memory, (recorder.symbol("middle", 64), 5120), "f32"))

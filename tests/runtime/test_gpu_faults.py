@@ -1,7 +1,6 @@
 """What can be wrong with a GPU and its driver: each is one line that says what to do, and the CPU always works."""
 
 import ctypes
-import os
 import subprocess
 import sys
 import threading
@@ -12,7 +11,6 @@ from gpu_fixtures import Fake, compile_driver, kernels
 
 from zse.errors import DeviceError, DeviceLost, UnsupportedError
 from zse.runtime.args import Args
-from zse.runtime.bindings import cuda
 from zse.runtime.bindings.cuda import CUDADriver
 from zse.runtime.bindings.driver import ROLES
 from zse.runtime.cuda import CUDADevice, list_devices
@@ -126,47 +124,6 @@ def test_opening_in_the_background(fake):
     assert PendingDevice("cpu").result().name == "cpu"
     with pytest.raises(UnsupportedError):
         PendingDevice("cuda:x").result()
-
-
-@pytest.mark.parametrize(
-    "seen, nodes, ordinal, left, number",
-    [
-        (None, ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"), 1, "1", 0),
-        (None, ("nvidia0", "nvidia3", "nvidia7"), 0, "0", 0),
-        (None, ("nvidia3",), 0, None, 0),
-        (None, ("nvidia0", "nvidia1"), 2, None, 2),
-        (None, None, 0, None, 0),
-        ("5, GPU-f00,2", (), 1, "GPU-f00", 0),
-        ("5", ("nvidia0", "nvidia1"), 0, "5", 0),
-        ("5,6", (), 2, "5,6", 2),
-        ("", ("nvidia0", "nvidia1"), 0, "", 0),
-    ],
-)
-def test_a_process_of_one_gpu_hides_the_others(monkeypatch, tmp_path, seen, nodes, ordinal, left, number):
-    """Whose driver would open them all."""
-    for node in nodes or ():
-        (tmp_path / node).touch()
-    monkeypatch.setattr(cuda, "NODES", str(tmp_path if nodes is not None else tmp_path / "none"))
-    if seen is None:
-        monkeypatch.setenv(cuda.VISIBLE, "")  # so that it is put back
-        monkeypatch.delenv(cuda.VISIBLE)
-    else:
-        monkeypatch.setenv(cuda.VISIBLE, seen)
-    assert cuda.hide_others(ordinal) == number and os.environ.get(cuda.VISIBLE) == left
-
-
-def test_the_gpu_of_a_process_that_hid_the_others(fake, monkeypatch):
-    """It is number 0 for the driver, and called what it was asked for."""
-    fake.set(devices=2, memory=1 << 20)
-    monkeypatch.setenv(cuda.VISIBLE, "4,5")
-    with PendingDevice("cuda:1", alone=True).result() as device:
-        assert os.environ[cuda.VISIBLE] == "5" and device.product == "Fake GPU 0"  # the fake one does not look
-        assert device.ordinal == 0 and device.title == "cuda:1"
-        with pytest.raises(DeviceError, match="not enough memory on cuda:1"):
-            device.alloc(2 << 20)
-    monkeypatch.setenv(cuda.VISIBLE, "4,5")
-    with PendingDevice("cuda:1").result() as device:
-        assert os.environ[cuda.VISIBLE] == "4,5" and device.product == "Fake GPU 1"
 
 
 @pytest.mark.parametrize("name", ["auto", "cpu", "cuda"])
@@ -327,7 +284,6 @@ sys.path.insert(0, {str(__file__).rpartition("/")[0]!r})
 from gpu_fixtures import kernels
 from zse.errors import ZSEError
 from zse.runtime.args import Args
-from zse.runtime.bindings import cuda
 from zse.runtime.bindings.cuda import CUDADriver
 from zse.runtime.bindings.driver import ROLES
 from zse.runtime.cuda import CUDADevice

@@ -365,10 +365,9 @@ def park(arguments: list[str]):
     ZSEError.
     """
     config = EngineConfig.from_arguments(["--model", "", *arguments])
-    alone = num_ranks(config) == 1
-    if not alone:
+    if num_ranks(config) > 1:
         config = model_ranks.of_rank(config, model_ranks.device_of(config), 0)
-    opening = device_opening.PendingDevice(config.device, config.threads, alone)
+    opening = device_opening.PendingDevice(config.device, config.threads)
     for name in lazy.PARKED_ENGINE:
         import_module(name)
     for name in registry.ARCHITECTURES:

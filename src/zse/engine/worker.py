@@ -101,9 +101,7 @@ def _start_device(options: list[str]) -> tuple:
     """(the PendingDevice that --device names,); () for an engine that parks."""
     if options[:1] == ["--park"]:
         return ()
-    given = dict(zip(options[::2], options[1::2]))
-    alone = not {"--tensor-parallel-size", "--pipeline-parallel-size"} & set(given)
-    return (opening.PendingDevice(given.get("--device", "auto"), alone=alone),)
+    return (opening.PendingDevice(dict(zip(options[::2], options[1::2])).get("--device", "auto")),)
 
 
 def _wait_for_load(socket, options: list[str], phases):

@@ -88,7 +88,7 @@ class PackedGPU(GPUCapabilities):
 class GPUDevice(PackedGPU):
     """Base of the devices behind a CUDA-like driver. The subclass opens the context before it calls __init__.
 
-    ordinal: which GPU of those that this process sees; current: what `set_current` takes (the context).
+    ordinal: which GPU; current: what `set_current` takes (the context).
     """
 
     overlaps = False  # launches carry the attribute of programmatic dependent launch
@@ -102,7 +102,6 @@ class GPUDevice(PackedGPU):
     def __init__(self, driver: Driver, ordinal: int, current: int, kernels: CompiledKernels | None):
         super().__init__(kernels)
         self.driver, self.ordinal, self._current = driver, ordinal, current
-        self.title = f"{self.name}:{ordinal}"  # as who asked for it calls it
         self._runtime = native.runtime()
         self._local = threading.local()
         self._modules: dict[Any, int] = {}
@@ -160,7 +159,8 @@ class GPUDevice(PackedGPU):
         ours = ", ".join(f"{name} {size:,}" for name, size in self._account.by_label.items()) or "none"
         hint = self.driver.hints.get(error.name, "")
         return DeviceMemoryError(
-            f"not enough memory on {self.title}: {nbytes:,} bytes for {label}; {room}; allocated here: {ours}; {hint}"
+            f"not enough memory on {self.name}:{self.ordinal}: {nbytes:,} bytes for {label}; {room}; allocated "
+            f"here: {ours}; {hint}"
         )
 
     # -- memory

@@ -177,10 +177,9 @@ def runtime() -> ctypes.CDLL:
 
 
 class GPUOpening:
-    """A CUDA context of GPU `ordinal` that is being opened by a C thread, beside imports. wait(): whether it was retained."""
+    """A CUDA context that is being opened by a C thread, beside imports. wait(): whether it was retained."""
 
     def __init__(self, library: str, ordinal: int):
-        self.ordinal = ordinal
         self._runtime = runtime()
         self._handle = self._runtime.zse_gpu_open_start(library.encode(), ordinal)
 

@@ -48,29 +48,24 @@ def open_device(name: str = "cpu", threads: int | None = None, opening: "GPUOpen
         return hip.HIPDevice(ordinal)
     if (ordinal := _ordinal(name, "cuda")) is not None:
         retained = opening.wait() if opening is not None else False
-        here = opening.ordinal if opening is not None else ordinal
         driver = cuda_driver.CUDADriver()
-        driver.start(here, retained)
-        device = cuda.CUDADevice(here, driver)
-        device.title = f"cuda:{ordinal}"
-        return device
+        driver.start(ordinal, retained)
+        return cuda.CUDADevice(ordinal, driver)
     raise UnsupportedError("device", name, NAMES)
 
 
 class PendingDevice:
     """A device that is being opened. For CUDA a C thread does what takes long (the driver and a context: 0.15 to 0.3
     s), so that imports go on undisturbed; the rest, and other devices whole, are made by result(). Arguments and errors
-    as of open_device. alone: this process has no use for other GPUs."""
+    as of open_device."""
 
-    def __init__(self, name: str, threads: int | None = None, alone: bool = False):
+    def __init__(self, name: str, threads: int | None = None):
         self._name, self.threads = name, threads  # threads may be set until result() is called
         self._device: Device | None = None
         self._opening: GPUOpening | None = None
         ordinal = 0 if name == "auto" else _ordinal(name, "cuda")
         if ordinal is not None:
             os.environ.setdefault(*cuda_driver.CONNECTIONS)
-            if alone:
-                ordinal = cuda_driver.hide_others(ordinal)
             with suppress(DeviceError):  # no compiled library: result() says so
                 self._opening = native.GPUOpening(cuda_driver.CUDADriver.libraries[0], ordinal)
 

@@ -328,9 +328,9 @@ def reduce_large(p):
 
 @zl.kernel
 def all_reduce_large(p: ReduceParams):
-    """Any grid of up to MAX_BLOCKS that runs at once; of two ranks 1 or an even one of up to twice as many. M i8: count is a
-    multiple of GROUP, T f32; each rank's part is rounded to 1/254 of its group's largest number at most, and so is the sum.
-    M bf16, T f32, of more than two ranks: the sum is rounded, too."""
+    """Any grid of up to MAX_BLOCKS that runs at once; of two ranks, unless in place, 1 or an even one of up to twice as many. M
+    i8: count is a multiple of GROUP, T f32; each rank's part is rounded to 1/254 of its group's largest number at most, and so
+    is the sum. M bf16, T f32, of more than two ranks: the sum is rounded, too."""
     zl.grid_launch_dependents()
     zl.grid_wait()
     if p.begin < p.count:
@@ -458,7 +458,10 @@ def variants(target) -> list[zl.Variant]:
                 made.append(
                     zl.Variant(f"all_reduce_small_{form}_{world}", all_reduce_small, fixed, threads=SMALL_THREADS)
                 )
-            made.append(zl.Variant(f"all_reduce_large_{form}_{world}", all_reduce_large, fixed, threads=LARGE_THREADS))
+            # Blocks that send and blocks that add run at once.
+            resident = 2 if world == 2 and M is not zl.i8 else 1
+            name = f"all_reduce_large_{form}_{world}"
+            made.append(zl.Variant(name, all_reduce_large, fixed, threads=LARGE_THREADS, min_blocks=resident))
         for name, kernel in (("gather", gather_peers), ("broadcast", broadcast_peers)):
             made.append(zl.Variant(f"{name}_peers_{world}", kernel, {"WORLD": world}, threads=LARGE_THREADS))
     return made

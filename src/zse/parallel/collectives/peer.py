@@ -38,7 +38,7 @@ BOX_BYTES = 32 << 20  # of a large exchange at once: longer parts are several la
 SMALL_BYTES = {2: 1 << 20, 3: 512 << 10, 4: 512 << 10}
 SMALL_BYTES_OF_MORE = 256 << 10
 LARGE_BLOCKS = 96
-PAIR_BLOCKS = 64  # that send, of two ranks, and as many that add: all run at once
+PAIR_BLOCKS = 128  # that send, of two ranks, and as many that add: two fit on a multiprocessor
 SENT = ("f32", "bf16", "int8")  # as what ranks send their parts of what is larger
 CYCLES_PER_S = 2_000_000_000  # of a GPU's clock, about: a wait's limit need not be exact
 MESSAGE_BLOCKS = 32  # of a message: who waits should not take a GPU's memory for polling
@@ -140,7 +140,7 @@ class PeerCollectives:
         tile = LARGE_THREADS * (TILES * 16 // (2 if sent else item) if pairs else 8 * self._group.size)
         for begin in range(0, largest, most):
             blocks = -(-min(most, largest - begin) // tile)
-            grid = 2 * min(PAIR_BLOCKS, blocks) if pairs else min(LARGE_BLOCKS, blocks)
+            grid = min(PAIR_BLOCKS, blocks) * (1 if in_place else 2) if pairs else min(LARGE_BLOCKS, blocks)
             self._launch(recorder, symbol, args | dict(begin=begin, most=most), grid)
 
     def _small_blocks(self, count: Sym) -> "Size":

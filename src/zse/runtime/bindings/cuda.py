@@ -36,33 +36,11 @@ COMPUTE_PROHIBITED = 2  # CU_COMPUTEMODE_PROHIBITED
 # Hardware queues of a context, one for each of our streams. Fewer make the context sooner: 50 ms with 2, 90 without the
 # variable, 121 with 8 (H200); copies and kernels overlap all the same.
 CONNECTIONS = ("CUDA_DEVICE_MAX_CONNECTIONS", "2")
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-NODES = "/dev"  # Linux: nvidia0 and so on
 
 _DRIVER_HINT = (
     "install the NVIDIA driver, version 545 or later (580 or later for kernels compiled by CUDA 13), or use "
     "--device cpu"
 )
-
-
-def hide_others(ordinal: int) -> int:
-    """Leave this process the GPU `ordinal` of those that it sees: cuInit, which has to come after, opens each of them (0.11 s
-    each, H200). Returns its number from then on; nothing changes where there is no such GPU or no other."""
-    seen = os.environ.get(VISIBLE)
-    if seen is None:
-        seen = ",".join(str(n) for n in range(sum(node[:6] == "nvidia" and node[6:].isdecimal() for node in _nodes())))
-    names = seen.split(",")
-    if len(names) < 2 or ordinal >= len(names):
-        return ordinal
-    os.environ[VISIBLE] = names[ordinal].strip()
-    return 0
-
-
-def _nodes() -> list[str]:
-    try:
-        return os.listdir(NODES)
-    except OSError:
-        return []
 
 
 class CUDADriver(Driver):
