@@ -714,20 +714,32 @@ def history(num_calls):
     return messages
 
 
-def test_a_long_history_of_calls_fits_the_budget(tokenizer, monkeypatch):
-    """In the seconds of a core on which a million turns of this loop take 0.03 s; of a slower one in as many more."""
-    start = time.thread_time()
-    for _ in range(1_000_000):
-        start += 0
-    slower = max(1.0, (time.thread_time() - start) / 0.03)
-    for name in ("MAX_SECONDS", "SECONDS_A_VALUE"):
-        monkeypatch.setattr(template_limits, name, getattr(template_limits, name) * slower)
+def test_a_long_history_of_calls_fits_the_budget(tokenizer):
     template = ChatTemplate(AGENTS, tokenizer)
     assert template.render(history(100), tools=[TOOL] * 64).text.count("file 9") == 11
 
 
+@pytest.mark.parametrize("slowness, said", [(1.0, "0.1 s"), (3.0, "0.3 s")])
+def test_a_slow_core_has_more_time(monkeypatch, slowness, said):
+    """As much as it is slower; a usual one is not asked."""
+    template, asked = compile_fast("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"), []
+    monkeypatch.setattr(template_limits, "MAX_STEPS", 1 << 60)
+    monkeypatch.setattr(template_limits, "slowness", lambda: asked.append(slowness) or slowness)
+    start = time.thread_time()
+    with pytest.raises(RequestError, match=f"or {said} for 0 messages"):
+        template.render({"messages": []})
+    assert 0.1 * slowness < time.thread_time() - start < 0.1 * slowness + 0.5 and asked
+    asked.clear()
+    assert compile_fast("{{ messages[0].role }}").render({"messages": history(1), "tools": []}) and not asked
+
+
+def test_slowness_of_this_core():
+    assert 1 <= template_limits.slowness() <= template_limits.MOST_SLOWNESS
+
+
 @pytest.mark.parametrize("compile", [compile_fast, JinjaTemplate])
-def test_what_to_leave_out_is_said(compile):
+def test_what_to_leave_out_is_said(compile, monkeypatch):
+    monkeypatch.setattr(template_limits, "slowness", lambda: 1.0)
     template = compile(
         "{% for a in range(99999) %}{% for b in range(99999) %}{% if messages == tools %}{% endif %}{% endfor %}{% endfor %}"
     )

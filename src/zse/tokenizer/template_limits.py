@@ -6,6 +6,7 @@ before it begins (weigh), as often as it meets them, and what it makes is paid f
 soon after its time is over, and holds no more than its bytes.
 """
 
+import functools
 import re
 import sys
 import threading
@@ -29,6 +30,8 @@ MAX_SECONDS = 0.1  # of CPU time of the thread: a busy machine must not refuse r
 # all messages again for each one. An agent's 100 calls with their results are 1,200 values.
 SECONDS_A_VALUE, STEPS_A_VALUE = 0.0005, 5000
 MOST_VALUES = 4000  # that count: 2.1 s and 21 million steps
+# Seconds are those of a core that takes USUAL_S for TURNS of slowness(); some take two and a half times as long.
+TURNS, USUAL_S, MOST_SLOWNESS = 100_000, 0.003, 4.0
 MAX_INTEGER = 1_000_000  # of literals
 MAX_RANGE = 100_000
 MAX_DEPTH = 1000  # that json.dumps goes down
@@ -70,29 +73,47 @@ def cannot_render(reason: object) -> RequestError:
     )
 
 
+@functools.cache
+def slowness() -> float:
+    """How many times as long this core takes for a loop as where the seconds were chosen, from 1 to MOST_SLOWNESS."""
+    start = time.thread_time()
+    for _ in range(TURNS):
+        start += 0
+    return min(max((time.thread_time() - start) / USUAL_S, 1.0), MOST_SLOWNESS)
+
+
 class Budget(threading.local):
     """What the render in progress on this thread may still do. Its methods raise RequestError (400)."""
 
     steps = most_steps = bytes = num_messages = num_tools = 0
-    seconds = deadline = 0.0
+    usual_seconds = seconds = deadline = 0.0
 
     def start(self, variables: dict) -> None:
         messages, tools = variables.get("messages") or (), variables.get("tools") or ()
         self.num_messages, self.num_tools = len(messages), len(tools)
         given = str((messages, tools))
         count = min(given.count("': "), MOST_VALUES)  # entries of dicts, more or less
-        self.seconds, self.most_steps = MAX_SECONDS + SECONDS_A_VALUE * count, MAX_STEPS + STEPS_A_VALUE * count
+        self.usual_seconds = self.seconds = MAX_SECONDS + SECONDS_A_VALUE * count
+        self.most_steps = MAX_STEPS + STEPS_A_VALUE * count
         self.steps, self.deadline = self.most_steps, time.thread_time() + self.seconds
         self.bytes = MAX_MADE_BYTES + BYTES_A_CHARACTER * len(given)
 
     def spend(self, steps: int = 1) -> None:
         self.steps -= steps
-        if self.steps < 0 or (self.steps & 63 == 0 or steps > 8) and time.thread_time() > self.deadline:
+        if self.steps < 0 or (self.steps & 63 == 0 or steps > 8) and self._is_late():
             raise too_much(
                 f"more than {self.most_steps} steps or {self.seconds:.2g} s for {self.num_messages} messages and "
                 f"{self.num_tools} tools",
                 "leave out the oldest messages with their tool calls, or tools that are not needed",
             )
+
+    def _is_late(self) -> bool:
+        if time.thread_time() <= self.deadline:
+            return False
+        seconds = self.usual_seconds * slowness()  # only who would be refused pays for knowing the core
+        self.deadline += seconds - self.seconds
+        self.seconds = seconds
+        return time.thread_time() > self.deadline
 
     def weigh(self, *values) -> int:
         """Pay for all that is inside `values`: a step each, and for 64 characters. What stands in several places counts
