@@ -4,13 +4,12 @@ Sums are made in f32 in the order of ranks, each once or by every rank from the 
 
 from zse import kernel as zl
 from zse.kernels.gpu import peers
-from zse.kernels.gpu.peers import PeerParams
+from zse.kernels.gpu.peers import TILES, PeerParams
 
 SMALL_THREADS, LARGE_THREADS = 256, 512
 GROUP = 32  # numbers that share a scale
 # Of what numbers, sent as what.
 FORMS = (("f32", zl.f32, zl.f32), ("bf16", zl.bf16, zl.bf16), ("half", zl.f32, zl.bf16), ("int8", zl.f32, zl.i8))
-TILES = 4  # of a section, of two ranks, that a warp has in flight
 
 
 class ReduceParams(PeerParams):

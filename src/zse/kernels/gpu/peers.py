@@ -24,6 +24,7 @@ WORLDS = (2, 8)  # ranks that variants are made for: 2, and up to 8
 HEADER_BYTES = 16384
 SMALL_VALUES = 1 << 18  # 4-byte words of data of a small slot: 64 rows of 4,096 f32
 MAX_BLOCKS = 128  # of a large exchange
+TILES = 4  # of 16 bytes a thread: a section of a warp, of sums of two ranks
 SECTIONS = 16  # that a block can divide its work of a large exchange into: numbers between two exchanges'
 # Places in the header, in words of 4 bytes. Numbers and counts are of the rank's own kernels; FINISHED and FLAGS its peers
 # write, one place each.

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from zse.tensor import Tensor
 
 SMALL_THREADS, LARGE_THREADS = 256, 512  # of the kernels
-TILES = 4  # of 16 bytes a thread, that large sums of two ranks move at once
 BOX_BYTES = 32 << 20  # of a large exchange at once: longer parts are several launches
 # Ranks → up to how many bytes of a part one-way exchanges are faster than meetings: every rank sends its part twice as wide
 # to each other one. Two ranks, NVLink of two H100s: 1 MiB takes 9.8 us, and 16.2 with a meeting (benchmarks/LOG.md); of more
@@ -38,7 +37,8 @@ BOX_BYTES = 32 << 20  # of a large exchange at once: longer parts are several la
 SMALL_BYTES = {2: 1 << 20, 3: 512 << 10, 4: 512 << 10}
 SMALL_BYTES_OF_MORE = 256 << 10
 LARGE_BLOCKS = 96
-PAIR_BLOCKS = 128  # that send, of two ranks, and as many that add: two fit on a multiprocessor
+# That send, of two ranks, and as many that add: two fit on a multiprocessor. FLAGS have no room for warps of more.
+PAIR_BLOCKS = peers.MAX_BLOCKS
 SENT = ("f32", "bf16", "int8")  # as what ranks send their parts of what is larger
 CYCLES_PER_S = 2_000_000_000  # of a GPU's clock, about: a wait's limit need not be exact
 MESSAGE_BLOCKS = 32  # of a message: who waits should not take a GPU's memory for polling
@@ -137,7 +137,7 @@ class PeerCollectives:
         most = BOX_BYTES // item
         # Numbers of a block at once: of two ranks each adds all, half of the blocks, else each a share.
         pairs = sent != "int8" and self._group.size == 2
-        tile = LARGE_THREADS * (TILES * 16 // (2 if sent else item) if pairs else 8 * self._group.size)
+        tile = LARGE_THREADS * (peers.TILES * 16 // (2 if sent else item) if pairs else 8 * self._group.size)
         for begin in range(0, largest, most):
             blocks = -(-min(most, largest - begin) // tile)
             grid = min(PAIR_BLOCKS, blocks) * (1 if in_place else 2) if pairs else min(LARGE_BLOCKS, blocks)
