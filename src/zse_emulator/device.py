@@ -44,7 +44,16 @@ CORE = ("emulate_core.cpp", "emulate_sync.cpp", "emulate_async.cpp", "emulate_ma
 # for SOON seconds of a process is compiled once more, for all: its threads' frames, 8 KB each with -O0, are what the caches miss.
 KERNEL_OPTIMIZATION, MORE_OPTIMIZATION = "-O0", "-O1"
 SOON = 0.5
-FLAGS = ("-std=c++17", "-fPIC", "-shared", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-w")
+FLAGS = (
+    "-std=c++17",
+    "-fPIC",
+    "-shared",
+    "-fno-semantic-interposition",
+    "-ffp-contract=off",
+    "-fwrapv",
+    "-fno-strict-aliasing",
+    "-w",
+)
 RED_ZONE = 4096  # bytes before and after every allocation
 
 

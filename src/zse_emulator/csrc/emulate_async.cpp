@@ -21,7 +21,7 @@ static void claim(Thread *t, Block *block, u32 offset, u32 size, const char *ver
   Access now = access_of(t);
   u32 step = touch(block, offset, size);
   for (u32 k = offset; k < offset + size; k += step) {
-    Cell &c = block->cells[cell_at(k, step)];
+    Cell &c = block->cells.at(k, step);
     if (c.state == OUTSIDE) fail(t, "%s shared memory outside of the arrays (offset %u)", verb, k);
     if (c.state == MBARRIER) fail(t, "%s an mbarrier (offset %u of shared memory)", verb, k);
     if (c.state == IN_FLIGHT) fail(t, "%s shared memory into which the copy of %s is in flight (offset %u)", verb, place(c.write.at), k);
@@ -46,7 +46,7 @@ static void land(Block *block, const Copy &copy, u32 offset, const Access &by, b
   memset(block->shared + offset + (copy.src ? copy.valid : 0), 0, copy.size - (copy.src ? copy.valid : 0));
   u32 step = touch(block, offset, copy.size);
   for (u32 k = offset; k < offset + (u32)copy.size; k += step) {
-    Cell &c = block->cells[cell_at(k, step)];
+    Cell &c = block->cells.at(k, step);
     c.write = by;
     c.state = WRITTEN;
     c.generic = generic;
@@ -90,7 +90,7 @@ void copy_wait(Thread *t, i32 groups) { finish_copies(t, groups); if (random_bel
 static MBarrierState &barrier_at(Thread *t, Block *block, u32 offset, const char *verb) {
   auto found = block->mbarriers.find(offset);
   if (found == block->mbarriers.end()) fail(t, "%s an mbarrier that has not been initialised (offset %u of shared memory)", verb, offset);
-  Cell &c = block->cells[cell_at(offset, touch(block, offset, 8))];
+  Cell &c = block->cells.at(offset, touch(block, offset, 8));
   if (!ordered(t, c.write)) fail(t, "%s an mbarrier whose init at %s no barrier has published", verb, place(c.write.at));
   return found->second;
 }
@@ -101,7 +101,7 @@ void mbarrier_init(Thread *t, u64 *barrier, i32 count) {
   if (count < 1 || count > (1 << 20) - 1) fail(t, "an mbarrier of %d arrivals", count);
   u32 step = touch(block, offset, 8);
   for (u32 k = offset; k < offset + 8; k += step) {
-    Cell &c = block->cells[cell_at(k, step)];
+    Cell &c = block->cells.at(k, step);
     if (c.write.valid && !ordered(t, c.write)) fail(t, "race: initialises an mbarrier that thread %d wrote at %s", c.write.thread % launch->kernel->threads, place(c.write.at));
     c.write = access_of(t);
     c.state = MBARRIER;

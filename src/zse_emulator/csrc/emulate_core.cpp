@@ -60,12 +60,6 @@ static void *first_frame(u8 *top, void (*entry)()) {
 #error "the emulator switches fibers on x86-64 and arm64"
 #endif
 
-u32 random_below(u32 n) {
-  u64 &s = launch->random;
-  s ^= s >> 12; s ^= s << 25; s ^= s >> 27;
-  return (u32)(((s * 2685821657736338717ull >> 32) * n) >> 32);
-}
-
 const char *place(u32 at) { return (i32)at < launch->kernel->num_places ? launch->kernel->places[at] : "?"; }
 
 static void to_scheduler(Thread *t) { zse_switch(&t->state->sp, scheduler_sp); }
@@ -97,11 +91,6 @@ void spin(Thread *t, const char *doing) {
   to_scheduler(t);
 }
 
-void wake(Thread *t) {
-  t->state->running = READY;
-  launch->ready.push_back(t);
-}
-
 static void fiber_main() {
   Thread *t = current;
   launch->kernel->run(t, launch->args);
@@ -124,6 +113,21 @@ static void *take_stack() {
   return stack;
 }
 
+template <class C> void Shadow<C>::make(u64 num_bytes) {
+  drop();
+  lines = (num_bytes + LINE - 1) / LINE;
+  void *all = mmap(nullptr, size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (all == MAP_FAILED) { perror("emulator: shadow memory"); abort(); }
+  words = (C *)all;
+  bytes = words + lines * (LINE / 4);
+  split = (u8 *)(bytes + lines * LINE);
+}
+
+template <class C> void Shadow<C>::drop() {
+  if (words) munmap(words, size());
+  words = nullptr;
+}
+
 static Block *make_block(Cluster *cluster, i64 linear, i32 rank) {
   const Kernel *kernel = launch->kernel;
   Block *block = idle.empty() ? new Block() : idle.back();
@@ -133,13 +137,12 @@ static Block *make_block(Cluster *cluster, i64 linear, i32 rank) {
   block->cluster = cluster;
   block->threads.resize(kernel->threads);
   if ((i32)block->states.size() < kernel->threads) block->states.resize(kernel->threads);
-  block->memory.assign(kernel->shared_bytes + 2048, 0xff);    /* NaN in every float */
+  if (block->memory.size() < kernel->shared_bytes + 2048) block->memory.resize(kernel->shared_bytes + 2048);
   block->shared = (u8 *)(((u64)block->memory.data() + 1023) / 1024 * 1024);
   u64 lines = (kernel->shared_bytes + LINE - 1) / LINE;
   if (block->made.size() < lines) {
-    block->cells.resize(lines * LINE);
-    block->made.resize(lines);
-    block->split.resize(lines);
+    block->cells.make(lines * LINE);
+    block->made.assign(lines, 0);
   }
   ++block->use;
   size_t warps = (kernel->threads + kernel->warp - 1) / kernel->warp;
@@ -196,11 +199,12 @@ void make_line(Block *block, u32 line) {
     u32 from = std::max(start, kernel->arrays[k][0]), to = std::min(end, kernel->arrays[k][0] + kernel->arrays[k][1]);
     if (from < to && ((from | to) & 3)) step = 1;
   }
-  block->split[line] = step == 1;
-  for (u32 k = start; k < end; k += step) block->cells[cell_at(k, step)] = Cell{{}, {}, OUTSIDE, false, false};
+  memset(block->shared + start, 0xff, LINE);    /* NaN in every float */
+  block->cells.split[line] = step == 1;
+  for (u32 k = start; k < end; k += step) block->cells.at(k, step) = Cell{{}, {}, OUTSIDE, false, false};
   for (i32 k = 0; k < kernel->num_arrays; ++k) {
     u32 from = std::max(start, kernel->arrays[k][0]), to = std::min(end, kernel->arrays[k][0] + kernel->arrays[k][1]);
-    for (u32 at = from; at < to; at += step) block->cells[cell_at(at, step)].state = UNWRITTEN;
+    for (u32 at = from; at < to; at += step) block->cells.at(at, step).state = UNWRITTEN;
   }
   block->made[line] = block->use;
 }
@@ -266,6 +270,12 @@ static void deadlock(const std::vector<Cluster *> &clusters) {
   launch->message = std::string(place(first)) + ": " + launch->kernel->symbol + ": deadlock: " + text + "; " + std::to_string(ended) + " threads have ended";
 }
 
+static void fetch_ahead(Thread *t) {
+  __builtin_prefetch(t);
+  const u8 *sp = (const u8 *)t->state->sp;
+  for (int line = 0; line < 4; ++line) __builtin_prefetch(sp + line * 64);
+}
+
 static void run(Launch &one) {
   const Kernel *kernel = one.kernel;
   i64 total = one.blocks / kernel->cluster;
@@ -275,6 +285,7 @@ static void run(Launch &one) {
   size_t width = 1 + random_below(3);
   i64 slow = -1;
   i64 next = 0;
+  u32 bits = random_bits();                /* of the next pick */
   std::vector<Cluster *> clusters;
   while (!one.failed) {
     while (clusters.size() < width && next < total) clusters.push_back(make_cluster(order[next++]));
@@ -285,12 +296,15 @@ static void run(Launch &one) {
     if (!one.pending.empty() && (one.ready.empty() || random_below(4) == 0 || one.spins > 1000)) { run_pending(); one.spins = 0; continue; }
     /* A block that is slow for a while: what others should have waited for happens late. */
     if (!(one.picks++ & 1023)) slow = random_below((u32)one.blocks * 2);
-    u32 pick = random_below((u32)one.ready.size());
+    u32 pick = scaled(bits, (u32)one.ready.size());
     for (int tries = 0; tries < 16 && slow < one.blocks && one.blocks > 1 && one.ready[pick]->state->block->linear == slow; ++tries)
       pick = random_below((u32)one.ready.size());
     Thread *t = one.ready[pick];
     one.ready[pick] = one.ready.back();
     one.ready.pop_back();
+    /* The next one, as far as can be told now, is on its way to the caches while this one runs. */
+    bits = random_bits();
+    if (!one.ready.empty()) fetch_ahead(one.ready[scaled(bits, (u32)one.ready.size())]);
     current = t;
     t->state->running = READY;
     t->state->accesses = 0;
@@ -320,10 +334,8 @@ static Allocation *allocation_of(u64 address) {
   return after == allocations.begin() ? nullptr : &std::prev(after)->second;
 }
 
-Allocation *find(Thread *t, u64 address, u64 size, const char *verb) {
-  Allocation *a = t->state->last;
-  if (a && address >= a->address && address + size <= a->address + a->size) return a;
-  a = allocation_of(address);
+Allocation *find_slowly(Thread *t, u64 address, u64 size, const char *verb) {
+  Allocation *a = allocation_of(address);
   if (a && address >= a->address && address + size <= a->address + a->size) return t->state->last = a;
   Allocation *near = a;
   auto after = allocations.upper_bound(address);
@@ -334,15 +346,8 @@ Allocation *find(Thread *t, u64 address, u64 size, const char *verb) {
   fail(t, "%s %llu bytes at offset %llu of '%s', which has %llu bytes", verb, size, address - near->address, near->label.c_str(), near->size);
 }
 
-static u64 lines_of(const Allocation &a) { return (a.size + LINE - 1) / LINE; }
-static u64 shadow_bytes(const Allocation &a) { return lines_of(a) * (LINE * sizeof(GlobalCell) + 1); }
-
 static void track(Allocation &a) {
-  if (a.cells || !a.size) return;
-  void *cells = mmap(nullptr, shadow_bytes(a), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (cells == MAP_FAILED) { perror("emulator: shadow memory"); abort(); }
-  a.cells = (GlobalCell *)cells;
-  a.split = (u8 *)(a.cells + lines_of(a) * LINE);
+  if (!a.cells.words && a.size) a.cells.make(a.size);
 }
 
 static const char *block_name(i64 linear, char *text) {
@@ -359,13 +364,13 @@ void global_access(Thread *t, u64 address, u32 size, bool write, bool is_atomic)
   u32 align = size < 16 ? size : 16;
   if (address % align) fail(t, "%s %u bytes at an address that is no multiple of %u (offset %llu of '%s')", verb, size, align, address - a->address, a->label.c_str());
   if (launch->dependent && write && !state->waited) fail(t, "writes to '%s' before grid_wait()", a->label.c_str());
-  if (!a->cells) { if (!write) return; track(*a); }
+  if (!a->cells.words) { if (!write) return; track(*a); }
   Block *block = state->block;
   char name[80];
   Access now = access_of(t);
-  u32 step = grain(a->cells, a->split, address - a->address, size);
+  u32 step = a->cells.grain(address - a->address, size);
   for (u32 k = 0; k < size; k += step) {
-    GlobalCell &c = a->cells[cell_at(address - a->address + k, step)];
+    GlobalCell &c = a->cells.at(address - a->address + k, step);
     if (c.write.valid && !(is_atomic && c.atomic)) {
       if (c.write_launch != launch->id) {
         if (launch->dependent && !state->waited && c.write_launch > launch->complete)
@@ -409,7 +414,7 @@ void zse_emulate_allocate(u64 address, u64 size, const char *label) { allocation
 void zse_emulate_release(u64 address) {
   auto found = allocations.find(address);
   if (found == allocations.end()) return;
-  if (found->second.cells) munmap(found->second.cells, shadow_bytes(found->second));
+  found->second.cells.drop();
   allocations.erase(found);
 }
 

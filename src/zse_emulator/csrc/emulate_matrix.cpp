@@ -174,6 +174,10 @@ struct Operand {
   }
 };
 
+template <class T, class Value> static void values(const T *from, i32 count, f32 *into, i32 step, Value value) {
+  for (i32 i = 0; i < count; ++i) into[i * step] = value(from[i]);
+}
+
 static void multiply(Product &p) {
   Block *block = p.leader->state->block;
   i32 bytes = p.dtype == 2 ? 1 : 2, depth = p.dtype == 2 ? 32 : 16;
@@ -182,16 +186,22 @@ static void multiply(Product &p) {
     fail(p.leader, "wgmma of a transposed operand without a swizzle is not emulated");
   }
   std::vector<f32> a(64 * depth), b(p.n * depth);
-  auto fetch = [&](const Operand &operand, i32 row, i32 k) {
-    u32 offset = operand.offset(row, k, bytes), bits = 0;
-    if (!(offset & 3)) engine_reads(block, offset, 4, p.clock, p.epoch, p.at, p.leader, "wgmma");      /* the word's others are fetched, too */
-    memcpy(&bits, block->shared + offset, bytes);
-    return value_of(DTYPES[p.dtype], bits);
+  /* 16 bytes lie together: elements of one row after each other, or transposed, of one k. */
+  auto fetch = [&](const Operand &operand, i32 rows, f32 *into, i32 row_step, i32 k_step) {
+    i32 per = 16 / bytes;
+    for (i32 row = 0; row < rows; row += operand.transposed ? per : 1)
+      for (i32 k = 0; k < depth; k += operand.transposed ? 1 : per) {
+        u32 offset = operand.offset(row, k, bytes);
+        engine_reads(block, offset, 16, p.clock, p.epoch, p.at, p.leader, "wgmma");
+        f32 *first = into + row * row_step + k * k_step;
+        i32 step = operand.transposed ? row_step : k_step;
+        if (p.dtype == 2) values(block->shared + offset, per, first, step, zse_f32_of_e4m3);
+        else if (p.dtype == 1) values((const f16 *)(block->shared + offset), per, first, step, zse_f32_of_f16);
+        else values((const bf16 *)(block->shared + offset), per, first, step, zse_f32_of_bf16);
+      }
   };
-  for (i32 k = 0; k < depth; ++k) {
-    for (i32 row = 0; row < 64 && !p.in_registers; ++row) a[row * depth + k] = fetch(Operand{p, p.a, p.trans_a}, row, k);
-    for (i32 n = 0; n < p.n; ++n) b[k * p.n + n] = fetch(Operand{p, p.b, p.trans_b}, n, k);
-  }
+  if (!p.in_registers) fetch(Operand{p, p.a, p.trans_a}, 64, a.data(), depth, 1);
+  fetch(Operand{p, p.b, p.trans_b}, p.n, b.data(), 1, p.n);
   for (i32 thread = 0; thread < 128 && p.in_registers; ++thread)
     for (i32 i = 0; i < 16 / bytes; ++i) {
       i32 per = 4 / bytes, r = i / per, lane = thread % 32;

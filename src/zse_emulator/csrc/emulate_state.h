@@ -7,6 +7,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include <algorithm>
+
 #include "emulate.h"
 
 namespace emulate {
@@ -24,11 +26,39 @@ struct Cell { Access write, read[2]; State state; bool generic, atomic; };
 
 struct GlobalCell { Access write, read; u32 write_launch, write_block, read_launch, read_block; bool atomic; };
 
+/* Bytes that are only touched as whole words of four have one cell for the word: cells that lie side by side, since what lies apart
+ * costs the processor's caches, and the system pages to clear. A line of bytes that is touched otherwise is split. */
+const u32 LINE = 128;
+template <class C> struct Shadow {
+  C *words = nullptr, *bytes = nullptr;
+  u8 *split = nullptr;              /* of each line: a cell for each byte, otherwise for each word */
+  u64 lines = 0;
+
+  u64 size() const { return lines * (LINE / 4 + LINE) * sizeof(C) + lines; }
+  void make(u64 num_bytes);         /* all zero; memory is taken when it is touched */
+  void drop();
+  /* Of the word or byte that begins here, `step` bytes a cell. */
+  C &at(u64 offset, u32 step) { return step == 4 ? words[offset / 4] : bytes[offset]; }
+
+  /* The bytes from one cell to the next in this range. */
+  u32 grain(u64 offset, u64 size) {
+    u64 first = offset / LINE, last = (offset + size - 1) / LINE;
+    bool apart = (offset | size) & 3;
+    for (u64 line = first; line <= last && !apart; ++line) apart = split[line];
+    if (!apart) return 4;
+    for (u64 line = first; line <= last; ++line) {
+      if (split[line]) continue;
+      split[line] = 1;
+      for (u64 byte = line * LINE; byte < (line + 1) * LINE; ++byte) bytes[byte] = words[byte / 4];
+    }
+    return 1;
+  }
+};
+
 struct Allocation {
   u64 address, size;
   std::string label;
-  GlobalCell *cells = nullptr;      /* once a kernel may write here */
-  u8 *split = nullptr;              /* as of Block, lines from the allocation's start */
+  Shadow<GlobalCell> cells;         /* once a kernel may write here */
 };
 
 struct Barrier { i32 arrived = 0, expected = 0; std::vector<Thread *> waiting; Clock clock; };
@@ -96,11 +126,10 @@ struct Block {
   Cluster *cluster;
   std::vector<Thread> threads;
   std::vector<ThreadState> states;
-  std::vector<u8> memory;           /* of `shared`, which is aligned to 1024 bytes in it */
+  std::vector<u8> memory;           /* of `shared`, which is aligned to 1024 bytes in it; written when a line is first touched, as `cells` */
   u8 *shared;
-  std::vector<Cell> cells;          /* of the bytes of `shared`; a line of them is made when it is first touched: see touch() */
+  Shadow<Cell> cells;               /* of the bytes of `shared`; a line of them is made when it is first touched: see touch() */
   std::vector<u32> made;            /* of each line: of which use of this block */
-  std::vector<u8> split;            /* of each line: a cell for each byte, otherwise for each word: see cell_at() */
   u32 use = 0;
   std::vector<Warp> warps;
   std::vector<Group> groups;
@@ -110,25 +139,29 @@ struct Block {
   u32 epoch = 1, engine = 0;
   i32 alive;
   bool waited = false;              /* some thread has called grid_wait() */
+
+  ~Block() { cells.drop(); }
 };
 
 enum Running : u8 { READY, BLOCKED, SPINNING, DONE };
 
-struct ThreadState {
+/* What a switch and every access need is in the first 64 bytes. */
+struct alignas(64) ThreadState {
+  void *sp = nullptr;
   Block *block;
-  i32 own;                          /* of the threads of the cluster */
-  void *stack = nullptr, *sp = nullptr;
-  Running running;
-  const char *doing;                /* what it is blocked in */
+  u64 accesses = 0;
+  Allocation *last = nullptr;
   Clock clock;
-  u32 async_fence = 0;              /* its clock at the last fence_async() */
+  i32 own;                          /* of the threads of the cluster */
+  Running running;
   bool fenced = false, waited = false;
+  const char *doing;                /* what it is blocked in */
+  void *stack = nullptr;
+  u32 async_fence = 0;              /* its clock at the last fence_async() */
   std::vector<Copy> open;
   std::vector<std::vector<Copy>> groups;             /* a few, the oldest first */
   std::vector<Store> stores;
   std::vector<std::vector<Store>> store_groups;
-  u64 accesses = 0;
-  Allocation *last = nullptr;
 };
 
 struct SyncVariable { std::vector<bool> known; Clock clock; Block *block = nullptr; };
@@ -155,11 +188,20 @@ extern Launch *launch;
 extern Thread *current;
 extern "C" u64 zse_emulate_longest; /* accesses of a thread between two switches: more is a loop without an end */
 
-u32 random_below(u32 n);
+inline u32 random_bits() {
+  u64 &s = launch->random;
+  s ^= s >> 12; s ^= s << 25; s ^= s >> 27;
+  return (u32)(s * 2685821657736338717ull >> 32);
+}
+inline u32 scaled(u32 bits, u32 n) { return (u32)((u64)bits * n >> 32); }      /* below n */
+inline u32 random_below(u32 n) { return scaled(random_bits(), n); }
 [[noreturn]] void fail(Thread *, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void wait_here(Thread *, const char *doing);      /* until wake() */
 void spin(Thread *, const char *doing);            /* let others run */
-void wake(Thread *);
+inline void wake(Thread *t) {
+  t->state->running = READY;
+  launch->ready.push_back(t);
+}
 const char *place(u32 at);
 std::string who(const Access &);                  /* "thread 3", "a copy" */
 
@@ -168,7 +210,11 @@ bool arrive(Thread *, Meeting &, i32 size, i32 kind, const char *doing);
 void leave(Thread *, Meeting &);
 i32 warp_size(Thread *);
 
-Allocation *find(Thread *, u64 address, u64 size, const char *verb);
+Allocation *find_slowly(Thread *, u64 address, u64 size, const char *verb);
+inline Allocation *find(Thread *t, u64 address, u64 size, const char *verb) {
+  Allocation *a = t->state->last;
+  return a && address >= a->address && address + size <= a->address + a->size ? a : find_slowly(t, address, size, verb);
+}
 void join(Clock &, const Clock &);
 Clock snapshot(Thread *);                         /* what another thread learns from this one */
 void join_thread(Clock &, Thread *);              /* its snapshot */
@@ -198,34 +244,13 @@ inline bool ordered(Thread *t, const Access &access) {
   return ordered_clock(t->state->block, t->state->clock, t->state->block->epoch, access);
 }
 
-/* Bytes that are only touched as whole words of four have one cell for the word, the line's first 32 after each other (what lies apart
- * costs the processor's caches): a line is split when it is touched otherwise. */
-const u32 LINE = 128;
-
-/* Where the cell of a byte is, `step` bytes a cell. */
-inline u64 cell_at(u64 offset, u32 step) { return step == 4 ? (offset & ~(u64)(LINE - 1)) + offset % LINE / 4 : offset; }
-
-/* The bytes from one cell to the next in this range. */
-template <class C> inline u32 grain(C *cells, u8 *split, u64 offset, u64 size) {
-  u64 first = offset / LINE, last = (offset + size - 1) / LINE;
-  bool bytes = (offset | size) & 3;
-  for (u64 line = first; line <= last && !bytes; ++line) bytes = split[line];
-  if (!bytes) return 4;
-  for (u64 line = first; line <= last; ++line) {
-    if (split[line]) continue;
-    split[line] = 1;
-    C *first_cell = cells + line * LINE;
-    for (u32 byte = LINE; byte-- > 0;) first_cell[byte] = first_cell[byte / 4];
-  }
-  return 1;
-}
-
-/* Before cells of a block are looked at: lines that this launch has not touched are made now, since most launches touch few. grain(). */
+/* Before cells or bytes of a block are looked at: lines that this launch has not touched are made now, since most launches touch few.
+ * grain(). */
 void make_line(Block *, u32 line);
 inline u32 touch(Block *block, u32 offset, u32 size) {
   for (u32 line = offset / LINE; line <= (offset + size - 1) / LINE; ++line)
     if (block->made[line] != block->use) make_line(block, line);
-  return grain(block->cells.data(), block->split.data(), offset, size);
+  return block->cells.grain(offset, size);
 }
 
 /* Bytes that the copy engine or a matrix unit reads, as of a clock. */

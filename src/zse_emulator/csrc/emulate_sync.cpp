@@ -6,7 +6,7 @@
 namespace emulate {
 
 #if defined(__x86_64__)
-__attribute__((target("sse4.1")))     /* which has the maximum of four clocks */
+__attribute__((target_clones("avx2", "sse4.1", "default")))     /* the first two have a maximum of eight and four clocks */
 #endif
 void join(Clock &into, const Clock &from) {
   if (into.size() < from.size()) into.resize(from.size());
@@ -54,7 +54,7 @@ static void shared_access(Thread *t, const void *p, u32 size, bool write, bool i
   Access now = access_of(t);
   u32 step = touch(block, offset, size);
   for (u32 k = 0; k < size; k += step) {
-    Cell &c = block->cells[cell_at(offset + k, step)];
+    Cell &c = block->cells.at(offset + k, step);
     if (c.state == OUTSIDE) fail(t, "%s shared memory outside of the arrays (offset %u)", verb, offset + k);
     if (c.state == MBARRIER) fail(t, "%s an mbarrier (offset %u of shared memory)", verb, offset + k);
     if (c.state == IN_FLIGHT) fail(t, "%s shared memory while the copy of %s into it has not been waited for (offset %u)", verb, place(c.write.at), offset + k);
@@ -93,7 +93,7 @@ void engine_reads(Block *block, u32 offset, u32 size, const Clock &clock, u32 ep
   i32 own = cluster_thread(reader);
   u32 step = touch(block, offset, size);
   for (u32 k = offset; k < offset + size; k += step) {
-    Cell &c = block->cells[cell_at(k, step)];
+    Cell &c = block->cells.at(k, step);
     if (c.state == OUTSIDE) fail(reader, "%s reads shared memory outside of the arrays (offset %u)", what, k);
     if (c.state == IN_FLIGHT) fail(reader, "%s reads shared memory while the copy of %s into it is in flight (offset %u)", what, place(c.write.at), k);
     if (c.write.valid) {
@@ -225,7 +225,7 @@ u64 atomic(Thread *t, void *p, bool shared, i32 kind, i32 type, u64 value, u64 e
 u64 acquire(Thread *t, const void *p, bool shared, u32 size) {
   spin(t, "a loop around load_acquire()");
   u64 value = 0;
-  if (shared) shared_offset(t, p, size, "reads");
+  if (shared) touch(t->state->block, shared_offset(t, p, size, "reads"), size);
   else find(t, (u64)p, size, "reads");
   memcpy(&value, p, size);
   meet_at(t, (void *)p, false);
@@ -242,7 +242,7 @@ void release(Thread *t, void *p, bool shared, u32 size, u64 value) {
 
 void relaxed_load(Thread *t, const void *p, bool shared, u32 size, void *value) {
   spin(t, "a loop around load_relaxed()");
-  if (shared) shared_offset(t, p, size, "reads");
+  if (shared) touch(t->state->block, shared_offset(t, p, size, "reads"), size);
   else find(t, (u64)p, size, "reads");
   memcpy(value, p, size);
 }
