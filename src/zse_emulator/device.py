@@ -44,16 +44,10 @@ CORE = ("emulate_core.cpp", "emulate_sync.cpp", "emulate_async.cpp", "emulate_ma
 # for SOON seconds of a process is compiled once more, for all: its threads' frames, 8 KB each with -O0, are what the caches miss.
 KERNEL_OPTIMIZATION, MORE_OPTIMIZATION = "-O0", "-O1"
 SOON = 0.5
-FLAGS = (
-    "-std=c++17",
-    "-fPIC",
-    "-shared",
-    "-fno-semantic-interposition",
-    "-ffp-contract=off",
-    "-fwrapv",
-    "-fno-strict-aliasing",
-    "-w",
-)
+FLAGS = ("-std=c++17", "-fPIC", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-w")
+CORE_FLAGS = ("-fno-semantic-interposition",)
+# Tables by which a debugger or an exception finds its way back take an eighth of a kernel's compilation; nothing is thrown in one.
+KERNEL_FLAGS = ("-fno-exceptions", "-fno-asynchronous-unwind-tables")
 RED_ZONE = 4096  # bytes before and after every allocation
 
 
@@ -68,7 +62,7 @@ def find_compiler() -> str:
 
 def _library(sources: "list[Path]", text: str, name: str, optimize: str) -> Path:
     """Where the shared library of these files (or of `text`) is kept."""
-    total = hashlib.sha256(repr((find_compiler(), FLAGS, optimize, text)).encode())
+    total = hashlib.sha256(repr((find_compiler(), FLAGS, CORE_FLAGS, KERNEL_FLAGS, optimize, text)).encode())
     headers = CSRC.glob("emulate*.h") if sources else [CSRC / "emulate.h"]
     for path in (*sources, *sorted(headers)):
         total.update(path.read_bytes())
@@ -77,7 +71,14 @@ def _library(sources: "list[Path]", text: str, name: str, optimize: str) -> Path
 
 def compiled(sources: "list[Path]", text: str, name: str, optimize: str) -> Path:
     """The shared library of these files (or of `text`), from the cache if it is there."""
-    compiler, target = find_compiler(), _library(sources, text, name, optimize)
+    target = _library(sources, text, name, optimize)
+    if sources:
+        return _kept(target, lambda half: _compile_files(sources, half, optimize))
+    return _kept(target, lambda half: _compile_text(text, name, half, optimize))
+
+
+def _kept(target: Path, make: "Callable[[Path], None]") -> Path:
+    """A file of the cache, made by `make` where it is not there or not ours."""
     folder = target.parent
     if not _is_ours(target):
         # What stood here, or in a folder that others can write, is compiled anew whatever it looks like afterwards.
@@ -93,31 +94,61 @@ def compiled(sources: "list[Path]", text: str, name: str, optimize: str) -> Path
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (is_new and _is_ours(target)):
                 half = target.with_suffix(f".{os.getpid()}-{threading.get_ident()}.tmp")
-                _compile([compiler, *FLAGS, f"-I{CSRC}", optimize], sources, text, name, half)
+                make(half)
                 half.chmod(0o700)
                 half.replace(target)
                 trust.put_sum(str(target))
     return target
 
 
-def _compile(command: "list[str]", sources: "list[Path]", text: str, name: str, library: Path) -> None:
-    """Make a shared library of these files, with all cores, or of `text`. CompileError with the compiler's first lines."""
+def _run(name: str, *arguments: str, text: "str | None" = None) -> None:
+    """Run the compiler. CompileError with its first lines."""
+    command = [find_compiler(), *FLAGS, *arguments]
+    done = subprocess.run(command, input=text, capture_output=True, text=True)
+    if done.returncode:
+        raise CompileError(f"{name}: {command[0]} failed: {'; '.join(done.stderr.splitlines()[:3])}")
 
-    def run(*arguments: str) -> None:
-        done = subprocess.run([*command, *arguments], input=None if sources else text, capture_output=True, text=True)
-        if done.returncode:
-            raise CompileError(f"{name}: {command[0]} failed: {'; '.join(done.stderr.splitlines()[:3])}")
 
-    if not sources:
-        return run("-o", str(library), "-x", "c++", "-")
+def _compile_files(sources: "list[Path]", library: Path, optimize: str) -> None:
+    """A shared library of the emulator's files, with all cores."""
     objects = [str(library.with_suffix(f".{source.stem}.o")) for source in sources]
     try:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(lambda source, to: run("-c", "-o", to, str(source)), sources, objects))
-        run("-o", str(library), *objects)
+            list(
+                pool.map(
+                    lambda source, to: _run(source.stem, *CORE_FLAGS, optimize, "-c", "-o", to, str(source)),
+                    sources,
+                    objects,
+                )
+            )
+        _run("core", "-shared", "-o", str(library), *objects)
     finally:
         for path in objects:
             Path(path).unlink(missing_ok=True)
+
+
+def _compile_text(text: str, name: str, library: Path, optimize: str) -> None:
+    """A shared library of a kernel's text."""
+    flags = *KERNEL_FLAGS, optimize, f"-I{_header(optimize)}", f"-I{CSRC}"
+    _run(name, *flags, "-shared", "-o", str(library), "-x", "c++", "-", text=text)
+
+
+_headers: "dict[Path, Path]" = {}  # that this process has found whole
+
+
+def _header(optimize: str) -> Path:
+    """The folder of emulate.h as g++ has read it already, a third of the time of most kernels (clang++ reads it again)."""
+    total = hashlib.sha256(repr((find_compiler(), FLAGS, KERNEL_FLAGS, optimize, str(CSRC))).encode())
+    total.update((CSRC / "emulate.h").read_bytes())
+    folder = cache.folder() / "emulate" / f"header-{total.hexdigest()[:32]}"
+    if folder not in _headers:
+        _headers[folder] = _kept(
+            folder / "emulate.h.gch",
+            lambda half: _run(
+                "emulate.h", *KERNEL_FLAGS, optimize, "-x", "c++-header", "-o", str(half), str(CSRC / "emulate.h")
+            ),
+        )
+    return folder
 
 
 def _is_ours(library: Path) -> bool:

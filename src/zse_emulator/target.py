@@ -253,7 +253,10 @@ class EmulateTarget(GpuTarget):
         return f"zse_{name}_of_f32({text})"
 
     def numeric(self, to: ir.Scalar, of: ir.Scalar, text: str) -> str:
-        return f"zse_convert<{to.name}, {of.name}>({text})"
+        if of.kind == "float" and to.kind != "float":  # which saturates
+            return f"zse_convert<{to.name}, {of.name}>({text})"
+        # C++ computes with integers below 32 bits as with i32: first the type that it has in the language.
+        return f"(({to.name})({of.name})({text}))" if of.bits < 32 else f"(({to.name})({text}))"
 
     # memory
 

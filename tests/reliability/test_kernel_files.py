@@ -495,6 +495,7 @@ def test_a_library_may_be_as_writable_as_the_package(installed, monkeypatch):
 @pytest.mark.parametrize("harm", ["flip", "everybody", "link", "foreign"])
 def test_the_emulator_loads_what_it_compiled(home, harm, monkeypatch):
     device = pytest.importorskip("zse_emulator.device")
+    device.compiled([], "", "header", "-O0")  # reads emulate.h, for this process
     made = []
     run = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda *args, **named: made.append(1) or run(*args, **named))
@@ -514,3 +515,25 @@ def test_the_emulator_loads_what_it_compiled(home, harm, monkeypatch):
         make_link(library.parent)
         with pytest.raises(CompileError, match="ZSE_HOME"):
             device.compiled([], text, "probe", "-O0")
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+@pytest.mark.parametrize("harm", ["flip", "everybody"])
+def test_a_header_that_was_read_before_is_whole(home, harm, monkeypatch):
+    """Another process compiles with it, and makes it anew where it is not what was written."""
+    device = pytest.importorskip("zse_emulator.device")
+    text = '#include "emulate.h"\nextern "C" int zse_kernel = {};'
+    device.compiled([], text.format(1), "probe", "-O0")
+    (header,) = (home / "kernels" / "emulate").glob("header-*/emulate.h.gch")
+    made = []
+    run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda command, **named: made.append(command[-1]) or run(command, **named))
+    for number, compiled in ((2, ["-"]), (3, [str(device.CSRC / "emulate.h"), "-"])):
+        monkeypatch.setattr(device, "_headers", {})
+        if number == 3 and harm == "flip":
+            header.write_bytes(header.read_bytes()[:-1] + b"?")
+        elif number == 3:
+            SPOILERS[harm](header)
+        device.compiled([], text.format(number), "probe", "-O0")
+        assert made == compiled
+        made.clear()
