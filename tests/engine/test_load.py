@@ -76,3 +76,40 @@ def test_a_wrong_option_closes_the_device_that_opens_already():
     with pytest.raises(ConfigError, match="unknown engine option --nothing"):
         load.build_from_arguments(["--model", "m", "--nothing", "1"], Phases(lambda: 0.0), Opening())
     assert closed
+
+
+def test_what_reads_ahead_goes_on_beside_a_gpus_loader(tmp_path, monkeypatch):
+    """Of a cold disk both read more than the loader alone; when the weights are there, no more is read."""
+    from zse.models.load import Model
+    from zse.runtime.cpu import CPUDevice
+
+    happened = []
+
+    class Ahead:
+        def __getattr__(self, name):
+            return lambda: happened.append(f"ahead {name}")
+
+    def noted(name, call):
+        def wrapper(self, *args):
+            happened.append(name)
+            return call(self, *args)
+
+        return wrapper
+
+    for name in ("start", "wait"):
+        monkeypatch.setattr(Model, name, noted(f"weights {name}", getattr(Model, name)))
+    monkeypatch.setattr(load, "_read_ahead", lambda device, files: Ahead())
+    # A device that is asked before its memory is planned has none: the weights are read after the engine is built, as a GPU's.
+    room = iter([0])
+    total = CPUDevice.memory_total
+    monkeypatch.setattr(CPUDevice, "memory_total", property(lambda device: next(room, total.__get__(device))))
+    loaded = load.load_engine(EngineConfig(model=str(tiny_model.write(tmp_path / "tiny"))), Phases(lambda: 0.0))
+    loaded.engine.close()
+    loaded.source.close()
+    assert happened == [
+        "weights start",
+        "weights wait",
+        "weights start",
+        "ahead stop",
+        "ahead wait",
+    ]  # wait() starts what was not

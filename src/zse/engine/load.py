@@ -105,8 +105,7 @@ def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None)
             roles.open_roles(engine, planned.config, source, config.quantize)
         phases.mark("engine built")
         if not early:
-            ahead.stop()  # the loader's threads read from here on
-            model.start()
+            model.start()  # beside what reads ahead: alone its threads need a second more of a cold disk
             phases.mark("weights reading")
         if draft is not None:
             drafting, speculator = draft_model.build_draft(
@@ -119,6 +118,7 @@ def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None)
         while not model.is_loaded and any(runner.record_ahead() for runner in runners):
             pass
         model.wait()
+        ahead.stop()  # what is left of the files is not for this load
         ahead.wait()
         if draft is not None and drafting is not None:
             drafting.wait()
