@@ -1,6 +1,7 @@
 """The measuring code itself: counts, statistics and output, with the echoing LLM and a small HTTP server."""
 
 import json
+import random
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
@@ -26,10 +27,6 @@ class CountingLLM:
         for index in range(params.max_tokens):
             yield SimpleNamespace(text="x", token_ids=[index], finish_reason=None)
 
-    def generate(self, prompts, params):
-        self.calls.append((len(prompts), params.max_tokens))
-        assert len(set(map(tuple, prompts))) == len(prompts), "equal prompts would share the prefix cache"
-
 
 def test_decode_times_the_tokens_after_the_first():
     llm = CountingLLM()
@@ -38,12 +35,44 @@ def test_decode_times_the_tokens_after_the_first():
     assert len(result["runs"]) == 2 and min(result["runs"]) <= result["tok_per_s"] <= max(result["runs"])
 
 
-def test_prefill_and_batch_call_as_described():
+def test_prefill_calls_as_described():
     llm = CountingLLM()
     assert len(speed.prefill(llm, 100, 3)["runs"]) == 3 and llm.calls[0] == (100, 1)
-    llm.calls.clear()
-    speed.batch(llm, 4, 16, 8, 1)
-    assert llm.calls[2:] == [(4, 1), (4, 9)]
+
+
+class Steps:
+    """An engine's steps in a time of their own: a prompt takes as long as it likes, a step of all that run 10 ms."""
+
+    def __init__(self):
+        self.now, self.waiting, self.left, self.prompts = 0.0, [], {}, []
+
+    def submit(self, id, prompt, params):
+        assert prompt not in self.prompts, "equal prompts would share the prefix cache"
+        self.prompts.append(prompt)
+        self.waiting.append((id, params.max_tokens))
+
+    def step(self):
+        self.now += 0.01
+        if self.waiting:
+            self.now += random.uniform(0, 5)
+            id, count = self.waiting.pop(0)
+            self.left[id] = count
+        found = [id for id, left in self.left.items() if left]
+        self.left.update({id: self.left[id] - 1 for id in found})
+        return [SimpleNamespace(id=id, tokens=[1], error=None) for id in found]
+
+    def cancel(self, id):
+        self.left.pop(id)
+
+
+def test_batch_times_the_steps_in_which_all_run(monkeypatch):
+    engine = Steps()
+    config = SimpleNamespace(max_tokens_per_step=256)
+    llm = SimpleNamespace(vocab_size=5000, config=config, _engine=engine, _next_id=7)
+    monkeypatch.setattr(speed, "perf_counter", lambda: engine.now)
+    result = speed.batch(llm, 4, 16, 8, 3)
+    assert result["runs"] == pytest.approx([400.0] * 3) and result["tok_per_s"] == pytest.approx(400.0)
+    assert not engine.left and llm._next_id == 7 + 4 * 4
 
 
 def test_latency_times_the_first_token_and_the_ones_between():
@@ -64,6 +93,7 @@ def test_prompts_differ_between_repeats_and_are_reproducible():
     llm = CountingLLM()
     assert speed.prompt_ids(llm, 8, 1) == speed.prompt_ids(llm, 8, 1) != speed.prompt_ids(llm, 8, 2)
     assert all(1000 <= token < 5000 for token in speed.prompt_ids(llm, 500, 3))
+    assert len({tuple(speed.prompt_ids(llm, 16, seed)) for seed in range(200)}) == 200
 
 
 @pytest.fixture

@@ -18,7 +18,9 @@ def prompt_ids(llm, length: int, seed: int) -> list[int]:
     """`length` ordinary token ids of the LLM's (or ModelConfig's) vocabulary. Its first quarter holds the control
     tokens in some models: skip 1,000."""
     low = min(1000, llm.vocab_size // 2)
-    draw = random.Random(seed << 32 | length)  # prompts of other lengths do not begin alike
+    draw = random.Random(
+        f"{seed} {length}"
+    )  # prompts of other lengths do not begin alike; of an integer 15 << 32 | 16 is as 16
     return [draw.randrange(low, llm.vocab_size) for _ in range(length)]
 
 
@@ -50,17 +52,14 @@ def prefill(llm, tokens: int, repeats: int) -> dict:
 
 
 def batch(llm, sequences: int, context: int, tokens: int, repeats: int) -> dict:
-    """Tokens a second of `sequences` sequences together. What their prefill takes is measured alone and taken off."""
+    """Tokens a second of `sequences` sequences together, from when each has its first new token to when each has
+    `tokens` more. (A prefill that is measured alone and taken off may leave next to nothing on a busy machine.)"""
     rates = []
     for repeat in range(repeats + 1):
-        seconds = []
-        for count, salt in ((1, 1), (tokens + 1, 2)):
-            prompts = [prompt_ids(llm, context, 1000 * repeat + 2 * row + salt) for row in range(sequences)]
-            start = perf_counter()
-            llm.generate(prompts, greedy(count if repeat else min(count, WARM_UP_TOKENS)))
-            seconds.append(perf_counter() - start)
+        prompts = [prompt_ids(llm, context, sequences * repeat + row) for row in range(sequences)]
+        rate = _rate_together(llm, prompts, tokens if repeat else min(tokens, WARM_UP_TOKENS))
         if repeat:
-            rates.append(sequences * tokens / (seconds[1] - seconds[0]))
+            rates.append(rate)
     return {
         "sequences": sequences,
         "context": context,
@@ -68,6 +67,31 @@ def batch(llm, sequences: int, context: int, tokens: int, repeats: int) -> dict:
         "tok_per_s": statistics.median(rates),
         "runs": rates,
     }
+
+
+def _rate_together(llm, prompts: list[list[int]], tokens: int) -> float:
+    engine, ids = llm._engine, range(llm._next_id, llm._next_id + len(prompts))
+    llm._next_id = ids.stop
+    made = dict.fromkeys(ids, 0)
+    # The first to begin go on beside the others' prompts.
+    beside = ceil(sum(map(len, prompts)) / llm.config.max_tokens_per_step) + len(prompts)
+
+    def step_until(least: int) -> int:
+        while min(made.values()) < least:
+            for output in engine.step():
+                if output.error is not None:
+                    raise output.error
+                made[output.id] += len(output.tokens)
+        return sum(made.values())
+
+    try:
+        for id, prompt in zip(ids, prompts, strict=True):
+            engine.submit(id, prompt, greedy(tokens + 1 + beside))
+        before, start = step_until(1), perf_counter()
+        return (step_until(min(made.values()) + tokens) - before) / (perf_counter() - start)
+    finally:
+        for id in ids:
+            engine.cancel(id)
 
 
 def latency(llm, prompt_tokens: int, tokens: int, repeats: int) -> dict:
