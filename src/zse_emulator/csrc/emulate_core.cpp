@@ -139,6 +139,7 @@ static Block *make_block(Cluster *cluster, i64 linear, i32 rank) {
   if ((i32)block->states.size() < kernel->threads) block->states.resize(kernel->threads);
   if (block->memory.size() < kernel->shared_bytes + 2048) block->memory.resize(kernel->shared_bytes + 2048);
   block->shared = (u8 *)(((u64)block->memory.data() + 1023) / 1024 * 1024);
+  if (!launch->initialised) memset(block->shared, 0xff, kernel->shared_bytes);    /* stores may come unseen before a line is touched */
   u64 lines = (kernel->shared_bytes + LINE - 1) / LINE;
   if (block->made.size() < lines) {
     block->cells.make(lines * LINE);
@@ -199,7 +200,7 @@ void make_line(Block *block, u32 line) {
     u32 from = std::max(start, kernel->arrays[k][0]), to = std::min(end, kernel->arrays[k][0] + kernel->arrays[k][1]);
     if (from < to && ((from | to) & 3)) step = 1;
   }
-  memset(block->shared + start, 0xff, LINE);    /* NaN in every float */
+  if (launch->initialised) memset(block->shared + start, 0xff, LINE);    /* NaN in every float */
   block->cells.split[line] = step == 1;
   for (u32 k = start; k < end; k += step) block->cells.at(k, step) = Cell{{}, {}, OUTSIDE, false, false};
   for (i32 k = 0; k < kernel->num_arrays; ++k) {
