@@ -43,36 +43,40 @@ def test_prefill_calls_as_described():
 class Steps:
     """An engine's steps in a time of their own: a prompt takes as long as it likes, a step of all that run 10 ms."""
 
-    def __init__(self):
-        self.now, self.waiting, self.left, self.prompts = 0.0, [], {}, []
+    def __init__(self, rows=9):
+        self.now, self.waiting, self.left, self.prompts, self.rows = 0.0, [], {}, [], rows
 
     def submit(self, id, prompt, params):
+        assert params.max_tokens + len(prompt) <= 28
         assert prompt not in self.prompts, "equal prompts would share the prefix cache"
         self.prompts.append(prompt)
         self.waiting.append((id, params.max_tokens))
 
     def step(self):
         self.now += 0.01
-        if self.waiting:
+        if self.waiting and sum(map(bool, self.left.values())) < self.rows:
             self.now += random.uniform(0, 5)
             id, count = self.waiting.pop(0)
             self.left[id] = count
         found = [id for id, left in self.left.items() if left]
         self.left.update({id: self.left[id] - 1 for id in found})
-        return [SimpleNamespace(id=id, tokens=[1], error=None) for id in found]
+        return [SimpleNamespace(id=id, tokens=[1], error=None, finish=not self.left[id] or None) for id in found]
 
     def cancel(self, id):
-        self.left.pop(id)
+        self.left.pop(id, None)
 
 
 def test_batch_times_the_steps_in_which_all_run(monkeypatch):
     engine = Steps()
-    config = SimpleNamespace(max_tokens_per_step=256)
+    config = SimpleNamespace(max_tokens_per_step=256, max_context=28)  # 16 tokens, 9 new ones and 3 beside prompts
     llm = SimpleNamespace(vocab_size=5000, config=config, _engine=engine, _next_id=7)
     monkeypatch.setattr(speed, "perf_counter", lambda: engine.now)
     result = speed.batch(llm, 4, 16, 8, 3)
     assert result["runs"] == pytest.approx([400.0] * 3) and result["tok_per_s"] == pytest.approx(400.0)
     assert not engine.left and llm._next_id == 7 + 4 * 4
+    llm._engine = Steps(rows=3)
+    with pytest.raises(EngineError, match="not all of 4 sequences run at once"):
+        speed.batch(llm, 4, 16, 8, 1)
 
 
 def test_latency_times_the_first_token_and_the_ones_between():

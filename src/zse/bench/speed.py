@@ -9,6 +9,7 @@ import statistics
 from math import ceil
 from time import perf_counter
 
+from zse.errors import EngineError
 from zse.sampling.params import SamplingParams
 
 WARM_UP_TOKENS = 4
@@ -18,9 +19,8 @@ def prompt_ids(llm, length: int, seed: int) -> list[int]:
     """`length` ordinary token ids of the LLM's (or ModelConfig's) vocabulary. Its first quarter holds the control
     tokens in some models: skip 1,000."""
     low = min(1000, llm.vocab_size // 2)
-    draw = random.Random(
-        f"{seed} {length}"
-    )  # prompts of other lengths do not begin alike; of an integer 15 << 32 | 16 is as 16
+    # Prompts of other lengths do not begin alike. Of text: an integer of 15 << 32 | 16 draws what 16 does.
+    draw = random.Random(f"{seed} {length}")
     return [draw.randrange(low, llm.vocab_size) for _ in range(length)]
 
 
@@ -73,8 +73,9 @@ def _rate_together(llm, prompts: list[list[int]], tokens: int) -> float:
     engine, ids = llm._engine, range(llm._next_id, llm._next_id + len(prompts))
     llm._next_id = ids.stop
     made = dict.fromkeys(ids, 0)
-    # The first to begin go on beside the others' prompts.
+    # The first to begin go on beside the others' prompts, as far as the context reaches.
     beside = ceil(sum(map(len, prompts)) / llm.config.max_tokens_per_step) + len(prompts)
+    most = max(tokens + 1, min(tokens + 1 + beside, llm.config.max_context - max(map(len, prompts))))
 
     def step_until(least: int) -> int:
         while min(made.values()) < least:
@@ -82,13 +83,17 @@ def _rate_together(llm, prompts: list[list[int]], tokens: int) -> float:
                 if output.error is not None:
                     raise output.error
                 made[output.id] += len(output.tokens)
+                if output.finish and not min(made.values()):
+                    raise EngineError(
+                        f"batch: not all of {len(ids)} sequences run at once: give more --tokens, fewer --sequences or more memory"
+                    )
         return sum(made.values())
 
     try:
         for id, prompt in zip(ids, prompts, strict=True):
-            engine.submit(id, prompt, greedy(tokens + 1 + beside))
+            engine.submit(id, prompt, greedy(most))
         before, start = step_until(1), perf_counter()
-        return (step_until(min(made.values()) + tokens) - before) / (perf_counter() - start)
+        return (step_until(tokens + 1) - before) / (perf_counter() - start)
     finally:
         for id in ids:
             engine.cancel(id)
