@@ -75,7 +75,7 @@ def test_batch_times_the_steps_in_which_all_run(monkeypatch):
     assert result["runs"] == pytest.approx([400.0] * 3) and result["tok_per_s"] == pytest.approx(400.0)
     assert not engine.left and llm._next_id == 7 + 4 * 4
     llm._engine = Steps(rows=3)
-    with pytest.raises(EngineError, match="not all of 4 sequences run at once"):
+    with pytest.raises(EngineError, match="4 sequences do not run at once"):
         speed.batch(llm, 4, 16, 8, 1)
 
 

@@ -19,7 +19,7 @@ def prompt_ids(llm, length: int, seed: int) -> list[int]:
     """`length` ordinary token ids of the LLM's (or ModelConfig's) vocabulary. Its first quarter holds the control
     tokens in some models: skip 1,000."""
     low = min(1000, llm.vocab_size // 2)
-    # Prompts of other lengths do not begin alike. Of text: an integer of 15 << 32 | 16 draws what 16 does.
+    # Other lengths do not begin alike. Of text: 15 << 32 | 16 draws what 16 does.
     draw = random.Random(f"{seed} {length}")
     return [draw.randrange(low, llm.vocab_size) for _ in range(length)]
 
@@ -53,7 +53,7 @@ def prefill(llm, tokens: int, repeats: int) -> dict:
 
 def batch(llm, sequences: int, context: int, tokens: int, repeats: int) -> dict:
     """Tokens a second of `sequences` sequences together, from when each has its first new token to when each has
-    `tokens` more. (A prefill that is measured alone and taken off may leave next to nothing on a busy machine.)"""
+    `tokens` more: in one run, for the difference of two is anything on a busy machine."""
     rates = []
     for repeat in range(repeats + 1):
         prompts = [prompt_ids(llm, context, sequences * repeat + row) for row in range(sequences)]
@@ -85,7 +85,7 @@ def _rate_together(llm, prompts: list[list[int]], tokens: int) -> float:
                 made[output.id] += len(output.tokens)
                 if output.finish and not min(made.values()):
                     raise EngineError(
-                        f"batch: not all of {len(ids)} sequences run at once: give more --tokens, fewer --sequences or more memory"
+                        f"batch: {len(ids)} sequences do not run at once: give more --tokens, fewer --sequences or more memory"
                     )
         return sum(made.values())
 
