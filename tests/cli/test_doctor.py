@@ -2,9 +2,18 @@ import json
 import os
 
 import pytest
+from cli_process import ENVIRONMENT
 
 from zse.cli import doctor, doctor_gpu
 from zse.errors import DeviceError
+
+
+@pytest.fixture(autouse=True)
+def without_the_tests_own_variables(monkeypatch):
+    """ZSE_TEST_CACHE and its like are read by tests alone: `zse doctor` rightly names them as unknown."""
+    for name in [name for name in os.environ if name.startswith("ZSE_TEST_")]:
+        monkeypatch.delenv(name)
+        monkeypatch.delitem(ENVIRONMENT, name, raising=False)
 
 
 def test_a_working_installation_exits_0(zse):
@@ -36,8 +45,6 @@ def test_kernels_that_compute_wrong_numbers_are_bad(monkeypatch):
 
 
 def test_missing_kernels_exit_1_and_a_strange_switch_is_said(zse, tmp_path, monkeypatch):
-    from cli_process import ENVIRONMENT
-
     monkeypatch.setitem(ENVIRONMENT, "ZSE_NATIVE_DIR", str(tmp_path))
     monkeypatch.setitem(ENVIRONMENT, "ZSE_THREAD", "2")
     done = zse("doctor", code=1)

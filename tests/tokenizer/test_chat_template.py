@@ -733,6 +733,18 @@ def test_a_slow_core_has_more_time(monkeypatch, slowness, said):
     assert compile_fast("{{ messages[0].role }}").render({"messages": history(1), "tools": []}) and not asked
 
 
+def test_a_core_that_became_slow_is_asked_again(monkeypatch):
+    """What it was for an earlier request, or earlier in this one, says nothing of a machine that others use."""
+    template = compile_fast("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
+    monkeypatch.setattr(template_limits, "MAX_STEPS", 1 << 60)
+    speeds = [1.0, 1.0, 3.0, 2.0, 1.0]
+    monkeypatch.setattr(template_limits, "slowness", lambda: speeds.pop(0))
+    for said in ("0.1 s", "0.1 s", "0.3 s"):
+        with pytest.raises(RequestError, match=f"or {said} for 0 messages"):
+            template.render({"messages": []})
+    assert speeds == [1.0]
+
+
 def test_slowness_of_this_core():
     assert 1 <= template_limits.slowness() <= template_limits.MOST_SLOWNESS
 

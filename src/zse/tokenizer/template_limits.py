@@ -6,7 +6,6 @@ before it begins (weigh), as often as it meets them, and what it makes is paid f
 soon after its time is over, and holds no more than its bytes.
 """
 
-import functools
 import re
 import sys
 import threading
@@ -73,9 +72,9 @@ def cannot_render(reason: object) -> RequestError:
     )
 
 
-@functools.cache
 def slowness() -> float:
-    """How many times as long this core takes for a loop as where the seconds were chosen, from 1 to MOST_SLOWNESS."""
+    """How many times as long this core takes for a loop now as where the seconds were chosen, from 1 to MOST_SLOWNESS;
+    shared machines change it within minutes."""
     start = time.thread_time()
     for _ in range(TURNS):
         start += 0
@@ -110,7 +109,8 @@ class Budget(threading.local):
     def _is_late(self) -> bool:
         if time.thread_time() <= self.deadline:
             return False
-        seconds = self.usual_seconds * slowness()  # only who would be refused pays for knowing the core
+        # Only who would be refused pays for knowing the core.
+        seconds = max(self.seconds, self.usual_seconds * slowness())
         self.deadline += seconds - self.seconds
         self.seconds = seconds
         return time.thread_time() > self.deadline
