@@ -156,7 +156,7 @@ class Client:
         if (
             reply is None
             or not reply.status
-            or not is_whole(bytes(wire.received[at:]))
+            or not is_whole(wire.received, at)
             and not (reply.status == 200 and body["stream"])
         ):
             # The connection ended without an answer: we were too slow, or it was idle when the server closed it.
@@ -176,20 +176,20 @@ class Client:
 
     async def answer(self, wire: Wire, at: int):
         """The reply, once it is whole or the connection has ended."""
-        deadline = self.world.loop.time() + PATIENCE_S
-        while True:
-            data = bytes(wire.received[at:])
-            whole = is_whole(data)
-            if whole or wire.ended or wire.gone:
-                if not data:
-                    return None
-                pieces = [data]
-                return read_reply(SimpleNamespace(recv=lambda size: pieces.pop() if pieces else b""))
-            wire.news.clear()
-            timeout = deadline - self.world.loop.time()
-            assert timeout > 0, f"client {self.number} has waited for {PATIENCE_S} s with {data[-200:]!r}"
-            with suppress(TimeoutError):
-                await asyncio.wait_for(wire.news.wait(), timeout)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(
+                PATIENCE_S
+            ):  # one timer an answer: a task and a timer a piece took a third of a walk
+                while not (is_whole(wire.received, at) or wire.ended or wire.gone):
+                    wire.news.clear()
+                    await wire.news.wait()
+        data = bytes(wire.received[at:])
+        is_over = is_whole(wire.received, at) or wire.ended or wire.gone
+        assert is_over, f"client {self.number} has waited for {PATIENCE_S} s with {data[-200:]!r}"
+        if not data:
+            return None
+        pieces = [data]
+        return read_reply(SimpleNamespace(recv=lambda size: pieces.pop() if pieces else b""))
 
     # -- what an answer must be
 
@@ -273,16 +273,17 @@ class Client:
             assert key not in json.dumps(error), f"the key of {name} stands in an error"
 
 
-def is_whole(data: bytes) -> bool:
-    """Whether these bytes are a whole HTTP answer."""
-    head, mark, body = data.partition(b"\r\n\r\n")
-    if not mark:
+def is_whole(data: bytearray, at: int) -> bool:
+    """Whether the bytes from `at` on are a whole HTTP answer."""
+    end = data.find(b"\r\n\r\n", at)
+    if end < 0:
         return False
-    if b"transfer-encoding: chunked" in head.lower():
-        return body.endswith(b"0\r\n\r\n")
-    for line in head.lower().split(b"\r\n"):
+    head = bytes(data[at:end]).lower()
+    if b"transfer-encoding: chunked" in head:
+        return len(data) - end - 4 >= 5 and data.endswith(b"0\r\n\r\n")
+    for line in head.split(b"\r\n"):
         if line.startswith(b"content-length: "):
-            return len(body) >= int(line[16:])
+            return len(data) - end - 4 >= int(line[16:])
     return False
 
 
