@@ -1,6 +1,7 @@
 """Loading that fails: what was started is stopped, and the error says why."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import tiny_model
@@ -76,6 +77,29 @@ def test_a_wrong_option_closes_the_device_that_opens_already():
     with pytest.raises(ConfigError, match="unknown engine option --nothing"):
         load.build_from_arguments(["--model", "m", "--nothing", "1"], Phases(lambda: 0.0), Opening())
     assert closed
+
+
+@pytest.mark.parametrize(
+    "available, limit, room",
+    [(8 << 30, None, 4 << 30), (8 << 30, 2 << 30, 1 << 30), (None, 2 << 30, 1 << 30), (None, None, 0)],
+)
+def test_no_more_is_read_ahead_than_memory_keeps(monkeypatch, available, limit, room):
+    """A page that went before the loader came would be read twice."""
+    asked = []
+    monkeypatch.setattr(load.loads, "ReadAhead", lambda files, room: asked.append((files, room)))
+    monkeypatch.setattr(load.probe, "memory_bytes", lambda: {"available": available, "total": 1 << 40, "limit": limit})
+    cold, warm = SimpleNamespace(is_cold=True), SimpleNamespace(is_cold=False)
+    load._read_ahead("cuda:0", [cold, warm])
+    load._read_ahead("cpu", [cold])
+    assert asked == [([cold], room), ([], room)]
+
+
+@pytest.mark.parametrize("room, sizes", [(99, [8, 3]), (10, [8, 2]), (8, [8]), (3, [3]), (0, None)])
+def test_reading_ahead_ends_where_its_room_does(monkeypatch, room, sizes):
+    asked = []
+    monkeypatch.setattr(load.loads.BackgroundLoad, "__init__", lambda ahead, device, jobs, threads: asked.append(jobs))
+    load.loads.ReadAhead([SimpleNamespace(fd=3, size=8, path="a"), SimpleNamespace(fd=4, size=3, path="b")], room)
+    assert [[job.nbytes for job in jobs] for jobs in asked] == ([sizes] if sizes else [])
 
 
 def test_what_reads_ahead_goes_on_beside_a_gpus_loader(tmp_path, monkeypatch):

@@ -294,13 +294,13 @@ def test_reading_ahead_brings_a_file_into_the_page_cache(tmp_path):
     ):  # on tmpfs pages are the file: nothing can be read ahead there, and no other folder is the test's own
         pytest.skip("this file system keeps its pages")
     assert file.is_cold
-    ReadAhead([file]).wait()
+    ReadAhead([file], file.size).wait()
     assert is_cached() and not file.is_cold
-    stopped = ReadAhead([file])
+    stopped = ReadAhead([file], file.size)
     stopped.stop()
     stopped.wait()
     os.truncate(path, 1 << 20)  # what it cannot read is the load's to tell
-    shorter = ReadAhead([file])
+    shorter = ReadAhead([file], file.size)
     shorter.stop()
     shorter.wait()
     file.close()

@@ -241,11 +241,6 @@ class ImageEncoder:
         """Read the weights. FormatError."""
         self.model.load()
 
-    @property
-    def nbytes_of_part(self) -> int:
-        """Bytes of the embeddings of one part, those of deepstack layers with it."""
-        return 4 * self.plan.forward.tower.out * (1 + len(self.plan.forward.tower.deepstack))
-
     def encode(self, pixels: bytes, height: int, width: int) -> "Iterator[NDArray | None]":
         """Runs a graph at each step of the iterator and gives None; at last the embeddings, f32 [1 + deepstack layers,
         parts, out]."""

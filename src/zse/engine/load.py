@@ -27,6 +27,7 @@ from zse.models import load as model_load
 from zse.models import registry, vision
 from zse.runtime import load as loads
 from zse.runtime import opening as device_opening
+from zse.runtime import probe
 from zse.scheduler import scheduler as schedulers
 from zse.speculative import ngram
 
@@ -175,8 +176,11 @@ def _tell(planned: memory.MemoryPlan, on_plan) -> None:
 
 
 def _read_ahead(device: str, files) -> loads.ReadAhead:
-    """What reads the files that are not in the page cache, none for a CPU: its loader begins at once."""
-    return loads.ReadAhead([file for file in files if device != "cpu" and file.is_cold])
+    """What reads the files that are not in the page cache, none for a CPU: its loader begins at once. Of a model that is
+    larger than memory, what still is there when the loader comes."""
+    facts = probe.memory_bytes()
+    room = min(filter(None, (facts["available"], facts["limit"])), default=0) // 2
+    return loads.ReadAhead([file for file in files if device != "cpu" and file.is_cold], room)
 
 
 def _opened(opening, config: EngineConfig):

@@ -110,24 +110,6 @@ MMA: dict[str, Mma] = {
 }
 
 
-def wgmma_c(thread: int, index: int) -> tuple[int, int]:
-    """Accumulator `index` of a thread (0 to 127) of the warpgroup: (row of 64, column of n)."""
-    warp, lane = divmod(thread, 32)
-    return 16 * warp + lane // 4 + 8 * (index // 2 % 2), 8 * (index // 4) + lane % 4 * 2 + index % 2
-
-
-def wgmma_a16(thread: int, index: int) -> tuple[int, int]:
-    """A in registers, 16-bit elements: (row of 64, k of 16)."""
-    row, column = _mma_a(thread % 32, index)
-    return 16 * (thread // 32) + row, column
-
-
-def wgmma_a8(thread: int, index: int) -> tuple[int, int]:
-    """A in registers, 8-bit elements: (row of 64, k of 32)."""
-    row, column = _mma8_a(thread % 32, index)
-    return 16 * (thread // 32) + row, column
-
-
 def ldmatrix(lane: int, register: int, half: int, transposed: bool = False) -> tuple[int, int, int]:
     """(matrix, row, column) of a 16-bit half of a register; row r of matrix m starts where lane 8 m + r points."""
     row, column = lane // 4, lane % 4 * 2 + half
