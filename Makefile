@@ -1,6 +1,6 @@
-# make serve: install into .venv, fetch the default model (or MODEL=NAME), serve it.   make test: the tests of every change, 12
-# minutes on two cores at most, and how many it leaves to make test-rest, and why.   make test-all: both.   make soak: the long forms, hours.   JOBS=N: processes
-# that run tests; three are for two cores, because tests of servers wait.
+# make serve: install into .venv, fetch the default model (or MODEL=NAME), serve it.   make test: the tests of every change, 15
+# minutes on two quick cores, and how many it leaves to make test-rest, and why.   make test-all: both.   make soak: the long forms,
+# hours.   JOBS=N: processes that run tests; three are for two cores, because tests of servers wait.
 PYTHON ?= python3
 PORT ?= 8000
 MODEL ?= smollm2
