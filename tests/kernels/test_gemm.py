@@ -168,10 +168,13 @@ def test_pingpong_needs_two_tiles_a_block():
 
 def test_skinny_scratch():
     """Two tiles per multiprocessor are the most that gemm_skinny leaves there."""
-    for forms in gemm.SKINNY.values():
+    for kind, forms in gemm.SKINNY.items():
+        room = gemm_parts.PARTIAL_BYTES if isinstance(kind, int) else gemm_parts.SLICE_BYTES
         for tokens, warpgroups in forms:
-            assert 2 * tokens * warpgroups * 64 * 4 <= gemm_parts.PARTIAL_BYTES
+            assert 2 * tokens * warpgroups * 64 * 4 <= room
         assert forms == tuple(sorted(forms))
+    for tokens, blocks in gemm.W4A8_FEW:
+        assert 2 * tokens * blocks * 128 * 4 <= gemm_parts.SLICE_BYTES
 
 
 def test_prepared_weights_come_in_pieces():

@@ -71,10 +71,11 @@ def test_token_alone_and_in_a_batch(device, scheme, kernel):
 )
 def test_a_tile_of_many_blocks(scheme):
     """All six of the emulated GPU's blocks have a part of the only tile, so each adds a slice: a token's bits depend
-    neither on the batch nor on the run before, which leaves the counters at zero."""
+    neither on the batch nor on the run before, which leaves counters and sums at zero. A sum that is zero arrives, too."""
     rng, device = np.random.default_rng(), EmulateDevice("sm_90a")
     weight = random_weight(rng, 64, 1536, scheme, scheme.in_memory["gpu"])
     a = f32_to_bf16(rng.standard_normal((16, 1536)).astype(np.float32))
+    a[3] = 0
     wanted = HostArray("bf16", a).wide().astype(np.float64) @ weight.dequantize().astype(np.float64).T
     output = OutputSpec((16, 64), "float32", Tolerance(0, 0, ""))
     case = Case("", {"a": HostArray("bf16", a), "weight": weight}, {"out": output})
@@ -93,6 +94,7 @@ def test_a_tile_of_many_blocks(scheme):
     np.testing.assert_allclose(results[0], wanted, rtol=0.02, atol=0.02 * np.abs(wanted).max())
     np.testing.assert_array_equal(results[0], results[2])
     np.testing.assert_array_equal(results[0][:9], results[1])
+    assert not results[0][3].any()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from zse.dtypes import ITEM_BYTES
 from zse.kernels.activation import ALPHA, CLAMPED
 from zse.kernels.gpu import dequantize, gemm, gemm_portable, gemm_w4a8
 from zse.kernels.gpu.gemm import FINE, SKINNY, W4A8_FEW, direct, is_fp8, is_skinny, kind_of, symbol_of, w4a8_symbol
-from zse.kernels.gpu.gemm_parts import ACCUMULATE, PARTIAL_BYTES, STORE, STORE_BF16, depth_of
+from zse.kernels.gpu.gemm_parts import ACCUMULATE, PARTIAL_BYTES, SLICE_BYTES, STORE, STORE_BF16, depth_of
 from zse.kernels.gpu.r16 import HIGH_BYTES, arguments, q_bytes, stage_blocks
 from zse.kernels.op import require
 from zse.quant.scheme import DenseScheme
@@ -107,6 +107,11 @@ def scratch_of(device) -> dict[str, Any]:
     )
 
 
+def slices_of(device) -> dict[str, Any]:
+    """partial: f32 sums of parts of gemm_skinny's tiles, zero between launches, of other weights than integers."""
+    return dict(partial=device.scratch("gemm slices", device.num_sms * SLICE_BYTES), counters=None)
+
+
 def reserve(device, weight, activation: str, gated: bool, max_tokens: int) -> None:
     """Allocate what launch() works in for products with this weight of up to `max_tokens` tokens. activation: "bf16", or
     "fp8" with or without sums."""
@@ -115,6 +120,7 @@ def reserve(device, weight, activation: str, gated: bool, max_tokens: int) -> No
         return
     if gemm.has_wgmma(device):
         scratch_of(device)
+        slices_of(device)
     if not direct(device, weight, activation, gated, max_tokens) and weight.scheme.element != "bf16":
         _piece_of(device, weight, gated)
 
@@ -189,7 +195,7 @@ def _launch_w4a8(recorder, product: Product) -> None:
     has_offset = not weight.scheme.symmetric
     args = Args(
         **product.common(),
-        **scratch_of(device),
+        **(slices_of(device) if form else scratch_of(device)),
         a_map=device.tensor_map(q, (bt, gemm_w4a8.DEPTH), swizzle=128, dims=(most, q.shape[1])),
         sums_map=device.tensor_map(
             sums, (bt, gemm_w4a8.SHIFTS), swizzle=gemm_w4a8.SUM_BYTES, dims=(most, groups), strides=(sums.shape[1] * 2,)
@@ -259,7 +265,7 @@ def _launch_skinny(recorder, product: Product) -> None:
     share = ceil_div(total, device.num_sms)
     args = Args(
         **product.common(),
-        **scratch_of(device),
+        **(scratch_of(device) if isinstance(kind, int) else slices_of(device)),
         **product.fp8_scales(),
         a_map=product.token_map(box),
         steps=steps,

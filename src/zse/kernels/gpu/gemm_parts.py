@@ -16,6 +16,7 @@ REGISTERS = {2: (40, 232), 3: (24, 160), 4: (24, 112)}
 STORE, ACCUMULATE, STORE_BF16, LIFTED = range(4)
 NO_LIMIT = 3.0e38
 PARTIAL_BYTES = 2 * 128 * 256 * 4  # of scratch per multiprocessor: two f32 tiles of 128 tokens and 256 rows
+SLICE_BYTES = 2 * 64 * 256 * 4  # of those that are their own flags: two of 64 tokens and 256 rows
 
 
 class Ring(NamedTuple):
@@ -44,13 +45,20 @@ def depth_of(kind: object, bt: int) -> int:
 
 
 @zl.inline
-def ring_of(stride, STAGES, arrivals):
-    """A Ring, its barriers ready for the block. arrivals: of its readers, for a stage to be empty."""
+def ring_of(stride, STAGES, arrivals, AT_ONCE=False):
+    """A Ring, its barriers ready for the block. arrivals: of its readers, for a stage to be empty. AT_ONCE: sooner; large tiles
+    spill a register."""
     memory = zl.shared_array(zl.u8, STAGES * stride, 1024)
     full = zl.mbarrier_array(STAGES)
     empty = zl.mbarrier_array(STAGES)
     last = zl.shared_array(zl.i32, 4)
-    if zl.thread_index() == 0:
+    i = zl.thread_index()
+    if AT_ONCE:
+        if i < STAGES:
+            zl.mbarrier_init(full + i, 1)
+            zl.mbarrier_init(empty + i, arrivals)
+            zl.mbarrier_init_fence()
+    elif i == 0:
         for i in zl.static(range(STAGES)):
             zl.mbarrier_init(full + i, 1)
             zl.mbarrier_init(empty + i, arrivals)

@@ -6,9 +6,9 @@ the copy engine (TMA) puts them; integer weights (layout r16) through registers,
 (gemm_integers.py).
 
 Work is shared evenly: the (tile, step of k) pairs stand in one line, and block b takes `share` of them from b * share
-on. A block that has only a part of a tile's steps leaves its sums; of two blocks the one that comes last adds the
-parts, of more each adds a slice (gemm_slices.py), always in the blocks' order, so a result depends neither on which
-block adds nor on the other tokens (idea of "stream-K", Osama et al., 2023).
+on. A block that has only a part of a tile's steps leaves its sums, and of these blocks each adds a slice
+(gemm_slices.py), always in the blocks' order, so a result depends neither on which block adds nor on the other tokens
+(idea of "stream-K", Osama et al., 2023).
 
 A gated tile gives rows 0 .. 7 of every 16 to gates and 8 .. 15 to the same rows' ups, so both meet in a thread.
 """
@@ -16,7 +16,7 @@ A gated tile gives rows 0 .. 7 of every 16 to gates and 8 .. 15 to the same rows
 from zse import kernel as zl
 from zse.kernels.gpu import gemm_integers as integers
 from zse.kernels.gpu import gemm_parts as parts
-from zse.kernels.gpu.gemm_slices import add_slices
+from zse.kernels.gpu.gemm_slices import add_counted, add_slices
 from zse.kernels.gpu.r16 import is_integer, stage_blocks
 from zse.quant.scheme import FP8_BLOCK
 
@@ -50,8 +50,8 @@ class SkinnyParams(zl.Record):
     """The parameters of gemm_skinny. tokens <= BT. cols: columns of out; the weights have as many rows, or twice as
     many when GATED. KIND: bits of an integer, "bf16", "e4m3", or "block": e4m3 with w_scale [rows / 128, K / 128]. A
     tile is BT tokens x WG warpgroups of 64 weight rows (GATED: half gates, half ups). steps: stages of k. blocks = K /
-    32, groups: scales of a row, group_blocks, half_step, center: as in gemm_r16. partial f32 [2 * grid, WG * 64, BT],
-    counters i32 [grid], zero before and after."""
+    32, groups: scales of a row, group_blocks, half_step, center: as in gemm_r16. partial f32 [2 * grid, WG * 64, BT];
+    of integers counters i32 [grid], zero before and after, of others partial is."""
 
     a_map: zl.TensorMap
     w_map: zl.TensorMap
@@ -237,8 +237,10 @@ def finish_tile(totals, tile, at, count, begin, tiles, last, thread, p):
         late = zl.i32(1) if at > begin else 0
         first = tile * p.steps // p.share
         end = ((tile + 1) * p.steps - 1) // p.share + 1
-        if end - first > 2:
-            add_slices(totals, tile, (first, end), late, tiles * p.steps, thread, p, store_sums)
+        if not is_integer(p.KIND):
+            add_slices(totals, tile, (first, end), tiles * p.steps, thread, p, store_sums, store_all)
+        elif end - first > 2:
+            add_counted(totals, tile, (first, end), late, tiles * p.steps, thread, p, store_sums)
         else:
             complete = gather_parts(totals, tile, (first, end), late, last, thread, p)
             if complete:
@@ -323,7 +325,10 @@ def consume(ring, begin, finish, tiles, last, p):
 
 @zl.kernel
 def gemm_skinny(p: SkinnyParams):
-    ring, last = parts.ring_of(stage_size(p.KIND, p.BT, p.WG), p.STAGES, p.WG * 4)
+    if zl.thread_index() == 32:  # while thread 0 makes the ring ready
+        zl.tma_prefetch(p.w_map)
+        zl.tma_prefetch(p.a_map)
+    ring, last = parts.ring_of(stage_size(p.KIND, p.BT, p.WG), p.STAGES, p.WG * 4, True)
     tiles = (p.cols + (p.tile_cols - 1)) // p.tile_cols
     begin = zl.block_index(0) * p.share
     finish = min(begin + p.share, tiles * p.steps)

@@ -87,7 +87,7 @@ def multiply_tile(totals, acc, words, a, lane, ring, state, bounds, p):
 @zl.kernel
 def gemm_w4a8_few(p: FewParams):
     """tokens <= BT."""
-    ring, last = parts.ring_of(stage_size(p.BT, p.tiles * 16), p.STAGES, WARPGROUPS * 4)
+    ring, last = parts.ring_of(stage_size(p.BT, p.tiles * 16), p.STAGES, WARPGROUPS * 4, True)
     tiles = (p.cols + (p.tile_cols - 1)) // p.tile_cols
     begin = zl.block_index(0) * p.share
     finish = min(begin + p.share, tiles * p.steps)
