@@ -7,7 +7,10 @@ group) are the n = 8 columns of S^T = K Q^T and of O^T = V^T P^T, so nothing of 
 online (Milakov and Gimelshein 2018), in base 2. After every chunk the warps' sums are merged in shared memory and
 folded into the segment's, these into the result's, in order; what a task leaves of a tile that is not whole is a
 record, and the block that comes last folds the records in the same order.
-"""
+
+Heads of 512 have two warps for a page, each with half of the dimensions in its ring and its registers: they give each
+other their parts of the scores, and then know the same weights. (128 threads keep 8 x 512 sums of a segment and of the
+result: 30 registers of these, which are touched once a chunk, spill.)"""
 
 from typing import Any
 

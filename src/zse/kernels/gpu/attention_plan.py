@@ -1,4 +1,13 @@
-"""What the attention kernels of a step work on: the batch cut into tasks, on the device, once a step."""
+"""What the attention kernels of a step work on: the batch cut into tasks, on the device, once a step.
+
+Rows (sequences) with few tokens in the batch go to the decode kernel: a *tile* is up to `decode_tokens` neighbouring
+tokens of a row. Its keys are summed in a fixed shape: chunks of CHUNK keys, SEGMENT / CHUNK of them in order make a
+segment, segments in order the result. Who sums what does not change a bit: a task is a tile's whole range, a segment
+or a chunk, whatever keeps this batch's multiprocessors evenly busy, and what is not whole leaves a record that the
+last to arrive merges in that shape. Other rows go to the prefill kernel in tiles of `prefill_tokens`. Tiles start at
+positions that are multiples of these numbers (or at the row's first token of the batch). Grids of the attention
+kernels are constant: they read how much there is to do.
+"""
 
 from math import prod
 from typing import NamedTuple

@@ -1,4 +1,12 @@
-"""Attention of many query tokens over paged keys and values: prompts, whole or in chunks, on Hopper's matrix units."""
+"""Attention of many query tokens over paged keys and values: prompts, whole or in chunks, on Hopper's matrix units.
+
+A tile is up to 128 query rows (neighbouring tokens of one sequence x query heads of one key/value head), so keys and
+values are read once for a whole group. One warp brings keys and values page by page (TMA, one box a page and 128 bytes
+of its rows) and the next tile's queries into rings; two warpgroups of 64 rows each compute. As in FlashAttention 3 (Shah
+et al. 2024) they take turns at the matrix units: one's softmax (online, base 2) runs beside the other's products, scores
+of the next block of keys and the last one's weights times its values. Two blocks of a cluster compute neighbouring
+tiles (attention_plan.PAIRED): each asks for half of the pages for both, so that half as much is read from L2.
+"""
 
 from typing import Any, NamedTuple
 

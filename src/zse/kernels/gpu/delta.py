@@ -1,4 +1,10 @@
-"""The gated delta rule on a GPU, token by token: decoding, short runs, and all runs where there are no matrix units."""
+"""The gated delta rule on a GPU, token by token: decoding, short runs, and all runs where there are no matrix units.
+
+A block has one head of one run, its state [k size, v size] in registers: four columns and K / ROWS rows a thread. One
+pass over the old state S gives both products that a token needs, for with d = beta (v - e^g S'k) the new state is
+e^g S + k d' and the result e^g S'q + d (k q). What does not need the state, and the norm behind it, is done for GROUP tokens
+side by side, so that a token behind another waits for two barriers and no memory. States are read before the wait for the
+kernels before: nothing else in a step writes them. What must be moved is the state, twice: 2 MiB each way for 32 heads of 128 x 128."""
 
 from typing import Any, NamedTuple
 

@@ -1,5 +1,10 @@
 """Integer weights (layout r16) as the 64-row operand of wgmma: words of a stage become bf16 in registers, just before.
 
+A warp multiplies 16 weight rows. Its lane (j = lane % 4, g = lane / 4) needs, of rows g and g + 8, the columns 2j, 2j +
+1, 2j + 8 and 2j + 9 of sixteen. In r16 the word (s, row) of a 32-block holds columns 4s .. 4s + 3 in the low nibbles
+and 16 + 4s .. in the high ones, so the words s = j / 2 and j / 2 + 2 have what the lane needs: bytes 0, 1 if j is even,
+2, 3 if j is odd. r16.py makes bf16 of them: the rounded scale * q + offset.
+
 Of a table's indices (KIND lut4) the lane's two bytes are the columns of both halves: one look-up gives the four
 numbers.
 

@@ -7,6 +7,9 @@ have multiplied it. The grid is persistent: block b computes units b, b + grid, 
 splits > 1 a part of a tile's k; the block that finishes a tile last adds the parts in their order, so a result does not
 depend on which block that is. In pingpong (CUTLASS's term) a tile is one warpgroup's: while one ends its tile, the other
 multiplies the next one. The ring has the stages of both in the order of their tiles.
+
+Sources of the method: the CUTLASS documentation of warp-specialised persistent kernels, and the measurements in
+benchmarks/LOG.md.
 """
 
 from typing import NamedTuple

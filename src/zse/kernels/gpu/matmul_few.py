@@ -1,10 +1,15 @@
 """out[m, n] = sum_k a[m, k] * w[n, k] for up to 4 tokens and integer weights: few instructions for a weight.
 
+With 4-bit weights made bf16 the instructions, not the memory, are the limit at one token (67 % of the bandwidth).
+Here bytes of weights are an operand of the integer mma m16n8k32 as they are (u8). Activations become two s8 columns
+of the product: with s = largest magnitude of a chunk of 128 columns / 32639, a = s * (256 high + low) to within s /
+2, 2**-16 of that magnitude: far less than what was lost when a was rounded to bf16. The sums are exact; a group's
+sum is scaled in f32, and its offset gets the sum of the group's activations:
+sum w a = scale * s * (256 sum q high + sum q low) + offset * sum a.
+
 A warp prepares the chunks that it multiplies itself, in shared memory, while its first weights are on their way. The
 rest is as in matmul_small.py: a ring for each warp, the warps' sums added in their order. A token's result does not
 depend on the other tokens.
-
-How it calculates: docs/design/0002-gpu.md.
 """
 
 from zse import kernel as zl

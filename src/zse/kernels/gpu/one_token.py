@@ -3,7 +3,13 @@
 Each block chooses for itself (zse.kernels.gpu.router). That takes less than what it replaces, one block's choice that
 others wait for and then read. Where experts have places on the device by turns (zse.kernels.gpu.expert_slots), tasks
 name them: what is chosen and computed is the same.
-"""
+
+`gate_up_chosen` multiplies one expert's gate and up, as zse.kernels.gpu.experts does, and leaves act(gate) * up times
+the expert's weight, so that what follows is one sum. `down_chosen` makes that sum over all experts of a tile of 16 rows
+and adds it to the stream. Lanes 0 to 15 of a warp have one expert's tile and lanes 16 to 31 the next one's: of the eight
+columns of a mma four belong to each, so that the columns of tokens that there are not serve. It needs nothing but the
+logits for its choice, which are there when it starts (gate_up_chosen lets it start only behind its own grid_wait()),
+and has its first weights in shared memory before what they are multiplied with is there."""
 
 from typing import Any
 

@@ -10,7 +10,9 @@ prepare_chunks (state_prepare.py) makes what does not need S, of all chunks side
 times beta, and of delta the normalized q and k. walk_chunks goes through a run's chunks with the transposed state in registers, 16 columns
 of V a warp. All products have their left operand in registers, where the one before left it: tokens are columns. Rows of
 prepared arrays are the batch's tokens; what is multiplied is bf16, sums, decays and the state are f32.
-"""
+
+Of a Qwen3.5-9B layer and 8,192 tokens (32 heads of 128): 0.05 TFLOP, 0.1 GB of inputs and results, 0.2 GB of what the
+first kernel leaves the second; 128 chunks follow one another."""
 
 from typing import Any, NamedTuple
 
