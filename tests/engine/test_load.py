@@ -91,7 +91,7 @@ def test_no_more_is_read_ahead_than_memory_keeps(monkeypatch, available, limit, 
     cold, warm = SimpleNamespace(is_cold=True), SimpleNamespace(is_cold=False)
     load._read_ahead("cuda:0", [cold, warm])
     load._read_ahead("cpu", [cold])
-    assert asked == [([cold], room), ([], room)]
+    assert asked == [([cold], room), ([], 0)]
 
 
 @pytest.mark.parametrize("room, sizes", [(99, [8, 3]), (10, [8, 2]), (8, [8]), (3, [3]), (0, None)])

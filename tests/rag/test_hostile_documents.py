@@ -39,7 +39,9 @@ def own_bytes() -> int:
     gc.collect()
     if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
-    status = Path("/proc/self/status").read_text()
+    if not (status := Path("/proc/self/status")).exists():  # not on Linux: with what others say of it
+        return psutil.Process().memory_info().rss
+    status = status.read_text()
     return sum(1024 * int(size) for size in re.findall(r"^(?:RssAnon|VmSwap):\s+(\d+) kB", status, re.MULTILINE))
 
 

@@ -178,9 +178,9 @@ def _tell(planned: memory.MemoryPlan, on_plan) -> None:
 def _read_ahead(device: str, files) -> loads.ReadAhead:
     """What reads the files that are not in the page cache, none for a CPU: its loader begins at once. Of a model that is
     larger than memory, what still is there when the loader comes."""
-    facts = probe.memory_bytes()
-    room = min(filter(None, (facts["available"], facts["limit"])), default=0) // 2
-    return loads.ReadAhead([file for file in files if device != "cpu" and file.is_cold], room)
+    cold = [file for file in files if device != "cpu" and file.is_cold]
+    facts = probe.memory_bytes() if cold else {}  # a warm start need not ask
+    return loads.ReadAhead(cold, min(filter(None, map(facts.get, ("available", "limit"))), default=0) // 2)
 
 
 def _opened(opening, config: EngineConfig):
