@@ -57,6 +57,53 @@ def test_links_resolve(name):
             )
 
 
+# Files of others, which docstrings name as their source.
+FOREIGN = {"benchmarks/bench_serving.py", "docs/design/benchmark_plan.md", "docs/format.md", "docs/gguf.md"}
+NAMED = re.compile(
+    r"(?<![\w/.<-])((?:\w+/)+\w+\.(?:py|md|cpp|c|h|sh|toml))\b(?:(?<=py): ?([A-Za-z_]+(?:\.[A-Za-z_]+)*))?"
+)
+
+
+def named_files(text):
+    """(file, name in it or "") where a text names a file below a folder; behind no address and not as a pattern."""
+    text = re.sub(r"https?://\S+|\w+\.(?:com|org|io)/\S+", "", text)
+    for found in NAMED.finditer(text):
+        if found[1] not in FOREIGN and "NAME" not in found[1]:
+            quoted = text[found.start() - 1 : found.start()] == "`"
+            yield found[1], (found[2] or "") if quoted else ""
+
+
+def test_pages_and_docstrings_name_files_that_exist():
+    """A file may be named from any folder above it; in pages `a/file.py: Class.method` has to be there, too."""
+    sources = [
+        path
+        for folder in ("src", "tests", "benchmarks", "examples", "docs", "scripts", "deploy")
+        for path in sorted((ROOT / folder).rglob("*.*"))
+    ]
+    by_tail = {}
+    for path in sources:
+        parts = path.relative_to(ROOT).parts
+        for start in range(len(parts)):
+            by_tail.setdefault("/".join(parts[start:]), []).append(path)
+    history = {ROOT / "CHANGELOG.md"}
+    lost = []
+    for page in [
+        *(set(PAGES) - history),
+        *(path for path in sources if "src" in path.parts and path.suffix in (".py", ".c", ".h", ".cpp")),
+    ]:
+        for file, name in named_files(page.read_text()):
+            holders = [path.read_text() for path in by_tail.get(file, ()) if name]
+            known = [all(re.search(rf"\b{part}\b", text) for part in name.split(".")) for text in holders]
+            if file not in by_tail or name and not any(known):
+                lost.append(f"{page.relative_to(ROOT)}: {file} {name}")
+    assert not lost, "\n".join(sorted(lost))
+
+
+def test_the_file_finder_finds():
+    text = "see `a/b.py: C.d`, a/e.h; https://x.org/a/f.py, github.com/a/g.py and models/NAME.py, a/Dockerfile.cpu"
+    assert list(named_files(text)) == [("a/b.py", "C.d"), ("a/e.h", "")]
+
+
 def test_the_cli_reference_is_up_to_date():
     assert (ROOT / "docs/cli.md").read_text() == reference.text(), "run: python -m zse.cli.reference > docs/cli.md"
 

@@ -2,7 +2,7 @@
 
 A grid is a set of points with 8 coordinates of 3 levels, or 4 of 8, and an index is a place in it by rank: coordinate i
 counts levels ** i. So a grid is kept as one bit for each rank, deflated, as text. The numbers are those of
-ggml-common.h (llama.cpp); tests/formats/test_gguf_lut4.py compares every point with the `gguf` package."""
+ggml-common.h (llama.cpp); tests/formats/test_gguf_blocks.py compares every point with the `gguf` package."""
 
 import base64
 import zlib

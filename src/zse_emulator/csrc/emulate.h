@@ -45,7 +45,7 @@ struct Kernel {
   const char *const *places;
 };
 
-/* Made by runtime/emulate.py; 128 bytes. dims, box: innermost first; strides in bytes from dimension 1 on. */
+/* Made by zse_emulator/device.py; 128 bytes. dims, box: innermost first; strides in bytes from dimension 1 on. */
 struct TensorMap {
   u64 base;
   u32 rank, element;

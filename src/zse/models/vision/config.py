@@ -21,7 +21,7 @@ MAX_CUT = 2  # images of a request that are cut into tiles (DeepSeek-VL2)
 class VisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="image"):
     """Sizes in pixels.
 
-    family: of the tower (models/vision/towers.py). patch: side of a patch; merge: patches a side that become one token.
+    family: of the tower (models/vision/registry.py). patch: side of a patch; merge: patches a side that become one token.
     resize: "square" (to size × size), "edge" (the longer side at most `size`), "area" (between min_pixels and
     max_pixels in all), "budget" (max_pixels in all, or as near as they come); all but the first keep the proportions and
     give multiples of patch * merge. "tiles": see TiledVision. resample: "bilinear" or
