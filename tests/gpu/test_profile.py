@@ -16,7 +16,9 @@ def test_steps_of_a_tiny_model(tmp_path):
     loaded = load_engine(EngineConfig(model=str(path), device="cuda", max_rows=4), Phases(lambda: 0.0))
     try:
         shares: dict[str, list[float]] = {"prefill": [], "decode": []}
-        for _ in range(3):
+        # A replay overlaps what is timed one by one. A turn of another process on the GPU is as long as twenty replays, so
+        # beside others it takes some tries to see one without.
+        while len(shares["decode"]) < 40 and not all(any(share < 2 for share in each) for each in shares.values()):
             prefill, decode = profile(loaded, rows=4, prompt_tokens=40, steps=6)
             assert (prefill.tokens, decode.tokens, decode.rows) == (40, 4, 4)
             for kind, step in (("prefill", prefill), ("decode", decode)):
@@ -25,7 +27,6 @@ def test_steps_of_a_tiny_model(tmp_path):
                 assert all(0 < kernel.us < 10_000 for kernel in step.kernels)
                 shares[kind].append(step.replay_us / step.kernels_us)
             assert loaded.engine.scheduler.check_integrity() == []
-        # A replay overlaps what is timed one by one; a turn of another process on the GPU is as long as twenty of them.
         assert all(0 < min(each) < 2 for each in shares.values()), shares
     finally:
         loaded.engine.close()
