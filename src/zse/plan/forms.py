@@ -145,7 +145,9 @@ def choose_forms(
             continue
         if node in changed:
             producer = node.output.node
-            node = Node(node.op, (changed[node], *node.inputs[1:]), node.output, node.weights, node.options)
+            # What is converted just before it does not run beside it.
+            options = node.options | {"independent": False} if node in before else node.options
+            node = Node(node.op, (changed[node], *node.inputs[1:]), node.output, node.weights, options)
             node.output.node = producer
         found.append(node)
     return found, forms

@@ -7,7 +7,7 @@ from zse.dtypes import ITEM_BYTES
 from zse.kernels import gpu, heads_attention
 from zse.plan.forms import PRODUCTS, choose_forms, row_bytes
 from zse.plan.rules import Part
-from zse.plan.trace import Node, Value
+from zse.plan.trace import Node, PlanError, Value
 from zse.tensor import SHORT_RUN, Tensor
 
 SPLIT = ("attend", "attend_latent")  # may leave parts of their sums for one another
@@ -67,10 +67,14 @@ def place_part(part: Part, device: Any, activations: str, room: int, work_bytes:
     lives: dict[Value, list[int]] = {}
     sizes: dict[Value, int] = {}
     work: dict[Node, Value] = {}
-    at = 0
+    at, written = 0, set[Value]()
     kinds = dict.fromkeys(("heads", "attend", "add_norm", "gated", "act"), device.inner) | {"route": "routing"}
     for node in nodes:
-        at += not node.options.get("independent", False)  # those that may overlap are one moment
+        if not node.options.get("independent", False):  # those that may overlap are one moment
+            at, written = at + 1, set()
+        elif not written.isdisjoint(node.inputs):
+            raise PlanError(f"{node.op} {node.weights.get('weight', '')} reads what is written beside it")
+        written.add(node.output)
         for value in (*node.inputs, *_read_by_attend(node, device, room), node.output):
             if value.is_stream or value in elsewhere:
                 continue
