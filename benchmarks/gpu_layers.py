@@ -4,7 +4,8 @@
 
 28 layers of qkv, o, gate_up with its gate, and down, in one captured graph, without what stands between them in a model; weights of
 eight layers, random, so that the caches hold none. Beside it the time that reading the weights takes at the measured ceiling.
-With --norms also with the RMSNorms before qkv and gate_up.
+With --norms also with the RMSNorms before qkv and gate_up. --chain: one token of int4 in groups of 128, with the norms and as one
+launch (zse.kernels.chain).
 `zse kernels bench --op matmul` times (and checks) each of them by itself.
 """
 
@@ -13,6 +14,7 @@ import argparse
 import numpy as np
 
 from zse.bench.kernels import measure, place, read_ceiling, release
+from zse.kernels.chain import chain, signals_for
 from zse.kernels.gpu.matmul_sizes import SHAPES, random_planes
 from zse.kernels.matmul import matmul
 from zse.kernels.norm import add_rmsnorm
@@ -61,11 +63,33 @@ def layer_us(device, scheme, tokens: int, norms: bool = False) -> tuple[float, i
     return us, sum(host.nbytes for host in hosts.values())
 
 
+def chain_us(device, scheme) -> tuple[float, int]:
+    """As layer_us(), of one token and a launch from attention to the next attention's q, k and v."""
+    rng = np.random.default_rng()
+    hosts = [random_planes(rng, *SHAPES[name][:2], scheme) for name in ("o", "gate_up", "down", "qkv")]
+    weights = [tuple(place(device, host) for host in hosts) for _ in range(DISTINCT)]
+    (hidden, attended), inner, rows = hosts[0].shape, hosts[2].shape[1], hosts[3].shape[0]
+    x, norm = (place(device, rng.standard_normal(shape).astype(np.float32)) for shape in ((1, hidden), hidden))
+    a = place(device, HostArray("bf16", f32_to_bf16(rng.standard_normal((1, attended)).astype(np.float32))))
+    out = place(device, np.zeros((1, rows), np.float32))
+
+    def record(recorder, layer: int) -> None:
+        signals = signals_for(device, hidden, inner, layer, LAYERS)
+        chain(recorder, x, a, weights[layer % DISTINCT], (norm, norm), out, signals, eps=1e-6)
+
+    try:
+        us = measure(device, record, LAYERS, 1000.0)
+    finally:
+        release((weights, x, norm, a, out))
+    return us, sum(host.nbytes for host in hosts)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", default="1,4,8")
     parser.add_argument("--formats", default="int4-g128-sym,fp8-row,bf16")
     parser.add_argument("--norms", action="store_true", help="with the norms before qkv and gate_up")
+    parser.add_argument("--chain", action="store_true", help="one token as one launch a layer")
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
     device = open_device(args.device)
@@ -73,7 +97,8 @@ def main() -> None:
     print(f"{device.product}: {ceiling:.0f} GB/s read")
     for name in args.formats.split(","):
         for tokens in map(int, args.tokens.split(",")):
-            us, nbytes = layer_us(device, parse_scheme(name), tokens, args.norms)
+            scheme = parse_scheme(name)
+            us, nbytes = chain_us(device, scheme) if args.chain else layer_us(device, scheme, tokens, args.norms)
             floor = nbytes / ceiling / 1e3
             print(
                 f"{name:16} {tokens:3} tokens: {us:7.1f} us a layer, floor {floor:6.1f} us ({100 * floor / us:.0f} %)",

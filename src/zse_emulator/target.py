@@ -179,6 +179,7 @@ BODIES = {
     **{name: _exchange(name.upper()) for name in ("shuffle", "shuffle_xor", "shuffle_up", "shuffle_down")},
     "ballot": _vote("BALLOT"),
     "warp_top": "(u32)emulate::exchange(T, emulate::WARP_TOP, {0}, 0)",
+    "warp_total": "(i32)emulate::exchange(T, emulate::WARP_TOTAL, (u32){0}, 0)",
     "any_thread": _vote("ANY"),
     "all_threads": _vote("ALL"),
     **{name: _atomic(kind) for name, kind in _ATOMICS.items()},

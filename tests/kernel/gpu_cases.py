@@ -375,17 +375,18 @@ def warps(rng) -> Case:
         close(out[12].reshape(-1, 32), w[:, lane ^ 16], 0, 2e-7)
         for warp in range(3):
             bits = sum(1 << i for i in range(32) if w[warp, i] > 0)
-            assert got["votes"].tolist()[warp * 4 : warp * 4 + 4] == [
+            assert got["votes"].tolist()[warp * 5 : warp * 5 + 5] == [
                 bits,
                 int((w[warp] > np.float32(0.9)).any()),
                 int((w[warp] > np.float32(-0.9)).all()),
                 int(w[warp].view(np.uint32).max()),
+                int(w[warp].view(np.uint32).sum(dtype=np.uint64) % 2**32),
             ]
 
     return Case(
         "warps",
         zl.Variant("warps", k.warps, threads=threads),
-        {"x": x, "out": np.zeros(13 * threads, np.float32), "votes": np.zeros(12, np.uint64)},
+        {"x": x, "out": np.zeros(13 * threads, np.float32), "votes": np.zeros(15, np.uint64)},
         check,
     )
 

@@ -180,11 +180,14 @@ def warps(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32], votes: zl.Ptr[zl.u64]
     some, every = zl.any_thread(v > 0.9), zl.all_threads(v > -0.9)
     word = zl.bitcast(v, zl.u32)
     top = zl.warp_top(word) if zl.target.has("mma_sync") else zl.warp_max(word)
+    number = zl.bitcast(word, zl.i32)
+    total = zl.warp_total(number) if zl.target.has("mma_sync") else zl.warp_sum(number)
     if zl.lane_index() == 0:
-        votes[zl.warp_index() * 4] = bits
-        votes[zl.warp_index() * 4 + 1] = zl.u64(1) if some else zl.u64(0)
-        votes[zl.warp_index() * 4 + 2] = zl.u64(1) if every else zl.u64(0)
-        votes[zl.warp_index() * 4 + 3] = zl.u64(top)
+        votes[zl.warp_index() * 5] = bits
+        votes[zl.warp_index() * 5 + 1] = zl.u64(1) if some else zl.u64(0)
+        votes[zl.warp_index() * 5 + 2] = zl.u64(1) if every else zl.u64(0)
+        votes[zl.warp_index() * 5 + 3] = zl.u64(top)
+        votes[zl.warp_index() * 5 + 4] = zl.u64(zl.bitcast(total, zl.u32))
 
 
 @zl.kernel

@@ -83,6 +83,7 @@ NVIDIA_ONLY = {
     "latent_attention",
     "head_product",
     "one_token",
+    "chain",
     "heads_attention",
 }  # refused by name; one token's mixture and heads inside attention: by the launches of others
 

@@ -309,6 +309,7 @@ BUILTINS = _builtins(
     warp_max="warp_max(value, width): likewise the largest",
     warp_min="warp_min(value, width): likewise the smallest",
     warp_top="warp_top(value): the largest u32 of the warp, in every lane, in one instruction (needs mma_sync: NVIDIA)",
+    warp_total="warp_total(value): the sum of an i32 over the warp, modulo 2**32, likewise",
     ballot="ballot(condition): u64 with one bit per lane",
     any_thread="any_thread(condition): true in a lane of the warp",
     all_threads="all_threads(condition): true in all lanes of the warp",

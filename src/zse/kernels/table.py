@@ -11,6 +11,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "experts": ("EXPERTS",),
     "route": ("ROUTE",),
     "one_token": ("ONE_TOKEN",),
+    "chain": ("CHAIN",),
     "combine": ("COMBINE", "OWN_EXPERTS"),
     "adapter": ("ADAPT",),
     "embed": ("EMBED",),

@@ -34,6 +34,7 @@ from zse.kernels.quantize import quantize
 from zse.plan import mixtures
 from zse.plan.forward import words_of
 from zse.plan.trace import Node
+from zse.tensor import Tensor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,7 +76,10 @@ def _layer_inputs(run: "Run", node: Node) -> None:
 
 
 def _gate_inputs(run: "Run", node: Node) -> None:
-    sources = run.t[node.inputs[0]], run.layer_inputs()
+    whole = run.planner.layer_inputs
+    _, most, width = whole.shape
+    own = Tensor(whole.buffer, (run.tokens, width), "f32", whole.offset + 4 * run.layer * most * width)
+    sources = run.t[node.inputs[0]], own
     gated(run.recorder, sources, run.t[node.output], node.options["activation"])
 
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from zse.dtypes import ITEM_BYTES
 from zse.kernels import gpu, heads_attention
+from zse.plan import chains
 from zse.plan.forms import PRODUCTS, choose_forms, row_bytes
 from zse.plan.rules import Part
 from zse.plan.trace import Node, PlanError, Value
@@ -125,6 +126,8 @@ def reserve(planner: Any) -> None:
             else:
                 form = placed.forms.get(node.inputs[0], "f32")
                 gpu.gemm_launch.reserve(planner.device, weight, form, node.op == "gated_product", room)
+    if planner.device.arch == 90:
+        chains.reserve(planner)
 
 
 def work_shape(node: Node, device: Any, room: int) -> tuple[int, int] | None:

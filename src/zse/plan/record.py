@@ -14,7 +14,7 @@ from zse.kernels import gpu
 from zse.kernels.attention import SEGMENT, partial_shape
 from zse.kernels.norm import add_rmsnorm
 from zse.kernels.rope import rope_table
-from zse.plan import ranks
+from zse.plan import chains, ranks
 from zse.plan.forms import BREAKS, PRODUCTS, TRAITS, routing_of, tensor_of
 from zse.plan.forward import LastLayer, bind_rows, last_layer_of, place_rows, trace_forward
 from zse.plan.launch import LAUNCHES
@@ -103,6 +103,7 @@ class Planner:
         self.kept: Any = None  # zse.plan.kept.KeptStreams, where something drafts with streams between layers
         self._head = None if group is None else ranks.head_of(device, group, model, self.max_lines)
         self.divided: Any = buffers.own and ranks.DividedAttention(device, self.max_tokens, self.config)
+        self._chains_of = chains.chains_of if device.arch == 90 else None  # asked once: a lazy name costs 2 us
         self._trace = lambda adapted=None: trace_forward(forward, model, device, adapted)
         found = self._trace()
         self._begin, self._again, self._layers, self._ends, self._finish, self._ropes, self._hops, _ = found
@@ -250,6 +251,8 @@ class Planner:
         layers = self._layers if adapted is None else self._adapted_layers
         if last is not None:
             layers = last.begin(run, layers)
+        if self._chains_of is not None:
+            run.chains = self._chains_of(run, layers, (adapted, images, taken, host_layers, run.tap, self.divided))
         for layer, part in enumerate(layers):
             run.layer = layer
             if host_layers is not None:
@@ -378,6 +381,7 @@ class Run:
         self.part: Part = planner._begin
         self.deferred: Any = None  # what the experts before gave, and their routing (defers()); None, None: is added
         self.layer, self.may_defer = 0, False
+        self.chains: chains.Chains | None = None
         self.makers: dict[Node, Any] = {}  # of heads: what computes them in attention's launch, or None
 
     def use_states(self, runs: int | None = None) -> None:
@@ -420,14 +424,18 @@ class Run:
 
     def play(self, part: Part, placed: Placed, prefix: str, rows: Any) -> None:
         """Record a part. prefix: of its weights' names; rows: of values that are not the stream."""
-        tensors = self._tensors.get(part)
-        if tensors is None:
-            tensors = self._tensors[part] = self._bind(part, placed, rows, prefix)
-        self.t, self.before, self.prefix, self.part = tensors, self.prefix, prefix, part
+        self.t = self.tensors_of(part, placed, prefix, rows)
+        self.before, self.prefix, self.part = self.prefix, prefix, part
         for node in placed.nodes:
             if self.tap is not None and node.op in PRODUCTS:
                 self.tap(self, node)
-            LAUNCHES[node.op](self, node)
+            if self.chains is None or not self.chains.takes(self, node):
+                LAUNCHES[node.op](self, node)
+
+    def tensors_of(self, part: Part, placed: Placed, prefix: str, rows: Any) -> "dict[Value | Node, Any]":
+        if part not in self._tensors:
+            self._tensors[part] = self._bind(part, placed, rows, prefix)
+        return self._tensors[part]
 
     def _bind(self, part: Part, placed: Placed, rows: Any, prefix: str) -> "dict[Value | Node, Any]":
         """The tensor of each value. prefix: of the first layer that plays the part."""
@@ -486,12 +494,6 @@ class Run:
     def weight(self, node: Node, role: str = "weight") -> Any:
         name = self.prefix + node.weights[role]
         return self.instead.get(name) or self.planner.model.weights[name]
-
-    def layer_inputs(self) -> Tensor:
-        """f32 [tokens, ple_width]: the layer's own embeddings."""
-        whole = self.planner.layer_inputs
-        _, most, width = whole.shape
-        return Tensor(whole.buffer, (self.tokens, width), "f32", whole.offset + 4 * self.layer * most * width)
 
     def vector(self, node: Node, role: str) -> Tensor | None:
         name = node.weights.get(role)

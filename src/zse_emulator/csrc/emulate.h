@@ -63,7 +63,7 @@ void check_shared_read(Thread *, const void *, u32 size);
 void check_shared_write(Thread *, void *, u32 size);
 
 u64 exchange(Thread *, i32 kind, u64 value, i32 argument);      /* shuffles and votes */
-enum { SHUFFLE, SHUFFLE_XOR, SHUFFLE_UP, SHUFFLE_DOWN, BALLOT, ANY, ALL, WARP_TOP = 8 };
+enum { SHUFFLE, SHUFFLE_XOR, SHUFFLE_UP, SHUFFLE_DOWN, BALLOT, ANY, ALL, WARP_TOP = 8, WARP_TOTAL };
 enum { ADD, MAX, MIN, CAS };
 u64 atomic(Thread *, void *, bool shared, i32 kind, i32 type, u64 value, u64 expected);   /* type: 0 i32, 1 u32, 2 i64, 3 u64, 4 f32 */
 u64 acquire(Thread *, const void *, bool shared, u32 size);

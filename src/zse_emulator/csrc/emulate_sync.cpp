@@ -257,7 +257,7 @@ void relaxed_store(Thread *t, void *p, bool shared, u32 size, const void *value)
 /* warps ----------------------------------------------------------------------------------------------------------- */
 
 static const char *const KINDS[] = {"shuffle()", "shuffle_xor()", "shuffle_up()", "shuffle_down()", "ballot()", "any_thread()",
-                                    "all_threads()", "warp_barrier()", "warp_top()"};
+                                    "all_threads()", "warp_barrier()", "warp_top()", "warp_total()"};
 
 bool arrive(Thread *t, Meeting &m, i32 size, i32 kind, const char *doing) {
   if (m.count == 0) {
@@ -298,8 +298,8 @@ u64 exchange(Thread *t, i32 kind, u64 value, i32 argument) {
   w.arguments[t->lane] = argument;
   if (!last) wait_here(t, KINDS[kind]);
   else {
-    u64 bits = 0, top = 0;
-    for (i32 lane = 0; lane < size; ++lane) top = std::max(top, w.values[lane]);
+    u64 bits = 0, top = 0, total = 0;
+    for (i32 lane = 0; lane < size; ++lane) top = std::max(top, w.values[lane]), total += w.values[lane];
     for (i32 lane = 0; lane < size; ++lane) bits |= (u64)(w.values[lane] != 0) << lane;
     for (i32 lane = 0; lane < size; ++lane) {
       i32 from = lane, n = w.arguments[lane];
@@ -307,7 +307,7 @@ u64 exchange(Thread *t, i32 kind, u64 value, i32 argument) {
       if (kind == SHUFFLE_XOR) from = (lane ^ n) < size && (lane ^ n) >= 0 ? lane ^ n : lane;
       if (kind == SHUFFLE_UP) from = lane - n >= 0 ? lane - n : lane;
       if (kind == SHUFFLE_DOWN) from = lane + n < size ? lane + n : lane;
-      w.results[lane] = kind < BALLOT ? w.values[from] : kind == BALLOT ? bits : kind == ANY ? bits != 0 : kind == WARP_TOP ? top
+      w.results[lane] = kind < BALLOT ? w.values[from] : kind == BALLOT ? bits : kind == ANY ? bits != 0 : kind == WARP_TOP ? top : kind == WARP_TOTAL ? total
                         : bits == (size == 64 ? ~0ull : (1ull << size) - 1);
     }
     leave(t, w);

@@ -64,6 +64,10 @@ def _top(stager, value) -> Plan:
     return Plan((stager.coerce(value, ir.U32, "warp_top() compares u32"),), results=(ir.U32,))
 
 
+def _total(stager, value) -> Plan:
+    return Plan((stager.coerce(value, ir.I32, "warp_total() adds i32"),), results=(ir.I32,))
+
+
 def _named(name: str):
     def plan(stager, which, threads) -> Plan:
         return Plan(
@@ -358,6 +362,7 @@ EFFECTS = (
         },
     ),
     Effect("warp_top", _top, {"cuda": f"__reduce_max_sync({FULL}, {{0}})"}, "mma_sync"),
+    Effect("warp_total", _total, {"cuda": f"__reduce_add_sync({FULL}, {{0}})"}, "mma_sync"),
     Effect(
         "any_thread",
         _vote(ir.BOOL),

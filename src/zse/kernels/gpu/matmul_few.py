@@ -46,10 +46,16 @@ def totals(group: int) -> int:
 
 @zl.inline
 def prepare(loaded, at, facts, lane, GROUP, BESIDE):
-    """Of some chunks (two words of bf16 pairs each: four activations of each lane's) → 256 bytes at at[i], [64 columns]
+    """prepare_bits() of two words of bf16 pairs each."""
+    bits = [[x[0] << 16, x[0] & 0xFFFF0000, x[1] << 16, x[1] & 0xFFFF0000] for x in loaded]
+    prepare_bits(bits, at, facts, lane, GROUP, BESIDE)
+
+
+@zl.inline
+def prepare_bits(bits, at, facts, lane, GROUP, BESIDE):
+    """Of some chunks (the bits of four f32 activations of each lane's) → 256 bytes at at[i], [64 columns]
     [high, low][t][16], the 16 of a lane's two blocks by block and half of the block, BESIDE: by half and block; and
     facts[i]: s, then the groups' sums."""
-    bits = [[x[0] << 16, x[0] & 0xFFFF0000, x[1] << 16, x[1] & 0xFFFF0000] for x in loaded]
     size = [[b & 0x7FFFFFFF for b in four] for four in bits]
     peaks = [
         zl.bitcast(zl.warp_top(max(max(four[0], four[1]), max(four[2], four[3]))), zl.f32) for four in size
@@ -71,8 +77,11 @@ def prepare(loaded, at, facts, lane, GROUP, BESIDE):
         zl.store(zl.cast_ptr(at[i] + place, zl.u32), high)
         zl.store(zl.cast_ptr(at[i] + (place + 64), zl.u32), low)
     masks = [1 << i for i in range((group_size(GROUP) // 4).bit_length() - 1)]
-    for mask in zl.static(masks):
-        totals = [total + zl.shuffle_xor(total, mask) for total in totals]
+    if group_size(GROUP) == CHUNK:
+        totals = [zl.warp_total(total) for total in totals]
+    else:
+        for mask in zl.static(masks):
+            totals = [total + zl.shuffle_xor(total, mask) for total in totals]
     per_group = group_size(GROUP) // 4
     for i in zl.static(range(len(at))):
         s = peaks[i] * (1.0 / PEAK)

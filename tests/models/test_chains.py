@@ -1,0 +1,120 @@
+"""Steps of one token with what stands between two attentions as one launch, in the emulator: beside the same steps by
+launches of their own, and which layers get it."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tiny
+from null_source import signatures, source_of
+from session import Session
+from test_emulated_model import load_emulated
+
+from zse.cache.layout import KVCache
+from zse.formats.convert import convert
+from zse.kernel import cache
+from zse.kernels import chain
+from zse.models.load import load_model, plan_model
+from zse.models.registry import forward_of
+from zse.plan import chains
+from zse.plan.record import Planner, StepBuffers
+from zse.runtime.null import NullGPU
+from zse_emulator import EmulateDevice
+
+WIDE = dict(hidden_size=1024, intermediate_size=4096, num_attention_heads=16, num_key_value_heads=2, head_dim=64)
+PRODUCT, CHAIN = "matmul_few_int4_wide", "chain_int4_g128"
+
+
+def test_steps_equal_those_of_single_launches(kept_kernels, monkeypatch, tmp_path):
+    """Tokens one after another: what a step leaves for the next one to clear is cleared, in both ways that a step may end."""
+    monkeypatch.setitem(tiny.CONFIGS, "wide", tiny.config("wide") | WIDE | dict(num_hidden_layers=3))
+    name, ids = str(tmp_path / "int4.zse"), tiny.tokens("wide")[:9]
+    convert(tiny.write("wide", tmp_path), name, "int4", 128, head="bf16", layout="rows")
+    found = {}
+    for least in (1 << 62, 0):
+        monkeypatch.setattr(chains, "LEAST_NUMBERS", least)
+        device = EmulateDevice("sm_90a", cache.package_variants("sm_90a"))
+        model, _ = load_emulated(device, name)
+        session = Session(device, model, rows=1, max_tokens=8, context=32)
+        steps = [session.step([(0, ids[:4])])]
+        for at in range(4, 9):
+            steps.append(session.step([(0, ids[at : at + 1])], wanted=None if at % 2 else [0]))
+        found[least] = np.concatenate(steps)
+        recorder = device.record()
+        session.decoder.record(recorder, max_tokens=1, longest_run=1)
+        symbols = [launch.symbol for launch in recorder.finish().launches]
+        assert symbols.count(CHAIN) == (0 if least else 2)
+        assert sum(symbol.startswith("matmul") for symbol in symbols) == (13 if least else 5)
+    alone, together = found.values()
+    np.testing.assert_array_equal(together[:4], alone[:4])
+    # Normed rows are rounded to bf16 before single launches' products, and not in the one.
+    assert 0 < np.abs(together - alone).max() < 0.02 * np.abs(alone).max()
+
+
+@pytest.mark.parametrize("count", range(2, 7))
+def test_launches_find_zeros(count):
+    """In steps one after another, whose numbers of launches may differ: as other layers of a model may be in a step."""
+    device, clean = NullGPU("sm_90a", {}), {}
+    for step in (count, count, 2, 3, count):
+        for number in range(step):
+            signals = chain.signals_for(device, 1024, 4096, number, step)
+            after, stale = (each.offset for each in (signals.after, signals.stale))
+            assert after != stale and clean.get(after, True)
+            clean |= {after: False, stale: True}
+
+
+def recorded(config, schemes, **options) -> list[str]:
+    """The symbols of a decode step's launches on an H200."""
+    device = NullGPU("sm_90a", signatures("gpu"))
+    plan = plan_model(source_of(config, schemes), family="gpu")
+    model = load_model(device, plan, start=False)
+    buffers = StepBuffers.allocate(device, plan.config, max_tokens=16, max_rows=4, max_pages=8)
+    more = dict(max_tokens=options.pop("max_tokens", 1), longest_run=1, every_token=True)
+    planner = Planner(
+        device, forward_of(plan.config), model, KVCache(device, plan.config, 64, "bf16"), buffers, **options
+    )
+    recorder = device.record()
+    planner.record(recorder, **more)
+    return [launch.symbol for launch in recorder.finish().launches]
+
+
+INT4 = {"embed": "int8-g32-sym", "lm_head": "int8-g32-sym", "": "int4-g128"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "schemes", "options", "count"),
+    [
+        ({}, INT4, {}, 4),
+        ({}, INT4 | {"": "int4-g128-sym"}, {}, 4),
+        ({"attention_bias": True}, INT4, {}, 0),  # o has one, too
+        ({}, {"1.mlp.down": "int8-g32-sym", **INT4}, {}, 3),
+        ({}, {"3.self_attn": "int4-g64", "1.mlp.down": "int8-g32-sym", **INT4}, {}, 0),  # one alone
+        ({}, INT4 | {"": "int4-g32"}, {}, 0),
+        ({}, INT4, {"deterministic": True}, 0),
+        ({}, INT4, {"max_tokens": 2}, 0),
+        ({"num_hidden_layers": 2}, INT4, {}, 0),
+        ({"intermediate_size": 3968}, INT4, {}, 0),  # the last of four parts of down has 7 chunks
+        ({"hidden_size": 896}, INT4, {}, 0),
+    ],
+)
+def test_layers_that_have_one(changes, schemes, options, count, monkeypatch):
+    monkeypatch.setattr(chains, "LEAST_NUMBERS", 0)
+    config = tiny.config("llama") | dict(vocab_size=512, num_hidden_layers=5) | WIDE | changes
+    found = recorded(config, schemes, **options)
+    assert sum(symbol.startswith(CHAIN) for symbol in found) == count
+
+
+def test_small_layers_have_none():
+    config = tiny.config("llama") | dict(vocab_size=512, num_hidden_layers=5) | WIDE
+    assert not any(symbol.startswith(CHAIN) for symbol in recorded(config, INT4))
+
+
+@pytest.mark.parametrize("changes", [{"arch": 80}, {"arch": 120}, {"simt": True}, {"kernels": "cpu"}, {"num_sms": 2}])
+def test_other_devices_take_none(changes):
+    from zse.quant.scheme import AffineScheme
+
+    shapes = (1024, 1024), (8192, 1024), (1024, 4096), (1280, 1024)
+    weights = [SimpleNamespace(shape=shape, scheme=AffineScheme(4, 128, False)) for shape in shapes]
+    h200 = dict(kernels="gpu", simt=False, arch=90, num_sms=132)
+    assert chain.takes(SimpleNamespace(**h200), weights)
+    assert not chain.takes(SimpleNamespace(**h200 | changes), weights)
