@@ -106,7 +106,7 @@ def consume(p):
             parts.load_norms(norms, parts.QKV, p.warp, p)
         zl.named_barrier(parts.CONSUMERS, parts.WARPS * 32)
         if product % 2 == 1 and p.lane == 0:
-            zl.mbarrier_arrive(p.heard)
+            zl.mbarrier_arrive(p.heard + product // 2)
         ahead = multiply_units(share, ahead, state, buffer, columns + place, facts, p)
 
 
@@ -127,7 +127,10 @@ def take_one(pointer):
 
 @zl.inline
 def finish_stream(p):
-    """Once this block has heard all: the stream's rows of this block, and zeros for what it said but `after`."""
+    """By the warp that copies, once this block has heard all: the stream's rows of this block, and zeros for what it said
+    but `after`."""
+    zl.grid_wait()
+    zl.mbarrier_wait(p.heard + 1, 0)
     for unit in range(zl.block_index(0), p.hidden // 32, zl.num_blocks(0)):
         row = unit * 32 + p.lane
         words = [zl.load_relaxed(p.after + (s * p.hidden + row)) for s in zl.static(range(parts.SPLIT))]
@@ -142,17 +145,18 @@ def finish_stream(p):
 
 
 @zl.inline
-def before_unit(product, begin, row, p):
-    """What a row's sum is added to, asked for while it is multiplied."""
-    before = zl.f32(0)
-    if product == parts.O:
-        before = p.x[row] + 0.0
-    elif product == parts.DOWN:
-        if begin == 0:
-            before = take_one(p.mid + row)
-    elif product == parts.QKV:
-        if p.has_bias != 0:
-            before = p.bias[row] + 0.0
+def before_unit(product, share, u, p):
+    """What a row's sum of the block's unit u is added to, asked for before it is there."""
+    before, row = zl.f32(0), (share.first + u * share.step) * 32 + p.lane
+    if u < share.units:
+        if product == parts.O:
+            before = p.x[row]
+        elif product == parts.DOWN:
+            if share.begin == 0:
+                before = take_one(p.mid + row)
+        elif product == parts.QKV:
+            if p.has_bias != 0:
+                before = p.bias[row]
     return before
 
 
@@ -184,19 +188,17 @@ def add_up(p):
         p.stale[i] = zl.u32(0)
     for product in range(4):
         share = parts.share_of(product, p)
+        before = before_unit(product, share, zl.i32(0), p)
         inverse = zl.f32(1)
         if product % 2 == 1:
-            zl.mbarrier_wait(p.heard, product // 2)
+            release(p.heard + product // 2, p)
+            zl.mbarrier_wait(p.heard + product // 2, 0)
             squares = zl.f32(0)
             for n in zl.static(range(parts.WARPS)):
                 squares += p.squares[product // 2 * parts.WARPS + n]
             inverse = 1.0 / zl.sqrt(squares / zl.f32(p.hidden) + p.eps)
-        if product == parts.QKV:
-            finish_stream(p)
         for u in range(share.units):
             unit = share.first + u * share.step
-            row = unit * 32 + p.lane
-            before = before_unit(product, share.begin, row, p)
             zl.mbarrier_wait(p.ready + buffer[0], buffer[1])
             sums = p.sums + (buffer[0] * (parts.WARPS * tiles.PITCH) + p.lane)
             each = [sums[n * tiles.PITCH] + 0.0 for n in zl.static(range(parts.WARPS))]
@@ -205,7 +207,8 @@ def add_up(p):
             total = zl.f32(0)
             for one in zl.static(each):
                 total += one
-            say(product, unit, row, before, total * inverse, p)
+            say(product, unit, unit * 32 + p.lane, before, total * inverse, p)
+            before = before_unit(product, share, u + 1, p)
 
 
 @zl.kernel
@@ -219,15 +222,15 @@ def chain(params: parts.ChainParams):
     sums = zl.shared_array(zl.f32, parts.BUFFERS * parts.WARPS * tiles.PITCH)
     squares = zl.shared_array(zl.f32, 2 * parts.WARPS)
     full, empty = zl.mbarrier_array(params.STAGES), zl.mbarrier_array(params.STAGES)
-    ready, free, heard = zl.mbarrier_array(parts.BUFFERS), zl.mbarrier_array(parts.BUFFERS), zl.mbarrier_array(1)
+    ready, free, heard = zl.mbarrier_array(parts.BUFFERS), zl.mbarrier_array(parts.BUFFERS), zl.mbarrier_array(2)
     if thread < params.STAGES:
         zl.mbarrier_init(full + thread, 1)
         zl.mbarrier_init(empty + thread, parts.PER_STAGE)
     if thread < parts.BUFFERS:
         zl.mbarrier_init(ready + thread, parts.WARPS)
         zl.mbarrier_init(free + thread, 1)
-    if thread == 0:
-        zl.mbarrier_init(heard, parts.WARPS)
+    if thread < 2:
+        zl.mbarrier_init(heard + thread, parts.WARPS + 1)
     zl.mbarrier_init_fence()
     zl.barrier()
     piece = tiles.kept(lane // 16 * (parts.SCALES_AT // 2) + lane % 4 * 64 + lane // 4 % 4 * 16)
@@ -237,6 +240,7 @@ def chain(params: parts.ChainParams):
     p = parts.ChainBlock(*fields, **barriers, **memory, lane=lane, warp=warp, piece=piece, here=1)
     if warp == parts.WARPS:
         parts.copy_weights(p)
+        finish_stream(p)
     elif warp == parts.WARPS + 1:
         add_up(p)
     else:

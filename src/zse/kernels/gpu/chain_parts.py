@@ -66,7 +66,7 @@ class ChainParams(zl.Record):
 
 class ChainBlock(ChainParams):
     """What a block works with. ring: the stages; full, empty: their barriers; sums [BUFFERS, WARPS, PITCH] of units,
-    ready, free: their barriers; heard: all warps have all that the other blocks said; squares [2, WARPS]: of the rows
+    ready, free: their barriers; heard [2]: all warps have what the other blocks said before gate and up, and before q, k and v; squares [2, WARPS]: of the rows
     that are normalized; columns [2, MOST_CHUNKS, 256], facts [2, MOST_CHUNKS, 2]: activations as of
     zse.kernels.gpu.matmul_few, of every other product; piece: where in a stage the lane's weights of a chunk are."""
 
