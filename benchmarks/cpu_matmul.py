@@ -23,6 +23,7 @@ def main() -> int:
     parser.add_argument("schemes", nargs="+")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--shape", type=int, nargs=2, default=[512, 4096], help="rows and columns: 1 MB of 4 bits")
+    parser.add_argument("--activations", choices=("int8", "int16"), default="int8")
     parser.add_argument("--seconds", type=float, default=10)
     args = parser.parse_args()
     rng, (rows, columns) = np.random.default_rng(), args.shape
@@ -30,7 +31,7 @@ def main() -> int:
     with CPUDevice(1) as device:
         weights = {name: random_weight(rng, rows, columns, parse_scheme(name)) for name in args.schemes}
         for tokens in args.tokens:
-            x = HostActivation.quantize(rng.standard_normal((tokens, columns)).astype(np.float32), "int8")
+            x = HostActivation.quantize(rng.standard_normal((tokens, columns)).astype(np.float32), args.activations)
             out, graphs, held = OutputSpec((tokens, rows), "float32", Tolerance(1, 1, "")), {}, []
             for name, weight in weights.items():
                 case = Case(name, {"a": x, "weight": weight, "bias": None}, {"out": out})

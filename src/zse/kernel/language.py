@@ -277,6 +277,7 @@ BUILTINS = _builtins(
     dot4_u8s8="dot4_u8s8(acc i32 lanes, w u8 x 4 in each i32, a s8 x 4 in each i32): acc + the four products, exact (needs vnni or dotprod)",
     pairs_u8s8="pairs_u8s8(w, a): i16 sums of two neighbouring u8*s8 products, 2 per i32 lane; saturates at 16 bits",
     pairs_i16="pairs_i16(v): i32 sums of two neighbouring i16",
+    dot2_i16="dot2_i16(a, b): i32 sums of the products of two neighbouring i16",
     add_i16="add_i16(a, b): lane-wise sum of packed i16",
     sign_s8="sign_s8(a, w): per byte a * sign(w)",
     abs_s8="abs_s8(v): per byte absolute value",

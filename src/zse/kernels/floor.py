@@ -49,16 +49,18 @@ def floor_int8(p: Registers):
     weights, totals = start_registers(p)
     for _ in range(PRODUCTS // (p.CHAINS * lanes * WORDS)):
         for step in range(0, WORDS, 8):
-            if zl.target.has("vnni"):
-                for s in zl.static(range(8)):
-                    for c in zl.static(range(p.CHAINS)):
-                        totals[c] = zl.dot4_u8s8(totals[c], weights[c], zl.splat(p.a[step + s], lanes))
-            else:
+            sums = [zl.i32.x(lanes)(0) for _ in zl.static(range(p.CHAINS))]
+            for s in zl.static(range(8)):
+                value = zl.splat(p.a[step + s], lanes)
                 for c in zl.static(range(p.CHAINS)):
-                    sums = zl.pairs_u8s8(weights[c], zl.splat(p.a[step], lanes))
-                    for s in zl.static(range(1, 8)):
-                        sums = zl.add_i16(sums, zl.pairs_u8s8(weights[c], zl.splat(p.a[step + s], lanes)))
-                    totals[c] += zl.pairs_i16(sums)
+                    if zl.target.has("vnni"):
+                        totals[c] = zl.dot4_u8s8(totals[c], weights[c], value)
+                    else:
+                        pairs = zl.pairs_u8s8(weights[c], value)
+                        sums[c] = pairs if s == 0 else zl.add_i16(sums[c], pairs)
+            if not zl.target.has("vnni"):
+                for c in zl.static(range(p.CHAINS)):
+                    totals[c] += zl.pairs_i16(sums[c])
     for c in zl.static(range(p.CHAINS)):
         zl.store(p.out + zl.block_index(0) * (OUT_BYTES // 4) + c * lanes, totals[c])
 
@@ -78,8 +80,9 @@ def floor_f32(p: Registers):
 
 def variants(target) -> list[zl.Variant]:
     chains = 12 if target.lanes == 16 else 6  # weights and sums fit 32 registers, or 16
+    pairs = chains if "vnni" in target.features else 4  # and sums of i16
     return [
         zl.Variant("floor_read", floor_read),
-        zl.Variant("floor_int8", floor_int8, {"T": zl.i32, "CHAINS": chains}),
+        zl.Variant("floor_int8", floor_int8, {"T": zl.i32, "CHAINS": pairs}),
         zl.Variant("floor_f32", floor_f32, {"T": zl.f32, "CHAINS": chains}),
     ]

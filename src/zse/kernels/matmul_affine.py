@@ -289,7 +289,7 @@ def variants(target) -> list[zl.Variant]:
                 parts = TILE // target.lanes if tokens == 1 else 1  # decode reads each line of weights once
                 one = statics | more | {"PARTS": parts, "TOKENS": tokens}
                 made.append(zl.Variant(symbol_of(scheme, form, f"t{tokens}"), matmul_int8, one))
-            many = statics | more | {"PARTS": 1, "TOKENS": 4 if form == "int8" or target.lanes == TILE else 2}
+            many = statics | more | {"PARTS": 1, "TOKENS": 4}
             made.append(zl.Variant(symbol_of(scheme, form, "many"), matmul_affine_many.matmul_int8_many, many))
         for tokens in TILES["f32"] if group != 32 or not is_affine else ():
             more = {"HALVES": 2 if group == 16 else 1, "TOKENS": tokens}

@@ -12,10 +12,10 @@ from zse import kernel as zl
 from zse.kernels.matmul_affine_parts import (
     BLOCK_TILES,
     LUT,
+    STEPS_I16,
     Activations,
     Int8Product,
     half_sum,
-    joined_dots,
     load_scales,
     num_groups,
     prefetch_block,
@@ -30,6 +30,8 @@ PAIR = 2  # tiles that are multiplied side by side
 # Blocks of a row from which on the next tokens' activations are brought near: of rows that are so far apart, by a power
 # of two, the first cache keeps no piece for the next tiles. 8,192 columns: 11 % faster; 4,096: 2 %.
 LONG = 128
+WORDS_I16 = 16  # of a block of 32 activations as i16
+EVEN, LESS_128 = 0x00FF00FF, -8323200  # 0xFF80FF80
 
 
 class Coming(NamedTuple):
@@ -41,8 +43,17 @@ class Coming(NamedTuple):
     wanted: Any
 
 
+class Around(NamedTuple):
+    """What a block has beside its weights. halves f32 [TOKENS_PER_BLOCK, PIECE]: half_sum() of groups of 16. wide i32
+    [TOKENS_PER_BLOCK, PIECE, WORDS_I16]: as widen_activations() writes it; at: the tokens' places there."""
+
+    halves: Any
+    wide: Any
+    at: Any
+
+
 class Staged(NamedTuple):
-    """A piece of PAIR tiles. words i32 [PAIR, PIECE, parts, 8, lanes]; scale and offset f32 [PAIR, PIECE, 2 halves,
+    """A piece of PAIR tiles. words i32 [PAIR, PIECE, parts, steps_of(), lanes]; scale and offset f32 [PAIR, PIECE, 2 halves,
     16], as load_scales gives them."""
 
     words: Any
@@ -59,8 +70,10 @@ def stage(p, planes, staged, first, count):
         widen_if_first(p, planes, block, list(range(TILE // lanes)))
         for part in zl.static(range(TILE // lanes)):
             w = unpack(planes, block, part, p.BITS)
-            for s in zl.static(range(8)):
-                zl.store(staged.words + i * (8 * TILE) + part * 8 * lanes + s * lanes, w[s])
+            if widens(p):
+                w = widened_weights(p, w)
+            for s in zl.static(range(len(w))):
+                zl.store(staged.words + (i * TILE + part * lanes) * len(w) + s * lanes, w[s])
             for half in zl.static(range(2 if p.GROUP == 16 else 1)):
                 group = block * 2 + half if p.GROUP == 16 else block if p.GROUP == 32 else block // p.group_blocks
                 unit, offset = load_scales(p, planes, group, part)
@@ -70,10 +83,10 @@ def stage(p, planes, staged, first, count):
 
 
 @zl.inline
-def multiply_staged(p, staged, coming, halves, a, token, acc, first, count, part):
+def multiply_staged(p, staged, coming, around, a, token, acc, first, count, part):
     """acc f32 [PAIR, TOKENS_PER_BLOCK, 16] += the piece, of a part of the rows, for the tokens of the Activations a
     from `token` of the block on. A broadcast activation serves PAIR registers of weights: loads are half as many as one
-    alone would need."""
+    alone would need. around: Around."""
     lanes, TOKENS = zl.target.lanes, len(a.q)
     HALVES = 2 if p.GROUP == 16 else 1
     STEPS = 8 // HALVES
@@ -86,13 +99,17 @@ def multiply_staged(p, staged, coming, halves, a, token, acc, first, count, part
         for r in zl.static(range(PAIR)):
             if coming.wanted[r]:
                 prefetch_block(p, coming.planes[r], min(coming.first + i, p.blocks - 1))
-        words = [staged.words + (r * PIECE + i) * (8 * TILE) + part * 8 * lanes for r in zl.static(range(PAIR))]
+        words = [staged.words + ((r * PIECE + i) * TILE + part * lanes) * steps_of(p) for r in zl.static(range(PAIR))]
         units = [staged.scale + (r * PIECE + i) * (2 * TILE) + part * lanes for r in zl.static(range(PAIR))]
         offsets = [staged.offset + (r * PIECE + i) * (2 * TILE) + part * lanes for r in zl.static(range(PAIR))]
         q = [zl.cast_ptr(row + block * 32, zl.i32) for row in a.q]
         low = [zl.cast_ptr(row + block * 32, zl.i32) for row in a.low]
         for half in zl.static(range(HALVES)):
-            totals = pair_dots(p, words, q, low, half * STEPS, STEPS)
+            if widens(p):
+                rows = [around.wide + (around.at[t] * PIECE + i) * WORDS_I16 for t in zl.static(range(TOKENS))]
+                totals = pair_dots_i16(words, rows, half * STEPS, STEPS)
+            else:
+                totals = pair_dots(p, words, q, low, half * STEPS, STEPS)
             for r in zl.static(range(PAIR)):
                 scale = zl.load(units[r] + half * TILE, lanes)
                 for t in zl.static(range(TOKENS)):
@@ -104,7 +121,7 @@ def multiply_staged(p, staged, coming, halves, a, token, acc, first, count, part
                     for t in zl.static(range(TOKENS)):
                         total = a.sum[t][block]
                         if HALVES == 2:
-                            mine = halves[(token + t) * PIECE + i]
+                            mine = around.halves[(token + t) * PIECE + i]
                             total = total - mine if half == 1 else mine
                         sums[r][t] = zl.fma(offset, total, sums[r][t])
     for r in zl.static(range(PAIR)):
@@ -114,14 +131,14 @@ def multiply_staged(p, staged, coming, halves, a, token, acc, first, count, part
 
 @zl.inline
 def pair_dots(p, words, q, low, first, count):
-    """[PAIR][tokens] i32 lanes: joined_dots of both registers."""
+    """[PAIR][tokens] i32 lanes: joined_dots of both registers, which share an activation's broadcast. One byte of int16
+    activations after the other, in one sum: registers for twice the tokens, which share the loads."""
     lanes = zl.target.lanes
     if not zl.target.has("vnni"):
-        w = [[zl.load(at + s * lanes, lanes) for s in zl.static(range(8))] for at in words]
-        return [joined_dots(mine, q, low, first, count, p.BITS) for mine in w]
+        return pair_dots_i8(p, words, q, first, count)
     totals = [[zl.i32.x(lanes)(0) for _ in q] for _ in words]
     for place, rows in enumerate([q, low] if low else [q]):
-        if place == 1:  # one sum, not one for each byte: registers for twice the tokens, which share the loads
+        if place == 1:
             totals = [[total << 8 for total in mine] for mine in totals]
         for s in zl.static(range(first, first + count)):
             w = [zl.load(at + s * lanes, lanes) for at in words]
@@ -129,6 +146,83 @@ def pair_dots(p, words, q, low, first, count):
                 value = zl.splat(at[s], lanes)
                 for r in zl.static(range(len(words))):
                     totals[r][t] = zl.dot4_u8s8(totals[r][t], w[r], value)
+    return totals
+
+
+@zl.inline
+def pair_dots_i8(p, words, q, first, count):
+    """The same by sums of i16, for weights of 4 to 6 bits. Where these are widened more than once, two tokens at a time: sums
+    and totals of four do not fit 16 registers."""
+    lanes, run = zl.target.lanes, STEPS_I16[p.BITS]
+    together = len(q) if run >= count else 2
+    totals = [[zl.i32.x(lanes)(0) for _ in q] for _ in words]
+    for start in zl.static(range(first, first + count, run)):
+        for begin in zl.static(range(0, len(q), together)):
+            sums = [[zl.i32.x(lanes)(0) for _ in zl.static(range(together))] for _ in words]
+            for s in zl.static(range(start, min(start + run, first + count))):
+                w = [zl.load(at + s * lanes, lanes) for at in words]
+                for t in zl.static(range(together)):
+                    value = zl.splat(q[begin + t][s], lanes)
+                    for r in zl.static(range(len(words))):
+                        pairs = zl.pairs_u8s8(w[r], value)
+                        sums[r][t] = pairs if s == start else zl.add_i16(sums[r][t], pairs)
+            for t in zl.static(range(together)):
+                for r in zl.static(range(len(words))):
+                    totals[r][begin + t] += zl.pairs_i16(sums[r][t])
+    return totals
+
+
+@zl.inline
+def widens(p):
+    """Whether i16 values are multiplied: without VNNI, where bytes take more steps (weights of 8 bits a sign, int16
+    activations two products, each then a sum of pairs)."""
+    return not zl.target.has("vnni") and (p.WIDE or p.BITS in (8, LUT))
+
+
+@zl.inline
+def steps_of(p):
+    """Registers of weights that a block of 32 columns has for a register of rows."""
+    return 16 if widens(p) else 8
+
+
+@zl.inline
+def widened_weights(p, w):
+    """unpack()'s bytes as pairs of i16: of each step columns 0 and 2, then 1 and 3; less 128 of 8 bits."""
+    lanes = zl.target.lanes
+    parts = [[(step >> shift) & zl.i32.x(lanes)(EVEN) for shift in zl.static((0, 8))] for step in w]
+    if p.BITS in (8, LUT):
+        parts = [[zl.add_i16(part, zl.i32.x(lanes)(LESS_128)) for part in step] for step in parts]
+    return [part for step in parts for part in step]
+
+
+@zl.inline
+def widen_activations(p, a, block, place):
+    """Write a block of one token's activations as i16 [2, 16]: columns 0 and 2 of each step, then 1 and 3. int16 ones are q *
+    256 + low."""
+    lanes = zl.target.lanes
+    even = zl.i32.x(lanes)(EVEN)
+    for at in zl.static(range(0, 8, lanes)):
+        q = zl.load(zl.cast_ptr(a.q[0] + block * 32, zl.i32) + at, lanes)
+        bytes_ = zl.load(zl.cast_ptr(a.low[0] + block * 32, zl.i32) + at, lanes) if p.WIDE else q
+        positive = bytes_ ^ zl.i32.x(lanes)(-2139062144)  # 0x80808080: plus 128
+        parts = [zl.add_i16((positive >> shift) & even, zl.i32.x(lanes)(LESS_128)) for shift in zl.static((0, 8))]
+        if p.WIDE:
+            parts = [zl.add_i16(parts[0], (q & even) << 8), zl.add_i16(parts[1], q & (even << 8))]
+        zl.store(place + at, parts[0])
+        zl.store(place + 8 + at, parts[1])
+
+
+@zl.inline
+def pair_dots_i16(words, rows, first, count):
+    """As pair_dots, of what stage() and widen_activations() wrote. Products and sums fit i32: at most 32 * 128 * 32,767."""
+    lanes = zl.target.lanes
+    totals = [[zl.i32.x(lanes)(0) for _ in rows] for _ in words]
+    for s in zl.static(range(2 * first, 2 * (first + count))):
+        w = [zl.load(at + s * lanes, lanes) for at in words]
+        for t, at in enumerate(rows):
+            value = zl.splat(at[s % 2 * 8 + s // 2], lanes)
+            for r in zl.static(range(len(words))):
+                totals[r][t] += zl.dot2_i16(w[r], value)
     return totals
 
 
@@ -188,11 +282,12 @@ def multiply_many(p):
     expert, token_first, token_last = block_tokens(p, 0)
     groups = num_groups(p)
     staged = Staged(
-        zl.local_array(zl.i32, PAIR * PIECE * 8 * TILE),
+        zl.local_array(zl.i32, PAIR * PIECE * steps_of(p) * TILE),
         zl.local_array(zl.f32, PAIR * PIECE * 2 * TILE),
         zl.local_array(zl.f32, PAIR * PIECE * 2 * TILE),
     )
     halves = zl.local_array(zl.f32, TOKENS_PER_BLOCK * PIECE)
+    wide = zl.local_array(zl.i32, TOKENS_PER_BLOCK * PIECE * WORDS_I16) if widens(p) else None
     acc = zl.local_array(zl.f32, BLOCK_TILES * TOKENS_PER_BLOCK * TILE)
     zero = zl.f32.x(lanes)(0)
     for at in range(0, BLOCK_TILES * TOKENS_PER_BLOCK * TILE, lanes):
@@ -207,11 +302,16 @@ def multiply_many(p):
                 a = activations_at(p, [token])
                 for i in range(count):
                     halves[(token - token_first) * PIECE + i] = half_sum(a, 0, first + i)
+        if widens(p):
+            for token in range(token_first, token_last):
+                a = activations_at(p, [token])
+                for i in range(count):
+                    widen_activations(p, a, first + i, wide + ((token - token_first) * PIECE + i) * WORDS_I16)
         for pair in range(tile_first, tile_last, PAIR):
             last = pair + PAIR >= tile_last
             for r in zl.static(range(PAIR)):
                 part = Staged(
-                    staged.words + r * (PIECE * 8 * TILE),
+                    staged.words + r * (PIECE * steps_of(p) * TILE),
                     staged.scale + r * (PIECE * 2 * TILE),
                     staged.offset + r * (PIECE * 2 * TILE),
                 )
@@ -234,7 +334,8 @@ def multiply_many(p):
                 a = activations_at(p, at)
                 if p.blocks >= LONG:
                     prefetch_activations(p, token + p.TOKENS, token_last, first)
+                around = Around(halves, wide, [here - token_first for here in at])
                 for part in zl.static(range(TILE // lanes)):
-                    multiply_staged(p, staged, coming, halves, a, token - token_first, mine, first, count, part)
+                    multiply_staged(p, staged, coming, around, a, token - token_first, mine, first, count, part)
                 if first + PIECE >= p.blocks:
                     store_sums(p, mine, token, token_first, token_last, pair, tile_last, expert)

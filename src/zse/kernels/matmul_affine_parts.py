@@ -9,6 +9,7 @@ from zse.kernels.matmul_tile import TILE
 LOW = 0x0F0F0F0F
 LUT = "lut4"  # as BITS: indices of 4 bits, looked up in a table (zse.kernels.matmul_lut4); then as 8 bits
 HIGH_WORDS = {4: 0, 5: TILE, 6: 2 * TILE, 8: 0, LUT: 0}  # i32 of `high` in a block of a tile, by bits
+STEPS_I16 = {4: 8, 5: 4, 6: 2}  # by bits, steps whose i16 sums cannot overflow: steps * 2 * (2**bits - 1) * 127 < 32768
 MIDDLE = {4: 8.0, 5: 16.0, 6: 32.0, 8: 128.0, LUT: 128.0}  # what a symmetric scheme subtracts
 # Blocks of 32 columns that share a factor where scales are integers: CODE "i6" (q4, q5) and "i8" (q6) of affine weights
 # (zse.quant.superblock). Their scales and offsets are widened together, into WIDE_ROWS rows of 16.
@@ -250,6 +251,12 @@ def prefetch_scales(p, planes, block, prefetch):
 
 
 @zl.inline
+def signed_bytes(w):
+    """q - 128 as signed bytes."""
+    return w ^ zl.i32.x(zl.target.lanes)(-2139062144)  # 0x80808080
+
+
+@zl.inline
 def dots(w, a, first, count, BITS):
     """For every token's activations in `a` (i32 pointers): i32 lanes, the sum over steps first .. first + count - 1 of
     weights times the broadcast activations. Steps outside, tokens inside: the tokens' sums are independent chains that
@@ -262,12 +269,12 @@ def dots(w, a, first, count, BITS):
                 totals[t] = zl.dot4_u8s8(totals[t], w[s], zl.splat(at[s], lanes))
     elif BITS in (8, LUT):
         for s in zl.static(range(first, first + count)):
-            weights = w[s] ^ zl.i32.x(lanes)(-2139062144)  # 0x80808080: q - 128 as a signed byte
+            weights = signed_bytes(w[s])
             size = zl.abs_s8(weights)
             for t, at in enumerate(a):
                 totals[t] += zl.pairs_i16(zl.pairs_u8s8(size, zl.sign_s8(zl.splat(at[s], lanes), weights)))
     else:
-        run = {4: 8, 5: 4, 6: 2}[BITS]  # steps whose i16 sums cannot overflow: run * 2 * (2**BITS - 1) * 127 < 32768
+        run = STEPS_I16[BITS]
         for start in zl.static(range(first, first + count, run)):
             sums = [zl.pairs_u8s8(w[start], zl.splat(at[start], lanes)) for at in a]
             for s in zl.static(range(start + 1, min(start + run, first + count))):

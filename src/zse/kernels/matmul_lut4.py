@@ -87,7 +87,7 @@ def variants(target) -> list[zl.Variant]:
                 parts = TILE // target.lanes if tokens == 1 else 1
                 one = more | {"PARTS": parts, "TOKENS": tokens}
                 made.append(zl.Variant(symbol_of(code, group, form, f"t{tokens}"), matmul_int8_lut4, one))
-            many = more | {"PARTS": 1, "TOKENS": 4 if form == "int8" or target.lanes == TILE else 2}
+            many = more | {"PARTS": 1, "TOKENS": 4}
             made.append(zl.Variant(symbol_of(code, group, form, "many"), matmul_int8_lut4_many, many))
         for tokens in TILES["f32"]:
             more = statics | {"HALVES": 32 // group, "TOKENS": tokens}
