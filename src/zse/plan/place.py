@@ -73,7 +73,7 @@ def place_part(part: Part, device: Any, activations: str, room: int, work_bytes:
     for node in nodes:
         if not node.options.get("independent", False):  # those that may overlap are one moment
             at, written = at + 1, set()
-        elif not written.isdisjoint(node.inputs):
+        elif not written.isdisjoint(node.inputs[:1] if node.op == "adapt" else node.inputs):  # its first launch, of two
             raise PlanError(f"{node.op} {node.weights.get('weight', '')} reads what is written beside it")
         written.add(node.output)
         for value in (*node.inputs, *_read_by_attend(node, device, room), node.output):
