@@ -10,6 +10,7 @@ from null_source import signatures, source_of
 from session import Session
 from test_emulated_model import load_emulated
 
+from zse.bench.kernels import problem
 from zse.cache.layout import KVCache
 from zse.formats.convert import convert
 from zse.kernel import cache
@@ -49,6 +50,16 @@ def test_steps_equal_those_of_single_launches(kept_kernels, monkeypatch, tmp_pat
     np.testing.assert_array_equal(together[:4], alone[:4])
     # Normed rows are rounded to bf16 before single launches' products, and not in the one.
     assert 0 < np.abs(together - alone).max() < 0.02 * np.abs(alone).max()
+
+
+@pytest.mark.parametrize("blocks", [4, 13])
+def test_any_number_of_blocks(blocks, kept_kernels):
+    """Some have nothing of down, or of q, k and v; others several units of o."""
+    rng = np.random.default_rng(seed := int(np.random.default_rng().integers(2**32)))
+    device = EmulateDevice("sm_90a", cache.package_variants("sm_90a"))
+    device.num_sms = blocks
+    case = list(chain.CHAIN.cases(rng, "gpu"))[int(rng.integers(4))]
+    assert not problem(device, chain.CHAIN, case), f"seed {seed}: {case.name}"
 
 
 @pytest.mark.parametrize("count", range(2, 7))
