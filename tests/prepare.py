@@ -1,7 +1,7 @@
 """Compiles, once and with all cores, what several processes of tests need: `python tests/prepare.py [--rest]`.
 
 The package's own kernels come with `python -m zse.build`. --rest: the kernels of this machine's lower CPU levels as well, which
-`make test` does not run."""
+`make test` does not run, and those of arm64 where there is a cross compiler."""
 
 import os
 import sys
@@ -28,6 +28,10 @@ def main(arguments: list[str]) -> None:
     print(f"the emulated GPU: compiled or found in {time.perf_counter() - started:.1f} s", file=sys.stderr)
     if "--rest" in arguments:
         build(isas=host_isas())
+        from kernels import arm64
+
+        if arm64.has_tools():
+            arm64.build_level()
 
 
 if __name__ == "__main__":

@@ -226,7 +226,8 @@ class Builder:
         folders = [
             folder for folder in (self.folder, Path(native.native_dir())) if (folder / "libzse_runtime.so").exists()
         ]
-        if find_spec("numpy") is None or not folders or level not in levels.runnable_levels(_cpu_bits(folders[0])):
+        here = level in levels.levels_of_machine() and folders
+        if not here or find_spec("numpy") is None or level not in levels.runnable_levels(_cpu_bits(folders[0])):
             return
         with tempfile.TemporaryDirectory(prefix="check-", dir=self.folder) as place:
             library, described = native.kernel_files(place, level)
@@ -310,23 +311,29 @@ def build(
     model: str | None = None,
 ) -> Path:
     """Compile what is missing or changed. isas: levels; default: the one that this CPU runs best. machine: another
-    architecture than this one's, for all levels of which CC has to be a compiler. model: of the kernels only what
-    serving it needs.
+    architecture than this one's (default: that of the first of isas), all its levels; CC has to be a compiler for it,
+    and folder another than the package's. model: of the kernels only what serving it needs.
 
-    Returns the folder. CompileError when there is no compiler or it fails, ConfigError for an unknown level.
+    Returns the folder. CompileError when there is no compiler, or for another machine, or it fails, ConfigError for an
+    unknown level.
     """
     folder = Path(folder or native.native_dir())
+    isas = isas if isas is None else list(isas)
+    machine = machine or levels.LEVELS.get(isas[0] if isas else "", (None,))[0]
     here = levels.levels_of_machine(machine)
     isas = here if isas is None and machine not in (None, levels.machine()) else isas
     for level in isas or ():
         if level not in here:
-            raise ConfigError(f"ISA level {level!r} is not one of this machine's: {', '.join(here) or 'none'}")
+            whose = "this machine" if machine in (None, levels.machine()) else machine
+            raise ConfigError(f"ISA level {level!r} is not one of {whose}'s: {', '.join(here) or 'none'}")
     if not here:
         raise CompileError(
             f"no kernels for {machine or levels.machine()}; supported: "
             f"{', '.join(sorted({family for family, _ in levels.LEVELS.values()}))}"
         )
     builder = Builder(folder, jobs or len(probe.allowed_cpus()), force, keep_c, quiet)
+    if machine not in (None, levels.machine()):
+        _check_cross(builder.compiler, machine, folder)
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / ".lock"):
         for part in ("runtime", "formats", "tokenizer"):
@@ -336,6 +343,20 @@ def build(
     for level in _best_level(folder, for_others=model is None) if isas is None else isas:
         builder.kernel_library(level) if model is None else builder.first_kernels(level, model)
     return folder
+
+
+def _check_cross(compiler: str, machine: str, folder: Path) -> None:
+    """CompileError where the compiler makes nothing for another machine, ConfigError where what it makes would stand in
+    for this machine's libraries."""
+    done = subprocess.run([compiler, "-dumpmachine"], capture_output=True, text=True)
+    made = levels.family_of(done.stdout.strip().partition("-")[0])
+    if made != machine:
+        raise CompileError(
+            f"{compiler} compiles for {made or 'no known machine'}, not {machine}: set CC to a cross compiler, such as "
+            "aarch64-linux-gnu-gcc"
+        )
+    if folder.resolve() == Path(native.native_dir()).resolve():
+        raise ConfigError(f"libraries for {machine} need a folder of their own: add --dir DIR")
 
 
 def _cpu_bits(folder: Path) -> int:
@@ -377,7 +398,8 @@ def main(arguments: list[str] | None = None) -> int:
         action="append",
         metavar="LEVEL",
         help="kernels for this level (may be repeated; all: for every CPU of this architecture); default: the best that "
-        f"this CPU runs, of {', '.join(levels.levels_of_machine())}",
+        f"this CPU runs, of {', '.join(levels.levels_of_machine())}. One of another architecture needs a compiler in CC that "
+        "compiles for it, and --dir",
     )
     parser.add_argument(
         "--dir", type=Path, metavar="DIR", help="where the libraries go (default: the package's _native)"

@@ -251,6 +251,8 @@ def bytes_(
         zl.pairs_i16(zl.add_i16(zl.pairs_u8s8(wv & 0x0F0F0F0F, av), zl.pairs_u8s8(wv & 0x0F0F0F0F, av))),
     )
     zl.store(out + 4 * LANES, zl.dot2_i16(wv, av))
+    zl.store(out + 5 * LANES, zl.dot4_s8(zl.splat(zl.i32(5), LANES), wv, av))
+    zl.store(out + 6 * LANES, zl.dot4_s8(wv, wv, av4, 2))
     zl.store(narrow, zl.narrow_s8(zl.load(out, LANES)))
     zl.store(out + 3 * LANES, zl.lookup_s8(zl.concat(av4, av4) if LANES == 8 else four_times(av4), wv & 0x0F0F0F0F))
     zl.prefetch(w)
@@ -262,7 +264,7 @@ def test_packed_bytes(build, isa):
     rng = np.random.default_rng(1)
     w = rng.integers(0, 256, lanes * 4).astype(np.uint8)
     a = rng.integers(-127, 128, lanes * 4).astype(np.int8)
-    out, narrow = np.zeros(5 * lanes, np.int32), np.zeros(lanes, np.int8)
+    out, narrow = np.zeros(7 * lanes, np.int32), np.zeros(lanes, np.int8)
     compiled.call("bytes_", w, a, out, narrow)
 
     def fours(products):
@@ -274,7 +276,11 @@ def test_packed_bytes(build, isa):
     assert np.array_equal(out[lanes : 2 * lanes], fours(w.view(np.int8).astype(int) * a))
     assert np.array_equal(out[3 * lanes : 4 * lanes].view(np.int8), a[w & 15])
     pairs = w.view(np.int16).astype(int) * a.view(np.int16)
-    assert np.array_equal(out[4 * lanes :], pairs.reshape(-1, 2).sum(1))
+    assert np.array_equal(out[4 * lanes : 5 * lanes], pairs.reshape(-1, 2).sum(1))
+    signed = w.view(np.int8).astype(int)
+    assert np.array_equal(out[5 * lanes : 6 * lanes], fours(signed * a) + 5)
+    by_lane = fours(signed * np.tile(a[8:12], lanes)) + w.view(np.int32)
+    assert np.array_equal(out[6 * lanes :], by_lane.astype(np.int32))
     assert np.array_equal(out[2 * lanes : 3 * lanes], 2 * fours((w & 15).astype(int) * a))
     assert np.array_equal(narrow, np.clip(dots, -128, 127))
 

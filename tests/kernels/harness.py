@@ -98,24 +98,26 @@ class DirectRecorder:
                 function(slots, dims, int(block), int(block) + 1)
 
 
-def to_tensor(value):
-    """A host value of a Case as the launcher's argument."""
+def to_tensor(value, place=np.ascontiguousarray):
+    """A host value of a Case as the launcher's argument. place: array → the one that kernels are given."""
     if isinstance(value, np.ndarray):
-        array = np.ascontiguousarray(value)
+        array = place(value)
         return Tensor(HostBuffer(array), array.shape, DTYPES[str(array.dtype)])
     if isinstance(value, HostArray):
-        return to_tensor(value.array)._replace(dtype=value.dtype)
+        return to_tensor(value.array, place)._replace(dtype=value.dtype)
     if isinstance(value, HostActivation):
         return Activation(
-            to_tensor(value.q),
-            to_tensor(value.scale),
-            to_tensor(value.sum),
-            None if value.low is None else to_tensor(value.low),
+            to_tensor(value.q, place),
+            to_tensor(value.scale, place),
+            to_tensor(value.sum, place),
+            None if value.low is None else to_tensor(value.low, place),
         )
     if hasattr(value, "planes"):
-        return Weight(value.shape, value.scheme, {name: to_tensor(plane) for name, plane in value.planes.items()})
+        return Weight(
+            value.shape, value.scheme, {name: to_tensor(plane, place) for name, plane in value.planes.items()}
+        )
     if isinstance(value, tuple):
-        parts = [to_tensor(part) for part in value]
+        parts = [to_tensor(part, place) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     return value
 
@@ -135,25 +137,38 @@ def poisoned(shape, dtype):
     return array
 
 
-def run_case(op, case, isa, rng=None, threads: bool = False) -> dict:
-    """Launch once; outputs by name: arrays, or HostActivations of int8 outputs. threads: on the real device, as a
-    graph."""
-    results, tensors = {}, {name: to_tensor(value) for name, value in case.inputs.items()}
+def poisoned_outputs(case, place=np.ascontiguousarray) -> dict:
+    """Outputs by name: arrays, or HostActivations of int8 outputs."""
+    results = {}
     for name, output in case.outputs.items():
         if output.int8:
             rows, width = output.shape
             results[name] = HostActivation(
                 output.shape,
-                poisoned((rows, width), np.int8),
-                *(poisoned((rows, width // 32), np.float32) for _ in range(2)),
-                poisoned((rows, width), np.int8) if output.dtype == "int16" else None,
+                place(poisoned((rows, width), np.int8)),
+                *(place(poisoned((rows, width // 32), np.float32)) for _ in range(2)),
+                place(poisoned((rows, width), np.int8)) if output.dtype == "int16" else None,
             )
         else:
-            results[name] = poisoned(output.shape, output.dtype) if output.inout is None else output.inout.copy()
-        tensors[name] = to_tensor(results[name])
+            results[name] = place(poisoned(output.shape, output.dtype) if output.inout is None else output.inout.copy())
+    return results
+
+
+def output_tensors(case, results: dict, place=np.ascontiguousarray) -> dict:
+    """The results as the launcher's arguments."""
+    tensors = {name: to_tensor(value, place) for name, value in results.items()}
+    for name, output in case.outputs.items():
         if output.dtype == "e4m3":
             tensors[name] = tensors[name]._replace(dtype="e4m3")
-    tensors = join_fields(tensors)
+    return tensors
+
+
+def run_case(op, case, isa, rng=None, threads: bool = False) -> dict:
+    """Launch once; outputs by name: arrays, or HostActivations of int8 outputs. threads: on the real device, as a
+    graph."""
+    results = poisoned_outputs(case)
+    tensors = {name: to_tensor(value) for name, value in case.inputs.items()}
+    tensors = join_fields(tensors | output_tensors(case, results))
     if threads:
         cpu_device(isa).run(lambda recorder: op.launch(recorder, **tensors, **case.options))
     else:

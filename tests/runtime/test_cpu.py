@@ -11,7 +11,7 @@ from kernels.harness import each_isa, host_isas
 from kernels.harness import library as compiled
 
 from zse import build, trust
-from zse.errors import ConfigError, DeviceError, FormatError
+from zse.errors import CompileError, ConfigError, DeviceError, FormatError
 from zse.kernel import cache
 from zse.runtime import isa, native
 from zse.runtime.args import Args
@@ -240,6 +240,22 @@ def test_what_an_installation_compiles(monkeypatch, tmp_path):
     assert build._best_level(tmp_path) == isa.runnable_levels(native.runtime().zse_cpu_features())[:1]
     monkeypatch.setattr(isa, "runnable_levels", lambda bits: [])
     assert build._best_level(tmp_path) == everything
+
+
+@pytest.mark.skipif(isa.machine() != "x86_64", reason="arm64 is another machine's")
+def test_a_level_of_another_machine_needs_its_compiler_and_a_folder(monkeypatch, tmp_path):
+    """Before anything is compiled: what this machine's compiler made would be installed as if it were the other's."""
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(CompileError, match="compiles for x86_64, not arm64: set CC to a cross compiler"):
+        build.build(tmp_path, ["arm64-dotprod"])
+    with pytest.raises(ConfigError, match="'x86-64-v3' is not one of arm64's: arm64-dotprod"):
+        build.build(tmp_path, ["arm64-dotprod", "x86-64-v3"])
+    cross = tmp_path / "cross"
+    cross.write_text("#!/bin/sh\necho aarch64-linux-gnu\n")
+    cross.chmod(0o755)
+    monkeypatch.setenv("CC", str(cross))
+    with pytest.raises(ConfigError, match="libraries for arm64 need a folder of their own"):
+        build.build(None, ["arm64-dotprod"])
 
 
 def test_a_build_says_how_far_it_is(monkeypatch, capsys):

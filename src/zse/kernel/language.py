@@ -274,7 +274,9 @@ BUILTINS = _builtins(
     widen_high="widen_high(v): the second half of the lanes",
     concat="concat(a, b): a vector twice as long",
     popcount="popcount(v): number of set bits of an unsigned scalar",
-    dot4_u8s8="dot4_u8s8(acc i32 lanes, w u8 x 4 in each i32, a s8 x 4 in each i32): acc + the four products, exact (needs vnni or dotprod)",
+    dot4_u8s8="dot4_u8s8(acc i32 lanes, w u8 x 4 in each i32, a s8 x 4 in each i32): acc + the four products, exact (an instruction with vnni)",
+    dot4_s8="dot4_s8(acc, w, a, lane): likewise of signed bytes; lane (0 to 3): of a, four i32, which all lanes of w are multiplied "
+    "with; none: each lane with its own (an instruction with dotprod)",
     pairs_u8s8="pairs_u8s8(w, a): i16 sums of two neighbouring u8*s8 products, 2 per i32 lane; saturates at 16 bits",
     pairs_i16="pairs_i16(v): i32 sums of two neighbouring i16",
     dot2_i16="dot2_i16(a, b): i32 sums of the products of two neighbouring i16",

@@ -28,6 +28,8 @@ def add_products(total, row, query):
     lanes = zl.target.lanes
     if zl.target.has("vnni"):
         return zl.dot4_u8s8(total, row ^ zl.i32.x(lanes)(-2139062144), query)  # 0x80808080
+    if zl.target.has("dotprod"):
+        return zl.dot4_s8(total, row, query)
     return total + zl.pairs_i16(zl.pairs_u8s8(zl.abs_s8(row), zl.sign_s8(query, row)))
 
 

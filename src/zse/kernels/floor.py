@@ -44,13 +44,19 @@ def start_registers(p):
 @zl.kernel
 def floor_int8(p: Registers):
     """A block multiplies CHAINS registers of w with WORDS words of a, each in all lanes, 4 bytes a lane, until there
-    were PRODUCTS in lanes. Without VNNI the i16 sums of eight steps are widened together, as with 4-bit weights."""
+    were PRODUCTS in lanes. Without VNNI and dotprod the i16 sums of eight steps are widened together, as with 4-bit
+    weights."""
     lanes = zl.target.lanes
     weights, totals = start_registers(p)
     for _ in range(PRODUCTS // (p.CHAINS * lanes * WORDS)):
         for step in range(0, WORDS, 8):
             sums = [zl.i32.x(lanes)(0) for _ in zl.static(range(p.CHAINS))]
-            for s in zl.static(range(8)):
+            if zl.target.has("dotprod"):
+                values = [zl.load(p.a + step + at, 4) for at in zl.static((0, 4))]
+                for s in zl.static(range(8)):
+                    for c in zl.static(range(p.CHAINS)):
+                        totals[c] = zl.dot4_s8(totals[c], weights[c], values[s // 4], s % 4)
+            for s in zl.static(range(0 if zl.target.has("dotprod") else 8)):
                 value = zl.splat(p.a[step + s], lanes)
                 for c in zl.static(range(p.CHAINS)):
                     if zl.target.has("vnni"):
@@ -58,7 +64,7 @@ def floor_int8(p: Registers):
                     else:
                         pairs = zl.pairs_u8s8(weights[c], value)
                         sums[c] = pairs if s == 0 else zl.add_i16(sums[c], pairs)
-            if not zl.target.has("vnni"):
+            if not (zl.target.has("vnni") or zl.target.has("dotprod")):
                 for c in zl.static(range(p.CHAINS)):
                     totals[c] += zl.pairs_i16(sums[c])
     for c in zl.static(range(p.CHAINS)):
@@ -79,8 +85,8 @@ def floor_f32(p: Registers):
 
 
 def variants(target) -> list[zl.Variant]:
-    chains = 12 if target.lanes == 16 else 6  # weights and sums fit 32 registers, or 16
-    pairs = chains if "vnni" in target.features else 4  # and sums of i16
+    chains = 6 if "avx2" in target.features and target.lanes < 16 else 12  # weights and sums fit 16 registers, or 32
+    pairs = chains if target.features & {"vnni", "dotprod"} else 4  # and sums of i16
     return [
         zl.Variant("floor_read", floor_read),
         zl.Variant("floor_int8", floor_int8, {"T": zl.i32, "CHAINS": pairs}),

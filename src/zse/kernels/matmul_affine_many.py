@@ -134,18 +134,24 @@ def pair_dots(p, words, q, low, first, count):
     """[PAIR][tokens] i32 lanes: joined_dots of both registers, which share an activation's broadcast. One byte of int16
     activations after the other, in one sum: registers for twice the tokens, which share the loads."""
     lanes = zl.target.lanes
-    if not zl.target.has("vnni"):
+    if not (zl.target.has("vnni") or zl.target.has("dotprod")):
         return pair_dots_i8(p, words, q, first, count)
     totals = [[zl.i32.x(lanes)(0) for _ in q] for _ in words]
     for place, rows in enumerate([q, low] if low else [q]):
         if place == 1:
             totals = [[total << 8 for total in mine] for mine in totals]
         for s in zl.static(range(first, first + count)):
+            if s % 4 == 0 and zl.target.has("dotprod"):
+                values = [zl.load(at + s, 4) for at in rows]
             w = [zl.load(at + s * lanes, lanes) for at in words]
             for t, at in enumerate(rows):
-                value = zl.splat(at[s], lanes)
-                for r in zl.static(range(len(words))):
-                    totals[r][t] = zl.dot4_u8s8(totals[r][t], w[r], value)
+                if zl.target.has("dotprod"):
+                    for r in zl.static(range(len(words))):
+                        totals[r][t] = zl.dot4_s8(totals[r][t], w[r], values[t], s % 4)
+                else:
+                    value = zl.splat(at[s], lanes)
+                    for r in zl.static(range(len(words))):
+                        totals[r][t] = zl.dot4_u8s8(totals[r][t], w[r], value)
     return totals
 
 
@@ -174,9 +180,9 @@ def pair_dots_i8(p, words, q, first, count):
 
 @zl.inline
 def widens(p):
-    """Whether i16 values are multiplied: without VNNI, where bytes take more steps (weights of 8 bits a sign, int16
-    activations two products, each then a sum of pairs)."""
-    return not zl.target.has("vnni") and (p.WIDE or p.BITS in (8, LUT))
+    """Whether i16 values are multiplied: without VNNI and dotprod, where bytes take more steps (weights of 8 bits a sign,
+    int16 activations two products, each then a sum of pairs)."""
+    return not (zl.target.has("vnni") or zl.target.has("dotprod")) and (p.WIDE or p.BITS in (8, LUT))
 
 
 @zl.inline

@@ -204,13 +204,17 @@ def table_step(p, planes, group, part):
 @zl.inline
 def unpack(planes, block, part, BITS):
     """The 8 steps of one 32-wide block as byte vectors (values 0 .. 2**BITS - 1, of LUT 0 .. 255) for a register of
-    rows, the tile's `part`th."""
+    rows, the tile's `part`th. Where signed bytes are multiplied (dotprod) 8 bits and LUT are 128 less."""
     lanes = zl.target.lanes
     row = part * lanes
     if BITS == 8:
+        if zl.target.has("dotprod"):
+            return [
+                signed_bytes(zl.load(planes.q + block * 128 + (s * TILE + row), lanes)) for s in zl.static(range(8))
+            ]
         return [zl.load(planes.q + block * 128 + (s * TILE + row), lanes) for s in zl.static(range(8))]
     packed = [zl.load(planes.q + block * 64 + (j * TILE + row), lanes) for j in zl.static(range(4))]
-    w = [packed[s] & LOW if s < 4 else (packed[s - 4] >> 4) & LOW for s in zl.static(range(8))]
+    w = [packed[s] & LOW if s < 4 else high_halves(packed[s - 4]) for s in zl.static(range(8))]
     if BITS == 5:
         bits = zl.load(planes.high + block * TILE + row, lanes)
         w = [w[s] | ((bits << (4 - s) if s <= 4 else bits >> (s - 4)) & 0x10101010) for s in zl.static(range(8))]
@@ -220,9 +224,21 @@ def unpack(planes, block, part, BITS):
             w[s] | ((pairs[s // 4] << (4 - 2 * (s % 4)) if s % 4 <= 2 else pairs[s // 4] >> 2) & 0x30303030)
             for s in zl.static(range(8))
         ]
-    if BITS == LUT:
+    if BITS == LUT and zl.target.has("dotprod"):
+        table = signed_bytes(planes.table)
+        w = [zl.lookup_s8(table, index) for index in w]
+    elif BITS == LUT:
         w = [zl.lookup_s8(planes.table, index) for index in w]
     return w
+
+
+@zl.inline
+def high_halves(bytes_):
+    """The upper four bits of each byte."""
+    lanes = zl.target.lanes
+    if zl.target.has("neon"):  # which shifts bytes, x86 i16 at least
+        return zl.bitcast(zl.bitcast(bytes_, zl.u8.x(4 * lanes)) >> 4, zl.i32.x(lanes))
+    return (bytes_ >> 4) & LOW
 
 
 @zl.inline
@@ -263,7 +279,13 @@ def dots(w, a, first, count, BITS):
     hide the latency of a multiply-add."""
     lanes = zl.target.lanes
     totals = [zl.i32.x(lanes)(0) for _ in a]
-    if zl.target.has("vnni"):
+    if zl.target.has("dotprod"):
+        for start in zl.static(range(first, first + count, 4)):
+            values = [zl.load(at + start, 4) for at in a]
+            for s in zl.static(range(4)):
+                for t in zl.static(range(len(a))):
+                    totals[t] = zl.dot4_s8(totals[t], w[start + s], values[t], s)
+    elif zl.target.has("vnni"):
         for s in zl.static(range(first, first + count)):
             for t, at in enumerate(a):
                 totals[t] = zl.dot4_u8s8(totals[t], w[s], zl.splat(at[s], lanes))
@@ -294,8 +316,8 @@ def load_scales(p, planes, group, part):
 
 @zl.inline
 def in_units(p, s, o):
-    """A scale, and an offset or None, as the dot products want them: these are of q, or of q - 128 for BITS 8 without
-    VNNI; of int16 activations they are 256 times as large, and the scale as much smaller."""
+    """A scale, and an offset or None, as the dot products want them: these are of q, or of q - 128 for BITS 8 and LUT
+    without VNNI; of int16 activations they are 256 times as large, and the scale as much smaller."""
     unit = s * (1 / 256) if p.WIDE else s
     centered = p.BITS in (8, LUT) and not zl.target.has("vnni")
     if p.SYMMETRIC:
@@ -305,8 +327,10 @@ def in_units(p, s, o):
 
 @zl.inline
 def sum16(a):
-    """The sum of 16 int8 values at a (i32 pointer), as i32: u8 * s8 products with ones, then across four lanes."""
+    """The sum of 16 int8 values at a (i32 pointer), as i32: products with ones, then across four lanes."""
     ones, bytes_ = zl.i32.x(4)(0x01010101), zl.load(a, 4)
+    if zl.target.has("dotprod"):
+        return zl.reduce_add(zl.dot4_s8(zl.i32.x(4)(0), ones, bytes_))
     return zl.reduce_add(
         zl.dot4_u8s8(zl.i32.x(4)(0), ones, bytes_)
         if zl.target.has("vnni")

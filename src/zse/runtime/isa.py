@@ -21,7 +21,11 @@ LEVELS = {
 
 def machine() -> str:
     """This machine's architecture under one name per family: x86_64, arm64, or what the system says."""
-    name = os.uname().machine.lower()
+    return family_of(os.uname().machine.lower())
+
+
+def family_of(name: str) -> str:
+    """An architecture as machine() names it."""
     return {"amd64": "x86_64", "aarch64": "arm64"}.get(name, name)
 
 

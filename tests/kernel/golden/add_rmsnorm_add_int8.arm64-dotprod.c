@@ -14,17 +14,15 @@ typedef int32_t i32x2_mem __attribute__((vector_size(8), aligned(1), may_alias))
 typedef int8_t i8x4 __attribute__((vector_size(4)));
 typedef int8_t i8x4_mem __attribute__((vector_size(4), aligned(1), may_alias));
 
-static inline f32x4 zse_splat_f32x4(float a) { return (f32x4){a, a, a, a}; }
-static inline f32x4 zse_fma_f32x4(f32x4 a, f32x4 b, f32x4 c) { f32x4 r; for (int i = 0; i < 4; ++i) r[i] = __builtin_fmaf(a[i], b[i], c[i]); return r; }
-static inline float zse_reduce_add_f32x4(f32x4 v) { f32x2 a2 = __builtin_shufflevector(v, v, 0, 1), b2 = __builtin_shufflevector(v, v, 2, 3); f32x2 r2 = a2 + b2; return r2[0] + r2[1]; }
-static inline i32x4 zse_splat_i32x4(int32_t a) { return (i32x4){a, a, a, a}; }
-static inline i32x4 zse_maximum_i32x4(i32x4 a, i32x4 b) { i32x4 r; for (int i = 0; i < 4; ++i) r[i] = (a[i] > b[i] ? a[i] : b[i]); return r; }
-static inline i32x2 zse_maximum_i32x2(i32x2 a, i32x2 b) { i32x2 r; for (int i = 0; i < 2; ++i) r[i] = (a[i] > b[i] ? a[i] : b[i]); return r; }
-static inline int32_t zse_reduce_max_i32x4(i32x4 v) { i32x2 a2 = __builtin_shufflevector(v, v, 0, 1), b2 = __builtin_shufflevector(v, v, 2, 3); i32x2 r2 = zse_maximum_i32x2(a2, b2); return r2[0] > r2[1] ? r2[0] : r2[1]; }
-static inline float zse_bits_i32_f32(int32_t a) { float r; __builtin_memcpy(&r, &a, sizeof r); return r; }
-static inline f32x4 zse_round_even_f32x4(f32x4 a) { f32x4 r; for (int i = 0; i < 4; ++i) r[i] = rintf(a[i]); return r; }
-static inline i8x4 zse_narrow_s8_4(i32x4 v) { i8x4 r; for (int i = 0; i < 4; ++i) r[i] = (int8_t)(v[i] < -128 ? -128 : v[i] > 127 ? 127 : v[i]); return r; }
-static inline int32_t zse_reduce_add_i32x4(i32x4 v) { i32x2 a2 = __builtin_shufflevector(v, v, 0, 1), b2 = __builtin_shufflevector(v, v, 2, 3); i32x2 r2 = a2 + b2; return r2[0] + r2[1]; }
+static inline __attribute__((always_inline)) f32x4 zse_splat_f32x4(float a) { return (f32x4){a, a, a, a}; }
+static inline __attribute__((always_inline)) float zse_reduce_add_f32x4(f32x4 v) { f32x2 a2 = __builtin_shufflevector(v, v, 0, 1), b2 = __builtin_shufflevector(v, v, 2, 3); f32x2 r2 = a2 + b2; return r2[0] + r2[1]; }
+static inline __attribute__((always_inline)) i32x4 zse_splat_i32x4(int32_t a) { return (i32x4){a, a, a, a}; }
+static inline __attribute__((always_inline)) i32x4 zse_maximum_i32x4(i32x4 a, i32x4 b) { i32x4 m = a > b; return (i32x4)((m & (i32x4)a) | (~m & (i32x4)b)); }
+static inline __attribute__((always_inline)) i32x2 zse_maximum_i32x2(i32x2 a, i32x2 b) { i32x2 m = a > b; return (i32x2)((m & (i32x2)a) | (~m & (i32x2)b)); }
+static inline __attribute__((always_inline)) int32_t zse_reduce_max_i32x4(i32x4 v) { i32x2 a2 = __builtin_shufflevector(v, v, 0, 1), b2 = __builtin_shufflevector(v, v, 2, 3); i32x2 r2 = zse_maximum_i32x2(a2, b2); return r2[0] > r2[1] ? r2[0] : r2[1]; }
+static inline __attribute__((always_inline)) float zse_bits_i32_f32(int32_t a) { float r; __builtin_memcpy(&r, &a, sizeof r); return r; }
+static inline __attribute__((always_inline)) i8x4 zse_narrow_s8_4(i32x4 a) { int16x4_t h = vqmovn_s32((int32x4_t)a); return (i8x4)vget_lane_s32(vreinterpret_s32_s8(vqmovn_s16(vcombine_s16(h, h))), 0); }
+static inline __attribute__((always_inline)) int32_t zse_reduce_add_i32x4(i32x4 v) { i32x2 a2 = __builtin_shufflevector(v, v, 0, 1), b2 = __builtin_shufflevector(v, v, 2, 3); i32x2 r2 = a2 + b2; return r2[0] + r2[1]; }
 
 /* zse/kernels/norm.py: add_rmsnorm_row(DELTA=add, OUT=int8, NORM=rms) */
 void add_rmsnorm_add_int8(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
@@ -75,19 +73,19 @@ void add_rmsnorm_add_int8(const uint64_t *args, const int64_t *grid, int64_t fir
     int64_t stop_1 = (start_1 + (((width - start_1) / 16LL) * 16LL));
     for (int64_t i_3 = start_1; i_3 < stop_1; i_3 += 16LL) {
       f32x4 value = (*(const f32x4_mem *)(xs + i_3));
-      sums = zse_fma_f32x4(value, value, sums);
+      sums = ((f32x4)vfmaq_f32(sums, value, value));
       value = (*(const f32x4_mem *)((xs + i_3) + 4LL));
-      sums_1 = zse_fma_f32x4(value, value, sums_1);
+      sums_1 = ((f32x4)vfmaq_f32(sums_1, value, value));
       value = (*(const f32x4_mem *)((xs + i_3) + 8LL));
-      sums_2 = zse_fma_f32x4(value, value, sums_2);
+      sums_2 = ((f32x4)vfmaq_f32(sums_2, value, value));
       value = (*(const f32x4_mem *)((xs + i_3) + 12LL));
-      sums_3 = zse_fma_f32x4(value, value, sums_3);
+      sums_3 = ((f32x4)vfmaq_f32(sums_3, value, value));
     }
     start_1 = stop_1;
     stop_1 = (start_1 + (((width - start_1) / 4LL) * 4LL));
     for (int64_t i_4 = start_1; i_4 < stop_1; i_4 += 4LL) {
       f32x4 value_1 = (*(const f32x4_mem *)(xs + i_4));
-      sums = zse_fma_f32x4(value_1, value_1, sums);
+      sums = ((f32x4)vfmaq_f32(sums, value_1, value_1));
     }
     start_1 = stop_1;
     stop_1 = (start_1 + (((width - start_1) / 1LL) * 1LL));
@@ -139,35 +137,35 @@ void add_rmsnorm_add_int8(const uint64_t *args, const int64_t *grid, int64_t fir
       float peak = zse_bits_i32_f32(zse_reduce_max_i32x4(top));
       float inverse_1 = ((peak > (1e-30f)) ? ((127.0f) / peak) : (0.0f));
       i32x4 count = zse_splat_i32x4(0);
-      f32x4 nearest = zse_round_even_f32x4((values * zse_splat_f32x4(inverse_1)));
+      f32x4 nearest = ((f32x4)vrndnq_f32((values * zse_splat_f32x4(inverse_1))));
       i32x4 rounded = __builtin_convertvector(nearest, i32x4);
       count = (count + rounded);
       *(i8x4_mem *)q_1 = zse_narrow_s8_4(rounded);
-      nearest = zse_round_even_f32x4((values_1 * zse_splat_f32x4(inverse_1)));
+      nearest = ((f32x4)vrndnq_f32((values_1 * zse_splat_f32x4(inverse_1))));
       rounded = __builtin_convertvector(nearest, i32x4);
       count = (count + rounded);
       *(i8x4_mem *)(q_1 + 4LL) = zse_narrow_s8_4(rounded);
-      nearest = zse_round_even_f32x4((values_2 * zse_splat_f32x4(inverse_1)));
+      nearest = ((f32x4)vrndnq_f32((values_2 * zse_splat_f32x4(inverse_1))));
       rounded = __builtin_convertvector(nearest, i32x4);
       count = (count + rounded);
       *(i8x4_mem *)(q_1 + 8LL) = zse_narrow_s8_4(rounded);
-      nearest = zse_round_even_f32x4((values_3 * zse_splat_f32x4(inverse_1)));
+      nearest = ((f32x4)vrndnq_f32((values_3 * zse_splat_f32x4(inverse_1))));
       rounded = __builtin_convertvector(nearest, i32x4);
       count = (count + rounded);
       *(i8x4_mem *)(q_1 + 12LL) = zse_narrow_s8_4(rounded);
-      nearest = zse_round_even_f32x4((values_4 * zse_splat_f32x4(inverse_1)));
+      nearest = ((f32x4)vrndnq_f32((values_4 * zse_splat_f32x4(inverse_1))));
       rounded = __builtin_convertvector(nearest, i32x4);
       count = (count + rounded);
       *(i8x4_mem *)(q_1 + 16LL) = zse_narrow_s8_4(rounded);
-      nearest = zse_round_even_f32x4((values_5 * zse_splat_f32x4(inverse_1)));
+      nearest = ((f32x4)vrndnq_f32((values_5 * zse_splat_f32x4(inverse_1))));
       rounded = __builtin_convertvector(nearest, i32x4);
       count = (count + rounded);
       *(i8x4_mem *)(q_1 + 20LL) = zse_narrow_s8_4(rounded);
-      nearest = zse_round_even_f32x4((values_6 * zse_splat_f32x4(inverse_1)));
+      nearest = ((f32x4)vrndnq_f32((values_6 * zse_splat_f32x4(inverse_1))));
       rounded = __builtin_convertvector(nearest, i32x4);
       count = (count + rounded);
       *(i8x4_mem *)(q_1 + 24LL) = zse_narrow_s8_4(rounded);
-      nearest = zse_round_even_f32x4((values_7 * zse_splat_f32x4(inverse_1)));
+      nearest = ((f32x4)vrndnq_f32((values_7 * zse_splat_f32x4(inverse_1))));
       rounded = __builtin_convertvector(nearest, i32x4);
       count = (count + rounded);
       *(i8x4_mem *)(q_1 + 28LL) = zse_narrow_s8_4(rounded);

@@ -3,6 +3,7 @@ walks the lanes."""
 
 from zse.kernel import ir
 from zse.kernel.intrinsics.row import Intrinsic, elem_of
+from zse.kernel.targets import neon
 
 # Functions of the C library for f64; those for f32 have an f behind.
 LIBRARY = {
@@ -21,6 +22,7 @@ LIBRARY = {
     "exp2": "exp2",
 }
 _X86 = {"sqrt": "sqrt", "fma": "fmadd", "minimum": "min", "maximum": "max"}
+_NEON = {"sqrt": "vsqrtq", "floor": "vrndmq", "round_even": "vrndnq", "fma": "vfmaq"}
 _X86_ROUND = {"round_even": "_MM_FROUND_TO_NEAREST_INT", "floor": "_MM_FROUND_TO_NEG_INF"}
 
 
@@ -67,11 +69,30 @@ def _cpu_vector(target, name: str, result: ir.Vector, args: list[str]) -> str:
     if prefix and name in ("minimum", "maximum") and (elem.bits < 64 or prefix == "_mm512"):
         native = ", ".join(f"(__m{elem.bits * result.lanes}i){arg}" for arg in args)
         return f"(({ctype}){prefix}_{_X86[name]}_ep{elem.kind[0]}{elem.bits}({native}))"
+    neon_text = None if target.x86 else _neon_vector(target, name, result, args)
+    if neon_text:
+        return neon_text
     if name == "absolute" and elem.name == "f32":
         mask = target.c_type(ir.Vector(ir.U32, result.lanes))
         return f"(({ctype})(({mask}){args[0]} & 0x7fffffffu))"
     helper = target.lane_helper(name, result, [result] * len(args), lambda names: _cpu_scalar(name, elem, names))
     return f"{helper}({', '.join(args)})"
+
+
+def _neon_vector(target, name: str, result: ir.Vector, args: list[str]) -> str | None:
+    """By instructions of arm64; None where there are none, or gcc finds them."""
+    elem, ctype, bits = result.elem, target.c_type(result), result.elem.bits * result.lanes
+    if name in _NEON and elem.kind == "float" and bits == 128:
+        places = [args[2], args[0], args[1]] if name == "fma" else args
+        return f"(({ctype}){_NEON[name]}_{elem.name}({', '.join(places)}))"
+    if name in _NEON and elem.kind == "float" and bits == 256:
+        return neon.by_halves(target, name, result, args, lambda half, texts: _cpu_vector(target, name, half, texts))
+    if name in ("minimum", "maximum"):
+        mask = target.c_type(ir.Vector(ir.Scalar(f"i{elem.bits}", "int", elem.bits), result.lanes))
+        test = f"{mask} m = a {'<' if name == 'minimum' else '>'} b;"
+        body = f"{test} return ({ctype})((m & ({mask})a) | (~m & ({mask})b));"
+        return target.call(f"{name}_{result}", ctype, f"{ctype} a, {ctype} b", body, args)
+    return None
 
 
 def _cpu(name: str):

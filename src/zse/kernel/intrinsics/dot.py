@@ -1,6 +1,6 @@
 """Packed int8 products. A 32-bit lane holds four consecutive k of one row, so lanes never have to be added across.
 
-x86: maddubs (AVX2) and vpdpbusd (VNNI); arm64: sdot/usdot when the target has it.
+x86: maddubs (AVX2) and vpdpbusd (VNNI); arm64: sdot.
 """
 
 import zse.kernel.ir as ir
@@ -12,6 +12,31 @@ def _lanes(*types: object) -> ir.Type | str:
     if not isinstance(first, ir.Vector) or first.elem != ir.I32 or any(type != first for type in types):
         return f"needs i32 vectors of one length (four packed bytes in each lane), got {', '.join(map(str, types))}"
     return first
+
+
+def _signed_lanes(acc: object, w: object, a: object, lane: object = None) -> ir.Type | str:
+    if lane is None:
+        return _lanes(acc, w, a)
+    if lane not in range(4) or a != ir.Vector(ir.I32, 4):
+        return f"a lane is 0 to 3 of four i32, got {lane} of {a}"
+    return _lanes(acc, w)
+
+
+def _dot4_s8(target, result, types, args):
+    """acc, w, a and perhaps the lane of a that all lanes of w are multiplied with."""
+    lane = args[3].removesuffix("LL") if len(args) == 4 else ""
+    if target.has("dotprod") and result.lanes == 4:
+        call, more = ("vdotq_laneq_s32", f", {lane}") if lane else ("vdotq_s32", "")
+        native = f"(int32x4_t){args[0]}, (int8x16_t){args[1]}, (int8x16_t){args[2]}{more}"
+        return f"(({target.c_type(result)}){call}({native}))"
+    ctype, wide = target.c_type(result), target.c_type(types[2])
+    place = f"{4 * int(lane)} + j" if lane else "4 * i + j"
+    body = (
+        f"int8_t bw[{4 * result.lanes}], ba[{4 * types[2].lanes}]; __builtin_memcpy(bw, &w, sizeof w); "
+        f"__builtin_memcpy(ba, &a, sizeof a); for (int i = 0; i < {result.lanes}; ++i) for (int j = 0; j < 4; ++j) "
+        f"acc[i] += bw[4 * i + j] * ba[{place}]; return acc;"
+    )
+    return target.call(f"dot4_s8{lane}_{result}", ctype, f"{ctype} acc, {ctype} w, {wide} a", body, args[:3])
 
 
 def _packed(
@@ -84,6 +109,7 @@ TABLE = (
             feature="vnni",
         ),
     ),
+    Intrinsic("dot4_s8", _signed_lanes, {"cpu": _dot4_s8}),
     Intrinsic(
         "pairs_u8s8",
         _lanes,

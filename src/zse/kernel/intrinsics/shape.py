@@ -3,6 +3,7 @@
 import zse.kernel.ir as ir
 from zse.kernel.intrinsics import arithmetic
 from zse.kernel.intrinsics.row import Intrinsic
+from zse.kernel.targets import neon
 
 ROWS = {row.name: row for row in arithmetic.TABLE}
 
@@ -125,6 +126,9 @@ def _narrow_cpu(target, result, types, args):
     source, ctype, lanes = target.c_type(types[0]), target.c_type(result), types[0].lanes
     if target.x86 and lanes == 16 and target.has("avx512"):
         return f"(({ctype})_mm512_cvtsepi32_epi8((__m512i){args[0]}))"
+    if not target.x86 and lanes in (4, 8):
+        body = neon.narrowed(target, result, 32, "vqmovn")
+        return target.call(f"narrow_s8_{lanes}", ctype, f"{source} a", body, args)
     if target.x86 and lanes == 8:
         text = (
             "__m128i p = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1)); "

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import zse.kernel.ir as ir
 from zse.kernel import mathlib
 from zse.kernel.intrinsics.row import elem_of
+from zse.kernel.targets import neon
 from zse.kernel.targets.c import CTarget, mask_vector
 
 C_NAMES = {
@@ -55,7 +56,7 @@ ISAS = {
             ("-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512"),
             True,
         ),
-        Isa("arm64-dotprod", 4, frozenset({"neon"}), ("-march=armv8.2-a+dotprod+fp16",), False),
+        Isa("arm64-dotprod", 4, frozenset({"neon", "dotprod"}), ("-march=armv8.2-a+dotprod+fp16",), False),
     )
 }
 
@@ -63,6 +64,8 @@ ISAS = {
 INFINITE = {"inf": "INFINITY", "-inf": "(-INFINITY)", "nan": "NAN"}
 SUFFIXES = {"i64": "LL", "u64": "ULL", "u32": "u"}
 REGISTERS = {128: "_mm", 256: "_mm256", 512: "_mm512"}  # bits of an x86 register → what its intrinsics begin with
+# gcc 12 makes one instruction of most helpers for arm64, and then a call of each: 256 in a loop of 256 multiply-adds.
+ALWAYS = "static inline __attribute__((always_inline))"
 
 # (from, to) → x86, other: one value of a 16-bit float.
 _ONE_F16 = {
@@ -82,6 +85,7 @@ class CpuTarget(CTarget):
     def __init__(self, isa: Isa):
         super().__init__()
         self.name, self.lanes, self.features, self.x86 = isa.name, isa.lanes, isa.features, isa.x86
+        self.device = CTarget.device if isa.x86 else ALWAYS
         self.read: set[str] = set()  # variables of the function that is printed
         self.assigned: set[str] = set()
         self._type_names: dict[int, tuple[str, ir.Type]] = {}  # by id, which a type keeps that is kept here
@@ -196,6 +200,8 @@ class CpuTarget(CTarget):
             return self.f32_to_half(to.name, type, wide, text)
         if not isinstance(type, ir.Vector):
             return f"(({self.c_type(type)}){text})"
+        if not self.x86:
+            return neon.convert(self, type, source, text)
         if of.bits == 8 and to.bits in (16, 32) and type.lanes >= 8 and self.register(type):
             of = ir.Scalar(f"i{to.bits}", "int", to.bits)
             text = self.widen_bytes(ir.Vector(of, type.lanes), source, text)
@@ -219,10 +225,17 @@ class CpuTarget(CTarget):
             body = body if name == "bf16" else _ONE_F16["f32_of_f16"][not self.x86]
             return self.call(f"f32_of_{name}", "float", "uint16_t a", body, [text])
         if name == "bf16":
-            return f"(({ctype})(__builtin_convertvector({text}, {self.c_type(ir.Vector(ir.U32, wide.lanes))}) << 16))"
+            bits = ir.Vector(ir.U32, wide.lanes)
+            source = ir.Vector(ir.Scalar("u16", "uint", 16), wide.lanes)
+            if self.x86:
+                return f"(({ctype})(__builtin_convertvector({text}, {self.c_type(bits)}) << 16))"
+            return f"(({ctype})({neon.convert(self, bits, source, text)} << 16))"
         prefix = self.register(wide)
         if prefix and wide.lanes >= 8:
             return f"(({ctype}){prefix}_cvtph_ps((__m{wide.lanes * 16}i){text}))"
+        native = None if self.x86 else neon.f32_of_f16(self, wide, source, text)
+        if native:
+            return native
         one = self.half_to_f32(name, ir.F32, source.elem, "a[i]")
         return f"{self.lane_helper('f32_of_f16', wide, [source], lambda names: one)}({text})"
 
@@ -239,6 +252,9 @@ class CpuTarget(CTarget):
         prefix = self.register(wide)
         if name == "f16" and prefix and wide.lanes >= 8:
             return f"(({ctype}){prefix}_cvtps_ph({text}, _MM_FROUND_TO_NEAREST_INT))"
+        native = neon.f16_of_f32(self, type, wide, text) if name == "f16" and not self.x86 else None
+        if native:
+            return native
         one = self.f32_to_half(name, type.elem, ir.F32, "a[i]")
         return f"{self.lane_helper(f'{name}_of_f32', type, [wide], lambda names: one)}({text})"
 
