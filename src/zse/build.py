@@ -43,7 +43,7 @@ from zse.kernel import cache, emit
 from zse.kernel.targets.cpu import ISAS
 from zse.runtime import isa as levels
 from zse.runtime import native, on_demand, probe
-from zse.runtime.compiler import KERNEL_FLAGS, find_compiler, link, run
+from zse.runtime.compiler import KERNEL_FLAGS, find_compiler, knows, link, run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -367,10 +367,11 @@ def _cpu_bits(folder: Path) -> int:
 
 
 def _best_level(folder: Path, for_others: bool = True) -> list[str]:
-    """The level that this CPU runs best. Where it can run none, every level of its architecture, as in a build for
-    others, or a DeviceError."""
+    """The level that this CPU runs best, of those that the compiler knows. Where there is none, every level of its
+    architecture, as in a build for others, or a DeviceError."""
     bits = _cpu_bits(folder)
-    best = levels.runnable_levels(bits)[:1]
+    compiler, _ = find_compiler()
+    best = [level for level in levels.runnable_levels(bits) if knows(compiler, ISAS[level].flags)][:1]
     if not best and not for_others:
         raise native.unsupported_cpu(bits)
     return best or levels.levels_of_machine()

@@ -10,7 +10,10 @@ SWITCHES = {
         "",
         "the configuration file of serve, run and chat (default: zse.toml under ZSE_HOME, if it is there); none: no file",
     ),
-    "ZSE_ISA": ("", "force a CPU kernel library (x86-64-v3, x86-64-v4-vnni, arm64-dotprod) instead of the best one"),
+    "ZSE_ISA": (
+        "",
+        "force a CPU kernel library (x86-64-v3, x86-64-v3-vnni, x86-64-v4-vnni, arm64-dotprod) instead of the best one",
+    ),
     "ZSE_BUILD_ISA": (
         "",
         "the CPU kernels that an installation compiles: none, all, or levels with commas (default: this CPU's best)",

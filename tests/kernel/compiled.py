@@ -16,6 +16,7 @@ def host_isas() -> list[str]:
     flags = set(Path("/proc/cpuinfo").read_text().split()) if Path("/proc/cpuinfo").exists() else set()
     needs = {
         "x86-64-v3": {"avx2", "fma", "f16c"},
+        "x86-64-v3-vnni": {"avx2", "fma", "f16c", "avx_vnni"},
         "x86-64-v4-vnni": {"avx512f", "avx512bw", "avx512vl", "avx512_vnni"},
         "arm64-dotprod": {"asimddp"},
     }

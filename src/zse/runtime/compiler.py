@@ -29,6 +29,11 @@ def find_compiler() -> tuple[str, str]:
     return found
 
 
+def knows(compiler: str, flags: tuple[str, ...]) -> bool:
+    """Whether it takes these flags: gcc has AVX-VNNI from 11 on, clang from 12."""
+    return not subprocess.run([compiler, *flags, "-fsyntax-only", "-xc", os.devnull], capture_output=True).returncode
+
+
 def run(command: list[str], what: str) -> None:
     """Run a compiler. CompileError with its first messages when it fails; warnings go to standard error."""
     done = subprocess.run(command, capture_output=True, text=True)

@@ -6,7 +6,19 @@ The start path reads this table; compiler flags and kernel features of the same 
 import os
 
 # One bit each in zse_cpu_features() (csrc/cpu_features.c): x86's from the lowest, arm64's from the 17th.
-_X86 = ("avx2", "fma", "bmi2", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "avx512vnni", "f16c")
+_X86 = (
+    "avx2",
+    "fma",
+    "bmi2",
+    "avx512f",
+    "avx512bw",
+    "avx512dq",
+    "avx512vl",
+    "avx512cd",
+    "avx512vnni",
+    "f16c",
+    "avxvnni",
+)
 FEATURES = {name: bit for bit, name in enumerate(_X86)} | {"dotprod": 16, "fp16": 17}
 
 _V3 = ("avx2", "fma", "bmi2", "f16c")
@@ -14,6 +26,7 @@ _V3 = ("avx2", "fma", "bmi2", "f16c")
 # name → (machine as in platform.machine(), lower case; features), best first within a machine.
 LEVELS = {
     "x86-64-v4-vnni": ("x86_64", (*_V3, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "avx512vnni")),
+    "x86-64-v3-vnni": ("x86_64", (*_V3, "avxvnni")),
     "x86-64-v3": ("x86_64", _V3),
     "arm64-dotprod": ("arm64", ("dotprod", "fp16")),
 }

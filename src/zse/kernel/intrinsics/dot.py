@@ -56,7 +56,8 @@ def _packed(
         prefix, ctype = target.register(result), target.c_type(result)
         if prefix and (not registers or prefix in registers) and (not feature or target.has(feature)):
             native = [f"(__m{result.lanes * 32}i){arg}" for arg in args] + ([prefix + last] if last else [])
-            return f"(({ctype}){prefix}_{instruction}({', '.join(native)}))"
+            named = instruction if feature != "vnni" or target.has("avx512") else instruction.replace("_", "_avx_")
+            return f"(({ctype}){prefix}_{named}({', '.join(native)}))"
         counts = {"lanes": result.lanes, "halves": result.lanes * 2, "bytes": result.lanes * 4}
         unsigned = "w" if "u8" in name else ""
         unpacked = " ".join(

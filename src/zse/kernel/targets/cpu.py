@@ -49,6 +49,7 @@ ISAS = {
     isa.name: isa
     for isa in (
         Isa("x86-64-v3", 8, frozenset({"avx2"}), ("-march=x86-64-v3",), True),
+        Isa("x86-64-v3-vnni", 8, frozenset({"avx2", "vnni"}), ("-march=x86-64-v3", "-mavxvnni"), True),
         Isa(
             "x86-64-v4-vnni",
             16,

@@ -20,6 +20,15 @@ uint64_t zse_cpu_features(void) {
         __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
         bits |= (uint64_t)((c >> 29) & 1 && (bits & 1)) << 9;
     }
+    {   /* nor avxvnni: leaf 7, whose subleaf 1 says it in EAX bit 4 */
+        uint32_t a = 7, b, c = 0, d;
+        __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+        if (a >= 1) {
+            a = 7, c = 1;
+            __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+            bits |= (uint64_t)((a >> 4) & 1 && (bits & 1)) << 10;
+        }
+    }
     return bits;
 }
 
