@@ -11,6 +11,9 @@ import os
 import shutil
 import subprocess
 import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,8 +24,10 @@ from prepare import cache_folder
 
 from kernels.harness import join_fields, output_tensors, poisoned_outputs, to_tensor
 from zse import build
-from zse.runtime import isa
-from zse.runtime.args import slots_of
+from zse.runtime import isa, native
+from zse.runtime.args import Args, slots_of
+from zse.runtime.buffer import Buffer
+from zse.runtime.cpu import CPUDevice
 
 COMPILER, EMULATOR, LEVEL = "aarch64-linux-gnu-gcc", "qemu-aarch64", "arm64-dotprod"
 # The first core with all of the level and nothing behind it: what needs more is an illegal instruction.
@@ -144,6 +149,16 @@ class Machine:
         self._process.wait()
 
 
+@contextmanager
+def whole_level() -> Iterator[Machine]:
+    """The emulator with all kernels of the level; tests/prepare.py compiles them before, with all cores."""
+    need_tools()
+    folder = build_level()
+    machine = Machine(folder, *map(Path, native.kernel_files(str(folder), LEVEL)))
+    yield machine
+    machine.close()
+
+
 class Recorder:
     """Stands for a Recorder: launches run at once, in the emulator; every second by the pool's threads, the others' blocks in random
     order."""
@@ -159,6 +174,67 @@ class Recorder:
         self.pooled = not self.pooled
         order = () if self.pooled else self.rng.permutation(int(np.prod(dims)))
         self.machine.launch(symbol, [slot % 2**64 for slot in slots], dims, order)
+
+
+class Loads:
+    """Stands for a BackgroundLoad: jobs run in the emulator, one after another. sums: as its."""
+
+    finished, sums = True, ()
+
+    def __init__(self, machine: Machine, jobs, sums: bool):
+        self.recorder, found = Recorder(machine, np.random.default_rng(1)), []
+        for job in jobs:
+            data = self._read(job.fd, job.offset, job.nbytes, job.runs)
+            found.append((job, zlib.crc32(data)))
+            if job.symbol:
+                self._run(job, data)
+            elif job.args:
+                job.args["destination"].view().cast("B")[:] = data
+        self.sums = found if sums else ()
+        machine.memory.check()
+
+    def _read(self, fd, offset, nbytes, runs=(1, 0)) -> bytes:
+        count, stride = runs
+        return b"".join(os.pread(fd, nbytes // count, offset + number * stride) for number in range(count))
+
+    def _run(self, job, data: bytes) -> None:
+        place = self.recorder.machine.memory.place
+        parts = [
+            place(np.frombuffer(part, np.uint8)) for part in (data, *([self._read(*job.more)] if job.more else ()))
+        ]
+        names = [name for name, _ in self.recorder.machine.manifest[job.symbol]["params"]]
+        sources = {name: part.ctypes.data for name, part in zip(names, parts, strict=False)}
+        self.recorder.launch(job.symbol, Args(job.args | sources), job.grid)
+
+    def wait(self) -> None:
+        pass
+
+    cancel = wait
+
+
+class LoadingDevice(CPUDevice):
+    """This machine's CPU, but what loads weights runs in the emulator. Where buffers_in() has put its buffers."""
+
+    def __init__(self, machine: Machine):
+        super().__init__(threads=2)
+        self._machine = machine
+
+    def load(self, jobs, threads=None, sums=False):
+        return Loads(self._machine, jobs, sums)
+
+
+def buffers_in(memory: Memory, monkeypatch) -> None:
+    """Buffers of the host lie in the memory that the emulator has, too."""
+
+    def allocate(buffer) -> int:
+        array = memory.place(np.zeros(buffer.nbytes, np.uint8))
+        buffer._map, buffer._start = memoryview(array), 0
+        return array.ctypes.data
+
+    memory.clear()
+    monkeypatch.setattr(Buffer, "_allocate", allocate)
+    for name in ("_release", "use_small_pages", "discard"):
+        monkeypatch.setattr(Buffer, name, lambda *args: None)
 
 
 def run_case(op, case, machine: Machine, rng) -> dict:
