@@ -57,7 +57,15 @@ ISAS = {
             ("-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512"),
             True,
         ),
-        Isa("arm64-dotprod", 4, frozenset({"neon", "dotprod"}), ("-march=armv8.2-a+dotprod+fp16",), False),
+        # gcc's first scheduling makes more values live at once than there are registers: a product of int16 went to the
+        # stack 30 times in 305 instructions, 16 in 268 without. clang has no such flag, and would say so.
+        Isa(
+            "arm64-dotprod",
+            4,
+            frozenset({"neon", "dotprod"}),
+            ("-march=armv8.2-a+dotprod+fp16", "-fno-schedule-insns", "-Wno-ignored-optimization-argument"),
+            False,
+        ),
     )
 }
 
