@@ -147,7 +147,7 @@ def test_it_serves_where_there_is_no_compiler(wheel, tmp_path, real_models):
     size = sum(path.stat().st_size for path in files)
     bare = sum(path.stat().st_size for path in files if path.suffix != ".pyc")
     print(f"installed: {size / 1e6:.1f} MB, {bare / 1e6:.1f} without bytecode")
-    assert bare < 80e6 and size < 105e6  # 125 with bytecode are asked
+    assert bare < 83e6 and size < 108e6  # 105 and 125 with bytecode are asked; a level of kernels is 2.6
     process = subprocess.Popen(
         [venv / "bin" / "zse", "serve", real_models["smollm2"], "--model-name", "smollm2", "--port", "0"],
         env={**environment, "PATH": str(venv / "bin"), "ZSE_HOME": store.home()},

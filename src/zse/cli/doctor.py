@@ -22,7 +22,14 @@ EPILOG = "Exit code 0 when models can be served here, 1 when something that is n
 OK, NOTE, BAD = "ok", "note", "bad"
 _LEAST_FREE_BYTES = 1 << 30
 # Switches of this project's own tests.
-_OF_TESTS = ("ZSE_TEST_MODELS", "ZSE_GOLDENS", "ZSE_REQUIRE_MODELS", "ZSE_REQUIRE_CLANG", "ZSE_REQUIRE_CHROMIUM", "ZSE_REQUIRE_ARM64")
+_OF_TESTS = (
+    "ZSE_TEST_MODELS",
+    "ZSE_GOLDENS",
+    "ZSE_REQUIRE_MODELS",
+    "ZSE_REQUIRE_CLANG",
+    "ZSE_REQUIRE_CHROMIUM",
+    "ZSE_REQUIRE_ARM64",
+)
 _NEEDED = ("msgspec", "jinja2", "httptools")
 _OPTIONAL = {
     "numpy": "zse convert",

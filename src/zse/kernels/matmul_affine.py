@@ -3,7 +3,7 @@
 int8 activations: the four bytes of a 32-bit lane are four consecutive k of one row. With VNNI one instruction
 multiplies and adds them into i32. Without, maddubs gives i16 pairs; their range allows 8 (4 bits), 4 (5 bits) or 2 (6
 bits) steps before they are widened, and 8-bit weights go through |w| * sign(a, w), because u8 * s8 pairs would overflow
-i16. Per 32 values of k: out += scale_w * scale_a * dot + offset_w * (scale_a * sum of a's q). Scales that are integers of 6 or
+i16; for many tokens these, and int16 activations, are multiplied as i16. Per 32 values of k: out += scale_w * scale_a * dot + offset_w * (scale_a * sum of a's q). Scales that are integers of 6 or
 8 bits with factors for 256 columns (zse.quant.superblock) are multiplied by these when the columns are reached: a token
 alone reads 4.5 bits a weight instead of 5.
 

@@ -3,7 +3,7 @@
 A grid block is BLOCK_TILES tiles of 16 rows for up to TOKENS_PER_BLOCK tokens. It walks the columns in pieces of PIECE
 blocks of 32: of a tile's piece the bytes and scales are unpacked into memory that the first cache holds (4 + 1 KiB of
 48), then TOKENS tokens at a time are multiplied with them, whose activations (16 KiB a piece) stay there for the next
-tile. Every token's sum goes through the operations of matmul_int8 in its order: alone or in a batch its bits are the
+tile. Where i16 is multiplied (widens()) both are twice as large. Every token's sum goes through the operations of matmul_int8 in its order: alone or in a batch its bits are the
 same."""
 
 from typing import Any, NamedTuple
