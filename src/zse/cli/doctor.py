@@ -23,12 +23,7 @@ OK, NOTE, BAD = "ok", "note", "bad"
 _LEAST_FREE_BYTES = 1 << 30
 # Switches of this project's own tests.
 _OF_TESTS = (
-    "ZSE_TEST_MODELS",
-    "ZSE_GOLDENS",
-    "ZSE_REQUIRE_MODELS",
-    "ZSE_REQUIRE_CLANG",
-    "ZSE_REQUIRE_CHROMIUM",
-    "ZSE_REQUIRE_ARM64",
+    "ZSE_TEST_MODELS ZSE_GOLDENS ZSE_REQUIRE_MODELS ZSE_REQUIRE_CLANG ZSE_REQUIRE_CHROMIUM ZSE_REQUIRE_ARM64".split()
 )
 _NEEDED = ("msgspec", "jinja2", "httptools")
 _OPTIONAL = {
