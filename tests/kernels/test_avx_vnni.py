@@ -48,13 +48,13 @@ def level(tmp_path_factory):
     flags = (*KERNEL_FLAGS, "-march=x86-64-v3", "-fno-strict-aliasing", "-include", str(folder / "emulated.h"))
     symbols = [variant.symbol for variant in MATMUL.variants(build.ISAS[LEVEL]) if PRODUCTS.fullmatch(variant.symbol)]
     assert len(symbols) == 19
+    device = harness.cpu_device("x86-64-v3")  # which stands for the level's; of that library, and kept for other tests
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "_flags", lambda _: flags)
         build.Builder(folder, 2, quiet=True).kernel_library(LEVEL, symbols, "products")
         library, manifest = native.kernel_files(str(folder), LEVEL, "products")
         kernels = json.loads(Path(manifest).read_text())["kernels"]
         patch.setattr(harness, "library", lambda _: (library, kernels))
-        device = harness.cpu_device("x86-64-v3")
         patch.setattr(harness, "cpu_device", lambda _: device)
         yield LEVEL
 
