@@ -6,19 +6,7 @@ The start path reads this table; compiler flags and kernel features of the same 
 import os
 
 # One bit each in zse_cpu_features() (csrc/cpu_features.c): x86's from the lowest, arm64's from the 17th.
-_X86 = (
-    "avx2",
-    "fma",
-    "bmi2",
-    "avx512f",
-    "avx512bw",
-    "avx512dq",
-    "avx512vl",
-    "avx512cd",
-    "avx512vnni",
-    "f16c",
-    "avxvnni",
-)
+_X86 = "avx2 fma bmi2 avx512f avx512bw avx512dq avx512vl avx512cd avx512vnni f16c avxvnni".split()
 FEATURES = {name: bit for bit, name in enumerate(_X86)} | {"dotprod": 16, "fp16": 17}
 
 _V3 = ("avx2", "fma", "bmi2", "f16c")

@@ -242,7 +242,7 @@ class CpuTarget(CTarget):
         prefix = self.register(wide)
         if prefix and wide.lanes >= 8:
             return f"(({ctype}){prefix}_cvtph_ps((__m{wide.lanes * 16}i){text}))"
-        native = None if self.x86 else neon.f32_of_f16(self, wide, source, text)
+        native = None if self.x86 else neon.half_conversion(self, wide, source, text)
         if native:
             return native
         one = self.half_to_f32(name, ir.F32, source.elem, "a[i]")
@@ -261,7 +261,7 @@ class CpuTarget(CTarget):
         prefix = self.register(wide)
         if name == "f16" and prefix and wide.lanes >= 8:
             return f"(({ctype}){prefix}_cvtps_ph({text}, _MM_FROUND_TO_NEAREST_INT))"
-        native = neon.f16_of_f32(self, type, wide, text) if name == "f16" and not self.x86 else None
+        native = neon.half_conversion(self, type, wide, text) if name == "f16" and not self.x86 else None
         if native:
             return native
         one = self.f32_to_half(name, type.elem, ir.F32, "a[i]")

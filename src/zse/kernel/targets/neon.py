@@ -78,25 +78,18 @@ def narrowed(target: Any, type: ir.Vector, bits: int, move: str) -> str:
     return f"return ({ctype}){half if type.elem.bits == 16 else f'{move}_s16({half})'};"
 
 
-def f32_of_f16(target: Any, type: ir.Vector, source: ir.Vector, text: str) -> str | None:
-    """None: of another size than one or two registers."""
-    ctype = target.c_type(type)
+def half_conversion(target: Any, type: ir.Vector, source: ir.Vector, text: str) -> str | None:
+    """f16 to f32 or back, to nearest even. None: of another size than one or two registers."""
+    ctype, widens = target.c_type(type), type.elem == ir.F32
     if type.lanes == 4:
-        return f"(({ctype})vcvt_f32_f16((float16x4_t){text}))"
+        return f"(({ctype}){'vcvt_f32_f16((float16x4_t)' if widens else 'vcvt_f16_f32((float32x4_t)'}{text}))"
     if type.lanes != 8:
         return None
-    both = joined(type, "vcvt_f32_f16(vget_low_f16(h))", "vcvt_high_f32_f16(h)")
-    body = f"float16x8_t h = (float16x8_t)a; return ({ctype}){both};"
-    return target.call(f"f32_of_f16_{type}", ctype, f"{target.c_type(source)} a", body, [text])
-
-
-def f16_of_f32(target: Any, type: ir.Vector, source: ir.Vector, text: str) -> str | None:
-    """Likewise; to nearest even."""
-    ctype = target.c_type(type)
-    if type.lanes == 4:
-        return f"(({ctype})vcvt_f16_f32((float32x4_t){text}))"
-    if type.lanes != 8:
-        return None
-    low, high = halves(source, "a")
-    body = f"return ({ctype})vcvt_high_f16_f32(vcvt_f16_f32((float32x4_t){low}), (float32x4_t){high});"
-    return target.call(f"f16_of_f32_{type}", ctype, f"{target.c_type(source)} a", body, [text])
+    if widens:
+        both = joined(type, "vcvt_f32_f16(vget_low_f16(h))", "vcvt_high_f32_f16(h)")
+        body = f"float16x8_t h = (float16x8_t)a; return ({ctype}){both};"
+    else:
+        low, high = halves(source, "a")
+        body = f"return ({ctype})vcvt_high_f16_f32(vcvt_f16_f32((float32x4_t){low}), (float32x4_t){high});"
+    name = "f32_of_f16" if widens else "f16_of_f32"
+    return target.call(f"{name}_{type}", ctype, f"{target.c_type(source)} a", body, [text])
