@@ -11,11 +11,13 @@ import pytest
 from kernels import harness
 from kernels.harness import check_case, run_case
 from zse import build
+from zse.kernels import floor
 from zse.kernels.host import random_weight
 from zse.kernels.matmul import MATMUL
 from zse.kernels.op import Case, HostActivation, OutputSpec, Tolerance
 from zse.quant.scheme import parse_scheme
 from zse.runtime import native
+from zse.runtime.args import Args
 from zse.runtime.compiler import KERNEL_FLAGS
 
 LEVEL = "x86-64-v3-vnni"
@@ -48,6 +50,7 @@ def level(tmp_path_factory):
     flags = (*KERNEL_FLAGS, "-march=x86-64-v3", "-fno-strict-aliasing", "-include", str(folder / "emulated.h"))
     symbols = [variant.symbol for variant in MATMUL.variants(build.ISAS[LEVEL]) if PRODUCTS.fullmatch(variant.symbol)]
     assert len(symbols) == 19
+    symbols.append("floor_int8")
     device = harness.cpu_device("x86-64-v3")  # which stands for the level's; of that library, and kept for other tests
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "_flags", lambda _: flags)
@@ -82,3 +85,17 @@ def test_products_equal_their_reference(level, scheme, kind):
         results.append(got["out"])
     for result in results[1:]:
         np.testing.assert_array_equal(result, results[0][: len(result)])
+
+
+@pytest.mark.exhaustive("kernels of lower CPU levels")
+def test_the_floor_of_products_multiplies_all(level):
+    rng = np.random.default_rng()
+    w, a = (rng.integers(-(2**31), 2**31, count).astype(np.int32) for count in (24, floor.WORDS))
+    out = np.full(floor.OUT_BYTES // 4, -1, np.int32)
+    args = Args({name: harness.to_tensor(array) for name, array in (("w", w), ("a", a), ("out", out))})
+    harness.DirectRecorder(level, rng).launch("floor_int8", args, (1,))
+    sums = a.view(np.int8).astype(np.int64).reshape(-1, 4).sum(0)
+    passes = floor.PRODUCTS // (24 * floor.WORDS)
+    wanted = (w.view(np.uint8).astype(np.int64).reshape(24, 4) @ sums * passes).astype(np.int32)
+    np.testing.assert_array_equal(out[:24], wanted)
+    assert (out[24:] == -1).all()

@@ -189,15 +189,12 @@ def key_block(queries, key_pages, next_pages, acc, p, KV, VECTORS):
         for page in next_pages:
             for d in zl.static(range(0, max(LINE, 2), LINE)):
                 zl.prefetch_l2(page + (line + d) * BLOCK)
-        for d in zl.static(range(max(LINE, 2))):
-            keys = [
-                widen(zl.load(key_pages[v // per_page] + (line + d) * BLOCK + v % per_page * L, L), KV)
-                for v in range(VECTORS)
-            ]
-            for r in zl.static(range(p.R)):
-                query = zl.splat(queries[r][line + d], L)
-                for v in zl.static(range(VECTORS)):
-                    acc[r][v] = zl.fma(query, keys[v], acc[r][v])
+        for d in range(max(LINE, 2)):
+            query = [zl.splat(queries[r][line + d], L) for r in range(p.R)]
+            for v in zl.static(range(VECTORS)):
+                keys = widen(zl.load(key_pages[v // per_page] + (line + d) * BLOCK + v % per_page * L, L), KV)
+                for r in zl.static(range(p.R)):
+                    acc[r][v] = zl.fma(query[r], keys, acc[r][v])
 
 
 @zl.inline
@@ -221,9 +218,12 @@ def score_keys(p, pages, segment, queries, scores, VECTORS):
         for r in zl.static(range(p.R)):
             for v in zl.static(range(VECTORS)):
                 score = (acc[r][v] * before * after if p.KV is zl.e4m3 else acc[r][v]) * scales[v]
-                if p.softcap > 0.0:
-                    score = zl.tanh(score / p.softcap) * p.softcap
                 zl.store(scores + r * SEGMENT + (key - segment.start) + v * L, score)
+    if p.softcap > 0.0:
+        for at in range(segment.begin - segment.start, segment.padded - segment.start, L):
+            for r in zl.static(range(p.R)):
+                place = scores + r * SEGMENT + at
+                zl.store(place, zl.tanh(zl.load(place, L) / p.softcap) * p.softcap)
 
 
 @zl.inline
@@ -310,11 +310,11 @@ def mix_values(p, pages, segment, scores, states, rescale, factors, column, VECT
         for t in range(min(BLOCK, segment.stop - page * BLOCK)):
             for line in zl.static(range(0, VECTORS * L, LINE)):
                 zl.prefetch_l2(coming + t * pages.line + line)
-            row = [widen(zl.load(values + t * pages.line + v * L, L), KV) for v in range(VECTORS)]
-            for r in zl.static(range(p.R)):
-                weight = zl.splat(weights[r * SEGMENT + t], L)
-                for v in zl.static(range(VECTORS)):
-                    acc[r][v] = zl.fma(weight, row[v], acc[r][v])
+            weight = [zl.splat(weights[r * SEGMENT + t], L) for r in range(p.R)]
+            for v in zl.static(range(VECTORS)):
+                row = widen(zl.load(values + t * pages.line + v * L, L), KV)
+                for r in zl.static(range(p.R)):
+                    acc[r][v] = zl.fma(weight[r], row, acc[r][v])
     for r in zl.static(range(p.R)):
         for v in zl.static(range(VECTORS)):
             place = states[r] + column + v * L
